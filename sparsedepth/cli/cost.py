@@ -3,6 +3,7 @@
 import json
 import sys
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -34,14 +35,14 @@ def local_pricing_setup(
         for config in pricing.expected_runs(definition)[0]:
             resolve(config, machine.runtime)
     name = "cpu" if not machine.gpus else pricing.named_device(device_name_of(machine))
-    setup = pricing.pricing_setup(
+    priced = pricing.pricing_setup(
         machine.runtime,
         device=name,
         workers=machine.workers,
         processes=machine.processes_per_run,
         gpus=len(machine.gpus),
     )
-    setup = pricing.with_timings(setup, known_timings(machine))
+    setup = replace(priced, timings=known_timings(machine))
     missing = pricing.uncalibrated(definition, setup) if calibrated else []
     if not missing:
         return setup
@@ -51,7 +52,7 @@ def local_pricing_setup(
 
     timings = calibrate(missing, machine, progress)
     print(file=sys.stderr)
-    return pricing.with_timings(setup, timings)
+    return replace(setup, timings=timings)
 
 
 def print_price(

@@ -144,7 +144,8 @@ def logs(
                 print(visible(f"{log}:"))
             sys.stdout.write(visible(read_regular(log).decode(errors="replace"), keep="\n\r\t"))
         return
-    for text in _read_log(_find(folder, run), follow):
+    scratches = {scratch.run_id: scratch for _, scratch in _runs_with_log(folder)}
+    for text in _read_log(scratches[_match_prefix(run, scratches, f"with a log in {folder}")], follow):
         sys.stdout.write(text)
         sys.stdout.flush()
 
@@ -177,11 +178,6 @@ def _tasks_of(folder: Path, prefix: str) -> list[str]:
     if not tasks_with_log:
         raise ValueError(f"run {run_id} has no Slurm task with a log in {folder}/slurm; try without --task")
     return tasks_with_log
-
-
-def _find(folder: Path, prefix: str) -> "Scratch":
-    scratches = {scratch.run_id: scratch for _, scratch in _runs_with_log(folder)}
-    return scratches[_match_prefix(prefix, scratches, f"with a log in {folder}")]
 
 
 def _match_prefix(prefix: str, run_ids: Iterable[str], where: str) -> str:

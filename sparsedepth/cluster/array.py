@@ -135,20 +135,17 @@ class TaskArray:
                 files.write_text(self.path, self.script(tasks))
                 options = [f"--array=0-{tasks - 1}"]
             script = self.path.read_text()
-            slurm.call("sbatch", "--test-only", *options, script=script, environment=self._environment)
+            environment = {"SPARSEDEPTH_STORAGE": self.storage_url} if self.storage_url else {}
+            slurm.call("sbatch", "--test-only", *options, script=script, environment=environment)
             if probe := self._probe():
                 options += [f"--dependency=afterok:{probe}", "--kill-on-invalid-dep=yes"]
                 print(f"the array waits for job {probe}, which checks that the nodes can access {self.results}")
             try:
-                return slurm.submit(script, *options, environment=self._environment)
+                return slurm.submit(script, *options, environment=environment)
             except ValueError:
                 if probe:
                     slurm.call("scancel", probe)
                 raise
-
-    @property
-    def _environment(self) -> dict[str, str]:
-        return {"SPARSEDEPTH_STORAGE": self.storage_url} if self.storage_url else {}
 
     def _probe(self) -> str | None:
         """Submit a task that checks that a node has the folder and this Python. Returns its job id if it has not

@@ -319,7 +319,7 @@ def _folded(block: Block, config: ModelConfig) -> Weights:
         for name, weight in block.get_submodule(part).named_parameters(part):
             if name.endswith(OUTPUTS):
                 # Qwen2-MoE halves its shared expert by a gate
-                folded[name] = scaled_outputs(weight, 2 * factor if ".shared." in name else factor)
+                folded[name] = weight * (2 * factor if ".shared." in name else factor).reshape(-1, 1)  # by output
     return folded
 
 
@@ -330,11 +330,6 @@ def branch_factor(block: Block, config: ModelConfig, part: Part) -> Tensor:
         factor = block.depth_factor.double()
     factor = factor / config.depth_multiplier
     return factor if config.residual_gate == "none" else factor * block.gate(part).double()
-
-
-def scaled_outputs(weight: Tensor, factor: Tensor) -> Tensor:
-    """A matrix [..., D, inputs] whose D outputs are multiplied by `factor`."""
-    return weight * factor.reshape(-1, 1)
 
 
 def _shared_gate(ffn: FeedForward | Experts) -> Weights:

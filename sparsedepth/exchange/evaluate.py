@@ -204,7 +204,8 @@ def load_tasks(names: Sequence[str], include_path: Path | None = None, limit: in
         manager = TaskManager(include_path=include_path)
     for name in names:
         if name not in manager.all_tasks:  # the harness would also take a path here
-            raise ValueError(f"task {name!r} is not known to lm-eval {version('lm-eval')}; {_near(name, manager)}")
+            hint = did_you_mean(name, manager.all_tasks, "name one of its tasks, or give --include-path")
+            raise ValueError(f"task {name!r} is not known to lm-eval {version('lm-eval')}; {hint}")
     try:
         tasks = manager.load(list(names))["tasks"]
     except Exception as error:  # data sets, YAML and functions of tasks each raise their own
@@ -215,10 +216,6 @@ def load_tasks(names: Sequence[str], include_path: Path | None = None, limit: in
         if task.get_config("num_fewshot") is None:
             task.set_config(key="num_fewshot", value=0)
     return [HarnessTask(name=name, loaded=task, limit=limit) for name, task in tasks.items()]
-
-
-def _near(name: str, manager: Any) -> str:
-    return did_you_mean(name, manager.all_tasks, "name one of its tasks, or give --include-path")
 
 
 def model_key(model: LoadedModel, **task: Any) -> EvaluationKey:

@@ -242,10 +242,6 @@ def uncalibrated(definition: SweepDefinition, setup: PricingSetup) -> list[RunCo
     return [config for key, config in shapes.items() if key not in timings]
 
 
-def with_timings(setup: PricingSetup, timings: Mapping[str, Timing]) -> PricingSetup:
-    return replace(setup, timings={**(setup.timings or {}), **timings})
-
-
 def with_peaks(setup: PricingSetup, measured: Sequence[tuple[RunConfig, int]]) -> PricingSetup:
     """The setup with measured peaks in bytes; for each shape the largest."""
     ratios: dict[str, float] = {}

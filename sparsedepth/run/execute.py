@@ -128,11 +128,6 @@ class ProgressWriter:
         self.phase, self.written_at = phase, now
 
 
-def _pruner(config: RunConfig, results: Path) -> Pruner | None:
-    definition = read_definition(results)
-    return Pruner(definition.prune, config, results) if definition and definition.prune else None
-
-
 def main(arguments: list[str]) -> int:
     """The process of one run, or of a stack of runs; the exit code is the worst of the runs'.
 
@@ -151,13 +146,15 @@ def main(arguments: list[str]) -> int:
     scratches = [Scratch(options.results, config.run_id) for config in configs]
     clocks = [Clock() for _ in configs]
     is_leader = world()[0] == 0  # only one of several processes reports and prunes
+    definition = read_definition(options.results) if is_leader else None
+    rule = definition.prune if definition else None
     works = []
     for config, scratch, clock in zip(configs, scratches, clocks, strict=True):
         run_options = Options(
             runtime=build(RuntimeConfig, options.runtime, "--runtime"),
             stop=stop,
             report=ProgressWriter(scratch) if is_leader else None,
-            prune=_pruner(config, options.results) if is_leader else None,
+            prune=Pruner(rule, config, options.results) if rule else None,
             stacked_with=tuple(other.run_id for other in configs if other is not config),
             clock=clock,
             concurrent_processes=options.concurrent_processes,

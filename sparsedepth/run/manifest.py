@@ -16,7 +16,7 @@ import torch
 
 import sparsedepth
 from sparsedepth.run.allocation import node_hours
-from sparsedepth.run.resident_memory import added_bytes
+from sparsedepth.run.process import added_bytes
 from sparsedepth.run.scratch import Scratch
 from sparsedepth.train.runtime import Runtime
 

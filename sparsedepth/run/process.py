@@ -1,4 +1,4 @@
-"""Settings of a run's process (name, thread limits), and the count of processes killed for lack of memory."""
+"""A run's process: its name, thread limits, memory; and the count of processes killed for lack of memory."""
 
 import ctypes
 import os
@@ -43,3 +43,22 @@ def oom_kills(root: Path = Path("/sys/fs/cgroup"), groups: Path = Path("/proc/se
             if count:
                 return int(count[1])
     return 0
+
+
+def resident_bytes() -> dict[str, int] | None:
+    """Memory of this process in bytes: 'RssAnon', 'RssFile', 'RssShmem', 'VmHWM' (their peak); None without Linux."""
+    try:
+        lines = Path("/proc/self/status").read_text().splitlines()
+    except OSError:
+        return None
+    fields = dict(line.split(":", 1) for line in lines if ":" in line)
+    return {name: 1024 * int(fields[name].split()[0]) for name in ("RssAnon", "RssFile", "RssShmem", "VmHWM")}
+
+
+def added_bytes(before: dict[str, int] | None) -> int | None:
+    """Peak anonymous memory of this process minus that of `before`. Pages of files (libraries, token shards) do not
+    count, since the system can free them."""
+    now = resident_bytes()
+    if before is None or now is None:
+        return None
+    return max(0, now["VmHWM"] - now["RssFile"] - now["RssShmem"] - before["RssAnon"])

@@ -30,8 +30,8 @@ from sparsedepth.probe.probed_model import ProbedDecoder
 from sparsedepth.run.lease import HeartbeatMonitor, Lease
 from sparsedepth.run.manifest import Stopwatch, device_facts, manifest_allocations, provenance
 from sparsedepth.run.measure_existing_model import measured_model, save_record
+from sparsedepth.run.process import resident_bytes
 from sparsedepth.run.publish import publish, write
-from sparsedepth.run.resident_memory import resident_bytes
 from sparsedepth.run.scratch import Scratch
 from sparsedepth.store import run_record
 from sparsedepth.train.devices import Devices

@@ -24,11 +24,11 @@ RUN_ID = r"[0-9a-f]{12}"
 class DamagedRun(ValueError):
     """A complete folder whose files differ from those it was completed with."""
 
+    what = "run folder"
+    fix = "copy the folder again from where it was made, or delete it and run it again"
+
     def __init__(self, folder: Path, name: str, problem: str) -> None:
-        super().__init__(
-            f"run folder {str(folder)!r} is damaged: {name} {problem}; "
-            f"copy the folder again from where it was made, or delete it and run it again"
-        )
+        super().__init__(f"{self.what} {str(folder)!r} is damaged: {name} {problem}; {self.fix}")
         self.folder, self.name, self.problem = folder, name, problem
 
 

@@ -39,11 +39,7 @@ _NAME = re.compile(r"[a-z][a-z_]*(\.[a-z]+)?")
 class DamagedPack(DamagedRun):
     """A pack whose files differ from those it was written with."""
 
-    def __init__(self, folder: Path, name: str, problem: str) -> None:
-        ValueError.__init__(
-            self, f"pack {str(folder)!r} is damaged: {name} {problem}; copy the pack again from where it was made"
-        )
-        self.folder, self.name, self.problem = folder, name, problem
+    what, fix = "pack", "copy the pack again from where it was made"
 
 
 def is_pack(folder: Path) -> bool:

@@ -18,16 +18,13 @@ import resource
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, Any
 
 from sparsedepth.config.plain_text import visible
 from sparsedepth.store.terminal import terminal_width
-
-if TYPE_CHECKING:
-    from sparsedepth.store.connection import Store
 
 TIME_LIMIT = 60.0
 GRACE = 2.0
@@ -134,41 +131,24 @@ def child() -> None:
 
 
 def _answer(request: Mapping[str, Any], out: IO[bytes]) -> bytes:
+    from sparsedepth.store import cell_text, render
     from sparsedepth.store.connection import open_store
     from sparsedepth.store.schema import TABLES
 
     limits = {"time_limit": request["time_limit"], "skip_damaged": request["skip_damaged"]}
-    question = request["question"]
-    answer = (_selecting if "sql" in question else _ranking)(question, request["format"])
+    question, format = request["question"], request["format"]
+    best = importlib.import_module("sparsedepth.store.best") if "best" in question else None  # before the limits
     with open_store(*request["paths"], **limits) as store:
         if any(table in json.dumps(question).lower() for table in TABLES):
             store.read_tables()  # while the cache can be written
         out.write(_OPEN)
         out.flush()
         limit(request["time_limit"] + GRACE)
-        return answer(store)
-
-
-def _selecting(question: Mapping[str, Any], format: str) -> "Callable[[Store], bytes]":
-    """A function that answers SQL, its modules already imported."""
-    from sparsedepth.store import cell_text, render
-
-    def answer(store: "Store") -> bytes:
+        if best:
+            ranking = best.best(store, **question["best"])
+            return best.answer(ranking).encode() if format == "table" else render.encode(ranking.table, format)
         result = store.sql(question["sql"])
         return render.encode(cell_text.with_decimals(result) if format in render.FOR_PEOPLE else result, format)
-
-    return answer
-
-
-def _ranking(question: Mapping[str, Any], format: str) -> "Callable[[Store], bytes]":
-    """A function that answers `best`, its modules already imported."""
-    from sparsedepth.store import best, render
-
-    def answer(store: "Store") -> bytes:
-        ranking = best.best(store, **question["best"])
-        return best.answer(ranking).encode() if format == "table" else render.encode(ranking.table, format)
-
-    return answer
 
 
 def limit(seconds: float) -> None:

@@ -127,12 +127,6 @@ def hide_url(url: str) -> None:
         ctypes.memset(begin + offset, ord("*"), len(url.encode()))
 
 
-def is_connection_error(error: BaseException) -> bool:
-    """Whether an exception is a broken connection, which may come back."""
-    cause = error.__cause__ if isinstance(error, optuna.exceptions.StorageInternalError) else error
-    return isinstance(cause, OperationalError | InterfaceError | PendingRollbackError)
-
-
 class ConnectionRetry:
     """Waits for a database that does not answer, at growing intervals, with one warning."""
 
@@ -142,14 +136,16 @@ class ConnectionRetry:
     def wait(self, error: Exception, stop: Callable[[], bool]) -> None:
         """Sleep. Raises the error if it is not a connection error, or if it has lasted RETRY_SECONDS."""
         now = time.monotonic()
+        cause = error.__cause__ if isinstance(error, optuna.exceptions.StorageInternalError) else error
+        may_come_back = isinstance(cause, OperationalError | InterfaceError | PendingRollbackError)
         if self._lost_since is None:
             self._lost_since = now
-            if is_connection_error(error):
+            if may_come_back:
                 since = time.strftime("%H:%M:%S")  # makes each warning unique, so that none is suppressed
                 duration = f"{RETRY_SECONDS / 60:.0f} minutes"
                 message = f"the study's database has not answered since {since}; retrying for {duration}"
                 warnings.warn(message, stacklevel=2)
-        if not is_connection_error(error) or now > self._lost_since + RETRY_SECONDS:
+        if not may_come_back or now > self._lost_since + RETRY_SECONDS:
             raise error
         time.sleep(min(30.0, 1.0 + 0.5 * (now - self._lost_since)) if not stop() else 0.0)
 

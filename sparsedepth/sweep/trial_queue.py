@@ -322,12 +322,8 @@ def missing(
             active.add(task.key)
         elif task and trial.state in SETTLED:
             ended = {"infeasible", "pruned"} & set(trial.user_attrs)
-            if ended or all(is_complete(run_id) for run_id in run_ids_of(trial)):
+            begun = [value for name, value in trial.user_attrs.items() if name.startswith("run_id_seed_")]
+            if ended or all(map(is_complete, begun)):
                 settled.add(task.key)
     undone = [task for task in tasks if not (task.key in settled if task.cell is None else is_done(task))]
     return Missing(undone, [task for task in undone if task.key not in active])
-
-
-def run_ids_of(trial: FrozenTrial) -> list[str]:
-    """The runs of a trial that have begun."""
-    return [value for name, value in trial.user_attrs.items() if name.startswith("run_id_seed_")]

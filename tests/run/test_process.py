@@ -1,10 +1,12 @@
 """What a run's process is given, and what is known of those that the kernel killed."""
 
 import os
+import sys
 
 import pytest
+import torch
 
-from sparsedepth.run.process import oom_kills, thread_environment
+from sparsedepth.run.process import added_bytes, oom_kills, resident_bytes, thread_environment
 
 
 def test_thread_pools_are_limited():
@@ -29,3 +31,12 @@ def test_the_kernels_kills_for_memory_are_counted(tmp_path, groups, place):
     path.parent.mkdir(parents=True)
     path.write_text("low 0\noom 5\noom_kill 3\n")
     assert oom_kills(tmp_path / "fs", tmp_path / "groups") == 3
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the peak of a process is read from /proc")
+def test_added_memory_is_seen():
+    before = resident_bytes()
+    block = torch.ones(2**24)
+    assert before and added_bytes(before) >= 4 * 2**24 * 0.9
+    del block
+    assert added_bytes(None) is None
