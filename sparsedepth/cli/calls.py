@@ -13,6 +13,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from sparsedepth.cli.start import check_tokenizers, field_values, warn_of_unlikely_values, with_cleanup
+
 if TYPE_CHECKING:
     import pandas as pd
 
@@ -56,7 +58,6 @@ def train(
 
     The same call resumes a stopped run. Raises ValueError for user errors, StoppedAtCheckpoint.
     """
-    from sparsedepth.cli.start import check_tokenizers, warn_of_unlikely_values, with_cleanup
     from sparsedepth.cli.sweep_args import run_config
 
     start = start_of(from_)
@@ -120,7 +121,6 @@ def sweep(
 
     The same call resumes. Raises ValueError for user errors, StoppedAtCheckpoint.
     """
-    from sparsedepth.cli.start import check_tokenizers, field_values
     from sparsedepth.cli.sweep_args import sweep_definition
 
     definition = sweep_definition(file, scale, set, vary, seeds, base)  # errors are reported before torch is imported
@@ -137,7 +137,6 @@ def sweep(
 def make_driver(definition: "SweepDefinition", results: Path, machine: "Machine", storage: str | None) -> "Driver":
     """A sweep that is checked and priced, but not started."""
     from sparsedepth.cli.cost import local_pricing_setup
-    from sparsedepth.cli.start import field_values, warn_of_unlikely_values
     from sparsedepth.plan.planned_vs_actual import measured_peaks
     from sparsedepth.plan.price import expected_runs, price, with_peaks
     from sparsedepth.sweep.driver import Driver
@@ -156,7 +155,6 @@ def make_driver(definition: "SweepDefinition", results: Path, machine: "Machine"
 def run_driver(driver: "Driver", *, retry_failed: bool = False) -> "SweepResult":
     """Run the missing runs and show progress. Also returns after a stop."""
     from sparsedepth.cli.progress import ProgressDisplay
-    from sparsedepth.cli.start import with_cleanup
 
     display = ProgressDisplay(driver.definition, driver.plan.expected, driver.results)
     with display, _restored_signal_handlers():

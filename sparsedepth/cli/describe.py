@@ -10,6 +10,8 @@ import typer
 
 from sparsedepth import quantities
 from sparsedepth.quantities.record import Table
+from sparsedepth.store.query_result import QueryResult
+from sparsedepth.store.render import render
 
 
 def metrics(
@@ -99,8 +101,6 @@ def _print_presets() -> None:
     from sparsedepth.config.load import build
     from sparsedepth.config.presets import PRESETS
     from sparsedepth.config.run import RunConfig
-    from sparsedepth.store.query_result import QueryResult
-    from sparsedepth.store.render import render
 
     rows: list[tuple[Any, ...]] = []
     for name, preset in PRESETS.items():

@@ -9,6 +9,7 @@ import typer
 
 from sparsedepth.cli import option
 from sparsedepth.cli.query import write
+from sparsedepth.store.render import choose_format, encode
 from sparsedepth.store.terminal import wrapped
 
 
@@ -58,7 +59,6 @@ def effects(
     from sparsedepth.store.best import no_runs
     from sparsedepth.store.comparable_loss import loss_of
     from sparsedepth.store.connection import open_store
-    from sparsedepth.store.render import choose_format, encode
     from sparsedepth.store.search import search_of
 
     format = choose_format(format, out)

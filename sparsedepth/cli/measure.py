@@ -11,6 +11,7 @@ from sparsedepth.cli import calls, option
 from sparsedepth.quantities import ALL, LAYERS, PAIRS, with_intervals
 from sparsedepth.quantities.record import Column
 from sparsedepth.store.query_result import QueryResult
+from sparsedepth.store.render import to_csv
 
 if TYPE_CHECKING:
     from sparsedepth.probe.load import LoadedModel
@@ -164,8 +165,6 @@ class Scores:
         return self.result.n_tokens
 
     def to_csv(self) -> str:
-        from sparsedepth.store.render import to_csv
-
         units = {(column.view, column.name): column.unit for column in ALL}
         rows: list[tuple[Any, ...]] = []
         for column, value, interval in with_intervals(self.measurements.summary):

@@ -11,11 +11,12 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple
 import typer
 
 from sparsedepth.cli.cost import price_line
+from sparsedepth.cli.start import field_values, warn_of_unlikely_values, with_cleanup
+from sparsedepth.cluster.script import Request, cpus_of
 from sparsedepth.store.terminal import duration
 
 if TYPE_CHECKING:
     from sparsedepth.cluster.array import TaskArray
-    from sparsedepth.cluster.script import Request
     from sparsedepth.cluster.slurm import QueuedTask
     from sparsedepth.config.runtime import RuntimeConfig
     from sparsedepth.config.sweep import SweepDefinition
@@ -43,7 +44,7 @@ class SlurmFlags(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class ArrayOptions:
-    request: "Request"
+    request: Request
     n_tasks: int | None
     """of --array"""
     runtime: "RuntimeConfig"
@@ -55,8 +56,6 @@ class ArrayOptions:
     @property
     def runs_in_parallel(self) -> int:
         """Runs that one task computes in parallel."""
-        from sparsedepth.cluster.script import cpus_of
-
         devices = self.request.gpu_count or cpus_of(self.request)
         return self.workers or max(1, devices // self.gpus_per_run)
 
@@ -92,7 +91,6 @@ def array_options(
     storage: str | None = None,
 ) -> ArrayOptions | None:
     """The options of --on slurm, or None without it. Raises ValueError for a Slurm option without --on slurm."""
-    from sparsedepth.cluster.script import Request
     from sparsedepth.sweep.storage import database_url, hide_url
 
     if on is None:
@@ -170,7 +168,6 @@ def sweep_on_slurm(
 ) -> None:
     """Submit the remaining runs, unless the array is already queued, and follow it. Raises Exit as `sweep` does."""
     from sparsedepth.cli.progress import print_header
-    from sparsedepth.cli.start import field_values, warn_of_unlikely_values, with_cleanup
     from sparsedepth.cluster.array import TaskArray
     from sparsedepth.plan.tasks import Plan
 

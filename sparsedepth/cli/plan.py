@@ -9,6 +9,7 @@ import typer
 from sparsedepth.cli import calls, option
 from sparsedepth.cli.cost import local_pricing_setup, print_price, print_toy_price
 from sparsedepth.cli.on_slurm import SlurmFlags, array_options, plan_array
+from sparsedepth.cli.start import check_corpora, field_values, warn_of_unlikely_values
 from sparsedepth.store.terminal import fit, wrapped
 
 if TYPE_CHECKING:
@@ -61,7 +62,6 @@ def plan(
     """Estimate what a sweep costs: FLOPs, tokens, memory, disk and time. With --pilot or --seed-sd, also the smallest
     effect of each setting that it can detect."""
     from sparsedepth.cli.input_file import kind_of
-    from sparsedepth.cli.start import check_corpora, field_values, warn_of_unlikely_values
     from sparsedepth.cli.sweep_args import single_run_sweep, sweep_definition, toy_definition
     from sparsedepth.config.load import read_extended
     from sparsedepth.plan import price as pricing

@@ -13,6 +13,7 @@ from typer.core import TyperCommand
 from sparsedepth import quantities
 from sparsedepth.cli import option
 from sparsedepth.store.query_result import QueryResult
+from sparsedepth.store.render import choose_format, encode
 from sparsedepth.store.terminal import fit, wrapped
 
 LIST = "list"
@@ -55,7 +56,6 @@ def query(
 ) -> None:
     """Query complete runs with read-only SQL, or answer a saved question."""
     from sparsedepth.store import sandbox
-    from sparsedepth.store.render import choose_format
 
     sql = arguments[-1] if arguments and _is_sql(arguments[-1]) else None
     folders = (arguments or [])[: None if sql is None else -1]
@@ -80,7 +80,6 @@ def _saved_answer(folders: list[str], ask: str | None, format: str, skip_damaged
     """The list of saved questions, the answer to one, or the schema (`ask` None)."""
     from sparsedepth.store import questions
     from sparsedepth.store.connection import open_store
-    from sparsedepth.store.render import encode
 
     if ask == LIST:
         texts = {question.name: question.asks for question in questions.QUESTIONS.values()}
@@ -132,7 +131,6 @@ def best(
 ) -> None:
     """Rank configurations by their mean over seeds, with interval and baseline; for a search, its Pareto front."""
     from sparsedepth.store import sandbox
-    from sparsedepth.store.render import choose_format
 
     options = {"by": None if by == "loss" else by, "depth": depth, "where": where, "top": top}
     if again is not None:
@@ -171,7 +169,6 @@ def compare(
     from sparsedepth.store.compare import NOTES, counts, disjoint_fields
     from sparsedepth.store.compare import compare as compare_folders
     from sparsedepth.store.connection import open_store
-    from sparsedepth.store.render import choose_format, encode
 
     format = choose_format(format, out)
     with open_store(first, skip_damaged=skip_damaged) as left, open_store(second, skip_damaged=skip_damaged) as right:

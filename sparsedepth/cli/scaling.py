@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TextIO
 import typer
 from typer.core import TyperGroup
 
+from sparsedepth.store.render import FORMATS, render
 from sparsedepth.store.terminal import fit as fit_table
 from sparsedepth.store.terminal import wrapped
 
@@ -136,7 +137,6 @@ def optimum(
     """Find the width and depth with the lowest predicted loss at a parameter budget."""
     from sparsedepth.scaling.optimum import optimum as best_shape
     from sparsedepth.scaling.tables import optimum_table
-    from sparsedepth.store.render import render
 
     _check_format(format)
     fitted = _fitted(source, minus_layers, fixed, without, exclude_highest, where, cluster, bootstrap, seed)
@@ -203,15 +203,12 @@ def _exponents(texts: list[str]) -> dict[str, float]:
 
 
 def _check_format(format: str) -> None:
-    from sparsedepth.store.render import FORMATS
-
     if format not in FORMATS:
         raise ValueError(f"--format {format!r} is not one of {', '.join(FORMATS)}")
 
 
 def _print_report(report: "Report", format: str) -> None:
     from sparsedepth.scaling.tables import as_object, closing, heading, parameter_table, scan_table
-    from sparsedepth.store.render import render
 
     if format == "json":
         print(json.dumps(as_object(report), indent=1, allow_nan=False))

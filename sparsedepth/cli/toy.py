@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from sparsedepth.cli import option
+from sparsedepth.cli.start import with_cleanup
 
 if TYPE_CHECKING:
     from sparsedepth.effects.intervals import Estimate
@@ -28,7 +29,6 @@ def toy(
 ) -> None:
     """Train teacher-student networks and fit how their loss falls with depth. Run the same command again to resume, or
     in parallel to share the work."""
-    from sparsedepth.cli.start import with_cleanup
     from sparsedepth.cli.sweep_args import toy_definition
 
     definition = toy_definition(file, scale, settings)

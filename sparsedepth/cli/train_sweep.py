@@ -10,6 +10,7 @@ import typer
 from sparsedepth.cli import calls, option
 from sparsedepth.cli.cost import local_pricing_setup, price_line, print_price, remaining_price
 from sparsedepth.cli.on_slurm import SlurmFlags, array_options, sweep_on_slurm
+from sparsedepth.cli.start import check_tokenizers, field_values
 from sparsedepth.config.plain_text import visible
 
 if TYPE_CHECKING:
@@ -57,7 +58,6 @@ def sweep(
         return
 
     from sparsedepth.cli.progress import print_header
-    from sparsedepth.cli.start import check_tokenizers, field_values
     from sparsedepth.plan.budget import Budget
 
     check_tokenizers(field_values(definition), out)

@@ -9,17 +9,9 @@ from typing import Any
 from sparsedepth import quantities
 from sparsedepth.config.run import REPLICATE_FIELDS, RunConfig
 from sparsedepth.quantities.record import Column
+from sparsedepth.store.checksums import DamagedRun
 from sparsedepth.store.measured_model import MeasuredModel
-from sparsedepth.store.run_record import (
-    CONFIG,
-    IMPORTED,
-    MODEL,
-    DamagedRun,
-    ImportedRecord,
-    MeasuredRecord,
-    Record,
-    Run,
-)
+from sparsedepth.store.run_record import CONFIG, IMPORTED, MODEL, ImportedRecord, MeasuredRecord, Record, Run
 from sparsedepth.store.schema import MANIFEST_COLUMNS, RUN_COLUMNS
 
 
