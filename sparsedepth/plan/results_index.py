@@ -1,13 +1,12 @@
 """Results of a sweep's runs that the plan depends on; each run folder is checked and read once."""
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
-from sparsedepth import quantities
 from sparsedepth.config.sweep import SweepDefinition
 from sparsedepth.store.find import is_whole, read_summary
+from sparsedepth.store.tuning_roles import objective_as_loss
 
 
 class ResultsIndex:
@@ -37,10 +36,3 @@ class ResultsIndex:
         if run_id not in self._complete and is_whole(self.results, run_id):
             self._complete.add(run_id)
         return run_id in self._complete
-
-
-def objective_as_loss(summary: Mapping[str, Any], objective: str) -> float:
-    """The objective of a complete run as a loss (lower is better); math.inf if it diverged."""
-    value = summary.get(objective)
-    is_scored = summary.get("outcome") == "ok" and isinstance(value, int | float)
-    return -quantities.sign(objective) * value if is_scored else math.inf

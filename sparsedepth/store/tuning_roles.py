@@ -191,17 +191,18 @@ def _losses(tuning: Tuning, group: Sequence[Mapping[str, Any]]) -> Losses:
     seeds = seeds or list(dict.fromkeys(run["seed"] for run in group))
     runs_of = defaultdict(list)
     for run in sorted((run for run in group if run["seed"] in seeds), key=lambda run: seeds.index(run["seed"])):
-        runs_of[_point(tuning, run), run["seed"]].append(_loss(tuning, run))
+        runs_of[_point(tuning, run), run["seed"]].append(objective_as_loss(run, tuning.objective))
     losses: Losses = defaultdict(dict)
     for (point, seed), values in runs_of.items():  # several values only of imported runs without a known seed
         losses[point][seed] = fmean(values)
     return losses
 
 
-def _loss(tuning: Tuning, run: Mapping[str, Any]) -> float:
-    """What tuning minimises; math.inf where the run diverged."""
-    value = run[tuning.objective]
-    return -quantities.sign(tuning.objective) * value if run["outcome"] == "ok" and value is not None else math.inf
+def objective_as_loss(summary: Mapping[str, Any], objective: str) -> float:
+    """The objective of a row of `runs`, or of a summary, as a loss (lower is better); math.inf if it diverged."""
+    value = summary.get(objective)
+    is_scored = summary.get("outcome") == "ok" and isinstance(value, int | float)
+    return -quantities.sign(objective) * value if is_scored else math.inf
 
 
 def _fresh(tuning: Tuning, group: Sequence[Mapping[str, Any]], losses: Losses) -> Losses:
@@ -210,7 +211,7 @@ def _fresh(tuning: Tuning, group: Sequence[Mapping[str, Any]], losses: Losses) -
     fresh: Losses = {point: {} for point in losses}
     for run in group:
         if run["seed"] not in used and (point := _point(tuning, run)) in fresh:
-            fresh[point][run["seed"]] = _loss(tuning, run)
+            fresh[point][run["seed"]] = objective_as_loss(run, tuning.objective)
     return fresh
 
 

@@ -13,13 +13,13 @@ from sparsedepth import quantities
 from sparsedepth.config.run import CELL_FIELDS
 from sparsedepth.config.sweep import SweepDefinition, read_definition
 from sparsedepth.plan.planned_vs_actual import ACTUAL, compare, describe
-from sparsedepth.plan.results_index import objective_as_loss
 from sparsedepth.plan.tasks import Plan
 from sparsedepth.run.allocation import node_hours
 from sparsedepth.store.cache import read_columns
 from sparsedepth.store.checksums import DamagedRun
 from sparsedepth.store.packages import version_differences
 from sparsedepth.store.setting import Configuration, settings_of
+from sparsedepth.store.tuning_roles import objective_as_loss
 from sparsedepth.sweep.status import ENDED, RunState, State, is_without_result, other_runs_note, scan
 
 WITHOUT_RESULT = (*ENDED, "damaged")
