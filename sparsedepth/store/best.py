@@ -108,19 +108,8 @@ def best(
     conditions = [] if depth is None else [f"n_layers = {int(depth)}"]
     conditions += [] if where is None else [store.condition(where)]
     objectives = search.objectives if search else ()
-    facts = (
-        "cell_id",
-        "seed",
-        "model",
-        "tuning",
-        "tuned_fields",
-        "outcome",
-        "folder",
-        "params_total",
-        "train_flops",
-        by,
-    )
-    columns = dict.fromkeys((*facts, *CELL_FIELDS, *objectives))
+    facts = ("cell_id", "seed", "model", "tuning", "tuned_fields", "outcome", "folder", "params_total", "train_flops")
+    columns = dict.fromkeys((*facts, by, *CELL_FIELDS, *objectives))
     condition = " AND ".join([*conditions, IS_CHOSEN])
     rows = store.sql(f"SELECT {', '.join(columns)} FROM runs WHERE {condition}").records()
     if not rows:
@@ -236,24 +225,10 @@ def answer(ranking: Ranking) -> str:
 def text(ranking: Ranking, width: int | None = None) -> str:
     """The ranking for a terminal of `width` characters, a line per configuration, labelled by how it differs from the
     baseline; with cell_id where there is room."""
-    names = (
-        "rank",
-        "cell_id",
-        "source",
-        "n_layers",
-        *ranking.tuned,
-        "seeds",
-        "diverged",
-        ranking.by,
-        "lo",
-        "hi",
-        *(ranking.search.objectives[1:] if ranking.search else ()),
-        "params",
-        "flops",
-        *(("note",) if ranking.search else ()),
-    )
-    columns = ranking.table.columns
-    names = tuple(name for name in names if name in columns)
+    values = ("seeds", "diverged", ranking.by, "lo", "hi", *(ranking.search.objectives[1:] if ranking.search else ()))
+    costs = ("params", "flops", *(["note"] if ranking.search else []))
+    names = ("rank", "cell_id", "source", "n_layers", *ranking.tuned, *values, *costs)
+    names = tuple(name for name in names if name in ranking.table.columns)
     sources = {str(root): root.name for root in ranking.roots}
     if len(set(sources.values())) < len(sources):
         sources = {}

@@ -85,18 +85,8 @@ def sweep_summary(folder: Path) -> SweepSummary:
     definition = read_definition(folder)
     objective = quantities.rankable(definition.objective).name if definition else "val_loss"
     damaged: list[DamagedRun] = []
-    columns = {
-        *ACTUAL,
-        *CELL_FIELDS,
-        objective,
-        "packages",
-        "node_hours",
-        "cell_id",
-        "seed",
-        "outcome",
-        "diverged_cause",
-    }
-    rows = read_columns(folder, columns, damaged)
+    facts = ("packages", "node_hours", "cell_id", "seed", "diverged_cause")
+    rows = read_columns(folder, {*ACTUAL, *CELL_FIELDS, objective, *facts}, damaged)
     plan = Plan(definition) if definition else None
     losses = {run_id: objective_as_loss(row, objective) for run_id, row in rows.items()}
 
