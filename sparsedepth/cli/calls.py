@@ -18,8 +18,7 @@ from sparsedepth.cli.start import check_tokenizers, field_values, warn_of_unlike
 if TYPE_CHECKING:
     import pandas as pd
 
-    from sparsedepth.cli.input_file import Input
-    from sparsedepth.cli.sweep_args import Axes, Settings
+    from sparsedepth.cli.input_file import Axes, Input, Settings
     from sparsedepth.config.runtime import RuntimeConfig
     from sparsedepth.config.sweep import SweepDefinition
     from sparsedepth.exchange.start import Start
@@ -58,7 +57,7 @@ def train(
 
     The same call resumes a stopped run. Raises ValueError for user errors, StoppedAtCheckpoint.
     """
-    from sparsedepth.cli.sweep_args import run_config
+    from sparsedepth.cli.input_file import run_config
 
     start = start_of(from_)
     config, results = run_config(file, set, start), Path(out)  # errors are reported before torch is imported
@@ -121,7 +120,7 @@ def sweep(
 
     The same call resumes. Raises ValueError for user errors, StoppedAtCheckpoint.
     """
-    from sparsedepth.cli.sweep_args import sweep_definition
+    from sparsedepth.cli.input_file import sweep_definition
 
     definition = sweep_definition(file, scale, set, vary, seeds, base)  # errors are reported before torch is imported
     check_tokenizers(field_values(definition), Path(out))

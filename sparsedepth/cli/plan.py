@@ -61,8 +61,7 @@ def plan(
 ) -> None:
     """Estimate what a sweep costs: FLOPs, tokens, memory, disk and time. With --pilot or --seed-sd, also the smallest
     effect of each setting that it can detect."""
-    from sparsedepth.cli.input_file import kind_of
-    from sparsedepth.cli.sweep_args import single_run_sweep, sweep_definition, toy_definition
+    from sparsedepth.cli.input_file import kind_of, single_run_sweep, sweep_definition, toy_definition
     from sparsedepth.config.load import read_extended
     from sparsedepth.plan import price as pricing
     from sparsedepth.plan.budget import Budget

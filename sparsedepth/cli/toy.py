@@ -29,7 +29,7 @@ def toy(
 ) -> None:
     """Train teacher-student networks and fit how their loss falls with depth. Run the same command again to resume, or
     in parallel to share the work."""
-    from sparsedepth.cli.sweep_args import toy_definition
+    from sparsedepth.cli.input_file import toy_definition
 
     definition = toy_definition(file, scale, settings)
     groups = definition.groups()

@@ -46,7 +46,7 @@ def sweep(
     sbatch: option.Sbatch = None,
 ) -> None:
     """Run every configuration and seed of a sweep. Run the same command again to resume."""
-    from sparsedepth.cli.sweep_args import sweep_definition
+    from sparsedepth.cli.input_file import sweep_definition
     from sparsedepth.config.load import parse_yaml
 
     definition = sweep_definition(file, scale, settings, vary, seeds, base)  # errors are reported before torch loads
@@ -119,7 +119,7 @@ def train(
     from sparsedepth.cli.run_progress import print_summary
 
     if dry_run:
-        from sparsedepth.cli.sweep_args import single_run_sweep
+        from sparsedepth.cli.input_file import single_run_sweep
         from sparsedepth.plan.budget import Budget
 
         definition = single_run_sweep(file, settings, calls.start_of(start))

@@ -6,8 +6,8 @@ import pytest
 import yaml
 
 from sparsedepth.cli import init
+from sparsedepth.cli.init import TEMPLATES
 from sparsedepth.cli.input_file import kind_of, read_input
-from sparsedepth.cli.templates import TEMPLATES
 from sparsedepth.config.load import build, parse_yaml
 from sparsedepth.config.run import RunConfig
 from sparsedepth.config.sweep import SweepDefinition

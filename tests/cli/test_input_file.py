@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from sparsedepth.cli.input_file import COMMANDS, kind_of, read_input
-from sparsedepth.cli.sweep_args import sweep_definition
+from sparsedepth.cli.input_file import COMMANDS, kind_of, read_input, sweep_definition
 from sparsedepth.config.load import read_yaml
 from sparsedepth.config.presets import PRESETS
 

@@ -8,8 +8,8 @@ from synthetic import make_run
 from tiny import BASE, definition
 
 from sparsedepth.cli import calls, sweep_args
+from sparsedepth.cli.input_file import single_run_sweep, sweep_definition
 from sparsedepth.cli.plan import plan
-from sparsedepth.cli.sweep_args import single_run_sweep, sweep_definition
 from sparsedepth.cli.train_sweep import train
 from sparsedepth.config.load import build
 from sparsedepth.config.runtime import RuntimeConfig

@@ -7,7 +7,7 @@ import pytest
 import yaml
 from tiny import BASE, corpus, definition, sparsedepth, table
 
-from sparsedepth.cli.sweep_args import sweep_definition
+from sparsedepth.cli.input_file import sweep_definition
 from sparsedepth.config.run import RunConfig
 from sparsedepth.store.connection import open_store
 
