@@ -12,9 +12,10 @@ seed s at depth l, over all settings j,
 
     tau^2 = mean_j max(0, S sum_l (mean_s r_sl)^2 / (D - 2) - sum_sl (r_sl - mean_s r_sl)^2 / ((S - 1) (D - 2))) / S
 
-of sum_j (D - 2) degrees of freedom, added to those of the seeds by Satterthwaite's rule. Two depths cannot estimate it:
-the variance from choosing tuned values (`effects.tuning_error`), by the pairs' weights in the line, is used instead. b
-is the interaction of knob and depth: one depth cannot estimate it, so nothing is predicted from one.
+of sum_j (D - 2) degrees of freedom, added to those of the seeds by Satterthwaite's rule. No line misses two depths: of
+two, r_sl is the residual from their mean, with one degree of freedom, so that a slope counts as scatter. The variance
+from choosing tuned values (`effects.tuning_error`), by the pairs' weights in the line, is used instead where it is
+larger. b is the interaction of knob and depth: one depth cannot estimate it, so nothing is predicted from one.
 
 Shrunk (empirical Bayes): the true effects of a store's settings are taken as draws from N(0, tau^2); an effect e_j with
 standard error se_j is multiplied by its reliability,
@@ -71,13 +72,16 @@ def predicted(runs: pd.DataFrame, knobs: Iterable[Knob], objective: str, depth: 
         for contrast in over_depths(runs, knob, objective, design):
             usable = rows[rows["setting"] == contrast.setting].dropna(subset=["difference"])
             lines.append((_predicted(contrast, usable, depth), leverage(usable["n_layers"], depth)))
-            offsets += [between_depths(usable)] if usable["n_layers"].nunique() > 2 else []
+            offsets += [between_depths(usable)] if usable["n_layers"].nunique() > 1 else []
     df = sum(each_df for _, each_df in offsets)
     tau2 = float(np.mean([tau2 for tau2, _ in offsets])) if offsets else 0.0
-    widened = [
-        replace(c, extra_variances=(ExtraVariance(variance=tau2 * (1 + h), df=df),)) if tau2 else c for c, h in lines
-    ]
-    return judge(widened)
+    widened = [(c, tau2 * (1 + h) if tau2 else 0.0, sum(term.variance for term in c.extra_variances)) for c, h in lines]
+    return judge(
+        [
+            replace(c, extra_variances=(ExtraVariance(variance=variance, df=df),)) if variance > of_tuning else c
+            for c, variance, of_tuning in widened
+        ]
+    )
 
 
 def _predicted(contrast: Contrast, rows: pd.DataFrame, depth: int) -> Contrast:
@@ -116,11 +120,11 @@ def between_depths(rows: pd.DataFrame) -> tuple[float, int]:
     """tau^2 of one setting and its degrees of freedom, from the seeds that were run at every depth."""
     d_SD = rows.pivot_table(index="seed", columns="n_layers", values="difference").dropna()
     x_D = np.log(d_SD.columns.to_numpy(dtype=float))
-    n_seeds, df = len(d_SD), len(x_D) - 2
+    design_DP = np.column_stack([np.ones(len(x_D)), x_D])[:, : len(x_D) - 1]
+    n_seeds, df = len(d_SD), len(x_D) - design_DP.shape[1]
     if n_seeds < 2:
         return 0.0, df
-    design_D2 = np.column_stack([np.ones(len(x_D)), x_D])
-    r_SD = d_SD.to_numpy() @ (np.eye(len(x_D)) - design_D2 @ np.linalg.pinv(design_D2))
+    r_SD = d_SD.to_numpy() @ (np.eye(len(x_D)) - design_DP @ np.linalg.pinv(design_DP))
     between = n_seeds * float((r_SD.mean(0) ** 2).sum()) / df
     within = float(((r_SD - r_SD.mean(0)) ** 2).sum()) / ((n_seeds - 1) * df)
     return max(0.0, between - within) / n_seeds, df

@@ -15,10 +15,11 @@ def with_trial(card: Card, folders: Sequence[Path]) -> Card:
     """The card with the verification found next to its results, if any: the latest; of several of one card, which share
     their first seeds, that with the most."""
     trials = [trial for _, trial in verified_cards(folders) if is_trial_of(trial.recipe, card.recipe)]
-    tests = [(trial.version, trial.held_out.verification) for trial in trials if trial.held_out.verification]
+    tests = [(trial.version, test) for trial in trials if (test := trial.held_out.verification)]
     if not tests:
         return card
-    return card.with_verification(max(tests, key=lambda test: (test[0], len(test[1].seeds)))[1])
+    version, latest = max(tests, key=lambda test: (test[0], len(test[1].seeds)))
+    return card.with_verification(latest).model_copy(update={"version": version})
 
 
 def trials_of(folders: Sequence[Path]) -> list[tuple[Path, Card]]:

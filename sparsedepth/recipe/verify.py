@@ -2,10 +2,12 @@
 
 Three kinds of configuration, each with every seed: the baseline, the whole recipe, and the recipe without each change.
 Pairs share their seed; verdicts are those of `effects.contrast` (interval and noise floor), for the changes with Holm's
-correction over them.
+correction over them. The p-value of the recipe's k-th verification is multiplied by 2^(k-1), so that any number of them
+wrongly confirms it with at most twice the probability of the first.
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pandas as pd
@@ -102,7 +104,7 @@ def verified(card: Card, runs: pd.DataFrame, seeds: Sequence[int]) -> Card:
     raw = {rival: gain_over(rival) for rival in ("baseline", *(f"without {setting}" for setting in settings))}
     compared = {rival: contrast for rival, contrast in raw.items() if contrast is not None}
     moderated = dict(zip(compared, moderate([*compared.values()]), strict=True))
-    gain = moderated.get("baseline")
+    gain = _corrected_for(card.version - 1, moderated.get("baseline"))
     by_rival = {rival: contrast for rival, contrast in moderated.items() if rival != "baseline"}
     corrected = dict(zip(by_rival, correct([*by_rival.values()]), strict=True))
     gains = {setting: corrected.get(f"without {setting}") for setting in settings}
@@ -117,6 +119,13 @@ def verified(card: Card, runs: pd.DataFrame, seeds: Sequence[int]) -> Card:
         ),
     )
     return card.with_verification(verification)
+
+
+def _corrected_for(n_earlier: int, gain: Contrast | None) -> Contrast | None:
+    """The recipe's gain, corrected for earlier verifications."""
+    if gain is None or gain.effect.p is None or not n_earlier:
+        return gain
+    return replace(gain, p_holm=min(1.0, gain.effect.p * 2**n_earlier), n_tested=2**n_earlier)
 
 
 def _knob(fields: Sequence[str], configs: Mapping[str, RunConfig], rival: str) -> Knob:

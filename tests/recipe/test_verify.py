@@ -78,6 +78,20 @@ def test_the_changes_are_corrected_for_their_number_and_the_recipe_is_not(card):
     assert verification.gain.p_holm is None
 
 
+@pytest.mark.parametrize(("gain", "again"), [(0.0052, "not confirmed"), (0.1, "confirmed")])
+def test_verifying_until_a_recipe_is_confirmed_gets_harder_each_time(card, gain, again):
+    """Runs that confirm the recipe with p = .02 do so twice; those of a large effect always."""
+    latest, found, seeds = card, [], [3, 4, 5]
+    loss = dict.fromkeys(configurations(card), 3.0) | {"recipe": 3.0 - gain}
+    for _ in range(4):
+        latest = verified(latest, results(loss, configurations(card), seeds), seeds)
+        verification = latest.held_out.verification
+        factor = (verification.gain.p_holm or verification.gain.effect.p) / verification.gain.effect.p
+        found.append((verification.outcome, factor))
+        assert verification.gain.effect.p < 0.025
+    assert found == [("confirmed", 1), ("confirmed", 2), (again, pytest.approx(4)), (again, pytest.approx(8))]
+
+
 @pytest.mark.parametrize(("loss", "outcome"), [(3.0, "not confirmed"), (3.1, "refuted")])
 def test_a_verification_that_fails_leaves_the_grade(card, loss, outcome):
     runs = results(dict.fromkeys(configurations(card), 3.0) | {"recipe": loss}, configurations(card), [3, 4, 5])
@@ -115,6 +129,12 @@ def test_a_card_knows_its_trial(card, tmp_path):
         assert with_trial(card, [there]) == card
     (tmp_path / "broken" / "recipe.card.json").unlink()
     assert not trials_of([there])
+    write_card(trial / "recipe.yaml", after.model_copy(update={"provenance": named(after, "elsewhere/results")}))
+    write_card(
+        trial / "recipe.yaml",
+        (again := after.model_copy(update={"version": 3, "provenance": named(after, "elsewhere/results")})),
+    )
+    assert with_trial(card, [there]).version == again.version  # a third verification counts the second
     write_card(trial / "recipe.yaml", after.model_copy(update={"provenance": named(after, "elsewhere/results")}))
     known = with_trial(card, [there])
     assert (known.held_out, known.grade, known.version) == (after.held_out, after.grade, after.version)
