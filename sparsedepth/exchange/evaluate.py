@@ -78,11 +78,9 @@ class EvaluationTask(Protocol):
 
     def key(self, model: LoadedModel) -> EvaluationKey:
         """The identity of an evaluation: everything that the whole model's scores depend on."""
-        ...
 
     def score(self, model: LoadedModel, data: Path, layers: list[int] | None) -> EvaluationScores:
         """Evaluate the model, or only its `layers` if given; `data` is the data folder of its results."""
-        ...
 
 
 def keys_of(task: EvaluationTask, model: LoadedModel, without: Sequence[str]) -> list[EvaluationKey]:

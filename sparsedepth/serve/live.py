@@ -17,7 +17,7 @@ from sparsedepth.files import digest
 from sparsedepth.plots.draw import FIGURES
 from sparsedepth.plots.page import NothingToDraw
 from sparsedepth.report.page import Image, draw_image, html
-from sparsedepth.report.tables import Table, TableCell, table_of, table_of_runs
+from sparsedepth.report.tables import Table, table_of, table_of_runs
 from sparsedepth.store.checksums import damage_text
 from sparsedepth.store.connection import open_store
 from sparsedepth.store.run_record import MARKER
@@ -127,7 +127,8 @@ class StoreReading:
             index = names.index(sort)
             missing = [row for row in rows if row[index].key == ""]  # always last
             present = [row for row in rows if row[index].key != ""]
-            rows = sorted(present, key=lambda row: _order(row[index]), reverse=descending) + missing
+            present.sort(key=lambda row: (isinstance(row[index].key, str), row[index].key), reverse=descending)
+            rows = present + missing
         size = min(max(size, 1), MAX_PAGE)
         n_pages = max(1, -(-len(rows) // size))
         number = min(max(number, 0), n_pages - 1)
@@ -140,10 +141,6 @@ class StoreReading:
             "n_matching": len(rows),
             "n_runs": len(self.runs.rows),
         }
-
-
-def _order(cell: TableCell) -> tuple[bool, float | str]:
-    return (isinstance(cell.key, str), cell.key)
 
 
 def _markers(results: Path) -> Iterator[Path]:

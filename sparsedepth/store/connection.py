@@ -156,7 +156,8 @@ class Store:
         try:
             statement, tree = _only_select(connection, text)
             tables = {str(node.get("table_name")).lower() for node in tree}
-            self._attach(tables)
+            for name in [name for name in self._cached if {name, name.partition("_")[0]} & tables]:
+                connection.register(name, self._cached.pop(name).dataset())  # in place of an empty table
             if self._add_tuning and "runs" in tables and _may_read_tuning(tree):
                 add_tuning, self._add_tuning = self._add_tuning, None
                 add_tuning()
@@ -176,11 +177,6 @@ class Store:
         for rows in self._cached.values():
             if isinstance(rows, UnreadTable):
                 rows.in_memory()
-
-    def _attach(self, tables: set[str]) -> None:
-        """Replace the empty placeholders of these tables by the cached rows."""
-        for name in [name for name in self._cached if {name, name.partition("_")[0]} & tables]:
-            self._connection.register(name, self._cached.pop(name).dataset())
 
 
 def open_store(*paths: Path | str, time_limit: float = TIME_LIMIT, skip_damaged: bool = False) -> Store:

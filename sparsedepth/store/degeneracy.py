@@ -168,7 +168,8 @@ def common_weakness(runs: Iterable[Run]) -> str:
 
 def sound_form(score: str, runs: Sequence[Run]) -> str | None:
     """The first form of a score, itself included, that is not degenerate in these runs; None where there is none."""
-    return next((form for form in alternative_forms(score) if _is_sound(form, runs)), None)
+    verdicts = (degeneracy(form, runs) for form in alternative_forms(score))
+    return next((verdict.score for verdict in verdicts if verdict.n_runs and not verdict.is_degenerate), None)
 
 
 def alternative_forms(score: str) -> tuple[str, ...]:
@@ -243,11 +244,6 @@ def sound_layer_metrics(metrics: Iterable[str], runs: "pd.DataFrame") -> tuple[d
     text = "".join(f" Drawn in place of {name} ({BY_LOSS}): {form}." for name, form in drawn.items() if form != name)
     marked = [name for name, form in drawn.items() if form == name and name in RELATIVE_ROWS]
     return drawn, text + (f" No evidence ({BY_LOSS}): {', '.join(marked)}." if marked else "")
-
-
-def _is_sound(score: str, runs: Sequence[Run]) -> bool:
-    verdict = degeneracy(score, runs)
-    return verdict.n_runs > 0 and not verdict.is_degenerate
 
 
 def _shared(score: str) -> str:

@@ -91,7 +91,8 @@ def _side_by_side(result: QueryResult, width: int, max_rows: int = MAX_TABLE_ROW
     right = [is_numeric([row[index] for row in rows]) for index in range(len(result.columns))]
     columns = [[visible(name), *(readable(row[index]) for row in rows)] for index, name in enumerate(result.columns)]
     sizes = [min(MAX_CELL_WIDTH, max(map(len, column))) for column in columns]
-    least = [_least_width(*column) for column in columns]
+    pieces = [" ".join(map(_pieces, column)).split() for column in columns]
+    least = [min(MAX_CELL_WIDTH, max(map(len, unbroken))) for unbroken in pieces]
     least[-1] = max(least[-1], min(last, sizes[-1]))
     gaps = 2 * (len(sizes) - 1)
     while sum(sizes) + gaps > width:
@@ -113,12 +114,6 @@ def _side_by_side(result: QueryResult, width: int, max_rows: int = MAX_TABLE_ROW
     text = [*_aligned(header, sizes, right), "  ".join("-" * size for size in sizes)]
     text += [line for row in lines for line in _aligned(row, sizes, right)]
     return "\n".join([*text, *_left_out(result, len(rows))])
-
-
-def _least_width(name: str, *cells: str) -> int:
-    """The length of the longest unbreakable piece of a column's name and texts."""
-    pieces = [piece for cell in (name, *cells) for piece in _pieces(cell).split()]
-    return min(MAX_CELL_WIDTH, max(map(len, pieces)))
 
 
 def _pieces(cell: str) -> str:

@@ -127,7 +127,9 @@ def _timed(config: RunConfig, runtime: RuntimeConfig, processes: int) -> tuple[s
 
 def time_run(config: RunConfig, runtime: Runtime, processes: int = 1) -> Timing:
     """Time a training step of one of `processes` that share each batch, and a measure's forward pass."""
-    expected = cost(config).train_flops(config.batch_tokens) / _rate(runtime)
+    on_cpu = runtime.device.type == "cpu"
+    rate = DEVICES["cpu"].rate * runtime.threads if on_cpu else DEVICES["a100"].rate
+    expected = cost(config).train_flops(config.batch_tokens) / rate
     share = max(1, config.batch_tokens // config.seq_len // processes)
     n_sequences = max(1, min(share, int(share * LONGEST_STEP / expected)))
     model = Decoder(config, config.seed).to(runtime.device).train()
@@ -151,10 +153,6 @@ def time_run(config: RunConfig, runtime: Runtime, processes: int = 1) -> Timing:
                     probed.logits(some_BTD)
 
     return Timing(step=step, forward=_seconds(forward, runtime) / token_count(inputs_NT))
-
-
-def _rate(runtime: Runtime) -> float:
-    return DEVICES["cpu"].rate * runtime.threads if runtime.device.type == "cpu" else DEVICES["a100"].rate
 
 
 def _seconds(work: Callable[[], None], runtime: Runtime) -> float:

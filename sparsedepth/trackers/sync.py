@@ -32,19 +32,15 @@ class Tracker(Protocol):
 
     def held(self) -> set[str] | None:
         """The run_ids that it has, complete or not; None if it cannot list them."""
-        ...
 
     def discard(self, run_id: str) -> None:
         """Remove a run, if it has any of it."""
-        ...
 
     def send(self, run: TrackedRun) -> None:
         """Store a run that it does not have, completely."""
-        ...
 
     def view_command(self) -> str:
         """The command that shows what was sent."""
-        ...
 
 
 def open_tracker(name: str, results: Path, at: str | None = None, project: str | None = None) -> Tracker:
