@@ -46,9 +46,10 @@ class _Loader(yaml.SafeLoader):
 
     def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
         keys = [self.construct_object(key, deep=True) for key, _ in node.value]
-        duplicate = next((key for i, key in enumerate(keys) if key in keys[:i]), None)
-        if duplicate is not None:
-            raise yaml.YAMLError(f"duplicate key {duplicate!r} {node.start_mark}")
+        for i, key in enumerate(keys):
+            if key in keys[:i]:
+                mark = node.value[i][0].start_mark
+                raise yaml.YAMLError(f"duplicate key {key!r} at line {mark.line + 1}, column {mark.column + 1}")
         return super().construct_mapping(node, deep)
 
 

@@ -189,7 +189,9 @@ def tokenizer_of(model: LoadedModel, root: Path) -> Tokenizer:
     Raises ValueError for a run on a task, whose tokens are not text.
     """
     if model.config is not None and not is_text(model.config.corpus):
-        raise ValueError(f"{model.source} was trained on corpus={model.config.corpus!r}, and its tokens are not text")
+        raise ValueError(
+            f"{model.source} was trained on corpus={model.config.corpus!r}: its tokens are not text; name a run on text"
+        )
     if model.config is None:
         return make_tokenizer(tokenizer_folder(model.folder), (), model.facts.vocab_size)
     if is_learned(model.config.tokenizer):

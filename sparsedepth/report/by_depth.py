@@ -105,7 +105,8 @@ def depth_sentence(trained: pd.DataFrame, loss: str) -> str:
     own = own if "lr" in tuned_fields(trained) else ""
     size = estimate_text(along.slope, f"{unit_of(loss, trained)} per doubling of n_layers")
     seeds = range_text(baseline.groupby("n_layers")["seed"].nunique())
-    return f"Depth at the baseline: {loss} {size} over {', '.join(map(str, along.depths))}, {seeds} seeds each{own}."
+    depths = f"n_layers {', '.join(map(str, along.depths))}"
+    return f"Depth at the baseline: {loss} {size} over {depths}, with {seeds} seeds each{own}."
 
 
 def range_text(counts: pd.Series) -> str:

@@ -52,6 +52,8 @@ def test_hostile_or_broken_yaml_is_refused_in_one_line(text, tmp_path):
 
 
 def test_a_slip_in_yaml_is_told_with_its_line():
+    with pytest.raises(ValueError, match=r"duplicate key 'lr' at line 3, column 1$"):
+        parse_yaml("lr: 1\nseed: 0\nlr: 2", "bad.yaml")
     with pytest.raises(ValueError) as caught:
         parse_yaml("data: [a\nsteps: 3: 4", "bad.yaml")
     assert str(caught.value).startswith("bad.yaml is not plain YAML: line 2, column 6: expected ',' or ']'")

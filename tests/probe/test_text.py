@@ -203,7 +203,7 @@ def test_a_run_on_a_task_reads_its_task(run, tmp_path):
     source = measure_source(loaded, None, 16, 160, tmp_path / "nowhere")
     assert source.held_out(16, 160).difficulty.max() == 15 and source.bytes_per_token is None
     assert not (tmp_path / "nowhere").exists()
-    with pytest.raises(ValueError, match="its tokens are not text"):
+    with pytest.raises(ValueError, match="its tokens are not text; name a run on text"):
         tokenizer_of(loaded, tmp_path)
     with pytest.raises(ValueError, match="was not trained on 'task:k_hop'"):
         measure_source(loaded, "task:k_hop", 16, 160, tmp_path)

@@ -302,7 +302,7 @@ def test_an_abstention_has_a_card_too():
     assert (card.grade, card.recipe.grade, card.mechanism.word) == (None, "C", None)
     page = card_markdown(card)
     assert page.startswith("# Recipe card: no recommendation, version 1\n")
-    assert "Evidence level: **none** (nothing is recommended)" in page
+    assert "Evidence level: **none** (nothing is recommended)" in page and "Expected gain" not in page
     graded = (
         "**none**: in-sample, several seeds; no held-out test. Nothing is recommended, so there is nothing to grade."
     )

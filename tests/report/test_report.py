@@ -64,7 +64,9 @@ def test_one_row_per_depth_has_the_recipe_its_evidence_and_cost(contents):
         assert row[3] == "3" and row[5].startswith("-0.299 nat/token (95% interval -0.3") and row[7] == f"{flops} (x1)"
     assert "baseline: depth_scale=none" in note
     assert any(
-        line.startswith("Depth at the baseline: val_loss +0 nat/token per doubling") for line in contents.summary
+        line.startswith("Depth at the baseline: val_loss +0 nat/token per doubling")
+        and "over n_layers 2, 4, with 3 seeds each" in line
+        for line in contents.summary
     )
     assert any("exceed the noise of seeds after Holm's correction" in line for line in contents.summary)
 
