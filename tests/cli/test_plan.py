@@ -7,7 +7,7 @@ import yaml
 from synthetic import make_run
 from tiny import BASE, definition
 
-from sparsedepth.cli import calls, sweep_args
+from sparsedepth.cli import calls, input_file
 from sparsedepth.cli.input_file import single_run_sweep, sweep_definition
 from sparsedepth.cli.plan import plan
 from sparsedepth.cli.train_sweep import train
@@ -59,8 +59,8 @@ def test_the_shapes_of_six_knobs_are_one_table_of_a_terminals_width(tmp_path, ca
 
 def test_a_file_is_read_once_for_its_price(tmp_path, monkeypatch):
     path, reads = write(tmp_path, {"n_layers": 2}), []
-    read = sweep_args.read_input
-    monkeypatch.setattr(sweep_args, "read_input", lambda *asked: reads.append(asked) or read(*asked))
+    read = input_file.read_input
+    monkeypatch.setattr(input_file, "read_input", lambda *asked: reads.append(asked) or read(*asked))
     assert single_run_sweep(path, ["seed=4"]).seeds == [4] and len(reads) == 1
 
 

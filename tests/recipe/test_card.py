@@ -33,7 +33,7 @@ from sparsedepth.recipe.provenance import provenance_of
 from sparsedepth.recipe.tables import BEST_MEASURED, settings_text
 
 AXES = {
-    "n_layers": [12, 16, 24],
+    "n_layers": [8, 12, 16, 24],
     "depth_scale": ["none", "lns"],
     "weight_decay": [0.0, 0.1],
     "n_kv_heads": [4, 1],
@@ -209,14 +209,14 @@ def test_tuning_is_told_with_what_was_tried():
 
 
 def test_held_out_depth_slopes_negative_and_provenance(card):
-    assert card.held_out.depth_outcome == "confirmed" and card.held_out.depth_test.fitted_on == (12, 16)
+    assert card.held_out.depth_outcome == "confirmed" and card.held_out.depth_test.fitted_on == (8, 12, 16)
     assert card.held_out.depth_test.decision_accuracy > 0.8
     assert stack_text(card.recipe).startswith("run together: against the baseline better")
-    assert [one.at_setting.depths for one in card.depth_slopes] == [(12, 16, 24)] * 3
+    assert [one.at_setting.depths for one in card.depth_slopes] == [(8, 12, 16, 24)] * 3
     assert "depth slope of val_loss" in card_markdown(card)
     assert any(line.startswith("n_kv_heads=1 vs n_kv_heads=4: not distinguishable") for line in negative_lines(card))
-    assert card.provenance.hours == {"cpu": 36.0} and card.provenance.seeds == [0, 1, 2]
-    assert len(card.provenance.run_ids) == 72 and card.provenance.manifests is None
+    assert card.provenance.hours == {"cpu": 48.0} and card.provenance.seeds == [0, 1, 2]
+    assert len(card.provenance.run_ids) == 96 and card.provenance.manifests is None
     assert "--depth 24 --objective val_loss" in card.provenance.command
     assert card.provenance.node_hours is None and "node hours" not in card_markdown(card)
 
