@@ -101,7 +101,6 @@ class ModelConfig(Section):
             cost_scope="step",
             sparser_direction="more",
             label_priority=4,
-            stacked="no",
             confound="Experts bring parameters at the same cost per token: see equal params_total and equal flops.",
         ),
     ] = 0

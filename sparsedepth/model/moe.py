@@ -11,7 +11,10 @@ layers; transformers pools layers first, which lets imbalances cancel.
 Shared experts (2401.06066, eq. 9) are added without a gate (Qwen-MoE has one); n of them, each d_expert wide, are one
 SwiGLU n times as wide.
 
-Shapes: B sequences, T tokens, N = B T, D d_model, F d_expert, E experts, C experts chosen per token.
+In a stack of R runs (`stacked`) expert e of run r is number r E + e of R E, whose tokens are its run's alone; each run
+has its own losses, over its own tokens.
+
+Shapes: B sequences, T tokens, N = B T, D d_model, F d_expert, E experts, C experts chosen per token; in a stack R runs.
 """
 
 from collections.abc import Callable
@@ -20,7 +23,7 @@ import torch
 from torch import Tensor, nn
 
 from sparsedepth.config.model import ModelConfig
-from sparsedepth.model import kernels, moe_kernels
+from sparsedepth.model import kernels, moe_kernels, stacked
 from sparsedepth.model.feedforward import FeedForward, RouterLoss
 from sparsedepth.model.linear import without_masked_gradient
 
@@ -60,7 +63,8 @@ class Experts(nn.Module):
 
     def route(self, x_ND: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """logits_NE, probability_NE, gate_NC and choice_NC; the softmax in fp32."""
-        logits_NE = self.router(x_ND).float()
+        weight = self.router.weight
+        logits_NE = (self.router(x_ND) if weight.ndim == 2 else stacked.linear(x_ND, weight)).float()
         probability_NE = router_softmax(logits_NE)
         gate_NC, choice_NC = probability_NE.topk(self.top_k, dim=-1)
         if self.renormalise:
@@ -71,15 +75,23 @@ class Experts(nn.Module):
         x_ND = x_BTD.flatten(0, 1)
         logits_NE, probability_NE, gate_NC, choice_NC = self.route(x_ND)
         if router_loss is not None:
-            n_experts = logits_NE.shape[1]
-            # Not bincount, which would make the host wait for the device.
-            is_choice_NCE = choice_NC[..., None] == torch.arange(n_experts, device=x_ND.device)
-            share_E = self.mean_over_devices(is_choice_NCE.float().mean((0, 1)))
-            balance = n_experts * (share_E * probability_NE.mean(0)).sum()
-            router_loss.value = torch.stack((balance, logits_NE.logsumexp(-1).pow(2).mean()))
+            router_loss.value = self._losses(logits_NE, probability_NE, choice_NC)
         gate_up_E2FD, down_EDF = self.gate_up_E2FD, self.down_EDF
         if self.is_masked:
             gate_up_E2FD, down_EDF = without_masked_gradient(gate_up_E2FD), without_masked_gradient(down_EDF)
+        if down_EDF.ndim == 4:
+            choice_NC = stacked.number_by_run(choice_NC, *down_EDF.shape[:2])
+            gate_up_E2FD, down_EDF = gate_up_E2FD.flatten(0, 1), down_EDF.flatten(0, 1)
         kernel = moe_kernels.KERNELS[self.kernel]
         out_BTD = kernel(x_ND, gate_NC.to(x_ND.dtype), choice_NC, gate_up_E2FD, down_EDF).view_as(x_BTD)
         return out_BTD if self.shared is None else out_BTD + self.shared(x_BTD)
+
+    def _losses(self, logits_NE: Tensor, probability_NE: Tensor, choice_NC: Tensor) -> Tensor:
+        """(balance, z); in a stack [2, R]."""
+        weight, n_experts = self.router.weight, logits_NE.shape[1]
+        # Not bincount, which would make the host wait for the device.
+        is_choice_NCE = choice_NC[..., None] == torch.arange(n_experts, device=logits_NE.device)
+        share_E = self.mean_over_devices(stacked.token_mean(is_choice_NCE.float().mean(1), weight))
+        balance = n_experts * (share_E * stacked.token_mean(probability_NE, weight)).sum(-1)
+        z = stacked.token_mean(logits_NE.logsumexp(-1, keepdim=True).pow(2), weight).squeeze(-1)
+        return torch.stack((balance, z))

@@ -35,9 +35,17 @@ def plus(x: Tensor, bias: Tensor) -> Tensor:
     return x + bias if bias.ndim < 2 else (by_run(x, bias) + bias[:, None]).view_as(x)
 
 
+def token_mean(x_NX: Tensor, weight: Tensor) -> Tensor:
+    """The mean over tokens; in a stack, mean_SX over each run's own."""
+    return x_NX.mean(0) if weight.ndim < 3 else by_run(x_NX, weight).mean(1)
+
+
+def number_by_run(number: Tensor, n_runs: int, n_numbers: int) -> Tensor:
+    """Numbers below n_numbers of each run's tokens, along the first dimension, as numbers among those of all runs."""
+    first_S1 = torch.arange(n_runs, device=number.device)[:, None] * n_numbers
+    return (number.view(n_runs, -1) + first_S1).view_as(number)
+
+
 def embedding(token_BT: Tensor, weight_SVD: Tensor) -> Tensor:
     """x_BTD, each run's tokens looked up in its own embedding."""
-    n_runs, n_rows = weight_SVD.shape[:2]
-    first_S1 = torch.arange(n_runs, device=token_BT.device)[:, None] * n_rows
-    row_BT = (token_BT.view(n_runs, -1) + first_S1).view_as(token_BT)
-    return F.embedding(row_BT, weight_SVD.flatten(0, 1))
+    return F.embedding(number_by_run(token_BT, *weight_SVD.shape[:2]), weight_SVD.flatten(0, 1))

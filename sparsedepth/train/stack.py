@@ -30,8 +30,8 @@ SHARED_OUTSIDE_MODEL = ("batch_tokens", "train_tokens", "precision")
 
 
 def can_stack(*runs: RunConfig) -> bool:
-    """Whether runs can train as one model: equal shapes, steps and precision, no experts, and at most one `depth_scale`
-    besides 'none'. Seed, optimizer, initial weights, text and measures may differ (`Role.stacked`)."""
+    """Whether runs can train as one model: equal shapes, steps and precision, and at most one `depth_scale` besides
+    'none'. Seed, optimizer, initial weights, text and measures may differ (`Role.stacked`)."""
     first, *others = runs
     equal = fields_where(ModelConfig, lambda role: role.stacked != "own")
     unstacked = fields_where(ModelConfig, lambda role: role.stacked == "no")
@@ -178,7 +178,7 @@ class _Stacks:
 
 
 def backward(stack: StackedDecoder, runs: Sequence[TrainingState]) -> None:
-    """Give each run the gradients of its batch, its cross-entropy and its balance loss (NaN: there are no experts).
+    """Give each run the gradients of its batch, its cross-entropy and its balance loss (NaN without experts).
 
     The gradient of the sum of the losses is each run's own gradient: no run's loss depends on another's weights.
     """

@@ -52,9 +52,9 @@ def test_where_a_stack_is_formed():
         return machine(2, RuntimeConfig(device="cpu", stack=stack, compile=compile)).stack_size(config)
 
     wide = {"d_model": 64, "batch_tokens": STACKED_VALUES // 32, "train_tokens": STACKED_VALUES}
-    assert (size(), size(**wide), size(n_experts=2, top_k=2)) == (4, 1, 1)
+    assert (size(), size(**wide), size(n_experts=2, top_k=2)) == (4, 1, 4)
     assert (size(compile=True), size(compile=True, stack=2), size(compile=False)) == (1, 2, 4), "compiled, it is slower"
-    assert (size(stack=1), size(stack=7, **wide), size(stack=7, n_experts=2, top_k=2)) == (1, 7, 1)
+    assert (size(stack=1), size(stack=7, **wide), size(stack=7, n_experts=2, top_k=2)) == (1, 7, 7)
 
 
 @pytest.mark.slow  # the sweeps of tests/chaos are stacked too, where it pays

@@ -81,6 +81,16 @@ SHAPES: list[dict] = [
     {"norm": "mix", "mix_frac": 0.5, "residual_gate": "layerscale", "gate_init": 0.1},
     {"residual_scalars": True, "value_residual": True, "n_kv_heads": 1, "rope_theta": 100.0, "norm_eps": 1e-3},
     {"n_layers": 4, "loops": 2, "norm": "keel", "gpas": True, "activation": "relu2", "d_ff": 24},
+    {"n_experts": 4, "top_k": 2, "balance_loss": 0.3, "router_z_loss": 0.1},
+    {
+        "n_experts": 3,
+        "top_k": 1,
+        "d_expert": 8,
+        "n_shared_experts": 2,
+        "n_dense_layers": 1,
+        "renormalise_gates": False,
+        "weight_density": 0.5,
+    },
     {
         "architecture": "vit",
         "corpus": "images:x",
@@ -118,7 +128,7 @@ def test_a_stack_follows_the_rules_of_a_parametrisation():
 def test_every_field_that_may_be_in_a_stack_was_tried_in_one():
     """A new field of the model must be: or else its role says that runs with it train alone (`stacked="no"`)."""
     tried = {name for fields in (TINY, PARAMETRISED, *RUNS, *SHAPES) for name in fields}
-    stacked = fields_where(ModelConfig, lambda role: role.stacked != "no" and not role.needs_experts)
+    stacked = fields_where(ModelConfig, lambda role: role.stacked != "no")
     assert set(stacked) - tried == {"allow"}
 
 
@@ -203,10 +213,11 @@ def test_what_can_stack(fields, can):
     assert can_stack(config(**fields), config()) is can
 
 
-def test_two_places_of_depth_scale_and_experts_do_not_stack():
+def test_two_places_of_depth_scale_and_streams_do_not_stack():
     assert not can_stack(config(depth_scale="lns"), config(depth_scale="after_ffn"))
     assert not can_stack(config(), config(depth_scale="lns"), config(depth_scale="after_ffn"))
-    assert not can_stack(config(n_experts=4, top_k=2), config(n_experts=4, top_k=2, seed=1))
+    assert can_stack(config(n_experts=4, top_k=2), config(n_experts=4, top_k=2, seed=1))
+    assert not can_stack(config(n_experts=4, top_k=2), config(n_experts=4, top_k=2, balance_loss=0.1))
     assert not can_stack(config(n_streams=2), config(n_streams=2, seed=1))
 
 
