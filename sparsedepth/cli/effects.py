@@ -90,7 +90,8 @@ def effects(
         return
     lines: list[str] = []
     if part in ("all", "knobs", "lr"):
-        lines += text_report.knob_cautions(runs, by)
+        asked, by = by, text_report.usable_outcome(runs, by)
+        lines += text_report.knob_cautions(runs, asked)
     if part in ("all", "knobs"):
         lines += (text_report if detail else summary).knob_lines(runs, by, knob)
     if part == "scale":

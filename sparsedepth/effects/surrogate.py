@@ -179,13 +179,14 @@ def _kernel(u: np.ndarray, v: np.ndarray, length: float) -> np.ndarray:
 
 
 def importances(frame: pd.DataFrame, search: Search, objective: str) -> dict[str, dict[str, float]]:
-    """Evaluator -> axis -> share; the shares of one evaluator sum to 1. Empty with too few proposals."""
+    """Evaluator -> axis -> share; the shares of one evaluator sum to 1. Empty with too few proposals, or where
+    all have the same value."""
     import optuna
     from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution
 
     frame = frame[np.isfinite(frame[objective].to_numpy(float))]
     axes = axes_of(frame, search)
-    if len(frame) < MIN_PROPOSALS or not axes:
+    if len(frame) < MIN_PROPOSALS or not axes or frame[objective].nunique() == 1:
         return {}
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     better = "maximize" if quantities.sign(objective) > 0 else "minimize"

@@ -29,7 +29,7 @@ from sparsedepth.effects.sentences import (
     verdict_text,
 )
 from sparsedepth.effects.setting_interactions import setting_interactions
-from sparsedepth.store.degeneracy import degeneracy_note, score_rows
+from sparsedepth.store.degeneracy import degeneracy_note, score_rows, usable_form
 from sparsedepth.store.query_result import QueryResult
 from sparsedepth.store.tuning_roles import result_rows
 
@@ -62,12 +62,17 @@ def knob_lines(runs: pd.DataFrame, outcome: str, knob: str | None = None) -> Ite
     yield from _interaction_and_slope_lines(runs, outcome, knob)
 
 
-def knob_cautions(runs: pd.DataFrame, outcome: str) -> Iterator[str]:
-    """Warnings about a degenerate outcome, and about contrasts that pool several widths or token budgets. Raises
-    ValueError for an outcome that is no number of `runs`."""
+def usable_outcome(runs: pd.DataFrame, outcome: str) -> str:
+    """The outcome, or the sound form of a degenerate score. Raises ValueError for one that is no number of `runs`."""
     unit_of(outcome)
+    return usable_form(outcome, score_rows(result_rows(runs), outcome))
+
+
+def knob_cautions(runs: pd.DataFrame, outcome: str) -> Iterator[str]:
+    """Warnings about a degenerate outcome (`usable_outcome`), and about contrasts that pool several widths or token
+    budgets."""
     runs = result_rows(runs)
-    if caution := degeneracy_note(outcome, score_rows(runs, outcome)):
+    if caution := degeneracy_note(outcome, score_rows(runs, outcome), "the effects are on"):
         yield caution
     nouns = {"d_model": "widths", "train_tokens": "token budgets"}
     pooled = [

@@ -105,6 +105,7 @@ def add_rows(context: MeasureContext, rows: Measurements) -> None:
     result = causal_effect(context.probed, context.scored, context.rng(), context.max_tokens)
     rows.add_score("causal_score", result.score)
     rows.summary["usefulness_identity"] = share_above(result.skip_increase, context.config.usefulness_threshold)
+    rows.summary["skip_loss_increase"] = finite(np.mean(np.array(result.skip_increase, dtype=float)))
     rows.summary["score_tokens"] = context.scored.n_scored
     rows.add_layers("causal_effect", result.by_layer, context.n_tokens)
     rows.add_layers("skip_loss_increase", result.skip_increase, context.scored.n_scored)

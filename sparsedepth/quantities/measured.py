@@ -172,8 +172,8 @@ _RECORDS: tuple[Quantity, ...] = (
     Quantity("causal_effect", "effect of skipping block `layer` on the update of the later block `other_layer`",
              tables=PAIRS, measure="causal", source=SPARSITY, scale="log"),
     Quantity("skip_loss_increase", "(loss with the block left out - loss) / loss",
-             tables=LAYERS, measure="causal", source=f"identity {CONTROL}", is_relative=True, bounds=INCREASE,
-             scale="symlog", label="loss increase with\nthe layer left out"),
+             tables=RUNS_LAYERS, measure="causal", source=f"identity {CONTROL}", better="high", is_relative=True,
+             carried_by="layer", bounds=INCREASE, scale="symlog", label="loss increase with\nthe layer left out"),
     Quantity("usefulness_identity",
              "share of blocks that cannot be left out: that raises the loss by more than usefulness_threshold",
              "share of layers", measure="causal", source=f"identity {CONTROL}", better="high", is_relative=True,
@@ -189,7 +189,7 @@ _RECORDS: tuple[Quantity, ...] = (
     # Jacobians of the blocks
     *(Quantity(name, f"{formula} of the block{more}", tables=RUNS_LAYERS, measure="jacobian", source=source,
                better="high", has_interval=True, has_error=True, in_runs="mean over blocks of {}; by random probes",
-               label=label)
+               carried_by="layer", label=label)
       for name, formula, more, source, label in (
           ("jacobian_deviation", "sqrt(E_t ||J_tt - I||_F^2)", ", J_tt = d x_l[t] / d x_(l-1)[t]", SPARSITY,
            "Jacobian's deviation\nfrom identity"),
@@ -223,9 +223,9 @@ _RECORDS: tuple[Quantity, ...] = (
       for what, formula in (("norm", f"E ||{{added}}||, {meaning}"), ("ratio", "E ||{added}|| / ||{before}||"),
                             ("cosine", "E cos({added}, {before})"))),
     Quantity("block_influence", "1 - E cos(x_l, x_(l-1))", tables=RUNS_LAYERS, measure="geometry",
-             source=INFLUENCE, better="high", has_interval=True, bounds=(0, 2)),
+             source=INFLUENCE, better="high", has_interval=True, carried_by="layer", bounds=(0, 2)),
     Quantity("angular_distance", "E arccos cos(x_(l-1), x_l); / pi as published", "rad",
-             tables=RUNS_LAYERS, measure="geometry", source=DEEPER, better="high", has_interval=True),
+             tables=RUNS_LAYERS, measure="geometry", source=DEEPER, better="high", has_interval=True, carried_by="layer"),
     Quantity("angular_distance", "E arccos cos(x_a, x_b), a = `layer` < b = `other_layer`, from layer 0 on", "rad",
              tables=PAIRS, measure="geometry", source=DEEPER),
     Quantity("angular_distance_last_token", "mean over layers of angular_distance at the last token of each sequence, "

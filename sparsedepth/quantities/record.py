@@ -129,7 +129,7 @@ class Quantity:
         ):
             yield replace(
                 self, name=f"{self.name}_{name}", formula=formula.format(self.name), tables=("runs",), carried_by="",
-                has_interval=False, layer_interval=False, stage="", label=label.format(short_name),
+                has_interval=False, has_error=False, layer_interval=False, stage="", label=label.format(short_name),
             )  # fmt: skip
         for name, formula, unit in (
             ("largest_share", "share of {} that its largest block carries; 1/n_layers if all are alike", "share"),

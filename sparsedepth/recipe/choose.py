@@ -124,7 +124,7 @@ def derive(
         fields = [name for knob in rows.knobs for name in knob.fields if name in DATA]
         named = ", ".join((*fields[:3], *(["..."] if len(fields) > 3 else [])))
         return updated(recipe, abstained=f"the runs{at} differ only in their data ({named}), which is not a remedy")
-    return check_stack(rows, combine(rows, recipe))
+    return with_weakness(rows, check_stack(rows, combine(rows, recipe)))
 
 
 def updated(recipe: Recipe, **fields: object) -> Recipe:
@@ -256,6 +256,23 @@ def refuse(candidate: Candidate, reason: str) -> Candidate:
 def _gain(candidate: Candidate) -> float:
     assert candidate.shrunk is not None
     return quantities.sign(candidate.contrast.outcome) * candidate.shrunk
+
+
+def with_weakness(rows: DepthRows, recipe: Recipe) -> Recipe:
+    """The recipe, of grade D if most runs of its baseline, or of a setting that it recommends, are no evidence about
+    depth; most of all runs may be."""
+    is_baseline = changed(rows.runs, rows.knobs).map(len) == 0
+    compared = {"at the baseline": is_baseline} | {
+        f"with {change.contrast.setting}": labels(rows.runs, knob) == change.contrast.setting
+        for change in recipe.changes
+        for knob in rows.knobs
+        if knob.name == change.contrast.knob
+    }
+    for name, of_setting in compared.items():
+        weakness = common_weakness(score_rows(rows.runs[of_setting], recipe.objective))
+        if weakness and not recipe.weakness:
+            return updated(recipe, weakness=f"{name}, {weakness}", grade="D")
+    return recipe
 
 
 # Stack

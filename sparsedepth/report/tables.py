@@ -15,12 +15,16 @@ from sparsedepth.effects.knobs import chosen_fields, plain
 from sparsedepth.effects.sentences import size_text, verdict_text
 from sparsedepth.plots.forest import LOG_UNIT
 from sparsedepth.store.cell_text import readable
-from sparsedepth.store.degeneracy import SCORES, reasons_in, score_rows
+from sparsedepth.store.degeneracy import SCORES, reasons_by_run, score_rows
 from sparsedepth.store.tuning_roles import without_measured_models
 
 RESULTS = (
     "val_loss",
     "val_loss_common",
+    "val_accuracy",
+    "solved_difficulty",
+    "needed_layers",
+    "affine_loss_added",
     "usefulness",
     "usefulness_loss_increase",
     "causal_score",
@@ -97,7 +101,7 @@ def table_of_runs(runs: pd.DataFrame) -> Table:
     results = [name for name in RESULTS if runs[name].notna().any() and not _repeats(runs, name)]
     names = ["run_id", *roles, *depth, *varied, "seed", "outcome", *results]
     columns = [(name, meaning_of(name, runs["corpus"].dropna())) for name in names]
-    marks = {name: [reasons_in(name, run) for run in score_rows(runs, name)] for name in names if name in SCORES}
+    marks = {name: reasons_by_run(name, score_rows(runs, name)) for name in names if name in SCORES}
     rows = [
         [_with_mark(value, marks[name][i]) if name in marks else value for name, value in zip(names, row, strict=True)]
         for i, row in enumerate(runs[names].itertuples(index=False))

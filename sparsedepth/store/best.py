@@ -5,6 +5,8 @@ seeds, with Student's 95% interval from three seeds on (at two, the half-width i
 quantity's range: no loss is below 0. The mean of the surviving seeds is optimistic, so cells with a diverged seed, and
 proposals of a search that lack seeds, rank below all others.
 
+A score of depth that is degenerate in these runs (`store.degeneracy`) is shown beside the form that ranks in its place.
+
 The table always includes the *baseline* (`store.setting`). A sampler's folder (`store.search`) has none: its table
 includes the Pareto front. Where a sweep tuned fields, only the chosen values are ranked.
 """
@@ -24,7 +26,7 @@ from sparsedepth.config.run import CELL_FIELDS
 from sparsedepth.store import terminal
 from sparsedepth.store.comparable_loss import loss_in
 from sparsedepth.store.connection import Store
-from sparsedepth.store.degeneracy import SCORES, degeneracy_note, read_scores
+from sparsedepth.store.degeneracy import SCORES, degeneracy_note, read_scores, usable_form
 from sparsedepth.store.imported_run import import_note_of_rows
 from sparsedepth.store.packages import version_differences
 from sparsedepth.store.query_result import QueryResult
@@ -44,12 +46,16 @@ class Ranking:
     table: QueryResult
     """rank (equal means share one; NULL without a mean), cell_id, source (of several results folders), model (where any
     was only measured), the knobs that vary, seeds (with a value), diverged (where any did), params and flops (of
-    training) over the baseline's, mean, lo, hi (95% over seeds), note (baseline, front, incomplete, no value)."""
+    training) over the baseline's, mean, lo, hi (95% over seeds), `beside`, note (baseline, front, incomplete, no
+    value)."""
     settings: tuple[str, ...]
     """The label of each row: how it differs from the baseline."""
     tuned: tuple[str, ...]
     """Fields that vary because they were tuned."""
     by: str
+    """The sound form of a degenerate score, if it has one."""
+    beside: tuple[str, ...]
+    """Quantities whose means stand beside it: the score asked for, and a search's other objectives."""
     unit: str
     better: str
     """low or high."""
@@ -102,15 +108,18 @@ def best(
     """
     search = search_of(store.roots)
     by = by or (search.objectives[0] if search else loss_in(store))
-    quantity = quantities.rankable(by)
+    quantities.rankable(by)
     if top < 1:
         raise ValueError(f"top={top} must be at least 1")
     conditions = [] if depth is None else [f"n_layers = {int(depth)}"]
     conditions += [] if where is None else [store.condition(where)]
-    objectives = search.objectives if search else ()
+    condition = " AND ".join([*conditions, IS_CHOSEN])
+    caution = _caution(store, by, condition)
+    objectives = search.objectives if search else (by,)
+    if by in SCORES:
+        by = usable_form(by, read_scores(store, by, condition))
     facts = ("cell_id", "seed", "model", "tuning", "tuned_fields", "outcome", "folder", "params_total", "train_flops")
     columns = dict.fromkeys((*facts, by, *CELL_FIELDS, *objectives))
-    condition = " AND ".join([*conditions, IS_CHOSEN])
     rows = store.sql(f"SELECT {', '.join(columns)} FROM runs WHERE {condition}").records()
     if not rows:
         raise ValueError(_why_none(store, conditions))
@@ -131,14 +140,15 @@ def best(
         knobs=tuple(cell.knobs for cell in shown),
         tuned=settings.tuned,
         by=by,
-        unit=unit_for(quantity.unit, (row["corpus"] for row in rows)),
-        better=quantity.better,
+        beside=tuple(name for name in objectives if name != by),
+        unit=unit_for(quantities.rankable(by).unit, (row["corpus"] for row in rows)),
+        better=quantities.rankable(by).better,
         n_cells=len(cells),
         top=top,
         n_runs=len(rows),
         n_diverged=sum(cell.n_diverged for cell in cells),
         cost=settings.cost_text(table.columns),
-        caution="\n".join(filter(None, (settings.depth_text, _caution(store, by, condition), settings.data_text))),
+        caution="\n".join(filter(None, (settings.depth_text, caution, settings.data_text))),
     )
 
 
@@ -171,7 +181,7 @@ def _caution(store: Store, by: str, condition: str) -> str:
     packages = store.sql(f"SELECT packages FROM runs WHERE {condition}").rows
     notes = (
         import_note_of_rows(imported) if imported else "",
-        degeneracy_note(by, read_scores(store, by, condition)) if by in SCORES else "",
+        degeneracy_note(by, read_scores(store, by, condition), "ranked by") if by in SCORES else "",
         version_differences(text for (text,) in packages),
     )
     return "; ".join(filter(None, notes))
@@ -225,7 +235,7 @@ def answer(ranking: Ranking) -> str:
 def text(ranking: Ranking, width: int | None = None) -> str:
     """The ranking for a terminal of `width` characters, a line per configuration, labelled by how it differs from the
     baseline; with cell_id where there is room."""
-    values = ("seeds", "diverged", ranking.by, "lo", "hi", *(ranking.search.objectives[1:] if ranking.search else ()))
+    values = ("seeds", "diverged", ranking.by, "lo", "hi", *ranking.beside)
     costs = ("params", "flops", *(["note"] if ranking.search else []))
     names = ("rank", "cell_id", "source", "n_layers", *ranking.tuned, *values, *costs)
     names = tuple(name for name in names if name in ranking.table.columns)

@@ -5,17 +5,19 @@ A score measures how much the blocks do: a measured column of `runs` of which mo
     - at chance level, or worse than the bigram table of its training text: the model uses no depth
     - if it is divided by a loss below SMALL_LOSS: it would count blocks as useful that nothing depends on
     - if one block carries more than LARGEST_SHARE of it: it says nothing about the others
-    - if its interval contains 0, its value at initialisation
+    - if it is 0, or its interval contains 0, its value at initialisation (scores that start elsewhere, such as
+      `causal_score`, have the first reason instead: an untrained model is at chance)
+    - if all runs of the comparison, or all of the run's depth, have the same value
 
-and in all runs of a comparison if it has the same value in each. It is degenerate in a comparison if that holds for
-more than MOST of the finished runs that have it. Checks that need a missing column are reported as `unknown`.
+It is degenerate in a comparison if it is in more than MOST of the finished runs that have it. Checks that need a
+missing column are reported as `unknown`.
 
 `sound_form` is the replacement: of a score carried by one block its form `_without_first`, of a relative one the
 absolute form.
 """
 
 import math
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -47,6 +49,12 @@ SCORES: tuple[str, ...] = tuple(
 _CARRIED = {score.rows or score.name: score.name for score in PROFILED}
 """Metric by layer or pair -> the score that averages it and has a depth profile."""
 _WITHOUT_LARGEST = ("_without_first", "_deep_half")
+_BY_BLOCK = {
+    name
+    for name in SCORES
+    if (IN_RUNS[name].rows or name) in {*BY_LAYER, *BY_PAIR} and not name.endswith(_WITHOUT_LARGEST)
+}
+"""Scores that summarise values of blocks."""
 _ABSOLUTE = ("affine_loss_added", "affine_loss_added_without_first")
 ABSOLUTE_ROWS: Mapping[str, str] = {"affine_loss_increase": "affine_loss_added"}
 """Metrics by layer that are divided by the loss -> their absolute form."""
@@ -56,6 +64,7 @@ BY_BIGRAM, BY_CHANCE = "the model is worse than a bigram table of its training t
 BY_BLOCK = "one block carries more than half of it"
 BY_LOSS = f"it is relative to a loss below {SMALL_LOSS} nat/token"
 BY_START = "its interval contains 0, the value at initialisation"
+BY_ZERO = "it is 0, the value at initialisation"
 NO_BIGRAM = "unknown whether the model beats a bigram table: no bigram_loss"
 NO_ROWS = "unknown which block carries it: no values by block"
 
@@ -67,8 +76,6 @@ class Degeneracy:
     score: str
     n_runs: int
     """Finished runs that have it."""
-    constant: float | None
-    """Its value, if it is the same in all of at least two runs."""
     n_degenerate: int
     reasons: Mapping[str, int]
     """Reason -> runs, the most frequent first."""
@@ -77,24 +84,23 @@ class Degeneracy:
 
     @property
     def is_degenerate(self) -> bool:
-        return self.constant is not None or self.n_degenerate > MOST * self.n_runs
+        return self.n_degenerate > MOST * self.n_runs
 
     @property
     def reason(self) -> str:
         """The main reason; empty without one."""
-        return f"{self.constant:g} in every run" if self.constant is not None else next(iter(self.reasons), "")
+        return next(iter(self.reasons), "")
 
     @property
     def grounds(self) -> str:
         """All reasons with the number of runs, then what is unknown; empty where it is degenerate in no run."""
         reasons = [f"{reason} ({n} of {self.n_runs} runs)" for reason, n in self.reasons.items()]
-        if self.constant is not None:
-            reasons.insert(0, self.reason)
         return "; ".join([*reasons, *self.unknown]) if reasons else ""
 
     @property
     def text(self) -> str:
-        """'usefulness is degenerate: 0 in every run; ...', or what is unknown; empty where all is well."""
+        """'usefulness is degenerate: 0 in every run (9 of 9 runs); ...', or what is unknown; empty where all is
+        well."""
         if self.grounds:
             return f"{self.score} is degenerate{'' if self.is_degenerate else ' in some runs'}: {self.grounds}"
         return f"{self.score}: {'; '.join(self.unknown)}" if self.unknown else ""
@@ -102,23 +108,41 @@ class Degeneracy:
 
 def degeneracy(score: str, runs: Iterable[Run]) -> Degeneracy:
     """The degeneracy of one score in the finished runs. A column that is no score is never degenerate."""
-    scored = [run for run in runs if run.get("outcome") == "ok" and float_or_none(run.get(score)) is not None]
-    if score not in SCORES:
-        scored = []
-    by_run = [reasons_in(score, run) for run in scored]
-    values = {float_or_none(run.get(score)) for run in scored}
+    scored = [run for run in runs if score in SCORES and _has_value(score, run)]
+    by_run = reasons_by_run(score, scored)
     return Degeneracy(
         score=score,
         n_runs=len(scored),
-        constant=next(iter(values)) if len(scored) > 1 and len(values) == 1 else None,
         n_degenerate=sum(map(bool, by_run)),
         reasons=dict(Counter(reason for reasons in by_run for reason in reasons).most_common()),
         unknown=dict(Counter(reason for run in scored for reason in unknown_in(score, run)).most_common()),
     )
 
 
+def reasons_by_run(score: str, runs: Sequence[Run]) -> list[list[str]]:
+    """Why a score is degenerate in each run of a comparison; empty where it is not, or the run has no value."""
+    values_at = defaultdict[float | None, list[float | None]](list)
+    scored = [run for run in runs if _has_value(score, run)]
+    for run in scored:
+        values_at[float_or_none(run.get("n_layers"))].append(float_or_none(run[score]))
+    is_constant = len(scored) > 1 and len({value for values in values_at.values() for value in values}) == 1
+
+    def constant(run: Run) -> list[str]:
+        depth = float_or_none(run.get("n_layers"))
+        if is_constant:
+            return [f"{run[score]:g} in every run"]
+        is_constant_there = depth is not None and len(values_at[depth]) > 1 and len({*values_at[depth]}) == 1
+        return [f"{run[score]:g} in every run at {depth:g} layers"] if is_constant_there else []
+
+    return [[*constant(run), *reasons_in(score, run)] if _has_value(score, run) else [] for run in runs]
+
+
+def _has_value(score: str, run: Run) -> bool:
+    return run.get("outcome") == "ok" and float_or_none(run.get(score)) is not None
+
+
 def reasons_in(score: str, run: Run) -> list[str]:
-    """Why a score is degenerate in one run; empty where it is not."""
+    """Why a score is degenerate in a run by itself; empty where it is not."""
     share, lo, hi = (float_or_none(run.get(name)) for name in (_share_column(score), f"{score}_lo", f"{score}_hi"))
     reasons = [weakness] if (weakness := weakness_of_run(run)) else []
     loss = float_or_none(run.get("val_loss"))
@@ -127,7 +151,9 @@ def reasons_in(score: str, run: Run) -> list[str]:
     if share is not None and share > LARGEST_SHARE:
         reasons.append(BY_BLOCK)
     least, _ = IN_RUNS[score].range
-    if least < 0 and lo is not None and hi is not None and lo <= 0 <= hi:
+    if float_or_none(run.get(score)) == 0:
+        reasons.append(BY_ZERO)
+    elif least < 0 and lo is not None and hi is not None and lo <= 0 <= hi:
         reasons.append(BY_START)
     return reasons
 
@@ -137,7 +163,7 @@ def unknown_in(score: str, run: Run) -> list[str]:
     unknown = []
     if weakness_of_run(run) is None:
         unknown.append(NO_BIGRAM)
-    if (column := _share_column(score)) and float_or_none(run.get(column)) is None:
+    if score in _BY_BLOCK and float_or_none(run.get(_share_column(score))) is None:
         unknown.append(NO_ROWS)
     return unknown
 
@@ -184,7 +210,7 @@ def columns_for(score: str) -> tuple[str, ...]:
     columns = (
         name for form in alternative_forms(score) for name in (form, f"{form}_lo", f"{form}_hi", _share_column(form))
     )
-    needed = ("outcome", "val_loss", "bigram_loss", "chance_loss", "vocab_size", *columns)
+    needed = ("outcome", "n_layers", "val_loss", "bigram_loss", "chance_loss", "vocab_size", *columns)
     return tuple(name for name in dict.fromkeys(needed) if name in known)
 
 
@@ -198,22 +224,23 @@ def read_scores(store: "Store", score: str, condition: str) -> Sequence[Run]:
     return store.sql(f"SELECT {', '.join(columns_for(score))} FROM runs WHERE {condition}").records()
 
 
-def degeneracy_note(score: str, runs: Sequence[Run]) -> str:
+def usable_form(score: str, runs: Sequence[Run]) -> str:
+    """The score, or where it is degenerate its sound form, if it has one."""
+    return (sound_form(score, runs) if degeneracy(score, runs).is_degenerate else None) or score
+
+
+def degeneracy_note(score: str, runs: Sequence[Run], advice: str = "use") -> str:
     """A warning about a score, with the form to use in its place; empty where all is well."""
     verdict = degeneracy(score, runs)
     if not verdict.is_degenerate:
         return verdict.text
     form = sound_form(score, runs)
-    return f"{verdict.text}; {f'use {form}' if form else 'no other form of it is sound in these runs'}"
+    return f"{verdict.text}; {f'{advice} {form}' if form else 'no other form of it is sound in these runs'}"
 
 
 def sound_forms(names: Iterable[str], runs: "pd.DataFrame") -> dict[str, str]:
     """Column of `runs` -> the column that a figure draws for it: the sound form of a degenerate score, if any."""
-    forms = {}
-    for name in names:
-        rows = score_rows(runs, name)
-        forms[name] = (sound_form(name, rows) if degeneracy(name, rows).is_degenerate else None) or name
-    return forms
+    return {name: usable_form(name, score_rows(runs, name)) for name in names}
 
 
 def degeneracy_caption(

@@ -2,6 +2,7 @@
 
 import functools
 import json
+import statistics
 import sys
 from collections.abc import Mapping
 from typing import Any
@@ -91,11 +92,13 @@ def _typed(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def depth_columns(record: Record) -> dict[str, float | None]:
-    """Depth profiles that the summary of an older run lacks, computed from its rows at the last step."""
+    """Depth profiles, and means over layers, that the summary of an older run lacks, from its rows at the last step."""
+    absent = {name for name in quantities.BY_LAYER if name not in record.summary}
     missing = [
         score
         for score in quantities.PROFILED
-        if record.summary.get(score.name) is not None and _DEPTH_COLUMNS[score.name].isdisjoint(record.summary)
+        if _DEPTH_COLUMNS[score.name].isdisjoint(record.summary)
+        and (score.name in absent or record.summary.get(score.name) is not None)
     ]
     if not missing:
         return {}
@@ -115,4 +118,7 @@ def depth_columns(record: Record) -> dict[str, float | None]:
     for score in missing:
         if entries := entries_of(score, layers, pairs):
             columns |= profile_columns(score, depth_profile(entries, n_layers))
+            if score.name in absent:
+                values = [value for _, value in entries if value is not None]
+                columns[score.name] = statistics.fmean(values) if len(values) == len(entries) else None
     return columns

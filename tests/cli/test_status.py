@@ -227,6 +227,18 @@ def test_status_sets_the_lowest_single_run_beside_the_mean_of_its_configuration(
     )
 
 
+def test_status_says_that_the_objective_is_degenerate(tmp_path):
+    """Two runs whose count of useful blocks is 0, at a loss above their bigram table's."""
+    path, results = definition(tmp_path, objectives=["usefulness"]), tmp_path / "results"
+    results.mkdir()
+    (results / "sweep.yaml").write_text(path.read_text())
+    weak = {"val_loss": 2.6, "bigram_loss": 2.5, "chance_loss": 5.0, "usefulness_loss_increase_largest_share": 0.3}
+    for config in known_runs(build(SweepDefinition, read_yaml(path), "test"), results)[:2]:
+        make_run(results, config, {**weak, "usefulness": 0.0})
+    text = " ".join(sparsedepth("status", results)[0].split())
+    assert "usefulness is degenerate: 0 in every run (2 of 2 runs); the model is worse than a bigram table" in text
+
+
 def test_a_diverged_run_is_named_in_status_and_progress(standing, capsys):
     results, _ = standing
     sweep = build(SweepDefinition, read_yaml(results / "sweep.yaml"), "test")

@@ -261,7 +261,7 @@ def test_the_unit_is_what_depth_seed_and_tuning_leave():
 
 
 def test_scores_that_are_degenerate_in_some_runs_share_one_line():
-    runs = frame(np.zeros(8), 1 + np.arange(8.0)).assign(usefulness=np.arange(8.0), causal_score=np.arange(8.0))
+    runs = frame(np.zeros(8), 1 + np.arange(8.0)).assign(usefulness=1 + np.arange(8.0), causal_score=1 + np.arange(8.0))
     share = np.where(np.arange(8) < 2, 0.9, 0.1)
     runs = runs.assign(causal_score_largest_share=share, usefulness_loss_increase_largest_share=share, bigram_loss=99.0)
     (line,) = [line for line in cautions(runs) if "in some runs" in line]

@@ -1,6 +1,7 @@
 """Searches: no proposal is a baseline; the front, importances and partial dependence of a planted landscape; again."""
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pandas as pd
@@ -152,6 +153,18 @@ def test_effects_of_a_search_are_importances(searched, capfd):
     with open_store(searched) as store:
         table = search_table(store.frame("select * from runs"), search_of(store.roots), "val_loss")
     assert {row[1] for row in table.rows} == {"lr", "weight_decay", "depth_scale"} and len(table.rows) == 25 + 25 + 2
+
+
+def test_a_degenerate_objective_of_a_search_is_named(searched):
+    with open_store(searched) as store:
+        search, runs = search_of(store.roots), store.frame("select * from runs")
+    asked = replace(search, definition=search.definition.model_copy(update={"objectives": ["usefulness"]}))
+    assert not any("degenerate" in line for line in search_lines(runs.assign(usefulness=0.1 * runs["lr"]), asked))
+    heading, caution, *_, last = list(search_lines(runs.assign(usefulness=0.0), asked))[1:]
+    assert heading.startswith("\nusefulness") and last.startswith(
+        "  weight_decay: importance none, all values are equal"
+    )
+    assert caution.startswith("  usefulness is degenerate: 0 in every run (24 of 24 runs)")
 
 
 def test_a_search_gives_no_recipe(searched, capfd):

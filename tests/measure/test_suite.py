@@ -179,7 +179,7 @@ def test_a_single_layer_has_no_pairs_and_its_scores_are_missing():
         "residual_variance_growth",
     )
     expected = {f"{name}{end}" for name in scores for end in ("", "_lo", "_hi")}
-    in_depth = {column.name for score in quantities.PROFILED for column in score.depth_columns()}
+    in_depth = {column.name for score in quantities.PROFILED for column in score.depth_columns()} & {*found.summary}
     assert missing - in_depth == expected
     of_one_block = {f"{score.name}_{name}" for score in quantities.PROFILED for name in ("largest_share", "deep_half")}
     assert in_depth - missing <= of_one_block

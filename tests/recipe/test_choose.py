@@ -58,6 +58,17 @@ def test_models_that_lose_to_a_bigram_table_earn_no_grade_above_d_and_the_first_
     )
 
 
+def test_a_recommended_setting_whose_own_runs_lose_to_a_bigram_table_earns_no_grade_above_d():
+    """LNS alone is weak, half of all runs: no majority."""
+    runs = sweep(planted, seed=2)
+    recipe = derive(runs.assign(bigram_loss=np.where(runs["depth_scale"] == "lns", 1.0, 9.0)))
+    assert recipe.changes and recipe.grade == "D"
+    assert recipe.weakness.startswith("with depth_scale=lns, the model is worse than a bigram table")
+    baseline = (runs["depth_scale"] == "none") & (runs["weight_decay"] == 0.0) & (runs["n_kv_heads"] == 4)
+    recipe = derive(runs.assign(bigram_loss=np.where(baseline, 1.0, 9.0)))
+    assert recipe.grade == "D" and recipe.weakness.startswith("at the baseline, the model is worse than a bigram table")
+
+
 def test_a_degenerate_objective_is_no_ground_for_a_recipe():
     runs = sweep(planted, seed=2)
     score = runs["val_loss"].max() - runs["val_loss"] + 1.0

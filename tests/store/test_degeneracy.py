@@ -16,6 +16,7 @@ from sparsedepth.store.degeneracy import (
     BY_CHANCE,
     BY_LOSS,
     BY_START,
+    BY_ZERO,
     NO_BIGRAM,
     NO_ROWS,
     SCORES,
@@ -24,6 +25,7 @@ from sparsedepth.store.degeneracy import (
     degeneracy,
     degeneracy_caption,
     degeneracy_note,
+    reasons_by_run,
     reasons_in,
     score_rows,
     sound_form,
@@ -78,10 +80,26 @@ def test_each_reason_alone(planted, reason, hit, spared):
 
 
 def test_the_same_in_every_run_is_constant_and_in_one_run_is_not():
-    found = degeneracy("usefulness", runs(usefulness=0.0))
-    assert found.is_degenerate and found.reason == "0 in every run" and found.n_degenerate == 0
-    assert not degeneracy("usefulness", runs(1, usefulness=0.0)).is_degenerate
-    assert not degeneracy("usefulness", [*runs(3, usefulness=0.0), SOUND]).is_degenerate
+    found = degeneracy("usefulness", runs(usefulness=0.25))
+    assert found.is_degenerate and found.reasons == {"0.25 in every run": 4}
+    assert not degeneracy("usefulness", runs(1, usefulness=0.25)).is_degenerate
+    assert not degeneracy("usefulness", [*runs(3, usefulness=0.25), SOUND]).is_degenerate
+
+
+def test_the_same_in_every_run_of_a_depth_is_constant_there():
+    """All four blocks of the shallow models are needed; of the deeper ones more or fewer."""
+    shallow, deep = runs(4, n_layers=4, needed_layers=4.0), runs(5, n_layers=12)
+    found = degeneracy("needed_layers", [*shallow, *deep])
+    assert not found.is_degenerate and found.reasons == {"4 in every run at 4 layers": 4}
+    assert found.text == "needed_layers is degenerate in some runs: 4 in every run at 4 layers (4 of 9 runs)"
+    assert [bool(reasons) for reasons in reasons_by_run("needed_layers", [*shallow, *deep])] == [True] * 4 + [False] * 5
+    assert degeneracy("needed_layers", [*shallow, *deep[:3]]).is_degenerate
+    assert degeneracy("needed_layers", shallow).reason == "4 in every run"
+
+
+def test_a_count_of_0_is_its_value_at_initialisation():
+    assert reasons_in("needed_layers", {**SOUND, "needed_layers": 0.0}) == [BY_ZERO]
+    assert degeneracy("usefulness", [*runs(3, usefulness=0.0), SOUND]).reasons == {BY_ZERO: 3}
 
 
 def test_a_comparison_goes_by_most_of_its_finished_runs():
@@ -160,10 +178,15 @@ def test_the_models_of_known_depth_are_marked_as_they_were_found_from_outside(mo
     solved = [dict(zip(names, row, strict=True)) for row in rows]
     shares = [run["usefulness_loss_increase_largest_share"] for run in solved]
     assert statistics.median(shares) > 0.5
-    assert degeneracy("usefulness", [run for run in solved if run["n_layers"] == 4]).constant == 1
+    assert degeneracy("usefulness", [run for run in solved if run["n_layers"] == 4]).reason == "1 in every run"
     for score in relative:
         found = degeneracy(score, solved)
-        assert found.is_degenerate and {BY_LOSS, BY_BLOCK} == set(found.reasons)
+        assert found.is_degenerate and {*found.reasons} - {"1 in every run at 4 layers"} == {BY_LOSS, BY_BLOCK}
         assert sound_form(score, solved) == "affine_loss_added_without_first"
     assert not degeneracy("causal_score", solved).is_degenerate
-    assert heading(ranking).splitlines()[3].startswith("usefulness is degenerate: it is relative to a loss below ")
+    assert "\nusefulness is degenerate: it is relative to a loss below 0.1 nat/token (90 of 90" in heading(ranking)
+    assert (ranking.by, ranking.beside) == ("affine_loss_added_without_first", ("usefulness",))
+    assert heading(ranking).startswith("affine_loss_added_without_first [nat/token], higher is better")
+    assert [row["rank"] for row in ranking.table.records()] == [1, 2, 3, 4, 5]
+    means = [row[ranking.by] for row in ranking.table.records()]
+    assert means == sorted(means, reverse=True) and all(row["usefulness"] == 1 for row in ranking.table.records()[:3])
