@@ -1,4 +1,8 @@
-"""Text for a terminal: wrapped lines, durations, and a query's result as a table that fits into its width."""
+"""Text for a terminal: wrapped lines, durations, and a query's result as a table that fits into its width.
+
+Columns are laid out here, not by a library: names break after underscores, optional columns give way to the text of a
+setting, and a note names them. rich and tabulate cut names instead, and drop nothing (LOG, 2026-11-24).
+"""
 
 import itertools
 import shutil
