@@ -17,7 +17,9 @@ the sweep.yaml of their results folder whenever a store is opened:
 import math
 from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import chain
 from operator import itemgetter
 from pathlib import Path
 from statistics import fmean
@@ -38,8 +40,9 @@ TunedValues = tuple[float, ...]
 """A value for each tuned field, in their order."""
 Losses = dict[TunedValues, dict[int, float]]
 """TunedValues -> tuning seed -> loss."""
-COMPARED = fields_where(RunConfig, lambda role: role.kind in ("data", "capacity") and not role.is_matched)
-"""The fields whose values folders have in common that are tuned alike."""
+COMPARED = fields_where(RunConfig, lambda role: role.kind in ("data", "capacity") and not role.derived_if_missing)
+"""Width, budget and data: the values that grids have in common which share the error of choosing. Not d_ff, in which
+settings of one width differ to match their cost."""
 
 IS_TRAINED = "model IS NULL"
 IS_CHOSEN = "coalesce(tuning NOT IN ('rejected', 'tuning'), true)"
@@ -78,6 +81,8 @@ class Tuning:
     seeds: tuple[int, ...]
     """Seeds of the results; empty for imported runs, where every seed serves both tuning and results."""
     objective: str
+    solved: Mapping[str, Any] = field(default_factory=dict)
+    """The size that the sweep solves for to match its runs -> its value before, None if the default."""
 
     @property
     def columns(self) -> tuple[str, ...]:
@@ -108,18 +113,47 @@ def read_tuning(results: Path) -> Tuning | None:
         tuning_seeds=tuple(definition.tuning_seeds),
         seeds=tuple(definition.result_seeds),
         objective=definition.objective,
+        solved={definition.free: definition.base.get(definition.free)} if definition.free else {},
     )
+
+
+@dataclass(kw_only=True)
+class _Grid:
+    """One configuration over its tuned values, in all folders: each run once."""
+
+    tuning: Tuning
+    runs: dict[str, Mapping[str, Any]] = field(default_factory=dict)
+    chosen: dict[str, TunedValues] = field(default_factory=dict)
+    """run_id -> the value that its folder chose"""
+
+    @cached_property
+    def losses(self) -> Losses:
+        return _losses(self.tuning, [*self.runs.values()])
+
+    @cached_property
+    def fresh(self) -> Losses:
+        return _fresh(self.tuning, [*self.runs.values()], self.losses)
+
+    @cached_property
+    def best(self) -> TunedValues:
+        return best_point(_means(self.losses))[0]
+
+    @property
+    def has_curves(self) -> bool:
+        """Whether there are two values or more, and the logarithm of each."""
+        return len(self.losses) > 1 and all(
+            isinstance(x, int | float) and x > 0 for point in self.losses for x in point
+        )
 
 
 def tuning_columns(*sweeps: tuple[Tuning, Sequence[Mapping[str, Any]]]) -> dict[str, dict[str, Any]]:
     """run_id -> its TUNING_COLUMNS, from the runs of each results folder. A configuration run at one value only has
-    none: it was not tuned. Each folder chooses by its own runs; folders that are `_comparable` share the error of
-    choosing, as they would if joined."""
+    none: it was not tuned. Each folder chooses by its own runs; the error of choosing is estimated as if all folders
+    were one, over the grids that are `_comparable`."""
     columns: dict[str, dict[str, Any]] = {}
-    grids_of = defaultdict[tuple[Any, ...], dict[tuple[Any, ...], tuple[list[str], Losses, Losses]]](dict)
+    grids_of = defaultdict[tuple[Any, ...], dict[tuple[Any, ...], _Grid]](dict)
     for tuning, runs in sweeps:
-        grids, configuration = grids_of[_comparable(tuning, runs)], _configuration(tuning)
-        groups = defaultdict(list)
+        groups, configuration = defaultdict(list), _configuration(tuning)
         for run in runs:
             groups[configuration(run)].append(run)
         for values, group in groups.items():
@@ -127,23 +161,20 @@ def tuning_columns(*sweeps: tuple[Tuning, Sequence[Mapping[str, Any]]]) -> dict[
             roles = _roles(tuning, group, losses)
             shared = {"tuned_fields": ",".join(tuning.fields), "tuned_by": tuning.objective}
             columns |= {run_id: {**shared, "tuning": role} for run_id, role in roles.items()}
-            if len(losses) > 1 and all(isinstance(x, int | float) and x > 0 for point in losses for x in point):
-                key = values, *((point, *by_seed.items()) for point, by_seed in sorted(losses.items()))
-                run_ids, _, fresh = grids.setdefault(key, ([], losses, {point: {} for point in losses}))
-                run_ids += roles  # copies of one grid in two folders are one
-                for point, by_seed in _fresh(tuning, group, losses).items():
-                    fresh[point] |= by_seed
-    for (fields, *_), grids in grids_of.items():
-        for run_ids, curve_columns in _columns_of_grids(len(fields), [*grids.values()]):
-            for run_id in run_ids:
-                columns[run_id] |= curve_columns
+            grid = grids_of[_comparable(tuning, group[0])].setdefault(values, _Grid(tuning=tuning))
+            grid.runs |= {run["run_id"]: run for run in group}
+            if len(losses) > 1:
+                grid.chosen |= dict.fromkeys(roles, best_point(_means(losses))[0])
+    for grids in grids_of.values():
+        for run_id, curve_columns in _columns_of_grids([grid for grid in grids.values() if grid.has_curves]):
+            columns[run_id] |= curve_columns
     return columns
 
 
-def _comparable(tuning: Tuning, runs: Sequence[Mapping[str, Any]]) -> tuple[Any, ...]:
-    """Equal for folders that tune the same fields with the same seeds, at the same widths, budgets and data."""
-    alike = {tuple(run[name] for name in COMPARED) for run in runs}
-    return tuning.fields, tuning.objective, tuning.tuning_seeds, frozenset(alike)
+def _comparable(tuning: Tuning, run: Mapping[str, Any]) -> tuple[Any, ...]:
+    """Equal for grids of the same tuned fields and seeds, at the same width, budget and data."""
+    alike = (tuning.solved.get(name, run[name]) for name in COMPARED if name not in tuning.fields)
+    return tuning.fields, tuning.objective, tuning.tuning_seeds, *alike
 
 
 def _configuration(tuning: Tuning) -> itemgetter:
@@ -151,17 +182,22 @@ def _configuration(tuning: Tuning) -> itemgetter:
     return itemgetter(*(name for name in CELL_FIELDS if name not in tuning.fields))
 
 
-def _columns_of_grids(
-    n_fields: int, grids: Sequence[tuple[list[str], Losses, Losses]]
-) -> Iterator[tuple[list[str], dict[str, Any]]]:
-    """The run_ids of each grid, and what its curves say. The noise and the roughness of all grids are alike."""
+def _columns_of_grids(grids: Sequence[_Grid]) -> Iterator[tuple[str, dict[str, Any]]]:
+    """A run_id, and what the curves of its configuration say of the value chosen. The noise and the roughness of all
+    grids are alike."""
     from sparsedepth.store.tuning_curve import curve_shapes
 
-    seeds = sorted({seed for _, _, fresh in grids for by_seed in fresh.values() for seed in by_seed})
-    curves = [_curve(losses, fresh, seeds, axis) for _, losses, fresh in grids for axis in range(n_fields)]
-    shapes = curve_shapes(curves)
-    for i, (run_ids, losses, _) in enumerate(grids):
-        yield run_ids, _curve_columns(losses, shapes[i * n_fields : (i + 1) * n_fields])
+    seeds = sorted({seed for grid in grids for by_seed in grid.fresh.values() for seed in by_seed})
+    curves = [_curves(grid, grid.best, seeds) for grid in grids]
+    shapes_at_best = curve_shapes([*chain.from_iterable(curves)])
+    for i, grid in enumerate(grids):
+        for chosen in dict.fromkeys(grid.chosen.values()):
+            shapes = shapes_at_best
+            if chosen != grid.best and _is_complete(grid.losses, chosen):  # its folder has a part of these runs
+                shapes = curve_shapes([*chain(*curves[:i], _curves(grid, chosen, seeds), *curves[i + 1 :])])
+            n_fields = len(chosen)
+            curve_columns = _curve_columns(grid.losses, shapes[i * n_fields : (i + 1) * n_fields])
+            yield from ((run_id, curve_columns) for run_id, point in grid.chosen.items() if point == chosen)
 
 
 def tuning_roles(tuning: Tuning, runs: Sequence[Mapping[str, Any]]) -> dict[str, TuningRole]:
@@ -217,27 +253,38 @@ def _fresh(tuning: Tuning, group: Sequence[Mapping[str, Any]], losses: Losses) -
 
 def _means(losses: Losses) -> dict[TunedValues, float]:
     """The mean loss of each value; math.inf where fewer seeds were run than at others."""
-    most = max(map(len, losses.values()))
-    return {point: fmean(by_seed.values()) if len(by_seed) == most else math.inf for point, by_seed in losses.items()}
+    return {
+        point: fmean(by_seed.values()) if _is_complete(losses, point) else math.inf for point, by_seed in losses.items()
+    }
 
 
-def _curve(losses: Losses, fresh: Losses, seeds: Sequence[int], axis: int) -> "TuningCurve":
-    """The losses along one field, with the other fields at their best values."""
+def _is_complete(losses: Losses, point: TunedValues) -> bool:
+    """Whether a value was run with as many seeds as any other."""
+    return len(losses.get(point, ())) == max(map(len, losses.values()))
+
+
+def _curves(grid: _Grid, chosen: TunedValues, seeds: Sequence[int]) -> "list[TuningCurve]":
+    """The losses along each tuned field, with the other fields at their chosen values."""
     from numpy import array, log
 
     from sparsedepth.store.tuning_curve import TuningCurve
 
-    best, _ = best_point(_means(losses))
-    most = max(map(len, losses.values()))
-    line = sorted(point for point in losses if (*point[:axis], *point[axis + 1 :]) == (*best[:axis], *best[axis + 1 :]))
-    return TuningCurve(
-        values=log(array([point[axis] for point in line])),
-        losses=array(
-            [[*losses[point].values()] if len(losses[point]) == most else [math.inf] * most for point in line]
-        ),
-        chosen=line.index(best),
-        fresh=array([[fresh[point].get(seed, math.nan) for seed in seeds] for point in line]).reshape(len(line), -1),
-    )
+    missing = [math.inf] * max(map(len, grid.losses.values()))
+    curves = []
+    for axis in range(len(chosen)):
+        others = (*chosen[:axis], *chosen[axis + 1 :])
+        line = sorted(point for point in grid.losses if (*point[:axis], *point[axis + 1 :]) == others)
+        rows = [[*grid.losses[point].values()] if _is_complete(grid.losses, point) else missing for point in line]
+        fresh = array([[grid.fresh[point].get(seed, math.nan) for seed in seeds] for point in line])
+        curves.append(
+            TuningCurve(
+                values=log(array([point[axis] for point in line])),
+                losses=array(rows),
+                chosen=line.index(chosen),
+                fresh=fresh.reshape(len(line), -1),
+            )
+        )
+    return curves
 
 
 def _curve_columns(losses: Losses, shapes: "Sequence[CurveShape]") -> dict[str, Any]:

@@ -20,7 +20,7 @@ from sparsedepth.effects.pairs import EQUAL_LR, pairs
 from sparsedepth.effects.sentences import effect_text
 from sparsedepth.effects.tuning_error import choice_variances, tuning_of
 from sparsedepth.recipe.choose import derive, reason_against
-from sparsedepth.store.tuning_roles import Tuning, tuning_columns
+from sparsedepth.store.tuning_roles import CHOSEN_ROLES, Tuning, tuning_columns
 
 RATES = tuple(float(f"{0.0015 * 2.0**i:g}") for i in range(-2, 5))
 """Five to choose from, and one beyond either end."""
@@ -80,21 +80,103 @@ def with_tuning(runs: pd.DataFrame) -> pd.DataFrame:
     return runs.join(pd.DataFrame.from_dict(columns, orient="index"), on="run_id")
 
 
-def test_comparable_folders_share_the_error_of_choosing():
-    """Half the settings in either folder, some runs in both: as in one folder, unless trained for longer."""
-    runs = world(3, rough=0.08)
-    records = runs[list(TUNED.columns)].to_dict("records")
-    sparse = [run for run in records if run["depth_scale"] == "lns" or run["n_kv_heads"] == 1 or run["qk_norm"]]
-    dense = [run for run in records if run not in sparse]
+def test_folders_share_the_error_of_choosing_as_if_joined():
+    """Settings spread over folders, some runs in two; or at two widths and two budgets, in unequal parts."""
+    records = world(3, rough=0.08)[list(TUNED.columns)].to_dict("records")
+    dense, sparse = dense_and_sparse(records)
+    longer, wider = (like(sparse, train_tokens=2), like(sparse, d_model=2))
+    for folders in ([dense, sparse], [records, sparse], [dense, sparse + longer], [dense + wider, longer + sparse]):
+        runs = {run["run_id"]: run for folder in folders for run in folder}
+        assert_same(tuning_columns(*((TUNED, folder) for folder in folders)), tuning_columns((TUNED, [*runs.values()])))
+
+
+def test_a_run_in_two_folders_counts_once():
+    """The other folder lacks the highest lr, or a tuning seed at most values."""
+    records = world(3, rough=0.08)[list(TUNED.columns)].to_dict("records")
+    alone = tuning_columns((TUNED, records))
+    chosen = {run["lr"] for run in records if alone[run["run_id"]]["tuning"] in CHOSEN_ROLES}
+    assert max(chosen) < max(RATES)
+    parts = {
+        "values": [run for run in records if run["lr"] != max(RATES)],
+        "seeds": [run for run in records if run["lr"] in chosen or run["seed"] != 103],
+    }
+    for part in parts.values():
+        for folders in ([records, part], [part, records]):
+            both = tuning_columns(*((TUNED, folder) for folder in folders))
+            assert_same(without_role(both), without_role(alone))
+
+
+def test_a_folder_that_chose_another_value_has_its_regret():
+    """All are best at one lr. The second folder has the runs of qk_norm at the others, where .05 nat more is lowest."""
+    records = [
+        {**run, "val_loss": 3 + BEND * (RATES.index(run["lr"]) - 3) ** 2 + 0.001 * run["seed"]}
+        for run in world(3)[list(TUNED.columns)].to_dict("records")
+    ]
+    alone = tuning_columns((TUNED, records))
+    part = [{**run, "run_id": f"part {run['run_id']}"} for run in records if run["qk_norm"] and run["lr"] != RATES[3]]
+    both = tuning_columns((TUNED, records), (TUNED, part))
+    assert_same({run["run_id"]: both[run["run_id"]] for run in records}, alone)
+    assert [both[run["run_id"]]["tuning_excess"] for run in part] == pytest.approx([0.05] * len(part), abs=0.002)
+    assert max(of_run["tuning_excess"] for of_run in alone.values()) < 0.002
+
+
+def without_role(columns):
+    """The folder that comes last says what a run is: its choice was made by that folder's runs."""
+    return {run_id: {**of_run, "tuning": None} for run_id, of_run in columns.items()}
+
+
+def test_grids_of_another_size_text_or_seed_share_nothing():
+    records = world(3, rough=0.08)[list(TUNED.columns)].to_dict("records")
+    dense, sparse = dense_and_sparse(records)
     joined, alone = tuning_columns((TUNED, records)), tuning_columns((TUNED, dense))
-    for sweeps in ([(TUNED, dense), (TUNED, sparse)], [(TUNED, records), (TUNED, sparse)]):
-        found, expected = (pd.DataFrame(columns).T.sort_index() for columns in (tuning_columns(*sweeps), joined))
-        pd.testing.assert_frame_equal(found.convert_dtypes(), expected.convert_dtypes())
-    longer = [{**run, "train_tokens": 2 * run["train_tokens"]} for run in sparse]
     run_id = dense[0]["run_id"]
-    assert tuning_columns((TUNED, dense), (TUNED, longer))[run_id] == alone[run_id] != joined[run_id]
+    assert alone[run_id] != joined[run_id]
+    for name in ("d_model", "train_tokens", "vocab_size", "corpus"):
+        other = like(sparse, **{name: 2})
+        assert tuning_columns((TUNED, dense), (TUNED, other))[run_id] == alone[run_id], name
+        assert tuning_columns((TUNED, dense + other))[run_id] == alone[run_id], name
     other_seeds = replace(TUNED, tuning_seeds=(103, 102, 101))
     assert tuning_columns((TUNED, dense), (other_seeds, sparse))[run_id] == alone[run_id]
+
+
+def test_sizes_that_match_cost_separate_no_grids():
+    """d_ff in any sweep, and d_model where the sweep solves for it from one width."""
+    records = world(3, rough=0.08)[list(TUNED.columns)].to_dict("records")
+    dense, sparse = dense_and_sparse(records)
+    joined, run_id = tuning_columns((TUNED, records)), dense[0]["run_id"]
+    alone = tuning_columns((TUNED, dense))
+    solving, wide = (replace(TUNED, solved={"d_model": width}) for width in (None, 512))
+    smaller, narrower = [{**run, "d_ff": 128} for run in sparse], [{**run, "d_model": 56} for run in sparse]
+    for sweeps, expected in [
+        ([(TUNED, dense), (TUNED, smaller)], joined),
+        ([(TUNED, dense + narrower)], alone),
+        ([(solving, dense), (solving, narrower)], joined),
+        ([(solving, dense), (wide, narrower)], alone),
+    ]:
+        assert_same({run_id: tuning_columns(*sweeps)[run_id]}, {run_id: expected[run_id]})
+
+
+def dense_and_sparse(records):
+    sparse = [run for run in records if run["depth_scale"] == "lns" or run["n_kv_heads"] == 1 or run["qk_norm"]]
+    return [run for run in records if run not in sparse], sparse
+
+
+def like(records, **factors):
+    """The same runs with fields multiplied."""
+    changed = "".join(factors)
+    return [
+        {
+            **run,
+            **{name: factor * run[name] for name, factor in factors.items()},
+            "run_id": f"{changed} {run['run_id']}",
+        }
+        for run in records
+    ]
+
+
+def assert_same(columns, expected):
+    columns, expected = (pd.DataFrame(each).T.sort_index().convert_dtypes() for each in (columns, expected))
+    pd.testing.assert_frame_equal(columns[[*expected]], expected)
 
 
 def coverage(worlds) -> tuple[float, float]:

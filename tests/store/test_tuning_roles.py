@@ -221,6 +221,15 @@ def test_runs_that_do_not_say_their_seed_choose_by_their_mean():
     assert tuning_roles(tuned, runs) == dict(zip("abcde", ["rejected"] * 2 + ["best"] * 2 + ["rejected"], strict=True))
 
 
+def test_the_size_that_a_sweep_solves_for_is_known_with_its_value_before(tmp_path):
+    definition = {"name": "s", "question": "q", "hypothesis": "h", "tune": {"lr": list(RATES)}, "seeds": [0, 1, 2]}
+    for base, free, solved in [({"d_model": 96}, "d_model", {"d_model": 96}), ({}, "d_ff", {"d_ff": None})]:
+        matched = {**definition, "base": base, "matched": "params_total", "free": free}
+        (tmp_path / "sweep.yaml").write_text(yaml.safe_dump(matched))
+        assert read_tuning(tmp_path).solved == solved
+    assert not read_tuning(fill(tmp_path)).solved
+
+
 def test_a_definition_that_cannot_be_read_is_named(tmp_path):
     (tmp_path / "sweep.yaml").write_text("tune: {lr: [3, 2, 1]}\nname: x\nquestion: q\nhypothesis: h\n")
     with pytest.raises(ValueError, match=r"sweep.yaml: tune.lr=.* must be ascending"):
