@@ -122,11 +122,12 @@ def verify(
 
 
 def _print_verification(before: "Card", after: "Card") -> None:
-    from sparsedepth.recipe.card_text import gain_text, grade_text
+    from sparsedepth.recipe.card_text import gain_text, grade_text, verified_gain_text
 
     verification = after.held_out.verification
     assert verification is not None
-    print(f"recipe vs baseline: {verification.outcome}: {after.recipe.objective} {gain_text(verification.gain)}")
+    gain = verified_gain_text(after, verification)
+    print(f"recipe vs baseline: {verification.outcome}: {after.recipe.objective} {gain}")
     for ingredient in verification.ingredients:
         print(f"recipe vs recipe without {ingredient.left_out}: {ingredient.verdict}: {gain_text(ingredient.gain)}")
     print(f"grade {before.grade} -> {after.grade}: {grade_text(after)}")

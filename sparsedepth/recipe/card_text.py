@@ -188,8 +188,17 @@ def _prediction_text(candidate: Candidate, measured: Contrast | None) -> str:
 def verification_text(card: Card, verification: Verification) -> str:
     return (
         f"on fresh seeds {', '.join(map(str, verification.seeds))}: {verification.outcome}: "
-        f"{card.recipe.objective} {gain_text(verification.gain)}"
+        f"{card.recipe.objective} {verified_gain_text(card, verification)}"
     )
+
+
+def verified_gain_text(card: Card, verification: Verification) -> str:
+    """The recipe against the baseline, with the p that earlier verifications of the recipe raised."""
+    gain, n_earlier = verification.gain, card.version - 2
+    if gain is None or gain.p_holm is None:
+        return gain_text(gain)
+    earlier = counted(n_earlier, "earlier verification")
+    return f"{gain_text(gain)}, p {gain.p_holm:.2g} after correction for {earlier}"
 
 
 def rule_with_verification(card: Card) -> str:

@@ -2,8 +2,8 @@
 
 Three kinds of configuration, each with every seed: the baseline, the whole recipe, and the recipe without each change.
 Pairs share their seed; verdicts are those of `effects.contrast` (interval and noise floor), for the changes with Holm's
-correction over them. The p-value of the recipe's k-th verification is multiplied by 2^(k-1), so that any number of them
-wrongly confirms it with at most twice the probability of the first.
+correction over them. The p-value of the recipe's k-th verification is multiplied by 2^(k-1): without an effect the k-th
+confirms it with a probability of at most .025 / 2^(k-1), and any of them with one of at most 5%.
 """
 
 from collections.abc import Mapping, Sequence

@@ -3,12 +3,14 @@
 import pytest
 from frames import runs_frame
 
+from sparsedepth.cli.recipe import _print_verification
 from sparsedepth.config.load import build
 from sparsedepth.config.run import RunConfig
 from sparsedepth.config.sweep import SweepDefinition
 from sparsedepth.recipe.build_card import build_card, derive_card
 from sparsedepth.recipe.card import write_card
-from sparsedepth.recipe.card_text import grade_text, negative_lines, trial_text
+from sparsedepth.recipe.card_markdown import card_markdown
+from sparsedepth.recipe.card_text import grade_text, negative_lines, trial_text, verification_text
 from sparsedepth.recipe.choose import derive
 from sparsedepth.recipe.trial import trials_of, with_trial
 from sparsedepth.recipe.verify import configurations, fresh_seeds, sweep_fields, verified
@@ -90,6 +92,24 @@ def test_verifying_until_a_recipe_is_confirmed_gets_harder_each_time(card, gain,
         found.append((verification.outcome, factor))
         assert verification.gain.effect.p < 0.025
     assert found == [("confirmed", 1), ("confirmed", 2), (again, pytest.approx(4)), (again, pytest.approx(8))]
+
+
+def test_a_card_says_that_earlier_verifications_count(card, capsys):
+    """An interval below 0 that confirms nothing: the third p of .02 is .085. Holm's correction is another one."""
+    loss, seeds = dict.fromkeys(configurations(card), 3.0) | {"recipe": 3.0 - 0.0052}, [3, 4, 5]
+    latest, shown = card, []
+    for _ in range(3):
+        latest = verified(latest, results(loss, configurations(card), seeds), seeds)
+        terminal = verification_text(latest, latest.held_out.verification)
+        (page,) = [line for line in card_markdown(latest).splitlines() if "Verification on fresh seeds" in line]
+        assert terminal.partition("val_loss ")[2] == page.partition("recipe minus baseline: ")[2]
+        _print_verification(card, latest)
+        assert terminal.partition("val_loss ")[2] in capsys.readouterr().out.splitlines()[0]
+        shown.append(terminal)
+    assert shown[0].endswith(", 3 seeds")
+    assert shown[1].endswith(", 3 seeds, p 0.043 after correction for 1 earlier verification")
+    assert shown[2].endswith(", 3 seeds, p 0.085 after correction for 2 earlier verifications")
+    assert "not confirmed" in shown[2] and "-0.00921 to -0.00119" in shown[2]
 
 
 @pytest.mark.parametrize(("loss", "outcome"), [(3.0, "not confirmed"), (3.1, "refuted")])
