@@ -8,14 +8,16 @@ least-squares line through its paired differences at depths l = 1..D, evaluated 
 
 so that the interval widens with the distance from the depths that were run. tau^2 is the variance between depths: the
 scatter of effects about their line beyond seed noise, for instance from tuning at each depth. With r_sl the residual of
-seed s at depth l, over all settings j,
+seed s at depth l, over the settings j of three depths or more,
 
     tau^2 = mean_j max(0, S sum_l (mean_s r_sl)^2 / (D - 2) - sum_sl (r_sl - mean_s r_sl)^2 / ((S - 1) (D - 2))) / S
 
-of sum_j (D - 2) degrees of freedom, added to those of the seeds by Satterthwaite's rule. No line misses two depths: of
-two, r_sl is the residual from their mean, with one degree of freedom, so that a slope counts as scatter. The variance
-from choosing tuned values (`effects.tuning_error`), by the pairs' weights in the line, is used instead where it is
-larger. b is the interaction of knob and depth: one depth cannot estimate it, so nothing is predicted from one.
+of sum_j (D - 2) degrees of freedom, added to those of the seeds by Satterthwaite's rule. Settings of two depths, whose
+line misses neither, take that tau^2, too. Only where no setting has three depths are r_sl the residuals of two depths
+from their mean, with one degree of freedom, so that a slope counts as scatter. Settings without two seeds that were run
+at every depth have no part in tau^2. The variance from choosing tuned values (`effects.tuning_error`), by the pairs'
+weights in the line, is used instead where it is larger. b is the interaction of knob and depth: one depth cannot
+estimate it, so nothing is predicted from one.
 
 Shrunk (empirical Bayes): the true effects of a store's settings are taken as draws from N(0, tau^2); an effect e_j with
 standard error se_j is multiplied by its reliability,
@@ -26,6 +28,7 @@ standard error se_j is multiplied by its reliability,
 """
 
 import math
+from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
@@ -66,21 +69,23 @@ def predicted(runs: pd.DataFrame, knobs: Iterable[Knob], objective: str, depth: 
     Its interval is None where its pairs are at one depth only.
     """
     design = design_of(runs)
-    lines, offsets = list[tuple[Contrast, float]](), list[tuple[float, int]]()
+    lines = list[tuple[Contrast, pd.DataFrame]]()
     for knob in knobs:
         rows = pairs(runs, knob, objective, design=design)
         for contrast in over_depths(runs, knob, objective, design):
             usable = rows[rows["setting"] == contrast.setting].dropna(subset=["difference"])
-            lines.append((_predicted(contrast, usable, depth), leverage(usable["n_layers"], depth)))
-            offsets += [between_depths(usable)] if usable["n_layers"].nunique() > 1 else []
-    df = sum(each_df for _, each_df in offsets)
-    tau2 = float(np.mean([tau2 for tau2, _ in offsets])) if offsets else 0.0
-    widened = [(c, tau2 * (1 + h) if tau2 else 0.0, sum(term.variance for term in c.extra_variances)) for c, h in lines]
-    return judge(
-        [
-            replace(c, extra_variances=(ExtraVariance(variance=variance, df=df),)) if variance > of_tuning else c
-            for c, variance, of_tuning in widened
-        ]
+            lines.append((_predicted(contrast, usable, depth), usable))
+    scatter = scatter_of_depths(usable for _, usable in lines)
+    return judge([_with_scatter(contrast, scatter, leverage(rows["n_layers"], depth)) for contrast, rows in lines])
+
+
+def _with_scatter(contrast: Contrast, scatter: ExtraVariance | None, h: float) -> Contrast:
+    """The prediction with the larger of two variances: tau^2 (1 + h), or that from choosing tuned values."""
+    if scatter is None or math.isinf(h):
+        return contrast
+    variance, of_tuning = scatter.variance * (1 + h), sum(term.variance for term in contrast.extra_variances)
+    return (
+        replace(contrast, extra_variances=(replace(scatter, variance=variance),)) if variance > of_tuning else contrast
     )
 
 
@@ -116,15 +121,29 @@ def leverage(depths: Iterable[int], depth: int) -> float:
     return 1 / len(x_D) + (math.log(depth) - x_D.mean()) ** 2 / float(((x_D - x_D.mean()) ** 2).sum())
 
 
-def between_depths(rows: pd.DataFrame) -> tuple[float, int]:
-    """tau^2 of one setting and its degrees of freedom, from the seeds that were run at every depth."""
+def scatter_of_depths(settings: Iterable[pd.DataFrame]) -> ExtraVariance | None:
+    """tau^2 over the pairs of each setting: of those of three depths or more, without any of those of two."""
+    by_depths = defaultdict[bool, list[tuple[float, int]]](list)
+    for rows in settings:
+        if (tau2 := between_depths(rows)) is not None:
+            by_depths[rows["n_layers"].nunique() > 2].append(tau2)
+    if not by_depths:
+        return None
+    tau2s, dfs = zip(*(by_depths[True] or by_depths[False]), strict=True)
+    return ExtraVariance(variance=float(np.mean(tau2s)), df=sum(dfs))
+
+
+def between_depths(rows: pd.DataFrame) -> tuple[float, int] | None:
+    """tau^2 of one setting and its degrees of freedom, from the seeds that were run at every depth; None with fewer
+    than two such seeds, or one depth."""
     d_SD = rows.pivot_table(index="seed", columns="n_layers", values="difference").dropna()
+    n_seeds, n_depths = d_SD.shape
+    if n_seeds < 2 or n_depths < 2:
+        return None
     x_D = np.log(d_SD.columns.to_numpy(dtype=float))
-    design_DP = np.column_stack([np.ones(len(x_D)), x_D])[:, : len(x_D) - 1]
-    n_seeds, df = len(d_SD), len(x_D) - design_DP.shape[1]
-    if n_seeds < 2:
-        return 0.0, df
-    r_SD = d_SD.to_numpy() @ (np.eye(len(x_D)) - design_DP @ np.linalg.pinv(design_DP))
+    design_DP = np.column_stack([np.ones(n_depths), x_D])[:, : n_depths - 1]
+    df = n_depths - design_DP.shape[1]
+    r_SD = d_SD.to_numpy() @ (np.eye(n_depths) - design_DP @ np.linalg.pinv(design_DP))
     between = n_seeds * float((r_SD.mean(0) ** 2).sum()) / df
     within = float(((r_SD - r_SD.mean(0)) ** 2).sum()) / ((n_seeds - 1) * df)
     return max(0.0, between - within) / n_seeds, df

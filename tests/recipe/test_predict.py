@@ -16,6 +16,7 @@ from sparsedepth.recipe.predict import (
     line_weights,
     predicted,
     reliability,
+    scatter_of_depths,
     spread_of_effects,
 )
 
@@ -50,6 +51,42 @@ def test_what_lies_off_the_line_in_every_seed_is_variance_between_depths():
     assert between_depths(rows([1, 10], range(3), lambda seed, depth: off[depth])) == (pytest.approx(4.5), 1)
     apart = rows(off, range(3), lambda seed, depth: (seed - 1) * off[depth])  # the mean over seeds is on the line
     assert between_depths(apart) == (0.0, 1)
+
+
+def test_settings_of_three_depths_say_how_far_depths_scatter():
+    """tau^2 is 6 and 0 of one degree of freedom each; a slope over two depths is no scatter beside them: alone, effects
+    of +1 and -2 have 4.5. Seeds that were run at one depth each say nothing, rather than 0."""
+    off = {1: 1.0, 10: -2.0, 100: 1.0}
+    bent, straight = (rows(off, range(3), lambda seed, depth, k=k: k * off[depth]) for k in (1, 0))
+    steep = rows([1, 10], range(3), lambda seed, depth: off[depth])
+    unpaired = pd.concat(rows([depth], [seed], lambda *_: 1.0) for seed, depth in enumerate(off))
+    assert between_depths(unpaired) is between_depths(rows([1], range(3), lambda *_: 1.0)) is None
+    for settings, variance, df in [
+        ([bent], 6.0, 1),
+        ([bent, straight], 3.0, 2),
+        ([bent, straight, steep, unpaired], 3.0, 2),
+        ([steep, unpaired], 4.5, 1),
+    ]:
+        scatter = scatter_of_depths(settings)
+        assert (scatter.variance, scatter.df) == (pytest.approx(variance), df)
+    assert scatter_of_depths([unpaired]) is None
+
+
+def test_a_slope_over_two_depths_widens_no_prediction():
+    """LNS on a line through five depths, with or without weight decay 0.3 at two of them, whose effect falls by .33."""
+    noise = np.random.default_rng(1)
+    five = {"n_layers": [4, 8, 12, 16, 24], "depth_scale": ["none", "lns"], "seed": range(3)}
+    two = {"n_layers": [8, 24], "weight_decay": [0.3], "seed": range(3)}
+    runs = pd.concat([grid(axes, lambda config: {}) for axes in (five, two)], ignore_index=True)
+    slope = -0.02 * (runs["depth_scale"] == "lns") - 0.3 * (runs["weight_decay"] == 0.3)
+    runs["val_loss"] = 3 + slope * np.log(runs["n_layers"]) + 0.003 * noise.normal(size=len(runs))
+    for each, settings in [(runs[: len(runs) - 6], 1), (runs, 2)]:
+        predictions = predicted(each, find_knobs(each), "val_loss", 32)
+        truth = {"depth_scale=lns": -0.02 * np.log(32), "weight_decay=0.3": -0.3 * np.log(32)}
+        assert len(predictions) == settings
+        for contrast in predictions:
+            assert contrast.effect.mean == pytest.approx(truth[contrast.setting], abs=0.015)
+            assert contrast.effect.hi - contrast.effect.lo < 0.03
 
 
 @pytest.mark.parametrize("depths", [(12, 16, 24), (12, 24)])
