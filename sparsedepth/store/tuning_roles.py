@@ -140,10 +140,10 @@ class _Grid:
 
     @property
     def has_curves(self) -> bool:
-        """Whether there are two values or more, and the logarithm of each."""
-        return len(self.losses) > 1 and all(
-            isinstance(x, int | float) and x > 0 for point in self.losses for x in point
-        )
+        """Whether there are two values or more, the logarithm of each, and a finite mean loss."""
+        if len(self.losses) < 2 or _means(self.losses)[self.best] == math.inf:
+            return False
+        return all(isinstance(x, int | float) and x > 0 for point in self.losses for x in point)
 
 
 def tuning_columns(*sweeps: tuple[Tuning, Sequence[Mapping[str, Any]]]) -> dict[str, dict[str, Any]]:

@@ -156,6 +156,15 @@ def test_sizes_that_match_cost_separate_no_grids():
         assert_same({run_id: tuning_columns(*sweeps)[run_id]}, {run_id: expected[run_id]})
 
 
+def test_a_configuration_that_diverged_at_every_value_has_no_curve():
+    records = world(3, rough=0.08)[list(TUNED.columns)].to_dict("records")
+    dense, sparse = dense_and_sparse(records)
+    diverged = [{**run, "outcome": "diverged", "val_loss": None} for run in sparse]
+    columns = tuning_columns((TUNED, dense + diverged))
+    assert_same({run["run_id"]: columns[run["run_id"]] for run in dense}, tuning_columns((TUNED, dense)))
+    assert all(columns[run["run_id"]].keys() == {"tuned_fields", "tuned_by", "tuning"} for run in diverged)
+
+
 def dense_and_sparse(records):
     sparse = [run for run in records if run["depth_scale"] == "lns" or run["n_kv_heads"] == 1 or run["qk_norm"]]
     return [run for run in records if run not in sparse], sparse
