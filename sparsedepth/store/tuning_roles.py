@@ -40,9 +40,14 @@ TunedValues = tuple[float, ...]
 """A value for each tuned field, in their order."""
 Losses = dict[TunedValues, dict[int, float]]
 """TunedValues -> tuning seed -> loss."""
-COMPARED = fields_where(RunConfig, lambda role: role.kind in ("data", "capacity") and not role.derived_if_missing)
-"""Width, budget and data: the values that grids have in common which share the error of choosing. Not d_ff, in which
-settings of one width differ to match their cost."""
+COMPARED = tuple(
+    name
+    for name in fields_where(RunConfig, lambda role: role.kind in ("data", "capacity") and not role.derived_if_missing)
+    if name != "train_tokens"
+)
+"""Width and data: the values that grids have in common which share the error of choosing. Not d_ff, in which settings
+of one width differ to match their cost; nor the budget, which goes with the depth where tokens per parameter are fixed,
+and depths share it, since a depth alone has too few grids for its estimate."""
 
 IS_TRAINED = "model IS NULL"
 IS_CHOSEN = "coalesce(tuning NOT IN ('rejected', 'tuning'), true)"
@@ -172,7 +177,7 @@ def tuning_columns(*sweeps: tuple[Tuning, Sequence[Mapping[str, Any]]]) -> dict[
 
 
 def _comparable(tuning: Tuning, run: Mapping[str, Any]) -> tuple[Any, ...]:
-    """Equal for grids of the same tuned fields and seeds, at the same width, budget and data."""
+    """Equal for grids of the same tuned fields and seeds, at the same width and data."""
     alike = (tuning.solved.get(name, run[name]) for name in COMPARED if name not in tuning.fields)
     return tuning.fields, tuning.objective, tuning.tuning_seeds, *alike
 

@@ -131,7 +131,7 @@ def test_grids_of_another_size_text_or_seed_share_nothing():
     joined, alone = tuning_columns((TUNED, records)), tuning_columns((TUNED, dense))
     run_id = dense[0]["run_id"]
     assert alone[run_id] != joined[run_id]
-    for name in ("d_model", "train_tokens", "vocab_size", "corpus"):
+    for name in ("d_model", "vocab_size", "corpus"):
         other = like(sparse, **{name: 2})
         assert tuning_columns((TUNED, dense), (TUNED, other))[run_id] == alone[run_id], name
         assert tuning_columns((TUNED, dense + other))[run_id] == alone[run_id], name
