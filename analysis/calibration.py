@@ -43,6 +43,7 @@ import pyarrow.parquet as pq
 from scipy.special import stdtrit
 
 from sparsedepth.config.plain_text import counted
+from sparsedepth.config.task import SOLVED
 from sparsedepth.effects.intervals import Estimate, estimate
 from sparsedepth.effects.script import NO_ANSWER, run_script
 from sparsedepth.effects.sentences import estimate_text
@@ -63,7 +64,6 @@ SCORES = (
 """The columns of `runs` that are tested."""
 
 TABLE = "by_need.parquet"
-SOLVED = 0.9
 FOLLOWS, LEAST_TAU = 0.025, 0.5
 N_ORDERS = 2000
 

@@ -21,6 +21,9 @@ SFT = "sft:"
 IGNORED = -100
 """The target of a position without loss, as in F.cross_entropy."""
 
+SOLVED = 0.9
+"""Minimum accuracy of a solved difficulty."""
+
 Group = Literal["S3", "A5", "S5", "Z60", "A4xZ5"]
 POINTS: dict[str, int] = {"S3": 3, "A5": 5, "S5": 5, "Z60": 60, "A4xZ5": 20}
 """Points that the group permutes: 1..n for S_n and A_n, residues mod 60, pairs (point of A4, residue mod 5)."""
@@ -101,6 +104,8 @@ class Task:
     """what two-token parts its sequences are made of, where their length must be even"""
     check: Callable[[TaskConfig], None] = lambda task: None
     """raises ValueError for values that exclude each other"""
+    has_even_answers: bool = False
+    """whether all answers are equally likely at every difficulty: then exp(-chance_loss) is the accuracy of guessing"""
 
 
 def task_name(corpus: Any) -> str | None:
@@ -198,21 +203,23 @@ TASKS: dict[str, Task] = {
         ),
         shortest=lambda task: (2 if task.max_gap is None else task.max_gap + 2, f"max_gap={task.max_gap} operations"),
         check=_check_operations,
+        has_even_answers=True,
     ),
     "k_hop": Task(
-        difficulty="k",
+        difficulty="hops (k)",
         fields={"letters": 4, "min_hops": 0, "max_hops": 4},
         n_tokens=lambda task: task.letters + 1 + task.max_hops + 1,  # letters, 'none', k
         shortest=lambda task: (3, "k and two letters"),
         check=_check_hops,
     ),
     "successor": Task(
-        difficulty="k",
+        difficulty="hops (k)",
         fields={"cycle_len": 8, "min_hops": 1, "max_hops": 4},
         n_tokens=lambda task: task.cycle_len + task.max_hops + 1,  # nodes, k
         shortest=lambda task: (2 * task.cycle_len + 2, f"the pairs of cycle_len={task.cycle_len} and a query"),
         made_of="pairs and queries of two tokens",
         check=_check_hops,
+        has_even_answers=True,
     ),
     "arithmetic": Task(
         difficulty="operations",

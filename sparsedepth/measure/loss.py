@@ -29,7 +29,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from sparsedepth.config.runtime import MAX_TOKENS
-from sparsedepth.config.task import IGNORED
+from sparsedepth.config.task import IGNORED, SOLVED
 from sparsedepth.measure.bootstrap import LEVEL, BootstrapEstimate, Estimator, ratio, shared_resamples
 from sparsedepth.measure.context import MeasureContext, Measurements, Row, Scored, position_mean
 from sparsedepth.probe.fork import Fork, chunk_size, probing, record_states, run_forks, stream
@@ -38,10 +38,6 @@ from sparsedepth.probe.probed_model import ProbedModel
 MAX_LOGITS = 2**21
 """Logits computed at a time (8 MiB in fp32; on a GPU more, `probe.fork.chunk_size`): many forks and a large vocabulary
 would otherwise exhaust memory."""
-
-
-SOLVED = 0.9
-"""Minimum accuracy of a solved difficulty."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
