@@ -21,6 +21,7 @@ def make_run(
     heads: Iterable[Row] = (),
     pairs: Iterable[Row] = (),
     tokens: Iterable[Row] = (),
+    difficulty: Iterable[Row] = (),
     manifest: Row = MANIFEST,
 ) -> Path:
     """Write and complete `results/runs/<run_id>`; returns the folder. `summary` may leave quantities out, and its
@@ -31,6 +32,7 @@ def make_run(
     run_record.write_manifest(folder, manifest)
     run_record.write_summary(folder, {"outcome": "ok", **summary})
     tables = {"layers": layers, "curves": curves, "heads": heads, "pairs": pairs, "tokens": tokens}
+    tables |= {"difficulty": difficulty}
     for table, rows in tables.items():
         if rows := list(rows):
             run_record.write_table(folder, table, rows)

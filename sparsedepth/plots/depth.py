@@ -18,7 +18,7 @@ from matplotlib.ticker import FixedFormatter, FixedLocator, NullLocator
 
 from sparsedepth.config.plain_text import counted
 from sparsedepth.plots.page import Drawing, NothingToDraw
-from sparsedepth.plots.runs import setting_names, settings_in_order, trained_runs
+from sparsedepth.plots.runs import setting_names, settings_in_order, trained_runs, without_diverged_configurations
 from sparsedepth.plots.style import CHANGES_VARIANCE, GREY, caption, groups, set_scale, setting_styles, settings_legend
 from sparsedepth.quantities import IN_RUNS, axis_label
 from sparsedepth.store.comparable_loss import loss_of
@@ -58,8 +58,7 @@ def depth(store: Store) -> Drawing:
 
 def by_depth(runs: pd.DataFrame, settings: Mapping[str, str]) -> ByDepth:
     """The numbers, from the result rows of `runs`, and cell_id -> setting."""
-    diverged = set(runs.loc[runs["outcome"] == "diverged", "cell_id"])
-    complete = runs[~runs["cell_id"].isin(diverged)].copy()
+    complete, n_diverged = without_diverged_configurations(runs)
     complete["setting"] = complete["cell_id"].map(dict(settings))
     complete = complete[complete.groupby("setting")["n_layers"].transform("nunique") > 1]
     needed = next((name for name in NEEDED if name in complete and complete[name].notna().any()), None)
@@ -74,7 +73,7 @@ def by_depth(runs: pd.DataFrame, settings: Mapping[str, str]) -> ByDepth:
     order = points["setting"].map(settings_in_order(points["setting"]).index)
     points = points.iloc[order.argsort(kind="stable")].reset_index(drop=True)
     return ByDepth(
-        points=points, n_diverged=len(diverged), degenerate=degeneracy_caption([needed] if needed else [], runs)
+        points=points, n_diverged=n_diverged, degenerate=degeneracy_caption([needed] if needed else [], runs)
     )
 
 

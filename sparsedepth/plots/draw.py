@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 from matplotlib.text import Text
 
 from sparsedepth.config.plain_text import did_you_mean
-from sparsedepth.plots import depth, forest, learning_rate, matrices, pareto, search
+from sparsedepth.plots import depth, difficulty, forest, learning_rate, matrices, pareto, search
 from sparsedepth.plots.by_knob import GRADIENTS, SCORES, VARIANCE, curves, layer_lines
 from sparsedepth.plots.layer_profile import one_run
 from sparsedepth.plots.overview import load_overview
@@ -148,7 +148,8 @@ _VARIANCE = "residual variance by layer and during training, one line per settin
 _SCORES = "scores by layer, one line per setting of each knob"
 _GRADIENTS = "gradients of weights and stream by layer, one line per setting of each knob"
 _EFFECTS = "effect of each setting at each depth: paired difference, interval, noise floor"
-_DEPTH = "does depth pay: loss, needed layers and residual variance against n_layers, one line per setting"
+_DEPTH = "does depth pay: loss, needed layers, solved difficulty and variance against n_layers, one line per setting"
+_DIFFICULTY = "how far is a task solved: accuracy against difficulty by depth, one line per setting"
 _MATRICES = "causal and permutation effects by pair of layers, of the baseline and of each setting"
 _ANGLES = "angles between the layers of one run (--run), and the mean angle against depth"
 
@@ -157,6 +158,7 @@ FIGURES: dict[str, FigureKind] = {
     "chain": FigureKind(partial(load_overview, "chain"), _CHAIN, of_grid=False),
     "by_layer": FigureKind(partial(load_overview, "by_layer"), _BY_LAYER, of_grid=False),
     "depth": FigureKind(depth.depth, _DEPTH, of_grid=True),
+    "difficulty": FigureKind(difficulty.difficulty, _DIFFICULTY, of_grid=True),
     "curves": FigureKind(curves, "training loss during training, one line per setting of each knob", of_grid=True),
     "variance": FigureKind(partial(layer_lines, (VARIANCE,), over_training=True), _VARIANCE, of_grid=True),
     "scores": FigureKind(partial(layer_lines, SCORES), _SCORES, of_grid=True),

@@ -62,6 +62,13 @@ def trained_runs(store: Store) -> pd.DataFrame:
     return result_rows(read_runs(store)).astype({"n_layers": int}).reset_index(drop=True)
 
 
+def without_diverged_configurations(runs: pd.DataFrame) -> tuple[pd.DataFrame, int]:
+    """The runs of configurations without a diverged seed, since a mean over the seeds that survived is too good; and
+    the number of the other configurations."""
+    diverged = set(runs.loc[runs["outcome"] == "diverged", "cell_id"])
+    return runs[~runs["cell_id"].isin(diverged)].copy(), len(diverged)
+
+
 def changed_knobs(runs: pd.DataFrame, all_runs: pd.DataFrame, is_search: bool) -> pd.Series:
     """The knob that each run changed from the baseline of all runs: 'baseline', a knob's name, or SEVERAL; in a search
     always PROPOSAL."""
