@@ -1,4 +1,5 @@
-"""Does depth pay? Loss, needed blocks and residual variance against the number of layers, one line per setting.
+"""Does depth pay? Loss, needed blocks, solved difficulty of a task and residual variance against the number of layers,
+one line per setting.
 
 A setting is how a configuration differs from the baseline (`store.setting`), at its tuned values. A point is the mean
 over seeds with Student's 95% interval (from three seeds on), of the logarithm for quantities compared by ratios.
@@ -30,6 +31,7 @@ from sparsedepth.store.small_sample import finished_values, mean_interval
 NEEDED = ("needed_layers", "usefulness_loss_increase")
 """The first that the runs have is drawn."""
 VARIANCE = "residual_variance_last"
+COLUMNS = 3
 SPREAD = 0.08
 """Horizontal distance of the first and last setting's points, as a share of the axis, so that intervals do not
 overlap."""
@@ -62,9 +64,10 @@ def by_depth(runs: pd.DataFrame, settings: Mapping[str, str]) -> ByDepth:
     complete["setting"] = complete["cell_id"].map(dict(settings))
     complete = complete[complete.groupby("setting")["n_layers"].transform("nunique") > 1]
     needed = next((name for name in NEEDED if name in complete and complete[name].notna().any()), None)
+    names = [name for name in (loss_of(runs), needed, "solved_difficulty", VARIANCE) if name and name in complete]
     rows = []
     for (setting, n_layers), same in complete.groupby(["setting", "n_layers"]):
-        for name in (name for name in (loss_of(runs), needed, VARIANCE) if name is not None and name in complete):
+        for name in names:
             if values := finished_values(same, name):
                 lr = pd.to_numeric(same["lr"]).median()  # one value, unless imported runs vary in it
                 rows.append((setting, int(n_layers), name, *_mean_interval(values, name), len(values), lr))
@@ -92,8 +95,10 @@ def page_of_depths(data: ByDepth) -> Figure:
     points = data.points
     names, settings = list(dict.fromkeys(points["quantity"])), list(dict.fromkeys(points["setting"]))
     styles = setting_styles(settings)
-    page = Figure(figsize=(max(5.2, 3.5 * len(names)), 3.6), layout="constrained")
-    axes = page.subplots(1, len(names), squeeze=False)[0]
+    n_rows = -(-len(names) // COLUMNS)
+    n_columns = -(-len(names) // n_rows)
+    page = Figure(figsize=(max(5.2, 3.5 * n_columns), 2.8 * n_rows + 0.8), layout="constrained")
+    axes = page.subplots(n_rows, n_columns, squeeze=False).ravel()
     for axis, name in zip(axes, names, strict=True):
         _draw_quantity(axis, points[points["quantity"] == name], styles, name)
     settings_legend(page, styles)

@@ -66,6 +66,16 @@ def test_the_page_has_a_panel_per_quantity_and_whole_depths():
     assert "every block is needed" in " ".join(page_of_depths(two).get_supxlabel().split())
 
 
+def test_runs_of_a_task_have_a_panel_of_the_solved_difficulty():
+    runs = RUNS.assign(solved_difficulty=RUNS["n_layers"] + RUNS["seed"])
+    data = by_depth(runs, WORDS)
+    solved = data.points[data.points["quantity"] == "solved_difficulty"]
+    assert solved["mean"].tolist() == [5, 9, 5, 9]
+    assert solved["lo"].iloc[0] == pytest.approx(5 - 4.302653 / math.sqrt(3), abs=1e-6)
+    names = ["val_loss", "needed_layers", "solved_difficulty", "residual_variance_last"]
+    assert [axis.get_ylabel() for axis in page_of_depths(data).axes] == [axis_label(name) for name in names]
+
+
 def test_the_caption_warns_of_variance_at_unequal_lr():
     tuned = RUNS.assign(lr=np.where(RUNS["depth_scale"] == "lns", 6e-3, 1.5e-3))
     captions = [
