@@ -22,6 +22,7 @@ from sparsedepth.effects.knobs import plain
 from sparsedepth.plots.page import Drawing
 from sparsedepth.plots.runs import at_last_step, choose_run, read_depths, rows_of_run
 from sparsedepth.plots.style import (
+    DEGENERATE,
     LINEAR_BELOW,
     MISSING,
     SERIES,
@@ -32,14 +33,16 @@ from sparsedepth.plots.style import (
     set_layer_scale,
     wrapped,
 )
-from sparsedepth.quantities import BY_LAYER, BY_PAIR
+from sparsedepth.quantities import BY_LAYER, BY_PAIR, PROFILED
 from sparsedepth.quantities.record import Scale
 from sparsedepth.store.connection import Store
-from sparsedepth.store.degeneracy import RELATIVE_ROWS, sound_layer_metrics
+from sparsedepth.store.degeneracy import RELATIVE_ROWS, SCORES, float_or_none, reasons_in, sound_layer_metrics
 
 COLUMNS = 4
 TITLE = 32
 """Characters per line of a panel's title."""
+FACTS = {"val_loss": " nat/token", "residual_variance_last": "", "usefulness": ""}
+"""Column of `runs` in the page's title -> its unit."""
 PROFILE_HEIGHT, MATRIX_HEIGHT = 1.75, 2.3
 """Inches."""
 LEGEND_ROW, LEGEND_WIDTH = 0.09, 27
@@ -267,13 +270,22 @@ def _title(profile: LayerProfile) -> str:
     model = profile.run.get("model")
     name = escaped(model) if isinstance(model, str) else f"run {profile.run['run_id']}"
     facts = [name, f"{profile.n_layers} layers"]
-    for name, unit in (("val_loss", " nat/token"), ("residual_variance_last", ""), ("usefulness", "")):
+    degenerate = _degenerate(profile)
+    for name, unit in FACTS.items():
         value = profile.run.get(name)
         if isinstance(value, float) and not np.isnan(value):
-            facts.append(f"{name} {value:#.4g}{unit}")
+            facts.append(f"{name} {value:#.4g}{unit}{f' {DEGENERATE}' * (name in degenerate)}")
     if profile.run.get("outcome") == "diverged":
         facts.append("diverged")
     return "   ".join(facts)
+
+
+def _degenerate(profile: LayerProfile) -> dict[str, str]:
+    """Score -> why it is degenerate in this run: of those in the title, then of the means of the values drawn."""
+    drawn = {*profile.profiles["name"], *profile.matrices}
+    names = [*FACTS, *(score.name for score in PROFILED if (score.rows or score.name) in drawn)]
+    measured = (name for name in names if name in SCORES and float_or_none(profile.run.get(name)) is not None)
+    return {name: "; ".join(reasons) for name in measured if (reasons := reasons_in(name, profile.run))}
 
 
 def _caption(profile: LayerProfile) -> str:
@@ -283,6 +295,11 @@ def _caption(profile: LayerProfile) -> str:
     logarithmic = {name for panel in PANELS if panel.scale == "log" for name in panel.series}
     relative = RELATIVE_ROWS & {*profile.profiles["name"], *profile.matrices}
     text += sound_layer_metrics(sorted(relative), pd.DataFrame({"val_loss": [profile.run.get("val_loss")]}))[1]
+    scores: dict[str, list[str]] = {}
+    for name, reasons in _degenerate(profile).items():
+        scores.setdefault(reasons, []).append(f"{name}{f' {DEGENERATE}' * (name in FACTS)}")
+    marked = [f"{', '.join(names)} ({reasons})" for reasons, names in scores.items()]
+    text += f" Degenerate, so no evidence: {', '.join(marked)}." if marked else ""
     n_hidden = int((profile.profiles["name"].isin(logarithmic) & (profile.profiles["value"] <= 0)).sum())
     if n_hidden:
         text += f" Not shown on logarithmic axes: {n_hidden} values that are not positive."

@@ -36,6 +36,8 @@ FILLS: tuple[Fill, ...] = ("full", "none", "left", "right", "top", "bottom")
 """The fill of a point shows its results folder, if there are several."""
 GREY = "#666666"
 MISSING = "#c8c8c8"
+DEGENERATE = "†"
+"""After a degenerate score, as in the report."""
 SERIES = (("#0072b2", "o", "-"), ("#d55e00", "s", "--"), ("#009e73", "^", "-."), ("#444444", "D", ":"))
 """Colour (Okabe and Ito's, for colour-blind readers), marker and dashes (for grey print) of the lines of a panel."""
 BASELINE = ("#222222", "o", "-")

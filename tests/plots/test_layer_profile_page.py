@@ -10,6 +10,7 @@ from matplotlib.colors import LogNorm, SymLogNorm, to_rgba
 
 from sparsedepth.plots.layer_profile import HEAT_MAPS, PANELS, layer_profile, layer_profile_page, pairs_that_exist
 from sparsedepth.plots.style import MISSING
+from sparsedepth.report.tables import DEGENERATE
 
 RUN = {"run_id": "abc", "val_loss": 2.5, "usefulness": np.nan, "outcome": "ok"}
 
@@ -109,6 +110,36 @@ def test_values_hidden_by_a_logarithmic_axis_are_counted():
     page = layer_profile_page(profile)
     page.canvas.draw()
     assert "Not shown on logarithmic axes: 2 values" in page.get_supxlabel()
+
+
+def test_a_degenerate_score_is_marked_in_the_title_and_its_reasons_named():
+    """Of a solved task the published usefulness is 1; a score counts only if it was measured."""
+    solved = {"val_loss": 5e-7, "usefulness": 1.0, "usefulness_loss_increase": 8e5, "causal_score": 0.3}
+    solved |= {"usefulness_loss_increase_largest_share": 0.7, "causal_score_largest_share": 0.2}
+    page = layer_profile_page(replace(full_profile(2), run={**RUN, **solved}))
+    assert page.get_suptitle().endswith(f"val_loss 5.000e-07 nat/token   usefulness 1.000 {DEGENERATE}")
+    said = " ".join(page.get_supxlabel().split())
+    of_both = "it is relative to a loss below 0.1 nat/token; one block carries more than half of it"
+    assert f"Degenerate, so no evidence: usefulness {DEGENERATE}, usefulness_loss_increase ({of_both})." in said
+
+
+@pytest.mark.parametrize(
+    ("columns", "reason"),
+    [
+        ({"bigram_loss": 2.4}, "the model is worse than a bigram table of its training text"),
+        ({"chance_loss": 2.5}, "the model is at chance"),
+        (
+            {"affine_loss_added_lo": -0.1, "affine_loss_added_hi": 0.9},
+            "its interval contains 0, the value at initialisation",
+        ),
+        ({"bigram_loss": 2.6}, ""),
+    ],
+)
+def test_the_reasons_of_scores_without_a_place_in_the_title(columns, reason):
+    page = layer_profile_page(replace(full_profile(2), run={**RUN, "affine_loss_added": 0.4, **columns}))
+    said, _, reasons = " ".join(page.get_supxlabel().split()).partition(" Degenerate, so no evidence: ")
+    assert reasons == (f"affine_loss_added ({reason})." if reason else "")
+    assert DEGENERATE not in said + reasons + page.get_suptitle()
 
 
 def test_the_title_names_a_measured_model():
