@@ -14,35 +14,39 @@ from sparsedepth.plots.runs import trained_runs
 from sparsedepth.plots.style import GREY, caption, escaped, legend_above, log_scale, shortened
 from sparsedepth.quantities import axis_label, sign
 from sparsedepth.store.connection import Store
+from sparsedepth.store.degeneracy import degeneracy_caption
 from sparsedepth.store.search import Search, search_of
 
 COLOURS = "viridis_r"
 COLUMNS = 3
 
 
-def _search_and_proposals(store: Store) -> tuple[Search, pd.DataFrame]:
-    """Raises NothingToDraw for a folder without a search, or with fewer than two finished proposals."""
+def _search_and_proposals(store: Store) -> tuple[Search, pd.DataFrame, pd.DataFrame]:
+    """The search, its proposals and its runs. Raises NothingToDraw for a folder without a search, or with fewer than
+    two finished proposals."""
     search = search_of(store.roots)
     if search is None:
         folders = ", ".join(map(str, store.roots))
         raise NothingToDraw(f"{folders} was not filled by the sampler of one search")
-    frame = proposals(trained_runs(store), search)
+    runs = trained_runs(store)
+    frame = proposals(runs, search)
     if frame[search.objectives[0]].notna().sum() < 2:
         raise NothingToDraw("fewer than two proposals finished")
-    return search, frame
+    return search, frame, runs
 
 
 def history(store: Store) -> Drawing:
     """The objectives of each proposal in order of start, and the best so far."""
-    search, frame = _search_and_proposals(store)
+    search, frame, runs = _search_and_proposals(store)
     data = frame[["cell_id", *search.objectives, "n_seeds", "on_front"]].assign(proposal=np.arange(1, len(frame) + 1))
     for name in search.objectives:
         best = data[name].cummax() if sign(name) > 0 else data[name].cummin()
         data[f"best_{name}"] = best.ffill()
-    return Drawing(data=data, page=partial(page_of_history, search, data))
+    degenerate = degeneracy_caption(search.objectives, runs)
+    return Drawing(data=data, page=partial(page_of_history, search, data, degenerate))
 
 
-def page_of_history(search: Search, data: pd.DataFrame) -> Figure:
+def page_of_history(search: Search, data: pd.DataFrame, degenerate: str) -> Figure:
     """One panel per objective."""
     page = Figure(figsize=(6.4, 2.4 * len(search.objectives) + 0.6), layout="constrained")
     panels = page.subplots(len(search.objectives), 1, squeeze=False, sharex=True)[:, 0]
@@ -55,20 +59,21 @@ def page_of_history(search: Search, data: pd.DataFrame) -> Figure:
         axes.set_ylabel(axis_label(name))
     panels[-1].set_xlabel("proposal, in order of start")
     legend_above(page, panels[0].get_legend_handles_labels()[0])
-    caption(page, "Selection bias: the best of many is optimistic. Run it again with new seeds.")
+    caption(page, "Selection bias: the best of many is optimistic. Run it again with new seeds." + degenerate)
     return page
 
 
 def parallel(store: Store) -> Drawing:
     """One line per proposal through its values, coloured by the first objective."""
-    search, frame = _search_and_proposals(store)
+    search, frame, runs = _search_and_proposals(store)
     axes = axes_of(frame, search)
     if len(axes) < 2:
         raise NothingToDraw("fewer than two axes vary, so there are no parallel coordinates")
     data = frame[["cell_id", *(axis.name for axis in axes), *search.objectives]].copy()
     for axis in axes:
         data[f"{axis.name}_place"] = _positions(axis, frame[axis.name])
-    return Drawing(data=data, page=partial(page_of_parallel, search, axes, data))
+    degenerate = degeneracy_caption(search.objectives[:1], runs)
+    return Drawing(data=data, page=partial(page_of_parallel, search, axes, data, degenerate))
 
 
 def _positions(axis: Axis, values: pd.Series) -> np.ndarray:
@@ -83,7 +88,7 @@ def _indices(axis: Axis, values: pd.Series) -> np.ndarray:
     return np.array([axis.values.index(value if value in axis.values else None) for value in values])
 
 
-def page_of_parallel(search: Search, axes: list[Axis], data: pd.DataFrame) -> Figure:
+def page_of_parallel(search: Search, axes: list[Axis], data: pd.DataFrame, degenerate: str) -> Figure:
     """One vertical line per axis, values from low to high; better proposals are drawn on top."""
     objective = search.objectives[0]
     page = Figure(figsize=(1.5 * len(axes) + 2.2, 3.6), layout="constrained")
@@ -105,12 +110,13 @@ def page_of_parallel(search: Search, axes: list[Axis], data: pd.DataFrame) -> Fi
     panel.set_yticks([])
     panel.set_xlim(-0.2, len(axes) - 0.5)
     page.colorbar(colours, ax=panel, label=axis_label(objective))
+    caption(page, degenerate.strip())
     return page
 
 
 def slices(store: Store) -> Drawing:
     """The first objective against each axis, with the surrogate's partial dependence if its skill suffices."""
-    search, frame = _search_and_proposals(store)
+    search, frame, runs = _search_and_proposals(store)
     axes, objective = axes_of(frame, search), search.objectives[0]
     if not axes:
         raise NothingToDraw("no axis varies among the proposals")
@@ -126,10 +132,11 @@ def slices(store: Store) -> Drawing:
             parts.append(pd.DataFrame({"axis": axis.name, "kind": "partial dependence", **values}))
     data = pd.concat([part.astype(object) for part in parts], ignore_index=True)
     skill = "no surrogate: too few proposals" if fitted is None else f"skill on left-out proposals {fitted.skill:+.2f}"
-    return Drawing(data=data, page=partial(page_of_slices, axes, data, objective, skill))
+    notes = f"{skill}.{degeneracy_caption([objective], runs)}"
+    return Drawing(data=data, page=partial(page_of_slices, axes, data, objective, notes))
 
 
-def page_of_slices(axes: list[Axis], data: pd.DataFrame, objective: str, skill: str) -> Figure:
+def page_of_slices(axes: list[Axis], data: pd.DataFrame, objective: str, notes: str) -> Figure:
     """One panel per axis: the objective of each proposal, and the partial dependence."""
     n_rows = -(-len(axes) // COLUMNS)
     page = Figure(figsize=(3.2 * min(COLUMNS, len(axes)), 2.6 * n_rows + 0.5), layout="constrained")
@@ -157,5 +164,5 @@ def page_of_slices(axes: list[Axis], data: pd.DataFrame, objective: str, skill: 
         row[0].set_ylabel(axis_label(objective))
     has_line = (data["kind"] != "proposal").any()
     text = "Lines (dashes for a choice): partial dependence of a Gaussian process; " if has_line else "No line: "
-    caption(page, f"Dots: proposals. {text}{skill}.")
+    caption(page, f"Dots: proposals. {text}{notes}")
     return page

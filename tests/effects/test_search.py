@@ -16,7 +16,7 @@ from sparsedepth.config.sweep import SweepDefinition
 from sparsedepth.effects.search_text import search_lines, search_table
 from sparsedepth.effects.surrogate import Axis, axes_of, importances, proposals, surrogate
 from sparsedepth.plan.tasks import Plan
-from sparsedepth.plots.draw import default_figure, draw
+from sparsedepth.plots.draw import FIGURES, default_figure, draw
 from sparsedepth.plots.page import NothingToDraw
 from sparsedepth.plots.search import page_of_slices
 from sparsedepth.store.best import best, heading, text
@@ -41,7 +41,7 @@ SEARCH = {
 }
 
 
-def fill(root, definition=SEARCH, n=24):
+def fill(root, definition=SEARCH, n=24, **measured):
     """Proposals at random: val_loss is best at lr 0.01 and better by 0.3 with lns; weight decay does nothing."""
     generator = np.random.default_rng(0)
     root.mkdir()
@@ -52,7 +52,7 @@ def fill(root, definition=SEARCH, n=24):
         loss = 3 + 0.2 * math.log(lr / 0.01) ** 2 - 0.3 * (scale == "lns") + 0.002 * generator.standard_normal()
         config = RunConfig(**BASE, n_layers=2, lr=lr, weight_decay=decay, depth_scale=scale)
         summary = {"val_loss": loss, "train_flops": 1e9 + i, "params_total": 1000, "tokens_trained": 1280}
-        make_run(root, config, summary, manifest={**MANIFEST, "started": f"2026-01-02T03:04:{i:02}"})
+        make_run(root, config, {**summary, **measured}, manifest={**MANIFEST, "started": f"2026-01-02T03:04:{i:02}"})
     return root
 
 
@@ -187,6 +187,15 @@ def test_figures_of_a_search(searched, tmp_path):
             ):
                 draw(store, name)
     assert steps.is_monotonic_decreasing
+
+
+def test_figures_name_a_degenerate_objective(tmp_path, searched):
+    constant = fill(tmp_path / "s", {**SEARCH, "objectives": ["usefulness", "val_loss"]}, usefulness=0.5)
+    for root, is_named in ((constant, True), (searched, False)):
+        with open_store(root) as store:
+            for name in ("history", "parallel", "slices"):
+                said = " ".join(FIGURES[name].drawing(store).page().get_supxlabel().split())
+                assert ("Degenerate, so no evidence: usefulness (0.5 in every run)." in said) == is_named
 
 
 def test_the_numbers_of_a_choice_stand_by_their_size(searched):
