@@ -92,11 +92,9 @@ class Quantity:
     @property
     def axis_label(self) -> str:
         has_unit = "(" not in self.display_name and self.unit not in ("", "1")
-        text = (
-            f"{self.display_name}{' ' if len(self.display_name) < 24 else chr(10)}({self.unit})"
-            if has_unit
-            else self.display_name
-        )
+        text = f"{self.display_name} ({self.unit})" if has_unit else self.display_name
+        if has_unit and (len(self.display_name) >= 24 or len(text) > LONGEST_LABEL):
+            text = f"{self.display_name}\n({self.unit})"
         is_long = max(map(len, text.split("\n"))) > LONGEST_LABEL
         return "\n".join(textwrap.wrap(text, LONGEST_LABEL)) if is_long else text
 

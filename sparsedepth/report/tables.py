@@ -14,6 +14,7 @@ from sparsedepth.effects.intervals import POWER
 from sparsedepth.effects.knobs import chosen_fields, plain
 from sparsedepth.effects.sentences import size_text, verdict_text
 from sparsedepth.plots.forest import LOG_UNIT
+from sparsedepth.plots.style import DEGENERATE
 from sparsedepth.store.cell_text import readable
 from sparsedepth.store.degeneracy import SCORES, reasons_by_run, score_rows
 from sparsedepth.store.tuning_roles import without_measured_models
@@ -38,7 +39,6 @@ RESULTS = (
     "seconds",
 )
 """Columns of the table of runs that are shown if any run has them."""
-DEGENERATE = "†"
 
 
 @dataclass(frozen=True, kw_only=True)

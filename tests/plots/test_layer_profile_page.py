@@ -9,8 +9,7 @@ import pytest
 from matplotlib.colors import LogNorm, SymLogNorm, to_rgba
 
 from sparsedepth.plots.layer_profile import HEAT_MAPS, PANELS, layer_profile, layer_profile_page, pairs_that_exist
-from sparsedepth.plots.style import MISSING
-from sparsedepth.report.tables import DEGENERATE
+from sparsedepth.plots.style import DEGENERATE, MISSING
 
 RUN = {"run_id": "abc", "val_loss": 2.5, "usefulness": np.nan, "outcome": "ok"}
 
