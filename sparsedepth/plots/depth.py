@@ -136,6 +136,7 @@ def _draw_quantity(axis: Any, points: pd.DataFrame, styles: Mapping[str, tuple[s
     axis.xaxis.set_major_formatter(FixedFormatter([str(depth) for depth in depths]))
     axis.xaxis.set_minor_locator(NullLocator())
     if _is_log(points["mean"].tolist(), name):
-        set_scale(axis, "y", "log", points[["lo", "mean", "hi"]].stack().dropna().tolist())
+        ends = points[["lo", "mean", "hi"]].stack()
+        set_scale(axis, "y", "log", ends[ends > 0].tolist())  # a lower end can be cut at 0
     axis.set(xlabel="n_layers", ylabel=axis_label(name))
     axis.xaxis.label.set_color(GREY)

@@ -76,6 +76,17 @@ def test_runs_of_a_task_have_a_panel_of_the_solved_difficulty():
     assert [axis.get_ylabel() for axis in page_of_depths(data).axes] == [axis_label(name) for name in names]
 
 
+def test_a_variance_of_0_leaves_a_logarithmic_axis_from_the_lowest_positive_value():
+    """Of 0, 10 and 100 the interval of the mean begins at 0, which no logarithmic axis has."""
+    data = by_depth(RUNS.assign(residual_variance_last=np.where(RUNS["seed"] == 0, 0.0, 10.0 ** RUNS["seed"])), WORDS)
+    variance = data.points[data.points["quantity"] == "residual_variance_last"]
+    assert variance["lo"].tolist() == [0] * 4 and variance["mean"].tolist() == pytest.approx([110 / 3] * 4)
+    page = page_of_depths(data)
+    page.draw_without_rendering()
+    assert page.axes[2].get_yscale() == "log" and page.axes[2].get_ylim()[0] > 0
+    assert "cut at the end of the range" in " ".join(page.get_supxlabel().split())
+
+
 def test_the_caption_warns_of_variance_at_unequal_lr():
     tuned = RUNS.assign(lr=np.where(RUNS["depth_scale"] == "lns", 6e-3, 1.5e-3))
     captions = [
