@@ -16,7 +16,7 @@ def pack(
             "--digits",
             min=3,
             max=15,
-            help="round curves, layers, heads and pairs to this many significant digits, `runs` to 7; 5 save about "
+            help="round all views but `runs` to this many significant digits, quantities of `runs` to 7; 5 save about "
             "40% of the size",
         ),
     ] = None,

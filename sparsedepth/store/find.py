@@ -16,6 +16,8 @@ from sparsedepth.store.tables import StoredRun, stored_run
 
 DEPTH = 3
 """Levels below the named folder at which run folders and packs are found."""
+SINGLE_DIGITS = 7
+"""Significant decimal digits of single precision, in which quantities are measured."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,16 +76,24 @@ def _complete_folders(folder: Path, depth: int) -> Iterator[Path]:
 
 
 def without_copies(runs: Iterable[StoredRun]) -> list[StoredRun]:
-    """Each run once. Raises ValueError if two runs with the same run_id have different summaries."""
+    """Each run once. Raises ValueError if two runs with the same run_id have summaries that differ in SINGLE_DIGITS
+    digits: a rounded copy (`pack --digits`) is a copy."""
     by_id: dict[str, StoredRun] = {}
     for run in runs:
         first = by_id.setdefault(run.run_id, run)
-        if run.summary_sha256 != first.summary_sha256:
+        is_copy = run.summary_sha256 == first.summary_sha256
+        if not is_copy and rounded_summary(run.files()) != rounded_summary(first.files()):
             raise ValueError(
                 f"run {run.run_id} is in {str(first.folder)!r} and in {str(run.folder)!r} "
                 f"with different results; leave one of the two out"
             )
     return list(by_id.values())
+
+
+def rounded_summary(files: Files) -> dict[str, Any]:
+    """A run's summary with its quantities in SINGLE_DIGITS digits. Raises DamagedRun."""
+    values = parse_object(files.folder, "summary.json", files.read("summary.json")).items()
+    return {name: float(f"{value:.{SINGLE_DIGITS}g}") if isinstance(value, float) else value for name, value in values}
 
 
 def find_groups(root: Path, kind: str) -> Iterator[Files]:

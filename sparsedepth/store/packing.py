@@ -17,7 +17,7 @@ from sparsedepth.config.plain_text import counted
 from sparsedepth.files import atomic_folder, json_text, parse_json, sha256
 from sparsedepth.store import tables
 from sparsedepth.store.checksums import MARKER, Files, parse_marker, write_marker
-from sparsedepth.store.find import find_groups, find_runs
+from sparsedepth.store.find import SINGLE_DIGITS, find_groups, find_runs, rounded_summary
 from sparsedepth.store.pack import PLACE, RECORDS, RECORDS_SCHEMA, WORK, DamagedPack, Pack
 from sparsedepth.store.run_record import EVALS, MODELS, RUNS, TOYS, WEIGHTS, check_marker
 from sparsedepth.store.schema import TABLES
@@ -28,7 +28,6 @@ WORK_FILES = ("config.yaml", "pruned.json", "failures.json", "memory.json")
 """Files of a run without a result, which say why it ended."""
 _TABLE_FILES = {f"{table}.parquet" for table in TABLES}
 
-SINGLE_DIGITS = 7
 _QUANTITIES = {column.name for column in quantities.RUNS}
 
 LEVEL = 10
@@ -64,7 +63,8 @@ def pack(results: Path, out: Path, weights: bool = False, digits: int | None = N
     """Write the complete records of a results folder into the new folder `out`, atomically.
 
     `digits` rounds the rows of all views but `runs` to that many significant digits, and the quantities of `runs` to
-    single precision (7 digits): so they were measured, and further digits are noise that does not compress.
+    single precision (7 digits): so they were measured, and further digits are noise that does not compress. A run and
+    its rounded copy count once (`find.without_copies`).
 
     Raises DamagedRun, and ValueError if there is no record, or one is outside the folders of KINDS.
     """
@@ -102,11 +102,7 @@ def pack(results: Path, out: Path, weights: bool = False, digits: int | None = N
 
 def _in_single_precision(files: Files) -> Files:
     """The files of a run with another summary.json and marker: its quantities in SINGLE_DIGITS digits."""
-    values = parse_json(files.read(SUMMARY)).items()
-    rounded = {
-        name: float(f"{value:.{SINGLE_DIGITS}g}") if isinstance(value, float) else value for name, value in values
-    }
-    content = json_text(rounded).encode()
+    content = json_text(rounded_summary(files)).encode()
     entry = {"sha256": hashlib.sha256(content).hexdigest(), "bytes": len(content)}
     listed = parse_json(files.marker.content)
     listed["files"][SUMMARY] = entry

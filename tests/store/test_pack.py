@@ -1,6 +1,7 @@
 """Packs: read as the folder they were made from, checked as it is, and made that folder again."""
 
 import hashlib
+import itertools
 import json
 import shutil
 from pathlib import Path
@@ -161,6 +162,23 @@ def test_digits_rounds_the_rows_and_the_quantities_of_runs_to_single_precision(r
     assert [view for view in VIEWS if unpacked_rows[view] != packed_rows[view]] in ([], ["runs"])
     assert '"val_loss": 0.3333333,' in (tmp_path / "again/runs" / config.run_id / "summary.json").read_text()
     verify(tmp_path / "again/runs" / config.run_id)
+
+
+def test_a_rounded_pack_is_a_copy_of_its_folder_and_another_result_is_not(results, tmp_path):
+    config = RunConfig(seed=6)
+    make_run(results, config, {"val_loss": 1 / 3})
+    pack(results, tmp_path / "pack", digits=5)
+    unpack(open_pack(tmp_path / "pack"), tmp_path / "again")
+    query = f"select val_loss from runs where run_id = '{config.run_id}'"
+    for first, second in itertools.combinations((results, tmp_path / "pack", tmp_path / "again"), 2):
+        with open_store(second, first) as store:
+            assert store.sql("select count(*) from runs").rows == ((5,),)
+            assert store.sql(query).rows[0][0] == pytest.approx(1 / 3, rel=1e-7)
+    with open_store(results, tmp_path / "pack") as store:  # the first folder counts
+        assert store.sql(query).rows == ((1 / 3,),)
+    make_run(tmp_path / "other", config, {"val_loss": 0.333334})  # the 6th digit differs
+    with pytest.raises(ValueError, match="with different results"):
+        open_store(tmp_path / "other", tmp_path / "pack")
 
 
 def test_weights_are_kept_where_asked_for(results, tmp_path):
