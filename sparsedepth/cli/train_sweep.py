@@ -2,7 +2,6 @@
 
 import sys
 from pathlib import Path
-from time import time as clock
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -127,7 +126,9 @@ def train(
         setup = local_pricing_setup(definition, calls.machine_of(runtime_config, 1))
         print_price(definition, setup, Budget())
         return
-    started = clock()
+    from sparsedepth.store.checksums import MARKER
+
+    before = {marker: marker.stat().st_ino for marker in out.glob(f"runs/*/{MARKER}")}
     try:
         run = calls.train(
             file, out, set=settings, from_=start, runtime=runtime, device=device, threads=threads, compile=compiled
@@ -139,7 +140,8 @@ def train(
     from sparsedepth.train.devices import world
 
     if world()[0] == 0:  # the first of several processes
-        was_complete = run.folder.stat().st_mtime < started
+        marker = run.folder / MARKER
+        was_complete = before.get(marker) == marker.stat().st_ino  # a damaged run is repeated, with a new marker
         print(f"run {run.run_id} in {run.folder}{', complete before: nothing was trained' if was_complete else ''}")
         print_summary(run.summary)
 

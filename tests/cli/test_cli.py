@@ -1,6 +1,7 @@
 """The command line as a user meets it: answers, one-line errors with exit code 2, nothing half-written."""
 
 import json
+import os
 import shlex
 import subprocess
 import sys
@@ -10,9 +11,11 @@ import yaml
 from synthetic import make_run
 from tiny import BASE, ENVIRONMENT, corpus, definition, sparsedepth
 
+from sparsedepth.cli import calls
 from sparsedepth.cli.main import run
 from sparsedepth.config.load import build
 from sparsedepth.config.run import RunConfig
+from sparsedepth.store.run_record import read_run
 
 
 def error(*arguments: object) -> str:
@@ -151,6 +154,22 @@ def test_train_writes_a_run_and_prints_what_was_measured(tmp_path):
     assert again == out.replace("\n", ", complete before: nothing was trained\n", 1)
     answer, _ = sparsedepth("query", tmp_path / "results", "select seed, outcome from runs", "--format", "csv")
     assert answer.split() == ["seed,outcome", "3,ok"]
+
+
+def test_train_knows_a_complete_run_by_its_marker(tmp_path, monkeypatch, capsys):
+    """Though its disk's clock is ahead; a damaged record is set aside, and the run repeated."""
+    folder = make_run(tmp_path, RunConfig(), {"val_loss": 3.0})
+    os.utime(folder, (2**32, 2**32))
+
+    def repeated(*arguments, **options):
+        folder.rename(tmp_path / "damaged")
+        return read_run(make_run(tmp_path, RunConfig(), {"val_loss": 3.0}))
+
+    for train, was_complete in ((lambda *arguments, **options: read_run(folder), True), (repeated, False)):
+        monkeypatch.setattr(calls, "train", train)
+        with pytest.raises(SystemExit, match="0"):
+            run(["train", "run.yaml", "--out", str(tmp_path)])
+        assert ("nothing was trained" in capsys.readouterr().out) == was_complete
 
 
 def test_a_diverged_run_is_a_result(tmp_path):
