@@ -1,4 +1,4 @@
-"""Usefulness: linear blocks lose nothing, the fit's corner cases, the plain loop."""
+"""Usefulness and blocks needed: linear blocks lose nothing, the fit's corner cases, the plain loop, counts by hand."""
 
 import math
 
@@ -9,10 +9,10 @@ from handmade import HandMadeModel, brackets, identity, integers, known, normal,
 from reference import FAMILIES, affine_increases, run_config
 
 from sparsedepth.config.task import IGNORED
-from sparsedepth.measure.bootstrap import bootstrap
+from sparsedepth.measure.bootstrap import BootstrapEstimate, bootstrap
 from sparsedepth.measure.context import Scored
 from sparsedepth.measure.loss import fork_losses, fork_scores
-from sparsedepth.measure.usefulness import fit_affine, usefulness
+from sparsedepth.measure.usefulness import fit_affine, needed_layers, share_above, usefulness
 from sparsedepth.model.decoder import Decoder
 from sparsedepth.probe.fork import replace
 from sparsedepth.probe.probed_model import ProbedDecoder
@@ -138,3 +138,27 @@ def test_against_numpy_least_squares_and_full_forward_passes(family):
         assert found.share.value == np.mean([increase > 0.02 for increase in expected])
         assert brackets(found.mean_increase)
     assert max(np.abs(expected)) > 0.02
+
+
+def test_a_needed_block_costs_more_than_the_threshold_and_for_sure():
+    def block(value, lo):
+        return BootstrapEstimate(value=value, lo=lo, hi=None if lo is None else 9.0, n_sequences=4)
+
+    blocks = [block(0.3, 0.1), block(0.3, -0.1), block(0.04, 0.03), block(-0.2, -0.3)]  # sure; unsure; cheap; better
+    counted = BootstrapEstimate(value=2.0, lo=2.0, hi=3.0, n_sequences=4)
+    needed = needed_layers(blocks, 0.05, counted)
+    assert (needed.value, needed.lo, needed.hi) == (1, 1, 3)
+    assert needed_layers([block(0.3, None)], 0.05, counted).value is None  # one sequence has no interval
+
+
+INCREASES = [0.5, 0.15, 0.1, 0.06, 0.01, -0.02]
+
+
+@pytest.mark.parametrize(("threshold", "count"), [(0.02, 4), (0.05, 4), (0.1, 2), (0.2, 1), (0.5, 0)])
+def test_strictly_more_than_the_threshold_counts(threshold, count):
+    assert share_above(INCREASES, threshold) == pytest.approx(count / 6)
+
+
+@pytest.mark.parametrize("increases", [[], [0.5, None]])
+def test_an_unknown_increase_makes_the_count_unknown(increases):
+    assert share_above(increases, 0.1) is None

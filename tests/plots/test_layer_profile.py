@@ -1,14 +1,26 @@
-"""The numbers of a layer profile: the run, the last step, the first threshold, errors, and existing pairs."""
+"""A layer profile: its numbers, and its page with a panel per metric and per matrix, grey where they are missing."""
+
+import warnings
+from dataclasses import replace
 
 import numpy as np
 import pandas as pd
 import pytest
 from frames import config_of
+from matplotlib.colors import LogNorm, SymLogNorm, to_rgba
 from synthetic import make_run
 
 from sparsedepth import quantities
-from sparsedepth.plots.layer_profile import HEAT_MAPS, PANELS, layer_profile, load_layer_profile, pairs_that_exist
+from sparsedepth.plots.layer_profile import (
+    HEAT_MAPS,
+    PANELS,
+    layer_profile,
+    layer_profile_page,
+    load_layer_profile,
+    pairs_that_exist,
+)
 from sparsedepth.plots.runs import choose_run
+from sparsedepth.plots.style import DEGENERATE, MISSING
 from sparsedepth.plots.trajectories import VECTORS
 from sparsedepth.store.connection import open_store
 
@@ -135,3 +147,139 @@ def test_from_a_store(tmp_path):
         assert load_layer_profile(store, shallow).n_layers == 2
         with pytest.raises(ValueError, match=f"nearest of its 2 run ids: {shallow}"):
             load_layer_profile(store, shallow[:-1] + "x")
+
+
+SCORED_RUN = {"run_id": "abc", "val_loss": 2.5, "usefulness": np.nan, "outcome": "ok"}
+
+
+def full_profile(n_layers):
+    rows, pairs = [], []
+    for name in (name for panel in PANELS for name in panel.series):
+        threshold = "@0.1" if "sparsity" in name else ""
+        rows += [(1, layer, name + threshold, 0.5 + layer / 8) for layer in range(1, n_layers + 1)]
+    rows += [(1, layer, "jacobian_deviation_se", 0.1) for layer in range(1, n_layers + 1)]
+    for name in HEAT_MAPS:
+        places = zip(*np.nonzero(pairs_that_exist(name, n_layers)), strict=True)
+        pairs += [(1, layer, other, name, 0.1 * other + 0.01 * layer) for other, layer in places]
+    return layer_profile(
+        SCORED_RUN,
+        pd.DataFrame(rows, columns=["step", "layer", "metric", "value"]),
+        pd.DataFrame(pairs, columns=["step", "layer", "other_layer", "metric", "value"]),
+    )
+
+
+def axes_by_title(page):
+    return {(axis.get_title() or axis.get_title(loc="left")).replace("\n", " "): axis for axis in page.axes}
+
+
+@pytest.mark.parametrize("n_layers", [1, 2, 12, 48])
+def test_every_score_is_drawn_at_any_depth(n_layers):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        page = layer_profile_page(full_profile(n_layers))
+        page.canvas.draw()
+    wanted = {panel.title for panel in PANELS} | {
+        kind.title for name, kind in HEAT_MAPS.items() if pairs_that_exist(name, n_layers).any()
+    }
+    if n_layers == 1:
+        wanted.remove("causal effect on later layers")  # there is none
+    assert wanted == set(axes_by_title(page)) - {""}
+    ticks = axes_by_title(page)["residual variance"].get_xticks()
+    assert all(float(tick).is_integer() for tick in ticks) and len(ticks) <= 9
+
+
+def test_lines_and_heat_maps_have_the_numbers():
+    axes = axes_by_title(layer_profile_page(full_profile(4)))
+    lines = axes["early exit loss"].get_lines()
+    assert [list(line.get_ydata()) for line in lines] == [[0.625, 0.75, 0.875, 1.0]] * 2
+    assert [text.get_text() for text in axes["weight sparsity"].get_legend().get_texts()] == [
+        "|w| < 0.1",
+        "|w| / rms < 0.1",
+    ]
+    shown = axes["causal effect"].get_images()[1].get_array()
+    assert shown[3, 2] == pytest.approx(0.32)
+    assert shown.mask[2, 3] and shown.mask[2, 2] and not shown.mask[3, 2]
+    assert axes["residual variance"].get_yscale() == "log"
+    assert axes["loss increase without the block"].get_yscale() == "symlog"
+    assert isinstance(axes["causal effect"].get_images()[1].norm, LogNorm)
+    assert isinstance(axes["removal: loss increase"].get_images()[1].norm, SymLogNorm)
+
+
+def test_the_band_is_one_standard_error():
+    axis = axes_by_title(layer_profile_page(full_profile(2)))["Jacobian's deviation from identity"]
+    heights = axis.collections[0].get_paths()[0].vertices[:, 1]
+    assert (heights.min(), heights.max()) == (pytest.approx(0.525), pytest.approx(0.85))
+
+
+def test_no_line_runs_through_a_legend():
+    page = layer_profile_page(full_profile(6))
+    page.canvas.draw()
+    for axes in (axes for axes in page.axes if axes.get_legend() is not None):
+        below = axes.get_legend().get_window_extent().y0
+        highest = max(axes.transData.transform(line.get_xydata())[:, 1].max() for line in axes.lines)
+        assert highest <= below + 1, axes.get_title()
+
+
+def test_missing_values_are_grey_and_cells_without_a_pair_white():
+    profile = full_profile(3)
+    profile.matrices["permutation_effect"][3, 1] = np.nan
+    of_lens = (profile.profiles["name"] == "lens_loss") & (profile.profiles["layer"] == 2)
+    profile.profiles.loc[of_lens, "value"] = np.nan
+    axes = axes_by_title(layer_profile_page(profile))
+    grey = axes["permutation: loss increase"].get_images()[0]
+    assert np.argwhere(~grey.get_array().mask).tolist() == [[3, 1]]
+    assert tuple(grey.cmap(0)) == to_rgba(MISSING)
+    (span,) = axes["early exit loss"].patches
+    assert (span.get_x(), span.get_width()) == (1.5, 1.0)
+    assert not axes["block influence"].patches
+
+
+def test_only_what_was_measured_is_drawn():
+    profile = full_profile(3)
+    profile.matrices.clear()
+    profile.profiles["value"] = profile.profiles["value"].where(profile.profiles["name"] == "residual_variance")
+    assert list(axes_by_title(layer_profile_page(profile))) == ["residual variance"]
+
+
+def test_values_hidden_by_a_logarithmic_axis_are_counted():
+    profile = full_profile(2)
+    profile.profiles.loc[profile.profiles["name"] == "update_norm", "value"] = 0.0
+    page = layer_profile_page(profile)
+    page.canvas.draw()
+    assert "Not shown on logarithmic axes: 2 values" in page.get_supxlabel()
+
+
+def test_a_degenerate_score_is_marked_in_the_title_and_its_reasons_named():
+    """Of a solved task the published usefulness is 1; a score counts only if it was measured."""
+    solved = {"val_loss": 5e-7, "usefulness": 1.0, "usefulness_loss_increase": 8e5, "causal_score": 0.3}
+    solved |= {"usefulness_loss_increase_largest_share": 0.7, "causal_score_largest_share": 0.2}
+    page = layer_profile_page(replace(full_profile(2), run={**SCORED_RUN, **solved}))
+    assert page.get_suptitle().endswith(f"val_loss 5.000e-07 nat/token   usefulness 1.000 {DEGENERATE}")
+    said = " ".join(page.get_supxlabel().split())
+    of_both = "it is relative to a loss below 0.1 nat/token; one block carries more than half of it"
+    assert f"Degenerate, so no evidence: usefulness {DEGENERATE}, usefulness_loss_increase ({of_both})." in said
+
+
+@pytest.mark.parametrize(
+    ("columns", "reason"),
+    [
+        ({"bigram_loss": 2.4}, "the model is worse than a bigram table of its training text"),
+        ({"chance_loss": 2.5}, "the model is at chance"),
+        (
+            {"affine_loss_added_lo": -0.1, "affine_loss_added_hi": 0.9},
+            "its interval contains 0, the value at initialisation",
+        ),
+        ({"bigram_loss": 2.6}, ""),
+    ],
+)
+def test_the_reasons_of_scores_without_a_place_in_the_title(columns, reason):
+    page = layer_profile_page(replace(full_profile(2), run={**SCORED_RUN, "affine_loss_added": 0.4, **columns}))
+    said, _, reasons = " ".join(page.get_supxlabel().split()).partition(" Degenerate, so no evidence: ")
+    assert reasons == (f"affine_loss_added ({reason})." if reason else "")
+    assert DEGENERATE not in said + reasons + page.get_suptitle()
+
+
+def test_the_title_names_a_measured_model():
+    assert layer_profile_page(full_profile(2)).get_suptitle() == "run abc   2 layers   val_loss 2.500 nat/token"
+    named = replace(full_profile(2), run={**SCORED_RUN, "model": "gpt2", "val_loss": None})
+    assert layer_profile_page(named).get_suptitle() == "gpt2   2 layers"
