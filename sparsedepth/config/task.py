@@ -209,7 +209,8 @@ TASKS: dict[str, Task] = {
         difficulty="hops (k)",
         fields={"letters": 4, "min_hops": 0, "max_hops": 4},
         n_tokens=lambda task: task.letters + 1 + task.max_hops + 1,  # letters, 'none', k
-        shortest=lambda task: (3, "k and two letters"),
+        shortest=lambda task: (task.max_hops + 3,  # each hop goes back a place or more, and ends at the second or later
+                               f"max_hops={task.max_hops} hops, which need k and {task.max_hops + 2} letters"),
         check=_check_hops,
     ),
     "successor": Task(

@@ -160,6 +160,23 @@ def test_an_example_of_k_hop_by_hand():
     assert plain_tasks.k_hop([0, 1, 2, 0, 1], 2, 9) == [9, 9, 9, 9, 9]
 
 
+@pytest.mark.parametrize(("letters", "longest"), [(3, 9), (4, 7)])
+def test_max_hops_is_the_most_hops_that_some_sequence_holds(letters, longest):
+    """Every sequence of each length in turn: alternating letters hop furthest, one place back at each hop."""
+    for seq_len in range(3, longest + 1):
+        most = max(
+            k
+            for sequence in itertools.product(range(letters), repeat=seq_len - 1)
+            if sequence[0] == 0 and all(a != b for a, b in itertools.pairwise(sequence))
+            for k in range(seq_len + 1)
+            if set(plain_tasks.k_hop([*sequence], k, letters)) != {letters}
+        )
+        fields = {"seq_len": seq_len, "letters": letters, "batch_tokens": 8 * seq_len, "train_tokens": 8 * seq_len}
+        assert config("k_hop", **fields, max_hops=most).max_hops == most
+        with pytest.raises(ValueError, match=f"seq_len={seq_len} does not hold max_hops={most + 1} hops"):
+            config("k_hop", **fields, max_hops=most + 1)
+
+
 def test_successors_follow_the_pairs():
     _, drawn = sequences("successor")
     hops = set()
