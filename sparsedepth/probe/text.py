@@ -73,7 +73,7 @@ def read_token_arrays(
     [N, T + 1], whose targets are the next tokens.
 
     Without `fit`, usefulness fits its maps on the last half of the sequences, and the first half is scored. Raises
-    ValueError, one line, for other files or shapes, and if no position is scored.
+    ValueError, one line, for other files or shapes, and if no position is scored, or none of those with `fit_targets`.
     """
     whole = _read_sequences(scored, targets)
     if fit is None:
@@ -90,6 +90,11 @@ def read_token_arrays(
             )
     if not arrays.scored.n_scored:
         raise ValueError(f"{targets}: no target of the scored sequences is scored: all are {IGNORED}")
+    if fit_targets is not None and not arrays.fit.n_scored:
+        raise ValueError(
+            f"{fit_targets}: no target of the fit sequences is scored: all are {IGNORED}; leave --fit-targets out, "
+            f"since maps are fitted on all tokens"
+        )
     return arrays
 
 

@@ -192,6 +192,8 @@ def test_targets_stand_beside_their_tokens(model, tmp_path):
         read_token_arrays(tokens, targets=saved(tmp_path / "short.npy", targets[:, 1:]))
     with pytest.raises(ValueError, match="no target of the scored"):
         read_token_arrays(tokens, targets=saved(tmp_path / "none.npy", np.full((4, 6), -100)))
+    with pytest.raises(ValueError, match=r"none\.npy: no target of the fit .* leave --fit-targets out"):
+        read_token_arrays(tokens, tokens, beside, tmp_path / "none.npy")
     with pytest.raises(ValueError, match="has sequences of 5 tokens and"):
         read_token_arrays(tokens, saved(tmp_path / "five.npy", ids[:, 1:]), beside)
 
