@@ -88,7 +88,7 @@ class TaskConfig(Section):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Task:
+class TaskSpec:
     """What a task is. `draw` in the module of its name in `sparsedepth.data.tasks` makes its sequences."""
 
     difficulty: str
@@ -124,7 +124,7 @@ def n_states(task: TaskConfig) -> int:
     return (POINTS if task.tracked == "point" else ORDERS)[task.task_group]
 
 
-def _vocabulary(task: Task, values: dict[str, Any]) -> int:
+def _vocabulary(task: TaskSpec, values: dict[str, Any]) -> int:
     """What the task needs; 1 if its fields are invalid, which the checks report."""
     try:
         return task.n_tokens(TaskConfig.model_construct(**values))
@@ -190,8 +190,8 @@ def _check_hops(task: TaskConfig) -> None:
         raise ValueError(f"min_hops={task.min_hops} is more than max_hops={task.max_hops}; choose min_hops <= max_hops")
 
 
-TASKS: dict[str, Task] = {
-    "state_tracking": Task(
+TASKS: dict[str, TaskSpec] = {
+    "state_tracking": TaskSpec(
         difficulty="operations so far",
         fields={
             "task_group": "S5", "tracked": "point", "task_form": "labels", "n_operations": None,
@@ -205,7 +205,7 @@ TASKS: dict[str, Task] = {
         check=_check_operations,
         has_even_answers=True,
     ),
-    "k_hop": Task(
+    "k_hop": TaskSpec(
         difficulty="hops (k)",
         fields={"letters": 4, "min_hops": 0, "max_hops": 4},
         n_tokens=lambda task: task.letters + 1 + task.max_hops + 1,  # letters, 'none', k
@@ -213,7 +213,7 @@ TASKS: dict[str, Task] = {
                                f"max_hops={task.max_hops} hops, which need k and {task.max_hops + 2} letters"),
         check=_check_hops,
     ),
-    "successor": Task(
+    "successor": TaskSpec(
         difficulty="hops (k)",
         fields={"cycle_len": 8, "min_hops": 1, "max_hops": 4},
         n_tokens=lambda task: task.cycle_len + task.max_hops + 1,  # nodes, k
@@ -222,7 +222,7 @@ TASKS: dict[str, Task] = {
         check=_check_hops,
         has_even_answers=True,
     ),
-    "arithmetic": Task(
+    "arithmetic": TaskSpec(
         difficulty="operations",
         fields={"modulus": 23, "expression_len": 10},
         n_tokens=lambda task: task.modulus + 4,  # numbers, + - x, =

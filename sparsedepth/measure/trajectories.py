@@ -47,7 +47,7 @@ and, as differences between tokens, without principal components."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Trajectories:
+class TrajectoryShapes:
     mean: np.ndarray
     """[L], rad"""
     components: np.ndarray
@@ -73,7 +73,7 @@ def trajectories(
     eod: int | None = None,
     max_tokens: int = MAX_TOKENS,
     max_points: int = MAX_POINTS,
-) -> Trajectories | None:
+) -> TrajectoryShapes | None:
     """One forward pass. `eod` ends a document; None = unknown.
 
     None for fewer than MIN_LAYERS layers, without a valid token, and if a state is not finite.
@@ -104,7 +104,7 @@ def trajectories(
         near_NT[valid_NT] = nearest_V == name
         return estimate(ratio, near_NT.sum(1), valid_NT.sum(1))
 
-    return Trajectories(
+    return TrajectoryShapes(
         mean=mean_L,
         components=components_2L,
         variance_shares=shares,

@@ -181,8 +181,8 @@ def _field(frame: "pd.DataFrame", name: str, entry: Entry, formula: Formula) -> 
         if entry.values is not None:
             raw, wrong = column.map(entry.values), column.notna() & ~column.isin(list(entry.values))
             if wrong.any():
-                told = f"{formula.column!r} is {_first(column, wrong)}, which `values` does not list"
-                raise Mistakes([f"fields.{name}: {told}"])
+                mistake = f"{formula.column!r} is {_first(column, wrong)}, which `values` does not list"
+                raise Mistakes([f"fields.{name}: {mistake}"])
     else:
         numbers = formula.values(*_columns_of(frame, f"fields.{name}")) * UNITS.get(entry.unit or "", 1.0)
         raw = pd.Series(np.broadcast_to(numbers, len(frame)).astype(float), index=frame.index)
