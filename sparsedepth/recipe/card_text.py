@@ -35,12 +35,16 @@ Statement = tuple[str, str]
 
 def headline(card: Card) -> list[Statement]:
     """Grade and verification."""
-    lines = [(f"Grade {card.grade}" if card.grade else "Evidence", grade_text(card))]
+    lines = [grade_statement(card)]
     if card.held_out.verification:
         lines.append(("Verification", verification_text(card, card.held_out.verification)))
     elif card.recipe.changes:
         lines.append(("Verification", "none yet; `sparsedepth recipe verify` trains it on fresh seeds"))
     return lines
+
+
+def grade_statement(card: Card) -> Statement:
+    return f"Grade {card.grade}" if card.grade else "Evidence", grade_text(card)
 
 
 def statements(card: Card) -> list[Statement]:

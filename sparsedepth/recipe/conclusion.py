@@ -63,8 +63,10 @@ def _cost_text(row: MeasuredConfiguration | None, baseline: MeasuredConfiguratio
         ("training FLOPs", row.train_flops, baseline.train_flops),
         ("training time", row.seconds, baseline.seconds),
     )
-    ratios = [f"{value / reference:.3g} x its {noun}" for noun, value, reference in pairs if value and reference]
-    return f"at {', '.join(ratios)}".replace("its", "the baseline's", 1) if ratios else "at unknown cost"
+    ratios = [(noun, value / reference) for noun, value, reference in pairs if value and reference]
+    owners = ("the baseline's", "its", "its")
+    costs = [f"{ratio:.3g} x {owner} {noun}" for owner, (noun, ratio) in zip(owners, ratios, strict=False)]
+    return f"at {', '.join(costs)}" if costs else "at unknown cost"
 
 
 def configuration_text(row: MeasuredConfiguration | None, recipe: Recipe) -> str:

@@ -45,7 +45,7 @@ def recipes_by_depth(runs: pd.DataFrame, objective: str) -> tuple[Table, str]:
     if any(row.rivals for _, measured in lines for row in measured):
         text += "; lr in brackets: not distinguishable from it"
     if cut := cut_text((row for _, measured in lines for row in measured), objective):
-        text += f"; intervals of {objective} are{cut.removeprefix(',')}"
+        text += f"; {objective}: 95% interval over seeds{cut}"
     if any(_is_uneven(recipe) for recipe in recipes):
         text += f";{UNEVEN} uneven tuning of a setting there"
     return table_of(columns, [list(_line(recipe, measured)) for recipe, measured in lines]), text

@@ -20,7 +20,7 @@ from sparsedepth.effects.text_report import evidence_lines, link_heading
 from sparsedepth.plots.forest import all_contrasts
 from sparsedepth.recipe.build_card import build_card
 from sparsedepth.recipe.card import Card
-from sparsedepth.recipe.card_text import headline, rule_with_verification
+from sparsedepth.recipe.card_text import grade_statement, rule_with_verification
 from sparsedepth.recipe.choose import derive
 from sparsedepth.recipe.provenance import manifest_facts, manifest_of
 from sparsedepth.recipe.trial import claim_of, with_trial
@@ -152,9 +152,7 @@ def summarise(
     failures: Table,
 ) -> list[str]:
     """The findings as sentences, the most important first."""
-    sentences = [rule_with_verification(card)] if card else []
-    statements = headline(card) if card else []
-    sentences += [f"{heading}: {text}." for heading, text in statements if heading != "Verification"]  # in the rule
+    sentences = [rule_with_verification(card), f"{': '.join(grade_statement(card))}."] if card else []
     if card and trained is not None and (along := depth_sentence(trained, loss_of(runs))):
         sentences.append(along)
     sentences.append(counts_text(runs, trained))

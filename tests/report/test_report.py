@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 import yaml
-from frames import config_of, runs_frame
+from frames import config_of, grid, runs_frame
 from reported import HOSTILE, fill
 from synthetic import make_run
 
@@ -17,6 +17,7 @@ from sparsedepth.recipe.card import Verification
 from sparsedepth.recipe.card_text import gain_text, grade_text
 from sparsedepth.recipe.choose import derive
 from sparsedepth.report import page as report_page
+from sparsedepth.report.by_depth import recipes_by_depth
 from sparsedepth.report.content import content, counts_text, rule_with_verification
 from sparsedepth.report.page import advice_of, html, write_report
 from sparsedepth.report.tables import cell, table_of
@@ -53,6 +54,15 @@ def test_the_summary_states_the_findings(contents):
         line.startswith("n_layers=4, depth_scale=lns vs depth_scale=none: val_loss lower") for line in contents.summary
     )
     assert contents.summary[-1].startswith("2 runs diverged, failed or ended early")
+
+
+def test_the_caption_by_depth_names_the_bound_at_which_intervals_are_cut():
+    """Losses 0.1, 0.2 and 0.6: mean 0.3, half-width 0.657."""
+    axes = {"weight_decay": [0.1, 0.0], "seed": [0, 1, 2]}
+    runs = grid(axes, lambda config: {"val_loss": (0.1, 0.2, 0.6)[config.seed]})
+    assert "; val_loss: 95% interval over seeds, cut at 0" in recipes_by_depth(runs, "val_loss")[1]
+    far = runs.assign(val_loss=runs["val_loss"] + 3)
+    assert "cut at" not in recipes_by_depth(far, "val_loss")[1]
 
 
 def test_one_row_per_depth_has_the_recipe_its_evidence_and_cost(contents):
