@@ -4,6 +4,7 @@
 
 A row of T inputs holds whole documents, as many as fit, in an order shuffled for every epoch, padded with eod.
 `mask_documents` restricts attention to each document (`model.decoder`), so packing does not change its result. Row n of
+training is a pure function of (pairs, seed, seq_len, n): no state is carried.
 
 Shapes: N documents, R rows of an epoch, T tokens of a row, S = T + 1 with the last target.
 """

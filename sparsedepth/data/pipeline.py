@@ -1,9 +1,9 @@
 """Text to tokens, once per corpus: documents -> split -> tokenizer -> shards, in ROOT/<data_id>/.
 
-    documents   the corpus, one text, pair or image at a time              `data.corpus`, `data.prompt_answer`,
-    `data.images` split       each distinct text, with its side: training or held out   `data.split` tokenizer   bytes,
-    a BPE of the training texts, or one by name         `data.tokenizer` shards      the ids of each side, in a file
-    `data.shards`
+    documents   the corpus, one text, pair or image at a time         `data.corpus`, `data.prompt_answer`, `data.images`
+    split       each distinct text: training or held out              `data.split`
+    tokenizer   bytes, a BPE of the training texts, or one by name    `data.tokenizer`
+    shards      the ids of each side, in a file                       `data.shards`
 
 The folder is written under another name, flushed to disk and renamed, so it is complete or absent. A file lock makes
 other processes wait and reuse it.

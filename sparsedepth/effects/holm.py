@@ -1,7 +1,8 @@
-"""Holm's correction of a family of effects that are tested together (Holm 1979, 'A simple
-sequentially rejective multiple test procedure').
+"""Holm's correction of a family of effects that are tested together.
 
-p_(1) <= ... <= p_(m):   adjusted p_(i) = max over j <= i of min(1, (m - j + 1) p_(j))
+Holm 1979, 'A simple sequentially rejective multiple test procedure':
+
+    p_(1) <= ... <= p_(m):   adjusted p_(i) = max over j <= i of min(1, (m - j + 1) p_(j))
 """
 
 from collections.abc import Sequence
