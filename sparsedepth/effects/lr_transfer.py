@@ -23,7 +23,7 @@ from sparsedepth.effects.knobs import ROLES, find_knobs, labels
 from sparsedepth.effects.pairs import unit_of, values_of
 from sparsedepth.effects.scale import SCALE_FIELDS
 from sparsedepth.effects.summary import display_value, table_page, title
-from sparsedepth.store.tuning_roles import parse_tuned_fields
+from sparsedepth.store.tuning_roles import is_at_edge, parse_tuned_fields, without_tuning_runs
 
 BASELINE = "baseline"
 SIZE = ["d_model", "n_layers", "params_total", "tokens_trained"]
@@ -101,13 +101,13 @@ def _of_setting(setting: str, rows: pd.DataFrame) -> Iterator[Transfer]:
     curves = [curve for curve in curves if curve.losses.size and len(curve.rates) > 1]
     for curve in curves:
         first = curve.rows.iloc[0]
-        chosen = curve.rows[curve.rows["tuning"].isin(["best", "edge"])]
+        chosen = without_tuning_runs(curve.rows)
         optimum, lo, hi = (_single(chosen, name) for name in ("tuned_optimum", "tuned_optimum_lo", "tuned_optimum_hi"))
         transferred = curves[0].best
         yield Transfer(
             setting=setting, d_model=int(first["d_model"]), n_layers=int(first["n_layers"]),
             params=float(first["params_total"]), tokens=float(first["tokens_trained"]), best=curve.best,
-            at_edge=curve.best in (curve.rates[0], curve.rates[-1]), optimum=optimum, lo=lo, hi=hi,
+            at_edge=is_at_edge(curve.best, curve.rates), optimum=optimum, lo=lo, hi=hi,
             transferred=transferred, regret=None if curve is curves[0] else _regret(curve, transferred),
         )  # fmt: skip
 

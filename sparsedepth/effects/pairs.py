@@ -41,8 +41,6 @@ MATCH_TOLERANCE = 0.01
 """A basis counts as matched if every pair agrees to 1%."""
 UNKNOWN_SEED = -1
 """Stands for the seed of imported runs without one: together they count as one seed."""
-COUNTS = ("effective_layers", "needed_layers", "jointly_needed_layers", "solved_difficulty")
-"""Outcomes that are a whole number in each run."""
 COMPENSATES: dict[str, tuple[str, ...]] = {
     "tokens": (),
     "params_total": SIZES,
@@ -160,6 +158,8 @@ def rounding_sd(outcome: str, *depths: int) -> float:
     """Standard deviation of a difference between runs at these depths by rounding alone: a count of layers changes in
     steps h of 1, a share of them in steps of 1/n_layers, and seeds may agree by chance. A rounding error has variance
     h^2 / 12."""
-    is_share = outcome in quantities.IN_RUNS and quantities.IN_RUNS[outcome].unit == "share of layers"
-    steps = [1 / depth if is_share else 1.0 for depth in depths] if is_share or outcome in COUNTS else []
+    quantity = quantities.IN_RUNS.get(outcome)
+    is_share = quantity is not None and quantity.unit == "share of layers"
+    is_count = quantity is not None and quantity.is_count
+    steps = [1 / depth if is_share else 1.0 for depth in depths] if is_share or is_count else []
     return math.sqrt(sum(step**2 for step in steps) / 12)

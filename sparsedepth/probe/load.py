@@ -21,7 +21,7 @@ from torch import nn
 
 from sparsedepth.config.load import build, read_yaml
 from sparsedepth.config.run import RunConfig
-from sparsedepth.files import digest, sha256
+from sparsedepth.files import COMPLETE, digest, sha256
 from sparsedepth.model.decoder import Decoder
 from sparsedepth.probe.folder import (
     CONFIG,
@@ -37,7 +37,6 @@ from sparsedepth.probe.probed_model import ProbedDecoder, ProbedModel
 from sparsedepth.store.run_record import which_run
 
 RUN_CONFIG = "config.yaml"
-RUN_MARKER = "complete"
 OLDEST_TRANSFORMERS = (5, 17)
 """Releases before 5.3 can be made to run code by a config.json (CVE-2026-4372); the adapter is tested from 5.17 on."""
 
@@ -133,9 +132,9 @@ def _load_run(source: str, folder: Path, device: torch.device | str) -> LoadedMo
 
 def _check_sums(folder: Path) -> None:
     """Raises ValueError if a complete run's files do not match the checksums of its marker."""
-    if not (folder / RUN_MARKER).exists():
+    if not (folder / COMPLETE).exists():
         return
-    recorded = read_json(folder / RUN_MARKER).get("files")
+    recorded = read_json(folder / COMPLETE).get("files")
     for name in (RUN_CONFIG, WEIGHTS):
         entry = recorded.get(name) if isinstance(recorded, dict) else None
         if not isinstance(entry, dict) or entry.get("sha256") != sha256(folder / name):

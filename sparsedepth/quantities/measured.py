@@ -74,7 +74,7 @@ _RECORDS: tuple[Quantity, ...] = (
     Quantity("solved_difficulty",
              "highest difficulty of a task with accuracy >= 0.9 at it and at every lower one; one below the lowest if "
              "that is not solved; NULL for text", "operations or hops", measure="loss", better="high", has_interval=True,
-             bounds=(-1.0, inf)),
+             bounds=(-1.0, inf), is_count=True),
     Quantity("step", "optimiser steps done when it was measured", "step", tables=DIFFICULTY, measure="loss", type="BIGINT"),
     Quantity("difficulty", "operations so far (state tracking), hops, or operations of the expression",
              "operations or hops", tables=DIFFICULTY, measure="loss", type="BIGINT"),
@@ -145,7 +145,7 @@ _RECORDS: tuple[Quantity, ...] = (
     *(Quantity(f"usefulness_{percent}pct", f"usefulness at a threshold of {percent}%", "share of layers",
                measure="usefulness", source=SPARSITY, better="high", is_relative=True, rows="affine_loss_increase") for percent in (2, 5, 20)),
     Quantity("effective_layers", "usefulness x n_layers", "layer", measure="usefulness", source=SPARSITY, better="high",
-             is_relative=True, rows="affine_loss_increase"),
+             is_relative=True, is_count=True, rows="affine_loss_increase"),
     Quantity("affine_loss_increase", "(loss with the block replaced by its held-out affine map - loss) / loss",
              tables=LAYERS, measure="usefulness", source=SPARSITY, is_relative=True, bounds=INCREASE, scale="symlog",
              layer_interval=True, label="share of the loss added with the\nlayer replaced by an affine map"),
@@ -159,10 +159,11 @@ _RECORDS: tuple[Quantity, ...] = (
              label="accuracy lost with the layer\nreplaced by an affine map"),
     Quantity("needed_layers",
              "number of blocks whose affine_loss_added is above needed_threshold, and its 95% interval above 0", "layer",
-             measure="usefulness", source="ours", better="high", has_interval=True, label="needed layers"),
+             measure="usefulness", source="ours", better="high", has_interval=True, is_count=True, label="needed layers"),
     Quantity("jointly_needed_layers",
              "blocks left after replacing the cheapest by affine maps, one after another, while all replacements together "
-             "add at most needed_threshold", "layer", measure="joint", source="ours", better="high", has_interval=True),
+             "add at most needed_threshold", "layer", measure="joint", source="ours", better="high", has_interval=True,
+             is_count=True),
     Quantity("causal_score",
              "mean over pairs s < l of E_tokens||u'_l - u_l|| / E_tokens||u_l||; u_l = x_l - x_(l-1), u' with block s "
              "skipped", measure="causal", source=f"{SPARSITY} after {EFFICIENT}", better="high", has_interval=True,

@@ -50,6 +50,8 @@ class Quantity:
     """Of its axis."""
     is_ratio: bool = False
     """Positive, and differs by orders of magnitude between runs: compared by ratio."""
+    is_count: bool = False
+    """A whole number in each run, such as of layers: differences have steps of 1."""
     is_relative: bool = False
     """Divided by the model's loss, so unreliable at a small loss."""
     stage: Stage = ""

@@ -316,15 +316,19 @@ def best_point(losses: Mapping[TunedValues, float]) -> tuple[TunedValues, tuple[
     """The point of the lowest loss (ties: the lowest values), and for each field whether its value is the lowest or
     highest tried. The loss of a diverged point is math.inf."""
     best = min(sorted(losses), key=lambda point: losses[point])
-    by_field = zip(*losses, strict=True)
-    return best, tuple(value in (min(values), max(values)) for value, values in zip(best, by_field, strict=True))
+    return best, tuple(is_at_edge(value, values) for value, values in zip(best, zip(*losses, strict=True), strict=True))
+
+
+def is_at_edge(value: float, values: Collection[float]) -> bool:
+    """Whether a value is the lowest or highest tried: the optimum may lie beyond."""
+    return value in (min(values), max(values))
 
 
 def best_value(losses: Mapping[float, float], chosen: Collection[float]) -> tuple[float, TuningRole]:
     """The value that tuning chose, or without one that of the lowest loss; and whether it is the lowest or highest
     tried. The loss of a diverged value is math.inf."""
     best = min(chosen) if chosen else best_point({(value,): loss for value, loss in losses.items()})[0][0]
-    return best, "edge" if best in (min(losses), max(losses)) else "best"
+    return best, "edge" if is_at_edge(best, losses) else "best"
 
 
 def _point(tuning: Tuning, run: Mapping[str, Any]) -> TunedValues:
