@@ -18,7 +18,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from sparsedepth.config.plain_text import counted
-from sparsedepth.config.task import SOLVED, TASKS, Task, task_name
+from sparsedepth.config.task import SOLVED, TASKS, TaskSpec, task_name
 from sparsedepth.plots.page import Drawing, NothingToDraw
 from sparsedepth.plots.runs import (
     at_last_step,
@@ -91,7 +91,7 @@ def accuracy_by_difficulty(
     )
 
 
-def _tasks(runs: pd.DataFrame) -> list[Task | None]:
+def _tasks(runs: pd.DataFrame) -> list[TaskSpec | None]:
     return [TASKS.get(task_name(corpus) or "") for corpus in runs["corpus"]]
 
 
