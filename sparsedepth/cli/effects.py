@@ -73,7 +73,8 @@ def effects(
         else:
             write(encode(search_text.search_table(runs, search, by), format), out)
         return
-    by = loss_of(runs) if by in (None, "loss") else by
+    asked = loss_of(runs) if by in (None, "loss") else by
+    by = text_report.usable_outcome(runs, asked)
     sizes = scale_text.prediction_sizes(at or [])
     if part != "scale" and at:
         raise ValueError("--at predicts for other widths and budgets; add --part scale")
@@ -89,8 +90,7 @@ def effects(
         write(encode(table, format), out)
         return
     lines: list[str] = []
-    if part in ("all", "knobs", "lr"):
-        asked, by = by, text_report.usable_outcome(runs, by)
+    if part != "chain":
         lines += text_report.knob_cautions(runs, asked)
     if part in ("all", "knobs"):
         lines += (text_report if detail else summary).knob_lines(runs, by, knob)

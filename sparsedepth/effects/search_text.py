@@ -13,7 +13,7 @@ from sparsedepth.effects.surrogate import (
     proposals,
     surrogate,
 )
-from sparsedepth.store.degeneracy import degeneracy_note, score_rows
+from sparsedepth.store.degeneracy import degeneracy, score_rows
 from sparsedepth.store.query_result import QueryResult
 from sparsedepth.store.search import Search
 from sparsedepth.store.tuning_roles import result_rows
@@ -36,8 +36,11 @@ def search_lines(runs: pd.DataFrame, search: Search, by: str | None = None) -> I
         quantity = quantities.IN_RUNS[objective]
         unit = f" [{quantity.unit}]" if quantity.unit not in ("", "1") else ""
         yield f"\n{objective}{unit}, {quantity.better}er is better: {finished} of {len(frame)} proposals finished"
-        if caution := degeneracy_note(objective, score_rows(runs, objective)):
+        if caution := degeneracy(objective, score_rows(runs, objective)).text:
             yield f"  {caution}"
+        if finished > 1 and frame[objective].nunique() == 1:
+            yield "  no analysis: all values are equal"
+            continue
         fitted = surrogate(frame, search, objective)
         if fitted is None:
             yield f"  no analysis: it needs {MIN_PROPOSALS} finished proposals and an axis that varies"
@@ -46,7 +49,6 @@ def search_lines(runs: pd.DataFrame, search: Search, by: str | None = None) -> I
         shares = importances(frame, search, objective)
         for axis in fitted.axes:
             importance = ", ".join(f"{name} {by_axis.get(axis.name, 0.0):.0%}" for name, by_axis in shares.items())
-            importance = importance or "none, all values are equal"
             yield f"  {axis.name}: importance {importance}; {_partial_text(fitted, axis.name)}"
 
 

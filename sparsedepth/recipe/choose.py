@@ -261,6 +261,8 @@ def _gain(candidate: Candidate) -> float:
 def with_weakness(rows: DepthRows, recipe: Recipe) -> Recipe:
     """The recipe, of grade D if most runs of its baseline, or of a setting that it recommends, are no evidence about
     depth; most of all runs may be."""
+    if recipe.weakness:
+        return recipe
     is_baseline = changed(rows.runs, rows.knobs).map(len) == 0
     compared = {"at the baseline": is_baseline} | {
         f"with {change.contrast.setting}": labels(rows.runs, knob) == change.contrast.setting
@@ -270,7 +272,7 @@ def with_weakness(rows: DepthRows, recipe: Recipe) -> Recipe:
     }
     for name, of_setting in compared.items():
         weakness = common_weakness(score_rows(rows.runs[of_setting], recipe.objective))
-        if weakness and not recipe.weakness:
+        if weakness:
             return updated(recipe, weakness=f"{name}, {weakness}", grade="D")
     return recipe
 

@@ -85,8 +85,8 @@ class _Ranked(Configuration):
     n_diverged: int
     is_incomplete: bool
     """Whether it is a search's proposal that lacks seeds."""
-    objectives: list[float | None] = field(default_factory=list)
-    """Mean over seeds of each objective of a search; None where a seed has no value."""
+    beside: list[float | None] = field(default_factory=list)
+    """Mean over seeds of each objective of a search, then of the score asked for; None where a seed has no value."""
     rank: int | None = None
     is_on_front: bool = False
 
@@ -115,15 +115,16 @@ def best(
     conditions += [] if where is None else [store.condition(where)]
     condition = " AND ".join([*conditions, IS_CHOSEN])
     caution = _caution(store, by, condition)
-    objectives = search.objectives if search else (by,)
+    objectives = search.objectives if search else ()
+    beside = tuple(dict.fromkeys((*objectives, by)))
     if by in SCORES:
         by = usable_form(by, read_scores(store, by, condition))
     facts = ("cell_id", "seed", "model", "tuning", "tuned_fields", "outcome", "folder", "params_total", "train_flops")
-    columns = dict.fromkeys((*facts, by, *CELL_FIELDS, *objectives))
+    columns = dict.fromkeys((*facts, by, *CELL_FIELDS, *beside))
     rows = store.sql(f"SELECT {', '.join(columns)} FROM runs WHERE {condition}").records()
     if not rows:
         raise ValueError(_why_none(store, conditions))
-    cells = _ranked(_cells(rows, by, objectives, _incomplete(store, search)), by)
+    cells = _ranked(_cells(rows, by, beside, _incomplete(store, search)), by)
     if search:
         cells = _with_front(cells, objectives)
     settings = settings_of(cells)
@@ -131,7 +132,7 @@ def best(
     shown = [
         cell for i, cell in enumerate(cells) if i < top or cell is baseline or (cell.is_on_front and i < MAX_FRONT)
     ]
-    table = _table(shown, baseline, settings.varying, by, objectives)
+    table = _table(shown, baseline, settings.varying, by, beside)
     return Ranking(
         table=table,
         settings=tuple(_setting(cell, settings, search) for cell in shown),
@@ -140,7 +141,7 @@ def best(
         knobs=tuple(cell.knobs for cell in shown),
         tuned=settings.tuned,
         by=by,
-        beside=tuple(name for name in objectives if name != by),
+        beside=tuple(name for name in beside if name != by),
         unit=unit_for(quantities.rankable(by).unit, (row["corpus"] for row in rows)),
         better=quantities.rankable(by).better,
         n_cells=len(cells),
@@ -171,7 +172,9 @@ def _with_front(cells: Sequence[_Ranked], objectives: Sequence[str]) -> list[_Ra
     """The same cells, those on the Pareto front marked."""
     import numpy as np
 
-    values = np.array([[math.nan if value is None else value for value in cell.objectives] for cell in cells])
+    values = np.array(
+        [[math.nan if value is None else value for value in cell.beside[: len(objectives)]] for cell in cells]
+    )
     is_on_front = map(bool, on_front(values, objectives))
     return [replace(cell, is_on_front=marked) for cell, marked in zip(cells, is_on_front, strict=True)]
 
@@ -275,9 +278,7 @@ def _incomplete(store: Store, search: Search | None) -> set[str]:
     return {cell_id for (cell_id,) in store.sql(sql).rows}
 
 
-def _cells(
-    rows: Sequence[Mapping[str, Any]], by: str, objectives: Sequence[str], incomplete: set[str]
-) -> list[_Ranked]:
+def _cells(rows: Sequence[Mapping[str, Any]], by: str, beside: Sequence[str], incomplete: set[str]) -> list[_Ranked]:
     """One entry per cell or measured model; several where the tuning roles of its runs differ between folders."""
     by_cell = defaultdict[tuple[Any, ...], list[Mapping[str, Any]]](list)
     for row in rows:
@@ -289,7 +290,7 @@ def _cells(
             tuning=tuning,
             tuned=frozenset(parse_tuned_fields(tuned)),
             knobs={name: runs[0][name] for name in CELL_FIELDS},
-            objectives=[None if cell_id in incomplete else _mean(runs, name) for name in objectives],
+            beside=[None if cell_id in incomplete else _mean(runs, name) for name in beside],
             values=_finished(runs, by),
             params=mean_interval(_finished(runs, "params_total"))[0],
             flops=mean_interval(_finished(runs, "train_flops"))[0],
@@ -313,7 +314,7 @@ def _mean(runs: Sequence[Mapping[str, Any]], column: str) -> float | None:
 
 
 def _table(
-    shown: list[_Ranked], baseline: _Ranked | None, varying: Sequence[str], by: str, objectives: Sequence[str]
+    shown: list[_Ranked], baseline: _Ranked | None, varying: Sequence[str], by: str, beside: Sequence[str]
 ) -> QueryResult:
     clipped = quantities.rankable(by).clipped
     rows = []
@@ -327,7 +328,7 @@ def _table(
         }
         rows.append(
             {
-                **dict(zip(objectives, cell.objectives, strict=True)),
+                **dict(zip(beside, cell.beside, strict=True)),
                 **cell.knobs,
                 "rank": cell.rank,
                 "cell_id": cell.cell_id,
@@ -347,7 +348,7 @@ def _table(
     optional = {name: any(row[name] for row in rows) for name in ("model", "tuning", "diverged", "params", "flops")}
     optional["source"] = len(frozenset[str]().union(*(cell.sources for cell in shown))) > 1
     names = ("rank", "cell_id", "source", "model", *varying, "tuning", "seeds", "diverged", "params", "flops")
-    secondary = [name for name in objectives if name != by]
+    secondary = [name for name in beside if name != by]
     columns = tuple(name for name in (*names, by, "lo", "hi", *secondary, "note") if optional.get(name, True))
     return QueryResult(columns=columns, rows=tuple(tuple(row[name] for name in columns) for row in rows))
 

@@ -7,9 +7,10 @@ A score measures how much the blocks do: a measured column of `runs` of which mo
     - if one block carries more than LARGEST_SHARE of it: it says nothing about the others
     - if it is 0, or its interval contains 0, its value at initialisation (scores that start elsewhere, such as
       `causal_score`, have the first reason instead: an untrained model is at chance)
-    - if all runs of the comparison, or all of the run's depth, have the same value
+    - if all runs of the comparison have the same value
 
-It is degenerate in a comparison if it is in more than MOST of the finished runs that have it. Checks that need a
+It is degenerate in a comparison if it is in more than MOST of the finished runs that have it. That all runs of a depth
+have the same value is a reason of these runs, but does not count there: they may differ by depth. Checks that need a
 missing column are reported as `unknown`.
 
 `sound_form` is the replacement: of a score carried by one block its form `_without_first`, of a relative one the
@@ -49,12 +50,6 @@ SCORES: tuple[str, ...] = tuple(
 _CARRIED = {score.rows or score.name: score.name for score in PROFILED}
 """Metric by layer or pair -> the score that averages it and has a depth profile."""
 _WITHOUT_LARGEST = ("_without_first", "_deep_half")
-_BY_BLOCK = {
-    name
-    for name in SCORES
-    if (IN_RUNS[name].rows or name) in {*BY_LAYER, *BY_PAIR} and not name.endswith(_WITHOUT_LARGEST)
-}
-"""Scores that summarise values of blocks."""
 _ABSOLUTE = ("affine_loss_added", "affine_loss_added_without_first")
 ABSOLUTE_ROWS: Mapping[str, str] = {"affine_loss_increase": "affine_loss_added"}
 """Metrics by layer that are divided by the loss -> their absolute form."""
@@ -109,12 +104,13 @@ class Degeneracy:
 def degeneracy(score: str, runs: Iterable[Run]) -> Degeneracy:
     """The degeneracy of one score in the finished runs. A column that is no score is never degenerate."""
     scored = [run for run in runs if score in SCORES and _has_value(score, run)]
-    by_run = reasons_by_run(score, scored)
+    is_constant = len(scored) > 1 and len({float_or_none(run[score]) for run in scored}) == 1
+    reasons = Counter(reason for reasons in reasons_by_run(score, scored) for reason in reasons)
     return Degeneracy(
         score=score,
         n_runs=len(scored),
-        n_degenerate=sum(map(bool, by_run)),
-        reasons=dict(Counter(reason for reasons in by_run for reason in reasons).most_common()),
+        n_degenerate=len(scored) if is_constant else sum(bool(reasons_in(score, run)) for run in scored),
+        reasons=dict(reasons.most_common()),
         unknown=dict(Counter(reason for run in scored for reason in unknown_in(score, run)).most_common()),
     )
 
@@ -122,14 +118,14 @@ def degeneracy(score: str, runs: Iterable[Run]) -> Degeneracy:
 def reasons_by_run(score: str, runs: Sequence[Run]) -> list[list[str]]:
     """Why a score is degenerate in each run of a comparison; empty where it is not, or the run has no value."""
     values_at = defaultdict[float | None, list[float | None]](list)
-    scored = [run for run in runs if _has_value(score, run)]
-    for run in scored:
-        values_at[float_or_none(run.get("n_layers"))].append(float_or_none(run[score]))
-    is_constant = len(scored) > 1 and len({value for values in values_at.values() for value in values}) == 1
+    for run in runs:
+        if _has_value(score, run):
+            values_at[float_or_none(run.get("n_layers"))].append(float_or_none(run[score]))
+    values = [value for at_depth in values_at.values() for value in at_depth]
 
     def constant(run: Run) -> list[str]:
         depth = float_or_none(run.get("n_layers"))
-        if is_constant:
+        if len(values) > 1 and len({*values}) == 1:
             return [f"{run[score]:g} in every run"]
         is_constant_there = depth is not None and len(values_at[depth]) > 1 and len({*values_at[depth]}) == 1
         return [f"{run[score]:g} in every run at {depth:g} layers"] if is_constant_there else []
@@ -163,7 +159,7 @@ def unknown_in(score: str, run: Run) -> list[str]:
     unknown = []
     if weakness_of_run(run) is None:
         unknown.append(NO_BIGRAM)
-    if score in _BY_BLOCK and float_or_none(run.get(_share_column(score))) is None:
+    if (column := _share_column(score)) and float_or_none(run.get(column)) is None:
         unknown.append(NO_ROWS)
     return unknown
 
@@ -193,9 +189,11 @@ def common_weakness(runs: Iterable[Run]) -> str:
 
 
 def sound_form(score: str, runs: Sequence[Run]) -> str | None:
-    """The first form of a score, itself included, that is not degenerate in these runs; None where there is none."""
-    verdicts = (degeneracy(form, runs) for form in alternative_forms(score))
-    return next((verdict.score for verdict in verdicts if verdict.n_runs and not verdict.is_degenerate), None)
+    """The first form of a score, itself included, that as many runs have and that is not degenerate in them; None where
+    there is none."""
+    verdicts = [degeneracy(form, runs) for form in alternative_forms(score)]
+    least = max(1, *(verdict.n_runs for verdict in verdicts if verdict.score == score))
+    return next((verdict.score for verdict in verdicts if verdict.n_runs >= least and not verdict.is_degenerate), None)
 
 
 def alternative_forms(score: str) -> tuple[str, ...]:

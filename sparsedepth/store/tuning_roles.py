@@ -179,7 +179,7 @@ def tuning_columns(*sweeps: tuple[Tuning, Sequence[Mapping[str, Any]]]) -> dict[
 def _comparable(tuning: Tuning, run: Mapping[str, Any]) -> tuple[Any, ...]:
     """Equal for grids of the same tuned fields and seeds, at the same width and data."""
     alike = (tuning.solved.get(name, run[name]) for name in COMPARED if name not in tuning.fields)
-    return tuning.fields, tuning.objective, tuning.tuning_seeds, *alike
+    return tuning.fields, tuning.objective, tuning.tuning_seeds or tuning.seeds[:1], *alike
 
 
 def _configuration(tuning: Tuning) -> itemgetter:

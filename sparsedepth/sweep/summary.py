@@ -107,7 +107,7 @@ def sweep_summary(folder: Path) -> SweepSummary:
     deviation = compare(folder, configs, rows)
     remarks = (
         _divergences([row["diverged_cause"] or "" for row in rows.values() if row["outcome"] == "diverged"]),
-        degeneracy_note(objective, [*rows.values()]) if objective in SCORES else "",
+        degeneracy_note(objective, _results(definition, rows)) if objective in SCORES else "",
         describe(deviation) if deviation else "",
         version_differences(row["packages"] for row in rows.values()),
         other_runs_note(rows, states),
@@ -122,6 +122,12 @@ def sweep_summary(folder: Path) -> SweepSummary:
         best=_best(definition, objective, states, losses, rows),
         remarks=tuple(remark for remark in remarks if remark),
     )
+
+
+def _results(definition: SweepDefinition | None, rows: dict[str, dict[str, Any]]) -> list[dict[str, Any]]:
+    """The rows of result seeds."""
+    tuning_only = {*definition.tuning_seeds} - {*definition.result_seeds} if definition else set()
+    return [row for row in rows.values() if row["seed"] not in tuning_only]
 
 
 def _divergences(causes: Sequence[str]) -> str:

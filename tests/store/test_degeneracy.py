@@ -93,8 +93,16 @@ def test_the_same_in_every_run_of_a_depth_is_constant_there():
     assert not found.is_degenerate and found.reasons == {"4 in every run at 4 layers": 4}
     assert found.text == "needed_layers is degenerate in some runs: 4 in every run at 4 layers (4 of 9 runs)"
     assert [bool(reasons) for reasons in reasons_by_run("needed_layers", [*shallow, *deep])] == [True] * 4 + [False] * 5
-    assert degeneracy("needed_layers", [*shallow, *deep[:3]]).is_degenerate
+    by_depth = [run for depth in (4, 8, 12) for run in runs(3, n_layers=depth, needed_layers=float(depth - 1))]
+    assert not degeneracy("needed_layers", by_depth).is_degenerate, "it differs by depth, without noise"
     assert degeneracy("needed_layers", shallow).reason == "4 in every run"
+
+
+def test_a_form_that_one_run_has_does_not_stand_in():
+    carried = runs(usefulness_loss_increase_largest_share=0.9, usefulness_loss_increase_without_first=None)
+    alone = [{**run, "affine_loss_added": None} for run in carried[1:]]
+    assert sound_form("usefulness", carried) == "affine_loss_added"
+    assert sound_form("usefulness", [carried[0], *alone]) is None
 
 
 def test_a_count_of_0_is_its_value_at_initialisation():
