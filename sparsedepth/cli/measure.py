@@ -128,7 +128,7 @@ class Scores:
         quantity = column.quantity
         assert quantity
         at = f"@{getattr(self.result.config, quantity.threshold)[0]:g}" if quantity.threshold else ""
-        return (quantity.rows or quantity.name) + at
+        return quantity.metric + at
 
     def _object(
         self, column: Column, metric: str, value: Any = None, interval: tuple[Any, Any] | None = None

@@ -11,6 +11,7 @@ from sparsedepth.cli.cost import local_pricing_setup, price_line, print_price, r
 from sparsedepth.cli.on_slurm import SlurmFlags, array_options, sweep_on_slurm
 from sparsedepth.cli.start import check_tokenizers, field_values
 from sparsedepth.config.plain_text import visible
+from sparsedepth.files import COMPLETE
 
 if TYPE_CHECKING:
     from sparsedepth.config.sweep import SweepDefinition
@@ -80,7 +81,6 @@ def sweep(
 def _print_result(definition: "SweepDefinition", out: Path, result: "SweepResult", expected: int) -> None:
     """Print how the sweep ended and the ranking. Raises Exit unless every run is complete."""
     from sparsedepth.cli.progress import print_failures, print_ranking
-    from sparsedepth.store.checksums import MARKER
     from sparsedepth.sweep.status import other_runs_note
 
     n_complete = sum(state.state == "complete" for state in result.states)
@@ -91,7 +91,7 @@ def _print_result(definition: "SweepDefinition", out: Path, result: "SweepResult
         complete = f"{n_complete} of {expected} runs complete"
         print(f"stopped with {complete}; run the same command again to resume", file=sys.stderr)
         raise typer.Exit(result.stop.exit_code)
-    if note := other_runs_note((path.parent.name for path in out.glob(f"runs/*/{MARKER}")), result.states):
+    if note := other_runs_note((path.parent.name for path in out.glob(f"runs/*/{COMPLETE}")), result.states):
         print(note)
     if n_complete:
         print_ranking(definition, out)
@@ -126,9 +126,7 @@ def train(
         setup = local_pricing_setup(definition, calls.machine_of(runtime_config, 1))
         print_price(definition, setup, Budget())
         return
-    from sparsedepth.store.checksums import MARKER
-
-    before = {marker: marker.stat().st_ino for marker in out.glob(f"runs/*/{MARKER}")}
+    before = {marker: marker.stat().st_ino for marker in out.glob(f"runs/*/{COMPLETE}")}
     try:
         run = calls.train(
             file, out, set=settings, from_=start, runtime=runtime, device=device, threads=threads, compile=compiled
@@ -140,7 +138,7 @@ def train(
     from sparsedepth.train.devices import world
 
     if world()[0] == 0:  # the first of several processes
-        marker = run.folder / MARKER
+        marker = run.folder / COMPLETE
         was_complete = before.get(marker) == marker.stat().st_ino  # a damaged run is repeated, with a new marker
         print(f"run {run.run_id} in {run.folder}{', complete before: nothing was trained' if was_complete else ''}")
         print_summary(run.summary)

@@ -102,7 +102,7 @@ def lines(runs: pd.DataFrame, layers: pd.DataFrame, over_training: bool = False)
     drawn = pd.concat(parts)[["run_id", "panel", "x", "value"]].merge(_shallowest_and_deepest(selected), on="run_id")
     logarithmic = [panel for panel in set(drawn["panel"]) if _quantity(panel).scale == "log"]
     by_setting = _lines(selected, drawn[~drawn["panel"].isin(logarithmic) | (drawn["value"] > 0)])
-    scores_of = [score.name for score in PROFILED if (score.rows or score.name) in by_setting.panels]
+    scores_of = [score.name for score in PROFILED if score.metric in by_setting.panels]
     return replace(by_setting, degenerate=relative + degeneracy_caption(scores_of, finished))
 
 

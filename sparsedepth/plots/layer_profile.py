@@ -283,7 +283,7 @@ def _title(profile: LayerProfile) -> str:
 def _degenerate(profile: LayerProfile) -> dict[str, str]:
     """Score -> why it is degenerate in this run: of those in the title, then of the means of the values drawn."""
     drawn = {*profile.profiles["name"], *profile.matrices}
-    names = [*FACTS, *(score.name for score in PROFILED if (score.rows or score.name) in drawn)]
+    names = [*FACTS, *(score.name for score in PROFILED if score.metric in drawn)]
     measured = (name for name in names if name in SCORES and float_or_none(profile.run.get(name)) is not None)
     return {name: "; ".join(reasons) for name in measured if (reasons := reasons_in(name, profile.run))}
 

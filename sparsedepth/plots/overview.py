@@ -75,7 +75,7 @@ def page_of_runs(
         depth_legend(page, colours)
     if by_depth:
         draw_by_layer(by_depth, layer_axes, colours)
-        scores = [score.name for score in PROFILED if score.rows in by_depth.metrics and not chain]
+        scores = [score.name for score in PROFILED if score.metric in by_depth.metrics and not chain]
         text += by_depth.degenerate + degeneracy_caption(scores, trained)
         shown = "the proposal with the lowest loss" if is_search else "baseline runs, or those closest to it"
         shown += f" ({by_depth.lr_text})" if by_depth.lr_text else ""

@@ -69,7 +69,7 @@ def block_weights(entries: Sequence[Entry], n_layers: int) -> np.ndarray:
 
 def entries_of(score: Quantity, layers: Iterable[Mapping[str, Any]], pairs: Iterable[Mapping[str, Any]]) -> list[Entry]:
     """The rows that a score averages, from the rows of one run by layer and by pair."""
-    metric = score.rows or score.name
+    metric = score.metric
     if score.carried_by == "layer":
         return [((row["layer"],), row["value"]) for row in layers if row["metric"] == metric]
     rows = [row for row in pairs if row["metric"] == metric]

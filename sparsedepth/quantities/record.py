@@ -100,6 +100,11 @@ class Quantity:
         is_long = max(map(len, text.split("\n"))) > LONGEST_LABEL
         return "\n".join(textwrap.wrap(text, LONGEST_LABEL)) if is_long else text
 
+    @property
+    def metric(self) -> str:
+        """The metric by layer, head or pair whose values its column of `runs` averages."""
+        return self.rows or self.name
+
     def columns(self) -> "Iterator[Column]":
         """Its columns in wide tables (runs, curves, tokens, difficulty) and its metrics in the others."""
         for table in self.tables:

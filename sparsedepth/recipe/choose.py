@@ -263,12 +263,10 @@ def with_weakness(rows: DepthRows, recipe: Recipe) -> Recipe:
     depth; most of all runs may be."""
     if recipe.weakness:
         return recipe
-    is_baseline = changed(rows.runs, rows.knobs).map(len) == 0
-    compared = {"at the baseline": is_baseline} | {
-        f"with {change.contrast.setting}": labels(rows.runs, knob) == change.contrast.setting
-        for change in recipe.changes
-        for knob in rows.knobs
-        if knob.name == change.contrast.knob
+    knobs = {knob.name: knob for knob in rows.knobs}
+    compared = {"at the baseline": changed(rows.runs, rows.knobs).map(len) == 0} | {
+        f"with {c.setting}": labels(rows.runs, knobs[c.knob]) == c.setting
+        for c in (change.contrast for change in recipe.changes)
     }
     for name, of_setting in compared.items():
         weakness = common_weakness(score_rows(rows.runs[of_setting], recipe.objective))

@@ -114,11 +114,12 @@ def best(
     conditions = [] if depth is None else [f"n_layers = {int(depth)}"]
     conditions += [] if where is None else [store.condition(where)]
     condition = " AND ".join([*conditions, IS_CHOSEN])
-    caution = _caution(store, by, condition)
+    scored = read_scores(store, by, condition) if by in SCORES else ()
+    caution = _caution(store, degeneracy_note(by, scored, "ranked by"), condition)
     objectives = search.objectives if search else ()
     beside = tuple(dict.fromkeys((*objectives, by)))
-    if by in SCORES:
-        by = usable_form(by, read_scores(store, by, condition))
+    by = usable_form(by, scored)
+    quantity = quantities.rankable(by)
     facts = ("cell_id", "seed", "model", "tuning", "tuned_fields", "outcome", "folder", "params_total", "train_flops")
     columns = dict.fromkeys((*facts, by, *CELL_FIELDS, *beside))
     rows = store.sql(f"SELECT {', '.join(columns)} FROM runs WHERE {condition}").records()
@@ -142,8 +143,8 @@ def best(
         tuned=settings.tuned,
         by=by,
         beside=tuple(name for name in beside if name != by),
-        unit=unit_for(quantities.rankable(by).unit, (row["corpus"] for row in rows)),
-        better=quantities.rankable(by).better,
+        unit=unit_for(quantity.unit, (row["corpus"] for row in rows)),
+        better=quantity.better,
         n_cells=len(cells),
         top=top,
         n_runs=len(rows),
@@ -179,12 +180,12 @@ def _with_front(cells: Sequence[_Ranked], objectives: Sequence[str]) -> list[_Ra
     return [replace(cell, is_on_front=marked) for cell, marked in zip(cells, is_on_front, strict=True)]
 
 
-def _caution(store: Store, by: str, condition: str) -> str:
+def _caution(store: Store, degeneracy: str, condition: str) -> str:
     imported = store.sql(f"SELECT origin, unknown_fields FROM runs WHERE origin IS NOT NULL AND {condition}").rows
     packages = store.sql(f"SELECT packages FROM runs WHERE {condition}").rows
     notes = (
         import_note_of_rows(imported) if imported else "",
-        degeneracy_note(by, read_scores(store, by, condition), "ranked by") if by in SCORES else "",
+        degeneracy,
         version_differences(text for (text,) in packages),
     )
     return "; ".join(filter(None, notes))

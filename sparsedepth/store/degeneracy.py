@@ -47,7 +47,7 @@ MOST = 0.5
 SCORES: tuple[str, ...] = tuple(
     name for name, quantity in IN_RUNS.items() if quantity.better == "high" and quantity.measure not in ("", "loss")
 )
-_CARRIED = {score.rows or score.name: score.name for score in PROFILED}
+_CARRIED = {score.metric: score.name for score in PROFILED}
 """Metric by layer or pair -> the score that averages it and has a depth profile."""
 _WITHOUT_LARGEST = ("_without_first", "_deep_half")
 _ABSOLUTE = ("affine_loss_added", "affine_loss_added_without_first")
@@ -104,12 +104,13 @@ class Degeneracy:
 def degeneracy(score: str, runs: Iterable[Run]) -> Degeneracy:
     """The degeneracy of one score in the finished runs. A column that is no score is never degenerate."""
     scored = [run for run in runs if score in SCORES and _has_value(score, run)]
-    is_constant = len(scored) > 1 and len({float_or_none(run[score]) for run in scored}) == 1
-    reasons = Counter(reason for reasons in reasons_by_run(score, scored) for reason in reasons)
+    constant = _constant(score, scored)
+    own = [reasons_in(score, run) for run in scored]
+    reasons = Counter(reason for run, of_run in zip(scored, own, strict=True) for reason in _all(constant, run, of_run))
     return Degeneracy(
         score=score,
         n_runs=len(scored),
-        n_degenerate=len(scored) if is_constant else sum(bool(reasons_in(score, run)) for run in scored),
+        n_degenerate=len(scored) if None in constant else sum(map(bool, own)),
         reasons=dict(reasons.most_common()),
         unknown=dict(Counter(reason for run in scored for reason in unknown_in(score, run)).most_common()),
     )
@@ -117,20 +118,29 @@ def degeneracy(score: str, runs: Iterable[Run]) -> Degeneracy:
 
 def reasons_by_run(score: str, runs: Sequence[Run]) -> list[list[str]]:
     """Why a score is degenerate in each run of a comparison; empty where it is not, or the run has no value."""
+    constant = _constant(score, [run for run in runs if _has_value(score, run)])
+    return [_all(constant, run, reasons_in(score, run)) if _has_value(score, run) else [] for run in runs]
+
+
+def _constant(score: str, scored: Sequence[Run]) -> dict[float | None, str]:
+    """Depth at which all runs, at least two, have the same value -> that reason; None alone where all depths do."""
     values_at = defaultdict[float | None, list[float | None]](list)
-    for run in runs:
-        if _has_value(score, run):
-            values_at[float_or_none(run.get("n_layers"))].append(float_or_none(run[score]))
+    for run in scored:
+        values_at[float_or_none(run.get("n_layers"))].append(float_or_none(run[score]))
     values = [value for at_depth in values_at.values() for value in at_depth]
+    if len(values) > 1 and len({*values}) == 1:
+        return {None: f"{values[0]:g} in every run"}
+    return {
+        depth: f"{values[0]:g} in every run at {depth:g} layers"
+        for depth, values in values_at.items()
+        if depth is not None and len(values) > 1 and len({*values}) == 1
+    }
 
-    def constant(run: Run) -> list[str]:
-        depth = float_or_none(run.get("n_layers"))
-        if len(values) > 1 and len({*values}) == 1:
-            return [f"{run[score]:g} in every run"]
-        is_constant_there = depth is not None and len(values_at[depth]) > 1 and len({*values_at[depth]}) == 1
-        return [f"{run[score]:g} in every run at {depth:g} layers"] if is_constant_there else []
 
-    return [[*constant(run), *reasons_in(score, run)] if _has_value(score, run) else [] for run in runs]
+def _all(constant: Mapping[float | None, str], run: Run, own: Sequence[str]) -> list[str]:
+    """A run's reasons, with that of the runs that have the same value."""
+    reason = constant.get(None) or constant.get(float_or_none(run.get("n_layers")))
+    return [*([reason] if reason else []), *own]
 
 
 def _has_value(score: str, run: Run) -> bool:
@@ -191,8 +201,8 @@ def common_weakness(runs: Iterable[Run]) -> str:
 def sound_form(score: str, runs: Sequence[Run]) -> str | None:
     """The first form of a score, itself included, that as many runs have and that is not degenerate in them; None where
     there is none."""
-    verdicts = [degeneracy(form, runs) for form in alternative_forms(score)]
-    least = max(1, *(verdict.n_runs for verdict in verdicts if verdict.score == score))
+    least = max(1, sum(_has_value(score, run) for run in runs))
+    verdicts = (degeneracy(form, runs) for form in alternative_forms(score))
     return next((verdict.score for verdict in verdicts if verdict.n_runs >= least and not verdict.is_degenerate), None)
 
 
@@ -273,7 +283,7 @@ def sound_layer_metrics(metrics: Iterable[str], runs: "pd.DataFrame") -> tuple[d
 
 def _shared(score: str) -> str:
     """The score over the same rows that has a depth profile."""
-    return _CARRIED.get(IN_RUNS[score].rows or score, score)
+    return _CARRIED.get(IN_RUNS[score].metric, score)
 
 
 def _share_column(score: str) -> str:

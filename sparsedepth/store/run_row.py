@@ -23,6 +23,12 @@ def utf8(text: str) -> str:
 
 _COLUMNS = {column.name: column for column in RUN_COLUMNS}
 _DEPTH_COLUMNS = {score.name: {column.name for column in score.depth_columns()} for score in quantities.PROFILED}
+_MEASURED_WITH = {
+    score.name: frozenset(column.name for column in quantities.RUNS if column.measure == score.measure)
+    for score in quantities.PROFILED
+    if score.name in quantities.BY_LAYER
+}
+"""Mean over layers -> the columns of its measure."""
 _SUMMARY_COLUMNS = frozenset(column.name for column in quantities.RUNS)
 
 
@@ -93,7 +99,11 @@ def _typed(values: Mapping[str, Any]) -> dict[str, Any]:
 
 def depth_columns(record: Record) -> dict[str, float | None]:
     """Depth profiles, and means over layers, that the summary of an older run lacks, from its rows at the last step."""
-    absent = {name for name in quantities.BY_LAYER if name not in record.summary}
+    absent = {
+        name
+        for name, others in _MEASURED_WITH.items()
+        if name not in record.summary and not others.isdisjoint(record.summary)
+    }
     missing = [
         score
         for score in quantities.PROFILED
@@ -107,7 +117,7 @@ def depth_columns(record: Record) -> dict[str, float | None]:
 
     from sparsedepth.quantities.depth_profile import depth_profile, entries_of, profile_columns
 
-    metrics = pc.SetLookupOptions(value_set=pa.array([score.rows or score.name for score in missing]))
+    metrics = pc.SetLookupOptions(value_set=pa.array([score.metric for score in missing]))
     rows = []
     for name in ("layers", "pairs"):
         table = record.tables[name]

@@ -40,10 +40,9 @@ TunedValues = tuple[float, ...]
 """A value for each tuned field, in their order."""
 Losses = dict[TunedValues, dict[int, float]]
 """TunedValues -> tuning seed -> loss."""
-COMPARED = tuple(
-    name
-    for name in fields_where(RunConfig, lambda role: role.kind in ("data", "capacity") and not role.derived_if_missing)
-    if name != "train_tokens"
+COMPARED = fields_where(
+    RunConfig,
+    lambda role: role.kind in ("data", "capacity") and not role.derived_if_missing and role.cost_scope != "amount",
 )
 """Width and data: the values that grids have in common which share the error of choosing. Not d_ff, in which settings
 of one width differ to match their cost; nor the budget, which goes with the depth where tokens per parameter are fixed,

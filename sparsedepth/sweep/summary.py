@@ -3,7 +3,7 @@
 import functools
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean
@@ -107,7 +107,7 @@ def sweep_summary(folder: Path) -> SweepSummary:
     deviation = compare(folder, configs, rows)
     remarks = (
         _divergences([row["diverged_cause"] or "" for row in rows.values() if row["outcome"] == "diverged"]),
-        degeneracy_note(objective, _results(definition, rows)) if objective in SCORES else "",
+        degeneracy_note(objective, _results(definition, rows.values())),
         describe(deviation) if deviation else "",
         version_differences(row["packages"] for row in rows.values()),
         other_runs_note(rows, states),
@@ -124,10 +124,10 @@ def sweep_summary(folder: Path) -> SweepSummary:
     )
 
 
-def _results(definition: SweepDefinition | None, rows: dict[str, dict[str, Any]]) -> list[dict[str, Any]]:
+def _results(definition: SweepDefinition | None, rows: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
     """The rows of result seeds."""
     tuning_only = {*definition.tuning_seeds} - {*definition.result_seeds} if definition else set()
-    return [row for row in rows.values() if row["seed"] not in tuning_only]
+    return [row for row in rows if row["seed"] not in tuning_only]
 
 
 def _divergences(causes: Sequence[str]) -> str:
@@ -151,9 +151,7 @@ def _best(
     row = rows[run_id]
     finished = [other for name, other in rows.items() if math.isfinite(losses.get(name, math.inf))]
     replicates = [other for other in finished if other["cell_id"] == row["cell_id"]]
-    tuning_only = {*definition.tuning_seeds} - {*definition.result_seeds}
-    results = [other for other in replicates if other["seed"] not in tuning_only] or replicates
-    values = [other[objective] for other in results]
+    values = [other[objective] for other in _results(definition, replicates) or replicates]
     cells = {
         other["cell_id"]: Configuration(
             cell_id=other["cell_id"],
