@@ -14,7 +14,7 @@ def pack(
         int | None,
         typer.Option(
             "--digits",
-            min=3,
+            min=2,
             max=15,
             help="round all views but `runs` to this many significant digits, quantities of `runs` to 7; 5 save about "
             "40% of the size",

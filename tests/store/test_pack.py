@@ -142,7 +142,7 @@ def test_tables_that_another_pyarrow_wrote_keep_their_rows_under_new_checksums(r
     assert pq.read_table(tmp_path / "again/runs" / run.name / "layers.parquet").equals(rows)
 
 
-@pytest.mark.parametrize(("digits", "bits"), [(7, 24), (3, 10)])  # 7 digits: single precision
+@pytest.mark.parametrize(("digits", "bits"), [(7, 24), (3, 10), (2, 7)])  # 7 digits: single precision
 def test_digits_rounds_the_rows_and_the_quantities_of_runs_to_single_precision(results, tmp_path, digits, bits):
     config, row = RunConfig(seed=6, lr=1 / 300), {"step": 1, "metric": "residual_variance", "n": 4}
     value, rounded = 1.1, (round(1.1 * 2 ** (bits - 1)) / 2 ** (bits - 1))
