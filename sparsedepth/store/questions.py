@@ -4,7 +4,7 @@ A *cell* is all fields of a run but the seed; its numbers are means over the fin
 deviation. Only results count (`store.tuning_roles`), except in `lr_curves`, which also needs the rejected values.
 In the SQL {varying} stands for the fields that vary in the store, {others} for these without lr, {loss} for the loss
 that compares its runs (`store.comparable_loss`), {scores} for the scores of depth, each in its sound form
-(`store.degeneracy`). The effect of each knob is no SQL: `sparsedepth.effects.all_effects` answers it.
+(`store.degeneracy`). The effect of each knob and signal-to-noise are no SQL.
 """
 
 import itertools
@@ -24,8 +24,8 @@ from sparsedepth.store.setting import read_settings, with_setting_column
 from sparsedepth.store.small_sample import MIN_VALUES, mean_interval, seed_means
 from sparsedepth.store.tuning_roles import CHOSEN_ROLES, IS_RESULT, IS_TRAINED, best_value
 
-EFFECTS = "effects"
-"""A further question, answered by `sparsedepth.effects.all_effects`."""
+EFFECTS, SIGNAL_TO_NOISE = "effects", "signal_to_noise"
+"""Further questions, answered by `sparsedepth.effects.all_effects` and `sparsedepth.store.signal_to_noise`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -200,7 +200,8 @@ def text(store: Store, name: str) -> str:
 
 def _find(name: str) -> Question:
     if name not in QUESTIONS:
-        hint = did_you_mean(name, QUESTIONS, f"the saved questions are: {', '.join((*QUESTIONS, EFFECTS))}")
+        names = (*QUESTIONS, SIGNAL_TO_NOISE, EFFECTS)
+        hint = did_you_mean(name, names, f"the saved questions are: {', '.join(names)}")
         raise ValueError(f"no question is called {name!r}; {hint}")
     return QUESTIONS[name]
 

@@ -1,0 +1,152 @@
+"""How well each quantity tells configurations apart from seeds (Signal and Noise, 2508.13144).
+
+One-way analysis of variance at equal n_layers, pooled over depths: configurations i with n_i >= 2 seeds,
+
+    noise^2   MS_within: the variance between the seeds of a configuration
+    signal^2  (MS_between - MS_within) / n0, at least 0: the variance between true means, without what noise adds to it
+    n0        (N - sum n_i^2 / N) / (k - 1) for the k configurations and N runs of a depth, averaged with weights k - 1
+
+    signal_to_noise    signal / noise, s
+    decision_accuracy  1/2 + arctan(s) / pi: the expected share of pairs of configurations that one seed of each puts in
+                       the right order, for normal means and noise
+    seeds_for_90pct    (tan(0.4 pi) / s)^2: seeds of each for which that share is 0.9
+
+lo, hi: 95% interval of decision_accuracy by the F distribution of MS_between / MS_within, exact for equal n_i and
+normal values. Deviates: the paper's signal is the range of final scores over their mean, its noise the relative
+deviation of the last checkpoints of one run; here both are deviations of the same scale, the noise that between seeds.
+"""
+
+import math
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from sparsedepth.config.plain_text import counted
+from sparsedepth.quantities import IN_RUNS, PROFILED
+from sparsedepth.quantities.record import Quantity
+from sparsedepth.store import terminal
+from sparsedepth.store.comparable_loss import COMMON, OWN, loss_in
+from sparsedepth.store.degeneracy import degeneracy, read_scores
+from sparsedepth.store.query_result import QueryResult
+from sparsedepth.store.small_sample import LEVEL
+from sparsedepth.store.tuning_roles import IS_RESULT
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from sparsedepth.store.connection import Store
+
+QUESTION = "which quantity tells configurations of equal depth apart best, compared with its noise between seeds?"
+COLUMNS = (
+    "quantity",
+    "configurations",
+    "runs",
+    "signal",
+    "noise",
+    "signal_to_noise",
+    "decision_accuracy",
+    "lo",
+    "hi",
+    "seeds_for_90pct",
+    "degenerate",
+)
+_REMARK = (
+    "signal: standard deviation of the configurations' true means at equal depth; noise: between their seeds;"
+    " decision_accuracy: expected share of pairs of configurations that one seed of each puts in the right order (0.5:"
+    " chance); lo, hi: its 95% interval; seeds_for_90pct: seeds of each with which 90% are. A quantity that tells"
+    " configurations apart need not measure what its name says (`analysis/calibration.py`)"
+)
+_IN_TERMINAL = ("quantity", "signal_to_noise", "decision_accuracy", "lo", "hi", "seeds_for_90pct")
+_FORMS = {form.name for score in PROFILED for form in score.depth_columns()}
+"""Scores of some of the layers, which a terminal leaves out."""
+_WANTED = 0.9
+"""Share of the pairs in the right order."""
+
+
+def signal_to_noise(store: "Store") -> QueryResult:
+    """A row for each measured quantity of two configurations of equal depth or more with two seeds each, the best
+    first; `degenerate` is the main reason why a score is (`store.degeneracy`), or NULL."""
+    quantities = _quantities(store)
+    names = ", ".join(quantity.name for quantity in quantities)
+    runs = store.frame(f"SELECT n_layers, cell_id, {names} FROM runs WHERE outcome = 'ok' AND {IS_RESULT}")
+    rows = list(filter(None, (_row(quantity, runs) for quantity in quantities)))
+    for row in rows:
+        verdict = degeneracy(row["quantity"], read_scores(store, row["quantity"], IS_RESULT))
+        row["degenerate"] = verdict.reason if verdict.is_degenerate else None
+    rows.sort(key=lambda row: (-row["decision_accuracy"], row["quantity"]))
+    return QueryResult(columns=COLUMNS, rows=tuple(tuple(row[name] for name in COLUMNS) for row in rows))
+
+
+def text(store: "Store") -> str:
+    """The answer for a terminal, below its question."""
+    answer = signal_to_noise(store)
+    if not answer.rows:
+        return f"{terminal.wrapped([QUESTION])}none: no depth has two configurations with two finished seeds each"
+    degenerate = [f"{row['quantity']} ({row['degenerate']})" for row in answer.records() if row["degenerate"]]
+    remarks = [QUESTION, _REMARK, f"degenerate: {'; '.join(degenerate)}" if degenerate else ""]
+    shown = replace(answer, rows=tuple(row for row in answer.rows if row[0] not in _FORMS)).of_columns(_IN_TERMINAL)
+    table = terminal.fit(shown, ["hi", "lo"], max_rows=50)
+    n_forms = len(answer.rows) - len(shown.rows)
+    more = f"\nand {counted(n_forms, 'form')} of these scores by depth, in csv or json" if n_forms else ""
+    return f"{terminal.wrapped(filter(None, remarks))}{table.text}{more}"
+
+
+def _quantities(store: "Store") -> list[Quantity]:
+    """The measured columns of `runs` that are better in one direction, or a link of the chain; one validation loss."""
+    other_loss = COMMON if loss_in(store) == OWN else OWN
+    measured = (quantity for quantity in IN_RUNS.values() if quantity.measure and quantity.name != other_loss)
+    return [quantity for quantity in measured if quantity.better or quantity.stage]
+
+
+def _row(quantity: Quantity, runs: "pd.DataFrame") -> dict[str, Any] | None:
+    """A quantity's row, without `degenerate`; None without noise, or without two configurations of equal depth."""
+    import numpy as np
+
+    values = runs[["n_layers", "cell_id"]].assign(value=runs[quantity.name].astype(float)).dropna()
+    if quantity.is_ratio or quantity.scale == "log":
+        values = values[values["value"] > 0].assign(value=lambda positive: np.log(positive["value"]))
+    cells = values.groupby(["n_layers", "cell_id"])["value"].agg(n="count", mean="mean", variance="var").reset_index()
+    cells = cells[cells["n"] >= 2]
+    cells = cells[cells.groupby("n_layers")["cell_id"].transform("count") >= 2]
+    depth = cells["n_layers"]
+    n_runs = cells.groupby(depth)["n"].sum()
+    depth_mean = depth.map((cells["n"] * cells["mean"]).groupby(depth).sum() / n_runs)
+    df_between, df_within = len(cells) - len(n_runs), int((cells["n"] - 1).sum())
+    within = ((cells["n"] - 1) * cells["variance"]).sum() / max(df_within, 1)
+    if not within > 0:
+        return None
+    between = (cells["n"] * (cells["mean"] - depth_mean) ** 2).sum() / df_between
+    n0 = (n_runs - (cells["n"] ** 2).groupby(depth).sum() / n_runs).sum() / df_between
+    ratio = float(between / within)
+    estimate, lo, hi = (_signal_to_noise(end, n0) for end in (ratio, *_ratio_interval(ratio, df_between, df_within)))
+    return {
+        "quantity": quantity.name,
+        "configurations": len(cells),
+        "runs": int(cells["n"].sum()),
+        "signal": estimate * math.sqrt(within),
+        "noise": math.sqrt(within),
+        "signal_to_noise": estimate,
+        "decision_accuracy": _decision_accuracy(estimate),
+        "lo": _decision_accuracy(lo),
+        "hi": _decision_accuracy(hi),
+        "seeds_for_90pct": math.ceil((math.tan(math.pi * (_WANTED - 0.5)) / estimate) ** 2) if estimate else None,
+    }
+
+
+def _signal_to_noise(ratio: float, n0: float) -> float:
+    """Of MS_between / MS_within."""
+    return math.sqrt(max(0.0, ratio - 1) / n0)
+
+
+def _decision_accuracy(signal_to_noise: float) -> float:
+    return 0.5 + math.atan(signal_to_noise) / math.pi
+
+
+def _ratio_interval(ratio: float, df_between: int, df_within: int) -> tuple[float, float]:
+    """The 95% interval of E MS_between / E MS_within."""
+    from scipy.stats import f as f_distribution  # slow to import, and needed here alone
+
+    tail = (1 - LEVEL) / 2
+    return (
+        ratio / float(f_distribution.ppf(1 - tail, df_between, df_within)),
+        ratio / float(f_distribution.ppf(tail, df_between, df_within)),
+    )

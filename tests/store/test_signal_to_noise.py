@@ -1,0 +1,112 @@
+"""Signal-to-noise of quantities: answers worked out on paper, scipy's one-way F, and made-up configurations."""
+
+import math
+
+import numpy as np
+import pytest
+from scipy import stats
+from synthetic import make_run
+
+from sparsedepth.config.run import RunConfig
+from sparsedepth.store import signal_to_noise
+from sparsedepth.store.connection import open_store
+
+WEIGHT_DECAYS = (0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7)
+
+
+def answer(folder, values, quantity="val_loss", **other):
+    """The row of `quantity` for runs of {(n_layers, weight_decay): its values by seed}."""
+    for (n_layers, weight_decay), of_seeds in values.items():
+        for seed, value in enumerate(of_seeds):
+            make_run(
+                folder, RunConfig(n_layers=n_layers, weight_decay=weight_decay, seed=seed), {quantity: value, **other}
+            )
+    with open_store(folder) as store:
+        rows = {row["quantity"]: row for row in signal_to_noise.signal_to_noise(store).records()}
+        return rows.get(quantity), signal_to_noise.text(store)
+
+
+def test_two_configurations_of_two_seeds_worked_out_by_hand(tmp_path):
+    """Means 2 and 6, both variances 2: MS_between 16, MS_within 2, n0 2, so signal^2 = (16 - 2) / 2 = 7."""
+    row, _ = answer(tmp_path, {(12, 0.0): [1.0, 3.0], (12, 0.1): [5.0, 7.0]})
+    assert (row["configurations"], row["runs"]) == (2, 4)
+    assert row["signal"] == pytest.approx(math.sqrt(7)) and row["noise"] == pytest.approx(math.sqrt(2))
+    assert row["signal_to_noise"] == pytest.approx(math.sqrt(3.5))
+    assert row["decision_accuracy"] == pytest.approx(0.5 + math.atan(math.sqrt(3.5)) / math.pi)
+    assert row["seeds_for_90pct"] == 3  # tan(0.4 pi)^2 / 3.5 = 9.47 / 3.5 = 2.7
+    # F = 8 is not significant with 1 and 2 degrees of freedom (95%: 38.5), and far above the lower quantile, .0013.
+    assert row["lo"] == 0.5 and row["hi"] > 0.98
+
+
+def test_depths_are_pooled_and_not_compared_with_each_other(tmp_path):
+    """The same two configurations at another depth, 100 higher: the same answer from twice the runs."""
+    alone = {(12, 0.0): [1.0, 3.0], (12, 0.1): [5.0, 7.0]}
+    deeper = {(24, decay): [value + 100 for value in values] for (_, decay), values in alone.items()}
+    row, _ = answer(tmp_path, alone | deeper)
+    assert row["signal"] == pytest.approx(math.sqrt(7)) and row["runs"] == 8
+
+
+def test_one_depth_agrees_with_one_way_analysis_of_variance(tmp_path):
+    generator = np.random.default_rng(1)
+    values = {(12, decay): list(4 + decay + generator.normal(0, 0.3, 5)) for decay in WEIGHT_DECAYS}
+    row, _ = answer(tmp_path, values)
+    ratio = stats.f_oneway(*values.values()).statistic
+    assert row["signal_to_noise"] == pytest.approx(math.sqrt(max(0, ratio - 1) / 5))
+
+
+def test_ratios_are_compared_by_their_logarithm(tmp_path):
+    row, _ = answer(
+        tmp_path, {(12, 0.0): [math.e, math.e**3], (12, 0.1): [math.e**5, math.e**7]}, "residual_variance_last"
+    )
+    assert row["signal"] == pytest.approx(math.sqrt(7))
+
+
+def test_unequal_seeds_count_as_they_are_and_single_ones_not_at_all(tmp_path):
+    """n = 2 and 4, means 0 and 3 about the grand mean 2: MS_between 2 * 4 + 4 * 1 = 12; n0 = 6 - 20 / 6 = 8 / 3."""
+    values = {(12, 0.0): [-1.0, 1.0], (12, 0.1): [2.0, 4.0, 2.0, 4.0], (12, 0.2): [50.0], (24, 0.0): [9.0, 8.0]}
+    row, _ = answer(tmp_path, values)
+    within = (2 + 4) / 4
+    assert (row["configurations"], row["runs"]) == (2, 6)
+    assert row["signal"] == pytest.approx(math.sqrt((12 - within) * 3 / 8))
+
+
+@pytest.mark.parametrize("ratio", [0.3, 1.0, 3.0])
+def test_decision_accuracy_is_the_share_of_pairs_in_the_right_order(ratio):
+    generator = np.random.default_rng(0)
+    true = generator.normal(0, ratio, (2, 200_000))
+    measured = true + generator.normal(0, 1, true.shape)
+    right = np.mean(np.sign(true[0] - true[1]) == np.sign(measured[0] - measured[1]))
+    assert signal_to_noise._decision_accuracy(ratio) == pytest.approx(right, abs=0.004)
+
+
+@pytest.mark.parametrize("signal", [0.0, 1.0])
+def test_the_interval_holds_the_truth_in_95_percent(signal):
+    """16 configurations of 4 seeds; the ratio of the mean squares comes from their own definition."""
+    generator = np.random.default_rng(2)
+    covered = 0
+    for _ in range(1000):
+        values = generator.normal(0, signal, (16, 1)) + generator.normal(0, 1, (16, 4))
+        ratio = 4 * values.mean(1).var(ddof=1) / values.var(1, ddof=1).mean()
+        lo, hi = signal_to_noise._ratio_interval(ratio, 15, 48)
+        covered += lo <= 1 + 4 * signal**2 <= hi
+    assert 0.93 <= covered / 1000 <= 0.97
+
+
+def test_noise_alone_is_called_chance(tmp_path):
+    """Every configuration has the same values: nothing between their means, so every order is a coin's."""
+    row, _ = answer(tmp_path, {(12, decay): [1.0, 2.0, 3.0] for decay in WEIGHT_DECAYS})
+    assert (row["signal"], row["decision_accuracy"], row["seeds_for_90pct"]) == (0, 0.5, None)
+
+
+def test_a_quantity_without_noise_or_without_two_configurations_has_no_row(tmp_path):
+    row, text = answer(tmp_path / "constant", {(12, 0.0): [1.0, 1.0], (12, 0.1): [2.0, 2.0]})
+    assert row is None and "none: " in text
+    row, text = answer(tmp_path / "single", {(12, 0.0): [1.0, 2.0], (24, 0.0): [1.0, 2.0]})
+    assert row is None and "none: no depth has two configurations with two finished seeds each" in text
+
+
+def test_a_degenerate_score_is_named_with_its_reason(tmp_path):
+    chance = {"val_loss": 4.0, "chance_loss": 4.0}
+    row, text = answer(tmp_path, {(12, 0.0): [0.1, 0.3], (12, 0.1): [0.5, 0.7]}, "usefulness", **chance)
+    assert row["degenerate"] == "the model is at chance"
+    assert "degenerate: usefulness (the model is at chance)" in " ".join(text.split())
