@@ -13,14 +13,13 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
-from sparsedepth.files import digest
+from sparsedepth.files import MARKER, digest
 from sparsedepth.plots.draw import FIGURES
 from sparsedepth.plots.page import NothingToDraw
 from sparsedepth.report.page import Image, draw_image, html
 from sparsedepth.report.tables import Table, table_of, table_of_runs
 from sparsedepth.store.checksums import damage_text
 from sparsedepth.store.connection import open_store
-from sparsedepth.store.run_record import MARKER
 from sparsedepth.store.search import search_of
 from sparsedepth.store.tables import INDEX
 from sparsedepth.sweep.status import RunState, is_silent, varied_fields

@@ -10,7 +10,7 @@ from typing import Any
 from sparsedepth.files import read_regular
 from sparsedepth.store.checksums import DamagedRun, Files, collecting_damage, files_on_disk, is_complete
 from sparsedepth.store.pack import Pack, is_pack, open_pack
-from sparsedepth.store.run_record import EVALS, MODELS, RUNS, TOYS, check_marker, parse_object, problem, run_folder
+from sparsedepth.store.run_record import EVALS, MODELS, RUNS, TOYS, parse_object, problem, run_files, run_folder
 from sparsedepth.store.run_row import utf8
 from sparsedepth.store.tables import StoredRun, stored_run
 
@@ -43,8 +43,7 @@ def find_runs(paths: Iterable[Path], damaged: list[DamagedRun] | None = None) ->
                     parts.append(Part(root=folder, runs=pack.stored_runs, pack=pack))
                     continue
                 with collecting_damage(damaged):
-                    files = files_on_disk(folder)
-                    check_marker(folder, files.marker)
+                    files = run_files(files_on_disk(folder))
                     runs.append(stored_run(files, utf8(folder.relative_to(root).as_posix())))
         except OSError as error:
             raise ValueError(

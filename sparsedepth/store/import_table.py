@@ -19,13 +19,13 @@ from sparsedepth.config.load import build, read_yaml
 from sparsedepth.config.mistakes import Mistakes, field_mistakes
 from sparsedepth.config.plain_text import unreadable
 from sparsedepth.config.run import RunConfig
-from sparsedepth.files import atomic_folder, write_bytes
+from sparsedepth.files import atomic_folder, json_text, write_bytes
 from sparsedepth.quantities import IN_RUNS
 from sparsedepth.quantities import RUNS as QUANTITIES
-from sparsedepth.store.checksums import MARKER, Files, Marker
+from sparsedepth.store.checksums import Files, checksum_of, new_marker
 from sparsedepth.store.formula import Formula
 from sparsedepth.store.imported_run import ImportedRun
-from sparsedepth.store.packing import write_pack
+from sparsedepth.store.packing import contents_of, write_pack
 from sparsedepth.store.run_record import IMPORTED, RUNS
 from sparsedepth.store.table_map import (
     FACTS,
@@ -259,17 +259,16 @@ def _write(
     stored = []
     for run, (number, _, known) in zip(runs, rows, strict=True):
         place = f"{RUNS}/{run.run_id}"
-        marker, files = _record(run, known, {**origin, "row": number, "origin": run.origin})
-        record_files = {MARKER: marker.content, **files}
-        contents += [{"place": place, "name": name, "content": content} for name, content in record_files.items()]
-        stored.append(stored_run(Files(folder=Path(place), marker=marker, read=files.__getitem__), place))
+        files = _record(run, known, {**origin, "row": number, "origin": run.origin}, Path(place))
+        contents += contents_of(place, files)
+        stored.append(stored_run(files, place))
     with atomic_folder(out) as aside:
         write_bytes(aside / MAP, map_text)
         write_pack(aside, read_rows(stored), contents, len(runs))
 
 
-def _record(run: ImportedRun, known: Mapping[str, Any], manifest: Mapping[str, Any]) -> tuple[Marker, dict[str, bytes]]:
-    """The marker and the files of a record."""
+def _record(run: ImportedRun, known: Mapping[str, Any], manifest: Mapping[str, Any], folder: Path) -> Files:
+    """The files of a record."""
     facts = {name: known[name] for name in FACTS if name in known}
     names = [column.name for column in QUANTITIES]
     summary = {"outcome": "ok", **{name: known[name] for name in names if name in known}}
@@ -281,11 +280,9 @@ def _record(run: ImportedRun, known: Mapping[str, Any], manifest: Mapping[str, A
         "manifest.json": {**manifest, **facts},
         "summary.json": {name: summary.get(name) for name in names},
     }
-    files = {name: json.dumps(part, indent=1, allow_nan=False).encode() + b"\n" for name, part in parts.items()}
-    checksums = {name: (hashlib.sha256(content).hexdigest(), len(content)) for name, content in files.items()}
-    listed = {name: {"sha256": digest, "bytes": size} for name, (digest, size) in checksums.items()}
-    content = json.dumps({"run_id": run.run_id, "files": listed}, indent=1).encode() + b"\n"
-    return Marker(run_id=run.run_id, files=checksums, content=content), files
+    contents = {name: json_text(part).encode() for name, part in parts.items()}
+    marker = new_marker(run.run_id, {name: checksum_of(content) for name, content in contents.items()})
+    return Files(folder=folder, marker=marker, read=contents.__getitem__)
 
 
 # Reading the table: CSV, TSV, JSON, JSON-lines or Parquet, bounded in bytes and rows

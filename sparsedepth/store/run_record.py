@@ -37,19 +37,9 @@ from sparsedepth import quantities
 from sparsedepth.config.load import MAX_BYTES as MAX_CONFIG_BYTES
 from sparsedepth.config.load import build, parse_yaml, yaml_text
 from sparsedepth.config.run import RunConfig
-from sparsedepth.files import sha256, write_bytes, write_json, write_text
+from sparsedepth.files import MARKER, sha256, write_bytes, write_json, write_text
 from sparsedepth.quantities.record import Table
-from sparsedepth.store.checksums import (
-    MARKER,
-    RUN_ID,
-    DamagedRun,
-    Files,
-    Marker,
-    files_on_disk,
-    is_complete,
-    read_checksums,
-    write_marker,
-)
+from sparsedepth.store.checksums import RUN_ID, DamagedRun, Files, Marker, files_on_disk, is_complete, write_marker
 from sparsedepth.store.imported_run import ImportedRun
 from sparsedepth.store.measured_model import MeasuredModel
 from sparsedepth.store.run_tables import TableFiles, file_schema, table_bytes
@@ -198,31 +188,26 @@ def _finite(value: Any) -> Any:
 # Reading
 
 
-def read_marker(folder: Path) -> Marker:
-    """The marker of a complete folder. Raises DamagedRun if `finish` did not write it."""
-    return check_marker(folder, read_checksums(folder))
-
-
-def check_marker(folder: Path, marker: Marker) -> Marker:
-    """The marker, if it fits a record in a folder of this name. Raises DamagedRun."""
-    files, run_id = marker.files, marker.run_id
+def run_files(files: Files) -> Files:
+    """The files, if their marker is that of a record in a folder of this name. Raises DamagedRun."""
+    folder, listed, run_id = files.folder, files.marker.files, files.marker.run_id
     names = (folder.name, folder.resolve().name)  # the latter for a folder given as '.'
-    if MODEL not in files and run_id not in names:
+    if MODEL not in listed and run_id not in names:
         raise DamagedRun(folder, MARKER, f"is of run {run_id!r}, and the folder has another name")
-    if unknown := set(files) - set(FILES):
+    if unknown := set(listed) - set(FILES):
         raise DamagedRun(folder, MARKER, f"lists {sorted(unknown)[0][:40]!r}, which is no file of a run")
-    subjects = [name for name in SUBJECTS if name in files]
-    if missing := {*(subjects or [CONFIG]), *REQUIRED} - set(files):
+    subjects = [name for name in SUBJECTS if name in listed]
+    if missing := {*(subjects or [CONFIG]), *REQUIRED} - set(listed):
         raise DamagedRun(folder, MARKER, f"does not list {min(missing)}")
     if len(subjects) > 1:
         raise DamagedRun(folder, MARKER, f"lists both {subjects[0]} and {subjects[1]}")
-    return marker
+    return files
 
 
 def verify(folder: Path) -> None:
     """Check all files, weights included, against their checksums. Raises DamagedRun, or ValueError if not complete."""
-    marker = _marker_of_complete(folder)
-    for name, (expected, size) in marker.files.items():
+    listed = _complete_files(folder).marker.files
+    for name, (expected, size) in listed.items():
         path = folder / name
         if name == WEIGHTS and not path.exists():
             continue
@@ -231,7 +216,7 @@ def verify(folder: Path) -> None:
         if path.stat().st_size != size or sha256(path) != expected:
             raise DamagedRun(folder, name, "is not the file that was written (its checksum differs)")
     for name in FILES:
-        if name not in marker.files and (folder / name).exists():
+        if name not in listed and (folder / name).exists():
             raise DamagedRun(folder, name, "was added after the run was complete")
 
 
@@ -256,7 +241,7 @@ def read_run(folder: Path) -> Run:
 def read_record(folder: Path) -> Run | MeasuredRecord | ImportedRecord:
     """Read a complete folder, verifying all files but the weights, which are not read.
     Raises DamagedRun, or ValueError if the folder is not complete."""
-    return parse_record(files_on_disk(folder, _marker_of_complete(folder)))
+    return parse_record(_complete_files(folder))
 
 
 def parse_record(files: Files) -> Run | MeasuredRecord | ImportedRecord:
@@ -277,10 +262,10 @@ def parse_record(files: Files) -> Run | MeasuredRecord | ImportedRecord:
     return Run(config=_parse_config(folder, contents[CONFIG]), **common)
 
 
-def _marker_of_complete(folder: Path) -> Marker:
+def _complete_files(folder: Path) -> Files:
     if not is_complete(folder):
         raise ValueError(which_run(folder) or f"{str(folder)!r} holds no complete run (it has no file {MARKER!r})")
-    return read_marker(folder)
+    return run_files(files_on_disk(folder))
 
 
 def which_run(folder: Path) -> str:
