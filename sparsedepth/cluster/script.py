@@ -17,7 +17,6 @@ such starts in a row the task is not requeued, and prints a sufficient limit.
 import math
 import re
 import shlex
-from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
@@ -124,23 +123,13 @@ def parse_time(text: str) -> int:
 def time_advice(seconds: float) -> str:
     """'give --time at least 10': the minutes that leave a task this many seconds before Slurm warns it."""
     minutes = math.ceil(min(seconds / 0.75, seconds + WARNING_SECONDS) / 60)
-    return (
-        f"give --time at least {minutes}"
-        if minutes < 60
-        else f"give --time at least {minutes // 60}:{minutes % 60:02}:00"
-    )
+    return f"give --time at least {minutes if minutes < 60 else f'{minutes // 60}:{minutes % 60:02}:00'}"
 
 
 def check_folder(results: Path) -> None:
     """Raises ValueError for a path that is not allowed in a batch script's header."""
     if re.search(r"[\x00-\x1f\"'\\%]", str(results.resolve())):
         raise ValueError(f"--out {str(results)!r}: Slurm allows no quotes, '%' or '\\' in file names; choose another")
-
-
-def work_command(python: str, results: Path, arguments: Sequence[str]) -> str:
-    """The command of a task, on Slurm or another cluster engine."""
-    words = [python, "-m", "sparsedepth.cli.main", "work", str(results.resolve()), "--leave-when-idle", *arguments]
-    return " ".join(shlex.quote(word) for word in words)
 
 
 def array_script(*, name: str, results: Path, request: Request, tasks: int, command: str) -> str:

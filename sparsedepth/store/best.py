@@ -11,7 +11,6 @@ The table always includes the *baseline* (`store.setting`). A sampler's folder (
 includes the Pareto front. Where a sweep tuned fields, only the chosen values are ranked.
 """
 
-import math
 import shlex
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
@@ -177,9 +176,7 @@ def _with_front(cells: Sequence[_Ranked], objectives: Sequence[str]) -> list[_Ra
     """The same cells, those on the Pareto front marked."""
     import numpy as np
 
-    values = np.array(
-        [[math.nan if value is None else value for value in cell.beside[: len(objectives)]] for cell in cells]
-    )
+    values = np.array([cell.beside[: len(objectives)] for cell in cells], dtype=float)  # None becomes NaN
     is_on_front = map(bool, on_front(values, objectives))
     return [replace(cell, is_on_front=marked) for cell, marked in zip(cells, is_on_front, strict=True)]
 
