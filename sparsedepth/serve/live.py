@@ -184,7 +184,7 @@ class Live:
     def _version(self) -> str:
         """Changes when a run is completed or removed."""
         paths = _markers(self.results)
-        return digest(sorted((path.parent.name, path.stat().st_mtime_ns) for path in paths))[:12]
+        return digest(sorted((path.parent.name, path.stat().st_mtime_ns) for path in paths))
 
     def _look(self) -> dict[str, Any]:
         now = sweep_summary(self.results)

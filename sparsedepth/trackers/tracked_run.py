@@ -46,9 +46,8 @@ def run_ids(store: Store) -> list[str]:
 def tracked_runs(store: Store, run_ids: Set[str]) -> Iterator[TrackedRun]:
     """These runs of the store, in order of run_id."""
     measured = {column.name for column in quantities.RUNS} | {*FACTS}
-    answer = store.sql("select * from runs order by run_id")
-    for values in answer.rows:
-        row = {name: value for name, value in zip(answer.columns, values, strict=True) if value is not None}
+    for record in store.sql("select * from runs order by run_id").records():
+        row = {name: value for name, value in record.items() if value is not None}
         if row["run_id"] in run_ids:
             yield TrackedRun(
                 run_id=row["run_id"],
