@@ -8,7 +8,7 @@ import csv
 import hashlib
 import json
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -87,14 +87,14 @@ def import_table(table: Path, map_path: Path, out: Path) -> Imported:
             raise Mistakes([f"no row meets where: {table_map.where}" if where else "there are no rows"])
         n_included = len(frame)
         frame, values = _values(frame, table_map, parsed)
-        rows = list(_rows_of(frame, values, table_map))
-        runs = _imported_runs(rows, table_map.source)
+        rows = _rows_of(frame, values, table_map)
     except Mistakes as error:
         mistakes, n_more = error.mistakes[:MAX_MISTAKES], len(error.mistakes) - MAX_MISTAKES
         mistakes += [f"and {n_more} more"] if n_more > 0 else []
         raise ValueError(f"{table}: {'; '.join(mistakes)}") from None
     origin = {"table": table.name, "table_sha256": hashlib.sha256(table.read_bytes()).hexdigest()}
-    _write(out, runs, rows, origin, map_path.read_bytes())
+    _write(out, rows, origin, map_path.read_bytes())
+    runs = [run for run, *_ in rows]
     return Imported(
         rows=n_rows,
         runs=len(runs),
@@ -218,16 +218,26 @@ def _mistakes_of(name: str, value: Scalar | None) -> list[str]:
 
 # Records
 
-_Row = tuple[int, str | None, dict[str, Any]]
-"""A row's number in the table, its cluster, and its known values by field."""
+_Row = tuple[ImportedRun, int, dict[str, Any]]
+"""A run, the number of its row in the table, and its known values by field."""
 
 
-def _rows_of(frame: "pd.DataFrame", values: Mapping[str, "pd.Series"], table_map: TableMap) -> Iterator[_Row]:
-    clusters = clusters_of(frame, table_map.clusters)
+def _rows_of(frame: "pd.DataFrame", values: Mapping[str, "pd.Series"], table_map: TableMap) -> list[_Row]:
+    """Every row as a run. Raises Mistakes where two rows are the same run."""
     constants = {name: as_type(value, target_type(name) or "") for name, value in table_map.constants.items()}
-    for i, row in enumerate(zip(*values.values(), strict=True) if values else ()):
-        known = {name: value for name, value in zip(values, row, strict=True) if value is not None}
-        yield int(frame.index[i]) + 1, clusters[i], {**constants, **known}
+    rows, first, mistakes = [], dict[str, int](), []
+    for index, cluster, *row in zip(frame.index, clusters_of(frame, table_map.clusters), *values.values(), strict=True):
+        number = int(index) + 1
+        known = constants | {name: value for name, value in zip(values, row, strict=True) if value is not None}
+        config = {name: value for name, value in known.items() if name in SETTABLE}
+        run = ImportedRun.model_construct(origin=table_map.source, cluster=cluster, config=config)
+        if (other := first.setdefault(run.run_id, number)) != number:
+            mistakes.append(f"rows {other} and {number} are equal in all mapped fields")
+        rows.append((run, number, known))
+    if mistakes:
+        fix = "map a column in which they differ (seed, train_tokens, lr, cluster), or select one with where"
+        raise Mistakes([*mistakes[: MAX_MISTAKES - 1], f"{len(mistakes)} such rows: {fix}"])
+    return rows
 
 
 def clusters_of(frame: "pd.DataFrame", columns: Sequence[str]) -> list[str | None]:
@@ -237,34 +247,17 @@ def clusters_of(frame: "pd.DataFrame", columns: Sequence[str]) -> list[str | Non
     return [" ".join(map(str, row)) if known else None for row, known in zip(rows, is_known, strict=True)]
 
 
-def _imported_runs(rows: Sequence[_Row], source: str) -> list[ImportedRun]:
-    """The run of every row. Raises Mistakes where two rows are the same run."""
-    runs, first, mistakes = [], dict[str, int](), []
-    for number, cluster, known in rows:
-        config = {name: value for name, value in known.items() if name in SETTABLE}
-        run = ImportedRun.model_construct(origin=source, cluster=cluster, config=config)
-        if (other := first.setdefault(run.run_id, number)) != number:
-            mistakes.append(f"rows {other} and {number} are equal in all mapped fields")
-        runs.append(run)
-    if mistakes:
-        fix = "map a column in which they differ (seed, train_tokens, lr, cluster), or select one with where"
-        raise Mistakes([*mistakes[: MAX_MISTAKES - 1], f"{len(mistakes)} such rows: {fix}"])
-    return runs
-
-
-def _write(
-    out: Path, runs: Sequence[ImportedRun], rows: Sequence[_Row], origin: Mapping[str, str], map_text: bytes
-) -> None:
+def _write(out: Path, rows: Sequence[_Row], origin: Mapping[str, str], map_text: bytes) -> None:
     contents: list[dict[str, Any]] = []
     stored = []
-    for run, (number, _, known) in zip(runs, rows, strict=True):
+    for run, number, known in rows:
         place = f"{RUNS}/{run.run_id}"
         files = _record(run, known, {**origin, "row": number, "origin": run.origin}, Path(place))
         contents += contents_of(place, files)
         stored.append(stored_run(files, place))
     with atomic_folder(out) as aside:
         write_bytes(aside / MAP, map_text)
-        write_pack(aside, read_rows(stored), contents, len(runs))
+        write_pack(aside, read_rows(stored), contents, len(rows))
 
 
 def _record(run: ImportedRun, known: Mapping[str, Any], manifest: Mapping[str, Any], folder: Path) -> Files:
