@@ -18,6 +18,7 @@ from sparsedepth.plots.draw import FIGURES
 from sparsedepth.plots.page import NothingToDraw
 from sparsedepth.report.page import Image, draw_image, html
 from sparsedepth.report.tables import Table, table_of, table_of_runs
+from sparsedepth.run.scratch import Progress
 from sparsedepth.store.checksums import damage_text
 from sparsedepth.store.connection import open_store
 from sparsedepth.store.search import search_of
@@ -203,9 +204,7 @@ class Live:
 def _running(now: SweepSummary, state: RunState) -> dict[str, Any]:
     """The state of a running run."""
     name = varied_fields(now.definition, state.config) if now.definition and state.config else state.run_id
-    if state.progress is None:
-        return {"name": name, "phase": "starting", "done": 0.0, "loss": None, "seconds_left": None, "is_silent": False}
-    progress = state.progress
+    progress = state.progress or Progress(phase="starting", done=0.0, loss=None, at=time.time())
     return {
         "name": name,
         "phase": progress.phase,
