@@ -33,7 +33,6 @@ from sparsedepth.store.best import best
 from sparsedepth.store.connection import open_store
 from sparsedepth.store.pack import open_pack
 from sparsedepth.store.run_record import (
-    Run,
     finish,
     parse_record,
     run_folder,
@@ -64,7 +63,9 @@ def fill(results: Path, n_runs: int) -> None:
     """Complete runs over six axes, with every file of a real run of that depth except the weights."""
     draw = random.Random(0)
     records = [parse_record(run.files()) for run in open_pack(REAL).stored_runs]
-    real = {d: [run for run in records if isinstance(run, Run) and run.config.n_layers == d] for d in DEPTHS}
+    real = {
+        d: [run for run in records if isinstance(run.subject, RunConfig) and run.config.n_layers == d] for d in DEPTHS
+    }
     seeds = range(-(-n_runs // math.prod(map(len, (DEPTHS, LRS, *AXES.values())))))
     (results / "sweep.yaml").write_text(yaml.safe_dump({**DEFINITION, "seeds": [*seeds]}))
     others = list(itertools.product(LRS, *AXES.values()))

@@ -19,7 +19,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-COMPLETE = "complete"
+MARKER = "complete"
 """The marker file, written last into a folder."""
 ABANDONED_SECONDS = 86_400.0
 """Temporary folders unchanged for so long are of a killed process."""
@@ -50,7 +50,7 @@ def write_bytes(path: Path, content: bytes) -> None:
 
 def refuse_complete(folder: Path) -> None:
     """Raises ValueError for a complete folder."""
-    if (folder / COMPLETE).is_file():
+    if (folder / MARKER).is_file():
         raise ValueError(f"run folder {str(folder)!r} is complete and never changes; write to another folder")
 
 

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from sparsedepth.plots.draw import Figures
     from sparsedepth.recipe.card import Card
     from sparsedepth.run.measure_existing_model import MeasurementResult
-    from sparsedepth.store.run_record import Run
+    from sparsedepth.store.run_record import Record
     from sparsedepth.sweep.driver import Driver, SweepResult
     from sparsedepth.sweep.machine import Machine
     from sparsedepth.sweep.status import RunState
@@ -51,7 +51,7 @@ def train(
     threads: int | None = None,
     compile: bool = False,
     from_: "Folder | None" = None,
-) -> "Run":
+) -> "Record":
     """Train and measure one model; returns the complete run's `summary`, `config`, `tables` and `folder`. `from_` is a
     run or Hugging Face folder with the initial weights.
 

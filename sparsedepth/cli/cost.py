@@ -158,7 +158,8 @@ def _table(definition: "SweepDefinition", price: "Price") -> Iterator[str]:
     from sparsedepth.store.setting import assignment
 
     yield wrapped([f"{definition.name}: {definition.question}"]).rstrip()
-    shown = [name for name in price.kinds[0].varied if name != "n_layers" and _has_two_values(name, price)]
+    values = {name: {kind.varied[name] for kind in price.kinds} - {None} for name in price.kinds[0].varied}
+    shown = [name for name in values if name != "n_layers" and len(values[name]) > 1]  # top_k, say, may be 2 or None
     rows: list[tuple[Any, ...]] = [
         (
             kind.varied.get("n_layers"),
@@ -178,11 +179,6 @@ def _table(definition: "SweepDefinition", price: "Price") -> Iterator[str]:
     table = QueryResult(("n_layers", *amounts, "setting"), tuple(rows))
     yield fit(table, ("tokens", "disk", "params_total")).text
     yield wrapped([f"total: {price_line(price)}", *_assumptions(definition, price)]).rstrip()
-
-
-def _has_two_values(name: str, price: "Price") -> bool:
-    """Whether a field has two values other than None: top_k, say, may be 2 in all runs with experts."""
-    return len({kind.varied[name] for kind in price.kinds} - {None}) > 1
 
 
 def _assumptions(definition: "SweepDefinition", price: "Price") -> Iterator[str]:

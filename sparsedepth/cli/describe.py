@@ -83,25 +83,18 @@ def _print_wrapped(rows: list[tuple[str, str, str, str]]) -> None:
 
 def presets(name: Annotated[str | None, typer.Argument(help="print the preset's fields as a run file")] = None) -> None:
     """List models from the papers, for `preset: NAME` in a run file or a sweep's base."""
-    from sparsedepth.config.load import yaml_text
-    from sparsedepth.config.presets import find
-
-    if name is None:
-        _print_presets()
-        return
-    preset = find(name)
-    print(f"# {name}: {preset.source}")
-    if preset.note:
-        print(f"# {preset.note}")
-    print(yaml_text({"preset": name, **preset.fields}), end="")
-
-
-def _print_presets() -> None:
     from sparsedepth.config.cost import cost
-    from sparsedepth.config.load import build
-    from sparsedepth.config.presets import PRESETS
+    from sparsedepth.config.load import build, yaml_text
+    from sparsedepth.config.presets import PRESETS, find
     from sparsedepth.config.run import RunConfig
 
+    if name is not None:
+        preset = find(name)
+        print(f"# {name}: {preset.source}")
+        if preset.note:
+            print(f"# {preset.note}")
+        print(yaml_text({"preset": name, **preset.fields}), end="")
+        return
     rows: list[tuple[Any, ...]] = []
     for name, preset in PRESETS.items():
         config = build(RunConfig, preset.fields, f"preset {name}")

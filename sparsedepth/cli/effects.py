@@ -73,8 +73,7 @@ def effects(
         else:
             write(encode(search_text.search_table(runs, search, by), format), out)
         return
-    asked = loss_of(runs) if by in (None, "loss") else by
-    by = text_report.usable_outcome(runs, asked)
+    by, caution = text_report.judged_outcome(runs, loss_of(runs) if by in (None, "loss") else by)
     sizes = scale_text.prediction_sizes(at or [])
     if part != "scale" and at:
         raise ValueError("--at predicts for other widths and budgets; add --part scale")
@@ -91,7 +90,7 @@ def effects(
         return
     lines: list[str] = []
     if part != "chain":
-        lines += text_report.knob_cautions(runs, asked)
+        lines += filter(None, (caution, text_report.pooling_caution(runs)))
     if part in ("all", "knobs"):
         lines += (text_report if detail else summary).knob_lines(runs, by, knob)
     if part == "scale":

@@ -22,13 +22,13 @@ Settings = Iterable[str] | Mapping[str, Any]
 """KEY=VALUE texts, or a mapping."""
 Axes = Iterable[str] | Mapping[str, Iterable[Any]]
 Kind = Literal["run", "sweep", "toy", "import"]
-KIND_NAMES: Mapping[Kind, str] = {
-    "run": "run configuration",
-    "sweep": "sweep definition",
-    "toy": "toy definition",
-    "import": "import map",
+KINDS: Mapping[Kind, tuple[str, str]] = {
+    "run": ("run configuration", "train"),
+    "sweep": ("sweep definition", "sweep"),
+    "toy": ("toy definition", "toy"),
+    "import": ("import map", "import TABLE --map"),
 }
-COMMANDS: Mapping[Kind, str] = {"run": "train", "sweep": "sweep", "toy": "toy", "import": "import TABLE --map"}
+"""What messages call a kind of file, and the command that takes it."""
 SWEEP_KEYS = ("question", "hypothesis", "base", "space", "zip", "variants", "cells")
 """Keys that a run configuration never has."""
 MAP_KEYS = ("source", "fields")
@@ -47,9 +47,10 @@ def read_input(file: Input, expected: Kind) -> dict[str, Any]:
         return values
     typical = {"run": RunConfig.model_fields, "sweep": SWEEP_KEYS, "toy": ("n_layers", *SWEEP_KEYS), "import": MAP_KEYS}
     keys = ", ".join([name for name in typical[kind] if name in values][:3])
+    (noun, command), (expected_noun, _) = KINDS[kind], KINDS[expected]
     raise ValueError(
-        f"{name_of(file)} is a {KIND_NAMES[kind]} (it has {keys}), not a {KIND_NAMES[expected]}; use: "
-        f"sparsedepth {COMMANDS[kind]} {name_of(file)}"
+        f"{name_of(file)} is a {noun} (it has {keys}), not a {expected_noun}; use: "
+        f"sparsedepth {command} {name_of(file)}"
     )
 
 

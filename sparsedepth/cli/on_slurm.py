@@ -129,13 +129,14 @@ class ArrayPlan:
 
 def plan_array(definition: "SweepDefinition", options: ArrayOptions, results: Path | None) -> ArrayPlan:
     """The size of the array, and the time per task against the queue's limits. Raises ValueError as `check`."""
-    from sparsedepth.cluster.array import TaskArray, check, default_tasks
+    from sparsedepth.cluster.array import MAX_DEFAULT_TASKS, TaskArray, check
     from sparsedepth.plan.price import expected_runs, price_of
     from sparsedepth.sweep.status import remaining_runs
 
     exists = results is not None and results.exists()
     runs = remaining_runs(definition, results) if results and exists else expected_runs(definition)[0]
-    tasks = min(options.n_tasks or default_tasks(len(runs), options.runs_in_parallel), max(1, len(runs)))
+    with_work = min(MAX_DEFAULT_TASKS, -(-len(runs) // options.runs_in_parallel))
+    tasks = max(1, min(options.n_tasks or with_work, len(runs)))
     partition = check(options.request, results, tasks, options.runtime.checkpoint_seconds)
     setup = options.pricing_setup(tasks)
     price = price_of(runs or expected_runs(definition)[0], setup)

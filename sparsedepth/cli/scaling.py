@@ -3,7 +3,7 @@
 import json
 import shlex
 import sys
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TextIO
 
@@ -53,14 +53,6 @@ app = typer.Typer(
 )
 
 
-@dataclass(frozen=True, kw_only=True)
-class Fitted:
-    fit: "Fit"
-    boot: "Bootstrap | None"
-    all_points: "pd.DataFrame"
-    """Including excluded points."""
-
-
 def fit(
     source: Source,
     minus_layers: MinusLayers = 0.0,
@@ -81,17 +73,18 @@ def fit(
     from sparsedepth.scaling.tables import Report
 
     _check_format(format)
-    fitted = _fitted(source, minus_layers, fixed, without, exclude_highest, where, cluster, bootstrap, seed, starts)
-    law_fit = fitted.fit
+    law_fit, boot, points = _fitted(
+        source, minus_layers, fixed, without, exclude_highest, where, cluster, bootstrap, seed, starts
+    )
     free = [name for name in law_fit.law.names if name.startswith("a_") and name not in law_fit.law.fixed]
     report = Report(
         source=str(source),
         fit=law_fit,
         n_excluded=exclude_highest,
-        boot=fitted.boot,
+        boot=boot,
         profiles={name: uncertainty.profile(law_fit, name) for name in free},
         held_out=uncertainty.held_out(law_fit, min(folds, law_fit.plan.n_units), seed) if folds else None,
-        scan=uncertainty.exclusion_scan(fitted.all_points, law_fit.law) if scan else (),
+        scan=uncertainty.exclusion_scan(points, law_fit.law) if scan else (),
     )
     _print_report(report, format)
 
@@ -113,9 +106,9 @@ def plot(
     """Draw each term of the law with the partial residuals of the points, and the residuals."""
     from sparsedepth.plots.scaling import draw_law
 
-    fitted = _fitted(source, minus_layers, fixed, without, exclude_highest, where, cluster, bootstrap, seed)
-    data = draw_law(fitted.fit, fitted.boot, out)
-    for warning in fitted.fit.warnings:
+    law_fit, boot, _ = _fitted(source, minus_layers, fixed, without, exclude_highest, where, cluster, bootstrap, seed)
+    data = draw_law(law_fit, boot, out)
+    for warning in law_fit.warnings:
         print(f"warning: {warning}", file=sys.stderr)
     print(f"{out} ({out.stat().st_size // 1024} KiB), {data}")
 
@@ -139,11 +132,11 @@ def optimum(
     from sparsedepth.scaling.tables import optimum_table
 
     _check_format(format)
-    fitted = _fitted(source, minus_layers, fixed, without, exclude_highest, where, cluster, bootstrap, seed)
-    shape = best_shape(fitted.fit, fitted.boot, params, tokens)
+    law_fit, boot, _ = _fitted(source, minus_layers, fixed, without, exclude_highest, where, cluster, bootstrap, seed)
+    shape = best_shape(law_fit, boot, params, tokens)
     aside, sizes = _aside(format), shape.sizes
     print(
-        f"{fitted.fit.law.text()}\nat {params:.4g} parameters = {sizes.block:.3g} d_model^2 n_layers + "
+        f"{law_fit.law.text()}\nat {params:.4g} parameters = {sizes.block:.3g} d_model^2 n_layers + "
         f"{sizes.table:.4g} d_model (fitted to the points, largest error {sizes.worst:.1%})",
         file=aside,
     )
@@ -152,7 +145,7 @@ def optimum(
         print("loss: give --tokens, since the law has a data term", file=aside)
     if shape.n_at_edge:
         print(f"{shape.n_at_edge} bootstrap refits have no optimum; the intervals count them at the edge", file=aside)
-    for warning in (*shape.warnings, *fitted.fit.warnings):
+    for warning in (*shape.warnings, *law_fit.warnings):
         print(f"warning: {warning}", file=aside)
 
 
@@ -167,7 +160,8 @@ def _fitted(
     n_replicates: int,
     seed: int,
     starts: int = 60,
-) -> Fitted:
+) -> "tuple[Fit, Bootstrap | None, pd.DataFrame]":
+    """The law, its bootstrap, and all points, also the excluded ones."""
     from sparsedepth.scaling.fit import fit as fit_law
     from sparsedepth.scaling.law import TERMS, Law
     from sparsedepth.scaling.points import exclude_highest, other_differences, read_points
@@ -186,7 +180,7 @@ def _fitted(
     if source.is_dir() and (names := other_differences(source, where)):
         warning = f"runs also differ in {', '.join(names)}, which the law ignores; filter with --where"
         law_fit = replace(law_fit, warnings=(*law_fit.warnings, warning))
-    return Fitted(fit=law_fit, boot=bootstrap(law_fit, n_replicates, seed) if n_replicates else None, all_points=points)
+    return law_fit, bootstrap(law_fit, n_replicates, seed) if n_replicates else None, points
 
 
 def _exponents(texts: list[str]) -> dict[str, float]:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from sparsedepth.config.plain_text import visible
-from sparsedepth.files import COMPLETE
+from sparsedepth.files import MARKER
 from sparsedepth.store.terminal import wrapped
 
 if TYPE_CHECKING:
@@ -169,7 +169,7 @@ def _tasks_of(folder: Path, prefix: str) -> list[str]:
     from sparsedepth.run.scratch import Scratch
     from sparsedepth.store.run_record import read_run, run_folder
 
-    run_ids = {path.parent.name for path in (*folder.glob("work/*/config.yaml"), *folder.glob(f"runs/*/{COMPLETE}"))}
+    run_ids = {path.parent.name for path in (*folder.glob("work/*/config.yaml"), *folder.glob(f"runs/*/{MARKER}"))}
     run_id = _match_prefix(prefix, run_ids, f"in {folder}")
     tasks = [start.task for start in Scratch(folder, run_id).allocations()]
     if not tasks and (record := run_folder(folder, run_id)).exists():

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from sparsedepth.files import COMPLETE
+from sparsedepth.files import MARKER
 
 
 def sync(
@@ -30,7 +30,7 @@ def sync(
     while True:
         # before sending: a run that ends meanwhile is sent in the next round
         repeats = watch and has_unfinished_runs(folder)
-        if not repeats or any(folder.glob(f"runs/*/{COMPLETE}")):
+        if not repeats or any(folder.glob(f"runs/*/{MARKER}")):
             for run_id in send(folder, to, tracker):
                 n_sent += 1
                 print(f"sent {run_id}", flush=True)

@@ -11,7 +11,7 @@ from sparsedepth.cli.cost import local_pricing_setup, price_line, print_price, r
 from sparsedepth.cli.on_slurm import SlurmFlags, array_options, sweep_on_slurm
 from sparsedepth.cli.start import check_tokenizers, field_values
 from sparsedepth.config.plain_text import visible
-from sparsedepth.files import COMPLETE
+from sparsedepth.files import MARKER
 
 if TYPE_CHECKING:
     from sparsedepth.config.sweep import SweepDefinition
@@ -91,7 +91,7 @@ def _print_result(definition: "SweepDefinition", out: Path, result: "SweepResult
         complete = f"{n_complete} of {expected} runs complete"
         print(f"stopped with {complete}; run the same command again to resume", file=sys.stderr)
         raise typer.Exit(result.stop.exit_code)
-    if note := other_runs_note((path.parent.name for path in out.glob(f"runs/*/{COMPLETE}")), result.states):
+    if note := other_runs_note((path.parent.name for path in out.glob(f"runs/*/{MARKER}")), result.states):
         print(note)
     if n_complete:
         print_ranking(definition, out)
@@ -126,7 +126,7 @@ def train(
         setup = local_pricing_setup(definition, calls.machine_of(runtime_config, 1))
         print_price(definition, setup, Budget())
         return
-    before = {marker: marker.stat().st_ino for marker in out.glob(f"runs/*/{COMPLETE}")}
+    before = {marker: marker.stat().st_ino for marker in out.glob(f"runs/*/{MARKER}")}
     try:
         run = calls.train(
             file, out, set=settings, from_=start, runtime=runtime, device=device, threads=threads, compile=compiled
@@ -138,7 +138,7 @@ def train(
     from sparsedepth.train.devices import world
 
     if world()[0] == 0:  # the first of several processes
-        marker = run.folder / COMPLETE
+        marker = run.folder / MARKER
         was_complete = before.get(marker) == marker.stat().st_ino  # a damaged run is repeated, with a new marker
         print(f"run {run.run_id} in {run.folder}{', complete before: nothing was trained' if was_complete else ''}")
         print_summary(run.summary)

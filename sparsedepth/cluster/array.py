@@ -6,7 +6,6 @@ task ended, so the task itself records it (`cluster.script`).
 """
 
 import contextlib
-import math
 import re
 import shlex
 import sys
@@ -30,7 +29,6 @@ from sparsedepth.cluster.script import (
     check_folder,
     header,
     time_advice,
-    work_command,
 )
 from sparsedepth.cluster.slurm import Accounting, QueuedTask
 from sparsedepth.run.allocation import Allocation
@@ -103,13 +101,9 @@ class TaskArray:
 
     def script(self, tasks: int) -> str:
         """The generated script, with its checksum line."""
-        text = array_script(
-            name=self.name,
-            results=self.results,
-            request=self.request,
-            tasks=tasks,
-            command=work_command(sys.executable, self.results, self.arguments),
-        )
+        work = (sys.executable, "-m", "sparsedepth.cli.main", "work", str(self.results.resolve()), "--leave-when-idle")
+        command = shlex.join([*work, *self.arguments])
+        text = array_script(name=self.name, results=self.results, request=self.request, tasks=tasks, command=command)
         return f"{text}{CHECKSUM_LINE}{files.digest(text)}\n"
 
     def is_edited(self) -> bool:
@@ -293,11 +287,6 @@ def task_counts(tasks: Sequence[QueuedTask]) -> str:
     """How many tasks are in each state: '2 running, 1 pending (Resources)'."""
     states = Counter(slurm.describe(task) for task in tasks)
     return ", ".join(f"{count} {state}" for state, count in states.most_common()) or "none in the queue"
-
-
-def default_tasks(runs: int, runs_in_parallel: int) -> int:
-    """As many tasks as have work, at most MAX_DEFAULT_TASKS."""
-    return max(1, min(MAX_DEFAULT_TASKS, math.ceil(runs / runs_in_parallel)))
 
 
 def check(request: Request, results: Path | None, tasks: int, checkpoint_seconds: float) -> slurm.Partition:

@@ -17,8 +17,8 @@ such starts in a row the task is not requeued, and prints a sufficient limit.
 import math
 import re
 import shlex
-from collections.abc import Sequence
 from dataclasses import dataclass
+from importlib.resources import files
 from pathlib import Path
 
 WARNING_SECONDS = 120
@@ -44,74 +44,6 @@ OWN_KEYS = {
     "open-mode", "output", "parsable", "partition", "requeue", "signal", "test-only", "time", "wait", "wrap",
 }  # fmt: skip
 """Options that the script sets itself, or that have a command-line option."""
-
-BODY = """\
-# USR1: time limit near; TERM: preempted or cancelled. The task checkpoints its run, releases the lease, and requeues
-# itself, unless Slurm ended or requeued the job. INT (`sparsedepth stop`): the same without requeueing.
-task=${{SLURM_ARRAY_JOB_ID}}_$SLURM_ARRAY_TASK_ID  # SLURM_JOB_ID of the last task stands for the whole array
-log={folder}/$task.log
-ends={folder}/$task.jsonl
-log_size=$(stat -c %s "$log" 2>/dev/null)
-start={folder}/.$task.start  # newer files were written by this start
-touch "$start"
-again= why= alarm=
-leave() {{ [ "$again" = no ] || again=$1; why=${{why:-$2}}; kill -TERM "$work" 2>/dev/null; }}
-left() {{  # seconds to the time limit
-    local text=$(timeout 10 squeue --noheader --format=%L --jobs="$task")
-    [[ $text =~ ^(([0-9]+)-)?(([0-9]+):)?([0-9]+):([0-9]+)$ ]] || return
-    local part=("${{BASH_REMATCH[@]}}")
-    echo $((((10#${{part[2]:-0}} * 24 + 10#${{part[4]:-0}}) * 60 + 10#${{part[5]}}) * 60 + 10#${{part[6]}}))
-}}
-warned() {{  # Slurm may warn up to a minute early
-    local early=$(($(left) - {warning}))
-    if [ "$early" -gt 5 ] && [ ! "$alarm" ]; then
-        {{ sleep "$early"; kill -USR1 $$; }} > /dev/null 2>&1 & alarm=$!
-    else
-        leave yes "time limit"
-    fi
-}}
-trap warned USR1 USR2
-trap 'leave yes "preempted or cancelled"' TERM
-trap 'leave no stopped' INT
-
-{command} &
-work=$!
-[ -z "$again" ] || kill -TERM "$work"
-while kill -0 "$work" 2>/dev/null; do wait "$work"; done
-wait "$work"; code=$?
-[ "$code" -ge 0 ] || code=143  # bash may lose it between two signals
-[ ! "$alarm" ] || kill "$alarm" 2>/dev/null
-progress=true
-if [ "$why" = "time limit" ] && [ "$code" -ne 0 ]; then
-    made=(-name complete -o -name 'step-*.json' -o -name failures.json -o -name memory.json -o -name pruned.json)
-    cd {results} && new=$(find runs work -maxdepth 3 -newer "$start" \\( "${{made[@]}}" \\) -print -quit 2>/dev/null)
-    [ "$new" ] || progress=false
-    before=$(tail -n {others} "$ends" 2>/dev/null | grep -c '"progress": false')
-    if [ ! "$new" ] && [ "$before" -ge {others} ]; then
-        again=no
-        echo "sparsedepth: error: reached the time limit {starts} times in a row without progress; {advice}" >&2
-    fi
-fi
-rm -f "$start"
-
-[ "$code" -le 128 ] || [ "$again" ] || [ "${{SLURM_RESTART_COUNT:-0}}" -ge {max_kills} ] || again=yes
-if [ "$code" -gt 128 ] && [ "$again" = yes ]; then
-    for pause in 2 5 10 20 0; do  # the controller may be starting again
-        state=$(squeue --noheader --states=all --format=%T:%r --jobs="$task") && [ "$state" ] && break
-        sleep "$pause"
-    done
-    case $state in RUNNING:* | *:TimeLimit) ;; *) again=no ;; esac
-fi
-# For `sparsedepth status`: why this start ended (Slurm writes its reason into the log), and the resources it used.
-due=$(tail -c "+$((${{log_size:-0}} + 1))" "$log" 2>/dev/null | sed -n 's/.* DUE TO \\([A-Z ]*\\) \\*\\*\\*$/\\1/p')
-[ "$why" ] || case $code in 0) why=done ;; 137) why="killed, perhaps out of memory" ;; *) why="exit code $code" ;; esac
-[ -z "$due" ] || why=$(echo "$due" | tail -n 1 | tr '[:upper:]' '[:lower:]')
-printf '{{"restarts": %d, "nodes": %d, "cpus": %d, "seconds": %d, "reason": "%s", "progress": %s}}\\n' \\
-    "${{SLURM_RESTART_COUNT:-0}}" "${{SLURM_JOB_NUM_NODES:-1}}" "${{SLURM_CPUS_ON_NODE:-1}}" "$SECONDS" "$why" \\
-    "$progress" >> "$ends"
-[ "$code" -le 128 ] || [ "$again" != yes ] || scontrol requeue "$task"
-exit "$code"
-"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -191,23 +123,13 @@ def parse_time(text: str) -> int:
 def time_advice(seconds: float) -> str:
     """'give --time at least 10': the minutes that leave a task this many seconds before Slurm warns it."""
     minutes = math.ceil(min(seconds / 0.75, seconds + WARNING_SECONDS) / 60)
-    return (
-        f"give --time at least {minutes}"
-        if minutes < 60
-        else f"give --time at least {minutes // 60}:{minutes % 60:02}:00"
-    )
+    return f"give --time at least {minutes if minutes < 60 else f'{minutes // 60}:{minutes % 60:02}:00'}"
 
 
 def check_folder(results: Path) -> None:
     """Raises ValueError for a path that is not allowed in a batch script's header."""
     if re.search(r"[\x00-\x1f\"'\\%]", str(results.resolve())):
         raise ValueError(f"--out {str(results)!r}: Slurm allows no quotes, '%' or '\\' in file names; choose another")
-
-
-def work_command(python: str, results: Path, arguments: Sequence[str]) -> str:
-    """The command of a task, on Slurm or another cluster engine."""
-    words = [python, "-m", "sparsedepth.cli.main", "work", str(results.resolve()), "--leave-when-idle", *arguments]
-    return " ".join(shlex.quote(word) for word in words)
 
 
 def array_script(*, name: str, results: Path, request: Request, tasks: int, command: str) -> str:
@@ -233,16 +155,18 @@ def array_script(*, name: str, results: Path, request: Request, tasks: int, comm
 
 
 def script_body(results: Path, request: Request, command: str) -> str:
-    return BODY.format(
-        command=command,
-        results=shlex.quote(str(results.resolve())),
-        folder=shlex.quote(str(results.resolve() / FOLDER)),
-        warning=request.warning_seconds,
-        max_kills=MAX_KILLS,
-        starts=MAX_STARTS,
-        others=MAX_STARTS - 1,
-        advice=request.longer_time_advice,
-    )
+    values = {
+        "command": command,
+        "results": shlex.quote(str(results.resolve())),
+        "folder": shlex.quote(str(results.resolve() / FOLDER)),
+        "warning": request.warning_seconds,
+        "max_kills": MAX_KILLS,
+        "starts": MAX_STARTS,
+        "others": MAX_STARTS - 1,
+        "advice": request.longer_time_advice,
+    }
+    text = (files("sparsedepth.cluster") / "task.sh").read_text(encoding="utf-8")
+    return re.sub(r"\{(\w+)\}", lambda match: str(values.get(match[1], match[0])), text)
 
 
 def header(options: dict[str, str | None]) -> list[str]:

@@ -29,7 +29,7 @@ from sparsedepth.effects.sentences import (
     verdict_text,
 )
 from sparsedepth.effects.setting_interactions import setting_interactions
-from sparsedepth.store.degeneracy import degeneracy_note, score_rows, usable_form
+from sparsedepth.store.degeneracy import score_rows, usable_form
 from sparsedepth.store.query_result import QueryResult
 from sparsedepth.store.tuning_roles import result_rows
 
@@ -62,24 +62,20 @@ def knob_lines(runs: pd.DataFrame, outcome: str, knob: str | None = None) -> Ite
     yield from _interaction_and_slope_lines(runs, outcome, knob)
 
 
-def usable_outcome(runs: pd.DataFrame, outcome: str) -> str:
-    """The outcome, or the sound form of a degenerate score. Raises ValueError for one that is no number of `runs`."""
+def judged_outcome(runs: pd.DataFrame, outcome: str) -> tuple[str, str]:
+    """The outcome, or the sound form of a degenerate score; and a warning, or ''. Raises ValueError for an outcome that
+    is no number of `runs`."""
     unit_of(outcome)
-    return usable_form(outcome, score_rows(result_rows(runs), outcome))
+    return usable_form(outcome, score_rows(result_rows(runs), outcome), "the effects are on")
 
 
-def knob_cautions(runs: pd.DataFrame, outcome: str) -> Iterator[str]:
-    """Warnings about a degenerate outcome (`usable_outcome`), and about contrasts that pool several widths or token
-    budgets."""
-    runs = result_rows(runs)
-    if caution := degeneracy_note(outcome, score_rows(runs, outcome), "the effects are on"):
-        yield caution
+def pooling_caution(runs: pd.DataFrame) -> str:
+    """A warning about contrasts that pool several widths or token budgets, or ''."""
+    by_depth = result_rows(runs).groupby("n_layers")
     nouns = {"d_model": "widths", "train_tokens": "token budgets"}
-    pooled = [
-        f"{n} {noun}" for name, noun in nouns.items() if (n := runs.groupby("n_layers")[name].nunique().max()) > 1
-    ]
-    if pooled:
-        yield f"Each contrast is a mean over up to {' and '.join(pooled)}; --part scale separates them."
+    pooled = [f"{n} {noun}" for name, noun in nouns.items() if (n := by_depth[name].nunique().max()) > 1]
+    text = f"Each contrast is a mean over up to {' and '.join(pooled)}; --part scale separates them."
+    return text if pooled else ""
 
 
 def _setting_lines(contrasts: Sequence[Contrast]) -> Iterator[str]:

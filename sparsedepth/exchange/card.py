@@ -9,7 +9,7 @@ from typing import Any
 from sparsedepth import __version__, quantities
 from sparsedepth.config.run import RunConfig
 from sparsedepth.exchange.architecture import Architecture
-from sparsedepth.store.run_record import Run
+from sparsedepth.store.run_record import Record
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,7 +26,7 @@ class Parity:
         return max(self.random_tokens, self.held_out_text)
 
 
-def card(run: Run, exported: Architecture, parity: Parity) -> str:
+def card(run: Record, exported: Architecture, parity: Parity) -> str:
     """README.md. Every value of the run is JSON on a line of its own, so that none can inject markup."""
     config, summary, is_vit = run.config, run.summary, exported.family == "vit"
     kinds = "AutoModelForImageClassification, AutoImageProcessor" if is_vit else "AutoModelForCausalLM, AutoTokenizer"

@@ -21,7 +21,7 @@ from torch import nn
 
 from sparsedepth.config.load import build, read_yaml
 from sparsedepth.config.run import RunConfig
-from sparsedepth.files import COMPLETE, digest, sha256
+from sparsedepth.files import MARKER, digest, sha256
 from sparsedepth.model.decoder import Decoder
 from sparsedepth.probe.folder import (
     CONFIG,
@@ -132,9 +132,9 @@ def _load_run(source: str, folder: Path, device: torch.device | str) -> LoadedMo
 
 def _check_sums(folder: Path) -> None:
     """Raises ValueError if a complete run's files do not match the checksums of its marker."""
-    if not (folder / COMPLETE).exists():
+    if not (folder / MARKER).exists():
         return
-    recorded = read_json(folder / COMPLETE).get("files")
+    recorded = read_json(folder / MARKER).get("files")
     for name in (RUN_CONFIG, WEIGHTS):
         entry = recorded.get(name) if isinstance(recorded, dict) else None
         if not isinstance(entry, dict) or entry.get("sha256") != sha256(folder / name):

@@ -130,7 +130,7 @@ def recipe_card(
 def search_sentences(
     store: Store, search: Search, folders: Sequence[Path], depth: int | None, objective: str
 ) -> tuple[str, ...]:
-    """The best proposal of a search, a caution, and the commands for more. Raises ValueError as `best` does."""
+    """The best proposal of a search, cautions, and the commands for more. Raises ValueError as `best` does."""
     ranking = best(store, None if objective == "loss" else objective, depth, top=1)
     row = ranking.table.records()[0]
     folder = shlex.join(map(str, folders))
@@ -138,6 +138,7 @@ def search_sentences(
     setting = f"n_layers={ranking.knobs[0]['n_layers']}, {ranking.settings[0]}"
     return (
         f"Best of {counted(ranking.n_cells, 'proposal')}: {ranking.by} {value} at {setting}.",
+        *([f"{ranking.degenerate}."] if ranking.degenerate else []),
         f"{search.text[0].upper()}{search.text[1:]}: sparsedepth best {folder} --again again.yaml.",
         f"What each axis does: sparsedepth effects {folder}.",
     )

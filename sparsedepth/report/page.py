@@ -151,14 +151,17 @@ def draw_pictures(store: Store) -> tuple[list[PageFigure], dict[str, str]]:
         if name in LEFT_OUT:
             continue
         try:
-            pictures.append(_page_figure(name, kind.meaning, kind.drawing(store)))
+            drawing = kind.drawing(store)
+            image, numbers = draw_image(drawing), data_uri(csv_bytes(drawing.data), "text/csv")
         except NothingToDraw as reason:
             absent[name] = str(reason)
+            continue
+        n_rows = len(drawing.data)
+        pictures.append(PageFigure(name=name, meaning=kind.meaning, image=image, numbers=numbers, n_rows=n_rows))
     return pictures, absent
 
 
 def draw_image(drawing: Drawing) -> Image:
-    """Draw the figure."""
     sizes: list[tuple[float, float]] = []
 
     def page() -> Figure:
@@ -171,11 +174,6 @@ def draw_image(drawing: Drawing) -> Image:
         content, kind = render(page, ".png"), "image/png"
     width, height = sizes[-1]
     return Image(content=content, kind=kind, width=round(96 * width), height=round(96 * height))
-
-
-def _page_figure(name: str, meaning: str, drawing: Drawing) -> PageFigure:
-    numbers = data_uri(csv_bytes(drawing.data), "text/csv")
-    return PageFigure(name=name, meaning=meaning, image=draw_image(drawing), numbers=numbers, n_rows=len(drawing.data))
 
 
 def data_uri(content: bytes, kind: str) -> str:

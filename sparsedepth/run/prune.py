@@ -16,8 +16,9 @@ from typing import Any
 
 from sparsedepth.config.run import RunConfig
 from sparsedepth.config.space import WINDOW, Prune, in_window
+from sparsedepth.files import MARKER
 from sparsedepth.run.scratch import Pruned
-from sparsedepth.store.checksums import MARKER, DamagedRun
+from sparsedepth.store.checksums import DamagedRun
 from sparsedepth.store.connection import open_store
 
 

@@ -13,14 +13,14 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
-from sparsedepth.files import digest
+from sparsedepth.files import MARKER, digest
 from sparsedepth.plots.draw import FIGURES
 from sparsedepth.plots.page import NothingToDraw
 from sparsedepth.report.page import Image, draw_image, html
 from sparsedepth.report.tables import Table, table_of, table_of_runs
+from sparsedepth.run.scratch import Progress
 from sparsedepth.store.checksums import damage_text
 from sparsedepth.store.connection import open_store
-from sparsedepth.store.run_record import MARKER
 from sparsedepth.store.search import search_of
 from sparsedepth.store.tables import INDEX
 from sparsedepth.sweep.status import RunState, is_silent, varied_fields
@@ -185,7 +185,7 @@ class Live:
     def _version(self) -> str:
         """Changes when a run is completed or removed."""
         paths = _markers(self.results)
-        return digest(sorted((path.parent.name, path.stat().st_mtime_ns) for path in paths))[:12]
+        return digest(sorted((path.parent.name, path.stat().st_mtime_ns) for path in paths))
 
     def _look(self) -> dict[str, Any]:
         now = sweep_summary(self.results)
@@ -204,9 +204,7 @@ class Live:
 def _running(now: SweepSummary, state: RunState) -> dict[str, Any]:
     """The state of a running run."""
     name = varied_fields(now.definition, state.config) if now.definition and state.config else state.run_id
-    if state.progress is None:
-        return {"name": name, "phase": "starting", "done": 0.0, "loss": None, "seconds_left": None, "is_silent": False}
-    progress = state.progress
+    progress = state.progress or Progress(phase="starting", done=0.0, loss=None, at=time.time())
     return {
         "name": name,
         "phase": progress.phase,

@@ -12,7 +12,7 @@ import secrets
 import socket
 import sys
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from email.message import Message
 from http import HTTPStatus
@@ -87,7 +87,9 @@ class Site:
     def _at(self, path: str, parameters: Mapping[str, str]) -> Answer:
         match path:
             case "/":
-                return _html(page(self.results, self.live.figures))
+                meanings = {name: FIGURES[name].meaning for name in self.live.figures}
+                names = {"definition": read_definition(self.results), "folder": self.results.resolve().name}
+                return _html(fill_template("sparsedepth.serve", **names, figures=meanings))
             case "/page.css":
                 style = "".join((files(f"sparsedepth.{part}") / "page.css").read_text() for part in ("report", "serve"))
                 return Answer(content=style.encode(), kind="text/css; charset=utf-8")
@@ -132,16 +134,6 @@ class Site:
         except CookieError:
             return False
         return COOKIE in cookies and hmac.compare_digest(cookies[COOKIE].value.encode(), token.encode())
-
-
-def page(results: Path, figures: Sequence[str]) -> str:
-    """The page; its script fetches everything else."""
-    return fill_template(
-        "sparsedepth.serve",
-        definition=read_definition(results),
-        folder=results.resolve().name,
-        figures={name: FIGURES[name].meaning for name in figures},
-    )
 
 
 def _html(text: str, policy: str = POLICY) -> Answer:

@@ -11,7 +11,6 @@ The table always includes the *baseline* (`store.setting`). A sampler's folder (
 includes the Pareto front. Where a sweep tuned fields, only the chosen values are ranked.
 """
 
-import math
 import shlex
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
@@ -26,7 +25,7 @@ from sparsedepth.config.run import CELL_FIELDS
 from sparsedepth.store import terminal
 from sparsedepth.store.comparable_loss import loss_in
 from sparsedepth.store.connection import Store
-from sparsedepth.store.degeneracy import SCORES, degeneracy_note, read_scores, usable_form
+from sparsedepth.store.degeneracy import degeneracy, read_scores, usable_form
 from sparsedepth.store.imported_run import import_note_of_rows
 from sparsedepth.store.packages import version_differences
 from sparsedepth.store.query_result import QueryResult
@@ -71,8 +70,10 @@ class Ranking:
     """All fields of each row's configuration."""
     cost: str
     """The reference of the relative parameters and FLOPs; empty where these are not known."""
+    degenerate: str
+    """Which of its scores are degenerate, and the form that ranks in place; empty where none is."""
     caution: str
-    """Warnings about the score, the data and package versions; empty where there are none."""
+    """Warnings about the scores, the data and package versions; empty where there are none."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -114,11 +115,12 @@ def best(
     conditions = [] if depth is None else [f"n_layers = {int(depth)}"]
     conditions += [] if where is None else [store.condition(where)]
     condition = " AND ".join([*conditions, IS_CHOSEN])
-    scored = read_scores(store, by, condition) if by in SCORES else ()
-    caution = _caution(store, degeneracy_note(by, scored, "ranked by"), condition)
     objectives = search.objectives if search else ()
     beside = tuple(dict.fromkeys((*objectives, by)))
-    by = usable_form(by, scored)
+    notes = [degeneracy(name, read_scores(store, name, condition)).text for name in objectives if name != by]
+    by, note = usable_form(by, read_scores(store, by, condition), "ranked by")
+    degenerate = "; ".join(filter(None, (note, *notes)))
+    caution = _caution(store, degenerate, condition)
     quantity = quantities.rankable(by)
     facts = ("cell_id", "seed", "model", "tuning", "tuned_fields", "outcome", "folder", "params_total", "train_flops")
     columns = dict.fromkeys((*facts, by, *CELL_FIELDS, *beside))
@@ -150,6 +152,7 @@ def best(
         n_runs=len(rows),
         n_diverged=sum(cell.n_diverged for cell in cells),
         cost=settings.cost_text(table.columns),
+        degenerate=degenerate,
         caution="\n".join(filter(None, (settings.depth_text, caution, settings.data_text))),
     )
 
@@ -173,19 +176,17 @@ def _with_front(cells: Sequence[_Ranked], objectives: Sequence[str]) -> list[_Ra
     """The same cells, those on the Pareto front marked."""
     import numpy as np
 
-    values = np.array(
-        [[math.nan if value is None else value for value in cell.beside[: len(objectives)]] for cell in cells]
-    )
+    values = np.array([cell.beside[: len(objectives)] for cell in cells], dtype=float)  # None becomes NaN
     is_on_front = map(bool, on_front(values, objectives))
     return [replace(cell, is_on_front=marked) for cell, marked in zip(cells, is_on_front, strict=True)]
 
 
-def _caution(store: Store, degeneracy: str, condition: str) -> str:
+def _caution(store: Store, degenerate: str, condition: str) -> str:
     imported = store.sql(f"SELECT origin, unknown_fields FROM runs WHERE origin IS NOT NULL AND {condition}").rows
     packages = store.sql(f"SELECT packages FROM runs WHERE {condition}").rows
     notes = (
         import_note_of_rows(imported) if imported else "",
-        degeneracy,
+        degenerate,
         version_differences(text for (text,) in packages),
     )
     return "; ".join(filter(None, notes))

@@ -15,9 +15,17 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from sparsedepth.config.plain_text import counted, visible
-from sparsedepth.files import COMPLETE, MAX_TEXT_BYTES, parse_json, read_regular, sha256, sync_folder, write_json
+from sparsedepth.files import (
+    MARKER,
+    MAX_TEXT_BYTES,
+    json_text,
+    parse_json,
+    read_regular,
+    sha256,
+    sync_folder,
+    write_bytes,
+)
 
-MARKER = COMPLETE
 RUN_ID = r"[0-9a-f]{12}"
 
 
@@ -76,6 +84,17 @@ class Files:
     """File name -> its bytes. Raises DamagedRun."""
 
 
+def new_marker(run_id: str, files: dict[str, tuple[str, int]]) -> Marker:
+    """The marker of these files."""
+    listed = {name: {"sha256": checksum, "bytes": size} for name, (checksum, size) in files.items()}
+    return Marker(run_id=run_id, files=files, content=json_text({"run_id": run_id, "files": listed}).encode())
+
+
+def checksum_of(content: bytes) -> tuple[str, int]:
+    """SHA-256 and size in bytes."""
+    return hashlib.sha256(content).hexdigest(), len(content)
+
+
 def write_marker(folder: Path, run_id: str, names: Iterable[str]) -> None:
     """Flush and checksum the files in `names` that exist, then write the marker. Raises ValueError for a link."""
     files = {}
@@ -84,11 +103,10 @@ def write_marker(folder: Path, run_id: str, names: Iterable[str]) -> None:
         if path.is_symlink():
             raise ValueError(f"{str(path)!r} is a link; a run folder must hold its own files")
         if path.exists():
-            with open(path, "rb") as file:
-                os.fsync(file.fileno())
-            files[name] = {"sha256": sha256(path), "bytes": path.stat().st_size}
+            sync_folder(path)
+            files[name] = sha256(path), path.stat().st_size
     sync_folder(folder)
-    write_json(folder / MARKER, {"run_id": run_id, "files": files})
+    write_bytes(folder / MARKER, new_marker(run_id, files).content)
 
 
 def is_complete(folder: Path) -> bool:
@@ -97,11 +115,6 @@ def is_complete(folder: Path) -> bool:
         return stat.S_ISREG(os.lstat(os.path.join(folder, MARKER)).st_mode)
     except (FileNotFoundError, NotADirectoryError):
         return False
-
-
-def read_checksums(folder: Path) -> Marker:
-    """The marker of a complete folder. Raises DamagedRun if it is invalid."""
-    return parse_marker(folder, _read_bytes(folder, MARKER, MAX_TEXT_BYTES))
 
 
 def parse_marker(folder: Path, content: bytes) -> Marker:
@@ -117,19 +130,17 @@ def parse_marker(folder: Path, content: bytes) -> Marker:
     return Marker(run_id=run_id, files=files, content=content)
 
 
-def files_on_disk(folder: Path, marker: Marker | None = None) -> Files:
+def files_on_disk(folder: Path) -> Files:
     """The files of a complete folder, each verified when it is read. Raises DamagedRun for an invalid marker."""
-    checked = marker or read_checksums(folder)
-    return Files(folder=folder, marker=checked, read=lambda name: read_verified(folder, name, checked))
+    marker = parse_marker(folder, _read_bytes(folder, MARKER, MAX_TEXT_BYTES))
 
+    def read(name: str) -> bytes:
+        content = _read_bytes(folder, name, marker.files[name][1])
+        if checksum_of(content) != marker.files[name]:
+            raise DamagedRun(folder, name, "is not the file that was written (its checksum differs)")
+        return content
 
-def read_verified(folder: Path, name: str, marker: Marker) -> bytes:
-    """The bytes of a file of the record. Raises DamagedRun if its checksum differs."""
-    expected, size = marker.files[name]
-    content = _read_bytes(folder, name, size)
-    if len(content) != size or hashlib.sha256(content).hexdigest() != expected:
-        raise DamagedRun(folder, name, "is not the file that was written (its checksum differs)")
-    return content
+    return Files(folder=folder, marker=marker, read=read)
 
 
 def _read_bytes(folder: Path, name: str, limit: int) -> bytes:

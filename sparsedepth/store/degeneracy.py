@@ -228,27 +228,31 @@ def score_rows(runs: "pd.DataFrame", score: str) -> list[Run]:
 
 
 def read_scores(store: "Store", score: str, condition: str) -> Sequence[Run]:
-    """The rows of `runs` that meet an SQL condition, with the columns needed to judge a score."""
+    """The rows of `runs` that meet an SQL condition, with the columns needed to judge a score; none for another column,
+    which needs no judging."""
+    if score not in SCORES:
+        return []
     return store.sql(f"SELECT {', '.join(columns_for(score))} FROM runs WHERE {condition}").records()
 
 
-def usable_form(score: str, runs: Sequence[Run]) -> str:
-    """The score, or where it is degenerate its sound form, if it has one."""
-    return (sound_form(score, runs) if degeneracy(score, runs).is_degenerate else None) or score
-
-
-def degeneracy_note(score: str, runs: Sequence[Run], advice: str = "use") -> str:
-    """A warning about a score, with the form to use in its place; empty where all is well."""
+def usable_form(score: str, runs: Sequence[Run], advice: str = "use") -> tuple[str, str]:
+    """The score, or where it is degenerate its sound form, if it has one; and a warning, empty where all is well."""
     verdict = degeneracy(score, runs)
     if not verdict.is_degenerate:
-        return verdict.text
+        return score, verdict.text
     form = sound_form(score, runs)
-    return f"{verdict.text}; {f'{advice} {form}' if form else 'no other form of it is sound in these runs'}"
+    remedy = f"{advice} {form}" if form else "no other form of it is sound in these runs"
+    return form or score, f"{verdict.text}; {remedy}"
+
+
+def degeneracy_note(score: str, runs: Sequence[Run]) -> str:
+    """A warning about a score, with the form to use in its place; empty where all is well."""
+    return usable_form(score, runs)[1]
 
 
 def sound_forms(names: Iterable[str], runs: "pd.DataFrame") -> dict[str, str]:
     """Column of `runs` -> the column that a figure draws for it: the sound form of a degenerate score, if any."""
-    return {name: usable_form(name, score_rows(runs, name)) for name in names}
+    return {name: usable_form(name, score_rows(runs, name))[0] for name in names}
 
 
 def degeneracy_caption(

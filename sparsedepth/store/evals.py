@@ -7,7 +7,6 @@ repeated, and a changed task, document, model or harness makes a new one. Like a
 atomically, has checksums, and never changes.
 """
 
-import json
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated, Any
@@ -17,7 +16,7 @@ from pydantic import Field
 
 from sparsedepth.config.load import build
 from sparsedepth.config.section import Section
-from sparsedepth.files import atomic_folder, digest, write_json
+from sparsedepth.files import MARKER, atomic_folder, digest, parse_json, write_json
 from sparsedepth.quantities.record import Column
 from sparsedepth.store.checksums import DamagedRun, Files, files_on_disk, is_complete, write_marker
 from sparsedepth.store.find import find_groups
@@ -127,16 +126,15 @@ def read_evaluation(folder: Path) -> Evaluation:
 def _parse(files: Files) -> Evaluation:
     folder, marker = files.folder, files.marker
     if set(marker.files) != {FILE}:
-        raise DamagedRun(folder, "complete", f"does not list exactly {FILE}")
+        raise DamagedRun(folder, MARKER, f"does not list exactly {FILE}")
+    content = files.read(FILE)
     try:
-        evaluation = build(Evaluation, json.loads(files.read(FILE)), FILE)
-    except DamagedRun:
-        raise
-    except (ValueError, RecursionError) as error:
+        evaluation = build(Evaluation, parse_json(content), FILE)
+    except ValueError as error:
         raise DamagedRun(folder, FILE, f"is not of this version ({str(error)[:200]})") from None
     eval_id = evaluation.key.eval_id
     if eval_id != marker.run_id:
-        raise DamagedRun(folder, "complete", f"is of evaluation {marker.run_id}, and {FILE} is {eval_id}")
+        raise DamagedRun(folder, MARKER, f"is of evaluation {marker.run_id}, and {FILE} is {eval_id}")
     return evaluation
 
 

@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -10,7 +10,7 @@ from typing import Any
 from sparsedepth.files import read_regular
 from sparsedepth.store.checksums import DamagedRun, Files, collecting_damage, files_on_disk, is_complete
 from sparsedepth.store.pack import Pack, is_pack, open_pack
-from sparsedepth.store.run_record import EVALS, MODELS, RUNS, TOYS, check_marker, parse_object, problem, run_folder
+from sparsedepth.store.run_record import EVALS, MODELS, RUNS, TOYS, parse_object, problem, run_files, run_folder
 from sparsedepth.store.run_row import utf8
 from sparsedepth.store.tables import StoredRun, stored_run
 
@@ -43,16 +43,20 @@ def find_runs(paths: Iterable[Path], damaged: list[DamagedRun] | None = None) ->
                     parts.append(Part(root=folder, runs=pack.stored_runs, pack=pack))
                     continue
                 with collecting_damage(damaged):
-                    files = files_on_disk(folder)
-                    check_marker(folder, files.marker)
+                    files = run_files(files_on_disk(folder))
                     runs.append(stored_run(files, utf8(folder.relative_to(root).as_posix())))
         except OSError as error:
             raise ValueError(
                 f"results folder {str(root)!r} cannot be read ({error.strerror}: {error.filename!r}); "
                 f"name a folder that exists and may be read"
             ) from None
-        parts.append(Part(root=root, runs=without_copies(runs)))
-    without_copies(chain.from_iterable(part.runs for part in parts))
+        parts.append(Part(root=root, runs=without_copies(runs, damaged)))
+    without_copies(chain.from_iterable(part.runs for part in parts), damaged)
+    left_out = {damage.folder for damage in damaged or ()}
+    parts = [
+        part if part.pack else replace(part, runs=[run for run in part.runs if run.folder not in left_out])
+        for part in parts
+    ]
     return [part for part in parts if part.runs]
 
 
@@ -75,14 +79,19 @@ def _complete_folders(folder: Path, depth: int) -> Iterator[Path]:
             yield from _complete_folders(folder / name, depth - 1)
 
 
-def without_copies(runs: Iterable[StoredRun]) -> list[StoredRun]:
+def without_copies(runs: Iterable[StoredRun], damaged: list[DamagedRun] | None) -> list[StoredRun]:
     """Each run once. Raises ValueError if two runs with the same run_id have summaries that differ in SINGLE_DIGITS
-    digits: a rounded copy (`pack --digits`) is a copy."""
+    digits: a rounded copy (`pack --digits`) is a copy. A damaged summary: as `find_runs`."""
     by_id: dict[str, StoredRun] = {}
     for run in runs:
         first = by_id.setdefault(run.run_id, run)
-        is_copy = run.summary_sha256 == first.summary_sha256
-        if not is_copy and rounded_summary(run.files()) != rounded_summary(first.files()):
+        if run.summary_sha256 == first.summary_sha256:
+            continue
+        summaries = []
+        for copy in (first, run):
+            with collecting_damage(damaged):
+                summaries.append(rounded_summary(copy.files()))
+        if summaries[1:] and summaries[0] != summaries[1]:
             raise ValueError(
                 f"run {run.run_id} is in {str(first.folder)!r} and in {str(run.folder)!r} "
                 f"with different results; leave one of the two out"

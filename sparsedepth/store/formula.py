@@ -9,7 +9,7 @@ A name is a column. Computed in double precision; the caller rejects infinite an
 import ast
 import operator
 import re
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -54,6 +54,7 @@ class Formula:
     tree: ast.expr
     quoted: Mapping[str, str]
     """Placeholder -> the column in backticks."""
+    is_condition: bool
 
     @property
     def column(self) -> str | None:
@@ -71,86 +72,65 @@ class Formula:
         return self.quoted.get(name, name)
 
     def values(self, numbers: ColumnValues, texts: ColumnValues) -> np.ndarray | np.float64:
-        """The result, one value per row, or one number for a formula without columns. Raises as the columns do."""
+        """The result, one value per row, or one number for a formula without columns. Raises ValueError as the columns
+        do, and for a part that is not in the grammar."""
         with np.errstate(all="ignore"):
-            return self._value(self.tree, numbers, texts)
+            return self._truth(self.tree, numbers, texts) if self.is_condition else self._number(self.tree, numbers)
 
-    def _value(self, node: ast.expr, numbers: ColumnValues, texts: ColumnValues) -> Any:
-        def value(inner: ast.expr) -> Any:
-            return self._value(inner, numbers, texts)
-
+    def _truth(self, node: ast.expr, numbers: ColumnValues, texts: ColumnValues) -> Any:
         match node:
-            case ast.Constant():
-                return np.float64(node.value)  # ty: ignore[invalid-argument-type] - `parse` accepts only numbers
-            case ast.Name():
-                return numbers(self._column(node.id))
-            case ast.UnaryOp(op=ast.Not()):
-                return np.logical_not(value(node.operand))
-            case ast.UnaryOp():
-                return -value(node.operand) if isinstance(node.op, ast.USub) else value(node.operand)
-            case ast.BinOp():
-                return _OPERATORS[type(node.op)](value(node.left), value(node.right))
-            case ast.Call(func=ast.Name(id=function)):
-                return _FUNCTIONS[function](value(node.args[0]))
             case ast.BoolOp():
                 combine = np.logical_and if isinstance(node.op, ast.And) else np.logical_or
-                return combine.reduce([value(part) for part in node.values])
-            case ast.Compare(left=ast.Name(id=name), comparators=[ast.Constant(value=str(text))]):
-                return _COMPARISONS[type(node.ops[0])](texts(self._column(name)), text)
-            case ast.Compare():
-                return _COMPARISONS[type(node.ops[0])](value(node.left), value(node.comparators[0]))
-        raise AssertionError(ast.dump(node))
+                return combine.reduce([self._truth(part, numbers, texts) for part in node.values])
+            case ast.UnaryOp(op=ast.Not()):
+                return np.logical_not(self._truth(node.operand, numbers, texts))
+            case ast.Compare(
+                left=ast.Name(id=name), ops=[ast.Eq() | ast.NotEq() as op], comparators=[ast.Constant(value=str(text))]
+            ):
+                return _COMPARISONS[type(op)](texts(self._column(name)), text)
+            case ast.Compare(ops=[op], comparators=[right]) if type(op) in _COMPARISONS:
+                return _COMPARISONS[type(op)](self._number(node.left, numbers), self._number(right, numbers))
+        raise self._mistake("a condition must be comparisons such as batch_size == 64, joined by and, or, not")
+
+    def _number(self, node: ast.expr, numbers: ColumnValues) -> Any:
+        match node:
+            case ast.Constant(value=bool() | str() | bytes() | complex()):
+                raise self._mistake(f"{node.value!r} is no number")
+            case ast.Constant(value=(int() | float()) as number) if abs(number) < 1e300:
+                return np.float64(number)
+            case ast.Name():
+                return numbers(self._column(node.id))
+            case ast.UnaryOp(op=ast.USub() | ast.UAdd()):
+                operand = self._number(node.operand, numbers)
+                return -operand if isinstance(node.op, ast.USub) else operand
+            case ast.BinOp() if type(node.op) in _OPERATORS:
+                return _OPERATORS[type(node.op)](self._number(node.left, numbers), self._number(node.right, numbers))
+            case ast.Call(func=ast.Name(id=function), args=[argument], keywords=[]) if function in _FUNCTIONS:
+                return _FUNCTIONS[function](self._number(argument, numbers))
+            case ast.Compare(ops=[ast.Eq() | ast.NotEq()], comparators=[ast.Constant(value=str())]):
+                raise self._mistake("a comparison is a condition, and a number is needed")
+        allowed = f"use numbers, columns, + - * / **, {' '.join(_FUNCTIONS)}"
+        raise self._mistake(f"{ast.unparse(node)!r} is not allowed: {allowed}")
+
+    def _mistake(self, text: str) -> ValueError:
+        return ValueError(f"{self.text!r}: {text}")
 
 
 def parse(text: str, columns: Collection[str], is_condition: bool = False) -> Formula:
     """Parse a formula. Raises ValueError, one line, for a syntax error or an unknown column."""
     if text in columns and not is_condition:
-        return Formula(text, ast.Name(id="quoted_0"), {"quoted_0": text})
+        return Formula(text, ast.Name(id="quoted_0"), {"quoted_0": text}, is_condition)
     if len(text) > MAX_LENGTH:
         raise ValueError(f"a formula of {len(text):,} characters; at most {MAX_LENGTH} are read")
     names = re.findall(r"`([^`]*)`", text)
     quoted = {f"quoted_{i}": name for i, name in enumerate(names)}
     plain = re.sub(r"`[^`]*`", lambda match: f" quoted_{names.index(match.group()[1:-1])} ", text)
     try:
-        tree = ast.parse(plain.strip(), mode="eval").body
+        formula = Formula(text, ast.parse(plain.strip(), mode="eval").body, quoted, is_condition)
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         raise ValueError(f"{text!r} is no formula; write e.g. tokens * 1e6, and odd columns in backticks") from None
-    formula = Formula(text, tree, quoted)
-    if mistake := _mistake(tree, is_condition):
-        raise ValueError(f"{text!r}: {mistake}")
+    formula.values(lambda name: np.ones(1), lambda name: np.array([""]))  # every part is of the grammar
     if missing := sorted(formula.columns - set(columns)):
         names = ", ".join(map(str, list(columns)[:20]))
         raise ValueError(f"no column {', '.join(map(repr, missing))}; the table has: {names}")
     return formula
-
-
-def _mistake(node: ast.expr, is_condition: bool) -> str:
-    """The first part that is not in the grammar; '' where there is none."""
-
-    def first(parts: Sequence[ast.expr], conditions: bool = False) -> str:
-        return next(filter(None, (_mistake(part, conditions) for part in parts)), "")
-
-    match node:
-        case ast.BoolOp() if is_condition:
-            return first(node.values, True)
-        case ast.UnaryOp(op=ast.Not()) if is_condition:
-            return first([node.operand], True)
-        case ast.Compare(left=ast.Name(), ops=[ast.Eq() | ast.NotEq()], comparators=[ast.Constant(value=str())]):
-            return "" if is_condition else "a comparison is a condition, and a number is needed"
-        case ast.Compare(ops=[op], comparators=[right]) if is_condition and type(op) in _COMPARISONS:
-            return first([node.left, right])
-        case _ if is_condition:
-            return "a condition must be comparisons such as batch_size == 64, joined by and, or, not"
-        case ast.Constant(value=bool() | str() | bytes() | complex()):
-            return f"{node.value!r} is no number"
-        case ast.Constant(value=(int() | float()) as number) if abs(number) < 1e300:
-            return ""
-        case ast.Name():
-            return ""
-        case ast.UnaryOp(op=ast.USub() | ast.UAdd()):
-            return first([node.operand])
-        case ast.BinOp() if type(node.op) in _OPERATORS:
-            return first([node.left, node.right])
-        case ast.Call(func=ast.Name(id=function), args=[argument], keywords=[]) if function in _FUNCTIONS:
-            return first([argument])
-    return f"{ast.unparse(node)!r} is not allowed: use numbers, columns, + - * / **, {' '.join(_FUNCTIONS)}"

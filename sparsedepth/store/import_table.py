@@ -8,7 +8,7 @@ import csv
 import hashlib
 import json
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,13 +19,13 @@ from sparsedepth.config.load import build, read_yaml
 from sparsedepth.config.mistakes import Mistakes, field_mistakes
 from sparsedepth.config.plain_text import unreadable
 from sparsedepth.config.run import RunConfig
-from sparsedepth.files import atomic_folder, write_bytes
+from sparsedepth.files import atomic_folder, json_text, write_bytes
 from sparsedepth.quantities import IN_RUNS
 from sparsedepth.quantities import RUNS as QUANTITIES
-from sparsedepth.store.checksums import MARKER, Files, Marker
+from sparsedepth.store.checksums import Files, checksum_of, new_marker
 from sparsedepth.store.formula import Formula
 from sparsedepth.store.imported_run import ImportedRun
-from sparsedepth.store.packing import write_pack
+from sparsedepth.store.packing import contents_of, write_pack
 from sparsedepth.store.run_record import IMPORTED, RUNS
 from sparsedepth.store.table_map import (
     FACTS,
@@ -87,14 +87,14 @@ def import_table(table: Path, map_path: Path, out: Path) -> Imported:
             raise Mistakes([f"no row meets where: {table_map.where}" if where else "there are no rows"])
         n_included = len(frame)
         frame, values = _values(frame, table_map, parsed)
-        rows = list(_rows_of(frame, values, table_map))
-        runs = _imported_runs(rows, table_map.source)
+        rows = _rows_of(frame, values, table_map)
     except Mistakes as error:
         mistakes, n_more = error.mistakes[:MAX_MISTAKES], len(error.mistakes) - MAX_MISTAKES
         mistakes += [f"and {n_more} more"] if n_more > 0 else []
         raise ValueError(f"{table}: {'; '.join(mistakes)}") from None
     origin = {"table": table.name, "table_sha256": hashlib.sha256(table.read_bytes()).hexdigest()}
-    _write(out, runs, rows, origin, map_path.read_bytes())
+    _write(out, rows, origin, map_path.read_bytes())
+    runs = [run for run, *_ in rows]
     return Imported(
         rows=n_rows,
         runs=len(runs),
@@ -218,16 +218,26 @@ def _mistakes_of(name: str, value: Scalar | None) -> list[str]:
 
 # Records
 
-_Row = tuple[int, str | None, dict[str, Any]]
-"""A row's number in the table, its cluster, and its known values by field."""
+_Row = tuple[ImportedRun, int, dict[str, Any]]
+"""A run, the number of its row in the table, and its known values by field."""
 
 
-def _rows_of(frame: "pd.DataFrame", values: Mapping[str, "pd.Series"], table_map: TableMap) -> Iterator[_Row]:
-    clusters = clusters_of(frame, table_map.clusters)
+def _rows_of(frame: "pd.DataFrame", values: Mapping[str, "pd.Series"], table_map: TableMap) -> list[_Row]:
+    """Every row as a run. Raises Mistakes where two rows are the same run."""
     constants = {name: as_type(value, target_type(name) or "") for name, value in table_map.constants.items()}
-    for i, row in enumerate(zip(*values.values(), strict=True) if values else ()):
-        known = {name: value for name, value in zip(values, row, strict=True) if value is not None}
-        yield int(frame.index[i]) + 1, clusters[i], {**constants, **known}
+    rows, first, mistakes = [], dict[str, int](), []
+    for index, cluster, *row in zip(frame.index, clusters_of(frame, table_map.clusters), *values.values(), strict=True):
+        number = int(index) + 1
+        known = constants | {name: value for name, value in zip(values, row, strict=True) if value is not None}
+        config = {name: value for name, value in known.items() if name in SETTABLE}
+        run = ImportedRun.model_construct(origin=table_map.source, cluster=cluster, config=config)
+        if (other := first.setdefault(run.run_id, number)) != number:
+            mistakes.append(f"rows {other} and {number} are equal in all mapped fields")
+        rows.append((run, number, known))
+    if mistakes:
+        fix = "map a column in which they differ (seed, train_tokens, lr, cluster), or select one with where"
+        raise Mistakes([*mistakes[: MAX_MISTAKES - 1], f"{len(mistakes)} such rows: {fix}"])
+    return rows
 
 
 def clusters_of(frame: "pd.DataFrame", columns: Sequence[str]) -> list[str | None]:
@@ -237,39 +247,21 @@ def clusters_of(frame: "pd.DataFrame", columns: Sequence[str]) -> list[str | Non
     return [" ".join(map(str, row)) if known else None for row, known in zip(rows, is_known, strict=True)]
 
 
-def _imported_runs(rows: Sequence[_Row], source: str) -> list[ImportedRun]:
-    """The run of every row. Raises Mistakes where two rows are the same run."""
-    runs, first, mistakes = [], dict[str, int](), []
-    for number, cluster, known in rows:
-        config = {name: value for name, value in known.items() if name in SETTABLE}
-        run = ImportedRun.model_construct(origin=source, cluster=cluster, config=config)
-        if (other := first.setdefault(run.run_id, number)) != number:
-            mistakes.append(f"rows {other} and {number} are equal in all mapped fields")
-        runs.append(run)
-    if mistakes:
-        fix = "map a column in which they differ (seed, train_tokens, lr, cluster), or select one with where"
-        raise Mistakes([*mistakes[: MAX_MISTAKES - 1], f"{len(mistakes)} such rows: {fix}"])
-    return runs
-
-
-def _write(
-    out: Path, runs: Sequence[ImportedRun], rows: Sequence[_Row], origin: Mapping[str, str], map_text: bytes
-) -> None:
+def _write(out: Path, rows: Sequence[_Row], origin: Mapping[str, str], map_text: bytes) -> None:
     contents: list[dict[str, Any]] = []
     stored = []
-    for run, (number, _, known) in zip(runs, rows, strict=True):
+    for run, number, known in rows:
         place = f"{RUNS}/{run.run_id}"
-        marker, files = _record(run, known, {**origin, "row": number, "origin": run.origin})
-        record_files = {MARKER: marker.content, **files}
-        contents += [{"place": place, "name": name, "content": content} for name, content in record_files.items()]
-        stored.append(stored_run(Files(folder=Path(place), marker=marker, read=files.__getitem__), place))
+        files = _record(run, known, {**origin, "row": number, "origin": run.origin}, Path(place))
+        contents += contents_of(place, files)
+        stored.append(stored_run(files, place))
     with atomic_folder(out) as aside:
         write_bytes(aside / MAP, map_text)
-        write_pack(aside, read_rows(stored), contents, len(runs))
+        write_pack(aside, read_rows(stored), contents, len(rows))
 
 
-def _record(run: ImportedRun, known: Mapping[str, Any], manifest: Mapping[str, Any]) -> tuple[Marker, dict[str, bytes]]:
-    """The marker and the files of a record."""
+def _record(run: ImportedRun, known: Mapping[str, Any], manifest: Mapping[str, Any], folder: Path) -> Files:
+    """The files of a record."""
     facts = {name: known[name] for name in FACTS if name in known}
     names = [column.name for column in QUANTITIES]
     summary = {"outcome": "ok", **{name: known[name] for name in names if name in known}}
@@ -281,11 +273,9 @@ def _record(run: ImportedRun, known: Mapping[str, Any], manifest: Mapping[str, A
         "manifest.json": {**manifest, **facts},
         "summary.json": {name: summary.get(name) for name in names},
     }
-    files = {name: json.dumps(part, indent=1, allow_nan=False).encode() + b"\n" for name, part in parts.items()}
-    checksums = {name: (hashlib.sha256(content).hexdigest(), len(content)) for name, content in files.items()}
-    listed = {name: {"sha256": digest, "bytes": size} for name, (digest, size) in checksums.items()}
-    content = json.dumps({"run_id": run.run_id, "files": listed}, indent=1).encode() + b"\n"
-    return Marker(run_id=run.run_id, files=checksums, content=content), files
+    contents = {name: json_text(part).encode() for name, part in parts.items()}
+    marker = new_marker(run.run_id, {name: checksum_of(content) for name, content in contents.items()})
+    return Files(folder=folder, marker=marker, read=contents.__getitem__)
 
 
 # Reading the table: CSV, TSV, JSON, JSON-lines or Parquet, bounded in bytes and rows

@@ -20,9 +20,10 @@ from typing import Any, TypeVar
 
 import pyarrow as pa
 
+from sparsedepth.files import MARKER
 from sparsedepth.quantities.record import Table
 from sparsedepth.store import tables
-from sparsedepth.store.checksums import MARKER, RUN_ID, DamagedRun, Files, Marker, parse_marker
+from sparsedepth.store.checksums import RUN_ID, DamagedRun, Files, Marker, parse_marker
 from sparsedepth.store.run_record import INDEX, KINDS
 from sparsedepth.store.run_tables import file_schema, table_bytes
 from sparsedepth.store.schema import TABLES

@@ -22,11 +22,8 @@ def version_differences(packages: Iterable[str | None], here: Mapping[str, str |
             counts[name][str(here.get(name))] += 0
     several = {name: versions for name, versions in sorted(counts.items()) if len(versions) > 1}
     texts = [
-        f"{name} " + ", ".join(f"{version} ({_count(n)})" for version, n in sorted(versions.items()))
+        f"{name} "
+        + ", ".join(f"{version} ({counted(n, 'run') if n else 'here'})" for version, n in sorted(versions.items()))
         for name, versions in several.items()
     ]
     return visible(f"packages differ between the runs: {'; '.join(texts)}") if texts else ""
-
-
-def _count(n: int) -> str:
-    return counted(n, "run") if n else "here"

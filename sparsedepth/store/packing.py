@@ -1,6 +1,5 @@
 """Pack a results folder, and unpack it."""
 
-import hashlib
 import math
 import shutil
 from collections.abc import Collection, Iterator
@@ -14,12 +13,12 @@ import pyarrow.compute as pc
 
 from sparsedepth import __version__, quantities
 from sparsedepth.config.plain_text import counted
-from sparsedepth.files import atomic_folder, json_text, parse_json, sha256
+from sparsedepth.files import MARKER, atomic_folder, json_text, sha256
 from sparsedepth.store import tables
-from sparsedepth.store.checksums import MARKER, Files, parse_marker, write_marker
+from sparsedepth.store.checksums import Files, checksum_of, new_marker, write_marker
 from sparsedepth.store.find import SINGLE_DIGITS, find_groups, find_runs, rounded_summary
 from sparsedepth.store.pack import PLACE, RECORDS, RECORDS_SCHEMA, WORK, DamagedPack, Pack
-from sparsedepth.store.run_record import EVALS, MODELS, RUNS, TOYS, WEIGHTS, check_marker
+from sparsedepth.store.run_record import EVALS, MODELS, RUNS, TOYS, WEIGHTS, run_files
 from sparsedepth.store.schema import TABLES
 
 WEIGHTS_FOLDER = "weights"
@@ -81,10 +80,7 @@ def pack(results: Path, out: Path, weights: bool = False, digits: int | None = N
         raise ValueError(f"{str(results)!r} holds no complete run, toy or evaluation; name a results folder")
     contents: list[dict[str, Any]] = []
     for place, files in records:
-        stored_apart = {*_TABLE_FILES, WEIGHTS} if _is_run(place) else ()
-        contents.append({"place": place, "name": MARKER, "content": files.marker.content})
-        names = (name for name in files.marker.files if name not in stored_apart)
-        contents += [{"place": place, "name": name, "content": files.read(name)} for name in names]
+        contents += contents_of(place, files)
     contents += _unfinished(results, {place for place, _ in records})
     rows = tables.read_rows(stored)
     if digits is not None:
@@ -100,13 +96,19 @@ def pack(results: Path, out: Path, weights: bool = False, digits: int | None = N
     return _packed(out, len(records))
 
 
+def contents_of(place: str, files: Files) -> Iterator[dict[str, Any]]:
+    """The rows of a record in records.parquet: its marker and all files that are not stored apart."""
+    yield {"place": place, "name": MARKER, "content": files.marker.content}
+    stored_apart = {*_TABLE_FILES, WEIGHTS} if _is_run(place) else ()
+    for name in files.marker.files:
+        if name not in stored_apart:
+            yield {"place": place, "name": name, "content": files.read(name)}
+
+
 def _in_single_precision(files: Files) -> Files:
     """The files of a run with another summary.json and marker: its quantities in SINGLE_DIGITS digits."""
     content = json_text(rounded_summary(files)).encode()
-    entry = {"sha256": hashlib.sha256(content).hexdigest(), "bytes": len(content)}
-    listed = parse_json(files.marker.content)
-    listed["files"][SUMMARY] = entry
-    marker = parse_marker(files.folder, json_text(listed).encode())
+    marker = new_marker(files.marker.run_id, {**files.marker.files, SUMMARY: checksum_of(content)})
     return replace(files, marker=marker, read=lambda name: content if name == SUMMARY else files.read(name))
 
 
@@ -153,10 +155,8 @@ def unpack(packed: Pack, out: Path) -> Packed:
 
 def _complete(packed: Pack, place: str, folder: Path) -> bool:
     """Add tables and weights to a record, and verify it; returns whether the marker had to be rewritten."""
-    files = packed.files(place)
+    files = run_files(packed.files(place)) if _is_run(place) else packed.files(place)
     listed = files.marker.files
-    if _is_run(place):
-        check_marker(folder, files.marker)
     table_files = {name for name in listed if name != WEIGHTS and packed.content(place, name) is None}
     for name in table_files:
         (folder / name).write_bytes(files.read(name))

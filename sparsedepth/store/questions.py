@@ -18,7 +18,7 @@ from sparsedepth.config.run import CELL_FIELDS
 from sparsedepth.store import cell_text, terminal
 from sparsedepth.store.comparable_loss import loss_in
 from sparsedepth.store.connection import Store
-from sparsedepth.store.degeneracy import degeneracy_note, read_scores, usable_form
+from sparsedepth.store.degeneracy import read_scores, usable_form
 from sparsedepth.store.query_result import QueryResult
 from sparsedepth.store.setting import read_settings, with_setting_column
 from sparsedepth.store.small_sample import MIN_VALUES, mean_interval, seed_means
@@ -228,8 +228,8 @@ def _sound_scores(store: Store, question: Question) -> dict[str, str]:
     """The scores of depth that a question shows, degenerate ones in their sound form; each with a warning, or ''."""
     notes: dict[str, list[str]] = defaultdict(list)
     for score in question.scores:
-        runs = read_scores(store, score, IS_RESULT)
-        notes[usable_form(score, runs)].append(degeneracy_note(score, runs))
+        form, note = usable_form(score, read_scores(store, score, IS_RESULT))
+        notes[form].append(note)
     return {form: "\n".join(lines) for form, lines in notes.items()}
 
 

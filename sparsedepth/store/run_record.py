@@ -37,19 +37,9 @@ from sparsedepth import quantities
 from sparsedepth.config.load import MAX_BYTES as MAX_CONFIG_BYTES
 from sparsedepth.config.load import build, parse_yaml, yaml_text
 from sparsedepth.config.run import RunConfig
-from sparsedepth.files import sha256, write_bytes, write_json, write_text
+from sparsedepth.files import MARKER, sha256, write_bytes, write_json, write_text
 from sparsedepth.quantities.record import Table
-from sparsedepth.store.checksums import (
-    MARKER,
-    RUN_ID,
-    DamagedRun,
-    Files,
-    Marker,
-    files_on_disk,
-    is_complete,
-    read_checksums,
-    write_marker,
-)
+from sparsedepth.store.checksums import RUN_ID, DamagedRun, Files, Marker, files_on_disk, is_complete, write_marker
 from sparsedepth.store.imported_run import ImportedRun
 from sparsedepth.store.measured_model import MeasuredModel
 from sparsedepth.store.run_tables import TableFiles, file_schema, table_bytes
@@ -82,31 +72,17 @@ class Record:
 
     run_id: str
     folder: Path
+    subject: RunConfig | MeasuredModel | ImportedRun
     summary: dict[str, Any]
     manifest: dict[str, Any]
     tables: TableFiles
     """Empty where the run has no such file."""
 
-
-@dataclass(frozen=True, kw_only=True)
-class Run(Record):
-    """A trained run."""
-
-    config: RunConfig
-
-
-@dataclass(frozen=True, kw_only=True)
-class MeasuredRecord(Record):
-    """A model that was only measured."""
-
-    model: MeasuredModel
-
-
-@dataclass(frozen=True, kw_only=True)
-class ImportedRecord(Record):
-    """A run imported from a table."""
-
-    run: ImportedRun
+    @property
+    def config(self) -> RunConfig:
+        """Of a trained run."""
+        assert isinstance(self.subject, RunConfig)
+        return self.subject
 
 
 # Writing
@@ -198,31 +174,26 @@ def _finite(value: Any) -> Any:
 # Reading
 
 
-def read_marker(folder: Path) -> Marker:
-    """The marker of a complete folder. Raises DamagedRun if `finish` did not write it."""
-    return check_marker(folder, read_checksums(folder))
-
-
-def check_marker(folder: Path, marker: Marker) -> Marker:
-    """The marker, if it fits a record in a folder of this name. Raises DamagedRun."""
-    files, run_id = marker.files, marker.run_id
+def run_files(files: Files) -> Files:
+    """The files, if their marker is that of a record in a folder of this name. Raises DamagedRun."""
+    folder, listed, run_id = files.folder, files.marker.files, files.marker.run_id
     names = (folder.name, folder.resolve().name)  # the latter for a folder given as '.'
-    if MODEL not in files and run_id not in names:
+    if MODEL not in listed and run_id not in names:
         raise DamagedRun(folder, MARKER, f"is of run {run_id!r}, and the folder has another name")
-    if unknown := set(files) - set(FILES):
+    if unknown := set(listed) - set(FILES):
         raise DamagedRun(folder, MARKER, f"lists {sorted(unknown)[0][:40]!r}, which is no file of a run")
-    subjects = [name for name in SUBJECTS if name in files]
-    if missing := {*(subjects or [CONFIG]), *REQUIRED} - set(files):
+    subjects = [name for name in SUBJECTS if name in listed]
+    if missing := {*(subjects or [CONFIG]), *REQUIRED} - set(listed):
         raise DamagedRun(folder, MARKER, f"does not list {min(missing)}")
     if len(subjects) > 1:
         raise DamagedRun(folder, MARKER, f"lists both {subjects[0]} and {subjects[1]}")
-    return marker
+    return files
 
 
 def verify(folder: Path) -> None:
     """Check all files, weights included, against their checksums. Raises DamagedRun, or ValueError if not complete."""
-    marker = _marker_of_complete(folder)
-    for name, (expected, size) in marker.files.items():
+    listed = _complete_files(folder).marker.files
+    for name, (expected, size) in listed.items():
         path = folder / name
         if name == WEIGHTS and not path.exists():
             continue
@@ -231,7 +202,7 @@ def verify(folder: Path) -> None:
         if path.stat().st_size != size or sha256(path) != expected:
             raise DamagedRun(folder, name, "is not the file that was written (its checksum differs)")
     for name in FILES:
-        if name not in marker.files and (folder / name).exists():
+        if name not in listed and (folder / name).exists():
             raise DamagedRun(folder, name, "was added after the run was complete")
 
 
@@ -244,43 +215,40 @@ def problem(folder: Path) -> str:
     return ""
 
 
-def read_run(folder: Path) -> Run:
+def read_run(folder: Path) -> Record:
     """Read a trained run. Raises as `read_record` does, and ValueError for other records."""
     record = read_record(folder)
-    if not isinstance(record, Run):
-        kind = "an imported run" if isinstance(record, ImportedRecord) else "a measured model, not a run"
+    if not isinstance(record.subject, RunConfig):
+        kind = "an imported run" if isinstance(record.subject, ImportedRun) else "a measured model, not a run"
         raise ValueError(f"{str(folder)!r} is the record of {kind}; name a folder with {CONFIG}")
     return record
 
 
-def read_record(folder: Path) -> Run | MeasuredRecord | ImportedRecord:
+def read_record(folder: Path) -> Record:
     """Read a complete folder, verifying all files but the weights, which are not read.
     Raises DamagedRun, or ValueError if the folder is not complete."""
-    return parse_record(files_on_disk(folder, _marker_of_complete(folder)))
+    return parse_record(_complete_files(folder))
 
 
-def parse_record(files: Files) -> Run | MeasuredRecord | ImportedRecord:
+def parse_record(files: Files) -> Record:
     """The record in these files. Raises DamagedRun."""
     folder, marker = files.folder, files.marker
     contents = {name: files.read(name) for name in marker.files if name != WEIGHTS}
-    common: dict[str, Any] = {
-        "run_id": marker.run_id,
-        "folder": folder,
-        "summary": parse_object(folder, "summary.json", contents["summary.json"]),
-        "manifest": parse_object(folder, "manifest.json", contents["manifest.json"]),
-        "tables": TableFiles(folder, contents),
-    }
-    if MODEL in contents:
-        return MeasuredRecord(model=_parse_subject(folder, MODEL, contents[MODEL], marker), **common)
-    if IMPORTED in contents:
-        return ImportedRecord(run=_parse_subject(folder, IMPORTED, contents[IMPORTED], marker), **common)
-    return Run(config=_parse_config(folder, contents[CONFIG]), **common)
+    (subject,) = (name for name in SUBJECTS if name in contents)
+    return Record(
+        run_id=marker.run_id,
+        folder=folder,
+        subject=_parse_subject(folder, subject, contents[subject], marker),
+        summary=parse_object(folder, "summary.json", contents["summary.json"]),
+        manifest=parse_object(folder, "manifest.json", contents["manifest.json"]),
+        tables=TableFiles(folder, contents),
+    )
 
 
-def _marker_of_complete(folder: Path) -> Marker:
+def _complete_files(folder: Path) -> Files:
     if not is_complete(folder):
         raise ValueError(which_run(folder) or f"{str(folder)!r} holds no complete run (it has no file {MARKER!r})")
-    return read_marker(folder)
+    return run_files(files_on_disk(folder))
 
 
 def which_run(folder: Path) -> str:
@@ -290,15 +258,24 @@ def which_run(folder: Path) -> str:
     return f"{str(folder)!r} is a results folder; name one of {folder / RUNS}" if (folder / RUNS).is_dir() else ""
 
 
-def _parse_config(folder: Path, content: bytes) -> RunConfig:
+def _parse_subject(folder: Path, name: str, content: bytes, marker: Marker) -> RunConfig | MeasuredModel | ImportedRun:
     try:
-        text = content.decode()
-        seeds = _SEED.findall(text)
-        if len(seeds) != 1:  # written by hand
-            return _build_config.__wrapped__(text)
-        return _build_config(_SEED.sub("seed: 0", text)).model_copy(update={"seed": int(seeds[0])})
+        if name == CONFIG:
+            return _parse_config(content.decode())
+        subject = build(SUBJECTS[name], parse_object(folder, name, content), name)
     except ValueError as error:
-        raise DamagedRun(folder, "config.yaml", f"is no configuration of this version ({error})") from None
+        kind = "is no configuration" if name == CONFIG else "describes no model"
+        raise DamagedRun(folder, name, f"{kind} of this version ({error})") from None
+    if subject.run_id != marker.run_id:
+        raise DamagedRun(folder, MARKER, f"is of run {marker.run_id}, and {name} is {subject.run_id}")
+    return subject
+
+
+def _parse_config(text: str) -> RunConfig:
+    seeds = _SEED.findall(text)
+    if len(seeds) != 1:  # written by hand
+        return _build_config.__wrapped__(text)
+    return _build_config(_SEED.sub("seed: 0", text)).model_copy(update={"seed": int(seeds[0])})
 
 
 @functools.lru_cache(maxsize=2048)
@@ -306,17 +283,6 @@ def _build_config(text: str) -> RunConfig:
     """Cached: replicates differ only in their seed, which no check reads."""
     with warnings.catch_warnings(action="ignore"):  # shown when the run was configured
         return build(RunConfig, _parse_yaml(text), CONFIG)
-
-
-def _parse_subject(folder: Path, name: str, content: bytes, marker: Marker) -> Any:
-    """The MeasuredModel or ImportedRun of a record."""
-    try:
-        subject = build(SUBJECTS[name], parse_object(folder, name, content), name)
-    except ValueError as error:
-        raise DamagedRun(folder, name, f"describes no model of this version ({error})") from None
-    if subject.run_id != marker.run_id:
-        raise DamagedRun(folder, MARKER, f"is of run {marker.run_id}, and {name} is {subject.run_id}")
-    return subject
 
 
 def _parse_yaml(text: str) -> Any:

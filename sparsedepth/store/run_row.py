@@ -11,8 +11,9 @@ from sparsedepth import quantities
 from sparsedepth.config.run import REPLICATE_FIELDS, RunConfig
 from sparsedepth.quantities.record import Column
 from sparsedepth.store.checksums import DamagedRun
+from sparsedepth.store.imported_run import ImportedRun
 from sparsedepth.store.measured_model import MeasuredModel
-from sparsedepth.store.run_record import CONFIG, IMPORTED, MODEL, ImportedRecord, MeasuredRecord, Record, Run
+from sparsedepth.store.run_record import SUBJECTS, Record
 from sparsedepth.store.schema import MANIFEST_COLUMNS, RUN_COLUMNS
 
 
@@ -32,30 +33,33 @@ _MEASURED_WITH = {
 _SUMMARY_COLUMNS = frozenset(column.name for column in quantities.RUNS)
 
 
-def run_row(run: Run | MeasuredRecord | ImportedRecord) -> dict[str, Any]:
+def run_row(run: Record) -> dict[str, Any]:
     """The values that are not NULL. Raises DamagedRun for a value that does not fit its column."""
     facts = {column.name: run.manifest.get(column.name) for column in MANIFEST_COLUMNS}
     if isinstance(facts["packages"], dict):
         facts["packages"] = json.dumps(facts["packages"], sort_keys=True)
     summary = {name: value for name, value in run.summary.items() if name in _SUMMARY_COLUMNS}
     try:
-        return {"run_id": run.run_id, **_config_columns(run), **_typed({**depth_columns(run), **summary, **facts})}
+        return {
+            "run_id": run.run_id,
+            **_subject_columns(run.subject),
+            **_typed({**depth_columns(run), **summary, **facts}),
+        }
     except MisfitError as misfit:
         name = "summary.json" if misfit.column.name in _SUMMARY_COLUMNS else "manifest.json"
         if misfit.column.name in RunConfig.model_fields:
-            name = CONFIG if isinstance(run, Run) else MODEL if isinstance(run, MeasuredRecord) else IMPORTED
+            name = next(name for name, kind in SUBJECTS.items() if isinstance(run.subject, kind))
         raise DamagedRun(run.folder, name, str(misfit)) from None
 
 
-def _config_columns(run: Run | MeasuredRecord | ImportedRecord) -> dict[str, Any]:
+def _subject_columns(subject: RunConfig | MeasuredModel | ImportedRun) -> dict[str, Any]:
     """The cell, and the known fields of RunConfig: few for a measured model, those of its table for an imported run."""
-    if isinstance(run, ImportedRecord):
-        origin = {"cell_id": run.run.cell_id, "origin": run.run.origin, "cluster": run.run.cluster}
-        return _typed({**origin, "unknown_fields": ",".join(run.run.unknown), **run.run.config})
-    if isinstance(run, Run):
-        replicate = {name: getattr(run.config, name) for name in REPLICATE_FIELDS}
-        return {**_cell_columns(run.config.cell), **_typed(replicate)}
-    return _typed({"cell_id": f"c-{run.run_id}", "model": run.model.model, **_fields_of(run.model)})
+    if isinstance(subject, ImportedRun):
+        origin = {"cell_id": subject.cell_id, "origin": subject.origin, "cluster": subject.cluster}
+        return _typed({**origin, "unknown_fields": ",".join(subject.unknown), **subject.config})
+    if isinstance(subject, RunConfig):
+        return {**_cell_columns(subject.cell), **_typed({name: getattr(subject, name) for name in REPLICATE_FIELDS})}
+    return _typed({"cell_id": f"c-{subject.run_id}", "model": subject.model, **_fields_of(subject)})
 
 
 @functools.lru_cache(maxsize=2048)

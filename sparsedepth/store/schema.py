@@ -15,49 +15,52 @@ TABLES: tuple[Table, ...] = ("curves", "layers", "heads", "pairs", "tokens", "di
 """The tables of many rows per run; `runs` has one row per run."""
 
 
-def _of_runs(name: str, type: str, meaning: str, unit: str = "") -> Column:
+def _of_runs(name: str, meaning: str, unit: str = "", type: str = "DOUBLE") -> Column:
     return Column(view="runs", name=name, type=type, meaning=meaning, unit=unit)
 
 
+def _text(name: str, meaning: str) -> Column:
+    return _of_runs(name, meaning, type="VARCHAR")
+
+
 MANIFEST_COLUMNS = (
-    _of_runs("device", "VARCHAR", "hardware that trained it (manifest)"),
-    _of_runs("started", "VARCHAR", "when it started, ISO 8601 (manifest)"),
-    _of_runs("seconds", "DOUBLE", "wall-clock time (manifest)", "s"),
-    _of_runs("training_seconds", "DOUBLE", "the part of seconds before anything was measured (manifest)", "s"),
-    _of_runs("planned_seconds", "DOUBLE", "time estimated before the sweep started (manifest)", "s"),
+    _text("device", "hardware that trained it (manifest)"),
+    _text("started", "when it started, ISO 8601 (manifest)"),
+    _of_runs("seconds", "wall-clock time (manifest)", "s"),
+    _of_runs("training_seconds", "the part of seconds before anything was measured (manifest)", "s"),
+    _of_runs("planned_seconds", "time estimated before the sweep started (manifest)", "s"),
     _of_runs(
         "peak_memory_bytes",
-        "BIGINT",
         "peak memory: allocated on the GPU; on a CPU, growth of the process (manifest)",
         "byte",
+        "BIGINT",
     ),
-    _of_runs("planned_memory_bytes", "BIGINT", "memory estimated before the sweep started (manifest)", "byte"),
+    _of_runs("planned_memory_bytes", "memory estimated before the sweep started (manifest)", "byte", "BIGINT"),
     _of_runs(
         "node_hours",
-        "DOUBLE",
         "node time on a cluster, failed starts included; its share if the task computed several runs (manifest)",
         "h",
     ),
-    _of_runs("packages", "VARCHAR", "versions of the packages used, as JSON (manifest)"),
+    _text("packages", "versions of the packages used, as JSON (manifest)"),
 )
 """The columns of `runs` that come from the manifest."""
 
 
 def _run_columns() -> tuple[Column, ...]:
     return (
-        _of_runs("run_id", "VARCHAR", "the hash of the configuration, seed included, or of a measured model's facts"),
-        _of_runs("cell_id", "VARCHAR", "the hash without the seed: runs that share it are replicates"),
-        _of_runs("model", "VARCHAR", "name of a model that was only measured; NULL for a trained run"),
+        _text("run_id", "the hash of the configuration, seed included, or of a measured model's facts"),
+        _text("cell_id", "the hash without the seed: runs that share it are replicates"),
+        _text("model", "name of a model that was only measured; NULL for a trained run"),
         *(
-            _of_runs(name, config_type(name), " ".join((field.description or "").split()))
+            _of_runs(name, " ".join((field.description or "").split()), type=config_type(name))
             for name, field in RunConfig.model_fields.items()
         ),
         *quantities.RUNS,
-        _of_runs("folder", "VARCHAR", "folder of the run's files"),
+        _text("folder", "folder of the run's files"),
         *MANIFEST_COLUMNS,
-        _of_runs("origin", "VARCHAR", "source of an imported run; NULL for a run of ours"),
-        _of_runs("cluster", "VARCHAR", "imported rows that share it are not independent, e.g. steps of one run"),
-        _of_runs("unknown_fields", "VARCHAR", "fields that an imported run's table does not state, comma-separated"),
+        _text("origin", "source of an imported run; NULL for a run of ours"),
+        _text("cluster", "imported rows that share it are not independent, e.g. steps of one run"),
+        _text("unknown_fields", "fields that an imported run's table does not state, comma-separated"),
     )
 
 
@@ -80,16 +83,16 @@ _TYPES = {int: "BIGINT", float: "DOUBLE", bool: "BOOLEAN", str: "VARCHAR", tuple
 
 def _metric_columns(view: Table, keys: dict[str, str]) -> tuple[Column, ...]:
     """The columns of a long table: one row per step, keys and metric."""
-    return (
-        Column(view=view, name="step", type="BIGINT", meaning="optimiser steps done when it was measured", unit="step"),
-        *(Column(view=view, name=name, type="BIGINT", meaning=meaning) for name, meaning in keys.items()),
-        Column(
-            view=view, name="metric", type="VARCHAR", meaning="name of the quantity, with @threshold where it has one"
-        ),
-        Column(view=view, name="value", type="DOUBLE", meaning="its value, in the unit of the metric"),
-        Column(
-            view=view, name="n", type="BIGINT", meaning="sample size behind the value; NULL where nothing was sampled"
-        ),
+    columns = (
+        ("step", "BIGINT", "optimiser steps done when it was measured"),
+        *((name, "BIGINT", meaning) for name, meaning in keys.items()),
+        ("metric", "VARCHAR", "name of the quantity, with @threshold where it has one"),
+        ("value", "DOUBLE", "its value, in the unit of the metric"),
+        ("n", "BIGINT", "sample size behind the value; NULL where nothing was sampled"),
+    )
+    return tuple(
+        Column(view=view, name=name, type=type, meaning=meaning, unit="step" if name == "step" else "")
+        for name, type, meaning in columns
     )
 
 
@@ -107,55 +110,38 @@ FILE_COLUMNS: dict[Table, tuple[Column, ...]] = {
 RUN_COLUMNS = _run_columns()
 
 TUNING_COLUMNS = (
-    _of_runs(
-        "tuned_fields", "VARCHAR", "fields that the sweep tuned for this configuration, comma-separated; NULL if none"
-    ),
-    _of_runs(
+    _text("tuned_fields", "fields that the sweep tuned for this configuration, comma-separated; NULL if none"),
+    _text(
         "tuning",
-        "VARCHAR",
         "best, edge (best, but the lowest or highest value tried), rejected (another value was better) or "
         "tuning (a seed of tuning alone, no result); NULL if nothing was tuned",
     ),
-    _of_runs(
-        "tuned_by",
-        "VARCHAR",
-        "the objective whose mean over the tuning seeds chose the value; NULL if nothing was tuned",
-    ),
-    _of_runs(
+    _text("tuned_by", "the objective whose mean over the tuning seeds chose the value; NULL if nothing was tuned"),
+    _text(
         "tuned_values",
-        "VARCHAR",
         "values tried for this configuration, ascending, comma-separated; NULL if several fields were tuned",
     ),
-    _of_runs(
+    _text(
         "tuned_rivals",
-        "VARCHAR",
         "values next to the chosen one that may be better, comma-separated; NULL if there is none, or several fields "
         "were tuned",
     ),
-    _of_runs(
-        "tuning_n_seeds",
-        "DOUBLE",
-        "seeds whose mean chose the value; NULL if nothing was tuned, or several fields were",
-    ),
+    _of_runs("tuning_n_seeds", "seeds whose mean chose the value; NULL if nothing was tuned, or several fields were"),
     _of_runs(
         "tuned_optimum",
-        "DOUBLE",
         "the optimum of a smooth curve through the values near the chosen one; NULL if it is not identified",
     ),
-    _of_runs("tuned_optimum_lo", "DOUBLE", "lower end of the 95% interval of tuned_optimum"),
-    _of_runs("tuned_optimum_hi", "DOUBLE", "upper end of the 95% interval of tuned_optimum"),
+    _of_runs("tuned_optimum_lo", "lower end of the 95% interval of tuned_optimum"),
+    _of_runs("tuned_optimum_hi", "upper end of the 95% interval of tuned_optimum"),
     _of_runs(
         "tuning_variance",
-        "DOUBLE",
         "what choosing the value adds to the mean squared error of tuned_by, in its unit squared, given all "
         "runs at the values tried; NULL if there are too few",
     ),
     _of_runs(
-        "tuning_excess",
-        "DOUBLE",
-        "expected excess of tuned_by over its minimum within a step of the chosen value, in its unit",
+        "tuning_excess", "expected excess of tuned_by over its minimum within a step of the chosen value, in its unit"
     ),
-    _of_runs("tuning_df", "DOUBLE", "degrees of freedom of tuning_variance"),
+    _of_runs("tuning_df", "degrees of freedom of tuning_variance"),
 )
 """The role of a run in the tuning of its sweep; computed when a store is opened, so not in any cache."""
 

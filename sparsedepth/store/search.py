@@ -71,11 +71,9 @@ def on_front(values_CK: np.ndarray, objectives: Sequence[str]) -> np.ndarray:
     return known_C & ~np.any(no_worse_CC & better_CC, axis=0)
 
 
-def rerun_definition(
-    search: Search, chosen: Sequence[Mapping[str, Any]], out: Path, n_seeds: int = FRESH
-) -> SweepDefinition:
-    """Write the definition of a sweep of these configurations (field -> value) with new seeds. Raises ValueError if
-    `out` exists."""
+def rerun_definition(search: Search, chosen: Sequence[Mapping[str, Any]], out: Path) -> SweepDefinition:
+    """Write the definition of a sweep of these configurations (field -> value) with FRESH new seeds. Raises ValueError
+    if `out` exists."""
     from sparsedepth.config.load import yaml_text
 
     if out.exists():
@@ -90,7 +88,7 @@ def rerun_definition(
         "objectives": list(searched.objectives),
         "base": searched.base,
         "cells": [{name: knobs[name] for name in search.axes if knobs.get(name) is not None} for knobs in chosen],
-        "seeds": list(range(first, first + n_seeds)),
+        "seeds": list(range(first, first + FRESH)),
     }
     definition = SweepDefinition.model_validate(values)
     write_text(out, yaml_text(values, width=120))

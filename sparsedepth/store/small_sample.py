@@ -39,14 +39,14 @@ def two_sided_p(t: float, df: int) -> float:
 
 
 @cache
-def t_critical(df: int, level: float = LEVEL) -> float:
-    """The t that |T| exceeds with probability 1 - level, by bisection: 12.706 for df = 1, 1.96 for many."""
+def t_critical(df: int) -> float:
+    """The t that |T| exceeds with probability 1 - LEVEL, by bisection: 12.706 for df = 1, 1.96 for many."""
     low, high = 0.0, 1.0
-    while two_sided_p(high, df) > 1 - level:
+    while two_sided_p(high, df) > 1 - LEVEL:
         high *= 2
     for _ in range(60):
         middle = (low + high) / 2
-        low, high = (middle, high) if two_sided_p(middle, df) > 1 - level else (low, middle)
+        low, high = (middle, high) if two_sided_p(middle, df) > 1 - LEVEL else (low, middle)
     return high
 
 

@@ -85,7 +85,6 @@ class _Near:
     """over the tuning seeds, (K,)"""
     step: float
     """to the next value, the larger of both sides"""
-    n_seeds: int
     runs: np.ndarray
     """losses by value and seed, tuning seeds first, (K, S + F); NaN where missing"""
 
@@ -217,7 +216,6 @@ def _near(curve: TuningCurve) -> _Near:
         away=x_K[finite_K] - curve.values[curve.chosen],
         means=y_K[finite_K],
         step=float(steps.max()) if len(steps) else 0.0,
-        n_seeds=curve.losses.shape[1],
         runs=np.where(np.isfinite(runs_KS), runs_KS, np.nan),
     )
 

@@ -90,7 +90,7 @@ class Tuning:
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """The columns of `runs` that `tuning_roles` needs."""
+        """The columns of `runs` that `tuning_columns` needs."""
         return tuple(dict.fromkeys(("run_id", "outcome", self.objective, *RunConfig.model_fields)))
 
 
@@ -202,11 +202,6 @@ def _columns_of_grids(grids: Sequence[_Grid]) -> Iterator[tuple[str, dict[str, A
             n_fields = len(chosen)
             curve_columns = _curve_columns(grid.losses, shapes[i * n_fields : (i + 1) * n_fields])
             yield from ((run_id, curve_columns) for run_id, point in grid.chosen.items() if point == chosen)
-
-
-def tuning_roles(tuning: Tuning, runs: Sequence[Mapping[str, Any]]) -> dict[str, TuningRole]:
-    """run_id -> its role."""
-    return {run_id: columns["tuning"] for run_id, columns in tuning_columns((tuning, runs)).items()}
 
 
 def _roles(tuning: Tuning, group: Sequence[Mapping[str, Any]], losses: Losses) -> dict[str, TuningRole]:

@@ -17,7 +17,7 @@ from sparsedepth.plan.tasks import Plan
 from sparsedepth.run.allocation import node_hours
 from sparsedepth.store.cache import read_columns
 from sparsedepth.store.checksums import DamagedRun
-from sparsedepth.store.degeneracy import SCORES, columns_for, degeneracy_note
+from sparsedepth.store.degeneracy import columns_for, degeneracy_note
 from sparsedepth.store.packages import version_differences
 from sparsedepth.store.setting import Configuration, settings_of
 from sparsedepth.store.tuning_roles import objective_as_loss
@@ -56,7 +56,7 @@ class SweepSummary:
     node_hours: float | None
     """used by all runs on Slurm, including incomplete ones; None without Slurm"""
     remarks: tuple[str, ...]
-    """diverged runs, a degenerate objective, actual vs planned cost, differing packages, other complete runs"""
+    """diverged runs, degenerate objectives, actual vs planned cost, differing packages, other complete runs"""
 
     @property
     def is_grid(self) -> bool:
@@ -87,7 +87,8 @@ def sweep_summary(folder: Path) -> SweepSummary:
     objective = quantities.rankable(definition.objective).name if definition else "val_loss"
     damaged: list[DamagedRun] = []
     facts = ("packages", "node_hours", "cell_id", "seed", "diverged_cause")
-    judged = columns_for(objective) if objective in SCORES else (objective,)
+    objectives = definition.objectives if definition else (objective,)
+    judged = {column for name in objectives for column in (name, *columns_for(name))}
     rows = read_columns(folder, {*ACTUAL, *CELL_FIELDS, *judged, *facts}, damaged)
     plan = Plan(definition) if definition else None
     losses = {run_id: objective_as_loss(row, objective) for run_id, row in rows.items()}
@@ -107,7 +108,7 @@ def sweep_summary(folder: Path) -> SweepSummary:
     deviation = compare(folder, configs, rows)
     remarks = (
         _divergences([row["diverged_cause"] or "" for row in rows.values() if row["outcome"] == "diverged"]),
-        degeneracy_note(objective, _results(definition, rows.values())),
+        *(degeneracy_note(name, _results(definition, rows.values())) for name in objectives),
         describe(deviation) if deviation else "",
         version_differences(row["packages"] for row in rows.values()),
         other_runs_note(rows, states),

@@ -16,7 +16,7 @@ from sparsedepth.files import write_json
 from sparsedepth.run.lease import hold
 from sparsedepth.store.connection import open_store
 from sparsedepth.sweep.status import scan
-from sparsedepth.trackers.tracked_run import TrackedRun, run_ids, tracked_runs
+from sparsedepth.trackers.tracked_run import TrackedRun, tracked_runs
 
 Name = Literal["tensorboard", "mlflow", "trackio", "wandb"]
 NAMES: tuple[Name, ...] = get_args(Name)
@@ -67,7 +67,7 @@ def sync(results: Path, name: str, tracker: Tracker) -> Iterator[str]:
         held = tracker.held()
         listed = {*by_place.get(tracker.place, [])}
         sent = listed if held is None else listed & held
-        for run in tracked_runs(store, {*run_ids(store)} - sent):
+        for run in tracked_runs(store, sent):
             tracker.discard(run.run_id)
             tracker.send(run)
             sent.add(run.run_id)

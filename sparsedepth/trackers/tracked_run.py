@@ -38,18 +38,12 @@ class TrackedRun:
         return self.started + share * self.summary.get("training_seconds", 0.0)
 
 
-def run_ids(store: Store) -> list[str]:
-    """All runs of the store, in order."""
-    return [run_id for (run_id,) in store.sql("select run_id from runs order by run_id").rows]
-
-
-def tracked_runs(store: Store, run_ids: Set[str]) -> Iterator[TrackedRun]:
-    """These runs of the store, in order of run_id."""
+def tracked_runs(store: Store, sent: Set[str] = frozenset()) -> Iterator[TrackedRun]:
+    """The runs of the store that are not sent yet, in order of run_id."""
     measured = {column.name for column in quantities.RUNS} | {*FACTS}
-    answer = store.sql("select * from runs order by run_id")
-    for values in answer.rows:
-        row = {name: value for name, value in zip(answer.columns, values, strict=True) if value is not None}
-        if row["run_id"] in run_ids:
+    for record in store.sql("select * from runs order by run_id").records():
+        row = {name: value for name, value in record.items() if value is not None}
+        if row["run_id"] not in sent:
             yield TrackedRun(
                 run_id=row["run_id"],
                 params={name: row[name] for name in RunConfig.model_fields if name in row},

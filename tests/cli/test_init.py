@@ -6,7 +6,7 @@ import pytest
 import yaml
 
 from sparsedepth.cli import init
-from sparsedepth.cli.init import TEMPLATES
+from sparsedepth.cli.init import template
 from sparsedepth.cli.input_file import kind_of, read_input
 from sparsedepth.config.load import build, parse_yaml
 from sparsedepth.config.run import RunConfig
@@ -29,9 +29,9 @@ def with_each_choice(text):
         yield without + line + "\n" + text[found.end() + len(line) + 1 :]
 
 
-@pytest.mark.parametrize("kind", TEMPLATES)
+@pytest.mark.parametrize("kind", MODELS)
 def test_a_template_and_each_of_its_choices_is_valid(kind):
-    texts = list(with_each_choice(TEMPLATES[kind].format(file="mine.yaml")))
+    texts = list(with_each_choice(template(kind, "mine.yaml")))
     assert len(texts) > 1
     for text in texts:
         config = build(MODELS[kind], parse_yaml(text, "mine.yaml"), "mine.yaml")
@@ -40,7 +40,7 @@ def test_a_template_and_each_of_its_choices_is_valid(kind):
             assert not config.scales or config.scaled("small").base["train_tokens"] == 8192
 
 
-@pytest.mark.parametrize("kind", TEMPLATES)
+@pytest.mark.parametrize("kind", MODELS)
 def test_init_writes_a_file_of_its_kind_once(kind, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     init.init(kind)

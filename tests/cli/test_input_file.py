@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from sparsedepth.cli.input_file import COMMANDS, kind_of, read_input, sweep_definition
+from sparsedepth.cli.input_file import KINDS, kind_of, read_input, sweep_definition
 from sparsedepth.config.load import read_yaml
 from sparsedepth.config.presets import PRESETS
 
@@ -43,7 +43,7 @@ def test_a_file_of_another_kind_names_its_command(tmp_path, kind, wanted):
     with pytest.raises(ValueError) as caught:
         read_input(path, wanted)
     message = str(caught.value)
-    assert message.endswith(f"sparsedepth {COMMANDS[kind]} {path}") and "unknown key" not in message
+    assert message.endswith(f"sparsedepth {KINDS[kind][1]} {path}") and "unknown key" not in message
     assert len(message) < 250 + len(str(path)) * 2
 
 

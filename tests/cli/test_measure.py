@@ -24,7 +24,8 @@ from sparsedepth.measure.causal import causal_effect
 from sparsedepth.measure.context import Scored
 from sparsedepth.probe.load import load_model
 from sparsedepth.store import measured_folder
-from sparsedepth.store.run_record import MeasuredRecord, read_record, verify
+from sparsedepth.store.measured_model import MeasuredModel
+from sparsedepth.store.run_record import read_record, verify
 
 
 @pytest.fixture(scope="module")
@@ -63,7 +64,7 @@ def test_a_hugging_face_folder(folder, tmp_path, command):
     assert [path.name for path in place.parent.iterdir()] == ["qwen"]  # nothing half-written beside it
     verify(place)
     read = read_record(place)
-    assert isinstance(read, MeasuredRecord) and read.model.family == "qwen3" and read.model.seq_len == 32
+    assert isinstance(read.subject, MeasuredModel) and read.subject.family == "qwen3" and read.subject.seq_len == 32
     assert len(read.tables["layers"]) and read.run_id == read.manifest["run_id"]
     answer, _ = command("query", place, "select model, n_layers, lr, seed from runs", "--format", "json")
     assert json.loads(answer) == [{"model": str(folder), "n_layers": 4, "lr": None, "seed": None}]

@@ -239,6 +239,20 @@ def test_status_says_that_the_objective_is_degenerate(tmp_path):
     assert "usefulness is degenerate: 0 in every run (2 of 2 runs); the model is worse than a bigram table" in text
 
 
+def test_status_and_best_judge_every_objective(tmp_path):
+    objectives = ["val_loss", "usefulness"]
+    space = {"weight_decay": {"low": 0.0, "high": 0.1}}
+    path = definition(tmp_path, objectives=objectives, sampler="nsga2", n_trials=4, space=space)
+    results = tmp_path / "results"
+    results.mkdir()
+    (results / "sweep.yaml").write_text(path.read_text())
+    for decay, loss in ((0.01, 2.0), (0.02, 2.5)):
+        make_run(results, RunConfig(weight_decay=decay), {"val_loss": loss, "chance_loss": 5.0, "usefulness": 0.0})
+    for command in ("status", "best"):
+        out = " ".join(sparsedepth(command, results)[0].split())
+        assert "usefulness is degenerate: 0 in every run (2 of 2 runs)" in out
+
+
 def test_a_diverged_run_is_named_in_status_and_progress(standing, capsys):
     results, _ = standing
     sweep = build(SweepDefinition, read_yaml(results / "sweep.yaml"), "test")

@@ -106,6 +106,21 @@ def test_a_search_has_no_card_effects_or_links(tmp_path):
     assert contents.summary[1].startswith("A TPE search over lr, without a baseline")
 
 
+def test_the_best_of_a_search_says_why_another_form_ranks(tmp_path):
+    """Usefulness is relative to a loss of 0.05 nat/token, so its absolute form ranks."""
+    for lr, useful in ((0.001, 0.5), (0.002, 0.75)):
+        scores = {"usefulness": useful, "affine_loss_added": useful / 10}
+        make_run(tmp_path, RunConfig(n_layers=6, lr=lr), {"val_loss": 0.05, "chance_loss": 3.0, **scores})
+    axes = {"lr": {"low": 0.001, "high": 0.01, "log": True}}
+    definition = {"name": "s", "question": "q", "hypothesis": "h", "sampler": "tpe", "n_trials": 2, "space": axes}
+    (tmp_path / "sweep.yaml").write_text(yaml.safe_dump({**definition, "objectives": ["usefulness"]}))
+    with open_store(tmp_path) as store:
+        best, why, *_ = content(store, [tmp_path]).summary
+    assert best.startswith("Best of 2 proposals: affine_loss_added 0.075 at ")
+    assert why.startswith("usefulness is degenerate: it is relative to a loss below 0.1 nat/token (2 of 2 runs)")
+    assert why.endswith("; ranked by affine_loss_added.")
+
+
 def test_the_card_holds_all_thirteen_fields(contents):
     assert re.findall(r"<h4>(\d+)\.", advice_of(contents.card)["page"]) == [str(i) for i in range(1, 14)]
     assert {"Domain", "Together", "Diverged"} <= {heading for heading, _ in advice_of(contents.card)["statements"]}

@@ -12,10 +12,11 @@ from sparsedepth.plots.draw import draw
 from sparsedepth.recipe.choose import derive
 from sparsedepth.store import cache, run_record
 from sparsedepth.store.best import answer, best
+from sparsedepth.store.checksums import files_on_disk
 from sparsedepth.store.connection import open_store
 from sparsedepth.store.measured_folder import check_place, save_measured
 from sparsedepth.store.measured_model import MeasuredModel
-from sparsedepth.store.run_record import DamagedRun, MeasuredRecord, read_record, read_run, verify
+from sparsedepth.store.run_record import DamagedRun, read_record, read_run, verify
 
 QWEN = MeasuredModel(
     model="Qwen/Qwen3-0.6B",
@@ -60,8 +61,8 @@ def results(tmp_path):
 def test_what_is_written_is_read(tmp_path):
     place = write(tmp_path / "models" / "any name")
     read = read_record(place)
-    assert isinstance(read, MeasuredRecord) and read.model == QWEN
-    assert read.run_id == QWEN.run_id == run_record.read_marker(place).run_id
+    assert read.subject == QWEN
+    assert read.run_id == QWEN.run_id == files_on_disk(place).marker.run_id
     assert read.summary["params_total"] == QWEN.params_total and read.summary["outcome"] == "ok"
     assert read.tables["layers"].num_rows == 6 and read.tables["pairs"].num_rows == 0
     assert sorted(os.listdir(place.parent)) == ["any name"]

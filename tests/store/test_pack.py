@@ -15,6 +15,7 @@ from sparsedepth.cli import main
 from sparsedepth.config.run import RunConfig
 from sparsedepth.store import tables
 from sparsedepth.store.best import best
+from sparsedepth.store.checksums import DamagedRun
 from sparsedepth.store.connection import open_store
 from sparsedepth.store.evals import Evaluation, save_evaluation
 from sparsedepth.store.measured_folder import save_measured
@@ -179,6 +180,22 @@ def test_a_rounded_pack_is_a_copy_of_its_folder_and_another_result_is_not(result
     make_run(tmp_path / "other", config, {"val_loss": 0.333334})  # the 6th digit differs
     with pytest.raises(ValueError, match="with different results"):
         open_store(tmp_path / "other", tmp_path / "pack")
+
+
+def test_a_damaged_summary_beside_its_rounded_pack_gives_way_to_it(results, tmp_path):
+    config = RunConfig(seed=6)
+    damaged = make_run(results, config, {"val_loss": 1 / 3})
+    pack(results, tmp_path / "pack", digits=5)
+    (damaged / "summary.json").write_text("{}")
+    for folders in ((results, tmp_path / "pack"), (tmp_path / "pack", results)):
+        with pytest.raises(DamagedRun, match=r"summary\.json is not the file that was written"):
+            open_store(*folders)
+        with pytest.warns(match=rf"1 damaged run left out: {config.run_id}"):
+            store = open_store(*folders, skip_damaged=True)
+        with store:
+            loss = f"select val_loss from runs where run_id = '{config.run_id}'"
+            assert store.sql(loss).rows[0][0] == pytest.approx(1 / 3, rel=1e-7)
+            assert store.sql("select count(*) from runs").rows == ((5,),)
 
 
 def test_weights_are_kept_where_asked_for(results, tmp_path):

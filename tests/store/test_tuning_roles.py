@@ -12,7 +12,7 @@ from sparsedepth.scaling.points import read_points
 from sparsedepth.store.best import best
 from sparsedepth.store.connection import open_store
 from sparsedepth.store.questions import ask
-from sparsedepth.store.tuning_roles import IS_RESULT, Tuning, best_point, read_tuning, result_rows, tuning_roles
+from sparsedepth.store.tuning_roles import IS_RESULT, Tuning, best_point, read_tuning, result_rows, tuning_columns
 
 RATES = (0.001, 0.002, 0.004)
 BEST = {0.1: 0.002, 0.3: 0.004}
@@ -22,6 +22,10 @@ BEST = {0.1: 0.002, 0.3: 0.004}
 @pytest.fixture(autouse=True)
 def unflushed(monkeypatch):
     monkeypatch.setattr("os.fsync", lambda handle: None)
+
+
+def tuning_roles(tuning, runs):
+    return {run_id: columns["tuning"] for run_id, columns in tuning_columns((tuning, runs)).items()}
 
 
 def loss(config: RunConfig) -> float:

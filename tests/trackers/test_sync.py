@@ -65,7 +65,7 @@ class Memory:
 
 def test_a_run_is_what_its_record_says_and_what_is_missing_is_left_out(results):
     with open_store(results) as store:
-        (run,) = tracked_runs(store, {config_of(n_layers=2, seed=1).run_id})
+        (run,) = (run for run in tracked_runs(store) if run.run_id == config_of(n_layers=2, seed=1).run_id)
     assert run.params["n_layers"] == 2 and run.params["seed"] == 1 and run.params["corpus"] == "stdlib"
     assert run.curves == ((10, {"train_loss": 3.0, "lr": 1e-3}), (20, {"train_loss": 2.75, "lr": 5e-4}))
     assert run.summary == {"val_loss": 3.5, "params_total": 1234, "steps": 20, "seconds": 1.5, "training_seconds": 4.0}
