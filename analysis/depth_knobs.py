@@ -82,19 +82,7 @@ def _row(runs: pd.DataFrame) -> dict[str, float | int | None]:
 
 def lines(table: pd.DataFrame) -> Iterator[str]:
     """One table per depth."""
-    names = [
-        "lr",
-        "lr_lns",
-        "loss",
-        "loss_lns",
-        "effect",
-        "lo",
-        "hi",
-        "needed",
-        "needed_lns",
-        "variance_ratio",
-        "beside",
-    ]
+    names = [*table.loc[:, "lr":"variance_ratio"], "beside"]
     for n_layers, rows in table.groupby("n_layers"):
         cells = rows[names].astype(object).where(rows[names].notna(), None)
         values = tuple(tuple(row) for row in cells.itertuples(index=False))

@@ -136,12 +136,10 @@ def page_of(data: pd.DataFrame, n_curves: int) -> "Figure":
     panels[0].set_ylabel("best learning rate")
     handles = [line_handle(rule, style) for rule, style in styles.items()]
     page.legend(handles=handles, loc="outside upper left", ncols=len(handles))
-    edge = n_curves - len(data)
     text = "Points: best lr of one seed at each width and depth; lines: geometric mean."
-    caption(
-        page,
-        text + (f" Not shown: {edge} of {n_curves} curves: lowest at an end of their grid." if edge else ""),
-    )
+    if edge := n_curves - len(data):
+        text += f" Not shown: {edge} of {n_curves} curves: lowest at an end of their grid."
+    caption(page, text)
     return page
 
 
@@ -158,10 +156,7 @@ def main(arguments: list[str]) -> int:
     curves = optima(runs, loss_of(runs))
     results = transfers(curves)
     if not results:
-        print(
-            f"these {len(runs)} runs lack three lr at two widths or depths of one parametrisation",
-            file=sys.stderr,
-        )
+        print(f"these {len(runs)} runs lack three lr at two widths or depths of one parametrisation", file=sys.stderr)
         return NO_ANSWER
     print(f"Claimed: {CLAIM}\nMeasured, the slope of ln lr* on the logarithm of:")
     for transfer in results:
