@@ -45,7 +45,7 @@ from scipy.special import stdtrit
 from sparsedepth.config.plain_text import counted
 from sparsedepth.config.task import SOLVED
 from sparsedepth.effects.intervals import Estimate, estimate
-from sparsedepth.effects.script import NO_ANSWER, run_script
+from sparsedepth.effects.script import NoAnswer, run_script
 from sparsedepth.effects.sentences import estimate_text
 from sparsedepth.files import write_bytes
 from sparsedepth.store.run_tables import table_bytes
@@ -383,7 +383,7 @@ def _draw_taus(axes: Any, comparison: str, scores: list[str], all_trials: list[T
     axes.set_yticks(range(len(scores)), [])
 
 
-def main(arguments: list[str]) -> int:
+def main(arguments: list[str]) -> None:
     parser = argparse.ArgumentParser(description="Do the scores follow a known required depth?")
     parser.add_argument("results", type=Path)
     parser.add_argument("--measure", action="store_true", help="first measure every run at each need: by_need.parquet")
@@ -392,21 +392,16 @@ def main(arguments: list[str]) -> int:
     if options.measure:
         measure(options.results)
     if not (options.results / TABLE).is_file():
-        print(
-            f"no {TABLE} in {options.results}; --measure makes it from runs of sweeps/known_depth.yaml", file=sys.stderr
-        )
-        return NO_ANSWER
+        raise NoAnswer(f"no {TABLE} in {options.results}; --measure makes it from runs of sweeps/known_depth.yaml")
     rows = read(options.results)
     all_trials, n_runs = trials(rows), len({row.run_id for row in rows})
     if not all_trials:
-        print(f"no two needs of these {n_runs} runs are both solved", file=sys.stderr)
-        return NO_ANSWER
+        raise NoAnswer(f"no two needs of these {n_runs} runs are both solved")
     print(f"Claimed: {CLAIM}\nMeasured, Kendall's tau of score and need, {n_runs} runs:")
     print("\n".join(report(all_trials)))
     if options.figure:
         _draw(rows, all_trials, options.figure)
-    return 0
 
 
 if __name__ == "__main__":
-    run_script(lambda: main(sys.argv[1:]))
+    run_script(main)
