@@ -45,7 +45,7 @@ from scipy.special import stdtrit
 from sparsedepth.config.plain_text import counted
 from sparsedepth.config.task import SOLVED
 from sparsedepth.effects.intervals import Estimate, estimate
-from sparsedepth.effects.script import NO_ANSWER, run_script
+from sparsedepth.effects.script import NoAnswer, run_script
 from sparsedepth.effects.sentences import estimate_text
 from sparsedepth.files import write_bytes
 from sparsedepth.store.run_tables import table_bytes
@@ -105,15 +105,14 @@ class Trial:
 def trials(rows: Iterable[Row]) -> list[Trial]:
     """Every score in every comparison, at each depth and across depths; only solved needs."""
     solved = sorted((row for row in rows if row.accuracy >= SOLVED), key=_order)
-    results: list[Trial] = []
+    results = []
     for (comparison, score), of_score in groupby(solved, key=lambda row: (row.comparison, row.score)):
         score_rows = list(of_score)
         depths = sorted({row.n_layers for row in score_rows})
         for n_layers in (*depths, None) if len(depths) > 1 else depths:
             chosen = [row for row in score_rows if n_layers in (None, row.n_layers)]
-            trial = _trial(comparison, score, n_layers, chosen)
-            results += [] if trial is None else [trial]
-    return results
+            results.append(_trial(comparison, score, n_layers, chosen))
+    return [trial for trial in results if trial is not None]
 
 
 def _order(row: Row) -> tuple[Any, ...]:
@@ -178,10 +177,7 @@ def _verdict(tau: Estimate, p: float, n_comparisons: int = 1) -> Verdict:
 def overall(of_score: list[Trial]) -> Verdict:
     """One verdict from all comparisons."""
     verdicts = {_verdict(trial.tau, trial.p, len(of_score)) for trial in of_score}
-    for verdict in ("does not follow", "follows"):
-        if verdict in verdicts:
-            return verdict
-    return "undecided"
+    return min(verdicts, key=["does not follow", "follows", "undecided"].index, default="undecided")
 
 
 def tally(of_score: list[Trial]) -> str:
@@ -300,7 +296,7 @@ PANELS = (
 )
 """(comparison, score, axis label of the need)"""
 COMPARISONS = {"hops": "more hops", "length": "more operations", "group": "A5 against Z60"}
-Colours = Mapping[int, Any]
+Colours = Mapping[Any, Any]
 """n_layers -> colour"""
 ACROSS = "#444444"
 """Colour of comparisons across depths."""
@@ -357,17 +353,16 @@ def _page(rows: list[Row], all_trials: list[Trial]) -> Any:
 
 def _draw_needs(axes: Any, panel: tuple[str, str, str], rows: list[Row], colours: Colours) -> None:
     """A score of every model against the need of the positions it was measured on."""
+    import pandas as pd
     from matplotlib.ticker import MaxNLocator
 
     comparison, score, need = panel
-    shown = [row for row in rows if (row.comparison, row.score) == (comparison, score) and row.accuracy >= SOLVED]
-    for (n_layers, _), line in groupby(sorted(shown, key=_order), key=lambda row: (row.n_layers, row.seed)):
-        points = [(row.need, row.value) for row in line]
-        axes.plot(*zip(*points, strict=True), linewidth=0.6, alpha=0.35, color=colours[n_layers])
-    for n_layers, of_depth in groupby(sorted(shown, key=lambda row: row.n_layers), key=lambda row: row.n_layers):
-        by_need = groupby(sorted(of_depth, key=lambda row: row.need), key=lambda row: row.need)
-        means = [(at, np.mean([row.value for row in at_need])) for at, at_need in by_need]
-        axes.plot(*zip(*means, strict=True), marker="o", markersize=4, linewidth=2, color=colours[n_layers])
+    solved = [row for row in rows if (row.comparison, row.score) == (comparison, score) and row.accuracy >= SOLVED]
+    for n_layers, of_depth in pd.DataFrame(sorted(solved, key=_order), columns=SCHEMA.names).groupby("n_layers"):
+        for _, line in of_depth.groupby("seed"):
+            axes.plot(line["need"], line["value"], linewidth=0.6, alpha=0.35, color=colours[n_layers])
+        mean = of_depth.groupby("need")["value"].mean()
+        axes.plot(mean.index, mean, marker="o", markersize=4, linewidth=2, color=colours[n_layers])
     axes.set(xlabel=need, ylabel=score.replace("_", " "))
     axes.set_ylim(bottom=0)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
@@ -388,7 +383,7 @@ def _draw_taus(axes: Any, comparison: str, scores: list[str], all_trials: list[T
     axes.set_yticks(range(len(scores)), [])
 
 
-def main(arguments: list[str]) -> int:
+def main(arguments: list[str]) -> None:
     parser = argparse.ArgumentParser(description="Do the scores follow a known required depth?")
     parser.add_argument("results", type=Path)
     parser.add_argument("--measure", action="store_true", help="first measure every run at each need: by_need.parquet")
@@ -397,22 +392,16 @@ def main(arguments: list[str]) -> int:
     if options.measure:
         measure(options.results)
     if not (options.results / TABLE).is_file():
-        print(
-            f"no {TABLE} in {options.results}; --measure makes it from runs of sweeps/known_depth.yaml", file=sys.stderr
-        )
-        return NO_ANSWER
+        raise NoAnswer(f"no {TABLE} in {options.results}; --measure makes it from runs of sweeps/known_depth.yaml")
     rows = read(options.results)
-    all_trials = trials(rows)
+    all_trials, n_runs = trials(rows), len({row.run_id for row in rows})
     if not all_trials:
-        print(f"no two needs of these {len({row.run_id for row in rows})} runs are both solved", file=sys.stderr)
-        return NO_ANSWER
-    n_runs = len({row.run_id for row in rows})
+        raise NoAnswer(f"no two needs of these {n_runs} runs are both solved")
     print(f"Claimed: {CLAIM}\nMeasured, Kendall's tau of score and need, {n_runs} runs:")
     print("\n".join(report(all_trials)))
     if options.figure:
         _draw(rows, all_trials, options.figure)
-    return 0
 
 
 if __name__ == "__main__":
-    run_script(lambda: main(sys.argv[1:]))
+    run_script(main)

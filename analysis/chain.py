@@ -3,10 +3,8 @@
 python analysis/chain.py RESULTS_DIR [...]
 """
 
-import sys
-
 from sparsedepth.effects.causal_evidence import chain_evidence
-from sparsedepth.effects.script import NO_ANSWER, read_runs, run_script
+from sparsedepth.effects.script import NoAnswer, read_runs, run_script
 from sparsedepth.effects.text_report import evidence_lines, link_heading
 
 CLAIM = (
@@ -15,22 +13,18 @@ CLAIM = (
 )
 
 
-def main(paths: list[str]) -> int:
+def main(paths: list[str]) -> None:
     runs = read_runs(paths)
-    if runs is None:
-        return NO_ANSWER
     chain = [link for link in chain_evidence(runs) if any(scope.rho is not None for scope in link.links)]
     if not chain:
-        print(f"these {len(runs)} runs show none of the links: too few, or nothing varies", file=sys.stderr)
-        return NO_ANSWER
+        raise NoAnswer(f"these {len(runs)} runs show none of the links: too few, or nothing varies")
     print(f"Claimed: {CLAIM}\nMeasured, rank correlations over runs, interval over configurations:")
     for link in chain:
         print(f"  {link_heading(link)}")
         for line in evidence_lines(link):
             print(f"    {line}")
     print("'associated': Holm over the links of a scope; without any link, chance makes one of them so in 5% of stores")
-    return 0
 
 
 if __name__ == "__main__":
-    run_script(lambda: main(sys.argv[1:]))
+    run_script(main)

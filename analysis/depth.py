@@ -3,8 +3,6 @@
 python analysis/depth.py RESULTS_DIR [...]
 """
 
-import sys
-
 from sparsedepth.effects.script import answer, run_script
 
 CLAIM = (
@@ -15,4 +13,4 @@ CLAIM = (
 
 if __name__ == "__main__":
     outcomes = ("val_loss", "usefulness", "effective_layers", "causal_score", "residual_variance_last")
-    run_script(lambda: answer(sys.argv[1:], "n_layers", outcomes, CLAIM))
+    run_script(lambda paths: answer(paths, "n_layers", outcomes, CLAIM))

@@ -3,12 +3,10 @@
 python analysis/depth_exponent.py RESULTS_DIR [...]
 """
 
-import sys
-
 from sparsedepth.effects.all_effects import measure_slopes
 from sparsedepth.effects.depth_slope import depth_slope, exponent_text, slope_sentence
 from sparsedepth.effects.knobs import find_knobs
-from sparsedepth.effects.script import NO_ANSWER, read_runs, run_script
+from sparsedepth.effects.script import NoAnswer, read_runs, run_script
 from sparsedepth.effects.sentences import estimate_text
 
 CLAIM = (
@@ -17,14 +15,11 @@ CLAIM = (
 )
 
 
-def main(paths: list[str]) -> int:
+def main(paths: list[str]) -> None:
     runs = read_runs(paths)
-    if runs is None:
-        return NO_ANSWER
     overall = depth_slope(runs)
     if overall is None:
-        print(f"no two of these {len(runs)} runs differ only in n_layers; run a sweep over n_layers", file=sys.stderr)
-        return NO_ANSWER
+        raise NoAnswer(f"no two of these {len(runs)} runs differ only in n_layers; run a sweep over n_layers")
     depths = ", ".join(map(str, overall.depths))
     print(f"Claimed: {CLAIM}\nMeasured, over n_layers {depths}, all settings of all knobs:")
     print(
@@ -36,8 +31,7 @@ def main(paths: list[str]) -> int:
         print(f"  {slope_sentence(contrast)}")
     if not slopes:
         print("  no setting and its baseline were both run at two depths: slopes cannot be compared")
-    return 0
 
 
 if __name__ == "__main__":
-    run_script(lambda: main(sys.argv[1:]))
+    run_script(main)

@@ -13,7 +13,6 @@ whether the effects differ from each other: `sparsedepth effects`.
 """
 
 import argparse
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -22,7 +21,7 @@ import pandas as pd
 
 from sparsedepth.effects.intervals import estimate
 from sparsedepth.effects.knobs import find_knobs, labels
-from sparsedepth.effects.script import NO_ANSWER, read_runs, run_script
+from sparsedepth.effects.script import NoAnswer, read_runs, run_script
 from sparsedepth.store.comparable_loss import loss_of
 from sparsedepth.store.query_result import QueryResult
 from sparsedepth.store.terminal import fit
@@ -82,19 +81,7 @@ def _row(runs: pd.DataFrame) -> dict[str, float | int | None]:
 
 def lines(table: pd.DataFrame) -> Iterator[str]:
     """One table per depth."""
-    names = [
-        "lr",
-        "lr_lns",
-        "loss",
-        "loss_lns",
-        "effect",
-        "lo",
-        "hi",
-        "needed",
-        "needed_lns",
-        "variance_ratio",
-        "beside",
-    ]
+    names = [*table.loc[:, "lr":"variance_ratio"], "beside"]
     for n_layers, rows in table.groupby("n_layers"):
         cells = rows[names].astype(object).where(rows[names].notna(), None)
         values = tuple(tuple(row) for row in cells.itertuples(index=False))
@@ -102,7 +89,7 @@ def lines(table: pd.DataFrame) -> Iterator[str]:
         yield fit(QueryResult(columns=tuple(names), rows=values), ("needed needed_lns", "lr lr_lns")).text
 
 
-def main(arguments: list[str]) -> int:
+def main(arguments: list[str]) -> None:
     parser = argparse.ArgumentParser(prog="depth_knobs.py", description="LNS combined with other remedies")
     parser.add_argument("results", nargs="+")
     parser.add_argument("--table", type=Path, help="write all columns to this CSV file")
@@ -110,12 +97,9 @@ def main(arguments: list[str]) -> int:
     if options.table is not None and options.table.suffix.lower() != ".csv":
         parser.error(f"--table {options.table} must end in .csv")
     runs = read_runs(options.results)
-    if runs is None:
-        return NO_ANSWER
     table = crossed(runs)
     if table is None:
-        print(f"in these {len(runs)} runs depth_scale lns is not crossed with another field", file=sys.stderr)
-        return NO_ANSWER
+        raise NoAnswer(f"in these {len(runs)} runs depth_scale lns is not crossed with another field")
     print(f"Claimed: {CLAIM}\nMeasured:")
     print("beside: the other remedy; effect: loss with LNS minus without, 95% interval over seeds;")
     print("variance_ratio: with LNS over without, last layer, at equal lr")
@@ -124,8 +108,7 @@ def main(arguments: list[str]) -> int:
     if options.table is not None:
         table.round(6).to_csv(options.table, index=False)
         print(f"written: {options.table}")
-    return 0
 
 
 if __name__ == "__main__":
-    run_script(lambda: main(sys.argv[1:]))
+    run_script(main)

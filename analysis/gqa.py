@@ -3,8 +3,6 @@
 python analysis/gqa.py RESULTS_DIR [...]
 """
 
-import sys
-
 from sparsedepth.effects.script import answer, run_script
 
 CLAIM = (
@@ -14,4 +12,4 @@ CLAIM = (
 
 if __name__ == "__main__":
     outcomes = ("val_loss", "usefulness", "attention_sparsity_rel", "residual_variance_last")
-    run_script(lambda: answer(sys.argv[1:], "n_kv_heads", outcomes, CLAIM))
+    run_script(lambda paths: answer(paths, "n_kv_heads", outcomes, CLAIM))

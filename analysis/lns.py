@@ -5,8 +5,6 @@ The control of the chain: if LNS raises usefulness with sparsity unchanged, lowe
     python analysis/lns.py RESULTS_DIR [...]
 """
 
-import sys
-
 from sparsedepth.effects.script import answer, run_script
 
 CLAIM = (
@@ -17,4 +15,4 @@ CLAIM = (
 if __name__ == "__main__":
     sparsity = ("weight_sparsity_rel", "attention_sparsity_rel")
     outcomes = ("val_loss", "usefulness", "causal_score", "residual_variance_last", *sparsity)
-    run_script(lambda: answer(sys.argv[1:], "depth_scale", outcomes, CLAIM))
+    run_script(lambda paths: answer(paths, "depth_scale", outcomes, CLAIM))

@@ -13,7 +13,6 @@ within +-LIMIT: a slope of 0.25 changes the optimum by a factor of 1.4 over four
 """
 
 import argparse
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -24,7 +23,7 @@ import pandas as pd
 from sparsedepth.config.run import CELL_FIELDS
 from sparsedepth.effects.intervals import Estimate, estimate
 from sparsedepth.effects.knobs import DERIVED, keys
-from sparsedepth.effects.script import NO_ANSWER, read_runs, run_script
+from sparsedepth.effects.script import NoAnswer, read_runs, run_script
 from sparsedepth.effects.sentences import estimate_text
 from sparsedepth.plots.page import FORMATS
 from sparsedepth.store.comparable_loss import loss_of
@@ -136,16 +135,14 @@ def page_of(data: pd.DataFrame, n_curves: int) -> "Figure":
     panels[0].set_ylabel("best learning rate")
     handles = [line_handle(rule, style) for rule, style in styles.items()]
     page.legend(handles=handles, loc="outside upper left", ncols=len(handles))
-    edge = n_curves - len(data)
     text = "Points: best lr of one seed at each width and depth; lines: geometric mean."
-    caption(
-        page,
-        text + (f" Not shown: {edge} of {n_curves} curves: lowest at an end of their grid." if edge else ""),
-    )
+    if edge := n_curves - len(data):
+        text += f" Not shown: {edge} of {n_curves} curves: lowest at an end of their grid."
+    caption(page, text)
     return page
 
 
-def main(arguments: list[str]) -> int:
+def main(arguments: list[str]) -> None:
     parser = argparse.ArgumentParser(prog="lr_transfer.py", description="Does the best lr transfer?")
     parser.add_argument("results", nargs="+")
     parser.add_argument("--figure", type=Path)
@@ -153,16 +150,10 @@ def main(arguments: list[str]) -> int:
     if options.figure is not None and options.figure.suffix.lower() not in FORMATS:
         parser.error(f"--figure {options.figure} must end in one of: {', '.join(FORMATS)}")
     runs = read_runs(options.results)
-    if runs is None:
-        return NO_ANSWER
     curves = optima(runs, loss_of(runs))
     results = transfers(curves)
     if not results:
-        print(
-            f"these {len(runs)} runs lack three lr at two widths or depths of one parametrisation",
-            file=sys.stderr,
-        )
-        return NO_ANSWER
+        raise NoAnswer(f"these {len(runs)} runs lack three lr at two widths or depths of one parametrisation")
     print(f"Claimed: {CLAIM}\nMeasured, the slope of ln lr* on the logarithm of:")
     for transfer in results:
         for axis, slope in transfer.slopes.items():
@@ -175,8 +166,7 @@ def main(arguments: list[str]) -> int:
     if options.figure is not None:
         draw(curves, options.figure)
         print(f"written: {options.figure}")
-    return 0
 
 
 if __name__ == "__main__":
-    run_script(lambda: main(sys.argv[1:]))
+    run_script(main)

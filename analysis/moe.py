@@ -6,7 +6,6 @@ Experts against the narrowest dense model, and against wider dense models: compa
 """
 
 import itertools
-import sys
 from collections.abc import Iterator
 
 import pandas as pd
@@ -36,4 +35,4 @@ def against_wide_dense(runs: pd.DataFrame) -> Iterator[str]:
 
 
 if __name__ == "__main__":
-    run_script(lambda: answer(sys.argv[1:], "n_experts", OUTCOMES, CLAIM, against_wide_dense))
+    run_script(lambda paths: answer(paths, "n_experts", OUTCOMES, CLAIM, against_wide_dense))

@@ -3,11 +3,10 @@
 python analysis/recipe_ladder.py RESULTS_DIR [...]
 """
 
-import sys
 from dataclasses import replace
 
 from sparsedepth.effects.ladder import ladder
-from sparsedepth.effects.script import NO_ANSWER, read_runs, run_script
+from sparsedepth.effects.script import NoAnswer, read_runs, run_script
 from sparsedepth.effects.sentences import contrast_sentence
 from sparsedepth.store.comparable_loss import loss_of
 
@@ -18,17 +17,12 @@ CLAIM = (
 )
 
 
-def main(paths: list[str]) -> int:
+def main(paths: list[str]) -> None:
     runs = read_runs(paths)
-    if runs is None:
-        return NO_ANSWER
     objective = loss_of(runs)
     ladders = {depth: ladder(at_depth, objective) for depth, at_depth in runs.groupby(runs["n_layers"].astype(int))}
     if not any(steps.rungs for steps in ladders.values()):
-        print(
-            f"no two of these {len(runs)} runs differ by one step of the ladder; run a recipe ladder", file=sys.stderr
-        )
-        return NO_ANSWER
+        raise NoAnswer(f"no two of these {len(runs)} runs differ by one step of the ladder; run a recipe ladder")
     print(f"Claimed: {CLAIM}")
     for depth, steps in ladders.items():
         together = (steps.whole,) if steps.whole else ()
@@ -36,8 +30,7 @@ def main(paths: list[str]) -> int:
         for heading, contrasts in parts:
             for contrast in contrasts:
                 print(f"  {heading}: {contrast_sentence(replace(contrast, n_layers=depth))}")
-    return 0
 
 
 if __name__ == "__main__":
-    run_script(lambda: main(sys.argv[1:]))
+    run_script(main)

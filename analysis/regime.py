@@ -3,10 +3,8 @@
 python analysis/regime.py RESULTS_DIR [...]
 """
 
-import sys
-
 from sparsedepth.effects.regime import regime_lines, regimes
-from sparsedepth.effects.script import NO_ANSWER, read_runs, run_script
+from sparsedepth.effects.script import NoAnswer, read_runs, run_script
 from sparsedepth.effects.token_kinds import kind_sentence, token_kinds
 from sparsedepth.store.connection import open_store
 
@@ -20,17 +18,14 @@ TOKENS = """
 """
 
 
-def main(paths: list[str]) -> int:
+def main(paths: list[str]) -> None:
     runs = read_runs(paths)
-    if runs is None:
-        return NO_ANSWER
     with open_store(*paths) as store:
         layers = store.frame("select run_id, layer, value from layers where metric = 'angular_distance'")
         tokens = store.frame(TOKENS)
     families = regimes(runs, layers)
     if not families:
-        print(f"no two of these {len(runs)} runs differ only in n_layers; run a sweep over n_layers", file=sys.stderr)
-        return NO_ANSWER
+        raise NoAnswer(f"no two of these {len(runs)} runs differ only in n_layers; run a sweep over n_layers")
     print(f"Claimed: {CLAIM}\nMeasured, over runs that differ only in depth and seed:")
     for family in families:
         for line in regime_lines(family):
@@ -39,8 +34,7 @@ def main(paths: list[str]) -> int:
         print("Tokens by the ideal nearest to their angles, in the deepest runs:")
         for kind in token_kinds(tokens):
             print(f"  {kind_sentence(kind)}")
-    return 0
 
 
 if __name__ == "__main__":
-    run_script(lambda: main(sys.argv[1:]))
+    run_script(main)

@@ -5,8 +5,6 @@ The loss is compared at the context that all runs share, since a longer context 
     python analysis/seq_len.py RESULTS_DIR [...]
 """
 
-import sys
-
 from sparsedepth.effects.script import answer, run_script
 
 CLAIM = (
@@ -17,4 +15,4 @@ CLAIM = (
 if __name__ == "__main__":
     sparsity = ("attention_sparsity", "attention_sparsity_rel")
     outcomes = ("val_loss_common", "usefulness", "residual_variance_last", *sparsity)
-    run_script(lambda: answer(sys.argv[1:], "seq_len", outcomes, CLAIM))
+    run_script(lambda paths: answer(paths, "seq_len", outcomes, CLAIM))

@@ -27,7 +27,6 @@ Shapes: B sequences, T tokens of one sequence, D width of the residual stream, L
 
 import copy
 import math
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -37,7 +36,7 @@ import torch
 from torch import Tensor
 
 from sparsedepth.effects.intervals import Estimate, estimate
-from sparsedepth.effects.script import NO_ANSWER, read_runs, run_script
+from sparsedepth.effects.script import NoAnswer, read_runs, run_script
 from sparsedepth.effects.sentences import estimate_text
 from sparsedepth.measure.variance import variance_by_sequence
 from sparsedepth.model.decoder import Block, Decoder
@@ -293,7 +292,7 @@ def held_out(folder: Path) -> tuple[ProbedDecoder, Tensor]:
     return loaded.probed, torch.from_numpy(source.held_out(length, N_TOKENS).inputs)
 
 
-def main(paths: list[str]) -> int:
+def main(paths: list[str]) -> None:
     models = [path for path in paths if (Path(path) / RUN_CONFIG).exists() and not (Path(path) / CONFIG).exists()]
     results = [path for path in paths if path not in models]
     lines = []
@@ -302,15 +301,12 @@ def main(paths: list[str]) -> int:
         of_model = [f"  {check}" for check in checks_of_model(probed, tokens_BT)]
         lines += [f"{path}:", *of_model] if of_model else []
     if results or not models:
-        if read_runs(results) is None:
-            return NO_ANSWER
+        read_runs(results)  # raises NoAnswer where there is none
         lines += [f"  {check}" for check in checks_of_rows(results)]
     if not lines:
-        print("none of these runs has residual_variance by layer, three layers and pre-norm", file=sys.stderr)
-        return NO_ANSWER
+        raise NoAnswer("none of these runs has residual_variance by layer, three layers and pre-norm")
     print(wrapped([f"Claimed: {CLAIM}", "Measured:", *lines]), end="")
-    return 0
 
 
 if __name__ == "__main__":
-    run_script(lambda: main(sys.argv[1:]))
+    run_script(main)

@@ -7,7 +7,6 @@ just shrink.
     python analysis/weight_decay.py RESULTS_DIR [...]
 """
 
-import sys
 from collections.abc import Iterator
 
 import pandas as pd
@@ -32,4 +31,4 @@ def time_scales(runs: pd.DataFrame) -> Iterator[str]:
 if __name__ == "__main__":
     sparsity = ("weight_sparsity", "weight_sparsity_rel")
     outcomes = ("val_loss", "usefulness", "residual_variance_last", *sparsity)
-    run_script(lambda: answer(sys.argv[1:], "weight_decay", outcomes, CLAIM, time_scales))
+    run_script(lambda paths: answer(paths, "weight_decay", outcomes, CLAIM, time_scales))

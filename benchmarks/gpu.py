@@ -28,10 +28,13 @@ ROOT = Path(__file__).parent.parent
 PIECE_SECONDS = 540
 """Most seconds for all steps of a piece."""
 
-SWEEP = "-m sparsedepth.cli.main sweep sweeps/search.yaml --workers 6"
+SPARSEDEPTH = "-m sparsedepth.cli.main"
+SWEEP = f"{SPARSEDEPTH} sweep sweeps/search.yaml --workers 6 --scale micro --out {{out}}/sweep"
+DRY_SWEEP = f"{SPARSEDEPTH} sweep sweeps/quickstart.yaml --workers 1 --scale tiny --out {{out}}/sweep"
+DRY_KERNELS = "benchmarks/kernels.py --quick --repeats 1 --calls 1"
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Step:
     """One command: arguments of Python, with {out} and {rows} filled in."""
 
@@ -44,89 +47,65 @@ class Step:
     """Seconds after which the command and its children get kill -9, which is not a failure."""
 
 
-def _train(name: str, size: str, seconds: int) -> Step:
-    train = "benchmarks/train.py --repeats {n} --json {{rows}} --preset "
+def _train(size: str, seconds: int) -> Step:
+    train = "benchmarks/train.py --json {rows} --preset"
     return Step(
-        name=name,
-        seconds=seconds,
-        command=train.format(n=6) + f"{size} --top 12",
-        dry=train.format(n=2) + "quick --no-compile --top 3",
+        size, seconds, f"{train} gpu-{size} --repeats 6 --top 12", f"{train} quick --repeats 2 --no-compile --top 3"
     )
 
 
 PIECES: dict[str, list[Step]] = {
     "machine": [
-        Step(name="doctor", seconds=60, command="-m sparsedepth.cli.main doctor", dry="-m sparsedepth.cli.main doctor"),
+        Step("doctor", 60, f"{SPARSEDEPTH} doctor", dry=f"{SPARSEDEPTH} doctor"),
         Step(
-            name="tests",
-            seconds=240,
-            command="-m pytest tests/test_gpu.py -m gpu -q -rfE -n 4 --timeout 200",
+            "tests",
+            240,
+            "-m pytest tests/test_gpu.py -m gpu -q -rfE -n 4 --timeout 200",
             dry="-m pytest tests/test_gpu.py -m gpu -q --collect-only",
         ),
+        Step("kernels", 110, "benchmarks/kernels.py --threads 4", dry=DRY_KERNELS),
         Step(
-            name="kernels",
-            seconds=110,
-            command="benchmarks/kernels.py --threads 4",
-            dry="benchmarks/kernels.py --quick --repeats 1 --calls 1",
-        ),
-        Step(
-            name="kernels_large",
-            seconds=110,
-            command="benchmarks/kernels.py --threads 4 --sequences 4 --length 4096 --width 2048 --heads 16 "
-            "--kv-heads 4 --d-expert 1408 --calls 5 --repeats 3",
-            dry="benchmarks/kernels.py --quick --repeats 1 --calls 1",
+            "kernels_large",
+            110,
+            "benchmarks/kernels.py --threads 4 --sequences 4 --length 4096 --width 2048 --heads 16 --kv-heads 4 "
+            "--d-expert 1408 --calls 5 --repeats 3",
+            dry=DRY_KERNELS,
         ),
     ],
-    "training": [
-        _train("1.2b", "gpu-1.2b", 180),
-        _train("250m", "gpu-250m", 110),
-        _train("100m", "gpu-100m", 100),
-        _train("experts", "gpu-experts", 150),
-    ],
+    "training": [_train("1.2b", 180), _train("250m", 110), _train("100m", 100), _train("experts", 150)],
     "sweeps": [
+        Step("killed", 90, SWEEP, dry=DRY_SWEEP, killed_after=60),
+        Step("resumed", 200, SWEEP, dry=DRY_SWEEP),
         Step(
-            name="killed",
-            seconds=90,
-            command=f"{SWEEP} --scale micro --out {{out}}/sweep",
-            dry="-m sparsedepth.cli.main sweep sweeps/quickstart.yaml --scale tiny --workers 1 --out {out}/sweep",
-            killed_after=60,
-        ),
-        Step(
-            name="resumed",
-            seconds=200,
-            command=f"{SWEEP} --scale micro --out {{out}}/sweep",
-            dry="-m sparsedepth.cli.main sweep sweeps/quickstart.yaml --scale tiny --workers 1 --out {out}/sweep",
-        ),
-        Step(
-            name="runs_per_gpu",
-            seconds=240,
-            command="benchmarks/stack.py --device cuda --widths 64 128 --layers 24 --tokens 8192 --seq-len 256 "
-            "--stacks 4 16 --processes 4 --repeats 3 --seconds 2 --json {rows}",
+            "runs_per_gpu",
+            240,
+            "benchmarks/stack.py --device cuda --widths 64 128 --layers 24 --tokens 8192 --seq-len 256 --stacks 4 16 "
+            "--processes 4 --repeats 3 --seconds 2 --json {rows}",
             dry="benchmarks/stack.py --widths 16 --layers 2 --tokens 64 --seq-len 8 --stacks 2 --processes 1 "
             "--repeats 2 --seconds 0.05 --json {rows}",
         ),
     ],
     "graph": [
         Step(
-            name="tests",
-            seconds=150,
-            command="-m pytest tests/test_gpu_graph.py -m gpu -q -rfEs -n 4 --timeout 140",
+            "tests",
+            150,
+            "-m pytest tests/test_gpu_graph.py -m gpu -q -rfEs -n 4 --timeout 140",
             dry="-m pytest tests/test_gpu_graph.py -m gpu -q --collect-only",
         ),
         Step(
-            name="rates",
-            seconds=380,
-            command="benchmarks/cuda_graph.py --json {rows}",
+            "rates",
+            380,
+            "benchmarks/cuda_graph.py --json {rows}",
             dry="benchmarks/cuda_graph.py --recorded --widths 16 --layers 2 --tokens 64 --seq-len 8 --repeats 4 "
             "--json {rows}",
         ),
     ],
     "measures": [
         Step(
-            name="against_one_pass_each",
-            seconds=520,
-            command="benchmarks/measure.py --device cuda --layers 24 --width 2048 --heads 16 --sequences 8 "
-            "--length 512 --repeats 2 --threads 4",
+            "against_one_pass_each",
+            520,
+            "benchmarks/measure.py --device cuda --layers 24 --width 2048 --heads 16 --sequences 8 --length 512 "
+            "--repeats 2 --threads 4",
             dry="benchmarks/measure.py --layers 2 --width 16 --heads 2 --sequences 2 --length 16 --repeats 1",
         ),
     ],
@@ -140,13 +119,11 @@ def run_piece(piece: str, out: Path, dry: bool) -> list[dict[str, Any]]:
     for step in PIECES[piece]:
         left = patience * PIECE_SECONDS - (time.monotonic() - began)
         print(f"== {piece}: {step.name}", flush=True)
-        row = (
-            run_step(piece, step, out, dry, min(patience * step.seconds, left))
-            if left > 5
-            else {"end": "left out, no time"}
-        )
+        row = {"end": "left out, no time"}
+        if left > 5:
+            row = run_step(piece, step, out, dry, min(patience * step.seconds, left))
         results.append({"piece": piece, "step": step.name, **row})
-        print(f"== {piece}: {step.name}: {results[-1]['end']}", flush=True)
+        print(f"== {piece}: {step.name}: {row['end']}", flush=True)
     (out / f"{piece}.json").write_text(json.dumps(results, indent=1))
     return results
 
@@ -163,18 +140,12 @@ def run_step(piece: str, step: Step, out: Path, dry: bool, limit: float) -> dict
             [sys.executable, *words], cwd=ROOT, stdout=file, stderr=file, env=environment, start_new_session=True
         )
         try:
-            code: int | None = process.wait(step.killed_after or limit)
+            code = process.wait(step.killed_after or limit)
+            end = f"exit {code}" if code else "ok"
         except subprocess.TimeoutExpired:
-            code = None
             os.killpg(process.pid, signal.SIGKILL)
             process.wait()
-    end = (
-        "ok"
-        if code == 0
-        else f"exit {code}"
-        if code is not None
-        else f"killed after {step.killed_after or limit:.0f} s"
-    )
+            end = f"killed after {step.killed_after or limit:.0f} s"
     numbers = [json.loads(line) for line in rows.read_text().splitlines()] if rows.exists() else []
     return {"end": end, "seconds": round(time.monotonic() - began, 1), "rows": numbers}
 
@@ -195,12 +166,8 @@ def facts() -> dict[str, Any]:
 
 def write_table(out: Path) -> None:
     """Write gpu.json and gpu.md of the pieces that have results."""
-    steps = [
-        row
-        for name in PIECES
-        if (out / f"{name}.json").exists()
-        for row in json.loads((out / f"{name}.json").read_text())
-    ]
+    files = [file for name in PIECES if (file := out / f"{name}.json").exists()]
+    steps = [row for file in files for row in json.loads(file.read_text())]
     about = facts()
     (out / "gpu.json").write_text(json.dumps({**about, "steps": steps}, indent=1))
     (out / "gpu.md").write_text(markdown(about, steps))
@@ -216,13 +183,8 @@ def markdown(about: dict[str, Any], steps: list[dict[str, Any]]) -> str:
     for row in steps:
         if row.get("rows"):
             columns = list(dict.fromkeys(name for numbers in row["rows"] for name in numbers))
-            lines += [
-                "",
-                f"{row['piece']}: {row['step']}",
-                "",
-                f"| {' | '.join(columns)} |",
-                "|---" * len(columns) + "|",
-            ]
+            lines += ["", f"{row['piece']}: {row['step']}", ""]
+            lines += [f"| {' | '.join(columns)} |", "|---" * len(columns) + "|"]
             lines += [f"| {' | '.join(str(numbers.get(name, '')) for name in columns)} |" for numbers in row["rows"]]
     return "\n".join([*lines, ""])
 

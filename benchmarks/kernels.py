@@ -13,6 +13,7 @@ import argparse
 import statistics
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Literal
 
 import torch
@@ -34,7 +35,7 @@ Pass = Callable[[], list[Tensor]]
 """One forward and backward pass: the output, then the gradients."""
 
 
-def attention_pass(kernel: str, here: Setting, options: argparse.Namespace, window: int | None, packed: bool) -> Pass:
+def attention_pass(here: Setting, options: argparse.Namespace, window: int | None, packed: bool, kernel: str) -> Pass:
     generator = torch.Generator().manual_seed(0)
     heads = (options.heads, options.kv_heads, options.kv_heads)
     shapes = [(options.sequences, n, options.length, here.d_head) for n in heads]
@@ -51,7 +52,7 @@ def attention_pass(kernel: str, here: Setting, options: argparse.Namespace, wind
     return run
 
 
-def experts_pass(kernel: str, here: Setting, options: argparse.Namespace, n_experts: int, top_k: int) -> Pass:
+def experts_pass(here: Setting, options: argparse.Namespace, n_experts: int, top_k: int, kernel: str) -> Pass:
     generator = torch.Generator().manual_seed(0)
     n_tokens = options.sequences * options.length
     sizes = [(n_tokens, here.d_model), (n_experts, 2 * here.d_expert, here.d_model)]
@@ -68,7 +69,7 @@ def experts_pass(kernel: str, here: Setting, options: argparse.Namespace, n_expe
     return run
 
 
-def router_pass(kernel: str, here: Setting, options: argparse.Namespace, n_experts: int) -> Pass:
+def router_pass(here: Setting, options: argparse.Namespace, n_experts: int, kernel: str) -> Pass:
     logits_NE = torch.randn(options.sequences * options.length, n_experts, generator=torch.Generator().manual_seed(0))
     logits_NE = logits_NE.to(here.device).requires_grad_()
 
@@ -90,11 +91,7 @@ def seconds(run: Pass, here: Setting, calls: int) -> float:
 
 
 def compare(
-    part: Part | Literal["router"],
-    case: str,
-    make: Callable[[str], Pass],
-    here: Setting,
-    options: argparse.Namespace,
+    part: Part | Literal["router"], case: str, make: Callable[[str], Pass], here: Setting, options: argparse.Namespace
 ) -> None:
     reasons = {kernel: None if part == "router" else OBSTACLES[part][kernel](here) for kernel in ORDER[part]}
     runs = {kernel: make(kernel) for kernel, obstacle in reasons.items() if obstacle is None}
@@ -145,28 +142,12 @@ def main() -> None:
     quarter = options.length // 4
     cases = {"causal": (None, False), f"window {quarter}": (quarter, False), "4 documents": (None, True)}
     for case, (window, packed) in cases.items():
-        compare(
-            "attention",
-            case,
-            lambda kernel, window=window, packed=packed: attention_pass(kernel, here, options, window, packed),
-            here,
-            options,
-        )
+        make = partial(attention_pass, here, options, window, packed)
+        compare("attention", case, make, here, options)
     for n_experts, top_k in ((8, 2), (32, 4)):
-        compare(
-            "experts",
-            f"{n_experts} experts, top {top_k}",
-            lambda kernel, shape=(n_experts, top_k): experts_pass(kernel, here, options, *shape),
-            here,
-            options,
-        )
-        compare(
-            "router",
-            f"{n_experts} experts",
-            lambda kernel, n_experts=n_experts: router_pass(kernel, here, options, n_experts),
-            here,
-            options,
-        )
+        make = partial(experts_pass, here, options, n_experts, top_k)
+        compare("experts", f"{n_experts} experts, top {top_k}", make, here, options)
+        compare("router", f"{n_experts} experts", partial(router_pass, here, options, n_experts), here, options)
 
 
 if __name__ == "__main__":

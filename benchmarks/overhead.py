@@ -23,19 +23,8 @@ from sparsedepth.run.scratch import Scratch
 from sparsedepth.store import run_record
 from sparsedepth.sweep.forkserver import EXECUTE, prepare_server, start_run
 
-FIELDS = {
-    "n_layers": 2,
-    "d_model": 16,
-    "n_heads": 2,
-    "seq_len": 32,
-    "batch_tokens": 128,
-    "train_tokens": 128,
-    "lr": 1e-3,
-    "measures": ["loss"],
-    "val_tokens": 512,
-    "max_corpus_tokens": 100_000,
-    "precision": "fp32",
-}
+MODEL = dict(n_layers=2, d_model=16, n_heads=2, seq_len=32, precision="fp32")
+DATA = dict(batch_tokens=128, train_tokens=128, measures=["loss"], val_tokens=512, max_corpus_tokens=100_000)
 
 Start = Callable[[list[str], Path, Callable[[], bool]], int]
 """(arguments of execute, log, called often) -> exit code"""
@@ -63,7 +52,7 @@ def forked(arguments: list[str], log: Path, look: Callable[[], bool]) -> int:
 
 def measure(results: Path, seed: int, start: Start) -> tuple[float, float]:
     """Seconds until the first (and last) step is done, and from there to the complete record."""
-    config = build(RunConfig, {**FIELDS, "seed": seed}, "benchmark")
+    config = build(RunConfig, {**MODEL, **DATA, "seed": seed}, "benchmark")
     prepare(config, results / "data")
     scratch = Scratch(results, config.run_id)
     scratch.folder.mkdir(parents=True)

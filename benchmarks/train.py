@@ -56,48 +56,30 @@ from sparsedepth.train.stack import StackedDecoder, backward
 PEAK_FLOPS = {"H200": 989.4e12, "H100 PCIe": 756e12, "H100": 989.4e12, "A100": 312e12}
 """Dense bf16, FLOP/s, from the data sheets."""
 
-CPU = {
-    "n_layers": 12,
-    "d_model": 128,
-    "n_heads": 4,
-    "d_ff": 352,
-    "seq_len": 256,
-    "batch_tokens": 4096,
-    "precision": "fp32",
-}
-EXPERTS = {"n_experts": 8, "top_k": 2, "balance_loss": 0.0, "router_z_loss": 0.0}
-GPU = {
-    "n_layers": 32,
-    "d_model": 1536,
-    "n_heads": 12,
-    "d_ff": 5376,
-    "vocab_size": 32000,
-    "batch_tokens": 8192,
-    "precision": "bf16",
-}
+CPU = dict(n_layers=12, d_model=128, n_heads=4, d_ff=352, seq_len=256, batch_tokens=4096, precision="fp32")
+EXPERTS = dict(n_experts=8, top_k=2, balance_loss=0.0, router_z_loss=0.0)
+GPU = dict(n_layers=32, d_model=1536, n_heads=12, d_ff=5376, vocab_size=32000, batch_tokens=8192, precision="bf16")
 GPU_EXPERTS = {**EXPERTS, "n_experts": 4}
 SIZES = {
-    "100m": {"n_layers": 12, "d_model": 768, "n_heads": 6, "d_ff": 2048},
-    "250m": {"n_layers": 24, "d_model": 1024, "n_heads": 8, "d_ff": 2816},
+    "100m": dict(n_layers=12, d_model=768, n_heads=6, d_ff=2048),
+    "250m": dict(n_layers=24, d_model=1024, n_heads=8, d_ff=2816),
     "1.2b": {},
     "experts": GPU_EXPERTS,
 }
 SMALL = [
-    {
-        "d_model": width,
-        "n_heads": width // 16,
-        "n_layers": layers,
-        "seq_len": 32,
-        "batch_tokens": 2048,
-        "vocab_size": 64,
-    }
+    dict(d_model=width, n_heads=width // 16, n_layers=layers, seq_len=32, batch_tokens=2048, vocab_size=64)
     for width in (32, 64)
     for layers in (4, 12, 32)
 ]
+PRESETS: dict[str, list[dict[str, Any]]] = {
+    "cpu": [CPU],
+    "experts": [{**CPU, **EXPERTS}],
+    "quick": [{**CPU, "n_layers": 2, "batch_tokens": 1024}],
+    "small": SMALL,
+    "gpu": [{**GPU, **more, "seq_len": seq_len} for more in ({}, GPU_EXPERTS) for seq_len in (1024, 2048, 4096)],
+    **{f"gpu-{name}": [{**GPU, **size, "seq_len": 1024}] for name, size in SIZES.items()},
+}
 PRODUCTS = ("mkldnn::_linear_pointwise", "aten::mm", "aten::addmm", "aten::bmm", "aten::baddbmm", "aten::_grouped_mm")
-
-
-PRESETS = ("cpu", "experts", "quick", "small", "gpu", *(f"gpu-{name}" for name in SIZES))
 
 STACKED = "ours, 4 runs as one model"
 RUNS_OF_STEP = {STACKED: 4}
@@ -216,13 +198,10 @@ def show_top(name: str, step: Step, device: torch.device, n_shown: int) -> float
 
 def variants(config: RunConfig, wanted: RuntimeConfig) -> dict[str, Callable[[], Step]]:
     """Variants by name, transformers' first. On a GPU every available kernel, compiled."""
-    found = {"theirs, eager": lambda: theirs(config, resolve(config, wanted))}
-    found["ours, eager"] = lambda: ours(config, resolve(config, wanted))
-    plain = resolve(config, wanted)
-    found["ours, compiled"] = lambda: ours(config, dataclasses.replace(plain, compile=True))
-    if plain.device.type != "cuda":
-        return found
-    del found["ours, compiled"]
+    eager = resolve(config, wanted)
+    found = {"theirs, eager": lambda: theirs(config, eager), "ours, eager": lambda: ours(config, eager)}
+    if eager.device.type != "cuda":
+        return {**found, "ours, compiled": lambda: ours(config, dataclasses.replace(eager, compile=True))}
     for attention in ("sdpa", "flash"):
         for experts in ("grouped", "megablocks") if config.n_experts else ("auto",):
             changes = {"attention_kernel": attention, "experts_kernel": experts, "compile": True}
@@ -318,13 +297,10 @@ def report(config: RunConfig, results: dict[str, Result], device: torch.device, 
         print(f"{name:30}{speed}  {spread:40}{off:.1e}", flush=True)
         if rows:
             sizes = {"params": cost(config).params_total, "n_layers": config.n_layers, "d_model": config.d_model}
-            numbers = {
-                "tokens_per_second": round(config.batch_tokens / seconds),
-                unit: round(used, 2),
-                "times": round(median, 2),
-            }
+            rate = {"tokens_per_second": round(config.batch_tokens / seconds), unit: round(used, 2)}
+            row = {**sizes, "seq_len": config.seq_len, "way": name, **rate, "times": round(median, 2)}
             with rows.open("a") as file:
-                file.write(json.dumps({**sizes, "seq_len": config.seq_len, "way": name, **numbers}) + "\n")
+                file.write(json.dumps(row) + "\n")
     tolerance = 1e-4 if config.precision == "fp32" else 5e-2
     worst = max(abs(a - b) for r in results.values() for a, b in zip(first.losses, r.losses, strict=True))
     if worst > tolerance:
@@ -348,16 +324,8 @@ def observation(config: RunConfig, runtime: Runtime, repeats: int) -> None:
 
 
 def configs(preset: str, batch_tokens: int | None) -> list[RunConfig]:
-    shapes = {
-        "cpu": [CPU],
-        "experts": [{**CPU, **EXPERTS}],
-        "quick": [{**CPU, "n_layers": 2, "batch_tokens": 1024}],
-        "small": SMALL,
-        **{f"gpu-{name}": [{**GPU, **size, "seq_len": 1024}] for name, size in SIZES.items()},
-        "gpu": [{**GPU, **more, "seq_len": seq_len} for more in ({}, GPU_EXPERTS) for seq_len in (1024, 2048, 4096)],
-    }
     fixed = {"lr": 1e-3, "weight_decay_on": "all", "fit_tokens": 16384}
-    sized = [{**shape, "batch_tokens": batch_tokens or shape["batch_tokens"]} for shape in shapes[preset]]
+    sized = [{**shape, "batch_tokens": batch_tokens or shape["batch_tokens"]} for shape in PRESETS[preset]]
     return [
         build(RunConfig, {**fixed, **shape, "train_tokens": shape["batch_tokens"] * 1000}, preset) for shape in sized
     ]
@@ -383,9 +351,9 @@ def main() -> None:
     torch.set_num_threads(given.threads)
     wanted = RuntimeConfig(device="cuda" if on_gpu else "cpu")
     for config in configs(given.preset, given.batch_tokens):
-        if (given.widths and config.d_model not in given.widths) or (
-            given.layers and config.n_layers not in given.layers
-        ):
+        if config.d_model not in (given.widths or [config.d_model]):
+            continue
+        if config.n_layers not in (given.layers or [config.n_layers]):
             continue
         if given.observe:
             observation(config, resolve(config, wanted), given.repeats)

@@ -14,7 +14,7 @@ import shutil
 import stat
 import time
 import uuid
-from collections.abc import Callable, Generator
+from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -112,20 +112,12 @@ def json_text(content: Any) -> str:
 
 
 @contextmanager
-def locked(path: Path, waiting: Callable[[], None] | None = None) -> Generator[None]:
-    """Hold the exclusive lock file `path`; `waiting()` is called if another process holds it.
-
-    An flock: the system releases it when the process ends, in whatever way.
-    """
+def locked(path: Path) -> Generator[None]:
+    """Hold the exclusive lock file `path`, an flock: the system releases it when the process ends, in whatever way."""
     path.parent.mkdir(parents=True, exist_ok=True)
     handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
     try:
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            if waiting:
-                waiting()
-            fcntl.flock(handle, fcntl.LOCK_EX)
+        fcntl.flock(handle, fcntl.LOCK_EX)
         yield
     finally:
         os.close(handle)

@@ -12,16 +12,13 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from sparsedepth.config.model import ModelConfig
-from sparsedepth.config.task import TEXT_ONLY, task_name
+from sparsedepth.config.task import task_name
 
 IMAGES = "images:"
 
 DIGITS = "digits"
 
 _DIGITS_SIZES = {"image_size": 8, "patch_size": 2, "n_channels": 1, "vocab_size": 10}
-
-ALSO_OF_IMAGES = ("val_fraction",)
-"""Fields of text that also apply to images."""
 
 
 def is_images(corpus: Any) -> bool:
@@ -47,9 +44,8 @@ def with_sizes_of_digits(values: Mapping[str, Any]) -> dict[str, Any]:
     return dict(values) | {name: size for name, size in sizes.items() if values.get(name) is None}
 
 
-def check_images(corpus: str, fields: Mapping[str, Any], model: ModelConfig) -> None:
-    """Raises ValueError for a ViT without images, images without a ViT, and fields of text with images. `fields`: those
-    that differ from their defaults."""
+def check_images(corpus: str, model: ModelConfig) -> None:
+    """Raises ValueError for a ViT without images, and images without a ViT."""
     is_vit = model.architecture == "vit"
     if is_vit and not is_images(corpus):
         raise ValueError(
@@ -65,8 +61,3 @@ def check_images(corpus: str, fields: Mapping[str, Any], model: ModelConfig) -> 
         )
     if corpus == IMAGES:
         raise ValueError(f"corpus={corpus!r} names no images; write '{IMAGES}FOLDER', or '{IMAGES}{DIGITS}'")
-    for name in (*TEXT_ONLY, "eval_seq_len"):
-        if name in fields and name not in ALSO_OF_IMAGES:
-            raise ValueError(
-                f"{name}={fields[name]!r} is about text, and corpus={corpus!r} holds images; leave {name} out"
-            )

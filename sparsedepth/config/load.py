@@ -114,13 +114,10 @@ def read_yaml(path: Path) -> dict[str, Any]:
     return values
 
 
-def read_extended(path: Path) -> dict[str, Any]:
+def read_extended(path: Path, chain: tuple[Path, ...] = ()) -> dict[str, Any]:
     """The mapping in a YAML file, merged over the file that its key `extends` names (relative to it): its keys replace
-    those of that file, except that `base` is merged too. Raises ValueError for a cycle, or more than 8 files."""
-    return _extended(path, ())
-
-
-def _extended(path: Path, chain: tuple[Path, ...]) -> dict[str, Any]:
+    those of that file, except that `base` is merged too. `chain`: the files that extend this one. Raises ValueError for
+    a cycle, or more than 8 files."""
     if path.resolve() in chain:
         raise ValueError(f"{chain[-1]}: extends {str(path)!r}, which extends this file: a cycle")
     if len(chain) == MAX_FILES:
@@ -131,7 +128,7 @@ def _extended(path: Path, chain: tuple[Path, ...]) -> dict[str, Any]:
     parent_path = values.pop("extends")
     if not isinstance(parent_path, str) or not parent_path or Path(parent_path).is_absolute():
         raise ValueError(f"{path}: extends={parent_path!r} must be the path of a YAML file, relative to this one")
-    parent = _extended(path.parent / parent_path, (*chain, path.resolve()))
+    parent = read_extended(path.parent / parent_path, (*chain, path.resolve()))
     merged = {**parent, **values}
     if isinstance(parent.get("base"), dict) and isinstance(values.get("base"), dict):
         merged["base"] = {**parent["base"], **values["base"]}

@@ -26,86 +26,49 @@ class Preset:
     note: str = ""
 
 
-IMAGENET = "images:hub:ILSVRC/imagenet-1k"
 LLAMA = "2502.05795"
 OLMO = "2603.15389"
 
 
-def _llama(
-    n_layers: int, d_model: int, n_heads: int, d_ff: int, *, lr: float, steps: int | None, warmup: int = 0
-) -> Fields:
+Shape = tuple[int, int, int, int]
+"""n_layers, d_model, n_heads, d_ff"""
+
+
+def _shape(shape: Shape) -> Fields:
+    return dict(zip(("n_layers", "d_model", "n_heads", "d_ff"), shape, strict=True))
+
+
+def _llama(shape: Shape, *, lr: float, steps: int | None, warmup: int = 0) -> Fields:
     """512 sequences of 256 tokens per step, Adam without decay or clipping, cosine to a tenth."""
     batch_tokens = 512 * 256
     schedule = {"train_tokens": steps * batch_tokens, "warmup_frac": warmup / steps} if steps else {}
-    return {
-        "n_layers": n_layers,
-        "d_model": d_model,
-        "n_heads": n_heads,
-        "d_ff": d_ff,
-        "vocab_size": 32_000,
-        "seq_len": 256,
-        "batch_tokens": batch_tokens,
-        **schedule,
-        "lr": lr,
-        "min_lr_frac": 0.1,
-        "weight_decay": 0.0,
-        "beta1": 0.9,
-        "beta2": 0.999,
-        "grad_clip": 0.0,
-    }
+    sizes = {"vocab_size": 32_000, "seq_len": 256, "batch_tokens": batch_tokens}
+    adam = {"weight_decay": 0.0, "beta1": 0.9, "beta2": 0.999, "grad_clip": 0.0}
+    return {**_shape(shape), **sizes, **schedule, "lr": lr, "min_lr_frac": 0.1, **adam}
 
 
 def _olmo(n_layers: int, d_model: int, n_heads: int, *, seq_len: int, batch_tokens: int, **fields: Any) -> Fields:
     """5 B tokens in whole steps, 1000 of them warm-up; weight decay on the matrices of blocks and head only."""
     steps = 5_000_000_000 // batch_tokens
-    return {
-        "n_layers": n_layers,
-        "d_model": d_model,
-        "n_heads": n_heads,
-        "vocab_size": 50_304,
-        "seq_len": seq_len,
-        "batch_tokens": batch_tokens,
-        "train_tokens": steps * batch_tokens,
-        "warmup_frac": 1000 / steps,
-        "lr": 1e-3,
-        "min_lr_frac": 0.1,
-        "weight_decay": 0.1,
-        "weight_decay_on": "no_embed_norm",
-        "beta1": 0.9,
-        "beta2": 0.95,
-        "grad_clip": 1.0,
-        **fields,
-    }
+    sizes = {"n_layers": n_layers, "d_model": d_model, "n_heads": n_heads, "vocab_size": 50_304, "seq_len": seq_len}
+    schedule = {"train_tokens": steps * batch_tokens, "warmup_frac": 1000 / steps, "lr": 1e-3, "min_lr_frac": 0.1}
+    decay = {"weight_decay": 0.1, "weight_decay_on": "no_embed_norm"}
+    adam = {"beta1": 0.9, "beta2": 0.95, "grad_clip": 1.0}
+    return {**sizes, "batch_tokens": batch_tokens, **schedule, **decay, **adam, **fields}
 
 
-def _stated_budget(n_layers: int, d_model: int, n_heads: int, d_ff: int, tokens: int, **fields: Any) -> Fields:
+def _stated_budget(shape: Shape, tokens: int, **fields: Any) -> Fields:
     """A stated budget in whole steps of 4 Mi tokens, as in OLMo's released configs; no learning rate."""
     batch_tokens = 2048 * 2048
-    return {
-        "n_layers": n_layers,
-        "d_model": d_model,
-        "n_heads": n_heads,
-        "d_ff": d_ff,
-        "vocab_size": 50_304,
-        "seq_len": 2048,
-        "batch_tokens": batch_tokens,
-        "train_tokens": tokens // batch_tokens * batch_tokens,
-        **fields,
-    }
+    sizes = {"vocab_size": 50_304, "seq_len": 2048, "batch_tokens": batch_tokens}
+    return {**_shape(shape), **sizes, "train_tokens": tokens // batch_tokens * batch_tokens, **fields}
 
 
 def _vit(d_model: int, n_heads: int) -> Fields:
     """12 layers on images of 224 x 224 in patches of 16; 1024 images a step."""
-    return {
-        "architecture": "vit",
-        "corpus": IMAGENET,
-        "vocab_size": 1000,
-        "n_layers": 12,
-        "d_model": d_model,
-        "n_heads": n_heads,
-        "batch_tokens": 1024 * 197,
-        "train_tokens": 1251 * 1024 * 197,
-    }
+    images = {"architecture": "vit", "corpus": "images:hub:ILSVRC/imagenet-1k", "vocab_size": 1000}
+    shape = {"n_layers": 12, "d_model": d_model, "n_heads": n_heads}
+    return {**images, **shape, "batch_tokens": 1024 * 197, "train_tokens": 1251 * 1024 * 197}
 
 
 def _dense_1b(n_layers: int) -> Fields:
@@ -114,20 +77,9 @@ def _dense_1b(n_layers: int) -> Fields:
 
 def _moe(d_model: int, n_heads: int, n_experts: int, top_k: int, d_expert: int, **fields: Any) -> Fields:
     """Softmax gates that are not renormalised, balance loss 0.01, z loss 0.001."""
-    return _olmo(
-        16,
-        d_model,
-        n_heads,
-        seq_len=4096,
-        batch_tokens=256 * 4096,
-        n_experts=n_experts,
-        top_k=top_k,
-        d_expert=d_expert,
-        renormalise_gates=False,
-        balance_loss=0.01,
-        router_z_loss=0.001,
-        **fields,
-    )
+    experts = {"n_experts": n_experts, "top_k": top_k, "d_expert": d_expert, "renormalise_gates": False}
+    losses = {"balance_loss": 0.01, "router_z_loss": 0.001}
+    return _olmo(16, d_model, n_heads, seq_len=4096, batch_tokens=256 * 4096, **experts, **losses, **fields)
 
 
 _LLAMA_NOTE = "train_tokens counts padding, as the released scripts' steps do: the paper states {} B tokens of text."
@@ -143,47 +95,41 @@ _NO_LR = "The paper states {} B tokens and no learning rate: set lr. Shape and t
 PRESETS: dict[str, Preset] = {
     "llama-60m": Preset(
         source=LLAMA,
-        fields=_llama(8, 512, 8, 1376, lr=1e-3, steps=None),
+        fields=_llama((8, 512, 8, 1376), lr=1e-3, steps=None),
         note="No training budget is stated at this size: set train_tokens.",
     ),
-    "llama-130m": Preset(
-        source=LLAMA,
-        fields=_llama(12, 768, 12, 2048, lr=1e-3, steps=20_000, warmup=2000),
-        note=_LLAMA_NOTE.format("2.2"),
-    ),
-    "llama-250m": Preset(
-        source=LLAMA,
-        fields=_llama(24, 768, 16, 2560, lr=1e-3, steps=40_000, warmup=4000),
-        note=_LLAMA_NOTE.format("3.9"),
-    ),
-    "llama-350m": Preset(
-        source=LLAMA,
-        fields=_llama(24, 1024, 16, 2736, lr=1e-3, steps=60_000, warmup=6000),
-        note=_LLAMA_NOTE.format("6.0") + " The released script has lr 5e-4, the paper 1e-3.",
-    ),
-    "llama-1b": Preset(
-        source=LLAMA,
-        fields=_llama(24, 2048, 32, 5461, lr=5e-4, steps=100_000, warmup=1000),
-        note=_LLAMA_NOTE.format("8.9"),
-    ),
+    **{
+        f"llama-{size}": Preset(
+            source=LLAMA,
+            fields=_llama(shape, lr=lr, steps=steps, warmup=warmup),
+            note=_LLAMA_NOTE.format(billions)
+            + (" The released script has lr 5e-4, the paper 1e-3." * (size == "350m")),
+        )
+        for size, shape, lr, steps, warmup, billions in (
+            ("130m", (12, 768, 12, 2048), 1e-3, 20_000, 2000, "2.2"),
+            ("250m", (24, 768, 16, 2560), 1e-3, 40_000, 4000, "3.9"),
+            ("350m", (24, 1024, 16, 2736), 1e-3, 60_000, 6000, "6.0"),
+            ("1b", (24, 2048, 32, 5461), 5e-4, 100_000, 1000, "8.9"),
+        )
+    },
     **{
         f"olmo-{size}": Preset(
             source=LLAMA + " (figure 1" + (", table 3)" if size == "1b" else ")"),
-            fields=_stated_budget(*shape, 20_000_000_000, tie_embeddings=size == "1b"),
+            fields=_stated_budget(shape, 20_000_000_000, tie_embeddings=size == "1b"),
             note=_NO_LR.format("20", "OLMo's") + (" Table 3's baseline has init=scaled." if size == "1b" else ""),
         )
-        for size, shape in {
-            "60m": (8, 512, 8, 2048),
-            "150m": (12, 768, 12, 3072),
-            "300m": (16, 1024, 16, 4096),
-            "1b": (16, 2048, 16, 8192),
-            "7b": (32, 4096, 32, 11_008),
-        }.items()
+        for size, shape in (
+            ("60m", (8, 512, 8, 2048)),
+            ("150m", (12, 768, 12, 3072)),
+            ("300m", (16, 1024, 16, 4096)),
+            ("1b", (16, 2048, 16, 8192)),
+            ("7b", (32, 4096, 32, 11_008)),
+        )
     },
     "qwen2.5-0.5b": Preset(
         source=LLAMA + " (table 4)",
         fields=_stated_budget(
-            24, 896, 14, 4864, 6_000_000_000, n_kv_heads=2, vocab_size=151_936, tie_embeddings=True, rope_theta=1e6
+            (24, 896, 14, 4864), 6_000_000_000, n_kv_heads=2, vocab_size=151_936, tie_embeddings=True, rope_theta=1e6
         ),
         note=_NO_LR.format("6", "Qwen's") + " Without its biases on queries, keys and values, 27,648 numbers.",
     ),

@@ -5,18 +5,18 @@ A field's name is its YAML key, its `--set` name, its column in the store and it
 folder and the device are not part of it: `run_id` identifies the *result*.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import ConfigDict, Field, model_validator
 
 from sparsedepth.config import presets
-from sparsedepth.config.images import check_images, with_sizes_of_digits
+from sparsedepth.config.images import check_images, is_images, with_sizes_of_digits
 from sparsedepth.config.mistakes import check
 from sparsedepth.config.model import ModelConfig
 from sparsedepth.config.role import AMOUNT, CHANGES_STEP, DATA, KNOB, RECORD, THRESHOLD, Role, fields_where
 from sparsedepth.config.section import Count, Fraction, NonNegative, Positive, Section
-from sparsedepth.config.task import TASK, TASKS, TEXT_ONLY, TaskConfig, check_task, is_sft, task_name
+from sparsedepth.config.task import TASK, TASKS, TaskConfig, check_task, is_sft, task_name
 from sparsedepth.files import digest
 from sparsedepth.quantities.measured import MEASURES
 
@@ -28,6 +28,14 @@ if TYPE_CHECKING:
     Measure = str
 else:
     Measure = Literal[tuple(measure.name for measure in MEASURES)]
+
+_OF_TEXT = ("text_field", "tokenizer", "max_corpus_tokens", "chunk_len", "mask_documents", "eod")
+FOREIGN_FIELDS: tuple[tuple[Callable[[str], object], str, str, tuple[str, ...]], ...] = (
+    (is_images, "text", "holds images", (*_OF_TEXT, "eval_seq_len")),
+    (task_name, "text", "makes its tokens", (*_OF_TEXT, "val_fraction")),
+    (is_sft, "running text", "holds prompts and answers", ("text_field", "chunk_len")),
+)
+"""(kind of corpus, what the fields are about, what the corpus is, fields that must be at their defaults with it)"""
 
 Thresholds = Annotated[tuple[Positive, ...], Field(min_length=1, strict=False), THRESHOLD]
 
@@ -253,32 +261,20 @@ class RunConfig(
         """Each kind of corpus (text, prompts and answers, task, images) has fields that the others must not set."""
         fields = type(self).model_fields.items()
         changed = {name: getattr(self, name) for name, field in fields if getattr(self, name) != field.default}
-        check_images(self.corpus, changed, self)
-        if task_name(self.corpus) is not None:
-            for name in TEXT_ONLY:
-                if name in changed:
-                    raise ValueError(
-                        f"{name}={changed[name]!r} is about text, and corpus={self.corpus!r} makes its tokens; "
-                        f"leave {name} out"
-                    )
-        if is_sft(self.corpus):
-            self._check_sft(changed)
-        lengths = {"seq_len": self.seq_len} | ({"eval_seq_len": self.eval_seq_len} if self.eval_seq_len else {})
-        check_task(self.corpus, self, self.vocab_size, lengths)
-
-    def _check_sft(self, changed: Mapping[str, Any]) -> None:
-        """Pairs of prompt and answer are packed whole, and masked from one another."""
-        for name in ("text_field", "chunk_len"):
-            if name in changed:
+        check_images(self.corpus, self)
+        for is_kind, subject, content, names in FOREIGN_FIELDS:
+            for name in (name for name in names if is_kind(self.corpus) and name in changed):
                 raise ValueError(
-                    f"{name}={changed[name]!r} is about running text, and corpus={self.corpus!r} holds prompts "
-                    f"and answers; leave {name} out"
+                    f"{name}={changed[name]!r} is about {subject}, and corpus={self.corpus!r} {content}; "
+                    f"leave {name} out"
                 )
-        if not self.mask_documents:
+        if is_sft(self.corpus) and not self.mask_documents:  # pairs are packed whole
             raise ValueError(
                 f"mask_documents=False: corpus={self.corpus!r} packs several pairs into a sequence, and each would "
                 f"attend to those before it; leave mask_documents out"
             )
+        lengths = {"seq_len": self.seq_len} | ({"eval_seq_len": self.eval_seq_len} if self.eval_seq_len else {})
+        check_task(self.corpus, self, self.vocab_size, lengths)
 
     def _check_measures(self) -> None:
         """Held-out text is read in whole sequences; usefulness fits maps with stream_width + 1 unknowns per output."""

@@ -174,27 +174,6 @@ def meets(values: Mapping[str, Any], condition: Mapping[str, Any]) -> bool:
     )
 
 
-def expand(
-    point: Mapping[str, Any],
-    zipped: Sequence[Mapping[str, Sequence[Value]]],
-    only: Mapping[str, Mapping[str, Any]],
-    values_of: Callable[[Cell], Mapping[str, Any]],
-) -> Cell:
-    """The cell of a point of the axes: adds zipped fields, and removes axes whose `only` condition is not met.
-
-    `values_of` returns all fields of a cell's run.
-    """
-    cell = dict(point)
-    for axis in zipped:
-        first = next(iter(axis))
-        index = axis[first].index(cell[first])
-        cell.update({name: values[index] for name, values in axis.items()})
-    for name, condition in only.items():
-        if name in cell and not meets(values_of(cell), condition):
-            del cell[name]
-    return cell
-
-
 def grid_points(axes: Mapping[str, Sequence[Value]]) -> Iterator[Cell]:
     """All points of a grid, the last axis fastest."""
     for values in itertools.product(*axes.values()):

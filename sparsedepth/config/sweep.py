@@ -37,7 +37,6 @@ from sparsedepth.config.space import (
     Values,
     cell_digest,
     check_size,
-    expand,
     grid_points,
     meets,
     own_seeds,
@@ -243,8 +242,16 @@ class SweepDefinition(Section):
         return config
 
     def cell(self, point: Mapping[str, Any]) -> Cell:
-        """The cell of one point of the axes."""
-        return expand(point, self.zip, self.only, self._values_of)
+        """The cell of a point of the axes: with zipped fields, without axes whose `only` condition is not met."""
+        cell = dict(point)
+        for axis in self.zip:
+            first = next(iter(axis))
+            index = axis[first].index(cell[first])
+            cell |= {name: values[index] for name, values in axis.items()}
+        for name, condition in self.only.items():
+            if name in cell and not meets(self._values_of(cell), condition):
+                del cell[name]
+        return cell
 
     def is_excluded(self, cell: Mapping[str, Any]) -> bool:
         values = self._values_of(cell) if self.exclude else {}

@@ -30,9 +30,6 @@ POINTS: dict[str, int] = {"S3": 3, "A5": 5, "S5": 5, "Z60": 60, "A4xZ5": 20}
 ORDERS: dict[str, int] = {"S3": 6, "A5": 60, "S5": 120, "Z60": 60, "A4xZ5": 60}
 """Elements. A5 and S5 are not solvable, the others are: the control of equal order."""
 
-TEXT_ONLY = ("text_field", "tokenizer", "val_fraction", "max_corpus_tokens", "chunk_len", "mask_documents", "eod")
-"""Fields about reading text, which must be at their defaults with a task."""
-
 
 class TaskConfig(Section):
     """The task, where `corpus` names one."""

@@ -9,8 +9,7 @@ training is a pure function of (pairs, seed, seq_len, n): no state is carried.
 Shapes: N documents, R rows of an epoch, T tokens of a row, S = T + 1 with the last target.
 """
 
-import threading
-from bisect import bisect_right
+from functools import cache, lru_cache
 
 import numpy as np
 
@@ -72,10 +71,8 @@ class AnswerSource(DocumentSource):
     def __init__(self, corpus: Corpus, config: RunConfig):
         self.corpus = corpus
         self._train, self._val = (Documents(ids, self.eod) for ids in (corpus.train, corpus.val))
-        self._lock = threading.Lock()
-        self._key: tuple[int, int] | None = None
-        self._first_row: list[int] = [0]
-        self._packed: tuple[int, np.ndarray, np.ndarray] | None = None
+        self._epoch = lru_cache(maxsize=2)(self._pack_epoch)  # batches are read in order
+        self._n_rows = cache(lambda *epoch: len(self._epoch(*epoch)[1]) - 1)
         for seq_len in {config.seq_len, config.eval_seq_len or config.seq_len}:
             self._check_lengths(seq_len)
 
@@ -96,9 +93,7 @@ class AnswerSource(DocumentSource):
         """Rows of step `step` (from 0), batch_tokens // seq_len of them."""
         per_step = config.batch_tokens // config.seq_len
         rows = range(step * per_step, (step + 1) * per_step)
-        with self._lock:  # batches are read by a thread
-            chosen = [self._documents(row, config.seed, config.seq_len) for row in rows]
-        return self._train.rows(chosen, config.seq_len)
+        return self._train.rows([self._documents(row, config.seed, config.seq_len) for row in rows], config.seq_len)
 
     def held_out(self, seq_len: int, n_tokens: int, skip_tokens: int = 0) -> Sequences:
         """n_tokens // seq_len rows of held-out pairs after the first `skip_tokens` tokens, fewer at their end. Raises
@@ -118,21 +113,14 @@ class AnswerSource(DocumentSource):
 
     def _documents(self, row: int, seed: int, seq_len: int) -> np.ndarray:
         """The training documents of a row, numbered over all epochs."""
-        if self._key != (seed, seq_len):
-            self._key, self._first_row, self._packed = (seed, seq_len), [0], None
-        while row >= self._first_row[-1]:
-            self._first_row.append(self._first_row[-1] + len(self._epoch(len(self._first_row) - 1)[1]) - 1)
-        epoch = bisect_right(self._first_row, row) - 1
-        order_N, starts = self._epoch(epoch)
-        position = row - self._first_row[epoch]
-        return order_N[starts[position] : starts[position + 1]]
+        epoch = 0
+        while row >= (n_rows := self._n_rows(seed, seq_len, epoch)):
+            row, epoch = row - n_rows, epoch + 1
+        order_N, starts = self._epoch(seed, seq_len, epoch)
+        return order_N[starts[row] : starts[row + 1]]
 
-    def _epoch(self, epoch: int) -> tuple[np.ndarray, np.ndarray]:
-        """The order of an epoch's documents and the starts of its rows; the last epoch is cached."""
-        if self._packed is None or self._packed[0] != epoch:
-            assert self._key is not None
-            seed, seq_len = self._key
-            n = len(self._train.length_N)
-            order_N = shuffled(np.arange(n), n, seed, epoch)
-            self._packed = epoch, order_N, pack(self._train.length_N[order_N], seq_len)
-        return self._packed[1:]
+    def _pack_epoch(self, seed: int, seq_len: int, epoch: int) -> tuple[np.ndarray, np.ndarray]:
+        """The order of an epoch's documents, and the starts of its rows."""
+        n = len(self._train.length_N)
+        order_N = shuffled(np.arange(n), n, seed, epoch)
+        return order_N, pack(self._train.length_N[order_N], seq_len)

@@ -34,8 +34,6 @@ FORMAT = 1
 SIZES = ("image_size", "n_channels")
 """Config fields that change an image's pixels."""
 
-Report = Callable[[str], None]
-
 
 def data_id(config: RunConfig) -> str:
     """12 hex digits that identify the tokens: a hash of the fields that change them."""
@@ -53,14 +51,13 @@ def _has_own_tokenizer(config: RunConfig) -> bool:
     return config.start_weights is not None and is_learned(config.tokenizer)
 
 
-def prepare(config: RunConfig, root: Path, report: Report | None = None, tokenizer: Tokenizer | None = None) -> Corpus:
+def prepare(config: RunConfig, root: Path, tokenizer: Tokenizer | None = None) -> Corpus:
     """The corpus of `config` under `root`, tokenised if needed, and verified by checksum.
 
     `tokenizer` is that of the model from which training starts, if that model learned it. Any number of processes may
-    call this at once. `report` gets a line when work starts and ends. Raises ValueError for an unusable corpus or
-    tokenizer, a tokenizer with another `eod`, a damaged shard, and local text that changed after tokenisation.
+    call this at once. Raises ValueError for an unusable corpus or tokenizer, a tokenizer with another `eod`, a damaged
+    shard, and local text that changed after tokenisation.
     """
-    say = report or (lambda line: None)
     folder = root / data_id(config)
     if not folder.exists():
         if config.corpus in (SFT, IMAGES):
@@ -70,27 +67,20 @@ def prepare(config: RunConfig, root: Path, report: Report | None = None, tokeniz
             raise ValueError(
                 f"corpus={config.corpus!r} holds the output folder {root} and would read its own output; move one"
             )
-        busy = "another process is tokenising the same corpus; waiting for it"
-        with locked(root / f".{folder.name}.lock", lambda: say(busy)):
+        with locked(root / f".{folder.name}.lock"):
             if not folder.exists():
-                _make_folder(config, folder, say, tokenizer)
+                _make_folder(config, folder, tokenizer)
     corpus = open_shards(folder)
     _check_fits(config, corpus)
     return corpus
 
 
-def _make_folder(config: RunConfig, folder: Path, say: Report, tokenizer: Tokenizer | None) -> None:
+def _make_folder(config: RunConfig, folder: Path, tokenizer: Tokenizer | None) -> None:
     for leftover in folder.parent.glob(f".{folder.name}.tmp-*"):  # of processes that died, since we hold the lock
         shutil.rmtree(leftover)
-    way = "into pixels" if is_images(config.corpus) else f"with tokenizer {config.tokenizer!r}"
-    say(f"tokenising corpus {config.corpus!r} {way}")
     with atomic_folder(folder) as unfinished:
         manifest = _tokenise(config, unfinished, tokenizer or _tokenizer(config))
         write_json(unfinished / MANIFEST, manifest.model_dump(mode="json"))
-    say(
-        f"tokenised {manifest.train.documents:,} training documents ({manifest.train.tokens:,} tokens) "
-        f"and {manifest.val.documents:,} held-out ones ({manifest.val.tokens:,} tokens)"
-    )
 
 
 def _texts(config: RunConfig) -> Iterator[str]:

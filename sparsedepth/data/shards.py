@@ -74,11 +74,6 @@ class Corpus:
     def data_hash(self) -> str:
         return self.manifest.data_hash
 
-    @property
-    def val_bytes_per_token(self) -> float:
-        """Bytes of held-out text per held-out token; bits per byte = nats per token / ln 2 / this."""
-        return self.manifest.val.bytes / self.manifest.val.tokens
-
     def tokenizer(self) -> Tokenizer:
         """The tokenizer of the ids, from the folder: needs neither network nor the original tokenizer."""
         return reopen_tokenizer(self.folder, self.manifest.eod)

@@ -28,7 +28,8 @@ class TextSource(DocumentSource):
 
     @property
     def bytes_per_token(self) -> float:
-        return self.corpus.val_bytes_per_token
+        """Of held-out text; bits per byte = nats per token / ln 2 / this."""
+        return self.corpus.manifest.val.bytes / self.corpus.manifest.val.tokens
 
     def batch(self, config: RunConfig, step: int) -> Sequences:
         """batch_tokens // seq_len windows. Raises ValueError if the training text is shorter than one batch."""

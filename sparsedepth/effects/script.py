@@ -1,5 +1,5 @@
 """What the scripts in `analysis/` share: read results folders, print a verdict per depth, setting and outcome, and exit
-with a status, also when the output pipe is closed."""
+with a status: 2 and one line on stderr if the runs cannot answer, 1 in silence if the output pipe is closed."""
 
 import os
 import sys
@@ -14,15 +14,20 @@ from sparsedepth.effects.knobs import find_knob, find_knobs
 from sparsedepth.effects.sentences import contrast_sentence
 from sparsedepth.store.connection import open_store
 
-NO_ANSWER = 2
-"""Exit status where the runs cannot answer the question."""
+
+class NoAnswer(Exception):
+    """The runs cannot answer the question, for this reason."""
 
 
-def run_script(body: Callable[[], int]) -> NoReturn:
-    """Exit with the status that `body()` returns; silently with 1 when the output pipe is closed."""
+def run_script(main: Callable[[list[str]], None]) -> NoReturn:
+    """Call `main` with the command's arguments, and exit."""
+    status = 0
     try:
-        status = body()
+        main(sys.argv[1:])
         sys.stdout.flush()
+    except NoAnswer as reason:
+        print(reason, file=sys.stderr)
+        status = 2
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         status = 1
@@ -35,25 +40,19 @@ def answer(
     outcomes: Sequence[str],
     claim: str,
     details: Callable[[pd.DataFrame], Iterable[str]] | None = None,
-) -> int:
-    """Print a paper's claim about a field and these runs' contrasts, a line each. Returns the exit status: 0, or 2 if
-    no two runs differ in that field alone."""
+) -> None:
+    """Print a paper's claim about a field and these runs' contrasts, a line each. Raises NoAnswer if no two runs differ
+    in that field alone."""
     runs = read_runs(paths)
-    if runs is None:
-        return NO_ANSWER
     knob = find_knob(runs, field)
     if knob and not knob.is_pure and field != "n_layers":
-        print(
-            f"{' and '.join(knob.fields)} change only together: no effect can be attributed to {field}", file=sys.stderr
-        )
-        return NO_ANSWER
+        raise NoAnswer(f"{' and '.join(knob.fields)} change only together: no effect can be attributed to {field}")
     contrasts = []
     if knob:
         family = [contrast for outcome in outcomes for contrast in effects_of(runs, all_knobs(runs), outcome)]
         contrasts = [contrast for contrast in family if contrast.knob == knob.name]
     if knob is None or not contrasts:
-        print(f"no two of these {len(runs)} runs differ in {field} alone; run a sweep over {field}", file=sys.stderr)
-        return NO_ANSWER
+        raise NoAnswer(f"no two of these {len(runs)} runs differ in {field} alone; run a sweep over {field}")
     print(f"Claimed: {claim}\nMeasured, against {knob.baseline} (runs differ in {', '.join(knob.fields)} only):")
     for contrast in contrasts:
         print(f"  {contrast_sentence(contrast)}")
@@ -62,17 +61,14 @@ def answer(
             print(f"  {slope_sentence(slope)}")
     for line in details(runs) if details else ():
         print(f"  {line}")
-    return 0
 
 
-def read_runs(paths: Sequence[str]) -> pd.DataFrame | None:
-    """The `runs` view of results folders; None, with the reason on stderr, where there is none."""
+def read_runs(paths: Sequence[str]) -> pd.DataFrame:
+    """The `runs` view of results folders. Raises NoAnswer where there is none."""
     if not paths:
-        print("name at least one results folder: python analysis/NAME.py RESULTS_DIR [...]", file=sys.stderr)
-        return None
+        raise NoAnswer("name at least one results folder: python analysis/NAME.py RESULTS_DIR [...]")
     try:
         with open_store(*paths) as store:
             return store.frame("select * from runs")
     except ValueError as error:
-        print(error, file=sys.stderr)
-        return None
+        raise NoAnswer(error) from None

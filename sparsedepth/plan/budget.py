@@ -7,6 +7,7 @@ set first, and the other fixes are combined with it.
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from itertools import count, takewhile
 
 from sparsedepth.config.load import build
 from sparsedepth.config.space import Interval, Value
@@ -91,42 +92,25 @@ def _first_fit(changes: Changes, budget: Budget) -> BudgetFix | None:
 
 def _changes(definition: SweepDefinition, setup: PricingSetup) -> Iterator[Changes]:
     """Kinds of change, each from the smallest change to the largest."""
-    yield _more_workers(definition, setup)
-    yield _fewer_seeds(definition, setup)
-    yield _fewer_trials(definition, setup)
-    yield _fewer_tokens(definition, setup)
+    workers = takewhile(lambda n: n <= MAX_WORKERS, (setup.workers * 2**k for k in count(1)))
+    yield ((f"{n} workers, each with its own device", definition, replace(setup, workers=n)) for n in workers)
+    fewer_seeds = (definition.seeds[:n] for n in range(len(definition.seeds) - 1, 0, -1))
+    yield ((f"seeds: {seeds}", _changed(definition, seeds=seeds), setup) for seeds in fewer_seeds)
+    if definition.n_trials:
+        numbers = [max(1, int(share * definition.n_trials)) for share in SHARES]
+        yield ((f"n_trials: {n}", _changed(definition, n_trials=n), setup) for n in numbers)
+    if "train_tokens" not in definition.varied:
+        yield _fewer_tokens(definition, setup)
     for name, axis in definition.space.items():
         if not isinstance(axis, Interval) and len(axis) > 1:
             yield _without_values(definition, setup, name)
 
 
-def _more_workers(definition: SweepDefinition, setup: PricingSetup) -> Changes:
-    workers = 2 * setup.workers
-    while workers <= MAX_WORKERS:
-        yield f"{workers} workers, each with its own device", definition, replace(setup, workers=workers)
-        workers *= 2
-
-
-def _fewer_seeds(definition: SweepDefinition, setup: PricingSetup) -> Changes:
-    for n in range(len(definition.seeds) - 1, 0, -1):
-        seeds = definition.seeds[:n]
-        yield f"seeds: {seeds}", _changed(definition, seeds=seeds), setup
-
-
-def _fewer_trials(definition: SweepDefinition, setup: PricingSetup) -> Changes:
-    for share in SHARES if definition.n_trials else ():
-        n_trials = max(1, int(share * (definition.n_trials or 0)))
-        yield f"n_trials: {n_trials}", _changed(definition, n_trials=n_trials), setup
-
-
 def _fewer_tokens(definition: SweepDefinition, setup: PricingSetup) -> Changes:
-    if "train_tokens" in definition.varied:
-        return
     runs = expected_runs(definition)[0]
     tokens, batch = runs[0].train_tokens, max(run.batch_tokens for run in runs)
     for share in SHARES:
-        fewer = int(share * tokens) // batch * batch
-        if fewer:
+        if fewer := int(share * tokens) // batch * batch:
             yield f"--set train_tokens={fewer}", definition.with_changes({"train_tokens": fewer}), setup
 
 

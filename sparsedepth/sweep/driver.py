@@ -95,14 +95,6 @@ class Failures:
     def too_many(self) -> bool:
         return len(self.in_a_row) >= MAX_FAILURES
 
-    def check(self, results: Path) -> None:
-        """Raises ValueError with the last reason if there are too many failures."""
-        if self.too_many:
-            raise ValueError(
-                f"{len(self.in_a_row)} runs failed in a row, the last with: {self.last_reason}. See the logs in "
-                f"{results / 'work'}/*/log.txt, fix the cause, and run the same command again with --retry-failed"
-            )
-
 
 @dataclass
 class Driver:
@@ -271,7 +263,17 @@ class Driver:
                 show_at = now + max(SHOW_SECONDS, (time.monotonic() - now) / SHOW_SHARE)
             time.sleep(0.05)
         self._show(failures, runs)
-        self._check_failures(failures)
+        if failures.too_many:
+            raise ValueError(
+                f"{len(failures.in_a_row)} runs failed in a row, the last with: {failures.last_reason}. See the logs "
+                f"in {self.results / 'work'}/*/log.txt, fix the cause, and run the same command again with "
+                "--retry-failed"
+            )
+        if self._gives_up:
+            raise ValueError(
+                "the process that starts the runs died repeatedly, with no run completed in between (out of memory?). "
+                "Finished runs are kept; fix the cause and run the same command again"
+            )
 
     def _show(self, failures: Failures, runs: list[RunConfig]) -> None:
         """Report progress, and decide whether to give up. Raises ValueError for a full disk."""
@@ -365,11 +367,3 @@ class Driver:
     def _is_without_result(self, run_id: str) -> bool:
         """Whether the run ended without a result, so that tuning continues without it."""
         return self._failed_permanently(run_id) or self._is_pruned(run_id)
-
-    def _check_failures(self, failures: Failures) -> None:
-        failures.check(self.results)
-        if self._gives_up:
-            raise ValueError(
-                "the process that starts the runs died repeatedly, with no run completed in between (out of memory?). "
-                "Finished runs are kept; fix the cause and run the same command again"
-            )

@@ -85,28 +85,22 @@ class Worker:
     def take(self, study: optuna.Study, lease_id: str, config_of: Callable[[Task], RunConfig], share: int = 1) -> bool:
         """Take the next task of the queue, and up to `share` tasks in total if they can be stacked with it. Returns
         whether there was a task."""
-        trial = trial_queue.take(study, self.definition, lease_id)
-        if trial is None:
-            return False
-        self._task_steps[trial.number] = self._finish_task(trial)
-        first = trial_queue.task_of(trial)
-        assert first is not None
-        if first.cell is None:
-            return True  # a proposal's seeds are a stack; the sampler needs its result before the next proposal
-        stack = [config_of(first)]
+        stack: list[RunConfig] = []
 
         def fits(task: Task) -> bool:
-            return task.cell is not None and can_stack(*stack, config_of(task))
+            return not stack or (task.cell is not None and can_stack(*stack, config_of(task)))
 
-        for _ in range(min(share, self.machine.stack_size(stack[0])) - 1):
+        while not stack or len(stack) < min(share, self.machine.stack_size(stack[0])):
             trial = trial_queue.take(study, self.definition, lease_id, fits)
             if trial is None:
                 break
             self._task_steps[trial.number] = self._finish_task(trial)
             task = trial_queue.task_of(trial)
             assert task is not None
+            if task.cell is None:
+                return True  # a proposal's seeds are a stack; the sampler needs its result before the next proposal
             stack.append(config_of(task))
-        return True
+        return bool(stack)
 
     def advance(self) -> None:
         """Continue without blocking. Raises errors of the study's storage; the trial is then lost."""
@@ -131,11 +125,9 @@ class Worker:
     def _next_stack(self) -> list[RunConfig]:
         """The first pending run, with those that can train with it."""
         first, *others = self._pending_runs.values()
-        if first.run_id in self._unstacked:
-            return [first]
         stack = [first]
         for other in others:
-            if other.run_id not in self._unstacked and can_stack(*stack, other):
+            if not {first.run_id, other.run_id} & self._unstacked and can_stack(*stack, other):
                 stack.append(other)
         return stack[: self.machine.stack_size(first)]
 

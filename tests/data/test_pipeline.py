@@ -16,6 +16,7 @@ from sparsedepth.config.run import RunConfig
 from sparsedepth.data import pipeline
 from sparsedepth.data.pipeline import data_id, prepare
 from sparsedepth.data.shards import Corpus
+from sparsedepth.data.source import TextSource
 from sparsedepth.data.tokenizer import ByteTokenizer
 from sparsedepth.files import sha256
 
@@ -36,8 +37,10 @@ if sys.argv[3] == "in a shard":
     shards.TokenFile.add = die_later
 elif sys.argv[3] == "at the manifest":
     pipeline.write_json = die
-report = lambda line: print(line, flush=True)
-corpus = pipeline.prepare(RunConfig(corpus=sys.argv[1]), pathlib.Path(sys.argv[2]), report)
+locked, make_folder = pipeline.locked, pipeline._make_folder
+pipeline.locked = lambda *given: (print("waiting", flush=True), locked(*given))[1]
+pipeline._make_folder = lambda *given: (print("tokenising", flush=True), make_folder(*given))
+corpus = pipeline.prepare(RunConfig(corpus=sys.argv[1]), pathlib.Path(sys.argv[2]))
 print(corpus.data_hash, flush=True)
 """
 
@@ -67,7 +70,7 @@ def test_every_document_is_in_one_shard_with_its_end(texts, tmp_path):
     assert (
         manifest.val.tokens == len(corpus.val) == manifest.val.bytes + len(val)
     )  # a byte is a token, and one end each
-    assert corpus.val_bytes_per_token == manifest.val.bytes / len(corpus.val)
+    assert TextSource(corpus).bytes_per_token == manifest.val.bytes / len(corpus.val)
     assert corpus.train.dtype == np.uint16
     assert manifest.train.sha256 == sha256(corpus.folder / "train.bin")
 
@@ -141,12 +144,10 @@ def test_large_vocabularies_take_four_bytes(texts, tmp_path, monkeypatch):
 
 
 def test_a_second_call_reads_what_the_first_made(texts, tmp_path):
-    lines: list[str] = []
-    first = prepare(config(texts), tmp_path / "data", lines.append)
-    assert len(lines) == 2 and lines[1].startswith("tokenised ")
+    first = prepare(config(texts), tmp_path / "data")
     before = first.folder.stat().st_mtime_ns
-    assert prepare(config(texts), tmp_path / "data", lines.append).data_hash == first.data_hash
-    assert len(lines) == 2 and first.folder.stat().st_mtime_ns == before
+    assert prepare(config(texts), tmp_path / "data").data_hash == first.data_hash
+    assert first.folder.stat().st_mtime_ns == before
 
 
 def test_vocab_size_is_checked_against_finished_shards_too(texts, tmp_path):
@@ -165,7 +166,7 @@ def test_two_processes_at_once_tokenise_once(texts, tmp_path):
             assert child.stdout is not None and "waiting" in child.stdout.readline()
     output = [child.communicate(timeout=300)[0].splitlines() for child in children]
     assert [child.returncode for child in children] == [0, 0]
-    assert sorted(len(lines) for lines in output) == [1, 3]  # one of them also says that it starts, and that it is done
+    assert sorted("tokenising" in lines for lines in output) == [False, True]
     assert output[0][-1] == output[1][-1] == prepare(config(texts), root).data_hash
 
 

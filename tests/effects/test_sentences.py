@@ -1,13 +1,14 @@
 """Sentences say what was measured, and what was not."""
 
 import numpy as np
+import pytest
 from frames import grid, knob_of
 from synthetic import make_run
 
 from sparsedepth.config.run import RunConfig
 from sparsedepth.effects.chain import Link
 from sparsedepth.effects.contrast import contrasts
-from sparsedepth.effects.script import answer
+from sparsedepth.effects.script import NoAnswer, answer
 from sparsedepth.effects.sentences import contrast_sentence, link_text
 
 SIZES = {"params_total": 1000, "params_active": 1000, "train_flops": 1e9, "tokens_trained": 2048}
@@ -69,26 +70,27 @@ def test_answer_prints_claim_and_verdict(tmp_path, capsys):
         for seed in range(3):
             loss = 3.0 - 0.1 * (heads == 1) + 0.001 * float(generator.normal())
             make_run(tmp_path, RunConfig(n_kv_heads=heads, seed=seed), {"val_loss": loss, **SIZES})
-    assert answer([str(tmp_path)], "n_kv_heads", ("val_loss",), "the claim", lambda runs: ["a detail"]) == 0
+    answer([str(tmp_path)], "n_kv_heads", ("val_loss",), "the claim", lambda runs: ["a detail"])
     shown = capsys.readouterr().out
     assert shown.startswith("Claimed: the claim\nMeasured, against n_kv_heads=4 ")
     assert "n_layers=12, n_kv_heads=1 vs n_kv_heads=4: val_loss lower: -0.1" in shown
     assert shown.endswith("  a detail\n")
 
 
-def test_a_question_without_rows_is_one_line_and_exit_2(tmp_path, capsys):
+def test_a_question_without_rows_has_no_answer(tmp_path, capsys):
     make_run(tmp_path, RunConfig(), {"val_loss": 3.0})
-    assert answer([str(tmp_path)], "n_kv_heads", ("val_loss",), "the claim") == 2
-    assert answer([], "n_kv_heads", ("val_loss",), "the claim") == 2
-    assert answer([str(tmp_path / "nowhere")], "n_kv_heads", ("val_loss",), "the claim") == 2
-    streams = capsys.readouterr()
-    assert streams.out == ""
-    assert len(streams.err.splitlines()) == 3
-    assert streams.err.startswith("no two of these 1 runs differ in n_kv_heads alone")
+    for paths, reason in (
+        ([tmp_path], "^no two of these 1 runs differ in n_kv_heads alone"),
+        ([], "^name at least one results folder"),
+        ([tmp_path / "nowhere"], "nowhere"),
+    ):
+        with pytest.raises(NoAnswer, match=reason):
+            answer([*map(str, paths)], "n_kv_heads", ("val_loss",), "the claim")
+    assert capsys.readouterr().out == ""
 
 
-def test_no_effect_is_attributed_to_one_of_the_fields_that_change_together(tmp_path, capsys):
+def test_no_effect_is_attributed_to_one_of_the_fields_that_change_together(tmp_path):
     for decay, lr in ((0.0, 1e-3), (0.3, 5e-4)):
         make_run(tmp_path, RunConfig(weight_decay=decay, lr=lr), {"val_loss": 3.0})
-    assert answer([str(tmp_path)], "lr", ("val_loss",), "the claim") == 2
-    assert capsys.readouterr().err == "weight_decay and lr change only together: no effect can be attributed to lr\n"
+    with pytest.raises(NoAnswer, match="weight_decay and lr change only together: no effect can be attributed to lr"):
+        answer([str(tmp_path)], "lr", ("val_loss",), "the claim")
