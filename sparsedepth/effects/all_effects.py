@@ -18,8 +18,7 @@ from sparsedepth.config.run import RunConfig
 from sparsedepth.config.synonyms import hint
 from sparsedepth.effects.contrast import Contrast, contrasts, contrasts_on_bases, over_depths
 from sparsedepth.effects.depth_slope import SlopeContrast, depth_slopes
-from sparsedepth.effects.holm import correct
-from sparsedepth.effects.intervals import check_shared_baselines, estimate, moderate
+from sparsedepth.effects.intervals import check_shared_baselines, correct, estimate, moderate
 from sparsedepth.effects.knobs import (
     DERIVED,
     Design,

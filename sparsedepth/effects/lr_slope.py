@@ -21,8 +21,7 @@ import pandas as pd
 from sparsedepth.config.plain_text import counted
 from sparsedepth.effects.all_effects import all_knobs, choose
 from sparsedepth.effects.contrast import effect_fields
-from sparsedepth.effects.holm import correct
-from sparsedepth.effects.intervals import ALPHA, Judged, moderate
+from sparsedepth.effects.intervals import ALPHA, Judged, correct, moderate
 from sparsedepth.effects.knobs import ROLES, Design, Knob, design_of, find_knobs, keys, labels, tuned_fields
 from sparsedepth.effects.pairs import UNKNOWN_SEED, average_duplicates, rounding_sd, unit_of, values_of
 from sparsedepth.effects.sentences import size_text

@@ -25,6 +25,7 @@ at the largest, a tie counted half.
 """
 
 import math
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
@@ -32,8 +33,7 @@ from typing import Any, Literal
 import numpy as np
 import pandas as pd
 
-from sparsedepth.effects.holm import holm
-from sparsedepth.effects.intervals import ALPHA, Estimate, t_interval
+from sparsedepth.effects.intervals import ALPHA, Estimate, holm, t_interval
 from sparsedepth.effects.knobs import Knob, find_knobs, keys
 from sparsedepth.effects.pairs import pairs, unit_of, values_of
 from sparsedepth.store.tuning_roles import result_rows
@@ -119,39 +119,27 @@ def _sizes(runs: pd.DataFrame) -> pd.DataFrame:
 
 def _with_verdicts(trends: Sequence[Trend]) -> list[Trend]:
     """The trends with their verdicts, corrected over the settings of a depth and axis."""
-    families: dict[tuple[int, str], list[int]] = {}
+    families = defaultdict[tuple[int, str], list[int]](list)
     for i, trend in enumerate(trends):
         if trend.slope.p is not None:
-            families.setdefault((trend.n_layers, trend.axis), []).append(i)
+            families[trend.n_layers, trend.axis].append(i)
     judged = list(trends)
     for family in families.values():
-        estimates = [(trends[i].slope, trends[i].smallest, trends[i].largest) for i in family]
-        p_holm = zip(
-            *(holm([each.p or 0.0 for each in column]) for column in zip(*estimates, strict=True)), strict=True
-        )
-        for i, parts, p_values in zip(family, estimates, p_holm, strict=True):
-            verdict = _verdict(*parts, *(p <= ALPHA for p in p_values))
-            judged[i] = replace(trends[i], verdict=verdict, n_tested=len(family))
+        columns = ([getattr(trends[i], part).p for i in family] for part in ("slope", "smallest", "largest"))
+        for i, *p_values in zip(family, *map(holm, columns), strict=True):
+            differs = [p is not None and p <= ALPHA for p in p_values]
+            judged[i] = replace(trends[i], verdict=_verdict(trends[i], *differs), n_tested=len(family))
     return judged
 
 
-def _verdict(
-    slope: Estimate,
-    smallest: Estimate,
-    largest: Estimate,
-    slope_differs: bool,
-    smallest_differs: bool,
-    largest_differs: bool,
-) -> TrendVerdict:
+def _verdict(trend: Trend, slope_differs: bool, smallest_differs: bool, largest_differs: bool) -> TrendVerdict:
     """`*_differs`: whether it differs significantly from 0."""
-    assert slope.mean is not None and smallest.mean is not None and largest.mean is not None
-    if smallest_differs and largest_differs and smallest.mean * largest.mean < 0:
+    slope, smallest, largest = (part.mean or 0.0 for part in (trend.slope, trend.smallest, trend.largest))
+    if smallest_differs and largest_differs and smallest * largest < 0:
         return "reverses"
-    if slope_differs and smallest_differs and slope.mean * smallest.mean < 0:
+    if slope_differs and smallest_differs and slope * smallest < 0:
         return "shrinks"
-    if largest_differs and smallest.mean * largest.mean > 0:
-        return "persists"
-    return "undecided"
+    return "persists" if largest_differs and smallest * largest > 0 else "undecided"
 
 
 def _knobs(runs: pd.DataFrame) -> list[Knob]:

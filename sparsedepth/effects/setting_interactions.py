@@ -15,8 +15,7 @@ from dataclasses import dataclass, replace
 import pandas as pd
 
 from sparsedepth.effects.contrast import Contrast, contrast_of, effect_fields
-from sparsedepth.effects.holm import correct
-from sparsedepth.effects.intervals import Judged, moderate
+from sparsedepth.effects.intervals import Judged, correct, moderate
 from sparsedepth.effects.knobs import ROLES, Design, Knob, design_of, find_knobs, keys, labels
 from sparsedepth.effects.pairs import pairs, rounding_sd, unit_of
 from sparsedepth.effects.tuning_error import tuning_of

@@ -13,7 +13,7 @@ from sparsedepth.effects.all_effects import (
     measure_slopes,
 )
 from sparsedepth.effects.contrast import contrasts, contrasts_on_bases
-from sparsedepth.effects.holm import correct, holm
+from sparsedepth.effects.intervals import correct, holm
 from sparsedepth.effects.pairs import BASES, pairs
 from sparsedepth.effects.summary import effects_text
 

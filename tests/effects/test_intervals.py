@@ -7,12 +7,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sparsedepth.effects.holm import holm
 from sparsedepth.effects.intervals import (
     ExtraVariance,
     Judged,
     check_shared_baselines,
     estimate,
+    holm,
     moderate,
     scatter,
     t_interval,
@@ -99,6 +99,7 @@ def test_the_interval_covers_the_truth_in_95_percent():
 def test_holm_by_hand():
     # sorted: .01 x 4, .02 x 3, .03 x 2, .9 x 1, made monotone: .04, .06, .06, .9
     assert holm([0.03, 0.01, 0.9, 0.02]) == pytest.approx([0.06, 0.04, 0.9, 0.06])
+    assert holm([0.03, None, 0.01]) == pytest.approx([0.03, None, 0.02])
     assert holm([]) == []
     assert holm([0.7, 0.6]) == [1.0, 1.0]
 

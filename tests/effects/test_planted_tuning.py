@@ -12,11 +12,11 @@ import pandas as pd
 import pytest
 
 from sparsedepth.effects.contrast import noise_and_floor
-from sparsedepth.effects.holm import correct
 from sparsedepth.effects.intervals import (
     ExtraVariance,
     Judged,
     check_shared_baselines,
+    correct,
     estimate,
     moderate,
     with_extra_variances,
