@@ -31,13 +31,7 @@ import numpy as np
 import pandas as pd
 
 from sparsedepth.effects.intervals import ALPHA, t_interval
-from sparsedepth.effects.knobs import (
-    NEVER_KNOBS,
-    chosen_fields,
-    depth_knob,
-    keys,
-    tuned_fields,
-)
+from sparsedepth.effects.knobs import NEVER_KNOBS, design_of, keys, tuned_fields
 from sparsedepth.quantities import of_stage
 from sparsedepth.quantities.record import Stage
 from sparsedepth.store import degeneracy
@@ -141,9 +135,7 @@ def units_of(runs: pd.DataFrame) -> pd.Series:
     """Each run's combination of settings, whatever its depth, seed and tuned values; from column `unit`, if present."""
     if "unit" in runs.columns:
         return runs["unit"]
-    depth = depth_knob(runs)
-    excluded = {*NEVER_KNOBS, *tuned_fields(result_rows(runs)), *(depth.fields if depth else ())}
-    return keys(runs, [name for name in chosen_fields(runs) if name not in excluded])
+    return keys(runs, [name for name in design_of(runs).beside_depth if name not in NEVER_KNOBS])
 
 
 def given_of_tuning(runs: pd.DataFrame) -> tuple[pd.DataFrame, list[str]]:

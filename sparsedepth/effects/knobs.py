@@ -75,6 +75,11 @@ class Design:
     with_tuning: tuple[str, ...]
     """The chosen fields of all runs, those of tuning included: a configuration may have no result yet."""
 
+    @property
+    def beside_depth(self) -> tuple[str, ...]:
+        """The chosen fields but n_layers and those that it determines."""
+        return tuple(name for name in self.chosen if name not in {"n_layers", *self.with_depth})
+
 
 def plain(value: Any) -> Plain:
     """A cell of a frame as a plain value: NaN and NA -> None, whole floats -> int, arrays and JSON arrays -> tuples."""
@@ -175,9 +180,7 @@ def find_knobs(runs: pd.DataFrame, baselines: Mapping[str, Plain] | None = None)
     Raises ValueError for a baseline that no run has.
     """
     runs = result_rows(runs)
-    depth = depth_knob(runs)
-    excluded = {*NEVER_KNOBS, *(depth.fields if depth else ())}
-    varying = [name for name in chosen_fields(runs) if name not in excluded]
+    varying = [name for name in design_of(runs).beside_depth if name not in NEVER_KNOBS]
     experts = tuple(name for name in EXPERTS if name in varying)
     units = [experts if name in experts[:1] else (name,) for name in varying if name not in experts[1:]]
     codes = [pd.factorize(keys(runs, unit))[0] for unit in units]
