@@ -115,8 +115,8 @@ class ExtraVariance:
 
     variance: float
     df: float
-    baseline: frozenset[str] = frozenset()
-    """The baseline's cells, if it comes from choosing their tuned value: contrasts with the same cells share it."""
+    baseline: tuple[str, ...] = ()
+    """The baseline's cells, in order, if it comes from choosing their tuned value: contrasts with these share it."""
 
 
 def with_extra_variances(effect: Estimate, extra: Sequence[ExtraVariance]) -> Estimate:
@@ -300,8 +300,8 @@ def check_shared_baselines(family: Sequence[J], knobs: Sequence[str]) -> list[J]
     variance, or the variance among them if that is larger, the part of m that the choice explains is expected to be
     m v / (v + pi e^2 / 2J). It takes three knobs: the settings of one, such as depth, may well lie on one side.
     """
-    sharing = defaultdict[frozenset[str], list[Judged]](list)
-    knobs_of = defaultdict[frozenset[str], set[str]](set)
+    sharing = defaultdict[tuple[str, ...], list[Judged]](list)
+    knobs_of = defaultdict[tuple[str, ...], set[str]](set)
     for judged, knob in zip(family, knobs, strict=True):
         if (shared := _baseline_variance(judged)) and judged.effect.error is not None:
             sharing[shared.baseline].append(judged)

@@ -114,7 +114,7 @@ def test_holm_never_lowers_a_p_value_and_keeps_their_order(p_values):
 
 def against_one_baseline(means, chosen_badly=0.1**2):
     """Effects of error .12 or so against a baseline whose choice adds this variance."""
-    shared = (ExtraVariance(variance=chosen_badly, df=20, baseline=frozenset({"cell"})),)
+    shared = (ExtraVariance(variance=chosen_badly, df=20, baseline=("cell",)),)
     error = math.sqrt(chosen_badly + 0.05**2)
     effects = [t_interval(mean, error, 30, 6) for mean in means]
     return [
