@@ -229,9 +229,9 @@ def labels(runs: pd.DataFrame, knob: Knob) -> pd.Series:
 
 
 def changed(runs: pd.DataFrame, knobs: Sequence[Knob]) -> pd.Series:
-    """The names of the knobs that differ from their baseline in each run, as a tuple."""
-    differs = [(knob.name, (labels(runs, knob) != knob.baseline).tolist()) for knob in knobs]
-    rows = [tuple(name for name, by_run in differs if by_run[i]) for i in range(len(runs))]
+    """The knobs that differ from their baseline in each run: {'depth_scale': 'depth_scale=lns'}."""
+    by_knob = [(knob, labels(runs, knob).tolist()) for knob in knobs]
+    rows = [{knob.name: texts[i] for knob, texts in by_knob if texts[i] != knob.baseline} for i in range(len(runs))]
     return pd.Series(rows, index=runs.index, dtype=object)
 
 

@@ -19,7 +19,7 @@ import pandas as pd
 
 from sparsedepth import quantities
 from sparsedepth.effects.intervals import Estimate, estimate
-from sparsedepth.effects.knobs import ROLES, find_knobs, labels
+from sparsedepth.effects.knobs import ROLES, changed, find_knobs
 from sparsedepth.effects.pairs import unit_of, values_of
 from sparsedepth.effects.scale import SCALE_FIELDS
 from sparsedepth.effects.summary import display_value, table_page, title
@@ -71,9 +71,7 @@ def _settings(runs: pd.DataFrame, tuned: pd.DataFrame) -> pd.Series:
         for knob in find_knobs(runs)
         if ROLES[knob.name].kind in ("knob", "data") and not {"lr", *SCALE_FIELDS}.intersection(knob.fields)
     ]
-    texts = [["" if text == knob.baseline else text for text in labels(tuned, knob)] for knob in knobs]
-    settings = [", ".join(filter(None, run)) for run in zip(*texts, [""] * len(tuned), strict=True)]
-    return pd.Series(settings, index=tuned.index, dtype=object).replace("", BASELINE)
+    return changed(tuned, knobs).map(lambda settings: ", ".join(settings.values()) or BASELINE)
 
 
 @dataclass(frozen=True, kw_only=True)
