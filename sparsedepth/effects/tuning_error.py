@@ -23,6 +23,7 @@ from dataclasses import dataclass
 
 import pandas as pd
 
+from sparsedepth.config.plain_text import counted
 from sparsedepth.effects.intervals import ExtraVariance
 from sparsedepth.store.comparable_loss import COMMON, OWN
 from sparsedepth.store.tuning_roles import parse_tuned_fields
@@ -95,7 +96,7 @@ def _ambiguity(pair: pd.Series, end: str) -> str:
     field = " and ".join(parse_tuned_fields(pair[f"tuned_fields{end}"]))
     value = f"the {side}'s {field} {pair[f'tuned_at{end}']}"
     if isinstance(rivals, str) and rivals:
-        seeds = f"{n_seeds:.0f} seed{'' if n_seeds == 1 else 's'}"
+        seeds = counted(int(n_seeds), "seed")
         return f"{value} was chosen with {seeds}, which cannot distinguish it from {' or '.join(rivals.split(','))}"
     return f"{value} is not at the optimum that the losses of the other values suggest"
 
