@@ -50,6 +50,8 @@ MIN_SCALES = 3
 SCALE_FIELDS = {"d_model", "train_tokens"}
 """The fields that make scales; fields that change with them are no knobs."""
 
+UNKNOWN = Estimate(mean=None, lo=None, hi=None, p=None, n=0)
+
 TrendVerdict = Literal["persists", "shrinks", "reverses", "undecided", "too few scales"]
 
 
@@ -70,15 +72,15 @@ class Trend:
     """Mean over seeds at each scale."""
     n_pairs: int
     n_seeds: int
-    slope: Estimate
+    slope: Estimate = UNKNOWN
     """Per doubling of the axis."""
-    smallest: Estimate
-    largest: Estimate
+    smallest: Estimate = UNKNOWN
+    largest: Estimate = UNKNOWN
     at: float | None
     """The size to predict at, if any."""
-    predicted: Estimate | None
+    predicted: Estimate | None = None
     """The effect there, with its 95% prediction interval."""
-    verdict: TrendVerdict
+    verdict: TrendVerdict = "too few scales"
     n_tested: int = 0
     """Settings in the family that the verdict is corrected for."""
 
@@ -95,14 +97,11 @@ def trends(
         rows = pairs(runs, each, outcome).dropna(subset=["difference"])
         rows = rows.join(sizes, on="run_id_baseline")
         for _, at_depth in rows.groupby(["n_layers", "setting"]):
-            depth, setting = int(at_depth["n_layers"].iloc[0]), str(at_depth["setting"].iloc[0])
-            for axis in AXES:
-                if fields := _trend(at_depth, axis, size := (at or {}).get(axis)):
-                    trend = Trend(
-                        knob=each.name, setting=setting, baseline=each.baseline, n_layers=depth, outcome=outcome,
-                        unit=unit_of(outcome, runs), axis=axis, at=size, **fields,
-                    )  # fmt: skip
-                    family.append(trend)
+            depth, setting = at_depth[["n_layers", "setting"]].iloc[0]
+            head = {"knob": each.name, "setting": setting, "baseline": each.baseline, "n_layers": int(depth)}
+            head |= {"outcome": outcome, "unit": unit_of(outcome, runs)}
+            by_axis = (_trend(at_depth, axis, (at or {}).get(axis), head) for axis in AXES)
+            family += [trend for trend in by_axis if trend]
     chosen = {each.name for each in knobs if knob is None or knob in each.fields}
     return [trend for trend in _with_verdicts(family) if trend.knob in chosen]
 
@@ -152,8 +151,9 @@ def _levels(values: pd.Series) -> pd.Series:
     return (np.log(values) / 0.02).round() * 0.02
 
 
-def _trend(rows: pd.DataFrame, axis: str, at: float | None) -> dict[str, Any] | None:
-    """The fields of a Trend that come from the pairs; None where the axis takes one value."""
+def _trend(rows: pd.DataFrame, axis: str, at: float | None, head: Mapping[str, Any]) -> Trend | None:
+    """The trend of these pairs, not yet corrected over its family; None where the axis takes one value. `head`: the
+    fields that do not come from the pairs."""
     size, other = rows[_SIZE[AXES[axis]]], rows[_SIZE[AXES[HELD.get(axis, axis)]]]
     if size.isna().any():
         return None
@@ -166,23 +166,17 @@ def _trend(rows: pd.DataFrame, axis: str, at: float | None) -> dict[str, Any] | 
     seeds = sorted(means["seed"].unique())
     by_scale = means.groupby("x")["mean"].mean()
     xs = by_scale.index.to_numpy()
-    unknown = Estimate(mean=None, lo=None, hi=None, p=None, n=len(xs))
-    fields: dict[str, Any] = {
-        "scales": tuple(np.exp(xs).tolist()),
-        "effects": tuple(by_scale.tolist()),
-        "n_pairs": int(means["size"].sum()),
-        "n_seeds": len(seeds),
-        **dict.fromkeys(("slope", "smallest", "largest"), unknown),
-        "predicted": None,
-    }
+    trend = Trend(
+        **head, axis=axis, at=at, scales=tuple(np.exp(xs).tolist()), effects=tuple(by_scale.tolist()),
+        n_pairs=int(means["size"].sum()), n_seeds=len(seeds),
+    )  # fmt: skip
     lines = _lines(means, seeds) if len(xs) >= MIN_SCALES else None
     if lines is None:
-        return fields | {"verdict": "too few scales"}
+        return trend
     slope = lines.estimate(np.array([0.0, 1.0]) * math.log(2))
     smallest, largest = (lines.estimate(np.array([1.0, x - lines.centre])) for x in (xs[0], xs[-1]))
     predicted = None if at is None else lines.estimate(np.array([1.0, math.log(at) - lines.centre]), new_scale=True)
-    estimates = {"slope": slope, "smallest": smallest, "largest": largest, "predicted": predicted}
-    return fields | estimates | {"verdict": "undecided"}  # until corrected over its family
+    return replace(trend, slope=slope, smallest=smallest, largest=largest, predicted=predicted, verdict="undecided")
 
 
 def _common_seeds(means: pd.DataFrame) -> pd.DataFrame:

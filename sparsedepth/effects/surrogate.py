@@ -92,17 +92,14 @@ def axes_of(frame: pd.DataFrame, search: Search) -> list[Axis]:
     """The axes that take several values."""
     axes = []
     for name in search.axes:
-        values = frame[name].dropna().unique()
+        options = sorted({plain(value) for value in frame[name].tolist()}, key=value_order)
         declared = search.definition.axes.get(name)
-        if len(set(map(repr, frame[name]))) < 2:
+        if len(options) < 2:
             continue
         if isinstance(declared, Interval):
             axes.append(Axis(name=name, values=(declared.low, declared.high), is_range=True, is_log=declared.log))
         else:
-            options = tuple(
-                sorted({*map(plain, values.tolist()), *([None] if frame[name].isna().any() else [])}, key=value_order)
-            )
-            axes.append(Axis(name=name, values=options, is_range=False, is_log=False))
+            axes.append(Axis(name=name, values=tuple(options), is_range=False, is_log=False))
     return axes
 
 
@@ -197,13 +194,13 @@ def importances(frame: pd.DataFrame, search: Search, objective: str) -> dict[str
         else CategoricalDistribution([str(option) for option in axis.values])
         for axis in axes
     }
-    columns = {axis.name: axis.columns(frame[axis.name].tolist())[:, 0] for axis in axes if axis.is_range}
-    for i in range(len(frame)):
-        params = {
-            axis.name: float(np.clip(columns[axis.name][i], 0, 1)) if axis.is_range else str(frame[axis.name].iloc[i])
-            for axis in axes
-        }
-        value = float(frame[objective].iloc[i])
+    columns = {
+        axis.name: np.clip(axis.columns(frame[axis.name].tolist())[:, 0], 0, 1)
+        if axis.is_range
+        else frame[axis.name].map(str).to_numpy()
+        for axis in axes
+    }
+    for params, value in zip(pd.DataFrame(columns).to_dict("records"), frame[objective].astype(float), strict=True):
         study.add_trial(optuna.trial.create_trial(params=params, distributions=spaces, value=value))
     with warnings.catch_warnings(action="ignore", category=optuna.exceptions.ExperimentalWarning):
         quantile = min(0.5, max(0.1, MIN_BEST / len(frame)))
