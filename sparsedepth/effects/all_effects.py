@@ -114,7 +114,7 @@ def effects_of(runs: pd.DataFrame, knobs: Iterable[Knob], outcome: str) -> list[
     """Every setting of these knobs at every depth, all else equal, judged as one family; settings without a pair are
     absent. Raises ValueError for an outcome that is no number of `runs`."""
     design = design_of(runs)
-    return judge([contrast for knob in knobs for contrast in contrasts(runs, knob, outcome, design=design)])
+    return judge([contrast for knob in knobs for contrast in contrasts(runs, knob, outcome, design)])
 
 
 def effects_over_depths(

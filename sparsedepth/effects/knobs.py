@@ -14,7 +14,7 @@ the most key/value heads, no experts; for a field that has none RunConfig's defa
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -233,6 +233,11 @@ def changed(runs: pd.DataFrame, knobs: Sequence[Knob]) -> pd.Series:
     by_knob = [(knob, labels(runs, knob).tolist()) for knob in knobs]
     rows = [{knob.name: texts[i] for knob, texts in by_knob if texts[i] != knob.baseline} for i in range(len(runs))]
     return pd.Series(rows, index=runs.index, dtype=object)
+
+
+def field_values(knobs: Iterable[Knob], settings: Mapping[str, str]) -> dict[str, Plain]:
+    """The value of each field of the knobs, from the setting of each."""
+    return {name: value for knob in knobs for name, value in knob.settings[settings[knob.name]].items()}
 
 
 def setting_text(setting: Mapping[str, Plain]) -> str:

@@ -25,7 +25,7 @@ from sparsedepth.effects.intervals import ALPHA, Judged, correct, moderate
 from sparsedepth.effects.knobs import ROLES, Knob, design_of, find_knobs, tuned_fields
 from sparsedepth.effects.pairs import EVERY_LR, UNKNOWN_SEED, pairs, rounding_sd, unit_of
 from sparsedepth.effects.sentences import size_text
-from sparsedepth.effects.summary import display_value, minus, table_page, title, verdict_cell
+from sparsedepth.effects.summary import effect_cells, minus, table_page, title, verdict_cell
 from sparsedepth.effects.tuning_error import TuningUncertainty
 from sparsedepth.store.query_result import QueryResult
 from sparsedepth.store.tuning_roles import result_rows, without_measured_models
@@ -122,8 +122,7 @@ def lr_lines(runs: pd.DataFrame, outcome: str, knob: str | None = None) -> Itera
     names = ("slope", "lo", "hi", "seeds", "verdict", "setting")
     rows = []
     for slope in slopes:
-        cells = (display_value(value, unit) for value in (slope.effect.mean, slope.effect.lo, slope.effect.hi))
-        rows.append((*cells, len(slope.by_seed), _verdict(slope), slope.setting))
+        rows.append((*effect_cells(slope)[:3], len(slope.by_seed), _verdict(slope), slope.setting))
     head = (
         f"Does an effect change with lr? {title(outcome, unit)}; effect: setting {minus(unit)} baseline, both at the "
         "same lr; slope: change of the effect per doubling of lr, over all depths and other settings",
