@@ -52,8 +52,8 @@ def effects(
         lr_slope,
         scale,
         scale_text,
-        search_text,
         summary,
+        surrogate,
         text_report,
     )
     from sparsedepth.store.best import no_runs
@@ -69,9 +69,9 @@ def effects(
             raise ValueError(no_runs(store))
     if search is not None and part in ("all", "knobs") and knob is None:
         if format == "table":
-            write(_text(search_text.search_lines(runs, search, by), out), out)
+            write(_text(surrogate.search_lines(runs, search, by), out), out)
         else:
-            write(encode(search_text.search_table(runs, search, by), format), out)
+            write(encode(surrogate.search_table(runs, search, by), format), out)
         return
     by, caution = text_report.judged_outcome(runs, loss_of(runs) if by in (None, "loss") else by)
     sizes = scale_text.prediction_sizes(at or [])

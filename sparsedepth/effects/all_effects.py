@@ -7,9 +7,11 @@ slopes): of depths without any effect, at most 5% have one called 'lower' or 'hi
 are in `intervals.Judged`; 'not distinguishable' comes with the detectable effect, or with what was uneven in tuning.
 """
 
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from operator import attrgetter
+from typing import Any
 
 import pandas as pd
 
@@ -18,8 +20,7 @@ from sparsedepth.config.run import RunConfig
 from sparsedepth.config.synonyms import hint
 from sparsedepth.effects.contrast import Contrast, contrasts, contrasts_on_bases, over_depths
 from sparsedepth.effects.depth_slope import SlopeContrast, depth_slopes
-from sparsedepth.effects.holm import correct
-from sparsedepth.effects.intervals import check_shared_baselines, estimate, moderate
+from sparsedepth.effects.intervals import check_shared_baselines, correct, estimate, moderate
 from sparsedepth.effects.knobs import (
     DERIVED,
     Design,
@@ -97,9 +98,9 @@ def _moderated(family: Sequence[Contrast], lenders: Sequence[Contrast] = ()) -> 
 
 def _corrected(moderated: Sequence[Contrast]) -> list[Contrast]:
     """Holm's p over the contrasts of each depth; verdicts withheld that a badly tuned baseline may explain."""
-    by_depth: dict[int | None, list[int]] = {}
+    by_depth = defaultdict[int | None, list[int]](list)
     for i, contrast in enumerate(moderated):
-        by_depth.setdefault(contrast.n_layers, []).append(i)
+        by_depth[contrast.n_layers].append(i)
     judged = list(moderated)
     for indices in by_depth.values():
         corrected = correct([moderated[i] for i in indices])
@@ -113,7 +114,7 @@ def effects_of(runs: pd.DataFrame, knobs: Iterable[Knob], outcome: str) -> list[
     """Every setting of these knobs at every depth, all else equal, judged as one family; settings without a pair are
     absent. Raises ValueError for an outcome that is no number of `runs`."""
     design = design_of(runs)
-    return judge([contrast for knob in knobs for contrast in contrasts(runs, knob, outcome, design=design)])
+    return judge([contrast for knob in knobs for contrast in contrasts(runs, knob, outcome, design)])
 
 
 def effects_over_depths(
@@ -127,22 +128,10 @@ def effects_over_depths(
 
 def _without_pairs(contrast: Contrast, basis: str) -> Contrast:
     """The same setting at the same depth on a basis on which no two runs match."""
-    counts = dict.fromkeys(("n_seeds", "n_diverged", "n_baseline_diverged", "n_at_edge", "n_missing"), 0)
-    unknown = dict.fromkeys(("baseline_mean", "noise", "floor", "p_holm"))
-    return replace(
-        contrast,
-        basis=basis,
-        effect=estimate([]),
-        by_seed=(),
-        extra_variances=(),
-        ratios=dict.fromkeys(BASES),
-        run_ids=(),
-        tuned="",
-        tuning_flaw="",
-        expected_regret=0.0,
-        **counts,
-        **unknown,
-    )
+    none: dict[str, Any] = dict.fromkeys(("n_seeds", "n_diverged", "n_baseline_diverged", "n_at_edge", "n_missing"), 0)
+    none |= dict.fromkeys(("by_seed", "extra_variances", "run_ids"), ()) | dict.fromkeys(("tuned", "tuning_flaw"), "")
+    none |= dict.fromkeys(("baseline_mean", "noise", "floor", "p_holm"))
+    return replace(contrast, basis=basis, effect=estimate([]), ratios=dict.fromkeys(BASES), expected_regret=0.0, **none)
 
 
 def measure_slopes(runs: pd.DataFrame, outcome: str = "val_loss", knob: str | None = None) -> list[SlopeContrast]:

@@ -18,8 +18,10 @@ another path, such as its tuned lr, looks the same (the exclusion restriction of
 `controls` are checked.
 """
 
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import Annotated, Literal
 
 import numpy as np
@@ -28,18 +30,26 @@ from pydantic import Field
 
 from sparsedepth.config.role import roles
 from sparsedepth.config.run import RunConfig
+from sparsedepth.effects.all_effects import effects_over_depths, relevant_columns
 from sparsedepth.effects.chain import (
+    LINKS,
     MIN_UNITS,
     Link,
+    given_of_tuning,
     jackknife,
     leave_one_out,
     link,
+    link_of,
+    links_of,
     midranks,
     units_of,
+    usable_runs,
 )
-from sparsedepth.effects.chain_runs import ChainRuns, link_between, link_within
 from sparsedepth.effects.contrast import Contrast
-from sparsedepth.effects.holm import holm
+from sparsedepth.effects.intervals import holm
+from sparsedepth.effects.knobs import Knob, design_of, find_knobs, keys, labels
+from sparsedepth.effects.pairs import pairs
+from sparsedepth.store.comparable_loss import loss_of
 from sparsedepth.store.tuning_roles import result_rows
 
 LinkVerdict = Literal["causes", "predicts", "associated", "not distinguishable"]
@@ -138,22 +148,42 @@ def link_verdict(links: Sequence[Link], skill: Skill, interventions: Sequence[In
     return "predicts" if skill.lo is not None and skill.lo > 0 else "associated"
 
 
+class ChainRuns:
+    """The runs of a chain, and what all its links need, computed once."""
+
+    def __init__(self, runs: pd.DataFrame):
+        runs = result_rows(runs)
+        self.links, self.loss = links_of(runs), loss_of(runs)
+        named = {name for pair in (*LINKS, *self.links) for name in pair}
+        named |= {name for role in roles(RunConfig).values() for name in role.must_stand_still}
+        runs = relevant_columns(runs, *sorted(named), self.loss, "lr")
+        self.runs = runs.assign(unit=units_of(runs))
+        self.design, self.knobs = design_of(self.runs), find_knobs(self.runs)
+        self.pure_knobs = [knob for knob in self.knobs if knob.is_pure]
+        self.effects, self.changes = cache(self._effects), cache(self._changes)
+
+    def _effects(self, outcome: str) -> dict[str, Contrast]:
+        """Setting -> its effect on an outcome over all depths."""
+        contrasts = effects_over_depths(self.runs, self.knobs, outcome, self.design)
+        return {contrast.setting: contrast for contrast in contrasts}
+
+    def _changes(self, outcome: str) -> list[pd.DataFrame]:
+        """The `pairs` of runs of each pure knob, in the same order for every outcome."""
+        return [pairs(self.runs, knob, outcome, design=self.design) for knob in self.pure_knobs]
+
+
 def chain_evidence(runs: pd.DataFrame) -> list[LinkEvidence]:
     """The evidence for every measured link of the chain, from the runs that stand for a configuration; p-values are
     Holm's over all links of a scope."""
     chain_runs = ChainRuns(runs)
     chain = [link_evidence(chain_runs, cause, effect) for cause, effect in chain_runs.links]
-    p_by_scope: dict[str, dict[tuple[int, int], float]] = {}
-    for i, evidence in enumerate(chain):
-        for k, scope in enumerate(evidence.links):
-            if scope.p is not None:
-                p_by_scope.setdefault(scope.scope, {})[i, k] = scope.p
-    p_holm: dict[tuple[int, int], float] = {}
-    for p_values in p_by_scope.values():
-        p_holm |= dict(zip(p_values, holm(list(p_values.values())), strict=True))
+    by_scope = defaultdict[str, dict[tuple[str, str], float | None]](dict)
+    for scope in (scope for evidence in chain for scope in evidence.links):
+        by_scope[scope.scope][scope.cause, scope.effect] = scope.p
+    p_holm = {scope: dict(zip(p, holm([*p.values()]), strict=True)) for scope, p in by_scope.items()}
     corrected = []
-    for i, evidence in enumerate(chain):
-        links = tuple(replace(scope, p_holm=p_holm.get((i, k))) for k, scope in enumerate(evidence.links))
+    for evidence in chain:
+        links = tuple(replace(scope, p_holm=p_holm[scope.scope][scope.cause, scope.effect]) for scope in evidence.links)
         verdict = link_verdict(links, evidence.skill, evidence.interventions)
         corrected.append(replace(evidence, links=links, verdict=verdict))
     return corrected
@@ -161,7 +191,7 @@ def chain_evidence(runs: pd.DataFrame) -> list[LinkEvidence]:
 
 def link_evidence(chain_runs: ChainRuns, cause: str, effect: str) -> LinkEvidence:
     """The evidence for one link, without correction for the others."""
-    runs, tuning = chain_runs.given_of_tuning
+    runs, tuning = given_of_tuning(chain_runs.runs)
     links = [link(runs, cause, effect, "pooled"), link(runs, cause, effect, "within depth")]
     given = [tuning, [chain_runs.loss] if chain_runs.loss not in (cause, effect) else []]
     links += [link(runs, cause, effect, "within depth", names) for names in given if names]
@@ -176,6 +206,31 @@ def link_evidence(chain_runs: ChainRuns, cause: str, effect: str) -> LinkEvidenc
         skill=predicted,
         interventions=tuple(tested),
     )
+
+
+def link_within(chain: ChainRuns, knob: Knob, cause: str, effect: str) -> Link:
+    """One link over runs that differ in one knob and the seed alone; contexts with one setting do not count."""
+    context = keys(chain.runs, [name for name in chain.design.chosen if name not in {*knob.fields, "seed"}])
+    usable = usable_runs(chain.runs, [cause, effect])
+    usable = usable[usable.groupby(context[usable.index])["cell_id"].transform("nunique") > 1]
+    stratum_N, settings = pd.factorize(context[usable.index])[0], labels(chain.runs, knob)[usable.index]
+    return replace(
+        link_of(chain.runs, usable, [cause, effect], f"within {knob.name}", stratum_N, settings), knob=knob.name
+    )
+
+
+def link_between(chain: ChainRuns, cause: str, effect: str) -> Link:
+    """One link over settings of all pure knobs: mean paired change in the cause against that in the effect."""
+    points, used = list[tuple[str, int, float, float]](), set[str]()
+    for x, y in zip(chain.changes(cause), chain.changes(effect), strict=True):
+        both = x.assign(other=y["difference"]).dropna(subset=["difference", "other"])
+        changes = both.groupby(["setting", "n_layers"])[["difference", "other"]].mean().reset_index()
+        points += list(changes.itertuples(index=False, name=None))
+        used |= {*both["run_id"], *both["run_id_baseline"]}
+    frame = pd.DataFrame(points, columns=["unit", "n_layers", cause, effect]).astype({cause: float, effect: float})
+    frame = frame.assign(outcome="ok")
+    between = link_of(frame, frame, [cause, effect], "between knobs", frame["n_layers"].to_numpy(), frame["unit"])
+    return replace(between, n_runs=len(used))
 
 
 def interventions(chain_runs: ChainRuns, cause: str, effect: str) -> list[InterventionEffect]:

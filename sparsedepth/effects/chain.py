@@ -31,13 +31,7 @@ import numpy as np
 import pandas as pd
 
 from sparsedepth.effects.intervals import ALPHA, t_interval
-from sparsedepth.effects.knobs import (
-    NEVER_KNOBS,
-    chosen_fields,
-    depth_knob,
-    keys,
-    tuned_fields,
-)
+from sparsedepth.effects.knobs import NEVER_KNOBS, design_of, keys, tuned_fields
 from sparsedepth.quantities import of_stage
 from sparsedepth.quantities.record import Stage
 from sparsedepth.store import degeneracy
@@ -141,9 +135,7 @@ def units_of(runs: pd.DataFrame) -> pd.Series:
     """Each run's combination of settings, whatever its depth, seed and tuned values; from column `unit`, if present."""
     if "unit" in runs.columns:
         return runs["unit"]
-    depth = depth_knob(runs)
-    excluded = {*NEVER_KNOBS, *tuned_fields(result_rows(runs)), *(depth.fields if depth else ())}
-    return keys(runs, [name for name in chosen_fields(runs) if name not in excluded])
+    return keys(runs, [name for name in design_of(runs).beside_depth if name not in NEVER_KNOBS])
 
 
 def given_of_tuning(runs: pd.DataFrame) -> tuple[pd.DataFrame, list[str]]:
@@ -172,7 +164,9 @@ def link_of(
         rho = _number(rank_correlations(values, stratum_N, unit_N, np.ones((1, len(units))))[0])
     if rho is not None and len(units) >= MIN_UNITS:
         without_G = rank_correlations(values, stratum_N, unit_N, leave_one_out(len(units)))
-        lo, hi, p = _jackknife(rho, without_G, len(units) - len(values))
+        z, z_G = (np.arctanh(np.clip(each, -0.999, 0.999)) for each in (rho, without_G))  # of a rho of 1 it is infinite
+        if interval := jackknife(float(z), z_G, len(units) - len(values)):
+            lo, hi, p = math.tanh(interval[0]), math.tanh(interval[1]), interval[2]
     return Link(
         cause=names[0],
         effect=names[1],
@@ -208,13 +202,6 @@ def jackknife_variance(without_G: np.ndarray) -> float | None:
     """The variance of a value, from its values without each unit; None where one of these is undefined."""
     n = len(without_G)
     return (n - 1) ** 2 / n * float(without_G.var(ddof=1)) if np.isfinite(without_G).all() else None
-
-
-def _jackknife(rho: float, without_G: np.ndarray, df: int) -> tuple[float | None, float | None, float | None]:
-    """lo, hi and p of a rank correlation, on Fisher's scale, where a rho of 1 is infinite."""
-    z, z_G = (np.arctanh(np.clip(each, -0.999, 0.999)) for each in (rho, without_G))
-    interval = jackknife(float(z), z_G, df)
-    return (None, None, None) if interval is None else (math.tanh(interval[0]), math.tanh(interval[1]), interval[2])
 
 
 def rank_correlations(

@@ -81,17 +81,15 @@ class Contrast(Judged):
         return ratio is not None and max(abs(ratio[0] - 1), abs(ratio[1] - 1)) <= MATCH_TOLERANCE
 
 
-def contrasts(
-    runs: pd.DataFrame, knob: Knob, outcome: str, basis: str | None = None, design: Design | None = None
-) -> list[Contrast]:
-    """Every setting against the baseline, at every depth, settings in the knob's order; on one of BASES, or all else
-    equal. Settings without a pair are absent. `design`: `design_of(runs)`, if already computed.
+def contrasts(runs: pd.DataFrame, knob: Knob, outcome: str, design: Design | None = None) -> list[Contrast]:
+    """Every setting against the baseline, all else equal, at every depth, settings in the knob's order; settings
+    without a pair are absent. `design`: `design_of(runs)`, if already computed.
 
     Raises ValueError for an outcome that is no number of `runs`.
     """
     design = design or design_of(runs)
-    by_depth = _by_depth(pairs(runs, knob, outcome, basis, design), knob, outcome, basis, {})
-    return by_depth if basis == EQUAL_LR else check_at_one_lr(by_depth, runs, knob, design)
+    by_depth = _by_depth(pairs(runs, knob, outcome, design=design), knob, outcome, None, {})
+    return check_at_one_lr(by_depth, runs, knob, design)
 
 
 def contrasts_on_bases(

@@ -28,7 +28,7 @@ from scipy.special import stdtrit
 from sparsedepth.config.plain_text import counted
 from sparsedepth.effects.contrast import effect_fields, noise_and_floor
 from sparsedepth.effects.intervals import MIN_VALUES, Estimate, Judged, estimate, scatter
-from sparsedepth.effects.knobs import Knob, chosen_fields, depth_knob, keys, labels
+from sparsedepth.effects.knobs import Knob, design_of, keys, labels
 from sparsedepth.effects.pairs import UNKNOWN_SEED, average_duplicates, rounding_sd, unit_of, values_of
 from sparsedepth.effects.sentences import (
     detectable_text,
@@ -114,9 +114,7 @@ def _lines(runs: pd.DataFrame, knob: Knob | None, outcome: str) -> pd.DataFrame:
     """One row per run: setting, unit, match (key of the line without its setting), n_layers, seed, run_id, value,
     diverged."""
     runs = result_rows(runs)
-    depth = depth_knob(runs)
-    excluded = {"n_layers", *(depth.fields if depth else ()), *(knob.fields if knob else ())}
-    match = [name for name in chosen_fields(runs) if name not in excluded]
+    match = [name for name in design_of(runs).beside_depth if knob is None or name not in knob.fields]
     lines = pd.DataFrame(
         {
             "setting": labels(runs, knob) if knob else "",
@@ -136,9 +134,7 @@ def _lines(runs: pd.DataFrame, knob: Knob | None, outcome: str) -> pd.DataFrame:
 
 
 def _contrast(knob: Knob, outcome: str, setting: str, pairs: pd.DataFrame, n_diverged: int) -> SlopeContrast:
-    sides = ("value", "value_baseline")
-    by_line = pairs.groupby(["seed", "match"], sort=True)
-    slopes = pd.DataFrame({side: by_line.apply(lambda line, side=side: _line_slope(line, side)) for side in sides})
+    slopes = _line_slopes(pairs, ["value", "value_baseline"])
     by_seed = slopes.groupby("seed").mean()
     difference = by_seed["value"] - by_seed["value_baseline"]
     at_setting = _slope(setting, pairs, "value")
@@ -163,7 +159,7 @@ def _contrast(knob: Knob, outcome: str, setting: str, pairs: pd.DataFrame, n_div
 
 
 def _slope(setting: str, lines: pd.DataFrame, column: str) -> DepthSlope:
-    slopes = lines.groupby(["seed", "match"]).apply(lambda line: _line_slope(line, column))
+    slopes = _line_slopes(lines, [column])[column]
     return DepthSlope(
         setting=setting,
         slope=replace(estimate(slopes.groupby("seed").mean().to_numpy()), n=len(slopes)),
@@ -172,9 +168,17 @@ def _slope(setting: str, lines: pd.DataFrame, column: str) -> DepthSlope:
     )
 
 
-def _line_slope(line: pd.DataFrame, column: str) -> float:
-    x_N, y_N = np.log2(line["n_layers"].to_numpy(dtype=float)), line[column].to_numpy(dtype=float)
-    return float((x_N - x_N.mean()) @ y_N / _sxx(line))
+def _line_slopes(lines: pd.DataFrame, columns: list[str]) -> pd.DataFrame:
+    """The slope of each line, by seed and match."""
+    weighted = lines[columns].astype(float).mul(_weights_in_line(lines), axis=0)
+    return weighted.groupby([lines["seed"], lines["match"]]).sum()
+
+
+def _weights_in_line(lines: pd.DataFrame) -> pd.Series:
+    """The weight of each row in the slope of its line."""
+    x_N, line = np.log2(lines["n_layers"].astype(float)), [lines["seed"], lines["match"]]
+    x_N = x_N - x_N.groupby(line).transform("mean")
+    return x_N / (x_N**2).groupby(line).transform("sum")
 
 
 def slope_weights(pairs: pd.DataFrame) -> pd.Series:
@@ -183,22 +187,10 @@ def slope_weights(pairs: pd.DataFrame) -> pd.Series:
     return _weights_in_line(pairs) / n_lines / pairs["seed"].nunique()
 
 
-def _weights_in_line(pairs: pd.DataFrame) -> pd.Series:
-    """The weight of each pair in the slope of its line."""
-    x_N, line = np.log2(pairs["n_layers"].astype(float)), [pairs["seed"], pairs["match"]]
-    x_N = x_N - x_N.groupby(line).transform("mean")
-    return x_N / (x_N**2).groupby(line).transform("sum")
-
-
 def _rounding_sd(outcome: str, pairs: pd.DataFrame) -> float:
     """Standard deviation of the slopes' difference by rounding alone (`pairs.rounding_sd`), of the worst line."""
     steps = pairs["n_layers"].map(lambda depth: rounding_sd(outcome, depth, depth))
     return math.sqrt(((_weights_in_line(pairs) * steps) ** 2).groupby([pairs["seed"], pairs["match"]]).sum().max())
-
-
-def _sxx(line: pd.DataFrame) -> float:
-    x_N = np.log2(line["n_layers"].to_numpy(dtype=float))
-    return float(((x_N - x_N.mean()) ** 2).sum())
 
 
 # Exponents

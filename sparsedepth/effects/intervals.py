@@ -2,8 +2,10 @@
 
     mean +- t(n-1, 0.975) s / sqrt(n)          p = P(|T_(n-1)| > |mean| / (s / sqrt(n)))
 
-In a family of contrasts s and its degrees of freedom are the moderated ones (`moderated`), and p is corrected for
-multiple testing (`holm`).
+In a family of contrasts s and its degrees of freedom are the moderated ones (`moderated`), and p is Holm's (1979, 'A
+simple sequentially rejective multiple test procedure'):
+
+    p_(1) <= ... <= p_(m):   adjusted p_(i) = max over j <= i of min(1, (m - j + 1) p_(j))
 
 Detectable effect: called 'lower' or 'higher' in 80% of such sweeps,
 
@@ -113,8 +115,8 @@ class ExtraVariance:
 
     variance: float
     df: float
-    baseline: frozenset[str] = frozenset()
-    """The baseline's cells, if it comes from choosing their tuned value: contrasts with the same cells share it."""
+    baseline: tuple[str, ...] = ()
+    """The baseline's cells, in order, if it comes from choosing their tuned value: contrasts with these share it."""
 
 
 def with_extra_variances(effect: Estimate, extra: Sequence[ExtraVariance]) -> Estimate:
@@ -267,6 +269,23 @@ def _with_error(judged: J, variance: float, df: float) -> J:
     return replace(judged, effect=with_extra_variances(effect, judged.extra_variances))
 
 
+def holm(p_values: Sequence[float | None]) -> list[float | None]:
+    """Holm's adjusted p-values, None where there is no p: rejecting those <= 0.05 errs once or more in at most 5% of
+    families."""
+    p_at = sorted((p, i) for i, p in enumerate(p_values) if p is not None)
+    adjusted, largest = list[float | None]([None] * len(p_values)), 0.0
+    for rank, (p, i) in enumerate(p_at):
+        adjusted[i] = largest = max(largest, min(1.0, (len(p_at) - rank) * p))
+    return adjusted
+
+
+def correct(family: Sequence[J]) -> list[J]:
+    """The same effects, each with Holm's p over all of them that have a p-value."""
+    p_holm = holm([judged.effect.p for judged in family])
+    n_tested = max(sum(p is not None for p in p_holm), 1)
+    return [replace(judged, p_holm=p, n_tested=n_tested) for judged, p in zip(family, p_holm, strict=True)]
+
+
 def floor_of(noise: float, df: float, n_seeds: int, least_sd: float) -> float:
     """The smallest difference of two means over seeds that exceeds a noise of df degrees of freedom."""
     return float(stdtrit(df, 0.975)) * max(noise * math.sqrt(2), least_sd) / math.sqrt(n_seeds)
@@ -281,8 +300,8 @@ def check_shared_baselines(family: Sequence[J], knobs: Sequence[str]) -> list[J]
     variance, or the variance among them if that is larger, the part of m that the choice explains is expected to be
     m v / (v + pi e^2 / 2J). It takes three knobs: the settings of one, such as depth, may well lie on one side.
     """
-    sharing = defaultdict[frozenset[str], list[Judged]](list)
-    knobs_of = defaultdict[frozenset[str], set[str]](set)
+    sharing = defaultdict[tuple[str, ...], list[Judged]](list)
+    knobs_of = defaultdict[tuple[str, ...], set[str]](set)
     for judged, knob in zip(family, knobs, strict=True):
         if (shared := _baseline_variance(judged)) and judged.effect.error is not None:
             sharing[shared.baseline].append(judged)

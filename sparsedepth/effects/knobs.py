@@ -14,7 +14,7 @@ the most key/value heads, no experts; for a field that has none RunConfig's defa
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -74,6 +74,11 @@ class Design:
     """The chosen fields that n_layers determines."""
     with_tuning: tuple[str, ...]
     """The chosen fields of all runs, those of tuning included: a configuration may have no result yet."""
+
+    @property
+    def beside_depth(self) -> tuple[str, ...]:
+        """The chosen fields but n_layers and those that it determines."""
+        return tuple(name for name in self.chosen if name not in {"n_layers", *self.with_depth})
 
 
 def plain(value: Any) -> Plain:
@@ -175,9 +180,7 @@ def find_knobs(runs: pd.DataFrame, baselines: Mapping[str, Plain] | None = None)
     Raises ValueError for a baseline that no run has.
     """
     runs = result_rows(runs)
-    depth = depth_knob(runs)
-    excluded = {*NEVER_KNOBS, *(depth.fields if depth else ())}
-    varying = [name for name in chosen_fields(runs) if name not in excluded]
+    varying = [name for name in design_of(runs).beside_depth if name not in NEVER_KNOBS]
     experts = tuple(name for name in EXPERTS if name in varying)
     units = [experts if name in experts[:1] else (name,) for name in varying if name not in experts[1:]]
     codes = [pd.factorize(keys(runs, unit))[0] for unit in units]
@@ -226,10 +229,15 @@ def labels(runs: pd.DataFrame, knob: Knob) -> pd.Series:
 
 
 def changed(runs: pd.DataFrame, knobs: Sequence[Knob]) -> pd.Series:
-    """The names of the knobs that differ from their baseline in each run, as a tuple."""
-    differs = [(knob.name, (labels(runs, knob) != knob.baseline).tolist()) for knob in knobs]
-    rows = [tuple(name for name, by_run in differs if by_run[i]) for i in range(len(runs))]
+    """The knobs that differ from their baseline in each run: {'depth_scale': 'depth_scale=lns'}."""
+    by_knob = [(knob, labels(runs, knob).tolist()) for knob in knobs]
+    rows = [{knob.name: texts[i] for knob, texts in by_knob if texts[i] != knob.baseline} for i in range(len(runs))]
     return pd.Series(rows, index=runs.index, dtype=object)
+
+
+def field_values(knobs: Iterable[Knob], settings: Mapping[str, str]) -> dict[str, Plain]:
+    """The value of each field of the knobs, from the setting of each."""
+    return {name: value for knob in knobs for name, value in knob.settings[settings[knob.name]].items()}
 
 
 def setting_text(setting: Mapping[str, Plain]) -> str:

@@ -13,7 +13,7 @@ import pandas as pd
 from sparsedepth import quantities
 from sparsedepth.effects.all_effects import judge
 from sparsedepth.effects.contrast import Contrast, compare, over_depths
-from sparsedepth.effects.knobs import Knob, find_knobs, joint_knob, labels, setting_text
+from sparsedepth.effects.knobs import Knob, field_values, find_knobs, joint_knob, labels, setting_text
 
 ORDER = ("seq_len", "weight_decay", "n_kv_heads", "n_experts")
 """The paper's. Other knobs follow, in the order in which `find_knobs` gives them."""
@@ -49,8 +49,8 @@ def ladder(runs: pd.DataFrame, objective: str = "val_loss", order: Sequence[str]
         return Ladder(rungs=tuple(judge(rungs)), last_in=(), whole=None)
     last_in = [compare(_runs_with(runs, knobs, top, knob), knob, top[knob.name], objective) for knob in moved]
     last_in = [contrast for contrast in last_in if contrast is not None]
-    joint = joint_knob(runs, knobs, _values(knobs, foot))
-    whole = compare(runs, joint, setting_text(_values(knobs, top)), objective)
+    joint = joint_knob(runs, knobs, field_values(knobs, foot))
+    whole = compare(runs, joint, setting_text(field_values(knobs, top)), objective)
     judged = judge([*rungs, *last_in, *([whole] if whole else [])])
     return Ladder(
         rungs=tuple(judged[: len(rungs)]),
@@ -66,7 +66,3 @@ def _runs_with(runs: pd.DataFrame, knobs: Sequence[Knob], settings: Mapping[str,
         if knob is not free:
             fits &= labels(runs, knob) == settings[knob.name]
     return runs[fits]
-
-
-def _values(knobs: Sequence[Knob], settings: Mapping[str, str]) -> dict:
-    return {name: value for knob in knobs for name, value in knob.settings[settings[knob.name]].items()}

@@ -21,12 +21,11 @@ import pandas as pd
 from sparsedepth.config.plain_text import counted
 from sparsedepth.effects.all_effects import all_knobs, choose
 from sparsedepth.effects.contrast import effect_fields
-from sparsedepth.effects.holm import correct
-from sparsedepth.effects.intervals import ALPHA, Judged, moderate
-from sparsedepth.effects.knobs import ROLES, Design, Knob, design_of, find_knobs, keys, labels, tuned_fields
-from sparsedepth.effects.pairs import UNKNOWN_SEED, average_duplicates, rounding_sd, unit_of, values_of
+from sparsedepth.effects.intervals import ALPHA, Judged, correct, moderate
+from sparsedepth.effects.knobs import ROLES, Knob, design_of, find_knobs, tuned_fields
+from sparsedepth.effects.pairs import EVERY_LR, UNKNOWN_SEED, pairs, rounding_sd, unit_of
 from sparsedepth.effects.sentences import size_text
-from sparsedepth.effects.summary import display_value, minus, table_page, title, verdict_cell
+from sparsedepth.effects.summary import effect_cells, minus, table_page, title, verdict_cell
 from sparsedepth.effects.tuning_error import TuningUncertainty
 from sparsedepth.store.query_result import QueryResult
 from sparsedepth.store.tuning_roles import result_rows, without_measured_models
@@ -65,25 +64,26 @@ def lr_slopes(runs: pd.DataFrame, outcome: str, knob: str | None = None) -> list
     design = design_of(runs)
     knobs = [each for each in find_knobs(runs) if each.name != "lr" and ROLES[each.name].kind == "knob"]
     unit = unit_of(outcome, trained)
-    family = [
-        slope
-        for each in knobs
-        for setting, pairs in _pairs_by_setting(trained, each, outcome, design)
-        if (slope := _slope(_with_every_lr(pairs), each, setting, outcome, unit))
-    ]
+    family = []
+    for each in knobs:
+        matched = pairs(trained, each, outcome, EVERY_LR, design)
+        matched = matched[matched["seed"] != UNKNOWN_SEED]
+        for setting in list(each.settings)[1:]:
+            of_setting = _with_every_lr(matched[matched["setting"] == setting])
+            family += [slope] if (slope := _slope(of_setting, each, setting, outcome, unit)) else []
     return [slope for slope in correct(moderate(family)) if slope.knob in chosen]
 
 
-def _slope(pairs: pd.DataFrame, knob: Knob, setting: str, outcome: str, unit: str) -> LrSlope | None:
-    incomplete = pairs.loc[pairs["difference"].isna(), "lr"]
+def _slope(rows: pd.DataFrame, knob: Knob, setting: str, outcome: str, unit: str) -> LrSlope | None:
+    incomplete = rows.loc[rows["difference"].isna(), "lr"]
     # At an lr where some pairs diverged, the others are a biased sample.
-    complete = pairs[~pairs["lr"].isin(incomplete)]
+    complete = rows[~rows["lr"].isin(incomplete)]
     by_seed_SL = complete.pivot_table(index="seed", columns="lr", values="difference")
     if len(by_seed_SL) < 2 or by_seed_SL.shape[1] < MIN_RATES:
         return None
     rates_L = np.log2(by_seed_SL.columns.to_numpy(float))
     slopes_S = pd.Series(np.polyfit(rates_L, by_seed_SL.to_numpy().T, 1)[0], by_seed_SL.index)
-    depths = tuple(sorted(set(pairs["n_layers"])))
+    depths = tuple(sorted(set(rows["n_layers"])))
     return LrSlope(
         knob=knob.name,
         setting=setting,
@@ -94,44 +94,17 @@ def _slope(pairs: pd.DataFrame, knob: Knob, setting: str, outcome: str, unit: st
         floor=0.0,
         by_lr={float(lr): float(mean) for lr, mean in by_seed_SL.mean().items()},
         depths=depths,
-        n_contexts=pairs["context"].nunique(),
-        n_diverged=int(pairs["diverged"].sum()),
+        n_contexts=rows["place"].nunique(),
+        n_diverged=int((rows["diverged"] | rows["diverged_baseline"]).sum()),
     )
 
 
-def _pairs_by_setting(
-    runs: pd.DataFrame, knob: Knob, outcome: str, design: Design
-) -> Iterator[tuple[str, pd.DataFrame]]:
-    """Each setting but the baseline, and its pairs: context, seed, lr, n_layers, difference (NaN without a value),
-    diverged."""
-    context = [name for name in design.with_tuning if name not in {*knob.fields, "seed", "lr"}]
-    rows = pd.DataFrame(
-        {
-            "setting": labels(runs, knob),
-            "context": keys(runs, context),
-            "seed": runs["seed"].fillna(UNKNOWN_SEED),
-            "lr": runs["lr"],
-            "n_layers": runs["n_layers"].astype(int),
-            "value": values_of(runs, outcome),
-            "diverged": runs["outcome"] == "diverged",
-        }
-    )
-    rows = average_duplicates(rows, ["setting", "context", "seed", "lr"])
-    rows = rows[rows["seed"] != UNKNOWN_SEED]
-    baseline = rows[rows["setting"] == knob.baseline].drop(columns="n_layers")
-    for setting in list(knob.settings)[1:]:
-        of_setting = rows[rows["setting"] == setting]
-        pairs = of_setting.merge(baseline, on=["context", "seed", "lr"], suffixes=("", "_baseline"))
-        pairs["difference"] = pairs["value"] - pairs["value_baseline"]
-        pairs["diverged"] |= pairs["diverged_baseline"]
-        yield setting, pairs
-
-
-def _with_every_lr(pairs: pd.DataFrame) -> pd.DataFrame:
+def _with_every_lr(rows: pd.DataFrame) -> pd.DataFrame:
     """The pairs at the learning rates that every context has, of the seeds that have all of these in every context."""
-    n_contexts = pairs["context"].nunique()
-    pairs = pairs[pairs.groupby("lr")["context"].transform("nunique") == n_contexts]
-    return pairs[pairs.groupby("seed")["lr"].transform("size") == n_contexts * pairs["lr"].nunique()]
+    rows = rows.assign(place=rows["context"] + rows["n_layers"].astype(str))
+    n_places = rows["place"].nunique()
+    rows = rows[rows.groupby("lr")["place"].transform("nunique") == n_places]
+    return rows[rows.groupby("seed")["lr"].transform("size") == n_places * rows["lr"].nunique()]
 
 
 # Text
@@ -149,8 +122,7 @@ def lr_lines(runs: pd.DataFrame, outcome: str, knob: str | None = None) -> Itera
     names = ("slope", "lo", "hi", "seeds", "verdict", "setting")
     rows = []
     for slope in slopes:
-        cells = (display_value(value, unit) for value in (slope.effect.mean, slope.effect.lo, slope.effect.hi))
-        rows.append((*cells, len(slope.by_seed), _verdict(slope), slope.setting))
+        rows.append((*effect_cells(slope)[:3], len(slope.by_seed), _verdict(slope), slope.setting))
     head = (
         f"Does an effect change with lr? {title(outcome, unit)}; effect: setting {minus(unit)} baseline, both at the "
         "same lr; slope: change of the effect per doubling of lr, over all depths and other settings",

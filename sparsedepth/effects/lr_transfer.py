@@ -19,7 +19,7 @@ import pandas as pd
 
 from sparsedepth import quantities
 from sparsedepth.effects.intervals import Estimate, estimate
-from sparsedepth.effects.knobs import ROLES, find_knobs, labels
+from sparsedepth.effects.knobs import ROLES, changed, find_knobs
 from sparsedepth.effects.pairs import unit_of, values_of
 from sparsedepth.effects.scale import SCALE_FIELDS
 from sparsedepth.effects.summary import display_value, table_page, title
@@ -71,59 +71,35 @@ def _settings(runs: pd.DataFrame, tuned: pd.DataFrame) -> pd.Series:
         for knob in find_knobs(runs)
         if ROLES[knob.name].kind in ("knob", "data") and not {"lr", *SCALE_FIELDS}.intersection(knob.fields)
     ]
-    texts = [["" if text == knob.baseline else text for text in labels(tuned, knob)] for knob in knobs]
-    settings = [", ".join(filter(None, run)) for run in zip(*texts, [""] * len(tuned), strict=True)]
-    return pd.Series(settings, index=tuned.index, dtype=object).replace("", BASELINE)
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Curve:
-    """The runs of a setting at one size."""
-
-    rows: pd.DataFrame
-    rates: np.ndarray
-    """ascending, (L,)"""
-    losses: np.ndarray
-    """of the seeds that every lr has, (S, L)"""
-
-    @property
-    def compute(self) -> float:
-        first = self.rows.iloc[0]
-        return float(first["params_total"] * first["tokens_trained"])
-
-    @property
-    def best(self) -> float:
-        return float(self.rates[self.losses.mean(0).argmin()])
+    return changed(tuned, knobs).map(lambda settings: ", ".join(settings.values()) or BASELINE)
 
 
 def _of_setting(setting: str, rows: pd.DataFrame) -> Iterator[Transfer]:
-    curves = sorted((_curve(of_size) for _, of_size in rows.groupby(SIZE)), key=lambda curve: curve.compute)
-    curves = [curve for curve in curves if curve.losses.size and len(curve.rates) > 1]
-    for curve in curves:
-        first = curve.rows.iloc[0]
-        chosen = without_tuning_runs(curve.rows)
+    """`loss_SL`: by lr, of the seeds that every lr has."""
+    curves = []
+    for _, of_size in rows.groupby(SIZE):
+        loss_SL = of_size.pivot_table(index="seed", columns="lr", values="value").dropna()
+        if loss_SL.size and loss_SL.shape[1] > 1:
+            curves.append((of_size.iloc[0], without_tuning_runs(of_size), loss_SL))
+    curves.sort(key=lambda curve: float(curve[0]["params_total"] * curve[0]["tokens_trained"]))
+    best = [float(loss_SL.columns.to_numpy(float)[loss_SL.mean().argmin()]) for _, _, loss_SL in curves]
+    for i, (first, chosen, loss_SL) in enumerate(curves):
         optimum, lo, hi = (_single(chosen, name) for name in ("tuned_optimum", "tuned_optimum_lo", "tuned_optimum_hi"))
-        transferred = curves[0].best
         yield Transfer(
             setting=setting, d_model=int(first["d_model"]), n_layers=int(first["n_layers"]),
-            params=float(first["params_total"]), tokens=float(first["tokens_trained"]), best=curve.best,
-            at_edge=is_at_edge(curve.best, curve.rates), optimum=optimum, lo=lo, hi=hi,
-            transferred=transferred, regret=None if curve is curves[0] else _regret(curve, transferred),
+            params=float(first["params_total"]), tokens=float(first["tokens_trained"]), best=best[i],
+            at_edge=is_at_edge(best[i], loss_SL.columns.to_numpy(float)), optimum=optimum, lo=lo, hi=hi,
+            transferred=best[0], regret=_regret(loss_SL, best[0]) if i else None,
         )  # fmt: skip
 
 
-def _curve(rows: pd.DataFrame) -> _Curve:
-    by_seed = rows.pivot_table(index="seed", columns="lr", values="value").dropna()
-    return _Curve(rows=rows, rates=by_seed.columns.to_numpy(float), losses=by_seed.to_numpy(float))
-
-
-def _regret(curve: _Curve, transferred: float) -> Estimate | None:
-    loss_SL, n_seeds = curve.losses, len(curve.losses)
-    if n_seeds < 2 or not curve.rates[0] <= transferred <= curve.rates[-1]:
+def _regret(losses: pd.DataFrame, transferred: float) -> Estimate | None:
+    loss_SL, rates, n_seeds = losses.to_numpy(float), losses.columns.to_numpy(float), len(losses)
+    if n_seeds < 2 or not rates[0] <= transferred <= rates[-1]:
         return None
     best_S = (loss_SL.sum(0) - loss_SL).argmin(1)  # by the other seeds
-    lr, rate_L = math.log(transferred), np.log(curve.rates)
-    return estimate([np.interp(lr, rate_L, loss_SL[s]) - loss_SL[s, best_S[s]] for s in range(n_seeds)])
+    at_transferred = [np.interp(math.log(transferred), np.log(rates), loss_L) for loss_L in loss_SL]
+    return estimate(np.array(at_transferred) - loss_SL[np.arange(n_seeds), best_S])
 
 
 def _single(rows: pd.DataFrame, name: str) -> float | None:

@@ -36,7 +36,10 @@ EQUAL_LR = "lr"
 """One more basis, where lr was tuned: both sides at the baseline's."""
 LR_OF_SETTING = "lr of the setting"
 """No basis: a check of effects between tuned configurations (`sparsedepth.effects.contrast.check_at_one_lr`)."""
-AT_ONE_LR = (EQUAL_LR, LR_OF_SETTING)
+EVERY_LR = "every lr"
+"""No basis: change of effects with lr (`sparsedepth.effects.lr_slope`)."""
+AT_ONE_LR = {EQUAL_LR: "role_baseline", LR_OF_SETTING: "role", EVERY_LR: None}
+"""Basis of pairs whose sides have one lr -> the role of the run whose tuning chose that lr."""
 MATCH_TOLERANCE = 0.01
 """A basis counts as matched if every pair agrees to 1%."""
 UNKNOWN_SEED = -1
@@ -80,37 +83,38 @@ def pairs(
     runs: pd.DataFrame, knob: Knob, outcome: str, basis: str | None = None, design: Design | None = None
 ) -> pd.DataFrame:
     """Every matched pair of a knob, one row each. On a basis: pairs that agree in it, each run in at most one pair; at
-    EQUAL_LR, pairs at the baseline's lr; at LR_OF_SETTING, pairs at the setting's. `design`: `design_of(runs)`, if
-    already computed.
+    EQUAL_LR, pairs at the baseline's lr; at LR_OF_SETTING, pairs at the setting's; at EVERY_LR, at any. `design`:
+    `design_of(runs)`, if already computed.
 
-    Columns: setting, unit (of differences), n_layers, seed, context (key of all other fields but depth), run_id,
+    Columns: setting, unit (of differences), n_layers, seed, lr, context (key of all other fields but depth), run_id,
     cell_id, value (on the comparison scale), difference, diverged, at_edge (of either run), one ratio per basis, SIDE;
     with suffix _baseline: n_layers, run_id, cell_id, value, diverged, SIDE.
     """
     unit = unit_of(outcome, runs)
-    at_equal_lr = basis in AT_ONE_LR
-    rows = without_measured_models(runs) if at_equal_lr else result_rows(runs)
+    at_one_lr = basis in AT_ONE_LR
+    rows = without_measured_models(runs) if at_one_lr else result_rows(runs)
     sides = _sides(rows, knob, outcome, basis, design or design_of(runs))
-    baseline = sides[sides["setting"] == knob.baseline].drop(columns=["setting", "context", "seed"])
+    baseline = sides[sides["setting"] == knob.baseline].drop(columns=["setting", "context", "seed", "lr"])
     matched = sides[sides["setting"] != knob.baseline].merge(baseline, on="other_fields", suffixes=("", "_baseline"))
     for name in BASES:
         matched[name] = matched[name] / matched[f"{name}_baseline"]
-    if at_equal_lr:
-        role = "role_baseline" if basis == EQUAL_LR else "role"
-        matched = matched[matched[role] != "rejected"].assign(at_edge=False, at_edge_baseline=False)
+    if at_one_lr:
+        role = AT_ONE_LR[basis]
+        matched = matched[matched[role] != "rejected"] if role else matched
+        matched = matched.assign(at_edge=False, at_edge_baseline=False)
     elif basis is not None:
         matched = _nearest(matched, basis)
     matched["difference"] = matched["value"] - matched["value_baseline"]
     matched["at_edge"] = matched["at_edge"] | matched["at_edge_baseline"]
-    matched["matched_lr"], matched["unit"] = at_equal_lr, unit
+    matched["matched_lr"], matched["unit"] = at_one_lr, unit
     of_both = ("n_layers", "run_id", "cell_id", "value", "diverged", *SIDE)
-    columns = ["setting", "unit", "seed", "context", "difference", "at_edge", "matched_lr", *BASES]
+    columns = ["setting", "unit", "seed", "lr", "context", "difference", "at_edge", "matched_lr", *BASES]
     return matched[[*columns, *of_both, *(f"{name}_baseline" for name in of_both)]]
 
 
 def _sides(runs: pd.DataFrame, knob: Knob, outcome: str, basis: str | None, design: Design) -> pd.DataFrame:
     """One row per run that can be one side of a pair; runs with equal `other_fields` can be paired."""
-    not_context = {"n_layers", *design.with_depth, "seed"}
+    not_context = {"n_layers", *design.with_depth, "seed", *(("lr",) if basis in AT_ONE_LR else ())}
     free = {*knob.fields, *(COMPENSATES.get(basis, ()) if basis else ())}
     compared = (*design.with_tuning, "lr") if basis in AT_ONE_LR else design.chosen
     others = [name for name in compared if name not in free]
@@ -122,6 +126,7 @@ def _sides(runs: pd.DataFrame, knob: Knob, outcome: str, basis: str | None, desi
             "size": keys(runs, [name for name in design.chosen if name in free and name not in knob.fields]),
             "n_layers": runs["n_layers"].astype(int),
             "seed": runs["seed"].fillna(UNKNOWN_SEED),
+            "lr": runs.get("lr"),
             "run_id": runs["run_id"],
             "cell_id": runs["cell_id"],
             "value": values_of(runs, outcome),

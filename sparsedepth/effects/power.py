@@ -23,22 +23,24 @@ Shapes: B draws, S seeds, C cells, P pairs.
 
 import json
 import math
+from bisect import bisect_left
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cache, partial
 
 import numpy as np
 import pandas as pd
 from scipy.optimize import brentq
 from scipy.special import ndtr
 
+from sparsedepth.config.plain_text import counted
 from sparsedepth.config.run import RunConfig
 from sparsedepth.effects.all_effects import all_knobs, judge
-from sparsedepth.effects.contrast import Contrast, contrasts, noise
-from sparsedepth.effects.intervals import ALPHA, POWER, ExtraVariance, estimate, floor_of, with_extra_variances
+from sparsedepth.effects.contrast import Contrast, contrasts, effect_fields, noise, noise_and_floor
+from sparsedepth.effects.intervals import ALPHA, POWER, ExtraVariance
 from sparsedepth.effects.pairs import BASES, pairs, unit_of, values_of
-from sparsedepth.effects.tuning_error import tuned_side
+from sparsedepth.effects.tuning_error import TuningUncertainty, tuned_side
 from sparsedepth.store.query_result import QueryResult
 from sparsedepth.store.tuning_roles import result_rows
 
@@ -137,16 +139,15 @@ def choice_text(noise: Noise, outcome: str, n_values: Mapping[str, int], n_tunin
         return f"{on_average} on average, {rarely} in one of 20"
 
     fields = " and ".join(f"{field} from {n} values" for field, n in n_values.items())
-    more = (
-        "" if n_tuning >= n_results else f"; with {n_results} seeds, as many as the results have, {losses(n_results)}"
+    text = (
+        f"choice: choosing {fields} with {counted(n_tuning, 'tuning seed')} may cost a configuration {losses(n_tuning)}"
     )
-    return (
-        f"choice: choosing {fields} with {n_tuning} tuning seed{'' if n_tuning == 1 else 's'} may cost a configuration "
-        f"{losses(n_tuning)}{more}"
+    return text + (
+        f"; with {n_results} seeds, as many as the results have, {losses(n_results)}" * (n_tuning < n_results)
     )
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class _Planned:
     """A contrast of the planned runs."""
 
@@ -184,24 +185,20 @@ def measure_power(
         raise ValueError(f"effect={effect:g} must be a size above 0, whatever its direction")
     planned = _planned(configs, outcome, tuned)
     noise = replace(noise, choice=noise.choice if tuned else None)
-    by_n_seeds: dict[int | None, dict[tuple, float | None]] = {None: _detectable(planned, noise, None)}
+    detectable_with = cache(partial(_detectable, planned, noise))
     groups: dict[tuple, list[_Planned]] = {}
     for plan in planned:
         contrast = plan.contrast
-        key = (contrast.knob, contrast.setting, by_n_seeds[None][plan.shape], plan.n_pairs, plan.n_seeds)
+        key = (contrast.knob, contrast.setting, detectable_with(None)[plan.shape], plan.n_pairs, plan.n_seeds)
         groups.setdefault(key, []).append(plan)
 
     def is_enough(plan: _Planned, n_seeds: int) -> bool:
-        if n_seeds not in by_n_seeds:
-            by_n_seeds[n_seeds] = _detectable(planned, noise, n_seeds)
-        detectable = by_n_seeds[n_seeds][plan.shape]
+        detectable = detectable_with(n_seeds)[plan.shape]
         return detectable is not None and effect is not None and detectable <= effect
 
     powers = []
     for (knob, setting, detectable, n_pairs, n_seeds), plans in groups.items():
-        n_wanted = None
-        if effect is not None:
-            n_wanted = _fewest(partial(is_enough, plans[0]), _guess(plans[0], detectable, effect))
+        n_wanted = bisect_left(range(3, MAX_SEEDS + 1), True, key=partial(is_enough, plans[0])) + 3 if effect else None
         powers.append(
             Power(
                 knob=knob,
@@ -211,28 +208,10 @@ def measure_power(
                 n_pairs=n_pairs,
                 n_seeds=n_seeds,
                 detectable=detectable,
-                n_seeds_wanted=n_wanted,
+                n_seeds_wanted=None if n_wanted is None or n_wanted > MAX_SEEDS else n_wanted,
             )
         )
     return powers
-
-
-def _fewest(enough: Callable[[int], bool], guess: int) -> int | None:
-    """The smallest number of seeds, 3 to MAX_SEEDS, that is enough; a good guess saves draws."""
-    low, high = 2, min(max(guess, 3), MAX_SEEDS)
-    while not enough(high):
-        if high == MAX_SEEDS:
-            return None
-        low, high = high, min(2 * high, MAX_SEEDS)
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (low, middle) if enough(middle) else (middle, high)
-    return high
-
-
-def _guess(plan: _Planned, detectable: float | None, effect: float) -> int:
-    """A first guess of the seeds needed, as if the detectable effect fell with the square root of the seeds."""
-    return MAX_SEEDS if detectable is None else math.ceil(min(plan.n_seeds * (detectable / effect) ** 2, MAX_SEEDS))
 
 
 def _planned(configs: Sequence[RunConfig], outcome: str, tuned: Sequence[str]) -> list[_Planned]:
@@ -248,20 +227,11 @@ def _planned(configs: Sequence[RunConfig], outcome: str, tuned: Sequence[str]) -
     planned = []
     for rows, at_depths in by_knob:
         for contrast in at_depths:
-            at = rows[
-                (rows["setting"] == contrast.setting) & (rows["n_layers"] == (contrast.n_layers or rows["n_layers"]))
-            ]
+            at_depth = rows["n_layers"] == (contrast.n_layers or rows["n_layers"])
+            at = rows[(rows["setting"] == contrast.setting) & at_depth]
             sides = at["run_id"].to_numpy(), at["run_id_baseline"].to_numpy()
-            n_seeds = {len(seeds[cells[a].cell_id] & seeds[cells[b].cell_id]) for a, b in zip(*sides, strict=True)}
-            planned.append(
-                _Planned(
-                    contrast=contrast,
-                    at_setting=sides[0],
-                    at_baseline=sides[1],
-                    n_seeds=max(n_seeds),
-                    n_same_depth=same_depth[contrast.n_layers],
-                )
-            )
+            n_seeds = max(len(seeds[cells[a].cell_id] & seeds[cells[b].cell_id]) for a, b in zip(*sides, strict=True))
+            planned.append(_Planned(contrast, *sides, n_seeds, same_depth[contrast.n_layers]))
     return planned
 
 
@@ -299,23 +269,13 @@ def _draw(
     drawn = []
     for plan in planned:
         n = n_seeds or plan.n_seeds
-        sides = [y_SC[:n, cells_P].mean(axis=1) for cells_P in (plan.at_setting, plan.at_baseline)]
-        by_seed = tuple(map(float, sides[0] - sides[1]))
+        sides = {"value": plan.at_setting, "value_baseline": plan.at_baseline}
+        by_seed = pd.DataFrame({name: y_SC[:n, cells_P].mean(axis=1) for name, cells_P in sides.items()})
         extra = [replace(noise.choice, variance=noise.choice.variance / plan.n_pairs)] * 2 if noise.choice else []
-        sd = math.sqrt(np.mean([side_S.var(ddof=1) for side_S in sides])) if n > 1 else None
-        floor = None if sd is None else floor_of(sd, 2 * (n - 1), n, plan.contrast.least_sd)
-        effect = replace(with_extra_variances(estimate(by_seed, plan.contrast.least_sd), extra), n=plan.n_pairs * n)
-        drawn.append(
-            replace(
-                plan.contrast,
-                effect=effect,
-                by_seed=by_seed,
-                extra_variances=tuple(extra),
-                noise=sd,
-                floor=floor,
-                n_seeds=n,
-            )
-        )
+        tuning, least_sd = TuningUncertainty(extra_variances=tuple(extra)), plan.contrast.least_sd
+        fields = effect_fields(by_seed["value"] - by_seed["value_baseline"], plan.n_pairs * n, least_sd, tuning)
+        sd, floor = noise_and_floor(by_seed, least_sd)
+        drawn.append(replace(plan.contrast, **fields, noise=sd, floor=floor, n_seeds=n))
     return drawn
 
 

@@ -36,7 +36,7 @@ from scipy.special import stdtrit
 
 from sparsedepth.effects.depth_slope import DepthExponent, depth_slope
 from sparsedepth.effects.intervals import scatter
-from sparsedepth.effects.knobs import chosen_fields, depth_knob, plain
+from sparsedepth.effects.knobs import design_of, plain
 from sparsedepth.effects.pairs import values_of
 from sparsedepth.store.tuning_roles import result_rows
 
@@ -134,9 +134,7 @@ def regimes(runs: pd.DataFrame, layers: pd.DataFrame | None = None) -> list[Fami
 def angles_by_depth(runs: pd.DataFrame) -> pd.DataFrame:
     """The finished runs of every family with two depths, with a column `family` ('all runs' if there is but one)."""
     results = result_rows(runs)
-    depth = depth_knob(results)
-    excluded = {"seed", "n_layers", *(depth.fields if depth else ())}
-    fields = [name for name in chosen_fields(results) if name not in excluded]
+    fields = [name for name in design_of(results).beside_depth if name != "seed"]
     results = results.copy()  # defragments the store's frame
     results["family"] = _names(results, fields)
     finished = results[results["outcome"] == "ok"]

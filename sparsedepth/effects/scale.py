@@ -25,6 +25,7 @@ at the largest, a tie counted half.
 """
 
 import math
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
@@ -32,8 +33,7 @@ from typing import Any, Literal
 import numpy as np
 import pandas as pd
 
-from sparsedepth.effects.holm import holm
-from sparsedepth.effects.intervals import ALPHA, Estimate, t_interval
+from sparsedepth.effects.intervals import ALPHA, Estimate, holm, t_interval
 from sparsedepth.effects.knobs import Knob, find_knobs, keys
 from sparsedepth.effects.pairs import pairs, unit_of, values_of
 from sparsedepth.store.tuning_roles import result_rows
@@ -49,6 +49,8 @@ _SIZE = {column: f"{column} of the baseline" for column in AXES.values()}
 MIN_SCALES = 3
 SCALE_FIELDS = {"d_model", "train_tokens"}
 """The fields that make scales; fields that change with them are no knobs."""
+
+UNKNOWN = Estimate(mean=None, lo=None, hi=None, p=None, n=0)
 
 TrendVerdict = Literal["persists", "shrinks", "reverses", "undecided", "too few scales"]
 
@@ -70,15 +72,15 @@ class Trend:
     """Mean over seeds at each scale."""
     n_pairs: int
     n_seeds: int
-    slope: Estimate
+    slope: Estimate = UNKNOWN
     """Per doubling of the axis."""
-    smallest: Estimate
-    largest: Estimate
+    smallest: Estimate = UNKNOWN
+    largest: Estimate = UNKNOWN
     at: float | None
     """The size to predict at, if any."""
-    predicted: Estimate | None
+    predicted: Estimate | None = None
     """The effect there, with its 95% prediction interval."""
-    verdict: TrendVerdict
+    verdict: TrendVerdict = "too few scales"
     n_tested: int = 0
     """Settings in the family that the verdict is corrected for."""
 
@@ -95,14 +97,11 @@ def trends(
         rows = pairs(runs, each, outcome).dropna(subset=["difference"])
         rows = rows.join(sizes, on="run_id_baseline")
         for _, at_depth in rows.groupby(["n_layers", "setting"]):
-            depth, setting = int(at_depth["n_layers"].iloc[0]), str(at_depth["setting"].iloc[0])
-            for axis in AXES:
-                if fields := _trend(at_depth, axis, size := (at or {}).get(axis)):
-                    trend = Trend(
-                        knob=each.name, setting=setting, baseline=each.baseline, n_layers=depth, outcome=outcome,
-                        unit=unit_of(outcome, runs), axis=axis, at=size, **fields,
-                    )  # fmt: skip
-                    family.append(trend)
+            depth, setting = at_depth[["n_layers", "setting"]].iloc[0]
+            head = {"knob": each.name, "setting": setting, "baseline": each.baseline, "n_layers": int(depth)}
+            head |= {"outcome": outcome, "unit": unit_of(outcome, runs)}
+            by_axis = (_trend(at_depth, axis, (at or {}).get(axis), head) for axis in AXES)
+            family += [trend for trend in by_axis if trend]
     chosen = {each.name for each in knobs if knob is None or knob in each.fields}
     return [trend for trend in _with_verdicts(family) if trend.knob in chosen]
 
@@ -119,39 +118,27 @@ def _sizes(runs: pd.DataFrame) -> pd.DataFrame:
 
 def _with_verdicts(trends: Sequence[Trend]) -> list[Trend]:
     """The trends with their verdicts, corrected over the settings of a depth and axis."""
-    families: dict[tuple[int, str], list[int]] = {}
+    families = defaultdict[tuple[int, str], list[int]](list)
     for i, trend in enumerate(trends):
         if trend.slope.p is not None:
-            families.setdefault((trend.n_layers, trend.axis), []).append(i)
+            families[trend.n_layers, trend.axis].append(i)
     judged = list(trends)
     for family in families.values():
-        estimates = [(trends[i].slope, trends[i].smallest, trends[i].largest) for i in family]
-        p_holm = zip(
-            *(holm([each.p or 0.0 for each in column]) for column in zip(*estimates, strict=True)), strict=True
-        )
-        for i, parts, p_values in zip(family, estimates, p_holm, strict=True):
-            verdict = _verdict(*parts, *(p <= ALPHA for p in p_values))
-            judged[i] = replace(trends[i], verdict=verdict, n_tested=len(family))
+        columns = ([getattr(trends[i], part).p for i in family] for part in ("slope", "smallest", "largest"))
+        for i, *p_values in zip(family, *map(holm, columns), strict=True):
+            differs = [p is not None and p <= ALPHA for p in p_values]
+            judged[i] = replace(trends[i], verdict=_verdict(trends[i], *differs), n_tested=len(family))
     return judged
 
 
-def _verdict(
-    slope: Estimate,
-    smallest: Estimate,
-    largest: Estimate,
-    slope_differs: bool,
-    smallest_differs: bool,
-    largest_differs: bool,
-) -> TrendVerdict:
+def _verdict(trend: Trend, slope_differs: bool, smallest_differs: bool, largest_differs: bool) -> TrendVerdict:
     """`*_differs`: whether it differs significantly from 0."""
-    assert slope.mean is not None and smallest.mean is not None and largest.mean is not None
-    if smallest_differs and largest_differs and smallest.mean * largest.mean < 0:
+    slope, smallest, largest = (part.mean or 0.0 for part in (trend.slope, trend.smallest, trend.largest))
+    if smallest_differs and largest_differs and smallest * largest < 0:
         return "reverses"
-    if slope_differs and smallest_differs and slope.mean * smallest.mean < 0:
+    if slope_differs and smallest_differs and slope * smallest < 0:
         return "shrinks"
-    if largest_differs and smallest.mean * largest.mean > 0:
-        return "persists"
-    return "undecided"
+    return "persists" if largest_differs and smallest * largest > 0 else "undecided"
 
 
 def _knobs(runs: pd.DataFrame) -> list[Knob]:
@@ -164,8 +151,9 @@ def _levels(values: pd.Series) -> pd.Series:
     return (np.log(values) / 0.02).round() * 0.02
 
 
-def _trend(rows: pd.DataFrame, axis: str, at: float | None) -> dict[str, Any] | None:
-    """The fields of a Trend that come from the pairs; None where the axis takes one value."""
+def _trend(rows: pd.DataFrame, axis: str, at: float | None, head: Mapping[str, Any]) -> Trend | None:
+    """The trend of these pairs, not yet corrected over its family; None where the axis takes one value. `head`: the
+    fields that do not come from the pairs."""
     size, other = rows[_SIZE[AXES[axis]]], rows[_SIZE[AXES[HELD.get(axis, axis)]]]
     if size.isna().any():
         return None
@@ -178,23 +166,17 @@ def _trend(rows: pd.DataFrame, axis: str, at: float | None) -> dict[str, Any] | 
     seeds = sorted(means["seed"].unique())
     by_scale = means.groupby("x")["mean"].mean()
     xs = by_scale.index.to_numpy()
-    unknown = Estimate(mean=None, lo=None, hi=None, p=None, n=len(xs))
-    fields: dict[str, Any] = {
-        "scales": tuple(np.exp(xs).tolist()),
-        "effects": tuple(by_scale.tolist()),
-        "n_pairs": int(means["size"].sum()),
-        "n_seeds": len(seeds),
-        **dict.fromkeys(("slope", "smallest", "largest"), unknown),
-        "predicted": None,
-    }
+    trend = Trend(
+        **head, axis=axis, at=at, scales=tuple(np.exp(xs).tolist()), effects=tuple(by_scale.tolist()),
+        n_pairs=int(means["size"].sum()), n_seeds=len(seeds),
+    )  # fmt: skip
     lines = _lines(means, seeds) if len(xs) >= MIN_SCALES else None
     if lines is None:
-        return fields | {"verdict": "too few scales"}
+        return trend
     slope = lines.estimate(np.array([0.0, 1.0]) * math.log(2))
     smallest, largest = (lines.estimate(np.array([1.0, x - lines.centre])) for x in (xs[0], xs[-1]))
     predicted = None if at is None else lines.estimate(np.array([1.0, math.log(at) - lines.centre]), new_scale=True)
-    estimates = {"slope": slope, "smallest": smallest, "largest": largest, "predicted": predicted}
-    return fields | estimates | {"verdict": "undecided"}  # until corrected over its family
+    return replace(trend, slope=slope, smallest=smallest, largest=largest, predicted=predicted, verdict="undecided")
 
 
 def _common_seeds(means: pd.DataFrame) -> pd.DataFrame:

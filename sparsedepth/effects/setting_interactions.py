@@ -15,9 +15,8 @@ from dataclasses import dataclass, replace
 import pandas as pd
 
 from sparsedepth.effects.contrast import Contrast, contrast_of, effect_fields
-from sparsedepth.effects.holm import correct
-from sparsedepth.effects.intervals import Judged, moderate
-from sparsedepth.effects.knobs import ROLES, Design, Knob, design_of, find_knobs, keys, labels
+from sparsedepth.effects.intervals import Judged, correct, moderate
+from sparsedepth.effects.knobs import ROLES, Design, Knob, changed, design_of, find_knobs, keys
 from sparsedepth.effects.pairs import pairs, rounding_sd, unit_of
 from sparsedepth.effects.tuning_error import tuning_of
 from sparsedepth.store.tuning_roles import result_rows
@@ -77,7 +76,8 @@ def setting_interactions(runs: pd.DataFrame, outcome: str, knob: str | None = No
 def _interactions_of_knob(
     runs: pd.DataFrame, knob: Knob, knobs: Sequence[Knob], outcome: str, design: Design
 ) -> list[SettingInteraction]:
-    context_N = pd.Series(_contexts(runs, [other for other in knobs if other is not knob]), index=runs["run_id"])
+    others = changed(runs, [other for other in knobs if other is not knob])
+    context_N = others.map(lambda settings: tuple(settings.values())).set_axis(runs["run_id"])
     knob_fields = {name for each in knobs for name in each.fields}
     sizes = [name for name in design.chosen if ROLES[name].kind == "capacity" and name not in knob_fields]
     size_N = keys(runs, sizes).set_axis(runs["run_id"])
@@ -118,11 +118,3 @@ def _interaction(
         **effect_fields(change, len(both), rounding_sd(outcome, *[n_layers] * 4), tuning),
         floor=0.0,
     )
-
-
-def _contexts(runs: pd.DataFrame, knobs: Sequence[Knob]) -> list[_Context]:
-    """Each run's settings of these knobs, without those at their baseline."""
-    columns = []
-    for knob in knobs:
-        columns.append([() if text == knob.baseline else (text,) for text in labels(runs, knob)])
-    return [sum(settings, ()) for settings in zip(*columns, strict=True)] if columns else [()] * len(runs)

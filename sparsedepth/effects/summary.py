@@ -67,7 +67,7 @@ def effects_text(effects: Sequence[Contrast], width: int | None = None, every_ba
     rows = [
         (
             contrast.n_layers or "all",
-            *_effect_cells(contrast),
+            *effect_cells(contrast),
             contrast.basis if len(bases) > 1 else None,
             contrast.n_seeds,
             contrast.n_diverged or None,
@@ -120,7 +120,7 @@ def interactions_text(interactions: Sequence[SettingInteraction], width: int | N
     rows = [
         (
             interaction.n_layers,
-            *_effect_cells(interaction),
+            *effect_cells(interaction),
             len(interaction.by_seed),
             verdict_cell(interaction),
             interaction.text,
@@ -146,7 +146,7 @@ def slopes_text(slopes: Sequence[SlopeContrast], width: int | None = None) -> st
         (
             display_value(slope.at_setting.slope.mean, slope.unit),
             display_value(slope.at_baseline.slope.mean, slope.unit),
-            *_effect_cells(slope),
+            *effect_cells(slope),
             slope.n_seeds,
             verdict_cell(slope),
             short_setting(slope.at_setting.setting),
@@ -255,7 +255,8 @@ def short_setting(setting: str, most: int = 3) -> str:
     return setting if n_more < 2 else f"{', '.join(parts[: most - 1])}, {n_more} more fields"
 
 
-def _effect_cells(judged: Judged) -> tuple[float | None, ...]:
+def effect_cells(judged: Judged) -> tuple[float | None, ...]:
+    """Mean, ends of the interval, and the detectable effect; ratios for differences of logarithms."""
     effect, unit = judged.effect, judged.unit
     return tuple(display_value(value, unit) for value in (effect.mean, effect.lo, effect.hi, judged.detectable))
 

@@ -16,7 +16,7 @@ installed. An importance measures how much the objective varies, not in which di
 
 import importlib.util
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -25,7 +25,10 @@ import pandas as pd
 from sparsedepth import quantities
 from sparsedepth.config.space import Interval
 from sparsedepth.effects.knobs import plain
+from sparsedepth.store.degeneracy import degeneracy, score_rows
+from sparsedepth.store.query_result import QueryResult
 from sparsedepth.store.search import Search, on_front
+from sparsedepth.store.tuning_roles import result_rows
 
 MIN_PROPOSALS = 8
 """With fewer there is no analysis."""
@@ -38,6 +41,14 @@ OPEN_MEAN = 100.0
 """c: the variance of the mean, relative to the objective's."""
 MIN_SKILL = 0.2
 """Below it a partial dependence is unreliable."""
+
+
+EXPLAINED = (
+    "No two proposals differ in one field only, so there are no paired effects. Importance (Optuna's): how much of the "
+    "objective's variation within the search space an axis explains. Partial dependence: a surrogate's mean prediction "
+    "at a value of the axis; it is as reliable as the surrogate's predictions of left-out proposals. An adaptive "
+    "sampler favours promising regions: its proposals are not a random sample."
+)
 
 
 def proposals(runs: pd.DataFrame, search: Search) -> pd.DataFrame:
@@ -92,17 +103,14 @@ def axes_of(frame: pd.DataFrame, search: Search) -> list[Axis]:
     """The axes that take several values."""
     axes = []
     for name in search.axes:
-        values = frame[name].dropna().unique()
+        options = sorted({plain(value) for value in frame[name].tolist()}, key=value_order)
         declared = search.definition.axes.get(name)
-        if len(set(map(repr, frame[name]))) < 2:
+        if len(options) < 2:
             continue
         if isinstance(declared, Interval):
             axes.append(Axis(name=name, values=(declared.low, declared.high), is_range=True, is_log=declared.log))
         else:
-            options = tuple(
-                sorted({*map(plain, values.tolist()), *([None] if frame[name].isna().any() else [])}, key=value_order)
-            )
-            axes.append(Axis(name=name, values=options, is_range=False, is_log=False))
+            axes.append(Axis(name=name, values=tuple(options), is_range=False, is_log=False))
     return axes
 
 
@@ -197,13 +205,13 @@ def importances(frame: pd.DataFrame, search: Search, objective: str) -> dict[str
         else CategoricalDistribution([str(option) for option in axis.values])
         for axis in axes
     }
-    columns = {axis.name: axis.columns(frame[axis.name].tolist())[:, 0] for axis in axes if axis.is_range}
-    for i in range(len(frame)):
-        params = {
-            axis.name: float(np.clip(columns[axis.name][i], 0, 1)) if axis.is_range else str(frame[axis.name].iloc[i])
-            for axis in axes
-        }
-        value = float(frame[objective].iloc[i])
+    columns = {
+        axis.name: np.clip(axis.columns(frame[axis.name].tolist())[:, 0], 0, 1)
+        if axis.is_range
+        else frame[axis.name].map(str).to_numpy()
+        for axis in axes
+    }
+    for params, value in zip(pd.DataFrame(columns).to_dict("records"), frame[objective].astype(float), strict=True):
         study.add_trial(optuna.trial.create_trial(params=params, distributions=spaces, value=value))
     with warnings.catch_warnings(action="ignore", category=optuna.exceptions.ExperimentalWarning):
         quantile = min(0.5, max(0.1, MIN_BEST / len(frame)))
@@ -218,3 +226,68 @@ def importances(frame: pd.DataFrame, search: Search, objective: str) -> dict[str
             name: optuna.importance.get_param_importances(study, evaluator=evaluator)
             for name, evaluator in evaluators.items()
         }
+
+
+# Text
+
+
+def search_lines(runs: pd.DataFrame, search: Search, by: str | None = None) -> Iterator[str]:
+    """Importance and partial dependence of every axis, for every objective or for `by`."""
+    runs = result_rows(runs)
+    frame = proposals(runs, search)
+    yield f"{search.text}\n{EXPLAINED}"
+    for objective in [by] if by in search.objectives else search.objectives:
+        finished = int(frame[objective].notna().sum())
+        quantity = quantities.IN_RUNS[objective]
+        unit = f" [{quantity.unit}]" if quantity.unit not in ("", "1") else ""
+        yield f"\n{objective}{unit}, {quantity.better}er is better: {finished} of {len(frame)} proposals finished"
+        if caution := degeneracy(objective, score_rows(runs, objective)).text:
+            yield f"  {caution}"
+        if finished > 1 and frame[objective].nunique() == 1:
+            yield "  no analysis: all values are equal"
+            continue
+        fitted = surrogate(frame, search, objective)
+        if fitted is None:
+            yield f"  no analysis: it needs {MIN_PROPOSALS} finished proposals and an axis that varies"
+            continue
+        yield f"  {_skill_text(fitted)}"
+        shares = importances(frame, search, objective)
+        for axis in fitted.axes:
+            importance = ", ".join(f"{name} {by_axis.get(axis.name, 0.0):.0%}" for name, by_axis in shares.items())
+            yield f"  {axis.name}: importance {importance}; {_partial_text(fitted, axis.name)}"
+
+
+def _skill_text(fitted: Surrogate) -> str:
+    doubt = ": hardly better than the mean, so importance may be chance, and partial dependence is not shown"
+    poor = "" if fitted.skill >= MIN_SKILL else doubt
+    return f"left-out proposals: skill {fitted.skill:+.2f}, error {fitted.error:.3g}{poor}"
+
+
+def _partial_text(fitted: Surrogate, axis: str) -> str:
+    if fitted.skill < MIN_SKILL:
+        return "partial dependence unreliable"
+    curve = fitted.partial(axis)
+    sign = quantities.sign(fitted.objective)
+    best = max(curve, key=lambda point: sign * point[1])
+    worst = min(curve, key=lambda point: sign * point[1])
+    return f"partial dependence best at {_value(best[0])} ({best[1]:.4g}), worst at {_value(worst[0])} ({worst[1]:.4g})"
+
+
+def _value(value: object) -> str:
+    return f"{value:.3g}" if isinstance(value, float) else str(value)
+
+
+def search_table(runs: pd.DataFrame, search: Search, by: str | None = None) -> QueryResult:
+    """One row per objective, axis and point of its partial dependence."""
+    frame = proposals(result_rows(runs), search)
+    columns = ("objective", "axis", "ped_anova", "fanova", "value", "partial_dependence", "skill", "error", "proposals")
+    rows = []
+    for objective in [by] if by in search.objectives else search.objectives:
+        fitted, shares = surrogate(frame, search, objective), importances(frame, search, objective)
+        for axis in fitted.axes if fitted else ():
+            assert fitted is not None
+            importance = [shares.get(name, {}).get(axis.name) for name in ("PED-ANOVA", "fANOVA")]
+            for value, mean in fitted.partial(axis.name):
+                point = (None if value is None else str(value), mean)
+                rows.append((objective, axis.name, *importance, *point, fitted.skill, fitted.error, len(fitted.frame)))
+    return QueryResult(columns=columns, rows=tuple(rows))

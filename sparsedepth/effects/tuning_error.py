@@ -23,6 +23,7 @@ from dataclasses import dataclass
 
 import pandas as pd
 
+from sparsedepth.config.plain_text import counted
 from sparsedepth.effects.intervals import ExtraVariance
 from sparsedepth.store.comparable_loss import COMMON, OWN
 from sparsedepth.store.tuning_roles import parse_tuned_fields
@@ -84,7 +85,7 @@ def tuning_of(rows: pd.DataFrame, weights: pd.Series | None = None) -> TuningUnc
     return TuningUncertainty(
         extra_variances=choice_variances(rows, weights),
         expected_regret=regret,
-        tuning_flaw=flaw_of(rows),
+        tuning_flaw=_flaw_of(rows),
         tuning_ambiguity=ambiguity,
     )
 
@@ -95,25 +96,21 @@ def _ambiguity(pair: pd.Series, end: str) -> str:
     field = " and ".join(parse_tuned_fields(pair[f"tuned_fields{end}"]))
     value = f"the {side}'s {field} {pair[f'tuned_at{end}']}"
     if isinstance(rivals, str) and rivals:
-        seeds = f"{n_seeds:.0f} seed{'' if n_seeds == 1 else 's'}"
+        seeds = counted(int(n_seeds), "seed")
         return f"{value} was chosen with {seeds}, which cannot distinguish it from {' or '.join(rivals.split(','))}"
     return f"{value} is not at the optimum that the losses of the other values suggest"
 
 
-def choice_variances(rows: pd.DataFrame, weights: pd.Series | None = None) -> tuple[ExtraVariance, ...]:
-    """The variances that choosing tuned values adds to the mean difference of these pairs, or to their sum with other
-    `weights`, one per side; none without tuning, or with both sides at one lr."""
+def choice_variances(rows: pd.DataFrame, weights: pd.Series) -> tuple[ExtraVariance, ...]:
+    """The variances that choosing tuned values adds to the sum of these pairs with `weights`, one per side."""
     extra: list[ExtraVariance] = []
-    if at_equal_lr(rows) or rows["tuning_variance"].isna().all():
-        return ()
-    weights = pd.Series(1 / len(rows), rows.index) if weights is None else weights
-    for end in ("", "_baseline"):
+    for end in ("", "_baseline") if rows["tuning_variance"].notna().any() else ():
         tuned = rows[rows[f"tuning_variance{end}"].notna()]
         weight_C = weights[tuned.index].groupby(tuned[f"cell_id{end}"]).sum()
         variance_C = tuned.groupby(f"cell_id{end}")[f"tuning_variance{end}"].first().astype(float)
         variance = float((weight_C**2 * variance_C).sum())
         if variance > 0:
-            cells = frozenset(weight_C.index) if end else frozenset[str]()
+            cells = tuple(weight_C.index) if end else ()
             extra.append(ExtraVariance(variance=variance, df=float(tuned[f"tuning_df{end}"].min()), baseline=cells))
     return tuple(extra)
 
@@ -137,17 +134,11 @@ def _distinct(values: Iterable[str]) -> str:
     return " or ".join(sorted({*values}, key=lambda text: [float(part) for part in text.split(" and ")]))
 
 
-def flaw_of(rows: pd.DataFrame) -> str:
-    """Why the two sides of these pairs were not tuned alike; '' where they were, or without tuning."""
-    if at_equal_lr(rows):
-        return ""
-    flaws = [flaw for row in _distinct_choices(rows) if (flaw := _flaw(*row))]
-    return flaws[0] if flaws else ""
-
-
-def _distinct_choices(rows: pd.DataFrame) -> list[tuple[str, ...]]:
+def _flaw_of(rows: pd.DataFrame) -> str:
+    """Why the two sides of these pairs were not tuned alike; '' where they were."""
     names = [f"{name}{end}" for end in ("", "_baseline") for name in ("tuned_fields", "tuned_at", "tuned_values")]
-    return [tuple(row) for row in rows[names].dropna().drop_duplicates().itertuples(index=False)]
+    choices = rows[names].dropna().drop_duplicates().itertuples(index=False, name=None)
+    return next(filter(None, (_flaw(*choice) for choice in choices)), "")
 
 
 def _flaw(field: str, at: str, values: str, field_baseline: str, at_baseline: str, values_baseline: str) -> str:

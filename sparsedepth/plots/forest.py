@@ -9,6 +9,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from operator import attrgetter
 from typing import Any
 
 import pandas as pd
@@ -41,6 +42,12 @@ VARIANCE = "residual_variance_last"
 OUTCOMES = ("val_loss", VARIANCE, "usefulness_loss_increase", "causal_score")
 LADDER = ("val_loss", "usefulness_loss_increase")
 LOG_UNIT = "ln ratio"
+FIELDS = {
+    **{name: name for name in ("outcome", "knob", "setting", "baseline", "n_layers")},
+    **{"effect": "effect.mean", "lo": "effect.lo", "hi": "effect.hi", "unit": "unit", "noise_floor": "floor"},
+    **{"pairs": "effect.n", "seeds": "n_seeds", "diverged": "n_diverged", "tuned": "tuned", "verdict": "verdict"},
+}
+"""Column of the numbers drawn -> attribute of a contrast."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,29 +112,8 @@ def _rungs(runs: pd.DataFrame, objective: str, depth: int) -> list[Row]:
 
 def table(panels: dict[str, list[Row]]) -> pd.DataFrame:
     """One row per point."""
-    return pd.DataFrame(
-        [
-            {
-                "outcome": contrast.outcome,
-                "knob": contrast.knob,
-                "setting": contrast.setting,
-                "baseline": contrast.baseline,
-                "n_layers": contrast.n_layers,
-                "effect": contrast.effect.mean,
-                "lo": contrast.effect.lo,
-                "hi": contrast.effect.hi,
-                "unit": contrast.unit,
-                "noise_floor": contrast.floor,
-                "pairs": contrast.effect.n,
-                "seeds": contrast.n_seeds,
-                "diverged": contrast.n_diverged,
-                "tuned": contrast.tuned,
-                "verdict": contrast.verdict,
-            }
-            for rows in panels.values()
-            for contrast in (row.contrast for row in rows)
-        ]
-    )
+    rows = [attrgetter(*FIELDS.values())(row.contrast) for rows in panels.values() for row in rows]
+    return pd.DataFrame(rows, columns=[*FIELDS])
 
 
 def lr_change(contrast: Contrast) -> str:

@@ -87,22 +87,17 @@ def _single(name: str) -> Panel:
     return Panel({name: ""}, BY_LAYER[name].display_name.replace("\n", " "))
 
 
+def _by_part(what: str) -> dict[str, str]:
+    return {f"update_{what}": "block", f"attention_{what}": "attention", f"ffn_{what}": "feed-forward"}
+
+
 _FIRST: tuple[Panel, ...] = (
     _single("residual_variance"),
     Panel({"attention_variance": "attention", "ffn_variance": "feed-forward"}, "variance of branch outputs"),
     _single("residual_growth"),
-    Panel(
-        {"state_norm": "stream", "update_norm": "update", "attention_norm": "attention", "ffn_norm": "feed-forward"},
-        "norms",
-    ),
-    Panel(
-        {"update_ratio": "block", "attention_ratio": "attention", "ffn_ratio": "feed-forward"},
-        "update ratio: ‖added‖ / ‖stream‖",
-    ),
-    Panel(
-        {"update_cosine": "block", "attention_cosine": "attention", "ffn_cosine": "feed-forward"},
-        "update cosine: cos(added, stream)",
-    ),
+    Panel({"state_norm": "stream", **_by_part("norm"), "update_norm": "update"}, "norms"),
+    Panel(_by_part("ratio"), "update ratio: ‖added‖ / ‖stream‖"),
+    Panel(_by_part("cosine"), "update cosine: cos(added, stream)"),
     _single("block_influence"),
     Panel(
         {"angular_distance": "previous layer", "angle_to_end": "last layer", "update_angle": "next update"},
@@ -146,11 +141,6 @@ _SPECIAL_HEAT_MAPS = (
 HEAT_MAPS: dict[str, HeatMap] = {kind.name: kind for kind in _SPECIAL_HEAT_MAPS}
 HEAT_MAPS |= {name: HeatMap(name=name) for name in BY_PAIR if name not in HEAT_MAPS}
 """Every metric by pair of layers is drawn."""
-
-THRESHOLD_FIELDS: Mapping[str, str] = {
-    name: quantity.threshold for name, quantity in BY_LAYER.items() if quantity.threshold
-}
-"""Thresholded metric -> config field; its first entry is the threshold that is drawn."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -208,7 +198,8 @@ def _profiles(run: Mapping[str, object], layers: pd.DataFrame, n_layers: int) ->
     )
     # The last layer has no later layers to affect: its NULL is not a missing value.
     rows = rows[(rows["name"] != "causal_effect") | (rows["layer"] < n_layers)]
-    for name, field in THRESHOLD_FIELDS.items():
+    fields = {name: quantity.threshold for name, quantity in BY_LAYER.items() if quantity.threshold}
+    for name, field in fields.items():
         of_metric = rows["name"] == name
         threshold = _first_threshold(run.get(field), field, rows.loc[of_metric, "threshold"])
         rows = rows[~of_metric | (rows["threshold"] == threshold)]

@@ -77,7 +77,7 @@ def changed_knobs(runs: pd.DataFrame, all_runs: pd.DataFrame, is_search: bool) -
     knobs = find_knobs(all_runs)
     mixed = {knob.name for knob in knobs if not knob.is_pure}
 
-    def kind(names: tuple[str, ...]) -> str:
+    def kind(names: Mapping[str, str]) -> str:
         return ("baseline", *names)[-1] if len(names) < 2 and mixed.isdisjoint(names) else SEVERAL
 
     return changed(runs, knobs).map(kind) if len(runs) else pd.Series(dtype=object)

@@ -99,16 +99,12 @@ def depth_colours(depths: Iterable[int]) -> dict[int, str]:
     return {depth: to_hex(shades(0.12 + 0.83 * i / (len(ordered) - 1))) for i, depth in enumerate(ordered)}
 
 
-def knob_markers(names: Sequence[str]) -> dict[str, str]:
-    """One shape per knob; thin for runs that changed several, since they are most of a grid."""
-    knobs = [name for name in names if name not in FIXED_MARKERS]
-    shapes = {name: MARKERS[i % len(MARKERS)] for i, name in enumerate(knobs)}
-    return {name: FIXED_MARKERS.get(name) or shapes[name] for name in names}
-
-
-def kinds_in_order(kinds: Iterable[str]) -> list[str]:
-    """In the order of a legend: the baseline first, several last."""
-    return sorted(set(kinds), key=lambda kind: (kind != "baseline", kind == SEVERAL, kind))
+def knob_markers(kinds: Iterable[str]) -> dict[str, str]:
+    """One shape per kind of run, in the order of a legend: the baseline first, and last those that changed several
+    knobs, thin, since they are most of a grid."""
+    shapes = cycle(MARKERS)
+    ordered = sorted(set(kinds), key=lambda kind: (kind != "baseline", kind == SEVERAL, kind))
+    return {kind: FIXED_MARKERS.get(kind) or next(shapes) for kind in ordered}
 
 
 def folder_fills(folders: Iterable[str]) -> dict[str, Fill]:
@@ -171,7 +167,7 @@ class RunPoints:
     def __init__(self, rows: pd.DataFrame, kind: str) -> None:
         self._kind = kind
         self._colours = depth_colours(rows["n_layers"])
-        self._markers = knob_markers(kinds_in_order(rows[kind]))
+        self._markers = knob_markers(rows[kind])
         self._fills = folder_fills(rows.get("source", ()))
 
     def draw(self, axis: Any, rows: pd.DataFrame, x: str, y: str, **options: Any) -> None:

@@ -19,18 +19,16 @@ QUANTITIES: tuple[Quantity, ...] = (*RUN, *TRAINING_CURVES, *MEASURED)
 
 ALL: tuple[Column, ...] = tuple(column for quantity in QUANTITIES for column in quantity.columns())
 
-
 RUNS, CURVES, LAYERS, HEADS, PAIRS, TOKENS, DIFFICULTY = (
     tuple(column for column in ALL if column.view == view) for view in get_args(Table)
 )
 """Columns of the wide tables and metrics of the long ones (layers, heads, pairs), in display order."""
 
-IN_RUNS: dict[str, Quantity] = {column.name: column.quantity for column in RUNS if column.quantity and not column.part}
-"""The quantities that are columns of `runs`."""
-BY_LAYER: dict[str, Quantity] = {
-    column.name: column.quantity for column in LAYERS if column.quantity and not column.part
-}
-BY_PAIR: dict[str, Quantity] = {column.name: column.quantity for column in PAIRS if column.quantity}
+IN_RUNS, BY_LAYER, BY_PAIR = (
+    {column.name: column.quantity for column in columns if column.quantity and not column.part}
+    for columns in (RUNS, LAYERS, PAIRS)
+)
+"""The quantities that are columns of `runs`, metrics of `layers`, and metrics of `pairs`."""
 RANKABLE: tuple[str, ...] = tuple(name for name, quantity in IN_RUNS.items() if quantity.better)
 """Columns of `runs` with a better direction."""
 

@@ -7,8 +7,6 @@ from dataclasses import KW_ONLY, dataclass, field, replace
 from typing import Literal, Protocol
 
 Table = Literal["runs", "curves", "layers", "heads", "pairs", "tokens", "difficulty"]
-SqlType = Literal["DOUBLE", "BIGINT", "VARCHAR"]
-Better = Literal["", "low", "high"]
 Scale = Literal["linear", "log", "symlog"]
 """symlog: logarithmic away from 0, for relative loss increases, which span decades and may be negative."""
 Stage = Literal["", "sparsity", "variance", "effectiveness", "loss"]
@@ -40,7 +38,7 @@ class Quantity:
     measure: str = ""
     """The measure that computes it; '' = recorded in training."""
     source: str = ""
-    better: Better = ""
+    better: Literal["", "low", "high"] = ""
     """Empty if neither direction is better."""
     bounds: tuple[float, float] | None = None
     """Least and largest value; None = those of its unit (`range`)."""
@@ -71,7 +69,7 @@ class Quantity:
     profile (`depth_columns`)."""
     threshold: str = ""
     """The config field of its thresholds; `runs` is at the first."""
-    type: SqlType = "DOUBLE"
+    type: Literal["DOUBLE", "BIGINT", "VARCHAR"] = "DOUBLE"
 
     @property
     def range(self) -> tuple[float, float]:

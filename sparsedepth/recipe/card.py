@@ -28,11 +28,10 @@ Place = Literal["inside", "interpolation", "extrapolation"]
 Comparison = Literal["better", "worse", "not distinguishable", "not compared"]
 Outcome = Literal["confirmed", "refuted", "not confirmed", "not tested"]
 Need = Literal["needed", "harmful", "not distinguishable", "not compared"]
+Agreement = Literal["contradicts", "agrees", "not comparable"]
 Grade = Literal["A", "B", "C", "D"]
-InSample = Literal["C", "D"]
 MeasuredPart = Literal["recommended", "baseline", "best measured"]
 RecipeWord = Literal["in-sample", "predicted", "intervention-backed"]
-PredictionVerdict = Literal["passed", "failed", "undecided"]
 Values = dict[str, Any]
 
 
@@ -95,7 +94,7 @@ class Recipe(Section):
         str, Field(description="source of third-party runs, and what is unknown about them; empty without any")
     ] = ""
     grade: Annotated[
-        InSample,
+        Literal["C", "D"],
         Field(description="in-sample: C with replicated seeds; D without, for weak models or third-party runs"),
     ] = "D"
 
@@ -182,7 +181,7 @@ class Holdout(Section):
         return self.decisions_right / self.n_decisions if self.n_decisions else None
 
     @property
-    def prediction(self) -> PredictionVerdict | None:
+    def prediction(self) -> Literal["passed", "failed", "undecided"] | None:
         """Against predicting no effect: failed if the mean error is no smaller, passed if its whole interval is; None
         where no prediction could be compared."""
         if self.error is None or self.error_of_no_effect is None:
@@ -250,7 +249,7 @@ class Divergence(Section):
 class Compared(Section):
     """One published finding compared with the card."""
 
-    verdict: Literal["contradicts", "agrees", "not comparable"]
+    verdict: Agreement
     why: str
     knob: str
     contrast: Annotated[Contrast | None, Field(description="ours; None where there is nothing to compare")] = None

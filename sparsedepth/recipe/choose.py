@@ -30,6 +30,7 @@ from sparsedepth.effects.knobs import (
     Plain,
     changed,
     chosen_fields,
+    field_values,
     find_knobs,
     joint_knob,
     labels,
@@ -186,17 +187,16 @@ def judge_candidates(
     own_context = OWN_CONTEXT if has_one_context(rows.runs[rows.runs["outcome"] == "ok"]) else (*OWN_CONTEXT, COMMON)
     candidates = []
     for contrast in contrasts:
-        share = reliabilities.get(contrast.setting)
-        candidates.append(
-            Candidate(
-                contrast=contrast,
-                values=_jsonable(knobs[contrast.knob].settings[contrast.setting]),
-                baseline_values=_jsonable(knobs[contrast.knob].settings[contrast.baseline]),
-                shrunk=None if share is None else share * (contrast.effect.mean or 0.0),
-                reliability=share,
-                refused=reason_against(contrast, matched, own_context),
-            )
+        share, settings = reliabilities.get(contrast.setting), knobs[contrast.knob].settings
+        candidate = Candidate(
+            contrast=contrast,
+            values=_jsonable(settings[contrast.setting]),
+            baseline_values=_jsonable(settings[contrast.baseline]),
+            shrunk=None if share is None else share * (contrast.effect.mean or 0.0),
+            reliability=share,
+            refused=reason_against(contrast, matched, own_context),
         )
+        candidates.append(candidate)
     return best_of_each(candidates), tau
 
 
@@ -351,9 +351,7 @@ def configure(rows: DepthRows, changes: Sequence[Candidate]) -> RunConfig:
     row = at_depth.loc[changed(at_depth, rows.knobs).map(len).idxmin()]
     derived = {name for name in DERIVED if runs[name].nunique(dropna=False) > 1} - set(chosen_fields(runs))
     values = {name: plain(row[name]) for name in RunConfig.model_fields if name not in {"seed", *derived}}
-    values["n_layers"] = rows.depth
-    for knob in rows.knobs:
-        values.update(knob.settings[settings[knob.name]])
+    values |= {"n_layers": rows.depth, **field_values(rows.knobs, settings)}
     differs = [labels(at_depth, knob) != settings[knob.name] for knob in rows.knobs]
     nearest_run = at_depth.loc[sum(differs, start=pd.Series(0, at_depth.index)).idxmin()]
     values |= {name: plain(nearest_run[name]) for name in tuned_fields(runs)}
@@ -365,24 +363,16 @@ def configure(rows: DepthRows, changes: Sequence[Candidate]) -> RunConfig:
 
 
 def compare_cells(
-    runs: pd.DataFrame,
-    knobs: Sequence[Knob],
-    before: Iterable[Candidate],
-    after: Iterable[Candidate],
-    recipe: Recipe,
+    runs: pd.DataFrame, knobs: Sequence[Knob], before: Sequence[Candidate], after: Sequence[Candidate], recipe: Recipe
 ) -> Contrast | None:
     """One whole configuration against another, paired by seed: all knobs as one, its error moderated by the recipe's
     candidates. None if they share no seed."""
-
-    def values(changes: Iterable[Candidate]) -> dict[str, Plain]:
-        settings = settings_with(knobs, changes)
-        return {name: value for knob in knobs for name, value in knob.settings[settings[knob.name]].items()}
-
+    values_before, values_after = (field_values(knobs, settings_with(knobs, changes)) for changes in (before, after))
     try:
-        joint = joint_knob(runs, knobs, values(before))
+        joint = joint_knob(runs, knobs, values_before)
     except ValueError:  # `before` was not run
         return None
-    contrast = compare(runs, joint, setting_text(values(after)), recipe.objective)
+    contrast = compare(runs, joint, setting_text(values_after), recipe.objective)
     tested = [candidate.contrast for candidate in recipe.candidates]
     return None if contrast is None else moderate([contrast], tested)[0]
 

@@ -4,7 +4,9 @@ All three on the baseline's data. The best measured is the configuration with th
 run, at any cost. Selecting the best of several makes its mean optimistic, so it is not a recommendation.
 """
 
+from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any
 
 import pandas as pd
 
@@ -35,7 +37,7 @@ def comparison_rows(runs: pd.DataFrame, recipe: Recipe) -> tuple[MeasuredConfigu
         Configuration(
             cell_id="",
             tuned=tuned,
-            knobs={**_knobs_of(config), **dict.fromkeys(unknown)},
+            knobs={**_knobs_of(config.model_dump(mode="json")), **dict.fromkeys(unknown)},
             flops=float(cost(config).train_flops(config.train_tokens)),
         )
         for config in (recipe.config, recipe.baseline)
@@ -43,7 +45,8 @@ def comparison_rows(runs: pd.DataFrame, recipe: Recipe) -> tuple[MeasuredConfigu
     settings = replace(settings_of([*cells, recommended, baseline]), baseline=baseline)
     by_label = {settings.label(cell.knobs): cell for cell in cells}
     values = {cell.cell_id: finished_values(by_cell[cell.cell_id], recipe.objective) for cell in cells}
-    finished = [cell for cell in cells if values[cell.cell_id] and not _diverged(by_cell[cell.cell_id])]
+    diverged = {*at_depth.loc[at_depth["outcome"] == "diverged", "cell_id"]}
+    finished = [cell for cell in cells if values[cell.cell_id] and cell.cell_id not in diverged]
     sign = quantities.sign(recipe.objective)
     best = max(finished, key=lambda cell: sign * sum(values[cell.cell_id]) / len(values[cell.cell_id]), default=None)
     reference = by_label.get("baseline")
@@ -52,10 +55,10 @@ def comparison_rows(runs: pd.DataFrame, recipe: Recipe) -> tuple[MeasuredConfigu
         if cell is not None and not (part == "recommended" and recipe.abstained):
             label = settings.label(cell.knobs)
             parts.setdefault(label, ([], by_label.get(label, cell)))[0].append(part)
+    clipped = quantities.rankable(recipe.objective).clipped
     rows = []
     for label, (names, cell) in parts.items():
         mean, lo, hi = mean_interval(values.get(cell.cell_id, []))
-        clipped = quantities.rankable(recipe.objective).clipped
         ratio = cell.flops / reference.flops if cell.flops and reference and reference.flops else None
         trained = by_cell.get(cell.cell_id, at_depth[:0])
         rows.append(
@@ -90,13 +93,16 @@ def _with_data_of(config: RunConfig, rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def _cell_of(name: str, rows: pd.DataFrame) -> Configuration:
-    first = rows.iloc[0]
     return Configuration(
         cell_id=name,
         tuned=frozenset(tuned_fields(rows)),
-        knobs={field: plain(first[field]) for field in CELL_FIELDS},
+        knobs=_knobs_of(rows.iloc[0]),
         flops=mean_interval(finished_values(rows, "train_flops"))[0],
     )
+
+
+def _knobs_of(values: Mapping[str, Any] | pd.Series) -> dict[str, object]:
+    return {field: plain(values[field]) for field in CELL_FIELDS}
 
 
 def _rivals(rows: pd.DataFrame) -> tuple[float, ...]:
@@ -125,12 +131,3 @@ def _params(rows: pd.DataFrame, config: RunConfig) -> int:
     """The runs' parameters, or the configuration's if it was not run."""
     values = finished_values(rows, "params_total")
     return int(values[0]) if values else cost(config).params_total
-
-
-def _knobs_of(config: RunConfig) -> dict[str, object]:
-    values = config.model_dump(mode="json")
-    return {field: plain(values[field]) for field in CELL_FIELDS}
-
-
-def _diverged(rows: pd.DataFrame) -> bool:
-    return bool((rows["outcome"] == "diverged").any())

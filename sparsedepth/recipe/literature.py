@@ -12,14 +12,14 @@ import math
 from collections.abc import Sequence
 from functools import cache
 from importlib.resources import files as package_files
-from typing import Annotated, Literal
+from typing import Annotated, Literal, get_args
 
 from pydantic import Field
 
 from sparsedepth.config.load import build, parse_yaml
 from sparsedepth.config.section import Section
 from sparsedepth.effects.contrast import Contrast
-from sparsedepth.recipe.card import Candidate, Compared, Recipe
+from sparsedepth.recipe.card import Agreement, Candidate, Compared, Recipe
 from sparsedepth.store.comparable_loss import COMMON, OWN
 
 Setting = bool | int | float | str
@@ -97,8 +97,7 @@ def compare_with_papers(recipe: Recipe) -> list[Compared]:
         if remark.field in knobs:
             row = _compared_by_direction(remark, recipe)
             rows.append(row or _not_comparable(remark.field, remark.why, remark.finding, remark.source))
-    order = ("contradicts", "agrees", "not comparable")
-    return sorted(rows, key=lambda row: order.index(row.verdict))
+    return sorted(rows, key=lambda row: get_args(Agreement).index(row.verdict))
 
 
 def _compared_by_direction(remark: Remark, recipe: Recipe) -> Compared | None:
@@ -152,10 +151,7 @@ def _not_comparable(knob: str, why: str, published: str, source: str) -> Compare
     return Compared(verdict="not comparable", why=why, knob=knob, published=published, source=source)
 
 
-Verdict = Literal["contradicts", "agrees", "not comparable"]
-
-
-def _judge(table: Published, size: float, contrast: Contrast, recipe: Recipe) -> tuple[Verdict, str]:
+def _judge(table: Published, size: float, contrast: Contrast, recipe: Recipe) -> tuple[Agreement, str]:
     ours = recipe.baseline.architecture if recipe.baseline else table.architecture
     if ours != table.architecture:
         return "not comparable", f"the card is of a {NAMES[ours]}, the table of a {NAMES[table.architecture]}"

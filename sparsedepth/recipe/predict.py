@@ -34,6 +34,7 @@ from dataclasses import replace
 
 import numpy as np
 import pandas as pd
+from scipy.optimize import bisect
 
 from sparsedepth.effects.all_effects import judge
 from sparsedepth.effects.contrast import Contrast, contrasts, effect_fields, noise_and_floor, over_depths
@@ -60,7 +61,7 @@ def measured(
 
 def _by_key(runs: pd.DataFrame, knobs: Iterable[Knob], objective: str) -> dict[tuple[int | None, str], Contrast]:
     design = design_of(runs)
-    return {(c.n_layers, c.setting): c for knob in knobs for c in contrasts(runs, knob, objective, design=design)}
+    return {(c.n_layers, c.setting): c for knob in knobs for c in contrasts(runs, knob, objective, design)}
 
 
 def predicted(runs: pd.DataFrame, knobs: Iterable[Knob], objective: str, depth: int) -> list[Contrast]:
@@ -159,11 +160,8 @@ def spread_of_effects(effects: Sequence[float], errors: Sequence[float]) -> floa
 
     if not len(square_J) or excess(0.0) <= len(square_J):
         return 0.0
-    low, high = 0.0, float(square_J.sum())  # excess(high) <= number of settings
-    for _ in range(100):
-        middle = (low + high) / 2
-        low, high = (middle, high) if excess(middle) > len(square_J) else (low, middle)
-    return math.sqrt(high)
+    high = float(square_J.sum())  # excess(high) <= number of settings
+    return math.sqrt(bisect(lambda tau2: excess(tau2) - len(square_J), 0.0, high, xtol=1e-15 * high))
 
 
 def reliability(tau: float, error: float) -> float:

@@ -3,13 +3,12 @@
 from collections.abc import Iterable
 
 from sparsedepth import quantities
-from sparsedepth.effects.contrast import Contrast
 from sparsedepth.effects.intervals import Estimate
 from sparsedepth.effects.sentences import size_text
 from sparsedepth.effects.summary import (
     LEGEND,
     averaging_text,
-    display_value,
+    effect_cells,
     minus,
     ratio_cell,
     short_setting,
@@ -76,7 +75,18 @@ def settings_text(card: Card, width: int | None = None) -> str:
         f"baseline: {', '.join(dict.fromkeys(contrast.baseline for contrast in contrasts))}",
     )
     names = ("effect", "lo", "hi", "detectable", "seeds", "diverged", *COSTS, "time", "verdict", "setting")
-    rows = [_setting_row(contrast, seconds.get(contrast.setting)) for contrast in contrasts]
+    rows = [
+        (
+            *effect_cells(contrast),
+            contrast.n_seeds,
+            contrast.n_diverged or None,
+            *(ratio_cell(contrast.ratios[basis]) for basis in COSTS.values()),
+            seconds.get(contrast.setting),
+            verdict_cell(contrast),
+            short_setting(contrast.setting),
+        )
+        for contrast in contrasts
+    ]
     cost = "params (stored), flops, time (of training; measured time is noisy): relative to the baseline"
     notes = tuning_notes((contrast.setting, contrast) for contrast in contrasts)
     notes += [
@@ -86,19 +96,6 @@ def settings_text(card: Card, width: int | None = None) -> str:
     ]
     optional = ("detectable", "seeds", "time", "params")
     return f"Settings tested:\n{table_page(head, names, rows, optional, notes, width, LEGEND | {'flops': cost})}\n"
-
-
-def _setting_row(contrast: Contrast, seconds: float | None) -> tuple:
-    effect, unit = contrast.effect, contrast.unit
-    return (
-        *(display_value(value, unit) for value in (effect.mean, effect.lo, effect.hi, contrast.detectable)),
-        contrast.n_seeds,
-        contrast.n_diverged or None,
-        *(ratio_cell(contrast.ratios[basis]) for basis in COSTS.values()),
-        seconds,
-        verdict_cell(contrast),
-        short_setting(contrast.setting),
-    )
 
 
 def holdout_table(holdout: Holdout) -> QueryResult:

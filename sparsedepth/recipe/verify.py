@@ -15,8 +15,7 @@ import pandas as pd
 from sparsedepth.config.load import build
 from sparsedepth.config.run import CELL_FIELDS, RunConfig
 from sparsedepth.effects.contrast import Contrast, compare
-from sparsedepth.effects.holm import correct
-from sparsedepth.effects.intervals import moderate
+from sparsedepth.effects.intervals import correct, moderate
 from sparsedepth.effects.knobs import Knob, plain, setting_text
 from sparsedepth.recipe.card import Card, Comparison, Ingredient, Need, Verification
 from sparsedepth.recipe.choose import comparison_of

@@ -8,7 +8,7 @@ reported. The data term does not change the optimum. Percentiles of the optima o
 l is solved for as a real number, and rounded last.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pandas as pd
@@ -42,19 +42,19 @@ class Optimum:
     params: float
     d_model: float
     n_layers: float
-    d_model_interval: tuple[float, float] | None
-    n_layers_interval: tuple[float, float] | None
+    d_model_interval: tuple[float, float] | None = None
+    n_layers_interval: tuple[float, float] | None = None
     n_layers_rounded: int
     """The better of the two neighbouring whole depths, at least one above `minus_layers`."""
     d_model_rounded: int
     """The whole width nearest to the budget at that depth."""
     loss: float | None
     """At the rounded shape [nat/token]; None for a law with a data term and no given tokens."""
-    loss_interval: tuple[float, float] | None
+    loss_interval: tuple[float, float] | None = None
     sizes: Sizes
-    n_at_edge: int
+    n_at_edge: int = 0
     """Bootstrap replicates with no optimum inside 1 to 10,000 layers."""
-    warnings: tuple[str, ...]
+    warnings: tuple[str, ...] = ()
 
 
 def fit_sizes(points: pd.DataFrame) -> Sizes:
@@ -91,22 +91,26 @@ def optimum(fitted: Fit, boot: Bootstrap | None, params: float, tokens: float | 
             f"of the search"
         )
     layers, width = _rounded(fitted, sizes, params, float(depth))
-    intervals, n_at_edge, losses = _spread(fitted, boot, sizes, params, tokens, (width, layers))
     has_loss = tokens is not None or "data" not in {term.name for term in law.terms}
-    best_d = float(sizes.width(params, depth))
-    return Optimum(
+    of_fit = Optimum(
         params=params,
-        d_model=best_d,
+        d_model=float(sizes.width(params, depth)),
         n_layers=float(depth),
-        d_model_interval=intervals[0],
-        n_layers_interval=intervals[1],
         n_layers_rounded=layers,
         d_model_rounded=width,
         loss=_loss(fitted, fitted.theta[None], width, layers, tokens)[0] if has_loss else None,
-        loss_interval=losses if has_loss else None,
         sizes=sizes,
-        n_at_edge=n_at_edge,
-        warnings=tuple(_outside(fitted.points, sizes, params, tokens, best_d, float(depth))),
+    )
+    of_fit = replace(of_fit, warnings=tuple(_outside(fitted.points, of_fit, tokens)))
+    if boot is None or not len(boot.theta):
+        return of_fit
+    depth_R, at_edge_R = _depths(fitted, sizes, params, boot.theta)
+    return replace(
+        of_fit,
+        d_model_interval=percentiles(sizes.width(params, depth_R)),
+        n_layers_interval=percentiles(depth_R),
+        loss_interval=percentiles(_loss(fitted, boot.theta, width, layers, tokens)) if has_loss else None,
+        n_at_edge=int(at_edge_R.sum()),
     )
 
 
@@ -144,25 +148,10 @@ def _loss(fitted: Fit, theta_RP: np.ndarray, d_model: float, n_layers: float, to
     return predict(theta_RP, fitted.plan, at)[:, 0]
 
 
-Ends = tuple[float, float]
-
-
-def _spread(
-    fitted: Fit, boot: Bootstrap | None, sizes: Sizes, params: float, tokens: float | None, shape: tuple[int, int]
-) -> tuple[tuple[Ends | None, Ends | None], int, Ends | None]:
-    """Percentile intervals of width and depth, replicates at the edge, and the interval of the loss at the shape."""
-    if boot is None or not len(boot.theta):
-        return (None, None), 0, None
-    depth_R, at_edge_R = _depths(fitted, sizes, params, boot.theta)
-    loss_R = _loss(fitted, boot.theta, *shape, tokens)
-    return (percentiles(sizes.width(params, depth_R)), percentiles(depth_R)), int(at_edge_R.sum()), percentiles(loss_R)
-
-
-def _outside(
-    points: pd.DataFrame, sizes: Sizes, params: float, tokens: float | None, d_model: float, n_layers: float
-) -> list[str]:
+def _outside(points: pd.DataFrame, best: Optimum, tokens: float | None) -> list[str]:
     """Warnings of extrapolation, and of sizes that do not fit the formula."""
-    shape = {"model_size": params, "d_model": d_model, "n_layers": n_layers}
+    sizes = best.sizes
+    shape = {"model_size": best.params, "d_model": best.d_model, "n_layers": best.n_layers}
     if tokens is not None:
         shape["num_tokens"] = tokens
     warnings = []

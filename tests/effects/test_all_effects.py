@@ -12,8 +12,8 @@ from sparsedepth.effects.all_effects import (
     measure_effects,
     measure_slopes,
 )
-from sparsedepth.effects.contrast import contrasts, contrasts_on_bases
-from sparsedepth.effects.holm import correct, holm
+from sparsedepth.effects.contrast import contrasts_on_bases
+from sparsedepth.effects.intervals import correct, holm
 from sparsedepth.effects.pairs import BASES, pairs
 from sparsedepth.effects.summary import effects_text
 
@@ -72,16 +72,20 @@ def test_a_run_is_in_one_pair_at_most_and_equal_sizes_come_first():
 def test_within_one_percent_counts_as_equal(two_budgets):
     two_budgets["train_flops"] *= np.where(two_budgets["n_experts"] > 0, 1.009, 1.0)
     knob = knob_of(two_budgets, "n_experts")
-    assert len(contrasts(two_budgets, knob, "val_loss", "flops")) == 1
+    assert len(contrasts_on_bases(two_budgets, knob, "val_loss")["flops"]) == 1
     two_budgets["train_flops"] *= np.where(two_budgets["n_experts"] > 0, 1.009, 1.0)
-    assert contrasts(two_budgets, knob, "val_loss", "flops") == []
+    assert contrasts_on_bases(two_budgets, knob, "val_loss")["flops"] == []
 
 
 def test_all_bases_at_once_are_the_bases_one_by_one(two_budgets):
     knob = knob_of(two_budgets, "n_experts")
-    assert contrasts_on_bases(two_budgets, knob, "val_loss") == {
-        basis: contrasts(two_budgets, knob, "val_loss", basis) for basis in (None, *BASES)
-    }
+    by_basis = contrasts_on_bases(two_budgets, knob, "val_loss")
+    assert list(by_basis) == [None, *BASES]
+    for basis, found in by_basis.items():
+        matched = pairs(two_budgets, knob, "val_loss", basis)
+        assert {run for one in found for run in one.run_ids} == {*matched["run_id"], *matched["run_id_baseline"]}
+        assert [one.effect.n for one in found] == [len(matched)] * (len(matched) > 0)
+        assert [one.effect.mean for one in found] == pytest.approx([matched["difference"].mean()] * len(found))
 
 
 def test_holm_is_taken_over_all_knobs_even_if_one_is_shown():
@@ -152,7 +156,7 @@ def test_without_an_effect_a_store_claims_one_in_at_most_5_percent():
     axes = {"weight_decay": [0.0, 0.1, 0.3, 1.0], "n_kv_heads": [4, 2, 1], "seed": range(3)}
     runs = stores(200, axes, np.random.default_rng(1), shared_sd=0.0)
     knobs = [knob_of(runs, name) for name in ("weight_decay", "n_kv_heads")]
-    by_knob = [(knob, {"tokens": contrasts(runs, knob, "val_loss", "tokens")}) for knob in knobs]
+    by_knob = [(knob, {"tokens": contrasts_on_bases(runs, knob, "val_loss")["tokens"]}) for knob in knobs]
 
     def claimed(found):
         """Share of the sweeps in which something is called."""

@@ -4,8 +4,7 @@ import numpy as np
 import pytest
 from frames import grid
 
-from sparsedepth.effects.causal_evidence import chain_evidence, interventions, link_evidence, skill
-from sparsedepth.effects.chain_runs import ChainRuns
+from sparsedepth.effects.causal_evidence import ChainRuns, chain_evidence, interventions, link_evidence, skill
 
 LINK = ("residual_variance_last", "usefulness_loss_increase")
 AXES = {"n_layers": [12, 24], "depth_scale": ["none", "lns"], "weight_decay": [0.0, 0.1, 0.3], "seed": range(3)}

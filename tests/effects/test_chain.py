@@ -7,7 +7,7 @@ import pandas as pd
 import pytest
 from frames import grid, knob_of
 
-from sparsedepth.effects.causal_evidence import chain_evidence
+from sparsedepth.effects.causal_evidence import ChainRuns, chain_evidence, link_between, link_within
 from sparsedepth.effects.chain import (
     AT_EDGE,
     LINKS,
@@ -19,7 +19,6 @@ from sparsedepth.effects.chain import (
     rank_correlations,
     units_of,
 )
-from sparsedepth.effects.chain_runs import ChainRuns, link_between, link_within
 
 
 def frame(x, y, n_layers=12, unit=None):

@@ -7,12 +7,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sparsedepth.effects.holm import holm
 from sparsedepth.effects.intervals import (
     ExtraVariance,
     Judged,
     check_shared_baselines,
     estimate,
+    holm,
     moderate,
     scatter,
     t_interval,
@@ -99,6 +99,7 @@ def test_the_interval_covers_the_truth_in_95_percent():
 def test_holm_by_hand():
     # sorted: .01 x 4, .02 x 3, .03 x 2, .9 x 1, made monotone: .04, .06, .06, .9
     assert holm([0.03, 0.01, 0.9, 0.02]) == pytest.approx([0.06, 0.04, 0.9, 0.06])
+    assert holm([0.03, None, 0.01]) == pytest.approx([0.03, None, 0.02])
     assert holm([]) == []
     assert holm([0.7, 0.6]) == [1.0, 1.0]
 
@@ -113,7 +114,7 @@ def test_holm_never_lowers_a_p_value_and_keeps_their_order(p_values):
 
 def against_one_baseline(means, chosen_badly=0.1**2):
     """Effects of error .12 or so against a baseline whose choice adds this variance."""
-    shared = (ExtraVariance(variance=chosen_badly, df=20, baseline=frozenset({"cell"})),)
+    shared = (ExtraVariance(variance=chosen_badly, df=20, baseline=("cell",)),)
     error = math.sqrt(chosen_badly + 0.05**2)
     effects = [t_interval(mean, error, 30, 6) for mean in means]
     return [

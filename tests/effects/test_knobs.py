@@ -109,7 +109,9 @@ def test_a_baseline_can_be_asked_for():
 def test_labels_and_changes_of_each_run():
     runs = variants({}, {"weight_decay": 0.3}, {"n_kv_heads": 1, "weight_decay": 0.3}, {"n_kv_heads": 1})
     knobs = find_knobs(runs)
-    assert list(changed(runs, knobs)) == [(), ("weight_decay",), ("weight_decay", "n_kv_heads"), ("n_kv_heads",)]
+    changes = changed(runs, knobs)
+    assert list(changes.map(tuple)) == [(), ("weight_decay",), ("weight_decay", "n_kv_heads"), ("n_kv_heads",)]
+    assert changes.iloc[1] == {"weight_decay": "weight_decay=0.3"}
     decay = find_knob(runs, "weight_decay")
     assert decay is not None
     assert list(labels(runs, decay)) == ["weight_decay=0.1", "weight_decay=0.3", "weight_decay=0.3", "weight_decay=0.1"]

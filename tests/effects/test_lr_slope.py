@@ -57,7 +57,8 @@ def test_a_shift_of_the_best_lr_is_found_and_a_lower_loss_without_one_has_none()
 def test_seeds_of_the_chosen_lr_alone_weigh_nothing():
     runs = chosen(shifted(2))
     more = chosen(shifted(2, seeds=range(10, 16)))
-    (alone,), (beside,) = (lr_slopes(each, "val_loss") for each in (runs, pd.concat([runs, more[more["lr"] == 0.001]])))
+    both = pd.concat([runs, more[more["lr"] == 0.001]], ignore_index=True)
+    (alone,), (beside,) = (lr_slopes(each, "val_loss") for each in (runs, both))
     assert beside.by_lr == alone.by_lr and beside.by_seed == alone.by_seed
 
 
@@ -95,7 +96,7 @@ def test_an_axis_of_the_sweep_does_as_well_and_two_tuned_fields_have_none():
 
 def test_a_knob_is_judged_among_all_and_one_that_does_not_vary_is_refused():
     runs = chosen(shifted(2))
-    both = pd.concat([runs, runs.assign(run_id=runs["run_id"] + "w", weight_decay=1.0)])
+    both = pd.concat([runs, runs.assign(run_id=runs["run_id"] + "w", weight_decay=1.0)], ignore_index=True)
     family = lr_slopes(both, "val_loss")
     assert {slope.knob for slope in family} == {"depth_scale", "weight_decay"}
     (one,) = lr_slopes(both, "val_loss", "depth_scale")

@@ -12,11 +12,11 @@ import pandas as pd
 import pytest
 
 from sparsedepth.effects.contrast import noise_and_floor
-from sparsedepth.effects.holm import correct
 from sparsedepth.effects.intervals import (
     ExtraVariance,
     Judged,
     check_shared_baselines,
+    correct,
     estimate,
     moderate,
     with_extra_variances,
@@ -90,7 +90,7 @@ def judged(curves, results, at_end):
         by_seed = results[number] - results[0]
         noise, floor = noise_and_floor(pd.DataFrame({"value": results[number], "value_baseline": results[0]}))
         here, base = shapes[number], shapes[0]
-        sides = ((here, frozenset()), (base, frozenset({"the baseline"})))
+        sides = ((here, ()), (base, ("the baseline",)))
         added = tuple(ExtraVariance(variance=s.variance, df=s.df, baseline=cells) for s, cells in sides if s.variance)
         family.append(
             Judged(

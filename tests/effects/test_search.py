@@ -13,8 +13,7 @@ from sparsedepth.cli import main
 from sparsedepth.config.load import build, read_yaml
 from sparsedepth.config.run import RunConfig
 from sparsedepth.config.sweep import SweepDefinition
-from sparsedepth.effects.search_text import search_lines, search_table
-from sparsedepth.effects.surrogate import Axis, axes_of, importances, proposals, surrogate
+from sparsedepth.effects.surrogate import Axis, axes_of, importances, proposals, search_lines, search_table, surrogate
 from sparsedepth.plan.tasks import Plan
 from sparsedepth.plots.draw import FIGURES, default_figure, draw
 from sparsedepth.plots.page import NothingToDraw

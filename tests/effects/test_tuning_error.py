@@ -211,7 +211,7 @@ def test_what_choosing_adds_grows_with_the_roughness():
     for rough in (0.0, 0.08):
         runs = world(3, rough=rough)
         rows = pairs(runs, knob_of(runs, "depth_scale"), "val_loss")
-        added[rough] = sum(term.variance for term in choice_variances(rows))
+        added[rough] = sum(term.variance for term in tuning_of(rows).extra_variances)
     assert added[0.0] < 2 * 0.02**2 and 2 * 0.04**2 < added[0.08] < 2 * 0.1**2
 
 
@@ -223,7 +223,9 @@ def test_a_slope_weighs_the_depths_by_hand():
     rows = rows.assign(**dict.fromkeys(["tuning_df", "tuning_df_baseline"], 5.0))
     weights = slope_weights(rows)
     assert weights.tolist() == [-0.5, 0.5, -0.5, 0.5]
-    assert [term.variance for term in choice_variances(rows, weights)] == [pytest.approx(0.02)] * 2
+    extra = choice_variances(rows, weights)
+    assert [term.variance for term in extra] == [pytest.approx(0.02)] * 2
+    assert [term.baseline for term in extra] == [(), ("c", "d")]  # in order: a card is the same each time
 
 
 @pytest.mark.parametrize("beyond", [0.04, 0.08, 0.12])

@@ -7,7 +7,7 @@ from matplotlib.figure import Figure
 
 from sparsedepth.plots.correlations import PANELS, correlations, draw_correlations
 from sparsedepth.plots.pareto import front
-from sparsedepth.plots.style import folder_fills, kinds_in_order
+from sparsedepth.plots.style import folder_fills, knob_markers
 
 AXES = {"n_layers": [12, 24], "weight_decay": [0.0, 0.3], "n_kv_heads": [4, 1], "seed": [0, 1]}
 
@@ -38,7 +38,7 @@ def test_points_hold_the_numbers_of_the_runs():
         "n_kv_heads": 4,
         "several": 4,
     }
-    assert kinds_in_order(chain.points["knob"]) == ["baseline", "n_kv_heads", "weight_decay", "several"]
+    assert list(knob_markers(chain.points["knob"])) == ["baseline", "n_kv_heads", "weight_decay", "several"]
 
 
 def test_every_panel_states_its_correlations():
