@@ -24,7 +24,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sparsedepth.config.runtime import MAX_TOKENS
 from sparsedepth.measure.bootstrap import BootstrapEstimate, identity, shared_resamples
 from sparsedepth.measure.context import MeasureContext, Measurements
 from sparsedepth.probe.fork import block_inputs, by_sequence, chunk_size
@@ -69,7 +68,6 @@ def attention_sparsity(
     taus: Sequence[float],
     relative_taus: Sequence[float],
     rng: np.random.Generator,
-    max_tokens: int = MAX_TOKENS,
 ) -> AttentionSparsity:
     """For every head: shares below the thresholds `taus` (attention weight) and `relative_taus` (of 1/i), entropy,
     sink."""
@@ -81,7 +79,7 @@ def attention_sparsity(
         ]
         return torch.stack(layers, dim=1)
 
-    sum_NLHC = by_sequence(probed, tokens_NT, max_tokens, batch_sums)
+    sum_NLHC = by_sequence(probed, tokens_NT, batch_sums)
     n_sequences, n_tokens = tokens_NT.shape[:2]
     weights = n_tokens * (n_tokens + 1) // 2 if probed.causal else n_tokens**2
     n_taus, n_thresholds = len(taus), len(taus) + len(relative_taus)
@@ -137,7 +135,7 @@ def attention_sums(
 def add_rows(context: MeasureContext, rows: Measurements) -> None:
     """The model's shares at the first threshold; shares by head and layer at each, named with it."""
     taus, relative_taus = context.config.attention_tau, context.config.attention_rel_tau
-    result = attention_sparsity(context.probed, context.inputs, taus, relative_taus, context.rng(), context.max_tokens)
+    result = attention_sparsity(context.probed, context.inputs, taus, relative_taus, context.rng())
 
     def add(metric: str, values: HeadValues) -> None:
         rows.add_layers(metric, values.by_layer.tolist(), values.n * values.by_head.shape[1])

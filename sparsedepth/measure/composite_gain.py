@@ -18,7 +18,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sparsedepth.config.runtime import MAX_TOKENS
 from sparsedepth.measure.bootstrap import ScoreByLayer, bootstrap, finite
 from sparsedepth.measure.context import MeasureContext, Measurements
 from sparsedepth.probe.fork import batches, probing, record_states
@@ -33,13 +32,11 @@ class CompositeGain:
     backward: ScoreByLayer
 
 
-def composite_gain(
-    probed: ProbedModel, tokens_NT: Tensor, rng: np.random.Generator, max_tokens: int = MAX_TOKENS
-) -> CompositeGain | None:
+def composite_gain(probed: ProbedModel, tokens_NT: Tensor, rng: np.random.Generator) -> CompositeGain | None:
     """One forward pass without the head, and the attention parts twice; None for a single stream."""
     parts = []
     with probing(probed):
-        for tokens_BT in batches(probed, tokens_NT, max_tokens):
+        for tokens_BT in batches(probed, tokens_NT):
             states, product_BTnn, by_layer = record_states(probed, tokens_BT), None, []
             # Backwards, so that H_L .. H_l is the previous product times one factor.
             for layer in range(probed.n_layers, 0, -1):
@@ -59,7 +56,7 @@ def composite_gain(
 
 
 def add_rows(context: MeasureContext, rows: Measurements) -> None:
-    result = composite_gain(context.probed, context.inputs, context.rng(), context.max_tokens)
+    result = composite_gain(context.probed, context.inputs, context.rng())
     if result is None:
         return
     for name, gain in (("composite_gain", result.forward), ("composite_gain_backward", result.backward)):

@@ -17,7 +17,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sparsedepth.config.runtime import MAX_TOKENS
 from sparsedepth.measure.bootstrap import ScoreByLayer, finite, mean_of_last, shared_resamples
 from sparsedepth.measure.context import MeasureContext, Measurements, Scored
 from sparsedepth.measure.loss import relative_change, sequence_loss
@@ -36,12 +35,10 @@ class EarlyExit:
     """after layers 0..L-1, then through block L"""
 
 
-def early_exit(
-    probed: ProbedModel, scored: Scored, rng: np.random.Generator, max_tokens: int = MAX_TOKENS
-) -> EarlyExit:
+def early_exit(probed: ProbedModel, scored: Scored, rng: np.random.Generator) -> EarlyExit:
     """Cross-entropy at every exit of both kinds: one forward pass, L - 1 extra blocks, 2 L heads."""
     with probing(probed):
-        parts = [_exit_losses(probed, part, scored.scale) for part in scored.parts(probed, max_tokens)]
+        parts = [_exit_losses(probed, part, scored.scale) for part in scored.parts(probed)]
         lens_NE, block_NE = (torch.cat(part).cpu().numpy() for part in zip(*parts, strict=True))
     estimate = shared_resamples(rng)
 
@@ -68,6 +65,6 @@ def _exit_losses(probed: ProbedModel, part: Scored, scale: float) -> tuple[Tenso
 
 
 def add_rows(context: MeasureContext, rows: Measurements) -> None:
-    result = early_exit(context.probed, context.scored, context.rng(), context.max_tokens)
+    result = early_exit(context.probed, context.scored, context.rng())
     for name, exits in (("lens_loss", result.logit_lens), ("early_exit_loss", result.last_block)):
         rows.add_profile(name, exits, context.scored.n_scored, score=f"{name}_increase")

@@ -21,7 +21,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from sparsedepth.config.runtime import MAX_TOKENS
 from sparsedepth.measure.bootstrap import ScoreByLayer, identity, shared_resamples
 from sparsedepth.measure.context import MeasureContext, Measurements
 from sparsedepth.probe.fork import batches, block_inputs, probing
@@ -39,14 +38,12 @@ class ExpertUse:
     router_entropy: ScoreByLayer
 
 
-def expert_use(
-    probed: ProbedModel, tokens_NT: Tensor, rng: np.random.Generator, max_tokens: int = MAX_TOKENS
-) -> ExpertUse | None:
+def expert_use(probed: ProbedModel, tokens_NT: Tensor, rng: np.random.Generator) -> ExpertUse | None:
     """Load and router entropy of every layer with experts; None for a model without."""
     loads: dict[int, list[Tensor]] = {}
     entropies: dict[int, list[Tensor]] = {}
     with probing(probed):
-        for tokens_BT in batches(probed, tokens_NT, max_tokens):
+        for tokens_BT in batches(probed, tokens_NT):
             for layer, x_BTD in block_inputs(probed, tokens_BT):
                 if (routing := probed.routing(layer, x_BTD)) is None:
                     continue
@@ -92,7 +89,7 @@ def variation(load: np.ndarray) -> np.ndarray:
 
 
 def add_rows(context: MeasureContext, rows: Measurements) -> None:
-    result = expert_use(context.probed, context.inputs, context.rng(), context.max_tokens)
+    result = expert_use(context.probed, context.inputs, context.rng())
     if result is None:
         return
     rows.add_profile("effective_experts", result.effective_experts, context.n_tokens)

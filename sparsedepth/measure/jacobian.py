@@ -40,7 +40,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sparsedepth.config.runtime import MAX_TOKENS
 from sparsedepth.measure.bootstrap import BootstrapEstimate, shared_resamples
 from sparsedepth.measure.context import MeasureContext, Measurements
 from sparsedepth.probe.fork import batches, probing
@@ -88,7 +87,6 @@ def jacobian_deviation(
     rng: np.random.Generator,
     n_probes: int | None = 4,
     forms: Sequence[Form] = FORMS,
-    max_tokens: int = MAX_TOKENS,
 ) -> dict[Form, FormDeviation]:
     """The `forms` for every block, by `n_probes` shared probes or (None) exactly.
 
@@ -105,7 +103,7 @@ def jacobian_deviation(
     own_seed_NL = rng.integers(2**63, size=(len(tokens_NT), probed.n_layers))
     n_done = 0
     with probing(probed, gradients=True):
-        for tokens_BT in batches(probed, tokens_NT, max_tokens // GRAPH_MEMORY):
+        for tokens_BT in batches(probed, tokens_NT, GRAPH_MEMORY):
             x_BTD = probed.embed(tokens_BT)
             for index, layer in enumerate(layers):
                 pull, after_BTD = _differentiate(probed, index + 1, x_BTD)
@@ -237,9 +235,7 @@ def _signs(generator: torch.Generator, n_tokens: int) -> Tensor:
 
 
 def add_rows(context: MeasureContext, rows: Measurements) -> None:
-    deviations = jacobian_deviation(
-        context.probed, context.inputs, context.rng(), context.config.jacobian_probes, max_tokens=context.max_tokens
-    )
+    deviations = jacobian_deviation(context.probed, context.inputs, context.rng(), context.config.jacobian_probes)
     for form, deviation in deviations.items():
         name = "jacobian_deviation" + ("" if form == "per_token" else f"_{form}")
         rows.add_score(name, deviation.score)

@@ -18,7 +18,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sparsedepth.config.runtime import MAX_TOKENS
 from sparsedepth.measure.bootstrap import ScoreByLayer, shared_resamples
 from sparsedepth.measure.context import MeasureContext, Measurements
 from sparsedepth.measure.loss import MAX_LOGITS
@@ -39,9 +38,9 @@ class Lens:
     """1 at L"""
 
 
-def lens(probed: ProbedModel, tokens_NT: Tensor, rng: np.random.Generator, max_tokens: int = MAX_TOKENS) -> Lens:
+def lens(probed: ProbedModel, tokens_NT: Tensor, rng: np.random.Generator) -> Lens:
     """Apply the head to the state after every layer: one forward pass and L + 1 heads."""
-    kl_overlap_N2L = by_sequence(probed, tokens_NT, max_tokens, lambda tokens_BT: _batch_lens(probed, tokens_BT))
+    kl_overlap_N2L = by_sequence(probed, tokens_NT, lambda tokens_BT: _batch_lens(probed, tokens_BT))
     mean = partial(shared_resamples(rng), lambda value_RL: value_RL[:, :-1].mean(-1))
     kl, overlap = (
         ScoreByLayer(by_layer=by_layer.tolist(), score=mean(kl_overlap_N2L[:, index]), first=0)
@@ -73,6 +72,6 @@ def _batch_lens(probed: ProbedModel, tokens_BT: Tensor) -> Tensor:
 def add_rows(context: MeasureContext, rows: Measurements) -> None:
     if not context.probed.causal:
         return  # the head of a ViT reads only the class token
-    result = lens(context.probed, context.inputs, context.rng(), context.max_tokens)
+    result = lens(context.probed, context.inputs, context.rng())
     rows.add_profile("lens_kl", result.kl, context.n_tokens)
     rows.add_profile("lens_overlap", result.overlap, context.n_tokens)

@@ -28,7 +28,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from sparsedepth.config.runtime import MAX_TOKENS
 from sparsedepth.config.task import IGNORED, SOLVED
 from sparsedepth.measure.bootstrap import LEVEL, BootstrapEstimate, Estimator, ratio, shared_resamples
 from sparsedepth.measure.context import MeasureContext, Measurements, Row, Scored, position_mean
@@ -59,13 +58,11 @@ class HeldOutLoss:
     """scored positions"""
 
 
-def held_out_loss(
-    probed: ProbedModel, scored: Scored, rng: np.random.Generator, max_tokens: int = MAX_TOKENS
-) -> HeldOutLoss:
+def held_out_loss(probed: ProbedModel, scored: Scored, rng: np.random.Generator) -> HeldOutLoss:
     """Cross-entropy and accuracy at the scored positions of sequences not used in training."""
     parts = []
     with probing(probed):
-        for part in scored.parts(probed, max_tokens):
+        for part in scored.parts(probed):
             (last_BTD,) = deque(stream(probed, part.inputs), maxlen=1)
             parts.append(position_scores(probed, last_BTD[None], part.targets))
         loss_NT, correct_NT = (torch.cat([scores[0] for scores in batches]) for batches in zip(*parts, strict=True))
@@ -125,47 +122,40 @@ def bits_per_byte(loss: float, bytes_per_token: float) -> float:
     return loss / math.log(2) / bytes_per_token
 
 
-def fork_losses(
-    probed: ProbedModel, scored: Scored, forks: Sequence[Fork], max_tokens: int = MAX_TOKENS
-) -> tuple[np.ndarray, np.ndarray]:
+def fork_losses(probed: ProbedModel, scored: Scored, forks: Sequence[Fork]) -> tuple[np.ndarray, np.ndarray]:
     """base_N and changed_NF: each sequence's loss, nat/token, without and with each fork's change.
 
     Scaled as in `Scored`: their means over sequences are the losses. For the interval of a difference in nat/token use
     `position_mean` with `scored.weight`.
     """
-    return _score_forks(
-        lambda x_FBTD, targets_BT: sequence_loss(probed, x_FBTD, targets_BT, scored.scale),
-        probed, scored, forks, max_tokens,
-    )  # fmt: skip
+
+    def loss(x_FBTD: Tensor, targets_BT: Tensor) -> Tensor:
+        return sequence_loss(probed, x_FBTD, targets_BT, scored.scale)
+
+    return _score_forks(loss, probed, scored, forks)
 
 
-def fork_scores(
-    probed: ProbedModel, scored: Scored, forks: Sequence[Fork], max_tokens: int = MAX_TOKENS
-) -> tuple[np.ndarray, np.ndarray]:
+def fork_scores(probed: ProbedModel, scored: Scored, forks: Sequence[Fork]) -> tuple[np.ndarray, np.ndarray]:
     """base_N2 and changed_NF2: loss and accuracy, scaled as in `fork_losses`."""
 
     def loss_and_accuracy(x_FBTD: Tensor, targets_BT: Tensor) -> Tensor:
         by_position = position_scores(probed, x_FBTD, targets_BT)
         return torch.stack([score.mean(-1, dtype=torch.float64) for score in by_position], dim=-1) * scored.scale
 
-    return _score_forks(loss_and_accuracy, probed, scored, forks, max_tokens)
+    return _score_forks(loss_and_accuracy, probed, scored, forks)
 
 
 def _score_forks(
-    score: Callable[[Tensor, Tensor], Tensor],
-    probed: ProbedModel,
-    scored: Scored,
-    forks: Sequence[Fork],
-    max_tokens: int,
+    score: Callable[[Tensor, Tensor], Tensor], probed: ProbedModel, scored: Scored, forks: Sequence[Fork]
 ) -> tuple[np.ndarray, np.ndarray]:
     """`score` of last states [F, B, T, D] and targets: of the model [N, ...], and of its forks [N, F, ...]."""
     base, changed = [], []
     with probing(probed):
-        for part in scored.parts(probed, max_tokens):
+        for part in scored.parts(probed):
             states = record_states(probed, part.inputs)
             base.append(score(states[-1][None], part.targets)[0])
             of_forks = base[-1].new_empty(len(forks), *base[-1].shape)
-            for step in run_forks(probed, states, forks, max_tokens):
+            for step in run_forks(probed, states, forks):
                 if step.layer == probed.n_layers:
                     of_forks[step.forks] = score(step.after, part.targets)
             changed.append(of_forks.transpose(0, 1))
@@ -212,11 +202,11 @@ def add_rows(context: MeasureContext, rows: Measurements) -> None:
     """Loss, accuracy and loss by difficulty of held-out sequences; the loss at a common context if contexts differ."""
     config = context.config
     scored = context.sequences(config.seq_len, config.val_tokens)
-    val = held_out_loss(context.probed, scored, context.rng(), context.max_tokens)
+    val = held_out_loss(context.probed, scored, context.rng())
     common = val
     if config.eval_seq_len not in (None, config.seq_len):
         at_common = context.sequences(config.eval_seq_len, config.val_tokens)
-        common = held_out_loss(context.probed, at_common, context.rng(), context.max_tokens)
+        common = held_out_loss(context.probed, at_common, context.rng())
     rows.add_score("val_loss", val.loss)
     rows.add_score("val_accuracy", val.accuracy)
     if val.by_difficulty is not None:

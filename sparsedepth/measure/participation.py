@@ -26,7 +26,6 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from sparsedepth.config.runtime import MAX_TOKENS
 from sparsedepth.measure.bootstrap import complete_mean, finite
 from sparsedepth.measure.context import MeasureContext, Measurements
 from sparsedepth.probe.fork import batches, probing, record_states, token_count
@@ -48,11 +47,11 @@ class Participation:
     """u_l, layers 1..L"""
 
 
-def participation(probed: ProbedModel, tokens_NT: Tensor, max_tokens: int = MAX_TOKENS) -> Participation:
+def participation(probed: ProbedModel, tokens_NT: Tensor) -> Participation:
     """One forward pass without the head, with 8 (2 L + 1) D^2 bytes of sums."""
     sums: dict[tuple[str, int], list[Tensor]] = defaultdict(list)
     with probing(probed):
-        for tokens_BT in batches(probed, tokens_NT, max_tokens):
+        for tokens_BT in batches(probed, tokens_NT):
             states = record_states(probed, tokens_BT)
             updates = [after - before for before, after in itertools.pairwise(states)]
             for name, values in (("states", states), ("updates", updates)):
@@ -85,7 +84,7 @@ def spectrum_rank(energy: Tensor) -> float:
 
 
 def add_rows(context: MeasureContext, rows: Measurements) -> None:
-    result = participation(context.probed, context.inputs, context.max_tokens)
+    result = participation(context.probed, context.inputs)
     ratios, ranks = zip(*((spread.ratio, spread.rank) for spread in result.states), strict=True)
     update_ranks = [spread.rank for spread in result.updates]
     for name, values, first in (

@@ -25,7 +25,6 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from sparsedepth.config.runtime import MAX_TOKENS
 from sparsedepth.measure.bootstrap import BootstrapEstimate, bootstrap, finite, mean_of_last
 from sparsedepth.measure.context import MeasureContext, Measurements, Scored
 from sparsedepth.measure.loss import fork_losses, relative_change
@@ -50,14 +49,13 @@ def permutation_effect(
     scored: Scored,
     rng: np.random.Generator,
     n_pairs: int | None = None,
-    max_tokens: int = MAX_TOKENS,
     *,
     neighbours: bool = False,
 ) -> PermutationEffect:
     """The relative change of the loss with each pair of blocks swapped, or only `neighbours`."""
     n_layers = probed.n_layers
     pairs = [*itertools.pairwise(range(1, n_layers + 1))] if neighbours else choose_pairs(n_layers, n_pairs, rng)
-    base_N, swapped_NP = fork_losses(probed, scored, [swap(*pair) for pair in pairs], max_tokens)
+    base_N, swapped_NP = fork_losses(probed, scored, [swap(*pair) for pair in pairs])
     score = _lowered(bootstrap(_mean_effect, swapped_NP, base_N, rng=rng))
     effects = np.abs(relative_change(swapped_NP.mean(0), base_N.mean()))
     return PermutationEffect(
@@ -112,12 +110,11 @@ def _mean_effect(swapped_RP: np.ndarray, base_R: np.ndarray) -> np.ndarray:
 
 def add_rows(context: MeasureContext, rows: Measurements) -> None:
     n_pairs = context.config.permutation_pairs
-    result = permutation_effect(context.probed, context.scored, context.rng(), n_pairs, context.max_tokens)
+    result = permutation_effect(context.probed, context.scored, context.rng(), n_pairs)
     rows.add_score("permutation_score", result.score)
     rows.add_pairs("permutation_effect", result.effects, context.scored.n_scored)
 
 
 def add_neighbour_rows(context: MeasureContext, rows: Measurements) -> None:
-    probed, scored, max_tokens = context.probed, context.scored, context.max_tokens
-    result = permutation_effect(probed, scored, context.rng(), max_tokens=max_tokens, neighbours=True)
+    result = permutation_effect(context.probed, context.scored, context.rng(), neighbours=True)
     rows.add_score("permutation_neighbours", result.score)

@@ -29,7 +29,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sparsedepth.config.runtime import MAX_TOKENS
 from sparsedepth.measure.bootstrap import BootstrapEstimate, finite, ratio, shared_resamples
 from sparsedepth.measure.context import MeasureContext, Measurements, Row
 from sparsedepth.probe.fork import batches, probing, stream
@@ -71,7 +70,6 @@ def trajectories(
     tokens_NT: Tensor,
     rng: np.random.Generator,
     eod: int | None = None,
-    max_tokens: int = MAX_TOKENS,
     max_points: int = MAX_POINTS,
 ) -> TrajectoryShapes | None:
     """One forward pass. `eod` ends a document; None = unknown.
@@ -82,7 +80,7 @@ def trajectories(
         return None
     with probing(probed):
         # Half as many tokens at once: their states are fp64 here.
-        parts = [_angles(probed, tokens_BT) for tokens_BT in batches(probed, tokens_NT, max_tokens // 2)]
+        parts = [_angles(probed, tokens_BT) for tokens_BT in batches(probed, tokens_NT, memory=2)]
         angles_NTL, exists_NT = (torch.cat(part).cpu().numpy() for part in zip(*parts, strict=True))
     ids_NT = tokens_NT.numpy(force=True) if tokens_NT.ndim == 2 else np.full(tokens_NT.shape[:2], NO_ID)
     valid_NT = exists_NT & (ids_NT != eod) if eod is not None else exists_NT
@@ -208,7 +206,7 @@ def _document_begin(ids_NT: np.ndarray, eod: int | None) -> np.ndarray:
 
 def add_rows(context: MeasureContext, rows: Measurements) -> None:
     """The model's scores and a row per kept token; nothing without valid tokens."""
-    result = trajectories(context.probed, context.inputs, context.rng(), context.eod, context.max_tokens)
+    result = trajectories(context.probed, context.inputs, context.rng(), context.eod)
     if result is None:
         return
     rows.add_score("early_stop_share", result.early_stop_share)

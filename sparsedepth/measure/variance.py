@@ -17,7 +17,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sparsedepth.config.runtime import MAX_TOKENS
 from sparsedepth.measure.bootstrap import BootstrapEstimate, ScoreByLayer, finite, identity, ratio, shared_resamples
 from sparsedepth.measure.context import MeasureContext, Measurements
 from sparsedepth.probe.fork import batches, by_sequence, probing, stream, updates
@@ -39,13 +38,11 @@ class ResidualVariance:
     """of the branches' updates, and the mean over layers; None if the model has no known branches"""
 
 
-def residual_variance(
-    probed: ProbedModel, tokens_NT: Tensor, rng: np.random.Generator, max_tokens: int = MAX_TOKENS
-) -> ResidualVariance:
+def residual_variance(probed: ProbedModel, tokens_NT: Tensor, rng: np.random.Generator) -> ResidualVariance:
     """The variance of every state, from the embedding (layer 0) on, and of both branches."""
     state_parts, branch_parts = [], []
     with probing(probed):
-        for tokens_BT in batches(probed, tokens_NT, max_tokens):
+        for tokens_BT in batches(probed, tokens_NT):
             states, branches = _variances(probed, tokens_BT)
             state_parts.append(states)
             branch_parts.append(branches)
@@ -84,12 +81,11 @@ def _variances(probed: ProbedModel, tokens_BT: Tensor) -> tuple[Tensor, Tensor |
     return torch.stack(states, dim=1), torch.stack(branches, dim=1) if known else None
 
 
-def variance_by_sequence(probed: ProbedModel, tokens_NT: Tensor, max_tokens: int = MAX_TOKENS) -> np.ndarray:
+def variance_by_sequence(probed: ProbedModel, tokens_NT: Tensor) -> np.ndarray:
     """variance_NL1: v_0 .. v_L of each sequence, in one forward pass without the head: cheap enough for training."""
     return by_sequence(
         probed,
         tokens_NT,
-        max_tokens,
         lambda tokens_BT: torch.stack([token_variance(x_BTD) for x_BTD in stream(probed, tokens_BT)], dim=1),
     )
 
@@ -108,7 +104,7 @@ def _growth_rate(variance_RL1: np.ndarray) -> np.ndarray:
 
 
 def add_rows(context: MeasureContext, rows: Measurements) -> None:
-    result = residual_variance(context.probed, context.inputs, context.rng(), context.max_tokens)
+    result = residual_variance(context.probed, context.inputs, context.rng())
     rows.add_score("residual_variance_last", result.last)
     rows.add_score("residual_variance_growth", result.growth_rate)
     rows.add_layers("residual_variance", result.by_layer, context.n_tokens, first=0)

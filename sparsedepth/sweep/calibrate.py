@@ -147,7 +147,7 @@ def time_run(config: RunConfig, runtime: Runtime, processes: int = 1) -> Timing:
 
     def forward() -> None:
         with probing(probed):
-            for part_BT in batches(probed, inputs_NT, 8192):
+            for part_BT in batches(probed, inputs_NT):
                 *_, last_BTD = stream(probed, part_BT)
                 for some_BTD in last_BTD.split(1):
                     probed.logits(some_BTD)

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from handmade import HandMadeModel, identity, integers, known, normal
+from handmade import HandMadeModel, identity, integers, known, normal, tokens_per_pass
 from parity import carry, reference
 from reference import attention_weights, run_config
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -61,7 +61,8 @@ def test_attention_to_itself_alone():
 def test_against_a_plain_loop(fields):
     model = Decoder(run_config(init_std=0.4, **fields))
     tokens = integers(40, 2, 12)
-    found = attention_sparsity(ProbedDecoder(model), tokens, [0.05, 0.01], [0.5], rng(), max_tokens=12)
+    with tokens_per_pass(12):
+        found = attention_sparsity(ProbedDecoder(model), tokens, [0.05, 0.01], [0.5], rng())
     rows = np.arange(1, 13)[:, None]
     visible = np.tril(np.ones((12, 12), dtype=bool))
     for layer in range(1, 6):
@@ -156,7 +157,8 @@ def test_of_single_tokens_relative_entropy_and_sink_are_missing():
 def test_entropy_and_sink_against_a_plain_loop():
     model = Decoder(run_config(init_std=0.4, n_kv_heads=2))
     tokens = integers(40, 2, 12)
-    found = attention_sparsity(ProbedDecoder(model), tokens, [0.1], [0.5], rng(), max_tokens=12)
+    with tokens_per_pass(12):
+        found = attention_sparsity(ProbedDecoder(model), tokens, [0.1], [0.5], rng())
     rows = np.arange(1, 13)
     for layer in range(1, 6):
         weights = attention_weights(model, tokens, layer)

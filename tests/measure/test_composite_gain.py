@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from handmade import integers
+from handmade import integers, tokens_per_pass
 from reference import run_config
 
 from sparsedepth.measure.composite_gain import CompositeGain, composite_gain
@@ -97,6 +97,7 @@ def test_against_what_blocks_without_branches_do(mixing):
         expected.append([product.sum(axis).abs().amax(-1).mean().item() for axis in (-1, -2)])
     forward, backward = zip(*reversed(expected), strict=True)
     for max_tokens in (1, 40, 8192):
-        result = gain(model, max_tokens=max_tokens)
+        with tokens_per_pass(max_tokens):
+            result = gain(model)
         assert result.forward.by_layer == pytest.approx(forward, rel=1e-4)
         assert result.backward.by_layer == pytest.approx(backward, rel=1e-4)

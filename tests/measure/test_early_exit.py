@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 import torch
-from handmade import HandMadeModel, brackets, identity, integers, known, normal
+from handmade import HandMadeModel, brackets, identity, integers, known, normal, tokens_per_pass
 from reference import FAMILIES, exit_losses, run_config
 
 from sparsedepth.measure.context import Scored
@@ -56,7 +56,8 @@ def test_against_shorter_models_under_any_budget(family):
     model, tokens = Decoder(run_config(**FAMILIES[family])), integers(40, 3, 17)
     lens, block = exit_losses(model, tokens, []), exit_losses(model, tokens, [5])
     for max_tokens in (1, 40, 8192):
-        found = early_exit(ProbedDecoder(model), Scored.text(tokens), rng(), max_tokens)
+        with tokens_per_pass(max_tokens):
+            found = early_exit(ProbedDecoder(model), Scored.text(tokens), rng())
         assert values(found.logit_lens) == pytest.approx(lens, rel=1e-5)
         assert values(found.last_block) == pytest.approx(block, rel=1e-5)
         assert brackets(found.logit_lens.score) and brackets(found.last_block.score)

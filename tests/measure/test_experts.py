@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 import torch
-from handmade import HandMadeModel, brackets, identity, integers, normal
+from handmade import HandMadeModel, brackets, identity, integers, normal, tokens_per_pass
 from reference import expert_loads, run_config
 
 from sparsedepth.measure.experts import effective_experts, expert_use, variation
@@ -68,7 +68,8 @@ def test_against_a_plain_loop_under_any_budget(fields):
     model = Decoder(run_config(n_experts=4, d_expert=24, **fields))
     tokens = integers(40, 3, 16)
     for max_tokens in (1, 8192):
-        found = expert_use(ProbedDecoder(model), tokens, rng(), max_tokens)
+        with tokens_per_pass(max_tokens):
+            found = expert_use(ProbedDecoder(model), tokens, rng())
         assert found is not None
         for layer in range(1, 6):
             load, entropy = expert_loads(model, tokens, layer)

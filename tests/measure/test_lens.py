@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 import torch
-from handmade import HandMadeModel, brackets, identity, integers, known
+from handmade import HandMadeModel, brackets, identity, integers, known, tokens_per_pass
 from reference import FAMILIES, run_config, states
 
 from sparsedepth.measure.context import Scored
@@ -56,6 +56,7 @@ def test_against_plain_softmaxes_under_any_budget(family):
     tops = [[set(row.tolist()) for row in p.flatten(0, 1).topk(5).indices] for p in read]
     overlap = [np.mean([len(a & b) / 5 for a, b in zip(top, tops[-1], strict=True)]) for top in tops]
     for max_tokens in (1, 40, 8192):
-        found = lens(ProbedDecoder(model), tokens, rng(), max_tokens)
+        with tokens_per_pass(max_tokens):
+            found = lens(ProbedDecoder(model), tokens, rng())
         assert found.kl.by_layer == pytest.approx(kl, abs=1e-5) and found.overlap.by_layer == pytest.approx(overlap)
         assert brackets(found.kl.score) and brackets(found.overlap.score)

@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 import torch
-from handmade import HandMadeModel, identity, integers, normal
+from handmade import HandMadeModel, identity, integers, normal, tokens_per_pass
 from reference import FAMILIES, loss, run_config
 
 from sparsedepth.config.task import IGNORED
@@ -54,7 +54,9 @@ def test_no_result_depends_on_how_the_work_is_cut(monkeypatch):
     whole = fork_losses(probed, Scored.text(tokens), forks)
     monkeypatch.setattr(module, "MAX_LOGITS", 40 * 7)  # 7 positions at a time: across sequences and forks
     for max_tokens in (1, 40, 100):
-        for one, other in zip(fork_losses(probed, Scored.text(tokens), forks, max_tokens), whole, strict=True):
+        with tokens_per_pass(max_tokens):
+            parts = fork_losses(probed, Scored.text(tokens), forks)
+        for one, other in zip(parts, whole, strict=True):
             np.testing.assert_allclose(one, other, rtol=1e-6)
 
 

@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 import torch
-from handmade import HandMadeModel, identity, integers
+from handmade import HandMadeModel, identity, integers, tokens_per_pass
 from reference import run_config, states
 
 from sparsedepth.measure.participation import participation
@@ -73,6 +73,7 @@ def test_against_eigenvalues_under_any_budget():
     spectra = [torch.linalg.eigvalsh(x.flatten(0, 1).double().T.cov(correction=0)) for x in states(model, tokens)]
     expected = [(values.sum() ** 2 / values.square().sum()).item() for values in spectra]
     for max_tokens in (1, 40, 8192):
-        found = participation(ProbedDecoder(model), tokens, max_tokens)
+        with tokens_per_pass(max_tokens):
+            found = participation(ProbedDecoder(model), tokens)
         assert ratios(found) == pytest.approx(expected, rel=1e-6)
         assert all(spread.rank >= spread.ratio for spread in (*found.states, *found.updates))

@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 import torch
-from handmade import HandMadeModel, brackets, identity, integers, normal
+from handmade import HandMadeModel, brackets, identity, integers, normal, tokens_per_pass
 from reference import FAMILIES, cosine, run_config, states
 
 from sparsedepth import quantities
@@ -159,7 +159,8 @@ def test_against_the_plain_loop_under_any_budget(family):
     centred_VL = angles_VL - angles_VL.mean(0)
     spread = np.linalg.svd(centred_VL, compute_uv=False) ** 2
     for max_tokens in (1, 70, 8192):
-        found = trajectories(ProbedDecoder(model), tokens, rng(), max_tokens=max_tokens)
+        with tokens_per_pass(max_tokens):
+            found = trajectories(ProbedDecoder(model), tokens, rng())
         assert found is not None
         np.testing.assert_allclose(found.mean, angles_VL.mean(0), atol=1e-5)
         assert found.variance_shares == pytest.approx(tuple(spread[:2] / spread.sum()), abs=1e-4)

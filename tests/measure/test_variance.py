@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from handmade import HandMadeModel, brackets, identity, integers
+from handmade import HandMadeModel, brackets, identity, integers, tokens_per_pass
 from reference import FAMILIES, branch_updates, run_config, states
 
 from sparsedepth.measure.variance import residual_variance, variance_by_sequence
@@ -72,7 +72,8 @@ def test_against_the_plain_loop_under_any_budget(family):
     model, tokens = Decoder(run_config(**FAMILIES[family])), integers(40, 5, 16)
     expected = [x.numpy().var(axis=-1, ddof=1).mean() for x in states(model, tokens)]
     for max_tokens in (1, 40, 8192):
-        found = residual_variance(ProbedDecoder(model), tokens, rng(), max_tokens)
+        with tokens_per_pass(max_tokens):
+            found = residual_variance(ProbedDecoder(model), tokens, rng())
         assert found.by_layer == pytest.approx(expected, rel=1e-5)
         assert found.attention and found.ffn
         for branch, seen in zip((found.attention, found.ffn), branch_updates(model, tokens, 4), strict=True):
