@@ -58,10 +58,8 @@ def causal_maximum(
     tokens: Literal["future", "current"] = "future",
     n_positions: int = 4,
 ) -> CausalMaximum:
-    """Skip each block and take the largest effect on each later one. All sequences share the positions.
-
-    Raises ValueError where 'future' finds no position: sequences of less than 13 tokens.
-    """
+    """Skip each block and take the largest effect on each later one. All sequences share the positions. Raises
+    ValueError where 'future' finds no position: sequences of less than 13 tokens."""
     length = tokens_NT.shape[1]
     positions = choose_positions(length, n_positions, rng) if tokens == "future" else []
     spans = [(1, p, p) for p in positions] or [(1, length, 0)]

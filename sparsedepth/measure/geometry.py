@@ -58,9 +58,7 @@ class Geometry:
 
 def geometry(probed: ProbedModel, tokens_NT: Tensor, rng: np.random.Generator, eod: int | None = None) -> Geometry:
     """One forward pass; it keeps the L + 1 directions of the stream in fp64, so takes a quarter of the usual tokens.
-
-    `eod` ends a document, and pads sequences of prompts and answers; None = unknown.
-    """
+    `eod` ends a document, and pads sequences of prompts and answers; None = unknown."""
     parts: dict[str, list[Tensor]] = defaultdict(list)
     with probing(probed):
         for tokens_BT in batches(probed, tokens_NT, memory=4):

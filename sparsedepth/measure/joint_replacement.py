@@ -29,10 +29,8 @@ from sparsedepth.probe.probed_model import ProbedModel
 def jointly_needed_layers(
     probed: ProbedModel, fit_NT: Tensor, scored: Scored, threshold: float, rng: np.random.Generator
 ) -> BootstrapEstimate:
-    """The number of remaining blocks, `threshold` in nat/token. L (L + 1) / 2 forks at most.
-
-    Raises ValueError unless there are more than D + 1 fit tokens.
-    """
+    """The number of remaining blocks, `threshold` in nat/token. L (L + 1) / 2 forks at most. Raises ValueError unless
+    there are more than D + 1 fit tokens."""
     maps = fit_affine(probed, fit_NT)
     remaining, replaced = list(range(1, probed.n_layers + 1)), {}
     added_KN: list[np.ndarray] = []

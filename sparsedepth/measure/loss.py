@@ -177,10 +177,8 @@ def sequence_loss(probed: ProbedModel, x_FBTD: Tensor, targets_BT: Tensor, scale
 
 
 def position_scores(probed: ProbedModel, x_FBTD: Tensor, targets_BT: Tensor) -> tuple[Tensor, Tensor]:
-    """loss_FBT and correct_FBT (1 if the target has the largest logit), both fp32, 0 where not scored.
-
-    As with `sequence_loss`, a sequence's accuracy is the mean over T x `Scored.scale`.
-    """
+    """loss_FBT and correct_FBT (1 if the target has the largest logit), both fp32, 0 where not scored. As with
+    `sequence_loss`, a sequence's accuracy is the mean over T x `Scored.scale`."""
     losses, correct = [], []
     for logits_nV, target_n in _logits(probed, x_FBTD, targets_BT):
         losses.append(F.cross_entropy(logits_nV, target_n, reduction="none", ignore_index=IGNORED))

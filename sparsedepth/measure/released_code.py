@@ -84,10 +84,8 @@ def permutation_weighted(effects: Mapping[tuple[int, int], float], n_layers: int
 
 
 def normalised_last_variance(probed: ProbedModel, tokens_NT: Tensor) -> float | None:
-    """The released last-layer variance: of norm(x_L), near the squared gain of the norm at any depth.
-
-    Ours (`variance`) is that of x_L.
-    """
+    """The released last-layer variance: of norm(x_L), near the squared gain of the norm at any depth. Ours (`variance`)
+    is that of x_L."""
 
     def variance(tokens_BT: Tensor) -> Tensor:
         *_, x_BTD = stream(probed, tokens_BT)

@@ -72,10 +72,8 @@ def trajectories(
     eod: int | None = None,
     max_points: int = MAX_POINTS,
 ) -> TrajectoryShapes | None:
-    """One forward pass. `eod` ends a document; None = unknown.
-
-    None for fewer than MIN_LAYERS layers, without a valid token, and if a state is not finite.
-    """
+    """One forward pass. `eod` ends a document; None = unknown. None for fewer than MIN_LAYERS layers, without a valid
+    token, and if a state is not finite."""
     if probed.n_layers < MIN_LAYERS:
         return None
     with probing(probed):

@@ -88,10 +88,8 @@ def usefulness(
     rng: np.random.Generator,
     needed_threshold: float = NEEDED_THRESHOLD,
 ) -> Usefulness:
-    """Replace each block by its affine map, fitted on `fit_NT`, and compute the losses on `scored`.
-
-    `threshold` is relative to the loss, `needed_threshold` in nat/token.
-    """
+    """Replace each block by its affine map, fitted on `fit_NT`, and compute the losses on `scored`. `threshold` is
+    relative to the loss, `needed_threshold` in nat/token."""
     layers = range(1, probed.n_layers + 1)
     maps = fit_affine(probed, fit_NT)
     forks = [replace(layer, affine) for layer, affine in zip(layers, maps, strict=True)]
@@ -148,10 +146,8 @@ def needed_layers(
 
 
 def fit_affine(probed: ProbedModel, fit_NT: Tensor) -> list[AffineUpdate]:
-    """The map of each block 1..L, from one pass. Raises ValueError unless there are more than D + 1 fit tokens.
-
-    Means and covariances of the parts are merged exactly (Chan, Golub & LeVeque 1983). They take 16 L D^2 bytes.
-    """
+    """The map of each block 1..L, from one pass. Raises ValueError unless there are more than D + 1 fit tokens. Means
+    and covariances of the parts are merged exactly (Chan, Golub & LeVeque 1983). They take 16 L D^2 bytes."""
     moments = [_Moments() for _ in range(probed.n_layers)]
     with probing(probed):
         for tokens_BT in batches(probed, fit_NT):

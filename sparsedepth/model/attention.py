@@ -71,10 +71,8 @@ def reference(
 
 
 def visible(n_tokens: int, window: int | None, document_BT: Tensor | None, device: torch.device) -> Tensor:
-    """True where query t (row) sees key s (column): [T, T], or [B, 1, T, T] with documents.
-
-    All layers of a forward pass share one mask, which their backward passes keep alive.
-    """
+    """True where query t (row) sees key s (column): [T, T], or [B, 1, T, T] with documents. All layers of a forward
+    pass share one mask, which their backward passes keep alive."""
     if document_BT is not None:
         return _document_mask(document_BT, window)
     # A CUDA graph needs a mask of its own: a cached one may be freed while the graph still reads its memory.

@@ -329,10 +329,8 @@ class Decoder(nn.Module):
         return tables(n_tokens, d_head, self.config.rope_theta, self.embed.weight.device)
 
     def documents(self, tokens_BT: Tensor) -> Tensor | None:
-        """document_BT, the index of each token's document in its sequence, or None without `mask_documents`.
-
-        The token `eod` is the last of its document. Positions do not restart: RoPE depends only on differences.
-        """
+        """document_BT, the index of each token's document in its sequence, or None without `mask_documents`. The token
+        `eod` is the last of its document. Positions do not restart: RoPE depends only on differences."""
         if not self.config.mask_documents:
             return None
         assert self.config.eod is not None

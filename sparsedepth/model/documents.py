@@ -18,10 +18,8 @@ def starts(document_BT: Tensor) -> Tensor:
 
 
 def once_per_batch(compute: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """Cache the last result as long as its `document_BT`, the first argument, is alive and unchanged.
-
-    Results are looked up by tensor identity: comparing values would make the host wait for the device.
-    """
+    """Cache the last result as long as its `document_BT`, the first argument, is alive and unchanged. Results are
+    looked up by tensor identity: comparing values would make the host wait for the device."""
     cache: dict[tuple, tuple[weakref.ref, Tensor]] = {}
 
     @functools.wraps(compute)

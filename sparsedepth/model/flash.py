@@ -56,9 +56,7 @@ def attend(
 
 @once_per_batch
 def offsets(document_BT: Tensor) -> Tensor:
-    """int32 [C + 1]: the first token of each document in the N tokens of the batch, then N.
-
-    The number of documents is a shape, so the host waits for the device: once per batch, not per layer.
-    """
+    """int32 [C + 1]: the first token of each document in the N tokens of the batch, then N. The number of documents is
+    a shape, so the host waits for the device: once per batch, not per layer."""
     begin_C = starts(document_BT).flatten().nonzero().flatten().to(torch.int32)
     return F.pad(begin_C, (0, 1), value=document_BT.numel())

@@ -178,10 +178,8 @@ class Step:
 
 
 def run_forks(probed: ProbedModel, states: Sequence[Tensor], forks: Sequence[Fork]) -> Iterator[Step]:
-    """Run forks of the recorded `states` to the last layer, as many per pass as fit into it (`rows_per_pass`).
-
-    Yields every layer from a fork's start on; each fork is in exactly one step per layer.
-    """
+    """Run forks of the recorded `states` to the last layer, as many per pass as fit into it (`rows_per_pass`). Yields
+    every layer from a fork's start on; each fork is in exactly one step per layer."""
     assert all(min(fork.changes) >= 1 and max(fork.changes) <= probed.n_layers for fork in forks)
     sorted_forks = sorted(range(len(forks)), key=lambda index: forks[index].start)
     per_pass = rows_per_pass(probed, states[0][..., 0].numel())

@@ -154,10 +154,8 @@ class ProbedHfModel:
         return out[0] if isinstance(out, tuple) else out
 
     def branches(self, layer: int, x_BTD: Tensor) -> tuple[Tensor, Tensor]:
-        """The updates a_BTD of attention and f_BTD of the feed-forward part: block(x) = x + a + f, to rounding.
-
-        With the feed-forward part replaced by 0 a layer is x + a, with norms before or after its parts.
-        """
+        """The updates a_BTD of attention and f_BTD of the feed-forward part: block(x) = x + a + f, to rounding. With
+        the feed-forward part replaced by 0 a layer is x + a, with norms before or after its parts."""
         ffn = self.block_module(layer).get_submodule(_FFN)
         with _replaced_forward([ffn], lambda x, *_, **__: torch.zeros_like(x)):
             after_attention_BTD = self.block(layer, x_BTD)

@@ -106,29 +106,23 @@ class ProbedModel(Protocol):
         """The final norm of x_L, which the head reads."""
 
     def attention_inputs(self, layer: int, x_BTD: Tensor) -> tuple[Tensor, Tensor, AttentionForm]:
-        """q_BHTK and k_BGTK of a block given its input x_(l-1), positions applied; head h reads group h // (H / G).
-
-        The attention weights follow from them and the form (`attention_rows`).
-        """
+        """q_BHTK and k_BGTK of a block given its input x_(l-1), positions applied; head h reads group h // (H / G). The
+        attention weights follow from them and the form (`attention_rows`)."""
 
     def matrices(self, layer: int) -> Mapping[str, Tensor]:
         """The weight matrices of a block by name: query, key, value, output, and those of the feed-forward part
         or of each expert."""
 
     def branches(self, layer: int, x_BTD: Tensor) -> tuple[Tensor, Tensor] | None:
-        """a_BTD and f_BTD, the updates by attention and feed-forward part: x_l = x_(l-1) + a + f, from x_(l-1).
-
-        None if the block is no such sum (a norm on the stream itself), or the adapter cannot tell.
-        """
+        """a_BTD and f_BTD, the updates by attention and feed-forward part: x_l = x_(l-1) + a + f, from x_(l-1). None if
+        the block is no such sum (a norm on the stream itself), or the adapter cannot tell."""
 
     def hidden_units(self, layer: int, x_BTD: Tensor) -> Tensor | None:
         """h_BTF, the input of the down projection of a dense feed-forward part, from x_(l-1); None for experts."""
 
     def routing(self, layer: int, x_BTD: Tensor) -> tuple[Tensor, Tensor] | None:
         """probability_BTE of the router's softmax over all experts, and choice_BTC, the experts chosen, from x_(l-1).
-
-        None for a block without experts.
-        """
+        None for a block without experts."""
 
     def residual_map(self, layer: int, x_BTD: Tensor) -> Tensor | None:
         """H_BTnn of a block on n streams, from x_(l-1): x_l = H x_(l-1) + updates. None with a single stream."""

@@ -189,10 +189,8 @@ def measure_source(model: LoadedModel, corpus: str | None, seq_len: int, n_token
 
 
 def tokenizer_of(model: LoadedModel, root: Path) -> Tokenizer:
-    """The model's own tokenizer; one learned by a run is read from the run's data under `root`.
-
-    Raises ValueError for a run on a task, whose tokens are not text.
-    """
+    """The model's own tokenizer; one learned by a run is read from the run's data under `root`. Raises ValueError for a
+    run on a task, whose tokens are not text."""
     if model.config is not None and not is_text(model.config.corpus):
         raise ValueError(
             f"{model.source} was trained on corpus={model.config.corpus!r}: its tokens are not text; name a run on text"

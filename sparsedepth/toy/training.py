@@ -153,10 +153,8 @@ def train(
     progress: Progress | None = None,
     stop: Callable[[], bool] | None = None,
 ) -> Group:
-    """Train a group to its end, continuing from `checkpoints`; on a CPU with bit-equal results.
-
-    Raises Interrupted, after a checkpoint, once `stop()` is true.
-    """
+    """Train a group to its end, continuing from `checkpoints`; on a CPU with bit-equal results. Raises Interrupted,
+    after a checkpoint, once `stop()` is true."""
     group = Group(config, device)
     if checkpoints:
         group.resume(checkpoints)
@@ -195,10 +193,8 @@ def make_group(
     progress: Progress | None = None,
     stop: Callable[[], bool] | None = None,
 ) -> Path:
-    """Train the group into `results` unless complete; returns its folder.
-
-    `facts` go into the manifest. Raises Interrupted, after a checkpoint, once `stop()` is true.
-    """
+    """Train the group into `results` unless complete; returns its folder. `facts` go into the manifest. Raises
+    Interrupted, after a checkpoint, once `stop()` is true."""
     folder, work = toy_folder(results, config), scratch(results, config)
     with locked(work / "lock"):
         if not is_complete(folder):

@@ -104,10 +104,8 @@ def resolve(config: RunConfig, runtime: RuntimeConfig = DEFAULT) -> Runtime:
 
 
 def compile_blocks(model: Decoder) -> None:
-    """Compile each block for static shapes; blocks of one kind share their code.
-
-    Symbolic sizes, which a second shape in one process would get by default, are slower.
-    """
+    """Compile each block for static shapes; blocks of one kind share their code. Symbolic sizes, which a second shape
+    in one process would get by default, are slower."""
     for block in model.blocks:
         block.compile(dynamic=False)
 

@@ -47,9 +47,7 @@ def can_stack(*runs: RunConfig) -> bool:
 
 class StackedDecoder(nn.Module):
     """One model of several runs with different weights; `depth_scale` may differ between 'none' and one other value.
-
-    The parameters of the runs' models become views of this module's.
-    """
+    The parameters of the runs' models become views of this module's."""
 
     def __init__(self, runs: Sequence[Decoder]):
         super().__init__()
@@ -178,10 +176,8 @@ class _Stacks:
 
 
 def backward(stack: StackedDecoder, runs: Sequence[TrainingState]) -> None:
-    """Give each run the gradients of its batch, its cross-entropy and its balance loss (NaN without experts).
-
-    The gradient of the sum of the losses is each run's own gradient: no run's loss depends on another's weights.
-    """
+    """Give each run the gradients of its batch, its cross-entropy and its balance loss (NaN without experts). The
+    gradient of the sum of the losses is each run's own gradient: no run's loss depends on another's weights."""
     config, runtime = runs[0].config, runs[0].runtime
     n_sequences = min((size for run in runs if (size := run.runtime.micro_batch)), default=None)
     reported = []
