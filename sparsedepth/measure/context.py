@@ -172,6 +172,11 @@ class Measurements:
         self.add_score(score or name, profile.score)
         self.add_layers(name, profile.by_layer, n, profile.first)
 
+    def add_profiles(self, profiles: Mapping[str, ScoreByLayer], n: int) -> None:
+        """Scores and values by layer, by name."""
+        for name, profile in profiles.items():
+            self.add_profile(name, profile, n)
+
     def add_layer_scores(self, metric: str, estimates: Sequence[BootstrapEstimate], n: int) -> None:
         """One value per layer from 1 on, with its interval."""
         self.add_layers(metric, [estimate.value for estimate in estimates], n)

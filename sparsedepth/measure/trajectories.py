@@ -47,15 +47,11 @@ and, as differences between tokens, without principal components."""
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class TrajectoryShapes:
-    mean: np.ndarray
-    """[L], rad"""
-    components: np.ndarray
-    """[2, L], unit vectors; the largest entry of each is positive. NaN if all tokens are equal"""
+    by_layer: dict[str, np.ndarray]
+    """trajectory_mean, early_stop_ideal and even_ideal, [L], rad; the components trajectory_pc1 and _pc2, unit vectors
+    whose largest entry is positive, NaN if all tokens are equal"""
     variance_shares: tuple[float | None, float | None]
     """of the components, from 0 to 1"""
-    early_stop: np.ndarray
-    even: np.ndarray
-    """the ideals, [L], rad"""
     early_stop_share: BootstrapEstimate
     even_share: BootstrapEstimate
     """shares of tokens near each ideal; the others are near neither"""
@@ -101,11 +97,14 @@ def trajectories(
         return estimate(ratio, near_NT.sum(1), valid_NT.sum(1))
 
     return TrajectoryShapes(
-        mean=mean_L,
-        components=components_2L,
+        by_layer={
+            "trajectory_mean": mean_L,
+            "trajectory_pc1": components_2L[0],
+            "trajectory_pc2": components_2L[1],
+            "early_stop_ideal": early_L,
+            "even_ideal": even_L,
+        },
         variance_shares=shares,
-        early_stop=early_L,
-        even=even_L,
         early_stop_share=share("early stop"),
         even_share=share("even"),
         points=_points(ids_NT, eod, place_P2, nearest_V[chosen_P], to_ideals_V2[chosen_P], pc_V2[chosen_P]),
@@ -209,13 +208,7 @@ def add_rows(context: MeasureContext, rows: Measurements) -> None:
         return
     rows.add_score("early_stop_share", result.early_stop_share)
     rows.add_score("even_share", result.even_share)
-    for name, values in (
-        ("trajectory_mean", result.mean),
-        ("trajectory_pc1", result.components[0]),
-        ("trajectory_pc2", result.components[1]),
-        ("early_stop_ideal", result.early_stop),
-        ("even_ideal", result.even),
-    ):
+    for name, values in result.by_layer.items():
         rows.add_layers(name, [finite(value) for value in values], result.n_tokens)
     for i, share in enumerate(result.variance_shares, start=1):
         rows.summary[f"trajectory_pc{i}_share"] = share
