@@ -14,7 +14,6 @@ import gc
 import logging
 import time
 from collections.abc import Sequence
-from types import TracebackType
 
 import torch
 from torch import nn
@@ -102,7 +101,7 @@ class Clock:
     def __enter__(self) -> None:
         self._opened = time.perf_counter()
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None):
+    def __exit__(self, *error: object) -> None:
         self._seconds, self._opened = self(), None
 
 
@@ -166,7 +165,7 @@ class _Stacks:
         key = tuple(map(id, runs))
         if key not in self._stacks:
             stack, runtime = StackedDecoder([run.model for run in runs]), runs[0].runtime
-            stack.decoder.use_kernels(**runtime.chosen_kernels)
+            stack.decoder.use_kernels(**runtime.kernels)
             if runtime.compile:
                 compile_blocks(stack.decoder)
             for run in runs:
