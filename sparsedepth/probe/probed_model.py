@@ -78,20 +78,13 @@ class ProbedModel(Protocol):
     @property
     def device(self) -> torch.device: ...
 
-    @property
-    def n_layers(self) -> int: ...
-
-    @property
-    def vocab_size(self) -> int:
-        """Width of the logits."""
-
-    @property
-    def stream_width(self) -> int:
-        """D, of all streams."""
-
-    @property
-    def causal(self) -> bool:
-        """Whether a token sees only earlier ones, or all."""
+    n_layers: int
+    vocab_size: int
+    """width of the logits"""
+    stream_width: int
+    """D, of all streams"""
+    causal: bool
+    """whether a token sees only earlier ones, or all"""
 
     def embed(self, tokens_BT: Tensor) -> Tensor:
         """x_0 as x_BTD: the input of the first block."""
@@ -145,7 +138,9 @@ class ProbedDecoder:
     """
 
     def __init__(self, model: Decoder):
-        self.model = model
+        self.model, self.n_layers = model, len(model.blocks)
+        self.vocab_size, self.stream_width = model.config.vocab_size, model.config.stream_width
+        self.causal = model.config.architecture == "decoder"
         self._contexts: dict[int, tuple[Tensor | None, StreamStart | None]] = {}
         """document_BT and the stream start of the tokens embedded last, by number of copies"""
         self._rotary: tuple[tuple[int, torch.device], Rotary] | None = None
@@ -154,22 +149,6 @@ class ProbedDecoder:
     @property
     def device(self) -> torch.device:
         return self.model.embed.weight.device
-
-    @property
-    def n_layers(self) -> int:
-        return len(self.model.blocks)
-
-    @property
-    def vocab_size(self) -> int:
-        return self.model.config.vocab_size
-
-    @property
-    def stream_width(self) -> int:
-        return self.model.config.stream_width
-
-    @property
-    def causal(self) -> bool:
-        return self.model.config.architecture == "decoder"
 
     def embed(self, tokens_BT: Tensor) -> Tensor:
         x_BTD = self.model.embed_tokens(tokens_BT)
@@ -195,9 +174,7 @@ class ProbedDecoder:
         return rotary, *self._contexts[copies]
 
     def _block(self, layer: int) -> Block:
-        block = self.model.blocks[layer - 1]
-        assert isinstance(block, Block)
-        return block
+        return self.model.blocks[layer - 1]
 
     def block(self, layer: int, x_BTD: Tensor) -> Tensor:
         rotary, document_BT, start = self._context(x_BTD)
