@@ -56,7 +56,13 @@ def permutation_effect(
     n_layers = probed.n_layers
     pairs = [*itertools.pairwise(range(1, n_layers + 1))] if neighbours else choose_pairs(n_layers, n_pairs, rng)
     base_N, swapped_NP = fork_losses(probed, scored, [swap(*pair) for pair in pairs])
-    score = _lowered(bootstrap(_mean_effect, swapped_NP, base_N, rng=rng))
+
+    def mean_effect(swapped_RP: np.ndarray, base_R: np.ndarray) -> np.ndarray:
+        return mean_of_last(np.abs(relative_change(swapped_RP, base_R[:, None])))
+
+    score = bootstrap(mean_effect, swapped_NP, base_N, rng=rng)
+    if score.lo is not None:
+        score = replace(score, lo=max(0.0, score.lo - 2 * max(score.excess, 0.0)))
     effects = np.abs(relative_change(swapped_NP.mean(0), base_N.mean()))
     return PermutationEffect(
         effects={pair: finite(effect) for pair, effect in zip(pairs, effects, strict=True)},
@@ -74,11 +80,6 @@ def choose_pairs(n_layers: int, n_pairs: int | None, rng: np.random.Generator) -
     return [pairs[index] for index in np.sort(shuffled[places.astype(int)])]
 
 
-def _lowered(score: BootstrapEstimate) -> BootstrapEstimate:
-    """With the lower end lowered by twice the excess of the resamples, to 0 at least."""
-    return score if score.lo is None else replace(score, lo=max(0.0, score.lo - 2 * max(score.excess, 0.0)))
-
-
 def _with_pair_sampling(score: BootstrapEstimate, effects: np.ndarray, n_all: int) -> BootstrapEstimate:
     """Combine the independent intervals over sequences and over pairs: distances from the value add as squares."""
     if score.value is None or len(effects) == n_all:
@@ -86,10 +87,8 @@ def _with_pair_sampling(score: BootstrapEstimate, effects: np.ndarray, n_all: in
     lo, hi = pair_interval(effects, n_all)
     if score.lo is None or score.hi is None or math.isnan(lo):
         return replace(score, lo=None, hi=None)
-    below, above = (
-        math.hypot(score.value - score.lo, score.value - lo),
-        math.hypot(score.hi - score.value, hi - score.value),
-    )
+    below = math.hypot(score.value - score.lo, score.value - lo)
+    above = math.hypot(score.hi - score.value, hi - score.value)
     return replace(score, lo=max(0.0, score.value - below), hi=score.value + above)
 
 
@@ -102,10 +101,6 @@ def pair_interval(effects: np.ndarray, n_all: int) -> tuple[float, float]:
         return 0.0, 0.0
     relative_error = math.sqrt((1 - n / n_all) / n) * effects.std(ddof=1) / mean
     return mean * math.exp(-Z_PAIRS * relative_error), mean * math.exp(Z_PAIRS * relative_error)
-
-
-def _mean_effect(swapped_RP: np.ndarray, base_R: np.ndarray) -> np.ndarray:
-    return mean_of_last(np.abs(relative_change(swapped_RP, base_R[:, None])))
 
 
 def add_rows(context: MeasureContext, rows: Measurements) -> None:
