@@ -27,7 +27,6 @@ def test_equal_logits_cost_ln_of_the_vocabulary():
     found = held_out_loss(probed, Scored.text(integers(7, 4, 11)), rng())
     assert found.loss.value == pytest.approx(math.log(7), abs=1e-6)
     assert found.n_tokens == 40  # 4 sequences of 10, each with its last target
-    assert found.loss.n_sequences == 4
 
 
 def test_each_position_is_scored_on_the_next_token():

@@ -145,10 +145,10 @@ def test_against_numpy_least_squares_and_full_forward_passes(family):
 
 def test_a_needed_block_costs_more_than_the_threshold_and_for_sure():
     def block(value, lo):
-        return BootstrapEstimate(value=value, lo=lo, hi=None if lo is None else 9.0, n_sequences=4)
+        return BootstrapEstimate(value=value, lo=lo, hi=None if lo is None else 9.0)
 
     blocks = [block(0.3, 0.1), block(0.3, -0.1), block(0.04, 0.03), block(-0.2, -0.3)]  # sure; unsure; cheap; better
-    counted = BootstrapEstimate(value=2.0, lo=2.0, hi=3.0, n_sequences=4)
+    counted = BootstrapEstimate(value=2.0, lo=2.0, hi=3.0)
     needed = needed_layers(blocks, 0.05, counted)
     assert (needed.value, needed.lo, needed.hi) == (1, 1, 3)
     assert needed_layers([block(0.3, None)], 0.05, counted).value is None  # one sequence has no interval

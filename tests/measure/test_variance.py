@@ -27,7 +27,6 @@ def test_planted_growth():
     assert found.branches == {}
     assert found.last.value == pytest.approx(v_0 * 9**4, rel=1e-6)
     assert brackets(found.last)
-    assert found.last.n_sequences == 2
 
 
 def test_a_shift_of_the_whole_stream_is_no_variance():
