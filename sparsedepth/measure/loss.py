@@ -40,19 +40,14 @@ would otherwise exhaust memory."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class ByDifficulty:
-    rows: list[Row]
-    """difficulty, positions, loss (nat/token) and accuracy, by increasing difficulty"""
-    solved: BootstrapEstimate
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
 class HeldOutLoss:
     loss: BootstrapEstimate
     """nat/token, from 0; ln V is guessing"""
     accuracy: BootstrapEstimate
     """share; of equal logits the first counts as the prediction"""
-    by_difficulty: ByDifficulty | None
+    by_difficulty: list[Row]
+    """difficulty, positions, loss (nat/token) and accuracy, by increasing difficulty; none for text"""
+    solved: BootstrapEstimate | None
     """None for text"""
     n_tokens: int
     """scored positions"""
@@ -71,22 +66,23 @@ def held_out_loss(probed: ProbedModel, scored: Scored, rng: np.random.Generator)
     by_sequence = [
         (score.mean(-1, dtype=torch.float64) * scored.scale).cpu().numpy() for score in (loss_NT, correct_NT)
     ]
-    levels = None
+    rows, solved = [], None
     if scored.difficulty is not None:
         arrays = (values.cpu().numpy() for values in (loss_NT, correct_NT, scored.targets, scored.difficulty))
-        levels = by_difficulty(*arrays, estimate)
+        rows, solved = by_difficulty(*arrays, estimate)
     return HeldOutLoss(
         loss=position_mean(by_sequence[0], scored.weight, estimate),
         accuracy=position_mean(by_sequence[1], scored.weight, estimate),
-        by_difficulty=levels,
+        by_difficulty=rows,
+        solved=solved,
         n_tokens=scored.n_scored,
     )
 
 
 def by_difficulty(
     loss_NT: np.ndarray, correct_NT: np.ndarray, targets_NT: np.ndarray, difficulty_NT: np.ndarray, estimate: Estimator
-) -> ByDifficulty:
-    """Of the scored positions; there must be one."""
+) -> tuple[list[Row], BootstrapEstimate]:
+    """The rows and the solved difficulty of the scored positions; there must be one."""
     scored_NT = targets_NT != IGNORED
     levels_D = np.unique(difficulty_NT[scored_NT])
     of_level_DNT = (difficulty_NT == levels_D[:, None, None]) & scored_NT
@@ -105,14 +101,14 @@ def by_difficulty(
 
     estimated = estimate(solved, correct_ND, n_ND)
     if estimated.hi is None:
-        return ByDifficulty(rows=rows, solved=estimated)
+        return rows, estimated
     reached = levels_D[0] - 1
     for level, correct_N, n_N in zip(levels_D, correct_ND.T, n_ND.T, strict=True):
         accuracy = estimate(ratio, correct_N, n_N, level=1 - (1 - LEVEL) / len(levels_D))
         if accuracy.hi is not None and accuracy.hi < SOLVED - 1e-9:
             break
         reached = level
-    return ByDifficulty(rows=rows, solved=replace(estimated, hi=max(estimated.hi, float(reached))))
+    return rows, replace(estimated, hi=max(estimated.hi, float(reached)))
 
 
 def bits_per_byte(loss: float, bytes_per_token: float) -> float:
@@ -207,9 +203,9 @@ def add_rows(context: MeasureContext, rows: Measurements) -> None:
         common = held_out_loss(context.probed, at_common, context.rng())
     rows.add_score("val_loss", val.loss)
     rows.add_score("val_accuracy", val.accuracy)
-    if val.by_difficulty is not None:
-        rows.add_score("solved_difficulty", val.by_difficulty.solved)
-        rows.difficulty.extend({"step": rows.step, **row} for row in val.by_difficulty.rows)
+    if val.solved is not None:
+        rows.add_score("solved_difficulty", val.solved)
+        rows.difficulty.extend({"step": rows.step, **row} for row in val.by_difficulty)
     rows.add_score("val_loss_common", common.loss)
     known = context.bytes_per_token is not None and val.loss.value is not None
     bits = bits_per_byte(val.loss.value, context.bytes_per_token) if known else None
