@@ -121,7 +121,6 @@ def changed(probed: ProbedDecoder, change: Callable[[Block], None], tokens_BT: T
     """A copy of the model with each block changed, after these tokens."""
     other = ProbedDecoder(copy.deepcopy(probed.model))
     for block in other.model.blocks:
-        assert isinstance(block, Block)
         change(block)
     other.embed(tokens_BT)
     return other
@@ -198,7 +197,6 @@ def expert_jacobians(probed: ProbedDecoder, states: Sequence[Tensor]) -> np.ndar
     """E ||J' v||^2 over tokens and v, by layer, J of the feed-forward part at the stream after attention."""
     draws, squares = torch.Generator().manual_seed(0), []
     for layer, block in enumerate(probed.model.blocks, start=1):
-        assert isinstance(block, Block)
         branches = probed.branches(layer, states[layer - 1])
         assert branches is not None
         u_BTD = (states[layer - 1] + branches[0]).detach().requires_grad_()

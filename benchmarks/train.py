@@ -96,7 +96,7 @@ def batch(config: RunConfig, step: int) -> Batch:
 
 def ours(config: RunConfig, runtime: Runtime) -> Step:
     model = ALONE.place_model(Decoder(config), runtime.device).train()
-    model.use_kernels(**runtime.chosen_kernels)
+    model.use_kernels(**runtime.kernels)
     state = TrainingState(model, config, runtime, ALONE)
 
     def step(number: int) -> Tensor:
@@ -168,7 +168,9 @@ def against_plain(config: RunConfig, wanted: RuntimeConfig) -> dict[str, Callabl
     eager, compiled = (resolve(config, wanted.model_copy(update={"compile": on})) for on in (False, True))
     own: dict[str, Callable[[], Step]] = {
         "ours, eager": lambda: ours(config, eager),
-        "ours, eager, PyTorch's products": lambda: ours(config, dataclasses.replace(eager, products_kernel="blas")),
+        "ours, eager, PyTorch's products": lambda: ours(
+            config, dataclasses.replace(eager, kernels=eager.kernels | {"products": "blas"})
+        ),
         "ours, compiled": lambda: ours(config, compiled),
     }
     if eager.device.type == "cpu":

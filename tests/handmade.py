@@ -3,10 +3,12 @@
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 
+import pytest
 import torch
 from torch import Tensor, nn
 
 from sparsedepth.measure.bootstrap import BootstrapEstimate
+from sparsedepth.probe import fork
 from sparsedepth.probe.probed_model import AttentionForm
 
 
@@ -64,6 +66,14 @@ class HandMadeModel:
 
     @contextmanager
     def exact(self) -> Generator[None, None, None]:
+        yield
+
+
+@contextmanager
+def tokens_per_pass(n_tokens: int) -> Generator[None, None, None]:
+    """Context in which measures split their sequences and forks into passes of this size."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(fork, "MAX_TOKENS", n_tokens)
         yield
 
 

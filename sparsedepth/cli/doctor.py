@@ -145,9 +145,9 @@ def _optional(torch_works: bool) -> Iterator[Finding]:
     yield _extra("psycopg", "sweeps on several machines", "pip install 'psycopg[binary]'")
     yield _extra("triton", "torch.compile on a GPU, and megablocks", "pip install triton")
     if torch_works:
-        from sparsedepth.model import flash, kernels, megablocks
+        from sparsedepth.model import attention, kernels, megablocks
 
-        yield _extra("flash-attn", "attention", kernels.INSTALL_FLASH, flash.load, kernels.REBUILD_FLASH)
+        yield _extra("flash-attn", "attention", kernels.INSTALL_FLASH, attention.load_flash, kernels.REBUILD_FLASH)
         yield _extra("stanford-stk", "megablocks", kernels.INSTALL_MEGABLOCKS)
         package = _extra("megablocks", "experts", kernels.INSTALL_MEGABLOCKS, megablocks.load)
         yield package

@@ -22,10 +22,8 @@ def export(
     from sparsedepth.exchange.export import export as export_run
 
     exported = export_run(run, out)
-    parity = exported.parity
     print(f"written: {exported.folder}, a {exported.family} model of transformers")
-    random, held_out = parity.inputs
-    print(f"logits differ by {parity.random_tokens:.1e} on {random}, {parity.held_out_text:.1e} on {held_out}")
+    print(f"logits differ by {', '.join(f'{value:.1e} on {name}' for name, value in exported.parity.items())}")
     for note in exported.notes:
         print(f"note: {note}")
 

@@ -21,7 +21,7 @@ LOGITS_BYTES = 2**28
 """Limit of the fp32 logits of one part of a batch (`model.head`), without the copies for autocast and softmax."""
 
 MAX_TOKENS = 8192
-"""Default of the tokens per pass of a measure (forks x sequences x length). A pass keeps the L + 1 recorded states of
+"""Tokens per pass of a measure (forks x sequences x length). A pass keeps the L + 1 recorded states of
 its sequences and about three copies of the forks' states: at most 4 (L + 4) MAX_TOKENS D bytes."""
 
 CPU_PASS_TOKENS = 1024

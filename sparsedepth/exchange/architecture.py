@@ -51,53 +51,37 @@ class Architecture:
     """what was folded, and other notes for users of the weights"""
 
 
+# fmt: off
 REFUSED: tuple[tuple[Callable[[ModelConfig], bool], str], ...] = (
     (lambda c: c.n_post_layers > 0, "norm={c.norm!r}: no architecture has an RMSNorm after the residual sum"),
     (lambda c: c.norm_kind != "rms", "norm_kind={c.norm_kind!r}: all matching architectures have RMSNorm"),
-    (
-        lambda c: c.depth_scale == "after_residual",
-        "depth_scale='after_residual': it scales the stream itself; folded, weights would grow like n_layers!",
-    ),
-    (
-        lambda c: not c.is_gated,
-        "activation={c.activation!r}: all matching architectures have a gated feed-forward part",
-    ),
-    (
-        lambda c: c.mask_documents and not _has_pairs(c),
-        "mask_documents=True: no architecture limits attention to a document; tokens would see earlier documents",
-    ),
+    (lambda c: c.depth_scale == "after_residual",
+     "depth_scale='after_residual': it scales the stream itself; folded, weights would grow like n_layers!"),
+    (lambda c: not c.is_gated,
+     "activation={c.activation!r}: all matching architectures have a gated feed-forward part"),
+    (lambda c: c.mask_documents and not _has_pairs(c),
+     "mask_documents=True: no architecture limits attention to a document; tokens would see earlier documents"),
     (lambda c: c.residual_scalars, "residual_scalars=True: in no architecture blocks read the embedding"),
     (lambda c: c.gpas, "gpas=True: it scales the stream itself; folded, weights would grow with every layer"),
     (lambda c: c.n_streams > 1, "n_streams={c.n_streams}: no architecture has several residual streams"),
-    (
-        lambda c: c.attention_residuals > 0,
-        "attention_residuals={c.attention_residuals}: all architectures sum their branches",
-    ),
+    (lambda c: c.attention_residuals > 0,
+     "attention_residuals={c.attention_residuals}: all architectures sum their branches"),
     (lambda c: c.value_residual, "value_residual=True: no architecture reuses the first block's values"),
-    (
-        lambda c: c.logit_soft_cap > 0 and not _has_out_norms(c),
-        "logit_soft_cap={c.logit_soft_cap:g} with norm={c.norm!r}: Gemma-2, which caps logits, has sandwich norms",
-    ),
-    (
-        lambda c: _has_out_norms(c) and c.n_experts > 0,
-        "norm={c.norm!r} with n_experts={c.n_experts}: no mixture of experts has norms on both sides of a branch",
-    ),
+    (lambda c: c.logit_soft_cap > 0 and not _has_out_norms(c),
+     "logit_soft_cap={c.logit_soft_cap:g} with norm={c.norm!r}: Gemma-2, which caps logits, has sandwich norms"),
+    (lambda c: _has_out_norms(c) and c.n_experts > 0,
+     "norm={c.norm!r} with n_experts={c.n_experts}: no mixture of experts has norms on both sides of a branch"),
     (lambda c: _has_out_norms(c) and c.qk_norm, "norm={c.norm!r} with qk_norm=True: Gemma-2 has no q/k norm"),
-    (
-        lambda c: c.qk_norm and c.n_shared_experts > 0,
-        "qk_norm=True with n_shared_experts={c.n_shared_experts}: Qwen2-MoE has no q/k norm, and Qwen3-MoE and OLMoE "
-        "have no shared expert",
-    ),
-    (
-        lambda c: c.qk_norm_over == "all" and c.n_experts == 0,
-        "qk_norm_over='all' without experts: OLMo-2 has no norm before the branches; qk_norm_over='head' gives Qwen3",
-    ),
-    (
-        lambda c: c.qk_norm_over == "all" and (c.n_dense_layers > 0 or c.sliding_window is not None),
-        "qk_norm_over='all' with n_dense_layers={c.n_dense_layers}, sliding_window={c.sliding_window}: OLMoE has "
-        "experts in every layer and no window",
-    ),
+    (lambda c: c.qk_norm and c.n_shared_experts > 0,
+     "qk_norm=True with n_shared_experts={c.n_shared_experts}: Qwen2-MoE has no q/k norm, and Qwen3-MoE and OLMoE "
+     "have no shared expert"),
+    (lambda c: c.qk_norm_over == "all" and c.n_experts == 0,
+     "qk_norm_over='all' without experts: OLMo-2 has no norm before the branches; qk_norm_over='head' gives Qwen3"),
+    (lambda c: c.qk_norm_over == "all" and (c.n_dense_layers > 0 or c.sliding_window is not None),
+     "qk_norm_over='all' with n_dense_layers={c.n_dense_layers}, sliding_window={c.sliding_window}: OLMoE has "
+     "experts in every layer and no window"),
 )
+# fmt: on
 """Conditions under which a decoder cannot be exported, with the reason."""
 
 
@@ -190,22 +174,17 @@ def _routed(config: ModelConfig) -> dict[str, Any]:
     return {"num_experts_per_tok": config.top_k, "router_aux_loss_coef": config.balance_loss / config.top_k}
 
 
-def _olmoe(config: ModelConfig) -> dict[str, Any]:
-    return {
-        **_routed(config),
-        "intermediate_size": config.d_expert,
-        "num_experts": config.n_experts,
-        "norm_topk_prob": config.renormalise_gates,
-    }
+def _experts(config: ModelConfig) -> dict[str, Any]:
+    """With the names of all families but Mixtral."""
+    gates = {"num_experts": config.n_experts, "norm_topk_prob": config.renormalise_gates}
+    return {**_routed(config), **gates}
 
 
 def _qwen_moe(config: ModelConfig) -> dict[str, Any]:
     return {
-        **_routed(config),
+        **_experts(config),
         **_every_layer(config),
         "moe_intermediate_size": config.d_expert,
-        "num_experts": config.n_experts,
-        "norm_topk_prob": config.renormalise_gates,
         "decoder_sparse_step": 1,
         "mlp_only_layers": list(range(config.n_dense_layers)),
     }
@@ -213,11 +192,8 @@ def _qwen_moe(config: ModelConfig) -> dict[str, Any]:
 
 def _qwen2_moe(config: ModelConfig) -> dict[str, Any]:
     assert config.d_expert is not None
-    return {
-        **_qwen_moe(config),
-        "qkv_bias": False,
-        "shared_expert_intermediate_size": config.n_shared_experts * config.d_expert,
-    }
+    shared = {"shared_expert_intermediate_size": config.n_shared_experts * config.d_expert}
+    return {**_qwen_moe(config), **shared, "qkv_bias": False}
 
 
 _OWN: dict[str, Callable[[ModelConfig], dict[str, Any]]] = {
@@ -226,7 +202,7 @@ _OWN: dict[str, Callable[[ModelConfig], dict[str, Any]]] = {
     "qwen3": _every_layer,
     "gemma2": _gemma2,
     "mixtral": _mixtral,
-    "olmoe": _olmoe,
+    "olmoe": lambda config: {**_experts(config), "intermediate_size": config.d_expert},
     "qwen2_moe": _qwen2_moe,
     "qwen3_moe": _qwen_moe,
 }
@@ -235,44 +211,32 @@ _OWN: dict[str, Callable[[ModelConfig], dict[str, Any]]] = {
 def notes(config: ModelConfig, family: str) -> tuple[str, ...]:
     """What is folded into the weights, and other notes for users of the weights."""
     place = "the norms after the branches" if _has_out_norms(config) else "the output projections"
+    # fmt: off
     folded = (
         (config.depth_scale == "lns", "LayerNorm Scaling (1/sqrt(layer)) is folded into the weights of the norms"),
-        (
-            config.depth_scale.startswith(("after_branch", "after_attention", "after_ffn")),
-            f"depth_scale={config.depth_scale} (1/sqrt(layer)) is folded into {place}",
-        ),
-        (
-            config.depth_scale == "before_norm",
-            "depth_scale=before_norm is left out: a norm undoes it, except for epsilon, here norm_eps in every layer "
-            "and norm_eps x layer in the run",
-        ),
-        (
-            config.parametrisation != "standard",
-            f"factors of parametrisation={config.parametrisation} are folded into weights",
-        ),
+        (config.depth_scale.startswith(("after_branch", "after_attention", "after_ffn")),
+         f"depth_scale={config.depth_scale} (1/sqrt(layer)) is folded into {place}"),
+        (config.depth_scale == "before_norm",
+         "depth_scale=before_norm is left out: a norm undoes it, except for epsilon, here norm_eps in every layer "
+         "and norm_eps x layer in the run"),
+        (config.parametrisation != "standard",
+         f"factors of parametrisation={config.parametrisation} are folded into weights"),
         (config.residual_gate != "none", f"residual_gate={config.residual_gate} is folded into {place}"),
-        (
-            config.weight_density < 1,
-            f"weight_density={config.weight_density:g}: masked weights are zeros, which further training would change",
-        ),
+        (config.weight_density < 1,
+         f"weight_density={config.weight_density:g}: masked weights are zeros, which further training would change"),
         (config.drops, "dropout is left out: further training would be without"),
-        (
-            config.loops > 1,
-            f"loops={config.loops}: a block's weights are written for each of its layers, and would differ if trained",
-        ),
+        (config.loops > 1,
+         f"loops={config.loops}: a block's weights are written for each of its layers, and would differ if trained"),
         (config.norm == "peri", "the norm of the embedding is folded into its rows"),
-        (
-            _has_pairs(config),
-            "trained on prompts and answers, several in a sequence with separate attention: use one at a time",
-        ),
+        (_has_pairs(config),
+         "trained on prompts and answers, several in a sequence with separate attention: use one at a time"),
         (family == "gemma2", "Gemma-2 represents sandwich norms, with our activation and without its attention cap"),
         (family == "gemma2" and config.tie_embeddings, "the tied head is a separate matrix here"),
-        (
-            config.n_shared_experts > 0,
-            "the shared expert's gate is 0, which halves it, and its output projection is doubled",
-        ),
+        (config.n_shared_experts > 0,
+         "the shared expert's gate is 0, which halves it, and its output projection is doubled"),
         (family in ("qwen2_moe", "qwen3_moe"), f"{family} represents experts that Mixtral cannot express"),
     )
+    # fmt: on
     return tuple(note for applies, note in folded if applies)
 
 
@@ -291,7 +255,6 @@ def weights(model: Decoder) -> Weights:
     named = {hf: weight for name, weight in own.items() if (hf := hf_name(name, family))}
     if family == "qwen2_moe":
         for index, block in enumerate(model.blocks):
-            assert isinstance(block, Block)
             named |= {f"model.layers.{index}.mlp.{name}": weight for name, weight in _shared_gate(block.ffn).items()}
     return {name: weight.detach().float().contiguous() for name, weight in named.items()}
 
@@ -300,7 +263,6 @@ def folded_weights(model: Decoder) -> Weights:
     """All weights with the decoder's names, including what has to be folded for any architecture."""
     own = {**model.state_dict(), "head.weight": model.head.weight.double() / model.config.width_multiplier}
     for index, block in enumerate(model.blocks):
-        assert isinstance(block, Block)
         own |= {f"blocks.{index}.{name}": weight for name, weight in _folded(block, model.config).items()}
     return own
 

@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
 from importlib.metadata import version
 from typing import Any
 
@@ -12,22 +11,9 @@ from sparsedepth.exchange.architecture import Architecture
 from sparsedepth.store.run_record import Record
 
 
-@dataclass(frozen=True, kw_only=True)
-class Parity:
-    """The largest absolute difference of logits between exported model and run, both in fp32."""
-
-    random_tokens: float
-    held_out_text: float
-    inputs: tuple[str, str] = ("random tokens", "held-out text")
-    """names of the two inputs"""
-
-    @property
-    def largest(self) -> float:
-        return max(self.random_tokens, self.held_out_text)
-
-
-def card(run: Record, exported: Architecture, parity: Parity) -> str:
-    """README.md. Every value of the run is JSON on a line of its own, so that none can inject markup."""
+def card(run: Record, exported: Architecture, parity: Mapping[str, float]) -> str:
+    """README.md, with the largest difference of a logit on each input by name. Every value of the run is JSON on a line
+    of its own, so that none can inject markup."""
     config, summary, is_vit = run.config, run.summary, exported.family == "vit"
     kinds = "AutoModelForImageClassification, AutoImageProcessor" if is_vit else "AutoModelForCausalLM, AutoTokenizer"
     reader = "processor" if is_vit else "tokenizer"
@@ -47,7 +33,7 @@ def card(run: Record, exported: Architecture, parity: Parity) -> str:
         ),
         "## Parity with the run",
         "Largest absolute difference of a logit between this folder, loaded again, and the run's own model, in fp32: "
-        f"{parity.random_tokens:.1e} on {parity.inputs[0]}, {parity.held_out_text:.1e} on {parity.inputs[1]}.",
+        f"{', '.join(f'{value:.1e} on {name}' for name, value in parity.items())}.",
         "\n".join(f"- {note}." for note in exported.notes),
         "## Scores",
         _scores(summary),
@@ -59,13 +45,13 @@ def card(run: Record, exported: Architecture, parity: Parity) -> str:
     return "\n\n".join(section for section in sections if section) + "\n"
 
 
-def _front_matter(config: RunConfig, parity: Parity) -> str:
+def _front_matter(config: RunConfig, parity: Mapping[str, float]) -> str:
     facts = {
         "library_name": "transformers",
         "pipeline_tag": "image-classification" if config.architecture == "vit" else "text-generation",
         "tags": ["sparsedepth"],
         "run_id": config.run_id,
-        "logit_parity": parity.largest,
+        "logit_parity": max(parity.values()),
     }
     return f"---\n{_lines(facts)}\n---"
 

@@ -96,10 +96,8 @@ def evaluate(
     keys: Sequence[EvaluationKey],
     stored: Container[EvaluationKey] = (),
 ) -> Iterator[Evaluation]:
-    """The evaluations of `keys_of` that are not `stored`.
-
-    Losses are paired by document, so the whole model is evaluated again even if its evaluation is stored.
-    """
+    """The evaluations of `keys_of` that are not `stored`. Losses are paired by document, so the whole model is
+    evaluated again even if its evaluation is stored."""
     missing = [key for key in keys if key not in stored]
     whole: EvaluationScores | None = None
     for key in [keys[0], *(key for key in missing if key.without is not None)] if missing else []:
@@ -278,10 +276,8 @@ def _answer_bits(task: HarnessTask, samples: list[dict[str, Any]]) -> list[dict[
 
 
 def answer_bits(answers: list[tuple[float, int]]) -> list[dict[str, Any]]:
-    """The row of answer bits per byte, from bits and bytes of right answers; none without answers.
-
-    The standard error is that of a ratio b / m of sums over n documents: sqrt(n / (n - 1) sum (b_i - r m_i)^2) / sum m.
-    """
+    """The row of answer bits per byte, from bits and bytes of right answers; none without answers. The standard error
+    is that of a ratio b / m of sums over n documents: sqrt(n / (n - 1) sum (b_i - r m_i)^2) / sum m."""
     if not answers:
         return []
     bits_N, bytes_N = np.array(answers).T

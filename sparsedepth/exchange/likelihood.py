@@ -49,7 +49,7 @@ class Likelihood:
 
     def last_state(self, ids_BT: list[list[int]]) -> Tensor:
         """x_BTD after the last layer."""
-        x_BTD = self._probed.embed(self._tensor(ids_BT))
+        x_BTD = self._probed.embed(torch.tensor(ids_BT, device=self._probed.device))
         for layer in self._layers:
             x_BTD = self._probed.block(layer, x_BTD)
         return x_BTD
@@ -67,14 +67,11 @@ class Likelihood:
 
     def _score(self, x_TD: Tensor, continuation: list[int]) -> tuple[float, bool]:
         log_p_TV = self._probed.logits(x_TD[None])[0].float().log_softmax(-1)
-        target_T = self._tensor(continuation)
+        target_T = torch.tensor(continuation, device=x_TD.device)
         return (
             log_p_TV.gather(1, target_T[:, None]).double().sum().item(),
             bool((log_p_TV.argmax(-1) == target_T).all()),
         )
-
-    def _tensor(self, ids: Sequence) -> Tensor:
-        return torch.tensor(ids, device=self._probed.device)
 
 
 def _batches(lengths: list[int]) -> Iterator[list[int]]:

@@ -44,7 +44,6 @@ _ACTIVATIONS = {"silu": "swiglu", "gelu": "geglu", "relu": "reglu"}
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Start:
     loaded: LoadedModel
-    weights_hash: str
     fields: dict[str, Any]
     """fixed fields of the model"""
     tokenizer_name: str | None
@@ -59,7 +58,7 @@ class Start:
             "model": self.loaded.source,
             "family": self.loaded.facts.family,
             "run_id": None if run is None else run.run_id,
-            "weights_hash": self.weights_hash,
+            "weights_hash": self.loaded.weights_hash,
         }
 
     @property
@@ -68,7 +67,7 @@ class Start:
         model fields are fields of each run that starts from it."""
         run = self.loaded.config
         if run is None:
-            return self.weights_hash
+            return self.loaded.weights_hash
         excluded = fields_where(RunConfig, lambda role: role.kind in ("measure", "record", "replicate"))
         chosen = run.cell.model_dump(mode="json", exclude_defaults=True, exclude={*excluded, *ModelConfig.model_fields})
         return digest({**chosen, **{name: getattr(run, name) for name in FREE if name not in ("eod", "allow")}})
@@ -83,7 +82,7 @@ class Start:
         differs from the starting model's, and for sequences longer than its positions."""
         values = {name: value for name, value in presets.expand(given).items() if value is not None}
         reads_text = is_text(str(values.get("corpus")))
-        fixed = {**self.fields, "start_weights": self.weights_hash, "start_cell": self.cell}
+        fixed = {**self.fields, "start_weights": self.loaded.weights_hash, "start_cell": self.cell}
         if reads_text and self.tokenizer_name is not None:
             fixed["tokenizer"] = self.tokenizer_name
         for name in fixed.keys() & values.keys() - set(FREE):
@@ -134,7 +133,6 @@ def open_start(source: str) -> Start:
         fields = {name: getattr(run, name) for name in ModelConfig.model_fields if name not in left_out}
     return Start(
         loaded=loaded,
-        weights_hash=loaded.weights_hash,
         fields={name: value for name, value in fields.items() if value is not None},
         tokenizer_name=(tokenizer_folder(folder) if run is None else run.tokenizer) if reads_text else None,
         tokenizer=tokenizer_of(loaded, folder.resolve().parent.parent / "data") if reads_text else None,

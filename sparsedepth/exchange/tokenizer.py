@@ -10,6 +10,7 @@ from typing import Any
 
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
+from transformers.convert_slow_tokenizer import bytes_to_unicode
 
 from sparsedepth.data.tokenizer import TOKENIZER_FILE
 from sparsedepth.data.tokenizer import Tokenizer as OurTokenizer
@@ -59,15 +60,9 @@ def _backend(tokenizer: OurTokenizer) -> Tokenizer:
 
 
 def _bytes() -> Tokenizer:
-    backend = Tokenizer(models.BPE(vocab=byte_alphabet(), merges=[]))
+    vocab = {character: byte for byte, character in bytes_to_unicode().items()}
+    backend = Tokenizer(models.BPE(vocab=vocab, merges=[]))
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     backend.decoder = decoders.ByteLevel()
     backend.add_special_tokens([AddedToken(_END, special=True, normalized=False)])
     return backend
-
-
-def byte_alphabet() -> dict[str, int]:
-    """The character of each byte in byte-level tokenizers: itself if printable."""
-    printable = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
-    others = [byte for byte in range(256) if byte not in printable]
-    return {chr(byte): byte for byte in printable} | {chr(256 + n): byte for n, byte in enumerate(others)}

@@ -8,7 +8,7 @@ model does not have is 0 there: the class vector (its position replaces it) and 
 Shapes: B images, T positions, P numbers of a patch, C channels, D d_model.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,15 +19,12 @@ from transformers import AutoModelForImageClassification
 
 from sparsedepth.config.model import ModelConfig
 from sparsedepth.exchange.architecture import Architecture, Weights, folded_weights, notes
-from sparsedepth.exchange.card import Parity
 from sparsedepth.files import write_json
 from sparsedepth.model.decoder import Decoder
 from sparsedepth.probe.folder import check_folder
 from sparsedepth.probe.hf_names import hf_name
 
 FAMILY = "vit"
-
-_ACTS = {"gelu": "gelu", "relu": "relu", "relu2": "relu2"}
 
 REFUSED: tuple[tuple[Callable[[ModelConfig], bool], str], ...] = (
     (lambda c: c.norm != "pre", "norm={c.norm!r}: its blocks have a norm before each branch, and no other"),
@@ -55,7 +52,7 @@ def vit_architecture(config: ModelConfig) -> Architecture:
         "intermediate_size": config.d_ff,
         "num_hidden_layers": config.n_layers,
         "num_attention_heads": config.n_heads,
-        "hidden_act": _ACTS[config.activation],
+        "hidden_act": config.activation,
         "layer_norm_eps": config.norm_eps,
         "image_size": config.image_size,
         "patch_size": config.patch_size,
@@ -118,8 +115,9 @@ def pixel_values(patches_BTP: Tensor, config: ModelConfig) -> Tensor:
 
 
 @torch.no_grad()
-def vit_parity(model: Decoder, folder: Path, random_BTP: Tensor, held_out_BTP: Tensor) -> Parity:
-    """The difference between a folder's logits, loaded as a third-party model, and the model's."""
+def vit_parity(model: Decoder, folder: Path, inputs: Mapping[str, Tensor]) -> dict[str, float]:
+    """The largest difference of logits of each patches_BTP: those of a folder, loaded as a third-party model, and the
+    model's."""
     check_folder(folder, (FAMILY,))
     exported: Any = AutoModelForImageClassification.from_pretrained(
         folder, local_files_only=True, trust_remote_code=False, dtype=torch.float32
@@ -129,5 +127,4 @@ def vit_parity(model: Decoder, folder: Path, random_BTP: Tensor, held_out_BTP: T
         hf = exported.eval()(pixel_values(patches_BTP, model.config)).logits
         return (model(patches_BTP)[:, 0] - hf).abs().max().item()
 
-    inputs = ("random pixels", "a held-out image")
-    return Parity(random_tokens=difference(random_BTP), held_out_text=difference(held_out_BTP), inputs=inputs)
+    return {name: difference(patches_BTP) for name, patches_BTP in inputs.items()}

@@ -1,4 +1,4 @@
-"""Measures: a model and tokens in, a frozen record with its sample size out."""
+"""Measures: a model and tokens in, values by column name or a small record out."""
 
 import sparsedepth
 

@@ -19,7 +19,6 @@ from collections.abc import Iterator, Mapping
 import torch
 from torch import Tensor
 
-from sparsedepth.config.runtime import MAX_TOKENS
 from sparsedepth.measure.bootstrap import finite
 from sparsedepth.measure.context import MeasureContext, Measurements
 from sparsedepth.probe.fork import batches, block_inputs, probing, token_count
@@ -29,16 +28,16 @@ NEAR_ZERO = 0.1
 """Threshold relative to the rms of a layer's hidden units, as the first of weight_rel_eps."""
 
 
-def activations(probed: ProbedModel, tokens_NT: Tensor, max_tokens: int = MAX_TOKENS) -> dict[str, list[float | None]]:
+def activations(probed: ProbedModel, tokens_NT: Tensor) -> dict[str, list[float | None]]:
     """activation_zeros, activation_sparsity and activation_units of layers 1..L; None for experts, or (units) if all
     hidden units are 0. Two passes without the head, the first for the rms of each layer; each block runs to its hidden
     units twice."""
     squares: dict[int, Tensor] = defaultdict(lambda: torch.zeros(2, dtype=torch.float64))
     sums: dict[int, Tensor] = defaultdict(lambda: torch.zeros(4, dtype=torch.float64))
     with probing(probed):
-        for layer, h_nF in _hidden(probed, tokens_NT, max_tokens):
+        for layer, h_nF in _hidden(probed, tokens_NT):
             squares[layer] += torch.tensor([h_nF.square().sum().item(), h_nF.numel()])
-        for layer, h_nF in _hidden(probed, tokens_NT, max_tokens):
+        for layer, h_nF in _hidden(probed, tokens_NT):
             total, count = squares[layer].tolist()
             is_zero = h_nF == 0
             is_near = is_zero | (h_nF.abs() < NEAR_ZERO * math.sqrt(total / count))
@@ -49,9 +48,9 @@ def activations(probed: ProbedModel, tokens_NT: Tensor, max_tokens: int = MAX_TO
     return _shares(sums, probed.n_layers, token_count(tokens_NT))
 
 
-def _hidden(probed: ProbedModel, tokens_NT: Tensor, max_tokens: int) -> Iterator[tuple[int, Tensor]]:
+def _hidden(probed: ProbedModel, tokens_NT: Tensor) -> Iterator[tuple[int, Tensor]]:
     """(layer, h_nF in fp64) of each batch and dense layer."""
-    for tokens_BT in batches(probed, tokens_NT, max_tokens):
+    for tokens_BT in batches(probed, tokens_NT):
         for layer, x_BTD in block_inputs(probed, tokens_BT):
             if (h_BTF := probed.hidden_units(layer, x_BTD)) is not None:
                 yield layer, h_BTF.flatten(0, 1).double()
@@ -69,7 +68,7 @@ def _shares(sums: Mapping[int, Tensor], n_layers: int, n_tokens: int) -> dict[st
 
 
 def add_rows(context: MeasureContext, rows: Measurements) -> None:
-    for name, by_layer in activations(context.probed, context.inputs, context.max_tokens).items():
+    for name, by_layer in activations(context.probed, context.inputs).items():
         if known := [share for share in by_layer if share is not None]:  # a mixture of experts may have no dense part
             rows.summary[name] = sum(known) / len(known)
             rows.add_layers(name, by_layer, context.n_tokens)

@@ -24,7 +24,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sparsedepth.config.runtime import MAX_TOKENS
 from sparsedepth.measure.bootstrap import BootstrapEstimate, identity, shared_resamples
 from sparsedepth.measure.context import MeasureContext, Measurements
 from sparsedepth.probe.fork import block_inputs, by_sequence, chunk_size
@@ -41,26 +40,10 @@ class HeadValues:
 
     by_head: np.ndarray
     """[L, H]"""
-    by_layer: np.ndarray
-    """[L], the mean over heads"""
     total: BootstrapEstimate
     """over layers and heads"""
     n: int
     """causal weights, or rows, per head and layer"""
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class AttentionSparsity:
-    absolute: dict[float, HeadValues]
-    """shares from 0 to 1, by tau"""
-    relative: dict[float, HeadValues]
-    """shares from 0 to 1, by c"""
-    entropy: HeadValues
-    """nat"""
-    relative_entropy: HeadValues
-    """from 0 to 1"""
-    sink: HeadValues
-    """share from 0 to 1"""
 
 
 def attention_sparsity(
@@ -69,10 +52,9 @@ def attention_sparsity(
     taus: Sequence[float],
     relative_taus: Sequence[float],
     rng: np.random.Generator,
-    max_tokens: int = MAX_TOKENS,
-) -> AttentionSparsity:
-    """For every head: shares below the thresholds `taus` (attention weight) and `relative_taus` (of 1/i), entropy,
-    sink."""
+) -> dict[str, HeadValues]:
+    """By name: attention_sparsity@tau and attention_sparsity_rel@tau (of 1/i) for each threshold, shares from 0 to 1;
+    attention_entropy (nat), attention_entropy_rel and attention_sink."""
 
     def batch_sums(tokens_BT: Tensor) -> Tensor:
         layers = [
@@ -81,25 +63,24 @@ def attention_sparsity(
         ]
         return torch.stack(layers, dim=1)
 
-    sum_NLHC = by_sequence(probed, tokens_NT, max_tokens, batch_sums)
+    sum_NLHC = by_sequence(probed, tokens_NT, batch_sums)
     n_sequences, n_tokens = tokens_NT.shape[:2]
-    weights = n_tokens * (n_tokens + 1) // 2 if probed.causal else n_tokens**2
-    n_taus, n_thresholds = len(taus), len(taus) + len(relative_taus)
+    n_weights = n_tokens * (n_tokens + 1) // 2 if probed.causal else n_tokens**2
+    sizes = {
+        **{f"attention_sparsity@{tau:g}": n_weights for tau in taus},
+        **{f"attention_sparsity_rel@{tau:g}": n_weights for tau in relative_taus},
+        "attention_entropy": n_tokens,
+        "attention_entropy_rel": n_tokens - 1,
+        "attention_sink": n_tokens - 1,
+    }
     estimate = shared_resamples(rng)
 
-    def values(index: int, size: int) -> HeadValues:
-        value_NLH = sum_NLHC[..., index] / (size or np.nan)
-        by_head = value_NLH.mean(0)
+    def values(sum_NLH: np.ndarray, size: int) -> HeadValues:
+        value_NLH = sum_NLH / (size or np.nan)
         total = estimate(identity, value_NLH.mean((1, 2)))
-        return HeadValues(by_head=by_head, by_layer=by_head.mean(1), total=total, n=n_sequences * size)
+        return HeadValues(by_head=value_NLH.mean(0), total=total, n=n_sequences * size)
 
-    return AttentionSparsity(
-        absolute={tau: values(index, weights) for index, tau in enumerate(taus)},
-        relative={tau: values(n_taus + index, weights) for index, tau in enumerate(relative_taus)},
-        entropy=values(n_thresholds, n_tokens),
-        relative_entropy=values(n_thresholds + 1, n_tokens - 1),
-        sink=values(n_thresholds + 2, n_tokens - 1),
-    )
+    return {name: values(sum_NLHC[..., index], size) for index, (name, size) in enumerate(sizes.items())}
 
 
 def attention_sums(
@@ -137,20 +118,9 @@ def attention_sums(
 def add_rows(context: MeasureContext, rows: Measurements) -> None:
     """The model's shares at the first threshold; shares by head and layer at each, named with it."""
     taus, relative_taus = context.config.attention_tau, context.config.attention_rel_tau
-    result = attention_sparsity(context.probed, context.inputs, taus, relative_taus, context.rng(), context.max_tokens)
-
-    def add(metric: str, values: HeadValues) -> None:
-        rows.add_layers(metric, values.by_layer.tolist(), values.n * values.by_head.shape[1])
-        rows.add_heads(metric, values.by_head, values.n)
-
-    for name, by_threshold in (("attention_sparsity", result.absolute), ("attention_sparsity_rel", result.relative)):
-        rows.add_score(name, next(iter(by_threshold.values())).total)
-        for threshold, values in by_threshold.items():
-            add(f"{name}@{threshold:g}", values)
-    for name, values in (
-        ("attention_entropy", result.entropy),
-        ("attention_entropy_rel", result.relative_entropy),
-        ("attention_sink", result.sink),
-    ):
-        rows.add_score(name, values.total)
-        add(name, values)
+    for name, values in attention_sparsity(context.probed, context.inputs, taus, relative_taus, context.rng()).items():
+        column = name.partition("@")[0]
+        if column not in rows.summary:
+            rows.add_score(column, values.total)
+        rows.add_layers(name, values.by_head.mean(1).tolist(), values.n * values.by_head.shape[1])
+        rows.add_heads(name, values.by_head, values.n)

@@ -32,7 +32,6 @@ class BootstrapEstimate:
     value: float | None
     lo: float | None
     hi: float | None
-    n_sequences: int
     excess: float = 0.0
     """mean of the resamples - value: about the bias of the value"""
 
@@ -86,7 +85,6 @@ def bootstrap_each(
             value=finite(value),
             lo=finite(min(lo, value)),
             hi=finite(max(hi, value)),
-            n_sequences=n_sequences,
             excess=finite(excess) or 0.0,
         )
         for value, lo, hi, excess in zip(value_E, lo_E, hi_E, excess_E, strict=True)

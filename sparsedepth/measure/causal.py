@@ -22,7 +22,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sparsedepth.config.runtime import MAX_TOKENS
 from sparsedepth.measure.bootstrap import BootstrapEstimate, bootstrap, finite, mean_of_last
 from sparsedepth.measure.context import MeasureContext, Measurements, Scored
 from sparsedepth.measure.loss import relative_change, sequence_loss
@@ -43,12 +42,10 @@ class CausalEffect:
     """of blocks 1..L; negative if the loss is lower without the block"""
 
 
-def causal_effect(
-    probed: ProbedModel, scored: Scored, rng: np.random.Generator, max_tokens: int = MAX_TOKENS
-) -> CausalEffect:
+def causal_effect(probed: ProbedModel, scored: Scored, rng: np.random.Generator) -> CausalEffect:
     """The effect of skipping each block on the update of each later one, and on the loss."""
     with probing(probed):
-        parts = [_skip_each(probed, part, scored.scale, max_tokens) for part in scored.parts(probed, max_tokens)]
+        parts = [_skip_each(probed, part, scored.scale) for part in scored.parts(probed)]
         sums = [torch.cat(part).cpu().numpy() for part in zip(*parts, strict=True)]
     change_NLL, update_NL, skipped_NL, base_N = sums
     effect_LL = effect_matrix(change_NLL.mean(0), update_NL.mean(0))
@@ -61,9 +58,7 @@ def causal_effect(
     )
 
 
-def _skip_each(
-    probed: ProbedModel, part: Scored, scale: float, max_tokens: int
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def _skip_each(probed: ProbedModel, part: Scored, scale: float) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """For each sequence: mean ||u'_l - u_l|| by s and l, mean ||u_l||, the loss without each block, the loss."""
     n_layers = probed.n_layers
     states = record_states(probed, part.inputs)
@@ -71,7 +66,7 @@ def _skip_each(
     change_LLB = base_B.new_zeros(n_layers, n_layers, len(part))
     skipped_LB = base_B.new_empty(n_layers, len(part))
     # Up to block s a fork equals the recorded stream, so steps start at s.
-    for step in run_forks(probed, states, [skip(layer) for layer in range(1, n_layers + 1)], max_tokens):
+    for step in run_forks(probed, states, [skip(layer) for layer in range(1, n_layers + 1)]):
         update_BTD = states[step.layer] - states[step.layer - 1]
         difference_FBTD = (step.after - step.before) - update_BTD
         change_LLB[step.forks, step.layer - 1] = _token_norms(difference_FBTD)
@@ -102,7 +97,7 @@ def _token_norms(x: Tensor) -> Tensor:
 
 
 def add_rows(context: MeasureContext, rows: Measurements) -> None:
-    result = causal_effect(context.probed, context.scored, context.rng(), context.max_tokens)
+    result = causal_effect(context.probed, context.scored, context.rng())
     rows.add_score("causal_score", result.score)
     rows.summary["usefulness_identity"] = share_above(result.skip_increase, context.config.usefulness_threshold)
     rows.summary["skip_loss_increase"] = finite(np.mean(np.array(result.skip_increase, dtype=float)))

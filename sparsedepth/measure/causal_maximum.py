@@ -27,7 +27,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sparsedepth.config.runtime import MAX_TOKENS
 from sparsedepth.measure.bootstrap import BootstrapEstimate, finite, mean_of_last, ratio, shared_resamples
 from sparsedepth.measure.context import MeasureContext, Measurements
 from sparsedepth.probe.fork import Fork, by_sequence, record_states, replace, run_forks
@@ -58,18 +57,13 @@ def causal_maximum(
     *,
     tokens: Literal["future", "current"] = "future",
     n_positions: int = 4,
-    max_tokens: int = MAX_TOKENS,
 ) -> CausalMaximum:
-    """Skip each block and take the largest effect on each later one. All sequences share the positions.
-
-    Raises ValueError where 'future' finds no position: sequences of less than 13 tokens.
-    """
+    """Skip each block and take the largest effect on each later one. All sequences share the positions. Raises
+    ValueError where 'future' finds no position: sequences of less than 13 tokens."""
     length = tokens_NT.shape[1]
     positions = choose_positions(length, n_positions, rng) if tokens == "future" else []
     spans = [(1, p, p) for p in positions] or [(1, length, 0)]
-    largest_NLL = by_sequence(
-        probed, tokens_NT, max_tokens, lambda tokens_BT: _skip_spans(probed, tokens_BT, spans, max_tokens)
-    )
+    largest_NLL = by_sequence(probed, tokens_NT, lambda tokens_BT: _skip_spans(probed, tokens_BT, spans))
     largest_LL, estimate = largest_NLL.max(0), shared_resamples(rng)
     pairs = itertools.combinations(range(1, probed.n_layers + 1), 2)
     return CausalMaximum(
@@ -101,15 +95,13 @@ def skip_span(probed: ProbedModel, layer: int, start: int, stop: int) -> Fork:
     return replace(layer, skipping)
 
 
-def _skip_spans(
-    probed: ProbedModel, tokens_BT: Tensor, spans: Sequence[tuple[int, int, int]], max_tokens: int
-) -> Tensor:
+def _skip_spans(probed: ProbedModel, tokens_BT: Tensor, spans: Sequence[tuple[int, int, int]]) -> Tensor:
     """largest_BLL of each sequence; a span is (first skipped token, end, first compared token)."""
     n_layers, states = probed.n_layers, record_states(probed, tokens_BT)
     chosen = [(layer, span) for layer in range(1, n_layers + 1) for span in spans]
     forks = [skip_span(probed, layer, start, stop) for layer, (start, stop, _) in chosen]
     largest_LLB = torch.zeros(n_layers, n_layers, len(tokens_BT), dtype=torch.float64, device=probed.device)
-    for step in run_forks(probed, states, forks, max_tokens):
+    for step in run_forks(probed, states, forks):
         update_BTD = states[step.layer] - states[step.layer - 1]
         size_BT = torch.linalg.vector_norm(update_BTD, dim=-1).clamp(min=SMALLEST_UPDATE)
         for index, before_BTD, after_BTD in zip(step.forks, step.before, step.after, strict=True):
@@ -132,9 +124,7 @@ def add_rows(context: MeasureContext, rows: Measurements) -> None:
         too_short = context.config.seq_len <= SPACING + MARGIN
         if tokens == "future" and (too_short or not context.probed.causal):
             continue  # no position has enough tokens on both sides, or no token is later than another
-        result = causal_maximum(
-            context.probed, context.inputs, context.rng(), tokens=tokens, max_tokens=context.max_tokens
-        )
+        result = causal_maximum(context.probed, context.inputs, context.rng(), tokens=tokens)
         rows.add_score(name, result.score)
         rows.add_score(name.replace("causal_maximum", "depth_score"), result.depth_score)
         rows.add_pairs(name, result.effects, context.n_tokens)

@@ -12,40 +12,28 @@ residual sum and for any product of doubly stochastic maps; that of plain hyper-
 Shapes: N and B sequences, T tokens of one sequence, D channels of all streams, n streams, L layers, R resamples.
 """
 
-from dataclasses import dataclass
-
 import numpy as np
 import torch
 from torch import Tensor
 
-from sparsedepth.config.runtime import MAX_TOKENS
 from sparsedepth.measure.bootstrap import ScoreByLayer, bootstrap, finite
 from sparsedepth.measure.context import MeasureContext, Measurements
 from sparsedepth.probe.fork import batches, probing, record_states
 from sparsedepth.probe.probed_model import ProbedModel
 
 
-@dataclass(frozen=True, kw_only=True)
-class CompositeGain:
-    """Of blocks l..L together, l = 1..L; the score is that of layer 1."""
-
-    forward: ScoreByLayer
-    backward: ScoreByLayer
-
-
-def composite_gain(
-    probed: ProbedModel, tokens_NT: Tensor, rng: np.random.Generator, max_tokens: int = MAX_TOKENS
-) -> CompositeGain | None:
-    """One forward pass without the head, and the attention parts twice; None for a single stream."""
+def composite_gain(probed: ProbedModel, tokens_NT: Tensor, rng: np.random.Generator) -> dict[str, ScoreByLayer]:
+    """composite_gain (forward) and composite_gain_backward of blocks l..L together, l = 1..L; the score is that of
+    layer 1. Empty for a single stream. One forward pass without the head, and the attention parts twice."""
     parts = []
     with probing(probed):
-        for tokens_BT in batches(probed, tokens_NT, max_tokens):
+        for tokens_BT in batches(probed, tokens_NT):
             states, product_BTnn, by_layer = record_states(probed, tokens_BT), None, []
             # Backwards, so that H_L .. H_l is the previous product times one factor.
             for layer in range(probed.n_layers, 0, -1):
                 map_BTnn = probed.residual_map(layer, states[layer - 1])
                 if map_BTnn is None:
-                    return None
+                    return {}
                 product_BTnn = map_BTnn if product_BTnn is None else product_BTnn @ map_BTnn
                 by_layer.append([product_BTnn.sum(axis).abs().amax(-1).double().mean(1) for axis in (-1, -2)])
             parts.append(torch.stack([torch.stack(gains) for gains in reversed(by_layer)]).cpu())
@@ -55,12 +43,8 @@ def composite_gain(
         whole = bootstrap(lambda mean_R1: mean_R1[:, 0], gain_LN[:1].T, rng=rng)
         return ScoreByLayer(by_layer=[finite(value) for value in gain_LN.mean(1)], score=whole)
 
-    return CompositeGain(forward=gain(gain_L2N[:, 0]), backward=gain(gain_L2N[:, 1]))
+    return {"composite_gain": gain(gain_L2N[:, 0]), "composite_gain_backward": gain(gain_L2N[:, 1])}
 
 
 def add_rows(context: MeasureContext, rows: Measurements) -> None:
-    result = composite_gain(context.probed, context.inputs, context.rng(), context.max_tokens)
-    if result is None:
-        return
-    for name, gain in (("composite_gain", result.forward), ("composite_gain_backward", result.backward)):
-        rows.add_profile(name, gain, context.n_tokens)
+    rows.add_profiles(composite_gain(context.probed, context.inputs, context.rng()), context.n_tokens)

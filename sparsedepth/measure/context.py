@@ -80,9 +80,9 @@ class Scored:
         scored_N = (self.targets != IGNORED).sum(1).double()
         return (scored_N / self.targets.shape[1] * self.scale).cpu().numpy()
 
-    def parts(self, probed: ProbedModel, max_tokens: int) -> Iterator["Scored"]:
+    def parts(self, probed: ProbedModel, memory: int = 1) -> Iterator["Scored"]:
         """Parts on the model's device, split as `probe.fork.batches` splits tokens with their last target."""
-        rows = rows_per_pass(probed, self.inputs.shape[1] + 1, max_tokens)
+        rows = rows_per_pass(probed, self.inputs.shape[1] + 1, memory)
         for inputs_BT, targets_BT in zip(self.inputs.split(rows), self.targets.split(rows), strict=True):
             yield Scored(inputs_BT.to(probed.device), targets_BT.to(probed.device))
 
@@ -107,8 +107,6 @@ class MeasureContext:
     probed: ProbedModel
     config: RunConfig | MeasureOnlyConfig
     held_out: ReadHeldOut
-    seed: int
-    max_tokens: int
     bytes_per_token: float | None
     eod: int | None
     """the token that ends a document; None = unknown"""
@@ -136,8 +134,8 @@ class MeasureContext:
         return self.sequences(self.config.seq_len, self.config.fit_tokens, self.config.measure_tokens).inputs
 
     def rng(self) -> np.random.Generator:
-        """A new generator: a measure's draws do not depend on which others run."""
-        return np.random.default_rng(self.seed)
+        """A new generator, always the same: draws depend neither on the run nor on which other measures run."""
+        return np.random.default_rng(0)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -173,6 +171,11 @@ class Measurements:
         """A score, under its own name if given, and the values by layer."""
         self.add_score(score or name, profile.score)
         self.add_layers(name, profile.by_layer, n, profile.first)
+
+    def add_profiles(self, profiles: Mapping[str, ScoreByLayer], n: int) -> None:
+        """Scores and values by layer, by name."""
+        for name, profile in profiles.items():
+            self.add_profile(name, profile, n)
 
     def add_layer_scores(self, metric: str, estimates: Sequence[BootstrapEstimate], n: int) -> None:
         """One value per layer from 1 on, with its interval."""

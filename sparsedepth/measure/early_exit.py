@@ -11,13 +11,10 @@ calibrated: head and last block were trained on deep states only, so an early lo
 Shapes: B and N sequences, T tokens of one sequence, D width of the residual stream, E exits, R resamples.
 """
 
-from dataclasses import dataclass
-
 import numpy as np
 import torch
 from torch import Tensor
 
-from sparsedepth.config.runtime import MAX_TOKENS
 from sparsedepth.measure.bootstrap import ScoreByLayer, finite, mean_of_last, shared_resamples
 from sparsedepth.measure.context import MeasureContext, Measurements, Scored
 from sparsedepth.measure.loss import relative_change, sequence_loss
@@ -25,23 +22,14 @@ from sparsedepth.probe.fork import probing, stream
 from sparsedepth.probe.probed_model import ProbedModel
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
-class EarlyExit:
-    """Loss at each exit, nat/token; the last one is the model itself. The score is as above, None without other
-    exits."""
+def early_exit(probed: ProbedModel, scored: Scored, rng: np.random.Generator) -> dict[str, ScoreByLayer]:
+    """Loss at every exit, nat/token, the last one the model's own; the scores are as above, None without other exits.
 
-    logit_lens: ScoreByLayer
-    """after layers 0..L"""
-    last_block: ScoreByLayer
-    """after layers 0..L-1, then through block L"""
-
-
-def early_exit(
-    probed: ProbedModel, scored: Scored, rng: np.random.Generator, max_tokens: int = MAX_TOKENS
-) -> EarlyExit:
-    """Cross-entropy at every exit of both kinds: one forward pass, L - 1 extra blocks, 2 L heads."""
+    lens_loss: by logit lens, layers 0..L; early_exit_loss: through the last block, layers 0..L-1. One forward pass,
+    L - 1 extra blocks, 2 L heads.
+    """
     with probing(probed):
-        parts = [_exit_losses(probed, part, scored.scale) for part in scored.parts(probed, max_tokens)]
+        parts = [_exit_losses(probed, part, scored.scale) for part in scored.parts(probed)]
         lens_NE, block_NE = (torch.cat(part).cpu().numpy() for part in zip(*parts, strict=True))
     estimate = shared_resamples(rng)
 
@@ -52,7 +40,7 @@ def early_exit(
         by_layer = [finite(loss_N.mean()) for loss_N in loss_NE.T]
         return ScoreByLayer(by_layer=by_layer, score=estimate(mean_increase, loss_NE), first=0)
 
-    return EarlyExit(logit_lens=exits(lens_NE), last_block=exits(block_NE))
+    return {"lens_loss": exits(lens_NE), "early_exit_loss": exits(block_NE)}
 
 
 def _exit_losses(probed: ProbedModel, part: Scored, scale: float) -> tuple[Tensor, Tensor]:
@@ -68,6 +56,5 @@ def _exit_losses(probed: ProbedModel, part: Scored, scale: float) -> tuple[Tenso
 
 
 def add_rows(context: MeasureContext, rows: Measurements) -> None:
-    result = early_exit(context.probed, context.scored, context.rng(), context.max_tokens)
-    for name, exits in (("lens_loss", result.logit_lens), ("early_exit_loss", result.last_block)):
+    for name, exits in early_exit(context.probed, context.scored, context.rng()).items():
         rows.add_profile(name, exits, context.scored.n_scored, score=f"{name}_increase")

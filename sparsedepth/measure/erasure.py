@@ -21,7 +21,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sparsedepth.config.runtime import MAX_TOKENS
 from sparsedepth.measure.bootstrap import BootstrapEstimate, ratio, shared_resamples
 from sparsedepth.measure.context import MeasureContext, Measurements
 from sparsedepth.measure.loss import MAX_LOGITS
@@ -55,17 +54,12 @@ class Erasure:
     """share of the effect at layers from L // 2 on; None without an effect"""
 
 
-def erasure(probed: ProbedModel, tokens_NT: Tensor, rng: np.random.Generator, max_tokens: int = MAX_TOKENS) -> Erasure:
+def erasure(probed: ProbedModel, tokens_NT: Tensor, rng: np.random.Generator) -> Erasure:
     """The effect of erasing single states; a pass for the means, and half a pass for each layer and position."""
     positions = [int(share * (tokens_NT.shape[1] - 1)) for share in SHARES]
     with probing(probed):
-        mean_LD = _mean_states(probed, tokens_NT, max_tokens)
-    effect_NLP = by_sequence(
-        probed,
-        tokens_NT,
-        max_tokens,
-        lambda tokens_BT: _batch_effects(probed, tokens_BT, mean_LD, positions, max_tokens),
-    )
+        mean_LD = _mean_states(probed, tokens_NT)
+    effect_NLP = by_sequence(probed, tokens_NT, lambda tokens_BT: _batch_effects(probed, tokens_BT, mean_LD, positions))
     estimate, later_NL, half = shared_resamples(rng), effect_NLP[:, :, 1:].mean(-1), probed.n_layers // 2
     return Erasure(
         effect=effect_NLP.mean(0),
@@ -74,9 +68,9 @@ def erasure(probed: ProbedModel, tokens_NT: Tensor, rng: np.random.Generator, ma
     )
 
 
-def _mean_states(probed: ProbedModel, tokens_NT: Tensor, max_tokens: int) -> Tensor:
+def _mean_states(probed: ProbedModel, tokens_NT: Tensor) -> Tensor:
     sums: list[Tensor] = []
-    for tokens_BT in batches(probed, tokens_NT, max_tokens):
+    for tokens_BT in batches(probed, tokens_NT):
         batch_sums = [x_BTD.sum((0, 1), dtype=torch.float64) for x_BTD in stream(probed, tokens_BT)]
         sums = [a + b for a, b in zip(sums, batch_sums, strict=True)] if sums else batch_sums
     return torch.stack(sums).float() / token_count(tokens_NT)
@@ -93,15 +87,13 @@ def erase(probed: ProbedModel, layer: int, position: int, mean_D: Tensor) -> For
     return replace(layer + 1, erased)
 
 
-def _batch_effects(
-    probed: ProbedModel, tokens_BT: Tensor, mean_LD: Tensor, positions: list[int], max_tokens: int
-) -> Tensor:
+def _batch_effects(probed: ProbedModel, tokens_BT: Tensor, mean_LD: Tensor, positions: list[int]) -> Tensor:
     """effect_BLP of each sequence."""
     states = record_states(probed, tokens_BT)
     chosen = [(layer, position) for layer in range(probed.n_layers) for position in range(len(positions))]
     forks = [erase(probed, layer, positions[position], mean_LD[layer]) for layer, position in chosen]
     effect_BLP = mean_LD.new_zeros(len(tokens_BT), probed.n_layers, len(positions), dtype=torch.float64)
-    for step in run_forks(probed, states, forks, max_tokens):
+    for step in run_forks(probed, states, forks):
         if step.layer == probed.n_layers:
             for index, x_BTD in zip(step.forks, step.after, strict=True):
                 layer, position = chosen[index]
@@ -124,7 +116,7 @@ def _distance(probed: ProbedModel, first_BtD: Tensor, second_BtD: Tensor) -> Ten
 def add_rows(context: MeasureContext, rows: Measurements) -> None:
     if not context.probed.causal or context.config.seq_len < MIN_TOKENS:
         return  # without causality no token is later than another
-    result = erasure(context.probed, context.inputs, context.rng(), context.max_tokens)
+    result = erasure(context.probed, context.inputs, context.rng())
     rows.add_score("erasure_effect", result.score)
     rows.add_score("erasure_late_share", result.late_share)
     rows.add_layers("erasure_effect", result.effect[:, 1:].mean(1).tolist(), context.n_tokens, first=0)

@@ -14,39 +14,24 @@ R resamples.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from sparsedepth.config.runtime import MAX_TOKENS
 from sparsedepth.measure.bootstrap import ScoreByLayer, identity, shared_resamples
 from sparsedepth.measure.context import MeasureContext, Measurements
 from sparsedepth.probe.fork import batches, block_inputs, probing
 from sparsedepth.probe.probed_model import ProbedModel
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
-class ExpertUse:
-    """By layer 1..L, None for a layer without experts; scores are means over the layers with experts."""
-
-    load: list[np.ndarray | None]
-    """[E] shares that sum to 1"""
-    effective_experts: ScoreByLayer
-    variation: ScoreByLayer
-    router_entropy: ScoreByLayer
-
-
-def expert_use(
-    probed: ProbedModel, tokens_NT: Tensor, rng: np.random.Generator, max_tokens: int = MAX_TOKENS
-) -> ExpertUse | None:
-    """Load and router entropy of every layer with experts; None for a model without."""
+def expert_use(probed: ProbedModel, tokens_NT: Tensor, rng: np.random.Generator) -> dict[str, ScoreByLayer]:
+    """The quantities above, by name, for layers 1..L, None for a layer without experts; empty for a model without."""
     loads: dict[int, list[Tensor]] = {}
     entropies: dict[int, list[Tensor]] = {}
     with probing(probed):
-        for tokens_BT in batches(probed, tokens_NT, max_tokens):
+        for tokens_BT in batches(probed, tokens_NT):
             for layer, x_BTD in block_inputs(probed, tokens_BT):
                 if (routing := probed.routing(layer, x_BTD)) is None:
                     continue
@@ -56,29 +41,26 @@ def expert_use(
                 loads.setdefault(layer, []).append(chosen_BE)
                 entropies.setdefault(layer, []).append(entropy_BT.mean(1, dtype=torch.float64))
     if not loads:
-        return None
+        return {}
     load_NE = {layer: torch.cat(parts).cpu().numpy() for layer, parts in loads.items()}
     entropy_N = {layer: torch.cat(parts).cpu().numpy() for layer, parts in entropies.items()}
     estimate = shared_resamples(rng)
 
-    layers = range(1, probed.n_layers + 1)
+    def profile(statistic: Callable[[np.ndarray], np.ndarray], by_sequence: dict[int, np.ndarray]) -> ScoreByLayer:
+        def mean(*means: np.ndarray) -> np.ndarray:
+            return np.mean([statistic(layer_mean) for layer_mean in means], axis=0)
 
-    def of_load(statistic: Callable[[np.ndarray], np.ndarray]) -> ScoreByLayer:
-        def mean(*load_RE: np.ndarray) -> np.ndarray:
-            return np.mean([statistic(load) for load in load_RE], axis=0)
+        by_layer = [
+            float(statistic(by_sequence[layer].mean(0))) if layer in by_sequence else None
+            for layer in range(1, probed.n_layers + 1)
+        ]
+        return ScoreByLayer(by_layer=by_layer, score=estimate(mean, *by_sequence.values()))
 
-        by_layer = [float(statistic(load_NE[layer].mean(0))) if layer in load_NE else None for layer in layers]
-        return ScoreByLayer(by_layer=by_layer, score=estimate(mean, *load_NE.values()))
-
-    return ExpertUse(
-        load=[load_NE[layer].mean(0) if layer in load_NE else None for layer in layers],
-        effective_experts=of_load(effective_experts),
-        variation=of_load(variation),
-        router_entropy=ScoreByLayer(
-            by_layer=[float(entropy_N[layer].mean()) if layer in entropy_N else None for layer in layers],
-            score=estimate(identity, np.mean([*entropy_N.values()], axis=0)),
-        ),
-    )
+    return {
+        "effective_experts": profile(effective_experts, load_NE),
+        "expert_load_variation": profile(variation, load_NE),
+        "router_entropy": profile(identity, entropy_N),
+    }
 
 
 def effective_experts(load: np.ndarray) -> np.ndarray:
@@ -92,9 +74,4 @@ def variation(load: np.ndarray) -> np.ndarray:
 
 
 def add_rows(context: MeasureContext, rows: Measurements) -> None:
-    result = expert_use(context.probed, context.inputs, context.rng(), context.max_tokens)
-    if result is None:
-        return
-    rows.add_profile("effective_experts", result.effective_experts, context.n_tokens)
-    rows.add_profile("expert_load_variation", result.variation, context.n_tokens)
-    rows.add_profile("router_entropy", result.router_entropy, context.n_tokens)
+    rows.add_profiles(expert_use(context.probed, context.inputs, context.rng()), context.n_tokens)

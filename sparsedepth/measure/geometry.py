@@ -30,7 +30,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sparsedepth.config.runtime import MAX_TOKENS
 from sparsedepth.measure.bootstrap import BootstrapEstimate, ScoreByLayer, finite, mean_of_last, ratio, shared_resamples
 from sparsedepth.measure.context import MeasureContext, Measurements
 from sparsedepth.probe.fork import Update, batches, chunk_size, probing, updates
@@ -57,20 +56,12 @@ class Geometry:
     """mean of theta(x_(l-1), x_l) over layers, at the last token"""
 
 
-def geometry(
-    probed: ProbedModel,
-    tokens_NT: Tensor,
-    rng: np.random.Generator,
-    max_tokens: int = MAX_TOKENS,
-    eod: int | None = None,
-) -> Geometry:
-    """One forward pass; it keeps the L + 1 directions of the stream in fp64, so uses a quarter of max_tokens.
-
-    `eod` ends a document, and pads sequences of prompts and answers; None = unknown.
-    """
+def geometry(probed: ProbedModel, tokens_NT: Tensor, rng: np.random.Generator, eod: int | None = None) -> Geometry:
+    """One forward pass; it keeps the L + 1 directions of the stream in fp64, so takes a quarter of the usual tokens.
+    `eod` ends a document, and pads sequences of prompts and answers; None = unknown."""
     parts: dict[str, list[Tensor]] = defaultdict(list)
     with probing(probed):
-        for tokens_BT in batches(probed, tokens_NT, max_tokens // 4):
+        for tokens_BT in batches(probed, tokens_NT, memory=4):
             for name, moments in _batch_moments(probed, tokens_BT, eod).items():
                 parts[name].append(moments)
         moments = {name: torch.cat(values).cpu().numpy() for name, values in parts.items()}
@@ -210,7 +201,7 @@ def _by_pair(moments_NLL2: np.ndarray) -> dict[tuple[int, int], float | None]:
 
 
 def add_rows(context: MeasureContext, rows: Measurements) -> None:
-    result = geometry(context.probed, context.inputs, context.rng(), context.max_tokens, context.eod)
+    result = geometry(context.probed, context.inputs, context.rng(), context.eod)
     rows.add_score("angular_distance_middle", result.angular_distance_middle)
     rows.add_pairs("angular_distance", result.angles, context.n_tokens)
     if context.probed.causal:  # otherwise the last token is not special

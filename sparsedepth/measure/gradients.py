@@ -17,29 +17,25 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from sparsedepth.config.runtime import MAX_TOKENS
 from sparsedepth.config.task import IGNORED
 from sparsedepth.measure.bootstrap import ScoreByLayer, bootstrap, finite, ratio
 from sparsedepth.measure.context import MeasureContext, Measurements, Scored
 from sparsedepth.measure.jacobian import GRAPH_MEMORY
-from sparsedepth.probe.fork import probing, rows_per_pass
+from sparsedepth.probe.fork import probing
 from sparsedepth.probe.probed_model import ProbedModel
 
 
-def gradients(
-    probed: ProbedModel, scored: Scored, rng: np.random.Generator, max_tokens: int = MAX_TOKENS
-) -> ScoreByLayer:
+def gradients(probed: ProbedModel, scored: Scored, rng: np.random.Generator) -> ScoreByLayer:
     """Layers 0..L, 1 at L, and the gain; None if no gradient reaches x_L. One forward and one backward pass, with a
-    graph of all blocks for max_tokens / 8 tokens at a time."""
-    rows = rows_per_pass(probed, scored.inputs.shape[1], max_tokens // GRAPH_MEMORY)
+    graph of all blocks."""
     parts = []
     with probing(probed, gradients=True):
-        for inputs_BT, targets_BT in zip(scored.inputs.split(rows), scored.targets.split(rows), strict=True):
+        for part in scored.parts(probed, GRAPH_MEMORY):
             with torch.enable_grad():
-                states = [probed.embed(inputs_BT.to(probed.device)).detach().requires_grad_()]
+                states = [probed.embed(part.inputs).detach().requires_grad_()]
                 for layer in range(1, probed.n_layers + 1):
                     states.append(probed.block(layer, states[-1]))
-                logits_NV, target_N = probed.logits(states[-1]).flatten(0, 1), targets_BT.to(probed.device).flatten()
+                logits_NV, target_N = probed.logits(states[-1]).flatten(0, 1), part.targets.flatten()
                 # The sum, not the mean, so that batches add up.
                 loss = F.cross_entropy(logits_NV, target_N, ignore_index=IGNORED, reduction="sum")
                 grads = torch.autograd.grad(loss, states)
@@ -54,5 +50,5 @@ def gradients(
 
 
 def add_rows(context: MeasureContext, rows: Measurements) -> None:
-    result = gradients(context.probed, context.scored, context.rng(), context.max_tokens)
+    result = gradients(context.probed, context.scored, context.rng())
     rows.add_profile("stream_gradient", result, context.n_tokens, score="gradient_gain")

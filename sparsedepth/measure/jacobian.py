@@ -32,7 +32,7 @@ Shapes: N and B sequences, T tokens of one sequence, D width of the residual str
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Literal, get_args
 
@@ -40,7 +40,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sparsedepth.config.runtime import MAX_TOKENS
 from sparsedepth.measure.bootstrap import BootstrapEstimate, shared_resamples
 from sparsedepth.measure.context import MeasureContext, Measurements
 from sparsedepth.probe.fork import batches, probing
@@ -78,26 +77,19 @@ class _Layer:
     """square_BT: ||J_tt - I||_F^2, or its estimate"""
     averaged: list[tuple[Tensor, Tensor]] = field(default_factory=list)
     """[B, P, D]: (mean_t J_tt - I)^T v for each probe, for two independent draws of signs"""
-    released: list[tuple[Tensor, Tensor]] = field(default_factory=list)
-    """[B, P, D]: (mean_s sum_t J_ts - I)^T v for each probe, the same one twice"""
+    released: list[Tensor] = field(default_factory=list)
+    """[B, P, D]: (mean_s sum_t J_ts - I)^T v for each probe"""
 
 
 def jacobian_deviation(
-    probed: ProbedModel,
-    tokens_NT: Tensor,
-    rng: np.random.Generator,
-    n_probes: int | None = 4,
-    forms: Sequence[Form] = FORMS,
-    max_tokens: int = MAX_TOKENS,
+    probed: ProbedModel, tokens_NT: Tensor, rng: np.random.Generator, n_probes: int | None = 4
 ) -> dict[Form, FormDeviation]:
-    """The `forms` for every block, by `n_probes` shared probes or (None) exactly.
+    """All forms for every block, by `n_probes` shared probes or (None) exactly.
 
     Costs per block 2 vector-Jacobian products for per_token, 2 n_probes for averaged, n_probes for released; exactly,
-    D T for the first two together and D for the last, which suits small models only. Raises ValueError for an unknown
-    form and for a single probe, which has no standard error.
+    D T for the first two together and D for the last, which suits small models only. Raises ValueError for a single
+    probe, which has no standard error.
     """
-    if unknown := set(forms) - set(FORMS):
-        raise ValueError(f"forms={sorted(unknown)} is not known; choose among {', '.join(FORMS)}")
     if n_probes is not None and n_probes < 2:
         raise ValueError(f"n_probes={n_probes} gives no standard error; use at least 2, or None for the exact value")
     layers = [_Layer() for _ in range(probed.n_layers)]
@@ -105,19 +97,19 @@ def jacobian_deviation(
     own_seed_NL = rng.integers(2**63, size=(len(tokens_NT), probed.n_layers))
     n_done = 0
     with probing(probed, gradients=True):
-        for tokens_BT in batches(probed, tokens_NT, max_tokens // GRAPH_MEMORY):
+        for tokens_BT in batches(probed, tokens_NT, GRAPH_MEMORY):
             x_BTD = probed.embed(tokens_BT)
             for index, layer in enumerate(layers):
                 pull, after_BTD = _differentiate(probed, index + 1, x_BTD)
                 generators = [_generator(seed) for seed in own_seed_NL[n_done : n_done + len(x_BTD), index]]
                 if n_probes is None:
-                    _measure_exactly(layer, pull, x_BTD, forms)
+                    _measure_exactly(layer, pull, x_BTD)
                 else:
                     v_PD = _normal(_generator(shared_seed_L[index]), n_probes, x_BTD.shape[-1]).to(x_BTD.device)
-                    _measure_by_probes(layer, pull, x_BTD, forms, v_PD, generators)
+                    _measure_by_probes(layer, pull, x_BTD, v_PD, generators)
                 x_BTD = after_BTD
             n_done += len(tokens_BT)
-        return _summarise(layers, forms, n_probes, x_BTD.shape[-1], rng)
+        return _summarise(layers, n_probes, x_BTD.shape[-1], rng)
 
 
 def _differentiate(probed: ProbedModel, layer: int, x_BTD: Tensor) -> tuple[Pull, Tensor]:
@@ -134,53 +126,40 @@ def _differentiate(probed: ProbedModel, layer: int, x_BTD: Tensor) -> tuple[Pull
 
 
 def _measure_by_probes(
-    layer: _Layer, pull: Pull, x_BTD: Tensor, forms: Sequence[Form], v_PD: Tensor, generators: list[torch.Generator]
+    layer: _Layer, pull: Pull, x_BTD: Tensor, v_PD: Tensor, generators: list[torch.Generator]
 ) -> None:
     """Probes and signs come from each sequence's own generator, so results do not depend on the batching."""
 
     def signed(v_BTD: Tensor) -> Tensor:
-        sign_BT1 = torch.stack([_signs(generator, x_BTD.shape[1]) for generator in generators]).to(x_BTD.device)
+        coins = [torch.randint(0, 2, (x_BTD.shape[1], 1), generator=generator) for generator in generators]
+        sign_BT1 = torch.stack(coins).to(x_BTD.device) * 2.0 - 1.0
         return sign_BT1 * pull(sign_BT1 * v_BTD)
 
-    if "per_token" in forms:
-        v_BTD = torch.stack([_normal(generator, *x_BTD.shape[1:]) for generator in generators]).to(x_BTD.device)
-        layer.squares.append((signed(v_BTD) * signed(v_BTD)).sum(-1))
-    if "averaged" in forms:
-        first, second = (torch.stack([signed(v_D).mean(1) for v_D in v_PD], dim=1) for _ in range(2))
-        layer.averaged.append((first, second))
-    if "released" in forms:
-        layer.released.append(_released(pull, v_PD))
+    v_BTD = torch.stack([_normal(generator, *x_BTD.shape[1:]) for generator in generators]).to(x_BTD.device)
+    layer.squares.append((signed(v_BTD) * signed(v_BTD)).sum(-1))
+    first, second = (torch.stack([signed(v_D).mean(1) for v_D in v_PD], dim=1) for _ in range(2))
+    layer.averaged.append((first, second))
+    layer.released.append(torch.stack([pull(v_D).mean(1) for v_D in v_PD], dim=1))
 
 
-def _measure_exactly(layer: _Layer, pull: Pull, x_BTD: Tensor, forms: Sequence[Form]) -> None:
+def _measure_exactly(layer: _Layer, pull: Pull, x_BTD: Tensor) -> None:
     """The same with unit vectors as probes, scaled so that a mean over them is a trace."""
     _, n_tokens, width = x_BTD.shape
-    v_DD = math.sqrt(width) * torch.eye(width, device=x_BTD.device)
-    if {"per_token", "averaged"} & set(forms):
-        place_TT1 = torch.eye(n_tokens, device=x_BTD.device)[..., None]
-
-        def isolated(v_D: Tensor) -> Tensor:
-            return torch.stack([pull(place_TT1[t] * v_D)[:, t] for t in range(n_tokens)], dim=1)
-
-        square_BT, averaged_BD = torch.zeros_like(x_BTD[..., 0]), []
-        for v_D in v_DD:
-            h_BTD = isolated(v_D)
-            square_BT += h_BTD.square().sum(-1) / width
-            averaged_BD.append(h_BTD.mean(1))
-        layer.squares.append(square_BT)
-        averaged_BDD = torch.stack(averaged_BD, dim=1)
-        layer.averaged.append((averaged_BDD, averaged_BDD))
-    if "released" in forms:
-        layer.released.append(_released(pull, v_DD))
-
-
-def _released(pull: Pull, v_PD: Tensor) -> tuple[Tensor, Tensor]:
-    mean_BPD = torch.stack([pull(v_D).mean(1) for v_D in v_PD], dim=1)
-    return mean_BPD, mean_BPD
+    place_TT1 = torch.eye(n_tokens, device=x_BTD.device)[..., None]
+    square_BT, averaged_BD, released_BD = torch.zeros_like(x_BTD[..., 0]), [], []
+    for v_D in math.sqrt(width) * torch.eye(width, device=x_BTD.device):
+        h_BTD = torch.stack([pull(place_T1 * v_D)[:, t] for t, place_T1 in enumerate(place_TT1)], dim=1)
+        square_BT += h_BTD.square().sum(-1) / width
+        averaged_BD.append(h_BTD.mean(1))
+        released_BD.append(pull(v_D).mean(1))
+    layer.squares.append(square_BT)
+    averaged_BDD = torch.stack(averaged_BD, dim=1)
+    layer.averaged.append((averaged_BDD, averaged_BDD))
+    layer.released.append(torch.stack(released_BD, dim=1))
 
 
 def _summarise(
-    layers: list[_Layer], forms: Sequence[Form], n_probes: int | None, width: int, rng: np.random.Generator
+    layers: list[_Layer], n_probes: int | None, width: int, rng: np.random.Generator
 ) -> dict[Form, FormDeviation]:
     estimate = shared_resamples(rng)
 
@@ -190,7 +169,10 @@ def _summarise(
             kernel_LNN = square_LNT.mean(-1)[..., None]  # linear in the resample's weights
             variance_L = square_LNT.var((1, 2)) / square_LNT[0].size
         else:
-            parts = [layer.averaged if form == "averaged" else layer.released for layer in layers]
+            parts = [
+                layer.averaged if form == "averaged" else [(mean_BPD, mean_BPD) for mean_BPD in layer.released]
+                for layer in layers
+            ]
             kernel_LNN, variance_L = (np.stack(values) for values in zip(*map(_kernel, parts), strict=True))
         unit = width if form == "released" else 1
 
@@ -210,7 +192,7 @@ def _summarise(
             score_standard_error=float(np.linalg.norm(error_L)) / len(layers) / unit,
         )
 
-    return {form: deviation(form) for form in forms}
+    return {form: deviation(form) for form in FORMS}
 
 
 def _kernel(parts: list[tuple[Tensor, Tensor]]) -> tuple[np.ndarray, float]:
@@ -231,15 +213,8 @@ def _normal(generator: torch.Generator, *shape: int) -> Tensor:
     return torch.randn(shape, generator=generator)
 
 
-def _signs(generator: torch.Generator, n_tokens: int) -> Tensor:
-    """sign_T1, each +1 or -1."""
-    return torch.randint(0, 2, (n_tokens, 1), generator=generator) * 2.0 - 1.0
-
-
 def add_rows(context: MeasureContext, rows: Measurements) -> None:
-    deviations = jacobian_deviation(
-        context.probed, context.inputs, context.rng(), context.config.jacobian_probes, max_tokens=context.max_tokens
-    )
+    deviations = jacobian_deviation(context.probed, context.inputs, context.rng(), context.config.jacobian_probes)
     for form, deviation in deviations.items():
         name = "jacobian_deviation" + ("" if form == "per_token" else f"_{form}")
         rows.add_score(name, deviation.score)

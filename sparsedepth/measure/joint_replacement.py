@@ -18,7 +18,6 @@ Shapes: N sequences, L layers, K successive replacements, R resamples.
 import numpy as np
 from torch import Tensor
 
-from sparsedepth.config.runtime import MAX_TOKENS
 from sparsedepth.measure.bootstrap import BootstrapEstimate, bootstrap
 from sparsedepth.measure.context import MeasureContext, Measurements, Scored, per_position
 from sparsedepth.measure.loss import fork_losses
@@ -28,23 +27,16 @@ from sparsedepth.probe.probed_model import ProbedModel
 
 
 def jointly_needed_layers(
-    probed: ProbedModel,
-    fit_NT: Tensor,
-    scored: Scored,
-    threshold: float,
-    rng: np.random.Generator,
-    max_tokens: int = MAX_TOKENS,
+    probed: ProbedModel, fit_NT: Tensor, scored: Scored, threshold: float, rng: np.random.Generator
 ) -> BootstrapEstimate:
-    """The number of remaining blocks, `threshold` in nat/token. L (L + 1) / 2 forks at most.
-
-    Raises ValueError unless there are more than D + 1 fit tokens.
-    """
-    maps = fit_affine(probed, fit_NT, max_tokens)
+    """The number of remaining blocks, `threshold` in nat/token. L (L + 1) / 2 forks at most. Raises ValueError unless
+    there are more than D + 1 fit tokens."""
+    maps = fit_affine(probed, fit_NT)
     remaining, replaced = list(range(1, probed.n_layers + 1)), {}
     added_KN: list[np.ndarray] = []
     while remaining and (not added_KN or added_KN[-1].mean() <= threshold):
         forks = [Fork({**replaced, layer: maps[layer - 1]}) for layer in remaining]
-        base_N, changed_NF = fork_losses(probed, scored, forks, max_tokens)
+        base_N, changed_NF = fork_losses(probed, scored, forks)
         best = int(np.nan_to_num(changed_NF.mean(0), nan=np.inf, posinf=np.inf).argmin())
         added_KN.append(changed_NF[:, best] - base_N)
         layer = remaining.pop(best)
@@ -60,6 +52,6 @@ def jointly_needed_layers(
 
 def add_rows(context: MeasureContext, rows: Measurements) -> None:
     result = jointly_needed_layers(
-        context.probed, context.fit, context.scored, context.config.needed_threshold, context.rng(), context.max_tokens
+        context.probed, context.fit, context.scored, context.config.needed_threshold, context.rng()
     )
     rows.add_score("jointly_needed_layers", result)

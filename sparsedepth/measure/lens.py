@@ -11,14 +11,12 @@ means over l < L. Nothing is fitted, so a lens may miss information that is ther
 Shapes: B and N sequences, T tokens of one sequence, n tokens, D width of the residual stream, V vocabulary, L layers.
 """
 
-from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from sparsedepth.config.runtime import MAX_TOKENS
 from sparsedepth.measure.bootstrap import ScoreByLayer, shared_resamples
 from sparsedepth.measure.context import MeasureContext, Measurements
 from sparsedepth.measure.loss import MAX_LOGITS
@@ -29,25 +27,15 @@ TOP = 5
 """Number of most likely tokens compared, or all of a smaller vocabulary."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Lens:
-    """Layers 0..L, and the mean over layers 0..L-1."""
-
-    kl: ScoreByLayer
-    """nat; 0 at L"""
-    overlap: ScoreByLayer
-    """1 at L"""
-
-
-def lens(probed: ProbedModel, tokens_NT: Tensor, rng: np.random.Generator, max_tokens: int = MAX_TOKENS) -> Lens:
-    """Apply the head to the state after every layer: one forward pass and L + 1 heads."""
-    kl_overlap_N2L = by_sequence(probed, tokens_NT, max_tokens, lambda tokens_BT: _batch_lens(probed, tokens_BT))
+def lens(probed: ProbedModel, tokens_NT: Tensor, rng: np.random.Generator) -> dict[str, ScoreByLayer]:
+    """lens_kl (nat) and lens_overlap of layers 0..L; the scores are means over layers 0..L-1. One forward pass and
+    L + 1 heads."""
+    kl_overlap_N2L = by_sequence(probed, tokens_NT, lambda tokens_BT: _batch_lens(probed, tokens_BT))
     mean = partial(shared_resamples(rng), lambda value_RL: value_RL[:, :-1].mean(-1))
-    kl, overlap = (
-        ScoreByLayer(by_layer=by_layer.tolist(), score=mean(kl_overlap_N2L[:, index]), first=0)
-        for index, by_layer in enumerate(kl_overlap_N2L.mean(0))
-    )
-    return Lens(kl=kl, overlap=overlap)
+    return {
+        name: ScoreByLayer(by_layer=value_NL.mean(0).tolist(), score=mean(value_NL), first=0)
+        for name, value_NL in (("lens_kl", kl_overlap_N2L[:, 0]), ("lens_overlap", kl_overlap_N2L[:, 1]))
+    }
 
 
 def _batch_lens(probed: ProbedModel, tokens_BT: Tensor) -> Tensor:
@@ -71,8 +59,5 @@ def _batch_lens(probed: ProbedModel, tokens_BT: Tensor) -> Tensor:
 
 
 def add_rows(context: MeasureContext, rows: Measurements) -> None:
-    if not context.probed.causal:
-        return  # the head of a ViT reads only the class token
-    result = lens(context.probed, context.inputs, context.rng(), context.max_tokens)
-    rows.add_profile("lens_kl", result.kl, context.n_tokens)
-    rows.add_profile("lens_overlap", result.overlap, context.n_tokens)
+    if context.probed.causal:  # the head of a ViT reads only the class token
+        rows.add_profiles(lens(context.probed, context.inputs, context.rng()), context.n_tokens)

@@ -28,7 +28,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from sparsedepth.config.runtime import MAX_TOKENS
 from sparsedepth.config.task import IGNORED, SOLVED
 from sparsedepth.measure.bootstrap import LEVEL, BootstrapEstimate, Estimator, ratio, shared_resamples
 from sparsedepth.measure.context import MeasureContext, Measurements, Row, Scored, position_mean
@@ -41,31 +40,24 @@ would otherwise exhaust memory."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class ByDifficulty:
-    rows: list[Row]
-    """difficulty, positions, loss (nat/token) and accuracy, by increasing difficulty"""
-    solved: BootstrapEstimate
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
 class HeldOutLoss:
     loss: BootstrapEstimate
     """nat/token, from 0; ln V is guessing"""
     accuracy: BootstrapEstimate
     """share; of equal logits the first counts as the prediction"""
-    by_difficulty: ByDifficulty | None
+    by_difficulty: list[Row]
+    """difficulty, positions, loss (nat/token) and accuracy, by increasing difficulty; none for text"""
+    solved: BootstrapEstimate | None
     """None for text"""
     n_tokens: int
     """scored positions"""
 
 
-def held_out_loss(
-    probed: ProbedModel, scored: Scored, rng: np.random.Generator, max_tokens: int = MAX_TOKENS
-) -> HeldOutLoss:
+def held_out_loss(probed: ProbedModel, scored: Scored, rng: np.random.Generator) -> HeldOutLoss:
     """Cross-entropy and accuracy at the scored positions of sequences not used in training."""
     parts = []
     with probing(probed):
-        for part in scored.parts(probed, max_tokens):
+        for part in scored.parts(probed):
             (last_BTD,) = deque(stream(probed, part.inputs), maxlen=1)
             parts.append(position_scores(probed, last_BTD[None], part.targets))
         loss_NT, correct_NT = (torch.cat([scores[0] for scores in batches]) for batches in zip(*parts, strict=True))
@@ -74,22 +66,23 @@ def held_out_loss(
     by_sequence = [
         (score.mean(-1, dtype=torch.float64) * scored.scale).cpu().numpy() for score in (loss_NT, correct_NT)
     ]
-    levels = None
+    rows, solved = [], None
     if scored.difficulty is not None:
         arrays = (values.cpu().numpy() for values in (loss_NT, correct_NT, scored.targets, scored.difficulty))
-        levels = by_difficulty(*arrays, estimate)
+        rows, solved = by_difficulty(*arrays, estimate)
     return HeldOutLoss(
         loss=position_mean(by_sequence[0], scored.weight, estimate),
         accuracy=position_mean(by_sequence[1], scored.weight, estimate),
-        by_difficulty=levels,
+        by_difficulty=rows,
+        solved=solved,
         n_tokens=scored.n_scored,
     )
 
 
 def by_difficulty(
     loss_NT: np.ndarray, correct_NT: np.ndarray, targets_NT: np.ndarray, difficulty_NT: np.ndarray, estimate: Estimator
-) -> ByDifficulty:
-    """Of the scored positions; there must be one."""
+) -> tuple[list[Row], BootstrapEstimate]:
+    """The rows and the solved difficulty of the scored positions; there must be one."""
     scored_NT = targets_NT != IGNORED
     levels_D = np.unique(difficulty_NT[scored_NT])
     of_level_DNT = (difficulty_NT == levels_D[:, None, None]) & scored_NT
@@ -108,14 +101,14 @@ def by_difficulty(
 
     estimated = estimate(solved, correct_ND, n_ND)
     if estimated.hi is None:
-        return ByDifficulty(rows=rows, solved=estimated)
+        return rows, estimated
     reached = levels_D[0] - 1
     for level, correct_N, n_N in zip(levels_D, correct_ND.T, n_ND.T, strict=True):
         accuracy = estimate(ratio, correct_N, n_N, level=1 - (1 - LEVEL) / len(levels_D))
         if accuracy.hi is not None and accuracy.hi < SOLVED - 1e-9:
             break
         reached = level
-    return ByDifficulty(rows=rows, solved=replace(estimated, hi=max(estimated.hi, float(reached))))
+    return rows, replace(estimated, hi=max(estimated.hi, float(reached)))
 
 
 def bits_per_byte(loss: float, bytes_per_token: float) -> float:
@@ -125,47 +118,40 @@ def bits_per_byte(loss: float, bytes_per_token: float) -> float:
     return loss / math.log(2) / bytes_per_token
 
 
-def fork_losses(
-    probed: ProbedModel, scored: Scored, forks: Sequence[Fork], max_tokens: int = MAX_TOKENS
-) -> tuple[np.ndarray, np.ndarray]:
+def fork_losses(probed: ProbedModel, scored: Scored, forks: Sequence[Fork]) -> tuple[np.ndarray, np.ndarray]:
     """base_N and changed_NF: each sequence's loss, nat/token, without and with each fork's change.
 
     Scaled as in `Scored`: their means over sequences are the losses. For the interval of a difference in nat/token use
     `position_mean` with `scored.weight`.
     """
-    return _score_forks(
-        lambda x_FBTD, targets_BT: sequence_loss(probed, x_FBTD, targets_BT, scored.scale),
-        probed, scored, forks, max_tokens,
-    )  # fmt: skip
+
+    def loss(x_FBTD: Tensor, targets_BT: Tensor) -> Tensor:
+        return sequence_loss(probed, x_FBTD, targets_BT, scored.scale)
+
+    return _score_forks(loss, probed, scored, forks)
 
 
-def fork_scores(
-    probed: ProbedModel, scored: Scored, forks: Sequence[Fork], max_tokens: int = MAX_TOKENS
-) -> tuple[np.ndarray, np.ndarray]:
+def fork_scores(probed: ProbedModel, scored: Scored, forks: Sequence[Fork]) -> tuple[np.ndarray, np.ndarray]:
     """base_N2 and changed_NF2: loss and accuracy, scaled as in `fork_losses`."""
 
     def loss_and_accuracy(x_FBTD: Tensor, targets_BT: Tensor) -> Tensor:
         by_position = position_scores(probed, x_FBTD, targets_BT)
         return torch.stack([score.mean(-1, dtype=torch.float64) for score in by_position], dim=-1) * scored.scale
 
-    return _score_forks(loss_and_accuracy, probed, scored, forks, max_tokens)
+    return _score_forks(loss_and_accuracy, probed, scored, forks)
 
 
 def _score_forks(
-    score: Callable[[Tensor, Tensor], Tensor],
-    probed: ProbedModel,
-    scored: Scored,
-    forks: Sequence[Fork],
-    max_tokens: int,
+    score: Callable[[Tensor, Tensor], Tensor], probed: ProbedModel, scored: Scored, forks: Sequence[Fork]
 ) -> tuple[np.ndarray, np.ndarray]:
     """`score` of last states [F, B, T, D] and targets: of the model [N, ...], and of its forks [N, F, ...]."""
     base, changed = [], []
     with probing(probed):
-        for part in scored.parts(probed, max_tokens):
+        for part in scored.parts(probed):
             states = record_states(probed, part.inputs)
             base.append(score(states[-1][None], part.targets)[0])
             of_forks = base[-1].new_empty(len(forks), *base[-1].shape)
-            for step in run_forks(probed, states, forks, max_tokens):
+            for step in run_forks(probed, states, forks):
                 if step.layer == probed.n_layers:
                     of_forks[step.forks] = score(step.after, part.targets)
             changed.append(of_forks.transpose(0, 1))
@@ -187,10 +173,8 @@ def sequence_loss(probed: ProbedModel, x_FBTD: Tensor, targets_BT: Tensor, scale
 
 
 def position_scores(probed: ProbedModel, x_FBTD: Tensor, targets_BT: Tensor) -> tuple[Tensor, Tensor]:
-    """loss_FBT and correct_FBT (1 if the target has the largest logit), both fp32, 0 where not scored.
-
-    As with `sequence_loss`, a sequence's accuracy is the mean over T x `Scored.scale`.
-    """
+    """loss_FBT and correct_FBT (1 if the target has the largest logit), both fp32, 0 where not scored. As with
+    `sequence_loss`, a sequence's accuracy is the mean over T x `Scored.scale`."""
     losses, correct = [], []
     for logits_nV, target_n in _logits(probed, x_FBTD, targets_BT):
         losses.append(F.cross_entropy(logits_nV, target_n, reduction="none", ignore_index=IGNORED))
@@ -212,16 +196,16 @@ def add_rows(context: MeasureContext, rows: Measurements) -> None:
     """Loss, accuracy and loss by difficulty of held-out sequences; the loss at a common context if contexts differ."""
     config = context.config
     scored = context.sequences(config.seq_len, config.val_tokens)
-    val = held_out_loss(context.probed, scored, context.rng(), context.max_tokens)
+    val = held_out_loss(context.probed, scored, context.rng())
     common = val
     if config.eval_seq_len not in (None, config.seq_len):
         at_common = context.sequences(config.eval_seq_len, config.val_tokens)
-        common = held_out_loss(context.probed, at_common, context.rng(), context.max_tokens)
+        common = held_out_loss(context.probed, at_common, context.rng())
     rows.add_score("val_loss", val.loss)
     rows.add_score("val_accuracy", val.accuracy)
-    if val.by_difficulty is not None:
-        rows.add_score("solved_difficulty", val.by_difficulty.solved)
-        rows.difficulty.extend({"step": rows.step, **row} for row in val.by_difficulty.rows)
+    if val.solved is not None:
+        rows.add_score("solved_difficulty", val.solved)
+        rows.difficulty.extend({"step": rows.step, **row} for row in val.by_difficulty)
     rows.add_score("val_loss_common", common.loss)
     known = context.bytes_per_token is not None and val.loss.value is not None
     bits = bits_per_byte(val.loss.value, context.bytes_per_token) if known else None

@@ -20,62 +20,42 @@ Shapes: B and N sequences, T tokens of one sequence, n tokens of a batch, D widt
 
 import itertools
 import math
-from collections import defaultdict
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from sparsedepth.config.runtime import MAX_TOKENS
 from sparsedepth.measure.bootstrap import complete_mean, finite
 from sparsedepth.measure.context import MeasureContext, Measurements
 from sparsedepth.probe.fork import batches, probing, record_states, token_count
 from sparsedepth.probe.probed_model import ProbedModel
 
 
-@dataclass(frozen=True, kw_only=True)
-class SpectrumSpread:
-    ratio: float | None
-    rank: float | None
-    """effective rank; both None without variance"""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Participation:
-    states: list[SpectrumSpread]
-    """x_l, layers 0..L"""
-    updates: list[SpectrumSpread]
-    """u_l, layers 1..L"""
-
-
-def participation(probed: ProbedModel, tokens_NT: Tensor, max_tokens: int = MAX_TOKENS) -> Participation:
-    """One forward pass without the head, with 8 (2 L + 1) D^2 bytes of sums."""
-    sums: dict[tuple[str, int], list[Tensor]] = defaultdict(list)
+def participation(probed: ProbedModel, tokens_NT: Tensor) -> dict[str, list[float | None]]:
+    """participation_ratio and effective_rank of layers 0..L, update_rank of layers 1..L; None without variance. One
+    forward pass without the head, with 8 (2 L + 1) D^2 bytes of sums."""
+    sums: list[tuple[Tensor, Tensor]] = []
     with probing(probed):
-        for tokens_BT in batches(probed, tokens_NT, max_tokens):
+        for tokens_BT in batches(probed, tokens_NT):
             states = record_states(probed, tokens_BT)
-            updates = [after - before for before, after in itertools.pairwise(states)]
-            for name, values in (("states", states), ("updates", updates)):
-                for place, value_BTD in enumerate(values):
-                    value_nD = value_BTD.flatten(0, 1).double()
-                    moments, before = [value_nD.sum(0), value_nD.T @ value_nD], sums[name, place]
-                    sums[name, place] = [a + b for a, b in zip(before, moments, strict=True)] if before else moments
-    n_tokens = token_count(tokens_NT)
-    spreads = {key: _spread(*moments, n_tokens) for key, moments in sums.items()}
-    return Participation(
-        states=[spreads["states", layer] for layer in range(probed.n_layers + 1)],
-        updates=[spreads["updates", layer] for layer in range(probed.n_layers)],
-    )
+            updates = (after - before for before, after in itertools.pairwise(states))
+            values_nD = (x_BTD.flatten(0, 1).double() for x_BTD in itertools.chain(states, updates))
+            moments = [(x_nD.sum(0), x_nD.T @ x_nD) for x_nD in values_nD]
+            sums = [(a + c, b + d) for (a, b), (c, d) in zip(sums, moments, strict=True)] if sums else moments
+    ratios, ranks = zip(*(_spread(*moments, token_count(tokens_NT)) for moments in sums), strict=True)
+    n_states = probed.n_layers + 1
+    by_state = {"participation_ratio": [*ratios[:n_states]], "effective_rank": [*ranks[:n_states]]}
+    return by_state | {"update_rank": [*ranks[n_states:]]}
 
 
-def _spread(sum_D: Tensor, product_DD: Tensor, n_tokens: int) -> SpectrumSpread:
+def _spread(sum_D: Tensor, product_DD: Tensor, n_tokens: int) -> tuple[float | None, float | None]:
+    """Participation ratio and effective rank."""
     mean_D = sum_D / n_tokens
     covariance_DD = product_DD / n_tokens - torch.outer(mean_D, mean_D)
     trace = covariance_DD.trace()
     if trace <= 1e-12 * product_DD.trace() / n_tokens:  # rounding errors of a constant stream
-        return SpectrumSpread(ratio=None, rank=None)
+        return None, None
     ratio = (trace**2 / covariance_DD.square().sum()).item()
-    return SpectrumSpread(ratio=finite(ratio), rank=finite(spectrum_rank(torch.linalg.eigvalsh(covariance_DD))))
+    return finite(ratio), finite(spectrum_rank(torch.linalg.eigvalsh(covariance_DD)))
 
 
 def spectrum_rank(energy: Tensor) -> float:
@@ -85,13 +65,7 @@ def spectrum_rank(energy: Tensor) -> float:
 
 
 def add_rows(context: MeasureContext, rows: Measurements) -> None:
-    result = participation(context.probed, context.inputs, context.max_tokens)
-    ratios, ranks = zip(*((spread.ratio, spread.rank) for spread in result.states), strict=True)
-    update_ranks = [spread.rank for spread in result.updates]
-    for name, values, first in (
-        ("participation_ratio", ratios, 0),
-        ("effective_rank", ranks, 0),
-        ("update_rank", update_ranks, 1),
-    ):
+    for name, values in participation(context.probed, context.inputs).items():
+        first = int(name == "update_rank")
         rows.summary[name] = complete_mean(values[1 - first :])
         rows.add_layers(name, values, context.n_tokens, first=first)

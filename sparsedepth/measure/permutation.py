@@ -25,7 +25,6 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from sparsedepth.config.runtime import MAX_TOKENS
 from sparsedepth.measure.bootstrap import BootstrapEstimate, bootstrap, finite, mean_of_last
 from sparsedepth.measure.context import MeasureContext, Measurements, Scored
 from sparsedepth.measure.loss import fork_losses, relative_change
@@ -50,15 +49,20 @@ def permutation_effect(
     scored: Scored,
     rng: np.random.Generator,
     n_pairs: int | None = None,
-    max_tokens: int = MAX_TOKENS,
     *,
     neighbours: bool = False,
 ) -> PermutationEffect:
     """The relative change of the loss with each pair of blocks swapped, or only `neighbours`."""
     n_layers = probed.n_layers
     pairs = [*itertools.pairwise(range(1, n_layers + 1))] if neighbours else choose_pairs(n_layers, n_pairs, rng)
-    base_N, swapped_NP = fork_losses(probed, scored, [swap(*pair) for pair in pairs], max_tokens)
-    score = _lowered(bootstrap(_mean_effect, swapped_NP, base_N, rng=rng))
+    base_N, swapped_NP = fork_losses(probed, scored, [swap(*pair) for pair in pairs])
+
+    def mean_effect(swapped_RP: np.ndarray, base_R: np.ndarray) -> np.ndarray:
+        return mean_of_last(np.abs(relative_change(swapped_RP, base_R[:, None])))
+
+    score = bootstrap(mean_effect, swapped_NP, base_N, rng=rng)
+    if score.lo is not None:
+        score = replace(score, lo=max(0.0, score.lo - 2 * max(score.excess, 0.0)))
     effects = np.abs(relative_change(swapped_NP.mean(0), base_N.mean()))
     return PermutationEffect(
         effects={pair: finite(effect) for pair, effect in zip(pairs, effects, strict=True)},
@@ -76,11 +80,6 @@ def choose_pairs(n_layers: int, n_pairs: int | None, rng: np.random.Generator) -
     return [pairs[index] for index in np.sort(shuffled[places.astype(int)])]
 
 
-def _lowered(score: BootstrapEstimate) -> BootstrapEstimate:
-    """With the lower end lowered by twice the excess of the resamples, to 0 at least."""
-    return score if score.lo is None else replace(score, lo=max(0.0, score.lo - 2 * max(score.excess, 0.0)))
-
-
 def _with_pair_sampling(score: BootstrapEstimate, effects: np.ndarray, n_all: int) -> BootstrapEstimate:
     """Combine the independent intervals over sequences and over pairs: distances from the value add as squares."""
     if score.value is None or len(effects) == n_all:
@@ -88,10 +87,8 @@ def _with_pair_sampling(score: BootstrapEstimate, effects: np.ndarray, n_all: in
     lo, hi = pair_interval(effects, n_all)
     if score.lo is None or score.hi is None or math.isnan(lo):
         return replace(score, lo=None, hi=None)
-    below, above = (
-        math.hypot(score.value - score.lo, score.value - lo),
-        math.hypot(score.hi - score.value, hi - score.value),
-    )
+    below = math.hypot(score.value - score.lo, score.value - lo)
+    above = math.hypot(score.hi - score.value, hi - score.value)
     return replace(score, lo=max(0.0, score.value - below), hi=score.value + above)
 
 
@@ -106,18 +103,13 @@ def pair_interval(effects: np.ndarray, n_all: int) -> tuple[float, float]:
     return mean * math.exp(-Z_PAIRS * relative_error), mean * math.exp(Z_PAIRS * relative_error)
 
 
-def _mean_effect(swapped_RP: np.ndarray, base_R: np.ndarray) -> np.ndarray:
-    return mean_of_last(np.abs(relative_change(swapped_RP, base_R[:, None])))
-
-
 def add_rows(context: MeasureContext, rows: Measurements) -> None:
     n_pairs = context.config.permutation_pairs
-    result = permutation_effect(context.probed, context.scored, context.rng(), n_pairs, context.max_tokens)
+    result = permutation_effect(context.probed, context.scored, context.rng(), n_pairs)
     rows.add_score("permutation_score", result.score)
     rows.add_pairs("permutation_effect", result.effects, context.scored.n_scored)
 
 
 def add_neighbour_rows(context: MeasureContext, rows: Measurements) -> None:
-    probed, scored, max_tokens = context.probed, context.scored, context.max_tokens
-    result = permutation_effect(probed, scored, context.rng(), max_tokens=max_tokens, neighbours=True)
+    result = permutation_effect(context.probed, context.scored, context.rng(), neighbours=True)
     rows.add_score("permutation_neighbours", result.score)

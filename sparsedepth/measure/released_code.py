@@ -13,7 +13,6 @@ from collections.abc import Callable, Mapping
 import torch
 from torch import Tensor
 
-from sparsedepth.config.runtime import MAX_TOKENS
 from sparsedepth.measure.bootstrap import finite
 from sparsedepth.measure.context import MeasureContext, Measurements, Scored
 from sparsedepth.measure.loss import fork_losses, relative_change
@@ -23,12 +22,8 @@ from sparsedepth.measure.variance import token_variance
 from sparsedepth.probe.fork import batches, by_sequence, probing, record_states, replace, run_forks, skip, stream
 from sparsedepth.probe.probed_model import ProbedModel
 
-FinalNorm = Callable[[Tensor], Tensor]
 
-
-def causal_misaligned(
-    probed: ProbedModel, tokens_NT: Tensor, final_norm: FinalNorm, max_tokens: int = MAX_TOKENS
-) -> dict[tuple[int, int], float | None]:
+def causal_misaligned(probed: ProbedModel, tokens_NT: Tensor) -> dict[tuple[int, int], float | None]:
     """Causal effects of dense models: the update of block l + 1 without block s, against that of block l with it.
 
     A run that skips block s records one state less, so from s on its list is one layer ahead: effect(s, l) = sum over
@@ -39,15 +34,15 @@ def causal_misaligned(
     change_LL = torch.zeros(n_layers, n_layers, dtype=torch.float64)
     update_L = torch.zeros(n_layers, dtype=torch.float64)
     with probing(probed):
-        for tokens_BT in batches(probed, tokens_NT, max_tokens):
+        for tokens_BT in batches(probed, tokens_NT):
             states = record_states(probed, tokens_BT)
             for layer, (before, after) in enumerate(itertools.pairwise(states)):
                 update_L[layer] += _sum_of_norms(after - before).cpu()
-            for step in run_forks(probed, states, [skip(layer) for layer in range(1, n_layers + 1)], max_tokens):
+            for step in run_forks(probed, states, [skip(layer) for layer in range(1, n_layers + 1)]):
                 layer = step.layer - 1  # to which the released code assigns this update
                 if layer == 0:
                     continue
-                after = final_norm(step.after) if step.layer == n_layers else step.after
+                after = probed.final_norm(step.after) if step.layer == n_layers else step.after
                 if after.shape != step.after.shape:  # the norm of the sum of several streams: no update
                     return {pair: None for pair in itertools.combinations(range(1, n_layers), 2)}
                 difference = (after - step.before) - (states[layer] - states[layer - 1])
@@ -56,20 +51,16 @@ def causal_misaligned(
     return {(s, later): finite((change_LL[s - 1] / update_L)[later - 1].item()) for s, later in pairs}
 
 
-def affine_increase_in_sample(
-    probed: ProbedModel, scored: Scored, *, transposed: bool = True, max_tokens: int = MAX_TOKENS
-) -> list[float | None]:
+def affine_increase_in_sample(probed: ProbedModel, scored: Scored) -> list[float | None]:
     """Loss increases of usefulness for blocks 1..L, fitted and scored on the same tokens, with the transposed map.
 
     The least-squares solution A of x A = x_l is installed as the weight of a linear layer, which multiplies by its
-    transpose: x A^T. Such a map can be worse than none, so useless blocks count as useful. With transposed=False only
-    the fit on scored tokens remains, which flatters the map and makes blocks look less useful. Ours (`usefulness`) fits
-    on other tokens and installs A.
+    transpose: x A^T. Such a map can be worse than none, so useless blocks count as useful; the fit on scored tokens
+    flatters it, less. Ours (`usefulness`) fits on other tokens and installs A.
     """
-    maps = fit_affine(probed, scored.inputs, max_tokens)
-    functions = [transpose(affine) for affine in maps] if transposed else maps
-    forks = [replace(layer, function) for layer, function in enumerate(functions, start=1)]
-    base_N, affine_NL = fork_losses(probed, scored, forks, max_tokens)
+    maps = fit_affine(probed, scored.inputs)
+    forks = [replace(layer, transpose(affine)) for layer, affine in enumerate(maps, start=1)]
+    base_N, affine_NL = fork_losses(probed, scored, forks)
     return [finite(value) for value in relative_change(affine_NL.mean(0), base_N.mean())]
 
 
@@ -92,19 +83,15 @@ def permutation_weighted(effects: Mapping[tuple[int, int], float], n_layers: int
     return sum(by_layer) / n_layers if effects else None
 
 
-def normalised_last_variance(
-    probed: ProbedModel, tokens_NT: Tensor, final_norm: FinalNorm, max_tokens: int = MAX_TOKENS
-) -> float | None:
-    """The released last-layer variance: of norm(x_L), near the squared gain of the norm at any depth.
-
-    Ours (`variance`) is that of x_L.
-    """
+def normalised_last_variance(probed: ProbedModel, tokens_NT: Tensor) -> float | None:
+    """The released last-layer variance: of norm(x_L), near the squared gain of the norm at any depth. Ours (`variance`)
+    is that of x_L."""
 
     def variance(tokens_BT: Tensor) -> Tensor:
         *_, x_BTD = stream(probed, tokens_BT)
-        return token_variance(final_norm(x_BTD))
+        return token_variance(probed.final_norm(x_BTD))
 
-    return finite(by_sequence(probed, tokens_NT, max_tokens, variance).mean().item())
+    return finite(by_sequence(probed, tokens_NT, variance).mean().item())
 
 
 def _sum_of_norms(x: Tensor) -> Tensor:
@@ -114,15 +101,15 @@ def _sum_of_norms(x: Tensor) -> Tensor:
 
 def add_rows(context: MeasureContext, rows: Measurements) -> None:
     """The scores as in the released code."""
-    probed, scored, max_tokens = context.probed, context.scored, context.max_tokens
-    effects = list(causal_misaligned(probed, context.inputs, probed.final_norm, max_tokens).values())
+    probed, scored = context.probed, context.scored
+    effects = list(causal_misaligned(probed, context.inputs).values())
     shifted = [effect for effect in effects if effect is not None]
-    pairs = permutation_effect(probed, scored, context.rng(), None, max_tokens).effects
+    pairs = permutation_effect(probed, scored, context.rng()).effects
     known = {pair: effect for pair, effect in pairs.items() if effect is not None}
-    increases = affine_increase_in_sample(probed, scored, max_tokens=max_tokens)
+    increases = affine_increase_in_sample(probed, scored)
     rows.summary.update(
         causal_score_released=sum(shifted) / len(shifted) if shifted and len(shifted) == len(effects) else None,
         permutation_score_released=permutation_weighted(known, probed.n_layers),
         usefulness_released=share_above(increases, context.config.usefulness_threshold),
-        residual_variance_last_released=normalised_last_variance(probed, context.inputs, probed.final_norm, max_tokens),
+        residual_variance_last_released=normalised_last_variance(probed, context.inputs),
     )

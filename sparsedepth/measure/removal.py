@@ -21,7 +21,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sparsedepth.config.runtime import MAX_TOKENS
 from sparsedepth.measure.bootstrap import BootstrapEstimate, finite, mean_of_last, shared_resamples
 from sparsedepth.measure.context import MeasureContext, Measurements, Scored, position_mean
 from sparsedepth.measure.loss import fork_scores, relative_change
@@ -45,18 +44,12 @@ class Removal:
     """over ranges of two or more blocks; None if there is none. The interval ignores the sampling of ranges"""
 
 
-def removal(
-    probed: ProbedModel,
-    scored: Scored,
-    rng: np.random.Generator,
-    n_ranges: int | None = None,
-    max_tokens: int = MAX_TOKENS,
-) -> Removal:
+def removal(probed: ProbedModel, scored: Scored, rng: np.random.Generator, n_ranges: int | None = None) -> Removal:
     """The loss without each block, and without all longer ranges or `n_ranges` of them."""
     singles = [(layer, layer) for layer in range(1, probed.n_layers + 1)]
     longer = choose_ranges(probed.n_layers, n_ranges, rng)
     forks = [skip_range(first, last) for first, last in (*singles, *longer)]
-    base_N2, removed_NP2 = fork_scores(probed, scored, forks, max_tokens)
+    base_N2, removed_NP2 = fork_scores(probed, scored, forks)
     (base_N, accuracy_N), (removed_NP, removed_accuracy_NP) = (
         np.moveaxis(scores, -1, 0) for scores in (base_N2, removed_NP2)
     )
@@ -67,19 +60,17 @@ def removal(
         drops=dict(zip((*singles, *longer), drops, strict=True)),
         accuracy_lost=dict(zip((*singles, *longer), lost_NP.mean(0).tolist(), strict=True)),
         accuracy_score=position_mean(lost_N, scored.weight, estimate),
-        cosine_correlation=rank_correlation(
-            drops[: probed.n_layers], block_influence(probed, scored.inputs, max_tokens)
-        ),
+        cosine_correlation=rank_correlation(drops[: probed.n_layers], block_influence(probed, scored.inputs)),
         score=estimate(_mean_drop, removed_NP[:, : probed.n_layers], base_N),
         range_score=estimate(_mean_drop, removed_NP[:, probed.n_layers :], base_N),
     )
 
 
-def block_influence(probed: ProbedModel, tokens_NT: Tensor, max_tokens: int = MAX_TOKENS) -> list[float]:
+def block_influence(probed: ProbedModel, tokens_NT: Tensor) -> list[float]:
     """1 - E cos(x_l, x_(l-1)) of blocks 1..L, in one pass without the head."""
     sums = np.zeros(probed.n_layers)
     with probing(probed):
-        for tokens_BT in batches(probed, tokens_NT, max_tokens):
+        for tokens_BT in batches(probed, tokens_NT):
             for place, (before, after) in enumerate(itertools.pairwise(stream(probed, tokens_BT))):
                 sums[place] += torch.cosine_similarity(before, after, dim=-1).sum(dtype=torch.float64).item()
     return (1 - sums / token_count(tokens_NT)).tolist()
@@ -115,7 +106,7 @@ def _mean_drop(removed_RK: np.ndarray, base_R: np.ndarray) -> np.ndarray:
 
 def add_rows(context: MeasureContext, rows: Measurements) -> None:
     n_ranges = context.config.removal_ranges
-    result = removal(context.probed, context.scored, context.rng(), n_ranges, context.max_tokens)
+    result = removal(context.probed, context.scored, context.rng(), n_ranges)
     rows.add_score("removal_score", result.score)
     rows.add_score("removal_range_score", result.range_score)
     rows.add_score("removal_accuracy_lost", result.accuracy_score)

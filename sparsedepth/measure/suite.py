@@ -3,7 +3,7 @@
 Data are held-out text or a task's held-out sequences: scores read the first measure_tokens tokens; usefulness fits its
 maps on the next fit_tokens, so on no scored token; the validation loss reads the first val_tokens. Losses are over
 scored positions. Sequences have seq_len tokens, as in training, and eval_seq_len for val_loss_common. Pairs and
-resamples depend only on `seed`, so all runs are compared on the same draws.
+resamples are drawn from one seed, so all runs are compared on the same draws.
 
 Shapes: N sequences, T tokens of one sequence.
 """
@@ -13,7 +13,6 @@ from collections.abc import Callable
 from torch import Tensor
 
 from sparsedepth.config.run import MeasureOnlyConfig, RunConfig
-from sparsedepth.config.runtime import MAX_TOKENS
 from sparsedepth.measure import (
     activations,
     attention_sparsity,
@@ -82,8 +81,6 @@ def measure_run(
     bytes_per_token: float | None = None,
     *,
     step: int,
-    seed: int = 0,
-    max_tokens: int = MAX_TOKENS,
     eod: int | None = None,
     progress: Callable[[float], None] | None = None,
 ) -> Measurements:
@@ -93,15 +90,7 @@ def measure_run(
     of documents are unknown. `progress` gets the share of measures done. Raises ValueError unless there are more than
     d_model + 1 fit tokens.
     """
-    context = MeasureContext(
-        probed=probed,
-        config=config,
-        held_out=held_out,
-        seed=seed,
-        max_tokens=max_tokens,
-        bytes_per_token=bytes_per_token,
-        eod=eod,
-    )
+    context = MeasureContext(probed=probed, config=config, held_out=held_out, bytes_per_token=bytes_per_token, eod=eod)
     measurements = Measurements(step=step)
     names = [measure.name for measure in MEASURES if measure.name in config.measures]
     for done, name in enumerate(names, start=1):

@@ -29,7 +29,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sparsedepth.config.runtime import MAX_TOKENS
 from sparsedepth.measure.bootstrap import BootstrapEstimate, finite, ratio, shared_resamples
 from sparsedepth.measure.context import MeasureContext, Measurements, Row
 from sparsedepth.probe.fork import batches, probing, stream
@@ -48,15 +47,11 @@ and, as differences between tokens, without principal components."""
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class TrajectoryShapes:
-    mean: np.ndarray
-    """[L], rad"""
-    components: np.ndarray
-    """[2, L], unit vectors; the largest entry of each is positive. NaN if all tokens are equal"""
+    by_layer: dict[str, np.ndarray]
+    """trajectory_mean, early_stop_ideal and even_ideal, [L], rad; the components trajectory_pc1 and _pc2, unit vectors
+    whose largest entry is positive, NaN if all tokens are equal"""
     variance_shares: tuple[float | None, float | None]
     """of the components, from 0 to 1"""
-    early_stop: np.ndarray
-    even: np.ndarray
-    """the ideals, [L], rad"""
     early_stop_share: BootstrapEstimate
     even_share: BootstrapEstimate
     """shares of tokens near each ideal; the others are near neither"""
@@ -71,18 +66,15 @@ def trajectories(
     tokens_NT: Tensor,
     rng: np.random.Generator,
     eod: int | None = None,
-    max_tokens: int = MAX_TOKENS,
     max_points: int = MAX_POINTS,
 ) -> TrajectoryShapes | None:
-    """One forward pass. `eod` ends a document; None = unknown.
-
-    None for fewer than MIN_LAYERS layers, without a valid token, and if a state is not finite.
-    """
+    """One forward pass. `eod` ends a document; None = unknown. None for fewer than MIN_LAYERS layers, without a valid
+    token, and if a state is not finite."""
     if probed.n_layers < MIN_LAYERS:
         return None
     with probing(probed):
         # Half as many tokens at once: their states are fp64 here.
-        parts = [_angles(probed, tokens_BT) for tokens_BT in batches(probed, tokens_NT, max_tokens // 2)]
+        parts = [_angles(probed, tokens_BT) for tokens_BT in batches(probed, tokens_NT, memory=2)]
         angles_NTL, exists_NT = (torch.cat(part).cpu().numpy() for part in zip(*parts, strict=True))
     ids_NT = tokens_NT.numpy(force=True) if tokens_NT.ndim == 2 else np.full(tokens_NT.shape[:2], NO_ID)
     valid_NT = exists_NT & (ids_NT != eod) if eod is not None else exists_NT
@@ -105,11 +97,14 @@ def trajectories(
         return estimate(ratio, near_NT.sum(1), valid_NT.sum(1))
 
     return TrajectoryShapes(
-        mean=mean_L,
-        components=components_2L,
+        by_layer={
+            "trajectory_mean": mean_L,
+            "trajectory_pc1": components_2L[0],
+            "trajectory_pc2": components_2L[1],
+            "early_stop_ideal": early_L,
+            "even_ideal": even_L,
+        },
         variance_shares=shares,
-        early_stop=early_L,
-        even=even_L,
         early_stop_share=share("early stop"),
         even_share=share("even"),
         points=_points(ids_NT, eod, place_P2, nearest_V[chosen_P], to_ideals_V2[chosen_P], pc_V2[chosen_P]),
@@ -208,18 +203,12 @@ def _document_begin(ids_NT: np.ndarray, eod: int | None) -> np.ndarray:
 
 def add_rows(context: MeasureContext, rows: Measurements) -> None:
     """The model's scores and a row per kept token; nothing without valid tokens."""
-    result = trajectories(context.probed, context.inputs, context.rng(), context.eod, context.max_tokens)
+    result = trajectories(context.probed, context.inputs, context.rng(), context.eod)
     if result is None:
         return
     rows.add_score("early_stop_share", result.early_stop_share)
     rows.add_score("even_share", result.even_share)
-    for name, values in (
-        ("trajectory_mean", result.mean),
-        ("trajectory_pc1", result.components[0]),
-        ("trajectory_pc2", result.components[1]),
-        ("early_stop_ideal", result.early_stop),
-        ("even_ideal", result.even),
-    ):
+    for name, values in result.by_layer.items():
         rows.add_layers(name, [finite(value) for value in values], result.n_tokens)
     for i, share in enumerate(result.variance_shares, start=1):
         rows.summary[f"trajectory_pc{i}_share"] = share

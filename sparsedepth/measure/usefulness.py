@@ -33,7 +33,6 @@ import torch
 from torch import Tensor
 
 from sparsedepth.config.run import MeasureConfig
-from sparsedepth.config.runtime import MAX_TOKENS
 from sparsedepth.measure.bootstrap import BootstrapEstimate, bootstrap_each, complete_mean
 from sparsedepth.measure.context import MeasureContext, Measurements, Scored, per_position
 from sparsedepth.measure.loss import fork_scores, relative_change
@@ -87,17 +86,14 @@ def usefulness(
     scored: Scored,
     threshold: float,
     rng: np.random.Generator,
-    max_tokens: int = MAX_TOKENS,
     needed_threshold: float = NEEDED_THRESHOLD,
 ) -> Usefulness:
-    """Replace each block by its affine map, fitted on `fit_NT`, and compute the losses on `scored`.
-
-    `threshold` is relative to the loss, `needed_threshold` in nat/token.
-    """
+    """Replace each block by its affine map, fitted on `fit_NT`, and compute the losses on `scored`. `threshold` is
+    relative to the loss, `needed_threshold` in nat/token."""
     layers = range(1, probed.n_layers + 1)
-    maps = fit_affine(probed, fit_NT, max_tokens)
+    maps = fit_affine(probed, fit_NT)
     forks = [replace(layer, affine) for layer, affine in zip(layers, maps, strict=True)]
-    base_N2, affine_NL2 = fork_scores(probed, scored, forks, max_tokens)
+    base_N2, affine_NL2 = fork_scores(probed, scored, forks)
     base_N, affine_NL, weight_N = base_N2[:, 0], affine_NL2[..., 0], scored.weight
     seed = int(rng.integers(2**63))  # the same resamples for all scores
 
@@ -149,14 +145,12 @@ def needed_layers(
     return dataclasses.replace(above_threshold, value=needed, lo=min(lo, needed), hi=max(hi, needed))
 
 
-def fit_affine(probed: ProbedModel, fit_NT: Tensor, max_tokens: int = MAX_TOKENS) -> list[AffineUpdate]:
-    """The map of each block 1..L, from one pass. Raises ValueError unless there are more than D + 1 fit tokens.
-
-    Means and covariances of the parts are merged exactly (Chan, Golub & LeVeque 1983). They take 16 L D^2 bytes.
-    """
+def fit_affine(probed: ProbedModel, fit_NT: Tensor) -> list[AffineUpdate]:
+    """The map of each block 1..L, from one pass. Raises ValueError unless there are more than D + 1 fit tokens. Means
+    and covariances of the parts are merged exactly (Chan, Golub & LeVeque 1983). They take 16 L D^2 bytes."""
     moments = [_Moments() for _ in range(probed.n_layers)]
     with probing(probed):
-        for tokens_BT in batches(probed, fit_NT, max_tokens):
+        for tokens_BT in batches(probed, fit_NT):
             # Each map is fitted to its block's input in the unmodified model.
             states = itertools.pairwise(stream(probed, tokens_BT))
             for moment, (x_BTD, after_BTD) in zip(moments, states, strict=True):
@@ -204,7 +198,7 @@ def add_rows(context: MeasureContext, rows: Measurements) -> None:
     """The published score, its absolute forms by layer, and needed layers, from one fit."""
     config = context.config
     result = usefulness(
-        context.probed, context.fit, context.scored, config.usefulness_threshold, context.rng(), context.max_tokens,
+        context.probed, context.fit, context.scored, config.usefulness_threshold, context.rng(),
         config.needed_threshold,
     )  # fmt: skip
     rows.add_score("usefulness", result.share)

@@ -11,16 +11,16 @@ Shapes: B and N sequences, T tokens of one sequence, D width of the residual str
 R resamples.
 """
 
+import itertools
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from sparsedepth.config.runtime import MAX_TOKENS
 from sparsedepth.measure.bootstrap import BootstrapEstimate, ScoreByLayer, finite, identity, ratio, shared_resamples
 from sparsedepth.measure.context import MeasureContext, Measurements
-from sparsedepth.probe.fork import batches, by_sequence, probing, stream, updates
+from sparsedepth.probe.fork import by_sequence, stream, updates
 from sparsedepth.probe.probed_model import ProbedModel
 
 
@@ -34,64 +34,55 @@ class ResidualVariance:
     """v_l / v_(l-1) for l = 1..L; None if v_(l-1) is 0"""
     growth_rate: BootstrapEstimate
     """factor per layer; None for a single layer or if v_1 is 0"""
-    attention: ScoreByLayer | None
-    ffn: ScoreByLayer | None
-    """of the branches' updates, and the mean over layers; None if the model has no known branches"""
+    branches: dict[str, ScoreByLayer]
+    """attention_variance and ffn_variance, and the mean over layers; empty if the model has no known branches"""
 
 
-def residual_variance(
-    probed: ProbedModel, tokens_NT: Tensor, rng: np.random.Generator, max_tokens: int = MAX_TOKENS
-) -> ResidualVariance:
+def residual_variance(probed: ProbedModel, tokens_NT: Tensor, rng: np.random.Generator) -> ResidualVariance:
     """The variance of every state, from the embedding (layer 0) on, and of both branches."""
-    state_parts, branch_parts = [], []
-    with probing(probed):
-        for tokens_BT in batches(probed, tokens_NT, max_tokens):
-            states, branches = _variances(probed, tokens_BT)
-            state_parts.append(states)
-            branch_parts.append(branches)
-        variance_NL1 = torch.cat(state_parts).cpu().numpy()
-        branch_NL2 = None if branch_parts[0] is None else torch.cat(branch_parts).cpu().numpy()
+    variance_NX = by_sequence(probed, tokens_NT, lambda tokens_BT: _variances(probed, tokens_BT))
+    variance_NL1, branch_NX = np.split(variance_NX, [probed.n_layers + 1], axis=1)
     by_layer = variance_NL1.mean(0)
     estimate = shared_resamples(rng)
 
-    def branch(index: int) -> ScoreByLayer | None:
-        if branch_NL2 is None:
-            return None
-        variance_NL = branch_NL2[..., index]
+    def profile(variance_NL: np.ndarray) -> ScoreByLayer:
         by_layer = [finite(value) for value in variance_NL.mean(0)]
         return ScoreByLayer(by_layer=by_layer, score=estimate(lambda v_RL: v_RL.mean(-1), variance_NL))
 
+    branches = {}
+    if branch_NX.size:
+        attention_NL, ffn_NL = np.split(branch_NX, 2, axis=1)
+        branches = {"attention_variance": profile(attention_NL), "ffn_variance": profile(ffn_NL)}
     return ResidualVariance(
         by_layer=[finite(value) for value in by_layer],
         last=estimate(identity, variance_NL1[:, -1]),
         growth_by_layer=[finite(value) for value in ratio(by_layer[1:], by_layer[:-1])],
         growth_rate=estimate(_growth_rate, variance_NL1),
-        attention=branch(0),
-        ffn=branch(1),
+        branches=branches,
     )
 
 
-def _variances(probed: ProbedModel, tokens_BT: Tensor) -> tuple[Tensor, Tensor | None]:
-    """For each sequence: v_0 .. v_L, and the branches' variances [B, L, 2] if known for all blocks."""
+def _variances(probed: ProbedModel, tokens_BT: Tensor) -> Tensor:
+    """For each sequence v_0 .. v_L, then, if known for all blocks, attention's L variances and those of the other
+    branch."""
     states, branches = [], []
     for update in updates(probed, tokens_BT):
         if not states:
             states.append(token_variance(update.before))
         states.append(token_variance(update.after))
         if update.branches is not None:
-            branches.append(torch.stack([token_variance(branch) for branch in update.branches], dim=-1))
-    known = len(branches) == probed.n_layers
-    return torch.stack(states, dim=1), torch.stack(branches, dim=1) if known else None
+            branches.append([token_variance(branch) for branch in update.branches])
+    known = zip(*branches, strict=True) if len(branches) == probed.n_layers else ()
+    return torch.stack([*states, *itertools.chain(*known)], dim=1)
 
 
-def variance_by_sequence(probed: ProbedModel, tokens_NT: Tensor, max_tokens: int = MAX_TOKENS) -> np.ndarray:
+def variance_by_sequence(probed: ProbedModel, tokens_NT: Tensor) -> np.ndarray:
     """variance_NL1: v_0 .. v_L of each sequence, in one forward pass without the head: cheap enough for training."""
-    return by_sequence(
-        probed,
-        tokens_NT,
-        max_tokens,
-        lambda tokens_BT: torch.stack([token_variance(x_BTD) for x_BTD in stream(probed, tokens_BT)], dim=1),
-    )
+
+    def variances(tokens_BT: Tensor) -> Tensor:
+        return torch.stack([token_variance(x_BTD) for x_BTD in stream(probed, tokens_BT)], dim=1)
+
+    return by_sequence(probed, tokens_NT, variances)
 
 
 def token_variance(x_BTD: Tensor) -> Tensor:
@@ -108,11 +99,9 @@ def _growth_rate(variance_RL1: np.ndarray) -> np.ndarray:
 
 
 def add_rows(context: MeasureContext, rows: Measurements) -> None:
-    result = residual_variance(context.probed, context.inputs, context.rng(), context.max_tokens)
+    result = residual_variance(context.probed, context.inputs, context.rng())
     rows.add_score("residual_variance_last", result.last)
     rows.add_score("residual_variance_growth", result.growth_rate)
     rows.add_layers("residual_variance", result.by_layer, context.n_tokens, first=0)
     rows.add_layers("residual_growth", result.growth_by_layer, context.n_tokens)
-    for name, branch in (("attention_variance", result.attention), ("ffn_variance", result.ffn)):
-        if branch is not None:
-            rows.add_profile(name, branch, context.n_tokens)
+    rows.add_profiles(result.branches, context.n_tokens)

@@ -11,6 +11,7 @@ announces a script for this and has none: definition and thresholds are from the
 """
 
 import math
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -27,17 +28,14 @@ from sparsedepth.quantities.measured import MATRICES
 
 @dataclass(frozen=True, kw_only=True)
 class WeightSparsity:
-    """Shares from 0 to 1, by threshold; None without entries."""
+    """By kind of matrix, "" for all: values of layers 1..L."""
 
-    by_layer: dict[float, list[float | None]]
-    """layers 1..L"""
+    shares: dict[str, dict[float, list[float | None]]]
+    """by threshold, from 0 to 1; None without entries, as in a layer without the kind"""
+    entries: dict[str, list[int]]
+    """counted entries; the relative share leaves out matrices of zeros, which have no scale"""
     total: dict[float, float | None]
-    """over the entries of all blocks"""
-    entries: list[int]
-    """counted entries, by layer; the relative share leaves out matrices of zeros, which have no scale"""
-    by_kind: dict[float, dict[str, list[float | None]]]
-    """layers 1..L of each kind of matrix; None if a layer has none"""
-    entries_by_kind: dict[str, list[int]]
+    """share by threshold, over the entries of all blocks"""
 
 
 def weight_sparsity(probed: ProbedModel, thresholds: Sequence[float], *, relative: bool) -> WeightSparsity:
@@ -45,32 +43,29 @@ def weight_sparsity(probed: ProbedModel, thresholds: Sequence[float], *, relativ
     with probing(probed):
         counts = [_count(probed.matrices(layer), thresholds, relative) for layer in range(1, probed.n_layers + 1)]
     none = np.zeros(1 + len(thresholds), dtype=np.int64)
-    totals = [sum(count.values(), none) for count in counts]
-    kinds = list(dict.fromkeys(kind for count in counts for kind in count))
+    kinds = dict.fromkeys(kind for count in counts for kind in count)
     by_kind = {kind: [count.get(kind, none) for count in counts] for kind in kinds}
     return WeightSparsity(
-        by_layer={t: [_share(count, i) for count in totals] for i, t in enumerate(thresholds)},
-        total={t: _share(sum(totals, none), i) for i, t in enumerate(thresholds)},
-        entries=[int(count[-1]) for count in totals],
-        by_kind={
-            t: {kind: [_share(count, i) for count in by_kind[kind]] for kind in kinds} for i, t in enumerate(thresholds)
+        shares={
+            kind: {t: [_share(count, i) for count in layers] for i, t in enumerate(thresholds)}
+            for kind, layers in by_kind.items()
         },
-        entries_by_kind={kind: [int(count[-1]) for count in by_kind[kind]] for kind in kinds},
+        entries={kind: [int(count[-1]) for count in layers] for kind, layers in by_kind.items()},
+        total={t: _share(sum(by_kind[""], none), i) for i, t in enumerate(thresholds)},
     )
 
 
 def _count(matrices: Mapping[str, Tensor], thresholds: Sequence[float], relative: bool) -> dict[str, np.ndarray]:
-    """By kind: the number of entries of one block below each threshold, and last their total."""
-    counts: dict[str, np.ndarray] = {}
+    """By kind, and for all: the number of entries of one block below each threshold, and last their total."""
+    counts: dict[str, np.ndarray] = defaultdict(lambda: np.zeros(1 + len(thresholds), dtype=np.int64))
     for name, matrix in matrices.items():
-        kind = name.rpartition(".")[2]  # expert3.gate is a gate
-        counts.setdefault(kind, np.zeros(1 + len(thresholds), dtype=np.int64))
         # In fp32: bf16 would round the threshold by up to 0.4%, past some weights.
         size, unit = matrix.float().abs(), 1.0
         if relative:
             unit = torch.linalg.vector_norm(matrix, dtype=torch.float64).item() / math.sqrt(matrix.numel())
-        if unit > 0:
-            counts[kind] += [*(int((size < threshold * unit).sum()) for threshold in thresholds), matrix.numel()]
+        below = [*(int((size < t * unit).sum()) for t in thresholds), matrix.numel()] if unit > 0 else 0
+        for kind in ("", name.rpartition(".")[2]):  # expert3.gate is a gate
+            counts[kind] += below
     return counts
 
 
@@ -83,9 +78,7 @@ def add_rows(context: MeasureContext, rows: Measurements) -> None:
         thresholds = getattr(context.config, IN_RUNS[name].threshold)
         result = weight_sparsity(context.probed, thresholds, relative=name.endswith("_rel"))
         rows.summary[name] = result.total[thresholds[0]]
-        for threshold, shares in result.by_layer.items():
-            rows.add_layers(f"{name}@{threshold:g}", shares, result.entries)
-            for kind in MATRICES:
-                if kind in result.by_kind[threshold]:
-                    by_layer, n = result.by_kind[threshold][kind], result.entries_by_kind[kind]
-                    rows.add_layers(f"{name}_{kind}@{threshold:g}", by_layer, n)
+        for kind in ("", *MATRICES):
+            for threshold, shares in result.shares.get(kind, {}).items():
+                metric = f"{name}_{kind}" if kind else name
+                rows.add_layers(f"{metric}@{threshold:g}", shares, result.entries[kind])

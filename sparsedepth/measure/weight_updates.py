@@ -39,10 +39,8 @@ class WeightUpdates:
 
 
 def weight_updates(probed: ProbedModel) -> WeightUpdates | None:
-    """Rank and size of the change of each matrix, by an SVD; no forward pass.
-
-    None if the initial weights cannot be recomputed: for a model that is no run of ours, or that started from others.
-    """
+    """Rank and size of the change of each matrix, by an SVD; no forward pass. None if the initial weights cannot be
+    recomputed: for a model that is no run of ours, or that started from others."""
     model = probed.model
     if not isinstance(model, Decoder) or not isinstance(model.config, RunConfig) or model.config.start_weights:
         return None

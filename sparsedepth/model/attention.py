@@ -7,21 +7,27 @@ new document begins in a packed sequence) only those of its own document. With c
 
 Dropout p sets each p_ts to 0 with probability p, and multiplies the others by 1 / (1 - p).
 
-`reference` is the formula in fp32; `sdpa` is PyTorch's kernel, `flash` flash-attn's (`flash.py`). Gradients agree with
-the reference to 1e-5 in fp32 and 2e-2 in bf16.
+`reference` is the formula in fp32; `sdpa` is PyTorch's kernel, `flash` that of flash-attn 2 (2307.08691;
+https://github.com/Dao-AILab/flash-attention), if installed. Gradients agree with the reference to 1e-5 in fp32 and 2e-2
+in bf16.
 
-Shapes: B sequences, H query heads, G key/value heads (each serves H / G query heads), T tokens, K head width.
+Shapes: B sequences, H query heads, G key/value heads (each serves H / G query heads), T tokens, K head width, N = B T,
+C documents.
 """
 
 import functools
+import importlib
 import math
+import weakref
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from sparsedepth.model import flash
-from sparsedepth.model.documents import once_per_batch, starts
+from sparsedepth.model.products import product_dtype
 
 
 def sdpa(
@@ -70,11 +76,49 @@ def reference(
         return (weight_BHTT @ v_BHTK).to(v_BGTK.dtype)
 
 
-def visible(n_tokens: int, window: int | None, document_BT: Tensor | None, device: torch.device) -> Tensor:
-    """True where query t (row) sees key s (column): [T, T], or [B, 1, T, T] with documents.
+def load_flash() -> ModuleType:
+    """The package. Raises ImportError if it is missing, or built for another torch."""
+    return importlib.import_module("flash_attn")
 
-    All layers of a forward pass share one mask, which their backward passes keep alive.
+
+def flash(
+    q_BHTK: Tensor,
+    k_BGTK: Tensor,
+    v_BGTK: Tensor,
+    window: int | None = None,
+    document_BT: Tensor | None = None,
+    dropout: float = 0.0,
+    causal: bool = True,
+) -> Tensor:
+    """out_BHTK, in autocast's dtype if enabled; fp16 or bf16 on CUDA only (checked in `kernels`). Raises ImportError
+    without flash-attn.
+
+    Its layout is [B, T, heads, K] with native grouped heads; a window counts positions to the left and right of the
+    query's own. Packed documents use its variable-length form: all sequences concatenated, with offsets of documents.
     """
+    package, dtype = load_flash(), product_dtype(q_BHTK)
+    q_BTHK, k_BTGK, v_BTGK = (x.to(dtype).transpose(1, 2) for x in (q_BHTK, k_BGTK, v_BGTK))
+    options: dict[str, Any] = {"causal": causal, "window_size": (-1, -1) if window is None else (window - 1, 0)}
+    if dropout:
+        options["dropout_p"] = dropout
+    if document_BT is None:
+        return package.flash_attn_func(q_BTHK, k_BTGK, v_BTGK, **options).transpose(1, 2)
+    n_tokens = document_BT.shape[1]
+    begin_C1 = offsets(document_BT)
+    out_NHK = package.flash_attn_varlen_func(
+        *(x.flatten(0, 1) for x in (q_BTHK, k_BTGK, v_BTGK)),
+        cu_seqlens_q=begin_C1,
+        cu_seqlens_k=begin_C1,
+        max_seqlen_q=n_tokens,  # an upper bound: the longest document's length would make the host wait
+        max_seqlen_k=n_tokens,
+        **options,
+    )
+    return out_NHK.unflatten(0, (-1, n_tokens)).transpose(1, 2)
+
+
+def visible(n_tokens: int, window: int | None, document_BT: Tensor | None, device: torch.device) -> Tensor:
+    """True where query t (row) sees key s (column): [T, T], or [B, 1, T, T] with documents. All layers of a forward
+    pass share one mask, which their backward passes keep alive."""
     if document_BT is not None:
         return _document_mask(document_BT, window)
     # A CUDA graph needs a mask of its own: a cached one may be freed while the graph still reads its memory.
@@ -98,6 +142,33 @@ def _cached_band(n_tokens: int, window: int | None, device: torch.device) -> Ten
     return _band(n_tokens, window, device)
 
 
+def starts(document_BT: Tensor) -> Tensor:
+    """True at the first token of each document: at the start of a sequence, and where the document number changes."""
+    first_B1 = torch.ones_like(document_BT[:, :1], dtype=torch.bool)
+    return torch.cat((first_B1, document_BT[:, 1:] != document_BT[:, :-1]), dim=1)
+
+
+def once_per_batch(compute: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """Cache the last result as long as its `document_BT`, the first argument, is alive and unchanged. Results are
+    looked up by tensor identity: comparing values would make the host wait for the device."""
+    cache: dict[tuple, tuple[weakref.ref, Tensor]] = {}
+
+    @functools.wraps(compute)
+    def cached(document_BT: Tensor, *args: object) -> Tensor:
+        if torch.compiler.is_compiling():
+            return compute(document_BT, *args)
+        key = (0 if document_BT.is_inference() else document_BT._version, *args)
+        source, result = cache.get(key, (lambda: None, None))
+        if result is None or source() is not document_BT:
+            with torch.inference_mode(False):  # a measure may compute it first, and training reuse it
+                result = compute(document_BT, *args)
+            cache.clear()
+            cache[key] = (weakref.ref(document_BT, lambda _: cache.clear()), result)
+        return result
+
+    return cached
+
+
 @once_per_batch
 def _document_mask(document_BT: Tensor, window: int | None) -> Tensor:
     index_BT = starts(document_BT).cumsum(1)
@@ -105,4 +176,12 @@ def _document_mask(document_BT: Tensor, window: int | None) -> Tensor:
     return (same_BTT & _band(document_BT.shape[1], window, document_BT.device))[:, None]
 
 
-KERNELS = {"sdpa": sdpa, "flash": flash.attend, "reference": reference}
+@once_per_batch
+def offsets(document_BT: Tensor) -> Tensor:
+    """int32 [C + 1]: the first token of each document in the N tokens of the batch, then N. The number of documents is
+    a shape, so the host waits for the device: once per batch, not per layer."""
+    begin_C = starts(document_BT).flatten().nonzero().flatten().to(torch.int32)
+    return F.pad(begin_C, (0, 1), value=document_BT.numel())
+
+
+KERNELS = {"sdpa": sdpa, "flash": flash, "reference": reference}

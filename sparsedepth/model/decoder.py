@@ -32,8 +32,8 @@ Documented elsewhere: `gpas` in `Block._gpas`, `loops` in `Block.tied_copy`, `re
 `model.self_attention`, `n_streams` in `model.streams`, `attention_residuals` in `model.sources`.
 
 With `architecture` vit (2010.11929) the blocks form an image encoder: attention is bidirectional, patches and learned
-positions (`patches`) replace tokens and RoPE, and the head reads the classes from position 0. With all other options
-off this is ViT without matrix biases.
+positions (`linear.PatchEmbedding`) replace tokens and RoPE, and the head reads the classes from position 0. With all
+other options off this is ViT without matrix biases.
 
 With all options off this is Llama; with experts Mixtral (gates renormalised) or OLMoE (raw gates, q/k norm over all
 heads); with q/k norm Qwen3; with a window Mistral. Tests compare with the reference implementations. Deviates: post and
@@ -45,6 +45,7 @@ for images bytes [B, T, values per patch].
 """
 
 import math
+from collections.abc import Sequence
 from typing import Any, Literal, cast
 
 import torch
@@ -55,10 +56,9 @@ from sparsedepth.config.model import ModelConfig
 from sparsedepth.model import init
 from sparsedepth.model.feedforward import FeedForward, RouterLoss
 from sparsedepth.model.head import Head
-from sparsedepth.model.linear import Embedding, Linear
+from sparsedepth.model.linear import Embedding, Linear, PatchEmbedding
 from sparsedepth.model.moe import Experts
 from sparsedepth.model.norms import make_norm
-from sparsedepth.model.patches import PatchEmbedding
 from sparsedepth.model.self_attention import Attention, Rotary, StreamStart, tables
 from sparsedepth.model.sources import Sources
 from sparsedepth.model.stacked import times
@@ -238,15 +238,18 @@ class Block(nn.Module):
 class Decoder(nn.Module):
     """Tokens (or patches) in, logits out. The weights are a function of (config, seed) on any device (`init`)."""
 
+    blocks: Sequence[Block]
+
     def __init__(self, config: ModelConfig, seed: int = 0):
         super().__init__()
         self.config = config
         is_vit = config.architecture == "vit"
         self.embed = PatchEmbedding(config) if is_vit else Embedding(config.vocab_size, config.d_model)
         self.embed_norm = make_norm(config) if config.norm == "peri" else nn.Identity()
-        self.blocks = nn.ModuleList(Block(config, layer) for layer in range(1, config.n_blocks + 1))
+        blocks = [Block(config, layer) for layer in range(1, config.n_blocks + 1)]
         for layer in range(config.n_blocks + 1, config.n_layers + 1):
-            self.blocks.append(cast(Block, self.blocks[layer - 1 - config.n_blocks]).tied_copy(config, layer))
+            blocks.append(blocks[layer - 1 - config.n_blocks].tied_copy(config, layer))
+        self.blocks = cast(Sequence[Block], nn.ModuleList(blocks))
         if config.attention_residuals:
             self.sources = Sources(config, 2 * config.n_layers)
         self.norm = make_norm(config)
@@ -261,7 +264,6 @@ class Decoder(nn.Module):
         """Draw all weights (`init.draw`), and set buffers (undefined on the meta device) and fixed initial values."""
         init.draw(self, self.config, seed)
         for layer, block in enumerate(self.blocks, start=1):
-            assert isinstance(block, Block)
             block.depth_factor.fill_(1 / math.sqrt(layer))
             if block.attention_streams is not None and block.ffn_streams is not None and layer <= self.config.n_blocks:
                 block.attention_streams.initialise(2 * layer - 2)
@@ -286,7 +288,6 @@ class Decoder(nn.Module):
         x_BTD, rotary = self.embed_tokens(tokens_BT), self.rotary(n_tokens)
         weight, variance, start = torch.ones_like(x_BTD[0, 0, 0]), x_BTD.var(), StreamStart(x_BTD)
         for block in self.blocks:
-            assert isinstance(block, Block)
             for part in PARTS:
                 block.gate(part).fill_(weight)
                 is_attention = part == "attention"
@@ -316,7 +317,6 @@ class Decoder(nn.Module):
         if not self.config.reads_stream_start:
             return None
         start, block = StreamStart(x_BTD), self.blocks[0]
-        assert isinstance(block, Block)
         if self.config.value_residual:
             start.value_BGTK = block.attention.values(block.attention_input(block.mix_with_start(x_BTD, start)))
         return start
@@ -329,10 +329,8 @@ class Decoder(nn.Module):
         return tables(n_tokens, d_head, self.config.rope_theta, self.embed.weight.device)
 
     def documents(self, tokens_BT: Tensor) -> Tensor | None:
-        """document_BT, the index of each token's document in its sequence, or None without `mask_documents`.
-
-        The token `eod` is the last of its document. Positions do not restart: RoPE depends only on differences.
-        """
+        """document_BT, the index of each token's document in its sequence, or None without `mask_documents`. The token
+        `eod` is the last of its document. Positions do not restart: RoPE depends only on differences."""
         if not self.config.mask_documents:
             return None
         assert self.config.eod is not None

@@ -50,7 +50,8 @@ def draw(model: nn.Module, config: ModelConfig, seed: int) -> None:
 def initial_matrix(name: str, shape: torch.Size, config: ModelConfig, seed: int) -> Tensor:
     """The initial value of a matrix, in fp32."""
     values = torch.randn(shape, generator=generator(seed, name)) * _std(name, config)
-    if config.weight_density < 1 and _is_masked(name):
+    # Matrices of blocks except the router, not embedding and head.
+    if config.weight_density < 1 and name.startswith("blocks.") and not name.endswith("router.weight"):
         values *= torch.rand(shape, generator=generator(seed, f"{name}:mask")) < config.weight_density
     return values
 
@@ -77,11 +78,6 @@ def _initial_vector(name: str, config: ModelConfig) -> float:
     ending = name.rpartition(".")[2]
     assert ending in VECTORS, f"{name} has no initial value: add it to VECTORS"
     return VECTORS[ending]
-
-
-def _is_masked(name: str) -> bool:
-    """Whether `weight_density` applies: to matrices of blocks except the router, not to embedding and head."""
-    return name.startswith("blocks.") and not name.endswith("router.weight")
 
 
 def _std(name: str, config: ModelConfig) -> float:

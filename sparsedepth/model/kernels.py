@@ -16,7 +16,7 @@ from typing import Literal, NamedTuple
 import torch
 
 from sparsedepth.config.model import ModelConfig
-from sparsedepth.model import flash, megablocks
+from sparsedepth.model import attention, megablocks
 
 Part = Literal["attention", "experts", "products"]
 
@@ -54,10 +54,6 @@ class Obstacle(NamedTuple):
     fix: str
 
 
-UNMASKED = Obstacle("without a window or documents PyTorch's own attention is as fast or faster", "ask for it by name")
-SLOWER = Obstacle("PyTorch's own products already use all of this processor", "ask for it by name")
-
-
 class Choice(NamedTuple):
     kernel: str
     reason: str
@@ -83,18 +79,21 @@ def choose(part: Part, requested: str, setting: Setting) -> Choice:
         return Choice(requested, f"asked for by name{note}")
     rejected: list[str] = []
     for kernel in AUTO[part]:
-        obstacle = OBSTACLES[part][kernel](setting) or _not_faster(kernel, setting)
-        if obstacle is None:
+        obstacle = OBSTACLES[part][kernel](setting)
+        reason = obstacle.reason if obstacle else _not_faster(kernel, setting)
+        if reason is None:
             return Choice(kernel, "; ".join(rejected) or "the first choice")
-        rejected.append(f"{kernel} is not used: {obstacle.reason}")
+        rejected.append(f"{kernel} is not used: {reason}")
     raise AssertionError(f"the last choice for {part} can always run")
 
 
-def _not_faster(kernel: str, setting: Setting) -> Obstacle | None:
+def _not_faster(kernel: str, setting: Setting) -> str | None:
     """Why 'auto' does not take a kernel that can run."""
     if kernel == "flash" and not setting.is_masked:
-        return UNMASKED
-    return SLOWER if kernel == "onednn" and not mkl_leaves_avx512_unused() else None
+        return "without a window or documents PyTorch's own attention is as fast or faster"
+    if kernel == "onednn" and not mkl_leaves_avx512_unused():
+        return "PyTorch's own products already use all of this processor"
+    return None
 
 
 def mkl_leaves_avx512_unused() -> bool:
@@ -126,7 +125,7 @@ def _flash(setting: Setting) -> Obstacle | None:
     if setting.d_head > FLASH_WIDTH:
         reason = f"flash-attn takes heads up to {FLASH_WIDTH} wide, and d_model / n_heads is {setting.d_head}"
         return Obstacle(reason, "raise n_heads")
-    return _absent("flash_attn", "flash-attn", flash.load, INSTALL_FLASH, REBUILD_FLASH)
+    return _absent("flash_attn", "flash-attn", attention.load_flash, INSTALL_FLASH, REBUILD_FLASH)
 
 
 def _grouped(setting: Setting) -> Obstacle | None:

@@ -65,10 +65,8 @@ def megablocks(x_ND: Tensor, gate_NC: Tensor, choice_NC: Tensor, gate_up_E2FD: T
 
 
 def _swiglu(sorted_SD: Tensor, gate_up_E2FD: Tensor, down_EDF: Tensor, end_E: Tensor) -> Tensor:
-    """y_SD of rows sorted by expert; expert e's rows end before end_e.
-
-    grouped_mm ignores autocast, so the weights are cast here to the dtype of the rows.
-    """
+    """y_SD of rows sorted by expert; expert e's rows end before end_e. grouped_mm ignores autocast, so the weights are
+    cast here to the dtype of the rows."""
     dtype = sorted_SD.dtype
     # The compiler supports grouped_mm in bf16 only.
     can_compile = dtype == torch.bfloat16 or not torch.compiler.is_compiling()

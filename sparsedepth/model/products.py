@@ -41,23 +41,18 @@ def project(x: Tensor, weight_XD: Tensor, kernel: str = "blas") -> Tensor:
 
 def gradients(grad: Tensor, x: Tensor, weight_XD: Tensor, kernel: str = "blas") -> tuple[Tensor, Tensor]:
     """dx and dW, from dy."""
-    return _project_back(grad, weight_XD, kernel), _weight_gradient(grad, x, weight_XD, kernel)
-
-
-def _project_back(grad: Tensor, weight_XD: Tensor, kernel: str) -> Tensor:
     if weight_XD.ndim == 3:
-        return torch.bmm(by_run(grad, weight_XD), weight_XD).view(*grad.shape[:-1], -1)
-    return _onednn(grad, weight_XD.T) if _uses_onednn(grad, weight_XD, kernel) else grad @ weight_XD
-
-
-def _weight_gradient(grad: Tensor, x: Tensor, weight_XD: Tensor, kernel: str) -> Tensor:
-    if weight_XD.ndim == 3:
-        return torch.bmm(by_run(grad, weight_XD).mT, by_run(x, weight_XD))
+        grad_SnX = by_run(grad, weight_XD)
+        back = torch.bmm(grad_SnX, weight_XD).view(*grad.shape[:-1], -1)
+        return back, torch.bmm(grad_SnX.mT, by_run(x, weight_XD))
     grad_NX, x_ND = grad.flatten(0, -2), x.flatten(0, -2)
-    if weight_XD.numel() < MIN_MATRIX or not _uses_onednn(x_ND, weight_XD, kernel):
-        return grad_NX.T @ x_ND
-    n_outputs, width = weight_XD.shape  # transpose the narrower input
-    return _onednn(grad_NX.T, x_ND.T) if n_outputs < width else _onednn(x_ND.T, grad_NX.T).T
+    if not _uses_onednn(grad, weight_XD, kernel):
+        return grad @ weight_XD, grad_NX.T @ x_ND
+    back, (n_outputs, width) = _onednn(grad, weight_XD.T), weight_XD.shape
+    if weight_XD.numel() < MIN_MATRIX:
+        return back, grad_NX.T @ x_ND
+    # oneDNN first transposes an input: the narrower one.
+    return back, _onednn(grad_NX.T, x_ND.T) if n_outputs < width else _onednn(x_ND.T, grad_NX.T).T
 
 
 def _onednn(x: Tensor, weight_XD: Tensor) -> Tensor:

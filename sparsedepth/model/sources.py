@@ -43,9 +43,9 @@ class Sources(nn.Module):
     @torch.no_grad()
     def initialise(self) -> None:
         """Set the buffers, which are undefined on the meta device."""
-        for source in range(len(self.own_source)):
-            self.own_source[source] = float(source == self.own)
-            self.unseen[source] = float(source >= self.own + self.has_begun)
+        source_S = torch.arange(len(self.own_source))
+        self.own_source.copy_(source_S == self.own)
+        self.unseen.copy_(source_S >= self.own + self.has_begun)
 
     def read(self, x_BTW: Tensor) -> Tensor:
         """h_BTD, the attention-weighted mean of the sources."""

@@ -36,10 +36,8 @@ _SETTINGS = ("generation_config.json", "tokenizer_config.json", "special_tokens_
 
 
 def check_folder(folder: Path, families: Collection[str], root: Path | None = None) -> dict[str, Any]:
-    """config.json of a folder that is safe to load. Raises ValueError, one line with the reason, for any other.
-
-    `root` is the folder that links may point into: the folder itself, or the root of a cache.
-    """
+    """config.json of a folder that is safe to load. Raises ValueError, one line with the reason, for any other. `root`
+    is the folder that links may point into: the folder itself, or the root of a cache."""
     check_names(folder, root or folder)
     config = read_json(folder / CONFIG)
     check_config(config, str(folder / CONFIG), families)

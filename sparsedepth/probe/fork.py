@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sparsedepth.config.runtime import CPU_PASS_TOKENS, CPU_PASS_VALUES
+from sparsedepth.config.runtime import CPU_PASS_TOKENS, CPU_PASS_VALUES, MAX_TOKENS
 from sparsedepth.probe.probed_model import ProbedModel
 
 GPU_CHUNKS = 16
@@ -88,18 +88,16 @@ def probing(probed: ProbedModel, *, gradients: bool = False) -> Generator[None, 
             weight.requires_grad_(requires_grad)
 
 
-def batches(probed: ProbedModel, tokens: Tensor, max_tokens: int) -> Iterator[Tensor]:
-    """Parts of `tokens` [N, T] on the model's device: whole sequences, max_tokens tokens or one sequence each."""
-    for part in tokens.split(rows_per_pass(probed, tokens.shape[1], max_tokens)):
+def batches(probed: ProbedModel, tokens: Tensor, memory: int = 1) -> Iterator[Tensor]:
+    """Parts of `tokens` [N, T] on the model's device: whole sequences, as many as in a pass (`rows_per_pass`)."""
+    for part in tokens.split(rows_per_pass(probed, tokens.shape[1], memory)):
         yield part.to(probed.device)
 
 
-def by_sequence(
-    probed: ProbedModel, tokens_NT: Tensor, max_tokens: int, compute: Callable[[Tensor], Tensor]
-) -> np.ndarray:
+def by_sequence(probed: ProbedModel, tokens_NT: Tensor, compute: Callable[[Tensor], Tensor]) -> np.ndarray:
     """compute(tokens_BT) of every batch under `probing`, concatenated over sequences: [N, ...]."""
     with probing(probed):
-        return torch.cat([compute(tokens_BT) for tokens_BT in batches(probed, tokens_NT, max_tokens)]).cpu().numpy()
+        return torch.cat([compute(tokens_BT) for tokens_BT in batches(probed, tokens_NT)]).cpu().numpy()
 
 
 def token_count(tokens_NT: Tensor) -> int:
@@ -107,14 +105,12 @@ def token_count(tokens_NT: Tensor) -> int:
     return len(tokens_NT) * tokens_NT.shape[1]
 
 
-def rows_per_pass(probed: ProbedModel, length: int, max_tokens: int) -> int:
-    """Sequences of `length` tokens in a pass of max_tokens, at least one."""
-    return max(1, _per_pass(probed, max_tokens) // length)
-
-
-def _per_pass(probed: ProbedModel, max_tokens: int) -> int:
-    most = max(CPU_PASS_TOKENS, CPU_PASS_VALUES // probed.stream_width)
-    return min(max_tokens, most) if probed.device.type == "cpu" else max_tokens
+def rows_per_pass(probed: ProbedModel, length: int, memory: int = 1) -> int:
+    """Sequences of `length` tokens in a pass, at least one; `memory` of a token, relative to a plain pass."""
+    n_tokens = MAX_TOKENS // memory
+    if probed.device.type == "cpu":
+        n_tokens = min(n_tokens, max(CPU_PASS_TOKENS, CPU_PASS_VALUES // probed.stream_width))
+    return max(1, n_tokens // length)
 
 
 def chunk_size(device: torch.device, numbers: int) -> int:
@@ -181,14 +177,12 @@ class Step:
     """their states x'_(l-1) and x'_l: [F, B, T, D]"""
 
 
-def run_forks(probed: ProbedModel, states: Sequence[Tensor], forks: Sequence[Fork], max_tokens: int) -> Iterator[Step]:
-    """Run forks of the recorded `states` to the last layer, max_tokens tokens (at least one fork) per pass.
-
-    Yields every layer from a fork's start on; each fork is in exactly one step per layer.
-    """
+def run_forks(probed: ProbedModel, states: Sequence[Tensor], forks: Sequence[Fork]) -> Iterator[Step]:
+    """Run forks of the recorded `states` to the last layer, as many per pass as fit into it (`rows_per_pass`). Yields
+    every layer from a fork's start on; each fork is in exactly one step per layer."""
     assert all(min(fork.changes) >= 1 and max(fork.changes) <= probed.n_layers for fork in forks)
     sorted_forks = sorted(range(len(forks)), key=lambda index: forks[index].start)
-    per_pass = max(1, _per_pass(probed, max_tokens) // states[0][..., 0].numel())
+    per_pass = rows_per_pass(probed, states[0][..., 0].numel())
     for offset in range(0, len(forks), per_pass):
         yield from _run_group(probed, states, forks, sorted_forks[offset : offset + per_pass])
 

@@ -24,24 +24,10 @@ from transformers import AttentionInterface, PreTrainedModel
 from sparsedepth.probe.hf_names import MATRIX_KINDS
 from sparsedepth.probe.probed_model import AttentionForm
 
-FAMILIES = frozenset(
-    {
-        "gemma",
-        "gemma2",
-        "gpt2",
-        "gpt_neox",
-        "llama",
-        "mistral",
-        "mixtral",
-        "olmo",
-        "olmo2",
-        "olmoe",
-        "qwen2",
-        "qwen2_moe",
-        "qwen3",
-        "qwen3_moe",
-    }
-)
+FAMILIES = frozenset({
+    "gemma", "gemma2", "gpt2", "gpt_neox", "llama", "mistral", "mixtral", "olmo", "olmo2", "olmoe", "qwen2",
+    "qwen2_moe", "qwen3", "qwen3_moe",
+})  # fmt: skip
 """Supported values of `model_type`; a test compares each with the model's own logits and attention weights."""
 
 _LAYERS = ("layers", "h")
@@ -104,6 +90,8 @@ class ProbedHfModel:
         self._layers = list(_first(self._base, _LAYERS).children())
         self._norm = _first(self._base, _FINAL_NORMS)
         self._head = model.get_output_embeddings()
+        self.n_layers, self.causal = len(self._layers), True
+        self.vocab_size, self.stream_width = self._head.weight.shape
         for part in (model.get_input_embeddings(), self._norm, self._head):
             for parameter in part.parameters():
                 if parameter.dtype != torch.float32:
@@ -111,32 +99,12 @@ class ProbedHfModel:
                         f"{type(part).__name__} outside the layers is {parameter.dtype}, and must be fp32; "
                         f"load the model with sparsedepth.probe.load, or call .float() on it"
                     )
+        self.max_len: int = model.config.max_position_embeddings
         self._calls: tuple[tuple[int, torch.device], list[Call]] | None = None
 
     @property
     def device(self) -> torch.device:
         return self._head.weight.device
-
-    @property
-    def n_layers(self) -> int:
-        return len(self._layers)
-
-    @property
-    def vocab_size(self) -> int:
-        return self._head.weight.shape[0]
-
-    @property
-    def stream_width(self) -> int:
-        return self._head.weight.shape[1]
-
-    @property
-    def causal(self) -> bool:
-        return True
-
-    @property
-    def max_len(self) -> int:
-        """Maximum sequence length."""
-        return self.model.config.max_position_embeddings
 
     def block_module(self, layer: int) -> nn.Module:
         """The model's own module of a layer."""
@@ -154,10 +122,8 @@ class ProbedHfModel:
         return out[0] if isinstance(out, tuple) else out
 
     def branches(self, layer: int, x_BTD: Tensor) -> tuple[Tensor, Tensor]:
-        """The updates a_BTD of attention and f_BTD of the feed-forward part: block(x) = x + a + f, to rounding.
-
-        With the feed-forward part replaced by 0 a layer is x + a, with norms before or after its parts.
-        """
+        """The updates a_BTD of attention and f_BTD of the feed-forward part: block(x) = x + a + f, to rounding. With
+        the feed-forward part replaced by 0 a layer is x + a, with norms before or after its parts."""
         ffn = self.block_module(layer).get_submodule(_FFN)
         with _replaced_forward([ffn], lambda x, *_, **__: torch.zeros_like(x)):
             after_attention_BTD = self.block(layer, x_BTD)

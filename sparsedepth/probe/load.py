@@ -79,8 +79,8 @@ class LoadedModel:
 
     @cached_property
     def weights_hash(self) -> str:
-        """A digest of the folder's weight files, computed once."""
-        return weights_hash(self.folder)
+        """12 hex digits: a digest of the folder's weight files."""
+        return digest([sha256(path) for path in weight_files(self.folder)])
 
 
 def load_model(source: str | Path, *, device: torch.device | str = "cpu", dtype: Dtype = "checkpoint") -> LoadedModel:
@@ -142,11 +142,6 @@ def _check_sums(folder: Path) -> None:
                 f"run folder {folder} is damaged: {name} is not the file that was written (its checksum differs); "
                 f"copy the folder again from where it was made"
             )
-
-
-def weights_hash(folder: Path) -> str:
-    """12 hex digits: a digest of a folder's safetensors files."""
-    return digest([sha256(path) for path in weight_files(folder)])
 
 
 def _read_weights(path: Path, expected: dict[str, torch.Size]) -> dict[str, torch.Tensor]:
@@ -284,15 +279,11 @@ def _read_model(config: Any, folder: Path, dtype: Dtype) -> Any:
             raise ValueError(
                 f"the weights of {folder} are not those of its config: {kind.replace('_', ' ')} {names[0]}"
             )
-    widen_outside_layers(model)
-    return model.eval()
-
-
-def widen_outside_layers(model: Any) -> None:
-    """Cast embedding, final norm and head to fp32: every position of every fork passes through them."""
+    # Every position of every fork passes through embedding, final norm and head.
     for part in (*model.base_model.children(), model.get_output_embeddings()):
         if not isinstance(part, nn.ModuleList):
             part.float()
+    return model.eval()
 
 
 def _download(name: str) -> Path:

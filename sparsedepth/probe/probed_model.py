@@ -78,20 +78,13 @@ class ProbedModel(Protocol):
     @property
     def device(self) -> torch.device: ...
 
-    @property
-    def n_layers(self) -> int: ...
-
-    @property
-    def vocab_size(self) -> int:
-        """Width of the logits."""
-
-    @property
-    def stream_width(self) -> int:
-        """D, of all streams."""
-
-    @property
-    def causal(self) -> bool:
-        """Whether a token sees only earlier ones, or all."""
+    n_layers: int
+    vocab_size: int
+    """width of the logits"""
+    stream_width: int
+    """D, of all streams"""
+    causal: bool
+    """whether a token sees only earlier ones, or all"""
 
     def embed(self, tokens_BT: Tensor) -> Tensor:
         """x_0 as x_BTD: the input of the first block."""
@@ -106,29 +99,23 @@ class ProbedModel(Protocol):
         """The final norm of x_L, which the head reads."""
 
     def attention_inputs(self, layer: int, x_BTD: Tensor) -> tuple[Tensor, Tensor, AttentionForm]:
-        """q_BHTK and k_BGTK of a block given its input x_(l-1), positions applied; head h reads group h // (H / G).
-
-        The attention weights follow from them and the form (`attention_rows`).
-        """
+        """q_BHTK and k_BGTK of a block given its input x_(l-1), positions applied; head h reads group h // (H / G). The
+        attention weights follow from them and the form (`attention_rows`)."""
 
     def matrices(self, layer: int) -> Mapping[str, Tensor]:
         """The weight matrices of a block by name: query, key, value, output, and those of the feed-forward part
         or of each expert."""
 
     def branches(self, layer: int, x_BTD: Tensor) -> tuple[Tensor, Tensor] | None:
-        """a_BTD and f_BTD, the updates by attention and feed-forward part: x_l = x_(l-1) + a + f, from x_(l-1).
-
-        None if the block is no such sum (a norm on the stream itself), or the adapter cannot tell.
-        """
+        """a_BTD and f_BTD, the updates by attention and feed-forward part: x_l = x_(l-1) + a + f, from x_(l-1). None if
+        the block is no such sum (a norm on the stream itself), or the adapter cannot tell."""
 
     def hidden_units(self, layer: int, x_BTD: Tensor) -> Tensor | None:
         """h_BTF, the input of the down projection of a dense feed-forward part, from x_(l-1); None for experts."""
 
     def routing(self, layer: int, x_BTD: Tensor) -> tuple[Tensor, Tensor] | None:
         """probability_BTE of the router's softmax over all experts, and choice_BTC, the experts chosen, from x_(l-1).
-
-        None for a block without experts.
-        """
+        None for a block without experts."""
 
     def residual_map(self, layer: int, x_BTD: Tensor) -> Tensor | None:
         """H_BTnn of a block on n streams, from x_(l-1): x_l = H x_(l-1) + updates. None with a single stream."""
@@ -151,7 +138,9 @@ class ProbedDecoder:
     """
 
     def __init__(self, model: Decoder):
-        self.model = model
+        self.model, self.n_layers = model, len(model.blocks)
+        self.vocab_size, self.stream_width = model.config.vocab_size, model.config.stream_width
+        self.causal = model.config.architecture == "decoder"
         self._contexts: dict[int, tuple[Tensor | None, StreamStart | None]] = {}
         """document_BT and the stream start of the tokens embedded last, by number of copies"""
         self._rotary: tuple[tuple[int, torch.device], Rotary] | None = None
@@ -160,22 +149,6 @@ class ProbedDecoder:
     @property
     def device(self) -> torch.device:
         return self.model.embed.weight.device
-
-    @property
-    def n_layers(self) -> int:
-        return len(self.model.blocks)
-
-    @property
-    def vocab_size(self) -> int:
-        return self.model.config.vocab_size
-
-    @property
-    def stream_width(self) -> int:
-        return self.model.config.stream_width
-
-    @property
-    def causal(self) -> bool:
-        return self.model.config.architecture == "decoder"
 
     def embed(self, tokens_BT: Tensor) -> Tensor:
         x_BTD = self.model.embed_tokens(tokens_BT)
@@ -201,9 +174,7 @@ class ProbedDecoder:
         return rotary, *self._contexts[copies]
 
     def _block(self, layer: int) -> Block:
-        block = self.model.blocks[layer - 1]
-        assert isinstance(block, Block)
-        return block
+        return self.model.blocks[layer - 1]
 
     def block(self, layer: int, x_BTD: Tensor) -> Tensor:
         rotary, document_BT, start = self._context(x_BTD)

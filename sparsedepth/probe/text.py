@@ -23,9 +23,6 @@ from sparsedepth.data.tokenizer import TOKENIZER_FILE, Tokenizer, is_learned, ma
 from sparsedepth.files import digest, sha256
 from sparsedepth.probe.load import LoadedModel
 
-ID_KINDS = ("i", "u")
-"""NumPy kinds of token ids: signed and unsigned integers."""
-
 _BPE_FILES = ("vocab.json", "merges.txt")
 _TOKENIZER_FILES = (TOKENIZER_FILE, "tokenizer_config.json", *_BPE_FILES)
 
@@ -82,7 +79,12 @@ def read_token_arrays(
         half = len(whole) // 2
         arrays = TokenArrays(whole[: len(whole) - half], whole[len(whole) - half :])
     else:
-        arrays = TokenArrays(whole, _read_fit(fit, fit_targets, targets is not None))
+        if targets is not None and fit_targets is None:  # maps are fitted on all tokens, so targets are optional
+            ids = _read_ids(fit, least=2)
+            fit_sequences = Sequences(inputs=ids, targets=np.full_like(ids, IGNORED))
+        else:
+            fit_sequences = _read_sequences(fit, fit_targets)
+        arrays = TokenArrays(whole, fit_sequences)
         if arrays.fit.inputs.shape[1] != arrays.seq_len:
             raise ValueError(
                 f"{fit} has sequences of {arrays.fit.inputs.shape[1]} tokens and {scored} of {arrays.seq_len}; "
@@ -112,14 +114,6 @@ def _read_sequences(path: Path, targets: Path | None) -> Sequences:
     return Sequences(inputs=ids, targets=target_NT)
 
 
-def _read_fit(path: Path, targets: Path | None, has_targets: bool) -> Sequences:
-    """The sequences for fitting maps; separate targets are optional."""
-    if targets is not None or not has_targets:
-        return _read_sequences(path, targets)
-    ids = _read_ids(path, least=2)
-    return Sequences(inputs=ids, targets=np.full_like(ids, IGNORED))
-
-
 def check_tokens(tokens: TokenArrays, model: LoadedModel) -> None:
     """Raises ValueError for ids outside the model's vocabulary, and for sequences longer than its context."""
     size = model.facts.vocab_size
@@ -146,7 +140,7 @@ def _read_ids(path: Path, least: int) -> np.ndarray:
             ids = np.lib.format.read_array(file, allow_pickle=False)
     except (OSError, ValueError, EOFError) as error:
         raise ValueError(f"{path} cannot be read as a .npy array: {' '.join(str(error).split())[:200]}") from None
-    if ids.dtype.kind not in ID_KINDS or ids.ndim != 2 or ids.shape[1] < least or not len(ids):
+    if not np.issubdtype(ids.dtype, np.integer) or ids.ndim != 2 or ids.shape[1] < least or not len(ids):
         length = "length + 1" if least == 3 else "length"
         raise ValueError(
             f"{path} holds {ids.dtype} {list(ids.shape)}; token ids are integers [sequences, {length}], "
@@ -189,10 +183,8 @@ def measure_source(model: LoadedModel, corpus: str | None, seq_len: int, n_token
 
 
 def tokenizer_of(model: LoadedModel, root: Path) -> Tokenizer:
-    """The model's own tokenizer; one learned by a run is read from the run's data under `root`.
-
-    Raises ValueError for a run on a task, whose tokens are not text.
-    """
+    """The model's own tokenizer; one learned by a run is read from the run's data under `root`. Raises ValueError for a
+    run on a task, whose tokens are not text."""
     if model.config is not None and not is_text(model.config.corpus):
         raise ValueError(
             f"{model.source} was trained on corpus={model.config.corpus!r}: its tokens are not text; name a run on text"

@@ -212,7 +212,7 @@ class RunJob:
     def _start(self) -> Start | None:
         """The initial model. Raises ValueError if it is not that of the config's start_weights."""
         start, start_weights = self.options.start, self.config.start_weights
-        if start_weights != (start and start.weights_hash):
+        if start_weights != (start and start.loaded.weights_hash):
             raise ValueError(
                 f"start_weights={start_weights} does not match the initial model; use `train RUN.yaml --from MODEL`, "
                 f"which sets start_weights, or remove start_weights"
@@ -258,12 +258,12 @@ class RunJob:
         return measured
 
     def _provenance(self, source: Source, runtime: Runtime) -> dict[str, Any]:
-        experts = runtime.experts_kernel if self.config.n_experts else None
+        experts = runtime.kernels["experts"] if self.config.n_experts else None
         return {
             **provenance(self.config.run_id, source.data_hash),
             **planned_vs_actual.planned_cost(self.results, self.config),
             "processes": self.devices.size,
-            "kernels": {**runtime.chosen_kernels, "experts": experts, "reasons": runtime.kernel_reasons},
+            "kernels": {**runtime.kernels, "experts": experts, "reasons": runtime.kernel_reasons},
             **({"start": self.options.start.facts} if self.options.start else {}),
             "data": source.facts,
         }

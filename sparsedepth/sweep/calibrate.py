@@ -133,7 +133,7 @@ def time_run(config: RunConfig, runtime: Runtime, processes: int = 1) -> Timing:
     share = max(1, config.batch_tokens // config.seq_len // processes)
     n_sequences = max(1, min(share, int(share * LONGEST_STEP / expected)))
     model = Decoder(config, config.seed).to(runtime.device).train()
-    model.use_kernels(**runtime.chosen_kernels)
+    model.use_kernels(**runtime.kernels)
     state = TrainingState(model, config, replace(runtime, parallel="none"), ALONE)
     draws = torch.Generator().manual_seed(0)
     inputs_BT = model.random_tokens(n_sequences, config.seq_len, draws)
@@ -147,7 +147,7 @@ def time_run(config: RunConfig, runtime: Runtime, processes: int = 1) -> Timing:
 
     def forward() -> None:
         with probing(probed):
-            for part_BT in batches(probed, inputs_NT, 8192):
+            for part_BT in batches(probed, inputs_NT):
                 *_, last_BTD = stream(probed, part_BT)
                 for some_BTD in last_BTD.split(1):
                     probed.logits(some_BTD)

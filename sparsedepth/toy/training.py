@@ -153,10 +153,8 @@ def train(
     progress: Progress | None = None,
     stop: Callable[[], bool] | None = None,
 ) -> Group:
-    """Train a group to its end, continuing from `checkpoints`; on a CPU with bit-equal results.
-
-    Raises Interrupted, after a checkpoint, once `stop()` is true.
-    """
+    """Train a group to its end, continuing from `checkpoints`; on a CPU with bit-equal results. Raises Interrupted,
+    after a checkpoint, once `stop()` is true."""
     group = Group(config, device)
     if checkpoints:
         group.resume(checkpoints)
@@ -195,10 +193,8 @@ def make_group(
     progress: Progress | None = None,
     stop: Callable[[], bool] | None = None,
 ) -> Path:
-    """Train the group into `results` unless complete; returns its folder.
-
-    `facts` go into the manifest. Raises Interrupted, after a checkpoint, once `stop()` is true.
-    """
+    """Train the group into `results` unless complete; returns its folder. `facts` go into the manifest. Raises
+    Interrupted, after a checkpoint, once `stop()` is true."""
     folder, work = toy_folder(results, config), scratch(results, config)
     with locked(work / "lock"):
         if not is_complete(folder):
@@ -208,15 +204,10 @@ def make_group(
                 "started": started.isoformat(timespec="seconds"),
                 "seconds": round(time.perf_counter() - clock, 3),  # of this process only
             }
-            save_toy(results, config, student_rows(group), group.curves, {**times, **facts})
+            students = [
+                {**axes, **{name: row[name] for name in ("student", "test_loss", "train_loss")}}
+                for axes, row in zip(student_axes(config), group.curves[-config.n_students :], strict=True)
+            ]
+            save_toy(results, config, students, group.curves, {**times, **facts})
     shutil.rmtree(work, ignore_errors=True)
     return folder
-
-
-def student_rows(group: Group) -> list[dict[str, Any]]:
-    """The final losses of each student."""
-    last = group.curves[-group.config.n_students :]
-    return [
-        {**axes, "student": row["student"], "test_loss": row["test_loss"], "train_loss": row["train_loss"]}
-        for axes, row in zip(student_axes(group.config), last, strict=True)
-    ]

@@ -54,10 +54,8 @@ def commit(folder: Path, tensors: dict[str, torch.Tensor], position: Position) -
 
 
 def read(folder: Path, model: nn.Module, optimizer: AnyOptimizer, devices: Devices = ALONE) -> Position | None:
-    """Load the newest valid checkpoint into model and optimizer; None if there is none.
-
-    Raises ValueError in a process that cannot read the checkpoint that the first one found.
-    """
+    """Load the newest valid checkpoint into model and optimizer; None if there is none. Raises ValueError in a process
+    that cannot read the checkpoint that the first one found."""
     commits = sorted(folder.glob("step-*.json"), reverse=True) if devices.is_leader else []
     position = next((position for commit in commits if (position := _read(commit)) is not None), None)
     step = devices.broadcast_from_leader(position.step if position else -1)
@@ -101,10 +99,8 @@ def remove(folder: Path) -> None:
 def snapshot(
     model: nn.Module, optimizer: AnyOptimizer, devices: Devices = ALONE, *, copy: bool = False
 ) -> dict[str, torch.Tensor]:
-    """The tensors of a checkpoint, on the host; empty in all processes but the first, which must still call this.
-
-    With `copy` they do not change when training continues.
-    """
+    """The tensors of a checkpoint, on the host; empty in all processes but the first, which must still call this. With
+    `copy` they do not change when training continues."""
     tensors: dict[str, torch.Tensor] = {}
 
     def keep(name: str, tensor: torch.Tensor) -> None:

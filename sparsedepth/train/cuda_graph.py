@@ -94,9 +94,6 @@ class StaticBatch:
         self.weights = [(torch.empty((), device=batch.inputs.device), -1.0) for _ in batch.parts(micro_batch)]
         """of each part in the loss, and the number last written there"""
 
-    def takes(self, batch: Batch) -> bool:
-        return self.inputs.shape == batch.inputs.shape
-
     def read(self, batch: Batch) -> None:
         """Copy a batch without waiting: a weight is an argument of the kernel that writes it."""
         self.inputs.copy_(batch.inputs)
@@ -129,7 +126,7 @@ class CapturedUpdate:
             self.batch = StaticBatch(batch, self.micro_batch)
             for group in self.optimizer.param_groups:
                 group["lr"] = torch.tensor(group["lr"], dtype=self.capture.lr_dtype, device=batch.inputs.device)
-        if not self.batch.takes(batch):
+        if self.batch.inputs.shape != batch.inputs.shape:
             return update(batch)
         static = self.batch
         static.read(batch)

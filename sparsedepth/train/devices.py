@@ -54,12 +54,9 @@ class Devices:
 
     def __init__(self, parallel: Parallel = "none", rank: int = 0, size: int = 1):
         self.parallel, self.rank, self.size = parallel, rank, size
+        self.is_leader = rank == 0
+        """whether this process logs, observes, measures and writes"""
         self._patient = dist.new_group(backend="gloo", timeout=PATIENCE) if size > 1 else None
-
-    @property
-    def is_leader(self) -> bool:
-        """Whether this process logs, observes, measures and writes."""
-        return self.rank == 0
 
     def share(self, batch: Sequences) -> Sequences:
         """This process's rows of a global batch. Raises ValueError if the batch cannot be divided equally."""

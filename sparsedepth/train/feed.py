@@ -5,9 +5,8 @@ Shapes: B sequences of a device's share of the batch, T tokens.
 
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
-from types import TracebackType
-from typing import Self
 
 import numpy as np
 import torch
@@ -63,21 +62,16 @@ class Batch:
             yield inputs_BT, targets_BT, scored * self.n_devices / self.n_scored
 
 
-class Feed:
+class Feed(AbstractContextManager):
     """`feed[step]` is the batch of a step on the device, for consecutive steps from any first one up to `n_steps` - 1.
-
-    A context manager, which ends the thread. Errors of `batch` are raised when its step is read.
-    """
+    Its context ends the thread. Errors of `batch` are raised when its step is read."""
 
     def __init__(self, batch: Callable[[int], Sequences], n_steps: int, device: torch.device, devices: Devices = ALONE):
         self.batch, self.n_steps, self.device, self.devices = batch, n_steps, device, devices
         self.reader = ThreadPoolExecutor(1, thread_name_prefix="batches")
         self.next: tuple[int, Future[Batch]] | None = None
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None):
+    def __exit__(self, *error: object) -> None:
         self.reader.shutdown(cancel_futures=True)
 
     def __getitem__(self, step: int) -> Batch:

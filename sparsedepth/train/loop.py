@@ -295,7 +295,7 @@ def training(
     """
     choose_attention_backends(config)
     trained = devices.place_model(model, runtime.device).train()
-    trained.use_kernels(**runtime.chosen_kernels)
+    trained.use_kernels(**runtime.kernels)
     state = TrainingState(trained, config, runtime, devices, clock)
     if checkpoints:
         state.resume(checkpoints)

@@ -85,10 +85,8 @@ def factors(name: str, parameter: nn.Parameter, config: ModelConfig) -> Factors:
 
 
 def make_optimizer(model: nn.Module, config: RunConfig) -> AnyOptimizer:
-    """The optimizer of a run, fused if the device supports it, with parameter groups by decay and factors.
-
-    A group's `lr_factor` multiplies the learning rate.
-    """
+    """The optimizer of a run, fused if the device supports it, with parameter groups by decay and factors. A group's
+    `lr_factor` multiplies the learning rate."""
     named = list(model.named_parameters())
     is_muon = {name: config.optimizer == "muon" and name.startswith("blocks.") and p.ndim == 2 for name, p in named}
 

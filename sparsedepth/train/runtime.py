@@ -3,10 +3,9 @@
 None of it is part of `run_id`; it is recorded in the run's manifest, because kernels round differently.
 """
 
-import contextlib
 import os
 from collections.abc import Generator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -25,9 +24,8 @@ class Runtime:
     device: torch.device
     precision: Literal["fp32", "bf16"]
     threads: int
-    attention_kernel: str = "sdpa"
-    experts_kernel: str = "grouped"
-    products_kernel: str = "blas"
+    kernels: dict[str, str] = field(default_factory=dict)
+    """The arguments of `Decoder.use_kernels`."""
     kernel_reasons: dict[str, str] = field(default_factory=dict)
     """Why each kernel was chosen over others."""
     parallel: Parallel = "none"
@@ -37,12 +35,6 @@ class Runtime:
     checkpoint_seconds: float = 30.0
     saves_in_background: bool = False
     """Whether a thread writes checkpoints while training continues: on GPUs, where the host is idle."""
-
-    @property
-    def chosen_kernels(self) -> dict[str, str]:
-        """The arguments of `Decoder.use_kernels`."""
-        chosen = {"attention": self.attention_kernel, "experts": self.experts_kernel}
-        return {**chosen, "products": self.products_kernel}
 
     @property
     def autocast(self) -> torch.autocast:
@@ -76,13 +68,16 @@ def resolve(config: RunConfig, runtime: RuntimeConfig = DEFAULT) -> Runtime:
         precision = "bf16" if device.type == "cuda" and torch.cuda.is_bf16_supported() else "fp32"
     dtype = torch.bfloat16 if precision == "bf16" else torch.float32
     setting = kernels.setting(config, device, dtype)
-    attention = kernels.choose("attention", runtime.attention_kernel, setting)
-    experts = kernels.choose("experts", runtime.experts_kernel if config.n_experts else "auto", setting)
-    matrices = kernels.choose("products", runtime.products_kernel, setting)
-    reasons = {"attention": attention.reason, "experts": experts.reason, "products": matrices.reason}
+    choices: dict[str, kernels.Choice] = {
+        "attention": kernels.choose("attention", runtime.attention_kernel, setting),
+        "experts": kernels.choose("experts", runtime.experts_kernel if config.n_experts else "auto", setting),
+        "products": kernels.choose("products", runtime.products_kernel, setting),
+    }
+    chosen = {part: choice.kernel for part, choice in choices.items()}
+    reasons = {part: choice.reason for part, choice in choices.items()}
     obstacle = None
     if runtime.cuda_graph:
-        obstacle = cuda_graph.obstacle(config, device, runtime.parallel, attention.kernel, experts.kernel)
+        obstacle = cuda_graph.obstacle(config, device, runtime.parallel, chosen["attention"], chosen["experts"])
         reasons["cuda_graph"] = obstacle or "the steps can be captured"
     if obstacle and runtime.cuda_graph is True:
         raise ValueError(f"cuda_graph=true is not possible: {obstacle}; use auto or false")
@@ -90,9 +85,7 @@ def resolve(config: RunConfig, runtime: RuntimeConfig = DEFAULT) -> Runtime:
         device=device,
         precision=precision,
         threads=runtime.threads or torch.get_num_threads(),
-        attention_kernel=attention.kernel,
-        experts_kernel=experts.kernel,
-        products_kernel=matrices.kernel,
+        kernels=chosen,
         kernel_reasons=reasons,
         parallel=runtime.parallel,
         micro_batch=runtime.micro_batch,
@@ -104,10 +97,8 @@ def resolve(config: RunConfig, runtime: RuntimeConfig = DEFAULT) -> Runtime:
 
 
 def compile_blocks(model: Decoder) -> None:
-    """Compile each block for static shapes; blocks of one kind share their code.
-
-    Symbolic sizes, which a second shape in one process would get by default, are slower.
-    """
+    """Compile each block for static shapes; blocks of one kind share their code. Symbolic sizes, which a second shape
+    in one process would get by default, are slower."""
     for block in model.blocks:
         block.compile(dynamic=False)
 
@@ -119,17 +110,15 @@ def choose_attention_backends(config: RunConfig) -> None:
     torch.backends.cuda.enable_cudnn_sdp(not is_masked)
 
 
-def dropout_masks(config: RunConfig, step: int, rank: int, device: torch.device) -> AbstractContextManager[None]:
+@contextmanager
+def dropout_masks(config: RunConfig, step: int, rank: int, device: torch.device) -> Generator[None]:
     """Context in which dropout is a function of seed, step and process, so a resumed run drops the same entries. Other
     kernels, devices or micro-batches drop other entries."""
-    return _seeded(config.seed, f"dropout:{step}:{rank}", device) if config.drops else contextlib.nullcontext()
-
-
-@contextmanager
-def _seeded(seed: int, name: str, device: torch.device) -> Generator[None]:
-    """Context in which PyTorch's random numbers are a function of (seed, name); its state is restored afterwards."""
+    if not config.drops:
+        yield
+        return
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
-        torch.manual_seed(generator(seed, name).initial_seed())
+        torch.manual_seed(generator(config.seed, f"dropout:{step}:{rank}").initial_seed())
         yield
 
 

@@ -14,7 +14,6 @@ import gc
 import logging
 import time
 from collections.abc import Sequence
-from types import TracebackType
 
 import torch
 from torch import nn
@@ -47,9 +46,7 @@ def can_stack(*runs: RunConfig) -> bool:
 
 class StackedDecoder(nn.Module):
     """One model of several runs with different weights; `depth_scale` may differ between 'none' and one other value.
-
-    The parameters of the runs' models become views of this module's.
-    """
+    The parameters of the runs' models become views of this module's."""
 
     def __init__(self, runs: Sequence[Decoder]):
         super().__init__()
@@ -104,7 +101,7 @@ class Clock:
     def __enter__(self) -> None:
         self._opened = time.perf_counter()
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None):
+    def __exit__(self, *error: object) -> None:
         self._seconds, self._opened = self(), None
 
 
@@ -168,7 +165,7 @@ class _Stacks:
         key = tuple(map(id, runs))
         if key not in self._stacks:
             stack, runtime = StackedDecoder([run.model for run in runs]), runs[0].runtime
-            stack.decoder.use_kernels(**runtime.chosen_kernels)
+            stack.decoder.use_kernels(**runtime.kernels)
             if runtime.compile:
                 compile_blocks(stack.decoder)
             for run in runs:
@@ -178,10 +175,8 @@ class _Stacks:
 
 
 def backward(stack: StackedDecoder, runs: Sequence[TrainingState]) -> None:
-    """Give each run the gradients of its batch, its cross-entropy and its balance loss (NaN without experts).
-
-    The gradient of the sum of the losses is each run's own gradient: no run's loss depends on another's weights.
-    """
+    """Give each run the gradients of its batch, its cross-entropy and its balance loss (NaN without experts). The
+    gradient of the sum of the losses is each run's own gradient: no run's loss depends on another's weights."""
     config, runtime = runs[0].config, runs[0].runtime
     n_sequences = min((size for run in runs if (size := run.runtime.micro_batch)), default=None)
     reported = []

@@ -15,6 +15,7 @@ from sparsedepth.exchange.evaluate import layers_left
 from sparsedepth.exchange.export import export
 from sparsedepth.exchange.likelihood import Likelihood
 from sparsedepth.probe.load import load_model
+from sparsedepth.probe.probed_model import ProbedDecoder
 from sparsedepth.probe.text import tokenizer_of
 from sparsedepth.store.connection import open_store
 from sparsedepth.store.small_sample import share_interval
@@ -104,10 +105,11 @@ def test_without_layers_the_others_alone_answer(place, tmp_path, capsys):
     asked(run, folder, tmp_path / "results", without="2")
     assert capsys.readouterr().out.splitlines()[-2:] == shown.splitlines()[-2:]  # of what is kept
     loaded = load_model(run)
-    del loaded.probed.model.blocks[1]
+    cut = loaded.probed.model
+    del cut.blocks[1]
     tokenizer = tokenizer_of(loaded, tmp_path)
     log_p = choice_likelihoods(
-        Likelihood(loaded.probed, tokenizer.eod, 64), tokenizer, read_questions(folder / "threes.jsonl")
+        Likelihood(ProbedDecoder(cut), tokenizer.eod, 64), tokenizer, read_questions(folder / "threes.jsonl")
     )
     expected = {row["metric"]: row["value"] for row in scores(read_questions(folder / "threes.jsonl"), log_p)}
     with open_store(tmp_path / "results") as store:

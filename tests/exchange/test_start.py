@@ -45,7 +45,7 @@ def test_a_model_of_transformers_becomes_the_decoder_that_computes_the_same(tmp_
     folder = saved(tmp_path / "model", name, **fields)
     start = open_start(str(folder))
     config = build(RunConfig, start.values(ASKED), "test")
-    assert (config.mask_documents, config.eod, config.start_weights) == (True, 1, start.weights_hash)
+    assert (config.mask_documents, config.eod, config.start_weights) == (True, 1, start.loaded.weights_hash)
     assert config.tokenizer == str(folder) and start.learned is None
     model = Decoder(config, seed=3)
     start.load_into(model)

@@ -4,11 +4,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tiny import corpus
-from tokenizers import Tokenizer, pre_tokenizers, processors
+from tokenizers import Tokenizer, processors
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from sparsedepth.data.tokenizer import ByteTokenizer, make_tokenizer
-from sparsedepth.exchange.tokenizer import ODD, byte_alphabet, save_tokenizer
+from sparsedepth.exchange.tokenizer import ODD, save_tokenizer
 
 TEXTS = [ODD, "", " ", "<|endoftext|>", "a" * 500, "\r\n" * 3, "".join(map(chr, range(0x250)))]
 
@@ -56,11 +56,6 @@ def test_ids_are_ours_and_texts_come_back(both, text):
 def test_any_text(both, text):
     ours, theirs = both
     assert theirs(text)["input_ids"] == ours.encode([text])[0]
-
-
-def test_the_byte_alphabet_is_the_one_of_byte_level_tokenizers():
-    alphabet = byte_alphabet()
-    assert set(alphabet) == set(pre_tokenizers.ByteLevel.alphabet()) and sorted(alphabet.values()) == list(range(256))
 
 
 def test_other_ids_are_refused(tmp_path, monkeypatch):

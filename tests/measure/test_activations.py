@@ -4,7 +4,7 @@ import math
 
 import pytest
 import torch
-from handmade import integers
+from handmade import integers, tokens_per_pass
 from reference import run_config
 
 from sparsedepth.measure.activations import activations
@@ -28,7 +28,8 @@ class HiddenModel(ProbedDecoder):
 def test_by_hand():
     """Zeros 2 + 4 + 0 + 2 of 16. rms^2 = (25 + 4 + 25.01) / 16, a tenth of it 0.184: 0.1 is near 0 too. Units:
     25^2 / (4 (81 + 256)), none, 1, 25.01^2 / (4 (0.0001 + 625))."""
-    found = activations(HiddenModel(Decoder(run_config(n_layers=3))), torch.tensor([[0, 1], [2, 3]]), 2)
+    with tokens_per_pass(2):
+        found = activations(HiddenModel(Decoder(run_config(n_layers=3))), torch.tensor([[0, 1], [2, 3]]))
     assert found["activation_zeros"] == [None, pytest.approx(8 / 16), None]
     assert found["activation_sparsity"] == [None, pytest.approx(9 / 16), None]
     units = (625 / (4 * 337) + 1 + 25.01**2 / (4 * 625.0001)) / 3
@@ -43,7 +44,8 @@ def test_against_a_plain_loop_and_only_relus_make_zeros(activation):
         block.ffn.down.register_forward_pre_hook(lambda module, args: seen.append(args[0].detach().flatten(0, 1)))
     model.eval()(tokens_BT)
     expected = list(seen)
-    found = activations(ProbedDecoder(model), tokens_BT, 20)
+    with tokens_per_pass(20):
+        found = activations(ProbedDecoder(model), tokens_BT)
     for layer, h_nF in enumerate(expected):
         rms = math.sqrt(sum(value**2 for value in h_nF.flatten().tolist()) / h_nF.numel())
         near = sum(abs(value) < 0.1 * rms for value in h_nF.flatten().tolist()) / h_nF.numel()

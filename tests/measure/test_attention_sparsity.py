@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from handmade import HandMadeModel, identity, integers, known, normal
+from handmade import HandMadeModel, identity, integers, known, normal, tokens_per_pass
 from parity import carry, reference
 from reference import attention_weights, run_config
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -34,46 +34,47 @@ def test_uniform_attention():
     """Row i holds i weights 1/i. T = 8: 36 weights; below 0.3 are those of rows 4..8: 4 + 5 + 6 + 7 + 8 = 30."""
     probed = HandMadeModel([identity] * 3, normal(5, 4), queries_keys=uniform)
     found = attention_sparsity(probed, integers(5, 2, 8), [0.3, 0.1], [0.9, 1.1], rng())
-    assert found.absolute[0.3].total.value == pytest.approx(30 / 36, abs=1e-12)
-    assert found.absolute[0.1].total.value == 0.0
-    assert found.relative[0.9].total.value == 0.0  # no weight is below 0.9 of what it is
-    assert found.relative[1.1].total.value == 1.0
-    assert found.absolute[0.3].by_head.shape == (3, 2) and found.absolute[0.3].by_layer.shape == (3,)
-    assert found.absolute[0.3].n == found.relative[1.1].n == 2 * 36
+    assert found["attention_sparsity@0.3"].total.value == pytest.approx(30 / 36, abs=1e-12)
+    assert found["attention_sparsity@0.1"].total.value == 0.0
+    assert found["attention_sparsity_rel@0.9"].total.value == 0.0  # no weight is below 0.9 of what it is
+    assert found["attention_sparsity_rel@1.1"].total.value == 1.0
+    assert found["attention_sparsity@0.3"].by_head.shape == (3, 2)
+    assert found["attention_sparsity@0.3"].n == found["attention_sparsity_rel@1.1"].n == 2 * 36
 
 
 def test_the_absolute_share_grows_with_length_alone_and_the_relative_one_does_not():
     probed = HandMadeModel([identity], normal(5, 4), queries_keys=uniform)
     short, long = (attention_sparsity(probed, integers(5, 1, n), [0.05], [0.9], rng()) for n in (20, 80))
-    assert short.absolute[0.05].total.value == 0.0
-    assert long.absolute[0.05].total.value == pytest.approx(1 - (20 * 21) / (80 * 81), abs=1e-12)
-    assert short.relative[0.9].total.value == long.relative[0.9].total.value == 0.0
+    assert short["attention_sparsity@0.05"].total.value == 0.0
+    assert long["attention_sparsity@0.05"].total.value == pytest.approx(1 - (20 * 21) / (80 * 81), abs=1e-12)
+    assert short["attention_sparsity_rel@0.9"].total.value == long["attention_sparsity_rel@0.9"].total.value == 0.0
 
 
 def test_attention_to_itself_alone():
     """One weight of each row is 1, the other T (T - 1) / 2 are 0."""
     probed = HandMadeModel([identity], normal(5, 4), queries_keys=to_itself)
     found = attention_sparsity(probed, integers(5, 1, 9), [1e-3], [0.1], rng())
-    assert found.absolute[1e-3].total.value == found.relative[0.1].total.value == pytest.approx(36 / 45, abs=1e-12)
+    assert found["attention_sparsity@0.001"].total.value == pytest.approx(36 / 45, abs=1e-12)
+    assert found["attention_sparsity_rel@0.1"].total.value == pytest.approx(36 / 45, abs=1e-12)
 
 
 @pytest.mark.parametrize("fields", [{}, {"n_kv_heads": 2, "depth_scale": "lns"}, {"n_kv_heads": 1}])
 def test_against_a_plain_loop(fields):
     model = Decoder(run_config(init_std=0.4, **fields))
     tokens = integers(40, 2, 12)
-    found = attention_sparsity(ProbedDecoder(model), tokens, [0.05, 0.01], [0.5], rng(), max_tokens=12)
+    with tokens_per_pass(12):
+        found = attention_sparsity(ProbedDecoder(model), tokens, [0.05, 0.01], [0.5], rng())
     rows = np.arange(1, 13)[:, None]
     visible = np.tril(np.ones((12, 12), dtype=bool))
     for layer in range(1, 6):
         weights = attention_weights(model, tokens, layer)
         for head in range(4):
             share = {tau: (weights[:, head] < tau)[:, visible].mean() for tau in (0.05, 0.01)}
-            assert {tau: found.absolute[tau].by_head[layer - 1, head] for tau in share} == pytest.approx(
-                share, abs=1e-9
-            )
+            ours = {tau: found[f"attention_sparsity@{tau:g}"].by_head[layer - 1, head] for tau in share}
+            assert ours == pytest.approx(share, abs=1e-9)
             relative = (weights[:, head] < 0.5 / rows)[:, visible].mean()
-            assert found.relative[0.5].by_head[layer - 1, head] == pytest.approx(relative, abs=1e-9)
-    assert 0.05 < known(found.absolute[0.05].total.value) < 0.95
+            assert found["attention_sparsity_rel@0.5"].by_head[layer - 1, head] == pytest.approx(relative, abs=1e-9)
+    assert 0.05 < known(found["attention_sparsity@0.05"].total.value) < 0.95
 
 
 def test_against_the_weights_that_transformers_reports():
@@ -86,7 +87,7 @@ def test_against_the_weights_that_transformers_reports():
     visible = torch.ones(16, 16, dtype=torch.bool).tril()
     for layer, weight_BHTT in enumerate(attentions):
         by_head = (weight_BHTT < 0.02)[..., visible].double().mean((0, 2))
-        np.testing.assert_allclose(found.absolute[0.02].by_head[layer], by_head, atol=1e-9)
+        np.testing.assert_allclose(found["attention_sparsity@0.02"].by_head[layer], by_head, atol=1e-9)
 
 
 def test_blocks_of_rows_give_the_same(monkeypatch):
@@ -125,11 +126,11 @@ def test_entropy_and_sink_of_uniform_attention():
     found = attention_sparsity(
         HandMadeModel([identity] * 3, normal(5, 4), queries_keys=uniform), integers(5, 2, 4), [0.1], [0.5], rng()
     )
-    assert found.entropy.total.value == pytest.approx(np.log(24) / 4, abs=1e-6)
-    assert found.relative_entropy.total.value == pytest.approx(1.0, abs=1e-6)
-    assert found.sink.total.value == pytest.approx((1 / 2 + 1 / 3 + 1 / 4) / 3, abs=1e-6)
-    assert found.sink.by_head.shape == (3, 2)
-    assert (found.entropy.n, found.relative_entropy.n, found.sink.n) == (8, 6, 6)
+    assert found["attention_entropy"].total.value == pytest.approx(np.log(24) / 4, abs=1e-6)
+    assert found["attention_entropy_rel"].total.value == pytest.approx(1.0, abs=1e-6)
+    assert found["attention_sink"].total.value == pytest.approx((1 / 2 + 1 / 3 + 1 / 4) / 3, abs=1e-6)
+    assert found["attention_sink"].by_head.shape == (3, 2)
+    assert (found["attention_entropy"].n, found["attention_entropy_rel"].n, found["attention_sink"].n) == (8, 6, 6)
 
 
 def test_entropy_and_sink_of_attention_to_itself_and_to_the_first_token():
@@ -141,30 +142,31 @@ def test_entropy_and_sink_of_attention_to_itself_and_to_the_first_token():
     for queries_keys, sink in ((to_itself, 0.0), (to_the_first, 1.0)):
         probed = HandMadeModel([identity], normal(5, 4), queries_keys=queries_keys)
         found = attention_sparsity(probed, integers(5, 1, 9), [0.1], [0.5], rng())
-        assert found.entropy.total.value == pytest.approx(0, abs=1e-6)
-        assert found.relative_entropy.total.value == pytest.approx(0, abs=1e-6)
-        assert found.sink.total.value == pytest.approx(sink, abs=1e-6)
+        assert found["attention_entropy"].total.value == pytest.approx(0, abs=1e-6)
+        assert found["attention_entropy_rel"].total.value == pytest.approx(0, abs=1e-6)
+        assert found["attention_sink"].total.value == pytest.approx(sink, abs=1e-6)
 
 
 def test_of_single_tokens_relative_entropy_and_sink_are_missing():
     probed = HandMadeModel([identity], normal(5, 4), queries_keys=uniform)
     found = attention_sparsity(probed, integers(5, 3, 1), [0.1], [0.5], rng())
-    assert (found.relative_entropy.total.value, found.sink.total.value) == (None, None)
-    assert found.entropy.total.value == 0.0
+    assert (found["attention_entropy_rel"].total.value, found["attention_sink"].total.value) == (None, None)
+    assert found["attention_entropy"].total.value == 0.0
 
 
 def test_entropy_and_sink_against_a_plain_loop():
     model = Decoder(run_config(init_std=0.4, n_kv_heads=2))
     tokens = integers(40, 2, 12)
-    found = attention_sparsity(ProbedDecoder(model), tokens, [0.1], [0.5], rng(), max_tokens=12)
+    with tokens_per_pass(12):
+        found = attention_sparsity(ProbedDecoder(model), tokens, [0.1], [0.5], rng())
     rows = np.arange(1, 13)
     for layer in range(1, 6):
         weights = attention_weights(model, tokens, layer)
         entropy_BHT = -(weights * np.log(np.where(weights > 0, weights, 1))).sum(-1)
         by_head = {
-            "entropy": entropy_BHT.mean((0, 2)),
-            "relative_entropy": (entropy_BHT[..., 1:] / np.log(rows[1:])).mean((0, 2)),
-            "sink": weights[..., 1:, 0].mean((0, 2)),
+            "attention_entropy": entropy_BHT.mean((0, 2)),
+            "attention_entropy_rel": (entropy_BHT[..., 1:] / np.log(rows[1:])).mean((0, 2)),
+            "attention_sink": weights[..., 1:, 0].mean((0, 2)),
         }
         for name, expected in by_head.items():
-            np.testing.assert_allclose(getattr(found, name).by_head[layer - 1], expected, atol=1e-5)
+            np.testing.assert_allclose(found[name].by_head[layer - 1], expected, atol=1e-5)

@@ -26,7 +26,6 @@ def test_the_interval_of_a_mean_is_the_normal_one():
     assert found.value == pytest.approx(values.mean(), abs=1e-12)
     assert found.lo == pytest.approx(values.mean() - half, abs=0.015)
     assert found.hi == pytest.approx(values.mean() + half, abs=0.015)
-    assert found.n_sequences == 400
 
 
 @pytest.mark.parametrize(
@@ -59,7 +58,7 @@ def test_a_ratio_of_means_is_resampled_as_a_ratio():
 
 def test_what_is_undefined_is_missing():
     one = bootstrap(mean, np.array([2.0]), rng=rng())
-    assert (one.value, one.lo, one.hi, one.n_sequences) == (2.0, None, None, 1)
+    assert (one.value, one.lo, one.hi) == (2.0, None, None)
     undefined = bootstrap(mean, np.array([1.0, math.nan]), rng=rng())
     assert (undefined.value, undefined.lo, undefined.hi) == (None, None, None)
     assert finite(math.inf) is None and finite(0.0) == 0.0

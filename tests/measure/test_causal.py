@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from handmade import HandMadeModel, brackets, identity, integers, known, normal, residual_mlp
+from handmade import HandMadeModel, brackets, identity, integers, known, normal, residual_mlp, tokens_per_pass
 from reference import FAMILIES, causal_effects, run_config, skip_increases
 
 from sparsedepth.measure.causal import causal_effect
@@ -72,7 +72,8 @@ def test_against_full_forward_passes_under_any_budget(family):
     expected = causal_effects(model, tokens[:, :-1])
     skipped = skip_increases(model, tokens)
     for max_tokens in (1, 40, 8192):
-        found = causal_effect(ProbedDecoder(model), Scored.text(tokens), rng(), max_tokens)
+        with tokens_per_pass(max_tokens):
+            found = causal_effect(ProbedDecoder(model), Scored.text(tokens), rng())
         assert found.effects == pytest.approx(expected, rel=1e-5)
         assert found.score.value == pytest.approx(np.mean(list(expected.values())), rel=1e-5)
         assert found.skip_increase == pytest.approx(skipped, abs=1e-6)

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from handmade import HandMadeModel, brackets, identity, integers, known, normal, residual_mlp
+from handmade import HandMadeModel, brackets, identity, integers, known, normal, residual_mlp, tokens_per_pass
 from reference import FAMILIES, largest_effects, run_config
 
 from sparsedepth.measure.causal import causal_effect
@@ -92,10 +92,12 @@ def test_against_full_forward_passes_under_any_budget(family):
     current = largest_effects(model, tokens, 1, 22, 0)
     probed = ProbedDecoder(model)
     for max_tokens in (1, 50, 8192):
-        found = causal_maximum(probed, tokens, rng(), max_tokens=max_tokens)
+        with tokens_per_pass(max_tokens):
+            found = causal_maximum(probed, tokens, rng())
         assert found.effects == pytest.approx(future, rel=1e-4)
         assert brackets(found.score) and known(found.score.value) <= np.mean(list(future.values())) + 1e-6
-        found = causal_maximum(probed, tokens, rng(), tokens="current", max_tokens=max_tokens)
+        with tokens_per_pass(max_tokens):
+            found = causal_maximum(probed, tokens, rng(), tokens="current")
         assert found.effects == pytest.approx(current, rel=1e-4)
     assert known(found.score.value) > known(
         causal_effect(probed, Scored.text(torch.nn.functional.pad(tokens, (0, 1))), rng()).score.value

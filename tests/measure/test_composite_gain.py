@@ -3,10 +3,11 @@
 import numpy as np
 import pytest
 import torch
-from handmade import integers
+from handmade import integers, tokens_per_pass
 from reference import run_config
 
-from sparsedepth.measure.composite_gain import CompositeGain, composite_gain
+from sparsedepth.measure.bootstrap import ScoreByLayer
+from sparsedepth.measure.composite_gain import composite_gain
 from sparsedepth.measure.geometry import geometry
 from sparsedepth.measure.variance import residual_variance
 from sparsedepth.model.decoder import Decoder
@@ -26,10 +27,8 @@ def mixed(*maps, n_layers: int = 1, **fields) -> Decoder:
     return model
 
 
-def gain(model: Decoder, **options) -> CompositeGain:
-    result = composite_gain(ProbedDecoder(model), TOKENS, np.random.default_rng(0), **options)
-    assert result is not None
-    return result
+def gain(model: Decoder) -> dict[str, ScoreByLayer]:
+    return composite_gain(ProbedDecoder(model), TOKENS, np.random.default_rng(0))
 
 
 def test_by_hand():
@@ -37,16 +36,18 @@ def test_by_hand():
     (1, 5) and (1, 3), so 6 forward, and 8 backward. Block 2 halves the streams, and its rows alone sum to 1/2."""
     half = [[0.5, 0.0], [0.0, 0.5]]
     result = gain(mixed([[1.0, 5.0], [0.0, -2.0]], [[1.0, 0.0], [1.0, 1.0]], half, IDENTITY, n_layers=2))
-    assert result.forward.by_layer == pytest.approx([3, 0.5], rel=1e-6)
-    assert result.backward.by_layer == pytest.approx([4, 0.5], rel=1e-6)
-    whole = result.forward.score
+    assert result["composite_gain"].by_layer == pytest.approx([3, 0.5], rel=1e-6)
+    assert result["composite_gain_backward"].by_layer == pytest.approx([4, 0.5], rel=1e-6)
+    whole = result["composite_gain"].score
     assert (whole.value, whole.lo, whole.hi) == pytest.approx((3, 3, 3), rel=1e-6)
 
 
 def test_signs_count_within_a_sum():
     """Rows of ((2, -3), (1, 1)): -1 and 2; columns 3 and -2."""
     result = gain(mixed([[2.0, -3.0], [1.0, 1.0]], IDENTITY))
-    assert (result.forward.score.value, result.backward.score.value) == pytest.approx((2, 3), rel=1e-6)
+    assert (result["composite_gain"].score.value, result["composite_gain_backward"].score.value) == pytest.approx(
+        (2, 3), rel=1e-6
+    )
 
 
 def test_only_gradients_are_enlarged():
@@ -55,8 +56,8 @@ def test_only_gradients_are_enlarged():
     model = mixed([[3.0, -2.0], [2.0, -1.0]], IDENTITY, [[3.0, -2.0], [2.0, -1.0]], IDENTITY, n_layers=2,
                   init="zero_outputs")  # fmt: skip
     result, probed, rng = gain(model), ProbedDecoder(model), np.random.default_rng(0)
-    assert result.forward.by_layer == pytest.approx([1, 1], rel=1e-5)
-    assert result.backward.by_layer == pytest.approx([9, 5], rel=1e-5)
+    assert result["composite_gain"].by_layer == pytest.approx([1, 1], rel=1e-5)
+    assert result["composite_gain_backward"].by_layer == pytest.approx([9, 5], rel=1e-5)
     variance = residual_variance(probed, TOKENS, rng).by_layer
     assert variance == pytest.approx([variance[0]] * 3, rel=1e-5)
     assert geometry(probed, TOKENS, rng).angular_distance_middle.value in (None, pytest.approx(0, abs=1e-3))
@@ -74,10 +75,12 @@ def moved(mixing: str, **fields) -> Decoder:
 
 def test_manifold_maps_have_none_and_one_stream_is_not_asked():
     result = gain(moved("manifold"))
-    assert result.backward.by_layer == pytest.approx([1] * 5, abs=1e-5)  # the sums that a Sinkhorn step ends with
-    assert result.forward.by_layer == pytest.approx([1] * 5, abs=0.05)  # 20 steps leave the others near 1
+    assert result["composite_gain_backward"].by_layer == pytest.approx(
+        [1] * 5, abs=1e-5
+    )  # the sums that a Sinkhorn step ends with
+    assert result["composite_gain"].by_layer == pytest.approx([1] * 5, abs=0.05)  # 20 steps leave the others near 1
     one = ProbedDecoder(Decoder(run_config()))
-    assert composite_gain(one, TOKENS, np.random.default_rng(0)) is None
+    assert composite_gain(one, TOKENS, np.random.default_rng(0)) == {}
 
 
 @pytest.mark.parametrize("mixing", ["plain", "manifold"])
@@ -97,6 +100,7 @@ def test_against_what_blocks_without_branches_do(mixing):
         expected.append([product.sum(axis).abs().amax(-1).mean().item() for axis in (-1, -2)])
     forward, backward = zip(*reversed(expected), strict=True)
     for max_tokens in (1, 40, 8192):
-        result = gain(model, max_tokens=max_tokens)
-        assert result.forward.by_layer == pytest.approx(forward, rel=1e-4)
-        assert result.backward.by_layer == pytest.approx(backward, rel=1e-4)
+        with tokens_per_pass(max_tokens):
+            result = gain(model)
+        assert result["composite_gain"].by_layer == pytest.approx(forward, rel=1e-4)
+        assert result["composite_gain_backward"].by_layer == pytest.approx(backward, rel=1e-4)

@@ -66,7 +66,7 @@ def test_losses_are_means_over_the_positions_that_count(model, uneven):
     assert removal(probed, uneven, rng()).drops[2, 2] == pytest.approx(dropped, rel=1e-4)
     assert causal_effect(probed, uneven, rng()).skip_increase[1] == pytest.approx(dropped, rel=1e-4)
     assert permutation_effect(probed, uneven, rng()).effects[2, 4] == pytest.approx(exchanged, rel=1e-4)
-    lens = early_exit(probed, uneven, rng()).logit_lens.by_layer
+    lens = early_exit(probed, uneven, rng())["lens_loss"].by_layer
     assert lens[5] == pytest.approx(base, rel=1e-6)
     assert lens[2] == pytest.approx(plain(model, uneven, [1, 2, None, None, None]), rel=1e-6)
 
@@ -77,7 +77,7 @@ MEASURES = {
     "permutation": lambda probed, scored: permutation_effect(probed, scored, rng()),
     "removal": lambda probed, scored: removal(probed, scored, rng()),
     "released": lambda probed, scored: affine_increase_in_sample(probed, scored),
-    "early_exit": lambda probed, scored: early_exit(probed, scored, rng()).last_block.score,
+    "early_exit": lambda probed, scored: early_exit(probed, scored, rng())["early_exit_loss"].score,
     "skip": lambda probed, scored: causal_effect(probed, scored, rng()).skip_increase,
 }
 

@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 import torch
-from handmade import HandMadeModel, brackets, identity, integers, known, normal
+from handmade import HandMadeModel, brackets, identity, integers, known, normal, tokens_per_pass
 from reference import FAMILIES, exit_losses, run_config
 
 from sparsedepth.measure.context import Scored
@@ -30,25 +30,25 @@ def test_by_hand():
     probed = HandMadeModel(blocks, torch.ones(2, 1), head_DV=torch.tensor([[1.0, 0.0]]))
     found = early_exit(probed, Scored.text(torch.ones(3, 5, dtype=torch.int64)), rng())
     cost = {x: math.log(1 + math.exp(x)) for x in (1, 2, 4, 8)}
-    assert values(found.logit_lens) == pytest.approx([cost[x] for x in (1, 2, 4, 8)], abs=1e-6)
-    assert values(found.last_block) == pytest.approx([cost[x] for x in (2, 4, 8)], abs=1e-6)
+    assert values(found["lens_loss"]) == pytest.approx([cost[x] for x in (1, 2, 4, 8)], abs=1e-6)
+    assert values(found["early_exit_loss"]) == pytest.approx([cost[x] for x in (2, 4, 8)], abs=1e-6)
     increases = [(cost[x] - cost[8]) / cost[8] for x in (1, 2, 4)]
-    assert found.logit_lens.score.value == pytest.approx(np.mean(increases), abs=1e-6)
-    assert found.last_block.score.value == pytest.approx(np.mean(increases[1:]), abs=1e-6)
+    assert found["lens_loss"].score.value == pytest.approx(np.mean(increases), abs=1e-6)
+    assert found["early_exit_loss"].score.value == pytest.approx(np.mean(increases[1:]), abs=1e-6)
 
 
 def test_identities_lose_nothing_at_any_exit():
     found = early_exit(HandMadeModel([identity] * 3, normal(5, 4)), Scored.text(integers(5, 4, 8)), rng())
-    for exits in (found.logit_lens, found.last_block):
+    for exits in (found["lens_loss"], found["early_exit_loss"]):
         assert np.ptp(values(exits)) < 1e-6
         assert exits.score.value == pytest.approx(0, abs=1e-6)
 
 
 def test_a_single_block_has_no_exit_through_the_last_but_its_own():
     found = early_exit(HandMadeModel([lambda x: 2 * x], normal(5, 4)), Scored.text(integers(5, 4, 8)), rng())
-    assert len(found.last_block.by_layer) == 1 and found.last_block.score.value is None
-    assert found.last_block.by_layer[0] == found.logit_lens.by_layer[1]
-    assert found.logit_lens.score.value is not None
+    assert len(found["early_exit_loss"].by_layer) == 1 and found["early_exit_loss"].score.value is None
+    assert found["early_exit_loss"].by_layer[0] == found["lens_loss"].by_layer[1]
+    assert found["lens_loss"].score.value is not None
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -56,8 +56,9 @@ def test_against_shorter_models_under_any_budget(family):
     model, tokens = Decoder(run_config(**FAMILIES[family])), integers(40, 3, 17)
     lens, block = exit_losses(model, tokens, []), exit_losses(model, tokens, [5])
     for max_tokens in (1, 40, 8192):
-        found = early_exit(ProbedDecoder(model), Scored.text(tokens), rng(), max_tokens)
-        assert values(found.logit_lens) == pytest.approx(lens, rel=1e-5)
-        assert values(found.last_block) == pytest.approx(block, rel=1e-5)
-        assert brackets(found.logit_lens.score) and brackets(found.last_block.score)
-        assert found.last_block.by_layer == pytest.approx(block, rel=1e-5)
+        with tokens_per_pass(max_tokens):
+            found = early_exit(ProbedDecoder(model), Scored.text(tokens), rng())
+        assert values(found["lens_loss"]) == pytest.approx(lens, rel=1e-5)
+        assert values(found["early_exit_loss"]) == pytest.approx(block, rel=1e-5)
+        assert brackets(found["lens_loss"].score) and brackets(found["early_exit_loss"].score)
+        assert found["early_exit_loss"].by_layer == pytest.approx(block, rel=1e-5)

@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 import torch
-from handmade import HandMadeModel, brackets, integers, normal, residual_mlp
+from handmade import HandMadeModel, brackets, integers, normal, residual_mlp, tokens_per_pass
 from reference import FAMILIES, run_config, states
 
 from sparsedepth.measure.erasure import erasure
@@ -70,6 +70,7 @@ def test_against_full_forward_passes_under_any_budget(family):
                 assert not distance[:, :place].any()  # causal
                 expected[layer, i] = distance[:, place + 1 :].mean()
     for max_tokens in (1, 40, 8192):
-        found = erasure(ProbedDecoder(model), tokens, rng(), max_tokens)
+        with tokens_per_pass(max_tokens):
+            found = erasure(ProbedDecoder(model), tokens, rng())
         assert found.effect == pytest.approx(expected, abs=1e-5)
         assert brackets(found.score) and brackets(found.late_share)

@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 import torch
-from handmade import HandMadeModel, brackets, identity, integers, normal
+from handmade import HandMadeModel, brackets, identity, integers, normal, tokens_per_pass
 from reference import expert_loads, run_config
 
 from sparsedepth.measure.experts import effective_experts, expert_use, variation
@@ -43,15 +43,12 @@ def test_collapsed_balanced_and_sure_and_unsure_by_hand():
     collapsed = always([0.25, 0.25, 0.25, 0.25], 2)  # unsure, but always the same choice
     halves = always([0.5, 0.5, 0.0, 0.0], 0, 1)
     found = expert_use(model_of(collapsed, in_turn, halves, lambda x: None), integers(5, 3, 8), rng())
-    assert found is not None
-    loads = [None if load is None else load.tolist() for load in found.load]
-    assert loads == [[0, 0, 1, 0], [0.25] * 4, [0.5, 0.5, 0, 0], None]
-    assert found.effective_experts.by_layer == [pytest.approx(1), pytest.approx(4), pytest.approx(2), None]
-    assert found.variation.by_layer == [pytest.approx(3**0.5), pytest.approx(0), pytest.approx(1), None]
-    assert found.router_entropy.by_layer == [pytest.approx(math.log(4)), 0.0, pytest.approx(math.log(2)), None]
-    assert found.effective_experts.score.value == pytest.approx(7 / 3)
-    assert found.variation.score.value == pytest.approx((3**0.5 + 1) / 3)
-    assert found.router_entropy.score.value == pytest.approx(math.log(8) / 3)
+    assert found["effective_experts"].by_layer == [pytest.approx(1), pytest.approx(4), pytest.approx(2), None]
+    assert found["expert_load_variation"].by_layer == [pytest.approx(3**0.5), pytest.approx(0), pytest.approx(1), None]
+    assert found["router_entropy"].by_layer == [pytest.approx(math.log(4)), 0.0, pytest.approx(math.log(2)), None]
+    assert found["effective_experts"].score.value == pytest.approx(7 / 3)
+    assert found["expert_load_variation"].score.value == pytest.approx((3**0.5 + 1) / 3)
+    assert found["router_entropy"].score.value == pytest.approx(math.log(8) / 3)
 
 
 def test_the_load_of_resamples_is_pooled_before_its_entropy():
@@ -60,7 +57,7 @@ def test_the_load_of_resamples_is_pooled_before_its_entropy():
 
 
 def test_a_dense_model_has_no_experts():
-    assert expert_use(ProbedDecoder(Decoder(run_config())), integers(40, 2, 8), rng()) is None
+    assert expert_use(ProbedDecoder(Decoder(run_config())), integers(40, 2, 8), rng()) == {}
 
 
 @pytest.mark.parametrize("fields", [{"top_k": 2}, {"top_k": 1, "depth_scale": "lns", "renormalise_gates": False}])
@@ -68,10 +65,11 @@ def test_against_a_plain_loop_under_any_budget(fields):
     model = Decoder(run_config(n_experts=4, d_expert=24, **fields))
     tokens = integers(40, 3, 16)
     for max_tokens in (1, 8192):
-        found = expert_use(ProbedDecoder(model), tokens, rng(), max_tokens)
-        assert found is not None
+        with tokens_per_pass(max_tokens):
+            found = expert_use(ProbedDecoder(model), tokens, rng())
         for layer in range(1, 6):
             load, entropy = expert_loads(model, tokens, layer)
-            assert found.load[layer - 1] == pytest.approx(np.array(load), abs=1e-9)
-            assert found.router_entropy.by_layer[layer - 1] == pytest.approx(entropy, rel=1e-5)
-    assert brackets(found.effective_experts.score) and brackets(found.router_entropy.score)
+            assert found["effective_experts"].by_layer[layer - 1] == pytest.approx(effective_experts(np.array(load)))
+            assert found["expert_load_variation"].by_layer[layer - 1] == pytest.approx(variation(np.array(load)))
+            assert found["router_entropy"].by_layer[layer - 1] == pytest.approx(entropy, rel=1e-5)
+    assert brackets(found["effective_experts"].score) and brackets(found["router_entropy"].score)

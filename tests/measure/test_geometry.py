@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 import torch
-from handmade import HandMadeModel, brackets, identity, integers, known, normal
+from handmade import HandMadeModel, brackets, identity, integers, known, normal, tokens_per_pass
 from reference import FAMILIES, angles, branch_updates, cosine, run_config, states
 
 from sparsedepth.measure import geometry as module
@@ -136,7 +136,8 @@ def test_against_the_plain_loop_under_any_budget(family, monkeypatch):
     ffn_cosine = np.mean([cosine(ffn[b, t], before_ffn[b, t]) for b in range(3) for t in range(16)])
     for max_tokens, max_cosines in ((1, 1), (70, 100), (8192, 2**21)):
         monkeypatch.setattr(module, "MAX_COSINES", max_cosines)
-        found = geometry(ProbedDecoder(model), tokens, rng(), max_tokens)
+        with tokens_per_pass(max_tokens):
+            found = geometry(ProbedDecoder(model), tokens, rng())
         assert found.angles == pytest.approx(expected, abs=1e-5)
         assert found.angles_last_token == pytest.approx(last, abs=1e-5)
         assert found.profiles["update_ratio"].by_layer == pytest.approx(ratios, rel=1e-5)
@@ -146,10 +147,9 @@ def test_against_the_plain_loop_under_any_budget(family, monkeypatch):
             np.mean([expected[layer - 1, layer] for layer in range(1, 6)]), abs=1e-5
         )
         assert all(brackets(profile.score) for profile in found.profiles.values())
-        assert (
-            found.profiles["state_norm"].score
-            == geometry(ProbedDecoder(model), tokens, rng(), max_tokens).profiles["state_norm"].score
-        )
+        with tokens_per_pass(max_tokens):
+            again = geometry(ProbedDecoder(model), tokens, rng())
+        assert found.profiles["state_norm"].score == again.profiles["state_norm"].score
 
 
 @pytest.mark.parametrize("fails", [False, True])

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from handmade import HandMadeModel, identity, integers, normal
+from handmade import HandMadeModel, identity, integers, normal, tokens_per_pass
 from reference import run_config
 
 from sparsedepth.config.runtime import RuntimeConfig
@@ -61,7 +61,8 @@ def test_against_one_derivative_per_layer_under_any_budget():
         F.cross_entropy(probed.logits(x).flatten(0, 1), tokens[:, 1:].flatten()).backward()
         norms.append(leaf.grad.norm().item())
     for max_tokens in (1, 8192):
-        found = gradients(probed, Scored.text(tokens), RNG, max_tokens)
+        with tokens_per_pass(max_tokens):
+            found = gradients(probed, Scored.text(tokens), RNG)
         assert found.by_layer == pytest.approx([norm / norms[-1] for norm in norms], rel=1e-4)
 
 

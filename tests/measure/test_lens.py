@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 import torch
-from handmade import HandMadeModel, brackets, identity, integers, known
+from handmade import HandMadeModel, brackets, identity, integers, known, tokens_per_pass
 from reference import FAMILIES, run_config, states
 
 from sparsedepth.measure.context import Scored
@@ -28,23 +28,23 @@ def test_by_hand():
         2 / 3 * math.log(2 / 3 / 0.8) + 1 / 3 * math.log(1 / 3 / 0.2),
         0,
     ]
-    assert found.kl.by_layer == pytest.approx(kl, abs=1e-6)
-    assert found.overlap.by_layer == [1, 1, 1]  # of a vocabulary of two
-    assert found.kl.score.value == pytest.approx((kl[0] + kl[1]) / 2, abs=1e-6)
+    assert found["lens_kl"].by_layer == pytest.approx(kl, abs=1e-6)
+    assert found["lens_overlap"].by_layer == [1, 1, 1]  # of a vocabulary of two
+    assert found["lens_kl"].score.value == pytest.approx((kl[0] + kl[1]) / 2, abs=1e-6)
 
 
 def test_the_five_most_likely_tokens():
     """Layer 0 ranks 8 tokens upwards, the model downwards: tokens 3 and 4 are in both sets of five."""
     probed = HandMadeModel([identity, lambda x: -x], torch.ones(8, 1), torch.arange(8.0)[None])
-    assert lens(probed, integers(8, 2, 3), rng()).overlap.by_layer == pytest.approx([2 / 5, 2 / 5, 1])
+    assert lens(probed, integers(8, 2, 3), rng())["lens_overlap"].by_layer == pytest.approx([2 / 5, 2 / 5, 1])
 
 
 def test_an_early_prediction_may_be_settled_and_wrong():
     """Blocks that double leave each token's order as it was: the lens sees one opinion, and an early loss is bad."""
     probed = HandMadeModel([lambda x: 2 * x], torch.tensor([[0.0, 5.0], [5.0, 0.0]]), torch.eye(2))
     tokens = torch.tensor([[0, 0, 0, 0]])
-    assert lens(probed, tokens, rng()).kl.by_layer[0] < 0.05
-    assert known(early_exit(probed, Scored.text(tokens), rng()).logit_lens.by_layer[0]) > 4
+    assert lens(probed, tokens, rng())["lens_kl"].by_layer[0] < 0.05
+    assert known(early_exit(probed, Scored.text(tokens), rng())["lens_loss"].by_layer[0]) > 4
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -56,6 +56,9 @@ def test_against_plain_softmaxes_under_any_budget(family):
     tops = [[set(row.tolist()) for row in p.flatten(0, 1).topk(5).indices] for p in read]
     overlap = [np.mean([len(a & b) / 5 for a, b in zip(top, tops[-1], strict=True)]) for top in tops]
     for max_tokens in (1, 40, 8192):
-        found = lens(ProbedDecoder(model), tokens, rng(), max_tokens)
-        assert found.kl.by_layer == pytest.approx(kl, abs=1e-5) and found.overlap.by_layer == pytest.approx(overlap)
-        assert brackets(found.kl.score) and brackets(found.overlap.score)
+        with tokens_per_pass(max_tokens):
+            found = lens(ProbedDecoder(model), tokens, rng())
+        assert found["lens_kl"].by_layer == pytest.approx(kl, abs=1e-5) and found[
+            "lens_overlap"
+        ].by_layer == pytest.approx(overlap)
+        assert brackets(found["lens_kl"].score) and brackets(found["lens_overlap"].score)

@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 import torch
-from handmade import HandMadeModel, identity, integers, normal
+from handmade import HandMadeModel, identity, integers, normal, tokens_per_pass
 from reference import FAMILIES, loss, run_config
 
 from sparsedepth.config.task import IGNORED
@@ -27,7 +27,6 @@ def test_equal_logits_cost_ln_of_the_vocabulary():
     found = held_out_loss(probed, Scored.text(integers(7, 4, 11)), rng())
     assert found.loss.value == pytest.approx(math.log(7), abs=1e-6)
     assert found.n_tokens == 40  # 4 sequences of 10, each with its last target
-    assert found.loss.n_sequences == 4
 
 
 def test_each_position_is_scored_on_the_next_token():
@@ -54,7 +53,9 @@ def test_no_result_depends_on_how_the_work_is_cut(monkeypatch):
     whole = fork_losses(probed, Scored.text(tokens), forks)
     monkeypatch.setattr(module, "MAX_LOGITS", 40 * 7)  # 7 positions at a time: across sequences and forks
     for max_tokens in (1, 40, 100):
-        for one, other in zip(fork_losses(probed, Scored.text(tokens), forks, max_tokens), whole, strict=True):
+        with tokens_per_pass(max_tokens):
+            parts = fork_losses(probed, Scored.text(tokens), forks)
+        for one, other in zip(parts, whole, strict=True):
             np.testing.assert_allclose(one, other, rtol=1e-6)
 
 
@@ -86,9 +87,7 @@ def solved(accuracy_D, n_sequences=40, first=0):
     """Sequences with one position of each difficulty, of which these shares are right."""
     correct_NT = np.arange(n_sequences)[:, None] < np.array(accuracy_D) * n_sequences
     levels_NT = np.broadcast_to(first + np.arange(len(accuracy_D)), correct_NT.shape)
-    return by_difficulty(
-        np.ones(correct_NT.shape), correct_NT, np.zeros(correct_NT.shape), levels_NT, estimate()
-    ).solved
+    return by_difficulty(np.ones(correct_NT.shape), correct_NT, np.zeros(correct_NT.shape), levels_NT, estimate())[1]
 
 
 @pytest.mark.parametrize(
@@ -106,8 +105,8 @@ def test_nine_in_ten_are_solved_however_they_lie_in_the_sequences():
     targets_NT = np.where(counts_NT, 0, IGNORED)
     correct_NT = counts_NT.copy()
     correct_NT[0, :5] = False
-    found = by_difficulty(np.ones((3, 17)), correct_NT, targets_NT, np.zeros((3, 17), dtype=int), estimate())
-    assert found.rows[0]["accuracy"] == 0.9 and found.solved.value == 0
+    (row,), found = by_difficulty(np.ones((3, 17)), correct_NT, targets_NT, np.zeros((3, 17), dtype=int), estimate())
+    assert row["accuracy"] == 0.9 and found.value == 0
 
 
 def test_its_interval_holds_what_other_sequences_would_have_given():
@@ -122,7 +121,7 @@ def test_the_lowest_of_many_accuracies_does_not_exclude_that_all_are_solved():
         draws = np.random.default_rng(seed)
         correct_NT = draws.random((64, 21)) < np.array([0.93] * 20 + [0.5])
         levels_NT = np.broadcast_to(np.arange(21), correct_NT.shape)
-        found = by_difficulty(np.ones((64, 21)), correct_NT, np.zeros((64, 21)), levels_NT, estimate()).solved
+        _, found = by_difficulty(np.ones((64, 21)), correct_NT, np.zeros((64, 21)), levels_NT, estimate())
         assert found.lo <= found.value < 19 == found.hi
 
 
@@ -130,12 +129,12 @@ def test_rows_by_hand():
     loss_NT = np.array([[1.0, 2.0, 9.0], [3.0, 4.0, 5.0]])
     correct_NT = np.array([[1.0, 0.0, 1.0], [1.0, 1.0, 0.0]])
     targets_NT = np.array([[0, 0, IGNORED], [0, 0, 0]])
-    found = by_difficulty(loss_NT, correct_NT, targets_NT, np.array([[2, 5, 5], [2, 2, 5]]), estimate())
-    assert found.rows == [
+    rows, found = by_difficulty(loss_NT, correct_NT, targets_NT, np.array([[2, 5, 5], [2, 2, 5]]), estimate())
+    assert rows == [
         {"difficulty": 2, "positions": 3, "loss": pytest.approx(8 / 3), "accuracy": 1.0},
         {"difficulty": 5, "positions": 2, "loss": 3.5, "accuracy": 0.0},
     ]
-    assert found.solved.value == 2
+    assert found.value == 2
 
 
 def test_accuracy_is_over_the_positions_that_count():
@@ -144,11 +143,11 @@ def test_accuracy_is_over_the_positions_that_count():
     inputs = torch.tensor([[0, 1, 0, 1], [0, 0, 0, 1]])
     targets = torch.tensor([[1, 0, 1, IGNORED], [0, IGNORED, 1, 1]])
     found = held_out_loss(probed, Scored(inputs, targets), rng())
-    assert found.accuracy.value == pytest.approx(4 / 6) and found.n_tokens == 6 and found.by_difficulty is None
+    assert found.accuracy.value == pytest.approx(4 / 6) and found.n_tokens == 6 and found.solved is None
     costs = [-math.log(p) for p in (3 / 4, 4 / 5, 3 / 4, 1 / 4, 3 / 4, 1 / 5)]
     assert found.loss.value == pytest.approx(sum(costs) / 6, abs=1e-6)
     levels = torch.tensor([[0, 1, 2, 3]] * 2)
-    rows = held_out_loss(probed, Scored(inputs, targets, levels), rng()).by_difficulty.rows
+    rows = held_out_loss(probed, Scored(inputs, targets, levels), rng()).by_difficulty
     assert [(row["difficulty"], row["positions"], row["accuracy"]) for row in rows] == [
         (0, 2, 0.5), (1, 1, 1.0), (2, 2, 1.0), (3, 1, 0.0)
     ]  # fmt: skip

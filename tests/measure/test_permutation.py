@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from handmade import HandMadeModel, brackets, integers, known, normal, residual_mlp
+from handmade import HandMadeModel, brackets, integers, known, normal, residual_mlp, tokens_per_pass
 from hypothesis import given
 from hypothesis import strategies as st
 from reference import FAMILIES, permutation_effects, run_config
@@ -74,7 +74,8 @@ def test_against_full_forward_passes_under_any_budget(family):
     model, tokens = Decoder(run_config(**FAMILIES[family])), integers(40, 3, 17)
     expected = permutation_effects(model, tokens)
     for max_tokens in (1, 40, 8192):
-        found = permutation_effect(ProbedDecoder(model), Scored.text(tokens), rng(), None, max_tokens)
+        with tokens_per_pass(max_tokens):
+            found = permutation_effect(ProbedDecoder(model), Scored.text(tokens), rng(), None)
         assert found.effects == pytest.approx(expected, abs=1e-5)
         assert found.score.value == pytest.approx(np.mean(list(expected.values())), abs=1e-5)
     some = permutation_effect(ProbedDecoder(model), Scored.text(tokens), rng(), 4)
@@ -152,7 +153,8 @@ def test_neighbours_against_full_forward_passes_under_any_budget(family):
     pairs = permutation_effects(model, tokens)
     expected = {(layer, layer + 1): pairs[layer, layer + 1] for layer in range(1, 5)}
     for most in (1, 40, 8192):
-        found = permutation_effect(ProbedDecoder(model), Scored.text(tokens), rng(), max_tokens=most, neighbours=True)
+        with tokens_per_pass(most):
+            found = permutation_effect(ProbedDecoder(model), Scored.text(tokens), rng(), neighbours=True)
         assert found.effects == pytest.approx(expected, abs=1e-5)
         assert brackets(found.score)
 

@@ -5,7 +5,7 @@ import itertools
 import numpy as np
 import pytest
 import torch
-from handmade import HandMadeModel, identity, integers, known, normal
+from handmade import HandMadeModel, integers, known, normal, tokens_per_pass
 from reference import run_config, states
 
 from sparsedepth.measure.causal import causal_effect
@@ -46,7 +46,7 @@ def misaligned(model, tokens_BT):
 def test_the_misaligned_causal_effect_compares_neighbours():
     """Doubling blocks: without block s, u'_(l+1) = 2^(l-1) x_0 = u_l: the misaligned effect is 0, the true one 1/2."""
     probed = HandMadeModel([lambda x: 2 * x] * 5, normal(5, 4))
-    found = causal_misaligned(probed, integers(5, 3, 7), identity)
+    found = causal_misaligned(probed, integers(5, 3, 7))
     assert found == pytest.approx(dict.fromkeys(itertools.combinations(range(1, 5), 2), 0.0), abs=1e-6)
 
 
@@ -55,7 +55,8 @@ def test_the_misaligned_causal_effect_is_too_large_in_a_decoder():
     probed, expected = ProbedDecoder(model), misaligned(model, tokens[:, :-1])
     ours = causal_effect(probed, Scored.text(tokens), rng()).effects
     for max_tokens in (1, 8192):
-        found = causal_misaligned(probed, tokens[:, :-1], model.norm, max_tokens)
+        with tokens_per_pass(max_tokens):
+            found = causal_misaligned(probed, tokens[:, :-1])
         assert found == pytest.approx(expected, rel=1e-5)
         # From block 2 on (block 1 sets the scale of the stream) it is over 1.3 where the truth is 0.5 to 1.15.
         assert all(known(effect) > known(ours[pair]) + 0.3 for pair, effect in found.items() if pair[0] > 1)
@@ -79,7 +80,8 @@ def test_a_transposed_shift_shifts_back():
     probed = HandMadeModel([lambda x: x @ shift], torch.eye(4), head_DV=2 * torch.eye(4))
     tokens = torch.arange(17).remainder(4).expand(2, -1)
     wrong = np.log(np.e**2 + 3)
-    assert affine_increase_in_sample(probed, Scored.text(tokens), transposed=False) == pytest.approx([0], abs=1e-6)
+    fitted = usefulness(probed, tokens[:, :-1], Scored.text(tokens), 0.1, rng())
+    assert fitted.affine_increase == pytest.approx([0], abs=1e-6)
     assert affine_increase_in_sample(probed, Scored.text(tokens)) == pytest.approx([2 / (wrong - 2)], rel=1e-5)
 
 
@@ -107,12 +109,12 @@ def trained():
 def test_transposition_inflates_usefulness_and_a_fit_on_the_scored_tokens_deflates_it():
     probed, tokens, fit = ProbedDecoder(trained()), sums(12, seed=1000), sums(40, seed=1001)[:, :-1]
     released = np.array(affine_increase_in_sample(probed, Scored.text(tokens)))
-    in_sample = np.array(affine_increase_in_sample(probed, Scored.text(tokens), transposed=False))
-    held_out = np.array(usefulness(probed, fit, Scored.text(tokens), 0.1, rng()).affine_increase)
+    in_sample, held_out = (
+        np.array(usefulness(probed, fitted, Scored.text(tokens), 0.1, rng()).affine_increase)
+        for fitted in (tokens[:, :-1], fit)
+    )
     assert (held_out > in_sample).all() and (released > in_sample).all()
     assert (released[1:] > 1.3 * held_out[1:]).all()  # block 1 has no affine stand-in anyway
-    same = usefulness(probed, tokens[:, :-1], Scored.text(tokens), 0.1, rng())
-    assert in_sample.tolist() == pytest.approx(same.affine_increase, abs=1e-6)
 
 
 def test_the_weighted_permutation_score_falls_with_depth_at_equal_effects():
@@ -128,9 +130,9 @@ def test_the_weighted_permutation_score_falls_with_depth_at_equal_effects():
 def test_the_variance_after_the_norm_is_near_1_whatever_the_stream_does():
     model = Decoder(run_config(init_std=0.5))
     probed, tokens = ProbedDecoder(model), integers(40, 4, 16)
-    found = known(normalised_last_variance(probed, tokens, model.norm))
+    found = known(normalised_last_variance(probed, tokens))
     assert found == pytest.approx(1.0, abs=0.05)
     assert known(residual_variance(probed, tokens, rng()).last.value) > 3
     with torch.no_grad():
         model.norm.weight.fill_(2.0)
-    assert normalised_last_variance(probed, tokens, model.norm, max_tokens=1) == pytest.approx(4 * found, rel=1e-5)
+    assert normalised_last_variance(probed, tokens) == pytest.approx(4 * found, rel=1e-5)

@@ -6,7 +6,7 @@ import math
 import numpy as np
 import pytest
 import torch
-from handmade import HandMadeModel, brackets, identity, integers, normal, residual_mlp
+from handmade import HandMadeModel, brackets, identity, integers, normal, residual_mlp, tokens_per_pass
 from hypothesis import given
 from hypothesis import strategies as st
 from reference import FAMILIES, removal_drops, run_config
@@ -92,7 +92,8 @@ def test_against_full_forward_passes_under_any_budget(family):
     model, tokens = Decoder(run_config(**FAMILIES[family])), integers(40, 3, 17)
     expected = removal_drops(model, tokens)
     for max_tokens in (1, 40, 8192):
-        found = removal(ProbedDecoder(model), Scored.text(tokens), rng(), None, max_tokens)
+        with tokens_per_pass(max_tokens):
+            found = removal(ProbedDecoder(model), Scored.text(tokens), rng(), None)
         assert found.drops == pytest.approx(expected, abs=1e-5)
         assert brackets(found.score) and brackets(found.range_score)
     some = removal(ProbedDecoder(model), Scored.text(tokens), rng(), 3)

@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 import torch
-from handmade import HandMadeModel, brackets, identity, integers, normal
+from handmade import HandMadeModel, brackets, identity, integers, normal, tokens_per_pass
 from reference import FAMILIES, cosine, run_config, states
 
 from sparsedepth import quantities
@@ -47,6 +47,10 @@ def measured(tokens, probed=None, **options):
     return found
 
 
+def components(found):
+    return np.stack([found.by_layer["trajectory_pc1"], found.by_layer["trajectory_pc2"]])
+
+
 def test_the_ideals_of_24_layers_are_the_published_ones():
     right = math.pi / 2
     early, even = ideals(24, 0.45)
@@ -57,7 +61,8 @@ def test_the_ideals_of_24_layers_are_the_published_ones():
 
 def test_planted_turns_are_found_and_named():
     found = measured([[EVEN, EVEN, EARLY, LATE], [EVEN, EVEN, EVEN, EARLY]])
-    np.testing.assert_allclose(found.mean, (5 * TURNS[EVEN] + 2 * TURNS[EARLY] + TURNS[LATE]) / 8, atol=1e-6)
+    mean_L = (5 * TURNS[EVEN] + 2 * TURNS[EARLY] + TURNS[LATE]) / 8
+    np.testing.assert_allclose(found.by_layer["trajectory_mean"], mean_L, atol=1e-6)
     names = {EVEN: "even", EARLY: "early stop", LATE: "neither"}
     assert [point["nearest"] for point in found.points] == [names[point["token_id"]] for point in found.points]
     assert (found.even_share.value, found.early_stop_share.value, found.n_tokens) == (5 / 8, 2 / 8, 8)
@@ -70,7 +75,8 @@ def test_planted_turns_are_found_and_named():
     }
     for point in found.points:
         assert (point["to_early_stop"], point["to_even"]) == pytest.approx(to_ideals[point["token_id"]], abs=1e-5)
-    assert found.even[1] == found.early_stop[1] == pytest.approx(found.mean[1:-1].mean())
+    middle = found.by_layer["trajectory_mean"][1:-1].mean()
+    assert found.by_layer["even_ideal"][1] == found.by_layer["early_stop_ideal"][1] == pytest.approx(middle)
 
 
 def test_the_class_is_of_the_shape_whatever_the_size():
@@ -83,10 +89,10 @@ def test_the_components_of_two_kinds_of_tokens():
     """One direction holds all variance: what the two kinds differ in, 0.45 in 16 layers."""
     found = measured([[EVEN, EARLY], [EVEN, EARLY]])
     across = (TURNS[EVEN] - TURNS[EARLY]) / (0.45 * 4)
-    np.testing.assert_allclose(found.components[0], across, atol=1e-6)
+    np.testing.assert_allclose(components(found)[0], across, atol=1e-6)
     assert found.variance_shares == pytest.approx((1, 0), abs=1e-6)
     assert [point["pc1"] for point in found.points] == pytest.approx([0.9, -0.9, 0.9, -0.9], abs=1e-6)
-    np.testing.assert_allclose(found.components @ found.components.T, np.eye(2), atol=1e-9)
+    np.testing.assert_allclose(components(found) @ components(found).T, np.eye(2), atol=1e-9)
 
 
 def test_equal_tokens_have_no_component():
@@ -159,9 +165,10 @@ def test_against_the_plain_loop_under_any_budget(family):
     centred_VL = angles_VL - angles_VL.mean(0)
     spread = np.linalg.svd(centred_VL, compute_uv=False) ** 2
     for max_tokens in (1, 70, 8192):
-        found = trajectories(ProbedDecoder(model), tokens, rng(), max_tokens=max_tokens)
+        with tokens_per_pass(max_tokens):
+            found = trajectories(ProbedDecoder(model), tokens, rng())
         assert found is not None
-        np.testing.assert_allclose(found.mean, angles_VL.mean(0), atol=1e-5)
+        np.testing.assert_allclose(found.by_layer["trajectory_mean"], angles_VL.mean(0), atol=1e-5)
         assert found.variance_shares == pytest.approx(tuple(spread[:2] / spread.sum()), abs=1e-4)
         pc_V2 = np.array([[point["pc1"], point["pc2"]] for point in found.points])
-        np.testing.assert_allclose(pc_V2, centred_VL @ found.components.T, atol=1e-4)
+        np.testing.assert_allclose(pc_V2, centred_VL @ components(found).T, atol=1e-4)

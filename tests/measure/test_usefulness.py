@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 import torch
-from handmade import HandMadeModel, brackets, identity, integers, known, normal, residual_mlp
+from handmade import HandMadeModel, brackets, identity, integers, known, normal, residual_mlp, tokens_per_pass
 from reference import FAMILIES, affine_increases, run_config
 
 from sparsedepth.config.task import IGNORED
@@ -121,7 +121,9 @@ def test_parts_of_the_fit_tokens_merge_exactly():
     probed, tokens = HandMadeModel([residual_mlp(4, 0)] * 2, normal(50, 4) + 100), integers(50, 7, 20)
     whole = fit_affine(probed, tokens)
     for max_tokens in (1, 45):
-        for one, other in zip(fit_affine(probed, tokens, max_tokens), whole, strict=True):
+        with tokens_per_pass(max_tokens):
+            parts = fit_affine(probed, tokens)
+        for one, other in zip(parts, whole, strict=True):
             torch.testing.assert_close(one.weight, other.weight, rtol=0, atol=1e-6)
             torch.testing.assert_close(one.bias, other.bias, rtol=0, atol=1e-6)
             torch.testing.assert_close(one.mean, other.mean, rtol=1e-6, atol=0)
@@ -133,7 +135,8 @@ def test_against_numpy_least_squares_and_full_forward_passes(family):
     fit, tokens = integers(40, 12, 16), integers(40, 3, 17, seed=1)
     expected = affine_increases(model, fit, tokens)
     for max_tokens in (16, 40, 8192):
-        found = usefulness(ProbedDecoder(model), fit, Scored.text(tokens), 0.02, rng(), max_tokens)
+        with tokens_per_pass(max_tokens):
+            found = usefulness(ProbedDecoder(model), fit, Scored.text(tokens), 0.02, rng())
         assert found.affine_increase == pytest.approx(expected, abs=2e-5)
         assert found.share.value == np.mean([increase > 0.02 for increase in expected])
         assert brackets(found.mean_increase)
@@ -142,10 +145,10 @@ def test_against_numpy_least_squares_and_full_forward_passes(family):
 
 def test_a_needed_block_costs_more_than_the_threshold_and_for_sure():
     def block(value, lo):
-        return BootstrapEstimate(value=value, lo=lo, hi=None if lo is None else 9.0, n_sequences=4)
+        return BootstrapEstimate(value=value, lo=lo, hi=None if lo is None else 9.0)
 
     blocks = [block(0.3, 0.1), block(0.3, -0.1), block(0.04, 0.03), block(-0.2, -0.3)]  # sure; unsure; cheap; better
-    counted = BootstrapEstimate(value=2.0, lo=2.0, hi=3.0, n_sequences=4)
+    counted = BootstrapEstimate(value=2.0, lo=2.0, hi=3.0)
     needed = needed_layers(blocks, 0.05, counted)
     assert (needed.value, needed.lo, needed.hi) == (1, 1, 3)
     assert needed_layers([block(0.3, None)], 0.05, counted).value is None  # one sequence has no interval

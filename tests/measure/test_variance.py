@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from handmade import HandMadeModel, brackets, identity, integers
+from handmade import HandMadeModel, brackets, identity, integers, tokens_per_pass
 from reference import FAMILIES, branch_updates, run_config, states
 
 from sparsedepth.measure.variance import residual_variance, variance_by_sequence
@@ -24,10 +24,9 @@ def test_planted_growth():
     assert found.growth_rate.value == pytest.approx(9.0, rel=1e-6)
     assert found.growth_by_layer == pytest.approx([9.0] * 4, rel=1e-6)
     assert (found.growth_rate.lo, found.growth_rate.hi) == pytest.approx((9.0, 9.0), rel=1e-6)  # of every resample
-    assert found.attention is None and found.ffn is None
+    assert found.branches == {}
     assert found.last.value == pytest.approx(v_0 * 9**4, rel=1e-6)
     assert brackets(found.last)
-    assert found.last.n_sequences == 2
 
 
 def test_a_shift_of_the_whole_stream_is_no_variance():
@@ -50,10 +49,9 @@ def test_branches_by_hand():
     )
     found = residual_variance(probed, torch.zeros(2, 3, dtype=torch.int64), rng())
     assert found.by_layer == pytest.approx([2, 8, 32], abs=1e-6)
-    assert found.attention and found.ffn
-    assert found.attention.by_layer == pytest.approx([2, 8], abs=1e-6)
-    assert found.attention.score.value == pytest.approx(5, abs=1e-6)
-    assert found.ffn.by_layer == pytest.approx([0, 0], abs=1e-6)
+    assert found.branches["attention_variance"].by_layer == pytest.approx([2, 8], abs=1e-6)
+    assert found.branches["attention_variance"].score.value == pytest.approx(5, abs=1e-6)
+    assert found.branches["ffn_variance"].by_layer == pytest.approx([0, 0], abs=1e-6)
 
 
 def test_growth_is_from_layer_1_on_and_missing_where_it_is_undefined():
@@ -72,10 +70,10 @@ def test_against_the_plain_loop_under_any_budget(family):
     model, tokens = Decoder(run_config(**FAMILIES[family])), integers(40, 5, 16)
     expected = [x.numpy().var(axis=-1, ddof=1).mean() for x in states(model, tokens)]
     for max_tokens in (1, 40, 8192):
-        found = residual_variance(ProbedDecoder(model), tokens, rng(), max_tokens)
+        with tokens_per_pass(max_tokens):
+            found = residual_variance(ProbedDecoder(model), tokens, rng())
         assert found.by_layer == pytest.approx(expected, rel=1e-5)
-        assert found.attention and found.ffn
-        for branch, seen in zip((found.attention, found.ffn), branch_updates(model, tokens, 4), strict=True):
+        for branch, seen in zip(found.branches.values(), branch_updates(model, tokens, 4), strict=True):
             assert branch.by_layer[3] == pytest.approx(seen.var(dim=-1).mean().item(), rel=1e-5)
             assert brackets(branch.score)
         assert brackets(found.growth_rate)

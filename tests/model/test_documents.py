@@ -5,8 +5,7 @@ import weakref
 
 import torch
 
-from sparsedepth.model.documents import once_per_batch, starts
-from sparsedepth.model.flash import offsets
+from sparsedepth.model.attention import offsets, once_per_batch, starts
 
 PACKED = [[7, 7, 8, 8, 7], [1, 1, 1, 1, 1]]
 

@@ -63,7 +63,7 @@ def test_a_broken_build_is_named_with_its_cure(monkeypatch):
         raise ImportError("flash_attn_2_cuda.so: undefined symbol: _ZN3c104cuda\nand a long tail")
 
     install(monkeypatch, "flash_attn")
-    monkeypatch.setattr(kernels.flash, "load", fails)
+    monkeypatch.setattr(attention, "load_flash", fails)
     with pytest.raises(
         ValueError, match=r"does not load: ImportError: flash_attn_2_cuda.so: undefined .*--no-deps"
     ) as e:
@@ -124,10 +124,12 @@ def config(**fields) -> RunConfig:
 
 def test_resolve_asks_with_the_sizes_of_the_run():
     cpu = RuntimeConfig(device="cpu")
-    assert resolve(config(), cpu).attention_kernel == "sdpa"
+    assert resolve(config(), cpu).kernels["attention"] == "sdpa"
     odd = resolve(config(n_experts=4, top_k=2, d_expert=6), cpu)
-    assert odd.experts_kernel == "loop" and "d_expert=6" in odd.kernel_reasons["experts"]
-    assert resolve(config(), RuntimeConfig(device="cpu", attention_kernel="reference")).attention_kernel == "reference"
+    assert odd.kernels["experts"] == "loop" and "d_expert=6" in odd.kernel_reasons["experts"]
+    assert (
+        resolve(config(), RuntimeConfig(device="cpu", attention_kernel="reference")).kernels["attention"] == "reference"
+    )
     with pytest.raises(ValueError, match="attention_kernel='flash' cannot run: flash-attn needs a CUDA device"):
         resolve(config(), RuntimeConfig(device="cpu", attention_kernel="flash"))
 

@@ -59,7 +59,7 @@ def test_forks_change_one_layer_and_not_its_block_in_every_pass():
         )
         for layer in (2, 3, 4):
             x_BTD = ProbedDecoder(of_own_weights(looped)).block(layer, x_BTD)
-        steps = [step for step in run_forks(probed, states, [skip(1), swap(1, 3)], 9999) if step.layer == 4]
+        steps = [step for step in run_forks(probed, states, [skip(1), swap(1, 3)]) if step.layer == 4]
         last = {fork: step.after[row] for step in steps for row, fork in enumerate(step.forks)}
     torch.testing.assert_close(last[0], x_BTD, atol=1e-5, rtol=1e-5)
     torch.testing.assert_close(last[1], states[-1], rtol=0, atol=0)

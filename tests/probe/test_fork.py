@@ -4,7 +4,7 @@ import contextlib
 
 import pytest
 import torch
-from handmade import HandMadeModel, identity, integers, normal, residual_mlp
+from handmade import HandMadeModel, identity, integers, normal, residual_mlp, tokens_per_pass
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from reference import FAMILIES, branch_updates, run_config, states
@@ -17,9 +17,9 @@ from sparsedepth.probe.probed_model import ProbedDecoder
 N_LAYERS = 5
 
 
-def finals(probed, recorded, forks, max_tokens=8192):
+def finals(probed, recorded, forks):
     out = {}
-    for step in run_forks(probed, recorded, forks, max_tokens):
+    for step in run_forks(probed, recorded, forks):
         if step.layer == probed.n_layers:
             out |= {fork: step.after[row].double() for row, fork in enumerate(step.forks)}
     return [out[index] for index in range(len(forks))]
@@ -80,7 +80,9 @@ def test_any_forks_under_any_budget(forks, max_tokens):
     recorded = record_states(HandMadeModel(blocks, normal(5, 4)), integers(5, 2, 3))
     probed = HandMadeModel([watched(block) for block in blocks], normal(5, 4))
     visits = {index: [] for index in range(len(forks))}
-    for step in run_forks(probed, recorded, forks, max_tokens):
+    with tokens_per_pass(max_tokens):
+        steps, parts = list(run_forks(probed, recorded, forks)), finals(probed, recorded, forks)
+    for step in steps:
         assert step.before.shape == step.after.shape == (len(step.forks), 2, 3, 4)
         for row, index in enumerate(step.forks):
             if not visits[index]:
@@ -88,7 +90,7 @@ def test_any_forks_under_any_budget(forks, max_tokens):
             visits[index].append(step.layer)
     assert visits == {index: list(range(fork.start, N_LAYERS + 1)) for index, fork in enumerate(forks)}
     assert max(passes, default=0) <= max(max_tokens, 6)  # 6 tokens: one fork of two sequences of three
-    for one, other in zip(finals(probed, recorded, forks, max_tokens), finals(probed, recorded, forks), strict=True):
+    for one, other in zip(parts, finals(probed, recorded, forks), strict=True):
         torch.testing.assert_close(one, other, rtol=1e-6, atol=1e-6)
 
 
@@ -101,17 +103,19 @@ def test_layers_in_which_forks_agree_are_one_batch():
 
     probed = HandMadeModel([block] * 4, normal(5, 4))
     recorded = record_states(HandMadeModel([identity] * 4, normal(5, 4)), integers(5, 2, 3))
-    list(run_forks(probed, recorded, [skip(1), skip(2), skip(3)], 8192))
+    list(run_forks(probed, recorded, [skip(1), skip(2), skip(3)]))
     assert calls == [2, 4, 6]  # layer 2 for one fork of two sequences, layer 3 for two, layer 4 for all three
     calls.clear()
-    list(run_forks(probed, recorded, [skip(1), skip(2), skip(3)], 13))
+    with tokens_per_pass(13):
+        list(run_forks(probed, recorded, [skip(1), skip(2), skip(3)]))
     assert calls == [2, 4, 4, 2]  # 13 tokens hold two forks of two sequences of three; the third runs alone
 
 
 def test_batches_hold_whole_sequences_within_the_budget():
     probed, tokens = HandMadeModel([identity], normal(5, 4)), integers(5, 7, 10)
     for max_tokens, sizes in {1: [1] * 7, 25: [2, 2, 2, 1], 70: [7], 1000: [7]}.items():
-        parts = list(batches(probed, tokens, max_tokens))
+        with tokens_per_pass(max_tokens):
+            parts = list(batches(probed, tokens))
         assert [len(part) for part in parts] == sizes
         assert torch.equal(torch.cat(parts), tokens)
 
@@ -127,7 +131,7 @@ def test_a_cpu_is_given_no_more_than_it_caches(monkeypatch, tokens, numbers):
     monkeypatch.setattr(module, "CPU_PASS_TOKENS", tokens)  # one fork of two sequences of three, of width 4
     monkeypatch.setattr(module, "CPU_PASS_VALUES", numbers)
     small = finals(probed, recorded, forks)
-    assert set(calls) == {2} and [len(part) for part in batches(probed, integers(5, 5, 3), 8192)] == [2, 2, 1]
+    assert set(calls) == {2} and [len(part) for part in batches(probed, integers(5, 5, 3))] == [2, 2, 1]
     for one, other in zip(small, whole, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-6, atol=1e-6)
 
@@ -178,7 +182,7 @@ def test_the_model_is_left_as_it_was_found(fails):
         assert not any(module.training for module in model.modules())
         assert torch.is_inference_mode_enabled()
         torch.rand(5)
-        for step in run_forks(probed, record_states(probed, tokens), [skip(1), swap(2, 4)], 8192):
+        for step in run_forks(probed, record_states(probed, tokens), [skip(1), swap(2, 4)]):
             if fails and step.layer == 3:
                 raise RuntimeError("half-way")
         torch.testing.assert_close(step.after[1].double(), final, rtol=1e-5, atol=1e-5)  # no autocast inside

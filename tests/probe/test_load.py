@@ -19,7 +19,7 @@ from sparsedepth.files import sha256
 from sparsedepth.model.decoder import Decoder
 from sparsedepth.probe.fork import probing, record_states
 from sparsedepth.probe.hf_adapter import ProbedHfModel
-from sparsedepth.probe.load import check_transformers, load_model, weights_hash
+from sparsedepth.probe.load import check_transformers, load_model
 from sparsedepth.probe.probed_model import ProbedDecoder
 from sparsedepth.store.run_record import read_run
 
@@ -147,11 +147,11 @@ def test_a_complete_run_that_was_changed_is_refused(run):
 
 
 def test_the_weights_have_a_name(model):
-    first = weights_hash(model)
-    assert len(first) == 12 and weights_hash(model) == first
+    first = load_model(model).weights_hash
+    assert len(first) == 12 and load_model(model).weights_hash == first
     weights = load_file(model / "model.safetensors")
     save_file({name: weight + 1 for name, weight in weights.items()}, model / "model.safetensors", {"format": "pt"})
-    assert weights_hash(model) != first
+    assert load_model(model).weights_hash != first
 
 
 @pytest.mark.parametrize("name", ["pytorch_model.bin", "model.pt", "consolidated.00.pth"])

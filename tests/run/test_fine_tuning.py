@@ -92,7 +92,8 @@ def test_before_and_after_stand_in_one_store(place, tmp_path):
     inside = [(prompt, [*answer, 256]) for prompt, answer in pairs if any(_holds(row, prompt, answer) for row in rows)]
     assert before[0] == pytest.approx(answer_loss(untouched, inside), rel=1e-4)
     assert made.manifest["start"] == {
-        "model": str(place[1]), "family": "sparsedepth", "run_id": place[1].name, "weights_hash": begin.weights_hash,
+        "model": str(place[1]), "family": "sparsedepth", "run_id": place[1].name,
+        "weights_hash": begin.loaded.weights_hash,
     }  # fmt: skip
     exported = export(made.folder, tmp_path / "exported")
     assert exported.family == "llama" and any("one at a time" in note for note in exported.notes)
