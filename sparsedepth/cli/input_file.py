@@ -23,10 +23,10 @@ Settings = Iterable[str] | Mapping[str, Any]
 Axes = Iterable[str] | Mapping[str, Iterable[Any]]
 Kind = Literal["run", "sweep", "toy", "import"]
 KINDS: Mapping[Kind, tuple[str, str]] = {
-    "run": ("run configuration", "train"),
-    "sweep": ("sweep definition", "sweep"),
-    "toy": ("toy definition", "toy"),
-    "import": ("import map", "import TABLE --map"),
+    "run": ("a run configuration", "train"),
+    "sweep": ("a sweep definition", "sweep"),
+    "toy": ("a toy definition", "toy"),
+    "import": ("an import map", "import TABLE --map"),
 }
 """What messages call a kind of file, and the command that takes it."""
 SWEEP_KEYS = ("question", "hypothesis", "base", "space", "zip", "variants", "cells")
@@ -49,8 +49,7 @@ def read_input(file: Input, expected: Kind) -> dict[str, Any]:
     keys = ", ".join([name for name in typical[kind] if name in values][:3])
     (noun, command), (expected_noun, _) = KINDS[kind], KINDS[expected]
     raise ValueError(
-        f"{name_of(file)} is a {noun} (it has {keys}), not a {expected_noun}; use: "
-        f"sparsedepth {command} {name_of(file)}"
+        f"{name_of(file)} is {noun} (it has {keys}), not {expected_noun}; use: sparsedepth {command} {name_of(file)}"
     )
 
 

@@ -1,5 +1,6 @@
 """Entry point of `sparsedepth`. A user error is one line on stderr and exit code 2."""
 
+import errno
 import os
 import sys
 import warnings
@@ -9,6 +10,15 @@ from sparsedepth.store import sandbox
 
 WITHOUT_SANDBOX = frozenset({"--help", "--ask", "--list", "--schema", "--again"})
 """Options of `query` and `best` that run no SQL of the user's."""
+
+FIXES = {
+    errno.ENOSPC: "free space, and run the same command again",
+    errno.ENOTDIR: "a file is in the place of a folder; name another folder",
+    errno.EACCES: "name a place that may be written and read",
+    errno.EROFS: "name a place that may be written",
+    errno.ENOENT: "name a folder in which folders can be made, or a file that exists",
+}
+"""What to do about an error of the system, by its number."""
 
 
 def run(arguments: Sequence[str] | None = None) -> None:
@@ -31,7 +41,8 @@ def run(arguments: Sequence[str] | None = None) -> None:
     except ValueError as error:
         code = _fail(str(error), 2)
     except OSError as error:
-        code = _fail(f"{error.filename or 'the system'}: {error.strerror or error}", 2)
+        fix = FIXES.get(error.errno or 0)
+        code = _fail(f"{error.filename or 'the system'}: {error.strerror or error}{f'; {fix}' if fix else ''}", 2)
     except Exception as error:
         message = getattr(error, "format_message", None)  # errors of the command-line parser have one
         if message is None:

@@ -163,7 +163,7 @@ def print_ranking(definition: SweepDefinition, out: Path) -> None:
     print()
     print_best([out], by=definition.objective, top=20)
     folder = quote(str(out))
-    advice = f"best {folder} --top 3 --again again.yaml" if definition.adaptive else f"recipe {folder}"
+    advice = f"best {folder} --top 3 --again again.yaml" if definition.is_search else f"recipe {folder}"
     print(f"\nnext:\n  sparsedepth {advice}\n  sparsedepth plot {folder} -o {quote(f'{out}/figure.png')}")
     columns = dict.fromkeys(("run_id", "n_layers", *definition.objectives, *_first_score(out)))
     print(f'  sparsedepth query {folder} "select {", ".join(columns)} from runs"')

@@ -79,7 +79,7 @@ def _status_lines(folder: Path) -> tuple[list[str], bool]:
         lines.append(f"  used: {summary.node_hours:.3g} node hours by the runs' own clocks{per_run}")
     lines += [f"  {state} {count}x: {reason}" for (state, reason), count in summary.ended.most_common()]
     if summary.best:
-        advice = "see `best`" if definition and definition.adaptive else "what to train: `recipe`"
+        advice = "see `best`" if definition and definition.is_search else "what to train: `recipe`"
         lines.append(f"  {summary.best.text}; {advice}")
     lines += [f"  {remark}" for remark in summary.remarks]
     return [visible(line) for line in lines], summary.is_left

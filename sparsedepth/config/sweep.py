@@ -118,7 +118,8 @@ class SweepDefinition(Section):
     def _check_repeats(self) -> None:
         own = [("seeds", own_seeds(entry, [])) for entry in (*self.variants, *self.cells)]
         named = [(name, getattr(self, name)) for name in ("seeds", "tuning_seeds", "objectives")]
-        for name, values in (*named, *own):
+        axes = [(f"space.{name}", axis) for name, axis in self.space.items() if not isinstance(axis, Interval)]
+        for name, values in (*named, *own, *axes):
             if len(set(values)) < len(values):
                 raise ValueError(f"{name}={values} must not repeat a value")
 
@@ -188,6 +189,11 @@ class SweepDefinition(Section):
     def objective(self) -> str:
         """The first objective, which ranks and tunes cells."""
         return self.objectives[0]
+
+    @property
+    def is_search(self) -> bool:
+        """Whether a sampler draws the cells, so that they share no baseline."""
+        return self.sampler != "grid"
 
     @property
     def adaptive(self) -> bool:

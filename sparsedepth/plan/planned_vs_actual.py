@@ -15,6 +15,7 @@ from typing import Any
 from pydantic import TypeAdapter
 
 from sparsedepth import files
+from sparsedepth.config.plain_text import counted
 from sparsedepth.config.run import RunConfig
 from sparsedepth.plan.duration import shape_id
 from sparsedepth.plan.price import Price, ShapePrice, as_json
@@ -113,7 +114,7 @@ def describe(deviation: Deviation) -> str:
             f"{deviation.slowest:+.0%} at worst)"
         )
     return (
-        f"actual vs planned, {deviation.runs} runs: parameters {params}, FLOPs {deviation.flops:+.1%}, "
+        f"actual vs planned, {counted(deviation.runs, 'run')}: parameters {params}, FLOPs {deviation.flops:+.1%}, "
         f"memory {memory}, time {seconds}"
     )
 

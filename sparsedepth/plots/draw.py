@@ -96,6 +96,8 @@ def draw(
         check_suffix(out)
         if figure == "all":
             raise ValueError(f"--figure all draws several pictures, and -o {str(out)!r} is one; name a folder")
+        if not out.parent.is_dir():
+            raise ValueError(f"-o {str(out)!r}: folder {str(out.parent)!r} does not exist; create it")
     drawings, left_out = _drawings(store, figure or ("all" if into_folder else default_figure(store)), run)
     paths: list[Path] = []
     if out is not None:

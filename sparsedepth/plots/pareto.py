@@ -101,21 +101,23 @@ def page_of_front(best: Front) -> Figure:
     page = Figure(figsize=(max(5.2, 3.5 * len(panels)), 4.1), layout="constrained")
     axes = page.subplots(1, len(panels), squeeze=False)[0]
     points = RunPoints(cells, "kind")
-    for axis, (x, y) in zip(axes, panels, strict=True):
-        _draw_front(axis, cells, x, y, points)
+    on_fronts = [_draw_front(axis, cells, x, y, points) for axis, (x, y) in zip(axes, panels, strict=True)]
     points.legend(page)
     noun = "proposal" if (cells["kind"] == PROPOSAL).all() else "configuration"
     spread = "mean ± standard error over seeds" if (cells["n_seeds"] > 1).any() else "one seed each"
     text = (
         f"{counted(len(cells), noun)}, {spread}. Ringed: the {int(cells['on_front'].sum())} on the joint Pareto front "
-        f"of {', '.join(best.quantities)}. Line: the Pareto front of the panel's two quantities."
+        f"of {', '.join(best.quantities)}."
     )
+    if max(on_fronts) > 1:
+        text += " Line: the Pareto front of the panel's two quantities."
     left_out = f" Not shown: {counted(best.n_diverged, noun)} with a diverged run."
     caption(page, text + (left_out if best.n_diverged else "") + best.degenerate)
     return page
 
 
-def _draw_front(axis: Any, cells: pd.DataFrame, x: str, y: str, points: RunPoints) -> None:
+def _draw_front(axis: Any, cells: pd.DataFrame, x: str, y: str, points: RunPoints) -> int:
+    """Returns the number of points on the panel's own front."""
     best = cells[undominated(cells[[x, y]].to_numpy() * [-sign(x), -sign(y)])].sort_values(x)
     where = "pre" if sign(x) > 0 else "post"
     axis.step(best[x], best[y], where=where, color=GREY, linewidth=1.0, zorder=1)
@@ -134,6 +136,7 @@ def _draw_front(axis: Any, cells: pd.DataFrame, x: str, y: str, points: RunPoint
         _cost_axis(axis, cells[x])
     else:
         axis.xaxis.set_major_locator(MaxNLocator(4))
+    return len(best)
 
 
 def _cost_axis(axis: Any, costs: pd.Series) -> None:

@@ -8,6 +8,7 @@ from matplotlib.cm import ScalarMappable
 from matplotlib.colors import Normalize
 from matplotlib.figure import Figure
 
+from sparsedepth.config.plain_text import counted
 from sparsedepth.effects.surrogate import MIN_SKILL, Axis, axes_of, proposals, surrogate
 from sparsedepth.plots.page import Drawing, NothingToDraw
 from sparsedepth.plots.runs import trained_runs
@@ -106,11 +107,12 @@ def page_of_parallel(search: Search, axes: list[Axis], data: pd.DataFrame, degen
                 escaped(text), (x, position), xytext=(4, 0), textcoords="offset points", fontsize="small", va="center",
                 bbox={"boxstyle": "round,pad=0.15", "facecolor": "white", "edgecolor": "none", "alpha": 0.85},
             )  # fmt: skip
-    panel.set_xticks(range(len(axes)), [axis.name for axis in axes])
+    panel.set_xticks(range(len(axes)), [f"{axis.name}\n(log scale)" if axis.is_log else axis.name for axis in axes])
     panel.set_yticks([])
+    panel.spines["left"].set_visible(False)
     panel.set_xlim(-0.2, len(axes) - 0.5)
     page.colorbar(colours, ax=panel, label=axis_label(objective))
-    caption(page, degenerate.strip())
+    caption(page, f"{counted(len(finished), 'finished proposal')}, a line each; the best on top.{degenerate}")
     return page
 
 

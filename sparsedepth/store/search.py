@@ -56,7 +56,7 @@ def search_of(roots: Sequence[Path]) -> Search | None:
         definitions = [read_definition(root) for root in roots if root.is_dir()]
     except ValueError:  # a definition of another version
         return None
-    if len(definitions) != 1 or definitions[0] is None or definitions[0].sampler == "grid":
+    if len(definitions) != 1 or definitions[0] is None or not definitions[0].is_search:
         return None
     return Search(definition=definitions[0])
 

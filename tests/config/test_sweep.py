@@ -94,6 +94,7 @@ def test_the_base_can_be_changed_but_not_what_varies():
         ({"tune": {"lr": [1.0, 2.0, 4.0]}}, "tune.lr needs several seeds that are not in seeds=[0]: tuning"),
         ({"tuning_seeds": [0, 5]}, "tuning_seeds=[0, 5] shares [0] with the seeds of the results"),
         ({"tuning_seeds": [9], "variants": [{"seeds": 10}]}, "shares [9] with the seeds of the results"),
+        ({"space": {"n_layers": [3, 3]}}, "space.n_layers=[3, 3] must not repeat a value"),
         ({"tuning_seeds": [5, 5]}, "must not repeat a value"),
         ({"variants": [{"seeds": "all"}]}, "seeds='all' must be a list of seeds"),
         ({"tune": {"lr": [1.0, 4.0, 2.0]}}, "must be ascending"),

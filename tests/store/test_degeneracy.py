@@ -7,6 +7,7 @@ import pandas as pd
 import pyarrow as pa
 import pytest
 
+from sparsedepth.config.run import RunConfig
 from sparsedepth.store.best import best, heading
 from sparsedepth.store.connection import open_store
 from sparsedepth.store.degeneracy import (
@@ -162,13 +163,14 @@ def test_rows_by_layer_and_pair_fill_the_columns_that_an_old_summary_lacks():
         {"layer": [1, 1, 2], "other_layer": [2, 3, 3], "metric": ["permutation_effect"] * 3, "value": [0.5, 0.5, 0.0]}
     )
     old = {"usefulness_loss_increase": 1 / 3, "permutation_score": 1 / 3, "causal_score": None}
-    columns = depth_columns(Record(run_id="", folder=Path(), summary=old, manifest={}, tables=tables(layers, pairs)))
+    facts = {"run_id": "", "folder": Path(), "subject": RunConfig(), "manifest": {}, "tables": tables(layers, pairs)}
+    columns = depth_columns(Record(summary=old, **facts))
     assert columns["usefulness_loss_increase_largest_share"] == pytest.approx(0.8)
     assert columns["usefulness_loss_increase_without_first"] == pytest.approx(0.1)
     assert columns["permutation_score_largest_share"] == pytest.approx(1.0)
     assert not any(name.startswith("causal") for name in columns)
     new = {**old, **dict.fromkeys(columns)}
-    assert depth_columns(Record(run_id="", folder=Path(), summary=new, manifest={}, tables=tables(layers, pairs))) == {}
+    assert depth_columns(Record(summary=new, **facts)) == {}
 
 
 def tables(layers, pairs):
