@@ -55,6 +55,7 @@ def test_a_mistyped_figure_is_named_before_a_missing_output(capsys, results):
         (("{results}", "-o", "{tmp}/a.gif"), "must end in one of"),
         (("{results}", "-o", "{tmp}/a.png", "--figure", "all"), "name a folder"),
         (("{results}", "-o", "{tmp}/a.png", "--figure", "pie"), "choose one of"),
+        (("{results}", "-o", "{tmp}/absent/a.png"), "absent' does not exist; create it"),
         (("{results}", "-o", "{tmp}/a", "--format", "gif"), "not one of png, svg, pdf"),
         (("{results}", "-o", "{tmp}/a.png", "--figure", "toy"), "the store holds no toy networks"),
     ],

@@ -253,6 +253,19 @@ def test_status_and_best_judge_every_objective(tmp_path):
         assert "usefulness is degenerate: 0 in every run (2 of 2 runs)" in out
 
 
+@pytest.mark.parametrize(("sampler", "advice"), [("random", "see `best`"), ("qmc", "see `best`"), ("grid", "`recipe`")])
+def test_a_search_is_sent_to_best_and_a_grid_to_recipe(tmp_path, sampler, advice):
+    """`recipe` refuses every search: its proposals share no baseline."""
+    trials = {} if sampler == "grid" else {"n_trials": 2}
+    path = definition(tmp_path, sampler=sampler, space={"n_layers": [1, 2]}, seeds=1, **trials)
+    results = tmp_path / "results"
+    results.mkdir()
+    (results / "sweep.yaml").write_text(path.read_text())
+    for config in known_runs(build(SweepDefinition, read_yaml(path), "test"), results):
+        make_run(results, config, {"val_loss": 2.0})
+    assert advice in " ".join(sparsedepth("status", results)[0].split())
+
+
 def test_a_diverged_run_is_named_in_status_and_progress(standing, capsys):
     results, _ = standing
     sweep = build(SweepDefinition, read_yaml(results / "sweep.yaml"), "test")
