@@ -45,7 +45,7 @@ def write_bytes(path: Path, content: bytes) -> None:
             temporary.unlink()
         error.filename = str(path)  # not the temporary name
         raise
-    sync_folder(path.parent)
+    sync(path.parent)
 
 
 def refuse_complete(folder: Path) -> None:
@@ -54,9 +54,9 @@ def refuse_complete(folder: Path) -> None:
         raise ValueError(f"run folder {str(folder)!r} is complete and never changes; write to another folder")
 
 
-def sync_folder(folder: Path) -> None:
-    """Flush a folder's renames (or a file's content) to disk."""
-    handle = os.open(folder, os.O_RDONLY)
+def sync(path: Path) -> None:
+    """Flush a file's content, or a folder's renames, to disk."""
+    handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)
     finally:
@@ -85,15 +85,15 @@ def atomic_folder(folder: Path) -> Generator[Path]:
     try:
         yield temporary
         for path in sorted(temporary.rglob("*")):
-            sync_folder(path)
-        sync_folder(temporary)
+            sync(path)
+        sync(temporary)
         os.rename(temporary, target)
     except BaseException as error:
         shutil.rmtree(temporary, ignore_errors=True)
         if isinstance(error, OSError) and error.filename is None:
             error.filename = str(folder)  # a full disk is reported without a name
         raise
-    sync_folder(target.parent)
+    sync(target.parent)
 
 
 def write_text(path: Path, content: str) -> None:

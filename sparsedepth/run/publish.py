@@ -55,7 +55,7 @@ def publish(aside: Path, target: Path, lease: Lease) -> None:
     except OSError:  # the target exists: another process was first
         if not run_record.is_complete(target):
             raise
-    files.sync_folder(target.parent)
+    files.sync(target.parent)
 
 
 def _training_summary(config: RunConfig, trained: TrainingResult) -> dict[str, Any]:

@@ -22,7 +22,7 @@ from sparsedepth.files import (
     parse_json,
     read_regular,
     sha256,
-    sync_folder,
+    sync,
     write_bytes,
 )
 
@@ -103,9 +103,9 @@ def write_marker(folder: Path, run_id: str, names: Iterable[str]) -> None:
         if path.is_symlink():
             raise ValueError(f"{str(path)!r} is a link; a run folder must hold its own files")
         if path.exists():
-            sync_folder(path)
+            sync(path)
             files[name] = sha256(path), path.stat().st_size
-    sync_folder(folder)
+    sync(folder)
     write_bytes(folder / MARKER, new_marker(run_id, files).content)
 
 
