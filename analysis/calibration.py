@@ -306,10 +306,10 @@ def _draw(rows: list[Row], all_trials: list[Trial], path: Path) -> None:
     """Scores against the need, one line per model; every tau with its interval, also in the .csv."""
     import pandas as pd
 
-    from sparsedepth.plots.page import Drawing, check_suffix
+    from sparsedepth.plots.page import Drawing, check_path
     from sparsedepth.plots.page import write as write_figure
 
-    check_suffix(path)
+    check_path(path)
     data = pd.DataFrame(
         {
             "score": trial.score, "comparison": trial.comparison, "n_layers": trial.n_layers, "tau": trial.tau.mean,

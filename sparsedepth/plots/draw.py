@@ -13,7 +13,7 @@ from sparsedepth.plots import depth, difficulty, forest, learning_rate, matrices
 from sparsedepth.plots.by_knob import GRADIENTS, SCORES, VARIANCE, curves, layer_lines
 from sparsedepth.plots.layer_profile import one_run
 from sparsedepth.plots.overview import load_overview
-from sparsedepth.plots.page import FORMATS, Drawing, NothingToDraw, check_suffix, render, write
+from sparsedepth.plots.page import FORMATS, Drawing, NothingToDraw, check_path, render, write
 from sparsedepth.plots.runs import results_folders
 from sparsedepth.plots.style import caption, escaped
 from sparsedepth.plots.trajectories import trajectories
@@ -93,11 +93,9 @@ def draw(
         raise ValueError(f"--format {format!r} is not one of {', '.join(suffix[1:] for suffix in FORMATS)}")
     into_folder = out is not None and (out.is_dir() or not out.suffix)
     if out is not None and not into_folder:
-        check_suffix(out)
+        check_path(out)
         if figure == "all":
             raise ValueError(f"--figure all draws several pictures, and -o {str(out)!r} is one; name a folder")
-        if not out.parent.is_dir():
-            raise ValueError(f"-o {str(out)!r}: folder {str(out.parent)!r} does not exist; create it")
     drawings, left_out = _drawings(store, figure or ("all" if into_folder else default_figure(store)), run)
     paths: list[Path] = []
     if out is not None:

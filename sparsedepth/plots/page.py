@@ -30,10 +30,12 @@ class Drawing:
     """Builds the page; called by `render`, which sets the style."""
 
 
-def check_suffix(path: Path) -> None:
-    """Raises ValueError unless `path` ends in one of FORMATS."""
+def check_path(path: Path) -> None:
+    """Raises ValueError unless `path` ends in one of FORMATS, in a folder that exists."""
     if path.suffix.lower() not in FORMATS:
         raise ValueError(f"{str(path)!r} must end in one of: {', '.join(FORMATS)}")
+    if not path.parent.is_dir():
+        raise ValueError(f"-o {str(path)!r}: folder {str(path.parent)!r} does not exist; create it")
 
 
 def write(drawing: Drawing, path: Path) -> None:

@@ -14,7 +14,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter, LogLocator
 
-from sparsedepth.plots.page import Drawing, check_suffix, write
+from sparsedepth.plots.page import Drawing, check_path, write
 from sparsedepth.plots.style import GREY, caption, depth_map, log_scale
 from sparsedepth.scaling.fit import LEVEL, Fit
 from sparsedepth.scaling.law import contributions, predict
@@ -75,9 +75,9 @@ def _curve(fitted: Fit, boot: Bootstrap | None, k: int) -> pd.DataFrame:
 def draw_law(fitted: Fit, boot: Bootstrap | None, path: Path) -> Path:
     """Draw into a .png, .svg or .pdf file, with the numbers as CSV next to it; returns the CSV's path.
 
-    Raises ValueError for another suffix.
+    Raises ValueError for another suffix, or a folder that does not exist.
     """
-    check_suffix(path)
+    check_path(path)
     data = law_data(fitted, boot)
     write(Drawing(data=data.points, page=partial(law_page, data, fitted)), path)
     return path.with_suffix(".csv")
