@@ -160,6 +160,7 @@ class ChainRuns:
         self.runs = runs.assign(unit=units_of(runs))
         self.design, self.knobs = design_of(self.runs), find_knobs(self.runs)
         self.pure_knobs = [knob for knob in self.knobs if knob.is_pure]
+        self.given_of_tuning = given_of_tuning(self.runs)
         self.effects, self.changes = cache(self._effects), cache(self._changes)
 
     def _effects(self, outcome: str) -> dict[str, Contrast]:
@@ -191,7 +192,7 @@ def chain_evidence(runs: pd.DataFrame) -> list[LinkEvidence]:
 
 def link_evidence(chain_runs: ChainRuns, cause: str, effect: str) -> LinkEvidence:
     """The evidence for one link, without correction for the others."""
-    runs, tuning = given_of_tuning(chain_runs.runs)
+    runs, tuning = chain_runs.given_of_tuning
     links = [link(runs, cause, effect, "pooled"), link(runs, cause, effect, "within depth")]
     given = [tuning, [chain_runs.loss] if chain_runs.loss not in (cause, effect) else []]
     links += [link(runs, cause, effect, "within depth", names) for names in given if names]
