@@ -78,12 +78,11 @@ def _is_sql(argument: str) -> bool:
 
 def _saved_answer(folders: list[str], ask: str | None, format: str, skip_damaged: bool) -> bytes:
     """The list of saved questions, the answer to one, or the schema (`ask` None)."""
-    from sparsedepth.store import questions, signal_to_noise
+    from sparsedepth.store import questions
     from sparsedepth.store.connection import open_store
 
     if ask == LIST:
-        texts = {question.name: question.asks for question in questions.QUESTIONS.values()}
-        texts |= {questions.SIGNAL_TO_NOISE: signal_to_noise.QUESTION, questions.EFFECTS: EFFECTS_QUESTION}
+        texts = {**questions.sentences(), questions.EFFECTS: EFFECTS_QUESTION}
         if format != "table":
             return encode(QueryResult(columns=("name", "question"), rows=tuple(texts.items())), format)
         return "".join(f"{name}: {text}\n" for name, text in texts.items()).encode()
@@ -98,10 +97,6 @@ def _saved_answer(folders: list[str], ask: str | None, format: str, skip_damaged
             if format == "table":
                 return f"{effects_text(effects, every_basis=True)}\n".encode()
             return encode(effects_table(effects), format)
-        if ask == questions.SIGNAL_TO_NOISE:
-            if format == "table":
-                return f"{signal_to_noise.text(store)}\n".encode()
-            return encode(signal_to_noise.signal_to_noise(store), format)
         if ask is not None:
             if format == "table":
                 return f"{questions.text(store, ask)}\n".encode()

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from sparsedepth.config.plain_text import did_you_mean
 from sparsedepth.config.run import CELL_FIELDS
-from sparsedepth.store import cell_text, terminal
+from sparsedepth.store import cell_text, signal_to_noise, terminal
 from sparsedepth.store.comparable_loss import loss_in
 from sparsedepth.store.connection import Store
 from sparsedepth.store.degeneracy import read_scores, usable_form
@@ -24,8 +24,10 @@ from sparsedepth.store.setting import read_settings, with_setting_column
 from sparsedepth.store.small_sample import MIN_VALUES, mean_interval, seed_means
 from sparsedepth.store.tuning_roles import CHOSEN_ROLES, IS_RESULT, IS_TRAINED, best_value
 
-EFFECTS, SIGNAL_TO_NOISE = "effects", "signal_to_noise"
-"""Further questions, answered by `sparsedepth.effects.all_effects` and `sparsedepth.store.signal_to_noise`."""
+EFFECTS = "effects"
+"""A further question, answered by `sparsedepth.effects.all_effects`."""
+SIGNAL_TO_NOISE = "signal_to_noise"
+"""A further question, answered by `sparsedepth.store.signal_to_noise`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -168,14 +170,26 @@ QUESTIONS: dict[str, Question] = {
 }
 
 
+def sentences() -> dict[str, str]:
+    """Name of a question that `ask` answers -> the question."""
+    return {
+        **{question.name: question.asks for question in QUESTIONS.values()},
+        SIGNAL_TO_NOISE: signal_to_noise.QUESTION,
+    }
+
+
 def ask(store: Store, name: str) -> QueryResult:
     """The answer to a saved question. Raises ValueError for an unknown name."""
+    if name == SIGNAL_TO_NOISE:
+        return signal_to_noise.answer(store)
     question = _find(name)
     return _answer(store, question, _sound_scores(store, question))
 
 
 def text(store: Store, name: str) -> str:
     """The answer for a terminal, below its question: one column says how a configuration differs from the baseline."""
+    if name == SIGNAL_TO_NOISE:
+        return signal_to_noise.text(store)
     question, settings = _find(name), read_settings(store)
     scores = _sound_scores(store, question)
     answer = _answer(store, question, scores)
@@ -200,7 +214,7 @@ def text(store: Store, name: str) -> str:
 
 def _find(name: str) -> Question:
     if name not in QUESTIONS:
-        names = (*QUESTIONS, SIGNAL_TO_NOISE, EFFECTS)
+        names = (*sentences(), EFFECTS)
         hint = did_you_mean(name, names, f"the saved questions are: {', '.join(names)}")
         raise ValueError(f"no question is called {name!r}; {hint}")
     return QUESTIONS[name]

@@ -25,7 +25,7 @@ from sparsedepth.quantities import IN_RUNS, PROFILED
 from sparsedepth.quantities.record import Quantity
 from sparsedepth.store import terminal
 from sparsedepth.store.comparable_loss import COMMON, OWN, loss_in
-from sparsedepth.store.degeneracy import degeneracy, read_scores
+from sparsedepth.store.degeneracy import degeneracy, score_rows
 from sparsedepth.store.query_result import QueryResult
 from sparsedepth.store.small_sample import LEVEL
 from sparsedepth.store.tuning_roles import IS_RESULT
@@ -62,15 +62,13 @@ _WANTED = 0.9
 """Share of the pairs in the right order."""
 
 
-def signal_to_noise(store: "Store") -> QueryResult:
+def answer(store: "Store") -> QueryResult:
     """A row for each measured quantity of two configurations of equal depth or more with two seeds each, the best
     first; `degenerate` is the main reason why a score is (`store.degeneracy`), or NULL."""
-    quantities = _quantities(store)
-    names = ", ".join(quantity.name for quantity in quantities)
-    runs = store.frame(f"SELECT n_layers, cell_id, {names} FROM runs WHERE outcome = 'ok' AND {IS_RESULT}")
-    rows = list(filter(None, (_row(quantity, runs) for quantity in quantities)))
+    runs = store.frame(f"SELECT * FROM runs WHERE outcome = 'ok' AND {IS_RESULT}")
+    rows = list(filter(None, (_row(quantity, runs) for quantity in _quantities(loss_in(store)))))
     for row in rows:
-        verdict = degeneracy(row["quantity"], read_scores(store, row["quantity"], IS_RESULT))
+        verdict = degeneracy(row["quantity"], score_rows(runs, row["quantity"]))
         row["degenerate"] = verdict.reason if verdict.is_degenerate else None
     rows.sort(key=lambda row: (-row["decision_accuracy"], row["quantity"]))
     return QueryResult(columns=COLUMNS, rows=tuple(tuple(row[name] for name in COLUMNS) for row in rows))
@@ -78,22 +76,23 @@ def signal_to_noise(store: "Store") -> QueryResult:
 
 def text(store: "Store") -> str:
     """The answer for a terminal, below its question."""
-    answer = signal_to_noise(store)
-    if not answer.rows:
+    measured = answer(store)
+    if not measured.rows:
         return f"{terminal.wrapped([QUESTION])}none: no depth has two configurations with two finished seeds each"
-    degenerate = [f"{row['quantity']} ({row['degenerate']})" for row in answer.records() if row["degenerate"]]
+    degenerate = [f"{row['quantity']} ({row['degenerate']})" for row in measured.records() if row["degenerate"]]
     remarks = [QUESTION, _REMARK, f"degenerate: {'; '.join(degenerate)}" if degenerate else ""]
-    shown = replace(answer, rows=tuple(row for row in answer.rows if row[0] not in _FORMS)).of_columns(_IN_TERMINAL)
+    shown = replace(measured, rows=tuple(row for row in measured.rows if row[0] not in _FORMS)).of_columns(_IN_TERMINAL)
     table = terminal.fit(shown, ["hi", "lo"], max_rows=50)
-    n_forms = len(answer.rows) - len(shown.rows)
+    n_forms = len(measured.rows) - len(shown.rows)
     more = f"\nand {counted(n_forms, 'form')} of these scores by depth, in csv or json" if n_forms else ""
     return f"{terminal.wrapped(filter(None, remarks))}{table.text}{more}"
 
 
-def _quantities(store: "Store") -> list[Quantity]:
-    """The measured columns of `runs` that are better in one direction, or a link of the chain; one validation loss."""
-    other_loss = COMMON if loss_in(store) == OWN else OWN
-    measured = (quantity for quantity in IN_RUNS.values() if quantity.measure and quantity.name != other_loss)
+def _quantities(loss: str) -> list[Quantity]:
+    """The measured columns of `runs` that are better in one direction, or a link of the chain; of the validation losses
+    the comparable one."""
+    other_losses = {COMMON, OWN} - {loss}
+    measured = (quantity for quantity in IN_RUNS.values() if quantity.measure and quantity.name not in other_losses)
     return [quantity for quantity in measured if quantity.better or quantity.stage]
 
 

@@ -22,7 +22,7 @@ def answer(folder, values, quantity="val_loss", **other):
                 folder, RunConfig(n_layers=n_layers, weight_decay=weight_decay, seed=seed), {quantity: value, **other}
             )
     with open_store(folder) as store:
-        rows = {row["quantity"]: row for row in signal_to_noise.signal_to_noise(store).records()}
+        rows = {row["quantity"]: row for row in signal_to_noise.answer(store).records()}
         return rows.get(quantity), signal_to_noise.text(store)
 
 
