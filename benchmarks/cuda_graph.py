@@ -6,7 +6,7 @@
 
 Eager and compiled, each with and without a graph. The first two steps of each variant are not counted, and a median
 ignores the step that captures. The losses of all variants are compared; only the learning rate's rounding can differ.
-`--recorded` replaces the GPU by tests/recorded.py: it shows that everything runs, but not how fast.
+`--recorded` replaces the GPU by tests/support/cpu_graph.py: it shows that everything runs, but not how fast.
 """
 
 import argparse
@@ -55,7 +55,7 @@ def main() -> None:
     parser.add_argument("--json", type=Path, help="append a line for each variant to this file")
     given = parser.parse_args()
     if given.recorded:
-        from recorded import RecordedCapture
+        from support.cpu_graph import RecordedCapture
 
         module: Any = loop
         module.CudaCapture = RecordedCapture

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from synthetic import make_run
+from support.made_up_runs import make_run
 
 from sparsedepth.config.run import RunConfig
 from sparsedepth.config.task import IGNORED

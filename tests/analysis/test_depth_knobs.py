@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from frames import grid
+from support.runs_frame import grid
 
 _SPEC = importlib.util.spec_from_file_location("depth_knobs", Path(__file__).parents[2] / "analysis/depth_knobs.py")
 assert _SPEC is not None and _SPEC.loader is not None

@@ -9,8 +9,8 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from frames import config_of
-from synthetic import make_run
+from support.made_up_runs import make_run
+from support.runs_frame import config_of
 
 from sparsedepth.config.run import RunConfig
 

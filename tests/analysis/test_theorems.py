@@ -8,10 +8,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from frames import config_of
-from handmade import HandMadeModel, integers, known
 from reference import run_config
-from synthetic import make_run
+from support.handmade_models import HandMadeModel, integers, known
+from support.made_up_runs import make_run
+from support.runs_frame import config_of
 
 from sparsedepth.model.decoder import Decoder
 from sparsedepth.probe.fork import probing

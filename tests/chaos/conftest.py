@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from disturbed import Record, Sweep, record_of
+from support.interrupted_sweep import Record, Sweep, record_of
 
 FEW = 9
 """As many as any test of the default suite asks for: they are made in one go."""

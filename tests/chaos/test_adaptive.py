@@ -8,9 +8,9 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from disturbed import BASE, Pace, at_the_end, kill_at_random, kill_everything, record_of
-from processes import markers, processes
-from tiny import definition, sparsedepth, start
+from support.interrupted_sweep import BASE, Pace, at_the_end, kill_at_random, kill_everything, record_of
+from support.sweep_processes import markers, processes
+from support.tiny_sweep import definition, sparsedepth, start
 
 from sparsedepth.run.scratch import Scratch
 from sparsedepth.store.run_record import verify

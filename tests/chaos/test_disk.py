@@ -5,8 +5,8 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from disturbed import Sweep, record_of
-from tiny import sparsedepth
+from support.interrupted_sweep import Sweep, record_of
+from support.tiny_sweep import sparsedepth
 
 from sparsedepth.config.load import build, read_yaml
 from sparsedepth.config.runtime import RuntimeConfig

@@ -5,9 +5,9 @@ import time
 from pathlib import Path
 
 import pytest
-from disturbed import Pace, Sweep, at_the_end
-from processes import markers, processes
-from tiny import start
+from support.interrupted_sweep import Pace, Sweep, at_the_end
+from support.sweep_processes import markers, processes
+from support.tiny_sweep import start
 
 PAGE = os.sysconf("SC_PAGE_SIZE")
 

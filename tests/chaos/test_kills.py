@@ -9,9 +9,9 @@ from collections import Counter
 
 import optuna
 import pytest
-from disturbed import STEPS, Pace, Sweep, at_the_end, kill_at_random, kill_everything, record_of
-from processes import markers, processes
-from tiny import start
+from support.interrupted_sweep import STEPS, Pace, Sweep, at_the_end, kill_at_random, kill_everything, record_of
+from support.sweep_processes import markers, processes
+from support.tiny_sweep import start
 
 from sparsedepth.sweep.storage import open_storage
 

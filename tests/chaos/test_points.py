@@ -5,7 +5,7 @@ import random
 from pathlib import Path
 
 import pytest
-from disturbed import STEPS, Sweep, record_of, with_faults
+from support.interrupted_sweep import STEPS, Sweep, record_of, with_faults
 
 LIVES = (
     ["start"],
@@ -25,7 +25,7 @@ def dying(folder: Path, results: Path, faults: dict[str, list[str]], monkeypatch
     """Run the sweep with these faults to its end; how often a process died."""
     described = tmp_path / "faults.json"
     described.write_text(json.dumps(faults))
-    monkeypatch.setattr("tiny.ENVIRONMENT", with_faults(SPARSEDEPTH_FAULTS=described))
+    monkeypatch.setattr("support.tiny_sweep.ENVIRONMENT", with_faults(SPARSEDEPTH_FAULTS=described))
     Sweep(folder, len(faults)).run(results, 2, "--runtime", "checkpoint_seconds=0.05")
     flags = {path.name for path in tmp_path.iterdir()} - {described.name, results.name}
     assert flags == {f"{run_id}.{n}" for run_id, points in faults.items() for n in range(len(points))}

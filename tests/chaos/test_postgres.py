@@ -6,10 +6,10 @@ from collections import Counter
 
 import optuna
 import pytest
-from disturbed import Pace, Sweep, at_the_end, kill_at_random, record_of
-from processes import markers, processes, until
-from takers import take
-from tiny import definition, sparsedepth, start
+from support.interrupted_sweep import Pace, Sweep, at_the_end, kill_at_random, record_of
+from support.queue_workers import take
+from support.sweep_processes import markers, processes, until
+from support.tiny_sweep import definition, sparsedepth, start
 
 from sparsedepth.sweep.storage import open_storage
 

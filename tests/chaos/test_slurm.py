@@ -15,10 +15,10 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from disturbed import Sweep, record_of
-from processes import markers, until
-from slurm_cluster import FAKETIME, Cluster, why_not
-from tiny import ENVIRONMENT, definition, sparsedepth, start
+from support.interrupted_sweep import Sweep, record_of
+from support.slurm_cluster import FAKETIME, Cluster, why_not
+from support.sweep_processes import markers, until
+from support.tiny_sweep import ENVIRONMENT, definition, sparsedepth, start
 
 from sparsedepth.run.lease import is_held
 

@@ -8,9 +8,9 @@ import time
 from pathlib import Path
 
 import pytest
-import tiny
-from disturbed import Pace, Sweep, at_the_end, record_of
-from processes import OF, markers, phases, processes, until
+from support import tiny_sweep
+from support.interrupted_sweep import Pace, Sweep, at_the_end, record_of
+from support.sweep_processes import OF, markers, phases, processes, until
 
 from sparsedepth.run.scratch import Scratch
 from sparsedepth.store.run_record import write_config
@@ -28,7 +28,7 @@ sys.exit({module}.{call}(sys.argv[1:]))
 def impatient(module: str, call: str, grace: float, *arguments: object) -> subprocess.Popen:
     code = IMPATIENT.format(module=module, call=call, grace=grace)
     command = [sys.executable, "-c", code, *map(str, arguments)]
-    environment = {**tiny.ENVIRONMENT, OF: "\n".join(map(str, arguments))}
+    environment = {**tiny_sweep.ENVIRONMENT, OF: "\n".join(map(str, arguments))}
     return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 

@@ -8,8 +8,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from reported import fill
-from tiny import BASE, definition
+from support.report_folder import fill
+from support.tiny_sweep import BASE, definition
 from typer.main import get_command
 
 import sparsedepth as sd

@@ -8,8 +8,8 @@ import sys
 
 import pytest
 import yaml
-from synthetic import make_run
-from tiny import BASE, ENVIRONMENT, corpus, definition, sparsedepth
+from support.made_up_runs import make_run
+from support.tiny_sweep import BASE, ENVIRONMENT, corpus, definition, sparsedepth
 
 from sparsedepth.cli import calls
 from sparsedepth.cli.main import run

@@ -7,8 +7,8 @@ import sys
 
 import pytest
 import typer
-from standins import install
-from tiny import ENVIRONMENT
+from support.optional_packages import install
+from support.tiny_sweep import ENVIRONMENT
 
 from sparsedepth.cli import doctor
 from sparsedepth.model import attention, kernels

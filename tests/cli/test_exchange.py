@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from exporting import loud_run, write_task
+from support.run_folders import loud_run, write_task
 
 from sparsedepth.cli.main import run as command_line
 

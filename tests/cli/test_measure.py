@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 import torch
 import yaml
-from families import tiny
 from safetensors.torch import load_file, save_file
-from tiny import BASE, corpus, sparsedepth
+from support.hf_families import tiny
+from support.tiny_sweep import BASE, corpus, sparsedepth
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Split

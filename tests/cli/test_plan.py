@@ -4,8 +4,8 @@ import json
 
 import pytest
 import yaml
-from synthetic import make_run
-from tiny import BASE, definition
+from support.made_up_runs import make_run
+from support.tiny_sweep import BASE, definition
 
 from sparsedepth.cli import calls, input_file
 from sparsedepth.cli.input_file import single_run_sweep, sweep_definition

@@ -1,8 +1,8 @@
 """`plot` and `report` from the command line: files or folders, names, refusals in one line."""
 
 import pytest
-from frames import config_of
-from synthetic import make_run
+from support.made_up_runs import make_run
+from support.runs_frame import config_of
 
 from sparsedepth.cli.main import run
 from sparsedepth.plots.draw import FIGURES

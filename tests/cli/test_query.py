@@ -4,8 +4,8 @@ import json
 
 import pyarrow.parquet as pq
 import pytest
-from synthetic import make_run
-from tiny import sparsedepth
+from support.made_up_runs import make_run
+from support.tiny_sweep import sparsedepth
 
 from sparsedepth.config.run import RunConfig
 from sparsedepth.store.questions import QUESTIONS

@@ -1,9 +1,9 @@
 """`sparsedepth recipe DIR`, its card, the comparison, and how each fails in one line."""
 
 import pytest
-from frames import config_of
-from synthetic import make_run
-from tiny import sparsedepth
+from support.made_up_runs import make_run
+from support.runs_frame import config_of
+from support.tiny_sweep import sparsedepth
 
 
 @pytest.fixture(scope="module")

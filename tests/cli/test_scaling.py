@@ -5,10 +5,10 @@ import io
 import json
 
 import pytest
-from frames import config_of
-from laws import grid, planted
-from synthetic import make_run
-from tiny import sparsedepth
+from support.depth_law_points import grid, planted
+from support.made_up_runs import make_run
+from support.runs_frame import config_of
+from support.tiny_sweep import sparsedepth
 
 
 @pytest.fixture(scope="module")

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import typer
 import yaml
-from tiny import BASE, definition
+from support.tiny_sweep import BASE, definition
 
 from sparsedepth.cli import train_sweep
 from sparsedepth.cli.start import field_values, warn_of_unlikely_values, with_cleanup

@@ -8,8 +8,8 @@ from types import SimpleNamespace
 
 import pytest
 import yaml
-from synthetic import make_run
-from tiny import ENVIRONMENT, definition, sparsedepth
+from support.made_up_runs import make_run
+from support.tiny_sweep import ENVIRONMENT, definition, sparsedepth
 
 from sparsedepth.cli import status as module
 from sparsedepth.cli.progress import ProgressDisplay

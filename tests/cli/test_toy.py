@@ -6,7 +6,7 @@ import time
 
 import pytest
 import yaml
-from tiny import sparsedepth, start
+from support.tiny_sweep import sparsedepth, start
 
 from sparsedepth.cli.main import run
 from sparsedepth.cli.toy import toy

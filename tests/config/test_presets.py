@@ -2,7 +2,7 @@
 
 import pytest
 import yaml
-from tiny import corpus, sparsedepth
+from support.tiny_sweep import corpus, sparsedepth
 
 from sparsedepth.config.cost import cost
 from sparsedepth.config.load import build

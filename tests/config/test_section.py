@@ -5,7 +5,7 @@ import sys
 from typing import Annotated
 
 from pydantic import Field
-from tiny import ENVIRONMENT
+from support.tiny_sweep import ENVIRONMENT
 
 from sparsedepth.config.section import Count, Section
 

@@ -5,7 +5,7 @@ from collections import Counter
 
 import numpy as np
 import pytest
-from tiny import BASE, corpus
+from support.tiny_sweep import BASE, corpus
 
 from sparsedepth.config.load import build
 from sparsedepth.config.run import RunConfig

@@ -5,8 +5,8 @@ import math
 import sys
 
 import numpy as np
-import plain_tasks
 import pytest
+from support import task_answers
 
 from sparsedepth.config.load import build
 from sparsedepth.config.run import RunConfig
@@ -48,12 +48,12 @@ def test_a_group_has_its_order_and_its_points_and_is_closed(group):
     known = {tuple(image) for image in images.tolist()}
     assert len(known) == ORDERS[group] and tuple(range(POINTS[group])) == tuple(images[0])
     assert all(sorted(image) == list(range(POINTS[group])) for image in known)
-    assert all(plain_tasks.after(a, b) in known for a, b in itertools.product(known, repeat=2))
+    assert all(task_answers.after(a, b) in known for a, b in itertools.product(known, repeat=2))
 
 
 def test_which_groups_are_solvable():
     """A group is solvable if and only if its derived series ends at one element; abelian if it does so at once."""
-    series = {group: plain_tasks.derived_series(elements(group)) for group in ORDERS}
+    series = {group: task_answers.derived_series(elements(group)) for group in ORDERS}
     assert series == {"S3": [6, 3, 1], "A5": [60], "S5": [120, 60], "Z60": [60, 1], "A4xZ5": [60, 4, 1]}
 
 
@@ -112,7 +112,7 @@ def test_states_follow_from_the_operations_one_by_one(name):
     images = [tuple(image) for image in operations(chosen).tolist()]
     for inputs, targets in zip(drawn.inputs[:8].tolist(), drawn.targets[:8].tolist(), strict=True):
         start = inputs[0] if points else group[inputs[0]]
-        found = plain_tasks.states(inputs, images, n_states, start)
+        found = task_answers.states(inputs, images, n_states, start)
         assert targets == (found if points else [group.index(state) for state in found])
     assert (drawn.difficulty == np.arange(32)).all()
 
@@ -151,13 +151,13 @@ def test_hops_are_those_of_the_definition(name):
         letters = inputs[1:].tolist()
         assert (difficulty == k).all() and chosen.min_hops <= k <= chosen.max_hops
         assert max(letters) < none and all(a != b for a, b in itertools.pairwise(letters))
-        assert targets.tolist() == [IGNORED, *plain_tasks.k_hop(letters, k, none)]
+        assert targets.tolist() == [IGNORED, *task_answers.k_hop(letters, k, none)]
 
 
 def test_an_example_of_k_hop_by_hand():
     """a b c a b: the last b follows the a that follows ... ; 1 hop from the last b is c, 2 hops have no earlier c."""
-    assert plain_tasks.k_hop([0, 1, 2, 0, 1], 1, 9) == [9, 9, 9, 1, 2]
-    assert plain_tasks.k_hop([0, 1, 2, 0, 1], 2, 9) == [9, 9, 9, 9, 9]
+    assert task_answers.k_hop([0, 1, 2, 0, 1], 1, 9) == [9, 9, 9, 1, 2]
+    assert task_answers.k_hop([0, 1, 2, 0, 1], 2, 9) == [9, 9, 9, 9, 9]
 
 
 @pytest.mark.parametrize(("letters", "longest"), [(3, 9), (4, 7)])
@@ -169,7 +169,7 @@ def test_max_hops_is_the_most_hops_that_some_sequence_holds(letters, longest):
             for sequence in itertools.product(range(letters), repeat=seq_len - 1)
             if sequence[0] == 0 and all(a != b for a, b in itertools.pairwise(sequence))
             for k in range(seq_len + 1)
-            if set(plain_tasks.k_hop([*sequence], k, letters)) != {letters}
+            if set(task_answers.k_hop([*sequence], k, letters)) != {letters}
         )
         fields = {"seq_len": seq_len, "letters": letters, "batch_tokens": 8 * seq_len, "train_tokens": 8 * seq_len}
         assert config("k_hop", **fields, max_hops=most).max_hops == most
@@ -181,7 +181,7 @@ def test_successors_follow_the_pairs():
     _, drawn = sequences("successor")
     hops = set()
     for inputs, targets, difficulty in zip(drawn.inputs.tolist(), drawn.targets, drawn.difficulty, strict=True):
-        answers = plain_tasks.successors(inputs, 8)
+        answers = task_answers.successors(inputs, 8)
         assert {place: targets[place] for place in np.flatnonzero(targets != IGNORED)} == answers
         assert [difficulty[place] for place in answers] == [inputs[place - 1] - 8 for place in answers]
         hops.update(difficulty[list(answers)].tolist())
@@ -192,7 +192,7 @@ def test_expressions_have_their_value():
     _, drawn = sequences("arithmetic")
     lengths: list[int] = []
     for inputs, targets, difficulty in zip(drawn.inputs.tolist(), drawn.targets, drawn.difficulty, strict=True):
-        answers = plain_tasks.arithmetic(inputs, 7)
+        answers = task_answers.arithmetic(inputs, 7)
         found = {place: (targets[place], difficulty[place]) for place in np.flatnonzero(targets != IGNORED)}
         assert found == answers and answers
         lengths += [n for _, n in answers.values()]

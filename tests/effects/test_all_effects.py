@@ -3,7 +3,7 @@
 import numpy as np
 import pandas as pd
 import pytest
-from frames import config_of, grid, knob_of, runs_frame
+from support.runs_frame import config_of, grid, knob_of, runs_frame
 
 from sparsedepth.effects.all_effects import (
     effects_of,

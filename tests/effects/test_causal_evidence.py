@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from frames import grid
+from support.runs_frame import grid
 
 from sparsedepth.effects.causal_evidence import ChainRuns, chain_evidence, interventions, link_evidence, skill
 

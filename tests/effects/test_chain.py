@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pandas as pd
 import pytest
-from frames import grid, knob_of
+from support.runs_frame import grid, knob_of
 
 from sparsedepth.effects.causal_evidence import ChainRuns, chain_evidence, link_between, link_within
 from sparsedepth.effects.chain import (

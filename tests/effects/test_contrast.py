@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pandas as pd
 import pytest
-from frames import config_of, grid, knob_of, runs_frame
+from support.runs_frame import config_of, grid, knob_of, runs_frame
 
 from sparsedepth.config.run import RunConfig
 from sparsedepth.effects.contrast import compare, contrasts, noise

@@ -4,7 +4,7 @@ import math
 
 import numpy as np
 import pytest
-from frames import grid, knob_of
+from support.runs_frame import grid, knob_of
 
 from sparsedepth.effects.depth_slope import depth_slope, depth_slopes, exponent_text, slope_sentence
 

@@ -3,7 +3,7 @@
 import numpy as np
 import pandas as pd
 import pytest
-from frames import config_of, grid, runs_frame
+from support.runs_frame import config_of, grid, runs_frame
 
 from sparsedepth.effects.knobs import (
     changed,

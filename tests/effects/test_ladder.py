@@ -1,7 +1,7 @@
 """The ladder through a designed sweep: rungs, leave-one-out and the whole, by hand."""
 
 import pytest
-from frames import config_of, runs_frame
+from support.runs_frame import config_of, runs_frame
 
 from sparsedepth.effects.ladder import ladder
 

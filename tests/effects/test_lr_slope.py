@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pandas as pd
 import pytest
-from frames import grid
+from support.runs_frame import grid
 
 from sparsedepth.effects.lr_slope import lr_lines, lr_slopes, lr_table
 

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from frames import config_of, runs_frame
+from support.runs_frame import config_of, runs_frame
 
 from sparsedepth.effects.lr_transfer import transfer_page, transfers
 from sparsedepth.effects.scale_text import scale_lines

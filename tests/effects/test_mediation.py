@@ -3,7 +3,7 @@
 import numpy as np
 import pandas as pd
 import pytest
-from frames import grid, knob_of
+from support.runs_frame import grid, knob_of
 
 from sparsedepth.effects.mediation import mediation, mediations
 

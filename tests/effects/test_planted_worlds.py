@@ -11,7 +11,7 @@ from dataclasses import replace
 import numpy as np
 import pandas as pd
 import pytest
-from frames import config_of, runs_frame
+from support.runs_frame import config_of, runs_frame
 
 from sparsedepth.effects.all_effects import effects_of, judge
 from sparsedepth.effects.contrast import contrasts, noise_and_floor

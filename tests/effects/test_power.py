@@ -4,8 +4,8 @@ import itertools
 import math
 
 import pytest
-from frames import config_of, grid
 from scipy.special import stdtrit
+from support.runs_frame import config_of, grid
 
 from sparsedepth.effects import power as module
 from sparsedepth.effects.intervals import ExtraVariance

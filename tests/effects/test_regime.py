@@ -5,8 +5,8 @@ import math
 import numpy as np
 import pandas as pd
 import pytest
-from frames import grid
 from scipy.special import stdtrit
+from support.runs_frame import grid
 
 from sparsedepth.effects.regime import RULES, SIGNATURES, angles_by_depth, decide, regime_lines, regimes, turn_law
 

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from frames import grid
+from support.runs_frame import grid
 
 from sparsedepth.effects.scale import decision_accuracy, decisions, trends
 from sparsedepth.effects.scale_text import prediction_sizes, scale_lines, scale_table

@@ -7,7 +7,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import yaml
-from synthetic import MANIFEST, make_run
+from support.made_up_runs import MANIFEST, make_run
 
 from sparsedepth.cli import main
 from sparsedepth.config.load import build, read_yaml

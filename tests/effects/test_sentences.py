@@ -2,8 +2,8 @@
 
 import numpy as np
 import pytest
-from frames import grid, knob_of
-from synthetic import make_run
+from support.made_up_runs import make_run
+from support.runs_frame import grid, knob_of
 
 from sparsedepth.config.run import RunConfig
 from sparsedepth.effects.chain import Link

@@ -3,7 +3,7 @@
 import numpy as np
 import pandas as pd
 import pytest
-from frames import grid
+from support.runs_frame import grid
 
 from sparsedepth.effects import summary, text_report
 from sparsedepth.effects.sentences import estimate_text

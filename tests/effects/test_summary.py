@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 import pytest
-from frames import grid
+from support.runs_frame import grid
 
 from sparsedepth.effects.all_effects import measure_effects, measure_slopes
 from sparsedepth.effects.intervals import estimate

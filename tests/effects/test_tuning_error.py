@@ -8,7 +8,7 @@ from functools import cache
 import numpy as np
 import pandas as pd
 import pytest
-from frames import knob_of, runs_frame
+from support.runs_frame import knob_of, runs_frame
 
 from sparsedepth.config.run import RunConfig
 from sparsedepth.effects.all_effects import effects_of

@@ -4,8 +4,8 @@ from itertools import product
 
 import pytest
 import torch
-from exporting import loud
 from reference import ZOO, untried
+from support.run_folders import loud
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 
 from sparsedepth.config.load import build

@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pytest
 import torch
-from exporting import loud_run
+from support.run_folders import loud_run
 
 from sparsedepth.cli.exchange import evaluate
 from sparsedepth.data.prompt_answer import Pair, encode_pairs

@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 import torch
-from exporting import loud_run, write_task
+from support.run_folders import loud_run, write_task
 
 from sparsedepth.exchange import evaluate as module
 from sparsedepth.exchange.evaluate import evaluate, keys_of, load_tasks, metric_losses

@@ -8,7 +8,7 @@ import pytest
 import torch
 import transformers
 import yaml
-from exporting import break_weights, loud_run
+from support.run_folders import break_weights, loud_run
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from sparsedepth.config.run import MeasureOnlyConfig

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from exporting import loud_run
+from support.run_folders import loud_run
 
 from sparsedepth.config.load import build
 from sparsedepth.config.model import ModelConfig

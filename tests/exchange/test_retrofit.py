@@ -4,9 +4,9 @@ import math
 
 import pytest
 import torch
-from families import FAMILIES as ARCHITECTURES
-from families import tiny
-from parity import carry, reference
+from support.hf_families import FAMILIES as ARCHITECTURES
+from support.hf_families import tiny
+from support.hf_parity import carry, reference
 from transformers import AutoModelForCausalLM
 
 from sparsedepth.config.load import build

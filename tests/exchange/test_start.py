@@ -2,8 +2,8 @@
 
 import pytest
 import torch
-from exporting import loud_run
-from families import tiny
+from support.hf_families import tiny
+from support.run_folders import loud_run
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 from sparsedepth.config.load import build

@@ -5,8 +5,8 @@ import json
 import numpy as np
 import pytest
 import torch
-from exporting import loud_run
 from PIL import Image
+from support.run_folders import loud_run
 
 from sparsedepth.config.load import build
 from sparsedepth.config.model import ModelConfig

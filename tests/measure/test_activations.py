@@ -4,8 +4,8 @@ import math
 
 import pytest
 import torch
-from handmade import integers, tokens_per_pass
 from reference import run_config
+from support.handmade_models import integers, tokens_per_pass
 
 from sparsedepth.measure.activations import activations
 from sparsedepth.model.decoder import Decoder

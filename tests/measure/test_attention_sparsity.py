@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 import torch
-from handmade import HandMadeModel, identity, integers, known, normal, tokens_per_pass
-from parity import carry, reference
 from reference import attention_weights, run_config
+from support.handmade_models import HandMadeModel, identity, integers, known, normal, tokens_per_pass
+from support.hf_parity import carry, reference
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from sparsedepth.measure import attention_sparsity as module

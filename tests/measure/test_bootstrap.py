@@ -4,9 +4,9 @@ import math
 
 import numpy as np
 import pytest
-from handmade import known
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.handmade_models import known
 
 from sparsedepth.measure.bootstrap import N_RESAMPLES, bootstrap, bootstrap_each, expanded_tail, finite
 

@@ -3,8 +3,17 @@
 import numpy as np
 import pytest
 import torch
-from handmade import HandMadeModel, brackets, identity, integers, known, normal, residual_mlp, tokens_per_pass
 from reference import FAMILIES, causal_effects, run_config, skip_increases
+from support.handmade_models import (
+    HandMadeModel,
+    brackets,
+    identity,
+    integers,
+    known,
+    normal,
+    residual_mlp,
+    tokens_per_pass,
+)
 
 from sparsedepth.measure.causal import causal_effect
 from sparsedepth.measure.context import Scored

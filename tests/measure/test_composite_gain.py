@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 import torch
-from handmade import integers, tokens_per_pass
 from reference import run_config
+from support.handmade_models import integers, tokens_per_pass
 
 from sparsedepth.measure.bootstrap import ScoreByLayer
 from sparsedepth.measure.composite_gain import composite_gain

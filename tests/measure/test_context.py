@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from handmade import integers
 from reference import run_config
+from support.handmade_models import integers
 
 from sparsedepth.config.task import IGNORED
 from sparsedepth.measure.bootstrap import shared_resamples

@@ -5,8 +5,8 @@ import math
 import numpy as np
 import pytest
 import torch
-from handmade import HandMadeModel, brackets, identity, integers, known, normal, tokens_per_pass
 from reference import FAMILIES, exit_losses, run_config
+from support.handmade_models import HandMadeModel, brackets, identity, integers, known, normal, tokens_per_pass
 
 from sparsedepth.measure.context import Scored
 from sparsedepth.measure.early_exit import early_exit

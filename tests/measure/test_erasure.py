@@ -5,8 +5,8 @@ import math
 import numpy as np
 import pytest
 import torch
-from handmade import HandMadeModel, brackets, integers, normal, residual_mlp, tokens_per_pass
 from reference import FAMILIES, run_config, states
+from support.handmade_models import HandMadeModel, brackets, integers, normal, residual_mlp, tokens_per_pass
 
 from sparsedepth.measure.erasure import erasure
 from sparsedepth.model.decoder import Block, Decoder

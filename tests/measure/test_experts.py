@@ -5,8 +5,8 @@ import math
 import numpy as np
 import pytest
 import torch
-from handmade import HandMadeModel, brackets, identity, integers, normal, tokens_per_pass
 from reference import expert_loads, run_config
+from support.handmade_models import HandMadeModel, brackets, identity, integers, normal, tokens_per_pass
 
 from sparsedepth.measure.experts import effective_experts, expert_use, variation
 from sparsedepth.model.decoder import Decoder

@@ -4,10 +4,10 @@ import math
 
 import pytest
 import torch
-from families import FAMILIES, tiny
-from handmade import integers
-from parity import carry, reference
 from reference import run_config
+from support.handmade_models import integers
+from support.hf_families import FAMILIES, tiny
+from support.hf_parity import carry, reference
 from transformers import PreTrainedModel
 
 from sparsedepth.data.sequences import next_tokens

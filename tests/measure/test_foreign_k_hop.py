@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pytest
 import torch
-from tiny import sparsedepth
+from support.tiny_sweep import sparsedepth
 
 from sparsedepth.config.run import RunConfig
 from sparsedepth.data.source import open_source

@@ -7,8 +7,8 @@ import math
 import numpy as np
 import pytest
 import torch
-from handmade import HandMadeModel, brackets, identity, integers, known, normal, tokens_per_pass
 from reference import FAMILIES, angles, branch_updates, cosine, run_config, states
+from support.handmade_models import HandMadeModel, brackets, identity, integers, known, normal, tokens_per_pass
 
 from sparsedepth.measure import geometry as module
 from sparsedepth.measure.geometry import geometry, last_positions

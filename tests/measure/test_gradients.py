@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from handmade import HandMadeModel, identity, integers, normal, tokens_per_pass
 from reference import run_config
+from support.handmade_models import HandMadeModel, identity, integers, normal, tokens_per_pass
 
 from sparsedepth.config.runtime import RuntimeConfig
 from sparsedepth.data.sequences import next_tokens

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 import torch
-from handmade import HandMadeModel, brackets, identity, integers, normal, tokens_per_pass
 from reference import FAMILIES, jacobian_blocks, run_config
+from support.handmade_models import HandMadeModel, brackets, identity, integers, normal, tokens_per_pass
 
 from sparsedepth.measure.jacobian import FORMS, jacobian_deviation
 from sparsedepth.model.decoder import Decoder

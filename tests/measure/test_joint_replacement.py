@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from handmade import HandMadeModel, identity, integers, normal, residual_mlp
+from support.handmade_models import HandMadeModel, identity, integers, normal, residual_mlp
 
 from sparsedepth.measure.context import Scored
 from sparsedepth.measure.joint_replacement import jointly_needed_layers

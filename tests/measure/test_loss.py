@@ -5,8 +5,8 @@ import math
 import numpy as np
 import pytest
 import torch
-from handmade import HandMadeModel, identity, integers, normal, tokens_per_pass
 from reference import FAMILIES, loss, run_config
+from support.handmade_models import HandMadeModel, identity, integers, normal, tokens_per_pass
 
 from sparsedepth.config.task import IGNORED
 from sparsedepth.measure import loss as module

@@ -5,8 +5,8 @@ import math
 import numpy as np
 import pytest
 import torch
-from handmade import HandMadeModel, identity, integers, tokens_per_pass
 from reference import run_config, states
+from support.handmade_models import HandMadeModel, identity, integers, tokens_per_pass
 
 from sparsedepth.measure.participation import participation
 from sparsedepth.measure.variance import residual_variance

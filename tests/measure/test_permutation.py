@@ -7,10 +7,10 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from handmade import HandMadeModel, brackets, integers, known, normal, residual_mlp, tokens_per_pass
 from hypothesis import given
 from hypothesis import strategies as st
 from reference import FAMILIES, permutation_effects, run_config
+from support.handmade_models import HandMadeModel, brackets, integers, known, normal, residual_mlp, tokens_per_pass
 
 from sparsedepth.measure import permutation
 from sparsedepth.measure.context import Scored

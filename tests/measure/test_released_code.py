@@ -5,8 +5,8 @@ import itertools
 import numpy as np
 import pytest
 import torch
-from handmade import HandMadeModel, integers, known, normal, tokens_per_pass
 from reference import run_config, states
+from support.handmade_models import HandMadeModel, integers, known, normal, tokens_per_pass
 
 from sparsedepth.measure.causal import causal_effect
 from sparsedepth.measure.context import Scored

@@ -6,10 +6,10 @@ import math
 import numpy as np
 import pytest
 import torch
-from handmade import HandMadeModel, brackets, identity, integers, normal, residual_mlp, tokens_per_pass
 from hypothesis import given
 from hypothesis import strategies as st
 from reference import FAMILIES, removal_drops, run_config
+from support.handmade_models import HandMadeModel, brackets, identity, integers, normal, residual_mlp, tokens_per_pass
 
 from sparsedepth.measure.context import Scored
 from sparsedepth.measure.removal import block_influence, choose_ranges, rank_correlation, removal, skip_range

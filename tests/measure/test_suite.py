@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from handmade import integers, tokens_per_pass
 from reference import FAMILIES, run_config
+from support.handmade_models import integers, tokens_per_pass
 
 from sparsedepth import quantities
 from sparsedepth.config.run import MeasureOnlyConfig

@@ -5,8 +5,8 @@ import math
 import numpy as np
 import pytest
 import torch
-from handmade import HandMadeModel, brackets, identity, integers, normal, tokens_per_pass
 from reference import FAMILIES, cosine, run_config, states
+from support.handmade_models import HandMadeModel, brackets, identity, integers, normal, tokens_per_pass
 
 from sparsedepth import quantities
 from sparsedepth.data.sequences import next_tokens

@@ -5,8 +5,17 @@ import math
 import numpy as np
 import pytest
 import torch
-from handmade import HandMadeModel, brackets, identity, integers, known, normal, residual_mlp, tokens_per_pass
 from reference import FAMILIES, affine_increases, run_config
+from support.handmade_models import (
+    HandMadeModel,
+    brackets,
+    identity,
+    integers,
+    known,
+    normal,
+    residual_mlp,
+    tokens_per_pass,
+)
 
 from sparsedepth.config.task import IGNORED
 from sparsedepth.measure.bootstrap import BootstrapEstimate, bootstrap

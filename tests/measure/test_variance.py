@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 import torch
-from handmade import HandMadeModel, brackets, identity, integers, tokens_per_pass
 from reference import FAMILIES, branch_updates, run_config, states
+from support.handmade_models import HandMadeModel, brackets, identity, integers, tokens_per_pass
 
 from sparsedepth.measure.variance import residual_variance, variance_by_sequence
 from sparsedepth.model.decoder import Decoder

@@ -4,8 +4,8 @@ import math
 
 import pytest
 import torch
-from handmade import HandMadeModel, identity, known, normal
 from reference import FAMILIES, run_config
+from support.handmade_models import HandMadeModel, identity, known, normal
 
 from sparsedepth.measure.weight_sparsity import weight_sparsity
 from sparsedepth.model.decoder import Decoder

@@ -2,8 +2,8 @@
 
 import pytest
 import torch
-from handmade import HandMadeModel, identity, known, normal
 from reference import run_config
+from support.handmade_models import HandMadeModel, identity, known, normal
 
 from sparsedepth.measure.weight_sparsity import weight_sparsity
 from sparsedepth.measure.weight_updates import weight_updates

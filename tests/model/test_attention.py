@@ -4,7 +4,7 @@ import math
 
 import pytest
 import torch
-from standins import flash_attn
+from support.optional_packages import flash_attn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from sparsedepth.model import attention

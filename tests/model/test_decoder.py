@@ -4,13 +4,13 @@ import math
 import re
 from pathlib import Path
 
-import architecture
 import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from parity import carry, loud, ours_to_reference, reference
 from reference import ZOO, untried
+from support import decoder_fp64
+from support.hf_parity import carry, loud, ours_to_reference, reference
 from torch._dynamo.testing import CompileCounter
 
 from sparsedepth.config.load import build
@@ -38,7 +38,7 @@ ELSEWHERE = {
     **dict.fromkeys(("tie_embeddings", "rope_theta", "norm_eps"), "tests/model/test_decoder.py"),
     **dict.fromkeys(("balance_loss", "router_z_loss"), "tests/train/test_loop.py"),
     "init_std": "tests/model/test_init.py",
-    "norm_groups": "tests/architecture.py",
+    "norm_groups": "tests/support/decoder_fp64.py",
     "allow": "tests/config/test_run.py",
 }
 """Fields that the zoo leaves as they are -> the file that tries each. Dropout: tests/model/test_dropout.py, which takes
@@ -210,8 +210,8 @@ def check_against_loops(fields: dict) -> None:
         found.append(x_BTD)
         x_BTD = block(x_BTD, rotary, None, model.documents(tokens_1T), start)
     torch.testing.assert_close(model.hidden(tokens_1T), x_BTD, rtol=0, atol=0)
-    states = architecture.states(model, SEQUENCE)
-    plain = [*states, architecture.logits(model, states[-1])]
+    states = decoder_fp64.states(model, SEQUENCE)
+    plain = [*states, decoder_fp64.logits(model, states[-1])]
     for ours, theirs in zip([*found, x_BTD, model.logits(x_BTD)], plain, strict=True):
         np.testing.assert_allclose(ours[0].detach().numpy(), theirs, rtol=1e-5, atol=1e-6, err_msg=str(fields))
 

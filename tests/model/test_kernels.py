@@ -7,7 +7,7 @@ from typing import get_args
 
 import pytest
 import torch
-from standins import flash_attn, install
+from support.optional_packages import flash_attn, install
 
 from sparsedepth.config.load import build
 from sparsedepth.config.run import RunConfig

@@ -3,7 +3,7 @@
 import pytest
 import torch
 import torch.nn.functional as F
-from handmade import integers
+from support.handmade_models import integers
 
 from sparsedepth.config.load import build
 from sparsedepth.config.run import RunConfig

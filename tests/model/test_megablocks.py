@@ -7,7 +7,7 @@ import sys
 
 import pytest
 import torch
-from standins import install
+from support.optional_packages import install
 
 from sparsedepth.model import megablocks
 

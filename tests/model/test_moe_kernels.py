@@ -3,7 +3,7 @@
 import pytest
 import torch
 import torch.nn.functional as F
-from standins import megablocks_ops
+from support.optional_packages import megablocks_ops
 
 from sparsedepth.config.load import build
 from sparsedepth.config.run import RunConfig

@@ -1,11 +1,11 @@
 """The ViT: against transformers and against its formula in fp64, and what every position sees."""
 
-import architecture
 import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from parity import loud
+from support import decoder_fp64
+from support.hf_parity import loud
 
 from sparsedepth.config.cost import cost
 from sparsedepth.config.load import build
@@ -54,7 +54,7 @@ def test_every_kind_of_vit_is_its_formula(name):
     for block in model.blocks:
         found.append(block(found[-1], None, start=start))
     torch.testing.assert_close(model.hidden(pixels), found[-1], rtol=0, atol=0)
-    for ours, theirs in zip(found, architecture.states(model, pixels[0].tolist()), strict=True):
+    for ours, theirs in zip(found, decoder_fp64.states(model, pixels[0].tolist()), strict=True):
         np.testing.assert_allclose(ours[0].detach().numpy(), theirs, rtol=1e-5, atol=1e-6)
 
 

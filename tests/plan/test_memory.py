@@ -6,7 +6,7 @@ import sys
 
 import pytest
 import torch
-from tiny import BASE, ENVIRONMENT, corpus
+from support.tiny_sweep import BASE, ENVIRONMENT, corpus
 
 from sparsedepth.config.run import RunConfig
 from sparsedepth.config.runtime import COMPILED_STEPS

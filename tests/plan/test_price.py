@@ -9,8 +9,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 import torch.nn.functional as F
-from tiny import definition as tiny_definition
-from tiny import sparsedepth
+from support.tiny_sweep import definition as tiny_definition
+from support.tiny_sweep import sparsedepth
 from torch.utils.flop_counter import FlopCounterMode
 
 from sparsedepth.cli.cost import _memory_shortage

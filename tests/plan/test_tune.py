@@ -3,7 +3,7 @@
 import math
 
 import pytest
-from synthetic import make_run
+from support.made_up_runs import make_run
 
 from sparsedepth.config.load import build
 from sparsedepth.config.run import RunConfig

@@ -2,7 +2,7 @@
 
 import pandas as pd
 import pytest
-from frames import grid
+from support.runs_frame import grid
 
 from sparsedepth.plots.by_knob import ALL_RUNS, GRADIENTS, lines, one_knob_runs, page_of_lines, shown_knobs
 from sparsedepth.plots.runs import to_measure

@@ -2,8 +2,8 @@
 
 import pandas as pd
 import pytest
-from frames import grid
 from matplotlib.figure import Figure
+from support.runs_frame import grid
 
 from sparsedepth.plots.by_layer import METRICS, by_layer, chosen_runs, draw_by_layer
 

@@ -2,8 +2,8 @@
 
 import numpy as np
 import pytest
-from frames import grid
 from matplotlib.figure import Figure
+from support.runs_frame import grid
 
 from sparsedepth.plots.correlations import PANELS, correlations, draw_correlations
 from sparsedepth.plots.pareto import front

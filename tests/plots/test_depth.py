@@ -4,7 +4,7 @@ import math
 
 import numpy as np
 import pytest
-from frames import grid
+from support.runs_frame import grid
 
 from sparsedepth.plots.depth import by_depth, page_of_depths
 from sparsedepth.quantities import axis_label

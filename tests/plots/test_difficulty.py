@@ -5,8 +5,8 @@ import math
 import numpy as np
 import pandas as pd
 import pytest
-from frames import config_of, grid
-from synthetic import make_run
+from support.made_up_runs import make_run
+from support.runs_frame import config_of, grid
 
 from sparsedepth.plots.difficulty import accuracy_by_difficulty, page_of_difficulties
 from sparsedepth.plots.draw import FIGURES

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from frames import grid
+from support.runs_frame import grid
 
 from sparsedepth.effects.all_effects import effects_of
 from sparsedepth.effects.knobs import find_knobs

@@ -6,9 +6,9 @@ from dataclasses import replace
 import numpy as np
 import pandas as pd
 import pytest
-from frames import config_of
 from matplotlib.colors import LogNorm, SymLogNorm, to_rgba
-from synthetic import make_run
+from support.made_up_runs import make_run
+from support.runs_frame import config_of
 
 from sparsedepth import quantities
 from sparsedepth.plots.layer_profile import (

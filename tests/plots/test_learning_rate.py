@@ -4,7 +4,7 @@ import math
 
 import numpy as np
 import pandas as pd
-from frames import grid
+from support.runs_frame import grid
 
 from sparsedepth.plots.learning_rate import curves, page_of_curves
 

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pandas as pd
-from frames import grid
+from support.runs_frame import grid
 
 from sparsedepth.plots.matrices import MOST, mean_matrices, page_of_matrices
 

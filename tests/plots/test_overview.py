@@ -1,7 +1,7 @@
 """The overview: a panel for each measured quantity; lr is named if it differs."""
 
 import pandas as pd
-from frames import grid
+from support.runs_frame import grid
 
 from sparsedepth.plots.overview import data_of, page_of_runs, parts_of
 from sparsedepth.plots.style import CHANGES_VARIANCE

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from frames import grid
+from support.runs_frame import grid
 
 from sparsedepth.plots.pareto import front, page_of_front, undominated
 

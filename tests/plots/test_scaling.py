@@ -3,7 +3,7 @@
 import numpy as np
 import pandas as pd
 import pytest
-from laws import grid, planted
+from support.depth_law_points import grid, planted
 
 from sparsedepth.plots.scaling import draw_law, law_data, law_page
 from sparsedepth.scaling.fit import fit

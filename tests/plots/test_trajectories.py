@@ -5,8 +5,8 @@ import math
 import numpy as np
 import pandas as pd
 import pytest
-from frames import config_of
-from synthetic import make_run
+from support.made_up_runs import make_run
+from support.runs_frame import config_of
 
 from sparsedepth.plots.draw import draw
 from sparsedepth.plots.trajectories import load_trajectories, page_of_trajectories

@@ -4,10 +4,10 @@ import contextlib
 
 import pytest
 import torch
-from handmade import HandMadeModel, identity, integers, normal, residual_mlp, tokens_per_pass
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from reference import FAMILIES, branch_updates, run_config, states
+from support.handmade_models import HandMadeModel, identity, integers, normal, residual_mlp, tokens_per_pass
 
 from sparsedepth.model.decoder import Decoder
 from sparsedepth.probe import fork as module

@@ -2,8 +2,8 @@
 
 import pytest
 import torch
-from families import FAMILIES, tiny
-from handmade import integers, normal
+from support.handmade_models import integers, normal
+from support.hf_families import FAMILIES, tiny
 
 from sparsedepth.probe.fork import probing, record_states
 from sparsedepth.probe.hf_adapter import FAMILIES as MODEL_TYPES

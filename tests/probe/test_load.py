@@ -10,10 +10,10 @@ import pytest
 import torch
 import transformers
 import yaml
-from families import FAMILIES, tiny
-from handmade import integers
 from reference import run_config
 from safetensors.torch import load_file, save_file
+from support.handmade_models import integers
+from support.hf_families import FAMILIES, tiny
 
 from sparsedepth.files import sha256
 from sparsedepth.model.decoder import Decoder

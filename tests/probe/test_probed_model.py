@@ -7,8 +7,8 @@ import math
 
 import pytest
 import torch
-from handmade import integers, normal
 from reference import FAMILIES, ZOO, run_config
+from support.handmade_models import integers, normal
 
 from sparsedepth.model.decoder import Decoder
 from sparsedepth.model.moe import Experts

@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 import tokenizers
 import yaml
-from families import tiny
 from reference import run_config
 from safetensors.torch import save_file
-from tiny import corpus
+from support.hf_families import tiny
+from support.tiny_sweep import corpus
 
 from sparsedepth.data.pipeline import prepare
 from sparsedepth.data.source import TextSource

@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pandas as pd
 import pytest
-from frames import grid
+from support.runs_frame import grid
 
 from sparsedepth.config.run import RunConfig
 from sparsedepth.effects.all_effects import effects_of, measure_effects

@@ -3,7 +3,7 @@
 import numpy as np
 import pandas as pd
 import pytest
-from frames import config_of, grid, runs_frame
+from support.runs_frame import config_of, grid, runs_frame
 
 from sparsedepth.config.load import build, parse_yaml, read_yaml
 from sparsedepth.config.run import RunConfig

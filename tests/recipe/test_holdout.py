@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from frames import grid
+from support.runs_frame import grid
 
 from sparsedepth.recipe.build_card import derive_card
 from sparsedepth.recipe.card_text import holdout_statements

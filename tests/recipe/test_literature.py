@@ -3,7 +3,7 @@
 import math
 
 import pytest
-from frames import grid
+from support.runs_frame import grid
 
 from sparsedepth.config.run import RunConfig
 from sparsedepth.recipe.card_text import literature_lines

@@ -9,7 +9,7 @@ from collections import Counter
 
 import numpy as np
 import pytest
-from frames import config_of, runs_frame
+from support.runs_frame import config_of, runs_frame
 
 from sparsedepth.recipe.card import grade_of
 from sparsedepth.recipe.choose import derive

@@ -5,8 +5,8 @@ import itertools
 import numpy as np
 import pandas as pd
 import pytest
-from frames import grid
 from scipy import stats
+from support.runs_frame import grid
 
 from sparsedepth.effects.knobs import find_knobs
 from sparsedepth.recipe.predict import (

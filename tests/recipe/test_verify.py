@@ -1,7 +1,7 @@
 """The verification of a recipe: its configurations, its seeds, and the verdicts on made-up results."""
 
 import pytest
-from frames import runs_frame
+from support.runs_frame import runs_frame
 
 from sparsedepth.cli.recipe import _print_verification
 from sparsedepth.config.load import build

@@ -8,7 +8,7 @@ from html import escape, unescape
 from pathlib import Path
 
 import pytest
-from reported import HOSTILE, fill
+from support.report_folder import HOSTILE, fill
 
 from sparsedepth.plots.draw import FIGURES
 from sparsedepth.report import page as report_page

@@ -5,9 +5,9 @@ from dataclasses import replace
 
 import pytest
 import yaml
-from frames import config_of, grid, runs_frame
-from reported import HOSTILE, fill
-from synthetic import make_run
+from support.made_up_runs import make_run
+from support.report_folder import HOSTILE, fill
+from support.runs_frame import config_of, grid, runs_frame
 
 from sparsedepth.cli.report import report
 from sparsedepth.config.run import RunConfig

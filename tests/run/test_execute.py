@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from tiny import BASE, corpus, table
+from support.tiny_sweep import BASE, corpus, table
 
 from sparsedepth.config.load import build
 from sparsedepth.config.run import RunConfig

@@ -9,10 +9,10 @@ import pandas as pd
 import pytest
 import torch
 import yaml
-from exporting import break_weights, loud_run
 from reference import answer_loss
 from safetensors.torch import load_file
-from tiny import sparsedepth, start
+from support.run_folders import break_weights, loud_run
+from support.tiny_sweep import sparsedepth, start
 
 from sparsedepth.config.load import build
 from sparsedepth.config.run import CELL_FIELDS, RunConfig

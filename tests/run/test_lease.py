@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable
 
 import pytest
-from processes import until
+from support.sweep_processes import until
 
 from sparsedepth.run import lease
 from sparsedepth.run.lease import Stopped, hold, is_held

@@ -3,8 +3,8 @@
 import math
 
 import pytest
-from synthetic import make_run
-from tiny import definition, sparsedepth, table
+from support.made_up_runs import make_run
+from support.tiny_sweep import definition, sparsedepth, table
 
 from sparsedepth.config.run import RunConfig
 from sparsedepth.config.space import Prune

@@ -3,7 +3,7 @@
 import numpy as np
 import pandas as pd
 import pytest
-from laws import grid, planted, theta_of
+from support.depth_law_points import grid, planted, theta_of
 
 from sparsedepth.plots.scaling import law_data
 from sparsedepth.scaling.fit import fit

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from laws import PARTS, TRUTH, E, grid, planted
+from support.depth_law_points import PARTS, TRUTH, E, grid, planted
 
 from sparsedepth.scaling.fit import fit, log_correlations
 from sparsedepth.scaling.law import TERMS, Law

@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pandas as pd
 import pytest
-from laws import grid, planted, theta_of
+from support.depth_law_points import grid, planted, theta_of
 
 from sparsedepth.scaling.law import TERMS, Law, contributions, design, jacobian, predict
 

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from laws import grid, planted
+from support.depth_law_points import grid, planted
 
 from sparsedepth.scaling.fit import fit
 from sparsedepth.scaling.law import TERMS, Law, predict

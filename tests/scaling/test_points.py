@@ -1,9 +1,9 @@
 """Points from a CSV or a folder: what is read, what is left out, and what is refused by name."""
 
 import pytest
-from frames import config_of
-from laws import grid, planted
-from synthetic import make_run
+from support.depth_law_points import grid, planted
+from support.made_up_runs import make_run
+from support.runs_frame import config_of
 
 from sparsedepth.scaling.points import COLUMNS, exclude_highest, other_differences, read_points
 

@@ -2,8 +2,8 @@
 
 import numpy as np
 import pytest
-from laws import grid, planted, theta_of
 from scipy.optimize import least_squares
+from support.depth_law_points import grid, planted, theta_of
 
 from sparsedepth.scaling.fit import starts
 from sparsedepth.scaling.law import Law, design, jacobian

@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pandas as pd
 import pytest
-from laws import TRUTH, grid, planted
+from support.depth_law_points import TRUTH, grid, planted
 
 from sparsedepth.scaling.fit import fit
 from sparsedepth.scaling.law import TERMS, Law, design

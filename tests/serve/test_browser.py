@@ -14,7 +14,7 @@ import time
 from urllib.parse import urlsplit
 
 import pytest
-from tiny import definition, start
+from support.tiny_sweep import definition, start
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 FLAGS = "--headless --no-sandbox --disable-gpu --no-first-run --disable-background-networking --disable-dev-shm-usage"
@@ -178,8 +178,8 @@ def test_the_page_follows_a_sweep_while_it_runs(tmp_path, browser, started):
 
 
 def test_sorting_filtering_and_paging_by_hand(tmp_path, browser, started):
-    from frames import config_of
-    from synthetic import make_run
+    from support.made_up_runs import make_run
+    from support.runs_frame import config_of
 
     for seed in range(60):
         make_run(tmp_path / "results", config_of(n_layers=2, seed=seed), {"val_loss": 3.5 - 0.01 * seed})
@@ -209,7 +209,7 @@ def test_sorting_filtering_and_paging_by_hand(tmp_path, browser, started):
 @pytest.mark.parametrize("name", ["evil.test", "localhost"])
 def test_a_name_that_was_rebound_to_this_machine_is_refused(tmp_path, started, name):
     """A real request to the server with the Host that a rebound name would send."""
-    from reported import fill
+    from support.report_folder import fill
 
     fill(tmp_path / "results")
     _, url = serve(started, tmp_path / "results")

@@ -7,9 +7,9 @@ import threading
 import time
 
 import pytest
-from frames import config_of
-from reported import HOSTILE, fill
-from synthetic import make_run
+from support.made_up_runs import make_run
+from support.report_folder import HOSTILE, fill
+from support.runs_frame import config_of
 
 from sparsedepth.report.tables import table_of
 from sparsedepth.serve import live

@@ -3,7 +3,7 @@ import math
 from pathlib import Path
 
 import pytest
-from synthetic import make_run
+from support.made_up_runs import make_run
 
 from sparsedepth.config.run import RunConfig
 from sparsedepth.effects.knobs import depth_knob, find_knobs

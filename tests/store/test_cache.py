@@ -4,7 +4,7 @@ import shutil
 from time import process_time
 
 import pytest
-from synthetic import make_run
+from support.made_up_runs import make_run
 
 from sparsedepth.config.run import RunConfig
 from sparsedepth.store import cache, run_tables, sandbox, tables

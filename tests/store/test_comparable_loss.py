@@ -2,7 +2,7 @@
 
 import pandas as pd
 import pytest
-from synthetic import make_run
+from support.made_up_runs import make_run
 
 from sparsedepth.config.load import build
 from sparsedepth.config.run import RunConfig

@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 import yaml
-from synthetic import make_run
+from support.made_up_runs import make_run
 
 from sparsedepth.config.run import RunConfig
 from sparsedepth.store.compare import compare, counts, difference_of, disjoint_fields

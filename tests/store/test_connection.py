@@ -8,7 +8,7 @@ import warnings
 from pathlib import Path
 
 import pytest
-from synthetic import MANIFEST, make_run
+from support.made_up_runs import MANIFEST, make_run
 
 from sparsedepth.config.run import RunConfig
 from sparsedepth.store.compare import compare

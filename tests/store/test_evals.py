@@ -6,8 +6,8 @@ import subprocess
 import sys
 
 import pytest
-from frames import config_of
-from synthetic import make_run
+from support.made_up_runs import make_run
+from support.runs_frame import config_of
 
 from sparsedepth.config.load import build
 from sparsedepth.store.checksums import DamagedRun

@@ -8,9 +8,9 @@ from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
-from exporting import loud_run
-from synthetic import make_run
-from tiny import definition
+from support.made_up_runs import make_run
+from support.run_folders import loud_run
+from support.tiny_sweep import definition
 
 from sparsedepth.cli import status
 from sparsedepth.config.run import RunConfig

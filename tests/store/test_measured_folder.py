@@ -4,7 +4,7 @@ import os
 import shutil
 
 import pytest
-from synthetic import MANIFEST, make_run
+from support.made_up_runs import MANIFEST, make_run
 
 from sparsedepth.config.run import RunConfig
 from sparsedepth.effects.knobs import find_knobs

@@ -9,7 +9,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from synthetic import make_run
+from support.made_up_runs import make_run
 
 from sparsedepth.cli import main
 from sparsedepth.config.run import RunConfig

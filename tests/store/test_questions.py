@@ -1,7 +1,7 @@
 """Saved questions over a small store, answers worked out by hand."""
 
 import pytest
-from synthetic import MANIFEST, make_run
+from support.made_up_runs import MANIFEST, make_run
 
 from sparsedepth.config.run import RunConfig
 from sparsedepth.plots import depth as depth_figure

@@ -8,7 +8,7 @@ import pyarrow.parquet as pq
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from synthetic import make_run
+from support.made_up_runs import make_run
 
 from sparsedepth import quantities
 from sparsedepth.config.run import RunConfig

@@ -10,7 +10,7 @@ import time
 
 import pyarrow.parquet as pq
 import pytest
-from synthetic import make_run
+from support.made_up_runs import make_run
 
 from sparsedepth.config.run import RunConfig
 from sparsedepth.store import best, render, sandbox

@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 from scipy import stats
-from synthetic import make_run
+from support.made_up_runs import make_run
 
 from sparsedepth.config.run import RunConfig
 from sparsedepth.store import signal_to_noise

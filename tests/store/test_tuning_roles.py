@@ -2,7 +2,7 @@
 
 import pytest
 import yaml
-from synthetic import make_run
+from support.made_up_runs import make_run
 
 from sparsedepth.config.run import RunConfig
 from sparsedepth.effects.contrast import contrasts

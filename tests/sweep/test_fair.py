@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from tiny import BASE, corpus, definition, sparsedepth, table
+from support.tiny_sweep import BASE, corpus, definition, sparsedepth, table
 
 from sparsedepth.cli.input_file import sweep_definition
 from sparsedepth.config.run import RunConfig

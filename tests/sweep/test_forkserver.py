@@ -7,8 +7,8 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from processes import OF, processes, until
-from tiny import BASE, corpus
+from support.sweep_processes import OF, processes, until
+from support.tiny_sweep import BASE, corpus
 
 from sparsedepth.config.load import build
 from sparsedepth.config.run import RunConfig

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import optuna
 import pytest
-from takers import take
+from support.queue_workers import take
 
 from sparsedepth.sweep.storage import JournalLock, open_storage
 

@@ -6,7 +6,7 @@ import time
 from pathlib import Path
 
 import pytest
-from tiny import sparsedepth, start, table
+from support.tiny_sweep import sparsedepth, start, table
 
 ROOT = Path(__file__).parent.parent.parent
 

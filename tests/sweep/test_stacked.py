@@ -5,8 +5,8 @@ import os
 import signal
 
 import pytest
-from processes import markers, phases, processes, until
-from tiny import BASE, corpus, definition, sparsedepth, start, table
+from support.sweep_processes import markers, phases, processes, until
+from support.tiny_sweep import BASE, corpus, definition, sparsedepth, start, table
 
 from sparsedepth.config.load import build
 from sparsedepth.config.run import RunConfig

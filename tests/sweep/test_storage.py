@@ -9,9 +9,9 @@ from concurrent.futures import ThreadPoolExecutor
 
 import optuna
 import pytest
-from made_up import SPACE, Sweep, run_ids, sweep, work
 from sqlalchemy.exc import OperationalError
-from tiny import ENVIRONMENT
+from support.instant_sweep import SPACE, Sweep, run_ids, sweep, work
+from support.tiny_sweep import ENVIRONMENT
 
 from sparsedepth.config.runtime import RuntimeConfig
 from sparsedepth.sweep import driver, results_folder, storage, trial_queue

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 import yaml
-from processes import markers, phases, processes, until
-from tiny import definition, sparsedepth, start, table
+from support.sweep_processes import markers, phases, processes, until
+from support.tiny_sweep import definition, sparsedepth, start, table
 
 from sparsedepth.config.load import build, read_yaml
 from sparsedepth.config.runtime import RuntimeConfig

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from tiny import BASE, ENVIRONMENT, corpus
+from support.tiny_sweep import BASE, ENVIRONMENT, corpus
 
 LAUNCH = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m"]
 

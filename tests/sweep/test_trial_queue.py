@@ -8,7 +8,7 @@ import uuid
 
 import optuna
 import pytest
-from made_up import BASE, SPACE, MadeUp, Sweep, forget_study, made, run_ids, sweep, work
+from support.instant_sweep import BASE, SPACE, MadeUp, Sweep, forget_study, made, run_ids, sweep, work
 
 from sparsedepth.plan.tasks import Plan
 from sparsedepth.run.lease import hold

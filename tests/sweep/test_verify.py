@@ -1,9 +1,9 @@
 """A recipe's verification with real runs: fresh seeds through the normal driver, a verified card, none done twice."""
 
 import pytest
-from frames import runs_frame
-from processes import markers
-from tiny import BASE, corpus, sparsedepth, table
+from support.runs_frame import runs_frame
+from support.sweep_processes import markers
+from support.tiny_sweep import BASE, corpus, sparsedepth, table
 
 from sparsedepth.config.run import RunConfig
 from sparsedepth.recipe.build_card import build_card

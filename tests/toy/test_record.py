@@ -1,8 +1,8 @@
 """Toy groups in a results folder: whole, checked, queried beside the runs and never among them."""
 
 import pytest
-from frames import config_of
-from synthetic import make_run
+from support.made_up_runs import make_run
+from support.runs_frame import config_of
 
 from sparsedepth.store.checksums import DamagedRun
 from sparsedepth.store.connection import open_store

@@ -11,9 +11,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
-from frames import config_of
-from synthetic import MANIFEST, make_run
-from tiny import sparsedepth, start
+from support.made_up_runs import MANIFEST, make_run
+from support.runs_frame import config_of
+from support.tiny_sweep import sparsedepth, start
 
 from sparsedepth.store.connection import open_store
 from sparsedepth.trackers import sync as syncing

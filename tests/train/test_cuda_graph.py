@@ -10,9 +10,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-import standins
 import torch
-from recorded import RecordedCapture, Waits, pointers, stand_in
+from support import optional_packages
+from support.cpu_graph import RecordedCapture, Waits, pointers, stand_in
 
 from sparsedepth.config.load import build
 from sparsedepth.config.run import RunConfig
@@ -215,7 +215,7 @@ def test_what_makes_the_host_wait_is_refused_by_name(monkeypatch, reason):
     assert reason in str(obstacle(cfg, CUDA, "none", chosen["attention"], chosen["experts"]))
     assert obstacle(split({"n_experts": 0})[0], CUDA, "none", "flash", "loop") is None
     stand_in(monkeypatch)
-    standins.flash_attn(monkeypatch)
+    optional_packages.flash_attn(monkeypatch)
     with pytest.raises(Waits, match=operation):
         take_steps(state_of(fields, **kernels), 5)
 

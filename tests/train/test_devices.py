@@ -6,11 +6,11 @@ import subprocess
 import sys
 from pathlib import Path
 
-import distributed
 import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
+from support import train_on_two_processes
 
 from sparsedepth.train.devices import ALONE, Devices, check_world
 
@@ -30,11 +30,15 @@ WAYS = [
 def two(tmp_path_factory) -> Path:
     """What two processes left."""
     folder = tmp_path_factory.mktemp("two")
-    distributed.trained("dense", checkpoints=folder / "one", stop_step=distributed.HALF_WAY)
+    train_on_two_processes.trained("dense", checkpoints=folder / "one", stop_step=train_on_two_processes.HALF_WAY)
     launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     ran = subprocess.run(
-        [*launch, distributed.__file__, str(folder)], env=environment, capture_output=True, text=True, timeout=300
+        [*launch, train_on_two_processes.__file__, str(folder)],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=300,
     )
     assert ran.returncode == 0, ran.stderr
     return folder
@@ -43,7 +47,7 @@ def two(tmp_path_factory) -> Path:
 @pytest.fixture(scope="module")
 def one() -> dict:
     """What one process finds."""
-    return {family: distributed.trained(family) for family in distributed.FAMILIES}
+    return {family: train_on_two_processes.trained(family) for family in train_on_two_processes.FAMILIES}
 
 
 def column(result: dict, name: str) -> list[float]:
@@ -71,7 +75,7 @@ def test_the_whole_model_is_observed(way, one, two):
 
 
 def test_one_process_continues_what_two_left(one, two):
-    _, result = distributed.trained("experts", checkpoints=two / "fsdp")
+    _, result = train_on_two_processes.trained("experts", checkpoints=two / "fsdp")
     losses = [row["train_loss"] for row in one["experts"][1].curves]
     assert [row["train_loss"] for row in result.curves] == pytest.approx(losses, rel=1e-5)
 

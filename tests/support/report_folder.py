@@ -3,8 +3,8 @@
 import json
 from pathlib import Path
 
-from frames import config_of
-from synthetic import MANIFEST, make_run
+from support.made_up_runs import MANIFEST, make_run
+from support.runs_frame import config_of
 
 HOSTILE = "<script>window.hostile = 1</script>\"'>=cmd()"
 

@@ -3,7 +3,7 @@
 A process of its own for each, as a user has it: arguments, environment, folder, exit code, what it prints, a session.
 Only the imports are not repeated, which take most of the seconds of most commands; nor are those of the forkserver of a
 sweep, which is forked from its driver. What a command imports, and how it and a forkserver start, is tested with
-processes that start from nothing (`test_structure`, `test_readme`, `tiny.start`, `test_forkserver`).
+processes that start from nothing (`test_structure`, `test_readme`, `tiny_sweep.start`, `test_forkserver`).
 """
 
 import atexit

@@ -6,9 +6,9 @@ import subprocess
 import sys
 from pathlib import Path
 
-import forked
 import yaml
-from processes import OF
+from support import forked_commands
+from support.sweep_processes import OF
 
 BASE = {
     "d_model": 16,
@@ -66,7 +66,7 @@ def start(*arguments: object) -> subprocess.Popen:
 
 def sparsedepth(*arguments: object, code: int = 0) -> tuple[str, str]:
     """Run the command line to its end; its output and its errors. The exit code must be `code`."""
-    returned, out, err = forked.call([*map(str, arguments)], ENVIRONMENT)
+    returned, out, err = forked_commands.call([*map(str, arguments)], ENVIRONMENT)
     assert returned == code, f"exit {returned}\n{out}\n{err}"
     return out, err
 

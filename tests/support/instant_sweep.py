@@ -2,7 +2,7 @@
 
 import math
 
-from synthetic import make_run
+from support.made_up_runs import make_run
 
 from sparsedepth.config.load import build
 from sparsedepth.config.runtime import DEFAULT

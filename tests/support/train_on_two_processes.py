@@ -1,4 +1,4 @@
-"""Training on two gloo processes: `torchrun ... tests/distributed.py FOLDER` trains in every way and notes the results.
+"""Training on two gloo processes: `torchrun ... train_on_two_processes.py FOLDER` trains in every way and records it.
 
 FOLDER/one holds a checkpoint that a single process left half-way; FOLDER/fsdp is left for one to continue.
 """

@@ -15,7 +15,7 @@ import time
 import uuid
 from pathlib import Path
 
-from processes import until
+from support.sweep_processes import until
 
 PROGRAMS = ("slurmctld", "slurmd", "sbatch", "squeue", "scancel", "scontrol", "sinfo", "unshare")
 FAKETIME = Path("/usr/lib/x86_64-linux-gnu/faketime/libfaketime.so.1")

@@ -11,10 +11,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-import forked
-import tiny
-from processes import Kind, markers, processes, until
-from tiny import definition, start
+from support import forked_commands, tiny_sweep
+from support.sweep_processes import Kind, markers, processes, until
+from support.tiny_sweep import definition, start
 
 from sparsedepth.config.load import build, read_yaml
 from sparsedepth.config.run import RunConfig
@@ -39,8 +38,8 @@ Record = dict[str, tuple[str, str]]
 
 def with_faults(**variables: object) -> dict[str, str]:
     """The environment of a command whose processes are disturbed from within: `chaos/faults/sitecustomize.py`."""
-    paths = [str(Path(__file__).parent / "chaos" / "faults"), os.environ.get("PYTHONPATH", "")]
-    known = {**tiny.ENVIRONMENT, "PYTHONPATH": os.pathsep.join(filter(None, paths))}
+    paths = [str(Path(__file__).parents[1] / "chaos" / "faults"), os.environ.get("PYTHONPATH", "")]
+    known = {**tiny_sweep.ENVIRONMENT, "PYTHONPATH": os.pathsep.join(filter(None, paths))}
     return {**known, **{name: str(value) for name, value in variables.items()}}
 
 
@@ -55,7 +54,7 @@ class Pace:
         self.folder = folder / "pace"
         (self.folder / "entered").mkdir(parents=True)
         self.allow(0)
-        monkeypatch.setattr("tiny.ENVIRONMENT", with_faults(SPARSEDEPTH_PACE=self.folder))
+        monkeypatch.setattr("support.tiny_sweep.ENVIRONMENT", with_faults(SPARSEDEPTH_PACE=self.folder))
 
     def allow(self, runs: float) -> None:
         """Let so many runs come to their end, in all."""
@@ -107,7 +106,7 @@ class Sweep:
     def run_undisturbed(self, results: Path, workers: int) -> None:
         """Run the command to its end, its processes forked from what is imported already: nothing can disturb them."""
         arguments = [*map(str, self.arguments(results, workers))]
-        code, out, err = forked.call(arguments, tiny.ENVIRONMENT, SILENCE_SECONDS)
+        code, out, err = forked_commands.call(arguments, tiny_sweep.ENVIRONMENT, SILENCE_SECONDS)
         assert code == 0, f"exit {code}\n{out}\n{err}"
 
 

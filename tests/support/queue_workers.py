@@ -3,7 +3,7 @@
 import subprocess
 import sys
 
-from tiny import ENVIRONMENT
+from support.tiny_sweep import ENVIRONMENT
 
 TAKER = """
 import sys

@@ -6,8 +6,8 @@ from pathlib import Path
 import torch
 import yaml
 from safetensors.torch import load_file, save_file
-from synthetic import MANIFEST
-from tiny import BASE, corpus
+from support.made_up_runs import MANIFEST
+from support.tiny_sweep import BASE, corpus
 
 from sparsedepth.config.load import build
 from sparsedepth.config.model import ModelConfig
