@@ -48,6 +48,12 @@ def write_bytes(path: Path, content: bytes) -> None:
     sync(path.parent)
 
 
+def check_parent(path: Path) -> None:
+    """Raises ValueError unless the folder of `path` exists: told before the work whose result goes there."""
+    if not path.parent.is_dir():
+        raise ValueError(f"-o {str(path)!r}: folder {str(path.parent)!r} does not exist; create it")
+
+
 def refuse_complete(folder: Path) -> None:
     """Raises ValueError for a complete folder."""
     if (folder / MARKER).is_file():

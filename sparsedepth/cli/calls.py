@@ -244,6 +244,7 @@ def recipe(
 ) -> "Card":
     """Recommend a configuration from paired effects; returns its card. `out` also writes the RunConfig (YAML) and the
     card (.md, .json). Raises ValueError if there is neither a recommendation nor a baseline."""
+    from sparsedepth.files import check_parent
     from sparsedepth.recipe.build_card import derive_card
     from sparsedepth.recipe.card import card_path
     from sparsedepth.recipe.card_markdown import write_page
@@ -253,6 +254,8 @@ def recipe(
     from sparsedepth.store.connection import open_store
     from sparsedepth.store.search import search_of
 
+    if out is not None:
+        check_parent(Path(out))
     if out is not None and Path(out).exists() and not card_path(Path(out)).exists():
         raise ValueError(f"{out} already exists and is not a recipe (it has no card); give another file name")
     paths = [Path(folder) for folder in folders]

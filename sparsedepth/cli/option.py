@@ -5,6 +5,15 @@ from typing import Annotated
 
 import typer
 
+from sparsedepth.files import check_parent
+
+
+def _in_a_folder(out: Path | None) -> Path | None:
+    if out is not None:
+        check_parent(out)
+    return out
+
+
 # Training
 
 Out = Annotated[Path, typer.Option("-o", "--out", help="results folder; created if missing")]
@@ -70,7 +79,9 @@ Format = Annotated[
     str | None,
     typer.Option(help="table, csv, json, markdown, latex or parquet; default by the suffix of -o, else table"),
 ]
-OutFile = Annotated[Path | None, typer.Option("-o", "--out", help="write the output to this file")]
+OutFile = Annotated[
+    Path | None, typer.Option("-o", "--out", callback=_in_a_folder, help="write the output to this file")
+]
 Objective = Annotated[
     str, typer.Option("--objective", "--by", help="quantity to improve: loss (the comparable validation loss), ...")
 ]

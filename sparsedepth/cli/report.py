@@ -24,12 +24,14 @@ def report(
     skip_damaged: option.SkipDamaged = False,
 ) -> None:
     """Write one HTML page: summary, recipe, runs, figures with data, effects, failures, methods and provenance."""
+    from sparsedepth.files import check_parent
     from sparsedepth.report.page import write_report
 
     if out.is_dir():
         out /= "report.html"
     if out.suffix.lower() not in (".html", ".htm"):
         raise ValueError(f"{str(out)!r} must end in .html, or be an existing folder")
+    check_parent(out)
     size = write_report(folders, out, depth, objective, card, skip_damaged)
     print(f"{out} ({size / 1e6:.2f} MB)")
 

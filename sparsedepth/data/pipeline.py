@@ -20,12 +20,13 @@ from pathlib import Path
 from sparsedepth.config.images import DIGITS, IMAGES, is_images
 from sparsedepth.config.run import DataConfig, RunConfig
 from sparsedepth.config.task import SFT, is_sft
+from sparsedepth.config.tokenizer import check_size, is_learned
 from sparsedepth.data.corpus import HUB, STDLIB, documents, fingerprint
 from sparsedepth.data.images import ImageEncoder, check_classes, class_names, image_fingerprint, image_texts
 from sparsedepth.data.prompt_answer import PairTokenizer, pair_texts, text_of
 from sparsedepth.data.shards import MANIFEST, Corpus, Manifest, open_shards, shard_writer
 from sparsedepth.data.split import split
-from sparsedepth.data.tokenizer import TOKENIZER_FILE, Tokenizer, check_size, is_learned, make_tokenizer
+from sparsedepth.data.tokenizer import TOKENIZER_FILE, Tokenizer, make_tokenizer
 from sparsedepth.files import atomic_folder, digest, locked, sha256, write_json
 
 FORMAT = 1

@@ -16,6 +16,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
+from sparsedepth.config.tokenizer import BYTE_SIZE, check_size, is_learned, known_size
+
 if TYPE_CHECKING:
     import tokenizers
 
@@ -44,7 +46,7 @@ class Tokenizer(Protocol):
 
 
 class ByteTokenizer:
-    size = 257
+    size = BYTE_SIZE
     eod = 256
 
     def encode(self, texts: list[str]) -> list[list[int]]:
@@ -79,37 +81,21 @@ class FastTokenizer:
         self._backend.save(str(folder / TOKENIZER_FILE))
 
 
-def is_learned(name: str) -> bool:
-    """Whether a tokenizer of this name is learned from the corpus."""
-    return name.startswith("bpe:")
-
-
 def make_tokenizer(name: str, training_texts: Iterable[str], max_size: int) -> Tokenizer:
     """The tokenizer of this name; only 'bpe:SIZE' reads `training_texts`.
 
     Raises ValueError for a tokenizer that cannot be loaded, or has more than `max_size` (vocab_size) tokens.
     """
-    kind, _, size = name.partition(":")
-    if name == "byte":
-        tokenizer: Tokenizer = ByteTokenizer()
-    elif kind == "bpe":
-        if not (size.isascii() and size.isdigit()) or int(size) <= 256:
-            raise ValueError(f"tokenizer={name!r} must be 'bpe:SIZE' with SIZE over 256, such as 'bpe:4096'")
-        check_size(name, int(size), max_size)
-        tokenizer = _train_bpe(training_texts, int(size))
+    size = known_size(name)
+    if size is not None:
+        check_size(name, size, max_size)
+    if is_learned(name):
+        assert size is not None
+        tokenizer: Tokenizer = _train_bpe(training_texts, size)
     else:
-        tokenizer = _load(name)
+        tokenizer = ByteTokenizer() if name == "byte" else _load(name)
     check_size(name, tokenizer.size, max_size)
     return tokenizer
-
-
-def check_size(name: str, size: int, vocab_size: int) -> None:
-    """Raises ValueError if ids of the tokenizer exceed the embedding."""
-    if size > vocab_size:
-        raise ValueError(
-            f"tokenizer={name!r} has {size} tokens and the model vocab_size={vocab_size}; "
-            f"set vocab_size to at least {size}"
-        )
 
 
 def reopen_tokenizer(folder: Path, eod: int) -> Tokenizer:

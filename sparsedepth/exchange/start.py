@@ -24,7 +24,8 @@ from sparsedepth.config.model import ModelConfig
 from sparsedepth.config.role import fields_where
 from sparsedepth.config.run import RunConfig
 from sparsedepth.config.task import is_sft
-from sparsedepth.data.tokenizer import Tokenizer, is_learned
+from sparsedepth.config.tokenizer import is_learned
+from sparsedepth.data.tokenizer import Tokenizer
 from sparsedepth.exchange.parity import TOLERANCE, random_documents
 from sparsedepth.files import digest
 from sparsedepth.model.decoder import Decoder

@@ -103,7 +103,7 @@ def compare(results: Path, runs: Sequence[RunConfig], rows: Mapping[str, Mapping
 
 def describe(deviation: Deviation) -> str:
     """The comparison in one line."""
-    memory = "not recorded" if deviation.memory is None else f"{deviation.memory:+.0%} at worst"
+    memory = "not recorded" if deviation.memory is None else f"{deviation.memory:+.0%} (largest deviation)"
     params = "exact" if deviation.params == 0 else f"{deviation.params:+.2%}"
     seconds = "not recorded"
     if deviation.seconds is not None:
@@ -111,7 +111,7 @@ def describe(deviation: Deviation) -> str:
         position = "within" if log_ratio <= math.log(deviation.factor) else "outside"
         seconds = (
             f"{deviation.seconds:+.0%} (median, {position} the planned factor of {deviation.factor:.3g}; "
-            f"{deviation.slowest:+.0%} at worst)"
+            f"largest {deviation.slowest:+.0%})"
         )
     return (
         f"actual vs planned, {counted(deviation.runs, 'run')}: parameters {params}, FLOPs {deviation.flops:+.1%}, "

@@ -17,15 +17,23 @@ from typing import Any, Literal
 
 from sparsedepth import quantities
 from sparsedepth.config.cost import cost
+from sparsedepth.config.images import is_text
 from sparsedepth.config.run import RunConfig
 from sparsedepth.config.space import Cell, Interval
 from sparsedepth.config.sweep import SweepDefinition
+from sparsedepth.config.tokenizer import check_size, known_size
 from sparsedepth.files import digest
 from sparsedepth.plan.match import Match, match, summary
 from sparsedepth.plan.tune import GridPoint, TuningProgress, tune
 
 MAX_SEARCHED = 10_000
 """Points searched for one that is not excluded."""
+
+TPE_START = 10
+"""Proposals that TPE draws at random."""
+
+POPULATION = (8, 50)
+"""Bounds of NSGA-II's population, which is a sixth of the trials, for six generations."""
 
 LossOf = Callable[[str], float | None]
 """run_id -> the first objective as a loss (lower is better); math.inf: diverged or failed for good; None: pending."""
@@ -78,6 +86,7 @@ class Plan:
         feasible = []
         for cell_match in self.matches:
             config = definition.run_config(cell_match.cell, definition.seeds[0])
+            _check_vocabulary(config)
             if definition.prune:
                 definition.prune.check_window(config.n_steps, config.log_every)
             if reason := broken_constraints(definition, config):
@@ -165,6 +174,11 @@ class Plan:
             notes += definition.idle_conditions()
         elif not definition.adaptive and drawn < (definition.n_trials or 0):
             notes.append(f"n_trials={definition.n_trials} gives {drawn} cells; the others are repeats or excluded")
+        elif definition.adaptive and (definition.n_trials or 0) <= (first := random_proposals(definition)):
+            notes.append(
+                f"sampler={definition.sampler} draws its first {first} proposals at random, so that n_trials="
+                f"{definition.n_trials} learns nothing from earlier ones; use more trials, or sampler 'qmc'"
+            )
         return [*notes, *_relative_objectives(definition)]
 
     def run_ids(self, task: Task) -> list[str]:
@@ -190,6 +204,22 @@ class Plan:
             flops = cost(config).train_flops(config.train_tokens)
             self._planned[task.key] = PlannedRun(task=task, config=config, run_id=config.run_id, flops=flops)
         return self._planned[task.key]
+
+
+def random_proposals(definition: SweepDefinition) -> int:
+    """How many proposals an adaptive sampler draws at random before it learns from results: the start of TPE, and the
+    first generation of NSGA-II, whose population is a sixth of the trials."""
+    if definition.sampler == "tpe":
+        return TPE_START
+    smallest, largest = POPULATION
+    return min(max((definition.n_trials or 0) // 6, smallest), largest)
+
+
+def _check_vocabulary(config: RunConfig) -> None:
+    """Raises ValueError for a text whose tokenizer is known to have more tokens than the model."""
+    size = known_size(config.tokenizer) if is_text(config.corpus) else None
+    if size is not None:
+        check_size(config.tokenizer, size, config.vocab_size)
 
 
 def _cells(definition: SweepDefinition) -> list[tuple[Cell, list[int]]]:

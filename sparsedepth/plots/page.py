@@ -9,7 +9,7 @@ import matplotlib
 import pandas as pd
 from matplotlib.figure import Figure
 
-from sparsedepth.files import write_bytes
+from sparsedepth.files import check_parent, write_bytes
 from sparsedepth.plots.style import RC
 from sparsedepth.store.query_result import QueryResult
 from sparsedepth.store.render import to_csv
@@ -34,8 +34,7 @@ def check_path(path: Path) -> None:
     """Raises ValueError unless `path` ends in one of FORMATS, in a folder that exists."""
     if path.suffix.lower() not in FORMATS:
         raise ValueError(f"{str(path)!r} must end in one of: {', '.join(FORMATS)}")
-    if not path.parent.is_dir():
-        raise ValueError(f"-o {str(path)!r}: folder {str(path.parent)!r} does not exist; create it")
+    check_parent(path)
 
 
 def write(drawing: Drawing, path: Path) -> None:

@@ -308,4 +308,7 @@ def _download(name: str) -> Path:
 
 
 def _line(error: BaseException) -> str:
+    """The error behind the hub's, in one line: 'ConnectError: Name or service not known'."""
+    while error.__cause__ is not None:
+        error = error.__cause__
     return f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"

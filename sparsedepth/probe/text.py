@@ -15,11 +15,12 @@ from sparsedepth.config.images import is_text
 from sparsedepth.config.load import build
 from sparsedepth.config.run import RunConfig
 from sparsedepth.config.task import IGNORED, is_sft
+from sparsedepth.config.tokenizer import is_learned
 from sparsedepth.data.corpus import HUB
 from sparsedepth.data.pipeline import prepare
 from sparsedepth.data.sequences import Sequences, next_tokens
 from sparsedepth.data.source import Source, TextSource, open_source
-from sparsedepth.data.tokenizer import TOKENIZER_FILE, Tokenizer, is_learned, make_tokenizer
+from sparsedepth.data.tokenizer import TOKENIZER_FILE, Tokenizer, make_tokenizer
 from sparsedepth.files import digest, sha256
 from sparsedepth.probe.load import LoadedModel
 

@@ -26,7 +26,8 @@ def rule_text(card: Card) -> str:
         advice = _recommendation(card)
     elif any(candidate.contrast.p_holm is not None for candidate in tested(recipe)):
         baseline = configuration_text(part_of(card, "baseline"), recipe)
-        advice = f"keep the baseline{f' ({baseline})' if baseline else ''}. {_abstention(recipe)}"
+        stay = "no reason to leave" if recipe.weakness else "keep"
+        advice = f"{stay} the baseline{f' ({baseline})' if baseline else ''}. {_abstention(recipe)}"
     else:
         advice = f"no recommendation: {recipe.abstained}"
     return f"{caution}{depth or advice[0].upper()}{advice if depth else advice[1:]}."

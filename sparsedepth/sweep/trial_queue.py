@@ -25,15 +25,12 @@ from sparsedepth.config.space import Cell, cell_digest
 from sparsedepth.config.sweep import SweepDefinition
 from sparsedepth.files import digest
 from sparsedepth.plan.propose import axis_distributions, known_distributions, plain, suggest, untried
-from sparsedepth.plan.tasks import Task, broken_constraints, check_objective, constraint_excess
+from sparsedepth.plan.tasks import Task, broken_constraints, check_objective, constraint_excess, random_proposals
 from sparsedepth.run.lease import is_held
 from sparsedepth.sweep.results_folder import folder_id, folder_id_path
 from sparsedepth.sweep.storage import JOURNAL, open_storage
 
 SETTLED = (TrialState.COMPLETE, TrialState.PRUNED)
-
-POPULATION = (8, 50)
-"""Bounds of NSGA-II's population, which is a sixth of the trials, for six generations."""
 
 SHOWN = ("val_loss", "usefulness", "train_flops", "params_total")
 """Quantities stored with a trial in addition to its objectives, for a dashboard."""
@@ -84,11 +81,9 @@ def make_sampler(definition: SweepDefinition, task: Task) -> optuna.samplers.Bas
     """The sampler of a task's proposal, whose seed does not depend on the worker."""
     seed = int(digest([task.proposal_index])[:8], 16)
     if definition.sampler == "tpe":
-        return optuna.samplers.TPESampler(seed=seed)
+        return optuna.samplers.TPESampler(seed=seed, n_startup_trials=random_proposals(definition))
     if definition.sampler == "nsga2":
-        smallest, largest = POPULATION
-        size = min(max((definition.n_trials or 0) // 6, smallest), largest)
-        return optuna.samplers.NSGAIISampler(seed=seed, population_size=size)
+        return optuna.samplers.NSGAIISampler(seed=seed, population_size=random_proposals(definition))
     return optuna.samplers.RandomSampler(seed=seed)  # not used: the cells are known
 
 

@@ -70,6 +70,8 @@ def test_refusals_are_one_line(capsys, results, tmp_path, arguments, words):
 def test_a_report_is_a_page(capsys, results, tmp_path):
     code, _, error = sparsedepth(capsys, "report", results, "-o", tmp_path / "report.txt")
     assert code == 2 and "must end in .html" in error
+    code, _, error = sparsedepth(capsys, "report", results, "-o", tmp_path / "absent" / "report.html")
+    assert code == 2 and "absent' does not exist; create it" in error
     for objective, refusal in (("steps", "no better direction"), ("seed", "no measured quantity 'seed'")):
         code, _, error = sparsedepth(capsys, "report", results, "-o", tmp_path / "a.html", "--objective", objective)
         assert code == 2 and refusal in error

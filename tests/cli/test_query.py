@@ -99,6 +99,7 @@ def test_two_folders_side_by_side(results, more):
         (("query", "{results}", "select 1", "-o", "{run}/complete", "--format", "csv"), "complete and never changes"),
         (("best", "{results}", "-o", "{run}/best.csv"), "complete and never changes"),
         (("best", "{results}", "--by", "val_los"), "val_loss"),
+        (("best", "{results}", "-o", "{run}/absent/best.csv"), "absent' does not exist; create it"),
         (("best", "{results}", "--depth", "99"), "12"),
         (("best", "{results}", "--top", "0"), "--top"),
     ],

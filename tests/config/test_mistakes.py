@@ -95,6 +95,7 @@ def test_seeds_may_be_a_number():
     assert counted == build(SweepDefinition, {**ASKED, "seeds": [0, 1, 2], "scales": {"micro": {"seeds": [0, 1]}}}, "x")
     assert "seeds=0 must be 1 or more" in told(SweepDefinition, {**ASKED, "seeds": 0})
     assert "seeds=True must be a list" in told(SweepDefinition, {**ASKED, "seeds": True})
+    assert told(RunConfig, {"n_heads": True}) == "x: n_heads=True must be a whole number (query heads)"
 
 
 def test_a_file_extends_another(tmp_path):

@@ -115,7 +115,24 @@ def test_the_residual_mismatch_is_stated():
 
 
 def test_an_objective_that_is_relative_to_the_loss_is_noted_with_its_absolute_form():
-    search = {"sampler": "nsga2", "n_trials": 2, "space": {"n_layers": [2, 4]}}
+    search = {"sampler": "nsga2", "n_trials": 12, "space": {"n_layers": [2, 4]}}
     (note,) = Plan(sweep(objectives=["val_loss", "usefulness"], **search)).notes()
     assert note.startswith("objective usefulness is relative to the loss") and "affine_loss_added" in note
     assert Plan(sweep(objectives=["val_loss", "affine_loss_added"], **search)).notes() == []
+
+
+@pytest.mark.parametrize(("sampler", "first"), [("tpe", 10), ("nsga2", 8)])
+def test_a_search_that_ends_before_it_learns_is_noted(sampler, first):
+    def notes(n_trials):
+        return Plan(sweep(sampler=sampler, n_trials=n_trials, space={"n_layers": [2, 4]})).notes()
+
+    assert f"draws its first {first} proposals at random" in " ".join(notes(first))
+    assert notes(first + 1) == []
+
+
+@pytest.mark.parametrize(("tokenizer", "tokens"), [("byte", 257), ("bpe:300", 300)])
+def test_a_vocabulary_below_the_tokenizers_is_refused_before_any_run(tokenizer, tokens):
+    fields = {"corpus": "stdlib", "tokenizer": tokenizer}
+    Plan(sweep(base={**fields, "vocab_size": tokens}))
+    with pytest.raises(ValueError, match=f"has {tokens} tokens and the model vocab_size={tokens - 1}"):
+        Plan(sweep(base={**fields, "vocab_size": tokens - 1}))
