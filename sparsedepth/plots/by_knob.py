@@ -1,7 +1,8 @@
 """Values by layer and during training, one line per setting of a knob: residual variance, scores, gradients, loss.
 
 One row of panels per knob, with the runs that changed no other knob (or the fewest others, if there are none). A line
-is the mean over seeds, the band the range. The deepest runs are dark, the shallowest pale.
+is the mean over seeds, the band the range. The deepest runs are dark; pale are those of the shallowest depth that has
+several settings of every knob (the shallowest of all, if none has).
 """
 
 import math
@@ -60,6 +61,8 @@ class Lines:
     by tokens x."""
     settings: dict[str, tuple[str, ...]]
     """Knob -> its settings, the baseline first."""
+    other_depths: tuple[int, ...] = ()
+    """Depths of runs that are not drawn."""
     degenerate: str = ""
     """A sentence: which summary scores of these values are degenerate, and why."""
 
@@ -72,7 +75,7 @@ def curves(store: Store) -> Drawing:
     """Training loss during training. Raises NothingToDraw."""
     rows = store.frame("select run_id, tokens as x, train_loss as value from curves where train_loss is not null")
     selected = one_knob_runs(trained_runs(store))
-    by_setting = _lines(selected, rows.assign(panel="train_loss").merge(_shallowest_and_deepest(selected), on="run_id"))
+    by_setting = _lines(selected, rows.assign(panel="train_loss").merge(_two_depths(selected), on="run_id"))
     if by_setting.rows.empty:
         raise NothingToDraw("no finished run has a curve of its training loss")
     return Drawing(data=by_setting.rows, page=partial(page_of_lines, by_setting))
@@ -87,7 +90,7 @@ def layer_lines(metrics: Sequence[str], store: Store, over_training: bool = Fals
 
 
 def lines(runs: pd.DataFrame, layers: pd.DataFrame, over_training: bool = False) -> Lines:
-    """The numbers at the shallowest and the deepest depth, from the rows of `runs` (trained ones) and `layers`."""
+    """The numbers at two depths (`_two_depths`), from the rows of `runs` (trained ones) and `layers`."""
     finished = runs[runs["outcome"] == "ok"]
     selected = one_knob_runs(runs)
     values = layers[(layers["layer"] >= 1) & layers["value"].notna()]
@@ -99,16 +102,19 @@ def lines(runs: pd.DataFrame, layers: pd.DataFrame, over_training: bool = False)
         top = top[(top["layer"] == top["n_layers"]) & (top["metric"] == VARIANCE)]
         top = top.assign(panel="training", x=top["step"] * top["batch_tokens"])
         parts.append(top[["run_id", "panel", "x", "value"]])
-    drawn = pd.concat(parts)[["run_id", "panel", "x", "value"]].merge(_shallowest_and_deepest(selected), on="run_id")
+    drawn = pd.concat(parts)[["run_id", "panel", "x", "value"]].merge(_two_depths(selected), on="run_id")
     logarithmic = [panel for panel in set(drawn["panel"]) if _quantity(panel).scale == "log"]
     by_setting = _lines(selected, drawn[~drawn["panel"].isin(logarithmic) | (drawn["value"] > 0)])
     scores_of = [score.name for score in PROFILED if score.metric in by_setting.panels]
     return replace(by_setting, degenerate=relative + degeneracy_caption(scores_of, finished))
 
 
-def _shallowest_and_deepest(selected: pd.DataFrame) -> pd.DataFrame:
-    """The runs of the shallowest and the deepest depth."""
-    return selected[selected["n_layers"].isin([selected["n_layers"].min(), selected["n_layers"].max()])]
+def _two_depths(selected: pd.DataFrame) -> pd.DataFrame:
+    """The runs of the deepest depth, and of the shallowest that compares settings of every knob."""
+    n_settings = selected.groupby(["n_layers", "knob"])["setting"].nunique().unstack()
+    compared = n_settings.index[n_settings.gt(1).all(axis=1)]
+    shallow = compared.min() if len(compared) else selected["n_layers"].min()
+    return selected[selected["n_layers"].isin([shallow, selected["n_layers"].max()])]
 
 
 def _lines(selected: pd.DataFrame, drawn: pd.DataFrame) -> Lines:
@@ -120,7 +126,8 @@ def _lines(selected: pd.DataFrame, drawn: pd.DataFrame) -> Lines:
     line = ["knob", "setting", "n_layers"]
     lrs = selected.groupby(line)["lr"].agg(lambda lr: lr.iloc[0] if lr.nunique() == 1 else math.nan)
     rows = rows.join(lrs.astype(float), on=line)
-    return Lines(rows=rows.reset_index(drop=True), settings=settings)
+    other_depths = sorted({*selected["n_layers"]} - {*drawn["n_layers"]})
+    return Lines(rows=rows.reset_index(drop=True), settings=settings, other_depths=tuple(other_depths))
 
 
 def one_knob_runs(runs: pd.DataFrame) -> pd.DataFrame:
@@ -191,7 +198,8 @@ def page_of_lines(by_setting: Lines) -> Figure:
     depths = sorted(set(rows["n_layers"]))
     most = int(rows["n_runs"].max())
     text = f"Mean and range over up to {most} runs that changed no other knob." if most > 1 else "One run each."
-    text += f" Dark: {depths[-1]} layers; pale: {depths[0]}." if len(depths) > 1 else f" {depths[0]} layers."
+    text += f" Dark: {depths[-1]} layers; pale: {depths[0]}" if len(depths) > 1 else f" {depths[0]} layers"
+    text += f"; not drawn: {', '.join(map(str, by_setting.other_depths))}." if by_setting.other_depths else "."
     if own_lrs:
         text += " Each line has its own lr (in the legend: that of the dark lines)"
         text += f"{CHANGES_VARIANCE}." if VARIANCE in panels else "."

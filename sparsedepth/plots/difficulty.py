@@ -4,7 +4,8 @@
 
 at the last step at which a run measured it. A setting is how a configuration differs from the baseline
 (`store.setting`), at its tuned values. A point is the mean over seeds with Student's 95% interval (from three seeds
-on). Configurations with a diverged seed are left out.
+on): a band, or bars at the marked points where more than MOST_BANDS bands would lie on each other. Configurations with
+a diverged seed are left out.
 """
 
 from collections.abc import Mapping
@@ -38,6 +39,8 @@ THIN, THICK = 0.7, 1.4
 """Of a line without and with an interval."""
 MOST_MARKERS = 10
 """Per line, which tell lines apart in grey print."""
+MOST_BANDS = 3
+"""Settings of a panel whose intervals are bands."""
 SOLVED_DASHES, CHANCE_DASHES = (0, (5, 3)), (0, (1, 2))
 ALIKE = 0.01
 """Largest difference of the accuracies of guessing that are drawn as one: estimates from counts differ by chance."""
@@ -131,7 +134,9 @@ def page_of_difficulties(data: AccuracyByDifficulty) -> Figure:
     text = f"{counted(len(settings), 'setting')}, each at its tuned values, if any: mean over "
     text += f"{counted(most, 'seed') if few == most else f'{few} to {most} seeds'}"
     is_cut = any(ACCURACY.cut_at(ends) for ends in zip(points["lo"], points["hi"], strict=True))
-    text += f", band: 95% interval{', cut at the end of the range' * is_cut}." if most >= MIN_VALUES else "."
+    cut = ", cut at the end of the range" if is_cut else ""
+    has_bars = points.groupby("n_layers")["setting"].nunique().max() > MOST_BANDS
+    text += f", {'band or bar' if has_bars else 'band'}: 95% interval{cut}." if most >= MIN_VALUES else "."
     text += f" Thin: fewer than {MIN_VALUES} seeds, so no interval." if few < MIN_VALUES else ""
     if data.n_diverged:
         text += f" Not shown: {counted(data.n_diverged, 'configuration')} with a diverged seed."
@@ -140,11 +145,21 @@ def page_of_difficulties(data: AccuracyByDifficulty) -> Figure:
 
 
 def _draw_depth(axis: Any, points: pd.DataFrame, styles: Mapping[str, tuple[str, str, str]]) -> None:
+    settings = list(dict.fromkeys(points["setting"]))
     for (setting,), line in groups(points, "setting"):
         colour, marker, dashes = styles[setting]
-        x = line["difficulty"]
+        x, step = line["difficulty"], -(-len(line) // MOST_MARKERS)
+        has_interval = line["lo"].notna().all()
         axis.plot(
             x, line["accuracy"], color=colour, marker=marker, linestyle=dashes, markersize=3.5, markeredgewidth=0,
-            linewidth=THICK if line["lo"].notna().all() else THIN, markevery=-(-len(line) // MOST_MARKERS),
+            linewidth=THICK if has_interval else THIN, markevery=step,
         )  # fmt: skip
-        axis.fill_between(x, line["lo"], line["hi"], facecolor=(colour, 0.12), edgecolor=(colour, 0.4), linewidth=0.5)
+        if len(settings) <= MOST_BANDS:
+            fill, edge = (colour, 0.12), (colour, 0.4)
+            axis.fill_between(x, line["lo"], line["hi"], facecolor=fill, edgecolor=edge, linewidth=0.5)
+        else:  # beside each other, around the point
+            shift = 0.6 * settings.index(setting) / (len(settings) - 1) - 0.3
+            marked = line[::step]
+            axis.vlines(
+                marked["difficulty"] + shift, marked["lo"], marked["hi"], color=colour, alpha=0.7, linewidth=1.1
+            )

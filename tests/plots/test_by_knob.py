@@ -106,12 +106,20 @@ def test_each_line_names_its_lr_if_tuning_chose_different_ones(runs):
     by_setting = lines(runs.assign(lr=0.003), rows_of(runs))
     assert set(by_setting.rows["lr"]) == {0.003}
     page = page_of_lines(by_setting)
-    assert "lr 0.003 throughout." in page.get_supxlabel() and "lr" not in legend_of(page)
+    caption = " ".join(page.get_supxlabel().split())
+    assert "Dark: 8 layers; pale: 2; not drawn: 4. lr 0.003 throughout." in caption and "lr" not in legend_of(page)
     tuned = runs.assign(lr=[0.001 if decay else 0.003 for decay in runs["weight_decay"]])
     tuned["tuned_fields"] = "lr"
     page = page_of_lines(lines(tuned, rows_of(runs)))
     assert legend_of(page).startswith("weight_decay=0, lr 0.003|weight_decay=0.3, lr 0.001|n_kv_heads=4, lr 0.003")
     assert "which also changes residual variance" in " ".join(page.get_supxlabel().split())
+
+
+def test_the_shallow_depth_is_one_that_compares_settings(runs):
+    """At 2 layers only the baseline was run."""
+    is_compared = (runs["n_layers"] > 2) | ((runs["weight_decay"] == 0) & (runs["n_kv_heads"] == 4))
+    by_setting = lines(runs[is_compared], rows_of(runs[is_compared]))
+    assert set(by_setting.rows["n_layers"]) == {4, 8} and by_setting.other_depths == (2,)
 
 
 def legend_of(page):

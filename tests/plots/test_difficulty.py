@@ -55,6 +55,20 @@ def test_means_and_intervals_over_seeds_at_the_last_step():
     assert "mean over 3 seeds, band: 95% interval, cut at the end of the range." in said and "Thin" not in said
 
 
+def test_intervals_of_many_settings_are_bars_beside_each_other():
+    axes = {"n_layers": [2], "n_kv_heads": [4, 2, 1], "depth_scale": ["none", "lns"], "seed": [0, 1, 2]}
+    runs = grid(axes, lambda config: {"chance_loss": math.log(5)}, **TRACKING)
+    labels = (runs["n_kv_heads"].astype(str) + runs["depth_scale"]).replace("4none", "baseline")
+    data = accuracy_by_difficulty(runs, rows_of(runs), dict(zip(runs["cell_id"], labels, strict=True)))
+    page = page_of_difficulties(data)
+    bars = [part.get_segments() for part in page.axes[0].collections]
+    assert len(bars) == 6 and {len(segments) for segments in bars} == {2}
+    firsts = [segments[0] for segments in bars]
+    assert [ends[:, 1].tolist() for ends in firsts] == [pytest.approx([0.7 - HALF, 0.7 + HALF])] * 6
+    assert len({float(ends[0, 0]) for ends in firsts}) == 6
+    assert "band or bar: 95% interval" in " ".join(page.get_supxlabel().split())
+
+
 def test_missing_accuracies_have_no_point_and_two_seeds_no_interval():
     rows = rows_of(RUNS)
     runs = RUNS.set_index("run_id").loc[rows["run_id"]].reset_index()
