@@ -32,8 +32,8 @@ CONFOUNDED = "; intervention 'confounded': not shown to move only the cause"
 
 LEGEND = {
     "lo": "lo, hi: 95% interval over seeds",
-    "verdict": "verdict '-': measured, not significant (the interval contains 0, the effect is within seed noise, or "
-    f"it does not survive Holm's correction at {ALPHA})",
+    "verdict": "verdict '-': not significant, since the interval contains 0, or the effect is within seed noise ('- "
+    f"noise'), or it does not survive Holm's correction at {ALPHA} ('- Holm')",
     "detectable": f"detectable: the effect that such a sweep detects with {POWER:.0%} power",
 }
 """Column -> its explanation, for a table that has it."""
@@ -227,15 +227,19 @@ def tuning_notes(effects: Iterable[tuple[str, Judged]]) -> list[str]:
 
 
 def verdict_cell(judged: Judged) -> str:
-    """The verdict, '-' where it is not significant, or why there is none."""
-    if judged.effect.mean is None:
+    """The verdict, '-' where it is not significant (with the rule, where the interval is beside 0), or why there is
+    none."""
+    mean, lo, hi = judged.effect.mean, judged.effect.lo, judged.effect.hi
+    if mean is None:
         return "unmeasured"
-    if judged.effect.lo is None:
+    if lo is None or hi is None:
         return "few seeds"
     # even where the effect would not be significant: it compares sides that were tuned differently
     if judged.verdict_blocked_by:
         return UNEVEN
-    return "-" if judged.verdict == "not distinguishable" else judged.verdict
+    if judged.verdict != "not distinguishable":
+        return judged.verdict
+    return "-" if lo <= 0 <= hi else "- noise" if judged.verdict_uncorrected == "not distinguishable" else "- Holm"
 
 
 def averaging_text(contrasts: Iterable[Contrast]) -> str:

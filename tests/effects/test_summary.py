@@ -41,9 +41,12 @@ def test_uneven_tuning_is_marked_whether_or_not_it_withholds_a_verdict(effect, v
 
 def test_a_verdict_says_why_there_is_none():
     (measured,) = {c.setting: c for c in effects(effect=0.0) if c.has_pairs}.values()
-    unknown = estimate([])
+    unknown, clear = estimate([]), estimate([0.2, 0.21, 0.22])
     verdicts = {
         "-": measured,
+        "higher": replace(measured, effect=clear, floor=0.1, p_holm=0.01),
+        "- noise": replace(measured, effect=clear, floor=0.3, p_holm=0.01),
+        "- Holm": replace(measured, effect=clear, floor=0.1, p_holm=0.06),
         "few seeds": replace(measured, effect=replace(unknown, mean=0.1, n=1)),
         "unmeasured": replace(measured, effect=unknown),
     }
