@@ -94,7 +94,7 @@ def test_what_needs_no_sandbox_starts_none(words, monkeypatch):
         (("status", "{tmp}"), "no runs"),
         (("sweep", "{tmp}/absent.yaml", "--out", "{tmp}/o"), "absent.yaml"),
         (("train", "{tmp}/absent.yaml", "--out", "{tmp}/o"), "absent.yaml"),
-        (("query", "{results}", "select 1 as n", "-o", "{tmp}/absent/n.csv"), "name a folder in which"),
+        (("query", "{results}", "select 1 as n", "-o", "{tmp}/absent/n.csv"), "absent' does not exist; create it"),
         (("nonsense",), "nonsense"),
         (("query",), "query DIR SQL"),
         (("query", "--schema"), "query DIR SQL"),
