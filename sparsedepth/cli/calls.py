@@ -256,8 +256,8 @@ def recipe(
 
     if out is not None:
         check_parent(Path(out))
-    if out is not None and Path(out).exists() and not card_path(Path(out)).exists():
-        raise ValueError(f"{out} already exists and is not a recipe (it has no card); give another file name")
+        if Path(out).exists() and not card_path(Path(out)).exists():
+            raise ValueError(f"{out} already exists and is not a recipe (it has no card); give another file name")
     paths = [Path(folder) for folder in folders]
     with open_store(*paths, skip_damaged=skip_damaged) as store:
         runs = store.frame("select * from runs")

@@ -114,8 +114,7 @@ def _key_mistakes(model: type[BaseModel], values: Mapping[str, Any], errors: Seq
     mistakes = []
     for path, details in by_path.items():
         has_inner = any(len(other) > len(path) and other[: len(path)] == path for other in by_path)
-        is_filled = not path and details[0]["loc"]  # a field that is not given, filled from one that is mistaken
-        if not (has_inner and (path or is_filled)):
+        if not (has_inner and details[0]["loc"]):  # a field that is filled from a mistaken one has no path, but a place
             mistakes.append(_message(model, path, details))
     return mistakes
 

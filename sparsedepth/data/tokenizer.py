@@ -87,13 +87,11 @@ def make_tokenizer(name: str, training_texts: Iterable[str], max_size: int) -> T
     Raises ValueError for a tokenizer that cannot be loaded, or has more than `max_size` (vocab_size) tokens.
     """
     size = known_size(name)
-    if size is not None:
-        check_size(name, size, max_size)
-    if is_learned(name):
-        assert size is not None
-        tokenizer: Tokenizer = _train_bpe(training_texts, size)
+    if size is None:
+        tokenizer: Tokenizer = _load(name)
     else:
-        tokenizer = ByteTokenizer() if name == "byte" else _load(name)
+        check_size(name, size, max_size)  # before a BPE is trained
+        tokenizer = _train_bpe(training_texts, size) if is_learned(name) else ByteTokenizer()
     check_size(name, tokenizer.size, max_size)
     return tokenizer
 

@@ -239,7 +239,9 @@ def verdict_cell(judged: Judged) -> str:
         return UNEVEN
     if judged.verdict != "not distinguishable":
         return judged.verdict
-    return "-" if lo <= 0 <= hi else "- noise" if judged.verdict_uncorrected == "not distinguishable" else "- Holm"
+    if lo <= 0 <= hi:
+        return "-"
+    return "- noise" if judged.verdict_uncorrected == "not distinguishable" else "- Holm"
 
 
 def averaging_text(contrasts: Iterable[Contrast]) -> str:

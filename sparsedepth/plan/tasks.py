@@ -86,9 +86,7 @@ class Plan:
         feasible = []
         for cell_match in self.matches:
             config = definition.run_config(cell_match.cell, definition.seeds[0])
-            _check_vocabulary(config)
-            if definition.prune:
-                definition.prune.check_window(config.n_steps, config.log_every)
+            _check_run(definition, config)
             if reason := broken_constraints(definition, config):
                 self.infeasible.append((cell_match.cell, reason))
             else:
@@ -215,8 +213,11 @@ def random_proposals(definition: SweepDefinition) -> int:
     return min(max((definition.n_trials or 0) // 6, smallest), largest)
 
 
-def _check_vocabulary(config: RunConfig) -> None:
-    """Raises ValueError for a text whose tokenizer is known to have more tokens than the model."""
+def _check_run(definition: SweepDefinition, config: RunConfig) -> None:
+    """Raises ValueError for a run that is too short to be pruned, and for a text whose tokenizer is known to have more
+    tokens than the model."""
+    if definition.prune:
+        definition.prune.check_window(config.n_steps, config.log_every)
     size = known_size(config.tokenizer) if is_text(config.corpus) else None
     if size is not None:
         check_size(config.tokenizer, size, config.vocab_size)
@@ -265,9 +266,7 @@ def _bounds(axis: Interval) -> tuple[float, float]:
 
 def check_proposal(definition: SweepDefinition) -> None:
     """Raises ValueError if proposals cannot be built, pruned or matched."""
-    config = definition.run_config(first_proposal(definition), definition.seeds[0])
-    if definition.prune:
-        definition.prune.check_window(config.n_steps, config.log_every)
+    _check_run(definition, definition.run_config(first_proposal(definition), definition.seeds[0]))
     fixed = {"tokens": ("train_tokens",), "steps": ("train_tokens", "batch_tokens")}.get(definition.matched, ())
     for name in fixed:
         if name in definition.varied:

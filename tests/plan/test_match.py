@@ -130,9 +130,10 @@ def test_a_search_that_ends_before_it_learns_is_noted(sampler, first):
     assert notes(first + 1) == []
 
 
+@pytest.mark.parametrize("search", [{}, {"sampler": "tpe", "n_trials": 11, "space": {"n_layers": [2, 4]}}])
 @pytest.mark.parametrize(("tokenizer", "tokens"), [("byte", 257), ("bpe:300", 300)])
-def test_a_vocabulary_below_the_tokenizers_is_refused_before_any_run(tokenizer, tokens):
+def test_a_vocabulary_below_the_tokenizers_is_refused_before_any_run(tokenizer, tokens, search):
     fields = {"corpus": "stdlib", "tokenizer": tokenizer}
-    Plan(sweep(base={**fields, "vocab_size": tokens}))
+    Plan(sweep(base={**fields, "vocab_size": tokens}, **search))
     with pytest.raises(ValueError, match=f"has {tokens} tokens and the model vocab_size={tokens - 1}"):
-        Plan(sweep(base={**fields, "vocab_size": tokens - 1}))
+        Plan(sweep(base={**fields, "vocab_size": tokens - 1}, **search))
