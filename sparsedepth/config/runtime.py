@@ -49,7 +49,7 @@ class RuntimeConfig(Section):
     experts_kernel: ExpertsKernel | Literal["auto"] = "auto"
     """what multiplies tokens and experts; auto: grouped if it can"""
     products_kernel: ProductsKernel | Literal["auto"] = "auto"
-    """what multiplies a step's matrices; auto: onednn on an AMD CPU with AVX-512, else blas"""
+    """what multiplies a step's matrices; auto: onednn on an AMD CPU from Zen 5 on, else blas"""
     parallel: Parallel = "none"
     """one model on several devices, under torchrun: ddp copies it, fsdp shards it"""
     micro_batch: Count | None = None

@@ -18,8 +18,6 @@ C documents.
 import functools
 import importlib
 import math
-import weakref
-from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
@@ -27,6 +25,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from sparsedepth.model.cache import once_per_tensor
 from sparsedepth.model.products import product_dtype
 
 
@@ -148,35 +147,14 @@ def starts(document_BT: Tensor) -> Tensor:
     return torch.cat((first_B1, document_BT[:, 1:] != document_BT[:, :-1]), dim=1)
 
 
-def once_per_batch(compute: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """Cache the last result as long as its `document_BT`, the first argument, is alive and unchanged. Results are
-    looked up by tensor identity: comparing values would make the host wait for the device."""
-    cache: dict[tuple, tuple[weakref.ref, Tensor]] = {}
-
-    @functools.wraps(compute)
-    def cached(document_BT: Tensor, *args: object) -> Tensor:
-        if torch.compiler.is_compiling():
-            return compute(document_BT, *args)
-        key = (0 if document_BT.is_inference() else document_BT._version, *args)
-        source, result = cache.get(key, (lambda: None, None))
-        if result is None or source() is not document_BT:
-            with torch.inference_mode(False):  # a measure may compute it first, and training reuse it
-                result = compute(document_BT, *args)
-            cache.clear()
-            cache[key] = (weakref.ref(document_BT, lambda _: cache.clear()), result)
-        return result
-
-    return cached
-
-
-@once_per_batch
+@once_per_tensor
 def _document_mask(document_BT: Tensor, window: int | None) -> Tensor:
     index_BT = starts(document_BT).cumsum(1)
     same_BTT = index_BT[:, :, None] == index_BT[:, None, :]
     return (same_BTT & _band(document_BT.shape[1], window, document_BT.device))[:, None]
 
 
-@once_per_batch
+@once_per_tensor
 def offsets(document_BT: Tensor) -> Tensor:
     """int32 [C + 1]: the first token of each document in the N tokens of the batch, then N. The number of documents is
     a shape, so the host waits for the device: once per batch, not per layer."""

@@ -53,12 +53,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from sparsedepth.config.model import ModelConfig
-from sparsedepth.model import init
+from sparsedepth.model import fused, init
 from sparsedepth.model.feedforward import FeedForward, RouterLoss
 from sparsedepth.model.head import Head
 from sparsedepth.model.linear import Embedding, Linear, PatchEmbedding
 from sparsedepth.model.moe import Experts
-from sparsedepth.model.norms import make_norm
+from sparsedepth.model.norms import RMSNorm, make_norm
 from sparsedepth.model.self_attention import Attention, Rotary, StreamStart, tables
 from sparsedepth.model.sources import Sources
 from sparsedepth.model.stacked import times
@@ -101,6 +101,16 @@ class Block(nn.Module):
         self.dropout, self.branch_factor = config.residual_dropout, 1 / config.depth_multiplier
         n_branches = 2 * config.n_layers
         self.stream_factor = {"deepnorm": n_branches**0.25, "keel": float(n_branches)}.get(config.norm)
+        self.is_plain_sum = (
+            not self.is_post
+            and config.norm in ("pre", "mix")
+            and config.norm_kind == "rms"
+            and config.depth_scale in ("none", "lns")
+            and config.residual_gate == "none"
+            and config.n_streams == self.branch_factor == 1
+            and not (config.gpas or config.attention_residuals or config.residual_dropout)
+        )
+        """whether both branches are x + F(s N(x)) with an RMSNorm and a number s"""
         # A buffer, not a float, so that compiled blocks share one graph. Not saved: the config determines it.
         self.register_buffer("depth_factor", torch.tensor(1 / math.sqrt(layer)), persistent=False)
 
@@ -176,6 +186,8 @@ class Block(nn.Module):
     ) -> Tensor:
         """u_BTD, the stream between attention and the feed-forward part."""
         x_BTD = self.mix_with_start(x_BTD, start)
+        if self.attention.can_fuse and self._use_fused(x_BTD):
+            return self.attention.added(x_BTD, self._fused_norm(self.attention_norm), rotary, document_BT, start)
         return self.add_update("attention", x_BTD, self.attention_update(x_BTD, rotary, document_BT, start))
 
     def forward(
@@ -187,7 +199,19 @@ class Block(nn.Module):
         start: StreamStart | None = None,
     ) -> Tensor:
         u_BTD = self.after_attention(x_BTD, rotary, document_BT, start)
+        if isinstance(self.ffn, FeedForward) and self.ffn.can_fuse and self._use_fused(u_BTD):
+            return self.ffn.added(u_BTD, self._fused_norm(self.ffn_norm))
         return self.add_update("ffn", u_BTD, self.ffn_update(u_BTD, router_loss))
+
+    def _use_fused(self, x_BTD: Tensor) -> bool:
+        """Whether to train with whole branches by `fused`."""
+        return self.training and self.is_plain_sum and fused.use_fused(x_BTD)
+
+    def _fused_norm(self, norm: nn.Module) -> fused.Norm:
+        """The norm of a branch of a plain sum, with s_l as part of its weight."""
+        assert isinstance(norm, RMSNorm)
+        weight_D = norm.weight * self.depth_factor if self.depth_scale == "lns" else norm.weight
+        return fused.Norm(weight_D, norm.eps)
 
     def gate(self, part: Part) -> nn.Parameter:
         """The gate of a branch; exists only with `residual_gate`."""

@@ -45,6 +45,8 @@ class FeedForward(nn.Module):
         self.dropout = config.ffn_dropout
         self.name, self.activation = config.activation, ACTIVATIONS[config.activation]
         self.gate = Linear(config.d_model, width, config) if config.is_gated else None
+        self.can_fuse = config.activation == "swiglu" and not config.ffn_dropout
+        """whether `fused` can compute the whole part"""
         self.up = Linear(config.d_model, width, config)
         self.down = Linear(width, config.d_model, config)
 
@@ -59,3 +61,9 @@ class FeedForward(nn.Module):
     def forward(self, x_BTD: Tensor, router_loss: RouterLoss | None = None) -> Tensor:
         hidden_BTF = self.hidden(x_BTD)
         return self.down(F.dropout(hidden_BTF, self.dropout, self.training) if self.dropout else hidden_BTF)
+
+    def added(self, x_BTD: Tensor, norm: fused.Norm) -> Tensor:
+        """x + the part's output for norm(x), by `fused`; only if `can_fuse`."""
+        assert self.can_fuse and self.gate is not None
+        hidden_BTF = fused.swiglu(x_BTD, self.gate.matrix, self.up.matrix, self.up.kernel, norm)
+        return fused.add_product(x_BTD, hidden_BTF, self.down.matrix, self.down.kernel)

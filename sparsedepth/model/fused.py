@@ -1,10 +1,14 @@
-"""Parts of a block with hand-written backward passes: fewer passes over memory than autograd's, same values.
+"""Parts of a block with hand-written backward passes: fewer operations than autograd's, same values.
 
     product   y = x W'                                      dx = g W,  dW = g' x, by `products`
-    heads     q, k, v = x W',  q and k rotated              one product of the three matrices, forward and backward
-    SwiGLU    y = silu(a) b,  a, b = x W'                   da = g b silu'(a),  db = g silu(a); one product of both
-    RMSNorm   y = x s w,  s = 1/sqrt(mean(x^2) + eps):      dx = s (g w - x s^2 mean(x g w)),  dw = sum of g x s
+    sum       y = x + h W'                                  one operation, forward and backward
+    heads     q, k, v = n W',  q and k rotated              one product of the three matrices, forward and backward
+    SwiGLU    y = silu(a) b,  a, b = n W'                   da = g b silu'(a),  db = g silu(a); one product of both
+    RMSNorm   n = x s w,  s = 1/sqrt(mean(x^2) + eps):      dx = s (g w - x s^2 mean(x g w)),  dw = sum of g x s
     rotation  y = z c, channel pairs as complex numbers, |c| = 1:                              dz = g conj(c)
+
+Heads and SwiGLU contain the norm of their input where it is an RMSNorm: small models spend most of a step on the
+overhead of operations, so their number counts.
 
 For eager training in fp32. Otherwise the plain formulas are used: a compiler fuses them (except, on a CPU, sums over
 tokens, so there it gets this norm), bf16 has no complex numbers, and function transforms (the Jacobian's) need them.
@@ -15,7 +19,7 @@ Shapes: N tokens, B sequences, T tokens, D width of the norm or projection, H qu
 width, X outputs of a matrix (for heads, their number times K); S runs of a stack, n tokens of each.
 """
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -23,6 +27,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from sparsedepth.model import products
+from sparsedepth.model.cache import once_per_tensor
 from sparsedepth.model.stacked import by_run, times
 
 
@@ -43,6 +48,13 @@ def is_inference(x: Tensor) -> bool:
     return is_plain and x.dtype == torch.float32 and not torch.is_autocast_enabled(x.device.type)
 
 
+class Norm(NamedTuple):
+    """An RMSNorm that is part of the operation after it."""
+
+    weight: Tensor
+    eps: float
+
+
 class _Product(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight_XD: Tensor, kernel: str) -> Tensor:
@@ -56,56 +68,79 @@ class _Product(torch.autograd.Function):
         return *products.gradients(grads[0], *ctx.saved_tensors, ctx.kernel), None
 
 
-class _RotatedHeads(torch.autograd.Function):
+class _Sum(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x_BTD: Tensor, query: Tensor, key: Tensor, value: Tensor, angle_TX: Tensor, kernel: str):
-        ctx.save_for_backward(x_BTD, query, key, value, angle_TX)
-        ctx.kernel, ctx.widths = kernel, [weight.shape[-2] for weight in (query, key, value)]
-        y_BTX = products.project(x_BTD, torch.cat((query, key, value), dim=-2), kernel)
-        _rotated(y_BTX, angle_TX).mul_(angle_TX)
-        return torch.unsafe_split_with_sizes(y_BTX, ctx.widths, dim=-1)  # not views to autograd
+    def forward(ctx: Any, x: Tensor, hidden: Tensor, weight_XD: Tensor, kernel: str) -> Tensor:
+        ctx.save_for_backward(hidden, weight_XD)
+        ctx.kernel = kernel
+        return products.add_projection(x, hidden, weight_XD, kernel)
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, *grads_BTX: Tensor) -> tuple[Tensor | None, ...]:
-        x_BTD, *weights_XD, angle_TX = ctx.saved_tensors
-        grad_BTX = torch.cat(grads_BTX, dim=-1)
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:
+        return grads[0], *products.gradients(grads[0], *ctx.saved_tensors, ctx.kernel), None
+
+
+class _Heads(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x_BTD: Tensor,
+        norm: Tensor | None,
+        eps: float,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        angle_TX: Tensor,
+        d_head: int,
+        kernel: str,
+    ) -> tuple[Tensor, ...]:
+        normed_BTD, scale = (x_BTD, None) if norm is None else _normed(x_BTD, norm, eps)
+        weight_XD = torch.cat((interleave_halves(torch.cat((query, key), dim=-2), d_head), value), dim=-2)
+        y_BTX = products.project(normed_BTD, weight_XD, kernel)
+        _rotated(y_BTX, angle_TX).mul_(angle_TX)
+        ctx.save_for_backward(x_BTD, normed_BTD, scale, norm, weight_XD, angle_TX)
+        ctx.kernel, ctx.d_head = kernel, d_head
+        ctx.widths = [weight.shape[-2] for weight in (query, key, value)]
+        n_heads = [width // d_head for width in ctx.widths]
+        return y_BTX.unflatten(-1, (-1, d_head)).transpose(1, 2).split(n_heads, dim=1)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *grads_BHTK: Tensor) -> tuple[Tensor | None, ...]:
+        x_BTD, normed_BTD, scale, norm, weight_XD, angle_TX = ctx.saved_tensors
+        grad_BTX = torch.cat([grad.transpose(1, 2) for grad in grads_BHTK], dim=2).flatten(2)
         _rotated(grad_BTX, angle_TX).mul_(angle_TX.conj())
-        grad_x_BTD, grad_XD = products.gradients(grad_BTX, x_BTD, torch.cat(weights_XD, dim=-2), ctx.kernel)
-        return grad_x_BTD, *grad_XD.split(ctx.widths, dim=-2), None, None
+        grad_BTD, grad_XD = products.gradients(grad_BTX, normed_BTD, weight_XD, ctx.kernel)
+        pairs_XD, grad_value = grad_XD.split((sum(ctx.widths[:2]), ctx.widths[2]), dim=-2)
+        halves_XD = pairs_XD.unflatten(-2, (-1, ctx.d_head // 2, 2)).transpose(-3, -2).flatten(-4, -2)
+        grads = (*halves_XD.split(ctx.widths[:2], dim=-2), grad_value, None, None, None)
+        if norm is None:
+            return grad_BTD, None, None, *grads
+        return *_norm_gradients(grad_BTD, x_BTD, scale, norm), None, *grads
 
 
 class _RMSNorm(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, eps: float) -> Tensor:
-        scale = torch.linalg.vector_norm(x, dim=-1, keepdim=True).square_().div_(x.shape[-1]).add_(eps).rsqrt_()
+        y, scale = _normed(x, weight, eps)
         ctx.save_for_backward(x, scale, weight)
-        y = x * scale
-        if weight.ndim == 1:
-            return y.mul_(weight)
-        by_run(y, weight).mul_(weight[:, None])
         return y
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, None]:
-        (grad,) = grads
-        x, scale, weight = ctx.saved_tensors
-        # The weight's gradient is a sum over tokens, faster as a product.
-        if weight.ndim == 1:
-            grad_weight = scale.flatten() @ (grad * x).flatten(0, -2)
-        else:
-            grad_weight = torch.bmm(scale.view(len(weight), 1, -1), by_run(grad * x, weight)).squeeze(1)
-        grad_unit = times(grad, weight)
-        along = torch.linalg.vecdot(grad_unit, x).unsqueeze(-1).mul_(scale.square()).div_(-x.shape[-1])
-        return grad_unit.addcmul_(x, along).mul_(scale), grad_weight, None
+        return *_norm_gradients(grads[0], *ctx.saved_tensors), None
 
 
 class _SwiGLU(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, gate_XD: Tensor, up_XD: Tensor, kernel: str) -> Tensor:
-        gate, up = (products.project(x, weight_XD, kernel) for weight_XD in (gate_XD, up_XD))
-        ctx.save_for_backward(x, gate_XD, up_XD, gate, up)
+    def forward(
+        ctx: Any, x: Tensor, norm: Tensor | None, eps: float, gate_XD: Tensor, up_XD: Tensor, kernel: str
+    ) -> Tensor:
+        normed, scale = (x, None) if norm is None else _normed(x, norm, eps)
+        gate, up = (products.project(normed, weight_XD, kernel) for weight_XD in (gate_XD, up_XD))
+        ctx.save_for_backward(x, normed, scale, norm, gate_XD, up_XD, gate, up)
         ctx.kernel = kernel
         return F.silu(gate).mul_(up)
 
@@ -113,12 +148,43 @@ class _SwiGLU(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         (grad,) = grads
-        x, gate_XD, up_XD, gate, up = ctx.saved_tensors
+        x, normed, scale, norm, gate_XD, up_XD, gate, up = ctx.saved_tensors
         through = grad * up
         grad_gate = torch.ops.aten.silu_backward.grad_input(through, gate, grad_input=through)
-        grad_both = torch.cat((grad_gate, F.silu(gate).mul_(grad)), dim=-1)
-        grad_x, grad_XD = products.gradients(grad_both, x, torch.cat((gate_XD, up_XD), dim=-2), ctx.kernel)
-        return grad_x, *grad_XD.chunk(2, dim=-2), None
+        grad_up = F.silu(gate).mul_(grad)
+        grad_normed, grad_gate_XD = products.gradients(grad_gate, normed, gate_XD, ctx.kernel)
+        grad_up_normed, grad_up_XD = products.gradients(grad_up, normed, up_XD, ctx.kernel)
+        grad_normed.add_(grad_up_normed)
+        grads_XD = (grad_gate_XD, grad_up_XD, None)
+        if norm is None:
+            return grad_normed, None, None, *grads_XD
+        return *_norm_gradients(grad_normed, x, scale, norm), None, *grads_XD
+
+
+def _normed(x: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    """x s w, and s."""
+    scale = torch.linalg.vector_norm(x, dim=-1, keepdim=True).square_().div_(x.shape[-1]).add_(eps).rsqrt_()
+    y = x * scale
+    if weight.ndim == 1:
+        y.mul_(weight)
+    else:
+        by_run(y, weight).mul_(weight[:, None])
+    return y, scale
+
+
+def _norm_gradients(grad: Tensor, x: Tensor, scale: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+    """dx and dw, from dy. Sums over tokens or channels are products, which are faster."""
+    product = grad * x
+    if weight.ndim == 1:
+        product_ND = product.flatten(0, -2)
+        grad_weight = torch.mv(product_ND.T, scale.flatten())
+        along = torch.mv(product_ND, weight).view_as(scale)
+    else:
+        product_SnD = by_run(product, weight)
+        grad_weight = torch.bmm(scale.view(len(weight), 1, -1), product_SnD).squeeze(1)
+        along = torch.bmm(product_SnD, weight[:, :, None]).view_as(scale)
+    along.mul_(scale.square()).div_(-x.shape[-1])
+    return times(grad, weight).addcmul_(x, along).mul_(scale), grad_weight
 
 
 def _rotated(y_BTX: Tensor, angle_TX: Tensor) -> Tensor:
@@ -136,14 +202,27 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     return _RMSNorm.apply(x, weight, eps)
 
 
-def swiglu(x: Tensor, gate_XD: Tensor, up_XD: Tensor, kernel: str = "blas") -> Tensor:
-    """silu(x gate') * (x up')."""
-    return _SwiGLU.apply(x, gate_XD, up_XD, kernel)
+def add_product(x: Tensor, hidden: Tensor, weight_XD: Tensor, kernel: str = "blas") -> Tensor:
+    """x + hidden W'."""
+    return _Sum.apply(x, hidden, weight_XD, kernel)
+
+
+def swiglu(x: Tensor, gate_XD: Tensor, up_XD: Tensor, kernel: str = "blas", norm: Norm | None = None) -> Tensor:
+    """silu(n gate') * (n up'), with n the norm of x, or x."""
+    return _SwiGLU.apply(x, *(norm or (None, 0.0)), gate_XD, up_XD, kernel)
 
 
 def interleave_halves(weight_XD: Tensor, d_head: int) -> Tensor:
     """The rows of each head reordered to 0, K/2, 1, K/2 + 1, ...: RoPE's halves become adjacent pairs."""
     return weight_XD.unflatten(-2, (-1, 2, d_head // 2)).transpose(-3, -2).flatten(-4, -2)
+
+
+@once_per_tensor
+def _angles(cos_TK: Tensor, sin_TK: Tensor, n_heads: int) -> Tensor:
+    """cos + i sin of each pair of n_heads heads. cos and sin are those of `Decoder.rotary`: pair i has its angle in
+    columns i and K/2 + i."""
+    angle_TK = torch.complex(*(part[:, : part.shape[1] // 2].contiguous() for part in (cos_TK, sin_TK)))
+    return angle_TK.repeat(1, n_heads)
 
 
 def rotated_heads(
@@ -153,16 +232,12 @@ def rotated_heads(
     value_XD: Tensor,
     rotary: tuple[Tensor, Tensor],
     kernel: str = "blas",
+    norm: Norm | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """q_BHTK, k_BGTK and v_BGTK with RoPE; q's and k's channels are permuted alike, which leaves q k unchanged.
+    """q_BHTK, k_BGTK and v_BGTK of the norm of x, or of x, with RoPE: (x1, x2) -> (x1 cos - x2 sin, x2 cos + x1 sin).
 
-    cos and sin are those of `Decoder.rotary`: pair i has its angle in columns i and K/2 + i. The rotation of a pair is
-    (x1, x2) -> (x1 cos - x2 sin, x2 cos + x1 sin).
+    q's and k's channels are permuted alike, which leaves q k unchanged.
     """
     d_head = rotary[0].shape[-1]
-    angle_TK = torch.complex(*(part[:, : d_head // 2].contiguous() for part in rotary))
-    angle_TX = angle_TK.repeat(1, (query_XD.shape[-2] + key_XD.shape[-2]) // d_head)
-    query_XD, key_XD = interleave_halves(query_XD, d_head), interleave_halves(key_XD, d_head)
-    parts = _RotatedHeads.apply(x_BTD, query_XD, key_XD, value_XD, angle_TX, kernel)
-    q_BHTK, k_BGTK, v_BGTK = (part.unflatten(-1, (-1, d_head)).transpose(1, 2) for part in parts)
-    return q_BHTK, k_BGTK, v_BGTK
+    angle_TX = _angles(*rotary, (query_XD.shape[-2] + key_XD.shape[-2]) // d_head)
+    return _Heads.apply(x_BTD, *(norm or (None, 0.0)), query_XD, key_XD, value_XD, angle_TX, d_head, kernel)

@@ -7,6 +7,7 @@ cannot run is refused before training. The choice is recorded with the run, sinc
 """
 
 import importlib.util
+import re
 import textwrap
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -97,9 +98,16 @@ def _not_faster(kernel: str, setting: Setting) -> str | None:
 
 
 def mkl_leaves_avx512_unused() -> bool:
-    """Whether this is an AMD processor with AVX-512: PyTorch's MKL uses only AVX2 there."""
+    """Whether this is an AMD processor that computes 512 bits at once: PyTorch's MKL uses only AVX2 there.
+
+    Family 25 (Zen 4) has AVX-512, too, but computes it in halves, no faster than AVX2.
+    """
     has_avx512 = torch.backends.cpu.get_cpu_capability() == "AVX512"
-    return has_avx512 and CPU_INFO.exists() and "AuthenticAMD" in CPU_INFO.read_text()
+    if not (has_avx512 and CPU_INFO.exists()):
+        return False
+    facts = CPU_INFO.read_text()
+    family = re.search(r"^cpu family\s*:\s*(\d+)", facts, re.MULTILINE)
+    return "AuthenticAMD" in facts and family is not None and int(family[1]) > 25
 
 
 def _onednn(setting: Setting) -> Obstacle | None:

@@ -3,8 +3,9 @@
     y = x W'        dx = g W        dW = g' x
 
 `blas` is PyTorch's default for fp32 (on x86 Intel's MKL); `onednn` is oneDNN, which ships with PyTorch. MKL uses
-AVX-512 on Intel processors only: on an AMD EPYC with AVX-512, oneDNN is 1.4 to 2.2 times as fast for products of
-`MIN_WORK` or more, except for the gradient of a small matrix (`MIN_MATRIX`), where it must first transpose an input.
+AVX-512 on Intel processors only: on an AMD EPYC that computes 512 bits at once (Zen 5), oneDNN is 1.4 to 2.2 times as
+fast for products of `MIN_WORK` or more, except for the gradient of a small matrix (`MIN_MATRIX`), where it must first
+transpose an input. On Zen 4 it is 0.5 to 1.3 times as fast, depending on size, and not used by default.
 Their summation order, and so the last bits, differ; each is deterministic. Products of a stack (`stacked`) and of other
 dtypes are always PyTorch's.
 
@@ -39,6 +40,16 @@ def project(x: Tensor, weight_XD: Tensor, kernel: str = "blas") -> Tensor:
     return _onednn(x, weight_XD) if _uses_onednn(x, weight_XD, kernel) else F.linear(x, weight_XD)
 
 
+def add_projection(x: Tensor, hidden: Tensor, weight_XD: Tensor, kernel: str = "blas") -> Tensor:
+    """x + hidden W'; in a stack, each run with its own W."""
+    if weight_XD.ndim == 3:
+        total_SnX = torch.baddbmm(by_run(x, weight_XD), by_run(hidden, weight_XD), weight_XD.mT)
+        return total_SnX.view_as(x)
+    if _uses_onednn(hidden, weight_XD, kernel):
+        return _onednn(hidden, weight_XD).add_(x)
+    return torch.addmm(x.flatten(0, -2), hidden.flatten(0, -2), weight_XD.T).view_as(x)
+
+
 def gradients(grad: Tensor, x: Tensor, weight_XD: Tensor, kernel: str = "blas") -> tuple[Tensor, Tensor]:
     """dx and dW, from dy."""
     if weight_XD.ndim == 3:
@@ -47,7 +58,7 @@ def gradients(grad: Tensor, x: Tensor, weight_XD: Tensor, kernel: str = "blas") 
         return back, torch.bmm(grad_SnX.mT, by_run(x, weight_XD))
     grad_NX, x_ND = grad.flatten(0, -2), x.flatten(0, -2)
     if not _uses_onednn(grad, weight_XD, kernel):
-        return grad @ weight_XD, grad_NX.T @ x_ND
+        return torch.mm(grad_NX, weight_XD).view(*grad.shape[:-1], -1), torch.mm(grad_NX.T, x_ND)
     back, (n_outputs, width) = _onednn(grad, weight_XD.T), weight_XD.shape
     if weight_XD.numel() < MIN_MATRIX:
         return back, grad_NX.T @ x_ND

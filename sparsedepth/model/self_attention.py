@@ -82,6 +82,8 @@ class Attention(nn.Module):
         self.first_value_scalar = nn.Parameter(torch.empty(1)) if mixes_values else None
         self.kernel, self.dropout = "sdpa", config.attention_dropout
         self.causal = config.architecture == "decoder"
+        self.can_fuse = self.causal and not config.qk_norm
+        """whether `fused` can compute the heads: rotary positions, no q/k norm"""
 
     def _norm(self, config: ModelConfig, n_heads: int) -> RMSNorm | None:
         if not config.qk_norm:
@@ -104,12 +106,17 @@ class Attention(nn.Module):
 
     def _queries_keys_values(self, x_BTD: Tensor, rotary: Rotary) -> tuple[Tensor, Tensor, Tensor]:
         """q_BHTK, k_BGTK and v_BGTK; the fused path permutes the channels of a head, in q and k alike."""
-        can_fuse = fused.use_fused(x_BTD) if self.training else fused.is_inference(x_BTD)
-        if can_fuse and self.query_norm is None and rotary is not None:
-            matrices_XD = (projection.matrix for projection in (self.query, self.key, self.value))
-            kernel = self.query.kernel if self.training else "blas"
-            return fused.rotated_heads(x_BTD, *matrices_XD, rotary, kernel)
+        use_fused = fused.use_fused(x_BTD) if self.training else fused.is_inference(x_BTD)
+        if use_fused and self.can_fuse:
+            return self._fused_heads(x_BTD, rotary)
         return *self.queries_keys(x_BTD, rotary), self.values(x_BTD)
+
+    def _fused_heads(
+        self, x_BTD: Tensor, rotary: Rotary, norm: fused.Norm | None = None
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        assert self.can_fuse and rotary is not None
+        kernel = self.query.kernel if self.training else "blas"
+        return fused.rotated_heads(x_BTD, self.query.matrix, self.key.matrix, self.value.matrix, rotary, kernel, norm)
 
     def values(self, x_BTD: Tensor) -> Tensor:
         """v_BGTK, before the value residual."""
@@ -125,12 +132,34 @@ class Attention(nn.Module):
         mixed_BGTK = times(v_BGTK, self.value_scalar) + times(start.value_BGTK, self.first_value_scalar)
         return mixed_BGTK.to(v_BGTK.dtype)  # under autocast the scalars are fp32; kernels need one dtype
 
-    def forward(
-        self, x_BTD: Tensor, rotary: Rotary, document_BT: Tensor | None = None, start: StreamStart | None = None
+    def _attended(
+        self,
+        heads: tuple[Tensor, Tensor, Tensor],
+        document_BT: Tensor | None,
+        start: StreamStart | None,
     ) -> Tensor:
-        q_BHTK, k_BGTK, v_BGTK = self._queries_keys_values(x_BTD, rotary)
+        """The attended values of all heads side by side, from queries, keys and values: input of the output
+        projection."""
+        q_BHTK, k_BGTK, v_BGTK = heads
         v_BGTK = self._with_value_residual(v_BGTK, start)
         dropout = self.dropout if self.training else 0.0
         kernel = attention.KERNELS[self.kernel]
         out_BHTK = kernel(q_BHTK, k_BGTK, v_BGTK, self.window, document_BT, dropout, self.causal)
-        return self.output(out_BHTK.transpose(1, 2).flatten(2))
+        return out_BHTK.transpose(1, 2).flatten(2)
+
+    def forward(
+        self, x_BTD: Tensor, rotary: Rotary, document_BT: Tensor | None = None, start: StreamStart | None = None
+    ) -> Tensor:
+        return self.output(self._attended(self._queries_keys_values(x_BTD, rotary), document_BT, start))
+
+    def added(
+        self,
+        x_BTD: Tensor,
+        norm: fused.Norm,
+        rotary: Rotary,
+        document_BT: Tensor | None,
+        start: StreamStart | None,
+    ) -> Tensor:
+        """x + attention(norm(x)), by `fused`; only if `can_fuse`."""
+        heads_BTX = self._attended(self._fused_heads(x_BTD, rotary, norm), document_BT, start)
+        return fused.add_product(x_BTD, heads_BTX, self.output.matrix, self.output.kernel)

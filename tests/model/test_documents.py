@@ -5,7 +5,8 @@ import weakref
 
 import torch
 
-from sparsedepth.model.attention import offsets, once_per_batch, starts
+from sparsedepth.model.attention import offsets, starts
+from sparsedepth.model.cache import once_per_tensor
 
 PACKED = [[7, 7, 8, 8, 7], [1, 1, 1, 1, 1]]
 
@@ -20,7 +21,7 @@ def test_starts_and_offsets_by_hand():
 def counted():
     calls = []
 
-    @once_per_batch
+    @once_per_tensor
     def compute(document_BT, *more):
         calls.append(more)
         return document_BT + 0

@@ -85,9 +85,11 @@ def test_a_compiled_product_is_onednns_too(monkeypatch):
 @pytest.mark.parametrize(
     ("capability", "facts", "expected"),
     [
-        ("AVX512", "vendor_id : AuthenticAMD", "onednn"),
-        ("AVX512", "vendor_id : GenuineIntel", "blas"),
-        ("AVX2", "vendor_id : AuthenticAMD", "blas"),
+        ("AVX512", "vendor_id : AuthenticAMD\ncpu family\t: 26\n", "onednn"),
+        ("AVX512", "vendor_id : AuthenticAMD\ncpu family\t: 25\n", "blas"),
+        ("AVX512", "vendor_id : AuthenticAMD\n", "blas"),
+        ("AVX512", "vendor_id : GenuineIntel\ncpu family\t: 26\n", "blas"),
+        ("AVX2", "vendor_id : AuthenticAMD\ncpu family\t: 26\n", "blas"),
     ],
 )
 @needs_onednn
