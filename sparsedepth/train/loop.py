@@ -106,6 +106,7 @@ class TrainingState:
             compile_blocks(model)
         self.objective = devices.wrap(Objective(model, config), runtime.device)
         self.optimizer = make_optimizer(model, config)
+        self.parameters = [*model.parameters()]
         self.captured: CapturedUpdate | None = None
         if runtime.cuda_graph:
             self.captured = CapturedUpdate(self.optimizer, runtime.micro_batch, CudaCapture(runtime.device))
@@ -137,7 +138,7 @@ class TrainingState:
         self.precomputed = None
         self.record_gradient_norms()
         limit = self.config.grad_clip or math.inf
-        grad_norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), limit)
+        grad_norm = torch.nn.utils.clip_grad_norm_(self.parameters, limit)
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
         return torch.stack((entropy, balance, full_tensor(grad_norm)))
