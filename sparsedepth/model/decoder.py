@@ -105,12 +105,11 @@ class Block(nn.Module):
             not self.is_post
             and config.norm in ("pre", "mix")
             and config.norm_kind == "rms"
-            and config.depth_scale in ("none", "lns")
             and config.residual_gate == "none"
             and config.n_streams == self.branch_factor == 1
             and not (config.gpas or config.attention_residuals or config.residual_dropout)
         )
-        """whether both branches are x + F(s N(x)) with an RMSNorm and a number s"""
+        """whether both branches are x + F(N(x)) with an RMSNorm, apart from `depth_scale`, which a stack can change"""
         # A buffer, not a float, so that compiled blocks share one graph. Not saved: the config determines it.
         self.register_buffer("depth_factor", torch.tensor(1 / math.sqrt(layer)), persistent=False)
 
@@ -204,8 +203,10 @@ class Block(nn.Module):
         return self.add_update("ffn", u_BTD, self.ffn_update(u_BTD, router_loss))
 
     def _use_fused(self, x_BTD: Tensor) -> bool:
-        """Whether to train with whole branches by `fused`."""
-        return self.training and self.is_plain_sum and fused.use_fused(x_BTD)
+        """Whether to train with whole branches by `fused`, without calling the modules of the branches: no hook of
+        theirs runs."""
+        is_plain_sum = self.is_plain_sum and self.depth_scale in ("none", "lns")
+        return self.training and is_plain_sum and fused.use_fused(x_BTD)
 
     def _fused_norm(self, norm: nn.Module) -> fused.Norm:
         """The norm of a branch of a plain sum, with s_l as part of its weight."""

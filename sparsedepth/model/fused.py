@@ -3,7 +3,7 @@
     product   y = x W'                                      dx = g W,  dW = g' x, by `products`
     sum       y = x + h W'                                  one operation, forward and backward
     heads     q, k, v = n W',  q and k rotated              one product of the three matrices, forward and backward
-    SwiGLU    y = silu(a) b,  a, b = n W'                   da = g b silu'(a),  db = g silu(a); one product of both
+    SwiGLU    y = silu(a) b,  a, b = n W'                   da = g b silu'(a),  db = g silu(a)
     RMSNorm   n = x s w,  s = 1/sqrt(mean(x^2) + eps):      dx = s (g w - x s^2 mean(x g w)),  dw = sum of g x s
     rotation  y = z c, channel pairs as complex numbers, |c| = 1:                              dz = g conj(c)
 
@@ -173,18 +173,15 @@ def _normed(x: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
 
 
 def _norm_gradients(grad: Tensor, x: Tensor, scale: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
-    """dx and dw, from dy. Sums over tokens or channels are products, which are faster."""
-    product = grad * x
+    """dx and dw, from dy. A run has the same bits alone and in a stack."""
+    # The weight's gradient is a sum over tokens, faster as a product.
     if weight.ndim == 1:
-        product_ND = product.flatten(0, -2)
-        grad_weight = torch.mv(product_ND.T, scale.flatten())
-        along = torch.mv(product_ND, weight).view_as(scale)
+        grad_weight = torch.mv((grad * x).flatten(0, -2).T, scale.flatten())
     else:
-        product_SnD = by_run(product, weight)
-        grad_weight = torch.bmm(scale.view(len(weight), 1, -1), product_SnD).squeeze(1)
-        along = torch.bmm(product_SnD, weight[:, :, None]).view_as(scale)
-    along.mul_(scale.square()).div_(-x.shape[-1])
-    return times(grad, weight).addcmul_(x, along).mul_(scale), grad_weight
+        grad_weight = torch.bmm(scale.view(len(weight), 1, -1), by_run(grad * x, weight)).squeeze(1)
+    grad_unit = times(grad, weight)
+    along = torch.linalg.vecdot(grad_unit, x).unsqueeze(-1).mul_(scale.square()).div_(-x.shape[-1])
+    return grad_unit.addcmul_(x, along).mul_(scale), grad_weight
 
 
 def _rotated(y_BTX: Tensor, angle_TX: Tensor) -> Tensor:

@@ -80,7 +80,7 @@ def activation_bytes(config: RunConfig, n_sequences: int, place: Place = Place()
     per_token += n_routed * size * routed
     per_token += 2 * config.n_layers * _stream_bytes(config)
     per_token += config.n_layers * size * 2 * d_model * (config.residual_dropout > 0)
-    per_token += (config.n_layers - n_routed) * size * 2 * config.d_ff * (config.ffn_dropout > 0)
+    per_token += (config.n_layers - n_routed) * size * config.d_ff * (config.ffn_dropout > 0)
     if config.attention_dropout and place.device == "cpu":  # the kernel with dropout saves all weights, in fp32
         per_token += config.n_layers * (12 + 2 * bf16) * config.n_heads * config.seq_len
     copies = 2 * bf16 + 4 * (config.weight_density < 1)  # per weight of a block: cast, and masked

@@ -117,6 +117,16 @@ def test_a_stack_trains_each_run_as_it_trains_alone(shape):
             torch.testing.assert_close(model.get_parameter(name), weight, atol=2e-5, rtol=1e-4, msg=name)
 
 
+@pytest.mark.parametrize("place", ["lns", "after_branch", "before_norm", "after_residual"])
+def test_a_stack_of_a_baseline_and_one_place_of_depth_scale_trains_each_with_the_bits_it_has_alone(place):
+    configs = [config(train_tokens=32 * 6, **own) for own in ({"seed": 1}, {"depth_scale": place})]
+    models, _ = stacked(configs)
+    for cfg, model in zip(configs, models, strict=True):
+        own_model, _ = alone(cfg)
+        for name, weight in own_model.named_parameters():
+            assert torch.equal(model.get_parameter(name), weight), name
+
+
 def test_a_stack_follows_the_rules_of_a_parametrisation():
     """Its branches, logits and optimizers: as each of two alone, over 6 steps."""
     configs = [config(**PARAMETRISED, seed=seed) for seed in (0, 1)]
