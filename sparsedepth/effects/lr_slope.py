@@ -120,9 +120,7 @@ def lr_lines(runs: pd.DataFrame, outcome: str, knob: str | None = None) -> Itera
         )
     unit = slopes[0].unit
     names = ("slope", "lo", "hi", "seeds", "verdict", "setting")
-    rows = []
-    for slope in slopes:
-        rows.append((*effect_cells(slope)[:3], len(slope.by_seed), _verdict(slope), slope.setting))
+    rows = [(*effect_cells(slope)[:3], len(slope.by_seed), _verdict(slope), slope.setting) for slope in slopes]
     head = (
         f"Does an effect change with lr? {title(outcome, unit)}; effect: setting {minus(unit)} baseline, both at the "
         "same lr; slope: change of the effect per doubling of lr, over all depths and other settings",

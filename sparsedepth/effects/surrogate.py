@@ -143,11 +143,10 @@ class Surrogate:
                 other.columns([value] * len(self.frame) if other is axis else self.frame[other.name].tolist())
                 for other in self.axes
             ]
-            curve.append((value, float(self._predict(np.concatenate(columns, axis=1)).mean())))
+            points = np.concatenate(columns, axis=1)
+            predicted = self.mean + _kernel(points, self.design, self.length) @ self.weights
+            curve.append((value, float(predicted.mean())))
         return curve
-
-    def _predict(self, points: np.ndarray) -> np.ndarray:
-        return self.mean + _kernel(points, self.design, self.length) @ self.weights
 
 
 def surrogate(frame: pd.DataFrame, search: Search, objective: str) -> Surrogate | None:
