@@ -103,9 +103,8 @@ def verified(card: Card, runs: pd.DataFrame, seeds: Sequence[int]) -> Card:
     raw = {rival: gain_over(rival) for rival in ("baseline", *(f"without {setting}" for setting in settings))}
     compared = {rival: contrast for rival, contrast in raw.items() if contrast is not None}
     moderated = dict(zip(compared, moderate([*compared.values()]), strict=True))
-    gain = _corrected_for(card.version - 1, moderated.get("baseline"))
-    by_rival = {rival: contrast for rival, contrast in moderated.items() if rival != "baseline"}
-    corrected = dict(zip(by_rival, correct([*by_rival.values()]), strict=True))
+    gain = _corrected_for(card.version - 1, moderated.pop("baseline", None))
+    corrected = dict(zip(moderated, correct([*moderated.values()]), strict=True))
     gains = {setting: corrected.get(f"without {setting}") for setting in settings}
     verification = Verification(
         seeds=tuple(seeds),
