@@ -96,16 +96,14 @@ def _moderated(family: Sequence[Contrast], lenders: Sequence[Contrast] = ()) -> 
 
 def _corrected(moderated: Sequence[Contrast]) -> list[Contrast]:
     """Holm's p over the contrasts of each depth; verdicts withheld that a badly tuned baseline may explain."""
-    by_depth = defaultdict[int | None, list[int]](list)
-    for i, contrast in enumerate(moderated):
-        by_depth[contrast.n_layers].append(i)
-    judged = list(moderated)
-    for indices in by_depth.values():
-        corrected = correct([moderated[i] for i in indices])
-        checked = check_shared_baselines(corrected, [contrast.knob for contrast in corrected])
-        for i, contrast in zip(indices, checked, strict=True):
-            judged[i] = contrast
-    return judged
+    by_depth = defaultdict[int | None, list[Contrast]](list)
+    for contrast in moderated:
+        by_depth[contrast.n_layers].append(contrast)
+    judged = {
+        depth: iter(check_shared_baselines(correct(family), [contrast.knob for contrast in family]))
+        for depth, family in by_depth.items()
+    }
+    return [next(judged[contrast.n_layers]) for contrast in moderated]
 
 
 def effects_of(runs: pd.DataFrame, knobs: Iterable[Knob], outcome: str) -> list[Contrast]:

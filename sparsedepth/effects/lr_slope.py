@@ -56,14 +56,13 @@ def lr_slopes(runs: pd.DataFrame, outcome: str, knob: str | None = None) -> list
 
     Raises ValueError for an outcome that is no number of `runs`, and for a knob that does not vary.
     """
-    unit_of(outcome)
-    chosen = {each.name for each in choose(all_knobs(runs), knob)}
     trained = without_measured_models(runs)
+    unit = unit_of(outcome, trained)
+    chosen = {each.name for each in choose(all_knobs(runs), knob)}
     if tuned_fields(result_rows(runs)) - {"lr"} or trained["lr"].nunique() < MIN_RATES:
         return []
     design = design_of(runs)
     knobs = [each for each in find_knobs(runs) if each.name != "lr" and ROLES[each.name].kind == "knob"]
-    unit = unit_of(outcome, trained)
     family = []
     for each in knobs:
         matched = pairs(trained, each, outcome, EVERY_LR, design)

@@ -283,8 +283,9 @@ def search_table(runs: pd.DataFrame, search: Search, by: str | None = None) -> Q
     rows = []
     for objective in [by] if by in search.objectives else search.objectives:
         fitted, shares = surrogate(frame, search, objective), importances(frame, search, objective)
-        for axis in fitted.axes if fitted else ():
-            assert fitted is not None
+        if fitted is None:
+            continue
+        for axis in fitted.axes:
             importance = [shares.get(name, {}).get(axis.name) for name in ("PED-ANOVA", "fANOVA")]
             for value, mean in fitted.partial(axis.name):
                 point = (None if value is None else str(value), mean)

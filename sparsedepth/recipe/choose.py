@@ -237,10 +237,8 @@ def reason_against(contrast: Contrast, matched: str, own_context: Sequence[str] 
 def best_of_each(candidates: Sequence[Candidate]) -> tuple[Candidate, ...]:
     """The candidates, of each knob with only the best recommended setting."""
     best: dict[str, Candidate] = {}
-    for candidate in candidates:
-        rival = best.get(candidate.contrast.knob)
-        if candidate.recommended and (rival is None or _gain(candidate) > _gain(rival)):
-            best[candidate.contrast.knob] = candidate
+    for candidate in sorted((each for each in candidates if each.recommended), key=_gain, reverse=True):
+        best.setdefault(candidate.contrast.knob, candidate)
     return tuple(
         refuse(candidate, f"{best[candidate.contrast.knob].contrast.setting} does better")
         if candidate.recommended and candidate is not best[candidate.contrast.knob]

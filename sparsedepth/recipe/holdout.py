@@ -139,7 +139,7 @@ def _score(
         changes=tuple(change.contrast.setting for change in recipe.changes),
         abstained=recipe.abstained,
         predictions=predictions,
-        error=float(np.mean(errors)) if scored else None,
+        error=interval.mean,
         error_interval=None if interval.lo is None or interval.hi is None else (max(interval.lo, 0.0), interval.hi),
         naive=naive,
         error_of_naive=float(np.mean(naive_errors)) if scored else None,
