@@ -124,6 +124,7 @@ def _score(
     naive = max(shrunk_by_setting, key=lambda setting: sign * shrunk_by_setting[setting], default="")
     cells = _cells(held_out, knobs, objective, shrunk_by_setting, naive)
     truth_C = cells["measured"].to_numpy(float)
+    settings = {text for texts in cells["settings"] for text in texts} - {knob.baseline for knob in knobs}
     right, n_decisions = decisions(cells["predicted"].to_numpy(float), truth_C)
     errors = [abs(shrunk - mean) for shrunk, mean, _ in scored]
     interval = estimate(errors)
@@ -148,19 +149,14 @@ def _score(
         n_signs=len(signed),
         decisions_right=right,
         n_decisions=n_decisions,
-        accuracy_interval=accuracy_interval(right, n_decisions, _n_settings(cells, knobs)),
+        accuracy_interval=accuracy_interval(right, n_decisions, len(settings)),
         decisions_right_by_naive=decisions(cells["naive"].to_numpy(float), truth_C)[0],
         regret=_regret(cells, knobs, recipe.changes, sign),
         regret_of_baseline=_regret(cells, knobs, (), sign),
         n_configurations=len(cells),
         gain=gain,
-        outcome=outcome_of(gain),
+        outcome=OUTCOMES[comparison_of(gain)],
     )
-
-
-def outcome_of(gain: Contrast | None) -> Outcome:
-    """The outcome for a recipe, from its runs against the baseline's."""
-    return OUTCOMES[comparison_of(gain)]
 
 
 def accuracy_interval(right: float, n_decisions: int, n_settings: int) -> tuple[float, float] | None:
@@ -175,12 +171,6 @@ def accuracy_interval(right: float, n_decisions: int, n_settings: int) -> tuple[
         return None
     m = n_settings + 1
     return share_interval(right / n_decisions, 9 * m * (m - 1) / (2 * (2 * m + 5)))
-
-
-def _n_settings(cells: pd.DataFrame, knobs: Sequence[Knob]) -> int:
-    """Number of settings of these configurations, baselines excluded."""
-    baselines = {knob.baseline for knob in knobs}
-    return len({text for settings in cells["settings"] for text in settings} - baselines)
 
 
 def _cells(

@@ -19,7 +19,7 @@ from sparsedepth.effects.intervals import correct, moderate
 from sparsedepth.effects.knobs import Knob, plain, setting_text
 from sparsedepth.recipe.card import Card, Comparison, Ingredient, Need, Verification
 from sparsedepth.recipe.choose import comparison_of
-from sparsedepth.recipe.holdout import outcome_of
+from sparsedepth.recipe.holdout import OUTCOMES
 
 NEEDS: dict[Comparison, Need] = {
     "better": "needed",
@@ -110,7 +110,7 @@ def verified(card: Card, runs: pd.DataFrame, seeds: Sequence[int]) -> Card:
         seeds=tuple(seeds),
         run_ids=tuple(sorted(runs["run_id"])),
         gain=gain,
-        outcome=outcome_of(gain),
+        outcome=OUTCOMES[comparison_of(gain)],
         ingredients=tuple(
             Ingredient(left_out=setting, gain=gain, verdict=NEEDS[comparison_of(gain)])
             for setting, gain in gains.items()
