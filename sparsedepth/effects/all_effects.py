@@ -37,8 +37,6 @@ from sparsedepth.store.schema import TUNING_COLUMNS
 from sparsedepth.store.tuning_roles import result_rows, without_measured_models
 
 DEPTH = "n_layers"
-_Key = tuple[int | None, str]
-"""n_layers, setting"""
 
 
 def measure_effects(runs: pd.DataFrame, outcome: str = "val_loss", knob: str | None = None) -> list[Contrast]:
@@ -63,13 +61,13 @@ def family_of(by_knob: Sequence[tuple[Knob, Mapping[str | None, Sequence[Contras
     Pairs that also match with all else equal (None) have that interval. Where a basis has no pair, the contrast with
     all else equal stays in the family, as in a recipe.
     """
-    strict, on_basis, template = dict[_Key, Contrast](), dict[_Key, Contrast](), dict[_Key, Contrast]()
+    strict = {c.key: c for _, by_basis in by_knob for c in by_basis.get(None, ())}
+    on_basis = {c.key: c for _, by_basis in by_knob for c in by_basis.get(basis, ())}
+    template: dict[tuple[int | None, str], Contrast] = {}
     for knob, by_basis in by_knob:
         order = list(knob.settings)
-        of_knob = {(c.n_layers, c.setting): c for contrasts in by_basis.values() for c in contrasts}
+        of_knob = {c.key: c for contrasts in by_basis.values() for c in contrasts}
         template |= {key: of_knob[key] for key in sorted(of_knob, key=lambda key: (key[0] or 0, order.index(key[1])))}
-        strict |= {(c.n_layers, c.setting): c for c in by_basis.get(None, ())}
-        on_basis |= {(c.n_layers, c.setting): c for c in by_basis.get(basis, ())}
     same = {key: c for key, c in strict.items() if key not in on_basis or on_basis[key].run_ids == c.run_ids}
     other = {key: c for key, c in on_basis.items() if key not in same}
     moderated = dict(zip(strict, _moderated(list(strict.values())), strict=True))
@@ -98,16 +96,14 @@ def _moderated(family: Sequence[Contrast], lenders: Sequence[Contrast] = ()) -> 
 
 def _corrected(moderated: Sequence[Contrast]) -> list[Contrast]:
     """Holm's p over the contrasts of each depth; verdicts withheld that a badly tuned baseline may explain."""
-    by_depth = defaultdict[int | None, list[int]](list)
-    for i, contrast in enumerate(moderated):
-        by_depth[contrast.n_layers].append(i)
-    judged = list(moderated)
-    for indices in by_depth.values():
-        corrected = correct([moderated[i] for i in indices])
-        checked = check_shared_baselines(corrected, [contrast.knob for contrast in corrected])
-        for i, contrast in zip(indices, checked, strict=True):
-            judged[i] = contrast
-    return judged
+    by_depth = defaultdict[int | None, list[Contrast]](list)
+    for contrast in moderated:
+        by_depth[contrast.n_layers].append(contrast)
+    judged = {
+        depth: iter(check_shared_baselines(correct(family), [contrast.knob for contrast in family]))
+        for depth, family in by_depth.items()
+    }
+    return [next(judged[contrast.n_layers]) for contrast in moderated]
 
 
 def effects_of(runs: pd.DataFrame, knobs: Iterable[Knob], outcome: str) -> list[Contrast]:
@@ -117,12 +113,9 @@ def effects_of(runs: pd.DataFrame, knobs: Iterable[Knob], outcome: str) -> list[
     return judge([contrast for knob in knobs for contrast in contrasts(runs, knob, outcome, design)])
 
 
-def effects_over_depths(
-    runs: pd.DataFrame, knobs: Iterable[Knob], outcome: str, design: Design | None = None
-) -> list[Contrast]:
+def effects_over_depths(runs: pd.DataFrame, knobs: Iterable[Knob], outcome: str, design: Design) -> list[Contrast]:
     """Every setting of these knobs over all depths together, judged as one family; settings without a pair are absent.
-    `design`: `design_of(runs)`, if already computed."""
-    design = design or design_of(runs)
+    `design`: `design_of(runs)`."""
     return judge([contrast for knob in knobs for contrast in over_depths(runs, knob, outcome, design)])
 
 

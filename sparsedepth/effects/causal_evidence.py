@@ -256,7 +256,7 @@ def skill(runs: pd.DataFrame, cause: str, effect: str) -> Skill:
     """How well each depth is predicted from the others; None with fewer than two depths; no interval with fewer than
     MIN_UNITS combinations of settings."""
     results = result_rows(runs)
-    usable = results[results["outcome"] == "ok"].dropna(subset=[cause, effect])
+    usable = usable_runs(results, [cause, effect])
     depths = tuple(sorted(set(map(int, usable["n_layers"]))))
     unit_N, units = pd.factorize(units_of(results)[usable.index])
     if len(depths) < 2:

@@ -85,7 +85,8 @@ def links_of(runs: pd.DataFrame) -> list[tuple[str, str]]:
     """The links with both sides measured in these runs; a degenerate score is replaced by its sound form, or left out
     (`store.degeneracy`)."""
     loss = loss_of(runs)
-    forms = sound_forms(runs)
+    measured = (score for score in of_stage("effectiveness") if _is_measured(runs, score))
+    forms = {score: degeneracy.sound_form(score, degeneracy.score_rows(runs, score)) for score in measured}
     named = (with_loss(loss, pair) for pair in LINKS)
     sound = ((forms.get(cause, cause), forms.get(effect, effect)) for cause, effect in named)
     return [
@@ -93,12 +94,6 @@ def links_of(runs: pd.DataFrame) -> list[tuple[str, str]]:
         for cause, effect in dict.fromkeys(sound)
         if cause and effect and _is_measured(runs, cause) and _is_measured(runs, effect)
     ]
-
-
-def sound_forms(runs: pd.DataFrame) -> dict[str, str | None]:
-    """Measured score of the chain -> its form that is not degenerate in these runs."""
-    measured = (score for score in of_stage("effectiveness") if _is_measured(runs, score))
-    return {score: degeneracy.sound_form(score, degeneracy.score_rows(runs, score)) for score in measured}
 
 
 def _is_measured(runs: pd.DataFrame, name: str) -> bool:

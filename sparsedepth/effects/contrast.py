@@ -66,6 +66,11 @@ class Contrast(Judged):
     """What the pairs are matched on; None: they differ in nothing but the knob, whatever that costs."""
 
     @property
+    def key(self) -> tuple[int | None, str]:
+        """n_layers and setting: which effect on an outcome it is."""
+        return self.n_layers, self.setting
+
+    @property
     def has_pairs(self) -> bool:
         """Whether any two runs match, even if one diverged or lacks the outcome."""
         return bool(self.effect.n + self.n_missing + self.n_diverged + self.n_baseline_diverged)
@@ -152,9 +157,7 @@ def over_depths(runs: pd.DataFrame, knob: Knob, outcome: str, design: Design | N
     return [contrast_of(by_setting[setting], knob, setting, outcome, None) for setting in settings]
 
 
-def check_at_one_lr(
-    contrasts: Sequence[Contrast], runs: pd.DataFrame, knob: Knob, design: Design | None = None
-) -> list[Contrast]:
+def check_at_one_lr(contrasts: Sequence[Contrast], runs: pd.DataFrame, knob: Knob, design: Design) -> list[Contrast]:
     """Check contrasts of sides each at its own tuned lr against runs of both at one lr: of a lower outcome at the
     setting's lr, of a higher one at the baseline's (`tuning_error`). Where those exclude the effect, the verdict must
     hold for the effect that they show."""
@@ -163,11 +166,11 @@ def check_at_one_lr(
     outcome, by_basis = contrasts[0].outcome, dict[str, dict[tuple[int | None, str], Contrast]]()
     for basis in (LR_OF_SETTING, EQUAL_LR):
         same_lr = _by_depth(pairs(runs, knob, outcome, basis, design), knob, outcome, basis, {})
-        by_basis[basis] = {(contrast.n_layers, contrast.setting): contrast for contrast in same_lr}
+        by_basis[basis] = {contrast.key: contrast for contrast in same_lr}
     checked = []
     for contrast in contrasts:
         is_lower = (contrast.effect.mean or 0.0) < 0
-        same_lr = by_basis[LR_OF_SETTING if is_lower else EQUAL_LR].get((contrast.n_layers, contrast.setting))
+        same_lr = by_basis[LR_OF_SETTING if is_lower else EQUAL_LR].get(contrast.key)
         checked.append(_checked(contrast, same_lr) if same_lr else contrast)
     return checked
 

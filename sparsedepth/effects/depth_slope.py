@@ -29,7 +29,7 @@ from sparsedepth.config.plain_text import counted
 from sparsedepth.effects.contrast import effect_fields, noise_and_floor
 from sparsedepth.effects.intervals import MIN_VALUES, Estimate, Judged, estimate, scatter
 from sparsedepth.effects.knobs import Knob, design_of, keys, labels
-from sparsedepth.effects.pairs import UNKNOWN_SEED, average_duplicates, rounding_sd, unit_of, values_of
+from sparsedepth.effects.pairs import average_duplicates, columns_of_side, rounding_sd, unit_of
 from sparsedepth.effects.sentences import (
     detectable_text,
     df_text,
@@ -39,7 +39,7 @@ from sparsedepth.effects.sentences import (
     number_text,
     verdict_text,
 )
-from sparsedepth.effects.tuning_error import tuned_side, tuning_of
+from sparsedepth.effects.tuning_error import tuning_of
 from sparsedepth.store.tuning_roles import result_rows
 
 MIN_DEPTHS = 4
@@ -111,8 +111,8 @@ def depth_slope(runs: pd.DataFrame, outcome: str = "val_loss") -> DepthSlope | N
 
 
 def _lines(runs: pd.DataFrame, knob: Knob | None, outcome: str) -> pd.DataFrame:
-    """One row per run: setting, unit, match (key of the line without its setting), n_layers, seed, run_id, value,
-    diverged."""
+    """One row per run: `columns_of_side`, setting, unit, match (key of the line without its setting), family (the same
+    without the seed)."""
     runs = result_rows(runs)
     match = [name for name in design_of(runs).beside_depth if knob is None or name not in knob.fields]
     lines = pd.DataFrame(
@@ -121,13 +121,7 @@ def _lines(runs: pd.DataFrame, knob: Knob | None, outcome: str) -> pd.DataFrame:
             "unit": unit_of(outcome, runs),
             "match": keys(runs, match),
             "family": keys(runs, [name for name in match if name != "seed"]),
-            "n_layers": runs["n_layers"].astype(int),
-            "seed": runs["seed"].fillna(UNKNOWN_SEED),
-            "run_id": runs["run_id"],
-            "cell_id": runs["cell_id"],
-            **tuned_side(runs, outcome),
-            "value": values_of(runs, outcome),
-            "diverged": runs["outcome"] == "diverged",
+            **columns_of_side(runs, outcome),
         }
     )
     return average_duplicates(lines, ["setting", "match", "n_layers"])

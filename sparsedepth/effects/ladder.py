@@ -29,13 +29,13 @@ class Ladder:
     """The top of the ladder against its foot; None with fewer than two rungs."""
 
 
-def ladder(runs: pd.DataFrame, objective: str = "val_loss", order: Sequence[str] = ORDER) -> Ladder:
+def ladder(runs: pd.DataFrame, objective: str) -> Ladder:
     """The ladder through runs of one depth.
 
     Raises ValueError for an objective that is no number of `runs`, or has no better direction.
     """
     sign = quantities.sign(quantities.rankable(objective).name)
-    knobs = sorted(find_knobs(runs), key=lambda knob: order.index(knob.name) if knob.name in order else len(order))
+    knobs = sorted(find_knobs(runs), key=lambda knob: ORDER.index(knob.name) if knob.name in ORDER else len(ORDER))
     foot = {knob.name: knob.baseline for knob in knobs}
     top, rungs = dict(foot), list[Contrast]()
     for knob in knobs:

@@ -56,14 +56,13 @@ def lr_slopes(runs: pd.DataFrame, outcome: str, knob: str | None = None) -> list
 
     Raises ValueError for an outcome that is no number of `runs`, and for a knob that does not vary.
     """
-    unit_of(outcome)
-    chosen = {each.name for each in choose(all_knobs(runs), knob)}
     trained = without_measured_models(runs)
+    unit = unit_of(outcome, trained)
+    chosen = {each.name for each in choose(all_knobs(runs), knob)}
     if tuned_fields(result_rows(runs)) - {"lr"} or trained["lr"].nunique() < MIN_RATES:
         return []
     design = design_of(runs)
     knobs = [each for each in find_knobs(runs) if each.name != "lr" and ROLES[each.name].kind == "knob"]
-    unit = unit_of(outcome, trained)
     family = []
     for each in knobs:
         matched = pairs(trained, each, outcome, EVERY_LR, design)
@@ -120,9 +119,7 @@ def lr_lines(runs: pd.DataFrame, outcome: str, knob: str | None = None) -> Itera
         )
     unit = slopes[0].unit
     names = ("slope", "lo", "hi", "seeds", "verdict", "setting")
-    rows = []
-    for slope in slopes:
-        rows.append((*effect_cells(slope)[:3], len(slope.by_seed), _verdict(slope), slope.setting))
+    rows = [(*effect_cells(slope)[:3], len(slope.by_seed), _verdict(slope), slope.setting) for slope in slopes]
     head = (
         f"Does an effect change with lr? {title(outcome, unit)}; effect: setting {minus(unit)} baseline, both at the "
         "same lr; slope: change of the effect per doubling of lr, over all depths and other settings",

@@ -124,20 +124,27 @@ def _sides(runs: pd.DataFrame, knob: Knob, outcome: str, basis: str | None, desi
             "other_fields": keys(runs, others),
             "context": keys(runs, [name for name in others if name not in not_context]),
             "size": keys(runs, [name for name in design.chosen if name in free and name not in knob.fields]),
-            "n_layers": runs["n_layers"].astype(int),
-            "seed": runs["seed"].fillna(UNKNOWN_SEED),
             "lr": runs.get("lr"),
-            "run_id": runs["run_id"],
-            "cell_id": runs["cell_id"],
-            "value": values_of(runs, outcome),
-            "diverged": runs["outcome"] == "diverged",
             "role": runs["tuning"] if "tuning" in runs.columns else None,
             "at_edge": runs["tuning"] == "edge" if "tuning" in runs.columns else False,
-            **tuned_side(runs, outcome),
+            **columns_of_side(runs, outcome),
             **{name: pd.to_numeric(runs[column], errors="coerce").astype(float) for name, column in BASES.items()},
         }
     )
     return average_duplicates(sides, ["other_fields", "setting", "size"])
+
+
+def columns_of_side(runs: pd.DataFrame, outcome: str) -> dict[str, pd.Series]:
+    """What a comparison needs of each run, whatever it is compared with."""
+    return {
+        "n_layers": runs["n_layers"].astype(int),
+        "seed": runs["seed"].fillna(UNKNOWN_SEED),
+        "run_id": runs["run_id"],
+        "cell_id": runs["cell_id"],
+        "value": values_of(runs, outcome),
+        "diverged": runs["outcome"] == "diverged",
+        **tuned_side(runs, outcome),
+    }
 
 
 def average_duplicates(rows: pd.DataFrame, key: list[str]) -> pd.DataFrame:

@@ -142,9 +142,9 @@ def choice_text(noise: Noise, outcome: str, n_values: Mapping[str, int], n_tunin
     text = (
         f"choice: choosing {fields} with {counted(n_tuning, 'tuning seed')} may cost a configuration {losses(n_tuning)}"
     )
-    return text + (
-        f"; with {n_results} seeds, as many as the results have, {losses(n_results)}" * (n_tuning < n_results)
-    )
+    if n_tuning < n_results:
+        text += f"; with {n_results} seeds, as many as the results have, {losses(n_results)}"
+    return text
 
 
 @dataclass(frozen=True)

@@ -249,12 +249,8 @@ class Decision:
     tokens: float
     compute: float
     """Of one run, relative to the largest scale."""
-    right: float
+    accuracy: float
     n: int
-
-    @property
-    def accuracy(self) -> float:
-        return self.right / self.n
 
 
 def decision_accuracy(runs: pd.DataFrame, outcome: str) -> list[Decision]:
@@ -290,7 +286,7 @@ def decision_accuracy(runs: pd.DataFrame, outcome: str) -> list[Decision]:
             if n:
                 decision = Decision(
                     n_layers=int(rows["n_layers"].iloc[0]), params=float(rows["params"].mean()),
-                    tokens=float(rows["tokens"].iloc[0]), right=right, n=n,
+                    tokens=float(rows["tokens"].iloc[0]), accuracy=right / n, n=n,
                     compute=float(rows["compute"].mean() / largest["compute"].mean()),
                 )  # fmt: skip
                 by_scale.append(decision)

@@ -19,9 +19,9 @@ def contrast_sentence(contrast: Contrast) -> str:
     return f"{depth}{contrast.setting} vs {contrast.baseline}: {effect_text(contrast)}{basis}"
 
 
-def effect_text(contrast: Contrast, tested: str = "") -> str:
-    """Outcome, verdict, size with interval, pairs, seeds, degrees of freedom, floor, Holm's p (over `tested`); the
-    detectable effect if not significant; divergences and missing values, if any."""
+def effect_text(contrast: Contrast) -> str:
+    """Outcome, verdict, size with interval, pairs, seeds, degrees of freedom, floor, Holm's p; the detectable effect if
+    not significant; divergences and missing values, if any."""
     parts = [f"{contrast.outcome} unknown"]
     if contrast.effect.n:
         size = estimate_text(contrast.effect, contrast.unit)
@@ -29,8 +29,7 @@ def effect_text(contrast: Contrast, tested: str = "") -> str:
         parts = [
             f"{contrast.outcome} {verdict_text(contrast)}: {size}{detectable_text(contrast)}",
             *([contrast.tuned] if contrast.tuned else []),
-            f"{sample}, {floor_text(contrast.floor, contrast.unit)}{holm_text(contrast.p_holm)}"
-            f"{f' over {tested}' if tested else ''}",
+            f"{sample}, {floor_text(contrast.floor, contrast.unit)}{holm_text(contrast.p_holm)}",
         ]
     if contrast.n_diverged or contrast.n_baseline_diverged:
         parts.append(f"diverged: {contrast.n_diverged} of the setting, {contrast.n_baseline_diverged} of the baseline")

@@ -9,7 +9,7 @@ are set. The interaction of two settings is symmetric, and reported once. The se
 the interval already covers the noise of seeds.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import pandas as pd
@@ -75,7 +75,7 @@ def setting_interactions(runs: pd.DataFrame, outcome: str, knob: str | None = No
 
 def _interactions_of_knob(
     runs: pd.DataFrame, knob: Knob, knobs: Sequence[Knob], outcome: str, design: Design
-) -> list[SettingInteraction]:
+) -> Iterator[SettingInteraction]:
     others = changed(runs, [other for other in knobs if other is not knob])
     context_N = others.map(lambda settings: tuple(settings.values())).set_axis(runs["run_id"])
     knob_fields = {name for each in knobs for name in each.fields}
@@ -84,16 +84,14 @@ def _interactions_of_knob(
     matched = pairs(runs, knob, outcome, design=design)
     baseline = matched["run_id_baseline"]
     matched = matched.assign(context=baseline.map(context_N), size=baseline.map(size_N))
-    interactions = []
     for n_layers in sorted(matched["n_layers"].unique()):
         for setting in list(knob.settings)[1:]:
             rows = matched[(matched["n_layers"] == n_layers) & (matched["setting"] == setting)]
             by_context = dict(list(rows.groupby("context", sort=False)))
             alone = by_context.pop((), rows[:0])
             for context in (context for context in dict.fromkeys(context_N) if context in by_context):
-                interaction = _interaction(knob, setting, context, alone, by_context[context], outcome)
-                interactions += [interaction] if interaction else []
-    return interactions
+                if interaction := _interaction(knob, setting, context, alone, by_context[context], outcome):
+                    yield interaction
 
 
 def _interaction(

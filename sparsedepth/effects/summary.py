@@ -57,7 +57,7 @@ def effects_text(effects: Sequence[Contrast], width: int | None = None, every_ba
     by_setting: dict[tuple[int | None, str], dict[tuple[str, ...], Contrast]] = {}
     for contrast in effects:
         if contrast.has_pairs:
-            by_setting.setdefault((contrast.n_layers, contrast.setting), {}).setdefault(contrast.run_ids, contrast)
+            by_setting.setdefault(contrast.key, {}).setdefault(contrast.run_ids, contrast)
     if not by_setting:
         return "no two runs match on any basis"
     contrasts = [c for by_runs in by_setting.values() for c in list(by_runs.values())[: None if every_basis else 1]]
@@ -101,10 +101,10 @@ def effects_text(effects: Sequence[Contrast], width: int | None = None, every_ba
 
 def _equal_lr_notes(contrasts: Iterable[Contrast], effects: Iterable[Contrast]) -> list[str]:
     """A line with the settings that are 'lower' or 'higher' at the baseline's lr but not at tuned values."""
-    at_equal_lr = {(c.n_layers, c.setting): c for c in effects if c.basis == EQUAL_LR}
+    at_equal_lr = {c.key: c for c in effects if c.basis == EQUAL_LR}
     by_setting: dict[str, list[str]] = {}
     for contrast in contrasts:
-        other = at_equal_lr.get((contrast.n_layers, contrast.setting))
+        other = at_equal_lr.get(contrast.key)
         if other and other.verdict not in (contrast.verdict, "not distinguishable"):
             size = size_text(other.effect.mean or 0.0, other.unit, "+")
             depth = f" at n_layers={contrast.n_layers}" if contrast.n_layers else ""
@@ -114,7 +114,7 @@ def _equal_lr_notes(contrasts: Iterable[Contrast], effects: Iterable[Contrast]) 
     return [f"{head}: {verdicts}"] if verdicts else []
 
 
-def interactions_text(interactions: Sequence[SettingInteraction], width: int | None = None) -> str:
+def interactions_text(interactions: Sequence[SettingInteraction]) -> str:
     """A row per depth and combination: the setting's effect combined with the others minus its effect alone."""
     names = ("n_layers", "difference", *SIZE[1:], "seeds", "verdict", "setting")
     rows = [
@@ -135,10 +135,10 @@ def interactions_text(interactions: Sequence[SettingInteraction], width: int | N
     notes = tuning_notes(
         (f"{interaction.text} at n_layers={interaction.n_layers}", interaction) for interaction in interactions
     )
-    return table_page(head, names, rows, ("seeds", "detectable"), notes, width)
+    return table_page(head, names, rows, ("seeds", "detectable"), notes)
 
 
-def slopes_text(slopes: Sequence[SlopeContrast], width: int | None = None) -> str:
+def slopes_text(slopes: Sequence[SlopeContrast]) -> str:
     """A row per setting: the outcome's slope in depth at the setting, at the baseline, and their difference."""
     change = "ratio" if _is_ratio(slopes[0].unit) else "difference"
     names = ("slope", "baseline", change, *SIZE[1:], "seeds", "verdict", "setting")
@@ -158,7 +158,7 @@ def slopes_text(slopes: Sequence[SlopeContrast], width: int | None = None) -> st
         f"setting {minus(slopes[0].unit)} baseline",
     )
     notes = tuning_notes((slope.at_setting.setting, slope) for slope in slopes)
-    return table_page(head, names, rows, ("seeds", "detectable", "slope baseline"), notes, width)
+    return table_page(head, names, rows, ("seeds", "detectable", "slope baseline"), notes)
 
 
 def chain_lines(runs: pd.DataFrame) -> Iterator[str]:
@@ -254,11 +254,10 @@ def tuned_text(contrasts: Iterable[Contrast]) -> str:
     return ", each side at its own tuned value" if any(c.tuned.startswith("each") for c in contrasts) else ""
 
 
-def short_setting(setting: str, most: int = 3) -> str:
-    """'task_group=A5, seq_len=8, 5 more fields', where too many fields move together for one line."""
+def short_setting(setting: str) -> str:
+    """'task_group=A5, seq_len=8, 5 more fields', where more than three fields move together."""
     parts = setting.split(", ")
-    n_more = len(parts) - most + 1
-    return setting if n_more < 2 else f"{', '.join(parts[: most - 1])}, {n_more} more fields"
+    return setting if len(parts) < 4 else f"{', '.join(parts[:2])}, {len(parts) - 2} more fields"
 
 
 def effect_cells(judged: Judged) -> tuple[float | None, ...]:

@@ -143,11 +143,10 @@ class Surrogate:
                 other.columns([value] * len(self.frame) if other is axis else self.frame[other.name].tolist())
                 for other in self.axes
             ]
-            curve.append((value, float(self._predict(np.concatenate(columns, axis=1)).mean())))
+            points = np.concatenate(columns, axis=1)
+            predicted = self.mean + _kernel(points, self.design, self.length) @ self.weights
+            curve.append((value, float(predicted.mean())))
         return curve
-
-    def _predict(self, points: np.ndarray) -> np.ndarray:
-        return self.mean + _kernel(points, self.design, self.length) @ self.weights
 
 
 def surrogate(frame: pd.DataFrame, search: Search, objective: str) -> Surrogate | None:
@@ -284,8 +283,9 @@ def search_table(runs: pd.DataFrame, search: Search, by: str | None = None) -> Q
     rows = []
     for objective in [by] if by in search.objectives else search.objectives:
         fitted, shares = surrogate(frame, search, objective), importances(frame, search, objective)
-        for axis in fitted.axes if fitted else ():
-            assert fitted is not None
+        if fitted is None:
+            continue
+        for axis in fitted.axes:
             importance = [shares.get(name, {}).get(axis.name) for name in ("PED-ANOVA", "fANOVA")]
             for value, mean in fitted.partial(axis.name):
                 point = (None if value is None else str(value), mean)

@@ -57,8 +57,8 @@ def knob_lines(runs: pd.DataFrame, outcome: str, knob: str | None = None) -> Ite
         of_knob = [contrast for contrast in effects if contrast.knob == each.name]
         joint = f" (changes together with {', '.join(each.fields[1:])}: effects cannot be attributed to one of them)"
         yield f"\n{each.name}{'' if each.is_pure or each.name == 'n_layers' else joint}"
-        for key in dict.fromkeys((contrast.n_layers, contrast.setting) for contrast in of_knob):
-            yield from _setting_lines([c for c in of_knob if (c.n_layers, c.setting) == key])
+        for key in dict.fromkeys(contrast.key for contrast in of_knob):
+            yield from _setting_lines([contrast for contrast in of_knob if contrast.key == key])
     yield from _interaction_and_slope_lines(runs, outcome, knob)
 
 

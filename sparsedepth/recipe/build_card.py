@@ -24,7 +24,7 @@ from sparsedepth.effects.all_effects import family_of, slopes_of
 from sparsedepth.effects.causal_evidence import INTERVENTIONS, InterventionEffect, chain_evidence
 from sparsedepth.effects.chain import cautions
 from sparsedepth.effects.contrast import contrasts_on_bases
-from sparsedepth.effects.knobs import Knob, Plain, find_knobs, labels, tuned_fields
+from sparsedepth.effects.knobs import Knob, find_knobs, labels, tuned_fields
 from sparsedepth.effects.pairs import BASES
 from sparsedepth.recipe.card import (
     Card,
@@ -54,19 +54,18 @@ def derive_card(
     depth: int | None = None,
     objective: str = "val_loss",
     matched: str = "tokens",
-    baselines: Mapping[str, Plain] | None = None,
     holdout_depth: int | None = None,
     holdout: str | None = None,
     folders: Sequence[Path] = (),
 ) -> Card:
     """The recipe of the rows of `runs` with its evidence; tested at `holdout_depth`, or at the largest of `holdout`
     (one of SCALES); with the verification found next to the folders (`trial`). Raises as `derive`."""
-    recipe = derive(runs, depth, objective, matched, baselines)
+    recipe = derive(runs, depth, objective, matched)
     if holdout and holdout_depth is not None:
         raise ValueError(f"holdout={holdout!r} and holdout_depth={holdout_depth} are two tests; a card has one")
-    held = None if holdout_depth is None else hold_out(runs, holdout_depth, objective, matched, baselines)
+    held = None if holdout_depth is None else hold_out(runs, holdout_depth, objective, matched)
     if holdout:
-        held = hold_out_scale(runs, holdout, recipe.depth, objective, matched, baselines)
+        held = hold_out_scale(runs, holdout, recipe.depth, objective, matched)
     return with_trial(build_card(runs, recipe, held, folders), folders)
 
 

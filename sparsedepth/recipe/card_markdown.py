@@ -9,7 +9,7 @@ from sparsedepth.effects.depth_slope import slope_sentence
 from sparsedepth.effects.sentences import number_text, ratio_text
 from sparsedepth.files import write_text
 from sparsedepth.recipe import card_text, conclusion
-from sparsedepth.recipe.card import SUFFIX, Card, card_path, write_card
+from sparsedepth.recipe.card import Card, card_path, write_card
 from sparsedepth.recipe.tables import measured_table
 from sparsedepth.store.render import to_markdown
 
@@ -51,8 +51,7 @@ def write_page(path: Path, card: Card) -> tuple[Path, Path]:
 
 def page_path(path: Path) -> Path:
     """The path of the Markdown page of the recipe in `path`."""
-    data = card_path(path)
-    return data.with_name(data.name.removesuffix(SUFFIX) + ".card.md")
+    return card_path(path).with_suffix(".md")
 
 
 def _differing_yaml(card: Card) -> Verbatim | None:

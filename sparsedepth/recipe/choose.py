@@ -237,10 +237,8 @@ def reason_against(contrast: Contrast, matched: str, own_context: Sequence[str] 
 def best_of_each(candidates: Sequence[Candidate]) -> tuple[Candidate, ...]:
     """The candidates, of each knob with only the best recommended setting."""
     best: dict[str, Candidate] = {}
-    for candidate in candidates:
-        rival = best.get(candidate.contrast.knob)
-        if candidate.recommended and (rival is None or _gain(candidate) > _gain(rival)):
-            best[candidate.contrast.knob] = candidate
+    for candidate in sorted((each for each in candidates if each.recommended), key=_gain, reverse=True):
+        best.setdefault(candidate.contrast.knob, candidate)
     return tuple(
         refuse(candidate, f"{best[candidate.contrast.knob].contrast.setting} does better")
         if candidate.recommended and candidate is not best[candidate.contrast.knob]
@@ -297,7 +295,10 @@ def check_stack(rows: DepthRows, recipe: Recipe) -> Recipe:
     """The finished recipe, without changes that are worse together than the baseline or the best change alone."""
     changes = recipe.changes
     if not changes:
-        return updated(recipe, abstained=_reason_to_abstain(recipe))
+        better = [candidate for candidate in recipe.candidates if comparison_of(candidate.contrast) == "better"]
+        reasons = "; ".join(f"{candidate.contrast.setting}: {candidate.refused}" for candidate in better)
+        none_better = f"no setting is significantly better in {recipe.objective} than its baseline"
+        return updated(recipe, abstained=reasons or none_better)
     if len(changes) == 1:
         return recipe
     best = max(changes, key=_gain)
@@ -308,31 +309,20 @@ def check_stack(rows: DepthRows, recipe: Recipe) -> Recipe:
     )
     recipe = updated(recipe, stack=stack)
     if comparison_of(stack.against_baseline) == "worse":
-        refused = dict.fromkeys(_settings(changes), "the changes together are worse than the baseline")
+        refused = {change.contrast.setting: "the changes together are worse than the baseline" for change in changes}
         abstained = "the effects do not add up: the changes together are worse than the baseline"
         return updated(_refusing(recipe, refused), config=recipe.baseline, abstained=abstained)
     if comparison_of(stack.against_best) == "worse":
-        others = _settings(change for change in changes if change is not best)
-        refused = dict.fromkeys(others, f"worse combined with {stack.best} than {stack.best} alone")
+        reason = f"worse combined with {stack.best} than {stack.best} alone"
+        refused = {change.contrast.setting: reason for change in changes if change is not best}
         return updated(_refusing(recipe, refused), config=configure(rows, (best,)))
     return recipe
 
 
-def _reason_to_abstain(recipe: Recipe) -> str:
-    """No setting is better, or the reason against each that is."""
-    better = [candidate for candidate in recipe.candidates if comparison_of(candidate.contrast) == "better"]
-    reasons = "; ".join(f"{candidate.contrast.setting}: {candidate.refused}" for candidate in better)
-    return reasons or f"no setting is significantly better in {recipe.objective} than its baseline"
-
-
-def _settings(changes: Iterable[Candidate]) -> list[str]:
-    return [change.contrast.setting for change in changes]
-
-
 def _refusing(recipe: Recipe, refused: Mapping[str, str]) -> Recipe:
     """The same recipe with the candidates of these settings refused."""
-    reasons = {c.contrast.setting: refused.get(c.contrast.setting, c.refused) for c in recipe.candidates}
-    return updated(recipe, candidates=tuple(refuse(c, reasons[c.contrast.setting]) for c in recipe.candidates))
+    candidates = tuple(refuse(c, refused.get(c.contrast.setting, c.refused)) for c in recipe.candidates)
+    return updated(recipe, candidates=candidates)
 
 
 def settings_with(knobs: Sequence[Knob], changes: Iterable[Candidate]) -> dict[str, str]:

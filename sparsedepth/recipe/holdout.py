@@ -23,7 +23,7 @@ import pandas as pd
 from sparsedepth import quantities
 from sparsedepth.effects.contrast import Contrast
 from sparsedepth.effects.intervals import estimate
-from sparsedepth.effects.knobs import Knob, Plain, labels
+from sparsedepth.effects.knobs import Knob, labels
 from sparsedepth.effects.pairs import values_of
 from sparsedepth.effects.scale import decisions
 from sparsedepth.recipe.card import Candidate, Comparison, Holdout, Outcome, Prediction, Recipe
@@ -49,17 +49,20 @@ def hold_out(
     depth: int,
     objective: str = "val_loss",
     matched: str = "tokens",
-    baselines: Mapping[str, Plain] | None = None,
 ) -> Holdout:
     """Score the predictions for a depth from the runs at smaller depths.
 
     Raises ValueError where the depth has no finished run, or fewer than two smaller depths have.
     """
     results = result_rows(runs)
-    fitted_on = _smaller(results, "n_layers", depth, 2)
+    depths = sorted(set(map(int, results.loc[results["outcome"] == "ok", "n_layers"])))
+    fitted_on = tuple(smaller for smaller in depths if smaller < depth)
+    if depth not in depths or len(fitted_on) < 2:
+        have = ", ".join(map(str, depths)) or "none"
+        raise ValueError(f"--holdout-depth {depth} needs finished runs there and at two smaller depths, not {have}")
     shallower = results[results["n_layers"] < depth]
-    recipe = derive(shallower, depth, objective, matched, baselines)
-    knobs = _tested_knobs(shallower, recipe, baselines)
+    recipe = derive(shallower, depth, objective, matched)
+    knobs = _tested_knobs(shallower, recipe)
     by_setting = {c.setting: c for c in measured(results, knobs, objective, depth)}
     return _score(results[results["n_layers"] == depth], knobs, recipe, by_setting, ("n_layers", depth, fitted_on))
 
@@ -70,7 +73,6 @@ def hold_out_scale(
     depth: int | None = None,
     objective: str = "val_loss",
     matched: str = "tokens",
-    baselines: Mapping[str, Plain] | None = None,
 ) -> Holdout:
     """Score the predictions for the largest width or budget (`scale`: of SCALES) at one depth (default: the deepest):
     the effects at the smaller ones, unchanged.
@@ -80,22 +82,22 @@ def hold_out_scale(
     results, field = result_rows(runs), SCALES[scale]
     depth = int(results.loc[results["outcome"] == "ok", "n_layers"].max()) if depth is None else depth
     results = results[results["n_layers"] == depth]
-    sizes = pd.to_numeric(results.loc[results["outcome"] == "ok", field], errors="coerce").dropna()
-    if sizes.nunique() < 2:
-        have = ", ".join(f"{size:g}" for size in sorted(set(sizes))) or "none"
+    sizes = sorted(set(pd.to_numeric(results.loc[results["outcome"] == "ok", field], errors="coerce").dropna()))
+    if len(sizes) < 2:
+        have = ", ".join(f"{size:g}" for size in sizes) or "none"
         raise ValueError(f"holdout {scale} needs runs of two {field} or more at n_layers={depth}; there are: {have}")
-    largest = int(sizes.max())
+    *fitted_on, largest = map(int, sizes)
     smaller, held_out = results[results[field] < largest], results[results[field] == largest]
-    recipe = derive(smaller, depth, objective, matched, baselines)
-    knobs = [knob for knob in _tested_knobs(smaller, recipe, baselines) if field not in knob.fields]
+    recipe = derive(smaller, depth, objective, matched)
+    knobs = [knob for knob in _tested_knobs(smaller, recipe) if field not in knob.fields]
     by_setting = {c.setting: c for c in measured(held_out, knobs, objective, depth)}
-    return _score(held_out, knobs, recipe, by_setting, (field, largest, _smaller(results, field, largest, 1)))
+    return _score(held_out, knobs, recipe, by_setting, (field, largest, tuple(fitted_on)))
 
 
-def _tested_knobs(runs: pd.DataFrame, recipe: Recipe, baselines: Mapping[str, Plain] | None) -> list[Knob]:
+def _tested_knobs(runs: pd.DataFrame, recipe: Recipe) -> list[Knob]:
     """The knobs of the recipe's candidates."""
     tested = {candidate.contrast.knob for candidate in recipe.candidates}
-    return [knob for knob in rows_at(runs, recipe.depth, baselines).knobs if knob.name in tested]
+    return [knob for knob in rows_at(runs, recipe.depth).knobs if knob.name in tested]
 
 
 def _score(
@@ -122,6 +124,7 @@ def _score(
     naive = max(shrunk_by_setting, key=lambda setting: sign * shrunk_by_setting[setting], default="")
     cells = _cells(held_out, knobs, objective, shrunk_by_setting, naive)
     truth_C = cells["measured"].to_numpy(float)
+    settings = {text for texts in cells["settings"] for text in texts} - {knob.baseline for knob in knobs}
     right, n_decisions = decisions(cells["predicted"].to_numpy(float), truth_C)
     errors = [abs(shrunk - mean) for shrunk, mean, _ in scored]
     interval = estimate(errors)
@@ -137,7 +140,7 @@ def _score(
         changes=tuple(change.contrast.setting for change in recipe.changes),
         abstained=recipe.abstained,
         predictions=predictions,
-        error=float(np.mean(errors)) if scored else None,
+        error=interval.mean,
         error_interval=None if interval.lo is None or interval.hi is None else (max(interval.lo, 0.0), interval.hi),
         naive=naive,
         error_of_naive=float(np.mean(naive_errors)) if scored else None,
@@ -146,19 +149,14 @@ def _score(
         n_signs=len(signed),
         decisions_right=right,
         n_decisions=n_decisions,
-        accuracy_interval=accuracy_interval(right, n_decisions, _n_settings(cells, knobs)),
+        accuracy_interval=accuracy_interval(right, n_decisions, len(settings)),
         decisions_right_by_naive=decisions(cells["naive"].to_numpy(float), truth_C)[0],
         regret=_regret(cells, knobs, recipe.changes, sign),
         regret_of_baseline=_regret(cells, knobs, (), sign),
         n_configurations=len(cells),
         gain=gain,
-        outcome=outcome_of(gain),
+        outcome=OUTCOMES[comparison_of(gain)],
     )
-
-
-def outcome_of(gain: Contrast | None) -> Outcome:
-    """The outcome for a recipe, from its runs against the baseline's."""
-    return OUTCOMES[comparison_of(gain)]
 
 
 def accuracy_interval(right: float, n_decisions: int, n_settings: int) -> tuple[float, float] | None:
@@ -173,22 +171,6 @@ def accuracy_interval(right: float, n_decisions: int, n_settings: int) -> tuple[
         return None
     m = n_settings + 1
     return share_interval(right / n_decisions, 9 * m * (m - 1) / (2 * (2 * m + 5)))
-
-
-def _n_settings(cells: pd.DataFrame, knobs: Sequence[Knob]) -> int:
-    """Number of settings of these configurations, baselines excluded."""
-    baselines = {knob.baseline for knob in knobs}
-    return len({text for settings in cells["settings"] for text in settings} - baselines)
-
-
-def _smaller(runs: pd.DataFrame, field: str, held: int, least: int) -> tuple[int, ...]:
-    """The values below the held-out one. Raises ValueError for fewer than `least`, or no run at the held-out one."""
-    values = sorted(set(map(int, runs.loc[runs["outcome"] == "ok", field])))
-    smaller = tuple(value for value in values if value < held)
-    if held not in values or len(smaller) < least:
-        have = ", ".join(map(str, values)) or "none"
-        raise ValueError(f"--holdout-depth {held} needs finished runs there and at two smaller depths, not {have}")
-    return smaller
 
 
 def _cells(

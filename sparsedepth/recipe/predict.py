@@ -61,7 +61,7 @@ def measured(
 
 def _by_key(runs: pd.DataFrame, knobs: Iterable[Knob], objective: str) -> dict[tuple[int | None, str], Contrast]:
     design = design_of(runs)
-    return {(c.n_layers, c.setting): c for knob in knobs for c in contrasts(runs, knob, objective, design)}
+    return {c.key: c for knob in knobs for c in contrasts(runs, knob, objective, design)}
 
 
 def predicted(runs: pd.DataFrame, knobs: Iterable[Knob], objective: str, depth: int) -> list[Contrast]:

@@ -49,7 +49,7 @@ def cut_text(rows: Iterable[MeasuredConfiguration], objective: str) -> str:
     return quantities.IN_RUNS[objective].cut_at(*((row.lo, row.hi) for row in rows))
 
 
-def measured_text(card: Card, width: int | None = None) -> str:
+def measured_text(card: Card, width: int) -> str:
     """The same for a terminal, with notes; '' where nothing was measured."""
     if not card.measured:
         return ""
@@ -61,7 +61,7 @@ def measured_text(card: Card, width: int | None = None) -> str:
     return f"{table}\n{terminal.wrapped(notes, width)}"
 
 
-def settings_text(card: Card, width: int | None = None) -> str:
+def settings_text(card: Card, width: int) -> str:
     """The effect and the cost of each setting tested, with notes on uneven tuning and on significant settings that are
     not recommended; '' where none was tested."""
     candidates = [candidate for candidate in card.recipe.candidates if candidate.contrast.has_pairs]

@@ -19,7 +19,7 @@ from sparsedepth.effects.intervals import correct, moderate
 from sparsedepth.effects.knobs import Knob, plain, setting_text
 from sparsedepth.recipe.card import Card, Comparison, Ingredient, Need, Verification
 from sparsedepth.recipe.choose import comparison_of
-from sparsedepth.recipe.holdout import outcome_of
+from sparsedepth.recipe.holdout import OUTCOMES
 
 NEEDS: dict[Comparison, Need] = {
     "better": "needed",
@@ -103,15 +103,14 @@ def verified(card: Card, runs: pd.DataFrame, seeds: Sequence[int]) -> Card:
     raw = {rival: gain_over(rival) for rival in ("baseline", *(f"without {setting}" for setting in settings))}
     compared = {rival: contrast for rival, contrast in raw.items() if contrast is not None}
     moderated = dict(zip(compared, moderate([*compared.values()]), strict=True))
-    gain = _corrected_for(card.version - 1, moderated.get("baseline"))
-    by_rival = {rival: contrast for rival, contrast in moderated.items() if rival != "baseline"}
-    corrected = dict(zip(by_rival, correct([*by_rival.values()]), strict=True))
+    gain = _corrected_for(card.version - 1, moderated.pop("baseline", None))
+    corrected = dict(zip(moderated, correct([*moderated.values()]), strict=True))
     gains = {setting: corrected.get(f"without {setting}") for setting in settings}
     verification = Verification(
         seeds=tuple(seeds),
         run_ids=tuple(sorted(runs["run_id"])),
         gain=gain,
-        outcome=outcome_of(gain),
+        outcome=OUTCOMES[comparison_of(gain)],
         ingredients=tuple(
             Ingredient(left_out=setting, gain=gain, verdict=NEEDS[comparison_of(gain)])
             for setting, gain in gains.items()

@@ -49,8 +49,7 @@ def exclude_highest(points: pd.DataFrame, n_excluded: int) -> pd.DataFrame:
     """The points without the n highest losses and their ties. Raises ValueError if none is left."""
     if n_excluded == 0:
         return points
-    excluded = np.sort(points["loss"].to_numpy())[::-1][:n_excluded]
-    remaining = points[points["loss"] < excluded[-1]]
+    remaining = points[points["loss"] < points["loss"].nlargest(n_excluded).min()]
     if remaining.empty:
         raise ValueError(
             f"cannot exclude the {n_excluded} highest of {len(points)} losses and their ties: no point is left; "

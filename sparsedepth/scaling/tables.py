@@ -125,7 +125,6 @@ def as_object(report: Report) -> dict[str, Any]:
 
 def optimum_table(shape: Optimum) -> QueryResult:
     """Width, depth and loss at the budget, with bootstrap intervals."""
-
     d_model, n_layers, loss = (
         interval or (None, None) for interval in (shape.d_model_interval, shape.n_layers_interval, shape.loss_interval)
     )

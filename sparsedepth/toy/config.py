@@ -157,9 +157,9 @@ class ToyDefinition(Section):
             if any(name in variant for variant in self.variants):
                 raise ValueError(f"--set {name}: variants of {self.name!r} set {name}; change them in the definition")
         values = self.model_dump(mode="json", exclude={"scales"}, exclude_unset=True)
-        base = {name: value for name, value in changes.items() if name != "n_layers"}
-        depths = {name: value for name, value in changes.items() if name == "n_layers"}
-        return build(ToyDefinition, {**values, **depths, "base": {**self.base, **base}}, "--set")
+        base = {**self.base, **changes}
+        depths = base.pop("n_layers", self.n_layers)
+        return build(ToyDefinition, {**values, "n_layers": depths, "base": base}, "--set")
 
     def groups(self) -> list[ToyConfig]:
         """All groups, in order. Raises ValueError naming an invalid variant."""

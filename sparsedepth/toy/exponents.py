@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from sparsedepth.effects.intervals import Estimate, estimate
-from sparsedepth.toy.config import AXES, ToyConfig
+from sparsedepth.toy.config import ToyConfig
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -130,6 +130,3 @@ def varied(fitted: Sequence[Exponent]) -> list[str]:
         if len(values) > n_settings:
             names, n_settings = [*names, name], len(values)
     return names
-
-
-assert set(AXES) <= {*SETTINGS, *REPLICATES}

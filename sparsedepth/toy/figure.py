@@ -154,11 +154,7 @@ def _draw_exponents(axis: Any, column: FigureColumn, styles: dict[float, tuple[s
     axis.set_ylim(bottom=min(0.0, axis.get_ylim()[0]))
 
 
-def _bars(estimates: Sequence[Estimate]) -> np.ndarray | None:
+def _bars(estimates: Sequence[Estimate]) -> np.ndarray:
     """Distances from the mean to the interval's ends; 0 without an interval."""
-    if not estimates:
-        return None
-    mean_N, lo_N, hi_N = (
-        np.array([getattr(estimate, end) for estimate in estimates], dtype=float) for end in ("mean", "lo", "hi")
-    )
-    return np.nan_to_num(np.stack((mean_N - lo_N, hi_N - mean_N)))
+    ends_N3 = np.array([(estimate.lo, estimate.mean, estimate.hi) for estimate in estimates], dtype=float)
+    return np.nan_to_num(np.diff(ends_N3.reshape(-1, 3)).T)
