@@ -210,8 +210,6 @@ def _hub_images(config: RunConfig) -> Iterator[LabelledImage]:
 
 
 class ImageSource(CorpusSource):
-    """A source of images."""
-
     bytes_per_token: None = None
     eod: None = None
 

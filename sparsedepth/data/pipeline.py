@@ -107,7 +107,6 @@ def _tokenizer(config: RunConfig) -> Tokenizer | ImageEncoder:
 
 
 def _tokenise(config: RunConfig, folder: Path, tokenizer: Tokenizer | ImageEncoder) -> Manifest:
-    """Read the corpus and write its tokens."""
     before = _fingerprint(config.corpus)  # before reading, so that an edit meanwhile is detected
     tokenizer.save(folder)
     is_paired = is_sft(config.corpus) and not isinstance(tokenizer, ImageEncoder)

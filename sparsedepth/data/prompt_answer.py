@@ -72,7 +72,6 @@ def text_field(row: Mapping[str, Any], name: str, place: str, shapes: str) -> st
 
 
 def pair_text(pair: Pair) -> str:
-    """The text of a pair."""
     return pair.prompt + ("" if pair.prompt[-1].isspace() else " ") + pair.answer
 
 

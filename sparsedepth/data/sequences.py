@@ -12,8 +12,6 @@ from sparsedepth.config.task import IGNORED
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Sequences:
-    """Inputs and targets."""
-
     inputs: np.ndarray
     """inputs_NT, int64; for images bytes inputs_NTP with P values per patch"""
     targets: np.ndarray
@@ -25,7 +23,6 @@ class Sequences:
         return len(self.inputs)
 
     def __getitem__(self, rows: slice) -> "Sequences":
-        """Some of the sequences."""
         difficulty = None if self.difficulty is None else self.difficulty[rows]
         return Sequences(inputs=self.inputs[rows], targets=self.targets[rows], difficulty=difficulty)
 
@@ -36,7 +33,6 @@ class Sequences:
 
     @property
     def n_scored(self) -> int:
-        """Number of scored positions."""
         return int((self.targets != IGNORED).sum())
 
 

@@ -151,7 +151,6 @@ class ShardWriter:
         return self.train.tokens >= self._max_train_tokens
 
     def add(self, document: Document) -> None:
-        """Add a document to the current batch."""
         self._batch.append(document)
         self._n_characters += len(document.text)
         if self._n_characters >= _CHARACTERS_AT_ONCE:

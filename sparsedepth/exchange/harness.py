@@ -71,7 +71,6 @@ class DecoderLM(TemplateLM):
 
     @property
     def n_truncated(self) -> int:
-        """Number of truncated requests."""
         return self._likelihood.n_truncated
 
     def tok_encode(self, string: str, add_special_tokens: bool | None = None, **kwargs: Any) -> list[int]:

@@ -49,8 +49,6 @@ _HANDLES = "_depth_scale_handles"
 
 @dataclass(frozen=True, kw_only=True)
 class Retrofit:
-    """The applied scaling."""
-
     depth_scale: DepthScale
     mode: Mode
     scales: dict[str, float]

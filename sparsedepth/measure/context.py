@@ -63,7 +63,6 @@ class Scored:
 
     @property
     def n_scored(self) -> int:
-        """Number of scored positions."""
         return int((self.targets != IGNORED).sum())
 
     @cached_property
@@ -173,7 +172,6 @@ class Measurements:
         self.add_layers(name, profile.by_layer, n, profile.first)
 
     def add_profiles(self, profiles: Mapping[str, ScoreByLayer], n: int) -> None:
-        """Scores and values by layer, by name."""
         for name, profile in profiles.items():
             self.add_profile(name, profile, n)
 
@@ -204,7 +202,6 @@ class Measurements:
             self.pairs.append({**place, "metric": metric, "value": value, "n": n})
 
     def tables(self) -> dict[Table, list[Row]]:
-        """The rows by table."""
         tables: tuple[Table, ...] = ("layers", "heads", "pairs", "tokens", "difficulty")
         return {table: getattr(self, table) for table in tables}
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 import torch
 from torch import Tensor
 
-from sparsedepth.measure.bootstrap import finite
+from sparsedepth.measure.bootstrap import complete_mean, finite
 from sparsedepth.measure.context import MeasureContext, Measurements, Scored
 from sparsedepth.measure.loss import fork_losses, relative_change
 from sparsedepth.measure.permutation import permutation_effect
@@ -100,15 +100,12 @@ def _sum_of_norms(x: Tensor) -> Tensor:
 
 
 def add_rows(context: MeasureContext, rows: Measurements) -> None:
-    """The scores as in the released code."""
     probed, scored = context.probed, context.scored
-    effects = list(causal_misaligned(probed, context.inputs).values())
-    shifted = [effect for effect in effects if effect is not None]
     pairs = permutation_effect(probed, scored, context.rng()).effects
     known = {pair: effect for pair, effect in pairs.items() if effect is not None}
     increases = affine_increase_in_sample(probed, scored)
     rows.summary.update(
-        causal_score_released=sum(shifted) / len(shifted) if shifted and len(shifted) == len(effects) else None,
+        causal_score_released=complete_mean([*causal_misaligned(probed, context.inputs).values()]),
         permutation_score_released=permutation_weighted(known, probed.n_layers),
         usefulness_released=share_above(increases, context.config.usefulness_threshold),
         residual_variance_last_released=normalised_last_variance(probed, context.inputs),

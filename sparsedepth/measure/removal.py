@@ -93,8 +93,7 @@ def skip_range(first: int, last: int) -> Fork:
 
 def choose_ranges(n_layers: int, n_ranges: int | None, rng: np.random.Generator) -> list[tuple[int, int]]:
     """All ranges of two or more layers in order, or `n_ranges` at random without replacement (all, if fewer exist)."""
-    layers = range(1, n_layers + 1)
-    ranges = [(first, last) for first in layers for last in layers if first < last]
+    ranges = list(itertools.combinations(range(1, n_layers + 1), 2))
     if n_ranges is None or n_ranges >= len(ranges):
         return ranges
     return [ranges[index] for index in np.sort(rng.choice(len(ranges), n_ranges, replace=False))]

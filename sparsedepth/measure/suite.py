@@ -82,7 +82,7 @@ def measure_run(
     *,
     step: int,
     eod: int | None = None,
-    progress: Callable[[float], None] | None = None,
+    progress: Callable[[float], None] = lambda done: None,
 ) -> Measurements:
     """The measures in config.measures, in fp32; the model is left unchanged.
 
@@ -99,8 +99,7 @@ def measure_run(
         rows.add_depth_columns(name, probed.n_layers)
         rows.check_records(name)
         measurements.extend(rows)
-        if progress:
-            progress(done / len(names))
+        progress(done / len(names))
     return measurements
 
 

@@ -53,7 +53,7 @@ def weight_updates(probed: ProbedModel) -> WeightUpdates | None:
             rank += [spectrum_rank(p) / p.shape[0] for p in squares.view(-1, squares.shape[-1]) if p.sum() > 0]
             changed, initial = changed + squares.sum().item(), initial + first.square().sum().item()
             n += weight.numel()
-        ranks.append(sum(rank) / len(rank) if rank else None)
+        ranks.append(complete_mean(rank))
         sizes.append(finite(math.sqrt(changed / initial)) if initial > 0 else None)
         entries.append(n)
     return WeightUpdates(rank=ranks, size=sizes, entries=entries)

@@ -102,7 +102,6 @@ def compare(results: Path, runs: Sequence[RunConfig], rows: Mapping[str, Mapping
 
 
 def describe(deviation: Deviation) -> str:
-    """The comparison in one line."""
     memory = "not recorded" if deviation.memory is None else f"{deviation.memory:+.0%} (largest deviation)"
     params = "exact" if deviation.params == 0 else f"{deviation.params:+.2%}"
     seconds = "not recorded"

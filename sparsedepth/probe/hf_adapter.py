@@ -54,11 +54,7 @@ Call = tuple[tuple[Any, ...], dict[str, Any]]
 
 
 class _AttentionCaptured(Exception):
-    """Carries the inputs of attention out of the model; what would follow is not needed."""
-
-    def __init__(self, q_BHTK: Tensor, k_BGTK: Tensor, mask: Tensor | None, scaling: float, softcap: float | None):
-        super().__init__()
-        self.q_BHTK, self.k_BGTK, self.mask, self.scaling, self.softcap = q_BHTK, k_BGTK, mask, scaling, softcap
+    """Carries q_BHTK, k_BGTK, mask, scaling and softcap out of the model; what would follow is not needed."""
 
 
 def _capture(
@@ -171,14 +167,17 @@ class ProbedHfModel:
 
     def attention_inputs(self, layer: int, x_BTD: Tensor) -> tuple[Tensor, Tensor, AttentionForm]:
         """q_BHTK, k_BGTK, and window and cap; q includes the family's own scale."""
-        with self._attention(_CAPTURE):
-            try:
-                self.block(layer, x_BTD)
-            except _AttentionCaptured as error:
-                inputs = error
-        scale = inputs.scaling * math.sqrt(inputs.q_BHTK.shape[-1])
-        q_BHTK = inputs.q_BHTK if math.isclose(scale, 1) else inputs.q_BHTK * scale
-        return q_BHTK, inputs.k_BGTK, AttentionForm(window=_window(inputs.mask), softcap=inputs.softcap)
+        before = self.model.config._attn_implementation
+        self.model.set_attn_implementation(_CAPTURE)
+        try:
+            self.block(layer, x_BTD)
+        except _AttentionCaptured as captured:
+            q_BHTK, k_BGTK, mask, scaling, softcap = captured.args
+        finally:
+            self.model.set_attn_implementation(before)
+        scale = scaling * math.sqrt(q_BHTK.shape[-1])
+        q_BHTK = q_BHTK if math.isclose(scale, 1) else q_BHTK * scale
+        return q_BHTK, k_BGTK, AttentionForm(window=_window(mask), softcap=softcap)
 
     def matrices(self, layer: int) -> Mapping[str, Tensor]:
         """Named as in `ProbedDecoder.matrices`; a dense expert next to routed ones is 'shared'."""
@@ -231,15 +230,6 @@ class ProbedHfModel:
                 yield
         finally:
             del vars(self.model)["generate"]
-
-    @contextmanager
-    def _attention(self, name: str) -> Generator[None, None, None]:
-        before = self.model.config._attn_implementation
-        self.model.set_attn_implementation(name)
-        try:
-            yield
-        finally:
-            self.model.set_attn_implementation(before)
 
     def _calls_at(self, n_tokens: int) -> list[Call]:
         """Each layer's other inputs at this length, for one sequence; they broadcast over a batch."""

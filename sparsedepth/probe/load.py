@@ -111,7 +111,7 @@ def _load_run(source: str, folder: Path, device: torch.device | str) -> LoadedMo
     check_weights(path)
     _check_size([path], config.n_layers)
     with torch.device("meta"):
-        expected = {name: weight.shape for name, weight in Decoder(config).named_parameters()}
+        expected = {name: [*weight.shape] for name, weight in Decoder(config).named_parameters()}
     weights = _read_weights(path, expected)
     model = Decoder(config)
     with torch.no_grad():
@@ -144,17 +144,17 @@ def _check_sums(folder: Path) -> None:
             )
 
 
-def _read_weights(path: Path, expected: dict[str, torch.Size]) -> dict[str, torch.Tensor]:
+def _read_weights(path: Path, expected: dict[str, list[int]]) -> dict[str, torch.Tensor]:
     """The tensors of a run's file. Raises ValueError, before reading, unless names and shapes match the config."""
     from safetensors import safe_open
 
     with safe_open(path, framework="pt") as file:
-        shapes = {name: torch.Size(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
+        shapes = {name: file.get_slice(name).get_shape() for name in file.keys()}  # noqa: SIM118
         mismatched = sorted(name for name in {*shapes, *expected} if shapes.get(name) != expected.get(name))
         if mismatched:
             raise ValueError(
                 f"{path} does not hold the model of {RUN_CONFIG}: {mismatched[0]} has shape "
-                f"{_shape(shapes.get(mismatched[0]))} where the config says {_shape(expected.get(mismatched[0]))}"
+                f"{shapes.get(mismatched[0])} where the config says {expected.get(mismatched[0])}"
             )
         return {name: file.get_tensor(name) for name in shapes}
 
@@ -167,10 +167,6 @@ def _check_finite(model: nn.Module, folder: Path) -> None:
                 f"{folder} has weights that are not finite: {name} holds NaN or infinity at {n_bad:,} of "
                 f"{weight.numel():,} places, with which no score exists; copy or export it again"
             )
-
-
-def _shape(shape: torch.Size | None) -> list[int] | None:
-    return None if shape is None else list(shape)
 
 
 def _check_size(paths: Iterable[Path], n_layers: Any) -> int:

@@ -168,7 +168,9 @@ def measure_source(model: LoadedModel, corpus: str | None, seq_len: int, n_token
         raise ValueError(f"{model.source} was not trained on {corpus!r}; give its sequences by --tokens and --targets")
     if model.config is None:
         config = _config(model, corpus, n_tokens)
-        root = root / f"tokenizer-{_fingerprint(model.folder)}"
+        files = [model.folder / name for name in _TOKENIZER_FILES]
+        hashes = {file.name: sha256(file) for file in files if file.exists()}
+        root = root / f"tokenizer-{digest(hashes)}"  # ids of different tokenizers are kept apart
     else:
         config = _config_of_run(model.config, corpus)
     source = open_source(config, root)
@@ -224,8 +226,3 @@ def tokenizer_folder(folder: Path) -> str:
     if not (folder / TOKENIZER_FILE).exists() and not all((folder / name).exists() for name in _BPE_FILES):
         raise ValueError(f"{folder} has no {TOKENIZER_FILE}; copy the model's there, or measure on --tokens")
     return str(folder.resolve())
-
-
-def _fingerprint(folder: Path) -> str:
-    """12 hex digits of a folder's tokenizer files, so that ids of different tokenizers are kept apart."""
-    return digest({name: sha256(folder / name) for name in _TOKENIZER_FILES if (folder / name).exists()})

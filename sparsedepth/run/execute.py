@@ -53,7 +53,7 @@ def execution(config: RunConfig, results: Path, options: Options = DEFAULT_OPTIO
     try:
         with process_group(options.runtime) as devices:
             if devices.is_leader:
-                held = hold(scratch.lock, options.stop or (lambda: False), options.heartbeat)
+                held = hold(scratch.lock, options.stop, options.heartbeat)
                 with held as lease, _interrupted_if_lost(lease):
                     is_missing = devices.broadcast_from_leader(int(not _is_complete(target, scratch)))
                     if is_missing:
@@ -66,7 +66,7 @@ def execution(config: RunConfig, results: Path, options: Options = DEFAULT_OPTIO
     except Stopped:
         raise Interrupted from None
     except LostError:
-        if options.stop and options.stop():
+        if options.stop():
             raise Interrupted from None  # all processes were asked to stop, and another stopped first
         raise
     return target
@@ -153,8 +153,8 @@ def main(arguments: list[str]) -> int:
         run_options = Options(
             runtime=build(RuntimeConfig, options.runtime, "--runtime"),
             stop=stop,
-            report=ProgressWriter(scratch) if is_leader else None,
-            prune=Pruner(rule, config, options.results) if rule else None,
+            report=ProgressWriter(scratch) if is_leader else DEFAULT_OPTIONS.report,
+            prune=Pruner(rule, config, options.results) if rule else DEFAULT_OPTIONS.prune,
             stacked_with=tuple(other.run_id for other in configs if other is not config),
             clock=clock,
             concurrent_processes=options.concurrent_processes,

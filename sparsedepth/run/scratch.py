@@ -8,12 +8,11 @@
 It is not part of the record, and can be deleted while nothing runs. The lock is released when its process dies.
 """
 
-import dataclasses
 import json
 import os
 import re
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -103,7 +102,7 @@ class Scratch:
             return None
         numbers = (content["done"], content["at"], content["loss"] or 0.0, content["left"] or 0.0, content["elapsed"])
         is_valid = isinstance(content["phase"], str) and all(isinstance(number, int | float) for number in numbers)
-        return dataclasses.replace(Progress(**content), phase=visible(content["phase"])) if is_valid else None
+        return replace(Progress(**content), phase=visible(content["phase"])) if is_valid else None
 
     def failures(self) -> list[str]:
         """Why each failed attempt failed."""
@@ -158,7 +157,7 @@ class Scratch:
         except ValidationError:
             return []
         if starts and starts[-1].seconds is None and (progress := self.progress()):
-            starts[-1] = dataclasses.replace(starts[-1], seconds=round(progress.elapsed, 3))
+            starts[-1] = replace(starts[-1], seconds=round(progress.elapsed, 3))
         return starts
 
     def _read(self, name: str) -> Any:

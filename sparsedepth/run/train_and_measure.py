@@ -2,13 +2,12 @@
 write the record.
 """
 
-import dataclasses
 import gc
 import logging
 import time
 import uuid
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -47,10 +46,10 @@ class Options:
     """Options that do not change the result."""
 
     runtime: RuntimeConfig = DEFAULT
-    stop: Callable[[], bool] | None = None
-    report: Callable[[str, float, float | None], None] | None = None
+    stop: Callable[[], bool] = lambda: False
+    report: Callable[[str, float, float | None], None] = lambda phase, done, loss: None
     """called with (phase, share of the run done, last training loss)"""
-    prune: Callable[[int, list[dict[str, Any]]], None] | None = None
+    prune: Callable[[int, list[dict[str, Any]]], None] = lambda step, curves: None
     """called with (steps done, rows of the curves); raises PrunedRun to end the run early"""
     stacked_with: tuple[str, ...] = ()
     """run_ids of the other runs of this process's stacked model"""
@@ -103,7 +102,7 @@ class RunJob:
         torch.set_num_threads(runtime.threads)
         retries = 0
         while True:
-            runtime = dataclasses.replace(runtime, micro_batch=self.scratch.micro_batch() or runtime.micro_batch)
+            runtime = replace(runtime, micro_batch=self.scratch.micro_batch() or runtime.micro_batch)
             try:
                 yield from self._attempt(runtime)
                 return
@@ -154,7 +153,7 @@ class RunJob:
     def _attempt(self, runtime: Runtime) -> Work[None]:
         """Train; then, in the process that holds the lease, measure and write."""
         watch, before = Stopwatch(self.options.clock), resident_bytes()
-        self._report("reading the text", 0.0, None)
+        self.options.report("reading the text", 0.0, None)
         start = self._start()
         source = open_source(self.config, self.results / "data", tokenizer=start.learned if start else None)
         check_source(source, self.config)
@@ -173,7 +172,7 @@ class RunJob:
         yield None  # all runs of a stack finish training before the first is measured
         loss = trained.curves[-1]["train_loss"]
         measured = self._measure(model, source, loss) if trained.outcome == "ok" else None
-        self._report("writing", MEASURED_SHARE, loss)
+        self.options.report("writing", MEASURED_SHARE, loss)
         manifest = {
             **manifest_allocations(self.scratch),
             **watch.facts(),
@@ -192,9 +191,8 @@ class RunJob:
         observed = torch.from_numpy(source.held_out(config.seq_len, max(OBSERVED_TOKENS, config.seq_len)).inputs)
 
         def after_step(step: int, curves: list[dict[str, Any]]) -> None:
-            self._report("training", TRAINING_SHARE * step / config.n_steps, curves[-1]["train_loss"])
-            if self.options.prune:
-                self.options.prune(step, curves)
+            self.options.report("training", TRAINING_SHARE * step / config.n_steps, curves[-1]["train_loss"])
+            self.options.prune(step, curves)
 
         return training(
             model,
@@ -238,7 +236,7 @@ class RunJob:
                 raise Interrupted  # training is checkpointed; measuring starts again
             phase = "measuring the initial model" if is_start else "measuring"
             share = TRAINING_SHARE + (MEASURED_SHARE - TRAINING_SHARE) * done
-            self._report(phase, 0.0 if is_start else share, loss)
+            self.options.report(phase, 0.0 if is_start else share, loss)
 
         try:
             measured = measure_run(
@@ -269,12 +267,7 @@ class RunJob:
         }
 
     def _stop(self) -> bool:
-        is_stopped = self.options.stop is not None and self.options.stop()
-        return is_stopped or (self.lease is not None and self.lease.lost)
-
-    def _report(self, phase: str, done: float, loss: float | None) -> None:
-        if self.options.report:
-            self.options.report(phase, done, loss)
+        return self.options.stop() or (self.lease is not None and self.lease.lost)
 
 
 def check_same_text(source: Source, results: Path) -> None:

@@ -48,7 +48,7 @@ def _add_proposals(study: optuna.Study, definition: SweepDefinition, results: Pa
     if not unused:
         return
     cells: dict[str, dict[int, ConfigAndSummary]] = {}
-    for config, summary in (*_complete(results), *_pruned(results)):
+    for config, summary in _finished(results):
         cell = _cell_of(definition, config)
         if cell is not None and config.seed in definition.seeds and cell_digest(cell) not in known:
             cells.setdefault(config.cell_id, {})[config.seed] = (config, summary)
@@ -72,16 +72,14 @@ def _cell_of(definition: SweepDefinition, config: RunConfig) -> dict[str, Any] |
     return cell if is_proposal and has_values and not definition.is_excluded(cell) else None
 
 
-def _complete(results: Path) -> Iterator[ConfigAndSummary]:
+def _finished(results: Path) -> Iterator[ConfigAndSummary]:
+    """The complete runs, then the pruned ones."""
     for marker in sorted((results / "runs").glob(f"*/{run_record.MARKER}")):
         try:
             run = run_record.read_run(marker.parent)
         except run_record.DamagedRun:
             continue  # repeated when its proposal comes up
         yield run.config, run.summary
-
-
-def _pruned(results: Path) -> Iterator[ConfigAndSummary]:
     for path in sorted((results / "work").glob("*/pruned.json")):
         if Scratch(results, path.parent.name).pruned():
             yield build(RunConfig, read_yaml(path.parent / "config.yaml"), str(path.parent)), None

@@ -24,6 +24,7 @@ from sparsedepth.config.run import RunConfig
 from sparsedepth.config.space import Cell, cell_digest
 from sparsedepth.config.sweep import SweepDefinition
 from sparsedepth.files import digest
+from sparsedepth.measure.bootstrap import complete_mean
 from sparsedepth.plan.propose import axis_distributions, known_distributions, plain, suggest, untried
 from sparsedepth.plan.tasks import Task, broken_constraints, check_objective, constraint_excess, random_proposals
 from sparsedepth.run.lease import is_held
@@ -179,12 +180,10 @@ def values_of(trial: optuna.Trial, definition: SweepDefinition, summaries: Seque
 
 def means_of(definition: SweepDefinition, summaries: Sequence[Mapping[str, Any]]) -> dict[str, float | None]:
     """The mean over the runs of each objective and SHOWN quantity; None if a run has no value."""
-    means: dict[str, float | None] = {}
-    for name in dict.fromkeys((*definition.objectives, *SHOWN)):
-        values = [summary.get(name) if summary.get("outcome") == "ok" else None for summary in summaries]
-        known = [value for value in values if value is not None]
-        means[name] = sum(known) / len(known) if len(known) == len(values) else None
-    return means
+    return {
+        name: complete_mean([summary.get(name) if summary.get("outcome") == "ok" else None for summary in summaries])
+        for name in dict.fromkeys((*definition.objectives, *SHOWN))
+    }
 
 
 # The queue

@@ -60,7 +60,7 @@ def _expressions(modulus: int, n_operations_E: np.ndarray, draws: Draws) -> np.n
         size_E = stack_EW[rows_E, top_E]
         splits_E = size_E > 0
         tokens_EW[:, position] = np.where(splits_E, signs_EW[:, position], numbers_EW[:, position])
-        left_E = draws.up_to(np.maximum(size_E, 1))
+        left_E = draws.below(np.maximum(size_E, 1), n_expressions)
         stack_EW[rows_E, top_E] = np.where(splits_E, size_E - 1 - left_E, 0)
         top_E = np.maximum(top_E + np.where(splits_E, 1, -1), 0)
         stack_EW[rows_E, top_E] = np.where(splits_E, left_E, stack_EW[rows_E, top_E])

@@ -4,6 +4,8 @@ Philox (Salmon et al. 2011) with the key (task, stream) and the counter (block, 
 used, which NumPy keeps stable across releases.
 """
 
+import math
+
 import numpy as np
 
 
@@ -15,16 +17,11 @@ class Draws:
             key=np.array([task, stream], dtype=np.uint64), counter=np.array([0, block, 0, 0], dtype=np.uint64)
         )
 
-    def below(self, n: int, *shape: int) -> np.ndarray:
-        """Integers 0..n-1, int64, each with probability 1/n to within 2^-32."""
-        size = int(np.prod(shape))
-        bits = self._bits.random_raw((size + 1) // 2).view(np.uint32)[:size].astype(np.uint64)
-        return ((bits * np.uint64(n)) >> np.uint64(32)).astype(np.int64).reshape(shape)
-
-    def up_to(self, limit: np.ndarray) -> np.ndarray:
-        """Integers 0..limit-1, elementwise; limits are at least 1."""
-        bits = self._bits.random_raw((limit.size + 1) // 2).view(np.uint32)[: limit.size].astype(np.uint64)
-        return ((bits * limit.ravel().astype(np.uint64)) >> np.uint64(32)).astype(np.int64).reshape(limit.shape)
+    def below(self, n: int | np.ndarray, *shape: int) -> np.ndarray:
+        """Integers 0..n-1, int64, each with probability 1/n to within 2^-32; `n` may differ by place."""
+        size = math.prod(shape)
+        bits = self._bits.random_raw((size + 1) // 2).view(np.uint32)[:size].astype(np.uint64).reshape(shape)
+        return ((bits * np.uint64(n)) >> np.uint64(32)).astype(np.int64)
 
     def permutations(self, n_rows: int, n: int) -> np.ndarray:
         """Permutations of 0..n-1, one a row, int64."""

@@ -10,6 +10,7 @@ Shapes: N sequences, T tokens of one sequence.
 """
 
 from collections.abc import Callable
+from functools import lru_cache
 from importlib import import_module
 from typing import Any
 
@@ -37,8 +38,6 @@ DRAW: dict[str, Draw] = {name: import_module(f"{__package__}.{name}").draw for n
 
 
 class TaskSource:
-    """A source of a task's sequences."""
-
     bytes_per_token: None = None
     eod: None = None
 
@@ -47,7 +46,7 @@ class TaskSource:
         assert name is not None
         self.task = TaskConfig(**{field: getattr(config, field) for field in TaskConfig.model_fields})
         self._name, self._draw = name, DRAW[name]
-        self._cached: tuple[tuple[int, ...], Sequences | None] = (), None
+        self._block = lru_cache(maxsize=1)(self._draw_block)  # one block holds several steps
 
     @property
     def facts(self) -> dict[str, Any]:
@@ -87,12 +86,6 @@ class TaskSource:
         offset = first - blocks[0] * size
         return whole[offset : offset + n]
 
-    def _block(self, stream: int, block: int, n_sequences: int, seq_len: int) -> Sequences:
-        """One block; the last one is cached, since it holds several steps."""
-        key = (stream, block, n_sequences, seq_len)
-        key_cached, drawn = self._cached  # one read: batches are read by a thread
-        if key_cached != key or drawn is None:
-            task = int(digest([self.data_hash, seq_len, n_sequences]), 16)
-            drawn = self._draw(self.task, Draws(task, stream, block), n_sequences, seq_len, stream == HELD_OUT)
-            self._cached = key, drawn
-        return drawn
+    def _draw_block(self, stream: int, block: int, n_sequences: int, seq_len: int) -> Sequences:
+        task = int(digest([self.data_hash, seq_len, n_sequences]), 16)
+        return self._draw(self.task, Draws(task, stream, block), n_sequences, seq_len, stream == HELD_OUT)
