@@ -66,10 +66,9 @@ def examine() -> Iterator[Finding]:
     yield Finding(group="system", name="sparsedepth", fact=__version__)
     yield Finding(group="system", name="python", fact=platform.python_version())
     yield from _machine()
-    torch_works = True
-    for finding in _packages():
-        torch_works &= finding.name != "torch" or finding.state == "ok"
-        yield finding
+    packages = list(_packages())
+    yield from packages
+    torch_works = all(finding.state == "ok" for finding in packages if finding.name == "torch")
     yield from _optional(torch_works)
     if torch_works:
         yield from _devices()
