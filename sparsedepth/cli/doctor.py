@@ -66,10 +66,9 @@ def examine() -> Iterator[Finding]:
     yield Finding(group="system", name="sparsedepth", fact=__version__)
     yield Finding(group="system", name="python", fact=platform.python_version())
     yield from _machine()
-    torch_works = True
-    for finding in _packages():
-        torch_works &= finding.name != "torch" or finding.state == "ok"
-        yield finding
+    packages = list(_packages())
+    yield from packages
+    torch_works = all(finding.state == "ok" for finding in packages if finding.name == "torch")
     yield from _optional(torch_works)
     if torch_works:
         yield from _devices()
@@ -82,15 +81,12 @@ def _machine() -> Iterator[Finding]:
     yield Finding(group="system", name="cpu", fact=f"{os.cpu_count()} cores, {usable} usable by this process")
     free = shutil.disk_usage(".").free
     yield Finding(group="system", name="free disk", fact=f"{free / 2**30:.1f} GiB in the current folder")
-    yield _git()
-
-
-def _git() -> Finding:
     try:
-        output = subprocess.run(["git", "--version"], capture_output=True, text=True, timeout=5, check=True).stdout
+        git = subprocess.run(["git", "--version"], capture_output=True, text=True, timeout=5, check=True).stdout
     except (OSError, subprocess.SubprocessError):
-        return Finding(group="optional", name="git", state="missing", fact="run manifests will not record the commit")
-    return Finding(group="optional", name="git", fact=output.strip().removeprefix("git version "))
+        yield Finding(group="optional", name="git", state="missing", fact="run manifests will not record the commit")
+    else:
+        yield Finding(group="optional", name="git", fact=git.strip().removeprefix("git version "))
 
 
 def _packages() -> Iterator[Finding]:

@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from sparsedepth.config.runtime import RuntimeConfig
     from sparsedepth.config.sweep import SweepDefinition
     from sparsedepth.plan.price import Price, PricingSetup
-    from sparsedepth.plan.tasks import Plan
     from sparsedepth.sweep.status import RunState
 
 POLL_SECONDS = 2.0
@@ -133,8 +132,8 @@ def plan_array(definition: "SweepDefinition", options: ArrayOptions, results: Pa
     from sparsedepth.plan.price import expected_runs, price_of
     from sparsedepth.sweep.status import remaining_runs
 
-    exists = results is not None and results.exists()
-    runs = remaining_runs(definition, results) if results and exists else expected_runs(definition)[0]
+    existing = results if results and results.exists() else None
+    runs = remaining_runs(definition, existing) if existing else expected_runs(definition)[0]
     with_work = min(MAX_DEFAULT_TASKS, -(-len(runs) // options.runs_in_parallel))
     tasks = max(1, min(options.n_tasks or with_work, len(runs)))
     partition = check(options.request, results, tasks, options.runtime.checkpoint_seconds)
@@ -159,7 +158,7 @@ def plan_array(definition: "SweepDefinition", options: ArrayOptions, results: Pa
             f"note: one run may take {duration(longest)}, longer than the limit: its task writes a checkpoint "
             f"{options.request.warning_seconds} s before the limit, and resumes when it is requeued"
         )
-    if results and exists and (warning := TaskArray(sweep=definition.name, results=results).stuck_tasks_text()):
+    if existing and (warning := TaskArray(sweep=definition.name, results=existing).stuck_tasks_text()):
         lines.append(f"note: {warning}")
     return ArrayPlan(tasks=tasks, price=price, lines=lines)
 
@@ -187,7 +186,7 @@ def sweep_on_slurm(
     if dry_run:
         print(array.script(array_plan.tasks), end="")
         return
-    job = with_cleanup(results, lambda: _submit(definition, plan, array, array_plan, retry_failed))
+    job = with_cleanup(results, lambda: _submit(definition, plan.expected, array, array_plan, retry_failed))
     try:
         if job:
             print(f"submitted {array_plan.tasks} tasks as job {job} ({array.name}); script: {array.path}", flush=True)
@@ -203,7 +202,7 @@ def sweep_on_slurm(
 
 
 def _submit(
-    definition: "SweepDefinition", plan: "Plan", array: "TaskArray", array_plan: ArrayPlan, retry_failed: bool
+    definition: "SweepDefinition", expected: int, array: "TaskArray", array_plan: ArrayPlan, retry_failed: bool
 ) -> str | None:
     """Claim the folder and submit the array if runs are missing; returns the job id."""
     from sparsedepth.plan.planned_vs_actual import write_plan
@@ -219,7 +218,7 @@ def _submit(
     if retry_failed:
         for state in states:
             Scratch(results, state.run_id).clear_failures()
-    if is_settled(definition, states, plan.expected):
+    if is_settled(definition, states, expected):
         return None
     job = array.submit(array_plan.tasks)
     if job is None:

@@ -94,9 +94,7 @@ def plan(
     elif on is not None:
         if calibrated or gpus:
             raise ValueError(f"--on {on} assumes another machine; --calibrate and --gpus apply to this one")
-        setup = pricing.pricing_setup(
-            calls.runtime_config(runtime, compile=compiled), device=on, workers=workers or 1, processes=gpus_per_run
-        )
+        setup = pricing.pricing_setup(runtime_config, device=on, workers=workers or 1, processes=gpus_per_run)
     else:
         machine = calls.machine_of(runtime_config, workers, gpus, gpus_per_run)
         setup = local_pricing_setup(definition, machine, calibrated=calibrated)

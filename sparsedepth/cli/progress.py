@@ -141,11 +141,11 @@ class ProgressDisplay:
         return varied_fields(self.definition, state.config) if state.config else state.run_id
 
 
-def print_header(definition: SweepDefinition, notes: Iterable[str], where: str | None = None) -> None:
-    """Print a sweep's question and hypothesis, what it runs where, and the plan's notes."""
+def print_header(definition: SweepDefinition, notes: Iterable[str]) -> None:
+    """Print a sweep's question and hypothesis, and notes on what it runs."""
     print(f"{definition.name}: {definition.question}\nhypothesis: {definition.hypothesis}")
-    for line in [*([where] if where else []), *notes]:
-        print(visible(line))
+    for note in notes:
+        print(visible(note))
 
 
 def print_failures(states: list[RunState], out: Path) -> None:

@@ -70,7 +70,7 @@ def sweep(
         return
     at_least = " or more" if definition.tune else ""
     where = f"{expected} runs{at_least} into {out}, {machine.workers} at a time on {machine.described}"
-    print_header(definition, driver.plan.notes(), where)
+    print_header(definition, [where, *driver.plan.notes()])
     print(f"cost: {price_line(price)}")
     remaining = remaining_price(definition, price.setup, out)
     if remaining and remaining.runs < price.runs:

@@ -145,12 +145,6 @@ def own_seeds(entry: Mapping[str, Any], default: list[int]) -> list[int]:
         raise ValueError(f"seeds={entry['seeds']!r} must be a list of seeds, or their number, from 0") from None
 
 
-def check_tune(tune: Mapping[str, Sequence[float]]) -> None:
-    for name, values in tune.items():
-        if list(values) != sorted(set(values)):
-            raise ValueError(f"tune.{name}={list(values)} must be ascending")
-
-
 def check_zip(axes: Sequence[Mapping[str, Sequence[Value]]]) -> None:
     """Zipped fields must have the same length, and the first field distinct values."""
     for axis in axes:

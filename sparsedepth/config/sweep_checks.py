@@ -7,14 +7,16 @@ Each field varies in one place; a grid is finite; a sampler has a space to searc
 from typing import Any
 
 from sparsedepth.config.run import RunConfig
-from sparsedepth.config.space import Interval, check_tune, check_zip, is_whole
+from sparsedepth.config.space import Interval, check_zip, is_whole
 
 
 def check_sweep(sweep: Any) -> None:
     """Raise ValueError for the first rule that a definition breaks."""
     _check_varied_once(sweep)
     check_zip(sweep.zip)
-    check_tune(sweep.tune)
+    for name, values in sweep.tune.items():
+        if values != sorted(set(values)):
+            raise ValueError(f"tune.{name}={values} must be ascending")
     if sweep.sampler == "grid":
         _check_grid(sweep)
     else:

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
-from matplotlib.ticker import FixedFormatter, FixedLocator, NullLocator
+from matplotlib.ticker import NullLocator
 
 from sparsedepth.config.plain_text import counted
 from sparsedepth.plots.page import Drawing, NothingToDraw
@@ -132,8 +132,7 @@ def _draw_quantity(axis: Any, points: pd.DataFrame, styles: Mapping[str, tuple[s
         look: Any = {"color": colour, "marker": marker, "linestyle": dashes, "markersize": 4, "linewidth": 1.3}
         axis.errorbar(x, mean, yerr=errors, capsize=2, elinewidth=0.8, zorder=4 if setting == "baseline" else 3, **look)
     axis.set_xscale("log")
-    axis.xaxis.set_major_locator(FixedLocator(depths))
-    axis.xaxis.set_major_formatter(FixedFormatter([str(depth) for depth in depths]))
+    axis.set_xticks(depths, [str(depth) for depth in depths])
     axis.xaxis.set_minor_locator(NullLocator())
     if _is_log(points["mean"].tolist(), name):
         ends = points[["lo", "mean", "hi"]].stack()

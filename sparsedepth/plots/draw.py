@@ -1,6 +1,6 @@
 """Figures of a store, by name: compute the numbers, build the page, write picture and numbers atomically."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import KW_ONLY, dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -31,7 +31,7 @@ class FigureKind:
     """Takes a store, and if `of_one_run` a run's id or None."""
     meaning: str
     _: KW_ONLY
-    of_grid: bool
+    of_grid: bool = False
     """Compares configurations of a grid, so not drawn of a search, whose proposals depend on earlier results."""
     of_one_run: bool = False
 
@@ -122,15 +122,21 @@ def _drawings(store: Store, figure: str, run: str | None) -> tuple[dict[str, Dra
             of_one = " or ".join(name for name, kind in FIGURES.items() if kind.of_one_run)
             raise ValueError(f"run={run!r} is for the figures {of_one}; the figure {figure!r} shows all runs")
         return {figure: FIGURES[figure].drawing(store, run)}, {}
-    drawings: dict[str, Drawing] = {}
-    left_out: dict[str, str] = {}
-    for name, kind in FIGURES.items():
-        try:
-            drawings[name] = kind.drawing(store, run)
-        except NothingToDraw as reason:
-            left_out[name] = str(reason)
+    drawings, left_out = drawable(store, FIGURES, run)
     if not drawings:
         raise NothingToDraw(f"there is nothing to draw: {'; '.join(dict.fromkeys(left_out.values()))}")
+    return drawings, left_out
+
+
+def drawable(store: Store, names: Iterable[str], run: str | None = None) -> tuple[dict[str, Drawing], dict[str, str]]:
+    """The figures that the store has numbers for, and why each of the others cannot be drawn."""
+    drawings: dict[str, Drawing] = {}
+    left_out: dict[str, str] = {}
+    for name in names:
+        try:
+            drawings[name] = FIGURES[name].drawing(store, run)
+        except NothingToDraw as reason:
+            left_out[name] = str(reason)
     return drawings, left_out
 
 
@@ -154,9 +160,9 @@ _MATRICES = "causal and permutation effects by pair of layers, of the baseline a
 _ANGLES = "angles between the layers of one run (--run), and the mean angle against depth"
 
 FIGURES: dict[str, FigureKind] = {
-    "overview": FigureKind(partial(load_overview, "overview"), "chain and by_layer on one page", of_grid=False),
-    "chain": FigureKind(partial(load_overview, "chain"), _CHAIN, of_grid=False),
-    "by_layer": FigureKind(partial(load_overview, "by_layer"), _BY_LAYER, of_grid=False),
+    "overview": FigureKind(partial(load_overview, "overview"), "chain and by_layer on one page"),
+    "chain": FigureKind(partial(load_overview, "chain"), _CHAIN),
+    "by_layer": FigureKind(partial(load_overview, "by_layer"), _BY_LAYER),
     "depth": FigureKind(depth.depth, _DEPTH, of_grid=True),
     "difficulty": FigureKind(difficulty.difficulty, _DIFFICULTY, of_grid=True),
     "curves": FigureKind(curves, "training loss during training, one line per setting of each knob", of_grid=True),
@@ -164,22 +170,20 @@ FIGURES: dict[str, FigureKind] = {
     "scores": FigureKind(partial(layer_lines, SCORES), _SCORES, of_grid=True),
     "gradients": FigureKind(partial(layer_lines, GRADIENTS), _GRADIENTS, of_grid=True),
     "effects": FigureKind(forest.effects, _EFFECTS, of_grid=True),
-    "pareto": FigureKind(pareto.pareto, "validation loss, usefulness and cost of every configuration", of_grid=False),
+    "pareto": FigureKind(pareto.pareto, "validation loss, usefulness and cost of every configuration"),
     "matrices": FigureKind(matrices.matrices, _MATRICES, of_grid=True),
     "ladder": FigureKind(
-        forest.recipe_ladder, "the stacked recipe: each change added, all together, each change left out", of_grid=False
+        forest.recipe_ladder, "the stacked recipe: each change added, all together, each change left out"
     ),
     "learning_rate": FigureKind(
         learning_rate.learning_rate, "loss against learning rate, one line per configuration", of_grid=True
     ),
-    "history": FigureKind(search.history, "a search: every proposal's objective, and the best so far", of_grid=False),
-    "parallel": FigureKind(search.parallel, "a search: one line per proposal through its values", of_grid=False),
-    "slices": FigureKind(
-        search.slices, "a search: the objective against each axis, with its partial dependence", of_grid=False
-    ),
+    "history": FigureKind(search.history, "a search: every proposal's objective, and the best so far"),
+    "parallel": FigureKind(search.parallel, "a search: one line per proposal through its values"),
+    "slices": FigureKind(search.slices, "a search: the objective against each axis, with its partial dependence"),
     "layer_profile": FigureKind(
-        one_run, "every quantity by layer and by pair of layers of one run (--run)", of_grid=False, of_one_run=True
+        one_run, "every quantity by layer and by pair of layers of one run (--run)", of_one_run=True
     ),
-    "trajectories": FigureKind(trajectories, _ANGLES, of_grid=False, of_one_run=True),
-    "toy": FigureKind(toys, "the teacher-student networks: loss against depth, and its exponent", of_grid=False),
+    "trajectories": FigureKind(trajectories, _ANGLES, of_one_run=True),
+    "toy": FigureKind(toys, "the teacher-student networks: loss against depth, and its exponent"),
 }

@@ -89,9 +89,8 @@ def recipe_ladder(store: Store) -> Drawing:
         panels = {name: _rungs(at_depth, name, depth) for name in forms.values()}
         panels = {name: rows for name, rows in panels.items() if rows}
         if panels:
-            page = partial(
-                page_of_effects, panels, [depth], is_ladder=True, degenerate=degeneracy_caption(forms, at_depth, forms)
-            )
+            degenerate = degeneracy_caption(forms, at_depth, forms)
+            page = partial(page_of_effects, panels, [depth], is_ladder=True, degenerate=degenerate)
             return Drawing(data=table(panels), page=page)
     raise NothingToDraw("no depth has runs that stack two changes, so there is no ladder to draw")
 
@@ -128,8 +127,7 @@ def page_of_effects(
     """One panel per outcome: every effect as a point with its interval, over the bar of the noise floor."""
     contrasts = [row.contrast for rows in panels.values() for row in rows]
     colours = depth_colours(depths)
-    drawn_depths = {depths[-1] if contrast.n_layers is None else contrast.n_layers for contrast in contrasts}
-    depths = [depth for depth in depths if depth in drawn_depths]
+    depths = [depth for depth in depths if any(contrast.n_layers == depth for contrast in contrasts)]
     shared = not is_ladder  # each objective has its own order of rungs
     labels = list(dict.fromkeys(row.label for rows in panels.values() for row in rows))
     longest = max(len(set(row.label for row in rows)) for rows in panels.values())
@@ -171,20 +169,20 @@ def _draw_forest(
     spread = 0.76 / len(depths)
     for row in rows:
         contrast = row.contrast
-        assert contrast.effect.mean is not None
-        depth = contrast.n_layers if contrast.n_layers is not None else depths[-1]
+        depth, effect = contrast.n_layers, contrast.effect
+        assert depth is not None and effect.mean is not None
         y = labels.index(row.label) + spread * (depths.index(depth) - (len(depths) - 1) / 2)
         if contrast.floor is not None:
             axis.barh(
                 y, 2 * contrast.floor, left=-contrast.floor, height=0.9 * spread, color=MISSING, alpha=0.45, linewidth=0
             )
-        if contrast.effect.lo is not None and contrast.effect.hi is not None:
-            axis.plot([contrast.effect.lo, contrast.effect.hi], [y, y], color=colours[depth], linewidth=1.4)
+        if effect.lo is not None and effect.hi is not None:
+            axis.plot([effect.lo, effect.hi], [y, y], color=colours[depth], linewidth=1.4)
         face = "white" if contrast.verdict == "not distinguishable" else colours[depth]
         if contrast.outcome == VARIANCE:  # at the panel's right end
             position: Any = {"transform": axis.get_yaxis_transform(), "va": "center", "fontsize": 6.5, "color": GREY}
             axis.text(1.01, y, lr_change(contrast), **position)
-        axis.plot(contrast.effect.mean, y, "o", markersize=4.5, color=colours[depth], markerfacecolor=face)
+        axis.plot(effect.mean, y, "o", markersize=4.5, color=colours[depth], markerfacecolor=face)
     axis.axvline(0, color="#444444", linewidth=0.8)
     axis.set_yticks(range(len(labels)), [escaped(label) for label in labels], fontsize=7.5)
     axis.set_ylim(len(labels) - 0.5, -0.5)

@@ -20,7 +20,7 @@ from matplotlib.figure import Figure
 from sparsedepth.config.run import MeasureConfig
 from sparsedepth.effects.knobs import plain
 from sparsedepth.plots.page import Drawing
-from sparsedepth.plots.runs import at_last_step, choose_run, read_depths, rows_of_run
+from sparsedepth.plots.runs import at_last_step, choose_run, rows_of_run
 from sparsedepth.plots.style import (
     DEGENERATE,
     LINEAR_BELOW,
@@ -166,12 +166,11 @@ def load_layer_profile(store: Store, run: str | None = None) -> LayerProfile:
 
     Raises ValueError for an unknown run, or one without values by layer.
     """
-    depths = read_depths(
-        store,
+    depths = store.sql(
         "select run_id, max(depth) from (select run_id, layer as depth from layers "
-        "union all select run_id, other_layer from pairs) group by run_id",
+        "union all select run_id, other_layer from pairs) group by run_id"
     )
-    run_id = choose_run(store.frame("select * from runs"), depths, run)
+    run_id = choose_run(store.frame("select * from runs"), dict(depths.rows), run)
     runs, layers, pairs = (rows_of_run(store, view, run_id) for view in ("runs", "layers", "pairs"))
     return layer_profile(runs.iloc[0].to_dict(), layers, pairs)
 

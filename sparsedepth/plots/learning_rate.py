@@ -118,11 +118,10 @@ def _draw_depth(axis: Any, points: pd.DataFrame, styles: dict[str, tuple[str, st
     for (_, kind), line in groups(points, "configuration", "setting"):
         colour, marker, dashes = styles[kind]
         axis.plot(line["lr"], line[loss], color=colour, marker=marker, linestyle=dashes, markersize=3.5, linewidth=1.1)
-        for role, mark, size in (("best", "o", 90), ("edge", "x", 60)):
+        ring: dict[str, Any] = {"marker": "o", "s": 90, "facecolor": "none", "edgecolor": colour}
+        for role, mark in (("best", ring), ("edge", {"marker": "x", "s": 60, "color": colour})):
             marked = line[line["role"] == role]
-            face: Any = {"facecolor": "none"} if mark == "o" else {}
-            colours: Any = {"edgecolor": colour} if mark == "o" else {"color": colour}
-            axis.scatter(marked["lr"], marked[loss], marker=mark, s=size, linewidth=1.2, zorder=4, **face, **colours)
+            axis.scatter(marked["lr"], marked[loss], linewidth=1.2, zorder=4, **mark)
     axis.set(xlabel="learning rate", ylabel=axis_label(loss))
     axis.xaxis.label.set_color(GREY)
     axis.tick_params(labelleft=True, labelbottom=True)

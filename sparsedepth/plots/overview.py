@@ -18,17 +18,13 @@ from sparsedepth.store.degeneracy import degeneracy_caption
 from sparsedepth.store.search import search_of
 from sparsedepth.store.tuning_roles import result_rows, without_measured_models, without_tuning_runs
 
-PARTS = {"overview": (True, True), "chain": (True, False), "by_layer": (False, True)}
-"""Figure -> whether it has the chain, and the lines by layer."""
-
 
 def load_overview(figure: str, store: Store) -> Drawing:
-    """One of PARTS. Raises NothingToDraw."""
+    """The figure `overview`, `chain` or `by_layer`. Raises NothingToDraw."""
     runs, layers = read_runs(store), read_metrics(store, "layers", READ)
     is_search = search_of(store.roots) is not None
     chain, by_depth = parts_of(figure, runs, layers, is_search)
-    has_links = chain is not None and bool(chain.panels)
-    if not has_links and (by_depth is None or by_depth.layers.empty):
+    if not (chain and chain.panels) and (by_depth is None or by_depth.layers.empty):
         raise NothingToDraw(f"no finished run has two of the quantities of the figure {figure}; measure them")
     return Drawing(data=data_of(chain, by_depth), page=partial(page_of_runs, runs, chain, by_depth, is_search))
 
@@ -38,10 +34,9 @@ def parts_of(
 ) -> tuple[Correlations | None, ByLayer | None]:
     """The numbers of the chain and of the lines by layer; None for a part that the figure does not have."""
     trained = result_rows(runs).astype({"n_layers": int})
-    with_chain, with_layers = PARTS[figure]
     return (
-        correlations(trained, is_search) if with_chain else None,
-        by_layer(trained, layers, is_search) if with_layers else None,
+        correlations(trained, is_search) if figure != "by_layer" else None,
+        by_layer(trained, layers, is_search) if figure != "chain" else None,
     )
 
 

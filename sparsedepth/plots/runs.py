@@ -123,11 +123,6 @@ def mean_and_range(rows: pd.DataFrame, by: list[str], sort: bool = False) -> pd.
     return values.agg(mean="mean", low="min", high="max", n_runs="count").reset_index()
 
 
-def read_depths(store: Store, text: str) -> dict[str, int]:
-    """run_id -> depth, by a query that returns both."""
-    return {run_id: int(depth) for run_id, depth in store.sql(text).rows}
-
-
 def rows_of_run(store: Store, view: str, run_id: str) -> pd.DataFrame:
     """One run's rows of a view."""
     quoted = run_id.replace("'", "''")

@@ -17,7 +17,7 @@ from matplotlib.ticker import NullLocator
 
 from sparsedepth.effects.regime import ANGLE, TurnLaw, angles_by_depth, turn_law
 from sparsedepth.plots.page import Drawing, NothingToDraw
-from sparsedepth.plots.runs import choose_run, read_depths, rows_of_run, setting_names, settings_in_order
+from sparsedepth.plots.runs import choose_run, rows_of_run, setting_names, settings_in_order
 from sparsedepth.plots.style import MISSING, SERIES, caption, escaped, log_scale, setting_styles, wrapped
 from sparsedepth.store.connection import Store
 
@@ -84,7 +84,7 @@ def load_trajectories(store: Store, run: str | None = None) -> Trajectories:
     """
     runs = store.frame("select * from runs")
     text = "select run_id, max(layer) from layers where metric = 'trajectory_mean' group by run_id"
-    depths = read_depths(store, text)
+    depths = dict(store.sql(text).rows)
     settings = setting_names(store)
     if not depths and run is None:
         return trajectory_data(runs, None, settings)

@@ -19,8 +19,8 @@ from markupsafe import Markup
 from matplotlib.figure import Figure
 
 from sparsedepth.files import write_bytes
-from sparsedepth.plots.draw import FIGURES
-from sparsedepth.plots.page import Drawing, NothingToDraw, csv_bytes, render
+from sparsedepth.plots.draw import FIGURES, drawable
+from sparsedepth.plots.page import Drawing, csv_bytes, render
 from sparsedepth.recipe.card import Card, read_card
 from sparsedepth.recipe.card_markdown import card_markdown
 from sparsedepth.recipe.card_text import rule_with_verification, statements, to_yaml
@@ -49,16 +49,6 @@ class Image:
     @property
     def uri(self) -> str:
         return data_uri(self.content, self.kind)
-
-
-@dataclass(frozen=True, kw_only=True)
-class PageFigure:
-    name: str
-    meaning: str
-    image: Image
-    numbers: str
-    """data URI of the CSV"""
-    n_rows: int
 
 
 def write_report(
@@ -143,21 +133,19 @@ def card_html(card: Card) -> Markup:
     return Markup(reader.renderer.render(tokens, reader.options, {}))
 
 
-def draw_pictures(store: Store) -> tuple[list[PageFigure], dict[str, str]]:
-    """Every figure that the store has numbers for, and why each of the others is missing."""
-    pictures: list[PageFigure] = []
-    absent: dict[str, str] = {}
-    for name, kind in FIGURES.items():
-        if name in LEFT_OUT:
-            continue
-        try:
-            drawing = kind.drawing(store)
-            image, numbers = draw_image(drawing), data_uri(csv_bytes(drawing.data), "text/csv")
-        except NothingToDraw as reason:
-            absent[name] = str(reason)
-            continue
-        n_rows = len(drawing.data)
-        pictures.append(PageFigure(name=name, meaning=kind.meaning, image=image, numbers=numbers, n_rows=n_rows))
+def draw_pictures(store: Store) -> tuple[list[dict[str, Any]], dict[str, str]]:
+    """Every figure that the store has numbers for, as the template shows it, and why each of the others is missing."""
+    drawings, absent = drawable(store, [name for name in FIGURES if name not in LEFT_OUT])
+    pictures = [
+        {
+            "name": name,
+            "meaning": FIGURES[name].meaning,
+            "image": draw_image(drawing),
+            "numbers": data_uri(csv_bytes(drawing.data), "text/csv"),
+            "n_rows": len(drawing.data),
+        }
+        for name, drawing in drawings.items()
+    ]
     return pictures, absent
 
 
