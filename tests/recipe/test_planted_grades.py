@@ -75,4 +75,5 @@ def test_how_often_a_grade_is_right(sizes, varies):
     print(f"{sizes}, {varies}: {dict(counts)}")
     recommended = n - counts["none"]
     assert recommended <= 0.05 * n if not sizes else counts["recommended", True] >= 0.95 * recommended >= 0.2 * n
-    assert not counts["d", "B", False] + counts["w", "B", False]
+    assert not counts["d", "B", False], "no held-out depth confirms luck at another"
+    assert counts["w", "B", False] <= 0.4 * max(1, counts["recommended", False]), "a width shares the luck of a depth"
