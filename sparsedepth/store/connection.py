@@ -15,7 +15,7 @@ import re
 import threading
 import warnings
 import weakref
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import chain
 from pathlib import Path
@@ -82,7 +82,12 @@ class Store:
     """Complete runs, open for queries. Close it, or use it in a `with`."""
 
     def __init__(
-        self, connection: duckdb.DuckDBPyConnection, cached: dict[str, LazyTable], time_limit: float = TIME_LIMIT
+        self,
+        connection: duckdb.DuckDBPyConnection,
+        cached: dict[str, LazyTable],
+        time_limit: float,
+        roots: Sequence[Path],
+        damaged: Sequence[DamagedRun],
     ) -> None:
         self._connection = connection
         self._cached = cached
@@ -90,9 +95,9 @@ class Store:
         """Computes TUNING_COLUMNS, before the first query that may read one."""
         self.time_limit = time_limit
         """Seconds per query."""
-        self.roots: tuple[Path, ...] = ()
+        self.roots = tuple(roots)
         """The folders it was opened with."""
-        self.damaged: tuple[DamagedRun, ...] = ()
+        self.damaged = tuple(damaged)
         """Damaged runs, which were left out."""
         self.close = weakref.finalize(self, connection.close)
 
@@ -212,8 +217,7 @@ def open_store(*paths: Path | str, time_limit: float = TIME_LIMIT, skip_damaged:
     except BaseException:
         connection.close()
         raise
-    store = Store(connection, cached, time_limit)
-    store.roots, store.damaged = tuple(roots), tuple(damaged or ())
+    store = Store(connection, cached, time_limit, roots, damaged or ())
     if damaged:
         warnings.warn(damage_text(damaged), stacklevel=2)
     nulls = ", ".join(f"NULL::{column.type} AS {column.name}" for column in TUNING_COLUMNS)
@@ -292,11 +296,16 @@ def _only_select(
     if statement.type != duckdb.StatementType.SELECT:
         raise ValueError(f"only SELECT, DESCRIBE, SUMMARIZE and SHOW are allowed here, not {statement.type.name}")
     ((serialized,),) = connection.execute("SELECT json_serialize_sql(?)", [statement.query]).fetchall()
-    tree = json.loads(serialized)
+    nodes: list[dict[str, Any]] = []
+
+    def keep(node: dict[str, Any]) -> dict[str, Any]:
+        nodes.append(node)
+        return node
+
+    tree = json.loads(serialized, object_hook=keep)
     if tree.get("error") is not False:
         raise ValueError(f"only plain SELECT statements are allowed here ({tree.get('error_message')})")
-    nodes = [*_nodes(tree)]
-    for node in nodes:
+    for node in reversed(nodes):
         table = str(node.get("table_name")).lower()
         if node.get("schema_name", "") not in ("", "main") or _INTERNAL_TABLES.match(table):
             raise ValueError(f"the table {table!r} is internal to the database, and not allowed here; query the views")
@@ -311,18 +320,6 @@ def _only_select(
                     f"(and {', '.join(sorted(TABLE_FUNCTIONS))})"
                 )
     return statement, nodes
-
-
-def _nodes(tree: Any) -> Iterator[dict[str, Any]]:
-    """All mappings in a syntax tree."""
-    stack = [tree]
-    while stack:
-        node = stack.pop()
-        if isinstance(node, dict):
-            yield node
-            stack.extend(node.values())
-        elif isinstance(node, list):
-            stack.extend(node)
 
 
 _TUNING_COLUMNS = frozenset(column.name for column in TUNING_COLUMNS)

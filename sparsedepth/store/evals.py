@@ -88,16 +88,15 @@ class Evaluation(EvaluationKey):
         return EvaluationKey(**{name: getattr(self, name) for name in EvaluationKey.model_fields})
 
 
-def _columns() -> tuple[Column, ...]:
-    columns = [("eval_id", "VARCHAR", "the hash of all that decides the scores")]
-    for section in (Evaluation, Result):
-        for name, field in section.model_fields.items():
-            if name != "results":
-                columns.append((name, column_type(field.annotation), field.description or ""))
-    return tuple(Column(view="evals", name=name, type=type, meaning=meaning) for name, type, meaning in columns)
-
-
-COLUMNS: tuple[Column, ...] = _columns()
+COLUMNS: tuple[Column, ...] = (
+    Column(view="evals", name="eval_id", type="VARCHAR", meaning="the hash of all that decides the scores"),
+    *(
+        Column(view="evals", name=name, type=column_type(field.annotation), meaning=field.description or "")
+        for section in (Evaluation, Result)
+        for name, field in section.model_fields.items()
+        if name != "results"
+    ),
+)
 """The columns of the view, in order: one row per evaluation, metric and filter."""
 
 

@@ -21,7 +21,6 @@ from sparsedepth.config.plain_text import unreadable
 from sparsedepth.config.run import RunConfig
 from sparsedepth.files import atomic_folder, json_text, write_bytes
 from sparsedepth.quantities import IN_RUNS
-from sparsedepth.quantities import RUNS as QUANTITIES
 from sparsedepth.store.checksums import Files, checksum_of, new_marker
 from sparsedepth.store.formula import Formula
 from sparsedepth.store.imported_run import ImportedRun
@@ -30,14 +29,15 @@ from sparsedepth.store.run_record import IMPORTED, RUNS
 from sparsedepth.store.table_map import (
     FACTS,
     MAP,
+    OUTCOMES,
     SETTABLE,
+    TARGETS,
     UNITS,
     Entry,
     Scalar,
     TableMap,
     as_type,
     formulas,
-    target_type,
 )
 from sparsedepth.store.tables import read_rows, stored_run
 
@@ -161,7 +161,7 @@ def _values(
                 rows = f"row {int(columns[name].index[absent][0]) + 1}, and {int(absent.sum())} such rows"
                 mistakes.append(f"{name} has no value in {rows}; state missing: leave_out, or optional: true")
     for name, value in table_map.constants.items():
-        type = target_type(name) or ""
+        type = TARGETS[name]
         typed = as_type(value, type)
         wrong_type = [f"constants.{name} is {json.dumps(value)}: {_KINDS[type]} is needed"]
         mistakes += _mistakes_of(name, typed) if typed is not None else wrong_type
@@ -174,7 +174,7 @@ def _field(frame: "pd.DataFrame", name: str, entry: Entry, formula: Formula) -> 
     """The values of a field, of its type and in its range. Raises Mistakes."""
     import pandas as pd
 
-    type = target_type(name) or ""
+    type = TARGETS[name]
     if entry.values is not None or type in ("VARCHAR", "BOOLEAN"):
         column = frame[formula.column or ""].map(lambda value: value if value is None or value != value else str(value))
         raw = column if type == "VARCHAR" else _without_missing(column)
@@ -224,7 +224,7 @@ _Row = tuple[ImportedRun, int, dict[str, Any]]
 
 def _rows_of(frame: "pd.DataFrame", values: Mapping[str, "pd.Series"], table_map: TableMap) -> list[_Row]:
     """Every row as a run. Raises Mistakes where two rows are the same run."""
-    constants = {name: as_type(value, target_type(name) or "") for name, value in table_map.constants.items()}
+    constants = {name: as_type(value, TARGETS[name]) for name, value in table_map.constants.items()}
     rows, first, mistakes = [], dict[str, int](), []
     for index, cluster, *row in zip(frame.index, clusters_of(frame, table_map.clusters), *values.values(), strict=True):
         number = int(index) + 1
@@ -263,15 +263,14 @@ def _write(out: Path, rows: Sequence[_Row], origin: Mapping[str, str], map_text:
 def _record(run: ImportedRun, known: Mapping[str, Any], manifest: Mapping[str, Any], folder: Path) -> Files:
     """The files of a record."""
     facts = {name: known[name] for name in FACTS if name in known}
-    names = [column.name for column in QUANTITIES]
-    summary = {"outcome": "ok", **{name: known[name] for name in names if name in known}}
+    summary = {"outcome": "ok", **{name: known[name] for name in OUTCOMES if name in known}}
     tokens, params = summary.setdefault("tokens_trained", run.config.get("train_tokens")), summary.get("params_total")
     if tokens and params:
         summary.setdefault("tokens_per_param", tokens / params)
     parts = {
         IMPORTED: run.model_dump(mode="json"),
         "manifest.json": {**manifest, **facts},
-        "summary.json": {name: summary.get(name) for name in names},
+        "summary.json": {name: summary.get(name) for name in OUTCOMES},
     }
     contents = {name: json_text(part).encode() for name, part in parts.items()}
     marker = new_marker(run.run_id, {name: checksum_of(content) for name, content in contents.items()})

@@ -120,16 +120,15 @@ class Pack:
         return self.contents.get(place, {}).get(name)
 
     def _read(self, place: str, marker: Marker, name: str) -> bytes:
+        """A file of a record; a run's Parquet files are made from its rows."""
         content = self.content(place, name)
+        if content is not None:
+            return content
         table = name.removesuffix(".parquet")
-        if content is None and table not in TABLES:
+        if table not in TABLES:
             raise DamagedPack(self.folder, f"{RECORDS}.parquet", f"has no {place}/{name}")
-        return self._table_file(table, marker.run_id) if content is None else content  # ty: ignore[invalid-argument-type]
-
-    def _table_file(self, table: Table, run_id: str) -> bytes:
-        """A run's Parquet file, made from its rows."""
         rows, extents = self._tables[table]
-        first, end = extents.get(run_id, (0, 0))
+        first, end = extents.get(marker.run_id, (0, 0))
         schema = file_schema(table)
         return table_bytes(rows.slice(first, end - first).select(schema.names).combine_chunks().cast(schema))
 

@@ -55,16 +55,11 @@ def to_csv(result: QueryResult) -> str:
     return text.getvalue().removesuffix("\n")
 
 
-def _csv_value(value: Any) -> str:
-    if value is None:
-        return ""
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    if isinstance(value, int | float):
-        return repr(value)
-    if isinstance(value, list | dict):
+def _csv_value(value: Any) -> Any:
+    """The value as `csv` writes it: numbers exactly, None as an empty field."""
+    if isinstance(value, bool | list | dict):
         value = json.dumps(value)
-    return _no_formula(visible(value))
+    return _no_formula(visible(value)) if isinstance(value, str) else value
 
 
 def _no_formula(text: str) -> str:
@@ -110,15 +105,14 @@ def to_markdown(result: QueryResult) -> str:
     """A GitHub table; text can hold no image, labelled link or HTML."""
     right = [*map(is_numeric, result.values())]
     lines = [
-        [_markdown_text(visible(column)) for column in result.columns],
+        [visible(column).translate(_MARKDOWN) for column in result.columns],
         ["---:" if on_right else "---" for on_right in right],
-        *([_markdown_text(readable(value)) for value in row] for row in result.rows),
+        *([readable(value).translate(_MARKDOWN) for value in row] for row in result.rows),
     ]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
-def _markdown_text(text: str) -> str:
-    return "".join("\\" + character if character in "\\`*[]<>|&~$" else character for character in text)
+_MARKDOWN = str.maketrans({character: "\\" + character for character in "\\`*[]<>|&~$"})
 
 
 def to_latex(result: QueryResult) -> str:
@@ -127,30 +121,28 @@ def to_latex(result: QueryResult) -> str:
     lines = [
         r"\begin{tabular}{" + "".join("r" if on_right else "l" for on_right in right) + "}",
         r"\hline",
-        " & ".join(_latex_text(visible(column)) for column in result.columns) + r" \\",
+        " & ".join(visible(column).translate(_LATEX) for column in result.columns) + r" \\",
         r"\hline",
-        *(" & ".join(_latex_text(readable(value)) for value in row) + r" \\" for row in result.rows),
+        *(" & ".join(readable(value).translate(_LATEX) for value in row) + r" \\" for row in result.rows),
         r"\hline",
         r"\end{tabular}",
     ]
     return "\n".join(lines)
 
 
-_LATEX = {
-    **{character: "\\" + character for character in "{}$&#%_"},
-    "\\": r"\textbackslash{}",
-    "^": r"\textasciicircum{}",
-    "~": r"\textasciitilde{}",
-    "<": r"\textless{}",
-    ">": r"\textgreater{}",
-    "|": r"\textbar{}",
-    "[": "{[}",  # after \\ it would open an optional argument
-    "*": "{*}",
-}
-
-
-def _latex_text(text: str) -> str:
-    return "".join(_LATEX.get(character, character) for character in text)
+_LATEX = str.maketrans(
+    {
+        **{character: "\\" + character for character in "{}$&#%_"},
+        "\\": r"\textbackslash{}",
+        "^": r"\textasciicircum{}",
+        "~": r"\textasciitilde{}",
+        "<": r"\textless{}",
+        ">": r"\textgreater{}",
+        "|": r"\textbar{}",
+        "[": "{[}",  # after \\ it would open an optional argument
+        "*": "{*}",
+    }
+)
 
 
 FORMATS: dict[str, Callable[[QueryResult], str]] = {

@@ -46,29 +46,6 @@ MANIFEST_COLUMNS = (
 """The columns of `runs` that come from the manifest."""
 
 
-def _run_columns() -> tuple[Column, ...]:
-    return (
-        _text("run_id", "the hash of the configuration, seed included, or of a measured model's facts"),
-        _text("cell_id", "the hash without the seed: runs that share it are replicates"),
-        _text("model", "name of a model that was only measured; NULL for a trained run"),
-        *(
-            _of_runs(name, " ".join((field.description or "").split()), type=config_type(name))
-            for name, field in RunConfig.model_fields.items()
-        ),
-        *quantities.RUNS,
-        _text("folder", "folder of the run's files"),
-        *MANIFEST_COLUMNS,
-        _text("origin", "source of an imported run; NULL for a run of ours"),
-        _text("cluster", "imported rows that share it are not independent, e.g. steps of one run"),
-        _text("unknown_fields", "fields that an imported run's table does not state, comma-separated"),
-    )
-
-
-def config_type(name: str) -> str:
-    """The column type of a RunConfig field."""
-    return column_type(RunConfig.model_fields[name].annotation)
-
-
 def column_type(annotation: Any) -> str:
     """The SQL type of a field's annotation (no validator is built for it); a tuple is JSON text, so that it can be
     grouped and compared."""
@@ -79,6 +56,22 @@ def column_type(annotation: Any) -> str:
 
 
 _TYPES = {int: "BIGINT", float: "DOUBLE", bool: "BOOLEAN", str: "VARCHAR", tuple: "VARCHAR"}
+
+RUN_COLUMNS: tuple[Column, ...] = (
+    _text("run_id", "the hash of the configuration, seed included, or of a measured model's facts"),
+    _text("cell_id", "the hash without the seed: runs that share it are replicates"),
+    _text("model", "name of a model that was only measured; NULL for a trained run"),
+    *(
+        _of_runs(name, " ".join((field.description or "").split()), type=column_type(field.annotation))
+        for name, field in RunConfig.model_fields.items()
+    ),
+    *quantities.RUNS,
+    _text("folder", "folder of the run's files"),
+    *MANIFEST_COLUMNS,
+    _text("origin", "source of an imported run; NULL for a run of ours"),
+    _text("cluster", "imported rows that share it are not independent, e.g. steps of one run"),
+    _text("unknown_fields", "fields that an imported run's table does not state, comma-separated"),
+)
 
 
 def _metric_columns(view: Table, keys: dict[str, str]) -> tuple[Column, ...]:
@@ -106,8 +99,6 @@ FILE_COLUMNS: dict[Table, tuple[Column, ...]] = {
     "difficulty": quantities.DIFFICULTY,
 }
 """The columns of a run folder's Parquet files."""
-
-RUN_COLUMNS = _run_columns()
 
 TUNING_COLUMNS = (
     _text("tuned_fields", "fields that the sweep tuned for this configuration, comma-separated; NULL if none"),

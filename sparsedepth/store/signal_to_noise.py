@@ -116,7 +116,8 @@ def _row(quantity: Quantity, runs: "pd.DataFrame") -> dict[str, Any] | None:
     between = (cells["n"] * (cells["mean"] - depth_mean) ** 2).sum() / df_between
     n0 = (n_runs - (cells["n"] ** 2).groupby(depth).sum() / n_runs).sum() / df_between
     ratio = float(between / within)
-    estimate, lo, hi = (_signal_to_noise(end, n0) for end in (ratio, *_ratio_interval(ratio, df_between, df_within)))
+    ratios = (ratio, *_ratio_interval(ratio, df_between, df_within))
+    estimate, lo, hi = (math.sqrt(max(0.0, end - 1) / n0) for end in ratios)
     return {
         "quantity": quantity.name,
         "configurations": len(cells),
@@ -129,11 +130,6 @@ def _row(quantity: Quantity, runs: "pd.DataFrame") -> dict[str, Any] | None:
         "hi": _decision_accuracy(hi),
         "seeds_for_90pct": math.ceil((math.tan(math.pi * (_WANTED - 0.5)) / estimate) ** 2) if estimate else None,
     }
-
-
-def _signal_to_noise(ratio: float, n0: float) -> float:
-    """Of MS_between / MS_within."""
-    return math.sqrt(max(0.0, ratio - 1) / n0)
 
 
 def _decision_accuracy(signal_to_noise: float) -> float:

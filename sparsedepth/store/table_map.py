@@ -29,7 +29,7 @@ from sparsedepth.config.run import RunConfig
 from sparsedepth.config.section import Section
 from sparsedepth.config.synonyms import hint
 from sparsedepth.store.formula import Formula, parse
-from sparsedepth.store.schema import config_type
+from sparsedepth.store.schema import RUN_COLUMNS
 
 MAP = "import.yaml"
 """The map, in the folder that it filled."""
@@ -43,18 +43,14 @@ UNITS: Mapping[str, float] = {
     "hour": 3600.0,
 }
 """Factor to our units: tokens, parameters and FLOPs, nat, shares, seconds."""
-FACTS: Mapping[str, str] = {"device": "VARCHAR", "seconds": "DOUBLE", "training_seconds": "DOUBLE"}
+FACTS = ("device", "seconds", "training_seconds")
 SETTABLE = fields_where(RunConfig, lambda role: role.kind not in ("record", "measure"))
-OUTCOMES: Mapping[str, str] = {column.name: column.type for column in quantities.RUNS}
+OUTCOMES = tuple(column.name for column in quantities.RUNS)
+_TYPES = {column.name: column.type for column in RUN_COLUMNS}
+TARGETS: Mapping[str, str] = {name: _TYPES[name] for name in (*SETTABLE, *OUTCOMES, *FACTS)}
+"""Fields, measured quantities and facts, each with its column type."""
 
 Scalar = bool | int | float | str
-
-
-def target_type(name: str) -> str | None:
-    """The column type of a field, measured quantity or fact; None for another name."""
-    if name in SETTABLE:
-        return config_type(name)
-    return OUTCOMES.get(name) or FACTS.get(name)
 
 
 class Entry(Section):
@@ -92,16 +88,15 @@ class TableMap(Section):
     @check
     def _check_targets(self) -> None:
         mistakes = []
-        targets = (*SETTABLE, *OUTCOMES, *FACTS)
         for name in (*self.fields, *self.constants):
-            if target_type(name) is None:
-                fix = hint(name, targets) or "see `sparsedepth schema`"
+            if name not in TARGETS:
+                fix = hint(name, TARGETS) or "see `sparsedepth schema`"
                 mistakes.append(f"fields.{name} is no field of a run and no measured quantity; {fix}")
         mistakes += [f"{name} is in fields and in constants" for name in self.fields if name in self.constants]
         stated = {*self.fields, *self.constants}
         if "n_layers" not in stated:
             mistakes.append("n_layers is not mapped: without a depth there is nothing to compare")
-        if not any(name in OUTCOMES and OUTCOMES[name] == "DOUBLE" for name in stated):
+        if not any(name in OUTCOMES and TARGETS[name] == "DOUBLE" for name in stated):
             mistakes.append("no measured quantity is mapped; map the loss: val_loss")
         mistakes += [f"tuned: {name} is not among the fields" for name in self.tuned if name not in self.fields]
         mistakes += [f"tuned: {name} is no choice of a run" for name in self.tuned if name not in SETTABLE]
@@ -137,7 +132,7 @@ def formulas(table_map: TableMap, columns: Collection[str]) -> tuple[dict[str, F
     for name, entry in table_map.entries():
         if field_formula := formula(f"fields.{name}", entry.of):
             parsed[name] = field_formula
-            if (entry.values is not None or target_type(name) == "VARCHAR") and field_formula.column is None:
+            if (entry.values is not None or TARGETS[name] == "VARCHAR") and field_formula.column is None:
                 mistakes.append(f"fields.{name}: text must be a column, and {entry.of!r} is arithmetic")
     where = formula("where", table_map.where, True) if table_map.where is not None else None
     if unknown := [name for name in table_map.clusters if name not in columns]:

@@ -302,10 +302,7 @@ def _rows_schema() -> pa.Schema:
 
 @functools.cache
 def runs_schema() -> pa.Schema:
-    schema = view_schema("runs")
-    for name in MARKER_COLUMNS:
-        schema = schema.append(pa.field(name, pa.string()))
-    return schema
+    return pa.schema([*view_schema("runs"), *(pa.field(name, pa.string()) for name in MARKER_COLUMNS)])
 
 
 def rows_table(rows: list[dict[str, Any]], schema: pa.Schema) -> pa.Table:

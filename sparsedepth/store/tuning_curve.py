@@ -29,7 +29,7 @@ With one tuning seed, s^2 is estimated from the fresh seeds at one value; withou
 """
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -271,7 +271,7 @@ def _seed_noise(curves: Sequence[TuningCurve]) -> tuple[float, int, float]:
         y_KS = curve.losses[np.isfinite(curve.losses).all(axis=1)]
         if min(y_KS.shape) > 1:
             n_values, n_seeds = y_KS.shape
-            seed_S = y_KS.mean(axis=0) - y_KS.mean()
+            seed_S = _of_seeds(y_KS)
             residual_KS = y_KS - y_KS.mean(axis=1, keepdims=True) - seed_S
             square = float((residual_KS**2).sum())
             squares, df = squares + square, df + (n_values - 1) * (n_seeds - 1)
@@ -279,17 +279,11 @@ def _seed_noise(curves: Sequence[TuningCurve]) -> tuple[float, int, float]:
             shared_df += n_seeds - 1
     if df:
         return squares / df, df, max(0.0, shared / shared_df)
-    for loss_F in _fresh_losses(curves):
-        squares, df = squares + float(((loss_F - loss_F.mean()) ** 2).sum()), df + len(loss_F) - 1
+    for fresh_KF in (curve.fresh for curve in curves if curve.fresh is not None):
+        for loss_F in (row[np.isfinite(row)] for row in fresh_KF):
+            if len(loss_F) > 1:
+                squares, df = squares + float(((loss_F - loss_F.mean()) ** 2).sum()), df + len(loss_F) - 1
     return (squares / df if df else 0.0), df, 0.0
-
-
-def _fresh_losses(curves: Sequence[TuningCurve]) -> Iterator[np.ndarray]:
-    """The finite losses of fresh seeds at each value that has two or more."""
-    for curve in curves:
-        for loss_F in () if curve.fresh is None else curve.fresh:
-            if np.isfinite(loss_F).sum() > 1:
-                yield loss_F[np.isfinite(loss_F)]
 
 
 @dataclass(frozen=True, kw_only=True)

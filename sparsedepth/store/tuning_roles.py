@@ -157,7 +157,8 @@ def tuning_columns(*sweeps: tuple[Tuning, Sequence[Mapping[str, Any]]]) -> dict[
     columns: dict[str, dict[str, Any]] = {}
     grids_of = defaultdict[tuple[Any, ...], dict[tuple[Any, ...], _Grid]](dict)
     for tuning, runs in sweeps:
-        groups, configuration = defaultdict(list), _configuration(tuning)
+        groups = defaultdict(list)
+        configuration = itemgetter(*(name for name in CELL_FIELDS if name not in tuning.fields))
         for run in runs:
             groups[configuration(run)].append(run)
         for values, group in groups.items():
@@ -179,11 +180,6 @@ def _comparable(tuning: Tuning, run: Mapping[str, Any]) -> tuple[Any, ...]:
     """Equal for grids of the same tuned fields and seeds, at the same width and data."""
     alike = (tuning.solved.get(name, run[name]) for name in COMPARED if name not in tuning.fields)
     return tuning.fields, tuning.objective, tuning.tuning_seeds or tuning.seeds[:1], *alike
-
-
-def _configuration(tuning: Tuning) -> itemgetter:
-    """A run's configuration, as a key."""
-    return itemgetter(*(name for name in CELL_FIELDS if name not in tuning.fields))
 
 
 def _columns_of_grids(grids: Sequence[_Grid]) -> Iterator[tuple[str, dict[str, Any]]]:
