@@ -122,12 +122,10 @@ class Store:
         import pandas as pd
 
         def fetch(cursor: duckdb.DuckDBPyConnection) -> pd.DataFrame:
-            chunks = [cursor.fetch_df_chunk(100)]
-            n_rows = len(chunks[0])
-            while len(chunks[-1]):
+            chunks: list[pd.DataFrame] = []
+            while not chunks or len(chunks[-1]):
                 chunks.append(cursor.fetch_df_chunk(100))
-                n_rows += len(chunks[-1])
-                _check_rows(n_rows, max_rows)
+                _check_rows(sum(map(len, chunks)), max_rows)
             return pd.concat(chunks[:-1] or chunks, ignore_index=True)
 
         return self._run(text, fetch)

@@ -275,7 +275,7 @@ def sound_layer_metrics(metrics: Iterable[str], runs: "pd.DataFrame") -> tuple[d
     have a loss below SMALL_LOSS, metrics divided by it give way to their absolute form, if that is among `metrics`."""
     names = dict.fromkeys(metrics)
     losses = [loss for value in runs["val_loss"] if (loss := float_or_none(value)) is not None]
-    small = bool(losses) and sum(loss < SMALL_LOSS for loss in losses) > MOST * len(losses)
+    small = sum(loss < SMALL_LOSS for loss in losses) > MOST * len(losses)
     drawn = {name: name for name in names if name not in ABSOLUTE_ROWS.values()}
     if not small:
         return drawn, ""

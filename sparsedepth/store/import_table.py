@@ -5,7 +5,6 @@ listed in `unknown_fields`): no default is filled in. Two rows that are equal in
 """
 
 import csv
-import hashlib
 import json
 import warnings
 from collections.abc import Callable, Mapping, Sequence
@@ -19,7 +18,7 @@ from sparsedepth.config.load import build, read_yaml
 from sparsedepth.config.mistakes import Mistakes, field_mistakes
 from sparsedepth.config.plain_text import unreadable
 from sparsedepth.config.run import RunConfig
-from sparsedepth.files import atomic_folder, json_text, write_bytes
+from sparsedepth.files import atomic_folder, json_text, sha256, write_bytes
 from sparsedepth.quantities import IN_RUNS
 from sparsedepth.store.checksums import Files, checksum_of, new_marker
 from sparsedepth.store.formula import Formula
@@ -92,7 +91,7 @@ def import_table(table: Path, map_path: Path, out: Path) -> Imported:
         mistakes, n_more = error.mistakes[:MAX_MISTAKES], len(error.mistakes) - MAX_MISTAKES
         mistakes += [f"and {n_more} more"] if n_more > 0 else []
         raise ValueError(f"{table}: {'; '.join(mistakes)}") from None
-    origin = {"table": table.name, "table_sha256": hashlib.sha256(table.read_bytes()).hexdigest()}
+    origin = {"table": table.name, "table_sha256": sha256(table)}
     _write(out, rows, origin, map_path.read_bytes())
     runs = [run for run, *_ in rows]
     return Imported(

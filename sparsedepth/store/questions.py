@@ -172,10 +172,7 @@ QUESTIONS: dict[str, Question] = {
 
 def sentences() -> dict[str, str]:
     """Name of a question that `ask` answers -> the question."""
-    return {
-        **{question.name: question.asks for question in QUESTIONS.values()},
-        SIGNAL_TO_NOISE: signal_to_noise.QUESTION,
-    }
+    return {name: question.asks for name, question in QUESTIONS.items()} | {SIGNAL_TO_NOISE: signal_to_noise.QUESTION}
 
 
 def ask(store: Store, name: str) -> QueryResult:
