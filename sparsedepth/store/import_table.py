@@ -29,6 +29,7 @@ from sparsedepth.store.table_map import (
     FACTS,
     MAP,
     OUTCOMES,
+    READ_TYPES,
     SETTABLE,
     TARGETS,
     UNITS,
@@ -174,7 +175,7 @@ def _field(frame: "pd.DataFrame", name: str, entry: Entry, formula: Formula) -> 
     import pandas as pd
 
     type = TARGETS[name]
-    if entry.values is not None or type in ("VARCHAR", "BOOLEAN"):
+    if entry.values is not None or type in READ_TYPES:
         column = frame[formula.column or ""].map(lambda value: value if value is None or value != value else str(value))
         raw = column if type == "VARCHAR" else _without_missing(column)
         if entry.values is not None:

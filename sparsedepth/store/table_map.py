@@ -49,6 +49,8 @@ OUTCOMES = tuple(column.name for column in quantities.RUNS)
 _TYPES = {column.name: column.type for column in RUN_COLUMNS}
 TARGETS: Mapping[str, str] = {name: _TYPES[name] for name in (*SETTABLE, *OUTCOMES, *FACTS)}
 """Fields, measured quantities and facts, each with its column type."""
+READ_TYPES = ("VARCHAR", "BOOLEAN")
+"""Types of values that are read from a column, never computed."""
 
 Scalar = bool | int | float | str
 
@@ -132,8 +134,9 @@ def formulas(table_map: TableMap, columns: Collection[str]) -> tuple[dict[str, F
     for name, entry in table_map.entries():
         if field_formula := formula(f"fields.{name}", entry.of):
             parsed[name] = field_formula
-            if (entry.values is not None or TARGETS[name] == "VARCHAR") and field_formula.column is None:
-                mistakes.append(f"fields.{name}: text must be a column, and {entry.of!r} is arithmetic")
+            if (entry.values is not None or TARGETS[name] in READ_TYPES) and field_formula.column is None:
+                kind = "true or false" if TARGETS[name] == "BOOLEAN" else "text"
+                mistakes.append(f"fields.{name}: {kind} must be a column, and {entry.of!r} is arithmetic")
     where = formula("where", table_map.where, True) if table_map.where is not None else None
     if unknown := [name for name in table_map.clusters if name not in columns]:
         names = ", ".join(map(str, list(columns)[:20]))

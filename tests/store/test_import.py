@@ -236,6 +236,15 @@ def test_every_mistake_of_a_map_is_told_at_once(tmp_path):
 
 
 @pytest.mark.parametrize(
+    ("field", "kind"),
+    [("tie_embeddings: width * 1", "true or false"), ("norm_kind: width * 1", "text")],
+)
+def test_what_is_no_number_is_not_computed(tmp_path, field, kind):
+    with pytest.raises(ValueError, match=f"{kind} must be a column, and 'width \\* 1' is arithmetic"):
+        take_in(tmp_path, table_map=MAP.replace("  lr: lr", f"  lr: lr\n  {field}"))
+
+
+@pytest.mark.parametrize(
     ("was", "now", "told"),
     [
         ("0.001,10", "fast,10", "column 'lr' is \"fast\" in row 1"),
