@@ -45,10 +45,10 @@ class FeedForward(nn.Module):
         self.dropout = config.ffn_dropout
         self.name, self.activation = config.activation, ACTIVATIONS[config.activation]
         self.gate = Linear(config.d_model, width, config) if config.is_gated else None
-        self.can_fuse = config.activation == "swiglu" and not config.ffn_dropout
-        """whether `fused` can compute the whole part"""
         self.up = Linear(config.d_model, width, config)
         self.down = Linear(width, config.d_model, config)
+        self.can_fuse = config.activation == "swiglu" and not config.ffn_dropout
+        """whether `fused` can compute the whole part"""
 
     def hidden(self, x_BTD: Tensor) -> Tensor:
         """h_BTF, the hidden units: input of the down projection."""

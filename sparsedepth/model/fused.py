@@ -95,7 +95,7 @@ class _Heads(torch.autograd.Function):
         d_head: int,
         kernel: str,
     ) -> tuple[Tensor, ...]:
-        normed_BTD, scale = (x_BTD, None) if norm is None else _normed(x_BTD, norm, eps)
+        normed_BTD, scale = _normed(x_BTD, norm, eps)
         weight_XD = torch.cat((interleave_halves(torch.cat((query, key), dim=-2), d_head), value), dim=-2)
         y_BTX = products.project(normed_BTD, weight_XD, kernel)
         _rotated(y_BTX, angle_TX).mul_(angle_TX)
@@ -114,10 +114,8 @@ class _Heads(torch.autograd.Function):
         grad_BTD, grad_XD = products.gradients(grad_BTX, normed_BTD, weight_XD, ctx.kernel)
         pairs_XD, grad_value = grad_XD.split((sum(ctx.widths[:2]), ctx.widths[2]), dim=-2)
         halves_XD = pairs_XD.unflatten(-2, (-1, ctx.d_head // 2, 2)).transpose(-3, -2).flatten(-4, -2)
-        grads = (*halves_XD.split(ctx.widths[:2], dim=-2), grad_value, None, None, None)
-        if norm is None:
-            return grad_BTD, None, None, *grads
-        return *_norm_gradients(grad_BTD, x_BTD, scale, norm), None, *grads
+        grads_XD = (*halves_XD.split(ctx.widths[:2], dim=-2), grad_value)
+        return *_norm_gradients(grad_BTD, x_BTD, scale, norm), None, *grads_XD, None, None, None
 
 
 class _RMSNorm(torch.autograd.Function):
@@ -129,7 +127,7 @@ class _RMSNorm(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, None]:
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         return *_norm_gradients(grads[0], *ctx.saved_tensors), None
 
 
@@ -138,7 +136,7 @@ class _SwiGLU(torch.autograd.Function):
     def forward(
         ctx: Any, x: Tensor, norm: Tensor | None, eps: float, gate_XD: Tensor, up_XD: Tensor, kernel: str
     ) -> Tensor:
-        normed, scale = (x, None) if norm is None else _normed(x, norm, eps)
+        normed, scale = _normed(x, norm, eps)
         gate, up = (products.project(normed, weight_XD, kernel) for weight_XD in (gate_XD, up_XD))
         ctx.save_for_backward(x, normed, scale, norm, gate_XD, up_XD, gate, up)
         ctx.kernel = kernel
@@ -155,14 +153,13 @@ class _SwiGLU(torch.autograd.Function):
         grad_normed, grad_gate_XD = products.gradients(grad_gate, normed, gate_XD, ctx.kernel)
         grad_up_normed, grad_up_XD = products.gradients(grad_up, normed, up_XD, ctx.kernel)
         grad_normed.add_(grad_up_normed)
-        grads_XD = (grad_gate_XD, grad_up_XD, None)
-        if norm is None:
-            return grad_normed, None, None, *grads_XD
-        return *_norm_gradients(grad_normed, x, scale, norm), None, *grads_XD
+        return *_norm_gradients(grad_normed, x, scale, norm), None, grad_gate_XD, grad_up_XD, None
 
 
-def _normed(x: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-    """x s w, and s."""
+def _normed(x: Tensor, weight: Tensor | None, eps: float) -> tuple[Tensor, Tensor | None]:
+    """x s w, and s; x itself without a norm."""
+    if weight is None:
+        return x, None
     scale = torch.linalg.vector_norm(x, dim=-1, keepdim=True).square_().div_(x.shape[-1]).add_(eps).rsqrt_()
     y = x * scale
     if weight.ndim == 1:
@@ -172,8 +169,12 @@ def _normed(x: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
     return y, scale
 
 
-def _norm_gradients(grad: Tensor, x: Tensor, scale: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
-    """dx and dw, from dy. A run has the same bits alone and in a stack."""
+def _norm_gradients(
+    grad: Tensor, x: Tensor, scale: Tensor | None, weight: Tensor | None
+) -> tuple[Tensor, Tensor | None]:
+    """dx and dw, from dy of `_normed`. A run has the same bits alone and in a stack."""
+    if scale is None or weight is None:
+        return grad, None
     # The weight's gradient is a sum over tokens, faster as a product.
     if weight.ndim == 1:
         grad_weight = torch.mv((grad * x).flatten(0, -2).T, scale.flatten())
