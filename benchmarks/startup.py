@@ -1,10 +1,10 @@
 """How long do short commands take? With --against, compared with another checkout of the library, in turn.
 
-    python benchmarks/startup.py [--against CHECKOUT] [--repeats 9]
+    python benchmarks/startup.py [--against CHECKOUT] [--repeats 9] [--only "measure"]
 
 Prints median and quartiles of processor time in seconds, which other load affects least: of the process and its child
 together, and in sequence (the process until its child has started, then the child), which is the waiting time on an
-idle machine with two cores.
+idle machine with two cores. 'train one step and measure' is start-up and measures of a run of the depth study.
 """
 
 import argparse
@@ -15,8 +15,10 @@ import subprocess
 import sys
 import tempfile
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
+
+import yaml
 
 HERE = Path(__file__).parents[1]
 STUDY, QUICKSTART = (str(HERE / "results" / name) for name in ("depth_study", "quickstart"))
@@ -57,26 +59,39 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--against", type=Path, help="another checkout")
     parser.add_argument("--repeats", type=int, default=9)
+    parser.add_argument("--only", default="", help="the commands whose names contain this")
     given = parser.parse_args()
     sides = [*filter(None, (given.against, HERE))]
     with tempfile.TemporaryDirectory() as temporary:
         folder = f"{temporary}/quickstart"
         seconds(HERE, ("unpack", QUICKSTART, "-o", folder))
-        commands = {
-            "SELECT, a large pack": ("query", STUDY, SELECT),
-            "SELECT, a pack of 27 runs": ("query", QUICKSTART, SELECT),
-            "SELECT, a folder of 27 runs": ("query", folder, SELECT),
-            "best": ("best", STUDY),
-            "status": ("status", STUDY),
+        run_file = Path(temporary) / "run.yaml"
+        study = yaml.safe_load((HERE / "sweeps/depth_study.yaml").read_text())
+        run_file.write_text(yaml.safe_dump({**study["base"], "train_tokens": study["base"]["batch_tokens"]}))
+
+        def one_step(n_layers: int) -> list[str]:
+            out = tempfile.mkdtemp(dir=temporary)
+            return ["train", str(run_file), "--set", f"n_layers={n_layers}", "--out", out, "--threads", "1"]
+
+        commands: dict[str, Callable[[], Sequence[str]]] = {
+            "SELECT, a large pack": lambda: ("query", STUDY, SELECT),
+            "SELECT, a pack of 27 runs": lambda: ("query", QUICKSTART, SELECT),
+            "SELECT, a folder of 27 runs": lambda: ("query", folder, SELECT),
+            "best": lambda: ("best", STUDY),
+            "status": lambda: ("status", STUDY),
+            "train one step and measure, 12 layers": lambda: one_step(12),
+            "train one step and measure, 32 layers": lambda: one_step(32),
         }
         for name, words in commands.items():
+            if given.only not in name:
+                continue
             measured = defaultdict(list)
             for repeat in range(given.repeats + 1):
                 for side in sides if repeat % 2 else reversed(sides):
-                    measured[side].append(seconds(side, words))
+                    measured[side].append(seconds(side, words()))
             for side in sides:
                 whole, in_sequence = zip(*measured[side][1:], strict=True)  # the first may have compiled
-                print(f"{name:28} {described(whole)}, in sequence {described(in_sequence)}  {side.name}", flush=True)
+                print(f"{name:37} {described(whole)}, in sequence {described(in_sequence)}  {side.name}", flush=True)
 
 
 if __name__ == "__main__":

@@ -44,7 +44,7 @@ def use_fused(x: Tensor, *, compiled: bool = False) -> bool:
 
 def is_inference(x: Tensor) -> bool:
     """Whether x is computed in inference mode, fp32 and eager, as in most measures."""
-    is_plain = torch.is_inference_mode_enabled() and not torch.compiler.is_compiling()
+    is_plain = not torch.compiler.is_compiling() and torch.is_inference_mode_enabled()
     return is_plain and x.dtype == torch.float32 and not torch.is_autocast_enabled(x.device.type)
 
 
@@ -95,7 +95,7 @@ class _Heads(torch.autograd.Function):
         d_head: int,
         kernel: str,
     ) -> tuple[Tensor, ...]:
-        normed_BTD, scale = _normed(x_BTD, norm, eps)
+        normed_BTD, scale = rms_normed(x_BTD, norm, eps)
         weight_XD = torch.cat((interleave_halves(torch.cat((query, key), dim=-2), d_head), value), dim=-2)
         y_BTX = products.project(normed_BTD, weight_XD, kernel)
         _rotated(y_BTX, angle_TX).mul_(angle_TX)
@@ -121,7 +121,7 @@ class _Heads(torch.autograd.Function):
 class _RMSNorm(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, eps: float) -> Tensor:
-        y, scale = _normed(x, weight, eps)
+        y, scale = rms_normed(x, weight, eps)
         ctx.save_for_backward(x, scale, weight)
         return y
 
@@ -136,7 +136,7 @@ class _SwiGLU(torch.autograd.Function):
     def forward(
         ctx: Any, x: Tensor, norm: Tensor | None, eps: float, gate_XD: Tensor, up_XD: Tensor, kernel: str
     ) -> Tensor:
-        normed, scale = _normed(x, norm, eps)
+        normed, scale = rms_normed(x, norm, eps)
         gate, up = (products.project(normed, weight_XD, kernel) for weight_XD in (gate_XD, up_XD))
         ctx.save_for_backward(x, normed, scale, norm, gate_XD, up_XD, gate, up)
         ctx.kernel = kernel
@@ -156,7 +156,7 @@ class _SwiGLU(torch.autograd.Function):
         return *_norm_gradients(grad_normed, x, scale, norm), None, grad_gate_XD, grad_up_XD, None
 
 
-def _normed(x: Tensor, weight: Tensor | None, eps: float) -> tuple[Tensor, Tensor | None]:
+def rms_normed(x: Tensor, weight: Tensor | None, eps: float) -> tuple[Tensor, Tensor | None]:
     """x s w, and s; x itself without a norm."""
     if weight is None:
         return x, None

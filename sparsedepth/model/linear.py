@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from sparsedepth.config.cost import patch_values
 from sparsedepth.config.model import ModelConfig
-from sparsedepth.model import fused, stacked
+from sparsedepth.model import fused, products, stacked
 
 
 def without_masked_gradient(weight: Tensor) -> Tensor:
@@ -36,6 +36,8 @@ class Linear(nn.Linear):
         return without_masked_gradient(self.weight) if self.is_masked else self.weight
 
     def forward(self, input: Tensor) -> Tensor:
+        if self.kernel != "blas" and not self.training and fused.is_inference(input):
+            return products.project(input, self.matrix, self.kernel)
         is_plain = self.weight.ndim == 2 and self.kernel == "blas"
         if self.training and not is_plain and fused.use_fused(input, compiled=self.weight.ndim == 2):
             return fused.product(input, self.matrix, self.kernel)

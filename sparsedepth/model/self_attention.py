@@ -115,8 +115,8 @@ class Attention(nn.Module):
         self, x_BTD: Tensor, rotary: Rotary, norm: fused.Norm | None = None
     ) -> tuple[Tensor, Tensor, Tensor]:
         assert self.can_fuse and rotary is not None
-        kernel = self.query.kernel if self.training else "blas"
-        return fused.rotated_heads(x_BTD, self.query.matrix, self.key.matrix, self.value.matrix, rotary, kernel, norm)
+        matrices = self.query.matrix, self.key.matrix, self.value.matrix
+        return fused.rotated_heads(x_BTD, *matrices, rotary, self.query.kernel, norm)
 
     def values(self, x_BTD: Tensor) -> Tensor:
         """v_BGTK, before the value residual."""

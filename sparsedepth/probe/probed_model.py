@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from sparsedepth.model import kernels
 from sparsedepth.model.decoder import Block, Decoder
 from sparsedepth.model.feedforward import FeedForward
+from sparsedepth.model.linear import Linear
 from sparsedepth.model.moe import Experts
 from sparsedepth.model.self_attention import Attention, Rotary, StreamStart
 
@@ -246,10 +247,11 @@ class ProbedDecoder:
 
     @contextmanager
     def exact(self) -> Generator[None, None, None]:
-        parts = [module for module in self.model.modules() if isinstance(module, Attention | Experts)]
+        parts = [module for module in self.model.modules() if isinstance(module, Attention | Experts | Linear)]
         kernels_before = [part.kernel for part in parts]
         setting = kernels.setting(self.model.config, self.device, torch.float32)
-        self.model.use_kernels(attention="sdpa", experts=kernels.choose("experts", "auto", setting).kernel)
+        experts, products = (kernels.choose(part, "auto", setting).kernel for part in ("experts", "products"))
+        self.model.use_kernels(attention="sdpa", experts=experts, products=products)
         try:
             yield
         finally:

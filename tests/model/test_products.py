@@ -10,6 +10,9 @@ from sparsedepth.data.sequences import next_tokens
 from sparsedepth.model import fused, kernels, products
 from sparsedepth.model.decoder import Decoder
 from sparsedepth.model.kernels import Setting
+from sparsedepth.model.linear import Linear
+from sparsedepth.probe.fork import probing
+from sparsedepth.probe.probed_model import ProbedDecoder
 from sparsedepth.train.loop import train
 from sparsedepth.train.runtime import resolve
 
@@ -108,3 +111,25 @@ def test_onednn_is_for_fp32_on_a_cpu():
         ValueError, match=r"products_kernel='onednn' cannot run: .* not on cuda in bf16; .* or use auto"
     ):
         kernels.choose("products", "onednn", Setting(device=torch.device("cuda"), dtype=torch.bfloat16))
+
+
+@needs_onednn
+@pytest.mark.parametrize("changes", [{}, {"n_experts": 4, "top_k": 2, "d_expert": 16}, {"norm": "sandwich"}])
+def test_measures_multiply_with_the_faster_library_and_leave_the_models_own(monkeypatch, changes):
+    calls = []
+    real = products._linear
+    monkeypatch.setattr(products, "_linear", lambda *given: calls.append(1) or real(*given))
+    monkeypatch.setattr(products, "MIN_WORK", 0)
+    sizes = {"n_layers": 2, "d_model": 16, "n_heads": 2, "vocab_size": 12, "seq_len": 8, "depth_scale": "lns"}
+    model = Decoder(build(RunConfig, {**sizes, **changes, "precision": "fp32"}, "test"))
+    tokens_BT = torch.arange(8)[None] % 12
+    with torch.no_grad():
+        expected = model.eval()(tokens_BT)
+    assert not calls
+    for is_faster in (False, True):
+        monkeypatch.setattr(kernels, "mkl_leaves_avx512_unused", lambda is_faster=is_faster: is_faster)
+        with probing(ProbedDecoder(model)):
+            measured = model(tokens_BT)
+        torch.testing.assert_close(measured, expected, atol=1e-5, rtol=1e-5)
+        assert bool(calls) is is_faster
+    assert {part.kernel for part in model.modules() if isinstance(part, Linear)} == {"blas"}
