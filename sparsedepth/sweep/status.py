@@ -165,5 +165,15 @@ def is_silent(progress: Progress, seconds: float = 120) -> bool:
 
 
 def varied_fields(definition: SweepDefinition, config: RunConfig) -> str:
-    """'n_layers=4 lr=0.001 seed=0': the fields that the sweep varies."""
-    return visible(" ".join(f"{name}={getattr(config, name)}" for name in (*definition.varied, "seed")))
+    """'n_layers=4 n_kv_heads=1 lr=0.001 seed=0': depth, tuned fields and the axes of a search, and of the other fields
+    that the sweep varies those that differ from its base."""
+    always = {"n_layers", "seed", *definition.tune, *(definition.varied if definition.is_search else ())}
+    try:
+        base = definition.run_config({}, config.seed)
+    except ValueError:  # not every base is a whole run
+        base = None
+    order = sorted(definition.varied, key=lambda name: (name in definition.tune, name != "n_layers"))
+    values = {name: getattr(config, name) for name in (*order, "seed")}
+    shown = {name: value for name, value in values.items() if name in always or value != getattr(base, name, None)}
+    texts = (f"{name}={value:.4g}" if isinstance(value, float) else f"{name}={value}" for name, value in shown.items())
+    return visible(" ".join(texts))

@@ -212,6 +212,34 @@ def test_a_condition_sees_what_follows_from_other_fields():
     assert cells == [{"n_layers": 3}, {"n_kv_heads": 1}]
 
 
+@pytest.mark.parametrize(
+    ("fields", "cell", "expected"),
+    [
+        (
+            {"tune": {"lr": [0.1, 0.2, 0.4]}, "tuning_seeds": [9]},
+            {"n_layers": 4, "lr": 0.1},
+            "n_layers=4 lr=0.1 seed=3",
+        ),
+        ({}, {"n_layers": 4, "n_kv_heads": 1}, "n_layers=4 n_kv_heads=1 seed=3"),
+        ({}, {"n_layers": 4, "weight_decay": 0.5}, "n_layers=4 seed=3"),
+        ({"sampler": "random", "n_trials": 3}, {"n_layers": 4}, "n_layers=4 n_kv_heads=2 weight_decay=0.5 seed=3"),
+    ],
+)
+def test_a_run_is_named_by_depth_tuned_fields_and_what_differs_from_the_base(fields, cell, expected):
+    base = {"n_heads": 2, "d_model": 16, "weight_decay": 0.5, "n_layers": 2}
+    space = {"n_layers": [4, 8], "n_kv_heads": [2, 1], "weight_decay": [0.5, 1.0]}
+    definition = sweep(base=base, space=space, **fields)
+    assert varied_fields(definition, definition.run_config(cell, 3)) == expected
+
+
+def test_a_sampled_value_is_shown_in_four_digits():
+    definition = sweep(
+        base={"n_heads": 2}, space={"lr": {"low": 1e-4, "high": 1e-2, "log": True}}, sampler="random", n_trials=2
+    )
+    run = definition.run_config({"lr": 0.0031622776601683794}, 0)
+    assert varied_fields(definition, run) == "lr=0.003162 seed=0"
+
+
 def test_a_preset_in_a_variant_stands_for_its_fields():
     base = {"lr": 0.1, "d_model": 64, "n_heads": 4, "train_tokens": 131072}
     definition = sweep(base=base, variants=[{}, {"preset": "llama-60m", "d_ff": 96}])
