@@ -175,10 +175,13 @@ def number_text(value: Any) -> str | None:
 
 
 def assignment(name: str, value: Any) -> str:
-    """'n_kv_heads=1': a field's value in every table, sentence and figure, in the form of `--set`."""
+    """'n_kv_heads=1': a field's value in every table, sentence and figure, in the form of `--set`; a sampled value in six
+    digits."""
     if value is None:
         return f"{name} unset"
-    return f"{name}={int(value) if isinstance(value, float) and value.is_integer() else value}"
+    if isinstance(value, float):
+        value = int(value) if value.is_integer() else f"{value:.6g}"
+    return f"{name}={value}"
 
 
 def _is_label_field(name: str, cells: Sequence[Configuration]) -> bool:
