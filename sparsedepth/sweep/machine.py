@@ -89,7 +89,8 @@ def machine(
     if workers < 1:
         raise ValueError(f"--workers {workers} must be at least 1")
     changes = {
-        "threads": runtime.threads or max(1, cores // (workers * gpus_per_run)),
+        # PyTorch's own number follows OMP_NUM_THREADS.
+        "threads": runtime.threads or max(1, min(torch.get_num_threads(), cores // (workers * gpus_per_run))),
         "device": "cuda" if groups else str(find_device(runtime.device)),
     }
     if gpus_per_run * nodes > 1 and runtime.parallel == "none":

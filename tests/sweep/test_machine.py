@@ -61,6 +61,7 @@ def test_too_few_gpus_for_a_run(eight_gpus):
 
 def test_threads_are_shared_out_on_a_cpu(monkeypatch):
     monkeypatch.setattr(module.os, "sched_getaffinity", lambda process: set(range(8)), raising=False)
+    monkeypatch.setattr(module.torch, "get_num_threads", lambda: 8)
     cpu = RuntimeConfig(device="cpu")
     assert machine(None, cpu).workers == 8 and machine(None, cpu).runtime.threads == 1
     assert machine(2, cpu).runtime.threads == 4 and machine(2, cpu).gpus == []
@@ -68,3 +69,6 @@ def test_threads_are_shared_out_on_a_cpu(monkeypatch):
     assert (pairs.workers, pairs.runtime.threads, pairs.processes_per_run) == (4, 1, 2)
     with pytest.raises(ValueError, match="--workers 0"):
         machine(0, cpu)
+    monkeypatch.setattr(module.torch, "get_num_threads", lambda: 3)  # OMP_NUM_THREADS=3
+    assert machine(2, cpu).runtime.threads == 3 and machine(4, cpu).runtime.threads == 2
+    assert machine(2, RuntimeConfig(device="cpu", threads=6)).runtime.threads == 6
