@@ -39,7 +39,7 @@ THIN, THICK = 0.7, 1.4
 """Of a line without and with an interval."""
 MOST_MARKERS = 10
 """Per line, which tell lines apart in grey print."""
-MOST_BANDS = 3
+MOST_BANDS = 2
 """Settings of a panel whose intervals are bands."""
 SOLVED_DASHES, CHANCE_DASHES = (0, (5, 3)), (0, (1, 2))
 ALIKE = 0.01
