@@ -31,6 +31,7 @@ Shapes: N rows (a model at a need), P random orders.
 
 import argparse
 import sys
+import textwrap
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import groupby
@@ -328,18 +329,22 @@ def _page(rows: list[Row], all_trials: list[Trial]) -> Any:
 
     colours = depth_colours(row.n_layers for row in rows)
     page = Figure(figsize=(11.5, 6.6), layout="constrained")
-    grid = page.add_gridspec(len(PANELS), 4, width_ratios=(1.5, 1, 1, 1))
+    grid = page.add_gridspec(len(PANELS), 4, width_ratios=(1.4, 1, 1, 1))
     for row_index, panel in enumerate(PANELS):
         _draw_needs(page.add_subplot(grid[row_index, 0]), panel, rows, colours)
-    scores = [score for score in SCORES if any(trial.score == score for trial in all_trials)]
+    verdicts: dict[str, list[str]] = {}
+    for trial in all_trials:
+        verdicts.setdefault(trial.score, []).append(trial.verdict)
+    known = [score for score in SCORES if score in verdicts]
+    scores = sorted(known, key=lambda score: -verdicts[score].count("follows"))
     forests = [page.add_subplot(grid[:, 1 + row_index]) for row_index in range(len(COMPARISONS))]
     for axes, comparison in zip(forests, COMPARISONS, strict=True):
         _draw_taus(axes, comparison, scores, all_trials, colours)
-    forests[0].set_yticks(range(len(scores)), [score.replace("_", " ") for score in scores])
+    forests[0].set_yticks(range(len(scores)), [textwrap.fill(score.replace("_", " "), 22) for score in scores])
     forests[1].set_xlabel("Kendall's tau of score and need: 1 if the score always rises with the need")
     for row_index, score in enumerate(scores):
-        verdicts = [trial.verdict for trial in all_trials if trial.score == score]
-        forests[-1].text(1.15, row_index, f"{verdicts.count('follows')} of {len(verdicts)}", va="center", fontsize=8)
+        count = f"{verdicts[score].count('follows')} of {len(verdicts[score])}"
+        forests[-1].text(1.15, row_index, count, va="center", fontsize=8)
     forests[-1].text(1.15, -1.0, "follows", fontsize=8)
     depth_legend(page, colours)
     n_seeds = counted(max(trial.tau.n for trial in all_trials), "seed")
