@@ -19,7 +19,7 @@ from sparsedepth.effects.summary import (
     verdict_cell,
 )
 from sparsedepth.recipe.card import Card, Holdout, MeasuredConfiguration
-from sparsedepth.recipe.conclusion import part_of
+from sparsedepth.recipe.conclusion import better_but_diverged, part_of
 from sparsedepth.store import terminal
 from sparsedepth.store.query_result import QueryResult
 
@@ -55,6 +55,8 @@ def measured_text(card: Card, width: int) -> str:
         return ""
     has_best = any(row.parts == ("best measured",) for row in card.measured)
     notes = [f"best measured: {BEST_MEASURED}"] if has_best else []
+    if any(better_but_diverged(candidate.contrast) for candidate in card.recipe.candidates):
+        notes.append("best measured: of the configurations without a diverged run")
     if cut := cut_text(card.measured, card.recipe.objective):
         notes.append(f"lo, hi: 95% interval over seeds{cut}")
     table = terminal.fit(measured_table(card), ("params", "seeds", "flops"), width).text
