@@ -83,7 +83,7 @@ def fit(
         part = result.of_columns([name for name in result.columns if name not in names])
         if part.columns and (text := _side_by_side(part, width, max_rows, text_width)):
             dropped = ", ".join(name for name in names if name in result.columns)
-            note = f"\n{wrapped([f'left out for width: {dropped}'], width).rstrip()}" if dropped else ""
+            note = f"\n{wrapped([f'columns that did not fit: {dropped}'], width).rstrip()}" if dropped else ""
             return CompactTable(text=f"{text}{note}", columns=part.columns)
     return CompactTable(text=table(result, width, max_rows), columns=result.columns)
 

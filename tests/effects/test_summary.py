@@ -67,7 +67,7 @@ def test_a_verdict_that_is_another_at_equal_lr_is_named_in_one_line():
 
 def test_columns_left_out_for_width_are_named():
     assert "left out" not in effects_text(effects(), 200)
-    assert "left out for width: seeds" in effects_text(effects(), 60)
+    assert "columns that did not fit: seeds" in effects_text(effects(), 60)
 
 
 def test_a_mean_over_other_settings_is_called_one():

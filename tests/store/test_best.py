@@ -217,7 +217,7 @@ def test_one_table_at_100_columns_with_what_differs_from_the_baseline(tmp_path, 
     assert lines[3].strip() == "weight_decay=1"
     assert lines[4].endswith("baseline") and " 1.000  1.000 " in lines[4]
     assert "(an interval needs 3 seeds)" in heading(ranking)
-    assert text(ranking, 80).endswith("left out for width: cell_id") and "cell_id" not in text(ranking, 80)[:80]
+    assert text(ranking, 80).endswith("columns that did not fit: cell_id") and "cell_id" not in text(ranking, 80)[:80]
     assert max(map(len, text(ranking, 80).splitlines())) <= 80
 
 

@@ -152,7 +152,7 @@ def test_a_setting_says_what_differs_from_the_baseline_and_what_it_costs(six_kno
     monkeypatch.setenv("COLUMNS", "100")
     lines = text(six_knobs, "best_per_depth").splitlines()
     header, _, first, rest, second, _, left_out = lines[-7:]
-    assert left_out == "left out for width: cell_id"
+    assert left_out == "columns that did not fit: cell_id"
     assert header.split() == ["n_layers", "seeds", "val_loss", "usefulness", "flops", "setting"]
     assert first.split()[:5] == ["12", "2", "2.143", "0.08333", "2.000"] and second.split()[4] == "4.000"
     assert first.endswith("  n_kv_heads=1, seq_len=128, n_experts=4,")

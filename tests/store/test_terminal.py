@@ -113,11 +113,11 @@ def test_both_ends_of_an_interval_give_way_together():
 
 def test_a_fitted_table_says_which_columns_it_shows_and_names_those_it_left_out():
     """By name, not by the text: a cell may hold a column's name, and a narrow head may be broken over lines. A column
-    without a value is not left out for width."""
+    without a value is not columns that did not fit."""
     columns = ("name", "lo", "hi", "empty", "note")
     wide = QueryResult(columns=columns, rows=(("lo " * 4, "b" * 12, "c" * 12, None, "d " * 9),))
     narrow = terminal.fit(wide, ("empty", "lo hi"), 50)
-    assert narrow.columns == ("name", "note") and narrow.text.endswith("\nleft out for width: lo, hi")
+    assert narrow.columns == ("name", "note") and narrow.text.endswith("\ncolumns that did not fit: lo, hi")
     assert "left out" not in terminal.fit(wide, ("empty", "lo hi"), 80).text
     by_value = terminal.fit(wide, (), 20)  # a line for each value
     assert by_value.columns == ("name", "lo", "hi", "note") and len(by_value.text.splitlines()) > 4
