@@ -93,7 +93,7 @@ def configuration_text(row: MeasuredConfiguration | None, recipe: Recipe) -> str
 
 
 def _abstention(recipe: Recipe) -> str:
-    """'None of 4 changes was shown to help; improvements below 0.26 to 0.29 nat/token could have been missed'; first what
+    """'None of 4 changes was shown to help; improvements below 0.26 to 0.29 nat/token could have been missed', or what
     would help if none of its runs had diverged."""
     changes = tested(recipe)
     if any(comparison_of(change.contrast) == "better" for change in changes):

@@ -175,7 +175,7 @@ def number_text(value: Any) -> str | None:
 
 
 def assignment(name: str, value: Any) -> str:
-    """'n_kv_heads=1': a field's value in every table, sentence and figure, in the form of `--set`; a sampled value in six
+    """'n_kv_heads=1': a field's value in every table, sentence and figure, in the form of `--set`; floats in six
     digits."""
     if value is None:
         return f"{name} unset"
