@@ -55,7 +55,7 @@ chaos: install
 	@echo "== kills at every moment of a sweep, damage, a full disk; where they are installed PostgreSQL, and Slurm with libfaketime: about 35 minutes =="
 	OMP_NUM_THREADS=1 $(PY) -m pytest tests/chaos tests/sweep/test_queue.py -m chaos -s -rs
 
-# No network is needed. One piece alone, at most 9 minutes: `make gpu PIECE=training` (machine, training, sweeps, graph, measures).
+# No network is needed. One piece alone, at most 9 minutes: `make gpu PIECE=training` (machine, training, experts, sweeps, graph, measures).
 PIECE ?= all
 gpu:
 	$(PY) benchmarks/gpu.py $(PIECE) --out build/gpu

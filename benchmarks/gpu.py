@@ -11,6 +11,7 @@ of JSON to the file $ROWS are in gpu.json. No setting of the GPU is changed.
 """
 
 import argparse
+import contextlib
 import datetime
 import importlib.metadata
 import json
@@ -72,7 +73,8 @@ PIECES: dict[str, list[Step]] = {
             dry=DRY_KERNELS,
         ),
     ],
-    "training": [_train("1.2b", 180), _train("250m", 110), _train("100m", 100), _train("experts", 150)],
+    "training": [_train("1.2b", 250), _train("250m", 110), _train("100m", 100)],
+    "experts": [_train("experts", 250)],
     "sweeps": [
         Step("killed", 90, SWEEP, dry=DRY_SWEEP, killed_after=60),
         Step("resumed", 200, SWEEP, dry=DRY_SWEEP),
@@ -154,12 +156,15 @@ def facts() -> dict[str, Any]:
     """Device, versions, commit and date."""
     import torch
 
-    git = subprocess.run(["git", "-C", str(ROOT), "rev-parse", "HEAD"], capture_output=True, text=True, check=False)
+    commit = None
+    with contextlib.suppress(OSError):  # no git
+        git = subprocess.run(["git", "-C", str(ROOT), "rev-parse", "HEAD"], capture_output=True, text=True, check=False)
+        commit = git.stdout.strip() or None
     return {
         "device": torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu",
         "cuda": torch.version.cuda,
         "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
-        "commit": git.stdout.strip() or None,
+        "commit": commit,
         "versions": {name: importlib.metadata.version(name) for name in ("torch", "transformers", "numpy")},
     }
 

@@ -46,6 +46,7 @@ def attention_pass(here: Setting, options: argparse.Namespace, window: int | Non
         document_BT = quarter_T.expand(options.sequences, -1).contiguous()
 
     def run() -> list[Tensor]:
+        torch.backends.cuda.enable_cudnn_sdp(window is None and document_BT is None)  # as training does
         out = attention.KERNELS[kernel](*qkv, window=window, document_BT=document_BT)
         return [out, *torch.autograd.grad(out.float().square().mean(), qkv)]
 

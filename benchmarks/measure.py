@@ -100,7 +100,9 @@ def naive_usefulness(probed: ProbedDecoder, fit_BS: Tensor, tokens_BS: Tensor) -
         pairs = [(states[layer - 1], states[layer]) for states, _ in passes(probed, fit_BS, order)]
         x_nD, after_nD = (torch.cat(side).flatten(0, 1).double() for side in zip(*pairs, strict=True))
         design = torch.cat((x_nD, torch.ones_like(x_nD[:, :1])), dim=1)
-        solution = torch.linalg.lstsq(design, after_nD).solution.float()
+        # Not lstsq: its only driver on CUDA needs full rank, and x_0 has at most as many dimensions as tokens.
+        inverse = torch.linalg.pinv(design.T @ design, hermitian=True)
+        solution = (inverse @ (design.T @ after_nD)).float()
 
         def affine(x_BTD: Tensor, solution: Tensor = solution) -> Tensor:
             return x_BTD @ solution[:-1] + solution[-1]

@@ -10,12 +10,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from sparsedepth.config.run import RunConfig
+from sparsedepth.config.model import ModelConfig
 from sparsedepth.model.decoder import Decoder
 
 
 class PlainBlock(nn.Module):
-    def __init__(self, config: RunConfig):
+    def __init__(self, config: ModelConfig):
         super().__init__()
         assert config.n_kv_heads and config.d_ff
         self.d_head = config.d_model // config.n_heads
@@ -51,13 +51,15 @@ def _turned(x_BHTK: Tensor) -> Tensor:
 class PlainLlama(nn.Module):
     """tokens and targets in, the mean cross-entropy out."""
 
-    def __init__(self, config: RunConfig):
+    def __init__(self, decoder: Decoder):
         super().__init__()
-        decoder = Decoder(config, config.seed)
-        self.embed = nn.Embedding(config.vocab_size, config.d_model)
-        self.blocks = nn.ModuleList(PlainBlock(config) for _ in range(config.n_layers))
-        self.norm = nn.RMSNorm(config.d_model, config.norm_eps)
-        self.head = nn.Linear(config.d_model, config.vocab_size, bias=False)
+        config = decoder.config
+        with torch.device("meta"):  # the weights are the decoder's
+            self.embed = nn.Embedding(config.vocab_size, config.d_model)
+            self.blocks = nn.ModuleList(PlainBlock(config) for _ in range(config.n_layers))
+            self.norm = nn.RMSNorm(config.d_model, config.norm_eps)
+            self.head = nn.Linear(config.d_model, config.vocab_size, bias=False)
+        self.to_empty(device="cpu")
         names = {
             name.replace("attention.", "").replace("ffn.", ""): weight for name, weight in decoder.state_dict().items()
         }

@@ -169,10 +169,14 @@ def test_attention_equals_the_reference_in_bf16(name, n_groups, window, packed):
     qkv = [torch.randn(s, generator=generator).bfloat16().cuda().requires_grad_() for s in shapes]
     weight = torch.randn(shapes[0], generator=generator).cuda()
     document_BT = (torch.arange(200) // 37).expand(2, -1).contiguous().cuda() if packed else None
-    found = []
-    for kernel in (name, "reference"):
-        out = attention.KERNELS[kernel](*qkv, window, document_BT)
-        found.append([out, *torch.autograd.grad((out.float() * weight).sum(), qkv)])
+    found, has_cudnn = [], torch.backends.cuda.cudnn_sdp_enabled()
+    torch.backends.cuda.enable_cudnn_sdp(window is None and document_BT is None)  # as training does
+    try:
+        for kernel in (name, "reference"):
+            out = attention.KERNELS[kernel](*qkv, window, document_BT)
+            found.append([out, *torch.autograd.grad((out.float() * weight).sum(), qkv)])
+    finally:
+        torch.backends.cuda.enable_cudnn_sdp(has_cudnn)
     torch.testing.assert_close(*found, atol=5e-2, rtol=2e-2)
 
 

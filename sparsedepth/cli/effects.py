@@ -16,7 +16,10 @@ from sparsedepth.store.terminal import wrapped
 def effects(
     folders: option.Folders,
     by: Annotated[
-        str | None, typer.Option("--by", "--objective", help="outcome; default loss (the comparable validation loss)")
+        str | None,
+        typer.Option(
+            "--by", "--objective", help="outcome; default val_loss, or val_loss_common if runs differ in seq_len"
+        ),
     ] = None,
     knob: Annotated[str | None, typer.Option(help="only this knob")] = None,
     part: Annotated[
@@ -34,15 +37,15 @@ def effects(
         bool,
         typer.Option(
             "--detail",
-            help="full evidence in sentences: every basis, interactions with depth, correlations by knob, "
-            "interventions, mediators",
+            help="full evidence in sentences: pairs at equal tokens, FLOPs, parameters or lr, interactions with depth, "
+            "correlations by knob, interventions, mediators",
         ),
     ] = False,
     skip_damaged: option.SkipDamaged = False,
     format: option.Format = None,
     out: option.OutFile = None,
 ) -> None:
-    """Show paired effects of every knob at every depth, their change with depth, and the chain from sparsity to loss.
+    """Show paired effects of every knob at every depth, and their change with depth (--part chain: links to the loss).
 
     For a search: importance and partial dependence of each axis, with the error of the surrogate model.
     """
@@ -60,6 +63,7 @@ def effects(
     from sparsedepth.store.comparable_loss import loss_of
     from sparsedepth.store.connection import open_store
     from sparsedepth.store.search import search_of
+    from sparsedepth.store.setting import read_settings
 
     format = choose_format(format, out)
     with open_store(*folders, skip_damaged=skip_damaged) as store:
@@ -67,6 +71,7 @@ def effects(
         search = search_of(store.roots)
         if runs.empty:
             raise ValueError(no_runs(store))
+        settings = read_settings(store)
     if search is not None and part in ("all", "knobs") and knob is None:
         if format == "table":
             write(_text(surrogate.search_lines(runs, search, by), out), out)
@@ -90,7 +95,8 @@ def effects(
         return
     lines: list[str] = []
     if part != "chain":
-        lines += filter(None, (caution, text_report.pooling_caution(runs)))
+        data = settings.data_text if settings else ""
+        lines += filter(None, (caution, data, text_report.pooling_caution(runs)))
     if part in ("all", "knobs"):
         lines += (text_report if detail else summary).knob_lines(runs, by, knob)
     if part == "scale":

@@ -32,8 +32,9 @@ from sparsedepth.config.runtime import (
 HEAP = {"cpu": 1.05, "cuda": 1.0}
 """Overhead factor of the C library's heap; none is assumed for PyTorch's CUDA allocator."""
 
-OWN_BYTES = {"cpu": 4 * 2**20, "cuda": 64 * 2**20}
-"""Memory of any run, however small its model: text index, tables, workspaces."""
+OWN_BYTES = {"cpu": 4 * 2**20, "cuda": 160 * 2**20}
+"""Memory of any run, however small its model: text index, tables, workspaces (on Hopper 32 MiB for each of cuBLAS's
+handles: two threads, and as many of a captured graph)."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -59,7 +59,11 @@ def hold_out(
     fitted_on = tuple(smaller for smaller in depths if smaller < depth)
     if depth not in depths or len(fitted_on) < 2:
         have = ", ".join(map(str, depths)) or "none"
-        raise ValueError(f"--holdout-depth {depth} needs finished runs there and at two smaller depths, not {have}")
+        possible = f"; try --holdout-depth {depths[-1]}" if len(depths) > 2 else ""
+        raise ValueError(
+            f"--holdout-depth {depth} needs finished runs there and at two smaller depths; these have n_layers {have}"
+            f"{possible}"
+        )
     shallower = results[results["n_layers"] < depth]
     recipe = derive(shallower, depth, objective, matched)
     knobs = _tested_knobs(shallower, recipe)

@@ -196,7 +196,9 @@ def heading(ranking: Ranking) -> str:
     """What the table shows, and warnings."""
     columns = ranking.table.columns
     unit = f" [{ranking.unit}]" if ranking.unit not in ("", "1") else ""
-    diverged = f", {ranking.n_diverged} diverged" if ranking.n_diverged else ""
+    diverged = ""
+    if ranking.n_diverged:
+        diverged = f", {ranking.n_diverged} diverged; configurations with a diverged run rank last, by the others"
     ends = [(row[columns.index("lo")], row[columns.index("hi")]) for row in ranking.table.rows]
     cut = quantities.rankable(ranking.by).cut_at(*ends)
     has_interval = any(lo is not None for lo, _ in ends)

@@ -377,4 +377,6 @@ def _explain(error: duckdb.Error) -> str:
     message = re.sub(r"^\w+ Error: ", "", message)
     if message.startswith("Table with name"):
         message += f" Views: {', '.join(COLUMNS)}"
+    if message.startswith("Referenced column"):
+        message += "; all columns: `query DIR --schema`"
     return "".join(character if character.isprintable() else "?" for character in message)[:600]

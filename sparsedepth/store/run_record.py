@@ -253,8 +253,9 @@ def _complete_files(folder: Path) -> Files:
 
 def which_run(folder: Path) -> str:
     """What to name in place of a folder of several runs; '' for another folder."""
-    if (folder / INDEX).is_file():
-        return f"{str(folder)!r} is a pack: `sparsedepth unpack` it, then name one of its runs"
+    for pack in (folder, folder.parent.parent):  # PACK, or PACK/runs/RUN as it would be in a folder
+        if (pack / INDEX).is_file():
+            return f"{str(pack)!r} is a pack: `sparsedepth unpack` it, then name one of its runs"
     return f"{str(folder)!r} is a results folder; name one of {folder / RUNS}" if (folder / RUNS).is_dir() else ""
 
 

@@ -114,21 +114,25 @@ def snapshot(
             tensors[name] = gathered.clone().contiguous() if copy else gathered.contiguous()
 
     keep("rng.cpu", torch.get_rng_state())
-    if torch.cuda.is_available():
+    if _is_on_gpu(model):  # the state of another run's GPU would cost this one a CUDA context
         keep("rng.cuda", torch.cuda.get_rng_state())
     for name, parameter in model.named_parameters():
         keep(f"model.{name}", parameter)
         for key, value in optimizer.state.get(parameter, {}).items():
             keep(f"optimizer.{key}.{name}", value)
-    if any(parameter.device.type == "cuda" for parameter in model.parameters()):
+    if _is_on_gpu(model):
         torch.cuda.synchronize()
     return tensors
+
+
+def _is_on_gpu(model: nn.Module) -> bool:
+    return any(parameter.device.type == "cuda" for parameter in model.parameters())
 
 
 @torch.no_grad()
 def _restore(tensors: dict[str, torch.Tensor], model: nn.Module, optimizer: AnyOptimizer) -> None:
     torch.set_rng_state(tensors["rng.cpu"])
-    if "rng.cuda" in tensors and torch.cuda.is_available():
+    if "rng.cuda" in tensors and _is_on_gpu(model):
         torch.cuda.set_rng_state(tensors["rng.cuda"])
     for name, parameter in model.named_parameters():
         parameter.copy_(sharded_like(tensors[f"model.{name}"], parameter))

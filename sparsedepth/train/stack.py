@@ -146,6 +146,8 @@ class _Stacks:
             for group in groups:
                 began = time.perf_counter()
                 backward(self._stack_of(runs[group]), runs[group])
+                if any((run.step + 1) % run.config.log_every == 0 for run in runs[group]):
+                    _wait(runs[group.start].runtime.device)
                 for clock in clocks[group]:
                     clock.add((time.perf_counter() - began) / len(clocks[group]))
             return
@@ -172,6 +174,12 @@ class _Stacks:
                 run.captured = None  # its graph reads the weights' old memory
             self._stacks[key] = stack, runs  # keeping the runs keeps their ids unique
         return self._stacks[key][0]
+
+
+def _wait(device: torch.device) -> None:
+    """For a GPU, before a step is logged: else the first run that reads its loss is charged for the work of all."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
 
 
 def backward(stack: StackedDecoder, runs: Sequence[TrainingState]) -> None:

@@ -21,10 +21,11 @@ def runs_and_layers(**columns):
 def test_quantities_without_values_have_no_panel_and_are_named():
     runs, layers = runs_and_layers(causal_score=None)
     page = page_of("overview", runs, layers)
-    labels = [(axis.get_xlabel(), axis.get_ylabel().partition(":")[0]) for axis in page.axes]
+    labels = [(axis.get_xlabel(), axis.get_ylabel()) for axis in page.axes]
     variance = "residual variance, last layer\n(activation²)"
     last = "residual variance (activation²)"
-    assert [label for _, label in labels] == ["usefulness", "validation loss (nat/token)", last]
+    usefulness = "relative loss increase with a\nblock replaced, mean over blocks"
+    assert [label for _, label in labels] == [usefulness, "validation loss (nat/token)", last]
     assert labels[0][0] == variance and all(axis.collections or axis.lines for axis in page.axes)
     text = " ".join(page.get_supxlabel().split())
     absent = "weight_sparsity, attention_sparsity_rel, causal_score, causal_effect, affine_loss_increase"
