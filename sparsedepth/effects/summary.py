@@ -110,7 +110,8 @@ def _equal_lr_notes(contrasts: Iterable[Contrast], effects: Iterable[Contrast]) 
             depth = f" at n_layers={contrast.n_layers}" if contrast.n_layers else ""
             by_setting.setdefault(contrast.setting, []).append(f"{other.verdict} ({size}){depth}")
     verdicts = "; ".join(f"{setting} {', '.join(texts)}" for setting, texts in by_setting.items())
-    head = "different verdicts with both sides at the baseline's lr, without the error of choosing it (intervals: --detail)"
+    head = "different verdicts with both sides at the baseline's lr, without the error of choosing it "
+    head += "(intervals: --detail)"
     return [f"{head}: {verdicts}"] if verdicts else []
 
 
