@@ -51,7 +51,7 @@ def query(
     ] = False,
     format: option.Format = None,
     out: option.OutFile = None,
-    timeout: Annotated[float, typer.Option(min=0.1, help="time limit of a SELECT, in seconds")] = 60.0,
+    timeout: Annotated[float, typer.Option(min=0.1, max=86400, help="time limit of a SELECT, in seconds")] = 60.0,
     skip_damaged: option.SkipDamaged = False,
 ) -> None:
     """Query complete runs with read-only SQL, or answer a saved question."""

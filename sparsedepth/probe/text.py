@@ -139,7 +139,7 @@ def _read_ids(path: Path, least: int) -> np.ndarray:
     try:
         with open(path, "rb") as file:  # np.load would also open archives and, were it allowed, pickles
             ids = np.lib.format.read_array(file, allow_pickle=False)
-    except (OSError, ValueError, EOFError) as error:
+    except (OSError, ValueError, EOFError, MemoryError) as error:
         raise ValueError(f"{path} cannot be read as a .npy array: {' '.join(str(error).split())[:200]}") from None
     if not np.issubdtype(ids.dtype, np.integer) or ids.ndim != 2 or ids.shape[1] < least or not len(ids):
         length = "length + 1" if least == 3 else "length"
