@@ -256,6 +256,8 @@ def recipe(
 
     if out is not None:
         check_parent(Path(out))
+        if Path(out).suffix not in (".yaml", ".yml"):
+            raise ValueError(f"-o {str(out)!r} must end in .yaml: a recipe is a run configuration in YAML")
         if Path(out).exists() and not card_path(Path(out)).exists():
             raise ValueError(f"{out} already exists and is not a recipe (it has no card); give another file name")
     paths = [Path(folder) for folder in folders]

@@ -34,7 +34,7 @@ from sparsedepth.store.find import Part, find_runs
 from sparsedepth.store.query_result import QueryResult
 from sparsedepth.store.run_record import RUNS
 from sparsedepth.store.run_tables import arrow_schema, empty_table
-from sparsedepth.store.same_text import warn_of_other_texts
+from sparsedepth.store.same_text import warn_of_other_texts, warn_of_other_tokens
 from sparsedepth.store.schema import COLUMNS, METRICS, TABLES, TUNING_COLUMNS
 from sparsedepth.store.tables import MARKER_COLUMNS, LazyTable, UnreadTable, rows_table, view_schema
 from sparsedepth.store.tuning_roles import IS_TRAINED, read_tuning, tuning_columns
@@ -223,6 +223,7 @@ def open_store(*paths: Path | str, time_limit: float = TIME_LIMIT, skip_damaged:
     store._add_tuning = functools.partial(_add_tuning, store, connection, parts)
     if len({run.folder.parent.parent for part in parts for run in part.runs}) > 1:
         warn_of_other_texts(store.sql)
+    warn_of_other_tokens(store.sql)
     return store
 
 

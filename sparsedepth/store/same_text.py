@@ -1,5 +1,6 @@
-"""Whether runs of several results folders read the same text. A run's fields name it by a path, under which each folder
-may have had another text; `data_hash` in a run's manifest is the hash of the tokens."""
+"""Whether runs of several results folders, and models that were only measured, read the same text. A run's fields name it
+by a path, under which each folder may have had another text, and a model's facts do not name it at all; `data_hash` in
+the manifest is the hash of the tokens."""
 
 import warnings
 from collections.abc import Callable
@@ -34,6 +35,20 @@ def warn_of_other_texts(*queries: Callable[[str], QueryResult]) -> None:
                 f"runs): losses cannot be compared between them, even of equal configurations",
                 stacklevel=2,
             )
+
+
+def warn_of_other_tokens(query: Callable[[str], QueryResult]) -> None:
+    """Warn of models that were measured on different tokens. `query`: `Store.sql`."""
+    models: dict[str | None, str] = {}
+    for folder, model in query("SELECT folder, model FROM every_run WHERE model IS NOT NULL ORDER BY 1").rows:
+        models.setdefault(_data_hash(Path(folder)), f"{model} ({folder})")
+    models.pop(None, None)
+    if len(models) > 1:
+        warnings.warn(
+            f"measured models read different tokens, such as {' and '.join([*models.values()][:2])}: their losses and "
+            f"scores cannot be compared; measure them again with the same --data or --tokens",
+            stacklevel=2,
+        )
 
 
 def _data_hash(run: Path) -> str | None:

@@ -48,6 +48,7 @@ def test_depths_outside_are_called_extrapolation(results):
         (("{results}", "--holdout-depth", "3"), "--holdout-depth 3 needs"),
         (("{results}", "--depth", "0"), "--depth 0"),
         (("{results}", "-o", "{tmp}/absent/r.yaml"), "absent' does not exist; create it"),
+        (("{results}", "-o", "{tmp}/r.json"), "r.json' must end in .yaml"),
         (("{results}", "--matched", "time"), "--matched 'time'"),
         (("compare", "{tmp}/absent.card.json", "papers"), "does not exist"),
         (("compare", "{tmp}/absent.card.json", "folklore"), "folklore"),

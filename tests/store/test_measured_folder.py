@@ -2,6 +2,7 @@
 
 import os
 import shutil
+import warnings
 
 import pytest
 from support.made_up_runs import MANIFEST, make_run
@@ -103,6 +104,17 @@ def test_it_is_a_cell_of_its_own(results):
         assert [row[-5] for row in table.rows] == [1, 2, 2]
         only = best(store, where="model IS NULL").table
         assert "model" not in only.columns and len(only.rows) == 2
+
+
+def test_models_measured_on_different_tokens_are_told(tmp_path):
+    """Also in one folder; equal tokens, and a model whose record does not state them, say nothing."""
+    for name, data_hash in {"a": "1" * 12, "b": "1" * 12, "c": "2" * 12, "unknown": None}.items():
+        model = QWEN.model_copy(update={"model": name})
+        save_measured(tmp_path / name, model, {"val_loss": 2.0}, {**MANIFEST, "data_hash": data_hash}, {})
+    with warnings.catch_warnings(action="error"):
+        open_store(*(tmp_path / name for name in ("a", "b", "unknown"))).close()
+    with pytest.warns(UserWarning, match=r"different tokens, such as a \(\S*/a\) and c \(\S*/c\): "):
+        open_store(tmp_path).close()
 
 
 def test_it_changes_no_effect_and_no_recipe(results):
