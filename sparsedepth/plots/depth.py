@@ -32,7 +32,7 @@ NEEDED = ("needed_layers", "usefulness_loss_increase")
 """The first that the runs have is drawn."""
 VARIANCE = "residual_variance_last"
 COLUMNS = 3
-SPREAD = 0.08
+SPREAD = 0.05
 """Horizontal distance of the first and last setting's points, as a share of the axis, so that intervals do not
 overlap."""
 
@@ -105,6 +105,7 @@ def page_of_depths(data: ByDepth) -> Figure:
     text = f"{counted(len(settings), 'setting')}, each at its tuned values, if any: mean over seeds "
     is_cut = any(IN_RUNS[row["quantity"]].cut_at((row["lo"], row["hi"])) for row in points.to_dict("records"))
     text += f"(geometric on a logarithmic axis), 95% interval{', cut at the end of the range' * is_cut}."
+    text += " Points of one depth are drawn side by side." * (len(settings) > 1)
     if NEEDED[0] in names:
         text += " Dotted: every block is needed."
     lrs = points["lr"].dropna()

@@ -70,15 +70,18 @@ def without_diverged_configurations(runs: pd.DataFrame) -> tuple[pd.DataFrame, i
 
 
 def changed_knobs(runs: pd.DataFrame, all_runs: pd.DataFrame, is_search: bool) -> pd.Series:
-    """The knob that each run changed from the baseline of all runs: 'baseline', a knob's name, or SEVERAL; in a search
-    always PROPOSAL."""
+    """The knob that each run changed from the baseline of all runs: 'baseline', a knob's only setting, its name if the
+    runs have more than one, or SEVERAL; in a search always PROPOSAL."""
     if is_search:
         return pd.Series(PROPOSAL, index=runs.index, dtype=object)
     knobs = find_knobs(all_runs)
     mixed = {knob.name for knob in knobs if not knob.is_pure}
+    only = {knob.name: [*knob.settings][1] for knob in knobs if len(knob.settings) == 2}  # the first is the baseline
 
-    def kind(names: Mapping[str, str]) -> str:
-        return ("baseline", *names)[-1] if len(names) < 2 and mixed.isdisjoint(names) else SEVERAL
+    def kind(settings: Mapping[str, str]) -> str:
+        if len(settings) > 1 or not mixed.isdisjoint(settings):
+            return SEVERAL
+        return next((only.get(name, name) for name in settings), "baseline")
 
     return changed(runs, knobs).map(kind) if len(runs) else pd.Series(dtype=object)
 

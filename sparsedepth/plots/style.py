@@ -28,8 +28,8 @@ from sparsedepth.quantities.record import Scale
 MARKERS = ("s", "^", "D", "v", "P", "X", "<", ">", "p", "h", "*")
 PROPOSAL = "proposal"
 """Kind of every run of a search: none is a baseline, and none changes one knob alone."""
-SEVERAL = "several"
-"""Kind of a run that changed more than one field."""
+SEVERAL = "several fields"
+"""Kind of a run that changed more than one knob."""
 FIXED_MARKERS = {"baseline": "o", SEVERAL: "d", PROPOSAL: "o"}
 Fill = Literal["full", "none", "left", "right", "top", "bottom"]
 FILLS: tuple[Fill, ...] = ("full", "none", "left", "right", "top", "bottom")

@@ -34,11 +34,17 @@ def test_points_hold_the_numbers_of_the_runs():
         assert list(merged[name]) == list(merged[f"{name}_run"])
     assert chain.points["knob"].value_counts().to_dict() == {
         "baseline": 4,
-        "weight_decay": 4,
-        "n_kv_heads": 4,
-        "several": 4,
+        "weight_decay=0.3": 4,
+        "n_kv_heads=1": 4,
+        "several fields": 4,
     }
-    assert list(knob_markers(chain.points["knob"])) == ["baseline", "n_kv_heads", "weight_decay", "several"]
+    names = ["baseline", "n_kv_heads=1", "weight_decay=0.3", "several fields"]
+    assert list(knob_markers(chain.points["knob"])) == names
+
+
+def test_a_knob_of_several_settings_has_one_shape():
+    runs = grid({"weight_decay": [0.0, 0.3, 1.0]}, summary)
+    assert list(correlations(runs).points["knob"]) == ["baseline", "weight_decay", "weight_decay"]
 
 
 def test_every_panel_states_its_correlations():
@@ -70,9 +76,9 @@ def test_runs_that_cannot_be_shown_are_dropped_and_counted():
 
 def test_runs_that_changed_several_fields_have_no_knob_name():
     runs = grid({"weight_decay,lr": [(0.0, 1e-3), (0.3, 5e-4)]}, summary)
-    assert list(correlations(runs).points["knob"]) == ["baseline", "several"]
+    assert list(correlations(runs).points["knob"]) == ["baseline", "several fields"]
     of_pareto = front(runs.assign(val_loss=[3.0, 2.0], train_flops=1e9)).cells
-    assert sorted(of_pareto["kind"]) == ["baseline", "several"]  # one word for it in both figures
+    assert sorted(of_pareto["kind"]) == ["baseline", "several fields"]  # one word for it in both figures
     assert list(correlations(runs, is_search=True).points["knob"]) == ["proposal", "proposal"]
 
 
