@@ -19,12 +19,16 @@ Kendall's tau-a, per seed: within a depth over pairs of one depth, across depths
 over seeds, with a spread of at least that of tau under random order, cut at -1 and 1. p: probability of a mean over
 seeds this large if the needs of each model (group: of each pair of models) are in random order.
 
+    constant          at every depth and seed the score has one value at all needs: nothing is tested
     follows           p <= 0.025 and the mean tau >= 0.5
     does not follow   the interval of tau ends below 0.5
     undecided         otherwise
 
+Constant are counts at their bound, and by length the scores of all positions (variance, causal, Jacobian, angles,
+participation), since a model reads the same sequences whichever length is scored.
+
 A score 'does not follow' if it does not in at least one comparison, else follows if it follows in at least one; both
-with p and the interval's error rate corrected for the number of its comparisons (Bonferroni).
+with p and the interval's error rate corrected for the number of its comparisons (Bonferroni), without constant ones.
 
 Shapes: N rows (a model at a need), P random orders.
 """
@@ -32,7 +36,7 @@ Shapes: N rows (a model at a need), P random orders.
 import argparse
 import sys
 import textwrap
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
 from pathlib import Path
@@ -68,7 +72,7 @@ TABLE = "by_need.parquet"
 FOLLOWS, LEAST_TAU = 0.025, 0.5
 N_ORDERS = 2000
 
-Verdict = Literal["follows", "does not follow", "undecided"]
+Verdict = Literal["follows", "does not follow", "undecided", "constant"]
 
 
 @dataclass(frozen=True)
@@ -100,6 +104,7 @@ class Trial:
     tau: Estimate
     """Over seeds."""
     p: float
+    is_constant: bool
     verdict: Verdict
 
 
@@ -123,7 +128,7 @@ def _order(row: Row) -> tuple[Any, ...]:
 def _trial(comparison: str, score: str, n_layers: int | None, rows: list[Row]) -> Trial | None:
     """None if no seed has two needs to compare."""
     rng = np.random.default_rng(0)
-    taus, orders_P = [], []
+    taus, orders_P, is_constant = [], [], True
     for _, of_seed in groupby(rows, key=lambda row: row.seed):
         seed_rows = list(of_seed)
         value_N, need_N, depth_N = (
@@ -133,14 +138,19 @@ def _trial(comparison: str, score: str, n_layers: int | None, rows: list[Row]) -
         compared_NN = same_depth_NN if n_layers is not None else ~same_depth_NN
         if not (compared_NN & (need_N[:, None] != need_N)).any():
             continue
+        is_constant &= not ((value_N[:, None] != value_N) & same_depth_NN).any()
         taus.append(float(concordance(value_N, need_N[None], compared_NN)[0]))
         orders_P.append(concordance(value_N, _random_orders(need_N, depth_N, rng), compared_NN))
     if not taus:
         return None
     null_P = np.mean(orders_P, axis=0)
-    tau = _within_bounds(estimate(taus, least_sd=float(np.sqrt(np.mean([order_P.var() for order_P in orders_P])))))
+    # A tau that no order of the needs changes has no spread, and is known exactly.
+    least_sd = max(float(np.sqrt(np.mean([order_P.var() for order_P in orders_P]))), 1e-12)
+    tau = _within_bounds(estimate(taus, least_sd))
     p = float((1 + (null_P >= np.mean(taus) - 1e-12).sum()) / (1 + N_ORDERS))
-    return Trial(score=score, comparison=comparison, n_layers=n_layers, tau=tau, p=p, verdict=_verdict(tau, p))
+    verdict = "constant" if is_constant else _verdict(tau, p)
+    facts: dict[str, Any] = {"score": score, "comparison": comparison, "n_layers": n_layers}
+    return Trial(**facts, tau=tau, p=p, is_constant=is_constant, verdict=verdict)
 
 
 def _within_bounds(tau: Estimate) -> Estimate:
@@ -177,14 +187,21 @@ def _verdict(tau: Estimate, p: float, n_comparisons: int = 1) -> Verdict:
 
 def overall(of_score: list[Trial]) -> Verdict:
     """One verdict from all comparisons."""
-    verdicts = {_verdict(trial.tau, trial.p, len(of_score)) for trial in of_score}
+    tested = [trial for trial in of_score if not trial.is_constant]
+    verdicts = {_verdict(trial.tau, trial.p, len(tested)) for trial in tested}
     return min(verdicts, key=["does not follow", "follows", "undecided"].index, default="undecided")
 
 
 def tally(of_score: list[Trial]) -> str:
-    """'follows in 9 of 12, does not in 1': the number of comparisons by verdict."""
+    """'follows in 8 of 11, does not in 1, constant in 1': the number of comparisons by verdict."""
     verdicts = [trial.verdict for trial in of_score]
-    return f"follows in {verdicts.count('follows')} of {len(verdicts)}, does not in {verdicts.count('does not follow')}"
+    constant = f", constant in {n}" if (n := verdicts.count("constant")) else ""
+    return f"follows in {_share(verdicts)}, does not in {verdicts.count('does not follow')}{constant}"
+
+
+def _share(verdicts: Sequence[Verdict]) -> str:
+    """'8 of 11': the comparisons in which a score follows, of those that test it."""
+    return f"{verdicts.count('follows')} of {len(verdicts) - verdicts.count('constant')}"
 
 
 def read(results: Path) -> list[Row]:
@@ -284,8 +301,9 @@ def report(all_trials: list[Trial]) -> Iterator[str]:
                 f"    {trial.comparison}, {depth}: {trial.verdict}; tau {estimate_text(trial.tau, '1')}, "
                 f"{counted(trial.tau.n, 'seed')}, p {trial.p:.2g}"
             )
+    n_tested = sum(not trial.is_constant for trial in all_trials)
     yield (
-        f"{len(all_trials)} comparisons: by chance at most about {FOLLOWS * len(all_trials):.1f} are 'follows'; "
+        f"{n_tested} comparisons: by chance at most about {FOLLOWS * n_tested:.1f} are 'follows'; "
         "a score's verdict is corrected for the number of its comparisons (Bonferroni)"
     )
 
@@ -332,28 +350,32 @@ def _page(rows: list[Row], all_trials: list[Trial]) -> Any:
     grid = page.add_gridspec(len(PANELS), 4, width_ratios=(1.4, 1, 1, 1))
     for row_index, panel in enumerate(PANELS):
         _draw_needs(page.add_subplot(grid[row_index, 0]), panel, rows, colours)
-    verdicts: dict[str, list[str]] = {}
+    verdicts: dict[str, list[Verdict]] = {}
     for trial in all_trials:
         verdicts.setdefault(trial.score, []).append(trial.verdict)
-    known = [score for score in SCORES if score in verdicts]
-    scores = sorted(known, key=lambda score: -verdicts[score].count("follows"))
+    tested = [score for score in SCORES if any(verdict != "constant" for verdict in verdicts.get(score, ()))]
+    scores = sorted(tested, key=lambda score: -_rate(verdicts[score]))
     forests = [page.add_subplot(grid[:, 1 + row_index]) for row_index in range(len(COMPARISONS))]
     for axes, comparison in zip(forests, COMPARISONS, strict=True):
         _draw_taus(axes, comparison, scores, all_trials, colours)
     forests[0].set_yticks(range(len(scores)), [textwrap.fill(score.replace("_", " "), 22) for score in scores])
     forests[1].set_xlabel("Kendall's tau of score and need: 1 if the score always rises with the need")
     for row_index, score in enumerate(scores):
-        count = f"{verdicts[score].count('follows')} of {len(verdicts[score])}"
-        forests[-1].text(1.15, row_index, count, va="center", fontsize=8)
+        forests[-1].text(1.15, row_index, _share(verdicts[score]), va="center", fontsize=8)
     forests[-1].text(1.15, -1.0, "follows", fontsize=8)
     depth_legend(page, colours)
     n_seeds = counted(max(trial.tau.n for trial in all_trials), "seed")
     caption(
         page, f"Left: thin lines are models, at the needs that they solve (accuracy at least {SOLVED}); thick: mean. "
         f"Right: does a score rise with the need? Mean and 95% interval over up to {n_seeds}, at each depth and "
-        "(diamonds) across depths. Filled: it follows (p at most 0.025 and tau at least 0.5).",
+        "(diamonds) across depths. Filled: it follows (p at most 0.025 and tau at least 0.5). Not drawn and not "
+        "counted: comparisons in which the score has one value at all needs.",
     )  # fmt: skip
     return page
+
+
+def _rate(verdicts: Sequence[Verdict]) -> float:
+    return verdicts.count("follows") / (len(verdicts) - verdicts.count("constant"))
 
 
 def _draw_needs(axes: Any, panel: tuple[str, str, str], rows: list[Row], colours: Colours) -> None:
@@ -378,6 +400,8 @@ def _draw_taus(axes: Any, comparison: str, scores: list[str], all_trials: list[T
     for row_index, score in enumerate(scores):
         of_score = [trial for trial in all_trials if (trial.score, trial.comparison) == (score, comparison)]
         for offset, trial in zip(np.linspace(-0.3, 0.3, len(of_score)), of_score, strict=True):
+            if trial.is_constant:
+                continue
             colour = ACROSS if trial.n_layers is None else colours[trial.n_layers]
             marker = "D" if trial.n_layers is None else "o"
             face = colour if trial.verdict == "follows" else "white"

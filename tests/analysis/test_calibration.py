@@ -47,9 +47,21 @@ def test_a_score_that_follows_is_found():
     assert verdicts(follows) == {4: "follows", 8: "follows", None: "follows"}
 
 
-@pytest.mark.parametrize("value", [lambda need, *_: 1.0, lambda need, *_: -need], ids=["constant", "falls"])
-def test_a_score_that_does_not_is_not(value):
-    assert set(verdicts(value).values()) == {"does not follow"}
+def test_a_score_that_does_not_is_not():
+    assert set(verdicts(lambda need, *_: -need).values()) == {"does not follow"}
+
+
+def test_a_score_that_cannot_differ_is_not_tested():
+    """At 4 layers a count at its bound, which leaves the tally; of all depths, the number of layers itself."""
+    made = calibration.trials(table("usefulness", lambda need, n_layers, _: min(need + 2, n_layers), depths=(4, 8)))
+    assert [trial.verdict for trial in made] == ["constant", "follows", "undecided"]
+    assert next(calibration.report(made)) == "  usefulness: follows (follows in 1 of 2, does not in 0, constant in 1)"
+    assert set(verdicts(lambda need, n_layers, _: float(n_layers)).values()) == {"constant"}
+    all_constant = calibration.trials(table("usefulness", lambda *_: 1.0))
+    assert (
+        next(calibration.report(all_constant))
+        == "  usefulness: undecided (follows in 0 of 0, does not in 0, constant in 3)"
+    )
 
 
 def test_an_interval_ends_where_tau_does_and_the_verdicts_are_counted():
