@@ -23,7 +23,10 @@ from pathlib import Path
 import optuna
 import sqlalchemy
 from optuna.storages.journal import JournalFileBackend, JournalFileOpenLock
+from optuna.storages.journal._file import get_lock_file
 from sqlalchemy.exc import ArgumentError, InterfaceError, OperationalError, PendingRollbackError, SQLAlchemyError
+
+from sparsedepth.files import parse_json
 
 JOURNAL = "study.journal"
 
@@ -69,10 +72,13 @@ def open_storage(url: str | None, results: Path) -> optuna.storages.BaseStorage:
     """The database at a URL, or the journal in the results folder. Raises ValueError for an unsupported URL."""
     if url is None:
         journal = results / JOURNAL
-        backend = JournalFileBackend(str(journal), lock_obj=JournalLock(journal))
+        lock = JournalLock(journal)
+        backend = JournalFileBackend(str(journal), lock_obj=lock)
         try:
+            with get_lock_file(lock):
+                _remove_damaged_end(journal)
             return optuna.storages.JournalStorage(backend)
-        except (ValueError, KeyError, TypeError, AttributeError, AssertionError) as error:
+        except (ValueError, KeyError, TypeError, AttributeError, AssertionError, RecursionError) as error:
             raise ValueError(
                 f"{journal} is damaged ({type(error).__name__}); delete it, and run the same command to rebuild it"
             ) from None
@@ -85,6 +91,16 @@ def open_storage(url: str | None, results: Path) -> optuna.storages.BaseStorage:
         )
     engine.dispose()
     return storage
+
+
+def _remove_damaged_end(journal: Path) -> None:
+    """Remove a last line that is not JSON: Optuna skips it, but fails at the line after it."""
+    content = journal.read_bytes()
+    start = content.rstrip(b"\n").rfind(b"\n") + 1
+    try:
+        parse_json(content[start:])
+    except ValueError:
+        os.truncate(journal, start)
 
 
 def database_url(url: str) -> sqlalchemy.URL:

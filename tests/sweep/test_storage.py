@@ -102,13 +102,24 @@ def test_a_half_line_is_dropped_by_whoever_writes_next(tmp_path):
     assert (tmp_path / "study.journal").read_bytes().startswith(before)
 
 
+@pytest.mark.parametrize("end", [b'{"op_code": 4, "wor\n', b"\0" * 512 + b"\n\n", b"\xff\xfe\n", b"[" * 5000 + b"\n"])
+def test_a_damaged_last_line_is_dropped_when_the_study_is_opened(tmp_path, end):
+    definition = sweep(space={"n_layers": [1, 2]})
+    Sweep(definition, tmp_path)
+    before = (tmp_path / "study.journal").read_bytes()
+    (tmp_path / "study.journal").write_bytes(before + end)
+    assert [trial.state.name for trial in work(tmp_path, definition).trials] == ["COMPLETE"] * 2
+    assert (tmp_path / "study.journal").read_bytes().startswith(before)
+
+
 def test_noise_in_the_journal_is_said_and_the_study_is_made_anew(tmp_path):
     definition = sweep(sampler="tpe", n_trials=4, space=SPACE)
     work(tmp_path, definition)
     before = run_ids(tmp_path)
-    (tmp_path / "study.journal").write_bytes(random.Random(0).randbytes(4000) + b"\n" + b"x" * 50 + b"\n")
-    with pytest.raises(ValueError, match=r"study.journal is damaged \(.*\); delete it"):
-        Sweep(definition, tmp_path)
+    for noise in (random.Random(0).randbytes(4000), b"[" * 5000):
+        (tmp_path / "study.journal").write_bytes(noise + b"\n" + b"0\n")
+        with pytest.raises(ValueError, match=r"study.journal is damaged \(.*\); delete it"):
+            Sweep(definition, tmp_path)
     (tmp_path / "study.journal").unlink()
     assert len(work(tmp_path, definition).trials) == 4 and run_ids(tmp_path) == before
 
