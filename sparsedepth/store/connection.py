@@ -170,6 +170,10 @@ class Store:
             raise ValueError(
                 f"the query was stopped after {self.time_limit:g} s; narrow it with WHERE, or aggregate"
             ) from None
+        except duckdb.OutOfMemoryException:  # DuckDB proposes settings, which are locked
+            raise ValueError(
+                f"the query needs more memory than {_CONFIG['memory_limit']}; narrow it with WHERE, or aggregate"
+            ) from None
         except duckdb.Error as error:
             raise ValueError(_explain(error)) from None
         except (UnicodeError, OverflowError, RecursionError) as error:
@@ -374,7 +378,6 @@ def _check_rows(n_rows: int, max_rows: int) -> None:
 def _explain(error: duckdb.Error) -> str:
     """DuckDB's message in one line, with the names it proposes, without its drawing of the position."""
     message = " ".join(str(error).split("\n\nLINE ")[0].split())
-    message = message.partition(" Possible solutions:")[0]  # settings, which are locked
     message = re.sub(r"^\w+ Error: ", "", message)
     if message.startswith("Table with name"):
         message += f" Views: {', '.join(COLUMNS)}"
