@@ -24,6 +24,7 @@ FIXES = {
 def run(arguments: Sequence[str] | None = None) -> None:
     """The command line (default: `sys.argv`). Exits with 2 and one line for a user's error, 130 when interrupted."""
     warnings.showwarning = lambda message, *_: _print("warning", str(message))  # ty: ignore[invalid-assignment]
+    _open_closed_streams()
     words = [*(sys.argv[1:] if arguments is None else arguments)]
     if words[:1] in (["query"], ["best"]) and not WITHOUT_SANDBOX.intersection(words):
         sandbox.start()  # its imports run in parallel with ours
@@ -54,6 +55,16 @@ def run(arguments: Sequence[str] | None = None) -> None:
             text = message().replace("Value error, ", "").removesuffix(".")  # pydantic's prefix
             code = _fail(f"{text}{'' if text.endswith('?') else '.'} Try --help.", 2)
     sys.exit(code if isinstance(code, int) else 0)
+
+
+def _open_closed_streams() -> None:
+    """Open /dev/null as each standard stream that the caller has closed (`2>&-`): otherwise the next file or pipe that
+    is opened gets its number, and a child process writes its errors there."""
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        if getattr(sys, name) is None:
+            os.dup2(os.open(os.devnull, os.O_RDWR), number)
+            os.set_inheritable(number, True)
+            setattr(sys, name, os.fdopen(number, "w" if number else "r", closefd=False))
 
 
 def _fail(message: str, code: int) -> int:

@@ -188,3 +188,10 @@ def test_output_into_a_closed_pipe_is_no_error(results):
     code = f"{sys.executable} -m sparsedepth.cli.main query {results} --schema | head -1"
     found = subprocess.run(["bash", "-c", code], capture_output=True, text=True, env=ENVIRONMENT)
     assert found.stderr == "" and found.stdout
+
+
+@pytest.mark.parametrize("closed", ["2>&-", "<&- 2>&-"])
+def test_closed_standard_streams_hide_no_answer(results, closed):
+    code = f"{sys.executable} -m sparsedepth.cli.main query {results} 'select 41 + 1 as n' --format csv {closed}"
+    found = subprocess.run(["bash", "-c", code], capture_output=True, text=True, env=ENVIRONMENT)
+    assert (found.returncode, found.stdout) == (0, "n\n42\n")
