@@ -1,6 +1,7 @@
 """Entry point of `sparsedepth`. A user error is one line on stderr and exit code 2."""
 
 import errno
+import itertools
 import os
 import sys
 import warnings
@@ -10,6 +11,9 @@ from sparsedepth.store import sandbox
 
 WITHOUT_SANDBOX = frozenset({"--help", "--ask", "--list", "--schema", "--again"})
 """Options of `query` and `best` that run no SQL of the user's."""
+
+OUTPUTS = frozenset({"-o", "--out", "--again"})
+"""Options of all commands that name what is written."""
 
 FIXES = {
     errno.ENOSPC: "free space, and run the same command again",
@@ -29,6 +33,7 @@ def run(arguments: Sequence[str] | None = None) -> None:
     if words[:1] in (["query"], ["best"]) and not WITHOUT_SANDBOX.intersection(words):
         sandbox.start()  # its imports run in parallel with ours
     try:
+        _check_outputs(words)
         from typer.main import get_command
 
         from sparsedepth.cli.commands import app
@@ -55,6 +60,14 @@ def run(arguments: Sequence[str] | None = None) -> None:
             text = message().replace("Value error, ", "").removesuffix(".")  # pydantic's prefix
             code = _fail(f"{text}{'' if text.endswith('?') else '.'} Try --help.", 2)
     sys.exit(code if isinstance(code, int) else 0)
+
+
+def _check_outputs(words: Sequence[str]) -> None:
+    """Raises ValueError for an empty output, such as -o "$UNSET": as a path it is the current folder."""
+    for word, following in itertools.zip_longest(words, words[1:], fillvalue="none"):
+        option, equals, value = word.partition("=")
+        if option in OUTPUTS and not (value if equals else following).strip():
+            raise ValueError(f"{option} is empty; name a file or folder, or . for the current folder")
 
 
 def _open_closed_streams() -> None:
