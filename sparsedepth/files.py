@@ -60,6 +60,13 @@ def refuse_complete(folder: Path) -> None:
         raise ValueError(f"run folder {str(folder)!r} is complete and never changes; write to another folder")
 
 
+def refuse_current(folder: Path) -> None:
+    """Raises ValueError for the current folder, in whose place `atomic_folder` would put another: the user's shell
+    would stay in the deleted one, and see nothing."""
+    if folder.resolve() == Path.cwd():
+        raise ValueError(f"{str(folder)!r} is the current folder, and cannot be replaced; name a new one with -o")
+
+
 def sync(path: Path) -> None:
     """Flush a file's content, or a folder's renames, to disk."""
     handle = os.open(path, os.O_RDONLY)

@@ -8,7 +8,7 @@ import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from sparsedepth.files import atomic_folder, refuse_complete, temporary_path, write_json
+from sparsedepth.files import atomic_folder, refuse_complete, refuse_current, temporary_path, write_json
 from sparsedepth.quantities.record import Table
 from sparsedepth.store import run_record
 from sparsedepth.store.measured_model import MeasuredModel
@@ -22,6 +22,7 @@ def check_place(out: Path) -> None:
         models = temporary.parent.with_name("models")
         raise ValueError(f"{str(out)!r} is among the trained runs; name a folder in {str(models)!r}")
     refuse_complete(temporary.parent)
+    refuse_current(out)
     try:
         if os.path.lexists(out) and (out.is_symlink() or not out.is_dir() or any(out.iterdir())):
             raise ValueError(f"{str(out)!r} is not an empty folder; name a new one")

@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 
 from sparsedepth import __version__, quantities
 from sparsedepth.config.plain_text import counted
-from sparsedepth.files import MARKER, atomic_folder, json_text, sha256
+from sparsedepth.files import MARKER, atomic_folder, json_text, refuse_current, sha256
 from sparsedepth.store import tables
 from sparsedepth.store.checksums import Files, checksum_of, new_marker, write_marker
 from sparsedepth.store.find import SINGLE_DIGITS, find_groups, find_runs, rounded_summary
@@ -56,6 +56,7 @@ def check_new(folder: Path, source: Path | None = None) -> None:
         raise ValueError(f"{str(folder)!r} is inside its source {str(source)!r}; name a folder outside with -o")
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise ValueError(f"{str(folder)!r} is not an empty folder; name a new one with -o")
+    refuse_current(folder)
 
 
 def pack(results: Path, out: Path, weights: bool = False, digits: int | None = None) -> Packed:

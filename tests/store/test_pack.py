@@ -18,10 +18,10 @@ from sparsedepth.store.best import best
 from sparsedepth.store.checksums import DamagedRun
 from sparsedepth.store.connection import open_store
 from sparsedepth.store.evals import Evaluation, save_evaluation
-from sparsedepth.store.measured_folder import save_measured
+from sparsedepth.store.measured_folder import check_place, save_measured
 from sparsedepth.store.measured_model import MeasuredModel
 from sparsedepth.store.pack import DamagedPack, open_pack, refuse_pack
-from sparsedepth.store.packing import Packed, pack, unpack
+from sparsedepth.store.packing import Packed, check_new, pack, unpack
 from sparsedepth.store.run_record import MARKER, finish, verify
 from sparsedepth.store.schema import TABLES
 from sparsedepth.toy.config import ToyConfig
@@ -355,3 +355,14 @@ def test_a_query_reads_a_file_once_and_of_the_records_their_places(tmp_path, mon
     with open_store(tmp_path / "pack") as store:
         assert store.sql("select val_loss from runs").rows == ((3.0,),)
     assert known == [("runs", None), ("records", ["place"])]
+
+
+def test_the_current_folder_is_not_replaced(tmp_path, monkeypatch):
+    """A shell in it would be in a deleted folder, and see none of the files."""
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    for check in (check_new, check_place):
+        for name in (".", "../here"):
+            with pytest.raises(ValueError, match="is the current folder, and cannot be replaced"):
+                check(Path(name))
+        check(Path("new"))
