@@ -6,7 +6,7 @@ in YAML 1.1).
 
 import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Hashable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -45,11 +45,15 @@ class _Loader(yaml.SafeLoader):
         return number
 
     def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
-        keys = [self.construct_object(key, deep=True) for key, _ in node.value]
-        for i, key in enumerate(keys):
-            if key in keys[:i]:
-                mark = node.value[i][0].start_mark
+        keys = set[Hashable]()
+        for key_node, _ in node.value if isinstance(node, yaml.MappingNode) else ():
+            key = self.construct_object(key_node, deep=True)
+            if not isinstance(key, Hashable):
+                break  # rejected below, with its position
+            if key in keys:
+                mark = key_node.start_mark
                 raise yaml.YAMLError(f"duplicate key {key!r} at line {mark.line + 1}, column {mark.column + 1}")
+            keys.add(key)
         return super().construct_mapping(node, deep)
 
 
@@ -87,6 +91,8 @@ def parse_yaml(text: str, source: str) -> Any:
             loader.dispose()
     except (yaml.YAMLError, RecursionError, ValueError) as error:
         raise ValueError(f"{source} is not plain YAML: {_parser_message(error)}") from None
+    except (LookupError, TypeError):
+        raise ValueError(f"{source} is not plain YAML: a tag, such as !!bool, is not that of its value") from None
 
 
 def _parser_message(error: Exception) -> str:
@@ -171,5 +177,5 @@ def build(model: type[Config], values: Mapping[str, Any], source: str) -> Config
         return model.model_validate_json(json.dumps(values))
     except ValidationError as error:
         raise ValueError(f"{source}: " + "; ".join(explain(model, values, error))) from None
-    except TypeError as error:
+    except (TypeError, ValueError) as error:
         raise ValueError(f"{source}: a value is neither number, text, list nor mapping ({error})") from None

@@ -1,8 +1,11 @@
 """YAML that is data: nothing in it runs, and mistakes are told in a line."""
 
-import pytest
+import time
 
-from sparsedepth.config.load import MAX_BYTES, build, parse_settings, parse_yaml, read_yaml, yaml_text
+import pytest
+import yaml
+
+from sparsedepth.config.load import MAX_BYTES, _Loader, build, parse_settings, parse_yaml, read_yaml, yaml_text
 from sparsedepth.config.run import RunConfig
 from sparsedepth.config.sweep import SweepDefinition
 
@@ -41,6 +44,9 @@ def test_numbers_to_another_base_than_ten_are_refused(text, number):
         "a: [1, 2",
         "a: 1\na: 2",
         "{" * 5000,
+        "!!bool maybe",
+        '!!float ""',
+        "!!map [1]",
     ],
 )
 def test_hostile_or_broken_yaml_is_refused_in_one_line(text, tmp_path):
@@ -49,6 +55,19 @@ def test_hostile_or_broken_yaml_is_refused_in_one_line(text, tmp_path):
         parse_yaml(text.replace("{canary}", str(canary)), "bad.yaml")
     assert "bad.yaml" in str(caught.value) and not any(word in str(caught.value) for word in ("\n", "<unicode string>"))
     assert not canary.exists()
+
+
+def test_the_time_to_find_duplicate_keys_is_linear():
+    text, mapping = "tag:yaml.org,2002:str", "tag:yaml.org,2002:map"
+    pairs = [(yaml.ScalarNode(text, f"k{n}"), yaml.ScalarNode(text, "1")) for n in range(10_000)]
+    began = time.process_time()
+    assert len(_Loader("").construct_mapping(yaml.MappingNode(mapping, pairs))) == 10_000
+    assert time.process_time() - began < 1  # every pair of keys: several seconds
+
+
+def test_a_number_of_more_digits_than_python_writes_is_told():
+    with pytest.raises(ValueError, match=r"^t: a value is neither number, text"):
+        build(RunConfig, {"seed": parse_yaml("0x" + "f" * 8000, "t")}, "t")
 
 
 def test_a_slip_in_yaml_is_told_with_its_line():
