@@ -20,7 +20,7 @@ from sparsedepth.data.baselines import baselines
 from sparsedepth.data.shards import CorpusSource
 from sparsedepth.data.source import Source, open_source
 from sparsedepth.exchange.start import Start
-from sparsedepth.files import parse_json
+from sparsedepth.files import parse_json, read_regular
 from sparsedepth.measure.suite import Measurements, measure_run, observe_variance
 from sparsedepth.model.decoder import Decoder
 from sparsedepth.plan import planned_vs_actual
@@ -278,12 +278,13 @@ def check_same_text(source: Source, results: Path) -> None:
     corpus = source.corpus
     for path in sorted(results.glob(f"{run_record.RUNS}/*/manifest.json")):
         try:
-            data = parse_json(path.read_bytes()).get("data", {})
-        except (OSError, ValueError):
-            continue  # removed meanwhile, or damaged, and will be repeated
-        if data.get("data_id") != corpus.manifest.data_id:
+            data = parse_json(read_regular(path))["data"]
+            data_id, data_hash = data.get("data_id"), data.get("data_hash")
+        except (OSError, ValueError, LookupError, TypeError, AttributeError):
+            continue  # of an imported run, removed meanwhile, or damaged, and will be repeated
+        if data_id != corpus.manifest.data_id:
             continue
-        if data.get("data_hash") != source.data_hash:
+        if data_hash != source.data_hash:
             raise ValueError(
                 f"corpus={corpus.manifest.corpus!r} has changed since run {path.parent.name} of {results}: runs on the "
                 f"two texts cannot be compared; restore the text and delete {corpus.folder}, or choose another --out"

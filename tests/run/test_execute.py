@@ -12,6 +12,7 @@ from support.tiny_sweep import BASE, corpus, table
 from sparsedepth.config.load import build
 from sparsedepth.config.run import RunConfig
 from sparsedepth.config.runtime import RuntimeConfig
+from sparsedepth.data.shards import CorpusSource
 from sparsedepth.run import execute as module
 from sparsedepth.run import lease, train_and_measure
 from sparsedepth.run.execute import execute
@@ -29,6 +30,20 @@ CPU = RuntimeConfig(device="cpu", threads=1)
 def config(folder, **fields) -> RunConfig:
     """Batches of four sequences; only the loss is measured."""
     return build(RunConfig, {**BASE, "n_layers": 2, "corpus": str(corpus(folder)), "measures": ["loss"], **fields}, "x")
+
+
+@pytest.mark.parametrize("content", [b"", b"null", b"[1]", b'{"data": null}', b"{}", b"\xff"])
+def test_a_damaged_manifest_of_another_run_does_not_end_this_one(tmp_path, content):
+    manifest = tmp_path / "runs" / "0123456789ab" / "manifest.json"
+    manifest.parent.mkdir(parents=True)
+    manifest.write_bytes(content)
+    source = CorpusSource()
+    facts = SimpleNamespace(data_id="x", corpus="c", data_hash="h")
+    source.corpus = SimpleNamespace(folder=tmp_path, manifest=facts, data_hash="h")
+    train_and_measure.check_same_text(source, tmp_path)
+    manifest.write_text('{"data": {"data_id": "x", "data_hash": "another"}}')
+    with pytest.raises(ValueError, match="has changed since run 0123456789ab"):
+        train_and_measure.check_same_text(source, tmp_path)
 
 
 def shortage(limit: int, tried: list):
