@@ -81,8 +81,12 @@ def _finished(results: Path) -> Iterator[ConfigAndSummary]:
             continue  # repeated when its proposal comes up
         yield run.config, run.summary
     for path in sorted((results / "work").glob("*/pruned.json")):
+        try:
+            config = build(RunConfig, read_yaml(path.parent / "config.yaml"), str(path.parent))
+        except ValueError:
+            continue  # damaged: it is pruned again when its proposal comes up
         if Scratch(results, path.parent.name).pruned():
-            yield build(RunConfig, read_yaml(path.parent / "config.yaml"), str(path.parent)), None
+            yield config, None
 
 
 def _add(study: optuna.Study, definition: SweepDefinition, task: Task, runs: Sequence[ConfigAndSummary]) -> None:

@@ -345,6 +345,10 @@ def test_a_pruned_proposal_is_settled_even_after_the_study_is_lost(tmp_path):
     forget_study(tmp_path)
     driver = Sweep(definition, tmp_path)
     assert driver._missing(driver.study) == ([], [])
+    forget_study(tmp_path)
+    next(tmp_path.glob("work/*/config.yaml")).write_bytes(b"\xff")  # damaged: it is proposed again
+    driver = Sweep(definition, tmp_path)
+    assert len(driver._missing(driver.study).undone) == 1
 
 
 def test_a_proposal_that_has_ended_asks_for_no_further_seed(tmp_path):
