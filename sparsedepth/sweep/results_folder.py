@@ -99,13 +99,17 @@ def folder_id_path(results: Path) -> Path:
 
 
 def folder_id(results: Path) -> str:
-    """The folder's permanent id, created once, so that folders which share a database never share a study."""
+    """The folder's permanent id, created once, so that folders which share a database never share a study. Raises
+    ValueError if it is damaged."""
     path = folder_id_path(results)
     if not path.exists():
         path.parent.mkdir(parents=True, exist_ok=True)
         temporary = path.with_name(f".folder-id-{uuid.uuid4().hex}")
         temporary.write_text(uuid.uuid4().hex)
+        files.sync(temporary)
         with contextlib.suppress(FileExistsError):  # another process was first
             os.link(temporary, path)
         temporary.unlink()
-    return path.read_text()
+    if not re.fullmatch("[0-9a-f]{32}", name := path.read_text(errors="replace")):
+        raise ValueError(f"{path} is damaged; delete it, and run the same command to rebuild the study from the runs")
+    return name

@@ -124,6 +124,16 @@ def test_noise_in_the_journal_is_said_and_the_study_is_made_anew(tmp_path):
     assert len(work(tmp_path, definition).trials) == 4 and run_ids(tmp_path) == before
 
 
+@pytest.mark.parametrize("content", [b"", b"\xff\xfe", b"../x"])
+def test_a_damaged_id_of_the_folder_is_told_with_the_fix(tmp_path, content):
+    """An empty one would be the same for every such folder, and in a shared database so would the study."""
+    name = results_folder.folder_id(tmp_path)
+    assert results_folder.folder_id(tmp_path) == name
+    results_folder.folder_id_path(tmp_path).write_bytes(content)
+    with pytest.raises(ValueError, match=r"work/folder-id is damaged; delete it, and run the same command"):
+        results_folder.folder_id(tmp_path)
+
+
 def lost(*_: object) -> None:
     raise OperationalError("select 1", {}, Exception("server closed the connection unexpectedly"))
 
