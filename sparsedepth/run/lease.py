@@ -10,6 +10,7 @@ over compares no clocks. `is_held` checks only once, so it compares the heartbea
 heartbeat of a lease that the caller holds itself.
 """
 
+import contextlib
 import fcntl
 import os
 import threading
@@ -69,10 +70,11 @@ class Lease:
 
     def _beat(self) -> None:
         while not self._released.wait(HEARTBEAT_SECONDS):
-            if not self.is_valid():
-                self.lost = True
-                return
-            os.utime(self._handle)
+            with contextlib.suppress(OSError):  # of a shared disk that does not answer for a moment
+                if not self.is_valid():
+                    self.lost = True
+                    return
+                os.utime(self._handle)
 
     def start(self) -> None:
         os.ftruncate(self._handle, 0)

@@ -1,5 +1,6 @@
 """Locks that fall with their process, beat while it lives, and can be taken from the silent."""
 
+import errno
 import os
 import signal
 import subprocess
@@ -135,6 +136,22 @@ def test_whoever_lost_it_is_told(tmp_path, impatient):
         os.close(lease._take_over(path))
         assert not held.is_valid()
         until(lambda: held.lost)
+
+
+@pytest.mark.filterwarnings("error::pytest.PytestUnhandledThreadExceptionWarning")
+def test_it_beats_on_after_an_error_of_the_disk(tmp_path, impatient, monkeypatch):
+    beats, utime = [], os.utime
+
+    def stale_at_first(handle):
+        beats.append(handle)
+        if len(beats) == 1:
+            raise OSError(errno.ESTALE, "Stale file handle")
+        utime(handle)
+
+    monkeypatch.setattr(lease.os, "utime", stale_at_first)
+    with hold(tmp_path / "lock") as held:
+        until(lambda: len(beats) >= 3, 5)
+        assert not held.lost
 
 
 def test_another_kernels_holder_is_judged_by_its_beat(tmp_path, monkeypatch):
