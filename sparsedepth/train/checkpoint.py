@@ -48,9 +48,10 @@ def commit(folder: Path, tensors: dict[str, torch.Tensor], position: Position) -
     files.write_bytes(tensor_file, tensor_bytes)
     content = {**vars(position), "sha256": hashlib.sha256(tensor_bytes).hexdigest()}
     files.write_json(tensor_file.with_suffix(".json"), {**content, "digest": files.digest(content)})
-    for old in sorted(folder.glob("step-*.json"))[:-N_KEPT]:
-        old.unlink()
-        old.with_suffix(".safetensors").unlink(missing_ok=True)
+    kept = {newest.stem for newest in sorted(folder.glob("step-*.json"))[-N_KEPT:]}
+    for path in sorted(folder.glob("*step-*")):  # also the parts of a checkpoint that a killed process left
+        if path.stem not in kept:
+            path.unlink(missing_ok=True)
 
 
 def read(folder: Path, model: nn.Module, optimizer: AnyOptimizer, devices: Devices = ALONE) -> Position | None:

@@ -171,6 +171,17 @@ def test_a_finished_run_is_not_trained_again(tmp_path):
     assert again.steps == 25 and again.curves[-1]["step"] == 25
 
 
+def test_a_checkpoint_deletes_what_killed_processes_left_of_others(tmp_path):
+    model = Decoder(config(), 0)
+    optimizer = make_optimizer(model, config())
+    for name in ("step-000000001.safetensors", ".step-000000003.safetensors.tmp-0a", ".step-000000001.json.tmp-0b"):
+        (tmp_path / name).touch()
+    for step in (2, 3):
+        checkpoint.write(tmp_path, model, optimizer, checkpoint.Position(step=step, curves=[], observations=[]))
+    kept = [f"step-00000000{step}.{suffix}" for step in (2, 3) for suffix in ("json", "safetensors")]
+    assert sorted(path.name for path in tmp_path.iterdir()) == kept
+
+
 def test_damaged_checkpoint_falls_back_to_the_one_before(tmp_path):
     cfg = config()
     model = Decoder(cfg)
