@@ -179,7 +179,8 @@ def _field(frame: "pd.DataFrame", name: str, entry: Entry, formula: Formula) -> 
         column = frame[formula.column or ""].map(lambda value: value if value is None or value != value else str(value))
         raw = column if type == "VARCHAR" else _without_missing(column)
         if entry.values is not None:
-            raw, wrong = column.map(entry.values), column.notna() & ~column.isin(list(entry.values))
+            wrong = column.notna() & ~column.isin(list(entry.values))
+            raw = column.map(entry.values).astype(object)  # numpy's whole numbers are no int
             if wrong.any():
                 mistake = f"{formula.column!r} is {_first(column, wrong)}, which `values` does not list"
                 raise Mistakes([f"fields.{name}: {mistake}"])

@@ -171,6 +171,12 @@ def test_na_is_a_missing_number_and_a_text(tmp_path):
     assert take_in(tmp_path / "three", unlisted, unmapped).runs == 1
 
 
+def test_values_may_be_whole_numbers(tmp_path):
+    table_map = MAP.replace("n_layers: depth", "n_layers: {of: depth, values: {small: 8, large: 16}}")
+    take_in(tmp_path, (ROWS[0].replace(",2,", ",small,", 1), ROWS[2].replace(",4,", ",large,", 1)), table_map)
+    assert frame_of(tmp_path)["n_layers"].tolist() == [8, 16]
+
+
 def test_the_best_of_a_tuned_field_stands_for_a_configuration(tmp_path):
     rows = [
         f"r{lr},{depth},8,{lr},10,100,A,{2 + abs(lr - 0.002) / depth},{{}}"
