@@ -71,7 +71,8 @@ def read_token_arrays(
     [N, T + 1], whose targets are the next tokens.
 
     Without `fit`, usefulness fits its maps on the last half of the sequences, and the first half is scored. Raises
-    ValueError, one line, for other files or shapes, and if no position is scored, or none of those with `fit_targets`.
+    ValueError, one line, for other files or shapes, for the same sequences in both, and if no position is scored, or
+    none of those with `fit_targets`.
     """
     whole = _read_sequences(scored, targets)
     if fit is None:
@@ -91,6 +92,7 @@ def read_token_arrays(
                 f"{fit} has sequences of {arrays.fit.inputs.shape[1]} tokens and {scored} of {arrays.seq_len}; "
                 f"give equal ones"
             )
+        _check_others(scored, fit, arrays)
     if not arrays.scored.n_scored:
         raise ValueError(f"{targets}: no target of the scored sequences is scored: all are {IGNORED}")
     if fit_targets is not None and not arrays.fit.n_scored:
@@ -99,6 +101,17 @@ def read_token_arrays(
             f"since maps are fitted on all tokens"
         )
     return arrays
+
+
+def _check_others(scored: Path, fit: Path, arrays: TokenArrays) -> None:
+    """Raises ValueError if one file holds all sequences of the other: maps would be judged on what they were fitted
+    on. Short tasks may repeat a few."""
+    scored_rows, fit_rows = ({row.tobytes() for row in part.inputs} for part in (arrays.scored, arrays.fit))
+    if scored_rows <= fit_rows or fit_rows <= scored_rows:
+        raise ValueError(
+            f"{fit} and {scored} hold the same sequences, and maps must be fitted on other tokens than those that "
+            f"they are judged on; give others, or leave --fit-tokens out"
+        )
 
 
 def _read_sequences(path: Path, targets: Path | None) -> Sequences:

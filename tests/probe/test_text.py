@@ -127,9 +127,18 @@ def test_given_tokens_are_halved_or_named(tmp_path):
     named = read_token_arrays(saved(tmp_path / "a.npy", ids[:3]), saved(tmp_path / "b.npy", ids[3:].astype(np.uint8)))
     assert np.array_equal(named.held_out(8, 24).targets, ids[:3, 1:])
     assert np.array_equal(named.held_out(8, 16, 1).targets, ids[3:, 1:])
-    assert named.data_hash == halves.data_hash != read_token_arrays(tmp_path / "a.npy", tmp_path / "a.npy").data_hash
+    assert named.data_hash == halves.data_hash != read_token_arrays(tmp_path / "b.npy", tmp_path / "a.npy").data_hash
     with pytest.raises(ValueError, match="less than one sequence of 8"):
         named.held_out(8, 7)
+
+
+def test_maps_are_not_fitted_on_the_scored_sequences(tmp_path):
+    ids = np.arange(5 * 9).reshape(5, 9)
+    scored = saved(tmp_path / "scored.npy", ids[:3])
+    for same in (ids[:3], ids[2::-1].astype(np.uint8), ids, ids[:1]):
+        with pytest.raises(ValueError, match="hold the same sequences, and maps must be fitted on other tokens"):
+            read_token_arrays(scored, saved(tmp_path / "fit.npy", same))
+    read_token_arrays(scored, saved(tmp_path / "fit.npy", ids[2:]))  # a task may repeat a sequence
 
 
 @pytest.mark.parametrize(
@@ -180,20 +189,21 @@ def test_targets_stand_beside_their_tokens(model, tmp_path):
     given = read_token_arrays(tokens, targets=beside)
     assert (given.seq_len, given.n_tokens, given.scored.n_scored, len(given.fit)) == (6, 12, 1, 2)
     assert np.array_equal(given.held_out(6, 12).targets, targets[:2])
-    named = read_token_arrays(tokens, tokens, beside)
+    others = saved(tmp_path / "others.npy", ids + 1)
+    named = read_token_arrays(tokens, others, beside)
     assert len(named.fit) == len(named.scored) == 4 and named.data_hash != given.data_hash
-    assert read_token_arrays(tokens, tokens, beside, beside).fit.n_scored == 2
+    assert read_token_arrays(tokens, others, beside, beside).fit.n_scored == 2
     check_tokens(named, load_model(model))
     for place, says in ((40, "targets are from 5 to 40"), (-1, "targets are from -1 to 7")):
         wrong = np.where(targets == (7 if place == 40 else 5), place, targets)
         with pytest.raises(ValueError, match=says):
-            check_tokens(read_token_arrays(tokens, tokens, saved(tmp_path / "bad.npy", wrong)), load_model(model))
+            check_tokens(read_token_arrays(tokens, others, saved(tmp_path / "bad.npy", wrong)), load_model(model))
     with pytest.raises(ValueError, match=r"holds \[4, 5\] and .* holds \[4, 6\]"):
         read_token_arrays(tokens, targets=saved(tmp_path / "short.npy", targets[:, 1:]))
     with pytest.raises(ValueError, match="no target of the scored"):
         read_token_arrays(tokens, targets=saved(tmp_path / "none.npy", np.full((4, 6), -100)))
     with pytest.raises(ValueError, match=r"none\.npy: no target of the fit .* leave --fit-targets out"):
-        read_token_arrays(tokens, tokens, beside, tmp_path / "none.npy")
+        read_token_arrays(tokens, others, beside, tmp_path / "none.npy")
     with pytest.raises(ValueError, match="has sequences of 5 tokens and"):
         read_token_arrays(tokens, saved(tmp_path / "five.npy", ids[:, 1:]), beside)
 
