@@ -145,7 +145,7 @@ def check_tokens(tokens: TokenArrays, model: LoadedModel) -> None:
                 f"the targets are from {scored.min()} to {scored.max()}, and {model.source} has ids from 0 to "
                 f"{size - 1}; write {IGNORED} where a position is not scored"
             )
-    _check_length(model, tokens.seq_len)
+    _check_length(model, tokens.seq_len, "cut the sequences of the token arrays to that length")
 
 
 def _read_ids(path: Path, least: int) -> np.ndarray:
@@ -163,10 +163,10 @@ def _read_ids(path: Path, least: int) -> np.ndarray:
     return ids.astype(np.int64)
 
 
-def _check_length(model: LoadedModel, seq_len: int) -> None:
+def _check_length(model: LoadedModel, seq_len: int, fix: str = "choose a length up to that (--seq-len)") -> None:
     if model.facts.max_len is not None and seq_len > model.facts.max_len:
         longest = f"{model.facts.max_len:,} positions of {model.source}"
-        raise ValueError(f"seq_len={seq_len} is longer than the {longest}; choose a length up to that (--seq-len)")
+        raise ValueError(f"seq_len={seq_len} is longer than the {longest}; {fix}")
 
 
 def measure_source(model: LoadedModel, corpus: str | None, seq_len: int, n_tokens: int, root: Path) -> Source:
