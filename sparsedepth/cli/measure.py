@@ -14,8 +14,6 @@ from sparsedepth.store.query_result import QueryResult
 from sparsedepth.store.render import to_csv
 
 if TYPE_CHECKING:
-    from sparsedepth.probe.load import LoadedModel
-    from sparsedepth.probe.text import TokenArrays
     from sparsedepth.run.measure_existing_model import MeasurementResult
 
 
@@ -75,7 +73,7 @@ def measure(
         fp32=fp32,
     )
     if format == "table":
-        print(_title(result.loaded, result.given, fit_tokens))
+        print(_title(result, fit_tokens))
         print_summary(result.measurements.summary)
         available = {column.measure for column, _, _ in with_intervals(result.measurements.summary)}
         requested = () if measures in (None, "all") else result.config.measures
@@ -87,18 +85,22 @@ def measure(
         print(f"written: {out}", file=sys.stdout if format == "table" else sys.stderr)
 
 
-def _title(loaded: "LoadedModel", given: "TokenArrays | None", fit_tokens: Path | None) -> str:
-    facts = loaded.facts
+def _title(result: "MeasurementResult", fit_tokens: Path | None) -> str:
+    facts, config = result.loaded.facts, result.config
     sizes = f"{facts.n_layers} layers, d_model {facts.d_model}, {facts.params_total:,} parameters"
-    title = f"{loaded.source}: {facts.family}, {sizes}"
-    if given is None:
+    title = f"{result.loaded.source}: {facts.family}, {sizes}"
+    if result.given is None:
         return title
-    split = "" if fit_tokens else ", the last half of the file"
-    n_scored, n_tokens = given.scored.n_scored, given.n_tokens
+    given, length = result.given, config.seq_len
+    scored = given.scored[: config.measure_tokens // length]
+    n_fit, n_of_loss = len(given.fit[: config.fit_tokens // length]), len(given.scored[: config.val_tokens // length])
+    n_scored, n_tokens = scored.n_scored, scored.n_tokens
     positions = "" if n_scored == n_tokens else f" at {n_scored:,} of {n_tokens:,} positions"
+    loss = "" if n_of_loss == len(scored) else f", the loss on {n_of_loss}"
+    split = "" if fit_tokens else ", of the last half of the file"
     return (
-        f"{title}\n{len(given.scored)} sequences of {given.seq_len} tokens scored{positions}; "
-        f"maps fitted on {len(given.fit)} others{split}"
+        f"{title}\n{len(scored)} sequences of {length} tokens scored{positions}{loss}; "
+        f"maps fitted on {n_fit} others{split}"
     )
 
 
