@@ -210,6 +210,7 @@ _OWN: dict[str, Callable[[ModelConfig], dict[str, Any]]] = {
 
 def notes(config: ModelConfig, family: str) -> tuple[str, ...]:
     """What is folded into the weights, and other notes for users of the weights."""
+    misaligned = [f"{name}={size}" for name in ("d_model", "d_expert") if (size := getattr(config, name) or 0) % 8]
     place = "the norms after the branches" if _has_out_norms(config) else "the output projections"
     # fmt: off
     folded = (
@@ -235,6 +236,9 @@ def notes(config: ModelConfig, family: str) -> tuple[str, ...]:
         (config.n_shared_experts > 0,
          "the shared expert's gate is 0, which halves it, and its output projection is doubled"),
         (family in ("qwen2_moe", "qwen3_moe"), f"{family} represents experts that Mixtral cannot express"),
+        (config.n_experts > 0 and bool(misaligned),
+         f"{' and '.join(misaligned)}: the experts' kernel that transformers chooses needs multiples of 8 (of 4 in "
+         "fp32); where it fails, load with experts_implementation='eager'"),
     )
     # fmt: on
     return tuple(note for applies, note in folded if applies)

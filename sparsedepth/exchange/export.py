@@ -115,7 +115,7 @@ def save_model(model: Decoder, target: Architecture, folder: Path, eod: int | No
 @torch.no_grad()
 def _difference(loaded: LoadedModel, exported: LoadedModel, tokens_NT: Tensor) -> float:
     """The largest difference of logits, NaN if any is not finite; sequence by sequence, since logits are large."""
-    with loaded.probed.exact():
+    with loaded.probed.exact(), exported.probed.exact():
         differences = [
             (loaded.probed.model(tokens_1T) - exported.probed.model(tokens_1T).logits).abs().max()
             for tokens_1T in tokens_NT.split(1)

@@ -90,6 +90,18 @@ def test_measuring_it_gives_the_scores_of_the_run(exported):
         assert theirs.summary[name] == pytest.approx(value, rel=2e-3, abs=1e-5), name
 
 
+def test_experts_of_any_width_leave(tmp_path):
+    """The kernel that transformers takes by itself needs rows of a multiple of 16 bytes."""
+    run = loud_run(tmp_path, **{**MOE, "d_expert": 21})
+    found = export(run, tmp_path / "out")
+    assert max(found.parity.values()) <= TOLERANCE
+    (note,) = (note for note in found.notes if "experts_implementation='eager'" in note)
+    assert note.startswith("d_expert=21")
+    loaded = AutoModelForCausalLM.from_pretrained(found.folder, experts_implementation="eager")
+    with torch.no_grad():
+        assert loaded(torch.tensor([[1, 2, 3]])).logits.isfinite().all()
+
+
 def refused(run, out, reason):
     with pytest.raises(ValueError, match=reason):
         export(run, out)
