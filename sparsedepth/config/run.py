@@ -8,7 +8,7 @@ folder and the device are not part of it: `run_id` identifies the *result*.
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from pydantic import ConfigDict, Field, model_validator
+from pydantic import AfterValidator, ConfigDict, Field, model_validator
 
 from sparsedepth.config import presets
 from sparsedepth.config.images import check_images, is_images, with_sizes_of_digits
@@ -37,7 +37,17 @@ FOREIGN_FIELDS: tuple[tuple[Callable[[str], object], str, str, tuple[str, ...]],
 )
 """(kind of corpus, what the fields are about, what the corpus is, fields that must be at their defaults with it)"""
 
-Thresholds = Annotated[tuple[Positive, ...], Field(min_length=1, strict=False), THRESHOLD]
+
+def _check_distinct(thresholds: tuple[float, ...]) -> tuple[float, ...]:
+    names = [f"{threshold:g}" for threshold in thresholds]
+    if len({*names}) < len(names):
+        raise ValueError("must differ in their first six digits, which name their values; leave the repeated ones out")
+    return thresholds
+
+
+Thresholds = Annotated[
+    tuple[Positive, ...], Field(min_length=1, strict=False), AfterValidator(_check_distinct), THRESHOLD
+]
 
 
 class DataConfig(Section):

@@ -111,6 +111,8 @@ def test_fields_that_came_later_leave_old_ids_valid():
         ({"n_experts": 4, "top_k": 1}, ["top_k=1", "renormalise_gates=false"]),
         ({"n_experts": 4, "top_k": 2, "n_dense_layers": 12}, ["n_dense_layers=12", "n_layers=12"]),
         ({"weight_eps": []}, ["weight_eps=[]"]),
+        ({"attention_tau": [0.1, 0.01, 0.1]}, ["attention_tau=[0.1, 0.01, 0.1] must differ"]),
+        ({"attention_rel_tau": [0.1234567, 0.1234568]}, ["attention_rel_tau=", "first six digits"]),
         ({"depth_scale": "lns", "init": "scaled"}, ["depth_scale='lns' with init='scaled'", "lns_with_scaled_init"]),
     ],
 )
