@@ -307,8 +307,10 @@ def _check_model(model: PreTrainedModel) -> None:
     config = model.config
     if config.model_type not in FAMILIES:
         raise ValueError(f"model_type={config.model_type!r} is not supported; supported: {', '.join(sorted(FAMILIES))}")
-    if getattr(config, "use_bidirectional_attention", None):
-        raise ValueError("use_bidirectional_attention=True: tokens see the future, and a decoder's do not")
+    for name, sees_future in (("use_bidirectional_attention", True), ("is_causal", False)):
+        value = getattr(config, name, None)
+        if value is not None and bool(value) is sees_future:
+            raise ValueError(f"{name}={value}: tokens see the future, and a decoder's do not")
     softcap = getattr(config, "attn_logit_softcapping", None)
     supported = ("eager",) if softcap else ("sdpa", "eager")
     if config._attn_implementation not in supported:

@@ -211,6 +211,7 @@ def test_what_cannot_be_measured_is_refused():
     for family, field, value, reason in (
         ("llama", "model_type", "bert", "model_type='bert' is not supported; supported: gemma, gemma2"),
         ("gemma2", "use_bidirectional_attention", True, "tokens see the future"),
+        ("llama", "is_causal", False, "is_causal=False: tokens see the future"),
         ("gemma2", "_attn_implementation_internal", "sdpa", r"softcap=2\.0.*'eager'"),
         ("llama", "_attn_implementation_internal", "flex_attention", "'flex_attention' cannot be measured"),
     ):
