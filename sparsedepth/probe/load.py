@@ -9,6 +9,7 @@ the checkpoint's dtype, as in training (55.5 instead of 55.4256 at width 3072 in
 import math
 import re
 import warnings
+from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
@@ -33,6 +34,7 @@ from sparsedepth.probe.folder import (
     read_json,
     weight_files,
 )
+from sparsedepth.probe.fork import probing, stream
 from sparsedepth.probe.probed_model import ProbedDecoder, ProbedModel
 from sparsedepth.store.run_record import which_run
 
@@ -201,6 +203,7 @@ def _load_hf(source: str, folder: Path, root: Path | None, device: torch.device 
     _check_finite(model, folder)
     model.to(device)
     probed = ProbedHfModel(model)
+    _check_runs(probed, folder)
     query, key = (probed.matrices(1)[name] for name in ("query", "key"))
     facts = Facts(
         family=config.model_type,
@@ -215,6 +218,15 @@ def _load_hf(source: str, folder: Path, root: Path | None, device: torch.device 
         dtype=str(query.dtype).removeprefix("torch."),
     )
     return LoadedModel(source=source, folder=folder, probed=probed, facts=facts, config=None)
+
+
+def _check_runs(probed: ProbedModel, folder: Path) -> None:
+    """Raises ValueError for settings with which the layers fail, such as more chosen experts than there are."""
+    try:
+        with probing(probed):
+            deque(stream(probed, torch.zeros(1, 1, dtype=torch.long, device=probed.device)), maxlen=0)
+    except Exception as error:  # layers raise what their parts raise
+        raise ValueError(f"{folder / CONFIG} describes a model that cannot be run: {_line(error)}") from None
 
 
 def check_transformers(version: str) -> None:

@@ -258,6 +258,18 @@ def test_configs_that_are_not_the_weights(model, fields, reason):
     assert "\n" not in str(error.value)
 
 
+def test_settings_with_which_no_layer_runs_are_refused(tmp_path):
+    for family, fields in (
+        ("mixtral", {"num_experts_per_tok": 5}),
+        ("qwen2", {"layer_types": ["chunked_attention"] * 4}),
+    ):
+        tiny(family).save_pretrained(tmp_path / family)
+        edit(tmp_path / family / "config.json", **fields)
+        with pytest.raises(ValueError, match="describes a model that cannot be run") as error:
+            load_model(tmp_path / family)
+        assert "\n" not in str(error.value)
+
+
 @pytest.mark.parametrize(
     ("fields", "reason"),
     [
