@@ -167,7 +167,7 @@ def _cut_at_blank_lines(lines: Iterable[str]) -> Iterator[str]:
 def _lines(file: Path) -> Iterator[str]:
     try:
         open_text = gzip.open if file.suffix.lower() == ".gz" else open
-        with open_text(file, "rt", encoding="utf-8") as opened:
+        with open_text(file, "rt", encoding="utf-8-sig") as opened:  # without Windows' byte order mark
             yield from opened
     except (OSError, EOFError, zlib.error, UnicodeDecodeError) as error:
         raise unreadable(file, error) from None
@@ -192,7 +192,7 @@ def _objects(file: Path) -> Iterator[tuple[str, Any]]:
     for number, line in enumerate(_lines(file), start=1):
         if line.strip():
             try:
-                yield f"{file}, line {number},", json.loads(line.removeprefix("\ufeff"))  # Windows' byte order mark
+                yield f"{file}, line {number},", json.loads(line.removeprefix("\ufeff"))  # of appended files
             except (ValueError, RecursionError):
                 yield f"{file}, line {number},", None
 

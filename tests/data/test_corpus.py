@@ -71,6 +71,15 @@ def test_files_as_windows_writes_them(tmp_path):
     assert read(tmp_path) == ["drei", "eins", "zwei"]
 
 
+def test_a_byte_order_mark_is_no_text(tmp_path):
+    """Else the same text in two files, one with the mark, would be two documents: one to train on, one held out."""
+    (tmp_path / "a.txt").write_text("the text", encoding="utf-8")
+    (tmp_path / "b.txt").write_text("the text", encoding="utf-8-sig")
+    (tmp_path / "c.txt.gz").write_bytes(gzip.compress("the text".encode("utf-8-sig")))
+    assert read(tmp_path) == ["the text"] * 3
+    assert read(tmp_path / "b.txt") == ["the text"]
+
+
 def test_parquet_reads_the_named_column(tmp_path):
     texts = [f"document {i}" for i in range(300)]
     pq.write_table(pa.table({"body": [*texts, None], "n": range(301)}), tmp_path / "a.parquet")
