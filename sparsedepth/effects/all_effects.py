@@ -1,7 +1,7 @@
 """Every effect in a store: each knob at each depth on each basis, and its effect on the slope in depth. Where lr was
 tuned, each side is at its own tuned lr, and equal lr is a fifth basis.
 
-Every page and script has the same interval and verdict. Variances are moderated over all settings of an outcome, at any
+Every page and script has the same interval and verdict. Variances are moderated over all settings of an outcome at one
 depth (`moderated`). P-values are Holm's over all contrasts at one depth, from which a recipe chooses (over all depth
 slopes): of depths without any effect, at most 5% have one called 'lower' or 'higher' on a basis. The rules of a verdict
 are in `intervals.Judged`; 'not distinguishable' comes with the detectable effect, or with what was uneven in tuning.
@@ -20,7 +20,7 @@ from sparsedepth.config.run import RunConfig
 from sparsedepth.config.synonyms import hint
 from sparsedepth.effects.contrast import Contrast, contrasts, contrasts_on_bases, over_depths
 from sparsedepth.effects.depth_slope import SlopeContrast, depth_slopes
-from sparsedepth.effects.intervals import check_shared_baselines, correct, estimate, moderate
+from sparsedepth.effects.intervals import check_shared_baselines, correct, estimate, moderate, moderate_by_depth
 from sparsedepth.effects.knobs import (
     DERIVED,
     Design,
@@ -85,13 +85,15 @@ def judge(family: Sequence[Contrast]) -> list[Contrast]:
 
 
 def _moderated(family: Sequence[Contrast], lenders: Sequence[Contrast] = ()) -> list[Contrast]:
-    """Settings borrow from settings at any depth. Contrasts of depth itself borrow but do not lend: each is a mean over
-    the settings run at both depths, and less noisy than one setting's."""
+    """Contrasts of depth itself borrow but do not lend: each is a mean over the settings run at both depths, and less
+    noisy than one setting's."""
     lenders = [contrast for contrast in lenders if contrast.knob != DEPTH]
-    settings = moderate([contrast for contrast in family if contrast.knob != DEPTH], lenders)
-    depths = moderate([contrast for contrast in family if contrast.knob == DEPTH], [*settings, *lenders])
-    of_settings, of_depths = iter(settings), iter(depths)
-    return [next(of_depths if contrast.knob == DEPTH else of_settings) for contrast in family]
+    settings = moderate_by_depth([contrast for contrast in family if contrast.knob != DEPTH], lenders)
+    of_settings, lenders = iter(settings), [*settings, *lenders]
+    return [
+        moderate_by_depth([contrast], lenders)[0] if contrast.knob == DEPTH else next(of_settings)
+        for contrast in family
+    ]
 
 
 def _corrected(moderated: Sequence[Contrast]) -> list[Contrast]:

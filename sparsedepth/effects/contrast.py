@@ -7,6 +7,9 @@ The seed is the unit. With d_s the mean of outcome(setting) - outcome(baseline) 
     noise  = sqrt(sum over k of sum_s (y_ks - mean_k)^2 / 2 (S - 1)),  k = setting, baseline
     floor  = t(2 (S - 1), 0.975) noise sqrt(2 / S):  the smallest difference of two means that exceeds seed noise
 
+Each *context* (depth and all other fields) has equal weight, also where it has fewer seeds (`seed_means`): else
+the design, not the question, would decide what the effect is an average of.
+
 An effect is called 'lower' or 'higher' only if its interval excludes 0, it exceeds the floor, Holm's p over its family
 is at most ALPHA, and both sides were tuned alike. Diverged runs are counted and never averaged.
 """
@@ -33,6 +36,7 @@ from sparsedepth.effects.pairs import (
     rounding_sd,
     values_of,
 )
+from sparsedepth.effects.seed_means import seed_means
 from sparsedepth.effects.tuning_error import TuningUncertainty, tuning_of, values_text
 from sparsedepth.store.tuning_roles import result_rows
 
@@ -60,10 +64,16 @@ class Contrast(Judged):
     ratios: dict[str, tuple[float, float] | None]
     """Smallest and largest setting / baseline over these pairs, by basis; None where unknown."""
     run_ids: tuple[str, ...]
+    deepest: int
+    """The largest n_layers of its runs: the noise between seeds often grows with depth."""
     tuned: str = ""
     """'each at its own tuned lr (0.0015 -> 0.006)', baseline first; '' without tuning."""
     basis: str | None = None
     """What the pairs are matched on; None: they differ in nothing but the knob, whatever that costs."""
+
+    @property
+    def noise_depth(self) -> int | None:
+        return self.deepest if self.knob == "n_layers" else self.n_layers
 
     @property
     def key(self) -> tuple[int | None, str]:
@@ -190,10 +200,11 @@ def contrast_of(rows: pd.DataFrame, knob: Knob, setting: str, outcome: str, dept
     with_seed = rows[rows["seed"] != UNKNOWN_SEED]
     rows = with_seed if len(with_seed) else rows  # beside known seeds, runs of unknown seed are not one more seed
     usable = rows[rows["difference"].notna()]
-    by_seed = usable.groupby("seed")[["difference", "value", "value_baseline"]].mean()
+    context = usable.groupby(["context", "n_layers"], sort=False).ngroup()
+    means = seed_means(usable[["difference", "value", "value_baseline"]], usable["seed"], context)
     least_sd = rounding_sd(outcome, rows["n_layers"].min(), rows["n_layers_baseline"].min())
-    noise, floor = noise_and_floor(by_seed, least_sd)
-    baseline = float(usable["value_baseline"].mean()) if len(usable) else None
+    noise, floor = noise_and_floor(means.by_seed, least_sd, means.df)
+    baseline = float(means.by_seed["value_baseline"].mean()) if len(usable) else None
     diverged, baseline_diverged = rows["diverged"], rows["diverged_baseline"]
     return Contrast(
         knob=knob.name,
@@ -203,35 +214,41 @@ def contrast_of(rows: pd.DataFrame, knob: Knob, setting: str, outcome: str, dept
         outcome=outcome,
         unit=str(rows["unit"].iloc[0]),
         baseline_mean=math.exp(baseline) if baseline is not None and is_ratio(outcome) else baseline,
-        **effect_fields(by_seed["difference"], len(usable), least_sd, tuning_of(usable)),
+        **effect_fields(means.by_seed["difference"], len(usable), least_sd, tuning_of(usable, means.weights), means.df),
         noise=noise,
         floor=floor,
-        n_seeds=len(by_seed),
+        n_seeds=len(means.by_seed),
         n_diverged=int(diverged.sum()),
         n_baseline_diverged=int(baseline_diverged.sum()),
         n_at_edge=int(usable["at_edge"].sum()),
         n_missing=int((rows["difference"].isna() & ~diverged & ~baseline_diverged).sum()),
         ratios={basis: _range(usable[basis]) for basis in BASES},
+        deepest=int(rows[["n_layers", "n_layers_baseline"]].to_numpy().max()),
         tuned=values_text(usable),
         run_ids=tuple(sorted({*usable["run_id"], *usable["run_id_baseline"]})),
     )
 
 
-def effect_fields(difference_S: pd.Series, n: int, least_sd: float, tuning: TuningUncertainty) -> dict[str, Any]:
+def effect_fields(
+    difference_S: pd.Series, n: int, least_sd: float, tuning: TuningUncertainty, df: float | None = None
+) -> dict[str, Any]:
     """The fields of `intervals.Judged` from the differences by seed, of `n` pairs: their interval, which
-    `intervals.moderate` replaces in a family, and the uncertainty from tuning."""
-    effect = with_extra_variances(estimate(difference_S.to_numpy(), least_sd), tuning.extra_variances)
+    `intervals.moderate` replaces in a family, and the uncertainty from tuning. `df`: of `SeedMeans`."""
+    effect = with_extra_variances(estimate(difference_S.to_numpy(), least_sd, df), tuning.extra_variances)
     by_seed = tuple(map(float, difference_S))
-    return {"effect": replace(effect, n=n), "by_seed": by_seed, "least_sd": least_sd, **vars(tuning)}
+    fields = {"effect": replace(effect, n=n), "by_seed": by_seed, "seed_df": df, "least_sd": least_sd}
+    return {**fields, **vars(tuning)}
 
 
-def noise_and_floor(by_seed: pd.DataFrame, least_sd: float = 0.0) -> tuple[float | None, float | None]:
+def noise_and_floor(
+    by_seed: pd.DataFrame, least_sd: float = 0.0, df: float | None = None
+) -> tuple[float | None, float | None]:
     """Noise and floor of two sides, `value` and `value_baseline`, one row per seed; None with one seed."""
     n = len(by_seed)
     if n < 2:
         return None, None
     sd = math.sqrt(float(by_seed[["value", "value_baseline"]].to_numpy().var(axis=0, ddof=1).mean()))
-    return sd, floor_of(sd, 2 * (n - 1), n, least_sd)
+    return sd, floor_of(sd, 2 * (df or n - 1), n, least_sd)
 
 
 def noise(runs: pd.DataFrame, outcome: str) -> tuple[float | None, int]:

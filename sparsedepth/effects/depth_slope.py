@@ -30,6 +30,7 @@ from sparsedepth.effects.contrast import effect_fields, noise_and_floor
 from sparsedepth.effects.intervals import MIN_VALUES, Estimate, Judged, estimate, scatter
 from sparsedepth.effects.knobs import Knob, design_of, keys, labels
 from sparsedepth.effects.pairs import average_duplicates, columns_of_side, rounding_sd, unit_of
+from sparsedepth.effects.seed_means import seed_means
 from sparsedepth.effects.sentences import (
     detectable_text,
     df_text,
@@ -128,25 +129,27 @@ def _lines(runs: pd.DataFrame, knob: Knob | None, outcome: str) -> pd.DataFrame:
 
 
 def _contrast(knob: Knob, outcome: str, setting: str, pairs: pd.DataFrame, n_diverged: int) -> SlopeContrast:
-    slopes = _line_slopes(pairs, ["value", "value_baseline"])
-    by_seed = slopes.groupby("seed").mean()
-    difference = by_seed["value"] - by_seed["value_baseline"]
+    slopes = _line_slopes(pairs, ["value", "value_baseline"]).reset_index()
+    family = slopes["match"].map(pairs.drop_duplicates("match").set_index("match")["family"])
+    means = seed_means(slopes[["value", "value_baseline"]], slopes["seed"], family)
+    difference = means.by_seed["value"] - means.by_seed["value_baseline"]
+    weights = slope_weights(pairs, means.weights.set_axis(slopes["match"]))
     at_setting = _slope(setting, pairs, "value")
     at_baseline = _slope(knob.baseline, pairs, "value_baseline")
     is_identified = at_setting.exponent and at_baseline.exponent
     least_sd = _rounding_sd(outcome, pairs)
-    noise, floor = noise_and_floor(by_seed, least_sd)
+    noise, floor = noise_and_floor(means.by_seed, least_sd, means.df)
     return SlopeContrast(
         knob=knob.name,
         outcome=outcome,
         unit=f"{pairs['unit'].iloc[0]} per doubling of n_layers",
         at_setting=at_setting,
         at_baseline=at_baseline,
-        **effect_fields(difference, len(slopes), least_sd, tuning_of(pairs, slope_weights(pairs))),
+        **effect_fields(difference, len(slopes), least_sd, tuning_of(pairs, weights), means.df),
         noise=noise,
         floor=floor,
         exponent_difference=_exponent_difference(pairs) if is_identified else None,
-        n_seeds=len(by_seed),
+        n_seeds=len(means.by_seed),
         n_diverged=n_diverged,
         run_ids=tuple(sorted({*pairs["run_id"], *pairs["run_id_baseline"]})),
     )
@@ -175,10 +178,9 @@ def _weights_in_line(lines: pd.DataFrame) -> pd.Series:
     return x_N / (x_N**2).groupby(line).transform("sum")
 
 
-def slope_weights(pairs: pd.DataFrame) -> pd.Series:
-    """The weight of each pair in the mean slope over the lines of a seed, then over seeds."""
-    n_lines = pairs.groupby("seed")["match"].transform("nunique")
-    return _weights_in_line(pairs) / n_lines / pairs["seed"].nunique()
+def slope_weights(pairs: pd.DataFrame, weight_of_line: pd.Series) -> pd.Series:
+    """The weight of each pair in a mean slope, from the weight of each line's slope by match."""
+    return _weights_in_line(pairs) * pairs["match"].map(weight_of_line)
 
 
 def _rounding_sd(outcome: str, pairs: pd.DataFrame) -> float:

@@ -48,9 +48,14 @@ class Estimate:
     n: int
     """Values, or pairs."""
     error: float | None = None
-    """Standard error."""
+    """Standard error; 0 where the values do not differ."""
     df: float | None = None
     """Degrees of freedom of the error, borrowed ones included."""
+
+    @property
+    def lacks_spread(self) -> bool:
+        """Whether there is no interval because the values do not differ."""
+        return self.lo is None and self.error == 0
 
     def covers(self, value: float) -> bool:
         """Whether there is an interval and the value lies in it."""
@@ -61,10 +66,12 @@ class Estimate:
         return self.lo is not None and not self.covers(0.0)
 
 
-def estimate(values: Sequence[float] | np.ndarray, least_sd: float = 0.0) -> Estimate:
-    """Mean of independent finite values, its interval and the p-value against 0.
+def estimate(values: Sequence[float] | np.ndarray, least_sd: float = 0.0, df: float | None = None) -> Estimate:
+    """Mean of independent finite values, its interval and the p-value against 0; without these where all values agree
+    to rounding, which says nothing about their spread.
 
-    `least_sd` is a lower bound of the standard deviation: a count can agree in every seed by rounding alone.
+    `least_sd` is a lower bound of the standard deviation: a count can agree in every seed by rounding alone. `df`: its
+    degrees of freedom, if not n - 1.
     """
     values_N = np.asarray(values, dtype=float)
     assert np.isfinite(values_N).all(), "missing values are dropped, and counted, before an estimate"
@@ -72,9 +79,10 @@ def estimate(values: Sequence[float] | np.ndarray, least_sd: float = 0.0) -> Est
     if n == 0:
         return Estimate(mean=None, lo=None, hi=None, p=None, n=0)
     mean = float(values_N.mean())
-    if n < MIN_VALUES:
-        return Estimate(mean=mean, lo=None, hi=None, p=None, n=n)
-    return t_interval(mean, max(float(values_N.std(ddof=1)), least_sd) / math.sqrt(n), n - 1, n)
+    if n < MIN_VALUES or not (least_sd or _differ(values_N)):
+        error = None if n < MIN_VALUES else 0.0
+        return Estimate(mean=mean, lo=None, hi=None, p=None, n=n, error=error)
+    return t_interval(mean, max(float(values_N.std(ddof=1)), least_sd) / math.sqrt(n), df or n - 1, n)
 
 
 def t_interval(mean: float, error: float, df: float, n: int) -> Estimate:
@@ -122,7 +130,7 @@ class ExtraVariance:
 def with_extra_variances(effect: Estimate, extra: Sequence[ExtraVariance]) -> Estimate:
     """The estimate with further variances in its error. The sum has Satterthwaite's degrees of freedom (1946), or its
     own where those would make the interval or p smaller than without these variances."""
-    if effect.mean is None or effect.error is None or effect.df is None or not extra:
+    if effect.mean is None or not effect.error or effect.df is None or not extra:
         return effect
     terms = [ExtraVariance(variance=effect.error**2, df=effect.df), *extra]
     total = sum(term.variance for term in terms)
@@ -149,7 +157,9 @@ class Judged:
     unit: str
     """Of `effect` and `floor`; 'ln ratio' where the outcome is compared on a log scale."""
     by_seed: tuple[float, ...]
-    """Its mean in each seed: the seed is the unit, however many pairs it has."""
+    """Its mean in each seed (`seed_means`): the seed is the unit, however many pairs it has."""
+    seed_df: float | None = None
+    """Degrees of freedom of their spread; None: one less than their number."""
     least_sd: float = 0.0
     """Lower bound of the standard deviation over seeds."""
     noise: float | None = None
@@ -168,6 +178,16 @@ class Judged:
     """How far the tuned values are expected to lie above their best: the setting's minus the baseline's."""
     tuning_ambiguity: Annotated[str, Field(alias="tuning_doubt")] = ""
     """The reason to withhold the verdict if it depends on `expected_regret`."""
+
+    @property
+    def noise_depth(self) -> int | None:
+        """The number of layers that the noise between its seeds belongs to; None for effects over several depths."""
+        return None
+
+    @property
+    def own_df(self) -> float:
+        """Degrees of freedom of the spread between seeds, without borrowed ones."""
+        return self.seed_df or len(self.by_seed) - 1
 
     @property
     def verdict(self) -> Verdict:
@@ -211,7 +231,7 @@ class Judged:
     def threshold(self) -> float | None:
         """The smallest mean that is called 'lower' or 'higher', by Holm's first step; None with too few seeds."""
         error, df = self.effect.error, self.effect.df
-        if error is None or df is None or self.floor is None:
+        if not error or df is None or self.floor is None:
             return None
         return max(float(stdtrit(df, 1 - ALPHA / (2 * self.n_tested))) * error, self.floor)
 
@@ -232,16 +252,16 @@ def moderate(family: Sequence[J], lenders: Sequence[Judged] = ()) -> list[J]:
     degrees of freedom, borrowed ones included, reach those of three seeds. `lenders`: further effects whose variances
     are pooled with the family's. Effects without any spread between seeds neither lend nor borrow: counts at a bound,
     as all blocks of a shallow model needed in every run, say nothing about the noise of other counts."""
-    usable = {i: judged for i, judged in enumerate((*family, *lenders)) if _differs_by_seed(judged.by_seed)}
+    usable = {i: judged for i, judged in enumerate((*family, *lenders)) if _differ(judged.by_seed)}
     if not usable:
         return list(family)
     s2 = [max(float(np.var(judged.by_seed, ddof=1)), judged.least_sd**2) for judged in usable.values()]
     by_seed = [judged.by_seed for judged in usable.values()]
-    variances = squeeze(s2, [len(values) - 1 for values in by_seed], shared_correlation(by_seed))
+    variances = squeeze(s2, [judged.own_df for judged in usable.values()], shared_correlation(by_seed))
     with_noise = {i: judged for i, judged in usable.items() if judged.noise is not None}
     noises = squeeze(
         [(judged.noise or 0.0) ** 2 for judged in with_noise.values()],
-        [2 * (len(judged.by_seed) - 1) for judged in with_noise.values()],
+        [2 * judged.own_df for judged in with_noise.values()],
     )
     moderated = list(family)
     for i, variance, df in zip(usable, *variances, strict=True):
@@ -255,7 +275,18 @@ def moderate(family: Sequence[J], lenders: Sequence[Judged] = ()) -> list[J]:
     return moderated
 
 
-def _differs_by_seed(by_seed: Sequence[float]) -> bool:
+def moderate_by_depth(family: Sequence[J], lenders: Sequence[Judged] = ()) -> list[J]:
+    """`moderate` for each depth by itself: the noise between seeds may grow several times with depth, and the intervals
+    of deep models would be too narrow by what they borrowed from shallow ones."""
+    moderated = dict[int, J]()
+    for depth in {each.noise_depth for each in family}:
+        of_depth = {i: each for i, each in enumerate(family) if each.noise_depth == depth}
+        lending = [lender for lender in lenders if lender.noise_depth == depth]
+        moderated |= zip(of_depth, moderate([*of_depth.values()], lending), strict=True)
+    return [moderated[i] for i in range(len(family))]
+
+
+def _differ(by_seed: Sequence[float] | np.ndarray) -> bool:
     """Whether seeds differ by more than rounding."""
     return len(by_seed) > 1 and not math.isclose(min(by_seed), max(by_seed), abs_tol=1e-12)
 

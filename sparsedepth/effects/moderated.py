@@ -33,7 +33,7 @@ SHARED = 0.25
 """r^2 of two contrasts with one baseline and equal noise: assumed where two seeds cannot show it."""
 
 
-def squeeze(variances: Sequence[float], dfs: Sequence[int], shared: float = SHARED) -> tuple[np.ndarray, np.ndarray]:
+def squeeze(variances: Sequence[float], dfs: Sequence[float], shared: float = SHARED) -> tuple[np.ndarray, np.ndarray]:
     """The moderated variances of J estimates, from positive ones with these degrees of freedom (1 or more each), and
     their degrees of freedom, borrowed ones included. `shared` is r^2."""
     own_J, df_J = np.asarray(variances, dtype=float), np.asarray(dfs, dtype=float)

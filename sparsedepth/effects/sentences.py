@@ -52,7 +52,7 @@ def estimate_text(effect: Estimate, unit: str) -> str:
 
     mean = number(effect.mean) if unit in ("ln ratio", "1", "") else f"{number(effect.mean)} {unit}"
     if effect.lo is None or effect.hi is None:
-        return f"{mean} (too few for an interval)"
+        return f"{mean} ({'no interval: seeds do not differ' if effect.lacks_spread else 'too few for an interval'})"
     return f"{mean} (95% interval {number(effect.lo)} to {number(effect.hi)})"
 
 
@@ -66,6 +66,8 @@ def detectable_text(judged: Judged) -> str:
     """'; effects above 0.05 would have been detected (80% power)', where the effect is not significant; else ''."""
     if judged.verdict_ignoring_tuning != "not distinguishable":
         return ""
+    if judged.effect.lacks_spread:
+        return ""
     if judged.detectable is None:
         return "; too few seeds to detect any effect"
     return f"; effects above {size_text(judged.detectable, judged.unit)} would have been detected ({POWER:.0%} power)"
@@ -75,7 +77,7 @@ def df_text(judged: Judged) -> str:
     """', 11.2 df (9.2 borrowed)': of the interval; nothing without one."""
     if judged.effect.df is None:
         return ""
-    borrowed = judged.effect.df - (len(judged.by_seed) - 1)
+    borrowed = judged.effect.df - judged.own_df
     return f", {judged.effect.df:.3g} df" + (
         f" ({borrowed:.2g} borrowed)" if borrowed > 0.05 and not judged.extra_variances else ""
     )

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 import pandas as pd
 
 from sparsedepth.effects.contrast import Contrast, contrast_of, effect_fields
-from sparsedepth.effects.intervals import Judged, correct, moderate
+from sparsedepth.effects.intervals import Judged, correct, moderate_by_depth
 from sparsedepth.effects.knobs import ROLES, Design, Knob, changed, design_of, find_knobs, keys
 from sparsedepth.effects.pairs import pairs, rounding_sd, unit_of
 from sparsedepth.effects.tuning_error import tuning_of
@@ -35,6 +35,10 @@ class SettingInteraction(Judged):
     """The other settings, without those at their baseline."""
     alone: Contrast
     combined: Contrast
+
+    @property
+    def noise_depth(self) -> int:
+        return self.n_layers
 
     @property
     def setting(self) -> str:
@@ -66,10 +70,10 @@ def setting_interactions(runs: pd.DataFrame, outcome: str, knob: str | None = No
                 family.append(interaction)
             reported.add(key)
     effects = {each.run_ids: each for interaction in family for each in (interaction.alone, interaction.combined)}
-    moderated = dict(zip(effects, moderate([*effects.values()]), strict=True))
+    moderated = dict(zip(effects, moderate_by_depth([*effects.values()]), strict=True))
     return [
         replace(each, alone=moderated[each.alone.run_ids], combined=moderated[each.combined.run_ids])
-        for each in correct(moderate(family))
+        for each in correct(moderate_by_depth(family))
     ]
 
 

@@ -37,6 +37,8 @@ LEGEND = {
     "detectable": f"detectable: the effect that such a sweep detects with {POWER:.0%} power",
 }
 """Column -> its explanation, for a table that has it."""
+NO_INTERVAL = {"few seeds": "too few for an interval", "no spread": "equal in every seed, so without an interval"}
+"""Verdict -> its explanation."""
 RATIO_NOTE = " (a ratio above it, or below its inverse)"
 
 
@@ -92,8 +94,8 @@ def effects_text(effects: Sequence[Contrast], width: int | None = None, every_ba
     legend = LEGEND | {"flops": "flops: training FLOPs relative to the baseline"}
     if _is_ratio(first.unit):
         legend["detectable"] += RATIO_NOTE
-    if any(verdict_cell(contrast) == "few seeds" for contrast in contrasts):
-        legend["verdict"] += "; 'few seeds': too few for an interval"
+    cells = {verdict_cell(contrast) for contrast in contrasts}
+    legend["verdict"] += "".join(f"; '{cell}': {text}" for cell, text in NO_INTERVAL.items() if cell in cells)
     notes = tuning_notes((f"{c.setting}{f' at n_layers={c.n_layers}' if c.n_layers else ''}", c) for c in contrasts)
     notes += _equal_lr_notes(contrasts, effects)
     return table_page(head, names, rows, ("seeds", "equal", "flops", "detectable"), notes, width, legend)
@@ -234,7 +236,7 @@ def verdict_cell(judged: Judged) -> str:
     if mean is None:
         return "unmeasured"
     if lo is None or hi is None:
-        return "few seeds"
+        return "no spread" if judged.effect.lacks_spread else "few seeds"
     # even where the effect would not be significant: it compares sides that were tuned differently
     if judged.verdict_blocked_by:
         return UNEVEN

@@ -1,6 +1,8 @@
-"""Whether runs of several results folders, and models that were only measured, read the same text. A run's fields name it
-by a path, under which each folder may have had another text, and a model's facts do not name it at all; `data_hash` in
-the manifest is the hash of the tokens."""
+"""Whether runs of several results folders, and models that were only measured, read the same text.
+
+A run's fields name it by a path, under which each folder may have had another text, and a model's facts do not name it
+at all; `data_hash` in the manifest is the hash of the tokens.
+"""
 
 import warnings
 from collections.abc import Callable

@@ -22,7 +22,11 @@ def experts(train_tokens, n_experts, seed, loss):
     """A run whose FLOPs are tokens x (1 + experts): at equal tokens experts cost twice as much."""
     flops = float(train_tokens * (1 + (n_experts > 0)))
     config = config_of(train_tokens=train_tokens, n_experts=n_experts, top_k=2 if n_experts else None, seed=seed)
-    return config, {"val_loss": loss + 0.001 * seed, "train_flops": flops, "params_total": 1000 * (1 + n_experts)}
+    return config, {
+        "val_loss": loss + 0.001 * (seed - 1) * bool(n_experts),
+        "train_flops": flops,
+        "params_total": 1000 * (1 + n_experts),
+    }
 
 
 @pytest.fixture
@@ -104,7 +108,9 @@ def test_holm_is_taken_over_all_knobs_even_if_one_is_shown():
 def test_slopes_are_corrected_together():
     def outcome(config):
         lns = config.depth_scale == "lns"
-        return {"val_loss": 3 - lns * (0.1 if config.n_layers == 12 else 0.3) + 0.001 * config.seed * lns}
+        return {
+            "val_loss": 3 - lns * (0.1 if config.n_layers == 12 else 0.3) + 0.0001 * config.seed * lns * config.n_layers
+        }
 
     axes = {"n_layers": [12, 24], "depth_scale": ["none", "lns"], "n_kv_heads": [4, 1], "seed": range(3)}
     found = measure_slopes(grid(axes, outcome))
@@ -147,7 +153,7 @@ def test_planted_effects_are_covered_at_the_nominal_rate():
     found = effects_of(runs, [knob_of(runs, "depth_scale")], "val_loss")
     assert len(found) == 500 and {one.effect.n for one in found} == {6}
     assert 0.93 <= np.mean([one.effect.covers(-0.04) for one in found]) <= 0.97
-    assert np.mean([one.verdict == "lower" for one in found]) > 0.9
+    assert np.mean([one.verdict == "lower" for one in found]) > 0.75  # by the 2 degrees of freedom of one setting
     assert not any(one.verdict == "higher" for one in found)
 
 

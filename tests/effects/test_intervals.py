@@ -69,8 +69,8 @@ def test_fewer_than_three_values_have_no_interval():
 
 
 def test_agreement_by_rounding_is_not_certainty():
-    """Three seeds, each one layer of 16 more useful: without the floor the interval would have no width."""
-    assert estimate([1 / 16] * 3).excludes_zero
+    """Three seeds, each one layer of 16 more useful: without the floor there is no interval."""
+    assert estimate([1 / 16] * 3).lacks_spread
     assert not estimate([1 / 16] * 3, least_sd=1 / 16 / math.sqrt(6)).excludes_zero
 
 

@@ -96,7 +96,9 @@ def test_an_axis_of_the_sweep_does_as_well_and_two_tuned_fields_have_none():
 
 def test_a_knob_is_judged_among_all_and_one_that_does_not_vary_is_refused():
     runs = chosen(shifted(2))
-    both = pd.concat([runs, runs.assign(run_id=runs["run_id"] + "w", weight_decay=1.0)], ignore_index=True)
+    other = runs.assign(run_id=runs["run_id"] + "w", weight_decay=1.0)
+    other["val_loss"] += 0.1 * runs["seed"] * runs["lr"]
+    both = pd.concat([runs, other], ignore_index=True)
     family = lr_slopes(both, "val_loss")
     assert {slope.knob for slope in family} == {"depth_scale", "weight_decay"}
     (one,) = lr_slopes(both, "val_loss", "depth_scale")

@@ -34,7 +34,10 @@ def test_a_distinguishable_effect():
 
 def test_variance_is_told_as_a_ratio_and_an_unmatched_basis_is_named():
     runs = runs_with(
-        lambda lns, seed: {"residual_variance_last": (100 + seed) / (1 + lns), "train_flops": 1e9 * (1 + lns)}
+        lambda lns, seed: {
+            "residual_variance_last": (100 + seed + 0.01 * lns * (seed - 1)) / (1 + lns),
+            "train_flops": 1e9 * (1 + lns),
+        }
     )
     text = contrast_sentence(only(runs, "residual_variance_last"))
     assert "residual_variance_last lower: x0.5 (95% interval x0.5 to x0.5)" in text

@@ -15,7 +15,7 @@ TUNED = "each at its own tuned lr (0.001 -> 0.003)"
 def effects(outcome="val_loss", effect=-0.5, **changes):
     runs = grid(
         {"depth_scale": ["none", "lns"], "seed": [0, 1, 2]},
-        lambda config: {outcome: 3.0 + 0.01 * config.seed + effect * (config.depth_scale == "lns")},
+        lambda config: {outcome: 3.0 + (effect + 0.001 * (config.seed - 1)) * (config.depth_scale == "lns")},
     )
     return [replace(contrast, **changes) for contrast in measure_effects(runs, outcome)]
 

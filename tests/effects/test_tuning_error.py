@@ -217,11 +217,11 @@ def test_what_choosing_adds_grows_with_the_roughness():
 
 def test_a_slope_weighs_the_depths_by_hand():
     """Two depths, a doubling apart, each side of each with .01: its slope is the difference of the two ends."""
-    rows = pd.DataFrame({"n_layers": [6, 12] * 2, "seed": [0, 0, 1, 1], "match": ""})
+    rows = pd.DataFrame({"n_layers": [6, 12] * 2, "seed": [0, 0, 1, 1], "match": ["p", "p", "q", "q"]})
     rows = rows.assign(cell_id=["a", "b"] * 2, cell_id_baseline=["c", "d"] * 2)
     rows = rows.assign(**dict.fromkeys(["tuning_variance", "tuning_variance_baseline"], 0.01))
     rows = rows.assign(**dict.fromkeys(["tuning_df", "tuning_df_baseline"], 5.0))
-    weights = slope_weights(rows)
+    weights = slope_weights(rows, pd.Series(0.5, ["p", "q"]))
     assert weights.tolist() == [-0.5, 0.5, -0.5, 0.5]
     extra = choice_variances(rows, weights)
     assert [term.variance for term in extra] == [pytest.approx(0.02)] * 2
@@ -311,7 +311,9 @@ def test_a_verdict_that_needs_a_bad_choice_of_lr_is_barred_by_name():
     runs, knob = by_hand([3.4, 3.1, 3.02, 3.0, 3.3], [3.4, 3.1, 3.0, 3.1, 3.4], grid)
     fresh = (runs["tuning"] == "best") & (runs["depth_scale"] == "none")
     plain = runs.drop(columns=[name for name in runs.columns if name.startswith("tun")])
-    runs = with_tuning(plain.assign(val_loss=runs["val_loss"] + 0.3 * fresh))
+    runs = with_tuning(
+        plain.assign(val_loss=runs["val_loss"] + 0.3 * fresh + 1e-7 * (runs["seed"] % 3 - 1) * (runs["depth_scale"] == "lns"))
+    )
     (found,) = contrasts(runs, knob, "val_loss")
     assert found.effect.mean == pytest.approx(-0.3) and found.expected_regret == pytest.approx(-0.28)
     clear = replace(found, effect=t_interval(-0.3, 0.02, 10, 3), floor=0.02, p_holm=0.01)

@@ -35,7 +35,17 @@ def test_deeper_is_darker_and_distinct_in_grey(n):
 
 
 def test_shapes_are_distinct():
-    names = ["baseline", "weight_decay", "seq_len", "n_kv_heads", "n_experts", "depth_scale", "init", "lr", "several fields"]
+    names = [
+        "baseline",
+        "weight_decay",
+        "seq_len",
+        "n_kv_heads",
+        "n_experts",
+        "depth_scale",
+        "init",
+        "lr",
+        "several fields",
+    ]
     assert len(set(knob_markers(names).values())) == len(names)
 
 

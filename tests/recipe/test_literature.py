@@ -55,7 +55,7 @@ def test_the_sign_decides(effect, verdict):
 def test_a_vits_accuracy_stands_beside_its_loss_with_the_sign_turned(effect, verdict):
     """Table 5: LNS after the norms costs accuracy; nothing of a text is laid beside images, nor the other way round."""
     axes = {"architecture,corpus,batch_tokens,train_tokens": [("vit", "images:digits", 1088, 10880)]}
-    loss = lambda config: 3 + effect * (config.depth_scale == "lns")  # noqa: E731
+    loss = lambda config: 3 + (effect + 0.001 * config.seed) * (config.depth_scale == "lns")  # noqa: E731
     rows = compare_with_papers(recipe_of({**axes, "depth_scale": ["none", "lns"]}, loss))
     of_images = [row for row in rows if "points of accuracy" in row.published and row.contrast]
     assert [row.verdict for row in of_images] == [verdict] and "accuracy against our loss" in of_images[0].why
@@ -80,7 +80,9 @@ def test_a_vits_accuracy_stands_beside_its_loss_with_the_sign_turned(effect, ver
 def test_contexts_are_compared_each_at_its_own_as_published(objective, context, verdict):
     """The published losses are each at the model's own length: at one for all a longer context gains less."""
     axes = {"seq_len": [64, 128], "eval_seq_len": [context]}
-    rows = compare_with_papers(recipe_of(axes, lambda config: 3 - 0.1 * (config.seq_len == 128), objective))
+    rows = compare_with_papers(
+        recipe_of(axes, lambda config: 3 - (0.1 + 0.001 * config.seed) * (config.seq_len == 128), objective)
+    )
     assert verdicts(rows, "seq_len 2048 vs 1024: -0.0178") == [verdict]
     loss_table = next(row for row in rows if "2048 vs 1024: -0.0178" in row.published)
     assert (verdict == "agrees") == ("own length, as a card of val_loss does" not in loss_table.why)
