@@ -287,11 +287,12 @@ class RunConfig(
         check_task(self.corpus, self, self.vocab_size, lengths)
 
     def _check_measures(self) -> None:
-        """Held-out text is read in whole sequences; usefulness fits maps with stream_width + 1 unknowns per output."""
+        """Text is read in whole sequences; maps that some measures fit have stream_width + 1 unknowns per output."""
+        fit = -(-(self.stream_width + 2) // self.seq_len) * self.seq_len
         least = {
             "val_tokens": max(self.seq_len, self.eval_seq_len or 0),
-            "measure_tokens": max(self.seq_len, self.stream_width + 2 if "released_code" in self.measures else 0),
-            "fit_tokens": max(self.seq_len, self.stream_width + 2),
+            "measure_tokens": fit if "released_code" in self.measures else self.seq_len,
+            "fit_tokens": self.seq_len if {"usefulness", "joint"}.isdisjoint(self.measures) else fit,
         }
         width = f"d_model={self.d_model}" + (f", n_streams={self.n_streams}" if self.n_streams > 1 else "")
         for name, tokens in least.items():

@@ -37,6 +37,18 @@ def test_fields_that_came_later_leave_old_ids_valid():
 
 
 @pytest.mark.parametrize(
+    ("measure", "name"), [("usefulness", "fit_tokens"), ("joint", "fit_tokens"), ("released_code", "measure_tokens")]
+)
+def test_whole_sequences_hold_enough_tokens_to_fit_a_map(measure, name):
+    """18 tokens would do for a map of width 16, and two sequences of 8 hold only 16."""
+    fields = {"d_model": 16, "seq_len": 8, "measures": [measure]}
+    with pytest.raises(ValueError, match=f"{name}=18 is too few for seq_len=8, d_model=16; use at least 24"):
+        run(**fields, **{name: 18})
+    assert getattr(run(**fields, **{name: 24}), name) == 24
+    assert getattr(run(**{**fields, "measures": ["loss"]}, **{name: 18}), name) == 18
+
+
+@pytest.mark.parametrize(
     ("fields", "words"),
     [
         ({"n_layer": 3}, ["unknown key 'n_layer'", "did you mean 'n_layers'"]),
@@ -77,7 +89,7 @@ def test_fields_that_came_later_leave_old_ids_valid():
         ({"n_streams": 2, "gpas": True}, ["n_streams=2", "gpas=True"]),
         ({"n_streams": 2, "residual_scalars": True}, ["n_streams=2", "residual_scalars=True"]),
         ({"n_streams": 2, "parametrisation": "mup"}, ["n_streams=2", "no rule"]),
-        ({"fit_tokens": 512, "d_model": 128, "n_streams": 4}, ["fit_tokens=512", "n_streams=4", "at least 514"]),
+        ({"fit_tokens": 512, "d_model": 128, "n_streams": 4}, ["fit_tokens=512", "n_streams=4", "at least 768"]),
         ({"stream_mixing": "manifold"}, ["stream_mixing='manifold'", "n_streams=1"]),
         ({"loops": 5}, ["loops=5", "n_layers=12"]),
         ({"loops": 2, "residual_gate": "admin", "norm": "post"}, ["residual_gate='admin'", "loops=2"]),
@@ -90,7 +102,7 @@ def test_fields_that_came_later_leave_old_ids_valid():
         ({"train_tokens": 10_000}, ["train_tokens=10000", "train_tokens=8192"]),
         ({"chunk_len": 300}, ["chunk_len=300"]),
         ({"measure_tokens": 100}, ["measure_tokens=100", "at least 256"]),
-        ({"fit_tokens": 300, "d_model": 512}, ["fit_tokens=300", "at least 514"]),
+        ({"fit_tokens": 300, "d_model": 512}, ["fit_tokens=300", "at least 768"]),
         ({"eval_seq_len": 200_000}, ["val_tokens=131072", "at least 200000"]),
         ({"depth_scale": "lsn"}, ["depth_scale='lsn'", "'none', 'lns', 'before_norm'"]),
         ({"mix_frac": 0.5}, ["mix_frac=0.5 has no meaning with norm='pre'", "norm='mix'"]),
