@@ -311,9 +311,8 @@ def test_a_verdict_that_needs_a_bad_choice_of_lr_is_barred_by_name():
     runs, knob = by_hand([3.4, 3.1, 3.02, 3.0, 3.3], [3.4, 3.1, 3.0, 3.1, 3.4], grid)
     fresh = (runs["tuning"] == "best") & (runs["depth_scale"] == "none")
     plain = runs.drop(columns=[name for name in runs.columns if name.startswith("tun")])
-    runs = with_tuning(
-        plain.assign(val_loss=runs["val_loss"] + 0.3 * fresh + 1e-7 * (runs["seed"] % 3 - 1) * (runs["depth_scale"] == "lns"))
-    )
+    spread = 1e-7 * (runs["seed"] % 3 - 1) * (runs["depth_scale"] == "lns")
+    runs = with_tuning(plain.assign(val_loss=runs["val_loss"] + 0.3 * fresh + spread))
     (found,) = contrasts(runs, knob, "val_loss")
     assert found.effect.mean == pytest.approx(-0.3) and found.expected_regret == pytest.approx(-0.28)
     clear = replace(found, effect=t_interval(-0.3, 0.02, 10, 3), floor=0.02, p_holm=0.01)
