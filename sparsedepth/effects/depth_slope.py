@@ -1,7 +1,8 @@
 """Does a knob change how an outcome depends on depth? Slopes and exponents by setting, paired by seed.
 
 A *line* is a set of runs that differ in n_layers alone (with the fields that it determines), with one seed. Two lines
-are a pair if they differ in one knob's setting; both are restricted to the depths that they share.
+are a pair if they differ in one knob's setting; both are restricted to the depths that they share, and at which they
+agree in tokens, parameters or FLOPs.
 
     slope    = least-squares slope of the outcome over log2 n_layers: its unit per doubling of depth
     effect   = mean over seeds of slope(setting) - slope(baseline), each the mean over the seed's pairs; 95% interval:
@@ -29,7 +30,7 @@ from sparsedepth.config.plain_text import counted
 from sparsedepth.effects.contrast import effect_fields, noise_and_floor
 from sparsedepth.effects.intervals import MIN_VALUES, Estimate, Judged, estimate, scatter
 from sparsedepth.effects.knobs import Knob, design_of, keys, labels
-from sparsedepth.effects.pairs import average_duplicates, columns_of_side, rounding_sd, unit_of
+from sparsedepth.effects.pairs import BASES, MATCH_TOLERANCE, average_duplicates, columns_of_side, rounding_sd, unit_of
 from sparsedepth.effects.seed_means import seed_means
 from sparsedepth.effects.sentences import (
     detectable_text,
@@ -96,6 +97,7 @@ def depth_slopes(runs: pd.DataFrame, knob: Knob, outcome: str = "val_loss") -> l
     for setting in list(knob.settings)[1:]:
         of_setting = lines[lines["setting"] == setting]
         pairs = of_setting.merge(baseline, on=["match", "n_layers"], suffixes=("", "_baseline"))
+        pairs = pairs[_match_on_a_basis(pairs)]
         usable = pairs.dropna(subset=["value", "value_baseline"])
         usable = usable[usable.groupby("match")["n_layers"].transform("nunique") >= 2]
         if len(usable):
@@ -112,8 +114,8 @@ def depth_slope(runs: pd.DataFrame, outcome: str = "val_loss") -> DepthSlope | N
 
 
 def _lines(runs: pd.DataFrame, knob: Knob | None, outcome: str) -> pd.DataFrame:
-    """One row per run: `columns_of_side`, setting, unit, match (key of the line without its setting), family (the same
-    without the seed)."""
+    """One row per run: `columns_of_side`, BASES, setting, unit, match (key of the line without its setting), family
+    (the same without the seed)."""
     runs = result_rows(runs)
     match = [name for name in design_of(runs).beside_depth if knob is None or name not in knob.fields]
     lines = pd.DataFrame(
@@ -123,9 +125,16 @@ def _lines(runs: pd.DataFrame, knob: Knob | None, outcome: str) -> pd.DataFrame:
             "match": keys(runs, match),
             "family": keys(runs, [name for name in match if name != "seed"]),
             **columns_of_side(runs, outcome),
+            **{name: pd.to_numeric(runs[column], errors="coerce").astype(float) for name, column in BASES.items()},
         }
     )
     return average_duplicates(lines, ["setting", "match", "n_layers"])
+
+
+def _match_on_a_basis(pairs: pd.DataFrame) -> pd.Series:
+    """Whether each pair agrees on any of BASES; another task with another budget agrees on none."""
+    gaps = pd.DataFrame({name: (pairs[name] / pairs[f"{name}_baseline"] - 1).abs() for name in BASES})
+    return (gaps <= MATCH_TOLERANCE).any(axis=1)
 
 
 def _contrast(knob: Knob, outcome: str, setting: str, pairs: pd.DataFrame, n_diverged: int) -> SlopeContrast:

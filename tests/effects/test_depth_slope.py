@@ -26,6 +26,17 @@ def by_hand():
     )
 
 
+def test_lines_that_agree_on_no_basis_are_no_pair():
+    """As in the table of effects: another task with other tokens, sizes and FLOPs says nothing about the knob."""
+    runs = by_hand()
+    other = runs["n_kv_heads"] == 1
+    apart = runs.copy()
+    bases = ["tokens_trained", "params_total", "params_active", "train_flops"]
+    apart.loc[other, bases] = 2 * apart.loc[other, bases]
+    assert depth_slopes(apart, knob_of(runs, "n_kv_heads")) == []
+    assert depth_slopes(apart.assign(tokens_trained=1000), knob_of(runs, "n_kv_heads"))
+
+
 def test_lines_of_unknown_seed_stand_as_one_of_their_mean():
     (found,) = depth_slopes(by_hand().assign(seed=None), knob_of(by_hand(), "n_kv_heads"))
     assert (found.effect.mean, found.effect.lo, found.n_seeds) == (pytest.approx(-0.02), None, 1)
