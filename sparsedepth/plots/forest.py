@@ -21,6 +21,7 @@ from sparsedepth.effects.all_effects import effects_of
 from sparsedepth.effects.contrast import Contrast
 from sparsedepth.effects.knobs import find_knobs
 from sparsedepth.effects.ladder import ladder
+from sparsedepth.effects.pairs import BASES
 from sparsedepth.plots.page import Drawing, NothingToDraw
 from sparsedepth.plots.runs import trained_runs
 from sparsedepth.plots.style import (
@@ -58,11 +59,12 @@ class Row:
 
 def all_contrasts(runs: pd.DataFrame) -> list[Contrast]:
     """Every setting of every knob at every depth, on the outcomes of the forest plot, degenerate scores in their sound
-    form; `runs` are trained ones."""
+    form; `runs` are trained ones. Contrasts that agree on no basis are left out, as in `sparsedepth effects`: other
+    data with another budget, for instance."""
     knobs = find_knobs(runs)
     outcomes = sound_forms(with_loss(loss_of(runs), OUTCOMES), runs)
     contrasts = [contrast for name in outcomes.values() for contrast in effects_of(runs, knobs, name)]
-    return [contrast for contrast in contrasts if contrast.effect.mean is not None]
+    return [c for c in contrasts if c.effect.mean is not None and any(map(c.matches, BASES))]
 
 
 def effects(store: Store) -> Drawing:
@@ -73,7 +75,10 @@ def effects(store: Store) -> Drawing:
         label = f"{shortened(contrast.setting)}\nvs {shortened(contrast.baseline)}"
         panels.setdefault(contrast.outcome, []).append(Row(label=label, contrast=contrast))
     if not panels:
-        raise NothingToDraw("no two finished runs differ in one knob only, so there is no effect to draw")
+        raise NothingToDraw(
+            "no two finished runs differ in one knob only and agree in tokens, parameters or FLOPs, "
+            "so there is no effect to draw"
+        )
     forms = sound_forms(with_loss(loss_of(runs), OUTCOMES), runs)
     degenerate = degeneracy_caption(forms, runs, forms)
     depths = sorted(set(runs["n_layers"]))

@@ -39,7 +39,8 @@ def fill(results, outcome="ok"):
         )
         summary = {name: 0.1 * (j + 1) + 0.01 * i for j, name in enumerate(names)}
         config = config_of(n_layers=n_layers, depth_scale=scale)
-        make_run(results, config, {**summary, "val_loss": 3.0 - 0.1 * i, "outcome": outcome}, layers=layers)
+        summary |= {"tokens_trained": 1000, "val_loss": 3.0 - 0.1 * i, "outcome": outcome}
+        make_run(results, config, summary, layers=layers)
 
 
 def page_of(figure, runs, layers):

@@ -10,6 +10,7 @@ from support.runs_frame import grid
 
 from sparsedepth.effects.all_effects import effects_of
 from sparsedepth.effects.knobs import find_knobs
+from sparsedepth.effects.pairs import BASES
 from sparsedepth.plots import forest
 from sparsedepth.plots.page import NothingToDraw, render
 
@@ -23,6 +24,7 @@ def summary(config):
         "val_loss": 3
         - (0.2 + 0.001 * config.n_layers) * lns
         + noise
+        + 1e-5 * (config.seed - 1) * lns  # without a spread over seeds an effect has no interval
         + 1e-4 * config.n_layers * (config.n_kv_heads == 1),
         "residual_variance_last": (100 + config.seed) / (1 + 9 * lns),
     }
@@ -74,6 +76,17 @@ def test_filled_is_distinguishable_and_the_bar_is_the_floor(store):
     widths = sorted(bar.get_width() / 2 for bar in axis.patches)
     assert widths == pytest.approx(sorted(data["noise_floor"]))
     assert axis.get_yticklabels()[0].get_text().startswith("n_kv_heads=1\nvs")
+
+
+def test_a_task_with_another_budget_is_no_effect():
+    """`sparsedepth effects` says the same: no two runs match on any basis."""
+    runs = grid({"n_layers": [12, 24], "corpus,seq_len": [("a", 512), ("b", 1024)], "seed": [0, 1]}, summary)
+    assert len(forest.effects(Frames(runs)).data)
+    other = runs["corpus"] == "b"
+    for name in BASES.values():
+        runs[name] = runs[name].where(~other, 2 * runs[name])
+    with pytest.raises(NothingToDraw, match="agree in tokens, parameters or FLOPs"):
+        forest.effects(Frames(runs))
 
 
 def test_the_ladder_adds_changes_leaves_each_out_and_compares_all_together(store):
