@@ -1,6 +1,6 @@
 """Figures of a store, by name: compute the numbers, build the page, write picture and numbers atomically."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import KW_ONLY, dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -20,6 +20,7 @@ from sparsedepth.plots.trajectories import trajectories
 from sparsedepth.store.comparable_loss import unit_for_stores
 from sparsedepth.store.connection import Store
 from sparsedepth.store.search import search_of
+from sparsedepth.store.setting import read_settings
 from sparsedepth.toy.figure import toys
 
 BY_TOKEN = "/token"
@@ -34,6 +35,8 @@ class FigureKind:
     of_grid: bool = False
     """Compares configurations of a grid, so not drawn of a search, whose proposals depend on earlier results."""
     of_one_run: bool = False
+    compares_losses: bool = False
+    """Of all its runs, so that it warns of different data, as `best` does."""
 
     def drawing(self, store: Store, run: str | None = None) -> Drawing:
         """The figure's numbers. Raises NothingToDraw, and ValueError for an unknown run."""
@@ -42,8 +45,17 @@ class FigureKind:
         drawing = self.load(store, run) if self.of_one_run else self.load(store)
         if (unit := unit_for_stores(BY_TOKEN, store)) != BY_TOKEN:
             drawing = replace(drawing, page=partial(_in_unit, drawing.page, unit))
-        folders = results_folders(store)
-        return drawing if len(folders) < 2 else replace(drawing, page=partial(_with_folders, drawing.page, folders))
+        notes = _caution(store) if self.compares_losses else ""
+        if len(folders := results_folders(store)) > 1:
+            notes += f" From {len(folders)} folders: {', '.join(map(escaped, folders))}."
+        return replace(drawing, page=partial(_with_notes, drawing.page, notes)) if notes else drawing
+
+
+def _caution(store: Store) -> str:
+    """' Configurations differ in corpus: losses on different data are not comparable.', or ''."""
+    settings = read_settings(store)
+    text = settings.data_text if settings else ""
+    return f" {text[0].upper()}{text[1:]}." if text else ""
 
 
 def _in_unit(page: Callable[[], Figure], unit: str) -> Figure:
@@ -54,11 +66,10 @@ def _in_unit(page: Callable[[], Figure], unit: str) -> Figure:
     return figure
 
 
-def _with_folders(page: Callable[[], Figure], folders: Sequence[str]) -> Figure:
-    """The page, with the results folders of its runs in its caption."""
+def _with_notes(page: Callable[[], Figure], notes: str) -> Figure:
+    """The page, with `notes` at the end of its caption."""
     figure = page()
-    notes = " ".join(figure.get_supxlabel().split())
-    caption(figure, f"{notes} From {len(folders)} folders: {', '.join(map(escaped, folders))}.")
+    caption(figure, " ".join(figure.get_supxlabel().split()) + notes)
     return figure
 
 
@@ -153,6 +164,10 @@ _BY_LAYER = "variance, effect on later layers and usefulness by layer at the bas
 _VARIANCE = "residual variance by layer and during training, one line per setting of each knob"
 _SCORES = "scores by layer, one line per setting of each knob"
 _GRADIENTS = "gradients of weights and stream by layer, one line per setting of each knob"
+_CURVES = "training loss during training, one line per setting of each knob"
+_PARETO = "validation loss, usefulness and cost of every configuration"
+_LADDER = "the stacked recipe: each change added, all together, each change left out"
+_LEARNING_RATE = "loss against learning rate, one line per configuration"
 _EFFECTS = "effect of each setting at each depth: paired difference, interval, noise floor"
 _DEPTH = "does depth pay: loss, needed layers, solved difficulty and variance against n_layers, one line per setting"
 _DIFFICULTY = "how far is a task solved: accuracy against difficulty by depth, one line per setting"
@@ -160,24 +175,20 @@ _MATRICES = "causal and permutation effects by pair of layers, of the baseline a
 _ANGLES = "angles between the layers of one run (--run), and the mean angle against depth"
 
 FIGURES: dict[str, FigureKind] = {
-    "overview": FigureKind(partial(load_overview, "overview"), "chain and by_layer on one page"),
-    "chain": FigureKind(partial(load_overview, "chain"), _CHAIN),
+    "overview": FigureKind(partial(load_overview, "overview"), "chain and by_layer on one page", compares_losses=True),
+    "chain": FigureKind(partial(load_overview, "chain"), _CHAIN, compares_losses=True),
     "by_layer": FigureKind(partial(load_overview, "by_layer"), _BY_LAYER),
-    "depth": FigureKind(depth.depth, _DEPTH, of_grid=True),
+    "depth": FigureKind(depth.depth, _DEPTH, of_grid=True, compares_losses=True),
     "difficulty": FigureKind(difficulty.difficulty, _DIFFICULTY, of_grid=True),
-    "curves": FigureKind(curves, "training loss during training, one line per setting of each knob", of_grid=True),
+    "curves": FigureKind(curves, _CURVES, of_grid=True, compares_losses=True),
     "variance": FigureKind(partial(layer_lines, (VARIANCE,), over_training=True), _VARIANCE, of_grid=True),
     "scores": FigureKind(partial(layer_lines, SCORES), _SCORES, of_grid=True),
     "gradients": FigureKind(partial(layer_lines, GRADIENTS), _GRADIENTS, of_grid=True),
-    "effects": FigureKind(forest.effects, _EFFECTS, of_grid=True),
-    "pareto": FigureKind(pareto.pareto, "validation loss, usefulness and cost of every configuration"),
+    "effects": FigureKind(forest.effects, _EFFECTS, of_grid=True, compares_losses=True),
+    "pareto": FigureKind(pareto.pareto, _PARETO, compares_losses=True),
     "matrices": FigureKind(matrices.matrices, _MATRICES, of_grid=True),
-    "ladder": FigureKind(
-        forest.recipe_ladder, "the stacked recipe: each change added, all together, each change left out"
-    ),
-    "learning_rate": FigureKind(
-        learning_rate.learning_rate, "loss against learning rate, one line per configuration", of_grid=True
-    ),
+    "ladder": FigureKind(forest.recipe_ladder, _LADDER, compares_losses=True),
+    "learning_rate": FigureKind(learning_rate.learning_rate, _LEARNING_RATE, of_grid=True, compares_losses=True),
     "history": FigureKind(search.history, "a search: every proposal's objective, and the best so far"),
     "parallel": FigureKind(search.parallel, "a search: one line per proposal through its values"),
     "slices": FigureKind(search.slices, "a search: the objective against each axis, with its partial dependence"),

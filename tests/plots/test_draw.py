@@ -188,3 +188,13 @@ def test_the_loss_is_per_image_if_all_runs_use_images(tmp_path):
     with open_store(tmp_path) as opened:
         page = FIGURES["depth"].drawing(opened).page()
     assert page.axes[0].get_ylabel() == "validation loss (nat/image)"
+
+
+def test_figures_that_compare_losses_say_that_the_data_differ(tmp_path):
+    for corpus, n_layers in (("a", 2), ("a", 4), ("b", 2), ("b", 4)):
+        config = config_of(n_layers=n_layers, corpus=corpus)
+        make_run(tmp_path, config, {"val_loss": 3.0 - 0.1 * n_layers, "train_flops": 1e9 * n_layers})
+    with open_store(tmp_path) as opened:
+        for name in ("depth", "pareto"):
+            text = " ".join(draw(opened, name).drawings[name].page().get_supxlabel().split())
+            assert text.endswith("Configurations differ in corpus: losses on different data are not comparable.")
