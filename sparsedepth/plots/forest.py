@@ -34,7 +34,7 @@ from sparsedepth.plots.style import (
     escaped,
     shortened,
 )
-from sparsedepth.quantities import IN_RUNS, axis_label
+from sparsedepth.quantities import IN_RUNS, axis_label, sign
 from sparsedepth.store.comparable_loss import loss_of, with_loss
 from sparsedepth.store.connection import Store
 from sparsedepth.store.degeneracy import degeneracy_caption, sound_forms
@@ -104,7 +104,11 @@ def _rungs(runs: pd.DataFrame, objective: str, depth: int) -> list[Row]:
     stack = ladder(runs, objective)
     if stack.whole is None:
         return []
-    rungs = [(f"+ {shortened(contrast.setting)}", contrast) for contrast in stack.rungs]
+    best: dict[str, Contrast] = {}  # a knob's settings are alternatives: the next rung stands on the best alone
+    measured = [contrast for contrast in stack.rungs if contrast.effect.mean is not None]
+    for contrast in sorted(measured, key=lambda contrast: sign(objective) * (contrast.effect.mean or 0.0)):
+        best[contrast.knob] = contrast
+    rungs = [(f"+ {shortened(contrast.setting)}", contrast) for contrast in measured if contrast in best.values()]
     last = [(f"{shortened(contrast.setting)}\nadded last", contrast) for contrast in stack.last_in]
     rows = [*rungs, ("all together\nvs baseline", stack.whole), *last]
     return [
@@ -161,7 +165,8 @@ def page_of_effects(
     if any(contrast.effect.lo is None for contrast in contrasts):
         text += " No line: too few pairs for an interval."
     if is_ladder:
-        text += " '+': added to the changes above it; 'added last': all together against all without it."
+        text += " '+': a knob's best setting, added to the changes above it; 'added last': all together against all "
+        text += "without it."
     diverged = sum(row.contrast.n_diverged for row in next(iter(panels.values())))
     left_out = f" Not shown: {counted(diverged, 'pair')} with a diverged run." if diverged else ""
     caption(page, text + left_out + degenerate)

@@ -98,6 +98,13 @@ def test_the_ladder_adds_changes_leaves_each_out_and_compares_all_together(store
     ]  # fmt: skip
 
 
+def test_the_settings_of_one_knob_are_alternatives_on_the_ladder():
+    """Of 4, 2 and 1 key/value heads the best is the rung."""
+    runs = grid({**AXES, "n_kv_heads": [4, 2, 1]}, lambda c: {"val_loss": summary(c)["val_loss"] + 0.1 * c.n_kv_heads})
+    labels = [text.get_text() for text in forest.recipe_ladder(Frames(runs)).page().axes[0].get_yticklabels()]
+    assert [label for label in labels if label.startswith("+")] == ["+ n_kv_heads=1", "+ depth_scale=lns"]
+
+
 def test_nothing_to_compare_is_an_error():
     alone = Frames(grid({"seed": [0, 1]}, summary, n_layers=12))
     with pytest.raises(NothingToDraw, match="no two finished runs differ in one knob"):
