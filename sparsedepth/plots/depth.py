@@ -15,12 +15,21 @@ from typing import Any
 import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
-from matplotlib.ticker import NullLocator
 
 from sparsedepth.config.plain_text import counted
 from sparsedepth.plots.page import Drawing, NothingToDraw
 from sparsedepth.plots.runs import setting_names, settings_in_order, trained_runs, without_diverged_configurations
-from sparsedepth.plots.style import CHANGES_VARIANCE, GREY, caption, groups, set_scale, setting_styles, settings_legend
+from sparsedepth.plots.style import (
+    CHANGES_VARIANCE,
+    GREY,
+    SETTINGS,
+    caption,
+    depth_axis,
+    groups,
+    set_scale,
+    setting_styles,
+    settings_legend,
+)
 from sparsedepth.quantities import IN_RUNS, axis_label
 from sparsedepth.store.comparable_loss import loss_of
 from sparsedepth.store.connection import Store
@@ -43,6 +52,8 @@ class ByDepth:
     """Columns: setting (the baseline first), n_layers, quantity, mean, lo, hi (NaN below three seeds), n_seeds, lr."""
     n_diverged: int
     """Configurations with a diverged seed."""
+    n_left_out: int = 0
+    """Settings beyond those that can be told apart."""
     degenerate: str = ""
     """A sentence: which scores are degenerate, and why."""
     sizes: str = ""
@@ -73,11 +84,25 @@ def by_depth(runs: pd.DataFrame, settings: Mapping[str, str]) -> ByDepth:
                 rows.append((setting, int(n_layers), name, *_mean_interval(values, name), len(values), lr))
     points = pd.DataFrame(rows, columns=["setting", "n_layers", "quantity", "mean", "lo", "hi", "n_seeds", "lr"])
     points = points.astype({"lo": float, "hi": float})
-    order = points["setting"].map(settings_in_order(points["setting"]).index)
+    shown = _shown_settings(points)
+    n_left_out = points["setting"].nunique() - len(shown)
+    points = points[points["setting"].isin(shown)]
+    order = points["setting"].map(shown.index)
     points = points.iloc[order.argsort(kind="stable")].reset_index(drop=True)
-    return ByDepth(
-        points=points, n_diverged=n_diverged, degenerate=degeneracy_caption([needed] if needed else [], runs)
-    )
+    degenerate = degeneracy_caption([needed] if needed else [], runs)
+    return ByDepth(points=points, n_diverged=n_diverged, n_left_out=n_left_out, degenerate=degenerate)
+
+
+def _shown_settings(points: pd.DataFrame) -> list[str]:
+    """The settings with a line, in order; of too many the baseline, then those of the most depths, and of the lowest
+    loss among these."""
+    ordered = settings_in_order(points["setting"])
+    if len(ordered) <= 1 + len(SETTINGS):
+        return ordered
+    losses = points[points["quantity"] == points["quantity"].iloc[0]].groupby("setting")
+    depths, lowest = losses["n_layers"].nunique(), losses["mean"].min()
+    best = sorted(ordered, key=lambda name: (name != "baseline", -depths.get(name, 0), lowest.get(name, math.inf)))
+    return [name for name in ordered if name in best[: 1 + len(SETTINGS)]]
 
 
 def _mean_interval(values: Sequence[float], name: str) -> tuple[float | None, ...]:
@@ -113,6 +138,8 @@ def page_of_depths(data: ByDepth) -> Figure:
         text += f" lr is {lrs.min():g} to {lrs.max():g}{CHANGES_VARIANCE}: points of unequal lr do not show the effect "
         text += "of a setting on it."
     text += f" {data.sizes}." * bool(data.sizes)
+    if data.n_left_out:
+        text += f" Not shown: {counted(data.n_left_out, 'further setting')}, of fewer depths or of a higher loss."
     if data.n_diverged:
         text += f" Not shown: {counted(data.n_diverged, 'configuration')} with a diverged seed."
     caption(page, text + data.degenerate)
@@ -132,9 +159,7 @@ def _draw_quantity(axis: Any, points: pd.DataFrame, styles: Mapping[str, tuple[s
         errors = [(mean - line["lo"]).fillna(0.0), (line["hi"] - mean).fillna(0.0)]
         look: Any = {"color": colour, "marker": marker, "linestyle": dashes, "markersize": 4, "linewidth": 1.3}
         axis.errorbar(x, mean, yerr=errors, capsize=2, elinewidth=0.8, zorder=4 if setting == "baseline" else 3, **look)
-    axis.set_xscale("log")
-    axis.set_xticks(depths, [str(depth) for depth in depths])
-    axis.xaxis.set_minor_locator(NullLocator())
+    depth_axis(axis, depths)
     if _is_log(points["mean"].tolist(), name):
         ends = points[["lo", "mean", "hi"]].stack()
         set_scale(axis, "y", "log", ends[ends > 0].tolist())  # a lower end can be cut at 0

@@ -20,7 +20,7 @@ from matplotlib.figure import Figure
 from matplotlib.legend import Legend
 from matplotlib.lines import Line2D
 from matplotlib.markers import MarkerStyle
-from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
+from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter, NullLocator
 
 from sparsedepth.config.plain_text import counted
 from sparsedepth.quantities.record import Scale
@@ -56,6 +56,10 @@ NARROW, WIDEST = 358, 640
 """CSS pixels of a figure in a window of 390: visible at once, and the largest width there (`report/page.css`)."""
 CHANGES_VARIANCE = ", which also changes residual variance"
 """Caution about a tuned lr, wherever a figure compares the variances of settings."""
+LEGEND_ROOM = 0.6
+"""Inches for a legend above the panels, in the height of every page."""
+LABEL_ROOM = 0.07
+"""Share of a panel's width that the label of a depth needs."""
 LONGEST = 30
 """Characters of a setting's name next to an axis."""
 
@@ -182,8 +186,11 @@ class RunPoints:
 
 
 def legend_above(page: Figure, handles: Sequence[Line2D], n_columns: int = 4, **options: Any) -> None:
-    """Above the page, on the left, where a narrow window shows it, in as many columns as fit there."""
-    fitting_legend(page, page, handles, n_columns, loc="outside upper left", **options)
+    """Above the page, on the left, where a narrow window shows it, in as many columns as fit there. The page grows with
+    a high one, which would leave the panels no room."""
+    legend, _ = fitting_legend(page, page, handles, n_columns, loc="outside upper left", **options)
+    height = legend.get_window_extent(FigureCanvasAgg(page).get_renderer()).height / page.dpi
+    page.set_figheight(page.get_figheight() + max(0.0, height - LEGEND_ROOM))
 
 
 def settings_legend(
@@ -246,6 +253,18 @@ def caption(page: Figure, *paragraphs: str) -> None:
 def layer_ticks(axis: Any) -> None:
     """A few ticks at whole layers."""
     axis.set_major_locator(MaxNLocator(6, integer=True, steps=[1, 2, 4, 5, 10]))
+
+
+def depth_axis(axes: Any, depths: Iterable[int]) -> None:
+    """A logarithmic x axis labelled at depths that exist: the deepest, and those that labels leave room for."""
+    ordered = sorted(set(depths), reverse=True)
+    shown = ordered[:1]
+    for depth in ordered[1:]:
+        if math.log(shown[0] / depth) >= LABEL_ROOM * math.log(ordered[0] / ordered[-1]):
+            shown.insert(0, depth)
+    axes.set_xscale("log")
+    axes.set_xticks(shown, [str(depth) for depth in shown])
+    axes.xaxis.set_minor_locator(NullLocator())
 
 
 def linear_below(values: Iterable[float]) -> float | None:

@@ -13,12 +13,11 @@ from typing import Any
 import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
-from matplotlib.ticker import NullLocator
 
 from sparsedepth.effects.regime import ANGLE, TurnLaw, angles_by_depth, turn_law
 from sparsedepth.plots.page import Drawing, NothingToDraw
 from sparsedepth.plots.runs import choose_run, rows_of_run, setting_names, settings_in_order
-from sparsedepth.plots.style import MISSING, SERIES, caption, escaped, log_scale, setting_styles, wrapped
+from sparsedepth.plots.style import MISSING, SERIES, caption, depth_axis, escaped, log_scale, setting_styles, wrapped
 from sparsedepth.store.connection import Store
 
 IDEALS = {"early_stop_ideal": "early stop", "even_ideal": "even"}
@@ -200,9 +199,7 @@ def _draw_depth(axis: Any, data: Trajectories) -> None:
     depths, angles = sorted(set(data.angles["n_layers"])), data.angles[ANGLE].astype(float)
     reference = angles.max() * depths[0] / np.array([depths[0], depths[-1]])
     axis.plot([depths[0], depths[-1]], reference, color=MISSING, linewidth=2.5, zorder=0)
-    log_scale(axis, "x", depths)
+    depth_axis(axis, depths)
     log_scale(axis, "y", [*angles, *reference])
-    axis.set_xticks(depths, [str(depth) for depth in depths])
-    axis.xaxis.set_minor_locator(NullLocator())
     axis.set(xlabel="n_layers", ylabel="mean angle of the middle layers (rad)")
     axis.legend(fontsize=7, loc="lower left", bbox_to_anchor=(-0.02, 1.0))

@@ -1,5 +1,6 @@
 """Outcomes against depth: settings by name, mean and interval over seeds, no means over surviving seeds only."""
 
+import itertools
 import math
 
 import numpy as np
@@ -103,3 +104,36 @@ def test_only_a_score_that_is_drawn_is_called_degenerate():
     assert "Degenerate" not in page_of_depths(by_depth(solved, WORDS)).get_supxlabel()
     relative = page_of_depths(by_depth(solved.assign(needed_layers=None), WORDS)).get_supxlabel()
     assert "usefulness_loss_increase" in relative
+
+
+def test_of_many_settings_those_of_the_most_depths_and_the_lowest_loss_are_drawn():
+    """30 settings at two depths, three of them at a third; the panels keep their room below the long legend."""
+    decays = [0.01 * i for i in range(30)]
+    runs = grid({"n_layers": [4, 8, 16], "weight_decay": decays}, lambda c: {"val_loss": 3 - c.weight_decay})
+    runs = runs[(runs["n_layers"] < 16) | (runs["weight_decay"] < 0.025)]
+    names = {row.cell_id: f"weight_decay={row.weight_decay:g}" for row in runs.itertuples()}
+    data = by_depth(runs, {cell: "baseline" if name == "weight_decay=0" else name for cell, name in names.items()})
+    lowest = [f"weight_decay={decay:g}" for decay in decays[-7:]]
+    assert list(dict.fromkeys(data.points["setting"])) == [
+        "baseline",
+        "weight_decay=0.01",
+        "weight_decay=0.02",
+        *lowest,
+    ]
+    page = page_of_depths(data)
+    page.draw_without_rendering()
+    assert "Not shown: 20 further settings" in " ".join(page.get_supxlabel().split())
+    (panel,), (legend,) = page.axes, page.legends
+    assert panel.get_window_extent().y1 < legend.get_window_extent().y0
+    assert panel.get_window_extent().height > 1.5 * page.dpi
+
+
+def test_labels_of_depths_do_not_overlap():
+    depths = [3, 7, 12, 13, 15, 16, 18, 23, 27, 36, 45, 71, 80]
+    runs = grid({"n_layers": depths}, lambda config: {"val_loss": 3.0})
+    page = page_of_depths(by_depth(runs, dict.fromkeys(runs["cell_id"], "baseline")))
+    page.draw_without_rendering()
+    labels = page.axes[0].get_xticklabels()
+    assert [label.get_text() for label in labels] == ["3", "7", "13", "18", "27", "45", "80"]
+    boxes = [label.get_window_extent() for label in labels]
+    assert all(left.x1 < right.x0 for left, right in itertools.pairwise(boxes))
