@@ -21,13 +21,12 @@ from sparsedepth.quantities import axis_label, sign
 from sparsedepth.store.comparable_loss import loss_of, with_loss
 from sparsedepth.store.connection import Store
 from sparsedepth.store.degeneracy import degeneracy_caption, sound_forms
+from sparsedepth.store.questions import QUESTIONS
 from sparsedepth.store.search import search_of
 
-PANELS = (
-    ("train_flops", "val_loss"),
-    ("train_flops", "usefulness_loss_increase"),
-    ("usefulness_loss_increase", "val_loss"),
-)
+(USEFULNESS,) = QUESTIONS["pareto"].scores
+"""So that figure and question (`query --ask pareto`) have one front."""
+PANELS = (("train_flops", "val_loss"), ("train_flops", USEFULNESS), (USEFULNESS, "val_loss"))
 """val_loss is replaced by the comparable loss, a degenerate score by its sound form."""
 
 

@@ -95,7 +95,7 @@ def test_a_proposal_whose_other_seeds_were_ended_early_is_not_ranked_by_the_seed
     for lr, losses in {0.002: [1.0], 0.004: [2.0, 4.0], 0.008: [2.5, 4.5]}.items():
         for seed, loss in enumerate(losses):
             config = RunConfig(**BASE, n_layers=2, lr=lr, seed=seed)
-            make_run(tmp_path, config, {"val_loss": loss, "train_flops": 1e9, "usefulness_loss_increase": loss})
+            make_run(tmp_path, config, {"val_loss": loss, "train_flops": 1e9, "usefulness": loss / 10})
     with open_store(tmp_path) as store:
         rows = [dict(zip(best(store).table.columns, row, strict=True)) for row in best(store).table.rows]
         (survivors,) = best(store, where="lr = 0.004 AND seed = 0").table.rows

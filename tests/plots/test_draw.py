@@ -35,6 +35,7 @@ def fill(results, outcome="ok"):
             "attention_sparsity_rel",
             "residual_variance_last",
             "usefulness_loss_increase",
+            "usefulness",
             "causal_score",
         )
         summary = {name: 0.1 * (j + 1) + 0.01 * i for j, name in enumerate(names)}

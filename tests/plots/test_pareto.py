@@ -1,10 +1,14 @@
 """The front by hand: dominated cells, ties, standard errors over seeds, diverged cells left out."""
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 from support.runs_frame import grid
 
-from sparsedepth.plots.pareto import front, page_of_front, undominated
+from sparsedepth.plots.pareto import front, page_of_front, pareto, undominated
+from sparsedepth.store.connection import open_store
+from sparsedepth.store.questions import ask
 
 
 def test_undominated_by_hand():
@@ -16,7 +20,7 @@ def summary(config):
     shift = {0.0: 0.0, 0.1: 0.2, 0.3: 0.1}[config.weight_decay]
     return {
         "val_loss": 3.0 + shift + 0.01 * config.seed,
-        "usefulness_loss_increase": 0.1 if config.weight_decay == 0.3 else 0.05,
+        "usefulness": 0.1 if config.weight_decay == 0.3 else 0.05,
         "train_flops": 1e12,
     }
 
@@ -42,7 +46,7 @@ def test_the_proposals_of_a_search_have_no_baseline():
 def test_diverged_and_unmeasured():
     runs = grid({"weight_decay": [0.0, 0.1, 0.3], "seed": [0, 1]}, summary, n_layers=4)
     runs.loc[(runs["weight_decay"] == 0.3) & (runs["seed"] == 1), "outcome"] = "diverged"
-    runs["usefulness_loss_increase"] = None
+    runs["usefulness"] = None
     best = front(runs)
     assert (len(best.cells), best.n_diverged, best.quantities) == (2, 1, ["train_flops", "val_loss"])
     page = page_of_front(best)
@@ -69,9 +73,15 @@ def test_a_degenerate_score_is_replaced_by_its_sound_form():
     def solved(config):
         known = summary(config)
         absolute = {"affine_loss_added": 0.2 + 0.1 * config.seed, "bigram_loss": 4.0}
-        return known | absolute | {"val_loss": known["val_loss"] / 1000, "usefulness_loss_increase": 1e5 + config.seed}
+        return known | absolute | {"val_loss": known["val_loss"] / 1000, "usefulness": 1e-5 * config.seed}
 
     best = front(grid({"weight_decay": [0.0, 0.1, 0.3], "seed": [0, 1]}, solved, n_layers=4))
     assert best.quantities == ["train_flops", "val_loss", "affine_loss_added"]
-    assert "in place of usefulness_loss_increase (it is relative to a loss below 0.1 nat/token)" in best.degenerate
+    assert "in place of usefulness (it is relative to a loss below 0.1 nat/token)" in best.degenerate
     assert [axis.get_ylabel() for axis in page_of_front(best).axes][1].startswith("loss added with the layer")
+
+
+def test_the_figure_and_the_saved_question_have_one_front():
+    with open_store(Path(__file__).parents[2] / "results" / "quickstart") as store:
+        answer, drawn = ask(store, "pareto"), pareto(store).data
+    assert {row["cell_id"] for row in answer.records()} == set(drawn.loc[drawn["on_front"], "cell_id"])
