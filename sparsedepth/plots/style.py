@@ -42,10 +42,17 @@ SERIES = (("#0072b2", "o", "-"), ("#d55e00", "s", "--"), ("#009e73", "^", "-."),
 """Colour (Okabe and Ito's, for colour-blind readers), marker and dashes (for grey print) of the lines of a panel."""
 BASELINE = ("#222222", "o", "-")
 SETTINGS = (
-    *(*SERIES[:3], ("#cc79a7", "D", ":"), ("#e69f00", "v", "--"), ("#56b4e9", "P", "-")),
-    *(("#882255", "X", "-."), ("#999933", "<", ":"), ("#332288", ">", "--")),
+    *(("#0072b2", "s", "--"), ("#d55e00", "^", "-."), ("#009e73", "D", ":"), ("#cc79a7", "v", "-")),
+    *(
+        ("#e69f00", "P", "--"),
+        ("#56b4e9", "X", "-."),
+        ("#882255", "<", ":"),
+        ("#999933", ">", "-"),
+        ("#332288", "p", "--"),
+    ),
 )
-"""Okabe and Ito's colours, then three of Tol's muted ones: names have no order, so their colours have none."""
+"""Okabe and Ito's colours, then three of Tol's muted ones: names have no order, so their colours have none. Each has a
+marker of its own, for grey print."""
 LINEAR_BELOW = 0.01
 """A relative loss increase can be negative and spans decades: logarithmic above this, linear below."""
 STANDS_OUT = 5

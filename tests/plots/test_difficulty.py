@@ -81,7 +81,7 @@ def test_missing_accuracies_have_no_point_and_two_seeds_no_interval():
     assert deep.loc[("baseline", 1), "accuracy"] == pytest.approx(0.95)
     assert deep["n_seeds"].tolist() == [2, 2, 3] and np.isnan(deep.loc["baseline", "lo"]).all()
     page = page_of_difficulties(data)
-    widths = {line.get_color(): line.get_linewidth() for line in page.axes[1].get_lines() if line.get_marker() == "o"}
+    widths = {line.get_color(): line.get_linewidth() for line in page.axes[1].get_lines() if line.get_marker() in "os"}
     assert sorted(widths.values()) == [0.7, 1.4]
     said = " ".join(page.get_supxlabel().split())
     assert "mean over 2 to 3 seeds" in said and "Thin: fewer than 3 seeds, so no interval." in said
