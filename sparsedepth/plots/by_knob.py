@@ -34,7 +34,7 @@ from sparsedepth.plots.style import (
 from sparsedepth.quantities import BY_LAYER, IN_RUNS, PROFILED
 from sparsedepth.quantities.record import Quantity
 from sparsedepth.store.connection import Store
-from sparsedepth.store.degeneracy import degeneracy_caption, sound_layer_metrics
+from sparsedepth.store.degeneracy import RELATIVE_ROWS, degeneracy_caption, sound_layer_metrics
 
 VARIANCE = "residual_variance"
 SCORES = ("causal_effect", "affine_loss_increase", "affine_loss_added", "skip_loss_increase", "jacobian_deviation")
@@ -105,7 +105,11 @@ def lines(runs: pd.DataFrame, layers: pd.DataFrame, over_training: bool = False)
     drawn = pd.concat(parts)[["run_id", "panel", "x", "value"]].merge(_two_depths(selected), on="run_id")
     logarithmic = [panel for panel in set(drawn["panel"]) if _quantity(panel).scale == "log"]
     by_setting = _lines(selected, drawn[~drawn["panel"].isin(logarithmic) | (drawn["value"] > 0)])
-    scores_of = [score.name for score in PROFILED if score.metric in by_setting.panels]
+    scores_of = [  # `relative` has the reason of the metrics that it names
+        score.name
+        for score in PROFILED
+        if score.metric in by_setting.panels and not (relative and score.metric in RELATIVE_ROWS)
+    ]
     return replace(by_setting, degenerate=relative + degeneracy_caption(scores_of, finished))
 
 

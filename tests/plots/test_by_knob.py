@@ -141,6 +141,7 @@ def test_scores_relative_to_a_tiny_loss_are_replaced_or_marked(runs):
     solved = lines(runs.assign(val_loss=0.001), layers)
     assert solved.panels == ("affine_loss_added", "skip_loss_increase")
     assert "No evidence (it is relative to a loss below 0.1 nat/token): skip_loss_increase." in solved.degenerate
+    assert solved.degenerate.count("skip_loss_increase") == 1
     carried = runs.assign(val_loss=0.001, affine_loss_added=runs["seed"], affine_loss_added_largest_share=0.9)
     assert "affine_loss_added (one block carries more than half of it)" in lines(carried, layers).degenerate
 
