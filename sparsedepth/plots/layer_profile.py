@@ -107,7 +107,7 @@ _FIRST: tuple[Panel, ...] = (
     _single("causal_effect"),
     Panel(
         {"affine_loss_increase": "affine map instead", "skip_loss_increase": "left out"},
-        "loss increase without the block",
+        "relative loss increase without the block",
     ),
     Panel(
         {"jacobian_deviation": "per token", "jacobian_deviation_averaged": "of the mean"},
