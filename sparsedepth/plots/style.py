@@ -20,7 +20,7 @@ from matplotlib.figure import Figure
 from matplotlib.legend import Legend
 from matplotlib.lines import Line2D
 from matplotlib.markers import MarkerStyle
-from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter, NullLocator
+from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter, NullLocator, SymmetricalLogLocator
 
 from sparsedepth.config.plain_text import counted
 from sparsedepth.quantities.record import Scale
@@ -305,6 +305,19 @@ def set_layer_scale(axis: Any, scale: Scale, values: Sequence[float]) -> None:
         log_scale(axis, "y", values)
     else:
         axis.set_yscale("symlog", linthresh=threshold)
+        axis.yaxis.set_major_locator(_OutsideLinearPart(threshold))
+
+
+class _OutsideLinearPart(SymmetricalLogLocator):
+    """Decades and 0: a decade inside the linear part, which matplotlib adds, has its label over that of 0."""
+
+    def __init__(self, threshold: float) -> None:
+        super().__init__(base=10, linthresh=threshold)
+        self._threshold = threshold
+
+    def tick_values(self, vmin: float, vmax: float) -> Any:
+        ticks = np.asarray(super().tick_values(vmin, vmax))
+        return ticks[(ticks == 0) | (np.abs(ticks) >= self._threshold)]
 
 
 def log_scale(axes: Any, which: Literal["x", "y"], values: Iterable[float]) -> None:

@@ -126,3 +126,14 @@ def test_logarithmic_labels_of_a_narrow_panel_do_not_overlap(values):
     boxes = [label.get_window_extent() for label in axes.get_xticklabels() if label.get_text()]
     boxes = sorted((box.x0, box.x1) for box in boxes if axes.bbox.x0 - 1 <= (box.x0 + box.x1) / 2 <= axes.bbox.x1 + 1)
     assert len(boxes) >= 2 and all(left[1] + 2 < right[0] for left, right in itertools.pairwise(boxes))
+
+
+def test_no_decade_is_labelled_inside_the_linear_part_of_an_axis():
+    axis = Figure().subplots()
+    values = [0.0, -5.0, *[3e3] * 9, 1e7]
+    axis.plot(values)
+    set_layer_scale(axis, "symlog", values)
+    axis.figure.draw_without_rendering()
+    assert linear_below(values) == 1e3
+    assert [tick for tick in axis.get_yticks() if 0 < abs(tick) < 1e3] == []
+    assert {0.0, 1e3, 1e6} <= set(axis.get_yticks())
