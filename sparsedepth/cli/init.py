@@ -38,4 +38,5 @@ def init(
     write_text(path, template(kind, shown))
     command = {"sweep": "sweep", "run": "train", "toy": "toy", "import": "import TABLE.csv --map"}[kind]
     price = f"  sparsedepth plan {shown}\n" if kind == "sweep" else ""
-    print(f"{path} written. Edit it, then run\n{price}  sparsedepth {command} {shown} --out results/my-{kind}")
+    results = f"results/my-{'runs' if kind == 'run' else kind}"  # as the template says: a folder may hold many runs
+    print(f"{path} written. Edit it, then run\n{price}  sparsedepth {command} {shown} --out {results}")
