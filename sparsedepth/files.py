@@ -54,6 +54,12 @@ def check_parent(path: Path) -> None:
         raise ValueError(f"-o {str(path)!r}: folder {str(path.parent)!r} does not exist; create it")
 
 
+def check_not_empty(option: str, out: object) -> None:
+    """Raises ValueError for an empty output, such as -o "$UNSET": as a path it is the current folder."""
+    if not str(out).strip():
+        raise ValueError(f"{option} is empty; name a file or folder, or . for the current folder")
+
+
 def refuse_complete(folder: Path) -> None:
     """Raises ValueError for a complete folder."""
     if (folder / MARKER).is_file():

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from sparsedepth.cli.start import check_tokenizers, field_values, warn_of_unlikely_values, with_cleanup
+from sparsedepth.files import check_not_empty
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -59,8 +60,8 @@ def train(
     """
     from sparsedepth.cli.input_file import run_config
 
-    start = start_of(from_)
-    config, results = run_config(file, set, start), Path(out)  # errors are reported before torch is imported
+    results, start = _path(out), start_of(from_)
+    config = run_config(file, set, start)  # errors are reported before torch is imported
     warn_of_unlikely_values([{"lr": config.lr, "train_tokens": config.train_tokens}])
     check_tokenizers([{"tokenizer": config.tokenizer, "corpus": config.corpus}], results)
     runtime_settings = runtime_config(runtime, device=device, threads=threads, compile=compile)
@@ -85,6 +86,12 @@ def train(
             raise ValueError(str(failure)) from None
         report("complete", 1.0)
     return read_run(folder)
+
+
+def _path(out: "Folder") -> Path:
+    """The path of an output. Raises ValueError if it is empty."""
+    check_not_empty("out", out)
+    return Path(out)
 
 
 def start_of(model: "Folder | None") -> "Start | None":
@@ -122,11 +129,12 @@ def sweep(
     """
     from sparsedepth.cli.input_file import sweep_definition
 
+    results = _path(out)
     definition = sweep_definition(file, scale, set, vary, seeds, base)  # errors are reported before torch is imported
-    check_tokenizers(field_values(definition), Path(out))
+    check_tokenizers(field_values(definition), results)
     runtime_settings = runtime_config(runtime, device=device, compile=compile, stack=stack)
     machine = machine_of(runtime_settings, workers, gpus, gpus_per_run, max_attempts)
-    driver = make_driver(definition, Path(out), machine, storage)
+    driver = make_driver(definition, results, machine, storage)
     result = run_driver(driver, retry_failed=retry_failed)
     if result.stop():
         raise StoppedAtCheckpoint("stopped at a checkpoint; the same call resumes", result.stop.exit_code)
@@ -187,6 +195,7 @@ def measure(
     from sparsedepth.run.measure_existing_model import MeasureRequest, measure_existing_model
     from sparsedepth.train.runtime import find_device
 
+    written = None if out is None else _path(out)
     arrays = {"--tokens": tokens, "--targets": targets, "--fit-tokens": fit_tokens, "--fit-targets": fit_targets}
     paths = {option: None if path is None else Path(path) for option, path in arrays.items()}
     _check_source(data, paths)
@@ -197,7 +206,7 @@ def measure(
         settings={**({} if seq_len is None else {"seq_len": seq_len}), **settings, **_measures(measures, settings)},
         data=data,
         given=None if scored is None else read_token_arrays(scored, *others),
-        out=None if out is None else Path(out),
+        out=written,
         device=find_device(device),
         dtype="fp32" if fp32 else "checkpoint",
     )
@@ -255,7 +264,7 @@ def recipe(
     from sparsedepth.store.search import search_of
 
     if out is not None:
-        check_parent(Path(out))
+        check_parent(_path(out))
         if Path(out).suffix not in (".yaml", ".yml"):
             raise ValueError(f"-o {str(out)!r} must end in .yaml: a recipe is a run configuration in YAML")
         if Path(out).exists() and not card_path(Path(out)).exists():
@@ -294,8 +303,9 @@ def plot(
     from sparsedepth.plots.draw import draw
     from sparsedepth.store.connection import open_store
 
+    written = None if out is None else _path(out)
     with open_store(*folders, skip_damaged=skip_damaged) as store:
-        return draw(store, figure, None if out is None else Path(out), run, format)
+        return draw(store, figure, written, run, format)
 
 
 def runtime_config(settings: "Settings | None", **options: object) -> "RuntimeConfig":

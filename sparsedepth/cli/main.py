@@ -63,11 +63,13 @@ def run(arguments: Sequence[str] | None = None) -> None:
 
 
 def _check_outputs(words: Sequence[str]) -> None:
-    """Raises ValueError for an empty output, such as -o "$UNSET": as a path it is the current folder."""
+    """Raises ValueError for an empty output."""
+    from sparsedepth.files import check_not_empty
+
     for word, following in itertools.zip_longest(words, words[1:], fillvalue="none"):
         option, equals, value = word.partition("=")
-        if option in OUTPUTS and not (value if equals else following).strip():
-            raise ValueError(f"{option} is empty; name a file or folder, or . for the current folder")
+        if option in OUTPUTS:
+            check_not_empty(option, value if equals else following)
 
 
 def _open_closed_streams() -> None:

@@ -104,6 +104,23 @@ def test_what_ends_the_command_with_code_2_is_a_value_error_of_the_same_line(res
     assert not (results / "out").exists()
 
 
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda r: sd.train({}, ""),
+        lambda r: sd.sweep(out="", vary={"lr": [1e-3]}),
+        lambda r: sd.measure(r, out=" "),
+        lambda r: sd.recipe(r, out=""),
+        lambda r: sd.plot(r, out=""),
+    ],
+)
+def test_an_empty_output_is_not_the_current_folder(results, call, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ValueError, match="out is empty; name a file or folder"):
+        call(results)
+    assert not [*tmp_path.iterdir()]
+
+
 def test_mappings_stand_for_files_and_options(tmp_path):
     with pytest.raises(ValueError, match="the given mapping: unknown key 'n_layer'"):
         sd.train({**BASE, "n_layer": 3}, tmp_path / "out")
