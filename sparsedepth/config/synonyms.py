@@ -116,7 +116,7 @@ def hint(key: str, fields: Collection[str], run_fields: Collection[str] = ()) ->
         return f"{question}it is a field of a run: set it under 'base'"
     if name in COMMAND_OPTIONS:
         return f"it is an option of the command: {COMMAND_OPTIONS[name]}"
-    near = difflib.get_close_matches(name, fields, n=1, cutoff=0.5)
+    near = difflib.get_close_matches(name, fields, n=1)
     return _question(near[0], name) if near else None
 
 

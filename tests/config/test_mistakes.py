@@ -45,6 +45,13 @@ def test_words_of_the_field_point_to_ours(word, model, field):
     assert hint(word, model.model_fields) == f"did you mean {field}?"
 
 
+def test_a_word_that_is_near_no_field_gets_no_suggestion():
+    """'foo' shares two of its letters with 'loops'."""
+    assert hint("foo", RunConfig.model_fields) is None
+    assert hint("n_layer_", RunConfig.model_fields) == "did you mean 'n_layers'?"
+    assert "unknown key 'foo' (value 1); `sparsedepth schema` lists" in told(RunConfig, {"foo": 1})
+
+
 def test_the_words_are_no_fields_themselves_and_lead_to_fields():
     models = (RunConfig, SweepDefinition, ToyConfig, ToyDefinition)
     for field, words in SYNONYMS.items():
