@@ -95,21 +95,29 @@ def sweep_definition(
 
 def run_config(file: Input, settings: Settings | None = None, start: "Start | None" = None) -> RunConfig:
     """The run of a file: fields of the --from model, overridden by the file, overridden by --set. Raises ValueError."""
-    return build(RunConfig, _run_values(file, settings, start), name_of(file))
+    return _run(file, settings, start)[1]
 
 
 def single_run_sweep(file: Input, settings: Settings | None = None, start: "Start | None" = None) -> SweepDefinition:
     """The run of a file as a sweep of one run, to price it. Raises ValueError."""
-    values = _run_values(file, settings, start)
-    config = build(RunConfig, values, name_of(file))
+    values, config = _run(file, settings, start)
     texts = {"name": "run", "question": f"the run of {name_of(file)}", "hypothesis": "none: a single run"}
     base = {name: value for name, value in values.items() if name not in ("seed", "start_weights", "start_cell")}
     return build(SweepDefinition, {**texts, "base": base, "seeds": [config.seed]}, name_of(file))
 
 
-def _run_values(file: Input, settings: Settings | None, start: "Start | None") -> dict[str, Any]:
-    values = {**read_input(file, "run"), **parse_settings(settings or [])}
-    return start.values(values) if start else values
+def _run(file: Input, settings: Settings | None, start: "Start | None") -> tuple[dict[str, Any], RunConfig]:
+    """The values of a run and the run. A mistake is that of --set if the file is valid without it."""
+    own, changes = read_input(file, "run"), parse_settings(settings or [])
+    filled = start.values if start else dict
+    values = filled({**own, **changes})
+    try:
+        return values, build(RunConfig, values, name_of(file))
+    except ValueError:
+        if not changes:
+            raise
+    build(RunConfig, filled(own), name_of(file))
+    return values, build(RunConfig, values, "--set")
 
 
 def toy_definition(file: Input, scale: str | None = None, settings: Settings | None = None) -> ToyDefinition:

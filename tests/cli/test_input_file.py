@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from sparsedepth.cli.input_file import KINDS, kind_of, read_input, sweep_definition
+from sparsedepth.cli.input_file import KINDS, kind_of, read_input, run_config, single_run_sweep, sweep_definition
 from sparsedepth.config.load import read_yaml
 from sparsedepth.config.presets import PRESETS
 
@@ -71,6 +71,20 @@ def test_a_slip_in_a_file_does_not_change_its_kind():
     assert kind_of({**CONTENTS["run"], "seeds": [0, 1], "name": "mine"}) == "run"
     assert kind_of({**CONTENTS["sweep"], "n_layers": [2, 3]}) == "sweep"  # a depth that belongs into the space
     assert kind_of({"steps": 3}) is None
+
+
+@pytest.mark.parametrize("build_run", [run_config, single_run_sweep])
+def test_a_mistake_of_set_is_not_blamed_on_the_file(tmp_path, build_run):
+    """A file that is wrong by itself is named, even if --set is wrong too."""
+    path = write(tmp_path, {"n_layers": 2, "n_heads": 4, "d_model": 64})
+    with pytest.raises(ValueError, match=r"^--set: lr=-1 must be greater than 0"):
+        build_run(path, ["lr=-1"])
+    with pytest.raises(ValueError, match=r"^--set: n_heads=3 does not divide"):
+        build_run(path, {"n_heads": 3})
+    path = write(tmp_path, {"n_heads": 3, "d_model": 64})
+    with pytest.raises(ValueError, match=r"file\.yaml: n_heads=3 does not divide"):
+        build_run(path, ["lr=-1"])
+    assert build_run(path, ["n_heads=2"])
 
 
 def test_set_reaches_the_keys_of_a_sweep(tmp_path):
