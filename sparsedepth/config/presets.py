@@ -163,9 +163,11 @@ PRESETS: dict[str, Preset] = {
 
 
 def find(name: str) -> Preset:
-    """The preset of this name. Raises ValueError that names the nearest one."""
+    """The preset of this name. Raises ValueError that names those with this text in their name, or the nearest one."""
     if name not in PRESETS:
-        hint = did_you_mean(name, PRESETS, f"known presets: {', '.join(PRESETS)}")
+        near = [preset for preset in PRESETS if name in preset]
+        nearest = did_you_mean(name, PRESETS, f"known presets: {', '.join(PRESETS)}")
+        hint = f"choose one of: {', '.join(near)}" if len(near) > 1 else nearest
         raise ValueError(f"preset={name!r} is not known; {hint}")
     return PRESETS[name]
 

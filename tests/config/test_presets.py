@@ -99,6 +99,11 @@ def test_an_unknown_preset_is_named_with_the_nearest():
         expand({"preset": "?"})
 
 
+def test_a_part_of_several_names_lists_them():
+    with pytest.raises(ValueError, match="choose one of: llama-60m, llama-130m, llama-250m, llama-350m, llama-1b"):
+        expand({"preset": "llama"})
+
+
 def test_the_command_line_lists_them_and_prints_one_as_a_run_file(tmp_path):
     out, _ = sparsedepth("presets")
     assert all(name in out for name in PRESETS) and "58073600" in out and "2603.15389" in out
@@ -108,7 +113,8 @@ def test_the_command_line_lists_them_and_prints_one_as_a_run_file(tmp_path):
     assert "13.4 B" in out.splitlines()[1]
     assert build(RunConfig, yaml.safe_load(out), "test") == build(RunConfig, {"preset": "moe-7b-1b-released"}, "test")
     _, err = sparsedepth("presets", "moe-7b", code=2)
-    assert err == "sparsedepth: error: preset='moe-7b' is not known; did you mean 'moe-7b-1b'?\n"
+    choice = "choose one of: moe-7b-1b, moe-7b-1b-released"
+    assert err == f"sparsedepth: error: preset='moe-7b' is not known; {choice}\n"
 
 
 def test_a_run_file_with_a_preset_trains(tmp_path):
