@@ -153,7 +153,16 @@ def _message(model: type[BaseModel], path: tuple[str | int, ...], errors: Sequen
     if details["type"] == "missing":
         return f"{name} is missing{meaning}"
     separator = " " if message.startswith("must ") else ": "
-    return f"{name}={short(details['input'])}{separator}{message}{meaning}"
+    quotes = _quotes(details["input"]) if all(error["type"] == "string_type" for error in errors) else ""
+    return f"{name}={short(details['input'])}{separator}{message}{quotes}{meaning}"
+
+
+def _quotes(value: Any) -> str:
+    """How to write, as text, a word that YAML reads as another value."""
+    if isinstance(value, bool):
+        words = "yes, on and true" if value else "no, off and false"
+        return f": YAML reads {words} as {value}, so put the word in quotes"
+    return ": put the number in quotes" if isinstance(value, int | float) else ""
 
 
 def _known_keys(model: type[BaseModel]) -> str:

@@ -80,6 +80,17 @@ def test_values_of_the_wrong_kind_are_told_in_plain_words():
     assert "measures=[] must have at least 1 item, not 0" in message
 
 
+def test_text_that_yaml_reads_as_another_value_belongs_in_quotes():
+    message = told(SweepDefinition, {**ASKED, "hypothesis": False, "question": True, "cost": 3})
+    words = "YAML reads no, off and false as False, so put the word in quotes (the answer"
+    assert f"hypothesis=False must be text: {words}" in message
+    assert "question=True must be text: YAML reads yes, on and true as True" in message
+    assert "cost=3 must be text: put the number in quotes (what it costs" in message
+    assert "objectives.0=False must be text: YAML reads no" in told(SweepDefinition, {**ASKED, "objectives": [False]})
+    assert "corpus=1.5 must be text: put the number in quotes" in told(RunConfig, {"corpus": 1.5})
+    assert "quotes" not in told(RunConfig, {"corpus": [1], "n_heads": True, "norm": False})
+
+
 def test_all_mistakes_of_a_file_are_told_at_once():
     message = told(RunConfig, {"steps": 2, "norm": "odd", "n_heads": 3, "n_experts": 4, "batch_tokens": 300})
     parts = ("'steps'", "norm='odd'", "n_heads=3 does not divide", "n_experts=4 needs top_k", "batch_tokens=300")
