@@ -292,20 +292,26 @@ def plot(
     *folders: "Folder",
     out: "Folder | None" = None,
     figure: str | None = None,
-    format: str = "png",
+    format: str | None = None,
     run: str | None = None,
     skip_damaged: bool = False,
 ) -> "Figures":
-    """Draw one figure (default: the overview) or 'all'; `out` is an image or a folder of images.
+    """Draw one figure (default: the overview) or 'all'; `out` is an image, or a folder of images in `format` (default
+    png).
 
-    Raises ValueError for an unknown figure, suffix or run, or if there is nothing to draw.
+    Raises ValueError for an unknown figure, suffix or run, for an image in another format than its suffix names, or if
+    there is nothing to draw.
     """
     from sparsedepth.plots.draw import draw
+    from sparsedepth.plots.page import FORMATS
     from sparsedepth.store.connection import open_store
 
     written = None if out is None else _path(out)
+    suffix = "" if written is None or written.is_dir() else written.suffix.lower()
+    if format is not None and {suffix, f".{format}"} <= {*FORMATS} and suffix != f".{format}":
+        raise ValueError(f"-o {str(written)!r} is for {suffix[1:]}, and --format is {format!r}; drop one of the two")
     with open_store(*folders, skip_damaged=skip_damaged) as store:
-        return draw(store, figure, written, run, format)
+        return draw(store, figure, written, run, format or "png")
 
 
 def runtime_config(settings: "Settings | None", **options: object) -> "RuntimeConfig":

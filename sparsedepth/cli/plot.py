@@ -19,7 +19,7 @@ def plot(
     figure: Annotated[
         str | None, typer.Option(help="name from --list, or all; default the overview, or all for a folder")
     ] = None,
-    format: Annotated[str, typer.Option(help="image format in a folder: png, svg or pdf")] = "png",
+    format: Annotated[str | None, typer.Option(help="image format in a folder: png (default), svg or pdf")] = None,
     run: Annotated[
         str | None,
         typer.Option(help="run_id, for figures of one run; default the lowest val_loss at the largest depth"),

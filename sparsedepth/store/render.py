@@ -31,15 +31,17 @@ def encode(result: QueryResult, format: str = "table") -> bytes:
 
 
 def choose_format(format: str | None, out: Path | None) -> str:
-    """The requested format; else by the file's suffix; else a table. Raises ValueError."""
-    suffixes = {f".{name}": name for name in (*FORMATS, PARQUET)} | {".md": "markdown", ".tex": "latex"}
-    suffixes |= {"": "table", ".txt": "table"}
+    """The requested format; else by the file's suffix; else a table. Raises ValueError, also if the two differ."""
+    named = {f".{name}": name for name in (*FORMATS, PARQUET)} | {".md": "markdown", ".tex": "latex"}
+    suffixes = {**named, "": "table", ".txt": "table"}
     if out is not None and format is None and out.suffix.lower() not in suffixes:
         allowed = ", ".join(suffix for suffix in suffixes if suffix not in ("", ".table"))
         raise ValueError(f"-o {str(out)!r}: {out.suffix} is no format of a result; end in {allowed}, or give --format")
     chosen = format or (suffixes.get(out.suffix.lower(), "table") if out else "table")
     if chosen not in (*FORMATS, PARQUET):
         raise ValueError(f"--format {chosen!r} is not one of {', '.join((*FORMATS, PARQUET))}")
+    if out is not None and (implied := named.get(out.suffix.lower(), chosen)) != chosen:
+        raise ValueError(f"-o {str(out)!r} is for {implied}, and --format is {chosen!r}; drop one of the two")
     if chosen == PARQUET and out is None:
         raise ValueError("parquet is no text for a terminal; name a file: -o FILE.parquet")
     return chosen

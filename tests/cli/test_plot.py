@@ -29,7 +29,8 @@ def test_the_list_names_every_figure(capsys):
 
 
 def test_one_figure_into_a_file_or_a_folder(capsys, results, tmp_path):
-    code, out, _ = sparsedepth(capsys, "plot", results, "--figure", "learning_rate", "-o", tmp_path / "a.svg")
+    of_file = ("-o", tmp_path / "a.svg", "--format", "svg")  # said twice, alike
+    code, out, _ = sparsedepth(capsys, "plot", results, "--figure", "learning_rate", *of_file)
     assert code == 0 and "a.csv" in out
     sparsedepth(capsys, "plot", results, "--figure", "learning_rate", "--format", "pdf", "-o", tmp_path / "new")
     found = {str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*.*")}
@@ -57,6 +58,7 @@ def test_a_mistyped_figure_is_named_before_a_missing_output(capsys, results):
         (("{results}", "-o", "{tmp}/a.png", "--figure", "pie"), "choose one of"),
         (("{results}", "-o", "{tmp}/absent/a.png"), "absent' does not exist; create it"),
         (("{results}", "-o", "{tmp}/a", "--format", "gif"), "not one of png, svg, pdf"),
+        (("{results}", "-o", "{tmp}/a.png", "--format", "svg"), "a.png' is for png, and --format is 'svg'; drop one"),
         (("{results}", "-o", "{tmp}/a.png", "--figure", "toy"), "the store holds no toy networks"),
     ],
 )

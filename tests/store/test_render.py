@@ -148,11 +148,19 @@ def test_parquet_holds_exact_numbers_and_nulls():
         (None, "a.TEX", "latex"),
         (None, "a.parquet", "parquet"),
         (None, "a.txt", "table"),
-        ("json", "a.csv", "json"),
+        ("json", "a.txt", "json"),
     ],
 )
 def test_the_format_is_as_asked_or_as_the_file_ends(asked, out, chosen):
     assert render.choose_format(asked, out and Path(out)) == chosen
+
+
+@pytest.mark.parametrize(
+    ("asked", "out"), [("json", "a.csv"), ("csv", "a.md"), ("table", "a.JSON"), ("csv", "a.parquet")]
+)
+def test_a_format_other_than_that_of_the_file_is_refused(asked, out):
+    with pytest.raises(ValueError, match=f"-o '{out}' is for .*, and --format is '{asked}'; drop one"):
+        render.choose_format(asked, Path(out))
 
 
 def test_parquet_and_unknown_formats_are_refused_at_the_terminal():
