@@ -17,6 +17,7 @@ deviation of the last checkpoints of one run; here both are deviations of the sa
 """
 
 import math
+from collections import defaultdict
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -79,13 +80,16 @@ def text(store: "Store") -> str:
     measured = answer(store)
     if not measured.rows:
         return f"{terminal.wrapped([QUESTION])}none: no depth has two configurations with two finished seeds each"
-    degenerate = [f"{row['quantity']} ({row['degenerate']})" for row in measured.records() if row["degenerate"]]
-    remarks = [QUESTION, _REMARK, f"degenerate: {'; '.join(degenerate)}" if degenerate else ""]
-    shown = replace(measured, rows=tuple(row for row in measured.rows if row[0] not in _FORMS)).of_columns(_IN_TERMINAL)
-    table = terminal.fit(shown, ["hi", "lo"], max_rows=50)
+    shown = replace(measured, rows=tuple(row for row in measured.rows if row[0] not in _FORMS))
+    degenerate = defaultdict[str, list[str]](list)
+    for row in shown.records():
+        if row["degenerate"]:
+            degenerate[row["degenerate"]].append(row["quantity"])
+    remarks = [QUESTION, _REMARK, *(f"degenerate ({why}): {', '.join(names)}" for why, names in degenerate.items())]
+    table = terminal.fit(shown.of_columns(_IN_TERMINAL), ["hi", "lo"], max_rows=50)
     n_forms = len(measured.rows) - len(shown.rows)
     more = f"\nand {counted(n_forms, 'form')} of these scores by depth, in csv or json" if n_forms else ""
-    return f"{terminal.wrapped(filter(None, remarks))}{table.text}{more}"
+    return f"{terminal.wrapped(remarks)}{table.text}{more}"
 
 
 def _quantities(loss: str) -> list[Quantity]:
