@@ -65,6 +65,7 @@ def plan(
     from sparsedepth.config.load import read_extended
     from sparsedepth.plan import price as pricing
     from sparsedepth.plan.budget import Budget
+    from sparsedepth.sweep.results_folder import check_same_sweep
 
     kind = kind_of(read_extended(file)) if file else None
     if kind in ("toy", "run") and (pilot, seed_sd, effect) != (None, None, None):
@@ -80,6 +81,8 @@ def plan(
         definition = single_run_sweep(file, settings)
     else:
         definition = sweep_definition(file, scale, settings, vary, seeds, base)
+        if out is not None:
+            check_same_sweep(out, definition)
     warn_of_unlikely_values(field_values(definition))
     if on in (None, "slurm"):  # another machine may have the text
         check_corpora(field_values(definition), out)

@@ -48,8 +48,10 @@ def sweep(
     """Run every configuration and seed of a sweep. Run the same command again to resume."""
     from sparsedepth.cli.input_file import sweep_definition
     from sparsedepth.config.load import parse_yaml
+    from sparsedepth.sweep.results_folder import check_same_sweep
 
     definition = sweep_definition(file, scale, settings, vary, seeds, base)  # errors are reported before torch loads
+    check_same_sweep(out, definition)
     runtime_config = calls.runtime_config(runtime, device=device, compile=compiled, stack=parse_yaml(stack, "--stack"))
     flags = SlurmFlags(partition, time, array, account, sbatch, nodes)
     options = array_options(on, flags, gpus, runtime_config, workers, gpus_per_run, max_attempts, storage)

@@ -33,7 +33,7 @@ def claim(results: Path, definition: SweepDefinition) -> None:
     try:
         results.mkdir(parents=True, exist_ok=True)
         with _locked_folder(results):
-            _check_same_sweep(results, definition)
+            check_same_sweep(results, definition)
             content = definition.model_dump(mode="json", exclude_unset=True, exclude={"scales"})
             files.write_text(results / DEFINITION, yaml_text(content, allow_unicode=True))
     except OSError as error:
@@ -52,8 +52,8 @@ def _locked_folder(results: Path) -> Generator[None]:
         os.close(handle)
 
 
-def _check_same_sweep(results: Path, definition: SweepDefinition) -> None:
-    """Raises ValueError if the folder is another sweep's."""
+def check_same_sweep(results: Path, definition: SweepDefinition) -> None:
+    """Raises ValueError if the folder is another sweep's, with the ways to have both."""
     try:
         before = read_definition(results)
     except ValueError as error:
@@ -61,11 +61,14 @@ def _check_same_sweep(results: Path, definition: SweepDefinition) -> None:
             f"{error}; if {results / DEFINITION} is damaged, delete it and run the same command to write it again"
         ) from None
     if before and (before.name, before.base) != (definition.name, definition.base):
-        differing = sorted(
-            key for key in {*before.base, *definition.base} if before.base.get(key) != definition.base.get(key)
-        )
-        reason = f"base differs in {', '.join(differing)}" if before.name == definition.name else repr(before.name)
-        raise ValueError(f"{results} holds another sweep ({reason}), not {definition.name!r}; choose another --out")
+        reason, fix = repr(before.name), "choose another --out"
+        if before.name == definition.name:
+            keys = sorted({*before.base, *definition.base})
+            fields = ", ".join(key for key in keys if before.base.get(key) != definition.base.get(key))
+            reason = f"base differs in {fields}"
+            fix = f"keep its base and vary {fields} under 'space', or {fix}"
+        together = "best, plot, effects and recipe read several folders at once: best A B"
+        raise ValueError(f"{results} holds another sweep ({reason}), not {definition.name!r}; {fix} ({together})")
 
 
 def delete_leftovers(results: Path) -> None:

@@ -5,7 +5,7 @@ import json
 import pytest
 import yaml
 from support.made_up_runs import make_run
-from support.tiny_sweep import BASE, definition
+from support.tiny_sweep import BASE, definition, sparsedepth
 
 from sparsedepth.cli import calls, input_file
 from sparsedepth.cli.input_file import single_run_sweep, sweep_definition
@@ -55,6 +55,24 @@ def test_the_shapes_of_six_knobs_are_one_table_of_a_terminals_width(tmp_path, ca
     assert "n_kv_heads=1, seq_len=32, n_experts=4" in " ".join(" ".join(lines).split()) and "top_k" not in " ".join(
         lines
     )
+
+
+def test_the_folder_of_another_sweep_is_refused_as_sweep_refuses_it(tmp_path):
+    """Also with --dry-run; a run may go into any sweep's folder, as with `train`."""
+    path = definition(tmp_path)
+    content = yaml.safe_load(path.read_text())
+    (tmp_path / "sweep.yaml").write_text(yaml.safe_dump({**content, "base": {**content["base"], "lr": 0.5}}))
+    refused = {
+        sparsedepth(*words, "--out", tmp_path, code=2)
+        for words in (("plan", path), ("sweep", path), ("sweep", path, "--dry-run"))
+    }
+    ((out, err),) = refused
+    assert not out and "holds another sweep (base differs in lr), not 'tiny'; keep its base and vary lr under" in err
+    assert "(best, plot, effects and recipe read several folders at once: best A B)" in err and err.count("\n") == 1
+    (tmp_path / "sweep.yaml").write_text(yaml.safe_dump({**content, "name": "other"}))
+    _, err = sparsedepth("plan", path, "--out", tmp_path, code=2)
+    assert "holds another sweep ('other'), not 'tiny'; choose another --out (best" in err
+    plan(write(tmp_path, BASE), out=tmp_path)
 
 
 def test_a_file_is_read_once_for_its_price(tmp_path, monkeypatch):
