@@ -1,5 +1,6 @@
 """A progress bar for one run, and its printed summary."""
 
+import math
 import sys
 import time
 from collections.abc import Callable, Generator, Mapping
@@ -10,27 +11,31 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from sparsedepth import quantities
+from sparsedepth.run.scratch import TimeLeft
+from sparsedepth.store.terminal import duration
 
 QUIET_SECONDS = 30.0
 
 
 @contextmanager
 def bar(title: str) -> Generator[Callable[..., None], None, None]:
-    """A progress bar on stderr, or a line every QUIET_SECONDS without a terminal; yields report(phase, share done,
-    loss=None)."""
+    """A progress bar on stderr; without a terminal a line at the start and every QUIET_SECONDS, with the time left.
+    Yields report(phase, share done, loss=None)."""
     columns = (TextColumn("{task.description}", markup=False), BarColumn(), TaskProgressColumn())
     console = Console(stderr=True)
     times = (TimeElapsedColumn(), TimeRemainingColumn())
     with Progress(*columns, *times, console=console, disable=not console.is_terminal) as progress:
         task = progress.add_task(title, total=1.0)
-        printed_at = time.monotonic()
+        printed_at, time_left = -math.inf, TimeLeft()
 
         def report(phase: str, done: float, loss: float | None = None) -> None:
             nonlocal printed_at
             text = f"{phase}, loss {loss:.3f}" if loss is not None else phase
             progress.update(task, completed=done, description=text)
+            left = time_left(done)
             if not console.is_terminal and time.monotonic() - printed_at > QUIET_SECONDS:
-                print(f"{title}: {text}, {done:.0%} done", file=sys.stderr, flush=True)
+                rest = "" if left is None else f", about {duration(left)} left"
+                print(f"{title}: {text}, {done:.0%} done{rest}", file=sys.stderr, flush=True)
                 printed_at = time.monotonic()
 
         yield report

@@ -23,7 +23,7 @@ from sparsedepth.config.sweep import read_definition
 from sparsedepth.run.allocation import allocation
 from sparsedepth.run.lease import HeartbeatMonitor, Lease, Stopped, hold
 from sparsedepth.run.prune import PrunedRun, Pruner
-from sparsedepth.run.scratch import Scratch
+from sparsedepth.run.scratch import Scratch, TimeLeft
 from sparsedepth.run.signals import INFEASIBLE, INTERRUPTED, USER_ERROR, end_with_parent, stop_on_signals
 from sparsedepth.run.train_and_measure import DEFAULT_OPTIONS, Infeasible, Options, RunJob
 from sparsedepth.store import run_record
@@ -111,20 +111,13 @@ class ProgressWriter:
         self.phase = ""
         self.started = time.monotonic()
         self.written_at = 0.0
-        self.training_start: tuple[float, float] | None = None
-        """(time, share done)"""
+        self.time_left = TimeLeft()
 
     def __call__(self, phase: str, done: float, loss: float | None) -> None:
         now = time.monotonic()
         if phase == self.phase and now - self.written_at < 0.5:
             return
-        if phase == "training" and self.training_start is None:
-            self.training_start = now, done
-        left = None
-        if self.training_start and done > self.training_start[1]:
-            started, share = self.training_start
-            left = (1 - done) * (now - started) / (done - share)
-        self.scratch.write_progress(phase, done, loss, left, now - self.started)
+        self.scratch.write_progress(phase, done, loss, self.time_left(done), now - self.started)
         self.phase, self.written_at = phase, now
 
 

@@ -41,6 +41,23 @@ class Progress:
     """seconds since the run's process started"""
 
 
+class TimeLeft:
+    """The seconds left, by the pace since the first share above 0, at which a resumed run starts; None until known."""
+
+    def __init__(self) -> None:
+        self.start: tuple[float, float] | None = None
+        """(time, share done)"""
+
+    def __call__(self, done: float) -> float | None:
+        now = time.monotonic()
+        if self.start is None and done > 0:
+            self.start = now, done
+        if self.start is None or done <= self.start[1]:
+            return None
+        started, share = self.start
+        return (1 - done) * (now - started) / (done - share)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Pruned:
     """A run that was ended early, because finished runs were better at that point; it has no result."""

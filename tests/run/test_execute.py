@@ -2,6 +2,7 @@
 
 import errno
 import os
+import time
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -237,16 +238,19 @@ def test_a_cut_short_copy_is_set_aside_and_made_again(tmp_path):
 
 
 def test_progress_tells_the_time_left(tmp_path, monkeypatch):
-    clock = SimpleNamespace(monotonic=lambda: clock.now, now=100.0)
-    monkeypatch.setattr(module, "time", clock)
+    """A resumed run: the text is read again, and 40% were done before; then 10% in 0.6 s."""
+    clock = SimpleNamespace(now=100.0)
+    monkeypatch.setattr(time, "monotonic", lambda: clock.now)
     scratch = Scratch(tmp_path, "0" * 12)
     scratch.folder.mkdir(parents=True)
     speaker = module.ProgressWriter(scratch)
-    speaker("training", 0.0, None)
+    speaker("reading the text", 0.0, None)
+    clock.now += 5.0
+    speaker("training", 0.4, None)
     clock.now += 0.6
     speaker("training", 0.5, 2.0)
     said = scratch.progress()
-    assert said is not None and said.loss == 2.0 and said.left == pytest.approx(0.6)
+    assert said is not None and said.loss == 2.0 and said.left == pytest.approx(5 * 0.6)
     clock.now += 0.4
     speaker("training", 0.6, 2.0)
     assert scratch.progress() == said, "said again within half a second"
