@@ -72,6 +72,9 @@ def _status_lines(folder: Path) -> tuple[list[str], bool]:
         for state in states
         if state.state == "running"
     ]
+    if definition is None:
+        resume = "run the same command again to resume"
+        lines += [f"  interrupted {state.run_id}: {resume}" for state in states if state.state == "interrupted"]
     lines += _slurm_lines(folder, definition, states)
     if summary.node_hours is not None:
         n_complete = summary.counts["complete"]
@@ -158,6 +161,8 @@ def _runs_with_log(folder: Path) -> list[tuple["RunState", "Scratch"]]:
 
     logs = [path for path in folder.glob("work/*/log.txt") if path.is_file()]
     scratches = [Scratch(folder, path.parent.name) for path in logs if re.fullmatch(RUN_ID, path.parent.name)]
+    if not scratches and any(folder.glob("work/*/lock")):
+        raise ValueError(f"{folder} holds no run logs: `train` prints to its terminal; see `status {folder}`")
     if not scratches:
         raise ValueError(f"{folder} holds no run logs; give the results folder of a sweep (--out)")
     runs = [(state_of(folder, scratch.run_id), scratch) for scratch in scratches]

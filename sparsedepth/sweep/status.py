@@ -107,6 +107,9 @@ def scan(results: Path, definition: SweepDefinition | None, runs: Sequence[RunCo
     planned = {config.run_id: config for config in runs}
     run_ids = {path.parent.name for path in (results / "runs").glob(f"*/{run_record.MARKER}")}
     run_ids |= {path.parent.name for path in (results / "work").glob("*/config.yaml")}
+    if definition is None:  # `train` writes no configuration there
+        locks = (results / "work").glob("*/lock")
+        run_ids |= {lock.parent.name for lock in locks if (lock.parent / "checkpoints").exists() or is_held(lock)}
     if is_pack(results):
         pack = open_pack(results)
         run_ids |= pack.run_ids | {place.partition("/")[2] for place in pack.places(WORK)}

@@ -91,6 +91,24 @@ def test_status_counts_explains_and_names_the_best(standing):
     assert sorted((path, path.stat().st_mtime_ns) for path in results.rglob("*")) == before, "status wrote something"
 
 
+def test_the_run_of_an_interrupted_train_is_shown(tmp_path):
+    """`train` writes neither a definition nor a configuration or a log into work/."""
+    results, run_id = tmp_path / "one", "31b327eb5df7"
+    scratch = Scratch(results, run_id)
+    scratch.checkpoints.mkdir(parents=True)
+    with hold(scratch.lock):
+        out, _ = sparsedepth("status", results)
+        assert out.startswith("0 complete, 1 running, 0 interrupted") and f"running {run_id}: starting" in out
+    out, _ = sparsedepth("status", results)
+    assert out.startswith("0 complete, 0 running, 1 interrupted")
+    assert f"  interrupted {run_id}: run the same command again to resume\n" in out
+    _, err = sparsedepth("logs", results, code=2)
+    assert "holds no run logs: `train` prints to its terminal; see `status" in err
+    scratch.checkpoints.rmdir()  # as after an error before the first step
+    _, err = sparsedepth("status", results, code=2)
+    assert "holds no runs" in err
+
+
 def test_a_running_run_is_shown_with_loss_and_time_left(standing):
     results, works = standing
     with hold(works[1].lock):
