@@ -47,7 +47,7 @@ def test_pairs_of_one_context_and_seed_count_together():
 
 @pytest.mark.parametrize("shared", [0.0, 0.7])
 def test_intervals_of_uneven_designs_cover(shared):
-    """Effects -1 and +1 in contexts of 16 and 6 seeds: their mean is 0, a mean over pairs or seeds is not. 1,000 sweeps,
+    """Effects -1 and +1 in contexts of 16 and 6 seeds: their mean is 0, that over pairs or seeds is not. 1,000 sweeps,
     also where a seed shifts both contexts: 95% -+ 2% (three standard deviations)."""
     generator, covered = np.random.default_rng(0), 0
     for _ in range(1000):
