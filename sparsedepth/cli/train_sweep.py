@@ -137,6 +137,8 @@ def train(
         print(stopped, file=sys.stderr)
         raise typer.Exit(stopped.exit_code) from None
 
+    from sparsedepth.store.degeneracy import notes_on_run
+    from sparsedepth.store.terminal import wrapped
     from sparsedepth.train.devices import world
 
     if world()[0] == 0:  # the first of several processes
@@ -144,6 +146,7 @@ def train(
         was_complete = before.get(marker) == marker.stat().st_ino  # a damaged run is repeated, with a new marker
         print(f"run {run.run_id} in {run.folder}{', complete before: nothing was trained' if was_complete else ''}")
         print_summary(run.summary)
+        print(wrapped(f"note: {note}" for note in notes_on_run({**run.config.model_dump(), **run.summary})), end="")
 
 
 def work(

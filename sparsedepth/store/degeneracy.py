@@ -198,6 +198,20 @@ def common_weakness(runs: Iterable[Run]) -> str:
     return f"{weak.most_common(1)[0][0]} ({weak.total()} of {len(weaknesses)} runs)"
 
 
+def notes_on_run(run: Run) -> list[str]:
+    """A finished run by itself: each reason why scores are degenerate in it, with these scores; that of a weak model
+    concerns all."""
+    if not (scores := [score for score in SCORES if _has_value(score, run)]):
+        return []
+    weakness = weakness_of_run(run)
+    named = defaultdict[str, list[str]](list)
+    for score in scores:
+        for reason in reasons_in(score, run):
+            named[reason].append(score)
+    notes = [f"degenerate ({reason}): {', '.join(of)}" for reason, of in named.items() if reason != weakness]
+    return [f"{weakness}, so no score of depth is evidence", *notes] if weakness else notes
+
+
 def sound_form(score: str, runs: Sequence[Run]) -> str | None:
     """The first form of a score, itself included, that as many runs have and that is not degenerate in them; None where
     there is none."""

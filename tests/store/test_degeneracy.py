@@ -26,6 +26,7 @@ from sparsedepth.store.degeneracy import (
     degeneracy,
     degeneracy_caption,
     degeneracy_note,
+    notes_on_run,
     reasons_by_run,
     reasons_in,
     score_rows,
@@ -200,3 +201,12 @@ def test_the_models_of_known_depth_are_marked_as_they_were_found_from_outside(mo
     assert [row["rank"] for row in ranking.table.records()] == [1, 2, 3, 4, 5]
     means = [row[ranking.by] for row in ranking.table.records()]
     assert means == sorted(means, reverse=True) and all(row["usefulness"] == 1 for row in ranking.table.records()[:3])
+
+
+def test_a_run_by_itself_names_each_reason_once():
+    run = {"outcome": "ok", "val_loss": 2.6, "bigram_loss": 2.5, "chance_loss": 5.0, "usefulness": 0.0}
+    weak, zero = notes_on_run({**run, "usefulness_loss_increase": 0.2})
+    assert weak == "the model is worse than a bigram table of its training text, so no score of depth is evidence"
+    assert zero == "degenerate (it is 0, the value at initialisation): usefulness"
+    assert notes_on_run({**run, "val_loss": 2.0, "usefulness": 0.5}) == []
+    assert notes_on_run({"outcome": "diverged", "usefulness": 0.0}) == []
