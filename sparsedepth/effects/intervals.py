@@ -130,7 +130,7 @@ class ExtraVariance:
 def with_extra_variances(effect: Estimate, extra: Sequence[ExtraVariance]) -> Estimate:
     """The estimate with further variances in its error. The sum has Satterthwaite's degrees of freedom (1946), or its
     own where those would make the interval or p smaller than without these variances."""
-    if effect.mean is None or not effect.error or effect.df is None or not extra:
+    if effect.mean is None or effect.error is None or effect.df is None or not extra:
         return effect
     terms = [ExtraVariance(variance=effect.error**2, df=effect.df), *extra]
     total = sum(term.variance for term in terms)

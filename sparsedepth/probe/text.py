@@ -145,7 +145,7 @@ def check_tokens(tokens: TokenArrays, model: LoadedModel) -> None:
                 f"the targets are from {scored.min()} to {scored.max()}, and {model.source} has ids from 0 to "
                 f"{size - 1}; write {IGNORED} where a position is not scored"
             )
-    _check_length(model, tokens.seq_len, "cut the sequences of the token arrays to that length")
+    check_length(model, tokens.seq_len, "cut the sequences of the token arrays to that length")
 
 
 def _read_ids(path: Path, least: int) -> np.ndarray:
@@ -163,7 +163,8 @@ def _read_ids(path: Path, least: int) -> np.ndarray:
     return ids.astype(np.int64)
 
 
-def _check_length(model: LoadedModel, seq_len: int, fix: str = "choose a length up to that (--seq-len)") -> None:
+def check_length(model: LoadedModel, seq_len: int, fix: str = "choose a length up to that (--seq-len)") -> None:
+    """Raises ValueError, with the `fix`, for sequences longer than the model's context."""
     if model.facts.max_len is not None and seq_len > model.facts.max_len:
         longest = f"{model.facts.max_len:,} positions of {model.source}"
         raise ValueError(f"seq_len={seq_len} is longer than the {longest}; {fix}")
@@ -175,7 +176,6 @@ def measure_source(model: LoadedModel, corpus: str | None, seq_len: int, n_token
     `root` is the data folder of the run's results, if any, with its learned BPE. Raises ValueError for unusable text or
     tokenizers, and unless there are `n_tokens` tokens in windows of `seq_len`.
     """
-    _check_length(model, seq_len)
     is_running_text = corpus is None or (is_text(corpus) and not is_sft(corpus))
     if not is_running_text and (model.config is None or model.config.corpus != corpus):
         raise ValueError(f"{model.source} was not trained on {corpus!r}; give its sequences by --tokens and --targets")

@@ -16,7 +16,7 @@ from sparsedepth.measure.context import Measurements
 from sparsedepth.measure.suite import measure_run
 from sparsedepth.probe.fork import probing, stream
 from sparsedepth.probe.load import Dtype, LoadedModel, load_model
-from sparsedepth.probe.text import TokenArrays, check_tokens, measure_source
+from sparsedepth.probe.text import TokenArrays, check_length, check_tokens, measure_source
 from sparsedepth.run.manifest import Stopwatch, device_facts, provenance
 from sparsedepth.store.measured_folder import check_place, save_measured
 from sparsedepth.store.measured_model import MeasuredModel
@@ -62,8 +62,7 @@ def measure_existing_model(request: MeasureRequest, report: Callable[[str, float
     loaded = load_model(request.model, device=request.device, dtype=request.dtype)
     config = measuring_config(loaded, request)
     with tempfile.TemporaryDirectory() as scratch:
-        report("reading the text", 0.0)
-        source = _tokens(loaded, config, request, Path(scratch))
+        source = _tokens(loaded, config, request, Path(scratch), report)
         _check_states(loaded, torch.from_numpy(source.held_out(config.seq_len, config.measure_tokens)[:1].inputs))
         measurements = measure_run(
             loaded.probed,
@@ -116,12 +115,18 @@ def _check_states(loaded: LoadedModel, tokens_1T: Tensor) -> None:
 
 
 def _tokens(
-    loaded: LoadedModel, config: MeasureOnlyConfig, request: MeasureRequest, scratch: Path
+    loaded: LoadedModel,
+    config: MeasureOnlyConfig,
+    request: MeasureRequest,
+    scratch: Path,
+    report: Callable[[str, float], None],
 ) -> TokenArrays | Source:
     """The given tokens, a run's task, or held-out text, tokenised in the run's data folder or in `scratch`."""
     if request.given is not None:
         check_tokens(request.given, loaded)
         return request.given
+    check_length(loaded, config.seq_len)
+    report("reading the text", 0.0)
     root = scratch if loaded.config is None else loaded.folder.resolve().parent.parent / "data"
     return measure_source(loaded, request.data, config.seq_len, config.measure_tokens + config.fit_tokens, root)
 

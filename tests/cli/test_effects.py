@@ -12,13 +12,13 @@ from sparsedepth.config.run import RunConfig
 
 @pytest.fixture(scope="module")
 def results(tmp_path_factory):
-    """LNS lowers the loss by .1 at 12 layers and by .2 at 24, and the variance with it; costs are equal."""
+    """LNS lowers the loss by .101 at 12 layers and by .202 at 24, and the variance with it; costs are equal."""
     folder = tmp_path_factory.mktemp("effects")
     for depth in (12, 24):
         for scale in ("none", "lns"):
             for seed in range(3):
                 lns = scale == "lns"
-                drop = lns * (0.1 * depth / 12 + 0.001 * seed)
+                drop = lns * (0.1 + 0.001 * seed) * depth / 12
                 config = RunConfig(n_layers=depth, depth_scale=scale, seed=seed)
                 sizes = {"params_total": depth, "params_active": depth, "train_flops": float(depth)}
                 found = {"residual_variance_last": 100.0 / (1 + lns) + seed, "usefulness": 0.5 + 0.1 * lns}
@@ -33,7 +33,7 @@ def test_knobs_bases_and_slopes(results):
     assert "  n_layers=12, depth_scale=lns vs depth_scale=none" in lines
     same = "    equal tokens, equal params_total, equal params_active, equal flops: val_loss lower: -0.101 nat/token"
     assert any(line.startswith(same) and "3 pairs, 3 seeds" in line and "Holm p" in line for line in lines)
-    assert any("depth slope of val_loss lower: -0.1 nat/token per doubling" in line for line in lines)
+    assert any("depth slope of val_loss lower: -0.101 nat/token per doubling" in line for line in lines)
     assert "n_layers=24 vs" not in out
 
 
@@ -52,9 +52,9 @@ def test_it_opens_with_a_line_for_each_setting_slope_and_link(results):
     rows = [line.split() for line in lines]
     assert max(map(len, lines)) <= 160 and len(lines) < 60
     at_depth = [row for row in rows if row[-1:] == ["depth_scale=lns"] and row[0] in ("12", "24")]
-    assert [(row[0], row[1], row[-2]) for row in at_depth] == [("12", "-0.1010", "lower"), ("24", "-0.2010", "lower")]
+    assert [(row[0], row[1], row[-2]) for row in at_depth] == [("12", "-0.1010", "lower"), ("24", "-0.2020", "lower")]
     (slope,) = [row for row in rows if row[-1:] == ["depth_scale=lns"] and row not in at_depth]
-    assert float(slope[2]) == pytest.approx(-0.1) and slope[-2] == "lower"
+    assert float(slope[2]) == pytest.approx(-0.101) and slope[-2] == "lower"
     assert lines[-1].endswith("the chain from sparsity to loss: --part chain")
     chain = sparsedepth("effects", results, "--part", "chain")[0].splitlines()
     assert any(line.startswith("residual_") and line.endswith("too few") for line in chain)

@@ -16,7 +16,7 @@ from sparsedepth.data.pipeline import prepare
 from sparsedepth.data.source import TextSource
 from sparsedepth.model.decoder import Decoder
 from sparsedepth.probe.load import load_model
-from sparsedepth.probe.text import check_tokens, measure_source, read_token_arrays, tokenizer_of
+from sparsedepth.probe.text import check_length, check_tokens, measure_source, read_token_arrays, tokenizer_of
 
 WORDS = {word: index for index, word in enumerate(["</s>", "<unk>", "times", "is", *map(str, range(30))])}
 
@@ -101,7 +101,7 @@ def test_a_byte_run_reads_any_text(run, tmp_path):
 def test_what_cannot_be_read_is_one_line(model, tmp_path):
     loaded, texts = load_model(model), str(corpus(tmp_path))
     with pytest.raises(ValueError, match=r"longer than the 64 positions of .*; choose a length up to that"):
-        measure_source(loaded, texts, 65, 320, tmp_path / "data")
+        check_length(loaded, 65)
     with pytest.raises(ValueError, match=r"held-out part .* and 1,000,000 are needed"):
         measure_source(loaded, texts, 16, 1_000_000, tmp_path / "data")
     (model / "tokenizer.json").unlink()

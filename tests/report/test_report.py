@@ -179,7 +179,7 @@ def test_the_tables_hold_the_rows(contents):
     assert (missing.text, missing.key) == ("–", "")
     losses = [row for row in texts(contents.effects) if row[0] == "val_loss"]
     assert [row[3] for row in losses] == ["2", "4"]
-    assert {tuple(row[4:7]) for row in losses} == {("-0.299", "-0.302 to -0.297", "nat/token")}
+    assert {tuple(row[4:7]) for row in losses} == {("-0.299", "-0.302 to -0.296", "nat/token")}
     assert {row[0] for row in texts(contents.methods)} >= {"val_loss", "residual_variance_last", "causal_score"}
 
 

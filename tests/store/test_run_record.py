@@ -212,7 +212,7 @@ def test_a_fifo_in_place_of_a_file_does_not_hang(run):
 @settings(max_examples=30)
 @given(
     lr=st.floats(1e-12, 1e3),
-    eps=st.lists(st.floats(1e-9, 1.0), min_size=1, max_size=3),
+    eps=st.lists(st.floats(1e-9, 1.0), min_size=1, max_size=3, unique_by=lambda value: f"{value:.6g}"),
     corpus=st.text(st.characters(codec="utf-8"), min_size=1, max_size=20),
 )
 def test_any_config_survives_its_yaml(tmp_path_factory, lr, eps, corpus):
