@@ -4,6 +4,7 @@ Fields are independent unless their description names a condition. Values withou
 found self-defeating, are rejected with the reason.
 """
 
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
@@ -253,22 +254,7 @@ class ModelConfig(Section):
     @classmethod
     def _fill_derived(cls, values: Any) -> Any:
         """Derive missing sizes, so that every stored run has all sizes."""
-        if not isinstance(values, dict):
-            return values
-        filled = with_vit_sizes(values)
-
-        def whole(name: str) -> int | None:
-            size = filled.get(name)
-            size = cls.model_fields[name].default if size is None else size
-            return size if isinstance(size, int) and size > 0 else None
-
-        if filled.get("n_kv_heads") is None and whole("n_heads"):
-            filled["n_kv_heads"] = whole("n_heads")
-        if filled.get("d_ff") is None and (d_model := whole("d_model")):
-            filled["d_ff"] = 4 * d_model if filled.get("architecture") == "vit" else -(-d_model * 8 // 3 // 8) * 8
-        if whole("n_experts") and filled.get("d_expert") is None and (top_k := whole("top_k")) and whole("d_ff"):
-            filled["d_expert"] = max(1, (whole("d_ff") or 1) // (top_k + (whole("n_shared_experts") or 0)))
-        return filled
+        return with_derived_sizes(with_vit_sizes(values)) if isinstance(values, dict) else values
 
     @check
     def _check_shapes(self) -> None:
@@ -368,3 +354,21 @@ class ModelConfig(Section):
         if self.norm == "mix":
             return round(self.mix_frac * self.n_layers)
         return self.n_layers if self.norm in ("post", "deepnorm", "keel") else 0
+
+
+def with_derived_sizes(values: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields with missing sizes derived from the others (`FILLED_FROM`), or from the defaults of those."""
+    filled = dict(values)
+
+    def whole(name: str) -> int | None:
+        size = filled.get(name)
+        size = ModelConfig.model_fields[name].default if size is None else size
+        return size if isinstance(size, int) and size > 0 else None
+
+    if filled.get("n_kv_heads") is None and whole("n_heads"):
+        filled["n_kv_heads"] = whole("n_heads")
+    if filled.get("d_ff") is None and (d_model := whole("d_model")):
+        filled["d_ff"] = 4 * d_model if filled.get("architecture") == "vit" else -(-d_model * 8 // 3 // 8) * 8
+    if whole("n_experts") and filled.get("d_expert") is None and (top_k := whole("top_k")) and whole("d_ff"):
+        filled["d_expert"] = max(1, (whole("d_ff") or 1) // (top_k + (whole("n_shared_experts") or 0)))
+    return filled

@@ -16,15 +16,14 @@ the most key/value heads, no experts; for a field that has none RunConfig's defa
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
-from sparsedepth.config.model import FILLED_FROM
+from sparsedepth.config.model import FILLED_FROM, with_derived_sizes
 from sparsedepth.config.role import fields_where, roles
-from sparsedepth.config.run import REPLICATE_FIELDS, ModelConfig, RunConfig
+from sparsedepth.config.run import REPLICATE_FIELDS, RunConfig
 from sparsedepth.store.setting import assignment, sparsity_rank
 from sparsedepth.store.tuning_roles import parse_tuned_fields, result_rows, without_measured_models
 
@@ -143,15 +142,14 @@ def _is_derived(runs: pd.DataFrame, name: str) -> bool:
     sizes = [field for field in dict.fromkeys((*FILLED_FROM, *DERIVED)) if field in runs.columns]
     first = ~keys(runs, sizes).duplicated()
     columns = [[plain(value) for value in runs.loc[first, field]] for field in sizes]
-    return all(_has_default(name, tuple(zip(sizes, row, strict=True))) for row in zip(*columns, strict=True))
+    return all(_has_default(name, dict(zip(sizes, row, strict=True))) for row in zip(*columns, strict=True))
 
 
-@lru_cache(maxsize=4096)
-def _has_default(name: str, sizes: tuple[tuple[str, Plain], ...]) -> bool:
-    """Whether a configuration of these other sizes has this value of `name` by default. Cached over frames."""
-    given = {field: value for field, value in sizes if value is not None}
-    filled = ModelConfig.model_validate({field: value for field, value in given.items() if field != name})
-    return getattr(filled, name) == given.get(name)
+def _has_default(name: str, sizes: Mapping[str, Plain]) -> bool:
+    """Whether a configuration of these other sizes has this value of `name` by default."""
+    given = {field: value for field, value in sizes.items() if value is not None}
+    filled = with_derived_sizes({field: value for field, value in given.items() if field != name})
+    return filled.get(name) == given.get(name)
 
 
 def design_of(runs: pd.DataFrame) -> Design:

@@ -207,7 +207,7 @@ def importances(frame: pd.DataFrame, search: Search, objective: str) -> dict[str
     columns = {
         axis.name: np.clip(axis.columns(frame[axis.name].tolist())[:, 0], 0, 1)
         if axis.is_range
-        else frame[axis.name].map(str).to_numpy()
+        else [str(plain(value)) for value in frame[axis.name]]
         for axis in axes
     }
     for params, value in zip(pd.DataFrame(columns).to_dict("records"), frame[objective].astype(float), strict=True):

@@ -44,7 +44,7 @@ from sparsedepth.recipe.domain import domain_of
 from sparsedepth.recipe.predict import measured, predicted, reliability, spread_of_effects
 from sparsedepth.store.comparable_loss import COMMON, has_one_context
 from sparsedepth.store.degeneracy import common_weakness, degeneracy, degeneracy_note, score_rows
-from sparsedepth.store.imported_run import import_note, is_imported, round_to_steps
+from sparsedepth.store.imported_run import buildable, import_note, is_imported
 from sparsedepth.store.tuning_roles import result_rows, without_measured_models
 
 BUDGET = fields_where(RunConfig, lambda role: role.kind in ("capacity", "data"))
@@ -349,7 +349,7 @@ def configure(rows: DepthRows, changes: Sequence[Candidate]) -> RunConfig:
     values["allow"] = tuple(sorted({name for allow in runs["allow"].map(plain) for name in allow or ()}))
     values = {name: value for name, value in values.items() if value is not None}
     with warnings.catch_warnings(action="ignore"):
-        return build(RunConfig, round_to_steps(values) if is_imported(runs) else values, "recipe")
+        return build(RunConfig, buildable(values) if is_imported(runs) else values, "recipe")
 
 
 def compare_cells(

@@ -4,7 +4,7 @@ All three on the baseline's data. The best measured is the configuration with th
 run, at any cost. Selecting the best of several makes its mean optimistic, so it is not a recommendation.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -17,6 +17,7 @@ from sparsedepth.config.run import CELL_FIELDS, RunConfig
 from sparsedepth.effects.knobs import plain, tuned_fields
 from sparsedepth.recipe.card import MeasuredConfiguration, MeasuredPart, Recipe
 from sparsedepth.recipe.choose import DATA
+from sparsedepth.store.imported_run import round_to_steps
 from sparsedepth.store.setting import Configuration, settings_of
 from sparsedepth.store.small_sample import finished_values, mean_interval
 from sparsedepth.store.tuning_roles import result_rows
@@ -37,7 +38,7 @@ def comparison_rows(runs: pd.DataFrame, recipe: Recipe) -> tuple[MeasuredConfigu
         Configuration(
             cell_id="",
             tuned=tuned,
-            knobs={**_knobs_of(config.model_dump(mode="json")), **dict.fromkeys(unknown)},
+            knobs={**_as_measured(_knobs_of(config.model_dump(mode="json")), cells), **dict.fromkeys(unknown)},
             flops=float(cost(config).train_flops(config.train_tokens)),
         )
         for config in (recipe.config, recipe.baseline)
@@ -103,6 +104,16 @@ def _cell_of(name: str, rows: pd.DataFrame) -> Configuration:
 
 def _knobs_of(values: Mapping[str, Any] | pd.Series) -> dict[str, object]:
     return {field: plain(values[field]) for field in CELL_FIELDS}
+
+
+def _as_measured(knobs: dict[str, object], cells: Sequence[Configuration]) -> dict[str, object]:
+    """The knobs with the token counts of the cell that has them after rounding: a configuration from imported runs is
+    rounded to whole steps (`round_to_steps`)."""
+    for cell in cells:
+        counts = {name: cell.knobs[name] for name in ("seq_len", "batch_tokens", "train_tokens")}
+        if None not in counts.values() and all(knobs[name] == size for name, size in round_to_steps(counts).items()):
+            return {**knobs, **counts}
+    return knobs
 
 
 def _rivals(rows: pd.DataFrame) -> tuple[float, ...]:

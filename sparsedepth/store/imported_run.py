@@ -86,3 +86,10 @@ def round_to_steps(values: Mapping[str, Any]) -> dict[str, Any]:
     length, step, tokens = (values.get(name, default[name]) for name in default)
     step = max(1, round(step / length)) * length
     return {**values, "batch_tokens": step, "train_tokens": max(1, round(tokens / step)) * step}
+
+
+def buildable(values: Mapping[str, Any]) -> dict[str, Any]:
+    """An imported configuration's known values as RunConfig takes them: whole steps, and the one gate of a token not
+    renormalised to 1 where that is unknown."""
+    one_gate = {"renormalise_gates": False} if values.get("n_experts") and values.get("top_k") == 1 else {}
+    return {**one_gate, **round_to_steps(values)}

@@ -13,7 +13,7 @@ from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from sparsedepth.config.model import FILLED_FROM, ModelConfig
+from sparsedepth.config.model import FILLED_FROM, with_derived_sizes
 from sparsedepth.config.role import roles
 from sparsedepth.config.run import CELL_FIELDS, RunConfig
 from sparsedepth.store import cell_text
@@ -233,13 +233,7 @@ def _default(name: str, knobs: Mapping[str, Any]) -> Any:
     """The value of a field that is left out; of a size that follows from others (n_kv_heads from n_heads), theirs."""
     if not _ROLES[name].derived_if_missing:
         return _defaults()[name]
-    return getattr(_shape(tuple((other, knobs[other]) for other in FILLED_FROM if other != name)), name)
-
-
-@functools.lru_cache(maxsize=4096)
-def _shape(sizes: tuple[tuple[str, int | None], ...]) -> ModelConfig:
-    """A model of these sizes, with the missing ones derived. Cached: the cells of a sweep have few distinct ones."""
-    return ModelConfig.model_validate({name: size for name, size in sizes if size is not None})
+    return with_derived_sizes({other: knobs[other] for other in FILLED_FROM if other != name}).get(name)
 
 
 def _is_known(cell: Configuration, knob: str) -> bool:

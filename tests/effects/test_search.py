@@ -208,6 +208,15 @@ def test_the_numbers_of_a_choice_stand_by_their_size(searched):
     assert panel.collections[0].get_offsets()[:4, 0].tolist() == [2, 0, 1, 3]
 
 
+def test_a_choice_between_floats_of_which_one_is_whole(searched):
+    """1.0 is shown as 1: its importance is that of the option that it is."""
+    with open_store(searched) as store:
+        search, frame = search_of(store.roots), proposals(store.frame("select * from runs"), search_of(store.roots))
+    frame["depth_scale"] = [0.1 if scale == "none" else 1.0 for scale in frame["depth_scale"]]
+    (shares, *_) = importances(frame, search, "val_loss").values()
+    assert set(shares) == {"lr", "weight_decay", "depth_scale"} and shares["depth_scale"] > shares["weight_decay"]
+
+
 def test_a_logarithmic_axis_has_few_labels():
     """From 0.0013 to 0.029: 1, 2 and 5 of each decade, none between them, where labels would lie on each other."""
     axis = Axis(name="lr", values=(0.001, 0.05), is_range=True, is_log=True)

@@ -221,6 +221,28 @@ def test_what_a_table_does_not_say_is_neither_dropped_nor_filled_in(tmp_path):
     assert (baseline.setting, baseline.lr, baseline.n_seeds) == ("baseline", None, 1)
 
 
+def test_sizes_that_this_decoder_refuses_are_compared_all_the_same(tmp_path):
+    """One expert a token, whose gates nobody states, and 1,000 tokens in steps of 192: the baseline of the recipe's
+    table is the run, though a configuration of our own has whole steps."""
+    experts = MAP.replace("  norm:", "  n_experts: e\n  top_k: k\n  d_expert: x\n  norm:").replace(
+        "unit: thousand", "unit: 1"
+    )
+    experts = experts.replace("{of: tokens, unit: 1}", "tokens").replace(
+        "seq_len: 64", "seq_len: 64, batch_tokens: 192"
+    )
+    rows = [
+        f"r{i}{kind},2,8,0.001,1000,100,A,{2 + 0.1 * i + 0.5 * (kind == 1)},,{4 * kind},{kind},{4 - kind}"
+        for i in range(2)
+        for kind in (1, 2)
+    ]
+    take_in(tmp_path, rows, experts, f"{HEADER},e,k,x")
+    runs = frame_of(tmp_path)
+    (effect,) = [c for c in measure_effects(runs, knob="n_experts") if c.basis == "tokens"]
+    assert effect.effect.mean is not None
+    rows = comparison_rows(runs, derive(runs))
+    assert next(row for row in rows if "baseline" in row.parts).n_seeds > 0
+
+
 def test_every_mistake_of_a_map_is_told_at_once(tmp_path):
     wrong = MAP.replace("depth", "dept").replace("width / 4", "width / __import__('os')").replace("lr: lr", "lrr: lr")
     with pytest.raises(
