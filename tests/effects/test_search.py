@@ -212,9 +212,11 @@ def test_a_choice_between_floats_of_which_one_is_whole(searched):
     """1.0 is shown as 1: its importance is that of the option that it is."""
     with open_store(searched) as store:
         search, frame = search_of(store.roots), proposals(store.frame("select * from runs"), search_of(store.roots))
-    frame["depth_scale"] = [0.1 if scale == "none" else 1.0 for scale in frame["depth_scale"]]
-    (shares, *_) = importances(frame, search, "val_loss").values()
-    assert set(shares) == {"lr", "weight_decay", "depth_scale"} and shares["depth_scale"] > shares["weight_decay"]
+    named = importances(frame, search, "val_loss")
+    frame["depth_scale"] = [0.1 if scale == "lns" else 1.0 for scale in frame["depth_scale"]]  # as they sort
+    assert importances(frame, search, "val_loss") == named
+    for shares in named.values():
+        assert set(shares) == {"lr", "weight_decay", "depth_scale"} and shares["depth_scale"] > 0
 
 
 def test_a_logarithmic_axis_has_few_labels():
