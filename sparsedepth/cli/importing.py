@@ -19,6 +19,7 @@ def import_(
     """Import a third-party table of training runs, for query, best, effects, scaling and plot."""
     from sparsedepth.cli.input_file import read_input
     from sparsedepth.store.import_table import import_table
+    from sparsedepth.store.imported_run import unknown_text
     from sparsedepth.store.packing import check_new
 
     check_new(out)
@@ -28,7 +29,7 @@ def import_(
     skipped_text = "".join(f"; {count} {reason}" for reason, count in skipped.items() if count)
     print(f"{out}: {result.runs} runs in {result.clusters} clusters, from {result.rows} rows{skipped_text}")
     if result.unknown:
-        print(f"unknown for every run (NULL, listed in unknown_fields): {', '.join(result.unknown)}")
+        print(f"{unknown_text(result.unknown)} in every run: NULL, and named in the column unknown_fields")
     folder = quote(str(out))
     print(f"a recipe from imported runs is grade D at best\nnext:\n  sparsedepth best {folder}")
-    print(f"  sparsedepth scaling fit {folder}")
+    print(f"  sparsedepth scaling fit {folder}{' --cluster run' if result.clusters < result.runs else ''}")

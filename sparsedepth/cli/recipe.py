@@ -12,6 +12,7 @@ import typer
 from typer.core import TyperGroup
 
 from sparsedepth.cli import calls, option
+from sparsedepth.config.plain_text import counted
 
 if TYPE_CHECKING:
     from sparsedepth.recipe.card import Card
@@ -75,8 +76,12 @@ def derive(
     else:
         data, page = card_path(out), page_path(out)
         kind = "baseline" if card.recipe.abstained else "recipe"
-        command = shlex.join(["sparsedepth", "train", str(out), "--out", str(folders[0])])
+        store = "DIR" if card.recipe.unknown else str(folders[0])  # an imported store is a pack of others' runs
+        command = shlex.join(["sparsedepth", "train", str(out), "--out", store])
         print(f"\n{kind}: {out}; train it with: {command}\ncard: {page} and {data}")
+        if card.recipe.defaulted:
+            n_defaults = counted(len(card.recipe.defaulted), "field")
+            print(f"first set what the imported table does not state: {n_defaults}, named in {out}, at our defaults")
         if not card.recipe.abstained:
             print(f"verify it on fresh seeds: sparsedepth recipe verify {shlex.quote(str(data))} --out DIR")
 

@@ -93,6 +93,9 @@ class Recipe(Section):
     unknown: Annotated[
         str, Field(description="source of third-party runs, and what is unknown about them; empty without any")
     ] = ""
+    defaulted: Annotated[
+        tuple[str, ...], Field(description="fields that no third-party run states; `config` has RunConfig's defaults")
+    ] = ()
     grade: Annotated[
         Literal["C", "D"],
         Field(description="in-sample: C with replicated seeds; D without, for weak models or third-party runs"),

@@ -304,7 +304,8 @@ def to_yaml(card: Card) -> str:
     if recipe.config is None:
         raise ValueError(f"there is no configuration to write: {recipe.abstained}")
     runs = terminal.wrapped([f"Runs: {' '.join(recipe.run_ids) or 'none'}"], 110)
-    comments = f"{card_text(card, 110)}\n{runs}".rstrip("\n").split("\n")
+    defaulted = terminal.wrapped(defaults_texts(recipe), 110)
+    comments = f"{card_text(card, 110)}\n{runs}\n{defaulted}".rstrip("\n").split("\n")
     values = recipe.config.model_dump(mode="json", exclude={"seed"})
     values = {
         name: v for name, v in values.items() if v is not None or RunConfig.model_fields[name].default is not None
@@ -313,6 +314,13 @@ def to_yaml(card: Card) -> str:
     values = dict(sorted(values.items(), key=lambda item: item[0] not in first))
     # visible: to YAML, U+0085 and U+2028 are line breaks too, and would end a comment
     return "".join(f"{f'# {visible(line)}'.rstrip()}\n" for line in comments) + yaml_text(values)
+
+
+def defaults_texts(recipe: Recipe) -> list[str]:
+    """A sentence that names the fields of the configuration that are this program's defaults; none without any."""
+    if not recipe.defaulted:
+        return []
+    return [f"Not stated by the imported table, so at this program's defaults: {', '.join(recipe.defaulted)}."]
 
 
 def write_yaml(path: Path, card: Card) -> None:

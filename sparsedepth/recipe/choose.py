@@ -44,7 +44,7 @@ from sparsedepth.recipe.domain import domain_of
 from sparsedepth.recipe.predict import measured, predicted, reliability, spread_of_effects
 from sparsedepth.store.comparable_loss import COMMON, has_one_context
 from sparsedepth.store.degeneracy import common_weakness, degeneracy, degeneracy_note, score_rows
-from sparsedepth.store.imported_run import buildable, import_note, is_imported
+from sparsedepth.store.imported_run import buildable, import_note, is_imported, unstated
 from sparsedepth.store.tuning_roles import result_rows, without_measured_models
 
 BUDGET = fields_where(RunConfig, lambda role: role.kind in ("capacity", "data"))
@@ -99,6 +99,7 @@ def derive(
         n_diverged=int((rows.runs["outcome"] == "diverged").sum()),
         weakness=common_weakness(scores := score_rows(rows.runs, objective)),
         unknown=import_note(rows.runs),
+        defaulted=unstated(rows.runs),
     )
     if not rows.depths:
         only = len(runs) and not len(rows.runs)

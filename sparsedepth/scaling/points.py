@@ -19,7 +19,7 @@ from sparsedepth.store.tuning_roles import IS_RESULT
 
 COLUMNS = ("model_size", "num_tokens", "d_model", "n_layers", "loss")
 SIZE_FIELDS = ("n_layers", "d_model", "n_heads", "n_kv_heads", "d_ff", "d_expert", "train_tokens", "seed")
-"""Fields that may differ between the points of one law."""
+"""Fields that may differ between the points of one law; n_kv_heads only in proportion to n_heads."""
 MAX_BYTES = 100_000_000
 
 _SQL = """
@@ -61,12 +61,12 @@ def exclude_highest(points: pd.DataFrame, n_excluded: int) -> pd.DataFrame:
 def other_differences(source: Path, where: str | None = None) -> list[str]:
     """Fields, other than sizes, that differ between a results folder's points: the law ignores them."""
     names = fields_where(RunConfig, lambda role: role.kind not in ("measure", "record"))
-    names = [name for name in names if name not in SIZE_FIELDS]
-    counts = ", ".join(f"count(DISTINCT coalesce(CAST({name} AS VARCHAR), 'NULL'))" for name in names)
+    values = {name: name for name in names if name not in SIZE_FIELDS} | {"n_kv_heads": "n_heads / n_kv_heads"}
+    counts = ", ".join(f"count(DISTINCT coalesce(CAST({value} AS VARCHAR), 'NULL'))" for value in values.values())
     with open_store(source) as store:
         condition = store.condition(where or "true")
         n_values = store.sql(f"SELECT {counts} FROM runs WHERE outcome = 'ok' AND {IS_RESULT} AND {condition}").rows[0]
-    return [name for name, count in zip(names, n_values, strict=True) if count > 1]
+    return [name for name, count in zip(values, n_values, strict=True) if count > 1]
 
 
 def _from_folder(source: Path, where: str | None, cluster: list[str]) -> pd.DataFrame:

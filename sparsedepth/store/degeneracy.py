@@ -62,6 +62,7 @@ BY_START = "its interval contains 0, the value at initialisation"
 BY_ZERO = "it is 0, the value at initialisation"
 NO_BIGRAM = "unknown whether the model beats a bigram table: no bigram_loss"
 NO_ROWS = "unknown which block carries it: no values by block"
+NO_WEIGHT = "no block carries it: none has a weight above 0"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -170,7 +171,8 @@ def unknown_in(score: str, run: Run) -> list[str]:
     if weakness_of_run(run) is None:
         unknown.append(NO_BIGRAM)
     if (column := _share_column(score)) and float_or_none(run.get(column)) is None:
-        unknown.append(NO_ROWS)
+        has_rows = float_or_none(run.get(f"{_shared(score)}_without_first")) is not None
+        unknown.append(NO_WEIGHT if has_rows else NO_ROWS)
     return unknown
 
 

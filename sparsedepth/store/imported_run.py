@@ -71,12 +71,23 @@ def import_note(runs: "pd.DataFrame") -> str:
 
 def import_note_of_rows(rows: Collection[tuple[str, str]]) -> str:
     """The same from rows of (origin, unknown_fields)."""
-    unknown = sorted({name for _, text in rows for name in text.split(",") if name})
-    examples = [name for name in ("seed", "lr", "weight_decay", "init", "corpus") if name in unknown]
-    return (
-        f"{len(rows)} runs are imported from {', '.join(sorted({origin for origin, _ in rows}))}, with {len(unknown)} "
-        f"of their choices unknown ({', '.join([*examples, '...'])})"
-    )
+    unknown = {name for _, text in rows for name in text.split(",") if name}
+    origins = ", ".join(sorted({origin for origin, _ in rows}))
+    return f"{len(rows)} runs are imported from {origins}, with {unknown_text(unknown)}"
+
+
+def unknown_text(names: Collection[str]) -> str:
+    """'47 of their choices unknown (seed, lr, ...)', with those that matter most."""
+    examples = [name for name in ("seed", "lr", "weight_decay", "init", "corpus") if name in names]
+    return f"{len(names)} of their choices unknown ({', '.join([*examples, '...'])})"
+
+
+def unstated(runs: "pd.DataFrame") -> tuple[str, ...]:
+    """Choices, without the seed, that none of these rows of `runs` states; none where a row is not imported."""
+    if not is_imported(runs) or runs["origin"].isna().any():
+        return ()
+    missing = set[str].intersection(*(set(text.split(",")) for text in runs["unknown_fields"]))
+    return tuple(name for name in CHOICES if name in missing and name != "seed")
 
 
 def round_to_steps(values: Mapping[str, Any]) -> dict[str, Any]:

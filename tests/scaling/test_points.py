@@ -68,6 +68,16 @@ def test_the_highest_losses_and_their_ties_go():
             exclude_highest(tied, n_excluded)
 
 
+def test_shared_keys_are_no_size(tmp_path):
+    """n_kv_heads may follow n_heads; its ratio to n_heads is a knob, which the law ignores."""
+    for n_heads, n_kv_heads in ((2, 2), (4, 4)):
+        config = config_of(n_heads=n_heads, n_kv_heads=n_kv_heads)
+        make_run(tmp_path, config, {"val_loss": 3.0, "outcome": "ok"})
+    assert other_differences(tmp_path) == []
+    make_run(tmp_path, config_of(n_heads=4, n_kv_heads=1), {"val_loss": 3.0, "outcome": "ok"})
+    assert other_differences(tmp_path) == ["n_kv_heads"]
+
+
 def test_a_folder_gives_its_finished_trained_runs(tmp_path):
     for n_layers, outcome in ((2, "ok"), (4, "ok"), (8, "diverged")):
         for scale in ("none", "lns"):

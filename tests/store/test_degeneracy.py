@@ -20,6 +20,7 @@ from sparsedepth.store.degeneracy import (
     BY_ZERO,
     NO_BIGRAM,
     NO_ROWS,
+    NO_WEIGHT,
     SCORES,
     columns_for,
     common_weakness,
@@ -137,6 +138,8 @@ def test_what_is_missing_is_unknown_and_never_fine():
     old = {name: value for name, value in SOUND.items() if name not in ("bigram_loss", "chance_loss")}
     assert unknown_in("causal_score", old) == [NO_BIGRAM]
     assert unknown_in("causal_score", {**SOUND, "causal_score_largest_share": float("nan")}) == [NO_ROWS]
+    harmful = {**SOUND, "causal_score_largest_share": None, "causal_score_without_first": -0.1}
+    assert unknown_in("causal_score", harmful) == [NO_WEIGHT]  # its rows are known, and none is above 0
     assert unknown_in("usefulness_loss_increase_without_first", SOUND) == []
     assert reasons_in("causal_score", {**old, "val_loss": 5.6}) == [BY_CHANCE]  # ln 256 = 5.55 bounds chance
     assert degeneracy("causal_score", [old]).text == f"causal_score: {NO_BIGRAM}"

@@ -10,6 +10,8 @@ import pytest
 from sparsedepth.cli import main
 from sparsedepth.cli.importing import import_
 from sparsedepth.effects.all_effects import measure_effects
+from sparsedepth.recipe.build_card import derive_card
+from sparsedepth.recipe.card_text import to_yaml
 from sparsedepth.recipe.choose import derive
 from sparsedepth.recipe.comparison_rows import comparison_rows
 from sparsedepth.scaling.points import read_points
@@ -203,6 +205,10 @@ def test_effects_and_recipes_of_others_runs_are_of_grade_d(tmp_path):
     recipe = derive(runs)
     assert recipe.grade == "D" and "imported from a paper" in recipe.unknown and recipe.config is not None
     assert recipe.config.train_tokens % recipe.config.batch_tokens == 0
+    assert {"weight_decay", "tokenizer", "n_kv_heads"} <= {*recipe.defaulted}
+    assert not {"lr", "norm", "d_model", "seed"} & {*recipe.defaulted}
+    comments = [line for line in to_yaml(derive_card(runs)).splitlines() if line.startswith("#")]
+    assert any("Not stated by the imported table" in line for line in comments)
 
 
 def test_what_a_table_does_not_say_is_neither_dropped_nor_filled_in(tmp_path):
