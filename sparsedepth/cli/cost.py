@@ -178,7 +178,8 @@ def _table(definition: "SweepDefinition", price: "Price") -> Iterator[str]:
     amounts = ("runs", "params_total", "params_active", "tokens", "train_flops", "memory", "disk", "time per run")
     table = QueryResult(("n_layers", *amounts, "setting"), tuple(rows))
     yield fit(table, ("tokens", "disk", "params_total")).text
-    yield wrapped([f"total: {price_line(price)}", *_assumptions(definition, price)]).rstrip()
+    alike = [f"runs of a row may differ in {', '.join(price.alike)}"] if price.alike else []
+    yield wrapped([*alike, f"total: {price_line(price)}", *_assumptions(definition, price)]).rstrip()
 
 
 def _assumptions(definition: "SweepDefinition", price: "Price") -> Iterator[str]:

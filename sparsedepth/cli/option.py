@@ -36,9 +36,12 @@ Runtime = Annotated[
     ),
 ]
 Workers = Annotated[int | None, typer.Option(help="runs in parallel; default one per GPU or core")]
-Gpus = Annotated[
+Gpus = Annotated[str | None, typer.Option(help="GPUs to use, such as 0-7 or 0,2; default all")]
+GpusOrPerTask = Annotated[
     str | None,
-    typer.Option(help="GPUs to use, such as 0-7 or 0,2; default all. With --on slurm: GPUs per task, 1 or h100:2"),
+    typer.Option(
+        "--gpus", help="GPUs to use, such as 0-7 or 0,2; default all. With --on slurm: GPUs per task, 1 or h100:2"
+    ),
 ]
 GpusPerRun = Annotated[int, typer.Option(min=1, help="GPUs (on a CPU: processes) per run, with torchrun")]
 Storage = Annotated[

@@ -43,7 +43,7 @@ def plan(
         str | None, typer.Option(help="estimate for another device: cpu, a100, h100, h200; or slurm for a cluster")
     ] = None,
     workers: option.Workers = None,
-    gpus: option.Gpus = None,
+    gpus: option.GpusOrPerTask = None,
     gpus_per_run: option.GpusPerRun = 1,
     runtime: option.Runtime = None,
     device: option.Device = "auto",

@@ -26,7 +26,7 @@ def sweep(
     base: option.Base = None,
     scale: option.Scale = None,
     workers: option.Workers = None,
-    gpus: option.Gpus = None,
+    gpus: option.GpusOrPerTask = None,
     gpus_per_run: option.GpusPerRun = 1,
     storage: option.Storage = None,
     settings: option.Settings = None,

@@ -89,7 +89,7 @@ def effects_text(effects: Sequence[Contrast], width: int | None = None, every_ba
     head = (
         f"{title(first.outcome, first.unit)}{accuracy}; effect: setting {minus(first.unit)} baseline, "
         f"{matched}{averaging_text(contrasts)}{tuned}",
-        f"baseline: {', '.join(dict.fromkeys(contrast.baseline for contrast in contrasts))}",
+        baselines_text(contrasts),
     )
     legend = LEGEND | {"flops": "flops: training FLOPs relative to the baseline"}
     if _is_ratio(first.unit):
@@ -245,6 +245,12 @@ def verdict_cell(judged: Judged) -> str:
     if lo <= 0 <= hi:
         return "-"
     return "- noise" if judged.verdict_uncorrected == "not distinguishable" else "- Holm"
+
+
+def baselines_text(contrasts: Iterable[Contrast]) -> str:
+    """'baseline of each setting: n_kv_heads=2; depth_scale=none': the values that settings replace, one at a time."""
+    baselines = dict.fromkeys(contrast.baseline for contrast in contrasts)
+    return f"baseline{' of each setting' * (len(baselines) > 1)}: {'; '.join(baselines)}"
 
 
 def averaging_text(contrasts: Iterable[Contrast]) -> str:

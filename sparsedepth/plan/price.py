@@ -11,7 +11,7 @@ proposals share runs and pruned runs end early; an extension of a tuning grid ad
 """
 
 import heapq
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from statistics import median
 from typing import Any
@@ -71,6 +71,8 @@ class ShapePrice:
 @dataclass(frozen=True, kw_only=True)
 class Price:
     kinds: list[ShapePrice]
+    alike: tuple[str, ...]
+    """fields, the seed included, in which runs of a kind may differ: they change no cost"""
     setup: PricingSetup
     bound: str
     """'' if all runs are known, else 'at least' or 'at most'"""
@@ -186,12 +188,19 @@ def price_of(runs: Sequence[RunConfig], setup: PricingSetup, bound: str = "") ->
     high = makespan([time.value * time.factor for time in times], setup.workers)
     return Price(
         kinds=kinds,
+        alike=_alike(runs, differing),
         setup=setup,
         bound=bound,
         seconds=Seconds(value=value, factor=high / value),
         busy_seconds=sum(time.value for time in times),
         data_bytes=_data_bytes(runs),
     )
+
+
+def _alike(runs: Sequence[RunConfig], priced: Collection[str]) -> tuple[str, ...]:
+    """Fields that differ between runs and are not among those that tell their shapes apart."""
+    rows = [config.model_dump() for config in runs]
+    return tuple(name for name in rows[0] if name not in priced and any(row[name] != rows[0][name] for row in rows))
 
 
 def _varied(fields: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:

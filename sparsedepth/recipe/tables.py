@@ -8,6 +8,7 @@ from sparsedepth.effects.sentences import size_text
 from sparsedepth.effects.summary import (
     LEGEND,
     averaging_text,
+    baselines_text,
     effect_cells,
     minus,
     ratio_cell,
@@ -74,7 +75,7 @@ def settings_text(card: Card, width: int) -> str:
     head = (
         f"{title(first.outcome, first.unit)}; effect: setting {minus(first.unit)} baseline, in pairs with all "
         f"else equal{averaging_text(contrasts)}{tuned_text(contrasts)}",
-        f"baseline: {', '.join(dict.fromkeys(contrast.baseline for contrast in contrasts))}",
+        baselines_text(contrasts),
     )
     names = ("effect", "lo", "hi", "detectable", "seeds", "diverged", *COSTS, "time", "verdict", "setting")
     rows = [

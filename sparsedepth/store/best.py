@@ -70,6 +70,8 @@ class Ranking:
     """All fields of each row's configuration."""
     cost: str
     """The reference of the relative parameters and FLOPs; empty where these are not known."""
+    baseline: str
+    """The baseline's values of the fields that settings name; empty where there are none, and for a search."""
     degenerate: str
     """Which of its scores are degenerate, and the form that ranks in place; empty where none is."""
     caution: str
@@ -152,6 +154,7 @@ def best(
         n_runs=len(rows),
         n_diverged=sum(cell.n_diverged for cell in cells),
         cost=settings.cost_text(table.columns),
+        baseline="" if search else settings.baseline_text,
         degenerate=degenerate,
         caution="\n".join(filter(None, (settings.depth_text, caution, settings.data_text))),
     )
@@ -219,6 +222,7 @@ def heading(ranking: Ranking) -> str:
         f"{ranking.by}{unit}, {ranking.better}er is better, mean over seeds {interval}:",
         f"{ranking.n_cells} configurations{depths}{part}, {ranking.n_runs} runs{diverged}",
         ranking.cost,
+        ranking.baseline,
         ranking.caution,
     )
     return f"{terminal.wrapped(filter(None, lines)).rstrip()}{advice}"

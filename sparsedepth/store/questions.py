@@ -203,6 +203,7 @@ def text(store: Store, name: str) -> str:
     if settings:
         remarks += [
             settings.cost_text(table.columns),
+            settings.baseline_text if "setting" in table.columns else "",
             settings.depth_text,
             settings.data_text if question.ranks else "",
         ]

@@ -89,6 +89,13 @@ class Settings:
         names = ", ".join(references).replace("flops", "flops (training)")
         return f"{names}: relative to the baseline{depth} ({', '.join(references.values())})" if references else ""
 
+    @property
+    def baseline_text(self) -> str:
+        """'baseline: n_kv_heads=2, depth_scale=none', its values of the fields that labels name; empty without any."""
+        known = {name: self.baseline.knobs[name] for name in self.label_fields}
+        values = ", ".join(assignment(name, value) for name, value in known.items() if value is not None)
+        return f"baseline: {values}" if values else ""
+
     def label(self, knobs: Mapping[str, Any]) -> str:
         """'n_kv_heads=1, depth_scale=lns': the fields that differ from the baseline; 'baseline' where none does."""
         differing = [name for name in self.label_fields if name in knobs and knobs[name] != self.baseline.knobs[name]]
