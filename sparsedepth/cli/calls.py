@@ -147,10 +147,11 @@ def make_driver(definition: "SweepDefinition", results: Path, machine: "Machine"
     from sparsedepth.plan.planned_vs_actual import measured_peaks
     from sparsedepth.plan.price import expected_runs, price, with_peaks
     from sparsedepth.sweep.driver import Driver
-    from sparsedepth.sweep.storage import hide_url
+    from sparsedepth.sweep.storage import database_url, hide_url
 
     if storage:
         hide_url(storage)
+        database_url(storage)
     driver = Driver(definition, results, machine, storage)
     warn_of_unlikely_values(field_values(definition))
     setup = local_pricing_setup(definition, machine)

@@ -52,6 +52,8 @@ class ByDepth:
     """Columns: setting (the baseline first), n_layers, quantity, mean, lo, hi (NaN below three seeds), n_seeds, lr."""
     n_diverged: int
     """Configurations with a diverged seed."""
+    n_single: int = 0
+    """Settings of one depth."""
     n_left_out: int = 0
     """Settings beyond those that can be told apart."""
     degenerate: str = ""
@@ -73,7 +75,9 @@ def by_depth(runs: pd.DataFrame, settings: Mapping[str, str]) -> ByDepth:
     """The numbers, from the result rows of `runs`, and cell_id -> setting."""
     complete, n_diverged = without_diverged_configurations(runs)
     complete["setting"] = complete["cell_id"].map(dict(settings))
-    complete = complete[complete.groupby("setting")["n_layers"].transform("nunique") > 1]
+    n_depths = complete.groupby("setting")["n_layers"].transform("nunique")
+    n_single = complete.loc[n_depths == 1, "setting"].nunique()
+    complete = complete[n_depths > 1]
     needed = next((name for name in NEEDED if name in complete and complete[name].notna().any()), None)
     names = [name for name in (loss_of(runs), needed, "solved_difficulty", VARIANCE) if name and name in complete]
     rows = []
@@ -81,7 +85,7 @@ def by_depth(runs: pd.DataFrame, settings: Mapping[str, str]) -> ByDepth:
         for name in names:
             if values := finished_values(same, name):
                 lr = pd.to_numeric(same["lr"]).median()  # one value, unless imported runs vary in it
-                rows.append((setting, int(n_layers), name, *_mean_interval(values, name), len(values), lr))
+                rows.append((setting, int(n_layers), name, *_mean_interval(values, name, n_layers), len(values), lr))
     points = pd.DataFrame(rows, columns=["setting", "n_layers", "quantity", "mean", "lo", "hi", "n_seeds", "lr"])
     points = points.astype({"lo": float, "hi": float})
     shown = _shown_settings(points)
@@ -90,7 +94,9 @@ def by_depth(runs: pd.DataFrame, settings: Mapping[str, str]) -> ByDepth:
     order = points["setting"].map(shown.index)
     points = points.iloc[order.argsort(kind="stable")].reset_index(drop=True)
     degenerate = degeneracy_caption([needed] if needed else [], runs)
-    return ByDepth(points=points, n_diverged=n_diverged, n_left_out=n_left_out, degenerate=degenerate)
+    return ByDepth(
+        points=points, n_diverged=n_diverged, n_single=n_single, n_left_out=n_left_out, degenerate=degenerate
+    )
 
 
 def _shown_settings(points: pd.DataFrame) -> list[str]:
@@ -105,9 +111,11 @@ def _shown_settings(points: pd.DataFrame) -> list[str]:
     return [name for name in ordered if name in best[: 1 + len(SETTINGS)]]
 
 
-def _mean_interval(values: Sequence[float], name: str) -> tuple[float | None, ...]:
+def _mean_interval(values: Sequence[float], name: str, n_layers: float) -> tuple[float | None, ...]:
+    """Mean and interval, cut to the range of the quantity; a count of blocks is at most n_layers."""
     if not _is_log(values, name):
-        return tuple(map(IN_RUNS[name].clipped, mean_interval(values)))
+        clipped = map(IN_RUNS[name].clipped, mean_interval(values))
+        return tuple(min(end, n_layers) if end is not None and name == NEEDED[0] else end for end in clipped)
     return tuple(None if value is None else math.exp(value) for value in mean_interval([*map(math.log, values)]))
 
 
@@ -128,7 +136,11 @@ def page_of_depths(data: ByDepth) -> Figure:
         _draw_quantity(axis, points[points["quantity"] == name], styles, name)
     settings_legend(page, styles)
     text = f"{counted(len(settings), 'setting')}, each at its tuned values, if any: mean over seeds "
-    is_cut = any(IN_RUNS[row["quantity"]].cut_at((row["lo"], row["hi"])) for row in points.to_dict("records"))
+    is_cut = any(
+        IN_RUNS[row["quantity"]].cut_at((row["lo"], row["hi"]))
+        or (row["quantity"] == NEEDED[0] and row["lo"] < row["hi"] == row["n_layers"])
+        for row in points.to_dict("records")
+    )
     text += f"(geometric on a logarithmic axis), 95% interval{', cut at the end of the range' * is_cut}."
     text += " Points of one depth are drawn side by side." * (len(settings) > 1)
     if NEEDED[0] in names:
@@ -140,6 +152,8 @@ def page_of_depths(data: ByDepth) -> Figure:
     text += f" {data.sizes}." * bool(data.sizes)
     if data.n_left_out:
         text += f" Not shown: {counted(data.n_left_out, 'further setting')}, of fewer depths or of a higher loss."
+    if data.n_single:
+        text += f" Not shown: {counted(data.n_single, 'setting')} of one depth."
     if data.n_diverged:
         text += f" Not shown: {counted(data.n_diverged, 'configuration')} with a diverged seed."
     caption(page, text + data.degenerate)

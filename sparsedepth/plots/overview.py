@@ -15,6 +15,7 @@ from sparsedepth.plots.style import CHANGES_VARIANCE, RunPoints, caption, depth_
 from sparsedepth.quantities import PROFILED
 from sparsedepth.store.connection import Store
 from sparsedepth.store.degeneracy import degeneracy_caption
+from sparsedepth.store.imported_run import is_imported
 from sparsedepth.store.search import search_of
 from sparsedepth.store.tuning_roles import result_rows, without_measured_models, without_tuning_runs
 
@@ -25,7 +26,10 @@ def load_overview(figure: str, store: Store) -> Drawing:
     is_search = search_of(store.roots) is not None
     chain, by_depth = parts_of(figure, runs, layers, is_search)
     if not (chain and chain.panels) and (by_depth is None or by_depth.layers.empty):
-        raise NothingToDraw(f"no finished run has two of the quantities of the figure {figure}; measure them")
+        advice = "measure them"
+        if is_imported(runs):
+            advice = "imported runs have only those that their map names: --figure depth draws the loss over n_layers"
+        raise NothingToDraw(f"no finished run has two of the quantities of the figure {figure}; {advice}")
     return Drawing(data=data_of(chain, by_depth), page=partial(page_of_runs, runs, chain, by_depth, is_search))
 
 
