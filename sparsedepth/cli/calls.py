@@ -303,6 +303,7 @@ def plot(
     Raises ValueError for an unknown figure, suffix or run, for an image in another format than its suffix names, or if
     there is nothing to draw.
     """
+    from sparsedepth.cli.run_progress import bar
     from sparsedepth.plots.draw import draw
     from sparsedepth.plots.page import FORMATS
     from sparsedepth.store.connection import open_store
@@ -312,7 +313,10 @@ def plot(
     if format is not None and {suffix, f".{format}"} <= {*FORMATS} and suffix != f".{format}":
         raise ValueError(f"-o {str(written)!r} is for {suffix[1:]}, and --format is {format!r}; drop one of the two")
     with open_store(*folders, skip_damaged=skip_damaged) as store:
-        return draw(store, figure, written, run, format or "png")
+        if figure != "all":
+            return draw(store, figure, written, run, format or "png")
+        with bar("figures") as progress:
+            return draw(store, figure, written, run, format or "png", progress)
 
 
 def runtime_config(settings: "Settings | None", **options: object) -> "RuntimeConfig":

@@ -24,6 +24,7 @@ def report(
     skip_damaged: option.SkipDamaged = False,
 ) -> None:
     """Write one HTML page: summary, recipe, runs, figures with data, effects, failures, methods and provenance."""
+    from sparsedepth.cli.run_progress import bar
     from sparsedepth.files import check_parent
     from sparsedepth.report.page import write_report
 
@@ -32,7 +33,8 @@ def report(
     if out.suffix.lower() not in (".html", ".htm"):
         raise ValueError(f"{str(out)!r} must end in .html, or be an existing folder")
     check_parent(out)
-    size = write_report(folders, out, depth, objective, card, skip_damaged)
+    with bar("report") as progress:
+        size = write_report(folders, out, depth, objective, card, skip_damaged, progress)
     print(f"{out} ({size / 1e6:.2f} MB)")
 
 

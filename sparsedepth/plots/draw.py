@@ -1,6 +1,6 @@
 """Figures of a store, by name: compute the numbers, build the page, write picture and numbers atomically."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection
 from dataclasses import KW_ONLY, dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -73,6 +73,16 @@ def _with_notes(page: Callable[[], Figure], notes: str) -> Figure:
     return figure
 
 
+Progress = Callable[[str, float], None]
+"""Gets what is being made, and the share that is done."""
+NUMBERS_SHARE = 0.3
+"""Of the time of drawing: collecting the numbers; the rest is rendering."""
+
+
+def silent(name: str, done: float) -> None:
+    """The Progress that shows nothing."""
+
+
 @dataclass(frozen=True, kw_only=True, repr=False)
 class Figures:
     """The figures drawn. A notebook shows a single one."""
@@ -92,7 +102,12 @@ class Figures:
 
 
 def draw(
-    store: Store, figure: str | None = None, out: Path | None = None, run: str | None = None, format: str = "png"
+    store: Store,
+    figure: str | None = None,
+    out: Path | None = None,
+    run: str | None = None,
+    format: str = "png",
+    progress: Progress = silent,
 ) -> Figures:
     """Draw a figure of FIGURES, "all" that the store has numbers for, or (None) the default one.
 
@@ -107,13 +122,15 @@ def draw(
         check_path(out)
         if figure == "all":
             raise ValueError(f"--figure all draws several pictures, and -o {str(out)!r} is one; name a folder")
-    drawings, left_out = _drawings(store, figure or ("all" if into_folder else default_figure(store)), run)
+    figure = figure or ("all" if into_folder else default_figure(store))
+    drawings, left_out = _drawings(store, figure, run, lambda name, done: progress(name, done * NUMBERS_SHARE))
     paths: list[Path] = []
     if out is not None:
         if into_folder:
             out.mkdir(parents=True, exist_ok=True)
         paths = [out / f"{name}.{format}" if into_folder else out for name in drawings]
-    for path, drawing in zip(paths, drawings.values(), strict=False):
+    for done, (path, (name, drawing)) in enumerate(zip(paths, drawings.items(), strict=False)):
+        progress(name, NUMBERS_SHARE + (1 - NUMBERS_SHARE) * done / len(paths))
         write(drawing, path)
     return Figures(drawings=drawings, left_out=left_out, paths=tuple(paths))
 
@@ -125,7 +142,9 @@ def check_figure(name: str) -> None:
         raise ValueError(f"figure {name!r} is unknown; {hint}")
 
 
-def _drawings(store: Store, figure: str, run: str | None) -> tuple[dict[str, Drawing], dict[str, str]]:
+def _drawings(
+    store: Store, figure: str, run: str | None, progress: Progress
+) -> tuple[dict[str, Drawing], dict[str, str]]:
     """The drawings of a figure, or of all; and why each of the others cannot be drawn."""
     if figure != "all":
         check_figure(figure)
@@ -133,17 +152,21 @@ def _drawings(store: Store, figure: str, run: str | None) -> tuple[dict[str, Dra
             of_one = " or ".join(name for name, kind in FIGURES.items() if kind.of_one_run)
             raise ValueError(f"run={run!r} is for the figures {of_one}; the figure {figure!r} shows all runs")
         return {figure: FIGURES[figure].drawing(store, run)}, {}
-    drawings, left_out = drawable(store, FIGURES, run)
+    drawings, left_out = drawable(store, FIGURES, run, progress)
     if not drawings:
         raise NothingToDraw(f"there is nothing to draw: {'; '.join(dict.fromkeys(left_out.values()))}")
     return drawings, left_out
 
 
-def drawable(store: Store, names: Iterable[str], run: str | None = None) -> tuple[dict[str, Drawing], dict[str, str]]:
-    """The figures that the store has numbers for, and why each of the others cannot be drawn."""
+def drawable(
+    store: Store, names: Collection[str], run: str | None = None, progress: Progress = silent
+) -> tuple[dict[str, Drawing], dict[str, str]]:
+    """The figures that the store has numbers for, and why each of the others cannot be drawn; `progress` gets the name
+    of the next and the share that is done."""
     drawings: dict[str, Drawing] = {}
     left_out: dict[str, str] = {}
-    for name in names:
+    for done, name in enumerate(names):
+        progress(name, done / len(names))
         try:
             drawings[name] = FIGURES[name].drawing(store, run)
         except NothingToDraw as reason:

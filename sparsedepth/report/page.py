@@ -19,7 +19,7 @@ from markupsafe import Markup
 from matplotlib.figure import Figure
 
 from sparsedepth.files import write_bytes
-from sparsedepth.plots.draw import FIGURES, drawable
+from sparsedepth.plots.draw import FIGURES, NUMBERS_SHARE, Progress, drawable, silent
 from sparsedepth.plots.page import Drawing, csv_bytes, render
 from sparsedepth.recipe.card import Card, read_card
 from sparsedepth.recipe.card_markdown import card_markdown
@@ -33,6 +33,8 @@ LARGEST_SVG = 250_000
 """Bytes; a larger picture is embedded as PNG."""
 LEFT_OUT = ("overview",)
 """Its two parts are figures of their own."""
+FIGURES_SHARE = 0.7
+"""Of the time of a report."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,6 +60,7 @@ def write_report(
     objective: str = "loss",
     card: Path | None = None,
     skip_damaged: bool = False,
+    progress: Progress = silent,
 ) -> int:
     """Write the page atomically; returns its size in bytes. `card` is that of a verified recipe.
 
@@ -65,7 +68,7 @@ def write_report(
     """
     verified = read_card(card) if card else None
     with open_store(*folders, skip_damaged=skip_damaged) as store:
-        page = html(store, folders, depth, objective, verified)
+        page = html(store, folders, depth, objective, verified, progress)
     text = page.encode()
     write_bytes(out, text)
     return len(text)
@@ -77,11 +80,13 @@ def html(
     depth: int | None = None,
     objective: str = "loss",
     verified: Card | None = None,
+    progress: Progress = silent,
 ) -> str:
     """The page of an open store, which was read from `folders`."""
     package = files("sparsedepth.report")
     script = (package / "tables.js").read_text()
-    pictures, not_drawn = draw_pictures(store)
+    pictures, not_drawn = draw_pictures(store, lambda name, done: progress(f"figure {name}", done * FIGURES_SHARE))
+    progress("effects and recipe", FIGURES_SHARE)
     report = content(store, folders, depth, objective, verified)
     return fill_template(
         "sparsedepth.report",
@@ -133,19 +138,21 @@ def card_html(card: Card) -> Markup:
     return Markup(reader.renderer.render(tokens, reader.options, {}))
 
 
-def draw_pictures(store: Store) -> tuple[list[dict[str, Any]], dict[str, str]]:
+def draw_pictures(store: Store, progress: Progress = silent) -> tuple[list[dict[str, Any]], dict[str, str]]:
     """Every figure that the store has numbers for, as the template shows it, and why each of the others is missing."""
-    drawings, absent = drawable(store, [name for name in FIGURES if name not in LEFT_OUT])
-    pictures = [
-        {
+    names = [name for name in FIGURES if name not in LEFT_OUT]
+    drawings, absent = drawable(store, names, progress=lambda name, done: progress(name, done * NUMBERS_SHARE))
+    pictures = []
+    for done, (name, drawing) in enumerate(drawings.items()):
+        progress(name, NUMBERS_SHARE + (1 - NUMBERS_SHARE) * done / len(drawings))
+        picture = {
             "name": name,
             "meaning": FIGURES[name].meaning,
             "image": draw_image(drawing),
             "numbers": data_uri(csv_bytes(drawing.data), "text/csv"),
             "n_rows": len(drawing.data),
         }
-        for name, drawing in drawings.items()
-    ]
+        pictures.append(picture)
     return pictures, absent
 
 
