@@ -20,6 +20,7 @@ Out = Annotated[Path, typer.Option("-o", "--out", help="results folder; created 
 Settings = Annotated[
     list[str] | None, typer.Option("--set", help="override a field or a sweep key: --set n_layers=24; repeatable")
 ]
+Override = Annotated[list[str] | None, typer.Option("--set", help="override a field: --set n_layers=24; repeatable")]
 Vary = Annotated[
     list[str] | None,
     typer.Option(help="sweep without a file: --vary n_kv_heads=1,2,4; repeatable, all combinations run"),

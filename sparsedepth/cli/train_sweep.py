@@ -105,10 +105,10 @@ def _print_result(definition: "SweepDefinition", out: Path, result: "SweepResult
 def train(
     file: Annotated[Path, typer.Argument(help="run configuration (YAML)")],
     out: option.Out,
-    settings: option.Settings = None,
+    settings: option.Override = None,
     runtime: option.Runtime = None,
     device: option.Device = "auto",
-    threads: Annotated[int | None, typer.Option(help="CPU threads; default all")] = None,
+    threads: Annotated[int | None, typer.Option(min=1, help="CPU threads; default all")] = None,
     compiled: option.Compile = False,
     start: Annotated[
         Path | None,

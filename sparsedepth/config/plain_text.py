@@ -26,6 +26,12 @@ def unreadable(file: Path, error: Exception) -> ValueError:
     return ValueError(f"{file} cannot be read ({one_line(error)}); check that it is whole and readable")
 
 
+def check_not_empty(file: Path) -> None:
+    """Raises ValueError for a file of 0 bytes."""
+    if file.is_file() and file.stat().st_size == 0:
+        raise ValueError(f"{file} is empty (0 bytes); was it written completely?")
+
+
 def one_line(error: Exception) -> str:
     text = " ".join(str(error).split()) or type(error).__name__
     return text if len(text) <= 200 else text[:200] + "..."

@@ -116,8 +116,12 @@ class Formula:
         return ValueError(f"{self.text!r}: {text}")
 
 
+class UnknownColumn(ValueError):
+    """A formula names a column that the table does not have."""
+
+
 def parse(text: str, columns: Collection[str], is_condition: bool = False) -> Formula:
-    """Parse a formula. Raises ValueError, one line, for a syntax error or an unknown column."""
+    """Parse a formula. Raises ValueError, one line, for a syntax error, and UnknownColumn."""
     if text in columns and not is_condition:
         return Formula(text, ast.Name(id="quoted_0"), {"quoted_0": text}, is_condition)
     if len(text) > MAX_LENGTH:
@@ -131,6 +135,5 @@ def parse(text: str, columns: Collection[str], is_condition: bool = False) -> Fo
         raise ValueError(f"{text!r} is no formula; write e.g. tokens * 1e6, and odd columns in backticks") from None
     formula.values(lambda name: np.ones(1), lambda name: np.array([""]))  # every part is of the grammar
     if missing := sorted(formula.columns - set(columns)):
-        names = ", ".join(map(str, list(columns)[:20]))
-        raise ValueError(f"no column {', '.join(map(repr, missing))}; the table has: {names}")
+        raise UnknownColumn(f"no column {', '.join(map(repr, missing))}")
     return formula

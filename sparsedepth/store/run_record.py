@@ -246,6 +246,8 @@ def parse_record(files: Files) -> Record:
 
 
 def _complete_files(folder: Path) -> Files:
+    if not folder.is_dir():
+        raise ValueError(f"{str(folder)!r} is not a folder; name that of a complete run, such as DIR/{RUNS}/RUN")
     if not is_complete(folder):
         raise ValueError(which_run(folder) or f"{str(folder)!r} holds no complete run (it has no file {MARKER!r})")
     return run_files(files_on_disk(folder))

@@ -28,7 +28,7 @@ from sparsedepth.config.role import fields_where
 from sparsedepth.config.run import RunConfig
 from sparsedepth.config.section import Section
 from sparsedepth.config.synonyms import hint
-from sparsedepth.store.formula import Formula, parse
+from sparsedepth.store.formula import Formula, UnknownColumn, parse
 from sparsedepth.store.schema import RUN_COLUMNS
 
 MAP = "import.yaml"
@@ -123,11 +123,14 @@ def formulas(table_map: TableMap, columns: Collection[str]) -> tuple[dict[str, F
     """The formula of each field, and of `where`. Raises Mistakes with all errors."""
     mistakes: list[str] = []
     parsed: dict[str, Formula] = {}
+    lacks_columns = False
 
     def formula(place: str, text: str, is_condition: bool = False) -> Formula | None:
+        nonlocal lacks_columns
         try:
             return parse(text, columns, is_condition)
         except ValueError as error:
+            lacks_columns |= isinstance(error, UnknownColumn)
             mistakes.append(f"{place}: {error}")
             return None
 
@@ -139,8 +142,10 @@ def formulas(table_map: TableMap, columns: Collection[str]) -> tuple[dict[str, F
                 mistakes.append(f"fields.{name}: {kind} must be a column, and {entry.of!r} is arithmetic")
     where = formula("where", table_map.where, True) if table_map.where is not None else None
     if unknown := [name for name in table_map.clusters if name not in columns]:
-        names = ", ".join(map(str, list(columns)[:20]))
-        mistakes.append(f"cluster: no column {', '.join(map(repr, unknown))}; the table has: {names}")
+        mistakes.append(f"cluster: no column {', '.join(map(repr, unknown))}")
+        lacks_columns = True
+    if lacks_columns:
+        mistakes.append(f"the table has the columns {', '.join(map(str, list(columns)[:20]))}")
     if mistakes:
         raise Mistakes(mistakes)
     return parsed, where

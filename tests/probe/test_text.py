@@ -165,6 +165,9 @@ def test_given_files_must_be_arrays_of_one_length(tmp_path):
     for name in ("ids.npz", "text.npy", "absent.npy"):
         with pytest.raises(ValueError, match=r"cannot be read as a \.npy array"):
             read_token_arrays(tmp_path / name)
+    (tmp_path / "empty.npy").touch()
+    with pytest.raises(ValueError, match=r"empty.npy is empty \(0 bytes\)"):
+        read_token_arrays(tmp_path / "empty.npy")
     first, other = (saved(tmp_path / f"{n}.npy", np.zeros((2, n), dtype=int)) for n in (9, 8))
     with pytest.raises(ValueError, match="has sequences of 7 tokens and"):
         read_token_arrays(first, other)

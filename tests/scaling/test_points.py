@@ -47,8 +47,11 @@ def test_what_is_no_table_is_refused(tmp_path):
     with pytest.raises(ValueError, match="does not exist"):
         read_points(tmp_path / "none.csv")
     (tmp_path / "empty.csv").write_text("")
-    with pytest.raises(ValueError, match="is not a CSV file"):
+    with pytest.raises(ValueError, match=r"empty.csv is empty \(0 bytes\)"):
         read_points(tmp_path / "empty.csv")
+    (tmp_path / "ragged.csv").write_text("n_layers,loss\n4,3\n4,3,2,1\n")
+    with pytest.raises(ValueError, match="is not a CSV file"):
+        read_points(tmp_path / "ragged.csv")
     (tmp_path / "latin.csv").write_bytes("n_layers,löss\n4,3\n".encode("latin-1"))
     with pytest.raises(ValueError, match=r"latin\.csv is not UTF-8 text \(.*\); save it as UTF-8$"):
         read_points(tmp_path / "latin.csv")

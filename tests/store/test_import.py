@@ -264,9 +264,11 @@ def test_every_mistake_of_a_map_is_told_at_once(tmp_path):
         'fields.n_heads: "width',
         "no column 'nothing'",
         "where: 'depth = 2'",
+        "the table has the columns run, ",
     ):
         assert part in str(told.value)
     assert "\n" not in str(told.value) and not (tmp_path / "theirs").exists()
+    assert str(told.value).count("the table has the columns") == 1
 
 
 @pytest.mark.parametrize(
