@@ -12,6 +12,7 @@ import json
 import os
 import shutil
 import stat
+import tempfile
 import time
 import uuid
 from collections.abc import Generator
@@ -49,9 +50,15 @@ def write_bytes(path: Path, content: bytes) -> None:
 
 
 def check_parent(path: Path) -> None:
-    """Raises ValueError unless the folder of `path` exists: told before the work whose result goes there."""
+    """Raises ValueError unless the folder of `path` exists, OSError unless it can be written: told before the work
+    whose result goes there."""
     if not path.parent.is_dir():
         raise ValueError(f"-o {str(path)!r}: folder {str(path.parent)!r} does not exist; create it")
+    try:
+        tempfile.TemporaryFile(dir=path.parent).close()  # os.access would not tell why
+    except OSError as error:
+        error.filename = str(path)
+        raise
 
 
 def check_not_empty(option: str, out: object) -> None:
