@@ -16,20 +16,22 @@ EXPLAINED = (
     "interval of a new scale. Verdicts are Holm-corrected over the settings at one depth on one axis."
 )
 
+TOO_FEW = "too few scales: no setting was run at two widths or token budgets of one depth"
+
 
 def scale_lines(runs: pd.DataFrame, outcome: str, knob: str | None, at: Mapping[str, float]) -> Iterator[str]:
-    """Trends of every setting, decision accuracy against compute, and the regret of transferring lr."""
+    """Trends of every setting, decision accuracy against compute, and the regret of transferring lr. Raises ValueError
+    if the runs have none of them."""
+    by_setting, decisions = trends(runs, outcome, knob, at), decision_accuracy(runs, outcome)
+    lr_transfers = transfers(runs, outcome)
+    if not (by_setting or decisions or lr_transfers):
+        raise ValueError(f"{TOO_FEW}; sweep d_model or train_tokens, too")
     yield EXPLAINED
-    by_setting = trends(runs, outcome, knob, at)
-    if not by_setting:
-        yield "too few scales: no setting was run at two widths or token budgets of one depth"
-    for trend in by_setting:
-        yield trend_text(trend)
-    decisions = decision_accuracy(runs, outcome)
+    yield from map(trend_text, by_setting) if by_setting else (TOO_FEW,)
     if decisions:
         yield "\nDo small runs rank configurations as the largest do? (pairs in the same order; a tie counts half)"
     yield from map(_decision_text, decisions)
-    if lr_transfers := transfers(runs, outcome):
+    if lr_transfers:
         yield f"\n{transfer_page(lr_transfers, outcome, runs)}"
 
 
