@@ -70,20 +70,26 @@ def without_diverged_configurations(runs: pd.DataFrame) -> tuple[pd.DataFrame, i
 
 
 def changed_knobs(runs: pd.DataFrame, all_runs: pd.DataFrame, is_search: bool) -> pd.Series:
-    """The knob that each run changed from the baseline of all runs: 'baseline', a knob's only setting, its name if the
-    runs have more than one, or SEVERAL; in a search always PROPOSAL."""
+    """What each run changed from the baseline of all runs: 'baseline', a knob's only setting, the knob's name if the
+    runs have several of its settings, the settings of several knobs if they are the only such combination, or SEVERAL;
+    in a search always PROPOSAL."""
     if is_search:
         return pd.Series(PROPOSAL, index=runs.index, dtype=object)
     knobs = find_knobs(all_runs)
     mixed = {knob.name for knob in knobs if not knob.is_pure}
     only = {knob.name: [*knob.settings][1] for knob in knobs if len(knob.settings) == 2}  # the first is the baseline
 
-    def kind(settings: Mapping[str, str]) -> str:
-        if len(settings) > 1 or not mixed.isdisjoint(settings):
-            return SEVERAL
-        return next((only.get(name, name) for name in settings), "baseline")
+    def is_several(settings: Mapping[str, str]) -> bool:
+        return len(settings) > 1 or not mixed.isdisjoint(settings)
 
-    return changed(runs, knobs).map(kind) if len(runs) else pd.Series(dtype=object)
+    changes = changed(runs, knobs) if len(runs) else pd.Series(dtype=object)
+    combinations = {", ".join(settings.values()) for settings in changes if is_several(settings)}
+    several = min(combinations) if len(combinations) == 1 else SEVERAL
+
+    def kind(settings: Mapping[str, str]) -> str:
+        return several if is_several(settings) else next((only.get(name, name) for name in settings), "baseline")
+
+    return changes.map(kind)
 
 
 def settings_in_order(names: Iterable[str]) -> list[str]:

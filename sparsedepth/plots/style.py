@@ -29,7 +29,7 @@ MARKERS = ("s", "^", "D", "v", "P", "X", "<", ">", "p", "h", "*")
 PROPOSAL = "proposal"
 """Kind of every run of a search: none is a baseline, and none changes one knob alone."""
 SEVERAL = "several fields"
-"""Kind of a run that changed more than one knob."""
+"""Kind of a run that changed more than one knob, where there are several such combinations."""
 FIXED_MARKERS = {"baseline": "o", SEVERAL: "d", PROPOSAL: "o"}
 Fill = Literal["full", "none", "left", "right", "top", "bottom"]
 FILLS: tuple[Fill, ...] = ("full", "none", "left", "right", "top", "bottom")
@@ -114,7 +114,7 @@ def knob_markers(kinds: Iterable[str]) -> dict[str, str]:
     """One shape per kind of run, in the order of a legend: the baseline first, and last those that changed several
     knobs, thin, since they are most of a grid."""
     shapes = cycle(MARKERS)
-    ordered = sorted(set(kinds), key=lambda kind: (kind != "baseline", kind == SEVERAL, kind))
+    ordered = sorted(set(kinds), key=lambda kind: (kind != "baseline", kind == SEVERAL, kind.count(","), kind))
     return {kind: FIXED_MARKERS.get(kind) or next(shapes) for kind in ordered}
 
 
@@ -165,7 +165,7 @@ def depth_legend(
     swatches |= {f"in {name}": ("#444444", "o", fill) for name, fill in (fills or {}).items()}
     look: Any = {"linestyle": "", "markersize": 6, "markerfacecoloralt": "none"}
     handles = [
-        Line2D([], [], marker=marker, color=colour, fillstyle=fill, label=escaped(label), **look)
+        Line2D([], [], marker=marker, color=colour, fillstyle=fill, label=wrapped(escaped(label), LONGEST), **look)
         for label, (colour, marker, fill) in swatches.items()
     ]
     legend_above(page, handles, n_columns, handletextpad=0.1, columnspacing=1.2)

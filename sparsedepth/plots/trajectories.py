@@ -191,7 +191,7 @@ def _draw_depth(axis: Any, data: Trajectories) -> None:
         label = escaped(family)
         if (law := data.laws.get(family)) is not None:
             ends = "" if law.lo is None or law.hi is None else f" ({law.lo:.2f} to {law.hi:.2f})"
-            label += f": b = {law.b:.2f}{ends}"
+            label += f": b\u00a0=\u00a0{law.b:.2f}{ends}"
             depths = np.geomspace(shown["n_layers"].min(), shown["n_layers"].max(), 20)
             axis.plot(depths, law(depths), color=colour, linestyle=dashes, linewidth=1.1, zorder=front)
         label = wrapped(label, 44)

@@ -36,9 +36,9 @@ def test_points_hold_the_numbers_of_the_runs():
         "baseline": 4,
         "weight_decay=0.3": 4,
         "n_kv_heads=1": 4,
-        "several fields": 4,
+        "weight_decay=0.3, n_kv_heads=1": 4,
     }
-    names = ["baseline", "n_kv_heads=1", "weight_decay=0.3", "several fields"]
+    names = ["baseline", "n_kv_heads=1", "weight_decay=0.3", "weight_decay=0.3, n_kv_heads=1"]
     assert list(knob_markers(chain.points["knob"])) == names
 
 
@@ -74,12 +74,18 @@ def test_runs_that_cannot_be_shown_are_dropped_and_counted():
     assert chain.links["residual_variance_last", "usefulness_loss_increase"][0].n_runs == 13
 
 
-def test_runs_that_changed_several_fields_have_no_knob_name():
-    runs = grid({"weight_decay,lr": [(0.0, 1e-3), (0.3, 5e-4)]}, summary)
-    assert list(correlations(runs).points["knob"]) == ["baseline", "several fields"]
-    of_pareto = front(runs.assign(val_loss=[3.0, 2.0], train_flops=1e9)).cells
-    assert sorted(of_pareto["kind"]) == ["baseline", "several fields"]  # one word for it in both figures
-    assert list(correlations(runs, is_search=True).points["knob"]) == ["proposal", "proposal"]
+def test_one_combination_of_several_fields_is_named_and_more_are_not():
+    """In the same words in both figures."""
+    runs = grid({"weight_decay,n_kv_heads": [(0.0, 2), (0.3, 1)]}, summary)
+    kinds = ["baseline", "weight_decay=0.3, n_kv_heads=1"]
+    assert list(correlations(runs).points["knob"]) == kinds
+    assert sorted(front(runs.assign(val_loss=[3.0, 2.0], train_flops=1e9)).cells["kind"]) == kinds
+
+    runs = grid({"weight_decay,lr": [(0.0, 1e-3), (0.3, 5e-4), (0.1, 2e-3)]}, summary)
+    kinds = ["baseline", "several fields", "several fields"]
+    assert list(correlations(runs).points["knob"]) == kinds
+    assert sorted(front(runs.assign(val_loss=[3.0, 2.0, 2.5], train_flops=1e9)).cells["kind"]) == kinds
+    assert list(correlations(runs, is_search=True).points["knob"]) == ["proposal"] * 3
 
 
 def test_the_drawing_shows_every_point_once():

@@ -76,7 +76,7 @@ def test_it_is_drawn_with_its_numbers_and_the_same_twice(store, tmp_path):
         draw(store, "trajectories", tmp_path / f"{name}.svg")
     assert (tmp_path / "a.svg").read_bytes() == (tmp_path / "b.svg").read_bytes()
     text = (tmp_path / "a.svg").read_text()
-    for wanted in ("pc1 (rad), 60% of variance", "early stop: 25.0%", "b = 1.00 (1.00 to 1.00)", "n_layers"):
+    for wanted in ("pc1 (rad), 60% of variance", "early stop: 25.0%", "b\u00a0=\u00a01.00 (1.00 to 1.00)", "n_layers"):
         assert wanted in text, wanted
     data = pd.read_csv(tmp_path / "a.csv")
     assert data.groupby("panel").size().to_dict() == {"layers": 24, "tokens": 30, "ideals": 2, "depth": 4, "fit": 2}
