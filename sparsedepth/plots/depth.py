@@ -29,6 +29,7 @@ from sparsedepth.plots.style import (
     set_scale,
     setting_styles,
     settings_legend,
+    side_by_side,
 )
 from sparsedepth.quantities import IN_RUNS, axis_label
 from sparsedepth.store.comparable_loss import loss_of
@@ -41,9 +42,6 @@ NEEDED = ("needed_layers", "usefulness_loss_increase")
 """The first that the runs have is drawn."""
 VARIANCE = "residual_variance_last"
 COLUMNS = 3
-SPREAD = 0.05
-"""Horizontal distance of the first and last setting's points, as a share of the axis, so that intervals do not
-overlap."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -165,8 +163,7 @@ def _draw_quantity(axis: Any, points: pd.DataFrame, styles: Mapping[str, tuple[s
     if name == NEEDED[0]:
         diagonal = np.geomspace(depths[0], depths[-1], 50)
         axis.plot(diagonal, diagonal, color=GREY, linestyle=":", linewidth=1.0)
-    spread = (depths[-1] / depths[0]) ** (SPREAD / 2) if len(styles) > 1 else 1.0
-    shifts = dict(zip(styles, np.geomspace(1 / spread, spread, len(styles)), strict=True))
+    shifts = side_by_side([*styles], depths)
     for (setting,), line in groups(points, "setting"):
         colour, marker, dashes = styles[setting]
         x, mean = line["n_layers"] * shifts[setting], line["mean"]

@@ -67,6 +67,8 @@ LEGEND_ROOM = 0.6
 """Inches for a legend above the panels, in the height of every page."""
 LABEL_ROOM = 0.07
 """Share of a panel's width that the label of a depth needs."""
+SPREAD = 0.05
+"""Horizontal distance of the first and last setting's points of one depth, as a share of the axis."""
 LONGEST = 30
 """Characters of a setting's name next to an axis."""
 
@@ -142,6 +144,13 @@ def setting_styles(settings: Sequence[str]) -> dict[str, tuple[str, str, str]]:
     colours = map(to_hex, color_palette("husl", len(settings) - 1))
     other_styles = zip(colours, cycle(MARKERS), cycle(dashes for _, _, dashes in SERIES), strict=False)
     return dict(zip(settings, (BASELINE, *other_styles), strict=True))
+
+
+def side_by_side(settings: Sequence[str], depths: Sequence[int]) -> dict[str, float]:
+    """The factor of n_layers at which each setting is drawn on a logarithmic axis, so that its points do not hide those
+    of another."""
+    spread = (depths[-1] / depths[0]) ** (SPREAD / 2) if len(settings) > 1 else 1.0
+    return dict(zip(settings, np.geomspace(1 / spread, spread, len(settings)), strict=True))
 
 
 def line_handle(label: str, style: tuple[str, str, str]) -> Line2D:

@@ -17,7 +17,17 @@ from matplotlib.figure import Figure
 from sparsedepth.effects.regime import ANGLE, TurnLaw, angles_by_depth, turn_law
 from sparsedepth.plots.page import Drawing, NothingToDraw
 from sparsedepth.plots.runs import choose_run, rows_of_run, setting_names, settings_in_order
-from sparsedepth.plots.style import MISSING, SERIES, caption, depth_axis, escaped, log_scale, setting_styles, wrapped
+from sparsedepth.plots.style import (
+    MISSING,
+    SERIES,
+    caption,
+    depth_axis,
+    escaped,
+    log_scale,
+    setting_styles,
+    side_by_side,
+    wrapped,
+)
 from sparsedepth.store.connection import Store
 
 IDEALS = {"early_stop_ideal": "early stop", "even_ideal": "even"}
@@ -153,7 +163,8 @@ def page_of_trajectories(data: Trajectories) -> Figure:
     if not data.angles.empty:
         _draw_depth(axes.pop(0), data)
         notes.append(
-            "Points: mean angle of a run's middle layers. Lines: fit angle ~ depth^-b, 95% interval of b. Grey: b = 1."
+            "Points: mean angle of a run's middle layers, those of one depth side by side. Lines: fit "
+            "angle ~ depth^-b, 95% interval of b. Grey: b = 1."
         )
     caption(page, *notes)
     return page
@@ -185,6 +196,8 @@ def _draw_tokens(axis: Any, run: RunTrajectories) -> None:
 
 def _draw_depth(axis: Any, data: Trajectories) -> None:
     styles = setting_styles(settings_in_order(data.angles["family"]))
+    depths, angles = sorted(set(data.angles["n_layers"])), data.angles[ANGLE].astype(float)
+    shifts = side_by_side([*styles], depths)
     for index, (family, (colour, marker, dashes)) in enumerate(styles.items()):
         front = 4 + len(styles) - index  # the baseline, which is first, in front
         shown = data.angles[data.angles["family"] == family]
@@ -192,11 +205,18 @@ def _draw_depth(axis: Any, data: Trajectories) -> None:
         if (law := data.laws.get(family)) is not None:
             ends = "" if law.lo is None or law.hi is None else f" ({law.lo:.2f} to {law.hi:.2f})"
             label += f": b\u00a0=\u00a0{law.b:.2f}{ends}"
-            depths = np.geomspace(shown["n_layers"].min(), shown["n_layers"].max(), 20)
-            axis.plot(depths, law(depths), color=colour, linestyle=dashes, linewidth=1.1, zorder=front)
+            line = np.geomspace(shown["n_layers"].min(), shown["n_layers"].max(), 20)
+            axis.plot(line, law(line), color=colour, linestyle=dashes, linewidth=1.1, zorder=front)
         label = wrapped(label, 44)
-        axis.scatter(shown["n_layers"], shown[ANGLE], s=18, color=colour, marker=marker, label=label, zorder=front)
-    depths, angles = sorted(set(data.angles["n_layers"])), data.angles[ANGLE].astype(float)
+        axis.scatter(
+            shown["n_layers"] * shifts[family],
+            shown[ANGLE],
+            s=18,
+            color=colour,
+            marker=marker,
+            label=label,
+            zorder=front,
+        )
     reference = angles.max() * depths[0] / np.array([depths[0], depths[-1]])
     axis.plot([depths[0], depths[-1]], reference, color=MISSING, linewidth=2.5, zorder=0)
     depth_axis(axis, depths)
