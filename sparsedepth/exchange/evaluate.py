@@ -133,7 +133,10 @@ def metric_losses(whole: Hits, without: Hits) -> list[dict[str, Any]]:
     """Rows of each metric's decrease, over the documents that both evaluated."""
     rows = []
     for (metric, filter), hits in without.items():
-        pairs = [(whole[metric, filter][document], hit) for document, hit in hits.items()]
+        hits_of_whole = whole.get((metric, filter), {})  # none if the metric is a share there, as F1 can be
+        pairs = [(hits_of_whole[document], hit) for document, hit in hits.items() if document in hits_of_whole]
+        if not pairs:
+            continue
         n_lost, n_gained, n = pairs.count((True, False)), pairs.count((False, True)), len(pairs)
         lo, hi = paired_share_interval(n_lost, n_gained, n)
         rows.append(row(metric + LOST, filter, (n_lost - n_gained) / n, None, False) | {"lo": lo, "hi": hi})

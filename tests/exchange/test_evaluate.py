@@ -145,6 +145,14 @@ def test_drops_by_hand():
     assert (row["lo"], row["hi"]) == pytest.approx(paired_share_interval(2, 1, 5))
 
 
+def test_a_metric_that_is_a_share_of_the_whole_model_has_no_drop():
+    """F1 is 0.4 for the whole model, so it has no hits there, and 0 once layers are left out, which looks like hits."""
+    whole = {("acc", "none"): {0: True, 1: True}}
+    left = {("f1", "none"): {0: False}, ("acc", "none"): {1: False, 2: False}}
+    (row,) = metric_losses(whole, left)
+    assert (row["metric"], row["value"]) == ("acc_lost", 1.0), "only document 1 was answered by both"
+
+
 def test_until_cuts_the_answer(place, monkeypatch):
     from sparsedepth.exchange.harness import DecoderLM
 
