@@ -160,7 +160,8 @@ def tuning_columns(*sweeps: tuple[Tuning, Sequence[Mapping[str, Any]]]) -> dict[
         groups = defaultdict(list)
         configuration = itemgetter(*(name for name in CELL_FIELDS if name not in tuning.fields))
         for run in runs:
-            groups[configuration(run)].append(run)
+            if None not in _point(tuning, run):  # an imported run whose value is unknown was not tuned
+                groups[configuration(run)].append(run)
         for values, group in groups.items():
             losses = _losses(tuning, group)
             roles = _roles(tuning, group, losses)

@@ -49,6 +49,18 @@ def fill(results, depths=(12,), n_seeds=3, state=True):
     return results
 
 
+def test_a_run_whose_tuned_value_is_unknown_was_not_tuned():
+    """A third-party table can leave the lr of a row empty."""
+    tuning = Tuning(fields=("lr",), objective="val_loss", seeds=(0,), tuning_seeds=(), solved={})
+    configs = {"a": RunConfig(lr=0.001), "b": RunConfig(lr=0.002), "c": RunConfig()}
+    runs = [
+        {**config.model_dump(), "run_id": run_id, "outcome": "ok", "val_loss": 1 + config.lr}
+        for run_id, config in configs.items()
+    ]
+    runs[2]["lr"] = None
+    assert tuning_roles(tuning, runs) == {"a": "edge", "b": "rejected"}
+
+
 @pytest.mark.parametrize("depths", [(12,), (6, 8, 10, 12)], ids=["read", "cached"])
 def test_runs_say_what_they_are(tmp_path, depths):
     fill(tmp_path, depths)
