@@ -278,12 +278,12 @@ def _columns(names: Iterable[str]) -> str:
 
 def _with_best(curves: QueryResult) -> QueryResult:
     """`note` as text; rows of one configuration agree in the columns before lr."""
-    lr = curves.columns.index("lr")
+    lr, diverged = curves.columns.index("lr"), curves.columns.index("diverged")
     notes: list[str | None] = []
     for _, group in itertools.groupby(curves.rows, key=lambda row: row[:lr]):
-        points = [(row[lr], row[-2], row[-1]) for row in group]
-        losses = {value: math.inf if loss is None else loss for value, loss, _ in points}
-        chosen = [value for value, _, is_chosen in points if is_chosen]
+        points = list(group)
+        losses = {row[lr]: math.inf if row[-2] is None or row[diverged] else row[-2] for row in points}
+        chosen = [row[lr] for row in points if row[-1]]
         best, role = best_value(losses, chosen)
         note = ("chosen" if chosen else "best") + ", at the edge" * (role == "edge")
         notes += [note if value == best else None for value in losses]
