@@ -160,7 +160,8 @@ class Store:
             statement, tree = _only_select(connection, text)
             tables = {str(node.get("table_name")).lower() for node in tree}
             for name in [name for name in self._cached if {name, name.partition("_")[0]} & tables]:
-                connection.register(name, self._cached.pop(name).dataset())  # in place of an empty table
+                connection.register(name, self._cached[name].dataset())  # in place of an empty table
+                del self._cached[name]  # only now: reading may fail, and is then tried again
             if self._add_tuning and "runs" in tables and _may_read_tuning(tree):
                 add_tuning, self._add_tuning = self._add_tuning, None
                 add_tuning()
