@@ -61,9 +61,16 @@ def compare(first: Store, second: Store, by: str | None = None) -> tuple[str, Qu
     by = by or (COMMON if COMMON in (loss_in(first), loss_in(second)) else loss_in(first))
     quantities.rankable(by)
     sides = [_cells(store, by) for store in (first, second)]
-    tuned = frozenset.intersection(*(side.cell.tuned for cells in sides for side in cells))
-    key_fields = [name for name in CELL_FIELDS if name not in tuned | _RECORDED]
-    by_key = [{tuple(side.cell.knobs[name] for name in key_fields): side for side in cells} for cells in sides]
+    tuned_of_side = [frozenset().union(*(side.cell.tuned for side in cells)) for cells in sides]
+    tuned = frozenset.intersection(*tuned_of_side)
+    fixed = {name for cells in sides for side in cells for name in tuned - side.cell.tuned}
+    key_fields = [name for name in CELL_FIELDS if name not in tuned - fixed | _RECORDED]
+
+    def key_of(cell: Configuration) -> tuple[Any, ...]:
+        """Without the values of fields that both folders tune, where this configuration was tuned."""
+        return tuple(None if name in tuned & cell.tuned else cell.knobs[name] for name in key_fields)
+
+    by_key = [{key_of(side.cell): side for side in cells} for cells in sides]
     cells = [[side.cell for side in cells] for cells in sides]
     settings = replace(settings_of([*cells[0], *cells[1]]), baseline=settings_of(cells[0]).baseline)
     fields = [name for name in settings.varying if name in key_fields]

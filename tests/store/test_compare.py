@@ -60,6 +60,30 @@ def test_what_keeps_all_configurations_apart_is_said(stores, tmp_path):
     assert disjoint_fields(compare(*stores)[1]) == []
 
 
+def test_a_configuration_run_at_one_lr_does_not_keep_the_tuned_ones_apart(tmp_path):
+    """Depth 4 is tuned in both folders, to other values; depth 8 only in the first."""
+    for folder, best, depths in (("first", 1e-3, (4, 8)), ("second", 2e-3, (4,))):
+        sweep = {
+            "name": "s",
+            "question": "q",
+            "hypothesis": "h",
+            "tune": {"lr": [1e-3, 2e-3, 4e-3]},
+            "seeds": [0, 1, 2],
+        }
+        for depth in depths:
+            for lr in (1e-3, 2e-3, 4e-3):
+                for seed in (0, 1, 2):
+                    loss = 3.0 if lr == best else 4.0
+                    make_run(tmp_path / folder, RunConfig(n_layers=depth, lr=lr, seed=seed), {"val_loss": loss})
+        (tmp_path / folder / "sweep.yaml").write_text(yaml.safe_dump({**sweep, "space": {"n_layers": [*depths]}}))
+    make_run(tmp_path / "second", RunConfig(n_layers=8, lr=2e-3, seed=0), {"val_loss": 3.0})
+    with open_store(tmp_path / "first") as one, open_store(tmp_path / "second") as other:
+        _, table = compare(one, other)
+    rows = [dict(zip(table.columns, row, strict=True)) for row in table.rows]
+    found_in = [(row["found_in"], row["n_layers"], row["tuned"]) for row in rows]
+    assert found_in == [("both", 4, "lr 0.001 -> 0.002"), ("first", 8, None), ("second", 8, None)]
+
+
 def test_the_baseline_is_that_of_the_first_folder(tmp_path):
     """Of lengths 64 and 128 alone the shorter is the baseline; the second folder's 32 does not make both sparse."""
     for folder, lengths in (("first", (64, 128)), ("second", (32,))):
