@@ -5,7 +5,6 @@ folder. The run that a task computes is in the run's scratch folder (`run.alloca
 task ended, so the task itself records it (`cluster.script`).
 """
 
-import contextlib
 import re
 import shlex
 import sys
@@ -245,16 +244,18 @@ class TaskArray:
     def end_reasons(self, starts: Iterable[Allocation], queued: Iterable[QueuedTask]) -> Iterator[str]:
         """Why each start of a task ended, and the task's state now: 'preempted; now pending (Resources)'."""
         ends, tasks = self.ended(), {task.task: task for task in queued}
-        nodes: dict[str, str] = {}
+        nodes: dict[str, str] | None = None
         for start in starts:
             end, task = ends.get((start.task, start.restarts)), tasks.get(start.task)
             if end is None and task and (task.restarts == start.restarts or task.state == "COMPLETING"):
                 yield slurm.describe(task)
                 continue
-            if end is None and not nodes:
-                with contextlib.suppress(ValueError):
+            if end is None and nodes is None:
+                try:
                     nodes = slurm.node_states()
-            state = nodes.get(start.node, "")
+                except ValueError:  # asked only once: a controller that hangs takes a minute
+                    nodes = {}
+            state = (nodes or {}).get(start.node, "")
             lost = f"its node is {state}" if state.startswith("down") else "killed, or its node failed"
             yield (end.reason if end else lost) + (f"; now {slurm.describe(task)}" if task and task.is_active else "")
 

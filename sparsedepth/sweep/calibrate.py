@@ -90,11 +90,11 @@ def calibrate(runs: Sequence[RunConfig], machine: Machine, report: Callable[[int
     timings_of: dict[str, list[Timing]] = {}
     with ProcessPoolExecutor(len(workers), context, _prepare, (gpus, runtime.threads)) as pool:
         with forkserver.nameless_main():
-            timings = [pool.submit(_timed, config, runtime, machine.processes_per_run) for config in in_turn]
+            futures = [pool.submit(_timed, config, runtime, machine.processes_per_run) for config in in_turn]
         try:
-            for n_done, timing in enumerate(as_completed(timings), start=1):
-                key, seconds = timing.result()
-                timings_of.setdefault(key, []).append(seconds)
+            for n_done, future in enumerate(as_completed(futures), start=1):
+                key, timing = future.result()
+                timings_of.setdefault(key, []).append(timing)
                 report(n_done)
         except Exception as error:  # a shape may raise anything
             pool.shutdown(cancel_futures=True)
@@ -129,7 +129,7 @@ def time_run(config: RunConfig, runtime: Runtime, processes: int = 1) -> Timing:
     """Time a training step of one of `processes` that share each batch, and a measure's forward pass."""
     on_cpu = runtime.device.type == "cpu"
     rate = DEVICES["cpu"].rate * runtime.threads if on_cpu else DEVICES["a100"].rate
-    expected = cost(config).train_flops(config.batch_tokens) / rate
+    expected = cost(config).train_flops(config.batch_tokens) / rate / processes
     share = max(1, config.batch_tokens // config.seq_len // processes)
     n_sequences = max(1, min(share, int(share * LONGEST_STEP / expected)))
     model = Decoder(config, config.seed).to(runtime.device).train()
