@@ -6,7 +6,7 @@ from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 from shlex import quote
-from typing import TYPE_CHECKING, Annotated, NamedTuple
+from typing import TYPE_CHECKING, Annotated, NamedTuple, get_args
 
 import typer
 
@@ -133,7 +133,7 @@ def plan_array(definition: "SweepDefinition", options: ArrayOptions, results: Pa
     from sparsedepth.sweep.status import remaining_runs
 
     existing = results if results and results.exists() else None
-    runs = remaining_runs(definition, existing) if existing else expected_runs(definition)[0]
+    runs = remaining_runs(definition, existing, options.max_attempts) if existing else expected_runs(definition)[0]
     with_work = min(MAX_DEFAULT_TASKS, -(-len(runs) // options.runs_in_parallel))
     tasks = max(1, min(options.n_tasks or with_work, len(runs)))
     partition = check(options.request, results, tasks, options.runtime.checkpoint_seconds)
@@ -186,7 +186,10 @@ def sweep_on_slurm(
     if dry_run:
         print(array.script(array_plan.tasks), end="")
         return
-    job = with_cleanup(results, lambda: _submit(definition, plan.expected, array, array_plan, retry_failed))
+    job = with_cleanup(
+        results,
+        lambda: _submit(definition, plan.expected, array, array_plan, options.max_attempts, retry_failed=retry_failed),
+    )
     try:
         if job:
             print(f"submitted {array_plan.tasks} tasks as job {job} ({array.name}); script: {array.path}", flush=True)
@@ -202,23 +205,21 @@ def sweep_on_slurm(
 
 
 def _submit(
-    definition: "SweepDefinition", expected: int, array: "TaskArray", array_plan: ArrayPlan, retry_failed: bool
+    definition: "SweepDefinition",
+    expected: int,
+    array: "TaskArray",
+    array_plan: ArrayPlan,
+    max_attempts: int,
+    *,
+    retry_failed: bool,
 ) -> str | None:
     """Claim the folder and submit the array if runs are missing; returns the job id."""
-    from sparsedepth.plan.planned_vs_actual import write_plan
-    from sparsedepth.run.scratch import Scratch
-    from sparsedepth.sweep.results_folder import claim
-    from sparsedepth.sweep.status import known_runs, scan
+    from sparsedepth.sweep.results_folder import prepare
+    from sparsedepth.sweep.status import scan
 
     results = array.results
-    claim(results, definition)
-    runs = known_runs(definition, results)
-    write_plan(results, array_plan.price, runs)
-    states = scan(results, definition, runs)
-    if retry_failed:
-        for state in states:
-            Scratch(results, state.run_id).clear_failures()
-    if is_settled(definition, states, expected):
+    prepare(results, definition, array_plan.price, max_attempts, retry_failed=retry_failed)
+    if is_settled(definition, scan(results, definition), expected):
         return None
     job = array.submit(array_plan.tasks)
     if job is None:
@@ -228,9 +229,11 @@ def _submit(
 
 def is_settled(definition: "SweepDefinition", states: "list[RunState]", expected: int) -> bool:
     """Whether no run is left, judging by the folder; a sampler's proposals may share runs."""
+    from sparsedepth.sweep.run_end import EndState
+
     if definition.tune and not definition.adaptive and len(states) < expected:
         return False
-    settled = bool(states) and all(state.state in ("complete", "pruned", "infeasible") for state in states)
+    settled = bool(states) and all(state.state in ("complete", *get_args(EndState)) for state in states)
     return settled and (not definition.adaptive or len(states) >= expected)
 
 

@@ -117,7 +117,8 @@ def _slurm_lines(folder: Path, definition: "SweepDefinition | None", states: "li
     stopped = [state for state in states if state.starts and state.state != "running"]
     reasons = array.end_reasons([state.starts[-1] for state in stopped], tasks)
     for state, reason in zip(stopped, reasons, strict=True):
-        lines.append(f"  {state.state} {state.run_id}{task_text(state.starts)}: {state.reason or reason}")
+        why = reason if state.state == "interrupted" else state.reason or reason  # not why an earlier attempt failed
+        lines.append(f"  {state.state} {state.run_id}{task_text(state.starts)}: {why}")
     return lines
 
 

@@ -177,7 +177,7 @@ def work(
     definition = read_definition(folder)
     if definition is None:
         raise ValueError(f"{folder} holds no sweep; run `sparsedepth sweep FILE --out {folder}` first")
-    if leave_when_idle and not definition.adaptive and not remaining_runs(definition, folder):
+    if leave_when_idle and not definition.adaptive and not remaining_runs(definition, folder, max_attempts):
         return  # before torch is imported: the last tasks of an array find nothing to do
     from sparsedepth.sweep.driver import Driver
 

@@ -169,6 +169,7 @@ def _exit_code(end: Path | Exception, scratch: Scratch) -> int:
             return 0
         case PrunedRun():
             scratch.prune(end.pruned)
+            checkpoint.remove(scratch.checkpoints)
             return INTERRUPTED
         case Interrupted():
             return INTERRUPTED

@@ -24,6 +24,8 @@ from sparsedepth.run.allocation import Allocation
 from sparsedepth.store.checksums import RUN_ID
 from sparsedepth.store.find import read_file
 
+ONE_SEQUENCE = "out of memory with one sequence per forward pass"
+
 STACKED = "trains in one process with other runs, log: "
 
 
@@ -150,15 +152,21 @@ class Scratch:
         return size if isinstance(size, int) and size > 0 else None
 
     def infeasible(self) -> str | None:
-        """Why the run does not fit into memory even with one sequence per forward pass."""
+        """Why the run does not fit into memory: in training with one sequence per forward pass, or in measuring."""
         content = self._read("memory.json")
         return visible(str(content["infeasible"])) if isinstance(content, dict) and content.get("infeasible") else None
 
     def halve_micro_batch(self, tried: int, reason: str) -> bool:
         """Record that `tried` sequences per forward pass did not fit: try half next. False if one did not fit."""
-        content = {"micro_batch": (tried + 1) // 2} if tried > 1 else {"infeasible": reason}
-        files.write_json(self.folder / "memory.json", content)
+        if tried > 1:
+            files.write_json(self.folder / "memory.json", {"micro_batch": (tried + 1) // 2})
+        else:
+            self.set_infeasible(f"{ONE_SEQUENCE}: {reason}")
         return tried > 1
+
+    def set_infeasible(self, reason: str) -> None:
+        """Record that the run does not fit into memory at all."""
+        files.write_json(self.folder / "memory.json", {"infeasible": reason})
 
     def begin(self, allocation: Allocation | None) -> None:
         """Record the Slurm task that computes the run from now on, if any. Only for the holder of the lease."""

@@ -6,6 +6,7 @@ import gc
 import logging
 import time
 import uuid
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -31,7 +32,7 @@ from sparsedepth.run.manifest import Stopwatch, device_facts, manifest_allocatio
 from sparsedepth.run.measure_existing_model import measured_model, save_record
 from sparsedepth.run.process import resident_bytes
 from sparsedepth.run.publish import publish, write
-from sparsedepth.run.scratch import Scratch
+from sparsedepth.run.scratch import ONE_SEQUENCE, Scratch
 from sparsedepth.store import run_record
 from sparsedepth.train.devices import Devices
 from sparsedepth.train.loop import Interrupted, TrainingResult, Work, training
@@ -100,7 +101,7 @@ class RunJob:
         """
         runtime = resolve(self.config, self.options.runtime)
         torch.set_num_threads(runtime.threads)
-        retries = 0
+        retries = Counter[bool]()  # by whether it was measuring: training has retries of its own
         while True:
             runtime = replace(runtime, micro_batch=self.scratch.micro_batch() or runtime.micro_batch)
             try:
@@ -109,10 +110,11 @@ class RunJob:
             except (torch.OutOfMemoryError, MemoryError, RuntimeError) as error:
                 if not is_out_of_memory(error):
                     raise
-                wait = self._seconds_to_retry(runtime, error, retries)
+                is_measuring = _was_measuring(error)
+                wait = self._seconds_to_retry(runtime, error, retries[is_measuring])
                 if wait is None:
                     self._halve_micro_batch(runtime, error)
-                retries = 0 if wait is None else retries + 1
+                retries[is_measuring] = 0 if wait is None else retries[is_measuring] + 1
             # Only after the except clause are the exception's frames and their tensors free.
             gc.collect()
             if runtime.device.type == "cuda":
@@ -140,12 +142,12 @@ class RunJob:
         reason = " ".join(str(error).split())[:300]
         if _was_measuring(error):
             shortage = f"out of memory while measuring; lower measure_tokens, fit_tokens or val_tokens: {reason}"
-            self.scratch.halve_micro_batch(1, shortage)
+            self.scratch.set_infeasible(shortage)
             raise Infeasible(shortage) from None
         sequences = self.config.batch_tokens // self.config.seq_len
         tried = runtime.micro_batch or -(-sequences // self.devices.size)
         if not self.scratch.halve_micro_batch(tried, reason):
-            raise Infeasible(f"out of memory with one sequence per forward pass: {reason}") from None
+            raise Infeasible(f"{ONE_SEQUENCE}: {reason}") from None
         if self.devices.size > 1:
             raise error  # all processes of the run start again
         logging.warning("out of memory with %d sequences per forward pass; continuing with half", tried)
@@ -169,7 +171,7 @@ class RunJob:
             return
         watch.earlier_seconds = trained.earlier_seconds
         training_seconds = watch.seconds()
-        yield None  # all runs of a stack finish training before the first is measured
+        yield None  # runs of a stack that are at the same step finish training before the first is measured
         loss = trained.curves[-1]["train_loss"]
         measured = self._measure(model, source, loss) if trained.outcome == "ok" else None
         self.options.report("writing", MEASURED_SHARE, loss)

@@ -22,7 +22,6 @@ from sparsedepth.config.run import DataConfig, MeasureConfig, RunConfig
 from sparsedepth.config.sweep import SweepDefinition
 from sparsedepth.config.task import TaskConfig
 from sparsedepth.data.source import open_source
-from sparsedepth.plan.planned_vs_actual import write_plan
 from sparsedepth.plan.price import Price
 from sparsedepth.plan.results_index import ResultsIndex
 from sparsedepth.plan.tasks import Plan, Task, check_objective, first_proposal
@@ -36,7 +35,8 @@ from sparsedepth.store.packages import version_differences
 from sparsedepth.sweep import forkserver, storage, trial_queue
 from sparsedepth.sweep.machine import Machine
 from sparsedepth.sweep.rebuild import rebuild
-from sparsedepth.sweep.results_folder import claim, delete_leftovers
+from sparsedepth.sweep.results_folder import delete_leftovers, prepare
+from sparsedepth.sweep.run_end import EndState, RunEnd, end_rule
 from sparsedepth.sweep.status import RunState, scan
 from sparsedepth.sweep.worker import Worker
 
@@ -69,8 +69,7 @@ class SweepResult:
 
 
 class Failures:
-    def __init__(self, failed_permanently: Callable[[str], bool]):
-        self.failed_permanently = failed_permanently
+    def __init__(self) -> None:
         self.counted: set[str] = set()
         self.in_a_row: list[str] = []
         self.last_reason: str | None = None
@@ -79,7 +78,7 @@ class Failures:
         """Count new failures, except those from `before` this invocation. Returns whether a run has been completed."""
         completed = False
         for state in states:
-            failed = state.state == "failed" and self.failed_permanently(state.run_id)
+            failed = state.state == "failed"
             if state.run_id in self.counted or not (failed or state.state == "complete"):
                 continue
             self.counted.add(state.run_id)
@@ -119,7 +118,8 @@ class Driver:
         """Raises ValueError for a cell that cannot be built or matched, or an unknown objective."""
         check_objective(self.definition)
         self.plan = Plan(self.definition)
-        self.results_index = ResultsIndex(self.results, self.definition, self._is_without_result)
+        self._end_rule = end_rule(self.results, self.definition, self.machine.max_attempts)
+        self.results_index = ResultsIndex(self.results, self.definition, lambda run_id: self._end(run_id) is not None)
         self._lease_id = uuid.uuid4().hex
         self._rounds: Counter[str] = Counter()
         self._gives_up = False
@@ -139,14 +139,8 @@ class Driver:
     def run(self, *, retry_failed: bool = False) -> SweepResult:
         """Run the missing runs. Raises ValueError for user errors (the folder of another sweep, too little text) before
         anything runs."""
-        claim(self.results, self.definition)
-        delete_leftovers(self.results)
-        if self.price:
-            write_plan(self.results, self.price, [planned.config for planned in self.plan.runs()])
+        prepare(self.results, self.definition, self.price, self.machine.max_attempts, retry_failed=retry_failed)
         self._prepare_text()  # before signals are caught, so that Ctrl-C ends a long tokenisation at once
-        if retry_failed:
-            for state in scan(self.results, self.definition, self._runs()):
-                Scratch(self.results, state.run_id).clear_failures()
         result = self.run_queue()
         delete_leftovers(self.results)
         return result
@@ -193,7 +187,7 @@ class Driver:
             try:
                 refused = trial_queue.refused(study)
                 unfinished = len(self._missing(study).undone) + self.plan.is_open(self.results_index.loss_of)
-                states = scan(self.results, self.definition, self._runs())
+                states = scan(self.results, self.definition, self._runs(), self.machine.max_attempts)
                 return SweepResult(states=states, unfinished=unfinished, refused=refused, stop=self.stop)
             except storage.ERRORS as error:
                 if self.stop():
@@ -241,9 +235,9 @@ class Driver:
 
     def _loop(self, study: optuna.Study) -> None:
         """Advance the workers, assign tasks and show progress, until the queue is empty and every worker is idle."""
-        failures = Failures(self._failed_permanently)
+        failures = Failures()
         runs = self._runs()
-        failures.update(scan(self.results, self.definition, runs), before=True)
+        failures.update(scan(self.results, self.definition, runs, self.machine.max_attempts), before=True)
         polled_at, show_at = float("-inf"), float("-inf")
         while True:
             ended = self._advance()
@@ -277,7 +271,7 @@ class Driver:
 
     def _show(self, failures: Failures, runs: list[RunConfig]) -> None:
         """Report progress, and decide whether to give up. Raises ValueError for a full disk."""
-        states = scan(self.results, self.definition, runs)
+        states = scan(self.results, self.definition, runs, self.machine.max_attempts)
         self.on_progress(states)
         n_failed = len(failures.in_a_row)
         if failures.update(states, before=False):
@@ -343,27 +337,24 @@ class Driver:
 
     def _missing(self, study: optuna.Study) -> trial_queue.Missing:
         def is_done(run_id: str) -> bool:
-            return self._is_pruned(run_id) or self.results_index.is_complete(run_id)
+            return self._is_ended(run_id, "pruned") or self.results_index.is_complete(run_id)
 
         return trial_queue.missing(
             study,
             self.plan.tasks(self.results_index.loss_of),
             self.results_index.is_complete,
+            lambda run_id: self._is_ended(run_id, "infeasible"),
             lambda task: all(is_done(run_id) for run_id in self.plan.run_ids(task)),
         )
 
     def _is_given_up(self, task: Task) -> bool:
         if self._rounds[task.key] >= MAX_ROUNDS:
             return True
-        return any(self._failed_permanently(run_id) for run_id in self.plan.run_ids(task))
+        return any(self._is_ended(run_id, "failed", "infeasible") for run_id in self.plan.run_ids(task))
 
-    def _failed_permanently(self, run_id: str) -> bool:
-        scratch = Scratch(self.results, run_id)
-        return len(scratch.failures()) >= self.machine.max_attempts or scratch.infeasible() is not None
+    def _end(self, run_id: str) -> RunEnd | None:
+        return self._end_rule(Scratch(self.results, run_id))
 
-    def _is_pruned(self, run_id: str) -> bool:
-        return self.definition.prune is not None and Scratch(self.results, run_id).pruned() is not None
-
-    def _is_without_result(self, run_id: str) -> bool:
-        """Whether the run ended without a result, so that tuning continues without it."""
-        return self._failed_permanently(run_id) or self._is_pruned(run_id)
+    def _is_ended(self, run_id: str, *states: EndState) -> bool:
+        end = self._end(run_id)
+        return end is not None and end.state in states

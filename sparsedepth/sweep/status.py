@@ -3,7 +3,7 @@
 import functools
 import re
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -22,10 +22,9 @@ from sparsedepth.store import run_record
 from sparsedepth.store.checksums import RUN_ID
 from sparsedepth.store.find import is_complete_run, read_summary
 from sparsedepth.store.pack import WORK, is_pack, open_pack
+from sparsedepth.sweep.run_end import EndRule, EndState, end_rule
 
-State = Literal["complete", "running", "interrupted", "failed", "infeasible", "pruned", "planned", "damaged"]
-ENDED: tuple[State, ...] = ("failed", "infeasible", "pruned")
-"""States of a run that ended without a result; tuning continues without it."""
+State = Literal["complete", "running", "interrupted", "planned", "damaged"] | EndState
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,7 +34,7 @@ class RunState:
     progress: Progress | None
     """of a running or interrupted run"""
     reason: str | None
-    """why it failed, was pruned, or is infeasible"""
+    """why it ended without a result; of a run that is to be computed again: why it failed last"""
     config: RunConfig | None
     starts: Sequence[Allocation] = ()
     """of an incomplete run: the Slurm tasks that computed it"""
@@ -48,8 +47,8 @@ class RunState:
         return self.progress.done if self.progress and self.state != "planned" else 0.0
 
 
-def state_of(results: Path, run_id: str, config: RunConfig | None = None) -> RunState:
-    """What a run's lock and records in its folder say: planned, running, complete, pruned, infeasible or failed."""
+def state_of(results: Path, run_id: str, config: RunConfig | None = None, rule: EndRule | None = None) -> RunState:
+    """What a run's lock and records in its folder say; `rule` (default: the folder's) tells which runs have ended."""
     scratch = Scratch(results, run_id)
     state: State = "planned"
     reason = None
@@ -59,14 +58,13 @@ def state_of(results: Path, run_id: str, config: RunConfig | None = None) -> Run
         return RunState(run_id=run_id, state=state, progress=None, reason=None, config=config)
     elif is_held(scratch.lock):
         state = "running"
-    elif pruned := scratch.pruned():
-        state, reason = "pruned", pruned.reason
-    elif shortage := scratch.infeasible():
-        state, reason = "infeasible", f"out of memory with one sequence per forward pass: {shortage}"
-    elif failures := scratch.failures():
-        state, reason = "failed", failures[-1]
-    elif scratch.checkpoints.exists():
-        state = "interrupted"
+    elif end := (rule or end_rule(results, None))(scratch):
+        state, reason = end
+    else:
+        failures = scratch.failures()
+        reason = failures[-1] if failures else None
+        if failures or scratch.checkpoints.exists():
+            state = "interrupted"
     return RunState(
         run_id=run_id,
         state=state,
@@ -77,33 +75,47 @@ def state_of(results: Path, run_id: str, config: RunConfig | None = None) -> Run
     )
 
 
-def is_without_result(results: Path, run_id: str) -> bool:
-    return state_of(results, run_id).state in ENDED
+def without_result(results: Path, rule: EndRule) -> Callable[[str], bool]:
+    """Whether a run has ended without a result, by run_id; each folder is read once."""
+
+    @functools.cache
+    def has_ended(run_id: str) -> bool:
+        scratch = Scratch(results, run_id)
+        return not is_held(scratch.lock) and rule(scratch) is not None
+
+    return has_ended
 
 
-def _results_index(definition: SweepDefinition, results: Path) -> ResultsIndex:
-    return ResultsIndex(results, definition, functools.cache(functools.partial(is_without_result, results)))
+def _results_index(definition: SweepDefinition, results: Path, max_attempts: int | None) -> ResultsIndex:
+    return ResultsIndex(results, definition, without_result(results, end_rule(results, definition, max_attempts)))
 
 
-def known_runs(definition: SweepDefinition, results: Path) -> list[RunConfig]:
+def known_runs(definition: SweepDefinition, results: Path, max_attempts: int | None = None) -> list[RunConfig]:
     """The runs known so far, given the finished ones; none for an adaptive sampler."""
-    return [planned.config for planned in Plan(definition).runs(_results_index(definition, results).loss_of)]
+    index = _results_index(definition, results, max_attempts)
+    return [planned.config for planned in Plan(definition).runs(index.loss_of)]
 
 
-def remaining_runs(definition: SweepDefinition, results: Path) -> list[RunConfig]:
+def remaining_runs(definition: SweepDefinition, results: Path, max_attempts: int | None = None) -> list[RunConfig]:
     """The expected runs of a sweep that are neither complete in `results` nor ended without a result. Raises ValueError
     for a cell that cannot be built or matched."""
     if definition.adaptive:  # proposals are unknown, so complete runs are only counted
         return expected_runs(definition)[0][len(list(results.glob(f"runs/*/{run_record.MARKER}"))) :]
-    index = _results_index(definition, results)
+    index = _results_index(definition, results, max_attempts)
     return [run for run in expected_runs(definition, index.loss_of)[0] if index.loss_of(run.run_id) is None]
 
 
-def scan(results: Path, definition: SweepDefinition | None, runs: Sequence[RunConfig] | None = None) -> list[RunState]:
+def scan(
+    results: Path,
+    definition: SweepDefinition | None,
+    runs: Sequence[RunConfig] | None = None,
+    max_attempts: int | None = None,
+) -> list[RunState]:
     """The state of every known run of the folder. `runs` are the definition's planned runs, for a caller that scans
-    repeatedly: building them takes most of the time."""
+    repeatedly: building them takes most of the time. `max_attempts`: default the folder's."""
+    rule = end_rule(results, definition, max_attempts)
     if runs is None:
-        runs = known_runs(definition, results) if definition else []
+        runs = known_runs(definition, results, max_attempts) if definition else []
     planned = {config.run_id: config for config in runs}
     run_ids = {path.parent.name for path in (results / "runs").glob(f"*/{run_record.MARKER}")}
     run_ids |= {path.parent.name for path in (results / "work").glob("*/config.yaml")}
@@ -116,7 +128,8 @@ def scan(results: Path, definition: SweepDefinition | None, runs: Sequence[RunCo
     run_ids = {name for name in run_ids if re.fullmatch(RUN_ID, name)}
     if definition and not definition.adaptive:
         run_ids &= set(planned)  # runs of an earlier version of the definition are not this sweep's
-    return [state_of(results, run_id, planned.get(run_id)) for run_id in [*planned, *sorted(run_ids - set(planned))]]
+    run_ids_in_order = [*planned, *sorted(run_ids - set(planned))]
+    return [state_of(results, run_id, planned.get(run_id), rule) for run_id in run_ids_in_order]
 
 
 def other_runs_note(run_ids: Iterable[str], states: Sequence[RunState]) -> str:

@@ -1,13 +1,12 @@
 """Summary of a sweep for `status` and the live page: runs by state, best run so far, actual vs planned cost."""
 
-import functools
 import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, get_args
 
 from sparsedepth import quantities
 from sparsedepth.config.run import CELL_FIELDS
@@ -21,9 +20,10 @@ from sparsedepth.store.degeneracy import columns_for, degeneracy_note
 from sparsedepth.store.packages import version_differences
 from sparsedepth.store.setting import Configuration, settings_of
 from sparsedepth.store.tuning_roles import objective_as_loss
-from sparsedepth.sweep.status import ENDED, RunState, State, is_without_result, other_runs_note, scan
+from sparsedepth.sweep.run_end import EndState, end_rule
+from sparsedepth.sweep.status import RunState, State, other_runs_note, scan, without_result
 
-WITHOUT_RESULT = (*ENDED, "damaged")
+WITHOUT_RESULT = (*get_args(EndState), "damaged")
 
 
 class BestRun(NamedTuple):
@@ -93,11 +93,12 @@ def sweep_summary(folder: Path) -> SweepSummary:
     plan = Plan(definition) if definition else None
     losses = {run_id: objective_as_loss(row, objective) for run_id, row in rows.items()}
 
-    @functools.cache  # called several times per run, and reads the folder of an incomplete run
+    has_ended = without_result(folder, end_rule(folder, definition))
+
     def loss_of(run_id: str) -> float | None:
         if run_id in losses:
             return losses[run_id]
-        return math.inf if is_without_result(folder, run_id) else None
+        return math.inf if has_ended(run_id) else None
 
     configs = [planned.config for planned in plan.runs(loss_of)] if plan else []
     problems = {damage.folder.name: f"{damage.name} {damage.problem}" for damage in damaged}

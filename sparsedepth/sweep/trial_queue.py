@@ -288,7 +288,8 @@ def count(study: optuna.Study, state: TrialState) -> int:
 def refused(study: optuna.Study) -> Counter[str]:
     """Reason -> number of proposals that were not run: excluded, impossible to build, or breaking a constraint."""
     settled = study.get_trials(deepcopy=False, states=SETTLED)
-    return Counter(trial.user_attrs["infeasible"] for trial in settled if "infeasible" in trial.user_attrs)
+    last = {task.key if (task := task_of(trial)) else str(trial.number): trial for trial in settled}  # may be retried
+    return Counter(trial.user_attrs["infeasible"] for trial in last.values() if "infeasible" in trial.user_attrs)
 
 
 def lease_path(results: Path, lease_id: str) -> Path:
@@ -304,10 +305,14 @@ class Missing(NamedTuple):
 
 
 def missing(
-    study: optuna.Study, tasks: Iterable[Task], is_complete: Callable[[str], bool], is_done: Callable[[Task], bool]
+    study: optuna.Study,
+    tasks: Iterable[Task],
+    is_complete: Callable[[str], bool],
+    is_infeasible: Callable[[str], bool],
+    is_done: Callable[[Task], bool],
 ) -> Missing:
     """The missing tasks of a sweep. A task with a known cell is done if `is_done`; a proposal is done if its trial is
-    finished and its run folders are still complete."""
+    finished and its run folders are still complete, or one does not fit into memory."""
     active: set[str] = set()
     settled: set[str] = set()
     for trial in study.get_trials(deepcopy=False):
@@ -315,9 +320,10 @@ def missing(
         if task and trial.state in (TrialState.WAITING, TrialState.RUNNING):
             active.add(task.key)
         elif task and trial.state in SETTLED:
-            ended = {"infeasible", "pruned"} & set(trial.user_attrs)
             begun = [value for name, value in trial.user_attrs.items() if name.startswith("run_id_seed_")]
-            if ended or all(map(is_complete, begun)):
+            # A shortage of memory may have been forgotten (--retry-failed); the folder says so.
+            is_refused = "infeasible" in trial.user_attrs and (not begun or any(map(is_infeasible, begun)))
+            if is_refused or "pruned" in trial.user_attrs or all(map(is_complete, begun)):
                 settled.add(task.key)
     undone = [task for task in tasks if not (task.key in settled if task.cell is None else is_done(task))]
     return Missing(undone, [task for task in undone if task.key not in active])

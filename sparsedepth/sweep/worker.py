@@ -229,7 +229,7 @@ class Worker:
                 or self.machine.runtime.micro_batch
                 or -(-sequences // (self.machine.processes_per_run * self.machine.nodes))
             )
-            scratch.halve_micro_batch(tried, "killed by the kernel: out of memory")
+            scratch.halve_micro_batch(tried, "killed by the kernel")
         else:
             reason = f"killed by signal {-code}" if code < 0 else f"exit code {code}: {scratch.last_log_line()}"
             scratch.add_failure(reason)

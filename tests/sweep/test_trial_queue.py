@@ -13,8 +13,9 @@ from support.instant_sweep import BASE, SPACE, MadeUp, Sweep, forget_study, made
 from sparsedepth.plan.tasks import Plan
 from sparsedepth.run.lease import hold
 from sparsedepth.run.scratch import Pruned, Scratch
+from sparsedepth.store import run_record
 from sparsedepth.sweep import trial_queue
-from sparsedepth.sweep.results_folder import claim
+from sparsedepth.sweep.results_folder import claim, prepare
 from sparsedepth.sweep.summary import sweep_summary
 from sparsedepth.sweep.worker import Worker
 
@@ -392,3 +393,27 @@ def test_a_run_that_the_kernel_kills_for_memory_is_halved_until_it_is_infeasible
     assert tried == [None, 2, 1] and trial.state == optuna.trial.TrialState.PRUNED
     assert "killed by the kernel" in trial.user_attrs["infeasible"] and sweeping._result(study).unfinished == 1
     assert not list(tmp_path.glob("work/*/failures.json"))
+
+
+def test_a_proposal_that_did_not_fit_into_memory_is_run_once_that_is_forgotten(tmp_path):
+    """As --retry-failed does; the refused trial is then no longer counted."""
+
+    class Killed(MadeUp):
+        def run(self, config, trial):
+            scratch = Scratch(self.results, config.run_id)
+            scratch.folder.mkdir(parents=True)
+            run_record.write_config(scratch.folder, config)
+            scratch.set_infeasible("out of memory")
+            yield from Worker.run(self, config, trial)
+
+    definition = sweep(sampler="tpe", n_trials=1, space={"n_layers": [1, 2]})
+    refusing = Sweep(definition, tmp_path, kind=Killed)
+    assert dict(trial_queue.refused(refusing.finish())) == {"out of memory": 1}
+    assert Sweep(definition, tmp_path).finish().trials[0].user_attrs["infeasible"], "it stays refused"
+    assert not run_ids(tmp_path)
+
+    prepare(tmp_path, definition, None, 2, retry_failed=True)
+    again = Sweep(definition, tmp_path)
+    study = again.finish()
+    assert len(run_ids(tmp_path)) == 1 and not trial_queue.refused(study)
+    assert again._missing(again.study) == ([], [])

@@ -1,0 +1,65 @@
+"""Which runs have ended without a result: one rule for the driver, `status`, `plan` and Slurm."""
+
+from support.instant_sweep import sweep
+
+from sparsedepth.run.scratch import Pruned, Scratch
+from sparsedepth.sweep.results_folder import prepare
+from sparsedepth.sweep.run_end import end_rule, write_attempts
+from sparsedepth.sweep.status import known_runs, remaining_runs, scan, state_of
+
+
+def _scratch(results, run_id="0123456789ab"):
+    scratch = Scratch(results, run_id)
+    scratch.folder.mkdir(parents=True, exist_ok=True)
+    return scratch
+
+
+def test_a_run_has_failed_only_after_all_its_attempts(tmp_path):
+    scratch = _scratch(tmp_path)
+    scratch.add_failure("no")
+    assert end_rule(tmp_path, None)(scratch) == ("failed", "no"), "`train` tries once"
+    write_attempts(tmp_path, 2)
+    assert end_rule(tmp_path, None)(scratch) is None
+    state = state_of(tmp_path, scratch.run_id)
+    assert (state.state, state.reason) == ("interrupted", "no")
+    scratch.add_failure("no again")
+    assert end_rule(tmp_path, None)(scratch) == ("failed", "no again")
+    assert end_rule(tmp_path, None, max_attempts=3)(scratch) is None
+
+
+def test_a_damaged_number_of_attempts_counts_as_none(tmp_path):
+    write_attempts(tmp_path, 3)
+    path = tmp_path / "work" / "attempts.json"
+    for content in ("", "[]", '{"max_attempts": "3"}', '{"max_attempts": 0}'):
+        path.write_text(content)
+        assert end_rule(tmp_path, None).max_attempts == 1
+
+
+def test_memory_ends_a_run_and_its_reason_is_a_whole_sentence(tmp_path):
+    scratch = _scratch(tmp_path)
+    assert not scratch.halve_micro_batch(1, "CUDA")
+    assert end_rule(tmp_path, None)(scratch) == ("infeasible", "out of memory with one sequence per forward pass: CUDA")
+    scratch.set_infeasible("out of memory while measuring")
+    assert end_rule(tmp_path, None)(scratch) == ("infeasible", "out of memory while measuring")
+
+
+def test_a_pruned_run_is_computed_once_the_sweep_no_longer_prunes(tmp_path):
+    scratch = _scratch(tmp_path)
+    scratch.prune(Pruned(step=3, reason="others are better"))
+    assert end_rule(tmp_path, None)(scratch) == ("pruned", "others are better")
+    assert end_rule(tmp_path, sweep(space={"n_layers": [2]}))(scratch) is None
+
+
+def test_a_run_that_failed_once_is_left_and_tuning_waits_for_it(tmp_path):
+    """Until it has failed twice the lr with its seed may still be chosen; forgetting failures spares a held lease."""
+    tuned = sweep(space={"n_layers": [2]}, tune={"lr": [0.001, 0.002, 0.004]}, tuning_seeds=[7])
+    prepare(tmp_path, tuned, None, 2, retry_failed=False)
+    first = known_runs(tuned, tmp_path)[0]
+    scratch = _scratch(tmp_path, first.run_id)
+    scratch.add_failure("out of luck")
+    assert first in remaining_runs(tuned, tmp_path) and first not in remaining_runs(tuned, tmp_path, max_attempts=1)
+    assert {state.run_id: state.state for state in scan(tmp_path, tuned)}[first.run_id] == "interrupted"
+    scratch.add_failure("out of luck")
+    assert first not in remaining_runs(tuned, tmp_path)
+    prepare(tmp_path, tuned, None, 2, retry_failed=True)
+    assert first in remaining_runs(tuned, tmp_path) and not scratch.failures()
