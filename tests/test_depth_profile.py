@@ -28,6 +28,11 @@ def test_the_deep_half_of_five_is_the_middle_and_what_follows():
     assert depth_profile(of_layers(9, 9, 1, 2, 3), 5).deep_half == 2.0
 
 
+def test_the_deep_half_of_four_begins_at_the_third():
+    assert depth_profile(of_layers(9, 9, 1, 2), 4).deep_half == 1.5
+    assert depth_profile(of_layers(9, 1), 2).deep_half == 1.0
+
+
 def test_pairs_are_shared_out_as_a_sum_of_one_part_per_block():
     parts = np.array([5.0, 1.0, 0.0, 2.0])
     found = depth_profile(of_pairs(lambda a, b: parts[a - 1] + parts[b - 1], 4), 4)

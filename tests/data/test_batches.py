@@ -119,6 +119,13 @@ def test_held_out_windows_follow_each_other(prepared):
     assert ids.tolist() == [list(range(0, 11)), list(range(10, 21)), list(range(20, 31))]
 
 
+def test_training_reads_the_training_text_and_measures_the_other(prepared):
+    """Tokens from 1000 on are held out."""
+    corpus = replace(counting(prepared), val=np.arange(1000, 1100, dtype=np.uint16))
+    assert held_out(corpus, 10, 20, skip_tokens=5).tolist() == [list(range(1005, 1016)), list(range(1015, 1026))]
+    assert batch(corpus, config(8, 32), 0).max() < 1000
+
+
 def test_disjoint_requests_predict_disjoint_tokens(prepared):
     corpus = counting(prepared)
     fit, score = held_out(corpus, 8, 40), held_out(corpus, 10, 40, skip_tokens=40)

@@ -43,6 +43,17 @@ def test_both_sides_have_text_and_order_and_copies_do_not_matter(texts, val_frac
     assert sides(again, val_fraction) == (train, held_out)
 
 
+def test_where_all_are_on_one_side_the_one_nearest_the_border_changes_it():
+    def key(text):
+        return int(hashlib.sha256(text.encode()).hexdigest()[:16], 16)
+
+    few = TEXTS[:20]
+    _, held_out = sides(few, 1e-6)
+    assert held_out == {min(few, key=key)}
+    train, _ = sides(few, 1 - 1e-6)
+    assert train == {max(few, key=key)}
+
+
 def test_more_documents_move_at_most_the_one_at_the_border():
     for n in range(2, 60):
         _, before = sides(TEXTS[:n], 0.05)

@@ -6,14 +6,16 @@ import pytest
 from support.runs_frame import config_of, grid, knob_of, runs_frame
 
 from sparsedepth.effects.all_effects import (
+    _moderated,
     effects_of,
     effects_table,
     family_of,
     measure_effects,
     measure_slopes,
 )
-from sparsedepth.effects.contrast import contrasts_on_bases
+from sparsedepth.effects.contrast import contrasts, contrasts_on_bases
 from sparsedepth.effects.intervals import correct, holm
+from sparsedepth.effects.knobs import depth_knob
 from sparsedepth.effects.pairs import BASES, pairs
 from sparsedepth.effects.summary import effects_text
 
@@ -71,6 +73,19 @@ def test_a_run_is_in_one_pair_at_most_and_equal_sizes_come_first():
     found = pairs(runs, knob_of(runs, "n_experts"), "val_loss", "flops")
     assert list(found["difference"]) == pytest.approx([-0.1, -0.1])
     assert not found["run_id"].duplicated().any() and not found["run_id_baseline"].duplicated().any()
+
+
+def test_effects_of_depth_lend_nothing():
+    """They are means over settings, and less noisy than any of one."""
+    generator = np.random.default_rng(0)
+    axes = {"n_layers": [12, 24], "depth_scale": ["none", "lns"], "seed": range(3)}
+    runs = grid(axes, lambda config: {"val_loss": 3 + 0.01 * generator.normal()})
+    lns = [one for one in contrasts(runs, knob_of(runs, "depth_scale"), "val_loss") if one.n_layers == 24]
+    deeper = contrasts(runs, depth_knob(runs), "val_loss")
+    assert len(lns) == len(deeper) == 1 and lns[0].noise_depth == deeper[0].noise_depth == 24
+    assert _moderated(lns, lenders=deeper) == _moderated(lns)
+    assert _moderated([*lns, *deeper])[0] == _moderated(lns)[0]
+    assert _moderated(deeper, lenders=lns) != _moderated(deeper)
 
 
 def test_within_one_percent_counts_as_equal(two_budgets):

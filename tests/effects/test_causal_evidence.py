@@ -1,10 +1,23 @@
 """'associated', 'predicts' and 'causes' are earned, each by its own evidence."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
-from support.runs_frame import grid
+from support.runs_frame import grid, knob_of
 
-from sparsedepth.effects.causal_evidence import ChainRuns, chain_evidence, interventions, link_evidence, skill
+from sparsedepth.effects.causal_evidence import (
+    ChainRuns,
+    Skill,
+    chain_evidence,
+    interventions,
+    is_unchanged,
+    link_between,
+    link_evidence,
+    link_verdict,
+    skill,
+)
+from sparsedepth.effects.contrast import contrasts
 
 LINK = ("residual_variance_last", "usefulness_loss_increase")
 AXES = {"n_layers": [12, 24], "depth_scale": ["none", "lns"], "weight_decay": [0.0, 0.1, 0.3], "seed": range(3)}
@@ -81,3 +94,80 @@ def test_every_scope_is_there():
         "within depth_scale",
         "between knobs",
     ]
+
+
+def test_the_verdict_of_a_link_needs_its_correlation_within_depth_and_a_skill_that_is_sure():
+    """Depth moves both alike, which makes a pooled correlation and no link."""
+    sure, unsure = (Skill(value=0.5, lo=lo, hi=0.9, depths=(12, 24)) for lo in (0.1, -0.1))
+    pooled, within, *others = link_evidence(ChainRuns(runs_with(noise=0.1)), *LINK).links
+    assert (pooled.scope, within.scope, within.verdict) == ("pooled", "within depth", "associated")
+    assert link_verdict([pooled, within, *others], sure, ()) == "predicts"
+    assert link_verdict([pooled, within, *others], unsure, ()) == "associated"
+    assert link_verdict([pooled, within, *others], replace(sure, lo=None), ()) == "associated"
+    of_depth = replace(within, scope="pooled"), replace(within, lo=-0.1, hi=0.9)
+    assert link_verdict([*of_depth, *others], sure, ()) == "not distinguishable"
+
+
+def test_a_control_is_unchanged_if_its_whole_interval_is_within_a_tenth_of_the_baseline():
+    """Of a baseline of 0.5 that is .05; of a ratio ln 1.1 = .0953, whatever the baseline."""
+    runs = runs_with()
+    (contrast,) = contrasts(runs[runs["n_layers"] == 12], knob_of(runs, "depth_scale"), "attention_sparsity_rel")
+
+    def is_kept(mean, half, **fields):
+        return is_unchanged(
+            replace(contrast, effect=replace(contrast.effect, mean=mean, lo=mean - half, hi=mean + half), **fields)
+        )
+
+    share, ratio = {"unit": "share", "baseline_mean": 0.5}, {"unit": "ln ratio", "baseline_mean": 50.0}
+    assert is_kept(0.0, 0.049, **share) and is_kept(-0.04, 0.009, **share)
+    assert not is_kept(0.0, 0.051, **share) and not is_kept(-0.04, 0.011, **share) and not is_kept(0.04, 0.011, **share)
+    assert is_kept(0.0, 0.095, **ratio) and not is_kept(0.0, 0.096, **ratio)
+    assert not is_unchanged(replace(contrast, baseline_mean=None))
+
+
+def test_an_intervention_without_controls_is_no_evidence():
+    """A gate on branches damps the variance, and nothing says what must stand still beside it."""
+    generator = np.random.default_rng(0)
+    axes = {
+        "n_layers": [12, 24],
+        "residual_gate": ["none", "layerscale"],
+        "weight_decay": [0.0, 0.1, 0.3],
+        "seed": range(3),
+    }
+
+    def outcome(config):
+        log_variance = (
+            4 - np.log(2) * (config.residual_gate != "none") - config.weight_decay + 0.02 * generator.normal()
+        )
+        return {"residual_variance_last": float(np.exp(log_variance)), "usefulness_loss_increase": 5 - log_variance}
+
+    found = link_evidence(ChainRuns(grid(axes, outcome)), *LINK)
+    assert (found.interventions, found.verdict) == ((), "predicts")
+
+
+def test_the_interval_of_a_skill_by_hand():
+    """The jackknife's over six combinations of settings, each left out at both depths: t(4) = 2.77645."""
+    generator = np.random.default_rng(2)
+    axes = {"n_layers": [12, 24], "weight_decay": [0.0, 0.1, 0.2, 0.3, 0.4, 0.5], "seed": [0]}
+    runs = grid(axes, lambda c: {"usefulness": c.weight_decay, "val_loss": c.weight_decay + 0.2 * generator.normal()})
+    found = skill(runs, "usefulness", "val_loss")
+    without = np.array(
+        [skill(runs[runs["weight_decay"] != decay], "usefulness", "val_loss").value for decay in axes["weight_decay"]]
+    )
+    half = 2.77645 * np.sqrt(5 / 6 * ((without - without.mean()) ** 2).sum())
+    assert (found.lo, found.hi) == pytest.approx((found.value - half, found.value + half), rel=1e-5)
+
+
+def test_changes_by_knobs_are_ranked_within_depth():
+    """Of three settings those that move x more move y more at 12 layers, and less at 24: a correlation of 0."""
+    moved = {"depth_scale": 1.0, "weight_decay": 2.0, "n_kv_heads": 3.0}
+    axes = {"n_layers": [12, 24], "depth_scale": ["none", "lns"], "weight_decay": [0.0, 0.1], "n_kv_heads": [4, 1]}
+
+    def outcome(config):
+        x = moved["depth_scale"] * (config.depth_scale == "lns") + moved["weight_decay"] * (config.weight_decay > 0)
+        x += moved["n_kv_heads"] * (config.n_kv_heads == 1)
+        n_moved = (config.depth_scale == "lns") + (config.weight_decay > 0) + (config.n_kv_heads == 1)
+        return {"usefulness": x, "val_loss": x if config.n_layers == 12 else 4 * n_moved - x}
+
+    found = link_between(ChainRuns(grid(axes, outcome)), "usefulness", "val_loss")
+    assert (found.rho, found.n_units) == (pytest.approx(0.0), 3)

@@ -128,6 +128,28 @@ def test_the_jackknife_by_hand():
     assert jackknife(3.0, np.array([1.0, np.nan]), 3) is None
 
 
+def test_the_interval_of_a_link_has_one_df_less_for_each_quantity():
+    """Seven configurations: t(5) = 2.57058, and given another quantity t(4) = 2.77645, on Fisher's scale."""
+    runs = frame([1, 2, 3, 4, 5, 6, 7], [2, 1, 4, 3, 7, 5, 6]).assign(causal_score=[3, 1, 2, 5, 4, 7, 6])
+    names = ["usefulness", "val_loss", "causal_score"]
+
+    def partial(rows):
+        r = rows[names].rank().corr().to_numpy()
+        return (r[0, 1] - r[0, 2] * r[1, 2]) / np.sqrt((1 - r[0, 2] ** 2) * (1 - r[1, 2] ** 2))
+
+    def plain(rows):
+        return rows["usefulness"].rank().corr(rows["val_loss"].rank())
+
+    for rho_of, given, t in ((plain, (), 2.57058), (partial, ("causal_score",), 2.77645)):
+        found = link(runs, "usefulness", "val_loss", "pooled", given)
+        without = np.arctanh([rho_of(runs.drop(index=i)) for i in range(7)])
+        half = t * np.sqrt(6 / 7 * ((without - without.mean()) ** 2).sum())
+        z = np.arctanh(rho_of(runs))
+        assert (found.rho, found.lo, found.hi) == pytest.approx(
+            (np.tanh(z), np.tanh(z - half), np.tanh(z + half)), abs=1e-5
+        )
+
+
 NULLS = {
     "independent cells": (0.0, False),
     "a configuration keeps its own at all depths": (1.0, False),

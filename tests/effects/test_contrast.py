@@ -185,6 +185,66 @@ def test_what_was_matched_is_read_from_the_runs():
     assert [found.costs_no_more(basis) for basis in found.ratios] == [True, True, False, False]
 
 
+def test_what_one_pair_of_many_spends_counts():
+    """One seed has 3% more parameters, another 3% fewer; the third as many."""
+    runs, knob = by_hand()
+    for seed, factor in ((0, 1.03), (1, 0.97)):
+        runs.loc[(runs["depth_scale"] == "lns") & (runs["seed"] == seed), "params_total"] *= factor
+    (found,) = contrasts(runs, knob, "val_loss")
+    assert found.ratios["params_total"] == (pytest.approx(0.97), pytest.approx(1.03))
+    assert not found.costs_no_more("params_total") and not found.matches("params_total")
+    runs.loc[runs["seed"] == 0, "params_total"] = 1000
+    (fewer,) = contrasts(runs, knob, "val_loss")
+    assert fewer.costs_no_more("params_total") and not fewer.matches("params_total")
+
+
+def test_each_depth_has_equal_weight_though_it_has_fewer_seeds():
+    """-.1 at 12 layers in three seeds, -.5 at 24 in two: -.3 over both."""
+    gain = {12: -0.1, 24: -0.5}
+    axes = {"n_layers": [12, 24], "depth_scale": ["none", "lns"], "seed": [0, 1, 2]}
+    runs = grid(axes, lambda c: {"val_loss": 3 + 0.01 * c.seed + gain[c.n_layers] * (c.depth_scale == "lns")})
+    runs = runs[(runs["n_layers"] == 12) | (runs["seed"] < 2)]
+    found = compare(runs, knob_of(runs, "depth_scale"), "depth_scale=lns", "val_loss")
+    assert found is not None and found.effect.mean == pytest.approx(-0.3)
+
+
+def test_a_setting_at_the_edge_is_counted_on_either_side():
+    runs, knob = by_hand()
+    lns = runs["depth_scale"] == "lns"
+    for at_edge, n in ((lns, 3), (~lns, 3), (lns & (runs["seed"] == 0), 1), (runs["seed"] == 0, 1)):
+        tuned = runs.assign(tuned_fields="lr", tuning=np.where(at_edge, "edge", "best"))
+        (found,) = contrasts(tuned, knob, "val_loss")
+        assert found.n_at_edge == n
+
+
+def test_noise_between_seeds_of_depths_belongs_to_the_deepest():
+    runs = grid({"n_layers": [12, 24, 8], "seed": [0, 1, 2]}, lambda config: {"val_loss": 3 - config.n_layers / 120})
+    deeper = {contrast.setting: contrast.noise_depth for contrast in contrasts(runs, depth_knob(runs), "val_loss")}
+    assert deeper == {"n_layers=12": 12, "n_layers=24": 24}
+
+
+def test_a_run_is_matched_once_with_one_of_its_size_or_else_the_nearest():
+    """At equal FLOPs, to 1%: of baselines .5% off at the same d_ff and 0% off at another the former; and of two sizes
+    of a setting one takes the only baseline."""
+
+    def matched(*cells):
+        runs = runs_frame(
+            (config_of(depth_scale=scale, d_ff=d_ff), {"val_loss": 3.0, "train_flops": flops})
+            for scale, d_ff, flops in cells
+        )
+        found = pairs(runs, knob_of(runs, "depth_scale"), "val_loss", "flops")
+        flops_of = runs.set_index("run_id")["train_flops"]
+        return [
+            (flops_of[one], flops_of[other])
+            for one, other in zip(found["run_id"], found["run_id_baseline"], strict=True)
+        ]
+
+    assert matched(("none", 160, 1005.0), ("none", 168, 1000.0), ("lns", 160, 1000.0)) == [(1000.0, 1005.0)]
+    far = ("none", 160, 9000.0), ("lns", 152, 1.0), ("none", 176, 7000.0)  # or depth_scale would follow from d_ff
+    assert matched(("none", 152, 1005.0), ("none", 168, 1001.0), ("lns", 160, 1000.0), *far) == [(1000.0, 1001.0)]
+    assert matched(("none", 168, 1000.0), ("lns", 168, 1006.0), ("lns", 176, 1005.0), *far) == [(1006.0, 1000.0)]
+
+
 def test_depth_itself_is_contrasted_over_all_depths():
     runs = grid({"n_layers": [24, 12], "seed": [0, 1, 2]}, lambda config: {"val_loss": 3 - config.n_layers / 120})
     depth = depth_knob(runs)

@@ -4,6 +4,7 @@ import math
 
 import numpy as np
 import pytest
+from scipy.optimize import minimize_scalar
 from support.runs_frame import grid, knob_of
 
 from sparsedepth.effects.depth_slope import depth_slope, depth_slopes, exponent_text, slope_sentence
@@ -106,6 +107,17 @@ def test_seeds_that_agree_by_rounding_alone_do_not_make_a_slope_sure():
     assert found.verdict == "not distinguishable"
 
 
+def test_rounding_is_that_of_the_line_that_it_moves_most():
+    """Two seeds have 4 and 8 layers, where a slope rounds by (1/16 + 1/64) / 6; that over 4, 8 and 16 by (1/16 + 1/256)
+    / 24."""
+    counts = {4: (0.75, 0.5), 8: (0.75, 0.625), 16: (0.75, 0.75)}
+    axes = {"n_layers": [4, 8, 16], "n_kv_heads": [4, 1], "seed": [0, 1, 2]}
+    runs = grid(axes, lambda config: {"usefulness": counts[config.n_layers][config.n_kv_heads == 1]})
+    runs = runs[(runs["n_layers"] < 16) | (runs["seed"] == 0)]
+    (found,) = depth_slopes(runs, knob_of(runs, "n_kv_heads"), "usefulness")
+    assert found.least_sd == pytest.approx(math.sqrt((1 / 16 + 1 / 64) / 6))
+
+
 def test_lines_are_cut_to_the_depths_that_both_have():
     runs = by_hand()
     runs.loc[(runs["n_kv_heads"] == 1) & (runs["n_layers"] == 16) & (runs["seed"] == 0), "outcome"] = "diverged"
@@ -177,6 +189,36 @@ def test_families_with_exponents_of_their_own_have_a_wide_common_one_and_two_hav
     assert alone.value == pytest.approx(1.6, abs=0.03) and alone.hi / alone.lo < 1.2
 
 
+def test_a_common_exponent_has_the_wider_interval_of_depths_and_families():
+    """Three families without noise: the jackknife's, of pseudo-values 3 ln a - 2 ln a_without. And three that are
+    almost alike but lie off the curve: that of one of them."""
+    depths, off = np.array([2.0, 4, 8, 16, 32]), 0.002 * np.array([1, -1, 0, 1, -1])
+    axes = {"n_layers": [2, 4, 8, 16, 32], "n_kv_heads": [4, 2, 1]}
+
+    def exponent_of(loss_FD):
+        def squares(log_a):
+            columns = np.column_stack([np.ones(5), (depths / 2) ** -np.exp(log_a)])
+            centred_D = columns[:, 1] - columns[:, 1].mean()
+            y_FD = loss_FD - loss_FD.mean(axis=1, keepdims=True)
+            c = (y_FD @ centred_D).sum() / (len(y_FD) * centred_D @ centred_D)
+            return ((y_FD - c * centred_D) ** 2).sum()
+
+        return minimize_scalar(squares, bounds=(-2, 2), method="bounded", options={"xatol": 1e-10}).x
+
+    def found(loss_FD):
+        runs = grid(axes, lambda c: {"val_loss": loss_FD[(4, 2, 1).index(c.n_kv_heads)][depths == c.n_layers][0]})
+        return depth_slope(runs).exponent, depth_slope(runs[runs["n_kv_heads"] == 4]).exponent
+
+    own_FD = 2 + (depths / 2) ** -np.array([[1.0], [0.6], [1.6]])
+    log_a, without = exponent_of(own_FD), [exponent_of(np.delete(own_FD, i, axis=0)) for i in range(3)]
+    half = 4.30265 * np.std([3 * log_a - 2 * each for each in without], ddof=1) / math.sqrt(3)
+    common, _ = found(own_FD)
+    assert common.value == pytest.approx(math.exp(log_a), rel=1e-5)
+    assert (common.lo, common.hi) == pytest.approx((math.exp(log_a - half), math.exp(log_a + half)), rel=1e-3)
+    alike, one = found(2 + (depths / 2) ** -np.array([[1.0], [1.0001], [0.9999]]) + off)
+    assert (alike.lo, alike.hi) == pytest.approx((one.lo, one.hi), rel=1e-2)
+
+
 def test_exponents_of_noise_are_not_identified():
     runs = powers(noise=0.3, depths=(8, 12, 16, 24))
     whole = depth_slope(runs)
@@ -184,6 +226,41 @@ def test_exponents_of_noise_are_not_identified():
     assert exponent_text(whole) == "not identified (no bounded interval)"
     rising = by_hand().assign(val_loss=lambda frame: frame["n_layers"] / 10)
     assert depth_slope(rising).exponent is None
+
+
+def test_a_loss_that_rises_towards_a_limit_has_no_exponent():
+    """2.5 - .8 / (l / 2) is a power law of the wrong sign: c > 0."""
+    runs = powers()[lambda frame: frame["n_kv_heads"] == 4]
+    assert depth_slope(runs).exponent.value == pytest.approx(1.0, abs=1e-5)
+    assert depth_slope(runs.assign(val_loss=5 - runs["val_loss"])).exponent is None
+
+
+def test_the_interval_of_an_exponent_by_its_profile():
+    """Lines of five depths at 2.5 + .8 (l / 2)^-1 + off, each with its own E. At either end the least squares over all
+    E and c exceed those at the optimum by t^2 s^2. One line has 5 - 3 df, t(2) = 4.30265; a second one that lies off
+    the curve alike tells no more: s^2 is that of the depths' means. Where the second lies off to the other side, the
+    means are on the curve, and s^2 is that of 10 - 4 df, t(6) = 2.44691."""
+    depths, off = np.array([2.0, 4, 8, 16, 32]), 0.002 * np.array([1, -1, 0, 1, -1])
+
+    def check(offs, excess_of):
+        loss_SD = 2.5 + 0.8 * (depths / 2) ** -1.0 + np.array(offs)
+
+        def squares(exponent):
+            columns = np.column_stack(
+                [np.kron(np.eye(len(offs)), np.ones((5, 1))), np.tile(depths**-exponent, len(offs))]
+            )
+            return np.linalg.lstsq(columns, loss_SD.ravel(), rcond=None)[1][0]
+
+        axes = {"n_layers": [2, 4, 8, 16, 32], "seed": range(len(offs))}
+        found = depth_slope(grid(axes, lambda c: {"val_loss": loss_SD[c.seed][depths == c.n_layers][0]})).exponent
+        least = squares(found.value)
+        assert all(squares(found.value + step) > least for step in (-1e-3, 1e-3))
+        for end in (found.lo, found.hi):
+            assert squares(end) - least == pytest.approx(excess_of(least), rel=1e-3)
+
+    check([off], lambda least: 4.30265**2 * least / 2)
+    check([off, off], lambda least: 4.30265**2 * least / 2)
+    check([off, -off], lambda least: 2.44691**2 * least / 6)
 
 
 def test_intervals_cover_and_noise_is_seldom_called():

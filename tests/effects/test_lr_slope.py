@@ -103,6 +103,7 @@ def test_a_knob_is_judged_among_all_and_one_that_does_not_vary_is_refused():
     assert {slope.knob for slope in family} == {"depth_scale", "weight_decay"}
     (one,) = lr_slopes(both, "val_loss", "depth_scale")
     assert one.p_holm in {slope.p_holm for slope in family} and one.n_tested == 2
+    assert all(slope.effect.df > len(slope.by_seed) - 1 for slope in family)  # they borrow from each other's noise
     with pytest.raises(ValueError, match="these runs vary"):
         lr_slopes(both, "val_loss", "norm")
 

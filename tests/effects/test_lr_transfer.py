@@ -87,6 +87,26 @@ def test_more_is_better_for_an_accuracy():
     assert (small.best, large.best, large.regret.mean) == (0.004, 0.002, pytest.approx(1.0))
 
 
+def test_the_best_lr_has_the_lowest_mean_and_not_the_luckiest_run():
+    lucky = {0.001: (0.0, 9.0, 9.0), 0.002: (3.0, 3.0, 3.0), 0.004: (5.0, 5.0, 5.0)}
+    (small, _) = transfers(runs_frame(tuned({32: lucky, 64: parabola(0.002)})), "val_loss")
+    assert small.best == 0.002
+
+
+def test_between_the_values_tried_a_loss_is_linear_in_the_logarithm_of_lr():
+    """0.002 is half-way from 0.001, 1 above the best, to 0.004, the best: a regret of 1/2."""
+    wide = {0.001: [4.0, 5.0, 6.0], 0.004: [3.0, 4.0, 5.0], 0.016: [7.0, 8.0, 9.0]}
+    large = transfers(runs_frame(tuned({32: parabola(0.002), 64: wide})), "val_loss")[1]
+    assert (large.transferred, large.best, large.regret.mean) == (0.002, 0.004, pytest.approx(0.5))
+
+
+def test_the_smallest_runs_are_those_of_the_least_parameters_times_tokens():
+    """Width 32 with 100 times the tokens is larger than width 64: 1024 x 100 against 4096."""
+    rows = tuned({32: parabola(0.001)}, train_tokens=819_200) + tuned({64: parabola(0.004)}, train_tokens=8192)
+    first, second = transfers(runs_frame(rows), "val_loss")
+    assert (first.d_model, second.d_model, second.transferred) == (64, 32, 0.004)
+
+
 def test_no_regret_with_one_seed_or_at_an_lr_outside_the_values_tried():
     one_seed = tuned({32: parabola(0.004, 1), 64: parabola(0.002, 1)})
     assert [each.regret for each in transfers(runs_frame(one_seed), "val_loss")] == [None, None]

@@ -44,6 +44,19 @@ def test_nothing_to_share_is_no_share():
     assert mediations(runs, knob_of(runs, "depth_scale"), (("usefulness", "val_loss"),)) == []  # not measured
 
 
+def test_no_share_of_an_effect_that_may_be_none():
+    """The mediator rises by about 1, and the outcome with it, by .025 +- .13: what passes is a share of nothing."""
+    changes = [(1.3, 0.3), (0.8, -0.2), (1.2, 0.2), (0.8, -0.2)]
+
+    def outcome(config):
+        mediator, loss = changes[config.seed] if config.depth_scale == "lns" else (0.0, 0.0)
+        return {"causal_score": 5 + mediator * (1 + config.lr), "val_loss": 3 + loss}
+
+    runs = grid({"depth_scale": ["none", "lns"], **contexts(6), "seed": range(4)}, outcome)
+    (found,) = mediations(runs, knob_of(runs, "depth_scale"), PATH)
+    assert found.total.mean == pytest.approx(0.025) and (found.share, found.lo, found.hi) == (None, None, None)
+
+
 def test_depth_is_no_mediation():
     """Both move more at depth 24, by amounts that have nothing to do with each other within a depth."""
 

@@ -85,6 +85,30 @@ def test_where_nothing_was_run_alone_there_is_no_interaction():
     assert setting_interactions(runs[~bare], "val_loss") == []
 
 
+def test_one_seed_shows_no_interaction():
+    assert setting_interactions(crossed(superfluous, 1), "val_loss") == []
+
+
+def test_what_tuning_explains_of_an_interaction_is_the_difference_of_both():
+    """Combined .05 - .02, alone .01 - 0. All four sides add to the variance of the difference."""
+    excess = {("lns", "none"): 0.01, ("lns", "layerscale"): 0.05, ("none", "layerscale"): 0.02, ("none", "none"): 0.0}
+    runs = crossed(superfluous, n_layers=[12])
+    regrets = [excess[key] for key in zip(runs["depth_scale"], runs["residual_gate"], strict=True)]
+    runs = runs.assign(
+        tuned_fields="lr", tuned_by="val_loss", tuning="best", tuning_variance=1e-6, tuning_df=5.0, tuned_values=None,
+        tuned_rivals=None, tuning_n_seeds=3.0, tuning_excess=regrets,
+    )  # fmt: skip
+    (found,) = setting_interactions(runs, "val_loss", "depth_scale")
+    assert found.expected_regret == pytest.approx(0.02) and len(found.extra_variances) == 4
+
+
+def test_a_count_rounds_in_all_four_runs_of_an_interaction():
+    """Variance 1/12 each."""
+    runs = crossed(superfluous, n_layers=[12]).assign(needed_layers=lambda frame: 3.0 + frame["seed"])
+    (found,) = setting_interactions(runs, "needed_layers", "depth_scale")
+    assert found.least_sd == pytest.approx((4 / 12) ** 0.5)
+
+
 def test_widths_are_no_settings_to_stand_beside():
     runs = crossed(lambda config, noise: 3.0 - config.d_model * (config.depth_scale == "lns"), d_model=[32, 64])
     family = setting_interactions(runs, "val_loss")

@@ -12,13 +12,13 @@ from support.runs_frame import knob_of, runs_frame
 
 from sparsedepth.config.run import RunConfig
 from sparsedepth.effects.all_effects import effects_of
-from sparsedepth.effects.contrast import contrasts, contrasts_on_bases
+from sparsedepth.effects.contrast import _checked, contrasts, contrasts_on_bases
 from sparsedepth.effects.depth_slope import slope_weights
-from sparsedepth.effects.intervals import t_interval
+from sparsedepth.effects.intervals import ExtraVariance, t_interval
 from sparsedepth.effects.knobs import find_knobs
 from sparsedepth.effects.pairs import EQUAL_LR, pairs
 from sparsedepth.effects.sentences import effect_text
-from sparsedepth.effects.tuning_error import choice_variances, tuning_of
+from sparsedepth.effects.tuning_error import SIDE, choice_variances, tuning_of
 from sparsedepth.recipe.choose import derive, reason_against
 from sparsedepth.store.tuning_roles import CHOSEN_ROLES, Tuning, tuning_columns
 
@@ -215,6 +215,19 @@ def test_what_choosing_adds_grows_with_the_roughness():
     assert added[0.0] < 2 * 0.02**2 and 2 * 0.04**2 < added[0.08] < 2 * 0.1**2
 
 
+def test_a_pair_that_was_not_tuned_hides_nothing_of_the_others():
+    runs = world(3, rough=0.08)
+    rows = pairs(runs, knob_of(runs, "depth_scale"), "val_loss")
+    names = [f"{name}{end}" for name in SIDE for end in ("", "_baseline")]
+    part = rows.astype(dict.fromkeys(names, object))
+    part.loc[rows.index[0], names] = None
+    whole, others = tuning_of(rows), tuning_of(part)
+    assert len(whole.extra_variances) == len(others.extra_variances) == 2
+    share = (len(rows) - 1) / len(rows)  # of the pairs; a side's variance is of one cell, so it falls with its square
+    for term, of_others in zip(whole.extra_variances, others.extra_variances, strict=True):
+        assert of_others.variance == pytest.approx(share**2 * term.variance)
+
+
 def test_a_slope_weighs_the_depths_by_hand():
     """Two depths, a doubling apart, each side of each with .01: its slope is the difference of the two ends."""
     rows = pd.DataFrame({"n_layers": [6, 12] * 2, "seed": [0, 0, 1, 1], "match": ["p", "p", "q", "q"]})
@@ -328,6 +341,22 @@ def test_a_verdict_that_needs_a_bad_choice_of_lr_is_barred_by_name():
     assert replace(clear, expected_regret=-0.29).verdict_blocked_by == clear.tuning_ambiguity
     # what is left of it, -.2, is sure of its sign and less than seeds explain
     assert replace(clear, floor=0.25, expected_regret=-0.1).verdict_blocked_by == clear.tuning_ambiguity
+
+
+def test_runs_at_one_lr_withdraw_an_effect_only_where_they_show_less_of_it():
+    """-.3 at tuned values, of which tuning explains .05. At one lr, in an interval of .04 to either side: +.1, less by
+    far; -.5, more; and -.26, not as far off as tuning explains, though the interval of .01 excludes -.3."""
+    runs, knob = by_hand([3.1, 3.0, 3.1], [2.95, 2.9, 3.0])
+    (found,) = contrasts(runs, knob, "val_loss")
+    extra = (ExtraVariance(variance=1e-4, df=5),)
+    own = replace(found, effect=t_interval(-0.3, 0.02, 10, 3), extra_variances=extra, expected_regret=-0.05)
+
+    def checked(mean, half):
+        same_lr = replace(found, effect=replace(own.effect, mean=mean, lo=mean - half, hi=mean + half))
+        return _checked(own, same_lr)
+
+    assert checked(0.1, 0.04).expected_regret == pytest.approx(-0.4)
+    assert checked(-0.5, 0.04) == checked(-0.26, 0.01) == checked(-0.28, 0.04) == own
 
 
 def test_the_seeds_that_chose_are_counted_in_a_doubt():

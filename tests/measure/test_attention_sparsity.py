@@ -11,7 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from sparsedepth.measure import attention_sparsity as module
 from sparsedepth.measure.attention_sparsity import attention_sparsity, attention_sums
 from sparsedepth.model.decoder import Decoder
-from sparsedepth.probe.probed_model import ProbedDecoder
+from sparsedepth.probe.probed_model import AttentionForm, ProbedDecoder
 
 
 def rng():
@@ -131,6 +131,21 @@ def test_entropy_and_sink_of_uniform_attention():
     assert found["attention_sink"].total.value == pytest.approx((1 / 2 + 1 / 3 + 1 / 4) / 3, abs=1e-6)
     assert found["attention_sink"].by_head.shape == (3, 2)
     assert (found["attention_entropy"].n, found["attention_entropy_rel"].n, found["attention_sink"].n) == (8, 6, 6)
+
+
+def test_without_causality_every_row_has_all_weights():
+    """Uniform attention over T = 4, as in a ViT: rows of 1/4, of entropy ln 4; 16 weights, all below 0.3 and 1.1 / 4,
+    none below 0.2 and 0.9 / 4; the first token has 1/4."""
+    probed = HandMadeModel([identity], normal(5, 4))
+    probed.causal = False
+    zeros = torch.zeros(2, 2, 4, 4)
+    probed.attention_inputs = lambda layer, x_BTD: (zeros, zeros[:, :1], AttentionForm(causal=False))
+    found = attention_sparsity(probed, integers(5, 2, 4), [0.3, 0.2], [1.1, 0.9], rng())
+    shares = {name: found[name].total.value for name in found if name.startswith("attention_sparsity")}
+    assert list(shares.values()) == [1.0, 0.0, 1.0, 0.0] and found["attention_sparsity@0.3"].n == 2 * 16
+    assert found["attention_entropy"].total.value == pytest.approx(np.log(4), abs=1e-6)
+    assert found["attention_entropy_rel"].total.value == pytest.approx(1.0, abs=1e-6)
+    assert found["attention_sink"].total.value == pytest.approx(1 / 4, abs=1e-6)
 
 
 def test_entropy_and_sink_of_attention_to_itself_and_to_the_first_token():

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.handmade_models import known
 
-from sparsedepth.measure.bootstrap import N_RESAMPLES, bootstrap, bootstrap_each, expanded_tail, finite
+from sparsedepth.measure.bootstrap import N_RESAMPLES, bootstrap, bootstrap_each, complete_mean, expanded_tail, finite
 
 
 def mean(values_R):
@@ -97,3 +97,9 @@ def test_kept_resamples_are_those_that_the_generator_draws(drawn_before):
             found = bootstrap(mean, values[:n], rng=ours)
             assert [found.lo, found.hi] == pytest.approx(np.quantile(means_R, [tail, 1 - tail]), rel=1e-12)
         assert ours.integers(100, size=5).tolist() == own.integers(100, size=5).tolist()
+
+
+def test_a_mean_with_a_missing_value_is_missing():
+    """Of the others it would be another quantity: a run that diverged is not left out of its configuration."""
+    assert complete_mean([1.0, 2.0, 6.0]) == 3.0
+    assert complete_mean([1.0, None]) is complete_mean([]) is None

@@ -1,5 +1,8 @@
 """Causal effects: models whose effects are known, undefined cases, the plain loop."""
 
+import math
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 import torch
@@ -15,8 +18,8 @@ from support.handmade_models import (
     tokens_per_pass,
 )
 
-from sparsedepth.measure.causal import causal_effect
-from sparsedepth.measure.context import Scored
+from sparsedepth.measure.causal import add_rows, causal_effect
+from sparsedepth.measure.context import Measurements, Scored
 from sparsedepth.model.decoder import Decoder
 from sparsedepth.probe.probed_model import ProbedDecoder
 
@@ -73,6 +76,20 @@ def test_a_single_block_has_no_score():
     found = causal_effect(HandMadeModel([residual_mlp(4, 0)], normal(5, 4)), Scored.text(TOKENS), rng())
     assert found.effects == {} and found.by_layer == [None] and found.score.value is None
     assert found.skip_increase[0] is not None
+
+
+@pytest.mark.parametrize(("threshold", "share"), [(0.01, 0.5), (0.2, 0.25), (9.0, 0.0)])
+def test_a_block_is_useful_if_skipping_it_costs_more_than_the_runs_threshold(threshold, share):
+    """A loss of ln(1 + e^-x) at x = 1 + 1 + .1; without block 1 at 1.1, 2.5 times as much, without 2 at 2, 1.1."""
+    blocks = [lambda x: x + 1.0, lambda x: x + 0.1, identity, identity]
+    probed = HandMadeModel(blocks, torch.ones(2, 1), head_DV=torch.tensor([[1.0, 0.0]]))
+    scored, rows = Scored.text(torch.zeros(3, 4, dtype=torch.int64)), Measurements(step=0)
+    config = SimpleNamespace(usefulness_threshold=threshold)
+    add_rows(SimpleNamespace(probed=probed, scored=scored, rng=rng, config=config, n_tokens=9), rows)
+    losses = [math.log(1 + math.exp(-x)) for x in (2.1, 1.1, 2.0)]
+    increases = [row["value"] for row in rows.layers if row["metric"] == "skip_loss_increase"]
+    assert increases == pytest.approx([losses[1] / losses[0] - 1, losses[2] / losses[0] - 1, 0, 0], abs=1e-6)
+    assert rows.summary["usefulness_identity"] == share
 
 
 @pytest.mark.parametrize("family", FAMILIES)

@@ -66,6 +66,18 @@ def test_against_one_derivative_per_layer_under_any_budget():
         assert found.by_layer == pytest.approx([norm / norms[-1] for norm in norms], rel=1e-4)
 
 
+def test_batches_of_unequal_scored_positions_add_up():
+    """The loss is a mean over all positions, in one batch or in three: of 1, 4 and 16 that count, in a stream where
+    each token's gradient has another ratio, since block 1 squares."""
+    inputs, counts = integers(20, 3, 16), torch.tensor([[1], [4], [16]])
+    targets = integers(20, 3, 16, seed=1).masked_fill(torch.arange(16) >= counts, -100)
+    probed = HandMadeModel([lambda x: x * x], normal(20, 8))
+    whole = gradients(probed, Scored(inputs, targets), RNG)
+    with tokens_per_pass(1):
+        parts = gradients(probed, Scored(inputs, targets), RNG)
+    assert parts.by_layer == pytest.approx(whole.by_layer, rel=1e-6)
+
+
 def test_training_notes_the_norm_of_each_blocks_gradient_before_it_is_clipped():
     """Of the first step, against a backward pass by hand; then at every observation and of the last step. Only where
     the measure is asked for."""

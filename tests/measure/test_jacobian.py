@@ -90,6 +90,15 @@ def test_probes_are_unbiased_and_their_standard_errors_hold():
         assert scores.mean() == pytest.approx(exact[form].score.value, rel=0.1)
 
 
+def test_the_error_of_a_mean_over_layers_is_that_of_independent_ones():
+    """Layers have their own probes: sqrt(e_1^2 + e_2^2) / 2."""
+    probed = ProbedDecoder(Decoder(run_config(n_layers=2, d_model=16, d_ff=24, init_std=0.4)))
+    for deviation in jacobian_deviation(probed, integers(40, 3, 8), rng(), 4).values():
+        first, second = deviation.standard_error
+        assert 0 < first != second > 0
+        assert deviation.score_standard_error == pytest.approx((first**2 + second**2) ** 0.5 / 2)
+
+
 def test_probes_do_not_depend_on_the_batch_and_repeat():
     probed, tokens = ProbedDecoder(Decoder(run_config(n_layers=2))), integers(40, 5, 8)
     with tokens_per_pass(1):

@@ -125,6 +125,18 @@ def test_the_lowest_of_many_accuracies_does_not_exclude_that_all_are_solved():
         assert found.lo <= found.value < 19 == found.hi
 
 
+def test_of_many_difficulties_one_counts_as_failed_only_where_all_together_are_sure():
+    """One of ten has 47 of 60 right: its own 95% interval ends below .9, that at 99.5% above."""
+    correct_NT = np.ones((60, 10))
+    correct_NT[47:, 0] = 0
+    levels_NT = np.broadcast_to(np.arange(10), correct_NT.shape)
+    of_ten = by_difficulty(np.ones((60, 10)), correct_NT, np.zeros((60, 10)), levels_NT, estimate())[1]
+    of_one = by_difficulty(*(each[:, :1] for each in (correct_NT, correct_NT, 0 * correct_NT, levels_NT)), estimate())[
+        1
+    ]
+    assert (of_ten.value, of_ten.hi) == (-1, 9) and (of_one.value, of_one.hi) == (-1, -1)
+
+
 def test_rows_by_hand():
     loss_NT = np.array([[1.0, 2.0, 9.0], [3.0, 4.0, 5.0]])
     correct_NT = np.array([[1.0, 0.0, 1.0], [1.0, 1.0, 0.0]])

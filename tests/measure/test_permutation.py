@@ -13,9 +13,12 @@ from reference import FAMILIES, permutation_effects, run_config
 from support.handmade_models import HandMadeModel, brackets, integers, known, normal, residual_mlp, tokens_per_pass
 
 from sparsedepth.measure import permutation
+from sparsedepth.measure.bootstrap import bootstrap
 from sparsedepth.measure.context import Scored
+from sparsedepth.measure.loss import fork_losses
 from sparsedepth.measure.permutation import choose_pairs, pair_interval, permutation_effect
 from sparsedepth.model.decoder import Decoder
+from sparsedepth.probe.fork import swap
 from sparsedepth.probe.probed_model import ProbedDecoder
 
 TOKENS = integers(5, 3, 7)
@@ -81,6 +84,22 @@ def test_against_full_forward_passes_under_any_budget(family):
     some = permutation_effect(ProbedDecoder(model), Scored.text(tokens), rng(), 4)
     assert some.effects == pytest.approx({pair: expected[pair] for pair in some.effects}, abs=1e-5)
     assert len(some.effects) == 4 and brackets(some.score)
+
+
+def test_the_lower_end_is_lowered_by_twice_what_noise_adds_to_the_mean():
+    probed = HandMadeModel([residual_mlp(4, seed, 0.8) for seed in range(3)], normal(5, 4))
+    scored = Scored.text(integers(5, 6, 7))
+    base_N, swapped_NP = fork_losses(probed, scored, [swap(1, 2), swap(1, 3), swap(2, 3)])
+
+    def mean_effect(swapped_RP, base_R):
+        return np.abs(swapped_RP / base_R[:, None] - 1).mean(-1)
+
+    plain, found = (
+        bootstrap(mean_effect, swapped_NP, base_N, rng=rng()),
+        permutation_effect(probed, scored, rng()).score,
+    )
+    assert 0.003 < plain.excess < plain.lo / 2
+    assert (found.value, found.lo, found.hi) == pytest.approx((plain.value, plain.lo - 2 * plain.excess, plain.hi))
 
 
 def planted(kind, pairs, generator):

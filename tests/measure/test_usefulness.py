@@ -85,6 +85,30 @@ def test_the_share_by_hand():
     assert (found.needed.lo, found.needed.hi) == (1, 1)
 
 
+def test_the_interval_of_needed_layers_counts_by_the_threshold_in_nats():
+    """Block 1 adds ln 2 = 0.69 in every resample, a relative increase of 1: above 0.05 nat/token, not above 5 times."""
+    head = torch.tensor([[-100.0, 0.0, 0.0, -100.0], [250.0, 0.0, 0.0, 250.0]])
+    embedding = torch.tensor([[-2.0, 1.0], [-1.0, 1.0], [1.0, 1.0], [2.0, 1.0]])
+    probed = HandMadeModel([lambda x: x * x, identity], embedding, head)
+    fit, scored = torch.tensor([[0, 1, 2, 3]]), torch.tensor([[0, 1, 3, 2, 0], [1, 0, 2, 3, 1]])
+    found = usefulness(probed, fit, Scored.text(scored), 5.0, rng(), 0.05)
+    assert (found.share.value, found.needed.value, found.needed.lo, found.needed.hi) == (0.0, 1, 1, 1)
+
+
+def test_of_one_block_the_mean_over_blocks_has_that_blocks_interval():
+    """Also where sequences have 1, 4 and 9 scored positions: resamples are means over positions."""
+    probed, inputs = HandMadeModel([residual_mlp(4, 0)], normal(50, 4)), integers(50, 3, 9, seed=1)
+    counts = torch.tensor([[1], [4], [9]])
+    targets = integers(50, 3, 9, seed=2).masked_fill(torch.arange(9) >= counts, IGNORED)
+    found = usefulness(probed, integers(50, 10, 20), Scored(inputs, targets), 0.1, rng())
+    for mean, (block,) in [
+        (found.mean_added, found.added),
+        (found.mean_increase, found.increase),
+        (found.mean_accuracy_lost, found.accuracy_lost),
+    ]:
+        assert (mean.value, mean.lo, mean.hi) == pytest.approx((block.value, block.lo, block.hi), abs=1e-12)
+
+
 def test_where_the_loss_is_small_blocks_are_useful_that_none_needs():
     """Targets are what the model itself is sure of, so the loss is near 0, and so is what its small blocks add to it:
     several times as much, of nothing."""

@@ -65,6 +65,15 @@ def test_sdpa_equals_the_reference(n_groups, window, document_BT, dtype, toleran
     torch.testing.assert_close(ours, expected, atol=tolerance, rtol=tolerance)
 
 
+@pytest.mark.parametrize("kernel", ["sdpa", "reference"])
+def test_a_window_one_shorter_than_the_sequence_hides_its_first_token_from_the_last(kernel):
+    """Equal scores: the last of three queries has the mean of the values 4 and 8."""
+    q_BHTK = torch.zeros(1, 1, 3, 2)
+    v_BHTK = torch.tensor([1.0, 4.0, 8.0])[:, None].expand(1, 1, 3, 2)
+    out_BHTK = attention.KERNELS[kernel](q_BHTK, q_BHTK, v_BHTK, 2)
+    torch.testing.assert_close(out_BHTK[0, 0, :, 0], torch.tensor([1.0, 2.5, 6.0]))
+
+
 @PACKED
 @WINDOWS
 @CASES

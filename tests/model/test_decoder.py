@@ -153,6 +153,20 @@ def test_router_losses_of_balanced_and_collapsed_routing():
     torch.testing.assert_close(collapsed.value[0], torch.tensor(4.0))
 
 
+def test_balance_with_two_choices_a_token_is_1_of_even_probabilities_and_2_of_collapsed_ones():
+    """f_e is a share of the choices, of which a token has two: 4 (1/2 + 1/2) / 4 = 1, and 4 (1/2 1/2 + 1/2 1/2) = 2, or
+    E / k, where all tokens choose the same two with probability 1/2 each."""
+    experts = Experts(config(n_experts=4, top_k=2, d_expert=8))
+    for weight in experts.parameters():
+        torch.nn.init.zeros_(weight)
+    x_BTD = torch.ones(1, 6, 32)
+    experts(x_BTD, even := RouterLoss())
+    with torch.no_grad():
+        experts.router.weight[1:3] = 10.0
+    experts(x_BTD, collapsed := RouterLoss())
+    torch.testing.assert_close([even.value[0], collapsed.value[0]], [torch.tensor(1.0), torch.tensor(2.0)])
+
+
 def test_every_layer_reports_its_router_losses():
     model = Decoder(config(n_experts=4, top_k=2))
     found: list[torch.Tensor] = []
@@ -235,6 +249,20 @@ def test_every_architecture_is_its_formula(name):
 def test_passes_through_the_same_blocks_are_layers_of_their_own():
     fields = {"n_layers": 6, "loops": 3, "depth_scale": "lns", "norm": "mix", "value_residual": True}
     check_against_loops({**fields, "residual_scalars": True, "residual_gate": "layerscale", "gate_init": 0.5})
+
+
+def test_values_of_which_block_1_has_no_share_are_those_without_a_residual():
+    """c = 1 and d = 0 is a plain decoder; c = 0 and d = 1 takes block 1's values in every block."""
+    plain, mixed = loud(Decoder(config())), loud(Decoder(config(value_residual=True)))
+    outputs = {}
+    for c in (1.0, 0.0):
+        with torch.no_grad():
+            for block in mixed.blocks[1:]:
+                block.attention.value_scalar.fill_(c)
+                block.attention.first_value_scalar.fill_(1 - c)
+        outputs[c] = mixed(tokens())
+    torch.testing.assert_close(outputs[1.0], plain(tokens()), atol=1e-5, rtol=1e-5)
+    assert not torch.allclose(outputs[0.0], outputs[1.0], atol=1e-2)
 
 
 def test_a_gradient_passes_a_shrunk_stream_as_if_it_were_whole_and_measures_see_the_derivative():

@@ -71,6 +71,17 @@ def test_a_weight_of_attention_is_dropped_or_as_much_larger(kernel, window):
     assert (out_N == 0).float().mean().item() == pytest.approx(0.25, abs=0.03)  # four standard errors
 
 
+@pytest.mark.parametrize("kernel", ["sdpa", "reference"])
+@pytest.mark.parametrize("seen", [(1, None), (None, torch.tensor([[0, 1]]))], ids=["window", "documents"])
+def test_weights_are_dropped_also_under_a_mask(kernel, seen):
+    """Two tokens of which each sees itself alone, by a window of 1 or as documents of their own."""
+    torch.manual_seed(0)
+    q, v = torch.zeros(1, 4000, 2, 2), torch.full((1, 4000, 2, 2), 3.0)
+    out_HT = attention.KERNELS[kernel](q, q, v, *seen, dropout=0.25)[0, :, :, 0]
+    assert set(out_HT.unique().tolist()) == {0.0, 4.0}
+    assert (out_HT == 0).float().mean(0).tolist() == pytest.approx([0.25, 0.25], abs=0.03)  # four standard errors
+
+
 def test_entries_of_a_branch_and_hidden_units_are_dropped():
     """Of what a block adds a quarter is 0; of its hidden units as well, seen where the last product reads them."""
     model, seen = decoder(d_model=64, residual_dropout=0.25, ffn_dropout=0.25), []

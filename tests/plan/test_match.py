@@ -71,6 +71,8 @@ def test_the_nearest_size_is_taken_on_either_side():
 def test_tokens_and_steps_agree_exactly(matched):
     with pytest.raises(ValueError, match=f"matched in {matched}.* has 1,?"):
         matches(matched=matched, space={"train_tokens": [1280, 1408]})
+    with pytest.raises(ValueError, match=f"matched in {matched}"):  # 0.1% more, within the tolerance of the others
+        matches(matched=matched, space={"train_tokens": [128_000, 128_128]})
     assert len(matches(matched=matched, space={"n_layers": [1, 9]})) == 2
 
 

@@ -56,6 +56,18 @@ def test_every_shipped_sweep_has_a_price():
     assert time.process_time() - started < 10
 
 
+def test_the_disk_holds_records_three_checkpoints_of_each_running_run_and_the_text():
+    """A checkpoint has 12 bytes a parameter, a record 4 and 100,000; a token 2 bytes up to a vocabulary of 65,536."""
+    for vocab_size, width in ((65_536, 2), (65_537, 4)):
+        found = price(
+            sweep(base={**BASE, "vocab_size": vocab_size, "max_corpus_tokens": 1000}), PricingSetup(workers=2)
+        )
+        small, large = sorted(kind.params_total for kind in found.kinds)
+        assert found.data_bytes == 1000 * width
+        records = 3 * (4 * small + 100_000) + 3 * (4 * large + 100_000)
+        assert found.disk_bytes == records + 2 * 3 * 12 * large + 1000 * width
+
+
 def test_runs_of_one_shape_are_one_kind():
     found = price(sweep(space={"n_layers": [2, 4], "lr": [1e-3, 2e-3]}), PricingSetup(workers=2))
     assert [(kind.varied, kind.runs) for kind in found.kinds] == [({"n_layers": 4}, 6), ({"n_layers": 2}, 6)]

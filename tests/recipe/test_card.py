@@ -262,6 +262,11 @@ def test_grades(card):
     assert not passed((None, "not tested")) and earned_word(card.recipe, True, ("refuted",)) == "in-sample"
 
 
+def test_a_test_that_could_not_be_made_neither_confirms_nor_refutes():
+    assert passed(("not tested", "confirmed")) and passed((None, "confirmed"))
+    assert not passed(("not tested", "not confirmed")) and not passed((None, "not tested")) and not passed(())
+
+
 def test_advice_that_the_shallower_runs_did_not_give_is_not_confirmed(runs):
     late = runs.copy()
     gain = (late["n_kv_heads"] == 1) & (late["n_layers"] == 24)

@@ -211,6 +211,23 @@ def test_a_depth_that_was_not_run_is_extrapolated_from_the_trend():
     assert near.hi - near.lo < far.hi - far.lo
 
 
+def test_a_depth_that_was_not_run_takes_the_tuned_value_of_the_nearest_below():
+    runs = sweep(lambda config: -0.05 * (config.depth_scale == "lns"), DEPTHS).assign(tuned_fields="lr", tuning="best")
+    runs["lr"] = runs["n_layers"].map({12: 4e-3, 16: 2e-3, 24: 1e-3})
+    for depth, lr in ((8, 4e-3), (14, 4e-3), (20, 2e-3), (48, 1e-3)):
+        assert derive(runs, depth).config.lr == lr, depth
+
+
+def test_a_budget_says_nothing_of_how_large_the_effects_of_choices_are():
+    """tau^2 of one effect is its square less that of its error; a width that gains 1 would make every effect likely."""
+    axes = {"d_ff": [176, 704], "depth_scale": ["none", "lns"], "seed": [0, 1, 2]}
+    recipe = derive(sweep(lambda config: -1.0 * (config.d_ff == 704) - 0.05 * (config.depth_scale == "lns"), axes))
+    (lns,) = (one for one in recipe.candidates if one.contrast.setting == "depth_scale=lns")
+    effect = lns.contrast.effect
+    assert recipe.spread == pytest.approx((effect.mean**2 - effect.error**2) ** 0.5)
+    assert lns.reliability == pytest.approx(1 - (effect.error / effect.mean) ** 2)
+
+
 def test_an_effect_that_turns_with_depth_is_not_extrapolated_by_its_mean():
     """Good at 12 and 16, bad at 24: on average good, and at 48 worse."""
     gain = {12: -0.06, 16: -0.03, 24: 0.02}
@@ -343,6 +360,12 @@ def test_the_yaml_is_the_run_config_with_its_evidence(tmp_path):
     ):
         assert wanted in " ".join(comments.replace("#", " ").split()), wanted
     assert not any(line.startswith("seed:") for line in text.replace("# ", "").splitlines())
+
+
+def test_a_stack_is_judged_by_noise_that_the_candidates_lend():
+    """Four seeds alone have 3 degrees of freedom."""
+    stack = derive(one_at_a_time(2.7)).stack
+    assert stack.against_baseline.effect.df > 3 and stack.against_best.effect.df > 3
 
 
 def test_the_yaml_fills_sizes_that_follow():

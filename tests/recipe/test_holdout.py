@@ -95,6 +95,29 @@ def test_the_held_out_runs_are_not_looked_at():
     assert one.changes == two.changes and one.error != two.error
 
 
+def test_the_held_out_width_is_not_looked_at():
+    """What is predicted does not change with its runs, and is scored against them alone: LNS gains 0.1, there 0.3."""
+    axes = {"d_model": [64, 128, 256], "depth_scale": ["none", "lns"], "weight_decay": [0.0, 0.1], "seed": [0, 1, 2]}
+
+    def found(gain):
+        gains = {64: (-0.1, 0.02), 128: (-0.1, 0.02), 256: (gain, 0.02)}
+        return hold_out_scale(
+            grid(axes, lambda config: loss({12: gains[config.d_model]})(config), n_layers=12), "params"
+        )
+
+    one, two = found(-0.1), found(-0.3)
+    assert [p.candidate for p in one.predictions] == [p.candidate for p in two.predictions]
+    measured = {p.candidate.contrast.setting: p.measured.effect.mean for p in two.predictions}
+    assert measured == {"depth_scale=lns": pytest.approx(-0.3), "weight_decay=0.1": pytest.approx(0.02)}
+    assert two.error == pytest.approx((0.2 + 0) / 2, abs=2e-3)
+
+
+def test_only_signs_of_significant_effects_are_counted():
+    """Decay costs 0.02 at 12 and 16 layers, and at 24 0.0002, a fifth of the noise."""
+    found = hold_out(grid(AXES, loss({12: (-0.1, 0.02), 16: (-0.1, 0.02), 24: (-0.1, 0.0002)})), 24)
+    assert (found.signs_right, found.n_signs) == (1, 1)
+
+
 def test_a_recipe_that_diverges_there_is_refuted_with_no_regret():
     runs = grid(AXES, loss({12: (-0.1, 0.02), 16: (-0.1, 0.02), 24: (-0.1, 0.02)}))
     lost = (runs["n_layers"] == 24) & (runs["depth_scale"] == "lns") & (runs["seed"] == 0)

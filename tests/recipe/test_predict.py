@@ -53,6 +53,25 @@ def test_what_lies_off_the_line_in_every_seed_is_variance_between_depths():
     assert between_depths(apart) == (0.0, 1)
 
 
+def test_what_seeds_scatter_by_themselves_is_no_variance_between_depths():
+    """Seed s lies (1, 4, -2)_s off its line, so 1 in the mean: S sum of squares 18, and within seeds 6 (0 + 9 + 9) / 2
+    = 54, is more. With (2, 3, 4)_s: 162, within 6 (1 + 0 + 1) / 2 = 6, so (162 - 6) / 3."""
+    off = {1: 1.0, 10: -2.0, 100: 1.0}
+    assert between_depths(rows(off, range(3), lambda seed, depth: (1, 4, -2)[seed] * off[depth])) == (0.0, 1)
+    seeds = rows(off, range(3), lambda seed, depth: (2, 3, 4)[seed] * off[depth])
+    assert between_depths(seeds) == (pytest.approx((162 - 6) / 3), 1)
+
+
+def test_a_prediction_adds_the_scatter_at_the_new_depth_to_that_of_the_line():
+    """Effects on a line but for -.01, .02, -.01 at x = ln 4, ln 16, ln 64, alike in all seeds: tau^2 is .0006, and at
+    ln 256, two steps off the middle, h = 1/3 + 4/2."""
+    off = {4: -0.01, 16: 0.02, 64: -0.01}
+    axes = {"n_layers": [*off], "depth_scale": ["none", "lns"], "seed": range(3)}
+    runs = grid(axes, lambda c: {"val_loss": 3 + (c.depth_scale == "lns") * (off[c.n_layers] + 1e-6 * c.seed)})
+    (found,) = predicted(runs, find_knobs(runs), "val_loss", 256)
+    assert found.extra_variances[0].variance == pytest.approx(0.0006 * (1 + 1 / 3 + 2), rel=1e-3)
+
+
 def test_settings_of_three_depths_say_how_far_depths_scatter():
     """tau^2 is 6 and 0 of one degree of freedom each; a slope over two depths is no scatter beside them: alone, effects
     of +1 and -2 have 4.5. Seeds that were run at one depth each say nothing, rather than 0."""

@@ -112,6 +112,25 @@ def test_a_card_says_that_earlier_verifications_count(card, capsys):
     assert "not confirmed" in shown[2] and "-0.00921 to -0.00119" in shown[2]
 
 
+def test_only_the_fresh_seeds_count(card):
+    """Seed 6, in which the recipe loses by 1, is none of them."""
+    loss = dict.fromkeys(configurations(card), 3.0) | {"recipe": 2.8}
+    runs = results(loss, configurations(card), [3, 4, 5, 6])
+    runs.loc[(runs["seed"] == 6) & (runs["depth_scale"] == "lns") & (runs["n_experts"] == 8), "val_loss"] = 4.0
+    after = verified(card, runs, [3, 4, 5]).held_out.verification
+    assert (after.outcome, after.gain.n_seeds, after.gain.effect.mean) == ("confirmed", 3, pytest.approx(-0.2))
+    assert set(after.run_ids) == set(runs.loc[runs["seed"] != 6, "run_id"])
+
+
+def test_seeds_that_tune_a_verification_are_not_its_results(card):
+    """Else each side's lr would be chosen on the runs that judge it."""
+    tried = card.learning_rate.model_copy(update={"tried": {"lr": [0.001, 0.002, 0.004]}})
+    fields = sweep_fields(card.model_copy(update={"learning_rate": tried}), 3)
+    assert (fields["seeds"], fields["tuning_seeds"]) == ([3, 4, 5], [1003, 1004, 1005])
+    definition = build(SweepDefinition, fields, "verification")
+    assert not {*definition.tuning_seeds} & {*definition.seeds}
+
+
 @pytest.mark.parametrize(("loss", "outcome"), [(3.0, "not confirmed"), (3.1, "refuted")])
 def test_a_verification_that_fails_leaves_the_grade(card, loss, outcome):
     runs = results(dict.fromkeys(configurations(card), 3.0) | {"recipe": loss}, configurations(card), [3, 4, 5])
@@ -171,6 +190,18 @@ def test_a_card_knows_its_trial(card, tmp_path):
     ((folder, tried),) = trials_of([there])
     assert folder == trial and "refuted" in trial_text(folder, tried, 100)
     assert not trials_of([tmp_path / "others"])
+
+
+def test_the_latest_of_several_trials_is_taken_though_it_has_fewer_seeds(card, tmp_path):
+    loss = dict.fromkeys(configurations(card), 3.0) | {"recipe": 2.7}
+    first = verified(card, results(loss, configurations(card), range(3, 9)), range(3, 9))
+    second = verified(first, results(loss | {"recipe": 3.1}, configurations(card), [9, 10, 11]), [9, 10, 11])
+    for name, trial in (("a", second), ("b", first)):
+        (tmp_path / name).mkdir()
+        write_card(tmp_path / name / "recipe.yaml", trial.model_copy(update={"provenance": named(trial, "x/results")}))
+    (tmp_path / "results").mkdir()
+    known = with_trial(card, [tmp_path / "results"])
+    assert (known.version, known.held_out.verification.outcome) == (3, "refuted")
 
 
 def named(card, folder):

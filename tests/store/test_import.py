@@ -366,3 +366,12 @@ def test_the_command_is_one_line_of_error_or_names_what_is_unknown(tmp_path, cap
             main.run(["import", str(root / "example.csv"), *arguments, "-o", str(out)])
         error = capsys.readouterr().err
         assert ended.value.code == 2 and error.count("\n") == 1 and error.startswith("sparsedepth: error: ")
+
+
+def test_a_division_by_zero_is_no_loss(tmp_path):
+    """Infinity lies within the range of a loss, and would rank last or spoil a mean without a word."""
+    table_map = MAP.replace("val_loss: {of: bits, unit: bit}", "val_loss: bits / (depth - 2)")
+    with pytest.raises(
+        ValueError, match=r"fields\.val_loss: 'bits / \(depth - 2\)' is Infinity in row 1 .*: no finite number"
+    ):
+        take_in(tmp_path, table_map=table_map)

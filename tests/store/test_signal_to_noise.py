@@ -1,5 +1,6 @@
 """Signal-to-noise of quantities: answers worked out on paper, scipy's one-way F, and made-up configurations."""
 
+import json
 import math
 
 import numpy as np
@@ -36,6 +37,21 @@ def test_two_configurations_of_two_seeds_worked_out_by_hand(tmp_path):
     assert row["seeds_for_90pct"] == 3  # tan(0.4 pi)^2 / 3.5 = 9.47 / 3.5 = 2.7
     # F = 8 is not significant with 1 and 2 degrees of freedom (95%: 38.5), and far above the lower quantile, .0013.
     assert row["lo"] == 0.5 and row["hi"] > 0.98
+
+
+def test_runs_that_only_tuned_are_no_configurations(tmp_path):
+    """Two configurations, each with two result seeds at one of three rates that two other seeds chose."""
+    for decay, mean in ((0.0, 2.0), (0.1, 6.0)):
+        for lr in (0.001, 0.002, 0.004):
+            seeds = (101, 102, 0, 1) if lr == 0.002 else (101, 102)
+            for seed in seeds:
+                config = RunConfig(n_layers=12, weight_decay=decay, lr=lr, seed=seed)
+                make_run(tmp_path, config, {"val_loss": mean + (seed % 2 * 2 - 1) + 50 * (lr != 0.002)})
+    definition = {"name": "s", "question": "q", "hypothesis": "h", "tune": {"lr": [0.001, 0.002, 0.004]}}
+    (tmp_path / "sweep.yaml").write_text(json.dumps({**definition, "tuning_seeds": [101, 102], "seeds": [0, 1]}))
+    with open_store(tmp_path) as store:
+        (row,) = (row for row in signal_to_noise.answer(store).records() if row["quantity"] == "val_loss")
+    assert (row["configurations"], row["runs"]) == (2, 4) and row["signal"] == pytest.approx(math.sqrt(7))
 
 
 def test_depths_are_pooled_and_not_compared_with_each_other(tmp_path):

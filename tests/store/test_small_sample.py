@@ -2,7 +2,7 @@ import math
 
 import pytest
 
-from sparsedepth.store.small_sample import mean_interval, paired_share_interval, seed_means
+from sparsedepth.store.small_sample import mean_interval, paired_share_interval, seed_means, share_interval
 
 
 def test_an_interval_by_hand():
@@ -28,3 +28,9 @@ def test_a_difference_of_shares_of_the_same_trials_by_hand():
     lo, hi = paired_share_interval(0, 0, 100)
     assert -0.03 < lo < 0 < hi < 0.03
     assert paired_share_interval(3, 0, 3)[1] == 1
+
+
+def test_wilsons_interval_of_a_share_by_hand():
+    """1 of 4: middle .25 + 3.8415 / 8 = .7302, half 1.95996 sqrt(.1875 / 4 + 3.8415 / 64) = .6406, both over 1.9604."""
+    assert share_interval(0.25, 4) == pytest.approx((0.0456, 0.6994), abs=1e-4)
+    assert share_interval(0.0, 4)[0] == 0.0 and share_interval(1.0, 4)[1] == 1.0

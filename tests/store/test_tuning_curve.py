@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from sparsedepth.effects.intervals import ExtraVariance, t_interval, with_extra_variances
-from sparsedepth.store.tuning_curve import TuningCurve, curve_shapes
+from sparsedepth.store.tuning_curve import TuningCurve, _seed_noise, curve_shapes
 
 STEP = math.log(2)
 
@@ -115,3 +115,24 @@ def test_what_a_seed_does_to_all_curves_alike_is_no_roughness():
         shifted.append(replace(tuned, losses=tuned.losses + np.array([0.0, 5.0]), fresh=fresh_KF + np.arange(6)))
     added, as_well = (np.mean([shape.variance for shape in curve_shapes(curves)]) for curves in (plain, shifted))
     assert as_well < 1.5 * added + 0.02**2
+
+
+def test_the_noise_of_seeds_and_of_runs_by_hand():
+    """Means of values 1, 1 and 4, of seeds 1 and 3: residuals 0, 0, 1, -1, -1, 1 of 2 df. The seeds' effects -1 and 1
+    have squares of 2, of which noise explains 2 / 3."""
+    assert _seed_noise([curve([[0, 2], [1, 1], [2, 6]], chosen=1)]) == (2.0, 2, pytest.approx(4 / 3))
+
+
+def test_a_regret_that_not_all_curves_have_is_variance():
+    """.1 / 16 and 0 lie .1 / 32 off their mean: that squared, times n / (n - 1) = 2."""
+    above, at = ([3 + 0.1 * (i - best) ** 2 for i in range(4)] for best in (1.25, 1.0))
+    for shape in curve_shapes([curve(above, chosen=1), curve(at, chosen=1)]):
+        assert shape.variance == pytest.approx(2 * (0.1 / 32) ** 2, rel=1e-3)
+
+
+def test_an_optimum_that_is_not_known_within_a_factor_of_ten_is_none():
+    """A rough curve that bends upwards, and a tenth as rough."""
+    smooth, rough = np.array([0.04, 0.01, 0.0, 0.01, 0.04]), np.array([0.0, -0.1, 0.0, -0.08, 0.03])
+    unsure, sure = (curve_shapes([curve(3 + smooth + share * rough, chosen=1)] * 2)[0] for share in (1.0, 0.1))
+    assert (unsure.optimum, unsure.half_width) == (None, None)
+    assert sure.optimum is not None and 0 < sure.half_width < math.log(10)

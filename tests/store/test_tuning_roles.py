@@ -1,5 +1,7 @@
 """Tuned sweeps in the store: who stands for a configuration, in `runs`, in `best`, and in paired effects."""
 
+import math
+
 import pytest
 import yaml
 from support.made_up_runs import make_run
@@ -12,7 +14,19 @@ from sparsedepth.scaling.points import read_points
 from sparsedepth.store.best import best
 from sparsedepth.store.connection import open_store
 from sparsedepth.store.questions import ask
-from sparsedepth.store.tuning_roles import IS_RESULT, Tuning, best_point, read_tuning, result_rows, tuning_columns
+from sparsedepth.store.tuning_curve import CurveShape
+from sparsedepth.store.tuning_roles import (
+    IS_RESULT,
+    Tuning,
+    _curve_columns,
+    _fresh,
+    _losses,
+    best_point,
+    objective_as_loss,
+    read_tuning,
+    result_rows,
+    tuning_columns,
+)
 
 RATES = (0.001, 0.002, 0.004)
 BEST = {0.1: 0.002, 0.3: 0.004}
@@ -251,3 +265,41 @@ def test_a_definition_that_cannot_be_read_is_named(tmp_path):
     with pytest.raises(ValueError, match=r"sweep.yaml: tune.lr=.* must be ascending"):
         read_tuning(tmp_path)
     assert read_tuning(tmp_path / "nothing") is None
+
+
+def test_two_tuned_fields_are_at_the_edge_if_one_is():
+    tuned = Tuning(fields=("lr", "weight_decay"), tuning_seeds=(0,), seeds=(0,), objective="val_loss")
+    runs = [
+        {**RunConfig(lr=lr, weight_decay=decay).model_dump(), "run_id": f"{lr} {decay}", "outcome": "ok",
+         "val_loss": abs(lr - 0.2) + abs(decay - 0.3)}
+        for lr in (0.1, 0.2, 0.4)
+        for decay in (0.1, 0.2, 0.3)
+    ]  # fmt: skip
+    assert {name: role for name, role in tuning_roles(tuned, runs).items() if role != "rejected"} == {"0.2 0.3": "edge"}
+
+
+def test_a_diverged_run_is_the_worst_whatever_number_it_has():
+    assert objective_as_loss({"outcome": "diverged", "val_loss": 1.0}, "val_loss") == math.inf
+    assert objective_as_loss({"outcome": "ok", "val_loss": None}, "val_loss") == math.inf
+    assert objective_as_loss({"outcome": "ok", "val_loss": 1.0}, "val_loss") == 1.0
+    assert objective_as_loss({"outcome": "ok", "usefulness": 0.5}, "usefulness") == -0.5
+
+
+def test_the_losses_that_judge_a_choice_are_of_other_seeds():
+    tuned = Tuning(fields=("lr",), tuning_seeds=(101,), seeds=(0, 1), objective="val_loss")
+    runs = [
+        {**RunConfig(lr=lr, seed=seed).model_dump(), "outcome": "ok", "val_loss": lr + seed}
+        for lr, seed in [(0.1, 101), (0.2, 101), (0.1, 0), (0.1, 1), (0.4, 0)]
+    ]
+    losses = _losses(tuned, runs)
+    assert losses == {(0.1,): {101: 101.1}, (0.2,): {101: 101.2}}
+    assert _fresh(tuned, runs, losses) == {(0.1,): {0: 0.1, 1: 1.1}, (0.2,): {}}
+
+
+def test_the_errors_of_choosing_two_fields_add_up():
+    shapes = [
+        CurveShape(optimum=None, half_width=None, variance=variance, df=df, expected_regret=regret)
+        for variance, df, regret in [(0.01, 5.0, 0.1), (0.02, 3.0, 0.3)]
+    ]
+    found = _curve_columns({(0.1, 0.2): {0: 1.0}}, shapes)
+    assert found == {"tuning_variance": pytest.approx(0.03), "tuning_excess": pytest.approx(0.4), "tuning_df": 3.0}

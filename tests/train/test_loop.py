@@ -64,6 +64,32 @@ def test_curves_hold_the_first_every_tenth_and_the_last_step():
     assert trained.curves[-1]["tokens"] == 23 * 32
 
 
+def test_steps_are_those_of_a_plain_loop_of_pytorch():
+    """Warm-up over 2 of 8 steps, a cosine to a tenth; gradients clipped to a norm of 0.05, below every one of these."""
+    fields = {"train_tokens": 32 * 8, "lr": 0.01, "warmup_frac": 0.25, "min_lr_frac": 0.1, "log_every": 1}
+    cfg = config(**fields, beta1=0.8, beta2=0.97, grad_clip=0.05, weight_decay=0.5, weight_decay_on="matrices")
+    trained_model, trained = run(cfg)
+    rates = [0.005, 0.01, *(0.01 * (0.1 + 0.9 * 0.5 * (1 + math.cos(math.pi * k / 5))) for k in range(6))]
+    assert [row["lr"] for row in trained.curves] == pytest.approx(rates)
+    model = Decoder(cfg, cfg.seed)
+    kinds = [[p for p in model.parameters() if (p.ndim > 1) is is_matrix] for is_matrix in (True, False)]
+    groups = [{"params": params, "weight_decay": decay} for params, decay in zip(kinds, (0.5, 0.0), strict=True)]
+    optimizer = torch.optim.AdamW(groups, betas=(0.8, 0.97), eps=cfg.adam_eps)
+    norms = []
+    for step, rate in enumerate(rates):
+        batch = counting(step)
+        logits_BTV = model(torch.from_numpy(batch.inputs))
+        F.cross_entropy(logits_BTV.flatten(0, 1), torch.from_numpy(batch.targets).flatten()).backward()
+        norms.append(torch.nn.utils.clip_grad_norm_(model.parameters(), 0.05).item())
+        for group in optimizer.param_groups:
+            group["lr"] = rate
+        optimizer.step()
+        optimizer.zero_grad()
+    assert min(norms) > 0.05 and [row["grad_norm"] for row in trained.curves] == pytest.approx(norms, rel=1e-4)
+    for name, weight in weights(trained_model).items():
+        torch.testing.assert_close(weight, model.get_parameter(name), atol=1e-5, rtol=1e-4, msg=name)
+
+
 def test_observed_at_the_start_and_every_tenth_step_but_not_the_last():
     seen: list[int] = []
 
@@ -94,6 +120,15 @@ def test_resumed_run_ends_bit_equal(tmp_path, kill_step, fields):
     assert [{**row, timing: 0} for row in resumed.curves] == [{**row, timing: 0} for row in whole.curves]
 
 
+def test_the_speed_after_a_resume_is_that_of_the_steps_since(tmp_path):
+    calls = iter(range(1, 1000))
+    with pytest.raises(Interrupted):
+        run(config(), checkpoints=tmp_path, stop=lambda: next(calls) == 12)
+    state = TrainingState(Decoder(config()), config(), resolve(config(), CPU), ALONE)
+    state.resume(tmp_path)
+    assert (state.step, state.logged_step) == (12, 12)
+
+
 def test_a_checkpoint_that_is_written_aside_is_of_the_step_it_was_taken_at(tmp_path):
     """Training goes on, in place, while a thread writes: the copy does not."""
     cfg = config()
@@ -109,6 +144,17 @@ def test_a_checkpoint_that_is_written_aside_is_of_the_step_it_was_taken_at(tmp_p
     train(model, cfg, runtime, counting, checkpoints=tmp_path)
     for name, weight in weights(whole_model).items():
         assert torch.equal(weight, model.get_parameter(name)), name
+
+
+def test_what_is_written_aside_is_a_copy():
+    """The thread of the test above may well have written before the next step."""
+    model = Decoder(config())
+    optimizer = make_optimizer(model, config())
+    before, tensors = weights(model), checkpoint.snapshot(model, optimizer, copy=True)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.zero_()
+    assert all(torch.equal(tensors[f"model.{name}"], weight) for name, weight in before.items())
 
 
 def test_a_checkpoint_is_hashed_as_it_is_written_and_not_read_again(tmp_path, monkeypatch):
@@ -141,6 +187,8 @@ def test_checkpoints_take_at_most_a_twentieth_of_the_time():
     assert state.is_save_due(ago)  # 30 seconds, where saving takes no time
     state.save_seconds = 4.0
     assert not state.is_save_due(ago) and state.is_save_due(ago - 40)
+    state.save_seconds = 0.0
+    assert not state.is_save_due(ago + 40)  # 10 seconds
 
 
 @pytest.mark.parametrize(
@@ -206,6 +254,14 @@ def test_divergence_is_a_result_with_step_and_cause():
     assert trained.outcome == "diverged"
     assert trained.diverged_step is not None and 1 < trained.diverged_step == trained.steps < 60
     assert trained.diverged_cause
+
+
+def test_no_curve_goes_on_after_divergence():
+    """It diverges at step 3, and is found out at the row of step 20, which would be of weights that are no result."""
+    cfg = config(lr=1e4, grad_clip=0.0, warmup_frac=0.0, train_tokens=32 * 60, log_every=20)
+    _, trained = run(cfg)
+    assert trained.outcome == "diverged" and 1 < trained.steps < 20
+    assert [row["step"] for row in trained.curves] == [1]
 
 
 def test_a_diverged_run_does_not_depend_on_when_it_was_found_out(tmp_path):

@@ -90,6 +90,23 @@ def test_muon_moves_the_blocks_matrices_along_all_their_directions_as_far_as_ada
     assert n_muon == 2 * 7
 
 
+def test_muon_sums_gradients_with_its_momentum_and_nesterovs_look_ahead():
+    """Gradients g and -r g: M is .05 g, then .05 (.95 - r) g. The second step is along .95 M - .05 r g, which is g
+    times .05 (.9025 - 1.95 r): with r = .45 it still goes the way of the first, with r = .475 back."""
+    for r, sign in ((0.45, 1.0), (0.475, -1.0)):
+        cfg = config(optimizer="muon", lr=0.1, weight_decay=0.0)
+        model = Decoder(cfg)
+        optimizer, weight = make_optimizer(model, cfg), model.get_parameter("blocks.0.ffn.up.weight")
+        gradient = torch.randn(weight.shape, generator=torch.Generator().manual_seed(0))
+        states = [weight.detach().clone()]
+        for factor in (1.0, -r):
+            weight.grad = factor * gradient
+            optimizer.step()
+            states.append(weight.detach().clone())
+        first, second = states[1] - states[0], states[2] - states[1]
+        assert (first * second).sum().sign() == sign
+
+
 @pytest.mark.parametrize(
     ("fields", "words"),
     [({"n_experts": 4, "top_k": 2}, "n_experts=4"), ({"weight_density": 0.5}, "masked weights it would update")],

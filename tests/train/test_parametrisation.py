@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from sparsedepth.config.load import build
 from sparsedepth.config.run import RunConfig
 from sparsedepth.model.decoder import Decoder
-from sparsedepth.train.optimizer import make_optimizer
+from sparsedepth.train.optimizer import make_optimizer, set_learning_rate
 
 
 def config(**fields) -> RunConfig:
@@ -41,6 +41,16 @@ def test_groups_follow_the_papers_table(rules):
     assert torch.equal(model.embed.weight, standard.embed.weight)
 
 
+def test_a_schedules_rate_is_divided_by_the_width_for_matrices_of_blocks_alone():
+    cfg = config(parametrisation="mup", base_width=4)
+    model = Decoder(cfg)
+    optimizer = make_optimizer(model, cfg)
+    set_learning_rate(optimizer, 0.5)
+    for name, expected in zip(NAMED, (0.125, 0.5, 0.5, 0.5), strict=True):
+        (group,) = (g for g in optimizer.param_groups if any(p is model.get_parameter(name) for p in g["params"]))
+        assert group["lr"] == pytest.approx(expected), name
+
+
 def test_at_the_base_nothing_changes():
     cfg, plain = config(parametrisation="completep", base_width=16, base_depth=2), config()
     model, tokens = Decoder(cfg), torch.arange(8)[None]
@@ -57,8 +67,7 @@ def changes(**fields) -> tuple[float, float]:
     for seed in (0, 1):
         model = Decoder(cfg, seed)
         optimizer = make_optimizer(model, cfg)
-        for group in optimizer.param_groups:
-            group["lr"] *= group["lr_factor"]
+        set_learning_rate(optimizer, cfg.lr)
         seen = []
         for step in range(5):
             x_BTD = model.hidden(tokens[:, :-1])
