@@ -84,7 +84,7 @@ def closing(report: Report) -> list[str]:
         boot = report.boot
         lines.append(
             f"bootstrap over {report.fit.plan.units}: {boot.n_converged} of {boot.n_replicates} refits converged, "
-            f"{boot.n_moved} of them to a better optimum than the one nearest to the fit"
+            f"{boot.n_moved} of them found a lower minimum away from the fit"
         )
     if report.held_out:
         error = report.held_out

@@ -136,7 +136,12 @@ def _divergences(causes: Sequence[str]) -> str:
     """'2 of the complete runs diverged: ...', and how many of them ended by an earlier rule, at one high loss."""
     text = f"{len(causes)} of the complete runs diverged: `query --ask diverged` lists them" if causes else ""
     n_old = sum("times the first step's" in cause and "last logged step" not in cause for cause in causes)
-    return f"{text}; {n_old} ended at one high loss, which no longer ends a run: it may recover" if n_old else text
+    if n_old:
+        text += (
+            f"; {n_old} of them ended at one high loss, after which this version goes on: `sweep` repeats a run whose "
+            "folder is deleted"
+        )
+    return text
 
 
 def _best(
