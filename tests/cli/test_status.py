@@ -299,7 +299,7 @@ def test_a_diverged_run_is_named_in_status_and_progress(standing, capsys):
     by_one_loss = "loss 3.94 is more than 2 times the first step's 1.97"
     make_run(results, runs[3], {**diverged, "diverged_cause": by_one_loss})
     out, _ = sparsedepth("status", results)
-    assert "2 of the complete runs diverged: `query --ask diverged` lists them; 1 ended at one high loss" in out
+    assert "2 of the complete runs diverged: `query --ask diverged` lists them; 1 of them ended at one high loss" in out
 
 
 def test_status_counts_the_tuning_seeds_that_are_a_cells_own_results(tmp_path):
