@@ -100,7 +100,7 @@ def _slope(rows: pd.DataFrame, knob: Knob, setting: str, outcome: str, unit: str
 
 def _with_every_lr(rows: pd.DataFrame) -> pd.DataFrame:
     """The pairs at the learning rates that every context has, of the seeds that have all of these in every context."""
-    rows = rows.assign(place=rows["context"] + rows["n_layers"].astype(str))
+    rows = rows.assign(place=rows.groupby(["context", "n_layers"]).ngroup())
     n_places = rows["place"].nunique()
     rows = rows[rows.groupby("lr")["place"].transform("nunique") == n_places]
     return rows[rows.groupby("seed")["lr"].transform("size") == n_places * rows["lr"].nunique()]

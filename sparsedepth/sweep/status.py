@@ -81,7 +81,7 @@ def without_result(results: Path, rule: EndRule) -> Callable[[str], bool]:
     @functools.cache
     def has_ended(run_id: str) -> bool:
         scratch = Scratch(results, run_id)
-        return not is_held(scratch.lock) and rule(scratch) is not None
+        return rule(scratch) is not None and not is_held(scratch.lock)
 
     return has_ended
 

@@ -126,3 +126,14 @@ def test_runs_of_one_seed_from_several_starts_are_one_of_their_mean():
     for each in (runs, runs[::-1].reset_index(drop=True)):
         (slope,) = lr_slopes(chosen(each), "val_loss")
         assert slope.effect.mean == pytest.approx(-0.1)
+
+
+def test_depths_and_settings_that_read_alike_side_by_side_are_places_of_their_own():
+    """12 heads of keys and values at 4 layers, and 1 at 24."""
+    axes = {"n_layers": [4, 24], "n_kv_heads": [12, 1], "depth_scale": ["none", "lns"], "lr": RATES, "seed": range(3)}
+    runs = grid(
+        axes, lambda config: bowl(config, 0.004 if config.depth_scale == "lns" else 0.002), n_heads=12, d_model=96
+    )
+    found = {slope.setting: slope for slope in lr_slopes(runs, "val_loss")}
+    assert found["depth_scale=lns"].n_contexts == 4
+    assert found["depth_scale=lns"].by_seed == pytest.approx((-0.2, -0.2, -0.2))

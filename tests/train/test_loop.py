@@ -257,7 +257,7 @@ def test_divergence_is_a_result_with_step_and_cause():
 
 
 def test_no_curve_goes_on_after_divergence():
-    """It diverges at step 3, and is found out at the row of step 20, which would be of weights that are no result."""
+    """It is found out at the row of step 20, which would be of weights that are no result."""
     cfg = config(lr=1e4, grad_clip=0.0, warmup_frac=0.0, train_tokens=32 * 60, log_every=20)
     _, trained = run(cfg)
     assert trained.outcome == "diverged" and 1 < trained.steps < 20
