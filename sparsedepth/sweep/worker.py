@@ -39,6 +39,7 @@ from sparsedepth.run.signals import INTERRUPTED
 from sparsedepth.store import run_record
 from sparsedepth.sweep import forkserver, trial_queue
 from sparsedepth.sweep.machine import Machine
+from sparsedepth.sweep.run_end import end_rule
 from sparsedepth.train.stack import can_stack
 
 START_SECONDS = 600.0
@@ -170,22 +171,21 @@ class Worker:
         Raises TrialPruned if the run was pruned or is infeasible, FailedError if it failed too often.
         """
         scratch = Scratch(self.results, config.run_id)
+        rule = end_rule(self.results, self.definition, self.machine.max_attempts)
         while True:
             if self.stop():
                 raise StoppedError
             if self.results_index.is_complete(config.run_id):
                 return run_record.read_run(run_record.run_folder(self.results, config.run_id)).summary
-            if self.definition.prune and (pruned := scratch.pruned()):
-                trial.set_user_attr("pruned", pruned.reason)
-                raise optuna.TrialPruned(pruned.reason)
-            if shortage := scratch.infeasible():
-                trial_queue.constrain(trial, "memory", 1.0)
-                trial.set_user_attr("infeasible", shortage)
-                raise optuna.TrialPruned(f"run {config.run_id} does not fit into memory: {shortage}")
-            failures = scratch.failures()
-            if len(failures) >= self.machine.max_attempts:
-                trial.set_user_attr("failed", failures[-1])
-                raise FailedError(f"run {config.run_id} failed {len(failures)} times; the last time: {failures[-1]}")
+            if end := rule(scratch):
+                trial.set_user_attr(end.state, end.reason)
+                if end.state == "failed":
+                    n_failures = len(scratch.failures())
+                    raise FailedError(f"run {config.run_id} failed {n_failures} times; the last time: {end.reason}")
+                if end.state == "infeasible":
+                    trial_queue.constrain(trial, "memory", 1.0)
+                    raise optuna.TrialPruned(f"run {config.run_id} does not fit into memory: {end.reason}")
+                raise optuna.TrialPruned(end.reason)
             self._pending_runs[config.run_id] = config
             try:
                 while config.run_id in self._pending_runs:
