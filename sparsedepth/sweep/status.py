@@ -54,7 +54,7 @@ def state_of(results: Path, run_id: str, config: RunConfig | None = None, rule: 
     reason = None
     if is_complete_run(results, run_id):
         state = "complete"
-    elif not scratch.folder.exists() and not is_pack(results):  # avoids opening seven files for each planned run
+    elif not _has_scratch(scratch):
         return RunState(run_id=run_id, state=state, progress=None, reason=None, config=config)
     elif is_held(scratch.lock):
         state = "running"
@@ -75,13 +75,18 @@ def state_of(results: Path, run_id: str, config: RunConfig | None = None, rule: 
     )
 
 
+def _has_scratch(scratch: Scratch) -> bool:
+    """Whether the run has been begun: avoids opening several files for each planned run."""
+    return scratch.folder.exists() or is_pack(scratch.results)
+
+
 def without_result(results: Path, rule: EndRule) -> Callable[[str], bool]:
     """Whether a run has ended without a result, by run_id; each folder is read once."""
 
     @functools.cache
     def has_ended(run_id: str) -> bool:
         scratch = Scratch(results, run_id)
-        return rule(scratch) is not None and not is_held(scratch.lock)
+        return _has_scratch(scratch) and rule(scratch) is not None and not is_held(scratch.lock)
 
     return has_ended
 
