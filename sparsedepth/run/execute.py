@@ -95,9 +95,13 @@ def _is_complete(target: Path, scratch: Scratch) -> bool:
     return False
 
 
-def _clean(scratch: Scratch) -> None:
+def _remove_checkpoints(scratch: Scratch) -> None:
     with contextlib.suppress(OSError):  # another process, presumed dead, may be writing a checkpoint
         checkpoint.remove(scratch.checkpoints)
+
+
+def _clean(scratch: Scratch) -> None:
+    _remove_checkpoints(scratch)
     for folder in scratch.folder.glob("record-*"):
         shutil.rmtree(folder, ignore_errors=True)
     scratch.clear_failures()
@@ -169,7 +173,7 @@ def _exit_code(end: Path | Exception, scratch: Scratch) -> int:
             return 0
         case PrunedRun():
             scratch.prune(end.pruned)
-            checkpoint.remove(scratch.checkpoints)
+            _remove_checkpoints(scratch)
             return INTERRUPTED
         case Interrupted():
             return INTERRUPTED
