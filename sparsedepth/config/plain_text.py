@@ -26,7 +26,7 @@ def unreadable(file: Path, error: Exception) -> ValueError:
     return ValueError(f"{file} cannot be read ({one_line(error)}); check that it is whole and readable")
 
 
-def check_not_empty(file: Path) -> None:
+def refuse_empty(file: Path) -> None:
     """Raises ValueError for a file of 0 bytes."""
     if file.is_file() and file.stat().st_size == 0:
         raise ValueError(f"{file} is empty (0 bytes); was it written completely?")

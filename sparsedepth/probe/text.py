@@ -13,7 +13,7 @@ import numpy as np
 
 from sparsedepth.config.images import is_text
 from sparsedepth.config.load import build
-from sparsedepth.config.plain_text import check_not_empty
+from sparsedepth.config.plain_text import refuse_empty
 from sparsedepth.config.run import RunConfig
 from sparsedepth.config.task import IGNORED, is_sft
 from sparsedepth.config.tokenizer import is_learned
@@ -150,7 +150,7 @@ def check_tokens(tokens: TokenArrays, model: LoadedModel) -> None:
 
 
 def _read_ids(path: Path, least: int) -> np.ndarray:
-    check_not_empty(path)
+    refuse_empty(path)
     try:
         with open(path, "rb") as file:  # np.load would also open archives and, were it allowed, pickles
             ids = np.lib.format.read_array(file, allow_pickle=False)

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from sparsedepth.config.plain_text import check_not_empty, unreadable
+from sparsedepth.config.plain_text import refuse_empty, unreadable
 from sparsedepth.config.role import fields_where
 from sparsedepth.config.run import RunConfig
 from sparsedepth.store.connection import open_store
@@ -94,7 +94,7 @@ def _from_csv(source: Path, cluster: list[str]) -> pd.DataFrame:
         raise ValueError(
             f"{str(source)!r} does not exist; name a CSV file with columns {', '.join(COLUMNS)}, or a folder"
         )
-    check_not_empty(source)
+    refuse_empty(source)
     if source.stat().st_size > MAX_BYTES:
         raise ValueError(f"{str(source)!r} has more than {MAX_BYTES:,} bytes; points of a law are a small table")
     try:

@@ -16,7 +16,7 @@ import numpy as np
 
 from sparsedepth.config.load import build, read_yaml
 from sparsedepth.config.mistakes import Mistakes, field_mistakes
-from sparsedepth.config.plain_text import check_not_empty, unreadable
+from sparsedepth.config.plain_text import refuse_empty, unreadable
 from sparsedepth.config.run import RunConfig
 from sparsedepth.files import atomic_folder, json_text, sha256, write_bytes
 from sparsedepth.quantities import IN_RUNS
@@ -287,7 +287,7 @@ def read_table(path: Path) -> "pd.DataFrame":
         raise ValueError(f"{str(path)!r} is not a table; use one of {', '.join(SUFFIXES)}")
     if not path.is_file():
         raise ValueError(f"{str(path)!r} does not exist; name a table")
-    check_not_empty(path)
+    refuse_empty(path)
     if path.stat().st_size > MAX_BYTES:
         raise ValueError(f"{str(path)!r} has {path.stat().st_size:,} bytes; at most {MAX_BYTES:,} are read")
     try:
