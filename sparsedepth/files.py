@@ -12,7 +12,6 @@ import json
 import os
 import shutil
 import stat
-import tempfile
 import time
 import uuid
 from collections.abc import Generator
@@ -52,6 +51,8 @@ def write_bytes(path: Path, content: bytes) -> None:
 def check_parent(path: Path) -> None:
     """Raises ValueError unless the folder of `path` exists, OSError unless it can be written: told before the work
     whose result goes there."""
+    import tempfile  # 2 ms, for the commands that write
+
     if not path.parent.is_dir():
         raise ValueError(f"-o {str(path)!r}: folder {str(path.parent)!r} does not exist; create it")
     try:

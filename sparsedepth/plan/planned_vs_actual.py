@@ -102,6 +102,7 @@ def compare(results: Path, runs: Sequence[RunConfig], rows: Mapping[str, Mapping
 
 
 def describe(deviation: Deviation) -> str:
+    """'actual vs planned, 27 runs: parameters exact, FLOPs +0.0%, memory -10% (largest deviation), time +40% (..)'."""
     memory = "not recorded" if deviation.memory is None else f"{deviation.memory:+.0%} (largest deviation)"
     params = "exact" if deviation.params == 0 else f"{deviation.params:+.2%}"
     seconds = "not recorded"
