@@ -76,9 +76,12 @@ class SweepDefinition(Section):
     hypothesis: Annotated[Sentence, Field(description="the answer expected, written before the sweep starts")]
     cost: Annotated[str, Field(description="what it costs at the size as written")] = ""
     matched: Matched = "tokens"
-    """what the compared runs share: tokens or steps, exactly; the rest within each depth"""
-    free: Literal["d_model", "d_ff", "d_expert"] | None = None
-    """size that is solved for, so that each cell matches the first of its depth; with experts d_ff means d_expert"""
+    """what the compared runs share: tokens or steps, exactly, in all; the rest within each depth, or `across` depths"""
+    across: Literal["depth"] | None = None
+    """depth: cells of every depth match the first cell of all, the reference; list the reference depth first"""
+    free: Literal["train_tokens", "d_model", "d_ff", "d_expert"] | None = None
+    """size that is solved for, so that each cell matches the first of its depth, or with `across` the first of all;
+    with experts d_ff means d_expert; with train_tokens the number of steps changes, not batch_tokens"""
     tolerance: Annotated[float, Field(gt=0, lt=1, description="largest mismatch of parameters or FLOPs")] = 0.01
     sampler: Literal["grid", "random", "qmc", "tpe", "nsga2"] = "grid"
     """grid: every cell; the others propose n_trials cells, tpe and nsga2 from earlier results"""
