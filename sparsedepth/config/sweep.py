@@ -101,6 +101,10 @@ class SweepDefinition(Section):
     exclude: Annotated[list[Condition], Field(description="cells to leave out, by values of their fields")] = []
     constraints: dict[Bounded, Positive] = {}
     """upper bounds, checked before a run starts"""
+    branch_at: Annotated[
+        list[Annotated[float, Field(gt=0, lt=1)]],
+        Field(description="shares of train_tokens at which a run of schedule wsd also ends: further cells"),
+    ] = []
     tune: dict[str, TuneGrid] = {}
     """fields re-tuned for each cell with tuning_seeds: {lr: [1e-3, 2e-3, 4e-3]}"""
     tune_extensions: Annotated[int, Field(ge=0, le=8)] = 1
@@ -207,7 +211,9 @@ class SweepDefinition(Section):
     def varied(self) -> list[str]:
         """The fields, without seed, in which runs may differ."""
         names = dict.fromkeys(name for place in self.places() for name in place)
-        return [*names, *([self.free] if self.free and self.free not in names else [])]
+        return [
+            *dict.fromkeys((*names, *([self.free] if self.free else []), *(["train_tokens"] if self.branch_at else [])))
+        ]
 
     @property
     def axes(self) -> dict[str, Axis]:

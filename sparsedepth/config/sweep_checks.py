@@ -17,6 +17,10 @@ def check_sweep(sweep: Any) -> None:
     for name, values in sweep.tune.items():
         if values != sorted(set(values)):
             raise ValueError(f"tune.{name}={values} must be ascending")
+    if sweep.branch_at != sorted(set(sweep.branch_at)):
+        raise ValueError(f"branch_at={sweep.branch_at} must be ascending")
+    if sweep.branch_at and sweep.sampler != "grid":
+        raise ValueError(f"branch_at={sweep.branch_at} needs sampler 'grid', whose cells are known; leave it out")
     if sweep.sampler == "grid":
         _check_grid(sweep)
     else:
