@@ -5,24 +5,18 @@ python analysis/regime.py RESULTS_DIR [...]
 
 from sparsedepth.effects.regime import regime_lines, regimes
 from sparsedepth.effects.script import NoAnswer, read_runs, run_script
-from sparsedepth.effects.token_kinds import kind_sentence, token_kinds
 from sparsedepth.store.connection import open_store
 
 CLAIM = (
     "most layers of a language model do the same small thing and average their errors: the angle between neighbouring "
     "states falls as 1 / depth, neighbouring updates are nearly orthogonal, few tokens stop early (2602.05970)"
 )
-TOKENS = """
-    select nearest, position, document_position, token_id from tokens join runs using (run_id)
-    where n_layers = (select max(n_layers) from runs where run_id in (select run_id from tokens))
-"""
 
 
 def main(paths: list[str]) -> None:
     runs = read_runs(paths)
     with open_store(*paths) as store:
         layers = store.frame("select run_id, layer, value from layers where metric = 'angular_distance'")
-        tokens = store.frame(TOKENS)
     families = regimes(runs, layers)
     if not families:
         raise NoAnswer(f"no two of these {len(runs)} runs differ only in n_layers; run a sweep over n_layers")
@@ -30,10 +24,6 @@ def main(paths: list[str]) -> None:
     for family in families:
         for line in regime_lines(family):
             print(f"  {line}")
-    if len(tokens):
-        print("Tokens by the ideal nearest to their angles, in the deepest runs:")
-        for kind in token_kinds(tokens):
-            print(f"  {kind_sentence(kind)}")
 
 
 if __name__ == "__main__":

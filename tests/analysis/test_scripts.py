@@ -38,7 +38,6 @@ EXPECTED = {
     "gqa.py": "n_kv_heads=1 vs n_kv_heads=4: val_loss lower: -0.5 nat/token",
     "moe.py": "n_experts=8, top_k=2, d_ff=176 vs n_experts=0, d_ff=704: val_loss higher: +0.1 nat/token",
     "lns.py": "depth_scale=lns vs depth_scale=none: val_loss lower: -0.8 nat/token",
-    "recipe_ladder.py": "added next: n_layers=2, weight_decay=0.3 vs weight_decay=0.1: val_loss_common lower: -0.1 nat",
     "calibration.py": "needed_layers: follows (follows in 1 of 1, does not in 0)\n    hops, 4 layers: follows; tau +1 ",
     "lr_transfer.py": "mup, width: -0.986 (95% interval -1.02 to -0.95) over 3 seeds: does not transfer",
     "depth_knobs.py": "-0.8000 -0.8020 -0.7980 0.1111 nothing",
