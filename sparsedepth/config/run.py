@@ -12,13 +12,14 @@ from pydantic import AfterValidator, ConfigDict, Field, model_validator
 
 from sparsedepth.config import presets
 from sparsedepth.config.images import check_images, is_images, with_sizes_of_digits
+from sparsedepth.config.load import build
 from sparsedepth.config.mistakes import check
 from sparsedepth.config.model import ModelConfig
 from sparsedepth.config.role import AMOUNT, CHANGES_STEP, DATA, KNOB, RECORD, THRESHOLD, Role, fields_where
 from sparsedepth.config.section import Count, Fraction, NonNegative, Positive, Section
 from sparsedepth.config.task import TASK, TASKS, TaskConfig, check_task, is_sft, task_name
 from sparsedepth.files import digest
-from sparsedepth.quantities.measured import MEASURES
+from sparsedepth.quantities.measured import MEASURES, REMOVED_MEASURES
 
 DEFAULTS_VERSION = 1
 """Incremented when a default changes: `run_id` hashes only what differs from the defaults, so that new fields do not
@@ -388,3 +389,14 @@ REPLICATE_FIELDS = fields_where(RunConfig, lambda role: role.kind == "replicate"
 """The seed, and what depends on it."""
 CELL_FIELDS = tuple(name for name in RunConfig.model_fields if name not in (*REPLICATE_FIELDS, "allow"))
 """The fields that make a cell."""
+
+
+def stored_config(values: Mapping[str, Any], source: str) -> RunConfig:
+    """The configuration of a stored run. Measures of earlier versions stay in it, since `run_id` covers them.
+    Raises ValueError."""
+    measures = values.get("measures")
+    kept = [name for name in measures if name not in REMOVED_MEASURES] if isinstance(measures, list) else measures
+    if not isinstance(measures, list) or kept == measures:
+        return build(RunConfig, values, source)
+    config = build(RunConfig, {**values, "measures": kept or ["loss"]}, source)
+    return config.model_copy(update={"measures": tuple(measures)})

@@ -59,7 +59,7 @@ class RunTrajectories:
 @dataclass(frozen=True, kw_only=True)
 class TurnLaw:
     """ln angle = intercept - b ln L, L the depth, by least squares over the runs of a family, which differ in depth and
-    seed alone. The interval is Student's, by how far depths lie off the line (`intervals.scatter`)."""
+    seed alone. The interval is Student's, by how far depths lie off the line (`effects.intervals.scatter`)."""
 
     b: float
     lo: float | None
