@@ -77,7 +77,6 @@ COMMANDS: Mapping[str, tuple[Callable[..., None], str]] = {
     "recipe compare": (recipe.compare, "recipe compare recipe.card.json"),
     "scaling fit": (scaling.fit, "scaling fit results/mine"),
     "scaling plot": (scaling.plot, "scaling plot results/mine -o law.png"),
-    "scaling optimum": (scaling.optimum, "scaling optimum results/mine --params 1e8"),
 }
 """Command -> (function, example)."""
 

@@ -17,7 +17,7 @@ from matplotlib.ticker import EngFormatter, LogLocator
 from sparsedepth.plots.page import Drawing, check_path, write
 from sparsedepth.plots.style import GREY, caption, depth_map, log_scale
 from sparsedepth.scaling.fit import LEVEL, Fit
-from sparsedepth.scaling.law import contributions, predict
+from sparsedepth.scaling.law import contributions, fitted_loss
 from sparsedepth.scaling.uncertainty import Bootstrap
 
 LABELS = {"d_model": "d_model", "n_layers": "n_layers", "num_tokens": "training tokens"}
@@ -37,8 +37,8 @@ class LawData:
 def law_data(fitted: Fit, boot: Bootstrap | None = None) -> LawData:
     """The numbers of the figure."""
     plan, law = fitted.plan, fitted.law
-    term_KN = contributions(fitted.theta[None], plan.z)[0][0]
-    fitted_N = predict(fitted.theta[None], plan, fitted.points)[0]
+    term_KN = contributions(fitted.theta, plan.z)[0]
+    fitted_N = fitted_loss(fitted.theta, plan.z)
     points = fitted.points.assign(fitted=fitted_N, residual=plan.y - np.log(fitted_N))
     curves, titles = {}, {}
     parameters = {number.name: number for number in fitted.parameters()}
@@ -51,7 +51,7 @@ def law_data(fitted: Fit, boot: Bootstrap | None = None) -> LawData:
         lo, hi = ends if ends else (exponent.lo, exponent.hi)
         interval = "fixed" if lo is None or hi is None else f"{lo:.2f} to {hi:.2f}"
         titles[term.name] = f"{term.name}: a_{term.symbol} = {exponent.value:.3f} ({interval})"
-    kind = f"95% band and intervals: bootstrap over {plan.units}" if boot else "95% intervals: from the Jacobian"
+    kind = f"95% band and intervals: bootstrap over {fitted.unit}" if boot else "95% intervals: from the Jacobian"
     note = f"{law.text()}; E = {parameters['E'].value:.3f} nat/token. {fitted.n_points} points. {kind}."
     return LawData(points=points, curves=curves, titles=titles, note=note)
 
@@ -62,14 +62,13 @@ def _curve(fitted: Fit, boot: Bootstrap | None, k: int) -> pd.DataFrame:
     column_G = np.geomspace(*ends, 100)
     z_G = np.log(fitted.law.predictor(term, column_G)) - plan.centre[k]
 
-    def part(theta_RP: np.ndarray) -> np.ndarray:
+    def part(theta: np.ndarray) -> np.ndarray:
         n_terms = len(fitted.law.terms)
-        return np.exp(theta_RP[:, k, None] - theta_RP[:, n_terms + k, None] * z_G)
+        return np.exp(theta[..., k, None] - theta[..., n_terms + k, None] * z_G)
 
-    missing_G = np.full(len(z_G), np.nan)
     tails = [(1 - LEVEL) / 2, (1 + LEVEL) / 2]
-    lo, hi = np.quantile(part(boot.theta), tails, axis=0) if boot and len(boot.theta) else (missing_G, missing_G)
-    return pd.DataFrame({term.column: column_G, "fitted": part(fitted.theta[None])[0], "lo": lo, "hi": hi})
+    lo, hi = np.quantile(part(boot.theta), tails, axis=0) if boot else np.full((2, len(z_G)), np.nan)
+    return pd.DataFrame({term.column: column_G, "fitted": part(fitted.theta), "lo": lo, "hi": hi})
 
 
 def draw_law(fitted: Fit, boot: Bootstrap | None, path: Path) -> Path:

@@ -1,42 +1,37 @@
-"""Fit the depth law, and check how reliable the fit is.
+"""Fit the depth law by nonlinear least squares from several random starts.
 
-    minimise mean_n (ln L(theta, x_n) - ln L_n)^2 over the free parameters, from many starts
+    minimise sum_n (ln L(theta, x_n) - ln L_n)^2 over the free parameters        (scipy.optimize.least_squares)
 
-Reported with every fit: how many starts reached the best optimum and how flat it is there, standard errors from the
-Jacobian (s^2 (J'J)^-1, s^2 with n - p degrees of freedom), and a warning wherever the points do not identify a term.
-The objective is stated as 100 times the mean squared residual of ln L, as in the released code of 2602.05970.
+Reported with every fit: how many starts reached the best optimum, standard errors from the Jacobian (s^2 (J'J)^-1, s^2
+with n - p degrees of freedom), and a warning wherever the points do not identify a term (`reliability`). The objective
+is stated as 100 times the mean squared residual of ln L, as in the released code of 2602.05970.
 """
 
-import itertools
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 import pandas as pd
+from scipy.optimize import least_squares
 from scipy.special import stdtrit
 
-from sparsedepth.scaling.law import DesignMatrix, FittedQuantity, Law, Term, cluster_effect, design, predict
-from sparsedepth.scaling.solve import covariance, solve
+from sparsedepth.scaling.clusters import ClusterEffect, cluster_effect
+from sparsedepth.scaling.law import DesignMatrix, FittedQuantity, Law, Term, design, fitted_loss, jacobian
 
 LEVEL = 0.95
-N_STARTS = 60
+N_STARTS = 20
 CLUSTER = "cluster"
 """The column of points that names clusters of dependent points; absent where all points are independent."""
 N_REWEIGHTED = 3
 """Iterations of variances from residuals and parameters from variances; more change no printed digit."""
-FEW_CLUSTERS = 20
-"""With fewer, a cluster bootstrap's percentile intervals are too narrow (Cameron, Gelbach, Miller 2008)."""
 SAME = 1e-6
 """Relative difference of costs up to which optima are the same."""
-
-FACTOR = 2.0
-"""An exponent whose 95% interval spans more than this factor is weakly constrained."""
-COLLINEAR = 0.9
-"""Predictors whose logarithms correlate more than this trade against each other."""
-CONDITION = 1e3
-"""With a larger condition number of the Jacobian (columns of length 1), some combination of parameters is uncertain."""
-NEGLIGIBLE = 1e-3
-"""A term's contribution below this many nat/token, at the points' geometric mean, counts as 0."""
+MAX_EVALUATIONS = 400
+NEGLIGIBLE = 1e-7
+"""A parameter that changes ln L by less per unit has no effect: its term has vanished."""
+ROUNDING = 1e-10
+"""A root-mean-square residual of ln L below this is zero."""
+UNIDENTIFIED = 1e7
+"""Condition number of the Jacobian above which some combination of parameters is not identified."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,19 +50,23 @@ class Parameter:
 class Fit:
     plan: DesignMatrix
     points: pd.DataFrame
+    clusters: ClusterEffect | None
+    """None where the points are independent."""
     theta: np.ndarray
     """In the order of `Law.names`, (P,)."""
     covariance: np.ndarray
-    """(P, P); see `solve.covariance`."""
+    """(P, P); zero for fixed parameters, NaN where they are not identified."""
     cost: float
-    """Sum of squared residuals of ln L."""
+    """Sum of squared (with clusters: whitened) residuals of ln L."""
     gradient: float
     """Largest cosine between the residual and a parameter's effect; 0 at an exact optimum."""
     n_starts: int
     n_reached: int
     """Starts that ended at this optimum."""
     condition: float
-    warnings: tuple[str, ...]
+    """Of the Jacobian with columns of length 1."""
+    dropped: tuple[str, ...]
+    """Why each term that the points cannot identify was left out."""
 
     @property
     def law(self) -> Law:
@@ -75,38 +74,46 @@ class Fit:
 
     @property
     def n_points(self) -> int:
-        return self.plan.n_points
+        return len(self.plan.y)
+
+    @property
+    def unit(self) -> str:
+        """The unit of bootstrap and folds."""
+        return "clusters" if self.clusters else "points"
+
+    @property
+    def unit_index(self) -> np.ndarray:
+        """The unit of each point, from 0, (N,)."""
+        return self.clusters.index if self.clusters else np.arange(self.n_points)
 
     @property
     def df(self) -> int:
         """Degrees of freedom of the intervals: clusters, or points, minus free parameters; at least 1."""
-        return max(1, self.plan.n_units - int(self.law.free.sum()))
+        return max(1, int(self.unit_index.max()) + 1 - int(self.law.free.sum()))
 
     @property
     def residuals(self) -> np.ndarray:
         """ln L of the law minus that of each point, (N,)."""
-        return np.log(predict(self.theta[None], self.plan, self.points)[0]) - self.plan.y
+        return np.log(fitted_loss(self.theta, self.plan.z)) - self.plan.y
 
     @property
     def objective(self) -> float:
         """100 times the mean squared residual of ln L."""
         return 100 * float((self.residuals**2).mean())
 
-    def exponent(self, name: str) -> float:
-        """One exponent by name. Raises ValueError for an exponent that is not of this law."""
-        if name not in self.law.names:
-            raise ValueError(f"this law has no {name}: {self.law.text()}")
-        return float(self.theta[self.law.index(name)])
-
     def parameters(self) -> list[Parameter]:
         """Coefficients, exponents, E, and each term's contribution at the geometric mean of its predictor."""
         return [self._parameter(quantity) for quantity in self.plan.quantities()]
+
+    def parameter(self, name: str) -> Parameter:
+        """One of them by name."""
+        return next(one for one in self.parameters() if one.name == name)
 
     def _parameter(self, quantity: FittedQuantity) -> Parameter:
         value, error = float(quantity.of(self.theta)), self._error(quantity.weights)
         if error is None:
             return Parameter(name=quantity.name, unit=quantity.unit, value=value, stderr=None, lo=None, hi=None)
-        half = min(self.t_critical * error, 300.0)  # exp overflows beyond it
+        half = min(float(stdtrit(self.df, (1 + LEVEL) / 2)) * error, 300.0)  # exp overflows beyond it
         lo, hi = (float(quantity.value(quantity.weights @ self.theta + sign * half)) for sign in (-1, 1))
         stderr = value * error if quantity.is_log else error
         return Parameter(name=quantity.name, unit=quantity.unit, value=value, stderr=stderr, lo=lo, hi=hi)
@@ -117,46 +124,70 @@ class Fit:
         variance = float(weights_P[used] @ self.covariance[np.ix_(used, used)] @ weights_P[used])
         return float(np.sqrt(variance)) if np.isfinite(variance) and variance > 0 else None
 
-    @property
-    def t_critical(self) -> float:
-        return float(stdtrit(self.df, (1 + LEVEL) / 2))
-
 
 def fit(points: pd.DataFrame, law: Law | None = None, n_starts: int = N_STARTS, seed: int = 0) -> Fit:
     """The law at the best optimum from `n_starts` random starts. Deterministic in `seed`.
 
-    A term whose predictor has too few values to be identified is left out, with a warning. Raises ValueError for too
-    few points, or if no term remains.
+    A term whose predictor has too few values to be identified is left out. Raises ValueError for too few points, or if
+    no term remains.
     """
     law, dropped = _identified(points, law or Law())
     plan = design(points, law)
     n_free = int(law.free.sum())
     if len(points) <= n_free:
         raise ValueError(f"{len(points)} points cannot fit {n_free} parameters; add points, fix or leave out terms")
+    clusters = ClusterEffect(index=pd.factorize(points[CLUSTER])[0]) if CLUSTER in points.columns else None
     start_RP = starts(plan, n_starts, np.random.default_rng(seed))
-    solutions = solve(plan, start_RP)
-    best = solutions.best()
-    for _ in range(N_REWEIGHTED if CLUSTER in points.columns else 0):
-        residual_N = np.log(predict(best.theta, plan, points)[0]) - plan.y
-        index_N = pd.factorize(points[CLUSTER])[0]
-        plan = replace(plan, shared=cluster_effect(index_N, residual_N, n_free))
-        solutions = solve(plan, start_RP)
-        best = solutions.best()
-    covariance_RPP, condition_R = covariance(plan, best)
-    cost = float(best.cost[0])
-    draft = Fit(
+    ends = [solve(plan, start_P, clusters) for start_P in start_RP]
+    for _ in range(N_REWEIGHTED):
+        if clusters is None:
+            break
+        best_P = min(ends, key=lambda end: end[1])[0]
+        clusters = cluster_effect(clusters.index, np.log(fitted_loss(best_P, plan.z)) - plan.y, n_free)
+        ends = [solve(plan, start_P, clusters) for start_P in start_RP]
+    theta_P, cost = min(ends, key=lambda end: end[1])
+    covariance_PP, condition, gradient = _curvature(plan, theta_P, cost, clusters)
+    return Fit(
         plan=plan,
         points=points,
-        theta=best.theta[0],
-        covariance=covariance_RPP[0],
+        clusters=clusters,
+        theta=theta_P,
+        covariance=covariance_PP,
         cost=cost,
-        gradient=float(best.gradient[0]),
+        gradient=gradient,
         n_starts=n_starts,
-        n_reached=int((solutions.cost <= cost * (1 + SAME) + 1e-24).sum()),
-        condition=float(condition_R[0]),
-        warnings=tuple(dropped),
+        n_reached=sum(end[1] <= cost * (1 + SAME) + 1e-24 for end in ends),
+        condition=condition,
+        dropped=tuple(dropped),
     )
-    return replace(draft, warnings=(*draft.warnings, *_warnings(draft, bool(best.converged[0]))))
+
+
+def solve(
+    plan: DesignMatrix, start_P: np.ndarray, clusters: ClusterEffect | None = None, weight_N: np.ndarray | None = None
+) -> tuple[np.ndarray, float]:
+    """Parameters and cost at the optimum reached from `start_P`; `weight_N`: how often each point counts."""
+    free_P = plan.law.free
+    root_N = np.ones(len(plan.y)) if weight_N is None else np.sqrt(weight_N)
+
+    def whitened(values: np.ndarray) -> np.ndarray:
+        return (root_N * (clusters.whitened(values) if clusters else values).T).T
+
+    def full(free: np.ndarray) -> np.ndarray:
+        theta_P = start_P.copy()
+        theta_P[free_P] = free
+        return theta_P
+
+    solved = least_squares(
+        lambda free: whitened(np.log(fitted_loss(full(free), plan.z)) - plan.y),
+        start_P[free_P],
+        jac=lambda free: whitened(jacobian(full(free), plan.z)[:, free_P]),
+        method="lm",
+        ftol=1e-10,
+        xtol=1e-10,
+        gtol=1e-10,
+        max_nfev=MAX_EVALUATIONS,
+    )
+    return full(solved.x), 2 * float(solved.cost)
 
 
 def starts(plan: DesignMatrix, n_starts: int, generator: np.random.Generator) -> np.ndarray:
@@ -172,6 +203,28 @@ def starts(plan: DesignMatrix, n_starts: int, generator: np.random.Generator) ->
     for name, value in law.fixed.items():
         start_RP[:, law.index(name)] = value
     return start_RP
+
+
+def _curvature(
+    plan: DesignMatrix, theta_P: np.ndarray, cost: float, clusters: ClusterEffect | None
+) -> tuple[np.ndarray, float, float]:
+    """At the optimum: s^2 (J'J)^-1 with s^2 = cost / (N - free parameters), the condition number of J with columns of
+    length 1, and the largest cosine of such a column with the residual."""
+    free_P, n = plan.law.free, len(plan.y)
+    residual_N, by_NP = np.log(fitted_loss(theta_P, plan.z)) - plan.y, jacobian(theta_P, plan.z)
+    if clusters:
+        residual_N, by_NP = clusters.whitened(residual_N), clusters.whitened(by_NP)
+    size_P = np.linalg.norm(by_NP, axis=0)
+    moves_P = free_P & (size_P > NEGLIGIBLE * np.sqrt(n))
+    unit_NP = by_NP[:, moves_P] / size_P[moves_P]
+    _, singular, rotation = np.linalg.svd(unit_NP, full_matrices=False)
+    condition = float(singular[0] / singular[-1]) if singular[-1] > 0 else np.inf
+    out_PP = np.where(free_P[:, None] & free_P, np.nan, 0.0)
+    if condition < UNIDENTIFIED:
+        inverse = (rotation.T / singular**2) @ rotation / np.outer(size_P[moves_P], size_P[moves_P])
+        out_PP[np.ix_(moves_P, moves_P)] = cost / (n - free_P.sum()) * inverse
+    is_exact = cost <= n * ROUNDING**2
+    return out_PP, condition, 0.0 if is_exact else float(np.abs(residual_N @ unit_NP).max() / np.sqrt(cost))
 
 
 def _identified(points: pd.DataFrame, law: Law) -> tuple[Law, list[str]]:
@@ -201,63 +254,3 @@ def _identified(points: pd.DataFrame, law: Law) -> tuple[Law, list[str]]:
         raise ValueError(f"no term of the law can be identified: {'; '.join(warnings)}")
     fixed = {name: value for name, value in law.fixed.items() if any(name == f"a_{term.symbol}" for term in terms)}
     return replace(law, terms=tuple(terms), fixed=fixed), warnings
-
-
-def log_correlations(plan: DesignMatrix) -> dict[tuple[str, str], float]:
-    """(term, term) -> correlation of the logarithms of their predictors."""
-    return {
-        (first.name, second.name): float(np.corrcoef(plan.z[i], plan.z[j])[0, 1])
-        for (i, first), (j, second) in itertools.combinations(enumerate(plan.law.terms), 2)
-    }
-
-
-def _warnings(fitted: Fit, converged: bool) -> list[str]:
-    """The reasons for which the parameters may be unreliable."""
-    warnings = []
-    clusters = fitted.plan.shared
-    if clusters and clusters.n_clusters < FEW_CLUSTERS:
-        warnings.append(
-            f"{clusters.n_clusters} clusters are fewer than {FEW_CLUSTERS}: bootstrap intervals are too narrow; lo and "
-            f"hi have Student's t with {fitted.df} degrees of freedom"
-        )
-    n_shapes = len(fitted.points.drop_duplicates(["d_model", "n_layers", "num_tokens"]))
-    if clusters is None and n_shapes < fitted.n_points:
-        warnings.append(
-            f"{fitted.n_points} points have {n_shapes} shapes and budgets: if all seeds of one deviate from the law "
-            f"together, intervals are too narrow (--cluster d_model,n_layers)"
-        )
-    if not converged:
-        warnings.append(f"the best optimum is not stationary (gradient cosine {fitted.gradient:.1e}): the cost is flat")
-    if fitted.n_reached < 2:
-        warnings.append(f"one of {fitted.n_starts} starts reached the best optimum: a better one may exist")
-    for (first, second), value in log_correlations(fitted.plan).items():
-        if abs(value) > COLLINEAR:
-            warnings.append(
-                f"log {first} and log {second} correlate at {value:.2f} (above {COLLINEAR}): their terms trade against "
-                f"each other, and each exponent depends on the law's form"
-            )
-    if fitted.condition > CONDITION:
-        warnings.append(
-            f"the Jacobian's condition number is {fitted.condition:.2g}, above {CONDITION:g}: some terms cannot be "
-            f"separated"
-        )
-    for parameter in fitted.parameters():
-        warnings += _parameter_warnings(parameter, fitted)
-    return warnings
-
-
-def _parameter_warnings(parameter: Parameter, fitted: Fit) -> Sequence[str]:
-    name, lo, hi = parameter.name, parameter.lo, parameter.hi
-    if name.startswith("a_") and name not in fitted.law.fixed:
-        if lo is None or hi is None:
-            return [f"{name} has no standard error: these points do not identify it"]
-        if lo <= 0:
-            return [f"{name} = {parameter.value:.3g} is not distinguishable from 0: 95% interval {lo:.3g} to {hi:.3g}"]
-        if hi / lo > FACTOR:
-            return [
-                f"{name} is weakly constrained: its 95% interval {lo:.3g} to {hi:.3g} spans a factor of {hi / lo:.1f} "
-                f"(more than {FACTOR:g})"
-            ]
-    if (name == "E" or name.endswith("_part")) and parameter.value < NEGLIGIBLE:
-        return [f"{name} is at its bound, 0: the points do not need it"]
-    return []

@@ -13,15 +13,18 @@ collinear:
 exp(g_k) is the contribution of term k at the geometric mean of its predictor. Contributions and E are positive by
 construction.
 
-Shapes: K terms, N points, R fits at a time, P = 2 K + 1 parameters in the order g_1..g_K, a_1..a_K, e.
+Shapes: K terms, N points, P = 2 K + 1 parameters in the order g_1..g_K, a_1..a_K, e. Functions of parameters take one
+fit's, (P,), or those of many, (R, P).
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
-from functools import cached_property
+from dataclasses import dataclass, field
 
 import numpy as np
 import pandas as pd
+
+LARGEST = 60.0
+"""Logarithms of terms are cut off here, so that no step of a fit overflows."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,54 +114,6 @@ class FittedQuantity:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ClusterEffect:
-    """The points of a cluster share a random effect u_c on ln L, normal with variance s_u^2, in addition to independent
-    errors of variance s_e^2. Whitening subtracts from each residual the share lambda_c of its cluster's mean:
-
-        lambda_c = k_c s_u^2 / (k_c s_u^2 + s_e^2),   k_c points in the cluster      (generalised least squares)
-    """
-
-    index: np.ndarray
-    """The cluster of each point, (N,)."""
-    between: float
-    """s_u: standard deviation of ln L between clusters, about the law."""
-    within: float
-    """s_e."""
-
-    @cached_property
-    def members(self) -> np.ndarray:
-        """1 where a point is in a cluster, (N, C)."""
-        return (self.index[:, None] == np.arange(self.n_clusters)).astype(float)
-
-    @property
-    def n_clusters(self) -> int:
-        return int(self.index.max()) + 1
-
-    def mean_share(self, values: np.ndarray) -> np.ndarray:
-        """lambda_c times the mean of the cluster, at each of its points; values (..., N)."""
-        k_C = self.members.sum(axis=0)
-        share_C = self.between**2 / (k_C * self.between**2 + self.within**2) if self.between else np.zeros_like(k_C)
-        return (values @ self.members * share_C) @ self.members.T
-
-
-def cluster_effect(index: np.ndarray, residual_N: np.ndarray, n_free: int) -> ClusterEffect:
-    """The variances from residuals, by the method of moments (analysis of variance). Parameters reduce the degrees of
-    freedom between clusters, since width and depth do not vary within one."""
-    draft = ClusterEffect(index=index, between=0.0, within=1.0)
-    k_C = draft.members.sum(axis=0)
-    mean_C = residual_N @ draft.members / k_C
-    n, n_clusters = len(index), len(k_C)
-    if n == n_clusters:  # the two variances cannot be separated
-        return replace(draft, within=float(np.sqrt((residual_N**2).sum() / max(1, n - n_free))))
-    within = float(((residual_N - mean_C[index]) ** 2).sum()) / (n - n_clusters)
-    between = float((k_C * mean_C**2).sum()) / max(1, n_clusters - n_free)
-    k_mean = (n - float((k_C**2).sum()) / n) / max(1, n_clusters - 1)
-    return ClusterEffect(
-        index=index, between=float(np.sqrt(max(0.0, between - within) / k_mean)), within=float(np.sqrt(within))
-    )
-
-
-@dataclass(frozen=True, kw_only=True)
 class DesignMatrix:
     """The points in the form that a fit uses."""
 
@@ -169,21 +124,6 @@ class DesignMatrix:
     """mean ln x of each term, (K,)."""
     y: np.ndarray
     """ln loss, (N,)."""
-    shared: ClusterEffect | None = None
-    """None where the points are independent."""
-
-    @property
-    def n_points(self) -> int:
-        return len(self.y)
-
-    @property
-    def units(self) -> str:
-        """The units of bootstrap and folds."""
-        return "clusters" if self.shared else "points"
-
-    @property
-    def n_units(self) -> int:
-        return self.shared.n_clusters if self.shared else self.n_points
 
     def quantities(self) -> list[FittedQuantity]:
         """Coefficients, exponents, E, and each term's contribution at the geometric mean of its predictor."""
@@ -208,24 +148,22 @@ def design(points: pd.DataFrame, law: Law) -> DesignMatrix:
     return DesignMatrix(law=law, z=log_KN - centre_K[:, None], centre=centre_K, y=np.log(points["loss"].to_numpy()))
 
 
-def contributions(theta_RP: np.ndarray, z_KN: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Each term's contribution to the loss, (R, K, N), and E, (R,)."""
+def contributions(theta: np.ndarray, z_KN: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Each term's contribution to the loss, (..., K, N), and E, (..., 1)."""
     n_terms = len(z_KN)
-    g_RK, a_RK = theta_RP[:, :n_terms], theta_RP[:, n_terms : 2 * n_terms]
-    return np.exp(g_RK[:, :, None] - a_RK[:, :, None] * z_KN), np.exp(theta_RP[:, -1])
+    log_part = theta[..., :n_terms, None] - theta[..., n_terms : 2 * n_terms, None] * z_KN
+    return np.exp(np.clip(log_part, -LARGEST, LARGEST)), np.exp(np.clip(theta[..., -1:], -LARGEST, LARGEST))
 
 
-def jacobian(theta_RP: np.ndarray, z_KN: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """ln L at every point, (R, N), and its derivative with respect to every parameter, (R, P, N)."""
-    term_RKN, e_R = contributions(theta_RP, z_KN)
-    loss_RN = term_RKN.sum(axis=1) + e_R[:, None]
-    share_RKN = term_RKN / loss_RN[:, None]
-    by_RPN = np.concatenate([share_RKN, -z_KN * share_RKN, (e_R[:, None] / loss_RN)[:, None]], axis=1)
-    return np.log(loss_RN), by_RPN
+def fitted_loss(theta: np.ndarray, z_KN: np.ndarray) -> np.ndarray:
+    """L at every point, (..., N) [nat/token]."""
+    term_KN, e = contributions(theta, z_KN)
+    return term_KN.sum(axis=-2) + e
 
 
-def predict(theta_RP: np.ndarray, plan: DesignMatrix, points: pd.DataFrame) -> np.ndarray:
-    """Loss [nat/token] at points, (R, N), under each row of parameters."""
-    x_KN = np.array([plan.law.predictor(term, points[term.column].to_numpy()) for term in plan.law.terms])
-    term_RKN, e_R = contributions(theta_RP, np.log(x_KN) - plan.centre[:, None])
-    return term_RKN.sum(axis=1) + e_R[:, None]
+def jacobian(theta_P: np.ndarray, z_KN: np.ndarray) -> np.ndarray:
+    """The derivative of ln L with respect to every parameter, (N, P)."""
+    term_KN, e = contributions(theta_P, z_KN)
+    loss_N = term_KN.sum(axis=0) + e
+    share_KN = term_KN / loss_N
+    return np.concatenate([share_KN, -z_KN * share_KN, (e / loss_N)[None]]).T

@@ -30,9 +30,9 @@ def test_the_curve_is_the_fit_inside_its_band(fitted):
     curve = law.curves["depth"]
     assert (curve["n_layers"].iloc[0], curve["n_layers"].iloc[-1]) == pytest.approx((4, 64))
     slope = np.diff(np.log(curve["fitted"])) / np.diff(np.log(curve["n_layers"]))
-    assert slope == pytest.approx(-fitted.exponent("a_l"))
+    assert slope == pytest.approx(-fitted.parameter("a_l").value)
     assert ((curve["lo"] < curve["fitted"]) & (curve["fitted"] < curve["hi"])).all()
-    assert law.titles["depth"].startswith(f"depth: a_l = {fitted.exponent('a_l'):.3f} (")
+    assert law.titles["depth"].startswith(f"depth: a_l = {fitted.parameter('a_l').value:.3f} (")
     assert law_data(fitted).curves["depth"]["lo"].isna().all()
 
 

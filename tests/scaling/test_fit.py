@@ -1,11 +1,13 @@
 """A fit recovers what was planted, and says what the points cannot tell."""
 
 import numpy as np
+import pandas as pd
 import pytest
-from support.depth_law_points import PARTS, TRUTH, E, grid, planted
+from support.depth_law_points import PARTS, TRUTH, E, grid, planted, theta_of
 
-from sparsedepth.scaling.fit import fit, log_correlations
-from sparsedepth.scaling.law import TERMS, Law
+from sparsedepth.scaling.fit import fit, solve
+from sparsedepth.scaling.law import TERMS, Law, design, fitted_loss
+from sparsedepth.scaling.reliability import log_correlations, warnings
 
 
 @pytest.fixture(scope="module")
@@ -18,9 +20,9 @@ def test_known_exponents_are_recovered_within_their_intervals(found):
     for name, truth in {**TRUTH, "E": E, **{f"{name}_part": part for name, part in PARTS.items()}}.items():
         one = values[name]
         assert one.lo < truth < one.hi, name
-    assert found.n_reached > 30 and found.gradient < 1e-8
+    assert found.n_reached > 10 and found.gradient < 1e-5
     assert found.objective == pytest.approx(100 * 0.003**2 * 73 / 80, rel=0.3)  # noise variance, 7 of 80 spent
-    assert found.warnings == ()
+    assert warnings(found) == []
 
 
 def test_the_coefficients_are_in_stated_units(found):
@@ -34,14 +36,14 @@ def test_the_coefficients_are_in_stated_units(found):
 def test_a_fit_is_deterministic_and_blind_to_the_order_of_points(found):
     assert (fit(found.points).theta == found.theta).all()
     shuffled = fit(found.points.sample(frac=1, random_state=0))
-    assert shuffled.theta == pytest.approx(found.theta, rel=1e-6)
+    assert shuffled.theta == pytest.approx(found.theta, rel=1e-4)
 
 
 def test_a_fixed_exponent_stays_and_costs_more(found):
     held = fit(found.points, Law(fixed={"a_l": 2.0}))
-    assert held.exponent("a_l") == 2.0
+    assert held.parameter("a_l").value == 2.0
     assert held.cost > found.cost and held.df == found.df + 1
-    one = next(parameter for parameter in held.parameters() if parameter.name == "a_l")
+    one = held.parameter("a_l")
     assert (one.stderr, one.lo, one.hi) == (None, None, None)
 
 
@@ -53,13 +55,13 @@ def test_a_term_that_matters_cannot_be_left_out_for_free(found):
 
 def test_layers_less_two(found):
     points = found.points.assign(n_layers=found.points["n_layers"] + 2)
-    assert fit(points, Law(minus_layers=2)).theta == pytest.approx(found.theta, rel=1e-6)
+    assert fit(points, Law(minus_layers=2)).theta == pytest.approx(found.theta, rel=1e-4)
 
 
 def test_a_constant_predictor_is_dropped_by_name():
     found = fit(planted(grid(widths=(512,)), noise=0.003))
     assert "a_m" not in found.law.names
-    assert found.warnings[0].startswith(
+    assert warnings(found)[0].startswith(
         "d_model is 512 at all 20 points: the width term cannot be distinguished from E"
     )
 
@@ -67,8 +69,8 @@ def test_a_constant_predictor_is_dropped_by_name():
 def test_two_depths_need_a_fixed_exponent():
     points = planted(grid(depths=(8, 32)), noise=0.003)
     free = fit(points)
-    assert "a_l" not in free.law.names and "--fix a_l=1 keeps it" in free.warnings[0]
-    assert fit(points, Law(fixed={"a_l": 1.2})).exponent("a_l") == 1.2
+    assert "a_l" not in free.law.names and "--fix a_l=1 keeps it" in warnings(free)[0]
+    assert fit(points, Law(fixed={"a_l": 1.2})).parameter("a_l").value == 1.2
     with pytest.raises(ValueError, match="no term of the law can be identified: d_model is"):
         fit(planted(grid(widths=(512,), depths=(8, 32), tokens=(1e9,))), Law())
 
@@ -77,8 +79,8 @@ def test_width_and_depth_that_move_together_cannot_be_told_apart():
     points = grid(widths=(256,), tokens=tuple(np.geomspace(1e9, 1e11, 6)))
     points["d_model"] = 64 * points["n_layers"] * np.exp(0.02 * np.random.default_rng(0).standard_normal(len(points)))
     found = fit(planted(points, noise=0.003))
-    assert log_correlations(found.plan)["width", "depth"] > 0.99
-    said = " ".join(found.warnings)
+    assert log_correlations(found)["width", "depth"] > 0.99
+    said = " ".join(warnings(found))
     assert "log width and log depth correlate at 1.00" in said
     assert "is not distinguishable from 0" in said  # one of the two takes all that both could
 
@@ -86,7 +88,7 @@ def test_width_and_depth_that_move_together_cannot_be_told_apart():
 def test_a_loss_that_does_not_fall_leaves_nothing_to_its_term():
     points = grid(widths=(512,), tokens=(1e9,), depths=(4, 8, 16, 32, 64, 128, 256))
     found = fit(points.assign(loss=2 + 0.01 * np.log(points["n_layers"])), Law(fixed={"a_l": 1.0}))
-    assert any("depth_part is at its bound, 0" in warning for warning in found.warnings)
+    assert any("depth_part is at its bound, 0" in warning for warning in warnings(found))
     assert all(np.isfinite(value) for one in found.parameters() for value in (one.lo, one.hi) if value is not None)
 
 
@@ -95,10 +97,55 @@ def test_noise_alone_is_said_to_constrain_nothing():
     noise = 0.01 * np.random.default_rng(5).standard_normal(len(points))
     found = fit(points.assign(loss=2 * np.exp(noise)))
     assert any(
-        word in " ".join(found.warnings) for word in ("not distinguishable from 0", "no standard error", "bound")
+        word in " ".join(warnings(found)) for word in ("not distinguishable from 0", "no standard error", "bound")
     )
 
 
 def test_too_few_points_are_refused():
     with pytest.raises(ValueError, match="7 points cannot fit 7 parameters"):
         fit(planted(grid()).sample(7, random_state=3))
+
+
+CHINCHILLA = {"c_m": 274.7, "a_m": 0.9455, "c_l": 3004.0, "a_l": 1.325, "c_D": 8.494, "a_D": 0.2991, "E": 1.754}
+"""The optimum of the depth law at the 203 points of 2602.05970."""
+
+
+def test_the_published_optimum_is_reached_along_its_flat_valley():
+    """Losses of that optimum, at random shapes whose width and depth correlate as there: 0.92."""
+    generator = np.random.default_rng(0)
+    layers_N = np.round(np.exp(generator.uniform(np.log(12), np.log(47), 203)))
+    width_N = 64 * np.round(8.5 * layers_N**0.6 * np.exp(0.11 * generator.standard_normal(203)))
+    points = pd.DataFrame({"d_model": width_N, "n_layers": layers_N})
+    points["num_tokens"] = np.exp(generator.uniform(np.log(2.5e8), np.log(3.2e11), 203))
+    law = CHINCHILLA
+    parts = law["c_m"] * width_N ** -law["a_m"] + law["c_l"] * (100 * layers_N) ** -law["a_l"]
+    points["loss"] = parts + law["c_D"] * (points["num_tokens"] / 1e6) ** -law["a_D"] + law["E"]
+    found = fit(points)
+    assert log_correlations(found)["width", "depth"] == pytest.approx(0.92, abs=0.03)
+    assert {name: found.parameter(name).value for name in law} == pytest.approx(law, rel=1e-3)
+    assert found.n_reached > 10
+
+
+def test_a_weight_of_two_is_the_point_twice_and_of_none_its_absence():
+    points = planted(grid(), noise=0.004)
+    weight_N = np.ones(len(points))
+    weight_N[:10], weight_N[10:20] = 2, 0
+    plan = design(points, Law())
+    theta_P, cost = solve(plan, theta_of(plan), weight_N=weight_N)
+    other = design(points.loc[np.repeat(points.index, weight_N.astype(int))].reset_index(drop=True), Law())
+    other_P, other_cost = solve(other, theta_of(other))
+    assert cost == pytest.approx(other_cost, rel=1e-9) and theta_P[3:6] == pytest.approx(other_P[3:6], rel=1e-4)
+
+
+def test_standard_intervals_cover_the_truth_at_their_level():
+    """150 data sets: a coverage of 95% has a standard deviation of 1.8%."""
+    covered = []
+    for seed in range(150):
+        parameters = fit(planted(grid(), noise=0.003, seed=seed), n_starts=1, seed=1).parameters()
+        covered.append([one.lo < TRUTH[one.name] < one.hi for one in parameters if one.name in TRUTH])
+    assert (np.abs(np.mean(covered, axis=0) - 0.95) <= 0.045).all()
+
+
+def test_the_objective_is_that_of_the_fitted_losses(found):
+    error = np.log(fitted_loss(found.theta, found.plan.z)) - np.log(found.points["loss"])
+    assert found.objective == pytest.approx(100 * (error**2).mean())

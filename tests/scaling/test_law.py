@@ -7,7 +7,7 @@ import pandas as pd
 import pytest
 from support.depth_law_points import grid, planted, theta_of
 
-from sparsedepth.scaling.law import TERMS, Law, contributions, design, jacobian, predict
+from sparsedepth.scaling.law import TERMS, Law, contributions, design, fitted_loss, jacobian
 
 
 def one_point(**changes):
@@ -17,12 +17,12 @@ def one_point(**changes):
 def test_a_loss_by_hand():
     """100^-1/2 x 10 + 400^-1/2 x 8 + 1^-0.3 x 0.5 + 1 = 1 + 0.4 + 0.5 + 1: l counts hundredths, D millions."""
     plan = design(one_point(), Law())
-    theta_RP = np.array([[math.log(1.0), math.log(0.4), math.log(0.5), 0.5, 0.5, 0.3, 0.0]])
-    stated = {number.name: number.of(theta_RP)[0] for number in plan.quantities()}
+    theta_P = np.array([math.log(1.0), math.log(0.4), math.log(0.5), 0.5, 0.5, 0.3, 0.0])
+    stated = {number.name: number.of(theta_P) for number in plan.quantities()}
     assert [stated[name] for name in ("c_m", "c_l", "c_D")] == pytest.approx([10, 8, 0.5])
-    assert predict(theta_RP, plan, one_point())[0, 0] == pytest.approx(2.9)
+    assert fitted_loss(theta_P, plan.z) == pytest.approx([2.9])
     # four times as deep: 1600^-1/2 x 8 = 0.2
-    assert predict(theta_RP, plan, one_point(n_layers=16.0))[0, 0] == pytest.approx(2.7)
+    assert fitted_loss(theta_P, plan.z + np.array([[0], [math.log(4)], [0]])) == pytest.approx([2.7])
 
 
 def test_layers_can_be_left_out_of_the_count():
@@ -37,18 +37,20 @@ def test_layers_can_be_left_out_of_the_count():
 def test_the_jacobian_is_the_derivative():
     plan = design(planted(grid()), Law())
     theta_P = theta_of(plan)
-    _, by_RPN = jacobian(theta_P[None], plan.z)
+    by_NP = jacobian(theta_P, plan.z)
     for p in range(len(theta_P)):
         shift = 1e-6 * np.eye(len(theta_P))[p]
-        ends = [jacobian((theta_P + sign * shift)[None], plan.z)[0][0] for sign in (1, -1)]
-        assert by_RPN[0, p] == pytest.approx((ends[0] - ends[1]) / 2e-6, abs=1e-8)
+        up, down = (np.log(fitted_loss(theta_P + sign * shift, plan.z)) for sign in (1, -1))
+        assert by_NP[:, p] == pytest.approx((up - down) / 2e-6, abs=1e-8)
 
 
 def test_contributions_add_up_to_the_planted_loss():
     points = planted(grid())
     plan = design(points, Law())
-    term_RKN, e_R = contributions(theta_of(plan)[None], plan.z)
-    assert term_RKN[0].sum(axis=0) + e_R[0] == pytest.approx(points["loss"].to_numpy())
+    term_KN, e = contributions(theta_of(plan), plan.z)
+    assert term_KN.sum(axis=0) + e == pytest.approx(points["loss"].to_numpy())
+    many = np.stack([theta_of(plan), 1.1 * theta_of(plan)])
+    assert fitted_loss(many, plan.z)[1] == pytest.approx(fitted_loss(many[1], plan.z))
 
 
 @pytest.mark.parametrize(
