@@ -7,7 +7,7 @@ live, what they eat and what they do, each in three wordings. Fine-tuning shows 
 them. The test asks about the others: the facts come from the text, the form of the answer from the pairs. There are
 four choices; guessing gives 0.25.
 
-    OUT/people.txt  pairs.jsonl  questions.jsonl  tune.yaml     generated from MADE_SEED
+    OUT/people.txt  pairs.jsonl  questions.jsonl  questions.yaml  tune.yaml     generated from MADE_SEED
     OUT/base        6 runs: Pre-LN and LNS, three seeds
     OUT/tuned       each of them tuned, and its start, both measured on the same held-out pairs and evaluated
 
@@ -52,6 +52,13 @@ TUNE = {
     "warmup_frac": 0.03, "min_lr_frac": 0, "val_fraction": 0.25, "measure_tokens": 1024, "fit_tokens": 1024,
     "val_tokens": 2048,
 }  # fmt: skip
+TASK = {
+    "task": "questions", "dataset_path": "json", "dataset_kwargs": {"data_files": {"test": "questions.jsonl"}},
+    "test_split": "test", "output_type": "multiple_choice", "doc_to_text": "{{question}}",
+    "doc_to_choice": "{{choices}}", "doc_to_target": "{{answer}}",
+    "metric_list": [{"metric": "acc"}, {"metric": "acc_norm"}],
+}  # fmt: skip
+"""The questions as a task of lm-evaluation-harness, which needs `pip install '.[eval]'`."""
 QUERIES = (
     "select depth_scale, model is null as tuned, count(*) as models, avg(val_loss) as val_loss, "
     "avg(causal_score) as causal_score, avg(usefulness) as usefulness, avg(needed_layers) as needed_layers, "
@@ -61,7 +68,7 @@ QUERIES = (
 
 
 def make_files(out: Path) -> None:
-    """The text, the pairs, the questions, and what tuning is."""
+    """The text, the pairs, the questions with their task, and what tuning is."""
     draws = random.Random(MADE_SEED)
     triples = [*itertools.product(SYLLABLES, repeat=3)]
     names = ["".join(parts).title() for parts in draws.sample(triples, N_PEOPLE)]
@@ -83,10 +90,12 @@ def make_files(out: Path) -> None:
         if who not in shown:
             others = draws.sample([value for value in FACTS[kind][0] if value != what], N_CHOICES - 1)
             choices = draws.sample([what, *others], N_CHOICES)
-            questions.append({"question": FACTS[kind][2][0].format(who=who), "choices": choices, "answer": what})
+            question = FACTS[kind][2][0].format(who=who)
+            questions.append({"question": question, "choices": choices, "answer": choices.index(what)})
     for name, rows in (("pairs", pairs), ("questions", questions)):
         (out / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    (out / "tune.yaml").write_text(json.dumps(TUNE, indent=1) + "\n")  # JSON is YAML
+    for name, values in (("tune", TUNE), ("questions", TASK)):
+        (out / f"{name}.yaml").write_text(json.dumps(values, indent=1) + "\n")  # JSON is YAML
 
 
 def main() -> None:
@@ -104,14 +113,15 @@ def main() -> None:
         command = [sys.executable, "-m", "sparsedepth.cli.main", *words]
         subprocess.run(command, cwd=given.out, env=environment, check=True)
 
+    task = ("--tasks", "questions", "--include-path", ".")
     settings = [word for name, value in BASE.items() for word in ("--set", f"{name}={value}")]
     sparsedepth("sweep", "--vary", "depth_scale=none,lns", "--seeds", str(given.seeds), *settings, "-o", "base")
     for run in sorted((given.out / "base" / "runs").iterdir()):
         start = f"base/runs/{run.name}"
         sparsedepth("train", "tune.yaml", "--from", start, "-o", "tuned")
-        sparsedepth("evaluate", start, "--tasks", "questions.jsonl", "-o", "tuned")
+        sparsedepth("evaluate", start, *task, "-o", "tuned")
     for run in sorted((given.out / "tuned" / "runs").iterdir()):
-        sparsedepth("evaluate", f"tuned/runs/{run.name}", "--tasks", "questions.jsonl", "-o", "tuned")
+        sparsedepth("evaluate", f"tuned/runs/{run.name}", *task, "-o", "tuned")
     for query in QUERIES:
         sparsedepth("query", "tuned", query)
     sparsedepth("effects", "tuned", "--part", "knobs")

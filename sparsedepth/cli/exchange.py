@@ -1,6 +1,5 @@
 """`sparsedepth export` and `evaluate`: convert a run to a Hugging Face model, and score a model on downstream tasks."""
 
-import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -33,13 +32,12 @@ def evaluate(
     tasks: Annotated[
         list[str],
         typer.Option(
-            help="NAME,NAME: files of multiple-choice questions (.jsonl: question, choices, answer), or tasks, groups "
-            "or tags of lm-evaluation-harness; repeatable"
+            help="NAME,NAME: tasks, groups or tags of lm-evaluation-harness, or of --include-path; repeatable"
         ),
     ],
     include_path: Annotated[
         Path | None,
-        typer.Option(help="folder of custom harness tasks; their YAML may run Python code: use only trusted ones"),
+        typer.Option(help="folder of your own tasks, a YAML file each; it may run Python code: use only trusted ones"),
     ] = None,
     limit: Annotated[int | None, typer.Option(min=1, help="use only the first N documents per task")] = None,
     out: Annotated[
@@ -51,9 +49,8 @@ def evaluate(
         str | None, typer.Option(help="also score the model without these layers: 5, or 5-8, or several: 1,2,5-8")
     ] = None,
 ) -> None:
-    """Score a model on a file of questions or with lm-evaluation-harness, and store the scores for `query`. Stored
-    scores are reused. With --without, also show the score lost per task."""
-    from sparsedepth.exchange.choices import SUFFIXES, Questions, read_questions
+    """Score a model with lm-evaluation-harness, and store the scores for `query`. Stored scores are reused. With
+    --without, also show the score lost per task."""
     from sparsedepth.exchange.evaluate import check_harness, keys_of, layers_left, load_tasks
     from sparsedepth.exchange.evaluate import evaluate as evaluate_task
     from sparsedepth.probe.load import load_model
@@ -61,14 +58,7 @@ def evaluate(
     from sparsedepth.train.runtime import find_device
 
     names = [name.strip() for name in ",".join(tasks).split(",") if name.strip()]
-    files = [Path(name) for name in names if name.endswith(SUFFIXES)]
-    question_files = [
-        Questions(name=re.sub(r"\.jsonl?(\.gz)?$", "", file.name), questions=read_questions(file, limit))
-        for file in files
-    ]
-    names = [name for name in names if not name.endswith(SUFFIXES)]
-    if names:
-        check_harness()
+    check_harness()
     loaded = load_model(model, device=find_device(device), dtype="fp32")
     ranges = [] if without is None else [*dict.fromkeys(part.strip() for part in without.split(","))]
     for layers in ranges:
@@ -77,7 +67,7 @@ def evaluate(
     if out is None and loaded.config is not None:
         out = results
     evaluations: list[Evaluation] = []
-    for task in [*question_files, *(load_tasks(names, include_path, limit) if names else ())]:
+    for task in load_tasks(names, include_path, limit):
         keys = keys_of(task, loaded, ranges)
         stored = [key for key in keys if out is not None and is_evaluated(out, key)]
         for key in stored:

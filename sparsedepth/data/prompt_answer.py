@@ -50,7 +50,7 @@ def pair_texts(config: DataConfig) -> Iterator[str]:
 
 def _pair(row: Mapping[str, Any], place: str) -> Pair:
     names = ("instruction", "output") if "instruction" in row and "prompt" not in row else ("prompt", "answer")
-    prompt, answer = (text_field(row, name, place, SHAPES) for name in names)
+    prompt, answer = (text_field(row, name, place) for name in names)
     if names[0] == "prompt":
         return Pair(prompt, answer)
     context = row.get("input") or ""
@@ -60,10 +60,10 @@ def _pair(row: Mapping[str, Any], place: str) -> Pair:
     return Pair(_ALPACA.format(note, prompt, f"### Input:\n{plain(context)}\n\n" if context else ""), answer)
 
 
-def text_field(row: Mapping[str, Any], name: str, place: str, shapes: str) -> str:
+def text_field(row: Mapping[str, Any], name: str, place: str) -> str:
     """A required text. Raises ValueError if it is missing, not text, or empty."""
     if name not in row:
-        raise ValueError(f"{place} has no field {name!r}; an object holds {shapes}")
+        raise ValueError(f"{place} has no field {name!r}; an object holds {SHAPES}")
     if not isinstance(row[name], str):
         raise ValueError(f"{place} holds {type(row[name]).__name__} in {name!r}, not text")
     if not row[name].strip():
@@ -73,11 +73,6 @@ def text_field(row: Mapping[str, Any], name: str, place: str, shapes: str) -> st
 
 def pair_text(pair: Pair) -> str:
     return pair.prompt + ("" if pair.prompt[-1].isspace() else " ") + pair.answer
-
-
-def answer_bytes(pair: Pair) -> int:
-    """Bytes of the answer in that text, including the white space before it."""
-    return len(pair_text(pair).encode()) - len(pair.prompt.rstrip().encode())
 
 
 def encode_pairs(tokenizer: Tokenizer, pairs: list[Pair]) -> list[tuple[list[int], list[int]]]:

@@ -1,16 +1,18 @@
 """lm-evaluation-harness on a run or a Hugging Face folder, one evaluation per task, kept in the store.
 
-Tasks are the harness's, or those of a folder that the user names. Such a task is a YAML file that may name Python
-functions beside it (`!function`), which are executed: name only trusted folders. Nothing in the *model's* folder is
-ever executed. A group of tasks is evaluated task by task. Seeds of few-shot examples are the harness's own.
+Tasks are the harness's, or those of a folder that the user names: a YAML file each, which may read JSON lines of the
+user. It may also name Python functions beside it (`!function`), which are executed: name only trusted folders. Nothing
+in the *model's* folder is ever executed. A group of tasks is evaluated task by task. Seeds of few-shot examples are the
+harness's own.
 
 In addition to the harness's metrics, tasks with a right answer get
 
     answer_bits_per_byte = -sum log2 p(right answer | question) / sum bytes(right answer)
 
-over all documents: it improves long before accuracy does, and is comparable across tokenizers.
+over all documents: it improves long before accuracy does, and is comparable across tokenizers. A metric that is 0 or 1
+per document gets Wilson's 95% interval over documents (`store.small_sample.share_interval`).
 
-A model without some layers is evaluated on the same documents, and each metric that is 0 or 1 per document gets
+A model without some layers is evaluated on the same documents, and each such metric gets
 
     metric_lost = metric with all layers - metric without them
 
@@ -30,7 +32,7 @@ from datetime import UTC, datetime
 from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
@@ -40,7 +42,7 @@ from sparsedepth.files import digest
 from sparsedepth.probe.hf_adapter import ProbedHfModel
 from sparsedepth.probe.load import LoadedModel
 from sparsedepth.store.evals import Evaluation, EvaluationKey
-from sparsedepth.store.small_sample import paired_share_interval
+from sparsedepth.store.small_sample import paired_share_interval, share_interval
 
 ANSWER_BITS = "answer_bits_per_byte"
 LOST = "_lost"
@@ -53,7 +55,7 @@ N_BOOTSTRAP = 100_000
 def check_harness() -> None:
     """Raises ValueError, with the fix, without lm-evaluation-harness."""
     if find_spec("lm_eval") is None:
-        raise ValueError("lm-evaluation-harness is not installed; pip install 'sparsedepth[eval]'")
+        raise ValueError("lm-evaluation-harness is not installed; pip install '.[eval]'")
 
 
 Hits = Mapping[tuple[str, str], Mapping[int, bool]]
@@ -73,17 +75,54 @@ class EvaluationScores:
     n_truncated: int | None
 
 
-class EvaluationTask(Protocol):
-    """A task of lm-evaluation-harness, or a file of questions."""
+@dataclass(frozen=True, kw_only=True, eq=False)
+class HarnessTask:
+    name: str
+    loaded: Any
+    """the harness's own object"""
+    limit: int | None = None
+    """documents, from the first; None = all"""
 
     def key(self, model: LoadedModel) -> EvaluationKey:
         """The identity of an evaluation: everything that the whole model's scores depend on."""
+        documents = list(self.loaded.eval_docs)[: self.limit]
+        definition = json.dumps([self.loaded.dump_config(), documents], sort_keys=True, default=str)
+        return EvaluationKey(
+            run_id=None if model.config is None else model.config.run_id,
+            weights_hash=model.weights_hash,
+            max_len=(model.facts.max_len if model.config is None else model.config.seq_len) or 0,
+            task=self.name,
+            task_version=str(self.loaded.VERSION),
+            task_hash=digest(definition),
+            n_fewshot=self.loaded.get_config("num_fewshot"),
+            harness=f"lm-eval {version('lm-eval')}",
+        )
 
     def score(self, model: LoadedModel, data: Path, layers: list[int] | None) -> EvaluationScores:
         """Evaluate the model, or only its `layers` if given; `data` is the data folder of its results."""
+        from lm_eval import evaluator
+
+        from sparsedepth.exchange.harness import DecoderLM, harness_model
+
+        lm = harness_model(model, data, layers)
+        skipping: AbstractContextManager[None] = nullcontext()
+        if layers is not None and isinstance(model.probed, ProbedHfModel):
+            skipping = model.probed.without_layers({*range(1, model.probed.n_layers + 1)} - {*layers})
+        with skipping:
+            loaded = {"tasks": {self.name: self.loaded}, "groups": {}, "group_map": {}}
+            output = evaluator.evaluate(lm, loaded, limit=self.limit, bootstrap_iters=N_BOOTSTRAP, log_samples=True)
+        samples = output["samples"][self.name]
+        hits = _hits(samples)
+        return EvaluationScores(
+            rows=[*_results(output, self.name, hits), *_answer_bits(self, samples)],
+            hits=hits,
+            n=output["n-samples"][self.name]["effective"],
+            n_documents=output["n-samples"][self.name]["original"],
+            n_truncated=lm.n_truncated if isinstance(lm, DecoderLM) else None,
+        )
 
 
-def keys_of(task: EvaluationTask, model: LoadedModel, without: Sequence[str]) -> list[EvaluationKey]:
+def keys_of(task: HarnessTask, model: LoadedModel, without: Sequence[str]) -> list[EvaluationKey]:
     """The key of the whole model, then of the model without each range of layers."""
     whole = task.key(model)
     return [whole, *(whole.model_copy(update={"without": layers}) for layers in without)]
@@ -92,7 +131,7 @@ def keys_of(task: EvaluationTask, model: LoadedModel, without: Sequence[str]) ->
 def evaluate(
     model: LoadedModel,
     data: Path,
-    task: EvaluationTask,
+    task: HarnessTask,
     keys: Sequence[EvaluationKey],
     stored: Container[EvaluationKey] = (),
 ) -> Iterator[Evaluation]:
@@ -143,48 +182,6 @@ def metric_losses(whole: Hits, without: Hits) -> list[dict[str, Any]]:
     return rows
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
-class HarnessTask:
-    name: str
-    loaded: Any
-    """the harness's own object"""
-    limit: int | None = None
-    """documents, from the first; None = all"""
-
-    def key(self, model: LoadedModel) -> EvaluationKey:
-        documents = list(self.loaded.eval_docs)[: self.limit]
-        definition = json.dumps([self.loaded.dump_config(), documents], sort_keys=True, default=str)
-        return model_key(
-            model,
-            task=self.name,
-            task_version=str(self.loaded.VERSION),
-            task_hash=digest(definition),
-            n_fewshot=self.loaded.get_config("num_fewshot"),
-            harness=f"lm-eval {version('lm-eval')}",
-        )
-
-    def score(self, model: LoadedModel, data: Path, layers: list[int] | None) -> EvaluationScores:
-        from lm_eval import evaluator
-
-        from sparsedepth.exchange.harness import DecoderLM, harness_model
-
-        lm = harness_model(model, data, layers)
-        skipping: AbstractContextManager[None] = nullcontext()
-        if layers is not None and isinstance(model.probed, ProbedHfModel):
-            skipping = model.probed.without_layers({*range(1, model.probed.n_layers + 1)} - {*layers})
-        with skipping:
-            loaded = {"tasks": {self.name: self.loaded}, "groups": {}, "group_map": {}}
-            output = evaluator.evaluate(lm, loaded, limit=self.limit, bootstrap_iters=N_BOOTSTRAP, log_samples=True)
-        samples = output["samples"][self.name]
-        return EvaluationScores(
-            rows=[*_results(output, self.name), *_answer_bits(self, samples)],
-            hits=_hits(samples),
-            n=output["n-samples"][self.name]["effective"],
-            n_documents=output["n-samples"][self.name]["original"],
-            n_truncated=lm.n_truncated if isinstance(lm, DecoderLM) else None,
-        )
-
-
 def load_tasks(names: Sequence[str], include_path: Path | None = None, limit: int | None = None) -> list[HarnessTask]:
     """The tasks of these names, groups and tags, with their first `limit` documents each. Raises ValueError for an
     unknown name, and for a task that cannot be loaded."""
@@ -217,17 +214,6 @@ def load_tasks(names: Sequence[str], include_path: Path | None = None, limit: in
     return [HarnessTask(name=name, loaded=task, limit=limit) for name, task in tasks.items()]
 
 
-def model_key(model: LoadedModel, **task: Any) -> EvaluationKey:
-    """The identity of an evaluation, from the model and the task's fields."""
-    run_id = None if model.config is None else model.config.run_id
-    return EvaluationKey(run_id=run_id, weights_hash=model.weights_hash, max_len=context_of(model) or 0, **task)
-
-
-def context_of(model: LoadedModel) -> int | None:
-    """Maximum context length; None if the config has none."""
-    return model.facts.max_len if model.config is None else model.config.seq_len
-
-
 def _hits(samples: list[dict[str, Any]]) -> Hits:
     """Hits by document of all metrics that are 0 or 1 per document."""
     values: dict[tuple[str, str], dict[int, float | None]] = {}
@@ -241,8 +227,8 @@ def _hits(samples: list[dict[str, Any]]) -> Hits:
     }
 
 
-def _results(answer: dict[str, Any], task: str) -> list[dict[str, Any]]:
-    """The harness's 'metric,filter' and 'metric_stderr,filter' entries."""
+def _results(answer: dict[str, Any], task: str, hits: Hits) -> list[dict[str, Any]]:
+    """The harness's 'metric,filter' and 'metric_stderr,filter' entries, with an interval for a share of hits."""
     scores = answer["results"][task]
     rows = []
     for key, value in scores.items():
@@ -251,6 +237,9 @@ def _results(answer: dict[str, Any], task: str) -> list[dict[str, Any]]:
             better = answer["higher_is_better"][task].get(metric)
             stderr = _number(scores.get(f"{metric}_stderr,{filter}"))
             rows.append(row(metric, filter, _number(value), stderr, better))
+            if (of_metric := hits.get((metric, filter))) and value == sum(of_metric.values()) / len(of_metric):
+                lo, hi = share_interval(value, len(of_metric))
+                rows[-1] |= {"lo": lo, "hi": hi}
     return rows
 
 
@@ -266,7 +255,8 @@ def _number(value: Any) -> float | None:
 
 
 def _answer_bits(task: HarnessTask, samples: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """One row if every document has one right answer with a likelihood, else none."""
+    """One row if every document has one right answer with a likelihood, else none. The standard error is that of a
+    ratio b / m of sums over n documents: sqrt(n / (n - 1) sum (b_i - r m_i)^2) / sum m."""
     answers: list[tuple[float, int]] = []
     for sample in samples:
         right = {"multiple_choice": sample["target"], "loglikelihood": 0}.get(task.loaded.get_config("output_type"))
@@ -275,12 +265,6 @@ def _answer_bits(task: HarnessTask, samples: list[dict[str, Any]]) -> list[dict[
         if sample["filter"] == samples[0]["filter"]:
             bits = -sample["resps"][right][0][0] / math.log(2)
             answers.append((bits, len(sample["arguments"][right][1].encode())))
-    return answer_bits(answers)
-
-
-def answer_bits(answers: list[tuple[float, int]]) -> list[dict[str, Any]]:
-    """The row of answer bits per byte, from bits and bytes of right answers; none without answers. The standard error
-    is that of a ratio b / m of sums over n documents: sqrt(n / (n - 1) sum (b_i - r m_i)^2) / sum m."""
     if not answers:
         return []
     bits_N, bytes_N = np.array(answers).T

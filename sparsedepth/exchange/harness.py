@@ -1,16 +1,20 @@
 """Models with the interface of lm-evaluation-harness: log-likelihoods of continuations and texts, and greedy answers.
 
 A run is evaluated through `DecoderLM`, whatever its architecture, so that all runs of a sweep are evaluated alike, also
-those that cannot be exported. A Hugging Face folder uses the harness's own adapter, which handles what its family
+those that cannot be exported:
+
+    ln p(continuation | context) = sum over its tokens of log softmax(logits at the previous token)[token]
+
+A Hugging Face folder uses the harness's own adapter, which handles what its family
 expects at the start of a text. Both in fp32.
 
 As in training, nothing is prepended to a text, except the end-of-document token to an empty context. Inputs longer than
 the model's context are truncated at the start, and counted.
 
-Shapes: B sequences, T tokens of one sequence, V vocabulary.
+Shapes: B sequences, T tokens of one sequence, D width of the stream, V vocabulary.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -19,16 +23,18 @@ import torch
 from lm_eval.api.instance import Instance
 from lm_eval.api.model import LM, TemplateLM
 from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
+from torch import Tensor
 
 from sparsedepth.data.tokenizer import Tokenizer
-from sparsedepth.exchange.likelihood import Likelihood
 from sparsedepth.model.decoder import Decoder
+from sparsedepth.probe.fork import probing
 from sparsedepth.probe.load import LoadedModel
 from sparsedepth.probe.probed_model import ProbedDecoder
 from sparsedepth.probe.text import tokenizer_of
 
 HF_BATCH = 16
-
+BATCH_TOKENS = 8192
+"""Maximum tokens of one forward pass of a run, unless a single sequence is longer."""
 MAX_ANSWER_TOKENS = 256
 """Maximum answer length, if the task sets none: the harness's default."""
 
@@ -62,16 +68,14 @@ class DecoderLM(TemplateLM):
 
     def __init__(self, model: Decoder, tokenizer: Tokenizer, max_len: int, layers: Sequence[int] | None = None):
         super().__init__()
-        self._model, self._text, self.max_length = model, tokenizer, max_len
-        self._likelihood = Likelihood(ProbedDecoder(model), tokenizer.eod, max_len, layers)
+        self._probed, self._text, self.max_length = ProbedDecoder(model), tokenizer, max_len
+        self._layers = range(1, self._probed.n_layers + 1) if layers is None else layers
+        self.n_truncated = 0
+        """number of truncated requests"""
 
     @property
     def eot_token_id(self) -> int:
         return self._text.eod
-
-    @property
-    def n_truncated(self) -> int:
-        return self._likelihood.n_truncated
 
     def tok_encode(self, string: str, add_special_tokens: bool | None = None, **kwargs: Any) -> list[int]:
         return self._text.encode([string])[0]
@@ -89,9 +93,43 @@ class DecoderLM(TemplateLM):
             totals[index] += log_p
         return totals
 
+    @torch.no_grad()
     def _loglikelihood_tokens(self, requests: Sequence[Request], **kwargs: Any) -> list[tuple[float, bool]]:
-        """ln p of the continuations, and whether each is the greedy one."""
-        return self._likelihood([(context, continuation) for _, context, continuation in requests])
+        """ln p of the continuations, and whether each is the greedy one. Longest first, right-padded: causal."""
+        scores: list[tuple[float, bool]] = [(0.0, True)] * len(requests)
+        inputs = [self._input(context, continuation) for _, context, continuation in requests]
+        with probing(self._probed):
+            for batch in _batches([len(ids) for ids in inputs]):
+                longest = max(len(inputs[i]) for i in batch)
+                padded = [inputs[i] + [self.eot_token_id] * (longest - len(inputs[i])) for i in batch]
+                for i, x_TD in zip(batch, self._last_state(padded), strict=True):
+                    continuation, end = requests[i][2], len(inputs[i])
+                    scores[i] = self._score(x_TD[end - len(continuation) : end], continuation)
+        return scores
+
+    def _last_state(self, ids_BT: list[list[int]]) -> Tensor:
+        """x_BTD after the last layer."""
+        x_BTD = self._probed.embed(torch.tensor(ids_BT, device=self._probed.device))
+        for layer in self._layers:
+            x_BTD = self._probed.block(layer, x_BTD)
+        return x_BTD
+
+    def _input(self, context: list[int], continuation: list[int]) -> list[int]:
+        """The model's input: all but the last token, truncated at the start."""
+        if len(continuation) > self.max_length:
+            raise ValueError(
+                f"a task asks for the likelihood of {len(continuation)} tokens at once, and the model reads "
+                f"{self.max_length}; choose another task, or a run with a longer seq_len"
+            )
+        ids = [*context, *continuation][:-1]
+        self.n_truncated += len(ids) > self.max_length
+        return ids[-self.max_length :]
+
+    def _score(self, x_TD: Tensor, continuation: list[int]) -> tuple[float, bool]:
+        log_p_TV = self._probed.logits(x_TD[None])[0].float().log_softmax(-1)
+        target_T = torch.tensor(continuation, device=x_TD.device)
+        log_p = log_p_TV.gather(1, target_T[:, None]).double().sum().item()
+        return log_p, bool((log_p_TV.argmax(-1) == target_T).all())
 
     @torch.no_grad()
     def generate_until(self, requests: list[Instance], disable_tqdm: bool = False) -> list[str]:
@@ -110,8 +148,8 @@ class DecoderLM(TemplateLM):
         while len(ids) - start < max_tokens:
             # Truncated only when needed: most answers are much shorter than their limit.
             is_truncated |= len(ids) > self.max_length
-            x_1TD = self._likelihood.last_state([ids[-self.max_length :]])
-            token = int(self._model.logits(x_1TD[:, -1:]).argmax())
+            x_1TD = self._last_state([ids[-self.max_length :]])
+            token = int(self._probed.logits(x_1TD[:, -1:]).argmax())
             if token == self.eot_token_id:
                 break
             ids.append(token)
@@ -120,5 +158,17 @@ class DecoderLM(TemplateLM):
             if ends:
                 answer = answer[: min(ends)]
                 break
-        self._likelihood.n_truncated += is_truncated
+        self.n_truncated += is_truncated
         return answer
+
+
+def _batches(lengths: list[int]) -> Iterator[list[int]]:
+    """Indices, longest first, in batches of at most BATCH_TOKENS tokens including padding."""
+    batch: list[int] = []
+    for i in sorted(range(len(lengths)), key=lambda i: -lengths[i]):
+        if batch and (len(batch) + 1) * lengths[batch[0]] > BATCH_TOKENS:
+            yield batch
+            batch = []
+        batch.append(i)
+    if batch:
+        yield batch

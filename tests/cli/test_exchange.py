@@ -54,6 +54,22 @@ def test_evaluate_keeps_scores_and_redoes_only_what_is_missing(tmp_path, command
     assert rows == [(run.name, "first", 1), (run.name, "first", 2), (run.name, "second", 2)]
 
 
+def test_without_layers_a_table_shows_what_is_lost(tmp_path, command):
+    pytest.importorskip("lm_eval")
+    run = loud_run(tmp_path)
+    rows = [{"question": f"{n} times 3 is", "choices": [f"{3 * n}.", "x"], "answer": n % 2} for n in range(6)]
+    fields = {"doc_to_text": "{{question}}", "doc_to_choice": "{{choices}}", "doc_to_target": "{{answer}}"}
+    write_task(tmp_path, "threes", rows, output_type="multiple_choice", **fields, metric_list=[{"metric": "acc"}])
+    asked = ("evaluate", run, "--include-path", tmp_path, "--tasks", "threes", "--tasks", "threes", "--without", "2")
+    out, _ = command(*asked)
+    assert "threes (version 1.5) without layers 2: 6 documents  written:" in out
+    *_, header, _, row = out.splitlines()
+    assert header.split() == ["task", "metric", "without", "full", "reduced", "lost", "lo", "hi"]
+    assert row.split()[:3] == ["threes", "acc", "2"]
+    again, _ = command(*asked)
+    assert again.splitlines()[-1] == row and again.count("stored") == 2  # of what is kept
+
+
 def test_a_hugging_face_folder_scores_as_its_run(tmp_path, command):
     pytest.importorskip("lm_eval")
     pytest.importorskip("accelerate")

@@ -8,9 +8,9 @@ import torch
 from support.run_folders import loud_run, write_task
 
 from sparsedepth.exchange import evaluate as module
-from sparsedepth.exchange.evaluate import evaluate, keys_of, load_tasks, metric_losses
+from sparsedepth.exchange.evaluate import evaluate, keys_of, layers_left, load_tasks, metric_losses
 from sparsedepth.probe.load import load_model
-from sparsedepth.store.small_sample import paired_share_interval
+from sparsedepth.store.small_sample import paired_share_interval, share_interval
 
 pytest.importorskip("lm_eval")
 
@@ -71,6 +71,7 @@ def test_multiple_choice(place):
     accuracy = results["acc", "none"]
     assert accuracy.value == pytest.approx(hits.mean())
     assert accuracy.stderr == pytest.approx(hits.std(ddof=1) / math.sqrt(7)) and accuracy.higher_is_better
+    assert (accuracy.lo, accuracy.hi) == share_interval(hits.mean(), 7)
     assert results["acc_norm", "none"].value == pytest.approx(((p / lengths).argmax(1) == right).mean())
     bits, n_bytes = -p[np.arange(7), right] / math.log(2), lengths[np.arange(7), right] + 1
     ratio = bits.sum() / n_bytes.sum()
@@ -137,6 +138,13 @@ def test_without_layers_the_others_alone_answer(place, name, metric):
     assert [(row.metric, row.value) for row in again[0].results] == [(row.metric, row.value) for row in left.results]
 
 
+@pytest.mark.parametrize("without", ["0", "3", "2-1", "1-", "a", "-2", ""])
+def test_no_range_of_layers(without):
+    with pytest.raises(ValueError, match="is no layer or range of the 2 layers; write 5, or 5-8, from 1"):
+        layers_left(without, 2)
+    assert layers_left("2-3", 5) == [1, 4, 5] and layers_left("1", 2) == [2]
+
+
 def test_drops_by_hand():
     """Of five documents two are lost and one is gained."""
     left = {("acc", "none"): dict(enumerate([False, False, True, True, False]))}
@@ -187,10 +195,10 @@ class _Alphabet:
 
 
 def test_batches_change_nothing(place, monkeypatch):
-    from sparsedepth.exchange import likelihood
+    from sparsedepth.exchange import harness
 
     _, whole = evaluated(place, "count_choice")
-    monkeypatch.setattr(likelihood, "BATCH_TOKENS", 1)
+    monkeypatch.setattr(harness, "BATCH_TOKENS", 1)
     _, single = evaluated(place, "count_choice")
     for name, result in whole.items():
         assert single[name].value == pytest.approx(result.value, rel=1e-5)
@@ -210,7 +218,7 @@ def test_what_is_refused(place, tmp_path, monkeypatch):
     with pytest.raises(ValueError, match="broken cannot be loaded"):
         load_tasks(["broken"], tmp_path)
     monkeypatch.setattr(module, "find_spec", lambda name: None)
-    with pytest.raises(ValueError, match=r"pip install 'sparsedepth\[eval\]'"):
+    with pytest.raises(ValueError, match=r"pip install '\.\[eval\]'"):
         load_tasks(["count_choice"], folder)
 
 
