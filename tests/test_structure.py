@@ -16,7 +16,7 @@ LEVELS = [
     {"config"},
     {"model", "data", "store"},
     {"train", "probe", "plan", "effects", "scaling"},
-    {"measure", "recipe", "plots", "toy", "exchange"},
+    {"measure", "recipe", "plots", "exchange"},
     {"run"},
     {"sweep"},
     {"report", "cluster", "trackers"},
@@ -26,23 +26,15 @@ LEVELS = [
 ]
 """Lowest first: a part may import parts of lower levels, and itself."""
 
-TENSORS = {"model", "data", "train", "probe", "measure", "toy", "exchange"}
+TENSORS = {"model", "data", "train", "probe", "measure", "exchange"}
 ROWS = ("config", "plan", "store", "effects", "scaling", "recipe", "plots", "report", "trackers", "serve")
 MAY_NOT = {part: TENSORS for part in ROWS}
-
-TOY = {"config": "config", "record": "store", "exponents": "effects", "figure": "plots"}
-"""The toy stands in one folder: what each of its modules without torch counts as. The others are the part `toy`."""
 
 HEAVY = {"torch", "transformers", "datasets"}
 
 
 def part_of(path: Path) -> str:
-    return part_named([*path.relative_to(PACKAGE).with_suffix("").parts])
-
-
-def part_named(names: list[str]) -> str:
-    """Of a module's names below the package: ['toy', 'record'] counts as store."""
-    return TOY.get(names[1], "toy") if names[0] == "toy" and len(names) > 1 else names[0]
+    return path.relative_to(PACKAGE).with_suffix("").parts[0]
 
 
 def imports(path: Path) -> set[str]:
@@ -60,7 +52,7 @@ def imports(path: Path) -> set[str]:
 
 def parts_imported(path: Path) -> set[str]:
     return {
-        part_named(name.split(".")[1:])
+        name.split(".")[1]
         for name in imports(path)
         if name.startswith("sparsedepth.") and not name.endswith("__version__")
     }

@@ -24,7 +24,6 @@ from sparsedepth.cli import (
     scaling,
     status,
     sync,
-    toy,
     train_sweep,
 )
 
@@ -57,7 +56,6 @@ COMMANDS: Mapping[str, tuple[Callable[..., None], str]] = {
     "export": (exchange.export, "export results/mine/runs/0123456789ab -o models/mine"),
     "evaluate": (exchange.evaluate, "evaluate results/mine/runs/0123456789ab --tasks lambada_openai --limit 100"),
     "import": (importing.import_, "import runs.csv --map map.yaml -o results/theirs"),
-    "toy": (toy.toy, "toy sweeps/toy.yaml -o results/toy --scale micro"),
     "query": (query.query, 'query results/mine "select n_layers, avg(val_loss) from runs group by all" -o losses.csv'),
     "best": (query.best, "best results/mine --by usefulness --depth 24"),
     "compare": (query.compare, "compare results/mine results/theirs --by val_loss"),

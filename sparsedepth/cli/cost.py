@@ -16,10 +16,6 @@ if TYPE_CHECKING:
     from sparsedepth.plan.budget import Budget
     from sparsedepth.plan.price import Price, PricingSetup
     from sparsedepth.sweep.machine import Machine
-    from sparsedepth.toy.config import ToyDefinition
-
-TOY_SHARE = 0.25
-"""Share of a device's fp32 rate that a toy's small matrix products reach."""
 
 
 def local_pricing_setup(
@@ -120,23 +116,6 @@ def _memory_shortage(definition: "SweepDefinition", price: "Price") -> str | Non
     if micro_batch is None:
         fix = "even micro_batch=1 does not fit; use more devices per run (--gpus-per-run, --runtime parallel=fsdp)"
     return f"memory: {_bytes(price.memory_bytes)} does not fit into {_bytes(memory)}: {fix}"
-
-
-def print_toy_price(definition: "ToyDefinition", device: str, format: str = "table") -> None:
-    """Print students, training FLOPs and time of a toy on one device."""
-    from sparsedepth.plan.duration import DEVICES, FACTOR
-
-    groups = definition.groups()
-    students, flops = sum(group.n_students for group in groups), sum(group.flops for group in groups)
-    seconds = flops / (TOY_SHARE * DEVICES[device].fp32_rate)
-    if format == "json":
-        amounts = {"groups": len(groups), "students": students, "train_flops": flops, "device": device}
-        time = {"seconds": {"value": seconds, "factor": FACTOR}}
-        print(json.dumps({"toy": definition.name, **amounts, **time}, indent=1))
-        return
-    print(f"{definition.name}: {definition.question}")
-    size = f"{students} students in {len(groups)} groups, {flops:.2g} FLOP"
-    print(f"{size}, {duration(seconds)} on 1 x {device} (uncalibrated: within a factor of {FACTOR:.3g})")
 
 
 def price_line(price: "Price") -> str:

@@ -32,17 +32,14 @@ def metrics(
 
 
 def schema(
-    kind: Annotated[
-        Literal["run", "sweep", "toy"], typer.Argument(help="run configuration, sweep definition, or toy group")
-    ] = "run",
+    kind: Annotated[Literal["run", "sweep"], typer.Argument(help="run configuration or sweep definition")] = "run",
     as_json: Annotated[bool, typer.Option("--json", help="JSON schema instead of a table")] = False,
 ) -> None:
-    """List the fields of a run, a sweep definition or a toy group: type, default, meaning."""
+    """List the fields of a run or a sweep definition: type, default, meaning."""
     from sparsedepth.config.run import RunConfig
     from sparsedepth.config.sweep import SweepDefinition
-    from sparsedepth.toy.config import ToyConfig
 
-    models = {"run": RunConfig, "sweep": SweepDefinition, "toy": ToyConfig}
+    models = {"run": RunConfig, "sweep": SweepDefinition}
     content = models[kind].model_json_schema()
     if as_json:
         print(json.dumps(content, indent=2))

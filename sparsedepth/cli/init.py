@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 
 import typer
 
-Kind = Literal["sweep", "run", "toy", "import"]
+Kind = Literal["sweep", "run", "import"]
 
 
 def template(kind: Kind, file: str) -> str:
@@ -24,7 +24,7 @@ def init(
     file: Annotated[Path | None, typer.Argument(help="file to write; default ./KIND.yaml")] = None,
     out: Annotated[Path | None, typer.Option("-o", "--out", help="same as FILE")] = None,
 ) -> None:
-    """Write a commented template of a sweep, run, toy or import. It runs unchanged in minutes on a laptop."""
+    """Write a commented template of a sweep, run or import. It runs unchanged in minutes on a laptop."""
     from sparsedepth.files import write_text
 
     if file and out:
@@ -36,7 +36,7 @@ def init(
         raise ValueError(f"{path.parent} is not a folder; create it, or give another file name")
     shown = quote(str(path))
     write_text(path, template(kind, shown))
-    command = {"sweep": "sweep", "run": "train", "toy": "toy", "import": "import TABLE.csv --map"}[kind]
+    command = {"sweep": "sweep", "run": "train", "import": "import TABLE.csv --map"}[kind]
     price = f"  sparsedepth plan {shown}\n" if kind == "sweep" else ""
     results = f"results/my-{'runs' if kind == 'run' else kind}"  # as the template says: a folder may hold many runs
     print(f"{path} written. Edit it, then run\n{price}  sparsedepth {command} {shown} --out {results}")

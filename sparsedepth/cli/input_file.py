@@ -1,6 +1,6 @@
-"""Build the sweep, run or toy of a command line from its YAML file (in Python: mapping) and options.
+"""Build the sweep or run of a command line from its YAML file (in Python: mapping) and options.
 
-The keys of a file tell whether it is a run, a sweep, a toy or an import map, so the wrong kind of file gives one line
+The keys of a file tell whether it is a run, a sweep or an import map, so the wrong kind of file gives one line
 that names the right command.
 """
 
@@ -12,7 +12,6 @@ from sparsedepth.config.load import build, parse_lists, parse_settings, read_ext
 from sparsedepth.config.run import RunConfig
 from sparsedepth.config.sweep import SweepDefinition, ad_hoc
 from sparsedepth.plan.tasks import check_objective
-from sparsedepth.toy.config import ToyConfig, ToyDefinition
 
 if TYPE_CHECKING:
     from sparsedepth.exchange.start import Start
@@ -21,11 +20,10 @@ Input = Path | str | Mapping[str, Any]
 Settings = Iterable[str] | Mapping[str, Any]
 """KEY=VALUE texts, or a mapping."""
 Axes = Iterable[str] | Mapping[str, Iterable[Any]]
-Kind = Literal["run", "sweep", "toy", "import"]
+Kind = Literal["run", "sweep", "import"]
 KINDS: Mapping[Kind, tuple[str, str]] = {
     "run": ("a run configuration", "train"),
     "sweep": ("a sweep definition", "sweep"),
-    "toy": ("a toy definition", "toy"),
     "import": ("an import map", "import TABLE --map"),
 }
 """What messages call a kind of file, and the command that takes it."""
@@ -45,7 +43,7 @@ def read_input(file: Input, expected: Kind) -> dict[str, Any]:
     kind = kind_of(values)
     if kind in (None, expected):
         return values
-    typical = {"run": RunConfig.model_fields, "sweep": SWEEP_KEYS, "toy": ("n_layers", *SWEEP_KEYS), "import": MAP_KEYS}
+    typical = {"run": RunConfig.model_fields, "sweep": SWEEP_KEYS, "import": MAP_KEYS}
     keys = ", ".join([name for name in typical[kind] if name in values][:3])
     (noun, command), (expected_noun, _) = KINDS[kind], KINDS[expected]
     raise ValueError(
@@ -59,11 +57,7 @@ def kind_of(values: Mapping[str, Any]) -> Kind | None:
         return "import"
     if not any(name in values for name in SWEEP_KEYS):
         return "run" if any(name in values for name in (*RunConfig.model_fields, "preset")) else None
-    sweep_only = set(SweepDefinition.model_fields) - set(ToyDefinition.model_fields)
-    toy_only = set(ToyConfig.model_fields) - set(RunConfig.model_fields)
-    base = values.get("base")
-    is_toy = "n_layers" in values or (isinstance(base, dict) and any(name in toy_only for name in base))
-    return "toy" if is_toy and not any(name in values for name in sweep_only) else "sweep"
+    return "sweep"
 
 
 def sweep_definition(
@@ -118,9 +112,3 @@ def _run(file: Input, settings: Settings | None, start: "Start | None") -> tuple
             raise
     build(RunConfig, filled(own), name_of(file))
     return values, build(RunConfig, values, "--set")
-
-
-def toy_definition(file: Input, scale: str | None = None, settings: Settings | None = None) -> ToyDefinition:
-    definition = build(ToyDefinition, read_input(file, "toy"), name_of(file)).scaled(scale)
-    changes = parse_settings(settings or [])
-    return definition.with_changes(changes) if changes else definition

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from sparsedepth.cli import calls, option
-from sparsedepth.cli.cost import local_pricing_setup, print_price, print_toy_price
+from sparsedepth.cli.cost import local_pricing_setup, print_price
 from sparsedepth.cli.on_slurm import SlurmFlags, array_options, plan_array
 from sparsedepth.cli.start import check_corpora, field_values, warn_of_unlikely_values
 from sparsedepth.store.terminal import fit, wrapped
@@ -17,9 +17,7 @@ if TYPE_CHECKING:
 
 
 def plan(
-    file: Annotated[
-        Path | None, typer.Argument(help="definition of a sweep, a run or a toy (YAML); or use --vary")
-    ] = None,
+    file: Annotated[Path | None, typer.Argument(help="definition of a sweep or a run (YAML); or use --vary")] = None,
     scale: option.Scale = None,
     settings: option.Settings = None,
     vary: option.Vary = None,
@@ -61,20 +59,17 @@ def plan(
 ) -> None:
     """Estimate what a sweep costs: FLOPs, tokens, memory, disk and time. With --pilot or --seed-sd, also the smallest
     effect of each setting that it can detect."""
-    from sparsedepth.cli.input_file import kind_of, single_run_sweep, sweep_definition, toy_definition
+    from sparsedepth.cli.input_file import kind_of, single_run_sweep, sweep_definition
     from sparsedepth.config.load import read_extended
     from sparsedepth.plan import price as pricing
     from sparsedepth.plan.budget import Budget
     from sparsedepth.sweep.results_folder import check_same_sweep
 
     kind = kind_of(read_extended(file)) if file else None
-    if kind in ("toy", "run") and (pilot, seed_sd, effect) != (None, None, None):
-        raise ValueError(f"{file} is a {kind}; --pilot, --seed-sd and --effect are for sweeps")
-    if on not in (None, "slurm", *pricing.DEVICES) or (kind == "toy" and on == "slurm"):
+    if kind == "run" and (pilot, seed_sd, effect) != (None, None, None):
+        raise ValueError(f"{file} is a run; --pilot, --seed-sd and --effect are for sweeps")
+    if on not in (None, "slurm", *pricing.DEVICES):
         raise ValueError(f"--on {on!r} is not one of: {', '.join(pricing.DEVICES)}")
-    if kind == "toy" and file:
-        print_toy_price(toy_definition(file, scale, settings), on or "cpu", format)
-        return
     if kind == "run" and file:
         if scale or vary or seeds or base:
             raise ValueError(f"{file} is a run; --scale, --vary, --seeds and --base are for sweeps")

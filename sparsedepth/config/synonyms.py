@@ -1,7 +1,6 @@
 """Names of config fields in other trainers, papers and sweep tools, for hints about unknown keys.
 
-A hint only names fields of the config at hand (a toy has n_steps, a run train_tokens), with the conversion where the
-unit differs.
+A hint only names fields of the config at hand, with the conversion where the unit differs.
 """
 
 import difflib
@@ -37,10 +36,8 @@ SYNONYMS: Mapping[str, str] = {
     "tokenizer": "tokenizer_name tokeniser",
     "train_tokens": "tokens n_tokens num_tokens max_tokens token_budget steps n_steps max_steps num_steps train_steps "
     "iterations max_iters iters epochs num_train_epochs",
-    "n_steps": "steps max_steps num_steps train_steps iterations max_iters iters epochs",
     "batch_tokens": "batch_size batch global_batch_size train_batch_size bs "
     "per_device_train_batch_size tokens_per_batch",
-    "batch_size": "batch global_batch_size train_batch_size bs",
     "lr": "learning_rate max_lr peak_lr max_learning_rate",
     "min_lr_frac": "min_lr lr_min final_lr_fraction min_learning_rate",
     "warmup_frac": "warmup warmup_steps warmup_ratio warmup_iters num_warmup_steps lr_warmup",
@@ -65,12 +62,13 @@ SYNONYMS: Mapping[str, str] = {
     "tune": "tuning lr_sweep",
     "tuning_seeds": "tune_seeds seeds_of_tuning",
     "prune": "pruner early_stopping early_terminate",
-    "teacher_seed": "teachers n_teachers teacher_seeds",
 }
 
 CONVERSIONS: Mapping[tuple[str, str], str] = {
-    **{("train_tokens", word): "steps x batch_tokens" for word in SYNONYMS["n_steps"].split()},
-    ("train_tokens", "n_steps"): "steps x batch_tokens",
+    **{
+        ("train_tokens", word): "steps x batch_tokens"
+        for word in ["steps", "n_steps", "max_steps", "num_steps", "train_steps", "iterations", "max_iters", "iters"]
+    },
     ("train_tokens", "epochs"): "tokens of all epochs together",
     ("train_tokens", "num_train_epochs"): "tokens of all epochs together",
     **{("batch_tokens", word): "sequences x seq_len" for word in SYNONYMS["batch_tokens"].split()[:-1]},

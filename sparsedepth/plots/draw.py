@@ -17,11 +17,11 @@ from sparsedepth.plots.page import FORMATS, Drawing, NothingToDraw, check_path, 
 from sparsedepth.plots.runs import results_folders
 from sparsedepth.plots.style import caption, escaped
 from sparsedepth.plots.trajectories import trajectories
+from sparsedepth.store.best import no_runs
 from sparsedepth.store.comparable_loss import unit_for_stores
 from sparsedepth.store.connection import Store
 from sparsedepth.store.search import search_of
 from sparsedepth.store.setting import read_settings
-from sparsedepth.toy.figure import toys
 
 BY_TOKEN = "/token"
 
@@ -175,11 +175,13 @@ def drawable(
 
 
 def default_figure(store: Store) -> str:
-    """The slices of a search, the overview of other trained runs, the profile of a measured model, or the toys."""
+    """The slices of a search, the overview of other trained runs, or the profile of a measured model."""
     if search_of(store.roots):
         return "slices"
     runs = store.sql("select count(*), count(train_tokens) from runs").rows[0]
-    return "overview" if runs[1] else "layer_profile" if runs[0] else "toy"
+    if not runs[0]:
+        raise NothingToDraw(no_runs(store))
+    return "overview" if runs[1] else "layer_profile"
 
 
 _CHAIN = "correlations of sparsity, residual variance, effectiveness and loss, one point per run"
@@ -217,5 +219,4 @@ FIGURES: dict[str, FigureKind] = {
         one_run, "every quantity by layer and by pair of layers of one run (--run)", of_one_run=True
     ),
     "trajectories": FigureKind(trajectories, _ANGLES, of_one_run=True),
-    "toy": FigureKind(toys, "the teacher-student networks: loss against depth, and its exponent"),
 }

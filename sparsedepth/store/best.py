@@ -381,4 +381,4 @@ def only_toys(store: Store) -> str:
     folders = shlex.join(map(str, store.roots))
     if not store.sql("SELECT 1 FROM toys LIMIT 1").rows:
         return ""
-    return f"{folders} holds toy networks and no runs; draw them: sparsedepth plot {folders} --figure toy"
+    return f"{folders} holds toy networks and no runs; see their exponents: python analysis/toy.py {folders}"

@@ -37,9 +37,9 @@ from sparsedepth.store.run_tables import arrow_schema, empty_table
 from sparsedepth.store.same_text import warn_of_other_texts, warn_of_other_tokens
 from sparsedepth.store.schema import COLUMNS, METRICS, TABLES, TUNING_COLUMNS
 from sparsedepth.store.tables import MARKER_COLUMNS, LazyTable, UnreadTable, rows_table, view_schema
+from sparsedepth.store.toys import COLUMNS as TOY_COLUMNS
+from sparsedepth.store.toys import read_toys
 from sparsedepth.store.tuning_roles import IS_TRAINED, read_tuning, tuning_columns
-from sparsedepth.toy.record import COLUMNS as TOY_COLUMNS
-from sparsedepth.toy.record import read_toys
 
 if TYPE_CHECKING:
     import pandas as pd

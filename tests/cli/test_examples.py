@@ -78,7 +78,7 @@ def test_the_schema_is_a_table_that_fits_and_json_on_request(capsys, monkeypatch
     assert row.split()[:3] == ["n_layers", "int", "12"] and "number of decoder blocks" in row
     (row,) = [line for line in lines if line.startswith("norm ")]
     assert "pre" in row and "Literal" not in text and "NoneType" not in text
-    for kind in ("run", "sweep", "toy"):
+    for kind in ("run", "sweep"):
         names = json.loads(out_of(capsys, "schema", kind, "--json"))["properties"]
         table = {line.split()[0] for line in out_of(capsys, "schema", kind).splitlines() if line[:1].strip()}
         assert set(names) <= table, kind

@@ -13,9 +13,8 @@ from sparsedepth.config.run import RunConfig
 from sparsedepth.config.sweep import SweepDefinition
 from sparsedepth.plan.tasks import Plan
 from sparsedepth.store.table_map import TableMap
-from sparsedepth.toy.config import ToyDefinition
 
-MODELS = {"sweep": SweepDefinition, "run": RunConfig, "toy": ToyDefinition, "import": TableMap}
+MODELS = {"sweep": SweepDefinition, "run": RunConfig, "import": TableMap}
 OPTIONAL = re.compile(r"^# (?=\w+: )(?!extends)", re.MULTILINE)
 
 

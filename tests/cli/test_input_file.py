@@ -17,7 +17,6 @@ ASKED = {"name": "a", "question": "Is it?", "hypothesis": "Yes."}
 CONTENTS = {
     "run": {"n_layers": 2, "lr": 0.01},
     "sweep": {**ASKED, "base": {"lr": 0.01}, "space": {"n_layers": [2, 3]}},
-    "toy": {**ASKED, "n_layers": [2, 3], "base": {"target": "mse"}},
 }
 
 
@@ -29,7 +28,7 @@ def write(folder, content):
 
 def test_every_definition_of_the_repository_is_of_its_kind():
     for path in SWEEPS.glob("*.yaml"):
-        assert kind_of(read_yaml(path)) == ("toy" if path.name == "toy.yaml" else "sweep"), path
+        assert kind_of(read_yaml(path)) == "sweep", path
     assert {kind_of({"preset": name}) for name in PRESETS} == {"run"}
 
 

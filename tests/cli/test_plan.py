@@ -1,4 +1,4 @@
-"""`sparsedepth plan`: what does not fit and what would, long times, what is left, runs and toys as well as sweeps."""
+"""`sparsedepth plan`: what does not fit and what would, long times, what is left, runs as well as sweeps."""
 
 import json
 
@@ -197,7 +197,7 @@ def test_objectives_are_checked_before_anything_is_priced(tmp_path):
         plan(definition(tmp_path, objectives=["steps"]), on="h100")
 
 
-def test_a_run_and_a_toy_have_a_price(tmp_path, capsys):
+def test_a_run_has_a_price(tmp_path, capsys):
     path = write(tmp_path, {**BASE, "n_layers": 2, "seed": 7})
     plan(path, on="h100")
     priced = capsys.readouterr().out
@@ -206,13 +206,8 @@ def test_a_run_and_a_toy_have_a_price(tmp_path, capsys):
     assert "total: 1 run," in capsys.readouterr().out and not (tmp_path / "out").exists()
     with pytest.raises(ValueError, match="is a run; --scale"):
         plan(path, scale="micro")
-    toy = {"name": "t", "question": "Is it?", "hypothesis": "Yes.", "n_layers": [1, 2], "base": {"n_steps": 1000}}
-    plan(write(tmp_path, toy), on="h100", format="json")
-    cost = json.loads(capsys.readouterr().out)
-    block = 4 * 32 * 128 * (3 * 3 * (1 + 2) + 2 * 3 * 128)  # forward and backward of the students, the teachers'
-    assert (cost["groups"], cost["students"], cost["train_flops"]) == (2, 6, 1000 * 1024 * block)
     with pytest.raises(ValueError, match="--on 'abacus' is not one of"):
-        plan(write(tmp_path, toy), on="abacus")
+        plan(path, on="abacus")
 
 
 def test_plan_says_what_a_sweep_can_detect(tmp_path, capsys):

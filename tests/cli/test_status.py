@@ -319,4 +319,4 @@ def test_status_counts_the_tuning_seeds_that_are_a_cells_own_results(tmp_path):
 @pytest.mark.parametrize("command", ["recipe", "effects", "best", "status"])
 def test_what_asks_for_runs_says_that_there_are_toy_networks(command):
     _, err = sparsedepth(command, RESULTS / "toy", code=2)
-    assert "holds toy networks and no runs; draw them: sparsedepth plot" in err and err.count("\n") == 1
+    assert "holds toy networks and no runs; see their exponents: python analysis/toy.py" in err and err.count("\n") == 1

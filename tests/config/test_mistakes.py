@@ -7,7 +7,6 @@ from sparsedepth.config.run import RunConfig
 from sparsedepth.config.runtime import RuntimeConfig
 from sparsedepth.config.sweep import SweepDefinition
 from sparsedepth.config.synonyms import COMMAND_OPTIONS, CONVERSIONS, SYNONYMS, hint
-from sparsedepth.toy.config import ToyConfig, ToyDefinition
 
 ASKED = {"name": "a", "question": "Is it?", "hypothesis": "Yes."}
 
@@ -25,14 +24,13 @@ def told(model, values):
     ("word", "model", "field"),
     [
         ("steps", RunConfig, "'train_tokens' (steps x batch_tokens)"),
-        ("steps", ToyConfig, "'n_steps'"),
         ("batch_size", RunConfig, "'batch_tokens' (sequences x seq_len)"),
         ("layers", RunConfig, "'n_layers'"),
         ("num_hidden_layers", RunConfig, "'n_layers'"),
         ("heads", RunConfig, "'n_heads'"),
         ("wd", RunConfig, "'weight_decay'"),
         ("learning_rate", RunConfig, "'lr'"),
-        ("learning-rate", ToyConfig, "'lr'"),
+        ("learning-rate", RunConfig, "'lr'"),
         ("hidden_size", RunConfig, "'d_model'"),
         ("max_grad_norm", RunConfig, "'grad_clip'"),
         ("dataset", RunConfig, "'corpus'"),
@@ -53,7 +51,7 @@ def test_a_word_that_is_near_no_field_gets_no_suggestion():
 
 
 def test_the_words_are_no_fields_themselves_and_lead_to_fields():
-    models = (RunConfig, SweepDefinition, ToyConfig, ToyDefinition)
+    models = (RunConfig, SweepDefinition)
     for field, words in SYNONYMS.items():
         owners = [model for model in models if field in model.model_fields]
         assert owners, field

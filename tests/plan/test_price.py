@@ -35,7 +35,7 @@ from sparsedepth.sweep import calibrate
 from sparsedepth.sweep.calibrate import time_run
 from sparsedepth.train.runtime import resolve
 
-FILES = sorted(path for path in (Path(__file__).parent.parent.parent / "sweeps").glob("*.yaml") if path.stem != "toy")
+FILES = sorted(path for path in (Path(__file__).parent.parent.parent / "sweeps").glob("*.yaml"))
 BASE = {"seq_len": 64, "batch_tokens": 512, "train_tokens": 5120, "measure_tokens": 256, "fit_tokens": 256}
 
 

@@ -24,8 +24,7 @@ from sparsedepth.store.pack import DamagedPack, open_pack, refuse_pack
 from sparsedepth.store.packing import Packed, check_new, pack, unpack
 from sparsedepth.store.run_record import MARKER, finish, verify
 from sparsedepth.store.schema import TABLES
-from sparsedepth.toy.config import ToyConfig
-from sparsedepth.toy.record import save_toy
+from sparsedepth.store.toys import SETTINGS, save_toy
 
 VIEWS = ("runs", "curves", "layers", "heads", "pairs", "tokens", "difficulty", "toys", "toy_curves", "evals")
 TUNED = """
@@ -59,7 +58,8 @@ def results(tmp_path) -> Path:
     measure(root / "models" / "qwen", 2.0)
     student = {"student": 0, "rho": 0.5, "teacher_seed": 7, "temperature": 1.0, "seed": 0, "test_loss": 0.5}
     curve = {"step": 1, "student": 0, "lr": 0.1, "train_loss": 2.0}
-    save_toy(root, ToyConfig(rho=(0.5,), teacher_seed=(7,)), [student], [curve], {"device": "cpu"})
+    group = {name: None for name, *_ in SETTINGS} | {"target": "kl", "n_layers": 6, "n_steps": 1, "rho": [0.5]}
+    save_toy(root, "0123456789ab", group, [student], [curve], {"device": "cpu"})
     save_evaluation(root, EVALUATION)
     (root / "sweep.yaml").write_text(TUNED)
     failed = root / "work" / RunConfig(n_layers=2, lr=0.0005).run_id

@@ -14,8 +14,7 @@ from sparsedepth.model.decoder import Decoder
 from sparsedepth.plan.tasks import Plan, check_objective
 from sparsedepth.store.pack import open_pack
 
-FILES = sorted(path for path in (Path(__file__).parent.parent.parent / "sweeps").glob("*.yaml") if path.stem != "toy")
-"""A toy's definition has tests of its own."""
+FILES = sorted(path for path in (Path(__file__).parent.parent.parent / "sweeps").glob("*.yaml"))
 CASES = [(path, scale) for path in FILES for scale in (None, *build(SweepDefinition, read_yaml(path), "x").scales)]
 
 pytestmark = pytest.mark.filterwarnings("ignore:depth_scale='lns' with init='scaled'")

@@ -1,4 +1,4 @@
-"""Toy groups in a results folder: whole, checked, queried beside the runs and never among them."""
+"""Teacher-student groups in a results folder: whole, checked, queried beside the runs and never among them."""
 
 import pytest
 from support.made_up_runs import make_run
@@ -6,27 +6,18 @@ from support.runs_frame import config_of
 
 from sparsedepth.store.checksums import DamagedRun
 from sparsedepth.store.connection import open_store
-from sparsedepth.toy.config import ToyConfig
-from sparsedepth.toy.record import COLUMNS, save_toy
+from sparsedepth.store.toys import COLUMNS, SETTINGS, save_toy
 
-CONFIG = ToyConfig(n_layers=3, rho=(0.0, 1.0), teacher_seed=(7,))
+CONFIG = {name: None for name, *_ in SETTINGS} | {"n_layers": 3, "target": "kl", "n_steps": 1, "rho": [0.0, 1.0]}
 
 
-def save(results, config=CONFIG, loss=0.5):
+def save(results, run_id="000000000001", **changes):
     students = [
-        {
-            "student": k,
-            "rho": rho,
-            "teacher_seed": 7,
-            "temperature": 1.0,
-            "seed": 0,
-            "test_loss": loss,
-            "train_loss": None,
-        }
-        for k, rho in enumerate(config.rho)
+        {"student": k, "rho": rho, "teacher_seed": 7, "temperature": 1.0, "seed": 0, "test_loss": 0.5}
+        for k, rho in enumerate(CONFIG["rho"])
     ]
     curves = [{"step": 1, "student": 0, "lr": 0.1, "train_loss": 2.0, "test_loss": None}]
-    return save_toy(results, config, students, curves, {"device": "cpu"})
+    return save_toy(results, run_id, CONFIG | changes, students, curves, {"device": "cpu"})
 
 
 def test_students_are_rows_with_their_own_values(tmp_path):
@@ -38,6 +29,9 @@ def test_students_are_rows_with_their_own_values(tmp_path):
         assert store.sql("select step, train_loss, test_loss from toy_curves").rows == ((1, 2.0, None),)
         assert len(joined.rows) == 1
         assert store.sql("select count(*) from runs").rows == ((0,),)
+        explained = {(view, name) for view, name, *_, meaning in store.schema().rows if meaning}
+    for view, columns in COLUMNS.items():
+        assert {(view, column.name) for column in columns} <= explained
 
 
 def test_runs_stay_free_of_toys_and_toys_of_runs(tmp_path):
@@ -50,19 +44,13 @@ def test_runs_stay_free_of_toys_and_toys_of_runs(tmp_path):
             assert store.sql("select (select count(*) from runs), (select count(*) from toys)").rows == ((1, 2),)
 
 
-def test_one_group_can_be_named_by_itself(tmp_path):
-    folder = save(tmp_path)
-    save(tmp_path, CONFIG.model_copy(update={"n_layers": 4}))
+def test_one_group_can_be_named_and_an_unfinished_one_does_not_count(tmp_path):
+    folder, other = save(tmp_path), save(tmp_path, "000000000002", n_layers=4)
     with open_store(folder) as store:
         assert store.sql("select distinct n_layers from toys").rows == ((3,),)
-
-
-def test_every_column_is_explained(tmp_path):
-    save(tmp_path)
+    (other / "complete").unlink()
     with open_store(tmp_path) as store:
-        explained = {(view, name) for view, name, *_, meaning in store.schema().rows if meaning}
-    for view, columns in COLUMNS.items():
-        assert {(view, column.name) for column in columns} <= explained
+        assert store.sql("select distinct n_layers from toys").rows == ((3,),)
 
 
 @pytest.mark.parametrize("name", ["config.yaml", "students.parquet", "curves.parquet", "summary.json"])
@@ -73,14 +61,7 @@ def test_a_changed_file_is_refused_by_name(tmp_path, name):
         open_store(tmp_path)
 
 
-def test_an_unfinished_group_does_not_count(tmp_path):
-    save(tmp_path)
-    (save(tmp_path, CONFIG.model_copy(update={"n_layers": 4})) / "complete").unlink()
-    with open_store(tmp_path) as store:
-        assert store.sql("select distinct n_layers from toys").rows == ((3,),)
-
-
 def test_a_failed_write_leaves_nothing(tmp_path):
     with pytest.raises(ValueError, match="JSON"):
-        save_toy(tmp_path, CONFIG, [], [], {"seconds": float("nan")})
+        save_toy(tmp_path, "000000000001", CONFIG, [], [], {"seconds": float("nan")})
     assert not list((tmp_path / "toys").iterdir())
