@@ -22,7 +22,7 @@ from sparsedepth.store.checksums import DamagedRun, damage_text
 from sparsedepth.store.find import Part, find_runs
 from sparsedepth.store.run_record import RUNS
 from sparsedepth.store.schema import TABLES
-from sparsedepth.store.tables import VERSION, Rows, UnreadTable, open_rows, read_index, read_rows, write_tables
+from sparsedepth.store.tables import READABLE, Rows, UnreadTable, open_rows, read_index, read_rows, write_tables
 
 CACHE_FROM = 32
 """Fewer runs need no cache."""
@@ -100,7 +100,7 @@ def _open_cache(folder: Path) -> Rows | None:
         if folder.is_symlink():
             return None
         index = read_index(folder)
-        return open_rows(folder, index) if index["version"] == VERSION else None
+        return open_rows(folder, index) if index["version"] in READABLE else None
     except (OSError, ValueError, KeyError):
         return None
 

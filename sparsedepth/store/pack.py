@@ -98,8 +98,8 @@ class Pack:
         return frozenset(run.run_id for run in self.stored_runs)
 
     def rows(self) -> Rows | None:
-        """The rows of the views; None if they were written with other columns than the current ones."""
-        if self.index.get("version") != tables.VERSION:
+        """The rows of the views; None if they were written by a version whose columns meant something else."""
+        if self.index.get("version") not in tables.READABLE:
             return None
         return self._checked("a table", lambda: tables.open_rows(self.folder, self.index, self.runs))
 

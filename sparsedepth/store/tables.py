@@ -27,8 +27,9 @@ import pyarrow as pa
 import pyarrow.json
 import pyarrow.parquet as pq
 
-from sparsedepth.config.run import DEFAULTS_VERSION
+from sparsedepth.config.run import DEFAULTS_VERSION, RunConfig
 from sparsedepth.files import digest, parse_json, read_regular, write_bytes, write_json
+from sparsedepth.quantities import RUNS
 from sparsedepth.quantities.record import Table
 from sparsedepth.store.checksums import Files, collecting_damage
 from sparsedepth.store.run_record import INDEX, DamagedRun, parse_record
@@ -40,10 +41,10 @@ if TYPE_CHECKING:
     import pyarrow.dataset as ds
 
 ROWS = "rows"
-VERSION = digest(
-    [4, DEFAULTS_VERSION, [[view, column.name, column.type] for view in COLUMNS for column in COLUMNS[view]]]
-)
-"""Files of another version are not used: the rows are made again from the records."""
+VERSION = digest([5, DEFAULTS_VERSION])
+READABLE = frozenset({VERSION, "a93173b6111e"})
+"""Versions in which a column means what it means now. Files of others are not used: the rows are made again from the
+records. Columns that left are not read, those that came since are filled (`completed`)."""
 
 MAX_INDEX_BYTES = 100_000_000
 GROUP_ROWS = 2**20
@@ -258,9 +259,30 @@ def open_rows(folder: Path, index: Mapping[str, Any], runs: pa.Table | None = No
     """All views, of which `runs` is read into memory unless it is given. Raises as `open_file` does."""
     schema = runs_schema()
     if runs is None:
-        runs = read_table(folder, index, "runs", schema)
+        runs = read_table(folder, index, "runs", None)
+    runs = completed(runs, schema)
     _check_columns(runs.schema, schema)
     return Rows(runs=runs.select(schema.names), tables=open_views(folder, index))
+
+
+def completed(runs: pa.Table, schema: pa.Schema) -> pa.Table:
+    """`runs` with the columns that it was written without: a field of the configuration has its default in every run
+    whose configuration is known, a quantity is NULL."""
+    missing = [field for field in schema if field.name not in runs.column_names]
+    if not missing:
+        return runs
+    is_configured = [value is not None for value in runs["warmup_frac"].to_pylist()]
+    quantities = {column.name for column in RUNS}
+    for field in missing:
+        name = field.name
+        if name in RunConfig.model_fields:
+            default = RunConfig.model_fields[name].default
+            runs = runs.append_column(
+                field, pa.array([default if known else None for known in is_configured], field.type)
+            )
+        elif name in quantities:
+            runs = runs.append_column(field, pa.nulls(len(runs), field.type))
+    return runs
 
 
 # From records to rows

@@ -216,10 +216,21 @@ def test_weights_are_kept_where_asked_for(results, tmp_path):
     assert not (tmp_path / "c").exists()
 
 
-def test_a_pack_of_other_columns_is_read_from_its_records(results, tmp_path, monkeypatch):
+def test_a_pack_whose_columns_meant_something_else_is_read_from_its_records(results, tmp_path, monkeypatch):
     pack(results, tmp_path / "pack")
-    monkeypatch.setattr(tables, "VERSION", "another")
+    monkeypatch.setattr(tables, "READABLE", frozenset({"another"}))
     assert rows_of(tmp_path / "pack") == rows_of(results)
+
+
+def test_columns_that_came_since_are_filled(results, tmp_path):
+    """A field of the configuration has its default where there is a configuration, a quantity is NULL."""
+    pack(results, tmp_path / "pack")
+    older = open_pack(tmp_path / "pack").runs.drop_columns(["schedule", "usefulness"])
+    completed = tables.completed(older, tables.runs_schema())
+    is_trained = [model is None for model in completed["model"].to_pylist()]
+    assert completed["schedule"].to_pylist() == ["cosine" if trained else None for trained in is_trained]
+    assert {True, False} == {*is_trained} and not any(completed["usefulness"].to_pylist())
+    assert completed["val_loss"].equals(older["val_loss"])
 
 
 @pytest.mark.parametrize("name", ["runs.parquet", "rows.parquet", "records.parquet", "pack.json"])
