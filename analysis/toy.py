@@ -1,7 +1,7 @@
 """Do layers compose, integrate, or average? How a student's loss falls with its depth (2602.05970, section 5).
 
     python analysis/toy.py RESULTS                   the exponents of the groups in a folder, such as results/toy
-    python analysis/toy.py OUT --train micro         trains the groups of a size that OUT does not hold yet, then the same
+    python analysis/toy.py OUT --train micro         first trains the groups of a size that OUT does not hold yet
 
     x_0 = N(input)        f_l(x) = relu(N(x) W_l + b_l)^2 V_l        N(x) = x / sqrt(mean(x^2) + eps)
     Euler: x_l = x_(l-1) + f_l(x_(l-1))     midpoint (RK2): x_l = x_(l-1) + g_l(x_(l-1) + f_l(x_(l-1)) / 2)
@@ -119,7 +119,7 @@ SIZES: dict[str, tuple[dict[str, Any], list[dict[str, Any]]]] = {
     ),
     "tiny": (
         {"n_layers": (1, 2, 3, 4), "rho": (0.0, 1.0), "target": "mse", "d_model": 4, "teacher_layers": 8}
-        | {"batch_size": 16, "n_steps": 200, "log_every": 100, "test_batches": 2, "lr": 0.01},
+        | {"batch_size": 16, "n_steps": 60, "log_every": 30, "test_batches": 2, "lr": 0.01},
         [{}],
     ),
 }
@@ -312,6 +312,7 @@ def exponents(toys: pd.DataFrame) -> pd.DataFrame:
     settings = [one.name for one in fields(Group) if one.name not in ("n_layers", "teacher_seed", "seed")]
     rows = []
     for key, students in toys.groupby(settings, dropna=False, sort=True):
+        assert isinstance(key, tuple)
         by_teacher = students.groupby(["n_layers", "teacher_seed"])["test_loss"].mean().unstack("teacher_seed")
         whole = by_teacher.loc[:, (by_teacher > 0).all()]
         if len(whole) < MIN_DEPTHS or whole.empty:

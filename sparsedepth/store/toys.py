@@ -1,4 +1,4 @@
-"""Teacher-student groups in a results folder (`analysis/toy.py`): the views `toys` (students) and `toy_curves`.
+"""Teacher-student groups of `analysis/toy.py` in a results folder: the views `toys` (by student) and `toy_curves`.
 
     RESULTS/toys/<run_id>/   config.yaml  manifest.json  summary.json  students.parquet  curves.parquet  complete
 
