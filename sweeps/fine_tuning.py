@@ -56,7 +56,7 @@ TASK = {
     "task": "questions", "dataset_path": "json", "dataset_kwargs": {"data_files": {"test": "questions.jsonl"}},
     "test_split": "test", "output_type": "multiple_choice", "doc_to_text": "{{question}}",
     "doc_to_choice": "{{choices}}", "doc_to_target": "{{answer}}",
-    "metric_list": [{"metric": "acc"}, {"metric": "acc_norm"}],
+    "metric_list": [{"metric": "acc"}, {"metric": "acc_norm"}], "metadata": {"version": 1},
 }  # fmt: skip
 """The questions as a task of lm-evaluation-harness, which needs `pip install '.[eval]'`."""
 QUERIES = (

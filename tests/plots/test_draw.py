@@ -116,10 +116,9 @@ def test_the_default_figure_depends_on_the_store():
         def sql(self, text):
             return self
 
-    assert [default_figure(Rows(*counts)) for counts in ((4, 2), (4, 0), (0, 0))] == [
-        "overview",
-        "layer_profile",
-    ]
+    assert [default_figure(Rows(*counts)) for counts in ((4, 2), (4, 0))] == ["overview", "layer_profile"]
+    with pytest.raises(NothingToDraw, match=r"no runs; see their exponents: python analysis/toy\.py"):
+        default_figure(Rows(0, 0))
 
 
 def test_models_without_a_training_configuration_change_nothing_but_the_caption(store):
