@@ -55,13 +55,13 @@ chaos: install
 	@echo "== kills at every moment of a sweep, damage, a full disk; where they are installed PostgreSQL, and Slurm with libfaketime: about 35 minutes =="
 	OMP_NUM_THREADS=1 $(PY) -m pytest tests/chaos tests/sweep/test_queue.py -m chaos -s -rs
 
-# No network is needed. One piece alone, at most 9 minutes: `make gpu PIECE=training` (machine, training, experts, sweeps, graph, measures).
-PIECE ?= all
+# Two visits to a machine with a GPU, at most 530 and 240 s; no network is needed. One alone: `make gpu VISIT=second`.
+VISIT ?= first second
 gpu:
-	$(PY) benchmarks/gpu.py $(PIECE) --out build/gpu
+	$(PY) benchmarks/gpu/visit.py $(VISIT) --out build/gpu
 
 gpu-dry:
-	OMP_NUM_THREADS=1 $(PY) benchmarks/gpu.py $(PIECE) --dry --out build/gpu-dry
+	OMP_NUM_THREADS=1 $(PY) benchmarks/gpu/visit.py $(VISIT) --dry --out build/gpu-dry
 
 lint:
 	$(BIN)ruff check .

@@ -15,11 +15,12 @@ A step is forward, backward, clipping and AdamW of every run, with its own batch
 import argparse
 import itertools
 import json
+import multiprocessing
 import statistics
-import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from multiprocessing.connection import Connection
 from typing import Any
 
 import numpy as np
@@ -78,63 +79,68 @@ class Trials:
         return steps * len(self.configs) * self.configs[0].batch_tokens / (clock() - began)
 
 
-def child(given: argparse.Namespace) -> None:
-    """Reads seconds to train for, one per line, and writes the rate."""
+def child(shape: dict[str, Any], trials: int, given: argparse.Namespace, pipe: Connection) -> None:
+    """Receives seconds to train for, and sends the rate; None ends it."""
     torch.set_num_threads(1)
-    trials = Trials(json.loads(given.child), given.stacks[0], given.device, given.compile)
+    runs = Trials(shape, trials, given.device, given.compile)
     clock = time.process_time if given.cpu_time else time.perf_counter
-    trials.rate(0.0, clock)
-    print("ready", flush=True)
-    for line in sys.stdin:
-        print(trials.rate(float(line), clock), flush=True)
+    runs.rate(0.0, clock)
+    pipe.send("ready")
+    while (seconds := pipe.recv()) is not None:
+        pipe.send(runs.rate(seconds, clock))
 
 
 class Variant:
-    """P processes of K trials."""
+    """P processes of K trials, forked: imports, 15 s on some machines, are done once. The parent computes nothing, so
+    there is neither a CUDA context nor a pool of threads that a fork would break."""
 
     def __init__(self, shape: dict[str, Any], processes: int, trials: int, given: argparse.Namespace):
+        self.processes, self.trials, self.pipes = processes, trials, []
         self.name = f"{processes} x {trials}"
-        command = [sys.executable, __file__, "--child", json.dumps(shape), "--stacks", str(trials)]
-        command += ["--device", given.device] + ["--compile"] * given.compile + ["--cpu-time"] * given.cpu_time
-        pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
-        self.children = [subprocess.Popen(command, **pipes) for _ in range(processes)]
-        for process in self.children:
-            assert process.stdout is not None
-            if process.stdout.readline().strip() != "ready":
-                sys.exit(f"{self.name}: a process did not start")
+        context = multiprocessing.get_context("fork")
+        for _ in range(processes):
+            ours, theirs = context.Pipe()
+            context.Process(target=child, args=(shape, trials, given, theirs), daemon=True).start()
+            theirs.close()  # else a child's death would not be noticed
+            self.pipes.append(ours)
+
+    def wait(self) -> None:
+        """Until all processes have done their first steps."""
+        try:
+            assert all(pipe.recv() == "ready" for pipe in self.pipes)
+        except EOFError:
+            sys.exit(f"{self.name}: a process did not start")
 
     def rate(self, seconds: float) -> float:
-        for process in self.children:
-            assert process.stdin is not None
-            process.stdin.write(f"{seconds}\n")
-            process.stdin.flush()
-        return sum(float(process.stdout.readline()) for process in self.children if process.stdout is not None)
+        for pipe in self.pipes:
+            pipe.send(seconds)
+        return sum(pipe.recv() for pipe in self.pipes)
 
     def end(self) -> None:
-        for process in self.children:
-            process.communicate()
+        for pipe in self.pipes:
+            pipe.send(None)
 
 
-def compare(shape: dict[str, Any], given: argparse.Namespace) -> list[dict[str, Any]]:
-    """One row per variant."""
+def compare(shape: dict[str, Any], given: argparse.Namespace) -> Iterator[dict[str, Any]]:
+    """A row for each variant and repeat, then one for each variant with its ratios."""
     counts = sorted({(1, 1), (given.processes, 1), *itertools.product({1, given.processes}, given.stacks)})
     variants = [Variant(shape, processes, trials, given) for processes, trials in counts]
+    for variant in variants:
+        variant.wait()
     rates: dict[str, list[float]] = {variant.name: [] for variant in variants}
     for repeat in range(given.repeats):
         for variant in variants[:: 1 if repeat % 2 else -1]:
             rates[variant.name].append(variant.rate(given.seconds))
+            yield {**shape, "variant": variant.name, "repeat": repeat, "tokens_per_s": round(rates[variant.name][-1])}
     for variant in variants:
         variant.end()
-    rows = []
-    for name, own in rates.items():
-        processes = name.split(" x ")[0]
-        row = {**shape, "way": name, "tokens_per_second": round(statistics.median(own))}
-        for ratio, base in (("times_one", "1 x 1"), ("times_processes", f"{processes} x 1")):
+        own = rates[variant.name]
+        row = {**shape, "variant": variant.name, "tokens_per_s": round(statistics.median(own))}
+        for ratio, base in (("times_one", "1 x 1"), ("times_processes", f"{variant.processes} x 1")):
             ratios = [a / b for a, b in zip(own, rates[base], strict=True)]
             lower, median, upper = statistics.quantiles(ratios, n=4) if len(ratios) > 1 else ratios * 3
             row[ratio] = [round(value, 2) for value in (median, lower, upper)]
-        rows.append(row)
-    return rows
+        yield row
 
 
 def main() -> None:
@@ -150,12 +156,8 @@ def main() -> None:
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--compile", action="store_true")
     parser.add_argument("--cpu-time", action="store_true", help="count CPU seconds: on a machine with other work")
-    parser.add_argument("--json", help="append a line for each row to this file")
-    parser.add_argument("--child", help=argparse.SUPPRESS)
+    parser.add_argument("--json", help="append a row after each variant of each repeat to this file, then the ratios")
     given = parser.parse_args()
-    if given.child:
-        child(given)
-        return
     print(
         f"{'width':>5} {'layers':>6} {'tokens':>6}  {'variant':7} {'tokens/s':>9}  times 1 x 1 (quartiles)  times P x 1"
     )
@@ -163,12 +165,14 @@ def main() -> None:
         heads, tokens = max(1, width // 16), tokens // given.seq_len * given.seq_len
         sizes = {"d_model": width, "n_layers": layers, "n_heads": heads}
         for row in compare({**sizes, "seq_len": given.seq_len, "batch_tokens": tokens}, given):
-            alone, beside = ("{:.2f} ({:.2f}-{:.2f})".format(*row[name]) for name in ("times_one", "times_processes"))
-            speed = f"{row['tokens_per_second']:9,}"
-            print(f"{width:5} {layers:6} {tokens:6}  {row['way']:7} {speed}  {alone:23}  {beside}", flush=True)
             if given.json:
                 with open(given.json, "a") as file:
                     file.write(json.dumps(row) + "\n")
+            if "repeat" in row:
+                continue
+            alone, beside = ("{:.2f} ({:.2f}-{:.2f})".format(*row[name]) for name in ("times_one", "times_processes"))
+            speed = f"{row['tokens_per_s']:9,}"
+            print(f"{width:5} {layers:6} {tokens:6}  {row['variant']:7} {speed}  {alone:23}  {beside}", flush=True)
 
 
 if __name__ == "__main__":

@@ -4,23 +4,19 @@ same weights, batches and optimizer.
     python benchmarks/train.py                       # 12 layers, width 128, T 256, batch 16, fp32, on the CPU
     python benchmarks/train.py --preset experts      # the same with 8 experts, against Mixtral
     python benchmarks/train.py --preset small        # width 32, 64, 4 to 32 layers, 2,048 tokens a step, against plain
-    python benchmarks/train.py --preset gpu          # 1.2B, 32 layers, T 1024-4096, bf16, every available kernel
-    python benchmarks/train.py --preset gpu-250m     # one size (100m, 250m, 1.2b, experts), also against plain compiled
     python benchmarks/train.py --observe             # the cost of observing residual variance
 
 A step is forward, backward, clipping and fused AdamW. The variants take turns, in alternating order; a ratio is of
 times of one repeat, so that other load affects both. Ours is the step of the training loop; for several runs trained as
 one model, a run's share of it. With one CPU thread a time is the thread's CPU time, which other processes affect only
-through the caches. Memory on a CPU is the growth of the resident set of a separate process (Linux). Utilisation is 3
-times the forward FLOPs of `config.cost` (no recomputation) over the device's dense bf16 peak. `--top` also profiles:
-the share of time outside matrix products, and the slowest operations.
+through the caches. Memory is the growth of the resident set of a separate process (Linux). `--top` also profiles: the
+share of time outside matrix products, and the slowest operations. For a GPU: `benchmarks/gpu/train_rates.py`.
 """
 
 import argparse
 import copy
 import dataclasses
 import functools
-import gc
 import json
 import statistics
 import subprocess
@@ -55,19 +51,8 @@ from sparsedepth.train.optimizer import learning_rate, make_optimizer
 from sparsedepth.train.runtime import Runtime, resolve
 from sparsedepth.train.stack import StackedDecoder, backward
 
-PEAK_FLOPS = {"H200": 989.4e12, "H100 PCIe": 756e12, "H100": 989.4e12, "A100": 312e12}
-"""Dense bf16, FLOP/s, from the data sheets."""
-
 CPU = dict(n_layers=12, d_model=128, n_heads=4, d_ff=352, seq_len=256, batch_tokens=4096, precision="fp32")
 EXPERTS = dict(n_experts=8, top_k=2, balance_loss=0.0, router_z_loss=0.0)
-GPU = dict(n_layers=32, d_model=1536, n_heads=12, d_ff=5376, vocab_size=32000, batch_tokens=8192, precision="bf16")
-GPU_EXPERTS = {**EXPERTS, "n_experts": 4}
-SIZES = {
-    "100m": dict(n_layers=12, d_model=768, n_heads=6, d_ff=2048),
-    "250m": dict(n_layers=24, d_model=1024, n_heads=8, d_ff=2816),
-    "1.2b": {},
-    "experts": GPU_EXPERTS,
-}
 SMALL = [
     dict(d_model=width, n_heads=width // 16, n_layers=layers, seq_len=32, batch_tokens=2048, vocab_size=64)
     for width in (32, 64)
@@ -78,8 +63,6 @@ PRESETS: dict[str, list[dict[str, Any]]] = {
     "experts": [{**CPU, **EXPERTS}],
     "quick": [{**CPU, "n_layers": 2, "batch_tokens": 1024}],
     "small": SMALL,
-    "gpu": [{**GPU, **more, "seq_len": seq_len} for more in ({}, GPU_EXPERTS) for seq_len in (1024, 2048, 4096)],
-    **{f"gpu-{name}": [{**GPU, **size, "seq_len": 1024}] for name, size in SIZES.items()},
 }
 PRODUCTS = ("mkldnn::_linear_pointwise", "aten::mm", "aten::addmm", "aten::bmm", "aten::baddbmm", "aten::_grouped_mm")
 
@@ -181,57 +164,41 @@ def against_plain(config: RunConfig, wanted: RuntimeConfig) -> dict[str, Callabl
         ),
         "ours, compiled": lambda: ours(config, compiled),
     }
-    if eager.device.type == "cpu":
-        own[STACKED] = lambda: stacked(config, eager)
+    own[STACKED] = lambda: stacked(config, eager)
     if config.n_experts:
         return own
     return {"plain, eager": lambda: plain(config, eager), **own, "plain, compiled": lambda: plain(config, compiled)}
 
 
-def show_top(name: str, step: Step, device: torch.device, n_shown: int) -> float:
+def show_top(name: str, step: Step, n_shown: int) -> float:
     """Profile three steps: print the slowest operations; returns the share of time outside matrix products."""
-    kinds = [torch.profiler.ProfilerActivity.CPU]
-    kinds += [torch.profiler.ProfilerActivity.CUDA] * (device.type == "cuda")
     for number in range(2):
         step(number)
-    with torch.profiler.profile(activities=kinds) as profile:
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
         for number in range(3):
             step(number).item()
-    key = "self_device_time_total" if device.type == "cuda" else "self_cpu_time_total"
-    on_host = torch.autograd.DeviceType.CPU  # a kernel is an event of its own, too, and would count twice
-    events = [event for event in profile.key_averages() if event.device_type == on_host]
-    events.sort(key=lambda event: -getattr(event, key))
-    total = sum(getattr(event, key) for event in events)
+    events = sorted(profile.key_averages(), key=lambda event: -event.self_cpu_time_total)
+    total = sum(event.self_cpu_time_total for event in events)
     print(f"\n{name}: operations that take most")
     for event in events[:n_shown]:
-        print(f"  {event.key[:60]:60} {getattr(event, key) / total:6.1%} {event.count:6}")
-    return 1 - sum(getattr(event, key) for event in events if event.key in PRODUCTS) / total
+        print(f"  {event.key[:60]:60} {event.self_cpu_time_total / total:6.1%} {event.count:6}")
+    return 1 - sum(event.self_cpu_time_total for event in events if event.key in PRODUCTS) / total
 
 
 def variants(config: RunConfig, wanted: RuntimeConfig) -> dict[str, Callable[[], Step]]:
-    """Variants by name, transformers' first. On a GPU every available kernel, compiled."""
+    """Variants by name, transformers' first."""
     eager = resolve(config, wanted)
-    found = {"theirs, eager": lambda: theirs(config, eager), "ours, eager": lambda: ours(config, eager)}
-    if eager.device.type != "cuda":
-        return {**found, "ours, compiled": lambda: ours(config, dataclasses.replace(eager, compile=True))}
-    for attention in ("sdpa", "flash"):
-        for experts in ("grouped", "megablocks") if config.n_experts else ("auto",):
-            changes = {"attention_kernel": attention, "experts_kernel": experts, "compile": True}
-            try:
-                runtime = resolve(config, wanted.model_copy(update=changes))
-            except ValueError as error:
-                print(f"left out: {error}")
-                continue
-            name = f"ours, {attention}" + f", {experts}" * (config.n_experts > 0)
-            found[name] = lambda runtime=runtime: ours(config, runtime)
-    return found
+    compiled = dataclasses.replace(eager, compile=True)
+    return {
+        "theirs, eager": lambda: theirs(config, eager),
+        "ours, eager": lambda: ours(config, eager),
+        "ours, compiled": lambda: ours(config, compiled),
+    }
 
 
-def timed(step: Step, number: int, device: torch.device) -> tuple[float, float]:
+def timed(step: Step, number: int) -> tuple[float, float]:
     """Seconds, and the loss."""
-    if device.type == "cuda":
-        torch.cuda.synchronize()
-    clock = time.thread_time if device.type == "cpu" and torch.get_num_threads() == 1 else time.perf_counter
+    clock = time.thread_time if torch.get_num_threads() == 1 else time.perf_counter
     began = clock()
     loss = step(number).item()
     return clock() - began, loss
@@ -244,27 +211,15 @@ class Result:
     memory: int = 0
 
 
-def take_turns(found: dict[str, Callable[[], Step]], repeats: int, device: torch.device) -> dict[str, Result]:
-    """Time all variants on the same steps, without the first two. On a GPU only one model is in memory at a time."""
+def take_turns(found: dict[str, Callable[[], Step]], repeats: int) -> dict[str, Result]:
+    """Time all variants on the same steps, without the first two."""
     results = {name: Result() for name in found}
-    rounds = [range(repeats + 2)] if device.type == "cuda" else [range(n, n + 1) for n in range(repeats + 2)]
-    steps: dict[str, Step] = {}
-    for nth, numbers in enumerate(rounds):
-        for name in list(found)[:: 1 if nth % 2 else -1]:
-            step = steps.get(name) or found[name]()
-            if device.type == "cuda":
-                torch.cuda.reset_peak_memory_stats()
-            for number in numbers:
-                seconds, loss = timed(step, number, device)
-                results[name].seconds.append(seconds / RUNS_OF_STEP.get(name, 1))
-                results[name].losses.append(loss)
-            if device.type == "cuda":
-                results[name].memory = torch.cuda.max_memory_allocated()
-                del step
-                gc.collect()
-                torch.cuda.empty_cache()
-            else:
-                steps[name] = step
+    steps = {name: make() for name, make in found.items()}
+    for number in range(repeats + 2):
+        for name in list(found)[:: 1 if number % 2 else -1]:
+            seconds, loss = timed(steps[name], number)
+            results[name].seconds.append(seconds / RUNS_OF_STEP.get(name, 1))
+            results[name].losses.append(loss)
     for result in results.values():
         del result.seconds[:2]
     return results
@@ -290,17 +245,15 @@ def _resident(what: str) -> int:
     return next(int(line.split()[1]) for line in lines if line.startswith(what)) * 1024
 
 
-def report(config: RunConfig, results: dict[str, Result], device: torch.device, rows: Path | None = None) -> None:
+def report(config: RunConfig, results: dict[str, Result], rows: Path | None = None) -> None:
     flops = cost(config).train_flops(config.batch_tokens)
-    name = torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU"
-    peak = next((value for part, value in PEAK_FLOPS.items() if part in name), None)
     first, *_ = results.values()
-    print(f"\n{name}: {cost(config).params_total / 1e6:,.1f}M parameters, {config.n_layers} layers, T {config.seq_len}")
-    unit = "% of peak" if peak else "GFLOP/s"
+    print(f"\n{cost(config).params_total / 1e6:,.1f}M parameters, {config.n_layers} layers, T {config.seq_len}")
+    unit = "GFLOP/s"
     print(f"{'':34}tokens/s {unit:>9} memory GB  times theirs, median (quartiles; range)  largest loss difference")
     for name, result in results.items():
         seconds = statistics.median(result.seconds)
-        used = 100 * flops / seconds / peak if peak else flops / seconds / 1e9
+        used = flops / seconds / 1e9
         ratios = [a / b for a, b in zip(first.seconds, result.seconds, strict=True)]
         lower, median, upper = statistics.quantiles(ratios, n=4)
         spread = f"{median:.2f} ({lower:.2f}-{upper:.2f}; {min(ratios):.2f}-{max(ratios):.2f})"
@@ -310,7 +263,7 @@ def report(config: RunConfig, results: dict[str, Result], device: torch.device, 
         if rows:
             sizes = {"params": cost(config).params_total, "n_layers": config.n_layers, "d_model": config.d_model}
             rate = {"tokens_per_second": round(config.batch_tokens / seconds), unit: round(used, 2)}
-            row = {**sizes, "seq_len": config.seq_len, "way": name, **rate, "times": round(median, 2)}
+            row = {**sizes, "seq_len": config.seq_len, "variant": name, **rate, "times": round(median, 2)}
             with rows.open("a") as file:
                 file.write(json.dumps(row) + "\n")
     tolerance = 1e-4 if config.precision == "fp32" else 5e-2
@@ -326,7 +279,7 @@ def observation(config: RunConfig, runtime: Runtime, repeats: int) -> None:
     tokens_NT = batch(config, 0).inputs[:n_sequences]
     shares = []
     for number in range(repeats + 1):
-        seconds, _ = timed(step, number, runtime.device)
+        seconds, _ = timed(step, number)
         began = time.perf_counter()
         observe_variance(ProbedDecoder(model), tokens_NT, number)
         shares.append((time.perf_counter() - began) / (seconds * config.observe_every))
@@ -357,11 +310,8 @@ def main() -> None:
     parser.add_argument("--json", type=Path, help="append a line for each variant to this file")
     parser.add_argument("--memory-of", help=argparse.SUPPRESS)
     given = parser.parse_args()
-    on_gpu = given.preset.startswith("gpu")
-    if on_gpu and not torch.cuda.is_available():
-        sys.exit(f"--preset {given.preset} needs a CUDA device, and there is none")
     torch.set_num_threads(given.threads)
-    wanted = RuntimeConfig(device="cuda" if on_gpu else "cpu")
+    wanted = RuntimeConfig(device="cpu")
     for config in configs(given.preset, given.batch_tokens):
         if config.d_model not in (given.widths or [config.d_model]):
             continue
@@ -371,20 +321,19 @@ def main() -> None:
             observation(config, resolve(config, wanted), given.repeats)
             continue
         torch._dynamo.reset()  # else a second size would be compiled with symbolic shapes
-        against = given.preset == "small" or given.preset.startswith("gpu-")
-        found = (against_plain if against else variants)(config, wanted)
+        found = (against_plain if given.preset == "small" else variants)(config, wanted)
         found = {name: make for name, make in found.items() if not (given.no_compile and "compiled" in name)}
         if given.memory_of:
             print(grown(found[given.memory_of]))
             return
-        results = take_turns(found, given.repeats, torch.device(wanted.device))
-        if wanted.device == "cpu" and given.preset != "small":
+        results = take_turns(found, given.repeats)
+        if given.preset != "small":
             same = ["--preset", given.preset, "--threads", str(given.threads)]
             for name, result in results.items():
                 result.memory = memory_of(name, same)
-        report(config, results, torch.device(wanted.device), given.json)
+        report(config, results, given.json)
         for name, make in found.items() if given.top else ():
-            share = show_top(name, make(), torch.device(wanted.device), given.top)
+            share = show_top(name, make(), given.top)
             print(f"{name}: {share:.0%} of the time outside of matrix products", flush=True)
 
 

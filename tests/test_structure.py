@@ -154,7 +154,7 @@ def forbidden(source: str) -> list[str]:
 
 @pytest.mark.parametrize(
     "path",
-    [*MODULES, *sorted((ROOT / "analysis").glob("*.py")), *sorted((ROOT / "benchmarks").glob("*.py"))],
+    [*MODULES, *sorted((ROOT / "analysis").glob("*.py")), *sorted((ROOT / "benchmarks").rglob("*.py"))],
     ids=lambda path: path.name,
 )
 def test_nothing_is_unpickled_or_evaluated(path):
