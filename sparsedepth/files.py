@@ -1,6 +1,6 @@
 """Atomic files and folders, file locks, bounded reading, checksums.
 
-A reader never sees half a file: `write_bytes` writes `.NAME.tmp-TOKEN`, calls fsync, and renames (atomic on POSIX).
+A reader never sees half a file: `atomic_file` writes `.NAME.tmp-TOKEN`, calls fsync, and renames (atomic on POSIX).
 """
 
 import errno
@@ -32,13 +32,18 @@ def write_bytes(path: Path, content: bytes) -> None:
 
     Raises ValueError in a complete folder, which never changes.
     """
+    with atomic_file(path) as temporary:
+        temporary.write_bytes(content)
+
+
+@contextmanager
+def atomic_file(path: Path) -> Generator[Path]:
+    """A temporary name to write to, which is flushed and renamed to `path` at the end. Raises as `write_bytes`."""
     refuse_complete(path.parent)
     temporary = temporary_path(path)
     try:
-        with open(temporary, "wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
+        yield temporary
+        sync(temporary)
         os.replace(temporary, path)
     except OSError as error:
         if temporary.is_file():

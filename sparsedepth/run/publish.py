@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from safetensors.torch import save
 
 from sparsedepth import files
 from sparsedepth.config.cost import cost
@@ -18,6 +17,7 @@ from sparsedepth.model.decoder import Decoder
 from sparsedepth.run.lease import Lease
 from sparsedepth.store import run_record
 from sparsedepth.train.loop import Interrupted, TrainingResult
+from sparsedepth.train.tensor_file import write_tensors
 
 
 def write(
@@ -41,7 +41,7 @@ def write(
     run_record.write_summary(target, {**_training_summary(config, trained), **(measured.summary if measured else {})})
     if measured:  # a diverged run's weights are no result: they depend on when the divergence was detected
         weights = {name: weight.detach().cpu().contiguous() for name, weight in model.named_parameters()}
-        files.write_bytes(target / run_record.WEIGHTS, save(weights))
+        write_tensors(target / run_record.WEIGHTS, weights)
     run_record.finish(target)
 
 

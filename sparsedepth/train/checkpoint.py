@@ -6,19 +6,19 @@ checksums) last: the JSON commits it. The two newest are kept; a damaged one is 
 With several processes the first one writes the full tensors: a checkpoint does not depend on the number of processes.
 """
 
-import hashlib
 import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import load_file, save
+from safetensors.torch import load_file
 from torch import nn
 
 from sparsedepth import files
 from sparsedepth.train.devices import ALONE, Devices, full_tensor, sharded_like
 from sparsedepth.train.optimizer import AnyOptimizer
+from sparsedepth.train.tensor_file import write_tensors
 
 N_KEPT = 2
 
@@ -47,10 +47,10 @@ def commit(folder: Path, tensors: dict[str, torch.Tensor], position: Position, n
     """Write the tensors of `snapshot` and the position, in the leader; the newest `n_kept` checkpoints stay."""
     folder.mkdir(parents=True, exist_ok=True)
     tensor_file = _tensor_file(folder, position.step)
-    tensor_bytes = save(tensors)
-    files.write_bytes(tensor_file, tensor_bytes)
-    content = {**vars(position), "sha256": hashlib.sha256(tensor_bytes).hexdigest()}
+    content = {**vars(position), "sha256": write_tensors(tensor_file, tensors)}
     files.write_json(tensor_file.with_suffix(".json"), {**content, "digest": files.digest(content)})
+    if n_kept == MAX:  # several processes write here
+        return
     kept = {newest.stem for newest in sorted(folder.glob("step-*.json"))[-n_kept:]}
     for path in sorted(folder.glob("*step-*")):  # also the parts of a checkpoint that a killed process left
         if path.stem not in kept:
@@ -101,11 +101,9 @@ def _tensor_file(folder: Path, step: int) -> Path:
 
 def remove(folder: Path) -> None:
     """Delete the checkpoints of a finished run."""
-    for path in folder.glob("step-*"):
-        path.unlink()
-    for path in folder.glob(".step-*.tmp-*"):
-        path.unlink()
     if folder.exists():
+        for path in folder.iterdir():  # also parts, such as `save_file`'s .tmpXXXXXX
+            path.unlink()
         folder.rmdir()
 
 

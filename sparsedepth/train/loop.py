@@ -119,6 +119,8 @@ class TrainingState:
         self.diverged: tuple[int, str] | None = None
         self.save_seconds = 0.0
         """time that the last checkpoint blocked training"""
+        self.writer_seconds = 0.0
+        """processor time of the thread that wrote the last one: at most so long it held the interpreter's lock"""
         self.writer: ThreadPoolExecutor | None = None
         self.writing: Future[None] | None = None
 
@@ -243,10 +245,15 @@ class TrainingState:
         position = self.position()
         if in_background and self.devices.is_leader:
             self.writer = self.writer or ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
-            self.writing = self.writer.submit(checkpoint.commit, folder, tensors, position)
+            self.writing = self.writer.submit(self._commit, folder, tensors, position)
         elif self.devices.is_leader:
             checkpoint.commit(folder, tensors, position)
         self.save_seconds = time.perf_counter() - began
+
+    def _commit(self, folder: Path, tensors: dict[str, Tensor], position: checkpoint.Position) -> None:
+        began = time.thread_time()
+        checkpoint.commit(folder, tensors, position)
+        self.writer_seconds = time.thread_time() - began
 
     def finish_saving(self) -> None:
         """Wait for the background checkpoint. Raises its error."""
@@ -256,7 +263,7 @@ class TrainingState:
 
     def is_save_due(self, since: float) -> bool:
         """Whether enough time has passed `since` the last checkpoint to keep checkpoints below 5% of the time."""
-        min_seconds = max(self.runtime.checkpoint_seconds, 20 * self.save_seconds)
+        min_seconds = max(self.runtime.checkpoint_seconds, 20 * (self.save_seconds + self.writer_seconds))
         return time.perf_counter() - since > min_seconds
 
     def resume(self, folder: Path | None, trunk: Path | None = None) -> None:
