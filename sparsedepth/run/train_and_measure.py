@@ -27,6 +27,7 @@ from sparsedepth.model.decoder import Decoder
 from sparsedepth.plan import planned_vs_actual
 from sparsedepth.plan.duration import OBSERVED_TOKENS
 from sparsedepth.probe.probed_model import ProbedDecoder
+from sparsedepth.run.compiler_cache import abandon_cache, is_compiler_error, use_cache
 from sparsedepth.run.lease import HeartbeatMonitor, Lease
 from sparsedepth.run.manifest import Stopwatch, device_facts, manifest_allocations, provenance
 from sparsedepth.run.measure_existing_model import measured_model, save_record
@@ -96,25 +97,34 @@ class RunJob:
     def run(self) -> Work[None]:
         """Train, measure and write; after running out of memory, continue with half as many sequences per forward pass.
 
-        The global batch does not change. The size that fits is stored in the scratch folder for the next process.
-        Raises as `execute`.
+        The global batch does not change. The size that fits is stored in the scratch folder for the next process. After
+        a compiler error the run continues with an empty cache; after a second one without the compiler. Raises as
+        `execute`.
         """
         runtime = resolve(self.config, self.options.runtime)
         torch.set_num_threads(runtime.threads)
         retries = Counter[bool]()  # by whether it was measuring: training has retries of its own
+        n_compiler_errors = 0
         while True:
             runtime = replace(runtime, micro_batch=self.scratch.micro_batch() or runtime.micro_batch)
+            if runtime.compile:
+                use_cache(self.results)
+            wait: float | None = 0.0
             try:
                 yield from self._attempt(runtime)
                 return
-            except (torch.OutOfMemoryError, MemoryError, RuntimeError) as error:
-                if not is_out_of_memory(error):
+            except Exception as error:
+                if is_out_of_memory(error):
+                    is_measuring = _was_measuring(error)
+                    wait = self._seconds_to_retry(runtime, error, retries[is_measuring])
+                    if wait is None:
+                        self._halve_micro_batch(runtime, error)
+                    retries[is_measuring] = 0 if wait is None else retries[is_measuring] + 1
+                elif runtime.compile and is_compiler_error(error):
+                    n_compiler_errors += 1
+                    runtime = self._after_compiler_error(runtime, error, n_compiler_errors)
+                else:
                     raise
-                is_measuring = _was_measuring(error)
-                wait = self._seconds_to_retry(runtime, error, retries[is_measuring])
-                if wait is None:
-                    self._halve_micro_batch(runtime, error)
-                retries[is_measuring] = 0 if wait is None else retries[is_measuring] + 1
             # Only after the except clause are the exception's frames and their tensors free.
             gc.collect()
             if runtime.device.type == "cuda":
@@ -129,6 +139,20 @@ class RunJob:
         if other_processes_bytes(runtime.device) and retries < NEIGHBOUR_RETRIES:
             return NEIGHBOUR_SECONDS
         return 0.0 if retries == 0 and (runtime.device.type == "cuda" or _was_measuring(error)) else None
+
+    def _after_compiler_error(self, runtime: Runtime, error: Exception, number: int) -> Runtime:
+        """What to try next: an empty cache, then no compiler. Raises the error in one of several processes, which start
+        again together."""
+        abandon_cache(self.results)
+        reason = " ".join(str(error).split())[:300]
+        if self.devices.size > 1:
+            raise error
+        if number == 1:
+            logging.warning("the compiler failed; compiling again with an empty cache: %s", reason)
+            return runtime
+        logging.warning("the compiler failed again; continuing without it: %s", reason)
+        reasons = {**runtime.kernel_reasons, "compile": f"not compiled, since the compiler failed twice: {reason}"}
+        return replace(runtime, compile=False, kernel_reasons=reasons)
 
     def _wait(self, seconds: float) -> None:
         deadline = time.monotonic() + seconds
