@@ -33,6 +33,7 @@ from sparsedepth.run.manifest import Stopwatch, device_facts, manifest_allocatio
 from sparsedepth.run.measure_existing_model import measured_model, save_record
 from sparsedepth.run.process import resident_bytes
 from sparsedepth.run.publish import publish, write
+from sparsedepth.run.same_precision import check_same_precision
 from sparsedepth.run.scratch import ONE_SEQUENCE, Scratch, trunk_folder
 from sparsedepth.store import run_record
 from sparsedepth.train.devices import Devices
@@ -184,6 +185,7 @@ class RunJob:
         source = open_source(self.config, self.results / "data", tokenizer=start.learned if start else None)
         check_source(source, self.config)
         check_same_text(source, self.results)
+        check_same_precision(self.config, runtime, self.results)
         model = Decoder(self.config, self.config.seed)
         if start:
             start.load_into(model)

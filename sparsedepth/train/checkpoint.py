@@ -36,6 +36,8 @@ class Position:
     observations: list[dict[str, Any]]
     seconds: float = 0.0
     """of training so far, in all its processes"""
+    precision: str | None = None
+    """of its steps, fp32 or bf16; None in checkpoints from before 2026-11-26"""
 
 
 def write(folder: Path, model: nn.Module, optimizer: AnyOptimizer, position: Position) -> None:

@@ -234,7 +234,11 @@ class TrainingState:
         """The state other than tensors."""
         seconds = self.earlier_seconds + self.clock() - self.began
         return checkpoint.Position(
-            step=self.step, curves=[*self.curves], observations=[*self.observations], seconds=seconds
+            step=self.step,
+            curves=[*self.curves],
+            observations=[*self.observations],
+            seconds=seconds,
+            precision=self.runtime.precision,
         )
 
     def save(self, folder: Path, *, in_background: bool = False) -> None:
@@ -267,12 +271,19 @@ class TrainingState:
         return time.perf_counter() - since > min_seconds
 
     def resume(self, folder: Path | None, trunk: Path | None = None) -> None:
-        """Continue from the newest valid checkpoint, if any: the run's own, or one of its `trunk` that is newer."""
+        """Continue from the newest valid checkpoint, if any: the run's own, or one of its `trunk` that is newer. Raises
+        ValueError if its steps had another precision."""
         own = checkpoint.read(folder, self.model, self.optimizer, self.devices) if folder else None
         bounds = {"after": own.step if own else 0, "upto": self.config.stable_steps}
         shared = checkpoint.read(trunk, self.model, self.optimizer, self.devices, **bounds) if trunk else None
         position = shared or own
         if position:
+            if position.precision not in (None, self.runtime.precision):
+                raise ValueError(
+                    f"precision={self.config.precision} is {self.runtime.precision} on {self.runtime.device.type}, but "
+                    f"the run's first {position.step} steps were computed in {position.precision}; continue on the "
+                    f"device it began on, or delete {trunk if shared else folder} to start again"
+                )
             self.step = self.logged_step = position.step
             self.curves, self.observations = position.curves, position.observations
             self.earlier_seconds = position.seconds

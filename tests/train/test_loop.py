@@ -120,6 +120,16 @@ def test_resumed_run_ends_bit_equal(tmp_path, kill_step, fields):
     assert [{**row, timing: 0} for row in resumed.curves] == [{**row, timing: 0} for row in whole.curves]
 
 
+def test_a_run_does_not_go_on_in_another_precision(tmp_path):
+    calls, cfg = iter(range(1, 1000)), config(precision="auto")
+    with pytest.raises(Interrupted):
+        run(cfg, checkpoints=tmp_path, stop=lambda: next(calls) == 12)
+    bf16 = dataclasses.replace(resolve(cfg, CPU), precision="bf16")
+    state = TrainingState(Decoder(cfg), cfg, bf16, ALONE)
+    with pytest.raises(ValueError, match=r"is bf16 on cpu, but the run's first 12 steps were computed in fp32"):
+        state.resume(tmp_path)
+
+
 def test_the_speed_after_a_resume_is_that_of_the_steps_since(tmp_path):
     calls = iter(range(1, 1000))
     with pytest.raises(Interrupted):
