@@ -20,12 +20,14 @@ Shapes: B and N sequences, T tokens of one sequence, n tokens of a batch, D widt
 
 import itertools
 import math
+from collections.abc import Iterator
 
 import torch
 from torch import Tensor
 
 from sparsedepth.measure.bootstrap import complete_mean, finite
 from sparsedepth.measure.context import MeasureContext, Measurements
+from sparsedepth.measure.spectra import eigenvalues
 from sparsedepth.probe.fork import batches, probing, record_states, token_count
 from sparsedepth.probe.probed_model import ProbedModel
 
@@ -41,21 +43,24 @@ def participation(probed: ProbedModel, tokens_NT: Tensor) -> dict[str, list[floa
             values_nD = (x_BTD.flatten(0, 1).double() for x_BTD in itertools.chain(states, updates))
             moments = [(x_nD.sum(0), x_nD.T @ x_nD) for x_nD in values_nD]
             sums = [(a + c, b + d) for (a, b), (c, d) in zip(sums, moments, strict=True)] if sums else moments
-    ratios, ranks = zip(*(_spread(*moments, token_count(tokens_NT)) for moments in sums), strict=True)
+    ratios, ranks = zip(*_spreads(sums, token_count(tokens_NT)), strict=True)
     n_states = probed.n_layers + 1
     by_state = {"participation_ratio": [*ratios[:n_states]], "effective_rank": [*ranks[:n_states]]}
     return by_state | {"update_rank": [*ranks[n_states:]]}
 
 
-def _spread(sum_D: Tensor, product_DD: Tensor, n_tokens: int) -> tuple[float | None, float | None]:
-    """Participation ratio and effective rank."""
-    mean_D = sum_D / n_tokens
-    covariance_DD = product_DD / n_tokens - torch.outer(mean_D, mean_D)
-    trace = covariance_DD.trace()
-    if trace <= 1e-12 * product_DD.trace() / n_tokens:  # rounding errors of a constant stream
-        return None, None
-    ratio = (trace**2 / covariance_DD.square().sum()).item()
-    return finite(ratio), finite(spectrum_rank(torch.linalg.eigvalsh(covariance_DD)))
+def _spreads(sums: list[tuple[Tensor, Tensor]], n_tokens: int) -> Iterator[tuple[float | None, float | None]]:
+    """Participation ratio and effective rank of each state or update."""
+    covariances = []
+    for sum_D, product_DD in sums:
+        mean_D = sum_D / n_tokens
+        covariances.append(product_DD / n_tokens - torch.outer(mean_D, mean_D))
+    for (_, product_DD), covariance_DD, energy_D in zip(sums, covariances, eigenvalues(covariances), strict=True):
+        trace = covariance_DD.trace()
+        if trace <= 1e-12 * product_DD.trace() / n_tokens:  # rounding errors of a constant stream
+            yield None, None
+            continue
+        yield finite((trace**2 / covariance_DD.square().sum()).item()), finite(spectrum_rank(energy_D))
 
 
 def spectrum_rank(energy: Tensor) -> float:

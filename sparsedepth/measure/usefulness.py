@@ -36,6 +36,7 @@ from sparsedepth.config.run import MeasureConfig
 from sparsedepth.measure.bootstrap import BootstrapEstimate, bootstrap_each, complete_mean
 from sparsedepth.measure.context import MeasureContext, Measurements, Scored, per_position
 from sparsedepth.measure.loss import fork_scores, relative_change
+from sparsedepth.measure.spectra import pseudo_inverses
 from sparsedepth.probe.fork import batches, probing, replace, stream
 from sparsedepth.probe.probed_model import ProbedModel
 
@@ -155,7 +156,7 @@ def fit_affine(probed: ProbedModel, fit_NT: Tensor) -> list[AffineUpdate]:
             states = itertools.pairwise(stream(probed, tokens_BT))
             for moment, (x_BTD, after_BTD) in zip(moments, states, strict=True):
                 moment.add(x_BTD.flatten(0, 1), after_BTD.flatten(0, 1))
-        return [moment.solve() for moment in moments]
+        return _solve(moments)
 
 
 class _Moments:
@@ -179,7 +180,8 @@ class _Moments:
         self.comoment_D2D = self.comoment_D2D + z_n2D[:, :d_model].T @ z_n2D + between_D2D
         self.mean_2D = self.mean_2D + delta_2D * (n_new / self.n_tokens)
 
-    def solve(self) -> AffineUpdate:
+    def parts(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """mean of x and of u, co-moments of (x, x) and of (x, u)."""
         assert isinstance(self.comoment_D2D, Tensor) and isinstance(self.mean_2D, Tensor)
         mean_D, bias_D = self.mean_2D.chunk(2)
         if self.n_tokens <= len(mean_D) + 1:
@@ -189,9 +191,15 @@ class _Moments:
                 f"measure_tokens), or hold out more text"
             )
         xx_DD, xu_DD = self.comoment_D2D.chunk(2, dim=1)
-        # pinv drops directions whose variance is below D eps of the largest: rounding errors of fp32 states.
-        weight_DD = torch.linalg.pinv(xx_DD, hermitian=True) @ xu_DD
-        return AffineUpdate(mean_D.float(), weight_DD.float(), bias_D.float())
+        return mean_D, bias_D, xx_DD, xu_DD
+
+
+def _solve(moments: list[_Moments]) -> list[AffineUpdate]:
+    mean_LD, bias_LD, xx_LDD, xu_LDD = zip(*(moment.parts() for moment in moments), strict=True)
+    # Directions whose variance is below D eps of the largest are dropped: rounding errors of fp32 states.
+    weight_LDD = [inverse_DD @ xu_DD for inverse_DD, xu_DD in zip(pseudo_inverses(xx_LDD), xu_LDD, strict=True)]
+    layers = zip(mean_LD, weight_LDD, bias_LD, strict=True)
+    return [AffineUpdate(mean_D.float(), weight_DD.float(), bias_D.float()) for mean_D, weight_DD, bias_D in layers]
 
 
 def add_rows(context: MeasureContext, rows: Measurements) -> None:

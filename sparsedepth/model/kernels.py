@@ -45,6 +45,8 @@ class Setting:
     d_expert: int = 64
     is_masked: bool = True
     """whether attention has a window or documents"""
+    may_wait: bool = False
+    """whether the host may wait for the device: in measures, not in a training step"""
 
 
 CPU_INFO = Path("/proc/cpuinfo")
@@ -137,8 +139,8 @@ def _flash(setting: Setting) -> Obstacle | None:
 
 
 def _grouped(setting: Setting) -> Obstacle | None:
-    if setting.device.type == "cuda" and setting.dtype != torch.bfloat16:
-        reason = f"PyTorch's grouped product computes in bf16 on CUDA, not in {_short(setting.dtype)}"
+    if setting.device.type == "cuda" and setting.dtype != torch.bfloat16 and not setting.may_wait:
+        reason = f"PyTorch's grouped product computes without waits in bf16 on CUDA, not in {_short(setting.dtype)}"
         return Obstacle(reason, "set precision=bf16")
     multiple = 16 // setting.dtype.itemsize
     misaligned = [f"{name}={size}" for name in ("d_model", "d_expert") if (size := getattr(setting, name)) % multiple]

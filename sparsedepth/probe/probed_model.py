@@ -12,7 +12,7 @@ units, E experts, C experts chosen per token, V vocabulary, n residual streams.
 import math
 from collections.abc import Generator, Mapping
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import torch
@@ -249,7 +249,7 @@ class ProbedDecoder:
     def exact(self) -> Generator[None, None, None]:
         parts = [module for module in self.model.modules() if isinstance(module, Attention | Experts | Linear)]
         kernels_before = [part.kernel for part in parts]
-        setting = kernels.setting(self.model.config, self.device, torch.float32)
+        setting = replace(kernels.setting(self.model.config, self.device, torch.float32), may_wait=True)
         experts, products = (kernels.choose(part, "auto", setting).kernel for part in ("experts", "products"))
         self.model.use_kernels(attention="sdpa", experts=experts, products=products)
         try:

@@ -1,5 +1,5 @@
-"""One results folder, one precision of `precision: auto`, which is bf16 on a GPU and fp32 elsewhere: runs that differ in
-nothing else would be compared as equals."""
+"""One results folder, one precision of `precision: auto`, which is bf16 on a GPU and fp32 elsewhere: runs that differ
+in nothing else would be compared as equals."""
 
 from pathlib import Path
 
@@ -11,7 +11,7 @@ from sparsedepth.train.runtime import Runtime
 
 
 def check_same_precision(config: RunConfig, runtime: Runtime, results: Path) -> None:
-    """Raises ValueError if the first complete run with precision=auto was computed in another one than this would be."""
+    """Raises ValueError if the first complete run with precision=auto was computed in another than this would be."""
     if config.precision != "auto":
         return
     for path in sorted(results.glob(f"{run_record.RUNS}/*/manifest.json")):

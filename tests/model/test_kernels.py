@@ -74,7 +74,7 @@ def test_a_broken_build_is_named_with_its_cure(monkeypatch):
 @pytest.mark.parametrize(
     ("here", "reason"),
     [
-        (gpu(torch.float32), "bf16 on CUDA, not in fp32; set precision=bf16"),
+        (gpu(torch.float32), "without waits in bf16 on CUDA, not in fp32; set precision=bf16"),
         (gpu(d_expert=172), "unlike d_expert=172; choose multiples of 8"),
         (gpu(d_model=12, d_expert=5), "d_model=12 and d_expert=5"),
         (Setting(device=torch.device("cpu"), dtype=torch.float32, d_expert=6), "multiples of 4"),
@@ -86,6 +86,12 @@ def test_grouped_needs_bf16_and_whole_rows_else_the_loop(here, reason):
     assert reason in str(error.value)
     found = choose("experts", "auto", here)
     assert found.kernel == "loop" and found.reason.startswith("grouped is not used: ")
+
+
+def test_measures_take_the_grouped_product_in_fp32_whose_fallback_waits():
+    waiting = dataclasses.replace(gpu(torch.float32), may_wait=True)
+    assert choose("experts", "auto", waiting) == ("grouped", "the first choice")
+    assert choose("experts", "auto", dataclasses.replace(waiting, d_expert=6)).kernel == "loop"
 
 
 @pytest.mark.parametrize(("d_expert", "fails"), [(4, False), (6, True)])
