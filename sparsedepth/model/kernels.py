@@ -67,8 +67,9 @@ def setting(config: ModelConfig, device: torch.device, dtype: torch.dtype) -> Se
     d_expert = config.d_expert or Setting.d_expert
     d_head = config.d_model // config.n_heads
     is_masked = config.sliding_window is not None or config.mask_documents
-    sizes = {"d_head": d_head, "d_model": config.d_model, "d_expert": d_expert}
-    return Setting(device=device, dtype=dtype, is_masked=is_masked, **sizes)
+    return Setting(
+        device=device, dtype=dtype, is_masked=is_masked, d_head=d_head, d_model=config.d_model, d_expert=d_expert
+    )
 
 
 def choose(part: Part, requested: str, setting: Setting) -> Choice:

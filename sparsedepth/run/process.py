@@ -1,4 +1,4 @@
-"""A run's process: its name, thread limits, memory; and the count of processes killed for lack of memory."""
+"""A run's process: its name, thread limits, GPU, memory; and the count of processes killed for lack of memory."""
 
 import ctypes
 import os
@@ -22,6 +22,16 @@ def thread_environment(threads: int) -> dict[str, str]:
     # Avoids fragmentation if runs share a GPU or shapes differ.
     limits["PYTORCH_ALLOC_CONF"] = os.environ.get("PYTORCH_ALLOC_CONF", "expandable_segments:True")
     return {**os.environ, **limits, "TOKENIZERS_PARALLELISM": "false"}
+
+
+def has_used_cuda() -> bool:
+    """Whether this process has initialised NVIDIA's driver, by torch or any other library: a fork of it could not use
+    the GPU."""
+    try:
+        driver = ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return False
+    return driver.cuDeviceGetCount(ctypes.byref(ctypes.c_int())) == 0  # before cuInit it is an error, 3
 
 
 def oom_kills(root: Path = Path("/sys/fs/cgroup"), groups: Path = Path("/proc/self/cgroup")) -> int:

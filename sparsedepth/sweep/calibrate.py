@@ -30,7 +30,7 @@ from sparsedepth.plan.duration import DEVICES, Timing, shape_id
 from sparsedepth.probe.fork import batches, probing, stream, token_count
 from sparsedepth.probe.probed_model import ProbedDecoder
 from sparsedepth.sweep import forkserver
-from sparsedepth.sweep.machine import Machine
+from sparsedepth.sweep.machine import Machine, gpu_name
 from sparsedepth.train.devices import ALONE
 from sparsedepth.train.feed import Batch
 from sparsedepth.train.loop import TrainingState
@@ -58,7 +58,7 @@ def timings_path(machine: Machine) -> Path:
 def device_name_of(machine: Machine) -> str:
     """The GPU's name; or the processor's (Linux) and its number of cores."""
     if machine.gpus:
-        return torch.cuda.get_device_name()
+        return gpu_name(machine.gpus[0][0])
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:

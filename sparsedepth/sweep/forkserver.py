@@ -28,6 +28,9 @@ EXECUTE = "sparsedepth.run.execute"
 SERVER_DIED = 255
 """multiprocessing's exit code for a run whose forkserver has died; the run itself stops at a checkpoint."""
 
+PACKAGE_ROOT = Path(__file__).parents[2]
+"""The folder that the package is imported from."""
+
 START_SECONDS = 300.0
 """Time limit for the forkserver's imports, on a slow disk, after which it is considered hung."""
 
@@ -40,6 +43,10 @@ def prepare_server(threads: int) -> None:
     """Start the forkserver, or restart it if it has died. Call from the main thread: when a thread ends, the kernel
     treats it as the death of the parent."""
     os.environ.update(thread_environment(threads))  # runs inherit the forkserver's environment
+    if PACKAGE_ROOT.name not in ("site-packages", "dist-packages"):
+        # Before Python 3.12.8 the forkserver has not this program's path, and skips a module that it does not find.
+        paths = [str(PACKAGE_ROOT), *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
+        os.environ["PYTHONPATH"] = os.pathsep.join(dict.fromkeys(paths))
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["sparsedepth.sweep.preload"])
     with nameless_main():

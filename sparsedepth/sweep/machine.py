@@ -1,7 +1,11 @@
 """Divide the GPUs and CPU threads of one machine among workers."""
 
+import contextlib
+import functools
 import os
 import re
+import subprocess
+import sys
 from dataclasses import dataclass
 
 import torch
@@ -118,6 +122,20 @@ def _visible_gpus(device: str, gpus: list[int] | None) -> list[str]:
     # There may be more names than devices: CUDA sees one MIG instance per process, and stops at an unknown name.
     names = dict(enumerate(filter(None, os.environ.get("CUDA_VISIBLE_DEVICES", "").split(","))))
     return [names.get(index, str(index)).strip() for index in gpus]
+
+
+@functools.cache
+def gpu_name(gpu: str) -> str:
+    """The name of a GPU by its entry in CUDA_VISIBLE_DEVICES, without initialising CUDA here: that takes seconds and
+    half a gigabyte of the GPU. By nvidia-smi, or by a process of its own where that is missing or does not know it."""
+    query = ["nvidia-smi", "--query-gpu=name", "--format=csv,noheader", "-i", gpu]
+    ask_torch = [sys.executable, "-c", "import torch; print(torch.cuda.get_device_name())"]
+    for command in (query, ask_torch):
+        with contextlib.suppress(OSError, subprocess.SubprocessError):
+            environment = {**os.environ, "CUDA_VISIBLE_DEVICES": gpu}
+            done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=120, env=environment)
+            return done.stdout.strip().splitlines()[-1]
+    return "cuda"
 
 
 def _groups(gpus: list[str], size: int) -> list[list[str]]:

@@ -15,9 +15,10 @@ import torch
 import torch._dynamo
 
 import sparsedepth.run.execute  # noqa: F401
+from sparsedepth.run.process import has_used_cuda
 from sparsedepth.run.signals import end_with_parent
 
-assert not torch.cuda.is_initialized(), "a CUDA context does not survive a fork"
+assert not (torch.cuda.is_initialized() or has_used_cuda()), "a CUDA context does not survive a fork"
 end_with_parent(os.getppid())
 gc.collect()
 gc.freeze()  # a collection in a child would copy every page it touches

@@ -2,11 +2,13 @@
 
 import os
 import sys
+from types import SimpleNamespace
 
 import pytest
 import torch
 
-from sparsedepth.run.process import added_bytes, oom_kills, resident_bytes, thread_environment
+from sparsedepth.run import process
+from sparsedepth.run.process import added_bytes, has_used_cuda, oom_kills, resident_bytes, thread_environment
 
 
 def test_thread_pools_are_limited():
@@ -31,6 +33,22 @@ def test_the_kernels_kills_for_memory_are_counted(tmp_path, groups, place):
     path.parent.mkdir(parents=True)
     path.write_text("low 0\noom 5\noom_kill 3\n")
     assert oom_kills(tmp_path / "fs", tmp_path / "groups") == 3
+
+
+@pytest.mark.parametrize(("code", "used"), [(0, True), (3, False), (34, False)])
+def test_the_driver_itself_says_whether_it_is_in_use(monkeypatch, code, used):
+    """cuDeviceGetCount is 3 before cuInit, and 34 in a library without a driver, whatever torch says."""
+    driver = SimpleNamespace(cuDeviceGetCount=lambda count: code)
+    monkeypatch.setattr(process.ctypes, "CDLL", lambda name: driver)
+    assert has_used_cuda() is used
+
+
+def test_without_a_driver_nothing_is_in_use(monkeypatch):
+    def missing(name):
+        raise OSError(f"{name}: cannot open shared object file")
+
+    monkeypatch.setattr(process.ctypes, "CDLL", missing)
+    assert has_used_cuda() is False
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the peak of a process is read from /proc")

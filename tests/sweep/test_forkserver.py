@@ -2,6 +2,8 @@
 
 import os
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 
@@ -130,3 +132,34 @@ def test_each_fork_has_a_gpu_of_its_own(folder):
         assert see_through(scratch, [*arguments[:-1], '{"device": "cuda"}']) == 0
         run = run_record.read_run(run_record.run_folder(folder / "results", scratch.run_id))
         assert run.manifest["device"].startswith(f"cuda ({torch.cuda.get_device_name(0)}")
+
+
+FROM_A_PATH = """
+import sys
+sys.path.insert(0, {root!r})
+from pathlib import Path
+from sparsedepth.sweep import forkserver
+import multiprocessing
+
+def look(pipe):
+    preload = sys.modules.get("sparsedepth.sweep.preload")
+    pipe.send(preload and preload.__file__)
+
+if __name__ == "__main__":
+    forkserver.prepare_server(1)
+    ours, theirs = multiprocessing.Pipe()
+    multiprocessing.get_context("forkserver").Process(target=look, args=(theirs,)).start()
+    print(ours.recv())
+"""
+
+
+def test_the_forkserver_imports_what_this_program_has_by_its_path_alone(tmp_path):
+    """As in a notebook or a script that extends sys.path; Python before 3.12.8 skipped the import without a word."""
+    root = str(forkserver.PACKAGE_ROOT)
+    script = tmp_path / "script.py"
+    script.write_text(FROM_A_PATH.format(root=root))
+    environment = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", OF)}
+    done = subprocess.run(
+        [sys.executable, script], capture_output=True, text=True, check=True, env=environment, cwd=tmp_path
+    )
+    assert done.stdout.strip() == str(forkserver.PACKAGE_ROOT / "sparsedepth" / "sweep" / "preload.py")

@@ -1,9 +1,12 @@
 """What workers may use: GPUs in groups, threads shared out."""
 
+import os
+
 import pytest
 
 from sparsedepth.config.runtime import RuntimeConfig
 from sparsedepth.sweep import machine as module
+from sparsedepth.sweep.calibrate import device_name_of
 from sparsedepth.sweep.machine import machine, parse_gpus
 
 
@@ -72,3 +75,36 @@ def test_threads_are_shared_out_on_a_cpu(monkeypatch):
     monkeypatch.setattr(module.torch, "get_num_threads", lambda: 3)  # OMP_NUM_THREADS=3
     assert machine(2, cpu).runtime.threads == 3 and machine(4, cpu).runtime.threads == 2
     assert machine(2, RuntimeConfig(device="cpu", threads=6)).runtime.threads == 6
+
+
+@pytest.fixture
+def no_cuda_here(monkeypatch):
+    """Whatever would initialise CUDA in this process fails."""
+
+    def refuse(*arguments):
+        raise AssertionError("CUDA is initialised")
+
+    for name in ("get_device_name", "get_device_properties", "current_device", "init", "_lazy_init"):
+        monkeypatch.setattr(module.torch.cuda, name, refuse)
+    module.gpu_name.cache_clear()
+    yield
+    module.gpu_name.cache_clear()
+
+
+def test_a_gpus_name_is_known_without_using_it(no_cuda_here, eight_gpus, monkeypatch, tmp_path):
+    tool = tmp_path / "nvidia-smi"
+    tool.write_text("#!/bin/sh\nprintf 'NVIDIA H200 of %s\\n' \"$4\"\n")
+    tool.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    assert device_name_of(machine(None, gpus=[3])) == "NVIDIA H200 of 3"
+
+
+def test_without_nvidia_smi_a_process_of_its_own_asks_torch(no_cuda_here, monkeypatch, tmp_path):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    asking = tmp_path / "python"
+    asking.write_text('#!/bin/sh\necho "NVIDIA A100 for $CUDA_VISIBLE_DEVICES"\n')
+    asking.chmod(0o755)
+    monkeypatch.setattr(module.sys, "executable", str(asking))
+    assert module.gpu_name("MIG-1a") == "NVIDIA A100 for MIG-1a"
+    asking.write_text("#!/bin/sh\nexit 1\n")
+    assert module.gpu_name("0") == "cuda"
