@@ -3,7 +3,7 @@
     adamw    w <- (1 - lr lambda) w - lr m / (sqrt(v) + eps)                                         (1711.05101)
     muon     w <- (1 - lr lambda) w - lr 0.2 sqrt(max(rows, columns)) O(M),  O(M) = U V' of M = U S V'      (2502.16982)
 
-M is the momentum with MOMENTUM and Nesterov; O takes five Newton-Schulz steps in bf16 (`torch.optim.Muon`). The factor
+M is the momentum with MOMENTUM and Nesterov; O takes five Newton-Schulz steps in bf16 (`train.muon`). The factor
 gives its updates the rms of AdamW's, so lr and weight_decay mean the same in both: a step shrinks a decaying weight by
 lr * weight_decay, and the weights forget over 1 / (lr * weight_decay) steps (2405.13698). With Muon, embedding, head,
 norms and gates still use AdamW.
@@ -25,6 +25,7 @@ from torch import Tensor, nn
 
 from sparsedepth.config.model import ModelConfig
 from sparsedepth.config.run import RunConfig, TrainConfig
+from sparsedepth.train.muon import BatchedMuon
 
 MOMENTUM = 0.95
 """of Muon (2502.16982)"""
@@ -110,7 +111,7 @@ def make_optimizer(model: nn.Module, config: RunConfig) -> AnyOptimizer:
     adamw = torch.optim.AdamW(groups(muon=False), lr=config.lr, betas=betas, eps=config.adam_eps, fused=True)
     if config.optimizer == "adamw":
         return adamw
-    muon = torch.optim.Muon(groups(muon=True), lr=config.lr, momentum=MOMENTUM, adjust_lr_fn="match_rms_adamw")
+    muon = BatchedMuon(groups(muon=True), lr=config.lr, momentum=MOMENTUM, adjust_lr_fn="match_rms_adamw")
     return CombinedOptimizer(muon, adamw)
 
 
