@@ -58,7 +58,6 @@ COMMANDS: Mapping[str, tuple[Callable[..., None], str]] = {
     "import": (importing.import_, "import runs.csv --map map.yaml -o results/theirs"),
     "query": (query.query, 'query results/mine "select n_layers, avg(val_loss) from runs group by all" -o losses.csv'),
     "best": (query.best, "best results/mine --by usefulness --depth 24"),
-    "compare": (query.compare, "compare results/mine results/theirs --by val_loss"),
     "effects": (effects.effects, "effects results/mine --by loss --knob n_kv_heads"),
     "plot": (plot.plot, "plot results/mine -o figure.png --figure pareto"),
     "report": (report.report, "report results/mine -o report.html"),

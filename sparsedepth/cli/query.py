@@ -1,4 +1,4 @@
-"""`sparsedepth query`, `best` and `compare`. None of them imports torch.
+"""`sparsedepth query` and `best`. Neither imports torch.
 
 SQL given by the user runs in a separate, restricted process (`store.sandbox`); saved questions do not.
 """
@@ -10,11 +10,9 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperCommand
 
-from sparsedepth import quantities
 from sparsedepth.cli import option
 from sparsedepth.store.query_result import QueryResult
 from sparsedepth.store.render import choose_format, encode
-from sparsedepth.store.terminal import fit, wrapped
 
 LIST = "list"
 """The value of `--ask` without a name."""
@@ -153,44 +151,6 @@ def write_rerun_sweep(folders: list[Path], options: dict[str, Any], out: Path, s
         raise ValueError("--again needs the folder of one search; for a grid, add seeds to its definition")
     definition = rerun_definition(ranking.search, ranking.knobs[: options["top"]], out)
     print(f"{out}: {len(definition.cells)} configurations, seeds {', '.join(map(str, definition.seeds))}")
-
-
-def compare(
-    first: Annotated[Path, typer.Argument(metavar="FIRST", help="a results folder")],
-    second: Annotated[Path, typer.Argument(metavar="SECOND", help="the results folder to compare with it")],
-    by: Annotated[str, typer.Option("--by", "--objective", help="quantity to compare: loss, ...")] = "loss",
-    skip_damaged: option.SkipDamaged = False,
-    format: option.Format = None,
-    out: option.OutFile = None,
-) -> None:
-    """Compare two results folders: differences between equal configurations, and configurations in only one."""
-    from sparsedepth.store.comparable_loss import unit_for_stores
-    from sparsedepth.store.compare import NOTES, counts, disjoint_fields
-    from sparsedepth.store.compare import compare as compare_folders
-    from sparsedepth.store.connection import open_store
-
-    format = choose_format(format, out)
-    with open_store(first, skip_damaged=skip_damaged) as left, open_store(second, skip_damaged=skip_damaged) as right:
-        quantity, table = compare_folders(left, right, None if by == "loss" else by)
-        unit = unit_for_stores(quantities.rankable(quantity).unit, left, right)
-    if format != "table":
-        write(encode(table, format), out)
-        return
-    both, only_first, only_second, differ = counts(table)
-    fields = {"found_in", "n_layers", "pairs", "first", "second", "difference", "lo", "hi", "setting", *NOTES}
-    significant = f", {differ} of them with an interval that excludes 0 (expected by chance: one in 20)" if both else ""
-    head = (
-        f"{quantity}{f' [{unit}]' if unit not in ('', '1') else ''}: {second} (second) minus {first} (first) with 95% "
-        "interval, paired by seed where both have it",
-        f"{both} configurations in both{significant}; {only_first} only in the first, {only_second} only in the second",
-        f"setting: relative to the baseline of {first}",
-        *(["tuned: chosen differently; lo, hi include the error of choosing"] if "tuned" in table.columns else []),
-        *(["diverged: left out, which favours the side with more of them"] if {*NOTES[1:]} & {*table.columns} else []),
-        *(["Fields that never agree:", *disjoint] if (disjoint := disjoint_fields(table)) else []),
-    )
-    write(f"{wrapped(head)}{fit(table.of_columns(fields), ('found_in',)).text}\n".encode(), out)
-    if out is None:
-        print_verifications([first, second])
 
 
 def print_verifications(folders: list[Path]) -> None:

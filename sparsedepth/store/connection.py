@@ -35,7 +35,7 @@ from sparsedepth.store.query_result import QueryResult
 from sparsedepth.store.run_record import RUNS
 from sparsedepth.store.run_tables import arrow_schema, empty_table
 from sparsedepth.store.same_text import warn_of_other_texts, warn_of_other_tokens
-from sparsedepth.store.schema import COLUMNS, METRICS, TABLES, TUNING_COLUMNS
+from sparsedepth.store.schema import COLUMNS, METRICS, SOURCE, TABLES, TUNING_COLUMNS
 from sparsedepth.store.tables import MARKER_COLUMNS, LazyTable, UnreadTable, rows_table, view_schema
 from sparsedepth.store.toys import COLUMNS as TOY_COLUMNS
 from sparsedepth.store.toys import read_toys
@@ -142,7 +142,7 @@ class Store:
 
     def schema(self) -> QueryResult:
         """All columns of all views, and all values of `metric`, with type, unit and meaning."""
-        views = {**COLUMNS, "runs": (*COLUMNS["runs"], *TUNING_COLUMNS), **TOY_COLUMNS, "evals": EVAL_COLUMNS}
+        views = {**COLUMNS, "runs": (*COLUMNS["runs"], SOURCE, *TUNING_COLUMNS), **TOY_COLUMNS, "evals": EVAL_COLUMNS}
         columns = [
             (column.view, column.name, column.type, column.unit, column.meaning)
             for column in chain.from_iterable(views.values())
@@ -255,10 +255,11 @@ def _add_tuning(store: Store, connection: duckdb.DuckDBPyConnection, parts: Iter
 
 
 def _run_columns(root: Path) -> str:
-    """SQL of the columns of `runs`, with `folder` joined to the root; '.' is a run that was itself named as root."""
+    """SQL of the columns of `runs`, with the root as `source`, and `folder` joined to it; '.' is a run that was itself
+    named as root."""
     prefix = str(root).encode(errors="replace").decode().replace("'", "''")
     folder = f"if(folder = '.', '{prefix}', '{prefix}/' || folder)"
-    return f"* EXCLUDE ({', '.join(MARKER_COLUMNS)}) REPLACE ({folder} AS folder)"
+    return f"* EXCLUDE ({', '.join(MARKER_COLUMNS)}) REPLACE ({folder} AS folder), '{prefix}' AS {SOURCE.name}"
 
 
 def _make_views(connection: duckdb.DuckDBPyConnection, sources: dict[Table, list[ViewRows]]) -> dict[str, LazyTable]:
@@ -327,7 +328,7 @@ def _only_select(
 
 
 _TUNING_COLUMNS = frozenset(column.name for column in TUNING_COLUMNS)
-_STORED_COLUMNS = frozenset(column.name for columns in COLUMNS.values() for column in columns)
+_STORED_COLUMNS = frozenset(column.name for columns in COLUMNS.values() for column in columns) | {SOURCE.name}
 
 
 def _may_read_tuning(tree: Sequence[Mapping[str, Any]]) -> bool:

@@ -24,10 +24,10 @@ FROM every_run WHERE {IS_TRAINED} AND origin IS NULL AND corpus NOT LIKE 'task:%
 """For each text and results folder, one run."""
 
 
-def warn_of_other_texts(*queries: Callable[[str], QueryResult]) -> None:
-    """Warn of a text that differs between results folders. `queries`: `Store.sql` of each store."""
+def warn_of_other_texts(query: Callable[[str], QueryResult]) -> None:
+    """Warn of a text that differs between results folders. `query`: `Store.sql`."""
     folders: dict[tuple, dict[str, Path]] = {}
-    for corpus, run, results, *fields in (row for query in queries for row in query(_SQL).rows):
+    for corpus, run, results, *fields in query(_SQL).rows:
         folders.setdefault((corpus, *fields), {})[results] = Path(run)
     for (corpus, *_), runs in folders.items():
         hashes = {_data_hash(run): results for results, run in runs.items()} if len(runs) > 1 else {}

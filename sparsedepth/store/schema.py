@@ -100,6 +100,9 @@ FILE_COLUMNS: dict[Table, tuple[Column, ...]] = {
 }
 """The columns of a run folder's Parquet files."""
 
+SOURCE = _text("source", "results folder or pack that the run is from, as it was named")
+"""Computed when a store is opened, so not in any cache."""
+
 TUNING_COLUMNS = (
     _text("tuned_fields", "fields that the sweep tuned for this configuration, comma-separated; NULL if none"),
     _text(

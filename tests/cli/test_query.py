@@ -76,9 +76,9 @@ def test_best_shows_recipe_score_and_baseline(results, more):
 
 
 def test_two_folders_side_by_side(results, more):
-    out, _ = sparsedepth("compare", results, more)
-    assert "configurations in both" in out and "only in the first" in out and "setting" in out
-    assert sparsedepth("compare", results, more, "--format", "csv")[0].startswith("found_in,")
+    sql = "select source, avg(val_loss) as loss from runs group by 1 order by 1 desc"
+    out, _ = sparsedepth("query", results, more, sql, "--format", "json")
+    assert json.loads(out) == [{"source": str(results), "loss": 2.6}, {"source": str(more), "loss": 2.25}]
 
 
 @pytest.mark.parametrize(

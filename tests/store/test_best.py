@@ -8,7 +8,6 @@ from support.made_up_runs import make_run
 from sparsedepth.config.run import RunConfig
 from sparsedepth.effects.knobs import depth_knob, find_knobs
 from sparsedepth.store.best import best, heading, text
-from sparsedepth.store.compare import compare
 from sparsedepth.store.connection import open_store
 from sparsedepth.store.questions import ask
 from sparsedepth.store.setting import read_settings
@@ -173,9 +172,6 @@ def test_several_initial_models_of_one_seed_are_one_value(tmp_path):
         assert row == (4.0, pytest.approx(4 - half, abs=1e-5), pytest.approx(4 + half, abs=1e-5), 3)
         (answer,) = ask(store, "best_per_depth").records()
         assert [answer[name] for name in ("lo", "hi", "seeds")] == [*row[1:]]
-        _, table = compare(store, store)
-        assert dict(zip(table.columns, table.rows[0], strict=True))["pairs"] == 3
-        assert table.rows[0][table.columns.index("first")] == 4.0
 
 
 def test_a_cell_without_the_quantity_has_no_mean_and_comes_after_those_with(tmp_path):
