@@ -63,8 +63,6 @@ def main() -> None:
     given = parser.parse_args()
     sides = [*filter(None, (given.against, HERE))]
     with tempfile.TemporaryDirectory() as temporary:
-        folder = f"{temporary}/quickstart"
-        seconds(HERE, ("unpack", QUICKSTART, "-o", folder))
         run_file = Path(temporary) / "run.yaml"
         study = yaml.safe_load((HERE / "sweeps/depth_study.yaml").read_text())
         run_file.write_text(yaml.safe_dump({**study["base"], "train_tokens": study["base"]["batch_tokens"]}))
@@ -76,7 +74,6 @@ def main() -> None:
         commands: dict[str, Callable[[], Sequence[str]]] = {
             "SELECT, a large pack": lambda: ("query", STUDY, SELECT),
             "SELECT, a pack of 27 runs": lambda: ("query", QUICKSTART, SELECT),
-            "SELECT, a folder of 27 runs": lambda: ("query", folder, SELECT),
             "best": lambda: ("best", STUDY),
             "status": lambda: ("status", STUDY),
             "train one step and measure, 12 layers": lambda: one_step(12),

@@ -81,7 +81,7 @@ def _complete_folders(folder: Path, depth: int) -> Iterator[Path]:
 
 def without_copies(runs: Iterable[StoredRun], damaged: list[DamagedRun] | None) -> list[StoredRun]:
     """Each run once. Raises ValueError if two runs with the same run_id have summaries that differ in SINGLE_DIGITS
-    digits: a rounded copy (`pack --digits`) is a copy. A damaged summary: as `find_runs`."""
+    digits: a copy in a pack that was rounded (by version 0.1) is a copy. A damaged summary: as `find_runs`."""
     by_id: dict[str, StoredRun] = {}
     for run in runs:
         first = by_id.setdefault(run.run_id, run)

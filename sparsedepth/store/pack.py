@@ -1,4 +1,4 @@
-"""Packs: a results folder as a few files (`sparsedepth pack`, `sparsedepth unpack`).
+"""Packs: a results folder as a few files (`sparsedepth pack`).
 
     PACK/runs.parquet, rows.parquet   the rows of the views (`store.tables`)
     PACK/records.parquet    place, name, content: all other files of the records, unchanged
@@ -7,7 +7,7 @@
     PACK/...                the other files of the results folder: sweep.yaml, plan.json, figures
 
 A pack is read like the folder, as fast as a cache. The Parquet files of a run are made again from the rows when they
-are needed: byte-identical with the same version of pyarrow; with another, the marker gets their new checksums.
+are needed.
 """
 
 import functools
@@ -15,7 +15,6 @@ import re
 from collections.abc import Callable
 from functools import cached_property
 from pathlib import Path
-from shlex import quote
 from typing import Any, TypeVar
 
 import pyarrow as pa
@@ -50,8 +49,7 @@ def is_pack(folder: Path) -> bool:
 def refuse_pack(results: Path) -> None:
     """Raises ValueError for a pack: runs can only be added to a results folder."""
     if is_pack(results):
-        name = quote(str(results))
-        raise ValueError(f"{name} is a pack; sparsedepth unpack {name} -o DIR, and continue in DIR")
+        raise ValueError(f"{str(results)!r} is a pack, which is only read; name its results folder, or a new one")
 
 
 def open_pack(folder: Path) -> "Pack":

@@ -257,7 +257,7 @@ def which_run(folder: Path) -> str:
     """What to name in place of a folder of several runs; '' for another folder."""
     for pack in (folder, folder.parent.parent):  # PACK, or PACK/runs/RUN as it would be in a folder
         if (pack / INDEX).is_file():
-            return f"{str(pack)!r} is a pack: `sparsedepth unpack` it, then name one of its runs"
+            return f"{str(pack)!r} is a pack, which is only read by queries; name a run of its results folder"
     return f"{str(folder)!r} is a results folder; name one of {folder / RUNS}" if (folder / RUNS).is_dir() else ""
 
 

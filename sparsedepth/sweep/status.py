@@ -147,8 +147,7 @@ def other_runs_note(run_ids: Iterable[str], states: Sequence[RunState]) -> str:
         return ""
     return (
         f"{len(others)} other complete runs are in the folder (from an earlier version of the definition, or `train`); "
-        "query, best, plot, effects and recipe include them; to exclude them, move them out of runs/ (of a pack, after "
-        "`unpack`)"
+        "query, best, plot, effects and recipe include them; to exclude them, move them out of runs/"
     )
 
 

@@ -316,7 +316,7 @@ def test_a_folder_of_several_runs_is_told_from_a_run(tmp_path, read):
     with pytest.raises(ValueError, match="is a results folder; name one of"):
         read(tmp_path)
     (tmp_path / "pack.json").touch()
-    with pytest.raises(ValueError, match="is a pack: `sparsedepth unpack` it"):
+    with pytest.raises(ValueError, match="is a pack, which is only read by queries"):
         read(tmp_path)
 
 
