@@ -143,7 +143,7 @@ def measure_questions(results: Path, report: Callable[..., None], report_command
         where = "params_active < 5e7"
         report("best, inside", seconds(lambda: best(store, "usefulness", 24, where=where)), INSIDE)
         report_command("best", WHOLE, "best", folder, "--by", "usefulness", "--depth", "24", "--where", where)
-    report_command("SQL, in the sandbox", WHOLE, "query", folder, "select count(*) from runs")
+    report_command("SQL on runs", WHOLE, "query", folder, "select count(*) from runs")
     report_command("SQL on layers", WHOLE, "query", folder, "select avg(value) from layers")
 
 

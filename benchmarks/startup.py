@@ -2,14 +2,13 @@
 
     python benchmarks/startup.py [--against CHECKOUT] [--repeats 9] [--only "measure"]
 
-Prints median and quartiles of processor time in seconds, which other load affects least: of the process and its child
-together, and in sequence (the process until its child has started, then the child), which is the waiting time on an
-idle machine with two cores. 'train one step and measure' is start-up and measures of a run of the depth study.
+Prints median and quartiles of processor time in seconds, child processes included, which other load affects least.
+'train one step and measure' is start-up and measures of a run of the depth study.
 """
 
 import argparse
-import json
 import os
+import resource
 import statistics
 import subprocess
 import sys
@@ -23,31 +22,16 @@ import yaml
 HERE = Path(__file__).parents[1]
 STUDY, QUICKSTART = (str(HERE / "results" / name) for name in ("depth_study", "quickstart"))
 SELECT = "select count(*) from runs"
-INSIDE = """
-import json, os, resource, subprocess, sys, time
-from sparsedepth.cli import main
-started, start = [], subprocess.Popen.__init__
-def noted(*given, **named):
-    start(*given, **named)
-    started.append(time.process_time())
-subprocess.Popen.__init__ = noted
-sys.stdout = open(os.devnull, "w")
-try:
-    main.run(sys.argv[1:])
-except SystemExit as end:
-    assert not end.code
-child, own = resource.getrusage(resource.RUSAGE_CHILDREN), time.process_time()
-of_child = child.ru_utime + child.ru_stime
-print(json.dumps([own + of_child, (started or [own])[0] + of_child]), file=sys.stderr)
-"""
 
 
-def seconds(checkout: Path, words: Sequence[str]) -> list[float]:
-    """Processor time of a command: in total, and in sequence."""
-    command = [sys.executable, "-c", INSIDE, *words]
+def seconds(checkout: Path, words: Sequence[str]) -> float:
+    """Processor time of a command."""
     environment = {**os.environ, "PYTHONPATH": str(checkout), "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(command, capture_output=True, text=True, check=True, env=environment, cwd=checkout)
-    return json.loads(done.stderr.splitlines()[-1])
+    command = [sys.executable, "-m", "sparsedepth.cli.main", *words]
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    subprocess.run(command, stdout=subprocess.DEVNULL, check=True, env=environment, cwd=checkout)
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
 
 
 def described(values: Sequence[float]) -> str:
@@ -87,8 +71,9 @@ def main() -> None:
                 for side in sides if repeat % 2 else reversed(sides):
                     measured[side].append(seconds(side, words()))
             for side in sides:
-                whole, in_sequence = zip(*measured[side][1:], strict=True)  # the first may have compiled
-                print(f"{name:37} {described(whole)}, in sequence {described(in_sequence)}  {side.name}", flush=True)
+                print(
+                    f"{name:37} {described(measured[side][1:])}  {side.name}", flush=True
+                )  # the first may have compiled
 
 
 if __name__ == "__main__":

@@ -7,11 +7,6 @@ import sys
 import warnings
 from collections.abc import Sequence
 
-from sparsedepth.store import sandbox
-
-WITHOUT_SANDBOX = frozenset({"--help", "--ask", "--list", "--schema", "--again"})
-"""Options of `query` and `best` that run no SQL of the user's."""
-
 OUTPUTS = frozenset({"-o", "--out", "--again"})
 """Options of all commands that name what is written."""
 
@@ -30,8 +25,6 @@ def run(arguments: Sequence[str] | None = None) -> None:
     warnings.showwarning = lambda message, *_: _print("warning", str(message))  # ty: ignore[invalid-assignment]
     _open_closed_streams()
     words = [*(sys.argv[1:] if arguments is None else arguments)]
-    if words[:1] in (["query"], ["best"]) and not WITHOUT_SANDBOX.intersection(words):
-        sandbox.start()  # its imports run in parallel with ours
     try:
         _check_outputs(words)
         from typer.main import get_command

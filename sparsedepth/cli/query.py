@@ -1,6 +1,6 @@
 """`sparsedepth query` and `best`. Neither imports torch.
 
-SQL given by the user runs in a separate, restricted process (`store.sandbox`); saved questions do not.
+While SQL given by the user runs, the process has limits of its own (`store.limits`).
 """
 
 import os
@@ -53,8 +53,6 @@ def query(
     skip_damaged: option.SkipDamaged = False,
 ) -> None:
     """Query complete runs with read-only SQL, or answer a saved question."""
-    from sparsedepth.store import sandbox
-
     sql = arguments[-1] if arguments and _is_sql(arguments[-1]) else None
     folders = (arguments or [])[: None if sql is None else -1]
     if not folders and ask != LIST:
@@ -63,7 +61,7 @@ def query(
         raise ValueError('give one of: a query, such as "select * from runs"; --ask NAME (--ask alone lists); --schema')
     format = choose_format(format, out)
     if sql is not None:
-        content = sandbox.ask(folders, {"sql": sql}, format, timeout, skip_damaged)
+        content = _answer(folders, sql, format, timeout, skip_damaged)
     else:
         content = _saved_answer(folders, None if schema else ask, format, skip_damaged)
     write(content, out)
@@ -72,6 +70,21 @@ def query(
 def _is_sql(argument: str) -> bool:
     """Whether an argument is a query: not an existing path, and with a space (or empty)."""
     return not os.path.exists(argument) and (not argument or any(character.isspace() for character in argument))
+
+
+def _answer(folders: list[str], sql: str, format: str, timeout: float, skip_damaged: bool) -> bytes:
+    from sparsedepth.store.cell_text import with_decimals
+    from sparsedepth.store.connection import open_store
+    from sparsedepth.store.limits import limited
+    from sparsedepth.store.render import FOR_PEOPLE
+    from sparsedepth.store.schema import TABLES
+
+    with open_store(*folders, time_limit=timeout, skip_damaged=skip_damaged) as store:
+        if any(table in sql.lower() for table in TABLES):
+            store.read_tables()  # outside of the limits
+        with limited(timeout):
+            result = store.sql(sql)
+            return encode(with_decimals(result) if format in FOR_PEOPLE else result, format)
 
 
 def _saved_answer(folders: list[str], ask: str | None, format: str, skip_damaged: bool) -> bytes:
@@ -127,14 +140,20 @@ def best(
     out: option.OutFile = None,
 ) -> None:
     """Rank configurations by their mean over seeds, with interval and baseline; for a search, its Pareto front."""
-    from sparsedepth.store import sandbox
+    from sparsedepth.store.best import answer
+    from sparsedepth.store.best import best as rank
+    from sparsedepth.store.connection import TIME_LIMIT, open_store
+    from sparsedepth.store.limits import limited
 
     options = {"by": None if by == "loss" else by, "depth": depth, "where": where, "top": top}
     if again is not None:
         write_rerun_sweep(folders, options, again, skip_damaged)
         return
     format = choose_format(format, out)
-    write(sandbox.ask(folders, {"best": options}, format, skip_damaged=skip_damaged), out)
+    with open_store(*folders, skip_damaged=skip_damaged) as store, limited(TIME_LIMIT):
+        ranking = rank(store, **options)
+        content = answer(ranking).encode() if format == "table" else encode(ranking.table, format)
+    write(content, out)
     if format == "table" and out is None:
         print_verifications(folders)
 

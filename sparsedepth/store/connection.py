@@ -5,8 +5,8 @@ The database is in memory and safe for untrusted queries: its rows are handed to
 files, network and extensions is switched off and the configuration locked. A query is one SELECT (or DESCRIBE,
 SUMMARIZE, SHOW), calls only a few harmless table functions, runs in a read-only transaction, and has limits of time,
 memory and rows. These limits act between batches of rows: a call that builds one huge value, such as
-repeat('x', 4000000000), is bounded only by DuckDB's 4 GB per value. The command line therefore runs queries in a
-process with limits of its own (`store.sandbox`).
+repeat('x', 4000000000), is bounded only by DuckDB's 4 GB per value. The command line therefore gives its process limits
+of its own (`store.limits`).
 """
 
 import functools

@@ -2,7 +2,6 @@
 
 import json
 import os
-import shlex
 import subprocess
 import sys
 
@@ -60,28 +59,6 @@ def test_help_is_instant():
     command = [sys.executable, "-X", "importtime", "-m", "sparsedepth", "--help"]
     loaded = subprocess.run(command, capture_output=True, text=True, check=True, env=ENVIRONMENT).stderr.splitlines()
     assert 100 < len(loaded) < 500
-
-
-@pytest.mark.parametrize("words", ["query DIR 'select 1 from runs'", "best DIR"])
-def test_the_sandbox_is_started_before_the_commands_are_loaded(words):
-    code = (
-        "import sys; from sparsedepth.cli import main\n"
-        "main.sandbox.start = lambda: sys.exit(' '.join(sys.modules))\n"
-        f"main.run({shlex.split(words)})"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=ENVIRONMENT)
-    loaded = done.stderr.split()
-    assert "sparsedepth.store.sandbox" in loaded and len(loaded) < 150
-    assert not {"typer", "pydantic", "numpy", "sparsedepth.cli.commands"}.intersection(loaded)
-
-
-@pytest.mark.parametrize(
-    "words", ["query DIR --schema", "query DIR --ask list", "best DIR --again x.yaml", "best --help", "status DIR"]
-)
-def test_what_needs_no_sandbox_starts_none(words, monkeypatch):
-    monkeypatch.setattr("sparsedepth.store.sandbox.start", lambda: pytest.fail("started"))
-    with pytest.raises(SystemExit):
-        run(shlex.split(words))
 
 
 @pytest.mark.parametrize(

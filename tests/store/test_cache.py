@@ -1,13 +1,14 @@
-import io
 import json
 import shutil
+from contextlib import contextmanager
 from time import process_time
 
 import pytest
 from support.made_up_runs import make_run
 
+from sparsedepth.cli.query import query
 from sparsedepth.config.run import RunConfig
-from sparsedepth.store import cache, run_tables, sandbox, tables
+from sparsedepth.store import cache, run_tables, tables
 from sparsedepth.store.connection import open_store
 from sparsedepth.store.run_record import DamagedRun, finish
 
@@ -184,19 +185,18 @@ def test_tables_that_are_read_later_are_those_of_the_open_store(tmp_path, tables
             assert patient.sql("SELECT sum(value) FROM layers").rows == ((66.0 - 2,),)
 
 
-def test_a_question_in_the_sandbox_leaves_the_tables_in_the_cache(tmp_path, tables_later, monkeypatch):
+def test_a_query_leaves_the_tables_in_the_cache(tmp_path, tables_later, monkeypatch, capsys):
     """They are read before the process takes on its limits."""
     fill(tmp_path, range(6))
-    monkeypatch.setattr(sandbox, "limit", lambda seconds: (tmp_path / ".cache/rows.parquet").rename(tmp_path / "kept"))
-    question = {"sql": "SELECT max(value) AS x FROM Layers"}
-    request = {
-        "paths": [str(tmp_path)],
-        "question": question,
-        "format": "json",
-        "time_limit": 60,
-        "skip_damaged": False,
-    }
-    assert json.loads(sandbox._answer(request, io.BytesIO())) == [{"x": 5.0}]
+
+    @contextmanager
+    def limited(seconds):
+        (tmp_path / ".cache/rows.parquet").rename(tmp_path / "kept")
+        yield
+
+    monkeypatch.setattr("sparsedepth.store.limits.limited", limited)
+    query([str(tmp_path), "SELECT max(value) AS x FROM Layers"], format="json")
+    assert json.loads(capsys.readouterr().out) == [{"x": 5.0}]
 
 
 def test_a_few_runs_leave_no_trace(tmp_path):
