@@ -6,6 +6,9 @@ from typing import Annotated
 
 import typer
 
+SECONDS = 3600.0
+"""Time limit of an import."""
+
 
 def import_(
     table: Annotated[
@@ -20,11 +23,13 @@ def import_(
     from sparsedepth.cli.input_file import read_input
     from sparsedepth.store.import_table import import_table
     from sparsedepth.store.imported_run import unknown_text
+    from sparsedepth.store.limits import limited
     from sparsedepth.store.packing import check_new
 
     check_new(out)
     read_input(map_file, "import")
-    result = import_table(table, map_file, out)
+    with limited(SECONDS):
+        result = import_table(table, map_file, out)
     skipped = {"excluded by where": result.excluded, "lack a value": result.incomplete}
     skipped_text = "".join(f"; {count} {reason}" for reason, count in skipped.items() if count)
     print(f"{out}: {result.runs} runs in {result.clusters} clusters, from {result.rows} rows{skipped_text}")

@@ -4,6 +4,7 @@ Columns: d_model, n_layers, num_tokens (training tokens), loss [nat/token], mode
 """
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +14,6 @@ from sparsedepth.config.plain_text import refuse_empty, unreadable
 from sparsedepth.config.role import fields_where
 from sparsedepth.config.run import RunConfig
 from sparsedepth.store.connection import open_store
-from sparsedepth.store.import_table import clusters_of
 from sparsedepth.store.schema import RUN_COLUMNS
 from sparsedepth.store.tuning_roles import IS_RESULT
 
@@ -107,7 +107,7 @@ def _from_csv(source: Path, cluster: list[str]) -> pd.DataFrame:
     if missing:
         have = ", ".join(map(str, points.columns[:12]))
         raise ValueError(f"{str(source)!r} has no column {', '.join(missing)}; its columns are {have}")
-    named = [name or f"row {i}" for i, name in enumerate(clusters_of(points, cluster))]
+    named = [name or f"row {i}" for i, name in enumerate(_clusters_of(points, cluster))]
     points = points.reindex(columns=list(COLUMNS))
     return points.assign(cluster=named) if cluster else points
 
@@ -129,3 +129,10 @@ def _checked(points: pd.DataFrame, source: str) -> pd.DataFrame:
     if not len(numbers):
         raise ValueError(f"{source!r} holds no points")
     return numbers.assign(cluster=points["cluster"]) if "cluster" in points.columns else numbers
+
+
+def _clusters_of(points: pd.DataFrame, columns: Sequence[str]) -> list[str | None]:
+    """The cluster of each row, named by its values in these columns; None, a cluster of its own, if one is missing."""
+    is_known = points[columns].notna().all(axis=1) & bool(columns)
+    rows = points[columns].astype(object).itertuples(index=False, name=None)
+    return [" ".join(map(str, row)) if known else None for row, known in zip(rows, is_known, strict=True)]

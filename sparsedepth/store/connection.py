@@ -55,7 +55,7 @@ _SETTINGS_FUNCTIONS = frozenset({"current_setting", "write_log"})
 _INTERNAL_TABLES = re.compile(r"pg_|duckdb_|pragma_|sqlite_")
 """The database's internal functions and tables, of settings (which may hold paths of this machine) and logs."""
 
-_CONFIG: dict[str, Any] = {
+FENCES: dict[str, Any] = {
     "autoinstall_known_extensions": False,
     "autoload_known_extensions": False,
     "allow_community_extensions": False,
@@ -165,7 +165,7 @@ class Store:
             if self._add_tuning and "runs" in tables and _may_read_tuning(tree):
                 add_tuning, self._add_tuning = self._add_tuning, None
                 add_tuning()
-            with _read_only(connection), _time_limit(connection, self.time_limit):
+            with read_only(connection), interrupt_after(connection, self.time_limit):
                 return fetch(connection.execute(statement))
         except duckdb.InterruptException:
             raise ValueError(
@@ -173,7 +173,7 @@ class Store:
             ) from None
         except duckdb.OutOfMemoryException:  # DuckDB proposes settings, which are locked
             raise ValueError(
-                f"the query needs more memory than {_CONFIG['memory_limit']}; narrow it with WHERE, or aggregate"
+                f"the query needs more memory than {FENCES['memory_limit']}; narrow it with WHERE, or aggregate"
             ) from None
         except duckdb.Error as error:
             raise ValueError(_explain(error)) from None
@@ -210,13 +210,12 @@ def open_store(*paths: Path | str, time_limit: float = TIME_LIMIT, skip_damaged:
             sources["runs"].append(ViewRows(rows.runs, _run_columns(part.root), copies))
             for table in TABLES:
                 sources[table].append(ViewRows(rows.tables[table], "*", copies))
-    connection = duckdb.connect(":memory:", config=_CONFIG)
+    connection = duckdb.connect(":memory:", config=FENCES)
     try:
         cached = _make_views(connection, sources)
         for view, table in toys_and_evals.items():
             connection.register(view, table)
-        connection.execute("SET enable_external_access = false")
-        connection.execute("SET lock_configuration = true")
+        lock(connection)
     except BaseException:
         connection.close()
         raise
@@ -349,8 +348,15 @@ def _may_read_tuning(tree: Sequence[Mapping[str, Any]]) -> bool:
     return False
 
 
+def lock(connection: duckdb.DuckDBPyConnection) -> None:
+    """Put files and network out of reach for good."""
+    connection.execute("SET enable_external_access = false")
+    connection.execute("SET lock_configuration = true")
+
+
 @contextmanager
-def _time_limit(connection: duckdb.DuckDBPyConnection, seconds: float) -> Generator[None, None, None]:
+def interrupt_after(connection: duckdb.DuckDBPyConnection, seconds: float) -> Generator[None, None, None]:
+    """Interrupts the connection."""
     timer = threading.Timer(seconds, connection.interrupt)
     timer.daemon = True
     timer.start()
@@ -362,7 +368,7 @@ def _time_limit(connection: duckdb.DuckDBPyConnection, seconds: float) -> Genera
 
 
 @contextmanager
-def _read_only(connection: duckdb.DuckDBPyConnection) -> Generator[None, None, None]:
+def read_only(connection: duckdb.DuckDBPyConnection) -> Generator[None, None, None]:
     connection.execute("BEGIN TRANSACTION READ ONLY")
     try:
         yield

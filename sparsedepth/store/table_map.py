@@ -1,10 +1,10 @@
 """The map of an import (`import.yaml`): which columns of a third-party table are which fields of a run.
 
     source: mlfoundations/scaling, exp_data/grid.json (MIT)   origin of the runs, in the column `origin`
-    where: batch_size == 64                                  rows to import, a condition (`store.formula`)
+    where: batch_size == 64                                  rows to import, a condition in SQL
     fields:
       n_layers: depth                                        a column
-      batch_tokens: batch_size * 2048                        or arithmetic over columns
+      batch_tokens: batch_size * 2048                        or arithmetic over columns, in SQL
       train_tokens: {of: tokens, unit: billion}              or a column in another unit
       norm: {of: norm_type, values: {rms_pre: pre}}          or a mapping of texts
       usefulness: {of: useful, optional: true}               unknown where the table has no value
@@ -13,13 +13,18 @@
     tuned: [lr]                                              fields of which each configuration takes its best value
     missing: refuse                                          or leave_out: skip rows without a value
 
-A field is a RunConfig field, a measured quantity of `runs`, or a fact (device, seconds, training_seconds).
+An expression is one of DuckDB's over the columns of the table, in double precision; odd column names stand in
+backticks. A field is a RunConfig field, a measured quantity of `runs`, or a fact (device, seconds, training_seconds).
 """
 
+import json
 import math
 from collections.abc import Collection, Iterator, Mapping
+from contextlib import closing
+from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
+import duckdb
 from pydantic import Field
 
 from sparsedepth import quantities
@@ -28,8 +33,9 @@ from sparsedepth.config.role import fields_where
 from sparsedepth.config.run import RunConfig
 from sparsedepth.config.section import Section
 from sparsedepth.config.synonyms import hint
-from sparsedepth.store.formula import Formula, UnknownColumn, parse
+from sparsedepth.store.connection import FENCES
 from sparsedepth.store.schema import RUN_COLUMNS
+from sparsedepth.store.table_file import quoted
 
 MAP = "import.yaml"
 """The map, in the folder that it filled."""
@@ -119,28 +125,49 @@ class TableMap(Section):
         return [self.cluster] if isinstance(self.cluster, str) else self.cluster or []
 
 
-def formulas(table_map: TableMap, columns: Collection[str]) -> tuple[dict[str, Formula], Formula | None]:
-    """The formula of each field, and of `where`. Raises Mistakes with all errors."""
-    mistakes: list[str] = []
-    parsed: dict[str, Formula] = {}
-    lacks_columns = False
+MAX_LENGTH = 500
+"""Characters of an expression."""
 
-    def formula(place: str, text: str, is_condition: bool = False) -> Formula | None:
+
+@dataclass(frozen=True)
+class Expression:
+    """An expression or condition of the map, which `store.table_file` evaluates."""
+
+    sql: str
+    columns: frozenset[str]
+    """All columns in it."""
+    column: str | None
+    """The column, if the expression is only its name."""
+
+
+class UnknownColumn(ValueError):
+    """An expression names a column that the table does not have."""
+
+
+def expressions(table_map: TableMap, columns: Collection[str]) -> tuple[dict[str, Expression], Expression | None]:
+    """The expression of each field, and of `where`. Raises Mistakes with all errors."""
+    mistakes: list[str] = []
+    lacks_columns = False
+    connection = duckdb.connect(":memory:", config=FENCES)
+
+    def expression(place: str, text: str, is_condition: bool = False) -> Expression | None:
         nonlocal lacks_columns
         try:
-            return parse(text, columns, is_condition)
+            return parse(connection, text, columns, is_condition)
         except ValueError as error:
             lacks_columns |= isinstance(error, UnknownColumn)
             mistakes.append(f"{place}: {error}")
             return None
 
-    for name, entry in table_map.entries():
-        if field_formula := formula(f"fields.{name}", entry.of):
-            parsed[name] = field_formula
-            if (entry.values is not None or TARGETS[name] in READ_TYPES) and field_formula.column is None:
-                kind = "true or false" if TARGETS[name] == "BOOLEAN" else "text"
-                mistakes.append(f"fields.{name}: {kind} must be a column, and {entry.of!r} is arithmetic")
-    where = formula("where", table_map.where, True) if table_map.where is not None else None
+    parsed: dict[str, Expression] = {}
+    with closing(connection):
+        for name, entry in table_map.entries():
+            if found := expression(f"fields.{name}", entry.of):
+                parsed[name] = found
+                if (entry.values is not None or TARGETS[name] in READ_TYPES) and found.column is None:
+                    kind = "true or false" if TARGETS[name] == "BOOLEAN" else "text"
+                    mistakes.append(f"fields.{name}: {kind} must be a column, and {entry.of!r} is arithmetic")
+        where = expression("where", table_map.where, True) if table_map.where is not None else None
     if unknown := [name for name in table_map.clusters if name not in columns]:
         mistakes.append(f"cluster: no column {', '.join(map(repr, unknown))}")
         lacks_columns = True
@@ -149,6 +176,43 @@ def formulas(table_map: TableMap, columns: Collection[str]) -> tuple[dict[str, F
     if mistakes:
         raise Mistakes(mistakes)
     return parsed, where
+
+
+def parse(
+    connection: duckdb.DuckDBPyConnection, text: str, columns: Collection[str], is_condition: bool = False
+) -> Expression:
+    """Parse an expression, and run nothing. Raises ValueError, one line, for a syntax error, and UnknownColumn."""
+    if text in columns and not is_condition:
+        return Expression(quoted(text), frozenset({text}), text)
+    if len(text) > MAX_LENGTH:
+        raise ValueError(f"an expression of {len(text):,} characters; at most {MAX_LENGTH} are read")
+    nodes, *whole = (_nodes(connection, select) for select in (f"SELECT {text}\n", f"SELECT ({text}\n)"))
+    if not nodes or not all(whole):  # without brackets, an unbalanced bracket is an error; with, a following FROM
+        raise ValueError(f"{text!r} is no expression; write e.g. tokens * 1e6, and odd columns in backticks")
+    if any(node.get("class") in ("SUBQUERY", "STAR") for node in nodes):
+        raise ValueError(f"{text!r} has a query or * in it; use columns, operators and functions of one row")
+    named = [node["column_names"][0] for node in nodes if node.get("class") == "COLUMN_REF"]
+    known = {name.lower(): name for name in reversed([*columns])} | {name: name for name in columns}
+    if missing := sorted({name for name in named if name not in known and name.lower() not in known}):
+        raise UnknownColumn(f"no column {', '.join(map(repr, missing))}")
+    found = frozenset(known.get(name, known[name.lower()]) for name in named)
+    is_name = nodes[0].get("class") == "COLUMN_REF" and len(nodes[0]["column_names"]) == 1
+    return Expression(text, found, next(iter(found)) if is_name and not is_condition else None)
+
+
+def _nodes(connection: duckdb.DuckDBPyConnection, select: str) -> list[dict[str, Any]]:
+    """The nodes of the syntax tree, innermost first; none where it is no SELECT."""
+    nodes: list[dict[str, Any]] = []
+
+    def keep(node: dict[str, Any]) -> dict[str, Any]:
+        nodes.append(node)
+        return node
+
+    try:
+        ((content,),) = connection.execute("SELECT json_serialize_sql(?)", [select]).fetchall()
+        return nodes if json.loads(content, object_hook=keep).get("error") is False else []
+    except (duckdb.Error, UnicodeError, RecursionError):
+        return []
 
 
 def as_type(value: Any, type: str) -> Scalar | None:

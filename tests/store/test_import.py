@@ -1,9 +1,12 @@
 """Imports: a stranger's table becomes a store; what it does not say stays unknown; what is wrong is told at once."""
 
+import codecs
 import json
 from pathlib import Path
 
 import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from sparsedepth.cli import main
@@ -17,8 +20,10 @@ from sparsedepth.scaling.points import read_points
 from sparsedepth.store.best import best, heading
 from sparsedepth.store.checksums import checksum_of
 from sparsedepth.store.connection import open_store
-from sparsedepth.store.import_table import MAX_ROWS, import_table
+from sparsedepth.store.import_table import import_table
+from sparsedepth.store.limits import limited
 from sparsedepth.store.pack import open_pack
+from sparsedepth.store.table_file import MAX_ROWS
 
 MAP = """
 source: a paper
@@ -225,20 +230,20 @@ def test_sizes_that_this_decoder_refuses_are_compared_all_the_same(tmp_path):
 
 
 def test_every_mistake_of_a_map_is_told_at_once(tmp_path):
-    wrong = MAP.replace("depth", "dept").replace("width / 4", "width / __import__('os')").replace("lr: lr", "lrr: lr")
+    wrong = MAP.replace("depth", "dept").replace("width / 4", "width / (4").replace("lr: lr", "lrr: lr")
     with pytest.raises(
         ValueError, match=r"fields.lrr is no field of a run and no measured quantity; did you mean 'lr'"
     ):
         take_in(tmp_path, table_map=wrong)
     with pytest.raises(ValueError) as told:
-        take_in(tmp_path, table_map=wrong.replace("lrr: lr", "lr: lr + nothing") + "where: depth = 2\n")
+        take_in(tmp_path, table_map=wrong.replace("lrr: lr", "lr: lr + nothing") + "where: depth =\n")
     with pytest.raises(ValueError, match=r'constants.seq_len is "long": a whole number is needed'):
         take_in(tmp_path, table_map=MAP.replace("seq_len: 64", "seq_len: long"))
     for part in (
         "fields.n_layers: no column 'dept'",
-        'fields.n_heads: "width',
+        "fields.n_heads: 'width / (4' is no expression",
         "no column 'nothing'",
-        "where: 'depth = 2'",
+        "where: 'depth =' is no expression",
         "the table has the columns run, ",
     ):
         assert part in str(told.value)
@@ -277,31 +282,31 @@ def test_a_value_that_is_wrong_is_told_with_its_row(tmp_path, was, now, told):
 
 
 def test_true_is_no_number_and_a_huge_number_none_that_is_used(tmp_path):
-    """In JSON and Parquet: pandas takes true as 1."""
+    """In JSON and Parquet."""
     take_in(tmp_path)
-    (tmp_path / "if.yaml").write_text(f"{MAP}where: useful > 0\n")
     whole = pd.read_csv(tmp_path / "runs.csv")
     for column, map_name, place in (
         ("depth", "map.yaml", "fields.n_layers"),
         ("width", "map.yaml", "fields.n_heads"),
-        ("useful", "if.yaml", "where"),
+        ("useful", "map.yaml", "fields.usefulness"),
     ):
+        told = f"{place}: column '{column}' is \"true\" in row 2: a number is needed"
         table = whole.astype({column: object})
         table.loc[1, column] = True
         table.to_json(tmp_path / "t.json", orient="records")
-        with pytest.raises(ValueError, match=f".*{place}: column '{column}' is true in row 2: a number is needed"):
+        with pytest.raises(ValueError, match=told):
             import_table(tmp_path / "t.json", tmp_path / map_name, tmp_path / "new")
     whole.assign(useful=[True, False, True]).to_parquet(tmp_path / "t.parquet")
-    with pytest.raises(ValueError, match="column 'useful' is true in row 1"):
+    with pytest.raises(ValueError, match="column 'useful' is \"true\" in row 1"):
         import_table(tmp_path / "t.parquet", tmp_path / "map.yaml", tmp_path / "new")
     (tmp_path / "t.jsonl").write_text(f'{{"lr": 1{"0" * 400}, "depth": 2}}')
     (tmp_path / "lr.yaml").write_text("source: x\nfields: {n_layers: depth, lr: lr, val_loss: lr}\n")
-    with pytest.raises(ValueError, match="column 'lr' is Infinity in row 1"):
+    with pytest.raises(ValueError, match="column 'lr' is \"1000"):
         import_table(tmp_path / "t.jsonl", tmp_path / "lr.yaml", tmp_path / "new")
 
 
 def test_tables_that_are_none(tmp_path):
-    for header, told in ((HEADER.replace("depth", "run"), "is twice"), ("", "No columns")):
+    for header, told in ((HEADER.replace("depth", "run"), "is twice"), ("", "no columns")):
         with pytest.raises(ValueError, match=told):
             take_in(tmp_path, (), header=header)
     (tmp_path / "runs.csv").write_text("a\n" + "1\n" * (MAX_ROWS * 3))
@@ -350,3 +355,70 @@ def test_a_division_by_zero_is_no_loss(tmp_path):
         ValueError, match=r"fields\.val_loss: 'bits / \(depth - 2\)' is Infinity in row 1 .*: no finite number"
     ):
         take_in(tmp_path, table_map=table_map)
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["(SELECT 1)", "width FROM texts", "width) FROM texts, (SELECT 1", "1; DROP TABLE texts", "*", "columns(*)",
+     "avg(width)", "read_text('/etc/passwd')", "width < 2", "'a'", "[1]", "width +", "(" * 300 + "1" + ")" * 300, "1 -- " * 200,
+     "width, lr", "current_setting('home_directory')", "(FROM read_csv('/etc/passwd') LIMIT 1)", "$1", "ln(width - 8)"],
+)  # fmt: skip
+def test_an_expression_is_one_number_of_a_row(tmp_path, text):
+    with pytest.raises(ValueError, match=r"fields\.n_heads: ") as told:
+        take_in(tmp_path, table_map=MAP.replace("width / 4", json.dumps(text)))
+    assert "\n" not in str(told.value) and "root:" not in str(told.value)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["map.yaml", "runs.csv"]
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [("width ** 2 / 32", 2), ("round(sqrt(width) - 1.2)", 2), ("coalesce(useful, 4) * 0 + 2", 2),
+     ("`N (all)` / 50 * 1", 2)],
+)  # fmt: skip
+def test_an_expression_is_sql_in_double_precision(tmp_path, text, expected):
+    take_in(tmp_path, ROWS[:2], MAP.replace("n_heads: width / 4", f"n_heads: {json.dumps(text)}"))
+    assert frame_of(tmp_path)["n_heads"].tolist() == [expected] * 2
+
+
+def test_only_mapped_columns_are_read_and_bounds_hold_before_the_rest(tmp_path):
+    """100 kB of text in an unmapped column of 50,000 rows of a Parquet file, which needs 5 GB; rows; columns."""
+    take_in(tmp_path)
+    columns = pd.read_csv(tmp_path / "runs.csv").to_dict("list")
+    rows = {name: values + [None] * (50_000 - 3) for name, values in columns.items()}
+    note = pa.DictionaryArray.from_arrays(pa.array([0] * 50_000, pa.int8()), ["x" * 10**5])
+    pq.write_table(pa.table({**rows, "note": note}), tmp_path / "t.parquet")
+    (tmp_path / "leave.yaml").write_text(MAP + "missing: leave_out\n")
+    with limited(60):
+        assert import_table(tmp_path / "t.parquet", tmp_path / "leave.yaml", tmp_path / "new").runs == 3
+    (tmp_path / "t.jsonl").write_text("{}\n" * (MAX_ROWS + 10))
+    (tmp_path / "t.csv").write_text(",".join(f"c{i}" for i in range(30_000)) + "\n")
+    for name, told in (("t.jsonl", "more than 50,000 rows"), ("t.csv", "30,000 columns; at most")):
+        with pytest.raises(ValueError, match=told):
+            import_table(tmp_path / name, tmp_path / "map.yaml", tmp_path / "other")
+
+
+def test_tables_as_others_write_them(tmp_path):
+    """A byte order mark, a suffix in upper case, an index of pandas, whole numbers beside a missing one. A column or
+    key that is there twice is an error."""
+    take_in(tmp_path)
+    ids = frame_of(tmp_path)["run_id"].tolist()
+    table = pd.read_csv(tmp_path / "runs.csv")
+    (tmp_path / "mark.jsonl").write_bytes(codecs.BOM_UTF8 + table.to_json(orient="records", lines=True).encode())
+    (tmp_path / "upper.CSV").write_bytes(codecs.BOM_UTF8 + (tmp_path / "runs.csv").read_bytes())
+    table.set_index(["run", "lr"]).to_parquet(tmp_path / "index.parquet")
+    for name in ("mark.jsonl", "upper.CSV", "index.parquet"):
+        import_table(tmp_path / name, tmp_path / "map.yaml", tmp_path / f"of-{name}")
+        with open_store(tmp_path / f"of-{name}") as store:
+            rows = store.sql("select run_id from runs order by n_layers, train_tokens").rows
+        assert [run_id for (run_id,) in rows] == ids
+    (tmp_path / "values.yaml").write_text("source: x\nfields:\n  n_layers: d\n  val_loss: l\n"
+                                          "  norm: {of: k, values: {'1': pre}, optional: true}\n")  # fmt: skip
+    (tmp_path / "null.json").write_text('[{"d": 2, "l": 1, "k": 1}, {"d": 4, "l": 1, "k": null}]')
+    import_table(tmp_path / "null.json", tmp_path / "values.yaml", tmp_path / "null")
+    with open_store(tmp_path / "null") as store:
+        assert store.sql("select norm from runs order by n_layers").rows == (("pre",), (None,))
+    (tmp_path / "twice.jsonl").write_text('{"d": 2, "l": 1, "l": 2}\n')
+    pq.write_table(pa.Table.from_arrays([pa.array([1])] * 2, ["l", "l"]), tmp_path / "twice.parquet")
+    for name, told in (("twice.jsonl", "key 'l' is twice in line 1"), ("twice.parquet", "column 'l' is twice")):
+        with pytest.raises(ValueError, match=told):
+            import_table(tmp_path / name, tmp_path / "values.yaml", tmp_path / "twice")
