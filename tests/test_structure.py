@@ -20,14 +20,13 @@ LEVELS = [
     {"run"},
     {"sweep"},
     {"report", "cluster", "trackers"},
-    {"serve"},
     {"cli"},
     {"__main__"},
 ]
 """Lowest first: a part may import parts of lower levels, and itself."""
 
 TENSORS = {"model", "data", "train", "probe", "measure", "exchange"}
-ROWS = ("config", "plan", "store", "effects", "scaling", "recipe", "plots", "report", "trackers", "serve")
+ROWS = ("config", "plan", "store", "effects", "scaling", "recipe", "plots", "report", "trackers")
 MAY_NOT = {part: TENSORS for part in ROWS}
 
 HEAVY = {"torch", "transformers", "datasets"}

@@ -62,7 +62,6 @@ COMMANDS: Mapping[str, tuple[Callable[..., None], str]] = {
     "plot": (plot.plot, "plot results/mine -o figure.png --figure pareto"),
     "report": (report.report, "report results/mine -o report.html"),
     "pack": (pack.pack, "pack results/mine -o mine.pack"),
-    "serve": (report.serve, "serve results/mine --port 8421"),
     "sync": (sync.sync, "sync results/mine --to mlflow --watch"),
     "metrics": (describe.metrics, "metrics usefulness"),
     "schema": (describe.schema, "schema sweep"),

@@ -20,28 +20,8 @@ from sparsedepth.quantities import IN_RUNS, of_stage
 from sparsedepth.run.allocation import Allocation
 from sparsedepth.store.cache import read_columns
 from sparsedepth.store.terminal import duration
-from sparsedepth.sweep.status import BestSoFar, RunState, State, is_silent, varied_fields
-
-
-def run_counts(states: list[RunState], *, is_grid: bool = True) -> str:
-    """'3 complete, 1 running, 0 interrupted, 0 failed, 5 planned'; of a sampler without 'planned', which is unknown."""
-    counts = Counter(state.state for state in states)
-    shown: list[State] = ["complete", "running", "interrupted", "failed"]
-    rare: tuple[State, ...] = ("infeasible", "pruned", "damaged")
-    shown += [state for state in rare if counts[state]] + ["planned"] * is_grid
-    return ", ".join(f"{counts[state]} {state}" for state in shown)
-
-
-def running_line(state: RunState, name: str) -> str:
-    """A running run's phase, share done, loss and estimated time left."""
-    if state.progress is None:
-        return f"{name}: starting"
-    parts = [state.progress.phase, f"{state.progress.done:.0%}"]
-    if state.progress.loss is not None:
-        parts.append(f"loss {state.progress.loss:.3f}")
-    if state.progress.left is not None:
-        parts.append(f"about {duration(state.progress.left)} left")
-    return f"{name}: {', '.join(parts)}" + " (no output for minutes)" * is_silent(state.progress)
+from sparsedepth.sweep.status import BestSoFar, RunState, varied_fields
+from sparsedepth.sweep.summary import running_line
 
 
 def task_text(starts: Sequence[Allocation]) -> str:

@@ -1,7 +1,6 @@
-"""`sparsedepth report` and `serve`: all results as one HTML file, or as a live web page. Neither imports torch."""
+"""`sparsedepth report`: all results as one HTML file, which --watch rewrites while a sweep runs. Imports no torch."""
 
-import os
-import threading
+import time
 from pathlib import Path
 from typing import Annotated
 
@@ -22,6 +21,14 @@ def report(
     objective: option.Objective = "loss",
     card: Annotated[Path | None, typer.Option(help="verified recipe card (from `recipe verify`) to include")] = None,
     skip_damaged: option.SkipDamaged = False,
+    watch: Annotated[
+        float | None,
+        typer.Option(
+            min=0.1,
+            metavar="SECONDS",
+            help="rewrite the page so often, with the sweep's progress, until no run is left; it loads itself again",
+        ),
+    ] = None,
 ) -> None:
     """Write one HTML page: summary, recipe, runs, figures with data, effects, failures, methods and provenance."""
     from sparsedepth.cli.run_progress import bar
@@ -33,34 +40,29 @@ def report(
     if out.suffix.lower() not in (".html", ".htm"):
         raise ValueError(f"{str(out)!r} must end in .html, or be an existing folder")
     check_parent(out)
-    with bar("report") as progress:
-        size = write_report(folders, out, depth, objective, card, skip_damaged, progress)
+    if watch is None:
+        with bar("report") as progress:
+            size = write_report(folders, out, depth, objective, card, skip_damaged, progress)
+    else:
+        _watch(folders, out, depth, objective, card, watch)
+        size = out.stat().st_size
     print(f"{out} ({size / 1e6:.2f} MB)")
 
 
-def serve(
-    folder: Annotated[Path, typer.Argument(metavar="DIR", help="results folder of a sweep, running or finished")],
-    host: Annotated[
-        str, typer.Option(help="address to listen on; any other than loopback requires a token")
-    ] = "127.0.0.1",
-    port: Annotated[int, typer.Option(min=0, max=65535, help="port to listen on; 0 = any free port")] = 8421,
+def _watch(
+    folders: list[Path], out: Path, depth: int | None, objective: str, card: Path | None, seconds: float
 ) -> None:
-    """Serve a read-only web page of progress, failures, figures and runs that refreshes while the sweep runs."""
-    from sparsedepth.serve.server import Server
+    """Rewrite the page until no run is left. Damaged runs are left out, and named on it."""
+    from sparsedepth.report.watch import WatchedReport
 
-    if not folder.is_dir():
-        raise ValueError(f"{folder} is not an existing folder; give the results folder of a sweep")
+    page = WatchedReport(folders, out, seconds, depth, objective, card)
+    print(
+        f"{out}: rewritten every {seconds:g} s until no run is left; open it in a browser (Ctrl-C to stop)", flush=True
+    )
     try:
-        server = Server(folder, host, port)
-    except OSError as error:
-        raise ValueError(
-            f"cannot listen on {host}:{port} ({error.strerror or error}); give another --host or --port"
-        ) from None
-    print(f"{folder}: {server.url}  (Ctrl-C to stop)", flush=True)
-    threading.Thread(target=server.site.live.reading, daemon=True).start()  # takes seconds for many runs
-    with server:
-        try:
-            server.serve_forever()
-        except KeyboardInterrupt:
-            print("stopped", flush=True)
-            os._exit(0)  # nothing is being written, so threads that still send to a client may be cut off
+        for _ in page.rounds():
+            time.sleep(seconds)
+    except KeyboardInterrupt:
+        page.stop()
+        raise
+    print("no run is left")

@@ -57,16 +57,15 @@ def status(
 
 def _status_lines(folder: Path) -> tuple[list[str], bool]:
     """The lines of `status`, and whether runs are running or still to come."""
-    from sparsedepth.cli.progress import run_counts, running_line, task_text
-    from sparsedepth.sweep.summary import sweep_summary
+    from sparsedepth.cli.progress import task_text
+    from sparsedepth.sweep.summary import running_line, sweep_summary
 
     summary = sweep_summary(folder)
-    definition, states, is_grid = summary.definition, summary.states, summary.is_grid
+    definition, states = summary.definition, summary.states
     if not states:
         raise ValueError(_why_no_runs(folder))
     lines = [f"{definition.name}: {definition.question}"] if definition else []
-    at_most = "" if is_grid else f" (at most {summary.expected} in total; equal proposals share their runs)"
-    lines.append(run_counts(states, is_grid=is_grid) + at_most)
+    lines.append(summary.counts_text)
     lines += [
         f"  running {running_line(state, state.run_id)}{task_text(state.starts)}"
         for state in states

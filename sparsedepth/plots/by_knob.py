@@ -136,8 +136,11 @@ def _lines(selected: pd.DataFrame, drawn: pd.DataFrame) -> Lines:
 
 def one_knob_runs(runs: pd.DataFrame) -> pd.DataFrame:
     """Per knob, the finished runs that changed no other knob: columns run_id, n_layers, lr, knob, setting; settings in
-    the knob's order, with their folder if there are several. Without a knob, all finished runs as ALL_RUNS."""
+    the knob's order, with their folder if there are several. Without a knob, all finished runs as ALL_RUNS. Raises
+    NothingToDraw without a finished run."""
     finished = runs[runs["outcome"] == "ok"]
+    if finished.empty:
+        raise NothingToDraw("no run is finished, apart from runs that tune")
     folders = sources(finished).map(lambda name: f"{IN_FOLDER}{name}" if name else "")
     knobs = find_knobs(runs)
     if not knobs:

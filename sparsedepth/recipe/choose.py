@@ -103,7 +103,7 @@ def derive(
         defaulted=unstated(rows.runs),
     )
     if not rows.depths:
-        only = len(runs) and not len(rows.runs)
+        only = len(runs) and not len(without_measured_models(runs))
         why = ": models that were only measured, whose training choices are not known" if only else ""
         return updated(recipe, abstained=f"no finished run{why}")
     at = f" at n_layers={rows.depth}" if rows.place == "inside" else ""

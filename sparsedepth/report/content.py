@@ -47,8 +47,6 @@ LINK_MEANINGS = {
 
 @dataclass(frozen=True, kw_only=True)
 class Content:
-    title: str
-    definitions: tuple[SweepDefinition, ...]
     summary: tuple[str, ...]
     card: Card | None
     """The recipe's card, the verified one if there is one; None without trained runs, and for a search."""
@@ -64,6 +62,23 @@ class Content:
     run_ids: tuple[str, ...]
 
 
+def title_of(folders: Sequence[Path], definitions: Sequence[SweepDefinition]) -> str:
+    return ", ".join(definition.name for definition in definitions) or ", ".join(map(str, folders))
+
+
+def definitions_of(folders: Sequence[Path]) -> tuple[SweepDefinition, ...]:
+    return tuple(filter(None, map(read_definition, folders)))
+
+
+def check(objective: str, verified: Card | None) -> None:
+    """Raises ValueError for what no rows are needed to refuse: an objective without a better direction, and a card that
+    holds no verification."""
+    if objective != "loss":
+        quantities.rankable(objective)
+    if verified is not None and verified.held_out.verification is None:
+        raise ValueError("this card holds no verification; give the one that `sparsedepth recipe verify` wrote")
+
+
 def content(
     store: Store,
     folders: Sequence[Path],
@@ -73,26 +88,24 @@ def content(
 ) -> Content:
     """Everything but the pictures; `verified` is the card of the recipe after `recipe verify`.
 
-    Raises ValueError for an objective without a better direction, and for a card that verifies another recipe.
+    Raises ValueError as `check` does, and for a card that verifies another recipe.
     """
+    check(objective, verified)
     runs = store.frame("select * from runs order by run_id")
-    definitions = tuple(filter(None, map(read_definition, folders)))
     trained = result_rows(runs).reset_index(drop=True) if len(without_measured_models(runs)) else None
     loss = loss_of(runs)
     search = search_of(folders) if verified is None else None
     searched = search_sentences(store, search, folders, depth, objective) if search and trained is not None else ()
     objective = loss if objective == "loss" else objective
     compared = None if search else trained  # a search has no baseline
+    card = None if compared is None else recipe_card(runs, folders, depth, objective, verified)  # can refuse the card
     effects = [] if compared is None else all_contrasts(without_measured_models(runs))
     links = [] if compared is None else [link for link in chain_evidence(compared) if link.within.rho is not None]
-    card = None if compared is None else recipe_card(runs, folders, depth, objective, verified)
     failures = table_of_failures(folders, runs)
     runs_table = table_of_runs(runs)
     names = [column.name for column in runs_table.columns]
     skipped = (f"{damage_text(store.damaged)}.",) if store.damaged else ()
     return Content(
-        title=", ".join(definition.name for definition in definitions) or ", ".join(map(str, folders)),
-        definitions=definitions,
         summary=(*searched, *summarise(runs, trained, card, effects, links, failures), *skipped),
         card=card,
         by_depth=None if compared is None else recipes_by_depth(runs, objective),
@@ -113,12 +126,10 @@ def recipe_card(
     runs: pd.DataFrame, folders: Sequence[Path], depth: int | None, objective: str, verified: Card | None = None
 ) -> Card:
     """The recipe's card: `verified`, or one built from the rows of `runs`, with the verification that lies next to the
-    folders, if any. Raises ValueError if `verified` holds another recipe, or no verification."""
+    folders, if any. Raises ValueError if `verified` holds another recipe."""
     recipe = derive(runs, depth, objective)
     if verified is None:
         return with_trial(build_card(runs, recipe, folders=folders), folders)
-    if verified.held_out.verification is None:
-        raise ValueError("this card holds no verification; give the one that `sparsedepth recipe verify` wrote")
     of_card, of_runs = claim_of(verified.recipe), claim_of(recipe)
     if of_card != of_runs:
         raise ValueError(
@@ -220,7 +231,9 @@ def counts_text(runs: pd.DataFrame, trained: pd.DataFrame | None) -> str:
     """'200 runs of 23 configurations finished, at n_layers 4, 8, with 6 to 16 seeds each', and measured models."""
     n_models = int(runs["model"].notna().sum())
     parts = []
-    if trained is not None:
+    if trained is not None and trained.empty:
+        parts.append(f"{counted(len(without_measured_models(runs)), 'run')} of tuning, and none of the results yet")
+    elif trained is not None:
         finished = trained[trained["outcome"] == "ok"]
         depths = ", ".join(map(str, sorted(set(trained["n_layers"]))))
         seeds = range_text(finished.groupby("cell_id")["seed"].nunique())

@@ -25,7 +25,7 @@ from sparsedepth.recipe.card import Card, read_card
 from sparsedepth.recipe.card_markdown import card_markdown
 from sparsedepth.recipe.card_text import rule_with_verification, statements, to_yaml
 from sparsedepth.recipe.tables import measured_table
-from sparsedepth.report.content import content
+from sparsedepth.report.content import check, content, definitions_of, title_of
 from sparsedepth.report.tables import table_of
 from sparsedepth.store.connection import Store, open_store
 
@@ -33,8 +33,8 @@ LARGEST_SVG = 250_000
 """Bytes; a larger picture is embedded as PNG."""
 LEFT_OUT = ("overview",)
 """Its two parts are figures of their own."""
-FIGURES_SHARE = 0.7
-"""Of the time of a report."""
+CONTENT_SHARE = 0.3
+"""Of the time of a report: effects and recipe; the rest is drawing."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,53 +64,59 @@ def write_report(
 ) -> int:
     """Write the page atomically; returns its size in bytes. `card` is that of a verified recipe.
 
-    Raises ValueError as `open_store`, `read_card` and `content` do.
+    Raises ValueError as `read_card`, `check`, `open_store` and `content` do, all of them before a picture is drawn.
     """
     verified = read_card(card) if card else None
+    check(objective, verified)
     with open_store(*folders, skip_damaged=skip_damaged) as store:
-        page = html(store, folders, depth, objective, verified, progress)
+        page = html(folders, parts_of(store, folders, depth, objective, verified, progress))
     text = page.encode()
     write_bytes(out, text)
     return len(text)
 
 
-def html(
+def parts_of(
     store: Store,
     folders: Sequence[Path],
     depth: int | None = None,
     objective: str = "loss",
     verified: Card | None = None,
     progress: Progress = silent,
-) -> str:
-    """The page of an open store, which was read from `folders`."""
-    package = files("sparsedepth.report")
-    script = (package / "tables.js").read_text()
-    pictures, not_drawn = draw_pictures(store, lambda name, done: progress(f"figure {name}", done * FIGURES_SHARE))
-    progress("effects and recipe", FIGURES_SHARE)
+) -> dict[str, Any]:
+    """What the template shows of an open store, which was read from `folders`."""
+    progress("effects and recipe", 0.0)  # first, since they refuse a wrong card
     report = content(store, folders, depth, objective, verified)
-    return fill_template(
-        "sparsedepth.report",
-        report=report,
-        pictures=pictures,
-        not_drawn=not_drawn,
-        style=(package / "page.css").read_text(),
-        script=script,
-        script_hash=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
-        advice=advice_of(report.card) if report.card else None,
-        command=" ".join(shlex.quote(str(folder)) for folder in folders),
+    pictures, not_drawn = draw_pictures(
+        store, lambda name, done: progress(f"figure {name}", CONTENT_SHARE + done * (1 - CONTENT_SHARE))
     )
+    advice = advice_of(report.card) if report.card else None
+    return {"report": report, "pictures": pictures, "not_drawn": not_drawn, "advice": advice}
 
 
-def fill_template(package: str, **values: Any) -> str:
-    """A package's page.html.j2; values from the store are text, never markup."""
+def html(folders: Sequence[Path], parts: dict[str, Any] | None, live: Any = None) -> str:
+    """The page of `folders`, of which `parts` (None: no run is complete) and, while it is watched, `live` are shown.
+    Values from the store are text, never markup."""
+    package = files("sparsedepth.report")
+    scripts = ("tables.js", "reload.js") if live and live.seconds else ("tables.js",)
+    script = "".join((package / name).read_text() for name in scripts)
+    definitions = definitions_of(folders)
     environment = Environment(
-        loader=PackageLoader(package, "."),
+        loader=PackageLoader("sparsedepth.report", "."),
         autoescape=True,
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    return environment.get_template("page.html.j2").render(values)
+    return environment.get_template("page.html.j2").render(
+        **(parts or {"report": None, "pictures": [], "not_drawn": {}, "advice": None}),
+        live=live,
+        title=title_of(folders, definitions),
+        definitions=definitions,
+        style=(package / "page.css").read_text(),
+        script=script,
+        script_hash=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
+        command=" ".join(shlex.quote(str(folder)) for folder in folders),
+    )
 
 
 def advice_of(card: Card) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Summary of a sweep for `status` and the live page: runs by state, best run so far, actual vs planned cost."""
+"""Summary of a sweep for `status` and `report --watch`: runs by state, best run so far, actual vs planned cost."""
 
 import math
 from collections import Counter
@@ -19,9 +19,10 @@ from sparsedepth.store.checksums import DamagedRun
 from sparsedepth.store.degeneracy import columns_for, degeneracy_note
 from sparsedepth.store.packages import version_differences
 from sparsedepth.store.setting import Configuration, settings_of
+from sparsedepth.store.terminal import duration
 from sparsedepth.store.tuning_roles import objective_as_loss
 from sparsedepth.sweep.run_end import EndState, end_rule
-from sparsedepth.sweep.status import RunState, State, other_runs_note, scan, without_result
+from sparsedepth.sweep.status import RunState, State, is_silent, other_runs_note, scan, without_result
 
 WITHOUT_RESULT = (*get_args(EndState), "damaged")
 
@@ -61,6 +62,12 @@ class SweepSummary:
     @property
     def is_grid(self) -> bool:
         return self.definition is None or not self.definition.adaptive
+
+    @property
+    def counts_text(self) -> str:
+        """The counts of runs by state, and for an adaptive sampler at most how many there will be."""
+        at_most = "" if self.is_grid else f" (at most {self.expected} in total; equal proposals share their runs)"
+        return run_counts(self.states, is_grid=self.is_grid) + at_most
 
     @property
     def counts(self) -> Counter[State]:
@@ -124,6 +131,27 @@ def sweep_summary(folder: Path) -> SweepSummary:
         best=_best(definition, objective, states, losses, rows),
         remarks=tuple(remark for remark in remarks if remark),
     )
+
+
+def run_counts(states: list[RunState], *, is_grid: bool = True) -> str:
+    """'3 complete, 1 running, 0 interrupted, 0 failed, 5 planned'; of a sampler without 'planned', which is unknown."""
+    counts = Counter(state.state for state in states)
+    shown: list[State] = ["complete", "running", "interrupted", "failed"]
+    rare: tuple[State, ...] = ("infeasible", "pruned", "damaged")
+    shown += [state for state in rare if counts[state]] + ["planned"] * is_grid
+    return ", ".join(f"{counts[state]} {state}" for state in shown)
+
+
+def running_line(state: RunState, name: str) -> str:
+    """A running run's phase, share done, loss and estimated time left."""
+    if state.progress is None:
+        return f"{name}: starting"
+    parts = [state.progress.phase, f"{state.progress.done:.0%}"]
+    if state.progress.loss is not None:
+        parts.append(f"loss {state.progress.loss:.3f}")
+    if state.progress.left is not None:
+        parts.append(f"about {duration(state.progress.left)} left")
+    return f"{name}: {', '.join(parts)}" + " (no output for minutes)" * is_silent(state.progress)
 
 
 def _results(definition: SweepDefinition | None, rows: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:

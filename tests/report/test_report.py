@@ -13,13 +13,13 @@ from sparsedepth.cli.report import report
 from sparsedepth.config.run import RunConfig
 from sparsedepth.plots.draw import FIGURES
 from sparsedepth.recipe.build_card import build_card
-from sparsedepth.recipe.card import Verification
+from sparsedepth.recipe.card import Verification, write_card
 from sparsedepth.recipe.card_text import gain_text, grade_text
 from sparsedepth.recipe.choose import derive
 from sparsedepth.report import page as report_page
 from sparsedepth.report.by_depth import recipes_by_depth
 from sparsedepth.report.content import content, counts_text, rule_with_verification
-from sparsedepth.report.page import advice_of, html, write_report
+from sparsedepth.report.page import advice_of, html, parts_of, write_report
 from sparsedepth.report.tables import cell, table_of
 from sparsedepth.store.connection import open_store
 from sparsedepth.store.tuning_roles import result_rows
@@ -212,7 +212,7 @@ def two_figures(monkeypatch):
 
 def test_hostile_names_are_escaped_and_nothing_is_loaded(results, two_figures):
     with open_store(results) as store:
-        page = html(store, [results])
+        page = html([results], parts_of(store, [results]))
     assert "<script>window.hostile" not in page and "&lt;script&gt;window.hostile" in page
     assert not re.findall(r"""(?:src|href)=["'](?!data:|#)[^"']*""", page)
     assert not re.findall(r"@import|url\(", page)
@@ -225,6 +225,22 @@ def test_the_same_results_give_the_same_file(results, two_figures, tmp_path):
     sizes = [write_report([results], tmp_path / name) for name in ("a.html", "b.html")]
     assert (tmp_path / "a.html").read_bytes() == (tmp_path / "b.html").read_bytes()
     assert sizes[0] == (tmp_path / "a.html").stat().st_size < 1_000_000
+
+
+def test_a_wrong_input_is_refused_before_a_picture_is_drawn(results, card, tmp_path, monkeypatch):
+    monkeypatch.setattr(report_page, "draw_pictures", lambda *_: pytest.fail("drawn"))
+    out = tmp_path / "page.html"
+    with pytest.raises(ValueError, match="did you mean 'val_loss'"):
+        write_report([results], out, objective="val_los")
+    path = write_card(tmp_path / "card", card)
+    with pytest.raises(ValueError, match="holds no verification"):
+        write_report([results], out, card=path)
+    (change,) = card.recipe.changes
+    other = change.model_copy(update={"contrast": replace(change.contrast, setting="weight_decay=1")})
+    stranger = card.model_copy(update={"recipe": card.recipe.model_copy(update={"candidates": (other,)})})
+    path = write_card(tmp_path / "card", verified(stranger, "confirmed"))
+    with pytest.raises(ValueError, match=r"verified weight_decay=1 .* recommend depth_scale=lns instead"):
+        write_report([results], out, card=path)
 
 
 def test_a_store_of_measured_models_alone(results, tmp_path, monkeypatch):
