@@ -47,16 +47,16 @@ def effects(
 ) -> None:
     """Show paired effects of every knob at every depth, and their change with depth (--part chain: links to the loss).
 
-    For a search: importance and partial dependence of each axis, with the error of the surrogate model.
+    For a search: the importance of each axis to each objective, and its values among the best proposals.
     """
     from sparsedepth.effects import (
         all_effects,
         causal_evidence,
+        importance,
         lr_slope,
         scale,
         scale_text,
         summary,
-        surrogate,
         text_report,
     )
     from sparsedepth.store.best import no_runs
@@ -74,9 +74,9 @@ def effects(
         settings = read_settings(store)
     if search is not None and part in ("all", "knobs") and knob is None:
         if format == "table":
-            write(_text(surrogate.search_lines(runs, search, by), out), out)
+            write(_text(importance.search_lines(runs, search, by), out), out)
         else:
-            write(encode(surrogate.search_table(runs, search, by), format), out)
+            write(encode(importance.search_table(runs, search, by), format), out)
         return
     by, caution = text_report.judged_outcome(runs, loss_of(runs) if by in (None, "loss") else by)
     sizes = scale_text.prediction_sizes(at or [])

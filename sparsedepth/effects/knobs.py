@@ -100,6 +100,12 @@ def plain(value: Any) -> Plain:
     return value
 
 
+def value_order(option: object) -> tuple[bool, float, str]:
+    """Numbers by size, then others by name."""
+    is_number = isinstance(option, int | float)
+    return (not is_number, float(option) if is_number else 0.0, repr(option))
+
+
 def keys(runs: pd.DataFrame, fields: Sequence[str]) -> pd.Series:
     """A text per run; two are equal exactly where all `fields` are (NULL equals NULL)."""
     columns = [_texts(runs[name]) for name in fields]

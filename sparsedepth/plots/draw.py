@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 from matplotlib.text import Text
 
 from sparsedepth.config.plain_text import did_you_mean
-from sparsedepth.plots import depth, difficulty, forest, learning_rate, matrices, pareto, search
+from sparsedepth.plots import depth, difficulty, forest, learning_rate, matrices, pareto, study
 from sparsedepth.plots.by_knob import GRADIENTS, SCORES, VARIANCE, curves, layer_lines
 from sparsedepth.plots.layer_profile import one_run
 from sparsedepth.plots.overview import load_overview
@@ -175,9 +175,10 @@ def drawable(
 
 
 def default_figure(store: Store) -> str:
-    """The slices of a search, the overview of other trained runs, or the profile of a measured model."""
-    if search_of(store.roots):
-        return "slices"
+    """The front of a search with several objectives, the slices of another, the overview of other trained runs, or the
+    profile of a measured model."""
+    if search := search_of(store.roots):
+        return "pareto" if len(search.objectives) > 1 else "slices"
     runs = store.sql("select count(*), count(train_tokens) from runs").rows[0]
     if not runs[0]:
         raise NothingToDraw(no_runs(store))
@@ -212,9 +213,9 @@ FIGURES: dict[str, FigureKind] = {
     "pareto": FigureKind(pareto.pareto, _PARETO, compares_losses=True),
     "matrices": FigureKind(matrices.matrices, _MATRICES, of_grid=True),
     "learning_rate": FigureKind(learning_rate.learning_rate, _LEARNING_RATE, of_grid=True, compares_losses=True),
-    "history": FigureKind(search.history, "a search: every proposal's objective, and the best so far"),
-    "parallel": FigureKind(search.parallel, "a search: one line per proposal through its values"),
-    "slices": FigureKind(search.slices, "a search: the objective against each axis, with its partial dependence"),
+    "importance": FigureKind(study.importance, "a search: how much each axis matters to each objective"),
+    "history": FigureKind(study.history, "a search: every proposal's first objective, and the best so far"),
+    "slices": FigureKind(study.slices, "a search: the first objective against each axis"),
     "layer_profile": FigureKind(
         one_run, "every quantity by layer and by pair of layers of one run (--run)", of_one_run=True
     ),

@@ -1,11 +1,14 @@
-"""Pareto front of loss, usefulness and cost. One point per configuration, the mean over its seeds.
+"""Pareto front of loss, usefulness and cost; of a search with several objectives, the front of these. One point per
+configuration, the mean over its seeds.
 
-A configuration is on the front if no other is at least as good in all three and better in one. The line in a panel is
-the front of its two quantities alone.
+A configuration is on the front if no other is at least as good in all quantities and better in one. The line in a panel
+is the front of its two quantities alone.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import combinations
 from typing import Any
 
 import numpy as np
@@ -17,7 +20,7 @@ from sparsedepth.config.plain_text import counted
 from sparsedepth.plots.page import Drawing, NothingToDraw
 from sparsedepth.plots.runs import changed_knobs, sources, trained_runs
 from sparsedepth.plots.style import GREY, PROPOSAL, RunPoints, caption, log_scale
-from sparsedepth.quantities import axis_label, sign
+from sparsedepth.quantities import IN_RUNS, axis_label, sign
 from sparsedepth.store.comparable_loss import loss_of, with_loss
 from sparsedepth.store.connection import Store
 from sparsedepth.store.degeneracy import degeneracy_caption, sound_forms
@@ -33,7 +36,7 @@ PANELS = (("train_flops", "val_loss"), ("train_flops", USEFULNESS), (USEFULNESS,
 @dataclass(frozen=True, kw_only=True)
 class Front:
     panels: list[tuple[str, str]]
-    """The pairs of quantities that are drawn: those of PANELS that were measured."""
+    """The pairs of quantities that are drawn: those of PANELS, or of the objectives of a search, that were measured."""
     cells: pd.DataFrame
     """Columns: cell_id, n_layers, kind (`changed_knobs`), n_seeds, source (for several results folders), each quantity
     and its standard error (NAME_se, NaN for one seed), on_front."""
@@ -52,20 +55,26 @@ def pareto(store: Store) -> Drawing:
     search, runs = search_of(store.roots), trained_runs(store)
     if search is not None:  # of a proposal with pruned seeds only the good ones are left
         runs = runs[runs.groupby("cell_id")["cell_id"].transform("size") >= search.n_seeds]
-    best = front(runs, is_search=search is not None)
+    best = front(runs, None if search is None else search.objectives)
     if len(best.cells) < 2 or len(best.quantities) < 2:
-        raise NothingToDraw("fewer than two configurations finished with a val_loss and a cost, so there is no front")
+        names = " and ".join(search.objectives) if search and len(search.objectives) > 1 else "a val_loss and a cost"
+        raise NothingToDraw(f"fewer than two configurations finished with {names}, so there is no front")
     return Drawing(data=best.cells, page=partial(page_of_front, best))
 
 
-def front(runs: pd.DataFrame, is_search: bool = False) -> Front:
-    """The numbers, from the rows of `runs` (trained ones)."""
+def front(runs: pd.DataFrame, objectives: Sequence[str] | None = None) -> Front:
+    """The numbers, from the rows of `runs` (trained ones). `objectives`: those of the search that proposed them, of
+    which several are drawn in place of PANELS; None without a search."""
     diverged = set(runs.loc[runs["outcome"] == "diverged", "cell_id"])
     complete = runs[~runs["cell_id"].isin(diverged)].copy()
     complete["source"] = sources(complete)
-    complete["kind"] = changed_knobs(complete, runs, is_search)
-    requested = [with_loss(loss_of(runs), pair) for pair in PANELS]
-    forms = sound_forms((name for pair in requested for name in pair), runs)
+    complete["kind"] = changed_knobs(complete, runs, objectives is not None)
+    if objectives is not None and len(objectives) > 1:
+        requested = [*combinations(objectives[::-1], 2)]  # the last, most often a cost, on the horizontal axis
+        forms = {name: name for name in objectives}  # degenerate or not, they are what was searched for
+    else:
+        requested = [with_loss(loss_of(runs), pair) for pair in PANELS]
+        forms = sound_forms((name for pair in requested for name in pair), runs)
     names = list(forms.values())
     complete = complete.astype(dict.fromkeys(names, float))
     by_cell = complete.groupby("cell_id", sort=True)
@@ -97,10 +106,14 @@ def page_of_front(best: Front) -> Figure:
     """One panel per pair of loss, usefulness and cost; a line along its front, rings on the joint front."""
     cells = best.cells
     panels = best.panels
-    page = Figure(figsize=(max(5.2, 3.5 * len(panels)), 4.1), layout="constrained")
-    axes = page.subplots(1, len(panels), squeeze=False)[0]
+    n_columns = min(3, len(panels))
+    n_rows = -(-len(panels) // n_columns)
+    page = Figure(figsize=(max(5.2, 3.5 * n_columns), 3.3 * n_rows + 0.8), layout="constrained")
+    axes = page.subplots(n_rows, n_columns, squeeze=False).flat
+    for axis in axes[len(panels) :]:
+        axis.remove()
     points = RunPoints(cells, "kind")
-    on_fronts = [_draw_front(axis, cells, x, y, points) for axis, (x, y) in zip(axes, panels, strict=True)]
+    on_fronts = [_draw_front(axis, cells, x, y, points) for axis, (x, y) in zip(axes, panels, strict=False)]
     points.legend(page)
     noun = "proposal" if (cells["kind"] == PROPOSAL).all() else "configuration"
     spread = "mean ± standard error over seeds" if (cells["n_seeds"] > 1).any() else "one seed each"
@@ -135,6 +148,9 @@ def _draw_front(axis: Any, cells: pd.DataFrame, x: str, y: str, points: RunPoint
         _cost_axis(axis, cells[x])
     else:
         axis.xaxis.set_major_locator(MaxNLocator(4))
+    for which, name in (("x", x), ("y", y)):
+        if IN_RUNS[name].is_ratio and (cells[name] > 0).all():
+            log_scale(axis, which, cells[name])
     return len(best)
 
 

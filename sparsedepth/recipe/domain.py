@@ -2,8 +2,7 @@
 
 import pandas as pd
 
-from sparsedepth.effects.knobs import plain
-from sparsedepth.effects.surrogate import value_order
+from sparsedepth.effects.knobs import plain, value_order
 from sparsedepth.recipe.card import Domain
 
 

@@ -1,4 +1,4 @@
-"""Searches: no proposal is a baseline; the front, importances and partial dependence of a planted landscape; again."""
+"""Searches: no proposal is a baseline; the front, importances and figures of a planted landscape; again."""
 
 import math
 from dataclasses import replace
@@ -7,17 +7,20 @@ import numpy as np
 import pandas as pd
 import pytest
 import yaml
+from matplotlib import pyplot, rc_context
 from support.made_up_runs import MANIFEST, make_run
 
 from sparsedepth.cli import main
 from sparsedepth.config.load import build, read_yaml
 from sparsedepth.config.run import RunConfig
 from sparsedepth.config.sweep import SweepDefinition
-from sparsedepth.effects.surrogate import Axis, axes_of, importances, proposals, search_lines, search_table, surrogate
+from sparsedepth.effects.importance import importances, proposals, search_lines, search_table, study_of
 from sparsedepth.plan.tasks import Plan
 from sparsedepth.plots.draw import FIGURES, default_figure, draw
 from sparsedepth.plots.page import NothingToDraw
-from sparsedepth.plots.search import page_of_slices
+from sparsedepth.plots.study import page_of_history, page_of_importance, page_of_slices
+from sparsedepth.plots.style import RC
+from sparsedepth.quantities import axis_label
 from sparsedepth.store.best import best, heading, text
 from sparsedepth.store.connection import open_store
 from sparsedepth.store.search import on_front, search_of
@@ -108,50 +111,75 @@ def test_a_proposal_whose_other_seeds_were_ended_early_is_not_ranked_by_the_seed
     assert sorted(drawn["val_loss"]) == [3.0, 3.5]
 
 
-def test_importance_and_dependence_of_a_planted_landscape(searched):
+@pytest.fixture(scope="module")
+def landscape(searched):
+    """The search, and its proposals."""
     with open_store(searched) as store:
         search, runs = search_of(store.roots), store.frame("select * from runs")
-    frame = proposals(runs, search)
+    return search, proposals(runs, search)
+
+
+def test_the_study_holds_the_proposals(landscape):
+    search, frame = landscape
     assert len(frame) == 24 and frame["started"].is_monotonic_increasing
-    fitted = surrogate(frame, search, "val_loss")
-    assert fitted.skill > 0.8 and fitted.error < 0.3
-    curve = fitted.partial("lr")
-    lowest = min(curve, key=lambda point: point[1])[0]
-    assert 0.004 < lowest < 0.025
-    by_choice = dict(fitted.partial("depth_scale"))
-    assert by_choice["none"] - by_choice["lns"] == pytest.approx(0.3, abs=0.15)
-    for shares in importances(frame, search, "val_loss").values():
-        assert sum(shares.values()) == pytest.approx(1) and max(shares, key=shares.get) == "lr"
-        assert shares["weight_decay"] < 0.2
+    study = study_of(frame, search, "val_loss")
+    assert study.direction.name == "MINIMIZE" and [trial.value for trial in study.trials] == frame["val_loss"].tolist()
+    assert study.best_params["lr"] == frame.loc[frame["val_loss"].idxmin(), "lr"]
+    spaces = study.trials[0].distributions
+    assert (spaces["lr"].low, spaces["lr"].high, spaces["lr"].log) == (1e-3, 1e-1, True)
+    assert spaces["depth_scale"].choices == ("lns", "none")
+    lost = frame.assign(val_loss=[np.nan, *frame["val_loss"][1:]], lr=[*frame["lr"][:-1], None])
+    trials = study_of(lost, search, "val_loss").trials
+    assert len(trials) == 23 and set(trials[-1].params) == {"weight_decay", "depth_scale"}, "a missing value is none"
 
 
-def test_noise_is_not_believed(searched):
-    with open_store(searched) as store:
-        search, runs = search_of(store.roots), store.frame("select * from runs")
-    noise = runs.assign(val_loss=np.random.default_rng(1).standard_normal(len(runs)))
-    fitted = surrogate(proposals(noise, search), search, "val_loss")
-    assert fitted.skill < 0.2
-    assert "partial dependence unreliable" in "\n".join(search_lines(noise, search, "val_loss"))
-    assert surrogate(proposals(runs.head(5), search), search, "val_loss") is None
-    assert not importances(proposals(runs.head(5), search), search, "val_loss")
+def test_importance_of_a_planted_landscape(landscape):
+    search, frame = landscape
+    found = {each.axis: each for each in importances(frame, search, "val_loss")}
+    assert next(iter(found)) == "lr" and set(found) == {"lr", "weight_decay", "depth_scale"}
+    assert sum(each.ped_anova for each in found.values()) == pytest.approx(1)
+    assert found["lr"].ped_anova > 0.5 and found["lr"].fanova > 0.5
+    assert found["weight_decay"].ped_anova < 0.2 and found["weight_decay"].fanova < 0.2
+    low, high = map(float, found["lr"].best.split(" to "))
+    assert 0.003 < low < 0.01 < high < 0.03
 
 
-def test_few_proposals_of_pure_noise_have_no_skill_on_average(searched):
-    with open_store(searched) as store:
-        search, runs = search_of(store.roots), store.frame("select * from runs")
-    frame, generator = proposals(runs.head(10), search), np.random.default_rng(0)
-    noise = [surrogate(frame.assign(val_loss=generator.standard_normal(10)), search, "val_loss") for _ in range(60)]
-    assert np.mean([fitted.skill for fitted in noise]) < 0.05
+def test_the_best_of_an_objective_that_is_to_be_high_are_the_highest(landscape):
+    """The same landscape, upside down, has the same importances."""
+    search, frame = landscape
+    turned = replace(search, definition=search.definition.model_copy(update={"objectives": ["usefulness"]}))
+    upside_down = importances(frame.assign(usefulness=-frame["val_loss"]), turned, "usefulness")
+    for one, other in zip(upside_down, importances(frame, search, "val_loss"), strict=True):
+        assert (one.axis, one.best, one.ped_anova) == (other.axis, other.best, pytest.approx(other.ped_anova))
+
+
+def test_few_proposals_and_equal_values_have_no_importance(landscape):
+    search, frame = landscape
+    assert len(importances(frame.head(8), search, "val_loss")) == 3 and not importances(
+        frame.head(7), search, "val_loss"
+    )
+    assert not importances(frame.assign(val_loss=1.0), search, "val_loss")
+
+
+def test_the_variance_of_a_ratio_is_that_of_its_logarithm(landscape):
+    """exp(val_loss) as a residual variance has the fANOVA of val_loss."""
+    search, frame = landscape
+    asked = replace(search, definition=search.definition.model_copy(update={"objectives": ["residual_variance_last"]}))
+    ratio = importances(frame.assign(residual_variance_last=np.exp(frame["val_loss"])), asked, "residual_variance_last")
+    loss = importances(frame, search, "val_loss")
+    assert {each.axis: each.fanova for each in ratio} == {each.axis: pytest.approx(each.fanova) for each in loss}
 
 
 def test_effects_of_a_search_are_importances(searched, capfd):
     with pytest.raises(SystemExit) as ended:
         main.run(["effects", str(searched)])
     told = capfd.readouterr().out
-    assert ended.value.code == 0 and "importance" in told and "PED-ANOVA" in told and "vs " not in told
+    assert ended.value.code == 0 and "lr: importance PED-ANOVA" in told and ", fANOVA" in told and "vs " not in told
+    assert "Of few proposals an axis that does nothing has a share, too." in told
     with open_store(searched) as store:
         table = search_table(store.frame("select * from runs"), search_of(store.roots), "val_loss")
-    assert {row[1] for row in table.rows} == {"lr", "weight_decay", "depth_scale"} and len(table.rows) == 25 + 25 + 2
+    assert table.columns == ("objective", "axis", "ped_anova", "fanova", "best_values", "proposals")
+    assert {row[1] for row in table.rows} == {"lr", "weight_decay", "depth_scale"} and len(table.rows) == 3
 
 
 def test_a_degenerate_objective_of_a_search_is_named(searched):
@@ -172,62 +200,73 @@ def test_a_search_gives_no_recipe(searched, capfd):
 
 def test_figures_of_a_search(searched, tmp_path):
     with open_store(searched) as store:
-        assert default_figure(store) == "slices"
-        for name in ("history", "parallel", "slices"):
+        assert default_figure(store) == "pareto"
+        for name, n_rows in (("history", 24), ("slices", 24), ("importance", 6), ("pareto", 24)):
             drawn = draw(store, name, tmp_path / f"{name}.png")
-            assert len(drawn.drawings[name].data) >= 24 and (tmp_path / f"{name}.png").stat().st_size > 5000
-        assert drawn.drawings["slices"].data["kind"].nunique() == 2
-        steps = draw(store, "history").drawings["history"].data["best_val_loss"]
+            assert len(drawn.drawings[name].data) == n_rows and (tmp_path / f"{name}.png").stat().st_size > 5000
+        front = drawn.drawings["pareto"].data
         for name in ("effects", "learning_rate", "variance", "curves"):
             with pytest.raises(
                 NothingToDraw, match="a search chose these runs by earlier results; draw --figure slices"
             ):
                 draw(store, name)
-    assert steps.is_monotonic_decreasing
+        ranked = best(store).table.records()
+    on_front = {row["lr"] for row in ranked if row["note"] == "front"}
+    assert set(front.loc[front["on_front"], "train_flops"]) and len(on_front) == front["on_front"].sum()
+    assert not pyplot.get_fignums(), "Optuna's figures are closed"
 
 
 def test_figures_name_a_degenerate_objective(tmp_path, searched):
     constant = fill(tmp_path / "s", {**SEARCH, "objectives": ["usefulness", "val_loss"]}, usefulness=0.5)
     for root, is_named in ((constant, True), (searched, False)):
         with open_store(root) as store:
-            for name in ("history", "parallel", "slices"):
+            for name in ("history", "importance", "slices", "pareto"):
                 said = " ".join(FIGURES[name].drawing(store).page().get_supxlabel().split())
                 assert ("Degenerate, so no evidence: usefulness (0.5 in every run)." in said) == is_named
 
 
-def test_the_numbers_of_a_choice_stand_by_their_size(searched):
-    """Not by their first digit: 12, 3, 6."""
-    with open_store(searched) as store:
-        search, frame = search_of(store.roots), proposals(store.frame("select * from runs"), search_of(store.roots))
-    frame["depth_scale"] = [(12, 3, 6, None)[i % 4] for i in range(len(frame))]
-    (axis,) = [axis for axis in axes_of(frame, search) if axis.name == "depth_scale"]
-    assert axis.values == (3, 6, 12, None)
-    data = pd.DataFrame({"axis": axis.name, "kind": "proposal", "value": frame[axis.name], "mean": frame["val_loss"]})
-    panel = page_of_slices([axis], data, "val_loss", "").axes[0]
-    assert [label.get_text() for label in panel.get_xticklabels()] == ["3", "6", "12", "None"]
-    assert panel.collections[0].get_offsets()[:4, 0].tolist() == [2, 0, 1, 3]
+def test_axes_have_labels_and_choices_their_names_in_order(landscape):
+    """Numbers by their size, not by their first digit: 12, 3, 6; a logarithmic range with few labels."""
+    search, frame = landscape
+    frame = frame.assign(depth_scale=[(12, 3, 6, None)[i % 4] for i in range(len(frame))])
+    with rc_context(RC):
+        page = page_of_slices(search, frame, "")
+        page.draw_without_rendering()
+    panels = {axes.get_xlabel(): axes for axes in page.axes}
+    assert set(panels) == {"depth_scale", "lr", "weight_decay", ""}
+    assert [label.get_text() for label in panels["depth_scale"].get_xticklabels()] == ["3", "6", "12"]
+    places = panels["depth_scale"].collections[0].get_offsets()
+    known = frame.dropna(subset=["depth_scale"])
+    assert sorted(places[:, 0].tolist()) == [0] * 6 + [1] * 6 + [2] * 6 and len(known) == 18
+    assert panels["depth_scale"].get_ylabel() == axis_label("val_loss") and panels["lr"].get_xscale() == "log"
+    assert len({tuple(axes.collections[0].get_clim()) for name, axes in panels.items() if name}) == 1
 
 
-def test_a_choice_between_floats_of_which_one_is_whole(searched):
-    """1.0 is shown as 1: its importance is that of the option that it is."""
-    with open_store(searched) as store:
-        search, frame = search_of(store.roots), proposals(store.frame("select * from runs"), search_of(store.roots))
-    named = importances(frame, search, "val_loss")
-    frame["depth_scale"] = [0.1 if scale == "lns" else 1.0 for scale in frame["depth_scale"]]  # as they sort
-    assert importances(frame, search, "val_loss") == named
-    for shares in named.values():
-        assert set(shares) == {"lr", "weight_decay", "depth_scale"} and shares["depth_scale"] > 0
+def test_an_objective_that_is_compared_by_ratio_has_a_logarithmic_axis(landscape):
+    search, frame = landscape
+    for name, scale in (("residual_variance_last", "log"), ("val_loss", "linear")):
+        asked = replace(search, definition=search.definition.model_copy(update={"objectives": [name]}))
+        values = frame.assign(**{name: np.exp(frame["val_loss"])})
+        for page in (page_of_history(asked, values, ""), page_of_slices(asked, values, "")):
+            assert page.axes[0].get_yscale() == scale and page.axes[0].get_ylabel() == axis_label(name)
 
 
-def test_a_logarithmic_axis_has_few_labels():
-    """From 0.0013 to 0.029: 1, 2 and 5 of each decade, none between them, where labels would lie on each other."""
-    axis = Axis(name="lr", values=(0.001, 0.05), is_range=True, is_log=True)
-    data = pd.DataFrame({"axis": "lr", "kind": "proposal", "value": [0.0013, 0.0022, 0.029], "mean": [5.4, 5.2, 3.0]})
-    panel = page_of_slices([axis], data, "val_loss", "").axes[0]
-    panel.figure.draw_without_rendering()
-    shown = [text for text in (*panel.xaxis.get_ticklabels(), *panel.xaxis.get_ticklabels(minor=True))
-             if text.get_text() and 0.0013 <= text.get_position()[0] <= 0.029]  # fmt: skip
-    assert [text.get_text() for text in shown] == ["0.002", "0.005", "0.01", "0.02"]
+def test_bars_of_several_objectives_stand_by_the_names_of_their_axes(landscape):
+    search, _ = landscape
+    shares = {"val_loss": {"lr": 0.7, "weight_decay": 0.1}, "train_flops": {"weight_decay": 0.9, "lr": 0.2}}
+    rows = [
+        {"objective": objective, "axis": axis, "ped_anova": share, "fanova": None}
+        for objective, by_axis in shares.items()
+        for axis, share in by_axis.items()
+    ]
+    page = page_of_importance(search, pd.DataFrame(rows), "")
+    for axes, objective in zip(page.axes, shares, strict=True):
+        names = [label.get_text() for label in page.axes[0].get_yticklabels()]
+        lengths = [bar.get_width() for bar in axes.patches]
+        assert axes.get_title("left") == objective or axes.get_title() == objective
+        assert dict(zip(names, lengths, strict=True)) == {
+            n: pytest.approx(100 * s) for n, s in shares[objective].items()
+        }
 
 
 def test_the_advice_is_a_sweep_that_runs(searched, tmp_path, capfd):

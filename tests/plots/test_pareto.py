@@ -7,6 +7,7 @@ import pytest
 from support.runs_frame import grid
 
 from sparsedepth.plots.pareto import front, page_of_front, pareto, undominated
+from sparsedepth.quantities import axis_label
 from sparsedepth.store.connection import open_store
 from sparsedepth.store.questions import ask
 
@@ -36,11 +37,31 @@ def test_cells_are_means_over_seeds():
 
 
 def test_the_proposals_of_a_search_have_no_baseline():
-    best = front(grid({"weight_decay": [0.0, 0.1, 0.3], "seed": [0, 1]}, summary, n_layers=4), is_search=True)
+    best = front(grid({"weight_decay": [0.0, 0.1, 0.3], "seed": [0, 1]}, summary, n_layers=4), objectives=["val_loss"])
     assert best.cells["kind"].tolist() == ["proposal"] * 3
     assert page_of_front(best).get_supxlabel().startswith("3 proposals, mean ± standard error over seeds.")
-    best = front(grid({"weight_decay": [0.0, 0.1, 0.3]}, summary, n_layers=4), is_search=True)
+    best = front(grid({"weight_decay": [0.0, 0.1, 0.3]}, summary, n_layers=4), objectives=["val_loss"])
     assert page_of_front(best).get_supxlabel().startswith("3 proposals, one seed each.")
+
+
+def test_the_front_of_a_search_is_that_of_its_own_objectives():
+    """Loss 1, 2, 3 (lower is better) and variance 9, 4, 5: the third is beaten in both. Usefulness is not asked for."""
+    values = {0.0: (1.0, 9.0), 0.1: (2.0, 4.0), 0.3: (3.0, 5.0)}
+
+    def summary(config):
+        loss, variance = values[config.weight_decay]
+        return {"val_loss": loss, "residual_variance_last": variance, "usefulness": loss, "train_flops": 1e9 * loss}
+
+    runs = grid({"weight_decay": [*values]}, summary, n_layers=4)
+    best = front(runs, objectives=["val_loss", "residual_variance_last"])
+    assert best.panels == [("residual_variance_last", "val_loss")]
+    assert dict(zip(best.cells["val_loss"], best.cells["on_front"], strict=True)) == {1.0: True, 2.0: True, 3.0: False}
+    (axis,) = page_of_front(best).axes
+    assert axis.get_xlabel() == axis_label("residual_variance_last") and axis.get_xscale() == "log"
+    assert axis.get_ylabel() == axis_label("val_loss") and axis.get_yscale() == "linear"
+    four = ["val_loss", "residual_variance_last", "usefulness", "train_flops"]
+    page = page_of_front(front(runs, objectives=four))
+    assert len(page.axes) == 6 and {axis.get_xlabel() for axis in page.axes} >= {axis_label("train_flops")}
 
 
 def test_diverged_and_unmeasured():

@@ -27,7 +27,14 @@ LOOK = """JSON.stringify({
   progress: document.querySelector("#progress")?.innerText ?? "",
   rows: document.querySelectorAll("#table-runs tbody tr").length,
   images: [...document.images].filter((one) => one.naturalWidth > 100).map((one) => one.alt.split(":")[0]),
-  width: document.documentElement.scrollWidth, window: innerWidth, mark: window.mark ?? null})"""
+  ready: document.readyState === "complete", width: document.documentElement?.scrollWidth, window: innerWidth,
+  mark: window.mark ?? null})"""
+
+FILTER = """(() => {
+  const input = document.querySelector("#table-runs input");
+  if (input) { input.value = "TEXT"; window.mark = 1; }
+  return input !== null;
+})()"""
 
 
 class Browser:
@@ -85,7 +92,7 @@ class Browser:
         until = time.monotonic() + seconds
         while time.monotonic() < until:
             seen = self.look()
-            if condition(seen):
+            if seen["ready"] and condition(seen):
                 return seen
             time.sleep(0.5)
         raise AssertionError(f"not within {seconds} s: {seen}")
@@ -155,11 +162,12 @@ def test_the_page_follows_a_sweep_while_it_runs(tmp_path, browser, started):
         browser.resize(width)
         seen = browser.wait(lambda seen, width=width: seen["window"] == width and seen["rows"])
         assert seen["width"] <= width
-    box = "document.querySelector('#table-runs input')"
-    if browser.value(f"{box}.value = 'ok'; window.mark = 1; document.querySelector('#progress') !== null"):
+    while not browser.value(FILTER.replace("TEXT", "ok")):
+        time.sleep(0.2)
+    if browser.look()["progress"]:
         time.sleep(3)
         assert browser.look()["mark"] == 1, "not loaded again while a filter is in use"
-    browser.value(f"{box}.value = ''; {box}.blur()")
+    browser.value(FILTER.replace("TEXT", ""))
     last = browser.wait(lambda seen: seen["rows"] == 2 and not seen["progress"])
     assert last["mark"] is None and len(last["images"]) > 4 and last["width"] <= 390
     browser.value("window.mark = 2")

@@ -1,0 +1,218 @@
+"""Results of a search: how much each axis matters to each objective, by Optuna, from the rows of its runs.
+
+PED-ANOVA (2304.10255): the importance of an axis is how far its values among the best proposals differ from those
+among all; the importances of all axes sum to 1. fANOVA, where scikit-learn is installed: the share of the objective's
+variance that a random forest attributes to the axis; of a quantity that is compared by ratio, of its logarithm. An
+importance has no direction: the values of the best proposals are given beside it.
+
+A share always exists: of few proposals also an axis that does nothing has one, of PED-ANOVA more than of fANOVA.
+"""
+
+import importlib.util
+import math
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pandas as pd
+
+from sparsedepth import quantities
+from sparsedepth.config.plain_text import counted
+from sparsedepth.config.space import Interval
+from sparsedepth.effects.knobs import plain, value_order
+from sparsedepth.store.degeneracy import degeneracy, score_rows
+from sparsedepth.store.query_result import QueryResult
+from sparsedepth.store.search import Search, on_front
+from sparsedepth.store.tuning_roles import result_rows
+
+if TYPE_CHECKING:
+    import optuna
+
+MIN_PROPOSALS = 8
+"""With fewer there is no analysis."""
+MIN_BEST = 6
+"""Least number of best proposals for PED-ANOVA; Optuna's default, a tenth, is only two of twenty."""
+EXPLAINED = (
+    "Rarely do two proposals differ in one field only, so there are no paired effects. Importance (Optuna's) has no "
+    "direction: PED-ANOVA is the share of an axis in what makes the best proposals differ from the others, fANOVA its "
+    "share in the variance of the objective. Of few proposals an axis that does nothing has a share, too. An adaptive "
+    "sampler favours promising regions: its proposals are not a random sample."
+)
+
+
+def proposals(runs: pd.DataFrame, search: Search) -> pd.DataFrame:
+    """One row per proposal, oldest first: the axes, each objective's mean over seeds (NaN if a seed diverged or ended
+    early), n_seeds, on_front."""
+    rows = []
+    for cell_id, cell in runs.groupby("cell_id", sort=False):
+        first = cell.iloc[0]
+        is_incomplete = len(cell) < search.n_seeds or bool((cell["outcome"] != "ok").any())
+        means = {
+            name: np.nan if is_incomplete else float(pd.to_numeric(cell[name]).mean()) for name in search.objectives
+        }
+        started = min(map(str, cell["started"])) if "started" in cell.columns else ""
+        knobs = {name: plain(first[name]) for name in search.axes}
+        rows.append({"cell_id": cell_id, **knobs, **means, "n_seeds": len(cell), "started": started})
+    columns = ["cell_id", *search.axes, *search.objectives, "n_seeds", "started"]
+    frame = pd.DataFrame(rows, columns=columns).sort_values("started", kind="stable").reset_index(drop=True)
+    return frame.assign(on_front=on_front(frame[list(search.objectives)].to_numpy(float), search.objectives))
+
+
+def finished(frame: pd.DataFrame, objective: str) -> pd.DataFrame:
+    """The proposals with a value of the objective."""
+    return frame[np.isfinite(frame[objective].to_numpy(float))].reset_index(drop=True)
+
+
+def options_of(frame: pd.DataFrame, search: Search) -> dict[str, list]:
+    """The axes that take several values, each with these in order."""
+    values = {name: sorted({plain(value) for value in frame[name].tolist()}, key=value_order) for name in search.axes}
+    return {name: options for name, options in values.items() if len(options) > 1}
+
+
+def study_of(frame: pd.DataFrame, search: Search, objective: str) -> "optuna.Study":
+    """A study in memory of one objective: a trial for each proposal that has its value, in order, with the axes that
+    take several values. A field that a proposal does not have is no parameter of its trial."""
+    import optuna
+    from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution
+
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    frame = finished(frame, objective)
+    spaces: dict[str, BaseDistribution] = {}
+    for name, options in options_of(frame, search).items():
+        axis = search.definition.axes.get(name)
+        if isinstance(axis, Interval):
+            known = [float(value) for value in options if value is not None]
+            low, high = min(axis.low, *known), max(axis.high, *known)  # proposals of a narrower, earlier definition
+            spaces[name] = FloatDistribution(low, high, log=axis.log)
+        else:
+            spaces[name] = CategoricalDistribution([_choice(value) for value in options if value is not None])
+    study = optuna.create_study(direction="maximize" if quantities.sign(objective) > 0 else "minimize")
+    for proposal in frame.to_dict("records"):
+        params = {
+            name: float(proposal[name]) if isinstance(space, FloatDistribution) else _choice(plain(proposal[name]))
+            for name, space in spaces.items()
+            if plain(proposal[name]) is not None
+        }
+        distributions = {name: spaces[name] for name in params}
+        trial = optuna.trial.create_trial(params=params, distributions=distributions, value=float(proposal[objective]))
+        study.add_trial(trial)
+    return study
+
+
+def _choice(value: Any) -> Any:
+    return value if isinstance(value, bool | int | float | str) else str(value)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Importance:
+    """The importance of one axis to one objective."""
+
+    axis: str
+    ped_anova: float
+    fanova: float | None
+    """None without scikit-learn, and for a field that not every proposal has."""
+    best: str
+    """The values of the axis among the best proposals."""
+
+
+def importances(frame: pd.DataFrame, search: Search, objective: str) -> list[Importance]:
+    """Of each axis, the most important first. Empty with too few proposals, or where all have the same value."""
+    import optuna
+
+    frame = finished(frame, objective)
+    options = options_of(frame, search)
+    if len(frame) < MIN_PROPOSALS or not options or frame[objective].nunique() == 1:
+        return []
+    study = study_of(frame, search, objective)
+    values = frame[objective].to_numpy(float)
+    ratios = np.log(values) if quantities.IN_RUNS[objective].is_ratio and (values > 0).all() else values
+    with warnings.catch_warnings(action="ignore"):  # experimental; that the lowest are the best
+        evaluator = optuna.importance.PedAnovaImportanceEvaluator(target_quantile=best_share(len(frame)))
+        shares = _shares(study, evaluator, -quantities.sign(objective) * values)  # it calls the lowest the best
+        fanova: Mapping[str, float] = {}
+        if importlib.util.find_spec("sklearn"):
+            fanova = _shares(study, optuna.importance.FanovaImportanceEvaluator(seed=0), ratios)
+    best = frame.sort_values(objective, ascending=quantities.sign(objective) < 0).head(
+        math.ceil(best_share(len(frame)) * len(frame))
+    )
+    found = [
+        Importance(
+            axis=name,
+            ped_anova=shares.get(name, 0.0),
+            fanova=fanova.get(name),
+            best=_values_text(best[name].tolist(), isinstance(search.definition.axes.get(name), Interval)),
+        )
+        for name in options
+    ]
+    return sorted(found, key=lambda each: -each.ped_anova)
+
+
+def best_share(n: int) -> float:
+    """The share of `n` proposals that PED-ANOVA calls the best."""
+    return min(0.5, max(0.1, MIN_BEST / n))
+
+
+def _shares(study: "optuna.Study", evaluator: Any, values: np.ndarray) -> dict[str, float]:
+    import optuna
+
+    names = {name for trial in study.trials for name in trial.params}
+    if len(names) == 1:
+        return dict.fromkeys(names, 1.0)
+    by_trial = values.tolist()
+    shares = optuna.importance.get_param_importances(
+        study, evaluator=evaluator, target=lambda trial: by_trial[trial.number]
+    )
+    return {name: float(share) for name, share in shares.items()}
+
+
+def _values_text(values: Sequence[Any], is_range: bool) -> str:
+    """'0.002 to 0.009' of a range; 'lns 5x, none 1x' of a choice."""
+    if is_range:
+        numbers = pd.Series(values, dtype=float).dropna()
+        return f"{numbers.min():.3g} to {numbers.max():.3g}" if len(numbers) else "none"
+    counts = pd.Series([str(plain(value)) for value in values]).value_counts()
+    return ", ".join(f"{value} {n}x" for value, n in counts.items())
+
+
+# Text
+
+
+def search_lines(runs: pd.DataFrame, search: Search, by: str | None = None) -> Iterator[str]:
+    """The importance of every axis, for every objective or for `by`."""
+    runs = result_rows(runs)
+    frame = proposals(runs, search)
+    yield f"{search.text}\n{EXPLAINED}"
+    for objective in [by] if by in search.objectives else search.objectives:
+        n = int(frame[objective].notna().sum())
+        quantity = quantities.IN_RUNS[objective]
+        unit = f" [{quantity.unit}]" if quantity.unit not in ("", "1") else ""
+        yield f"\n{objective}{unit}, {quantity.better}er is better: {n} of {len(frame)} proposals finished"
+        if caution := degeneracy(objective, score_rows(runs, objective)).text:
+            yield f"  {caution}"
+        if n > 1 and frame[objective].nunique() == 1:
+            yield "  no analysis: all values are equal"
+            continue
+        if not (found := importances(frame, search, objective)):
+            yield f"  no analysis: it needs {MIN_PROPOSALS} finished proposals and an axis that varies"
+            continue
+        n_best = math.ceil(best_share(n) * n)
+        for each in found:
+            fanova = "" if each.fanova is None else f", fANOVA {each.fanova:.0%}"
+            yield (
+                f"  {each.axis}: importance PED-ANOVA {each.ped_anova:.0%}{fanova}; "
+                f"the best {counted(n_best, 'proposal')}: {each.best}"
+            )
+
+
+def search_table(runs: pd.DataFrame, search: Search, by: str | None = None) -> QueryResult:
+    """One row per objective and axis."""
+    frame = proposals(result_rows(runs), search)
+    columns = ("objective", "axis", "ped_anova", "fanova", "best_values", "proposals")
+    rows = [
+        (objective, each.axis, each.ped_anova, each.fanova, each.best, len(finished(frame, objective)))
+        for objective in ([by] if by in search.objectives else search.objectives)
+        for each in importances(frame, search, objective)
+    ]
+    return QueryResult(columns=columns, rows=tuple(rows))
