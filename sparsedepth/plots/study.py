@@ -82,7 +82,9 @@ def page_of_slices(search: Search, frame: pd.DataFrame, notes: str) -> Figure:
     from optuna.visualization.matplotlib import plot_slice
 
     objective = search.objectives[0]
-    found = _drawn(plot_slice, study_of(frame, search, objective), target_name=objective)
+    study = study_of(frame, search, objective)
+    spaces = {name: space for trial in study.trials for name, space in trial.distributions.items()}
+    found = _drawn(plot_slice, study, target_name=objective)
     panels = [*np.atleast_1d(found)]
     n_columns = min(COLUMNS, len(panels))
     n_rows = -(-len(panels) // n_columns)
@@ -93,9 +95,11 @@ def page_of_slices(search: Search, frame: pd.DataFrame, notes: str) -> Figure:
     for i, axes in enumerate(panels):
         axes.set_subplotspec(grid[i // n_columns, i % n_columns])
         name = axes.get_xlabel()
-        is_choice = _name_choices(axes)
-        if not is_choice and axes.get_xscale() == "log":
-            log_scale(axes, "x", [value for value in frame[name].dropna()])
+        if choices := getattr(spaces[name], "choices", ()):  # Optuna names them with Python's quotes
+            axes.set_xticks(range(len(choices)), [escaped(shortened(str(choice))) for choice in choices])
+            axes.set_xlim(-0.5, len(choices) - 0.5)
+        elif axes.get_xscale() == "log":
+            log_scale(axes, "x", frame[name].dropna())
         axes.set(title="", ylabel=axis_label(objective) if i % n_columns == 0 else "")
         axes.tick_params(labelbottom=True, labelleft=i % n_columns == 0)
         _scale(axes, objective, frame)
@@ -104,17 +108,6 @@ def page_of_slices(search: Search, frame: pd.DataFrame, notes: str) -> Figure:
     page.colorbar(panels[0].collections[0], ax=panels, label="proposal, in order of start", aspect=30 * n_rows)
     caption(page, f"Each dot: one of {counted(frame[objective].notna().sum(), 'proposal')}.{notes}")
     return page
-
-
-def _name_choices(axes: Any) -> bool:
-    """Whether the panel's axis is a choice; then its options are named without Python's quotes."""
-    units = getattr(axes.xaxis.get_converter(), "convert", None) and axes.xaxis.units
-    if units is None:
-        return False
-    names = [*units._mapping]
-    axes.set_xticks(range(len(names)), [escaped(shortened(name.strip("'\""))) for name in names])
-    axes.set_xlim(-0.5, len(names) - 0.5)
-    return True
 
 
 def importance(store: Store) -> Drawing:
