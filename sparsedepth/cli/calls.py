@@ -142,10 +142,8 @@ def sweep(
 
 
 def make_driver(definition: "SweepDefinition", results: Path, machine: "Machine", storage: str | None) -> "Driver":
-    """A sweep that is checked and priced, but not started."""
-    from sparsedepth.cli.cost import local_pricing_setup
-    from sparsedepth.plan.planned_vs_actual import measured_peaks
-    from sparsedepth.plan.price import expected_runs, price, with_peaks
+    """A sweep that is checked, but not started."""
+    from sparsedepth.cli.cost import check_machine
     from sparsedepth.sweep.driver import Driver
     from sparsedepth.sweep.storage import database_url, hide_url
 
@@ -154,9 +152,7 @@ def make_driver(definition: "SweepDefinition", results: Path, machine: "Machine"
         database_url(storage)
     driver = Driver(definition, results, machine, storage)
     warn_of_unlikely_values(field_values(definition))
-    setup = local_pricing_setup(definition, machine)
-    setup = with_peaks(setup, measured_peaks(results, expected_runs(definition)[0], setup.place.device))
-    driver.price = price(definition, setup)
+    check_machine(definition, machine)
     return driver
 
 

@@ -45,7 +45,7 @@ def _version(version: bool = typer.Option(False, "--version", help="Print the ve
 
 COMMANDS: Mapping[str, tuple[Callable[..., None], str]] = {
     "init": (init.init, "init sweep mine.yaml"),
-    "plan": (plan.plan, "plan sweeps/depth.yaml --on h100 --budget-hours 24"),
+    "plan": (plan.plan, "plan sweeps/depth.yaml --on h100 --workers 4"),
     "sweep": (train_sweep.sweep, "sweep sweeps/quickstart.yaml -o results/mine --scale tiny --set seeds=3"),
     "work": (train_sweep.work, "work results/mine --workers 2"),
     "train": (train_sweep.train, "train run.yaml -o results/mine --set lr=1e-3 --dry-run"),

@@ -13,23 +13,19 @@ from sparsedepth.store.terminal import duration, fit, wrapped
 
 if TYPE_CHECKING:
     from sparsedepth.config.sweep import SweepDefinition
-    from sparsedepth.plan.budget import Budget
     from sparsedepth.plan.price import Price, PricingSetup
     from sparsedepth.sweep.machine import Machine
 
 
 def local_pricing_setup(
-    definition: "SweepDefinition", machine: "Machine", *, calibrated: bool = False
+    definition: "SweepDefinition", machine: "Machine", results: Path | None = None, *, calibrated: bool = False
 ) -> "PricingSetup":
-    """This machine and its cached timings; `calibrated` times the shapes of the sweep that are not cached.
-    Raises ValueError for a kernel or a number of threads that a CPU does not have."""
+    """This machine, its cached timings, and the finished runs of `results`; `calibrated` times the shapes of the sweep
+    that are not cached. Raises ValueError as `check_machine`."""
     from sparsedepth.plan import price as pricing
     from sparsedepth.sweep.calibrate import calibrate, device_name_of, known_timings
-    from sparsedepth.train.runtime import resolve
 
-    if not machine.gpus:  # on a GPU the run's process checks, since the check allocates GPU memory
-        for config in pricing.expected_runs(definition)[0]:
-            resolve(config, machine.runtime)
+    check_machine(definition, machine)
     name = "cpu" if not machine.gpus else pricing.named_device(device_name_of(machine))
     priced = pricing.pricing_setup(
         machine.runtime,
@@ -38,7 +34,7 @@ def local_pricing_setup(
         processes=machine.processes_per_run,
         gpus=len(machine.gpus),
     )
-    setup = replace(priced, timings=known_timings(machine))
+    setup = as_finished_runs_took(replace(priced, timings=known_timings(machine)), definition, results)
     missing = pricing.uncalibrated(definition, setup) if calibrated else []
     if not missing:
         return setup
@@ -51,26 +47,39 @@ def local_pricing_setup(
     return replace(setup, timings=timings)
 
 
+def check_machine(definition: "SweepDefinition", machine: "Machine") -> None:
+    """Raises ValueError for a kernel or a number of threads that a CPU does not have. On a GPU the run's process
+    checks, since the check allocates GPU memory."""
+    from sparsedepth.plan.price import expected_runs
+    from sparsedepth.train.runtime import resolve
+
+    if not machine.gpus:
+        for config in expected_runs(definition)[0]:
+            resolve(config, machine.runtime)
+
+
+def as_finished_runs_took(setup: "PricingSetup", definition: "SweepDefinition", results: Path | None) -> "PricingSetup":
+    """The setup corrected by the finished runs of the sweep in `results`."""
+    from sparsedepth.plan.measured import finished_runs
+    from sparsedepth.plan.price import expected_runs, with_finished
+
+    return with_finished(setup, finished_runs(results, expected_runs(definition)[0])) if results else setup
+
+
 def print_price(
     definition: "SweepDefinition",
     setup: "PricingSetup",
-    budget: "Budget",
     format: str = "table",
     results: Path | None = None,
     extra_json: Mapping[str, Any] | None = None,
 ) -> None:
-    """Print the price of a sweep and, with `results`, of its remaining runs. Raises ValueError above the budget, after
-    printing changes that would fit."""
-    from sparsedepth.plan.budget import budget_fixes
-    from sparsedepth.plan.gpu_shapes import slow_shapes
-    from sparsedepth.plan.price import as_json, expected_runs, price
+    """Print the price of a sweep and, with `results`, of its remaining runs."""
+    from sparsedepth.plan.price import as_json, price
     from sparsedepth.plan.tasks import Plan
 
     for note in Plan(definition).notes():
         print(f"note: {visible(note)}", file=sys.stderr)
     total = price(definition, setup)
-    for line in slow_shapes(expected_runs(definition)[0]) if setup.place.device == "cuda" else ():
-        print(f"note: {line}", file=sys.stderr)
     shortage = _memory_shortage(definition, total)
     remaining = remaining_price(definition, setup, results) if results else None
     if format == "json":
@@ -83,16 +92,6 @@ def print_price(
             print(wrapped([f"remaining: {price_line(remaining)}"]), end="")
         elif results:
             print(f"remaining: nothing; every run in {results} is complete or ended without a result")
-    excess = budget.excess(total)
-    if not excess:
-        return
-    fixes = budget_fixes(definition, setup, budget)
-    for number, fix in enumerate(fixes, start=1):
-        print(f"option {number}: {fix.change}: {price_line(fix.price)}", file=sys.stderr)
-    raise ValueError(
-        f"sweep {definition.name!r} exceeds the budget: {' and '.join(excess)}; "
-        + ("choose an option above, or raise the budget" if fixes else "no single change makes it fit")
-    )
 
 
 def remaining_price(definition: "SweepDefinition", setup: "PricingSetup", results: Path) -> "Price | None":
@@ -106,15 +105,17 @@ def remaining_price(definition: "SweepDefinition", setup: "PricingSetup", result
 
 def _memory_shortage(definition: "SweepDefinition", price: "Price") -> str | None:
     """If the largest run exceeds its share of the device's memory: by how much, and the micro-batch that fits."""
-    from sparsedepth.plan.budget import Budget, fitting_micro_batch
+    from sparsedepth.plan.price import fitting_micro_batch
 
     device_memory = price.setup.assumed.memory
     if device_memory is None or price.memory_bytes <= (memory := device_memory / price.setup.place.sharing):
         return None
-    micro_batch = fitting_micro_batch(definition, price.setup, Budget(gigabytes=memory / 1e9))
+    micro_batch = fitting_micro_batch(definition, price.setup, memory)
     fix = f"use --runtime micro_batch={micro_batch}"
     if micro_batch is None:
-        fix = "even micro_batch=1 does not fit; use more devices per run (--gpus-per-run, --runtime parallel=fsdp)"
+        fewer = "fewer --workers, or " if price.setup.place.sharing > 1 else ""
+        more = "more devices per run (--gpus-per-run, --runtime parallel=fsdp)"
+        fix = f"even micro_batch=1 does not fit; use {fewer}{more}"
     return f"memory: {_bytes(price.memory_bytes)} does not fit into {_bytes(memory)}: {fix}"
 
 
@@ -166,10 +167,13 @@ def _assumptions(definition: "SweepDefinition", price: "Price") -> Iterator[str]
     place = price.setup.place
     threads = f", {counted(place.threads, 'thread')} per run" if place.device == "cpu" else ""
     processes = f", {place.processes} devices per run" if place.processes > 1 else ""
-    devices = f"{price.setup.workers} x {price.setup.device}{threads}{processes}"
+    shared = f", {place.sharing} runs at a time on each" if place.sharing > 1 else ""
+    devices = f"{price.setup.devices} x {price.setup.device}{threads}{processes}{shared}"
     yield f"time: {duration(low)} to {duration(high)} on {devices}"
-    if not price.is_calibrated:
-        yield f"      assumes {price.setup.assumed.rate:.2g} FLOP/s each; --calibrate times real steps instead"
+    if price.setup.time_ratios:
+        yield f"      corrected by finished runs of {counted(len(price.setup.time_ratios), 'shape')}"
+    elif not price.is_calibrated:
+        yield f"      assumes the speed of a typical {price.setup.device}; --calibrate times real steps instead"
     if price.data_bytes is None:
         yield "disk: excludes the tokenised text, whose length is unknown until it is read"
     if definition.tune:

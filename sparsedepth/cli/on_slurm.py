@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple, get_args
 
 import typer
 
-from sparsedepth.cli.cost import price_line
+from sparsedepth.cli.cost import as_finished_runs_took, price_line
 from sparsedepth.cli.start import field_values, warn_of_unlikely_values, with_cleanup
 from sparsedepth.cluster.script import Request, cpus_of
 from sparsedepth.store.terminal import duration
@@ -55,8 +55,11 @@ class ArrayOptions:
     @property
     def runs_in_parallel(self) -> int:
         """Runs that one task computes in parallel."""
-        devices = self.request.gpu_count or cpus_of(self.request)
-        return self.workers or max(1, devices // self.gpus_per_run)
+        if self.request.nodes > 1:
+            return 1
+        if groups := self.request.gpu_count // self.gpus_per_run:
+            return (self.workers or 1) * groups
+        return self.workers or max(1, cpus_of(self.request) // self.gpus_per_run)
 
     def arguments(self) -> list[str]:
         arguments = ["--max-attempts", str(self.max_attempts)]
@@ -75,8 +78,13 @@ class ArrayOptions:
         from sparsedepth.plan.price import named_device, pricing_setup
 
         device = named_device(self.request.gpus or "") if self.request.gpu_count else "cpu"
-        processes = self.gpus_per_run * self.request.nodes
-        return pricing_setup(self.runtime, device=device, workers=tasks * self.runs_in_parallel, processes=processes)
+        return pricing_setup(
+            self.runtime,
+            device=device,
+            workers=tasks * self.runs_in_parallel,
+            processes=self.gpus_per_run * self.request.nodes,
+            gpus=tasks * max(1, self.request.gpu_count // self.gpus_per_run) if self.request.gpu_count else 0,
+        )
 
 
 def array_options(
@@ -137,7 +145,7 @@ def plan_array(definition: "SweepDefinition", options: ArrayOptions, results: Pa
     with_work = min(MAX_DEFAULT_TASKS, -(-len(runs) // options.runs_in_parallel))
     tasks = max(1, min(options.n_tasks or with_work, len(runs)))
     partition = check(options.request, results, tasks, options.runtime.checkpoint_seconds)
-    setup = options.pricing_setup(tasks)
+    setup = as_finished_runs_took(options.pricing_setup(tasks), definition, existing)
     price = price_of(runs or expected_runs(definition)[0], setup)
     runs_per_task = -(-len(runs) // tasks)
     low, high = (price.seconds.value * factor for factor in (1 / price.seconds.factor, price.seconds.factor))
@@ -218,7 +226,7 @@ def _submit(
     from sparsedepth.sweep.status import scan
 
     results = array.results
-    prepare(results, definition, array_plan.price, max_attempts, retry_failed=retry_failed)
+    prepare(results, definition, max_attempts, retry_failed=retry_failed)
     if is_settled(definition, scan(results, definition), expected):
         return None
     job = array.submit(array_plan.tasks)

@@ -36,12 +36,19 @@ Runtime = Annotated[
         help="setting that changes results by rounding at most: --runtime micro_batch=4 --runtime checkpoint_seconds=60"
     ),
 ]
-Workers = Annotated[int | None, typer.Option(help="runs in parallel; default one per GPU or core")]
+Workers = Annotated[
+    int | None,
+    typer.Option(
+        help="runs in parallel on each GPU (or group of --gpus-per-run), or on the CPU; default one per GPU or core"
+    ),
+]
 Gpus = Annotated[str | None, typer.Option(help="GPUs to use, such as 0-7 or 0,2; default all")]
 GpusOrPerTask = Annotated[
     str | None,
     typer.Option(
-        "--gpus", help="GPUs to use, such as 0-7 or 0,2; default all. With --on slurm: GPUs per task, 1 or h100:2"
+        "--gpus",
+        help="GPUs to use, such as 0-7 or 0,2; default all. With --on slurm: GPUs per task, 1 or h100:2; "
+        "with --on h100: how many",
     ),
 ]
 GpusPerRun = Annotated[int, typer.Option(min=1, help="GPUs (on a CPU: processes) per run, with torchrun")]

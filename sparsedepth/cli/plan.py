@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from sparsedepth.cli import calls, option
-from sparsedepth.cli.cost import local_pricing_setup, print_price
+from sparsedepth.cli.cost import as_finished_runs_took, local_pricing_setup, print_price
 from sparsedepth.cli.on_slurm import SlurmFlags, array_options, plan_array
 from sparsedepth.cli.start import check_corpora, field_values, warn_of_unlikely_values
 from sparsedepth.store.terminal import fit, wrapped
@@ -26,8 +26,6 @@ def plan(
     calibrated: Annotated[
         bool, typer.Option("--calibrate", help="time a few real steps of each model shape; cached for this machine")
     ] = False,
-    budget_hours: Annotated[float | None, typer.Option(min=0, help="error if the sweep takes longer")] = None,
-    budget_gpu_gb: Annotated[float | None, typer.Option(min=0, help="error if a run needs more memory")] = None,
     pilot: Annotated[
         Path | None, typer.Option(help="earlier results, whose seed noise determines which effects are detectable")
     ] = None,
@@ -47,7 +45,12 @@ def plan(
     device: option.Device = "auto",
     compiled: option.Compile = False,
     out: Annotated[
-        Path | None, typer.Option("-o", "--out", help="results folder of the sweep; prints the remaining cost too")
+        Path | None,
+        typer.Option(
+            "-o",
+            "--out",
+            help="results folder of the sweep: estimates as its finished runs took, and prints the remaining cost too",
+        ),
     ] = None,
     format: Annotated[Literal["table", "json"], typer.Option(help="table or json")] = "table",
     partition: option.Partition = None,
@@ -62,7 +65,6 @@ def plan(
     from sparsedepth.cli.input_file import kind_of, single_run_sweep, sweep_definition
     from sparsedepth.config.load import read_extended
     from sparsedepth.plan import price as pricing
-    from sparsedepth.plan.budget import Budget
     from sparsedepth.sweep.results_folder import check_same_sweep
 
     kind = kind_of(read_extended(file)) if file else None
@@ -88,17 +90,28 @@ def plan(
     array_lines: list[str] = []
     if options:
         array_plan = plan_array(definition, options, out)
-        setup, array_lines = options.pricing_setup(array_plan.tasks), array_plan.lines
+        setup, array_lines = array_plan.price.setup, array_plan.lines
     elif on is not None:
-        if calibrated or gpus:
-            raise ValueError(f"--on {on} assumes another machine; --calibrate and --gpus apply to this one")
-        setup = pricing.pricing_setup(runtime_config, device=on, workers=workers or 1, processes=gpus_per_run)
+        if calibrated:
+            raise ValueError(f"--on {on} assumes another machine; --calibrate times steps on this one")
+        groups = 0 if on == "cpu" else _number_of_gpus(on, gpus, gpus_per_run) // gpus_per_run
+        n_workers = (workers or 1) * (groups or 1)
+        setup = pricing.pricing_setup(runtime_config, device=on, workers=n_workers, processes=gpus_per_run, gpus=groups)
+        setup = as_finished_runs_took(setup, definition, out)
     else:
         machine = calls.machine_of(runtime_config, workers, gpus, gpus_per_run)
-        setup = local_pricing_setup(definition, machine, calibrated=calibrated)
-    print_price(definition, setup, Budget(hours=budget_hours, gigabytes=budget_gpu_gb), format, out, power_json)
+        setup = local_pricing_setup(definition, machine, out, calibrated=calibrated)
+    print_price(definition, setup, format, out, power_json)
     if format == "table" and (lines := [*power_lines, *array_lines]):
         print(wrapped(lines), end="")
+
+
+def _number_of_gpus(on: str, gpus: str | None, gpus_per_run: int) -> int:
+    """The GPUs of another machine; by default those of one run."""
+    number = int(gpus) if gpus and gpus.isdecimal() else 0 if gpus else gpus_per_run
+    if number < gpus_per_run:
+        raise ValueError(f"--gpus {gpus!r} with --on {on} must be how many there are, at least {gpus_per_run}")
+    return number
 
 
 def detectable_effects(

@@ -15,9 +15,6 @@ MAX_LR = 1.0
 MAX_TOKENS = 10**14
 """More than any corpus of text holds."""
 
-SWEEP_FILES = ("sweep.yaml", "plan.json")
-"""Files that a sweep writes before its first run."""
-
 
 def warn_of_unlikely_values(values: Iterable[Mapping[str, Any]]) -> None:
     """Warn of a learning rate above 1, and of more tokens than any corpus has."""
@@ -82,12 +79,13 @@ def with_cleanup(results: Path, start: Callable[[], Result]) -> Result:
 
 def _remove_if_no_runs(results: Path) -> None:
     """Remove the files written before the first run; tokenised text and unknown files stay."""
+    from sparsedepth.config.sweep import DEFINITION
+
     records = [*results.glob("runs/*"), *results.glob("toys/*"), *results.glob("study*")]
     logs = [*results.glob("work/*/log.txt"), *results.glob("work/*/failures*"), *results.glob("work/*/checkpoints/*")]
     if records or logs:
         return
-    for name in SWEEP_FILES:
-        (results / name).unlink(missing_ok=True)
+    (results / DEFINITION).unlink(missing_ok=True)
     for name in ("work", "slurm"):
         shutil.rmtree(results / name, ignore_errors=True)
     for lock in results.glob("data/.*.lock"):

@@ -60,22 +60,23 @@ def sweep(
         return
 
     from sparsedepth.cli.progress import print_header
-    from sparsedepth.plan.budget import Budget
+    from sparsedepth.plan.price import price
 
     check_tokenizers(field_values(definition), out)
     machine = calls.machine_of(runtime_config, workers, gpus, gpus_per_run, max_attempts)
     driver = calls.make_driver(definition, out, machine, storage)
-    price, expected = driver.price, driver.plan.expected
-    assert price is not None
+    expected = driver.plan.expected
+    setup = local_pricing_setup(definition, machine, out)
     if dry_run:
-        print_price(definition, price.setup, Budget(), results=out if out.exists() else None)
+        print_price(definition, setup, results=out if out.exists() else None)
         return
     at_least = " or more" if definition.tune else ""
     where = f"{expected} runs{at_least} into {out}, {machine.workers} at a time on {machine.described}"
     print_header(definition, [where, *driver.plan.notes()])
-    print(f"cost: {price_line(price)}")
-    remaining = remaining_price(definition, price.setup, out)
-    if remaining and remaining.runs < price.runs:
+    total = price(definition, setup)
+    print(f"cost: {price_line(total)}")
+    remaining = remaining_price(definition, setup, out)
+    if remaining and remaining.runs < total.runs:
         print(f"remaining: {price_line(remaining)}")
     _print_result(definition, out, calls.run_driver(driver, retry_failed=retry_failed), expected)
 
@@ -121,12 +122,11 @@ def train(
 
     if dry_run:
         from sparsedepth.cli.input_file import single_run_sweep
-        from sparsedepth.plan.budget import Budget
 
         definition = single_run_sweep(file, settings, calls.start_of(start))
         runtime_config = calls.runtime_config(runtime, device=device, threads=threads, compile=compiled)
         setup = local_pricing_setup(definition, calls.machine_of(runtime_config, 1))
-        print_price(definition, setup, Budget())
+        print_price(definition, setup)
         return
     before = {marker: marker.stat().st_ino for marker in out.glob(f"runs/*/{MARKER}")}
     try:

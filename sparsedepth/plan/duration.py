@@ -3,9 +3,11 @@
     seconds = start + n_steps step + (F / f) forward
     step    = 3 f batch_tokens / rate + 3 n_layers pieces launch              untimed, on a CPU
     step    = max(sharing 3 f batch_tokens / rate, 3 n_layers pieces launch)  untimed, on a GPU: launches overlap
+    rate    = peak D / (D + w peak / bandwidth)                               in bf16 on a GPU
 
 f: forward FLOPs per token; F: forward FLOPs of measuring and observing; `forward`: seconds per token of a forward pass
-in fp32; pieces: micro-batches per step. `quantities.measured` has the cost of each measure in forward passes.
+in fp32; pieces: micro-batches per step; D: d_model. A narrow model is held up by reading and writing its activations:
+w is fitted to an H200. `quantities.measured` has the cost of each measure in forward passes.
 """
 
 from dataclasses import dataclass
@@ -14,7 +16,7 @@ from sparsedepth.config.cost import cost
 from sparsedepth.config.role import fields_where
 from sparsedepth.config.run import RunConfig
 from sparsedepth.files import digest
-from sparsedepth.plan.memory import Place, is_bf16
+from sparsedepth.plan.memory import Place, is_bf16, is_compiled
 from sparsedepth.quantities.measured import MEASURES
 
 OBSERVED_TOKENS = 1024
@@ -23,33 +25,50 @@ OBSERVED_TOKENS = 1024
 
 @dataclass(frozen=True, kw_only=True)
 class Device:
-    """Assumed speed of an untimed device: sustained, not peak."""
+    """Assumed speed of an untimed device."""
 
-    rate: float
-    """FLOP/s of training, in bf16 on a GPU, in fp32 on one thread of a CPU"""
     fp32_rate: float
-    """FLOP/s in fp32, used for measuring"""
-    launch: float
-    """seconds to launch one block's forward pass"""
+    """sustained FLOP/s in fp32; on a CPU of one thread"""
     start: float
     """seconds of a run outside its steps and measures"""
+    peak: float | None = None
+    """FLOP/s in bf16 of a GPU's data sheet"""
+    bandwidth: float | None = None
+    """byte/s of a GPU's data sheet"""
     memory: float | None = None
     """bytes; None if it depends on the machine"""
 
+    def rate(self, d_model: int, *, bf16: bool, compiled: bool) -> float:
+        """Sustained FLOP/s of training."""
+        if not bf16 or self.peak is None or self.bandwidth is None:
+            return self.fp32_rate
+        return self.peak * d_model / (d_model + WIDTHS[compiled] * self.peak / self.bandwidth)
+
 
 DEVICES = {
-    "cpu": Device(rate=4e10, fp32_rate=4e10, launch=3e-4, start=0.5),
-    "a100": Device(rate=1.0e14, fp32_rate=1.4e13, launch=5e-4, start=15.0, memory=80e9),
-    "h100": Device(rate=2.0e14, fp32_rate=3.5e13, launch=5e-4, start=15.0, memory=80e9),
-    "h200": Device(rate=2.2e14, fp32_rate=3.5e13, launch=5e-4, start=15.0, memory=141e9),
+    "cpu": Device(fp32_rate=4e10, start=0.5),
+    "a100": Device(fp32_rate=1.4e13, start=15.0, peak=3.12e14, bandwidth=2.0e12, memory=80e9),
+    "h100": Device(fp32_rate=3.5e13, start=15.0, peak=9.89e14, bandwidth=3.35e12, memory=80e9),
+    "h200": Device(fp32_rate=3.5e13, start=15.0, peak=9.89e14, bandwidth=4.8e12, memory=141e9),
 }
 """By name; an unknown GPU is priced as an A100."""
+
+WIDTHS = {False: 12.0, True: 6.3}
+"""w, by whether blocks are compiled. Measured on an H200, in % of its peak, at widths 256, 1,024 and 1,536: 8, 30 and -
+(not compiled), 16, 47 and 51 (compiled); with 8 experts at 1,024 33. The formula gives 9, 29, 38 and 16, 43, 53."""
+
+LAUNCH = {"cpu": {False: 3e-4, True: 3e-4}, "cuda": {False: 1.1e-3, True: 6.4e-4}}
+"""Seconds to launch one block's forward pass, by device and whether blocks are compiled; a CUDA graph has none. On an
+H200's host, 24 layers of width 256 took 78 ms a step, compiled 46 ms, and as a graph 26 and 13 ms."""
 
 FACTOR = 3.0
 """Accuracy of an assumed time."""
 
 CALIBRATED = 1.25
-"""Accuracy of a calibrated time."""
+"""Accuracy of a time that was calibrated, or that finished runs of the shape took."""
+
+RELATED = 1.6
+"""Accuracy of an assumed time that is corrected by finished runs of other shapes."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,11 +126,12 @@ def seconds(config: RunConfig, place: Place, device: Device, timing: Timing | No
         measuring = measuring_flops(config) / per_token * timing.forward
         return Seconds(value=device.start + config.n_steps * timing.step + measuring, factor=CALIBRATED)
     threads = place.threads if place.device == "cpu" else 1
-    rate = device.rate if place.device == "cpu" or is_bf16(config, place) else device.fp32_rate
+    compiled = is_compiled(config, place)
+    rate = device.rate(config.d_model, bf16=is_bf16(config, place), compiled=compiled)
     share = max(1, config.batch_tokens // config.seq_len // place.processes)
     pieces = -(-share // (place.micro_batch or share))
     computing = place.sharing * 3 * per_token * config.batch_tokens / place.processes / (rate * threads)
-    launching = 3 * config.n_layers * pieces * device.launch
+    launching = 0.0 if place.cuda_graph else 3 * config.n_layers * pieces * LAUNCH[place.device][compiled]
     step = computing + launching if place.device == "cpu" else max(computing, launching)
     measuring = place.sharing * measuring_flops(config) / (device.fp32_rate * threads)
     return Seconds(value=device.start + config.n_steps * step + measuring, factor=FACTOR)

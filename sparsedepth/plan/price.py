@@ -1,7 +1,8 @@
 """Estimate the cost of a sweep before it runs: parameters, FLOPs, tokens, memory, disk and time.
 
 A *kind* is a group of runs of equal shape, that is, equal in all fields that change the cost. Parameters and FLOPs are
-exact (`cost`), memory is modelled (`memory`) or measured, time is assumed or calibrated (`duration`).
+exact (`cost`). Memory is modelled (`memory`), time is assumed or calibrated (`duration`), and both are corrected by
+finished runs (`measured`).
 
     total time = time at which the last worker finishes if workers take the runs in the order of the plan
 
@@ -11,6 +12,7 @@ proposals share runs and pruned runs end early; an extension of a tuning grid ad
 """
 
 import heapq
+from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from statistics import median
@@ -22,8 +24,9 @@ from sparsedepth.config.run import RunConfig
 from sparsedepth.config.runtime import RuntimeConfig
 from sparsedepth.config.sweep import SweepDefinition
 from sparsedepth.config.task import task_name
-from sparsedepth.plan.duration import DEVICES, Device, Seconds, Timing, seconds, shape, shape_id
-from sparsedepth.plan.memory import Place, peak_bytes
+from sparsedepth.plan.duration import CALIBRATED, DEVICES, RELATED, Device, Seconds, Timing, seconds, shape, shape_id
+from sparsedepth.plan.measured import FinishedRun, Ratios, ratio
+from sparsedepth.plan.memory import CONTEXT_BYTES, Place, peak_bytes
 from sparsedepth.plan.tasks import LossOf, Plan, broken_constraints, no_results
 
 RECORD_BYTES = 100_000
@@ -40,15 +43,22 @@ class PricingSetup:
     device: str = "cpu"
     """of DEVICES"""
     workers: int = 1
+    """runs in parallel, on all devices"""
     place: Place = field(default_factory=Place)
     timings: Mapping[str, Timing] | None = None
     """by the shape_id of a step"""
-    peaks: Mapping[str, float] = field(default_factory=dict)
-    """measured / modelled peak memory, by shape_id; other shapes use the median"""
+    time_ratios: Ratios = field(default_factory=dict)
+    memory_ratios: Ratios = field(default_factory=dict)
+    """of finished runs: measured / estimated, by shape_id"""
 
     @property
     def assumed(self) -> Device:
         return DEVICES[self.device]
+
+    @property
+    def devices(self) -> int:
+        """GPUs, or groups of GPUs; on a CPU the workers."""
+        return -(-self.workers // self.place.sharing)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,7 +107,7 @@ class Price:
 
     @property
     def memory_bytes(self) -> int:
-        """Peak memory of the largest run on one device."""
+        """Peak memory of the largest run on one device, with its process's CUDA context."""
         return max(kind.memory_bytes for kind in self.kinds)
 
     @property
@@ -116,11 +126,12 @@ def pricing_setup(
     runtime: RuntimeConfig, *, device: str, workers: int, processes: int = 1, gpus: int = 0
 ) -> PricingSetup:
     """The setup of a machine with one of DEVICES. If there are fewer GPUs (or groups of GPUs) than workers, runs share
-    them."""
+    them; with 0 each has its own."""
     place = Place(
         device="cpu" if device == "cpu" else "cuda",
         micro_batch=runtime.micro_batch,
         compile=runtime.compile,
+        cuda_graph=runtime.cuda_graph,
         processes=processes,
         threads=runtime.threads or 1,
         parallel=runtime.parallel,
@@ -130,7 +141,7 @@ def pricing_setup(
 
 
 def named_device(name: str) -> str:
-    """The entry of DEVICES for a device name: 'NVIDIA H100 80GB HBM3' -> 'h100'."""
+    """The entry of DEVICES for a device: 'NVIDIA H100 80GB HBM3' -> 'h100', 'cpu (x86_64)' -> 'cpu'."""
     return next((known for known in DEVICES if known in name.lower()), "a100")
 
 
@@ -211,8 +222,7 @@ def _varied(fields: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:
 
 def _kind(key: str, config: RunConfig, n_runs: int, varied: dict[str, Any], setup: PricingSetup) -> ShapePrice:
     run_cost = cost(config)
-    timing = (setup.timings or {}).get(shape_id(config, step_only=True))
-    ratio = setup.peaks.get(key) or (median(setup.peaks.values()) if setup.peaks else 1.0)
+    peak = peak_bytes(config, setup.place) * ratio(setup.memory_ratios, key)
     return ShapePrice(
         shape_id=key,
         varied=varied,
@@ -221,10 +231,32 @@ def _kind(key: str, config: RunConfig, n_runs: int, varied: dict[str, Any], setu
         params_active=run_cost.params_active,
         tokens=config.train_tokens,
         train_flops=float(run_cost.train_flops(config.train_tokens)),
-        memory_bytes=round(ratio * peak_bytes(config, setup.place)),
+        memory_bytes=round(peak) + CONTEXT_BYTES[setup.place.device],
         disk_bytes=4 * run_cost.params_total + RECORD_BYTES,
-        seconds=seconds(config, setup.place, setup.assumed, timing),
+        seconds=_seconds(key, config, setup),
     )
+
+
+def _seconds(key: str, config: RunConfig, setup: PricingSetup) -> Seconds:
+    """As finished runs of the shape took, else as calibrated, else as assumed, corrected by those of other shapes."""
+    timing = (setup.timings or {}).get(shape_id(config, step_only=True))
+    estimate = seconds(config, setup.place, setup.assumed, None if key in setup.time_ratios else timing)
+    if estimate.calibrated or not setup.time_ratios:
+        return estimate
+    factor = CALIBRATED if key in setup.time_ratios else RELATED
+    return Seconds(value=estimate.value * ratio(setup.time_ratios, key), factor=factor)
+
+
+def fitting_micro_batch(definition: SweepDefinition, setup: PricingSetup, memory: float) -> int | None:
+    """The largest power of 2 of sequences per forward pass with which every run fits into `memory` (bytes); None if
+    none does."""
+    runs = expected_runs(definition)[0]
+    largest = setup.place.micro_batch or max(run.batch_tokens // run.seq_len for run in runs)
+    for exponent in reversed(range(largest.bit_length())):
+        smaller = replace(setup, place=replace(setup.place, micro_batch=2**exponent))
+        if price_of(runs, smaller).memory_bytes <= memory:
+            return 2**exponent
+    return None
 
 
 def makespan(seconds: Sequence[float], workers: int) -> float:
@@ -251,16 +283,26 @@ def uncalibrated(definition: SweepDefinition, setup: PricingSetup) -> list[RunCo
     return [config for key, config in shapes.items() if key not in timings]
 
 
-def with_peaks(setup: PricingSetup, measured: Sequence[tuple[RunConfig, int]]) -> PricingSetup:
-    """The setup with measured peaks in bytes; for each shape the largest."""
-    ratios: dict[str, float] = {}
-    for config, peak in measured:
-        key = shape_id(config)
-        ratios[key] = max(ratios.get(key, 0.0), peak / peak_bytes(config, setup.place))
-    return replace(setup, peaks=ratios)
+def with_finished(setup: PricingSetup, runs: Sequence[FinishedRun]) -> PricingSetup:
+    """The setup corrected by finished runs on this kind of device: of each shape the median time and the largest
+    peak."""
+    times, peaks = defaultdict[str, list[float]](list), defaultdict[str, list[float]](list)
+    for run in runs:
+        if not run.device or named_device(run.device) != setup.device:
+            continue
+        key = shape_id(run.config)
+        if run.seconds:
+            times[key].append(run.seconds / seconds(run.config, setup.place, setup.assumed).value)
+        if run.peak_bytes:
+            peaks[key].append(run.peak_bytes / peak_bytes(run.config, setup.place))
+    return replace(
+        setup,
+        time_ratios={key: median(ratios) for key, ratios in times.items()},
+        memory_ratios={key: max(ratios) for key, ratios in peaks.items()},
+    )
 
 
 def as_json(price: Price) -> dict[str, Any]:
-    content = asdict(replace(price, setup=replace(price.setup, timings=None, peaks={})))
+    content = asdict(replace(price, setup=replace(price.setup, timings=None, time_ratios={}, memory_ratios={})))
     totals = ("runs", "tokens", "train_flops", "memory_bytes", "disk_bytes", "is_calibrated")
     return content | {name: getattr(price, name) for name in totals}

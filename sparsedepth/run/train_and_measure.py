@@ -24,7 +24,6 @@ from sparsedepth.exchange.start import Start
 from sparsedepth.files import parse_json, read_regular
 from sparsedepth.measure.suite import Measurements, measure_run, observe_variance
 from sparsedepth.model.decoder import Decoder
-from sparsedepth.plan import planned_vs_actual
 from sparsedepth.plan.duration import OBSERVED_TOKENS
 from sparsedepth.probe.probed_model import ProbedDecoder
 from sparsedepth.run.compiler_cache import abandon_cache, is_compiler_error, use_cache
@@ -288,7 +287,6 @@ class RunJob:
         experts = runtime.kernels["experts"] if self.config.n_experts else None
         return {
             **provenance(self.config.run_id, source.data_hash),
-            **planned_vs_actual.planned_cost(self.results, self.config),
             "processes": self.devices.size,
             "kernels": {**runtime.kernels, "experts": experts, "reasons": runtime.kernel_reasons},
             **({"start": self.options.start.facts} if self.options.start else {}),

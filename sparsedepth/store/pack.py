@@ -4,7 +4,7 @@
     PACK/records.parquet    place, name, content: all other files of the records, unchanged
     PACK/weights/           <run_id>.safetensors, if requested
     PACK/pack.json          last: the checksums of the above
-    PACK/...                the other files of the results folder: sweep.yaml, plan.json, figures
+    PACK/...                the other files of the results folder: sweep.yaml, figures
 
 A pack is read like the folder, as fast as a cache. The Parquet files of a run are made again from the rows when they
 are needed.

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from sparsedepth.config.plain_text import did_you_mean
 from sparsedepth.config.run import CELL_FIELDS
-from sparsedepth.store import cell_text, signal_to_noise, terminal
+from sparsedepth.store import signal_to_noise, terminal
 from sparsedepth.store.comparable_loss import loss_in
 from sparsedepth.store.connection import Store
 from sparsedepth.store.degeneracy import read_scores, usable_form
@@ -36,8 +36,6 @@ class Question:
     asks: str
     """One sentence."""
     sql: str
-    remark: str = ""
-    """A note above the table."""
     none: str = "no run was trained to the end"
     """Why there is no row, if there are runs."""
     optional: tuple[str, ...] = ("cell_id", "run_id")
@@ -50,8 +48,6 @@ class Question:
     """Whether it compares configurations by their loss."""
     interval: bool = False
     """Whether Student's 95% interval over seeds replaces the column `losses`."""
-    max_rows: int = terminal.MAX_TABLE_ROWS
-    """In a terminal; the most important come first."""
     marks_best: bool = False
     """Whether the column `note`, what tuning chose, becomes a remark on the best lr of each configuration."""
 
@@ -111,26 +107,6 @@ QUESTIONS: dict[str, Question] = {
             none="every run trained to the end",
             sql="SELECT run_id, n_layers, {varying} seed, diverged_step, steps, diverged_cause FROM runs"
             " WHERE outcome = 'diverged' ORDER BY n_layers, cell_id, seed",
-        ),
-        Question(
-            name="planned",
-            optional=(
-                "run_id",
-                "peak_memory_bytes",
-                "planned_memory_bytes",
-                "tokens_trained",
-                "outcome",
-                "planned_seconds",
-            ),
-            asks="did each run train for as many tokens as configured, in the planned time and memory "
-            "(ratio = actual / planned)?",
-            max_rows=20,
-            remark="seconds are wall-clock time, longer on a busy machine; '-' = not recorded",
-            sql="SELECT run_id, n_layers, {varying} seed, outcome, tokens_trained, tokens_trained / train_tokens AS"
-            " tokens_ratio, seconds, planned_seconds, seconds / planned_seconds AS seconds_ratio, peak_memory_bytes,"
-            " planned_memory_bytes, peak_memory_bytes / planned_memory_bytes AS memory_ratio FROM runs"
-            f" WHERE {IS_TRAINED}"
-            " ORDER BY abs(tokens_ratio - 1) DESC NULLS FIRST, abs(seconds_ratio - 1) DESC NULLS LAST, run_id",
         ),
         Question(
             name="lr_curves",
@@ -194,8 +170,8 @@ def text(store: Store, name: str) -> str:
         return f"{terminal.wrapped([question.asks])}none: {_why_none(store, question)}"
     shown = with_setting_column(answer, settings) if settings else answer
     optional = [names.format(scores=" ".join(scores)) for names in question.optional]
-    table = terminal.fit(shown, optional, max_rows=question.max_rows)
-    remarks = [question.asks, _ratio_ranges(answer), question.remark, *scores.values()]
+    table = terminal.fit(shown, optional)
+    remarks = [question.asks, *scores.values()]
     if question.interval:
         is_cut = 0.0 in (row[answer.columns.index("lo")] for row in answer.rows)
         interval = f"lo, hi: Student's 95% interval over seeds{', cut at 0' * is_cut}"
@@ -243,15 +219,6 @@ def _sound_scores(store: Store, question: Question) -> dict[str, str]:
         form, note = usable_form(score, read_scores(store, score, IS_RESULT))
         notes[form].append(note)
     return {form: "\n".join(lines) for form, lines in notes.items()}
-
-
-def _ratio_ranges(answer: QueryResult) -> str:
-    """'434 runs: tokens_ratio 1.000 to 1.000, ...': the range of each ratio; empty where there is none."""
-    ranges = []
-    for index, name in enumerate(answer.columns):
-        ratios = [row[index] for row in answer.rows if name.endswith("_ratio") and row[index] is not None]
-        ranges += [f"{name} {cell_text.readable(min(ratios))} to {cell_text.readable(max(ratios))}"] if ratios else []
-    return f"{len(answer.rows)} runs: {', '.join(ranges)}" if ranges else ""
 
 
 def _why_none(store: Store, question: Question) -> str:

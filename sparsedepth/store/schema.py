@@ -28,14 +28,12 @@ MANIFEST_COLUMNS = (
     _text("started", "when it started, ISO 8601 (manifest)"),
     _of_runs("seconds", "wall-clock time (manifest)", "s"),
     _of_runs("training_seconds", "the part of seconds before anything was measured (manifest)", "s"),
-    _of_runs("planned_seconds", "time estimated before the sweep started (manifest)", "s"),
     _of_runs(
         "peak_memory_bytes",
         "peak memory: allocated on the GPU; on a CPU, growth of the process (manifest)",
         "byte",
         "BIGINT",
     ),
-    _of_runs("planned_memory_bytes", "memory estimated before the sweep started (manifest)", "byte", "BIGINT"),
     _of_runs(
         "node_hours",
         "node time on a cluster, failed starts included; its share if the task computed several runs (manifest)",

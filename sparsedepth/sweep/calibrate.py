@@ -128,7 +128,9 @@ def _timed(config: RunConfig, runtime: RuntimeConfig, processes: int) -> tuple[s
 def time_run(config: RunConfig, runtime: Runtime, processes: int = 1) -> Timing:
     """Time a training step of one of `processes` that share each batch, and a measure's forward pass."""
     on_cpu = runtime.device.type == "cpu"
-    rate = DEVICES["cpu"].rate * runtime.threads if on_cpu else DEVICES["a100"].rate
+    device = DEVICES["cpu" if on_cpu else "a100"]
+    rate = device.rate(config.d_model, bf16=runtime.precision == "bf16", compiled=bool(runtime.compile))
+    rate *= runtime.threads if on_cpu else 1
     expected = cost(config).train_flops(config.batch_tokens) / rate / processes
     share = max(1, config.batch_tokens // config.seq_len // processes)
     n_sequences = max(1, min(share, int(share * LONGEST_STEP / expected)))

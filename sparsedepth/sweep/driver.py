@@ -22,7 +22,6 @@ from sparsedepth.config.run import DataConfig, MeasureConfig, RunConfig
 from sparsedepth.config.sweep import SweepDefinition
 from sparsedepth.config.task import TaskConfig
 from sparsedepth.data.source import open_source
-from sparsedepth.plan.price import Price
 from sparsedepth.plan.results_index import ResultsIndex
 from sparsedepth.plan.tasks import Plan, Task, check_objective, first_proposal
 from sparsedepth.run.lease import Stopped, hold, last_heartbeat
@@ -107,8 +106,6 @@ class Driver:
     stop: Stop = field(default_factory=lambda: Stop(is_announced=True))
     leaves_when_idle: bool = False
     """end when the queue is empty, even if other workers may return tasks to it"""
-    price: Price | None = None
-    """planned cost, stored with the results"""
     on_progress: Callable[[list[RunState]], None] = lambda states: None
     """called a few times a second with the state of every run"""
     plan: Plan = field(init=False)
@@ -139,7 +136,7 @@ class Driver:
     def run(self, *, retry_failed: bool = False) -> SweepResult:
         """Run the missing runs. Raises ValueError for user errors (the folder of another sweep, too little text) before
         anything runs."""
-        prepare(self.results, self.definition, self.price, self.machine.max_attempts, retry_failed=retry_failed)
+        prepare(self.results, self.definition, self.machine.max_attempts, retry_failed=retry_failed)
         self._prepare_text()  # before signals are caught, so that Ctrl-C ends a long tokenisation at once
         result = self.run_queue()
         delete_leftovers(self.results)

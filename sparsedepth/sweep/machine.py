@@ -73,7 +73,8 @@ def machine(
     gpus_per_run: int = 1,
     nodes: int = 1,
 ) -> Machine:
-    """The workers, GPUs and threads: by default one worker per group of GPUs or per core, or one for several nodes.
+    """The workers, GPUs and threads. `workers`: on each group of GPUs, or of the CPU; default one per group or core. A
+    run on several nodes has one.
 
     Raises ValueError for GPUs that do not exist, or more nodes than the Slurm task has.
     """
@@ -86,12 +87,14 @@ def machine(
         raise ValueError(f"--workers {workers} with --nodes {nodes}: a run on several nodes needs --workers 1")
     if nodes > (task.nodes if task else 1):
         raise ValueError(f"--nodes {nodes} needs a Slurm task with {nodes} nodes; use `sparsedepth sweep --on slurm`")
+    if workers is not None and workers < 1:
+        raise ValueError(f"--workers {workers} must be at least 1")
     if nodes > 1:
         workers = 1
-    if workers is None:
-        workers = len(groups) or max(1, cores // gpus_per_run)
-    if workers < 1:
-        raise ValueError(f"--workers {workers} must be at least 1")
+    elif groups:
+        workers = (workers or 1) * len(groups)
+    else:
+        workers = workers or max(1, cores // gpus_per_run)
     changes = {
         # PyTorch's own number follows OMP_NUM_THREADS.
         "threads": runtime.threads or max(1, min(torch.get_num_threads(), cores // (workers * gpus_per_run))),

@@ -15,14 +15,12 @@ from sparsedepth import files
 from sparsedepth.config.load import yaml_text
 from sparsedepth.config.run import RunConfig
 from sparsedepth.config.sweep import DEFINITION, SweepDefinition, read_definition
-from sparsedepth.plan.planned_vs_actual import write_plan
-from sparsedepth.plan.price import Price
 from sparsedepth.run.lease import is_held
 from sparsedepth.run.scratch import Scratch, trunk_folder
 from sparsedepth.store import run_record
 from sparsedepth.store.pack import refuse_pack
 from sparsedepth.sweep.run_end import write_attempts
-from sparsedepth.sweep.status import known_runs, scan
+from sparsedepth.sweep.status import scan
 
 TEMPORARY = re.compile(
     r"^\.(room-\d+|progress-\d+|[a-z0-9.-]*lock-[0-9a-f]{32}|folder-id-[0-9a-f]{32}|.+\.tmp-[0-9a-f]+)$"
@@ -45,16 +43,12 @@ def claim(results: Path, definition: SweepDefinition) -> None:
         raise ValueError(f"{results} cannot be written ({error.strerror}); choose another --out") from None
 
 
-def prepare(
-    results: Path, definition: SweepDefinition, price: Price | None, max_attempts: int, *, retry_failed: bool
-) -> None:
+def prepare(results: Path, definition: SweepDefinition, max_attempts: int, *, retry_failed: bool) -> None:
     """Claim the folder, and store what readers of the sweep need. With `retry_failed`, forget the failures of all runs
     that are not being computed, and what did not fit into memory. Raises ValueError as `claim`."""
     claim(results, definition)
     delete_leftovers(results)
     write_attempts(results, max_attempts)
-    if price:
-        write_plan(results, price, known_runs(definition, results, max_attempts))
     if retry_failed:
         for state in scan(results, definition, max_attempts=max_attempts):
             if state.state != "running":

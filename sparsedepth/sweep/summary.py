@@ -1,4 +1,4 @@
-"""Summary of a sweep for `status` and `report --watch`: runs by state, best run so far, actual vs planned cost."""
+"""Summary of a sweep for `status` and `report --watch`: runs by state, and the best so far."""
 
 import math
 from collections import Counter
@@ -11,7 +11,6 @@ from typing import Any, NamedTuple, get_args
 from sparsedepth import quantities
 from sparsedepth.config.run import CELL_FIELDS
 from sparsedepth.config.sweep import SweepDefinition, read_definition
-from sparsedepth.plan.planned_vs_actual import ACTUAL, compare, describe
 from sparsedepth.plan.tasks import Plan
 from sparsedepth.run.allocation import node_hours
 from sparsedepth.store.cache import read_columns
@@ -57,7 +56,7 @@ class SweepSummary:
     node_hours: float | None
     """used by all runs on Slurm, including incomplete ones; None without Slurm"""
     remarks: tuple[str, ...]
-    """diverged runs, degenerate objectives, actual vs planned cost, differing packages, other complete runs"""
+    """diverged runs, degenerate objectives, differing packages, other complete runs"""
 
     @property
     def is_grid(self) -> bool:
@@ -93,10 +92,10 @@ def sweep_summary(folder: Path) -> SweepSummary:
     definition = read_definition(folder)
     objective = quantities.rankable(definition.objective).name if definition else "val_loss"
     damaged: list[DamagedRun] = []
-    facts = ("packages", "node_hours", "cell_id", "seed", "diverged_cause")
+    facts = ("outcome", "packages", "node_hours", "cell_id", "seed", "diverged_cause")
     objectives = definition.objectives if definition else (objective,)
     judged = {column for name in objectives for column in (name, *columns_for(name))}
-    rows = read_columns(folder, {*ACTUAL, *CELL_FIELDS, *judged, *facts}, damaged)
+    rows = read_columns(folder, {*CELL_FIELDS, *judged, *facts}, damaged)
     plan = Plan(definition) if definition else None
     losses = {run_id: objective_as_loss(row, objective) for run_id, row in rows.items()}
 
@@ -113,11 +112,9 @@ def sweep_summary(folder: Path) -> SweepSummary:
         replace(state, state="damaged", reason=problems[state.run_id]) if state.run_id in problems else state
         for state in scan(folder, definition, configs)
     ]
-    deviation = compare(folder, configs, rows)
     remarks = (
         _divergences([row["diverged_cause"] or "" for row in rows.values() if row["outcome"] == "diverged"]),
         *(degeneracy_note(name, _results(definition, rows.values())) for name in objectives),
-        describe(deviation) if deviation else "",
         version_differences(row["packages"] for row in rows.values()),
         other_runs_note(rows, states),
     )

@@ -114,10 +114,27 @@ def test_a_run_beyond_the_memory_of_the_device_names_the_largest_micro_batch_tha
         return price(sweep, pricing_setup(runtime, device="h100", workers=1)).memory_bytes
 
     assert peak(size) <= 80e9 < peak(2 * size)
+    plan(path, on="h100", workers=2, format="json")
+    shared = json.loads(capsys.readouterr().out)
+    assert "does not fit into 40 GB" in shared["shortage"] and shared["setup"]["place"]["sharing"] == 2
     plan(path, on="h100", runtime=[f"micro_batch={size}"])
     assert "does not fit" not in capsys.readouterr().out
     plan(write(tmp_path, {**LARGE, "n_layers": 300}), on="h100")
     assert "does not fit into 80 GB: even micro_batch=1 does not" in capsys.readouterr().out
+
+
+def test_workers_are_of_each_gpu(tmp_path, capsys):
+    path = definition(tmp_path)
+    for options, text in (
+        ({}, "on 1 x h100"),
+        ({"workers": 8}, "on 1 x h100, 8 runs at a time on each"),
+        ({"workers": 2, "gpus": "4"}, "on 4 x h100, 2 runs at a time on each"),
+        ({"gpus": "4", "gpus_per_run": 2}, "on 2 x h100, 2 devices per run"),
+    ):
+        plan(path, on="h100", **options)
+        assert text + "\n" in capsys.readouterr().out
+    with pytest.raises(ValueError, match="--gpus '0-3' with --on h100 must be how many there are, at least 1"):
+        plan(path, on="h100", gpus="0-3")
 
 
 def test_what_is_left_is_priced(tmp_path, capsys):

@@ -38,8 +38,8 @@ def failing(results, *names):
 @pytest.mark.parametrize(
     ("names", "left"),
     [
-        (["sweep.yaml", "plan.json", "work/queue.lock", "data/new/x"], ["data/new/x"]),
-        (["sweep.yaml", "plan.json", "work/queue.lock"], None),
+        (["sweep.yaml", "work/queue.lock", "data/new/x"], ["data/new/x"]),
+        (["sweep.yaml", "work/queue.lock"], None),
         (["work/0123/lock"], None),
         (["sweep.yaml", "notes.txt"], ["notes.txt"]),
         (["sweep.yaml", "runs/0123/summary.json"], ["runs/0123/summary.json", "sweep.yaml"]),

@@ -9,10 +9,12 @@ import torch
 from support.tiny_sweep import BASE, ENVIRONMENT, corpus
 
 from sparsedepth.config.run import RunConfig
-from sparsedepth.config.runtime import COMPILED_STEPS
+from sparsedepth.config.runtime import COMPILED_STEPS, RuntimeConfig
 from sparsedepth.model.decoder import Decoder
+from sparsedepth.plan.duration import CALIBRATED, RELATED, Timing, shape_id
+from sparsedepth.plan.measured import FinishedRun
 from sparsedepth.plan.memory import Place, activation_bytes, peak_bytes
-from sparsedepth.plan.price import PricingSetup, price_of, with_peaks
+from sparsedepth.plan.price import PricingSetup, price_of, pricing_setup, with_finished
 from sparsedepth.train.loop import losses
 
 MOE = {"n_experts": 4, "top_k": 2, "d_expert": 96}
@@ -59,25 +61,8 @@ def test_tied_tables_leave_the_blocks_what_they_keep():
     [
         {},
         {"n_kv_heads": 1},
-        {"qk_norm": True},
-        {"qk_norm": True, "qk_norm_over": "all"},
-        {"norm": "sandwich"},
-        {"norm": "post"},
-        {"norm": "keel"},
-        {"norm_kind": "group"},
         {"depth_scale": "lns"},
-        {"residual_gate": "layerscale"},
-        {"residual_scalars": True},
-        {"value_residual": True},
-        {"gpas": True},
-        {"n_streams": 2},
-        {"attention_residuals": 2},
-        {"n_streams": 3, "stream_mixing": "manifold"},
-        {"attention_dropout": 0.1},
-        {"residual_dropout": 0.1},
-        {"ffn_dropout": 0.1},
         {"sliding_window": 16},
-        {"mask_documents": True},
         {"weight_density": 0.5},
         MOE,
         {**MOE, "n_shared_experts": 1},
@@ -138,11 +123,34 @@ def test_what_lowers_the_peak():
     assert peak_bytes(run, Place(device="cuda", processes=4, parallel="fsdp")) < ddp
 
 
-def test_a_price_takes_the_peaks_that_runs_had():
-    """The larger one of two runs of a shape; other shapes are scaled by the median of measured / modelled."""
+def finished(run: RunConfig, device: str, seconds: float, peak: float) -> FinishedRun:
+    return FinishedRun(config=run, device=device, seconds=seconds, peak_bytes=round(peak))
+
+
+def test_a_price_takes_what_finished_runs_took():
+    """Of two runs of a shape the larger peak and the median time; other shapes are scaled by the median ratio. A run on
+    another device says nothing."""
     small, large = config(measures=["loss"]), config(measures=["loss"], n_layers=4)
     again = small.model_copy(update={"seed": 1})
-    modelled = [kind.memory_bytes for kind in price_of([small, large], PricingSetup()).kinds]
-    setup = with_peaks(PricingSetup(), [(small, 2 * modelled[0]), (again, 3 * modelled[0])])
-    measured = [kind.memory_bytes for kind in price_of([small, large], setup).kinds]
-    assert measured == [3 * modelled[0], 3 * modelled[1]]
+    first, second = price_of([small, large], PricingSetup()).kinds
+    runs = [
+        finished(small, "cpu (x86_64)", 2 * first.seconds.value, 2 * first.memory_bytes),
+        finished(again, "cpu (x86_64)", 4 * first.seconds.value, 3 * first.memory_bytes),
+        finished(large, "cuda (NVIDIA H100)", 1e6, 1e12),
+    ]
+    setup = with_finished(PricingSetup(timings={shape_id(small, step_only=True): Timing(step=9.0, forward=9.0)}), runs)
+    measured = price_of([small, large], setup)
+    assert [kind.memory_bytes for kind in measured.kinds] == [3 * first.memory_bytes, 3 * second.memory_bytes]
+    assert [kind.seconds.value for kind in measured.kinds] == pytest.approx(
+        [3 * first.seconds.value, 3 * second.seconds.value]
+    )
+    assert [kind.seconds.factor for kind in measured.kinds] == [CALIBRATED, RELATED] and measured.is_calibrated
+
+
+def test_each_process_on_a_gpu_has_a_context():
+    """Eight workers on one card share its memory; each has 0.6 GB beside what it allocates."""
+    run = config(measures=["loss"])
+    setup = pricing_setup(RuntimeConfig(), device="h100", workers=8, gpus=1)
+    (kind,) = price_of([run], setup).kinds
+    assert (setup.devices, setup.place.sharing) == (1, 8)
+    assert kind.memory_bytes == peak_bytes(run, setup.place) + 600_000_000

@@ -1,7 +1,5 @@
 """What a sweep is priced at: counts worked out by hand, every shipped definition, and what a real step costs."""
 
-import json
-import sys
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -23,14 +21,12 @@ from sparsedepth.data.source import open_source
 from sparsedepth.measure.suite import measure_run
 from sparsedepth.model import kernels
 from sparsedepth.model.decoder import Decoder
-from sparsedepth.plan import planned_vs_actual
-from sparsedepth.plan.budget import Budget, budget_fixes
 from sparsedepth.plan.duration import DEVICES, Timing, measuring_flops, seconds, shape_id
-from sparsedepth.plan.memory import Place
+from sparsedepth.plan.measured import finished_runs
+from sparsedepth.plan.memory import Place, peak_bytes
 from sparsedepth.plan.price import PricingSetup, makespan, named_device, price, price_of, pricing_setup, uncalibrated
 from sparsedepth.probe.probed_model import ProbedDecoder
 from sparsedepth.quantities.measured import MEASURES
-from sparsedepth.store.cache import read_columns
 from sparsedepth.sweep import calibrate
 from sparsedepth.sweep.calibrate import time_run
 from sparsedepth.train.runtime import resolve
@@ -84,13 +80,6 @@ def test_a_search_without_a_point_left_is_refused():
     for fields in ({"exclude": [{"n_layers": [2, 4]}]}, {"constraints": {"params_total": 10}}):
         with pytest.raises(ValueError, match="'exclude' and 'constraints' leave no point of the space; relax"):
             price(sweep(sampler="tpe", n_trials=4, **fields), PricingSetup())
-
-
-def test_the_plan_of_a_search_follows_its_price(tmp_path):
-    for n_layers in (2, 3):
-        written = price_of([RunConfig(n_layers=n_layers)], PricingSetup())
-        planned_vs_actual.write_plan(tmp_path, written, runs=[])
-        assert planned_vs_actual.planned_cost(tmp_path, RunConfig(n_layers=n_layers))
 
 
 def test_tuning_runs_and_seeds_are_counted():
@@ -204,70 +193,25 @@ def test_a_shape_is_timed():
     assert [run.n_layers for run in uncalibrated(both, known)] == [8]
 
 
-def test_ways_to_fit_a_budget_fit_it():
-    definition, setup = sweep(), PricingSetup()
-    whole = price(definition, setup)
-    budget = Budget(hours=0.6 * whole.seconds.value / 3600)
-    assert budget.excess(whole)
-    found = budget_fixes(definition, setup, budget)
-    assert len(found) == 3 and not any(budget.excess(way.price) for way in found)
-    assert found[0].change.startswith("2 workers") and found[0].price.train_flops == whole.train_flops
-    flops = [way.price.train_flops for way in found]
-    assert flops == sorted(flops, reverse=True)
-
-
-def test_a_value_that_leaves_no_cell_by_itself_is_no_way_to_fit_and_no_error():
-    definition = sweep(space={"n_layers": [4, 8], "depth_scale": ["none", "lns"]}, exclude=[{"depth_scale": "lns"}])
-    budget = Budget(hours=0.9 * price(definition, PricingSetup()).seconds.value / 3600)
-    changes = [way.change for way in budget_fixes(definition, PricingSetup(), budget)]
-    assert "n_layers: [4]" in changes
-
-
-def test_memory_is_fitted_with_smaller_micro_batches():
-    definition, setup = sweep(base={**BASE, "batch_tokens": 4096, "train_tokens": 4096}), PricingSetup()
-    budget = Budget(gigabytes=0.5 * price(definition, setup).memory_bytes / 1e9)
-    (way,) = budget_fixes(definition, setup, budget)
-    assert way.change.startswith("--runtime micro_batch=") and not budget.excess(way.price)
-
-
 def test_a_gpu_goes_by_its_name():
     assert named_device("NVIDIA H100 80GB HBM3") == "h100" and named_device("NVIDIA RTX 4090") == "a100"
 
 
-def test_a_budget_refuses_with_ways_to_fit():
-    file = FILES[0].parent / "moe.yaml"
-    out, err = sparsedepth("plan", file, "--on", "h100", "--budget-gpu-gb", 80, code=2)
-    assert "params_total" in out and "option 1: --runtime micro_batch=" in err
-    assert "exceeds the budget" in err.splitlines()[-1]
-
-
 @pytest.mark.slow  # three commands that import torch
-def test_planned_against_actual(tmp_path, monkeypatch):
-    """`sweep` says its price, keeps it, and each run's manifest and `status` compare it with what happened."""
+def test_a_sweep_says_its_price_and_plan_takes_what_its_runs_took(tmp_path):
     file, results = tiny_definition(tmp_path), tmp_path / "results"
     out, _ = sparsedepth("sweep", file, "--out", results, "--workers", 2, "--dry-run")
     assert "total: 4 runs" in out and not results.exists()
     out, _ = sparsedepth("sweep", file, "--out", results, "--workers", 2, "--stack", 1)
     assert "cost: 4 runs" in out
-    runs = [run for seed in (0, 1) for run in configs(file, seed)]
-    manifests = [json.loads((results / "runs" / run.run_id / "manifest.json").read_text()) for run in runs]
-    assert all(facts["planned_seconds"] > 0 and facts["planned_memory_bytes"] > 0 for facts in manifests)
-    if sys.platform == "linux":
-        assert all(facts["peak_memory_bytes"] > 0 for facts in manifests)
-    rows = read_columns(results, planned_vs_actual.ACTUAL)
-    found = planned_vs_actual.compare(results, runs, rows)
-    assert found and found.runs == 4 and found.params == 0 and abs(found.flops) < 0.01
-    out, _ = sparsedepth("status", results)
-    assert "actual vs planned, 4 runs: parameters exact, FLOPs +0.0%" in out
-    (results / planned_vs_actual.PLAN).write_text("{")
-    assert (
-        planned_vs_actual.compare(results, runs, rows) is None
-        and planned_vs_actual.planned_cost(results, runs[0]) == {}
-    )
+    found = finished_runs(results, [run for seed in (0, 1) for run in configs(file, seed)])
+    assert len(found) == 4 and all(run.seconds for run in found)
+    out, _ = sparsedepth("plan", file, "--out", results, "--workers", 2)
+    assert "corrected by finished runs of 2 shapes" in out
 
 
-def test_a_folder_that_is_not_there_yet_has_no_peaks(tmp_path):
-    assert planned_vs_actual.measured_peaks(tmp_path / "new", [RunConfig()], "cpu") == []
+def test_a_folder_that_is_not_there_yet_has_no_finished_runs(tmp_path):
+    assert finished_runs(tmp_path / "new", [RunConfig()]) == []
 
 
 def configs(file: Path, seed: int) -> list[RunConfig]:
@@ -276,20 +220,50 @@ def configs(file: Path, seed: int) -> list[RunConfig]:
 
 
 def test_runs_that_share_a_gpu_share_its_products_and_not_the_launching():
-    """Launching a step of 2 layers takes 3 x 2 x 0.5 ms; a narrow model waits for it, a wide one for its products."""
+    """Launching a step of 2 layers takes 3 x 2 x 1.1 ms; a narrow model waits for it, a wide one for its products."""
     fields = {**BASE, "n_layers": 2, "measures": ["loss"], "val_tokens": 64, "observe_every": 1000, "precision": "bf16"}
     narrow, wide = RunConfig(**fields), RunConfig(**{**fields, "d_model": 8192, "n_heads": 64, "fit_tokens": 8256})
     device, alone, shared = DEVICES["h100"], Place(device="cuda"), Place(device="cuda", sharing=4)
     step = {}
     for run in (narrow, wide):
-        products = cost(run).train_flops(512) / device.rate
-        assert (products < 3e-3) is (run is narrow)
+        rate = 9.89e14 * run.d_model / (run.d_model + 12 * 9.89e14 / 3.35e12)
+        products = cost(run).train_flops(512) / rate
+        assert (products < 6.6e-3) is (run is narrow)
         for place in (alone, shared):
             measuring = place.sharing * measuring_flops(run) / device.fp32_rate
             step[run.d_model, place.sharing] = (seconds(run, place, device).value - device.start - measuring) / 10
-            expected = max(3e-3, place.sharing * products)
+            expected = max(6.6e-3, place.sharing * products)
             assert step[run.d_model, place.sharing] == pytest.approx(expected, rel=1e-6)
-    assert step[narrow.d_model, 4] == pytest.approx(3e-3) and step[8192, 4] == pytest.approx(4 * step[8192, 1])
+    assert step[narrow.d_model, 4] == pytest.approx(6.6e-3) and step[8192, 4] == pytest.approx(4 * step[8192, 1])
+
+
+DENSE = {"n_layers": 24, "d_model": 1024, "n_heads": 8, "d_ff": 2816, "batch_tokens": 32768}
+LARGE = {"n_layers": 32, "d_model": 1536, "n_heads": 12, "d_ff": 5376, "batch_tokens": 16384}
+EXPERTS = {**DENSE, "n_layers": 16, "batch_tokens": 16384, "n_experts": 8, "top_k": 2, "d_expert": 2048}
+NARROW = {"n_layers": 24, "d_model": 256, "n_heads": 4, "batch_tokens": 16384, "seq_len": 256, "vocab_size": 264}
+H200 = {
+    "374M": (DENSE, {"compile": True}, 197e3, 34.3),
+    "374M, not compiled": (DENSE, {}, 128e3, 45.2),
+    "1.2B": (LARGE, {"compile": True}, 67.5e3, 49.3),
+    "experts": (EXPERTS, {"compile": True}, 163e3, 27.6),
+    "narrow": (NARROW, {}, 211e3, None),
+    "narrow, graph": (NARROW, {"cuda_graph": True}, 621e3, None),
+    "narrow, compiled": (NARROW, {"compile": True}, 358e3, None),
+    "narrow, compiled, graph": (NARROW, {"compile": True, "cuda_graph": True}, 1226e3, 4.0),
+}
+"""Shape, runtime, tokens per second and the peak in GB that PyTorch allocated, in bf16."""
+
+
+@pytest.mark.parametrize("name", H200)
+def test_the_rates_and_peaks_of_an_h200(name):
+    """Rates within an eighth; with experts, whose products are narrower than the model, within 35%."""
+    fields, runtime, rate, peak = H200[name]
+    base = {"seq_len": 1024, "vocab_size": 32000, "train_tokens": 2**22, "fit_tokens": 2**15, "measures": ["loss"]}
+    run = RunConfig(**{**base, "val_tokens": 1024, "observe_every": 10**6, **fields})
+    place, device = Place(device="cuda", **runtime), DEVICES["h200"]
+    training = seconds(run, place, device).value - device.start
+    assert 2**22 / training == pytest.approx(rate, rel=0.35 if run.n_experts else 0.125)
+    assert peak is None or peak_bytes(run, place) == pytest.approx(1e9 * peak, rel=0.08)
 
 
 def test_a_shared_gpu_has_a_share_of_its_memory_for_each_run():

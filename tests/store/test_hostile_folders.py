@@ -42,7 +42,6 @@ FORMS = {
 """What may lie where a file of ours is expected."""
 
 ASIDE = (
-    "plan.json",
     "study.journal",
     ".cache/pack.json",
     "work/{run}/progress.json",

@@ -1,7 +1,7 @@
 """Saved questions over a small store, answers worked out by hand."""
 
 import pytest
-from support.made_up_runs import MANIFEST, make_run
+from support.made_up_runs import make_run
 
 from sparsedepth.config.run import RunConfig
 from sparsedepth.plots import depth as depth_figure
@@ -31,9 +31,7 @@ def store(tmp_path_factory):
             summary = {"val_loss": loss, "usefulness": usefulness, "train_flops": flops, "weight_sparsity": 0.25}
             if loss is None:
                 summary = {"outcome": "diverged", "diverged_step": 7, "diverged_cause": "loss is NaN", "val_loss": 0.1}
-            planned = {"planned_seconds": 1.0 if lr == 0.001 else None, "planned_memory_bytes": 100}
-            manifest = {**MANIFEST, **planned, "peak_memory_bytes": 150}
-            make_run(results, config, {"tokens_trained": config.train_tokens, **summary}, manifest=manifest)
+            make_run(results, config, {"tokens_trained": config.train_tokens, **summary})
     with open_store(results) as store:
         yield store
 
@@ -66,16 +64,6 @@ def test_diverged_runs_with_their_cause(store):
     assert rows(store, "diverged", "n_layers", "lr", "seed", "diverged_step", "diverged_cause") == [
         (12, 0.002, 1, 7, "loss is NaN")
     ]
-
-
-def test_planned_against_actual(store, monkeypatch):
-    monkeypatch.setenv("COLUMNS", "100")
-    found = rows(store, "planned", "lr", "tokens_ratio", "seconds_ratio", "memory_ratio")
-    assert len(found) == 11
-    assert {row for row in found if row[0] == 0.001} == {(0.001, 1.0, 1.5, 1.5)}
-    assert {row[2] for row in found if row[0] != 0.001} == {None}
-    said = text(store, "planned")
-    assert "\n11 runs: tokens_ratio 1.000 to 1.000, seconds_ratio 1.500 to 1.500, memory_ratio 1.500 to 1.500\n" in said
 
 
 def test_learning_rate_curves_say_where_the_best_stands(store):

@@ -37,6 +37,7 @@ def test_a_worker_for_each_group_of_gpus(eight_gpus):
     assert two.runtime.parallel == "ddp" and two.runtime.device == "cuda"
     shared = machine(3, gpus=[5])
     assert (shared.workers, shared.gpus) == (3, [["5"]])  # three runs beside each other on one GPU
+    assert machine(3, gpus=[0, 1, 2, 3], gpus_per_run=2).workers == 6
     assert machine(None, RuntimeConfig(device="cuda:3")).gpus == [["3"]]
     assert machine(None, RuntimeConfig(parallel="fsdp"), gpus_per_run=8).runtime.parallel == "fsdp"
 

@@ -53,7 +53,7 @@ def test_a_pruned_run_is_computed_once_the_sweep_no_longer_prunes(tmp_path):
 def test_a_run_that_failed_once_is_left_and_tuning_waits_for_it(tmp_path):
     """Until it has failed twice the lr with its seed may still be chosen; forgetting failures spares a held lease."""
     tuned = sweep(space={"n_layers": [2]}, tune={"lr": [0.001, 0.002, 0.004]}, tuning_seeds=[7])
-    prepare(tmp_path, tuned, None, 2, retry_failed=False)
+    prepare(tmp_path, tuned, 2, retry_failed=False)
     first = known_runs(tuned, tmp_path)[0]
     scratch = _scratch(tmp_path, first.run_id)
     scratch.add_failure("out of luck")
@@ -61,5 +61,5 @@ def test_a_run_that_failed_once_is_left_and_tuning_waits_for_it(tmp_path):
     assert {state.run_id: state.state for state in scan(tmp_path, tuned)}[first.run_id] == "interrupted"
     scratch.add_failure("out of luck")
     assert first not in remaining_runs(tuned, tmp_path)
-    prepare(tmp_path, tuned, None, 2, retry_failed=True)
+    prepare(tmp_path, tuned, 2, retry_failed=True)
     assert first in remaining_runs(tuned, tmp_path) and not scratch.failures()

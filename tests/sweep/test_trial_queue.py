@@ -412,7 +412,7 @@ def test_a_proposal_that_did_not_fit_into_memory_is_run_once_that_is_forgotten(t
     assert Sweep(definition, tmp_path).finish().trials[0].user_attrs["infeasible"], "it stays refused"
     assert not run_ids(tmp_path)
 
-    prepare(tmp_path, definition, None, 2, retry_failed=True)
+    prepare(tmp_path, definition, 2, retry_failed=True)
     again = Sweep(definition, tmp_path)
     study = again.finish()
     assert len(run_ids(tmp_path)) == 1 and not trial_queue.refused(study)
