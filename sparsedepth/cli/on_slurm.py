@@ -1,18 +1,19 @@
 """`sweep --on slurm`, `plan --on slurm` and `stop`: run a sweep as a Slurm job array."""
 
+import math
 import sys
 import time
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 from shlex import quote
-from typing import TYPE_CHECKING, Annotated, NamedTuple, get_args
+from typing import TYPE_CHECKING, Annotated, Any, get_args
 
 import typer
 
 from sparsedepth.cli.cost import as_finished_runs_took, price_line
 from sparsedepth.cli.start import field_values, warn_of_unlikely_values, with_cleanup
-from sparsedepth.cluster.script import Request, cpus_of
+from sparsedepth.cluster.script import Request
 from sparsedepth.store.terminal import duration
 
 if TYPE_CHECKING:
@@ -27,48 +28,44 @@ POLL_SECONDS = 2.0
 """Interval between checks of the results folder and the queue."""
 
 END_SECONDS = 20.0
-"""How long to wait for the tasks of a complete sweep to end, so that their usage is counted."""
+"""How long the tasks of a complete sweep have to end, so that a longer sweep can be submitted."""
 
-
-class SlurmFlags(NamedTuple):
-    """The options that only --on slurm has."""
-
-    partition: str | None
-    time: str | None
-    array: int | None
-    account: str | None
-    sbatch: list[str] | None
-    nodes: int
+MAX_DEFAULT_TASKS = 64
+"""Most tasks without --array."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class ArrayOptions:
-    request: Request
-    n_tasks: int | None
-    """of --array"""
+class ArrayOptions(Request):
     runtime: "RuntimeConfig"
-    workers: int | None
-    gpus_per_run: int
-    max_attempts: int
-    storage: str | None
+    array: int | None = None
+    """number of tasks"""
+    workers: int | None = None
+    gpus_per_run: int = 1
+    max_attempts: int = 2
+    storage: str | None = None
+
+    @property
+    def groups(self) -> int:
+        """Groups of GPUs per task, each for the runs of its workers; 0 without GPUs."""
+        return max(1, self.gpu_count // self.gpus_per_run) if self.gpu_count else 0
 
     @property
     def runs_in_parallel(self) -> int:
         """Runs that one task computes in parallel."""
-        if self.request.nodes > 1:
+        if self.nodes > 1:
             return 1
-        if groups := self.request.gpu_count // self.gpus_per_run:
-            return (self.workers or 1) * groups
-        return self.workers or max(1, cpus_of(self.request) // self.gpus_per_run)
+        per_task = self.cpu_count // self.gpus_per_run
+        return (self.workers or 1) * self.groups if self.groups else self.workers or max(1, per_task)
 
     def arguments(self) -> list[str]:
+        """The options of `work`."""
         arguments = ["--max-attempts", str(self.max_attempts)]
         if self.workers:
             arguments += ["--workers", str(self.workers)]
         if self.gpus_per_run > 1:
             arguments += ["--gpus-per-run", str(self.gpus_per_run)]
-        if self.request.nodes > 1:
-            arguments += ["--nodes", str(self.request.nodes)]
+        if self.nodes > 1:
+            arguments += ["--nodes", str(self.nodes)]
         for name, value in self.runtime.model_dump(mode="json", exclude_defaults=True).items():
             arguments += ["--runtime", f"{name}={value}".replace("=True", "=true").replace("=False", "=false")]
         return arguments
@@ -77,52 +74,30 @@ class ArrayOptions:
         """The setup for pricing; the GPU model is that of --gpus h100:1, else assumed."""
         from sparsedepth.plan.price import named_device, pricing_setup
 
-        device = named_device(self.request.gpus or "") if self.request.gpu_count else "cpu"
         return pricing_setup(
             self.runtime,
-            device=device,
+            device=named_device(self.gpus or "") if self.groups else "cpu",
             workers=tasks * self.runs_in_parallel,
-            processes=self.gpus_per_run * self.request.nodes,
-            gpus=tasks * max(1, self.request.gpu_count // self.gpus_per_run) if self.request.gpu_count else 0,
+            processes=self.gpus_per_run * self.nodes,
+            gpus=tasks * self.groups,
         )
 
 
-def array_options(
-    on: str | None,
-    flags: SlurmFlags,
-    gpus: str | None,
-    runtime: "RuntimeConfig",
-    workers: int | None,
-    gpus_per_run: int,
-    max_attempts: int = 2,
-    storage: str | None = None,
-) -> ArrayOptions | None:
-    """The options of --on slurm, or None without it. Raises ValueError for a Slurm option without --on slurm."""
+def array_options(on: str | None, **options: Any) -> ArrayOptions | None:
+    """The options of --on slurm by their names, or None without it. Raises ValueError for an option that needs it."""
     from sparsedepth.sweep.storage import database_url, hide_url
 
     if on is None:
-        given = flags._replace(nodes=flags.nodes if flags.nodes > 1 else 0)._asdict()
-        if option := next((name for name, value in given.items() if value), None):
-            raise ValueError(f"--{option} is only for clusters; add --on slurm")
+        only = [name for name in ("partition", "time", "array", "account", "sbatch") if options.get(name)]
+        if only := only or ["nodes"] * (options["nodes"] > 1):
+            raise ValueError(f"--{only[0]} is only for clusters; add --on slurm")
         return None
     if on != "slurm":
         raise ValueError(f"--on {on!r} is not supported; use slurm, or start `sparsedepth work DIR` on other clusters")
-    if storage:
+    if storage := options.get("storage"):
         hide_url(storage)
         database_url(storage)
-    partition, time, n_tasks, account, sbatch, nodes = flags
-    request = Request(
-        partition=partition, account=account, gpus=gpus, nodes=nodes, time=time, extra=tuple(sbatch or ())
-    )
-    return ArrayOptions(
-        request=request,
-        n_tasks=n_tasks,
-        runtime=runtime,
-        workers=workers,
-        gpus_per_run=gpus_per_run,
-        max_attempts=max_attempts,
-        storage=storage,
-    )
+    return ArrayOptions(**options)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -136,35 +111,30 @@ class ArrayPlan:
 
 def plan_array(definition: "SweepDefinition", options: ArrayOptions, results: Path | None) -> ArrayPlan:
     """The size of the array, and the time per task against the queue's limits. Raises ValueError as `check`."""
-    from sparsedepth.cluster.array import MAX_DEFAULT_TASKS, TaskArray, check
+    from sparsedepth.cluster.array import TaskArray, check
     from sparsedepth.plan.price import expected_runs, price_of
     from sparsedepth.sweep.status import remaining_runs
 
     existing = results if results and results.exists() else None
     runs = remaining_runs(definition, existing, options.max_attempts) if existing else expected_runs(definition)[0]
     with_work = min(MAX_DEFAULT_TASKS, -(-len(runs) // options.runs_in_parallel))
-    tasks = max(1, min(options.n_tasks or with_work, len(runs)))
-    partition = check(options.request, results, tasks, options.runtime.checkpoint_seconds)
+    tasks = max(1, min(options.array or with_work, len(runs)))
+    partition = check(options, results, tasks, options.runtime.checkpoint_seconds)
     setup = as_finished_runs_took(options.pricing_setup(tasks), definition, existing)
     price = price_of(runs or expected_runs(definition)[0], setup)
-    runs_per_task = -(-len(runs) // tasks)
     low, high = (price.seconds.value * factor for factor in (1 / price.seconds.factor, price.seconds.factor))
-    limit = options.request.seconds
-    if limit is None and partition.default_seconds < float("inf"):
-        limit = partition.default_seconds
-    limit_text = duration(limit) if limit else "none"
+    limit = options.seconds or partition.default_seconds
     lines = [
-        f"array: {tasks} tasks, {runs_per_task} runs per task, {options.runs_in_parallel} in parallel; "
+        f"array: {tasks} tasks, {-(-len(runs) // tasks)} runs per task, {options.runs_in_parallel} in parallel; "
         f"{duration(price.seconds.value)} per task ({duration(low)} to {duration(high)}, assuming {setup.device})",
-        f"queue: partition {partition.name}, {partition.nodes} nodes"
-        f"{f' with {partition.gpus}' if partition.gpus else ''}, time limit {limit_text}"
-        + ("" if options.request.seconds else " (the partition's default; set with --time)"),
+        f"queue: partition {partition.name}, time limit {duration(limit) if limit < math.inf else 'none'}"
+        + ("" if options.seconds else " (the partition's default; set with --time)"),
     ]
     longest = max(kind.seconds.value * kind.seconds.factor for kind in price.kinds)
-    if limit and longest > limit:
+    if longest > limit:
         lines.append(
             f"note: one run may take {duration(longest)}, longer than the limit: its task writes a checkpoint "
-            f"{options.request.warning_seconds} s before the limit, and resumes when it is requeued"
+            f"{options.warning_seconds} s before the limit, and resumes when it is requeued"
         )
     if existing and (warning := TaskArray(sweep=definition.name, results=existing).stuck_tasks_text()):
         lines.append(f"note: {warning}")
@@ -178,6 +148,8 @@ def sweep_on_slurm(
     from sparsedepth.cli.progress import print_header
     from sparsedepth.cluster.array import TaskArray
     from sparsedepth.plan.tasks import Plan
+    from sparsedepth.sweep.results_folder import prepare
+    from sparsedepth.sweep.status import scan
 
     plan = Plan(definition)
     warn_of_unlikely_values(field_values(definition))
@@ -187,20 +159,25 @@ def sweep_on_slurm(
     array = TaskArray(
         sweep=definition.name,
         results=results,
-        request=options.request,
+        request=options,
         arguments=options.arguments(),
         storage_url=options.storage,
     )
     if dry_run:
         print(array.script(array_plan.tasks), end="")
         return
-    job = with_cleanup(
-        results,
-        lambda: _submit(definition, plan.expected, array, array_plan, options.max_attempts, retry_failed=retry_failed),
-    )
-    try:
-        if job:
+
+    def submit() -> None:
+        prepare(results, definition, options.max_attempts, retry_failed=retry_failed)
+        if is_settled(definition, scan(results, definition), plan.expected):
+            return
+        if job := array.submit(array_plan.tasks):
             print(f"submitted {array_plan.tasks} tasks as job {job} ({array.name}); script: {array.path}", flush=True)
+        else:
+            print(f"following the array {array.name}, which is already queued", flush=True)
+
+    with_cleanup(results, submit)
+    try:
         states = _follow(definition, plan.expected, array)
     except KeyboardInterrupt:
         print(
@@ -210,29 +187,6 @@ def sweep_on_slurm(
         )
         raise typer.Exit(130) from None
     _print_result(definition, states, array, plan.expected)
-
-
-def _submit(
-    definition: "SweepDefinition",
-    expected: int,
-    array: "TaskArray",
-    array_plan: ArrayPlan,
-    max_attempts: int,
-    *,
-    retry_failed: bool,
-) -> str | None:
-    """Claim the folder and submit the array if runs are missing; returns the job id."""
-    from sparsedepth.sweep.results_folder import prepare
-    from sparsedepth.sweep.status import scan
-
-    results = array.results
-    prepare(results, definition, max_attempts, retry_failed=retry_failed)
-    if is_settled(definition, scan(results, definition), expected):
-        return None
-    job = array.submit(array_plan.tasks)
-    if job is None:
-        print(f"following the array {array.name}, which is already queued", flush=True)
-    return job
 
 
 def is_settled(definition: "SweepDefinition", states: "list[RunState]", expected: int) -> bool:
@@ -251,27 +205,22 @@ def _follow(definition: "SweepDefinition", expected: int, array: "TaskArray") ->
     from sparsedepth.cluster.array import task_counts
     from sparsedepth.sweep.status import known_runs, scan
 
-    out = array.results
-    runs = known_runs(definition, out)
-    printed = None
-    with ProgressDisplay(definition, expected, out) as display:
+    runs, printed, end = known_runs(definition, array.results), None, math.inf
+    with ProgressDisplay(definition, expected, array.results) as display:
         while True:
             active = _active_tasks(array)
             if active is not None and (line := task_counts(active)) != printed:
                 print(f"tasks: {line}", file=sys.stderr, flush=True)
                 printed = line
             if definition.tune:  # finished tuning runs determine the next runs
-                runs = known_runs(definition, out)
-            states = scan(out, definition, runs)
+                runs = known_runs(definition, array.results)
+            states = scan(array.results, definition, runs)
             display(states)
-            if active == []:
+            if active == [] or time.monotonic() > end:
                 return states
             if is_settled(definition, states, expected):
                 array.cancel_pending()
-                deadline = time.monotonic() + END_SECONDS
-                while _active_tasks(array) and time.monotonic() < deadline:
-                    time.sleep(POLL_SECONDS)
-                return states
+                end = min(end, time.monotonic() + END_SECONDS)
             time.sleep(POLL_SECONDS)
 
 
@@ -291,19 +240,13 @@ def _print_result(definition: "SweepDefinition", states: "list[RunState]", array
     print_failures(states, array.results)
     counts = Counter(state.state for state in states)
     missing = sum(counts[state] for state in ("failed", "interrupted", "planned", "running", "damaged"))
-    ended = Counter(task.state.lower() for task in array.queued() if task.state != "COMPLETED")
-    if usage := array.record_usage():
-        print(usage)
     if counts["complete"]:
         print_ranking(definition, array.results)
     if missing:
         if warning := array.stuck_tasks_text():
             print(warning, file=sys.stderr)
-        elif any(task.state == "TIMEOUT" for task in array.queued()):
-            print(f"a task reached its time limit; {array.request.longer_time_advice}", file=sys.stderr)
-        reasons = f" ({', '.join(f'{count} tasks {state}' for state, count in ended.items())})" if ended else ""
         print(
-            f"no task is left and {missing} of {expected} runs are missing{reasons}; see the logs in "
+            f"no task is left and {missing} of {expected} runs are missing; see `sparsedepth status` and the logs in "
             f"{array.folder}/*.log, and run the same command again to resume",
             file=sys.stderr,
         )

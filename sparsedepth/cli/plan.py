@@ -8,7 +8,7 @@ import typer
 
 from sparsedepth.cli import calls, option
 from sparsedepth.cli.cost import as_finished_runs_took, local_pricing_setup, print_price
-from sparsedepth.cli.on_slurm import SlurmFlags, array_options, plan_array
+from sparsedepth.cli.on_slurm import array_options, plan_array
 from sparsedepth.cli.start import check_corpora, field_values, warn_of_unlikely_values
 from sparsedepth.store.terminal import fit, wrapped
 
@@ -85,8 +85,19 @@ def plan(
         check_corpora(field_values(definition), out)
     power_lines, power_json = detectable_effects(definition, pilot, seed_sd, effect)
     runtime_config = calls.runtime_config(runtime, device=device, compile=compiled)
-    flags, on_slurm = SlurmFlags(partition, time, array, account, sbatch, nodes), "slurm" if on == "slurm" else None
-    options = array_options(on_slurm, flags, gpus, runtime_config, workers, gpus_per_run)
+    options = array_options(
+        "slurm" if on == "slurm" else None,
+        gpus=gpus,
+        runtime=runtime_config,
+        workers=workers,
+        gpus_per_run=gpus_per_run,
+        partition=partition,
+        time=time,
+        array=array,
+        account=account,
+        nodes=nodes,
+        sbatch=sbatch,
+    )
     array_lines: list[str] = []
     if options:
         array_plan = plan_array(definition, options, out)

@@ -8,7 +8,7 @@ import typer
 
 from sparsedepth.cli import calls, option
 from sparsedepth.cli.cost import local_pricing_setup, price_line, print_price, remaining_price
-from sparsedepth.cli.on_slurm import SlurmFlags, array_options, sweep_on_slurm
+from sparsedepth.cli.on_slurm import array_options, sweep_on_slurm
 from sparsedepth.cli.start import check_tokenizers, field_values
 from sparsedepth.config.plain_text import visible
 from sparsedepth.files import MARKER
@@ -53,8 +53,21 @@ def sweep(
     definition = sweep_definition(file, scale, settings, vary, seeds, base)  # errors are reported before torch loads
     check_same_sweep(out, definition)
     runtime_config = calls.runtime_config(runtime, device=device, compile=compiled, stack=parse_yaml(stack, "--stack"))
-    flags = SlurmFlags(partition, time, array, account, sbatch, nodes)
-    options = array_options(on, flags, gpus, runtime_config, workers, gpus_per_run, max_attempts, storage)
+    options = array_options(
+        on,
+        gpus=gpus,
+        runtime=runtime_config,
+        workers=workers,
+        gpus_per_run=gpus_per_run,
+        partition=partition,
+        time=time,
+        array=array,
+        account=account,
+        nodes=nodes,
+        sbatch=sbatch,
+        max_attempts=max_attempts,
+        storage=storage,
+    )
     if options:
         sweep_on_slurm(definition, out, options, retry_failed=retry_failed, dry_run=dry_run)
         return

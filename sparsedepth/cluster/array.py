@@ -12,28 +12,19 @@ import time
 import uuid
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from pydantic import TypeAdapter, ValidationError
 
 from sparsedepth import files
 from sparsedepth.cluster import slurm
-from sparsedepth.cluster.script import (
-    FOLDER,
-    MAX_STARTS,
-    START_SECONDS,
-    Request,
-    array_script,
-    check_folder,
-    header,
-    time_advice,
-)
-from sparsedepth.cluster.slurm import Accounting, QueuedTask
+from sparsedepth.cluster.script import FOLDER, MAX_STARTS, Request, array_script, header, time_advice
+from sparsedepth.cluster.slurm import QueuedTask
 from sparsedepth.run.allocation import Allocation
 
-MAX_DEFAULT_TASKS = 64
-"""Most tasks without --array."""
+START_SECONDS = 20
+"""Assumed time from the start of a task to the first training step."""
 
 PROBE_SECONDS = 4.0
 """How long to wait for the probe task to start; after that the array is submitted with a dependency on it."""
@@ -44,19 +35,16 @@ PROBE_LIMIT_SECONDS = 300.0
 STOP_SECONDS = 600.0
 """How long `stop` waits for running tasks to write their checkpoints."""
 
-NOT_SHARED, NO_PYTHON = 3, 4
+NOT_SHARED, NO_PYTHON = "3", "4"
 """Exit codes of the probe task."""
 
-PROBE = """\
+PROBE = f"""\
 #!/bin/bash
-{header}
-[ -e {token} ] || exit {not_shared}
-cd / && {python} -c 'import sparsedepth' || exit {no_python}
-touch {token}.answer
+{{header}}
+[ -e {{token}} ] || exit {NOT_SHARED}
+cd / && {{python}} -c 'import sparsedepth' || exit {NO_PYTHON}
+touch {{token}}.answer
 """
-
-CHECKSUM_LINE = "# unedited: "
-"""Begins the last line of a script: the checksum of the lines before, to detect edits."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,9 +52,6 @@ class StartEnd:
     """How one start of a task ended, as its script recorded it."""
 
     restarts: int
-    nodes: int
-    cpus: int
-    """per node"""
     seconds: int
     reason: str
     progress: bool = True
@@ -99,15 +84,9 @@ class TaskArray:
         return self.folder / "sweep.sbatch"
 
     def script(self, tasks: int) -> str:
-        """The generated script, with its checksum line."""
         work = (sys.executable, "-m", "sparsedepth.cli.main", "work", str(self.results.resolve()), "--leave-when-idle")
         command = shlex.join([*work, *self.arguments])
-        text = array_script(name=self.name, results=self.results, request=self.request, tasks=tasks, command=command)
-        return f"{text}{CHECKSUM_LINE}{files.digest(text)}\n"
-
-    def is_edited(self) -> bool:
-        text, _, checksum = self.path.read_text().rpartition(CHECKSUM_LINE)
-        return checksum.strip() != files.digest(text)
+        return array_script(name=self.name, results=self.results, request=self.request, tasks=tasks, command=command)
 
     def queued(self) -> list[QueuedTask]:
         return slurm.queued(self.name)
@@ -121,17 +100,12 @@ class TaskArray:
         with files.locked(self.folder / ".lock"):
             if any(task.is_active for task in self.queued()):
                 return None
-            options = []
-            if self.path.exists() and self.is_edited():
-                print(f"submitting the edited script {self.path} unchanged")
-            else:
-                files.write_text(self.path, self.script(tasks))
-                options = [f"--array=0-{tasks - 1}"]
-            script = self.path.read_text()
+            script, options = self.script(tasks), []
+            files.write_text(self.path, script)
             environment = {"SPARSEDEPTH_STORAGE": self.storage_url} if self.storage_url else {}
-            slurm.call("sbatch", "--test-only", *options, script=script, environment=environment)
+            slurm.call("sbatch", "--test-only", script=script, environment=environment)
             if probe := self._probe():
-                options += [f"--dependency=afterok:{probe}", "--kill-on-invalid-dep=yes"]
+                options = [f"--dependency=afterok:{probe}", "--kill-on-invalid-dep=yes"]
                 print(f"the array waits for job {probe}, which checks that the nodes can access {self.results}")
             try:
                 return slurm.submit(script, *options, environment=environment)
@@ -148,14 +122,8 @@ class TaskArray:
         token.touch()
         options = {key: value for key, value in self.request.options().items() if key not in ("begin", "hold")}
         options |= {"job-name": f"{self.name}-probe", "time": "2", "output": "/dev/null", "no-requeue": None}
-        text = PROBE.format(
-            header="\n".join(header(options)),
-            token=shlex.quote(str(token)),
-            python=shlex.quote(sys.executable),
-            not_shared=NOT_SHARED,
-            no_python=NO_PYTHON,
-        )
-        job = slurm.submit(text)
+        names = {"token": shlex.quote(str(token)), "python": shlex.quote(sys.executable)}
+        job = slurm.submit(PROBE.format(header=header(options), **names))
         submitted = time.monotonic()
         while not answer.exists():
             facts = slurm.show_job(job)
@@ -163,14 +131,9 @@ class TaskArray:
             is_late, has_started = waited > PROBE_SECONDS, state in ("RUNNING", "COMPLETING")
             if is_hung := has_started and waited > PROBE_LIMIT_SECONDS:
                 slurm.call("scancel", "--quiet", job)
-            if is_hung or state in slurm.ENDED - {"COMPLETED"}:
+            if is_hung or state in slurm.ENDED - {"COMPLETED"} or (is_late and state == "COMPLETED"):
                 token.unlink()
-                raise ValueError(self._probe_error(facts))
-            if is_late and state == "COMPLETED":
-                raise ValueError(
-                    f"{self.results} is not shared by the nodes: a file written by the probe task on "
-                    f"{facts.get('NodeList')} is not visible here; give an --out on shared storage"
-                )
+                raise ValueError(f"{self._probe_error(facts)}. Nothing was submitted")
             if is_late and not has_started:  # pending, or unknown to the controller
                 return job
             time.sleep(0.2)
@@ -179,19 +142,18 @@ class TaskArray:
         return None
 
     def _probe_error(self, facts: dict[str, str]) -> str:
-        node = facts.get("NodeList", "a node")
+        node, state = facts.get("NodeList", "a node"), facts["JobState"]
         code = facts.get("ExitCode", "").partition(":")[0]
-        reason = f"the probe task on {node} ended {facts['JobState'].lower()} (exit code {code})"
-        if facts["JobState"] not in slurm.ENDED:
-            reason = (
-                f"the probe task on {node} has not ended in {PROBE_LIMIT_SECONDS:.0f} s and was cancelled; check that "
-                f"{node} can read {self.results} and start {sys.executable}"
-            )
-        if code == str(NOT_SHARED):
-            reason = f"{self.results} is not visible on {node}; give an --out on storage shared by all nodes"
-        if code == str(NO_PYTHON):
-            reason = f"{node} cannot run {sys.executable} with sparsedepth; install it on storage shared by all nodes"
-        return f"{reason}. Nothing was submitted"
+        texts = {
+            NOT_SHARED: f"{self.results} is not visible on {node}; give an --out on storage shared by all nodes",
+            NO_PYTHON: f"{node} cannot run {sys.executable} with sparsedepth; install it on storage that nodes share",
+        }
+        if state == "COMPLETED":
+            return f"a file written by the probe task on {node} is not visible here; give an --out on shared storage"
+        if state in slurm.ENDED:
+            return texts.get(code, f"the probe task on {node} ended {state.lower()} (exit code {code})")
+        reads = f"check that {node} can read {self.results} and start {sys.executable}"
+        return f"the probe task on {node} has not ended in {PROBE_LIMIT_SECONDS:.0f} s and was cancelled; {reads}"
 
     def ended(self) -> dict[tuple[str, int], StartEnd]:
         """How starts of tasks ended, by task and number of restarts; a start that was killed is missing."""
@@ -215,49 +177,25 @@ class TaskArray:
             if task.startswith(f"{last_job}_"):
                 counts[task] = 0 if end.progress else counts.get(task, 0) + 1
                 seconds += [] if end.progress else [end.seconds]
-        stuck = {task: count for task, count in counts.items() if count > 1}
+        stuck = [count for count in counts.values() if count > 1]
         if not stuck:
             return None
-        given_up = sum(count >= MAX_STARTS for count in stuck.values())
         return (
-            f"{len(stuck)} tasks of job {last_job} reached their time limit {max(stuck.values())} times in a row "
-            f"without progress, and {given_up} of them gave up: {max(seconds)} s is too short to start and write a "
-            f"checkpoint; {time_advice(2 * max(seconds))}"
-        )
-
-    def usage_by_own_clocks(self) -> Accounting:
-        ends = self.ended().values()
-        rows = ((end.seconds, end.nodes, end.nodes * end.cpus) for end in ends)
-        return Accounting.total("the tasks' own clocks", rows)
-
-    def record_usage(self) -> str | None:
-        """Write what the tasks used to DIR/slurm/accounting.json; returns it as a line."""
-        usage = slurm.accounting(self.name) or self.usage_by_own_clocks()
-        if not usage.starts:
-            return None
-        files.write_json(self.folder / "accounting.json", asdict(usage))
-        return (
-            f"used: {usage.node_hours:.3g} node hours, {usage.core_hours:.3g} core hours, in {usage.starts} starts "
-            f"of tasks ({usage.source})"
+            f"{len(stuck)} tasks of job {last_job} reached their time limit {max(stuck)} times in a row without "
+            f"progress, and {sum(count >= MAX_STARTS for count in stuck)} of them gave up: {max(seconds)} s is too "
+            f"short to start and write a checkpoint; {time_advice(2 * max(seconds))}"
         )
 
     def end_reasons(self, starts: Iterable[Allocation], queued: Iterable[QueuedTask]) -> Iterator[str]:
         """Why each start of a task ended, and the task's state now: 'preempted; now pending (Resources)'."""
         ends, tasks = self.ended(), {task.task: task for task in queued}
-        nodes: dict[str, str] | None = None
         for start in starts:
             end, task = ends.get((start.task, start.restarts)), tasks.get(start.task)
             if end is None and task and (task.restarts == start.restarts or task.state == "COMPLETING"):
-                yield slurm.describe(task)
-                continue
-            if end is None and nodes is None:
-                try:
-                    nodes = slurm.node_states()
-                except ValueError:  # asked only once: a controller that hangs takes a minute
-                    nodes = {}
-            state = (nodes or {}).get(start.node, "")
-            lost = f"its node is {state}" if state.startswith("down") else "killed, or its node failed"
-            yield (end.reason if end else lost) + (f"; now {slurm.describe(task)}" if task and task.is_active else "")
+                yield task.text
+            else:
+                reason = end.reason if end else "killed, or its node failed"
+                yield reason + (f"; now {task.text}" if task and task.is_active else "")
 
     def cancel_pending(self) -> None:
         if pending := [task.task for task in self.queued() if task.state == "PENDING"]:
@@ -286,15 +224,15 @@ class TaskArray:
 
 def task_counts(tasks: Sequence[QueuedTask]) -> str:
     """How many tasks are in each state: '2 running, 1 pending (Resources)'."""
-    states = Counter(slurm.describe(task) for task in tasks)
+    states = Counter(task.text for task in tasks)
     return ", ".join(f"{count} {state}" for state, count in states.most_common()) or "none in the queue"
 
 
 def check(request: Request, results: Path | None, tasks: int, checkpoint_seconds: float) -> slurm.Partition:
     """The partition. Raises ValueError for requests that Slurm would refuse, or that leave no time for progress."""
     slurm.check_present()
-    if results:
-        check_folder(results)
+    if results and re.search(r"[\x00-\x1f\"'\\%]", str(results.resolve())):
+        raise ValueError(f"--out {str(results)!r}: Slurm allows no quotes, '%' or '\\' in file names; choose another")
     partition = slurm.partition(request.partition)
     if request.seconds is not None and request.seconds > partition.seconds:
         hours = partition.seconds / 3600

@@ -1,6 +1,6 @@
 """The batch script of a sweep on Slurm: an array whose tasks take runs from the queue until it is empty.
 
-How a task reacts to signals:
+How a task reacts to signals (`task.sh`):
 
     USR1, USR2   time limit near            checkpoint, release the lease, requeue the task; if Slurm warns early (by
                                             up to a minute), the task first keeps working for that long
@@ -8,15 +8,14 @@ How a task reacts to signals:
     INT          `sparsedepth stop`         the same, without requeueing
     killed (137)                            the task is requeued, at most MAX_KILLS times
 
-If a start completes no run and writes no checkpoint before the time limit, the limit is too short. After MAX_STARTS
-such starts in a row the task is not requeued, and prints a sufficient limit.
-
+After MAX_STARTS starts in a row that reached the limit without a checkpoint or a finished run, a task gives up.
 `sbatch` passes on the submitter's environment, including SPARSEDEPTH_STORAGE, so that no script holds a password.
 """
 
 import math
 import re
 import shlex
+from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
@@ -30,14 +29,8 @@ MAX_KILLS = 20
 MAX_STARTS = 3
 """How often in a row a task may reach its time limit without progress."""
 
-START_SECONDS = 20
-"""Assumed time from the start of a task to the first training step."""
-
 FOLDER = "slurm"
-"""Subfolder of the results folder for the script and the task logs."""
-
-LOG = "%A_%a.log"
-"""Log of a task: job id of the array and task number. 12_3.jsonl next to it has a line per ended start."""
+"""Subfolder of the results folder: the script, and for task 12_3 its log and 12_3.jsonl, a line per ended start."""
 
 OWN_KEYS = {
     "account", "array", "chdir", "dependency", "error", "export", "gpus-per-node", "job-name", "no-requeue", "nodes",
@@ -58,7 +51,7 @@ class Request:
     """nodes per run"""
     time: str | None = None
     """time limit in Slurm's format: 30, 4:00:00, 1-12"""
-    extra: tuple[str, ...] = ()
+    sbatch: Sequence[str] | None = None
     """more sbatch options: key=value, or key"""
 
     def __post_init__(self) -> None:
@@ -71,12 +64,12 @@ class Request:
             raise ValueError(f"--gpus {self.gpus!r} with --on slurm must be the GPUs per task: 1, or h100:2")
         if self.time is not None and not parse_time(self.time):
             raise ValueError(f"--time {self.time!r} must be more than 0; leave it out for the partition's own limit")
-        for option in self.extra:
+        for option in self.sbatch or ():
             key, _, value = option.partition("=")
             if not re.fullmatch(r"[a-z][a-z0-9-]*", key) or re.search(r"[\x00-\x1f\"\\]", value):
                 raise ValueError(f"--sbatch {option!r} must be KEY=VALUE with a long option of sbatch, such as qos=low")
             if key in OWN_KEYS:
-                raise ValueError(f"--sbatch {key} is set by the script; use the option of sweep, or edit the script")
+                raise ValueError(f"--sbatch {key} is set by the script; use the option of sweep")
 
     @property
     def seconds(self) -> int | None:
@@ -85,6 +78,12 @@ class Request:
     @property
     def gpu_count(self) -> int:
         return int(self.gpus.rpartition(":")[2]) if self.gpus else 0
+
+    @property
+    def cpu_count(self) -> int:
+        """Cores per task, by default one."""
+        value = self.options().get("cpus-per-task") or "1"
+        return int(value) if value.isdigit() else 1
 
     @property
     def warning_seconds(self) -> int:
@@ -103,10 +102,8 @@ class Request:
         options: dict[str, str | None] = {key: value for key, value in resources.items() if value is not None}
         if self.nodes > 1:
             options |= {"nodes": str(self.nodes), "ntasks-per-node": "1"}
-        for option in self.extra:
-            key, equals, value = option.partition("=")
-            options[key] = value if equals else None
-        return options
+        given = (option.partition("=") for option in self.sbatch or ())
+        return options | {key: value if equals else None for key, equals, value in given}
 
 
 def parse_time(text: str) -> int:
@@ -126,32 +123,19 @@ def time_advice(seconds: float) -> str:
     return f"give --time at least {minutes if minutes < 60 else f'{minutes // 60}:{minutes % 60:02}:00'}"
 
 
-def check_folder(results: Path) -> None:
-    """Raises ValueError for a path that is not allowed in a batch script's header."""
-    if re.search(r"[\x00-\x1f\"'\\%]", str(results.resolve())):
-        raise ValueError(f"--out {str(results)!r}: Slurm allows no quotes, '%' or '\\' in file names; choose another")
-
-
 def array_script(*, name: str, results: Path, request: Request, tasks: int, command: str) -> str:
     """A Slurm script for an array of `tasks` jobs, each of which starts `command` and asks to be requeued in time."""
     own = {
         "job-name": name,
         "array": f"0-{tasks - 1}",
-        "output": f'"{results.resolve() / FOLDER / LOG}"',
+        "output": f'"{results.resolve() / FOLDER}/%A_%a.log"',  # job id of the array, task number
         "open-mode": "append",
         "export": "ALL",
         "requeue": None,
         "signal": f"B:USR1@{request.warning_seconds}",
         **({"time": request.time} if request.time else {}),
     }
-    head = [
-        "#!/bin/bash",
-        f"# {name}: written by `sparsedepth sweep --on slurm`, which submits an edited script unchanged and rewrites a",
-        "# deleted one.",
-        *header({**own, **request.options()}),
-        "",
-    ]
-    return "\n".join(head) + "\n" + script_body(results, request, command)
+    return f"#!/bin/bash\n{header({**own, **request.options()})}\n\n{script_body(results, request, command)}"
 
 
 def script_body(results: Path, request: Request, command: str) -> str:
@@ -169,11 +153,5 @@ def script_body(results: Path, request: Request, command: str) -> str:
     return re.sub(r"\{(\w+)\}", lambda match: str(values.get(match[1], match[0])), text)
 
 
-def header(options: dict[str, str | None]) -> list[str]:
-    return [f"#SBATCH --{key}" + (f"={value}" if value is not None else "") for key, value in options.items()]
-
-
-def cpus_of(request: Request) -> int:
-    """Cores per task, by default one."""
-    value = request.options().get("cpus-per-task") or "1"
-    return int(value) if value.isdigit() else 1
+def header(options: dict[str, str | None]) -> str:
+    return "\n".join(f"#SBATCH --{key}" + (f"={value}" if value is not None else "") for key, value in options.items())

@@ -54,12 +54,11 @@ if [ "$code" -gt 128 ] && [ "$again" = yes ]; then
     done
     case $state in RUNNING:* | *:TimeLimit) ;; *) again=no ;; esac
 fi
-# For `sparsedepth status`: why this start ended (Slurm writes its reason into the log), and the resources it used.
+# For `sparsedepth status`: why this start ended (Slurm writes its reason into the log).
 due=$(tail -c "+$((${log_size:-0} + 1))" "$log" 2>/dev/null | sed -n 's/.* DUE TO \([A-Z ]*\) \*\*\*$/\1/p')
 [ "$why" ] || case $code in 0) why=done ;; 137) why="killed, perhaps out of memory" ;; *) why="exit code $code" ;; esac
 [ -z "$due" ] || why=$(echo "$due" | tail -n 1 | tr '[:upper:]' '[:lower:]')
-printf '{"restarts": %d, "nodes": %d, "cpus": %d, "seconds": %d, "reason": "%s", "progress": %s}\n' \
-    "${SLURM_RESTART_COUNT:-0}" "${SLURM_JOB_NUM_NODES:-1}" "${SLURM_CPUS_ON_NODE:-1}" "$SECONDS" "$why" \
-    "$progress" >> "$ends"
+printf '{"restarts": %d, "seconds": %d, "reason": "%s", "progress": %s}\n' \
+    "${SLURM_RESTART_COUNT:-0}" "$SECONDS" "$why" "$progress" >> "$ends"
 [ "$code" -le 128 ] || [ "$again" != yes ] || scontrol requeue "$task"
 exit "$code"

@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 
 from sparsedepth.cli import main
-from sparsedepth.cli.on_slurm import SlurmFlags, array_options
+from sparsedepth.cli.on_slurm import array_options
 from sparsedepth.cluster import slurm
-from sparsedepth.cluster.array import CHECKSUM_LINE, TaskArray, check
-from sparsedepth.cluster.script import Request, array_script, check_folder, parse_time, script_body, time_advice
+from sparsedepth.cluster.array import TaskArray, check
+from sparsedepth.cluster.script import Request, array_script, parse_time, script_body, time_advice
 from sparsedepth.config.runtime import RuntimeConfig
 
 
@@ -27,21 +27,16 @@ def test_times_are_read_as_slurm_writes_them(text, seconds):
 
 
 @pytest.mark.parametrize("fields", [{"time": "4h"}, {"time": "1:2:3:4"}, {"gpus": "0-3"}, {"partition": "a b"},
-    {"extra": ("array=3",)}, {"extra": ("qos=a\nb",)}, {"extra": ('comment=a"b',)}, {"extra": ("-p x",)}])  # fmt: skip
+    {"sbatch": ("array=3",)}, {"sbatch": ("qos=a\nb",)}, {"sbatch": ('comment=a"b',)},
+    {"sbatch": ("-p x",)}])  # fmt: skip
 def test_what_cannot_stand_in_a_script_is_refused(fields):
     with pytest.raises(ValueError, match=r"--(time|gpus|partition|sbatch)"):
         Request(**fields)
 
 
-def test_a_folder_that_slurm_would_read_as_a_pattern_is_refused(tmp_path):
-    check_folder(tmp_path / "a b")
-    with pytest.raises(ValueError, match="no quotes"):
-        check_folder(tmp_path / "100%")
-
-
 def test_the_header_has_what_was_asked_for_and_bash_reads_the_rest(tmp_path):
     request = Request(
-        partition="gpu", account="lab", gpus="h100:2", nodes=2, time="1:00:00", extra=("qos=low", "exclusive")
+        partition="gpu", account="lab", gpus="h100:2", nodes=2, time="1:00:00", sbatch=("qos=low", "exclusive")
     )
     text = array_script(name="x", results=tmp_path / "a b", request=request, tasks=64, command="true")
     lines = [line.removeprefix("#SBATCH --") for line in text.splitlines() if line.startswith("#SBATCH")]
@@ -61,15 +56,16 @@ def test_the_header_has_what_was_asked_for_and_bash_reads_the_rest(tmp_path):
     ("given", "runs_in_parallel", "arguments"),
     [
         ({"gpus": "h100:1", "workers": 3}, 3, ["--workers", "3"]),
+        ({"gpus": "4", "workers": 2}, 8, ["--workers", "2"]),
         ({"gpus": "4", "gpus_per_run": 2}, 2, ["--gpus-per-run", "2"]),
         ({"gpus": "8", "gpus_per_run": 8, "nodes": 2}, 1, ["--gpus-per-run", "8", "--nodes", "2"]),
         ({"sbatch": ["cpus-per-task=6"]}, 6, []),
     ],
 )
 def test_a_task_shares_its_gpus_out_or_spreads_a_run_over_them(given, runs_in_parallel, arguments):
-    values = {**dict.fromkeys((*SlurmFlags._fields, "gpus", "workers")), "nodes": 1, "gpus_per_run": 1, **given}
-    flags = SlurmFlags(*(values.pop(name) for name in SlurmFlags._fields))
-    options = array_options("slurm", flags, runtime=RuntimeConfig(), **values)
+    options = array_options(
+        "slurm", runtime=RuntimeConfig(), **{"gpus": None, "workers": None, "gpus_per_run": 1, **given}
+    )
     assert options and options.runs_in_parallel == runs_in_parallel
     assert options.arguments() == ["--max-attempts", "2", *arguments]
 
@@ -102,7 +98,7 @@ def test_a_probe_that_has_started_is_waited_for(tmp_path, monkeypatch):
 @pytest.mark.parametrize("state", ["RUNNING", "COMPLETING"])
 def test_a_probe_that_never_ends_is_cancelled_and_told_in_one_line(tmp_path, monkeypatch, capsys, state):
     """As where its node waits for a file server that is gone; whatever its time limit."""
-    answers = {"sinfo": "p*|7-00:00:00|7-00:00:00|3|(null)", "squeue": "", "sbatch": "7"}
+    answers = {"sinfo": "p*|7-00:00:00|7-00:00:00", "squeue": "", "sbatch": "7"}
     answers["scontrol"] = f"MaxArraySize = 1001\nJobState={state} NodeList=n1 ExitCode=0:0"
     for name, answer in {**answers, "scancel": ""}.items():
         (tmp_path / name).write_text(f"#!/bin/bash\necho {name} $* >> {tmp_path}/calls\nprintf '{answer}'\n")
@@ -119,15 +115,9 @@ def test_a_probe_that_never_ends_is_cancelled_and_told_in_one_line(tmp_path, mon
     assert not (tmp_path / "out").exists()
 
 
-def test_a_script_that_was_edited_is_seen(tmp_path):
+def test_no_script_holds_a_password(tmp_path):
     array = TaskArray(sweep="x", results=tmp_path, storage_url="postgresql://me:secret@host/d")
-    array.folder.mkdir()
-    array.path.write_text(array.script(4))
-    assert not array.is_edited() and "secret" not in array.path.read_text()
-    array.path.write_text(array.path.read_text().replace("#SBATCH --requeue", "#SBATCH --requeue\n#SBATCH --nice"))
-    assert array.is_edited()
-    array.path.write_text(array.path.read_text().partition(CHECKSUM_LINE)[0])
-    assert array.is_edited()
+    assert "#SBATCH --array=0-3" in array.script(4) and "secret" not in array.script(4)
 
 
 WORK = "trap 'trap : TERM; exit 143' TERM; sleep 0.1; echo ready; while :; do sleep 0.02; done"
@@ -250,7 +240,7 @@ def test_a_limit_that_is_too_short_to_start_is_not_tried_for_ever(task, tmp_path
 
 def test_a_default_limit_that_is_too_short_to_start_is_refused_before_anything_is_submitted(tmp_path, monkeypatch):
     """A partition that allows a week gives a job two minutes where it asks for none: all of it is the warning's."""
-    for name, answer in {"sinfo": "p*|7-00:00:00|2:00|3|(null)", "scontrol": "MaxArraySize = 1001"}.items():
+    for name, answer in {"sinfo": "p*|7-00:00:00|2:00", "scontrol": "MaxArraySize = 1001"}.items():
         (tmp_path / name).write_text(f"#!/bin/bash\necho '{answer}'\n")
     for name in ("sinfo", "scontrol", "sbatch", "squeue", "scancel"):
         (tmp_path / name).touch()
@@ -259,6 +249,8 @@ def test_a_default_limit_that_is_too_short_to_start_is_refused_before_anything_i
     with pytest.raises(ValueError, match=r"the default limit of partition p leaves a task 0 s .* at least 2$"):
         check(Request(), tmp_path, 1, 30.0)
     assert check(Request(time="2"), tmp_path, 1, 30.0).default_seconds == 120
+    with pytest.raises(ValueError, match="no quotes"):
+        check(Request(time="2"), tmp_path / "100%", 1, 30.0)
 
 
 @pytest.mark.parametrize(("seconds", "time"), [(45, "1"), (46, "2"), (360, "8"), (361, "9"), (3481, "1:01:00")])
