@@ -1,9 +1,9 @@
 """The Python interface: `import sparsedepth as sd; sd.best("results/mine")`. The commands call these functions and
 print what they return.
 
-Names and defaults are those of the command-line options. Progress goes to stderr. User errors (exit code 2) are
-ValueErrors with the same text. KEY=VALUE options may be a mapping, and so may the content of a YAML file. Only the
-command line offers `plan`, --on slurm and `best --again`.
+The command-line options are derived from these signatures (`cli.option`). Progress goes to stderr. User errors (exit
+code 2) are ValueErrors with the same text. KEY=VALUE options may be a mapping, and so may the content of
+a YAML file. Only the command line offers `plan`, --on slurm and `best --again`.
 """
 
 import shlex
@@ -11,15 +11,15 @@ import signal
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
+from sparsedepth.cli import option
 from sparsedepth.cli.start import check_tokenizers, field_values, warn_of_unlikely_values, with_cleanup
 from sparsedepth.files import check_not_empty
 
 if TYPE_CHECKING:
     import pandas as pd
 
-    from sparsedepth.cli.input_file import Axes, Input, Settings
     from sparsedepth.config.runtime import RuntimeConfig
     from sparsedepth.config.sweep import SweepDefinition
     from sparsedepth.exchange.start import Start
@@ -43,28 +43,29 @@ class StoppedAtCheckpoint(KeyboardInterrupt):
 
 
 def train(
-    file: "Input",
-    out: "Folder",
+    file: option.RunFile,
+    out: option.Out,
     *,
-    set: "Settings | None" = None,
-    runtime: "Settings | None" = None,
-    device: str = "auto",
-    threads: int | None = None,
-    compile: bool = False,
-    from_: "Folder | None" = None,
+    set: option.Override = None,
+    runtime: option.Runtime = None,
+    device: option.Device = "auto",
+    threads: option.Threads = None,
+    compile: option.Compile = False,
+    from_: option.From = None,
 ) -> "Record":
     """Train and measure one model; returns the complete run's `summary`, `config`, `tables` and `folder`. `from_` is a
     run or Hugging Face folder with the initial weights.
 
     The same call resumes a stopped run. Raises ValueError for user errors, StoppedAtCheckpoint.
     """
+    given = locals()  # the keywords
     from sparsedepth.cli.input_file import run_config
 
     results, start = _path(out), start_of(from_)
     config = run_config(file, set, start)  # errors are reported before torch is imported
     warn_of_unlikely_values([{"lr": config.lr, "train_tokens": config.train_tokens}])
     check_tokenizers([{"tokenizer": config.tokenizer, "corpus": config.corpus}], results)
-    runtime_settings = runtime_config(runtime, device=device, threads=threads, compile=compile)
+    runtime_settings = runtime_config(given)
 
     from sparsedepth.cli.run_progress import bar
     from sparsedepth.run.execute import execute
@@ -104,41 +105,46 @@ def start_of(model: "Folder | None") -> "Start | None":
 
 
 def sweep(
-    file: "Input | None" = None,
+    file: option.SweepFile = None,
     *,
-    out: "Folder",
-    vary: "Axes | None" = None,
-    seeds: int | None = None,
-    base: "Input | None" = None,
-    scale: str | None = None,
-    workers: int | None = None,
-    gpus: str | None = None,
-    gpus_per_run: int = 1,
-    storage: str | None = None,
-    set: "Settings | None" = None,
-    runtime: "Settings | None" = None,
-    device: str = "auto",
-    compile: bool = False,
-    stack: int | str = "auto",
-    max_attempts: int = 2,
-    retry_failed: bool = False,
+    out: option.Out,
+    vary: option.Vary = None,
+    seeds: option.Seeds = None,
+    base: option.Base = None,
+    scale: option.Scale = None,
+    workers: option.Workers = None,
+    gpus: option.Gpus = None,
+    gpus_per_run: option.GpusPerRun = 1,
+    storage: option.Storage = None,
+    set: option.SweepOverride = None,
+    runtime: option.Runtime = None,
+    device: option.Device = "auto",
+    compile: option.Compile = False,
+    stack: option.Stack = "auto",
+    max_attempts: option.MaxAttempts = 2,
+    retry_failed: option.RetryFailed = False,
 ) -> "list[RunState]":
     """Run every configuration and seed of a sweep into the folder `out`; returns the state of each run.
 
     The same call resumes. Raises ValueError for user errors, StoppedAtCheckpoint.
     """
-    from sparsedepth.cli.input_file import sweep_definition
-
+    given = locals()  # the keywords
     results = _path(out)
-    definition = sweep_definition(file, scale, set, vary, seeds, base)  # errors are reported before torch is imported
+    definition = definition_of(given)  # errors are reported before torch is imported
     check_tokenizers(field_values(definition), results)
-    runtime_settings = runtime_config(runtime, device=device, compile=compile, stack=stack)
-    machine = machine_of(runtime_settings, workers, gpus, gpus_per_run, max_attempts)
+    machine = machine_of(given)
     driver = make_driver(definition, results, machine, storage)
     result = run_driver(driver, retry_failed=retry_failed)
     if result.stop():
         raise StoppedAtCheckpoint("stopped at a checkpoint; the same call resumes", result.stop.exit_code)
     return result.states
+
+
+def definition_of(given: option.Given) -> "SweepDefinition":
+    """The sweep of --vary, --set, ... or of a file. Raises ValueError."""
+    from sparsedepth.cli.input_file import sweep_definition
+
+    return sweep_definition(*(given[name] for name in ("file", "scale", "set", "vary", "seeds", "base")))
 
 
 def make_driver(definition: "SweepDefinition", results: Path, machine: "Machine", storage: str | None) -> "Driver":
@@ -167,19 +173,19 @@ def run_driver(driver: "Driver", *, retry_failed: bool = False) -> "SweepResult"
 
 
 def measure(
-    model: "Folder",
+    model: option.Model,
     *,
-    data: str | None = None,
-    tokens: "Folder | None" = None,
-    targets: "Folder | None" = None,
-    fit_tokens: "Folder | None" = None,
-    fit_targets: "Folder | None" = None,
-    seq_len: int | None = None,
-    measures: str | Sequence[str] | None = None,
-    set: "Settings | None" = None,
-    out: "Folder | None" = None,
-    device: str = "auto",
-    fp32: bool = False,
+    data: option.Data = None,
+    tokens: option.Tokens = None,
+    targets: option.Targets = None,
+    fit_tokens: option.FitTokens = None,
+    fit_targets: option.FitTargets = None,
+    seq_len: option.SeqLen = None,
+    measures: option.Measures = None,
+    set: option.MeasureOverride = None,
+    out: option.RecordFolder = None,
+    device: option.Device = "auto",
+    fp32: option.Fp32 = False,
 ) -> "MeasurementResult":
     """Measure a run, a local Hugging Face folder or a hub model; the result's `measurements` have `summary`, `layers`
     and `pairs`.
@@ -194,10 +200,10 @@ def measure(
 
     written = None if out is None else _path(out)
     arrays = {"--tokens": tokens, "--targets": targets, "--fit-tokens": fit_tokens, "--fit-targets": fit_targets}
-    paths = {option: None if path is None else Path(path) for option, path in arrays.items()}
+    paths = {name: None if path is None else Path(path) for name, path in arrays.items()}
     _check_source(data, paths)
     settings = parse_settings(set or [])
-    scored, *others = (paths[option] for option in ("--tokens", "--fit-tokens", "--targets", "--fit-targets"))
+    scored, *others = (paths[name] for name in ("--tokens", "--fit-tokens", "--targets", "--fit-targets"))
     request = MeasureRequest(
         model=str(model),
         settings={**({} if seq_len is None else {"seq_len": seq_len}), **settings, **_measures(measures, settings)},
@@ -212,12 +218,12 @@ def measure(
 
 
 def best(
-    *folders: "Folder",
-    by: str | None = None,
-    depth: int | None = None,
-    where: str | None = None,
-    top: int = 5,
-    skip_damaged: bool = False,
+    *folders: option.EachFolder,
+    by: option.By = None,
+    depth: option.Depth = None,
+    where: option.Where = None,
+    top: option.Top = 5,
+    skip_damaged: option.SkipDamaged = False,
 ) -> "pd.DataFrame":
     """Configurations ranked by their mean over seeds, with interval and baseline: the table of `store.best.Ranking`
     plus `setting`, the differences from the baseline. `attrs["heading"]` describes the table.
@@ -239,14 +245,14 @@ def best(
 
 
 def recipe(
-    *folders: "Folder",
-    out: "Folder | None" = None,
-    depth: int | None = None,
-    objective: str = "loss",
-    matched: str = "tokens",
-    holdout_depth: int | None = None,
-    holdout: Literal["params", "tokens"] | None = None,
-    skip_damaged: bool = False,
+    *folders: option.EachFolder,
+    out: option.RecipeFile = None,
+    depth: option.RecipeDepth = None,
+    objective: option.Objective = "loss",
+    matched: option.Matched = "tokens",
+    holdout_depth: option.HoldoutDepth = None,
+    holdout: option.Holdout = None,
+    skip_damaged: option.SkipDamaged = False,
 ) -> "Card":
     """Recommend a configuration from paired effects; returns its card. `out` also writes the RunConfig (YAML) and the
     card (.md, .json). Raises ValueError if there is neither a recommendation nor a baseline."""
@@ -286,12 +292,12 @@ def recipe(
 
 
 def plot(
-    *folders: "Folder",
-    out: "Folder | None" = None,
-    figure: str | None = None,
-    format: str | None = None,
-    run: str | None = None,
-    skip_damaged: bool = False,
+    *folders: option.EachFolder,
+    out: option.Images = None,
+    figure: option.Figure = None,
+    format: option.ImageFormat = None,
+    run: option.FigureRun = None,
+    skip_damaged: option.SkipDamaged = False,
 ) -> "Figures":
     """Draw one figure (default: the overview) or 'all'; `out` is an image, or a folder of images in `format` (default
     png).
@@ -315,27 +321,26 @@ def plot(
             return draw(store, figure, written, run, format or "png", progress)
 
 
-def runtime_config(settings: "Settings | None", **options: object) -> "RuntimeConfig":
+def runtime_config(given: option.Given) -> "RuntimeConfig":
     """The runtime of --device, --compile, ..., overridden by --runtime KEY=VALUE."""
-    from sparsedepth.config.load import build, parse_settings
+    from sparsedepth.config.load import build, parse_settings, parse_yaml
     from sparsedepth.config.runtime import RuntimeConfig
 
-    options |= {} if options.get("compile") else {"compile": "auto"}
-    return build(RuntimeConfig, {**options, **parse_settings(settings or [], "--runtime")}, "--runtime")
+    options = {name: given[name] for name in ("device", "threads", "compile", "stack") if name in given}
+    if isinstance(options.get("stack"), str):
+        options["stack"] = parse_yaml(options["stack"], "--stack")
+    if not options.get("compile"):
+        options["compile"] = "auto"
+    return build(RuntimeConfig, {**options, **parse_settings(given["runtime"] or [], "--runtime")}, "--runtime")
 
 
-def machine_of(
-    runtime: "RuntimeConfig",
-    workers: int | None = None,
-    gpus: str | None = None,
-    gpus_per_run: int = 1,
-    max_attempts: int = 2,
-    nodes: int = 1,
-) -> "Machine":
+def machine_of(given: option.Given) -> "Machine":
     """The devices and workers of a command. Raises ValueError for GPUs that do not exist."""
     from sparsedepth.sweep.machine import machine, parse_gpus
 
-    return machine(workers, runtime, max_attempts, parse_gpus(gpus) if gpus else None, gpus_per_run, nodes)
+    gpus = parse_gpus(given["gpus"]) if given.get("gpus") else None
+    numbers = {name: given[name] for name in ("max_attempts", "gpus_per_run", "nodes") if name in given}
+    return machine(given["workers"], runtime_config(given), gpus=gpus, **numbers)
 
 
 @contextmanager
@@ -355,14 +360,14 @@ def _check_source(data: str | None, arrays: Mapping[str, Path | None]) -> None:
     """Raises ValueError for two sources, and for an array without the one it requires."""
     if data is not None and arrays["--tokens"] is not None:
         raise ValueError("--data and --tokens are two sources; give one of them")
-    for option, required in (
+    for name, required in (
         ("--targets", "--tokens"),
         ("--fit-tokens", "--tokens"),
         ("--fit-targets", "--fit-tokens"),
         ("--fit-targets", "--targets"),
     ):
-        if arrays[option] is not None and arrays[required] is None:
-            raise ValueError(f"{option} needs {required}; give both")
+        if arrays[name] is not None and arrays[required] is None:
+            raise ValueError(f"{name} needs {required}; give both")
 
 
 def _measures(measures: str | Sequence[str] | None, settings: Mapping[str, Any]) -> dict[str, Any]:

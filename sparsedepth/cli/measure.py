@@ -17,63 +17,17 @@ if TYPE_CHECKING:
     from sparsedepth.run.measure_existing_model import MeasurementResult
 
 
+@option.of_call(calls.measure)
 def measure(
-    model: Annotated[str, typer.Argument(help="run folder, local Hugging Face folder, or hub name")],
-    data: Annotated[
-        str | None,
-        typer.Option(help="text to measure on: stdlib, a path or hub:NAME; default the run's own, else stdlib"),
-    ] = None,
-    tokens: Annotated[
-        Path | None,
-        typer.Option(
-            help="token ids to measure on: .npy, integers [sequences, length + 1]; the last of a row is only a target"
-        ),
-    ] = None,
-    targets: Annotated[
-        Path | None,
-        typer.Option(help="targets for --tokens, both [sequences, length]; positions with -100 are not scored"),
-    ] = None,
-    fit_tokens: Annotated[
-        Path | None,
-        typer.Option(help="token ids to fit usefulness's linear maps; default the last half of --tokens, not scored"),
-    ] = None,
-    fit_targets: Annotated[
-        Path | None, typer.Option(help="targets for --fit-tokens; the maps are fitted on all tokens, scored or not")
-    ] = None,
-    seq_len: Annotated[int | None, typer.Option(help="context length; default the run's own, else 256")] = None,
-    measures: Annotated[
-        str | None, typer.Option(help="all, or names: causal,permutation,...; default those of a run")
-    ] = None,
-    settings: Annotated[
-        list[str] | None,
-        typer.Option("--set", help="override a measuring field: --set measure_tokens=4096; repeatable"),
-    ] = None,
+    given: option.Given,
     format: Annotated[Literal["table", "json", "csv"], typer.Option(help="output format")] = "table",
-    out: Annotated[
-        Path | None, typer.Option("-o", "--out", help="folder for the record, for query, best and plot")
-    ] = None,
-    device: option.Device = "auto",
-    fp32: Annotated[bool, typer.Option("--fp32", help="convert the weights to fp32; default as stored")] = False,
 ) -> None:
     """Measure a run or a Hugging Face model: Llama, Qwen, Mistral, Gemma, OLMo, Pythia, GPT-2, Mixtral, OLMoE, ..."""
     from sparsedepth.cli.run_progress import print_summary
 
-    result = calls.measure(
-        model,
-        data=data,
-        tokens=tokens,
-        targets=targets,
-        fit_tokens=fit_tokens,
-        fit_targets=fit_targets,
-        seq_len=seq_len,
-        measures=measures,
-        set=settings,
-        out=out,
-        device=device,
-        fp32=fp32,
-    )
+    result, measures, out = calls.measure(**given), given["measures"], given["out"]
     if format == "table":
-        print(_title(result, fit_tokens))
+        print(_title(result, given["fit_tokens"]))
         print_summary(result.measurements.summary)
         available = {column.measure for column, _, _ in with_intervals(result.measurements.summary)}
         requested = () if measures in (None, "all") else result.config.measures

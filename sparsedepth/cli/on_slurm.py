@@ -4,7 +4,8 @@ import math
 import sys
 import time
 from collections import Counter
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
 from pathlib import Path
 from shlex import quote
 from typing import TYPE_CHECKING, Annotated, Any, get_args
@@ -83,21 +84,24 @@ class ArrayOptions(Request):
         )
 
 
-def array_options(on: str | None, **options: Any) -> ArrayOptions | None:
-    """The options of --on slurm by their names, or None without it. Raises ValueError for an option that needs it."""
+def array_options(on: str | None, given: Mapping[str, Any]) -> ArrayOptions | None:
+    """The options of --on slurm, or None without it. Raises ValueError for an option that needs it."""
+    from sparsedepth.cli.calls import runtime_config
     from sparsedepth.sweep.storage import database_url, hide_url
 
     if on is None:
-        only = [name for name in ("partition", "time", "array", "account", "sbatch") if options.get(name)]
-        if only := only or ["nodes"] * (options["nodes"] > 1):
+        only = [name for name in ("partition", "time", "array", "account", "sbatch") if given[name]]
+        if only := only or ["nodes"] * (given["nodes"] > 1):
             raise ValueError(f"--{only[0]} is only for clusters; add --on slurm")
         return None
     if on != "slurm":
         raise ValueError(f"--on {on!r} is not supported; use slurm, or start `sparsedepth work DIR` on other clusters")
-    if storage := options.get("storage"):
+    if storage := given.get("storage"):
         hide_url(storage)
         database_url(storage)
-    return ArrayOptions(**options)
+    names = {field.name for field in fields(ArrayOptions)} - {"runtime"}
+    named: dict[str, Any] = {name: value for name, value in given.items() if name in names}
+    return ArrayOptions(runtime=runtime_config(given), **named)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,11 +1,85 @@
-"""Options that several commands share."""
+"""The options: what each keyword is on the command line. A command takes its keywords from the Python call (`of_call`).
 
+In a quoted type (`Annotated["Folder", ...]`) stands what the Python call accepts; `TYPES` has the command line's.
+"""
+
+import functools
+import inspect
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
-from typing import Annotated
+from types import GenericAlias
+from typing import TYPE_CHECKING, Annotated, Any, ForwardRef, Literal
 
 import typer
 
 from sparsedepth.files import check_parent
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from sparsedepth.cli.input_file import Axes, Input, Settings
+
+    Folder = Path | str
+
+Given = Mapping[str, Any]
+"""The keywords of a call, with the values of the command line."""
+
+TYPES: Mapping[str, Any] = {
+    "Folder": Path,
+    "Folder | None": Path | None,
+    "Input": Path,
+    "Input | None": Path | None,
+    "Settings | None": list[str] | None,
+    "Axes | None": list[str] | None,
+    "Sequence[str] | str | None": str | None,
+    "int | str": str,
+    "Path | str": str,
+}
+
+
+def of_call(
+    *calls: Callable[..., Any], only: Collection[str] | None = None, without: Collection[str] = ()
+) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Makes `function(given, ...)` a command with the keywords, defaults and help of the calls, and with those that it
+    declares itself, which take the place of a call's. `given` gets the keywords of the calls."""
+    derived = {
+        parameter.name: _on_command_line(parameter)
+        for call in calls
+        for parameter in inspect.signature(call).parameters.values()
+        if (only is None or parameter.name in only) and parameter.name not in without
+    }
+
+    def decorate(function: Callable[..., None]) -> Callable[..., None]:
+        _, *own = inspect.signature(function).parameters.values()
+        kinds = {name: parameter.kind for name, parameter in derived.items()}
+        own = {
+            parameter.name: parameter.replace(kind=kinds.get(parameter.name, inspect.Parameter.KEYWORD_ONLY))
+            for parameter in own
+        }
+        signature = inspect.Signature([*(derived | own).values()])
+
+        @functools.wraps(function)
+        def command(*values: Any, **named: Any) -> None:
+            bound = signature.bind(*values, **named)
+            bound.apply_defaults()
+            given = {name: value for name, value in bound.arguments.items() if name in derived}
+            function(given, **{name: bound.arguments[name] for name in own})
+
+        command.__annotations__ = {name: parameter.annotation for name, parameter in signature.parameters.items()}
+        command.__signature__ = signature  # ty: ignore[missing-attribute]
+        return command
+
+    return decorate
+
+
+def _on_command_line(parameter: inspect.Parameter) -> inspect.Parameter:
+    """A parameter of a call, with its type on the command line; *folders is a list."""
+    given, (info,) = parameter.annotation.__origin__, parameter.annotation.__metadata__
+    base: Any = TYPES[given.__forward_arg__] if isinstance(given, ForwardRef) else given
+    kind = parameter.kind
+    if kind is inspect.Parameter.VAR_POSITIONAL:
+        base, kind = GenericAlias(list, base), inspect.Parameter.POSITIONAL_OR_KEYWORD
+    return parameter.replace(annotation=Annotated[base, info], kind=kind)  # ty: ignore[invalid-type-form]
 
 
 def _in_a_folder(out: Path | None) -> Path | None:
@@ -16,22 +90,30 @@ def _in_a_folder(out: Path | None) -> Path | None:
 
 # Training
 
-Out = Annotated[Path, typer.Option("-o", "--out", help="results folder; created if missing")]
-Settings = Annotated[
-    list[str] | None, typer.Option("--set", help="override a field or a sweep key: --set n_layers=24; repeatable")
+RunFile = Annotated["Input", typer.Argument(help="run configuration (YAML)")]
+SweepFile = Annotated["Input | None", typer.Argument(help="sweep definition (YAML); or use --vary")]
+Out = Annotated["Folder", typer.Option("-o", "--out", help="results folder; created if missing")]
+Override = Annotated["Settings | None", typer.Option("--set", help="override a field: --set n_layers=24; repeatable")]
+SweepOverride = Annotated[
+    "Settings | None",
+    typer.Option("--set", help="override a field or a sweep key: --set n_layers=24; repeatable"),
 ]
-Override = Annotated[list[str] | None, typer.Option("--set", help="override a field: --set n_layers=24; repeatable")]
 Vary = Annotated[
-    list[str] | None,
+    "Axes | None",
     typer.Option(help="sweep without a file: --vary n_kv_heads=1,2,4; repeatable, all combinations run"),
 ]
 Seeds = Annotated[int | None, typer.Option(min=1, help="with --vary: number of seeds per configuration")]
-Base = Annotated[Path | None, typer.Option(help="with --vary: run configuration (YAML) shared by all runs")]
+Base = Annotated["Input | None", typer.Option(help="with --vary: run configuration (YAML) shared by all runs")]
 Scale = Annotated[str | None, typer.Option(help="size preset from the definition's `scales`, such as micro")]
 Device = Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:0")]
+Threads = Annotated[int | None, typer.Option(min=1, help="CPU threads; default all")]
 Compile = Annotated[bool, typer.Option("--compile", help="compile each block with torch.compile")]
+From = Annotated[
+    "Folder | None",
+    typer.Option("--from", help="run or Hugging Face folder with the initial weights; default random weights"),
+]
 Runtime = Annotated[
-    list[str] | None,
+    "Settings | None",
     typer.Option(
         help="setting that changes results by rounding at most: --runtime micro_batch=4 --runtime checkpoint_seconds=60"
     ),
@@ -43,14 +125,6 @@ Workers = Annotated[
     ),
 ]
 Gpus = Annotated[str | None, typer.Option(help="GPUs to use, such as 0-7 or 0,2; default all")]
-GpusOrPerTask = Annotated[
-    str | None,
-    typer.Option(
-        "--gpus",
-        help="GPUs to use, such as 0-7 or 0,2; default all. With --on slurm: GPUs per task, 1 or h100:2; "
-        "with --on h100: how many",
-    ),
-]
 GpusPerRun = Annotated[int, typer.Option(min=1, help="GPUs (on a CPU: processes) per run, with torchrun")]
 Storage = Annotated[
     str | None,
@@ -60,32 +134,114 @@ Storage = Annotated[
     ),
 ]
 Stack = Annotated[
-    str,
+    "int | str",
     typer.Option(help="train up to N runs of equal shape in one process as one model; auto: where faster; 1: never"),
 ]
 MaxAttempts = Annotated[int, typer.Option(min=1, help="attempts per run before it counts as failed")]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="print the estimated cost, as `plan` does, and exit")]
 RetryFailed = Annotated[bool, typer.Option("--retry-failed", help="try failed runs again")]
 
-# Slurm
 
-On = Annotated[
-    str | None, typer.Option("--on", help="slurm: submit a job array from this login node; default run locally")
+def slurm(
+    *,
+    gpus: Annotated[
+        str | None,
+        typer.Option(
+            help="GPUs to use, such as 0-7 or 0,2; default all. With --on slurm: GPUs per task, 1 or h100:2; "
+            "with --on h100: how many"
+        ),
+    ] = None,
+    partition: Annotated[str | None, typer.Option(help="--on slurm: partition (queue)")] = None,
+    time: Annotated[
+        str | None,
+        typer.Option("--time", help="--on slurm: time limit per task, such as 4:00:00; default the partition's"),
+    ] = None,
+    array: Annotated[
+        int | None, typer.Option(min=1, help="--on slurm: number of tasks; default one per run, at most 64")
+    ] = None,
+    account: Annotated[str | None, typer.Option(help="--on slurm: account")] = None,
+    nodes: Annotated[int, typer.Option(min=1, help="--on slurm: nodes per run, with --gpus-per-run on each")] = 1,
+    sbatch: Annotated[
+        list[str] | None, typer.Option(help="--on slurm: another sbatch option: --sbatch qos=low; repeatable")
+    ] = None,
+) -> None:
+    """The options that --on slurm adds or reads in another way, for `of_call`."""
+
+
+# Measuring
+
+Model = Annotated["Path | str", typer.Argument(help="run folder, local Hugging Face folder, or hub name")]
+Data = Annotated[
+    str | None,
+    typer.Option(help="text to measure on: stdlib, a path or hub:NAME; default the run's own, else stdlib"),
 ]
-Partition = Annotated[str | None, typer.Option(help="--on slurm: partition (queue)")]
-TimeLimit = Annotated[
-    str | None, typer.Option("--time", help="--on slurm: time limit per task, such as 4:00:00; default the partition's")
+Tokens = Annotated[
+    "Folder | None",
+    typer.Option(
+        help="token ids to measure on: .npy, integers [sequences, length + 1]; the last of a row is only a target"
+    ),
 ]
-Array = Annotated[int | None, typer.Option(min=1, help="--on slurm: number of tasks; default one per run, at most 64")]
-Account = Annotated[str | None, typer.Option(help="--on slurm: account")]
-Nodes = Annotated[int, typer.Option(min=1, help="--on slurm: nodes per run, with --gpus-per-run on each")]
-Sbatch = Annotated[
-    list[str] | None, typer.Option(help="--on slurm: another sbatch option: --sbatch qos=low; repeatable")
+Targets = Annotated[
+    "Folder | None",
+    typer.Option(help="targets for --tokens, both [sequences, length]; positions with -100 are not scored"),
 ]
+FitTokens = Annotated[
+    "Folder | None",
+    typer.Option(help="token ids to fit usefulness's linear maps; default the last half of --tokens, not scored"),
+]
+FitTargets = Annotated[
+    "Folder | None",
+    typer.Option(help="targets for --fit-tokens; the maps are fitted on all tokens, scored or not"),
+]
+SeqLen = Annotated[int | None, typer.Option(help="context length; default the run's own, else 256")]
+Measures = Annotated[
+    "Sequence[str] | str | None",
+    typer.Option(help="all, or names: causal,permutation,...; default those of a run"),
+]
+MeasureOverride = Annotated[
+    "Settings | None",
+    typer.Option("--set", help="override a measuring field: --set measure_tokens=4096; repeatable"),
+]
+RecordFolder = Annotated[
+    "Folder | None", typer.Option("-o", "--out", help="folder for the record, for query, best and plot")
+]
+Fp32 = Annotated[bool, typer.Option("--fp32", help="convert the weights to fp32; default as stored")]
 
 # Reading results
 
-Folders = Annotated[list[Path], typer.Argument(metavar="DIR...", help="results folders, or run folders")]
+FOLDERS = typer.Argument(metavar="DIR...", help="results folders, or run folders")
+Folders = Annotated[list[Path], FOLDERS]
+EachFolder = Annotated["Folder", FOLDERS]
+"""of *folders"""
+By = Annotated[
+    str | None,
+    typer.Option("--by", "--objective", help="quantity to rank by; default loss (the comparable validation loss)"),
+]
+Depth = Annotated[int | None, typer.Option(help="only runs with this n_layers")]
+Where = Annotated[str | None, typer.Option(help='only runs that satisfy this SQL condition: "params_active < 5e7"')]
+Top = Annotated[int, typer.Option(min=1, help="number of configurations")]
+RecipeFile = Annotated[
+    "Folder | None",
+    typer.Option("-o", "--out", help="write the run configuration here (YAML), with its card (.md, .json)"),
+]
+RecipeDepth = Annotated[int | None, typer.Option(help="n_layers of the recipe; default the deepest")]
+Matched = Annotated[str, typer.Option(help="a setting may use no more of this than its baseline")]
+HoldoutDepth = Annotated[
+    int | None, typer.Option(help="test the recipe: fit on smaller n_layers, predict this one, compare")
+]
+Holdout = Annotated[
+    Literal["params", "tokens"] | None,
+    typer.Option(help="test the recipe: fit on smaller widths (params) or budgets (tokens), predict the largest"),
+]
+Images = Annotated[
+    "Folder | None",
+    typer.Option("-o", "--out", help="image (.png, .svg or .pdf), or a folder for images named by figure"),
+]
+Figure = Annotated[str | None, typer.Option(help="name from --list, or all; default the overview, or all for a folder")]
+ImageFormat = Annotated[str | None, typer.Option(help="image format in a folder: png (default), svg or pdf")]
+FigureRun = Annotated[
+    str | None, typer.Option(help="run_id, for figures of one run; default the lowest val_loss at the largest depth")
+]
 Format = Annotated[
     str | None,
     typer.Option(help="table, csv, json, markdown, latex or parquet; default by the suffix of -o, else table"),

@@ -16,13 +16,10 @@ if TYPE_CHECKING:
     from sparsedepth.config.sweep import SweepDefinition
 
 
+@option.of_call(calls.sweep, option.slurm, without=("out", "storage", "stack", "max_attempts", "retry_failed"))
 def plan(
+    given: option.Given,
     file: Annotated[Path | None, typer.Argument(help="definition of a sweep or a run (YAML); or use --vary")] = None,
-    scale: option.Scale = None,
-    settings: option.Settings = None,
-    vary: option.Vary = None,
-    seeds: option.Seeds = None,
-    base: option.Base = None,
     calibrated: Annotated[
         bool, typer.Option("--calibrate", help="time a few real steps of each model shape; cached for this machine")
     ] = False,
@@ -38,12 +35,6 @@ def plan(
     on: Annotated[
         str | None, typer.Option(help="estimate for another device: cpu, a100, h100, h200; or slurm for a cluster")
     ] = None,
-    workers: option.Workers = None,
-    gpus: option.GpusOrPerTask = None,
-    gpus_per_run: option.GpusPerRun = 1,
-    runtime: option.Runtime = None,
-    device: option.Device = "auto",
-    compiled: option.Compile = False,
     out: Annotated[
         Path | None,
         typer.Option(
@@ -53,16 +44,10 @@ def plan(
         ),
     ] = None,
     format: Annotated[Literal["table", "json"], typer.Option(help="table or json")] = "table",
-    partition: option.Partition = None,
-    time: option.TimeLimit = None,
-    array: option.Array = None,
-    account: option.Account = None,
-    nodes: option.Nodes = 1,
-    sbatch: option.Sbatch = None,
 ) -> None:
     """Estimate what a sweep costs: FLOPs, tokens, memory, disk and time. With --pilot or --seed-sd, also the smallest
     effect of each setting that it can detect."""
-    from sparsedepth.cli.input_file import kind_of, single_run_sweep, sweep_definition
+    from sparsedepth.cli.input_file import kind_of, single_run_sweep
     from sparsedepth.config.load import read_extended
     from sparsedepth.plan import price as pricing
     from sparsedepth.sweep.results_folder import check_same_sweep
@@ -73,31 +58,18 @@ def plan(
     if on not in (None, "slurm", *pricing.DEVICES):
         raise ValueError(f"--on {on!r} is not one of: {', '.join(pricing.DEVICES)}")
     if kind == "run" and file:
-        if scale or vary or seeds or base:
+        if any(given[name] for name in ("scale", "vary", "seeds", "base")):
             raise ValueError(f"{file} is a run; --scale, --vary, --seeds and --base are for sweeps")
-        definition = single_run_sweep(file, settings)
+        definition = single_run_sweep(file, given["set"])
     else:
-        definition = sweep_definition(file, scale, settings, vary, seeds, base)
+        definition = calls.definition_of(given)
         if out is not None:
             check_same_sweep(out, definition)
     warn_of_unlikely_values(field_values(definition))
     if on in (None, "slurm"):  # another machine may have the text
         check_corpora(field_values(definition), out)
     power_lines, power_json = detectable_effects(definition, pilot, seed_sd, effect)
-    runtime_config = calls.runtime_config(runtime, device=device, compile=compiled)
-    options = array_options(
-        "slurm" if on == "slurm" else None,
-        gpus=gpus,
-        runtime=runtime_config,
-        workers=workers,
-        gpus_per_run=gpus_per_run,
-        partition=partition,
-        time=time,
-        array=array,
-        account=account,
-        nodes=nodes,
-        sbatch=sbatch,
-    )
+    options = array_options("slurm" if on == "slurm" else None, given)
     array_lines: list[str] = []
     if options:
         array_plan = plan_array(definition, options, out)
@@ -105,13 +77,15 @@ def plan(
     elif on is not None:
         if calibrated:
             raise ValueError(f"--on {on} assumes another machine; --calibrate times steps on this one")
-        groups = 0 if on == "cpu" else _number_of_gpus(on, gpus, gpus_per_run) // gpus_per_run
-        n_workers = (workers or 1) * (groups or 1)
-        setup = pricing.pricing_setup(runtime_config, device=on, workers=n_workers, processes=gpus_per_run, gpus=groups)
+        per_run = given["gpus_per_run"]
+        groups = 0 if on == "cpu" else _number_of_gpus(on, given["gpus"], per_run) // per_run
+        n_workers = (given["workers"] or 1) * (groups or 1)
+        setup = pricing.pricing_setup(
+            calls.runtime_config(given), device=on, workers=n_workers, processes=per_run, gpus=groups
+        )
         setup = as_finished_runs_took(setup, definition, out)
     else:
-        machine = calls.machine_of(runtime_config, workers, gpus, gpus_per_run)
-        setup = local_pricing_setup(definition, machine, out, calibrated=calibrated)
+        setup = local_pricing_setup(definition, calls.machine_of(given), out, calibrated=calibrated)
     print_price(definition, setup, format, out, power_json)
     if format == "table" and (lines := [*power_lines, *array_lines]):
         print(wrapped(lines), end="")

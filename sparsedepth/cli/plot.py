@@ -8,23 +8,10 @@ import typer
 from sparsedepth.cli import calls, option
 
 
+@option.of_call(calls.plot)
 def plot(
-    folders: Annotated[
-        list[Path] | None, typer.Argument(metavar="DIR...", help="results folders, or run folders")
-    ] = None,
-    out: Annotated[
-        Path | None,
-        typer.Option("-o", "--out", help="image (.png, .svg or .pdf), or a folder for images named by figure"),
-    ] = None,
-    figure: Annotated[
-        str | None, typer.Option(help="name from --list, or all; default the overview, or all for a folder")
-    ] = None,
-    format: Annotated[str | None, typer.Option(help="image format in a folder: png (default), svg or pdf")] = None,
-    run: Annotated[
-        str | None,
-        typer.Option(help="run_id, for figures of one run; default the lowest val_loss at the largest depth"),
-    ] = None,
-    skip_damaged: option.SkipDamaged = False,
+    given: option.Given,
+    folders: Annotated[list[Path] | None, option.FOLDERS] = None,
     show_list: Annotated[bool, typer.Option("--list", help="list all figures and what they show")] = False,
 ) -> None:
     """Draw figures of sparsity, residual variance and layer effectiveness, each with its data as CSV."""
@@ -35,11 +22,11 @@ def plot(
         width = max(map(len, FIGURES))
         print("\n".join(f"{name:{width}}  {kind.meaning}" for name, kind in FIGURES.items()))
         return
-    if figure is not None:
-        check_figure(figure)
-    if not folders or out is None:
+    if given["figure"] is not None:
+        check_figure(given["figure"])
+    if not folders or given["out"] is None:
         raise ValueError("give a results folder and an output: sparsedepth plot DIR -o figure.png (or --list)")
-    figures = calls.plot(*folders, out=out, figure=figure, format=format, run=run, skip_damaged=skip_damaged)
+    figures = calls.plot(*folders, **{name: value for name, value in given.items() if name != "folders"})
     for path in figures.paths:
         print(f"{path} ({path.stat().st_size // 1024} KiB), data in {path.with_suffix('.csv')}")
     print(wrapped(f"skipped {name}: {reason}" for name, reason in figures.left_out.items()), end="")

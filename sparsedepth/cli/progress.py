@@ -138,8 +138,6 @@ def print_failures(states: list[RunState], out: Path) -> None:
 
 
 def print_ranking(definition: SweepDefinition, out: Path) -> None:
-    from sparsedepth.cli.query import print_best
-
     print()
     print_best([out], by=definition.objective, top=20)
     folder = quote(str(out))
@@ -147,6 +145,16 @@ def print_ranking(definition: SweepDefinition, out: Path) -> None:
     print(f"\nnext:\n  sparsedepth {advice}\n  sparsedepth plot {folder} -o {quote(f'{out}/figure.png')}")
     columns = dict.fromkeys(("run_id", "n_layers", *definition.objectives, *_first_score(out)))
     print(f'  sparsedepth query {folder} "select {", ".join(columns)} from runs"')
+
+
+def print_best(folders: list[Path], by: str, top: int) -> None:
+    from sparsedepth.store.best import best as rank
+    from sparsedepth.store.best import heading, text
+    from sparsedepth.store.connection import open_store
+
+    with open_store(*folders) as store:
+        ranking = rank(store, by, top=top)
+    print(f"{heading(ranking)}\n{text(ranking)}")
 
 
 def _first_score(out: Path) -> list[str]:

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperCommand
 
-from sparsedepth.cli import option
+from sparsedepth.cli import calls, option
 from sparsedepth.store.query_result import QueryResult
 from sparsedepth.store.render import choose_format, encode
 
@@ -121,21 +121,12 @@ def _saved_answer(folders: list[str], ask: str | None, format: str, skip_damaged
     ).encode()
 
 
+@option.of_call(calls.best)
 def best(
-    folders: option.Folders,
-    by: Annotated[
-        str | None,
-        typer.Option("--by", "--objective", help="quantity to rank by; default loss (the comparable validation loss)"),
-    ] = None,
-    depth: Annotated[int | None, typer.Option(help="only runs with this n_layers")] = None,
-    where: Annotated[
-        str | None, typer.Option(help='only runs that satisfy this SQL condition: "params_active < 5e7"')
-    ] = None,
-    top: Annotated[int, typer.Option(min=1, help="number of configurations")] = 5,
+    given: option.Given,
     again: Annotated[
         Path | None, typer.Option(help="for a search: write a sweep of the --top configurations with new seeds (YAML)")
     ] = None,
-    skip_damaged: option.SkipDamaged = False,
     format: option.Format = None,
     out: option.OutFile = None,
 ) -> None:
@@ -145,7 +136,9 @@ def best(
     from sparsedepth.store.connection import TIME_LIMIT, open_store
     from sparsedepth.store.limits import limited
 
-    options = {"by": None if by == "loss" else by, "depth": depth, "where": where, "top": top}
+    folders, skip_damaged = given["folders"], given["skip_damaged"]
+    options = {name: given[name] for name in ("by", "depth", "where", "top")}
+    options["by"] = None if options["by"] == "loss" else options["by"]
     if again is not None:
         write_rerun_sweep(folders, options, again, skip_damaged)
         return
@@ -181,16 +174,6 @@ def print_verifications(folders: list[Path]) -> None:
 
     for folder, card in trials_of(folders):
         print(f"\n{trial_text(folder, card)}")
-
-
-def print_best(folders: list[Path], by: str, top: int) -> None:
-    from sparsedepth.store.best import best as rank
-    from sparsedepth.store.best import heading, text
-    from sparsedepth.store.connection import open_store
-
-    with open_store(*folders) as store:
-        ranking = rank(store, by, top=top)
-    print(f"{heading(ranking)}\n{text(ranking)}")
 
 
 def write(content: bytes, out: Path | None) -> None:

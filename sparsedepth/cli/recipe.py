@@ -6,7 +6,7 @@
 import shlex
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from typer.core import TyperGroup
@@ -37,39 +37,15 @@ app = typer.Typer(
 )
 
 
-def derive(
-    folders: option.Folders,
-    out: Annotated[
-        Path | None,
-        typer.Option("-o", "--out", help="write the run configuration here (YAML), with its card (.md, .json)"),
-    ] = None,
-    depth: Annotated[int | None, typer.Option(help="n_layers of the recipe; default the deepest")] = None,
-    objective: option.Objective = "loss",
-    matched: Annotated[str, typer.Option(help="a setting may use no more of this than its baseline")] = "tokens",
-    holdout_depth: Annotated[
-        int | None, typer.Option(help="test the recipe: fit on smaller n_layers, predict this one, compare")
-    ] = None,
-    holdout: Annotated[
-        Literal["params", "tokens"] | None,
-        typer.Option(help="test the recipe: fit on smaller widths (params) or budgets (tokens), predict the largest"),
-    ] = None,
-    skip_damaged: option.SkipDamaged = False,
-) -> None:
+@option.of_call(calls.recipe)
+def derive(given: option.Given) -> None:
     """Recommend a configuration from paired effects, with its evidence; or abstain and explain why."""
     from sparsedepth.recipe.card import card_path
     from sparsedepth.recipe.card_markdown import page_path
     from sparsedepth.recipe.card_text import card_text
 
-    card = calls.recipe(
-        *folders,
-        out=out,
-        depth=depth,
-        objective=objective,
-        matched=matched,
-        holdout_depth=holdout_depth,
-        holdout=holdout,
-        skip_damaged=skip_damaged,
-    )
+    folders, out = given["folders"], given["out"]
+    card = calls.recipe(*folders, **{name: value for name, value in given.items() if name != "folders"})
     print(card_text(card))
     if out is None:
         print("\n-o recipe.yaml writes the configuration, and a card with the full evidence for each setting")
@@ -86,16 +62,11 @@ def derive(
             print(f"verify it on fresh seeds: sparsedepth recipe verify {shlex.quote(str(data))} --out DIR")
 
 
+@option.of_call(calls.sweep, only=("out", "workers", "gpus", "device", "runtime", "max_attempts", "retry_failed"))
 def verify(
+    given: option.Given,
     card: CardFile,
-    out: option.Out,
     seeds: Annotated[int, typer.Option(min=3, help="fresh seeds of each configuration")] = 3,
-    workers: option.Workers = None,
-    gpus: option.Gpus = None,
-    device: option.Device = "auto",
-    runtime: option.Runtime = None,
-    max_attempts: option.MaxAttempts = 2,
-    retry_failed: option.RetryFailed = False,
 ) -> None:
     """Train baseline, recipe, and recipe without each change on fresh seeds; write the verified card into --out."""
     from sparsedepth.config.load import build
@@ -105,16 +76,15 @@ def verify(
     from sparsedepth.recipe.verify import configurations, sweep_fields, verified
     from sparsedepth.store.connection import open_store
 
-    derived = read_card(card)  # errors are reported before torch is imported
+    derived, out = read_card(card), given["out"]  # errors are reported before torch is imported
     definition = build(SweepDefinition, sweep_fields(derived, seeds), "the card's verification")
 
     from sparsedepth.sweep.driver import Driver
 
-    machine = calls.machine_of(calls.runtime_config(runtime, device=device), workers, gpus, max_attempts=max_attempts)
-    driver = Driver(definition, out, machine)
+    driver = Driver(definition, out, calls.machine_of(given))
     names, expected = ", ".join(configurations(derived)), driver.plan.expected
     print(f"{definition.question}\n{expected} runs into {out}: {names}; seeds {definition.seeds}")
-    result = calls.run_driver(driver, retry_failed=retry_failed)
+    result = calls.run_driver(driver, retry_failed=given["retry_failed"])
     if result.stop() or result.unfinished:
         complete = sum(state.state == "complete" for state in result.states)
         print(f"{complete} of {expected} runs complete; run the same command again to resume", file=sys.stderr)

@@ -18,66 +18,30 @@ if TYPE_CHECKING:
     from sparsedepth.sweep.driver import SweepResult
 
 
+@option.of_call(calls.sweep, option.slurm)
 def sweep(
-    out: option.Out,
-    file: Annotated[Path | None, typer.Argument(help="sweep definition (YAML); or use --vary")] = None,
-    vary: option.Vary = None,
-    seeds: option.Seeds = None,
-    base: option.Base = None,
-    scale: option.Scale = None,
-    workers: option.Workers = None,
-    gpus: option.GpusOrPerTask = None,
-    gpus_per_run: option.GpusPerRun = 1,
-    storage: option.Storage = None,
-    settings: option.Settings = None,
-    runtime: option.Runtime = None,
-    device: option.Device = "auto",
-    compiled: option.Compile = False,
-    stack: option.Stack = "auto",
-    max_attempts: option.MaxAttempts = 2,
-    retry_failed: option.RetryFailed = False,
+    given: option.Given,
     dry_run: option.DryRun = False,
-    on: option.On = None,
-    partition: option.Partition = None,
-    time: option.TimeLimit = None,
-    array: option.Array = None,
-    account: option.Account = None,
-    nodes: option.Nodes = 1,
-    sbatch: option.Sbatch = None,
+    on: Annotated[
+        str | None, typer.Option("--on", help="slurm: submit a job array from this login node; default run locally")
+    ] = None,
 ) -> None:
     """Run every configuration and seed of a sweep. Run the same command again to resume."""
-    from sparsedepth.cli.input_file import sweep_definition
-    from sparsedepth.config.load import parse_yaml
     from sparsedepth.sweep.results_folder import check_same_sweep
 
-    definition = sweep_definition(file, scale, settings, vary, seeds, base)  # errors are reported before torch loads
+    out = given["out"]
+    definition = calls.definition_of(given)  # errors are reported before torch loads
     check_same_sweep(out, definition)
-    runtime_config = calls.runtime_config(runtime, device=device, compile=compiled, stack=parse_yaml(stack, "--stack"))
-    options = array_options(
-        on,
-        gpus=gpus,
-        runtime=runtime_config,
-        workers=workers,
-        gpus_per_run=gpus_per_run,
-        partition=partition,
-        time=time,
-        array=array,
-        account=account,
-        nodes=nodes,
-        sbatch=sbatch,
-        max_attempts=max_attempts,
-        storage=storage,
-    )
-    if options:
-        sweep_on_slurm(definition, out, options, retry_failed=retry_failed, dry_run=dry_run)
+    if options := array_options(on, given):
+        sweep_on_slurm(definition, out, options, retry_failed=given["retry_failed"], dry_run=dry_run)
         return
 
     from sparsedepth.cli.progress import print_header
     from sparsedepth.plan.price import price
 
     check_tokenizers(field_values(definition), out)
-    machine = calls.machine_of(runtime_config, workers, gpus, gpus_per_run, max_attempts)
-    driver = calls.make_driver(definition, out, machine, storage)
+    machine = calls.machine_of(given)
+    driver = calls.make_driver(definition, out, machine, given["storage"])
     expected = driver.plan.expected
     setup = local_pricing_setup(definition, machine, out)
     if dry_run:
@@ -91,7 +55,7 @@ def sweep(
     remaining = remaining_price(definition, setup, out)
     if remaining and remaining.runs < total.runs:
         print(f"remaining: {price_line(remaining)}")
-    _print_result(definition, out, calls.run_driver(driver, retry_failed=retry_failed), expected)
+    _print_result(definition, out, calls.run_driver(driver, retry_failed=given["retry_failed"]), expected)
 
 
 def _print_result(definition: "SweepDefinition", out: Path, result: "SweepResult", expected: int) -> None:
@@ -116,36 +80,20 @@ def _print_result(definition: "SweepDefinition", out: Path, result: "SweepResult
         raise typer.Exit(1)
 
 
-def train(
-    file: Annotated[Path, typer.Argument(help="run configuration (YAML)")],
-    out: option.Out,
-    settings: option.Override = None,
-    runtime: option.Runtime = None,
-    device: option.Device = "auto",
-    threads: Annotated[int | None, typer.Option(min=1, help="CPU threads; default all")] = None,
-    compiled: option.Compile = False,
-    start: Annotated[
-        Path | None,
-        typer.Option("--from", help="run or Hugging Face folder with the initial weights; default random weights"),
-    ] = None,
-    dry_run: option.DryRun = False,
-) -> None:
+@option.of_call(calls.train)
+def train(given: option.Given, dry_run: option.DryRun = False) -> None:
     """Train and measure one model. Run the same command again to resume."""
     from sparsedepth.cli.run_progress import print_summary
 
     if dry_run:
         from sparsedepth.cli.input_file import single_run_sweep
 
-        definition = single_run_sweep(file, settings, calls.start_of(start))
-        runtime_config = calls.runtime_config(runtime, device=device, threads=threads, compile=compiled)
-        setup = local_pricing_setup(definition, calls.machine_of(runtime_config, 1))
-        print_price(definition, setup)
+        definition = single_run_sweep(given["file"], given["set"], calls.start_of(given["from_"]))
+        print_price(definition, local_pricing_setup(definition, calls.machine_of({**given, "workers": 1})))
         return
-    before = {marker: marker.stat().st_ino for marker in out.glob(f"runs/*/{MARKER}")}
+    before = {marker: marker.stat().st_ino for marker in given["out"].glob(f"runs/*/{MARKER}")}
     try:
-        run = calls.train(
-            file, out, set=settings, from_=start, runtime=runtime, device=device, threads=threads, compile=compiled
-        )
+        run = calls.train(**given)
     except calls.StoppedAtCheckpoint as stopped:
         print(stopped, file=sys.stderr)
         raise typer.Exit(stopped.exit_code) from None
@@ -162,16 +110,13 @@ def train(
         print(wrapped(f"note: {note}" for note in notes_on_run({**run.config.model_dump(), **run.summary})), end="")
 
 
+@option.of_call(
+    calls.sweep,
+    only=("storage", "workers", "gpus", "gpus_per_run", "runtime", "device", "stack", "max_attempts"),
+)
 def work(
+    given: option.Given,
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="results folder of a sweep started elsewhere")],
-    storage: option.Storage = None,
-    workers: option.Workers = None,
-    gpus: option.Gpus = None,
-    gpus_per_run: option.GpusPerRun = 1,
-    runtime: option.Runtime = None,
-    device: option.Device = "auto",
-    stack: option.Stack = "auto",
-    max_attempts: option.MaxAttempts = 2,
     nodes: Annotated[int, typer.Option(min=1, help="nodes per run, out of this Slurm task's")] = 1,
     leave_when_idle: Annotated[
         bool,
@@ -180,23 +125,21 @@ def work(
 ) -> None:
     """Add this machine's workers to a sweep started on another machine (same folder and --storage)."""
     from sparsedepth.cli.progress import ProgressDisplay
-    from sparsedepth.config.load import parse_yaml
     from sparsedepth.config.sweep import read_definition
     from sparsedepth.sweep.status import remaining_runs
     from sparsedepth.sweep.storage import hide_url
 
-    if storage:
-        hide_url(storage)
+    if given["storage"]:
+        hide_url(given["storage"])
     definition = read_definition(folder)
     if definition is None:
         raise ValueError(f"{folder} holds no sweep; run `sparsedepth sweep FILE --out {folder}` first")
-    if leave_when_idle and not definition.adaptive and not remaining_runs(definition, folder, max_attempts):
+    if leave_when_idle and not definition.adaptive and not remaining_runs(definition, folder, given["max_attempts"]):
         return  # before torch is imported: the last tasks of an array find nothing to do
     from sparsedepth.sweep.driver import Driver
 
-    runtime_config = calls.runtime_config(runtime, device=device, stack=parse_yaml(stack, "--stack"))
-    machine = calls.machine_of(runtime_config, workers, gpus, gpus_per_run, max_attempts, nodes)
-    driver = Driver(definition, folder, machine, storage, leaves_when_idle=leave_when_idle)
+    machine = calls.machine_of({**given, "nodes": nodes})
+    driver = Driver(definition, folder, machine, given["storage"], leaves_when_idle=leave_when_idle)
     with ProgressDisplay(definition, driver.plan.expected, folder) as driver.on_progress:
         stop = driver.join().stop
     if stop():

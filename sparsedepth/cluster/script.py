@@ -1,6 +1,6 @@
 """The batch script of a sweep on Slurm: an array whose tasks take runs from the queue until it is empty.
 
-How a task reacts to signals (`task.sh`):
+How a task reacts to signals:
 
     USR1, USR2   time limit near            checkpoint, release the lease, requeue the task; if Slurm warns early (by
                                             up to a minute), the task first keeps working for that long

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from sparsedepth.cli import progress, query
+from sparsedepth.cli import progress
 from sparsedepth.cli.progress import print_ranking
 from sparsedepth.cli.run_progress import bar
 from sparsedepth.config.load import build
@@ -28,7 +28,7 @@ def test_the_suggested_query_names_objectives_and_what_is_measured(measured, obj
         return {str(i): {name: 0.5 if name in scores else None for name in names} for i, scores in enumerate(measured)}
 
     monkeypatch.setattr(progress, "read_columns", read_columns)
-    monkeypatch.setattr(query, "print_best", lambda *_, **__: None)
+    monkeypatch.setattr(progress, "print_best", lambda *_, **__: None)
     content = {"name": "s", "question": "q", "hypothesis": "h", "space": {"n_layers": [2, 4]}, "seeds": [0]}
     definition = build(SweepDefinition, {**content, "objectives": objectives}, "s")
     print_ranking(definition, Path("results"))

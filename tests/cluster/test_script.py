@@ -15,7 +15,6 @@ from sparsedepth.cli.on_slurm import array_options
 from sparsedepth.cluster import slurm
 from sparsedepth.cluster.array import TaskArray, check
 from sparsedepth.cluster.script import Request, array_script, parse_time, script_body, time_advice
-from sparsedepth.config.runtime import RuntimeConfig
 
 
 @pytest.mark.parametrize(
@@ -63,9 +62,8 @@ def test_the_header_has_what_was_asked_for_and_bash_reads_the_rest(tmp_path):
     ],
 )
 def test_a_task_shares_its_gpus_out_or_spreads_a_run_over_them(given, runs_in_parallel, arguments):
-    options = array_options(
-        "slurm", runtime=RuntimeConfig(), **{"gpus": None, "workers": None, "gpus_per_run": 1, **given}
-    )
+    own = {"gpus": None, "workers": None, "gpus_per_run": 1, "nodes": 1, "runtime": None}
+    options = array_options("slurm", {**own, **given})
     assert options and options.runs_in_parallel == runs_in_parallel
     assert options.arguments() == ["--max-attempts", "2", *arguments]
 
