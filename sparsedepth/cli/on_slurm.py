@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
 from shlex import quote
-from typing import TYPE_CHECKING, Annotated, Any, get_args
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, get_args
 
 import typer
 
@@ -60,13 +60,9 @@ class ArrayOptions(Request):
 
     def arguments(self) -> list[str]:
         """The options of `work`."""
-        arguments = ["--max-attempts", str(self.max_attempts)]
-        if self.workers:
-            arguments += ["--workers", str(self.workers)]
-        if self.gpus_per_run > 1:
-            arguments += ["--gpus-per-run", str(self.gpus_per_run)]
-        if self.nodes > 1:
-            arguments += ["--nodes", str(self.nodes)]
+        names = ("max_attempts", "workers", "gpus_per_run", "nodes")
+        values = {name: getattr(self, name) for name in names if getattr(self, name) is not None}
+        arguments = [word for name, value in values.items() for word in (f"--{name.replace('_', '-')}", str(value))]
         for name, value in self.runtime.model_dump(mode="json", exclude_defaults=True).items():
             arguments += ["--runtime", f"{name}={value}".replace("=True", "=true").replace("=False", "=false")]
         return arguments
@@ -104,8 +100,7 @@ def array_options(on: str | None, given: Mapping[str, Any]) -> ArrayOptions | No
     return ArrayOptions(runtime=runtime_config(given), **named)
 
 
-@dataclass(frozen=True, kw_only=True)
-class ArrayPlan:
+class ArrayPlan(NamedTuple):
     tasks: int
     price: "Price"
     """of the remaining runs"""
@@ -142,7 +137,7 @@ def plan_array(definition: "SweepDefinition", options: ArrayOptions, results: Pa
         )
     if existing and (warning := TaskArray(sweep=definition.name, results=existing).stuck_tasks_text()):
         lines.append(f"note: {warning}")
-    return ArrayPlan(tasks=tasks, price=price, lines=lines)
+    return ArrayPlan(tasks, price, lines)
 
 
 def sweep_on_slurm(

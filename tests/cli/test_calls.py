@@ -1,7 +1,6 @@
 """`import sparsedepth as sd`: the commands as calls, with the command line's names, defaults and errors."""
 
 import inspect
-import keyword
 import signal
 import subprocess
 import sys
@@ -10,25 +9,12 @@ from pathlib import Path
 import pytest
 from support.report_folder import fill
 from support.tiny_sweep import BASE, definition
-from typer.main import get_command
 
 import sparsedepth as sd
-from sparsedepth.cli.commands import app
 from sparsedepth.cli.main import run
 from sparsedepth.plots.page import NothingToDraw
 
 NOTEBOOK = Path(__file__).parents[2] / "docs" / "python.ipynb"
-
-FOR_TERMINALS = {
-    "train": {"dry_run"},
-    "sweep": {"dry_run", "on", "partition", "time", "array", "account", "nodes", "sbatch"},
-    "measure": {"format"},
-    "best": {"format", "out", "again"},
-    "plot": {"list"},
-    "recipe": set(),
-}
-"""Options that have no place in a call: how an answer is printed, another question (`plan`), a file that is written
-(`best --again`), a queue elsewhere (Slurm)."""
 
 
 @pytest.fixture(scope="module")
@@ -36,29 +22,6 @@ def results(tmp_path_factory):
     folder = tmp_path_factory.mktemp("calls") / "results"
     fill(folder)
     return folder
-
-
-def options_of(command: str) -> dict[str, object]:
-    """The options and arguments of a command, with their defaults, as Python would spell them."""
-    group = get_command(app).commands
-    parsed = group["recipe"].commands["derive"] if command == "recipe" else group[command]
-    names = {}
-    for option in parsed.params:
-        longest = next((text for text in option.opts if text.startswith("--")), option.name)
-        name = longest.removeprefix("--").replace("-", "_")
-        names[f"{name}_" if keyword.iskeyword(name) else name] = option.default
-    return {name: default for name, default in names.items() if name not in (*FOR_TERMINALS[command], "help")}
-
-
-@pytest.mark.parametrize("command", FOR_TERMINALS)
-def test_a_call_has_the_names_and_defaults_of_its_command(command):
-    parameters = dict(inspect.signature(getattr(sd, command)).parameters)
-    assert [*parameters] and set(parameters) == set(options_of(command))
-    for name, default in options_of(command).items():
-        given = parameters[name]
-        if given.kind is inspect.Parameter.VAR_POSITIONAL or given.default is inspect.Parameter.empty:
-            continue  # an argument, or an option that must be given
-        assert given.default == default, name
 
 
 def test_importing_it_is_fast_and_brings_nothing():

@@ -54,18 +54,18 @@ def test_the_header_has_what_was_asked_for_and_bash_reads_the_rest(tmp_path):
 @pytest.mark.parametrize(
     ("given", "runs_in_parallel", "arguments"),
     [
-        ({"gpus": "h100:1", "workers": 3}, 3, ["--workers", "3"]),
-        ({"gpus": "4", "workers": 2}, 8, ["--workers", "2"]),
-        ({"gpus": "4", "gpus_per_run": 2}, 2, ["--gpus-per-run", "2"]),
-        ({"gpus": "8", "gpus_per_run": 8, "nodes": 2}, 1, ["--gpus-per-run", "8", "--nodes", "2"]),
-        ({"sbatch": ["cpus-per-task=6"]}, 6, []),
+        ({"gpus": "h100:1", "workers": 3}, 3, "--workers 3 --gpus-per-run 1 --nodes 1"),
+        ({"gpus": "4", "workers": 2}, 8, "--workers 2 --gpus-per-run 1 --nodes 1"),
+        ({"gpus": "4", "gpus_per_run": 2}, 2, "--gpus-per-run 2 --nodes 1"),
+        ({"gpus": "8", "gpus_per_run": 8, "nodes": 2}, 1, "--gpus-per-run 8 --nodes 2"),
+        ({"sbatch": ["cpus-per-task=6"]}, 6, "--gpus-per-run 1 --nodes 1"),
     ],
 )
 def test_a_task_shares_its_gpus_out_or_spreads_a_run_over_them(given, runs_in_parallel, arguments):
     own = {"gpus": None, "workers": None, "gpus_per_run": 1, "nodes": 1, "runtime": None}
     options = array_options("slurm", {**own, **given})
     assert options and options.runs_in_parallel == runs_in_parallel
-    assert options.arguments() == ["--max-attempts", "2", *arguments]
+    assert options.arguments() == ["--max-attempts", "2", *arguments.split()]
 
 
 def test_a_probe_that_has_started_is_waited_for(tmp_path, monkeypatch):
@@ -111,6 +111,39 @@ def test_a_probe_that_never_ends_is_cancelled_and_told_in_one_line(tmp_path, mon
     assert ended.value.code == 2 and error.count("\n") == 1 and "the probe task on n1 has not ended in 1 s" in error
     assert (tmp_path / "calls").read_text().splitlines()[-1] == "scancel --quiet 7"
     assert not (tmp_path / "out").exists()
+
+
+def test_a_sweep_is_submitted_once_and_followed_to_its_end(tmp_path, monkeypatch, capsys):
+    """The fake sbatch runs the probe at once; the queue is empty, then holds a task, then is empty again."""
+    sbatch = f'echo "$@" >> {tmp_path}/calls; script=$(cat); case $script in *-probe*) bash -c "$script";; esac; echo 7'
+    squeue = f"""n=$(cat {tmp_path}/n 2>/dev/null || echo 0); echo $((n + 1)) > {tmp_path}/n
+[ $n -ne ${{ACTIVE:-1}} ] || echo "7_0|PENDING|Resources|0|"
+"""
+    commands = {"sbatch": sbatch, "squeue": squeue, "scancel": "", "sinfo": "echo 'p*|infinite|infinite'"}
+    for name, text in {**commands, "scontrol": "echo MaxArraySize = 1001"}.items():
+        (tmp_path / name).write_text(f"#!/bin/bash\n{text}\n")
+        (tmp_path / name).chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    monkeypatch.setattr("sparsedepth.cli.on_slurm.POLL_SECONDS", 0.01)
+    sweep, out = tmp_path / "sweep.yaml", tmp_path / "out"
+    sweep.write_text("{name: x, question: q, hypothesis: h, base: {n_layers: 2, d_model: 16}, seeds: [0, 1]}")
+
+    def run() -> tuple[object, str, str]:
+        (tmp_path / "n").unlink(missing_ok=True)
+        with pytest.raises(SystemExit) as ended:
+            main.run(["sweep", str(sweep), "--out", str(out), "--on", "slurm", "--sbatch", "qos=low"])
+        return ended.value.code, *capsys.readouterr()
+
+    code, said, error = run()
+    assert code == 1 and "array: 2 tasks, 1 runs per task" in said and "submitted 2 tasks as job 7 (x-" in said
+    assert "tasks: 1 pending (Resources)" in error and "no task is left and 2 of 2 runs are missing" in error
+    assert (tmp_path / "calls").read_text().splitlines() == ["--test-only", "--parsable", "--parsable"]
+    script = (out / "slurm" / "sweep.sbatch").read_text()
+    assert "#SBATCH --qos=low" in script and "--leave-when-idle --max-attempts 2" in script
+    monkeypatch.setenv("ACTIVE", "0")  # another command's array is in the queue
+    code, said, _ = run()
+    assert code == 1 and "following the array x-" in said and "submitted" not in said
+    assert len((tmp_path / "calls").read_text().splitlines()) == 3
 
 
 def test_no_script_holds_a_password(tmp_path):
