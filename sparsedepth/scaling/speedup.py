@@ -12,7 +12,7 @@ setting, nothing is.
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from scipy.special import stdtrit
@@ -40,8 +40,7 @@ class Speedup:
         """The wall-clock multiplier: `speed` is tokens per second / the baseline's."""
         if self.multiplier is None or self.lo is None or self.hi is None:
             return self
-        changed = {"multiplier": self.multiplier * speed, "lo": self.lo * speed, "hi": self.hi * speed}
-        return Speedup(**{**vars(self), **changed})
+        return replace(self, multiplier=self.multiplier * speed, lo=self.lo * speed, hi=self.hi * speed)
 
 
 def baseline_curve(compute: Mapping[float, Mapping[int, float]], n_replicates: int = 200) -> PowerLaw:

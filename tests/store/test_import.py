@@ -360,7 +360,8 @@ def test_a_division_by_zero_is_no_loss(tmp_path):
 @pytest.mark.parametrize(
     "text",
     ["(SELECT 1)", "width FROM texts", "width) FROM texts, (SELECT 1", "1; DROP TABLE texts", "*", "columns(*)",
-     "avg(width)", "read_text('/etc/passwd')", "width < 2", "'a'", "[1]", "width +", "(" * 300 + "1" + ")" * 300, "1 -- " * 200,
+     "avg(width)", "read_text('/etc/passwd')", "width < 2", "'a'", "[1]", "width +",
+     "(" * 300 + "1" + ")" * 300, "1 -- " * 200,
      "width, lr", "current_setting('home_directory')", "(FROM read_csv('/etc/passwd') LIMIT 1)", "$1", "ln(width - 8)"],
 )  # fmt: skip
 def test_an_expression_is_one_number_of_a_row(tmp_path, text):
