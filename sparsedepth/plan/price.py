@@ -24,6 +24,7 @@ from sparsedepth.config.run import RunConfig
 from sparsedepth.config.runtime import RuntimeConfig
 from sparsedepth.config.sweep import SweepDefinition
 from sparsedepth.config.task import task_name
+from sparsedepth.plan.branches import shared_steps
 from sparsedepth.plan.duration import CALIBRATED, DEVICES, RELATED, Device, Seconds, Timing, seconds, shape, shape_id
 from sparsedepth.plan.measured import FinishedRun, Ratios, ratio
 from sparsedepth.plan.memory import CONTEXT_BYTES, Place, peak_bytes
@@ -76,6 +77,8 @@ class ShapePrice:
     memory_bytes: int
     disk_bytes: int
     seconds: Seconds
+    shared: float = 0.0
+    """share of the steps that runs take over from shorter ones of their trunk (`branch_at`); priced there"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,11 +102,11 @@ class Price:
 
     @property
     def train_flops(self) -> float:
-        return sum(kind.runs * kind.train_flops for kind in self.kinds)
+        return sum(kind.runs * kind.train_flops * (1 - kind.shared) for kind in self.kinds)
 
     @property
     def tokens(self) -> int:
-        return sum(kind.runs * kind.tokens for kind in self.kinds)
+        return sum(round(kind.runs * kind.tokens * (1 - kind.shared)) for kind in self.kinds)
 
     @property
     def memory_bytes(self) -> int:
@@ -190,8 +193,11 @@ def price_of(runs: Sequence[RunConfig], setup: PricingSetup, bound: str = "") ->
     shapes = {key: shape(examples[key]) for key in dict.fromkeys(ids)}
     first, *others = shapes.values()
     differing = [name for name in first if any(other[name] != first[name] for other in others)]
+    shared: dict[str, list[int]] = {}
+    for key, steps in zip(ids, shared_steps(runs), strict=True):
+        shared.setdefault(key, []).append(steps)
     kinds = [
-        _kind(key, examples[key], ids.count(key), _varied(fields, differing), setup) for key, fields in shapes.items()
+        _kind(key, examples[key], shared[key], _varied(fields, differing), setup) for key, fields in shapes.items()
     ]
     seconds_by_id = {kind.shape_id: kind.seconds for kind in kinds}
     times = [seconds_by_id[key] for key in ids]
@@ -220,20 +226,23 @@ def _varied(fields: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:
     return {name: densities[fields[name]] if name == "weight_density" else fields[name] for name in names}
 
 
-def _kind(key: str, config: RunConfig, n_runs: int, varied: dict[str, Any], setup: PricingSetup) -> ShapePrice:
-    run_cost = cost(config)
+def _kind(key: str, config: RunConfig, shared: list[int], varied: dict[str, Any], setup: PricingSetup) -> ShapePrice:
+    """`shared`: the steps that each run takes over from a shorter one."""
+    run_cost, share = cost(config), sum(shared) / len(shared) / config.n_steps
+    own_tokens = round((1 - share) * config.n_steps) * config.batch_tokens
     peak = peak_bytes(config, setup.place) * ratio(setup.memory_ratios, key)
     return ShapePrice(
         shape_id=key,
         varied=varied,
-        runs=n_runs,
+        runs=len(shared),
         params_total=run_cost.params_total,
         params_active=run_cost.params_active,
         tokens=config.train_tokens,
         train_flops=float(run_cost.train_flops(config.train_tokens)),
         memory_bytes=round(peak) + CONTEXT_BYTES[setup.place.device],
         disk_bytes=4 * run_cost.params_total + RECORD_BYTES,
-        seconds=_seconds(key, config, setup),
+        seconds=_seconds(key, config.model_copy(update={"train_tokens": own_tokens}) if share else config, setup),
+        shared=share,
     )
 
 

@@ -5,6 +5,7 @@ import pytest
 from sparsedepth.config.load import build
 from sparsedepth.config.sweep import SweepDefinition
 from sparsedepth.plan.branches import shared_steps
+from sparsedepth.plan.price import PricingSetup, price_of
 from sparsedepth.plan.tasks import Plan
 
 BASE = {"n_layers": 2, "d_model": 16, "n_heads": 2, "seq_len": 8, "batch_tokens": 32, "train_tokens": 32 * 80}
@@ -50,3 +51,13 @@ def test_a_trunk_is_counted_once():
 def test_what_cannot_be_a_branch_is_refused(fields, words):
     with pytest.raises(ValueError, match=words):
         plan(**fields)
+
+
+def test_a_trunk_is_priced_once():
+    """80 steps with branches at 10, 20 and 40 take 94 steps in place of 150."""
+    setup = PricingSetup(workers=1)
+    runs = [planned.config for planned in plan(seeds=3).runs()]
+    whole, alone = price_of(runs, setup), [price_of([config], setup) for config in runs]
+    assert whole.tokens == 3 * 94 * 32 and sum(one.tokens for one in alone) == 3 * 150 * 32
+    assert whole.train_flops == pytest.approx(94 / 150 * sum(one.train_flops for one in alone))
+    assert whole.seconds.value < sum(one.seconds.value for one in alone)
