@@ -210,7 +210,7 @@ def test_what_is_refused(place, tmp_path, monkeypatch):
     with pytest.raises(ValueError, match="broken cannot be loaded"):
         load_tasks(["broken"], tmp_path)
     monkeypatch.setattr(module, "find_spec", lambda name: None)
-    with pytest.raises(ValueError, match=r"pip install 'sparsedepth\[eval\]'"):
+    with pytest.raises(ValueError, match=r"pip install '\.\[eval\]'"):
         load_tasks(["count_choice"], folder)
 
 
