@@ -11,7 +11,7 @@ from sparsedepth.config.run import RunConfig
 
 DOCS = Path(__file__).parent.parent / "docs"
 PAGE = DOCS / "papers.md"
-TABLE = re.compile(r"(?<=\| field \| outcome \| source \| values \|\n\|---\|---\|---\|---\|\n)(\|.*\n)+")
+TABLE = re.compile(r"(?<=\|field\|outcome\|source\|values\|\n\|---\|---\|---\|---\|\n)(\|.*\n)+")
 OURS = {"group_size": "n_kv_heads", "experts": "n_experts"}
 """Name of a published choice -> our field, where they differ."""
 
@@ -29,7 +29,7 @@ def table() -> str:
         line = lines.setdefault((row["field"], row["outcome"], f"{row['paper']}, {name}"), {})
         line.setdefault(model, []).append(f"{row['setting']}: {row['value']}")
     values = lambda line: "; ".join(f"({model}) " * bool(model) + ", ".join(line[model]) for model in line)  # noqa: E731
-    return "".join(f"| {' | '.join(key)} | {values(line)} |\n" for key, line in lines.items())
+    return "".join(f"|{'|'.join(key)}|{values(line)}|\n" for key, line in lines.items())
 
 
 def test_the_page_shows_the_published_numbers():
