@@ -53,7 +53,7 @@ N_BOOTSTRAP = 100_000
 def check_harness() -> None:
     """Raises ValueError, with the fix, without lm-evaluation-harness."""
     if find_spec("lm_eval") is None:
-        raise ValueError("lm-evaluation-harness is not installed; in a clone of the project: pip install '.[eval]'")
+        raise ValueError("lm-evaluation-harness is not installed; pip install '.[eval]'")
 
 
 Hits = Mapping[tuple[str, str], Mapping[int, bool]]
