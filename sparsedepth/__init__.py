@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from sparsedepth.cli.calls import best, measure, plot, recipe, sweep, train
     from sparsedepth.store.connection import open_store
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 __all__ = ["best", "measure", "open_store", "plot", "recipe", "sweep", "train"]
 
 _PACKAGES = ("measure", "recipe", "sweep", "train")

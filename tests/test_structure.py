@@ -4,6 +4,7 @@ import ast
 import re
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -263,3 +264,20 @@ def test_files_are_small():
         n_lines = len(path.read_text().splitlines())
         assert n_lines <= 420, f"{path.relative_to(ROOT)} has {n_lines} lines: is it one concept?"
         assert path.stem not in ("utils", "helpers", "common")
+
+
+NAMES = {"PIL": "pillow", "yaml": "pyyaml", "markdown_it": "markdown-it-py", "sklearn": "scikit-learn"}
+NAMES |= {"markupsafe": "jinja2", "pydantic_core": "pydantic"}
+"""Module -> the package that has it, or always brings it, where the names differ."""
+
+OPTIONAL = {"accelerate", "flash_attn", "lm_eval", "megablocks", "mlflow", "scikit-learn", "stk", "tensorboard"}
+OPTIONAL |= {"trackio", "triton", "wandb"}
+"""Imported only where they are used; if absent, a message has the command that installs them."""
+
+
+def test_every_package_that_is_imported_is_declared():
+    declared = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"]
+    packages = {re.split(r"[^\w-]", requirement)[0] for requirement in declared}
+    tops = {name.split(".")[0] for path in MODULES for name in imports(path)}
+    imported = {NAMES.get(top, top) for top in tops - sys.stdlib_module_names - {"sparsedepth"}}
+    assert imported - packages - OPTIONAL == set()

@@ -69,7 +69,6 @@ COMMANDS: Mapping[str, tuple[Callable[..., None], str]] = {
     "doctor": (doctor.doctor, "doctor --format json"),
     "recipe derive": (recipe.derive, "recipe results/mine --depth 24 -o recipe.yaml"),
     "recipe verify": (recipe.verify, "recipe verify recipe.card.json -o results/trial"),
-    "recipe compare": (recipe.compare, "recipe compare recipe.card.json"),
     "scaling fit": (scaling.fit, "scaling fit results/mine"),
     "scaling plot": (scaling.plot, "scaling plot results/mine -o law.png"),
 }

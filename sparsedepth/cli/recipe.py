@@ -1,4 +1,4 @@
-"""`sparsedepth recipe`: recommend a configuration from results, verify it, and compare it with published tables.
+"""`sparsedepth recipe`: recommend a configuration from results, and verify it.
 
 `sparsedepth recipe DIR...` is short for `sparsedepth recipe derive DIR...`. Only `verify` imports torch.
 """
@@ -32,7 +32,7 @@ class _DeriveByDefault(TyperGroup):
 app = typer.Typer(
     cls=_DeriveByDefault,
     rich_markup_mode=None,
-    help="Recommend a configuration from results, verify it on fresh seeds, or compare it with papers. "
+    help="Recommend a configuration from results, or verify it on fresh seeds. "
     "`recipe DIR` means `recipe derive DIR`; see `recipe derive --help` for its options.",
 )
 
@@ -106,18 +106,3 @@ def _print_verification(before: "Card", after: "Card") -> None:
     for ingredient in verification.ingredients:
         print(f"recipe vs recipe without {ingredient.left_out}: {ingredient.verdict}: {gain_text(ingredient.gain)}")
     print(f"grade {before.grade} -> {after.grade}: {grade_text(after)}")
-
-
-def compare(
-    card: CardFile,
-    literature: Annotated[str, typer.Argument(metavar="papers", help="papers: the published tables")] = "papers",
-) -> None:
-    """Compare a card with published tables: agrees, contradicts, or not comparable, with the reason."""
-    from sparsedepth.recipe.card import read_card
-    from sparsedepth.recipe.card_text import literature_lines
-    from sparsedepth.recipe.literature import compare_with_papers
-
-    if literature != "papers":
-        raise ValueError(f"cannot compare with {literature!r}; give papers")
-    for line in literature_lines(compare_with_papers(read_card(card).recipe)):
-        print(line)

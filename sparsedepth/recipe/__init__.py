@@ -1,4 +1,4 @@
-"""From rows to a recipe: derived, graded, tested on held-out runs, and compared with the literature."""
+"""From rows to a recipe: derived, graded, and tested on held-out runs."""
 
 import sparsedepth
 

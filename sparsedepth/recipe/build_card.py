@@ -42,7 +42,6 @@ from sparsedepth.recipe.card import (
 from sparsedepth.recipe.choose import comparison_of, derive, measure_settings, rows_at
 from sparsedepth.recipe.comparison_rows import comparison_rows
 from sparsedepth.recipe.holdout import hold_out, hold_out_scale
-from sparsedepth.recipe.literature import compare_with_papers
 from sparsedepth.recipe.provenance import provenance_of
 from sparsedepth.recipe.trial import with_trial
 from sparsedepth.store.packages import version_differences
@@ -93,7 +92,6 @@ def build_card(
             Divergence(run_id=run.run_id, cause=run.diverged_cause if isinstance(run.diverged_cause, str) else None)
             for run in diverged.itertuples()
         ),
-        literature=tuple(compare_with_papers(recipe)),
         provenance=provenance_of(runs, recipe, folders),
         grade=grade_of(recipe, mechanism.supported_by is not None, held_out.outcomes),
         measured=comparison_rows(results, recipe),

@@ -1,9 +1,9 @@
 """The recipe card: claim, domain, uncertainty and evidence in one record, stored as JSON with unrounded numbers.
 
 Every text about a recipe, on the terminal, in Markdown, above its YAML and in the report, is written from it
-(`card_text`, `card.md.j2`). The thirteen sections of the Markdown page and their fields: 1 rule, 2 domain and 3 effects
+(`card_text`, `card.md.j2`). The twelve sections of the Markdown page and their fields: 1 rule, 2 domain and 3 effects
 `recipe`; 4 `matched`; 5 `learning_rate`; 6 `mechanism`; 7 `confounds`; 8 `held_out`; 9 the recipe's stack and
-`depth_slopes`; 10 the refused candidates and `diverged`; 11 `literature`; 12 `provenance`; 13 `grade`.
+`depth_slopes`; 10 the refused candidates and `diverged`; 11 `provenance`; 12 `grade`.
 """
 
 import json
@@ -28,7 +28,6 @@ Place = Literal["inside", "interpolation", "extrapolation"]
 Comparison = Literal["better", "worse", "not distinguishable", "not compared"]
 Outcome = Literal["confirmed", "refuted", "not confirmed", "not tested"]
 Need = Literal["needed", "harmful", "not distinguishable", "not compared"]
-Agreement = Literal["contradicts", "agrees", "not comparable"]
 Grade = Literal["A", "B", "C", "D"]
 MeasuredPart = Literal["recommended", "baseline", "best measured"]
 RecipeWord = Literal["in-sample", "predicted", "intervention-backed"]
@@ -249,18 +248,6 @@ class Divergence(Section):
     cause: str | None
 
 
-class Compared(Section):
-    """One published finding compared with the card."""
-
-    verdict: Agreement
-    why: str
-    knob: str
-    contrast: Annotated[Contrast | None, Field(description="ours; None where there is nothing to compare")] = None
-    published: str
-    published_effect: float | None = None
-    source: str
-
-
 class Provenance(Section):
     folders: list[str]
     run_ids: list[str]
@@ -285,7 +272,6 @@ class Card(Section):
     held_out: HeldOut
     depth_slopes: Annotated[tuple[SlopeContrast, ...], Field(description="of each setting against its baseline's")]
     diverged: tuple[Divergence, ...]
-    literature: tuple[Compared, ...]
     provenance: Provenance
     grade: Annotated[Grade | None, Field(description="None where nothing is recommended")]
     measured: Annotated[

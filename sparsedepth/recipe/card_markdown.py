@@ -1,4 +1,4 @@
-"""A recipe card as a Markdown page of thirteen sections, from the template card.md.j2."""
+"""A recipe card as a Markdown page of twelve sections, from the template card.md.j2."""
 
 from collections.abc import Iterable
 from pathlib import Path

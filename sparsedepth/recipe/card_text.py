@@ -14,7 +14,6 @@ from sparsedepth.files import write_text
 from sparsedepth.recipe.card import (
     Candidate,
     Card,
-    Compared,
     Domain,
     Holdout,
     LearningRate,
@@ -278,21 +277,6 @@ def negative_lines(card: Card) -> Iterator[str]:
     for ingredient in verification.ingredients if verification else ():
         if ingredient.verdict != "needed":
             yield f"on fresh seeds {ingredient.left_out} is {ingredient.verdict}: {gain_text(ingredient.gain)}"
-
-
-def literature_lines(rows: Sequence[Compared]) -> Iterator[str]:
-    """The comparison with published tables, verdict first."""
-    if not rows:
-        yield "no published table tests these settings"
-        return
-    agree, contradict = (sum(row.verdict == verdict for row in rows) for verdict in ("agrees", "contradicts"))
-    yield f"{agree} agree, {contradict} contradict, {len(rows) - agree - contradict} not comparable"
-    for row in rows:
-        ours = row.knob
-        if row.contrast is not None:
-            ours = f"{row.contrast.setting} vs {row.contrast.baseline}"
-            ours += f": {estimate_text(row.contrast.effect, '')}" if row.contrast.effect.n else ""
-        yield f"{row.verdict}: {ours}; published: {row.published} [{row.source}]: {row.why}"
 
 
 def to_yaml(card: Card) -> str:

@@ -41,7 +41,7 @@ def claim_of(recipe: Recipe) -> str:
 
 def verified_cards(folders: Sequence[Path]) -> Iterator[tuple[Path, Card]]:
     """Each folder next to these with a verified card in it, by name. A card that this version cannot read is skipped
-    with a warning; `recipe compare` and `report --card` give the reason."""
+    with a warning; `report --card` gives the reason."""
     for parent in sorted({folder.resolve().parent for folder in folders}):
         for path in sorted(parent.glob(f"*/*{SUFFIX}")):
             try:

@@ -119,7 +119,7 @@ def database_url(url: str) -> sqlalchemy.URL:
         raise ValueError(f"--storage has an @ in its user or password; write it as %40, or {hint}")
     driver = driver or "psycopg"
     if importlib.util.find_spec(driver) is None:
-        raise ValueError(f"--storage needs the package {driver}; pip install 'sparsedepth[postgres]'")
+        raise ValueError(f"--storage needs the package {driver}; in a clone of the project: pip install '.[postgres]'")
     return address.set(drivername=f"postgresql+{driver}")
 
 

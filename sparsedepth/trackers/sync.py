@@ -54,7 +54,7 @@ def open_tracker(name: str, results: Path, at: str | None = None, project: str |
         return importlib.import_module(f"sparsedepth.trackers.{name}").Tracker(results / FOLDER, at, project)
     except ImportError as error:
         raise ValueError(
-            f"--to {name} needs a package that is missing ({error}): pip install {name}, or 'sparsedepth[trackers]'"
+            f"--to {name} needs a package that is missing ({error}): pip install {name}, or '.[trackers]' in a clone"
         ) from None
 
 

@@ -31,8 +31,6 @@ def test_a_folder_gives_a_recipe_its_card_and_its_score(results, tmp_path):
         and "one width and one budget" in " ".join(out.split())
         and {path.name for path in tmp_path.iterdir()} == {"r.yaml", "r.card.md", "r.card.json"}
     )
-    compared, _ = sparsedepth("recipe", "compare", tmp_path / "r.card.json", "papers")
-    assert compared.startswith("10 agree, 1 contradict")
     same, _ = sparsedepth("recipe", "derive", results, "--depth", 4, "--objective", "loss")
     assert same.splitlines()[0] == out.splitlines()[0]
 
@@ -50,8 +48,6 @@ def test_depths_outside_are_called_extrapolation(results):
         (("{results}", "-o", "{tmp}/absent/r.yaml"), "absent' does not exist; create it"),
         (("{results}", "-o", "{tmp}/r.json"), "r.json' must end in .yaml"),
         (("{results}", "--matched", "time"), "--matched 'time'"),
-        (("compare", "{tmp}/absent.card.json", "papers"), "does not exist"),
-        (("compare", "{tmp}/absent.card.json", "folklore"), "folklore"),
         (("verify", "{tmp}/absent.card.json", "--out", "{tmp}/o"), "does not exist"),
         ((), "DIR"),
     ],

@@ -41,8 +41,9 @@ def test_the_kubernetes_job():
 
 
 def test_the_skypilot_job():
-    known = {"name", "resources", "file_mounts", "volumes", "setup", "run"}
+    known = {"name", "resources", "file_mounts", "volumes", "workdir", "setup", "run"}
     assert set(SKYPILOT) == known and set(SKYPILOT["resources"]) == {"accelerators", "use_spot", "job_recovery"}
+    assert SKYPILOT["workdir"] == "." and SKYPILOT["setup"] == "pip install ."  # the name is on no package index
     check_body(SKYPILOT["run"])
 
 

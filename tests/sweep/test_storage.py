@@ -36,7 +36,7 @@ def test_the_ordinary_url_of_a_database_works(scheme, tmp_path):
         ("mysql://user:secret@host/db", "mysql: is not supported"),
         ("user:secret@host", "is not a database URL"),
         ("postgresql://user:p@secret@host/db", "write it as %40"),
-        ("postgresql+asyncpg2://user:secret@host/db", "needs the package asyncpg2"),
+        ("postgresql+asyncpg2://user:secret@host/db", "needs the package asyncpg2; in a clone"),
     ],
 )
 def test_what_is_no_url_of_ours_is_refused_and_not_shown(tmp_path, url, reason):

@@ -117,7 +117,7 @@ def test_what_the_tracker_has_lost_is_sent_again(results):
 def test_a_package_that_is_missing_is_one_line(results, monkeypatch, name):
     monkeypatch.setitem(sys.modules, name, None)
     monkeypatch.delitem(sys.modules, f"sparsedepth.trackers.{name}", raising=False)
-    with pytest.raises(ValueError, match=rf"^--to {name} needs a package .*: pip install {name}, or 'sparsedepth\[tr"):
+    with pytest.raises(ValueError, match=rf"^--to {name} needs a package .*: pip install {name}, or '\.\[tr"):
         open_tracker(name, results)
     assert not (results / "trackers").exists()
 
