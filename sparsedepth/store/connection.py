@@ -12,11 +12,9 @@ of its own (`store.limits`).
 import functools
 import json
 import re
-import threading
 import warnings
 import weakref
-from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import chain
 from pathlib import Path
 from types import TracebackType
@@ -30,6 +28,7 @@ from sparsedepth.store.cache import load
 from sparsedepth.store.checksums import DamagedRun, damage_text
 from sparsedepth.store.evals import COLUMNS as EVAL_COLUMNS
 from sparsedepth.store.evals import read_evals
+from sparsedepth.store.fences import FENCES, interrupt_after, lock, read_only
 from sparsedepth.store.find import Part, find_runs
 from sparsedepth.store.query_result import QueryResult
 from sparsedepth.store.run_record import RUNS
@@ -54,15 +53,6 @@ TABLE_FUNCTIONS = frozenset({"range", "generate_series", "unnest", "json_each"})
 _SETTINGS_FUNCTIONS = frozenset({"current_setting", "write_log"})
 _INTERNAL_TABLES = re.compile(r"pg_|duckdb_|pragma_|sqlite_")
 """The database's internal functions and tables, of settings (which may hold paths of this machine) and logs."""
-
-FENCES: dict[str, Any] = {
-    "autoinstall_known_extensions": False,
-    "autoload_known_extensions": False,
-    "allow_community_extensions": False,
-    "python_enable_replacements": False,  # otherwise FROM x would read Python's local variable x
-    "temp_directory": "",  # otherwise a large sort would write to the current folder
-    "memory_limit": "2GB",
-}
 
 
 class ViewRows(NamedTuple):
@@ -346,36 +336,6 @@ def _may_read_tuning(tree: Sequence[Mapping[str, Any]]) -> bool:
         if node.get("type") in ("PIVOT", "SHOW_REF") or node.get("column_name_alias"):
             return True
     return False
-
-
-def lock(connection: duckdb.DuckDBPyConnection) -> None:
-    """Put files and network out of reach for good."""
-    connection.execute("SET enable_external_access = false")
-    connection.execute("SET lock_configuration = true")
-
-
-@contextmanager
-def interrupt_after(connection: duckdb.DuckDBPyConnection, seconds: float) -> Generator[None, None, None]:
-    """Interrupts the connection."""
-    timer = threading.Timer(seconds, connection.interrupt)
-    timer.daemon = True
-    timer.start()
-    try:
-        yield
-    finally:
-        timer.cancel()
-        timer.join()  # a late interrupt must not hit the next statement
-
-
-@contextmanager
-def read_only(connection: duckdb.DuckDBPyConnection) -> Generator[None, None, None]:
-    connection.execute("BEGIN TRANSACTION READ ONLY")
-    try:
-        yield
-    finally:
-        if hasattr(connection, "abort"):  # DuckDB 2 requires unread rows to be discarded explicitly
-            connection.abort()
-        connection.execute("ROLLBACK")
 
 
 def _check_rows(n_rows: int, max_rows: int) -> None:

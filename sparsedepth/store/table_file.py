@@ -3,7 +3,7 @@
     header(path)          its columns, read alone
     open_table(path, ..)  the mapped columns as text (NULL: missing), with their row from 1 on, in the table `texts`
 
-Afterwards files and network are out of reach, as in queries (`store.connection`). An expression of the map is evaluated
+Afterwards files and network are out of reach, as in queries (`store.fences`). An expression of the map is evaluated
 over the view `numbers`, where every column is in double precision, NULL where it is no number; a condition over the
 view `mixed`, where a column is in double precision if all its values are numbers, else text.
 """
@@ -20,7 +20,7 @@ from typing import Any
 import duckdb
 
 from sparsedepth.config.plain_text import refuse_empty, unreadable
-from sparsedepth.store.connection import FENCES, interrupt_after, lock, read_only
+from sparsedepth.store.fences import FENCES, interrupt_after, lock, read_only
 
 MAX_BYTES = 200_000_000
 MAX_ROWS = 50_000

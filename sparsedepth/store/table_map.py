@@ -33,7 +33,7 @@ from sparsedepth.config.role import fields_where
 from sparsedepth.config.run import RunConfig
 from sparsedepth.config.section import Section
 from sparsedepth.config.synonyms import hint
-from sparsedepth.store.connection import FENCES
+from sparsedepth.store.fences import FENCES
 from sparsedepth.store.schema import RUN_COLUMNS
 from sparsedepth.store.table_file import quoted
 
