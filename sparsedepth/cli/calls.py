@@ -196,7 +196,7 @@ def measure(
     from sparsedepth.config.load import parse_settings
     from sparsedepth.probe.text import read_token_arrays
     from sparsedepth.run.measure_existing_model import MeasureRequest, measure_existing_model
-    from sparsedepth.train.runtime import find_device
+    from sparsedepth.train.runtime import find_device, measuring_device
 
     written = None if out is None else _path(out)
     arrays = {"--tokens": tokens, "--targets": targets, "--fit-tokens": fit_tokens, "--fit-targets": fit_targets}
@@ -210,7 +210,7 @@ def measure(
         data=data,
         given=None if scored is None else read_token_arrays(scored, *others),
         out=written,
-        device=find_device(device),
+        device=measuring_device(find_device(device)),
         dtype="fp32" if fp32 else "checkpoint",
     )
     with bar("loading the model") as report:

@@ -55,11 +55,11 @@ def evaluate(
     from sparsedepth.exchange.evaluate import evaluate as evaluate_task
     from sparsedepth.probe.load import load_model
     from sparsedepth.store.evals import Evaluation, eval_folder, is_evaluated, read_evaluation, save_evaluation
-    from sparsedepth.train.runtime import find_device
+    from sparsedepth.train.runtime import find_device, measuring_device
 
     names = [name.strip() for name in ",".join(tasks).split(",") if name.strip()]
     check_harness()
-    loaded = load_model(model, device=find_device(device), dtype="fp32")
+    loaded = load_model(model, device=measuring_device(find_device(device)), dtype="fp32")
     ranges = [] if without is None else [*dict.fromkeys(part.strip() for part in without.split(","))]
     for layers in ranges:
         layers_left(layers, loaded.probed.n_layers)

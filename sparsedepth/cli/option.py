@@ -105,7 +105,7 @@ Vary = Annotated[
 Seeds = Annotated[int | None, typer.Option(min=1, help="with --vary: number of seeds per configuration")]
 Base = Annotated["Input | None", typer.Option(help="with --vary: run configuration (YAML) shared by all runs")]
 Scale = Annotated[str | None, typer.Option(help="size preset from the definition's `scales`, such as micro")]
-Device = Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:0")]
+Device = Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:0 or mps")]
 Threads = Annotated[int | None, typer.Option(min=1, help="CPU threads; default all")]
 Compile = Annotated[bool, typer.Option("--compile", help="compile each block with torch.compile")]
 From = Annotated[

@@ -37,7 +37,7 @@ class RuntimeConfig(Section):
     """The device, processes and kernels of a run."""
 
     device: str = "auto"
-    """auto, cpu, cuda or cuda:0"""
+    """auto, cpu, cuda, cuda:0, or mps (Apple's GPU, untested); auto: CUDA's first GPU if there is one, else the CPU"""
     threads: Count | None = None
     """CPU threads; default all"""
     compile: bool | Literal["auto"] = "auto"

@@ -42,7 +42,7 @@ def sdpa(
     n_repeats, n_tokens = q_BHTK.shape[1] // k_BGTK.shape[1], q_BHTK.shape[2]
     is_masked = document_BT is not None or (window is not None and window < n_tokens)
     # The CUDA kernel that takes a mask or fp32 has no grouped heads; the one with grouped heads stores T x T scores.
-    if n_repeats > 1 and (is_masked or (q_BHTK.device.type == "cuda" and q_BHTK.dtype == torch.float32)):
+    if n_repeats > 1 and (is_masked or (q_BHTK.device.type != "cpu" and q_BHTK.dtype == torch.float32)):
         k_BGTK, v_BGTK = (x.repeat_interleave(n_repeats, dim=1) for x in (k_BGTK, v_BGTK))
         n_repeats = 1
     if not is_masked:

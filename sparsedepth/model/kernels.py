@@ -143,6 +143,8 @@ def _grouped(setting: Setting) -> Obstacle | None:
     if setting.device.type == "cuda" and setting.dtype != torch.bfloat16 and not setting.may_wait:
         reason = f"PyTorch's grouped product computes without waits in bf16 on CUDA, not in {_short(setting.dtype)}"
         return Obstacle(reason, "set precision=bf16")
+    if setting.device.type == "mps":
+        return Obstacle("PyTorch's grouped product has not been tried on Apple's GPUs", "run on a CPU or a GPU by CUDA")
     multiple = 16 // setting.dtype.itemsize
     misaligned = [f"{name}={size}" for name in ("d_model", "d_expert") if (size := getattr(setting, name)) % multiple]
     if misaligned:

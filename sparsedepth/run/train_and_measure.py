@@ -2,6 +2,7 @@
 write the record.
 """
 
+import copy
 import gc
 import logging
 import time
@@ -37,7 +38,7 @@ from sparsedepth.run.scratch import ONE_SEQUENCE, Scratch, trunk_folder
 from sparsedepth.store import run_record
 from sparsedepth.train.devices import Devices
 from sparsedepth.train.loop import Interrupted, TrainingResult, Work, training
-from sparsedepth.train.runtime import Runtime, is_out_of_memory, other_processes_bytes, resolve
+from sparsedepth.train.runtime import Runtime, is_out_of_memory, measuring_device, other_processes_bytes, resolve
 
 TRAINING_SHARE, MEASURED_SHARE = 0.85, 0.99
 """Displayed progress at the end of training, and of measuring."""
@@ -188,7 +189,7 @@ class RunJob:
         model = Decoder(self.config, self.config.seed)
         if start:
             start.load_into(model)
-            self._measure_start(start, model.to(runtime.device), source)
+            self._measure_start(start, model.to(measuring_device(runtime.device)), source)
             model.cpu()
             self.devices.wait_for_leader()
         trained = yield from self._train(model, source, runtime)
@@ -198,6 +199,7 @@ class RunJob:
         training_seconds = watch.seconds()
         yield None  # runs of a stack that are at the same step finish training before the first is measured
         loss = trained.curves[-1]["train_loss"]
+        model.to(measuring_device(model.embed.weight.device))
         measured = self._measure(model, source, loss) if trained.outcome == "ok" else None
         self.options.report("writing", MEASURED_SHARE, loss)
         manifest = {
@@ -229,7 +231,7 @@ class RunJob:
             devices=self.devices,
             checkpoints=self.scratch.checkpoints,
             trunk=trunk_folder(self.results, config),
-            observe=lambda model, step: observe_variance(ProbedDecoder(model), observed, step),
+            observe=lambda model, step: observe_variance(ProbedDecoder(_to_measure(model)), observed, step),
             progress=after_step,
             stop=self._stop,
             clock=self.options.clock,
@@ -295,6 +297,12 @@ class RunJob:
 
     def _stop(self) -> bool:
         return self.options.stop() or (self.lease is not None and self.lease.lost)
+
+
+def _to_measure(model: Decoder) -> Decoder:
+    """The model while it trains, or a copy where its device cannot measure."""
+    device = model.embed.weight.device
+    return model if device == measuring_device(device) else copy.deepcopy(model).to(measuring_device(device))
 
 
 def check_same_text(source: Source, results: Path) -> None:

@@ -163,6 +163,8 @@ def _seconds(work: Callable[[], None], runtime: Runtime) -> float:
     def wait() -> None:
         if runtime.device.type == "cuda":
             torch.cuda.synchronize(runtime.device)
+        elif runtime.device.type == "mps":
+            torch.mps.synchronize()
 
     work()
     wait()

@@ -73,8 +73,8 @@ def machine(
     gpus_per_run: int = 1,
     nodes: int = 1,
 ) -> Machine:
-    """The workers, GPUs and threads. `workers`: on each group of GPUs, or of the CPU; default one per group or core. A
-    run on several nodes has one.
+    """The workers, GPUs and threads. `workers`: on each group of GPUs, or of the CPU; default one per group or core, and
+    one for Apple's GPU. A run on several nodes has one.
 
     Raises ValueError for GPUs that do not exist, or more nodes than the Slurm task has.
     """
@@ -89,16 +89,17 @@ def machine(
         raise ValueError(f"--nodes {nodes} needs a Slurm task with {nodes} nodes; use `sparsedepth sweep --on slurm`")
     if workers is not None and workers < 1:
         raise ValueError(f"--workers {workers} must be at least 1")
+    device = "cuda" if groups else str(find_device(runtime.device))
     if nodes > 1:
         workers = 1
     elif groups:
         workers = (workers or 1) * len(groups)
     else:
-        workers = workers or max(1, cores // gpus_per_run)
+        workers = workers or (1 if device == "mps" else max(1, cores // gpus_per_run))
     changes = {
         # PyTorch's own number follows OMP_NUM_THREADS.
         "threads": runtime.threads or max(1, min(torch.get_num_threads(), cores // (workers * gpus_per_run))),
-        "device": "cuda" if groups else str(find_device(runtime.device)),
+        "device": device,
     }
     if gpus_per_run * nodes > 1 and runtime.parallel == "none":
         changes["parallel"] = "ddp"

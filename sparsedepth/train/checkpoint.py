@@ -54,7 +54,8 @@ def commit(folder: Path, tensors: dict[str, torch.Tensor], position: Position, n
     if n_kept == MAX:  # several processes write here
         return
     kept = {newest.stem for newest in sorted(folder.glob("step-*.json"))[-n_kept:]}
-    for path in sorted(folder.glob("*step-*")):  # also the parts of a checkpoint that a killed process left
+    # Also the parts of a checkpoint that a killed process left, such as `save_file`'s .tmpXXXXXX.
+    for path in (*folder.glob("*step-*"), *folder.glob(".tmp*")):
         if path.stem not in kept:
             path.unlink(missing_ok=True)
 
@@ -104,7 +105,7 @@ def _tensor_file(folder: Path, step: int) -> Path:
 def remove(folder: Path) -> None:
     """Delete the checkpoints of a finished run."""
     if folder.exists():
-        for path in folder.iterdir():  # also parts, such as `save_file`'s .tmpXXXXXX
+        for path in folder.iterdir():
             path.unlink()
         folder.rmdir()
 
@@ -124,7 +125,7 @@ def snapshot(
             pinned = torch.empty(gathered.shape, dtype=gathered.dtype, pin_memory=True)
             tensors[name] = pinned.copy_(gathered, non_blocking=True)
         else:
-            tensors[name] = gathered.clone().contiguous() if copy else gathered.contiguous()
+            tensors[name] = gathered.to("cpu", copy=copy).contiguous()
 
     keep("rng.cpu", torch.get_rng_state())
     if _is_on_gpu(model):  # the state of another run's GPU would cost this one a CUDA context

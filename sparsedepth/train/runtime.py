@@ -49,12 +49,19 @@ def find_device(device: str) -> torch.device:
     try:
         chosen = torch.device(device)
     except RuntimeError:
-        raise ValueError(f"device={device!r} is not a device; use auto, cpu, cuda or cuda:0") from None
-    if chosen.type not in ("cpu", "cuda"):
-        raise ValueError(f"device={device!r} is not supported; use auto, cpu, cuda or cuda:0")
+        raise ValueError(f"device={device!r} is not a device; use auto, cpu, cuda, cuda:0 or mps") from None
+    if chosen.type not in ("cpu", "cuda", "mps"):
+        raise ValueError(f"device={device!r} is not supported; use auto, cpu, cuda, cuda:0 or mps")
+    if chosen.type == "mps" and not torch.backends.mps.is_available():
+        raise ValueError(f"device={device!r} does not exist here: torch finds no GPU of Apple's; use cpu")
     if chosen.type == "cuda" and (chosen.index or 0) >= torch.cuda.device_count():
         raise ValueError(f"device={device!r} does not exist here: {torch.cuda.device_count()} CUDA devices; use cpu")
     return chosen
+
+
+def measuring_device(device: torch.device) -> torch.device:
+    """Where a model that was trained on `device` is measured: on the CPU for Apple's, which has no fp64."""
+    return torch.device("cpu") if device.type == "mps" else device
 
 
 def resolve(config: RunConfig, runtime: RuntimeConfig = DEFAULT) -> Runtime:
