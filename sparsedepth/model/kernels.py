@@ -2,8 +2,12 @@
 
 'auto' takes the first that can run. Attention: flash-attn with a mask (window, documents), which PyTorch's fast kernels
 do not support, else PyTorch's (cuDNN on Hopper, faster than flash-attn 2). Experts: PyTorch's grouped product, then the
-loop. Products: oneDNN where MKL does not use the processor's AVX-512, else PyTorch's. A kernel requested by name that
+loop; megablocks is for comparisons, by name: its products are PyTorch's grouped ones, so it runs only where `grouped`
+does. Products: oneDNN where MKL does not use the processor's AVX-512, else PyTorch's. A kernel requested by name that
 cannot run is refused before training. The choice is recorded with the run, since kernels round differently.
+
+PyTorch's own `torch.nn.attention.varlen` takes documents and windows, too, but no dropout, and CUDA only: left out
+until a GPU has compared it with flash-attn.
 """
 
 import importlib.util

@@ -203,7 +203,7 @@ def test_checkpoints_take_at_most_a_twentieth_of_the_time():
 
 @pytest.mark.parametrize(
     ("wanted", "n_steps", "on_gpu", "expected"),
-    [("auto", 1000, True, True), ("auto", 999, True, False), ("auto", 1000, False, False), (True, 1, False, True)],
+    [("auto", 500, True, True), ("auto", 499, True, False), ("auto", 500, False, False), (True, 1, False, True)],
 )
 def test_what_is_compiled(wanted, n_steps, on_gpu, expected):
     assert RuntimeConfig(compile=wanted).compiles(n_steps, on_gpu) is expected
