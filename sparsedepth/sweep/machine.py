@@ -73,8 +73,8 @@ def machine(
     gpus_per_run: int = 1,
     nodes: int = 1,
 ) -> Machine:
-    """The workers, GPUs and threads. `workers`: on each group of GPUs, or of the CPU; default one per group or core, and
-    one for Apple's GPU. A run on several nodes has one.
+    """The workers, GPUs and threads. `workers`: on each group of GPUs, or of the CPU; default one per group or core,
+    one for Apple's GPU and for several nodes.
 
     Raises ValueError for GPUs that do not exist, or more nodes than the Slurm task has.
     """
