@@ -127,12 +127,6 @@ def legend_of(page):
     return "|".join(text.get_text() for legend in legends for text in legend.get_texts())
 
 
-def test_a_line_with_many_points_has_few_markers(runs):
-    page = page_of_lines(lines(runs, rows_of(runs, steps=range(200)), over_training=True))
-    counts = {len(line.get_xdata()): line.get_markevery() for axis in page.axes for line in axis.get_lines()}
-    assert counts[200] == 8 and counts[8] == 1
-
-
 def test_scores_relative_to_a_tiny_loss_are_replaced_or_marked(runs):
     rows = rows_of(runs).query("step == 10")
     metrics = ("affine_loss_increase", "affine_loss_added", "skip_loss_increase")

@@ -13,7 +13,6 @@ from support.runs_frame import config_of
 
 from sparsedepth import plots
 from sparsedepth.config.run import RunConfig
-from sparsedepth.plots import overview
 from sparsedepth.plots.draw import FIGURES, default_figure, draw
 from sparsedepth.plots.overview import page_of_runs, parts_of
 from sparsedepth.plots.page import Drawing, NothingToDraw, render
@@ -74,16 +73,6 @@ def test_the_same_numbers_give_the_same_file(store):
     assert first == render(partial(page_of, "overview", shuffled, layers), ".svg")
 
 
-def test_the_numbers_of_the_overview_are_computed_once(store, monkeypatch):
-    computed = []
-    for name in ("correlations", "by_layer"):
-        compute = getattr(overview, name)
-        monkeypatch.setattr(overview, name, lambda *rows, f=compute, name=name: computed.append(name) or f(*rows))
-    for figure in ("overview", "chain", "by_layer"):
-        render(overview.load_overview(figure, store).page, ".svg")
-    assert computed == ["correlations", "by_layer", "correlations", "by_layer"]
-
-
 def test_all_figures_with_their_numbers_and_reasons_for_missing_ones(store, tmp_path):
     figures = draw(store, "all", tmp_path / "a", format="svg")
     written, left_out = [*figures.paths], figures.left_out
@@ -137,18 +126,6 @@ def test_models_without_a_training_configuration_change_nothing_but_the_caption(
     without = render(partial(page_of, "overview", runs, layers), ".svg").decode()
     assert note not in without
     assert overview.count("<use") == without.count("<use")  # as many points
-
-
-def test_the_overview_has_both_figures_and_a_caption(store, tmp_path):
-    draw(store, "overview", tmp_path / "both.svg")
-    text = (tmp_path / "both.svg").read_text()
-    for wanted in ("weight sparsity", "validation loss", "residual variance", "layer / number of layers", "2 layers"):
-        assert wanted in text, wanted
-    assert "4 finished runs, 0 diverged" in text
-    draw(store, "chain", tmp_path / "chain.svg")
-    assert "layer / number of layers" not in (tmp_path / "chain.svg").read_text()
-    draw(store, "by_layer", tmp_path / "by_layer.svg")
-    assert "weight sparsity" not in (tmp_path / "by_layer.svg").read_text()
 
 
 def test_what_cannot_be_drawn_is_refused(store, tmp_path):

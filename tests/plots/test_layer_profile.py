@@ -128,12 +128,6 @@ def test_the_default_run_is_the_best_of_the_deepest():
         choose_run(runs, {"e": 4}, None)
 
 
-def test_an_unknown_run_is_refused_with_close_matches():
-    runs = runs_frame(("abc123", "ok", 2.0), ("abd123", "ok", 2.0), ("ffffff", "ok", 2.0))
-    with pytest.raises(ValueError, match=r"run 'abc124' is not in this store; .* 3 run ids: abc123, abd123"):
-        choose_run(runs, {}, "abc124")
-
-
 def test_from_a_store(tmp_path):
     for n_layers, loss in ((2, 1.0), (3, 2.0)):
         rows = [
@@ -258,28 +252,3 @@ def test_a_degenerate_score_is_marked_in_the_title_and_its_reasons_named():
     said = " ".join(page.get_supxlabel().split())
     of_both = "it is relative to a loss below 0.1 nat/token; one block carries more than half of it"
     assert f"Degenerate, so no evidence: usefulness {DEGENERATE}, usefulness_loss_increase ({of_both})." in said
-
-
-@pytest.mark.parametrize(
-    ("columns", "reason"),
-    [
-        ({"bigram_loss": 2.4}, "the model is worse than a bigram table of its training text"),
-        ({"chance_loss": 2.5}, "the model is at chance"),
-        (
-            {"affine_loss_added_lo": -0.1, "affine_loss_added_hi": 0.9},
-            "its interval contains 0, the value at initialisation",
-        ),
-        ({"bigram_loss": 2.6}, ""),
-    ],
-)
-def test_the_reasons_of_scores_without_a_place_in_the_title(columns, reason):
-    page = layer_profile_page(replace(full_profile(2), run={**SCORED_RUN, "affine_loss_added": 0.4, **columns}))
-    said, _, reasons = " ".join(page.get_supxlabel().split()).partition(" Degenerate, so no evidence: ")
-    assert reasons == (f"affine_loss_added ({reason})." if reason else "")
-    assert DEGENERATE not in said + reasons + page.get_suptitle()
-
-
-def test_the_title_names_a_measured_model():
-    assert layer_profile_page(full_profile(2)).get_suptitle() == "run abc   2 layers   val_loss 2.500 nat/token"
-    named = replace(full_profile(2), run={**SCORED_RUN, "model": "gpt2", "val_loss": None})
-    assert layer_profile_page(named).get_suptitle() == "gpt2   2 layers"

@@ -33,11 +33,6 @@ def test_quantities_without_values_have_no_panel_and_are_named():
     assert f"Runs differ in lr (0.001 to 0.003){CHANGES_VARIANCE}." in text
 
 
-def test_a_single_lr_is_not_mentioned():
-    text = page_of("chain", *runs_and_layers(lr=0.001)).get_supxlabel()
-    assert "lr" not in text
-
-
 def test_the_caption_by_layer_is_about_the_runs_drawn():
     """Four runs, two of them at the baseline's lr: the others are neither drawn nor counted."""
     runs, layers = runs_and_layers()

@@ -57,17 +57,6 @@ def test_everything_drawn_has_a_label():
     assert labels["val_loss"] == "validation loss (nat/token)"
 
 
-@pytest.mark.parametrize("values", [[50, 400], [1, 90], [0.5, 20_000], [7, 7.5]])
-def test_logarithmic_labels_do_not_overlap(values):
-    axes = Figure(figsize=(3, 3)).subplots()
-    axes.plot([1, 2], values)
-    log_scale(axes, "y", values)
-    low, high = axes.get_ylim()
-    shown = [tick for tick in axes.yaxis.get_majorticklocs() if low <= tick <= high]
-    assert axes.get_yscale() == "log"
-    assert 2 <= len(shown) <= 10
-
-
 def test_the_first_layer_does_not_hide_the_others():
     """One value a thousand times the others, which differ: logarithmic, or where some are negative linear below the
     decade of nine tenths of these; values of one size stay linear."""
