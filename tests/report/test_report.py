@@ -7,7 +7,6 @@ import pytest
 import yaml
 from support.made_up_runs import make_run
 from support.report_folder import HOSTILE, fill
-from support.runs_frame import config_of, grid, runs_frame
 
 from sparsedepth.cli.report import report
 from sparsedepth.config.run import RunConfig
@@ -17,8 +16,7 @@ from sparsedepth.recipe.card import Verification, write_card
 from sparsedepth.recipe.card_text import gain_text, grade_text
 from sparsedepth.recipe.choose import derive
 from sparsedepth.report import page as report_page
-from sparsedepth.report.by_depth import recipes_by_depth
-from sparsedepth.report.content import content, counts_text, rule_with_verification
+from sparsedepth.report.content import content, rule_with_verification
 from sparsedepth.report.page import advice_of, html, parts_of, write_report
 from sparsedepth.report.tables import cell, table_of
 from sparsedepth.store.connection import open_store
@@ -56,15 +54,6 @@ def test_the_summary_states_the_findings(contents):
     assert contents.summary[-1].startswith("2 runs diverged, failed or ended early")
 
 
-def test_the_caption_by_depth_names_the_bound_at_which_intervals_are_cut():
-    """Losses 0.1, 0.2 and 0.6: mean 0.3, half-width 0.657."""
-    axes = {"weight_decay": [0.1, 0.0], "seed": [0, 1, 2]}
-    runs = grid(axes, lambda config: {"val_loss": (0.1, 0.2, 0.6)[config.seed]})
-    assert "; val_loss: 95% interval over seeds, cut at 0" in recipes_by_depth(runs, "val_loss")[1]
-    far = runs.assign(val_loss=runs["val_loss"] + 3)
-    assert "cut at" not in recipes_by_depth(far, "val_loss")[1]
-
-
 def test_one_row_per_depth_has_the_recipe_its_evidence_and_cost(contents):
     table, note = contents.by_depth
     assert [column.name for column in table.columns][:6] == ["n_layers", "use", "lr", "seeds", "val_loss", "gain"]
@@ -81,17 +70,6 @@ def test_one_row_per_depth_has_the_recipe_its_evidence_and_cost(contents):
     assert any("exceed the noise of seeds after Holm's correction" in line for line in contents.summary)
 
 
-def test_different_numbers_of_seeds_are_a_range():
-    rows = [(config_of(n_layers=depth, seed=seed), {}) for depth, n in ((2, 3), (4, 5)) for seed in range(n)]
-    runs = runs_frame(rows).assign(model=None)
-    text = "8 runs of 2 configurations finished, at n_layers 2, 4, with 3 to 5 seeds each."
-    assert counts_text(runs, runs) == text
-    assert "with 0 seeds each" in counts_text(runs, runs.assign(outcome="diverged"))
-    assert counts_text(runs, runs[runs["n_layers"] == 4]).endswith(
-        "5 runs of 1 configuration finished, at n_layers 4, with 5 seeds each."
-    )
-
-
 def test_a_search_has_no_card_effects_or_links(tmp_path):
     """No proposal is a baseline: no recipe, no effects; what was best, and what tells more."""
     for lr, loss in ((0.001, 2.5), (0.002, 2.0), (0.004, 2.25)):
@@ -104,21 +82,6 @@ def test_a_search_has_no_card_effects_or_links(tmp_path):
     assert (contents.card, contents.effects, contents.links) == (None, None, ())
     assert contents.summary[0] == "Best of 3 proposals: val_loss 2 at n_layers=6, lr=0.002."
     assert contents.summary[1].startswith("A TPE search over lr, without a baseline")
-
-
-def test_the_best_of_a_search_says_why_another_form_ranks(tmp_path):
-    """Usefulness is relative to a loss of 0.05 nat/token, so its absolute form ranks."""
-    for lr, useful in ((0.001, 0.5), (0.002, 0.75)):
-        scores = {"usefulness": useful, "affine_loss_added": useful / 10}
-        make_run(tmp_path, RunConfig(n_layers=6, lr=lr), {"val_loss": 0.05, "chance_loss": 3.0, **scores})
-    axes = {"lr": {"low": 0.001, "high": 0.01, "log": True}}
-    definition = {"name": "s", "question": "q", "hypothesis": "h", "sampler": "tpe", "n_trials": 2, "space": axes}
-    (tmp_path / "sweep.yaml").write_text(yaml.safe_dump({**definition, "objectives": ["usefulness"]}))
-    with open_store(tmp_path) as store:
-        best, why, *_ = content(store, [tmp_path]).summary
-    assert best.startswith("Best of 2 proposals: affine_loss_added 0.075 at ")
-    assert why.startswith("usefulness is degenerate: it is relative to a loss below 0.1 nat/token (2 of 2 runs)")
-    assert why.endswith("; ranked by affine_loss_added.")
 
 
 def test_the_card_holds_all_its_fields(contents):
@@ -157,17 +120,6 @@ def test_a_verification_is_shown_with_its_recipe(results, card):
     assert text.startswith(verification) and "grade" not in text
     assert [text for head, text in advice["statements"] if head.startswith("Grade")] == [grade_text(contents.card)]
     assert "not confirmed" in grade_text(contents.card) and "not confirmed" in advice["page"]
-
-
-def test_a_verification_of_another_recipe_is_refused(results, card):
-    (change,) = card.recipe.changes
-    other = change.model_copy(update={"contrast": replace(change.contrast, setting="weight_decay=1")})
-    stranger = card.model_copy(update={"recipe": card.recipe.model_copy(update={"candidates": (other,)})})
-    with open_store(results) as store:
-        with pytest.raises(ValueError, match=r"verified weight_decay=1 .* recommend depth_scale=lns instead"):
-            content(store, [results], verified=verified(stranger, "confirmed"))
-        with pytest.raises(ValueError, match="holds no verification"):
-            content(store, [results], verified=card)
 
 
 def test_the_tables_hold_the_rows(contents):
