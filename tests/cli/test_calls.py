@@ -119,12 +119,6 @@ def test_rows_come_as_tables(results):
     assert ranking["val_loss"].tolist() == pytest.approx([2.71 + 0.002 / 3, 3.01])
 
 
-def test_a_recipe_is_a_card_that_can_be_written(results, tmp_path):
-    card = sd.recipe(results, depth=4, out=tmp_path / "mine.yaml")
-    assert [change.contrast.setting for change in card.recipe.changes] == ["depth_scale=lns"]
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["mine.card.json", "mine.card.md", "mine.yaml"]
-
-
 def test_a_figure_is_shown_and_its_numbers_are_at_hand(results, tmp_path):
     figures = sd.plot(results, figure="pareto")
     assert figures._repr_png_().startswith(b"\x89PNG") and not figures.paths

@@ -65,8 +65,6 @@ def test_help_is_instant():
     ("arguments", "words"),
     [
         (("recipe", "{results}", "--objective", "steps"), "steps"),
-        (("plot", "{results}", "-o", "{tmp}/x.gif"), "x.gif"),
-        (("plot", "{results}", "-o", "{tmp}/x.png", "--figure", "pie"), "pie"),
         (("status", "{tmp}/absent"), "not an existing folder"),
         (("status", "{tmp}"), "no runs"),
         (("sweep", "{tmp}/absent.yaml", "--out", "{tmp}/o"), "absent.yaml"),

@@ -75,19 +75,11 @@ def test_best_shows_recipe_score_and_baseline(results, more):
     assert baseline.endswith("baseline") and "2.6" in baseline
 
 
-def test_two_folders_side_by_side(results, more):
-    sql = "select source, avg(val_loss) as loss from runs group by 1 order by 1 desc"
-    out, _ = sparsedepth("query", results, more, sql, "--format", "json")
-    assert json.loads(out) == [{"source": str(results), "loss": 2.6}, {"source": str(more), "loss": 2.25}]
-
-
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
         (("query", "{results}", "selec 1"), "syntax error"),
-        (("query", "{results}", "select val_los from runs"), "val_loss"),
         (("query", "{results}", "drop table runs"), "SELECT"),
-        (("query", "{results}", "select * from read_csv('/etc/passwd')"), "read_csv"),
         (("query", "{results}", "select repeat('x', 4000000000)", "--timeout", "1"), "emory"),
         (("query", "{results}"), "--schema"),
         (("query", "{results}", "--ask", "parreto"), "did you mean 'pareto'"),

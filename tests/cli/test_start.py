@@ -93,13 +93,6 @@ def _plain(sweep):
     return {name: value for name, value in sweep.model_dump(mode="json", exclude_unset=True).items() if name != "base"}
 
 
-@pytest.mark.parametrize(
-    ("name", "format"), [("x.csv", "csv"), ("x.MD", "markdown"), ("x", "table"), ("x.txt", "table")]
-)
-def test_the_ending_of_a_file_names_its_format(name, format):
-    assert choose_format(None, Path(name)) == format
-
-
 def test_an_unknown_ending_is_refused_unless_the_format_is_given():
     with pytest.raises(ValueError, match=r"-o 'x.xlsx': .xlsx is no format of a result; end in .*\.csv"):
         choose_format(None, Path("x.xlsx"))

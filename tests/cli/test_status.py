@@ -19,7 +19,7 @@ from sparsedepth.config.sweep import SweepDefinition
 from sparsedepth.run.lease import hold
 from sparsedepth.run.scratch import Scratch
 from sparsedepth.store.run_record import read_run
-from sparsedepth.sweep.status import RunState, known_runs, scan, state_of
+from sparsedepth.sweep.status import known_runs, scan
 from sparsedepth.train.loop import divergence
 
 RESULTS = Path(__file__).parents[2] / "results"
@@ -135,14 +135,6 @@ def test_watch_looks_again_until_nothing_is_left(standing, monkeypatch, capsys):
     assert pauses == [0.2, 0.2] and "2 complete, 0 running, 0 interrupted" in capsys.readouterr().out
 
 
-def test_a_planned_run_is_not_looked_for_in_files_that_cannot_be_there(standing, monkeypatch):
-    results, _ = standing
-    monkeypatch.setattr(Scratch, "_read", lambda *asked: pytest.fail(f"opened {asked}"))
-    assert state_of(results, "0" * 12) == RunState(
-        run_id="0" * 12, state="planned", progress=None, reason=None, config=None
-    )
-
-
 def test_logs_are_listed_failed_first_and_found_by_the_beginning_of_a_run_id(standing):
     results, works = standing
     out, _ = sparsedepth("logs", results)
@@ -243,18 +235,6 @@ def test_status_sets_the_lowest_single_run_beside_the_mean_of_its_configuration(
         "lowest single run: val_loss 1.235 (n_layers=" in out
         and "; mean of its 3 seeds 2.078); what to train: `recipe`" in out
     )
-
-
-def test_status_says_that_the_objective_is_degenerate(tmp_path):
-    """Two runs whose count of useful blocks is 0, at a loss above their bigram table's."""
-    path, results = definition(tmp_path, objectives=["usefulness"]), tmp_path / "results"
-    results.mkdir()
-    (results / "sweep.yaml").write_text(path.read_text())
-    weak = {"val_loss": 2.6, "bigram_loss": 2.5, "chance_loss": 5.0, "usefulness_loss_increase_largest_share": 0.3}
-    for config in known_runs(build(SweepDefinition, read_yaml(path), "test"), results)[:2]:
-        make_run(results, config, {**weak, "usefulness": 0.0})
-    text = " ".join(sparsedepth("status", results)[0].split())
-    assert "usefulness is degenerate: 0 in every run (2 of 2 runs); the model is worse than a bigram table" in text
 
 
 def test_status_and_best_judge_every_objective(tmp_path):

@@ -90,11 +90,6 @@ def test_tuning_runs_and_seeds_are_counted():
     assert price(sweep(**tuned, tuning_seeds=[0], reuse_tuning_seeds=True), PricingSetup()).runs == 2 * (3 + 2)
 
 
-def test_a_variant_may_have_more_seeds():
-    found = price(sweep(variants=[{"seeds": 5}, {"init": "scaled"}]), PricingSetup())
-    assert found.runs == 2 * (5 + 3)
-
-
 def test_proposals_are_an_upper_bound():
     found = price(sweep(sampler="tpe", n_trials=7, seeds=[0, 1]), PricingSetup())
     assert found.runs == 14 and found.bound == "at most" and len(found.kinds) == 2

@@ -43,11 +43,6 @@ def test_a_best_on_the_edge_extends_the_grid_once_by_its_ratio():
     assert (found.points[0], found.best, found.at_edge) == ({"lr": 0.5}, {"lr": 1.0}, ())
 
 
-def test_a_best_that_is_still_on_the_edge_is_used_and_flagged():
-    found = tune(GRID, losses(lr_1=3.0, lr_2=2.0, lr_4=1.5, lr_8=1.2, lr_16=0.0))
-    assert (len(found.points), found.best, found.at_edge) == (4, {"lr": 8.0}, ("lr",))
-
-
 def test_a_grid_is_extended_as_often_as_asked():
     known = losses(lr_1=3.0, lr_2=2.0, lr_4=1.5, lr_8=1.2)
     assert tune(GRID, known, extensions=2).points[-1] == {"lr": 16.0} and tune(GRID, known, extensions=2).best is None

@@ -174,16 +174,6 @@ def test_several_initial_models_of_one_seed_are_one_value(tmp_path):
         assert [answer[name] for name in ("lo", "hi", "seeds")] == [*row[1:]]
 
 
-def test_a_cell_without_the_quantity_has_no_mean_and_comes_after_those_with(tmp_path):
-    make_run(tmp_path, RunConfig(weight_decay=0.2), {"causal_score": None})
-    make_run(tmp_path, RunConfig(weight_decay=0.3), {"causal_score": 0.5})
-    with open_store(tmp_path) as store:
-        assert columns(best(store, "causal_score"), "causal_score", "seeds", "lo") == [
-            (0.5, 1, None),
-            (None, 0, None),
-        ]
-
-
 def test_equal_means_share_a_rank_and_cells_without_a_value_have_none(tmp_path):
     for decay, score in ((0.1, 0.5), (0.2, 0.5), (0.3, 0.25), (0.4, None)):
         make_run(tmp_path, RunConfig(weight_decay=decay), {"causal_score": score})

@@ -1,7 +1,6 @@
 import json
 import shutil
 from contextlib import contextmanager
-from time import process_time
 
 import pytest
 from support.made_up_runs import make_run
@@ -258,19 +257,3 @@ def test_a_value_of_another_type_is_damage(tmp_path, file, column, value):
     finish(run)
     with pytest.raises(DamagedRun, match=rf"{file} has {column}="):
         open_store(tmp_path)
-
-
-def test_the_second_opening_is_fast_and_lazy(tmp_path):
-    """100 runs of 32 layers; the time allowed is generous, for a busy machine (measured: 0.02 s)."""
-    layers = [
-        {"step": 1, "layer": layer, "metric": metric, "value": 0.5, "n": 8}
-        for layer in range(1, 33)
-        for metric in ("residual_variance", "causal_effect", "weight_sparsity@0.001")
-    ]
-    for seed in range(100):
-        make_run(tmp_path, RunConfig(n_layers=32, seed=seed), {"val_loss": 3.0}, layers=layers)
-    open_store(tmp_path).close()
-    start = process_time()
-    with open_store(tmp_path) as store:
-        assert process_time() - start < 0.5
-        assert store.sql("SELECT count(*) FROM layers JOIN runs USING (run_id)").rows == ((100 * 96,),)

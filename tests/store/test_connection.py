@@ -61,10 +61,6 @@ def test_a_run_is_one_row_of_typed_columns(store, results):
     assert row["device"] == "cpu" and row["seconds"] == 1.5 and row["packages"] == '{"torch": "2.13.0"}'
 
 
-def test_seeds_of_one_configuration_share_a_cell(store):
-    assert store.sql("SELECT count(DISTINCT cell_id), count(DISTINCT run_id) FROM runs").rows == ((1, 2),)
-
-
 def test_a_frame_holds_the_same(store):
     frame = store.frame("SELECT layer, value, n FROM layers ORDER BY value")
     assert frame.to_dict("list") == {"layer": [1, 1, 2, 2], "value": [3.0, 3.5, 6.0, 7.0], "n": [8] * 4}

@@ -20,7 +20,7 @@ from sparsedepth.store.evals import Evaluation, save_evaluation
 from sparsedepth.store.measured_folder import check_place, save_measured
 from sparsedepth.store.measured_model import MeasuredModel
 from sparsedepth.store.pack import DamagedPack, open_pack, refuse_pack
-from sparsedepth.store.packing import Packed, check_new, pack
+from sparsedepth.store.packing import check_new, pack
 from sparsedepth.store.run_record import MARKER, finish
 from sparsedepth.store.schema import TABLES
 from sparsedepth.store.toys import SETTINGS, save_toy
@@ -321,11 +321,6 @@ def test_a_crafted_run_id_reaches_no_query(results, tmp_path):
     put(folder, "runs.parquet", runs)
     with pytest.raises(DamagedPack, match="names"):
         open_store(folder, results)
-
-
-def test_one_record_and_a_small_pack_are_said_in_plain_english():
-    assert Packed(records=1, files=4, bytes=81_234).text == "1 record in 4 files, 81.2 kB"
-    assert Packed(records=6, files=1, bytes=12_340_000).text == "6 records in 1 file, 12.3 MB"
 
 
 def test_the_commands(results, tmp_path, capsys):

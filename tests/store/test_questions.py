@@ -221,10 +221,3 @@ def test_the_baseline_has_as_many_key_value_heads_as_heads_where_it_is_not_said(
     with open_store(tmp_path) as store:
         settings = read_settings(store)
         assert settings.baseline.knobs["n_kv_heads"] == 2 and settings.label({"n_kv_heads": 1}) == "n_kv_heads=1"
-
-
-def test_an_unknown_question_is_answered_with_the_known(store):
-    with pytest.raises(ValueError, match="did you mean 'pareto'"):
-        ask(store, "paretto")
-    with pytest.raises(ValueError, match="best_per_depth, pareto"):
-        ask(store, "xyz")
