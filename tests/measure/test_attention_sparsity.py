@@ -4,18 +4,13 @@ import numpy as np
 import pytest
 import torch
 from reference import attention_weights, run_config
-from support.handmade_models import HandMadeModel, identity, integers, known, normal, tokens_per_pass
-from support.hf_parity import carry, reference
-from torch.utils._python_dispatch import TorchDispatchMode
+from support.handmade_models import HandMadeModel, identity, integers, known, normal, rng, tokens_per_pass
+from support.largest_tensor import Largest
 
 from sparsedepth.measure import attention_sparsity as module
 from sparsedepth.measure.attention_sparsity import attention_sparsity, attention_sums
 from sparsedepth.model.decoder import Decoder
 from sparsedepth.probe.probed_model import AttentionForm, ProbedDecoder
-
-
-def rng():
-    return np.random.default_rng(0)
 
 
 def uniform(layer, x_BTD):
@@ -77,19 +72,6 @@ def test_against_a_plain_loop(fields):
     assert 0.05 < known(found["attention_sparsity@0.05"].total.value) < 0.95
 
 
-def test_against_the_weights_that_transformers_reports():
-    model = Decoder(run_config(init_std=0.4, n_kv_heads=2))
-    tokens = integers(40, 3, 16)
-    other = carry(model, reference(model.config))
-    with torch.no_grad():
-        attentions = other(tokens, output_attentions=True).attentions
-    found = attention_sparsity(ProbedDecoder(model), tokens, [0.02], [0.1], rng())
-    visible = torch.ones(16, 16, dtype=torch.bool).tril()
-    for layer, weight_BHTT in enumerate(attentions):
-        by_head = (weight_BHTT < 0.02)[..., visible].double().mean((0, 2))
-        np.testing.assert_allclose(found["attention_sparsity@0.02"].by_head[layer], by_head, atol=1e-9)
-
-
 def test_blocks_of_rows_give_the_same(monkeypatch):
     q_BHTK, k_BGTK = normal(2, 4, 23, 6), normal(2, 2, 23, 6, seed=1)
     whole = attention_sums(q_BHTK, k_BGTK, taus=[0.05, 0.01], relative_taus=[0.5])
@@ -99,18 +81,6 @@ def test_blocks_of_rows_give_the_same(monkeypatch):
         assert torch.equal(found[..., :3], whole[..., :3])
         torch.testing.assert_close(found, whole, rtol=1e-6, atol=1e-6)
     assert whole[..., :3].min() > 0 and whole[..., :3].max() < 23 * 24 // 2
-
-
-class Largest(TorchDispatchMode):
-    """The most entries that a tensor made inside has."""
-
-    entries = 0
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        out = func(*args, **(kwargs or {}))
-        for tensor in out if isinstance(out, (tuple, list)) else [out]:
-            self.entries = max(self.entries, tensor.numel() if isinstance(tensor, torch.Tensor) else 0)
-        return out
 
 
 def test_a_context_of_8192_needs_no_square_of_it():

@@ -6,17 +6,13 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.handmade_models import known
+from support.handmade_models import known, rng
 
 from sparsedepth.measure.bootstrap import N_RESAMPLES, bootstrap, bootstrap_each, complete_mean, expanded_tail, finite
 
 
 def mean(values_R):
     return values_R
-
-
-def rng(seed=0):
-    return np.random.default_rng(seed)
 
 
 def test_the_interval_of_a_mean_is_the_normal_one():

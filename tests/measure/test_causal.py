@@ -15,6 +15,7 @@ from support.handmade_models import (
     known,
     normal,
     residual_mlp,
+    rng,
     tokens_per_pass,
 )
 
@@ -24,10 +25,6 @@ from sparsedepth.model.decoder import Decoder
 from sparsedepth.probe.probed_model import ProbedDecoder
 
 TOKENS = integers(5, 3, 7)
-
-
-def rng():
-    return np.random.default_rng(0)
 
 
 def test_skipping_an_identity_block_has_no_effect():

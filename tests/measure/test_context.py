@@ -5,7 +5,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from reference import run_config
-from support.handmade_models import integers
+from support.handmade_models import integers, rng
 
 from sparsedepth.config.task import IGNORED
 from sparsedepth.measure.bootstrap import shared_resamples
@@ -20,10 +20,6 @@ from sparsedepth.measure.usefulness import usefulness
 from sparsedepth.model.decoder import Decoder
 from sparsedepth.probe.fork import skip, swap
 from sparsedepth.probe.probed_model import ProbedDecoder
-
-
-def rng():
-    return np.random.default_rng(0)
 
 
 @pytest.fixture(scope="module")

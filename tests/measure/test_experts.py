@@ -6,15 +6,11 @@ import numpy as np
 import pytest
 import torch
 from reference import expert_loads, run_config
-from support.handmade_models import HandMadeModel, brackets, identity, integers, normal, tokens_per_pass
+from support.handmade_models import HandMadeModel, brackets, identity, integers, normal, rng, tokens_per_pass
 
 from sparsedepth.measure.experts import effective_experts, expert_use, variation
 from sparsedepth.model.decoder import Decoder
 from sparsedepth.probe.probed_model import ProbedDecoder
-
-
-def rng():
-    return np.random.default_rng(0)
 
 
 def model_of(*routings):

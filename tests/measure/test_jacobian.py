@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 from reference import FAMILIES, jacobian_blocks, run_config
-from support.handmade_models import HandMadeModel, brackets, identity, integers, normal, tokens_per_pass
+from support.handmade_models import HandMadeModel, brackets, identity, integers, normal, rng, tokens_per_pass
 
 from sparsedepth.measure.jacobian import FORMS, jacobian_deviation
 from sparsedepth.model.decoder import Decoder
@@ -12,10 +12,6 @@ from sparsedepth.probe.probed_model import ProbedDecoder
 from sparsedepth.quantities.measured import MEASURES
 
 TOKENS = integers(5, 3, 4)
-
-
-def rng(seed=0):
-    return np.random.default_rng(seed)
 
 
 def running_mean(x_BTD):
@@ -73,7 +69,7 @@ def test_exact_against_plain_autograd_under_any_budget(family):
 
 def test_probes_are_unbiased_and_their_standard_errors_hold():
     model = Decoder(run_config(n_layers=2, d_model=16, d_ff=24, init_std=0.4))
-    probed, tokens = ProbedDecoder(model), integers(40, 6, 8)
+    probed, tokens = ProbedDecoder(model), integers(40, 3, 6)
     exact = jacobian_deviation(probed, tokens, rng(), None)
     draws = [jacobian_deviation(probed, tokens, rng(seed), 8) for seed in range(150)]
     for form in FORMS:

@@ -1,9 +1,8 @@
 """Blocks replaced together: two that do the same are one that is needed; the greedy order by a plain loop."""
 
-import numpy as np
 import pytest
 import torch
-from support.handmade_models import HandMadeModel, identity, integers, normal, residual_mlp
+from support.handmade_models import HandMadeModel, identity, integers, normal, residual_mlp, rng
 
 from sparsedepth.measure.context import Scored
 from sparsedepth.measure.joint_replacement import jointly_needed_layers
@@ -13,10 +12,6 @@ from sparsedepth.probe.fork import Fork
 
 FIT = torch.tensor([[0, 1, 2, 3] * 3])
 SCORED = Scored.text(torch.tensor([[0, 1, 3, 2, 3, 0, 1], [1, 0, 2, 3, 2, 1, 0], [3, 2, 0, 1, 0, 2, 3]]))
-
-
-def rng():
-    return np.random.default_rng(0)
 
 
 def signs(n_blocks: int) -> HandMadeModel:

@@ -6,17 +6,13 @@ import numpy as np
 import pytest
 import torch
 from reference import FAMILIES, run_config, states
-from support.handmade_models import HandMadeModel, brackets, identity, integers, known, tokens_per_pass
+from support.handmade_models import HandMadeModel, brackets, identity, integers, known, rng, tokens_per_pass
 
 from sparsedepth.measure.context import Scored
 from sparsedepth.measure.early_exit import early_exit
 from sparsedepth.measure.lens import lens
 from sparsedepth.model.decoder import Decoder
 from sparsedepth.probe.probed_model import ProbedDecoder
-
-
-def rng():
-    return np.random.default_rng(0)
 
 
 def test_by_hand():

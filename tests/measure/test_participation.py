@@ -60,14 +60,6 @@ def test_growth_shifts_and_rotations_change_nothing_and_a_direction_that_takes_o
     assert variance == sorted(variance)
 
 
-def test_equal_directions_of_few_tokens():
-    """n independent tokens of D equal directions: 1 / ratio is 1 / D + 1 / n."""
-    n_tokens, width = 400, 32
-    embedding_VD = torch.randn(n_tokens, width, generator=torch.Generator().manual_seed(0))
-    found = participation(HandMadeModel([identity], embedding_VD), torch.arange(n_tokens)[None])
-    assert 1 / ratios(found)[0] == pytest.approx(1 / width + 1 / n_tokens, rel=0.03)
-
-
 def test_against_eigenvalues_under_any_budget():
     model, tokens = Decoder(run_config(depth_scale="lns")), integers(40, 5, 16)
     spectra = [torch.linalg.eigvalsh(x.flatten(0, 1).double().T.cov(correction=0)) for x in states(model, tokens)]

@@ -10,7 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from reference import FAMILIES, permutation_effects, run_config
-from support.handmade_models import HandMadeModel, brackets, integers, known, normal, residual_mlp, tokens_per_pass
+from support.handmade_models import HandMadeModel, brackets, integers, known, normal, residual_mlp, rng, tokens_per_pass
 
 from sparsedepth.measure import permutation
 from sparsedepth.measure.bootstrap import bootstrap
@@ -24,23 +24,11 @@ from sparsedepth.probe.probed_model import ProbedDecoder
 TOKENS = integers(5, 3, 7)
 
 
-def rng(seed=0):
-    return np.random.default_rng(seed)
-
-
 def test_swapping_twins_changes_nothing():
     twin, other = residual_mlp(4, 0), residual_mlp(4, 1)
     found = permutation_effect(HandMadeModel([twin, other, twin], normal(5, 4)), Scored.text(TOKENS), rng())
     assert found.effects[1, 3] == pytest.approx(0, abs=1e-6)
     assert known(found.effects[1, 2]) > 1e-3
-
-
-def test_twins_in_a_decoder():
-    model = Decoder(run_config())
-    model.blocks[3].load_state_dict(model.blocks[1].state_dict())
-    found = permutation_effect(ProbedDecoder(model), Scored.text(integers(40, 3, 17)), rng())
-    assert found.effects[2, 4] == pytest.approx(0, abs=1e-6)
-    assert min(known(effect) for pair, effect in found.effects.items() if pair != (2, 4)) > 1e-6
 
 
 def test_by_hand():
@@ -142,13 +130,6 @@ def test_sampling_pairs_widens_the_interval_and_one_pair_has_none():
     assert single.value is not None and (single.lo, single.hi) == (None, None)
 
 
-def test_neighbouring_twins_do_not_care():
-    twin, other = residual_mlp(4, 0), residual_mlp(4, 1)
-    probed = HandMadeModel([twin, twin, other], normal(5, 4))
-    found = permutation_effect(probed, Scored.text(integers(5, 3, 7)), rng(), neighbours=True)
-    assert found.effects[1, 2] == pytest.approx(0, abs=1e-6) and known(found.effects[2, 3]) > 1e-3
-
-
 def test_neighbours_by_hand():
     """x_0 = 1; add 1, double, add 1: 5; swapped 1-2: 4, swapped 2-3: 6. The loss of x is ln(1 + e^x)."""
     blocks = [lambda x: x + 1, lambda x: 2 * x, lambda x: x + 1]
@@ -158,12 +139,6 @@ def test_neighbours_by_hand():
     expected = {(1, 2): (cost[5] - cost[4]) / cost[5], (2, 3): (cost[6] - cost[5]) / cost[5]}
     assert found.effects == pytest.approx(expected, abs=1e-6)
     assert found.score.value == pytest.approx(sum(expected.values()) / 2, abs=1e-6)
-
-
-def test_a_single_block_has_no_neighbour():
-    probed = HandMadeModel([residual_mlp(4, 0)], normal(5, 4))
-    found = permutation_effect(probed, Scored.text(integers(5, 3, 7)), rng(), neighbours=True)
-    assert (found.effects, found.score.value, found.score.lo) == ({}, None, None)
 
 
 @pytest.mark.parametrize("family", FAMILIES)

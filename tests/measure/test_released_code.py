@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 from reference import run_config, states
-from support.handmade_models import HandMadeModel, integers, known, normal, tokens_per_pass
+from support.handmade_models import HandMadeModel, integers, known, normal, rng, tokens_per_pass
 
 from sparsedepth.measure.causal import causal_effect
 from sparsedepth.measure.context import Scored
@@ -21,10 +21,6 @@ from sparsedepth.measure.usefulness import fit_affine, usefulness
 from sparsedepth.measure.variance import residual_variance
 from sparsedepth.model.decoder import Decoder
 from sparsedepth.probe.probed_model import ProbedDecoder
-
-
-def rng():
-    return np.random.default_rng(0)
 
 
 def misaligned(model, tokens_BT):

@@ -9,16 +9,21 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from reference import FAMILIES, removal_drops, run_config
-from support.handmade_models import HandMadeModel, brackets, identity, integers, normal, residual_mlp, tokens_per_pass
+from support.handmade_models import (
+    HandMadeModel,
+    brackets,
+    identity,
+    integers,
+    normal,
+    residual_mlp,
+    rng,
+    tokens_per_pass,
+)
 
 from sparsedepth.measure.context import Scored
 from sparsedepth.measure.removal import block_influence, choose_ranges, rank_correlation, removal, skip_range
 from sparsedepth.model.decoder import Decoder
 from sparsedepth.probe.probed_model import ProbedDecoder
-
-
-def rng(seed=0):
-    return np.random.default_rng(seed)
 
 
 def test_by_hand():

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 from reference import FAMILIES, cosine, run_config, states
-from support.handmade_models import HandMadeModel, brackets, identity, integers, normal, tokens_per_pass
+from support.handmade_models import HandMadeModel, brackets, identity, integers, normal, rng, tokens_per_pass
 
 from sparsedepth import quantities
 from sparsedepth.data.sequences import next_tokens
@@ -22,10 +22,6 @@ TURNS = np.full((3, N_LAYERS), 0.45)
 TURNS[:, [0, -1]] = math.pi / 2
 TURNS[EARLY, 7:-1] = 0
 TURNS[LATE, 1:17] = 0
-
-
-def rng():
-    return np.random.default_rng(0)
 
 
 def planted(turns: np.ndarray = TURNS) -> HandMadeModel:

@@ -14,6 +14,7 @@ from support.handmade_models import (
     known,
     normal,
     residual_mlp,
+    rng,
     tokens_per_pass,
 )
 
@@ -25,10 +26,6 @@ from sparsedepth.measure.usefulness import fit_affine, needed_layers, share_abov
 from sparsedepth.model.decoder import Decoder
 from sparsedepth.probe.fork import replace
 from sparsedepth.probe.probed_model import ProbedDecoder
-
-
-def rng():
-    return np.random.default_rng(0)
 
 
 def linear(width, seed):

@@ -4,15 +4,11 @@ import numpy as np
 import pytest
 import torch
 from reference import FAMILIES, branch_updates, run_config, states
-from support.handmade_models import HandMadeModel, brackets, identity, integers, tokens_per_pass
+from support.handmade_models import HandMadeModel, brackets, identity, integers, rng, tokens_per_pass
 
 from sparsedepth.measure.variance import residual_variance, variance_by_sequence
 from sparsedepth.model.decoder import Decoder
 from sparsedepth.probe.probed_model import ProbedDecoder
-
-
-def rng():
-    return np.random.default_rng(0)
 
 
 def test_planted_growth():

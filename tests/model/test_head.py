@@ -3,26 +3,13 @@
 import pytest
 import torch
 import torch.nn.functional as F
-from torch.utils._python_dispatch import TorchDispatchMode
+from support.largest_tensor import Largest
 
 from sparsedepth.config.model import ModelConfig
 from sparsedepth.model.decoder import Decoder
 from sparsedepth.model.head import IGNORED, Head, cross_entropy, loss_and_change
 
 N, D, V = 40, 6, 50
-
-
-class Largest(TorchDispatchMode):
-    """Notes the most elements of any result."""
-
-    elements = 0
-
-    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-        result = function(*args, **(kwargs or {}))
-        for tensor in result if isinstance(result, tuple | list) else [result]:
-            if isinstance(tensor, torch.Tensor):
-                self.elements = max(self.elements, tensor.numel())
-        return result
 
 
 def drawn(dtype: torch.dtype = torch.float32) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -69,10 +56,10 @@ def test_no_tensor_outgrows_the_budget(rows, largest):
     x_ND, weight_VD, target_N = drawn()
     with Largest() as seen:
         cross_entropy(x_ND, weight_VD, target_N, budget=4 * V * rows)[0].backward()
-    assert seen.elements == largest < N * V
+    assert seen.entries == largest < N * V
     with Largest() as plain:
         plainly(x_ND, weight_VD, target_N).backward()
-    assert plain.elements == N * V
+    assert plain.entries == N * V
 
 
 @pytest.mark.parametrize("rows", [7, N])

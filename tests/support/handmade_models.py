@@ -3,6 +3,7 @@
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -75,6 +76,10 @@ def tokens_per_pass(n_tokens: int) -> Generator[None, None, None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(fork, "MAX_TOKENS", n_tokens)
         yield
+
+
+def rng(seed: int = 0) -> np.random.Generator:
+    return np.random.default_rng(seed)
 
 
 def normal(*shape: int, seed: int = 0, std: float = 1.0) -> Tensor:
