@@ -5,24 +5,8 @@ import json
 import pytest
 from support.run_folders import loud_run, write_task
 
-from sparsedepth.cli.main import run as command_line
-
 TEXT = {"output_type": "loglikelihood_rolling", "doc_to_text": "", "doc_to_target": "{{text}}"}
 METRICS = {"metric_list": [{"metric": "bits_per_byte"}]}
-
-
-@pytest.fixture
-def command(capsys):
-    """The command line in this process; its output and its errors. The exit code must be `code`."""
-
-    def call(*arguments, code=0):
-        with pytest.raises(SystemExit) as ended:
-            command_line(list(map(str, arguments)))
-        out, err = capsys.readouterr()
-        assert ended.value.code == code, err
-        return out, err
-
-    return call
 
 
 def test_export_says_what_it_made_and_refuses_in_one_line(tmp_path, command):

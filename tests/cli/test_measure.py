@@ -18,12 +18,9 @@ from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Split
 from transformers import PreTrainedTokenizerFast
 
-from sparsedepth.cli.main import run
-from sparsedepth.cli.measure import measure
 from sparsedepth.measure.causal import causal_effect
 from sparsedepth.measure.context import Scored
 from sparsedepth.probe.load import load_model
-from sparsedepth.store import measured_folder
 from sparsedepth.store.measured_model import MeasuredModel
 from sparsedepth.store.run_record import read_record, verify
 
@@ -38,20 +35,6 @@ def folder(tmp_path_factory):
     words.pre_tokenizer = Split("", "isolated")
     PreTrainedTokenizerFast(tokenizer_object=words, unk_token="?", eos_token=".").save_pretrained(place)
     return place
-
-
-@pytest.fixture
-def command(capsys):
-    """The command line in this process; its output and its errors. The exit code must be `code`."""
-
-    def call(*arguments, code=0):
-        with pytest.raises(SystemExit) as ended:
-            run(list(map(str, arguments)))
-        out, err = capsys.readouterr()
-        assert ended.value.code == code, err
-        return out, err
-
-    return call
 
 
 SMALL = ("--seq-len", 32, "--set", "val_tokens=512", "--set", "measure_tokens=128", "--set", "fit_tokens=512")
@@ -160,19 +143,6 @@ def test_a_run_measures_as_its_record_says_and_stands_beside_it(tmp_path, comman
     assert sorted(tuple(row.values()) for row in json.loads(answer)) == [(False, 2, 16), (True, 2, 16)]
     _, err = command("measure", trained, "-o", results / "runs" / "again", code=2)
     assert "results/models" in err and err.count("\n") == 1
-
-
-@pytest.mark.parametrize("when", ["write_json", "finish"])
-def test_an_interruption_while_writing_leaves_nothing(folder, tmp_path, monkeypatch, when):
-    np.save(tmp_path / "all.npy", np.random.default_rng(0).integers(0, 40, (4, 17)))
-
-    def interrupt(*_):
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(measured_folder.run_record if when == "finish" else measured_folder, when, interrupt)
-    with pytest.raises(KeyboardInterrupt):
-        measure(str(folder), tokens=tmp_path / "all.npy", measures="variance", out=tmp_path / "models" / "m")
-    assert list((tmp_path / "models").iterdir()) == []
 
 
 def test_a_place_that_cannot_be_written_is_said_before_anything_is_measured(tmp_path, command):

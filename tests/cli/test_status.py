@@ -18,7 +18,6 @@ from sparsedepth.config.run import RunConfig
 from sparsedepth.config.sweep import SweepDefinition
 from sparsedepth.run.lease import hold
 from sparsedepth.run.scratch import Scratch
-from sparsedepth.store.run_record import read_run
 from sparsedepth.sweep.status import known_runs, scan
 from sparsedepth.train.loop import divergence
 
@@ -222,19 +221,6 @@ def test_a_folder_that_cannot_be_written_is_read_all_the_same(standing):
     assert "1 complete" in out
     for path in [results, *results.rglob("*")]:
         path.chmod(0o700)
-
-
-def test_status_sets_the_lowest_single_run_beside_the_mean_of_its_configuration(standing):
-    """Seeds 0, 8 and 9 of one configuration at 1.23, 2 and 3: mean 2.078."""
-    results, works = standing
-    config = read_run(results / "runs" / works[0].run_id).config
-    for seed, loss in ((8, 2.0), (9, 3.0)):
-        make_run(results, config.model_copy(update={"seed": seed}), {"val_loss": loss})
-    out, _ = sparsedepth("status", results)
-    assert (
-        "lowest single run: val_loss 1.235 (n_layers=" in out
-        and "; mean of its 3 seeds 2.078); what to train: `recipe`" in out
-    )
 
 
 def test_status_and_best_judge_every_objective(tmp_path):
