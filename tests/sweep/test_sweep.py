@@ -51,15 +51,6 @@ def test_the_same_command_again_repeats_nothing(undisturbed):
     assert markers(undisturbed) == before and "sparsedepth recipe" in out
 
 
-def test_a_definition_that_grows_reuses_what_is_done(undisturbed, tmp_path):
-    results = tmp_path / "results"
-    shallow = definition(tmp_path, space={"n_layers": [2]}, seeds=[0])
-    sparsedepth("sweep", shallow, "--out", results)
-    before = markers(results)
-    sparsedepth("sweep", definition(tmp_path, seeds=[0]), "--out", results)
-    assert len(markers(results)) == 2 and before.items() <= markers(results).items()
-
-
 def test_runs_on_two_texts_are_not_mixed(tmp_path):
     """A text that is another now is refused, also where its tokens were deleted and by `train`; restored it is
     tokenised anew."""
@@ -128,20 +119,6 @@ def test_kill_9_of_the_driver_loses_nothing(undisturbed, moment):
     assert before.items() <= markers(results).items(), "a complete run was repeated"
 
 
-@pytest.mark.slow  # tests/chaos does the same at random moments
-def test_kill_9_of_the_forkserver_and_a_run(undisturbed):
-    """The sweep finishes by itself, with the same table; a killed run is tried again."""
-    results = undisturbed.parent / "killed-run"
-    driver = start("sweep", definition(undisturbed.parent), "--out", results, "--workers", 2)
-    for kind in ("forkserver", "run"):
-        until(lambda kind=kind: processes(results, kind))
-        os.kill(processes(results, kind)[0], signal.SIGKILL)
-        time.sleep(0.5)
-    out, err = driver.communicate(timeout=300)
-    assert driver.returncode == 0, out + err
-    assert table(results) == table(undisturbed)
-
-
 def test_ctrl_c_stops_at_a_checkpoint_and_the_same_command_continues(tmp_path):
     """One longer run, so that the signal finds it training."""
     results = tmp_path / "results"
@@ -161,22 +138,6 @@ def test_ctrl_c_stops_at_a_checkpoint_and_the_same_command_continues(tmp_path):
     assert summary["steps"] == 500
 
 
-@pytest.mark.slow  # tests/chaos damages runs in every way
-def test_a_damaged_run_is_made_again(undisturbed, tmp_path):
-    results = tmp_path / "results"
-    path = definition(tmp_path, space={"n_layers": [2]}, seeds=[0])
-    sparsedepth("sweep", path, "--out", results)
-    whole = table(results)
-    (folder,) = (results / "runs").iterdir()
-    content = bytearray((folder / "layers.parquet").read_bytes())
-    content[len(content) // 2] ^= 1
-    (folder / "layers.parquet").write_bytes(content)
-    _, err = sparsedepth("query", results, "select count(*) from runs", code=2)
-    assert "layers.parquet" in err and folder.name in err
-    sparsedepth("sweep", path, "--out", results)
-    assert table(results) == whole
-
-
 @pytest.mark.slow  # trains for a while, to be killed twice
 def test_a_run_that_keeps_dying_is_kept_with_its_reason(tmp_path):
     results = tmp_path / "results"
@@ -194,30 +155,6 @@ def test_a_run_that_keeps_dying_is_kept_with_its_reason(tmp_path):
     sparsedepth("sweep", path, "--out", results, code=1)  # not tried again unasked
     sparsedepth("sweep", path, "--out", results, "--retry-failed")
     assert len(table(results)) == 1
-
-
-def test_tpe_proposes_learns_and_is_rebuilt_from_the_folders(tmp_path):
-    results = tmp_path / "results"
-    space = {"lr": {"low": 1e-3, "high": 1e-2, "log": True}, "n_layers": [1, 2]}
-    path = definition(tmp_path, sampler="tpe", n_trials=3, seeds=[0], space=space)
-    sparsedepth("sweep", path, "--out", results, "--workers", 1, *ONE)
-    before = markers(results)
-    assert len(before) == 3
-    (results / "study.journal").unlink()
-    sparsedepth("sweep", path, "--out", results, "--workers", 1, *ONE)
-    assert markers(results) == before
-
-
-@pytest.mark.slow  # a whole sweep with a sampler
-def test_a_space_smaller_than_the_budget_is_done_when_it_is_exhausted(tmp_path):
-    """Four proposals from two possible cells: the third and fourth have nothing left to propose."""
-    results = tmp_path / "results"
-    path = definition(tmp_path, sampler="tpe", n_trials=4, seeds=[0], space={"n_layers": [1, 2]})
-    sparsedepth("sweep", path, "--out", results, "--workers", 2)
-    before = markers(results)
-    assert len(before) == 2
-    sparsedepth("sweep", path, "--out", results, "--workers", 2)
-    assert markers(results) == before
 
 
 def test_a_stop_before_a_run_can_handle_signals_is_no_failure(tmp_path):
@@ -249,16 +186,6 @@ def test_a_run_over_two_processes_gives_the_same_losses_and_survives_kills(undis
     assert summary["val_loss"] == pytest.approx(table(undisturbed)[run_id]["val_loss"], rel=1e-5)
     assert read_run(results / "runs" / run_id).manifest["processes"] == 2
     until(lambda: not processes(results), 30)
-
-
-def test_the_folder_of_another_sweep_is_refused_untouched(undisturbed, tmp_path):
-    before = markers(undisturbed)
-    _, err = sparsedepth("sweep", definition(tmp_path, name="other"), "--out", undisturbed, code=2)
-    assert "holds another sweep ('tiny')" in err and err.count("\n") == 1
-    changed = definition(tmp_path, base={"lr": 1e-4})
-    _, err = sparsedepth("sweep", changed, "--out", undisturbed, code=2)
-    assert "base differs in corpus, lr" in err
-    assert markers(undisturbed) == before
 
 
 def test_a_sweep_in_which_everything_fails_stops_with_one_cause(tmp_path):
