@@ -194,16 +194,6 @@ class _Alphabet:
         return "".join(chr(0x4E00 + i) for i in ids)
 
 
-def test_batches_change_nothing(place, monkeypatch):
-    from sparsedepth.exchange import harness
-
-    _, whole = evaluated(place, "count_choice")
-    monkeypatch.setattr(harness, "BATCH_TOKENS", 1)
-    _, single = evaluated(place, "count_choice")
-    for name, result in whole.items():
-        assert single[name].value == pytest.approx(result.value, rel=1e-5)
-
-
 def test_the_key_knows_the_documents_and_the_limit(place, tmp_path):
     folder, model = place
     keys = [load_tasks(["count_choice"], folder, limit)[0].key(model).eval_id for limit in (None, 7, 99, 3)]

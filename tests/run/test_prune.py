@@ -73,10 +73,6 @@ def test_a_run_that_resumes_within_the_window_is_judged_by_all_of_it(results):
         prune(results, rows, from_step=20)
 
 
-def test_without_finished_runs_nothing_is_pruned(tmp_path):
-    prune(tmp_path, curve(99.0))
-
-
 @pytest.mark.slow  # a whole sweep with a sampler
 def test_a_sweep_with_several_objectives_prunes_and_says_so(tmp_path):
     """Learning rates far too small are ended half-way: no record, a reason in `status`, and the front goes on."""

@@ -17,14 +17,6 @@ def config(**fields) -> RunConfig:
     return build(RunConfig, {**shape, "train_tokens": 44, **fields}, "test")  # 11 steps
 
 
-def test_schedule_by_hand():
-    """11 steps, 2 of warm-up: 0.5, 1.0 of the peak; then a cosine over steps 2..10 to 0.1, half-way at step 6."""
-    cfg = config(lr=2.0, warmup_frac=0.2, min_lr_frac=0.1)
-    assert [learning_rate(cfg, step) for step in (0, 1, 2)] == pytest.approx([1.0, 2.0, 2.0])
-    assert learning_rate(cfg, 6) == pytest.approx(2.0 * 0.55)
-    assert learning_rate(cfg, 10) == pytest.approx(0.2)
-
-
 def test_without_warmup_the_first_step_has_the_peak_rate():
     assert learning_rate(config(lr=1.0, warmup_frac=0.0), 0) == 1.0
 
@@ -88,23 +80,6 @@ def test_muon_moves_the_blocks_matrices_along_all_their_directions_as_far_as_ada
         else:
             torch.testing.assert_close(moved, -0.1 * weight.grad.sign(), rtol=1e-4, atol=1e-5, msg=name)
     assert n_muon == 2 * 7
-
-
-def test_muon_sums_gradients_with_its_momentum_and_nesterovs_look_ahead():
-    """Gradients g and -r g: M is .05 g, then .05 (.95 - r) g. The second step is along .95 M - .05 r g, which is g
-    times .05 (.9025 - 1.95 r): with r = .45 it still goes the way of the first, with r = .475 back."""
-    for r, sign in ((0.45, 1.0), (0.475, -1.0)):
-        cfg = config(optimizer="muon", lr=0.1, weight_decay=0.0)
-        model = Decoder(cfg)
-        optimizer, weight = make_optimizer(model, cfg), model.get_parameter("blocks.0.ffn.up.weight")
-        gradient = torch.randn(weight.shape, generator=torch.Generator().manual_seed(0))
-        states = [weight.detach().clone()]
-        for factor in (1.0, -r):
-            weight.grad = factor * gradient
-            optimizer.step()
-            states.append(weight.detach().clone())
-        first, second = states[1] - states[0], states[2] - states[1]
-        assert (first * second).sum().sign() == sign
 
 
 @pytest.mark.parametrize(

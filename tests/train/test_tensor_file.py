@@ -1,8 +1,6 @@
 """Tensor files: atomic, with their checksum, and errors of the system as such."""
 
 import errno
-import threading
-import time
 
 import pytest
 import torch
@@ -35,23 +33,3 @@ def test_a_full_disk_is_an_error_of_the_system_and_leaves_the_old_file(tmp_path,
         write_tensors(path, {"a": torch.ones(2)})
     assert failure.value.errno == errno.ENOSPC and failure.value.filename == str(path)
     assert path.read_bytes() == before and [entry.name for entry in tmp_path.iterdir()] == ["x.safetensors"]
-
-
-def test_other_threads_continue_while_a_file_is_written(tmp_path):
-    """While `save_file` writes 200 MB, another thread takes its turns."""
-    tensors = {str(i): torch.zeros(2**20 * 5) for i in range(10)}
-    ticks, done = [0], threading.Event()
-
-    def tick():
-        while not done.is_set():
-            ticks[0] += 1
-            time.sleep(0.001)
-
-    thread = threading.Thread(target=tick)
-    thread.start()
-    began, before = time.perf_counter(), ticks[0]
-    tensor_file.save_file(tensors, tmp_path / "x")
-    seconds, during = time.perf_counter() - began, ticks[0] - before
-    done.set()
-    thread.join()
-    assert during > 3, f"{during} turns in {seconds:.2f} s"
