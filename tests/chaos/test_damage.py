@@ -71,18 +71,6 @@ def interrupted(config, tmp_path_factory) -> Path:
     return results
 
 
-def test_a_hundred_damages_of_a_record_are_all_found(complete, config, tmp_path):
-    rng = random.Random(1)
-    for number in range(100):
-        target = tmp_path / str(number) / config.run_id
-        shutil.copytree(complete / "runs" / config.run_id, target)
-        what = damage(target / rng.choice((*FILES, run_record.MARKER)), rng)
-        with pytest.raises(ValueError, match=r"damaged|no complete run"):
-            run_record.verify(target)
-            pytest.fail(what)
-        shutil.rmtree(target)
-
-
 def test_a_hundred_damages_of_checkpoints_are_all_found(interrupted, config):
     """The checkpoint before is used, and is what it was; with both damaged there is none."""
     folder = Scratch(interrupted, config.run_id).checkpoints

@@ -2,7 +2,7 @@
 
 import pytest
 import yaml
-from support.tiny_sweep import corpus, sparsedepth
+from support.tiny_sweep import sparsedepth
 
 from sparsedepth.config.cost import cost
 from sparsedepth.config.load import build
@@ -68,20 +68,11 @@ def test_depths_differ_in_depth_alone():
     assert len({str({**fields, "n_layers": 0}) for fields in configs}) == 1
 
 
-def test_fields_beside_a_preset_override_it():
-    config = build(RunConfig, {"preset": "llama-130m", "depth_scale": "lns", "n_layers": 24, "lr": 5e-4}, "test")
-    assert (config.d_model, config.n_layers, config.lr, config.depth_scale) == (768, 24, 5e-4, "lns")
-
-
 def test_a_preset_is_its_fields():
     """The name leaves no trace: a run is recognised however its fields were written."""
     spelt = build(RunConfig, dict(PRESETS["llama-60m"].fields), "test")
     assert build(RunConfig, {"preset": "llama-60m"}, "test").run_id == spelt.run_id
     assert "preset" not in spelt.model_dump()
-
-
-def test_the_schema_of_a_run_knows_the_key():
-    assert set(RunConfig.model_json_schema()["properties"]["preset"]["enum"]) == set(PRESETS)
 
 
 def test_presets_in_a_sweep():
@@ -99,11 +90,6 @@ def test_an_unknown_preset_is_named_with_the_nearest():
         expand({"preset": "?"})
 
 
-def test_a_part_of_several_names_lists_them():
-    with pytest.raises(ValueError, match="choose one of: llama-60m, llama-130m, llama-250m, llama-350m, llama-1b"):
-        expand({"preset": "llama"})
-
-
 def test_the_command_line_lists_them_and_prints_one_as_a_run_file(tmp_path):
     out, _ = sparsedepth("presets")
     assert all(name in out for name in PRESETS) and "58073600" in out and "2603.15389" in out
@@ -115,14 +101,3 @@ def test_the_command_line_lists_them_and_prints_one_as_a_run_file(tmp_path):
     _, err = sparsedepth("presets", "moe-7b", code=2)
     choice = "choose one of: moe-7b-1b, moe-7b-1b-released"
     assert err == f"sparsedepth: error: preset='moe-7b' is not known; {choice}\n"
-
-
-def test_a_run_file_with_a_preset_trains(tmp_path):
-    shrunk = {"n_layers": 1, "d_model": 16, "n_heads": 2, "d_ff": 16, "vocab_size": 264, "seq_len": 32}
-    short = {"batch_tokens": 64, "train_tokens": 128, "val_tokens": 64, "measure_tokens": 32, "fit_tokens": 32}
-    run = {"preset": "llama-60m", **shrunk, **short, "corpus": str(corpus(tmp_path)), "val_fraction": 0.2}
-    (tmp_path / "run.yaml").write_text(yaml.safe_dump(run))
-    sparsedepth("train", tmp_path / "run.yaml", "--out", tmp_path / "out")
-    (stored,) = (tmp_path / "out" / "runs").glob("*/config.yaml")
-    config = build(RunConfig, yaml.safe_load(stored.read_text()), "stored")
-    assert (config.beta2, config.weight_decay, config.n_layers) == (0.999, 0.0, 1)

@@ -84,12 +84,6 @@ def test_resampled_clusters_give_the_width_that_rows_hide():
         held_out(runs, 40)
 
 
-def test_clusters_that_share_nothing_change_nothing():
-    points = planted(grid(depths=(4, 8, 16, 32)), noise=0.004).assign(cluster=[str(i) for i in range(64)])
-    alone, named = fit(points.drop(columns="cluster"), n_starts=4), fit(points, n_starts=4)
-    assert named.theta == pytest.approx(alone.theta, abs=1e-4) and named.df == alone.df
-
-
 def test_the_columns_that_name_a_cluster(tmp_path):
     points = clustered(0.01)
     path = tmp_path / "points.csv"

@@ -53,11 +53,6 @@ def test_a_term_that_matters_cannot_be_left_out_for_free(found):
     assert without.cost > 20 * found.cost
 
 
-def test_layers_less_two(found):
-    points = found.points.assign(n_layers=found.points["n_layers"] + 2)
-    assert fit(points, Law(minus_layers=2)).theta == pytest.approx(found.theta, rel=1e-4)
-
-
 def test_a_constant_predictor_is_dropped_by_name():
     found = fit(planted(grid(widths=(512,)), noise=0.003))
     assert "a_m" not in found.law.names
@@ -90,15 +85,6 @@ def test_a_loss_that_does_not_fall_leaves_nothing_to_its_term():
     found = fit(points.assign(loss=2 + 0.01 * np.log(points["n_layers"])), Law(fixed={"a_l": 1.0}))
     assert any("depth_part is at its bound, 0" in warning for warning in warnings(found))
     assert all(np.isfinite(value) for one in found.parameters() for value in (one.lo, one.hi) if value is not None)
-
-
-def test_noise_alone_is_said_to_constrain_nothing():
-    points = grid(widths=(512,), tokens=(1e9,), depths=tuple(range(4, 44, 2)))
-    noise = 0.01 * np.random.default_rng(5).standard_normal(len(points))
-    found = fit(points.assign(loss=2 * np.exp(noise)))
-    assert any(
-        word in " ".join(warnings(found)) for word in ("not distinguishable from 0", "no standard error", "bound")
-    )
 
 
 def test_too_few_points_are_refused():

@@ -151,15 +151,6 @@ def test_a_condition_that_is_wrong_is_named_and_stays_in_its_brackets(store, whe
     assert str(caught.value).startswith(f"where {where!r}: ")
 
 
-def test_equal_means_are_in_order_of_cell_id(tmp_path):
-    for decay in (0.1, 0.2, 0.3, 0.4):
-        make_run(tmp_path, RunConfig(weight_decay=decay), {"val_loss": 3.0})
-    with open_store(tmp_path) as store:
-        cells = columns(best(store), "cell_id")
-        assert cells == sorted(cells) and len(cells) == 4
-        assert best(store) == best(store)
-
-
 def test_several_initial_models_of_one_seed_are_one_value(tmp_path):
     """Seed 0 from two initial models: 2.9 and 3.1, mean 3.0; seeds 1 and 2: 4.0 and 5.0; s = 1, t(2) = 4.30265."""
     runs = ((0, "a", 2.9), (0, "b", 3.1), (1, "a", 4.0), (2, "a", 5.0))

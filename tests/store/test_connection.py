@@ -1,8 +1,5 @@
 import hashlib
-import os
 import shutil
-import subprocess
-import sys
 import time
 import warnings
 from pathlib import Path
@@ -348,14 +345,3 @@ def test_broken_sql_says_what_is_wrong_in_one_line(store, text, says):
     with pytest.raises(ValueError) as caught:
         store.sql(text)
     assert says in str(caught.value) and "\n" not in str(caught.value) and "LINE 1" not in str(caught.value)
-
-
-def test_the_store_needs_no_torch_and_says_nothing_at_exit(results):
-    code = (
-        "import sys; from sparsedepth.store.connection import open_store; from sparsedepth.store import best, render;"
-        f"store = open_store({str(results)!r}); print(store.sql('SELECT count(*) FROM runs').rows);"
-        "print([name for name in ('torch', 'transformers', 'datasets', 'pandas', 'seaborn') if name in sys.modules])"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env={**os.environ})
-    assert done.stdout.splitlines() == ["((2,),)", "[]"]
-    assert done.stderr == ""

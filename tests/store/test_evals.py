@@ -2,8 +2,6 @@
 
 import json
 import shutil
-import subprocess
-import sys
 
 import pytest
 from support.made_up_runs import make_run
@@ -100,15 +98,3 @@ def test_damage_is_named(tmp_path):
     (folder / "complete").unlink()
     with pytest.raises(ValueError, match="no complete run"):
         open_store(tmp_path)
-
-
-def test_a_store_without_evaluations_starts_without_pandas(tmp_path):
-    make_run(tmp_path, config_of(), {})
-    opening = f"from sparsedepth.store.connection import open_store; open_store({str(tmp_path)!r}).sql('from evals')"
-    found = subprocess.run(
-        [sys.executable, "-c", f"import sys; {opening}; print('pandas' in sys.modules)"],
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    assert found.stdout.strip() == "False"

@@ -67,4 +67,4 @@ def test_a_query_of_runs_loads_few_modules(results):
     loaded = done.stdout.split()
     unwanted = {"pandas", "scipy", "torch", "pyarrow.compute", "pyarrow.dataset", "sparsedepth.config.sweep"}
     assert not {*unwanted, "sparsedepth.store.best", "sparsedepth.store.table_map"}.intersection(loaded)
-    assert "duckdb" in loaded and len(loaded) < 480
+    assert "duckdb" in loaded and len(loaded) < 480 and done.stderr == ""

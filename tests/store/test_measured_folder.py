@@ -9,9 +9,8 @@ from support.made_up_runs import MANIFEST, make_run
 
 from sparsedepth.config.run import RunConfig
 from sparsedepth.effects.knobs import find_knobs
-from sparsedepth.plots.draw import draw
 from sparsedepth.recipe.choose import derive
-from sparsedepth.store import cache, run_record
+from sparsedepth.store import run_record
 from sparsedepth.store.best import answer, best
 from sparsedepth.store.checksums import files_on_disk
 from sparsedepth.store.connection import open_store
@@ -128,14 +127,6 @@ def test_it_changes_no_effect_and_no_recipe(results):
     assert tested.contrast.effect.n == 2 and tested.contrast.effect.mean == pytest.approx(0.2)
 
 
-def test_figures_are_drawn_beside_it(results, tmp_path):
-    with open_store(results) as store:
-        draw(store, "by_layer", tmp_path / "figure.svg")
-        with pytest.raises(ValueError, match="no finished run has two of the quantities of the figure chain"):
-            draw(store, "chain", tmp_path / "chain.svg")
-    assert "1 measured without a training configuration" in (tmp_path / "figure.svg").read_text()
-
-
 def test_a_store_of_measured_models_alone(tmp_path):
     write(tmp_path / "a")
     write(tmp_path / "b", QWEN.model_copy(update={"model": "other"}), 2.5)
@@ -145,14 +136,6 @@ def test_a_store_of_measured_models_alone(tmp_path):
         assert "effects" not in answer(ranking) and "recipe" not in answer(ranking)  # both would refuse
         recipe = derive(store.frame("SELECT * FROM runs"))
     assert recipe.abstained and "no finished run" in recipe.abstained
-
-
-def test_the_cache_holds_it(results, monkeypatch):
-    monkeypatch.setattr(cache, "CACHE_FROM", 2)
-    for _ in range(2):
-        with open_store(results) as store:
-            assert store.sql("SELECT model, val_loss FROM runs ORDER BY model").rows[0] == (QWEN.model, 2.0)
-    assert (results / ".cache" / "pack.json").exists()
 
 
 @pytest.mark.parametrize("name", ["model.json", "summary.json", "layers.parquet"])

@@ -126,14 +126,3 @@ def test_a_degenerate_score_is_named_with_its_reason(tmp_path):
     row, text = answer(tmp_path, {(12, 0.0): [0.1, 0.3], (12, 0.1): [0.5, 0.7]}, "usefulness", **chance)
     assert row["degenerate"] == "the model is at chance"
     assert "degenerate (the model is at chance): usefulness\n" in text
-
-
-def test_a_reason_is_told_once_for_all_its_scores(tmp_path):
-    for seed in range(4):
-        scores = {"permutation_score": 0.1 + 0.2 * seed, "usefulness": 0.7 - 0.1 * seed}
-        config = RunConfig(n_layers=12, weight_decay=0.1 * (seed // 2), seed=seed)
-        make_run(tmp_path, config, {"val_loss": 4.0, "chance_loss": 4.0, **scores})
-    with open_store(tmp_path) as store:
-        text = signal_to_noise.text(store)
-    assert "degenerate (the model is at chance): permutation_score, usefulness\n" in text
-    assert text.count("the model is at chance") == 1
