@@ -83,8 +83,3 @@ def test_values_come_with_whole_intervals_only():
     summary = {"val_loss": 2.0, "val_loss_lo": 1.0, "val_loss_hi": 3.0, "causal_score": 0.5, "causal_score_lo": 0.1}
     shown = [(column.name, value, ends) for column, value, ends in quantities.with_intervals(summary)]
     assert shown == [("val_loss", 2.0, (1.0, 3.0)), ("causal_score", 0.5, None)]
-
-
-def test_an_axis_label_breaks_before_the_unit_where_it_is_long():
-    assert quantities.IN_RUNS["val_loss"].axis_label == "validation loss (nat/token)"
-    assert quantities.IN_RUNS["solved_difficulty"].axis_label == "solved difficulty\n(operations or hops)"

@@ -14,11 +14,11 @@ from sparsedepth.store.packing import pack
 BASE = RunConfig(n_layers=2, weight_eps=(0.5, 0.25))
 
 
-@pytest.fixture
-def results(tmp_path):
+def fill(folder: Path) -> Path:
+    """Results with two seeds of one configuration."""
     for seed, loss in ((0, 3.0), (1, 3.5)):
         make_run(
-            tmp_path / "results",
+            folder,
             BASE.model_copy(update={"seed": seed}),
             {"val_loss": loss},
             layers=[
@@ -29,12 +29,23 @@ def results(tmp_path):
             heads=[{"step": 1, "layer": 1, "head": 1, "metric": "attention_sparsity@0.001", "value": 0.5}],
             pairs=[{"step": 1, "layer": 1, "other_layer": 2, "metric": "causal_effect", "value": 0.1, "n": 8}],
         )
-    return tmp_path / "results"
+    return folder
 
 
 @pytest.fixture
-def store(results):
-    with open_store(results) as store:
+def results(tmp_path):
+    return fill(tmp_path / "results")
+
+
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory):
+    """Results that no test changes."""
+    return fill(tmp_path_factory.mktemp("shared"))
+
+
+@pytest.fixture(scope="module")
+def store(shared):
+    with open_store(shared) as store:
         yield store
 
 
@@ -46,7 +57,7 @@ def test_runs_join_layers(store):
     assert answer.rows == ((0, 9.0), (1, 10.5))
 
 
-def test_a_run_is_one_row_of_typed_columns(store, results):
+def test_a_run_is_one_row_of_typed_columns(store, shared):
     answer = store.sql("SELECT * FROM runs WHERE seed = 0")
     row = dict(zip(answer.columns, answer.rows[0], strict=True))
     assert row["run_id"] == BASE.run_id and row["cell_id"] == BASE.cell_id
@@ -54,7 +65,7 @@ def test_a_run_is_one_row_of_typed_columns(store, results):
     assert row["weight_eps"] == "[0.5, 0.25]"
     assert row["val_loss"] == 3.0 and row["outcome"] == "ok"
     assert row["usefulness"] is None and row["top_k"] is None
-    assert row["folder"] == str(results / "runs" / BASE.run_id)
+    assert row["folder"] == str(shared / "runs" / BASE.run_id)
     assert row["device"] == "cpu" and row["seconds"] == 1.5 and row["packages"] == '{"torch": "2.13.0"}'
 
 
@@ -275,15 +286,15 @@ HOSTILE = [
 
 
 @pytest.mark.parametrize("text", HOSTILE, ids=lambda text: text[:30].encode("unicode_escape").decode())
-def test_a_hostile_query_reads_and_changes_nothing(tmp_path, results, store, text):
+def test_a_hostile_query_reads_and_changes_nothing(tmp_path, shared, store, text):
     secret, target = tmp_path / "secret.csv", tmp_path / "target"
     secret.write_text("token\nhunter2\n")
-    before = fingerprint(tmp_path)
+    before = fingerprint(tmp_path), fingerprint(shared)
     with pytest.raises(ValueError) as caught:
         store.sql(text.replace("{secret}", str(secret)).replace("{target}", str(target)))
     message = str(caught.value)
     assert "\n" not in message and len(message) < 1000 and "hunter2" not in message
-    assert fingerprint(tmp_path) == before
+    assert (fingerprint(tmp_path), fingerprint(shared)) == before
     assert store.sql("SELECT count(*), sum(val_loss) FROM runs").rows == ((2, 6.5),)
 
 
@@ -304,8 +315,8 @@ def test_local_variables_are_no_tables(store):
         "SELECT sleep_ms(60000)",
     ],
 )
-def test_endless_work_stops_at_the_time_limit(results, text):
-    with open_store(results, time_limit=0.3) as store:
+def test_endless_work_stops_at_the_time_limit(shared, text):
+    with open_store(shared, time_limit=0.3) as store:
         for ask in (store.sql, store.frame):
             start = time.monotonic()
             with pytest.raises(ValueError, match=r"stopped after 0\.3 s"):

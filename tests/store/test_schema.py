@@ -16,20 +16,3 @@ def test_every_column_is_explained_and_named_once():
 def test_runs_hold_every_field_and_every_quantity():
     names = {column.name for column in schema.RUN_COLUMNS}
     assert set(RunConfig.model_fields) | {quantity.name for quantity in quantities.RUNS} <= names
-
-
-def test_types_follow_the_configuration():
-    types = {column.name: column.type for column in schema.RUN_COLUMNS}
-    expected = {
-        "n_layers": "BIGINT",
-        "n_kv_heads": "BIGINT",
-        "lr": "DOUBLE",
-        "renormalise_gates": "BOOLEAN",
-        "depth_scale": "VARCHAR",
-        "corpus": "VARCHAR",
-        "weight_eps": "VARCHAR",
-        "val_loss": "DOUBLE",
-        "steps": "BIGINT",
-        "outcome": "VARCHAR",
-    }
-    assert {name: types[name] for name in expected} == expected
