@@ -149,7 +149,7 @@ def _message(model: type[BaseModel], path: tuple[str | int, ...], errors: Sequen
     if not name:
         return message
     field = model.model_fields.get(str(path[0]))
-    meaning = f" ({field.description})" if field and field.description else ""
+    meaning = f" ({' '.join(field.description.split())})" if field and field.description else ""
     if details["type"] == "missing":
         return f"{name} is missing{meaning}"
     separator = " " if message.startswith("must ") else ": "

@@ -42,7 +42,10 @@ def test_help_shows_the_example_and_whole_summaries(capsys, monkeypatch):
     for words in COMMANDS:  # in one line, to copy
         assert f"Example: sparsedepth {commands.COMMANDS[words][1]}\n" in out_of(capsys, *words.split(), "--help")
     listed = " ".join(out_of(capsys, "--help").split())
-    assert not re.search(r"\w\.\.\.", listed) and "verify it on fresh seeds, or compare it with papers." in listed
+    assert (
+        not re.search(r"\w\.\.\.", listed)
+        and "Recommend a configuration from results, or verify it on fresh seeds." in listed
+    )
     assert (
         "Rank configurations by their mean over seeds, with interval and baseline; for a search, its Pareto front."
         in listed

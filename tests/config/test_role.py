@@ -36,7 +36,7 @@ OTHER = {
     "value_residual": True, "attention_dropout": 0.1, "residual_dropout": 0.1, "ffn_dropout": 0.1,
     "parametrisation": "mup", "base_width": 16, "base_depth": 3, "loops": 3, "gpas": True, "n_streams": 2,
     "attention_residuals": 8,
-    "stream_mixing": "manifold",
+    "stream_mixing": "manifold", "schedule": "wsd", "decay_frac": 0.4, "warmup_tokens": 8192,
     "architecture": "vit", "image_size": 8, "patch_size": 4, "n_channels": 1,
 }  # fmt: skip
 """Another value of every field than that of the run below."""
@@ -52,6 +52,7 @@ def pair(field: str) -> tuple[RunConfig, RunConfig]:
     fields |= MOE if role.needs_experts or field == "n_experts" else {}
     fields |= dict([role.only_with]) if role.only_with else {}
     fields |= {"n_streams": 2} if field == "stream_mixing" else {}
+    fields |= {"schedule": "wsd"} if field == "decay_frac" else {}
     fields |= {"parametrisation": "mup"} if field == "base_width" else {}
     if field in VIT and field != "corpus":  # 2, 5 or 17 positions
         fields |= {"batch_tokens": 1020, "train_tokens": 5100, "seq_len": 5} | (VIT if field != "architecture" else {})
