@@ -13,6 +13,14 @@ settings.register_profile("any machine", deadline=None, suppress_health_check=[H
 settings.load_profile("any machine")
 
 
+@pytest.fixture(scope="session", autouse=True)
+def unflushed():
+    """Nothing flushed to disk in the process of the tests: what a power cut leaves is not tested."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("os.fsync", lambda handle: None)
+        yield
+
+
 def pytest_configure(config: pytest.Config) -> None:
     """Started in the background of a shell the tests, and all processes that they start, would ignore Ctrl-C."""
     if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:

@@ -20,12 +20,6 @@ from sparsedepth.sweep.summary import sweep_summary
 from sparsedepth.sweep.worker import Worker
 
 
-@pytest.fixture(autouse=True)
-def quick(monkeypatch):
-    """Nothing flushed to disk: what a power cut leaves is not tested here."""
-    monkeypatch.setattr("os.fsync", lambda handle: None)
-
-
 class Killed(Exception):
     """In place of SIGKILL: nothing of the process's is told or cleaned up."""
 
