@@ -20,7 +20,7 @@ quickstart: install
 	@echo "== the picture is $(OUT)/figure.png; the recipe $(OUT)/recipe.yaml, with its card. To try next: =="
 	@echo "  $(BIN)sparsedepth report $(OUT) -o report.html"
 	@echo "  $(BIN)sparsedepth best $(OUT) --depth 24 --by needed_layers"
-	@echo "  $(PY) analysis/lns.py $(OUT)"
+	@echo "  $(PY) analysis/knob.py $(OUT) depth_scale"
 	@echo "  $(BIN)sparsedepth sweep sweeps/depth.yaml --scale micro --out depth-results"
 
 test: install

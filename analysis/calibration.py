@@ -46,11 +46,11 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 from scipy.special import stdtrit
+from script import run_script
 
 from sparsedepth.config.plain_text import counted
 from sparsedepth.config.task import SOLVED
 from sparsedepth.effects.intervals import Estimate, estimate
-from sparsedepth.effects.script import NoAnswer, run_script
 from sparsedepth.effects.sentences import estimate_text
 from sparsedepth.files import write_bytes
 from sparsedepth.store.run_tables import table_bytes
@@ -421,11 +421,11 @@ def main(arguments: list[str]) -> None:
     if options.measure:
         measure(options.results)
     if not (options.results / TABLE).is_file():
-        raise NoAnswer(f"no {TABLE} in {options.results}; --measure makes it from runs of sweeps/known_depth.yaml")
+        raise ValueError(f"no {TABLE} in {options.results}; --measure makes it from runs of sweeps/known_depth.yaml")
     rows = read(options.results)
     all_trials, n_runs = trials(rows), len({row.run_id for row in rows})
     if not all_trials:
-        raise NoAnswer(f"no two needs of these {n_runs} runs are both solved")
+        raise ValueError(f"no two needs of these {n_runs} runs are both solved")
     print(f"Claimed: {CLAIM}\nMeasured, Kendall's tau of score and need, {n_runs} runs:")
     print("\n".join(report(all_trials)))
     if options.figure:

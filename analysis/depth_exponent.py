@@ -3,10 +3,11 @@
 python analysis/depth_exponent.py RESULTS_DIR [...]
 """
 
+from script import read_runs, run_script
+
 from sparsedepth.effects.all_effects import measure_slopes
 from sparsedepth.effects.depth_slope import depth_slope, exponent_text, slope_sentence
 from sparsedepth.effects.knobs import find_knobs
-from sparsedepth.effects.script import NoAnswer, read_runs, run_script
 from sparsedepth.effects.sentences import estimate_text
 
 CLAIM = (
@@ -19,7 +20,7 @@ def main(paths: list[str]) -> None:
     runs = read_runs(paths)
     overall = depth_slope(runs)
     if overall is None:
-        raise NoAnswer(f"no two of these {len(runs)} runs differ only in n_layers; run a sweep over n_layers")
+        raise ValueError(f"no two of these {len(runs)} runs differ only in n_layers; run a sweep over n_layers")
     depths = ", ".join(map(str, overall.depths))
     print(f"Claimed: {CLAIM}\nMeasured, over n_layers {depths}, all settings of all knobs:")
     print(

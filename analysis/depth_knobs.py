@@ -18,10 +18,10 @@ from pathlib import Path
 
 import numpy as np
 import pandas as pd
+from script import read_runs, run_script
 
 from sparsedepth.effects.intervals import estimate
 from sparsedepth.effects.knobs import find_knobs, labels
-from sparsedepth.effects.script import NoAnswer, read_runs, run_script
 from sparsedepth.store.comparable_loss import loss_of
 from sparsedepth.store.query_result import QueryResult
 from sparsedepth.store.terminal import fit
@@ -99,7 +99,7 @@ def main(arguments: list[str]) -> None:
     runs = read_runs(options.results)
     table = crossed(runs)
     if table is None:
-        raise NoAnswer(f"in these {len(runs)} runs depth_scale lns is not crossed with another field")
+        raise ValueError(f"in these {len(runs)} runs depth_scale lns is not crossed with another field")
     print(f"Claimed: {CLAIM}\nMeasured:")
     print("beside: the other remedy; effect: loss with LNS minus without, 95% interval over seeds;")
     print("variance_ratio: with LNS over without, last layer, at equal lr")

@@ -19,11 +19,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import pandas as pd
+from script import read_runs, run_script
 
 from sparsedepth.config.run import CELL_FIELDS
 from sparsedepth.effects.intervals import Estimate, estimate
 from sparsedepth.effects.knobs import DERIVED, keys
-from sparsedepth.effects.script import NoAnswer, read_runs, run_script
 from sparsedepth.effects.sentences import estimate_text
 from sparsedepth.plots.page import FORMATS
 from sparsedepth.store.comparable_loss import loss_of
@@ -153,7 +153,7 @@ def main(arguments: list[str]) -> None:
     curves = optima(runs, loss_of(runs))
     results = transfers(curves)
     if not results:
-        raise NoAnswer(f"these {len(runs)} runs lack three lr at two widths or depths of one parametrisation")
+        raise ValueError(f"these {len(runs)} runs lack three lr at two widths or depths of one parametrisation")
     print(f"Claimed: {CLAIM}\nMeasured, the slope of ln lr* on the logarithm of:")
     for transfer in results:
         for axis, slope in transfer.slopes.items():

@@ -33,10 +33,10 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from script import read_runs, run_script
 from torch import Tensor
 
 from sparsedepth.effects.intervals import Estimate, estimate
-from sparsedepth.effects.script import NoAnswer, read_runs, run_script
 from sparsedepth.effects.sentences import estimate_text
 from sparsedepth.measure.variance import variance_by_sequence
 from sparsedepth.model.decoder import Block, Decoder
@@ -299,10 +299,10 @@ def main(paths: list[str]) -> None:
         of_model = [f"  {check}" for check in checks_of_model(probed, tokens_BT)]
         lines += [f"{path}:", *of_model] if of_model else []
     if results or not models:
-        read_runs(results)  # raises NoAnswer where there is none
+        read_runs(results)  # raises ValueError where there is none
         lines += [f"  {check}" for check in checks_of_rows(results)]
     if not lines:
-        raise NoAnswer("none of these runs has residual_variance by layer, three layers and pre-norm")
+        raise ValueError("none of these runs has residual_variance by layer, three layers and pre-norm")
     print(wrapped([f"Claimed: {CLAIM}", "Measured:", *lines]), end="")
 
 

@@ -270,32 +270,6 @@ def exit_losses(model: Decoder, tokens_BS: Tensor, through: Sequence[int]) -> li
     return [loss(model, tokens_BS, [*range(1, layer + 1), *through]) for layer in range(n_layers + 1 - len(through))]
 
 
-def largest_effects(
-    model: Decoder, tokens_BT: Tensor, start: int, stop: int, first: int
-) -> dict[tuple[int, int], float]:
-    """Block s skipped at tokens start .. stop - 1: largest relative change of a later update at a token >= first."""
-    n_layers, base = len(model.blocks), states(model, tokens_BT)
-    rotary, out = model.rotary(tokens_BT.shape[1]), {}
-    for s in range(1, n_layers + 1):
-
-        def partly(x: Tensor, s: int = s) -> Tensor:
-            after = model.blocks[s - 1](x, rotary).clone()
-            for t in range(start, stop):
-                after[:, t] = x[:, t]
-            return after
-
-        skipped = states(model, tokens_BT, [partly if layer == s else layer for layer in range(1, n_layers + 1)])
-        for later in range(s + 1, n_layers + 1):
-            update = base[later] - base[later - 1]
-            change = skipped[later] - skipped[later - 1] - update
-            out[s, later] = max(
-                (change[b, t].norm() / max(update[b, t].norm().item(), 1e-6)).item()
-                for b in range(len(tokens_BT))
-                for t in range(first, tokens_BT.shape[1])
-            )
-    return out
-
-
 def expert_loads(model: Decoder, tokens_BT: Tensor, layer: int) -> tuple[list[float], float]:
     """Share of the choices of each expert, and the mean entropy of the router, one token after the other."""
     block, config = _block(model, layer), model.config

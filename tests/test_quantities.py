@@ -27,10 +27,9 @@ def test_no_column_is_there_twice_and_what_a_score_sums_up_exists():
 
 
 def test_a_number_of_layers_or_operations_says_that_it_is_a_count():
-    """The depth scores are means of layers."""
     in_layers = {name for name, quantity in IN_RUNS.items() if quantity.unit in ("layer", "operations or hops")}
     counts = {name for name, quantity in IN_RUNS.items() if quantity.is_count}
-    assert in_layers - counts == {"depth_score", "depth_score_current"} and counts <= in_layers
+    assert in_layers == counts
 
 
 def test_thresholds_are_fields_of_the_config_whose_default_has_a_first():

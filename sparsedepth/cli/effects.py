@@ -38,7 +38,7 @@ def effects(
         typer.Option(
             "--detail",
             help="full evidence in sentences: pairs at equal tokens, FLOPs, parameters or lr, interactions with depth, "
-            "correlations by knob, interventions, mediators",
+            "correlations by knob, interventions",
         ),
     ] = False,
     skip_damaged: option.SkipDamaged = False,

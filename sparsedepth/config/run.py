@@ -12,13 +12,14 @@ from pydantic import AfterValidator, ConfigDict, Field, model_validator
 
 from sparsedepth.config import presets
 from sparsedepth.config.images import check_images, is_images, with_sizes_of_digits
+from sparsedepth.config.load import build
 from sparsedepth.config.mistakes import check
 from sparsedepth.config.model import ModelConfig
 from sparsedepth.config.role import AMOUNT, CHANGES_STEP, DATA, KNOB, RECORD, THRESHOLD, Role, fields_where
 from sparsedepth.config.section import Count, Fraction, NonNegative, Positive, Section
 from sparsedepth.config.task import TASK, TASKS, TaskConfig, check_task, is_sft, task_name
 from sparsedepth.files import digest
-from sparsedepth.quantities.measured import MEASURES
+from sparsedepth.quantities.measured import MEASURES, REMOVED_MEASURES
 
 DEFAULTS_VERSION = 1
 """Incremented when a default changes: `run_id` hashes only what differs from the defaults, so that new fields do not
@@ -83,7 +84,7 @@ class DataConfig(Section):
 
 
 class TrainConfig(Section):
-    """The optimiser and its schedule: linear warm-up, cosine."""
+    """The optimiser and its schedule: linear warm-up, then cosine, wsd or linear."""
 
     train_tokens: Annotated[Count, Role(kind="capacity", cost_scope="amount")] = 2_097_152
     """tokens to train on"""
@@ -101,6 +102,12 @@ class TrainConfig(Section):
     ] = "adamw"
     warmup_frac: Annotated[Fraction, KNOB] = 0.05
     """share of the steps that warm up linearly from 0"""
+    warmup_tokens: Annotated[Count | None, KNOB] = None
+    """tokens of warm-up in place of warmup_frac: the same for runs of several lengths"""
+    schedule: Annotated[Literal["cosine", "wsd", "linear"], KNOB] = "cosine"
+    """after warm-up: a cosine, or linear, to the end; wsd: constant, then linear over decay_frac"""
+    decay_frac: Annotated[Fraction, KNOB] = 0.2
+    """share of the steps at the end in which schedule wsd falls to its minimum"""
     min_lr_frac: Annotated[Fraction, KNOB] = 0.1
     """learning rate at the end / peak"""
     weight_decay: Annotated[
@@ -154,6 +161,17 @@ class TrainConfig(Section):
     @property
     def n_steps(self) -> int:
         return self.train_tokens // self.batch_tokens
+
+    @property
+    def warmup_steps(self) -> int:
+        if self.warmup_tokens is not None:
+            return round(self.warmup_tokens / self.batch_tokens)
+        return round(self.warmup_frac * self.n_steps)
+
+    @property
+    def stable_steps(self) -> int:
+        """Steps before the decay of schedule wsd, warm-up included: the trunk that longer runs share."""
+        return self.n_steps - max(1, round(self.decay_frac * self.n_steps))
 
 
 class MeasureConfig(Section):
@@ -251,6 +269,7 @@ class RunConfig(
                 f"and divide batch_tokens={self.batch_tokens}"
             )
         self._check_optimizer()
+        self._check_schedule()
         self._check_measures()
 
     def _check_optimizer(self) -> None:
@@ -266,6 +285,50 @@ class RunConfig(
             raise ValueError(
                 f"optimizer='muon' cannot train {field}, {reason}; use optimizer='adamw', or leave {field} out"
             )
+
+    def _check_schedule(self) -> None:
+        """Warm-up is given once and ends in time; the phases of wsd follow each other; no other schedule has a decay of
+        its own."""
+        fields = type(self).model_fields
+        if self.warmup_tokens is not None and self.warmup_frac != fields["warmup_frac"].default:
+            raise ValueError(
+                f"warmup_tokens={self.warmup_tokens} and warmup_frac={self.warmup_frac:g} both set the warm-up; leave "
+                f"one of them out"
+            )
+        if self.warmup_steps > self.n_steps:
+            raise ValueError(
+                f"warmup_tokens={self.warmup_tokens} is more than train_tokens={self.train_tokens}; lower it, or train "
+                f"for longer"
+            )
+        if self.schedule != "wsd" and self.decay_frac != fields["decay_frac"].default:
+            raise ValueError(
+                f"decay_frac={self.decay_frac:g} is the decay of schedule=wsd, and schedule={self.schedule}; set "
+                f"schedule=wsd, or leave decay_frac out"
+            )
+        if self.schedule == "wsd" and self.warmup_steps > self.stable_steps:
+            raise ValueError(
+                f"schedule=wsd warms up for {self.warmup_steps} of {self.n_steps} steps and decays from step "
+                f"{self.stable_steps}; shorten the warm-up, lower decay_frac={self.decay_frac:g}, or train for longer"
+            )
+
+    @property
+    def trunk_key(self) -> str | None:
+        """What runs share whose steps before their decay are the same; None unless schedule is wsd. Measures, the
+        length of the run and the way down come later."""
+        if self.schedule != "wsd":
+            return None
+        later = {
+            "train_tokens",
+            "warmup_frac",
+            "warmup_tokens",
+            "decay_frac",
+            "min_lr_frac",
+            "allow",
+            "eod",
+            *MeasureConfig.model_fields,
+        }
+        changed = self.model_dump(mode="json", exclude_defaults=True, exclude=later)
+        return digest({**changed, "warmup_steps": self.warmup_steps, "gradients": "gradients" in self.measures})
 
     def _check_corpus(self) -> None:
         """Each kind of corpus (text, prompts and answers, task, images) has fields that the others must not set."""
@@ -326,3 +389,14 @@ REPLICATE_FIELDS = fields_where(RunConfig, lambda role: role.kind == "replicate"
 """The seed, and what depends on it."""
 CELL_FIELDS = tuple(name for name in RunConfig.model_fields if name not in (*REPLICATE_FIELDS, "allow"))
 """The fields that make a cell."""
+
+
+def stored_config(values: Mapping[str, Any], source: str) -> RunConfig:
+    """The configuration of a stored run. Measures of earlier versions stay in it, since `run_id` covers them.
+    Raises ValueError."""
+    measures = values.get("measures")
+    kept = [name for name in measures if name not in REMOVED_MEASURES] if isinstance(measures, list) else measures
+    if not isinstance(measures, list) or kept == measures:
+        return build(RunConfig, values, source)
+    config = build(RunConfig, {**values, "measures": kept or ["loss"]}, source)
+    return config.model_copy(update={"measures": tuple(measures)})

@@ -76,9 +76,12 @@ class SweepDefinition(Section):
     hypothesis: Annotated[Sentence, Field(description="the answer expected, written before the sweep starts")]
     cost: Annotated[str, Field(description="what it costs at the size as written")] = ""
     matched: Matched = "tokens"
-    """what the compared runs share: tokens or steps, exactly; the rest within each depth"""
-    free: Literal["d_model", "d_ff", "d_expert"] | None = None
-    """size that is solved for, so that each cell matches the first of its depth; with experts d_ff means d_expert"""
+    """what the compared runs share: tokens or steps, exactly, in all; the rest within each depth, or `across` depths"""
+    across: Literal["depth"] | None = None
+    """depth: cells of every depth match the first cell of all, the reference; list the reference depth first"""
+    free: Literal["train_tokens", "d_model", "d_ff", "d_expert"] | None = None
+    """size that is solved for, so that each cell matches the first of its depth, or with `across` the first of all;
+    with experts d_ff means d_expert; with train_tokens the number of steps changes, not batch_tokens"""
     tolerance: Annotated[float, Field(gt=0, lt=1, description="largest mismatch of parameters or FLOPs")] = 0.01
     sampler: Literal["grid", "random", "qmc", "tpe", "nsga2"] = "grid"
     """grid: every cell; the others propose n_trials cells, tpe and nsga2 from earlier results"""
@@ -98,6 +101,10 @@ class SweepDefinition(Section):
     exclude: Annotated[list[Condition], Field(description="cells to leave out, by values of their fields")] = []
     constraints: dict[Bounded, Positive] = {}
     """upper bounds, checked before a run starts"""
+    branch_at: Annotated[
+        list[Annotated[float, Field(gt=0, lt=1)]],
+        Field(description="shares of train_tokens at which a run of schedule wsd also ends: further cells"),
+    ] = []
     tune: dict[str, TuneGrid] = {}
     """fields re-tuned for each cell with tuning_seeds: {lr: [1e-3, 2e-3, 4e-3]}"""
     tune_extensions: Annotated[int, Field(ge=0, le=8)] = 1
@@ -204,7 +211,9 @@ class SweepDefinition(Section):
     def varied(self) -> list[str]:
         """The fields, without seed, in which runs may differ."""
         names = dict.fromkeys(name for place in self.places() for name in place)
-        return [*names, *([self.free] if self.free and self.free not in names else [])]
+        return [
+            *dict.fromkeys((*names, *([self.free] if self.free else []), *(["train_tokens"] if self.branch_at else [])))
+        ]
 
     @property
     def axes(self) -> dict[str, Axis]:

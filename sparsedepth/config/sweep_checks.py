@@ -17,12 +17,23 @@ def check_sweep(sweep: Any) -> None:
     for name, values in sweep.tune.items():
         if values != sorted(set(values)):
             raise ValueError(f"tune.{name}={values} must be ascending")
+    if sweep.branch_at != sorted(set(sweep.branch_at)):
+        raise ValueError(f"branch_at={sweep.branch_at} must be ascending")
+    if sweep.branch_at and sweep.sampler != "grid":
+        raise ValueError(f"branch_at={sweep.branch_at} needs sampler 'grid', whose cells are known; leave it out")
     if sweep.sampler == "grid":
         _check_grid(sweep)
     else:
         _check_sampled(sweep)
     if sweep.free and sweep.matched in ("tokens", "steps"):
         raise ValueError(f"free={sweep.free!r} is solved for parameters or FLOPs; matched is {sweep.matched!r}")
+    if sweep.free == "train_tokens" and sweep.matched != "flops":
+        raise ValueError(f"free='train_tokens' changes FLOPs, not {sweep.matched}; use matched: flops, or free: d_ff")
+    if sweep.across and sweep.matched in ("tokens", "steps"):
+        raise ValueError(
+            f"across={sweep.across!r} compares depths at equal parameters or FLOPs; matched={sweep.matched!r} is equal "
+            f"at all depths anyway: use matched: flops, or leave across out"
+        )
 
 
 def _check_varied_once(sweep: Any) -> None:
@@ -71,7 +82,7 @@ def _check_sampled(sweep: Any) -> None:
             raise ValueError(f"space.{name} is a range with fractions, and {name} is an integer; add whole: true")
     if sweep.free or sweep.matched not in ("tokens", "steps"):
         raise ValueError(
-            f"matched={sweep.matched!r} needs sampler 'grid', which matches each cell to the first of its depth; "
+            f"matched={sweep.matched!r} needs sampler 'grid', which matches each cell to another; "
             f"with {sweep.sampler!r} match tokens or steps"
         )
     if sweep.tune and sweep.adaptive:

@@ -43,7 +43,7 @@ SYNONYMS: Mapping[str, str] = {
     "batch_size": "batch global_batch_size train_batch_size bs",
     "lr": "learning_rate max_lr peak_lr max_learning_rate",
     "min_lr_frac": "min_lr lr_min final_lr_fraction min_learning_rate",
-    "warmup_frac": "warmup warmup_steps warmup_ratio warmup_iters warmup_tokens num_warmup_steps lr_warmup",
+    "warmup_frac": "warmup warmup_steps warmup_ratio warmup_iters num_warmup_steps lr_warmup",
     "weight_decay": "wd decay l2 lambda",
     "beta1": "betas adam_beta1 momentum",
     "beta2": "adam_beta2",

@@ -17,8 +17,6 @@ from sparsedepth.effects.chain import cautions
 from sparsedepth.effects.contrast import Contrast
 from sparsedepth.effects.depth_slope import slope_sentence
 from sparsedepth.effects.intervals import ALPHA
-from sparsedepth.effects.knobs import find_knobs
-from sparsedepth.effects.mediation import MIN_CONTEXTS, Mediation, mediations
 from sparsedepth.effects.pairs import BASES, unit_of
 from sparsedepth.effects.sentences import (
     basis_text,
@@ -110,30 +108,14 @@ def _interaction_and_slope_lines(runs: pd.DataFrame, outcome: str, knob: str | N
 
 
 def chain_lines(runs: pd.DataFrame) -> Iterator[str]:
-    """Every link with its verdict and evidence; then the mediated share of each knob's effect."""
-    chain, knobs = chain_evidence(runs), [knob for knob in find_knobs(runs) if knob.is_pure]
+    """Every link with its verdict and evidence."""
+    chain = chain_evidence(runs)
     yield from (CHAIN_EXPLAINED, "", *cautions(result_rows(runs)))
     if not chain:
         yield "no two quantities of the chain were measured in the same runs"
     for link in chain:
         yield link_heading(link)
         yield from (f"  {line}" for line in evidence_lines(link))
-    paths = [path for knob in knobs for path in mediations(runs, knob)]
-    shared = [path for path in paths if path.share is not None]
-    if shared:
-        yield (
-            "\nHow much of a knob's effect is mediated? share: the mediator's change x the outcome's slope on it / "
-            "the outcome's change; intervals: jackknife over contexts (combinations of the other settings) and over "
-            "seeds. The mediator is only observed: whatever moves both, such as a tuned lr, counts as mediation, and "
-            "noise in the mediator lowers the share"
-        )
-    yield from (f"  {_mediation_text(path)}" for path in shared)
-    if len(paths) > len(shared):
-        without_share = counted(len(paths) - len(shared), "path")
-        yield (
-            f"\nno mediated share along {without_share} knob -> mediator -> outcome: the outcome did not change, the "
-            f"mediator did not vary, or there are fewer than {MIN_CONTEXTS} combinations of the other settings"
-        )
 
 
 def link_heading(link: LinkEvidence) -> str:
@@ -164,13 +146,6 @@ def _intervention_text(intervention: InterventionEffect) -> str:
     return (
         f"intervention {moved.setting}: {moved.outcome} {verdict_text(moved)}: "
         f"{estimate_text(moved.effect, moved.unit)}; {alone} ({controls}); {effect_text(intervention.effect)}"
-    )
-
-
-def _mediation_text(path: Mediation) -> str:
-    return (
-        f"{path.setting} vs {path.baseline} -> {path.mediator} -> {path.outcome}: share {path.share:.2f} (95% interval "
-        f"{path.lo:.2f} to {path.hi:.2f}); {counted(path.total.n, 'pair')} in {counted(path.n_contexts, 'context')}"
     )
 
 

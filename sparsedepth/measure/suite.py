@@ -17,10 +17,8 @@ from sparsedepth.measure import (
     activations,
     attention_sparsity,
     causal,
-    causal_maximum,
     composite_gain,
     early_exit,
-    erasure,
     experts,
     geometry,
     gradients,
@@ -36,7 +34,6 @@ from sparsedepth.measure import (
     usefulness,
     variance,
     weight_sparsity,
-    weight_updates,
 )
 from sparsedepth.measure.bootstrap import finite
 from sparsedepth.measure.context import MeasureContext, Measurements, ReadHeldOut, Row
@@ -58,15 +55,12 @@ SUITE: dict[str, Callable[[MeasureContext, Measurements], None]] = {
     "neighbours": permutation.add_neighbour_rows,
     "jacobian": jacobian.add_rows,
     "removal": removal.add_rows,
-    "causal_maximum": causal_maximum.add_rows,
     "trajectories": trajectories.add_rows,
     "participation": participation.add_rows,
     "joint": joint_replacement.add_rows,
     "activations": activations.add_rows,
     "gradients": gradients.add_rows,
     "lens": lens.add_rows,
-    "erasure": erasure.add_rows,
-    "weight_updates": weight_updates.add_rows,
     "composite_gain": composite_gain.add_rows,
     "released_code": released_code.add_rows,
 }

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from sparsedepth.config.model import ModelConfig
 from sparsedepth.model import fused
-from sparsedepth.model.linear import Linear
+from sparsedepth.model.linear import Linear, project_together
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "swiglu": F.silu,
@@ -58,7 +58,8 @@ class FeedForward(nn.Module):
             return fused.swiglu(x_BTD, self.gate.matrix, self.up.matrix, self.up.kernel)
         if self.name == "swiglu" and fused.is_inference(x_BTD):
             return F.silu(self.gate(x_BTD), inplace=True).mul_(self.up(x_BTD))  # what fits in the cache is faster
-        return self.activation(self.gate(x_BTD)) * self.up(x_BTD)
+        gate_BTF, up_BTF = project_together(x_BTD, self.gate, self.up)
+        return self.activation(gate_BTF) * up_BTF
 
     def forward(self, x_BTD: Tensor, router_loss: RouterLoss | None = None) -> Tensor:
         hidden_BTF = self.hidden(x_BTD)

@@ -44,6 +44,17 @@ class Linear(nn.Linear):
         return F.linear(input, self.matrix) if self.weight.ndim == 2 else stacked.linear(input, self.matrix)
 
 
+def project_together(x: Tensor, *linears: Linear) -> tuple[Tensor, ...]:
+    """x W' for each W. In training under autocast as one product: x is cast and stored once, and the gradients of the
+    parts are summed inside the product; no hook of the layers runs."""
+    x = x.to(products.product_dtype(x))
+    is_mixed = torch.is_autocast_enabled(x.device.type)
+    if not (is_mixed and linears[0].training and linears[0].weight.ndim == 2):
+        return tuple(linear(x) for linear in linears)
+    matrix_XD = torch.cat([linear.matrix for linear in linears])
+    return F.linear(x, matrix_XD).split([linear.out_features for linear in linears], dim=-1)
+
+
 class Embedding(nn.Embedding):
     """Token embeddings."""
 

@@ -57,9 +57,12 @@ class Experts(nn.Module):
         self.kernel = kernels.choose("experts", "auto", setting).kernel
 
     def route(self, x_ND: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """logits_NE, probability_NE, gate_NC and choice_NC; the softmax in fp32."""
+        """logits_NE, probability_NE, gate_NC and choice_NC, in fp32 also under autocast: in bf16, nearly equal experts
+        would tie."""
         weight = self.router.weight
-        logits_NE = (self.router(x_ND) if weight.ndim == 2 else stacked.linear(x_ND, weight)).float()
+        with torch.autocast(x_ND.device.type, enabled=False):
+            wide_ND = x_ND.to(weight.dtype)
+            logits_NE = (self.router(wide_ND) if weight.ndim == 2 else stacked.linear(wide_ND, weight)).float()
         probability_NE = router_softmax(logits_NE)
         gate_NC, choice_NC = probability_NE.topk(self.top_k, dim=-1)
         if self.renormalise:

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from sparsedepth.config.model import ModelConfig
 from sparsedepth.model import attention, fused
-from sparsedepth.model.linear import Linear
+from sparsedepth.model.linear import Linear, project_together
 from sparsedepth.model.norms import RMSNorm
 from sparsedepth.model.stacked import times
 
@@ -90,9 +90,8 @@ class Attention(nn.Module):
             return None
         return RMSNorm(self.d_head * (n_heads if config.qk_norm_over == "all" else 1), config.norm_eps)
 
-    def _heads(self, x_BTD: Tensor, projection: Linear, norm: RMSNorm | None = None) -> Tensor:
-        """The projection of x, with the norm if given, by head: [B, T, heads, K]."""
-        y_BTX = projection(x_BTD)
+    def _heads(self, y_BTX: Tensor, norm: RMSNorm | None = None) -> Tensor:
+        """A projection, with the norm if given, by head: [B, T, heads, K]."""
         if norm is not None:
             # Under autocast the norm returns fp32, as its weight is; kernels need q and k in the dtype of v.
             y_BTX = norm(y_BTX.unflatten(-1, (-1, norm.weight.shape[-1]))).flatten(-2).to(y_BTX.dtype)
@@ -100,8 +99,11 @@ class Attention(nn.Module):
 
     def queries_keys(self, x_BTD: Tensor, rotary: Rotary) -> tuple[Tensor, Tensor]:
         """q_BHTK and k_BGTK after norm and RoPE; attention weights are softmax(q k / sqrt(K)) over the visible keys."""
-        q_BTHK = rotate(self._heads(x_BTD, self.query, self.query_norm), rotary)
-        k_BTGK = rotate(self._heads(x_BTD, self.key, self.key_norm), rotary)
+        return self._finish_queries_keys(*project_together(x_BTD, self.query, self.key), rotary)
+
+    def _finish_queries_keys(self, q_BTX: Tensor, k_BTX: Tensor, rotary: Rotary) -> tuple[Tensor, Tensor]:
+        q_BTHK = rotate(self._heads(q_BTX, self.query_norm), rotary)
+        k_BTGK = rotate(self._heads(k_BTX, self.key_norm), rotary)
         return q_BTHK.transpose(1, 2), k_BTGK.transpose(1, 2)
 
     def _queries_keys_values(self, x_BTD: Tensor, rotary: Rotary) -> tuple[Tensor, Tensor, Tensor]:
@@ -109,7 +111,8 @@ class Attention(nn.Module):
         use_fused = fused.use_fused(x_BTD) if self.training else fused.is_inference(x_BTD)
         if use_fused and self.can_fuse:
             return self._fused_heads(x_BTD, rotary)
-        return *self.queries_keys(x_BTD, rotary), self.values(x_BTD)
+        q_BTX, k_BTX, v_BTX = project_together(x_BTD, self.query, self.key, self.value)
+        return *self._finish_queries_keys(q_BTX, k_BTX, rotary), self._heads(v_BTX).transpose(1, 2)
 
     def _fused_heads(
         self, x_BTD: Tensor, rotary: Rotary, norm: fused.Norm | None = None
@@ -120,7 +123,7 @@ class Attention(nn.Module):
 
     def values(self, x_BTD: Tensor) -> Tensor:
         """v_BGTK, before the value residual."""
-        return self._heads(x_BTD, self.value).transpose(1, 2)
+        return self._heads(self.value(x_BTD)).transpose(1, 2)
 
     def _with_value_residual(self, v_BGTK: Tensor, start: StreamStart | None) -> Tensor:
         """The values that attention sums: with `value_residual`, a weighted sum with block 1's."""

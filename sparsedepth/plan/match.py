@@ -1,10 +1,11 @@
-"""Choose the size of every cell so that it matches the baseline of its depth in parameters or FLOPs.
+"""Choose the size of every cell so that it matches a reference cell in parameters or FLOPs.
 
-    solve  amount(cell with free = k step) = amount(baseline),  k = 1, 2, ...     (amount grows with the size)
+    solve  amount(cell with free = k step) = amount(reference),  k = 1, 2, ...    (amount grows with the size)
 
-The *baseline* of a depth is the first cell with that n_layers, in the definition's order, at its own size. Steps keep
-shapes valid: multiples of 8, and for d_model also of two entries per head and per group of a norm. The remaining
-mismatch is printed; a mismatch above the definition's tolerance is an error before anything runs.
+The reference of a depth is the first cell with that n_layers, in the definition's order, at its own size; with
+`across: depth` the first cell is the reference of all depths: deep and shallow models then spend the same. Steps keep
+shapes valid: multiples of 8, for d_model also of two entries per head and per group of a norm; train_tokens is whole
+batches. The mismatch is printed; one above the definition's tolerance is an error before anything runs.
 """
 
 import math
@@ -19,7 +20,7 @@ from sparsedepth.config.sweep import Matched, SweepDefinition
 
 @dataclass(frozen=True, kw_only=True)
 class Match:
-    """A cell, matched with the baseline of its depth."""
+    """A cell, matched with its reference."""
 
     cell: Cell
     n_layers: int
@@ -27,7 +28,7 @@ class Match:
     """the size that was solved for; None if the cell is unchanged"""
     size: int | None
     ratio: float
-    """amount of the cell / amount of the baseline"""
+    """amount of the cell / amount of the reference"""
 
 
 def amount(config: RunConfig, matched: Matched) -> int:
@@ -46,15 +47,16 @@ def match(definition: SweepDefinition, cells: Sequence[Cell]) -> list[Match]:
     tokens and steps must agree exactly, over all depths."""
     matched = definition.matched
     exact = matched in ("tokens", "steps")
-    baselines: dict[int, RunConfig] = {}
+    is_shared = exact or definition.across == "depth"
+    references: dict[int, RunConfig] = {}
     matches = []
     for cell in cells:
         config = definition.run_config(cell, definition.seeds[0])
-        baseline = baselines.setdefault(0 if exact else config.n_layers, config)
-        target = amount(baseline, matched)
+        reference = references.setdefault(0 if is_shared else config.n_layers, config)
+        target = amount(reference, matched)
         free = _free_field(definition, config)
         size = None
-        if free and config is not baseline:
+        if free and config is not reference:
             size = _solve(lambda n, cell=cell, free=free: _sized(definition, cell, free, n), config, free, target)
             cell = {**cell, free: size}
             config = definition.run_config(cell, definition.seeds[0])
@@ -81,7 +83,7 @@ def _sized(definition: SweepDefinition, cell: Cell, free: str, size: int) -> int
 
 def _solve(amount_at: Callable[[int], int], config: RunConfig, free: str, target: int) -> int:
     """The size, a multiple of the step, whose amount is nearest to the target."""
-    step = 8
+    step = config.batch_tokens if free == "train_tokens" else 8
     if free == "d_model":
         step = math.lcm(8, 2 * config.n_heads, 2 * config.norm_groups if config.norm_kind == "group" else 1)
     low, high = 1, max(1, getattr(config, free) // step)
@@ -97,14 +99,18 @@ def _solve(amount_at: Callable[[int], int], config: RunConfig, free: str, target
 
 def _mismatch_message(definition: SweepDefinition, cell: Cell, actual: int, target: int, free: str | None) -> str:
     is_exact = definition.matched in ("tokens", "steps")
+    is_shared = is_exact or definition.across
     message = (
         f"sweep {definition.name!r} states that its runs are matched in {definition.matched}, but {cell} has "
-        f"{actual:,} and the first cell{'' if is_exact else ' of its depth'} has {target:,}"
+        f"{actual:,} and the first cell{'' if is_shared else ' of its depth'} has {target:,}"
     )
     if is_exact:
         return f"{message}; change the cells or 'matched'"
     if free is None:
-        return f"{message} ({actual / target - 1:+.1%}); name a size to solve for: 'free: d_ff', or change the cells"
+        example = "train_tokens" if definition.matched == "flops" else "d_ff"
+        return (
+            f"{message} ({actual / target - 1:+.1%}); name a size to solve for: 'free: {example}', or change the cells"
+        )
     return (
         f"{message} ({actual / target - 1:+.1%}, tolerance {definition.tolerance:.1%}) at the best {free}; "
         f"choose another 'free', a larger model, or a larger 'tolerance'"

@@ -21,7 +21,7 @@ from sparsedepth.config.sweep import SweepDefinition
 from sparsedepth.files import digest
 from sparsedepth.plan.tune import extended
 
-LARGEST_SIZE = 2**24
+LARGEST_SIZE = 2**53
 """Bound for Optuna's records of a size that is solved for."""
 
 MAX_POINTS = 10_000
@@ -56,6 +56,8 @@ def known_distributions(definition: SweepDefinition) -> dict[str, BaseDistributi
             lower, higher = extended(lower, lower[0]), extended(higher, higher[-1])
         values[name] = sorted({*lower, *higher})
     distributions |= {name: _choices(field_values) for name, field_values in values.items()}
+    if definition.branch_at:
+        distributions["train_tokens"] = IntDistribution(1, LARGEST_SIZE)
     if definition.free:
         distributions |= {
             name: IntDistribution(1, LARGEST_SIZE) for name in {definition.free, "d_expert"} - set(values)

@@ -23,6 +23,7 @@ from sparsedepth.config.space import Cell, Interval
 from sparsedepth.config.sweep import SweepDefinition
 from sparsedepth.config.tokenizer import check_size, known_size
 from sparsedepth.files import digest
+from sparsedepth.plan.branches import with_branches
 from sparsedepth.plan.match import Match, match, summary
 from sparsedepth.plan.tune import GridPoint, TuningProgress, tune
 
@@ -80,9 +81,11 @@ class Plan:
             check_proposal(definition)
             return
         replicated = _cells(definition)
-        self.matches = match(definition, [cell for cell, _ in replicated])
-        for cell_match, (_, seeds) in zip(self.matches, replicated, strict=True):
-            self._seeds[digest(cell_match.cell)] = seeds
+        matches = match(definition, [cell for cell, _ in replicated])
+        for cell_match, (_, seeds) in zip(matches, replicated, strict=True):
+            for branch in with_branches(definition, [cell_match]):
+                self.matches.append(branch)
+                self._seeds[digest(branch.cell)] = seeds
         feasible = []
         for cell_match in self.matches:
             config = definition.run_config(cell_match.cell, definition.seeds[0])
@@ -121,7 +124,9 @@ class Plan:
             for cell, seeds, first in cells:
                 for round_, seed in enumerate(seeds, start=first):
                     planned = self._plan(cell, seed)
-                    runs.setdefault(planned.run_id, (round_, -planned.flops, planned))
+                    # Of one trunk the shortest first, since longer runs go on from it.
+                    order = planned.flops if self.definition.branch_at else -planned.flops
+                    runs.setdefault(planned.run_id, (round_, order, planned))
         return [planned for _, _, planned in sorted(runs.values(), key=lambda entry: entry[:2])]
 
     def seeds_of(self, cell_match: Match) -> list[int]:

@@ -189,7 +189,6 @@ _SCORES = "scores by layer, one line per setting of each knob"
 _GRADIENTS = "gradients of weights and stream by layer, one line per setting of each knob"
 _CURVES = "training loss during training, one line per setting of each knob"
 _PARETO = "validation loss, usefulness and cost of every configuration"
-_LADDER = "the stacked recipe: each change added, all together, each change left out"
 _LEARNING_RATE = "loss against learning rate, one line per configuration"
 _EFFECTS = "effect of each setting at each depth: paired difference, interval, noise floor"
 _DEPTH = "does depth pay: loss, needed layers, solved difficulty and variance against n_layers, one line per setting"
@@ -210,7 +209,6 @@ FIGURES: dict[str, FigureKind] = {
     "effects": FigureKind(forest.effects, _EFFECTS, of_grid=True, compares_losses=True),
     "pareto": FigureKind(pareto.pareto, _PARETO, compares_losses=True),
     "matrices": FigureKind(matrices.matrices, _MATRICES, of_grid=True),
-    "ladder": FigureKind(forest.recipe_ladder, _LADDER, compares_losses=True),
     "learning_rate": FigureKind(learning_rate.learning_rate, _LEARNING_RATE, of_grid=True, compares_losses=True),
     "history": FigureKind(search.history, "a search: every proposal's objective, and the best so far"),
     "parallel": FigureKind(search.parallel, "a search: one line per proposal through its values"),

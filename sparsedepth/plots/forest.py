@@ -1,13 +1,13 @@
-"""Forest plot: every setting against its baseline at every depth, and the ladder of the stacked recipe.
+"""Forest plot: every setting against its baseline at every depth.
 
 A point is the mean paired difference with its 95% interval, filled if it is distinguishable. The grey bar is the noise
-floor, the difference that seeds alone can cause (`effects.contrast`, `effects.ladder`).
+floor, the difference that seeds alone can cause (`effects.contrast`).
 """
 
 import math
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from operator import attrgetter
 from typing import Any
@@ -20,7 +20,6 @@ from sparsedepth.config.plain_text import counted
 from sparsedepth.effects.all_effects import effects_of
 from sparsedepth.effects.contrast import Contrast
 from sparsedepth.effects.knobs import find_knobs
-from sparsedepth.effects.ladder import ladder
 from sparsedepth.effects.pairs import BASES
 from sparsedepth.plots.page import Drawing, NothingToDraw
 from sparsedepth.plots.runs import trained_runs
@@ -34,14 +33,13 @@ from sparsedepth.plots.style import (
     escaped,
     shortened,
 )
-from sparsedepth.quantities import IN_RUNS, axis_label, sign
+from sparsedepth.quantities import IN_RUNS, axis_label
 from sparsedepth.store.comparable_loss import loss_of, with_loss
 from sparsedepth.store.connection import Store
 from sparsedepth.store.degeneracy import degeneracy_caption, sound_forms
 
 VARIANCE = "residual_variance_last"
 OUTCOMES = ("val_loss", VARIANCE, "usefulness_loss_increase", "causal_score")
-LADDER = ("val_loss", "usefulness_loss_increase")
 LOG_UNIT = "ln ratio"
 FIELDS = {
     **{name: name for name in ("outcome", "knob", "setting", "baseline", "n_layers")},
@@ -85,39 +83,6 @@ def effects(store: Store) -> Drawing:
     return Drawing(data=table(panels), page=partial(page_of_effects, panels, depths, degenerate=degenerate))
 
 
-def recipe_ladder(store: Store) -> Drawing:
-    """The stacked recipe at the deepest depth that has one: rungs, all together, and each change left out."""
-    runs = trained_runs(store)
-    for depth in sorted(set(runs["n_layers"]), reverse=True):
-        at_depth = runs[runs["n_layers"] == depth]
-        forms = sound_forms(with_loss(loss_of(runs), LADDER), at_depth)
-        panels = {name: _rungs(at_depth, name, depth) for name in forms.values()}
-        panels = {name: rows for name, rows in panels.items() if rows}
-        if panels:
-            degenerate = degeneracy_caption(forms, at_depth, forms)
-            page = partial(page_of_effects, panels, [depth], is_ladder=True, degenerate=degenerate)
-            return Drawing(data=table(panels), page=page)
-    raise NothingToDraw("no depth has runs that stack two changes, so there is no ladder to draw")
-
-
-def _rungs(runs: pd.DataFrame, objective: str, depth: int) -> list[Row]:
-    stack = ladder(runs, objective)
-    if stack.whole is None:
-        return []
-    best: dict[str, Contrast] = {}  # a knob's settings are alternatives: the next rung stands on the best alone
-    measured = [contrast for contrast in stack.rungs if contrast.effect.mean is not None]
-    for contrast in sorted(measured, key=lambda contrast: sign(objective) * (contrast.effect.mean or 0.0)):
-        best[contrast.knob] = contrast
-    rungs = [(f"+ {shortened(contrast.setting)}", contrast) for contrast in measured if contrast in best.values()]
-    last = [(f"{shortened(contrast.setting)}\nadded last", contrast) for contrast in stack.last_in]
-    rows = [*rungs, ("all together\nvs baseline", stack.whole), *last]
-    return [
-        Row(label=label, contrast=replace(contrast, n_layers=depth))
-        for label, contrast in rows
-        if contrast.effect.mean is not None
-    ]
-
-
 def table(panels: dict[str, list[Row]]) -> pd.DataFrame:
     """One row per point."""
     rows = [attrgetter(*FIELDS.values())(row.contrast) for rows in panels.values() for row in rows]
@@ -130,25 +95,20 @@ def lr_change(contrast: Contrast) -> str:
     return f"{own[1]} → {own[2]}" if own and own[1] != own[2] else ""
 
 
-def page_of_effects(
-    panels: dict[str, list[Row]], depths: Sequence[int], is_ladder: bool = False, degenerate: str = ""
-) -> Figure:
+def page_of_effects(panels: dict[str, list[Row]], depths: Sequence[int], degenerate: str = "") -> Figure:
     """One panel per outcome: every effect as a point with its interval, over the bar of the noise floor."""
     contrasts = [row.contrast for rows in panels.values() for row in rows]
     colours = depth_colours(depths)
     depths = [depth for depth in depths if any(contrast.n_layers == depth for contrast in contrasts)]
-    shared = not is_ladder  # each objective has its own order of rungs
     labels = list(dict.fromkeys(row.label for rows in panels.values() for row in rows))
-    longest = max(len(set(row.label for row in rows)) for rows in panels.values())
     step = 0.16 * max(2.2, len(depths) + 0.6)
-    height = step * (len(labels) if shared else longest) + 1.3
-    width = max(6.8, 1.9 + 2.35 * len(panels)) if shared else 3.9 * len(panels) + 0.4
+    height = step * len(labels) + 1.3
+    width = max(6.8, 1.9 + 2.35 * len(panels))
     width += 1.3 * any(lr_change(row.contrast) for row in panels.get(VARIANCE, ()))
     page = Figure(figsize=(width, height), layout="constrained")
-    axes = page.subplots(1, len(panels), squeeze=False, sharey=shared)[0]
+    axes = page.subplots(1, len(panels), squeeze=False, sharey=True)[0]
     for axis, (name, rows) in zip(axes, panels.items(), strict=True):
-        row_labels = labels if shared else list(dict.fromkeys(row.label for row in rows))
-        _draw_forest(axis, rows, row_labels, depths, colours)
+        _draw_forest(axis, rows, labels, depths, colours)
         is_ratio = rows[0].contrast.unit == LOG_UNIT
         axis.set_title(IN_RUNS[name].display_name if is_ratio else axis_label(name), fontsize=8.5)
     depth_legend(page, {depth: colours[depth] for depth in depths}, n_columns=6)
@@ -164,9 +124,6 @@ def page_of_effects(
         text += f" Right of the residual variance: tuned lr of baseline → setting{CHANGES_VARIANCE}."
     if any(contrast.effect.lo is None for contrast in contrasts):
         text += " No line: too few pairs for an interval."
-    if is_ladder:
-        text += " '+': a knob's best setting, added to the changes above it; 'added last': all together against all "
-        text += "without it."
     diverged = sum(row.contrast.n_diverged for row in next(iter(panels.values())))
     left_out = f" Not shown: {counted(diverged, 'pair')} with a diverged run." if diverged else ""
     caption(page, text + left_out + degenerate)

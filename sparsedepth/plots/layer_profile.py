@@ -135,8 +135,6 @@ _SPECIAL_HEAT_MAPS = (
     HeatMap(name="removal_drop", diagonal=True, layer="first removed", later="last removed"),
     HeatMap(name="angular_distance", first=0),
     HeatMap(name="angular_distance_last_token", first=0),
-    HeatMap(name="causal_maximum", layer="skipped layer"),
-    HeatMap(name="causal_maximum_current", layer="skipped layer"),
 )
 HEAT_MAPS: dict[str, HeatMap] = {kind.name: kind for kind in _SPECIAL_HEAT_MAPS}
 HEAT_MAPS |= {name: HeatMap(name=name) for name in BY_PAIR if name not in HEAT_MAPS}

@@ -2,10 +2,11 @@
 
 Left: the mean angle at each layer of one run, and the two ideals. Middle: a sample of its tokens on the first two
 principal components of their angles, with the ideals projected, (ideal - mean) . component. Right: the mean angle of
-the middle layers of every run against depth, with the power law fitted to each family (`effects.regime`).
+the middle layers of every run against depth, with the power law fitted to each family (`TurnLaw`).
 """
 
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -13,8 +14,11 @@ from typing import Any
 import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
+from scipy.special import stdtrit
 
-from sparsedepth.effects.regime import ANGLE, TurnLaw, angles_by_depth, turn_law
+from sparsedepth.effects.intervals import scatter
+from sparsedepth.effects.knobs import design_of, plain
+from sparsedepth.effects.pairs import values_of
 from sparsedepth.plots.page import Drawing, NothingToDraw
 from sparsedepth.plots.runs import choose_run, rows_of_run, setting_names, settings_in_order
 from sparsedepth.plots.style import (
@@ -29,7 +33,9 @@ from sparsedepth.plots.style import (
     wrapped,
 )
 from sparsedepth.store.connection import Store
+from sparsedepth.store.tuning_roles import result_rows
 
+ANGLE = "angular_distance_middle"
 IDEALS = {"early_stop_ideal": "early stop", "even_ideal": "even"}
 VECTORS = ("trajectory_mean", "trajectory_pc1", "trajectory_pc2", *IDEALS)
 COLOURS = {"early stop": SERIES[1][0], "even": SERIES[0][0], "neither": "#aaaaaa"}
@@ -48,6 +54,22 @@ class RunTrajectories:
     """class -> (pc1, pc2)"""
     shares: dict[str, float]
     """Share of tokens by class, and of variance by component ('pc1', 'pc2')."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TurnLaw:
+    """ln angle = intercept - b ln L, L the depth, by least squares over the runs of a family, which differ in depth and
+    seed alone. The interval is Student's, by how far depths lie off the line (`effects.intervals.scatter`)."""
+
+    b: float
+    lo: float | None
+    hi: float | None
+    """95% interval of b; None without a degree of freedom."""
+    intercept: float
+
+    def __call__(self, depth: np.ndarray) -> np.ndarray:
+        """The fitted angle, rad."""
+        return np.exp(self.intercept) * depth**-self.b
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -123,6 +145,47 @@ def trajectory_data(runs: pd.DataFrame, run: RunTrajectories | None, settings: M
         angles=angles[["run_id", "family", "n_layers", ANGLE]].reset_index(drop=True),
         laws={family: law for family, law in fits.items() if law is not None},
     )
+
+
+def angles_by_depth(runs: pd.DataFrame) -> pd.DataFrame:
+    """The finished runs of every family with two depths, with a column `family` ('all runs' if there is but one)."""
+    results = result_rows(runs)
+    fields = [name for name in design_of(results).beside_depth if name != "seed"]
+    results = results.copy()  # defragments the store's frame
+    results["family"] = _names(results, fields)
+    finished = results[results["outcome"] == "ok"]
+    n_depths = finished.groupby("family")["n_layers"].transform("nunique")
+    return finished[n_depths >= 2].astype({"n_layers": int})
+
+
+def turn_law(runs: pd.DataFrame) -> TurnLaw | None:
+    """The fit over a family's rows of `angles_by_depth` with an angle above 0; None without two depths."""
+    angle = values_of(runs, ANGLE)
+    runs, angle = runs[angle > 0], angle[angle > 0]
+    depth_N = runs["n_layers"].to_numpy(float)
+    n, n_depths = len(runs), len(set(depth_N))
+    if n_depths < 2:
+        return None
+    x, y = np.log(depth_N), np.log(angle.to_numpy(float))
+    sxx = float(((x - x.mean()) ** 2).sum())
+    slope = float((x - x.mean()) @ y) / sxx
+    intercept, half = float(y.mean() - slope * x.mean()), None
+    if n > 2:
+        variance, df = scatter(y - intercept - slope * x, depth_N, n - 2, n_depths - 2)
+        half = float(stdtrit(df, 0.975)) * math.sqrt(variance / sxx)
+    return TurnLaw(
+        b=-slope,
+        lo=None if half is None else -slope - half,
+        hi=None if half is None else -slope + half,
+        intercept=intercept,
+    )
+
+
+def _names(runs: pd.DataFrame, fields: Sequence[str]) -> pd.Series:
+    """'depth_scale=lns, n_kv_heads=1' of each run; 'all runs' where no field varies."""
+    columns = [[f"{name}={plain(value)}" for value in runs[name]] for name in fields]
+    rows = [", ".join(row) for row in zip(*columns, strict=True)] if columns else ["all runs"] * len(runs)
+    return pd.Series(rows, index=runs.index, dtype=object)
 
 
 def run_trajectories(run: dict[Any, Any], layers: pd.DataFrame, tokens: pd.DataFrame) -> RunTrajectories:

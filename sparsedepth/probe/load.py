@@ -20,8 +20,8 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
-from sparsedepth.config.load import build, read_yaml
-from sparsedepth.config.run import RunConfig
+from sparsedepth.config.load import read_yaml
+from sparsedepth.config.run import RunConfig, stored_config
 from sparsedepth.files import MARKER, digest, sha256
 from sparsedepth.model.decoder import Decoder
 from sparsedepth.probe.folder import (
@@ -109,7 +109,7 @@ def _load_run(source: str, folder: Path, device: torch.device | str) -> LoadedMo
     if not path.exists():
         raise ValueError(f"{folder} has no {WEIGHTS}: copies of a run may leave it out; copy it from where it was made")
     _check_sums(folder)
-    config = build(RunConfig, read_yaml(folder / RUN_CONFIG), str(folder / RUN_CONFIG))
+    config = stored_config(read_yaml(folder / RUN_CONFIG), str(folder / RUN_CONFIG))
     check_weights(path)
     _check_size([path], config.n_layers)
     with torch.device("meta"):

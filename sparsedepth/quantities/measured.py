@@ -5,7 +5,7 @@ complete. Costs are passes over (blocks, head), from `sparsedepth.quantities.pas
 the fit of `usefulness` are priced in `sparsedepth.plan.duration`.
 """
 
-from math import inf, sqrt
+from math import inf
 
 from sparsedepth.quantities import passes
 from sparsedepth.quantities.record import Measure, Quantity, Table
@@ -48,20 +48,17 @@ MEASURES: tuple[Measure, ...] = (
     Measure("neighbours", passes.by_layer, on_request=True),
     Measure("jacobian", passes.jacobian, on_request=True),
     Measure("removal", passes.by_range, on_request=True),
-    Measure(
-        "causal_maximum", lambda sizes: (5 * passes.by_layer(sizes)[0], 0), on_request=True
-    ),  # 4 positions, all tokens
     Measure("trajectories", passes.once, on_request=True),
     Measure("participation", passes.once, on_request=True),
     Measure("joint", passes.jointly, on_request=True),
     Measure("activations", lambda sizes: (4, 0), on_request=True),
     Measure("gradients", lambda sizes: (3, 3), on_request=True),
     Measure("lens", lambda sizes: (1, sizes.n_layers + 1.0), on_request=True),
-    Measure("erasure", lambda sizes: (2 + 2.0 * (sizes.n_layers + 1), 5.0 * sizes.n_layers), on_request=True),
-    Measure("weight_updates", lambda sizes: (0, 0), on_request=True),
     Measure("composite_gain", lambda sizes: (1.5 if sizes.n_streams > 1 else 0, 0), on_request=True),
     Measure("released_code", passes.released_code, on_request=True),
 )
+REMOVED_MEASURES = ("causal_maximum", "erasure", "weight_updates")
+"""Of earlier versions: stored runs may name them, new ones may not."""
 
 # fmt: off
 _RECORDS: tuple[Quantity, ...] = (
@@ -269,21 +266,6 @@ _RECORDS: tuple[Quantity, ...] = (
              source="ours; 2605.14075", bounds=COSINE),
     Quantity("permutation_neighbours", "mean of permutation_effect over neighbouring blocks",
              measure="neighbours", source=CONTROL, better="high", is_relative=True, has_interval=True),
-    *(quantity
-      for name, where, formula in (
-          ("causal_maximum", "later tokens",
-           "largest relative change of a later update at a token after those that skipped `layer`"),
-          ("causal_maximum_current", "all tokens",
-           "the same with `layer` skipped at every token but the first, over all tokens"))
-      for quantity in (
-          Quantity(name, f"mean over pairs of layers and over sequences of {name} within each",
-                   measure="causal_maximum", source=EFFICIENT, better="high", has_interval=True),
-          Quantity(name, formula, tables=PAIRS, measure="causal_maximum", source=EFFICIENT, scale="log",
-                   label=f"largest causal effect, {where}"))),
-    *(Quantity(f"depth_score{end}",
-               f"sum of s e_s / sum of e_s over blocks s < L, e_s = mean over later blocks of causal_maximum{end}: the layer "
-               "at which the blocks that others build on stand, on average", "layer",
-               measure="causal_maximum", source=EFFICIENT, better="high", has_interval=True) for end in ("", "_current")),
     # What is settled before the last layer
     Quantity("lens_kl", "KL divergence of the prediction read off x_l (final norm and head) from the model's own, "
              "E sum_v p_l ln(p_l / p), layers 0 to n_layers", "nat", tables=RUNS_LAYERS, measure="lens", source=EFFICIENT,
@@ -291,15 +273,6 @@ _RECORDS: tuple[Quantity, ...] = (
     Quantity("lens_overlap", "share of the 5 most likely tokens that the prediction read off x_l has in common with the "
              "model's own, layers 0 to n_layers", "share", tables=RUNS_LAYERS, measure="lens", source=EFFICIENT,
              has_interval=True, in_runs="mean over layers, without the last, of the {}"),
-    Quantity("erasure_effect", "E ||p' - p|| at later tokens, p' = the model's distribution with x_l of one token replaced "
-             "by the mean state of the layer; mean over the tokens at 1/4, 1/2 and 3/4 of the sequence, layers 0 to "
-             "n_layers - 1", tables=RUNS_LAYERS, measure="erasure", source=f"{EFFICIENT}, mean", has_interval=True,
-             bounds=(0, sqrt(2))),
-    *(Quantity(f"erasure_effect_{percent}", f"erasure_effect of the token at {percent}% of the sequence alone",
-               tables=LAYERS, measure="erasure", source=f"{EFFICIENT}, mean", bounds=(0, sqrt(2)),
-               label=f"erasure effect, token at {percent}%") for percent in (0, 25, 50, 75)),
-    Quantity("erasure_late_share", "share of the sum over layers of erasure_effect in the deeper half, layers n_layers // 2 on",
-             "share", measure="erasure", source="ours", has_interval=True, better="high"),
     # Angle trajectories of tokens
     Quantity("early_stop_share", "share of tokens whose angles are shaped as early_stop_ideal", "share",
              measure="trajectories", source=f"shares {INVERSE}", has_interval=True),
@@ -341,12 +314,6 @@ _RECORDS: tuple[Quantity, ...] = (
              source="Roy & Vetterli 2007, of squares"),
     Quantity("update_rank", "effective_rank of the blocks' updates u_l", tables=RUNS_LAYERS, measure="participation",
              bounds=(1.0, inf), source="Roy & Vetterli 2007, of squares"),
-    # What training did to the weights of the blocks
-    Quantity("weight_update_rank", "mean over the layer's matrices of (effective rank of W - W_0) / (smaller side of W), "
-             "W_0 = the initial weights", "share", tables=RUNS_LAYERS, measure="weight_updates",
-             source="Roy & Vetterli 2007, of squares"),
-    Quantity("weight_update_size", "||W - W_0|| / ||W_0|| over all matrices of the layer", tables=RUNS_LAYERS,
-             measure="weight_updates", source="ours", scale="log"),
     # Hidden units of the dense feed-forward parts
     Quantity("activation_zeros", "share of the hidden units h of the dense feed-forward part that are exactly 0", "share",
              tables=RUNS_LAYERS, measure="activations", source="2210.06313"),

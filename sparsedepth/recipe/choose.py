@@ -39,6 +39,7 @@ from sparsedepth.effects.knobs import (
     tuned_fields,
 )
 from sparsedepth.effects.pairs import BASES, unit_of, values_of
+from sparsedepth.quantities.measured import REMOVED_MEASURES
 from sparsedepth.recipe.card import Candidate, Comparison, Place, Recipe, Stack, Values
 from sparsedepth.recipe.domain import domain_of
 from sparsedepth.recipe.predict import measured, predicted, reliability, spread_of_effects
@@ -349,6 +350,8 @@ def configure(rows: DepthRows, changes: Sequence[Candidate]) -> RunConfig:
     # Combinations that a run allowed explicitly are allowed here too; else `build` refuses them.
     values["allow"] = tuple(sorted({name for allow in runs["allow"].map(plain) for name in allow or ()}))
     values = {name: value for name, value in values.items() if value is not None}
+    if isinstance(measures := values.get("measures"), tuple):
+        values["measures"] = tuple(name for name in measures if name not in REMOVED_MEASURES) or ("loss",)
     with warnings.catch_warnings(action="ignore"):
         return build(RunConfig, buildable(values) if is_imported(runs) else values, "recipe")
 

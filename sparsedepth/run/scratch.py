@@ -4,6 +4,7 @@
                              pruned.json  allocations.json
                              checkpoints/
                              record-<token>/<run_id>/   the record while it is being written
+    RESULTS/work/trunk-<key>/   checkpoints before the decay of runs of schedule wsd, for runs that train for longer
 
 It is not part of the record, and can be deleted while nothing runs. The lock is released when its process dies.
 """
@@ -20,11 +21,14 @@ from pydantic import TypeAdapter, ValidationError
 
 from sparsedepth import files
 from sparsedepth.config.plain_text import visible
+from sparsedepth.config.run import RunConfig
 from sparsedepth.run.allocation import Allocation
 from sparsedepth.store.checksums import RUN_ID
 from sparsedepth.store.find import read_file
 
 ONE_SEQUENCE = "out of memory with one sequence per forward pass"
+
+TRUNK = "trunk-"
 
 STACKED = "trains in one process with other runs, log: "
 
@@ -66,6 +70,11 @@ class Pruned:
 
     step: int
     reason: str
+
+
+def trunk_folder(results: Path, config: RunConfig) -> Path | None:
+    """The checkpoints that runs of one trunk share; None if the schedule has no trunk."""
+    return results / "work" / f"{TRUNK}{config.trunk_key}" if config.trunk_key else None
 
 
 @dataclass(frozen=True)

@@ -32,7 +32,7 @@ from sparsedepth.run.manifest import Stopwatch, device_facts, manifest_allocatio
 from sparsedepth.run.measure_existing_model import measured_model, save_record
 from sparsedepth.run.process import resident_bytes
 from sparsedepth.run.publish import publish, write
-from sparsedepth.run.scratch import ONE_SEQUENCE, Scratch
+from sparsedepth.run.scratch import ONE_SEQUENCE, Scratch, trunk_folder
 from sparsedepth.store import run_record
 from sparsedepth.train.devices import Devices
 from sparsedepth.train.loop import Interrupted, TrainingResult, Work, training
@@ -203,6 +203,7 @@ class RunJob:
             lambda step: source.batch(config, step),
             devices=self.devices,
             checkpoints=self.scratch.checkpoints,
+            trunk=trunk_folder(self.results, config),
             observe=lambda model, step: observe_variance(ProbedDecoder(model), observed, step),
             progress=after_step,
             stop=self._stop,

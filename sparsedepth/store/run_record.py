@@ -36,7 +36,7 @@ import pyarrow as pa
 from sparsedepth import quantities
 from sparsedepth.config.load import MAX_BYTES as MAX_CONFIG_BYTES
 from sparsedepth.config.load import build, parse_yaml, yaml_text
-from sparsedepth.config.run import RunConfig
+from sparsedepth.config.run import RunConfig, stored_config
 from sparsedepth.files import MARKER, sha256, write_bytes, write_json, write_text
 from sparsedepth.quantities.record import Table
 from sparsedepth.store.checksums import RUN_ID, DamagedRun, Files, Marker, files_on_disk, is_complete, write_marker
@@ -285,7 +285,7 @@ def _parse_config(text: str) -> RunConfig:
 def _build_config(text: str) -> RunConfig:
     """Cached: replicates differ only in their seed, which no check reads."""
     with warnings.catch_warnings(action="ignore"):  # shown when the run was configured
-        return build(RunConfig, _parse_yaml(text), CONFIG)
+        return stored_config(_parse_yaml(text), CONFIG)
 
 
 def _parse_yaml(text: str) -> Any:

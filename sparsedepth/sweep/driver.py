@@ -35,7 +35,7 @@ from sparsedepth.store.packages import version_differences
 from sparsedepth.sweep import forkserver, storage, trial_queue
 from sparsedepth.sweep.machine import Machine
 from sparsedepth.sweep.rebuild import rebuild
-from sparsedepth.sweep.results_folder import delete_leftovers, prepare
+from sparsedepth.sweep.results_folder import delete_leftovers, delete_trunks, prepare
 from sparsedepth.sweep.run_end import EndState, RunEnd, end_rule
 from sparsedepth.sweep.status import RunState, scan
 from sparsedepth.sweep.worker import Worker
@@ -143,6 +143,7 @@ class Driver:
         self._prepare_text()  # before signals are caught, so that Ctrl-C ends a long tokenisation at once
         result = self.run_queue()
         delete_leftovers(self.results)
+        delete_trunks(self.results, self._runs())
         return result
 
     def join(self) -> SweepResult:

@@ -8,16 +8,17 @@ import shutil
 import tempfile
 import time
 import uuid
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from pathlib import Path
 
 from sparsedepth import files
 from sparsedepth.config.load import yaml_text
+from sparsedepth.config.run import RunConfig
 from sparsedepth.config.sweep import DEFINITION, SweepDefinition, read_definition
 from sparsedepth.plan.planned_vs_actual import write_plan
 from sparsedepth.plan.price import Price
 from sparsedepth.run.lease import is_held
-from sparsedepth.run.scratch import Scratch
+from sparsedepth.run.scratch import Scratch, trunk_folder
 from sparsedepth.store import run_record
 from sparsedepth.store.pack import refuse_pack
 from sparsedepth.sweep.run_end import write_attempts
@@ -106,6 +107,22 @@ def delete_leftovers(results: Path) -> None:
         for path in (scratch.checkpoints, *scratch.folder.glob("record-*")):
             if path.exists() and not is_held(scratch.lock, now):
                 shutil.rmtree(path, ignore_errors=True)
+
+
+def delete_trunks(results: Path, runs: Sequence[RunConfig]) -> None:
+    """Delete the trunks of which every run is complete."""
+    open_trunks = {
+        trunk_folder(results, config)
+        for config in runs
+        if config.trunk_key and not run_record.is_complete(run_record.run_folder(results, config.run_id))
+    }
+    for folder in {trunk_folder(results, config) for config in runs} - open_trunks:
+        if folder and folder.is_dir() and not folder.is_symlink():
+            checkpoint_files = [*folder.glob("step-*"), *folder.glob(".step-*.tmp-*")]
+            for path in checkpoint_files:
+                path.unlink(missing_ok=True)
+            with contextlib.suppress(OSError):
+                folder.rmdir()
 
 
 def _file_system_time(results: Path) -> float:

@@ -22,6 +22,9 @@ from sparsedepth.train.optimizer import AnyOptimizer
 
 N_KEPT = 2
 
+MAX = 10**9
+"""More steps than any run has."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Position:
@@ -40,24 +43,33 @@ def write(folder: Path, model: nn.Module, optimizer: AnyOptimizer, position: Pos
     commit(folder, snapshot(model, optimizer), position)
 
 
-def commit(folder: Path, tensors: dict[str, torch.Tensor], position: Position) -> None:
-    """Write the tensors of `snapshot` and the position, in the leader."""
+def commit(folder: Path, tensors: dict[str, torch.Tensor], position: Position, n_kept: int = N_KEPT) -> None:
+    """Write the tensors of `snapshot` and the position, in the leader; the newest `n_kept` checkpoints stay."""
     folder.mkdir(parents=True, exist_ok=True)
     tensor_file = _tensor_file(folder, position.step)
     tensor_bytes = save(tensors)
     files.write_bytes(tensor_file, tensor_bytes)
     content = {**vars(position), "sha256": hashlib.sha256(tensor_bytes).hexdigest()}
     files.write_json(tensor_file.with_suffix(".json"), {**content, "digest": files.digest(content)})
-    kept = {newest.stem for newest in sorted(folder.glob("step-*.json"))[-N_KEPT:]}
+    kept = {newest.stem for newest in sorted(folder.glob("step-*.json"))[-n_kept:]}
     for path in sorted(folder.glob("*step-*")):  # also the parts of a checkpoint that a killed process left
         if path.stem not in kept:
             path.unlink(missing_ok=True)
 
 
-def read(folder: Path, model: nn.Module, optimizer: AnyOptimizer, devices: Devices = ALONE) -> Position | None:
-    """Load the newest valid checkpoint into model and optimizer; None if there is none. Raises ValueError in a process
-    that cannot read the checkpoint that the first one found."""
+def read(
+    folder: Path,
+    model: nn.Module,
+    optimizer: AnyOptimizer,
+    devices: Devices = ALONE,
+    *,
+    after: int = 0,
+    upto: int = MAX,
+) -> Position | None:
+    """Load the newest valid checkpoint of more than `after` and at most `upto` steps into model and optimizer; None if
+    there is none. Raises ValueError in a process that cannot read the checkpoint that the first one found."""
     commits = sorted(folder.glob("step-*.json"), reverse=True) if devices.is_leader else []
+    commits = [commit for commit in commits if after < int(commit.stem.removeprefix("step-")) <= upto]
     position = next((position for commit in commits if (position := _read(commit)) is not None), None)
     step = devices.broadcast_from_leader(position.step if position else -1)
     if step < 0:

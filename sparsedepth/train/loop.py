@@ -219,15 +219,28 @@ class TrainingState:
                 if self.devices.is_leader:
                     self.observations.extend(observe(self.model, self.step))
 
+    def save_trunk(self, folder: Path) -> None:
+        """Commit the state before the decay for runs that train for longer, unless it diverged."""
+        self.check_divergence()
+        if not self.diverged:
+            self.finish_saving()
+            tensors = checkpoint.snapshot(self.model, self.optimizer, self.devices)
+            if self.devices.is_leader:
+                checkpoint.commit(folder, tensors, self.position(), n_kept=checkpoint.MAX)
+
+    def position(self) -> checkpoint.Position:
+        """The state other than tensors."""
+        seconds = self.earlier_seconds + self.clock() - self.began
+        return checkpoint.Position(
+            step=self.step, curves=[*self.curves], observations=[*self.observations], seconds=seconds
+        )
+
     def save(self, folder: Path, *, in_background: bool = False) -> None:
         """Commit a checkpoint; `in_background` copies the state now, and writes while training continues."""
         began = time.perf_counter()
         self.finish_saving()
         tensors = checkpoint.snapshot(self.model, self.optimizer, self.devices, copy=in_background)
-        seconds = self.earlier_seconds + self.clock() - self.began
-        position = checkpoint.Position(
-            step=self.step, curves=[*self.curves], observations=[*self.observations], seconds=seconds
-        )
+        position = self.position()
         if in_background and self.devices.is_leader:
             self.writer = self.writer or ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
             self.writing = self.writer.submit(checkpoint.commit, folder, tensors, position)
@@ -246,9 +259,12 @@ class TrainingState:
         min_seconds = max(self.runtime.checkpoint_seconds, 20 * self.save_seconds)
         return time.perf_counter() - since > min_seconds
 
-    def resume(self, folder: Path) -> None:
-        """Continue from the newest valid checkpoint, if any."""
-        position = checkpoint.read(folder, self.model, self.optimizer, self.devices)
+    def resume(self, folder: Path | None, trunk: Path | None = None) -> None:
+        """Continue from the newest valid checkpoint, if any: the run's own, or one of its `trunk` that is newer."""
+        own = checkpoint.read(folder, self.model, self.optimizer, self.devices) if folder else None
+        bounds = {"after": own.step if own else 0, "upto": self.config.stable_steps}
+        shared = checkpoint.read(trunk, self.model, self.optimizer, self.devices, **bounds) if trunk else None
+        position = shared or own
         if position:
             self.step = self.logged_step = position.step
             self.curves, self.observations = position.curves, position.observations
@@ -283,6 +299,7 @@ def training(
     *,
     devices: Devices = ALONE,
     checkpoints: Path | None = None,
+    trunk: Path | None = None,
     observe: Observe | None = None,
     progress: Callable[[int, list[dict[str, Any]]], None] | None = None,
     stop: Callable[[], bool] | None = None,
@@ -290,7 +307,8 @@ def training(
 ) -> Work[TrainingResult]:
     """Train `model` in place for config.n_steps steps on batch(step), the whole batch in every process.
 
-    Continues from the newest valid checkpoint in `checkpoints`, if any. `progress(steps done, curves)` is called after
+    Continues from the newest valid checkpoint in `checkpoints`, if any, or with schedule wsd in `trunk`, which runs of
+    several lengths share; the state before the decay is left there. `progress(steps done, curves)` is called after
     each step. Raises Interrupted, after a checkpoint, once `stop()` is true in any process. Only the first process
     calls `observe` and returns observations. `clock` measures the run's seconds. Yields before each step.
     """
@@ -298,11 +316,10 @@ def training(
     trained = devices.place_model(model, runtime.device).train()
     trained.use_kernels(**runtime.kernels)
     state = TrainingState(trained, config, runtime, devices, clock)
-    if checkpoints:
-        state.resume(checkpoints)
+    state.resume(checkpoints, trunk)
     with Feed(batch, config.n_steps, runtime.device, devices) as feed:
         try:
-            yield from _take_steps(state, feed, checkpoints, observe, progress, stop)
+            yield from _take_steps(state, feed, checkpoints, trunk, observe, progress, stop)
         finally:
             state.finish_saving()
     devices.copy_weights_back(trained, model)
@@ -338,6 +355,7 @@ def _take_steps(
     state: TrainingState,
     feed: Feed,
     checkpoints: Path | None,
+    trunk: Path | None,
     observe: Observe | None,
     progress: Callable[[int, list[dict[str, Any]]], None] | None,
     stop: Callable[[], bool] | None,
@@ -353,6 +371,8 @@ def _take_steps(
         if state.step % state.config.log_every == 0 or state.step in (1, state.config.n_steps):
             state.log()
         state.observe_if_due(observe)
+        if trunk and state.step == state.config.stable_steps:
+            state.save_trunk(trunk)
         is_due = checkpoints is not None and state.is_save_due(saved_at)
         stopping, is_due = state.devices.any(stop is not None and stop(), is_due)
         if checkpoints and (stopping or is_due):

@@ -1,4 +1,4 @@
-"""AdamW, or Muon for the blocks' matrices with AdamW for the rest; learning rate: linear warm-up, then cosine decay.
+"""AdamW, or Muon for the blocks' matrices with AdamW for the rest; learning rate: linear warm-up, then `schedule`.
 
     adamw    w <- (1 - lr lambda) w - lr m / (sqrt(v) + eps)                                         (1711.05101)
     muon     w <- (1 - lr lambda) w - lr 0.2 sqrt(max(rows, columns)) O(M),  O(M) = U V' of M = U S V'      (2502.16982)
@@ -122,14 +122,17 @@ def set_learning_rate(optimizer: AnyOptimizer, lr: float) -> None:
 
 
 def learning_rate(config: TrainConfig, step: int) -> float:
-    """The learning rate of step 0 .. n_steps - 1: rises linearly to lr, then falls as a cosine to min_lr_frac * lr.
+    """The learning rate of step 0 .. n_steps - 1: rises linearly to lr, then falls to min_lr_frac * lr: as a cosine, or
+    linearly, or with wsd (2404.06395) constant until the last decay_frac of the steps, then linearly.
 
-    Both the last step of warm-up and the first step after it are at lr; the last step is at the minimum. transformers'
-    get_cosine_schedule_with_warmup instead begins at 0 and ends a little above its minimum.
+    Both the last step of warm-up and the first step after it are at lr, with wsd also the last before the decay; the
+    last step is at the minimum. transformers' get_cosine_schedule_with_warmup instead begins at 0 and ends a little
+    above its minimum.
     """
-    warmup = round(config.warmup_frac * config.n_steps)
+    warmup, floor = config.warmup_steps, config.min_lr_frac
     if step < warmup:
         return config.lr * (step + 1) / warmup
-    progress = (step - warmup) / max(1, config.n_steps - 1 - warmup)
-    floor = config.min_lr_frac
-    return config.lr * (floor + (1 - floor) * 0.5 * (1 + math.cos(math.pi * progress)))
+    start = config.stable_steps - 1 if config.schedule == "wsd" else warmup
+    progress = max(0, step - start) / max(1, config.n_steps - 1 - start)
+    left = 0.5 * (1 + math.cos(math.pi * progress)) if config.schedule == "cosine" else 1 - progress
+    return config.lr * (floor + (1 - floor) * left)

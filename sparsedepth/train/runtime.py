@@ -97,10 +97,11 @@ def resolve(config: RunConfig, runtime: RuntimeConfig = DEFAULT) -> Runtime:
 
 
 def compile_blocks(model: Decoder) -> None:
-    """Compile each block for static shapes; blocks of one kind share their code. Symbolic sizes, which a second shape
-    in one process would get by default, are slower."""
+    """Compile each block, and the loss between its products, for static shapes; blocks of one kind share their code.
+    Symbolic sizes, which a second shape in one process would get by default, are slower."""
     for block in model.blocks:
         block.compile(dynamic=False)
+    model.head.compile_loss()
 
 
 def choose_attention_backends(config: RunConfig) -> None:

@@ -1,10 +1,8 @@
 """The verdicts on scores: planted ones that follow the need are found, planted ones that do not are not."""
 
-import importlib.util
-import sys
 from dataclasses import replace
-from pathlib import Path
 
+import calibration
 import numpy as np
 import pytest
 from support.made_up_runs import make_run
@@ -12,12 +10,6 @@ from support.made_up_runs import make_run
 from sparsedepth.config.run import RunConfig
 from sparsedepth.config.task import IGNORED
 from sparsedepth.data.tasks.stream import TaskSource
-
-_SPEC = importlib.util.spec_from_file_location("calibration", Path(__file__).parents[2] / "analysis/calibration.py")
-assert _SPEC is not None and _SPEC.loader is not None
-calibration = importlib.util.module_from_spec(_SPEC)
-sys.modules["calibration"] = calibration
-_SPEC.loader.exec_module(calibration)
 
 
 def table(score, value, needs=(2.0, 3.0, 4.0), n_seeds=5, depths=(4, 8), accuracy=1.0):

@@ -1,18 +1,10 @@
 """LNS beside other remedies: effects at each side's own lr, variance at equal lr, nothing where nothing is crossed."""
 
-import importlib.util
 import math
-import sys
-from pathlib import Path
 
+import depth_knobs
 import pytest
 from support.runs_frame import grid
-
-_SPEC = importlib.util.spec_from_file_location("depth_knobs", Path(__file__).parents[2] / "analysis/depth_knobs.py")
-assert _SPEC is not None and _SPEC.loader is not None
-depth_knobs = importlib.util.module_from_spec(_SPEC)
-sys.modules["depth_knobs"] = depth_knobs
-_SPEC.loader.exec_module(depth_knobs)
 
 
 def summary(config):

@@ -1,18 +1,9 @@
 """Slopes of the best lr that were planted: found where they are, 0 where they are not, none at the edge of a grid."""
 
-import importlib.util
-import sys
-from pathlib import Path
-
+import lr_transfer
 import numpy as np
 import pandas as pd
 import pytest
-
-_SPEC = importlib.util.spec_from_file_location("lr_transfer", Path(__file__).parents[2] / "analysis/lr_transfer.py")
-assert _SPEC is not None and _SPEC.loader is not None
-lr_transfer = importlib.util.module_from_spec(_SPEC)
-sys.modules["lr_transfer"] = lr_transfer
-_SPEC.loader.exec_module(lr_transfer)
 
 PLANTED = {"standard": (-1.0, -0.5), "mup": (0.0, -0.5), "completep": (0.0, 0.0)}
 

@@ -15,7 +15,7 @@ from support.runs_frame import config_of
 from sparsedepth.config.run import RunConfig
 
 FOLDER = Path(__file__).parents[2] / "analysis"
-SCRIPTS = sorted(path.name for path in FOLDER.glob("*.py"))
+SCRIPTS = sorted(path.name for path in FOLDER.glob("*.py") if path.name != "script.py")
 
 CELLS = [
     {},
@@ -30,20 +30,12 @@ CELLS = [
 ]
 
 EXPECTED = {
+    "knob.py": "val_loss_common 2 -0.25 -0.2",
     "depth_exponent.py": "depth slope of val_loss -0.1 nat/token per doubling of n_layers (95% interval ",
-    "regime.py": ": undecided (6 runs, n_layers 2, 4)",
-    "depth.py": "n_layers=4 vs n_layers=2: val_loss ",
-    "weight_decay.py": "weight_decay=0.3, lr=0.001: AdamW time scale 3,333 steps, 13 x the training",
-    "seq_len.py": "seq_len=128 vs seq_len=64: val_loss_common lower: -0.25 nat/token",
-    "gqa.py": "n_kv_heads=1 vs n_kv_heads=4: val_loss lower: -0.5 nat/token",
-    "moe.py": "n_experts=8, top_k=2, d_ff=176 vs n_experts=0, d_ff=704: val_loss higher: +0.1 nat/token",
-    "lns.py": "depth_scale=lns vs depth_scale=none: val_loss lower: -0.8 nat/token",
-    "recipe_ladder.py": "added next: n_layers=2, weight_decay=0.3 vs weight_decay=0.1: val_loss_common lower: -0.1 nat",
     "calibration.py": "needed_layers: follows (follows in 1 of 1, does not in 0)\n    hops, 4 layers: follows; tau +1 ",
     "lr_transfer.py": "mup, width: -0.986 (95% interval -1.02 to -0.95) over 3 seeds: does not transfer",
     "depth_knobs.py": "-0.8000 -0.8020 -0.7980 0.1111 nothing",
     "theorems.py": "3 runs, over layers 1 to 4: slope +1.01 (95% interval +0.985 to +1.03) over 3 seeds",
-    "chain.py": "usefulness -> val_loss_common: associated\n    pooled: associated: rho -1.00",
 }
 
 
@@ -90,7 +82,8 @@ def nothing(tmp_path_factory):
 
 
 def run(script, *arguments):
-    command = [sys.executable, str(FOLDER / script), *map(str, arguments)]
+    knob = ["seq_len"] if script == "knob.py" else []
+    command = [sys.executable, str(FOLDER / script), *map(str, arguments), *knob]
     return subprocess.run(command, capture_output=True, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
 
 
@@ -104,7 +97,7 @@ def test_every_script_is_tried():
 def test_a_script_answers(script, results):
     found = run(script, results / "tuned" if script == "lr_transfer.py" else results)
     assert (found.returncode, found.stderr) == (0, "")
-    assert found.stdout.startswith("Claimed: ")
+    assert found.stdout.startswith(("Claimed: ", "seq_len: effects against seq_len=64"))
     assert " ".join(EXPECTED[script].split()) in " ".join(found.stdout.split())
 
 
@@ -114,3 +107,10 @@ def test_a_script_without_rows_says_so_in_one_line(script, nothing):
     assert (found.returncode, found.stdout) == (2, "")
     assert len(found.stderr.splitlines()) == 1
     assert "runs" in found.stderr
+
+
+def test_a_closed_pipe_is_silent():
+    code = "from script import run_script; run_script(lambda paths: print('x\\n' * 100_000))"
+    call = f'set -o pipefail; PYTHONPATH={FOLDER.parent}:{FOLDER} {sys.executable} -c "{code}" | head -1'
+    closed = subprocess.run(["bash", "-c", call], capture_output=True, text=True)
+    assert (closed.returncode, closed.stdout, closed.stderr) == (1, "x\n", "")

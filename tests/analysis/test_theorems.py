@@ -1,12 +1,10 @@
 """Slopes that were planted: found where they are, and told where they are not."""
 
-import importlib.util
 import math
-import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
+import theorems
 import torch
 from reference import run_config
 from support.handmade_models import HandMadeModel, integers, known
@@ -16,12 +14,6 @@ from support.runs_frame import config_of
 from sparsedepth.model.decoder import Decoder
 from sparsedepth.probe.fork import probing
 from sparsedepth.probe.probed_model import ProbedDecoder
-
-_SPEC = importlib.util.spec_from_file_location("theorems", Path(__file__).parents[2] / "analysis/theorems.py")
-assert _SPEC is not None and _SPEC.loader is not None
-theorems = importlib.util.module_from_spec(_SPEC)
-sys.modules["theorems"] = theorems
-_SPEC.loader.exec_module(theorems)
 
 
 def decoder(plant=None, **fields):

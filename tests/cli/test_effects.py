@@ -44,7 +44,6 @@ def test_the_chain_has_a_word_for_every_link(results):
         r"intervention depth_scale=lns: residual_variance_last lower: x.+; not shown to move this cause alone \(", out
     )
     assert "held-out depths" in out and "within depth, given val_loss" in out
-    assert "no mediated share along" in out and "fewer than 6 combinations of the other settings" in out
 
 
 def test_it_opens_with_a_line_for_each_setting_slope_and_link(results):

@@ -1,17 +1,10 @@
 """Sentences say what was measured, and what was not."""
 
-import numpy as np
-import pytest
-from support.made_up_runs import make_run
 from support.runs_frame import grid, knob_of
 
-from sparsedepth.config.run import RunConfig
 from sparsedepth.effects.chain import Link
 from sparsedepth.effects.contrast import contrasts
-from sparsedepth.effects.script import NoAnswer, answer
 from sparsedepth.effects.sentences import contrast_sentence, link_text
-
-SIZES = {"params_total": 1000, "params_active": 1000, "train_flops": 1e9, "tokens_trained": 2048}
 
 
 def runs_with(outcome, depths=(12,)):
@@ -65,35 +58,3 @@ def test_links():
         "pooled: associated: rho -0.50 (95% interval -0.80 to -0.10), Holm p 0.03; 24 runs of 8 combinations; "
         "excluded: 0 not measured, 1 diverged"
     )
-
-
-def test_answer_prints_claim_and_verdict(tmp_path, capsys):
-    generator = np.random.default_rng(0)
-    for heads in (4, 1):
-        for seed in range(3):
-            loss = 3.0 - 0.1 * (heads == 1) + 0.001 * float(generator.normal())
-            make_run(tmp_path, RunConfig(n_kv_heads=heads, seed=seed), {"val_loss": loss, **SIZES})
-    answer([str(tmp_path)], "n_kv_heads", ("val_loss",), "the claim", lambda runs: ["a detail"])
-    shown = capsys.readouterr().out
-    assert shown.startswith("Claimed: the claim\nMeasured, against n_kv_heads=4 ")
-    assert "n_layers=12, n_kv_heads=1 vs n_kv_heads=4: val_loss lower: -0.1" in shown
-    assert shown.endswith("  a detail\n")
-
-
-def test_a_question_without_rows_has_no_answer(tmp_path, capsys):
-    make_run(tmp_path, RunConfig(), {"val_loss": 3.0})
-    for paths, reason in (
-        ([tmp_path], "^no two of these 1 runs differ in n_kv_heads alone"),
-        ([], "^name at least one results folder"),
-        ([tmp_path / "nowhere"], "nowhere"),
-    ):
-        with pytest.raises(NoAnswer, match=reason):
-            answer([*map(str, paths)], "n_kv_heads", ("val_loss",), "the claim")
-    assert capsys.readouterr().out == ""
-
-
-def test_no_effect_is_attributed_to_one_of_the_fields_that_change_together(tmp_path):
-    for decay, lr in ((0.0, 1e-3), (0.3, 5e-4)):
-        make_run(tmp_path, RunConfig(weight_decay=decay, lr=lr), {"val_loss": 3.0})
-    with pytest.raises(NoAnswer, match="weight_decay and lr change only together: no effect can be attributed to lr"):
-        answer([str(tmp_path)], "lr", ("val_loss",), "the claim")

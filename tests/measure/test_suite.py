@@ -119,8 +119,7 @@ def test_sample_sizes_are_all_tokens_or_the_scored_ones():
     scored = {"affine_loss_increase", "affine_loss_added", "affine_accuracy_lost", "skip_loss_increase", "lens_loss",
               "early_exit_loss", "permutation_effect", "removal_drop", "removal_accuracy_lost"}  # fmt: skip
     every = {"residual_variance", "attention_variance", "state_norm", "angular_distance", "causal_effect", "lens_kl",
-             "causal_maximum", "jacobian_deviation_se", "stream_gradient", "update_rank", "activation_zeros",
-             "erasure_effect"}  # fmt: skip
+             "jacobian_deviation_se", "stream_gradient", "update_rank", "activation_zeros"}  # fmt: skip
     assert {n[name] for name in scored} == {16} and {n[name] for name in every} == {64}
 
 
@@ -232,12 +231,6 @@ def test_only_what_is_asked_for_is_measured():
     assert {"val_loss", "jacobian_deviation", "jacobian_deviation_se"} <= set(found.summary)
     assert not {"causal_score", "weight_sparsity", "usefulness"} & set(found.summary)
     assert not found.pairs and not found.heads
-
-
-def test_of_four_tokens_none_stands_at_a_quarter_that_is_not_the_first():
-    sizes = {"measures": ["erasure"], "batch_tokens": 20, "train_tokens": 20}
-    short, long = (measured(fields={**sizes, "seq_len": n}) for n in (4, 5))
-    assert not short.summary and not short.layers and "erasure_effect" in long.summary
 
 
 @pytest.mark.parametrize("part", SUITE)

@@ -152,7 +152,7 @@ def test_a_vit_learns_and_is_measured_from_end_to_end():
     missing = {name.removesuffix("_lo").removesuffix("_hi") for name, value in found.summary.items() if value is None}
     missing -= {column.name for score in PROFILED for column in score.depth_columns()}
     assert missing <= THREE_LAYERS | {"val_bits_per_byte"}
-    left_out = {"causal_maximum", "angular_distance_last_token", "lens_kl", "erasure_effect"}
-    assert not left_out & found.summary.keys() and {"causal_maximum_current", "attention_sink"} <= found.summary.keys()
+    left_out = {"angular_distance_last_token", "lens_kl"}
+    assert not left_out & found.summary.keys() and "attention_sink" in found.summary
     assert all(math.isfinite(value) for value in found.summary.values() if value is not None)
     assert not found.difficulty and all(point["token_id"] is None for point in found.tokens)

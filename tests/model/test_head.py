@@ -7,7 +7,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from sparsedepth.config.model import ModelConfig
 from sparsedepth.model.decoder import Decoder
-from sparsedepth.model.head import IGNORED, Head, cross_entropy
+from sparsedepth.model.head import IGNORED, Head, cross_entropy, loss_and_change
 
 N, D, V = 40, 6, 50
 
@@ -113,3 +113,26 @@ def test_a_soft_cap_reaches_training():
     weights = (model.head.weight, model.norm.weight)
     gradients, expected = (torch.autograd.grad(value, weights) for value in (loss, plain_BT.mean()))
     torch.testing.assert_close(gradients, expected, atol=1e-6, rtol=1e-6)
+
+
+@pytest.mark.parametrize("is_compiled", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_the_chunk_that_is_compiled_has_the_plain_value_and_gradients(is_compiled):
+    x_ND, weight_VD, target_N = drawn()
+    target_N[[0, 5, N - 1]] = IGNORED
+    plain_x_ND = x_ND.detach()[[1, 2, 3, 4, *range(6, N - 1)]].requires_grad_()
+    plain = plainly(plain_x_ND, weight_VD, target_N[target_N != IGNORED])
+    chunk = torch.compile(loss_and_change, dynamic=False) if is_compiled else loss_and_change
+    loss, loss_N = cross_entropy(x_ND, weight_VD, target_N, budget=4 * V * 7, chunk=chunk)
+    torch.testing.assert_close(loss, plain, atol=1e-6, rtol=1e-6)
+    assert not loss_N[target_N == IGNORED].any()
+    grad_ND, grad_VD = torch.autograd.grad(2 * loss, (x_ND, weight_VD))
+    plain_ND, plain_VD = torch.autograd.grad(2 * plain, (plain_x_ND, weight_VD))
+    torch.testing.assert_close(grad_ND[target_N != IGNORED], plain_ND, atol=1e-6, rtol=1e-6)
+    torch.testing.assert_close(grad_VD, plain_VD, atol=1e-6, rtol=1e-6)
+    assert not grad_ND[target_N == IGNORED].any()
+
+
+def test_adjusted_logits_are_not_compiled():
+    capped = Head(ModelConfig(vocab_size=V, n_layers=1, d_model=8, n_heads=2, logit_soft_cap=2.0, seq_len=4))
+    capped.compile_loss()
+    assert capped.chunk is None

@@ -139,3 +139,43 @@ def test_a_vocabulary_below_the_tokenizers_is_refused_before_any_run(tokenizer, 
     Plan(sweep(base={**fields, "vocab_size": tokens}, **search))
     with pytest.raises(ValueError, match=f"has {tokens} tokens and the model vocab_size={tokens - 1}"):
         Plan(sweep(base={**fields, "vocab_size": tokens - 1}, **search))
+
+
+def test_depths_spend_the_flops_of_the_first_cell_in_whole_batches():
+    """A layer costs the same at each depth: with a head of few words 8 layers cost about as much as 2 on four times the
+    tokens."""
+    fields = {"matched": "flops", "across": "depth", "free": "train_tokens", "base": {"vocab_size": 8}}
+    deep, shallow, lns = matches(
+        **fields, space={"n_layers": [8]}, cells=[{"n_layers": 2}, {"n_layers": 2, "depth_scale": "lns"}]
+    )
+    definition = sweep(**fields)
+    per_token = [cost(definition.run_config({"n_layers": n}, 0)).flops_per_token for n in (8, 2)]
+    assert (deep.size, deep.ratio) == (None, 1.0)
+    assert shallow.cell["train_tokens"] == round(1280 * per_token[0] / per_token[1] / 128) * 128 == lns.size
+    assert 4.5 * 1280 > shallow.size > 3.5 * 1280 and abs(shallow.ratio - 1) < 0.01
+
+
+def test_without_across_each_depth_has_its_own_tokens():
+    shallow, deep = matches(matched="flops", free="train_tokens", space={"n_layers": [2, 8]})
+    assert (shallow.size, deep.size) == (None, None)
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        (
+            {"matched": "flops", "across": "depth", "space": {"n_layers": [2, 8]}},
+            "first cell has .*'free: train_tokens'",
+        ),
+        ({"matched": "params_total", "across": "depth", "space": {"n_layers": [2, 8]}}, "'free: d_ff'"),
+        ({"matched": "tokens", "across": "depth"}, "matched: flops"),
+        ({"matched": "params_total", "free": "train_tokens"}, "changes FLOPs, not params_total"),
+        (
+            {"matched": "flops", "across": "depth", "free": "train_tokens", "space": {"n_layers": [2, 64]}},
+            "at the best train_tokens; choose another 'free'",
+        ),
+    ],
+)
+def test_what_cannot_be_matched_across_depths_is_refused(fields, words):
+    with pytest.raises(ValueError, match=words):
+        matches(**fields)

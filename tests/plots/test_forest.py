@@ -1,4 +1,4 @@
-"""The forest: the contrasts' numbers, filled only where distinguishable; the ladder's three parts; readable ratios."""
+"""The forest: the contrasts' numbers, filled only where distinguishable; readable ratios."""
 
 import itertools
 import math
@@ -89,28 +89,10 @@ def test_a_task_with_another_budget_is_no_effect():
         forest.effects(Frames(runs))
 
 
-def test_the_ladder_adds_changes_leaves_each_out_and_compares_all_together(store):
-    drawing = forest.recipe_ladder(store)
-    assert set(drawing.data["n_layers"]) == {24}
-    labels = [text.get_text() for text in drawing.page().axes[0].get_yticklabels()]
-    assert [label.split("\n")[0] for label in labels] == [
-        "+ n_kv_heads=1", "+ depth_scale=lns", "all together", "n_kv_heads=1", "depth_scale=lns",
-    ]  # fmt: skip
-
-
-def test_the_settings_of_one_knob_are_alternatives_on_the_ladder():
-    """Of 4, 2 and 1 key/value heads the best is the rung."""
-    runs = grid({**AXES, "n_kv_heads": [4, 2, 1]}, lambda c: {"val_loss": summary(c)["val_loss"] + 0.1 * c.n_kv_heads})
-    labels = [text.get_text() for text in forest.recipe_ladder(Frames(runs)).page().axes[0].get_yticklabels()]
-    assert [label for label in labels if label.startswith("+")] == ["+ n_kv_heads=1", "+ depth_scale=lns"]
-
-
 def test_nothing_to_compare_is_an_error():
     alone = Frames(grid({"seed": [0, 1]}, summary, n_layers=12))
     with pytest.raises(NothingToDraw, match="no two finished runs differ in one knob"):
         forest.effects(alone)
-    with pytest.raises(NothingToDraw, match="no depth has runs that stack two changes"):
-        forest.recipe_ladder(alone)
 
 
 @pytest.mark.parametrize(("low", "high"), [(0.1, 1.4), (0.8, 1.3), (1e-3, 20), (0.97, 1.02), (1e-7, 1e6)])

@@ -1,15 +1,16 @@
-"""The trajectories figure: numbers of the rows, each half alone, an error if there is nothing to draw."""
+"""The trajectories figure: numbers of the rows, each half alone, an error if there is nothing to draw; the law."""
 
 import math
 
 import numpy as np
 import pandas as pd
 import pytest
+from scipy.special import stdtrit
 from support.made_up_runs import make_run
-from support.runs_frame import config_of
+from support.runs_frame import config_of, grid
 
 from sparsedepth.plots.draw import draw
-from sparsedepth.plots.trajectories import load_trajectories, page_of_trajectories
+from sparsedepth.plots.trajectories import angles_by_depth, load_trajectories, page_of_trajectories, turn_law
 from sparsedepth.store.connection import open_store
 
 MEAN = {4: [1.5, 0.4, 0.2, 1.5], 8: [1.5, 0.2, 0.2, 0.2, 0.1, 0.1, 0.1, 1.5]}
@@ -125,3 +126,37 @@ def test_families_are_named_by_their_settings(tmp_path):
         (axis,) = page_of_trajectories(loaded).axes
     labels = [text.get_text() for text in axis.get_legend().get_texts()]
     assert [label.partition(":")[0] for label in labels] == ["baseline", "depth_scale=lns, batch_tokens=16384"]
+
+
+def test_the_exponent_and_its_interval_by_hand():
+    """log2 angle at log2 L = 1, 2, 3: 0, -1, -2.3 and the same 0.1 higher."""
+    runs = grid({"n_layers": [2, 4, 8], "seed": [0, 1]}, lambda config: {"val_loss": 3.0})
+    at = {(2, 0): 0.0, (4, 0): -1.0, (8, 0): -2.3, (2, 1): 0.1, (4, 1): -0.9, (8, 1): -2.2}
+    angles = [math.exp(math.log(2) * at[n, s]) for n, s in zip(runs["n_layers"], runs["seed"], strict=True)]
+    law = turn_law(angles_by_depth(runs.assign(angular_distance_middle=angles)))
+    assert law is not None and law.lo is not None
+    assert law.b == pytest.approx(1.15)
+    # Sxx = 4; depths lie -1/20, 1/10, -1/20 off the line, with two seeds each: s_b^2 = .03, of 3 - 1 - 1 df; seeds lie
+    # -+0.05 off their depth's mean: s_w^2 = .015 / 3; .03^2 / (.005^2 / 3 + .025^2 / 1) = 1.42 df
+    error, df = math.sqrt(0.03 / 4), 0.0009 / (0.000025 / 3 + 0.000625)
+    assert law.b - law.lo == pytest.approx(stdtrit(df, 0.975) * error)
+    assert law(np.array([4.0]))[0] == pytest.approx(2**-1.05)  # the mean, at the middle
+
+
+def test_the_interval_covers_as_often_as_it_says():
+    rng, covered = np.random.default_rng(0), 0
+    runs = angles_by_depth(grid({"n_layers": [6, 12, 24, 48], "seed": [0, 1, 2]}, lambda config: {"val_loss": 3.0}))
+    for _ in range(200):
+        noisy = runs.assign(angular_distance_middle=5 / runs["n_layers"] * np.exp(rng.normal(0, 0.1, len(runs))))
+        law = turn_law(noisy)
+        assert law is not None and law.lo is not None and law.hi is not None
+        covered += law.lo <= 1 <= law.hi
+    assert 0.90 <= covered / 200 <= 0.99
+
+
+def test_only_finished_trained_runs_have_a_family():
+    runs = grid({"n_layers": [6, 12, 24], "seed": [0, 1]}, lambda config: {"val_loss": 3.0})
+    runs.loc[runs["n_layers"] == 24, "outcome"] = "diverged"
+    assert set(angles_by_depth(runs)["n_layers"]) == {6, 12}
+    assert angles_by_depth(runs[runs["n_layers"] == 6]).empty
+    assert angles_by_depth(runs.assign(model="hub:somebody/model")).empty

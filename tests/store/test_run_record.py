@@ -11,8 +11,11 @@ from hypothesis import strategies as st
 from support.made_up_runs import make_run
 
 from sparsedepth import quantities
-from sparsedepth.config.run import RunConfig
+from sparsedepth.config.run import RunConfig, stored_config
+from sparsedepth.files import write_json
 from sparsedepth.store import run_record
+from sparsedepth.store.checksums import write_marker
+from sparsedepth.store.connection import open_store
 from sparsedepth.store.run_record import DamagedRun
 
 CONFIG = RunConfig(n_layers=2, lr=1e-5, seed=3, weight_eps=(0.5, 0.25))
@@ -219,3 +222,22 @@ def test_any_config_survives_its_yaml(tmp_path_factory, lr, eps, corpus):
     config = RunConfig(lr=lr, weight_eps=tuple(eps), corpus=corpus)
     run = make_run(tmp_path_factory.mktemp("results"), config, {})
     assert run_record.read_run(run).config == config
+
+
+def test_a_run_with_a_measure_of_an_earlier_version_is_read(tmp_path):
+    """Its id is the one that version gave it. A new run cannot name the measure."""
+    values = {"measures": ["loss", "erasure", "causal_maximum", "weight_updates"], "n_kv_heads": 4, "seed": 0}
+    config = stored_config(values, "config.yaml")
+    assert config.run_id == "428ef65475a4" and "erasure" in config.measures
+    folder = run_record.run_folder(tmp_path, config.run_id)
+    folder.mkdir(parents=True)
+    run_record.write_config(folder, config)
+    run_record.write_manifest(folder, {"device": "cpu"})
+    write_json(folder / "summary.json", {"outcome": "ok", "val_loss": 3.0, "erasure_effect": 0.2})
+    write_marker(folder, config.run_id, run_record.FILES)
+    assert run_record.read_run(folder).config == config
+    with open_store(tmp_path) as store:
+        assert store.sql("select run_id, val_loss from runs").rows == (("428ef65475a4", 3.0),)
+    for read in (RunConfig, lambda measures: stored_config({"measures": [*measures, "eraser"]}, "")):
+        with pytest.raises(ValueError, match="released_code"):
+            read(measures=("erasure",))

@@ -271,3 +271,20 @@ def test_a_sweep_in_which_everything_fails_stops_with_one_cause(tmp_path):
     _, err = sparsedepth("sweep", path, "--out", results, "--workers", 2, "--max-attempts", 1, code=2)
     assert "runs failed in a row" in err and "checkpoints" in err
     assert 3 <= len(list(results.glob("work/*/failures.json"))) < 40
+
+
+def test_branches_of_a_trunk_are_the_runs_to_their_budgets(tmp_path):
+    """Three budgets from one trunk, then each alone: the same ids, weights and losses; the trunk goes in the end."""
+    wsd = {"schedule": "wsd", "warmup_tokens": 384, "train_tokens": 128 * 40}
+    shape = {"space": {"n_layers": [2]}, "seeds": [0]}
+    together, alone = tmp_path / "together", tmp_path / "alone"
+    sparsedepth("sweep", definition(tmp_path, base=wsd, branch_at=[0.25, 0.5], **shape), "--out", together)
+    for steps in (10, 20, 40):
+        name = f"alone-{steps}"
+        path = definition(tmp_path, base={**wsd, "train_tokens": 128 * steps}, name=name, **shape)
+        sparsedepth("sweep", path, "--out", alone / name)
+        (run_id,) = table(alone / name)
+        ours, theirs = (folder / "runs" / run_id for folder in (together, alone / name))
+        assert (ours / "model.safetensors").read_bytes() == (theirs / "model.safetensors").read_bytes()
+        assert read_run(ours).summary["val_loss"] == read_run(theirs).summary["val_loss"]
+    assert len(table(together)) == 3 and not list(together.glob("work/trunk-*"))
