@@ -18,6 +18,7 @@ import pandas as pd
 from sparsedepth.config.model import FILLED_FROM
 from sparsedepth.config.run import RunConfig
 from sparsedepth.config.synonyms import hint
+from sparsedepth.effects.cells import unit_of
 from sparsedepth.effects.contrast import Contrast, contrasts, contrasts_on_bases, over_depths
 from sparsedepth.effects.depth_slope import SlopeContrast, depth_slopes
 from sparsedepth.effects.intervals import check_shared_baselines, correct, estimate, moderate, moderate_by_depth
@@ -31,7 +32,7 @@ from sparsedepth.effects.knobs import (
     find_knobs,
     tuned_fields,
 )
-from sparsedepth.effects.pairs import BASES, unit_of
+from sparsedepth.effects.pairs import BASES
 from sparsedepth.store.query_result import QueryResult
 from sparsedepth.store.schema import TUNING_COLUMNS
 from sparsedepth.store.tuning_roles import result_rows, without_measured_models

@@ -9,6 +9,7 @@ joins tuned ones as runs at that lr. The *role* is 'tuning' of runs with a seed 
 Runs that were scored in another way are not compared: of each depth, those scored as most are remain.
 """
 
+import difflib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -18,6 +19,7 @@ import numpy as np
 import pandas as pd
 
 from sparsedepth import quantities
+from sparsedepth.config.images import unit_for
 from sparsedepth.config.role import fields_where
 from sparsedepth.config.run import CELL_FIELDS, RunConfig
 from sparsedepth.store.comparable_loss import COMMON, OWN
@@ -43,6 +45,8 @@ class Cells:
     settings: Settings | None
     """None without any result."""
     outcome: str
+    unit: str
+    """Of a difference."""
     is_tuned: bool
     """Whether tuning chose lr by this outcome."""
     n_tuning: int
@@ -54,7 +58,8 @@ class Cells:
 
 
 def cells_of(runs: pd.DataFrame, outcome: str) -> Cells:
-    """The cells of these rows of `runs`."""
+    """The cells of these rows of `runs`. Raises ValueError for an outcome that is no number of `runs`."""
+    unit = unit_of(outcome, runs)
     runs = without_measured_models(runs)
     results = result_rows(runs)
     settings = _settings(results) if len(results) else None
@@ -97,6 +102,7 @@ def cells_of(runs: pd.DataFrame, outcome: str) -> Cells:
         rows=_with_roles(rows),
         settings=settings,
         outcome=outcome,
+        unit=unit,
         is_tuned=bool(field) and (outcome in tuned_by or (outcome in LOSSES and bool(tuned_by & LOSSES))),
         n_tuning=len(runs) - len(results),
         field=field,
@@ -104,10 +110,28 @@ def cells_of(runs: pd.DataFrame, outcome: str) -> Cells:
     )
 
 
+def unit_of(outcome: str, runs: pd.DataFrame | None = None) -> str:
+    """The unit of a difference in this outcome, on the corpora of `runs`. Raises ValueError for an outcome that is no
+    number of `runs`."""
+    quantity = quantities.IN_RUNS.get(outcome)
+    if quantity is None or quantity.type == "VARCHAR":
+        names = [name for name, other in quantities.IN_RUNS.items() if other.type == "DOUBLE"]
+        near = ", ".join(difflib.get_close_matches(outcome, names, n=3))
+        hint = f"the nearest: {near}" if near else "see `sparsedepth metrics`"
+        raise ValueError(f"outcome {outcome!r} is not a measured number of a run; {hint}")
+    unit = "ln ratio" if quantity.is_ratio else quantity.unit
+    return unit_for(unit, runs["corpus"].dropna().unique()) if runs is not None and "corpus" in runs.columns else unit
+
+
+def is_ratio(outcome: str) -> bool:
+    """Whether runs are compared by the ratio of this outcome, as a difference of logarithms."""
+    return outcome in quantities.IN_RUNS and quantities.IN_RUNS[outcome].is_ratio
+
+
 def values_of(runs: pd.DataFrame, outcome: str) -> pd.Series:
-    """The outcome on its scale of comparison (ratios: ln); NaN where it is missing or the run diverged."""
+    """The outcome on its comparison scale (linear or ln); NaN where it is missing or the run diverged."""
     values = pd.to_numeric(runs[outcome], errors="coerce").astype(float)
-    if outcome in quantities.IN_RUNS and quantities.IN_RUNS[outcome].is_ratio:
+    if is_ratio(outcome):
         values = np.log(values.where(values > 0))
     return values.where(runs["outcome"] == "ok")
 
@@ -117,10 +141,7 @@ def _settings(results: pd.DataFrame) -> Settings:
     for cell_id, group in results.groupby("cell_id", sort=False):
         first = group.iloc[0]
         ok = group[group["outcome"] == "ok"]
-        params, flops = (
-            float(pd.to_numeric(ok[column], errors="coerce").mean()) if len(ok) and column in ok else None
-            for column in ("params_total", "train_flops")
-        )
+        params, flops = (_mean(ok[column]) if column in ok else None for column in ("params_total", "train_flops"))
         configurations.append(
             Configuration(
                 cell_id=str(cell_id),
@@ -131,6 +152,11 @@ def _settings(results: pd.DataFrame) -> Settings:
             )
         )
     return settings_of(configurations)
+
+
+def _mean(values: pd.Series) -> float | None:
+    mean = pd.to_numeric(values, errors="coerce").astype(float).mean()
+    return None if np.isnan(mean) else float(mean)
 
 
 def _texts(runs: pd.DataFrame, column: str) -> list[str]:

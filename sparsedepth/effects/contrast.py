@@ -22,6 +22,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from sparsedepth.effects.cells import is_ratio, values_of
 from sparsedepth.effects.intervals import Judged, estimate, floor_of, with_extra_variances
 from sparsedepth.effects.knobs import Design, Knob, design_of, tuned_fields
 from sparsedepth.effects.pairs import (
@@ -31,10 +32,8 @@ from sparsedepth.effects.pairs import (
     LR_OF_SETTING,
     MATCH_TOLERANCE,
     UNKNOWN_SEED,
-    is_ratio,
     pairs,
     rounding_sd,
-    values_of,
 )
 from sparsedepth.effects.seed_means import seed_means
 from sparsedepth.effects.tuning_error import TuningUncertainty, tuning_of, values_text

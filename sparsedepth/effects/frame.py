@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from sparsedepth.effects.cells import BASELINE, COSTS, Cells
+from sparsedepth.effects.cells import BASELINE, COSTS, Cells, is_ratio
 from sparsedepth.effects.depth_fit import CellRuns, Depth, depth_of, runs_of
 from sparsedepth.effects.fit import Distribution, fit
 from sparsedepth.effects.verdict import ALPHA, POWER, Side, adjusted, level_of, verdict_of
@@ -30,6 +30,8 @@ COLUMNS = (
     *COSTS,
     "baseline_value",
 )
+TEXTS = ("question", "setting", "context", "basis", "at", "verdict", "reason")
+COUNTS = ("n_layers", "seeds", "seeds_baseline", "diverged", "diverged_baseline")
 QUESTIONS = ("setting", "depth", "beside", "interaction", "depth slope")
 MATCHED = 0.01
 """A cost is equal if both sides agree to 1%."""
@@ -45,6 +47,7 @@ class Row:
     shared: float = 0.0
     sides: tuple[Side, Side] | None = None
     at_equal_lr: tuple[float, ...] | None = ()
+    is_ratio: bool = False
 
 
 def effects_frame(cells: Cells) -> pd.DataFrame:
@@ -59,7 +62,9 @@ def effects_frame(cells: Cells) -> pd.DataFrame:
     rows += _family(_slopes(rows, depths))
     rows += _family(_depths(cells, depths))
     rows.sort(key=lambda row: QUESTIONS.index(row.fields["question"]))
-    return pd.DataFrame([row.fields for row in rows], columns=[*COLUMNS])
+    frame = pd.DataFrame([row.fields for row in rows], columns=[*COLUMNS])
+    numbers = [name for name in COLUMNS if name not in TEXTS]
+    return frame.astype(dict.fromkeys(numbers, float)).astype(dict.fromkeys(COUNTS, "Int64"))
 
 
 # Questions of one depth
@@ -122,7 +127,11 @@ def _row(cells: Cells, at: Depth, question: str, side: CellRuns, baseline: CellR
         fields |= _costs(side, baseline)
         equal = [name for name in ("tokens", "flops", "params_total", "params_active") if _is_equal(fields[name])]
         fields["basis"] = equal[0] if equal else "none"
-    return Row(fields=fields)
+    return Row(fields=fields, is_ratio=is_ratio(cells.outcome))
+
+
+def _ratio_text(effect: float) -> str:
+    return f"x{math.exp(effect):.3g}"
 
 
 def _counts(side: CellRuns, end: str) -> dict[str, Any]:
@@ -174,11 +183,17 @@ def _set_pair(row: Row, parts: Sequence[dict[int, float]], where: str) -> None:
     found = fit(runs) if runs else None
     if found is None:
         at = f" at {where}" if where else ""
-        row.fields["reason"] = _why_not(seeds[0], seeds[1], at)
+        row.fields |= {"estimate": _difference(*parts), "reason": _why_not(seeds[0], seeds[1], at)}
         return
     row.contrast = found.combine(np.array([1.0, -1.0]))
     row.shared = found.share_of_baseline(0, 1)
     row.sides = Side(name="the setting"), Side(name="the baseline")
+
+
+def _difference(own: dict[int, float], other: dict[int, float]) -> float | None:
+    """The mean difference over the seeds of both."""
+    common = own.keys() & other.keys()
+    return sum(own[seed] - other[seed] for seed in common) / len(common) if common else None
 
 
 def _why_not(seeds: set[int], others: set[int], at: str = "") -> str:
@@ -196,8 +211,9 @@ def _set(cells: Cells, at: Depth, row: Row, names: dict[str, float]) -> None:
     numbers = [at.order.index(name) for name in names]
     found = at.fitted
     if found is None or len(set(found.group_C[numbers])) > 1:
-        seeds = [set(at.cells[name].results) for name in names]
-        row.fields["reason"] = _why_not(seeds[0], seeds[1])
+        parts = [at.cells[name].results for name in names]
+        row.fields["reason"] = _why_not(set(parts[0]), set(parts[1]))
+        row.fields["estimate"] = _difference(*parts) if len(parts) == 2 else None
         return
     weight_C = np.zeros(len(at.order))
     weight_C[numbers] = list(names.values())
@@ -222,9 +238,8 @@ def _at_equal_lr(side: CellRuns, baseline: CellRuns) -> tuple[float, ...] | None
     effects = []
     for lr in dict.fromkeys((side.lr, baseline.lr)):
         own, other = (each.by_seed(each.lr_N == lr) for each in (side, baseline))
-        common = own.keys() & other.keys()
-        if common:
-            effects.append(sum(own[seed] - other[seed] for seed in common) / len(common))
+        difference = _difference(own, other)
+        effects += [] if difference is None else [difference]
     return tuple(effects) or None
 
 
@@ -335,6 +350,7 @@ def _family(rows: list[Row]) -> list[Row]:
         half = (hi - lo) / 2
         row.fields |= {"seeds_part": half * math.sqrt(contrast.seeds_share)}
         row.fields |= {"lr_part": half * math.sqrt(1 - contrast.seeds_share)}
-        verdict, reason = verdict_of(contrast.estimate, float(adjusted_p), row.sides, row.at_equal_lr)
+        size = _ratio_text if row.is_ratio else "{:+.3g}".format
+        verdict, reason = verdict_of(contrast.estimate, float(adjusted_p), row.sides, row.at_equal_lr, size)
         row.fields |= {"verdict": verdict, "reason": reason}
     return rows

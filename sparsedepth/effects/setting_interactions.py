@@ -14,10 +14,11 @@ from dataclasses import dataclass, replace
 
 import pandas as pd
 
+from sparsedepth.effects.cells import unit_of
 from sparsedepth.effects.contrast import Contrast, contrast_of, effect_fields
 from sparsedepth.effects.intervals import Judged, correct, moderate_by_depth
 from sparsedepth.effects.knobs import ROLES, Design, Knob, changed, design_of, find_knobs, keys
-from sparsedepth.effects.pairs import pairs, rounding_sd, unit_of
+from sparsedepth.effects.pairs import pairs, rounding_sd
 from sparsedepth.effects.tuning_error import tuning_of
 from sparsedepth.store.tuning_roles import result_rows
 

@@ -13,11 +13,12 @@ from sparsedepth.effects.all_effects import (
     relevant_columns,
 )
 from sparsedepth.effects.causal_evidence import InterventionEffect, LinkEvidence, Skill, chain_evidence
+from sparsedepth.effects.cells import unit_of
 from sparsedepth.effects.chain import cautions
 from sparsedepth.effects.contrast import Contrast
 from sparsedepth.effects.depth_slope import slope_sentence
 from sparsedepth.effects.intervals import ALPHA
-from sparsedepth.effects.pairs import BASES, unit_of
+from sparsedepth.effects.pairs import BASES
 from sparsedepth.effects.sentences import (
     basis_text,
     effect_text,

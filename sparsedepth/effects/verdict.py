@@ -9,7 +9,7 @@ quantile of p_i
 with m_j^2 = 1 - l_j^2 (Dunnett 1955; step-down: Naik 1975). With l = 0 this is Holm's correction in Sidak's form.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -38,7 +38,11 @@ class Side:
 
 
 def verdict_of(
-    estimate: float, p_adjusted: float, sides: tuple[Side, Side] | None, at_equal_lr: Sequence[float] | None = ()
+    estimate: float,
+    p_adjusted: float,
+    sides: tuple[Side, Side] | None,
+    at_equal_lr: Sequence[float] | None = (),
+    size_text: Callable[[float], str] = "{:+.3g}".format,
 ) -> tuple[str, str]:
     """The verdict and the reason. `sides`: the setting and the baseline. `at_equal_lr`: the effects at either side's
     lr, of an outcome that tuning did not choose; None where no lr was run on both sides."""
@@ -55,7 +59,7 @@ def verdict_of(
     if at_equal_lr is None:
         return "lr decides", "no lr was run on both sides"
     if any(estimate * effect <= 0 for effect in at_equal_lr):
-        return "lr decides", f"at equal lr the effect is {' and '.join(f'{effect:+.3g}' for effect in at_equal_lr)}"
+        return "lr decides", f"at equal lr the effect is {' and '.join(map(size_text, at_equal_lr))}"
     return ("lower" if estimate < 0 else "higher"), ""
 
 

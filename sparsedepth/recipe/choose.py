@@ -22,6 +22,7 @@ from sparsedepth.config.load import build
 from sparsedepth.config.role import fields_where
 from sparsedepth.config.run import RunConfig
 from sparsedepth.effects.all_effects import relevant_columns
+from sparsedepth.effects.cells import unit_of, values_of
 from sparsedepth.effects.contrast import Contrast, compare, noise
 from sparsedepth.effects.intervals import moderate
 from sparsedepth.effects.knobs import (
@@ -38,7 +39,7 @@ from sparsedepth.effects.knobs import (
     setting_text,
     tuned_fields,
 )
-from sparsedepth.effects.pairs import BASES, unit_of, values_of
+from sparsedepth.effects.pairs import BASES
 from sparsedepth.quantities.measured import REMOVED_MEASURES
 from sparsedepth.recipe.card import Candidate, Comparison, Place, Recipe, Stack, Values
 from sparsedepth.recipe.domain import domain_of

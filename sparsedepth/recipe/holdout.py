@@ -21,10 +21,10 @@ import numpy as np
 import pandas as pd
 
 from sparsedepth import quantities
+from sparsedepth.effects.cells import values_of
 from sparsedepth.effects.contrast import Contrast
 from sparsedepth.effects.intervals import estimate
 from sparsedepth.effects.knobs import Knob, labels
-from sparsedepth.effects.pairs import values_of
 from sparsedepth.effects.scale import decisions
 from sparsedepth.recipe.card import Candidate, Comparison, Holdout, Outcome, Prediction, Recipe
 from sparsedepth.recipe.choose import compare_cells, comparison_of, derive, rows_at, settings_with
