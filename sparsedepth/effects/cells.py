@@ -32,7 +32,7 @@ COSTS = {
     "flops": "train_flops",
     "params_total": "params_total",
     "params_active": "params_active",
-    "time": "train_seconds",
+    "time": "training_seconds",
 }
 """Cost -> column of `runs`."""
 MEASURE = fields_where(RunConfig, lambda role: role.kind == "measure")
@@ -103,7 +103,7 @@ def cells_of(runs: pd.DataFrame, outcome: str) -> Cells:
         settings=settings,
         outcome=outcome,
         unit=unit,
-        is_tuned=bool(field) and (outcome in tuned_by or (outcome in LOSSES and bool(tuned_by & LOSSES))),
+        is_tuned=bool(field) and (outcome in tuned_by or (outcome in LOSSES and tuned_by <= LOSSES)),
         n_tuning=len(runs) - len(results),
         field=field,
         configs={label: dict(sorted(changes, key=str)) for label, changes in of_cell.values()},

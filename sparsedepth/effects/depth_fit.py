@@ -32,6 +32,8 @@ class CellRuns:
     lr: float = math.nan
     """The value chosen."""
     edge: str = ""
+    was_tuned: bool = False
+    """Whether its value is one that tuning chose, even if the others are not among these runs."""
 
     @cached_property
     def is_result_N(self) -> np.ndarray:
@@ -106,7 +108,8 @@ def _cell_runs(arrays: dict[str, np.ndarray]) -> CellRuns | None:
     )
     tried = np.unique(lr_N[~np.isnan(lr_N)])
     if len(tried):
-        chosen_N = np.isin(arrays["tuning"], ["best", "edge", "tuning"])
+        chosen_N = np.isin(arrays["tuning"].astype(str), ["best", "edge", "tuning"])
+        cell.was_tuned = bool(chosen_N.any())
         chosen_N = chosen_N if chosen_N.any() else ~cell.is_tuning_N if not cell.is_tuning_N.all() else chosen_N | True
         runs_at = {float(lr): chosen_N & (lr_N == lr) for lr in tried if (chosen_N & (lr_N == lr)).any()}
         means = {

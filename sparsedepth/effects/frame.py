@@ -161,7 +161,7 @@ def _is_equal(ratio: float | None) -> bool:
 
 def _estimate(cells: Cells, at: Depth, row: Row, side: CellRuns, baseline: CellRuns) -> None:
     """The contrast of two cells: at each side's own lr, or at the one lr at which either was run."""
-    fixed = [each for each in (side, baseline) if each.n_lr == 1]
+    fixed = [each for each in (side, baseline) if each.n_lr == 1 and not each.was_tuned]
     if fixed and side.lr != baseline.lr:
         lr = fixed[0].lr
         row.fields |= {"at": f"{cells.field}={lr:g}", "lr": lr, "lr_baseline": lr}
