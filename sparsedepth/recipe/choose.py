@@ -378,7 +378,7 @@ def compare_cells(
 def comparison_of(contrast: Contrast | None) -> Comparison:
     """Whether the setting is better than the baseline, by a contrast on an objective."""
     if contrast is None or contrast.effect.mean is None:
-        return "not compared"
+        return "worse" if contrast is not None and contrast.n_diverged else "not compared"  # all its runs diverged
     if contrast.verdict == "not distinguishable":
         return "not distinguishable"
     return "better" if (contrast.verdict == "higher") == (quantities.sign(contrast.outcome) > 0) else "worse"
