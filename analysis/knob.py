@@ -7,14 +7,15 @@ val_loss by the loss that compares the runs (`store.comparable_loss`). Quantitie
 """
 
 import argparse
+from collections.abc import Mapping
+from typing import Any
 
 import pandas as pd
 from script import read_runs, run_script
 
-from sparsedepth.effects.all_effects import all_knobs, effects_of, relevant_columns
-from sparsedepth.effects.contrast import Contrast
-from sparsedepth.effects.knobs import Knob, find_knob
-from sparsedepth.effects.sentences import size_text
+from sparsedepth.effects.cells import cells_of
+from sparsedepth.effects.frame import effects_frame
+from sparsedepth.effects.text import of_knob, size_text
 from sparsedepth.quantities import of_stage
 from sparsedepth.store.comparable_loss import loss_of, with_loss
 from sparsedepth.store.degeneracy import sound_forms
@@ -24,33 +25,27 @@ from sparsedepth.store.terminal import fit, wrapped
 QUANTITIES = (*of_stage("sparsity"), *of_stage("variance"), "usefulness", "val_loss")
 COLUMNS = ("quantity", "n_layers", "effect", "lo", "hi", "seeds", "verdict", "setting")
 LEGEND = (
-    "effect: setting minus baseline (x: ratio), in pairs of runs that differ in nothing else; lo, hi: 95% interval "
-    "over seeds; verdict '-': not distinguishable, or tuned unevenly"
+    "effect: setting minus baseline (x: ratio), each at its own tuned lr; lo, hi: 95% interval; verdict '-': not shown"
 )
 
 
-def effects_of_knob(runs: pd.DataFrame, name: str) -> tuple[Knob, list[Contrast]]:
-    """The knob that a field belongs to, and its measured effects on every quantity. Raises ValueError for a field that
-    does not vary by itself."""
+def effects_of_knob(runs: pd.DataFrame, name: str) -> pd.DataFrame:
+    """The measured effects of the settings that change a field, on every quantity. Raises ValueError for a field that
+    no setting changes."""
     measured = [outcome for outcome in with_loss(loss_of(runs), QUANTITIES) if runs[outcome].notna().any()]
-    outcomes = [*sound_forms(measured, runs).values()]
-    runs = relevant_columns(runs, *outcomes)
-    knobs = all_knobs(runs)
-    knob = find_knob(runs, name)
-    if knob is None:
-        varied = ", ".join(knob.name for knob in knobs) or "none"
-        raise ValueError(f"no two of these {len(runs)} runs differ in {name!r} alone; knobs that they vary: {varied}")
-    if not knob.is_pure and name != "n_layers":
-        raise ValueError(f"{' and '.join(knob.fields)} change only together: no effect can be attributed to {name}")
-    effects = [effect for outcome in outcomes for effect in effects_of(runs, knobs, outcome)]
-    return knob, [effect for effect in effects if effect.knob == knob.name and effect.effect.n]
+    frames = []
+    for outcome in sound_forms(measured, runs).values():
+        effects = of_knob(effects_frame(cells := cells_of(runs, outcome)), name, cells)
+        effects = effects[effects["question"].isin(["setting", "depth"]) & effects["estimate"].notna()]
+        frames.append(effects.assign(outcome=outcome, unit=cells.unit))
+    return pd.concat(frames, ignore_index=True) if frames else pd.DataFrame()
 
 
-def row(contrast: Contrast) -> tuple[str | int | None, ...]:
-    ends = (contrast.effect.mean, contrast.effect.lo, contrast.effect.hi)
-    sizes = (None if end is None else size_text(end, contrast.unit, "+") for end in ends)
-    verdict = "-" if contrast.verdict == "not distinguishable" else contrast.verdict
-    return contrast.outcome, contrast.n_layers, *sizes, contrast.n_seeds, verdict, contrast.setting
+def row(effect: Mapping[str, Any]) -> tuple[str | int | None, ...]:
+    ends = (effect["estimate"], effect["lo"], effect["hi"])
+    sizes = (None if pd.isna(end) else size_text(end, effect["unit"], "+", "x") for end in ends)
+    verdict = "-" if effect["verdict"] == "not shown" else effect["verdict"]
+    return effect["outcome"], effect["n_layers"], *sizes, effect["seeds"], verdict, effect["setting"]
 
 
 def main(arguments: list[str]) -> None:
@@ -58,11 +53,11 @@ def main(arguments: list[str]) -> None:
     parser.add_argument("folder")
     parser.add_argument("knob", help="a field of a run that varies, such as depth_scale or n_layers")
     options = parser.parse_args(arguments)
-    knob, effects = effects_of_knob(read_runs([options.folder]), options.knob)
-    if not effects:
-        raise ValueError(f"no pair of runs that differ in {knob.name} alone has a value of {', '.join(QUANTITIES)}")
-    print(wrapped([f"{knob.name}: effects against {knob.baseline}", LEGEND]), end="")
-    print(fit(QueryResult(columns=COLUMNS, rows=tuple(map(row, effects))), ("seeds",)).text)
+    effects = effects_of_knob(read_runs([options.folder]), options.knob)
+    if effects.empty:
+        raise ValueError(f"no two runs that differ in {options.knob} have a value of {', '.join(QUANTITIES)}")
+    print(wrapped([f"{options.knob}: effects against the baseline", LEGEND]), end="")
+    print(fit(QueryResult(columns=COLUMNS, rows=tuple(map(row, effects.to_dict("records")))), ("seeds",)).text)
 
 
 if __name__ == "__main__":

@@ -27,7 +27,8 @@ import yaml
 
 from sparsedepth.config.load import build
 from sparsedepth.config.run import RunConfig
-from sparsedepth.effects.all_effects import effects_table, measure_effects
+from sparsedepth.effects.cells import cells_of
+from sparsedepth.effects.frame import effects_frame
 from sparsedepth.store import questions
 from sparsedepth.store.best import best
 from sparsedepth.store.connection import open_store
@@ -137,7 +138,7 @@ def measure_questions(results: Path, report: Callable[..., None], report_command
         for name in questions.QUESTIONS:
             report(f"{name}, inside", seconds(lambda name=name: questions.ask(store, name)), INSIDE)
             report_command(name, WHOLE, "query", folder, "--ask", name)
-        effects = seconds(lambda: effects_table(measure_effects(store.frame("select * from runs"))))
+        effects = seconds(lambda: effects_frame(cells_of(store.frame("select * from runs"), "val_loss")))
         report("effects, inside", effects, INSIDE)
         report_command("effects", WHOLE, "query", folder, "--ask", "effects")
         where = "params_active < 5e7"

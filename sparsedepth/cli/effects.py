@@ -25,9 +25,8 @@ def effects(
     part: Annotated[
         Literal["all", "knobs", "chain", "lr", "scale"],
         typer.Option(
-            help="knobs: effects by knob and depth; chain: links from sparsity to loss; "
-            "lr: change of effects with the learning rate; scale: change of effects with width and budget; all: knobs, "
-            "with --detail also chain"
+            help="all, knobs: effects by setting and depth; chain: links from sparsity to loss; "
+            "lr: change of effects with the learning rate; scale: change of effects with width and budget"
         ),
     ] = "all",
     at: Annotated[
@@ -37,33 +36,24 @@ def effects(
         bool,
         typer.Option(
             "--detail",
-            help="full evidence in sentences: pairs at equal tokens, FLOPs, parameters or lr, interactions with depth, "
-            "correlations by knob, interventions",
+            help="the parts of each interval, p and degrees of freedom; of the chain, its evidence in sentences",
         ),
     ] = False,
     skip_damaged: option.SkipDamaged = False,
     format: option.Format = None,
     out: option.OutFile = None,
 ) -> None:
-    """Show paired effects of every knob at every depth, and their change with depth (--part chain: links to the loss).
+    """Show the effect of every setting at every depth, with its interval (--part chain: links to the loss).
 
     For a search: the importance of each axis to each objective, and its values among the best proposals.
     """
-    from sparsedepth.effects import (
-        all_effects,
-        causal_evidence,
-        importance,
-        lr_slope,
-        scale,
-        scale_text,
-        summary,
-        text_report,
-    )
+    from sparsedepth.effects import causal_evidence, cells, frame, importance, lr_slope, scale, scale_text
+    from sparsedepth.effects import text as effects_text
+    from sparsedepth.effects import text_report as chain_report
     from sparsedepth.store.best import no_runs
     from sparsedepth.store.comparable_loss import loss_of
     from sparsedepth.store.connection import open_store
     from sparsedepth.store.search import search_of
-    from sparsedepth.store.setting import read_settings
 
     format = choose_format(format, out)
     with open_store(*folders, skip_damaged=skip_damaged) as store:
@@ -71,45 +61,43 @@ def effects(
         search = search_of(store.roots)
         if runs.empty:
             raise ValueError(no_runs(store))
-        settings = read_settings(store)
     if search is not None and part in ("all", "knobs") and knob is None:
         if format == "table":
             write(_text(importance.search_lines(runs, search, by), out), out)
         else:
             write(encode(importance.search_table(runs, search, by), format), out)
         return
-    by, caution = text_report.judged_outcome(runs, loss_of(runs) if by in (None, "loss") else by)
+    by, caution = chain_report.judged_outcome(runs, loss_of(runs) if by in (None, "loss") else by)
     sizes = scale_text.prediction_sizes(at or [])
     if part != "scale" and at:
         raise ValueError("--at predicts for other widths and budgets; add --part scale")
-    if format != "table":
+    lines: list[str] = [caution] if caution and part != "chain" else []
+    if part in ("all", "knobs"):
+        found = cells.cells_of(runs, by)
+        effects = effects_text.of_knob(frame.effects_frame(found), knob, found)
+        if format != "table":
+            write(encode(effects_text.effects_table(effects, found), format), out)
+            return
+        data = found.settings.data_text if found.settings else ""
+        lines += [*filter(None, [data]), effects_text.effects_text(effects, found, detail=detail)]
+    elif format != "table":
         if part == "scale":
             table = scale_text.scale_table(scale.trends(runs, by, knob, sizes))
         elif part == "lr":
             table = lr_slope.lr_table(lr_slope.lr_slopes(runs, by, knob))
-        elif part == "chain":
-            table = text_report.chain_table(causal_evidence.chain_evidence(runs))
         else:
-            table = all_effects.effects_table(all_effects.measure_effects(runs, by, knob))
+            table = chain_report.chain_table(causal_evidence.chain_evidence(runs))
         write(encode(table, format), out)
         return
-    lines: list[str] = []
-    if part != "chain":
-        data = settings.data_text if settings else ""
-        lines += filter(None, (caution, data, text_report.pooling_caution(runs)))
-    if part in ("all", "knobs"):
-        lines += (text_report if detail else summary).knob_lines(runs, by, knob)
-    if part == "scale":
+    elif part == "scale":
         lines += scale_text.scale_lines(runs, by, knob, sizes)
-    if part == "lr":
+    elif part == "lr":
         lines += lr_slope.lr_lines(runs, by, knob)
-    if part == "chain" or (part == "all" and knob is None and detail):
-        lines += [*([""] if lines else []), *(text_report if detail else summary).chain_lines(runs)]
-    is_summary = part != "scale" and not detail
-    if is_summary and part != "lr":
-        chain = "" if part == "chain" or knob else "; the chain from sparsity to loss: --part chain"
-        lines += ["", f"Full evidence in sentences: --detail{chain}"]
-    write(_text(lines, out, is_wrapped=is_summary), out)
+    else:
+        from sparsedepth.effects import summary
+
+        lines += (chain_report if detail else summary).chain_lines(runs)
+    write(_text(lines, out, is_wrapped=part in ("all", "knobs", "lr") or (part == "chain" and not detail)), out)
 
 
 def _text(lines: Iterable[str], out: Path | None, *, is_wrapped: bool = False) -> bytes:

@@ -99,15 +99,17 @@ def _saved_answer(folders: list[str], ask: str | None, format: str, skip_damaged
         return "".join(f"{name}: {text}\n" for name, text in texts.items()).encode()
     with open_store(*folders, skip_damaged=skip_damaged) as store:
         if ask == questions.EFFECTS:
-            from sparsedepth.effects.all_effects import effects_table, measure_effects
-            from sparsedepth.effects.summary import effects_text
+            from sparsedepth.effects.cells import cells_of
+            from sparsedepth.effects.frame import effects_frame
+            from sparsedepth.effects.text import effects_table, effects_text
             from sparsedepth.store.comparable_loss import loss_of
 
             runs = store.frame("select * from runs")
-            effects = measure_effects(runs, loss_of(runs))
+            cells = cells_of(runs, loss_of(runs))
+            effects = effects_frame(cells)
             if format == "table":
-                return f"{effects_text(effects, every_basis=True)}\n".encode()
-            return encode(effects_table(effects), format)
+                return f"{effects_text(effects, cells)}\n".encode()
+            return encode(effects_table(effects, cells), format)
         if ask is not None:
             if format == "table":
                 return f"{questions.text(store, ask)}\n".encode()

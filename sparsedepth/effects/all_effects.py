@@ -8,19 +8,16 @@ are in `intervals.Judged`; 'not distinguishable' comes with the detectable effec
 """
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
-from operator import attrgetter
-from typing import Any
+from collections.abc import Iterable, Sequence
 
 import pandas as pd
 
 from sparsedepth.config.model import FILLED_FROM
 from sparsedepth.config.run import RunConfig
 from sparsedepth.config.synonyms import hint
-from sparsedepth.effects.contrast import Contrast, contrasts, contrasts_on_bases, over_depths
+from sparsedepth.effects.contrast import Contrast, contrasts, over_depths
 from sparsedepth.effects.depth_slope import SlopeContrast, depth_slopes
-from sparsedepth.effects.intervals import check_shared_baselines, correct, estimate, moderate, moderate_by_depth
+from sparsedepth.effects.intervals import check_shared_baselines, correct, moderate, moderate_by_depth
 from sparsedepth.effects.knobs import (
     DERIVED,
     Design,
@@ -31,52 +28,11 @@ from sparsedepth.effects.knobs import (
     find_knobs,
     tuned_fields,
 )
-from sparsedepth.effects.pairs import BASES, unit_of
-from sparsedepth.store.query_result import QueryResult
+from sparsedepth.effects.pairs import BASES
 from sparsedepth.store.schema import TUNING_COLUMNS
 from sparsedepth.store.tuning_roles import result_rows, without_measured_models
 
 DEPTH = "n_layers"
-
-
-def measure_effects(runs: pd.DataFrame, outcome: str = "val_loss", knob: str | None = None) -> list[Contrast]:
-    """Every setting of every knob (depth last), or of one `knob`, at every depth on every basis; p-values are corrected
-    over all knobs. A contrast without pairs stands for a basis on which no two runs match.
-
-    Raises ValueError for an outcome that is no number of `runs`, or a knob that these runs do not vary.
-    """
-    unit_of(outcome)
-    runs = relevant_columns(runs, outcome)
-    knobs = all_knobs(runs)
-    chosen = {each.name for each in choose(knobs, knob)}
-    design = design_of(runs)
-    by_knob = [(each, contrasts_on_bases(runs, each, outcome, design)) for each in knobs]
-    bases = dict.fromkeys(basis for _, by_basis in by_knob for basis in by_basis if basis)
-    return [effect for basis in bases for effect in family_of(by_knob, basis) if effect.knob in chosen]
-
-
-def family_of(by_knob: Sequence[tuple[Knob, Mapping[str | None, Sequence[Contrast]]]], basis: str) -> list[Contrast]:
-    """The contrasts on a basis, corrected together: one for every setting and depth with a pair on any basis.
-
-    Pairs that also match with all else equal (None) have that interval. Where a basis has no pair, the contrast with
-    all else equal stays in the family, as in a recipe.
-    """
-    strict = {c.key: c for _, by_basis in by_knob for c in by_basis.get(None, ())}
-    on_basis = {c.key: c for _, by_basis in by_knob for c in by_basis.get(basis, ())}
-    template: dict[tuple[int | None, str], Contrast] = {}
-    for knob, by_basis in by_knob:
-        order = list(knob.settings)
-        of_knob = {c.key: c for contrasts in by_basis.values() for c in contrasts}
-        template |= {key: of_knob[key] for key in sorted(of_knob, key=lambda key: (key[0] or 0, order.index(key[1])))}
-    same = {key: c for key, c in strict.items() if key not in on_basis or on_basis[key].run_ids == c.run_ids}
-    other = {key: c for key, c in on_basis.items() if key not in same}
-    moderated = dict(zip(strict, _moderated(list(strict.values())), strict=True))
-    moderated |= zip(other, _moderated(list(other.values()), list(same.values())), strict=True)
-    judged = dict(zip(moderated, _corrected(list(moderated.values())), strict=True))
-    return [
-        replace(judged[key], basis=basis) if key in on_basis else _without_pairs(template[key], basis)
-        for key in template
-    ]
 
 
 def judge(family: Sequence[Contrast]) -> list[Contrast]:
@@ -119,14 +75,6 @@ def effects_over_depths(runs: pd.DataFrame, knobs: Iterable[Knob], outcome: str,
     """Every setting of these knobs over all depths together, judged as one family; settings without a pair are absent.
     `design`: `design_of(runs)`."""
     return judge([contrast for knob in knobs for contrast in over_depths(runs, knob, outcome, design)])
-
-
-def _without_pairs(contrast: Contrast, basis: str) -> Contrast:
-    """The same setting at the same depth on a basis on which no two runs match."""
-    none: dict[str, Any] = dict.fromkeys(("n_seeds", "n_diverged", "n_baseline_diverged", "n_at_edge", "n_missing"), 0)
-    none |= dict.fromkeys(("by_seed", "extra_variances", "run_ids"), ()) | dict.fromkeys(("tuned", "tuning_flaw"), "")
-    none |= dict.fromkeys(("baseline_mean", "noise", "floor", "p_holm"))
-    return replace(contrast, basis=basis, effect=estimate([]), ratios=dict.fromkeys(BASES), expected_regret=0.0, **none)
 
 
 def measure_slopes(runs: pd.DataFrame, outcome: str = "val_loss", knob: str | None = None) -> list[SlopeContrast]:
@@ -175,24 +123,3 @@ def choose(knobs: Sequence[Knob], name: str | None) -> list[Knob]:
             else "no two runs differ in one field alone: there is no effect to show; run a sweep"
         )
     return chosen
-
-
-_COLUMNS = {
-    **{name: name for name in ("knob", "setting", "baseline", "n_layers", "basis", "outcome", "verdict")},
-    **{"effect": "effect.mean", "lo": "effect.lo", "hi": "effect.hi", "unit": "unit", "p": "effect.p"},
-    **{"p_holm": "p_holm", "df": "effect.df", "detectable": "detectable", "noise": "noise", "floor": "floor"},
-    **{"baseline_mean": "baseline_mean", "pairs": "effect.n", "seeds": "n_seeds", "diverged": "n_diverged"},
-    **{"at_edge": "n_at_edge", "tuning_flaw": "verdict_blocked_by"},
-}
-"""Column -> attribute of a contrast."""
-
-
-def effects_table(effects: Iterable[Contrast]) -> QueryResult:
-    """One row per effect; NULL where there is no matched pair, or too few."""
-    rows = []
-    for contrast in effects:
-        row = dict(zip(_COLUMNS, attrgetter(*_COLUMNS.values())(contrast), strict=True))
-        if not contrast.has_pairs:
-            row |= {"verdict": "no matched runs", "diverged": None, "at_edge": None}
-        rows.append(tuple((row | {"tuning_flaw": row["tuning_flaw"] or None}).values()))
-    return QueryResult(columns=tuple(_COLUMNS), rows=tuple(rows))

@@ -22,19 +22,17 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from sparsedepth.effects.cells import is_ratio, values_of
 from sparsedepth.effects.intervals import Judged, estimate, floor_of, with_extra_variances
 from sparsedepth.effects.knobs import Design, Knob, design_of, tuned_fields
 from sparsedepth.effects.pairs import (
     BASES,
-    COMPENSATES,
     EQUAL_LR,
     LR_OF_SETTING,
     MATCH_TOLERANCE,
     UNKNOWN_SEED,
-    is_ratio,
     pairs,
     rounding_sd,
-    values_of,
 )
 from sparsedepth.effects.seed_means import seed_means
 from sparsedepth.effects.tuning_error import TuningUncertainty, tuning_of, values_text
@@ -105,29 +103,6 @@ def contrasts(runs: pd.DataFrame, knob: Knob, outcome: str, design: Design | Non
     design = design or design_of(runs)
     by_depth = _by_depth(pairs(runs, knob, outcome, design=design), knob, outcome, None, {})
     return check_at_one_lr(by_depth, runs, knob, design)
-
-
-def contrasts_on_bases(
-    runs: pd.DataFrame, knob: Knob, outcome: str, design: Design | None = None
-) -> dict[str | None, list[Contrast]]:
-    """The contrasts with all else equal (None) and on each of BASES; identical pairs are summarised once."""
-    design = design or design_of(runs)
-    chosen, cache = set(design.chosen) - set(knob.fields), dict[tuple, Contrast]()
-    strict = pairs(runs, knob, outcome, design=design)
-    by_basis: dict[str | None, list[Contrast]] = {}
-    by_basis[None] = check_at_one_lr(_by_depth(strict, knob, outcome, None, cache), runs, knob, design)
-    for basis in BASES:
-        compensating = chosen & set(COMPENSATES[basis])
-        agree = (strict[basis] - 1).abs() <= MATCH_TOLERANCE
-        if agree.all() and not compensating:
-            by_basis[basis] = [replace(contrast, basis=basis) for contrast in by_basis[None]]
-            continue
-        matched = pairs(runs, knob, outcome, basis, design) if compensating else strict[agree]
-        by_basis[basis] = check_at_one_lr(_by_depth(matched, knob, outcome, basis, cache), runs, knob, design)
-    if tuned_fields(result_rows(runs)) == {EQUAL_LR}:
-        at_equal_lr = pairs(runs, knob, outcome, EQUAL_LR, design)
-        by_basis[EQUAL_LR] = _by_depth(at_equal_lr, knob, outcome, EQUAL_LR, {})
-    return by_basis
 
 
 def _by_depth(

@@ -27,10 +27,11 @@ from scipy.optimize import brentq, minimize_scalar
 from scipy.special import stdtrit
 
 from sparsedepth.config.plain_text import counted
+from sparsedepth.effects.cells import unit_of
 from sparsedepth.effects.contrast import effect_fields, noise_and_floor
 from sparsedepth.effects.intervals import MIN_VALUES, Estimate, Judged, estimate, scatter
 from sparsedepth.effects.knobs import Knob, design_of, keys, labels
-from sparsedepth.effects.pairs import BASES, MATCH_TOLERANCE, average_duplicates, columns_of_side, rounding_sd, unit_of
+from sparsedepth.effects.pairs import BASES, MATCH_TOLERANCE, average_duplicates, columns_of_side, rounding_sd
 from sparsedepth.effects.seed_means import seed_means
 from sparsedepth.effects.sentences import (
     detectable_text,

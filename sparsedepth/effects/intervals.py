@@ -176,6 +176,8 @@ class Judged:
     """Why the two sides were not tuned alike."""
     expected_regret: Annotated[float, Field(alias="excess")] = 0.0
     """How far the tuned values are expected to lie above their best: the setting's minus the baseline's."""
+    smallest_seen: float | None = None
+    """The detectable effect where the frame `effects` states it."""
     tuning_ambiguity: Annotated[str, Field(alias="tuning_doubt")] = ""
     """The reason to withhold the verdict if it depends on `expected_regret`."""
 
@@ -238,6 +240,8 @@ class Judged:
     @property
     def detectable(self) -> float | None:
         """The size of effect that is called 'lower' or 'higher' in 80% of such sweeps; None with too few seeds."""
+        if self.smallest_seen is not None:
+            return self.smallest_seen
         error, df, threshold = self.effect.error, self.effect.df, self.threshold
         if error is None or df is None or threshold is None:
             return None

@@ -124,10 +124,10 @@ def _texts(values: pd.Series) -> list[str]:
 
 
 def tuned_fields(runs: pd.DataFrame) -> set[str]:
-    """The fields that were tuned in all of these runs; a tuned value is no choice."""
-    if "tuned_fields" not in runs.columns or runs["tuned_fields"].isna().any() or not len(runs):
-        return set()
-    return set.intersection(*({*parse_tuned_fields(text)} for text in runs["tuned_fields"].unique()))
+    """The fields that were tuned in any of these runs; a tuned value is no choice, nor is that of a folder with a fixed
+    one beside it."""
+    texts = runs["tuned_fields"].dropna().unique() if "tuned_fields" in runs.columns else ()
+    return {name for text in texts for name in parse_tuned_fields(text)}
 
 
 def chosen_fields(runs: pd.DataFrame) -> list[str]:

@@ -20,12 +20,14 @@ import pandas as pd
 
 from sparsedepth.config.plain_text import counted
 from sparsedepth.effects.all_effects import all_knobs, choose
+from sparsedepth.effects.cells import unit_of
 from sparsedepth.effects.contrast import effect_fields
 from sparsedepth.effects.intervals import ALPHA, Judged, correct, moderate
 from sparsedepth.effects.knobs import ROLES, Knob, design_of, find_knobs, tuned_fields
-from sparsedepth.effects.pairs import EVERY_LR, UNKNOWN_SEED, pairs, rounding_sd, unit_of
+from sparsedepth.effects.pairs import EVERY_LR, UNKNOWN_SEED, pairs, rounding_sd
 from sparsedepth.effects.sentences import size_text
-from sparsedepth.effects.summary import effect_cells, minus, table_page, title, verdict_cell
+from sparsedepth.effects.summary import effect_cells, minus, table_page, verdict_cell
+from sparsedepth.effects.text import title
 from sparsedepth.effects.tuning_error import TuningUncertainty
 from sparsedepth.store.query_result import QueryResult
 from sparsedepth.store.tuning_roles import result_rows, without_measured_models

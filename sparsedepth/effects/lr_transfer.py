@@ -18,11 +18,12 @@ import numpy as np
 import pandas as pd
 
 from sparsedepth import quantities
+from sparsedepth.effects.cells import unit_of, values_of
 from sparsedepth.effects.intervals import Estimate, estimate
 from sparsedepth.effects.knobs import ROLES, changed, find_knobs
-from sparsedepth.effects.pairs import unit_of, values_of
 from sparsedepth.effects.scale import SCALE_FIELDS
-from sparsedepth.effects.summary import display_value, table_page, title
+from sparsedepth.effects.summary import display_value, table_page
+from sparsedepth.effects.text import title
 from sparsedepth.store.tuning_roles import is_at_edge, parse_tuned_fields, without_tuning_runs
 
 BASELINE = "baseline"

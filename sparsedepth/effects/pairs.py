@@ -13,14 +13,12 @@ baseline's: the setting's runs are its tuning runs there, the baseline's are its
 choice of lr favours the baseline. At the setting's lr it is the other way round.
 """
 
-import difflib
 import math
 
-import numpy as np
 import pandas as pd
 
 from sparsedepth import quantities
-from sparsedepth.config.images import unit_for
+from sparsedepth.effects.cells import unit_of, values_of
 from sparsedepth.effects.knobs import SIZES, Design, Knob, design_of, keys, labels
 from sparsedepth.effects.tuning_error import SIDE, tuned_side
 from sparsedepth.store.tuning_roles import result_rows, without_measured_models
@@ -51,32 +49,6 @@ COMPENSATES: dict[str, tuple[str, ...]] = {
     "flops": (*SIZES, "train_tokens"),
 }
 """Basis -> the fields, other than the knob, in which two runs matched on it may differ."""
-
-
-def unit_of(outcome: str, runs: pd.DataFrame | None = None) -> str:
-    """The unit of a difference in this outcome, on the corpora of `runs`. Raises ValueError for an outcome that is no
-    number of `runs`."""
-    quantity = quantities.IN_RUNS.get(outcome)
-    if quantity is None or quantity.type == "VARCHAR":
-        names = [name for name, other in quantities.IN_RUNS.items() if other.type == "DOUBLE"]
-        near = ", ".join(difflib.get_close_matches(outcome, names, n=3))
-        hint = f"the nearest: {near}" if near else "see `sparsedepth metrics`"
-        raise ValueError(f"outcome {outcome!r} is not a measured number of a run; {hint}")
-    unit = "ln ratio" if quantity.is_ratio else quantity.unit
-    return unit_for(unit, runs["corpus"].dropna().unique()) if runs is not None and "corpus" in runs.columns else unit
-
-
-def is_ratio(outcome: str) -> bool:
-    """Whether runs are compared by the ratio of this outcome, as a difference of logarithms."""
-    return outcome in quantities.IN_RUNS and quantities.IN_RUNS[outcome].is_ratio
-
-
-def values_of(runs: pd.DataFrame, outcome: str) -> pd.Series:
-    """The outcome on its comparison scale (linear or ln); NaN where it is missing or the run diverged."""
-    values = pd.to_numeric(runs[outcome], errors="coerce").astype(float)
-    if is_ratio(outcome):
-        values = np.log(values.where(values > 0))
-    return values.where(runs["outcome"] == "ok")
 
 
 def pairs(

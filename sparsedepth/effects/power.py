@@ -37,9 +37,10 @@ from scipy.special import ndtr
 from sparsedepth.config.plain_text import counted
 from sparsedepth.config.run import RunConfig
 from sparsedepth.effects.all_effects import all_knobs, judge
+from sparsedepth.effects.cells import unit_of, values_of
 from sparsedepth.effects.contrast import Contrast, contrasts, effect_fields, noise, noise_and_floor
 from sparsedepth.effects.intervals import ALPHA, POWER, ExtraVariance
-from sparsedepth.effects.pairs import BASES, pairs, unit_of, values_of
+from sparsedepth.effects.pairs import BASES, pairs
 from sparsedepth.effects.tuning_error import TuningUncertainty, tuned_side
 from sparsedepth.store.query_result import QueryResult
 from sparsedepth.store.tuning_roles import result_rows

@@ -33,9 +33,10 @@ from typing import Any, Literal
 import numpy as np
 import pandas as pd
 
+from sparsedepth.effects.cells import unit_of, values_of
 from sparsedepth.effects.intervals import ALPHA, Estimate, holm, t_interval
 from sparsedepth.effects.knobs import Knob, find_knobs, keys
-from sparsedepth.effects.pairs import pairs, unit_of, values_of
+from sparsedepth.effects.pairs import pairs
 from sparsedepth.store.tuning_roles import result_rows
 
 AXES: Mapping[str, str] = {

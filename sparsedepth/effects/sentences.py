@@ -7,7 +7,6 @@ from sparsedepth.effects.chain import Link
 from sparsedepth.effects.contrast import Contrast
 from sparsedepth.effects.intervals import POWER, Estimate, Judged
 from sparsedepth.effects.pairs import BASES
-from sparsedepth.effects.setting_interactions import SettingInteraction
 
 UNEVEN = "uneven tuning"
 
@@ -111,19 +110,6 @@ def basis_text(contrast: Contrast) -> str:
 def ratio_text(ratio: tuple[float, float] | None) -> str:
     """'0.9', or '0.9 to 1.2' where the pairs differ."""
     return "unknown" if ratio is None else " to ".join(dict.fromkeys(f"{end:.3g}" for end in ratio))
-
-
-def setting_interaction_sentence(interaction: SettingInteraction) -> str:
-    """How a setting's effect combined with other settings differs from its effect alone."""
-    alone, combined = (estimate_text(c.effect, c.unit) for c in (interaction.alone, interaction.combined))
-    return (
-        f"n_layers={interaction.n_layers}, {interaction.setting} vs {interaction.alone.baseline}, effect combined with "
-        f"{', '.join(interaction.settings)} ({combined}) minus effect alone ({alone}): {interaction.outcome} "
-        f"{verdict_text(interaction)}: {estimate_text(interaction.effect, interaction.unit)}"
-        f"{detectable_text(interaction)}; {counted(interaction.effect.n, 'paired effect')}, "
-        f"{counted(len(interaction.by_seed), 'seed')}{df_text(interaction)}{holm_text(interaction.p_holm)}"
-        f"{f'; {interaction.verdict_blocked_by}' if interaction.verdict_blocked_by else ''}"
-    )
 
 
 def link_text(link: Link) -> str:

@@ -4,39 +4,18 @@ from collections.abc import Iterator, Sequence
 
 import pandas as pd
 
-from sparsedepth.config.plain_text import counted
-from sparsedepth.effects.all_effects import (
-    all_knobs,
-    choose,
-    measure_effects,
-    measure_slopes,
-    relevant_columns,
-)
 from sparsedepth.effects.causal_evidence import InterventionEffect, LinkEvidence, Skill, chain_evidence
+from sparsedepth.effects.cells import unit_of
 from sparsedepth.effects.chain import cautions
-from sparsedepth.effects.contrast import Contrast
-from sparsedepth.effects.depth_slope import slope_sentence
-from sparsedepth.effects.intervals import ALPHA
-from sparsedepth.effects.pairs import BASES, unit_of
 from sparsedepth.effects.sentences import (
-    basis_text,
     effect_text,
     estimate_text,
     link_text,
-    setting_interaction_sentence,
     verdict_text,
 )
-from sparsedepth.effects.setting_interactions import setting_interactions
 from sparsedepth.store.degeneracy import score_rows, usable_form
 from sparsedepth.store.query_result import QueryResult
 from sparsedepth.store.tuning_roles import result_rows
-
-EXPLAINED = (
-    "Each effect compares pairs of runs with the same depth and seed that differ in one knob only. 95% intervals: "
-    "Student's t over seeds (pairs of one seed are averaged first), with variances moderated across contrasts, which "
-    "adds degrees of freedom (df). 'lower' and 'higher' require an interval that excludes 0, an effect above the noise "
-    f"floor of seeds, and a Holm-corrected p of at most {ALPHA} over the contrasts at that depth on that basis."
-)
 
 CHAIN_EXPLAINED = (
     "The links of the chain. 'associated': the 95% interval of the rank correlation within depth excludes 0 (jackknife "
@@ -47,61 +26,11 @@ CHAIN_EXPLAINED = (
 )
 
 
-def knob_lines(runs: pd.DataFrame, outcome: str, knob: str | None = None) -> Iterator[str]:
-    """Effects by knob and depth on every basis, their interactions, and the slopes in depth."""
-    effects = measure_effects(runs, outcome, knob)
-    yield EXPLAINED
-    for each in choose(all_knobs(relevant_columns(runs, outcome)), knob):
-        of_knob = [contrast for contrast in effects if contrast.knob == each.name]
-        joint = f" (changes together with {', '.join(each.fields[1:])}: effects cannot be attributed to one of them)"
-        yield f"\n{each.name}{'' if each.is_pure or each.name == 'n_layers' else joint}"
-        for key in dict.fromkeys(contrast.key for contrast in of_knob):
-            yield from _setting_lines([contrast for contrast in of_knob if contrast.key == key])
-    yield from _interaction_and_slope_lines(runs, outcome, knob)
-
-
 def judged_outcome(runs: pd.DataFrame, outcome: str) -> tuple[str, str]:
     """The outcome, or the sound form of a degenerate score; and a warning, or ''. Raises ValueError for an outcome that
     is no number of `runs`."""
     unit_of(outcome)
     return usable_form(outcome, score_rows(result_rows(runs), outcome), "the effects are on")
-
-
-def pooling_caution(runs: pd.DataFrame) -> str:
-    """A warning about contrasts that pool several widths or token budgets, or ''."""
-    by_depth = result_rows(runs).groupby("n_layers")
-    nouns = {"d_model": "widths", "train_tokens": "token budgets"}
-    pooled = [f"{n} {noun}" for name, noun in nouns.items() if (n := by_depth[name].nunique().max()) > 1]
-    text = f"Each contrast is a mean over up to {' and '.join(pooled)}; --part scale separates them."
-    return text if pooled else ""
-
-
-def _setting_lines(contrasts: Sequence[Contrast]) -> Iterator[str]:
-    """One setting at one depth: bases that have the same pairs share a line."""
-    first = contrasts[0]
-    depth = "" if first.n_layers is None else f"n_layers={first.n_layers}, "
-    yield f"  {depth}{first.setting} vs {first.baseline}"
-    by_runs: dict[tuple[str, ...], list[Contrast]] = {}
-    for contrast in contrasts:
-        by_runs.setdefault(contrast.run_ids, []).append(contrast)
-    for same_runs in by_runs.values():
-        contrast = same_runs[0]
-        text = effect_text(contrast) if contrast.has_pairs else "no matched runs"
-        if contrast.has_pairs and not all(contrast.matches(basis) for basis in BASES):
-            text += f". {basis_text(contrast)}"
-        yield f"    {', '.join(f'equal {other.basis}' for other in same_runs)}: {text}"
-
-
-def _interaction_and_slope_lines(runs: pd.DataFrame, outcome: str, knob: str | None) -> Iterator[str]:
-    interactions = setting_interactions(relevant_columns(runs, outcome), outcome, knob)
-    if interactions:
-        tested = counted(len(interactions), "interaction")
-        yield f"\nDo effects on {outcome} depend on the other settings? (Holm-corrected over {tested})"
-    yield from (f"  {setting_interaction_sentence(interaction)}" for interaction in interactions)
-    slopes = measure_slopes(runs, outcome, knob)
-    if slopes:
-        yield f"\nDoes {outcome} change differently with depth? (Holm-corrected over {counted(len(slopes), 'slope')})"
-    yield from (f"  {slope_sentence(slope)}" for slope in slopes)
 
 
 # The chain

@@ -16,9 +16,9 @@ import pandas as pd
 from matplotlib.figure import Figure
 from scipy.special import stdtrit
 
+from sparsedepth.effects.cells import values_of
 from sparsedepth.effects.intervals import scatter
 from sparsedepth.effects.knobs import design_of, plain
-from sparsedepth.effects.pairs import values_of
 from sparsedepth.plots.page import Drawing, NothingToDraw
 from sparsedepth.plots.runs import choose_run, rows_of_run, setting_names, settings_in_order
 from sparsedepth.plots.style import (

@@ -20,11 +20,10 @@ import pandas as pd
 
 from sparsedepth.config.role import roles
 from sparsedepth.config.run import RunConfig
-from sparsedepth.effects.all_effects import family_of, slopes_of
+from sparsedepth.effects.all_effects import slopes_of
 from sparsedepth.effects.causal_evidence import INTERVENTIONS, InterventionEffect, chain_evidence
 from sparsedepth.effects.chain import cautions
-from sparsedepth.effects.contrast import contrasts_on_bases
-from sparsedepth.effects.knobs import Knob, find_knobs, labels, tuned_fields
+from sparsedepth.effects.knobs import Knob, find_knobs, tuned_fields
 from sparsedepth.effects.pairs import BASES
 from sparsedepth.recipe.card import (
     Card,
@@ -42,6 +41,7 @@ from sparsedepth.recipe.card import (
 from sparsedepth.recipe.choose import comparison_of, derive, measure_settings, rows_at
 from sparsedepth.recipe.comparison_rows import comparison_rows
 from sparsedepth.recipe.holdout import hold_out, hold_out_scale
+from sparsedepth.recipe.measured import Measured
 from sparsedepth.recipe.provenance import provenance_of
 from sparsedepth.recipe.trial import with_trial
 from sparsedepth.store.packages import version_differences
@@ -82,7 +82,7 @@ def build_card(
     diverged = used[used["outcome"] == "diverged"]
     return Card(
         recipe=recipe,
-        matched=on_bases(results, knobs, recipe),
+        matched=on_bases(runs, recipe),
         learning_rate=learning_rate_of(runs, used),
         mechanism=mechanism,
         confounds=tuple(confounds_of(used, tested, recipe)),
@@ -106,32 +106,19 @@ def _outcome_for(recipe: Recipe, holdout: Holdout | None) -> Outcome | None:
     return holdout.outcome if same else "not confirmed"
 
 
-def on_bases(runs: pd.DataFrame, knobs: Mapping[str, Knob], recipe: Recipe) -> tuple[OnBases, ...]:
-    """Every candidate's contrast on each basis, at its depth (at the deepest, if it is predicted)."""
-    all_knobs = find_knobs(runs)  # as in `effects`, for the same intervals
-    covered = {(knob.baseline, setting) for knob in all_knobs for setting in knob.settings}
-    more = [knob for knob in knobs.values() if any((knob.baseline, each) not in covered for each in knob.settings)]
-    by_knob = [(knob, contrasts_on_bases(runs, knob, recipe.objective)) for knob in (*all_knobs, *more)]
-    by_basis = {basis: [c for c in family_of(by_knob, basis) if c.has_pairs] for basis in BASES}
-    rows = []
-    for tested in (candidate.contrast for candidate in recipe.candidates):
-        equal = {}
-        for basis, family in by_basis.items():
-            of_setting = [contrast for contrast in family if contrast.setting == tested.setting]
-            at_depth = [contrast for contrast in of_setting if contrast.n_layers == tested.n_layers]
-            equal[basis] = next(iter(at_depth or of_setting[-1:]), None)
-        seconds = _wall_clock(runs[runs["run_id"].isin(tested.run_ids)], knobs[tested.knob], tested.setting)
-        rows.append(OnBases(setting=tested.setting, equal=equal, wall_clock=seconds))
-    return tuple(rows)
-
-
-def _wall_clock(runs: pd.DataFrame, knob: Knob, setting: str) -> float | None:
-    """Mean training time at the setting / at the baseline; None where a run lacks it."""
-    if "training_seconds" not in runs.columns or not len(runs):
-        return None
-    seconds, settings = pd.to_numeric(runs["training_seconds"], errors="coerce"), labels(runs, knob)
-    ratio = float(seconds[settings == setting].mean() / seconds[settings == knob.baseline].mean())
-    return None if seconds.isna().any() or not ratio > 0 else ratio
+def on_bases(runs: pd.DataFrame, recipe: Recipe) -> tuple[OnBases, ...]:
+    """Every candidate's contrast, on each basis that both sides agree in; and its training time."""
+    if recipe.place != "inside" or recipe.depth is None:
+        return ()
+    found = Measured(runs, recipe.objective, recipe.depth)
+    return tuple(
+        OnBases(
+            setting=candidate.contrast.setting,
+            equal={basis: candidate.contrast if candidate.contrast.matches(basis) else None for basis in BASES},
+            wall_clock=found.seconds(candidate.values),
+        )
+        for candidate in recipe.candidates
+    )
 
 
 def learning_rate_of(runs: pd.DataFrame, used: pd.DataFrame) -> LearningRate:

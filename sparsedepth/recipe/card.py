@@ -83,6 +83,9 @@ class Recipe(Section):
     baseline: Annotated[RunConfig | None, Field(description="with any seed")] = None
     config: Annotated[RunConfig | None, Field(description="with any seed; the baseline where it abstains")] = None
     candidates: tuple[Candidate, ...] = ()
+    others: Annotated[
+        tuple[str, ...], Field(description="effects beside other settings, and of settings together, as text")
+    ] = ()
     spread: Annotated[float | None, Field(description="tau: how far true effects lie from 0")] = None
     stack: Annotated[Stack | None, Field(description="None with fewer than two changes to stack")] = None
     domain: Domain

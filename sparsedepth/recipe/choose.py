@@ -22,8 +22,8 @@ from sparsedepth.config.load import build
 from sparsedepth.config.role import fields_where
 from sparsedepth.config.run import RunConfig
 from sparsedepth.effects.all_effects import relevant_columns
-from sparsedepth.effects.contrast import Contrast, compare, noise
-from sparsedepth.effects.intervals import moderate
+from sparsedepth.effects.cells import unit_of, values_of
+from sparsedepth.effects.contrast import Contrast
 from sparsedepth.effects.knobs import (
     DERIVED,
     Knob,
@@ -32,17 +32,16 @@ from sparsedepth.effects.knobs import (
     chosen_fields,
     field_values,
     find_knobs,
-    joint_knob,
     labels,
     plain,
-    setting_text,
     tuned_fields,
 )
-from sparsedepth.effects.pairs import BASES, unit_of, values_of
+from sparsedepth.effects.pairs import BASES
 from sparsedepth.quantities.measured import REMOVED_MEASURES
 from sparsedepth.recipe.card import Candidate, Comparison, Place, Recipe, Stack, Values
 from sparsedepth.recipe.domain import domain_of
-from sparsedepth.recipe.predict import measured, predicted, reliability, spread_of_effects
+from sparsedepth.recipe.measured import NO_BASELINE, Measured, measured
+from sparsedepth.recipe.predict import predicted, reliability, spread_of_effects
 from sparsedepth.store.comparable_loss import COMMON, has_one_context
 from sparsedepth.store.degeneracy import common_weakness, degeneracy, degeneracy_note, score_rows
 from sparsedepth.store.imported_run import buildable, import_note, is_imported, unstated
@@ -109,7 +108,7 @@ def derive(
     at = f" at n_layers={rows.depth}" if rows.place == "inside" else ""
     if not values_of(rows.runs, objective).notna().any():
         return updated(recipe, abstained=f"{objective} was measured in no finished run{at}")
-    baseline, has_noise = configure(rows, ()), noise(rows.runs, objective)[0] is not None
+    baseline, has_noise = configure(rows, ()), bool(rows.runs.groupby("cell_id")["seed"].nunique().max() > 1)
     grade = "C" if has_noise and not (recipe.weakness or recipe.unknown) else "D"
     recipe = updated(recipe, config=baseline, baseline=baseline, grade=grade)
     if degeneracy(objective, scores).is_degenerate:
@@ -119,6 +118,11 @@ def derive(
         return updated(recipe, abstained=one_depth)
     if not rows.knobs:
         return updated(recipe, abstained=f"all runs{at} have the same configuration: nothing was varied")
+    if rows.place == "inside" and rows.depth is not None:
+        found = Measured(rows.all_runs, objective, rows.depth)
+        if not found.has_baseline:
+            return updated(recipe, abstained=NO_BASELINE)
+        recipe = updated(recipe, others=found.others())
     candidates, spread = judge_candidates(rows, measure_settings(rows, objective), matched)
     recipe = updated(recipe, candidates=candidates, spread=spread)
     if not has_noise:
@@ -168,7 +172,7 @@ def measure_settings(rows: DepthRows, outcome: str) -> list[Contrast]:
     assert rows.depth is not None
     runs = relevant_columns(rows.all_runs, outcome)
     if rows.place == "inside":
-        return measured(runs, rows.knobs, outcome, rows.depth, rows.all_knobs)
+        return measured(rows.all_runs, rows.knobs, outcome, rows.depth)
     return predicted(runs, rows.knobs, outcome, rows.depth)
 
 
@@ -219,8 +223,6 @@ def reason_against(contrast: Contrast, matched: str, own_context: Sequence[str] 
         return (
             f"{contrast.outcome} is scored at each run's own seq_len; use {COMMON}, with one eval_seq_len for all runs"
         )
-    if contrast.n_diverged:
-        return f"{contrast.n_diverged} of its runs diverged"
     if contrast.p_holm is None:
         return f"too few seeds for an interval ({contrast.n_seeds})"
     if contrast.verdict_uncorrected == "not distinguishable":
@@ -304,11 +306,19 @@ def check_stack(rows: DepthRows, recipe: Recipe) -> Recipe:
     if len(changes) == 1:
         return recipe
     best = max(changes, key=_gain)
-    stack = Stack(
-        best=best.contrast.setting,
-        against_baseline=compare_cells(rows.runs, rows.knobs, (), changes, recipe),
-        against_best=compare_cells(rows.runs, rows.knobs, (best,), changes, recipe),
-    )
+    compared: list[Contrast | None] = [None, None]
+    if rows.place == "inside" and rows.depth is not None:
+        pairs = (((), changes), ((best,), changes))
+        compared = [compare_cells(rows.all_runs, rows.knobs, rows.depth, pair, recipe.objective) for pair in pairs]
+    stack = Stack(best=best.contrast.setting, against_baseline=compared[0], against_best=compared[1])
+    if rows.place == "inside" and stack.against_baseline is None:
+        others = [change for change in changes if change is not best]
+        refused = {
+            change.contrast.setting: f"not run together with {stack.best}: two changes that were tested apart are no "
+            "recipe"
+            for change in others
+        }
+        return updated(_refusing(recipe, refused), config=configure(rows, (best,)))
     recipe = updated(recipe, stack=stack)
     if comparison_of(stack.against_baseline) == "worse":
         refused = {change.contrast.setting: "the changes together are worse than the baseline" for change in changes}
@@ -357,26 +367,18 @@ def configure(rows: DepthRows, changes: Sequence[Candidate]) -> RunConfig:
 
 
 def compare_cells(
-    runs: pd.DataFrame, knobs: Sequence[Knob], before: Sequence[Candidate], after: Sequence[Candidate], recipe: Recipe
+    runs: pd.DataFrame, knobs: Sequence[Knob], depth: int, changes: tuple[Sequence[Candidate], ...], objective: str
 ) -> Contrast | None:
-    """One whole configuration against another, paired by seed: all knobs as one, its error moderated by the recipe's
-    candidates. None if they share no seed."""
-    values_before, values_after = (field_values(knobs, settings_with(knobs, changes)) for changes in (before, after))
-    try:
-        joint = joint_knob(runs, knobs, values_before)
-    except ValueError:  # `before` was not run
-        return None
-    contrast = compare(runs, joint, setting_text(values_after), recipe.objective)
-    tested = [candidate.contrast for candidate in recipe.candidates]
-    return None if contrast is None else moderate([contrast], tested)[0]
+    """One whole configuration against another, `changes` being those of both, the compared one last; None if either
+    was not run at this depth."""
+    before, after = (field_values(knobs, settings_with(knobs, each)) for each in changes)
+    return Measured(runs, objective, depth).contrast(knobs[0].name, after, before)
 
 
 def comparison_of(contrast: Contrast | None) -> Comparison:
     """Whether the setting is better than the baseline, by a contrast on an objective."""
-    if contrast is None or (contrast.effect.mean is None and not contrast.n_diverged):
-        return "not compared"
-    if contrast.n_diverged:
-        return "worse"
+    if contrast is None or contrast.effect.mean is None:
+        return "worse" if contrast is not None and contrast.n_diverged else "not compared"  # all its runs diverged
     if contrast.verdict == "not distinguishable":
         return "not distinguishable"
     return "better" if (contrast.verdict == "higher") == (quantities.sign(contrast.outcome) > 0) else "worse"

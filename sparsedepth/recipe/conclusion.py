@@ -6,12 +6,10 @@ reaches and costs, and the size of improvement that the runs could have missed.
 
 import math
 from collections.abc import Sequence
-from dataclasses import replace
 
 from sparsedepth import quantities
 from sparsedepth.config.images import unit_for
 from sparsedepth.config.plain_text import counted
-from sparsedepth.effects.contrast import Contrast
 from sparsedepth.effects.sentences import estimate_text, number_text
 from sparsedepth.recipe.card import Candidate, Card, Domain, Holdout, MeasuredConfiguration, MeasuredPart, Recipe
 from sparsedepth.recipe.choose import BUDGET, comparison_of
@@ -93,33 +91,22 @@ def configuration_text(row: MeasuredConfiguration | None, recipe: Recipe) -> str
 
 
 def _abstention(recipe: Recipe) -> str:
-    """'None of 4 changes was shown to help; improvements below 0.26 to 0.29 nat/token could have been missed', or what
-    would help if none of its runs had diverged."""
+    """'None of 4 changes was shown to help, 2 were shown to hurt; improvements below 0.26 to 0.29 nat/token could have
+    been missed'."""
     changes = tested(recipe)
     if any(comparison_of(change.contrast) == "better" for change in changes):
         return f"No change is recommended: {recipe.abstained}"
-    if diverged := [change.contrast for change in changes if better_but_diverged(change.contrast)]:
-        sizes = "; ".join(
-            f"{contrast.setting} is better, {estimate_text(contrast.effect, contrast.unit)}, but "
-            f"{contrast.n_diverged} of its runs diverged"
-            for contrast in diverged
-        )
-        return f"No change is recommended: {sizes}"
     n_uneven = sum(bool(change.contrast.verdict_blocked_by) for change in changes)
-    uneven = f" ({n_uneven} with uneven tuning)" if n_uneven else ""
+    uneven = f" ({n_uneven} with a verdict withheld)" if n_uneven else ""
     none = f"None of {len(changes)} changes was" if len(changes) > 1 else "The one change tested was not"
-    none += f" shown to help{uneven}"
+    n_worse = sum(comparison_of(change.contrast) == "worse" for change in changes)
+    hurt = f", {n_worse} {'was' if n_worse == 1 else 'were'} shown to hurt" if n_worse else ""
+    none += f" shown to help{uneven}{hurt}"
     sizes = dict.fromkeys(_two_digits(size, recipe.unit) for size in detectable_sizes(recipe))
     if not sizes:
         return none
     unit = f" {recipe.unit}" if recipe.unit not in ("", "1", "ln ratio") else ""
     return f"{none}; improvements below {' to '.join(sizes)}{unit} could have been missed"
-
-
-def better_but_diverged(contrast: Contrast) -> bool:
-    """Whether only diverged runs keep a setting from being better than the baseline."""
-    others = replace(contrast, n_diverged=0)
-    return contrast.n_diverged > 0 and comparison_of(others) == "better"
 
 
 def detectable_sizes(recipe: Recipe) -> tuple[float, ...]:

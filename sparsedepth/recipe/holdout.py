@@ -21,14 +21,14 @@ import numpy as np
 import pandas as pd
 
 from sparsedepth import quantities
+from sparsedepth.effects.cells import values_of
 from sparsedepth.effects.contrast import Contrast
 from sparsedepth.effects.intervals import estimate
 from sparsedepth.effects.knobs import Knob, labels
-from sparsedepth.effects.pairs import values_of
 from sparsedepth.effects.scale import decisions
 from sparsedepth.recipe.card import Candidate, Comparison, Holdout, Outcome, Prediction, Recipe
 from sparsedepth.recipe.choose import compare_cells, comparison_of, derive, rows_at, settings_with
-from sparsedepth.recipe.predict import measured
+from sparsedepth.recipe.measured import measured
 from sparsedepth.store.small_sample import share_interval
 from sparsedepth.store.tuning_roles import result_rows
 
@@ -64,11 +64,11 @@ def hold_out(
             f"--holdout-depth {depth} needs finished runs there and at two smaller depths; these have n_layers {have}"
             f"{possible}"
         )
-    shallower = results[results["n_layers"] < depth]
+    shallower = runs[runs["n_layers"] < depth]
     recipe = derive(shallower, depth, objective, matched)
     knobs = _tested_knobs(shallower, recipe)
-    by_setting = {c.setting: c for c in measured(results, knobs, objective, depth)}
-    return _score(results[results["n_layers"] == depth], knobs, recipe, by_setting, ("n_layers", depth, fitted_on))
+    by_setting = {c.setting: c for c in measured(runs, knobs, objective, depth)}
+    return _score(runs[runs["n_layers"] == depth], knobs, recipe, by_setting, ("n_layers", depth, fitted_on))
 
 
 def hold_out_scale(
@@ -91,7 +91,8 @@ def hold_out_scale(
         have = ", ".join(f"{size:g}" for size in sizes) or "none"
         raise ValueError(f"holdout {scale} needs runs of two {field} or more at n_layers={depth}; there are: {have}")
     *fitted_on, largest = map(int, sizes)
-    smaller, held_out = results[results[field] < largest], results[results[field] == largest]
+    at_depth = runs[runs["n_layers"] == depth]
+    smaller, held_out = at_depth[at_depth[field] < largest], at_depth[at_depth[field] == largest]
     recipe = derive(smaller, depth, objective, matched)
     knobs = [knob for knob in _tested_knobs(smaller, recipe) if field not in knob.fields]
     by_setting = {c.setting: c for c in measured(held_out, knobs, objective, depth)}
@@ -126,14 +127,16 @@ def _score(
     signed = [(shrunk, mean) for shrunk, mean, contrast in scored if contrast.verdict != "not distinguishable"]
     shrunk_by_setting = {p.candidate.contrast.setting: p.candidate.shrunk or 0.0 for p in predictions}
     naive = max(shrunk_by_setting, key=lambda setting: sign * shrunk_by_setting[setting], default="")
-    cells = _cells(held_out, knobs, objective, shrunk_by_setting, naive)
+    cells = _cells(result_rows(held_out), knobs, objective, shrunk_by_setting, naive)
     truth_C = cells["measured"].to_numpy(float)
     settings = {text for texts in cells["settings"] for text in texts} - {knob.baseline for knob in knobs}
     right, n_decisions = decisions(cells["predicted"].to_numpy(float), truth_C)
     errors = [abs(shrunk - mean) for shrunk, mean, _ in scored]
     interval = estimate(errors)
     naive_errors = [abs((shrunk if contrast.setting == naive else 0.0) - mean) for shrunk, mean, contrast in scored]
-    gain = compare_cells(held_out, knobs, (), recipe.changes, recipe) if recipe.changes else None
+    gain = None
+    if recipe.changes and recipe.depth is not None:
+        gain = compare_cells(held_out, knobs, recipe.depth, ((), recipe.changes), objective)
     return Holdout(
         depth=recipe.depth,
         axis=split[0],

@@ -37,31 +37,13 @@ import pandas as pd
 from scipy.optimize import bisect
 
 from sparsedepth.effects.all_effects import judge
-from sparsedepth.effects.contrast import Contrast, contrasts, effect_fields, noise_and_floor, over_depths
+from sparsedepth.effects.contrast import Contrast, effect_fields, noise_and_floor, over_depths
 from sparsedepth.effects.intervals import ExtraVariance
 from sparsedepth.effects.knobs import Knob, design_of
 from sparsedepth.effects.pairs import pairs
 from sparsedepth.effects.tuning_error import tuning_of
 
 SIDES = ["difference", "value", "value_baseline"]
-
-
-def measured(
-    runs: pd.DataFrame, knobs: Sequence[Knob], objective: str, depth: int, all_knobs: Sequence[Knob] | None = None
-) -> list[Contrast]:
-    """The contrasts at one depth, moderated with those of the other depths. `all_knobs`: the knobs of all depths, if
-    they differ, so that a contrast has the same interval as in `effects`."""
-    family = _by_key(runs, all_knobs or knobs, objective)
-    at_depth = family if all_knobs in (None, knobs) else _by_key(runs, knobs, objective)
-    at_depth = {key: contrast for key, contrast in at_depth.items() if contrast.n_layers == depth}
-    family = {key: c for key, c in family.items() if c.n_layers != depth or key in at_depth} | at_depth
-    judged = dict(zip(family, judge([*family.values()]), strict=True))
-    return [judged[key] for key in at_depth]
-
-
-def _by_key(runs: pd.DataFrame, knobs: Iterable[Knob], objective: str) -> dict[tuple[int | None, str], Contrast]:
-    design = design_of(runs)
-    return {c.key: c for knob in knobs for c in contrasts(runs, knob, objective, design)}
 
 
 def predicted(runs: pd.DataFrame, knobs: Iterable[Knob], objective: str, depth: int) -> list[Contrast]:

@@ -3,29 +3,16 @@
 from collections.abc import Iterable
 
 from sparsedepth import quantities
+from sparsedepth.config.plain_text import counted
 from sparsedepth.effects.intervals import Estimate
 from sparsedepth.effects.sentences import size_text
-from sparsedepth.effects.summary import (
-    LEGEND,
-    averaging_text,
-    baselines_text,
-    effect_cells,
-    minus,
-    ratio_cell,
-    short_setting,
-    table_page,
-    title,
-    tuned_text,
-    tuning_notes,
-    verdict_cell,
-)
-from sparsedepth.recipe.card import Card, Holdout, MeasuredConfiguration
-from sparsedepth.recipe.conclusion import better_but_diverged, part_of
+from sparsedepth.effects.text import title
+from sparsedepth.recipe.card import Candidate, Card, Holdout, MeasuredConfiguration
+from sparsedepth.recipe.choose import comparison_of
+from sparsedepth.recipe.conclusion import part_of
 from sparsedepth.store import terminal
 from sparsedepth.store.query_result import QueryResult
 
-COSTS = {"params": "params_total", "flops": "flops"}
-"""Column -> basis of comparison."""
 BEST_MEASURED = "the best of several means, so optimistic (selection bias); not a recommendation"
 
 
@@ -56,49 +43,61 @@ def measured_text(card: Card, width: int) -> str:
         return ""
     has_best = any(row.parts == ("best measured",) for row in card.measured)
     notes = [f"best measured: {BEST_MEASURED}"] if has_best else []
-    if any(better_but_diverged(candidate.contrast) for candidate in card.recipe.candidates):
-        notes.append("best measured: of the configurations without a diverged run")
     if cut := cut_text(card.measured, card.recipe.objective):
         notes.append(f"lo, hi: 95% interval over seeds{cut}")
     table = terminal.fit(measured_table(card), ("params", "seeds", "flops"), width).text
     return f"{table}\n{terminal.wrapped(notes, width)}"
 
 
+LISTS = {
+    "better": "Do (shown to help)",
+    "worse": "Don't (shown to hurt)",
+    "not distinguishable": "Not shown",
+}
+"""Comparison with the baseline -> heading of its list."""
+
+
 def settings_text(card: Card, width: int) -> str:
-    """The effect and the cost of each setting tested, with notes on uneven tuning and on significant settings that are
-    not recommended; '' where none was tested."""
+    """Three lists of the settings tested: do, don't, not shown; and what depends on another setting. '' where none was
+    tested."""
     candidates = [candidate for candidate in card.recipe.candidates if candidate.contrast.has_pairs]
     if not candidates:
         return ""
-    contrasts = [candidate.contrast for candidate in candidates]
-    first, seconds = contrasts[0], {matched.setting: matched.wall_clock for matched in card.matched}
-    head = (
-        f"{title(first.outcome, first.unit)}; effect: setting {minus(first.unit)} baseline, in pairs with all "
-        f"else equal{averaging_text(contrasts)}{tuned_text(contrasts)}",
-        baselines_text(contrasts),
-    )
-    names = ("effect", "lo", "hi", "detectable", "seeds", "diverged", *COSTS, "time", "verdict", "setting")
-    rows = [
-        (
-            *effect_cells(contrast),
-            contrast.n_seeds,
-            contrast.n_diverged or None,
-            *(ratio_cell(contrast.ratios[basis]) for basis in COSTS.values()),
-            seconds.get(contrast.setting),
-            verdict_cell(contrast),
-            short_setting(contrast.setting),
-        )
-        for contrast in contrasts
+    first = candidates[0].contrast
+    seconds = {matched.setting: matched.wall_clock for matched in card.matched}
+    over = "over" if first.unit == "ln ratio" else "minus"
+    lines = [
+        f"{title(first.outcome, first.unit)}; setting {over} baseline, 95% interval of seeds and of the choice of lr; "
+        "FLOPs, parameters and time relative to the baseline"
     ]
-    cost = "params (stored), flops, time (of training; measured time is noisy): relative to the baseline"
-    notes = tuning_notes((contrast.setting, contrast) for contrast in contrasts)
-    notes += [
-        f"not recommended: {candidate.contrast.setting}: {candidate.refused}"
-        for candidate in candidates
-        if candidate.refused and candidate.contrast.verdict != "not distinguishable"
-    ]
-    optional = ("detectable", "seeds", "time", "params")
-    return f"Settings tested:\n{table_page(head, names, rows, optional, notes, width, LEGEND | {'flops': cost})}\n"
+    for comparison, heading in LISTS.items():
+        of_list = [each for each in candidates if comparison_of(each.contrast) == comparison]
+        lines.append(f"{heading}:{'' if of_list else ' nothing'}")
+        lines += [f"  {candidate_text(each, seconds.get(each.contrast.setting))}" for each in of_list]
+    unknown = [each for each in candidates if comparison_of(each.contrast) == "not compared"]
+    lines += [f"No effect known: {each.contrast.setting}: {each.refused}" for each in unknown]
+    if card.recipe.others:
+        lines += ["Beside other settings, and together:", *(f"  {text}" for text in card.recipe.others)]
+    return terminal.wrapped(lines, width)
+
+
+def candidate_text(candidate: Candidate, seconds: float | None = None) -> str:
+    """'depth_scale=lns: +0.034 (+0.018 to +0.051), 5 seeds; FLOPs x1; ...' and why it is not recommended."""
+    contrast = candidate.contrast
+    parts = [f"{contrast.setting} instead of {contrast.baseline}: {_with_interval(contrast.effect, contrast.unit)}"]
+    ratios = {"FLOPs": contrast.ratios["flops"], "parameters": contrast.ratios["params_total"]}
+    costs = [f"{noun} x{ratio[0]:.3g}" for noun, ratio in ratios.items() if ratio]
+    costs += [f"time x{seconds:.3g}"] if seconds else []
+    parts += [f"{counted(contrast.n_seeds, 'seed')}; {', '.join(costs) or 'cost unknown'}"]
+    if contrast.verdict == "not distinguishable" and contrast.detectable is not None:
+        parts.append(f"an effect of {size_text(contrast.detectable, contrast.unit)} would have been seen")
+    if contrast.n_diverged:
+        parts.append(f"{counted(contrast.n_diverged, 'run')} diverged")
+    if contrast.verdict_blocked_by:
+        parts.append(contrast.verdict_blocked_by)
+    elif candidate.refused and comparison_of(contrast) == "better":
+        parts.append(f"not recommended: {candidate.refused}")
+    return "; ".join(parts)
 
 
 def holdout_table(holdout: Holdout) -> QueryResult:

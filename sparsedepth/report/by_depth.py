@@ -5,10 +5,10 @@ from typing import Any
 
 import pandas as pd
 
+from sparsedepth.effects.cells import unit_of
 from sparsedepth.effects.depth_slope import depth_slope
 from sparsedepth.effects.intervals import POWER
 from sparsedepth.effects.knobs import changed, find_knobs, tuned_fields
-from sparsedepth.effects.pairs import unit_of
 from sparsedepth.effects.sentences import estimate_text, size_text
 from sparsedepth.recipe.card import MeasuredConfiguration, Recipe
 from sparsedepth.recipe.choose import derive

@@ -14,10 +14,9 @@ from sparsedepth.config.plain_text import counted
 from sparsedepth.config.sweep import SweepDefinition, read_definition
 from sparsedepth.effects.causal_evidence import LinkEvidence, chain_evidence
 from sparsedepth.effects.chain import cautions
-from sparsedepth.effects.contrast import Contrast
-from sparsedepth.effects.sentences import contrast_sentence
+from sparsedepth.effects.text import effect_sentence
 from sparsedepth.effects.text_report import evidence_lines, link_heading
-from sparsedepth.plots.forest import all_contrasts
+from sparsedepth.plots.forest import forest_effects
 from sparsedepth.recipe.build_card import build_card
 from sparsedepth.recipe.card import Card
 from sparsedepth.recipe.card_text import grade_statement, rule_with_verification
@@ -99,7 +98,7 @@ def content(
     objective = loss if objective == "loss" else objective
     compared = None if search else trained  # a search has no baseline
     card = None if compared is None else recipe_card(runs, folders, depth, objective, verified)  # can refuse the card
-    effects = [] if compared is None else all_contrasts(without_measured_models(runs))
+    effects = forest_effects(without_measured_models(runs) if compared is not None else runs.iloc[:0])
     links = [] if compared is None else [link for link in chain_evidence(compared) if link.within.rho is not None]
     failures = table_of_failures(folders, runs)
     runs_table = table_of_runs(runs)
@@ -110,7 +109,7 @@ def content(
         card=card,
         by_depth=None if compared is None else recipes_by_depth(runs, objective),
         runs=runs_table,
-        effects=table_of_effects(effects) if effects else None,
+        effects=None if effects.empty else table_of_effects(effects),
         links=tuple((link_heading(link), tuple(evidence_lines(link))) for link in links),
         failures=failures,
         methods=table_of_methods(
@@ -159,7 +158,7 @@ def summarise(
     runs: pd.DataFrame,
     trained: pd.DataFrame | None,
     card: Card | None,
-    effects: Sequence[Contrast],
+    effects: pd.DataFrame,
     links: Sequence[LinkEvidence],
     failures: Table,
 ) -> list[str]:
@@ -168,26 +167,15 @@ def summarise(
     if card and trained is not None and (along := depth_sentence(trained, loss_of(runs))):
         sentences.append(along)
     sentences.append(counts_text(runs, trained))
-    distinct = [effect for effect in effects if effect.verdict != "not distinguishable"]
-    if effects:
-        withheld = sum(effect.verdict_ignoring_tuning != effect.verdict for effect in effects)
-        uneven = f"; {withheld} more do, but the verdict is withheld because of uneven tuning" if withheld else ""
-        sentences.append(
-            f"{len(distinct)} of {counted(len(effects), 'effect')} exceed the noise of seeds after Holm's "
-            f"correction over the effects on one outcome at one depth{uneven}."
-        )
-    on_loss = [effect for effect in distinct if effect.outcome in (OWN, COMMON)]
-    deepest = max((effect.n_layers or 0 for effect in on_loss), default=0)
-    at_depth = [effect for effect in on_loss if (effect.n_layers or 0) == deepest]
-    at_depth.sort(key=lambda effect: -abs(effect.effect.mean or 0.0))
-    sentences += [f"{contrast_sentence(effect)}." for effect in at_depth[:MOST_IN_SUMMARY]]
-    others = [effect for effect in distinct if effect not in at_depth[:MOST_IN_SUMMARY]]
-    if text := _effects_text(others):
-        own = any(effect.tuned.startswith("each") for effect in others)
-        sentences.append(
-            f"{'The others' if at_depth else 'They are'}: {text}."
-            f"{' Each setting has its own tuned lr, which also changes these.' if own else ''}"
-        )
+    shown = effects[effects["verdict"].isin(["lower", "higher"])]
+    if len(effects):
+        sentences.append(f"{len(shown)} of {counted(len(effects), 'effect')} are shown to be lower or higher.")
+    on_loss = shown[shown["outcome"].isin([OWN, COMMON])]
+    at_depth = on_loss[on_loss["n_layers"] == on_loss["n_layers"].max()]
+    at_depth = at_depth.loc[at_depth["estimate"].abs().sort_values(ascending=False).index][:MOST_IN_SUMMARY]
+    sentences += [f"{effect_sentence(row)}." for row in at_depth.to_dict("records")]
+    if text := _effects_text(shown.drop(at_depth.index)):
+        sentences.append(f"{'The others' if len(at_depth) else 'They are'}: {text}.")
     linked = sorted(
         (link for link in links if link.verdict in LINK_MEANINGS),
         key=lambda link: list(LINK_MEANINGS).index(link.verdict),
@@ -200,18 +188,14 @@ def summarise(
     return sentences
 
 
-def _effects_text(effects: Sequence[Contrast]) -> str:
+def _effects_text(effects: pd.DataFrame) -> str:
     """'residual_variance_last lower with depth_scale=lns at n_layers 4, 12; usefulness ...'."""
     depths: dict[str, dict[str, list[str]]] = {}
-    for effect in effects:
-        of_setting = depths.setdefault(effect.outcome, {}).setdefault(f"{effect.verdict} with {effect.setting}", [])
-        of_setting += [] if effect.n_layers is None else [str(effect.n_layers)]
-
-    def depths_text(at_depths: Sequence[str]) -> str:
-        return f" at n_layers {', '.join(at_depths)}" if at_depths else ""
-
+    for row in effects.to_dict("records"):
+        of_setting = depths.setdefault(row["outcome"], {}).setdefault(f"{row['verdict']} with {row['setting']}", [])
+        of_setting.append(str(row["n_layers"]))
     return "; ".join(
-        f"{outcome} {', '.join(text + depths_text(at_depths) for text, at_depths in by_setting.items())}"
+        f"{outcome} {', '.join(text + ' at n_layers ' + ', '.join(at) for text, at in by_setting.items())}"
         for outcome, by_setting in depths.items()
     )
 

@@ -9,10 +9,9 @@ import pandas as pd
 from sparsedepth import quantities
 from sparsedepth.config.images import unit_for
 from sparsedepth.config.run import RunConfig
-from sparsedepth.effects.contrast import Contrast
-from sparsedepth.effects.intervals import POWER
 from sparsedepth.effects.knobs import chosen_fields, plain
-from sparsedepth.effects.sentences import size_text, verdict_text
+from sparsedepth.effects.text import size_text
+from sparsedepth.effects.verdict import ALPHA, POWER
 from sparsedepth.plots.forest import LOG_UNIT
 from sparsedepth.plots.style import DEGENERATE
 from sparsedepth.store.cell_text import readable
@@ -131,36 +130,39 @@ def meaning_of(name: str, corpora: Iterable[object]) -> str:
     return (field.description or "") if field is not None else ""
 
 
-def table_of_effects(effects: Sequence[Contrast]) -> Table:
-    """One row per contrast."""
+def table_of_effects(effects: pd.DataFrame) -> Table:
+    """One row per effect of the frame."""
     columns = [
         ("outcome", ""),
         ("setting", ""),
-        ("baseline", ""),
         ("n_layers", ""),
-        ("effect", "mean paired difference, setting minus baseline; ×: ratio"),
-        ("95% interval", ""),
+        ("effect", "setting minus baseline, each at its own tuned lr; ×: ratio"),
+        ("95% interval", "of seeds and of the choice of lr"),
         ("unit", ""),
-        ("verdict", "lower or higher: the interval excludes 0, the effect exceeds the noise floor, Holm's p <= 0.05"),
-        ("detectable", f"the effect that such a sweep detects with {POWER:.0%} power"),
-        ("noise floor", "the smallest difference (ratio) that seeds alone do not explain"),
-        ("pairs", "pairs of runs that differ in this setting only"),
+        ("verdict", f"lower or higher: adjusted p below {ALPHA} over the settings of the depth"),
+        ("detectable", f"the effect that would have been seen ({POWER:.0%} power)"),
+        ("lr", "of the baseline, and of the setting where it differs"),
         ("seeds", ""),
-        ("diverged", "pairs left out because the run of the setting diverged"),
+        ("diverged", "runs of the setting that diverged"),
+        ("reason", "why a verdict was withheld"),
     ]
 
-    def row(contrast: Contrast) -> list[Any]:
-        effect, unit = contrast.effect, contrast.unit
-        low, high = (_size(end, unit, "+").text for end in (effect.lo, effect.hi))
-        names = [contrast.outcome, contrast.setting, contrast.baseline, contrast.n_layers]
-        size = [_size(effect.mean, unit, "+"), None if effect.lo is None else f"{low} to {high}"]
-        unit_and_verdict = ["ratio" if unit == LOG_UNIT else unit, verdict_text(contrast)]
-        limits = [_size(contrast.detectable, unit), _size(contrast.floor, unit)]
-        return [*names, *size, *unit_and_verdict, *limits, effect.n, contrast.n_seeds, contrast.n_diverged]
+    def row(of: dict[str, Any]) -> list[Any]:
+        low, high = (_size(of[end], of["unit"], "+").text for end in ("lo", "hi"))
+        lr = list(dict.fromkeys(f"{value:g}" for value in (of["lr_baseline"], of["lr"]) if pd.notna(value)))
+        size = [_size(of["estimate"], of["unit"], "+"), f"{low} to {high}" if pd.notna(of["lo"]) else None]
+        unit = "ratio" if of["unit"] == LOG_UNIT else of["unit"]
+        limits = [of["verdict"], _size(of["detectable"], of["unit"]), " → ".join(lr) or None]
+        counts = [of["seeds"], of["diverged"], of["reason"] or None]
+        return [of["outcome"], of["setting"], of["n_layers"], *size, unit, *limits, *counts]
 
-    return table_of(columns, map(row, effects))
+    return table_of(columns, map(row, effects.to_dict("records")))
 
 
 def _size(value: float | None, unit: str, sign: str = "") -> TableCell:
     """A difference, or for a logarithmic unit the ratio; sorted by the difference."""
-    return cell(None) if value is None else TableCell(text=size_text(value, unit, sign, "×"), key=value, is_number=True)
+    return (
+        cell(None)
+        if value is None or pd.isna(value)
+        else TableCell(text=size_text(value, unit, sign), key=value, is_number=True)
+    )

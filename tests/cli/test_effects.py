@@ -27,14 +27,14 @@ def results(tmp_path_factory):
     return folder
 
 
-def test_knobs_bases_and_slopes(results):
-    out, _ = sparsedepth("effects", results, "--part", "knobs", "--knob", "depth_scale", "--detail")
-    lines = out.splitlines()
-    assert "  n_layers=12, depth_scale=lns vs depth_scale=none" in lines
-    same = "    equal tokens, equal params_total, equal params_active, equal flops: val_loss lower: -0.101 nat/token"
-    assert any(line.startswith(same) and "3 pairs, 3 seeds" in line and "Holm p" in line for line in lines)
-    assert any("depth slope of val_loss lower: -0.101 nat/token per doubling" in line for line in lines)
-    assert "n_layers=24 vs" not in out
+def test_one_knob_in_detail(results):
+    out, _ = sparsedepth("effects", results, "--knob", "depth_scale", "--detail")
+    lines = [line.split() for line in out.splitlines()]
+    names = next(line for line in lines if line and line[0] == "n_layers")
+    row = dict(zip(names, next(line for line in lines if line[:1] == ["12"]), strict=True))
+    assert (row["effect"], row["verdict"], row["setting"]) == ("-0.1010", "lower", "depth_scale=lns")
+    assert float(row["p_adjusted"]) < 0.05
+    assert "depth_scale=lns: per doubling of depth" in out
 
 
 def test_the_chain_has_a_word_for_every_link(results):
@@ -46,29 +46,30 @@ def test_the_chain_has_a_word_for_every_link(results):
     assert "held-out depths" in out and "within depth, given val_loss" in out
 
 
-def test_it_opens_with_a_line_for_each_setting_slope_and_link(results):
+def test_it_opens_with_a_row_for_each_setting_and_slope(results):
     lines = sparsedepth("effects", results, "--by", "val_loss")[0].splitlines()
     rows = [line.split() for line in lines]
     assert max(map(len, lines)) <= 160 and len(lines) < 60
     at_depth = [row for row in rows if row[-1:] == ["depth_scale=lns"] and row[0] in ("12", "24")]
-    assert [(row[0], row[1], row[-2]) for row in at_depth] == [("12", "-0.1010", "lower"), ("24", "-0.2020", "lower")]
-    (slope,) = [row for row in rows if row[-1:] == ["depth_scale=lns"] and row not in at_depth]
-    assert float(slope[2]) == pytest.approx(-0.101) and slope[-2] == "lower"
-    assert lines[-1].endswith("the chain from sparsity to loss: --part chain")
+    assert [(row[0], row[1]) for row in at_depth] == [("12", "-0.1010"), ("24", "-0.2020")]
+    assert all("lower" in row for row in at_depth)
+    (slope,) = [row for row in rows if row[:1] == ["all"]]
+    assert float(slope[1]) == pytest.approx(-0.101) and "lower" in slope
     chain = sparsedepth("effects", results, "--part", "chain")[0].splitlines()
     assert any(line.startswith("residual_") and line.endswith("too few") for line in chain)
 
 
 def test_as_a_table(results):
     rows = json.loads(sparsedepth("effects", results, "--by", "usefulness", "--format", "json")[0])
-    assert {(row["knob"], row["n_layers"]) for row in rows} == {
-        ("depth_scale", 12),
-        ("depth_scale", 24),
-        ("n_layers", None),
+    assert {(row["question"], row["setting"], row["n_layers"]) for row in rows} == {
+        ("setting", "depth_scale=lns", 12),
+        ("setting", "depth_scale=lns", 24),
+        ("depth", "n_layers=24", 24),
     }
-    assert {row["verdict"] for row in rows if row["knob"] == "n_layers" and row["basis"] != "tokens"} == {
-        "no matched runs"
+    assert {row["reason"] for row in rows} == {
+        "the runs of different seeds have equal values: there is no noise to judge by"
     }
+    assert {row["outcome"] for row in rows} == {"usefulness"}
     chain = json.loads(sparsedepth("effects", results, "--part", "chain", "--format", "json")[0])
     assert {"pooled", "between knobs", "held-out skill"} <= {row["scope"] for row in chain}
 

@@ -12,7 +12,7 @@ from support.runs_frame import knob_of, runs_frame
 
 from sparsedepth.config.run import RunConfig
 from sparsedepth.effects.all_effects import effects_of
-from sparsedepth.effects.contrast import _checked, contrasts, contrasts_on_bases
+from sparsedepth.effects.contrast import _checked, contrasts
 from sparsedepth.effects.depth_slope import slope_weights
 from sparsedepth.effects.intervals import ExtraVariance, t_interval
 from sparsedepth.effects.knobs import find_knobs
@@ -279,17 +279,6 @@ def by_hand(baseline, setting, grid=(0.0015, 0.003, 0.006)):
     return runs, knob_of(runs, "depth_scale")
 
 
-def test_each_at_its_own_lr_and_at_equal_lr():
-    """The baseline is best at .0015, the setting at .003: at the baseline's lr it has the runs of its tuning."""
-    runs, knob = by_hand([3.0, 3.1, 3.3], [2.95, 2.9, 3.0])
-    by_basis = contrasts_on_bases(runs, knob, "val_loss")
-    ((own,), (equal,)) = by_basis["tokens"], by_basis[EQUAL_LR]
-    assert own.effect.mean == pytest.approx(-0.1) and own.effect.n == 3
-    assert "each at its own tuned lr (0.0015 -> 0.003)" in effect_text(own)
-    assert equal.effect.mean == pytest.approx(-0.05) and (equal.effect.n, equal.n_seeds) == (3, 3)
-    assert "both at lr 0.0015" in effect_text(equal) and not equal.tuning_flaw
-
-
 def test_a_depth_without_results_yet_is_not_compared_with_another():
     """A sweep under way: 4 layers have their tuning runs alone, 12 all. Losses differ by depth, not by setting."""
     rows = []
@@ -401,10 +390,3 @@ def test_other_outcomes_take_no_variance_of_the_loss():
     (contrast,) = contrasts(runs, knob_of(runs, "depth_scale"), "usefulness")
     assert contrast.effect.lo == pytest.approx(contrast.effect.hi, abs=0.2)
     assert contrast.tuned.startswith("each at its own tuned lr (")
-
-
-def test_nothing_was_tuned_nothing_is_said():
-    runs = every_run().query("lr == 0.0015").assign(val_loss=lambda rows: 3 + 0.01 * rows["seed"])
-    (contrast,) = contrasts(runs, knob_of(runs, "depth_scale"), "val_loss")
-    assert (contrast.tuned, contrast.tuning_flaw) == ("", "")
-    assert EQUAL_LR not in contrasts_on_bases(runs, knob_of(runs, "depth_scale"), "val_loss")

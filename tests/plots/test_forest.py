@@ -1,16 +1,13 @@
-"""The forest: the contrasts' numbers, filled only where distinguishable; readable ratios."""
+"""The forest: the numbers of the frame, filled only where there is a verdict; readable ratios."""
 
 import itertools
 import math
-from dataclasses import replace
 
 import numpy as np
 import pytest
 from support.runs_frame import grid
 
-from sparsedepth.effects.all_effects import effects_of
-from sparsedepth.effects.knobs import find_knobs
-from sparsedepth.effects.pairs import BASES
+from sparsedepth.effects.cells import COSTS
 from sparsedepth.plots import forest
 from sparsedepth.plots.page import NothingToDraw, render
 
@@ -45,14 +42,16 @@ def store():
     return Frames(grid(AXES, summary))
 
 
-def test_every_contrast_is_a_row_with_its_numbers(store):
+def test_every_effect_is_a_row_with_its_numbers(store):
     data = forest.effects(store).data
-    assert len(data) == 2 * 2 * 2  # outcomes, settings, depths
-    lns = data[(data["outcome"] == "val_loss") & (data["knob"] == "depth_scale")]
-    assert lns["effect"].tolist() == pytest.approx([-0.212, -0.224])
-    assert set(lns["verdict"]) == {"lower"} and set(lns["pairs"]) == {6}
-    ratio = data[(data["outcome"] == "residual_variance_last") & (data["knob"] == "depth_scale")]
-    assert set(ratio["unit"]) == {"ln ratio"} and np.exp(ratio["effect"]).to_numpy() == pytest.approx(0.1)
+    settings = ["depth_scale=lns", "n_kv_heads=1", "n_kv_heads=1, depth_scale=lns"]
+    assert len(data) == 2 * len(settings) * 2  # outcomes, settings, depths
+    assert sorted(set(data["setting"])) == sorted(settings)
+    lns = data[(data["outcome"] == "val_loss") & (data["setting"] == "depth_scale=lns")]
+    assert lns["estimate"].tolist() == pytest.approx([-0.212, -0.224])
+    assert set(lns["verdict"]) == {"lower"}
+    ratio = data[(data["outcome"] == "residual_variance_last") & (data["setting"] == "depth_scale=lns")]
+    assert set(ratio["unit"]) == {"ln ratio"} and np.exp(ratio["estimate"]).to_numpy() == pytest.approx(0.1)
 
 
 def test_the_legend_has_the_depths_that_are_drawn():
@@ -63,27 +62,24 @@ def test_the_legend_has_the_depths_that_are_drawn():
     assert [text.get_text() for text in legend.get_texts()] == ["12 layers", "24 layers"]
 
 
-def test_filled_is_distinguishable_and_the_bar_is_the_floor(store):
+def test_filled_has_a_verdict(store):
     drawing = forest.effects(store)
-    page = drawing.page()
-    axis = page.axes[0]
+    axis = drawing.page().axes[0]
     points = {line.get_xdata()[0]: line for line in axis.get_lines() if line.get_marker() == "o"}
     data = drawing.data[drawing.data["outcome"] == "val_loss"]
-    assert sorted(points) == pytest.approx(sorted(data["effect"]))
+    assert sorted(points) == pytest.approx(sorted(data["estimate"]))
     for row in data.itertuples():
-        hollow = points[row.effect].get_markerfacecolor() == "white"
-        assert hollow == (row.verdict == "not distinguishable")
-    widths = sorted(bar.get_width() / 2 for bar in axis.patches)
-    assert widths == pytest.approx(sorted(data["noise_floor"]))
-    assert axis.get_yticklabels()[0].get_text().startswith("n_kv_heads=1\nvs")
+        hollow = points[row.estimate].get_markerfacecolor() == "white"
+        assert hollow == (row.verdict == "not shown")
 
 
 def test_a_task_with_another_budget_is_no_effect():
-    """`sparsedepth effects` says the same: no two runs match on any basis."""
     runs = grid({"n_layers": [12, 24], "corpus,seq_len": [("a", 512), ("b", 1024)], "seed": [0, 1]}, summary)
     assert len(forest.effects(Frames(runs)).data)
     other = runs["corpus"] == "b"
-    for name in BASES.values():
+    for name in COSTS.values():
+        if name not in runs:
+            continue
         runs[name] = runs[name].where(~other, 2 * runs[name])
     with pytest.raises(NothingToDraw, match="agree in tokens, parameters or FLOPs"):
         forest.effects(Frames(runs))
@@ -91,7 +87,7 @@ def test_a_task_with_another_budget_is_no_effect():
 
 def test_nothing_to_compare_is_an_error():
     alone = Frames(grid({"seed": [0, 1]}, summary, n_layers=12))
-    with pytest.raises(NothingToDraw, match="no two finished runs differ in one knob"):
+    with pytest.raises(NothingToDraw, match="no two finished configurations"):
         forest.effects(alone)
 
 
@@ -104,18 +100,16 @@ def test_ratio_ticks_are_few_round_and_do_not_overlap(low, high):
 
 
 def test_a_name_with_dollar_signs_is_not_a_formula():
-    runs = grid({"corpus": [r"$\frac$ a", "plain"], "seed": [0, 1, 2]}, summary, n_layers=12)
+    runs = grid({"corpus": [r"$\frac$ a", r"$\frac$ b"], "seed": [0, 1, 2]}, summary, n_layers=12)
     text = render(forest.effects(Frames(runs)).page, ".svg").decode()
     assert r"$\frac$" in text
 
 
 def test_different_lr_are_shown_next_to_the_variance(store):
     """lr moves the variance as well, so its ratio is no evidence of the setting alone."""
-    contrast = next(each for each in effects_of(store.runs, find_knobs(store.runs), forest.VARIANCE))
-    apart, same = (replace(contrast, tuned=f"each at its own tuned lr ({lr} -> 0.006)") for lr in (0.003, 0.006))
-    assert (forest.lr_change(contrast), forest.lr_change(apart), forest.lr_change(same)) == ("", "0.003 → 0.006", "")
-    for shown, is_named in ((apart, True), (same, False)):
-        rows = [forest.Row(label="lns", contrast=shown)]
-        page = forest.page_of_effects({forest.VARIANCE: rows}, [12, 24])
+    data = forest.effects(store).data
+    data = data[data["outcome"] == forest.VARIANCE]
+    for before, is_named in ((0.003, True), (0.006, False)):
+        page = forest.page_of_effects(data.assign(lr=0.006, lr_baseline=before), [12, 24])
         assert ("0.003 → 0.006" in [text.get_text() for text in page.axes[0].texts]) == is_named
         assert ("changes residual variance" in " ".join(page.get_supxlabel().split())) == is_named

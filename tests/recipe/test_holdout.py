@@ -120,7 +120,7 @@ def test_only_signs_of_significant_effects_are_counted():
 
 def test_a_recipe_that_diverges_there_is_refuted_with_no_regret():
     runs = grid(AXES, loss({12: (-0.1, 0.02), 16: (-0.1, 0.02), 24: (-0.1, 0.02)}))
-    lost = (runs["n_layers"] == 24) & (runs["depth_scale"] == "lns") & (runs["seed"] == 0)
+    lost = (runs["n_layers"] == 24) & (runs["depth_scale"] == "lns")
     runs.loc[lost, ["outcome", "val_loss"]] = ["diverged", None]
     found = hold_out(runs, 24)
     assert (found.outcome, found.regret, found.n_configurations) == ("refuted", None, 2)

@@ -11,7 +11,8 @@ import pytest
 
 from sparsedepth.cli import main
 from sparsedepth.cli.importing import import_
-from sparsedepth.effects.all_effects import measure_effects
+from sparsedepth.effects.cells import cells_of
+from sparsedepth.effects.frame import effects_frame
 from sparsedepth.recipe.build_card import derive_card
 from sparsedepth.recipe.card_text import to_yaml
 from sparsedepth.recipe.choose import derive
@@ -173,6 +174,12 @@ def test_the_best_of_a_tuned_field_stands_for_a_configuration(tmp_path):
     assert ranking.n_runs == 2 and "imported from a paper" in heading(ranking) and "seed" in heading(ranking)
 
 
+def settings_at(runs):
+    """The rows of the frame `effects` on settings."""
+    effects = effects_frame(cells_of(runs, "val_loss"))
+    return effects[effects["question"] == "setting"].to_dict("records")
+
+
 def test_effects_and_recipes_of_others_runs_are_of_grade_d(tmp_path):
     """Three seeds, an effect of 0.5 bit of norm: seen, and yet of grade D, since other choices are unknown."""
     rows = [
@@ -180,8 +187,8 @@ def test_effects_and_recipes_of_others_runs_are_of_grade_d(tmp_path):
     ]
     take_in(tmp_path, rows, MAP.replace("lr: lr", "lr: lr\n  seed: s"), f"{HEADER},s")
     runs = frame_of(tmp_path)
-    (effect,) = [c for c in measure_effects(runs, knob="norm") if c.basis == "tokens"]
-    assert effect.effect.mean == pytest.approx(0.5 * 0.693147, abs=1e-5) and effect.n_seeds == 3
+    (effect,) = settings_at(runs)
+    assert effect["estimate"] == pytest.approx(0.5 * 0.693147, abs=1e-5) and effect["seeds"] == 3
     recipe = derive(runs)
     assert recipe.grade == "D" and "imported from a paper" in recipe.unknown and recipe.config is not None
     assert recipe.config.train_tokens % recipe.config.batch_tokens == 0
@@ -199,10 +206,9 @@ def test_what_a_table_does_not_say_is_neither_dropped_nor_filled_in(tmp_path):
     ]
     take_in(tmp_path, rows, unstated)
     runs = frame_of(tmp_path)
-    effects = [c for c in measure_effects(runs, knob="norm") if c.basis == "tokens"]
-    assert [(c.effect.mean, c.effect.lo, c.n_seeds) for c in effects] == [
-        (pytest.approx(0.346574, abs=1e-6), None, 1)
-    ] * 2
+    effects = settings_at(runs)
+    assert [(row["estimate"], row["seeds"]) for row in effects] == [(pytest.approx(0.346574, abs=1e-6), 1)] * 2
+    assert {row["reason"] for row in effects} == {"one seed in common: no interval without a second"}
     baseline = next(row for row in comparison_rows(runs, derive(runs)) if "baseline" in row.parts)
     assert (baseline.setting, baseline.lr, baseline.n_seeds) == ("baseline", None, 1)
 
@@ -223,8 +229,8 @@ def test_sizes_that_this_decoder_refuses_are_compared_all_the_same(tmp_path):
     ]
     take_in(tmp_path, rows, experts, f"{HEADER},e,k,x")
     runs = frame_of(tmp_path)
-    (effect,) = [c for c in measure_effects(runs, knob="n_experts") if c.basis == "tokens"]
-    assert effect.effect.mean is not None
+    (effect,) = settings_at(runs)
+    assert effect["estimate"] == effect["estimate"]
     rows = comparison_rows(runs, derive(runs))
     assert next(row for row in rows if "baseline" in row.parts).n_seeds > 0
 

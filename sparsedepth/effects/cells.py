@@ -1,0 +1,194 @@
+"""Cells: the runs of a store by what they are compared on, a row per run.
+
+    n_layers, setting, changes, lr, seed, role, value, diverged, costs
+
+A *setting* is a configuration's difference from the baseline (`store.setting`), 'baseline' where there is none. Its
+`changes` are the fields that differ, with their values. A tuned value is no part of a setting: a folder with a fixed lr
+joins tuned ones as runs at that lr. The *role* is 'tuning' of runs with a seed that chose lr, else
+'result'. A run that diverged has no value; it is counted, and an lr with one limits the values tried.
+Runs that were scored in another way are not compared: of each depth, those scored as most are remain.
+"""
+
+import difflib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from sparsedepth import quantities
+from sparsedepth.config.images import unit_for
+from sparsedepth.config.role import fields_where
+from sparsedepth.config.run import CELL_FIELDS, RunConfig
+from sparsedepth.store.comparable_loss import COMMON, OWN
+from sparsedepth.store.setting import Configuration, Settings, settings_of
+from sparsedepth.store.tuning_roles import parse_tuned_fields, result_rows, without_measured_models
+
+BASELINE = "baseline"
+COSTS = {
+    "tokens": "tokens_trained",
+    "flops": "train_flops",
+    "params_total": "params_total",
+    "params_active": "params_active",
+    "time": "training_seconds",
+}
+"""Cost -> column of `runs`."""
+MEASURE = fields_where(RunConfig, lambda role: role.kind == "measure")
+LOSSES = {OWN, COMMON}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cells:
+    rows: pd.DataFrame
+    settings: Settings | None
+    """None without any result."""
+    outcome: str
+    unit: str
+    """Of a difference."""
+    is_tuned: bool
+    """Whether tuning chose lr by this outcome."""
+    n_tuning: int
+    """Runs that served tuning alone."""
+    field: str
+    """The tuned field, such as 'lr'; '' without tuning."""
+    configs: Mapping[str, Mapping[str, Any]]
+    """Setting -> its fields that differ from the baseline, and their values."""
+
+
+def cells_of(runs: pd.DataFrame, outcome: str) -> Cells:
+    """The cells of these rows of `runs`. Raises ValueError for an outcome that is no number of `runs`."""
+    unit = unit_of(outcome, runs)
+    runs = without_measured_models(runs)
+    results = result_rows(runs)
+    settings = _settings(results) if len(results) else None
+    names = [name for name in CELL_FIELDS if name in runs.columns]
+    tuned = [*dict.fromkeys(n for text in _texts(runs, "tuned_fields") for n in parse_tuned_fields(text))]
+    of_cell: dict[str, tuple[str, frozenset[tuple[str, Any]]]] = {}
+    for record in runs.drop_duplicates("cell_id")[["cell_id", *names]].to_dict("records"):
+        record = {name: _plain(value) for name, value in record.items()}
+        if settings is None:
+            of_cell[record["cell_id"]] = BASELINE, frozenset()
+            continue
+        baseline = settings.baseline.knobs
+        changed = [name for name in settings.label_fields if record.get(name) != baseline[name]]
+        label = settings.label(record)
+        of_cell[record["cell_id"]] = label, frozenset((name, record.get(name)) for name in changed)
+    field = tuned[0] if tuned else ""
+    rows = pd.DataFrame(
+        {
+            "run_id": runs["run_id"],
+            "n_layers": runs["n_layers"].astype(int),
+            "setting": [of_cell[cell][0] for cell in runs["cell_id"]],
+            "changes": [of_cell[cell][1] for cell in runs["cell_id"]],
+            "lr": pd.to_numeric(runs[field], errors="coerce").astype(float) if field else np.nan,
+            "seed": runs["seed"].fillna(-1).astype(int),
+            "tuning": runs["tuning"] if "tuning" in runs.columns else None,
+            "value": values_of(runs, outcome),
+            "diverged": runs["outcome"] == "diverged",
+            **{
+                name: pd.to_numeric(runs.get(column), errors="coerce")
+                for name, column in COSTS.items()
+                if column in runs
+            },
+        }
+    )
+    if len(tuned) > 1:  # a curve in the first field; the others stay at their chosen values
+        rows = rows[~rows["tuning"].isin(["rejected"]).to_numpy()]
+    rows = _scored_alike(rows, runs)
+    tuned_by = set(_texts(runs, "tuned_by"))
+    return Cells(
+        rows=_with_roles(rows),
+        settings=settings,
+        outcome=outcome,
+        unit=unit,
+        is_tuned=bool(field) and (outcome in tuned_by or (outcome in LOSSES and tuned_by <= LOSSES)),
+        n_tuning=len(runs) - len(results),
+        field=field,
+        configs={label: dict(sorted(changes, key=str)) for label, changes in of_cell.values()},
+    )
+
+
+def unit_of(outcome: str, runs: pd.DataFrame | None = None) -> str:
+    """The unit of a difference in this outcome, on the corpora of `runs`. Raises ValueError for an outcome that is no
+    number of `runs`."""
+    quantity = quantities.IN_RUNS.get(outcome)
+    if quantity is None or quantity.type == "VARCHAR":
+        names = [name for name, other in quantities.IN_RUNS.items() if other.type == "DOUBLE"]
+        near = ", ".join(difflib.get_close_matches(outcome, names, n=3))
+        hint = f"the nearest: {near}" if near else "see `sparsedepth metrics`"
+        raise ValueError(f"outcome {outcome!r} is not a measured number of a run; {hint}")
+    unit = "ln ratio" if quantity.is_ratio else quantity.unit
+    return unit_for(unit, runs["corpus"].dropna().unique()) if runs is not None and "corpus" in runs.columns else unit
+
+
+def is_ratio(outcome: str) -> bool:
+    """Whether runs are compared by the ratio of this outcome, as a difference of logarithms."""
+    return outcome in quantities.IN_RUNS and quantities.IN_RUNS[outcome].is_ratio
+
+
+def values_of(runs: pd.DataFrame, outcome: str) -> pd.Series:
+    """The outcome on its comparison scale (linear or ln); NaN where it is missing or the run diverged."""
+    values = pd.to_numeric(runs[outcome], errors="coerce").astype(float)
+    if is_ratio(outcome):
+        values = np.log(values.where(values > 0))
+    return values.where(runs["outcome"] == "ok")
+
+
+def _settings(results: pd.DataFrame) -> Settings:
+    configurations = []
+    for cell_id, group in results.groupby("cell_id", sort=False):
+        first = group.iloc[0]
+        ok = group[group["outcome"] == "ok"]
+        params, flops = (_mean(ok[column]) if column in ok else None for column in ("params_total", "train_flops"))
+        configurations.append(
+            Configuration(
+                cell_id=str(cell_id),
+                tuned=frozenset(parse_tuned_fields(first.get("tuned_fields"))),
+                knobs={name: _plain(first[name]) if name in results else None for name in CELL_FIELDS},
+                params=params,
+                flops=flops,
+            )
+        )
+    return settings_of(configurations)
+
+
+def _mean(values: pd.Series) -> float | None:
+    mean = pd.to_numeric(values, errors="coerce").astype(float).mean()
+    return None if np.isnan(mean) else float(mean)
+
+
+def _texts(runs: pd.DataFrame, column: str) -> list[str]:
+    return sorted(runs[column].dropna().unique()) if column in runs.columns else []
+
+
+def _plain(value: Any) -> Any:
+    """A cell of a frame as a hashable plain value: NaN -> None, whole floats -> int."""
+    if isinstance(value, list | tuple | np.ndarray):
+        return json.dumps(list(value))
+    if value is None or value is pd.NA or value is pd.NaT:
+        return None
+    value = value.item() if isinstance(value, np.generic) else value
+    if isinstance(value, float):
+        return None if np.isnan(value) else int(value) if value.is_integer() and abs(value) < 2**53 else value
+    return value
+
+
+def _scored_alike(rows: pd.DataFrame, runs: pd.DataFrame) -> pd.DataFrame:
+    varying = [name for name in MEASURE if name in runs.columns and runs[name].nunique(dropna=False) > 1]
+    if not varying:
+        return rows
+    how = runs.loc[rows.index, varying].astype(str).agg("\x1f".join, axis=1)
+    most = how.groupby(rows["n_layers"]).agg(lambda texts: texts.value_counts().index[0])
+    return rows[how == rows["n_layers"].map(most)]
+
+
+def _with_roles(rows: pd.DataFrame) -> pd.DataFrame:
+    """Tuning seeds are those that a sweep names, or without any those run at several lr of a setting."""
+    named = rows["tuning"] == "tuning"
+    n_lr = rows.groupby(["n_layers", "setting", "seed"])["lr"].transform("nunique")
+    pairs = rows[named | ((n_lr > 1) & ~named.groupby(rows["n_layers"]).transform("any"))]
+    tuning = set(zip(pairs["n_layers"], pairs["seed"], strict=True))
+    is_tuning = [pair in tuning for pair in zip(rows["n_layers"], rows["seed"], strict=True)]
+    return rows.assign(role=np.where(is_tuning, "tuning", "result"))

@@ -1,0 +1,356 @@
+"""The frame `effects`: every question at every depth, one row each. Table, figure, recipe and report filter it.
+
+    setting       a setting at the baseline:  value(setting) - value(baseline), each at its own lr
+    beside        the same on top of another setting, its `context`:  value(both) - value(context)
+    interaction   value(both) - value(setting) - value(context) + value(baseline)
+    depth         the baseline at a depth against the shallowest
+    depth slope   the change of a setting's effect per doubling of depth
+
+Values are those of `effects.fit`, one fit per depth. A cell that was run at one lr alone is compared at that lr (`at`).
+P-values are adjusted over the rows of a question at one depth. Ratios are differences of natural logarithms.
+"""
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from sparsedepth.effects.cells import BASELINE, COSTS, Cells, is_ratio
+from sparsedepth.effects.depth_fit import CellRuns, Depth, depth_of, runs_of
+from sparsedepth.effects.fit import Distribution, fit
+from sparsedepth.effects.verdict import ALPHA, POWER, Side, adjusted, level_of, verdict_of
+
+COLUMNS = (
+    *("question", "setting", "context", "n_layers", "basis", "at"),
+    *("estimate", "lo", "hi", "df", "p", "p_adjusted", "detectable", "verdict", "reason"),
+    *("seeds_part", "lr_part", "lr", "lr_baseline", "seeds", "seeds_baseline", "diverged", "diverged_baseline"),
+    *COSTS,
+    "baseline_value",
+)
+TEXTS = ("question", "setting", "context", "basis", "at", "verdict", "reason")
+COUNTS = ("n_layers", "seeds", "seeds_baseline", "diverged", "diverged_baseline")
+QUESTIONS = ("setting", "depth", "beside", "interaction", "depth slope")
+MATCHED = 0.01
+"""A cost is equal if both sides agree to 1%."""
+OWN_LR = "own lr"
+
+
+@dataclass(kw_only=True)
+class Row:
+    """A row of the frame in the making."""
+
+    fields: dict[str, Any]
+    contrast: Distribution | None = None
+    shared: float = 0.0
+    sides: tuple[Side, Side] | None = None
+    at_equal_lr: tuple[float, ...] | None = ()
+    is_ratio: bool = False
+
+
+def effects_frame(cells: Cells) -> pd.DataFrame:
+    """Every question that these cells answer, a row each, in the order of depths."""
+    depths = [
+        depth_of(cells, depth, cells.rows[cells.rows["n_layers"] == depth])
+        for depth in sorted(set(cells.rows["n_layers"]))
+    ]
+    rows: list[Row] = []
+    for at in depths:
+        rows += [*_family(_settings(cells, at)), *_combinations(cells, at)]
+    rows += _family(_slopes(rows, depths))
+    rows += _family(_depths(cells, depths))
+    rows.sort(key=lambda row: QUESTIONS.index(row.fields["question"]))
+    frame = pd.DataFrame([row.fields for row in rows], columns=[*COLUMNS])
+    numbers = [name for name in COLUMNS if name not in TEXTS]
+    return frame.astype(dict.fromkeys(numbers, float)).astype(dict.fromkeys(COUNTS, "Int64"))
+
+
+# Questions of one depth
+
+
+def _settings(cells: Cells, at: Depth) -> list[Row]:
+    """Every setting against the baseline."""
+    rows = []
+    baseline = at.cells.get(BASELINE)
+    for setting, side in at.cells.items():
+        if setting == BASELINE:
+            continue
+        row = _row(cells, at, "setting", side, baseline)
+        if baseline is None:
+            row.fields["reason"] = "the baseline was not run at this depth in these folders"
+        else:
+            _estimate(cells, at, row, side, baseline)
+        rows.append(row)
+    return rows
+
+
+def _combinations(cells: Cells, at: Depth) -> list[Row]:
+    """Every setting beside another that was also run alone, and their interaction."""
+    by_changes = {side.changes: name for name, side in at.cells.items()}
+    beside: list[Row] = []
+    interactions: list[Row] = []
+    for both, name in by_changes.items():
+        for part, of_part in by_changes.items():
+            rest = by_changes.get(both - part)
+            if not part or not part < both or rest is None or rest == BASELINE:
+                continue
+            sides = at.cells[name], at.cells[rest]
+            row = _row(cells, at, "beside", *sides)
+            row.fields |= {"setting": of_part, "context": rest}
+            _estimate(cells, at, row, *sides)
+            beside.append(row)
+            if of_part < rest and BASELINE in at.cells:
+                interactions.append(_interaction(cells, at, name, of_part, rest))
+    return [*_family(beside), *_family(interactions)]
+
+
+def _interaction(cells: Cells, at: Depth, both: str, part: str, rest: str) -> Row:
+    row = _row(cells, at, "interaction", at.cells[both], at.cells[BASELINE])
+    row.fields |= {"setting": part, "context": rest}
+    names = {both: 1.0, part: -1.0, rest: -1.0, BASELINE: 1.0}
+    if not all(name in at.order for name in names):
+        row.fields["reason"] = "not all four were run with a tuned lr"
+        return row
+    _set(cells, at, row, names)
+    row.sides = None
+    return row
+
+
+def _row(cells: Cells, at: Depth, question: str, side: CellRuns, baseline: CellRuns | None) -> Row:
+    fields: dict[str, Any] = dict.fromkeys(COLUMNS)
+    fields |= {"question": question, "setting": side.setting, "context": "", "n_layers": at.depth}
+    fields |= {"verdict": "not shown", "reason": "", "at": OWN_LR if cells.field else "", **_counts(side, "")}
+    if baseline is not None:
+        fields |= {**_counts(baseline, "_baseline"), "baseline_value": _mean(baseline.results)}
+        fields |= _costs(side, baseline)
+        equal = [name for name in ("tokens", "flops", "params_total", "params_active") if _is_equal(fields[name])]
+        fields["basis"] = equal[0] if equal else "none"
+    return Row(fields=fields, is_ratio=is_ratio(cells.outcome))
+
+
+def _ratio_text(effect: float) -> str:
+    return f"x{math.exp(effect):.3g}"
+
+
+def _counts(side: CellRuns, end: str) -> dict[str, Any]:
+    return {
+        f"lr{end}": None if math.isnan(side.lr) else side.lr,
+        f"seeds{end}": len(side.results),
+        f"diverged{end}": side.n_diverged,
+    }
+
+
+def _mean(by_seed: dict[int, float]) -> float | None:
+    return sum(by_seed.values()) / len(by_seed) if by_seed else None
+
+
+def _costs(side: CellRuns, baseline: CellRuns) -> dict[str, float | None]:
+    """The costs of a result, relative to the baseline's."""
+    ratios: dict[str, float | None] = {}
+    for name in side.costs:
+        own, other = (each.costs[name][each.is_result_N & ~np.isnan(each.costs[name])] for each in (side, baseline))
+        ratios[name] = float(own.mean() / other.mean()) if len(own) and len(other) and other.mean() else None
+    return ratios
+
+
+def _is_equal(ratio: float | None) -> bool:
+    return ratio is not None and abs(ratio - 1) <= MATCHED
+
+
+def _estimate(cells: Cells, at: Depth, row: Row, side: CellRuns, baseline: CellRuns) -> None:
+    """The contrast of two cells: at each side's own lr, or at the one lr at which either was run."""
+    fixed = [each for each in (side, baseline) if each.n_lr == 1 and not each.was_tuned]
+    if fixed and side.lr != baseline.lr:
+        lr = fixed[0].lr
+        row.fields |= {"at": f"{cells.field}={lr:g}", "lr": lr, "lr_baseline": lr}
+        _set_pair(row, [each.by_seed(each.lr_N == lr) for each in (side, baseline)], f"{cells.field} {lr:g}")
+        return
+    if side.setting in at.order and baseline.setting in at.order:
+        _set(cells, at, row, {side.setting: 1.0, baseline.setting: -1.0})
+        if not cells.is_tuned and cells.field and side.lr != baseline.lr:
+            row.at_equal_lr = _at_equal_lr(side, baseline)
+        return
+    _set_pair(row, [side.results, baseline.results], "")
+
+
+def _set_pair(row: Row, parts: Sequence[dict[int, float]], where: str) -> None:
+    """The contrast of two cells alone, without a curve, from the outcome of each seed."""
+    seeds = [set(part) for part in parts]
+    row.fields |= {"seeds": len(seeds[0]), "seeds_baseline": len(seeds[1])}
+    runs = runs_of(parts) if seeds[0] & seeds[1] else None
+    found = fit(runs) if runs else None
+    if found is None:
+        at = f" at {where}" if where else ""
+        row.fields |= {"estimate": _difference(*parts), "reason": _why_not(seeds[0], seeds[1], at)}
+        return
+    row.contrast = found.combine(np.array([1.0, -1.0]))
+    row.shared = found.share_of_baseline(0, 1)
+    row.sides = Side(name="the setting"), Side(name="the baseline")
+
+
+def _difference(own: dict[int, float], other: dict[int, float]) -> float | None:
+    """The mean difference over the seeds of both."""
+    common = own.keys() & other.keys()
+    return sum(own[seed] - other[seed] for seed in common) / len(common) if common else None
+
+
+def _why_not(seeds: set[int], others: set[int], at: str = "") -> str:
+    if not seeds or not others:
+        return f"{'the setting' if not seeds else 'the baseline'} was not run{at}, or its runs have no value"
+    if not seeds & others:
+        return f"the setting and the baseline have no seed in common{at}"
+    if len(seeds & others) == 1:
+        return f"one seed in common{at}: no interval without a second"
+    return f"the runs of different seeds have equal values{at}: there is no noise to judge by"
+
+
+def _set(cells: Cells, at: Depth, row: Row, names: dict[str, float]) -> None:
+    """A combination of cells of the depth's fit."""
+    numbers = [at.order.index(name) for name in names]
+    found = at.fitted
+    if found is None or len(set(found.group_C[numbers])) > 1:
+        parts = [at.cells[name].results for name in names]
+        row.fields["reason"] = _why_not(set(parts[0]), set(parts[1]))
+        row.fields["estimate"] = _difference(*parts) if len(parts) == 2 else None
+        return
+    weight_C = np.zeros(len(at.order))
+    weight_C[numbers] = list(names.values())
+    row.contrast = found.combine(weight_C)
+    row.shared = found.share_of_baseline(numbers[0], numbers[-1])
+    sides = [at.cells[name] for name in names]
+    ends = [
+        Side(
+            name=name,
+            lr=f"{cells.field} {side.lr:g}" if cells.field else "",
+            edge=side.edge if cells.is_tuned else "",
+            outside=float(found.outside_C[number]),
+            diverged=side.n_diverged,
+        )
+        for name, side, number in zip(("the setting", "the baseline"), sides[:2], numbers[:2], strict=True)
+    ]
+    row.sides = ends[0], ends[1]
+
+
+def _at_equal_lr(side: CellRuns, baseline: CellRuns) -> tuple[float, ...] | None:
+    """The effects with both sides at either's lr, over common seeds; None where no lr was run on both."""
+    effects = []
+    for lr in dict.fromkeys((side.lr, baseline.lr)):
+        own, other = (each.by_seed(each.lr_N == lr) for each in (side, baseline))
+        difference = _difference(own, other)
+        effects += [] if difference is None else [difference]
+    return tuple(effects) or None
+
+
+# Questions over depths
+
+
+def _slopes(rows: Sequence[Row], depths: Sequence[Depth]) -> list[Row]:
+    """The change of every setting's effect per doubling of depth, by least squares; depths are independent."""
+    by_setting: dict[str, list[Row]] = {}
+    for row in rows:
+        if row.fields["question"] == "setting" and row.contrast is not None:
+            by_setting.setdefault(row.fields["setting"], []).append(row)
+    slopes = []
+    for setting, at_depths in by_setting.items():
+        if len(at_depths) < 2:
+            continue
+        x = np.log2([row.fields["n_layers"] for row in at_depths])
+        weights = (x - x.mean()) / ((x - x.mean()) ** 2).sum()
+        fields: dict[str, Any] = dict.fromkeys(COLUMNS)
+        fields |= {"question": "depth slope", "setting": setting, "context": "", "verdict": "not shown", "reason": ""}
+        fields |= {"seeds": min(row.fields["seeds"] for row in at_depths), "at": at_depths[0].fields["at"]}
+        contrast = _sum([row.contrast for row in at_depths if row.contrast], weights)
+        slopes.append(Row(fields=fields, contrast=contrast, sides=None))
+    return slopes
+
+
+def _depths(cells: Cells, depths: Sequence[Depth]) -> list[Row]:
+    """The baseline at every depth against the shallowest, over the seeds that both have; the error of choosing lr is
+    that of each depth's own fit."""
+    have = [at for at in depths if BASELINE in at.cells and at.cells[BASELINE].results]
+    rows = []
+    for at in have[1:]:
+        sides = at.cells[BASELINE], have[0].cells[BASELINE]
+        row = _row(cells, at, "depth", *sides)
+        row.fields |= {"setting": f"n_layers={at.depth}", "context": ""}
+        _set_pair(row, [side.results for side in sides], "")
+        if row.contrast is not None and cells.is_tuned:
+            extra = sum(_choice_variance(each) for each in (at, have[0]))
+            row.contrast = _widened(row.contrast, extra)
+        ends = [
+            Side(name=name, lr=f"{cells.field} {side.lr:g}", edge=side.edge if cells.is_tuned else "")
+            for name, side in zip((f"{at.depth} layers", f"{have[0].depth} layers"), sides, strict=True)
+        ]
+        row.sides = ends[0], ends[1]
+        rows.append(row)
+    return rows
+
+
+def _choice_variance(at: Depth) -> float:
+    """What choosing lr adds to the variance of the baseline's value."""
+    found = at.fitted
+    if found is None or not found.has_curve or BASELINE not in at.order or len(at.order) < 2:
+        return 0.0
+    number = at.order.index(BASELINE)
+    weight_C = np.full(len(at.order), -1 / (len(at.order) - 1))
+    weight_C[number] = 1.0
+    contrast = found.combine(weight_C)
+    share = found.share_of_baseline(1 - min(number, 1), number)
+    return (1 - contrast.seeds_share) * share * contrast.sd**2
+
+
+def _widened(contrast: Distribution, variance: float) -> Distribution:
+    total = contrast.sd**2 + variance
+    return Distribution(
+        mean_G=contrast.mean_G,
+        sd_G=np.sqrt(contrast.sd_G**2 + variance),
+        df_G=contrast.df_G,
+        weight_G=contrast.weight_G,
+        seeds_share=contrast.sd**2 / total,
+    )
+
+
+def _sum(parts: Iterable[Distribution], weights: np.ndarray) -> Distribution:
+    """A combination of independent numbers, as Student's distribution (Satterthwaite)."""
+    parts = list(parts)
+    variances = np.array([part.sd**2 for part in parts]) * weights**2
+    dfs = np.array([part.df for part in parts])
+    total = float(variances.sum())
+    shares = np.array([part.seeds_share for part in parts])
+    return Distribution(
+        mean_G=np.array([sum(w * part.estimate for w, part in zip(weights, parts, strict=True))]),
+        sd_G=np.array([math.sqrt(total)]),
+        df_G=np.array([total**2 / float((variances**2 / dfs).sum())]),
+        weight_G=np.ones(1),
+        seeds_share=float((variances * shares).sum() / total),
+    )
+
+
+# Verdicts
+
+
+def _family(rows: list[Row]) -> list[Row]:
+    """The same rows with intervals, adjusted p-values and verdicts."""
+    judged = [row for row in rows if row.contrast is not None]
+    if not judged:
+        return rows
+    shared_J = np.array([row.shared for row in judged])
+    p_J = np.array([row.contrast.p for row in judged if row.contrast])
+    level = level_of(shared_J)
+    for row, p, adjusted_p in zip(judged, p_J, adjusted(p_J, shared_J), strict=True):
+        contrast = row.contrast
+        assert contrast is not None
+        lo, hi = contrast.quantile(ALPHA / 2), contrast.quantile(1 - ALPHA / 2)
+        critical = contrast.quantile(1 - level / 2) - contrast.quantile(level / 2)
+        power = contrast.quantile(POWER) - contrast.quantile(1 - POWER)
+        row.fields |= {"estimate": contrast.estimate, "lo": lo, "hi": hi, "df": contrast.df, "p": p}
+        row.fields |= {"p_adjusted": float(adjusted_p), "detectable": (critical + power) / 2}
+        half = (hi - lo) / 2
+        row.fields |= {"seeds_part": half * math.sqrt(contrast.seeds_share)}
+        row.fields |= {"lr_part": half * math.sqrt(1 - contrast.seeds_share)}
+        size = _ratio_text if row.is_ratio else "{:+.3g}".format
+        verdict, reason = verdict_of(contrast.estimate, float(adjusted_p), row.sides, row.at_equal_lr, size)
+        row.fields |= {"verdict": verdict, "reason": reason}
+    return rows

@@ -1,0 +1,88 @@
+"""Noise between seeds at one depth: a variance for each cell, from the residuals of rows and seeds.
+
+A *cell* is a setting in its context, a *row* a cell at one learning rate and role (tuning runs and results apart). With
+a level for each row and each seed, a shift that a seed gives to all runs drops out:
+
+    y_rs = mean_r + block_s + e_rs,   s_c^2 = sum of squared residuals of a cell / its degrees of freedom d_c
+
+The variances of the cells of a depth are *moderated* (Smyth 2004, 'Linear models and empirical Bayes methods', section
+3): 1 / sigma_c^2 ~ chi^2(d0) / (d0 v0), so that each is drawn to the others' as far as these agree:
+
+    sigma_c^2 | s_c^2, d0, v0 ~ scaled inverse chi^2(d0 + d_c), scale (d0 v0 + d_c s_c^2) / (d0 + d_c)
+
+Deviates: limma plugs in moment estimates of d0 and v0, made for thousands of genes. Here they are a grid of H points,
+weighted by the likelihood of all s_c^2 (s_c^2 / v0 is an F of d_c and d0 degrees of freedom).
+Shapes: N runs, R rows, S seeds, C cells, H points of the grid.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+from scipy.special import gammaln
+
+PRIOR_DF = (1.0, 2.0, 4.0)
+LOG_VARIANCES = np.linspace(-3.0, 4.0, 15)
+"""ln v0, about the median of the ln s_c^2."""
+NEGLIGIBLE = 1e-4
+"""Points with less than this of the greatest weight are left out."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Noise:
+    """The variances of the cells: a mixture of scaled inverse chi^2."""
+
+    s2_HC: np.ndarray
+    df_HC: np.ndarray
+    weight_H: np.ndarray
+    scale_df: float
+    """Degrees of freedom of the noise that all cells have in common."""
+
+    @property
+    def s2_C(self) -> np.ndarray:
+        """The variance of each cell."""
+        return self.weight_H @ self.s2_HC
+
+
+def noise_of(row_N: np.ndarray, seed_N: np.ndarray, y_N: np.ndarray, cell_R: np.ndarray) -> Noise | None:
+    """The noise of these runs; None where no seed is repeated, or runs of different seeds do not differ."""
+    n_rows, n_seeds, n_cells = len(cell_R), int(seed_N.max()) + 1, int(cell_R.max()) + 1
+    design = np.zeros((len(y_N), n_rows + n_seeds))
+    design[np.arange(len(y_N)), row_N] = 1
+    design[np.arange(len(y_N)), n_rows + seed_N] = 1
+    left, size, _ = np.linalg.svd(design, full_matrices=False)
+    left = left[:, size > 1e-9 * size[0]]
+    residual_N = y_N - left @ (left.T @ y_N)
+    square_C = np.bincount(cell_R[row_N], residual_N**2, n_cells)
+    df_C = np.bincount(cell_R[row_N], 1 - (left**2).sum(axis=1), n_cells)
+    df = df_C.sum()
+    if df < 0.5 or square_C.sum() / df <= 1e-20 * np.ptp(y_N) ** 2:
+        return None
+    has = df_C > 0.2
+    if has.sum() <= 2:  # the residuals of two cells mirror each other: one estimate, equal for both by construction
+        s2_HC, df_HC = np.full((1, n_cells), square_C.sum() / df), np.full((1, n_cells), df / 2)
+        return Noise(s2_HC=s2_HC, df_HC=df_HC, weight_H=np.ones(1), scale_df=df)
+    return _moderated(np.where(has, square_C / np.maximum(df_C, 1e-9), 0.0), np.where(has, df_C, 0.0))
+
+
+def _moderated(own_C: np.ndarray, df_C: np.ndarray) -> Noise:
+    """Cells without degrees of freedom have the prior alone."""
+    has = df_C > 0
+    own_C = np.maximum(own_C, 1e-5 * np.median(own_C[has]))  # agreement by chance is not certainty
+    prior_df_H, log_v_H = (grid.ravel()[:, None] for grid in np.meshgrid(PRIOR_DF, LOG_VARIANCES, indexing="ij"))
+    v_H = np.exp(np.median(np.log(own_C[has])) + log_v_H)
+    log_H = _log_f(own_C[has] / v_H, df_C[has], prior_df_H).sum(axis=1)
+    weight_H = np.exp(log_H - log_H.max())
+    kept = weight_H > NEGLIGIBLE
+    total_HC = prior_df_H + df_C
+    s2_HC = (prior_df_H * v_H + df_C * own_C) / total_HC
+    weight_H = weight_H[kept] / weight_H[kept].sum()
+    return Noise(s2_HC=s2_HC[kept], df_HC=total_HC[kept], weight_H=weight_H, scale_df=float(total_HC[kept].min()))
+
+
+def _log_f(ratio_HC: np.ndarray, df_C: np.ndarray, prior_df_H: np.ndarray) -> np.ndarray:
+    """The log density of s^2 / v, an F of (d, d0) degrees of freedom, up to terms of d and s^2 alone."""
+    a_C, c_H = df_C / 2, prior_df_H / 2
+    return (
+        gammaln(a_C + c_H) - gammaln(c_H) + a_C * np.log(ratio_HC * df_C / (2 * c_H))
+        - (a_C + c_H) * np.log1p(ratio_HC * df_C / (2 * c_H))
+    )  # fmt: skip

@@ -1,0 +1,171 @@
+"""The frame `effects` as one table and one paragraph: the same in the terminal and in the report."""
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import pandas as pd
+
+from sparsedepth import quantities
+from sparsedepth.config.plain_text import counted
+from sparsedepth.effects.cells import Cells
+from sparsedepth.effects.frame import OWN_LR
+from sparsedepth.effects.verdict import ALPHA, POWER
+from sparsedepth.store import terminal
+from sparsedepth.store.query_result import QueryResult
+
+OPTIONAL = ("diverged", "basis", "seeds", "flops", "lr", "detectable")
+DETAIL = ("p_adjusted", "df", "seeds_part", "lr_part")
+REASONS_SHOWN = 6
+
+
+def effects_table(effects: pd.DataFrame, cells: Cells) -> QueryResult:
+    """The whole frame with its outcome and unit, for files; NULL where something is not known."""
+    named = effects.assign(outcome=cells.outcome, unit=cells.unit).astype(object)
+    named = named.where(named.notna(), None)
+    return QueryResult(columns=tuple(named.columns), rows=tuple(named.itertuples(index=False, name=None)))
+
+
+def effects_text(effects: pd.DataFrame, cells: Cells, width: int | None = None, detail: bool = False) -> str:
+    """What the frame says, for a terminal."""
+    if effects.empty:
+        return nothing_text(cells)
+    names = ["n_layers", "effect", "lo", "hi", "detectable", "verdict", "lr", "basis", "seeds", "diverged", "flops"]
+    names += [*(DETAIL if detail else ()), "setting"]
+    rows = tuple(tuple(_cells_of(row, cells)[name] for name in names) for row in effects.to_dict("records"))
+    table = terminal.fit(QueryResult(columns=tuple(names), rows=rows), OPTIONAL, width)
+    over = "over" if cells.unit.startswith("ln ratio") else "minus"
+    baseline = cells.settings.baseline_text if cells.settings else ""
+    head = [f"{title(cells.outcome, cells.unit)}; effect: setting {over} baseline{_lr_text(effects, cells)}", baseline]
+    return (
+        terminal.wrapped(filter(None, head), width)
+        + table.text
+        + "\n"
+        + terminal.wrapped(paragraph(effects, cells), width).rstrip("\n")
+    )
+
+
+def nothing_text(cells: Cells) -> str:
+    """Why there is no effect to show."""
+    if cells.rows.empty:
+        return "no trained run has finished: there is no effect to show"
+    if cells.settings is None:
+        return f"only tuning runs are complete so far ({cells.n_tuning}): there is no result to compare"
+    if cells.rows["value"].isna().all():
+        return f"{cells.outcome} was measured in no finished run"
+    return "all results have one configuration: there is no effect to show; run a sweep"
+
+
+def _cells_of(row: dict[str, Any], cells: Cells) -> dict[str, Any]:
+    """The columns of a row of the table."""
+    is_ratio = cells.unit.startswith("ln ratio")
+
+    def size(value: float | None) -> float | None:
+        return None if _is_missing(value) else math.exp(value) if is_ratio and value is not None else value
+
+    lr = [row["lr_baseline"], row["lr"]]
+    text = "" if any(map(_is_missing, lr)) else f"{lr[0]:g}" if lr[0] == lr[1] else f"{lr[0]:g} -> {lr[1]:g}"
+    missing = {name: None if _is_missing(value) else value for name, value in row.items()}
+    depth = missing["n_layers"]
+    return missing | {
+        "n_layers": "all" if depth is None else int(depth),
+        "effect": size(row["estimate"]),
+        "lo": size(row["lo"]),
+        "hi": size(row["hi"]),
+        "detectable": size(row["detectable"]),
+        "lr": text or None,
+        "seeds": None if _is_missing(row["seeds"]) else int(row["seeds"]),
+        "diverged": int(missing["diverged"]) if missing["diverged"] else None,
+        "basis": row["basis"] if row["basis"] not in ("tokens", None) else None,
+        "setting": setting_text(row),
+    }
+
+
+def setting_text(row: dict[str, Any]) -> str:
+    """'depth_scale=lns beside weight_decay=1': the question of a row."""
+    setting = row["setting"]
+    if row["question"] == "beside":
+        return f"{setting} beside {row['context']}"
+    if row["question"] == "interaction":
+        return f"{setting} with {row['context']}: more than the sum"
+    if row["question"] == "depth slope":
+        return f"{setting}: per doubling of depth"
+    return setting
+
+
+def _is_missing(value: Any) -> bool:
+    return value is None or value is pd.NA or (isinstance(value, float) and math.isnan(value))
+
+
+def _lr_text(effects: pd.DataFrame, cells: Cells) -> str:
+    if not cells.field:
+        return ""
+    text = f", each at its own tuned {cells.field}"
+    if (effects["at"].fillna(OWN_LR).replace("", OWN_LR) != OWN_LR).any():
+        text += ", or both at the one that was run"
+    return text
+
+
+def paragraph(effects: pd.DataFrame, cells: Cells) -> list[str]:
+    """What the columns mean, what would narrow the intervals, and why verdicts were withheld."""
+    parts = " of seeds and of the choice of lr" if cells.is_tuned else " over seeds"
+    explained = (
+        f"lo, hi: 95% interval{parts}; 'lower', 'higher': adjusted p below {ALPHA} over the settings of a depth; "
+        f"detectable: the effect that would have been seen ({POWER:.0%} power)"
+    )
+    withheld: dict[str, list[str]] = {}
+    for row in effects[effects["reason"].fillna("") != ""].to_dict("records"):
+        depth = "" if _is_missing(row["n_layers"]) else f" at n_layers={int(row['n_layers'])}"
+        withheld.setdefault(row["reason"], []).append(f"{setting_text(row)}{depth}")
+    lines = [f"{'; '.join(names)}: {reason}" for reason, names in list(withheld.items())[:REASONS_SHOWN]]
+    if len(withheld) > REASONS_SHOWN:
+        lines.append(f"{len(withheld) - REASONS_SHOWN} more reasons: column reason of --format csv")
+    return [explained, *narrowing(effects, cells), *lines]
+
+
+def narrowing(effects: pd.DataFrame, cells: Cells) -> list[str]:
+    """'n_layers=4: seeds +-.05, choice of lr +-.07; tuning_seeds narrow it most', a sentence over all depths."""
+    rows = effects[(effects["question"] == "setting") & effects["lo"].notna()]
+    if not cells.is_tuned or rows.empty:
+        return []
+    texts = []
+    for depth, at in rows.groupby(rows["n_layers"].astype(int)):
+        seeds, lr = float(at["seeds_part"].median()), float(at["lr_part"].median())
+        most = "more tuning_seeds" if lr > seeds else "more seeds"
+        texts.append(f"{depth} layers: seeds ±{seeds:.2g}, choice of {cells.field} ±{lr:.2g} ({most} narrow it most)")
+    return [f"half-widths at {'; '.join(texts)}"]
+
+
+def title(outcome: str, unit: str) -> str:
+    """'val_loss [nat/token], lower is better'."""
+    better = quantities.IN_RUNS[outcome].better
+    bracket = "" if unit in ("", "1") else f" [{'ratio' if unit.startswith('ln ratio') else unit}]"
+    return f"{outcome}{bracket}{f', {better}er is better' if better in ('low', 'high') else ''}"
+
+
+def of_knob(effects: pd.DataFrame, knob: str | None, cells: Cells) -> pd.DataFrame:
+    """The rows whose setting changes a field. Raises ValueError for a field that no setting changes."""
+    if knob is None:
+        return effects
+    fields = {setting: set(values) for setting, values in cells.configs.items()}
+    known = sorted({"n_layers", *(name for names in fields.values() for name in names)})
+    is_depth = effects["question"] == "depth"
+    changes = effects["setting"].map(lambda setting: knob in fields.get(setting, ()))
+    chosen = effects[is_depth] if knob == "n_layers" else effects[changes]
+    if knob not in known or chosen.empty:
+        raise ValueError(f"no two runs differ in {knob}; these runs vary: {', '.join(known)}")
+    return chosen
+
+
+def size_text(value: float, unit: str, sign: str = "", times: str = "×") -> str:
+    """A difference to three digits, or the ratio whose logarithm it is."""
+    return f"{times}{math.exp(value):.3g}" if unit == "ln ratio" else f"{value:{sign}.3g}"
+
+
+def effect_sentence(row: Mapping[str, Any]) -> str:
+    """'n_layers=24, depth_scale=lns: val_loss higher, +0.034 nat/token (95% interval +0.018 to +0.051, 5 seeds)'."""
+    unit = row["unit"]
+    size, low, high = (size_text(row[name], unit, "+") for name in ("estimate", "lo", "hi"))
+    named = size if unit in ("ln ratio", "1", "") else f"{size} {unit}"
+    interval = f"95% interval {low} to {high}, {counted(int(row['seeds']), 'seed')}"
+    return f"n_layers={int(row['n_layers'])}, {row['setting']}: {row['outcome']} {row['verdict']}, {named} ({interval})"

@@ -1,0 +1,93 @@
+"""The verdict on an effect: one rule, in `verdict_of`. P-values of a family are adjusted together (`adjusted`).
+
+The family: the settings that are compared with one baseline at one depth. Dunnett's test, step-down: effects that share
+a baseline are correlated, r_ij = l_i l_j with l_i^2 = var(baseline) / var(effect i), so that with z_i = the normal
+quantile of p_i
+
+    P(a p_j of the remaining <= p_i) = 1 - int phi(x) prod_j [Phi((z_i - l_j x) / m_j) - Phi((-z_i - l_j x) / m_j)] dx
+
+with m_j^2 = 1 - l_j^2 (Dunnett 1955; step-down: Naik 1975). With l = 0 this is Holm's correction in Sidak's form.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from scipy.optimize import brentq
+from scipy.special import ndtr, ndtri
+
+ALPHA = 0.05
+POWER = 0.8
+_NODES, _WEIGHTS = np.polynomial.hermite_e.hermegauss(41)
+_WEIGHTS = _WEIGHTS / _WEIGHTS.sum()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Side:
+    """What is known of one side of an effect, beside its value."""
+
+    name: str
+    """'the setting' or 'the baseline'."""
+    lr: str = ""
+    """'lr 0.003'"""
+    edge: str = ""
+    """'lowest' or 'highest', where the lr is that of all tried."""
+    outside: float = 0.0
+    """The probability that the optimum lies beyond the values tried."""
+    diverged: int = 0
+
+
+def verdict_of(
+    estimate: float,
+    p_adjusted: float,
+    sides: tuple[Side, Side] | None,
+    at_equal_lr: Sequence[float] | None = (),
+    size_text: Callable[[float], str] = "{:+.3g}".format,
+) -> tuple[str, str]:
+    """The verdict and the reason. `sides`: the setting and the baseline. `at_equal_lr`: the effects at either side's
+    lr, of an outcome that tuning did not choose; None where no lr was run on both sides."""
+    if not p_adjusted < ALPHA:
+        return "not shown", ""
+    if sides:
+        winner, loser = sides if estimate < 0 else sides[::-1]
+        if loser.edge:
+            return "not shown", f"{loser.name}'s {loser.lr} is the {loser.edge} tried: its optimum may lie beyond"
+        if loser.outside > 0.5:
+            return "not shown", f"{loser.name}'s optimum probably lies beyond the values tried"
+        if winner.diverged > loser.diverged + 1:
+            return "not shown", f"{winner.diverged} runs of {winner.name} diverged, {loser.diverged} of {loser.name}"
+    if at_equal_lr is None:
+        return "lr decides", "no lr was run on both sides"
+    if any(estimate * effect <= 0 for effect in at_equal_lr):
+        return "lr decides", f"at equal lr the effect is {' and '.join(map(size_text, at_equal_lr))}"
+    return ("lower" if estimate < 0 else "higher"), ""
+
+
+def adjusted(p_J: np.ndarray, shared_J: np.ndarray) -> np.ndarray:
+    """The adjusted p-values of a family. `shared_J`: l_j^2, the baseline's share of each effect's variance."""
+    order = np.argsort(p_J, kind="stable")
+    adjusted_J = np.ones(len(p_J))
+    least = 0.0
+    for i, j in enumerate(order):
+        least = max(least, _chance(float(p_J[j]), shared_J[order[i:]]))
+        adjusted_J[j] = least
+    return adjusted_J
+
+
+def level_of(shared_J: np.ndarray) -> float:
+    """The p of a single effect below which a family of this size is significant."""
+    return float(brentq(lambda p: _chance(p, shared_J) - ALPHA, 1e-9, ALPHA)) if len(shared_J) > 1 else ALPHA
+
+
+def _chance(p: float, shared_J: np.ndarray) -> float:
+    """The probability that the least of these p-values is at most p, without any effect."""
+    if len(shared_J) == 1:
+        return p
+    if p < 1e-8:  # beyond what the quadrature resolves
+        return min(p * len(shared_J), 1.0)
+    z = -ndtri(p / 2)
+    load_J = np.sqrt(shared_J)
+    rest_J = np.sqrt(1 - np.minimum(shared_J, 0.999))
+    upper_JX, lower_JX = (ndtr((side - load_J[:, None] * _NODES) / rest_J[:, None]) for side in (z, -z))
+    inside_JX = upper_JX - lower_JX
+    return float(np.clip(1 - inside_JX.prod(axis=0) @ _WEIGHTS, p, min(p * len(shared_J), 1.0)))

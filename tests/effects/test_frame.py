@@ -1,0 +1,196 @@
+"""The frame `effects`: answers by hand, questions, and one true sentence for each kind of bad input."""
+
+import math
+
+import numpy as np
+import pandas as pd
+import pytest
+from support.runs_frame import config_of, grid, runs_frame
+
+from sparsedepth.effects.cells import cells_of
+from sparsedepth.effects.frame import effects_frame
+
+LNS = {"depth_scale": ["none", "lns"]}
+
+
+def frame(runs, outcome="val_loss"):
+    return effects_frame(cells_of(runs, outcome))
+
+
+def row(found, **where):
+    for name, value in where.items():
+        found = found[found[name] == value]
+    assert len(found) == 1, found
+    return found.iloc[0]
+
+
+def noisy(mean, sd=0.01, rng_seed=0):
+    """Losses of `mean(config)` with noise of its own per run."""
+    rng = np.random.default_rng(rng_seed)
+    return lambda config: {"val_loss": mean(config) + sd * rng.standard_normal()}
+
+
+def test_two_settings_are_students_test_of_pairs():
+    loss = {("none", 0): 3.0, ("none", 1): 3.2, ("none", 2): 3.1, ("lns", 0): 2.8, ("lns", 1): 3.1, ("lns", 2): 2.95}
+    runs = grid({**LNS, "seed": range(3)}, lambda c: {"val_loss": loss[c.depth_scale, c.seed]}, n_layers=4)
+    found = row(frame(runs), question="setting")
+    differences = np.array([-0.2, -0.1, -0.15])
+    error = differences.std(ddof=1) / math.sqrt(3)
+    assert found["estimate"] == pytest.approx(-0.15)
+    assert (found["lo"], found["hi"]) == pytest.approx((-0.15 - 4.3027 * error, -0.15 + 4.3027 * error), abs=1e-4)
+    assert (found["df"], found["seeds"], found["seeds_baseline"]) == (pytest.approx(2), 3, 3)
+    assert found["p"] == pytest.approx(2 * (0.5 - 5.19615 / (2 * math.sqrt(2 + 27))), abs=1e-3)  # t = -5.196, 2 df
+    assert (found["verdict"], found["basis"]) == ("lower", "tokens")
+
+
+def test_a_setting_alone_and_beside_another_are_two_questions():
+    def mean(config):
+        both = config.residual_gate == "layerscale"
+        return 3.0 + (0.2 if both else -0.3) * (config.depth_scale == "lns")
+
+    axes = {**LNS, "residual_gate": ["none", "layerscale"], "seed": range(4)}
+    found = frame(grid(axes, noisy(mean), n_layers=4))
+    alone = row(found, question="setting", setting="depth_scale=lns")
+    beside = row(found, question="beside", setting="depth_scale=lns")
+    interaction = row(found, question="interaction")
+    assert (alone["verdict"], beside["verdict"], interaction["verdict"]) == ("lower", "higher", "higher")
+    assert beside["context"] == "residual_gate=layerscale"
+    assert interaction["estimate"] == pytest.approx(beside["estimate"] - alone["estimate"])
+
+
+def test_effects_by_depth_and_their_slope():
+    runs = grid(
+        {**LNS, "n_layers": [4, 16], "seed": range(4)},
+        noisy(lambda c: 3.0 - 0.1 * math.log2(c.n_layers / 4) * (c.depth_scale == "lns")),
+    )
+    found = frame(runs)
+    assert row(found, question="setting", n_layers=16)["estimate"] == pytest.approx(-0.2, abs=0.03)
+    slope = row(found, question="depth slope")
+    assert slope["lo"] < -0.1 < slope["hi"] and slope["verdict"] == "lower"
+    assert row(found, question="depth")["setting"] == "n_layers=16"
+
+
+def test_every_distinct_depth_has_its_own_noise():
+    rng = np.random.default_rng(0)
+    runs = grid(
+        {**LNS, "n_layers": [4, 16], "seed": range(5)},
+        lambda c: {"val_loss": 3 + (0.1 if c.n_layers == 4 else 0.001) * rng.standard_normal()},
+    )
+    found = frame(runs)
+    width = {depth: (lambda r: r["hi"] - r["lo"])(row(found, question="setting", n_layers=depth)) for depth in (4, 16)}
+    assert width[16] < width[4] / 20
+
+
+def tuned(loss, lrs=(0.001, 0.002, 0.004), chosen=0.002, seeds=4, **more):
+    """A tuned sweep: seeds 100, 101 choose, others are results at `chosen`."""
+    rows = []
+    for scale in ("none", "lns"):
+        for lr in lrs:
+            for seed in (100, 101, *(range(seeds) if lr == chosen else ())):
+                config = config_of(depth_scale=scale, lr=lr, seed=seed, n_layers=4, **more)
+                role = "tuning" if seed >= 100 else "best"
+                role = role if lr == chosen else "rejected"
+                facts = {"tuned_fields": "lr", "tuned_by": "val_loss", "tuning": role}
+                rows.append((config, {**loss(config), **facts}))
+    return runs_frame(rows)
+
+
+def test_a_tuned_lr_is_no_setting_and_its_choice_is_in_the_interval():
+    found = row(frame(tuned(noisy(lambda c: 3 + 0.05 * math.log2(c.lr / 0.002) ** 2))), question="setting")
+    assert (found["lr"], found["lr_baseline"], found["at"]) == (0.002, 0.002, "own lr")
+    assert found["lo"] < 0 < found["hi"] and found["verdict"] == "not shown"
+    assert found["seeds_part"] ** 2 + found["lr_part"] ** 2 == pytest.approx(((found["hi"] - found["lo"]) / 2) ** 2)
+    assert found["detectable"] > (found["hi"] - found["lo"]) / 2
+
+
+def test_the_losing_side_at_the_end_of_its_grid_bars_the_verdict():
+    def mean(config):
+        return 3 + 0.05 * math.log2(config.lr / 0.004) ** 2 - 0.3 * (config.depth_scale == "lns")
+
+    found = row(frame(tuned(noisy(mean), chosen=0.004)), question="setting")
+    assert (found["verdict"], found["reason"]) == (
+        "not shown",
+        "the baseline's lr 0.004 is the highest tried: its optimum may lie beyond",
+    )
+
+
+def test_a_folder_with_a_fixed_lr_joins_tuned_ones_at_that_lr():
+    loss = noisy(lambda c: 3 + 0.05 * math.log2(c.lr / 0.002) ** 2 - 0.2 * (c.weight_decay == 1))
+    fixed = [config_of(weight_decay=1.0, lr=0.001, seed=seed, n_layers=4) for seed in (100, 101)]
+    both = pd.concat([tuned(loss), runs_frame([(config, loss(config)) for config in fixed])], ignore_index=True)
+    found = frame(both)
+    assert not found["setting"].str.contains("lr=").any()
+    at = row(found, question="setting", setting="weight_decay=1")
+    assert (at["at"], at["lr"], at["lr_baseline"]) == ("lr=0.001", 0.001, 0.001)
+    assert at["estimate"] == pytest.approx(-0.2, abs=0.03)
+
+
+def variance_runs(values):
+    """A tuned sweep of two lr whose settings chose different ones; `values`: (scale, lr) -> residual variance."""
+    rows = []
+    for scale, chosen in (("none", 0.001), ("lns", 0.004)):
+        for lr in (0.001, 0.002, 0.004):
+            for seed in (100, 101, *(range(4) if lr == chosen else ())):
+                role = ("tuning" if seed >= 100 else "best") if lr == chosen else "rejected"
+                config = config_of(depth_scale=scale, lr=lr, seed=seed, n_layers=4)
+                factor = 1 + 0.01 * ((7 * seed + round(1000 * lr)) % 5)
+                facts = {"tuned_fields": "lr", "tuned_by": "val_loss", "tuning": role, "val_loss": 3.0}
+                rows.append((config, {**facts, "residual_variance_last": values(scale, lr) * factor}))
+    return runs_frame(rows)
+
+
+def test_lr_decides_an_outcome_that_follows_lr():
+    follows = frame(
+        variance_runs(lambda scale, lr: 1e3 * lr * (1.2 if scale == "none" else 1)), "residual_variance_last"
+    )
+    assert row(follows, question="setting")["verdict"] == "lr decides"
+    own = frame(variance_runs(lambda scale, lr: 5.0 if scale == "none" else 1.0), "residual_variance_last")
+    found = row(own, question="setting")
+    assert found["verdict"] == "lower" and found["estimate"] == pytest.approx(-math.log(5), abs=0.05)
+
+
+# Bad input: one true sentence each
+
+
+def test_no_baseline_at_a_depth():
+    runs = grid({**LNS, "n_layers": [4, 16], "seed": range(3)}, noisy(lambda c: 3.0))
+    runs = runs[(runs["n_layers"] == 4) | (runs["depth_scale"] == "lns")]
+    found = row(frame(runs), question="setting", n_layers=16)
+    assert found["reason"] == "the baseline was not run at this depth in these folders"
+    assert found["verdict"] == "not shown" and math.isnan(found["estimate"])
+
+
+def test_no_common_seed_one_seed_and_equal_values():
+    apart = grid({**LNS, "seed": range(6)}, noisy(lambda c: 3.0), n_layers=4)
+    apart = apart[(apart["depth_scale"] == "none") == (apart["seed"] < 3)]
+    assert row(frame(apart), question="setting")["reason"] == "the setting and the baseline have no seed in common"
+    one = grid({**LNS, "seed": [0]}, noisy(lambda c: 3.0), n_layers=4)
+    assert row(frame(one), question="setting")["reason"] == "one seed in common: no interval without a second"
+    equal = grid({**LNS, "seed": range(3)}, lambda c: {"val_loss": 3.0}, n_layers=4)
+    assert row(frame(equal), question="setting")["reason"].startswith("the runs of different seeds have equal values")
+
+
+def test_an_outcome_measured_in_a_part_of_the_runs():
+    rng = np.random.default_rng(0)
+    runs = grid(
+        {**LNS, "norm": ["pre", "sandwich"], "seed": range(3)},
+        lambda c: {"val_loss": 3.0, "usefulness_loss_increase": rng.random() if c.norm == "pre" else None},
+        n_layers=4,
+    )
+    found = frame(runs, "usefulness_loss_increase")
+    assert row(found, question="setting", setting="depth_scale=lns")["seeds"] == 3
+    assert "norm=sandwich" not in set(found["setting"])
+
+
+def test_a_diverged_run_is_counted_and_does_not_remove_its_setting():
+    runs = grid({**LNS, "seed": range(5)}, noisy(lambda c: 3.0 - 0.5 * (c.depth_scale == "lns")), n_layers=4)
+    bad = (runs["depth_scale"] == "lns") & (runs["seed"] == 0)
+    runs.loc[bad, "outcome"] = "diverged"
+    found = row(frame(runs), question="setting")
+    assert (found["diverged"], found["seeds"], found["verdict"]) == (1, 4, "lower")
+    runs.loc[(runs["depth_scale"] == "lns") & (runs["seed"] < 2), "outcome"] = "diverged"
+    found = row(frame(runs), question="setting")
+    assert (found["verdict"], found["reason"]) == (
+        "not shown",
+        "2 runs of the setting diverged, 0 of the baseline",
+    )

@@ -1,0 +1,68 @@
+"""The judges: do intervals hold the truth, are absent effects left alone and planted ones found, at one depth?
+
+Slow: 300 draws of every world, whose table is docs/intervals.md's
+(`PYTHONPATH=tests python tests/support/planted_worlds.py 300` prints it).
+Always: a few draws, held to what few can tell.
+"""
+
+import pytest
+from support.planted_worlds import WORLDS, score
+
+ERROR = 0.02
+"""Beside a target: about twice the standard error of 300 draws."""
+TARGETS: dict[str, tuple[float, float, float, float]] = {
+    # world: covered from, to, false at most, found at least
+    "text, 24 layers, .05": (0.93, 0.98, 0.05, 0.95),
+    "text, 24 layers, .03": (0.93, 0.98, 0.05, 0.75),
+    **{f"noise rising, {depth} layers": (0.93, 0.99, 0.05, 0.0) for depth in (4, 12, 24)},
+    "seed shifts all, 4 x 3, 2.5 sd": (0.93, 0.98, 0.05, 0.45),
+    "seed shifts all, 3 x 6, 2.5 sd": (0.93, 0.98, 0.05, 0.88),
+    "plain, 4 x 3, 4 sd": (0.93, 0.97, 0.05, 0.85),
+    "plain, 3 x 6, 2 sd": (0.93, 0.97, 0.05, 0.75),
+    "untuned text, 3 x 3, .02": (0.93, 0.97, 0.05, 0.28),
+    "untuned text, 3 x 3, .05": (0.93, 0.97, 0.05, 0.95),
+    "seed shifts a setting, 4 x 3": (0.92, 1.0, 0.06, 0.0),
+    "untuned, baseline 3 x noisier, 4 x 3": (0.87, 1.0, 0.10, 0.0),
+    "untuned, baseline 3 x noisier, 3 x 3": (0.87, 1.0, 0.10, 0.0),
+    "untuned, one setting 3 x noisier, 4 x 3": (0.87, 1.0, 0.10, 0.0),
+    "tuned, baseline 3 x noisier, .05": (0.93, 1.0, 0.05, 0.85),
+    "tuned, one setting 3 x noisier, .05": (0.93, 1.0, 0.05, 0.85),
+    "heavy tails, .03": (0.93, 0.98, 0.05, 0.0),
+    "heavy tails, untuned, 4 x 3": (0.93, 0.98, 0.05, 0.0),
+    "LNS -.3 alone, +.2 beside": (0.93, 1.0, 0.05, 0.8),
+    "depth study, 12 layers, .3": (0.93, 0.98, 0.05, 0.80),
+    "depth study, 32 layers, .3": (0.93, 0.98, 0.05, 0.80),
+}
+
+
+def test_a_few_draws():
+    of = score(WORLDS["text, 24 layers, .05"], 8)
+    assert of.covered >= 0.75 and of.false <= 0.5 and of.found >= 0.75
+    of = score(WORLDS["plain, 4 x 3, 4 sd"], 20)
+    assert of.covered >= 0.8 and of.false <= 0.3 and of.found >= 0.6
+
+
+def test_a_baseline_tuned_badly_gives_no_verdict():
+    assert score(WORLDS["baseline .08 beyond"], 8).false == 0
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("name", TARGETS)
+def test_targets(name):
+    low, high, false, found = TARGETS[name]
+    of = score(WORLDS[name], 300)
+    print(f"{name}: {of}")
+    assert low - ERROR <= of.covered <= high + ERROR
+    assert of.false <= false + ERROR and of.found >= found - ERROR
+    if low == 0.87:
+        assert of.worst >= 0.85 - ERROR
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("name", [name for name in WORLDS if "beyond" in name])
+def test_a_baseline_whose_optimum_is_beyond_the_grid(name):
+    of = score(WORLDS[name], 300)
+    print(f"{name}: {of}")
+    assert of.false <= (0.08 if "hidden" in name else 0.0)
