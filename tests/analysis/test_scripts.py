@@ -15,7 +15,7 @@ from support.runs_frame import config_of
 from sparsedepth.config.run import RunConfig
 
 FOLDER = Path(__file__).parents[2] / "analysis"
-SCRIPTS = sorted(path.name for path in FOLDER.glob("*.py") if path.stem != "toy")
+SCRIPTS = sorted(path.name for path in FOLDER.glob("*.py") if path.stem not in ("toy", "script"))
 
 CELLS = [
     {},
