@@ -82,6 +82,7 @@ def _status_lines(folder: Path) -> tuple[list[str], bool]:
     lines += [f"  {state} {count}x: {reason}" for (state, reason), count in summary.ended.most_common()]
     if summary.best:
         advice = "see `best`" if definition and definition.is_search else "what to train: `recipe`"
+        advice = "no result is complete yet" if summary.best.is_of_tuning else advice
         lines.append(f"  {summary.best.text}; {advice}")
     lines += [f"  {remark}" for remark in summary.remarks]
     return [visible(line) for line in lines], summary.is_left

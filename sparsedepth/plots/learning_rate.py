@@ -41,9 +41,10 @@ class Curves:
 
 def learning_rate(store: Store) -> Drawing:
     """Raises NothingToDraw if no configuration was run at two learning rates."""
-    by_lr = curves(without_measured_models(read_runs(store)).reset_index(drop=True), setting_names(store, "lr"))
+    runs = without_measured_models(read_runs(store, of_tuning=True)).reset_index(drop=True)
+    by_lr = curves(runs, setting_names(store, "lr"))
     if by_lr.points.empty:
-        raise NothingToDraw("no configuration was run at two learning rates, so there is no curve to draw")
+        raise NothingToDraw("no configuration has finished runs at two learning rates, so there is no curve to draw")
     return Drawing(data=by_lr.points, page=partial(page_of_curves, by_lr))
 
 

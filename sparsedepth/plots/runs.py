@@ -16,6 +16,7 @@ from sparsedepth.store.comparable_loss import loss_of
 from sparsedepth.store.connection import Store
 from sparsedepth.store.setting import read_settings
 from sparsedepth.store.tuning_roles import result_rows, without_measured_models
+from sparsedepth.store.unfinished import only_tuning_text
 
 
 def check_finished(runs: pd.DataFrame) -> None:
@@ -31,10 +32,12 @@ def check_finished(runs: pd.DataFrame) -> None:
         raise NothingToDraw(f"none of the {len(trained)} runs finished, so there is nothing to draw")
 
 
-def read_runs(store: Store) -> pd.DataFrame:
-    """The rows of `runs`. Raises NothingToDraw if none finished."""
+def read_runs(store: Store, *, of_tuning: bool = False) -> pd.DataFrame:
+    """The rows of `runs`. Raises NothingToDraw if none finished, or, unless a figure is `of_tuning`, only tuning."""
     runs = store.frame("select * from runs")
     check_finished(runs)
+    if not of_tuning and (text := only_tuning_text(store)):
+        raise NothingToDraw(f"{text}; --figure learning_rate shows them, this figure shows results")
     return runs
 
 

@@ -16,6 +16,7 @@ from sparsedepth.config.run import RunConfig
 from sparsedepth.store.connection import open_store
 from sparsedepth.store.schema import RUN_COLUMNS
 from sparsedepth.store.tuning_roles import IS_RESULT
+from sparsedepth.store.unfinished import only_tuning_text
 
 COLUMNS = ("model_size", "num_tokens", "d_model", "n_layers", "loss")
 SIZE_FIELDS = ("n_layers", "d_model", "n_heads", "n_kv_heads", "d_ff", "d_expert", "train_tokens", "seed")
@@ -83,7 +84,10 @@ def _from_folder(source: Path, where: str | None, cluster: list[str]) -> pd.Data
     with open_store(source) as store:
         condition = store.condition(where or "true")
         points = store.frame(_SQL.format(where=condition, is_result=IS_RESULT, cluster=clusters))
+        tuning = only_tuning_text(store)
     if not len(points):
+        if tuning:
+            raise ValueError(f"{str(source)!r}: {tuning}; the law is fitted to results")
         condition = f" that meets {where!r}" if where else ""
         raise ValueError(f"{str(source)!r} holds no trained run{condition} that finished with a val_loss")
     return points

@@ -30,9 +30,10 @@ from sparsedepth.store.imported_run import import_note_of_rows
 from sparsedepth.store.packages import version_differences
 from sparsedepth.store.query_result import QueryResult
 from sparsedepth.store.search import Search, on_front, search_of
-from sparsedepth.store.setting import Configuration, Settings, number_text, settings_of
+from sparsedepth.store.setting import Configuration, Settings, number_text, planned_configurations, settings_of
 from sparsedepth.store.small_sample import MIN_VALUES, mean_interval, seed_means
 from sparsedepth.store.tuning_roles import IS_CHOSEN, IS_TRAINED, parse_tuned_fields
+from sparsedepth.store.unfinished import no_run_text, only_tuning_text
 
 MAX_FRONT = 30
 """Points of a search's front are shown down to this rank."""
@@ -132,8 +133,9 @@ def best(
     cells = _ranked(_cells(rows, by, beside, _incomplete(store, search)), by)
     if search:
         cells = _with_front(cells, objectives)
-    settings = settings_of(cells)
-    baseline = None if search else next(cell for cell in cells if cell is settings.baseline)
+    planned = [] if where or search else planned_configurations(store.roots)
+    settings = settings_of(cells, [cell for cell in planned if depth in (None, cell.knobs["n_layers"])])
+    baseline = None if search else next((cell for cell in cells if cell is settings.baseline), None)
     shown = [
         cell for i, cell in enumerate(cells) if i < top or cell is baseline or (cell.is_on_front and i < MAX_FRONT)
     ]
@@ -364,6 +366,8 @@ def _table(
 def _why_none(store: Store, conditions: Sequence[str]) -> str:
     """Why there is nothing to rank."""
     depths = [str(depth) for (depth,) in store.sql("SELECT DISTINCT n_layers FROM runs ORDER BY 1").rows]
+    if text := only_tuning_text(store):
+        return f"{text}; `best` ranks results"
     if depths and conditions:
         return f"no run has {' and '.join(conditions)}; the store has runs of n_layers {', '.join(depths)}"
     return no_runs(store)
@@ -371,9 +375,7 @@ def _why_none(store: Store, conditions: Sequence[str]) -> str:
 
 def no_runs(store: Store) -> str:
     """What a store without a complete run holds, and which command helps."""
-    folders = shlex.join(map(str, store.roots))
-    no_run = f"{folders} holds no complete run; see the state of its sweep: sparsedepth status {folders}"
-    return only_toys(store) or no_run
+    return only_toys(store) or no_run_text(store.roots)
 
 
 def only_toys(store: Store) -> str:

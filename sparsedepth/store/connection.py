@@ -189,7 +189,9 @@ def open_store(*paths: Path | str, time_limit: float = TIME_LIMIT, skip_damaged:
     parts = find_runs(roots, damaged)
     toys_and_evals: dict[str, pa.Table] = {**read_toys(roots), "evals": read_evals(roots)}
     if not parts and not any(map(len, toys_and_evals.values())):
-        raise ValueError(f"no complete run under {', '.join(repr(str(root)) for root in roots)}; name a results folder")
+        from sparsedepth.store.unfinished import no_run_text
+
+        raise ValueError(no_run_text(roots))
     sources: dict[Table, list[ViewRows]] = {view: [] for view in COLUMNS}
     seen: set[str] = set()
     for part in parts or [Part(root=roots[0], runs=[])]:

@@ -17,6 +17,7 @@ from sparsedepth.store.find import find_groups, find_runs
 from sparsedepth.store.pack import PLACE, RECORDS, RECORDS_SCHEMA, WORK
 from sparsedepth.store.run_record import EVALS, MODELS, RUNS, TOYS, WEIGHTS
 from sparsedepth.store.schema import TABLES
+from sparsedepth.store.unfinished import no_run_text
 
 WEIGHTS_FOLDER = "weights"
 WORK_FILES = ("config.yaml", "pruned.json", "failures.json", "memory.json")
@@ -64,7 +65,7 @@ def pack(results: Path, out: Path, weights: bool = False) -> Packed:
     if any(part.root != results for part in parts) or not all(PLACE.fullmatch(place) for place, _ in records):
         raise ValueError(f"{str(results)!r} holds runs of several results folders; pack each by itself")
     if not records:
-        raise ValueError(f"{str(results)!r} holds no complete run, toy or evaluation; name a results folder")
+        raise ValueError(no_run_text([results]))
     contents: list[dict[str, Any]] = []
     for place, files in records:
         contents += contents_of(place, files)

@@ -23,6 +23,7 @@ from sparsedepth.store.query_result import QueryResult
 from sparsedepth.store.setting import read_settings, with_setting_column
 from sparsedepth.store.small_sample import MIN_VALUES, mean_interval, seed_means
 from sparsedepth.store.tuning_roles import CHOSEN_ROLES, IS_RESULT, IS_TRAINED, best_value
+from sparsedepth.store.unfinished import only_tuning_text
 
 EFFECTS = "effects"
 """A further question, answered by `sparsedepth.effects.all_effects`."""
@@ -228,15 +229,19 @@ def _why_none(store: Store, question: Question) -> str:
     missing = [name for name, n in zip(question.needs, n_measured, strict=True) if not n]
     if not n_runs:
         return "there is no complete run"
-    return f"no run has {' or '.join(missing)} (sparsedepth measure)" if missing else question.none
+    unmeasured = f"no run has {' or '.join(missing)} (sparsedepth measure)" if missing else ""
+    return unmeasured or (only_tuning_text(store) if IS_RESULT in question.sql else "") or question.none
 
 
 def varying_fields(store: Store) -> list[str]:
-    """The fields, without n_layers, with more than one value in the store's trained runs (NULL is a value)."""
+    """The fields, without n_layers, with more than one value in the store's trained runs (NULL is a value), and those
+    that tell these from the baseline of an unfinished sweep."""
+    settings = read_settings(store)
     names = [name for name in CELL_FIELDS if name != "n_layers"]
     varies = ", ".join(f"min({name}) <> max({name}) OR count({name}) NOT IN (0, count(*))" for name in names)
     (row,) = store.sql(f"SELECT {varies} FROM runs WHERE {IS_TRAINED}").rows
-    return [name for name, is_varied in zip(names, row, strict=True) if is_varied]
+    planned = settings.label_fields if settings else ()
+    return [name for name, is_varied in zip(names, row, strict=True) if is_varied or name in planned]
 
 
 def _columns(names: Iterable[str]) -> str:

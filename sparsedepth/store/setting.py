@@ -7,18 +7,21 @@ of their own and are no part of a label; nor are sizes and data that follow from
 as a task's vocabulary or a budget of tokens per parameter.
 """
 
+import contextlib
 import functools
 import json
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sparsedepth.config.model import FILLED_FROM, with_derived_sizes
 from sparsedepth.config.role import roles
 from sparsedepth.config.run import CELL_FIELDS, RunConfig
+from sparsedepth.config.sweep import SweepDefinition, read_definition
 from sparsedepth.store import cell_text
 from sparsedepth.store.query_result import QueryResult
-from sparsedepth.store.tuning_roles import IS_RESULT, parse_tuned_fields
+from sparsedepth.store.tuning_roles import IS_TRAINED, parse_tuned_fields
 
 if TYPE_CHECKING:
     from sparsedepth.store.connection import Store
@@ -29,7 +32,11 @@ _ROLES = roles(RunConfig)
 @functools.cache
 def _defaults() -> Mapping[str, Any]:
     """RunConfig's defaults, as stored in `runs`."""
-    fields = RunConfig().model_dump(mode="json").items()
+    return _as_stored(RunConfig())
+
+
+def _as_stored(config: RunConfig) -> dict[str, Any]:
+    fields = config.model_dump(mode="json").items()
     return {name: json.dumps(value) if isinstance(value, list) else value for name, value in fields}
 
 
@@ -84,7 +91,7 @@ class Settings:
         """'params, flops (training): relative to the baseline with 12 layers (124128, 6.393e+11)'; empty where no
         column is a cost."""
         costs = {"params": self.baseline.params, "flops": self.baseline.flops}
-        references = {name: cell_text.readable(value) for name, value in costs.items() if name in columns}
+        references = {name: cell_text.readable(value) for name, value in costs.items() if name in columns and value}
         depth = f" with {self.baseline.knobs['n_layers']} layers" if "n_layers" in self.varying else ""
         names = ", ".join(references).replace("flops", "flops (training)")
         return f"{names}: relative to the baseline{depth} ({', '.join(references.values())})" if references else ""
@@ -102,11 +109,43 @@ class Settings:
         return ", ".join(assignment(name, knobs[name]) for name in differing) or "baseline"
 
 
-def settings_of(cells: Sequence[Configuration]) -> Settings:
-    """Settings of these cells; needs at least one."""
-    values = {name: {cell.knobs[name] for cell in cells if _is_known(cell, name)} for name in CELL_FIELDS}
+def grids_of(roots: Sequence[Path]) -> list[SweepDefinition]:
+    """The definitions of the grids that fill these folders."""
+    found: list[SweepDefinition] = []
+    for root in roots:
+        with contextlib.suppress(ValueError):  # a definition of another version
+            definition = read_definition(root)
+            found += [definition] if definition is not None and not definition.is_search else []
+    return found
+
+
+def planned_configurations(roots: Sequence[Path]) -> list[Configuration]:
+    """The cells of the grids that fill these folders; none of a grid that solves for a size or skips cells, whose cells
+    the definition alone does not tell."""
+    return [
+        configuration_of(grid.run_config(cell, grid.seeds[0]), grid.tune)
+        for grid in grids_of(roots)
+        if not (grid.free or grid.constraints)
+        for cell in grid.grid()
+    ]
+
+
+def configuration_of(config: RunConfig, tuned: Iterable[str]) -> Configuration:
+    """A configuration that need not have been run."""
+    return Configuration(cell_id=config.cell_id, tuned=frozenset(tuned), knobs=_as_stored(config))
+
+
+def settings_of(cells: Sequence[Configuration], planned: Sequence[Configuration] = ()) -> Settings:
+    """Settings of these cells; needs at least one. `planned`: those of an unfinished sweep, of which one may be the
+    baseline; the values of tuned fields are not known for them."""
+    is_tuned = frozenset[str]().union(*(cell.tuned for cell in (*cells, *planned)))
+    run = {_without(cell, is_tuned) for cell in cells}
+    missing = [cell for cell in planned if _without(cell, is_tuned) not in run]
+    known = {name: cells if name in is_tuned else [*cells, *missing] for name in CELL_FIELDS}
+    values = {name: {cell.knobs[name] for cell in known[name] if _is_known(cell, name)} for name in CELL_FIELDS}
     varying = tuple(name for name in CELL_FIELDS if len(values[name]) > 1)
-    tuned = tuple(name for name in varying if any(name in cell.tuned for cell in cells))
+    tuned = tuple(name for name in varying if name in is_tuned)
+    cells = [*cells, *missing]
     label_fields = [name for name in varying if name not in (*tuned, "n_layers") and _is_label_field(name, cells)]
     by_depth: dict[str, Mapping[int, Any]] = {}
     # Tried last: d_model, from which d_ff and a budget follow, and corpus, whose group or length is a shorter label.
@@ -132,10 +171,10 @@ def settings_of(cells: Sequence[Configuration]) -> Settings:
 
 
 def read_settings(store: "Store") -> Settings | None:
-    """Settings of the trained configurations in a store; None where there are none."""
+    """Settings of the trained configurations in a store, those of tuning included; None where there are none."""
     rows = store.sql(
         "SELECT cell_id, tuned_fields, avg(params_total) FILTER (outcome = 'ok'), "
-        f"avg(train_flops) FILTER (outcome = 'ok'), {', '.join(CELL_FIELDS)} FROM runs WHERE {IS_RESULT} GROUP BY ALL"
+        f"avg(train_flops) FILTER (outcome = 'ok'), {', '.join(CELL_FIELDS)} FROM runs WHERE {IS_TRAINED} GROUP BY ALL"
     ).rows
     cells = [
         Configuration(
@@ -147,7 +186,7 @@ def read_settings(store: "Store") -> Settings | None:
         )
         for cell_id, tuned, params, flops, *values in rows
     ]
-    return settings_of(cells) if cells else None
+    return settings_of(cells, planned_configurations(store.roots)) if cells else None
 
 
 def with_setting_column(answer: QueryResult, settings: Settings) -> QueryResult:
@@ -196,6 +235,11 @@ def _is_label_field(name: str, cells: Sequence[Configuration]) -> bool:
     it varies between models with experts."""
     moe_values = {cell.knobs[name] for cell in cells if cell.knobs["n_experts"]}
     return _ROLES[name].kind not in ("measure", "record") and (not _ROLES[name].needs_experts or len(moe_values) > 1)
+
+
+def _without(cell: Configuration, fields: Container[str]) -> tuple[Any, ...]:
+    """The values of the other fields."""
+    return tuple(cell.knobs[name] for name in CELL_FIELDS if name not in fields)
 
 
 def _follows(name: str, others: Sequence[str], cells: Sequence[Configuration]) -> bool:

@@ -30,6 +30,7 @@ from sparsedepth.store.degeneracy import degeneracy, score_rows
 from sparsedepth.store.query_result import QueryResult
 from sparsedepth.store.small_sample import LEVEL
 from sparsedepth.store.tuning_roles import IS_RESULT
+from sparsedepth.store.unfinished import only_tuning_text
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -79,7 +80,8 @@ def text(store: "Store") -> str:
     """The answer for a terminal, below its question."""
     measured = answer(store)
     if not measured.rows:
-        return f"{terminal.wrapped([QUESTION])}none: no depth has two configurations with two finished seeds each"
+        none = only_tuning_text(store) or "no depth has two configurations with two finished seeds each"
+        return f"{terminal.wrapped([QUESTION])}none: {none}"
     shown = replace(measured, rows=tuple(row for row in measured.rows if row[0] not in _FORMS))
     degenerate = defaultdict[str, list[str]](list)
     for row in shown.records():

@@ -9,15 +9,15 @@ from statistics import fmean
 from typing import Any, NamedTuple, get_args
 
 from sparsedepth import quantities
-from sparsedepth.config.run import CELL_FIELDS
+from sparsedepth.config.run import CELL_FIELDS, RunConfig
 from sparsedepth.config.sweep import SweepDefinition, read_definition
-from sparsedepth.plan.tasks import Plan
+from sparsedepth.plan.tasks import LossOf, Plan
 from sparsedepth.run.allocation import node_hours
 from sparsedepth.store.cache import read_columns
 from sparsedepth.store.checksums import DamagedRun
 from sparsedepth.store.degeneracy import columns_for, degeneracy_note
 from sparsedepth.store.packages import version_differences
-from sparsedepth.store.setting import Configuration, settings_of
+from sparsedepth.store.setting import Configuration, configuration_of, settings_of
 from sparsedepth.store.terminal import duration
 from sparsedepth.store.tuning_roles import objective_as_loss
 from sparsedepth.sweep.run_end import EndState, end_rule
@@ -37,13 +37,18 @@ class BestRun(NamedTuple):
     mean: float
     n_seeds: int
     """Seeds of its configuration with a value."""
+    is_of_tuning: bool
+    """Before there is a result."""
+    among: str
+    """' of this definition' where the folder has other runs; else empty."""
 
     @property
     def text(self) -> str:
         """'lowest single run: val_loss 0.1351 (n_layers=24, baseline, seed 0; mean of its 3 seeds 0.2832)'."""
         lowest = "lowest" if quantities.IN_RUNS[self.objective].better == "low" else "highest"
         others = f"mean of its {self.n_seeds} seeds {self.mean:.4g}" if self.n_seeds > 1 else "its only seed"
-        return f"{lowest} single run: {self.objective} {self.value:.4g} ({self.label}; {others})"
+        run = f"{'tuning' if self.is_of_tuning else 'single'} run{self.among}"
+        return f"{lowest} {run}: {self.objective} {self.value:.4g} ({self.label}; {others})"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,7 +56,8 @@ class SweepSummary:
     definition: SweepDefinition | None
     states: list[RunState]
     expected: int
-    """known runs of the definition; for an adaptive sampler an upper bound"""
+    """runs of the definition, those at values that tuning has yet to choose included; for an adaptive sampler an upper
+    bound"""
     best: BestRun | None
     node_hours: float | None
     """used by all runs on Slurm, including incomplete ones; None without Slurm"""
@@ -66,7 +72,7 @@ class SweepSummary:
     def counts_text(self) -> str:
         """The counts of runs by state, and for an adaptive sampler at most how many there will be."""
         at_most = "" if self.is_grid else f" (at most {self.expected} in total; equal proposals share their runs)"
-        return run_counts(self.states, is_grid=self.is_grid) + at_most
+        return run_counts(self.states, is_grid=self.is_grid, to_come=self.expected - len(self.states)) + at_most
 
     @property
     def counts(self) -> Counter[State]:
@@ -124,18 +130,24 @@ def sweep_summary(folder: Path) -> SweepSummary:
         node_hours=sum(hours) if hours else None,
         definition=definition,
         states=states,
-        expected=plan.expected if plan else 0,
-        best=_best(definition, objective, states, losses, rows),
+        expected=_expected(plan, configs, loss_of) if plan else len(states),
+        best=_best(definition, objective, states, losses, rows, configs),
         remarks=tuple(remark for remark in remarks if remark),
     )
 
 
-def run_counts(states: list[RunState], *, is_grid: bool = True) -> str:
-    """'3 complete, 1 running, 0 interrupted, 0 failed, 5 planned'; of a sampler without 'planned', which is unknown."""
+def _expected(plan: Plan, configs: Sequence[RunConfig], loss_of: LossOf) -> int:
+    return plan.expected if plan.definition.adaptive else len(configs) + len(plan.results_to_come(loss_of))
+
+
+def run_counts(states: list[RunState], *, is_grid: bool = True, to_come: int = 0) -> str:
+    """'3 complete, 1 running, 0 interrupted, 0 failed, 5 planned'; of a sampler without 'planned', which is unknown.
+    `to_come`: planned runs without a state, at values that tuning has yet to choose."""
     counts = Counter(state.state for state in states)
     shown: list[State] = ["complete", "running", "interrupted", "failed"]
     rare: tuple[State, ...] = ("infeasible", "pruned", "damaged")
     shown += [state for state in rare if counts[state]] + ["planned"] * is_grid
+    counts["planned"] += to_come
     return ", ".join(f"{counts[state]} {state}" for state in shown)
 
 
@@ -175,11 +187,14 @@ def _best(
     states: list[RunState],
     losses: dict[str, float],
     rows: dict[str, dict[str, Any]],
+    planned: Sequence[RunConfig],
 ) -> BestRun | None:
-    ranked = sorted((losses[state.run_id], state.run_id) for state in states if state.run_id in losses)
-    if definition is None or not ranked or not math.isfinite(ranked[0][0]):
+    """Of the definition's runs: a result, or before there is one a run of tuning."""
+    complete = [state.run_id for state in states if math.isfinite(losses.get(state.run_id, math.inf))]
+    results = [run_id for run_id in complete if _results(definition, [rows[run_id]])]
+    if definition is None or not complete:
         return None
-    run_id = ranked[0][1]
+    run_id = min(results or complete, key=lambda run_id: (losses[run_id], run_id))
     row = rows[run_id]
     finished = [other for name, other in rows.items() if math.isfinite(losses.get(name, math.inf))]
     replicates = [other for other in finished if other["cell_id"] == row["cell_id"]]
@@ -192,6 +207,8 @@ def _best(
         )
         for other in rows.values()
     }
-    setting = settings_of(list(cells.values())).label(cells[row["cell_id"]].knobs)
+    of_plan = {config.cell_id: configuration_of(config, definition.tune) for config in planned}
+    setting = settings_of(list(cells.values()), list(of_plan.values())).label(cells[row["cell_id"]].knobs)
     label = f"n_layers={row['n_layers']}, {setting}, seed {row['seed']}"
-    return BestRun(objective, row[objective], run_id, label, fmean(values), len(values))
+    among = " of this definition" if {*rows} - {state.run_id for state in states} else ""
+    return BestRun(objective, row[objective], run_id, label, fmean(values), len(values), not results, among)

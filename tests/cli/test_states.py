@@ -1,0 +1,143 @@
+"""A sweep that tunes, walked through every state: what each command and figure says of 0, 1, 3, ... complete runs."""
+
+import math
+import re
+from pathlib import Path
+
+import pytest
+import yaml
+from support.made_up_runs import make_run
+
+from sparsedepth.cli.main import run
+from sparsedepth.config.load import build
+from sparsedepth.config.run import RunConfig
+from sparsedepth.config.sweep import SweepDefinition
+from sparsedepth.plan.tasks import Plan
+from sparsedepth.plots.draw import FIGURES, drawable
+from sparsedepth.report.content import content
+from sparsedepth.store import questions
+from sparsedepth.store.connection import open_store
+
+SWEEP = {
+    "name": "walk",
+    "question": "q",
+    "hypothesis": "h",
+    "base": {"d_model": 16, "n_heads": 2, "seq_len": 32, "batch_tokens": 128, "train_tokens": 1280},
+    "space": {"n_layers": [2, 4]},
+    "variants": [{}, {"n_experts": 4, "d_expert": 64, "top_k": 2}],  # the experts cost more, so they come first
+    "tune": {"lr": [1e-3, 2e-3, 4e-3]},
+    "tuning_seeds": [101],
+    "seeds": 2,
+}
+N_TUNING, N_ALL = 12, 20
+OF_TUNING = ("learning_rate", "layer_profile")
+"""Figures that also show runs of tuning."""
+OF_A_SEARCH = ("importance", "history", "slices")
+UNMEASURED = ("difficulty", "matrices", "trajectories")
+
+
+def make(results: Path, config: RunConfig) -> float:
+    """0.2 lower with experts, best at lr 0.002, and by far the lowest with the seed of tuning."""
+    loss = 3 - 0.1 * config.n_layers - 0.2 * bool(config.n_experts) + abs(math.log(config.lr / 2e-3))
+    loss += 0.01 * config.seed if config.seed < 101 else -0.5
+    summary = {"val_loss": loss, "tokens_trained": 1280, "train_flops": 1e9, "params_total": 1000, "usefulness": 1.0}
+    summary |= {"residual_variance_last": loss, "causal_score": loss, "weight_sparsity": loss, "params_active": 1000}
+    metrics = ("residual_variance", "causal_effect", "affine_loss_increase", "gradient_norm")
+    layers = [
+        {"step": 5, "layer": layer, "metric": metric, "value": loss + layer, "n": 10}
+        for layer in range(1, config.n_layers + 1)
+        for metric in metrics
+    ]
+    curves = [{"step": step, "tokens": 128 * step, "train_loss": 5.0 - step / 10} for step in (1, 5, 10)]
+    make_run(results, config, summary, layers=layers, curves=curves)
+    return loss
+
+
+def walk(results: Path, states: tuple[int, ...]):
+    """The number of complete runs, at each of the states; runs are completed in the order of the plan."""
+    (results / "sweep.yaml").write_text(yaml.safe_dump(SWEEP))
+    plan, losses = Plan(build(SweepDefinition, SWEEP, "test")), dict[str, float]()
+    for n_complete in states:
+        while len(losses) < n_complete:
+            config = next(run.config for run in plan.runs(losses.get) if run.run_id not in losses)
+            losses[config.run_id] = make(results, config)
+        yield n_complete
+
+
+@pytest.fixture
+def say(capsys, monkeypatch):
+    """What a command prints; its exit code must be `code`."""
+    monkeypatch.setenv("COLUMNS", "200")
+
+    def command(*arguments, code=0) -> str:
+        capsys.readouterr()
+        with pytest.raises(SystemExit) as ended:
+            run([str(argument) for argument in arguments])
+        out, err = capsys.readouterr()
+        assert ended.value.code == code, out + err
+        assert "Traceback" not in err and (code == 0 or err.count("\n") == 1)
+        return " ".join((out + err).split())
+
+    return command
+
+
+def test_every_command_is_right_in_every_state(tmp_path, say):
+    for n in walk(tmp_path, (0, 1, 3, N_ALL // 2, N_TUNING + 1, N_ALL)):
+        status = say("status", tmp_path)
+        assert f"{n} complete, 0 running, 0 interrupted, 0 failed, {N_ALL - n} planned" in status
+        if n == 0:
+            for command in (("best",), ("query", "--ask", "mechanism"), ("plot", "-o", tmp_path / "a.png")):
+                said = say(command[0], tmp_path, *command[1:], code=2)
+                assert f"no run of the sweep in {tmp_path} is complete yet; see its state: sparsedepth status" in said
+            continue
+        if n <= N_TUNING:
+            reason = f"only tuning runs are complete so far ({n} of {N_TUNING})"
+            assert "lowest tuning run: val_loss" in status and "no result is complete yet" in status
+            assert "baseline, seed" not in status, "a run with experts"
+            assert reason in say("best", tmp_path, "--depth", 4, code=2)
+            for question in ("best_per_depth", "pareto", "seed_noise", "mechanism", "signal_to_noise"):
+                assert reason in say("query", tmp_path, "--ask", question)
+            assert reason in say("scaling", "fit", tmp_path, code=2)
+        else:
+            assert "lowest single run: val_loss 2.4 (n_layers=4, n_experts=4, seed 0" in status
+            best = say("best", tmp_path)
+            assert "baseline: n_experts=0" in best and f"{(n - N_TUNING + 1) // 2} configurations" in best
+            assert re.search(r"\b2\.40\d n_experts=4|2\.40\d .*n_experts=4", best)
+            assert "n_experts=4" in say("query", tmp_path, "--ask", "mechanism").partition("baseline: n_experts=0")[2]
+        assert say("query", tmp_path, "select count(*) as n from runs", "--format", "csv") == f"n {n}"
+        assert "every run trained to the end" in say("query", tmp_path, "--ask", "diverged")
+        curves = say("query", tmp_path, "--ask", "lr_curves")
+        assert ("no configuration was run at two values of lr" in curves) == (n == 1)
+        assert n == 1 or "n_experts=4" in curves
+
+
+def test_every_figure_and_the_report_are_right_in_every_state(tmp_path):
+    for n in walk(tmp_path, (1, 3, N_TUNING, N_TUNING + 1, N_ALL)):
+        with open_store(tmp_path) as store:
+            drawings, left_out = drawable(store, FIGURES)
+            assert {*drawings} | {*left_out} == {*FIGURES}
+            if n == 1:
+                assert "two learning rates" in left_out.pop("learning_rate")
+            else:
+                labels = set(drawings["learning_rate"].data["setting"])
+                assert labels == ({"n_experts=4"} if n == 3 else {"baseline", "n_experts=4"})
+            for name in {*left_out} - {*OF_A_SEARCH, *OF_TUNING, "trajectories"} if n <= N_TUNING else ():
+                assert f"only tuning runs are complete so far ({n} of {N_TUNING})" in left_out[name]
+            if n == N_ALL:
+                assert {*left_out} == {*OF_A_SEARCH, *UNMEASURED}
+            page = content(store, [tmp_path])
+        if n <= N_TUNING:
+            assert not page.effects and any("of tuning, and none of the results yet" in text for text in page.summary)
+
+
+def test_the_questions_of_the_walk_are_all(tmp_path):
+    assert {*questions.QUESTIONS} == {"best_per_depth", "pareto", "diverged", "lr_curves", "seed_noise", "mechanism"}
+
+
+def test_a_cut_space_names_the_lowest_run_of_what_is_left(tmp_path, say):
+    for _ in walk(tmp_path, (N_ALL,)):
+        pass
+    (tmp_path / "sweep.yaml").write_text(yaml.safe_dump({**SWEEP, "variants": [{}]}))
+    status = say("status", tmp_path)
+    assert "lowest single run of this definition: val_loss 2.6 (n_layers=4, baseline, seed 0" in status
+    assert "10 other complete runs are in the folder" in status
