@@ -10,7 +10,7 @@ PY ?= $(VENV)/bin/python
 BIN = $(dir $(PY))
 SMOKE = build/smoke
 
-.PHONY: quickstart test smoke audit slow chaos gpu gpu-dry lint install clean
+.PHONY: quickstart test smoke image audit slow chaos gpu gpu-dry lint install clean
 
 quickstart: install
 	@echo "== quickstart: 27 small decoders, about 4 minutes on 2 cores; Ctrl-C and the same command continue =="
@@ -43,6 +43,13 @@ smoke:
 	cd $(SMOKE) && venv/bin/sparsedepth plot results -o figure.png
 	cd $(SMOKE) && venv/bin/sparsedepth report results -o report.html
 	@echo "== smoke: installed into an empty environment; sweep, query, recipe, plot and report work there =="
+
+# An image of the package, where docker is installed; BASE names another base, such as one with CUDA (Dockerfile).
+BASE ?= python:3.12-slim
+IMAGE ?= sparsedepth
+image:
+	@command -v docker > /dev/null || { echo "make image needs docker, which is not installed here"; exit 1; }
+	docker build -t $(IMAGE) --build-arg BASE=$(BASE) --build-arg TORCH=$(TORCH) .
 
 # The packages of `make smoke` against known holes, where a database of advisories can be reached.
 audit:

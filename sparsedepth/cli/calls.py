@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from sparsedepth.cli import option
 from sparsedepth.cli.start import check_tokenizers, field_values, warn_of_unlikely_values, with_cleanup
+from sparsedepth.config.plain_text import did_you_mean
 from sparsedepth.files import check_not_empty
 
 if TYPE_CHECKING:
@@ -383,5 +384,6 @@ def _measures(measures: str | Sequence[str] | None, settings: Mapping[str, Any])
     names = known if measures == "all" else names
     unknown = [name for name in names if name not in known]
     if unknown:
-        raise ValueError(f"--measures {unknown[0]!r} is not one of all, {', '.join(known)}")
+        hint = did_you_mean(unknown[0], known, f"it must be one of all, {', '.join(known)}")
+        raise ValueError(f"--measures {unknown[0]!r} is unknown; {hint}")
     return {"measures": list(dict.fromkeys(names))}

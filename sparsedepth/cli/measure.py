@@ -24,6 +24,8 @@ def measure(
 ) -> None:
     """Measure a run or a Hugging Face model: Llama, Qwen, Mistral, Gemma, OLMo, Pythia, GPT-2, Mixtral, OLMoE, ..."""
     from sparsedepth.cli.run_progress import print_summary
+    from sparsedepth.store.degeneracy import notes_on_run
+    from sparsedepth.store.terminal import wrapped
 
     result, measures, out = calls.measure(**given), given["measures"], given["out"]
     if format == "table":
@@ -33,10 +35,18 @@ def measure(
         requested = () if measures in (None, "all") else result.config.measures
         if missing := [name for name in requested if name not in available]:
             print(f"not defined for this model: {', '.join(missing)}; see `sparsedepth metrics` for their requirements")
+        print(wrapped(f"note: {note}" for note in notes_on_run(_as_row(result))), end="")
     else:
         print(Scores(result).to_json() if format == "json" else Scores(result).to_csv())
     if out is not None:
         print(f"written: {out}", file=sys.stdout if format == "table" else sys.stderr)
+
+
+def _as_row(result: "MeasurementResult") -> dict[str, Any]:
+    """As a row of `runs`, for notes on what its scores show."""
+    facts = result.loaded.facts
+    sizes = {"n_layers": facts.n_layers, "vocab_size": facts.vocab_size}
+    return {"outcome": "ok", **sizes, **result.measurements.summary}
 
 
 def _title(result: "MeasurementResult", fit_tokens: Path | None) -> str:

@@ -44,7 +44,7 @@ def check_corpora(values: Iterable[Mapping[str, Any]], results: Path | None) -> 
     hold the tokens."""
     from sparsedepth.config.images import is_images, is_text
     from sparsedepth.config.task import SFT
-    from sparsedepth.data.corpus import HUB, STDLIB, local_files
+    from sparsedepth.data.corpus import HUB, STDLIB, check_text, local_files
     from sparsedepth.data.images import DIGITS, IMAGES, class_folders
 
     if results is None or not results.exists():
@@ -52,8 +52,10 @@ def check_corpora(values: Iterable[Mapping[str, Any]], results: Path | None) -> 
         for corpus in sorted(corpora):
             if is_images(corpus) and not corpus.startswith(IMAGES + HUB):
                 class_folders(corpus)
-            elif is_text(corpus) and not corpus.startswith(HUB):
+            elif corpus.startswith(SFT) and not corpus.startswith(SFT + HUB):
                 local_files(corpus.removeprefix(SFT))
+            elif is_text(corpus) and not corpus.startswith((SFT, HUB)):
+                check_text(corpus)
 
 
 def field_values(definition: "SweepDefinition") -> Iterable[Mapping[str, Any]]:

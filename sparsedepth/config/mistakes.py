@@ -154,7 +154,16 @@ def _message(model: type[BaseModel], path: tuple[str | int, ...], errors: Sequen
         return f"{name} is missing{meaning}"
     separator = " " if message.startswith("must ") else ": "
     quotes = _quotes(details["input"]) if all(error["type"] == "string_type" for error in errors) else ""
+    quotes = _in_digits(details["input"]) if details["type"] in ("int_type", "float_type") else quotes
     return f"{name}={short(details['input'])}{separator}{message}{quotes}{meaning}"
+
+
+def _in_digits(value: Any) -> str:
+    """How to write 100k as a number."""
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kKmMbBgG])", value) if isinstance(value, str) else None
+    if not found:
+        return ""
+    return f": write {float(found[1]) * {'k': 1e3, 'm': 1e6}.get(found[2].lower(), 1e9):.15g}"
 
 
 def _quotes(value: Any) -> str:

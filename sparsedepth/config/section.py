@@ -1,13 +1,19 @@
 """Section: the base class of all configurations and stored records, and common bounds of numbers."""
 
-from typing import Annotated, Self
+from typing import Annotated, Any, Self
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 from sparsedepth.config.mistakes import run_checks
 from sparsedepth.config.plain_text import visible
 
-Count = Annotated[int, Field(ge=1)]
+
+def _whole(value: Any) -> Any:
+    """1e6 as 1000000: YAML reads it as a float."""
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+Count = Annotated[int, Field(ge=1), BeforeValidator(_whole)]
 NonNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Fraction = Annotated[float, Field(ge=0, le=1)]

@@ -118,8 +118,10 @@ def _counted(first: int) -> Callable[[Any], Any]:
     """A validator that turns a number of seeds into a list from `first` on: 3 from 0 are 0, 1 and 2."""
 
     def listed(seeds: Any) -> Any:
-        if not isinstance(seeds, int) or isinstance(seeds, bool):
+        if isinstance(seeds, list):
             return seeds
+        if not isinstance(seeds, int) or isinstance(seeds, bool):
+            raise ValueError("must be a whole number, or a list of whole numbers")
         if seeds < 1:
             raise ValueError(f"must be 1 or more, the number of seeds from {first}")
         check_size(1, seeds)

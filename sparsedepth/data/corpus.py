@@ -13,6 +13,7 @@ supported.
 
 import codecs
 import gzip
+import itertools
 import json
 import os
 import sysconfig
@@ -38,6 +39,8 @@ _PLAIN = {".txt": "text", ".jsonl": "lines", ".json": "lines"}
 KINDS = {**_PLAIN, **{f"{suffix}.gz": kind for suffix, kind in _PLAIN.items()}, ".parquet": "parquet"}
 _NOT_STDLIB = {"site-packages", "dist-packages", "__pycache__", "test", "tests", "idle_test"}
 _ROWS_AT_ONCE = 128
+CHECKED = 10_000_000
+"""Characters of a text that are read before a sweep is planned."""
 
 
 def documents(config: DataConfig) -> Iterator[str]:
@@ -57,7 +60,7 @@ def documents(config: DataConfig) -> Iterator[str]:
             is_empty = False
             yield text
     if is_empty:
-        raise ValueError(f"corpus={config.corpus!r} contains no text; name a file, folder or data set with documents")
+        raise _no_text(config.corpus)
 
 
 def fingerprint(corpus: str) -> str | None:
@@ -133,6 +136,23 @@ def local_files(corpus: str) -> list[Path]:
     if kind_of(path) is None:
         raise ValueError(f"corpus={corpus!r} is of unknown kind {path.suffix!r}; convert it to one of {kinds}")
     return [path]
+
+
+def check_text(corpus: str) -> None:
+    """Raises ValueError for a local text that is missing, or empty or not UTF-8 in its first CHECKED characters."""
+    files = local_files(corpus)
+    texts = [file for file in files if kind_of(file) == "text"]
+    read, is_empty = 0, len(texts) == len(files)
+    for line in itertools.chain.from_iterable(map(_lines, texts)):
+        read, is_empty = read + len(line), is_empty and not line.strip()
+        if read > CHECKED:
+            break
+    if is_empty:
+        raise _no_text(corpus)
+
+
+def _no_text(corpus: str) -> ValueError:
+    return ValueError(f"corpus={corpus!r} contains no text; name a file, folder or data set with documents")
 
 
 def _read_local(config: DataConfig) -> Iterator[str]:

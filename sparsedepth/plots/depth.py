@@ -105,7 +105,9 @@ def _shown_settings(points: pd.DataFrame) -> list[str]:
         return ordered
     losses = points[points["quantity"] == points["quantity"].iloc[0]].groupby("setting")
     depths, lowest = losses["n_layers"].nunique(), losses["mean"].min()
-    best = sorted(ordered, key=lambda name: (name != "baseline", -depths.get(name, 0), lowest.get(name, math.inf)))
+    best = sorted(
+        ordered, key=lambda name: (not name.startswith("baseline"), -depths.get(name, 0), lowest.get(name, math.inf))
+    )
     return [name for name in ordered if name in best[: 1 + len(SETTINGS)]]
 
 
@@ -169,7 +171,9 @@ def _draw_quantity(axis: Any, points: pd.DataFrame, styles: Mapping[str, tuple[s
         x, mean = line["n_layers"] * shifts[setting], line["mean"]
         errors = [(mean - line["lo"]).fillna(0.0), (line["hi"] - mean).fillna(0.0)]
         look: Any = {"color": colour, "marker": marker, "linestyle": dashes, "markersize": 4, "linewidth": 1.3}
-        axis.errorbar(x, mean, yerr=errors, capsize=2, elinewidth=0.8, zorder=4 if setting == "baseline" else 3, **look)
+        axis.errorbar(
+            x, mean, yerr=errors, capsize=2, elinewidth=0.8, zorder=4 if setting.startswith("baseline") else 3, **look
+        )
     depth_axis(axis, depths)
     if _is_log(points["mean"].tolist(), name):
         ends = points[["lo", "mean", "hi"]].stack()

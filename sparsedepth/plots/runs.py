@@ -97,7 +97,7 @@ def changed_knobs(runs: pd.DataFrame, all_runs: pd.DataFrame, is_search: bool) -
 
 def settings_in_order(names: Iterable[str]) -> list[str]:
     """In the order of a legend: the baseline first, settings of several fields last."""
-    return sorted(set(names), key=lambda setting: (setting != "baseline", setting.count(","), setting))
+    return sorted(set(names), key=lambda setting: (not setting.startswith("baseline"), setting.count(","), setting))
 
 
 def setting_names(store: Store, *without: str) -> dict[str, str]:

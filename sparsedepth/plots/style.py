@@ -116,7 +116,9 @@ def knob_markers(kinds: Iterable[str]) -> dict[str, str]:
     """One shape per kind of run, in the order of a legend: the baseline first, and last those that changed several
     knobs, thin, since they are most of a grid."""
     shapes = cycle(MARKERS)
-    ordered = sorted(set(kinds), key=lambda kind: (kind != "baseline", kind == SEVERAL, kind.count(","), kind))
+    ordered = sorted(
+        set(kinds), key=lambda kind: (not kind.startswith("baseline"), kind == SEVERAL, kind.count(","), kind)
+    )
     return {kind: FIXED_MARKERS.get(kind) or next(shapes) for kind in ordered}
 
 

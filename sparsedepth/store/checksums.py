@@ -40,6 +40,14 @@ class DamagedRun(ValueError):
         self.folder, self.name, self.problem = folder, name, problem
 
 
+class RenamedRun(DamagedRun):
+    """A whole folder under another name than its run_id."""
+
+    def __init__(self, folder: Path, run_id: str) -> None:
+        super().__init__(folder, MARKER, f"is of run {run_id!r}, and the folder has another name")
+        self.args = (f"run folder {str(folder)!r} holds run {run_id[:40]!r} under another name; rename it to that",)
+
+
 @contextmanager
 def collecting_damage(damaged: list[DamagedRun] | None) -> Generator[None]:
     """Given a list, add DamagedRun to it instead of raising."""

@@ -39,7 +39,16 @@ from sparsedepth.config.load import build, parse_yaml, yaml_text
 from sparsedepth.config.run import RunConfig, stored_config
 from sparsedepth.files import MARKER, sha256, write_bytes, write_json, write_text
 from sparsedepth.quantities.record import Table
-from sparsedepth.store.checksums import RUN_ID, DamagedRun, Files, Marker, files_on_disk, is_complete, write_marker
+from sparsedepth.store.checksums import (
+    RUN_ID,
+    DamagedRun,
+    Files,
+    Marker,
+    RenamedRun,
+    files_on_disk,
+    is_complete,
+    write_marker,
+)
 from sparsedepth.store.imported_run import ImportedRun
 from sparsedepth.store.measured_model import MeasuredModel
 from sparsedepth.store.run_tables import TableFiles, file_schema, table_bytes
@@ -179,7 +188,7 @@ def run_files(files: Files) -> Files:
     folder, listed, run_id = files.folder, files.marker.files, files.marker.run_id
     names = (folder.name, folder.resolve().name)  # the latter for a folder given as '.'
     if MODEL not in listed and run_id not in names:
-        raise DamagedRun(folder, MARKER, f"is of run {run_id!r}, and the folder has another name")
+        raise RenamedRun(folder, run_id)
     if unknown := set(listed) - set(FILES):
         raise DamagedRun(folder, MARKER, f"lists {sorted(unknown)[0][:40]!r}, which is no file of a run")
     subjects = [name for name in SUBJECTS if name in listed]

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from sparsedepth.store.connection import Store
 
 _ROLES = roles(RunConfig)
+BUDGET = "train_tokens"
 
 
 @functools.cache
@@ -99,14 +100,17 @@ class Settings:
     @property
     def baseline_text(self) -> str:
         """'baseline: n_kv_heads=2, depth_scale=none', its values of the fields that labels name; empty without any."""
-        known = {name: self.baseline.knobs[name] for name in self.label_fields}
+        known = {name: self.baseline.knobs[name] for name in self.label_fields if name != BUDGET}
         values = ", ".join(assignment(name, value) for name, value in known.items() if value is not None)
         return f"baseline: {values}" if values else ""
 
     def label(self, knobs: Mapping[str, Any]) -> str:
-        """'n_kv_heads=1, depth_scale=lns': the fields that differ from the baseline; 'baseline' where none does."""
-        differing = [name for name in self.label_fields if name in knobs and knobs[name] != self.baseline.knobs[name]]
-        return ", ".join(assignment(name, knobs[name]) for name in differing) or "baseline"
+        """'n_kv_heads=1, depth_scale=lns': the fields that differ from the baseline; 'baseline' where none does. The
+        budget is named in each: 'baseline, train_tokens=6400'."""
+        named = [name for name in self.label_fields if name in knobs]
+        differing = [name for name in named if name != BUDGET and knobs[name] != self.baseline.knobs[name]]
+        parts = [assignment(name, knobs[name]) for name in differing] or ["baseline"]
+        return ", ".join([*parts, *([assignment(BUDGET, knobs[BUDGET])] if BUDGET in named else [])])
 
 
 def grids_of(roots: Sequence[Path]) -> list[SweepDefinition]:

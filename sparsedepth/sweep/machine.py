@@ -73,8 +73,8 @@ def machine(
     gpus_per_run: int = 1,
     nodes: int = 1,
 ) -> Machine:
-    """The workers, GPUs and threads. `workers`: on each group of GPUs, or of the CPU; default one per group or core,
-    one for Apple's GPU and for several nodes.
+    """The workers, GPUs and threads. `workers`: on each group of GPUs, or of the CPU; default one per group, or per
+    OMP_NUM_THREADS cores; one for Apple's GPU and for several nodes.
 
     Raises ValueError for GPUs that do not exist, or more nodes than the Slurm task has.
     """
@@ -95,7 +95,8 @@ def machine(
     elif groups:
         workers = (workers or 1) * len(groups)
     else:
-        workers = workers or (1 if device == "mps" else max(1, cores // gpus_per_run))
+        per_run = gpus_per_run * (runtime.threads or _asked_threads())
+        workers = workers or (1 if device == "mps" else max(1, cores // per_run))
     changes = {
         # PyTorch's own number follows OMP_NUM_THREADS.
         "threads": runtime.threads or max(1, min(torch.get_num_threads(), cores // (workers * gpus_per_run))),
@@ -111,6 +112,12 @@ def machine(
         nodes=nodes,
         max_attempts=max_attempts,
     )
+
+
+def _asked_threads() -> int:
+    """OMP_NUM_THREADS, with which a user asks for fewer workers of more threads."""
+    asked = os.environ.get("OMP_NUM_THREADS", "")
+    return max(1, int(asked)) if asked.isdecimal() else 1
 
 
 def _visible_gpus(device: str, gpus: list[int] | None) -> list[str]:

@@ -8,7 +8,7 @@ import shutil
 import tempfile
 import time
 import uuid
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from pathlib import Path
 
 from sparsedepth import files
@@ -75,6 +75,8 @@ def check_same_sweep(results: Path, definition: SweepDefinition) -> None:
         raise ValueError(
             f"{error}; if {results / DEFINITION} is damaged, delete it and run the same command to write it again"
         ) from None
+    if before is None and (model := next(_models_in(results), None)):
+        raise ValueError(f"{results} holds a model ({model.relative_to(results)}), and no sweep; name a new --out")
     if before and (before.name, before.base) != (definition.name, definition.base):
         reason, fix = repr(before.name), "choose another --out"
         if before.name == definition.name:
@@ -84,6 +86,12 @@ def check_same_sweep(results: Path, definition: SweepDefinition) -> None:
             fix = f"keep its base and vary {fields} under 'space', or {fix}"
         together = "best, plot, effects and recipe read several folders at once: best A B"
         raise ValueError(f"{results} holds another sweep ({reason}), not {definition.name!r}; {fix} ({together})")
+
+
+def _models_in(folder: Path) -> Iterator[Path]:
+    """The weights of a folder of models, or of a model."""
+    for pattern in ("*.safetensors", "*/*.safetensors"):
+        yield from folder.glob(pattern)
 
 
 def delete_leftovers(results: Path) -> None:

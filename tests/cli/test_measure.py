@@ -159,7 +159,7 @@ def test_a_place_that_cannot_be_written_is_said_before_anything_is_measured(tmp_
         (("{tmp}",), "neither a folder"),
         (("{folder}", "--device", "cuda:9"), "cuda:9"),
         (("{folder}", "--format", "xml"), "'xml' is not one of 'table', 'json', 'csv'"),
-        (("{folder}", "--measures", "causal,usefullness"), "'usefullness' is not one of all, usefulness"),
+        (("{folder}", "--measures", "causal,usefullness"), "'usefullness' is unknown; did you mean 'usefulness'?"),
         (("{folder}", "--measures", "all", "--set", "measures=[causal]"), "set the same field"),
         (("{folder}", "--fit-tokens", "x.npy"), "needs --tokens"),
         (("{folder}", "--data", "stdlib", "--tokens", "x.npy"), "two sources"),

@@ -277,3 +277,21 @@ def test_what_a_definition_asks_for_in_vain_is_said(tmp_path, capsys):
     assert "n_trials=50 gives 2 cells; the others are repeats or excluded" in capsys.readouterr().err
     plan(definition(tmp_path, space=space, constraints={"params_total": 18_000}))
     assert "skipped: {'n_kv_heads': 2, 'n_layers': 3}: params_total is 3.0% above 18000" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("content", "reason"), [(b" \n", "contains no text"), (b"caf\xe9 \n", "is not UTF-8 text")])
+def test_a_text_that_sweep_cannot_read_is_refused(tmp_path, content, reason):
+    path = definition(tmp_path, base={"corpus": str(tmp_path / "own.txt")})
+    (tmp_path / "own.txt").write_bytes(content)
+    for command in (("plan", path), ("sweep", path, "-o", tmp_path / "out")):
+        _, err = sparsedepth(*command, code=2)
+        assert reason in err and err.count("\n") == 1
+
+
+def test_a_folder_of_models_is_no_place_for_a_sweep(tmp_path):
+    (tmp_path / "models" / "llama").mkdir(parents=True)
+    (tmp_path / "models" / "llama" / "model.safetensors").write_bytes(b"")
+    for command in ("sweep", "plan"):
+        _, err = sparsedepth(command, definition(tmp_path), "-o", tmp_path / "models", code=2)
+        assert "models holds a model (llama/model.safetensors), and no sweep; name a new --out" in err
+    assert [*(tmp_path / "models").iterdir()] == [tmp_path / "models" / "llama"]

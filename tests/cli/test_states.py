@@ -15,6 +15,7 @@ from sparsedepth.config.sweep import SweepDefinition
 from sparsedepth.plan.tasks import Plan
 from sparsedepth.plots.draw import FIGURES, drawable
 from sparsedepth.report.content import content
+from sparsedepth.scaling.points import read_points
 from sparsedepth.store import questions
 from sparsedepth.store.connection import open_store
 
@@ -33,7 +34,6 @@ N_TUNING, N_ALL = 12, 20
 OF_TUNING = ("learning_rate", "layer_profile")
 """Figures that also show runs of tuning."""
 OF_A_SEARCH = ("importance", "history", "slices")
-UNMEASURED = ("difficulty", "matrices", "trajectories")
 
 
 def make(results: Path, config: RunConfig) -> float:
@@ -81,57 +81,58 @@ def say(capsys, monkeypatch):
     return command
 
 
-def test_every_command_is_right_in_every_state(tmp_path, say):
+def test_every_answer_is_true_in_every_state(tmp_path, say):
     for n in walk(tmp_path, (0, 1, 3, N_ALL // 2, N_TUNING + 1, N_ALL)):
         status = say("status", tmp_path)
         assert f"{n} complete, 0 running, 0 interrupted, 0 failed, {N_ALL - n} planned" in status
+        best = say("best", tmp_path, code=0 if n > N_TUNING else 2)
         if n == 0:
-            for command in (("best",), ("query", "--ask", "mechanism"), ("plot", "-o", tmp_path / "a.png")):
-                said = say(command[0], tmp_path, *command[1:], code=2)
-                assert f"no run of the sweep in {tmp_path} is complete yet; see its state: sparsedepth status" in said
+            none = f"no run of the sweep in {tmp_path} is complete yet; see its state: sparsedepth status"
+            for command in (("query", "--ask", "mechanism"), ("plot", "-o", tmp_path / "a.png"), ("scaling", "fit")):
+                assert none in say(*command, tmp_path, code=2)
+            assert none in best
             continue
+        with open_store(tmp_path) as store:
+            answers = {name: " ".join(questions.text(store, name).split()) for name in questions.sentences()}
+        assert "every run trained to the end" in answers.pop("diverged")
+        lr_curves = answers.pop("lr_curves")
+        assert ("no configuration was run at two values of lr" if n == 1 else "n_experts=4") in lr_curves
         if n <= N_TUNING:
             reason = f"only tuning runs are complete so far ({n} of {N_TUNING})"
             assert "lowest tuning run: val_loss" in status and "no result is complete yet" in status
-            assert "baseline, seed" not in status, "a run with experts"
-            assert reason in say("best", tmp_path, "--depth", 4, code=2)
-            for question in ("best_per_depth", "pareto", "seed_noise", "mechanism", "signal_to_noise"):
-                assert reason in say("query", tmp_path, "--ask", question)
-            assert reason in say("scaling", "fit", tmp_path, code=2)
+            assert "n_experts=4, seed 101" in status
+            with pytest.raises(ValueError, match=re.escape(reason)):
+                read_points(tmp_path)
+            assert all(reason in said for said in (best, *answers.values()))
         else:
             assert "lowest single run: val_loss 2.4 (n_layers=4, n_experts=4, seed 0" in status
-            best = say("best", tmp_path)
             assert "baseline: n_experts=0" in best and f"{(n - N_TUNING + 1) // 2} configurations" in best
-            assert re.search(r"\b2\.40\d n_experts=4|2\.40\d .*n_experts=4", best)
-            assert "n_experts=4" in say("query", tmp_path, "--ask", "mechanism").partition("baseline: n_experts=0")[2]
-        assert say("query", tmp_path, "select count(*) as n from runs", "--format", "csv") == f"n {n}"
-        assert "every run trained to the end" in say("query", tmp_path, "--ask", "diverged")
-        curves = say("query", tmp_path, "--ask", "lr_curves")
-        assert ("no configuration was run at two values of lr" in curves) == (n == 1)
-        assert n == 1 or "n_experts=4" in curves
+            assert "n_experts=4" in best.partition("setting")[2]
+            assert "n_experts=4" in answers["mechanism"].partition("baseline: n_experts=0")[2]
 
 
-def test_every_figure_and_the_report_are_right_in_every_state(tmp_path):
-    for n in walk(tmp_path, (1, 3, N_TUNING, N_TUNING + 1, N_ALL)):
-        with open_store(tmp_path) as store:
-            drawings, left_out = drawable(store, FIGURES)
-            assert {*drawings} | {*left_out} == {*FIGURES}
-            if n == 1:
-                assert "two learning rates" in left_out.pop("learning_rate")
-            else:
-                labels = set(drawings["learning_rate"].data["setting"])
-                assert labels == ({"n_experts=4"} if n == 3 else {"baseline", "n_experts=4"})
-            for name in {*left_out} - {*OF_A_SEARCH, *OF_TUNING, "trajectories"} if n <= N_TUNING else ():
-                assert f"only tuning runs are complete so far ({n} of {N_TUNING})" in left_out[name]
-            if n == N_ALL:
-                assert {*left_out} == {*OF_A_SEARCH, *UNMEASURED}
-            page = content(store, [tmp_path])
-        if n <= N_TUNING:
-            assert not page.effects and any("of tuning, and none of the results yet" in text for text in page.summary)
+@pytest.mark.parametrize("n", [1, 3, N_TUNING + 1])
+def test_every_figure_is_drawn_or_says_why_not_in_every_state(tmp_path, n):
+    assert [*walk(tmp_path, (n,))] == [n]
+    with open_store(tmp_path) as store:
+        drawings, left_out = drawable(store, FIGURES)
+    assert {*drawings} | {*left_out} == {*FIGURES}
+    if n == 1:
+        assert "two learning rates" in left_out.pop("learning_rate")
+    else:
+        labels = {"n_experts=4"} if n == 3 else {"baseline", "n_experts=4"}
+        assert set(drawings["learning_rate"].data["setting"]) == labels
+    if n < N_TUNING:
+        assert {*drawings} <= {*OF_TUNING}
+        for name in {*left_out} - {*OF_A_SEARCH, "trajectories"}:
+            assert f"only tuning runs are complete so far ({n} of {N_TUNING})" in left_out[name]
 
 
-def test_the_questions_of_the_walk_are_all(tmp_path):
-    assert {*questions.QUESTIONS} == {"best_per_depth", "pareto", "diverged", "lr_curves", "seed_noise", "mechanism"}
+def test_the_report_of_tuning_runs_has_no_result(tmp_path):
+    assert [*walk(tmp_path, (3,))] == [3]
+    with open_store(tmp_path) as store:
+        page = content(store, [tmp_path])
+    assert not page.effects and any("of tuning, and none of the results yet" in text for text in page.summary)
 
 
 def test_a_cut_space_names_the_lowest_run_of_what_is_left(tmp_path, say):

@@ -2,7 +2,7 @@
 
 import pytest
 
-from sparsedepth.config.load import build, read_extended
+from sparsedepth.config.load import build, parse_yaml, read_extended
 from sparsedepth.config.run import RunConfig
 from sparsedepth.config.runtime import RuntimeConfig
 from sparsedepth.config.sweep import SweepDefinition
@@ -105,12 +105,30 @@ def test_what_follows_from_a_mistake_is_not_told_as_another():
     assert "no meaning" not in told(SweepDefinition, {**ASKED, "sampler": "bayes", "n_trials": 9})
 
 
+@pytest.mark.parametrize(("written", "number"), [("1.0e+15", 10**15), ("1e6", 10**6), ("2000.0", 2000)])
+def test_a_whole_number_may_have_an_exponent(written, number):
+    steps = {"train_tokens": parse_yaml(written, "x"), "batch_tokens": 1000, "seq_len": 100}
+    config = build(RunConfig, steps, "x")
+    assert (config.train_tokens, type(config.train_tokens)) == (number, int)
+    assert config.run_id == build(RunConfig, {**steps, "train_tokens": number}, "x").run_id
+    assert "train_tokens=0.5 must be a whole number" in told(RunConfig, {**steps, "train_tokens": 0.5})
+
+
+@pytest.mark.parametrize(("written", "digits"), [("100k", "100000"), ("2.5M", "2500000"), ("1B", "1000000000")])
+def test_a_number_with_a_letter_is_told_in_digits(written, digits):
+    assert f"train_tokens={written!r} must be a whole number: write {digits} (" in told(
+        RunConfig, {"train_tokens": written}
+    )
+
+
 def test_seeds_may_be_a_number():
     counted = build(SweepDefinition, {**ASKED, "seeds": 3, "scales": {"micro": {"seeds": 2}}}, "x")
     assert counted.seeds == [0, 1, 2] and counted.scaled("micro").seeds == [0, 1]
     assert counted == build(SweepDefinition, {**ASKED, "seeds": [0, 1, 2], "scales": {"micro": {"seeds": [0, 1]}}}, "x")
     assert "seeds=0 must be 1 or more" in told(SweepDefinition, {**ASKED, "seeds": 0})
-    assert "seeds=True must be a list" in told(SweepDefinition, {**ASKED, "seeds": True})
+    for wrong in (True, "three"):
+        message = told(SweepDefinition, {**ASKED, "seeds": wrong})
+        assert f"seeds={wrong!r} must be a whole number, or a list of whole numbers" in message
     assert told(RunConfig, {"n_heads": True}) == "x: n_heads=True must be a whole number (query heads)"
 
 

@@ -251,3 +251,17 @@ def test_what_cannot_be_ranked_is_said(store, options, says):
     with pytest.raises(ValueError, match="(?s).*" + says) as caught:
         best(store, **options)
     assert "\n" not in str(caught.value)
+
+
+def test_a_label_names_the_budget_where_it_differs_within_a_depth(tmp_path):
+    for depth, tokens in itertools.product((2, 4), (81_920, 163_840)):
+        make_run(tmp_path, RunConfig(n_layers=depth, train_tokens=tokens), {"val_loss": 3.0 - tokens / 1e6 - depth})
+    make_run(tmp_path, RunConfig(n_layers=2, train_tokens=81_920, depth_scale="lns"), {"val_loss": 9.0})
+    with open_store(tmp_path) as store:
+        assert best(store, top=9).settings == (
+            "baseline, train_tokens=163840",
+            "baseline, train_tokens=81920",
+            "baseline, train_tokens=163840",
+            "baseline, train_tokens=81920",
+            "depth_scale=lns, train_tokens=81920",
+        )

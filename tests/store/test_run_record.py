@@ -175,7 +175,7 @@ def test_added_removed_and_linked_files_are_damage(run, tmp_path):
 
 
 def test_a_renamed_folder_is_noticed(run):
-    with pytest.raises(DamagedRun, match="another name"):
+    with pytest.raises(DamagedRun, match=r"holds run [0-9a-f']{14} under another name; rename it to that"):
         run_record.read_run(run.rename(run.with_name("ba9876543210")))
 
 

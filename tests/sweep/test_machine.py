@@ -109,3 +109,15 @@ def test_without_nvidia_smi_a_process_of_its_own_asks_torch(no_cuda_here, monkey
     assert module.gpu_name("MIG-1a") == "NVIDIA A100 for MIG-1a"
     asking.write_text("#!/bin/sh\nexit 1\n")
     assert module.gpu_name("0") == "cuda"
+
+
+def test_a_worker_has_as_many_threads_as_are_asked_for(monkeypatch):
+    monkeypatch.setattr(module.os, "sched_getaffinity", lambda pid: set(range(8)), raising=False)
+    monkeypatch.setattr(module.torch, "get_num_threads", lambda: 8)
+    cpu = RuntimeConfig(device="cpu")
+    for asked, expected in (("", (8, 1)), ("4", (2, 4)), ("16", (1, 8)), ("1,2", (8, 1))):
+        monkeypatch.setenv("OMP_NUM_THREADS", asked)
+        found = machine(None, cpu)
+        assert (found.workers, found.runtime.threads) == expected
+    assert machine(None, RuntimeConfig(device="cpu", threads=2)).workers == 4
+    assert machine(3, cpu).workers == 3
