@@ -20,7 +20,7 @@ from sparsedepth.store.comparable_loss import loss_in
 from sparsedepth.store.connection import Store
 from sparsedepth.store.degeneracy import read_scores, usable_form
 from sparsedepth.store.query_result import QueryResult
-from sparsedepth.store.setting import read_settings, with_setting_column
+from sparsedepth.store.setting import Settings, read_settings, with_setting_column
 from sparsedepth.store.small_sample import MIN_VALUES, mean_interval, seed_means
 from sparsedepth.store.tuning_roles import CHOSEN_ROLES, IS_RESULT, IS_TRAINED, best_value
 from sparsedepth.store.unfinished import only_tuning_text
@@ -157,7 +157,7 @@ def ask(store: Store, name: str) -> QueryResult:
     if name == SIGNAL_TO_NOISE:
         return signal_to_noise.answer(store)
     question = _find(name)
-    return _answer(store, question, _sound_scores(store, question))
+    return _answer(store, question, _sound_scores(store, question), read_settings(store))
 
 
 def text(store: Store, name: str) -> str:
@@ -166,7 +166,7 @@ def text(store: Store, name: str) -> str:
         return signal_to_noise.text(store)
     question, settings = _find(name), read_settings(store)
     scores = _sound_scores(store, question)
-    answer = _answer(store, question, scores)
+    answer = _answer(store, question, scores, settings)
     if not answer.rows:
         return f"{terminal.wrapped([question.asks])}none: {_why_none(store, question)}"
     shown = with_setting_column(answer, settings) if settings else answer
@@ -195,8 +195,11 @@ def _find(name: str) -> Question:
     return QUESTIONS[name]
 
 
-def _answer(store: Store, question: Question, scores: Iterable[str]) -> QueryResult:
-    varying, loss = varying_fields(store), loss_in(store)
+def _answer(store: Store, question: Question, scores: Iterable[str], settings: Settings | None) -> QueryResult:
+    planned = (
+        settings.label_fields if settings else ()
+    )  # these also tell a run from the baseline of an unfinished sweep
+    varying, loss = list(dict.fromkeys([*varying_fields(store), *planned])), loss_in(store)
     spread = [f"stddev_samp({value}) FILTER (outcome = 'ok') AS {value}_sd" for value in (loss, *scores)]
     answer = store.sql(
         question.sql.format(
@@ -234,14 +237,11 @@ def _why_none(store: Store, question: Question) -> str:
 
 
 def varying_fields(store: Store) -> list[str]:
-    """The fields, without n_layers, with more than one value in the store's trained runs (NULL is a value), and those
-    that tell these from the baseline of an unfinished sweep."""
-    settings = read_settings(store)
+    """The fields, without n_layers, with more than one value in the store's trained runs (NULL is a value)."""
     names = [name for name in CELL_FIELDS if name != "n_layers"]
     varies = ", ".join(f"min({name}) <> max({name}) OR count({name}) NOT IN (0, count(*))" for name in names)
     (row,) = store.sql(f"SELECT {varies} FROM runs WHERE {IS_TRAINED}").rows
-    planned = settings.label_fields if settings else ()
-    return [name for name, is_varied in zip(names, row, strict=True) if is_varied or name in planned]
+    return [name for name, is_varied in zip(names, row, strict=True) if is_varied]
 
 
 def _columns(names: Iterable[str]) -> str:

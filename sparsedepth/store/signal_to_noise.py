@@ -68,7 +68,8 @@ def answer(store: "Store") -> QueryResult:
     """A row for each measured quantity of two configurations of equal depth or more with two seeds each, the best
     first; `degenerate` is the main reason why a score is (`store.degeneracy`), or NULL."""
     runs = store.frame(f"SELECT * FROM runs WHERE outcome = 'ok' AND {IS_RESULT}")
-    rows = list(filter(None, (_row(quantity, runs) for quantity in _quantities(loss_in(store)))))
+    quantities = [] if runs.empty else _quantities(loss_in(store))
+    rows = list(filter(None, (_row(quantity, runs) for quantity in quantities)))
     for row in rows:
         verdict = degeneracy(row["quantity"], score_rows(runs, row["quantity"]))
         row["degenerate"] = verdict.reason if verdict.is_degenerate else None

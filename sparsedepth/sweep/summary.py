@@ -40,7 +40,7 @@ class BestRun(NamedTuple):
     is_of_tuning: bool
     """Before there is a result."""
     among: str
-    """' of this definition' where the folder has other runs; else empty."""
+    """' of this definition' where another run of the folder is better; else empty."""
 
     @property
     def text(self) -> str:
@@ -210,5 +210,6 @@ def _best(
     of_plan = {config.cell_id: configuration_of(config, definition.tune) for config in planned}
     setting = settings_of(list(cells.values()), list(of_plan.values())).label(cells[row["cell_id"]].knobs)
     label = f"n_layers={row['n_layers']}, {setting}, seed {row['seed']}"
-    among = " of this definition" if {*rows} - {state.run_id for state in states} else ""
+    others = {*rows} - {state.run_id for state in states}
+    among = " of this definition" if any(losses[other] < losses[run_id] for other in others) else ""
     return BestRun(objective, row[objective], run_id, label, fmean(values), len(values), not results, among)
