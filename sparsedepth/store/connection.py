@@ -29,7 +29,7 @@ from sparsedepth.store.checksums import DamagedRun, damage_text
 from sparsedepth.store.evals import COLUMNS as EVAL_COLUMNS
 from sparsedepth.store.evals import read_evals
 from sparsedepth.store.fences import FENCES, interrupt_after, lock, read_only
-from sparsedepth.store.find import Part, find_runs
+from sparsedepth.store.find import Part, find_runs, no_run_text
 from sparsedepth.store.query_result import QueryResult
 from sparsedepth.store.run_record import RUNS
 from sparsedepth.store.run_tables import arrow_schema, empty_table
@@ -189,8 +189,6 @@ def open_store(*paths: Path | str, time_limit: float = TIME_LIMIT, skip_damaged:
     parts = find_runs(roots, damaged)
     toys_and_evals: dict[str, pa.Table] = {**read_toys(roots), "evals": read_evals(roots)}
     if not parts and not any(map(len, toys_and_evals.values())):
-        from sparsedepth.store.unfinished import no_run_text
-
         raise ValueError(no_run_text(roots))
     sources: dict[Table, list[ViewRows]] = {view: [] for view in COLUMNS}
     seen: set[str] = set()

@@ -1,7 +1,8 @@
 """Find complete records in the folders below a results folder, or in packs. Links and hidden folders are skipped."""
 
 import os
-from collections.abc import Iterable, Iterator
+import shlex
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
@@ -115,6 +116,16 @@ def find_groups(root: Path, kind: str) -> Iterator[Files]:
     if is_pack(root):
         pack = open_pack(root)
         yield from map(pack.files, pack.places(kind))
+
+
+def no_run_text(roots: Sequence[Path]) -> str:
+    """Why there is no complete run, and what helps."""
+    from sparsedepth.config.sweep import DEFINITION
+
+    if all((root / DEFINITION).is_file() for root in roots):
+        names = shlex.join(map(str, roots))
+        return f"no run of the sweep in {names} is complete yet; see its state: sparsedepth status {names}"
+    return f"no complete run under {', '.join(repr(str(root)) for root in roots)}; name a results folder"
 
 
 def is_complete_run(results: Path, run_id: str) -> bool:

@@ -13,11 +13,10 @@ from sparsedepth.config.plain_text import counted
 from sparsedepth.files import MARKER, atomic_folder, refuse_current
 from sparsedepth.store import tables
 from sparsedepth.store.checksums import Files
-from sparsedepth.store.find import find_groups, find_runs
+from sparsedepth.store.find import find_groups, find_runs, no_run_text
 from sparsedepth.store.pack import PLACE, RECORDS, RECORDS_SCHEMA, WORK
 from sparsedepth.store.run_record import EVALS, MODELS, RUNS, TOYS, WEIGHTS
 from sparsedepth.store.schema import TABLES
-from sparsedepth.store.unfinished import no_run_text
 
 WEIGHTS_FOLDER = "weights"
 WORK_FILES = ("config.yaml", "pruned.json", "failures.json", "memory.json")

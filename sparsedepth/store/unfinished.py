@@ -1,12 +1,8 @@
 """Why a sweep that is not finished has no result yet."""
 
-import shlex
-from collections.abc import Sequence
 from math import prod
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-from sparsedepth.config.sweep import DEFINITION
 from sparsedepth.store.setting import grids_of
 from sparsedepth.store.tuning_roles import IS_CHOSEN, IS_TRAINED
 
@@ -25,11 +21,3 @@ def only_tuning_text(store: "Store") -> str:
         for grid in grids_of(store.roots)
     )
     return f"only tuning runs are complete so far ({n_tuning}{f' of {planned}' if planned >= n_tuning else ''})"
-
-
-def no_run_text(roots: Sequence[Path]) -> str:
-    """Why there is no complete run, and what helps."""
-    if all((root / DEFINITION).is_file() for root in roots):
-        names = shlex.join(map(str, roots))
-        return f"no run of the sweep in {names} is complete yet; see its state: sparsedepth status {names}"
-    return f"no complete run under {', '.join(repr(str(root)) for root in roots)}; name a results folder"
