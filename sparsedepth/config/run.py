@@ -68,7 +68,7 @@ class DataConfig(Section):
     text_field: Annotated[str, DATA] = "text"
     """column that holds the text, in JSON-lines, Parquet and hub data"""
     tokenizer: Annotated[str, Field(min_length=1), DATA] = "byte"
-    """'byte', 'bpe:SIZE' (trained on the corpus), or a local folder or hub name of a tokenizer"""
+    """'byte', 'bpe:SIZE' (trained on the corpus), or a local folder with a tokenizer.json, or a hub name"""
     val_fraction: Annotated[float, Field(gt=0, lt=0.5), DATA] = 0.05
     """share of documents held out, chosen by their hash"""
     max_corpus_tokens: Annotated[Count | None, DATA] = None

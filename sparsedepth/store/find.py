@@ -124,7 +124,7 @@ def no_run_text(roots: Sequence[Path]) -> str:
 
     if all((root / DEFINITION).is_file() for root in roots):
         names = shlex.join(map(str, roots))
-        return f"no run of the sweep in {names} is complete yet; see its state: sparsedepth status {names}"
+        return f"no complete run in {names} so far; see the state of its sweep: sparsedepth status {names}"
     return f"no complete run under {', '.join(repr(str(root)) for root in roots)}; name a results folder"
 
 

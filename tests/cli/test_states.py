@@ -87,7 +87,7 @@ def test_every_answer_is_true_in_every_state(tmp_path, say):
         assert f"{n} complete, 0 running, 0 interrupted, 0 failed, {N_ALL - n} planned" in status
         best = say("best", tmp_path, code=0 if n > N_TUNING else 2)
         if n == 0:
-            none = f"no run of the sweep in {tmp_path} is complete yet; see its state: sparsedepth status"
+            none = f"no complete run in {tmp_path} so far; see the state of its sweep: sparsedepth status"
             for command in (("query", "--ask", "mechanism"), ("plot", "-o", tmp_path / "a.png"), ("scaling", "fit")):
                 assert none in say(*command, tmp_path, code=2)
             assert none in best
