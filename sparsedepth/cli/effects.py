@@ -54,13 +54,14 @@ def effects(
     from sparsedepth.store.comparable_loss import loss_of
     from sparsedepth.store.connection import open_store
     from sparsedepth.store.search import search_of
+    from sparsedepth.store.unfinished import only_tuning_text
 
     format = choose_format(format, out)
     with open_store(*folders, skip_damaged=skip_damaged) as store:
         runs = store.frame("select * from runs")
         search = search_of(store.roots)
-        if runs.empty:
-            raise ValueError(no_runs(store))
+        if reason := no_runs(store) if runs.empty else only_tuning_text(store):
+            raise ValueError(reason)
     if search is not None and part in ("all", "knobs") and knob is None:
         if format == "table":
             write(_text(importance.search_lines(runs, search, by), out), out)

@@ -103,7 +103,10 @@ def _saved_answer(folders: list[str], ask: str | None, format: str, skip_damaged
             from sparsedepth.effects.frame import effects_frame
             from sparsedepth.effects.text import effects_table, effects_text
             from sparsedepth.store.comparable_loss import loss_of
+            from sparsedepth.store.unfinished import only_tuning_text
 
+            if reason := only_tuning_text(store):
+                raise ValueError(reason)
             runs = store.frame("select * from runs")
             cells = cells_of(runs, loss_of(runs))
             effects = effects_frame(cells)

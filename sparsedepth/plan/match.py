@@ -77,6 +77,8 @@ def _free_field(definition: SweepDefinition, config: RunConfig) -> str | None:
 
 
 def _sized(definition: SweepDefinition, cell: Cell, free: str, size: int) -> int:
+    if free == "train_tokens":  # needs no run of that length, which could be too short for its schedule
+        return cost(definition.run_config(cell, definition.seeds[0])).train_flops(size)
     enough = {"measure_tokens": 2**30, "fit_tokens": 2**30}  # trial sizes may be too wide for the run's own values
     return amount(definition.run_config({**cell, free: size, **enough}, definition.seeds[0]), definition.matched)
 

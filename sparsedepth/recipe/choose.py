@@ -102,7 +102,10 @@ def derive(
         defaulted=unstated(rows.runs),
     )
     if not rows.depths:
-        only = len(runs) and not len(without_measured_models(runs))
+        trained = without_measured_models(runs)
+        if len(trained) and not len(result_rows(trained)):
+            return updated(recipe, abstained=f"only tuning runs are complete so far ({len(trained)})")
+        only = len(runs) and not len(trained)
         why = ": models that were only measured, whose training choices are not known" if only else ""
         return updated(recipe, abstained=f"no finished run{why}")
     at = f" at n_layers={rows.depth}" if rows.place == "inside" else ""

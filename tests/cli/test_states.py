@@ -105,6 +105,8 @@ def test_every_answer_is_true_in_every_state(tmp_path, say):
             with pytest.raises(ValueError, match=re.escape(reason)):
                 read_points(tmp_path)
             assert all(reason in said for said in (best, *answers.values()))
+            assert reason in say("effects", tmp_path, code=2)
+            assert f"only tuning runs are complete so far ({n})" in say("recipe", tmp_path, code=2)
         else:
             assert "lowest single run: val_loss 2.4 (n_layers=4, n_experts=4, seed 0" in status
             assert "baseline: n_experts=0" in best and f"{(n - N_TUNING + 1) // 2} configurations" in best

@@ -155,6 +155,13 @@ def test_depths_spend_the_flops_of_the_first_cell_in_whole_batches():
     assert 4.5 * 1280 > shallow.size > 3.5 * 1280 and abs(shallow.ratio - 1) < 0.01
 
 
+def test_tokens_are_solved_for_a_schedule_that_short_runs_cannot_have():
+    wsd = {"schedule": "wsd", "warmup_tokens": 256, "vocab_size": 8}
+    fields = {"matched": "flops", "across": "depth", "free": "train_tokens", "space": {"n_layers": [8, 2]}}
+    deep, shallow = matches(**fields, base=wsd, branch_at=[0.5])
+    assert deep.size is None and shallow.size > 3.5 * 1280
+
+
 def test_without_across_each_depth_has_its_own_tokens():
     shallow, deep = matches(matched="flops", free="train_tokens", space={"n_layers": [2, 8]})
     assert (shallow.size, deep.size) == (None, None)
