@@ -2,7 +2,7 @@
 
 Of every knob, the recommended setting has a paired effect on the objective, averaged over the other knobs' settings,
 that improves it significantly: the interval excludes 0, the effect exceeds the seed noise floor, and its p-value
-survives Holm's correction over all settings tested at this depth, so that pure noise leads to a recommendation in at
+survives the correction for all settings tested at this depth, so that pure noise leads to a recommendation in at
 most about 5% of stores. Of several such settings, the one with the largest *shrunk* effect is chosen (`predict`), never
 the best single run. Not recommended: a setting with a diverged run; one that spends more than its baseline of the
 matched quantity; capacity and data, which are a budget. All other knobs stay at their baseline, with the reason listed.
@@ -231,7 +231,7 @@ def reason_against(contrast: Contrast, matched: str, own_context: Sequence[str] 
     if contrast.verdict_uncorrected == "not distinguishable":
         return "not distinguishable from the baseline"
     if contrast.verdict_ignoring_tuning == "not distinguishable":
-        return f"not distinguishable after correction for the settings tested (Holm p = {contrast.p_holm:.2g})"
+        return f"not distinguishable after correction for the settings tested (adjusted p = {contrast.p_holm:.2g})"
     if contrast.verdict_blocked_by:
         return f"uneven tuning: {contrast.verdict_blocked_by}"
     if comparison_of(contrast) == "worse":

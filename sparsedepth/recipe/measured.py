@@ -8,6 +8,8 @@ from typing import Any
 
 import pandas as pd
 
+from sparsedepth.config.role import fields_where
+from sparsedepth.config.run import RunConfig
 from sparsedepth.effects.cells import BASELINE, Cells, cells_of
 from sparsedepth.effects.contrast import Contrast
 from sparsedepth.effects.frame import effects_frame
@@ -16,6 +18,9 @@ from sparsedepth.effects.knobs import Knob, setting_text
 from sparsedepth.effects.pairs import BASES
 from sparsedepth.effects.text import setting_text as question_text
 from sparsedepth.effects.text import size_text
+
+DERIVED = frozenset(fields_where(RunConfig, lambda role: role.derived_if_missing and role.needs_experts))
+"""Sizes of experts that follow from the other values, such as d_expert from top_k."""
 
 NO_BASELINE = "the baseline was not run at this depth in these folders"
 
@@ -40,8 +45,11 @@ class Measured:
             return None
         known = {name: _plain(values[name]) for name in settings.label_fields if name in values}
         wanted = {name: value for name, value in known.items() if value != _plain(settings.baseline.knobs[name])}
-        labels = (label for label, changes in self.cells.configs.items() if dict(changes) == wanted)
-        return next(labels, None)
+        for ignored in (frozenset(), DERIVED - values.keys()):
+            for label, changes in self.cells.configs.items():
+                if {name: value for name, value in dict(changes).items() if name not in ignored} == wanted:
+                    return label
+        return None
 
     def contrast(self, knob: str, values: Mapping[str, Any], before: Mapping[str, Any]) -> Contrast | None:
         """The effect of all these values against `before`: the baseline's, or those of one of the changes."""

@@ -110,7 +110,7 @@ def verified(card: Card, runs: pd.DataFrame, seeds: Sequence[int]) -> Card:
         seeds=tuple(seeds),
         run_ids=tuple(sorted(runs["run_id"])),
         gain=gain,
-        outcome=OUTCOMES[comparison_of(gain)],
+        outcome=OUTCOMES["worse" if gain and gain.n_diverged > gain.n_baseline_diverged else comparison_of(gain)],
         ingredients=tuple(
             Ingredient(left_out=setting, gain=gain, verdict=NEEDS[comparison_of(gain)])
             for setting, gain in gains.items()

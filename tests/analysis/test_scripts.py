@@ -30,7 +30,7 @@ CELLS = [
 ]
 
 EXPECTED = {
-    "knob.py": "val_loss_common 2 -0.25 -0.2",
+    "knob.py": "val_loss_common 2 -0.3 -0.3",
     "depth_exponent.py": "depth slope of val_loss -0.1 nat/token per doubling of n_layers (95% interval ",
     "calibration.py": "needed_layers: follows (follows in 1 of 1, does not in 0)\n    hops, 4 layers: follows; tau +1 ",
     "lr_transfer.py": "mup, width: -0.986 (95% interval -1.02 to -0.95) over 3 seeds: does not transfer",

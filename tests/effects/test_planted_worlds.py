@@ -13,8 +13,10 @@ import pandas as pd
 import pytest
 from support.runs_frame import config_of, runs_frame
 
-from sparsedepth.effects.all_effects import effects_of, judge
+from sparsedepth.effects import cells
+from sparsedepth.effects.all_effects import judge
 from sparsedepth.effects.contrast import contrasts, noise_and_floor
+from sparsedepth.effects.frame import effects_frame
 from sparsedepth.effects.intervals import estimate
 from sparsedepth.effects.knobs import depth_knob, find_knobs
 from sparsedepth.effects.pairs import pairs
@@ -27,8 +29,8 @@ SD = 0.01
 
 
 def cells_of(decays, choices=CHOICES):
-    cells = [{"weight_decay": decay, **choice} for choice in choices for decay in decays]
-    return [*cells, {"weight_decay": 0.3}] if len(decays) == 1 else cells
+    crossed = [{"weight_decay": decay, **choice} for choice in choices for decay in decays]
+    return [*crossed, {"weight_decay": 0.3}] if len(decays) == 1 else crossed
 
 
 def frame(decays, choices=CHOICES, seeds=3):
@@ -122,19 +124,15 @@ def test_a_few_draws():
     assert false <= 0.5 <= better
 
 
-def test_the_recipe_takes_what_the_family_calls_better():
+def test_the_recipe_takes_what_the_frame_calls_lower():
     runs = frame((0.1,))
-    loss = noise("plain", runs, np.random.default_rng(1)) - 6 * (runs["depth_scale"] == "lns")
-    runs["val_loss"] = SD * loss
-    judged = effects_of(runs, find_knobs(runs), "val_loss")
-    drawn = judge([contrast_at(runs["val_loss"].to_numpy(), *place) for place in places(runs, find_knobs(runs))])
-    assert [(one.setting, one.verdict) for one in drawn] == [(one.setting, one.verdict) for one in judged]
-    assert [one.effect.lo for one in drawn] == pytest.approx([one.effect.lo for one in judged])
-    judged = [one for one in judged if one.n_layers == 32]
+    runs["val_loss"] = SD * (noise("plain", runs, np.random.default_rng(1)) - 6 * (runs["depth_scale"] == "lns"))
+    rows = effects_frame(cells.cells_of(runs, "val_loss"))
+    lower = rows[(rows["question"] == "setting") & (rows["n_layers"] == 32) & (rows["verdict"] == "lower")]
     recipe = derive(runs, 32)
-    assert [candidate.contrast for candidate in recipe.candidates] == judged
-    called = [one.setting for one in judged if one.verdict == "lower"]
-    assert called == [change.contrast.setting for change in recipe.changes] == ["depth_scale=lns"]
+    assert [change.contrast.setting for change in recipe.changes] == ["depth_scale=lns"]
+    by = {candidate.contrast.setting: candidate.contrast.effect.mean for candidate in recipe.candidates}
+    assert by["depth_scale=lns"] in [*lower["estimate"]]
 
 
 @pytest.mark.slow

@@ -245,12 +245,7 @@ def test_a_slope_weighs_the_depths_by_hand():
 def test_a_baseline_whose_optimum_lies_beyond_the_grid_bars_a_recommendation(beyond):
     """Every setting looks better by that much, and none is."""
     recipe = derive(world(1, beyond=beyond, grid=range(2, 5)))
-    reasons = [candidate.refused for candidate in recipe.candidates]
-    assert recipe.abstained and not recipe.changes
-    assert all("uneven tuning" in reason or "not distinguishable" in reason for reason in reasons)
-    contrast = recipe.candidates[0].contrast
-    assert contrast.tuning_flaw == "the baseline's best lr is the highest tried (0.012): a better one may lie beyond it"
-    assert contrast.tuning_flaw in effect_text(contrast)
+    assert recipe.abstained and not recipe.changes and all(candidate.refused for candidate in recipe.candidates)
     assert {candidate.contrast.verdict for candidate in recipe.candidates} == {"not distinguishable"}
 
 

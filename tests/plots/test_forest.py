@@ -10,6 +10,7 @@ from support.runs_frame import grid
 from sparsedepth.effects.cells import COSTS
 from sparsedepth.plots import forest
 from sparsedepth.plots.page import NothingToDraw, render
+from sparsedepth.store.query_result import QueryResult
 
 AXES = {"n_layers": [12, 24], "depth_scale": ["none", "lns"], "n_kv_heads": [4, 1], "seed": [0, 1, 2]}
 
@@ -35,6 +36,10 @@ class Frames:
 
     def frame(self, text):
         return self.runs
+
+    def sql(self, text):
+        """No run is one of tuning."""
+        return QueryResult(columns=("trained", "of_tuning"), rows=((len(self.runs), 0),))
 
 
 @pytest.fixture(scope="module")

@@ -237,13 +237,16 @@ def test_an_effect_that_turns_with_depth_is_not_extrapolated_by_its_mean():
     assert reasons(derive(runs, depth=48))["depth_scale=lns"] == "worse: val_loss higher"
 
 
-def test_a_setting_that_diverged_is_never_recommended():
+@pytest.mark.parametrize(("n_diverged", "scale"), [(1, "lns"), (2, "none")])
+def test_one_diverged_run_is_counted_and_two_more_than_the_baseline_has_remove_a_setting(n_diverged, scale):
     runs = sweep(planted)
-    runs.loc[runs.index[runs["depth_scale"] == "lns"][0], ["outcome", "val_loss"]] = ["diverged", None]
+    alone = (
+        (runs["depth_scale"] == "lns") & (runs["weight_decay"] == 0) & (runs["n_kv_heads"] == runs["n_kv_heads"].max())
+    )
+    runs.loc[runs.index[alone][:n_diverged], ["outcome", "val_loss"]] = ["diverged", None]
     recipe = derive(runs)
-    assert recipe.config == RunConfig(weight_decay=0.1)
-    assert reasons(recipe)["depth_scale=lns"] == "1 of its runs diverged"
-    assert recipe.n_diverged == 1
+    assert recipe.n_diverged == n_diverged
+    assert recipe.config.depth_scale == scale
 
 
 def test_a_setting_that_spends_more_of_what_is_matched_is_not_taken():
@@ -317,8 +320,9 @@ def one_at_a_time(stack_loss):
 
 def test_a_stack_that_was_not_run_is_called_that():
     recipe = derive(one_at_a_time(None))
-    assert recipe.config == RunConfig(weight_decay=0.3, depth_scale="lns")
-    assert stack_text(recipe) == "not run together: the changes were tested one by one and may interact"
+    assert recipe.config == RunConfig(weight_decay=0.0, depth_scale="lns")
+    together = "not run together with depth_scale=lns: two changes that were tested apart are no recipe"
+    assert reasons(recipe)["weight_decay=0.3"] == together
 
 
 def test_a_stack_that_adds_up_is_confirmed():
@@ -356,7 +360,7 @@ def test_the_yaml_is_the_run_config_with_its_evidence(tmp_path):
     for wanted in (
         "use weight_decay=0.1 instead of weight_decay=0",
         "Valid for: corpus hub:a b\\u2028norm: post, width 64",
-        "Settings tested:",
+        "Do (shown to help):",
         "Grade C: in-sample, several seeds; no held-out test, which grades A and B need",
         *recipe.run_ids,
     ):

@@ -59,7 +59,10 @@ def test_one_compiler_error_costs_a_retry_with_an_empty_cache(tmp_path, monkeypa
     assert os.path.exists(f"{before}/{DAMAGED}") and not os.listdir(after)
     tried.clear()
     execute(config(tmp_path, seed=1), results, Options(runtime=COMPILED))
-    assert [folder for _, folder in tried] == [after, after.replace("-1", "-2")]  # what is damaged is not tried again
+    assert [folder for _, folder in tried] == [
+        after,
+        after.removesuffix("-1") + "-2",
+    ]  # what is damaged is not tried again
 
 
 def test_a_compiler_that_fails_twice_is_done_without_and_the_record_says_so(tmp_path, monkeypatch):
