@@ -1,11 +1,10 @@
-"""From paired effects to a RunConfig, or to an abstention with its reason: rows -> contrasts -> candidates -> stack.
+"""From effects to a RunConfig, or to an abstention with its reason: rows -> contrasts -> candidates -> stack.
 
-Of every knob, the recommended setting has a paired effect on the objective, averaged over the other knobs' settings,
-that improves it significantly: the interval excludes 0, the effect exceeds the seed noise floor, and its p-value
-survives the correction for all settings tested at this depth, so that pure noise leads to a recommendation in at
-most about 5% of stores. Of several such settings, the one with the largest *shrunk* effect is chosen (`predict`), never
-the best single run. Not recommended: a setting with a diverged run; one that spends more than its baseline of the
-matched quantity; capacity and data, which are a budget. All other knobs stay at their baseline, with the reason listed.
+Of every knob, the recommended setting has an effect on the objective, all else at the baseline, with the verdict of the
+frame (`effects.verdict`), so that pure noise leads to a recommendation in at most about 5% of stores. Of several such
+settings, the one with the largest *shrunk* effect is chosen (`predict`), never the best single run. Not recommended:
+one that spends more than its baseline of the matched quantity; capacity and data, which are a budget; two that were
+never run together. All other knobs stay at their baseline, with the reason listed.
 Recommendations for a depth that was not run come from two other depths at least (interpolation, extrapolation).
 
 The in-sample grade is C with replicated seeds, D without; `card.grade_of` has the rules for A and B.
