@@ -75,6 +75,7 @@ class Depth:
 
 
 def depth_of(cells: Cells, depth: int, rows: pd.DataFrame) -> Depth:
+    """The cells of one depth, and the fit of those that can be compared: the tuned ones, or else those with results."""
     arrays = {name: rows[name].to_numpy() for name in rows.columns}
     setting_N = arrays["setting"]
     found = [_cell_runs({name: array[setting_N == s] for name, array in arrays.items()}) for s in set(setting_N)]

@@ -22,6 +22,8 @@ from collections.abc import Sequence
 import numpy as np
 from scipy.special import gammaln, stdtr, stdtrit
 
+from sparsedepth.effects.noise import log_f
+
 PRIOR_DF = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 1e4)
 LOG_VARIANCES = np.linspace(-3.0, 4.0, 15)
 """ln v0, about the median of the ln s_j^2."""
@@ -43,7 +45,7 @@ def squeeze(variances: Sequence[float], dfs: Sequence[float], shared: float = SH
     s2_J = np.maximum(own_J, 1e-5 * np.median(own_J))  # agreement by chance is not certainty
     prior_df_P11 = np.reshape(PRIOR_DF, (-1, 1, 1))
     prior_V1 = np.exp(np.median(np.log(s2_J)) + LOG_VARIANCES)[:, None]
-    likelihood_PVJ = _log_f(s2_J / prior_V1, df_J, prior_df_P11)
+    likelihood_PVJ = log_f(s2_J / prior_V1, df_J, prior_df_P11)
     weight = 1 / (1 + (n - 1) * shared)
     log_PVJ = likelihood_PVJ.sum(axis=-1, keepdims=True) * weight + likelihood_PVJ * (1 - weight)
     weight_PVJ = np.exp(log_PVJ - log_PVJ.max(axis=(0, 1)))
@@ -69,15 +71,6 @@ def _half_width(weight_PVJ: np.ndarray, error_PVJ: np.ndarray, df_P1J: np.ndarra
         if np.abs(step_J).max() < 1e-5:
             break
     return half_J
-
-
-def _log_f(ratio_VJ: np.ndarray, df_J: np.ndarray, prior_df_P11: np.ndarray) -> np.ndarray:
-    """The log density of s^2 / v, an F of (d, d0) degrees of freedom, up to terms of d and s^2 alone."""
-    a_J, c_P11 = df_J / 2, prior_df_P11 / 2
-    return (
-        gammaln(a_J + c_P11) - gammaln(c_P11) + a_J * np.log(ratio_VJ * df_J / (2 * c_P11))
-        - (a_J + c_P11) * np.log1p(ratio_VJ * df_J / (2 * c_P11))
-    )  # fmt: skip
 
 
 def shared_correlation(by_seed: Sequence[Sequence[float]]) -> float:

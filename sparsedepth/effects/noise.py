@@ -70,7 +70,7 @@ def _moderated(own_C: np.ndarray, df_C: np.ndarray) -> Noise:
     own_C = np.maximum(own_C, 1e-5 * np.median(own_C[has]))  # agreement by chance is not certainty
     prior_df_H, log_v_H = (grid.ravel()[:, None] for grid in np.meshgrid(PRIOR_DF, LOG_VARIANCES, indexing="ij"))
     v_H = np.exp(np.median(np.log(own_C[has])) + log_v_H)
-    log_H = _log_f(own_C[has] / v_H, df_C[has], prior_df_H).sum(axis=1)
+    log_H = log_f(own_C[has] / v_H, df_C[has], prior_df_H).sum(axis=1)
     weight_H = np.exp(log_H - log_H.max())
     kept = weight_H > NEGLIGIBLE
     total_HC = prior_df_H + df_C
@@ -79,7 +79,7 @@ def _moderated(own_C: np.ndarray, df_C: np.ndarray) -> Noise:
     return Noise(s2_HC=s2_HC[kept], df_HC=total_HC[kept], weight_H=weight_H, scale_df=float(total_HC[kept].min()))
 
 
-def _log_f(ratio_HC: np.ndarray, df_C: np.ndarray, prior_df_H: np.ndarray) -> np.ndarray:
+def log_f(ratio_HC: np.ndarray, df_C: np.ndarray, prior_df_H: np.ndarray) -> np.ndarray:
     """The log density of s^2 / v, an F of (d, d0) degrees of freedom, up to terms of d and s^2 alone."""
     a_C, c_H = df_C / 2, prior_df_H / 2
     return (

@@ -88,15 +88,6 @@ def table_page(
     return f"{above}{table.text}\n{terminal.wrapped(notes, width)}".rstrip("\n")
 
 
-def tuning_notes(effects: Iterable[tuple[str, Judged]]) -> list[str]:
-    """'uneven tuning, verdict withheld (n_kv_heads=1 at n_layers=24): the reason', a line for each reason."""
-    by_reason: dict[str, list[str]] = {}
-    for name, judged in effects:
-        if judged.verdict_blocked_by:
-            by_reason.setdefault(judged.verdict_blocked_by, []).append(name)
-    return [f"{UNEVEN}, verdict withheld ({'; '.join(names)}): {reason}" for reason, names in by_reason.items()]
-
-
 def verdict_cell(judged: Judged) -> str:
     """The verdict, '-' where it is not significant (with the rule, where the interval is beside 0), or why there is
     none."""
