@@ -15,15 +15,11 @@ from sparsedepth.config.sweep import SweepDefinition
 from sparsedepth.plan.match import Match
 
 
-def with_branches(definition: SweepDefinition, matches: Sequence[Match]) -> list[Match]:
-    """The cells, each after its branches, shortest first. Raises ValueError for a schedule without a trunk, and for a
-    branch that is too short."""
+def with_branches(definition: SweepDefinition, match: Match) -> list[Match]:
+    """A cell after its branches, shortest first. Raises ValueError for a schedule without a trunk, and for a branch
+    that is too short."""
     if not definition.branch_at:
-        return list(matches)
-    return [branch for match in matches for branch in (*_branches(definition, match), match)]
-
-
-def _branches(definition: SweepDefinition, match: Match) -> list[Match]:
+        return [match]
     whole = definition.run_config(match.cell, definition.seeds[0])
     if whole.schedule != "wsd":
         raise ValueError(
@@ -36,30 +32,32 @@ def _branches(definition: SweepDefinition, match: Match) -> list[Match]:
             f"branch_at={definition.branch_at} needs a warm-up that is the same for all budgets; set warmup_tokens: "
             f"{tokens} in the base in place of warmup_frac"
         )
-    return [replace(match, cell=_branch(definition, match, whole, share)) for share in definition.branch_at]
+    tokens = [_branch_tokens(whole, share) for share in definition.branch_at]
+    return [*(replace(match, cell={**match.cell, "train_tokens": some}) for some in tokens), match]
 
 
-def _branch(definition: SweepDefinition, match: Match, whole: RunConfig, share: float) -> dict[str, object]:
+def _branch_tokens(whole: RunConfig, share: float) -> int:
+    """The tokens of the branch at a share of the whole run's."""
     steps = round(share * whole.n_steps)
     if steps < 1 or steps == whole.n_steps:
         raise ValueError(f"branch_at={share:g} of {whole.n_steps} steps is no step between them; train for longer")
-    decay = max(1, round(whole.decay_frac * steps))
-    if whole.warmup_steps > steps - decay:
+    branch = whole.model_copy(update={"train_tokens": steps * whole.batch_tokens})
+    if branch.warmup_steps > branch.stable_steps:
         raise ValueError(
-            f"branch_at={share:g} ends after {steps} steps, of which {whole.warmup_steps} are warm-up and {decay} "
-            f"decay; lower warmup_tokens={whole.warmup_tokens}, or branch later"
+            f"branch_at={share:g} ends after {steps} steps, of which {branch.warmup_steps} are warm-up and "
+            f"{steps - branch.stable_steps} decay; lower warmup_tokens={whole.warmup_tokens}, or branch later"
         )
-    return {**match.cell, "train_tokens": steps * whole.batch_tokens}
+    return branch.train_tokens
 
 
 def shared_steps(runs: Sequence[RunConfig]) -> list[int]:
     """For each run the steps that it takes over from the next shorter run of its trunk among `runs`; 0 if none."""
     trunks: dict[tuple[str, int], list[int]] = {}
-    for config in runs:
-        if config.trunk_key:
-            trunks.setdefault((config.trunk_key, config.seed), []).append(config.stable_steps)
+    keys = [config.trunk_key for config in runs]
+    for key, config in zip(keys, runs, strict=True):
+        if key:
+            trunks.setdefault((key, config.seed), []).append(config.stable_steps)
     return [
         max((steps for steps in trunks[key, config.seed] if steps < config.stable_steps), default=0) if key else 0
-        for config in runs
-        for key in [config.trunk_key]
+        for key, config in zip(keys, runs, strict=True)
     ]

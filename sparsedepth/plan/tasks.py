@@ -83,7 +83,7 @@ class Plan:
         replicated = _cells(definition)
         matches = match(definition, [cell for cell, _ in replicated])
         for cell_match, (_, seeds) in zip(matches, replicated, strict=True):
-            for branch in with_branches(definition, [cell_match]):
+            for branch in with_branches(definition, cell_match):
                 self.matches.append(branch)
                 self._seeds[digest(branch.cell)] = seeds
         feasible = []

@@ -45,15 +45,16 @@ def write(folder: Path, model: nn.Module, optimizer: AnyOptimizer, position: Pos
     commit(folder, snapshot(model, optimizer), position)
 
 
-def commit(folder: Path, tensors: dict[str, torch.Tensor], position: Position, n_kept: int = N_KEPT) -> None:
-    """Write the tensors of `snapshot` and the position, in the leader; the newest `n_kept` checkpoints stay."""
+def commit(folder: Path, tensors: dict[str, torch.Tensor], position: Position, *, keep_all: bool = False) -> None:
+    """Write the tensors of `snapshot` and the position, in the leader. The newest two checkpoints stay, or with
+    `keep_all`, in a folder to which several processes write, every one."""
     folder.mkdir(parents=True, exist_ok=True)
     tensor_file = _tensor_file(folder, position.step)
     content = {**vars(position), "sha256": write_tensors(tensor_file, tensors)}
     files.write_json(tensor_file.with_suffix(".json"), {**content, "digest": files.digest(content)})
-    if n_kept == MAX:  # several processes write here
+    if keep_all:
         return
-    kept = {newest.stem for newest in sorted(folder.glob("step-*.json"))[-n_kept:]}
+    kept = {newest.stem for newest in sorted(folder.glob("step-*.json"))[-N_KEPT:]}
     # Also the parts of a checkpoint that a killed process left, such as `save_file`'s .tmpXXXXXX.
     for path in (*folder.glob("*step-*"), *folder.glob(".tmp*")):
         if path.stem not in kept:

@@ -228,7 +228,7 @@ class TrainingState:
             self.finish_saving()
             tensors = checkpoint.snapshot(self.model, self.optimizer, self.devices)
             if self.devices.is_leader:
-                checkpoint.commit(folder, tensors, self.position(), n_kept=checkpoint.MAX)
+                checkpoint.commit(folder, tensors, self.position(), keep_all=True)
 
     def position(self) -> checkpoint.Position:
         """The state other than tensors."""
