@@ -61,11 +61,11 @@ def _cells_of(row: dict[str, Any], cells: Cells) -> dict[str, Any]:
     is_ratio = cells.unit.startswith("ln ratio")
 
     def size(value: float | None) -> float | None:
-        return None if _is_missing(value) else math.exp(value) if is_ratio and value is not None else value
+        return None if is_missing(value) else math.exp(value) if is_ratio and value is not None else value
 
     lr = [row["lr_baseline"], row["lr"]]
-    text = "" if any(map(_is_missing, lr)) else f"{lr[0]:g}" if lr[0] == lr[1] else f"{lr[0]:g} -> {lr[1]:g}"
-    missing = {name: None if _is_missing(value) else value for name, value in row.items()}
+    text = "" if any(map(is_missing, lr)) else f"{lr[0]:g}" if lr[0] == lr[1] else f"{lr[0]:g} -> {lr[1]:g}"
+    missing = {name: None if is_missing(value) else value for name, value in row.items()}
     depth = missing["n_layers"]
     return missing | {
         "n_layers": "all" if depth is None else int(depth),
@@ -74,7 +74,7 @@ def _cells_of(row: dict[str, Any], cells: Cells) -> dict[str, Any]:
         "hi": size(row["hi"]),
         "detectable": size(row["detectable"]),
         "lr": text or None,
-        "seeds": None if _is_missing(row["seeds"]) else int(row["seeds"]),
+        "seeds": None if is_missing(row["seeds"]) else int(row["seeds"]),
         "diverged": int(missing["diverged"]) if missing["diverged"] else None,
         "basis": row["basis"] if row["basis"] not in ("tokens", None) else None,
         "setting": setting_text(row),
@@ -93,7 +93,8 @@ def setting_text(row: dict[str, Any]) -> str:
     return setting
 
 
-def _is_missing(value: Any) -> bool:
+def is_missing(value: Any) -> bool:
+    """Whether a cell of a frame is NULL."""
     return value is None or value is pd.NA or (isinstance(value, float) and math.isnan(value))
 
 
@@ -115,7 +116,7 @@ def paragraph(effects: pd.DataFrame, cells: Cells) -> list[str]:
     )
     withheld: dict[str, list[str]] = {}
     for row in effects[effects["reason"].fillna("") != ""].to_dict("records"):
-        depth = "" if _is_missing(row["n_layers"]) else f" at n_layers={int(row['n_layers'])}"
+        depth = "" if is_missing(row["n_layers"]) else f" at n_layers={int(row['n_layers'])}"
         withheld.setdefault(row["reason"], []).append(f"{setting_text(row)}{depth}")
     lines = [f"{'; '.join(names)}: {reason}" for reason, names in list(withheld.items())[:REASONS_SHOWN]]
     if len(withheld) > REASONS_SHOWN:

@@ -1,0 +1,46 @@
+"""One row of the frame `effects` (`effects.frame`) as a record, for cards and other JSON. It computes nothing."""
+
+from collections.abc import Mapping
+from typing import Annotated, Any
+
+from pydantic import Field
+
+from sparsedepth.config.section import Section
+from sparsedepth.effects.text import is_missing
+
+
+class Effect(Section):
+    """The effect of a setting on an outcome at one depth. NULL (None) is what the runs do not tell."""
+
+    question: Annotated[str, Field(description="setting, beside, interaction, depth or depth slope")]
+    setting: str
+    context: Annotated[str, Field(description="the setting beside which it was run; empty: the baseline")] = ""
+    n_layers: int | None
+    outcome: str
+    unit: Annotated[str, Field(description="of the difference; 'ln ratio': of natural logarithms")]
+    basis: Annotated[str | None, Field(description="the cost that both sides share, or 'none'")]
+    at: Annotated[str | None, Field(description="'own lr', or the value at which both sides were run")]
+    estimate: float | None
+    lo: float | None
+    hi: float | None
+    p_adjusted: Annotated[float | None, Field(description="over the settings of the depth")]
+    detectable: Annotated[float | None, Field(description="the effect that would have been seen with 80% power")]
+    verdict: Annotated[str, Field(description="lower, higher, not shown or lr decides")]
+    reason: Annotated[str, Field(description="why a verdict was withheld; empty where none was")]
+    lr: float | None
+    lr_baseline: float | None
+    seeds: int | None
+    diverged: int | None
+    diverged_baseline: int | None
+    tokens: float | None = None
+    flops: float | None = None
+    params_total: float | None = None
+    params_active: float | None = None
+    time: float | None = None
+    baseline_value: float | None = None
+
+    @classmethod
+    def of_row(cls, row: Mapping[str, Any], outcome: str, unit: str) -> "Effect":
+        """A row of the frame, as `to_dict("records")` gives it."""
+        fields = {name: None if is_missing(row.get(name)) else row[name] for name in cls.model_fields if name in row}
+        return cls(**{**fields, "outcome": outcome, "unit": unit})
