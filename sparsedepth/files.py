@@ -10,6 +10,7 @@ import hashlib
 import io
 import json
 import os
+import re
 import shutil
 import stat
 import time
@@ -25,6 +26,8 @@ ABANDONED_SECONDS = 86_400.0
 """Temporary folders unchanged for so long are of a killed process."""
 MAX_TEXT_BYTES = 10_000_000
 """Larger text files are rejected; ours are far smaller."""
+STORAGE_ERRORS = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.ESTALE, errno.ENOTCONN, errno.EIO}
+"""No space, a quota, a read-only file system, a mount that went away."""
 
 
 def write_bytes(path: Path, content: bytes) -> None:
@@ -168,6 +171,19 @@ def is_locked(path: Path) -> bool:
     finally:
         os.close(handle)
     return False
+
+
+def storage_problem(error: BaseException | None) -> str | None:
+    """Why the storage could not be written, if that is what an error, or one that it follows from, is about."""
+    while error is not None:
+        # Errors of safetensors have the number in their text alone.
+        number = error.errno if isinstance(error, OSError) else None
+        if number is None and (named := re.search(r"\(os error (\d+)\)", str(error))):
+            number = int(named[1])
+        if number in STORAGE_ERRORS:
+            return os.strerror(number)
+        error = error.__cause__ or error.__context__
+    return None
 
 
 class NotRegularError(OSError):

@@ -76,7 +76,9 @@ def _print_result(definition: "SweepDefinition", out: Path, result: "SweepResult
     if n_complete:
         print_ranking(definition, out)
     if result.unfinished:
-        print(f"{result.unfinished} runs are unfinished; run the same command again to resume", file=sys.stderr)
+        failed = any(state.state == "failed" for state in result.states)
+        again = "with --retry-failed to try them once more" if failed else "to resume"
+        print(f"{result.unfinished} runs are unfinished; run the same command again {again}", file=sys.stderr)
         raise typer.Exit(1)
 
 

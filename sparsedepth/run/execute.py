@@ -20,11 +20,12 @@ from sparsedepth.config.load import build, read_yaml
 from sparsedepth.config.run import RunConfig
 from sparsedepth.config.runtime import RuntimeConfig
 from sparsedepth.config.sweep import read_definition
+from sparsedepth.files import storage_problem
 from sparsedepth.run.allocation import allocation
 from sparsedepth.run.lease import HeartbeatMonitor, Lease, Stopped, hold
 from sparsedepth.run.prune import PrunedRun, Pruner
 from sparsedepth.run.scratch import Scratch, TimeLeft
-from sparsedepth.run.signals import INFEASIBLE, INTERRUPTED, USER_ERROR, end_with_parent, stop_on_signals
+from sparsedepth.run.signals import INFEASIBLE, INTERRUPTED, NO_STORAGE, USER_ERROR, end_with_parent, stop_on_signals
 from sparsedepth.run.train_and_measure import DEFAULT_OPTIONS, Infeasible, Options, RunJob
 from sparsedepth.store import run_record
 from sparsedepth.store.pack import refuse_pack
@@ -128,7 +129,7 @@ class ProgressWriter:
 def main(arguments: list[str]) -> int:
     """The process of one run, or of a stack of runs; the exit code is the worst of the runs'.
 
-    0 complete, 2 user error, 75 interrupted, 76 infeasible, 1 failed.
+    0 complete, 2 user error, 74 no storage, 75 interrupted, 76 infeasible, 1 failed.
     """
     parser = argparse.ArgumentParser(prog="sparsedepth.run.execute")
     parser.add_argument("results", type=Path)
@@ -162,7 +163,7 @@ def main(arguments: list[str]) -> int:
     return max((_exit_code(end, scratch) for end, scratch in ends), key=WORST.index)
 
 
-WORST = (0, INTERRUPTED, INFEASIBLE, USER_ERROR, 1)
+WORST = (0, INTERRUPTED, INFEASIBLE, NO_STORAGE, USER_ERROR, 1)
 """Exit codes from best to worst."""
 
 
@@ -183,6 +184,9 @@ def _exit_code(end: Path | Exception, scratch: Scratch) -> int:
         case LostError():  # a consequence; the other process reports the cause
             logging.error("%s", end)
             return 1
+    if reason := storage_problem(end):
+        logging.error("%s cannot be written: %s", scratch.results, reason)
+        return NO_STORAGE
     traceback.print_exception(end)
     is_user_error = isinstance(end, ValueError)
     message = str(end).splitlines()[0] if str(end) else "no message"

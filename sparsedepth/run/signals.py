@@ -13,6 +13,7 @@ import sys
 INTERRUPTED = 75  # EX_TEMPFAIL: try again later
 USER_ERROR = 2
 INFEASIBLE = 76
+NO_STORAGE = 74  # EX_IOERR: the results folder cannot be written, which is no fault of the run
 
 CAUGHT = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2)
 """SIGUSR1 and SIGUSR2 are Slurm's warnings."""

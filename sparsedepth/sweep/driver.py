@@ -261,6 +261,8 @@ class Driver:
                 f"in {self.results / 'work'}/*/log.txt, fix the cause, and run the same command again with "
                 "--retry-failed"
             )
+        if any(worker.no_storage for worker in self._workers):
+            storage.check_disk_space(self.results, is_too_little=True)
         if self._gives_up:
             raise ValueError(
                 "the process that starts the runs died repeatedly, with no run completed in between (out of memory?). "
@@ -268,17 +270,15 @@ class Driver:
             )
 
     def _show(self, failures: Failures, runs: list[RunConfig]) -> None:
-        """Report progress, and decide whether to give up. Raises ValueError for a full disk."""
+        """Report progress, and decide whether to give up."""
         states = scan(self.results, self.definition, runs, self.machine.max_attempts)
         self.on_progress(states)
-        n_failed = len(failures.in_a_row)
         if failures.update(states, before=False):
             for worker in self._workers:
                 worker.server_deaths = 0
-        if len(failures.in_a_row) > n_failed:  # a full disk would fail run after run
-            storage.check_disk_space(self.results)
         deaths = sum(worker.server_deaths for worker in self._workers)
-        self._gives_up |= failures.too_many or deaths >= MAX_DEATHS * len(self._workers)
+        has_no_storage = any(worker.no_storage for worker in self._workers)
+        self._gives_up |= has_no_storage or failures.too_many or deaths >= MAX_DEATHS * len(self._workers)
 
     def _advance(self) -> bool:
         """Advance every worker. Returns whether one has become idle."""

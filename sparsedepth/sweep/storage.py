@@ -14,6 +14,7 @@ import ctypes
 import fcntl
 import importlib.util
 import os
+import shutil
 import time
 import warnings
 from collections.abc import Callable, Generator
@@ -188,8 +189,8 @@ def with_error_messages(url: str | None, results: Path) -> Generator[None]:
         raise
 
 
-def check_disk_space(results: Path) -> None:
-    """Raises ValueError if the results folder cannot be written."""
+def problem(results: Path) -> str | None:
+    """Why the results folder cannot be written; None if it can."""
     probe = results / f".room-{os.getpid()}"
     try:
         try:
@@ -197,7 +198,17 @@ def check_disk_space(results: Path) -> None:
         finally:
             probe.unlink(missing_ok=True)
     except OSError as error:
+        return error.strerror
+    return None
+
+
+def check_disk_space(results: Path, *, is_too_little: bool = False) -> None:
+    """Raises ValueError if the results folder cannot be written, or has too little space for what is written next."""
+    why = problem(results)
+    if why is None and is_too_little:
+        why = f"{shutil.disk_usage(results).free / 1e6:.1f} MB free are too few for a checkpoint"
+    if why:
         raise ValueError(
-            f"{results} cannot be written ({error.strerror}); finished runs are kept: fix the cause and run the same "
-            f"command again"
-        ) from None
+            f"{results} cannot be written ({why}); finished runs are kept, and no attempt of a run was used up: fix "
+            f"the cause and run the same command again"
+        )

@@ -13,7 +13,8 @@ of one run (`Worker.run`):
         |         in the process (`_process_steps`), alone or in a stack; gets SIGTERM if a stop is requested
         |              |
         +--------------+ the process ended. Exit code 0 or 75 (interrupted): nothing to record. Any other code of
-                         one run     records a failure or, if memory ran out, half the micro-batch
+                         one run     records a failure or, if memory ran out, half the micro-batch; without
+                                     storage (`no_storage`) nothing, and the driver gives up
                          a stack     makes each of its runs run alone
                          a death of the forkserver is counted; after too many the driver gives up
 """
@@ -35,9 +36,9 @@ from sparsedepth.plan.tasks import Task
 from sparsedepth.run import lease
 from sparsedepth.run.process import oom_kills
 from sparsedepth.run.scratch import Scratch
-from sparsedepth.run.signals import INTERRUPTED
+from sparsedepth.run.signals import INTERRUPTED, NO_STORAGE
 from sparsedepth.store import run_record
-from sparsedepth.sweep import forkserver, trial_queue
+from sparsedepth.sweep import forkserver, storage, trial_queue
 from sparsedepth.sweep.machine import Machine
 from sparsedepth.sweep.run_end import end_rule
 from sparsedepth.train.stack import can_stack
@@ -65,6 +66,8 @@ class Worker:
     """index among the machine's workers, which determines its GPUs"""
     server_deaths: int = 0
     """how often the forkserver died during a run of this worker"""
+    no_storage: bool = False
+    """whether a run ended because the results folder could not be written"""
     _task_steps: dict[int, Generator[None]] = field(init=False, repr=False, default_factory=dict)
     """generator of each trial's task, by trial number"""
     _pending_runs: dict[str, RunConfig] = field(init=False, repr=False, default_factory=dict)
@@ -212,6 +215,9 @@ class Worker:
             code = forkserver.SERVER_DIED
         if code == forkserver.SERVER_DIED:
             self.server_deaths += 1
+            return
+        if code == NO_STORAGE or (code not in (0, INTERRUPTED) and storage.problem(self.results)):
+            self.no_storage = True
             return
         if len(configs) > 1:
             if code not in (0, INTERRUPTED):

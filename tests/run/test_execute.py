@@ -16,9 +16,10 @@ from sparsedepth.config.runtime import RuntimeConfig
 from sparsedepth.data.shards import CorpusSource
 from sparsedepth.run import execute as module
 from sparsedepth.run import lease, train_and_measure
-from sparsedepth.run.execute import execute
+from sparsedepth.run.execute import _exit_code, execute
 from sparsedepth.run.publish import publish
 from sparsedepth.run.scratch import Scratch
+from sparsedepth.run.signals import NO_STORAGE
 from sparsedepth.run.train_and_measure import Infeasible, Options
 from sparsedepth.store import run_record
 from sparsedepth.sweep.status import state_of
@@ -197,7 +198,27 @@ def test_the_first_record_in_its_place_stands(tmp_path):
     run_record.verify(target)
 
 
-def test_a_file_system_that_fills_at_the_rename_of_the_record_costs_one_attempt(tmp_path, monkeypatch):
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (OSError(errno.ENOSPC, "No space left on device"), NO_STORAGE),
+        (OSError(errno.EROFS, "Read-only file system"), NO_STORAGE),
+        (RuntimeError("Error while serializing: I/O error: No space left on device (os error 28)"), NO_STORAGE),
+        (OSError(errno.ENOENT, "No such file or directory"), 1),
+        (RuntimeError("(os error 2)"), 1),
+    ],
+)
+def test_storage_that_cannot_be_written_is_no_failure_of_the_run(tmp_path, error, code):
+    scratch = Scratch(tmp_path, "0" * 12)
+    scratch.folder.mkdir(parents=True)
+    assert _exit_code(error, scratch) == code
+    assert len(scratch.failures()) == int(code == 1)
+    wrapped = RuntimeError("the checkpoint was not written")
+    wrapped.__cause__ = error
+    assert _exit_code(wrapped, scratch) == code
+
+
+def test_a_file_system_that_fills_at_the_rename_of_the_record_leaves_nothing(tmp_path, monkeypatch):
     cfg = config(tmp_path)
     results, undisturbed = tmp_path / "results", tmp_path / "undisturbed"
     rename, full = os.rename, [True]
