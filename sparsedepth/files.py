@@ -10,7 +10,6 @@ import hashlib
 import io
 import json
 import os
-import re
 import shutil
 import stat
 import time
@@ -80,6 +79,19 @@ def refuse_complete(folder: Path) -> None:
     """Raises ValueError for a complete folder."""
     if (folder / MARKER).is_file():
         raise ValueError(f"run folder {str(folder)!r} is complete and never changes; write to another folder")
+
+
+def refuse_links(root: Path, *folders: Path) -> None:
+    """Raises ValueError if one of these folders inside `root`, or one between, is a link: what is written or deleted
+    there would lie elsewhere."""
+    for folder in folders:
+        for place in (folder, *folder.parents):
+            if place == root:
+                break
+            if place.is_symlink():
+                raise ValueError(
+                    f"{str(place)!r} is a link, and files are written and deleted in it; put a folder in its place"
+                )
 
 
 def refuse_current(folder: Path) -> None:
@@ -176,12 +188,8 @@ def is_locked(path: Path) -> bool:
 def storage_problem(error: BaseException | None) -> str | None:
     """Why the storage could not be written, if that is what an error, or one that it follows from, is about."""
     while error is not None:
-        # Errors of safetensors have the number in their text alone.
-        number = error.errno if isinstance(error, OSError) else None
-        if number is None and (named := re.search(r"\(os error (\d+)\)", str(error))):
-            number = int(named[1])
-        if number in STORAGE_ERRORS:
-            return os.strerror(number)
+        if isinstance(error, OSError) and error.errno in STORAGE_ERRORS:
+            return error.strerror or os.strerror(error.errno)
         error = error.__cause__ or error.__context__
     return None
 

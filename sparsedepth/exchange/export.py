@@ -32,6 +32,7 @@ from sparsedepth.probe.load import LoadedModel, load_model
 from sparsedepth.probe.text import measure_source, tokenizer_of
 from sparsedepth.store.measured_folder import check_place
 from sparsedepth.store.run_record import read_run
+from sparsedepth.train.tensor_file import errors_of_system
 
 N_RANDOM = 2
 """Sequences of random tokens, each seq_len long; and one of held-out text."""
@@ -107,7 +108,8 @@ def save_model(model: Decoder, target: Architecture, folder: Path, eod: int | No
     exported.tie_weights()
     if eod is not None:
         exported.generation_config = GenerationConfig(eos_token_id=eod)
-    exported.save_pretrained(folder)
+    with errors_of_system():
+        exported.save_pretrained(folder)
     for path in weight_files(folder):  # safetensors makes them readable for the owner only
         shutil.copymode(folder / CONFIG, path)
 

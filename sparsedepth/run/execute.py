@@ -9,7 +9,6 @@ import contextlib
 import json
 import logging
 import os
-import shutil
 import sys
 import time
 import traceback
@@ -29,7 +28,6 @@ from sparsedepth.run.signals import INFEASIBLE, INTERRUPTED, NO_STORAGE, USER_ER
 from sparsedepth.run.train_and_measure import DEFAULT_OPTIONS, Infeasible, Options, RunJob
 from sparsedepth.store import run_record
 from sparsedepth.store.pack import refuse_pack
-from sparsedepth.train import checkpoint
 from sparsedepth.train.devices import LostError, process_group, world
 from sparsedepth.train.loop import Interrupted, Work, run_generator
 from sparsedepth.train.stack import Clock, train_together
@@ -51,6 +49,7 @@ def execution(config: RunConfig, results: Path, options: Options = DEFAULT_OPTIO
     refuse_pack(results)
     target = run_record.run_folder(results, config.run_id)
     scratch = Scratch(results, config.run_id)
+    scratch.refuse_links()
     try:
         with process_group(options.runtime) as devices:
             if devices.is_leader:
@@ -60,7 +59,8 @@ def execution(config: RunConfig, results: Path, options: Options = DEFAULT_OPTIO
                     if is_missing:
                         scratch.begin(allocation(options.concurrent_processes * (len(options.stacked_with) + 1)))
                         yield from RunJob(config, results, scratch, lease, devices, options).run()
-                    _clean(scratch)
+                    scratch.delete_leftovers()
+                    scratch.clear_failures()
             elif devices.broadcast_from_leader(0):
                 yield from RunJob(config, results, scratch, None, devices, options).run()
             devices.wait_for_leader()
@@ -94,18 +94,6 @@ def _is_complete(target: Path, scratch: Scratch) -> bool:
     logging.warning("%s. The record is set aside and the run repeated.", problem)
     target.rename(scratch.folder / f"damaged-{time.time_ns()}")
     return False
-
-
-def _remove_checkpoints(scratch: Scratch) -> None:
-    with contextlib.suppress(OSError):  # another process, presumed dead, may be writing a checkpoint
-        checkpoint.remove(scratch.checkpoints)
-
-
-def _clean(scratch: Scratch) -> None:
-    _remove_checkpoints(scratch)
-    for folder in scratch.folder.glob("record-*"):
-        shutil.rmtree(folder, ignore_errors=True)
-    scratch.clear_failures()
 
 
 class ProgressWriter:
@@ -174,7 +162,7 @@ def _exit_code(end: Path | Exception, scratch: Scratch) -> int:
             return 0
         case PrunedRun():
             scratch.prune(end.pruned)
-            _remove_checkpoints(scratch)
+            scratch.delete_leftovers()
             return INTERRUPTED
         case Interrupted():
             return INTERRUPTED

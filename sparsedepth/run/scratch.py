@@ -9,9 +9,11 @@
 It is not part of the record, and can be deleted while nothing runs. The lock is released when its process dies.
 """
 
+import contextlib
 import json
 import os
 import re
+import shutil
 import time
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -25,6 +27,7 @@ from sparsedepth.config.run import RunConfig
 from sparsedepth.run.allocation import Allocation
 from sparsedepth.store.checksums import RUN_ID
 from sparsedepth.store.find import read_file
+from sparsedepth.train.checkpoint_files import remove_checkpoints
 
 ONE_SEQUENCE = "out of memory with one sequence per forward pass"
 
@@ -148,6 +151,18 @@ class Scratch:
         if not isinstance(content, dict) or not isinstance(content.get("step"), int):
             return None
         return Pruned(step=content["step"], reason=visible(str(content.get("reason"))))
+
+    def refuse_links(self) -> None:
+        """Raises ValueError if a folder that the run writes to is a link."""
+        files.refuse_links(self.results, self.checkpoints, self.results / "runs")
+
+    def delete_leftovers(self) -> None:
+        """Delete the checkpoints, and records that were not finished."""
+        with contextlib.suppress(OSError):  # another process, presumed dead, may be writing a checkpoint
+            remove_checkpoints(self.checkpoints)
+        for record in self.folder.glob("record-*"):
+            if not record.is_symlink():
+                shutil.rmtree(record, ignore_errors=True)
 
     def clear_failures(self) -> None:
         """Also clears what did not fit into memory, since more may be free now."""

@@ -4,7 +4,6 @@ import contextlib
 import fcntl
 import os
 import re
-import shutil
 import tempfile
 import time
 import uuid
@@ -21,6 +20,7 @@ from sparsedepth.store import run_record
 from sparsedepth.store.pack import refuse_pack
 from sparsedepth.sweep.run_end import write_attempts
 from sparsedepth.sweep.status import scan
+from sparsedepth.train.checkpoint_files import remove_checkpoints
 
 TEMPORARY = re.compile(
     r"^\.(room-\d+|progress-\d+|[a-z0-9.-]*lock-[0-9a-f]{32}|folder-id-[0-9a-f]{32}|.+\.tmp-[0-9a-f]+)$"
@@ -33,6 +33,9 @@ TEMPORARY_SECONDS = 600.0
 def claim(results: Path, definition: SweepDefinition) -> None:
     """Make `results` the folder of this sweep. Raises ValueError if it is another sweep's, or cannot be written."""
     refuse_pack(results)
+    files.refuse_links(
+        results, results / "runs", *results.glob("work"), *results.glob("work/*"), *results.glob("work/*/checkpoints")
+    )
     try:
         results.mkdir(parents=True, exist_ok=True)
         with _locked_folder(results):
@@ -106,9 +109,8 @@ def delete_leftovers(results: Path) -> None:
                 path.unlink()
     for marker in results.glob(f"runs/*/{run_record.MARKER}"):
         scratch = Scratch(results, marker.parent.name)
-        for path in (scratch.checkpoints, *scratch.folder.glob("record-*")):
-            if path.exists() and not is_held(scratch.lock, now):
-                shutil.rmtree(path, ignore_errors=True)
+        if not is_held(scratch.lock, now):
+            scratch.delete_leftovers()
 
 
 def delete_trunks(results: Path, runs: Sequence[RunConfig]) -> None:
@@ -119,12 +121,8 @@ def delete_trunks(results: Path, runs: Sequence[RunConfig]) -> None:
         if config.trunk_key and not run_record.is_complete(run_record.run_folder(results, config.run_id))
     }
     for folder in {trunk_folder(results, config) for config in runs} - open_trunks:
-        if folder and folder.is_dir() and not folder.is_symlink():
-            checkpoint_files = [*folder.glob("step-*"), *folder.glob(".step-*.tmp-*")]
-            for path in checkpoint_files:
-                path.unlink(missing_ok=True)
-            with contextlib.suppress(OSError):
-                folder.rmdir()
+        if folder:
+            remove_checkpoints(folder)
 
 
 def _file_system_time(results: Path) -> float:

@@ -8,7 +8,9 @@ os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")  # read when mlflow is
 from mlflow.entities import Metric, Param
 from mlflow.exceptions import MlflowException
 from mlflow.tracking import MlflowClient
+from sqlalchemy.exc import SQLAlchemyError
 
+from sparsedepth import files
 from sparsedepth.trackers.tracked_run import TrackedRun
 
 TAG = "sparsedepth.run_id"
@@ -22,10 +24,13 @@ class Tracker:
     def __init__(self, folder: Path, at: str | None, experiment: str) -> None:
         """`at`: a tracking URI (default: MLFLOW_TRACKING_URI, else a SQLite file in the results folder). Raises
         ValueError if MLflow cannot use it."""
-        self.uri = at or os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{folder.resolve() / 'mlflow.db'}"
+        database = folder.resolve() / "mlflow.db"
+        self.uri = at or os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{database}"
         self.place = f"{self.uri} {experiment}"
         folder.mkdir(exist_ok=True)
         try:
+            if self.uri == f"sqlite:///{database}" and not database.exists():
+                _make(database)
             self.client = MlflowClient(tracking_uri=self.uri)
             existing = self.client.get_experiment_by_name(experiment)
             if existing is not None and existing.lifecycle_stage != "active":
@@ -33,8 +38,10 @@ class Tracker:
                     f"MLflow's experiment {experiment!r} is deleted; restore it, or give another --project"
                 )
             self.experiment = existing.experiment_id if existing else self.client.create_experiment(experiment)
-        except MlflowException as error:
-            raise ValueError(f"MLflow cannot use {self.uri}: {error}") from None
+        except (MlflowException, SQLAlchemyError) as error:
+            cause = " ".join(str(error).split())[:300]
+            fix = f"; if nothing else uses it, delete {database} and run the same command again"
+            raise ValueError(f"MLflow cannot use {self.uri}: {cause}{fix * database.exists()}") from None
 
     def _runs(self, filter: str = "") -> dict[str, list[str]]:
         """run_id -> MLflow's run ids."""
@@ -76,3 +83,9 @@ class Tracker:
 
     def view_command(self) -> str:
         return f"mlflow ui --backend-store-uri {self.uri}"
+
+
+def _make(database: Path) -> None:
+    """Make MLflow's tables aside, and rename: MLflow never mends a database whose making was killed."""
+    with files.atomic_file(database) as temporary:
+        MlflowClient(tracking_uri=f"sqlite:///{temporary}").search_experiments()

@@ -16,6 +16,7 @@ from safetensors.torch import load_file
 from torch import nn
 
 from sparsedepth import files
+from sparsedepth.train.checkpoint_files import checkpoint_files
 from sparsedepth.train.devices import ALONE, Devices, full_tensor, sharded_like
 from sparsedepth.train.optimizer import AnyOptimizer
 from sparsedepth.train.tensor_file import write_tensors
@@ -55,8 +56,7 @@ def commit(folder: Path, tensors: dict[str, torch.Tensor], position: Position, *
     if keep_all:
         return
     kept = {newest.stem for newest in sorted(folder.glob("step-*.json"))[-N_KEPT:]}
-    # Also the parts of a checkpoint that a killed process left, such as `save_file`'s .tmpXXXXXX.
-    for path in (*folder.glob("*step-*"), *folder.glob(".tmp*")):
+    for path in checkpoint_files(folder):
         if path.stem not in kept:
             path.unlink(missing_ok=True)
 
@@ -101,14 +101,6 @@ def _read(commit: Path) -> Position | None:
 
 def _tensor_file(folder: Path, step: int) -> Path:
     return folder / f"step-{step:09d}.safetensors"
-
-
-def remove(folder: Path) -> None:
-    """Delete the checkpoints of a finished run."""
-    if folder.exists():
-        for path in folder.iterdir():
-            path.unlink()
-        folder.rmdir()
 
 
 def snapshot(

@@ -8,6 +8,7 @@ import pytest
 import torch
 import transformers
 import yaml
+from safetensors import SafetensorError
 from support.run_folders import break_weights, loud_run
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -139,6 +140,18 @@ def test_an_interrupted_export_leaves_nothing_behind(tmp_path, monkeypatch):
     with pytest.raises(KeyboardInterrupt):
         export(run, tmp_path / "out")
     assert [path.name for path in tmp_path.iterdir() if "out" in path.name] == []
+
+
+def test_a_full_disk_ends_an_export_with_an_error_of_the_system(tmp_path, monkeypatch):
+    def full(*_, **__):
+        raise SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)")
+
+    run = loud_run(tmp_path)
+    monkeypatch.setattr(transformers.LlamaForCausalLM, "save_pretrained", full)
+    with pytest.raises(OSError, match="No space left on device") as caught:
+        export(run, tmp_path / "out")
+    assert caught.value.errno == 28 and caught.value.filename == str(tmp_path / "out")
+    assert not (tmp_path / "out").exists()
 
 
 def test_the_harness_reads_it_as_it_reads_the_run(exported, tmp_path):

@@ -203,9 +203,8 @@ def test_the_first_record_in_its_place_stands(tmp_path):
     [
         (OSError(errno.ENOSPC, "No space left on device"), NO_STORAGE),
         (OSError(errno.EROFS, "Read-only file system"), NO_STORAGE),
-        (RuntimeError("Error while serializing: I/O error: No space left on device (os error 28)"), NO_STORAGE),
         (OSError(errno.ENOENT, "No such file or directory"), 1),
-        (RuntimeError("(os error 2)"), 1),
+        (RuntimeError("No space left on device"), 1),
     ],
 )
 def test_storage_that_cannot_be_written_is_no_failure_of_the_run(tmp_path, error, code):

@@ -14,9 +14,10 @@ from support.instant_sweep import SPACE, Sweep, run_ids, sweep, work
 from support.tiny_sweep import ENVIRONMENT
 
 from sparsedepth.config.runtime import RuntimeConfig
+from sparsedepth.run.execute import execute
 from sparsedepth.sweep import driver, results_folder, storage, trial_queue
 from sparsedepth.sweep.machine import machine
-from sparsedepth.sweep.results_folder import claim, delete_leftovers
+from sparsedepth.sweep.results_folder import claim, delete_leftovers, prepare
 from sparsedepth.sweep.storage import database_url, display_name, open_storage
 
 
@@ -227,6 +228,31 @@ def test_leftovers_of_dead_processes_are_swept(tmp_path):
     os.utime(kept[-1])
     delete_leftovers(tmp_path)
     assert not any(path.exists() for path in old) and all(path.exists() for path in kept)
+
+
+@pytest.mark.parametrize("place", ["work", f"work/{'0' * 12}", f"work/{'0' * 12}/checkpoints", "runs"])
+def test_a_link_where_a_sweep_deletes_is_refused_and_what_it_leads_to_is_left_alone(tmp_path, place):
+    elsewhere, results = tmp_path / "elsewhere", tmp_path / "results"
+    names = ["step-000000001.json", "failures.json", "memory.json", f"sweep-{'1' * 32}.lock", ".progress-4"]
+    for folder in (elsewhere, elsewhere / "checkpoints", elsewhere / ("0" * 12) / "checkpoints"):
+        folder.mkdir(parents=True)
+        for name in names:
+            (folder / name).touch()
+            os.utime(folder / name, (0, 0))
+    before = sorted(elsewhere.rglob("*"))
+    complete = results / "runs" / ("0" * 12)
+    if place != "runs":
+        complete.mkdir(parents=True)
+        (complete / "complete").touch()
+    (results / place).parent.mkdir(parents=True, exist_ok=True)
+    (results / place).symlink_to(elsewhere)
+    with pytest.raises(ValueError, match="is a link"):
+        prepare(results, sweep(space={"n_layers": [1]}), 2, retry_failed=True)
+    config = sweep(space={"n_layers": [1]}).run_config({"n_layers": 1}, 0)
+    if place in ("work", "runs"):
+        with pytest.raises(ValueError, match="is a link"):
+            execute(config, results)
+    assert sorted(elsewhere.rglob("*")) == before
 
 
 def test_noise_in_the_definition_of_a_folder_is_said(tmp_path):

@@ -17,6 +17,7 @@ from sparsedepth.config.task import IGNORED
 from sparsedepth.data.sequences import Sequences, next_tokens
 from sparsedepth.model.decoder import Decoder
 from sparsedepth.train import checkpoint
+from sparsedepth.train.checkpoint_files import remove_checkpoints
 from sparsedepth.train.devices import ALONE
 from sparsedepth.train.feed import Batch
 from sparsedepth.train.loop import Interrupted, TrainingState, divergence, losses, train
@@ -174,8 +175,8 @@ def test_a_checkpoint_is_written_for_all_who_may_read_the_folder_and_parts_of_ot
     names = {path.name for path in tmp_path.iterdir()}
     assert names == {"step-000000025.safetensors", "step-000000025.json", "of this user"}
     assert len({path.stat().st_mode for path in tmp_path.iterdir()}) == 1
-    checkpoint.remove(tmp_path)
-    assert not tmp_path.exists()
+    remove_checkpoints(tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["of this user"]
 
 
 def test_what_goes_wrong_in_writing_aside_ends_the_run(tmp_path, monkeypatch):
@@ -255,7 +256,7 @@ def test_damaged_checkpoint_falls_back_to_the_one_before(tmp_path):
     assert position is not None and position.step == 2
     (tmp_path / "step-000000002.json").write_text("{")
     assert checkpoint.read(tmp_path, model, optimizer) is None
-    checkpoint.remove(tmp_path)
+    remove_checkpoints(tmp_path)
     assert not tmp_path.exists()
 
 
