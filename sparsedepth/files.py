@@ -119,7 +119,8 @@ def temporary_path(path: Path) -> Path:
 def atomic_folder(folder: Path) -> Generator[Path]:
     """A hidden folder to fill, which is flushed to disk and renamed to `folder` (absent, or empty) at the end.
 
-    An exception or a crash leaves no `folder`. Readers skip hidden folders; those of killed processes are deleted after
+    An exception or a crash leaves no `folder`. Raises WrittenMeanwhile if another process has filled it with something
+    else. Readers skip hidden folders; those of killed processes are deleted after
     a day, when `folder` is written again.
     """
     target = folder.resolve()
@@ -134,13 +135,31 @@ def atomic_folder(folder: Path) -> Generator[Path]:
         for path in sorted(temporary.rglob("*")):
             sync(path)
         sync(temporary)
-        os.rename(temporary, target)
+        _take_place(temporary, target)
     except BaseException as error:
         shutil.rmtree(temporary, ignore_errors=True)
         if isinstance(error, OSError) and error.filename is None:
             error.filename = str(folder)  # a full disk is reported without a name
         raise
     sync(target.parent)
+
+
+def _take_place(temporary: Path, target: Path) -> None:
+    """Rename a folder. One that holds the same files is as good."""
+    try:
+        os.rename(temporary, target)
+    except OSError as error:
+        if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+            raise
+        if _contents(temporary) != _contents(target):
+            raise WrittenMeanwhile(
+                error.errno, "another process has written it meanwhile; nothing of it was changed", str(target)
+            ) from None
+        shutil.rmtree(temporary)
+
+
+def _contents(folder: Path) -> dict[str, str]:
+    return {str(path.relative_to(folder)): sha256(path) for path in folder.rglob("*") if path.is_file()}
 
 
 def write_text(path: Path, content: str) -> None:
@@ -183,6 +202,10 @@ def is_locked(path: Path) -> bool:
     finally:
         os.close(handle)
     return False
+
+
+class WrittenMeanwhile(OSError):
+    """A folder that another process has filled since this one looked."""
 
 
 def storage_problem(error: BaseException | None) -> str | None:

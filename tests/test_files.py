@@ -93,3 +93,22 @@ def test_a_folder_appears_where_killed_processes_left_theirs(tmp_path):
         (aside / "whole").touch()
     assert {path.name for path in tmp_path.iterdir()} == {"out", young.name}
     assert [path.name for path in (tmp_path / "out").iterdir()] == ["whole"]
+
+
+@pytest.mark.parametrize(("other", "is_equal"), [("same", True), ("another", False)])
+def test_of_two_writers_of_a_folder_the_second_finds_the_same_or_is_told(tmp_path, other, is_equal):
+    folder = tmp_path / "out"
+
+    def write() -> None:
+        with files.atomic_folder(folder) as aside:
+            (aside / "a").write_text("same")
+            folder.mkdir()
+            (folder / "a").write_text(other)
+
+    if is_equal:
+        write()
+    else:
+        with pytest.raises(files.WrittenMeanwhile, match="another process has written it meanwhile") as caught:
+            write()
+        assert caught.value.filename == str(folder)
+    assert (folder / "a").read_text() == other and [path.name for path in tmp_path.iterdir()] == ["out"]

@@ -16,7 +16,7 @@ from pydantic import Field
 
 from sparsedepth.config.load import build
 from sparsedepth.config.section import Section
-from sparsedepth.files import MARKER, atomic_folder, digest, parse_json, write_json
+from sparsedepth.files import MARKER, WrittenMeanwhile, atomic_folder, digest, parse_json, write_json
 from sparsedepth.quantities.record import Column
 from sparsedepth.store.checksums import DamagedRun, Files, files_on_disk, is_complete, write_marker
 from sparsedepth.store.find import find_groups
@@ -111,9 +111,12 @@ def is_evaluated(results: Path, key: EvaluationKey) -> bool:
 def save_evaluation(results: Path, evaluation: Evaluation) -> Path:
     """Write the evaluation's folder atomically, and return it."""
     folder = eval_folder(results, evaluation.key)
-    with atomic_folder(folder) as aside:
-        write_json(aside / FILE, evaluation.model_dump(mode="json"))
-        write_marker(aside, evaluation.key.eval_id, (FILE,))
+    try:
+        with atomic_folder(folder) as aside:
+            write_json(aside / FILE, evaluation.model_dump(mode="json"))
+            write_marker(aside, evaluation.key.eval_id, (FILE,))
+    except WrittenMeanwhile:  # the same scores, at another time
+        read_evaluation(folder)
     return folder
 
 
