@@ -41,6 +41,9 @@ def execute(config: RunConfig, results: Path, options: Options = DEFAULT_OPTIONS
     torchrun processes of this run ends before the others. Of these processes the first holds the lease, measures and
     writes; the others train with it and wait.
     """
+    scratch = Scratch(results, config.run_id)
+    scratch.refuse_links()
+    scratch.folder.mkdir(parents=True, exist_ok=True)
     return run_generator(execution(config, results, options))
 
 

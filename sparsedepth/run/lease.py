@@ -98,7 +98,7 @@ def hold(
 
     Raises Stopped once stop() is true and the lease is not held yet.
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
+    path.parent.mkdir(exist_ok=True)  # without parents: a results folder that was moved away is not made again
     lease = Lease(path, _acquire(path, stop, heartbeat or HeartbeatMonitor(path)))
     lease.start()
     try:

@@ -5,6 +5,7 @@ write the record.
 import copy
 import gc
 import logging
+import shutil
 import time
 import uuid
 from collections import Counter
@@ -307,7 +308,7 @@ def _to_measure(model: Decoder) -> Decoder:
 
 def check_same_text(source: Source, results: Path) -> None:
     """Raises ValueError if the first complete run on this corpus read other tokens: the tokens were deleted, and the
-    text changed."""
+    text changed. The new tokens are deleted, since no run of this folder may read them."""
     if not isinstance(source, CorpusSource):
         return
     corpus = source.corpus
@@ -320,9 +321,11 @@ def check_same_text(source: Source, results: Path) -> None:
         if data_id != corpus.manifest.data_id:
             continue
         if data_hash != source.data_hash:
+            if not corpus.folder.is_symlink():
+                shutil.rmtree(corpus.folder, ignore_errors=True)
             raise ValueError(
                 f"corpus={corpus.manifest.corpus!r} has changed since run {path.parent.name} of {results}: runs on the "
-                f"two texts cannot be compared; restore the text and delete {corpus.folder}, or choose another --out"
+                f"two texts cannot be compared; restore the text, or choose another --out"
             )
         return
 

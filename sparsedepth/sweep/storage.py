@@ -191,6 +191,8 @@ def with_error_messages(url: str | None, results: Path) -> Generator[None]:
 
 def problem(results: Path) -> str | None:
     """Why the results folder cannot be written; None if it can."""
+    if not (results / "work").is_dir():
+        return "it was moved or removed"
     probe = results / f".room-{os.getpid()}"
     try:
         try:
@@ -208,7 +210,9 @@ def check_disk_space(results: Path, *, is_too_little: bool = False) -> None:
     if why is None and is_too_little:
         why = f"{shutil.disk_usage(results).free / 1e6:.1f} MB free are too few for a checkpoint"
     if why:
+        fix = "fix the cause and run the same command again"
+        if not results.is_dir():
+            fix = "run the same command with --out where it is now"
         raise ValueError(
-            f"{results} cannot be written ({why}); finished runs are kept, and no attempt of a run was used up: fix "
-            f"the cause and run the same command again"
+            f"{results} cannot be written ({why}); finished runs are kept, and no attempt of a run was used up: {fix}"
         )

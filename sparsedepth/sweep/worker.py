@@ -207,6 +207,9 @@ class Worker:
     def _try_once(self, configs: list[RunConfig]) -> Generator[None]:
         """Run the process once, and record a failure that it could not record itself."""
         config, scratch = configs[0], Scratch(self.results, configs[0].run_id)
+        if storage.problem(self.results):  # of a folder that was moved away, no other is made at its old place
+            self.no_storage = True
+            return
         before = scratch.micro_batch(), scratch.infeasible(), len(scratch.failures())
         kills = oom_kills()
         try:

@@ -2,11 +2,12 @@
 
 import os
 import subprocess
+import time
 from pathlib import Path
 
 import pytest
 from support.interrupted_sweep import Sweep, record_of
-from support.tiny_sweep import sparsedepth
+from support.tiny_sweep import sparsedepth, start
 
 from sparsedepth.config.load import build, read_yaml
 from sparsedepth.config.runtime import RuntimeConfig
@@ -115,3 +116,21 @@ def test_a_disk_that_fills_up_and_a_folder_that_is_read_only(folder, undisturbed
     remount(small_disk, "rw,size=64m")
     Sweep(folder, runs).run(results, 1, "--runtime", "threads=1", "--retry-failed")
     assert record_of(results) == expected
+
+
+@pytest.mark.chaos
+def test_a_folder_that_is_moved_under_a_sweep_is_said_and_not_made_again(folder, undisturbed):
+    """The sweep ends with one line; at the new place the same command completes it."""
+    runs, results, moved = 4, folder / "results", folder / "moved"
+    expected = undisturbed(runs)
+    sweep = Sweep(folder, runs)
+    process = start(*sweep.arguments(results, 1))
+    while not [*results.glob("runs/*/complete")]:
+        assert process.poll() is None, process.communicate()[1]
+        time.sleep(0.05)
+    results.rename(moved)
+    _, err = process.communicate(timeout=300)
+    assert process.returncode == 2 and "it was moved or removed" in err.strip().splitlines()[-1], err
+    assert not [*results.glob("runs/*")] and not (results / "sweep.yaml").exists()
+    sweep.run(moved, 1)
+    assert record_of(moved) == expected
