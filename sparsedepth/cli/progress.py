@@ -17,16 +17,10 @@ from sparsedepth.config.cost import cost
 from sparsedepth.config.plain_text import visible
 from sparsedepth.config.sweep import SweepDefinition
 from sparsedepth.quantities import IN_RUNS, of_stage
-from sparsedepth.run.allocation import Allocation
 from sparsedepth.store.cache import read_columns
 from sparsedepth.store.terminal import duration
 from sparsedepth.sweep.status import BestSoFar, RunState, varied_fields
 from sparsedepth.sweep.summary import running_line
-
-
-def task_text(starts: Sequence[Allocation]) -> str:
-    """' (task 12_3 on n1)': the Slurm task that computes, or last computed, a run."""
-    return f" (task {starts[-1].task} on {starts[-1].node})" if starts else ""
 
 
 class ProgressDisplay:

@@ -34,9 +34,6 @@ def status(
     every: Annotated[float, typer.Option(min=0.1, help="seconds between updates with --watch")] = 2.0,
 ) -> None:
     """Show a sweep's progress: complete, running, failed (by cause) and planned runs, and the best so far."""
-    from rich.console import Console
-    from rich.live import Live
-
     if not folder.is_dir():
         raise ValueError(f"{folder} is not an existing folder; give the results folder of a sweep")
     lines, is_active = _status_lines(folder)
@@ -44,6 +41,9 @@ def status(
         for line in lines:  # not wrapped, for `grep`, if about one run
             print(line if RUN_LINE.match(line) else wrapped([line]).rstrip("\n"))
         return
+    from rich.console import Console
+    from rich.live import Live
+
     console = Console()
     with Live(console=console, auto_refresh=False) as live:
         while is_active:
@@ -57,7 +57,7 @@ def status(
 
 def _status_lines(folder: Path) -> tuple[list[str], bool]:
     """The lines of `status`, and whether runs are running or still to come."""
-    from sparsedepth.cli.progress import task_text
+    from sparsedepth.run.allocation import task_text
     from sparsedepth.sweep.summary import running_line, sweep_summary
 
     summary = sweep_summary(folder)
@@ -100,7 +100,7 @@ def _why_no_runs(folder: Path) -> str:
 
 def _slurm_lines(folder: Path, definition: "SweepDefinition | None", states: "list[RunState]") -> list[str]:
     """Slurm tasks by state, and for each stopped run its last task and why that task ended."""
-    from sparsedepth.cli.progress import task_text
+    from sparsedepth.run.allocation import task_text
     from sparsedepth.cluster.array import TaskArray, task_counts
 
     array = TaskArray(sweep=definition.name if definition else "", results=folder)
@@ -131,7 +131,7 @@ def logs(
     task: Annotated[bool, typer.Option("--task", help="print the logs of the Slurm tasks that computed RUN")] = False,
 ) -> None:
     """Print a run's log. Without RUN, list the runs that have a log: failed first, then newest."""
-    from sparsedepth.cli.progress import task_text
+    from sparsedepth.run.allocation import task_text
     from sparsedepth.files import read_regular
 
     if run is None and (follow or task):

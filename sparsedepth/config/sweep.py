@@ -11,6 +11,7 @@ best of several noisy values is optimistic on the seeds that chose it. `scales` 
 CPU) that override the definition.
 """
 
+import functools
 import math
 from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
@@ -330,6 +331,13 @@ def read_definition(results: Path) -> SweepDefinition | None:
     path = results / DEFINITION
     if not path.is_file():
         return None
+    state = path.stat()
+    return _read(path, state.st_mtime_ns, state.st_size, state.st_ino)
+
+
+@functools.lru_cache(maxsize=16)
+def _read(path: Path, *state: int) -> SweepDefinition:
+    """Cached until the file changes: commands ask for it several times."""
     values = read_yaml(path)
     if values.get("tune") and "tuning_seeds" not in values and isinstance(values.get("seeds", [0]), list):
         values |= {"tuning_seeds": values.get("seeds", [0])[:1], "reuse_tuning_seeds": True}

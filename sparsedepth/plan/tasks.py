@@ -76,6 +76,8 @@ class Plan:
         """cells that break a constraint, with the reason; they are skipped"""
         self.matches: list[Match] = []
         self._planned: dict[str, PlannedRun] = {}
+        self._built: dict[str, tuple[RunConfig, float]] = {}
+        """digest of a cell -> one of its runs, and its training FLOPs"""
         self._seeds: dict[str, list[int]] = {}
         if definition.adaptive:
             check_proposal(definition)
@@ -203,8 +205,12 @@ class Plan:
     def _plan(self, cell: Cell, seed: int) -> PlannedRun:
         task = Task(cell=cell, seeds=[seed])
         if task.key not in self._planned:
-            config = self.definition.run_config(cell, seed)
-            flops = cost(config).train_flops(config.train_tokens)
+            key = digest(cell)
+            if key not in self._built:
+                built = self.definition.run_config(cell, seed)
+                self._built[key] = built, cost(built).train_flops(built.train_tokens)
+            built, flops = self._built[key]
+            config = built.model_copy(update={"seed": seed})  # replicates differ in their seed, which no check reads
             self._planned[task.key] = PlannedRun(task=task, config=config, run_id=config.run_id, flops=flops)
         return self._planned[task.key]
 

@@ -7,7 +7,7 @@ run's scratch folder, with the node's name, and in its manifest, without.
 """
 
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 
@@ -32,6 +32,11 @@ class Allocation:
 
 def node_hours(starts: Iterable[Allocation]) -> float:
     return sum(start.nodes * (start.seconds or 0.0) / (3600 * start.runs) for start in starts)
+
+
+def task_text(starts: Sequence[Allocation]) -> str:
+    """' (task 12_3 on n1)': the Slurm task that computes, or last computed, a run."""
+    return f" (task {starts[-1].task} on {starts[-1].node})" if starts else ""
 
 
 def allocation(runs: int = 1, environment: Mapping[str, str] = os.environ) -> Allocation | None:

@@ -14,7 +14,7 @@ from sparsedepth.store.checksums import DamagedRun
 from sparsedepth.store.imported_run import ImportedRun
 from sparsedepth.store.measured_model import MeasuredModel
 from sparsedepth.store.run_record import SUBJECTS, Record
-from sparsedepth.store.schema import MANIFEST_COLUMNS, RUN_COLUMNS
+from sparsedepth.store.schema import MANIFEST_COLUMNS, RUN_COLUMNS, stored_fields
 
 
 def utf8(text: str) -> str:
@@ -59,18 +59,13 @@ def _subject_columns(subject: RunConfig | MeasuredModel | ImportedRun) -> dict[s
         return _typed({**origin, "unknown_fields": ",".join(subject.unknown), **subject.config})
     if isinstance(subject, RunConfig):
         return {**_cell_columns(subject.cell), **_typed({name: getattr(subject, name) for name in REPLICATE_FIELDS})}
-    return _typed({"cell_id": f"c-{subject.run_id}", "model": subject.model, **_fields_of(subject)})
+    return _typed({"cell_id": f"c-{subject.run_id}", "model": subject.model, **stored_fields(subject)})
 
 
 @functools.lru_cache(maxsize=2048)
 def _cell_columns(cell: RunConfig) -> dict[str, Any]:
     """The columns that all replicates share."""
-    return _typed({"cell_id": cell.cell_id, **_fields_of(cell)})
-
-
-def _fields_of(subject: RunConfig | MeasuredModel) -> dict[str, Any]:
-    values = {name: getattr(subject, name, None) for name in RunConfig.model_fields}
-    return {name: json.dumps(value) if isinstance(value, tuple) else value for name, value in values.items()}
+    return _typed({"cell_id": cell.cell_id, **stored_fields(cell)})
 
 
 _PYTHON_TYPES = {"BIGINT": int, "DOUBLE": float, "VARCHAR": str, "BOOLEAN": bool}

@@ -4,6 +4,7 @@ Derived from `RunConfig` (a column per field) and `sparsedepth.quantities` (a co
 name has one meaning.
 """
 
+import json
 import types
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
@@ -54,6 +55,17 @@ def column_type(annotation: Any) -> str:
 
 
 _TYPES = {int: "BIGINT", float: "DOUBLE", bool: "BOOLEAN", str: "VARCHAR", tuple: "VARCHAR"}
+
+
+def stored_value(value: Any) -> Any:
+    """A field's value as its column has it."""
+    return json.dumps(value) if isinstance(value, tuple) else value
+
+
+def stored_fields(subject: object) -> dict[str, Any]:
+    """The fields of RunConfig as the columns of `runs` have them; None where the subject, a measured model, has none."""
+    return {name: stored_value(getattr(subject, name, None)) for name in RunConfig.model_fields}
+
 
 RUN_COLUMNS: tuple[Column, ...] = (
     _text("run_id", "the hash of the configuration, seed included, or of a measured model's facts"),

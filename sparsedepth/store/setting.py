@@ -21,6 +21,7 @@ from sparsedepth.config.run import CELL_FIELDS, RunConfig
 from sparsedepth.config.sweep import SweepDefinition, read_definition
 from sparsedepth.store import cell_text
 from sparsedepth.store.query_result import QueryResult
+from sparsedepth.store.schema import stored_fields
 from sparsedepth.store.tuning_roles import IS_TRAINED, parse_tuned_fields
 
 if TYPE_CHECKING:
@@ -33,12 +34,7 @@ BUDGET = "train_tokens"
 @functools.cache
 def _defaults() -> Mapping[str, Any]:
     """RunConfig's defaults, as stored in `runs`."""
-    return _as_stored(RunConfig())
-
-
-def _as_stored(config: RunConfig) -> dict[str, Any]:
-    fields = config.model_dump(mode="json").items()
-    return {name: json.dumps(value) if isinstance(value, list) else value for name, value in fields}
+    return stored_fields(RunConfig())
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -136,7 +132,7 @@ def planned_configurations(roots: Sequence[Path]) -> list[Configuration]:
 
 def configuration_of(config: RunConfig, tuned: Iterable[str]) -> Configuration:
     """A configuration that need not have been run."""
-    return Configuration(cell_id=config.cell_id, tuned=frozenset(tuned), knobs=_as_stored(config))
+    return Configuration(cell_id=config.cell_id, tuned=frozenset(tuned), knobs=stored_fields(config))
 
 
 def settings_of(cells: Sequence[Configuration], planned: Sequence[Configuration] = ()) -> Settings:

@@ -35,7 +35,7 @@ from sparsedepth.store.checksums import Files, collecting_damage
 from sparsedepth.store.run_record import INDEX, DamagedRun, parse_record
 from sparsedepth.store.run_row import run_row
 from sparsedepth.store.run_tables import MAX_ROWS, arrow_schema, compression_of, empty_table, table_bytes
-from sparsedepth.store.schema import COLUMNS, TABLES
+from sparsedepth.store.schema import COLUMNS, TABLES, stored_value
 
 if TYPE_CHECKING:
     import pyarrow.dataset as ds
@@ -250,8 +250,9 @@ def _checked(file: pa.NativeFile, metadata: pq.FileMetaData, groups: range, sche
 
 
 def _check_columns(present: pa.Schema, required: Iterable[pa.Field]) -> None:
+    types = dict(zip(present.names, present.types, strict=True))
     for field in required:
-        if field.name not in present.names or present.field(field.name).type != field.type:
+        if types.get(field.name) != field.type:
             raise ValueError(f"has no column {field.name} of this version")
 
 
@@ -268,19 +269,18 @@ def open_rows(folder: Path, index: Mapping[str, Any], runs: pa.Table | None = No
 def completed(runs: pa.Table, schema: pa.Schema) -> pa.Table:
     """`runs` with the columns that it was written without: a field of the configuration has its default in every run
     whose configuration is known, a quantity is NULL."""
-    missing = [field for field in schema if field.name not in runs.column_names]
-    if not missing:
-        return runs
-    is_configured = [value is not None for value in runs["warmup_frac"].to_pylist()]
+    names = frozenset(runs.column_names)
+    absent = [field for field in schema if field.name not in names]
+    fields = [field for field in absent if field.name in RunConfig.model_fields]
+    defaults = {field.name: stored_value(RunConfig.model_fields[field.name].default) for field in fields}
+    if fields:
+        known = [defaults if value is not None else {} for value in runs["warmup_frac"].to_pylist()]
+        filled = rows_table(known, pa.schema(fields))
+        for field in fields:
+            runs = runs.append_column(field, filled[field.name])
     quantities = {column.name for column in RUNS}
-    for field in missing:
-        name = field.name
-        if name in RunConfig.model_fields:
-            default = RunConfig.model_fields[name].default
-            runs = runs.append_column(
-                field, pa.array([default if known else None for known in is_configured], field.type)
-            )
-        elif name in quantities:
+    for field in absent:
+        if field.name in quantities:
             runs = runs.append_column(field, pa.nulls(len(runs), field.type))
     return runs
 

@@ -68,7 +68,7 @@ def state_of(results: Path, run_id: str, config: RunConfig | None = None, rule: 
     return RunState(
         run_id=run_id,
         state=state,
-        progress=scratch.progress(),
+        progress=scratch.progress() if state != "complete" else None,
         reason=reason,
         config=config,
         starts=scratch.allocations() if state != "complete" else (),

@@ -200,14 +200,15 @@ def _best(
     replicates = [other for other in finished if other["cell_id"] == row["cell_id"]]
     values = [other[objective] for other in _results(definition, replicates) or replicates]
     cells = {
-        other["cell_id"]: Configuration(
-            cell_id=other["cell_id"],
+        cell_id: Configuration(
+            cell_id=cell_id,
             tuned=frozenset(definition.tune),
             knobs={name: other[name] for name in CELL_FIELDS},
         )
-        for other in rows.values()
+        for cell_id, other in {other["cell_id"]: other for other in rows.values()}.items()
     }
-    of_plan = {config.cell_id: configuration_of(config, definition.tune) for config in planned}
+    of_cell = {config.cell: config for config in planned}
+    of_plan = {config.cell_id: configuration_of(config, definition.tune) for config in of_cell.values()}
     setting = settings_of(list(cells.values()), list(of_plan.values())).label(cells[row["cell_id"]].knobs)
     label = f"n_layers={row['n_layers']}, {setting}, seed {row['seed']}"
     others = {*rows} - {state.run_id for state in states}
