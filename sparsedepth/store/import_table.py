@@ -185,10 +185,19 @@ def _read(table: Table, numbers: Sequence[int], name: str, entry: Entry, express
     texts = _by_row(table.rows(f"row_number, {column}", "texts"), numbers)
     if entry.values is None:
         return texts
-    if wrong := [number for number in numbers if texts[number] is not None and texts[number] not in entry.values]:
+    listed = {_canonical(text): value for text, value in entry.values.items()} | entry.values
+    found = {text: text if text in listed else _canonical(text) for text in texts.values() if text is not None}
+    if wrong := [number for number in numbers if texts[number] is not None and found[texts[number]] not in listed]:
         mistake = f"{expression.column!r} is {_first(texts, wrong)}, which `values` does not list"
         raise Mistakes([f"fields.{name}: {mistake}"])
-    return {number: None if text is None else entry.values[text] for number, text in texts.items()}
+    return {number: None if text is None else listed[found[text]] for number, text in texts.items()}
+
+
+def _canonical(text: str) -> str:
+    """One text for a value however its table's format writes it: '1' for 1.0, 'true' for True."""
+    if text.lower() in ("true", "false"):
+        return text.lower()
+    return re.sub(r"(-?\d+)\.0+", r"\1", text) if re.fullmatch(r"-?\d+\.0+", text) else text
 
 
 def _computed(table: Table, numbers: Sequence[int], entry: Entry, expression: Expression) -> _Values:

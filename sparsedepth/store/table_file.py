@@ -5,15 +5,17 @@
 
 Afterwards files and network are out of reach, as in queries (`store.fences`). An expression of the map is evaluated
 over the view `numbers`, where every column is in double precision, NULL where it is no number; a condition over the
-view `mixed`, where a column is in double precision if all its values are numbers, else text.
+view `mixed`, where a column is what all its values are: true or false, whole numbers beyond 2^53 (such as ids), numbers,
+else text.
 """
 
 import codecs
 import csv
+import shutil
 import tempfile
 from collections import Counter
 from collections.abc import Collection, Generator, Sequence
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +33,15 @@ SECONDS = 60.0
 SUFFIXES = (".csv", ".tsv", ".json", ".jsonl", ".parquet")
 MISSING = ("NA", "N/A", "n/a", "#N/A", "<NA>", "NaN", "nan", "NULL", "null", "None")
 """Texts that stand for a missing number; in a column of text they are text, and only an empty field is missing."""
-_QUOTES = """delim=?, quote='"', escape='"', null_padding=true, auto_detect=false, header=true, parallel=false"""
+_DELIMITERS = {".csv": ",", ".tsv": "\t"}
+_QUOTES = """quote='"', escape='"', null_padding=true, auto_detect=false, header=true, parallel=false"""
+_MARKS = {
+    codecs.BOM_UTF8: "utf-8-sig",
+    codecs.BOM_UTF32_LE: "utf-32",  # before UTF-16, whose mark begins it
+    codecs.BOM_UTF16_LE: "utf-16",
+    codecs.BOM_UTF16_BE: "utf-16",
+}
+"""Byte order marks, as spreadsheets write them."""
 
 
 class Table:
@@ -101,6 +111,9 @@ def _errors_of(path: Path) -> Generator[None]:
         yield
     except UnicodeError as error:
         raise unreadable(path, error) from None
+    except duckdb.OutOfMemoryException:  # DuckDB proposes settings, which the user cannot change
+        limit = FENCES["memory_limit"]
+        raise ValueError(f"{str(path)!r} cannot be read: its mapped columns need more than {limit} of memory") from None
     except (ValueError, OSError, duckdb.Error) as error:
         raise ValueError(f"{str(path)!r} cannot be read: {_one_line(error)}") from None
 
@@ -117,14 +130,14 @@ def _names(path: Path, suffix: str) -> list[str]:
         metadata = pq.read_metadata(path)
         _check_rows(metadata.num_rows)  # before reading: the rows may be far larger than the file
         return metadata.schema.to_arrow_schema().names
-    _check_text(path)
-    if suffix in (".csv", ".tsv"):
-        with open(path, encoding="utf-8-sig", newline="") as file:
-            return next(csv.reader(file, delimiter=_delimiter(suffix)), [])
-    with closing(duckdb.connect()) as connection, _without_mark(path) as file, interrupt_after(connection, SECONDS):
-        rows = connection.execute(
-            f"SELECT json_type(json), json_keys(json) FROM {_json(suffix)}", [str(file)]
-        ).fetchall()
+    with _as_utf8(path) as file:
+        if suffix in _DELIMITERS:
+            with open(file, encoding="utf-8", newline="") as lines:
+                return next(csv.reader(lines, delimiter=_DELIMITERS[suffix]), [])
+        with closing(duckdb.connect()) as connection, interrupt_after(connection, SECONDS):
+            rows = connection.execute(
+                f"SELECT json_type(json), json_keys(json) FROM {_json(suffix)}", [str(file)]
+            ).fetchall()
     _check_rows(len(rows))
     names: dict[str, None] = {}
     for number, (type, keys) in enumerate(rows, start=1):
@@ -137,33 +150,25 @@ def _names(path: Path, suffix: str) -> list[str]:
     return [*names]
 
 
-def _check_text(path: Path) -> None:
-    """Raises UnicodeError."""
-    decoder = codecs.getincrementaldecoder("utf-8")()
-    with open(path, "rb") as file:
-        while part := file.read(2**20):
-            decoder.decode(part)
-    decoder.decode(b"", final=True)
-
-
-def _delimiter(suffix: str) -> str:
-    return "\t" if suffix == ".tsv" else ","
-
-
 def _json(suffix: str) -> str:
     format = "newline_delimited" if suffix == ".jsonl" else "array"
-    return f"(FROM read_json_objects(?, format='{format}') LIMIT {MAX_ROWS + 1})"
+    return f"(FROM read_json_objects($1, format='{format}') LIMIT {MAX_ROWS + 1})"
 
 
 @contextmanager
-def _without_mark(path: Path) -> Generator[Path]:
-    """The file, or a copy without its byte order mark."""
+def _as_utf8(path: Path) -> Generator[Path]:
+    """The text file, or without its byte order mark a copy in UTF-8. Raises UnicodeError."""
     with open(path, "rb") as file:
-        if file.read(3) != codecs.BOM_UTF8:
+        start = file.read(4)
+    encoding = next((name for mark, name in _MARKS.items() if start.startswith(mark)), None)
+    with open(path, encoding=encoding or "utf-8", newline="") as text:
+        if encoding is None:
+            while text.read(2**20):
+                pass
             yield path
             return
-        with tempfile.NamedTemporaryFile(suffix=path.suffix) as copy:
-            copy.write(file.read())
+        with tempfile.NamedTemporaryFile("w", encoding="utf-8", newline="", suffix=path.suffix) as copy:
+            shutil.copyfileobj(text, copy)
             copy.flush()
             yield Path(copy.name)
 
@@ -171,22 +176,21 @@ def _without_mark(path: Path) -> Generator[Path]:
 def _read(connection: duckdb.DuckDBPyConnection, path: Path, columns: Collection[str], names: Sequence[str]) -> int:
     """Make the table `texts`; its number of rows."""
     suffix = path.suffix.lower()
-    given: list[Any] = []
+    given: list[str] = []
+    positions = [f"c{index}" for index in range(len(names))]  # names may differ in upper case only
     if suffix in (".json", ".jsonl"):
-        source = _json(suffix)
-        values = [f"json ->> ${index + 2}" for index in range(len(columns))]
-        source = source.replace("?", "$1")
+        source, values = _json(suffix), [f"json ->> ${index + 2}" for index in range(len(columns))]
         given = ['$."' + name.replace("\\", "\\\\").replace('"', '\\"') + '"' for name in columns]
     elif suffix == ".parquet":
-        source, values = "read_parquet($1)", [f"CAST({quoted(name)} AS VARCHAR)" for name in columns]
+        source = f"read_parquet($1) AS given({', '.join(positions)})"
+        values = [f"CAST(c{names.index(name)} AS VARCHAR)" for name in columns]
     else:
-        positions = ", ".join(f"'c{index}': 'VARCHAR'" for index in range(len(names)))
-        source = f"read_csv($1, {_QUOTES.replace('?', repr(_delimiter(suffix)))}, columns={{{positions}}})"
+        types = ", ".join(f"'{position}': 'VARCHAR'" for position in positions)
+        source = f"read_csv($1, delim=E{_DELIMITERS[suffix]!r}, {_QUOTES}, columns={{{types}}})"
         values = [f"c{names.index(name)}" for name in columns]
-        source = source.replace("'\\t'", "E'\\t'")
     selected = ", ".join(f"{value} AS {quoted(name)}" for value, name in zip(values, columns, strict=True))
-    with _without_mark(path) as file:
-        rows = f"SELECT {selected or 'NULL AS nothing'} FROM {source} LIMIT {MAX_ROWS + 1}"
+    rows = f"SELECT {selected or 'NULL AS nothing'} FROM {source} LIMIT {MAX_ROWS + 1}"
+    with nullcontext(path) if suffix == ".parquet" else _as_utf8(path) as file:
         connection.execute(
             f"CREATE TABLE texts AS SELECT row_number() OVER () AS row_number, * FROM ({rows})", [str(file), *given]
         )
@@ -213,9 +217,19 @@ def not_missing(name: str) -> str:
 
 
 def _make_views(table: Table, columns: Collection[str]) -> None:
-    checks = ", ".join(f"bool_and({not_missing(name)} IS NULL OR {number_of(name)} IS NOT NULL)" for name in columns)
-    (is_number,) = table.connection.execute(f"SELECT {checks or 1} FROM texts").fetchall()
+    mixed = []
+    for name in columns:
+        text, number = not_missing(name), number_of(name)
+        whole = f"regexp_full_match({text}, '-?[0-9]+')"
+        checks = (  # the first that holds for all values
+            f"bool_and({whole}) AND max(abs({number})) BETWEEN 2**53 AND 2**63",
+            f"bool_and({text} IS NULL OR {number} IS NOT NULL)",
+            f"bool_and(lower({text}) IN ('true', 'false'))",
+        )
+        answers = table.connection.execute(f"SELECT {', '.join(checks)} FROM texts").fetchone() or ()
+        types = (f"CAST({text} AS HUGEINT)", number, f"CAST({text} AS BOOLEAN)")
+        value = next((type for type, holds in zip(types, answers, strict=True) if holds), quoted(name))
+        mixed.append(f"{value} AS {quoted(name)}")
     numbers = [f"{number_of(name)} AS {quoted(name)}" for name in columns]
-    mixed = [n if yes else quoted(name) for n, yes, name in zip(numbers, is_number, columns, strict=False)]
     for view, selected in (("numbers", numbers), ("mixed", mixed)):
         table.connection.execute(f"CREATE VIEW {view} AS SELECT {', '.join(['row_number', *selected])} FROM texts")

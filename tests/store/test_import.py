@@ -431,3 +431,56 @@ def test_tables_as_others_write_them(tmp_path):
     for name, told in (("twice.jsonl", "key 'l' is twice in line 1"), ("twice.parquet", "column 'l' is twice")):
         with pytest.raises(ValueError, match=told):
             import_table(tmp_path / name, tmp_path / "values.yaml", tmp_path / "twice")
+
+
+@pytest.mark.parametrize("form", ["csv", "tsv", "json", "jsonl", "parquet"])
+def test_values_keep_their_identity_in_every_format(tmp_path, form):
+    """Whole numbers beside a missing one, ids of 19 digits that differ in the last, dates, truth values; as pandas writes
+    them. `values` lists '1' and 'true'; the condition tells the ids apart; a column of the other case is not read."""
+    ids = [1234567890123456788, 1234567890123456789, 1234567890123456790]
+    table = pd.DataFrame({"LOSS": [9.0] * 3, "depth": [2, 4, 8], "loss": [3.0, 2.0, 1.0], "id": ids,
+                          "k": [1, None, 2], "flag": [True, False, True], "day": ["2024-01-02"] * 3})  # fmt: skip
+    path = tmp_path / f"t.{form}"
+    if form == "parquet":
+        table["day"] = pd.to_datetime(table["day"]).dt.date
+        table.to_parquet(path, index=False)
+    elif form in ("csv", "tsv"):
+        table.to_csv(path, index=False, sep="\t" if form == "tsv" else ",")
+    else:
+        path.write_text(table.to_json(orient="records", lines=form == "jsonl"))
+    (tmp_path / "map.yaml").write_text(
+        "source: x\nfields:\n  n_layers: depth\n  val_loss: loss\n  tie_embeddings: flag\n"
+        "  norm: {of: k, values: {'1': pre, '2': post}, optional: true}\n"
+        "  precision: {of: flag, values: {'true': bf16, 'false': fp32}}\n"
+        "cluster: [id, day]\nwhere: id >= 1234567890123456789 or flag\n"
+    )
+    assert import_table(path, tmp_path / "map.yaml", tmp_path / "new").runs == 3
+    with open_store(tmp_path / "new") as store:
+        rows = store.sql('select norm, "precision", tie_embeddings, cluster, val_loss from runs order by n_layers').rows
+    clusters = [f"{id} 2024-01-02" for id in ids]
+    assert rows == (("pre", "bf16", True, clusters[0], 3), (None, "fp32", False, clusters[1], 2),
+                    ("post", "bf16", True, clusters[2], 1))  # fmt: skip
+    only = (tmp_path / "map.yaml").read_text().replace(" or flag", "")
+    (tmp_path / "map.yaml").write_text(only)
+    assert import_table(path, tmp_path / "map.yaml", tmp_path / "only").runs == 2
+
+
+@pytest.mark.parametrize("encoding", ["utf-8-sig", "utf-16", "utf-16-be", "utf-32"])
+@pytest.mark.parametrize("form", ["CSV", "Tsv", "JSON", "jsonl"])
+def test_text_in_the_encodings_of_spreadsheets_is_read(tmp_path, form, encoding):
+    texts = {"CSV": "größe,loss\n2,1\n", "Tsv": "größe\tloss\n2\t1\n"}
+    mark = codecs.BOM_UTF16_BE if encoding == "utf-16-be" else b""
+    content = texts.get(form, '{"größe": 2, "loss": 1}\n')
+    content = f"[{content}]" if form == "JSON" else content
+    (tmp_path / f"t.{form}").write_bytes(mark + content.encode(encoding))
+    (tmp_path / "map.yaml").write_text("source: x\nfields: {n_layers: größe, val_loss: loss}\n")
+    assert import_table(tmp_path / f"t.{form}", tmp_path / "map.yaml", tmp_path / "new").runs == 1
+
+
+def test_a_mapped_text_that_decodes_to_gigabytes_is_one_line(tmp_path):
+    note = pa.DictionaryArray.from_arrays(pa.array([0] * 50_000, pa.int8()), ["x" * 10**5])
+    numbers = pa.array(range(1, 50_001))
+    pq.write_table(pa.table({"depth": numbers, "loss": numbers, "note": note}), tmp_path / "t.parquet")
+    (tmp_path / "map.yaml").write_text("source: x\nfields: {n_layers: depth, val_loss: loss}\ncluster: note\n")
+    with limited(60), pytest.raises(ValueError, match="its mapped columns need more than 2GB of memory$"):
+        import_table(tmp_path / "t.parquet", tmp_path / "map.yaml", tmp_path / "new")
