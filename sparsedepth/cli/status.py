@@ -100,8 +100,8 @@ def _why_no_runs(folder: Path) -> str:
 
 def _slurm_lines(folder: Path, definition: "SweepDefinition | None", states: "list[RunState]") -> list[str]:
     """Slurm tasks by state, and for each stopped run its last task and why that task ended."""
-    from sparsedepth.run.allocation import task_text
     from sparsedepth.cluster.array import TaskArray, task_counts
+    from sparsedepth.run.allocation import task_text
 
     array = TaskArray(sweep=definition.name if definition else "", results=folder)
     if not array.folder.is_dir():
@@ -131,8 +131,8 @@ def logs(
     task: Annotated[bool, typer.Option("--task", help="print the logs of the Slurm tasks that computed RUN")] = False,
 ) -> None:
     """Print a run's log. Without RUN, list the runs that have a log: failed first, then newest."""
-    from sparsedepth.run.allocation import task_text
     from sparsedepth.files import read_regular
+    from sparsedepth.run.allocation import task_text
 
     if run is None and (follow or task):
         raise ValueError(f"--{'follow' if follow else 'task'} needs a RUN; give a run_id or its first characters")

@@ -32,12 +32,18 @@ RUN_ID = r"[0-9a-f]{12}"
 class DamagedRun(ValueError):
     """A complete folder whose files differ from those it was completed with."""
 
-    what = "run folder"
+    what, state = "run folder", "is damaged"
     fix = "copy the folder again from where it was made, or delete it and run it again"
 
     def __init__(self, folder: Path, name: str, problem: str) -> None:
-        super().__init__(f"{self.what} {str(folder)!r} is damaged: {name} {problem}; {self.fix}")
+        super().__init__(f"{self.what} {str(folder)!r} {self.state}: {name} {problem}; {self.fix}")
         self.folder, self.name, self.problem = folder, name, problem
+
+
+class OtherVersion(DamagedRun):
+    """A complete folder that this version of the package cannot read."""
+
+    state, fix = "is of another version", "read it with that version, or make it again with this one"
 
 
 class RenamedRun(DamagedRun):

@@ -18,7 +18,7 @@ from sparsedepth.config.load import build
 from sparsedepth.config.section import Section
 from sparsedepth.files import MARKER, WrittenMeanwhile, atomic_folder, digest, parse_json, write_json
 from sparsedepth.quantities.record import Column
-from sparsedepth.store.checksums import DamagedRun, Files, files_on_disk, is_complete, write_marker
+from sparsedepth.store.checksums import DamagedRun, Files, OtherVersion, files_on_disk, is_complete, write_marker
 from sparsedepth.store.find import find_groups
 from sparsedepth.store.run_record import EVALS as FOLDER
 from sparsedepth.store.run_tables import arrow_schema
@@ -133,7 +133,7 @@ def _parse(files: Files) -> Evaluation:
     try:
         evaluation = build(Evaluation, parse_json(content), FILE)
     except ValueError as error:
-        raise DamagedRun(folder, FILE, f"is not of this version ({str(error)[:200]})") from None
+        raise OtherVersion(folder, FILE, f"says what this version does not know ({str(error)[:200]})") from None
     eval_id = evaluation.key.eval_id
     if eval_id != marker.run_id:
         raise DamagedRun(folder, MARKER, f"is of evaluation {marker.run_id}, and {FILE} is {eval_id}")

@@ -26,7 +26,7 @@ from sparsedepth.store.checksums import RUN_ID, DamagedRun, Files, Marker, parse
 from sparsedepth.store.run_record import INDEX, KINDS
 from sparsedepth.store.run_tables import file_schema, table_bytes
 from sparsedepth.store.schema import TABLES
-from sparsedepth.store.tables import ROWS, Rows, StoredRun
+from sparsedepth.store.tables import ROWS, LazyTable, Rows, StoredRun
 
 T = TypeVar("T")
 RECORDS = "records"
@@ -40,6 +40,12 @@ class DamagedPack(DamagedRun):
     """A pack whose files differ from those it was written with."""
 
     what, fix = "pack", "copy the pack again from where it was made"
+
+
+class OldPack(DamagedPack):
+    """A pack whose tables this version does not know."""
+
+    state, fix = "is of another version", "read it with that version, or pack its results folder again"
 
 
 def is_pack(folder: Path) -> bool:
@@ -69,7 +75,7 @@ class Pack:
     def __init__(self, folder: Path):
         self.folder = folder
         self.index: dict[str, Any] = self._checked(INDEX, lambda: tables.read_index(folder))
-        self.runs = self._table("runs", None)
+        self.runs = self._checked("runs.parquet", lambda: tables.read_runs(folder, self.index))
 
     @cached_property
     def stored_runs(self) -> list[StoredRun]:
@@ -99,7 +105,10 @@ class Pack:
         """The rows of the views; None if they were written by a version whose columns meant something else."""
         if self.index.get("version") not in tables.READABLE:
             return None
-        return self._checked("a table", lambda: tables.open_rows(self.folder, self.index, self.runs))
+        return Rows(runs=self.runs, tables=self._views())
+
+    def _views(self) -> dict[Table, pa.Table | LazyTable]:
+        return self._checked(f"{ROWS}.parquet", lambda: tables.open_views(self.folder, self.index))
 
     def places(self, kind: str) -> list[str]:
         """The places of the records of one of KINDS."""
@@ -133,9 +142,8 @@ class Pack:
     @cached_property
     def _tables(self) -> dict[Table, tuple[pa.Table, dict[str, tuple[int, int]]]]:
         """Each table, and the first and end row of each run in it."""
-        views = self._checked(f"{ROWS}.parquet", lambda: tables.open_views(self.folder, self.index))
-        rows = Rows(runs=self.runs, tables=views)
-        in_memory = {table: rows.in_memory(table) for table in views}
+        rows = Rows(runs=self.runs, tables=self._views())
+        in_memory = self._checked(f"{ROWS}.parquet", lambda: {table: rows.in_memory(table) for table in rows.tables})
         return {table: (view, _extents(view["run_id"])) for table, view in in_memory.items()}
 
     @cached_property
@@ -155,12 +163,14 @@ class Pack:
             contents.setdefault(place, {})[name] = content
         return contents
 
-    def _table(self, name: str, schema: pa.Schema | None) -> pa.Table:
+    def _table(self, name: str, schema: pa.Schema) -> pa.Table:
         return self._checked(f"{name}.parquet", lambda: tables.read_table(self.folder, self.index, name, schema))
 
     def _checked(self, name: str, read: Callable[[], T]) -> T:
         try:
             return read()
+        except tables.OldIndex as error:
+            raise OldPack(self.folder, name, str(error)) from None
         except (OSError, ValueError, KeyError, RecursionError) as error:  # ValueError: Arrow's, too
             raise DamagedPack(self.folder, name, " ".join(str(error).split())[:200]) from None
 

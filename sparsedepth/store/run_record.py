@@ -44,6 +44,7 @@ from sparsedepth.store.checksums import (
     DamagedRun,
     Files,
     Marker,
+    OtherVersion,
     RenamedRun,
     files_on_disk,
     is_complete,
@@ -276,8 +277,7 @@ def _parse_subject(folder: Path, name: str, content: bytes, marker: Marker) -> R
             return _parse_config(content.decode())
         subject = build(SUBJECTS[name], parse_object(folder, name, content), name)
     except ValueError as error:
-        kind = "is no configuration" if name == CONFIG else "describes no model"
-        raise DamagedRun(folder, name, f"{kind} of this version ({error})") from None
+        raise OtherVersion(folder, name, f"says what this version does not know ({error})") from None
     if subject.run_id != marker.run_id:
         raise DamagedRun(folder, MARKER, f"is of run {marker.run_id}, and {name} is {subject.run_id}")
     return subject

@@ -2,9 +2,10 @@
 
 import functools
 import io
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
@@ -17,7 +18,9 @@ SMALL_BYTES = 2**16
 """Tables up to this size in memory do not gain from zstd."""
 
 MAX_ROWS = 50_000_000
-"""Larger tables are rejected as damaged; ours are far smaller."""
+MAX_DECODED, MAX_RATIO = 2**28, 100
+"""Bytes of a table in memory, and times the size of its file, if that is more. Larger tables are rejected as damaged;
+ours are far smaller."""
 
 
 def table_bytes(rows: pa.Table, level: int | None = None) -> bytes:
@@ -58,13 +61,45 @@ def _parse_table(folder: Path, table: Table, content: bytes | None) -> pa.Table:
     if content is None:
         return empty_table(schema)
     try:
-        file = pq.ParquetFile(pa.BufferReader(content))
-        if file.metadata.num_rows > MAX_ROWS:
-            raise DamagedRun(folder, f"{table}.parquet", f"has more than {MAX_ROWS:,} rows")
-        rows = file.read(use_threads=False)
+        rows = read_within(pa.BufferReader(content), schema.names)
         return rows if rows.schema.equals(schema) else rows.select(schema.names).cast(schema)
-    except (pa.ArrowException, OSError, KeyError) as error:
+    except (ValueError, pa.ArrowException, OSError, KeyError) as error:
         raise DamagedRun(folder, f"{table}.parquet", f"is not a {table} table ({one_line(error)})") from None
+
+
+def read_within(file: pa.NativeFile, names: Sequence[str], groups: Sequence[int] | None = None) -> pa.Table:
+    """These columns of a Parquet file, or of some of its row groups. Raises ValueError for more rows or bytes than are
+    read, before any is decoded: a text that its dictionary holds once may be in millions of rows."""
+    metadata = pq.ParquetFile(file).metadata
+    groups = range(metadata.num_row_groups) if groups is None else groups
+    limit = max(MAX_DECODED, MAX_RATIO * file.size())
+    n_rows, n_bytes, texts = 0, 0, dict[str, int]()
+    for row_group in map(metadata.row_group, groups):
+        n_rows += row_group.num_rows
+        for chunk in map(row_group.column, range(row_group.num_columns)):
+            name = chunk.path_in_schema.partition(".")[0]
+            if name in names:
+                n_bytes += max(chunk.total_uncompressed_size, chunk.num_values * 8)
+                if chunk.physical_type in ("BYTE_ARRAY", "FIXED_LEN_BYTE_ARRAY"):  # each value at most a whole chunk
+                    texts[name] = texts.get(name, 0) + chunk.num_values * chunk.total_uncompressed_size
+    if n_rows > MAX_ROWS:
+        raise ValueError(f"has more than {MAX_ROWS:,} rows")
+    if n_bytes <= limit < n_bytes + sum(texts.values()):
+        encoded = pq.ParquetFile(file, read_dictionary=[*texts]).read_row_groups([*groups], [*texts], use_threads=False)
+        n_bytes += sum(_text_bytes(chunk) for column in encoded.columns for chunk in column.chunks)
+    if n_bytes > limit:
+        raise ValueError(f"would take {n_bytes / 1e6:,.0f} MB in memory, and at most {limit / 1e6:,.0f} MB are read")
+    return pq.ParquetFile(file).read_row_groups([*groups], [*names], use_threads=False)
+
+
+def _text_bytes(values: pa.Array) -> int:
+    """Bytes of texts in a dictionary, once for each use."""
+    if not isinstance(values, pa.DictionaryArray):
+        return values.nbytes
+    texts = values.dictionary
+    lengths = np.diff(np.frombuffer(texts.buffers()[1], np.int32)[texts.offset :][: len(texts) + 1])
+    uses = np.frombuffer(values.indices.buffers()[1], np.int32)[values.indices.offset :][: len(values)]
+    return int(lengths[uses].sum()) if len(lengths) else 0
 
 
 @functools.cache

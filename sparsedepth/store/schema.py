@@ -63,7 +63,7 @@ def stored_value(value: Any) -> Any:
 
 
 def stored_fields(subject: object) -> dict[str, Any]:
-    """The fields of RunConfig as the columns of `runs` have them; None where the subject, a measured model, has none."""
+    """The fields of RunConfig as columns of `runs` have them; None where a measured model has none."""
     return {name: stored_value(getattr(subject, name, None)) for name in RunConfig.model_fields}
 
 

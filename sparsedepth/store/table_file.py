@@ -5,7 +5,7 @@
 
 Afterwards files and network are out of reach, as in queries (`store.fences`). An expression of the map is evaluated
 over the view `numbers`, where every column is in double precision, NULL where it is no number; a condition over the
-view `mixed`, where a column is what all its values are: true or false, whole numbers beyond 2^53 (such as ids), numbers,
+view `mixed`, where a column is what all its values are: true or false, numbers, whole ones exactly beyond 2^53 (ids),
 else text.
 """
 

@@ -34,7 +34,7 @@ from sparsedepth.quantities.record import Table
 from sparsedepth.store.checksums import Files, collecting_damage
 from sparsedepth.store.run_record import INDEX, DamagedRun, parse_record
 from sparsedepth.store.run_row import run_row
-from sparsedepth.store.run_tables import MAX_ROWS, arrow_schema, compression_of, empty_table, table_bytes
+from sparsedepth.store.run_tables import MAX_ROWS, arrow_schema, compression_of, empty_table, read_within, table_bytes
 from sparsedepth.store.schema import COLUMNS, TABLES, stored_value
 
 if TYPE_CHECKING:
@@ -48,8 +48,6 @@ records. Columns that left are not read, those that came since are filled (`comp
 
 MAX_INDEX_BYTES = 100_000_000
 GROUP_ROWS = 2**20
-MAX_BYTES = 4 * 2**30
-"""Larger tables are not read into memory."""
 
 MARKER_COLUMNS = ("marker_sha256", "summary_sha256")
 """Columns of runs.parquet that the view does not have."""
@@ -103,11 +101,8 @@ class StoredTable:
         return ds.FileSystemDataset([fragment], schema=schema, format=fragment.format)
 
     def in_memory(self) -> pa.Table:
-        """All rows. Raises ValueError beyond MAX_BYTES."""
-        file = pq.ParquetFile(self.file)
-        if sum(file.metadata.row_group(group).total_byte_size for group in self.groups) > MAX_BYTES:
-            raise ValueError(f"holds more than {MAX_BYTES:,} bytes")
-        return file.read_row_groups([*self.groups], columns=[*self.columns])
+        """All rows. Raises as `read_within` does."""
+        return read_within(self.file, self.columns, self.groups)
 
 
 @dataclass(frozen=True)
@@ -148,6 +143,10 @@ class Rows:
 
 
 # The files
+
+
+class OldIndex(ValueError):
+    """An index of an earlier version."""
 
 
 def write_tables(
@@ -191,6 +190,8 @@ def _rows_bytes(tables: Mapping[Table, pa.Table], level: int | None) -> tuple[di
 def read_index(folder: Path) -> dict[str, Any]:
     """The index. Raises ValueError or OSError where it is missing or invalid."""
     index = parse_json(read_regular(folder / INDEX, MAX_INDEX_BYTES))
+    if isinstance(index, dict) and "version" in index and "views" not in index:
+        raise OldIndex("lists tables that this version does not know")
     if not isinstance(index, dict) or not all(isinstance(index.get(name), dict) for name in ("files", "views")):
         raise ValueError("is not an index of tables")
     return index
@@ -211,13 +212,28 @@ def open_file(folder: Path, index: Mapping[str, Any], name: str) -> pa.NativeFil
     return file
 
 
-def read_table(folder: Path, index: Mapping[str, Any], name: str, schema: pa.Schema | None) -> pa.Table:
-    """A whole file, checked against a schema if one is given. Raises as `open_file` does."""
+def read_table(folder: Path, index: Mapping[str, Any], name: str, schema: pa.Schema) -> pa.Table:
+    """The columns of a schema in a file. Raises as `open_file` does."""
     file = open_file(folder, index, name)
     if file is None:
-        return empty_table(schema or runs_schema())
+        return empty_table(schema)
     metadata = pq.ParquetFile(file).metadata
     return _checked(file, metadata, range(metadata.num_row_groups), schema).in_memory()
+
+
+def read_runs(folder: Path, index: Mapping[str, Any]) -> pa.Table:
+    """`runs`, with the columns that came since it was written; of a version that is not READABLE its keys alone. Raises
+    as `open_file` does."""
+    schema = runs_schema()
+    file = open_file(folder, index, "runs")
+    if file is None:
+        return empty_table(schema)
+    metadata = pq.ParquetFile(file).metadata
+    names = set(metadata.schema.to_arrow_schema().names)
+    wanted = names if index.get("version") in READABLE else {"run_id", "folder", *MARKER_COLUMNS}
+    stored = pa.schema([field for field in schema if field.name in wanted])
+    runs = _checked(file, metadata, range(metadata.num_row_groups), stored).in_memory()
+    return completed(runs, schema) if wanted is names else runs
 
 
 def open_views(folder: Path, index: Mapping[str, Any]) -> dict[Table, pa.Table | LazyTable]:
@@ -238,37 +254,28 @@ def _groups(index: Mapping[str, Any], view: Table) -> range:
             raise ValueError(f"has {str(other)[:40]!r} for the row groups of {view}")
 
 
-def _checked(file: pa.NativeFile, metadata: pq.FileMetaData, groups: range, schema: pa.Schema | None) -> StoredTable:
+def _checked(file: pa.NativeFile, metadata: pq.FileMetaData, groups: range, schema: pa.Schema) -> StoredTable:
     """Some row groups of a file. Raises ValueError if it lacks them, or columns of the schema."""
     present = metadata.schema.to_arrow_schema()
-    _check_columns(present, schema or ())
+    types = dict(zip(present.names, present.types, strict=True))
+    for field in schema:
+        if types.get(field.name) != field.type:
+            raise ValueError(f"has no column {field.name} of this version")
     if groups.start < 0 or groups.stop > metadata.num_row_groups:
         raise ValueError(f"has no row groups {groups.start} to {groups.stop}")
     if sum(metadata.row_group(group).num_rows for group in groups) > MAX_ROWS:
         raise ValueError(f"has more than {MAX_ROWS:,} rows")
-    return StoredTable(file, tuple((schema or present).names), groups)
+    return StoredTable(file, tuple(schema.names), groups)
 
 
-def _check_columns(present: pa.Schema, required: Iterable[pa.Field]) -> None:
-    types = dict(zip(present.names, present.types, strict=True))
-    for field in required:
-        if types.get(field.name) != field.type:
-            raise ValueError(f"has no column {field.name} of this version")
-
-
-def open_rows(folder: Path, index: Mapping[str, Any], runs: pa.Table | None = None) -> Rows:
-    """All views, of which `runs` is read into memory unless it is given. Raises as `open_file` does."""
-    schema = runs_schema()
-    if runs is None:
-        runs = read_table(folder, index, "runs", None)
-    runs = completed(runs, schema)
-    _check_columns(runs.schema, schema)
-    return Rows(runs=runs.select(schema.names), tables=open_views(folder, index))
+def open_rows(folder: Path, index: Mapping[str, Any]) -> Rows:
+    """All views, of which `runs` is read into memory. Raises as `open_file` does."""
+    return Rows(runs=read_runs(folder, index), tables=open_views(folder, index))
 
 
 def completed(runs: pa.Table, schema: pa.Schema) -> pa.Table:
     """`runs` with the columns that it was written without: a field of the configuration has its default in every run
-    whose configuration is known, a quantity is NULL."""
+    whose configuration is known, a quantity is NULL. Raises ValueError where another column is missing."""
     names = frozenset(runs.column_names)
     absent = [field for field in schema if field.name not in names]
     fields = [field for field in absent if field.name in RunConfig.model_fields]
@@ -282,7 +289,9 @@ def completed(runs: pa.Table, schema: pa.Schema) -> pa.Table:
     for field in absent:
         if field.name in quantities:
             runs = runs.append_column(field, pa.nulls(len(runs), field.type))
-    return runs
+    if missing := {*schema.names} - {*runs.column_names}:
+        raise ValueError(f"has no column {min(missing)} of this version")
+    return runs.select(schema.names)
 
 
 # From records to rows

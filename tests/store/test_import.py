@@ -435,8 +435,8 @@ def test_tables_as_others_write_them(tmp_path):
 
 @pytest.mark.parametrize("form", ["csv", "tsv", "json", "jsonl", "parquet"])
 def test_values_keep_their_identity_in_every_format(tmp_path, form):
-    """Whole numbers beside a missing one, ids of 19 digits that differ in the last, dates, truth values; as pandas writes
-    them. `values` lists '1' and 'true'; the condition tells the ids apart; a column of the other case is not read."""
+    """Whole numbers beside a missing one, ids of 19 digits that differ in the last, dates, truth values; as pandas
+    writes them. `values` lists '1' and 'true'; the condition tells ids apart; LOSS is another column."""
     ids = [1234567890123456788, 1234567890123456789, 1234567890123456790]
     table = pd.DataFrame({"LOSS": [9.0] * 3, "depth": [2, 4, 8], "loss": [3.0, 2.0, 1.0], "id": ids,
                           "k": [1, None, 2], "flag": [True, False, True], "day": ["2024-01-02"] * 3})  # fmt: skip
@@ -482,5 +482,5 @@ def test_a_mapped_text_that_decodes_to_gigabytes_is_one_line(tmp_path):
     numbers = pa.array(range(1, 50_001))
     pq.write_table(pa.table({"depth": numbers, "loss": numbers, "note": note}), tmp_path / "t.parquet")
     (tmp_path / "map.yaml").write_text("source: x\nfields: {n_layers: depth, val_loss: loss}\ncluster: note\n")
-    with limited(60), pytest.raises(ValueError, match="its mapped columns need more than 2GB of memory$"):
+    with limited(60), pytest.raises(ValueError, match=r"its mapped columns need more than 2GB of memory$"):
         import_table(tmp_path / "t.parquet", tmp_path / "map.yaml", tmp_path / "new")
