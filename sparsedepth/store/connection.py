@@ -14,7 +14,7 @@ import json
 import re
 import warnings
 import weakref
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import chain
 from pathlib import Path
 from types import TracebackType
@@ -82,7 +82,7 @@ class Store:
         self._connection = connection
         self._cached = cached
         self._add_tuning: Callable[[], None] | None = None
-        """Computes TUNING_COLUMNS, before the first query that may read one."""
+        """Computes TUNING_COLUMNS, before the first query of `runs`."""
         self.time_limit = time_limit
         """Seconds per query."""
         self.roots = tuple(roots)
@@ -147,12 +147,11 @@ class Store:
     def _run(self, text: str, fetch: Callable[[duckdb.DuckDBPyConnection], Fetched]) -> Fetched:
         connection = self._connection
         try:
-            statement, tree = _only_select(connection, text)
-            tables = {str(node.get("table_name")).lower() for node in tree}
+            statement, tables = _only_select(connection, text)
             for name in [name for name in self._cached if {name, name.partition("_")[0]} & tables]:
                 connection.register(name, self._cached[name].dataset())  # in place of an empty table
                 del self._cached[name]  # only now: reading may fail, and is then tried again
-            if self._add_tuning and "runs" in tables and _may_read_tuning(tree):
+            if self._add_tuning and "runs" in tables:
                 add_tuning, self._add_tuning = self._add_tuning, None
                 add_tuning()
             with read_only(connection), interrupt_after(connection, self.time_limit):
@@ -272,10 +271,8 @@ def _make_views(connection: duckdb.DuckDBPyConnection, sources: dict[Table, list
 # Checks and limits of one query
 
 
-def _only_select(
-    connection: duckdb.DuckDBPyConnection, text: str
-) -> tuple[duckdb.Statement, Sequence[Mapping[str, Any]]]:
-    """The single read-only statement in `text`, and the nodes of its syntax tree. Raises ValueError."""
+def _only_select(connection: duckdb.DuckDBPyConnection, text: str) -> tuple[duckdb.Statement, set[str]]:
+    """The single read-only statement in `text`, and the tables that it names. Raises ValueError."""
     if len(text) > MAX_QUERY_LENGTH:
         raise ValueError(f"the query has {len(text):,} characters; at most {MAX_QUERY_LENGTH:,} are read")
     text.encode()  # raises a UnicodeError that names the place; DuckDB's does not
@@ -299,8 +296,10 @@ def _only_select(
     tree = json.loads(serialized, object_hook=keep)
     if tree.get("error") is not False:
         raise ValueError(f"only plain SELECT statements are allowed here ({tree.get('error_message')})")
+    tables = set()
     for node in reversed(nodes):
         table = str(node.get("table_name")).lower()
+        tables.add(table)
         if node.get("schema_name", "") not in ("", "main") or _INTERNAL_TABLES.match(table):
             raise ValueError(f"the table {table!r} is internal to the database, and not allowed here; query the views")
         if str(node.get("function_name")).lower() in _SETTINGS_FUNCTIONS:
@@ -313,29 +312,7 @@ def _only_select(
                     f"the table function {function!r} is not allowed here; query the views {views} "
                     f"(and {', '.join(sorted(TABLE_FUNCTIONS))})"
                 )
-    return statement, nodes
-
-
-_TUNING_COLUMNS = frozenset(column.name for column in TUNING_COLUMNS)
-_STORED_COLUMNS = frozenset(column.name for columns in COLUMNS.values() for column in columns) | {SOURCE.name}
-
-
-def _may_read_tuning(tree: Sequence[Mapping[str, Any]]) -> bool:
-    """Whether a query of `runs` may read a column of TUNING_COLUMNS. It cannot if it names only stored columns and its
-    own aliases of values, and uses no unnamed columns: a table as a row, *, a position, a natural join, a pivot,
-    renamed columns of a table."""
-    values = {str(node.get("alias")).lower() for node in tree if "class" in node}
-    tables = {str(node.get(name)).lower() for node in tree if "class" not in node for name in ("alias", "table_name")}
-    harmless = _STORED_COLUMNS | values - tables - _TUNING_COLUMNS
-    for node in tree:
-        names = [*node.get("column_names", ())[-1:], *node.get("using_columns", ())]
-        if any(str(name).lower() not in harmless for name in names):
-            return True
-        if node.get("class") in ("STAR", "POSITIONAL_REFERENCE") or node.get("ref_type") == "NATURAL":
-            return True
-        if node.get("type") in ("PIVOT", "SHOW_REF") or node.get("column_name_alias"):
-            return True
-    return False
+    return statement, tables
 
 
 def _check_rows(n_rows: int, max_rows: int) -> None:

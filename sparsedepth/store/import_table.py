@@ -73,7 +73,9 @@ def import_table(table: Path, map_path: Path, out: Path) -> Imported:
     used = set(table_map.clusters).union(*(part.columns for part in (*parsed.values(), *filter(None, [where]))))
     with open_table(table, [name for name in names if name in used], names) as opened:
         try:
-            numbers = _included(opened, where)
+            if where is not None:
+                _exclude(opened, where)
+            numbers = [number for number, _ in opened.rows("1", "texts")]
             if not numbers:
                 raise Mistakes([f"no row meets where: {table_map.where}" if where else "there are no rows"])
             kept, values = _values(opened, numbers, table_map, parsed)
@@ -102,14 +104,12 @@ _Values = dict[int, Any]
 """By the number of the row; None where one is missing."""
 
 
-def _included(table: Table, where: Expression | None) -> list[int]:
-    """The numbers of the rows that meet the condition. Raises Mistakes."""
-    if where is None:
-        return [number for (number,) in table.rows("row_number", "texts")]
+def _exclude(table: Table, where: Expression) -> None:
+    """Leave out the rows that do not meet the condition. Raises Mistakes."""
     with _at("where"):
         if (type := table.type_of(where.sql, "mixed")) != "BOOLEAN":
             raise ValueError(f"{where.sql!r} is {type}; a condition must be true or false, such as batch_size == 64")
-        return [number for (number,) in table.rows("row_number", "mixed", f"({where.sql}\n)")]
+        table.keep(f"({where.sql}\n)")
 
 
 @contextmanager
@@ -136,7 +136,7 @@ def _values(
     for name, entry in table_map.entries():
         try:
             with _at(f"fields.{name}"):
-                fields[name] = _field(table, numbers, name, entry, parsed[name])
+                fields[name] = _field(table, name, entry, parsed[name])
         except Mistakes as error:
             mistakes += error.mistakes
     required = [name for name, entry in table_map.entries() if not entry.optional and name in fields]
@@ -159,35 +159,34 @@ def _values(
     return kept, fields
 
 
-def _field(table: Table, numbers: Sequence[int], name: str, entry: Entry, expression: Expression) -> _Values:
+def _field(table: Table, name: str, entry: Entry, expression: Expression) -> _Values:
     """The values of a field, of its type and in its range. Raises Mistakes."""
     type = TARGETS[name]
     if entry.values is not None or type in READ_TYPES:
-        raw = _read(table, numbers, name, entry, expression)
+        raw = _read(table, name, entry, expression)
     else:
-        raw = _computed(table, numbers, entry, expression)
-        if wrong := [number for number in numbers if raw[number] is not None and not math.isfinite(raw[number])]:
+        raw = _computed(table, entry, expression)
+        if wrong := [number for number, value in raw.items() if value is not None and not math.isfinite(value)]:
             raise Mistakes([f"fields.{name}: {entry.of!r} is {_first(raw, wrong)}: no finite number"])
     typed = {value: as_type(value, type) for value in dict.fromkeys(raw.values()) if value is not None}
-    if mistyped := [number for number in numbers if raw[number] is not None and typed[raw[number]] is None]:
+    if mistyped := [number for number, value in raw.items() if value is not None and typed[value] is None]:
         raise Mistakes([f"fields.{name} is {_first(raw, mistyped)}: {_KINDS[type]} is needed"])
     for value, typed_value in typed.items():
         if mistakes := _mistakes_of(name, typed_value):
-            raise Mistakes([f"{mistakes[0]}: {_first(raw, [number for number in numbers if raw[number] == value])}"])
-    return {number: None if raw[number] is None else typed[raw[number]] for number in numbers}
+            raise Mistakes([f"{mistakes[0]}: {_first(raw, [number for number in raw if raw[number] == value])}"])
+    return {number: None if value is None else typed[value] for number, value in raw.items()}
 
 
-def _read(table: Table, numbers: Sequence[int], name: str, entry: Entry, expression: Expression) -> _Values:
+def _read(table: Table, name: str, entry: Entry, expression: Expression) -> _Values:
     """The texts of a column, or our values for them."""
     assert expression.column is not None
     is_text = TARGETS[name] == "VARCHAR" or entry.values is not None
-    column = quoted(expression.column) if is_text else not_missing(expression.column)
-    texts = _by_row(table.rows(f"row_number, {column}", "texts"), numbers)
+    texts = dict(table.rows(quoted(expression.column) if is_text else not_missing(expression.column), "texts"))
     if entry.values is None:
         return texts
     listed = {_canonical(text): value for text, value in entry.values.items()} | entry.values
     found = {text: text if text in listed else _canonical(text) for text in texts.values() if text is not None}
-    if wrong := [number for number in numbers if texts[number] is not None and found[texts[number]] not in listed]:
+    if wrong := [number for number, text in texts.items() if text is not None and found[text] not in listed]:
         mistake = f"{expression.column!r} is {_first(texts, wrong)}, which `values` does not list"
         raise Mistakes([f"fields.{name}: {mistake}"])
     return {number: None if text is None else listed[found[text]] for number, text in texts.items()}
@@ -200,28 +199,19 @@ def _canonical(text: str) -> str:
     return re.sub(r"(-?\d+)\.0+", r"\1", text) if re.fullmatch(r"-?\d+\.0+", text) else text
 
 
-def _computed(table: Table, numbers: Sequence[int], entry: Entry, expression: Expression) -> _Values:
+def _computed(table: Table, entry: Entry, expression: Expression) -> _Values:
     """The numbers that an expression has; NULL where one of its columns is missing. Raises ValueError."""
-    included = set(numbers)
     for name in sorted(expression.columns):
-        columns = f"row_number, {quoted(name)}, {not_missing(name)} IS NULL OR {number_of(name)} IS NOT NULL"
-        rows = [row for row in table.rows(columns, "texts") if row[0] in included]
-        if wrong := [number for number, _, is_number in rows if not is_number]:
-            texts = {number: text for number, text, _ in rows}
-            raise ValueError(f"column {name!r} is {_first(texts, wrong)}: a number is needed")
+        is_other = f"{not_missing(name)} IS NOT NULL AND {number_of(name)} IS NULL"
+        if wrong := dict(table.rows(quoted(name), "texts", is_other)):
+            raise ValueError(f"column {name!r} is {_first(wrong, [*wrong])}: a number is needed")
     if not _NUMERIC.fullmatch(type := table.type_of(expression.sql, "numbers")):
         raise ValueError(f"{entry.of!r} is {type}, and a number is needed")
     missing = " OR ".join(f"{quoted(name)} IS NULL" for name in expression.columns) or "false"
-    results = table.rows(f"row_number, ({expression.sql}\n), {missing}", "numbers")
     factor = UNITS.get(entry.unit or "", 1.0)
     undefined = {False: math.nan, True: None}
-    values = [(n, undefined[lacks] if result is None else float(result) * factor) for n, result, lacks in results]
-    return _by_row(values, numbers)
-
-
-def _by_row(rows: Sequence[tuple[int, Any]], numbers: Sequence[int]) -> _Values:
-    values = dict(rows)
-    return {number: values[number] for number in numbers}
+    results = table.rows(f"({expression.sql}\n), {missing}", "numbers")
+    return {n: undefined[lacks] if result is None else float(result) * factor for n, result, lacks in results}
 
 
 def _mistakes_of(name: str, value: Scalar | None) -> list[str]:
@@ -264,8 +254,8 @@ def _rows_of(
 
 def clusters_of(table: Table, columns: Sequence[str]) -> dict[int, str | None]:
     """The cluster of each row, named by its values in these columns; None, a cluster of its own, if one is missing."""
-    rows = table.rows(", ".join(["row_number", *map(quoted, columns)]), "texts")
-    return {number: " ".join(row) if row and None not in row else None for number, *row in rows}
+    rows = table.rows(", ".join(map(quoted, columns)) or "NULL", "texts")
+    return {number: None if None in row else " ".join(row) for number, *row in rows}
 
 
 def _write(out: Path, rows: Sequence[_Row], origin: Mapping[str, str], map_text: bytes) -> None:

@@ -47,12 +47,17 @@ _MARKS = {
 class Table:
     """An open table, without access to files."""
 
-    def __init__(self, connection: duckdb.DuckDBPyConnection, names: Sequence[str], n_rows: int) -> None:
-        self.connection, self.names, self.n_rows = connection, names, n_rows
+    def __init__(self, connection: duckdb.DuckDBPyConnection, n_rows: int) -> None:
+        self.connection, self.n_rows = connection, n_rows
 
     def rows(self, sql: str, view: str, where: str = "true") -> list[tuple[Any, ...]]:
-        """`sql` of each row of a view, in order. Raises ValueError, one line."""
-        return self._answer(f"SELECT {sql} FROM {view} WHERE {where} ORDER BY row_number")
+        """The number of each row of a view, in order, and `sql` of it. Raises ValueError, one line."""
+        return self._answer(f"SELECT row_number, {sql} FROM {view} WHERE {where} ORDER BY row_number")
+
+    def keep(self, condition: str) -> None:
+        """Leave out the rows that do not meet a condition over `mixed`. Raises ValueError, one line."""
+        numbers = [number for number, _ in self.rows("1", "mixed", condition)]
+        self.connection.execute("DELETE FROM texts WHERE row_number NOT IN (SELECT unnest(?))", [numbers])
 
     def type_of(self, expression: str, view: str) -> str:
         """The SQL type of an expression. Raises ValueError, one line."""
@@ -100,7 +105,7 @@ def open_table(path: Path, columns: Collection[str], names: Sequence[str]) -> Ge
         with _errors_of(path), interrupt_after(connection, SECONDS):
             n_rows = _read(connection, path, columns, names)
         lock(connection)
-        table = Table(connection, names, n_rows)
+        table = Table(connection, n_rows)
         _make_views(table, columns)
         yield table
 
