@@ -139,20 +139,31 @@ def _names(path: Path, suffix: str) -> list[str]:
         if suffix in _DELIMITERS:
             with open(file, encoding="utf-8", newline="") as lines:
                 return next(csv.reader(lines, delimiter=_DELIMITERS[suffix]), [])
-        with closing(duckdb.connect()) as connection, interrupt_after(connection, SECONDS):
-            rows = connection.execute(
-                f"SELECT json_type(json), json_keys(json) FROM {_json(suffix)}", [str(file)]
-            ).fetchall()
-    _check_rows(len(rows))
-    names: dict[str, None] = {}
-    for number, (type, keys) in enumerate(rows, start=1):
-        if type != "OBJECT":
-            raise ValueError("it must be a list of objects, one per run")
-        if len(set(keys)) < len(keys):
-            twice = next(key for key, n in Counter(keys).items() if n > 1)
-            raise ValueError(f"key {twice!r} is twice in {'line' if suffix == '.jsonl' else 'row'} {number}")
-        names |= dict.fromkeys(keys)
-    return [*names]
+        with closing(duckdb.connect(config=FENCES)) as connection, interrupt_after(connection, SECONDS):
+            return _keys(connection, file, suffix)
+
+
+def _keys(connection: duckdb.DuckDBPyConnection, file: Path, suffix: str) -> list[str]:
+    """The keys of the objects in a JSON file, in order."""
+    connection.execute(
+        "CREATE TABLE rows AS SELECT row_number() OVER () AS number, json_type(json) AS type, json_keys(json) AS keys "
+        f"FROM {_json(suffix)}",
+        [str(file)],
+    )
+    sql = (
+        "SELECT count(*), count(*) FILTER (type <> 'OBJECT'), min(number) FILTER (len(list_distinct(keys)) < len(keys))"
+    )
+    ((n_rows, n_others, twice),) = connection.execute(f"{sql} FROM rows").fetchall()
+    _check_rows(n_rows)
+    if n_others:
+        raise ValueError("it must be a list of objects, one per run")
+    if twice:
+        ((keys,),) = connection.execute("SELECT keys FROM rows WHERE number = ?", [twice]).fetchall()
+        key = next(key for key, n in Counter(keys).items() if n > 1)
+        raise ValueError(f"key {key!r} is twice in {'line' if suffix == '.jsonl' else 'row'} {twice}")
+    each = "SELECT unnest(keys) AS key, number, generate_subscripts(keys, 1) AS place FROM rows"
+    names = connection.execute(f"SELECT key FROM ({each}) GROUP BY key ORDER BY min((number, place))").fetchall()
+    return [name for (name,) in names]
 
 
 def _json(suffix: str) -> str:
