@@ -70,6 +70,7 @@ COMMANDS: Mapping[str, tuple[Callable[..., None], str]] = {
     "recipe derive": (recipe.derive, "recipe results/mine --depth 24 -o recipe.yaml"),
     "recipe verify": (recipe.verify, "recipe verify recipe.card.json -o results/trial"),
     "scaling fit": (scaling.fit, "scaling fit results/mine"),
+    "scaling depth": (scaling.depth, "scaling depth results/mine"),
     "scaling plot": (scaling.plot, "scaling plot results/mine -o law.png"),
 }
 """Command -> (function, example)."""

@@ -29,6 +29,10 @@ def effects(
             "lr: change of effects with the learning rate; scale: change of effects with width and budget"
         ),
     ] = "all",
+    currency: Annotated[
+        Literal["loss", "speedup"],
+        typer.Option("--as", help="speedup: each effect as the compute that the baseline would need (three budgets)"),
+    ] = "loss",
     at: Annotated[
         list[str] | None, typer.Option(help="with --part scale: predict at parameters=1e9, tokens=2e10; repeatable")
     ] = None,
@@ -57,6 +61,11 @@ def effects(
     from sparsedepth.store.unfinished import only_tuning_text
 
     format = choose_format(format, out)
+    if currency == "speedup":
+        if part not in ("all", "knobs") or at:
+            raise ValueError("--as speedup is about the effects of settings; leave out --part and --at")
+        write(_speedup(folders, None if by == "loss" else by, knob, format, out, skip_damaged), out)
+        return
     with open_store(*folders, skip_damaged=skip_damaged) as store:
         runs = store.frame("select * from runs")
         search = search_of(store.roots)
@@ -99,6 +108,22 @@ def effects(
 
         lines += (chain_report if detail else summary).chain_lines(runs)
     write(_text(lines, out, is_wrapped=part in ("all", "knobs", "lr") or (part == "chain" and not detail)), out)
+
+
+def _speedup(
+    folders: list[Path], by: str | None, knob: str | None, format: str, out: Path | None, skip_damaged: bool
+) -> bytes:
+    """The compute multiplier of every setting."""
+    from sparsedepth.scaling.budget_text import frame_table, speedup_lines
+    from sparsedepth.scaling.budgets import budget_rows
+    from sparsedepth.scaling.speedup import speedups
+    from sparsedepth.store.connection import open_store
+
+    with open_store(*folders, skip_damaged=skip_damaged) as store:
+        table = speedups(budget_rows(store, knob, by))
+    if format != "table":
+        return encode(frame_table(table), format)
+    return _text(speedup_lines(table), out, is_wrapped=True)
 
 
 def _text(lines: Iterable[str], out: Path | None, *, is_wrapped: bool = False) -> bytes:

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from sparsedepth.store.render import FORMATS, render
+from sparsedepth.cli import option
+from sparsedepth.store.render import FORMATS, choose_format, encode, render
 from sparsedepth.store.terminal import fit as fit_table
 from sparsedepth.store.terminal import wrapped
 
@@ -91,6 +92,29 @@ def plot(
     for warning in report.all_warnings:
         print(f"warning: {warning}", file=sys.stderr)
     print(f"{out} ({out.stat().st_size // 1024} KiB), {data}")
+
+
+def depth(
+    folders: option.Folders,
+    format: option.Format = None,
+    out: option.OutFile = None,
+    skip_damaged: option.SkipDamaged = False,
+) -> None:
+    """Say from which budget each depth is worth its cost: less loss at equal training FLOPs than every shallower one.
+
+    The figure is `plot --figure isoflop`.
+    """
+    from sparsedepth.cli.query import write
+    from sparsedepth.scaling.budget_text import crossover_lines, crossover_table
+    from sparsedepth.scaling.budgets import budget_rows
+    from sparsedepth.scaling.crossover import crossovers
+    from sparsedepth.store.connection import open_store
+
+    format = choose_format(format, out)
+    with open_store(*folders, skip_damaged=skip_damaged) as store:
+        found = crossovers(budget_rows(store))
+    text = wrapped(crossover_lines(found)).encode()
+    write(text if format == "table" else encode(crossover_table(found), format), out)
 
 
 def _law(minus_layers: float, fixed: list[str] | None, without: list[str] | None) -> "Law":

@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 from matplotlib.text import Text
 
 from sparsedepth.config.plain_text import did_you_mean
-from sparsedepth.plots import depth, difficulty, forest, learning_rate, matrices, pareto, study
+from sparsedepth.plots import depth, difficulty, forest, isoflop, learning_rate, matrices, pareto, study
 from sparsedepth.plots.by_knob import GRADIENTS, SCORES, VARIANCE, curves, layer_lines
 from sparsedepth.plots.layer_profile import one_run
 from sparsedepth.plots.overview import load_overview
@@ -195,6 +195,7 @@ _PARETO = "validation loss, usefulness and cost of every configuration"
 _LEARNING_RATE = "loss against learning rate, one line per configuration"
 _EFFECTS = "effect of each setting at each depth: paired difference, interval, noise floor"
 _DEPTH = "does depth pay: loss, needed layers, solved difficulty and variance against n_layers, one line per setting"
+_ISOFLOP = "is depth worth its cost: loss against training FLOPs, one line per depth, and from which budget on"
 _DIFFICULTY = "how far is a task solved: accuracy against difficulty by depth, one line per setting"
 _MATRICES = "causal and permutation effects by pair of layers, of the baseline and of each setting"
 _ANGLES = "angles between the layers of one run (--run), and the mean angle against depth"
@@ -204,6 +205,7 @@ FIGURES: dict[str, FigureKind] = {
     "chain": FigureKind(partial(load_overview, "chain"), _CHAIN, compares_losses=True),
     "by_layer": FigureKind(partial(load_overview, "by_layer"), _BY_LAYER),
     "depth": FigureKind(depth.depth, _DEPTH, of_grid=True, compares_losses=True),
+    "isoflop": FigureKind(isoflop.isoflop, _ISOFLOP, of_grid=True, compares_losses=True),
     "difficulty": FigureKind(difficulty.difficulty, _DIFFICULTY, of_grid=True),
     "curves": FigureKind(curves, _CURVES, of_grid=True, compares_losses=True),
     "variance": FigureKind(partial(layer_lines, (VARIANCE,), over_training=True), _VARIANCE, of_grid=True),

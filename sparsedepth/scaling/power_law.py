@@ -1,66 +1,124 @@
-"""A power law with an offset, L = L_inf + A C^-alpha, fitted to clustered points.
+"""A power law with an offset, L = L_inf + A C^-alpha, from the losses of the same seeds at several budgets C.
 
-One term of `law` beside its constant: ln L by least squares from several starts, a random effect for each cluster, and
-percentile intervals of a bootstrap over whole clusters. C: compute, depth, tokens, or any positive predictor.
+At a given L_inf the law is a line for each seed s, whose slope is its exponent and whose curvature is 0 at the right
+L_inf, positive below and negative above:
+
+    ln(L_s - L_inf) = ln A_s - alpha_s ln C + q_s (ln C)^2
+
+The estimate of L_inf has mean q_s = 0. The data allow every L_inf from 0 at which Student's test over seeds does not
+reject that. Seeds are the unit: branches of one trunk share its seed, and the law is of each seed's own curve.
+
+Shapes: S seeds, B budgets.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
-import pandas as pd
+from scipy.optimize import brentq
+from scipy.special import stdtrit
 
-from sparsedepth.scaling import reliability
-from sparsedepth.scaling.fit import CLUSTER, fit
-from sparsedepth.scaling.law import Law, Term
-from sparsedepth.scaling.uncertainty import N_BOOTSTRAP, bootstrap
+from sparsedepth.config.plain_text import counted
 
-LAW = Law(terms=(Term(name="power", symbol="C", column="C", factor=1.0, unit="C"),))
-NAMES = {"L_inf": "E", "A": "c_C", "alpha": "a_C"}
+MIN_BUDGETS = 3
+LEVEL = 0.95
+N_GRID = 400
+NEAREST = 1e-4
+"""The highest L_inf tried lies below the lowest loss by this share of it."""
 
 
-@dataclass(frozen=True, kw_only=True)
+def critical(df: int) -> float:
+    """Student's two-sided 95% quantile."""
+    return float(stdtrit(df, (1 + LEVEL) / 2))
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
 class PowerLaw:
-    L_inf: float
-    """nat/token."""
-    A: float
-    alpha: float
-    intervals: dict[str, tuple[float, float]]
-    """95% bootstrap intervals of L_inf, A and alpha."""
-    student_intervals: dict[str, tuple[float | None, float | None]]
-    """The same from the curvature, with Student's t; wider where clusters are few. None: not identified."""
-    replicates: np.ndarray
-    """L_inf, A, alpha of each refit, (R, 3): for intervals of other quantities, such as where two laws cross."""
-    warnings: tuple[str, ...]
+    C: np.ndarray
+    """Budgets, ascending, (B,)."""
+    loss: np.ndarray
+    """[nat/token], (S, B)."""
+    seeds: tuple[int, ...]
 
-    def __call__(self, C: np.ndarray) -> np.ndarray:
-        """The fitted loss [nat/token]."""
-        return self.L_inf + self.A * np.asarray(C, float) ** -self.alpha
+    @cached_property
+    def L_inf(self) -> float:  # noqa: N802 - the symbol of the formula
+        """nat/token; 0 where a law with L_inf = 0 is still too straight."""
+        highest = float(self.loss.min()) * (1 - NEAREST)
+        ends = [float(self._curvature(end).mean()) for end in (0.0, highest)]
+        if ends[0] <= 0:
+            return 0.0
+        return highest if ends[1] > 0 else float(brentq(lambda end: self._curvature(end).mean(), 0.0, highest))
+
+    @property
+    def alpha(self) -> float:
+        return float(self.alphas(self.L_inf).mean())
+
+    @property
+    def A(self) -> float:  # noqa: N802
+        logs = np.log(self.loss - self.L_inf) + self.alpha * np.log(self.C)
+        return float(np.exp(logs.mean()))
+
+    @cached_property
+    def allowed(self) -> np.ndarray:
+        """Values of L_inf that the data allow, ascending, the estimate included."""
+        n = len(self.seeds)
+        if n < 2:
+            return np.array([self.L_inf])
+        grid = float(self.loss.min()) * (1 - np.geomspace(1, NEAREST, N_GRID))
+        q_GS = np.array([self._curvature(L_inf) for L_inf in grid])
+        half_G = critical(n - 1) * q_GS.std(axis=1, ddof=1) / np.sqrt(n)
+        refused = grid[np.abs(q_GS.mean(axis=1)) > half_G]
+        # The nearest ones: close to the lowest loss one seed's curvature is too uncertain to refuse anything.
+        least = refused[refused < self.L_inf].max(initial=-1.0)
+        most = refused[refused > self.L_inf].min(initial=np.inf)
+        return np.unique([self.L_inf, *grid[(least < grid) & (grid < most)]])
+
+    @property
+    def is_identified(self) -> bool:
+        """Whether the data bound L_inf on both sides."""
+        return self.allowed[0] > 0 and self.allowed[-1] < self.loss.min() * (1 - 2 * NEAREST)
+
+    def alphas(self, L_inf: float) -> np.ndarray:
+        """The exponent of each seed at an L_inf, (S,)."""
+        return -self._against(L_inf, self._axes[0])
+
+    def _curvature(self, L_inf: float) -> np.ndarray:
+        return self._against(L_inf, self._axes[1])
+
+    def _against(self, L_inf: float, axis_B: np.ndarray) -> np.ndarray:
+        return np.log(self.loss - L_inf) @ axis_B / (axis_B @ axis_B)
+
+    @cached_property
+    def _axes(self) -> tuple[np.ndarray, np.ndarray]:
+        """ln C, and its square without what is constant or linear in it, (B,) each."""
+        x = np.log(self.C)
+        x = x - x.mean()
+        square = x**2 - (x**2).mean()
+        return x, square - x * (x @ square) / (x @ x)
 
 
-def fit_power_law(
-    C: Sequence[float] | np.ndarray,
-    loss: Sequence[float] | np.ndarray,
-    cluster: Sequence[object] | np.ndarray | None = None,
-    n_replicates: int = N_BOOTSTRAP,
-    seed: int = 0,
-) -> PowerLaw:
-    """The law with its bootstrap. `cluster` names the cluster of each point, such as its seed or configuration; without
-    it points are independent. Deterministic in `seed`. Raises ValueError for values that are not positive, fewer than
-    three different C, or too few points."""
-    points = pd.DataFrame({"C": np.asarray(C, float), "loss": np.asarray(loss, float)})
-    if not (np.isfinite(points).all(axis=None) and (points > 0).all(axis=None)):
-        raise ValueError("the points of a power law have positive, finite C and loss; leave out the others")
-    if cluster is not None:
-        points[CLUSTER] = list(cluster)
-    fitted = fit(points, LAW, seed=seed)
-    boot = bootstrap(fitted, n_replicates, seed)
-    quantities = {quantity.name: quantity for quantity in fitted.plan.quantities()}
-    parameters = {name: fitted.parameter(ours) for name, ours in NAMES.items()}
-    return PowerLaw(
-        **{name: parameter.value for name, parameter in parameters.items()},
-        intervals={name: boot.intervals[ours] for name, ours in NAMES.items()},
-        student_intervals={name: (parameter.lo, parameter.hi) for name, parameter in parameters.items()},
-        replicates=np.stack([quantities[ours].of(boot.theta) for ours in NAMES.values()], axis=1),
-        warnings=tuple(reliability.warnings(fitted)),
-    )
+def power_law(losses: Mapping[float, Mapping[int, float]]) -> PowerLaw:
+    """The law from budget -> seed -> loss [nat/token], of the seeds that have most budgets in common. Raises ValueError
+    for fewer than three budgets, and for a loss that rises with the budget."""
+    blocks = []
+    for seeds in {frozenset(by_seed) for by_seed in losses.values()}:
+        budgets = sorted(budget for budget, by_seed in losses.items() if seeds <= set(by_seed))
+        if seeds and len(budgets) >= MIN_BUDGETS:
+            blocks.append((sorted(seeds), budgets))
+    if not blocks:
+        raise ValueError(
+            f"{counted(len(losses), 'budget')}, and {MIN_BUDGETS} of one seed are needed; schedule: wsd with "
+            f"branch_at: [0.25, 0.5] gives three from one run"
+        )
+    seeds, budgets = max(blocks, key=lambda block: (len(block[0]) * len(block[1]), block))
+    loss_SB = np.array([[losses[budget][seed] for budget in budgets] for seed in seeds])
+    if not (loss_SB > 0).all() or budgets[0] <= 0:
+        raise ValueError("a budget or a loss that is not positive")
+    first, last = loss_SB[:, 0].mean(), loss_SB[:, -1].mean()
+    if last >= first:
+        raise ValueError(
+            f"a loss that does not fall with the budget ({first:.4g} at {budgets[0]:.3g} FLOPs, {last:.4g} at "
+            f"{budgets[-1]:.3g}); tune lr at each budget"
+        )
+    return PowerLaw(C=np.array(budgets), loss=loss_SB, seeds=tuple(seeds))

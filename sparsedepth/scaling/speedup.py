@@ -1,28 +1,27 @@
-"""What a change is worth in compute: how much more the baseline would need to reach the changed model's loss.
+"""What a setting is worth in compute: how much more the baseline would need to reach the setting's loss.
 
-    L_base(C) = L_inf + A C^-alpha                                                    (`power_law`, seeds as clusters)
-    compute multiplier = ((L_base - L_inf) / (L_setting - L_inf))^(1 / alpha)
-    wall-clock multiplier = compute multiplier x tokens per second / the baseline's
+    L_base(C) = L_inf + A C^-alpha                                                          (`power_law`)
+    compute multiplier    = ((L_base - L_inf) / (L_setting - L_inf))^(1 / alpha) x C_base / C_setting
+    wall-clock multiplier = compute multiplier x FLOPs per second of the setting / the baseline's
 
-Losses are paired by seed: the estimate is the mean over pairs of the logarithm, its interval Student's over pairs, with
-the variance of the curve's bootstrap added. Where the curve's points do not identify L_inf, the range of multipliers
-over the curves that they allow is given in place of an interval; where a curve that they allow lies above a loss of the
-setting, nothing is.
+Losses are paired by seed at the baseline's nearest budget. At a given L_inf the logarithm of the first factor is a
+ratio of means over seeds, N / alpha, with Student's interval of its linear terms. The interval given is the hull of
+these over every L_inf that the data allow. It is withheld where one of them is not below the setting's losses.
 """
 
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
-from scipy.special import stdtrit
+import pandas as pd
 
-from sparsedepth.scaling.power_law import PowerLaw, fit_power_law
+from sparsedepth.scaling.budgets import BASELINE, BUDGET, finished, flops_text, losses_by_budget
+from sparsedepth.scaling.power_law import PowerLaw, critical, power_law
 
-MIN_BUDGETS = 3
-LEVEL = 0.95
-MOST_ABOVE = 0.05
-"""Share of the curve's replicates whose L_inf may reach a loss of the setting."""
+NUMBERS = ("multiplier", "lo", "hi", "time_multiplier", "time_lo", "time_hi", "L_inf", "L_inf_lo", "L_inf_hi", "alpha")
+COLUMNS = ("n_layers", "setting", BUDGET, "train_flops", *NUMBERS, "seeds", "diverged", "reason")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,73 +30,136 @@ class Speedup:
     """compute of the baseline at the same loss / compute of the setting; None: withheld, see `reason`"""
     lo: float | None = None
     hi: float | None = None
-    """95% interval, or the range over the curves that the points allow if `is_range`"""
-    is_range: bool = False
     n_pairs: int = 0
     reason: str = ""
 
-    def times(self, speed: float) -> "Speedup":
-        """The wall-clock multiplier: `speed` is tokens per second / the baseline's."""
-        if self.multiplier is None or self.lo is None or self.hi is None:
-            return self
-        return replace(self, multiplier=self.multiplier * speed, lo=self.lo * speed, hi=self.hi * speed)
+    def times(self, factor: float) -> "Speedup":
+        """Of a setting that spends 1 / factor as much."""
+        lo, middle, hi = (None if x is None else x * factor for x in (self.lo, self.multiplier, self.hi))
+        return replace(self, multiplier=middle, lo=lo, hi=hi)
+
+    @property
+    def text(self) -> str:
+        """'worth 1.13 times the compute (1.05 to 1.21)'"""
+        if self.multiplier is None:
+            return f"not known what it is worth in compute: {self.reason}"
+        return f"worth {self.multiplier:.3g} times the compute{interval_text(self.lo, self.hi)}"
 
 
-def baseline_curve(compute: Mapping[float, Mapping[int, float]], n_replicates: int = 200) -> PowerLaw:
-    """The baseline's law from compute [FLOPs] -> seed -> loss [nat/token]. Raises ValueError for fewer than three
-    budgets, and for a loss that rises with compute."""
-    budgets = sorted(compute)
-    if len(budgets) < MIN_BUDGETS:
-        raise ValueError(
-            f"a compute multiplier needs the baseline at {MIN_BUDGETS} budgets or more, and it has {len(budgets)}; "
-            f"train it for other train_tokens too (schedule: wsd with branch_at: [0.25, 0.5] gives three)"
-        )
-    means = [float(np.mean([*compute[budget].values()])) for budget in budgets]
-    if means[-1] >= means[0]:
-        raise ValueError(
-            f"the baseline's loss does not fall with compute ({means[0]:.4g} at {budgets[0]:.3g} FLOPs, "
-            f"{means[-1]:.4g} at {budgets[-1]:.3g}): no compute multiplier; tune lr at each budget"
-        )
-    points = [(budget, loss, seed) for budget in budgets for seed, loss in compute[budget].items()]
-    C, losses, seeds = zip(*points, strict=True)
-    several = len(set(seeds)) > 1
-    return fit_power_law(C, losses, cluster=seeds if several else None, n_replicates=n_replicates)
+def interval_text(lo: float | None, hi: float | None) -> str:
+    return "" if lo is None or hi is None else f" ({lo:.3g} to {hi:.3g})"
 
 
 def speedup(curve: PowerLaw, baseline: Mapping[int, float], setting: Mapping[int, float]) -> Speedup:
-    """The compute multiplier of a setting at one budget, from seed -> loss [nat/token] of both sides."""
+    """The multiplier at equal compute, from seed -> loss [nat/token] of both sides."""
     seeds = sorted(set(baseline) & set(setting))
     if not seeds:
         return Speedup(multiplier=None, reason="no seed in common with the baseline")
     pairs_S2 = np.array([(baseline[seed], setting[seed]) for seed in seeds])
-    curves_R2 = curve.replicates[:, [0, 2]]
-    lowest = pairs_S2.min()
-    usable_R2 = curves_R2[(curves_R2[:, 0] < lowest) & (curves_R2[:, 1] > 0)]
-    if curve.L_inf >= lowest or len(usable_R2) < (1 - MOST_ABOVE) * len(curves_R2):
-        reason = f"the curve's L_inf {curve.L_inf:.4g} is not shown to lie below the loss {lowest:.4g}"
+    highest, lowest = float(curve.allowed[-1]), float(pairs_S2.min())
+    if highest >= lowest:
+        reason = f"the baseline's curve may end at {highest:.4g} nat/token, and the lowest loss is {lowest:.4g}"
         return Speedup(multiplier=None, n_pairs=len(seeds), reason=reason)
-    log_S = _log_multiplier(pairs_S2, curve.L_inf, curve.alpha)
-    log_R = np.array([_log_multiplier(pairs_S2, L_inf, alpha).mean() for L_inf, alpha in usable_R2])
-    multiplier = math.exp(log_S.mean())
-    if curve.student_intervals["L_inf"][0] is None:
-        lo, hi = np.exp(np.quantile(log_R, ((1 - LEVEL) / 2, (1 + LEVEL) / 2)))
-        reason = "L_inf is not identified: the range over the curves that the points allow"
-        return Speedup(multiplier=multiplier, lo=lo, hi=hi, is_range=True, n_pairs=len(seeds), reason=reason)
-    if len(seeds) < 2:
-        return Speedup(multiplier=multiplier, n_pairs=1, reason="one seed: no interval")
-    of_seeds, of_curve = log_S.var(ddof=1) / len(seeds), log_R.var(ddof=1)
-    total = of_seeds + of_curve
-    df = (len(seeds) - 1) * (total / of_seeds) ** 2 if of_seeds > 0 else 1e6  # Satterthwaite; the curve's has many
-    half = float(stdtrit(df, (1 + LEVEL) / 2)) * math.sqrt(total)
-    return Speedup(
-        multiplier=multiplier,
-        lo=math.exp(log_S.mean() - half),
-        hi=math.exp(log_S.mean() + half),
-        n_pairs=len(seeds),
-    )
+    estimate, _ = _log_multiplier(curve, seeds, pairs_S2, curve.L_inf)
+    at_ends = [_log_multiplier(curve, seeds, pairs_S2, L_inf) for L_inf in curve.allowed]
+    if any(alpha <= 0 for alpha in (curve.alphas(L_inf).mean() for L_inf in curve.allowed)):
+        return Speedup(multiplier=None, n_pairs=len(seeds), reason="the baseline's loss may not fall with compute")
+    found = Speedup(multiplier=math.exp(estimate), n_pairs=len(seeds))
+    if min(len(seeds), len(curve.seeds)) < 2:
+        return replace(found, reason="one seed: no interval")
+    lo, hi = min(middle - half for middle, half in at_ends), max(middle + half for middle, half in at_ends)
+    reason = ""
+    if not curve.is_identified:
+        least, most = curve.allowed[[0, -1]]
+        reason = f"L_inf is not identified: the range over {least:.3g} to {most:.3g} nat/token"
+    return replace(found, lo=math.exp(max(lo, -700.0)), hi=math.exp(min(hi, 700.0)), reason=reason)
 
 
-def _log_multiplier(pairs_S2: np.ndarray, L_inf: float, alpha: float) -> np.ndarray:
-    """Of each pair (baseline, setting), (S,)."""
+def _log_multiplier(curve: PowerLaw, seeds: list[int], pairs_S2: np.ndarray, L_inf: float) -> tuple[float, float]:
+    """ln of the multiplier at an L_inf, and the half-width of its interval: linear terms of N / alpha by seed."""
     base_S, setting_S = (pairs_S2 - L_inf).T
-    return np.log(base_S / setting_S) / alpha
+    gain_S, alpha_S = np.log(base_S / setting_S), curve.alphas(L_inf)
+    gain, alpha = float(gain_S.mean()), float(alpha_S.mean())
+    n = min(len(seeds), len(curve.seeds))
+    if n < 2:
+        return gain / alpha, math.nan
+    terms = dict.fromkeys({*seeds, *curve.seeds}, 0.0)
+    for seed, own in zip(seeds, gain_S - gain, strict=True):
+        terms[seed] += own / len(seeds)
+    for seed, own in zip(curve.seeds, alpha_S - alpha, strict=True):
+        terms[seed] -= gain / alpha * own / len(curve.seeds)
+    sd = math.sqrt(math.fsum(term**2 for term in terms.values()) * n / (n - 1)) / alpha
+    return gain / alpha, critical(n - 1) * sd
+
+
+def speedups(rows: pd.DataFrame) -> pd.DataFrame:
+    """A row for each setting, depth and budget (`budget_rows`), with COLUMNS. Raises ValueError if the baseline has no
+    curve at any depth, naming the budgets that it has, and if there is no setting."""
+    found: list[dict[str, Any]] = []
+    refused = []
+    for n_layers, at_depth in rows.groupby("n_layers"):
+        baseline = finished(at_depth[at_depth["setting"] == BASELINE])
+        try:
+            curve = power_law(losses_by_budget(baseline))
+        except ValueError as error:
+            refused.append(f"n_layers={n_layers}: the baseline has {_budgets_text(baseline)}{error}")
+            continue
+        others = at_depth[at_depth["setting"] != BASELINE]
+        for setting, runs in others.groupby("setting", sort=False):
+            for _, at_budget in runs.groupby(BUDGET):
+                found.append({"n_layers": n_layers, "setting": setting, **_at_budget(curve, baseline, at_budget)})
+    if not found and refused:
+        raise ValueError(f"no compute multiplier: {'; '.join(refused)}")
+    if not found:
+        raise ValueError("no compute multiplier: all runs have one setting; run a sweep over another")
+    table = pd.DataFrame(found, columns=[*COLUMNS])
+    table.attrs["refused"] = refused
+    return table.sort_values(["n_layers", "setting", BUDGET], kind="stable").reset_index(drop=True)
+
+
+def _budgets_text(baseline: pd.DataFrame) -> str:
+    tokens = sorted(set(baseline[BUDGET]))
+    return f"train_tokens={', '.join(f'{int(budget)}' for budget in tokens)}: " if tokens else ""
+
+
+def _at_budget(curve: PowerLaw, baseline: pd.DataFrame, runs: pd.DataFrame) -> dict[str, Any]:
+    """The multipliers of one setting at one budget."""
+    done = finished(runs)
+    fields: dict[str, Any] = {BUDGET: int(runs[BUDGET].iloc[0]), "diverged": int((runs["outcome"] == "diverged").sum())}
+    flops = float(runs["train_flops"].mean())
+    budgets = losses_by_budget(baseline)
+    nearest = min(budgets, key=lambda budget: abs(math.log(budget / flops)))
+    equal = speedup(curve, budgets[nearest], dict(zip(done["seed"].astype(int), done["loss"], strict=True)))
+    worth = equal.times(nearest / flops)
+    faster = _faster(baseline, done)
+    reasons = [worth.reason, f"{fields['diverged']} of its runs diverged" if fields["diverged"] else ""]
+    fields |= {"train_flops": flops, "multiplier": worth.multiplier, "lo": worth.lo, "hi": worth.hi}
+    if faster is not None:
+        in_time = worth.times(faster)
+        fields |= {"time_multiplier": in_time.multiplier, "time_lo": in_time.lo, "time_hi": in_time.hi}
+    fields |= {"L_inf": curve.L_inf, "L_inf_lo": curve.allowed[0], "L_inf_hi": curve.allowed[-1], "alpha": curve.alpha}
+    return fields | {"seeds": worth.n_pairs, "reason": "; ".join(filter(None, reasons))}
+
+
+def _faster(baseline: pd.DataFrame, runs: pd.DataFrame) -> float | None:
+    """FLOPs per second of the setting / the baseline's, by the medians of their runs; None unless both were trained on
+    one kind of device."""
+    if baseline["device"].dropna().nunique() != 1 or set(runs["device"].dropna()) != set(baseline["device"].dropna()):
+        return None
+    own, other = (side["tokens_per_second"].median() for side in (runs, baseline))
+    per_token = [(side["train_flops"] / side[BUDGET]).median() for side in (runs, baseline)]
+    ratio = own * per_token[0] / (other * per_token[1])
+    return float(ratio) if np.isfinite(ratio) else None
+
+
+def sentence(row: Mapping[str, Any]) -> str:
+    """'n_layers=24, depth_scale=lns: worth 1.13 times the compute (1.05 to 1.21), 1.07 times the time (...)'."""
+    numbers = {name: None if pd.isna(row[name]) else float(row[name]) for name in NUMBERS}
+    worth = Speedup(multiplier=numbers["multiplier"], lo=numbers["lo"], hi=numbers["hi"], reason=row["reason"])
+    text = f"n_layers={row['n_layers']}, {row['setting']}: {worth.text}"
+    if numbers["multiplier"] is None:
+        return text
+    if numbers["time_multiplier"] is not None:
+        text += f", {numbers['time_multiplier']:.3g} times the time"
+        text += interval_text(numbers["time_lo"], numbers["time_hi"])
+    return "; ".join(filter(None, (f"{text} at {flops_text(row['train_flops'])} FLOPs", row["reason"])))

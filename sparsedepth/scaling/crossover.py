@@ -1,0 +1,161 @@
+"""The budget from which a depth is worth its cost: from there on its loss is below that of every shallower depth.
+
+Losses are compared at equal training FLOPs C, over the budgets that both depths have, between two of them by a monotone
+cubic of ln L in ln C (PCHIP) for each seed. At every C the difference of two depths has Student's test over the seeds
+of both; a seed is one unit with all its budgets, which are branches of one trunk or runs of one seed. (A bootstrap of
+three seeds has ten different samples, and its intervals are too narrow.)
+
+    lower: significantly below every shallower depth;   higher: significantly above one of them;   else open
+
+    worth it        lower from some budget up to the largest; the estimate is where the mean loss becomes the lowest for
+                    good, its interval the open budgets: from the last that is 'higher' to the first 'lower' for good
+    not worth it    higher up to some budget, and lower at none above it
+    not known       all else
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+import pandas as pd
+from scipy.interpolate import PchipInterpolator
+
+from sparsedepth.scaling.budgets import BASELINE, finished, flops_text, losses_by_budget
+from sparsedepth.scaling.power_law import critical
+
+N_BUDGETS = 201
+"""Budgets at which depths are compared, equally spaced in ln C."""
+SAME = 1.02
+"""Budgets that differ by less are equal: sizes are solved for within 1%."""
+
+Verdict = Literal["worth it", "not worth it", "not known"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Crossover:
+    """A depth against all shallower ones. Budgets are training FLOPs."""
+
+    setting: str
+    n_layers: int
+    verdict: Verdict
+    budget: float | None = None
+    """from which it is worth its cost, or up to which it is not"""
+    lo: float | None = None
+    """None: it may be the best below the smallest budget compared"""
+    hi: float | None = None
+    smallest: float | None = None
+    largest: float | None = None
+    """budgets compared"""
+    seeds: int = 0
+    reason: str = ""
+
+    @property
+    def text(self) -> str:
+        """'worth its cost from 2e12 FLOPs (1e12 to 5e12)', 'not worth it up to 3e13 FLOPs', 'not known'."""
+        if self.verdict == "not known" or self.budget is None or self.smallest is None:
+            return f"not known ({self.reason})" if self.reason else "not known"
+        if self.verdict == "not worth it":
+            return f"not worth it up to {flops_text(self.budget)} FLOPs"
+        if self.hi is None or self.hi <= self.smallest * SAME:
+            return f"worth its cost from {flops_text(self.budget)} FLOPs, the smallest budget"
+        least = "below " * (self.lo is None) + flops_text(self.lo or self.smallest)
+        return f"worth its cost from {flops_text(self.budget)} FLOPs ({least} to {flops_text(self.hi)})"
+
+
+class DepthCurve:
+    """The loss of one depth and setting against ln C, for each seed."""
+
+    def __init__(self, rows: pd.DataFrame) -> None:
+        losses = losses_by_budget(finished(rows))
+        seeds = frozenset.intersection(*(frozenset(by_seed) for by_seed in losses.values())) if losses else frozenset()
+        self.seeds = sorted(seeds)
+        self.budgets = np.array(sorted(losses))
+        self.loss_SB = np.array([[losses[budget][seed] for budget in self.budgets] for seed in self.seeds])
+
+    def at(self, x_G: np.ndarray, seeds: Sequence[int]) -> np.ndarray:
+        """Losses of these seeds at ln C within its budgets (beyond by at most SAME), (S, G)."""
+        log_SB = np.log(self.loss_SB[[self.seeds.index(seed) for seed in seeds]])
+        x_B = np.log(self.budgets)
+        if len(x_B) == 1:
+            return np.exp(np.repeat(log_SB, len(x_G), axis=1))
+        return np.exp(PchipInterpolator(x_B, log_SB, axis=1)(np.clip(x_G, x_B[0], x_B[-1])))
+
+
+def crossovers(rows: pd.DataFrame) -> list[Crossover]:
+    """Every depth but the shallowest of each setting (`budgets.budget_rows`). Raises ValueError for one depth only."""
+    found = []
+    for setting in sorted(set(rows["setting"]), key=lambda name: (name != BASELINE, name)):
+        runs = rows[rows["setting"] == setting]
+        curves = {int(depth): DepthCurve(at_depth) for depth, at_depth in runs.groupby("n_layers")}
+        depths = sorted(curves)
+        found += [
+            crossover(setting, depth, curves[depth], {other: curves[other] for other in depths[:number]})
+            for number, depth in enumerate(depths)
+            if number
+        ]
+    if not found:
+        raise ValueError("no setting was run at two depths: run a sweep over n_layers")
+    return found
+
+
+def crossover(setting: str, n_layers: int, deep: DepthCurve, shallower: Mapping[int, DepthCurve]) -> Crossover:
+    """The verdict on one depth."""
+    head: dict[str, Any] = {"setting": setting, "n_layers": n_layers, "verdict": "not known"}
+    common = {depth: sorted(set(deep.seeds) & set(curve.seeds)) for depth, curve in shallower.items()}
+    few = [depth for depth, seeds in common.items() if len(seeds) < 2]
+    if few:
+        return Crossover(**head, reason=f"fewer than two seeds in common with {few[0]} layers")
+    head["seeds"] = min(map(len, common.values()))
+    ends = [[curve.budgets[end] for curve in (deep, *shallower.values())] for end in (0, -1)]
+    low, high = max(ends[0]), min(ends[1])
+    if low > high * SAME:
+        return Crossover(
+            **head, reason=f"no budget in common: from {flops_text(low)} and up to {flops_text(high)} FLOPs"
+        )
+    head |= {"smallest": float(low), "largest": float(max(low, high))}
+    x_G = np.linspace(math.log(low), math.log(high), N_BUDGETS) if high > low * SAME else np.log([low])
+    below_G, lower_G, higher_G = _compare(deep, shallower, common, x_G)
+    return Crossover(**{**head, **_verdict(np.exp(x_G), below_G, lower_G, higher_G)})
+
+
+def _compare(
+    deep: DepthCurve, shallower: Mapping[int, DepthCurve], common: Mapping[int, list[int]], x_G: np.ndarray
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """At each budget: whether the mean loss is below that of all shallower depths; significantly so; and whether it is
+    significantly above one of them."""
+    below, lower, higher = [], [], []
+    for depth, curve in shallower.items():
+        seeds = common[depth]
+        difference_SG = deep.at(x_G, seeds) - curve.at(x_G, seeds)
+        mean_G = difference_SG.mean(axis=0)
+        half_G = critical(len(seeds) - 1) * difference_SG.std(axis=0, ddof=1) / math.sqrt(len(seeds))
+        below.append(mean_G < 0)
+        lower.append(mean_G < -half_G)
+        higher.append(mean_G > half_G)
+    return np.all(below, axis=0), np.all(lower, axis=0), np.any(higher, axis=0)
+
+
+def _verdict(C_G: np.ndarray, below_G: np.ndarray, lower_G: np.ndarray, higher_G: np.ndarray) -> dict[str, Any]:
+    if lower_G[-1]:
+        first = _first_for_good(lower_G)
+        is_higher = np.flatnonzero(higher_G[:first])
+        return {
+            "verdict": "worth it",
+            "budget": float(C_G[_first_for_good(below_G)]),
+            "lo": float(C_G[is_higher[-1]]) if len(is_higher) else None,
+            "hi": float(C_G[first]),
+        }
+    if not higher_G.any():
+        return {"verdict": "not known", "reason": "the seeds show no difference at the largest budget"}
+    last = int(np.flatnonzero(higher_G)[-1])
+    if lower_G.any():
+        return {"verdict": "not known", "reason": f"better at some budgets, worse at {flops_text(C_G[last])} FLOPs"}
+    return {"verdict": "not worth it", "budget": float(C_G[last])}
+
+
+def _first_for_good(holds_G: np.ndarray) -> int:
+    """The first place from which on it holds up to the end, where it does."""
+    fails = np.flatnonzero(~holds_G)
+    return int(fails[-1]) + 1 if len(fails) else 0

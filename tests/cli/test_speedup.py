@@ -1,0 +1,66 @@
+"""Several budgets as a user meets them: `effects --as speedup`, `scaling depth`, and what both refuse."""
+
+import json
+
+import pytest
+from support.budget_results import budget_results
+from support.tiny_sweep import sparsedepth
+
+from sparsedepth.config.run import RunConfig
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory):
+    return budget_results(tmp_path_factory.mktemp("budgets"))
+
+
+def test_each_setting_is_worth_what_was_planted(results):
+    rows = json.loads(sparsedepth("effects", results, "--as", "speedup", "--format", "json")[0])
+    assert {(row["n_layers"], row["setting"]) for row in rows} == {(4, "depth_scale=lns"), (16, "depth_scale=lns")}
+    assert len(rows) == 10
+    for row in rows:
+        assert row["lo"] <= 1.3 <= row["hi"] and row["multiplier"] == pytest.approx(1.3, rel=0.05)
+        assert row["time_multiplier"] == pytest.approx(0.8 * row["multiplier"])
+        assert row["L_inf_lo"] <= 1.01 <= row["L_inf_hi"] and row["seeds"] == 3
+    out, _ = sparsedepth("effects", results, "--as", "speedup", "--knob", "depth_scale")
+    assert "n_layers=16, depth_scale=lns: worth 1.3" in out and "times the compute (1." in out
+    assert sparsedepth("effects", results, "--as", "speedup", "--format", "csv")[0].startswith(
+        "n_layers,setting,train_"
+    )
+
+
+def test_the_budget_from_which_depth_is_worth_its_cost(results):
+    out, _ = sparsedepth("scaling", "depth", results)
+    assert "n_layers=16: worth its cost from " in out
+    baseline, lns = json.loads(sparsedepth("scaling", "depth", results, "--format", "json")[0])
+    assert baseline["setting"] == "baseline" and baseline["lo"] <= 4e12 * 1.02 and baseline["hi"] >= 4e12 / 1.02
+    assert lns["setting"] == "depth_scale=lns" and lns["budget"] < baseline["budget"]  # at 1.3 times the compute
+
+
+def test_fewer_than_three_budgets_are_refused_by_name(tmp_path):
+    budget_results(tmp_path, budgets=(1e12, 2e12))
+    error = sparsedepth("effects", tmp_path, "--as", "speedup", code=2)[1]
+    assert "n_layers=4: the baseline has train_tokens=163840, 327680: 2 budgets, and 3 of one seed" in " ".join(
+        error.split()
+    )
+    assert "branch_at: [0.25, 0.5]" in " ".join(error.split())
+
+
+def test_a_rising_curve_and_other_data_are_refused(tmp_path):
+    budget_results(tmp_path / "rising", rises=True)
+    error = " ".join(sparsedepth("effects", tmp_path / "rising", "--as", "speedup", code=2)[1].split())
+    assert "a loss that does not fall with the budget (1.34 at 1e+12 FLOPs, 1.768 at 1.6e+13); tune lr" in error
+    folder = budget_results(tmp_path / "lengths")
+    budget_results(folder, settings=["none"], seq_len=RunConfig().seq_len * 2)
+    error = " ".join(sparsedepth("effects", folder, "--as", "speedup", code=2)[1].split())
+    assert "runs differ in seq_len: losses on other data or at other lengths" in error and "--knob" in error
+    sparsedepth("effects", folder, "--as", "speedup", "--knob", "depth_scale")
+
+
+def test_questions_that_go_with_losses_alone(results):
+    assert "--as speedup is about" in sparsedepth("effects", results, "--as", "speedup", "--part", "chain", code=2)[1]
+    error = sparsedepth("effects", results, "--as", "speedup", "--by", "params_total", code=2)[1]
+    assert "is no loss that falls with compute" in " ".join(error.split())
+    assert (
+        "no two runs differ in norm" in sparsedepth("effects", results, "--as", "speedup", "--knob", "norm", code=2)[1]
+    )

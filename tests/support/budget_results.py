@@ -1,0 +1,36 @@
+"""A results folder of several budgets with made-up losses: branches of schedule wsd at two depths, also with LNS.
+
+L = 1 + .5 (C / 4e12)^-a + .01 seed,  a = .3 at 4 layers and .4 at 16;  LNS: as with 1.3 times the compute
+"""
+
+from pathlib import Path
+
+from support.made_up_runs import MANIFEST, make_run
+
+from sparsedepth.config.run import RunConfig
+
+FLOPS = (1e12, 2e12, 4e12, 8e12, 1.6e13)
+
+
+def budget_results(
+    folder: Path, budgets=FLOPS, seeds=(0, 1, 2), settings=("none", "lns"), rises=False, **fields
+) -> Path:
+    """Tokens go with FLOPs; LNS trains at 8/10 of the speed."""
+    for n_layers in (4, 16):
+        for scale in settings:
+            for number, flops in enumerate(budgets):
+                tokens = 8192 * 20 * 2**number
+                for seed in seeds:
+                    config = RunConfig(
+                        n_layers=n_layers, depth_scale=scale, seed=seed, train_tokens=tokens, schedule="wsd",
+                        warmup_tokens=8192, **fields,
+                    )  # fmt: skip
+                    worth = flops * (1.3 if scale == "lns" else 1.0)
+                    exponent = (0.3 if n_layers == 4 else 0.4) * (-1 if rises else 1)
+                    loss = 1 + 0.5 * (worth / 4e12) ** -exponent + 0.01 * seed
+                    # A little noise of each run, so that seeds are not copies of one curve.
+                    loss += 0.0005 * ((7 * number + 3 * seed + n_layers + (scale == "lns")) % 5 - 2)
+                    speed = {"step": 10, "tokens": 81920, "tokens_per_second": 800.0 if scale == "lns" else 1000.0}
+                    summary = {"val_loss": loss, "train_flops": flops, "tokens_trained": tokens}
+                    make_run(folder, config, summary, curves=[speed], manifest=MANIFEST)
+    return folder
