@@ -10,6 +10,10 @@ from sparsedepth.store.query_result import QueryResult
 from sparsedepth.store.terminal import table
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from sparsedepth.exchange.evaluate import HarnessTask
+    from sparsedepth.probe.load import LoadedModel
     from sparsedepth.store.evals import Evaluation
 
 
@@ -45,29 +49,47 @@ def evaluate(
         typer.Option("-o", "--out", help="results folder for the scores; default the run's own, else not stored"),
     ] = None,
     device: option.Device = "auto",
+    against: Annotated[
+        str | None, typer.Option(help="second model: also score it, and compare both question by question")
+    ] = None,
     without: Annotated[
         str | None, typer.Option(help="also score the model without these layers: 5, or 5-8, or several: 1,2,5-8")
     ] = None,
 ) -> None:
     """Score a model with lm-evaluation-harness, and store the scores for `query`. Stored scores are reused. With
     --without, also show the score lost per task."""
-    from sparsedepth.exchange.evaluate import check_harness, keys_of, layers_left, load_tasks
-    from sparsedepth.exchange.evaluate import evaluate as evaluate_task
+    from sparsedepth.exchange.evaluate import check_harness, layers_left, load_tasks
     from sparsedepth.probe.load import load_model
-    from sparsedepth.store.evals import Evaluation, eval_folder, is_evaluated, read_evaluation, save_evaluation
     from sparsedepth.train.runtime import find_device, measuring_device
 
     names = [name.strip() for name in ",".join(tasks).split(",") if name.strip()]
     check_harness()
-    loaded = load_model(model, device=measuring_device(find_device(device)), dtype="fp32")
+    place = measuring_device(find_device(device))
+    loaded, *other = [load_model(name, device=place, dtype="fp32") for name in (model, against) if name is not None]
     ranges = [] if without is None else [*dict.fromkeys(part.strip() for part in without.split(","))]
     for layers in ranges:
         layers_left(layers, loaded.probed.n_layers)
+    loaded_tasks = load_tasks(names, include_path, limit)
+    evaluations = _evaluate(loaded, loaded_tasks, ranges, out)
+    if other:
+        _print_differences(evaluations, _evaluate(other[0], loaded_tasks, [], out))
+    if ranges:
+        _print_losses(evaluations)
+
+
+def _evaluate(
+    loaded: "LoadedModel", tasks: "Sequence[HarnessTask]", ranges: list[str], out: Path | None
+) -> "list[Evaluation]":
+    """A model's evaluations, stored or new."""
+    from sparsedepth.exchange.evaluate import evaluate as evaluate_task
+    from sparsedepth.exchange.evaluate import keys_of
+    from sparsedepth.store.evals import eval_folder, is_evaluated, read_evaluation, save_evaluation
+
     results = loaded.folder.resolve().parent.parent
     if out is None and loaded.config is not None:
         out = results
     evaluations: list[Evaluation] = []
-    for task in load_tasks(names, include_path, limit):
+    for task in tasks:
         keys = keys_of(task, loaded, ranges)
         stored = [key for key in keys if out is not None and is_evaluated(out, key)]
         for key in stored:
@@ -77,8 +99,16 @@ def evaluate(
         for evaluation in evaluate_task(loaded, results / "data", task, keys, stored):
             evaluations.append(evaluation)
             _print_evaluation(evaluation, "" if out is None else f"written: {save_evaluation(out, evaluation)}")
-    if ranges:
-        _print_losses(evaluations)
+    return evaluations
+
+
+def _print_differences(evaluations: "list[Evaluation]", others: "list[Evaluation]") -> None:
+    from sparsedepth.store.evals import paired_differences
+
+    whole = {evaluation.task: evaluation for evaluation in evaluations if evaluation.without is None}
+    rows = [(other.task, *row) for other in others for row in paired_differences(whole[other.task], other)]
+    print("\nthe second model minus the first, paired by question:")
+    print(table(QueryResult(("task", "metric", "filter", "difference", "lo", "hi", "questions"), tuple(rows))))
 
 
 def _print_losses(evaluations: "list[Evaluation]") -> None:

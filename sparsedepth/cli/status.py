@@ -57,6 +57,7 @@ def status(
 
 def _status_lines(folder: Path) -> tuple[list[str], bool]:
     """The lines of `status`, and whether runs are running or still to come."""
+    from sparsedepth.plan.branches import trunk_line, trunk_names
     from sparsedepth.run.allocation import task_text
     from sparsedepth.sweep.summary import running_line, sweep_summary
 
@@ -66,8 +67,10 @@ def _status_lines(folder: Path) -> tuple[list[str], bool]:
         raise ValueError(_why_no_runs(folder))
     lines = [f"{definition.name}: {definition.question}"] if definition else []
     lines.append(summary.counts_text)
+    names = trunk_names([state.config for state in states if state.config])
+    lines += filter(None, [trunk_line(names, {state.run_id for state in states if state.state == "complete"})])
     lines += [
-        f"  running {running_line(state, state.run_id)}{task_text(state.starts)}"
+        f"  running {running_line(state, state.run_id)}{task_text(state.starts)}{_in_brackets(names.get(state.run_id))}"
         for state in states
         if state.state == "running"
     ]
@@ -86,6 +89,10 @@ def _status_lines(folder: Path) -> tuple[list[str], bool]:
         lines.append(f"  {summary.best.text}; {advice}")
     lines += [f"  {remark}" for remark in summary.remarks]
     return [visible(line) for line in lines], summary.is_left
+
+
+def _in_brackets(text: str | None) -> str:
+    return f" ({text})" if text else ""
 
 
 def _why_no_runs(folder: Path) -> str:

@@ -23,7 +23,7 @@ from sparsedepth.config.images import unit_for
 from sparsedepth.config.role import fields_where
 from sparsedepth.config.run import CELL_FIELDS, RunConfig
 from sparsedepth.store.comparable_loss import COMMON, OWN
-from sparsedepth.store.setting import Configuration, Settings, settings_of
+from sparsedepth.store.setting import BUDGET, Configuration, Settings, settings_of
 from sparsedepth.store.tuning_roles import parse_tuned_fields, result_rows, without_measured_models
 
 BASELINE = "baseline"
@@ -55,6 +55,8 @@ class Cells:
     """The tuned field, such as 'lr'; '' without tuning."""
     configs: Mapping[str, Mapping[str, Any]]
     """Setting -> its fields that differ from the baseline, and their values."""
+    budget_text: str = ""
+    """Which of several budgets the rows are of; '' with one."""
 
 
 def cells_of(runs: pd.DataFrame, outcome: str) -> Cells:
@@ -63,6 +65,11 @@ def cells_of(runs: pd.DataFrame, outcome: str) -> Cells:
     runs = without_measured_models(runs)
     results = result_rows(runs)
     settings = _settings(results) if len(results) else None
+    budget_text = ""
+    if settings is not None and BUDGET in settings.label_fields:
+        budget_text = f"several {BUDGET} were run: effects at the largest of each depth (--as speedup has all)"
+        runs = _largest_budgets(runs, settings)
+        settings = _settings(result_rows(runs))
     names = [name for name in CELL_FIELDS if name in runs.columns]
     tuned = [*dict.fromkeys(n for text in _texts(runs, "tuned_fields") for n in parse_tuned_fields(text))]
     of_cell: dict[str, tuple[str, frozenset[tuple[str, Any]]]] = {}
@@ -107,6 +114,7 @@ def cells_of(runs: pd.DataFrame, outcome: str) -> Cells:
         n_tuning=len(runs) - len(results),
         field=field,
         configs={label: dict(sorted(changes, key=str)) for label, changes in of_cell.values()},
+        budget_text=budget_text,
     )
 
 
@@ -119,6 +127,8 @@ def unit_of(outcome: str, runs: pd.DataFrame | None = None) -> str:
         near = ", ".join(difflib.get_close_matches(outcome, names, n=3))
         hint = f"the nearest: {near}" if near else "see `sparsedepth metrics`"
         raise ValueError(f"outcome {outcome!r} is not a measured number of a run; {hint}")
+    if runs is not None:
+        quantities.check_scored(outcome, runs.columns)
     unit = "ln ratio" if quantity.is_ratio else quantity.unit
     return unit_for(unit, runs["corpus"].dropna().unique()) if runs is not None and "corpus" in runs.columns else unit
 
@@ -152,6 +162,17 @@ def _settings(results: pd.DataFrame) -> Settings:
             )
         )
     return settings_of(configurations)
+
+
+def _largest_budgets(runs: pd.DataFrame, settings: Settings) -> pd.DataFrame:
+    """The runs of each setting and depth at its largest budget: budgets are no settings, and branches of one trunk no
+    independent runs. `scaling` compares budgets."""
+    fields = [name for name in settings.label_fields if name != BUDGET]
+    labels = [
+        settings.label({name: _plain(value) for name, value in row.items()}) for row in runs[fields].to_dict("records")
+    ]
+    largest = runs.groupby([runs["n_layers"], pd.Series(labels, runs.index)])[BUDGET].transform("max")
+    return runs[runs[BUDGET] == largest]
 
 
 def _mean(values: pd.Series) -> float | None:

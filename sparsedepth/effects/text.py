@@ -38,7 +38,7 @@ def effects_text(effects: pd.DataFrame, cells: Cells, width: int | None = None, 
     baseline = cells.settings.baseline_text if cells.settings else ""
     head = [f"{title(cells.outcome, cells.unit)}; effect: setting {over} baseline{_lr_text(effects, cells)}", baseline]
     return (
-        terminal.wrapped(filter(None, head), width)
+        terminal.wrapped(filter(None, [*head, cells.budget_text]), width)
         + table.text
         + "\n"
         + terminal.wrapped(paragraph(effects, cells), width).rstrip("\n")

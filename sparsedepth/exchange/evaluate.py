@@ -154,9 +154,18 @@ def evaluate(
                 "n_truncated": result.n_truncated,
                 "started": started.isoformat(timespec="seconds"),
                 "seconds": round(time.perf_counter() - clock, 3),
+                "answers": answers_of(result.hits),
                 "results": [*result.rows, *([] if key.without is None else metric_losses(whole.hits, result.hits))],
             }
             yield build(Evaluation, facts, key.task)
+
+
+def answers_of(hits: Hits) -> list[dict[str, str]]:
+    """The answers to each question, in the order of the task."""
+    return [
+        {"metric": metric, "filter": filter, "correct": "".join("01"[hit] for _, hit in sorted(of_metric.items()))}
+        for (metric, filter), of_metric in hits.items()
+    ]
 
 
 def layers_left(without: str, n_layers: int) -> list[int]:

@@ -7,9 +7,10 @@ from the state before the shorter one's decay (`TrainConfig.trunk_key`), so that
 their decays. Branches of one trunk share its seed and its noise: they are one unit to the statistics.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
+from sparsedepth.config.plain_text import counted
 from sparsedepth.config.run import RunConfig
 from sparsedepth.config.sweep import SweepDefinition
 from sparsedepth.plan.match import Match
@@ -48,6 +49,32 @@ def _branch_tokens(whole: RunConfig, share: float) -> int:
             f"{steps - branch.stable_steps} decay; lower warmup_tokens={whole.warmup_tokens}, or branch later"
         )
     return branch.train_tokens
+
+
+def trunk_names(runs: Sequence[RunConfig]) -> dict[str, str]:
+    """run_id -> 'trunk 3f2a1b' of the longest of the runs that share a trunk, 'branch 1 of 3 of trunk 3f2a1b' of the
+    others, shortest first; none for a run that shares no steps with another."""
+    trunks: dict[tuple[str, int], list[RunConfig]] = {}
+    for config in runs:
+        if key := config.trunk_key:
+            trunks.setdefault((key, config.seed), []).append(config)
+    names = {}
+    for (key, _), shared in trunks.items():
+        *branches, whole = sorted(shared, key=lambda config: config.train_tokens)
+        if branches:
+            names[whole.run_id] = f"trunk {key[:6]}"
+        for number, branch in enumerate(branches, start=1):
+            names[branch.run_id] = f"branch {number} of {len(branches)} of trunk {key[:6]}"
+    return names
+
+
+def trunk_line(names: Mapping[str, str], complete: Collection[str]) -> str:
+    """'4 trunks (3 complete) with 12 branches (9 complete)'; '' without any."""
+    trunks = [run_id for run_id, name in names.items() if name.startswith("trunk")]
+    branches = [run_id for run_id in names if run_id not in trunks]
+    done = [sum(run_id in complete for run_id in ids) for ids in (trunks, branches)]
+    counts = counted(len(trunks), "trunk"), f"{len(branches)} branch{'es' * (len(branches) != 1)}"
+    return " with ".join(f"{count} ({n} complete)" for count, n in zip(counts, done, strict=True)) if names else ""
 
 
 def shared_steps(runs: Sequence[RunConfig]) -> list[int]:

@@ -7,7 +7,7 @@ field. Measured quantities are in `measured.py`, those of training in `training.
 """
 
 import difflib
-from collections.abc import Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping
 from typing import Any, get_args
 
 from sparsedepth.quantities.measured import MEASURED
@@ -24,8 +24,29 @@ RUNS, CURVES, LAYERS, HEADS, PAIRS, TOKENS, DIFFICULTY = (
 )
 """Columns of the wide tables and metrics of the long ones (layers, heads, pairs), in display order."""
 
+TASK_SCORE = "acc:"
+
+
+class RunQuantities(dict[str, Quantity]):
+    """Also knows 'acc:TASK', a task's accuracy by `sparsedepth evaluate`: a column of stores that hold its scores."""
+
+    def __missing__(self, name: str) -> Quantity:
+        if name not in self:
+            raise KeyError(name)
+        formula = f"share of the questions of {name.removeprefix(TASK_SCORE)} answered correctly (evaluate)"
+        return Quantity(name, formula, "share", better="high", label=name)
+
+    def __contains__(self, name: object) -> bool:
+        return super().__contains__(name) or (
+            isinstance(name, str) and name.startswith(TASK_SCORE) and name != TASK_SCORE
+        )
+
+    def get(self, name: str, default: Any = None) -> Any:
+        return self[name] if name in self else default  # noqa: SIM401 - this is get
+
+
 IN_RUNS, BY_LAYER, BY_PAIR = (
-    {column.name: column.quantity for column in columns if column.quantity and not column.part}
+    RunQuantities({column.name: column.quantity for column in columns if column.quantity and not column.part})
     for columns in (RUNS, LAYERS, PAIRS)
 )
 """The quantities that are columns of `runs`, metrics of `layers`, and metrics of `pairs`."""
@@ -51,6 +72,12 @@ def rankable(name: str) -> Quantity:
     if not quantity.better:
         raise ValueError(f"{name!r} has no better direction ({quantity.formula}); choose one of {', '.join(RANKABLE)}")
     return quantity
+
+
+def check_scored(name: str, columns: Container[str]) -> None:
+    """Raises ValueError for the accuracy of a task that is no column of these runs."""
+    if name.startswith(TASK_SCORE) and name not in columns:
+        raise ValueError(f"no run here has {name}; score runs first: sparsedepth evaluate RUN --tasks TASK")
 
 
 def sign(name: str) -> int:

@@ -128,7 +128,9 @@ def best(
     quantity = quantities.rankable(by)
     facts = ("cell_id", "seed", "model", "tuning", "tuned_fields", "outcome", "folder", "params_total", "train_flops")
     columns = dict.fromkeys((*facts, by, *CELL_FIELDS, *beside))
-    rows = store.sql(f"SELECT {', '.join(columns)} FROM runs WHERE {condition}").records()
+    quantities.check_scored(by, store.sql("SELECT * FROM runs LIMIT 0").columns)
+    quoted = ", ".join(f'"{name}"' for name in columns)
+    rows = store.sql(f"SELECT {quoted} FROM runs WHERE {condition}").records()
     if not rows:
         raise ValueError(_why_none(store, conditions))
     cells = _ranked(_cells(rows, by, beside, _incomplete(store, search)), by)

@@ -27,7 +27,7 @@ from sparsedepth.quantities.record import Table
 from sparsedepth.store.cache import load
 from sparsedepth.store.checksums import DamagedRun, damage_text
 from sparsedepth.store.evals import COLUMNS as EVAL_COLUMNS
-from sparsedepth.store.evals import read_evals
+from sparsedepth.store.evals import read_evals, task_scores
 from sparsedepth.store.fences import FENCES, interrupt_after, lock, read_only
 from sparsedepth.store.find import Part, find_runs, no_run_text
 from sparsedepth.store.query_result import QueryResult
@@ -204,6 +204,10 @@ def open_store(*paths: Path | str, time_limit: float = TIME_LIMIT, skip_damaged:
         cached = _make_views(connection, sources)
         for view, table in toys_and_evals.items():
             connection.register(view, table)
+        if (scores := task_scores(toys_and_evals["evals"])) is not None:
+            connection.register("task_scores", scores)
+            connection.execute("ALTER VIEW every_run RENAME TO stored_run")
+            connection.execute("CREATE VIEW every_run AS SELECT * FROM stored_run LEFT JOIN task_scores USING (run_id)")
         lock(connection)
     except BaseException:
         connection.close()

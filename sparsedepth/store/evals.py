@@ -7,6 +7,7 @@ repeated, and a changed task, document, model or harness makes a new one. Like a
 atomically, has checksums, and never changes.
 """
 
+from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated, Any
@@ -14,6 +15,7 @@ from typing import Annotated, Any
 import pyarrow as pa
 from pydantic import Field
 
+from sparsedepth import quantities
 from sparsedepth.config.load import build
 from sparsedepth.config.section import Section
 from sparsedepth.files import MARKER, WrittenMeanwhile, atomic_folder, digest, parse_json, write_json
@@ -23,6 +25,7 @@ from sparsedepth.store.find import find_groups
 from sparsedepth.store.run_record import EVALS as FOLDER
 from sparsedepth.store.run_tables import arrow_schema
 from sparsedepth.store.schema import column_type
+from sparsedepth.store.small_sample import paired_share_interval
 from sparsedepth.store.tables import rows_table
 
 FILE = "evaluation.json"
@@ -72,6 +75,14 @@ class Result(Section):
     higher_is_better: Annotated[bool | None, Field(description="which direction is better; NULL = the task has none")]
 
 
+class Answers(Section):
+    """Which questions were answered correctly, by a metric that is 0 or 1 for each."""
+
+    metric: str
+    filter: str
+    correct: Annotated[str, Field(pattern="^[01]+$", description="1 or 0 for each document, in the order of the task")]
+
+
 class Evaluation(EvaluationKey):
     """evaluation.json."""
 
@@ -82,6 +93,7 @@ class Evaluation(EvaluationKey):
     started: Annotated[str, Field(description="when it started, ISO 8601")]
     seconds: Annotated[Finite, Field(description="wall-clock time [s]")]
     results: tuple[Result, ...]
+    answers: tuple[Answers, ...] = ()
 
     @property
     def key(self) -> EvaluationKey:
@@ -94,7 +106,7 @@ COLUMNS: tuple[Column, ...] = (
         Column(view="evals", name=name, type=column_type(field.annotation), meaning=field.description or "")
         for section in (Evaluation, Result)
         for name, field in section.model_fields.items()
-        if name != "results"
+        if name not in ("results", "answers")
     ),
 )
 """The columns of the view, in order: one row per evaluation, metric and filter."""
@@ -148,6 +160,54 @@ def read_evals(roots: Iterable[Path]) -> pa.Table:
         evaluations.setdefault(evaluation.key.eval_id, evaluation)
     rows: list[dict[str, Any]] = []
     for eval_id, evaluation in evaluations.items():
-        shared = {"eval_id": eval_id, **evaluation.model_dump(mode="json", exclude={"results"})}
+        shared = {"eval_id": eval_id, **evaluation.model_dump(mode="json", exclude={"results", "answers"})}
         rows += [{**shared, **result.model_dump(mode="json")} for result in evaluation.results]
     return rows_table(rows, arrow_schema(COLUMNS))
+
+
+def task_scores(evals: pa.Table) -> pa.Table | None:
+    """The column 'acc:TASK' of each task for `runs`, by run_id; None without any. Of a task that was scored in several
+    ways (documents, examples, harness), the one that most runs share, then that of the most documents."""
+    rows = [
+        row
+        for row in evals.to_pylist()
+        if row["run_id"] and row["without"] is None and (row["metric"], row["filter"]) == ("acc", "none")
+    ]
+    ways = Counter((row["task"], *_way(row)) for row in rows)
+    chosen: dict[str, tuple[Any, ...]] = {}
+    for (task, *way), n_runs in ways.items():
+        chosen[task] = max(chosen.get(task, ()), (n_runs, *way))
+    scores: dict[str, dict[str, Any]] = {}
+    for row in rows:
+        if _way(row) == chosen[row["task"]][1:]:
+            name = quantities.TASK_SCORE + row["task"]
+            scores.setdefault(row["run_id"], {"run_id": row["run_id"]})[name] = row["value"]
+    names = [quantities.TASK_SCORE + task for task in sorted(chosen)]
+    schema = pa.schema([("run_id", pa.string()), *((name, pa.float64()) for name in names)])
+    return pa.Table.from_pylist([*scores.values()], schema) if rows else None
+
+
+def _way(row: dict[str, Any]) -> tuple[Any, ...]:
+    """What two scores of a task must share to be compared."""
+    return row["n"], -row["n_fewshot"], row["task_hash"], row["harness"], row["max_len"]
+
+
+def paired_differences(first: Evaluation, second: Evaluation) -> list[tuple[str, str, float, float, float, int]]:
+    """Metric, filter, share of the second minus that of the first, its 95% interval paired by question, and questions.
+    Raises ValueError for other tasks or documents, and for scores stored without the answers to each question."""
+    if (first.task, first.task_hash, first.n) != (second.task, second.task_hash, second.n):
+        raise ValueError(f"{first.task} of {first.model} and {second.task} of {second.model} are other questions")
+    before = {(one.metric, one.filter): one.correct for one in first.answers}
+    rows = []
+    for one in second.answers:
+        pairs = [*zip(before.get((one.metric, one.filter), ""), one.correct, strict=False)]
+        if pairs:
+            lost, gained = pairs.count(("1", "0")), pairs.count(("0", "1"))
+            lo, hi = paired_share_interval(gained, lost, len(pairs))
+            rows.append((one.metric, one.filter, (gained - lost) / len(pairs), lo, hi, len(pairs)))
+    if not rows:
+        raise ValueError(
+            f"the scores of {first.task} were stored without the answer to each question; delete {FOLDER}/"
+            f"{first.key.eval_id} and {FOLDER}/{second.key.eval_id}, and evaluate again"
+        )
+    return rows

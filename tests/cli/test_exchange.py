@@ -52,6 +52,9 @@ def test_without_layers_a_table_shows_what_is_lost(tmp_path, command):
     assert row.split()[:3] == ["threes", "acc", "2"]
     again, _ = command(*asked)
     assert again.splitlines()[-1] == row and again.count("stored") == 2  # of what is kept
+    out, _ = command(*asked[:-2], "--against", loud_run(tmp_path, depth_scale="lns"))
+    assert "minus the first, paired by question" in out
+    assert out.splitlines()[-1].split()[:3] == ["threes", "acc", "none"] and out.splitlines()[-1].endswith(" 6")
 
 
 def test_a_hugging_face_folder_scores_as_its_run(tmp_path, command):

@@ -4,7 +4,7 @@ import json
 
 import pytest
 from support.budget_results import budget_results
-from support.tiny_sweep import sparsedepth
+from support.tiny_sweep import definition, sparsedepth
 
 from sparsedepth.config.run import RunConfig
 
@@ -64,3 +64,28 @@ def test_questions_that_go_with_losses_alone(results):
     assert (
         "no two runs differ in norm" in sparsedepth("effects", results, "--as", "speedup", "--knob", "norm", code=2)[1]
     )
+
+
+@pytest.mark.parametrize(
+    ("branch_at", "words"),
+    [
+        ([0.5, 1.5], "less than 1"),
+        ([0.0, 0.5], "greater than 0"),
+        ([0.5, 0.25], "must be ascending"),
+        ([0.075, 0.5], "of which 3 are warm-up"),
+    ],
+)
+def test_branches_that_cannot_be_are_one_line(tmp_path, branch_at, words):
+    wsd = {"schedule": "wsd", "warmup_tokens": 384, "train_tokens": 128 * 40}
+    path = definition(tmp_path, base=wsd, branch_at=branch_at, space={"n_layers": [2]}, seeds=[0])
+    error = sparsedepth("plan", path, code=2)[1]
+    assert words in error and "Traceback" not in error and error.strip().count("\n") == 0
+
+
+def test_effects_are_of_the_largest_budget(results):
+    """Budgets are no settings: LNS against the baseline at 1.6e13 FLOPs, where .5 (1.3 x 4)^-.4 - .5 4^-.4 = -.029."""
+    out, _ = sparsedepth("effects", results, "--part", "knobs")
+    assert "several train_tokens were run: effects at the largest of each depth" in out and "beside" not in out
+    rows = json.loads(sparsedepth("effects", results, "--part", "knobs", "--format", "json")[0])
+    (deep,) = [row for row in rows if row["question"] == "setting" and row["n_layers"] == 16]
+    assert deep["setting"] == "depth_scale=lns" and deep["estimate"] == pytest.approx(-0.0286, abs=0.0015)

@@ -4,7 +4,7 @@ import pytest
 
 from sparsedepth.config.load import build
 from sparsedepth.config.sweep import SweepDefinition
-from sparsedepth.plan.branches import shared_steps
+from sparsedepth.plan.branches import shared_steps, trunk_line, trunk_names
 from sparsedepth.plan.price import PricingSetup, price_of
 from sparsedepth.plan.tasks import Plan
 
@@ -33,6 +33,20 @@ def test_a_trunk_is_counted_once():
     assert sum(config.n_steps for config in runs) - sum(shared_steps(runs)) == 64 + 2 + 4 + 8 + 16
     cosine = [config.model_copy(update={"schedule": "cosine"}) for config in runs]
     assert shared_steps(cosine) == [0, 0, 0, 0]
+
+
+def test_status_names_trunk_and_branches():
+    runs = [planned.config for planned in plan(seeds=2).runs()]
+    names = trunk_names(runs)
+    key = runs[0].trunk_key[:6]
+    assert [names[config.run_id] for config in runs[:4]] == [
+        *(f"branch {number} of 3 of trunk {key}" for number in (1, 2, 3)),
+        f"trunk {key}",
+    ]
+    done = {config.run_id for config in runs[:6]}  # the first trunk, and two branches of the second
+    assert trunk_line(names, done) == "2 trunks (1 complete) with 6 branches (5 complete)"
+    alone = trunk_names([planned.config for planned in plan(branch_at=[]).runs()])
+    assert alone == {} and trunk_line(alone, done) == ""
 
 
 @pytest.mark.parametrize(

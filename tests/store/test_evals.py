@@ -8,9 +8,19 @@ from support.made_up_runs import make_run
 from support.runs_frame import config_of
 
 from sparsedepth.config.load import build
+from sparsedepth.effects.cells import cells_of
+from sparsedepth.store.best import best
 from sparsedepth.store.checksums import DamagedRun
 from sparsedepth.store.connection import open_store
-from sparsedepth.store.evals import COLUMNS, Evaluation, is_evaluated, read_evaluation, save_evaluation
+from sparsedepth.store.evals import (
+    COLUMNS,
+    Evaluation,
+    is_evaluated,
+    paired_differences,
+    read_evaluation,
+    save_evaluation,
+)
+from sparsedepth.store.small_sample import paired_share_interval
 
 FACTS = {
     "run_id": None,
@@ -98,3 +108,43 @@ def test_damage_is_named(tmp_path):
     (folder / "complete").unlink()
     with pytest.raises(ValueError, match="no complete run"):
         open_store(tmp_path)
+
+
+def test_accuracies_are_quantities_of_runs(tmp_path):
+    """A run is ranked by the way of scoring that most runs share: 7 documents here, of which the third run has none."""
+    runs = [
+        make_run(tmp_path, config_of(seed=seed, lr=lr), {"val_loss": 2.0}) for lr in (1e-3, 2e-3) for seed in (0, 1)
+    ]
+    for run, share in zip(runs[:3], (0.25, 0.5, 0.75), strict=True):
+        results = [{"metric": "acc", "filter": "none", "value": share, "stderr": 0.1, "higher_is_better": True}]
+        save_evaluation(tmp_path, evaluation(run_id=run.name, results=results))
+        save_evaluation(tmp_path, evaluation(run_id=run.name, without="2", results=results))
+    save_evaluation(tmp_path, evaluation(run_id=runs[3].name, n=2, task_hash="ffffffffffff"))
+    with open_store(tmp_path) as store:
+        scored = dict(store.sql('select run_id, "acc:count" from runs').rows)
+        assert [scored[run.name] for run in runs] == [0.25, 0.5, 0.75, None]
+        table = best(store, by="acc:count").table.records()
+        assert [(row["lr"], row["acc:count"], row["seeds"]) for row in table] == [(2e-3, 0.75, 1), (1e-3, 0.375, 2)]
+        cells = cells_of(store.frame("select * from runs"), "acc:count")
+        assert cells.unit == "share" and sorted(cells.rows["value"].dropna()) == [0.25, 0.5, 0.75]
+        for ask in (
+            lambda: best(store, by="acc:other"),
+            lambda: cells_of(store.frame("select * from runs"), "acc:other"),
+        ):
+            with pytest.raises(ValueError, match="no run here has acc:other; score runs first: sparsedepth evaluate"):
+                ask()
+
+
+def test_two_models_are_compared_question_by_question():
+    """Of 10 questions the second model gains 4 and loses 1: .3, with the interval of Agresti and Min."""
+    answers = [{"metric": "acc", "filter": "none", "correct": correct} for correct in ("1110000000", "1101111000")]
+    first, second = (
+        evaluation(n=10, weights_hash=hash, answers=[one]) for hash, one in zip("ab", answers, strict=True)
+    )
+    ((metric, filter, difference, lo, hi, n),) = paired_differences(first, second)
+    assert (metric, filter, n) == ("acc", "none", 10) and difference == pytest.approx(0.3)
+    assert (lo, hi) == paired_share_interval(4, 1, 10) and lo < 0 < hi
+    with pytest.raises(ValueError, match="are other questions"):
+        paired_differences(first, evaluation(n=9, answers=[answers[0]]))
+    with pytest.raises(ValueError, match=r"without the answer to each question; delete evals/"):
+        paired_differences(evaluation(n=10), second)

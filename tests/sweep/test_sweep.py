@@ -215,3 +215,4 @@ def test_branches_of_a_trunk_are_the_runs_to_their_budgets(tmp_path):
         assert (ours / "model.safetensors").read_bytes() == (theirs / "model.safetensors").read_bytes()
         assert read_run(ours).summary["val_loss"] == read_run(theirs).summary["val_loss"]
     assert len(table(together)) == 3 and not list(together.glob("work/trunk-*"))
+    assert "1 trunk (1 complete) with 2 branches (2 complete)" in sparsedepth("status", together)[0]
