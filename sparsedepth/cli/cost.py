@@ -174,6 +174,8 @@ def _assumptions(definition: "SweepDefinition", price: "Price") -> Iterator[str]
         yield f"      corrected by finished runs of {counted(len(price.setup.time_ratios), 'shape')}"
     elif not price.is_calibrated:
         yield f"      assumes the speed of a typical {price.setup.device}; --calibrate times real steps instead"
+    if steps := step_seconds_text(definition, price.setup):
+        yield steps
     if price.data_bytes is None:
         yield "disk: excludes the tokenised text, whose length is unknown until it is read"
     if definition.tune:
@@ -182,6 +184,17 @@ def _assumptions(definition: "SweepDefinition", price: "Price") -> Iterator[str]
         yield f"runs: tuning uses seeds {seeds} ({use}); a best value at the edge of its grid adds runs"
     elif definition.adaptive:
         yield "runs: assumes proposals drawn at random; equal proposals share runs, pruned runs end early"
+
+
+def step_seconds_text(definition: "SweepDefinition", setup: "PricingSetup") -> str:
+    """'step_seconds: {4: 0.012, 16: 0.045}', of the first run of each depth; '' unless every depth was timed."""
+    from sparsedepth.plan.duration import shape_id
+    from sparsedepth.plan.price import expected_runs
+
+    first = {config.n_layers: config for config in reversed(expected_runs(definition)[0])}
+    timings = {depth: (setup.timings or {}).get(shape_id(first[depth], step_only=True)) for depth in sorted(first)}
+    texts = [f"{depth}: {timing.step:.4g}" for depth, timing in timings.items() if timing]
+    return f"step_seconds: {{{', '.join(texts)}}}" if len(texts) == len(timings) > 1 else ""
 
 
 def _bytes(number: float) -> str:

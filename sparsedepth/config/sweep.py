@@ -47,7 +47,7 @@ from sparsedepth.config.sweep_checks import check_sweep
 DEFINITION = "sweep.yaml"
 """The definition of the sweep that fills a results folder, in that folder."""
 
-Matched = Literal["tokens", "steps", "params_total", "params_active", "flops"]
+Matched = Literal["tokens", "steps", "params_total", "params_active", "flops", "time"]
 Zip = list[dict[str, Values]]
 
 
@@ -84,6 +84,8 @@ class SweepDefinition(Section):
     """size that is solved for, so that each cell matches the first of its depth, or with `across` the first of all;
     with experts d_ff means d_expert; with train_tokens the number of steps changes, not batch_tokens"""
     tolerance: Annotated[float, Field(gt=0, lt=1, description="largest mismatch of parameters or FLOPs")] = 0.01
+    step_seconds: dict[int, Positive] = {}
+    """with matched: time, n_layers -> seconds of a training step, as `plan --calibrate` prints them"""
     sampler: Literal["grid", "random", "qmc", "tpe", "nsga2"] = "grid"
     """grid: every cell; the others propose n_trials cells, tpe and nsga2 from earlier results"""
     objectives: Annotated[list[str], Field(min_length=1)] = ["val_loss"]

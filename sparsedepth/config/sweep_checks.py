@@ -27,8 +27,12 @@ def check_sweep(sweep: Any) -> None:
         _check_sampled(sweep)
     if sweep.free and sweep.matched in ("tokens", "steps"):
         raise ValueError(f"free={sweep.free!r} is solved for parameters or FLOPs; matched is {sweep.matched!r}")
-    if sweep.free == "train_tokens" and sweep.matched != "flops":
+    if sweep.free == "train_tokens" and sweep.matched not in ("flops", "time"):
         raise ValueError(f"free='train_tokens' changes FLOPs, not {sweep.matched}; use matched: flops, or free: d_ff")
+    if sweep.matched == "time" and (sweep.across, sweep.free) != ("depth", "train_tokens"):
+        raise ValueError(
+            "matched='time' compares depths by the time of their steps; add across: depth, free: train_tokens"
+        )
     if sweep.across and sweep.matched in ("tokens", "steps"):
         raise ValueError(
             f"across={sweep.across!r} compares depths at equal parameters or FLOPs; matched={sweep.matched!r} is equal "

@@ -1,4 +1,4 @@
-"""Choose the size of every cell so that it matches a reference cell in parameters or FLOPs.
+"""Choose the size of every cell so that it matches a reference cell in parameters, FLOPs or time.
 
     solve  amount(cell with free = k step) = amount(reference),  k = 1, 2, ...    (amount grows with the size)
 
@@ -9,8 +9,9 @@ batches. The mismatch is printed; one above the definition's tolerance is an err
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 
 from sparsedepth.config.cost import cost
 from sparsedepth.config.run import RunConfig
@@ -31,7 +32,16 @@ class Match:
     """amount of the cell / amount of the reference"""
 
 
-def amount(config: RunConfig, matched: Matched) -> int:
+def amount(config: RunConfig, matched: Matched, step_seconds: Mapping[int, float] = MappingProxyType({})) -> float:
+    """What a run spends. `step_seconds`: of each n_layers, for time; settings of one depth count as equally fast.
+    Raises ValueError for a depth without one."""
+    if matched == "time":
+        if config.n_layers not in step_seconds:
+            raise ValueError(
+                f"matched: time has no step_seconds of n_layers={config.n_layers}; `sparsedepth plan FILE --set "
+                f"matched=flops --calibrate` times the steps of each depth and prints the line for the definition"
+            )
+        return config.n_steps * step_seconds[config.n_layers]
     if matched == "tokens":
         return config.train_tokens
     if matched == "steps":
@@ -53,16 +63,17 @@ def match(definition: SweepDefinition, cells: Sequence[Cell]) -> list[Match]:
     for cell in cells:
         config = definition.run_config(cell, definition.seeds[0])
         reference = references.setdefault(0 if is_shared else config.n_layers, config)
-        target = amount(reference, matched)
+        target = amount(reference, matched, definition.step_seconds)
         free = _free_field(definition, config)
         size = None
         if free and config is not reference:
             size = _solve(lambda n, cell=cell, free=free: _sized(definition, cell, free, n), config, free, target)
             cell = {**cell, free: size}
             config = definition.run_config(cell, definition.seeds[0])
-        ratio = amount(config, matched) / target
+        spent = amount(config, matched, definition.step_seconds)
+        ratio = spent / target
         if abs(ratio - 1) > (0 if exact else definition.tolerance):
-            raise ValueError(_mismatch_message(definition, cell, amount(config, matched), target, free))
+            raise ValueError(_mismatch_message(definition, cell, spent, target, free))
         matches.append(Match(cell=cell, n_layers=config.n_layers, free=free if size else None, size=size, ratio=ratio))
     return matches
 
@@ -76,14 +87,15 @@ def _free_field(definition: SweepDefinition, config: RunConfig) -> str | None:
     return definition.free
 
 
-def _sized(definition: SweepDefinition, cell: Cell, free: str, size: int) -> int:
-    if free == "train_tokens":  # needs no run of that length, which could be too short for its schedule
-        return cost(definition.run_config(cell, definition.seeds[0])).train_flops(size)
+def _sized(definition: SweepDefinition, cell: Cell, free: str, size: int) -> float:
+    if free == "train_tokens":  # not checked as a run of that length, which could be too short for its schedule
+        config = definition.run_config(cell, definition.seeds[0]).model_copy(update={"train_tokens": size})
+        return amount(config, definition.matched, definition.step_seconds)
     enough = {"measure_tokens": 2**30, "fit_tokens": 2**30}  # trial sizes may be too wide for the run's own values
     return amount(definition.run_config({**cell, free: size, **enough}, definition.seeds[0]), definition.matched)
 
 
-def _solve(amount_at: Callable[[int], int], config: RunConfig, free: str, target: int) -> int:
+def _solve(amount_at: Callable[[int], float], config: RunConfig, free: str, target: float) -> int:
     """The size, a multiple of the step, whose amount is nearest to the target."""
     step = config.batch_tokens if free == "train_tokens" else 8
     if free == "d_model":
@@ -99,7 +111,7 @@ def _solve(amount_at: Callable[[int], int], config: RunConfig, free: str, target
     return step * min((low, high), key=lambda k: abs(amount_at(k * step) - target))
 
 
-def _mismatch_message(definition: SweepDefinition, cell: Cell, actual: int, target: int, free: str | None) -> str:
+def _mismatch_message(definition: SweepDefinition, cell: Cell, actual: float, target: float, free: str | None) -> str:
     is_exact = definition.matched in ("tokens", "steps")
     is_shared = is_exact or definition.across
     message = (

@@ -155,6 +155,27 @@ def test_depths_spend_the_flops_of_the_first_cell_in_whole_batches():
     assert 4.5 * 1280 > shallow.size > 3.5 * 1280 and abs(shallow.ratio - 1) < 0.01
 
 
+def test_depths_spend_the_time_of_the_first_cell():
+    """10 steps of .3 s at 8 layers are 30 steps of .1 s at 2, whatever the setting."""
+    fields = {"matched": "time", "across": "depth", "free": "train_tokens", "step_seconds": {8: 0.3, 2: 0.1}}
+    deep, shallow, lns = matches(
+        **fields, space={"n_layers": [8]}, cells=[{"n_layers": 2}, {"n_layers": 2, "depth_scale": "lns"}]
+    )
+    assert deep.size is None and shallow.size == 30 * 128 == lns.size and shallow.ratio == pytest.approx(1.0)
+    with pytest.raises(ValueError, match=r"no step_seconds of n_layers=4; `sparsedepth plan FILE --set .*--calibrate`"):
+        matches(**fields, space={"n_layers": [8, 4]})
+
+
+@pytest.mark.parametrize("free", ["d_ff", "d_model"])
+@pytest.mark.parametrize("matched", ["params_total", "flops"])
+def test_across_depths_a_width_can_be_free(free, matched):
+    """A shallower model is made wider to spend what the deep one does."""
+    fields = {"matched": matched, "across": "depth", "free": free, "tolerance": 0.05}
+    deep, shallow = matches(**fields, space={"n_layers": [8, 4]}, base={"vocab_size": 8})
+    assert deep.size is None and abs(shallow.ratio - 1) <= 0.05
+    assert shallow.size > {"d_ff": 160, "d_model": 64}[free] and shallow.size % 8 == 0
+
+
 def test_tokens_are_solved_for_a_schedule_that_short_runs_cannot_have():
     wsd = {"schedule": "wsd", "warmup_tokens": 256, "vocab_size": 8}
     fields = {"matched": "flops", "across": "depth", "free": "train_tokens", "space": {"n_layers": [8, 2]}}
@@ -177,6 +198,7 @@ def test_without_across_each_depth_has_its_own_tokens():
         ({"matched": "params_total", "across": "depth", "space": {"n_layers": [2, 8]}}, "'free: d_ff'"),
         ({"matched": "tokens", "across": "depth"}, "matched: flops"),
         ({"matched": "params_total", "free": "train_tokens"}, "changes FLOPs, not params_total"),
+        ({"matched": "time", "across": "depth", "free": "d_ff"}, "add across: depth, free: train_tokens"),
         (
             {"matched": "flops", "across": "depth", "free": "train_tokens", "space": {"n_layers": [2, 64]}},
             "at the best train_tokens; choose another 'free'",
