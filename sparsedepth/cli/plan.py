@@ -115,7 +115,7 @@ def detectable_effects(
             f"sampler {definition.sampler!r} proposes points that differ in several settings at once, so no single "
             "effect can be estimated; use sampler 'grid'"
         )
-    from sparsedepth.effects.power import Noise, choice_text, measure_power, pilot_noise, power_table, power_text
+    from sparsedepth.effects.power import Noise, measure_power, pilot_noise, power_table, power_text
     from sparsedepth.plan.price import expected_runs
     from sparsedepth.store.connection import open_store
 
@@ -132,9 +132,6 @@ def detectable_effects(
             f"no two runs of sweep {definition.name!r} differ in a single setting, so there is no effect to detect; "
             "vary a field in 'space'"
         )
-    table = fit(power_table(powers, objective, effect), ("baseline",)).text
-    values = {name: len(grid) for name, grid in definition.tune.items()}
-    n_seeds = len(definition.tuning_seeds), len(definition.seeds)
-    choice = [choice_text(noise, objective, values, *n_seeds)] if tuned else []
-    lines = [power_text(noise, source, objective, tuned, effect), *choice, table]
+    table = fit(power_table(powers, objective, effect), ()).text
+    lines = [power_text(noise, source, objective, tuned, effect), table]
     return lines, {"power": [asdict(power) for power in powers]}

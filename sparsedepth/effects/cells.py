@@ -23,7 +23,7 @@ from sparsedepth.config.images import unit_for
 from sparsedepth.config.role import fields_where
 from sparsedepth.config.run import CELL_FIELDS, RunConfig
 from sparsedepth.store.comparable_loss import COMMON, OWN
-from sparsedepth.store.setting import BUDGET, Configuration, Settings, settings_of
+from sparsedepth.store.setting import BUDGET, Configuration, Settings, assignment, settings_of
 from sparsedepth.store.tuning_roles import parse_tuned_fields, result_rows, without_measured_models
 
 BASELINE = "baseline"
@@ -53,6 +53,8 @@ class Cells:
     """Runs that served tuning alone."""
     field: str
     """The tuned field, such as 'lr'; '' without tuning."""
+    also_tuned: tuple[str, ...]
+    """Further tuned fields; runs at values that tuning rejected are left out."""
     configs: Mapping[str, Mapping[str, Any]]
     """Setting -> its fields that differ from the baseline, and their values."""
     budget_text: str = ""
@@ -80,7 +82,7 @@ def cells_of(runs: pd.DataFrame, outcome: str) -> Cells:
             continue
         baseline = settings.baseline.knobs
         changed = [name for name in settings.label_fields if record.get(name) != baseline[name]]
-        label = settings.label(record)
+        label = ", ".join(assignment(name, record.get(name)) for name in changed) or BASELINE
         of_cell[record["cell_id"]] = label, frozenset((name, record.get(name)) for name in changed)
     field = tuned[0] if tuned else ""
     rows = pd.DataFrame(
@@ -113,6 +115,7 @@ def cells_of(runs: pd.DataFrame, outcome: str) -> Cells:
         is_tuned=bool(field) and (outcome in tuned_by or (outcome in LOSSES and tuned_by <= LOSSES)),
         n_tuning=len(runs) - len(results),
         field=field,
+        also_tuned=tuple(tuned[1:]),
         configs={label: dict(sorted(changes, key=str)) for label, changes in of_cell.values()},
         budget_text=budget_text,
     )

@@ -5,6 +5,8 @@
     interaction   value(both) - value(setting) - value(context) + value(baseline)
     depth         the baseline at a depth against the shallowest
     depth slope   the change of a setting's effect per doubling of depth
+    width slope, budget slope   per doubling of d_model, of train_tokens: the setting beside each size that was run
+    lr slope      per doubling of the tuned lr, both sides at the same lr
 
 Values are those of `effects.fit`, one fit per depth. A cell that was run at one lr alone is compared at that lr (`at`).
 P-values are adjusted over the rows of a question at one depth. Ratios are differences of natural logarithms.
@@ -12,7 +14,6 @@ P-values are adjusted over the rows of a question at one depth. Ratios are diffe
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -21,7 +22,7 @@ import pandas as pd
 from sparsedepth.effects.cells import BASELINE, COSTS, Cells, is_ratio
 from sparsedepth.effects.depth_fit import CellRuns, Depth, depth_of, runs_of
 from sparsedepth.effects.fit import Distribution, fit
-from sparsedepth.effects.verdict import ALPHA, POWER, Side, adjusted, level_of, verdict_of
+from sparsedepth.effects.verdict import Row, Side, judged
 
 COLUMNS = (
     *("question", "setting", "context", "n_layers", "basis", "at"),
@@ -32,22 +33,12 @@ COLUMNS = (
 )
 TEXTS = ("question", "setting", "context", "basis", "at", "verdict", "reason")
 COUNTS = ("n_layers", "seeds", "seeds_baseline", "diverged", "diverged_baseline")
-QUESTIONS = ("setting", "depth", "beside", "interaction", "depth slope")
+SIZES = {"d_model": "width slope", "train_tokens": "budget slope"}
+"""The last question, the slope over the tuned field, has the name of that field: 'lr slope'."""
+QUESTIONS = ("setting", "depth", "beside", "interaction", "depth slope", *SIZES.values())
 MATCHED = 0.01
 """A cost is equal if both sides agree to 1%."""
 OWN_LR = "own lr"
-
-
-@dataclass(kw_only=True)
-class Row:
-    """A row of the frame in the making."""
-
-    fields: dict[str, Any]
-    contrast: Distribution | None = None
-    shared: float = 0.0
-    sides: tuple[Side, Side] | None = None
-    at_equal_lr: tuple[float, ...] | None = ()
-    is_ratio: bool = False
 
 
 def effects_frame(cells: Cells) -> pd.DataFrame:
@@ -58,10 +49,13 @@ def effects_frame(cells: Cells) -> pd.DataFrame:
     ]
     rows: list[Row] = []
     for at in depths:
-        rows += [*_family(_settings(cells, at)), *_combinations(cells, at)]
-    rows += _family(_slopes(rows, depths))
-    rows += _family(_depths(cells, depths))
-    rows.sort(key=lambda row: QUESTIONS.index(row.fields["question"]))
+        rows += [*judged(_settings(cells, at)), *_combinations(cells, at)]
+        rows += [row for name in SIZES for row in judged(_size_slopes(cells, at, name))]
+        rows += judged(_lr_slopes(cells, at))
+    rows += judged(_depth_slopes(rows))
+    rows += judged(_depths(cells, depths))
+    order = [*QUESTIONS, _tuned_slope(cells)]
+    rows.sort(key=lambda row: order.index(row.fields["question"]))
     frame = pd.DataFrame([row.fields for row in rows], columns=[*COLUMNS])
     numbers = [name for name in COLUMNS if name not in TEXTS]
     return frame.astype(dict.fromkeys(numbers, float)).astype(dict.fromkeys(COUNTS, "Int64"))
@@ -103,7 +97,7 @@ def _combinations(cells: Cells, at: Depth) -> list[Row]:
             beside.append(row)
             if of_part < rest and BASELINE in at.cells:
                 interactions.append(_interaction(cells, at, name, of_part, rest))
-    return [*_family(beside), *_family(interactions)]
+    return [*judged(beside), *judged(interactions)]
 
 
 def _interaction(cells: Cells, at: Depth, both: str, part: str, rest: str) -> Row:
@@ -128,10 +122,6 @@ def _row(cells: Cells, at: Depth, question: str, side: CellRuns, baseline: CellR
         equal = [name for name in ("tokens", "flops", "params_total", "params_active") if _is_equal(fields[name])]
         fields["basis"] = equal[0] if equal else "none"
     return Row(fields=fields, is_ratio=is_ratio(cells.outcome))
-
-
-def _ratio_text(effect: float) -> str:
-    return f"x{math.exp(effect):.3g}"
 
 
 def _counts(side: CellRuns, end: str) -> dict[str, Any]:
@@ -243,11 +233,11 @@ def _at_equal_lr(side: CellRuns, baseline: CellRuns) -> tuple[float, ...] | None
     return tuple(effects) or None
 
 
-# Questions over depths
+# Slopes: the change of an effect per doubling
 
 
-def _slopes(rows: Sequence[Row], depths: Sequence[Depth]) -> list[Row]:
-    """The change of every setting's effect per doubling of depth, by least squares; depths are independent."""
+def _depth_slopes(rows: Sequence[Row]) -> list[Row]:
+    """Of every setting, by least squares over depths, which are independent."""
     by_setting: dict[str, list[Row]] = {}
     for row in rows:
         if row.fields["question"] == "setting" and row.contrast is not None:
@@ -256,14 +246,87 @@ def _slopes(rows: Sequence[Row], depths: Sequence[Depth]) -> list[Row]:
     for setting, at_depths in by_setting.items():
         if len(at_depths) < 2:
             continue
-        x = np.log2([row.fields["n_layers"] for row in at_depths])
-        weights = (x - x.mean()) / ((x - x.mean()) ** 2).sum()
-        fields: dict[str, Any] = dict.fromkeys(COLUMNS)
-        fields |= {"question": "depth slope", "setting": setting, "context": "", "verdict": "not shown", "reason": ""}
-        fields |= {"seeds": min(row.fields["seeds"] for row in at_depths), "at": at_depths[0].fields["at"]}
-        contrast = _sum([row.contrast for row in at_depths if row.contrast], weights)
-        slopes.append(Row(fields=fields, contrast=contrast, sides=None))
+        weights = _per_doubling([row.fields["n_layers"] for row in at_depths])
+        row = _slope("depth slope", setting, None, min(row.fields["seeds"] for row in at_depths))
+        row.fields["at"] = at_depths[0].fields["at"]
+        row.contrast = _sum([row.contrast for row in at_depths if row.contrast], weights)
+        slopes.append(row)
     return slopes
+
+
+def _size_slopes(cells: Cells, at: Depth, size: str) -> list[Row]:
+    """Of every setting, over the sizes beside which it was run: those that differ in this field alone or, where there
+    are none, in the other sizes too (named as the context)."""
+    by_changes = {side.changes: name for name, side in at.cells.items() if name in at.order}
+    contexts = [dict(changes) for changes in by_changes if size in dict(changes)]
+    alone = [context for context in contexts if set(context) == {size}]
+    with_others = [context for context in contexts if set(context) <= {*SIZES}]
+    if not contexts or cells.settings is None or (not alone and size != next(iter(SIZES))):
+        return []
+    at_sizes = {context[size]: frozenset(context.items()) for context in alone or with_others}
+    at_sizes |= {cells.settings.baseline.knobs[size]: frozenset()}
+    slopes = []
+    for part, setting in by_changes.items():
+        values = [v for v, c in at_sizes.items() if {c, part | c} <= by_changes.keys()]
+        if not part or not {*SIZES}.isdisjoint(dict(part)) or len(values) < 2:
+            continue
+        names: dict[str, float] = {}
+        for value, weight in zip(values, _per_doubling(values), strict=True):
+            context = at_sizes[value]
+            names |= {by_changes[part | context]: weight, by_changes[context]: -weight}
+        row = _slope(SIZES[size], setting, at.depth, min(len(at.cells[name].results) for name in names))
+        row.fields["context"] = "" if alone else ", ".join(sorted({*contexts[0]} - {size}))
+        _set(cells, at, row, names)
+        row.sides = None
+        slopes.append(row)
+    return slopes
+
+
+def _lr_slopes(cells: Cells, at: Depth) -> list[Row]:
+    """Of every setting, over the lr that both sides were run at; values of lr at which a run diverged are left out."""
+    parts: dict[tuple[str, float], dict[int, float]] = {}
+    for name, side in at.cells.items():
+        for lr in sorted({*side.lr_N} - {*side.lr_N[side.diverged_N]}):
+            if by_seed := side.by_seed(side.lr_N == lr):
+                parts[name, float(lr)] = by_seed
+    tried = {name: {lr for other, lr in parts if other == name} for name in at.cells}
+    common = {name: sorted(tried[name] & tried.get(BASELINE, set())) for name in at.cells if name != BASELINE}
+    common = {name: values for name, values in common.items() if len(values) > 1}
+    runs = runs_of([*parts.values()]) if common else None
+    found = fit(runs) if runs else None
+    slopes = []
+    for setting, values in common.items() if found else ():
+        assert found is not None
+        cell_of = [([*parts].index((setting, lr)), [*parts].index((BASELINE, lr))) for lr in values]
+        if len({int(found.group_C[cell]) for pair in cell_of for cell in pair}) > 1:
+            continue
+        weight_C = np.zeros(len(parts))
+        for pair, weight in zip(cell_of, _per_doubling(values), strict=True):
+            weight_C[[*pair]] = weight, -weight
+        seeds = min(len(parts[name, lr]) for name in (setting, BASELINE) for lr in values)
+        row = _slope(_tuned_slope(cells), setting, at.depth, seeds)
+        row.contrast = found.combine(weight_C)
+        slopes.append(row)
+    return slopes
+
+
+def _tuned_slope(cells: Cells) -> str:
+    return f"{cells.field} slope"
+
+
+def _per_doubling(values: Sequence[float]) -> np.ndarray:
+    """The weights of a least-squares slope on log2 of these values."""
+    x = np.log2(np.array(values, dtype=float))
+    return (x - x.mean()) / ((x - x.mean()) ** 2).sum()
+
+
+def _slope(question: str, setting: str, depth: int | None, seeds: int) -> Row:
+    fields: dict[str, Any] = dict.fromkeys(COLUMNS)
+    fields |= {"question": question, "setting": setting, "context": "", "n_layers": depth, "seeds": seeds}
+    return Row(fields=fields | {"verdict": "not shown", "reason": ""})
+
+
+# The baseline over depths
 
 
 def _depths(cells: Cells, depths: Sequence[Depth]) -> list[Row]:
@@ -326,31 +389,3 @@ def _sum(parts: Iterable[Distribution], weights: np.ndarray) -> Distribution:
         weight_G=np.ones(1),
         seeds_share=float((variances * shares).sum() / total),
     )
-
-
-# Verdicts
-
-
-def _family(rows: list[Row]) -> list[Row]:
-    """The same rows with intervals, adjusted p-values and verdicts."""
-    judged = [row for row in rows if row.contrast is not None]
-    if not judged:
-        return rows
-    shared_J = np.array([row.shared for row in judged])
-    p_J = np.array([row.contrast.p for row in judged if row.contrast])
-    level = level_of(shared_J)
-    for row, p, adjusted_p in zip(judged, p_J, adjusted(p_J, shared_J), strict=True):
-        contrast = row.contrast
-        assert contrast is not None
-        lo, hi = contrast.quantile(ALPHA / 2), contrast.quantile(1 - ALPHA / 2)
-        critical = contrast.quantile(1 - level / 2) - contrast.quantile(level / 2)
-        power = contrast.quantile(POWER) - contrast.quantile(1 - POWER)
-        row.fields |= {"estimate": contrast.estimate, "lo": lo, "hi": hi, "df": contrast.df, "p": p}
-        row.fields |= {"p_adjusted": float(adjusted_p), "detectable": (critical + power) / 2}
-        half = (hi - lo) / 2
-        row.fields |= {"seeds_part": half * math.sqrt(contrast.seeds_share)}
-        row.fields |= {"lr_part": half * math.sqrt(1 - contrast.seeds_share)}
-        size = _ratio_text if row.is_ratio else "{:+.3g}".format
-        verdict, reason = verdict_of(contrast.estimate, float(adjusted_p), row.sides, row.at_equal_lr, size)
-        row.fields |= {"verdict": verdict, "reason": reason}
-    return rows

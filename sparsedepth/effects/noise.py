@@ -36,6 +36,10 @@ class Noise:
     weight_H: np.ndarray
     scale_df: float
     """Degrees of freedom of the noise that all cells have in common."""
+    s2: float
+    """The mean square of all residuals."""
+    df: float
+    """Its degrees of freedom."""
 
     @property
     def s2_C(self) -> np.ndarray:
@@ -60,7 +64,7 @@ def noise_of(row_N: np.ndarray, seed_N: np.ndarray, y_N: np.ndarray, cell_R: np.
     has = df_C > 0.2
     if has.sum() <= 2:  # the residuals of two cells mirror each other: one estimate, equal for both by construction
         s2_HC, df_HC = np.full((1, n_cells), square_C.sum() / df), np.full((1, n_cells), df / 2)
-        return Noise(s2_HC=s2_HC, df_HC=df_HC, weight_H=np.ones(1), scale_df=df)
+        return Noise(s2_HC=s2_HC, df_HC=df_HC, weight_H=np.ones(1), scale_df=df, s2=square_C.sum() / df, df=df)
     return _moderated(np.where(has, square_C / np.maximum(df_C, 1e-9), 0.0), np.where(has, df_C, 0.0))
 
 
@@ -76,7 +80,14 @@ def _moderated(own_C: np.ndarray, df_C: np.ndarray) -> Noise:
     total_HC = prior_df_H + df_C
     s2_HC = (prior_df_H * v_H + df_C * own_C) / total_HC
     weight_H = weight_H[kept] / weight_H[kept].sum()
-    return Noise(s2_HC=s2_HC[kept], df_HC=total_HC[kept], weight_H=weight_H, scale_df=float(total_HC[kept].min()))
+    return Noise(
+        s2_HC=s2_HC[kept],
+        df_HC=total_HC[kept],
+        weight_H=weight_H,
+        scale_df=float(total_HC[kept].min()),
+        s2=float(own_C @ df_C / df_C.sum()),
+        df=float(df_C.sum()),
+    )
 
 
 def log_f(ratio_HC: np.ndarray, df_C: np.ndarray, prior_df_H: np.ndarray) -> np.ndarray:

@@ -9,7 +9,7 @@ import pandas as pd
 from sparsedepth import quantities
 from sparsedepth.config.plain_text import counted
 from sparsedepth.effects.cells import Cells
-from sparsedepth.effects.frame import OWN_LR
+from sparsedepth.effects.frame import OWN_LR, QUESTIONS
 from sparsedepth.effects.verdict import ALPHA, POWER
 from sparsedepth.store import terminal
 from sparsedepth.store.query_result import QueryResult
@@ -17,6 +17,7 @@ from sparsedepth.store.query_result import QueryResult
 OPTIONAL = ("diverged", "basis", "seeds", "flops", "lr", "detectable")
 DETAIL = ("p_adjusted", "df", "seeds_part", "lr_part")
 REASONS_SHOWN = 6
+VERDICTS = ("lower", "higher")
 
 
 def effects_table(effects: pd.DataFrame, cells: Cells) -> QueryResult:
@@ -32,7 +33,9 @@ def effects_text(effects: pd.DataFrame, cells: Cells, width: int | None = None, 
         return nothing_text(cells)
     names = ["n_layers", "effect", "lo", "hi", "detectable", "verdict", "lr", "basis", "seeds", "diverged", "flops"]
     names += [*(DETAIL if detail else ()), "setting"]
-    rows = tuple(tuple(_cells_of(row, cells)[name] for name in names) for row in effects.to_dict("records"))
+    is_listed = detail | effects["question"].isin(QUESTIONS) | effects["verdict"].isin(VERDICTS)
+    listed = effects[is_listed].to_dict("records")
+    rows = tuple(tuple(_cells_of(row, cells)[name] for name in names) for row in listed)
     table = terminal.fit(QueryResult(columns=tuple(names), rows=rows), OPTIONAL, width)
     over = "over" if cells.unit.startswith("ln ratio") else "minus"
     baseline = cells.settings.baseline_text if cells.settings else ""
@@ -41,7 +44,7 @@ def effects_text(effects: pd.DataFrame, cells: Cells, width: int | None = None, 
         terminal.wrapped(filter(None, [*head, cells.budget_text]), width)
         + table.text
         + "\n"
-        + terminal.wrapped(paragraph(effects, cells), width).rstrip("\n")
+        + terminal.wrapped([*paragraph(effects, cells), *_left_out(effects[~is_listed], cells)], width).rstrip("\n")
     )
 
 
@@ -88,8 +91,9 @@ def setting_text(row: dict[str, Any]) -> str:
         return f"{setting} beside {row['context']}"
     if row["question"] == "interaction":
         return f"{setting} with {row['context']}: more than the sum"
-    if row["question"] == "depth slope":
-        return f"{setting}: per doubling of depth"
+    if row["question"].endswith(" slope"):
+        others = f" (with {row['context']})" if row["context"] else ""
+        return f"{setting}: per doubling of {row['question'].removesuffix(' slope')}{others}"
     return setting
 
 
@@ -121,7 +125,16 @@ def paragraph(effects: pd.DataFrame, cells: Cells) -> list[str]:
     lines = [f"{'; '.join(names)}: {reason}" for reason, names in list(withheld.items())[:REASONS_SHOWN]]
     if len(withheld) > REASONS_SHOWN:
         lines.append(f"{len(withheld) - REASONS_SHOWN} more reasons: column reason of --format csv")
+    if cells.also_tuned:
+        also = " and ".join(cells.also_tuned)
+        lines.append(f"the curve and its error are in {cells.field} alone: {also} at the value that tuning chose")
     return [explained, *narrowing(effects, cells), *lines]
+
+
+def _left_out(slopes: pd.DataFrame, cells: Cells) -> list[str]:
+    if slopes.empty:
+        return []
+    return [f"{counted(len(slopes), 'effect')} not shown to change with {cells.field}: listed by --detail"]
 
 
 def narrowing(effects: pd.DataFrame, cells: Cells) -> list[str]:

@@ -1,4 +1,4 @@
-"""The verdict on an effect: one rule, in `verdict_of`. P-values of a family are adjusted together (`adjusted`).
+"""The verdict on an effect: one rule, in `verdict_of`. The effects of a family are judged together (`judged`).
 
 The family: the settings that are compared with one baseline at one depth. Dunnett's test, step-down: effects that share
 a baseline are correlated, r_ij = l_i l_j with l_i^2 = var(baseline) / var(effect i), so that with z_i = the normal
@@ -9,12 +9,16 @@ quantile of p_i
 with m_j^2 = 1 - l_j^2 (Dunnett 1955; step-down: Naik 1975). With l = 0 this is Holm's correction in Sidak's form.
 """
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from scipy.optimize import brentq
 from scipy.special import ndtr, ndtri
+
+from sparsedepth.effects.fit import Distribution
 
 ALPHA = 0.05
 POWER = 0.8
@@ -35,6 +39,51 @@ class Side:
     outside: float = 0.0
     """The probability that the optimum lies beyond the values tried."""
     diverged: int = 0
+
+
+@dataclass(kw_only=True)
+class Row:
+    """A row of the frame `effects` in the making."""
+
+    fields: dict[str, Any]
+    contrast: Distribution | None = None
+    """None where there is no interval."""
+    shared: float = 0.0
+    """The baseline's share of the effect's variance."""
+    sides: tuple[Side, Side] | None = None
+    at_equal_lr: tuple[float, ...] | None = ()
+    is_ratio: bool = False
+
+
+def judged(rows: list[Row]) -> list[Row]:
+    """The same rows, a family, with intervals, adjusted p-values and verdicts."""
+    with_contrast = [(row, row.contrast) for row in rows if row.contrast is not None]
+    if not with_contrast:
+        return rows
+    shared_J = np.array([row.shared for row, _ in with_contrast])
+    p_J = np.array([contrast.p for _, contrast in with_contrast])
+    level = level_of(shared_J)
+    for (row, contrast), p, adjusted_p in zip(with_contrast, p_J, adjusted(p_J, shared_J), strict=True):
+        lo, hi = contrast.quantile(ALPHA / 2), contrast.quantile(1 - ALPHA / 2)
+        half = (hi - lo) / 2
+        size = _ratio_text if row.is_ratio else "{:+.3g}".format
+        verdict, reason = verdict_of(contrast.estimate, float(adjusted_p), row.sides, row.at_equal_lr, size)
+        row.fields |= {"estimate": contrast.estimate, "lo": lo, "hi": hi, "df": contrast.df, "p": p}
+        row.fields |= {"p_adjusted": float(adjusted_p), "detectable": detectable(contrast, level)}
+        row.fields |= {"seeds_part": half * math.sqrt(contrast.seeds_share)}
+        row.fields |= {"lr_part": half * math.sqrt(1 - contrast.seeds_share)}
+        row.fields |= {"verdict": verdict, "reason": reason}
+    return rows
+
+
+def detectable(contrast: Distribution, level: float) -> float:
+    """The effect that would have been seen with probability POWER, at this level of a single effect."""
+    critical = contrast.quantile(1 - level / 2) - contrast.quantile(level / 2)
+    return (critical + contrast.quantile(POWER) - contrast.quantile(1 - POWER)) / 2
+
+
+def _ratio_text(effect: float) -> str:
+    return f"x{math.exp(effect):.3g}"
 
 
 def verdict_of(
