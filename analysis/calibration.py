@@ -46,12 +46,11 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 from scipy.special import stdtrit
+from estimate import Estimate, estimate
 from script import run_script
 
 from sparsedepth.config.plain_text import counted
 from sparsedepth.config.task import SOLVED
-from sparsedepth.effects.intervals import Estimate, estimate
-from sparsedepth.effects.sentences import estimate_text
 from sparsedepth.files import write_bytes
 from sparsedepth.store.run_tables import table_bytes
 
@@ -298,7 +297,7 @@ def report(all_trials: list[Trial]) -> Iterator[str]:
         for trial in of_score:
             depth = "across depths" if trial.n_layers is None else f"{trial.n_layers} layers"
             yield (
-                f"    {trial.comparison}, {depth}: {trial.verdict}; tau {estimate_text(trial.tau, '1')}, "
+                f"    {trial.comparison}, {depth}: {trial.verdict}; tau {trial.tau}, "
                 f"{counted(trial.tau.n, 'seed')}, p {trial.p:.2g}"
             )
     n_tested = sum(not trial.is_constant for trial in all_trials)

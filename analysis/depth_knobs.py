@@ -18,12 +18,13 @@ from pathlib import Path
 
 import numpy as np
 import pandas as pd
+from estimate import estimate
 from script import read_runs, run_script
 
-from sparsedepth.effects.intervals import estimate
-from sparsedepth.effects.knobs import find_knobs, labels
+from sparsedepth.effects.cells import cells_of
 from sparsedepth.store.comparable_loss import loss_of
 from sparsedepth.store.query_result import QueryResult
+from sparsedepth.store.setting import assignment
 from sparsedepth.store.terminal import fit
 from sparsedepth.store.tuning_roles import result_rows
 
@@ -37,13 +38,12 @@ NEEDED, VARIANCE = "needed_layers", "residual_variance_last"
 def crossed(runs: pd.DataFrame) -> pd.DataFrame | None:
     """One row per depth and setting of the other knobs, sorted by depth and loss; None if LNS is not crossed with any.
     Column `beside`: that setting."""
-    knobs = find_knobs(runs)
-    if not any("depth_scale" in knob.fields for knob in knobs):
+    changes = cells_of(runs, loss_of(runs)).rows["changes"]
+    if not any("depth_scale" in dict(fields) for fields in changes):
         return None
-    others = [knob for knob in knobs if "depth_scale" not in knob.fields]
-    columns = [labels(runs, knob).where(lambda text, knob=knob: text != knob.baseline) for knob in others]
-    beside = [", ".join(text for text in texts if isinstance(text, str)) for texts in zip(*columns, strict=True)]
-    runs = runs.assign(beside=beside or "", loss=runs[loss_of(runs)])
+    others = changes.map(lambda fields: sorted(fields - {("depth_scale", "lns")}, key=str))
+    beside = others.map(lambda fields: ", ".join(assignment(*field) for field in fields))
+    runs = runs.loc[changes.index].assign(beside=beside, loss=runs[loss_of(runs)])
     runs = runs[(runs["outcome"] == "ok") & runs["depth_scale"].isin(["none", "lns"])]
     rows = [
         {"n_layers": n_layers, "beside": beside or "nothing", **_row(same)}

@@ -19,12 +19,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import pandas as pd
+from estimate import Estimate, estimate
 from script import read_runs, run_script
 
 from sparsedepth.config.run import CELL_FIELDS
-from sparsedepth.effects.intervals import Estimate, estimate
 from sparsedepth.effects.knobs import DERIVED, keys
-from sparsedepth.effects.sentences import estimate_text
 from sparsedepth.plots.page import FORMATS
 from sparsedepth.store.comparable_loss import loss_of
 
@@ -157,7 +156,7 @@ def main(arguments: list[str]) -> None:
     print(f"Claimed: {CLAIM}\nMeasured, the slope of ln lr* on the logarithm of:")
     for transfer in results:
         for axis, slope in transfer.slopes.items():
-            text = f"{estimate_text(slope, '1')} over {slope.n} seeds: {transfer.verdict(axis)}"
+            text = f"{slope} over {slope.n} seeds: {transfer.verdict(axis)}"
             print(f"  {transfer.parametrisation}, {AXES[axis]}: {text}")
         if transfer.at_edge:
             print(

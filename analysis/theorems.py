@@ -33,11 +33,10 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from estimate import Estimate, estimate
 from script import read_runs, run_script
 from torch import Tensor
 
-from sparsedepth.effects.intervals import Estimate, estimate
-from sparsedepth.effects.sentences import estimate_text
 from sparsedepth.measure.variance import variance_by_sequence
 from sparsedepth.model.decoder import Block, Decoder
 from sparsedepth.model.moe import Experts
@@ -86,7 +85,7 @@ class Check:
         lo, hi = self.allowed
         ends = f"at most {hi:g}" if lo == -math.inf else f"{lo:.1g} or more" if lo >= 1 else "above 0"
         claimed = f"{lo:g} to {hi:g}" if math.isfinite(hi - lo) else ends
-        measured = f"slope {estimate_text(self.slope, '1')} over {self.slope.n} {self.units}"
+        measured = f"slope {self.slope} over {self.slope.n} {self.units}"
         return f"Theorem {self.theorem}, {self.what}: {measured}; claimed {claimed}: {self.verdict}"
 
 

@@ -3,7 +3,7 @@
 import sys
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -11,6 +11,9 @@ from sparsedepth.cli import option
 from sparsedepth.cli.query import write
 from sparsedepth.store.render import choose_format, encode
 from sparsedepth.store.terminal import wrapped
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 
 def effects(
@@ -23,19 +26,13 @@ def effects(
     ] = None,
     knob: Annotated[str | None, typer.Option(help="only this knob")] = None,
     part: Annotated[
-        Literal["all", "knobs", "chain", "lr", "scale"],
-        typer.Option(
-            help="all, knobs: effects by setting and depth; chain: links from sparsity to loss; "
-            "lr: change of effects with the learning rate; scale: change of effects with width and budget"
-        ),
+        Literal["all", "chain"],
+        typer.Option(help="all: effects by setting and depth, and their change; chain: links from sparsity to loss"),
     ] = "all",
     currency: Annotated[
         Literal["loss", "speedup"],
         typer.Option("--as", help="speedup: each effect as the compute that the baseline would need (three budgets)"),
     ] = "loss",
-    at: Annotated[
-        list[str] | None, typer.Option(help="with --part scale: predict at parameters=1e9, tokens=2e10; repeatable")
-    ] = None,
     detail: Annotated[
         bool,
         typer.Option(
@@ -51,19 +48,20 @@ def effects(
 
     For a search: the importance of each axis to each objective, and its values among the best proposals.
     """
-    from sparsedepth.effects import causal_evidence, cells, frame, importance, lr_slope, scale, scale_text
+    from sparsedepth.effects import cells, frame, importance
     from sparsedepth.effects import text as effects_text
-    from sparsedepth.effects import text_report as chain_report
     from sparsedepth.store.best import no_runs
     from sparsedepth.store.comparable_loss import loss_of
     from sparsedepth.store.connection import open_store
+    from sparsedepth.store.degeneracy import score_rows, usable_form
     from sparsedepth.store.search import search_of
+    from sparsedepth.store.tuning_roles import result_rows
     from sparsedepth.store.unfinished import only_tuning_text
 
     format = choose_format(format, out)
     if currency == "speedup":
-        if part not in ("all", "knobs") or at:
-            raise ValueError("--as speedup is about the effects of settings; leave out --part and --at")
+        if part != "all":
+            raise ValueError("--as speedup is about the effects of settings; leave out --part")
         write(_speedup(folders, None if by == "loss" else by, knob, format, out, skip_damaged), out)
         return
     with open_store(*folders, skip_damaged=skip_damaged) as store:
@@ -71,43 +69,34 @@ def effects(
         search = search_of(store.roots)
         if reason := no_runs(store) if runs.empty else only_tuning_text(store):
             raise ValueError(reason)
-    if search is not None and part in ("all", "knobs") and knob is None:
+    if part == "chain":
+        write(_chain(runs, format, detail, out), out)
+        return
+    if search is not None and knob is None:
         if format == "table":
             write(_text(importance.search_lines(runs, search, by), out), out)
         else:
             write(encode(importance.search_table(runs, search, by), format), out)
         return
-    by, caution = chain_report.judged_outcome(runs, loss_of(runs) if by in (None, "loss") else by)
-    sizes = scale_text.prediction_sizes(at or [])
-    if part != "scale" and at:
-        raise ValueError("--at predicts for other widths and budgets; add --part scale")
-    lines: list[str] = [caution] if caution and part != "chain" else []
-    if part in ("all", "knobs"):
-        found = cells.cells_of(runs, by)
-        effects = effects_text.of_knob(frame.effects_frame(found), knob, found)
-        if format != "table":
-            write(encode(effects_text.effects_table(effects, found), format), out)
-            return
-        data = found.settings.data_text if found.settings else ""
-        lines += [*filter(None, [data]), effects_text.effects_text(effects, found, detail=detail)]
-    elif format != "table":
-        if part == "scale":
-            table = scale_text.scale_table(scale.trends(runs, by, knob, sizes))
-        elif part == "lr":
-            table = lr_slope.lr_table(lr_slope.lr_slopes(runs, by, knob))
-        else:
-            table = chain_report.chain_table(causal_evidence.chain_evidence(runs))
-        write(encode(table, format), out)
+    outcome = loss_of(runs) if by in (None, "loss") else by
+    cells.unit_of(outcome)
+    outcome, caution = usable_form(outcome, score_rows(result_rows(runs), outcome), "the effects are on")
+    found = cells.cells_of(runs, outcome)
+    effects = effects_text.of_knob(frame.effects_frame(found), knob, found)
+    if format != "table":
+        write(encode(effects_text.effects_table(effects, found), format), out)
         return
-    elif part == "scale":
-        lines += scale_text.scale_lines(runs, by, knob, sizes)
-    elif part == "lr":
-        lines += lr_slope.lr_lines(runs, by, knob)
-    else:
-        from sparsedepth.effects import summary
+    data = found.settings.data_text if found.settings else ""
+    lines = [*filter(None, [caution, data]), effects_text.effects_text(effects, found, detail=detail)]
+    write(_text(lines, out, is_wrapped=True), out)
 
-        lines += (chain_report if detail else summary).chain_lines(runs)
-    write(_text(lines, out, is_wrapped=part in ("all", "knobs", "lr") or (part == "chain" and not detail)), out)
+
+def _chain(runs: "pd.DataFrame", format: str, detail: bool, out: Path | None) -> bytes:
+    from sparsedepth.effects import causal_evidence, chain_text
+
+    if format != "table":
+        return encode(chain_text.chain_table(causal_evidence.chain_evidence(runs)), format)
+    return _text(chain_text.chain_lines(runs, detail), out, is_wrapped=not detail)
 
 
 def _speedup(

@@ -118,7 +118,7 @@ def depth(
 
 
 def _law(minus_layers: float, fixed: list[str] | None, without: list[str] | None) -> "Law":
-    from sparsedepth.effects.scale_text import named_number
+    from sparsedepth.config.plain_text import named_number
     from sparsedepth.scaling.law import TERMS, Law
 
     omitted = set(without or ())

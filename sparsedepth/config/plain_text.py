@@ -43,3 +43,12 @@ def visible(text: str, keep: str = "") -> str:
         character if character.isprintable() or character in keep else character.encode("unicode_escape").decode()
         for character in text
     )
+
+
+def named_number(text: str) -> tuple[str, float | None]:
+    """'a_l=1' -> ('a_l', 1.0); None for a value that is not a number."""
+    name, _, value = text.partition("=")
+    try:
+        return name, float(value)
+    except ValueError:
+        return name, None

@@ -12,7 +12,7 @@ Runs that were scored in another way are not compared: of each depth, those scor
 import difflib
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -47,8 +47,6 @@ class Cells:
     outcome: str
     unit: str
     """Of a difference."""
-    is_tuned: bool
-    """Whether tuning chose lr by this outcome."""
     n_tuning: int
     """Runs that served tuning alone."""
     field: str
@@ -57,8 +55,22 @@ class Cells:
     """Further tuned fields; runs at values that tuning rejected are left out."""
     configs: Mapping[str, Mapping[str, Any]]
     """Setting -> its fields that differ from the baseline, and their values."""
+    tuned_by: frozenset[str]
+    """The outcomes by which tuning chose."""
     budget_text: str = ""
     """Which of several budgets the rows are of; '' with one."""
+
+    def of_outcome(self, runs: pd.DataFrame, outcome: str) -> "Cells":
+        """The same cells with another outcome of the same runs."""
+        values = values_of(runs, outcome).reindex(self.rows.index)
+        rows = self.rows.assign(value=values)
+        return replace(self, rows=rows, outcome=outcome, unit=unit_of(outcome, runs))
+
+    @property
+    def is_tuned(self) -> bool:
+        """Whether tuning chose by this outcome."""
+        by_loss = self.outcome in LOSSES and self.tuned_by <= LOSSES
+        return bool(self.field) and (self.outcome in self.tuned_by or by_loss)
 
 
 def cells_of(runs: pd.DataFrame, outcome: str) -> Cells:
@@ -106,13 +118,12 @@ def cells_of(runs: pd.DataFrame, outcome: str) -> Cells:
     if len(tuned) > 1:  # a curve in the first field; the others stay at their chosen values
         rows = rows[~rows["tuning"].isin(["rejected"]).to_numpy()]
     rows = _scored_alike(rows, runs)
-    tuned_by = set(_texts(runs, "tuned_by"))
     return Cells(
         rows=_with_roles(rows),
         settings=settings,
         outcome=outcome,
         unit=unit,
-        is_tuned=bool(field) and (outcome in tuned_by or (outcome in LOSSES and tuned_by <= LOSSES)),
+        tuned_by=frozenset(_texts(runs, "tuned_by")),
         n_tuning=len(runs) - len(results),
         field=field,
         also_tuned=tuple(tuned[1:]),

@@ -43,10 +43,7 @@ OWN_LR = "own lr"
 
 def effects_frame(cells: Cells) -> pd.DataFrame:
     """Every question that these cells answer, a row each, in the order of depths."""
-    depths = [
-        depth_of(cells, depth, cells.rows[cells.rows["n_layers"] == depth])
-        for depth in sorted(set(cells.rows["n_layers"]))
-    ]
+    depths = _depths_of(cells)
     rows: list[Row] = []
     for at in depths:
         rows += [*judged(_settings(cells, at)), *_combinations(cells, at)]
@@ -56,6 +53,19 @@ def effects_frame(cells: Cells) -> pd.DataFrame:
     rows += judged(_depths(cells, depths))
     order = [*QUESTIONS, _tuned_slope(cells)]
     rows.sort(key=lambda row: order.index(row.fields["question"]))
+    return _frame(rows)
+
+
+def setting_effects(cells: Cells) -> pd.DataFrame:
+    """The rows of the frame that ask what each setting does, without the other questions."""
+    return _frame([row for at in _depths_of(cells) for row in judged(_settings(cells, at))])
+
+
+def _depths_of(cells: Cells) -> list[Depth]:
+    return [depth_of(cells, depth, rows) for depth, rows in cells.rows.groupby("n_layers")]
+
+
+def _frame(rows: Sequence[Row]) -> pd.DataFrame:
     frame = pd.DataFrame([row.fields for row in rows], columns=[*COLUMNS])
     numbers = [name for name in COLUMNS if name not in TEXTS]
     return frame.astype(dict.fromkeys(numbers, float)).astype(dict.fromkeys(COUNTS, "Int64"))

@@ -15,7 +15,7 @@ from support.runs_frame import config_of
 from sparsedepth.config.run import RunConfig
 
 FOLDER = Path(__file__).parents[2] / "analysis"
-SCRIPTS = sorted(path.name for path in FOLDER.glob("*.py") if path.stem not in ("toy", "script"))
+SCRIPTS = sorted(path.name for path in FOLDER.glob("*.py") if path.stem not in ("toy", "script", "estimate"))
 
 CELLS = [
     {},
@@ -31,7 +31,7 @@ CELLS = [
 
 EXPECTED = {
     "knob.py": "val_loss_common 2 -0.3 -0.3",
-    "depth_exponent.py": "depth slope of val_loss -0.1 nat/token per doubling of n_layers (95% interval ",
+    "depth_exponent.py": "val_loss_common of the baseline -0.1 (95% interval ",
     "calibration.py": "needed_layers: follows (follows in 1 of 1, does not in 0)\n    hops, 4 layers: follows; tau +1 ",
     "lr_transfer.py": "mup, width: -0.986 (95% interval -1.02 to -0.95) over 3 seeds: does not transfer",
     "depth_knobs.py": "-0.8000 -0.8020 -0.7980 0.1111 nothing",

@@ -1,0 +1,122 @@
+"""The links of the chain as a table, and their evidence as sentences: terminal and report."""
+
+from collections.abc import Iterator, Sequence
+
+import pandas as pd
+
+from sparsedepth.config.plain_text import counted
+from sparsedepth.effects.causal_evidence import InterventionEffect, LinkEvidence, Skill, chain_evidence
+from sparsedepth.effects.chain import MIN_UNITS, Link, cautions
+from sparsedepth.effects.effect import Effect
+from sparsedepth.effects.text import size_text
+from sparsedepth.store import terminal
+from sparsedepth.store.query_result import QueryResult
+from sparsedepth.store.tuning_roles import result_rows
+
+EXPLAINED = (
+    "rho: rank correlation within depth (lo, hi: 95% interval over settings, each with all its runs); "
+    "skill: prediction of held-out depths, 1 perfect, 0 no better than their mean; intervention "
+    "'confounded': not shown to move only the cause; verdict: associated (rho significant, adjusted over the links), "
+    "predicts (and skill above 0), causes (an intervention that moved only the cause moved the effect; other paths, "
+    f"such as another tuned lr, are not excluded), '-' not distinguishable from 0, 'too few': {MIN_UNITS} settings are needed for an interval"
+)
+
+
+def chain_lines(runs: pd.DataFrame, detail: bool = False) -> Iterator[str]:
+    """A row for each link; with `detail` its evidence in sentences too."""
+    chain = chain_evidence(runs)
+    if not chain:
+        yield "no two quantities of the chain were measured in the same runs"
+        return
+    names = ("cause", "effect", "rho", "lo", "hi", "skill", "intervention", "verdict")
+    table = terminal.fit(QueryResult(columns=names, rows=tuple(map(_row, chain))), ("skill",))
+    within = chain[0].within
+    runs_text = f"{counted(within.n_runs, 'run')} of {counted(within.n_units, 'setting')}"
+    head = terminal.wrapped([f"The chain from sparsity to loss: {runs_text}"])
+    notes = terminal.wrapped([EXPLAINED, *cautions(result_rows(runs))])
+    yield f"{head}{table.text}\n{notes}".rstrip("\n")
+    for evidence in chain if detail else ():
+        yield link_heading(evidence)
+        yield from (f"  {line}" for line in evidence_lines(evidence))
+
+
+def _row(link: LinkEvidence) -> tuple[str | float | None, ...]:
+    within = link.within
+    verdict = link.verdict if link.verdict != "not distinguishable" else "too few" if within.lo is None else "-"
+    return link.cause, link.effect, within.rho, within.lo, within.hi, link.skill.value, _intervention(link), verdict
+
+
+def _intervention(link: LinkEvidence) -> str:
+    if not link.interventions:
+        return "none"
+    if link.verdict == "causes":
+        return "confirms"
+    return "no effect" if any(each.is_alone for each in link.interventions) else "confounded"
+
+
+def link_heading(link: LinkEvidence) -> str:
+    return f"{link.cause} -> {link.effect}: {link.verdict}"
+
+
+def evidence_lines(link: LinkEvidence) -> Iterator[str]:
+    """The evidence behind a link's verdict."""
+    yield from map(link_text, link.links)
+    yield _skill_text(link.skill)
+    yield from map(_intervention_text, link.interventions)
+    if not link.interventions:
+        yield "no intervention on this cause in these runs"
+
+
+def link_text(link: Link) -> str:
+    """'within depth: associated: rho -0.61 (...), adjusted p 0.02; 24 runs of 8 settings'."""
+    rho = "rho undefined (too few runs, or one side is constant)" if link.rho is None else f"rho {link.rho:+.2f}"
+    if link.lo is not None and link.hi is not None:
+        p = "" if link.p_adjusted is None else f", adjusted p {link.p_adjusted:.2g}"
+        rho += f" (95% interval {link.lo:+.2f} to {link.hi:+.2f}){p}"
+    elif link.rho is not None:
+        rho += " (too few settings for an interval)"
+    excluded = f"; excluded: {link.n_missing} not measured, {link.n_diverged} diverged"
+    return (
+        f"{link.scope}: {link.verdict}: {rho}; {counted(link.n_runs, 'run')} of {counted(link.n_units, 'setting')}"
+        f"{excluded if link.n_missing or link.n_diverged else ''}"
+    )
+
+
+def _skill_text(skill: Skill) -> str:
+    depths = ", ".join(map(str, skill.depths)) or "none"
+    if skill.value is None:
+        return f"held-out depths: skill unknown (two depths are needed; these runs have: {depths})"
+    interval = "" if skill.lo is None or skill.hi is None else f" (95% interval {skill.lo:+.2f} to {skill.hi:+.2f})"
+    return f"held-out depths, each of {depths} predicted from the others: skill {skill.value:+.2f}{interval}"
+
+
+def _intervention_text(intervention: InterventionEffect) -> str:
+    moved, controls = intervention.moved, "; ".join(map(_effect_text, intervention.controls))
+    alone = "other causes unchanged" if intervention.is_alone else "not shown to move this cause alone"
+    return (
+        f"intervention {moved.setting}, n_layers={moved.n_layers}: {_effect_text(moved)}; {alone} ({controls}); "
+        f"{_effect_text(intervention.effect)}"
+    )
+
+
+def _effect_text(effect: Effect) -> str:
+    if effect.estimate is None:
+        return f"{effect.outcome} unknown"
+    size = f"{effect.outcome} {effect.verdict}, {size_text(effect.estimate, effect.unit, '+', 'x')}"
+    if effect.lo is None or effect.hi is None:
+        return size
+    ends = (size_text(end, effect.unit, "+", "x") for end in (effect.lo, effect.hi))
+    return f"{size} ({' to '.join(ends)})"
+
+
+def chain_table(chain: Sequence[LinkEvidence]) -> QueryResult:
+    """One row per link and scope, and one for the skill; `word` is the link's verdict."""
+    columns = ("cause", "effect", "word", "scope", "rho", "lo", "hi", "p_adjusted", "runs", "settings")
+    columns += ("missing", "diverged")
+    rows = []
+    for evidence in chain:
+        head, skill = (evidence.cause, evidence.effect, evidence.verdict), evidence.skill
+        scopes = [(link.scope, link.rho, link.lo, link.hi, link.p_adjusted, link) for link in evidence.links]
+        for *numbers, link in [*scopes, ("held-out skill", skill.value, skill.lo, skill.hi, None, evidence.within)]:
+            rows.append((*head, *numbers, link.n_runs, link.n_units, link.n_missing, link.n_diverged))
+    return QueryResult(columns=columns, rows=tuple(rows))
