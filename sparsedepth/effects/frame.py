@@ -265,16 +265,14 @@ def _depth_slopes(rows: Sequence[Row]) -> list[Row]:
 
 
 def _size_slopes(cells: Cells, at: Depth, size: str) -> list[Row]:
-    """Of every setting, over the sizes beside which it was run: those that differ in this field alone or, where there
-    are none, in the other sizes too (named as the context)."""
+    """Of every setting, over the sizes beside which it was run, all else equal. The context names what follows the
+    size."""
     by_changes = {side.changes: name for name, side in at.cells.items() if name in at.order}
-    contexts = [dict(changes) for changes in by_changes if size in dict(changes)]
-    alone = [context for context in contexts if set(context) == {size}]
-    with_others = [context for context in contexts if set(context) <= {*SIZES}]
-    if not contexts or cells.settings is None or (not alone and size != next(iter(SIZES))):
+    at_sizes = {dict(changes)[size]: changes for changes in by_changes if {*dict(changes)} == {size}}
+    if not at_sizes or cells.settings is None:
         return []
-    at_sizes = {context[size]: frozenset(context.items()) for context in alone or with_others}
-    at_sizes |= {cells.settings.baseline.knobs[size]: frozenset()}
+    at_sizes[cells.settings.baseline.knobs[size]] = frozenset()
+    follow = {*SIZES} & {*cells.settings.varying} - {*cells.settings.label_fields}
     slopes = []
     for part, setting in by_changes.items():
         values = [v for v, c in at_sizes.items() if {c, part | c} <= by_changes.keys()]
@@ -285,7 +283,7 @@ def _size_slopes(cells: Cells, at: Depth, size: str) -> list[Row]:
             context = at_sizes[value]
             names |= {by_changes[part | context]: weight, by_changes[context]: -weight}
         row = _slope(SIZES[size], setting, at.depth, min(len(at.cells[name].results) for name in names))
-        row.fields["context"] = "" if alone else ", ".join(sorted({*contexts[0]} - {size}))
+        row.fields["context"] = ", ".join(sorted(follow))
         _set(cells, at, row, names)
         row.sides = None
         slopes.append(row)

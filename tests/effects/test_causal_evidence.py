@@ -4,23 +4,18 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from support.runs_frame import grid, knob_of
+from support.runs_frame import grid
 
-from sparsedepth.effects.causal_evidence import (
-    ChainRuns,
-    Skill,
-    chain_evidence,
-    interventions,
-    is_unchanged,
-    link_between,
-    link_evidence,
-    link_verdict,
-    skill,
-)
-from sparsedepth.effects.contrast import contrasts
+from sparsedepth.effects.causal_evidence import Skill, chain_evidence, interventions, is_unchanged, link_verdict, skill
 
 LINK = ("residual_variance_last", "usefulness_loss_increase")
 AXES = {"n_layers": [12, 24], "depth_scale": ["none", "lns"], "weight_decay": [0.0, 0.1, 0.3], "seed": range(3)}
+
+
+def evidence(runs, link=LINK):
+    """The evidence for one link, and p-values over all links of the runs."""
+    (found,) = [one for one in chain_evidence(runs) if (one.cause, one.effect) == link]
+    return found
 
 
 def runs_with(sparser=0.0, slope=1.0, at_24=1.0, noise=0.02, seed=0):
@@ -42,18 +37,19 @@ def runs_with(sparser=0.0, slope=1.0, at_24=1.0, noise=0.02, seed=0):
 
 
 def test_a_cause_was_moved_alone_and_its_effect_with_it():
-    found = link_evidence(ChainRuns(runs_with()), *LINK)
-    (tried,) = found.interventions
-    assert (tried.moved.verdict, tried.effect.verdict, tried.is_alone) == ("lower", "higher", True)
+    found = evidence(runs_with())
+    assert [tried.effect.n_layers for tried in found.interventions] == [12, 24]
+    for tried in found.interventions:
+        assert (tried.moved.verdict, tried.effect.verdict, tried.is_alone) == ("lower", "higher", True)
     assert found.verdict == "causes"
 
 
 def test_an_intervention_that_moves_something_else_too_shows_nothing():
-    found = link_evidence(ChainRuns(runs_with(sparser=0.1)), *LINK)
-    assert [one.is_alone for one in found.interventions] == [False]
+    found = evidence(runs_with(sparser=0.1))
+    assert [one.is_alone for one in found.interventions] == [False, False]
     assert found.verdict == "predicts"
     unmeasured = runs_with().assign(attention_sparsity_rel=np.nan)
-    assert not any(one.is_alone for one in interventions(ChainRuns(unmeasured), *LINK))
+    assert not any(one.is_alone for one in interventions(unmeasured)(*LINK))
 
 
 def test_depths_that_behave_alike_predict_each_other_and_opposite_ones_do_not():
@@ -76,7 +72,7 @@ def test_skill_by_hand():
 
 def test_noise_earns_no_word_and_what_was_not_measured_is_absent():
     runs = runs_with(slope=0.0, noise=1.0, seed=5)
-    assert link_evidence(ChainRuns(runs), *LINK).verdict == "not distinguishable"
+    assert evidence(runs).verdict == "not distinguishable"
     assert [(one.cause, one.effect) for one in chain_evidence(runs)] == [
         ("weight_sparsity", "residual_variance_last"),
         ("attention_sparsity_rel", "residual_variance_last"),
@@ -85,44 +81,46 @@ def test_noise_earns_no_word_and_what_was_not_measured_is_absent():
 
 
 def test_every_scope_is_there():
-    runs = runs_with().assign(val_loss=3.0)
-    assert [one.scope for one in link_evidence(ChainRuns(runs), *LINK).links] == [
-        "pooled",
-        "within depth",
-        "within depth, given val_loss",
-        "within weight_decay",
-        "within depth_scale",
-        "between knobs",
-    ]
+    runs = runs_with().assign(val_loss=np.arange(36) % 5, lr=1.0 + np.arange(36) % 3)
+    scopes = [one.scope for one in evidence(runs).links]
+    assert scopes == ["pooled", "within depth", "within depth, given lr", "within depth, given val_loss"]
+    to_loss = evidence(runs, ("usefulness_loss_increase", "val_loss"))
+    assert [one.scope for one in to_loss.links] == scopes[:3]
 
 
 def test_the_verdict_of_a_link_needs_its_correlation_within_depth_and_a_skill_that_is_sure():
     """Depth moves both alike, which makes a pooled correlation and no link."""
     sure, unsure = (Skill(value=0.5, lo=lo, hi=0.9, depths=(12, 24)) for lo in (0.1, -0.1))
-    pooled, within, *others = link_evidence(ChainRuns(runs_with(noise=0.1)), *LINK).links
-    assert (pooled.scope, within.scope, within.verdict) == ("pooled", "within depth", "associated")
-    assert link_verdict([pooled, within, *others], sure, ()) == "predicts"
-    assert link_verdict([pooled, within, *others], unsure, ()) == "associated"
-    assert link_verdict([pooled, within, *others], replace(sure, lo=None), ()) == "associated"
-    of_depth = replace(within, scope="pooled"), replace(within, lo=-0.1, hi=0.9)
-    assert link_verdict([*of_depth, *others], sure, ()) == "not distinguishable"
+    within = evidence(runs_with()).within
+    assert within.verdict == "associated"
+    assert link_verdict(within, sure, ()) == "predicts"
+    assert link_verdict(within, unsure, ()) == "associated"
+    assert link_verdict(within, replace(sure, lo=None), ()) == "associated"
+    assert link_verdict(replace(within, lo=-0.1, hi=0.9), sure, ()) == "not distinguishable"
+
+
+def test_an_intervention_that_was_tried_at_many_depths_needs_more():
+    """Adjusted p .02 over the settings of a depth is no proof at one of three."""
+    (tried, _) = evidence(runs_with()).interventions
+    tried = replace(tried, effect=tried.effect.model_copy(update={"p_adjusted": 0.02}))
+    assert tried.confirms(2) and not tried.confirms(3)
+    not_shown = replace(tried, effect=tried.effect.model_copy(update={"verdict": "lr decides"}))
+    assert not not_shown.confirms(1)
 
 
 def test_a_control_is_unchanged_if_its_whole_interval_is_within_a_tenth_of_the_baseline():
     """Of a baseline of 0.5 that is .05; of a ratio ln 1.1 = .0953, whatever the baseline."""
-    runs = runs_with()
-    (contrast,) = contrasts(runs[runs["n_layers"] == 12], knob_of(runs, "depth_scale"), "attention_sparsity_rel")
+    control = evidence(runs_with()).interventions[0].controls[0]
 
     def is_kept(mean, half, **fields):
-        return is_unchanged(
-            replace(contrast, effect=replace(contrast.effect, mean=mean, lo=mean - half, hi=mean + half), **fields)
-        )
+        interval = {"estimate": mean, "lo": mean - half, "hi": mean + half}
+        return is_unchanged(control.model_copy(update=interval | fields))
 
-    share, ratio = {"unit": "share", "baseline_mean": 0.5}, {"unit": "ln ratio", "baseline_mean": 50.0}
+    share, ratio = {"unit": "share", "baseline_value": 0.5}, {"unit": "ln ratio", "baseline_value": 50.0}
     assert is_kept(0.0, 0.049, **share) and is_kept(-0.04, 0.009, **share)
     assert not is_kept(0.0, 0.051, **share) and not is_kept(-0.04, 0.011, **share) and not is_kept(0.04, 0.011, **share)
     assert is_kept(0.0, 0.095, **ratio) and not is_kept(0.0, 0.096, **ratio)
-    assert not is_unchanged(replace(contrast, baseline_mean=None))
+    assert not is_kept(0.0, 0.0, baseline_value=None)
 
 
 def test_an_intervention_without_controls_is_no_evidence():
@@ -141,7 +139,7 @@ def test_an_intervention_without_controls_is_no_evidence():
         )
         return {"residual_variance_last": float(np.exp(log_variance)), "usefulness_loss_increase": 5 - log_variance}
 
-    found = link_evidence(ChainRuns(grid(axes, outcome)), *LINK)
+    found = evidence(grid(axes, outcome))
     assert (found.interventions, found.verdict) == ((), "predicts")
 
 
@@ -156,18 +154,3 @@ def test_the_interval_of_a_skill_by_hand():
     )
     half = 2.77645 * np.sqrt(5 / 6 * ((without - without.mean()) ** 2).sum())
     assert (found.lo, found.hi) == pytest.approx((found.value - half, found.value + half), rel=1e-5)
-
-
-def test_changes_by_knobs_are_ranked_within_depth():
-    """Of three settings those that move x more move y more at 12 layers, and less at 24: a correlation of 0."""
-    moved = {"depth_scale": 1.0, "weight_decay": 2.0, "n_kv_heads": 3.0}
-    axes = {"n_layers": [12, 24], "depth_scale": ["none", "lns"], "weight_decay": [0.0, 0.1], "n_kv_heads": [4, 1]}
-
-    def outcome(config):
-        x = moved["depth_scale"] * (config.depth_scale == "lns") + moved["weight_decay"] * (config.weight_decay > 0)
-        x += moved["n_kv_heads"] * (config.n_kv_heads == 1)
-        n_moved = (config.depth_scale == "lns") + (config.weight_decay > 0) + (config.n_kv_heads == 1)
-        return {"usefulness": x, "val_loss": x if config.n_layers == 12 else 4 * n_moved - x}
-
-    found = link_between(ChainRuns(grid(axes, outcome)), "usefulness", "val_loss")
-    assert (found.rho, found.n_units) == (pytest.approx(0.0), 3)

@@ -9,6 +9,7 @@ from support.runs_frame import config_of, grid, runs_frame
 
 from sparsedepth.effects.cells import cells_of
 from sparsedepth.effects.frame import effects_frame
+from sparsedepth.effects.text import effects_text, setting_text
 
 LNS = {"depth_scale": ["none", "lns"]}
 
@@ -194,3 +195,58 @@ def test_a_diverged_run_is_counted_and_does_not_remove_its_setting():
         "not shown",
         "2 runs of the setting diverged, 0 of the baseline",
     )
+
+
+# Slopes
+
+
+def test_an_effect_that_changes_with_width_and_budget():
+    """-.1 a doubling of width and +.05 a doubling of tokens, beside each size; a budget alone is no setting's context."""
+
+    def mean(config):
+        wider, longer = math.log2(config.d_model / 64), math.log2(config.train_tokens / 65536)
+        return 3 - 0.2 * wider + (0.4 - 0.1 * wider + 0.05 * longer) * (config.depth_scale == "lns")
+
+    axes = {**LNS, "d_model": [64, 128, 256], "train_tokens": [65536, 262144], "seed": range(4)}
+    found = frame(grid(axes, noisy(mean), n_layers=4))
+    for question, truth, verdict in (("width slope", -0.1, "lower"), ("budget slope", 0.05, "higher")):
+        slope = row(found, question=question)
+        assert (slope["setting"], slope["verdict"], slope["seeds"]) == ("depth_scale=lns", verdict, 4)
+        assert slope["estimate"] == pytest.approx(truth, abs=0.02) and slope["hi"] - slope["lo"] < 0.06
+    assert row(found, question="setting", setting="depth_scale=lns")["estimate"] == pytest.approx(0.4, abs=0.05)
+
+
+def test_sizes_that_change_together_are_named():
+    axes = {**LNS, "d_model,train_tokens": [(64, 65536), (128, 131072), (256, 262144)], "seed": range(4)}
+    found = frame(grid(axes, noisy(lambda c: 3 - 0.1 * math.log2(c.d_model) * (c.depth_scale == "lns")), n_layers=4))
+    slope = row(found, question="width slope")
+    assert (slope["context"], slope["verdict"]) == ("train_tokens", "lower")
+    assert setting_text(slope) == "depth_scale=lns: per doubling of width (with train_tokens)"
+    assert "budget slope" not in set(found["question"])
+
+
+def test_an_effect_that_changes_with_lr():
+    """By hand: the effect is 0, -.1, -.2 at lr .001, .002, .004, which is -.1 a doubling."""
+    runs = tuned(noisy(lambda c: 3 - 0.1 * math.log2(c.lr / 0.001) * (c.depth_scale == "lns")))
+    slope = row(frame(runs), question="lr slope")
+    assert slope["estimate"] == pytest.approx(-0.1, abs=0.02) and slope["verdict"] == "lower"
+    assert slope["seeds"] == 2 and 0.01 < slope["hi"] - slope["lo"] < 0.06
+    runs.loc[(runs["lr"] == 0.004) & (runs["seed"] == 100), "outcome"] = "diverged"
+    assert row(frame(runs), question="lr slope")["estimate"] == pytest.approx(-0.1, abs=0.05)
+    one_lr = runs[(runs["lr"] == 0.002) | (runs["depth_scale"] == "none")]
+    assert "lr slope" not in set(frame(one_lr)["question"])
+
+
+def test_the_table_lists_an_lr_slope_only_where_it_is_shown():
+    changes = tuned(noisy(lambda c: 3 - 0.1 * math.log2(c.lr / 0.001) * (c.depth_scale == "lns")))
+    assert "per doubling of lr" in effects_text(frame(changes), cells_of(changes, "val_loss"))
+    equal = tuned(noisy(lambda c: 3.0, rng_seed=1))
+    text, detailed = (effects_text(frame(equal), cells_of(equal, "val_loss"), detail=detail) for detail in (False, True))
+    assert "1 effect not shown to change with lr" in text and "per doubling of lr" not in text
+    assert "per doubling of lr" in detailed
+
+
+def test_of_two_tuned_fields_the_second_stays_at_its_chosen_value():
+    runs = tuned(noisy(lambda c: 3.0)).assign(tuned_fields="lr,weight_decay")
+    text = " ".join(effects_text(frame(runs), cells_of(runs, "val_loss")).split())
+    assert "the curve and its error are in lr alone: weight_decay at the value that tuning chose" in text

@@ -6,7 +6,7 @@ import pytest
 from support.made_up_runs import make_run
 
 from sparsedepth.config.run import RunConfig
-from sparsedepth.effects.knobs import depth_knob, find_knobs
+from sparsedepth.effects.cells import cells_of
 from sparsedepth.store.best import best, heading, text
 from sparsedepth.store.connection import open_store
 from sparsedepth.store.questions import ask
@@ -92,7 +92,7 @@ def test_the_baseline_stands_beside_the_best(store):
     ],
 )
 def test_the_baseline_is_that_of_the_effects(axes, tmp_path):
-    """One rule: `best` and figures mark the configuration in which every knob of `effects` stands at its baseline."""
+    """One rule: `best` and figures mark the configuration that is the baseline of `effects`, the shallowest."""
     for values in itertools.product(*axes.values()):
         fields = dict(zip(axes, values, strict=True))
         experts = {"top_k": 2} if fields.get("n_experts") else {}
@@ -100,10 +100,10 @@ def test_the_baseline_is_that_of_the_effects(axes, tmp_path):
     with open_store(tmp_path) as store:
         settings, runs = read_settings(store), store.frame("select * from runs")
     assert settings is not None
-    depth = depth_knob(runs)
-    for knob in (*find_knobs(runs), *([depth] if depth else [])):
-        least = knob.settings[knob.baseline]
-        assert {name: settings.baseline.knobs[name] for name in least} == least
+    rows = cells_of(runs, "val_loss").rows
+    (run_id,) = rows[rows["setting"] == "baseline"].sort_values("n_layers")["run_id"][:1]
+    (cell_id,) = runs.loc[runs["run_id"] == run_id, "cell_id"]
+    assert cell_id == settings.baseline.cell_id
 
 
 def test_high_is_better_where_the_glossary_says_so(store):

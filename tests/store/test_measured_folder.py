@@ -4,11 +4,13 @@ import os
 import shutil
 import warnings
 
+import pandas as pd
 import pytest
 from support.made_up_runs import MANIFEST, make_run
 
 from sparsedepth.config.run import RunConfig
-from sparsedepth.effects.knobs import find_knobs
+from sparsedepth.effects.cells import cells_of
+from sparsedepth.effects.frame import effects_frame
 from sparsedepth.recipe.choose import derive
 from sparsedepth.store import run_record
 from sparsedepth.store.best import answer, best
@@ -120,8 +122,9 @@ def test_it_changes_no_effect_and_no_recipe(results):
     with open_store(results) as store:
         mixed = store.frame("SELECT * FROM runs ORDER BY run_id")
         alone = store.frame("SELECT * FROM runs WHERE model IS NULL ORDER BY run_id")
-    assert [knob.settings for knob in find_knobs(mixed)] == [knob.settings for knob in find_knobs(alone)]
-    assert len(find_knobs(mixed)) == 1
+    of_mixed, of_alone = (effects_frame(cells_of(runs, "val_loss")) for runs in (mixed, alone))
+    pd.testing.assert_frame_equal(of_mixed, of_alone)
+    assert of_alone["setting"].nunique() == 1
     assert derive(mixed) == derive(alone)
     (tested,) = derive(mixed).candidates
     assert tested.contrast.effect.n == 2 and tested.contrast.effect.mean == pytest.approx(0.2)

@@ -7,8 +7,8 @@ import yaml
 from support.made_up_runs import make_run
 
 from sparsedepth.config.run import RunConfig
-from sparsedepth.effects.contrast import contrasts
-from sparsedepth.effects.knobs import find_knobs, tuned_fields
+from sparsedepth.effects.cells import cells_of
+from sparsedepth.effects.frame import effects_frame
 from sparsedepth.plots.runs import trained_runs
 from sparsedepth.scaling.points import read_points
 from sparsedepth.store.best import best
@@ -131,14 +131,14 @@ def test_best_ranks_each_configuration_at_its_best_value_and_flags_the_edge(tmp_
 
 
 def test_effects_compare_configurations_each_at_its_best(tmp_path):
-    """lr differs between the two, and is no choice: three pairs by seed, and no knob called lr."""
+    """lr differs between the two, and is no setting: seed 0 chose, two seeds are left."""
     with open_store(fill(tmp_path)) as store:
         runs = store.frame("select * from runs")
-    assert tuned_fields(runs) == {"lr"}
-    (knob,) = find_knobs(runs, {"weight_decay": 0.1})
-    (found,) = contrasts(runs, knob, "val_loss")
-    assert knob.name == "weight_decay" and found.effect.n == 3 and found.n_at_edge == 3
-    assert found.effect.mean == pytest.approx(-0.5)
+    cells = cells_of(runs, "val_loss")
+    (found,) = effects_frame(cells).query("question == 'setting'").to_dict("records")
+    assert (cells.field, found["setting"], found["seeds"]) == ("lr", "weight_decay=0.3", 2)
+    assert (found["lr"], found["lr_baseline"]) == (0.004, 0.002)
+    assert found["estimate"] == pytest.approx(-0.5, abs=0.02)
 
 
 def test_one_rule_says_which_runs_count(tmp_path):
