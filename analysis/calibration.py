@@ -45,8 +45,8 @@ from typing import Any, Literal, get_type_hints
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
-from scipy.special import stdtrit
 from estimate import Estimate, estimate
+from scipy.special import stdtrit
 from script import run_script
 
 from sparsedepth.config.plain_text import counted

@@ -1,4 +1,4 @@
-"""Does sparsity change how fast loss falls with depth? The loss per doubling of depth, of the baseline and every setting.
+"""Does sparsity change how fast loss falls with depth? The loss per doubling of depth, for every setting.
 
     python analysis/depth_exponent.py RESULTS_DIR [...]
 

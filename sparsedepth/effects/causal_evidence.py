@@ -148,10 +148,10 @@ def chain_evidence(runs: pd.DataFrame) -> list[LinkEvidence]:
         links += [link(results, cause, effect, "within depth", [name]) for name in given if name != effect]
         found.append((links, skill(results, cause, effect), tuple(tested(cause, effect))))
     adjusted_of: dict[tuple[str, str, str], float] = {}
-    for scope in {link.scope for links, *_ in found for link in links}:
-        of_scope = [link for links, *_ in found for link in links if link.scope == scope and link.p is not None]
-        p_J = adjusted(np.array([link.p for link in of_scope]), np.zeros(len(of_scope)))
-        adjusted_of |= {(link.cause, link.effect, scope): float(p) for link, p in zip(of_scope, p_J, strict=True)}
+    for scope in {each.scope for links, *_ in found for each in links}:
+        of_scope = [each for links, *_ in found for each in links if each.scope == scope and each.p is not None]
+        p_J = adjusted(np.array([each.p for each in of_scope]), np.zeros(len(of_scope)))
+        adjusted_of |= {(each.cause, each.effect, scope): float(p) for each, p in zip(of_scope, p_J, strict=True)}
     evidence = []
     for links, skilled, effects in found:
         links = [replace(each, p_adjusted=adjusted_of.get((each.cause, each.effect, each.scope))) for each in links]

@@ -3,9 +3,9 @@
     rho = Pearson(rank x, rank y)    (Spearman 1904; ties share their mean rank)
     rho given z = -P_xy / sqrt(P_xx P_yy),   P the inverse of the rank correlations of x, y and all of z    (Yule 1907)
 
-'pooled' ranks all runs together, so that depth drives it; 'within depth' ranks them within each depth, as a share of its
-runs. Neither replicates nor depths are independent observations: the unit is the setting (`effects.cells`), with all its
-runs. The interval is the jackknife's over G settings, on Fisher's scale, each left out in turn (Tukey 1958):
+'pooled' ranks all runs together, so that depth drives it; 'within depth' ranks them within each depth, as a share of
+its runs. Replicates and depths are no independent observations: the unit is the setting (`effects.cells`), with all
+its runs. The interval is the jackknife's over G settings, on Fisher's scale, each left out in turn (Tukey 1958):
 
     z = artanh rho          se^2 = (G - 1) / G sum_g (z_without_g - mean)^2          tanh(z +- t(G - 2, 0.975) se)
 
@@ -77,7 +77,7 @@ def links_of(runs: pd.DataFrame) -> list[tuple[str, str]]:
     forms = {score: degeneracy.sound_form(score, degeneracy.score_rows(runs, score)) for score in scores}
     named = (with_loss(loss_of(runs), pair) for pair in LINKS)
     sound = dict.fromkeys((forms.get(cause, cause), forms.get(effect, effect)) for cause, effect in named)
-    return [(cause, effect) for cause, effect in sound if cause in measured and effect in measured]
+    return [(a, b) for a, b in sound if a is not None and b is not None and {a, b} <= measured]
 
 
 def cautions(runs: pd.DataFrame) -> list[str]:

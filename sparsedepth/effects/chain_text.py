@@ -18,7 +18,8 @@ EXPLAINED = (
     "skill: prediction of held-out depths, 1 perfect, 0 no better than their mean; intervention "
     "'confounded': not shown to move only the cause; verdict: associated (rho significant, adjusted over the links), "
     "predicts (and skill above 0), causes (an intervention that moved only the cause moved the effect; other paths, "
-    f"such as another tuned lr, are not excluded), '-' not distinguishable from 0, 'too few': {MIN_UNITS} settings are needed for an interval"
+    f"such as another tuned lr, are not excluded), '-' not distinguishable from 0, 'too few': {MIN_UNITS} "
+    "settings are needed for an interval"
 )
 
 

@@ -74,7 +74,7 @@ class Depth:
     """The cells of the fit."""
 
 
-def depth_of(cells: Cells, depth: int, rows: pd.DataFrame) -> Depth:
+def depth_of(cells: Cells, rows: pd.DataFrame) -> Depth:
     """The cells of one depth, and the fit of those that can be compared: the tuned ones, or else those with results."""
     arrays = {name: rows[name].to_numpy() for name in rows.columns}
     setting_N = arrays["setting"]
@@ -89,7 +89,7 @@ def depth_of(cells: Cells, depth: int, rows: pd.DataFrame) -> Depth:
     else:
         order = [setting for setting in order if of[setting].results]
         runs = runs_of([of[setting].results for setting in order])
-    return Depth(depth=depth, cells=of, fitted=fit(runs) if runs else None, order=order)
+    return Depth(depth=int(rows["n_layers"].iloc[0]), cells=of, fitted=fit(runs) if runs else None, order=order)
 
 
 def _cell_runs(arrays: dict[str, np.ndarray]) -> CellRuns | None:

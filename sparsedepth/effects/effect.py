@@ -23,6 +23,7 @@ class Effect(Section):
     estimate: float | None
     lo: float | None
     hi: float | None
+    p: Annotated[float | None, Field(description="of this effect alone")] = None
     p_adjusted: Annotated[float | None, Field(description="over the settings of the depth")]
     detectable: Annotated[float | None, Field(description="the effect that would have been seen with 80% power")]
     verdict: Annotated[str, Field(description="lower, higher, not shown or lr decides")]
@@ -43,4 +44,4 @@ class Effect(Section):
     def of_row(cls, row: Mapping[str, Any], outcome: str, unit: str) -> "Effect":
         """A row of the frame, as `to_dict("records")` gives it."""
         fields = {name: None if is_missing(row.get(name)) else row[name] for name in cls.model_fields if name in row}
-        return cls(**{**fields, "outcome": outcome, "unit": unit})
+        return cls.model_validate({**fields, "outcome": outcome, "unit": unit})

@@ -62,7 +62,7 @@ def setting_effects(cells: Cells) -> pd.DataFrame:
 
 
 def _depths_of(cells: Cells) -> list[Depth]:
-    return [depth_of(cells, depth, rows) for depth, rows in cells.rows.groupby("n_layers")]
+    return [depth_of(cells, rows) for _, rows in cells.rows.groupby("n_layers")]
 
 
 def _frame(rows: Sequence[Row]) -> pd.DataFrame:

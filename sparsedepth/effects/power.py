@@ -63,7 +63,7 @@ class Power:
 def pilot_noise(runs: pd.DataFrame, outcome: str) -> Noise:
     """The noise of the runs of a store, pooled over depths. Raises ValueError where no cell has two seeds."""
     cells = cells_of(runs, outcome)
-    depths = [depth_of(cells, depth, rows) for depth, rows in cells.rows.groupby("n_layers")]
+    depths = [depth_of(cells, rows) for _, rows in cells.rows.groupby("n_layers")]
     fits = [at.fitted for at in depths if at.fitted]
     if not fits:
         raise ValueError(
@@ -170,8 +170,8 @@ def power_text(noise: Noise, source: str, outcome: str, tuned: Sequence[str], ef
         parts.append(f"none assumed from choosing {fields}, which a pilot with tuning would measure")
     needed = "" if effect is None else f"; seeds wanted: for an effect of {_size(effect, unit)}"
     return (
-        f"power: detectable: the effect on {outcome} that such a sweep detects with {POWER:.0%} power (adjusted p below "
-        f"{ALPHA} over the settings at a depth, as in `effects`){needed}\n"
+        f"power: detectable: the effect on {outcome} that such a sweep detects with {POWER:.0%} power (adjusted p "
+        f"below {ALPHA} over the settings at a depth, as in `effects`){needed}\n"
         f"noise (standard deviation): {'; '.join(parts)}"
     )
 

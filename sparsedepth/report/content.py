@@ -14,8 +14,8 @@ from sparsedepth.config.plain_text import counted
 from sparsedepth.config.sweep import SweepDefinition, read_definition
 from sparsedepth.effects.causal_evidence import LinkEvidence, chain_evidence
 from sparsedepth.effects.chain import cautions
+from sparsedepth.effects.chain_text import evidence_lines, link_heading
 from sparsedepth.effects.text import effect_sentence
-from sparsedepth.effects.text_report import evidence_lines, link_heading
 from sparsedepth.plots.forest import forest_effects
 from sparsedepth.recipe.build_card import build_card
 from sparsedepth.recipe.card import Card
