@@ -161,21 +161,17 @@ def values_of(runs: pd.DataFrame, outcome: str) -> pd.Series:
 
 
 def _settings(results: pd.DataFrame) -> Settings:
-    configurations = []
-    for cell_id, group in results.groupby("cell_id", sort=False):
-        first = group.iloc[0]
-        ok = group[group["outcome"] == "ok"]
-        params, flops = (_mean(ok[column]) if column in ok else None for column in ("params_total", "train_flops"))
-        configurations.append(
+    first = results.drop_duplicates("cell_id").reindex(columns=["cell_id", "tuned_fields", *CELL_FIELDS])
+    return settings_of(
+        [
             Configuration(
-                cell_id=str(cell_id),
-                tuned=frozenset(parse_tuned_fields(first.get("tuned_fields"))),
-                knobs={name: _plain(first[name]) if name in results else None for name in CELL_FIELDS},
-                params=params,
-                flops=flops,
+                cell_id=record["cell_id"],
+                tuned=frozenset(parse_tuned_fields(record["tuned_fields"])),
+                knobs={name: _plain(record[name]) for name in CELL_FIELDS},
             )
-        )
-    return settings_of(configurations)
+            for record in first.to_dict("records")
+        ]
+    )
 
 
 def _largest_budgets(runs: pd.DataFrame, settings: Settings) -> pd.DataFrame:
@@ -187,11 +183,6 @@ def _largest_budgets(runs: pd.DataFrame, settings: Settings) -> pd.DataFrame:
     ]
     largest = runs.groupby([runs["n_layers"], pd.Series(labels, runs.index)])[BUDGET].transform("max")
     return runs[runs[BUDGET] == largest]
-
-
-def _mean(values: pd.Series) -> float | None:
-    mean = pd.to_numeric(values, errors="coerce").astype(float).mean()
-    return None if np.isnan(mean) else float(mean)
 
 
 def _texts(runs: pd.DataFrame, column: str) -> list[str]:

@@ -17,7 +17,6 @@ Shapes: N runs, R rows (cell, lr, role), C cells, L points (cell, lr), G points 
 from dataclasses import dataclass
 
 import numpy as np
-from scipy.optimize import brentq
 from scipy.special import gammaincinv, ndtr, stdtr
 
 from sparsedepth.effects.noise import Noise, noise_of
@@ -60,9 +59,10 @@ class Distribution:
     seeds_share: float
     """The part of the variance that seeds alone explain; the rest is the choice of lr."""
 
-    def below(self, x: float) -> float:
-        z_G = (x - self.mean_G) / self.sd_G
-        return float(self.weight_G @ (ndtr(z_G) if np.isinf(self.df_G[0]) else stdtr(self.df_G, z_G)))
+    def below(self, x_X: np.ndarray) -> np.ndarray:
+        """The probability of less than each x."""
+        z_XG = (x_X[:, None] - self.mean_G) / self.sd_G
+        return (ndtr(z_XG) if np.isinf(self.df_G[0]) else stdtr(self.df_G, z_XG)) @ self.weight_G
 
     @property
     def estimate(self) -> float:
@@ -77,7 +77,7 @@ class Distribution:
     @property
     def p(self) -> float:
         """Two-sided."""
-        low = self.below(0.0)
+        (low,) = self.below(np.zeros(1)).tolist()
         return 2 * min(low, 1 - low)
 
     @property
@@ -86,12 +86,18 @@ class Distribution:
         return float(self.weight_G @ np.minimum(self.df_G, 200.0))
 
     def quantile(self, share: float) -> float:
-        sd = float(self.weight_G @ self.sd_G)
-        width = 10.0
-        while self.below(self.estimate - width * sd) > share or self.below(self.estimate + width * sd) < share:
-            width *= 4
-        low, high = self.estimate - width * sd, self.estimate + width * sd
-        return float(brentq(lambda x: self.below(x) - share, low, high, xtol=1e-4 * sd))
+        """By refining a grid, whose last step is interpolated; precise to 1e-6 standard errors."""
+        half = 5 * float(self.weight_G @ self.sd_G)
+        below_X = np.array([1.0])
+        while below_X[0] > share or below_X[-1] < share:
+            half *= 4
+            x_X = self.estimate + half * np.linspace(-1, 1, 65)
+            below_X = self.below(x_X)
+        for _ in range(3):
+            i = int(np.clip(np.searchsorted(below_X, share), 1, 64))
+            x_X = np.linspace(x_X[i - 1], x_X[i], 65)
+            below_X = self.below(x_X)
+        return float(np.interp(share, below_X, x_X))
 
 
 @dataclass(frozen=True, kw_only=True)

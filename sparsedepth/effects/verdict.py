@@ -15,7 +15,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from scipy.optimize import brentq
 from scipy.special import ndtr, ndtri
 
 from sparsedepth.effects.fit import Distribution
@@ -125,7 +124,11 @@ def adjusted(p_J: np.ndarray, shared_J: np.ndarray) -> np.ndarray:
 
 def level_of(shared_J: np.ndarray) -> float:
     """The p of a single effect below which a family of this size is significant."""
-    return float(brentq(lambda p: _chance(p, shared_J) - ALPHA, 1e-9, ALPHA)) if len(shared_J) > 1 else ALPHA
+    low, high = 1e-9, ALPHA
+    for _ in range(40 if len(shared_J) > 1 else 0):
+        middle = (low + high) / 2
+        low, high = (low, middle) if _chance(middle, shared_J) > ALPHA else (middle, high)
+    return high
 
 
 def _chance(p: float, shared_J: np.ndarray) -> float:

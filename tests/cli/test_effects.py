@@ -41,7 +41,8 @@ def test_the_chain_has_a_word_for_every_link(results):
     out, _ = sparsedepth("effects", results, "--part", "chain", "--detail")
     assert "residual_variance_last -> usefulness: " in out
     assert re.search(
-        r"intervention depth_scale=lns: residual_variance_last lower: x.+; not shown to move this cause alone \(", out
+        r"intervention depth_scale=lns, n_layers=12: residual_variance_last lower, x0.+; not shown to move this cause ",
+        out,
     )
     assert "held-out depths" in out and "within depth, given val_loss" in out
 
@@ -71,18 +72,10 @@ def test_as_a_table(results):
     }
     assert {row["outcome"] for row in rows} == {"usefulness"}
     chain = json.loads(sparsedepth("effects", results, "--part", "chain", "--format", "json")[0])
-    assert {"pooled", "between knobs", "held-out skill"} <= {row["scope"] for row in chain}
-
-
-def test_the_learning_rate_is_asked_about_by_itself(results):
-    _, error = sparsedepth("effects", results, "--part", "lr", code=2)
-    assert "no setting was run with its baseline at 3 learning rates" in error
-    assert json.loads(sparsedepth("effects", results, "--part", "lr", "--format", "json")[0]) == []
+    assert {"pooled", "within depth", "held-out skill"} <= {row["scope"] for row in chain}
 
 
 def test_wrong_questions_are_one_line(results):
-    assert "these runs vary" in sparsedepth("effects", results, "--part", "lr", "--knob", "norm", code=2)[1]
     assert "these runs vary: depth_scale, n_layers" in sparsedepth("effects", results, "--knob", "norm", code=2)[1]
-    assert "--at predicts" in sparsedepth("effects", results, "--at", "tokens=1e9", code=2)[1]
-    assert sparsedepth("effects", results, "--part", "nonsense", code=2)[1].count("Value error") == 0
+    assert sparsedepth("effects", results, "--part", "lr", code=2)[1].count("Value error") == 0
     assert "not a measured number" in sparsedepth("effects", results, "--by", "nonsense", code=2)[1]
