@@ -124,7 +124,7 @@ def main() -> None:
         sparsedepth("evaluate", f"tuned/runs/{run.name}", *task, "-o", "tuned")
     for query in QUERIES:
         sparsedepth("query", "tuned", query)
-    sparsedepth("effects", "tuned", "--part", "knobs")
+    sparsedepth("effects", "tuned")
 
 
 if __name__ == "__main__":

@@ -46,18 +46,18 @@ class Noise:
             raise ValueError(f"noise between seeds is {self.own:g}; it must be above 0 and finite")
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Power:
     """The power of a design for one setting."""
 
     setting: str
     n_layers: tuple[int, ...]
-    """The depths at each of which this holds; for a depth, that depth."""
+    """The depths at each of which this holds."""
     n_seeds: int
     detectable: float | None
-    """Effect detected with probability POWER; None with too few seeds."""
+    """None with too few seeds."""
     n_seeds_wanted: int | None
-    """Seeds that the given effect needs; None without one, or if MAX_SEEDS are too few."""
+    """None without an effect, or if MAX_SEEDS are too few."""
 
 
 def pilot_noise(runs: pd.DataFrame, outcome: str) -> Noise:
@@ -104,15 +104,8 @@ def measure_power(
     powers = []
     for (setting, n_settings, n_seeds), depths in _planned(configs, outcome, tuned).items():
         wanted = 3 + bisect_left(range(3, MAX_SEEDS + 1), True, key=lambda n, c=n_settings: is_enough(c, n))
-        powers.append(
-            Power(
-                setting=setting,
-                n_layers=tuple(depths),
-                n_seeds=n_seeds,
-                detectable=detected(n_settings, n_seeds),
-                n_seeds_wanted=None if effect is None or wanted > MAX_SEEDS else wanted,
-            )
-        )
+        n_wanted = None if effect is None or wanted > MAX_SEEDS else wanted
+        powers.append(Power(setting, tuple(depths), n_seeds, detected(n_settings, n_seeds), n_wanted))
     return powers
 
 

@@ -6,6 +6,7 @@ import numpy as np
 import pandas as pd
 import pytest
 from support.runs_frame import config_of, grid, runs_frame
+from support.trace_files import from_rows_to_table
 
 from sparsedepth.effects.cells import cells_of
 from sparsedepth.effects.frame import effects_frame
@@ -148,6 +149,12 @@ def test_lr_decides_an_outcome_that_follows_lr():
     own = frame(variance_runs(lambda scale, lr: 5.0 if scale == "none" else 1.0), "residual_variance_last")
     found = row(own, question="setting")
     assert found["verdict"] == "lower" and found["estimate"] == pytest.approx(-math.log(5), abs=0.05)
+
+
+def test_a_number_of_the_table_passes_at_most_twelve_files():
+    passed = from_rows_to_table(tuned(noisy(lambda c: 3.0)), "val_loss")
+    assert len(passed) <= 12, sorted(passed)
+    assert "_settings" in passed["effects/frame.py"] and "verdict_of" in passed["effects/verdict.py"]
 
 
 # Bad input: one true sentence each
