@@ -26,7 +26,7 @@ from sparsedepth.store.tuning_roles import CHOSEN_ROLES, IS_RESULT, IS_TRAINED, 
 from sparsedepth.store.unfinished import only_tuning_text
 
 EFFECTS = "effects"
-"""A further question, answered by `sparsedepth.effects.all_effects`."""
+"""A further question, answered by `sparsedepth.effects.frame`."""
 SIGNAL_TO_NOISE = "signal_to_noise"
 """A further question, answered by `sparsedepth.store.signal_to_noise`."""
 

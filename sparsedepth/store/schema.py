@@ -121,31 +121,6 @@ TUNING_COLUMNS = (
         "tuning (a seed of tuning alone, no result); NULL if nothing was tuned",
     ),
     _text("tuned_by", "the objective whose mean over the tuning seeds chose the value; NULL if nothing was tuned"),
-    _text(
-        "tuned_values",
-        "values tried for this configuration, ascending, comma-separated; NULL if several fields were tuned",
-    ),
-    _text(
-        "tuned_rivals",
-        "values next to the chosen one that may be better, comma-separated; NULL if there is none, or several fields "
-        "were tuned",
-    ),
-    _of_runs("tuning_n_seeds", "seeds whose mean chose the value; NULL if nothing was tuned, or several fields were"),
-    _of_runs(
-        "tuned_optimum",
-        "the optimum of a smooth curve through the values near the chosen one; NULL if it is not identified",
-    ),
-    _of_runs("tuned_optimum_lo", "lower end of the 95% interval of tuned_optimum"),
-    _of_runs("tuned_optimum_hi", "upper end of the 95% interval of tuned_optimum"),
-    _of_runs(
-        "tuning_variance",
-        "what choosing the value adds to the mean squared error of tuned_by, in its unit squared, given all "
-        "runs at the values tried; NULL if there are too few",
-    ),
-    _of_runs(
-        "tuning_excess", "expected excess of tuned_by over its minimum within a step of the chosen value, in its unit"
-    ),
-    _of_runs("tuning_df", "degrees of freedom of tuning_variance"),
 )
 """The role of a run in the tuning of its sweep; computed when a store is opened, so not in any cache."""
 

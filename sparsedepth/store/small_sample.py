@@ -3,7 +3,7 @@
     P(|T| > |t|),  T of df degrees of freedom:  mean +- t_critical(n - 1) s / sqrt(n) covers the mean in 95% of samples
 
 For whole degrees of freedom this is a finite sum (Abramowitz & Stegun, 26.7.3 and 26.7.4). Not by scipy.special, whose
-import takes 0.45 s, which queries do without; `effects.intervals` uses it for fractional degrees of freedom.
+import takes 0.45 s, which queries do without; `effects.fit` uses it for fractional degrees of freedom.
 """
 
 import math

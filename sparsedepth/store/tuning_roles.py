@@ -16,10 +16,8 @@ the sweep.yaml of their results folder whenever a store is opened:
 
 import math
 from collections import defaultdict
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from functools import cached_property
-from itertools import chain
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
 from operator import itemgetter
 from pathlib import Path
 from statistics import fmean
@@ -27,27 +25,17 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from sparsedepth import quantities
 from sparsedepth.config.load import build, read_yaml
-from sparsedepth.config.role import fields_where
 from sparsedepth.config.run import CELL_FIELDS, RunConfig
 
 if TYPE_CHECKING:
     import pandas as pd
 
-    from sparsedepth.store.tuning_curve import CurveShape, TuningCurve
 
 TuningRole = Literal["best", "edge", "rejected", "tuning"]
 TunedValues = tuple[float, ...]
 """A value for each tuned field, in their order."""
 Losses = dict[TunedValues, dict[int, float]]
 """TunedValues -> tuning seed -> loss."""
-COMPARED = fields_where(
-    RunConfig,
-    lambda role: role.kind in ("data", "capacity") and not role.derived_if_missing and role.cost_scope != "amount",
-)
-"""Width and data: the values that grids have in common which share the error of choosing. Not d_ff, in which settings
-of one width differ to match their cost; nor the budget, which goes with the depth where tokens per parameter are fixed,
-and depths share it, since a depth alone has too few grids for its estimate."""
-
 IS_TRAINED = "model IS NULL"
 IS_CHOSEN = "coalesce(tuning NOT IN ('rejected', 'tuning'), true)"
 CHOSEN_ROLES = ("best", "edge", "tuning")
@@ -85,8 +73,6 @@ class Tuning:
     seeds: tuple[int, ...]
     """Seeds of the results; empty for imported runs, where every seed serves both tuning and results."""
     objective: str
-    solved: Mapping[str, Any] = field(default_factory=dict)
-    """The size that the sweep solves for to match its runs -> its value before, None if the default."""
 
     @property
     def columns(self) -> tuple[str, ...]:
@@ -117,88 +103,24 @@ def read_tuning(results: Path) -> Tuning | None:
         tuning_seeds=tuple(definition.tuning_seeds),
         seeds=tuple(definition.result_seeds),
         objective=definition.objective,
-        solved={definition.free: definition.base.get(definition.free)} if definition.free else {},
     )
 
 
-@dataclass(kw_only=True)
-class _Grid:
-    """One configuration over its tuned values, in all folders: each run once."""
-
-    tuning: Tuning
-    runs: dict[str, Mapping[str, Any]] = field(default_factory=dict)
-    chosen: dict[str, TunedValues] = field(default_factory=dict)
-    """run_id -> the value that its folder chose"""
-
-    @cached_property
-    def losses(self) -> Losses:
-        return _losses(self.tuning, [*self.runs.values()])
-
-    @cached_property
-    def fresh(self) -> Losses:
-        return _fresh(self.tuning, [*self.runs.values()], self.losses)
-
-    @cached_property
-    def best(self) -> TunedValues:
-        return best_point(_means(self.losses))[0]
-
-    @property
-    def has_curves(self) -> bool:
-        """Whether there are two values or more, the logarithm of each, and a finite mean loss."""
-        if len(self.losses) < 2 or _means(self.losses)[self.best] == math.inf:
-            return False
-        return all(isinstance(x, int | float) and x > 0 for point in self.losses for x in point)
-
-
 def tuning_columns(*sweeps: tuple[Tuning, Sequence[Mapping[str, Any]]]) -> dict[str, dict[str, Any]]:
-    """run_id -> its TUNING_COLUMNS, from the runs of each results folder. A configuration run at one value only has
-    none: it was not tuned. Each folder chooses by its own runs; the error of choosing is estimated as if all folders
-    were one, over the grids that are `_comparable`."""
+    """run_id -> its TUNING_COLUMNS, from the runs of each results folder, each by its own runs. A configuration run at
+    one value only has none: it was not tuned."""
     columns: dict[str, dict[str, Any]] = {}
-    grids_of = defaultdict[tuple[Any, ...], dict[tuple[Any, ...], _Grid]](dict)
     for tuning, runs in sweeps:
         groups = defaultdict(list)
         configuration = itemgetter(*(name for name in CELL_FIELDS if name not in tuning.fields))
         for run in runs:
             if None not in _point(tuning, run):  # an imported run whose value is unknown was not tuned
                 groups[configuration(run)].append(run)
-        for values, group in groups.items():
-            losses = _losses(tuning, group)
-            roles = _roles(tuning, group, losses)
+        for group in groups.values():
+            roles = _roles(tuning, group, _losses(tuning, group))
             shared = {"tuned_fields": ",".join(tuning.fields), "tuned_by": tuning.objective}
             columns |= {run_id: {**shared, "tuning": role} for run_id, role in roles.items()}
-            grid = grids_of[_comparable(tuning, group[0])].setdefault(values, _Grid(tuning=tuning))
-            grid.runs |= {run["run_id"]: run for run in group}
-            if len(losses) > 1:
-                grid.chosen |= dict.fromkeys(roles, best_point(_means(losses))[0])
-    for grids in grids_of.values():
-        for run_id, curve_columns in _columns_of_grids([grid for grid in grids.values() if grid.has_curves]):
-            columns[run_id] |= curve_columns
     return columns
-
-
-def _comparable(tuning: Tuning, run: Mapping[str, Any]) -> tuple[Any, ...]:
-    """Equal for grids of the same tuned fields and seeds, at the same width and data."""
-    alike = (tuning.solved.get(name, run[name]) for name in COMPARED if name not in tuning.fields)
-    return tuning.fields, tuning.objective, tuning.tuning_seeds or tuning.seeds[:1], *alike
-
-
-def _columns_of_grids(grids: Sequence[_Grid]) -> Iterator[tuple[str, dict[str, Any]]]:
-    """A run_id, and what the curves of its configuration say of the value chosen. The noise and the roughness of all
-    grids are alike."""
-    from sparsedepth.store.tuning_curve import curve_shapes
-
-    seeds = sorted({seed for grid in grids for by_seed in grid.fresh.values() for seed in by_seed})
-    curves = [_curves(grid, grid.best, seeds) for grid in grids]
-    shapes_at_best = curve_shapes([*chain.from_iterable(curves)])
-    for i, grid in enumerate(grids):
-        for chosen in dict.fromkeys(grid.chosen.values()):
-            shapes = shapes_at_best
-            if chosen != grid.best and _is_complete(grid.losses, chosen):  # its folder has a part of these runs
-                shapes = curve_shapes([*chain(*curves[:i], _curves(grid, chosen, seeds), *curves[i + 1 :])])
-            n_fields = len(chosen)
-            curve_columns = _curve_columns(grid.losses, shapes[i * n_fields : (i + 1) * n_fields])
-            yield from ((run_id, curve_columns) for run_id, point in grid.chosen.items() if point == chosen)
 
 
 def _roles(tuning: Tuning, group: Sequence[Mapping[str, Any]], losses: Losses) -> dict[str, TuningRole]:
@@ -237,16 +159,6 @@ def objective_as_loss(summary: Mapping[str, Any], objective: str) -> float:
     return -quantities.sign(objective) * value if is_scored else math.inf
 
 
-def _fresh(tuning: Tuning, group: Sequence[Mapping[str, Any]], losses: Losses) -> Losses:
-    """The losses of each value by seed, of seeds that were not used to choose it."""
-    used = {seed for by_seed in losses.values() for seed in by_seed}
-    fresh: Losses = {point: {} for point in losses}
-    for run in group:
-        if run["seed"] not in used and (point := _point(tuning, run)) in fresh:
-            fresh[point][run["seed"]] = objective_as_loss(run, tuning.objective)
-    return fresh
-
-
 def _means(losses: Losses) -> dict[TunedValues, float]:
     """The mean loss of each value; math.inf where fewer seeds were run than at others."""
     return {
@@ -257,50 +169,6 @@ def _means(losses: Losses) -> dict[TunedValues, float]:
 def _is_complete(losses: Losses, point: TunedValues) -> bool:
     """Whether a value was run with as many seeds as any other."""
     return len(losses.get(point, ())) == max(map(len, losses.values()))
-
-
-def _curves(grid: _Grid, chosen: TunedValues, seeds: Sequence[int]) -> "list[TuningCurve]":
-    """The losses along each tuned field, with the other fields at their chosen values."""
-    from numpy import array, log
-
-    from sparsedepth.store.tuning_curve import TuningCurve
-
-    missing = [math.inf] * max(map(len, grid.losses.values()))
-    curves = []
-    for axis in range(len(chosen)):
-        others = (*chosen[:axis], *chosen[axis + 1 :])
-        line = sorted(point for point in grid.losses if (*point[:axis], *point[axis + 1 :]) == others)
-        rows = [[*grid.losses[point].values()] if _is_complete(grid.losses, point) else missing for point in line]
-        fresh = array([[grid.fresh[point].get(seed, math.nan) for seed in seeds] for point in line])
-        curves.append(
-            TuningCurve(
-                values=log(array([point[axis] for point in line])),
-                losses=array(rows),
-                chosen=line.index(chosen),
-                fresh=fresh.reshape(len(line), -1),
-            )
-        )
-    return curves
-
-
-def _curve_columns(losses: Losses, shapes: "Sequence[CurveShape]") -> dict[str, Any]:
-    """The TUNING_COLUMNS that the curves of one configuration give."""
-    variances = [shape.variance for shape in shapes if shape.variance is not None]
-    columns: dict[str, Any] = {"tuning_variance": None, "tuning_df": min(shape.df for shape in shapes)}
-    if len(variances) == len(shapes):
-        columns["tuning_variance"] = math.fsum(variances)
-        columns["tuning_excess"] = math.fsum(shape.expected_regret for shape in shapes)
-    if len(shapes) > 1:
-        return columns
-    (shape,) = shapes
-    columns["tuned_values"] = ",".join(f"{value:g}" for (value,) in sorted(losses))
-    columns["tuned_rivals"] = ",".join(f"{math.exp(value):g}" for value in shape.indistinguishable_values) or None
-    columns["tuning_n_seeds"] = max(map(len, losses.values()))
-    if shape.optimum is not None and shape.half_width is not None:
-        low, high = shape.optimum - shape.half_width, shape.optimum + shape.half_width
-        names = ("tuned_optimum", "tuned_optimum_lo", "tuned_optimum_hi")
-        columns |= {name: math.exp(min(x, 700.0)) for name, x in zip(names, (shape.optimum, low, high), strict=True)}
-    return columns
 
 
 def best_point(losses: Mapping[TunedValues, float]) -> tuple[TunedValues, tuple[bool, ...]]:

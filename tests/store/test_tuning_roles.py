@@ -14,13 +14,9 @@ from sparsedepth.scaling.points import read_points
 from sparsedepth.store.best import best
 from sparsedepth.store.connection import open_store
 from sparsedepth.store.questions import ask
-from sparsedepth.store.tuning_curve import CurveShape
 from sparsedepth.store.tuning_roles import (
     IS_RESULT,
     Tuning,
-    _curve_columns,
-    _fresh,
-    _losses,
     best_point,
     objective_as_loss,
     read_tuning,
@@ -243,23 +239,3 @@ def test_a_diverged_run_is_the_worst_whatever_number_it_has():
     assert objective_as_loss({"outcome": "ok", "val_loss": None}, "val_loss") == math.inf
     assert objective_as_loss({"outcome": "ok", "val_loss": 1.0}, "val_loss") == 1.0
     assert objective_as_loss({"outcome": "ok", "usefulness": 0.5}, "usefulness") == -0.5
-
-
-def test_the_losses_that_judge_a_choice_are_of_other_seeds():
-    tuned = Tuning(fields=("lr",), tuning_seeds=(101,), seeds=(0, 1), objective="val_loss")
-    runs = [
-        {**RunConfig(lr=lr, seed=seed).model_dump(), "outcome": "ok", "val_loss": lr + seed}
-        for lr, seed in [(0.1, 101), (0.2, 101), (0.1, 0), (0.1, 1), (0.4, 0)]
-    ]
-    losses = _losses(tuned, runs)
-    assert losses == {(0.1,): {101: 101.1}, (0.2,): {101: 101.2}}
-    assert _fresh(tuned, runs, losses) == {(0.1,): {0: 0.1, 1: 1.1}, (0.2,): {}}
-
-
-def test_the_errors_of_choosing_two_fields_add_up():
-    shapes = [
-        CurveShape(optimum=None, half_width=None, variance=variance, df=df, expected_regret=regret)
-        for variance, df, regret in [(0.01, 5.0, 0.1), (0.02, 3.0, 0.3)]
-    ]
-    found = _curve_columns({(0.1, 0.2): {0: 1.0}}, shapes)
-    assert found == {"tuning_variance": pytest.approx(0.03), "tuning_excess": pytest.approx(0.4), "tuning_df": 3.0}

@@ -9,7 +9,6 @@ import pandas as pd
 
 from sparsedepth import quantities
 from sparsedepth.config.run import RunConfig
-from sparsedepth.effects.knobs import Knob, find_knob
 
 Summary = Mapping[str, Any]
 
@@ -42,13 +41,6 @@ def runs_frame(rows: Iterable[tuple[RunConfig, Summary]]) -> pd.DataFrame:
 def config_of(**fields: Any) -> RunConfig:
     """A configuration from fields of any type, as a table of test cases holds them."""
     return RunConfig(**fields)
-
-
-def knob_of(runs: pd.DataFrame, field: str) -> Knob:
-    """The knob of a field that is known to vary."""
-    knob = find_knob(runs, field)
-    assert knob is not None
-    return knob
 
 
 def grid(axes: Mapping[str, Iterable[Any]], outcome: Callable[[RunConfig], Summary], **base: Any) -> pd.DataFrame:
