@@ -252,16 +252,14 @@ def recipe(
     objective: option.Objective = "loss",
     matched: option.Matched = "tokens",
     holdout_depth: option.HoldoutDepth = None,
-    holdout: option.Holdout = None,
     skip_damaged: option.SkipDamaged = False,
 ) -> "Card":
-    """Recommend a configuration from paired effects; returns its card. `out` also writes the RunConfig (YAML) and the
-    card (.md, .json). Raises ValueError if there is neither a recommendation nor a baseline."""
+    """Recommend a configuration from the effects at one depth; returns its card. `out` also writes the RunConfig (YAML)
+    and the card (.md, .json). Raises ValueError if there is neither a recommendation nor a baseline."""
     from sparsedepth.files import check_parent
     from sparsedepth.recipe.build_card import derive_card
     from sparsedepth.recipe.card import card_path
-    from sparsedepth.recipe.card_markdown import write_page
-    from sparsedepth.recipe.card_text import write_yaml
+    from sparsedepth.recipe.card_files import write_recipe
     from sparsedepth.store.best import no_runs
     from sparsedepth.store.comparable_loss import loss_of
     from sparsedepth.store.connection import open_store
@@ -283,12 +281,12 @@ def recipe(
         names = shlex.join(map(str, folders))
         raise ValueError(f"{names} holds {search.text}; sparsedepth best {names} shows how to rerun the best points")
     objective = loss_of(runs) if objective == "loss" else objective
-    card = derive_card(runs, depth, objective, matched, holdout_depth=holdout_depth, holdout=holdout, folders=paths)
+    card = derive_card(runs, depth, objective, matched, holdout_depth=holdout_depth, folders=paths)
     if card.recipe.config is None:
-        raise ValueError(f"{' '.join(map(str, folders))}: no recipe: {card.recipe.abstained}")
+        at = f" at {card.recipe.depth} layers" if card.recipe.depth else ""
+        raise ValueError(f"{' '.join(map(str, folders))}: no recipe{at}: {card.recipe.abstained}")
     if out is not None:
-        write_yaml(Path(out), card)
-        write_page(Path(out), card)
+        write_recipe(Path(out), card)
     return card
 
 

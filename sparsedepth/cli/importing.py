@@ -36,5 +36,6 @@ def import_(
     if result.unknown:
         print(f"{unknown_text(result.unknown)} in every run: NULL, and named in the column unknown_fields")
     folder = quote(str(out))
-    print(f"a recipe from imported runs is grade D at best\nnext:\n  sparsedepth best {folder}")
+    print("a recipe from imported runs fails its in-sample test: their other choices are unknown")
+    print(f"next:\n  sparsedepth best {folder}")
     print(f"  sparsedepth scaling fit {folder}{' --cluster run' if result.clusters < result.runs else ''}")

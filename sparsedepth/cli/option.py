@@ -8,7 +8,7 @@ import inspect
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from types import GenericAlias
-from typing import TYPE_CHECKING, Annotated, Any, ForwardRef, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ForwardRef
 
 import typer
 
@@ -226,13 +226,7 @@ RecipeFile = Annotated[
 ]
 RecipeDepth = Annotated[int | None, typer.Option(help="n_layers of the recipe; default the deepest")]
 Matched = Annotated[str, typer.Option(help="a setting may use no more of this than its baseline")]
-HoldoutDepth = Annotated[
-    int | None, typer.Option(help="test the recipe: fit on smaller n_layers, predict this one, compare")
-]
-Holdout = Annotated[
-    Literal["params", "tokens"] | None,
-    typer.Option(help="test the recipe: fit on smaller widths (params) or budgets (tokens), predict the largest"),
-]
+HoldoutDepth = Annotated[int | None, typer.Option(help="test the recipe of the smaller n_layers at this one")]
 Images = Annotated[
     "Folder | None",
     typer.Option("-o", "--out", help="image (.png, .svg or .pdf), or a folder for images named by figure"),

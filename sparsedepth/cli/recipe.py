@@ -6,16 +6,13 @@
 import shlex
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 from typer.core import TyperGroup
 
 from sparsedepth.cli import calls, option
 from sparsedepth.config.plain_text import counted
-
-if TYPE_CHECKING:
-    from sparsedepth.recipe.card import Card
 
 CardFile = Annotated[Path, typer.Argument(metavar="CARD", help="recipe card (.card.json), or the recipe YAML")]
 
@@ -38,28 +35,37 @@ app = typer.Typer(
 
 
 @option.of_call(calls.recipe)
-def derive(given: option.Given) -> None:
-    """Recommend a configuration from paired effects, with its evidence; or abstain and explain why."""
+def derive(
+    given: option.Given,
+    format: Annotated[Literal["text", "json"], typer.Option(help="text, or the card as JSON")] = "text",
+) -> None:
+    """Recommend a configuration from the effects at one depth, with its evidence; or abstain and explain why."""
     from sparsedepth.recipe.card import card_path
-    from sparsedepth.recipe.card_markdown import page_path
-    from sparsedepth.recipe.card_text import card_text
+    from sparsedepth.recipe.card_files import page_path, pair_path
+    from sparsedepth.recipe.text import card_text
 
     folders, out = given["folders"], given["out"]
     card = calls.recipe(*folders, **{name: value for name, value in given.items() if name != "folders"})
+    if format == "json":
+        print(card.model_dump_json(indent=1, by_alias=True))
+        return
     print(card_text(card))
     if out is None:
         print("\n-o recipe.yaml writes the configuration, and a card with the full evidence for each setting")
-    else:
-        data, page = card_path(out), page_path(out)
-        kind = "baseline" if card.recipe.abstained else "recipe"
-        store = "DIR" if card.recipe.unknown else str(folders[0])  # an imported store is a pack of others' runs
-        command = shlex.join(["sparsedepth", "train", str(out), "--out", store])
-        print(f"\n{kind}: {out}; train it with: {command}\ncard: {page} and {data}")
-        if card.recipe.defaulted:
-            n_defaults = counted(len(card.recipe.defaulted), "field")
-            print(f"first set what the imported table does not state: {n_defaults}, named in {out}, at our defaults")
-        if not card.recipe.abstained:
-            print(f"verify it on fresh seeds: sparsedepth recipe verify {shlex.quote(str(data))} --out DIR")
+        return
+    data = card_path(out)
+    kind = "recipe" if card.recipe.changes else "baseline"
+    store = "DIR" if card.recipe.unknown else str(folders[0])  # an imported store is a pack of others' runs
+    command = shlex.join(["sparsedepth", "train", str(out), "--out", store])
+    print(f"\n{kind}: {out}; train it with: {command}\ncard: {page_path(out)} and {data}")
+    if card.recipe.untested:
+        pair = shlex.quote(str(pair_path(out)))
+        print(f"test {' with '.join(card.recipe.untested)}: sparsedepth sweep {pair} --out DIR")
+    if card.recipe.defaulted:
+        n_defaults = counted(len(card.recipe.defaulted), "field")
+        print(f"first set what the imported table does not state: {n_defaults}, named in {out}, at our defaults")
+    if card.recipe.changes:
+        print(f"verify it on fresh seeds: sparsedepth recipe verify {shlex.quote(str(data))} --out DIR")
 
 
 @option.of_call(calls.sweep, only=("out", "workers", "gpus", "device", "runtime", "max_attempts", "retry_failed"))
@@ -72,12 +78,13 @@ def verify(
     from sparsedepth.config.load import build
     from sparsedepth.config.sweep import SweepDefinition
     from sparsedepth.recipe.card import card_path, read_card
-    from sparsedepth.recipe.card_markdown import write_page
-    from sparsedepth.recipe.verify import configurations, sweep_fields, verified
+    from sparsedepth.recipe.card_files import write_page
+    from sparsedepth.recipe.text import ingredient_texts, verification_text
+    from sparsedepth.recipe.verify import configurations, verification_fields, verified
     from sparsedepth.store.connection import open_store
 
     derived, out = read_card(card), given["out"]  # errors are reported before torch is imported
-    definition = build(SweepDefinition, sweep_fields(derived, seeds), "the card's verification")
+    definition = build(SweepDefinition, verification_fields(derived, seeds), "the card's verification")
 
     from sparsedepth.sweep.driver import Driver
 
@@ -91,18 +98,7 @@ def verify(
         raise typer.Exit(result.stop.exit_code if result.stop() else 1)
     with open_store(out) as store:
         verified_card = verified(derived, store.frame("select * from runs"), definition.seeds)
-    _print_verification(derived, verified_card)
+    print(f"recipe vs baseline: {verification_text(verified_card)}")
+    print("".join(f"{line}\n" for line in ingredient_texts(verified_card)), end="")
     data, page = write_page(out / card_path(card).name, verified_card)
     print(f"verified card: {page} and {data}; {card_path(card)} is unchanged")
-
-
-def _print_verification(before: "Card", after: "Card") -> None:
-    from sparsedepth.recipe.card_text import gain_text, grade_text, verified_gain_text
-
-    verification = after.held_out.verification
-    assert verification is not None
-    gain = verified_gain_text(after, verification)
-    print(f"recipe vs baseline: {verification.outcome}: {after.recipe.objective} {gain}")
-    for ingredient in verification.ingredients:
-        print(f"recipe vs recipe without {ingredient.left_out}: {ingredient.verdict}: {gain_text(ingredient.gain)}")
-    print(f"grade {before.grade} -> {after.grade}: {grade_text(after)}")

@@ -1,74 +1,63 @@
-"""The recipe card: claim, domain, uncertainty and evidence in one record, stored as JSON with unrounded numbers.
+"""The recipe card: recommendation, effects, tests and provenance in one record, stored as JSON with unrounded numbers.
 
-Every text about a recipe, on the terminal, in Markdown, above its YAML and in the report, is written from it
-(`card_text`, `card.md.j2`). The twelve sections of the Markdown page and their fields: 1 rule, 2 domain and 3 effects
-`recipe`; 4 `matched`; 5 `learning_rate`; 6 `mechanism`; 7 `confounds`; 8 `held_out`; 9 the recipe's stack and
-`depth_slopes`; 10 the refused candidates and `diverged`; 11 `provenance`; 12 `grade`.
+Every text about a recipe, on the terminal, in Markdown, above its YAML and in the report, is written from it (`text`,
+`card.md.j2`). Its effects are rows of the frame `effects`.
 """
 
 import json
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
+from sparsedepth import quantities
 from sparsedepth.config.load import build
 from sparsedepth.config.run import RunConfig
 from sparsedepth.config.section import Section
-from sparsedepth.effects.causal_evidence import InterventionEffect, LinkEvidence
-from sparsedepth.effects.contrast import Contrast
-from sparsedepth.effects.depth_slope import SlopeContrast
+from sparsedepth.effects.effect import Effect
 from sparsedepth.files import write_json
 
 SUFFIX = ".card.json"
 MAX_BYTES = 16_000_000
 
 Place = Literal["inside", "interpolation", "extrapolation"]
-Comparison = Literal["better", "worse", "not distinguishable", "not compared"]
+Comparison = Literal["better", "worse", "not shown"]
 Outcome = Literal["confirmed", "refuted", "not confirmed", "not tested"]
-Need = Literal["needed", "harmful", "not distinguishable", "not compared"]
-Grade = Literal["A", "B", "C", "D"]
-MeasuredPart = Literal["recommended", "baseline", "best measured"]
-RecipeWord = Literal["in-sample", "predicted", "intervention-backed"]
+Need = Literal["needed", "harmful", "not shown to be needed"]
 Values = dict[str, Any]
 
 
-class Candidate(Section):
-    """One setting that could be part of the recipe: its effect, and the reason if it is not."""
+def comparison_of(effect: Effect | None) -> Comparison:
+    """Whether a setting is better than its baseline, by the verdict on an objective."""
+    if effect is None or effect.verdict not in ("lower", "higher"):
+        return "not shown"
+    return "better" if (effect.verdict == "higher") == (quantities.sign(effect.outcome) > 0) else "worse"
 
-    contrast: Annotated[Contrast, Field(description="at the card's depth, with Holm's p over all that were tested")]
-    values: Annotated[Values, Field(description="RunConfig field -> value at the setting")]
+
+class Candidate(Section):
+    """One setting on top of the baseline: its effect, and the reason if it is better and yet not recommended."""
+
+    effect: Effect
+    values: Annotated[Values, Field(description="RunConfig field -> value at the setting, where it differs")]
     baseline_values: Values
-    shrunk: Annotated[float | None, Field(description="effect times reliability; None without an interval")]
-    reliability: Annotated[float | None, Field(description="shrunk effect / effect")]
-    refused: Annotated[str, Field(description="why it is no part of the recipe; empty if it is")]
+    is_combination: Annotated[bool, Field(description="of two settings that were also run one by one")] = False
+    recommended: bool = False
+    refused: Annotated[str, Field(description="why a better setting is no part of the recipe")] = ""
 
     @property
-    def recommended(self) -> bool:
-        return not self.refused
+    def setting(self) -> str:
+        return self.effect.setting
 
-
-class Stack(Section):
-    """Two or more changes together, against the baseline and against the best of them alone."""
-
-    best: str
-    against_baseline: Contrast | None
-    against_best: Contrast | None
+    @property
+    def comparison(self) -> Comparison:
+        return comparison_of(self.effect)
 
 
 class Domain(Section):
     """The values and ranges that the evidence covers."""
 
-    depths: tuple[int, ...]
     ranges: dict[str, tuple[int | float, int | float]]
     values: dict[str, tuple[str, ...]]
-
-    @property
-    def is_one_scale(self) -> bool:
-        """Whether these runs have one width and one budget, and so no evidence across scale."""
-        ends = (self.ranges.get(name, (0, 0)) for name in ("d_model", "tokens_trained"))
-        return all(low == high for low, high in ends)
 
 
 class Recipe(Section):
@@ -76,21 +65,25 @@ class Recipe(Section):
 
     depth: int | None
     objective: str
-    unit: str
-    matched: Annotated[str, Field(description="the basis of which a setting may spend no more than its baseline")]
-    place: Annotated[Place, Field(description="where the depth lies among those that were run")]
-    abstained: Annotated[str, Field(description="why nothing is recommended; empty if something is")] = ""
-    baseline: Annotated[RunConfig | None, Field(description="with any seed")] = None
-    config: Annotated[RunConfig | None, Field(description="with any seed; the baseline where it abstains")] = None
+    unit: Annotated[str, Field(description="of a difference; 'ln ratio': of natural logarithms")]
+    matched: Annotated[str, Field(description="the cost of which a setting may spend no more than the baseline")]
+    place: Annotated[Place, Field(description="where the depth lies among those that were run")] = "inside"
+    shown_at: Annotated[tuple[int, ...], Field(description="the depths of the effects; the first is the nearest")] = ()
+    baseline_text: Annotated[str, Field(description="the baseline's values of the fields that settings change")] = ""
+    baseline_seeds: int | None = None
+    baseline: Annotated[RunConfig | None, Field(description="with any seed; None if it was not run")] = None
+    config: Annotated[RunConfig | None, Field(description="with any seed; the baseline without a change")] = None
     candidates: tuple[Candidate, ...] = ()
+    effect: Annotated[Effect | None, Field(description="of the whole recipe against the baseline")] = None
     others: Annotated[
-        tuple[str, ...], Field(description="effects beside other settings, and of settings together, as text")
+        tuple[Effect, ...], Field(description="effects beside another setting that differ from those alone")
     ] = ()
-    spread: Annotated[float | None, Field(description="tau: how far true effects lie from 0")] = None
-    stack: Annotated[Stack | None, Field(description="None with fewer than two changes to stack")] = None
-    domain: Domain
-    run_ids: tuple[str, ...]
-    n_diverged: int
+    scales: Annotated[tuple[Effect, ...], Field(description="of the recipe at other widths or budgets")] = ()
+    untested: Annotated[
+        tuple[str, str] | None, Field(description="two settings, each better alone, that were not run together")
+    ] = None
+    abstained: Annotated[str, Field(description="why nothing is recommended; empty if something is")] = ""
+    is_compared: Annotated[bool, Field(description="whether any setting has an interval")] = False
     weakness: Annotated[str, Field(description="why these models are no evidence about depth; empty if they are")] = ""
     unknown: Annotated[
         str, Field(description="source of third-party runs, and what is unknown about them; empty without any")
@@ -98,109 +91,39 @@ class Recipe(Section):
     defaulted: Annotated[
         tuple[str, ...], Field(description="fields that no third-party run states; `config` has RunConfig's defaults")
     ] = ()
-    grade: Annotated[
-        Literal["C", "D"],
-        Field(description="in-sample: C with replicated seeds; D without, for weak models or third-party runs"),
-    ] = "D"
+    tried: Annotated[dict[str, list[float]], Field(description="tuned field -> values tried")] = {}
+    domain: Domain
+    run_ids: tuple[str, ...]
 
     @property
     def changes(self) -> tuple[Candidate, ...]:
         return tuple(candidate for candidate in self.candidates if candidate.recommended)
 
-    @property
-    def expected_gain(self) -> float | None:
-        """The sum of the shrunk effects, assuming that they add up; in the objective's unit, signed."""
-        return sum(change.shrunk or 0.0 for change in self.changes) if self.changes else None
-
-
-class OnBases(Section):
-    """One setting's effect on every basis that has pairs."""
-
-    setting: str
-    equal: Annotated[dict[str, Contrast | None], Field(description="by basis; None: no such pair")]
-    wall_clock: Annotated[float | None, Field(description="mean training time, setting / baseline")]
-
-
-class LearningRate(Section):
-    tried: Annotated[dict[str, list[float]], Field(description="tuned field -> values tried")]
-    best: Annotated[dict[str, list[float]], Field(description="tuned field -> values that were best somewhere")]
-    n_at_edge: Annotated[int, Field(description="runs whose best value is at the edge of those tried")]
-    n_runs: int
-    used: Annotated[list[tuple[float, float]], Field(description="(lr, weight_decay) of these runs")]
-
-
-class Mechanism(Section):
-    chain: tuple[LinkEvidence, ...]
-    interventions: Annotated[
-        tuple[InterventionEffect, ...], Field(description="at the card's depth: `effect` is on the objective")
-    ]
-    supported_by: Annotated[
-        str | None,
-        Field(description="the intervention that moves the chain and the objective in the recipe's direction"),
-    ]
-    word: Annotated[RecipeWord | None, Field(description="None where nothing is recommended")]
-
 
 class Prediction(Section):
-    """One setting at the held-out depth: its predicted and its measured effect."""
+    """One setting at the held-out depth: its effect at the nearest shallower depth, and there."""
 
-    candidate: Candidate
-    measured: Contrast | None
+    setting: str
+    predicted: Effect
+    measured: Effect | None
 
 
 class Holdout(Section):
-    """A depth predicted from shallower ones, or a width or a budget from smaller ones, and scored (see `holdout`)."""
+    """The recipe of the shallower depths, tested at a depth that it did not see."""
 
-    depth: Annotated[int | None, Field(description="n_layers of the recommendation")]
-    axis: Annotated[str, Field(description="field of which a value was held out")] = "n_layers"
-    held: Annotated[int | None, Field(description="the value that was held out; None: the depth")] = None
+    depth: int
     fitted_on: tuple[int, ...]
-    objective: str
-    unit: str
-    changes: Annotated[
-        tuple[str, ...], Field(description="settings recommended from the fitted runs; none if it abstained")
-    ]
-    abstained: str
+    changes: Annotated[tuple[str, ...], Field(description="recommended from the shallower depths")]
     predictions: tuple[Prediction, ...]
-    error: float | None
-    error_interval: tuple[float, float] | None = None
-    error_of_no_effect: float | None
-    naive: Annotated[
-        str, Field(description="naive prediction: this setting, of the largest predicted gain, alone has an effect")
-    ] = ""
-    error_of_naive: float | None = None
-    signs_right: int
-    n_signs: int
-    decisions_right: float
-    n_decisions: int
-    accuracy_interval: tuple[float, float] | None = None
-    decisions_right_by_naive: float | None = None
-    regret: Annotated[float | None, Field(description="None where the recommended configuration has no result there")]
-    regret_of_baseline: float | None
-    n_configurations: int
-    gain: Annotated[Contrast | None, Field(description="recommended against baseline, at the held-out depth")]
+    gain: Annotated[Effect | None, Field(description="of these changes at the held-out depth")]
     outcome: Outcome
-
-    @property
-    def decision_accuracy(self) -> float | None:
-        return self.decisions_right / self.n_decisions if self.n_decisions else None
-
-    @property
-    def prediction(self) -> Literal["passed", "failed", "undecided"] | None:
-        """Against predicting no effect: failed if the mean error is no smaller, passed if its whole interval is; None
-        where no prediction could be compared."""
-        if self.error is None or self.error_of_no_effect is None:
-            return None
-        if self.error >= self.error_of_no_effect:
-            return "failed"
-        return "passed" if self.error_interval and self.error_interval[1] < self.error_of_no_effect else "undecided"
 
 
 class Ingredient(Section):
-    """The whole recipe against the recipe without one change, on the fresh seeds."""
+    """The recipe without one change against the recipe, on the fresh seeds."""
 
     left_out: str
-    gain: Contrast | None
+    effect: Effect | None
     verdict: Need
 
 
@@ -209,45 +132,23 @@ class Verification(Section):
 
     seeds: tuple[int, ...]
     run_ids: tuple[str, ...]
-    gain: Contrast | None
+    gain: Annotated[Effect | None, Field(description="p_adjusted: corrected for earlier verifications")]
     outcome: Outcome
     ingredients: tuple[Ingredient, ...]
 
 
-class HeldOut(Section):
-    depth_test: Holdout | None = None
-    depth_outcome: Annotated[Outcome | None, Field(description="of this recipe, in the test at a held-out depth")] = (
-        None
-    )
-    verification: Verification | None = None
+class Test(Section):
+    """One test of the recipe."""
 
-    @property
-    def outcomes(self) -> tuple[Outcome | None, Outcome | None]:
-        """At the held-out depth, and on fresh seeds; None without a test."""
-        return self.depth_outcome, self.verification.outcome if self.verification else None
-
-
-class MeasuredConfiguration(Section):
-    """A configuration at the recipe's depth, and the results of its runs (see `comparison_rows`)."""
-
-    parts: Annotated[tuple[MeasuredPart, ...], Field(description="its role, or several roles")]
-    setting: Annotated[str, Field(description="its differences from the baseline, as text")]
-    lr: Annotated[float | None, Field(description="None where imported runs do not say")]
-    rivals: Annotated[tuple[float, ...], Field(description="tested values of lr not distinguishable from it")] = ()
-    n_seeds: Annotated[int, Field(description="0 where it was not run")]
-    mean: Annotated[float | None, Field(description="of the objective over seeds, with Student's 95% interval")]
-    lo: float | None
-    hi: float | None
-    accuracy: Annotated[float | None, Field(description="mean val_accuracy over runs; None of text")] = None
-    flops: Annotated[float | None, Field(description="of training, over the baseline's")]
-    train_flops: Annotated[float | None, Field(description="of training, of one run")] = None
-    params: Annotated[int | None, Field(description="stored")] = None
-    seconds: Annotated[float | None, Field(description="of training, mean; None where a run lacks it")] = None
-    devices: Annotated[tuple[str, ...], Field(description="that its runs were trained on")] = ()
+    __test__ = False
+    name: str
+    outcome: Literal["passed", "failed", "not run"]
+    text: str
 
 
 class Divergence(Section):
     run_id: str
+    setting: str
     cause: str | None
 
 
@@ -266,60 +167,14 @@ class Provenance(Section):
 
 
 class Card(Section):
-    version: Annotated[int, Field(ge=1, description="rises with every test that is added")] = 1
+    version: Annotated[int, Field(ge=1, description="rises with every verification that is added")] = 1
     recipe: Recipe
-    matched: tuple[OnBases, ...]
-    learning_rate: LearningRate
-    mechanism: Mechanism
-    confounds: tuple[str, ...]
-    held_out: HeldOut
-    depth_slopes: Annotated[tuple[SlopeContrast, ...], Field(description="of each setting against its baseline's")]
-    diverged: tuple[Divergence, ...]
+    holdout: Holdout | None = None
+    verification: Verification | None = None
+    tests: Annotated[tuple[Test, ...], Field(description="of the recipe; none where nothing is recommended")] = ()
+    confounds: tuple[str, ...] = ()
+    diverged: tuple[Divergence, ...] = ()
     provenance: Provenance
-    grade: Annotated[Grade | None, Field(description="None where nothing is recommended")]
-    measured: Annotated[
-        tuple[MeasuredConfiguration, ...], Field(description="recommended, baseline, best measured")
-    ] = ()
-
-    def with_verification(self, verification: Verification) -> "Card":
-        """The card of the same recipe after it was verified."""
-        held_out = self.held_out.model_copy(update={"verification": verification})
-        supported = self.mechanism.supported_by is not None
-        word = earned_word(self.recipe, supported, held_out.outcomes)
-        return self.model_copy(
-            update={
-                "version": self.version + 1,
-                "mechanism": self.mechanism.model_copy(update={"word": word}),
-                "held_out": held_out,
-                "grade": grade_of(self.recipe, supported, held_out.outcomes),
-            }
-        )
-
-
-def earned_word(recipe: Recipe, supported: bool, outcomes: Sequence[str | None]) -> RecipeWord | None:
-    """The evidence level of a recipe; `outcomes`: those of its held-out tests, None without a test. (For the verdict of
-    a link of the chain see `sparsedepth.effects.causal_evidence`.)"""
-    if not recipe.changes:
-        return None
-    if not passed(outcomes):
-        return "in-sample"
-    return "intervention-backed" if supported else "predicted"
-
-
-def grade_of(recipe: Recipe, supported: bool, outcomes: Sequence[str | None]) -> Grade | None:
-    """A: as B, and an intervention on one link of the chain works in the same direction. B: confirmed by held-out
-    tests, from runs of several widths or budgets. C: in-sample, several seeds. D: models that lose to a bigram table of
-    their text, or third-party runs. None where nothing is recommended, as always from single runs."""
-    if not recipe.changes:
-        return None
-    if recipe.grade == "C" and passed(outcomes) and not recipe.domain.is_one_scale:
-        return "A" if supported else "B"
-    return recipe.grade
-
-
-def passed(outcomes: Sequence[str | None]) -> bool:
-    """Whether the recipe was tested on held-out runs, and every test confirmed it."""
-    return {outcome for outcome in outcomes if outcome not in (None, "not tested")} == {"confirmed"}
 
 
 def card_path(path: Path) -> Path:

@@ -10,12 +10,10 @@ import pandas as pd
 from sparsedepth.files import digest, parse_json
 from sparsedepth.recipe.card import Provenance, Recipe
 from sparsedepth.store.find import read_file
-from sparsedepth.store.tuning_roles import result_rows
 
 
-def provenance_of(runs: pd.DataFrame, recipe: Recipe, folders: Sequence[Path]) -> Provenance:
+def provenance_of(runs: pd.DataFrame, used: pd.DataFrame, recipe: Recipe, folders: Sequence[Path]) -> Provenance:
     """The runs used, facts from their manifests, and the hours of all runs of the store, tuning included."""
-    used = result_rows(runs)
     names = [str(folder) for folder in folders]
     manifests = [manifest_of(folder) for folder in used["folder"]] if "folder" in used.columns else []
     contents = [content for content in manifests if content is not None]

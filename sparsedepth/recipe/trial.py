@@ -1,6 +1,6 @@
 """A recipe's trial: the verified card that `recipe verify` wrote into a folder next to the recipe's results.
 
-A card with the same claim from the same runs takes over the trial's verification and grade.
+A card with the same claim from the same runs takes over the trial's verification.
 """
 
 import json
@@ -9,17 +9,18 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from sparsedepth.recipe.card import MAX_BYTES, SUFFIX, Card, Recipe, read_card
+from sparsedepth.recipe.verify import with_verification
 
 
 def with_trial(card: Card, folders: Sequence[Path]) -> Card:
     """The card with the verification found next to its results, if any: the latest; of several of one card, which share
     their first seeds, that with the most."""
     trials = [trial for _, trial in verified_cards(folders) if is_trial_of(trial.recipe, card.recipe)]
-    tests = [(trial.version, test) for trial in trials if (test := trial.held_out.verification)]
+    tests = [(trial.version, test) for trial in trials if (test := trial.verification)]
     if not tests:
         return card
     version, latest = max(tests, key=lambda test: (test[0], len(test[1].seeds)))
-    return card.with_verification(latest).model_copy(update={"version": version})
+    return with_verification(card, latest).model_copy(update={"version": version})
 
 
 def trials_of(folders: Sequence[Path]) -> list[tuple[Path, Card]]:
@@ -35,7 +36,7 @@ def is_trial_of(verified: Recipe, recipe: Recipe) -> bool:
 
 def claim_of(recipe: Recipe) -> str:
     """The changes, depth and objective of a recipe, as text."""
-    named = " and ".join(sorted(f"{c.contrast.setting} instead of {c.contrast.baseline}" for c in recipe.changes))
+    named = " and ".join(sorted(change.setting for change in recipe.changes))
     return f"{named or 'nothing'} at n_layers={recipe.depth} for {recipe.objective}"
 
 
@@ -45,7 +46,7 @@ def verified_cards(folders: Sequence[Path]) -> Iterator[tuple[Path, Card]]:
     for parent in sorted({folder.resolve().parent for folder in folders}):
         for path in sorted(parent.glob(f"*/*{SUFFIX}")):
             try:
-                if path.stat().st_size > MAX_BYTES or not json.loads(path.read_text())["held_out"]["verification"]:
+                if path.stat().st_size > MAX_BYTES or not json.loads(path.read_text())["verification"]:
                     continue
             except (OSError, ValueError, KeyError, TypeError, RecursionError):
                 continue

@@ -1,9 +1,9 @@
-"""Verification of a recipe on fresh seeds: the runs needed, and the outcome for the recipe and for each change.
+"""The sweeps that test a recipe: on fresh seeds, and two of its settings together; and what the first one showed.
 
-Three kinds of configuration, each with every seed: the baseline, the whole recipe, and the recipe without each change.
-Pairs share their seed; verdicts are those of `effects.contrast` (interval and noise floor), for the changes with Holm's
-correction over them. The p-value of the recipe's k-th verification is multiplied by 2^(k-1): without an effect the k-th
-confirms it with a probability of at most .025 / 2^(k-1), and any of them with one of at most 5%.
+Verification: the baseline, the whole recipe, and the recipe without each change, each with every seed. The effects are
+those of the frame `effects` on these runs alone. The p-value of the recipe's k-th verification is multiplied by
+2^(k-1): without an effect the k-th confirms it with a probability of at most .025 / 2^(k-1), any of them with one of at
+most 5%. The p-values of the changes are adjusted for their number.
 """
 
 from collections.abc import Mapping, Sequence
@@ -12,121 +12,183 @@ from typing import Any
 
 import pandas as pd
 
-from sparsedepth.config.load import build
+from sparsedepth.config.load import build, yaml_text
 from sparsedepth.config.run import CELL_FIELDS, RunConfig
-from sparsedepth.effects.contrast import Contrast, compare
-from sparsedepth.effects.intervals import correct, moderate
-from sparsedepth.effects.knobs import Knob, plain, setting_text
-from sparsedepth.recipe.card import Card, Comparison, Ingredient, Need, Verification
-from sparsedepth.recipe.choose import comparison_of
+from sparsedepth.config.sweep import SweepDefinition
+from sparsedepth.effects.cells import BASELINE, cells_of
+from sparsedepth.effects.effect import Effect
+from sparsedepth.effects.knobs import plain
+from sparsedepth.effects.verdict import Side, verdict_of
+from sparsedepth.recipe.card import Card, Comparison, Ingredient, Need, Verification, comparison_of
+from sparsedepth.recipe.checklist import tests_of
+from sparsedepth.recipe.evidence import changed_config, effects_of
 from sparsedepth.recipe.holdout import OUTCOMES
 
-NEEDS: dict[Comparison, Need] = {
-    "better": "needed",
-    "worse": "harmful",
-    "not distinguishable": "not distinguishable",
-    "not compared": "not compared",
+Configs = Mapping[str, RunConfig]
+"""Name -> configuration."""
+
+LEAST_TUNED = 3
+"""Values that a sweep tries of a tuned field, at least."""
+NEEDS: Mapping[Comparison, Need] = {
+    "worse": "needed",
+    "better": "harmful",
+    "not shown": "not shown to be needed",
 }
-"""The recipe against the recipe without a change -> whether the change is needed."""
+"""The recipe without a change against the recipe -> whether the change is needed."""
 
 
 def configurations(card: Card) -> dict[str, RunConfig]:
-    """Name -> configuration: 'baseline', 'recipe', and 'without SETTING' for each of two changes or more.
+    """'baseline', 'recipe', and 'without SETTING' for each of two changes or more.
 
     Raises ValueError for a card that recommends nothing, or a configuration that cannot be built.
     """
     recipe = card.recipe
-    if recipe.abstained or not recipe.changes or recipe.baseline is None or recipe.config is None:
+    if not recipe.changes or recipe.baseline is None or recipe.config is None:
         why = recipe.abstained or "no change"
         raise ValueError(f"the card recommends nothing, so there is nothing to verify: {why}")
     configs = {"baseline": recipe.baseline, "recipe": recipe.config}
-    baseline, whole = (config.model_dump(mode="json", exclude_none=True) for config in configs.values())
-    changed = {name for change in recipe.changes for name in change.values}
     for left_out in recipe.changes if len(recipe.changes) > 1 else ():
-        # sizes that RunConfig derives from the changed fields are derived again
-        values = {name: value for name, value in whole.items() if name in baseline and name not in changed}
-        for change in recipe.changes:
-            values |= change.baseline_values if change is left_out else change.values
-        values = {name: value for name, value in values.items() if value is not None}
-        configs[f"without {left_out.contrast.setting}"] = build(RunConfig, values, "the card's configuration")
+        others = [change.values for change in recipe.changes if change is not left_out]
+        config = changed_config(recipe.config, left_out.baseline_values, *others)
+        configs[f"without {left_out.setting}"] = config
     return configs
+
+
+def pair_configurations(card: Card) -> dict[str, RunConfig]:
+    """The baseline, two settings that were not run together, each alone, and both. Raises ValueError for a card without
+    such a pair, or settings that cannot be combined."""
+    recipe = card.recipe
+    if recipe.untested is None or recipe.baseline is None:
+        raise ValueError("the recipe has no two settings that were not run together")
+    values = {candidate.setting: candidate.values for candidate in recipe.candidates}
+    alone = {setting: changed_config(recipe.baseline, values[setting]) for setting in recipe.untested}
+    both = changed_config(recipe.baseline, *(values[setting] for setting in recipe.untested))
+    return {"baseline": recipe.baseline, **alone, "both": both}
 
 
 def fresh_seeds(card: Card, n: int) -> list[int]:
     """Seeds that neither the evidence nor an earlier test has used. Raises ValueError for fewer than three."""
     if n < 3:
         raise ValueError(f"seeds={n}: an interval needs 3 seeds at least")
-    used = {*card.provenance.seeds, *(card.held_out.verification.seeds if card.held_out.verification else ())}
+    used = {*card.provenance.seeds, *(card.verification.seeds if card.verification else ())}
     first = max(used, default=-1) + 1
     return list(range(first, first + n))
 
 
-def differing(configs: Mapping[str, RunConfig], excluded: Sequence[str] = ()) -> list[str]:
+def differing(configs: Configs, excluded: Sequence[str] = ()) -> list[str]:
     """The fields in which the configurations differ, without those `excluded`."""
     names = [name for name in CELL_FIELDS if name not in excluded]
     return [name for name in names if len({repr(getattr(config, name)) for config in configs.values()}) > 1]
 
 
-def sweep_fields(card: Card, n_seeds: int) -> dict[str, Any]:
-    """The verification as a sweep: shared fields as its base, differing fields as its cells."""
-    configs, tune = configurations(card), card.learning_rate.tried
+def verification_fields(card: Card, n_seeds: int) -> dict[str, Any]:
+    """The verification as a sweep."""
+    changes = " and ".join(change.setting for change in card.recipe.changes)
+    question = f"Does {changes} hold on fresh seeds, and is each of it needed?"
+    return _sweep_fields(card, configurations(card), "verify", question, n_seeds)
+
+
+def pair_fields(card: Card, n_seeds: int = 3) -> dict[str, Any]:
+    """The sweep that tests two settings together which were better one by one."""
+    configs = pair_configurations(card)
+    _, first, second, _ = configs
+    question = f"Are {first} and {second} better together than either alone?"
+    return _sweep_fields(card, configs, "pair", question, n_seeds)
+
+
+def pair_yaml(card: Card) -> str:
+    """The same as a definition for `sparsedepth sweep`. Raises ValueError for settings that cannot be combined."""
+    fields = pair_fields(card)
+    build(SweepDefinition, fields, "the sweep of the pair")
+    return yaml_text(fields)
+
+
+def _sweep_fields(card: Card, configs: Configs, name: str, question: str, n_seeds: int) -> dict[str, Any]:
+    """Shared fields as the sweep's base, differing fields as its cells; lr is tuned again if it was."""
+    tune = _tuned_again(card)
     fields = differing(configs, list(tune))
-    shared = configs["recipe"].model_dump(mode="json", exclude={"seed", *fields, *tune}, exclude_none=True)
+    first = next(iter(configs.values()))
+    shared = first.model_dump(mode="json", exclude={"seed", "allow", *fields, *tune}, exclude_none=True)
     allow = sorted({name for config in configs.values() for name in config.allow})
-    cells = [config.model_dump(mode="json", include=set(fields)) for config in configs.values()]
-    changes = " and ".join(change.contrast.setting for change in card.recipe.changes)
-    gain = card.recipe.expected_gain
-    size = "" if gain is None else f" by {gain:+.3g} {card.recipe.unit}, shrunk"
     return {
-        "name": "verify",
-        "question": f"Does {changes} hold on fresh seeds, and is each of it needed?",
-        "hypothesis": f"The recipe is better than the baseline in {card.recipe.objective}{size}.",
+        "name": name,
+        "question": question,
+        "hypothesis": f"The changes are better than the baseline in {card.recipe.objective}.",
         "objectives": [card.recipe.objective],
         "base": {**shared, "allow": allow},
-        "cells": cells,
+        "cells": [config.model_dump(mode="json", include=set(fields)) for config in configs.values()],
         "seeds": fresh_seeds(card, n_seeds),
         **({"tune": tune, "tuning_seeds": [1000 + seed for seed in fresh_seeds(card, 3)]} if tune else {}),
     }
 
 
+def _tuned_again(card: Card) -> dict[str, list[float]]:
+    """Tuned fields with their values, where these are enough to tune again; others stay as chosen."""
+    return {name: values for name, values in card.recipe.tried.items() if len(values) >= LEAST_TUNED}
+
+
+# Outcome
+
+
 def verified(card: Card, runs: pd.DataFrame, seeds: Sequence[int]) -> Card:
-    """The card with its verification, evidence level and grade. `runs`: the rows of the verification."""
-    configs = configurations(card)
-    fields = differing(configs, list(card.learning_rate.tried))
-    runs = runs[runs["seed"].isin(seeds)]
-
-    def gain_over(rival: str) -> Contrast | None:
-        knob = _knob(fields, configs, rival)
-        return compare(runs, knob, list(knob.settings)[1], card.recipe.objective) if len(runs) else None
-
-    settings = [change.contrast.setting for change in card.recipe.changes if len(card.recipe.changes) > 1]
-    raw = {rival: gain_over(rival) for rival in ("baseline", *(f"without {setting}" for setting in settings))}
-    compared = {rival: contrast for rival, contrast in raw.items() if contrast is not None}
-    moderated = dict(zip(compared, moderate([*compared.values()]), strict=True))
-    gain = _corrected_for(card.version - 1, moderated.pop("baseline", None))
-    corrected = dict(zip(moderated, correct([*moderated.values()]), strict=True))
-    gains = {setting: corrected.get(f"without {setting}") for setting in settings}
+    """The card with its verification. `runs`: the rows of the verification, tuning included."""
+    tuning = runs["tuning"].isin(["tuning", "rejected"]) if "tuning" in runs.columns else False
+    runs = runs[runs["seed"].isin(seeds) | tuning]
+    against_baseline = _effects(card, runs, "baseline")
+    against_recipe = _effects(card, runs, "recipe", left_out=("baseline",))
+    gain = against_baseline.get("recipe")
+    gain = gain and _judged_alone(gain, n_earlier=card.version - 1)
+    settings = [change.setting for change in card.recipe.changes if len(card.recipe.changes) > 1]
+    effects = {setting: against_recipe.get(f"without {setting}") for setting in settings}
+    is_compared = gain is not None and gain.estimate is not None
     verification = Verification(
         seeds=tuple(seeds),
         run_ids=tuple(sorted(runs["run_id"])),
         gain=gain,
-        outcome=OUTCOMES["worse" if gain and gain.n_diverged > gain.n_baseline_diverged else comparison_of(gain)],
+        outcome=OUTCOMES[comparison_of(gain)] if is_compared else "not tested",
         ingredients=tuple(
-            Ingredient(left_out=setting, gain=gain, verdict=NEEDS[comparison_of(gain)])
-            for setting, gain in gains.items()
+            Ingredient(left_out=setting, effect=effect, verdict=NEEDS[comparison_of(effect)])
+            for setting, effect in effects.items()
         ),
     )
-    return card.with_verification(verification)
+    return with_verification(card, verification)
 
 
-def _corrected_for(n_earlier: int, gain: Contrast | None) -> Contrast | None:
-    """The recipe's gain, corrected for earlier verifications."""
-    if gain is None or gain.effect.p is None or not n_earlier:
+def with_verification(card: Card, verification: Verification) -> Card:
+    """The card of the same recipe after it was verified."""
+    tests = tests_of(card.recipe, card.holdout, verification)
+    return card.model_copy(update={"version": card.version + 1, "verification": verification, "tests": tests})
+
+
+def _effects(card: Card, runs: pd.DataFrame, reference: str, left_out: Sequence[str] = ()) -> dict[str, Effect]:
+    """Name -> effect of its configuration against that of `reference`."""
+    configs = configurations(card)
+    fields = differing(configs, list(_tuned_again(card)))
+    names = pd.Series(None, index=runs["run_id"], dtype=object)
+    for name, config in configs.items():
+        wanted = [plain(getattr(config, f)) for f in fields]
+        same = [[plain(value) for value in row] == wanted for row in runs[fields].itertuples(index=False)]
+        names[same] = name
+    cells = cells_of(runs, card.recipe.objective)
+    setting = cells.rows["run_id"].map(names)
+    rows = cells.rows.assign(
+        setting=setting.replace(reference, BASELINE),
+        changes=[frozenset() if name == reference else frozenset({("name", name)}) for name in setting],
+    )
+    cells = replace(cells, rows=rows[setting.notna() & ~setting.isin(left_out)])
+    return {effect.setting: effect for effect in effects_of(cells) if effect.question == "setting"}
+
+
+def _judged_alone(gain: Effect, n_earlier: int) -> Effect:
+    """The recipe's gain, the one question of its verification: adjusted for earlier verifications alone."""
+    if gain.p is None or gain.estimate is None:
         return gain
-    return replace(gain, p_holm=min(1.0, gain.effect.p * 2**n_earlier), n_tested=2**n_earlier)
-
-
-def _knob(fields: Sequence[str], configs: Mapping[str, RunConfig], rival: str) -> Knob:
-    """The choice between a rival and the recipe as a knob of all differing fields."""
-    settings = [{name: plain(getattr(configs[side], name)) for name in fields} for side in (rival, "recipe")]
-    return Knob(name=fields[0], fields=tuple(fields), settings={setting_text(values): values for values in settings})
+    p = min(1.0, gain.p * 2**n_earlier)
+    sides = (
+        Side(name="the recipe", diverged=gain.diverged or 0),
+        Side(name="the baseline", diverged=gain.diverged_baseline or 0),
+    )
+    verdict, reason = verdict_of(gain.estimate, p, sides)
+    if gain.reason:
+        verdict, reason = gain.verdict, gain.reason
+    return gain.model_copy(update={"p_adjusted": p, "verdict": verdict, "reason": reason})

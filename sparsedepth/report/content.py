@@ -17,12 +17,13 @@ from sparsedepth.effects.chain import cautions
 from sparsedepth.effects.chain_text import evidence_lines, link_heading
 from sparsedepth.effects.text import effect_sentence
 from sparsedepth.plots.forest import forest_effects
-from sparsedepth.recipe.build_card import build_card
+from sparsedepth.recipe.build_card import derive_card
 from sparsedepth.recipe.card import Card
-from sparsedepth.recipe.card_text import grade_statement, rule_with_verification
 from sparsedepth.recipe.choose import derive
+from sparsedepth.recipe.evidence import Evidence
 from sparsedepth.recipe.provenance import manifest_facts, manifest_of
-from sparsedepth.recipe.trial import claim_of, with_trial
+from sparsedepth.recipe.text import sentence, tests_lines, verification_text
+from sparsedepth.recipe.trial import claim_of
 from sparsedepth.report.by_depth import depth_sentence, range_text, recipes_by_depth
 from sparsedepth.report.tables import Table, table_of, table_of_effects, table_of_runs
 from sparsedepth.store.best import best
@@ -74,7 +75,7 @@ def check(objective: str, verified: Card | None) -> None:
     holds no verification."""
     if objective != "loss":
         quantities.rankable(objective)
-    if verified is not None and verified.held_out.verification is None:
+    if verified is not None and verified.verification is None:
         raise ValueError("this card holds no verification; give the one that `sparsedepth recipe verify` wrote")
 
 
@@ -97,7 +98,9 @@ def content(
     searched = search_sentences(store, search, folders, depth, objective) if search and trained is not None else ()
     objective = loss if objective == "loss" else objective
     compared = None if search else trained  # a search has no baseline
-    card = None if compared is None else recipe_card(runs, folders, depth, objective, verified)  # can refuse the card
+    found = None if compared is None else Evidence(runs, objective)
+    card = None if found is None else recipe_card(found, folders, depth, verified)  # can refuse the card
+    recipes = [derive(runs, at, objective, evidence=found) for at in found.depths] if found else []
     effects = forest_effects(without_measured_models(runs) if compared is not None else runs.iloc[:0])
     links = [] if compared is None else [link for link in chain_evidence(compared) if link.within.rho is not None]
     failures = table_of_failures(folders, runs)
@@ -107,7 +110,7 @@ def content(
     return Content(
         summary=(*searched, *summarise(runs, trained, card, effects, links, failures), *skipped),
         card=card,
-        by_depth=None if compared is None else recipes_by_depth(runs, objective),
+        by_depth=None if found is None else recipes_by_depth(recipes),
         runs=runs_table,
         effects=None if effects.empty else table_of_effects(effects),
         links=tuple((link_heading(link), tuple(evidence_lines(link))) for link in links),
@@ -121,15 +124,13 @@ def content(
     )
 
 
-def recipe_card(
-    runs: pd.DataFrame, folders: Sequence[Path], depth: int | None, objective: str, verified: Card | None = None
-) -> Card:
-    """The recipe's card: `verified`, or one built from the rows of `runs`, with the verification that lies next to the
+def recipe_card(found: Evidence, folders: Sequence[Path], depth: int | None, verified: Card | None = None) -> Card:
+    """The recipe's card: `verified`, or one built from the evidence, with the verification that lies next to the
     folders, if any. Raises ValueError if `verified` holds another recipe."""
-    recipe = derive(runs, depth, objective)
+    card = derive_card(found.runs, depth, found.cells.outcome, folders=folders, evidence=found)
     if verified is None:
-        return with_trial(build_card(runs, recipe, folders=folders), folders)
-    of_card, of_runs = claim_of(verified.recipe), claim_of(recipe)
+        return card
+    of_card, of_runs = claim_of(verified.recipe), claim_of(card.recipe)
     if of_card != of_runs:
         raise ValueError(
             f"this card verified {of_card}, but these runs recommend {of_runs}; give the card of their recipe"
@@ -163,7 +164,11 @@ def summarise(
     failures: Table,
 ) -> list[str]:
     """The findings as sentences, the most important first."""
-    sentences = [rule_with_verification(card), f"{': '.join(grade_statement(card))}."] if card else []
+    sentences = [sentence(card)] if card else []
+    if card and card.verification:
+        sentences.append(f"The recipe was {verification_text(card)}.")
+    if card and card.tests:
+        sentences.append(f"Tests: {'; '.join(' '.join(line.split()) for line in tests_lines(card))}.")
     if card and trained is not None and (along := depth_sentence(trained, loss_of(runs))):
         sentences.append(along)
     sentences.append(counts_text(runs, trained))

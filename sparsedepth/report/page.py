@@ -22,9 +22,8 @@ from sparsedepth.files import write_bytes
 from sparsedepth.plots.draw import FIGURES, NUMBERS_SHARE, Progress, drawable, silent
 from sparsedepth.plots.page import Drawing, csv_bytes, render
 from sparsedepth.recipe.card import Card, read_card
-from sparsedepth.recipe.card_markdown import card_markdown
-from sparsedepth.recipe.card_text import rule_with_verification, statements, to_yaml
-from sparsedepth.recipe.tables import measured_table
+from sparsedepth.recipe.card_files import card_markdown, to_yaml
+from sparsedepth.recipe.text import paragraph, recipe_table, sentence
 from sparsedepth.report.content import check, content, definitions_of, title_of
 from sparsedepth.report.tables import table_of
 from sparsedepth.store.connection import Store, open_store
@@ -122,11 +121,12 @@ def html(folders: Sequence[Path], parts: dict[str, Any] | None, live: Any = None
 def advice_of(card: Card) -> dict[str, Any]:
     """The parts of the recipe card that the template shows."""
     config = to_yaml(card) if card.recipe.config is not None else None
-    measured = measured_table(card).without_empty()
+    settings = recipe_table(card).without_empty()
     return {
-        "rule": rule_with_verification(card),
-        "measured": table_of([(name, "") for name in measured.columns], measured.rows),
-        "statements": statements(card),
+        "rule": sentence(card),
+        "settings": table_of([(name, "") for name in settings.columns], settings.rows),
+        "tests": card.tests,
+        "paragraph": paragraph(card),
         "page": card_html(card),
         "config": config,
         "config_uri": data_uri(config.encode(), "text/yaml") if config else None,

@@ -1,4 +1,6 @@
-"""`sparsedepth recipe DIR`, its card, the comparison, and how each fails in one line."""
+"""`sparsedepth recipe DIR`, its card, the files it writes, and how each fails in one line."""
+
+import json
 
 import pytest
 from support.made_up_runs import make_run
@@ -22,22 +24,37 @@ def results(tmp_path_factory):
 
 def test_a_folder_gives_a_recipe_its_card_and_its_score(results, tmp_path):
     out, _ = sparsedepth("recipe", results, "--holdout-depth", 4, "-o", tmp_path / "r.yaml")
-    assert "use depth_scale=lns instead of depth_scale=none" in out
-    assert "predicted: the fitted effect, shrunk by its reliability" in out
-    assert "Held-out test: fitted on n_layers 2, 3" in out and "decision accuracy" not in out
-    assert "decision accuracy 100%" in (tmp_path / "r.card.md").read_text()
-    assert (
-        "Grade C: " in out
-        and "one width and one budget" in " ".join(out.split())
-        and {path.name for path in tmp_path.iterdir()} == {"r.yaml", "r.card.md", "r.card.json"}
-    )
+    assert out.startswith("At 4 layers use depth_scale=lns: val_loss lower by 0.1 nat/token (0.")
+    assert "passed   held-out depth: 2, 3 layers recommend depth_scale=lns; confirmed at 4" in out
+    assert "| depth_scale=lns | -0.1" in (tmp_path / "r.card.md").read_text()
+    assert {path.name for path in tmp_path.iterdir()} == {"r.yaml", "r.card.md", "r.card.json"}
     same, _ = sparsedepth("recipe", "derive", results, "--depth", 4, "--objective", "loss")
     assert same.splitlines()[0] == out.splitlines()[0]
 
 
-def test_depths_outside_are_called_extrapolation(results):
+def test_depths_that_were_not_run_are_named(results):
     out, _ = sparsedepth("recipe", "--depth", 8, results)
-    assert out.startswith("At 8 layers (extrapolation from other depths): use ")
+    assert " ".join(out.split()).startswith(
+        "At 8 layers, which were not run, by those at 4 and 3, use depth_scale=lns: "
+    )
+
+
+def test_json_is_the_card(results, tmp_path):
+    out, _ = sparsedepth("recipe", results, "--format", "json", "-o", tmp_path / "r.yaml")
+    assert json.loads(out) == json.loads((tmp_path / "r.card.json").read_text())
+    assert json.loads(out)["recipe"]["effect"]["setting"] == "depth_scale=lns"
+
+
+def test_two_settings_that_were_not_run_together_get_a_sweep_that_plans(tmp_path):
+    for i, fields in enumerate(({}, {"depth_scale": "lns"}, {"weight_decay": 1.0})):
+        for seed in range(3):
+            config = config_of(n_layers=2, seed=seed, **fields)
+            summary = {"val_loss": 3 - 0.1 * i + 0.001 * ((seed + i) % 3), "tokens_trained": config.train_tokens}
+            make_run(tmp_path / "results", config, summary)
+    out, _ = sparsedepth("recipe", tmp_path / "results", "-o", tmp_path / "r.yaml")
+    assert f"sparsedepth sweep {tmp_path / 'r.pair.yaml'} --out DIR" in out
+    planned, _ = sparsedepth("plan", tmp_path / "r.pair.yaml")
+    assert "12 runs" in planned
 
 
 @pytest.mark.parametrize(

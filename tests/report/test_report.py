@@ -1,7 +1,6 @@
 """The report's sentences and tables: numbers of the rows, escaped names, a reproducible file."""
 
 import re
-from dataclasses import replace
 
 import pytest
 import yaml
@@ -11,12 +10,12 @@ from support.report_folder import HOSTILE, fill
 from sparsedepth.cli.report import report
 from sparsedepth.config.run import RunConfig
 from sparsedepth.plots.draw import FIGURES
-from sparsedepth.recipe.build_card import build_card
+from sparsedepth.recipe.build_card import derive_card
 from sparsedepth.recipe.card import Verification, write_card
-from sparsedepth.recipe.card_text import gain_text, grade_text
-from sparsedepth.recipe.choose import derive
+from sparsedepth.recipe.text import effect_text, sentence
+from sparsedepth.recipe.verify import with_verification
 from sparsedepth.report import page as report_page
-from sparsedepth.report.content import content, rule_with_verification
+from sparsedepth.report.content import content
 from sparsedepth.report.page import advice_of, html, parts_of, write_report
 from sparsedepth.report.tables import cell, table_of
 from sparsedepth.store.connection import open_store
@@ -42,11 +41,10 @@ def texts(table):
 
 def test_the_summary_states_the_findings(contents):
     assert (
-        contents.summary[0] == rule_with_verification(contents.card)
-        and "use depth_scale=lns instead of depth_scale=none" in contents.summary[0]
+        contents.summary[0] == sentence(contents.card)
+        and "At 4 layers use depth_scale=lns: val_loss lower by 0.299" in contents.summary[0]
     )
-    assert "val_loss -0.29" in contents.summary[0] and "x its training FLOPs" in contents.summary[0]
-    assert contents.summary[1].startswith("Grade ")
+    assert contents.summary[1].startswith("Tests: passed in-sample with seeds: 3 seeds, adjusted p ")
     assert "12 runs of 4 configurations finished, at n_layers 2, 4, with 3 seeds each." in contents.summary
     assert any(
         line.startswith("n_layers=4, depth_scale=lns: val_loss lower, -0.299 nat/token") for line in contents.summary
@@ -56,11 +54,11 @@ def test_the_summary_states_the_findings(contents):
 
 def test_one_row_per_depth_has_the_recipe_its_evidence_and_cost(contents):
     table, note = contents.by_depth
-    assert [column.name for column in table.columns][:6] == ["n_layers", "use", "lr", "seeds", "val_loss", "gain"]
+    assert [column.name for column in table.columns][:6] == ["n_layers", "use", "gain", "detectable", "FLOPs", "lr"]
     rows = texts(table)
     assert [row[:2] for row in rows] == [["2", "depth_scale=lns"], ["4", "depth_scale=lns"]]
-    for row, flops in zip(rows, ("2e+12", "4e+12"), strict=True):
-        assert row[3] == "3" and row[5].startswith("-0.299 nat/token (95% interval -0.3") and row[7] == f"{flops} (x1)"
+    for row in rows:
+        assert row[6] == "3" and row[2].startswith("-0.299 nat/token (-0.3") and row[4] == "x1"
     assert "baseline: depth_scale=none" in note
     assert any(
         line.startswith("Depth at the baseline: val_loss +0 nat/token per doubling")
@@ -85,8 +83,10 @@ def test_a_search_has_no_card_effects_or_links(tmp_path):
 
 
 def test_the_card_holds_all_its_fields(contents):
-    assert re.findall(r"<h4>(\d+)\.", advice_of(contents.card)["page"]) == [str(i) for i in range(1, 13)]
-    assert {"Domain", "Together", "Diverged"} <= {heading for heading, _ in advice_of(contents.card)["statements"]}
+    advice = advice_of(contents.card)
+    titles = ["Rule", "Settings", "Tests", "Domain", "Other explanations", "Provenance"]
+    assert re.findall(r"<h4>(.*?)</h4>", advice["page"]) == titles
+    assert len(advice["tests"]) == 5 and advice["paragraph"][-1].startswith("Seen only on corpus ")
 
 
 def test_the_card_page_has_no_links(card, monkeypatch):
@@ -98,28 +98,26 @@ def test_the_card_page_has_no_links(card, monkeypatch):
 
 
 def verified(card, outcome):
-    gain = card.recipe.changes[0].contrast
+    gain = card.recipe.changes[0].effect
     verification = Verification(seeds=(3, 4, 5), run_ids=(), gain=gain, outcome=outcome, ingredients=())
-    return card.model_copy(update={"held_out": card.held_out.model_copy(update={"verification": verification})})
+    return with_verification(card, verification)
 
 
 @pytest.fixture(scope="module")
 def card(results):
     with open_store(results) as store:
         runs = store.frame("select * from runs order by run_id")
-    return build_card(runs, derive(result_rows(runs), objective="val_loss"), folders=[results])
+    return derive_card(result_rows(runs), objective="val_loss", folders=[results])
 
 
 def test_a_verification_is_shown_with_its_recipe(results, card):
     with open_store(results) as store:
         contents = content(store, [results], verified=verified(card, "not confirmed"))
-    verification = f"on fresh seeds 3, 4, 5: not confirmed: val_loss {gain_text(card.recipe.changes[0].contrast)}"
-    assert f"Verification {verification}" in contents.summary[0] and "use depth_scale=lns" in contents.summary[0]
+    gain = effect_text(card.recipe.changes[0].effect)
+    assert contents.summary[1] == f"The recipe was not confirmed on fresh seeds 3, 4, 5: val_loss {gain}."
     advice = advice_of(contents.card)
-    (text,) = [text for head, text in advice["statements"] if head == "Verification"]
-    assert text.startswith(verification) and "grade" not in text
-    assert [text for head, text in advice["statements"] if head.startswith("Grade")] == [grade_text(contents.card)]
-    assert "not confirmed" in grade_text(contents.card) and "not confirmed" in advice["page"]
+    assert {test.name: test.outcome for test in advice["tests"]}["fresh seeds"] == "failed"
+    assert "not confirmed on fresh seeds 3, 4, 5" in advice["page"]
 
 
 def test_the_tables_hold_the_rows(contents):
@@ -188,10 +186,10 @@ def test_a_wrong_input_is_refused_before_a_picture_is_drawn(results, card, tmp_p
     with pytest.raises(ValueError, match="holds no verification"):
         write_report([results], out, card=path)
     (change,) = card.recipe.changes
-    other = change.model_copy(update={"contrast": replace(change.contrast, setting="weight_decay=1")})
+    other = change.model_copy(update={"effect": change.effect.model_copy(update={"setting": "weight_decay=1"})})
     stranger = card.model_copy(update={"recipe": card.recipe.model_copy(update={"candidates": (other,)})})
     path = write_card(tmp_path / "card", verified(stranger, "confirmed"))
-    with pytest.raises(ValueError, match=r"verified weight_decay=1 .* recommend depth_scale=lns instead"):
+    with pytest.raises(ValueError, match=r"verified weight_decay=1 .* recommend depth_scale=lns at"):
         write_report([results], out, card=path)
 
 

@@ -127,7 +127,7 @@ def test_it_changes_no_effect_and_no_recipe(results):
     assert of_alone["setting"].nunique() == 1
     assert derive(mixed) == derive(alone)
     (tested,) = derive(mixed).candidates
-    assert tested.contrast.effect.n == 2 and tested.contrast.effect.mean == pytest.approx(0.2)
+    assert tested.effect.seeds == 2 and tested.effect.estimate == pytest.approx(0.2)
 
 
 def test_a_store_of_measured_models_alone(tmp_path):

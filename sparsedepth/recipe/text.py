@@ -1,0 +1,261 @@
+"""A card as one sentence, one table and one paragraph: the same on the terminal, on its page and in the report."""
+
+import textwrap
+from collections.abc import Iterator
+from pathlib import Path
+
+from sparsedepth.config.plain_text import counted
+from sparsedepth.effects.effect import Effect
+from sparsedepth.effects.text import setting_text, size_text, title
+from sparsedepth.effects.verdict import POWER
+from sparsedepth.recipe.card import Candidate, Card, Comparison, Recipe
+from sparsedepth.recipe.domain import seen_on
+from sparsedepth.store import terminal
+from sparsedepth.store.query_result import QueryResult
+
+LISTS: dict[Comparison, str] = {"better": "do", "worse": "don't", "not shown": "not shown"}
+"""Comparison with the baseline -> the list that a setting is on."""
+OPTIONAL = ("lr params", "seeds", "flops", "detectable")
+LINES = 23
+"""At most so many on a terminal; the command adds a hint."""
+ROOM = ((12, 12), (8, 8), (6, 6), (6, 4), (5, 4), (4, 4), (4, 3), (3, 3), (3, 2), (2, 1), (1, 0))
+"""Rows of the table and findings below it, in the order in which they are tried."""
+
+
+def sentence(card: Card) -> str:
+    """'At 24 layers use depth_scale=lns: val_loss lower by 0.0644 nat/token (0.042 to 0.0853), at equal FLOPs.'"""
+    recipe = card.recipe
+    caution = f"No evidence about depth: {recipe.weakness}. " if recipe.weakness else ""
+    caution += f"{recipe.unknown}. " if recipe.unknown else ""
+    if recipe.depth is None:
+        return f"{caution}No recommendation: {recipe.abstained}."
+    at = f"At {counted(recipe.depth, 'layer')}"
+    if recipe.place != "inside" and (recipe.changes or recipe.is_compared):
+        at += f", which were not run, by those at {' and '.join(map(str, recipe.shown_at))},"
+    if recipe.effect:
+        gain = f"{difference_text(recipe.effect)}{_cost_text(recipe.effect)}"
+        return f"{caution}{at} use {changes_text(recipe)}: {gain}."
+    if not recipe.is_compared or any(candidate.comparison == "better" for candidate in recipe.candidates):
+        return f"{caution}{at} no recommendation: {recipe.abstained}."
+    return f"{caution}{at} {_nothing_text(recipe)}."
+
+
+def changes_text(recipe: Recipe) -> str:
+    """'depth_scale=lns and weight_decay=0.1', or the baseline."""
+    return " and ".join(change.setting for change in recipe.changes) or "the baseline"
+
+
+def _nothing_text(recipe: Recipe) -> str:
+    """'nothing tried was shown to help; a gain smaller than about 0.07 nat/token would probably not have been seen'."""
+    settings = [candidate for candidate in recipe.candidates if not candidate.is_combination]
+    n_worse = sum(candidate.comparison == "worse" for candidate in settings)
+    worse = f", {n_worse} of {counted(len(settings), 'setting')} {'was' if n_worse == 1 else 'were'} shown to hurt"
+    text = f"nothing tried was shown to help{worse if n_worse else ''}"
+    size = detectable_text(recipe)
+    return f"{text}; a gain smaller than about {size} would probably not have been seen" if size else text
+
+
+def detectable_text(recipe: Recipe) -> str:
+    """'0.31 to 0.35 nat/token': what would have been seen of the settings that are not shown."""
+    effects = [c.effect for c in recipe.candidates if c.comparison == "not shown" and not c.is_combination]
+    sizes = sorted(effect.detectable for effect in effects if effect.detectable)
+    ends = dict.fromkeys(_two_digits(size, recipe.unit) for size in sizes[:1] + sizes[-1:])
+    return f"{' to '.join(ends)}{_unit(recipe.unit)}" if ends else ""
+
+
+def _two_digits(value: float, unit: str) -> str:
+    return size_text(value, unit) if unit == "ln ratio" else f"{value:.2g}"
+
+
+def _unit(unit: str) -> str:
+    return "" if unit in ("ln ratio", "1", "") else f" {unit}"
+
+
+def difference_text(effect: Effect) -> str:
+    """'val_loss lower by 0.0644 nat/token (0.042 to 0.0853)', or 'memory lower, times 0.5 (0.4 to 0.6)'."""
+    assert effect.estimate is not None
+    ends = [end for end in (effect.lo, effect.hi) if end is not None]
+    word = "lower" if effect.estimate < 0 else "higher"
+    if effect.unit == "ln ratio":
+        size, by = size_text(effect.estimate, effect.unit), ","
+    else:
+        flip = -1 if effect.estimate < 0 else 1
+        size, by = f"{abs(effect.estimate):.3g}{_unit(effect.unit)}", " by"
+        ends = sorted(flip * end for end in ends)
+    interval = f" ({' to '.join(size_text(end, effect.unit) for end in ends)})" if ends else ""
+    return f"{effect.outcome} {word}{by} {size}{interval}"
+
+
+def _cost_text(effect: Effect) -> str:
+    if effect.flops is None:
+        return ", at unknown cost"
+    return f", at {effect.flops:.3g} times the FLOPs" if abs(effect.flops - 1) > 0.005 else ", at equal FLOPs"
+
+
+def effect_text(effect: Effect | None) -> str:
+    """'-0.0644 nat/token (-0.0853 to -0.042)'."""
+    if effect is None or effect.estimate is None:
+        return "not compared"
+    size = f"{size_text(effect.estimate, effect.unit, '+')}{_unit(effect.unit)}"
+    if effect.lo is None or effect.hi is None:
+        return f"{size} (no interval)"
+    return f"{size} ({size_text(effect.lo, effect.unit, '+')} to {size_text(effect.hi, effect.unit, '+')})"
+
+
+# Table
+
+
+def recipe_table(card: Card, most: int | None = None) -> QueryResult:
+    """The settings tried, a row each: those to do, not to do, and not shown; combinations last in their list. Of `most`
+    rows each list has one at least."""
+    names = ("list", "effect", "lo", "hi", "detectable", "seeds", "diverged", "lr", "flops", "params", "setting")
+    lists: dict[Comparison, list[Candidate]] = {comparison: [] for comparison in LISTS}
+    for candidate in sorted(card.recipe.candidates, key=lambda c: (c.is_combination, -abs(c.effect.estimate or 0.0))):
+        lists[candidate.comparison].append(candidate)
+    ranked = [
+        (rank > 0, place, candidate)
+        for place, found in enumerate(lists.values())
+        for rank, candidate in enumerate(found)
+    ]
+    kept = sorted(ranked, key=lambda entry: entry[:2])[:most]
+    found = sorted(kept, key=lambda entry: (entry[1], entry[0]))
+    return QueryResult(columns=names, rows=tuple(_row(candidate) for _, _, candidate in found))
+
+
+def _row(candidate: Candidate) -> tuple:
+    effect = candidate.effect
+    sizes = (effect.estimate, effect.lo, effect.hi)
+    texts = [None if size is None else size_text(size, effect.unit, "+") for size in sizes]
+    is_open = candidate.comparison == "not shown" and effect.detectable is not None
+    detectable = size_text(effect.detectable or 0.0, effect.unit) if is_open else None
+    listed = LISTS[candidate.comparison] if effect.lo is not None else "no interval"
+    costs = [None if cost is None else f"x{cost:.3g}" for cost in (effect.flops, effect.params_total)]
+    lr = None if effect.lr is None else f"{effect.lr:g}"
+    return (listed, *texts, detectable, effect.seeds, effect.diverged or None, lr, *costs, candidate.setting)
+
+
+# Paragraph
+
+
+def paragraph(card: Card, most: int | None = None) -> list[str]:
+    """Sentences: what depends on another setting and what else was found, in at most `most` sentences; what the table
+    shows; where it was seen."""
+    recipe = card.recipe
+    findings = [*_apart(recipe), *_dependent(recipe), *_diverged(recipe), *_withheld(recipe)]
+    explained = [_explained(recipe)] if recipe.candidates else []
+    seen = [f"Seen only on {seen_on(recipe.domain)}."] if recipe.run_ids else []
+    return [*findings[:most], *explained, *seen]
+
+
+def _explained(recipe: Recipe) -> str:
+    effect = recipe.candidates[0].effect
+    over = "over" if effect.unit == "ln ratio" else "minus"
+    value, lr = effect.baseline_value, effect.lr_baseline
+    known = [recipe.baseline_text, f"lr {lr:g}" if lr is not None and recipe.tried else ""]
+    if value is not None and effect.unit != "ln ratio":
+        known.append(f"{recipe.objective} {value:.3g}")
+    known.append(counted(recipe.baseline_seeds, "seed") if recipe.baseline_seeds else "")
+    parts = " of seeds and choice of lr" if recipe.tried else ""
+    return (
+        f"{title(effect.outcome, effect.unit)}; setting {over} baseline ({', '.join(filter(None, known))}); "
+        f"lo, hi: 95% interval{parts}; detectable: seen with {POWER:.0%} power."
+    )
+
+
+def _dependent(recipe: Recipe) -> Iterator[str]:
+    for effect in recipe.others:
+        if effect.question == "beside":
+            yield f"But {setting_text(effect.model_dump())}: {effect.verdict}, {effect_text(effect)}."
+
+
+def _apart(recipe: Recipe) -> Iterator[str]:
+    if recipe.untested:
+        first, second = recipe.untested
+        yield f"{second} is better alone too, but was not run with {first}: -o writes the sweep that tests both."
+    for candidate in recipe.candidates:
+        if candidate.refused and not (recipe.untested and candidate.setting == recipe.untested[1]):
+            yield f"{candidate.setting} is not in the recipe: {candidate.refused}."
+
+
+def _withheld(recipe: Recipe) -> Iterator[str]:
+    reasons: dict[str, list[str]] = {}
+    for candidate in recipe.candidates:
+        effect = candidate.effect
+        if effect.reason:
+            word = "lr decides: " if effect.verdict == "lr decides" else ""
+            reasons.setdefault(f"{word}{effect.reason}", []).append(candidate.setting)
+    for reason, names in reasons.items():
+        yield f"{'; '.join(names[:3])}{' ...' if len(names) > 3 else ''}: {reason}."
+
+
+def _diverged(recipe: Recipe) -> Iterator[str]:
+    lost = {candidate.setting: candidate.effect.diverged for candidate in recipe.candidates}
+    if recipe.candidates:
+        lost = {"the baseline": recipe.candidates[0].effect.diverged_baseline, **lost}
+    texts = [f"{counted(n, 'run')} of {name}" for name, n in lost.items() if n]
+    if texts:
+        yield f"Diverged: {', '.join(texts)}."
+
+
+def tests_lines(card: Card) -> list[str]:
+    """'passed   equal cost: FLOPs x1', a line for each test."""
+    return [f"{test.outcome:<8} {test.name}: {test.text}" for test in card.tests]
+
+
+def _short_tests(card: Card) -> list[str]:
+    """The same with those not run in one line."""
+    made = [line for line, test in zip(tests_lines(card), card.tests, strict=True) if test.outcome != "not run"]
+    missing = [f"{test.name} ({test.text})" for test in card.tests if test.outcome == "not run"]
+    return [*made, *([f"not run  {', '.join(missing)}"] if missing else [])]
+
+
+# Whole texts
+
+
+def card_text(card: Card, width: int | None = None, lines: int | None = LINES) -> str:
+    """The card for a terminal, in at most `lines` lines; what has no room is on the card's page."""
+    width = width or terminal.terminal_width()
+    text = ""
+    for n_rows, n_findings in ROOM if lines else [(None, None)]:
+        text = _composed(card, width, n_rows, n_findings)
+        if lines is None or text.count("\n") < lines:
+            break
+    return text
+
+
+def _composed(card: Card, width: int, n_rows: int | None, n_findings: int | None) -> str:
+    n = len(card.recipe.candidates)
+    table = terminal.fit(recipe_table(card, n_rows), OPTIONAL, width).text if n else ""
+    more = f"\n{counted(n - n_rows, 'more setting')}: on the card that -o writes" if n_rows and n > n_rows else ""
+    parts = [
+        textwrap.fill(sentence(card), width, break_on_hyphens=False),
+        f"{table}{more}",
+        terminal.wrapped(tests_lines(card) if n_rows is None else _short_tests(card), width),
+        terminal.wrapped(paragraph(card, n_findings), width),
+    ]
+    return "\n\n".join(part.rstrip("\n") for part in parts if part)
+
+
+def verification_text(card: Card) -> str:
+    """'confirmed on fresh seeds 3, 4, 5: val_loss -0.2 nat/token (...)'; '' without a verification."""
+    verification = card.verification
+    if verification is None:
+        return ""
+    gain, n_earlier = verification.gain, card.version - 2
+    text = f"{verification.outcome} on fresh seeds {', '.join(map(str, verification.seeds))}: {card.recipe.objective} "
+    text += effect_text(gain)
+    if n_earlier > 0 and gain is not None and gain.p_adjusted is not None:
+        text += f", p {gain.p_adjusted:.2g} after correction for {counted(n_earlier, 'earlier verification')}"
+    return text
+
+
+def ingredient_texts(card: Card) -> list[str]:
+    """'without depth_scale=lns: +0.02 nat/token (...): needed', for each change left out of the recipe."""
+    ingredients = card.verification.ingredients if card.verification else ()
+    return [f"without {each.left_out}: {effect_text(each.effect)}: {each.verdict}" for each in ingredients]
+
+
+def trial_text(folder: Path, card: Card, width: int | None = None) -> str:
+    """The recipe as verified in a folder next to the results, for a terminal."""
+    text = f"Recipe, verified in {folder.name}: {sentence(card)} It was {verification_text(card)}."
+    return textwrap.fill(text, width or terminal.terminal_width(), break_on_hyphens=False)
