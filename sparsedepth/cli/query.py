@@ -16,9 +16,6 @@ from sparsedepth.store.render import choose_format, encode
 
 LIST = "list"
 """The value of `--ask` without a name."""
-EFFECTS_QUESTION = (
-    "what does each setting of each knob do to the loss at each depth, on each basis (`sparsedepth effects`)?"
-)
 
 
 class QueryCommand(TyperCommand):
@@ -93,26 +90,16 @@ def _saved_answer(folders: list[str], ask: str | None, format: str, skip_damaged
     from sparsedepth.store.connection import open_store
 
     if ask == LIST:
-        texts = {**questions.sentences(), questions.EFFECTS: EFFECTS_QUESTION}
+        texts = questions.sentences() | questions.FROM_EFFECTS
         if format != "table":
             return encode(QueryResult(columns=("name", "question"), rows=tuple(texts.items())), format)
         return "".join(f"{name}: {text}\n" for name, text in texts.items()).encode()
     with open_store(*folders, skip_damaged=skip_damaged) as store:
-        if ask == questions.EFFECTS:
-            from sparsedepth.effects.cells import cells_of
-            from sparsedepth.effects.frame import effects_frame
-            from sparsedepth.effects.text import effects_table, effects_text
-            from sparsedepth.store.comparable_loss import loss_of
-            from sparsedepth.store.unfinished import only_tuning_text
+        if ask in questions.FROM_EFFECTS:
+            from sparsedepth.report.answers import answer
 
-            if reason := only_tuning_text(store):
-                raise ValueError(reason)
-            runs = store.frame("select * from runs")
-            cells = cells_of(runs, loss_of(runs))
-            effects = effects_frame(cells)
-            if format == "table":
-                return f"{effects_text(effects, cells)}\n".encode()
-            return encode(effects_table(effects, cells), format)
+            found = answer(store, ask)
+            return f"{found.text()}\n".encode() if format == "table" else encode(found.rows, format)
         if ask is not None:
             if format == "table":
                 return f"{questions.text(store, ask)}\n".encode()

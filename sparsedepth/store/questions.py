@@ -4,7 +4,7 @@ A *cell* is all fields of a run but the seed; its numbers are means over the fin
 deviation. Only results count (`store.tuning_roles`), except in `lr_curves`, which also needs the rejected values.
 In the SQL {varying} stands for the fields that vary in the store, {others} for these without lr, {loss} for the loss
 that compares its runs (`store.comparable_loss`), {scores} for the scores of depth, each in its sound form
-(`store.degeneracy`). The effect of each knob and signal-to-noise are no SQL.
+(`store.degeneracy`). Signal-to-noise and the questions on effects are no SQL.
 """
 
 import itertools
@@ -25,8 +25,12 @@ from sparsedepth.store.small_sample import MIN_VALUES, mean_interval, seed_means
 from sparsedepth.store.tuning_roles import CHOSEN_ROLES, IS_RESULT, IS_TRAINED, best_value
 from sparsedepth.store.unfinished import only_tuning_text
 
-EFFECTS = "effects"
-"""A further question, answered by `sparsedepth.effects.frame`."""
+FROM_EFFECTS = {
+    "variance": "does a setting lower residual variance, and raise sparsity and usefulness?",
+    "depth": "do deeper layers earn their cost, at equal tokens and at equal FLOPs?",
+    "effects": "what does each setting do to the loss at each depth (`sparsedepth effects`)?",
+}
+"""Further questions, answered by `sparsedepth.report.answers` from the frame of effects."""
 SIGNAL_TO_NOISE = "signal_to_noise"
 """A further question, answered by `sparsedepth.store.signal_to_noise`."""
 
@@ -189,7 +193,7 @@ def text(store: Store, name: str) -> str:
 
 def _find(name: str) -> Question:
     if name not in QUESTIONS:
-        names = (*sentences(), EFFECTS)
+        names = (*sentences(), *FROM_EFFECTS)
         hint = did_you_mean(name, names, f"the saved questions are: {', '.join(names)}")
         raise ValueError(f"no question is called {name!r}; {hint}")
     return QUESTIONS[name]

@@ -44,7 +44,9 @@ def test_saved_questions_by_name(results, more):
     listed, _ = sparsedepth("query", results, "--ask")
     as_csv, _ = sparsedepth("query", results, "--ask", "--format", "csv")
     assert as_csv.splitlines()[0] == "name,question" and len(as_csv.splitlines()) == 1 + len(listed.splitlines())
-    assert [line.partition(":")[0] for line in listed.splitlines()] == [*QUESTIONS, "signal_to_noise", "effects"]
+    assert [line.partition(":")[0] for line in listed.splitlines()] == [
+        *QUESTIONS, "signal_to_noise", "variance", "depth", "effects"
+    ]  # fmt: skip
     out, _ = sparsedepth("query", results, more, "--ask", "seed_noise", "--format", "csv")
     assert [line.split(",")[2:4] for line in out.splitlines()] == [
         ["weight_decay", "seeds"],

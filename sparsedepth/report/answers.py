@@ -1,0 +1,341 @@
+"""Two of the three questions that a sweep is run for: `query DIR --ask variance` and `--ask depth`.
+
+Each answer is one sentence, one table and the notes to read it; all numbers are rows of the frame `effects`.
+(`recipe` answers the third: which configuration to train.)
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from sparsedepth.config.plain_text import counted
+from sparsedepth.config.run import CELL_FIELDS
+from sparsedepth.effects.cells import BASELINE, COSTS, Cells, cells_of, is_ratio, unit_of, values_of
+from sparsedepth.effects.frame import MATCHED, effects_frame
+from sparsedepth.effects.text import effects_table, effects_text, is_missing, nothing_text, size_text
+from sparsedepth.effects.verdict import ALPHA, POWER
+from sparsedepth.store import terminal
+from sparsedepth.store.comparable_loss import COMMON, OWN, loss_of
+from sparsedepth.store.connection import Store
+from sparsedepth.store.degeneracy import columns_for, score_rows, usable_form
+from sparsedepth.store.query_result import QueryResult
+from sparsedepth.store.search import search_of
+from sparsedepth.store.tuning_roles import result_rows
+from sparsedepth.store.unfinished import only_tuning_text
+
+VARIANCE, NEEDED = "residual_variance_last", "needed_layers"
+BESIDE = ("weight_sparsity", "attention_sparsity_rel", "usefulness")
+"""Shown beside the variance; usefulness in its sound form."""
+SHOWN = ("lower", "higher")
+VARIANCE_COLUMNS = ("n_layers", "variance", "lo", "hi")
+MOST_SETTINGS = 6
+"""Rows of the table; files have all."""
+MOST_NAMED = 2
+NO_COST = "no runs at equal FLOPs: no sentence about cost"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Answer:
+    sentence: str
+    table: QueryResult
+    """For people; the last column is a text."""
+    notes: tuple[str, ...]
+    rows: QueryResult
+    """For programs: the rows of the frame, exact."""
+    optional: tuple[str, ...] = ()
+    whole: str = ""
+    """The text for people, where another command prints it."""
+
+    def text(self, width: int | None = None) -> str:
+        if self.whole:
+            return self.whole
+        head = terminal.wrapped([self.sentence], width)
+        if not self.table.rows:
+            return head.rstrip("\n")
+        table = terminal.fit(self.table, self.optional, width).text
+        return f"{head}{table}\n{terminal.wrapped(self.notes, width)}".rstrip("\n")
+
+
+def answer(store: Store, name: str) -> Answer:
+    """The answer to one of ANSWERS. Raises ValueError where only tuning is complete, and for a search."""
+    if reason := only_tuning_text(store):
+        raise ValueError(reason)
+    if search_of(store.roots) is not None:
+        raise ValueError("a search chose these runs by earlier results, so no setting is compared: see `effects`")
+    return ANSWERS[name](_read(store))
+
+
+def _read(store: Store) -> pd.DataFrame:
+    """The columns of `runs` that the answers need: reading all takes longer than the answer."""
+    names = {*CELL_FIELDS, *COSTS.values(), *BESIDE, VARIANCE, NEEDED, OWN, COMMON, *columns_for("usefulness")}
+    names |= {"run_id", "cell_id", "seed", "outcome", "model", "origin", "tuning", "tuned_fields", "tuned_by"}
+    known = {column for view, column, *_ in store.schema().rows if view == "runs"}
+    return store.frame(f"select {', '.join(sorted(names & known))} from runs order by run_id")
+
+
+# Does a setting lower residual variance?
+
+
+def variance_answer(runs: pd.DataFrame) -> Answer:
+    """The effects of all settings on the variance of the last layer, and on sparsity and usefulness beside it."""
+    cells = cells_of(runs, VARIANCE)
+    if cells.settings is None or cells.rows["value"].isna().all():
+        return _without_table(nothing_text(cells))
+    score, caution = usable_form(BESIDE[-1], score_rows(result_rows(runs), BESIDE[-1]))
+    names = [VARIANCE, *(name for name in (*BESIDE[:-1], score) if name in runs and runs[name].notna().any())]
+    frames = {name: _settings(_with_outcome(cells, runs, name)) for name in names}
+    variance = frames[VARIANCE]
+    if variance.empty:
+        return _without_table(nothing_text(cells))
+    ordered = sorted(set(variance["setting"]), key=lambda name: -(variance["setting"] == name).sum())
+    settings = [name for name in dict.fromkeys(variance["setting"]) if name in ordered[:MOST_SETTINGS]]
+    rows = [_variance_row(frames, name) for name in settings]
+    notes = [
+        f"variance, lo, hi: {VARIANCE} of the setting over that of the baseline at n_layers, each at its own lr, with "
+        f"95% interval; verdict_at: by depth; lower, higher: adjusted p below {ALPHA} and the same sign at equal lr; "
+        "lr decides: another sign at equal lr",
+        "other columns: differences from the baseline; *: lower or higher, as above; lr: baseline -> setting",
+        cells.settings.baseline_text,
+        caution,
+        *([f"{len(ordered) - len(settings)} more settings: --format csv"] if len(ordered) > len(settings) else []),
+    ]
+    return Answer(
+        sentence=_variance_sentence(variance),
+        table=QueryResult(columns=(*VARIANCE_COLUMNS, *names[1:], "lr", "verdict_at", "setting"), rows=tuple(rows)),
+        notes=tuple(filter(None, notes)),
+        rows=_as_table(frames.values()),
+        optional=("attention_sparsity_rel", "weight_sparsity", "lo hi"),
+    )
+
+
+def _with_outcome(cells: Cells, runs: pd.DataFrame, outcome: str) -> Cells:
+    """The same cells with another outcome, which tuning did not choose either."""
+    if outcome == cells.outcome:
+        return cells
+    rows = cells.rows.assign(value=values_of(runs.loc[cells.rows.index], outcome))
+    return replace(cells, rows=rows, outcome=outcome, unit=unit_of(outcome, runs))
+
+
+def _settings(cells: Cells) -> pd.DataFrame:
+    frame = effects_frame(cells)
+    return frame[frame["question"] == "setting"].assign(outcome=cells.outcome, unit=cells.unit)
+
+
+def _variance_row(frames: Mapping[str, pd.DataFrame], setting: str) -> tuple[Any, ...]:
+    of_setting = frames[VARIANCE][frames[VARIANCE]["setting"] == setting]
+    measured = of_setting[of_setting["estimate"].notna()]
+    row = (measured if len(measured) else of_setting).sort_values("n_layers").iloc[-1]
+    depths = of_setting.groupby("verdict", sort=False)["n_layers"].agg(lambda at: ", ".join(map(str, at)))
+    at = "; ".join(f"{verdict} {text}" for verdict, text in depths.items())
+    ends = [None if is_missing(row[end]) else size_text(row[end], row["unit"], times="x") for end in ("lo", "hi")]
+    others = []
+    for name, frame in frames.items():
+        same = frame[(frame["setting"] == setting) & (frame["n_layers"] == row["n_layers"])]
+        others += [_marked(same.iloc[0]) if len(same) else None] if name != VARIANCE else []
+    size = None if is_missing(row["estimate"]) else size_text(row["estimate"], row["unit"], times="x")
+    return (int(row["n_layers"]), size, *ends, *others, _lr_text(row), at, setting)
+
+
+def _marked(row: Mapping[str, Any]) -> str | None:
+    """'+0.012*': an effect, marked where it is shown."""
+    if is_missing(row["estimate"]):
+        return None
+    return size_text(row["estimate"], row["unit"], "+", times="x") + "*" * (row["verdict"] in SHOWN)
+
+
+def _lr_text(row: Mapping[str, Any]) -> str | None:
+    """'0.003 -> 0.006', baseline first, where the sides differ."""
+    values = [row["lr_baseline"], row["lr"]]
+    known = [f"{value:g}" for value in values if not is_missing(value)]
+    return " -> ".join(dict.fromkeys(known)) or None
+
+
+def _variance_sentence(variance: pd.DataFrame) -> str:
+    """On the deepest depth with an effect."""
+    judged = variance[variance["estimate"].notna()]
+    depth = (judged if len(judged) else variance)["n_layers"].max()
+    at = variance[variance["n_layers"] == depth]
+    lower, higher, decided = ([*at.loc[at["verdict"] == word, "setting"]] for word in (*SHOWN, "lr decides"))
+    if lower or higher:
+        what = f"{_named(lower or higher)} {'lower' if lower else 'raise'}{'s' * (len(lower or higher) == 1)}"
+        text = f"At {depth} layers {what} the residual variance"
+    else:
+        text = f"At {depth} layers no setting is shown to change the residual variance{_missed(at, VARIANCE)}"
+    return f"{text}{f'; lr decides for {_named(decided)}' if decided else ''}."
+
+
+def _named(settings: Sequence[str]) -> str:
+    """'depth_scale=lns, weight_decay=1 and 3 more settings', those of the fewest fields first."""
+    ordered = sorted(settings, key=lambda name: name.count(","))
+    named = ordered[:MOST_NAMED] if len(ordered) > MOST_NAMED + 1 else ordered
+    if len(ordered) > len(named):
+        named = [*named, counted(len(ordered) - len(named), "more setting")]
+    return " and ".join([", ".join(named[:-1]), named[-1]] if len(named) > 1 else named)
+
+
+def _missed(rows: pd.DataFrame, outcome: str) -> str:
+    """'; a change smaller than about 0.5 nat/token would probably not have been seen'."""
+    size = rows["detectable"].median()
+    if is_missing(size):
+        return ""
+    unit = "" if is_ratio(outcome) else f" {rows['unit'].iloc[0]}"
+    factor = "a factor nearer to 1 than about " if is_ratio(outcome) else "a change smaller than about "
+    return f"; {factor}{size_text(abs(size), rows['unit'].iloc[0], times='')}{unit} would probably not have been seen"
+
+
+# Do deeper layers earn their cost?
+
+
+def depth_answer(runs: pd.DataFrame) -> Answer:
+    """Loss, needed blocks and FLOPs of the baseline by depth, compared at equal tokens and at equal FLOPs."""
+    loss = loss_of(runs)
+    cells = cells_of(runs, loss)
+    if cells.settings is None or cells.rows["value"].isna().all():
+        return _without_table(nothing_text(cells))
+    compared = {basis: _depths_at(runs, cells, basis) for basis in ("tokens", "flops")}
+    if all(found.empty for found in compared.values()):
+        compared["none"] = _depths(cells, runs)
+        if compared["none"].empty:
+            return _without_table("The baseline has results at one depth only: there is nothing to say about depth.")
+    rows = pd.concat([found for found in compared.values() if len(found)], ignore_index=True)
+    columns = ("equal", "n_layers", loss, "effect", "lo", "hi", "detectable", NEEDED, "tokens", "flops", "lr", "seeds")
+    table = QueryResult(
+        columns=(*columns, "verdict"), rows=tuple(_depth_row(row) for row in rows.to_dict("records"))
+    ).without_empty()
+    first = int(rows["n_layers"].min())
+    notes = [
+        f"effect: {loss} minus that of the shallowest depth [{cells.unit}], each at its own lr, with 95% interval; "
+        f"detectable: the effect that would have been seen ({POWER:.0%} power)",
+        "equal: what both depths share; tokens, flops (training): of a run, relative to the shallowest depth",
+        "" if NEEDED in table.columns else f"{NEEDED} was measured in no run (measure: composite_gain)",
+        *dict.fromkeys(
+            f"{row['n_layers']} layers: {row['reason']}" for row in rows.to_dict("records") if row["reason"]
+        ),
+        cells.settings.baseline_text,
+    ]
+    return Answer(
+        sentence=_depth_sentence(compared, cells, first),
+        table=table,
+        notes=tuple(filter(None, notes)),
+        rows=_as_table([rows]),
+        optional=("seeds", "detectable", "tokens", "lr"),
+    )
+
+
+def _depths_at(runs: pd.DataFrame, cells: Cells, basis: str) -> pd.DataFrame:
+    """The depths of the baseline compared at equal tokens or FLOPs: over the runs of the budget with the most depths."""
+    rows = cells.rows[cells.rows["setting"].str.startswith(BASELINE)]
+    cost = rows[basis] if basis in rows else pd.Series(np.nan, rows.index)
+    budget = runs.loc[rows.index, "train_tokens"]
+    means = cost.groupby([rows["n_layers"], budget]).mean().dropna().sort_values()
+    means = means[means > 0]
+    group = (np.log(means).diff() > 2 * MATCHED).cumsum()
+    best = max((same.index for _, same in means.groupby(group)), key=lambda pairs: len({*pairs}), default=())
+    if len({depth for depth, _ in best}) < 2:
+        return pd.DataFrame(columns=["n_layers"])
+    of_group = pd.Series([*zip(runs["n_layers"], runs["train_tokens"], strict=True)], runs.index).isin([*best])
+    found = _depths(cells if of_group.all() else cells_of(runs[of_group], cells.outcome), runs)
+    return found[(found["basis"] == basis) | found["estimate"].isna() | (basis == "flops")].assign(basis=basis)
+
+
+def _depths(cells: Cells, runs: pd.DataFrame) -> pd.DataFrame:
+    """The frame's rows of depth, after one of the depth that they are compared with."""
+    frame = effects_frame(cells)
+    rows = frame[frame["question"] == "depth"].assign(outcome=cells.outcome, unit=cells.unit)
+    if rows.empty:
+        return rows
+    own = cells.rows[(cells.rows["setting"] == BASELINE) & (cells.rows["role"] == "result")]
+    first = own["n_layers"].min()
+    reference = rows.iloc[:1].assign(
+        **dict.fromkeys(("estimate", "lo", "hi", "detectable", "p", "p_adjusted", "df"), np.nan),
+        **dict.fromkeys(COSTS, 1.0),
+        **{"n_layers": first, "setting": f"n_layers={first}", "verdict": "", "reason": ""},
+        lr=rows["lr_baseline"].iloc[0],
+        seeds=rows["seeds_baseline"].iloc[0],
+    )
+    rows = pd.concat([reference, rows], ignore_index=True)
+
+    def mean(row: Mapping[str, Any], name: str) -> float:
+        same = own[own["n_layers"] == row["n_layers"]]
+        chosen = same if is_missing(row["lr"]) else same[same["lr"].isna() | (same["lr"] == row["lr"])]
+        return float(pd.to_numeric(runs.loc[chosen.index, name], errors="coerce").mean()) if name in runs else np.nan
+
+    records = rows.to_dict("records")
+    return rows.assign(
+        loss=[mean(row, cells.outcome) for row in records],
+        needed_layers=[mean(row, NEEDED) for row in records],
+        train_flops=[mean(row, COSTS["flops"]) for row in records],
+    )
+
+
+def _depth_row(row: Mapping[str, Any]) -> tuple[Any, ...]:
+    names = ("estimate", "lo", "hi", "detectable")
+    effect = [None if is_missing(row[name]) else f"{row[name]:+.3g}" for name in names[:3]]
+    numbers = [None if is_missing(row[name]) else row[name] for name in ("loss", NEEDED, "tokens", "flops")]
+    detectable = None if is_missing(row["detectable"]) else f"{row['detectable']:.3g}"
+    loss, needed, *costs = numbers
+    ratios = [None if cost is None else f"x{cost:.3g}" for cost in costs]
+    lr, seeds = (None if is_missing(row[name]) else row[name] for name in ("lr", "seeds"))
+    basis = {"none": "neither", "flops": "FLOPs"}.get(row["basis"], row["basis"])
+    return (
+        *(basis, int(row["n_layers"]), loss, *effect, detectable, needed and round(needed, 1), *ratios),
+        *(None if lr is None else f"{lr:g}", seeds, row["verdict"] or "(compared with)"),
+    )
+
+
+def _depth_sentence(compared: Mapping[str, pd.DataFrame], cells: Cells, first: int) -> str:
+    if "none" in compared:
+        return f"The depths differ in tokens and in FLOPs: what depth alone does is not shown; {NO_COST}."
+    parts = []
+    for basis, name in (("tokens", "tokens"), ("flops", "FLOPs")):
+        rows = compared[basis]
+        if rows.empty:
+            parts.append(NO_COST if basis == "flops" else "no runs at equal tokens")
+            continue
+        shown = rows[rows["verdict"].isin(SHOWN)].sort_values("estimate")
+        if shown.empty:
+            text = f"no depth is shown to have another {cells.outcome}{_missed(rows, cells.outcome)}"
+        else:
+            best = shown.iloc[0]
+            less = "less" if best["estimate"] < 0 else "more"
+            size = f"{abs(best['estimate']):.3g} {cells.unit}"
+            text = f"{best['n_layers']} layers have {size} {less} {cells.outcome} than {int(rows['n_layers'].min())}"
+            if basis == "flops":
+                text += f": depth {'earns' if less == 'less' else 'does not earn'} its cost"
+        parts.append(f"at equal {name} {text}")
+    text = "; ".join(parts)
+    return f"{text[0].upper()}{text[1:]}."
+
+
+def _without_table(sentence: str) -> Answer:
+    return Answer(sentence=sentence, table=QueryResult(columns=(), rows=()), notes=(), rows=_as_table([]))
+
+
+def _as_table(frames: Iterable[pd.DataFrame]) -> QueryResult:
+    """Rows of the frame for files; NULL where something is not known."""
+    frames = [frame for frame in frames if len(frame)]
+    if not frames:
+        return QueryResult(columns=("outcome", "unit", "question", "setting", "n_layers", "verdict"), rows=())
+    rows = pd.concat(frames, ignore_index=True).dropna(axis=1, how="all").astype(object)
+    rows = rows.where(rows.notna(), None)
+    first: Sequence[str] = ("outcome", "unit")
+    columns = [*first, *(name for name in rows.columns if name not in first)]
+    return QueryResult(columns=tuple(columns), rows=tuple(rows[columns].itertuples(index=False, name=None)))
+
+
+def effects_answer(runs: pd.DataFrame) -> Answer:
+    """The whole frame, as `sparsedepth effects` prints it."""
+    cells = cells_of(runs, loss_of(runs))
+    frame = effects_frame(cells)
+    return replace(_without_table(""), rows=effects_table(frame, cells), whole=effects_text(frame, cells))
+
+
+ANSWERS: Mapping[str, Callable[[pd.DataFrame], Answer]] = {
+    "variance": variance_answer,
+    "depth": depth_answer,
+    "effects": effects_answer,
+}
+"""Name of a saved question -> its answer from the rows of `runs`."""
