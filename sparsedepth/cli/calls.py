@@ -295,11 +295,12 @@ def plot(
     out: option.Images = None,
     figure: option.Figure = None,
     format: option.ImageFormat = None,
+    style: option.FigureStyle = "screen",
     run: option.FigureRun = None,
     skip_damaged: option.SkipDamaged = False,
 ) -> "Figures":
     """Draw one figure (default: the overview) or 'all'; `out` is an image, or a folder of images in `format` (default
-    png).
+    png). `style` 'paper': one column, 9 pt, as PDF and PNG, its caption apart.
 
     Raises ValueError for an unknown figure, suffix or run, for an image in another format than its suffix names, or if
     there is nothing to draw.
@@ -315,9 +316,9 @@ def plot(
         raise ValueError(f"-o {str(written)!r} is for {suffix[1:]}, and --format is {format!r}; drop one of the two")
     with open_store(*folders, skip_damaged=skip_damaged) as store:
         if figure != "all":
-            return draw(store, figure, written, run, format or "png")
+            return draw(store, figure, written, run, format or "png", style)
         with bar("figures") as progress:
-            return draw(store, figure, written, run, format or "png", progress)
+            return draw(store, figure, written, run, format or "png", style, progress)
 
 
 def runtime_config(given: option.Given) -> "RuntimeConfig":

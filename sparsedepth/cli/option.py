@@ -232,6 +232,10 @@ Images = Annotated[
     typer.Option("-o", "--out", help="image (.png, .svg or .pdf), or a folder for images named by figure"),
 ]
 Figure = Annotated[str | None, typer.Option(help="name from --list, or all; default the overview, or all for a folder")]
+FigureStyle = Annotated[
+    str,
+    typer.Option(help="screen; or paper: one column, 9 pt, PDF and PNG, the caption printed, not drawn"),
+]
 ImageFormat = Annotated[str | None, typer.Option(help="image format in a folder: png (default), svg or pdf")]
 FigureRun = Annotated[
     str | None, typer.Option(help="run_id, for figures of one run; default the lowest val_loss at the largest depth")

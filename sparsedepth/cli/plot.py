@@ -29,4 +29,5 @@ def plot(
     figures = calls.plot(*folders, **{name: value for name, value in given.items() if name != "folders"})
     for path in figures.paths:
         print(f"{path} ({path.stat().st_size // 1024} KiB), data in {path.with_suffix('.csv')}")
+    print(wrapped(f"caption of {name}: {text}" for name, text in figures.captions.items()), end="")
     print(wrapped(f"skipped {name}: {reason}" for name, reason in figures.left_out.items()), end="")

@@ -1,10 +1,12 @@
 """The chain: sparsity -> residual variance -> effectiveness -> validation loss.
 
-One panel per link, one point per run; the colour is the depth, the shape the changed knob. The title has Spearman's rho
-over all runs and within depth, with its 95% interval (jackknife over combinations of settings); the line of each depth
-is the least-squares fit on the scales of the axes.
+One panel per link, one point per run; the colour is the depth, the shape the changed field. The title has
+Spearman's rho over all runs and within depth; its 95% interval is Fisher's, with the number of settings as sample size, since the
+runs of one setting are no independent observations: tanh(artanh rho +- 1.96 / sqrt(G - 3)). The line of each depth is
+the least-squares fit on the scales of the axes. A degenerate score has neither.
 """
 
+import math
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -13,12 +15,12 @@ import numpy as np
 import pandas as pd
 from matplotlib.ticker import MaxNLocator
 
-from sparsedepth.effects.chain import Link, Scope, link, units_of
-from sparsedepth.plots.runs import changed_knobs, sources
+from sparsedepth.plots.runs import changed_fields
 from sparsedepth.plots.style import GREY, RunPoints, depth_colours, groups, set_scale
 from sparsedepth.quantities import IN_RUNS, axis_label
 from sparsedepth.store.comparable_loss import loss_of, with_loss
-from sparsedepth.store.degeneracy import degeneracy_caption, sound_forms
+from sparsedepth.store.degeneracy import degeneracy, degeneracy_caption, score_rows, sound_forms
+from sparsedepth.store.small_sample import Z
 
 WALKS = (
     ("weight_sparsity", "residual_variance_last", "usefulness_loss_increase", "val_loss"),
@@ -28,22 +30,20 @@ WALKS = (
 is 0 for many small models. val_loss is replaced by the comparable loss, a degenerate score by its sound form."""
 PANELS: tuple[tuple[str, str], ...] = tuple(link for walk in WALKS for link in pairwise(walk))
 MIN_POINTS = 4
-"""Distinct values of x that a regression line needs."""
-SCOPES: tuple[Scope, ...] = ("pooled", "within depth")
+"""Distinct values of x that a regression line needs, and settings that an interval needs."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Correlations:
     points: pd.DataFrame
-    """Columns: run_id, n_layers, lr, knob, source (for several results folders), and each quantity of the panels (NaN
-    if not measured or not drawable)."""
-    links: dict[tuple[str, str], tuple[Link, ...]]
-    """By panel: pooled, and within depth if there are several."""
+    """Columns: run_id, n_layers, lr, setting, kind (`changed_fields`), and each quantity of the panels (NaN if not
+    measured or not drawable)."""
     dropped: dict[tuple[str, str], int]
     """By panel: the number of finished runs that it cannot show."""
     n_diverged: int
-    degenerate: str
-    """A sentence: which scores are degenerate, and what is drawn instead."""
+    no_evidence: frozenset[str] = frozenset()
+    """Degenerate scores without a sound form."""
+    notes: str = ""
 
     @property
     def panels(self) -> list[tuple[str, str]]:
@@ -57,34 +57,32 @@ def correlations(runs: pd.DataFrame, is_search: bool = False) -> Correlations:
     requested = [with_loss(loss_of(runs), panel) for panel in PANELS]
     forms = sound_forms((name for panel in requested for name in panel), finished)
     panels = [(forms[x], forms[y]) for x, y in requested]
-    names = list(forms.values())
-    points = finished[["run_id", "n_layers", "lr", "outcome"]].assign(unit=units_of(runs))
-    points["knob"] = changed_knobs(finished, runs, is_search)
+    names = list(dict.fromkeys(forms.values()))
+    points = finished[["run_id", "n_layers", "lr", "setting"]].assign(kind=changed_fields(finished, is_search))
     for name in names:
         values = pd.to_numeric(finished[name], errors="coerce").astype(float)
         points[name] = values.where(values > 0) if is_log(name) else values
-    points["source"] = sources(finished)
-    columns = ["run_id", "n_layers", "lr", "knob", *(["source"] if points["source"].any() else []), *names]
-    scopes = SCOPES if points["n_layers"].nunique() > 1 else SCOPES[:1]
+    judged = {name: degeneracy(name, score_rows(finished, name)) for name in names}
     return Correlations(
-        points=points[columns].reset_index(drop=True),
-        links={panel: tuple(link(points, *panel, scope) for scope in scopes) for panel in panels},
+        points=points.reset_index(drop=True),
         dropped={panel: int(points[list(panel)].isna().any(axis=1).sum()) for panel in panels},
         n_diverged=int((runs["outcome"] == "diverged").sum()),
-        degenerate=degeneracy_caption(forms, finished, forms),
+        no_evidence=frozenset(name for name, found in judged.items() if found.is_degenerate),
+        notes=degeneracy_caption(forms, finished, forms),
     )
 
 
 def draw_correlations(chain: Correlations, axes: list[Any]) -> None:
     """Draw into as many axes as there are panels."""
     points = chain.points
-    markers, colours = RunPoints(points, "knob"), depth_colours(points["n_layers"])
+    markers, colours = RunPoints(points, "kind"), depth_colours(points["n_layers"])
     for axis, panel in zip(axes, chain.panels, strict=True):
         x, y = panel
         shown = points.dropna(subset=list(panel))
-        markers.draw(axis, shown, x, y, s=36 if len(shown) < 80 else 28, alpha=0.9)
+        is_evidence = chain.no_evidence.isdisjoint(panel)
+        markers.draw(axis, shown, x, y, s=36 if len(shown) < 80 else 22, alpha=0.9 if is_evidence else 0.3)
         for (depth,), runs in groups(shown, "n_layers"):
-            line = regression(runs[x], runs[y], is_log(x), is_log(y))
+            line = regression(runs[x], runs[y], is_log(x), is_log(y)) if is_evidence else None
             if line is not None:
                 axis.plot(*line, color=colours[depth], linewidth=1.1, alpha=0.75, zorder=1)
         for name, which in ((x, "x"), (y, "y")):
@@ -93,10 +91,39 @@ def draw_correlations(chain: Correlations, axes: list[Any]) -> None:
         if not is_log(x):
             axis.xaxis.set_major_locator(MaxNLocator(4))
         axis.set(xlabel=axis_label(x), ylabel=axis_label(y))
-        lines = [_rho_text(link) for link in chain.links[panel]]
+        lines = _rho_lines(shown, x, y) if is_evidence else ["degenerate, so no evidence"]
         if chain.dropped[panel]:
             lines.append(f"not shown: {chain.dropped[panel]} of {len(points)} (NULL)")
         axis.set_title("\n".join(lines), color=GREY, fontsize=7.5, linespacing=1.35)
+
+
+def _rho_lines(shown: pd.DataFrame, x: str, y: str) -> list[str]:
+    scopes = {"all runs": False, "within depth": True} if shown["n_layers"].nunique() > 1 else {"all runs": False}
+    return [f"{scope}: {rho_text(*rank_correlation(shown, x, y, within))}" for scope, within in scopes.items()]
+
+
+def rank_correlation(
+    points: pd.DataFrame, x: str, y: str, within_depth: bool
+) -> tuple[float, float | None, float | None, int]:
+    """Spearman's rho (NaN where undefined), the ends of its interval, and the number of runs; ranks within a depth are
+    a share of its number of runs."""
+    ranked = points.groupby("n_layers") if within_depth else points
+    ranks = ranked[[x, y]].rank(pct=True)
+    if within_depth:
+        ranks = ranks - ranks.groupby(points["n_layers"]).transform("mean")
+    rho = float(ranks[x].corr(ranks[y])) if len(points) > 2 else math.nan
+    n_settings = points["setting"].nunique() if "setting" in points else 0
+    if math.isnan(rho) or n_settings < MIN_POINTS:
+        return rho, None, None, len(points)
+    z, half = math.atanh(max(-0.9999, min(rho, 0.9999))), Z / math.sqrt(n_settings - 3)
+    return rho, math.tanh(z - half), math.tanh(z + half), len(points)
+
+
+def rho_text(rho: float, lo: float | None, hi: float | None, n: int) -> str:
+    """'ρ = +0.42 [-0.10, +0.76], n = 60'."""
+    if math.isnan(rho):
+        return f"ρ undefined, n = {n}"
+    return f"ρ = {rho:+.2f} {'(no interval)' if lo is None else f'[{lo:+.2f}, {hi:+.2f}]'}, n = {n}"
 
 
 def is_log(name: str) -> bool:
@@ -104,20 +131,13 @@ def is_log(name: str) -> bool:
 
 
 def regression(x: pd.Series, y: pd.Series, log_x: bool, log_y: bool) -> tuple[np.ndarray, np.ndarray] | None:
-    """The end points of the least-squares line, fitted on the scale of each axis: x [2], y [2]. None with fewer than
-    MIN_POINTS distinct x."""
-    if x.nunique() < MIN_POINTS:
+    """The end points of the least-squares line, fitted on the scale of each axis and cut at the values of y: x [2],
+    y [2]. None with fewer than MIN_POINTS distinct x, or of a constant y."""
+    if x.nunique() < MIN_POINTS or y.nunique() < 2:
         return None
     x_N, y_N = (np.log(values) if is_log else values for values, is_log in ((x, log_x), (y, log_y)))
     slope, intercept = np.polyfit(x_N, y_N, 1)
-    ends_2 = np.array([x_N.min(), x_N.max()])
+    at_ends = sorted((end - intercept) / slope for end in (y_N.min(), y_N.max())) if slope else (-math.inf, math.inf)
+    ends_2 = np.array([max(x_N.min(), at_ends[0]), min(x_N.max(), at_ends[1])])
     fitted_2 = slope * ends_2 + intercept
     return (np.exp(ends_2) if log_x else ends_2, np.exp(fitted_2) if log_y else fitted_2)
-
-
-def _rho_text(link: Link) -> str:
-    scope = "all runs" if link.scope == "pooled" else "within depth"
-    if link.rho is None:
-        return f"{scope}: ρ undefined, n = {link.n_runs}"
-    interval = f"[{link.lo:+.2f}, {link.hi:+.2f}]" if link.lo is not None and link.hi is not None else "(no interval)"
-    return f"{scope}: ρ = {link.rho:+.2f} {interval}, n = {link.n_runs}"

@@ -1,22 +1,19 @@
 """Figures of a store, by name: compute the numbers, build the page, write picture and numbers atomically."""
 
 from collections.abc import Callable, Collection
-from dataclasses import KW_ONLY, dataclass, replace
+from dataclasses import KW_ONLY, dataclass, field, replace
 from functools import partial
+from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 from matplotlib.figure import Figure
 from matplotlib.text import Text
 
 from sparsedepth.config.plain_text import did_you_mean
-from sparsedepth.plots import depth, difficulty, forest, isoflop, learning_rate, matrices, pareto, study
-from sparsedepth.plots.by_knob import GRADIENTS, SCORES, VARIANCE, curves, layer_lines
-from sparsedepth.plots.layer_profile import one_run
-from sparsedepth.plots.overview import load_overview
-from sparsedepth.plots.page import FORMATS, Drawing, NothingToDraw, check_path, render, write
+from sparsedepth.plots.page import FORMATS, Drawing, NothingToDraw, check_path, render, write, write_for_paper
 from sparsedepth.plots.runs import results_folders
 from sparsedepth.plots.style import caption, escaped
-from sparsedepth.plots.trajectories import trajectories
 from sparsedepth.store.best import no_runs
 from sparsedepth.store.comparable_loss import unit_for_stores
 from sparsedepth.store.connection import Store
@@ -24,17 +21,23 @@ from sparsedepth.store.search import search_of
 from sparsedepth.store.setting import read_settings
 
 BY_TOKEN = "/token"
+SCORES = ("causal_effect", "affine_loss_increase", "affine_loss_added", "skip_loss_increase", "jacobian_deviation")
+STYLES = ("screen", "paper")
+NOT_FOR_PAPER = ("overview", "layer_profile")
+"""Pages of many panels, too many for a column."""
 
 
 @dataclass(frozen=True)
 class FigureKind:
-    load: Callable[..., Drawing]
-    """Takes a store, and if `of_one_run` a run's id or None."""
+    place: str
+    """'module:function': takes a store, and if `of_one_run` a run's id or None. Imported when it is drawn."""
     meaning: str
     _: KW_ONLY
     of_grid: bool = False
     """Compares configurations of a grid, so not drawn of a search, whose proposals depend on earlier results."""
     of_one_run: bool = False
+    given: tuple[Any, ...] = ()
+    """Before the store."""
     compares_losses: bool = False
     """Of all its runs, so that it warns of different data, as `best` does."""
 
@@ -42,7 +45,9 @@ class FigureKind:
         """The figure's numbers. Raises NothingToDraw, and ValueError for an unknown run."""
         if self.of_grid and search_of(store.roots):
             raise NothingToDraw("a search chose these runs by earlier results; draw --figure slices")
-        drawing = self.load(store, run) if self.of_one_run else self.load(store)
+        module, _, name = self.place.partition(":")
+        load = getattr(import_module(f"sparsedepth.plots.{module}"), name)
+        drawing: Drawing = load(*self.given, store, *([run] if self.of_one_run else []))
         if (unit := unit_for_stores(BY_TOKEN, store)) != BY_TOKEN:
             drawing = replace(drawing, page=partial(_in_unit, drawing.page, unit))
         notes = _caution(store) if self.compares_losses else ""
@@ -93,6 +98,8 @@ class Figures:
     """Figures without numbers in the store -> what is missing."""
     paths: tuple[Path, ...]
     """The pictures written, each with its numbers in the .csv next to it."""
+    captions: dict[str, str] = field(default_factory=dict)
+    """Of style 'paper', whose pictures have none: figure -> its caption."""
 
     def __repr__(self) -> str:
         return f"Figures({', '.join(self.drawings)})"
@@ -107,14 +114,18 @@ def draw(
     out: Path | None = None,
     run: str | None = None,
     format: str = "png",
+    style: str = "screen",
     progress: Progress = silent,
 ) -> Figures:
     """Draw a figure of FIGURES, "all" that the store has numbers for, or (None) the default one.
 
     `out` is a .png, .svg or .pdf file, or a folder for pictures in `format` named by figure (then None means all), each
     with its numbers in a .csv next to it. `run` chooses the run of a figure of one run (default: the lowest val_loss at
-    the deepest depth). Raises ValueError for an unknown figure, suffix or run, NothingToDraw if numbers are missing.
+    the deepest depth). `style` 'paper' writes a .pdf and a .png of one column each, and returns the captions. Raises
+    ValueError for an unknown figure, suffix, style or run, NothingToDraw if numbers are missing.
     """
+    if style not in STYLES:
+        raise ValueError(f"--style {style!r} is not one of {', '.join(STYLES)}")
     if f".{format}" not in FORMATS:
         raise ValueError(f"--format {format!r} is not one of {', '.join(suffix[1:] for suffix in FORMATS)}")
     into_folder = out is not None and (out.is_dir() or not out.suffix)
@@ -129,10 +140,22 @@ def draw(
         if into_folder:
             out.mkdir(parents=True, exist_ok=True)
         paths = [out / f"{name}.{format}" if into_folder else out for name in drawings]
+    captions: dict[str, str] = {}
+    if style == "paper":
+        wide = {name: "a page of many panels, too many for a column" for name in drawings if name in NOT_FOR_PAPER}
+        if len(wide) == len(drawings):
+            raise NothingToDraw(f"--style paper is a single column, and {figure} is {next(iter(wide.values()))}")
+        drawings, left_out = {name: drawings[name] for name in drawings if name not in wide}, left_out | wide
+        paths = [path for path in paths if path.stem not in wide or not into_folder]
     for done, (path, (name, drawing)) in enumerate(zip(paths, drawings.items(), strict=False)):
         progress(name, NUMBERS_SHARE + (1 - NUMBERS_SHARE) * done / len(paths))
-        write(drawing, path)
-    return Figures(drawings=drawings, left_out=left_out, paths=tuple(paths))
+        if style == "paper":
+            captions[name] = write_for_paper(drawing, path)
+        else:
+            write(drawing, path)
+    if style == "paper":
+        paths = [path.with_suffix(suffix) for path in paths for suffix in (".pdf", ".png")]
+    return Figures(drawings=drawings, left_out=left_out, paths=tuple(paths), captions=captions)
 
 
 def check_figure(name: str) -> None:
@@ -185,41 +208,81 @@ def default_figure(store: Store) -> str:
     return "overview" if runs[1] else "layer_profile"
 
 
-_CHAIN = "correlations of sparsity, residual variance, effectiveness and loss, one point per run"
-_BY_LAYER = "variance, effect on later layers and usefulness by layer at the baseline, one line per depth"
-_VARIANCE = "residual variance by layer and during training, one line per setting of each knob"
-_SCORES = "scores by layer, one line per setting of each knob"
-_GRADIENTS = "gradients of weights and stream by layer, one line per setting of each knob"
-_CURVES = "training loss during training, one line per setting of each knob"
-_PARETO = "validation loss, usefulness and cost of every configuration"
-_LEARNING_RATE = "loss against learning rate, one line per configuration"
-_EFFECTS = "effect of each setting at each depth: paired difference, interval, noise floor"
-_DEPTH = "does depth pay: loss, needed layers, solved difficulty and variance against n_layers, one line per setting"
-_ISOFLOP = "is depth worth its cost: loss against training FLOPs, one line per depth, and from which budget on"
-_DIFFICULTY = "how far is a task solved: accuracy against difficulty by depth, one line per setting"
-_MATRICES = "causal and permutation effects by pair of layers, of the baseline and of each setting"
-_ANGLES = "angles between the layers of one run (--run), and the mean angle against depth"
-
 FIGURES: dict[str, FigureKind] = {
-    "overview": FigureKind(partial(load_overview, "overview"), "chain and by_layer on one page", compares_losses=True),
-    "chain": FigureKind(partial(load_overview, "chain"), _CHAIN, compares_losses=True),
-    "by_layer": FigureKind(partial(load_overview, "by_layer"), _BY_LAYER),
-    "depth": FigureKind(depth.depth, _DEPTH, of_grid=True, compares_losses=True),
-    "isoflop": FigureKind(isoflop.isoflop, _ISOFLOP, of_grid=True, compares_losses=True),
-    "difficulty": FigureKind(difficulty.difficulty, _DIFFICULTY, of_grid=True),
-    "curves": FigureKind(curves, _CURVES, of_grid=True, compares_losses=True),
-    "variance": FigureKind(partial(layer_lines, (VARIANCE,), over_training=True), _VARIANCE, of_grid=True),
-    "scores": FigureKind(partial(layer_lines, SCORES), _SCORES, of_grid=True),
-    "gradients": FigureKind(partial(layer_lines, GRADIENTS), _GRADIENTS, of_grid=True),
-    "effects": FigureKind(forest.effects, _EFFECTS, of_grid=True, compares_losses=True),
-    "pareto": FigureKind(pareto.pareto, _PARETO, compares_losses=True),
-    "matrices": FigureKind(matrices.matrices, _MATRICES, of_grid=True),
-    "learning_rate": FigureKind(learning_rate.learning_rate, _LEARNING_RATE, of_grid=True, compares_losses=True),
-    "importance": FigureKind(study.importance, "a search: how much each axis matters to each objective"),
-    "history": FigureKind(study.history, "a search: every proposal's first objective, and the best so far"),
-    "slices": FigureKind(study.slices, "a search: the first objective against each axis"),
-    "layer_profile": FigureKind(
-        one_run, "every quantity by layer and by pair of layers of one run (--run)", of_one_run=True
+    "overview": FigureKind(
+        "overview:load_overview", "chain and by_layer on one page", given=(True,), compares_losses=True
     ),
-    "trajectories": FigureKind(trajectories, _ANGLES, of_one_run=True),
+    "chain": FigureKind(
+        "overview:load_overview",
+        "correlations of sparsity, residual variance, effectiveness and loss, one point per run",
+        given=(False,),
+        compares_losses=True,
+    ),
+    "by_layer": FigureKind(
+        "by_setting:by_layer",
+        "variance, effect on later layers and usefulness by layer at the baseline, one line per depth",
+    ),
+    "depth": FigureKind(
+        "depth:depth",
+        "does depth pay: loss, needed layers, solved difficulty and variance against n_layers, one line per setting",
+        of_grid=True,
+        compares_losses=True,
+    ),
+    "isoflop": FigureKind(
+        "isoflop:isoflop",
+        "is depth worth its cost: loss against training FLOPs, one line per depth, and from which budget on",
+        of_grid=True,
+        compares_losses=True,
+    ),
+    "difficulty": FigureKind(
+        "difficulty:difficulty",
+        "how far is a task solved: accuracy against difficulty by depth, one line per setting",
+        of_grid=True,
+    ),
+    "curves": FigureKind(
+        "by_setting:curves", "training loss during training, one line per setting", of_grid=True, compares_losses=True
+    ),
+    "variance": FigureKind(
+        "by_setting:layer_lines",
+        "residual variance by layer and during training, one line per setting",
+        given=(("residual_variance",),),
+        of_grid=True,
+    ),
+    "scores": FigureKind(
+        "by_setting:layer_lines", "scores by layer, one line per setting", given=(SCORES,), of_grid=True
+    ),
+    "gradients": FigureKind(
+        "by_setting:layer_lines",
+        "gradients of weights and stream by layer, one line per setting",
+        given=(("gradient_norm", "stream_gradient"),),
+        of_grid=True,
+    ),
+    "effects": FigureKind(
+        "forest:effects", "effect of each setting at each depth, with its interval", of_grid=True, compares_losses=True
+    ),
+    "pareto": FigureKind(
+        "pareto:pareto", "validation loss, usefulness and cost of every configuration", compares_losses=True
+    ),
+    "matrices": FigureKind(
+        "matrices:matrices",
+        "causal and permutation effects by pair of layers, of the baseline and of each setting",
+        of_grid=True,
+    ),
+    "learning_rate": FigureKind(
+        "learning_rate:learning_rate",
+        "loss against learning rate, one line per setting",
+        of_grid=True,
+        compares_losses=True,
+    ),
+    "importance": FigureKind("study:importance", "a search: how much each axis matters to each objective"),
+    "history": FigureKind("study:history", "a search: every proposal's first objective, and the best so far"),
+    "slices": FigureKind("study:slices", "a search: the first objective against each axis"),
+    "layer_profile": FigureKind(
+        "layer_profile:one_run", "every quantity by layer and by pair of layers of one run (--run)", of_one_run=True
+    ),
+    "trajectories": FigureKind(
+        "trajectories:trajectories",
+        "angles between the layers of one run (--run), and the mean angle against depth",
+        of_one_run=True,
+    ),
 }

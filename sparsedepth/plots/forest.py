@@ -20,11 +20,14 @@ from sparsedepth.plots.page import Drawing, NothingToDraw
 from sparsedepth.plots.runs import read_runs, trained_runs
 from sparsedepth.plots.style import (
     CHANGES_VARIANCE,
+    COLUMN,
     GREY,
     caption,
     depth_colours,
     depth_legend,
     escaped,
+    is_paper,
+    panels,
     shortened,
 )
 from sparsedepth.quantities import IN_RUNS, axis_label
@@ -87,8 +90,11 @@ def page_of_effects(data: pd.DataFrame, depths: Sequence[int], degenerate: str =
     has_lr = any(lr_change(row) for row in variance.itertuples())
     height = 0.16 * max(2.2, len(depths) + 0.6) * len(settings) + 1.3
     width = max(6.8, 1.9 + 2.35 * len(outcomes)) + 1.3 * has_lr
-    page = Figure(figsize=(width, height), layout="constrained")
-    axes = page.subplots(1, len(outcomes), squeeze=False, sharey=True)[0]
+    if is_paper():
+        page, axes = panels(len(outcomes), 1, COLUMN, height)
+    else:
+        page = Figure(figsize=(width, height), layout="constrained")
+        axes = page.subplots(1, len(outcomes), squeeze=False, sharey=True)[0]
     for axis, name in zip(axes, outcomes, strict=True):
         rows = data[data["outcome"] == name]
         _draw_forest(axis, rows, settings, depths, colours)

@@ -7,6 +7,7 @@ The page has a panel per metric and a heat map per matrix, all with the layer on
 a pair that was not sampled. White cells are not pairs of layers.
 """
 
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -18,7 +19,6 @@ from matplotlib.colors import ListedColormap, LogNorm, Normalize, SymLogNorm
 from matplotlib.figure import Figure
 
 from sparsedepth.config.run import MeasureConfig
-from sparsedepth.effects.knobs import plain
 from sparsedepth.plots.page import Drawing
 from sparsedepth.plots.runs import at_last_step, choose_run, rows_of_run
 from sparsedepth.plots.style import (
@@ -211,8 +211,10 @@ def _profiles(run: Mapping[str, object], layers: pd.DataFrame, n_layers: int) ->
 
 def _first_threshold(value: object, field: str, present: pd.Series) -> float | None:
     """The first threshold of the run's field (of its default if NULL) if present, else the largest present."""
-    thresholds = plain(value) or MeasureConfig.model_fields[field].default
-    first = float(thresholds[0]) if isinstance(thresholds, tuple) else None
+    thresholds = json.loads(value) if isinstance(value, str) else value
+    if not isinstance(thresholds, list | tuple | np.ndarray) or not len(thresholds):
+        thresholds = MeasureConfig.model_fields[field].default
+    first = float(thresholds[0])
     if first in set(present) or present.empty:
         return first
     return float(present.max())

@@ -1,128 +1,136 @@
-"""Validation loss against learning rate, one line per configuration.
+"""Validation loss against learning rate, one panel per depth and one line per setting, tuned or not.
 
-A configuration here is a cell (all fields but the seed) without lr, tuned or not. A point is the mean over the seeds
-that every lr of its line has, such as the tuning seeds; the chosen lr has further seeds. A ring marks the lr that
-tuning chose, or without tuning that of the lowest loss; a cross instead if it is the lowest or highest tried, so that
-the best may lie beyond.
+A point is the mean over the seeds that every lr of its line has, such as the tuning seeds; the chosen lr has further
+seeds. A ring marks the lr that tuning chose, or without tuning that of the lowest loss; a cross instead if it is the
+lowest or highest tried, so that the best may lie beyond.
 """
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from sparsedepth.config.plain_text import counted
-from sparsedepth.config.run import CELL_FIELDS
-from sparsedepth.effects.knobs import keys
+from sparsedepth.plots.facets import ROOM, Panel, draw_facets, intervals
 from sparsedepth.plots.page import Drawing, NothingToDraw
 from sparsedepth.plots.runs import read_runs, setting_names, settings_in_order
-from sparsedepth.plots.style import GREY, caption, groups, log_scale, setting_styles, settings_legend
+from sparsedepth.plots.style import GREY, caption, groups, setting_styles, side_by_side
 from sparsedepth.quantities import axis_label
 from sparsedepth.store.comparable_loss import loss_of
 from sparsedepth.store.connection import Store
 from sparsedepth.store.tuning_roles import CHOSEN_ROLES, best_value, without_measured_models
 
-COLUMNS = 4
-
-
-@dataclass(frozen=True, kw_only=True)
-class Curves:
-    points: pd.DataFrame
-    """Columns: configuration (number), n_layers, setting, lr, the loss (mean over the shared seeds; NaN if one
-    diverged), n_seeds, role (best or edge, of the chosen lr, or without tuning that of the lowest loss; else empty),
-    is_tuned."""
-    loss: str
+OUTLIER = 3.0
+"""A loss so many times as far above the lowest as three quarters of the losses leaves the axis."""
 
 
 def learning_rate(store: Store) -> Drawing:
     """Raises NothingToDraw if no configuration was run at two learning rates."""
     runs = without_measured_models(read_runs(store, of_tuning=True)).reset_index(drop=True)
-    by_lr = curves(runs, setting_names(store, "lr"))
-    if by_lr.points.empty:
+    runs = runs.assign(setting=runs["cell_id"].map(setting_names(store, "lr")))
+    points = curves(runs)
+    if points.empty:
         raise NothingToDraw("no configuration has finished runs at two learning rates, so there is no curve to draw")
-    return Drawing(data=by_lr.points, page=partial(page_of_curves, by_lr))
+    return Drawing(data=points, page=partial(page_of_curves, points, loss_of(runs)))
 
 
-def curves(runs: pd.DataFrame, settings: Mapping[str, str]) -> Curves:
-    """The numbers, from the rows of `runs` (trained ones, also those that tuning rejected) and cell_id -> setting
-    without lr."""
-    fields = [name for name in CELL_FIELDS if name != "lr" and name in runs.columns]
-    configuration = pd.Series(pd.factorize(keys(runs, fields))[0], runs.index)
-    several = runs.groupby(configuration)["lr"].transform("nunique") > 1
-    loss = loss_of(runs)
-    tuning = runs["tuning"] if "tuning" in runs.columns else pd.Series(None, runs.index)
-    frame = runs[["n_layers", "lr", "seed"]].assign(
-        configuration=configuration,
-        setting=runs["cell_id"].map(dict(settings)),
-        loss=pd.to_numeric(runs[loss], errors="coerce").where(runs["outcome"] == "ok"),
-        is_chosen=tuning.isin(CHOSEN_ROLES).groupby([configuration, runs["lr"]]).transform("any"),
-    )[several]
-    n_rates = frame.groupby("configuration")["lr"].transform("nunique")
-    is_shared = frame.groupby(["configuration", "seed"])["lr"].transform("nunique") == n_rates
-    frame = frame[is_shared | ~is_shared.groupby(frame["configuration"]).transform("any")]
-    by_point = frame.groupby(["configuration", "n_layers", "setting", "lr"])
-    points = by_point.agg(
-        **{loss: ("loss", lambda losses: losses.mean(skipna=False))},
-        n_seeds=("loss", "size"),
-        is_chosen=("is_chosen", "any"),
-    ).reset_index()
-    is_chosen = points.pop("is_chosen")
+def curves(runs: pd.DataFrame) -> pd.DataFrame:
+    """The points, from the rows of `runs` (trained ones, also those that tuning rejected; `setting` without lr): panel
+    (n_layers), setting, x (lr), mean, lo, hi (over the shared seeds; NaN if one diverged), n_seeds, role ('best' or
+    'edge' of the chosen lr, or without tuning of that of the lowest loss; else empty), is_tuned."""
+    line = ["n_layers", "setting"]
+    frame = runs[[*line, "lr", "seed"]].assign(
+        value=pd.to_numeric(runs[loss_of(runs)], errors="coerce"),
+        is_chosen=(runs["tuning"] if "tuning" in runs else pd.Series("", runs.index)).isin(CHOSEN_ROLES),
+    )
+    frame = frame.assign(is_diverged=(runs["outcome"] != "ok") | frame["value"].isna())
+    n_rates = frame.groupby(line)["lr"].transform("nunique")
+    frame, n_rates = frame[n_rates > 1], n_rates[n_rates > 1]
+    is_chosen = frame.groupby([*line, "lr"])["is_chosen"].transform("any")
+    is_shared = frame.groupby([*line, "seed"])["lr"].transform("nunique") == n_rates
+    has_shared = is_shared.groupby([frame["n_layers"], frame["setting"]]).transform("any")
+    frame = frame.assign(is_chosen=is_chosen)[is_shared | ~has_shared]
+    frame = frame.rename(columns={"n_layers": "panel", "lr": "x"})
+    by = ["panel", "setting", "x"]
+    points = intervals(frame.sort_values(by).assign(value=frame["value"].fillna(0.0)), by)
+    of_point = frame.groupby(by)[["is_diverged", "is_chosen"]].any()
+    points = points.join(of_point, on=by)
+    points.loc[points.pop("is_diverged").astype(bool), ["mean", "lo", "hi"]] = np.nan
     points["role"] = ""
-    for _, line in points.groupby("configuration"):
-        losses = dict(zip(line["lr"], line[loss].fillna(math.inf), strict=True))
-        best, role = best_value(losses, line["lr"][is_chosen[line.index]].tolist())
-        points.loc[line.index[line["lr"] == best], "role"] = role
-    points["is_tuned"] = is_chosen.groupby(points["configuration"]).transform("any")
-    return Curves(points=points, loss=loss)
+    for _, part in points.groupby(["panel", "setting"]):
+        losses = dict(zip(part["x"], part["mean"].fillna(math.inf), strict=True))
+        best, role = best_value(losses, part.loc[part["is_chosen"].astype(bool), "x"].tolist())
+        points.loc[part.index[part["x"] == best], "role"] = role
+    if points.empty:
+        return points
+    return points.assign(
+        is_tuned=points.pop("is_chosen").groupby([points["panel"], points["setting"]]).transform("any")
+    )
 
 
-def page_of_curves(by_lr: Curves) -> Figure:
-    """One panel per depth."""
-    points = by_lr.points
-    depths, styles = sorted(set(points["n_layers"])), setting_styles(settings_in_order(points["setting"]))
-    n_rows = -(-len(depths) // COLUMNS)
-    n_columns = -(-len(depths) // n_rows)
-    page = Figure(figsize=(max(5.2, 2.7 * n_columns + 0.6), 2.7 * n_rows + 1.0), layout="constrained")
-    axes = page.subplots(n_rows, n_columns, squeeze=False, sharex=True, sharey=True).ravel()
-    for axis, depth in zip(axes, depths, strict=False):
-        _draw_depth(axis, points[points["n_layers"] == depth], styles, by_lr.loss)
-        axis.set_title(f"{depth} layers")
-    log_scale(axes[0], "x", points["lr"])
-    for axis in axes[len(depths) :]:
-        axis.remove()
-    n_configurations, n_edge = points["configuration"].nunique(), int((points["role"] == "edge").sum())
-    is_tuned, few, most = points["is_tuned"], points["n_seeds"].min(), points["n_seeds"].max()
+def page_of_curves(points: pd.DataFrame, loss: str) -> Figure:
+    """One panel per depth, each with its own range: what differs is the loss of a depth."""
+    settings, depths = settings_in_order(points["setting"]), sorted(set(points["panel"]))
+    styles = setting_styles(settings)
+    kinds = [
+        Panel(
+            key=depth, title=counted(depth, "layer"), x="log", x_label="learning rate", y_label=axis_label(loss),
+            range=_range(points.loc[points["panel"] == depth, "mean"].dropna()),
+        )
+        for depth in depths
+    ]  # fmt: skip
+    n_edge, is_tuned = int((points["role"] == "edge").sum()), points["is_tuned"]
     marked = "chosen by tuning" if is_tuned.all() else "chosen by tuning, else lowest" if is_tuned.any() else "lowest"
     marks = [
         Line2D([], [], linestyle="", marker=mark, markersize=9, markerfacecolor="none", color=GREY, label=label)
         for mark, label in (("o", marked), ("x", "at the end of the grid"))[: 1 + bool(n_edge)]
     ]
-    settings_legend(page, styles, 1 + len(depths), marks)
-    n_diverged = int(points[by_lr.loss].isna().sum())
+    lines = points.assign(
+        lo=np.nan, hi=np.nan
+    )  # intervals of two or three seeds would hide the lines; the data has them
+    page, axes = draw_facets(lines, kinds, styles, size=(2.9, 2.7), extra=marks)
+    n_beyond = 0
+    for axis, kind in zip(axes, kinds, strict=True):
+        n_beyond += _mark_best(axis, points[points["panel"] == kind.key], styles, kind.range)
+    n_lines = len(points[["panel", "setting"]].drop_duplicates())
+    few, most = points["n_seeds"].min(), points["n_seeds"].max()
     seeds = counted(most, "seed") if few == most else f"{few} to {most} seeds"
-    more = ", perhaps with more seeds" if is_tuned.any() else ""
-    text = (
-        f"Lines: {counted(n_configurations, 'configuration')}, mean over the {seeds} that all points of a line have. "
-    )
-    text += f"Ring: {marked}{more}."
-    text += f" Cross ({n_edge}): {marked}, but at the end of the grid; the best may lie beyond it." if n_edge else ""
+    text = f"{counted(n_lines, 'line')}: mean over the {seeds} that all points of a line have. Ring: {marked}."
+    text += f" Cross ({n_edge}): at the end of the grid; the best may lie beyond it." if n_edge else ""
+    text += f" Triangle ({n_beyond}): above the axis." if n_beyond else ""
+    n_diverged = int(points["mean"].isna().sum())
     caption(page, text + (f" Not shown: {counted(n_diverged, 'value')} where a seed diverged." if n_diverged else ""))
     return page
 
 
-def _draw_depth(axis: Any, points: pd.DataFrame, styles: dict[str, tuple[str, str, str]], loss: str) -> None:
-    for (_, kind), line in groups(points, "configuration", "setting"):
-        colour, marker, dashes = styles[kind]
-        axis.plot(line["lr"], line[loss], color=colour, marker=marker, linestyle=dashes, markersize=3.5, linewidth=1.1)
-        ring: dict[str, Any] = {"marker": "o", "s": 90, "facecolor": "none", "edgecolor": colour}
+def _range(losses: pd.Series) -> tuple[float, float] | None:
+    """A range without the losses that would hide the differences of the others."""
+    if losses.empty:
+        return None
+    low, usual = losses.min(), losses.quantile(0.75)
+    high = min(losses.max(), low + OUTLIER * (usual - low)) if usual > low else losses.max()
+    room = 2 * ROOM * (high - low) or ROOM * abs(low)
+    return float(low - room), float(high + room)
+
+
+def _mark_best(axis: Any, points: pd.DataFrame, styles: Any, limits: tuple[float, float] | None) -> int:
+    """Rings and crosses at the chosen lr, at the place of their line; triangles for points above the axis, whose number
+    is returned."""
+    present, n_beyond = [name for name in styles if (points["setting"] == name).any()], 0
+    rates = sorted(set(points["x"]))
+    shifts = side_by_side(present, rates) if len(rates) > 1 else dict.fromkeys(present, 1.0)
+    for (setting,), line in groups(points, "setting"):
+        colour = styles[setting][0]
+        ring: dict[str, Any] = {"marker": "o", "s": 80, "facecolor": "none", "edgecolor": colour}
         for role, mark in (("best", ring), ("edge", {"marker": "x", "s": 60, "color": colour})):
             marked = line[line["role"] == role]
-            axis.scatter(marked["lr"], marked[loss], linewidth=1.2, zorder=4, **mark)
-    axis.set(xlabel="learning rate", ylabel=axis_label(loss))
-    axis.xaxis.label.set_color(GREY)
-    axis.tick_params(labelleft=True, labelbottom=True)
+            axis.scatter(marked["x"] * shifts[setting], marked["mean"], linewidth=1.2, zorder=6, **mark)
+        beyond = line[line["mean"] > limits[1]] if limits else line[:0]
+        n_beyond += len(beyond)
+        top: Any = {"transform": axis.get_xaxis_transform(), "clip_on": False}
+        axis.scatter(beyond["x"] * shifts[setting], np.ones(len(beyond)), marker="^", s=22, color=colour, **top)
+    return n_beyond

@@ -10,7 +10,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from sparsedepth.files import check_parent, write_bytes
-from sparsedepth.plots.style import RC
+from sparsedepth.plots.style import PAPER, RC
 from sparsedepth.store.query_result import QueryResult
 from sparsedepth.store.render import to_csv
 
@@ -43,11 +43,28 @@ def write(drawing: Drawing, path: Path) -> None:
     write_bytes(path.with_suffix(".csv"), csv_bytes(drawing.data))
 
 
+def write_for_paper(drawing: Drawing, path: Path) -> str:
+    """Write the figure for a column of a paper as .pdf and .png, and its numbers as .csv; returns its caption, which is
+    text for the paper and not in the picture."""
+    with matplotlib.rc_context(PAPER):
+        page = drawing.page()
+        notes = " ".join(page.get_supxlabel().split())
+        page.supxlabel("")
+        for suffix in (".pdf", ".png"):
+            write_bytes(path.with_suffix(suffix), _picture(page, suffix))
+    write_bytes(path.with_suffix(".csv"), csv_bytes(drawing.data))
+    return notes
+
+
 def render(build: Callable[[], Figure], suffix: str) -> bytes:
     """The page as the bytes of a file with this suffix."""
     with matplotlib.rc_context(RC):
-        content = io.BytesIO()
-        build().savefig(content, format=suffix[1:], metadata=FORMATS[suffix])
+        return _picture(build(), suffix)
+
+
+def _picture(page: Figure, suffix: str) -> bytes:
+    content = io.BytesIO()
+    page.savefig(content, format=suffix[1:], metadata=FORMATS[suffix])
     return content.getvalue()
 
 

@@ -17,9 +17,10 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter, MaxNLocator
 
 from sparsedepth.config.plain_text import counted
+from sparsedepth.plots.facets import intervals
 from sparsedepth.plots.page import Drawing, NothingToDraw
-from sparsedepth.plots.runs import changed_knobs, sources, trained_runs
-from sparsedepth.plots.style import GREY, PROPOSAL, RunPoints, caption, log_scale
+from sparsedepth.plots.runs import changed_fields, trained_runs
+from sparsedepth.plots.style import GREY, PROPOSAL, RunPoints, caption, log_scale, panels
 from sparsedepth.quantities import IN_RUNS, axis_label, sign
 from sparsedepth.store.comparable_loss import loss_of, with_loss
 from sparsedepth.store.connection import Store
@@ -38,12 +39,11 @@ class Front:
     panels: list[tuple[str, str]]
     """The pairs of quantities that are drawn: those of PANELS, or of the objectives of a search, that were measured."""
     cells: pd.DataFrame
-    """Columns: cell_id, n_layers, kind (`changed_knobs`), n_seeds, source (for several results folders), each quantity
-    and its standard error (NAME_se, NaN for one seed), on_front."""
+    """Columns: cell_id, n_layers, kind (`changed_fields`), n_seeds, each quantity and its 95% interval (NAME_lo and
+    NAME_hi, NaN below three seeds), on_front."""
     n_diverged: int
     """Configurations with a diverged seed, which are not shown."""
-    degenerate: str = ""
-    """A sentence: which scores are degenerate, and what is drawn instead."""
+    notes: str = ""
 
     @property
     def quantities(self) -> list[str]:
@@ -67,8 +67,7 @@ def front(runs: pd.DataFrame, objectives: Sequence[str] | None = None) -> Front:
     which several are drawn in place of PANELS; None without a search."""
     diverged = set(runs.loc[runs["outcome"] == "diverged", "cell_id"])
     complete = runs[~runs["cell_id"].isin(diverged)].copy()
-    complete["source"] = sources(complete)
-    complete["kind"] = changed_knobs(complete, runs, objectives is not None)
+    complete["kind"] = changed_fields(complete, objectives is not None)
     if objectives is not None and len(objectives) > 1:
         requested = [*combinations(objectives[::-1], 2)]  # the last, most often a cost, on the horizontal axis
         forms = {name: name for name in objectives}  # degenerate or not, they are what was searched for
@@ -79,11 +78,9 @@ def front(runs: pd.DataFrame, objectives: Sequence[str] | None = None) -> Front:
     complete = complete.astype(dict.fromkeys(names, float))
     by_cell = complete.groupby("cell_id", sort=True)
     cells = by_cell[["n_layers", "kind"]].first().assign(n_seeds=by_cell.size())
-    if complete["source"].any():
-        cells["source"] = by_cell["source"].agg(lambda names: ", ".join(sorted(set(names))))
     for name in names:
-        cells[name] = by_cell[name].mean()
-        cells[f"{name}_se"] = by_cell[name].sem()
+        found = intervals(complete.assign(value=complete[name]), ["cell_id"]).set_index("cell_id")
+        cells[name], cells[f"{name}_lo"], cells[f"{name}_hi"] = found["mean"], found["lo"], found["hi"]
     measured = [name for name in names if cells[name].notna().any()]
     cells = cells.dropna(subset=measured)
     cells["on_front"] = undominated(cells[measured].to_numpy() * [-sign(name) for name in measured])
@@ -91,7 +88,7 @@ def front(runs: pd.DataFrame, objectives: Sequence[str] | None = None) -> Front:
         panels=[(forms[x], forms[y]) for x, y in requested if {forms[x], forms[y]} <= {*measured}],
         cells=cells.reset_index(),
         n_diverged=len(diverged),
-        degenerate=degeneracy_caption(forms, runs, forms),
+        notes=degeneracy_caption(forms, runs, forms),
     )
 
 
@@ -105,18 +102,14 @@ def undominated(costs_NQ: np.ndarray) -> np.ndarray:
 def page_of_front(best: Front) -> Figure:
     """One panel per pair of loss, usefulness and cost; a line along its front, rings on the joint front."""
     cells = best.cells
-    panels = best.panels
-    n_columns = min(3, len(panels))
-    n_rows = -(-len(panels) // n_columns)
-    page = Figure(figsize=(max(5.2, 3.5 * n_columns), 3.3 * n_rows + 0.8), layout="constrained")
-    axes = page.subplots(n_rows, n_columns, squeeze=False).flat
-    for axis in axes[len(panels) :]:
-        axis.remove()
+    page, axes = panels(len(best.panels), 3, 3.4, 3.3)
     points = RunPoints(cells, "kind")
-    on_fronts = [_draw_front(axis, cells, x, y, points) for axis, (x, y) in zip(axes, panels, strict=False)]
+    on_fronts = [_draw_front(axis, cells, x, y, points) for axis, (x, y) in zip(axes, best.panels, strict=True)]
     points.legend(page)
     noun = "proposal" if (cells["kind"] == PROPOSAL).all() else "configuration"
-    spread = "mean ± standard error over seeds" if (cells["n_seeds"] > 1).any() else "one seed each"
+    spread = (
+        "mean over seeds and 95% interval (from three seeds on)" if (cells["n_seeds"] > 1).any() else "one seed each"
+    )
     text = (
         f"{counted(len(cells), noun)}, {spread}. Ringed: the {int(cells['on_front'].sum())} on the joint Pareto front "
         f"of {', '.join(best.quantities)}."
@@ -124,7 +117,7 @@ def page_of_front(best: Front) -> Figure:
     if max(on_fronts) > 1:
         text += " Line: the Pareto front of the panel's two quantities."
     left_out = f" Not shown: {counted(best.n_diverged, noun)} with a diverged run."
-    caption(page, text + (left_out if best.n_diverged else "") + best.degenerate)
+    caption(page, text + (left_out if best.n_diverged else "") + best.notes)
     return page
 
 
@@ -135,10 +128,9 @@ def _draw_front(axis: Any, cells: pd.DataFrame, x: str, y: str, points: RunPoint
     axis.step(best[x], best[y], where=where, color=GREY, linewidth=1.0, zorder=1)
     dense = len(cells) > 40
     if not dense:
-        axis.errorbar(
-            cells[x], cells[y], xerr=cells[f"{x}_se"].fillna(0), yerr=cells[f"{y}_se"].fillna(0), fmt="none",
-            ecolor="#bbbbbb", elinewidth=0.8, zorder=1,
-        )  # fmt: skip
+        look: Any = {"color": "#bbbbbb", "linewidth": 0.8, "zorder": 1}
+        axis.hlines(cells[y], cells[f"{x}_lo"], cells[f"{x}_hi"], **look)
+        axis.vlines(cells[x], cells[f"{y}_lo"], cells[f"{y}_hi"], **look)
     size = 22 if dense else 34
     points.draw(axis, cells, x, y, s=size, zorder=3, alpha=0.75)
     front = cells[cells["on_front"]]

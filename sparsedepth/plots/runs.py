@@ -1,22 +1,34 @@
-"""Rows that figures read from a store: trained runs, a single run, values by layer or by pair of layers."""
+"""Rows that figures read from a store: trained runs and their settings, a single run, values by layer or by pair."""
 
 import difflib
-import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from weakref import WeakKeyDictionary
 
 import pandas as pd
 
 from sparsedepth.config.run import CELL_FIELDS
-from sparsedepth.effects.knobs import changed, find_knobs
 from sparsedepth.plots.page import NothingToDraw
-from sparsedepth.plots.style import PROPOSAL, SEVERAL
+from sparsedepth.plots.style import FIXED_MARKERS, MARKERS, PROPOSAL, SETTINGS, SEVERAL
 from sparsedepth.quantities import BY_LAYER, BY_PAIR
 from sparsedepth.store.comparable_loss import loss_of
 from sparsedepth.store.connection import Store
 from sparsedepth.store.setting import read_settings
 from sparsedepth.store.tuning_roles import result_rows, without_measured_models
 from sparsedepth.store.unfinished import only_tuning_text
+
+BASELINE = "baseline"
+_RUNS: WeakKeyDictionary[Store, pd.DataFrame] = WeakKeyDictionary()
+"""`all_runs` of the open stores: a report draws fifteen figures of them."""
+
+
+def all_runs(store: Store) -> pd.DataFrame:
+    """The rows of `runs`, with a column `setting`: how a configuration differs from the baseline (`store.setting`)."""
+    if store not in _RUNS:
+        runs = store.frame("select * from runs")
+        settings = runs["cell_id"].map(setting_names(store)).rename("setting")
+        _RUNS[store] = pd.concat([runs, settings], axis=1).copy()  # the copy is in one piece
+    return _RUNS[store]
 
 
 def check_finished(runs: pd.DataFrame) -> None:
@@ -34,35 +46,22 @@ def check_finished(runs: pd.DataFrame) -> None:
 
 def read_runs(store: Store, *, of_tuning: bool = False) -> pd.DataFrame:
     """The rows of `runs`. Raises NothingToDraw if none finished, or, unless a figure is `of_tuning`, only tuning."""
-    runs = store.frame("select * from runs")
+    runs = all_runs(store)
     check_finished(runs)
     if not of_tuning and (text := only_tuning_text(store)):
         raise NothingToDraw(f"{text}; --figure learning_rate shows them, this figure shows results")
     return runs
 
 
-def sources(runs: pd.DataFrame) -> pd.Series:
-    """The results folder of each run, without the path that all share; '' for a single folder."""
-    if "folder" not in runs:
-        return pd.Series("", index=runs.index)
-    folders = runs["folder"].map(lambda folder: str(Path(folder).parent.parent) if folder else "")
-    distinct = sorted(set(folders))
-    if len(distinct) < 2:
-        return pd.Series("", index=runs.index)
-    n_shared = len(os.path.commonpath(list(map(os.path.abspath, distinct)))) + 1
-    return folders.map({folder: os.path.abspath(folder)[n_shared:] or Path(folder).name for folder in distinct})
+def trained_runs(store: Store) -> pd.DataFrame:
+    """The result rows of `runs` (`store.tuning_roles`). Raises NothingToDraw if none finished."""
+    return result_rows(read_runs(store)).astype({"n_layers": int}).reset_index(drop=True)
 
 
 def results_folders(store: Store) -> list[str]:
     """The results folders of a store's runs."""
-    return sorted(
-        {str(Path(folder).parent.parent) for (folder,) in store.sql("select folder from runs").rows if folder}
-    )
-
-
-def trained_runs(store: Store) -> pd.DataFrame:
-    """The result rows of `runs` (`store.tuning_roles`). Raises NothingToDraw if none finished."""
-    return result_rows(read_runs(store)).astype({"n_layers": int}).reset_index(drop=True)
+    rows = store.sql("select distinct folder from runs where folder is not null").rows
+    return sorted({str(Path(folder).parent.parent) for (folder,) in rows})
 
 
 def without_diverged_configurations(runs: pd.DataFrame) -> tuple[pd.DataFrame, int]:
@@ -72,32 +71,40 @@ def without_diverged_configurations(runs: pd.DataFrame) -> tuple[pd.DataFrame, i
     return runs[~runs["cell_id"].isin(diverged)].copy(), len(diverged)
 
 
-def changed_knobs(runs: pd.DataFrame, all_runs: pd.DataFrame, is_search: bool) -> pd.Series:
-    """What each run changed from the baseline of all runs: 'baseline', a knob's only setting, the knob's name if the
-    runs have several of its settings, the settings of several knobs if they are the only such combination, or SEVERAL;
-    in a search always PROPOSAL."""
-    if is_search:
-        return pd.Series(PROPOSAL, index=runs.index, dtype=object)
-    knobs = find_knobs(all_runs)
-    mixed = {knob.name for knob in knobs if not knob.is_pure}
-    only = {knob.name: [*knob.settings][1] for knob in knobs if len(knob.settings) == 2}  # the first is the baseline
-
-    def is_several(settings: Mapping[str, str]) -> bool:
-        return len(settings) > 1 or not mixed.isdisjoint(settings)
-
-    changes = changed(runs, knobs) if len(runs) else pd.Series(dtype=object)
-    combinations = {", ".join(settings.values()) for settings in changes if is_several(settings)}
-    several = min(combinations) if len(combinations) == 1 else SEVERAL
-
-    def kind(settings: Mapping[str, str]) -> str:
-        return several if is_several(settings) else next((only.get(name, name) for name in settings), "baseline")
-
-    return changes.map(kind)
+def n_changed(setting: str) -> int:
+    """The number of fields that a setting changes."""
+    return 0 if setting.startswith(BASELINE) else 1 + setting.count(", ")
 
 
 def settings_in_order(names: Iterable[str]) -> list[str]:
     """In the order of a legend: the baseline first, settings of several fields last."""
-    return sorted(set(names), key=lambda setting: (not setting.startswith("baseline"), setting.count(","), setting))
+    return sorted(set(names), key=lambda setting: (n_changed(setting), setting))
+
+
+def shown_settings(names: Iterable[str], merit: Mapping[str, float], most: int = 1 + len(SETTINGS)) -> list[str]:
+    """The settings with a line, in order: of too many the baseline, then those of the least `merit`."""
+    ordered = settings_in_order(names)
+    best = sorted(ordered, key=lambda name: (n_changed(name) > 0, merit.get(name, float("inf"))))[:most]
+    return [name for name in ordered if name in best]
+
+
+def nearest_to_baseline(runs: pd.DataFrame) -> pd.DataFrame:
+    """Of each depth, the finished runs that changed the fewest fields."""
+    finished = runs[runs["outcome"] == "ok"]
+    changed = finished["setting"].map(n_changed)
+    return finished[changed == changed.groupby(finished["n_layers"]).transform("min")]
+
+
+def changed_fields(runs: pd.DataFrame, is_search: bool) -> pd.Series:
+    """What each run changed: its setting, or where there are too many for a shape each, its field alone or SEVERAL; in
+    a search always PROPOSAL."""
+    if is_search:
+        return pd.Series(PROPOSAL, index=runs.index, dtype=object)
+    settings = runs["setting"].astype(object)
+    if settings.nunique() <= len(MARKERS) + len(FIXED_MARKERS) - 2:
+        several = {name for name in set(settings) if n_changed(name) > 1}
+        return settings if len(several) < 2 else settings.where(~settings.isin(several), SEVERAL)
+    return settings.map(lambda name: (BASELINE, name.partition("=")[0], SEVERAL)[min(n_changed(name), 2)])
 
 
 def setting_names(store: Store, *without: str) -> dict[str, str]:
@@ -111,10 +118,10 @@ def setting_names(store: Store, *without: str) -> dict[str, str]:
     return {cell_id: settings.label(dict(zip(fields, values, strict=True))) for cell_id, *values in rows}
 
 
-def read_metrics(store: Store, view: str, metrics: Iterable[str]) -> pd.DataFrame:
-    """The rows of `layers` or `pairs` that hold these metrics."""
+def values_of_metrics(store: Store, view: str, metrics: Sequence[str]) -> pd.DataFrame:
+    """The rows of `layers` or `pairs` that hold these metrics, at the last step at which each run has each."""
     listed = ", ".join(f"'{metric}'" for metric in metrics)
-    return store.frame(f"select * from {view} where metric in ({listed})")
+    return at_last_step(store.frame(f"select * from {view} where metric in ({listed})"))
 
 
 def to_measure(metrics: Iterable[str]) -> str:
@@ -129,10 +136,12 @@ def at_last_step(rows: pd.DataFrame) -> pd.DataFrame:
     return rows[rows["step"] == rows.groupby(columns)["step"].transform("max")]
 
 
-def mean_and_range(rows: pd.DataFrame, by: list[str], sort: bool = False) -> pd.DataFrame:
-    """mean, low, high and n_runs of `value` in each group, in order of appearance unless sorted."""
-    values = rows.groupby(by, sort=sort)["value"]
-    return values.agg(mean="mean", low="min", high="max", n_runs="count").reset_index()
+def lr_labels(runs: pd.DataFrame) -> dict[str, str]:
+    """Setting -> 'SETTING, lr 0.003' where settings differ in lr; empty where all have one."""
+    if runs["lr"].nunique() < 2:
+        return {}
+    lrs = runs.groupby("setting", sort=False)["lr"].agg(lambda lr: sorted({f"{value:g}" for value in lr.dropna()}))
+    return {str(name): f"{name}, lr {' or '.join(lr)}" for name, lr in lrs.items() if lr and "lr=" not in str(name)}
 
 
 def rows_of_run(store: Store, view: str, run_id: str) -> pd.DataFrame:

@@ -18,7 +18,7 @@ from sparsedepth.config.plain_text import counted
 from sparsedepth.effects.importance import importances, options_of, proposals, study_of
 from sparsedepth.plots.page import Drawing, NothingToDraw
 from sparsedepth.plots.runs import trained_runs
-from sparsedepth.plots.style import RC, SERIES, caption, escaped, log_scale, shortened
+from sparsedepth.plots.style import RC, SERIES, caption, escaped, log_scale, set_layer_scale, shortened
 from sparsedepth.quantities import IN_RUNS, axis_label
 from sparsedepth.store.connection import Store
 from sparsedepth.store.degeneracy import degeneracy_caption
@@ -174,7 +174,7 @@ def _restyled(page: Figure, width: float, height: float) -> Figure:
 
 
 def _scale(axes: Any, objective: str, frame: pd.DataFrame) -> None:
-    """A logarithmic axis of an objective that is compared by ratio."""
+    """A logarithmic axis of an objective that is compared by ratio; linear near 0 where one is 0."""
     values = frame[objective].dropna()
-    if IN_RUNS[objective].is_ratio and (values > 0).all():
-        log_scale(axes, "y", values)
+    if IN_RUNS[objective].is_ratio:
+        set_layer_scale(axes, "log" if (values > 0).all() else "linear", values.tolist())

@@ -1,7 +1,7 @@
 """The look of every figure: colours that work for colour-blind readers and in grey, type for a column's width.
 
-Depth is ordered, so it has an ordered colour scale (viridis, readable by lightness alone). Knobs are unordered and
-few, so they have marker shapes.
+Depth is ordered, so it has an ordered colour scale (viridis, readable by lightness alone). Settings are unordered and
+few, so they have marker shapes. PAPER is the style of a single column: one panel below another, nothing but the figure.
 """
 
 import math
@@ -19,21 +19,19 @@ from matplotlib.colors import ListedColormap, to_hex
 from matplotlib.figure import Figure
 from matplotlib.legend import Legend
 from matplotlib.lines import Line2D
-from matplotlib.markers import MarkerStyle
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter, NullLocator, SymmetricalLogLocator
 
 from sparsedepth.config.plain_text import counted
 from sparsedepth.quantities.record import Scale
 
+Style = tuple[str, str, str]
+"""Colour, marker and dashes of a line."""
 MARKERS = ("s", "^", "D", "v", "P", "X", "<", ">", "p", "h", "*")
 PROPOSAL = "proposal"
-"""Kind of every run of a search: none is a baseline, and none changes one knob alone."""
+"""Kind of every run of a search: none is a baseline."""
 SEVERAL = "several fields"
-"""Kind of a run that changed more than one knob, where there are several such combinations."""
+"""Kind of a run that changed more than one field, where there are many such combinations."""
 FIXED_MARKERS = {"baseline": "o", SEVERAL: "d", PROPOSAL: "o"}
-Fill = Literal["full", "none", "left", "right", "top", "bottom"]
-FILLS: tuple[Fill, ...] = ("full", "none", "left", "right", "top", "bottom")
-"""The fill of a point shows its results folder, if there are several."""
 GREY = "#666666"
 MISSING = "#c8c8c8"
 DEGENERATE = "†"
@@ -97,6 +95,39 @@ RC: dict[Any, Any] = {
     "ytick.labelsize": 8,
 }
 
+COLUMN = 3.35
+"""Inches of a column of a paper."""
+PAPER: dict[Any, Any] = RC | {
+    "figure.figsize": (COLUMN, 2.5),
+    "font.size": 9,
+    "legend.fontsize": 9,
+    "pdf.fonttype": 42,
+    "savefig.dpi": 600,
+    "xtick.labelsize": 9,
+    "ytick.labelsize": 9,
+}
+
+
+def is_paper() -> bool:
+    """Whether the page is built in style PAPER, whose default width is a column's."""
+    return float(matplotlib.rcParams["figure.figsize"][0]) == COLUMN
+
+
+def panels(
+    n: int, most_columns: int, width: float, height: float, least: float = 5.2, **options: Any
+) -> tuple[Figure, list[Any]]:
+    """A page of n panels of this size (inches) in as few rows as fit, or one below another in a column of a paper; and
+    its axes, row by row."""
+    most_columns = 1 if is_paper() else most_columns
+    n_rows = -(-n // most_columns)
+    n_columns = -(-n // n_rows)
+    size = COLUMN if is_paper() else max(least, width * n_columns + 0.4)
+    page = Figure(figsize=(size, height * n_rows + (0.3 if is_paper() else 0.8)), layout="constrained")
+    axes = list(page.subplots(n_rows, n_columns, squeeze=False, **options).ravel())
+    for axis in axes[n:]:
+        axis.remove()
+    return page, axes[:n]
+
 
 def depth_map() -> ListedColormap:
     """Shallow is light, deep is dark; without the palest yellow, which is lost on paper."""
@@ -112,9 +143,9 @@ def depth_colours(depths: Iterable[int]) -> dict[int, str]:
     return {depth: to_hex(shades(0.12 + 0.83 * i / (len(ordered) - 1))) for i, depth in enumerate(ordered)}
 
 
-def knob_markers(kinds: Iterable[str]) -> dict[str, str]:
+def kind_markers(kinds: Iterable[str]) -> dict[str, str]:
     """One shape per kind of run, in the order of a legend: the baseline first, and last those that changed several
-    knobs, thin, since they are most of a grid."""
+    fields, thin, since they are most of a grid."""
     shapes = cycle(MARKERS)
     ordered = sorted(
         set(kinds), key=lambda kind: (not kind.startswith("baseline"), kind == SEVERAL, kind.count(","), kind)
@@ -122,30 +153,16 @@ def knob_markers(kinds: Iterable[str]) -> dict[str, str]:
     return {kind: FIXED_MARKERS.get(kind) or next(shapes) for kind in ordered}
 
 
-def folder_fills(folders: Iterable[str]) -> dict[str, Fill]:
-    """One of FILLS for each folder; empty for a single folder."""
-    names = sorted(set(folders))
-    return {name: FILLS[i % len(FILLS)] for i, name in enumerate(names)} if len(names) > 1 else {}
+def point_style(marker: str, colour: str) -> dict[str, Any]:
+    """Arguments of `scatter`: filled, with a thin white rim."""
+    return {"marker": marker, "color": colour, "edgecolor": "white", "linewidth": 0.3}
 
 
-def point_style(marker: str, colour: str, fill: Fill = "full") -> dict[str, Any]:
-    """Arguments of `scatter`: filled with a thin white rim; hollow or half-filled for further folders."""
-    if fill == "full":
-        return {"marker": marker, "color": colour, "edgecolor": "white", "linewidth": 0.3}
-    if fill == "none":
-        return {"marker": marker, "facecolors": "none", "edgecolors": colour, "linewidth": 1.0}
-    return {"marker": MarkerStyle(marker, fill), "facecolors": colour, "edgecolors": colour, "linewidth": 1.0}
-
-
-def setting_styles(settings: Sequence[str]) -> dict[str, tuple[str, str, str]]:
-    """Colour, marker and dashes of each setting, the baseline first."""
-    from seaborn import color_palette
-
-    if len(settings) <= 1 + len(SETTINGS):
-        return dict(zip(settings, (BASELINE, *SETTINGS), strict=False))
-    colours = map(to_hex, color_palette("husl", len(settings) - 1))
-    other_styles = zip(colours, cycle(MARKERS), cycle(dashes for _, _, dashes in SERIES), strict=False)
-    return dict(zip(settings, (BASELINE, *other_styles), strict=True))
+def setting_styles(settings: Sequence[str]) -> dict[str, Style]:
+    """Colour, marker and dashes of each setting, the baseline first; further ones than SETTINGS begin again with other
+    markers."""
+    further = [(colour, marker, "-") for marker in MARKERS for colour, *_ in SETTINGS]
+    return dict(zip(settings, (BASELINE, *SETTINGS, *further), strict=False))
 
 
 def side_by_side(settings: Sequence[str], depths: Sequence[int]) -> dict[str, float]:
@@ -155,7 +172,7 @@ def side_by_side(settings: Sequence[str], depths: Sequence[int]) -> dict[str, fl
     return dict(zip(settings, np.geomspace(1 / spread, spread, len(settings)), strict=True))
 
 
-def line_handle(label: str, style: tuple[str, str, str]) -> Line2D:
+def line_handle(label: str, style: Style) -> Line2D:
     """A line's entry in a legend."""
     colour, marker, dashes = style
     line: dict[str, Any] = {"color": colour, "marker": marker, "linestyle": dashes, "markersize": 4, "linewidth": 1.4}
@@ -163,56 +180,45 @@ def line_handle(label: str, style: tuple[str, str, str]) -> Line2D:
 
 
 def depth_legend(
-    page: Figure,
-    colours: dict[int, str],
-    markers: dict[str, str] | None = None,
-    n_columns: int = 4,
-    fills: dict[str, Fill] | None = None,
+    page: Figure, colours: dict[int, str], markers: dict[str, str] | None = None, n_columns: int = 4
 ) -> None:
-    """Above the page: a colour for each depth, a shape for each knob, a fill for each of several folders."""
-    swatches: dict[str, tuple[str, str, Fill]]
-    swatches = {counted(depth, "layer"): (colour, "o", "full") for depth, colour in colours.items()}
-    swatches |= {name: ("#444444", marker, "full") for name, marker in (markers or {}).items()}
-    swatches |= {f"in {name}": ("#444444", "o", fill) for name, fill in (fills or {}).items()}
-    look: Any = {"linestyle": "", "markersize": 6, "markerfacecoloralt": "none"}
+    """Above the page: a colour for each depth, a shape for each kind of run."""
+    swatches = {counted(depth, "layer"): (colour, "o") for depth, colour in colours.items()}
+    swatches |= {name: ("#444444", marker) for name, marker in (markers or {}).items()}
     handles = [
-        Line2D([], [], marker=marker, color=colour, fillstyle=fill, label=wrapped(escaped(label), LONGEST), **look)
-        for label, (colour, marker, fill) in swatches.items()
+        Line2D([], [], marker=marker, color=colour, label=wrapped(escaped(label), LONGEST), linestyle="", markersize=6)
+        for label, (colour, marker) in swatches.items()
     ]
     legend_above(page, handles, n_columns, handletextpad=0.1, columnspacing=1.2)
 
 
 class RunPoints:
-    """Runs, or configurations, as points: the colour is the depth, the shape the changed knob (a column of
-    `changed_knobs`), the fill the results folder, if there are several."""
+    """Runs, or configurations, as points: the colour is the depth, the shape what they changed (`changed_fields`)."""
 
     def __init__(self, rows: pd.DataFrame, kind: str) -> None:
         self._kind = kind
         self._colours = depth_colours(rows["n_layers"])
-        self._markers = knob_markers(rows[kind])
-        self._fills = folder_fills(rows.get("source", ()))
+        self._markers = kind_markers(rows[kind])
 
     def draw(self, axis: Any, rows: pd.DataFrame, x: str, y: str, **options: Any) -> None:
         """Draw column `y` against column `x`."""
-        source = ["source"] if self._fills else []
-        for (depth, kind, *folder), part in groups(rows, "n_layers", self._kind, *source):
-            style = point_style(self._markers[kind], self._colours[depth], *(self._fills[name] for name in folder))
-            axis.scatter(part[x], part[y], **options, **style)
+        for (depth, kind), part in groups(rows, "n_layers", self._kind):
+            axis.scatter(part[x], part[y], **options, **point_style(self._markers[kind], self._colours[depth]))
 
     def legend(self, page: Figure) -> None:
-        depth_legend(page, self._colours, self._markers, fills=self._fills)
+        depth_legend(page, self._colours, self._markers)
 
 
 def legend_above(page: Figure, handles: Sequence[Line2D], n_columns: int = 4, **options: Any) -> None:
     """Above the page, on the left, where a narrow window shows it, in as many columns as fit there. The page grows with
     a high one, which would leave the panels no room."""
-    legend, _ = fitting_legend(page, page, handles, n_columns, loc="outside upper left", **options)
+    legend = fitting_legend(page, handles, n_columns, loc="outside upper left", **options)
     height = legend.get_window_extent(FigureCanvasAgg(page).get_renderer()).height / page.dpi
     page.set_figheight(page.get_figheight() + max(0.0, height - LEGEND_ROOM))
 
 
 def settings_legend(
-    page: Figure, styles: Mapping[str, tuple[str, str, str]], n_columns: int = 4, extra: Sequence[Line2D] = ()
+    page: Figure, styles: Mapping[str, Style], n_columns: int = 4, extra: Sequence[Line2D] = ()
 ) -> None:
     """Above the page: the line of each setting (`setting_styles`), then `extra` entries."""
     names = [wrapped(re.sub(r"(?<!,) ", "\u00a0", setting)) for setting in styles]  # broken between settings
@@ -220,17 +226,16 @@ def settings_legend(
     legend_above(page, [*handles, *extra], n_columns)
 
 
-def fitting_legend(
-    page: Figure, owner: Any, handles: Sequence[Line2D], n_columns: int, indent: float = 0.0, **options: Any
-) -> tuple[Legend, int]:
-    """A legend of `owner` (the page or one of its axes), and its number of columns: at most `n_columns`, fewer if it
-    would not fit into a narrow window; `indent` is where it begins (inches)."""
+def fitting_legend(page: Figure, handles: Sequence[Line2D], n_columns: int, **options: Any) -> Legend:
+    """A legend of the page in at most `n_columns`, fewer if it would not fit into a narrow window, or a column of a
+    paper."""
     renderer = FigureCanvasAgg(page).get_renderer()
-    room = page.dpi * (NARROW / 96 * max(1.0, 96 * float(page.get_size_inches()[0]) / WIDEST) - indent)
+    inches = float(page.get_size_inches()[0])
+    room = page.dpi * (inches if is_paper() else NARROW / 96 * max(1.0, 96 * inches / WIDEST))
     for columns in range(min(n_columns, len(handles)), 0, -1):
-        legend = owner.legend(handles=handles, ncols=columns, **options)
+        legend = page.legend(handles=handles, ncols=columns, **options)
         if columns == 1 or legend.get_window_extent(renderer).width <= room:
-            return legend, columns
+            return legend
         legend.remove()
     raise AssertionError("a legend has at least one entry")
 
@@ -262,7 +267,7 @@ def wrapped(text: str, width: int = LONGEST) -> str:
 
 
 def caption(page: Figure, *paragraphs: str) -> None:
-    """Notes for the reader, in grey below the page."""
+    """Notes for the reader, in grey below the page (in a paper `render` takes them out)."""
     width = int(17.5 * page.get_size_inches()[0])
     lines = [line for text in paragraphs for line in textwrap.wrap(text, width)]
     page.supxlabel("\n".join(lines), x=0.01, ha="left", fontsize=7.5, color=GREY)

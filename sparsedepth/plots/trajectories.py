@@ -2,11 +2,10 @@
 
 Left: the mean angle at each layer of one run, and the two ideals. Middle: a sample of its tokens on the first two
 principal components of their angles, with the ideals projected, (ideal - mean) . component. Right: the mean angle of
-the middle layers of every run against depth, with the power law fitted to each family (`TurnLaw`).
+the middle layers of every run against depth, with the power law fitted to each setting (`TurnLaw`).
 """
 
 import math
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -14,25 +13,24 @@ from typing import Any
 import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
-from scipy.special import stdtrit
 
-from sparsedepth.effects.cells import values_of
-from sparsedepth.effects.intervals import scatter
-from sparsedepth.effects.knobs import design_of, plain
 from sparsedepth.plots.page import Drawing, NothingToDraw
-from sparsedepth.plots.runs import choose_run, rows_of_run, setting_names, settings_in_order
+from sparsedepth.plots.runs import all_runs, choose_run, rows_of_run, settings_in_order
 from sparsedepth.plots.style import (
     MISSING,
     SERIES,
     caption,
     depth_axis,
     escaped,
+    groups,
     log_scale,
+    panels,
     setting_styles,
     side_by_side,
     wrapped,
 )
 from sparsedepth.store.connection import Store
+from sparsedepth.store.small_sample import t_critical
 from sparsedepth.store.tuning_roles import result_rows
 
 ANGLE = "angular_distance_middle"
@@ -58,13 +56,13 @@ class RunTrajectories:
 
 @dataclass(frozen=True, kw_only=True)
 class TurnLaw:
-    """ln angle = intercept - b ln L, L the depth, by least squares over the runs of a family, which differ in depth and
-    seed alone. The interval is Student's, by how far depths lie off the line (`effects.intervals.scatter`)."""
+    """ln angle = intercept - b ln L, L the depth, by least squares over the mean of each depth: more seeds bring no
+    mean nearer to the line. The interval is Student's, with two degrees of freedom less than depths."""
 
     b: float
     lo: float | None
     hi: float | None
-    """95% interval of b; None without a degree of freedom."""
+    """95% interval of b; None of two depths."""
     intercept: float
 
     def __call__(self, depth: np.ndarray) -> np.ndarray:
@@ -77,10 +75,9 @@ class Trajectories:
     run: RunTrajectories | None
     """None if no run has trajectories."""
     angles: pd.DataFrame
-    """Columns run_id, family (named by its setting if these are unique), n_layers, angular_distance_middle: runs of
-    families with two depths."""
+    """Columns run_id, setting, n_layers, angular_distance_middle: runs of settings with two depths."""
     laws: dict[str, TurnLaw]
-    """family -> its power law"""
+    """setting -> its power law"""
 
     def table(self) -> pd.DataFrame:
         """Every number drawn: panel (layers, tokens, ideals, depth, fit), series, run_id, x, y."""
@@ -93,11 +90,11 @@ class Trajectories:
             ideals = [(name, *point) for name, point in self.run.ideals.items()]
             parts.append(pd.DataFrame(ideals, columns=["series", "x", "y"]).assign(panel="ideals"))
             parts = [part.assign(run_id=self.run.run_id) for part in parts]
-        names = {"family": "series", "n_layers": "x", ANGLE: "y"}
+        names = {"setting": "series", "n_layers": "x", ANGLE: "y"}
         parts.append(self.angles.rename(columns=names).assign(panel="depth"))
-        for family, law in self.laws.items():
-            depths = np.array(sorted(set(self.angles.loc[self.angles["family"] == family, "n_layers"])))
-            fit = pd.DataFrame({"series": family, "x": depths, "y": law(depths.astype(float))})
+        for setting, law in self.laws.items():
+            depths = np.array(sorted(set(self.angles.loc[self.angles["setting"] == setting, "n_layers"])))
+            fit = pd.DataFrame({"series": setting, "x": depths, "y": law(depths.astype(float))})
             parts.append(fit.assign(panel="fit", run_id=None))
         drawn = pd.concat([part for part in parts if len(part)], ignore_index=True)
         return drawn[["panel", "series", "run_id", "x", "y"]]
@@ -113,79 +110,56 @@ def load_trajectories(store: Store, run: str | None = None) -> Trajectories:
     """The numbers; `run` chooses the run whose tokens are shown (default: the lowest val_loss at the deepest depth).
     Raises ValueError for a run without trajectories, or if there is neither a panel of tokens nor of depth.
     """
-    runs = store.frame("select * from runs")
+    runs = all_runs(store)
     text = "select run_id, max(layer) from layers where metric = 'trajectory_mean' group by run_id"
     depths = dict(store.sql(text).rows)
-    settings = setting_names(store)
     if not depths and run is None:
-        return trajectory_data(runs, None, settings)
+        return trajectory_data(runs, None)
     run_id = choose_run(runs, depths, run)
     row, layers, tokens = (rows_of_run(store, view, run_id) for view in ("runs", "layers", "tokens"))
-    return trajectory_data(runs, run_trajectories(row.iloc[0].to_dict(), layers, tokens), settings)
+    return trajectory_data(runs, run_trajectories(row.iloc[0].to_dict(), layers, tokens))
 
 
-def trajectory_data(runs: pd.DataFrame, run: RunTrajectories | None, settings: Mapping[str, str]) -> Trajectories:
-    """The numbers, from the rows of `runs` and cell_id -> setting. Raises ValueError if there is nothing to draw."""
+def trajectory_data(runs: pd.DataFrame, run: RunTrajectories | None) -> Trajectories:
+    """The numbers, from the rows of `runs`. Raises ValueError if there is nothing to draw."""
     angles = angles_by_depth(runs)
-    angles = angles[pd.to_numeric(angles[ANGLE], errors="coerce") > 0]
-    angles = angles[angles.groupby("family")["n_layers"].transform("nunique") > 1]  # a model of 2 layers has none
     if run is None and angles.empty:
         raise NothingToDraw(
-            "no run has trajectories, and no two finished runs that differ only in n_layers have an angle; "
+            "no run has trajectories, and no setting has an angle at two depths; "
             "measure 'trajectories', or 'geometry' at two depths"
         )
-    if angles["family"].nunique() > 1:
-        names = angles["cell_id"].map(dict(settings))
-        pairs = pd.DataFrame({"family": angles["family"], "setting": names}).drop_duplicates()
-        if pairs["family"].is_unique and pairs["setting"].is_unique:
-            angles = angles.assign(family=names)
-    fits = {str(family): turn_law(members) for family, members in angles.groupby("family", sort=False)}
+    fits = {str(setting): turn_law(members) for (setting,), members in groups(angles, "setting")}
     return Trajectories(
         run=run,
-        angles=angles[["run_id", "family", "n_layers", ANGLE]].reset_index(drop=True),
-        laws={family: law for family, law in fits.items() if law is not None},
+        angles=angles[["run_id", "setting", "n_layers", ANGLE]].reset_index(drop=True),
+        laws={setting: law for setting, law in fits.items() if law is not None},
     )
 
 
 def angles_by_depth(runs: pd.DataFrame) -> pd.DataFrame:
-    """The finished runs of every family with two depths, with a column `family` ('all runs' if there is but one)."""
+    """The finished runs with an angle above 0 (a model of 2 layers has none), of settings with two depths."""
     results = result_rows(runs)
-    fields = [name for name in design_of(results).beside_depth if name != "seed"]
-    results = results.copy()  # defragments the store's frame
-    results["family"] = _names(results, fields)
-    finished = results[results["outcome"] == "ok"]
-    n_depths = finished.groupby("family")["n_layers"].transform("nunique")
-    return finished[n_depths >= 2].astype({"n_layers": int})
+    angles = pd.to_numeric(results[ANGLE], errors="coerce")
+    finished = results[(results["outcome"] == "ok") & (angles > 0)]
+    n_depths = finished.groupby("setting")["n_layers"].transform("nunique")
+    return finished.loc[n_depths >= 2, ["run_id", "setting", "n_layers", ANGLE]].astype({"n_layers": int, ANGLE: float})
 
 
-def turn_law(runs: pd.DataFrame) -> TurnLaw | None:
-    """The fit over a family's rows of `angles_by_depth` with an angle above 0; None without two depths."""
-    angle = values_of(runs, ANGLE)
-    runs, angle = runs[angle > 0], angle[angle > 0]
-    depth_N = runs["n_layers"].to_numpy(float)
-    n, n_depths = len(runs), len(set(depth_N))
-    if n_depths < 2:
+def turn_law(angles: pd.DataFrame) -> TurnLaw | None:
+    """The fit over a setting's rows of `angles_by_depth`; None without two depths."""
+    means = np.log(angles[ANGLE]).groupby(angles["n_layers"]).mean()
+    n = len(means)
+    if n < 2:
         return None
-    x, y = np.log(depth_N), np.log(angle.to_numpy(float))
+    x, y = np.log(means.index.to_numpy(float)), means.to_numpy(float)
     sxx = float(((x - x.mean()) ** 2).sum())
     slope = float((x - x.mean()) @ y) / sxx
-    intercept, half = float(y.mean() - slope * x.mean()), None
+    intercept, half = float(y.mean() - slope * x.mean()), math.nan
     if n > 2:
-        variance, df = scatter(y - intercept - slope * x, depth_N, n - 2, n_depths - 2)
-        half = float(stdtrit(df, 0.975)) * math.sqrt(variance / sxx)
-    return TurnLaw(
-        b=-slope,
-        lo=None if half is None else -slope - half,
-        hi=None if half is None else -slope + half,
-        intercept=intercept,
-    )
-
-
-def _names(runs: pd.DataFrame, fields: Sequence[str]) -> pd.Series:
-    """'depth_scale=lns, n_kv_heads=1' of each run; 'all runs' where no field varies."""
-    columns = [[f"{name}={plain(value)}" for value in runs[name]] for name in fields]
-    rows = [", ".join(row) for row in zip(*columns, strict=True)] if columns else ["all runs"] * len(runs)
-    return pd.Series(rows, index=runs.index, dtype=object)
+        residual = y - intercept - slope * x
+        half = t_critical(n - 2) * math.sqrt(float(residual @ residual) / (n - 2) / sxx)
+    lo, hi = (None, None) if n == 2 else (-slope - half, -slope + half)
+    return TurnLaw(b=-slope, lo=lo, hi=hi, intercept=intercept)
 
 
 def run_trajectories(run: dict[Any, Any], layers: pd.DataFrame, tokens: pd.DataFrame) -> RunTrajectories:
@@ -211,10 +185,8 @@ def run_trajectories(run: dict[Any, Any], layers: pd.DataFrame, tokens: pd.DataF
 def page_of_trajectories(data: Trajectories) -> Figure:
     """Up to three panels in a row."""
     n_panels = 2 * (data.run is not None) + (not data.angles.empty)
-    width = max(4.8, 3.6 * n_panels)
-    n_families = data.angles["family"].nunique()
-    page = Figure(figsize=(width, 3.7 + 0.25 * n_families), layout="constrained")
-    axes = list(page.subplots(1, n_panels, squeeze=False)[0])
+    height = 3.7 + 0.25 * data.angles["setting"].nunique()
+    page, axes = panels(n_panels, 3, 3.6, height, least=4.8)
     notes = []
     if data.run is not None:
         _draw_layers(axes.pop(0), data.run)
@@ -258,21 +230,21 @@ def _draw_tokens(axis: Any, run: RunTrajectories) -> None:
 
 
 def _draw_depth(axis: Any, data: Trajectories) -> None:
-    styles = setting_styles(settings_in_order(data.angles["family"]))
+    styles = setting_styles(settings_in_order(data.angles["setting"]))
     depths, angles = sorted(set(data.angles["n_layers"])), data.angles[ANGLE].astype(float)
     shifts = side_by_side([*styles], depths)
-    for index, (family, (colour, marker, dashes)) in enumerate(styles.items()):
+    for index, (setting, (colour, marker, dashes)) in enumerate(styles.items()):
         front = 4 + len(styles) - index  # the baseline, which is first, in front
-        shown = data.angles[data.angles["family"] == family]
-        label = escaped(family)
-        if (law := data.laws.get(family)) is not None:
+        shown = data.angles[data.angles["setting"] == setting]
+        label = escaped(setting)
+        if (law := data.laws.get(setting)) is not None:
             ends = "" if law.lo is None or law.hi is None else f" ({law.lo:.2f} to {law.hi:.2f})"
             label += f": b\u00a0=\u00a0{law.b:.2f}{ends}"
             line = np.geomspace(shown["n_layers"].min(), shown["n_layers"].max(), 20)
             axis.plot(line, law(line), color=colour, linestyle=dashes, linewidth=1.1, zorder=front)
         label = wrapped(label, 44)
         axis.scatter(
-            shown["n_layers"] * shifts[family],
+            shown["n_layers"] * shifts[setting],
             shown[ANGLE],
             s=18,
             color=colour,

@@ -91,7 +91,8 @@ class Quantity:
 
     @property
     def axis_label(self) -> str:
-        has_unit = "(" not in self.display_name and self.unit not in ("", "1")
+        is_named = "(" in self.display_name or self.unit in self.display_name  # 'needed layers (layer)'
+        has_unit = self.unit not in ("", "1") and not is_named
         text = f"{self.display_name} ({self.unit})" if has_unit else self.display_name
         if has_unit and (len(self.display_name) >= 24 or len(text) > LONGEST_LABEL):
             text = f"{self.display_name}\n({self.unit})"

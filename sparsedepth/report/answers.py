@@ -226,7 +226,7 @@ def depth_answer(runs: pd.DataFrame) -> Answer:
 
 
 def _depths_at(runs: pd.DataFrame, cells: Cells, basis: str) -> pd.DataFrame:
-    """The depths of the baseline compared at equal tokens or FLOPs: over the runs of the budget with the most depths."""
+    """The depths of the baseline at equal tokens or FLOPs: over the runs of the budget with the most depths."""
     rows = cells.rows[cells.rows["setting"].str.startswith(BASELINE)]
     cost = rows[basis] if basis in rows else pd.Series(np.nan, rows.index)
     budget = runs.loc[rows.index, "train_tokens"]
