@@ -1,9 +1,9 @@
 """The chain: sparsity -> residual variance -> effectiveness -> validation loss.
 
 One panel per link, one point per run; the colour is the depth, the shape the changed field. The title has
-Spearman's rho over all runs and within depth; its 95% interval is Fisher's, with the number of settings as sample size, since the
-runs of one setting are no independent observations: tanh(artanh rho +- 1.96 / sqrt(G - 3)). The line of each depth is
-the least-squares fit on the scales of the axes. A degenerate score has neither.
+Spearman's rho over all runs and within depth; its 95% interval is Fisher's, tanh(artanh rho +- 1.96 / sqrt(G - 3)),
+with the number of settings G as sample size, since the runs of one are no independent observations. The line of each
+depth is the least-squares fit on the scales of the axes. A degenerate score has neither.
 """
 
 import math

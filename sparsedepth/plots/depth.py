@@ -49,9 +49,7 @@ def by_depth(runs: pd.DataFrame) -> tuple[pd.DataFrame, str]:
     n_single = complete.loc[n_depths == 1, "setting"].nunique()
     complete = complete[n_depths > 1]
     measured = [name for name in NEEDED if name in complete and complete[name].notna().any()]
-    sound = [
-        name for name in measured if name not in SCORES or not degeneracy(name, score_rows(runs, name)).is_degenerate
-    ]
+    sound = [name for name in measured if not degeneracy(name, score_rows(runs, name)).is_degenerate]
     parts = []
     for name in (loss_of(runs), *sound[:1], "solved_difficulty", VARIANCE):
         if name in complete and complete[name].notna().any():
