@@ -55,7 +55,7 @@ def read_runs(store: Store, *, of_tuning: bool = False) -> pd.DataFrame:
 
 def trained_runs(store: Store) -> pd.DataFrame:
     """The result rows of `runs` (`store.tuning_roles`). Raises NothingToDraw if none finished."""
-    return result_rows(read_runs(store)).astype({"n_layers": int}).reset_index(drop=True)
+    return result_rows(read_runs(store)).astype({"n_layers": int}).reset_index(drop=True).copy()
 
 
 def results_folders(store: Store) -> list[str]:

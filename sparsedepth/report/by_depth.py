@@ -1,71 +1,69 @@
-"""The recipe of each depth, one row per depth, and the effect of depth itself at the baseline."""
+"""What to use at each depth, one row per depth, from the frame of effects."""
 
-from collections.abc import Iterator, Sequence
+import math
+from collections.abc import Iterator
 from typing import Any
 
 import pandas as pd
 
-from sparsedepth.effects.cells import unit_of
-from sparsedepth.effects.depth_slope import depth_slope
-from sparsedepth.effects.knobs import changed, find_knobs, tuned_fields
-from sparsedepth.effects.sentences import estimate_text
+from sparsedepth import quantities
+from sparsedepth.effects.cells import Cells, cells_of
+from sparsedepth.effects.frame import effects_frame
+from sparsedepth.effects.text import is_missing, size_text
 from sparsedepth.effects.verdict import POWER
-from sparsedepth.recipe.card import Recipe
-from sparsedepth.recipe.text import changes_text, detectable_text, effect_text
 from sparsedepth.report.tables import Table, table_of
 
 
-def recipes_by_depth(recipes: Sequence[Recipe]) -> tuple[Table, str]:
-    """The recipe of each depth, and the caption of the table."""
-    objective = recipes[0].objective if recipes else "val_loss"
+def best_by_depth(runs: pd.DataFrame, objective: str) -> tuple[Table, str] | None:
+    """Of each depth the setting shown to be best, or the baseline; and the caption of the table. None where no setting
+    was compared."""
+    cells = cells_of(runs, objective)
+    frame = effects_frame(cells)
+    frame = frame[frame["question"] == "setting"]
+    if frame.empty or cells.settings is None:
+        return None
     columns = [
         ("n_layers", ""),
-        ("use", "changes shown to help, else the baseline"),
-        ("gain", "against the baseline of this depth, with its 95% interval"),
-        ("detectable", f"the smallest gain of a setting that such a sweep detects with {POWER:.0%} power"),
-        ("FLOPs", "of training, relative to the baseline"),
+        ("use", "the setting shown to be best, else the baseline"),
         ("lr", ""),
         ("seeds", ""),
-        (f"baseline {objective}", "mean over seeds"),
+        (objective, "mean over seeds"),
+        ("gain", "against the baseline of this depth, with its 95% interval"),
+        ("detectable", f"the smallest gain of another setting that would have been seen ({POWER:.0%} power)"),
+        ("training FLOPs", "relative to the baseline"),
+        ("time", "relative to the baseline, as measured: depends on the load of its machine"),
     ]
-    text = f"What to use at each depth, by {objective}"
-    if baselines := dict.fromkeys(recipe.baseline_text for recipe in recipes if recipe.baseline_text):
-        text += f"; baseline: {', '.join(baselines)}"
-    text += f"; detectable: the smallest gain that such a sweep detects with {POWER:.0%} power"
-    return table_of(columns, [list(_line(recipe)) for recipe in recipes]), text
+    text = (
+        f"What to use at each depth, by {objective}; {cells.settings.baseline_text}; detectable: the gain of another "
+    )
+    text += f"setting that would have been seen ({POWER:.0%} power)"
+    rows = [[*_line(cells, at)] for _, at in frame.groupby("n_layers")]
+    return table_of(columns, rows), text
 
 
-def _line(recipe: Recipe) -> Iterator[Any]:
-    first = recipe.effect or (recipe.candidates[0].effect if recipe.candidates else None)
-    none = "none shown" if recipe.is_compared else "nothing compared"
-    lr = None if first is None else first.lr if recipe.effect else first.lr_baseline
-    yield recipe.depth
-    yield changes_text(recipe)
-    yield effect_text(recipe.effect) if recipe.effect else none
-    yield detectable_text(recipe) or None
-    yield None if recipe.effect is None or recipe.effect.flops is None else f"x{recipe.effect.flops:.3g}"
-    yield None if lr is None else f"{lr:g}"
-    yield recipe.effect.seeds if recipe.effect else recipe.baseline_seeds
-    yield None if first is None or first.baseline_value is None else f"{first.baseline_value:.3g}"
+def _line(cells: Cells, at: pd.DataFrame) -> Iterator[Any]:
+    is_low = quantities.IN_RUNS[cells.outcome].better != "high"
+    shown = at[at["verdict"] == ("lower" if is_low else "higher")].sort_values("estimate", ascending=is_low)
+    used = shown.iloc[0] if len(shown) else None
+    row = at.iloc[0] if used is None else used
+    side = "_baseline" if used is None else ""
+    value = row["baseline_value"] if used is None else row["baseline_value"] + row["estimate"]
+    value = None if is_missing(value) else math.exp(value) if cells.unit == "ln ratio" else value
+    yield int(row["n_layers"])
+    yield "baseline" if used is None else row["setting"]
+    yield None if is_missing(row[f"lr{side}"]) else f"{row[f'lr{side}']:g}"
+    yield row[f"seeds{side}"]
+    yield None if value is None else f"{value:.4g}"
+    yield "none shown" if used is None else gain_text(used, cells.unit)
+    sizes = at.loc[~at["verdict"].isin(["lower", "higher"]), "detectable"].dropna()
+    ends = dict.fromkeys(size_text(size, cells.unit) for size in (sizes.min(), sizes.max())) if len(sizes) else {}
+    yield " to ".join(ends) or None
+    for cost in ("flops", "time"):
+        ratio = 1.0 if used is None else row[cost]
+        yield None if is_missing(ratio) else f"x{ratio:.3g}"
 
 
-def depth_sentence(trained: pd.DataFrame, loss: str) -> str:
-    """The effect of doubling n_layers on the loss at the baseline; '' if no line of runs has two depths."""
-    finished = trained[trained["outcome"] == "ok"]
-    baseline = finished[changed(finished, find_knobs(trained)).map(len) == 0]
-    along = depth_slope(baseline, loss) if len(baseline) else None
-    if along is None or along.slope.mean is None:
-        return ""
-    own = ", each depth at its own tuned lr (the interval leaves out the error of choosing it)"
-    own = own if "lr" in tuned_fields(trained) else ""
-    size = estimate_text(along.slope, f"{unit_of(loss, trained)} per doubling of n_layers")
-    seeds = range_text(baseline.groupby("n_layers")["seed"].nunique())
-    depths = f"n_layers {', '.join(map(str, along.depths))}"
-    return f"Depth at the baseline: {loss} {size} over {depths}, with {seeds} seeds each{own}."
-
-
-def range_text(counts: pd.Series) -> str:
-    """'6 to 16'; '6' if all are equal; '0' without counts."""
-    if counts.empty:
-        return "0"
-    return " to ".join(dict.fromkeys(map(str, (counts.min(), counts.max()))))
+def gain_text(row: pd.Series, unit: str) -> str:
+    """'-0.29 nat/token (95% interval -0.3 to -0.28)'."""
+    size, lo, hi = (size_text(row[name], unit, "+") for name in ("estimate", "lo", "hi"))
+    return f"{size} {'' if unit in ('ln ratio', '1') else unit} (95% interval {lo} to {hi})".replace("  ", " ")

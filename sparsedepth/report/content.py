@@ -14,17 +14,17 @@ from sparsedepth.config.plain_text import counted
 from sparsedepth.config.sweep import SweepDefinition, read_definition
 from sparsedepth.effects.causal_evidence import LinkEvidence, chain_evidence
 from sparsedepth.effects.chain import cautions
-from sparsedepth.effects.chain_text import evidence_lines, link_heading
+from sparsedepth.effects.chain_text import evidence_lines
 from sparsedepth.effects.text import effect_sentence
 from sparsedepth.plots.forest import forest_effects
 from sparsedepth.recipe.build_card import derive_card
 from sparsedepth.recipe.card import Card
-from sparsedepth.recipe.choose import derive
 from sparsedepth.recipe.evidence import Evidence
 from sparsedepth.recipe.provenance import manifest_facts, manifest_of
 from sparsedepth.recipe.text import sentence, tests_lines, verification_text
 from sparsedepth.recipe.trial import claim_of
-from sparsedepth.report.by_depth import depth_sentence, range_text, recipes_by_depth
+from sparsedepth.report.answers import depth_answer, variance_answer
+from sparsedepth.report.by_depth import best_by_depth
 from sparsedepth.report.tables import Table, table_of, table_of_effects, table_of_runs
 from sparsedepth.store.best import best
 from sparsedepth.store.checksums import damage_text
@@ -100,7 +100,6 @@ def content(
     compared = None if search else trained  # a search has no baseline
     found = None if compared is None else Evidence(runs, objective)
     card = None if found is None else recipe_card(found, folders, depth, verified)  # can refuse the card
-    recipes = [derive(runs, at, objective, evidence=found) for at in found.depths] if found else []
     effects = forest_effects(without_measured_models(runs) if compared is not None else runs.iloc[:0])
     links = [] if compared is None else [link for link in chain_evidence(compared) if link.within.rho is not None]
     failures = table_of_failures(folders, runs)
@@ -110,10 +109,10 @@ def content(
     return Content(
         summary=(*searched, *summarise(runs, trained, card, effects, links, failures), *skipped),
         card=card,
-        by_depth=None if found is None else recipes_by_depth(recipes),
+        by_depth=None if compared is None else best_by_depth(runs, objective),
         runs=runs_table,
         effects=None if effects.empty else table_of_effects(effects),
-        links=tuple((link_heading(link), tuple(evidence_lines(link))) for link in links),
+        links=tuple((f"{link.cause} -> {link.effect}: {link.verdict}", evidence_lines(link)) for link in links),
         failures=failures,
         methods=table_of_methods(
             [*names, *(name for link in links for name in (link.within.cause, link.within.effect))],
@@ -164,13 +163,11 @@ def summarise(
     failures: Table,
 ) -> list[str]:
     """The findings as sentences, the most important first."""
-    sentences = [sentence(card)] if card else []
+    sentences = [sentence(card), variance_answer(runs).sentence, depth_answer(runs).sentence] if card else []
     if card and card.verification:
         sentences.append(f"The recipe was {verification_text(card)}.")
     if card and card.tests:
         sentences.append(f"Tests: {'; '.join(' '.join(line.split()) for line in tests_lines(card))}.")
-    if card and trained is not None and (along := depth_sentence(trained, loss_of(runs))):
-        sentences.append(along)
     sentences.append(counts_text(runs, trained))
     shown = effects[effects["verdict"].isin(["lower", "higher"])]
     if len(effects):
@@ -214,6 +211,30 @@ def _link_sentence(evidence: LinkEvidence) -> str:
         f"{counted(link.n_units, 'combination')} of settings): "
         f"{LINK_MEANINGS[evidence.verdict]}."
     )
+
+
+def evidence_lines(link: LinkEvidence) -> tuple[str, ...]:
+    """The evidence behind a link's verdict."""
+    lines = []
+    for scope in link.links:
+        if scope.rho is not None:
+            ends = "no interval" if scope.lo is None else f"95% interval {scope.lo:+.2f} to {scope.hi:+.2f}"
+            size = f"{counted(scope.n_runs, 'run')}, {counted(scope.n_units, 'combination')} of settings"
+            lines.append(f"{scope.scope}: Spearman's rho {scope.rho:+.2f} ({ends}; {size})")
+    skill = link.skill
+    if skill.value is not None:
+        ends = "" if skill.lo is None or skill.hi is None else f" (95% interval {skill.lo:+.2f} to {skill.hi:+.2f})"
+        lines.append(f"held-out depths: predicted with skill {skill.value:+.2f}{ends}; 1: perfect, 0: as their mean")
+    moved = [
+        ("confirmed by" if each.confirms else "not confirmed by", each.moved.setting) for each in link.interventions
+    ]
+    lines += [f"{word} the intervention {setting}" for word, setting in moved]
+    return tuple(lines if moved else [*lines, "no intervention on this cause in these runs"])
+
+
+def range_text(counts: pd.Series) -> str:
+    """'6 to 16'; '6' if all are equal; '0' without counts."""
+    return " to ".join(dict.fromkeys(map(str, (counts.min(), counts.max())))) if len(counts) else "0"
 
 
 def counts_text(runs: pd.DataFrame, trained: pd.DataFrame | None) -> str:

@@ -8,13 +8,13 @@ import pandas as pd
 
 from sparsedepth import quantities
 from sparsedepth.config.images import unit_for
-from sparsedepth.config.run import RunConfig
-from sparsedepth.effects.knobs import chosen_fields, plain
+from sparsedepth.config.role import fields_where
+from sparsedepth.config.run import CELL_FIELDS, RunConfig
 from sparsedepth.effects.text import size_text
 from sparsedepth.effects.verdict import ALPHA, POWER
 from sparsedepth.plots.forest import LOG_UNIT
 from sparsedepth.plots.style import DEGENERATE
-from sparsedepth.store.cell_text import readable
+from sparsedepth.store.cell_text import plain, readable
 from sparsedepth.store.degeneracy import SCORES, reasons_by_run, score_rows
 from sparsedepth.store.tuning_roles import without_measured_models
 
@@ -38,6 +38,7 @@ RESULTS = (
     "seconds",
 )
 """Columns of the table of runs that are shown if any run has them."""
+NO_CHOICE = fields_where(RunConfig, lambda role: role.kind in ("measure", "record"))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,9 +81,13 @@ def cell(value: Any) -> TableCell:
     """A plain value as a cell; a TableCell is returned unchanged."""
     if isinstance(value, TableCell):
         return value
-    value = plain(value)
-    if isinstance(value, bool | tuple):
-        value = readable(list(value) if isinstance(value, tuple) else value)
+    if hasattr(value, "tolist"):  # of numpy
+        value = value.tolist()
+    value = None if value is pd.NA or value is pd.NaT else plain(value)
+    if isinstance(value, float) and value.is_integer() and abs(value) < 2**53:
+        value = int(value)
+    if isinstance(value, bool | list):
+        value = readable(value)
     if value is None:
         return TableCell(text="–", key="", is_number=False)
     if isinstance(value, str):
@@ -94,7 +99,9 @@ def cell(value: Any) -> TableCell:
 
 def table_of_runs(runs: pd.DataFrame) -> Table:
     """One row per run: the varied fields, then the results; empty columns are left out."""
-    varied = [name for name in chosen_fields(runs) if name != "seed"] if len(without_measured_models(runs)) else []
+    trained = without_measured_models(runs)
+    varied = [name for name in CELL_FIELDS if name in trained and trained[name].nunique(dropna=False) > 1]
+    varied = [name for name in varied if name not in NO_CHOICE]
     roles = [name for name in ("model", "tuning") if runs[name].notna().any()]
     depth = ["n_layers"] if "n_layers" not in varied and runs["n_layers"].notna().any() else []
     results = [name for name in RESULTS if runs[name].notna().any() and not _repeats(runs, name)]
