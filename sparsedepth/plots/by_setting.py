@@ -49,12 +49,11 @@ THRESHOLD = 0.1
 def curves(store: Store) -> Drawing:
     """Training loss during training. Raises NothingToDraw."""
     width = f"(max(tokens) over (partition by run_id) / {BINS})"  # single steps are noise
-    binned = (
-        f"select run_id, train_loss, ceil(tokens / {width}) * {width} as x from curves where train_loss is not null"
-    )
+    binned = f"select run_id, train_loss, ceil(tokens / {width}) * {width} as x from curves"
     rows = store.frame(
-        f"select run_id, x, avg(train_loss) as value from ({binned}) where x > 0 group by all order by x"
+        f"select run_id, x, avg(train_loss) as value from ({binned}) where x > 0 group by all order by 2"
     )
+    rows = rows[rows["value"].notna()]
     return _drawing(trained_runs(store), rows.assign(metric="train_loss"), "no finished run has a curve of its loss")
 
 

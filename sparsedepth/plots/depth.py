@@ -53,7 +53,8 @@ def by_depth(runs: pd.DataFrame) -> tuple[pd.DataFrame, str]:
     parts = []
     for name in (loss_of(runs), *sound[:1], "solved_difficulty", VARIANCE):
         if name in complete and complete[name].notna().any():
-            values = complete.assign(value=pd.to_numeric(complete[name], errors="coerce"), panel=name)
+            of_name = pd.to_numeric(complete[name], errors="coerce")
+            values = complete[["setting", "x", "seed"]].assign(value=of_name, panel=name)
             is_log = IN_RUNS[name].scale == "log" and bool((values["value"].dropna() > 0).all())
             parts.append(_clipped(intervals(values, ["panel", "setting", "x"], is_log), name))
     if not parts:

@@ -79,7 +79,7 @@ def front(runs: pd.DataFrame, objectives: Sequence[str] | None = None) -> Front:
     by_cell = complete.groupby("cell_id", sort=True)
     cells = by_cell[["n_layers", "kind"]].first().assign(n_seeds=by_cell.size())
     for name in names:
-        found = intervals(complete.assign(value=complete[name]), ["cell_id"]).set_index("cell_id")
+        found = intervals(complete[["cell_id", "seed"]].assign(value=complete[name]), ["cell_id"]).set_index("cell_id")
         cells[name], cells[f"{name}_lo"], cells[f"{name}_hi"] = found["mean"], found["lo"], found["hi"]
     measured = [name for name in names if cells[name].notna().any()]
     cells = cells.dropna(subset=measured)

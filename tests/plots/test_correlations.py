@@ -1,13 +1,19 @@
-"""The data of the chain figure are the numbers of the rows, and count what is left out."""
+"""The data of the chain are the numbers of the rows; rank correlations by hand; what is left out is counted."""
+
+import math
 
 import numpy as np
+import pandas as pd
 import pytest
 from matplotlib.figure import Figure
-from support.runs_frame import grid
+from support.labelled_runs import labelled_grid
 
-from sparsedepth.plots.correlations import PANELS, correlations, draw_correlations
+from sparsedepth.plots.by_setting import BY_DEPTH
+from sparsedepth.plots.correlations import PANELS, correlations, draw_correlations, rank_correlation, regression
+from sparsedepth.plots.overview import page_of_runs
 from sparsedepth.plots.pareto import front
-from sparsedepth.plots.style import folder_fills, knob_markers
+from sparsedepth.plots.style import CHANGES_VARIANCE, kind_markers
+from sparsedepth.quantities import axis_label
 
 AXES = {"n_layers": [12, 24], "weight_decay": [0.0, 0.3], "n_kv_heads": [4, 1], "seed": [0, 1]}
 
@@ -20,49 +26,52 @@ def summary(config):
         "attention_sparsity_rel": 0.5 - 0.1 * config.n_kv_heads,
         "residual_variance_last": variance,
         "usefulness_loss_increase": 1 / variance,
-        "causal_score": 0.3,
+        "causal_score": 0.3 + 0.001 * config.seed,
         "val_loss": 2 + variance / 100,
     }
 
 
+RUNS = labelled_grid(AXES, summary)
+
+
+def drawn(chain):
+    axes = list(Figure().subplots(1, len(chain.panels), squeeze=False)[0])
+    draw_correlations(chain, axes)
+    return axes
+
+
 def test_points_hold_the_numbers_of_the_runs():
-    runs = grid(AXES, summary)
-    chain = correlations(runs)
-    assert len(chain.points) == 16
-    merged = chain.points.merge(runs, on="run_id", suffixes=("", "_run"))
+    chain = correlations(RUNS)
+    merged = chain.points.merge(RUNS, on="run_id", suffixes=("", "_run"))
+    assert len(merged) == 16
     for name in ("weight_sparsity", "residual_variance_last", "usefulness_loss_increase", "val_loss"):
         assert list(merged[name]) == list(merged[f"{name}_run"])
-    assert chain.points["knob"].value_counts().to_dict() == {
-        "baseline": 4,
-        "weight_decay=0.3": 4,
-        "n_kv_heads=1": 4,
-        "weight_decay=0.3, n_kv_heads=1": 4,
-    }
-    names = ["baseline", "n_kv_heads=1", "weight_decay=0.3", "weight_decay=0.3, n_kv_heads=1"]
-    assert list(knob_markers(chain.points["knob"])) == names
+    names = ["baseline", "n_kv_heads=1", "weight_decay=0.3", "n_kv_heads=1, weight_decay=0.3"]
+    assert list(kind_markers(chain.points["kind"])) == names
 
 
-def test_a_knob_of_several_settings_has_one_shape():
-    runs = grid({"weight_decay": [0.0, 0.3, 1.0]}, summary)
-    assert list(correlations(runs).points["knob"]) == ["baseline", "weight_decay", "weight_decay"]
+def test_rank_correlations_by_hand():
+    """Within each depth y falls with x, the deep runs have more of both: ranks 1..4 have y 2, 1, 4, 3."""
+    points = pd.DataFrame({"n_layers": [2, 2, 4, 4], "x": [1.0, 2, 3, 4], "y": [2.0, 1, 4, 3], "setting": [*"abab"]})
+    assert rank_correlation(points, "x", "y", False) == (pytest.approx(0.6), None, None, 4)
+    assert rank_correlation(points, "x", "y", True)[0] == pytest.approx(-1)
+    assert math.isnan(rank_correlation(points.assign(y=1.0), "x", "y", False)[0])
+    many = pd.concat([points.assign(setting=[f"{i}{name}" for name in "abcd"]) for i in range(7)], ignore_index=True)
+    rho, lo, hi, n = rank_correlation(many, "x", "y", False)  # 28 settings: 1.96 / 5 on Fisher's scale
+    half = 1.959964 / 5
+    assert (n, rho) == (28, pytest.approx(0.6))
+    assert [lo, hi] == pytest.approx([math.tanh(math.atanh(0.6) - half), math.tanh(math.atanh(0.6) + half)])
 
 
-def test_every_panel_states_its_correlations():
-    chain = correlations(grid(AXES, summary))
-    pooled, within = chain.links["residual_variance_last", "usefulness_loss_increase"]
-    assert (pooled.scope, within.scope) == ("pooled", "within depth")
-    assert (pooled.rho, within.rho) == (pytest.approx(-1.0), pytest.approx(-1.0))
-    assert (pooled.n_runs, pooled.n_units) == (16, 4)
-    assert chain.links["causal_score", "val_loss"][0].rho is None  # the causal score is constant
-
-
-def test_one_depth_has_no_correlation_within_depth():
-    chain = correlations(grid({"weight_decay": [0.0, 0.3]}, summary))
-    assert all(len(links) == 1 for links in chain.links.values())
+def test_a_regression_line_stays_within_the_data():
+    x = pd.Series([0.0, 1.0, 2.0, 3.0])
+    ends, fitted = regression(x, pd.Series([0.0, 0.0, 0.0, 1.0]), False, False)
+    assert ends.max() <= 3 and fitted.min() >= -1e-9 and fitted.max() <= 1  # the line is below 0 at x = 0
+    assert regression(x[:3], x[:3], False, False) is None and regression(x, x * 0, False, False) is None
 
 
 def test_runs_that_cannot_be_shown_are_dropped_and_counted():
-    runs = grid(AXES, summary)
+    runs = RUNS.copy()
     runs.loc[0, "usefulness_loss_increase"] = None
     runs.loc[1, "residual_variance_last"] = 0.0  # no place on a logarithmic axis
     runs.loc[2, "outcome"] = "diverged"
@@ -70,57 +79,48 @@ def test_runs_that_cannot_be_shown_are_dropped_and_counted():
     assert (len(chain.points), chain.n_diverged) == (15, 1)
     assert chain.dropped["weight_sparsity", "residual_variance_last"] == 1
     assert chain.dropped["residual_variance_last", "usefulness_loss_increase"] == 2
-    assert chain.dropped["causal_score", "val_loss"] == 0
-    assert chain.links["residual_variance_last", "usefulness_loss_increase"][0].n_runs == 13
+    axes = drawn(chain)
+    assert sum(len(points.get_offsets()) for points in axes[1].collections) == 13
+    title = axes[1].get_title(loc="left")
+    assert "all runs: ρ = -1.00" in title and "n = 13" in title and "not shown: 2 of 15 (NULL)" in title
+    assert (axes[1].get_xscale(), axes[0].get_yscale(), axes[2].get_xscale()) == ("log", "log", "linear")
+
+
+def test_a_degenerate_score_has_no_line_and_no_rho():
+    """Every run has a causal score of 0.3."""
+    chain = correlations(RUNS.assign(causal_score=0.3))
+    axis = drawn(chain)[chain.panels.index(("residual_variance_last", "causal_score"))]
+    assert axis.get_title(loc="left") == "degenerate, so no evidence" and not axis.get_lines() and axis.collections
 
 
 def test_one_combination_of_several_fields_is_named_and_more_are_not():
     """In the same words in both figures."""
-    runs = grid({"weight_decay,n_kv_heads": [(0.0, 2), (0.3, 1)]}, summary)
-    kinds = ["baseline", "weight_decay=0.3, n_kv_heads=1"]
-    assert list(correlations(runs).points["knob"]) == kinds
+    runs = labelled_grid({"weight_decay,n_kv_heads": [(0.0, 2), (0.3, 1)]}, summary)
+    kinds = ["baseline", "n_kv_heads=1, weight_decay=0.3"]
+    assert list(correlations(runs).points["kind"]) == kinds
     assert sorted(front(runs.assign(val_loss=[3.0, 2.0], train_flops=1e9)).cells["kind"]) == kinds
-
-    runs = grid({"weight_decay,lr": [(0.0, 1e-3), (0.3, 5e-4), (0.1, 2e-3)]}, summary)
-    kinds = ["baseline", "several fields", "several fields"]
-    assert list(correlations(runs).points["knob"]) == kinds
-    assert sorted(front(runs.assign(val_loss=[3.0, 2.0, 2.5], train_flops=1e9)).cells["kind"]) == kinds
-    assert list(correlations(runs, is_search=True).points["knob"]) == ["proposal"] * 3
+    pairs = [(0.0, 4), (0.3, 1), (0.1, 2)]
+    runs = labelled_grid({"weight_decay,n_kv_heads": pairs}, summary)
+    assert list(correlations(runs).points["kind"]) == ["baseline", "several fields", "several fields"]
+    assert list(correlations(runs, is_search=True).points["kind"]) == ["proposal"] * 3
 
 
-def test_the_drawing_shows_every_point_once():
-    runs = grid(AXES, summary)
-    runs.loc[0, "usefulness_loss_increase"] = None
-    figure = Figure()
-    axes = list(figure.subplots(2, 3).ravel())
-    draw_correlations(correlations(runs), axes)
-    shown = [sum(len(collection.get_offsets()) for collection in axis.collections) for axis in axes]
-    assert shown == [15 if "usefulness_loss_increase" in panel else 16 for panel in PANELS]
-    assert "not shown: 1 of 16 (NULL)" in axes[1].get_title(loc="left") + axes[1].get_title()
-    assert (axes[1].get_xscale(), axes[0].get_yscale(), axes[2].get_xscale()) == ("log", "log", "linear")
+def test_many_settings_of_a_field_have_one_shape():
+    runs = labelled_grid({"weight_decay": [0.01 * i for i in range(30)]}, summary)
+    assert set(correlations(runs).points["kind"]) == {"baseline", "weight_decay"}
 
 
-def test_the_fill_of_a_point_shows_its_folder():
-    runs = grid(AXES, summary)
-    runs["folder"] = [f"/somewhere/{'theirs' if i % 4 else 'ours'}/runs/{i}" for i in range(len(runs))]
-    chain = correlations(runs)
-    assert dict(chain.points["source"].value_counts()) == {"theirs": 12, "ours": 4}
-    assert folder_fills(chain.points["source"]) == {"ours": "full", "theirs": "none"}
-    figure = Figure()
-    axes = list(figure.subplots(2, 3).ravel())
-    draw_correlations(chain, axes)
-    hollow = [c for c in axes[0].collections if not len(c.get_facecolors())]
-    assert sum(len(collection.get_offsets()) for collection in hollow) == 12
-    alone = runs.assign(folder=[f"/somewhere/ours/runs/{i}" for i in range(len(runs))])
-    assert "source" not in correlations(alone).points
+def test_quantities_without_values_have_no_panel_and_are_named():
+    chain = correlations(RUNS.assign(causal_score=np.nan, lr=[0.001, 0.003] * 8))
+    assert chain.panels == [panel for panel in PANELS if "causal_score" not in panel]
+    page = page_of_runs(chain, pd.DataFrame())
+    assert len(page.axes) == len(chain.panels) and all(axis.collections for axis in page.axes)
+    text = " ".join(page.get_supxlabel().split())
+    assert f"Runs differ in lr (0.001 to 0.003){CHANGES_VARIANCE}. Not measured: causal_score." in text
 
 
-@pytest.mark.parametrize("missing", ["causal_score", "weight_sparsity"])
-def test_a_quantity_that_no_run_measured_has_no_panel(missing):
-    runs = grid(AXES, summary).assign(**{missing: np.nan})
-    chain = correlations(runs)
-    assert {panel for panel, n in chain.dropped.items() if n == 16} == {panel for panel in PANELS if missing in panel}
-    axes = list(Figure().subplots(1, len(chain.panels)))
-    draw_correlations(chain, axes)
-    assert chain.panels == [panel for panel in PANELS if missing not in panel]
-    assert all(axis.collections for axis in axes)
+def test_everything_drawn_has_a_label():
+    names = {name for panel in PANELS for name in panel} | set(BY_DEPTH)
+    labels = {name: axis_label(name) for name in names}
+    assert len(set(labels.values())) == len(names) and all("_" not in label for label in labels.values())
+    assert labels["weight_sparsity"] == "weight sparsity\n(share of weights)"

@@ -2,9 +2,9 @@
 
 import importlib
 import inspect
-from functools import partial
 from pathlib import Path
 
+import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
 import pytest
@@ -12,9 +12,7 @@ from support.made_up_runs import make_run
 from support.runs_frame import config_of
 
 from sparsedepth import plots
-from sparsedepth.config.run import RunConfig
 from sparsedepth.plots.draw import FIGURES, default_figure, draw
-from sparsedepth.plots.overview import page_of_runs, parts_of
 from sparsedepth.plots.page import Drawing, NothingToDraw, render
 from sparsedepth.plots.runs import check_finished
 from sparsedepth.store.connection import open_store
@@ -43,10 +41,6 @@ def fill(results, outcome="ok"):
         make_run(results, config, summary, layers=layers)
 
 
-def page_of(figure, runs, layers):
-    return page_of_runs(runs, *parts_of(figure, runs, layers))
-
-
 @pytest.fixture(scope="module")
 def store(tmp_path_factory):
     results = tmp_path_factory.mktemp("results")
@@ -64,13 +58,24 @@ def test_every_format_is_written(store, tmp_path, suffix):
     assert sorted(entry.name for entry in tmp_path.iterdir()) == ["figure.csv", path.name]  # nothing half-written
 
 
-def test_the_same_numbers_give_the_same_file(store):
+def test_the_same_numbers_give_the_same_file(store, tmp_path):
     """Of the overview, which holds the two other figures."""
-    runs = store.frame("select * from runs")
-    layers = store.frame("select * from layers")
-    shuffled = runs.sample(frac=1, random_state=1).sort_values("run_id")
-    first = render(partial(page_of, "overview", runs.sort_values("run_id"), layers), ".svg")
-    assert first == render(partial(page_of, "overview", shuffled, layers), ".svg")
+    fill(tmp_path)
+    first = render(FIGURES["overview"].drawing(store).page, ".svg")
+    with open_store(tmp_path) as other:
+        assert first == render(FIGURES["overview"].drawing(other).page, ".svg")
+
+
+def test_a_figure_for_a_paper_is_a_column_wide_and_its_caption_apart(store, tmp_path):
+    figures = draw(store, "depth", tmp_path / "a.png", style="paper")
+    assert [path.name for path in figures.paths] == ["a.pdf", "a.png"] and (tmp_path / "a.csv").exists()
+    assert figures.captions["depth"].startswith("2 settings, each at its tuned values")
+    width, _ = plt.imread(tmp_path / "a.png").shape[1::-1]
+    assert width == pytest.approx(3.35 * 600, abs=2)
+    with pytest.raises(NothingToDraw, match="--style paper is a single column, and overview is a page of many panels"):
+        draw(store, "overview", tmp_path / "a.png", style="paper")
+    with pytest.raises(ValueError, match="--style 'poster' is not one of screen, paper"):
+        draw(store, "depth", tmp_path / "a.png", style="poster")
 
 
 def test_all_figures_with_their_numbers_and_reasons_for_missing_ones(store, tmp_path):
@@ -87,12 +92,13 @@ def test_all_figures_with_their_numbers_and_reasons_for_missing_ones(store, tmp_
 
 
 def test_every_function_that_makes_a_drawing_is_a_figure():
-    loads = [kind.load.func if isinstance(kind.load, partial) else kind.load for kind in FIGURES.values()]
+    places = {kind.place for kind in FIGURES.values()}
     for path in sorted(Path(plots.__file__).parent.glob("*.py")):
         module = importlib.import_module(f"sparsedepth.plots.{path.stem}")
         for name, function in inspect.getmembers(module, inspect.isfunction):
-            if function.__module__ == module.__name__ and function.__annotations__.get("return") is Drawing:
-                assert function in loads, f"add {path.stem}.{name} to FIGURES of sparsedepth/plots/draw.py"
+            is_public = function.__module__ == module.__name__ and not name.startswith("_")
+            if is_public and function.__annotations__.get("return") is Drawing:
+                assert f"{path.stem}:{name}" in places, f"add {path.stem}.{name} to FIGURES of plots/draw.py"
 
 
 def test_the_default_figure_depends_on_the_store():
@@ -108,24 +114,6 @@ def test_the_default_figure_depends_on_the_store():
     assert [default_figure(Rows(*counts)) for counts in ((4, 2), (4, 0))] == ["overview", "layer_profile"]
     with pytest.raises(NothingToDraw, match=r"no runs; see their exponents: python analysis/toy\.py"):
         default_figure(Rows(0, 0))
-
-
-def test_models_without_a_training_configuration_change_nothing_but_the_caption(store):
-    """Of the overview, which holds the two other figures."""
-    runs, layers = store.frame("select * from runs"), store.frame("select * from layers")
-    measured = runs.iloc[[0]].copy()
-    unknown = [name for name in runs if name in RunConfig.model_fields or name in ("outcome", "tokens_trained")]
-    measured[unknown] = np.nan
-    measured["run_id"] = measured["model"] = "model"
-    both = pd.concat([runs.astype({name: object for name in unknown}), measured], ignore_index=True)
-    both["n_layers"] = both["n_layers"].astype(float)  # as a whole-number column with NULL is read
-    of_model = layers[layers["run_id"] == runs["run_id"][0]].assign(run_id="model")
-    overview = render(partial(page_of, "overview", both, pd.concat([layers, of_model])), ".svg").decode()
-    note = " 1 measured without a training configuration (not shown; see --figure layer_profile)."
-    assert note in " ".join(overview.split())
-    without = render(partial(page_of, "overview", runs, layers), ".svg").decode()
-    assert note not in without
-    assert overview.count("<use") == without.count("<use")  # as many points
 
 
 def test_what_cannot_be_drawn_is_refused(store, tmp_path):

@@ -42,6 +42,14 @@ class Frames:
         return QueryResult(columns=("trained", "of_tuning"), rows=((len(self.runs), 0),))
 
 
+@pytest.fixture(scope="module", autouse=True)
+def without_settings():
+    """The forest has the settings of the frame."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("sparsedepth.plots.runs.setting_names", lambda store, *without: {})
+        yield
+
+
 @pytest.fixture(scope="module")
 def store():
     return Frames(grid(AXES, summary))

@@ -1,19 +1,14 @@
-"""Curves over the learning rate: one per configuration, best and edge, no means over surviving seeds only."""
+"""Curves over the learning rate: one per setting, best and edge, no means over surviving seeds only."""
 
 import math
 
 import numpy as np
 import pandas as pd
-from support.runs_frame import grid
+from support.labelled_runs import labelled_grid
 
 from sparsedepth.plots.learning_rate import curves, page_of_curves
 
 RATES = [1e-3, 3e-3, 1e-2]
-
-
-def numbers(runs):
-    """Each cell's setting is its depth_scale."""
-    return curves(runs, dict(zip(runs["cell_id"], runs["depth_scale"].replace("none", "baseline"), strict=True)))
 
 
 def summary(config):
@@ -21,47 +16,58 @@ def summary(config):
     return {"val_loss": 3 + math.log(config.lr / best) ** 2 + 0.1 * config.seed}
 
 
+def made(axes, outcome=summary):
+    runs = labelled_grid(axes, outcome, n_layers=4)
+    return runs.assign(setting=runs["depth_scale"].map({"none": "baseline", "lns": "depth_scale=lns"}))
+
+
+def caption(points):
+    return " ".join(page_of_curves(points, "val_loss").get_supxlabel().split())
+
+
 def test_best_and_edge():
-    runs = grid({"depth_scale": ["none", "lns"], "lr": RATES, "seed": [0, 1]}, summary, n_layers=4)
-    points = numbers(runs).points
-    assert points["configuration"].nunique() == 2 and set(points["n_seeds"]) == {2}
-    roles = {(row.setting, row.lr): row.role for row in points.itertuples() if row.role}
-    assert roles == {("baseline", 3e-3): "best", ("lns", 1e-2): "edge"}
-    assert points.loc[points["role"] == "best", "val_loss"].tolist() == [3.05]
-    assert marks_explained(runs) == ["lowest", "at the end of the grid"]
-    assert marks_explained(runs[runs["depth_scale"] == "none"]) == ["lowest"]
+    runs = made({"depth_scale": ["none", "lns"], "lr": RATES, "seed": [0, 1]})
+    points = curves(runs)
+    assert len(points) == 6 and set(points["n_seeds"]) == {2}
+    roles = {(row.setting, row.x): row.role for row in points.itertuples() if row.role}
+    assert roles == {("baseline", 3e-3): "best", ("depth_scale=lns", 1e-2): "edge"}
+    assert points.loc[points["role"] == "best", "mean"].tolist() == [3.05]
+    assert marks_explained(points) == ["lowest", "at the end of the grid"]
+    assert marks_explained(points[points["setting"] == "baseline"]) == ["lowest"]
 
 
-def marks_explained(runs):
-    (legend,) = page_of_curves(numbers(runs)).legends
-    return [text.get_text() for text in legend.get_texts()][runs["depth_scale"].nunique() :]
+def marks_explained(points):
+    (legend,) = page_of_curves(points, "val_loss").legends
+    return [text.get_text() for text in legend.get_texts()][points["setting"].nunique() :]
 
 
 def test_a_diverged_seed_leaves_no_point():
-    runs = grid({"lr": RATES, "seed": [0, 1]}, summary, n_layers=4)
+    runs = made({"lr": RATES, "seed": [0, 1]})
     runs.loc[(runs["lr"] == 1e-2) & (runs["seed"] == 1), "outcome"] = "diverged"
-    by_lr = numbers(runs)
-    assert np.isnan(by_lr.points.set_index("lr").loc[1e-2, "val_loss"])
-    assert "1 value where a seed diverged" in " ".join(page_of_curves(by_lr).get_supxlabel().split())
-
-
-def test_one_value_each_is_no_curve():
-    assert numbers(grid({"depth_scale": ["none", "lns"]}, summary, n_layers=4)).points.empty
+    points = curves(runs)
+    assert np.isnan(points.set_index("x").loc[1e-2, "mean"])
+    assert "1 value where a seed diverged" in caption(points)
+    assert curves(made({"depth_scale": ["none", "lns"]})).empty  # one value each is no curve
 
 
 def test_a_line_has_the_seeds_of_all_its_points_and_the_ring_the_chosen_lr():
     """Tuning chose 3e-3 by seed 0; seeds 5 and 6, of the chosen value alone, are much worse and moved the curve."""
-    tried = grid({"lr": RATES, "seed": [0]}, summary, n_layers=4).assign(tuning="rejected")
+    tried = made({"lr": RATES, "seed": [0]}).assign(tuning="rejected")
     tried.loc[tried["lr"] == 3e-3, "tuning"] = "tuning"
-    chosen = grid({"lr": [3e-3], "seed": [5, 6]}, lambda config: {"val_loss": 9.0}, n_layers=4)
-    runs = pd.concat([tried, chosen.assign(tuning="best")], ignore_index=True)
-    by_lr, caption = numbers(runs).points, page_of_curves(numbers(runs)).get_supxlabel()
-    assert "the 1 seed that all points of a line have. Ring: chosen by tuning, perhaps with more seeds." in " ".join(
-        caption.split()
-    )
-    assert by_lr["val_loss"].tolist() == [summary_of(lr) for lr in RATES] and set(by_lr["n_seeds"]) == {1}
-    assert by_lr["role"].tolist() == ["", "best", ""]
+    chosen = made({"lr": [3e-3], "seed": [5, 6]}, lambda config: {"val_loss": 9.0})
+    points = curves(pd.concat([tried, chosen.assign(tuning="best")], ignore_index=True))
+    assert "mean over the 1 seed that all points of a line have. Ring: chosen by tuning." in caption(points)
+    assert points["mean"].tolist() == [3 + math.log(lr / 3e-3) ** 2 for lr in RATES]
+    assert points["role"].tolist() == ["", "best", ""]
 
 
-def summary_of(lr):
-    return 3 + math.log(lr / 3e-3) ** 2
+def test_an_outlier_does_not_take_the_axis_and_rings_lie_side_by_side():
+    """Six losses of 3 to 3.2 and one of 30."""
+    losses = {1e-3: 3.2, 2e-3: 3.1, 3e-3: 3.0, 1e-2: 3.1, 2e-2: 3.2, 4e-2: 30.0}
+    points = curves(made({"depth_scale": ["none", "lns"], "lr": [*losses]}, lambda c: {"val_loss": losses[c.lr]}))
+    axis = page_of_curves(points, "val_loss").axes[0]
+    assert axis.get_ylim()[1] < 4 and "Triangle (2): above the axis." in caption(points)
+    rings = [
+        marks.get_offsets()[0] for marks in axis.collections if len(marks.get_offsets()) and marks.get_sizes()[0] == 80
+    ]
+    assert len(rings) == 2 and rings[0][0] != rings[1][0] and rings[0][1] == rings[1][1]

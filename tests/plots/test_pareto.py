@@ -1,10 +1,10 @@
-"""The front by hand: dominated cells, ties, standard errors over seeds, diverged cells left out."""
+"""The front by hand: dominated cells, ties, intervals over seeds, diverged cells left out."""
 
 from pathlib import Path
 
 import numpy as np
 import pytest
-from support.runs_frame import grid
+from support.labelled_runs import labelled_grid as grid
 
 from sparsedepth.plots.pareto import front, page_of_front, pareto, undominated
 from sparsedepth.quantities import axis_label
@@ -27,11 +27,11 @@ def summary(config):
 
 
 def test_cells_are_means_over_seeds():
-    best = front(grid({"weight_decay": [0.0, 0.1, 0.3], "seed": [0, 1]}, summary, n_layers=4))
+    best = front(grid({"weight_decay": [0.0, 0.1, 0.3], "seed": [0, 1, 2]}, summary, n_layers=4))
     cells = best.cells.set_index("kind")
-    assert best.cells["n_seeds"].tolist() == [2, 2, 2]
-    assert cells.loc["baseline", "val_loss"] == pytest.approx(3.005)
-    assert cells.loc["baseline", "val_loss_se"] == pytest.approx(0.005)
+    assert best.cells["n_seeds"].tolist() == [3, 3, 3]
+    assert cells.loc["baseline", "val_loss"] == pytest.approx(3.01)
+    assert cells.loc["baseline", "val_loss_hi"] == pytest.approx(3.01 + 4.302653 * 0.01 / 3**0.5)
     by_value = best.cells.sort_values("val_loss")["on_front"].tolist()
     assert by_value == [True, True, False]  # lowest loss; more useful; beaten in both
 
@@ -39,7 +39,7 @@ def test_cells_are_means_over_seeds():
 def test_the_proposals_of_a_search_have_no_baseline():
     best = front(grid({"weight_decay": [0.0, 0.1, 0.3], "seed": [0, 1]}, summary, n_layers=4), objectives=["val_loss"])
     assert best.cells["kind"].tolist() == ["proposal"] * 3
-    assert page_of_front(best).get_supxlabel().startswith("3 proposals, mean ± standard error over seeds.")
+    assert page_of_front(best).get_supxlabel().startswith("3 proposals, mean and 95% interval over seeds.")
     best = front(grid({"weight_decay": [0.0, 0.1, 0.3]}, summary, n_layers=4), objectives=["val_loss"])
     assert page_of_front(best).get_supxlabel().startswith("3 proposals, one seed each.")
 
@@ -98,7 +98,7 @@ def test_a_degenerate_score_is_replaced_by_its_sound_form():
 
     best = front(grid({"weight_decay": [0.0, 0.1, 0.3], "seed": [0, 1]}, solved, n_layers=4))
     assert best.quantities == ["train_flops", "val_loss", "affine_loss_added"]
-    assert "in place of usefulness (it is relative to a loss below 0.1 nat/token)" in best.degenerate
+    assert "in place of usefulness (it is relative to a loss below 0.1 nat/token)" in best.notes
     assert [axis.get_ylabel() for axis in page_of_front(best).axes][1].startswith("loss added with the layer")
 
 

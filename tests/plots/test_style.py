@@ -7,14 +7,12 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
 
-from sparsedepth.plots.by_layer import METRICS
-from sparsedepth.plots.correlations import PANELS
 from sparsedepth.plots.style import (
     BASELINE,
     NARROW,
     WIDEST,
     depth_colours,
-    knob_markers,
+    kind_markers,
     legend_above,
     line_handle,
     linear_below,
@@ -23,7 +21,6 @@ from sparsedepth.plots.style import (
     setting_styles,
     shortened,
 )
-from sparsedepth.quantities import axis_label
 
 
 @pytest.mark.parametrize("n", [2, 3, 4, 6, 8])
@@ -46,15 +43,7 @@ def test_shapes_are_distinct():
         "lr",
         "several fields",
     ]
-    assert len(set(knob_markers(names).values())) == len(names)
-
-
-def test_everything_drawn_has_a_label():
-    drawn = {name for panel in PANELS for name in panel} | set(METRICS)
-    labels = {name: axis_label(name) for name in drawn}
-    assert len(set(labels.values())) == len(drawn) and all("_" not in label for label in labels.values())
-    assert labels["weight_sparsity"] == "weight sparsity\n(share of weights)"
-    assert labels["val_loss"] == "validation loss (nat/token)"
+    assert len(set(kind_markers(names).values())) == len(names)
 
 
 def test_the_first_layer_does_not_hide_the_others():
@@ -74,11 +63,11 @@ def test_the_first_layer_does_not_hide_the_others():
     assert linear_below([1.0, 0.5, 0.2]) is None and linear_below([]) is None
 
 
-@pytest.mark.parametrize("n", [2, 8, 10, 14])
+@pytest.mark.parametrize("n", [2, 8, 10])
 def test_settings_have_distinct_colours(n):
     styles = setting_styles([*map(str, range(n))]).values()
     assert len({style[0] for style in styles}) == n
-    assert len({style[1] for style in styles}) == n or n > 10  # more shapes cannot be told apart
+    assert len({style[1] for style in styles}) == n
 
 
 @pytest.mark.parametrize("width", [4.8, 6.8, 11.4])

@@ -1,0 +1,123 @@
+"""Lines by setting: means over seeds at two depths, the last step, tokens during training; by layer, a line per depth."""
+
+import pandas as pd
+import pytest
+from support.labelled_runs import labelled_grid
+from support.made_up_runs import make_run
+from support.runs_frame import config_of
+
+from sparsedepth.plots.by_setting import lines, lines_by_depth, page_by_depth, page_of_lines
+from sparsedepth.plots.draw import FIGURES
+from sparsedepth.plots.page import NothingToDraw
+from sparsedepth.plots.runs import to_measure
+from sparsedepth.store.connection import open_store
+
+AXES = {"n_layers": [2, 4, 8], "depth_scale": ["none", "lns"], "seed": [0, 1, 2]}
+
+
+@pytest.fixture(scope="module")
+def runs():
+    return labelled_grid(AXES, lambda config: {"val_loss": 3.0}, batch_tokens=1024)
+
+
+def rows_of(runs, metric="residual_variance"):
+    """2^(layer + seed), a tenth of it with LNS."""
+    found = [
+        (run.run_id, metric, layer, 2.0 ** (layer + run.seed) / (10 if run.depth_scale == "lns" else 1))
+        for run in runs.itertuples()
+        for layer in range(1, run.n_layers + 1)
+    ]
+    return pd.DataFrame(found, columns=["run_id", "metric", "x", "value"])
+
+
+def test_geometric_means_over_seeds_at_the_shallowest_and_deepest_depth(runs):
+    points, notes = lines(runs, rows_of(runs))
+    assert set(points["n_layers"]) == {2, 8} and "Not drawn: 4 layers." in notes
+    top = points[(points["n_layers"] == 8) & (points["x"] == 8)].set_index("setting")
+    assert top.loc["baseline", ["mean", "n_seeds"]].tolist() == pytest.approx([512, 3])
+    assert top.loc["depth_scale=lns", "mean"] == pytest.approx(51.2) and (top["lo"] < top["mean"]).all()
+    page = page_of_lines(points, notes)
+    assert [axis.get_title(loc="left") for axis in page.axes] == ["8 layers", "2 layers"]
+    assert [len(axis.get_lines()) for axis in page.axes] == [2, 2] and page.axes[0].get_yscale() == "log"
+
+
+def test_the_shallow_depth_is_one_that_compares_settings(runs):
+    compared = runs[(runs["n_layers"] > 2) | (runs["setting"] == "baseline")]
+    assert set(lines(compared, rows_of(compared))[0]["n_layers"]) == {4, 8}
+
+
+def test_each_line_names_its_lr_if_tuning_chose_different_ones(runs):
+    page = page_of_lines(*lines(runs.assign(lr=0.003), rows_of(runs)))
+    assert "lr 0.003 throughout" in page.get_supxlabel() and "lr" not in legend_of(page)
+    tuned = runs.assign(lr=[0.001 if scale == "lns" else 0.003 for scale in runs["depth_scale"]])
+    page = page_of_lines(*lines(tuned, rows_of(runs)))
+    assert legend_of(page) == ["baseline, lr 0.003", "depth_scale=lns, lr 0.001"]
+    assert "which also changes residual variance" in " ".join(page.get_supxlabel().split())
+
+
+def legend_of(page):
+    return [text.get_text() for legend in page.legends for text in legend.get_texts()]
+
+
+def test_of_many_settings_those_of_the_fewest_fields_are_drawn():
+    axes = {"weight_decay": [0.0, 0.1, 0.3], "n_kv_heads": [4, 1], "depth_scale": ["none", "lns"]}
+    runs = labelled_grid(axes, lambda config: {"val_loss": 3.0}, n_layers=2)
+    points, notes = lines(runs, rows_of(runs))
+    assert all(name.count(",") == 0 for name in set(points["setting"])) and "Not shown: 7 further settings" in notes
+
+
+def test_the_axis_of_the_loss_is_that_of_late_training(runs):
+    """It falls from 6 to 2.5 at once, and from there to 2."""
+    curve = [
+        (run, "train_loss", 100.0 * i, 6.0 if not i else 2.5 - 0.05 * i) for run in runs["run_id"] for i in range(11)
+    ]
+    page = page_of_lines(*lines(runs, pd.DataFrame(curve, columns=["run_id", "metric", "x", "value"])))
+    low, high = page.axes[0].get_ylim()
+    assert 1.9 < low < 2 and 2.4 <= high < 2.5
+    assert "first fifth of training is beyond the axis" in " ".join(page.get_supxlabel().split())
+
+
+def values_of(runs):
+    rows = [
+        (run.run_id, 20, layer, metric, None if metric == "causal_effect" and layer == run.n_layers else 1.0 + layer)
+        for run in runs.itertuples()
+        for metric in ("residual_variance", "causal_effect")
+        for layer in range(1, run.n_layers + 1)
+    ]
+    return pd.DataFrame(rows, columns=["run_id", "step", "layer", "metric", "value"]).dropna(), ""
+
+
+def test_by_layer_has_a_line_per_depth_at_the_baseline(runs):
+    points, notes = lines_by_depth(runs, values_of(runs))
+    variance = points[(points["panel"] == "residual_variance") & (points["n_layers"] == 4)]
+    assert variance[["layer", "x", "n_seeds"]].to_numpy().tolist() == [[i, i / 4, 3] for i in range(1, 5)]
+    assert variance["mean"].tolist() == pytest.approx([2, 3, 4, 5])
+    effect = points[(points["panel"] == "causal_effect") & (points["n_layers"] == 4)]
+    assert effect["layer"].tolist() == [1, 2, 3]  # the last layer has no later one
+    page = page_by_depth(points, notes)
+    assert len(page.axes) == 2 and legend_of(page) == ["2 layers", "4 layers", "8 layers"]
+    without = runs[(runs["setting"] != "baseline") | (runs["n_layers"] < 8)]  # the baseline was not run at 8
+    assert set(lines_by_depth(without, values_of(without))[0]["n_layers"]) == {2, 4, 8}
+    best = lines_by_depth(runs.assign(val_loss=range(len(runs), 0, -1)), values_of(runs), is_search=True)[0]
+    assert set(best["n_seeds"]) == {1}
+
+
+def test_figures_of_a_store_and_what_is_missing(tmp_path):
+    layers = [
+        {"step": step, "layer": layer, "metric": "residual_variance", "value": float(layer * (1 + step)), "n": 10}
+        for step in (0, 10)
+        for layer in (1, 2)
+    ]
+    curves = [{"step": step, "tokens": 512 * step, "train_loss": 3.0 - 0.1 * step} for step in range(1, 11)]
+    make_run(tmp_path, config_of(n_layers=2, batch_tokens=512), {"val_loss": 3.0}, layers=layers, curves=curves)
+    with open_store(tmp_path) as store:
+        variance = FIGURES["variance"].drawing(store).data
+        last = variance[variance["metric"] == "residual_variance"]
+        assert last[["x", "mean"]].to_numpy().tolist() == [[1, pytest.approx(11)], [2, pytest.approx(22)]]
+        training = variance[variance["metric"] == "training"]
+        assert training["x"].tolist() == [0, 5120] and training["mean"].tolist() == pytest.approx([2, 22])
+        loss = FIGURES["curves"].drawing(store).data
+        assert loss["mean"].iloc[-1] == pytest.approx(2.0) and len(FIGURES["curves"].drawing(store).page().axes) == 1
+        with pytest.raises(NothingToDraw, match="add to measures: gradients"):
+            FIGURES["gradients"].drawing(store)
+    assert to_measure(("causal_effect", "permutation_effect")) == "add to measures: causal or permutation"
