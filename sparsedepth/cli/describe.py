@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal, get_args
 import typer
 
 from sparsedepth import quantities
+from sparsedepth.cli import option
 from sparsedepth.quantities.record import Table
 from sparsedepth.store.query_result import QueryResult
 from sparsedepth.store.render import render
@@ -16,11 +17,16 @@ from sparsedepth.store.render import render
 
 def metrics(
     name: Annotated[str | None, typer.Argument(help="only quantities whose name contains this")] = None,
+    format: option.Format = None,
 ) -> None:
     """List all measured quantities: definition, unit, source."""
     columns = [column for column in quantities.ALL if name is None or name in column.name]
     if not columns:
         raise ValueError(f"no quantity is called {name!r}; `sparsedepth metrics` lists all")
+    if format not in (None, "table"):
+        rows = tuple((column.view, column.name, column.unit, column.meaning, column.source) for column in columns)
+        print(render(QueryResult(("view", "name", "unit", "meaning", "source"), rows), format))
+        return
     for view in get_args(Table):
         view_columns = [column for column in columns if column.view == view]
         if view_columns:
@@ -78,7 +84,10 @@ def _print_wrapped(rows: list[tuple[str, str, str, str]]) -> None:
             print("  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip())
 
 
-def presets(name: Annotated[str | None, typer.Argument(help="print the preset's fields as a run file")] = None) -> None:
+def presets(
+    name: Annotated[str | None, typer.Argument(help="print the preset's fields as a run file")] = None,
+    format: option.Format = None,
+) -> None:
     """List models from the papers, for `preset: NAME` in a run file or a sweep's base."""
     from sparsedepth.config.cost import cost
     from sparsedepth.config.load import build, yaml_text
@@ -100,4 +109,4 @@ def presets(name: Annotated[str | None, typer.Argument(help="print the preset's 
         stated = (preset.fields.get("train_tokens"), preset.fields.get("lr"))
         rows.append((name, *sizes, *stated, preset.source))
     columns = ("preset", "n_layers", "d_model", "params_total", "params_active", "train_tokens", "lr", "source")
-    print(render(QueryResult(columns, tuple(rows))))
+    print(render(QueryResult(columns, tuple(rows)), format or "table"))

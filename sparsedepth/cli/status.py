@@ -4,12 +4,13 @@ They write nothing except the cache of rows that `query` also uses.
 """
 
 import contextlib
+import json
 import re
 import sys
 import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -32,10 +33,16 @@ def status(
     folder: Folder,
     watch: Annotated[bool, typer.Option("--watch", help="repeat until no run is left")] = False,
     every: Annotated[float, typer.Option(min=0.1, help="seconds between updates with --watch")] = 2.0,
+    format: Annotated[Literal["table", "json"], typer.Option(help="output format")] = "table",
 ) -> None:
     """Show a sweep's progress: complete, running, failed (by cause) and planned runs, and the best so far."""
     if not folder.is_dir():
         raise ValueError(f"{folder} is not an existing folder; give the results folder of a sweep")
+    if format == "json":
+        if watch:
+            raise ValueError("--watch repeats a text; for --format json call `status` again")
+        print(json.dumps(_status_json(folder), indent=1))
+        return
     lines, is_active = _status_lines(folder)
     if not watch:
         for line in lines:  # not wrapped, for `grep`, if about one run
@@ -53,6 +60,41 @@ def status(
     if console.is_terminal:  # elsewhere Live prints its last state by itself
         live.update("\n".join(lines), refresh=True)
     print("\n".join(lines) if not console.is_terminal else "no run is left")
+
+
+def _status_json(folder: Path) -> dict[str, Any]:
+    """What `status` says, for programs."""
+    from sparsedepth.sweep.summary import sweep_summary
+
+    summary = sweep_summary(folder)
+    if not summary.states:
+        raise ValueError(_why_no_runs(folder))
+    running = [
+        {
+            "run_id": state.run_id,
+            "phase": state.progress.phase if state.progress else None,
+            "done": state.done,
+            "loss": state.progress.loss if state.progress else None,
+            "seconds_left": state.progress.left if state.progress else None,
+        }
+        for state in summary.states
+        if state.state == "running"
+    ]
+    return {
+        "name": summary.definition.name if summary.definition else None,
+        "question": summary.definition.question if summary.definition else None,
+        "runs": summary.expected,
+        "counts": dict(summary.counts),
+        "share_done": summary.share,
+        "is_left": summary.is_left,
+        "running": running,
+        "ended": [
+            {"state": state, "reason": reason, "runs": count} for (state, reason), count in summary.ended.most_common()
+        ],
+        "best": summary.best._asdict() if summary.best else None,
+        "node_hours": summary.node_hours,
+        "remarks": list(summary.remarks),
+    }
 
 
 def _status_lines(folder: Path) -> tuple[list[str], bool]:

@@ -1,5 +1,6 @@
 """How a sweep stands and what its runs said, from folders made by hand: nothing here runs, and nothing is written."""
 
+import json
 import os
 import subprocess
 import sys
@@ -87,6 +88,10 @@ def test_status_counts_explains_and_names_the_best(standing):
         "lowest single run: val_loss 1.235 (n_layers=3, baseline, seed 0; its only seed); what to train: `recipe`"
         in out
     )
+    found = json.loads(sparsedepth("status", results, "--format", "json")[0])
+    assert found["counts"] == {"complete": 1, "interrupted": 1, "failed": 1, "infeasible": 1} and found["is_left"]
+    assert found["best"]["value"] == pytest.approx(1.235, abs=1e-3) and found["best"]["label"].startswith("n_layers=3")
+    assert {end["state"]: end["runs"] for end in found["ended"]} == {"failed": 1, "infeasible": 1}
     assert sorted((path, path.stat().st_mtime_ns) for path in results.rglob("*")) == before, "status wrote something"
 
 

@@ -1,4 +1,4 @@
-"""Lines by setting: means over seeds at two depths, the last step, tokens during training; by layer, a line per depth."""
+"""Lines by setting: means over seeds at two depths, the last step, tokens during training; by layer, one per depth."""
 
 import pandas as pd
 import pytest
