@@ -38,7 +38,8 @@ from script import read_runs, run_script
 from torch import Tensor
 
 from sparsedepth.measure.variance import variance_by_sequence
-from sparsedepth.model.decoder import Block, Decoder
+from sparsedepth.model.block import Block
+from sparsedepth.model.decoder import Decoder
 from sparsedepth.model.moe import Experts
 from sparsedepth.probe.folder import CONFIG
 from sparsedepth.probe.fork import probing, record_states
@@ -245,7 +246,9 @@ def checks_of_model(probed: ProbedDecoder, tokens_BT: Tensor) -> Iterator[Check]
         if model.config.norm == "pre" and model.config.depth_scale in ("none", "lns"):
             for scale in ("none", "lns"):
                 as_trained = scale == model.config.depth_scale
-                other = changed(probed, lambda block, scale=scale: setattr(block, "depth_scale", scale), tokens_BT)
+                other = changed(
+                    probed, lambda block, scale=scale: setattr(block, "is_scaled", scale == "lns"), tokens_BT
+                )
                 change = "" if as_trained else f", {'with' if scale == 'lns' else 'without'} LNS on the same weights"
                 yield from by_depth(other, tokens_BT, scale == "lns", change)
 

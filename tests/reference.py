@@ -15,7 +15,9 @@ from torch import Tensor
 from sparsedepth.config.load import build
 from sparsedepth.config.model import ModelConfig
 from sparsedepth.config.run import RunConfig
-from sparsedepth.model.decoder import Block, Decoder
+from sparsedepth.model.block import Block
+from sparsedepth.model.context import Context
+from sparsedepth.model.decoder import Decoder
 
 FAMILIES = {
     "dense": {},
@@ -32,7 +34,7 @@ def run_config(**fields) -> RunConfig:
 
 ZOO: dict[str, dict] = {
     "post": {"norm": "post"},
-    "sandwich": {"norm": "sandwich", "logit_soft_cap": 20.0},
+    "sandwich": {"norm": "sandwich"},
     "peri": {"norm": "peri"},
     "mix": {"norm": "mix", "mix_frac": 0.4},
     "deepnorm": {"norm": "deepnorm"},
@@ -102,13 +104,12 @@ def _block(model: Decoder, layer: int) -> Block:
 def states(model: Decoder, tokens_BT: Tensor, plan: Plan | None = None) -> list[Tensor]:
     """x_0 .. x_L of a forward pass that runs plan[l - 1] at layer l: the block of that number, a function, nothing."""
     plan = range(1, len(model.blocks) + 1) if plan is None else plan
-    rotary = model.rotary(tokens_BT.shape[1])
     found = [model.embed_tokens(tokens_BT)]
-    start = model.stream_start(found[0])
+    context = model.context(tokens_BT, found[0], in_order=False)
     for what in plan:
         x = found[-1]
         if isinstance(what, int):
-            x = model.blocks[what - 1](x, rotary, start=start)
+            x = model.blocks[what - 1](x, context)
         elif what is not None:
             x = what(x)
         found.append(x)
@@ -213,11 +214,11 @@ def attention_weights(model: Decoder, tokens_BT: Tensor, layer: int) -> np.ndarr
 
 def jacobian_blocks(model: Decoder, tokens_BT: Tensor, layer: int) -> np.ndarray:
     """J_BTDTD of one block: d x_l[b, t, i] / d x_(l-1)[b, s, j], one sequence after the other."""
-    rotary = model.rotary(tokens_BT.shape[1])
+    context = Context(model.rotary(tokens_BT.shape[1]))
     inputs_BTD = states(model, tokens_BT)[layer - 1].float()
 
     def of_one(x_TD: Tensor) -> Tensor:
-        return model.blocks[layer - 1](x_TD[None], rotary)[0]
+        return model.blocks[layer - 1](x_TD[None], context)[0]
 
     return np.stack([torch.autograd.functional.jacobian(of_one, x_TD).double().numpy() for x_TD in inputs_BTD])
 
@@ -277,7 +278,7 @@ def expert_loads(model: Decoder, tokens_BT: Tensor, layer: int) -> tuple[list[fl
     x_BTD = states(model, tokens_BT)[layer - 1].float()
     shrink = math.sqrt(layer) if config.depth_scale == "lns" else 1.0
     with torch.no_grad():
-        u_BTD = x_BTD + block.attention(block.attention_norm(x_BTD) / shrink, model.rotary(tokens_BT.shape[1]))
+        u_BTD = x_BTD + block.attention(block.attention_norm(x_BTD) / shrink, Context(model.rotary(tokens_BT.shape[1])))
         logits = block.get_submodule("ffn.router")(block.ffn_norm(u_BTD) / shrink).double().flatten(0, 1).numpy()
     counts, entropies = [0] * config.n_experts, []
     for row in logits:

@@ -20,6 +20,9 @@ Dropout = Annotated[float, Field(ge=0, lt=1), DROPOUT]
 FILLED_FROM = ("d_model", "n_heads", "d_ff", "n_experts", "top_k", "n_shared_experts")
 """The fields from which missing sizes are derived (`Role.derived_if_missing`)."""
 
+RETIRED_FIELDS = {"logit_soft_cap": 0.0}
+"""Fields of earlier versions, with their defaults: records with these values still open (`run.stored_config`)."""
+
 
 class ModelConfig(Section):
     """The decoder: shapes first, then the axes that the papers vary; each field has a `Role`."""
@@ -226,8 +229,6 @@ class ModelConfig(Section):
     """dropout of the hidden units of the dense feed-forward part"""
     tie_embeddings: Annotated[bool, CHANGES_STEP] = False
     """the head is the embedding's transpose"""
-    logit_soft_cap: Annotated[NonNegative, CHANGES_STEP] = 0.0
-    """cap of the logits z, which become cap * tanh(z / cap); 0 = no cap"""
     rope_theta: Annotated[Positive, KNOB] = 10000.0
     """base of the rotary frequencies"""
     sliding_window: Annotated[Count | None, CHANGES_STEP] = None

@@ -14,7 +14,7 @@ from sparsedepth.config import presets
 from sparsedepth.config.images import check_images, is_images, with_sizes_of_digits
 from sparsedepth.config.load import build
 from sparsedepth.config.mistakes import check
-from sparsedepth.config.model import ModelConfig
+from sparsedepth.config.model import RETIRED_FIELDS, ModelConfig
 from sparsedepth.config.role import AMOUNT, CHANGES_STEP, DATA, KNOB, RECORD, THRESHOLD, Role, fields_where
 from sparsedepth.config.section import Count, Fraction, NonNegative, Positive, Section
 from sparsedepth.config.task import TASK, TASKS, TaskConfig, check_task, is_sft, task_name
@@ -392,8 +392,15 @@ CELL_FIELDS = tuple(name for name in RunConfig.model_fields if name not in (*REP
 
 
 def stored_config(values: Mapping[str, Any], source: str) -> RunConfig:
-    """The configuration of a stored run. Measures of earlier versions stay in it, since `run_id` covers them.
-    Raises ValueError."""
+    """The configuration of a stored run. Measures of earlier versions stay in it, since `run_id` covers them; fields of
+    earlier versions are left out at their defaults, which it does not cover. Raises ValueError."""
+    for name, default in RETIRED_FIELDS.items():
+        if values.get(name, default) != default:
+            raise ValueError(
+                f"{source}: {name}={values[name]!r} is of an earlier version, and this one computes only with "
+                f"{name}={default!r}; open the run with the version that trained it"
+            )
+    values = {name: value for name, value in values.items() if name not in RETIRED_FIELDS}
     measures = values.get("measures")
     kept = [name for name in measures if name not in REMOVED_MEASURES] if isinstance(measures, list) else measures
     if not isinstance(measures, list) or kept == measures:

@@ -31,7 +31,6 @@ SYNONYMS: Mapping[str, str] = {
     "tie_embeddings": "tie_word_embeddings weight_tying tied_embeddings share_embeddings",
     "sliding_window": "window window_size attention_window local_attention",
     "rope_theta": "rope_base rotary_base",
-    "logit_soft_cap": "final_logit_softcapping softcap logit_cap",
     "corpus": "dataset dataset_name data data_path data_dir text train_data train_file",
     "tokenizer": "tokenizer_name tokeniser",
     "train_tokens": "tokens n_tokens num_tokens max_tokens token_budget steps n_steps max_steps num_steps train_steps "

@@ -29,7 +29,8 @@ from torch import Tensor
 from sparsedepth.config.model import ModelConfig
 from sparsedepth.config.run import RunConfig
 from sparsedepth.config.task import is_sft
-from sparsedepth.model.decoder import PARTS, Block, Decoder, Part
+from sparsedepth.model.block import PARTS, Block, Part
+from sparsedepth.model.decoder import Decoder
 from sparsedepth.model.feedforward import FeedForward
 from sparsedepth.model.init import OUTPUTS
 from sparsedepth.model.moe import Experts
@@ -67,8 +68,6 @@ REFUSED: tuple[tuple[Callable[[ModelConfig], bool], str], ...] = (
     (lambda c: c.attention_residuals > 0,
      "attention_residuals={c.attention_residuals}: all architectures sum their branches"),
     (lambda c: c.value_residual, "value_residual=True: no architecture reuses the first block's values"),
-    (lambda c: c.logit_soft_cap > 0 and not _has_out_norms(c),
-     "logit_soft_cap={c.logit_soft_cap:g} with norm={c.norm!r}: Gemma-2, which caps logits, has sandwich norms"),
     (lambda c: _has_out_norms(c) and c.n_experts > 0,
      "norm={c.norm!r} with n_experts={c.n_experts}: no mixture of experts has norms on both sides of a branch"),
     (lambda c: _has_out_norms(c) and c.qk_norm, "norm={c.norm!r} with qk_norm=True: Gemma-2 has no q/k norm"),
@@ -151,7 +150,7 @@ def _gemma2(config: ModelConfig) -> dict[str, Any]:
     return {
         "hidden_activation": _ACTS.get(config.activation),
         "query_pre_attn_scalar": config.d_model // config.n_heads,
-        "final_logit_softcapping": config.logit_soft_cap or None,
+        "final_logit_softcapping": None,
         "attn_logit_softcapping": None,
         "tie_word_embeddings": False,
         "layer_types": _every_layer(config)["layer_types"],
@@ -295,7 +294,7 @@ def branch_factor(block: Block, config: ModelConfig, part: Part) -> Tensor:
     if config.depth_scale in ("after_branch", f"after_{part}"):
         factor = block.depth_factor.double()
     factor = factor / config.depth_multiplier
-    return factor if config.residual_gate == "none" else factor * block.gate(part).double()
+    return factor if config.residual_gate == "none" else factor * block.get_parameter(f"{part}_gate").double()
 
 
 def _shared_gate(ffn: FeedForward | Experts) -> Weights:

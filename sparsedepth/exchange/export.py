@@ -69,7 +69,7 @@ def export(run: Path, out: Path) -> Exported:
         if isinstance(source, ImageSource):
             save_model(model, with_classes(target, source.classes), unfinished)
             save_processor(config, unfinished)
-            random_NT = model.random_tokens(N_RANDOM, config.seq_len, torch.Generator().manual_seed(0))
+            random_NT = model.embed.random_inputs(N_RANDOM, config.seq_len, torch.Generator().manual_seed(0))
             parity = vit_parity(model, unfinished, {"random pixels": random_NT, "a held-out image": held_out_1T})
         else:
             tokenizer = tokenizer_of(loaded, data)

@@ -38,7 +38,6 @@ REFUSED: tuple[tuple[Callable[[ModelConfig], bool], str], ...] = (
     (lambda c: c.gpas, "gpas=True: it shrinks the stream itself"),
     (lambda c: c.n_streams > 1, "n_streams={c.n_streams}: it has one stream"),
     (lambda c: c.attention_residuals > 0, "attention_residuals={c.attention_residuals}: its blocks sum branches"),
-    (lambda c: c.logit_soft_cap > 0, "logit_soft_cap={c.logit_soft_cap:g}: its logits have no cap"),
 )
 """Conditions under which a ViT cannot be exported, with the reason."""
 

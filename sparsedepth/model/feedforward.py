@@ -14,7 +14,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from sparsedepth.config.model import ModelConfig
-from sparsedepth.model import fused
 from sparsedepth.model.linear import Linear, project_together
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
@@ -43,30 +42,18 @@ class FeedForward(nn.Module):
         width = width or config.d_ff
         assert width is not None
         self.dropout = config.ffn_dropout
-        self.name, self.activation = config.activation, ACTIVATIONS[config.activation]
+        self.activation = ACTIVATIONS[config.activation]
         self.gate = Linear(config.d_model, width, config) if config.is_gated else None
         self.up = Linear(config.d_model, width, config)
         self.down = Linear(width, config.d_model, config)
-        self.can_fuse = config.activation == "swiglu" and not config.ffn_dropout
-        """whether `fused` can compute the whole part"""
 
     def hidden(self, x_BTD: Tensor) -> Tensor:
         """h_BTF, the hidden units: input of the down projection."""
         if self.gate is None:
             return self.activation(self.up(x_BTD))
-        if self.name == "swiglu" and self.training and fused.use_fused(x_BTD):
-            return fused.swiglu(x_BTD, self.gate.matrix, self.up.matrix, self.up.kernel)
-        if self.name == "swiglu" and fused.is_inference(x_BTD):
-            return F.silu(self.gate(x_BTD), inplace=True).mul_(self.up(x_BTD))  # what fits in the cache is faster
         gate_BTF, up_BTF = project_together(x_BTD, self.gate, self.up)
         return self.activation(gate_BTF) * up_BTF
 
     def forward(self, x_BTD: Tensor, router_loss: RouterLoss | None = None) -> Tensor:
         hidden_BTF = self.hidden(x_BTD)
         return self.down(F.dropout(hidden_BTF, self.dropout, self.training) if self.dropout else hidden_BTF)
-
-    def added(self, x_BTD: Tensor, norm: fused.Norm) -> Tensor:
-        """x + the part's output for norm(x), by `fused`; only if `can_fuse`."""
-        assert self.can_fuse and self.gate is not None
-        hidden_BTF = fused.swiglu(x_BTD, self.gate.matrix, self.up.matrix, self.up.kernel, norm)
-        return fused.add_product(x_BTD, hidden_BTF, self.down.matrix, self.down.kernel)

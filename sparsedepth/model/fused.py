@@ -7,10 +7,8 @@
     RMSNorm   n = x s w,  s = 1/sqrt(mean(x^2) + eps):      dx = s (g w - x s^2 mean(x g w)),  dw = sum of g x s
     rotation  y = z c, channel pairs as complex numbers, |c| = 1:                              dz = g conj(c)
 
-Heads and SwiGLU contain the norm of their input where it is an RMSNorm: small models spend most of a step on the
-overhead of operations, so their number counts.
-
-For eager training in fp32. Otherwise the plain formulas are used: a compiler fuses them (except, on a CPU, sums over
+n is the RMSNorm of x: small models spend most of a step on the overhead of operations, so their number counts.
+`fused_block` decides where these functions apply: a compiler fuses the plain formulas (except, on a CPU, sums over
 tokens, so there it gets this norm), bf16 has no complex numbers, and function transforms (the Jacobian's) need them.
 
 Weights of a stack (`stacked`) have an extra first dimension, the runs, whose tokens are equal parts of x in order.
@@ -36,16 +34,14 @@ def needs_fp32_grad(x: Tensor) -> bool:
     return x.requires_grad and torch.is_grad_enabled() and x.dtype == torch.float32
 
 
-def use_fused(x: Tensor, *, compiled: bool = False) -> bool:
-    """Whether to use this file's functions: training in fp32, eager or, where faster there too, `compiled`."""
-    is_fp32 = needs_fp32_grad(x) and not torch.is_autocast_enabled(x.device.type)
-    return is_fp32 and (compiled or not torch.compiler.is_compiling())
-
-
-def is_inference(x: Tensor) -> bool:
-    """Whether x is computed in inference mode, fp32 and eager, as in most measures."""
-    is_plain = not torch.compiler.is_compiling() and torch.is_inference_mode_enabled()
-    return is_plain and x.dtype == torch.float32 and not torch.is_autocast_enabled(x.device.type)
+def use_fused(x: Tensor, training: bool, *, compiled: bool = False) -> bool:
+    """Whether to use this file's functions: in fp32, in training or inference mode, eager or, where faster there too,
+    `compiled`."""
+    if x.dtype != torch.float32 or torch.is_autocast_enabled(x.device.type):
+        return False
+    if torch.compiler.is_compiling():
+        return compiled and training and needs_fp32_grad(x)
+    return torch.is_inference_mode_enabled() or (training and needs_fp32_grad(x))
 
 
 class Norm(NamedTuple):
@@ -86,7 +82,7 @@ class _Heads(torch.autograd.Function):
     def forward(
         ctx: Any,
         x_BTD: Tensor,
-        norm: Tensor | None,
+        norm: Tensor,
         eps: float,
         query: Tensor,
         key: Tensor,
@@ -133,9 +129,7 @@ class _RMSNorm(torch.autograd.Function):
 
 class _SwiGLU(torch.autograd.Function):
     @staticmethod
-    def forward(
-        ctx: Any, x: Tensor, norm: Tensor | None, eps: float, gate_XD: Tensor, up_XD: Tensor, kernel: str
-    ) -> Tensor:
+    def forward(ctx: Any, x: Tensor, norm: Tensor, eps: float, gate_XD: Tensor, up_XD: Tensor, kernel: str) -> Tensor:
         normed, scale = rms_normed(x, norm, eps)
         gate, up = (products.project(normed, weight_XD, kernel) for weight_XD in (gate_XD, up_XD))
         ctx.save_for_backward(x, normed, scale, norm, gate_XD, up_XD, gate, up)
@@ -156,10 +150,8 @@ class _SwiGLU(torch.autograd.Function):
         return *_norm_gradients(grad_normed, x, scale, norm), None, grad_gate_XD, grad_up_XD, None
 
 
-def rms_normed(x: Tensor, weight: Tensor | None, eps: float) -> tuple[Tensor, Tensor | None]:
-    """x s w, and s; x itself without a norm."""
-    if weight is None:
-        return x, None
+def rms_normed(x: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    """x s w, and s."""
     scale = torch.linalg.vector_norm(x, dim=-1, keepdim=True).square_().div_(x.shape[-1]).add_(eps).rsqrt_()
     y = x * scale
     if weight.ndim == 1:
@@ -169,12 +161,8 @@ def rms_normed(x: Tensor, weight: Tensor | None, eps: float) -> tuple[Tensor, Te
     return y, scale
 
 
-def _norm_gradients(
-    grad: Tensor, x: Tensor, scale: Tensor | None, weight: Tensor | None
-) -> tuple[Tensor, Tensor | None]:
-    """dx and dw, from dy of `_normed`. A run has the same bits alone and in a stack."""
-    if scale is None or weight is None:
-        return grad, None
+def _norm_gradients(grad: Tensor, x: Tensor, scale: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+    """dx and dw, from dy of `rms_normed`. A run has the same bits alone and in a stack."""
     # The weight's gradient is a sum over tokens, faster as a product.
     if weight.ndim == 1:
         grad_weight = torch.mv((grad * x).flatten(0, -2).T, scale.flatten())
@@ -205,9 +193,9 @@ def add_product(x: Tensor, hidden: Tensor, weight_XD: Tensor, kernel: str = "bla
     return _Sum.apply(x, hidden, weight_XD, kernel)
 
 
-def swiglu(x: Tensor, gate_XD: Tensor, up_XD: Tensor, kernel: str = "blas", norm: Norm | None = None) -> Tensor:
-    """silu(n gate') * (n up'), with n the norm of x, or x."""
-    return _SwiGLU.apply(x, *(norm or (None, 0.0)), gate_XD, up_XD, kernel)
+def swiglu(x: Tensor, gate_XD: Tensor, up_XD: Tensor, norm: Norm, kernel: str = "blas") -> Tensor:
+    """silu(n gate') * (n up'), with n the norm of x."""
+    return _SwiGLU.apply(x, *norm, gate_XD, up_XD, kernel)
 
 
 def interleave_halves(weight_XD: Tensor, d_head: int) -> Tensor:
@@ -229,13 +217,13 @@ def rotated_heads(
     key_XD: Tensor,
     value_XD: Tensor,
     rotary: tuple[Tensor, Tensor],
+    norm: Norm,
     kernel: str = "blas",
-    norm: Norm | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """q_BHTK, k_BGTK and v_BGTK of the norm of x, or of x, with RoPE: (x1, x2) -> (x1 cos - x2 sin, x2 cos + x1 sin).
+    """q_BHTK, k_BGTK and v_BGTK of the norm of x, with RoPE: (x1, x2) -> (x1 cos - x2 sin, x2 cos + x1 sin).
 
     q's and k's channels are permuted alike, which leaves q k unchanged.
     """
     d_head = rotary[0].shape[-1]
     angle_TX = _angles(*rotary, (query_XD.shape[-2] + key_XD.shape[-2]) // d_head)
-    return _Heads.apply(x_BTD, *(norm or (None, 0.0)), query_XD, key_XD, value_XD, angle_TX, d_head, kernel)
+    return _Heads.apply(x_BTD, *norm, query_XD, key_XD, value_XD, angle_TX, d_head, kernel)

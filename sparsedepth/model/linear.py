@@ -1,4 +1,4 @@
-"""Linear layers and embeddings of a decoder, optionally with a fixed random mask on the weights (`weight_density`).
+"""Linear layers and embeddings of a decoder.
 
 A weight with an extra first dimension holds those of several runs (`sparsedepth.model.stacked`).
 
@@ -12,15 +12,7 @@ from torch import Tensor, nn
 from sparsedepth.config.cost import patch_values
 from sparsedepth.config.model import ModelConfig
 from sparsedepth.model import fused, products, stacked
-
-
-def without_masked_gradient(weight: Tensor) -> Tensor:
-    """A matrix with a random mask (`weight_density`): entries that are 0 get no gradient.
-
-    The mask is the zero pattern of the initial weights, so it is not stored: with gradient 0 an entry has no AdamW
-    moment and no decay, and stays 0.
-    """
-    return weight * (weight != 0)
+from sparsedepth.model.variants.masked import gradient_mask
 
 
 class Linear(nn.Linear):
@@ -28,20 +20,18 @@ class Linear(nn.Linear):
 
     def __init__(self, n_inputs: int, n_outputs: int, config: ModelConfig):
         super().__init__(n_inputs, n_outputs, bias=False)
-        self.is_masked, self.kernel = config.weight_density < 1, "blas"
+        self.mask, self.kernel = gradient_mask(config), "blas"
 
     @property
     def matrix(self) -> Tensor:
         """The weight, with the gradient of masked entries removed."""
-        return without_masked_gradient(self.weight) if self.is_masked else self.weight
+        return self.mask(self.weight)
 
     def forward(self, input: Tensor) -> Tensor:
-        if self.kernel != "blas" and not self.training and fused.is_inference(input):
-            return products.project(input, self.matrix, self.kernel)
-        is_plain = self.weight.ndim == 2 and self.kernel == "blas"
-        if self.training and not is_plain and fused.use_fused(input, compiled=self.weight.ndim == 2):
+        is_stacked = self.weight.ndim == 3
+        if (is_stacked or self.kernel != "blas") and fused.use_fused(input, self.training, compiled=not is_stacked):
             return fused.product(input, self.matrix, self.kernel)
-        return F.linear(input, self.matrix) if self.weight.ndim == 2 else stacked.linear(input, self.matrix)
+        return stacked.linear(input, self.matrix) if is_stacked else F.linear(input, self.matrix)
 
 
 def project_together(x: Tensor, *linears: Linear) -> tuple[Tensor, ...]:
@@ -57,6 +47,13 @@ def project_together(x: Tensor, *linears: Linear) -> tuple[Tensor, ...]:
 
 class Embedding(nn.Embedding):
     """Token embeddings."""
+
+    def __init__(self, config: ModelConfig):
+        super().__init__(config.vocab_size, config.d_model)
+
+    def random_inputs(self, n_sequences: int, n_tokens: int, draws: torch.Generator) -> Tensor:
+        """Uniformly random tokens."""
+        return torch.randint(self.weight.shape[-2], (n_sequences, n_tokens), generator=draws)
 
     def forward(self, input: Tensor) -> Tensor:
         return super().forward(input) if self.weight.ndim == 2 else stacked.embedding(input, self.weight)
@@ -76,6 +73,10 @@ class PatchEmbedding(nn.Module):
         super().__init__()
         self.weight = nn.Parameter(torch.empty(config.d_model, patch_values(config)))
         self.positions = nn.Parameter(torch.empty(config.seq_len, config.d_model))
+
+    def random_inputs(self, n_sequences: int, n_tokens: int, draws: torch.Generator) -> Tensor:
+        """Uniformly random pixels, at all positions."""
+        return torch.randint(256, (n_sequences, len(self.positions), self.weight.shape[-1]), generator=draws)
 
     def forward(self, pixels_BTP: Tensor) -> Tensor:
         """x_BTD of bytes; the values at position 0 are ignored."""

@@ -5,8 +5,7 @@
     layer   (x - mean(x)) / sqrt(var(x) + eps) * w + b                             (1607.06450, eq. 4)
 
 Deviates: the paper's group norm has a bias; here only layer norm has one. Statistics are per token: shared between
-positions they would leak the future. LNS factors and sandwich or Keel norms are applied by the block (`model.decoder`,
-depth_scale and norm).
+positions they would leak the future.
 """
 
 import torch
@@ -30,8 +29,6 @@ class RMSNorm(nn.Module):
         can_fuse = x.device.type == "cpu" or not torch.compiler.is_compiling()
         if self.training and can_fuse and fused.needs_fp32_grad(x) and x.dtype == self.weight.dtype:
             return fused.rms_norm(x, self.weight, self.eps)
-        if fused.is_inference(x):
-            return fused.rms_normed(x, self.weight, self.eps)[0]
         # A square in bf16 has 8 bits. fp64 is kept for tests.
         wide = x if x.dtype == torch.float64 else x.float()
         return times((wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + self.eps)).to(x.dtype), self.weight)

@@ -19,11 +19,14 @@ import torch
 from torch import Tensor, nn
 
 from sparsedepth.model import kernels
-from sparsedepth.model.decoder import Block, Decoder
+from sparsedepth.model.block import Block
+from sparsedepth.model.context import Context
+from sparsedepth.model.decoder import Decoder
 from sparsedepth.model.feedforward import FeedForward
 from sparsedepth.model.linear import Linear
 from sparsedepth.model.moe import Experts
-from sparsedepth.model.self_attention import Attention, Rotary, StreamStart
+from sparsedepth.model.self_attention import Attention
+from sparsedepth.model.variants.streams import StreamsBlock
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -142,10 +145,10 @@ class ProbedDecoder:
         self.model, self.n_layers = model, len(model.blocks)
         self.vocab_size, self.stream_width = model.config.vocab_size, model.config.stream_width
         self.causal = model.config.architecture == "decoder"
-        self._contexts: dict[int, tuple[Tensor | None, StreamStart | None]] = {}
-        """document_BT and the stream start of the tokens embedded last, by number of copies"""
-        self._rotary: tuple[tuple[int, torch.device], Rotary] | None = None
-        """of the last length"""
+        self._contexts: dict[int, Context] = {}
+        """of the tokens embedded last, by number of copies"""
+        self._positions: tuple[tuple[int, torch.device], Context] | None = None
+        """of the last length, for other tokens"""
 
     @property
     def device(self) -> torch.device:
@@ -153,33 +156,34 @@ class ProbedDecoder:
 
     def embed(self, tokens_BT: Tensor) -> Tensor:
         x_BTD = self.model.embed_tokens(tokens_BT)
-        self._contexts = {1: (self.model.documents(tokens_BT), self.model.stream_start(x_BTD))}
+        self._contexts = {1: self.model.context(tokens_BT, x_BTD, in_order=False)}
         return x_BTD
 
-    def _context(self, x_BTD: Tensor) -> tuple[Rotary, Tensor | None, StreamStart | None]:
-        """The other inputs of a block: rotary tables, documents, stream start."""
-        key = (x_BTD.shape[1], x_BTD.device)
-        if self._rotary is None or self._rotary[0] != key:
-            with torch.inference_mode(False):  # they may be reused where a block is differentiated
-                self._rotary = key, self.model.rotary(x_BTD.shape[1])
-        rotary = self._rotary[1]
-        document_BT, start = self._contexts.get(1, (None, None))
-        embedded = document_BT if start is None else start.x_BTD
+    def _context(self, x_BTD: Tensor) -> Context:
+        """What a block reads beside the stream."""
+        context = self._contexts.get(1)
+        embedded = None if context is None else context.document_BT if context.first_BTD is None else context.first_BTD
         if embedded is None:
-            return rotary, None, None
+            return self._position_context(x_BTD)
         copies, remainder = divmod(len(x_BTD), len(embedded))
         assert not remainder and x_BTD.shape[1] == embedded.shape[1], "the stream is not of the tokens embedded last"
         if copies not in self._contexts:
-            repeated = None if document_BT is None else document_BT.repeat(copies, 1)
-            self._contexts[copies] = repeated, None if start is None else start.repeated(copies)
-        return rotary, *self._contexts[copies]
+            self._contexts[copies] = self._contexts[1].repeated(copies)
+        return self._contexts[copies]
+
+    def _position_context(self, x_BTD: Tensor) -> Context:
+        """The positions of any tokens."""
+        key = (x_BTD.shape[1], x_BTD.device)
+        if self._positions is None or self._positions[0] != key:
+            with torch.inference_mode(False):  # they may be reused where a block is differentiated
+                self._positions = key, Context(self.model.rotary(x_BTD.shape[1]))
+        return self._positions[1]
 
     def _block(self, layer: int) -> Block:
         return self.model.blocks[layer - 1]
 
     def block(self, layer: int, x_BTD: Tensor) -> Tensor:
-        rotary, document_BT, start = self._context(x_BTD)
-        return self._block(layer).forward(x_BTD, rotary, document_BT=document_BT, start=start)
+        return self._block(layer).forward(x_BTD, self._context(x_BTD))
 
     def logits(self, x_BTD: Tensor) -> Tensor:
         return self.model.logits(x_BTD)
@@ -189,10 +193,11 @@ class ProbedDecoder:
 
     def attention_inputs(self, layer: int, x_BTD: Tensor) -> tuple[Tensor, Tensor, AttentionForm]:
         """q_BHTK, k_BGTK, and their window and documents."""
-        block = self._block(layer)
-        rotary, document_BT, start = self._context(x_BTD)
-        form = AttentionForm(causal=self.causal, window=self.model.config.sliding_window, documents=document_BT)
-        return *block.attention.queries_keys(block.attention_input(block.mix_with_start(x_BTD, start)), rotary), form
+        block, context = self._block(layer), self._context(x_BTD)
+        window, documents = self.model.config.sliding_window, context.document_BT
+        form = AttentionForm(causal=self.causal, window=window, documents=documents)
+        input_BTD = block.branch_input("attention", block.mix_with_start(x_BTD, context))
+        return *block.attention.queries_keys(input_BTD, context.rotary), form
 
     def matrices(self, layer: int) -> Mapping[str, Tensor]:
         """Without the router, which transforms nothing."""
@@ -213,31 +218,31 @@ class ProbedDecoder:
         block = self._block(layer)
         if not block.is_sum:
             return None
-        attention_BTD = block.attention_update(x_BTD, *self._context(x_BTD))
+        attention_BTD = block.attention_update(x_BTD, self._context(x_BTD))
         return attention_BTD, block.ffn_update(x_BTD + attention_BTD)
 
     def hidden_units(self, layer: int, x_BTD: Tensor) -> Tensor | None:
         block = self._block(layer)
         if not isinstance(block.ffn, FeedForward):
             return None
-        u_BTD = block.after_attention(x_BTD, *self._context(x_BTD))
-        return block.ffn.hidden(block.ffn_input(u_BTD))
+        u_BTD = block.after_attention(x_BTD, self._context(x_BTD))
+        return block.ffn.hidden(block.branch_input("ffn", u_BTD))
 
     def routing(self, layer: int, x_BTD: Tensor) -> tuple[Tensor, Tensor] | None:
         block = self._block(layer)
         if not isinstance(block.ffn, Experts):
             return None
-        u_BTD = block.after_attention(x_BTD, *self._context(x_BTD))
+        u_BTD = block.after_attention(x_BTD, self._context(x_BTD))
         # The router reads the normed stream, as the experts do.
-        _, probability_NE, _, choice_NC = block.ffn.route(block.ffn_input(u_BTD).flatten(0, 1))
+        _, probability_NE, _, choice_NC = block.ffn.route(block.branch_input("ffn", u_BTD).flatten(0, 1))
         shape = x_BTD.shape[:2]
         return probability_NE.unflatten(0, shape), choice_NC.unflatten(0, shape)
 
     def residual_map(self, layer: int, x_BTD: Tensor) -> Tensor | None:
         block, n = self._block(layer), self.model.config.n_streams
-        if block.attention_streams is None or block.ffn_streams is None:
+        if not isinstance(block, StreamsBlock):
             return None
-        u_BTD = block.after_attention(x_BTD, *self._context(x_BTD))
+        u_BTD = block.after_attention(x_BTD, self._context(x_BTD))
         maps = [
             streams.residual_map(part_BTD.unflatten(-1, (n, -1)))[0]
             for streams, part_BTD in ((block.attention_streams, x_BTD), (block.ffn_streams, u_BTD))

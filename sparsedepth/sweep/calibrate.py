@@ -138,7 +138,7 @@ def time_run(config: RunConfig, runtime: Runtime, processes: int = 1) -> Timing:
     model.use_kernels(**runtime.kernels)
     state = TrainingState(model, config, replace(runtime, parallel="none"), ALONE)
     draws = torch.Generator().manual_seed(0)
-    inputs_BT = model.random_tokens(n_sequences, config.seq_len, draws)
+    inputs_BT = model.embed.random_inputs(n_sequences, config.seq_len, draws)
     targets_BT = torch.randint(config.vocab_size, (n_sequences, config.seq_len), generator=draws)
     batch = Batch.of(Sequences(inputs=inputs_BT.numpy(), targets=targets_BT.numpy())).to(runtime.device)
     step = _seconds(functools.partial(state.take_step, batch), runtime) * share / n_sequences

@@ -50,9 +50,10 @@ class StackedDecoder(nn.Module):
 
     def __init__(self, runs: Sequence[Decoder]):
         super().__init__()
-        config = runs[0].config
+        places = {run.config.depth_scale for run in runs} - {"none"}
+        assert len(places) <= 1
         with torch.device("meta"):
-            self.decoder = Decoder(config).train()
+            self.decoder = Decoder(next((run for run in runs if run.config.depth_scale in places), runs[0]).config)
         self.own_parameters = [dict(run.named_parameters()) for run in runs]
         for name, meta in dict(self.decoder.named_parameters()).items():
             own = [parameters[name] for parameters in self.own_parameters]
@@ -60,14 +61,11 @@ class StackedDecoder(nn.Module):
             _replace(self.decoder, meta, stacked)
             for parameter, view in zip(own, stacked.detach().unbind(), strict=True):
                 parameter.data = view
-        places = {run.config.depth_scale for run in runs} - {"none"}
-        assert len(places) <= 1
+        is_scaled = [run.config.depth_scale in places for run in runs]
         for block, *own in zip(self.decoder.blocks, *(run.blocks for run in runs), strict=True):
-            factors = [
-                run_block.depth_factor if run_block.depth_scale in places else torch.ones_like(run_block.depth_factor)
-                for run_block in own
-            ]
-            block.depth_factor, block.depth_scale = torch.stack(factors)[:, None], next(iter(places), "none")
+            factors = [part.depth_factor if scaled else torch.ones_like(part.depth_factor)
+                       for part, scaled in zip(own, is_scaled, strict=True)]  # fmt: skip
+            block.depth_factor = torch.stack(factors)[:, None]
 
     def hand_out_gradients(self) -> None:
         """Move the gradients of the stack to the runs' parameters."""

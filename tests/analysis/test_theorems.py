@@ -115,7 +115,7 @@ def test_all_is_asked_of_a_model_and_lns_is_put_on_and_taken_off():
     numbers = [line[: line.index(",")].removeprefix("Theorem ") for line in lines]
     assert numbers == ["4", "5", "5", "6", "6", "3.3", "3.3", "4.3", "4.3"]
     assert "without LNS on the same weights" in lines[5] and "on the same weights" not in lines[7]
-    assert probed.model.blocks[0].depth_scale == "lns"
+    assert probed.model.config.depth_scale == "lns"
 
 
 def test_rows_of_several_seeds(tmp_path):

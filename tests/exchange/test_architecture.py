@@ -52,7 +52,7 @@ CELLS = [
         )
     ),
     ("llama", {"tie_embeddings": True, "rope_theta": 500.0, "norm_eps": 1e-3}),
-    ("gemma2", {"norm": "sandwich", "logit_soft_cap": 0.5}),
+    ("gemma2", {"norm": "sandwich"}),
     ("gemma2", {"norm": "peri", "tie_embeddings": True, "sliding_window": 4, "weight_density": 0.5}),
     *(("llama", {"init": init, "weight_density": 0.5, "n_kv_heads": 1}) for init in ("scaled", "depth_scaled")),
     ("llama", {"init": "zero_outputs", "activation": "reglu"}),
@@ -113,7 +113,6 @@ REFUSALS = [
     ({"attention_residuals": 2}, "attention_residuals=2"),
     ({"value_residual": True}, "value_residual=True"),
     ({"mask_documents": True, "eod": 2}, "mask_documents=True"),
-    ({"logit_soft_cap": 30.0}, "logit_soft_cap=30 with norm='pre'"),
     ({"norm": "sandwich", **MOE}, "n_experts=4"),
     ({"norm": "peri", "qk_norm": True}, "Gemma-2"),
     ({**MOE, "qk_norm": True, "n_shared_experts": 1}, "OLMoE have no shared expert"),

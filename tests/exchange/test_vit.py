@@ -78,7 +78,6 @@ def test_transformers_gives_an_image_the_logits_of_the_run(fields, tmp_path):
         {"gpas": True},
         {"n_streams": 2},
         {"attention_residuals": 2},
-        {"logit_soft_cap": 5.0},
     ],
     ids=str,
 )

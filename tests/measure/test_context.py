@@ -17,6 +17,7 @@ from sparsedepth.measure.permutation import permutation_effect
 from sparsedepth.measure.released_code import affine_increase_in_sample
 from sparsedepth.measure.removal import removal
 from sparsedepth.measure.usefulness import usefulness
+from sparsedepth.model.context import Context
 from sparsedepth.model.decoder import Decoder
 from sparsedepth.probe.fork import skip, swap
 from sparsedepth.probe.probed_model import ProbedDecoder
@@ -37,10 +38,10 @@ def uneven() -> Scored:
 
 def plain(model: Decoder, scored: Scored, order=None) -> float:
     """The mean over all positions that count at once, of the blocks in this order (None leaves one out)."""
-    rotary = model.rotary(16)
+    context = Context(model.rotary(16))
     x_BTD = model.embed_tokens(scored.inputs)
     for layer in order or range(1, 6):
-        x_BTD = x_BTD if layer is None else model.blocks[layer - 1](x_BTD, rotary)
+        x_BTD = x_BTD if layer is None else model.blocks[layer - 1](x_BTD, context)
     counts_BT = scored.targets != IGNORED
     return F.cross_entropy(model.logits(x_BTD)[counts_BT], scored.targets[counts_BT]).item()
 

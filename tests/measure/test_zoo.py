@@ -13,7 +13,8 @@ from sparsedepth.config.run import RunConfig
 from sparsedepth.config.runtime import RuntimeConfig
 from sparsedepth.data.sequences import Sequences, next_tokens
 from sparsedepth.measure.suite import SUITE, measure_run
-from sparsedepth.model.decoder import Block, Decoder
+from sparsedepth.model.block import Block
+from sparsedepth.model.decoder import Decoder
 from sparsedepth.probe.fork import probing
 from sparsedepth.probe.probed_model import ProbedDecoder
 from sparsedepth.quantities import PROFILED

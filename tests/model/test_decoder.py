@@ -17,6 +17,7 @@ from sparsedepth.config.load import build
 from sparsedepth.config.model import ModelConfig
 from sparsedepth.config.role import fields_where
 from sparsedepth.model import attention
+from sparsedepth.model.context import Context
 from sparsedepth.model.decoder import Decoder
 from sparsedepth.model.feedforward import RouterLoss
 from sparsedepth.model.moe import Experts
@@ -97,9 +98,9 @@ def test_no_position_sees_the_future(name):
     fields = {"pre": {}, "n_kv_heads": {"n_kv_heads": 1}, **ZOO}[name]
     model = loud(Decoder(config(**fields)))
     x_BTD = model.embed_tokens(tokens(1, 10)).detach().requires_grad_()
-    rotary, start, x = model.rotary(10), model.stream_start(x_BTD), x_BTD
+    context, x = model.context(torch.zeros(1, 10), x_BTD), x_BTD
     for block in model.blocks:
-        x = block(x, rotary, start=start)
+        x = block(x, context)
     logits = model.logits(x)
     for t in range(10):
         (gradient,) = torch.autograd.grad(logits[0, t].square().sum(), x_BTD, retain_graph=True)
@@ -179,11 +180,11 @@ def check_against_loops(fields: dict) -> None:
     model = loud(Decoder(build(ModelConfig, {**TINY, **fields}, "test"))).double()
     model.use_kernels(experts="loop")  # the grouped product knows no fp64
     tokens_1T = torch.tensor([SEQUENCE])
-    rotary, x_BTD, found = model.rotary(6), model.embed_tokens(tokens_1T), []
-    start = model.stream_start(x_BTD)
+    x_BTD, found = model.embed_tokens(tokens_1T), []
+    context = model.context(tokens_1T, x_BTD)
     for block in model.blocks:
         found.append(x_BTD)
-        x_BTD = block(x_BTD, rotary, None, model.documents(tokens_1T), start)
+        x_BTD = block(x_BTD, context)
     torch.testing.assert_close(model.hidden(tokens_1T), x_BTD, rtol=0, atol=0)
     states = decoder_fp64.states(model, SEQUENCE)
     plain = [*states, decoder_fp64.logits(model, states[-1])]
@@ -220,7 +221,7 @@ def test_a_gradient_passes_a_shrunk_stream_as_if_it_were_whole_and_measures_see_
         model.blocks[0].gpas_scalar.fill_(1.0)
     for mode, expected in ((True, 1.0), (False, kept**2)):
         x_BTD = model.embed_tokens(tokens()).detach().requires_grad_()
-        u_BTD = model.train(mode).blocks[0](x_BTD, model.rotary(24))
+        u_BTD = model.train(mode).blocks[0](x_BTD, Context(model.rotary(24)))
         torch.testing.assert_close(u_BTD, kept**2 * x_BTD)
         (gradient,) = torch.autograd.grad(u_BTD.sum(), x_BTD)
         torch.testing.assert_close(gradient, torch.full_like(x_BTD, expected))

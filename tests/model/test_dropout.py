@@ -15,7 +15,8 @@ from sparsedepth.config.run import RunConfig
 from sparsedepth.config.runtime import RuntimeConfig
 from sparsedepth.data.sequences import Sequences, next_tokens
 from sparsedepth.model import attention
-from sparsedepth.model.decoder import Block, Decoder
+from sparsedepth.model.block import Block
+from sparsedepth.model.decoder import Decoder
 from sparsedepth.train.loop import Interrupted, train
 from sparsedepth.train.runtime import resolve
 from sparsedepth.train.stack import can_stack

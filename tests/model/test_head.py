@@ -7,7 +7,7 @@ from support.largest_tensor import Largest
 
 from sparsedepth.config.model import ModelConfig
 from sparsedepth.model.decoder import Decoder
-from sparsedepth.model.head import IGNORED, Head, cross_entropy, loss_and_change
+from sparsedepth.model.head import IGNORED, cross_entropy, loss_and_change
 
 N, D, V = 40, 6, 50
 
@@ -75,28 +75,17 @@ def test_a_target_of_minus_100_does_not_count(rows):
     assert loss == 0 and not loss_N.any() and not torch.autograd.grad(loss, x_ND)[0].any()
 
 
-def test_a_soft_cap_bounds_logits_and_leaves_small_ones():
-    """c = 2: 2 tanh(0) = 0, 2 tanh(1) = 1.523188, 2 tanh(-2) = -1.928055, and the limits; 0.01 moves by 0.01^3 / 12."""
-    head = Head(ModelConfig(logit_soft_cap=2.0))
-    capped = head.adjust(torch.tensor([0.0, 2.0, -4.0, 1e9, -1e9, 0.01]))
-    torch.testing.assert_close(capped, torch.tensor([0.0, 1.523188, -1.928055, 2.0, -2.0, 0.01 - 1e-6 / 12]))
-    z_NV = torch.randn(3, 5)
-    assert Head(ModelConfig()).adjust(z_NV) is z_NV
-
-
-def test_a_soft_cap_reaches_training():
-    """Loss and gradients are those of the capped logits that are measured."""
+def test_a_wider_head_divides_its_input_for_training_and_measuring():
+    """mup at twice base_width: logits are halves of the plain ones, and loss and gradients are those of the halves."""
     fields = {"n_layers": 1, "d_model": 16, "n_heads": 2, "vocab_size": V, "init_std": 0.5}
-    plain_model, model = Decoder(ModelConfig(**fields)), Decoder(ModelConfig(**fields, logit_soft_cap=2.0))
+    model = Decoder(ModelConfig(**fields, parametrisation="mup", base_width=8))
     draws = torch.Generator().manual_seed(0)
     x_BTD, target_BT = torch.randn(2, 9, 16, generator=draws), torch.randint(V, (2, 9), generator=draws)
-    uncapped = plain_model.cross_entropy(x_BTD, target_BT)[0]
-    assert plain_model.logits(x_BTD).abs().max() > 2
-    assert model.logits(x_BTD).abs().max() <= 2
+    half_BTV = F.linear(model.norm(x_BTD), model.head.weight) / 2
+    torch.testing.assert_close(model.logits(x_BTD), half_BTV)
     loss, loss_BT = model.cross_entropy(x_BTD, target_BT)
-    plain_BT = F.cross_entropy(model.logits(x_BTD).transpose(1, 2), target_BT, reduction="none")
+    plain_BT = F.cross_entropy(half_BTV.transpose(1, 2), target_BT, reduction="none")
     torch.testing.assert_close(loss_BT, plain_BT.detach(), atol=1e-6, rtol=1e-6)
-    assert abs(loss - uncapped) > 0.1
     weights = (model.head.weight, model.norm.weight)
     gradients, expected = (torch.autograd.grad(value, weights) for value in (loss, plain_BT.mean()))
     torch.testing.assert_close(gradients, expected, atol=1e-6, rtol=1e-6)
@@ -117,9 +106,3 @@ def test_the_chunk_that_is_compiled_has_the_plain_value_and_gradients(is_compile
     torch.testing.assert_close(grad_ND[target_N != IGNORED], plain_ND, atol=1e-6, rtol=1e-6)
     torch.testing.assert_close(grad_VD, plain_VD, atol=1e-6, rtol=1e-6)
     assert not grad_ND[target_N == IGNORED].any()
-
-
-def test_adjusted_logits_are_not_compiled():
-    capped = Head(ModelConfig(vocab_size=V, n_layers=1, d_model=8, n_heads=2, logit_soft_cap=2.0, seq_len=4))
-    capped.compile_loss()
-    assert capped.chunk is None

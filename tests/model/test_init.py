@@ -152,8 +152,7 @@ def test_admin_weights_are_the_roots_of_the_variances_so_far():
     for block in model.blocks:
         for part in (block.attention, block.ffn):
             part.register_forward_hook(lambda module, inputs, output: variances.append(output.double().var().item()))
-    with torch.no_grad():
-        model._profile_admin(0)
+    model.initialise(0)
     assert before == weights(model) == weights(decoder(**fields))
     assert before[0] == 1
     assert before[1] ** 2 - variances[0] == pytest.approx(0.3**2, rel=0.15)

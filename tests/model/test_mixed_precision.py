@@ -28,7 +28,7 @@ def test_each_normed_stream_is_cast_once_and_meets_one_product():
     block = Decoder(ModelConfig(**SHAPE)).train().blocks[1]
     x_BTD = torch.randn(3, 16, 32, requires_grad=True)
     with torch.autocast("cpu", dtype=torch.bfloat16), Calls() as calls:
-        block.ffn(block.ffn_input(x_BTD))
+        block.ffn(block.branch_input("ffn", x_BTD))
     assert (calls.casts, calls.products) == (1, 2)  # gate and up together, down
 
 

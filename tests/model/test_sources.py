@@ -4,6 +4,7 @@ import torch
 
 from sparsedepth.config.load import build
 from sparsedepth.config.model import ModelConfig
+from sparsedepth.model.context import Context
 from sparsedepth.model.decoder import Decoder
 from sparsedepth.probe.probed_model import ProbedDecoder
 
@@ -18,11 +19,11 @@ def model_of(**fields) -> Decoder:
 def test_at_the_start_every_branch_reads_the_mean_of_what_is_there():
     """Each output by itself: branches read x_0, (x_0 + a_1) / 2, (x_0 + a_1 + f_1) / 3, ..., the head all five."""
     model = model_of(attention_residuals=4)
-    rotary, outputs = model.rotary(6), [model.embed(TOKENS)]
+    context, outputs = Context(model.rotary(6)), [model.embed(TOKENS)]
     for block in model.blocks:
         for part in ("attention", "ffn"):
             normed_BTD = getattr(block, f"{part}_norm")(torch.stack(outputs).mean(0))
-            outputs.append(block.attention(normed_BTD, rotary) if part == "attention" else block.ffn(normed_BTD))
+            outputs.append(block.attention(normed_BTD, context) if part == "attention" else block.ffn(normed_BTD))
     torch.testing.assert_close(model.hidden(TOKENS), torch.cat(outputs, dim=-1))
     torch.testing.assert_close(model(TOKENS), model.head(model.norm(torch.stack(outputs).mean(0))))
 

@@ -5,8 +5,9 @@ import torch
 
 from sparsedepth.config.load import build
 from sparsedepth.config.model import ModelConfig
+from sparsedepth.model.context import Context
 from sparsedepth.model.decoder import Decoder
-from sparsedepth.model.streams import Streams, sinkhorn
+from sparsedepth.model.variants.streams import Streams, sinkhorn
 
 SMALL = {"n_layers": 3, "d_model": 16, "n_heads": 2, "vocab_size": 12, "seq_len": 8, "init_std": 0.3}
 TOKENS = torch.arange(12).view(2, 6)
@@ -23,7 +24,7 @@ def normal(*shape: int) -> torch.Tensor:
 def test_a_plain_branch_by_hand():
     """X = (1, 2), a = (3, -1), b = (1, 10), R = ((1, 0), (5, 2)): reads 3 - 2 = 1; with 7 added, X'_1 = 1 + 5 x 2 + 7
     and X'_2 = 2 x 2 + 70. W = 0, so that coefficients do not depend on X."""
-    streams = Streams(config(n_streams=2))
+    streams = Streams(config(n_streams=2), 0)
     with torch.no_grad():
         streams.start_scalar.copy_(torch.tensor([3.0, 1.0, 1.0, 0.0, -1.0, 10.0, 5.0, 2.0]))
         x_BTW = torch.cat((torch.ones(1, 1, 16), torch.full((1, 1, 16), 2.0)), dim=-1)
@@ -73,7 +74,7 @@ def test_manifold_mixing_keeps_the_sum_of_streams_and_enlarges_none():
                 if "streams.start_scalar" in name:
                     weight.add_(3 * normal(len(weight)))
             x_BTnD = normal(2, 6, 3, 16)
-            after = model.blocks[0](x_BTnD.flatten(-2), model.rotary(6)).view_as(x_BTnD)
+            after = model.blocks[0](x_BTnD.flatten(-2), Context(model.rotary(6))).view_as(x_BTnD)
         if mixing == "manifold":
             torch.testing.assert_close(after.sum(-2), x_BTnD.sum(-2), atol=1e-4, rtol=1e-4)
         assert bool(after.norm() > x_BTnD.norm()) is (mixing == "plain")

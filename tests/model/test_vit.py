@@ -10,6 +10,7 @@ from sparsedepth.config.cost import cost
 from sparsedepth.config.load import build
 from sparsedepth.config.model import ModelConfig
 from sparsedepth.model import attention
+from sparsedepth.model.context import Context
 from sparsedepth.model.decoder import Decoder
 
 VIT = {
@@ -40,7 +41,7 @@ def config(**fields) -> ModelConfig:
 
 
 def images(model: Decoder, n: int = 2) -> torch.Tensor:
-    return model.random_tokens(n, 5, torch.Generator().manual_seed(3))
+    return model.embed.random_inputs(n, 5, torch.Generator().manual_seed(3))
 
 
 @pytest.mark.parametrize("name", KNOBS)
@@ -49,9 +50,9 @@ def test_every_kind_of_vit_is_its_formula(name):
     model.use_kernels(experts="loop")
     pixels = images(model, 1)
     x_BTD = model.embed_tokens(pixels)
-    found, start = [x_BTD], model.stream_start(x_BTD)
+    found, context = [x_BTD], model.context(pixels, x_BTD)
     for block in model.blocks:
-        found.append(block(found[-1], None, start=start))
+        found.append(block(found[-1], context))
     torch.testing.assert_close(model.hidden(pixels), found[-1], rtol=0, atol=0)
     for ours, theirs in zip(found, decoder_fp64.states(model, pixels[0].tolist()), strict=True):
         np.testing.assert_allclose(ours[0].detach().numpy(), theirs, rtol=1e-5, atol=1e-6)
@@ -63,7 +64,7 @@ def test_every_position_sees_every_other_and_the_class_token_has_no_pixels():
     x_BTD = model.embed_tokens(pixels).detach().requires_grad_()
     x = x_BTD
     for block in model.blocks:
-        x = block(x, None)
+        x = block(x, Context())
     for t in range(5):
         (gradient,) = torch.autograd.grad(x[0, t].square().sum(), x_BTD, retain_graph=True)
         assert (gradient[0].abs().amax(-1) > 0).all()

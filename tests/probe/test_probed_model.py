@@ -51,10 +51,11 @@ def test_attention_weights_are_those_of_the_model(name):
         for copies in (1, 2):
             q, k, form = probed.attention_inputs(layer, x_BTD.repeat(copies, 1, 1))
             weight_BHTT, _ = attention_rows(q, k, 0, 12, form)
-            v = block.attention.value(block.attention_input(x_BTD)).unflatten(-1, (2, 8)).transpose(1, 2)
+            read_BTD = block.branch_input("attention", x_BTD)
+            v = block.attention.value(read_BTD).unflatten(-1, (2, 8)).transpose(1, 2)
             v = v.repeat_interleave(2, dim=1).repeat(copies, 1, 1, 1)
             expected = block.attention.output((weight_BHTT @ v).transpose(1, 2).flatten(2))
-            found = block.attention(block.attention_input(x_BTD), model.rotary(12), model.documents(tokens))
+            found = block.attention(read_BTD, model.context(tokens, x_BTD))
             torch.testing.assert_close(found.repeat(copies, 1, 1), expected, atol=1e-5, rtol=1e-5)
         x_BTD = probed.block(layer, x_BTD)
 

@@ -51,8 +51,7 @@ def logits(model: Decoder, x_TD: np.ndarray) -> np.ndarray:
     logits_TV = np.stack(read) @ weights["embed.weight" if config.tie_embeddings else "head.weight"].T
     if config.parametrisation != "standard":
         logits_TV = logits_TV * config.base_width / config.d_model
-    cap = config.logit_soft_cap
-    return cap * np.tanh(logits_TV / cap) if cap else logits_TV
+    return logits_TV
 
 
 def _weights(model: Decoder) -> Weights:

@@ -68,7 +68,7 @@ def losses(trained: TrainingResult) -> list[float]:
 
 SHAPES: list[dict] = [
     {},
-    {"n_kv_heads": 1, "qk_norm": True, "tie_embeddings": True, "norm": "sandwich", "logit_soft_cap": 5.0},
+    {"n_kv_heads": 1, "qk_norm": True, "tie_embeddings": True, "norm": "sandwich"},
     {"norm": "deepnorm", "norm_kind": "group", "norm_groups": 2, "sliding_window": 4, "weight_density": 0.5},
     {
         "norm": "peri",

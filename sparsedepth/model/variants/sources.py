@@ -5,10 +5,8 @@
 Source x_0 is the embedding; source t(k) = 1 + floor(k N / 2L) sums 2L / N consecutive branches, k = 0 .. 2L - 1. Branch
 k reads all sources before its own, and its own if a branch has written to it. With N = 2L every branch is a source
 (full), with fewer they are sums (block). The head attends to all sources with its own query. Queries start at 0: equal
-weights.
-
-The stream x holds the sources side by side, 0 until written, so a block is still x + a + f with each update at its own
-source. Softmax and sums are in fp32 also under autocast.
+weights. The stream x holds the sources side by side, 0 until written, so a block is still x + a + f with each update at
+its own source. Softmax and sums are in fp32 also under autocast.
 
 Shapes: B sequences, T tokens, S = N + 1 sources, D d_model, W = S D.
 """
@@ -18,6 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from sparsedepth.config.model import ModelConfig
+from sparsedepth.model.block import PARTS, Block, Part
 from sparsedepth.model.norms import RMSNorm
 
 
@@ -47,6 +46,10 @@ class Sources(nn.Module):
         self.own_source.copy_(source_S == self.own)
         self.unseen.copy_(source_S >= self.own + self.has_begun)
 
+    def widen(self, x_BTD: Tensor) -> Tensor:
+        """x_BTW at the start: the embedding, and empty sources."""
+        return F.pad(x_BTD, (0, (len(self.own_source) - 1) * x_BTD.shape[-1]))
+
     def read(self, x_BTW: Tensor) -> Tensor:
         """h_BTD, the attention-weighted mean of the sources."""
         with torch.autocast(x_BTW.device.type, enabled=False):
@@ -58,3 +61,18 @@ class Sources(nn.Module):
     def expand_update(self, update_BTD: Tensor) -> Tensor:
         """The update in the whole stream: 0 except at the branch's own source."""
         return (self.own_source[:, None] * update_BTD.unsqueeze(-2)).flatten(-2)
+
+
+class SourcesBlock(Block):
+    """A block whose branches read sources, and write to their own."""
+
+    def __init__(self, config: ModelConfig, layer: int):
+        super().__init__(config, layer)
+        for index, part in enumerate(PARTS):
+            setattr(self, f"{part}_sources", Sources(config, 2 * layer - 2 + index))
+
+    def branch_input(self, part: Part, x_BTD: Tensor) -> Tensor:
+        return super().branch_input(part, getattr(self, f"{part}_sources").read(x_BTD))
+
+    def finish(self, part: Part, branch_BTD: Tensor) -> Tensor:
+        return getattr(self, f"{part}_sources").expand_update(super().finish(part, branch_BTD))
