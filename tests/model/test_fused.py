@@ -145,12 +145,12 @@ def test_inference_mode_fuses_too(monkeypatch):
 
 def names_of_the_graph(node: Any) -> set[str]:
     """Of a result's autograd graph."""
-    found, waiting = set(), [node]
+    seen, waiting = {node}, [node]
     while waiting:
-        one = waiting.pop()
-        found.add(type(one).__name__)
-        waiting += [before for before, _ in one.next_functions if before is not None]
-    return found
+        new = {before for before, _ in waiting.pop().next_functions if before is not None} - seen
+        seen |= new
+        waiting += new
+    return {type(one).__name__ for one in seen}
 
 
 def test_a_function_transform_takes_the_plain_formula():
