@@ -1,6 +1,7 @@
 """The role of every field: true to what it does to a run's cost; and the groups of fields that follow from roles."""
 
 import pytest
+from reference import ZOO
 
 from sparsedepth.config.cost import cost
 from sparsedepth.config.role import roles
@@ -15,7 +16,8 @@ from sparsedepth.recipe.choose import BUDGET
 ROLES = roles(RunConfig)
 MOE = {"n_experts": 4, "top_k": 2}
 ALL_MEASURES = ["loss", "usefulness", "permutation", "removal", "jacobian"]
-OTHER = {
+OTHER: dict = {name: value for fields in ZOO.values() for name, value in fields.items()}
+OTHER |= {
     "n_layers": 14, "d_model": 128, "n_heads": 2, "n_kv_heads": 1, "d_ff": 64, "vocab_size": 300, "seq_len": 128,
     "n_experts": 8, "top_k": 3, "d_expert": 24, "n_shared_experts": 1, "n_dense_layers": 1, "renormalise_gates": False,
     "balance_loss": 0.1, "router_z_loss": 0.1, "norm": "peri", "mix_frac": 0.5, "norm_kind": "group", "norm_groups": 8,
@@ -39,7 +41,7 @@ OTHER = {
     "stream_mixing": "manifold", "schedule": "wsd", "decay_frac": 0.4, "warmup_tokens": 8192,
     "architecture": "vit", "image_size": 8, "patch_size": 4, "n_channels": 1,
 }  # fmt: skip
-"""Another value of every field than that of the run below."""
+"""Another value of every field than that of the run below; of a field of the model, that of the zoo will do."""
 
 
 VIT = {"architecture": "vit", "corpus": "images:x", "image_size": 16, "patch_size": 8, "n_channels": 3}

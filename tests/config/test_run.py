@@ -1,12 +1,15 @@
 """RunConfig: what it accepts, what it refuses and how, and its identity."""
 
 import warnings
+from pathlib import Path
 
+import duckdb
 import pytest
 
-from sparsedepth.config.load import build
-from sparsedepth.config.run import DEFAULTS_VERSION, RunConfig
-from sparsedepth.files import digest
+from sparsedepth.config.load import build, parse_yaml
+from sparsedepth.config.run import DEFAULTS_VERSION, RunConfig, stored_config
+
+RESULTS = Path(__file__).parents[2] / "results"
 
 
 def run(**fields) -> RunConfig:
@@ -161,6 +164,19 @@ def test_an_explicit_default_changes_no_id():
 
 
 def test_defaults_change_only_with_their_version():
-    """A changed default makes old run_ids lie. If this fails: raise DEFAULTS_VERSION, then store the new digest.
-    A new field with a default that leaves results as they were needs only the new digest."""
-    assert (DEFAULTS_VERSION, digest(run().model_dump(mode="json"))) == (1, "16612235d2bd")
+    """A changed default makes old run_ids lie. If this fails: raise DEFAULTS_VERSION. Every committed run has the id
+    that its whole configuration, with the fields at their defaults, gives it now."""
+    records = f"select place, content from '{RESULTS}/*/records.parquet' where name = 'config.yaml' order by place"
+    stored = [row for row in duckdb.sql(records).fetchall() if row[0].startswith("runs/")]
+    assert DEFAULTS_VERSION == 1 and len(stored) > 1000
+    for place, content in stored[::60]:
+        config = stored_config(parse_yaml(content.decode(), place), place)
+        assert config.run_id == Path(place).name, place
+
+
+def test_a_field_of_an_earlier_version_is_read_at_its_default_and_else_refused():
+    assert stored_config({"logit_soft_cap": 0.0, "lr": 2e-3}, "config.yaml").run_id == run(lr=2e-3).run_id
+    with pytest.raises(ValueError, match=r"config.yaml: logit_soft_cap=5.0 is of an earlier version.*0.0"):
+        stored_config({"logit_soft_cap": 5.0}, "config.yaml")
+    with pytest.raises(ValueError, match="logit_soft_cap"):
+        run(logit_soft_cap=0.0)
