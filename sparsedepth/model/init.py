@@ -6,7 +6,7 @@
       zero_outputs  0               the two output projections                   (Fixup, 1901.09321)
       mup, completep  m_N^(-1/2)    every matrix of the blocks, m_N = d_model / base_width   (2203.03466; 2505.01618)
       deepnorm      (8 L)^(-1/4)    value, output and FFN matrices               (2203.00555, decoder only)
-      n_streams     0               the matrices of the streams' coefficients    (`model.streams`)
+      n_streams     0               the matrices of the streams' coefficients    (`variants.streams`)
     w = 0 at masked entries (`weight_density`), each with probability 1 - weight_density
 
 Configurations with the same seed share all weights of equal name and shape, so their comparison is paired: 12 layers
@@ -69,7 +69,7 @@ VECTORS = {
     "size_scalar": 1.0,
 }
 """Initial values of vectors by name ending; gates start as `residual_gate` says, and the last two, of
-`streams.Streams`, are set by its `initialise` afterwards."""
+`variants.streams.Streams`, are set by its `initialise` afterwards."""
 
 
 def _initial_vector(name: str, config: ModelConfig) -> float:

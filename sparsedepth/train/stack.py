@@ -29,15 +29,15 @@ SHARED_OUTSIDE_MODEL = ("batch_tokens", "train_tokens", "precision")
 
 
 def can_stack(*runs: RunConfig) -> bool:
-    """Whether runs can train as one model: equal shapes, steps and precision, and at most one `depth_scale` besides
-    'none'. Seed, optimizer, initial weights, text and measures may differ (`Role.stacked`)."""
+    """Whether runs can train as one model: equal shapes, steps and precision, and one `depth_scale`, or 'none' and
+    'lns'. Seed, optimizer, initial weights, text and measures may differ (`Role.stacked`)."""
     first, *others = runs
     equal = fields_where(ModelConfig, lambda role: role.stacked != "own")
     unstacked = fields_where(ModelConfig, lambda role: role.stacked == "no")
-    places = {run.depth_scale for run in runs} - {"none"}
+    places = {run.depth_scale for run in runs}
     return (
         all(getattr(first, name) == ModelConfig.model_fields[name].default for name in unstacked)
-        and len(places) <= 1
+        and (len(places) == 1 or places == {"none", "lns"})
         and all(
             getattr(first, name) == getattr(other, name) for name in SHARED_OUTSIDE_MODEL + equal for other in others
         )
@@ -45,15 +45,14 @@ def can_stack(*runs: RunConfig) -> bool:
 
 
 class StackedDecoder(nn.Module):
-    """One model of several runs with different weights; `depth_scale` may differ between 'none' and one other value.
-    The parameters of the runs' models become views of this module's."""
+    """One model of several runs with different weights, for which `can_stack` holds. The parameters of the runs' models
+    become views of this module's."""
 
     def __init__(self, runs: Sequence[Decoder]):
         super().__init__()
-        places = {run.config.depth_scale for run in runs} - {"none"}
-        assert len(places) <= 1
+        scaled = [run for run in runs if run.config.depth_scale != "none"]
         with torch.device("meta"):
-            self.decoder = Decoder(next((run for run in runs if run.config.depth_scale in places), runs[0]).config)
+            self.decoder = Decoder((scaled or runs)[0].config)
         self.own_parameters = [dict(run.named_parameters()) for run in runs]
         for name, meta in dict(self.decoder.named_parameters()).items():
             own = [parameters[name] for parameters in self.own_parameters]
@@ -61,10 +60,9 @@ class StackedDecoder(nn.Module):
             _replace(self.decoder, meta, stacked)
             for parameter, view in zip(own, stacked.detach().unbind(), strict=True):
                 parameter.data = view
-        is_scaled = [run.config.depth_scale in places for run in runs]
         for block, *own in zip(self.decoder.blocks, *(run.blocks for run in runs), strict=True):
-            factors = [part.depth_factor if scaled else torch.ones_like(part.depth_factor)
-                       for part, scaled in zip(own, is_scaled, strict=True)]  # fmt: skip
+            factors = [part.depth_factor if run in scaled else torch.ones_like(part.depth_factor)
+                       for run, part in zip(runs, own, strict=True)]  # fmt: skip
             block.depth_factor = torch.stack(factors)[:, None]
 
     def hand_out_gradients(self) -> None:

@@ -7,6 +7,7 @@ import time
 import numpy as np
 import pytest
 import torch
+from reference import ZOO
 
 from sparsedepth.config.load import build
 from sparsedepth.config.model import ModelConfig
@@ -102,6 +103,11 @@ SHAPES: list[dict] = [
     },
 ]
 
+TRIED = {name for fields in (TINY, PARAMETRISED, *RUNS, *SHAPES) for name in fields}
+STACKED = fields_where(ModelConfig, lambda role: role.stacked != "no")
+SHAPES += [fields for fields in ZOO.values() if set(fields) - TRIED <= set(STACKED) and set(fields) - TRIED]
+"""A new field of the zoo is tried, too, unless its role says that runs with it train alone (`stacked="no"`)."""
+
 
 @pytest.mark.parametrize("shape", SHAPES)
 def test_a_stack_trains_each_run_as_it_trains_alone(shape):
@@ -117,9 +123,12 @@ def test_a_stack_trains_each_run_as_it_trains_alone(shape):
             torch.testing.assert_close(model.get_parameter(name), weight, atol=2e-5, rtol=1e-4, msg=name)
 
 
-@pytest.mark.parametrize("place", ["lns", "after_branch", "before_norm", "after_residual"])
-def test_a_stack_of_a_baseline_and_one_place_of_depth_scale_trains_each_with_the_bits_it_has_alone(place):
-    configs = [config(train_tokens=32 * 6, **own) for own in ({"seed": 1}, {"depth_scale": place})]
+@pytest.mark.parametrize(
+    "places", [("none", "lns"), *((place, place) for place in ("after_branch", "before_norm", "after_residual"))]
+)
+def test_a_stack_trains_each_run_with_the_bits_it_has_alone(places):
+    configs = [config(train_tokens=32 * 6, seed=seed, depth_scale=place) for seed, place in enumerate(places)]
+    assert can_stack(*configs)
     models, _ = stacked(configs)
     for cfg, model in zip(configs, models, strict=True):
         own_model, _ = alone(cfg)
@@ -137,9 +146,7 @@ def test_a_stack_follows_the_rules_of_a_parametrisation():
 
 def test_every_field_that_may_be_in_a_stack_was_tried_in_one():
     """A new field of the model must be: or else its role says that runs with it train alone (`stacked="no"`)."""
-    tried = {name for fields in (TINY, PARAMETRISED, *RUNS, *SHAPES) for name in fields}
-    stacked = fields_where(ModelConfig, lambda role: role.stacked != "no")
-    assert set(stacked) - tried == {"allow"}
+    assert set(STACKED) - TRIED - {name for fields in SHAPES for name in fields} == {"allow"}
 
 
 def test_a_trial_that_diverges_or_fails_leaves_the_others_as_they_are():
@@ -224,7 +231,7 @@ def test_what_can_stack(fields, can):
 
 
 def test_two_places_of_depth_scale_and_streams_do_not_stack():
-    assert not can_stack(config(depth_scale="lns"), config(depth_scale="after_ffn"))
+    assert not can_stack(config(), config(depth_scale="after_ffn"))
     assert not can_stack(config(), config(depth_scale="lns"), config(depth_scale="after_ffn"))
     assert can_stack(config(n_experts=4, top_k=2), config(n_experts=4, top_k=2, seed=1))
     assert not can_stack(config(n_experts=4, top_k=2), config(n_experts=4, top_k=2, balance_loss=0.1))
