@@ -14,7 +14,7 @@ from sparsedepth.config.plain_text import counted
 from sparsedepth.config.sweep import SweepDefinition, read_definition
 from sparsedepth.effects.causal_evidence import LinkEvidence, chain_evidence
 from sparsedepth.effects.chain import cautions
-from sparsedepth.effects.chain_text import evidence_lines
+from sparsedepth.effects.chain_text import evidence_lines, link_heading
 from sparsedepth.effects.text import effect_sentence
 from sparsedepth.plots.forest import forest_effects
 from sparsedepth.recipe.build_card import derive_card
@@ -112,7 +112,7 @@ def content(
         by_depth=None if compared is None else best_by_depth(runs, objective),
         runs=runs_table,
         effects=None if effects.empty else table_of_effects(effects),
-        links=tuple((f"{link.cause} -> {link.effect}: {link.verdict}", evidence_lines(link)) for link in links),
+        links=tuple((link_heading(link), tuple(evidence_lines(link))) for link in links),
         failures=failures,
         methods=table_of_methods(
             [*names, *(name for link in links for name in (link.within.cause, link.within.effect))],
@@ -211,25 +211,6 @@ def _link_sentence(evidence: LinkEvidence) -> str:
         f"{counted(link.n_units, 'combination')} of settings): "
         f"{LINK_MEANINGS[evidence.verdict]}."
     )
-
-
-def evidence_lines(link: LinkEvidence) -> tuple[str, ...]:
-    """The evidence behind a link's verdict."""
-    lines = []
-    for scope in link.links:
-        if scope.rho is not None:
-            ends = "no interval" if scope.lo is None else f"95% interval {scope.lo:+.2f} to {scope.hi:+.2f}"
-            size = f"{counted(scope.n_runs, 'run')}, {counted(scope.n_units, 'combination')} of settings"
-            lines.append(f"{scope.scope}: Spearman's rho {scope.rho:+.2f} ({ends}; {size})")
-    skill = link.skill
-    if skill.value is not None:
-        ends = "" if skill.lo is None or skill.hi is None else f" (95% interval {skill.lo:+.2f} to {skill.hi:+.2f})"
-        lines.append(f"held-out depths: predicted with skill {skill.value:+.2f}{ends}; 1: perfect, 0: as their mean")
-    moved = [
-        ("confirmed by" if each.confirms else "not confirmed by", each.moved.setting) for each in link.interventions
-    ]
-    lines += [f"{word} the intervention {setting}" for word, setting in moved]
-    return tuple(lines if moved else [*lines, "no intervention on this cause in these runs"])
 
 
 def range_text(counts: pd.Series) -> str:
