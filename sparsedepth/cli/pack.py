@@ -17,5 +17,4 @@ def pack(
 
     target = out or folder.resolve().with_name(f"{folder.resolve().name}.pack")
     check_new(target, folder)
-    packed = write(folder, target, weights)
-    print(f"{target}: {packed.text}")
+    print(f"{target}: {write(folder, target, weights)}")

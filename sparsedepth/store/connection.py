@@ -10,7 +10,6 @@ of its own (`store.limits`).
 """
 
 import functools
-import json
 import re
 import warnings
 import weakref
@@ -18,7 +17,7 @@ from collections.abc import Callable, Iterable, Sequence
 from itertools import chain
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, NamedTuple, Self, TypeVar
+from typing import TYPE_CHECKING, NamedTuple, Self, TypeVar
 
 import duckdb
 import pyarrow as pa
@@ -28,7 +27,7 @@ from sparsedepth.store.cache import load
 from sparsedepth.store.checksums import DamagedRun, damage_text
 from sparsedepth.store.evals import COLUMNS as EVAL_COLUMNS
 from sparsedepth.store.evals import read_evals, task_scores
-from sparsedepth.store.fences import FENCES, interrupt_after, lock, read_only
+from sparsedepth.store.fences import FENCES, interrupt_after, lock, one_line, read_only, syntax_nodes
 from sparsedepth.store.find import Part, find_runs, no_run_text
 from sparsedepth.store.query_result import QueryResult
 from sparsedepth.store.run_record import RUNS
@@ -290,18 +289,8 @@ def _only_select(connection: duckdb.DuckDBPyConnection, text: str) -> tuple[duck
         )
     if statement.type != duckdb.StatementType.SELECT:
         raise ValueError(f"only SELECT, DESCRIBE, SUMMARIZE and SHOW are allowed here, not {statement.type.name}")
-    ((serialized,),) = connection.execute("SELECT json_serialize_sql(?)", [statement.query]).fetchall()
-    nodes: list[dict[str, Any]] = []
-
-    def keep(node: dict[str, Any]) -> dict[str, Any]:
-        nodes.append(node)
-        return node
-
-    tree = json.loads(serialized, object_hook=keep)
-    if tree.get("error") is not False:
-        raise ValueError(f"only plain SELECT statements are allowed here ({tree.get('error_message')})")
     tables = set()
-    for node in reversed(nodes):
+    for node in reversed(syntax_nodes(connection, statement.query)):
         table = str(node.get("table_name")).lower()
         tables.add(table)
         if node.get("schema_name", "") not in ("", "main") or _INTERNAL_TABLES.match(table):
@@ -325,11 +314,10 @@ def _check_rows(n_rows: int, max_rows: int) -> None:
 
 
 def _explain(error: duckdb.Error) -> str:
-    """DuckDB's message in one line, with the names it proposes, without its drawing of the position."""
-    message = " ".join(str(error).split("\n\nLINE ")[0].split())
-    message = re.sub(r"^\w+ Error: ", "", message)
+    """DuckDB's message in one line, with the names it proposes."""
+    message = re.sub(r"^\w+ Error: ", "", one_line(error))
     if message.startswith("Table with name"):
         message += f" Views: {', '.join(COLUMNS)}"
     if message.startswith("Referenced column"):
         message += "; all columns: `query DIR --schema`"
-    return "".join(character if character.isprintable() else "?" for character in message)[:600]
+    return message[:600]

@@ -1,5 +1,7 @@
-"""DuckDB's fences around untrusted SQL: its configuration; no files, no network; limits of time and memory."""
+"""DuckDB's fences around untrusted SQL: its configuration; no files, no network; limits of time and memory; the syntax
+tree of a statement, and an error in one line."""
 
+import json
 import threading
 from collections.abc import Generator
 from contextlib import contextmanager
@@ -45,3 +47,24 @@ def read_only(connection: duckdb.DuckDBPyConnection) -> Generator[None, None, No
         if hasattr(connection, "abort"):  # DuckDB 2 requires unread rows to be discarded explicitly
             connection.abort()
         connection.execute("ROLLBACK")
+
+
+def syntax_nodes(connection: duckdb.DuckDBPyConnection, sql: str) -> list[dict[str, Any]]:
+    """The nodes of a SELECT's syntax tree, innermost first; nothing is run. Raises ValueError for another statement."""
+    nodes: list[dict[str, Any]] = []
+
+    def keep(node: dict[str, Any]) -> dict[str, Any]:
+        nodes.append(node)
+        return node
+
+    ((content,),) = connection.execute("SELECT json_serialize_sql(?)", [sql]).fetchall()
+    tree = json.loads(content, object_hook=keep)
+    if tree.get("error") is not False:
+        raise ValueError(f"only plain SELECT statements are allowed here ({tree.get('error_message')})")
+    return nodes
+
+
+def one_line(error: Exception) -> str:
+    """A message of DuckDB without its drawing of the position and settings that would help."""
+    text = " ".join(str(error).split("\n\nLINE ")[0].split("Possible fixes:")[0].split())
+    return "".join(character if character.isprintable() else "?" for character in text)

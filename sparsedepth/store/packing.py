@@ -2,7 +2,6 @@
 
 import shutil
 from collections.abc import Collection, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -27,21 +26,6 @@ LEVEL = 10
 """Level of brotli: a tenth smaller than the best of zstd, since a pack is written once and kept in repositories."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Packed:
-    """Counts of what was packed."""
-
-    records: int
-    files: int
-    bytes: int
-
-    @property
-    def text(self) -> str:
-        """'1 record in 4 files, 81.2 kB'."""
-        size = f"{self.bytes / 1e6:,.1f} MB" if self.bytes >= 1e6 else f"{self.bytes / 1e3:.1f} kB"
-        return f"{counted(self.records, 'record')} in {counted(self.files, 'file')}, {size}"
-
-
 def check_new(folder: Path, source: Path | None = None) -> None:
     """Raises ValueError if the folder is not new, or is inside its `source`, where its runs would be found twice."""
     if source and source.resolve() in folder.resolve().parents:
@@ -51,8 +35,9 @@ def check_new(folder: Path, source: Path | None = None) -> None:
     refuse_current(folder)
 
 
-def pack(results: Path, out: Path, weights: bool = False) -> Packed:
-    """Write the complete records of a results folder into the new folder `out`, atomically.
+def pack(results: Path, out: Path, weights: bool = False) -> str:
+    """Write the complete records of a results folder into the new folder `out`, atomically; says what was written: '1
+    record in 4 files, 81.2 kB'.
 
     Raises DamagedRun, and ValueError if there is no record, or one is outside the folders of KINDS.
     """
@@ -77,7 +62,9 @@ def pack(results: Path, out: Path, weights: bool = False) -> Packed:
                 (aside / WEIGHTS_FOLDER).mkdir(exist_ok=True)
                 shutil.copyfile(run.folder / WEIGHTS, aside / WEIGHTS_FOLDER / f"{run.run_id}.safetensors")
         write_pack(aside, rows, contents, len(records))
-    return _packed(out, len(records))
+    sizes = [path.stat().st_size for path in out.rglob("*") if path.is_file()]
+    size = f"{sum(sizes) / 1e6:,.1f} MB" if sum(sizes) >= 1e6 else f"{sum(sizes) / 1e3:.1f} kB"
+    return f"{counted(len(records), 'record')} in {counted(len(sizes), 'file')}, {size}"
 
 
 def contents_of(place: str, files: Files) -> Iterator[dict[str, Any]]:
@@ -112,9 +99,3 @@ def _copy_other_files(source: Path, target: Path) -> None:
         is_copied = not path.name.startswith((".", "study."))
         if is_copied and path.is_file() and not path.is_symlink():
             shutil.copyfile(path, target / path.name)
-
-
-def _packed(out: Path, records: int) -> Packed:
-    written = [path for path in out.rglob("*") if path.is_file()]
-    size = sum(path.stat().st_size for path in written)
-    return Packed(records=records, files=len(written), bytes=size)

@@ -22,7 +22,7 @@ from typing import Any
 import duckdb
 
 from sparsedepth.config.plain_text import refuse_empty, unreadable
-from sparsedepth.store.fences import FENCES, interrupt_after, lock, read_only
+from sparsedepth.store.fences import FENCES, interrupt_after, lock, one_line, read_only
 
 MAX_BYTES = 200_000_000
 MAX_ROWS = 50_000
@@ -68,7 +68,7 @@ class Table:
             with read_only(self.connection), interrupt_after(self.connection, SECONDS):
                 return self.connection.execute(sql).fetchall()
         except duckdb.Error as error:
-            raise ValueError(_one_line(error)) from None
+            raise ValueError(one_line(error)[:300]) from None
 
 
 def quoted(name: str) -> str:
@@ -120,12 +120,7 @@ def _errors_of(path: Path) -> Generator[None]:
         limit = FENCES["memory_limit"]
         raise ValueError(f"{str(path)!r} cannot be read: its mapped columns need more than {limit} of memory") from None
     except (ValueError, OSError, duckdb.Error) as error:
-        raise ValueError(f"{str(path)!r} cannot be read: {_one_line(error)}") from None
-
-
-def _one_line(error: Exception) -> str:
-    text = " ".join(str(error).split("\n\nLINE ")[0].split("Possible fixes:")[0].split())
-    return "".join(character if character.isprintable() else "?" for character in text)[:300]
+        raise ValueError(f"{str(path)!r} cannot be read: {one_line(error)[:300]}") from None
 
 
 def _names(path: Path, suffix: str) -> list[str]:

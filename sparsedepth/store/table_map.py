@@ -17,7 +17,6 @@ An expression is one of DuckDB's over the columns of the table, in double precis
 backticks. A field is a RunConfig field, a measured quantity of `runs`, or a fact (device, seconds, training_seconds).
 """
 
-import json
 import math
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import closing
@@ -33,7 +32,7 @@ from sparsedepth.config.role import fields_where
 from sparsedepth.config.run import RunConfig
 from sparsedepth.config.section import Section
 from sparsedepth.config.synonyms import hint
-from sparsedepth.store.fences import FENCES
+from sparsedepth.store.fences import FENCES, syntax_nodes
 from sparsedepth.store.schema import RUN_COLUMNS
 from sparsedepth.store.table_file import quoted
 
@@ -201,17 +200,10 @@ def parse(
 
 
 def _nodes(connection: duckdb.DuckDBPyConnection, select: str) -> list[dict[str, Any]]:
-    """The nodes of the syntax tree, innermost first; none where it is no SELECT."""
-    nodes: list[dict[str, Any]] = []
-
-    def keep(node: dict[str, Any]) -> dict[str, Any]:
-        nodes.append(node)
-        return node
-
+    """The nodes of the syntax tree; none where it is no SELECT."""
     try:
-        ((content,),) = connection.execute("SELECT json_serialize_sql(?)", [select]).fetchall()
-        return nodes if json.loads(content, object_hook=keep).get("error") is False else []
-    except (duckdb.Error, UnicodeError, RecursionError):
+        return syntax_nodes(connection, select)
+    except (duckdb.Error, ValueError, RecursionError):
         return []
 
 
