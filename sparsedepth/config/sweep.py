@@ -343,7 +343,10 @@ def _read(path: Path, *state: int) -> SweepDefinition:
     values = read_yaml(path)
     if values.get("tune") and "tuning_seeds" not in values and isinstance(values.get("seeds", [0]), list):
         values |= {"tuning_seeds": values.get("seeds", [0])[:1], "reuse_tuning_seeds": True}
-    return build(SweepDefinition, values, str(path))
+    try:
+        return build(SweepDefinition, values, str(path))
+    except ValueError as error:
+        raise ValueError(f"{error}; correct it, unless another version of sparsedepth wrote it") from None
 
 
 def ad_hoc(vary: Mapping[str, list[Value]], n_seeds: int, base: Mapping[str, Any]) -> SweepDefinition:

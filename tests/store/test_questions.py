@@ -90,11 +90,14 @@ def test_the_mechanism_leaves_diverged_runs_out(store):
 
 
 def test_every_question_is_answered_where_nothing_varies(tmp_path):
+    """One run: it is the best of its depth, and a row of the mechanism; nothing diverged, varies or is a trade-off."""
     make_run(tmp_path, RunConfig(), {"val_loss": 3.0})
     with open_store(tmp_path) as store:
         assert varying_fields(store) == []
-        for name, question in QUESTIONS.items():
-            assert ask(store, name).columns and question.asks.endswith("?")
+        answers = {name: ask(store, name).records() for name in QUESTIONS}
+    found = {name: [(row["n_layers"], row["seeds"], row["val_loss"]) for row in rows] for name, rows in answers.items()}
+    one = [(RunConfig().n_layers, 1, 3.0)]
+    assert {name: rows for name, rows in found.items() if rows} == {"best_per_depth": one, "mechanism": one}
 
 
 def test_why_there_is_no_answer_is_said(tmp_path):
