@@ -76,12 +76,16 @@ def read_within(file: pa.NativeFile, names: Sequence[str], groups: Sequence[int]
     n_rows, n_bytes, texts = 0, 0, dict[str, int]()
     for row_group in map(metadata.row_group, groups):
         n_rows += row_group.num_rows
-        for chunk in map(row_group.column, range(row_group.num_columns)):
-            name = chunk.path_in_schema.partition(".")[0]
-            if name in names:
-                n_bytes += max(chunk.total_uncompressed_size, chunk.num_values * 8)
-                if chunk.physical_type in ("BYTE_ARRAY", "FIXED_LEN_BYTE_ARRAY"):  # each value at most a whole chunk
-                    texts[name] = texts.get(name, 0) + chunk.num_values * chunk.total_uncompressed_size
+        for index in range(row_group.num_columns):
+            chunk, width = row_group.column(index), metadata.schema.column(index).length
+            name, _, inner = chunk.path_in_schema.partition(".")
+            if name not in names:
+                continue
+            if inner:
+                raise ValueError(f"has nested values in {name}")
+            n_bytes += max(chunk.total_uncompressed_size, chunk.num_values * max(width, 8))
+            if chunk.physical_type == "BYTE_ARRAY":  # each value at most a whole chunk
+                texts[name] = texts.get(name, 0) + chunk.num_values * chunk.total_uncompressed_size
     if n_rows > MAX_ROWS:
         raise ValueError(f"has more than {MAX_ROWS:,} rows")
     if n_bytes <= limit < n_bytes + sum(texts.values()):
@@ -94,12 +98,13 @@ def read_within(file: pa.NativeFile, names: Sequence[str], groups: Sequence[int]
 
 def _text_bytes(values: pa.Array) -> int:
     """Bytes of texts in a dictionary, once for each use."""
-    if not isinstance(values, pa.DictionaryArray):
+    if not isinstance(values, pa.DictionaryArray) or not len(values.dictionary):
         return values.nbytes
-    texts = values.dictionary
-    lengths = np.diff(np.frombuffer(texts.buffers()[1], np.int32)[texts.offset :][: len(texts) + 1])
-    uses = np.frombuffer(values.indices.buffers()[1], np.int32)[values.indices.offset :][: len(values)]
-    return int(lengths[uses].sum()) if len(lengths) else 0
+    texts, indices = values.dictionary, values.indices
+    is_large = pa.types.is_large_string(texts.type) or pa.types.is_large_binary(texts.type)
+    offsets = np.frombuffer(texts.buffers()[1], np.int64 if is_large else np.int32)
+    uses = np.frombuffer(indices.buffers()[1], np.int32)[indices.offset : indices.offset + len(indices)]
+    return int(np.diff(offsets[texts.offset : texts.offset + len(texts) + 1])[uses].sum())
 
 
 @functools.cache
