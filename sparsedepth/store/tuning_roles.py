@@ -36,6 +36,8 @@ TunedValues = tuple[float, ...]
 """A value for each tuned field, in their order."""
 Losses = dict[TunedValues, dict[int, float]]
 """TunedValues -> tuning seed -> loss."""
+DEFINITIONS = ("sweep.yaml", "import.yaml")
+"""Without either nothing is tuned, and a query loads no module that reads them."""
 IS_TRAINED = "model IS NULL"
 IS_CHOSEN = "coalesce(tuning NOT IN ('rejected', 'tuning'), true)"
 CHOSEN_ROLES = ("best", "edge", "tuning")
@@ -85,6 +87,8 @@ def read_tuning(results: Path) -> Tuning | None:
 
     Raises ValueError for an invalid sweep.yaml that tunes.
     """
+    if not any((results / name).is_file() for name in DEFINITIONS):
+        return None
     from sparsedepth.config.sweep import DEFINITION, read_definition
     from sparsedepth.store.table_map import MAP, TableMap
 
