@@ -26,7 +26,7 @@ Without = Annotated[list[str] | None, typer.Option(help="omit a term: width, dep
 Exclude = Annotated[int, typer.Option(min=0, help="exclude this many of the highest losses, with ties")]
 Where = Annotated[str | None, typer.Option(help="for a folder: only runs that satisfy this SQL condition")]
 Replicates = Annotated[int, typer.Option("--bootstrap", min=0, help="bootstrap refits; 0 for none")]
-Seed = Annotated[int, typer.Option(min=0, help="random seed of starts, bootstrap and folds")]
+Seed = Annotated[int, typer.Option(min=0, help="random seed of starts and bootstrap")]
 Cluster = Annotated[
     str | None,
     typer.Option(help="columns that define a cluster, resampled together, with a random effect: run; d_model,n_layers"),
@@ -58,7 +58,6 @@ def fit(
     where: Where = None,
     cluster: Cluster = None,
     bootstrap: Replicates = 500,
-    folds: Annotated[int, typer.Option(min=0, help="cross-validation folds; 0 for none")] = 10,
     starts: Annotated[int, typer.Option(min=1, help="random starts")] = 20,
     seed: Seed = 0,
     format: Annotated[str, typer.Option(help="table, csv, json, markdown or latex")] = "table",
@@ -67,7 +66,7 @@ def fit(
     if format not in FORMATS:
         raise ValueError(f"--format {format!r} is not one of {', '.join(FORMATS)}")
     law = _law(minus_layers, fixed, without)
-    _print_report(_report(source, law, exclude_highest, where, cluster, bootstrap, seed, starts, folds), format)
+    _print_report(_report(source, law, exclude_highest, where, cluster, bootstrap, seed, starts), format)
 
 
 def plot(
@@ -143,7 +142,6 @@ def _report(
     n_replicates: int,
     seed: int,
     n_starts: int = 20,
-    n_folds: int = 0,
 ) -> "Report":
     from sparsedepth.scaling import uncertainty
     from sparsedepth.scaling.fit import fit as fit_law
@@ -154,13 +152,11 @@ def _report(
     law_fit = fit_law(points, law, n_starts, seed)
     names = other_differences(source, where) if source.is_dir() else []
     ignored = f"runs also differ in {', '.join(names)}, which the law ignores; filter with --where"
-    n_units = int(law_fit.unit_index.max()) + 1
     return Report(
         source=str(source),
         fit=law_fit,
         n_excluded=n_excluded,
         boot=uncertainty.bootstrap(law_fit, n_replicates, seed) if n_replicates else None,
-        held_out=uncertainty.held_out(law_fit, min(n_folds, n_units), seed) if n_folds else None,
         warnings=(ignored,) if names else (),
     )
 

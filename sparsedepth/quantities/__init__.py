@@ -41,8 +41,8 @@ class RunQuantities(dict[str, Quantity]):
             isinstance(name, str) and name.startswith(TASK_SCORE) and name != TASK_SCORE
         )
 
-    def get(self, name: object, default: Any = None, /) -> Any:
-        return self[str(name)] if name in self else default
+    def get(self, name: Any, default: Any = None, /) -> Any:
+        return self[name] if name in self else default  # noqa: SIM401 - this is get
 
 
 IN_RUNS, BY_LAYER, BY_PAIR = (

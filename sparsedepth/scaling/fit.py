@@ -78,7 +78,7 @@ class Fit:
 
     @property
     def unit(self) -> str:
-        """The unit of bootstrap and folds."""
+        """The unit of the bootstrap."""
         return "clusters" if self.clusters else "points"
 
     @property

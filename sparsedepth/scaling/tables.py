@@ -6,7 +6,7 @@ from typing import Any
 from sparsedepth.scaling.clusters import ClusterEffect
 from sparsedepth.scaling.fit import Fit
 from sparsedepth.scaling.reliability import log_correlations, warnings
-from sparsedepth.scaling.uncertainty import Bootstrap, HeldOutFit
+from sparsedepth.scaling.uncertainty import Bootstrap
 from sparsedepth.store.query_result import QueryResult
 
 
@@ -18,7 +18,6 @@ class Report:
     fit: Fit
     n_excluded: int
     boot: Bootstrap | None
-    held_out: HeldOutFit | None
     warnings: tuple[str, ...] = ()
     """Of the source, beside the fit's own."""
 
@@ -64,25 +63,19 @@ def _cluster_text(clusters: ClusterEffect) -> str:
 
 
 def closing(report: Report) -> list[str]:
-    """Correlations, bootstrap, held-out error and warnings."""
+    """Correlations, bootstrap and warnings."""
     lines = [
         f"correlation of log {first} and log {second}: {value:.3f}"
         for (first, second), value in log_correlations(report.fit).items()
     ]
     if report.boot:
         lines.append(f"bootstrap over {report.fit.unit}: {len(report.boot.theta)} refits")
-    if report.held_out:
-        error = report.held_out
-        lines.append(
-            f"held out ({error.n_folds} folds): RMSE of ln L {error.rmse:.4g}, against {error.rmse_fitted:.4g} at the "
-            f"fitted points; mean relative error {error.mean_abs:.2%}"
-        )
     return [*lines, *(f"warning: {warning}" for warning in report.all_warnings)]
 
 
 def as_object(report: Report) -> dict[str, Any]:
     """The report in JSON's types; a missing value is None."""
-    fit, boot, error = report.fit, report.boot, report.held_out
+    fit, boot = report.fit, report.boot
     return {
         "law": fit.law.text(),
         "units": {term.symbol: term.unit for term in fit.law.terms},
@@ -99,6 +92,5 @@ def as_object(report: Report) -> dict[str, Any]:
         },
         "parameters": parameter_table(report).records(),
         "log_correlations": [{"terms": list(names), "value": value} for names, value in log_correlations(fit).items()],
-        "held_out": error and {"n_folds": error.n_folds, "rmse": error.rmse, "rmse_fitted": error.rmse_fitted},
         "warnings": report.all_warnings,
     }

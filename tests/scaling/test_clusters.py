@@ -12,7 +12,7 @@ from sparsedepth.scaling.law import Law, design, fitted_loss, jacobian
 from sparsedepth.scaling.points import read_points
 from sparsedepth.scaling.reliability import warnings
 from sparsedepth.scaling.tables import Report, heading
-from sparsedepth.scaling.uncertainty import bootstrap, held_out
+from sparsedepth.scaling.uncertainty import bootstrap
 
 SHAPE = ("d_model", "n_layers")
 
@@ -27,7 +27,7 @@ def test_seeds_of_one_shape_without_clusters_are_warned_of():
 
 def test_clusters_of_an_exact_fit_share_nothing():
     points = planted(grid()).assign(loss=3.0, cluster=[f"c{i // 2}" for i in range(len(grid()))])
-    report = Report(source="x", fit=fit(points, n_starts=4), n_excluded=0, boot=None, held_out=None)
+    report = Report(source="x", fit=fit(points, n_starts=4), n_excluded=0, boot=None)
     assert "sd 0 between, 0 within (0% of the variance is between)" in heading(report)[2]
 
 
@@ -76,12 +76,9 @@ def test_resampled_clusters_give_the_width_that_rows_hide():
     for fitted in (rows, runs):
         lo, hi = bootstrap(fitted, 100).intervals["width_part"]
         widths.append(hi - lo)
-        assert held_out(fitted, 4).rmse > 0
         units = "clusters" if fitted is runs else "points"
         assert f"bootstrap over {units}." in law_data(fitted, bootstrap(fitted, 20)).note
     assert widths[1] > 1.2 * widths[0]
-    with pytest.raises(ValueError, match=r"16 clusters in 40 folds .* --folds 16 leaves out one at a time, --folds 0"):
-        held_out(runs, 40)
 
 
 def test_the_columns_that_name_a_cluster(tmp_path):

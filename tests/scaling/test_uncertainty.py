@@ -1,14 +1,12 @@
-"""Bootstrap and held-out error: at nominal coverage, and refused where too few points are left."""
-
-from dataclasses import replace
+"""The bootstrap: at nominal coverage, and refused for too few replicates."""
 
 import numpy as np
 import pytest
 from support.depth_law_points import TRUTH, grid, planted
 
 from sparsedepth.scaling.fit import fit
-from sparsedepth.scaling.law import TERMS, Law, design
-from sparsedepth.scaling.uncertainty import bootstrap, held_out
+from sparsedepth.scaling.law import TERMS, Law
+from sparsedepth.scaling.uncertainty import bootstrap
 
 DEPTH = Law(terms=tuple(term for term in TERMS if term.name == "depth"))
 
@@ -41,23 +39,6 @@ def test_the_bootstrap_covers_the_truth():
         lo, hi = bootstrap(one, 100, seed=i).intervals["a_l"]
         covered.append(lo <= TRUTH["a_l"] <= hi)
     assert 0.87 <= np.mean(covered) <= 0.99
-
-
-def test_held_out_error_is_that_of_the_noise(found):
-    one = held_out(found)
-    assert one.rmse_fitted == pytest.approx(np.sqrt(found.cost / 80))
-    assert one.rmse_fitted < one.rmse < 1.3 * one.rmse_fitted
-    assert one.mean_abs == pytest.approx(0.003 * np.sqrt(2 / np.pi), rel=0.25)
-    poor = held_out(fit(found.points, DEPTH))
-    assert poor.rmse > 20 * one.rmse  # two terms missing
-    with pytest.raises(ValueError, match="80 points in 1 folds"):
-        held_out(found, n_folds=1)
-
-
-def test_folds_are_advised_that_can_be_fitted(found):
-    eight = replace(found, plan=design(found.points[:8], Law()), points=found.points[:8])
-    with pytest.raises(ValueError, match=r"8 points in 8 folds leave too few to fit 7 parameters; --folds 0 none"):
-        held_out(eight, n_folds=8)
 
 
 def test_too_few_replicates_are_refused(found):
