@@ -21,7 +21,7 @@ from sparsedepth.plots.runs import read_runs, settings_in_order
 from sparsedepth.plots.style import GREY, caption, depth_colours, depth_legend, escaped, groups, log_scale, wrapped
 from sparsedepth.quantities import axis_label
 from sparsedepth.scaling.budget_text import crossover_text
-from sparsedepth.scaling.budgets import BUDGET, budget_rows, finished, flops_text, losses_by_budget
+from sparsedepth.scaling.budgets import BUDGET, SAME_BUDGET, budget_rows, finished, flops_text, losses_by_budget
 from sparsedepth.scaling.crossover import Crossover, crossovers
 from sparsedepth.store.comparable_loss import loss_in
 from sparsedepth.store.connection import Store
@@ -42,7 +42,7 @@ class IsoFlop:
 
 
 def isoflop(store: Store) -> Drawing:
-    """Raises NothingToDraw if no setting was run at two depths with two budgets between them."""
+    """Raises NothingToDraw if no setting was run at two depths, or none of them at two budgets."""
     read_runs(store)
     try:
         rows = budget_rows(store)
@@ -50,8 +50,8 @@ def isoflop(store: Store) -> Drawing:
     except ValueError as error:
         raise NothingToDraw(str(error)) from None
     data = iso_flop(rows, found, loss_in(store))
-    if data.points["train_flops"].max() < 1.02 * data.points["train_flops"].min():
-        raise NothingToDraw("all runs spend equal FLOPs: there is no curve to draw; --figure depth shows the depths")
+    if not data.points.duplicated(["setting", "n_layers"]).any():
+        raise NothingToDraw("no depth was run at two budgets, so there is no curve; --figure depth shows the depths")
     return Drawing(data=data.points, page=partial(page_of_budgets, data))
 
 
@@ -61,7 +61,7 @@ def iso_flop(rows: pd.DataFrame, found: Sequence[Crossover], loss: str) -> IsoFl
     points = []
     for (setting, n_layers), runs in groups(finished(rows), "setting", "n_layers"):
         for flops, by_seed in losses_by_budget(runs).items():
-            tokens = runs.loc[(runs["train_flops"] / flops - 1).abs() < 0.01, BUDGET].iloc[0]
+            tokens = runs.loc[(runs["train_flops"] / flops - 1).abs() < SAME_BUDGET, BUDGET].iloc[0]
             interval = mean_interval([*by_seed.values()])
             points.append((setting, int(n_layers), int(tokens), flops, *interval, len(by_seed)))
     names = ["setting", "n_layers", BUDGET, "train_flops", "mean", "lo", "hi", "n_seeds"]

@@ -18,6 +18,8 @@ from sparsedepth.store.unfinished import only_tuning_text
 
 BASELINE = "baseline"
 LOSSES = ("val_loss", "val_loss_common", "val_bits_per_byte", "train_loss")
+SAME_BUDGET = 0.01
+"""Budgets that differ by less are one: sizes are solved for within 1%."""
 DATA = (*fields_where(RunConfig, lambda role: role.kind == "data"), "seq_len")
 """Fields between whose values losses are not comparable."""
 _SPEED = "LEFT JOIN (SELECT run_id, median(tokens_per_second) AS tokens_per_second FROM curves GROUP BY ALL) "
@@ -25,8 +27,7 @@ _SPEED = "LEFT JOIN (SELECT run_id, median(tokens_per_second) AS tokens_per_seco
 
 def budget_rows(store: Store, knob: str | None = None, outcome: str | None = None) -> pd.DataFrame:
     """The rows, of the baseline and the settings that change `knob`; `outcome` is the loss, by default the one that
-    compares these runs. Raises ValueError without any, for another outcome, and for runs of different data or length.
-    """
+    compares these runs. Raises ValueError without any, and for another outcome."""
     loss = outcome or loss_in(store)
     if loss not in LOSSES:
         raise ValueError(f"{loss!r} is no loss that falls with compute; choose one of {', '.join(LOSSES)}")
@@ -44,16 +45,17 @@ def budget_rows(store: Store, knob: str | None = None, outcome: str | None = Non
         if knob not in fields:
             raise ValueError(f"no two runs differ in {knob}; these runs vary: {', '.join(fields) or 'no field'}")
         runs = runs[(runs["setting"] == BASELINE) | (runs[knob] != settings.baseline.knobs[knob])]
-    for _, at_depth in runs.groupby("n_layers"):
-        differing = [name for name in DATA if at_depth[name].nunique(dropna=False) > 1]
-        if differing:
-            raise ValueError(
-                f"runs differ in {', '.join(differing)}: losses on other data or at other lengths are no matter of "
-                f"compute; choose settings that share them with --knob ({', '.join(fields)})"
-            )
     names = ["n_layers", "setting", "seed", BUDGET, "train_flops", "loss", "tokens_per_second", "device", "outcome"]
-    runs = runs[[*names, "run_id"]].astype({"n_layers": int, "train_flops": float, "loss": float})
-    return runs[runs["train_flops"].notna()].reset_index(drop=True)
+    runs = runs[[*names, *DATA]].astype({"n_layers": int, "train_flops": float, "loss": float})
+    runs = runs[runs["train_flops"].notna()].reset_index(drop=True)
+    if runs.empty:
+        raise ValueError("no run has train_flops: its cost is not known")
+    return runs
+
+
+def differing_data(rows: pd.DataFrame) -> str:
+    """The fields of data and length in which these rows differ, comma-separated."""
+    return ", ".join(name for name in DATA if name in rows and rows[name].nunique(dropna=False) > 1)
 
 
 def finished(rows: pd.DataFrame) -> pd.DataFrame:
@@ -62,10 +64,10 @@ def finished(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def losses_by_budget(rows: pd.DataFrame) -> dict[float, dict[int, float]]:
-    """Budget [FLOPs] -> seed -> loss, of the runs of one depth and setting; budgets within 1% are one."""
+    """Budget [FLOPs] -> seed -> loss, of the runs of one depth and setting; budgets within SAME_BUDGET are one."""
     losses: dict[float, dict[int, float]] = {}
     for flops, loss, seed in rows.sort_values("train_flops")[["train_flops", "loss", "seed"]].itertuples(index=False):
-        budget = next((known for known in losses if abs(flops / known - 1) < 0.01), flops)
+        budget = next((known for known in losses if abs(flops / known - 1) < SAME_BUDGET), flops)
         losses.setdefault(budget, {})[int(seed)] = loss
     return losses
 

@@ -22,7 +22,7 @@ import numpy as np
 import pandas as pd
 from scipy.interpolate import PchipInterpolator
 
-from sparsedepth.scaling.budgets import BASELINE, finished, flops_text, losses_by_budget
+from sparsedepth.scaling.budgets import BASELINE, differing_data, finished, flops_text, losses_by_budget
 from sparsedepth.scaling.power_law import critical
 
 N_BUDGETS = 201
@@ -85,16 +85,18 @@ class DepthCurve:
 
 def crossovers(rows: pd.DataFrame) -> list[Crossover]:
     """Every depth but the shallowest of each setting (`budgets.budget_rows`). Raises ValueError for one depth only."""
-    found = []
+    found: list[Crossover] = []
     for setting in sorted(set(rows["setting"]), key=lambda name: (name != BASELINE, name)):
         runs = rows[rows["setting"] == setting]
         curves = {int(depth): DepthCurve(at_depth) for depth, at_depth in runs.groupby("n_layers")}
-        depths = sorted(curves)
-        found += [
-            crossover(setting, depth, curves[depth], {other: curves[other] for other in depths[:number]})
-            for number, depth in enumerate(depths)
-            if number
-        ]
+        depths, names = sorted(curves), differing_data(runs)
+        for number, depth in enumerate(depths[1:], start=1):
+            if names:
+                reason = f"depths differ in {names}"
+                found.append(Crossover(setting=setting, n_layers=depth, verdict="not known", reason=reason))
+            else:
+                shallower = {other: curves[other] for other in depths[:number]}
+                found.append(crossover(setting, depth, curves[depth], shallower))
     if not found:
         raise ValueError("no setting was run at two depths: run a sweep over n_layers")
     return found

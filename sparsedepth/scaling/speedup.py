@@ -10,6 +10,7 @@ these over every L_inf that the data allow. It is withheld where one of them is 
 """
 
 import math
+from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -17,7 +18,15 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from sparsedepth.scaling.budgets import BASELINE, BUDGET, finished, flops_text, losses_by_budget
+from sparsedepth.scaling.budgets import (
+    BASELINE,
+    BUDGET,
+    SAME_BUDGET,
+    differing_data,
+    finished,
+    flops_text,
+    losses_by_budget,
+)
 from sparsedepth.scaling.power_law import PowerLaw, critical, power_law
 
 NUMBERS = ("multiplier", "lo", "hi", "time_multiplier", "time_lo", "time_hi", "L_inf", "L_inf_lo", "L_inf_hi", "alpha")
@@ -94,26 +103,32 @@ def _log_multiplier(curve: PowerLaw, seeds: list[int], pairs_S2: np.ndarray, L_i
 
 def speedups(rows: pd.DataFrame) -> pd.DataFrame:
     """A row for each setting, depth and budget (`budget_rows`), with COLUMNS. Raises ValueError if the baseline has no
-    curve at any depth, naming the budgets that it has, and if there is no setting."""
+    curve at any depth, naming its budgets, without any setting, and for runs of different data or lengths."""
     found: list[dict[str, Any]] = []
-    refused = []
+    refused = defaultdict[str, list[str]](list)
     for n_layers, at_depth in rows.groupby("n_layers"):
+        if names := differing_data(at_depth):
+            raise ValueError(
+                f"runs differ in {names}: losses on other data or at other lengths are no matter of compute; choose "
+                f"settings that share them, such as --knob depth_scale"
+            )
         baseline = finished(at_depth[at_depth["setting"] == BASELINE])
         try:
             curve = power_law(losses_by_budget(baseline))
         except ValueError as error:
-            refused.append(f"n_layers={n_layers}: the baseline has {_budgets_text(baseline)}{error}")
+            refused[f"the baseline has {_budgets_text(baseline)}{error}"].append(str(n_layers))
             continue
         others = at_depth[at_depth["setting"] != BASELINE]
         for setting, runs in others.groupby("setting", sort=False):
             for _, at_budget in runs.groupby(BUDGET):
                 found.append({"n_layers": n_layers, "setting": setting, **_at_budget(curve, baseline, at_budget)})
+    reasons = [f"n_layers={', '.join(depths)}: {reason}" for reason, depths in refused.items()]
     if not found and refused:
-        raise ValueError(f"no compute multiplier: {'; '.join(refused)}")
+        raise ValueError(f"no compute multiplier: {'; '.join(reasons)}")
     if not found:
         raise ValueError("no compute multiplier: all runs have one setting; run a sweep over another")
     table = pd.DataFrame(found, columns=[*COLUMNS])
-    table.attrs["refused"] = refused
+    table.attrs["refused"] = reasons
     return table.sort_values(["n_layers", "setting", BUDGET], kind="stable").reset_index(drop=True)
 
 
@@ -131,25 +146,38 @@ def _at_budget(curve: PowerLaw, baseline: pd.DataFrame, runs: pd.DataFrame) -> d
     nearest = min(budgets, key=lambda budget: abs(math.log(budget / flops)))
     equal = speedup(curve, budgets[nearest], dict(zip(done["seed"].astype(int), done["loss"], strict=True)))
     worth = equal.times(nearest / flops)
-    faster = _faster(baseline, done)
+    at_nearest = baseline[(baseline["train_flops"] / nearest - 1).abs() < SAME_BUDGET]
+    timed = in_time(worth, _speeds(at_nearest, done))
     reasons = [worth.reason, f"{fields['diverged']} of its runs diverged" if fields["diverged"] else ""]
     fields |= {"train_flops": flops, "multiplier": worth.multiplier, "lo": worth.lo, "hi": worth.hi}
-    if faster is not None:
-        in_time = worth.times(faster)
-        fields |= {"time_multiplier": in_time.multiplier, "time_lo": in_time.lo, "time_hi": in_time.hi}
+    fields |= {"time_multiplier": timed.multiplier, "time_lo": timed.lo, "time_hi": timed.hi}
     fields |= {"L_inf": curve.L_inf, "L_inf_lo": curve.allowed[0], "L_inf_hi": curve.allowed[-1], "alpha": curve.alpha}
     return fields | {"seeds": worth.n_pairs, "reason": "; ".join(filter(None, reasons))}
 
 
-def _faster(baseline: pd.DataFrame, runs: pd.DataFrame) -> float | None:
-    """FLOPs per second of the setting / the baseline's, by the medians of their runs; None unless both were trained on
+def _speeds(baseline: pd.DataFrame, runs: pd.DataFrame) -> np.ndarray:
+    """ln of FLOPs per second of the setting / the baseline's, for each seed of both; none unless all were trained on
     one kind of device."""
     if baseline["device"].dropna().nunique() != 1 or set(runs["device"].dropna()) != set(baseline["device"].dropna()):
-        return None
-    own, other = (side["tokens_per_second"].median() for side in (runs, baseline))
-    per_token = [(side["train_flops"] / side[BUDGET]).median() for side in (runs, baseline)]
-    ratio = own * per_token[0] / (other * per_token[1])
-    return float(ratio) if np.isfinite(ratio) else None
+        return np.array([])
+    own, other = (
+        (side["tokens_per_second"] * side["train_flops"] / side[BUDGET]).groupby(side["seed"]).mean()
+        for side in (runs, baseline)
+    )
+    return np.log((own / other).dropna().to_numpy(float))
+
+
+def in_time(worth: Speedup, speed_S: np.ndarray) -> Speedup:
+    """The wall-clock multiplier, from ln of the speed of each seed; its interval has the errors of both factors."""
+    if worth.multiplier is None or not len(speed_S):
+        return Speedup(multiplier=None)
+    middle = worth.multiplier * math.exp(speed_S.mean())
+    n = len(speed_S)
+    if worth.lo is None or worth.hi is None or n < 2:
+        return Speedup(multiplier=middle)
+    half = critical(n - 1) * float(speed_S.std(ddof=1)) / math.sqrt(n)
+    below, above = (math.hypot(math.log(end / worth.multiplier), half) for end in (worth.lo, worth.hi))
+    return Speedup(multiplier=middle, lo=middle * math.exp(-below), hi=middle * math.exp(above))
 
 
 def sentence(row: Mapping[str, Any]) -> str:

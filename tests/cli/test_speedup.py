@@ -40,7 +40,7 @@ def test_the_budget_from_which_depth_is_worth_its_cost(results):
 def test_fewer_than_three_budgets_are_refused_by_name(tmp_path):
     budget_results(tmp_path, budgets=(1e12, 2e12))
     error = sparsedepth("effects", tmp_path, "--as", "speedup", code=2)[1]
-    assert "n_layers=4: the baseline has train_tokens=163840, 327680: 2 budgets, and 3 of one seed" in " ".join(
+    assert "n_layers=4, 16: the baseline has train_tokens=163840, 327680: 2 budgets, and 3 of one seed" in " ".join(
         error.split()
     )
     assert "branch_at: [0.25, 0.5]" in " ".join(error.split())
@@ -52,6 +52,8 @@ def test_a_rising_curve_and_other_data_are_refused(tmp_path):
     assert "a loss that does not fall with the budget (1.34 at 1e+12 FLOPs, 1.768 at 1.6e+13); tune lr" in error
     folder = budget_results(tmp_path / "lengths")
     budget_results(folder, settings=["none"], seq_len=RunConfig().seq_len * 2)
+    out, _ = sparsedepth("scaling", "depth", folder)  # within a setting the length is one
+    assert f"n_layers=16, seq_len={RunConfig().seq_len * 2}: worth its cost from" in out and "differ" not in out
     error = " ".join(sparsedepth("effects", folder, "--as", "speedup", code=2)[1].split())
     assert "runs differ in seq_len: losses on other data or at other lengths" in error and "--knob" in error
     sparsedepth("effects", folder, "--as", "speedup", "--knob", "depth_scale")

@@ -6,7 +6,7 @@ import pytest
 from support.budget_rows import rows_of
 
 from sparsedepth.scaling.power_law import power_law
-from sparsedepth.scaling.speedup import sentence, speedup, speedups
+from sparsedepth.scaling.speedup import Speedup, in_time, sentence, speedup, speedups
 
 C, L_INF, A, ALPHA = 3.82e17, 1.6, (3.5422 - 1.6) * 3.82e17**0.0941, 0.0941
 PUBLIC = {C * share: {seed: L_INF + A * (C * share) ** -ALPHA for seed in (0, 1)} for share in (0.25, 0.5, 1)}
@@ -43,6 +43,18 @@ def test_a_setting_that_spends_less_is_worth_as_much_more():
     runs += [(24, "n_kv_heads=1", seed, C / 2, PUBLIC[C][seed], None) for seed in (0, 1)]
     (row,) = speedups(rows_of(runs)).to_dict("records")
     assert row["multiplier"] == pytest.approx(2.0, rel=1e-6) and pd.isna(row["time_multiplier"])
+
+
+def test_the_time_has_the_error_of_the_speeds_too():
+    """Speeds of 1.1, 1.2 and 1.3 times the baseline's: the half-width of their mean ln is t s / sqrt 3, t = 4.3027."""
+    speed_S = np.log([1.1, 1.2, 1.3])
+    half = 4.3027 * speed_S.std(ddof=1) / 3**0.5
+    timed = in_time(Speedup(multiplier=1.5, lo=1.5, hi=1.5, n_pairs=3), speed_S)
+    assert timed.multiplier == pytest.approx(1.5 * (1.1 * 1.2 * 1.3) ** (1 / 3))
+    assert np.log(timed.hi / timed.multiplier) == pytest.approx(half, rel=1e-4)
+    wide = in_time(Speedup(multiplier=1.5, lo=1.0, hi=2.25, n_pairs=3), speed_S)
+    assert np.log(wide.multiplier / wide.lo) == pytest.approx(np.hypot(np.log(1.5), half), rel=1e-4)
+    assert in_time(wide, np.array([])).multiplier is None and in_time(wide, speed_S[:1]).lo is None
 
 
 SEEDS, BUDGETS = range(6), (1e12, 2e12, 4e12, 8e12)
