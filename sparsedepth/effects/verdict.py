@@ -124,8 +124,8 @@ def adjusted(p_J: np.ndarray, shared_J: np.ndarray) -> np.ndarray:
 
 def level_of(shared_J: np.ndarray) -> float:
     """The p of a single effect below which a family of this size is significant."""
-    low, high = 1e-9, ALPHA
-    for _ in range(40 if len(shared_J) > 1 else 0):
+    low, high = ALPHA / len(shared_J), ALPHA
+    for _ in range(24 if len(shared_J) > 1 else 0):
         middle = (low + high) / 2
         low, high = (low, middle) if _chance(middle, shared_J) > ALPHA else (middle, high)
     return high
