@@ -50,7 +50,6 @@ def effects(
     """
     from sparsedepth.effects import cells, frame, importance
     from sparsedepth.effects import text as effects_text
-    from sparsedepth.store.best import no_runs
     from sparsedepth.store.comparable_loss import loss_of
     from sparsedepth.store.connection import open_store
     from sparsedepth.store.degeneracy import score_rows, usable_form
@@ -67,7 +66,11 @@ def effects(
     with open_store(*folders, skip_damaged=skip_damaged) as store:
         runs = store.frame("select * from runs")
         search = search_of(store.roots)
-        if reason := no_runs(store) if runs.empty else only_tuning_text(store):
+        if runs.empty:
+            from sparsedepth.store.best import no_runs
+
+            raise ValueError(no_runs(store))
+        if reason := only_tuning_text(store):
             raise ValueError(reason)
     if part == "chain":
         write(_chain(runs, format, detail, out), out)

@@ -78,24 +78,21 @@ def cells_of(runs: pd.DataFrame, outcome: str) -> Cells:
     unit = unit_of(outcome, runs)
     runs = without_measured_models(runs)
     results = result_rows(runs)
-    settings = _settings(results) if len(results) else None
+    records = _records(runs)
+    settings = _settings(results, records) if len(results) else None
     budget_text = ""
     if settings is not None and BUDGET in settings.label_fields:
         budget_text = f"several {BUDGET} were run: effects at the largest of each depth (--as speedup has all)"
         runs = _largest_budgets(runs, settings)
-        settings = _settings(result_rows(runs))
-    names = [name for name in CELL_FIELDS if name in runs.columns]
+        results = result_rows(runs)
+        settings = _settings(results, records)
     tuned = [*dict.fromkeys(n for text in _texts(runs, "tuned_fields") for n in parse_tuned_fields(text))]
     of_cell: dict[str, tuple[str, frozenset[tuple[str, Any]]]] = {}
-    for record in runs.drop_duplicates("cell_id")[["cell_id", *names]].to_dict("records"):
-        record = {name: _plain(value) for name, value in record.items()}
-        if settings is None:
-            of_cell[record["cell_id"]] = BASELINE, frozenset()
-            continue
-        baseline = settings.baseline.knobs
-        changed = [name for name in settings.label_fields if record.get(name) != baseline[name]]
-        label = ", ".join(assignment(name, record.get(name)) for name in changed) or BASELINE
-        of_cell[record["cell_id"]] = label, frozenset((name, record.get(name)) for name in changed)
+    for cell, record in records.items():
+        baseline = settings.baseline.knobs if settings else {}
+        changed = [name for name in settings.label_fields if record[name] != baseline[name]] if settings else []
+        label = ", ".join(assignment(name, record[name]) for name in changed) or BASELINE
+        of_cell[cell] = label, frozenset((name, record[name]) for name in changed)
     field = tuned[0] if tuned else ""
     rows = pd.DataFrame(
         {
@@ -160,16 +157,22 @@ def values_of(runs: pd.DataFrame, outcome: str) -> pd.Series:
     return values.where(runs["outcome"] == "ok")
 
 
-def _settings(results: pd.DataFrame) -> Settings:
-    first = results.drop_duplicates("cell_id").reindex(columns=["cell_id", "tuned_fields", *CELL_FIELDS])
+def _records(runs: pd.DataFrame) -> dict[str, dict[str, Any]]:
+    """cell_id -> its fields, as plain values; None for a field that is no column."""
+    first = runs.drop_duplicates("cell_id").set_index("cell_id").reindex(columns=[*CELL_FIELDS])
+    columns = [[_plain(value) for value in first[name].tolist()] for name in CELL_FIELDS]
+    return {
+        str(cell): dict(zip(CELL_FIELDS, values, strict=True))
+        for cell, values in zip(first.index, zip(*columns, strict=True), strict=True)
+    }
+
+
+def _settings(results: pd.DataFrame, records: Mapping[str, Mapping[str, Any]]) -> Settings:
+    first = results.drop_duplicates("cell_id").reindex(columns=["cell_id", "tuned_fields"])
     return settings_of(
         [
-            Configuration(
-                cell_id=record["cell_id"],
-                tuned=frozenset(parse_tuned_fields(record["tuned_fields"])),
-                knobs={name: _plain(record[name]) for name in CELL_FIELDS},
-            )
-            for record in first.to_dict("records")
+            Configuration(cell_id=cell, tuned=frozenset(parse_tuned_fields(text)), knobs=records[cell])
+            for cell, text in zip(first["cell_id"], first["tuned_fields"], strict=True)
         ]
     )
 

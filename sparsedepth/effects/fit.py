@@ -14,6 +14,7 @@ the error that choosing the best of a grid makes. Without lr the values are the 
 Shapes: N runs, R rows (cell, lr, role), C cells, L points (cell, lr), G points of the grid, Q nodes of quadrature.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -86,18 +87,27 @@ class Distribution:
         return float(self.weight_G @ np.minimum(self.df_G, 200.0))
 
     def quantile(self, share: float) -> float:
+        (value,) = self.quantiles([share])
+        return value
+
+    def quantiles(self, shares: Sequence[float]) -> list[float]:
         """By refining a grid, whose last step is interpolated; precise to 1e-6 standard errors."""
-        half = 5 * float(self.weight_G @ self.sd_G)
-        below_X = np.array([1.0])
-        while below_X[0] > share or below_X[-1] < share:
+        share_K = np.array(shares)
+        half = 2 * float(self.weight_G @ self.sd_G)
+        below_X = np.ones(1)
+        while below_X[0] > share_K.min() or below_X[-1] < share_K.max():
             half *= 4
             x_X = self.estimate + half * np.linspace(-1, 1, 65)
             below_X = self.below(x_X)
-        for _ in range(3):
-            i = int(np.clip(np.searchsorted(below_X, share), 1, 64))
-            x_X = np.linspace(x_X[i - 1], x_X[i], 65)
-            below_X = self.below(x_X)
-        return float(np.interp(share, below_X, x_X))
+        i_K = np.clip(np.searchsorted(below_X, share_K), 1, len(x_X) - 1)
+        low_K, high_K, at = x_X[i_K - 1], x_X[i_K], np.arange(len(share_K))
+        for _ in range(2):
+            x_KX = np.linspace(low_K, high_K, 17, axis=1)
+            below_KX = self.below(x_KX.ravel()).reshape(x_KX.shape)
+            i_K = np.clip((below_KX < share_K[:, None]).sum(axis=1), 1, 16)
+            low_K, high_K = x_KX[at, i_K - 1], x_KX[at, i_K]
+        left_K, right_K = below_KX[at, i_K - 1], below_KX[at, i_K]
+        return (low_K + (high_K - low_K) * (share_K - left_K) / (right_K - left_K)).tolist()
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -63,7 +63,7 @@ def judged(rows: list[Row]) -> list[Row]:
     p_J = np.array([contrast.p for _, contrast in with_contrast])
     level = level_of(shared_J)
     for (row, contrast), p, adjusted_p in zip(with_contrast, p_J, adjusted(p_J, shared_J), strict=True):
-        lo, hi = contrast.quantile(ALPHA / 2), contrast.quantile(1 - ALPHA / 2)
+        lo, hi = contrast.quantiles([ALPHA / 2, 1 - ALPHA / 2])
         half = (hi - lo) / 2
         size = _ratio_text if row.is_ratio else "{:+.3g}".format
         verdict, reason = verdict_of(contrast.estimate, float(adjusted_p), row.sides, row.at_equal_lr, size)
@@ -77,8 +77,8 @@ def judged(rows: list[Row]) -> list[Row]:
 
 def detectable(contrast: Distribution, level: float) -> float:
     """The effect that would have been seen with probability POWER, at this level of a single effect."""
-    critical = contrast.quantile(1 - level / 2) - contrast.quantile(level / 2)
-    return (critical + contrast.quantile(POWER) - contrast.quantile(1 - POWER)) / 2
+    low, high, below, above = contrast.quantiles([level / 2, 1 - level / 2, 1 - POWER, POWER])
+    return (high - low + above - below) / 2
 
 
 def _ratio_text(effect: float) -> str:
