@@ -148,7 +148,9 @@ def our_usefulness(probed: ProbedDecoder, fit_BS: Tensor, tokens_BS: Tensor) -> 
 def our_jacobian(probed: ProbedDecoder, tokens_BS: Tensor, layer: int) -> tuple[float, float]:
     """The released form of one block with its standard error (all blocks are measured)."""
     found = jacobian_deviation(probed, tokens_BS[:, :-1], rng(), N_PROBES)["released"]
-    return found.by_layer[layer - 1], found.standard_error[layer - 1]
+    value = found.by_layer[layer - 1]
+    assert value is not None, "its square is a sum of squares"
+    return value, found.standard_error[layer - 1]
 
 
 def time_one(function: Callable, *arguments: object) -> tuple[float, np.ndarray]:

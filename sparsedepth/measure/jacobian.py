@@ -19,7 +19,8 @@ position gives g_s = sum_(t >= s) A_ts^T u_t, hence for
              position at once, from two products. In the same way E [mean_s h_s . mean_s h'_s] = ||E A_tt||_F^2 where
              all positions share one v.
 `per_token` draws v_s for every position, so its error shrinks with the tokens; the matrices of the other two are probed
-by `n_probes` shared ones. The square is unbiased; the root is taken last (of 0 if noise makes the square negative).
+by `n_probes` shared ones. The square is unbiased; the root is taken last. Where noise makes a square
+negative, the layer and the model's score are NULL: a value of 0 would be a claim.
 With sqrt(D) times the D unit vectors as probes, one position at a time, the same formulas are exact.
 
 Standard errors are those of the probes, for the given tokens. Shared probes: the variance of v' B v is 2 tr B^2, and
@@ -33,7 +34,7 @@ Shapes: N and B sequences, T tokens of one sequence, D width of the residual str
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal, get_args
 
 import numpy as np
@@ -59,12 +60,12 @@ GRAPH_MEMORY = 8
 class FormDeviation:
     """One form of the deviation. 0: the block is the identity plus a constant."""
 
-    by_layer: list[float]
-    """layers 1..L, from 0"""
+    by_layer: list[float | None]
+    """layers 1..L, from 0; None where noise makes the square negative"""
     standard_error: list[float]
     """of the probes, by layer; 0 if exact"""
     score: BootstrapEstimate
-    """mean over layers; the interval is over sequences, with fixed probes"""
+    """mean over layers; the interval is over sequences, with fixed probes; None where that of a layer is"""
     score_standard_error: float
     """of the probes"""
 
@@ -180,15 +181,20 @@ def _summarise(
             square_LR = ((weight_RN @ kernel_LNN) * weight_RN).sum(-1)
             return np.sqrt(np.maximum(square_LR, 0)).mean(0) / unit
 
-        value_L = np.sqrt(np.maximum(kernel_LNN.mean((1, 2)), 0))
+        square_L = kernel_LNN.mean((1, 2))
+        value_L = np.sqrt(np.maximum(square_L, 0))
         square_error_L = np.sqrt(variance_L) if n_probes is not None else np.zeros_like(value_L)
         with np.errstate(divide="ignore", invalid="ignore"):
             # d sqrt(q) = dq / (2 sqrt(q)), at most the root of the error, also where q is 0.
             error_L = np.fmin(square_error_L / (2 * value_L), np.sqrt(square_error_L))
+        found = estimate(score, np.eye(kernel_LNN.shape[1]))
+        is_known = (square_L >= 0).all()
         return FormDeviation(
-            by_layer=(value_L / unit).tolist(),
+            by_layer=[
+                float(value) / unit if square >= 0 else None for value, square in zip(value_L, square_L, strict=True)
+            ],
             standard_error=(error_L / unit).tolist(),
-            score=estimate(score, np.eye(kernel_LNN.shape[1])),
+            score=found if is_known else replace(found, value=None, lo=None, hi=None),
             score_standard_error=float(np.linalg.norm(error_L)) / len(layers) / unit,
         )
 

@@ -187,7 +187,7 @@ _RECORDS: tuple[Quantity, ...] = (
              label="permutation: relative loss increase"),
     # Jacobians of the blocks
     *(Quantity(name, f"{formula} of the block{more}", tables=RUNS_LAYERS, measure="jacobian", source=source,
-               better="high", has_interval=True, has_error=True, in_runs="mean over blocks of {}; by random probes",
+               better="high", has_interval=True, has_error=True, in_runs="mean over blocks of {}; by random probes; NULL where their noise makes a square negative",
                carried_by="layer", label=label)
       for name, formula, more, source, label in (
           ("jacobian_deviation", "sqrt(E_t ||J_tt - I||_F^2)", ", J_tt = d x_l[t] / d x_(l-1)[t]", SPARSITY,

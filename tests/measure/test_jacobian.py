@@ -6,6 +6,7 @@ import torch
 from reference import FAMILIES, jacobian_blocks, run_config
 from support.handmade_models import HandMadeModel, brackets, identity, integers, normal, rng, tokens_per_pass
 
+from sparsedepth.measure import jacobian
 from sparsedepth.measure.jacobian import FORMS, jacobian_deviation
 from sparsedepth.model.decoder import Decoder
 from sparsedepth.probe.probed_model import ProbedDecoder
@@ -93,6 +94,21 @@ def test_the_error_of_a_mean_over_layers_is_that_of_independent_ones():
         first, second = deviation.standard_error
         assert 0 < first != second > 0
         assert deviation.score_standard_error == pytest.approx((first**2 + second**2) ** 0.5 / 2)
+
+
+def test_a_square_that_noise_makes_negative_is_missing_and_not_0():
+    """The second layer's two draws of probes disagree: of all forms only the one that multiplies them is negative."""
+    probes_NPD = torch.tensor([[[1.0, 2.0], [2.0, 1.0]], [[1.0, 1.0], [2.0, 2.0]], [[1.5, 1.0], [1.0, 1.0]]])
+    first, second = (
+        jacobian._Layer(squares=[torch.ones(3, 4)], averaged=[(probes_NPD, sign * probes_NPD)], released=[probes_NPD])
+        for sign in (1, -1)
+    )
+    found = jacobian._summarise([first, second], 2, 2, rng())
+    known, missing = found["averaged"].by_layer
+    assert known is not None and known > 0 and missing is None
+    assert (found["averaged"].score.value, found["averaged"].score.lo) == (None, None)
+    assert None not in found["released"].by_layer and found["released"].score.value is not None
+    assert jacobian._summarise([first, first], 2, 2, rng())["averaged"].score.value == pytest.approx(known)
 
 
 def test_probes_do_not_depend_on_the_batch_and_repeat():
