@@ -1,5 +1,4 @@
-"""The evidence for each link of the chain, and the verdict it supports. (For the evidence level of a recipe, from its
-held-out tests, see `sparsedepth.recipe.card.earned_word`.)
+"""The evidence for each link of the chain, and the verdict it supports.
 
     associated  the rank correlation within depth excludes 0 (see `chain`)
     predicts    associated, and held-out depths are predicted better than by their own mean:

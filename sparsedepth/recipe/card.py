@@ -53,13 +53,6 @@ class Candidate(Section):
         return comparison_of(self.effect)
 
 
-class Domain(Section):
-    """The values and ranges that the evidence covers."""
-
-    ranges: dict[str, tuple[int | float, int | float]]
-    values: dict[str, tuple[str, ...]]
-
-
 class Recipe(Section):
     """The recommendation at one depth."""
 
@@ -83,7 +76,6 @@ class Recipe(Section):
         tuple[str, str] | None, Field(description="two settings, each better alone, that were not run together")
     ] = None
     abstained: Annotated[str, Field(description="why nothing is recommended; empty if something is")] = ""
-    is_compared: Annotated[bool, Field(description="whether any setting has an interval")] = False
     weakness: Annotated[str, Field(description="why these models are no evidence about depth; empty if they are")] = ""
     unknown: Annotated[
         str, Field(description="source of third-party runs, and what is unknown about them; empty without any")
@@ -92,8 +84,13 @@ class Recipe(Section):
         tuple[str, ...], Field(description="fields that no third-party run states; `config` has RunConfig's defaults")
     ] = ()
     tried: Annotated[dict[str, list[float]], Field(description="tuned field -> values tried")] = {}
-    domain: Domain
+    seen_on: Annotated[str, Field(description="data, sizes and devices of the runs")]
     run_ids: tuple[str, ...]
+
+    @property
+    def is_compared(self) -> bool:
+        """Whether any setting has an interval."""
+        return any(candidate.effect.lo is not None for candidate in self.candidates)
 
     @property
     def changes(self) -> tuple[Candidate, ...]:
@@ -146,12 +143,6 @@ class Test(Section):
     text: str
 
 
-class Divergence(Section):
-    run_id: str
-    setting: str
-    cause: str | None
-
-
 class Provenance(Section):
     folders: list[str]
     run_ids: list[str]
@@ -163,7 +154,6 @@ class Provenance(Section):
     hours: Annotated[dict[str, float], Field(description="device -> wall-clock hours, tuning included")]
     node_hours: Annotated[float | None, Field(description="on a cluster, tuning and lost starts included")] = None
     command: str
-    figures: str
 
 
 class Card(Section):
@@ -172,8 +162,6 @@ class Card(Section):
     holdout: Holdout | None = None
     verification: Verification | None = None
     tests: Annotated[tuple[Test, ...], Field(description="of the recipe; none where nothing is recommended")] = ()
-    confounds: tuple[str, ...] = ()
-    diverged: tuple[Divergence, ...] = ()
     provenance: Provenance
 
 

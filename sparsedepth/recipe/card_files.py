@@ -11,7 +11,6 @@ from sparsedepth.config.run import RunConfig
 from sparsedepth.files import write_text
 from sparsedepth.recipe import text
 from sparsedepth.recipe.card import Card, card_path, write_card
-from sparsedepth.recipe.domain import domain_texts
 from sparsedepth.recipe.verify import pair_yaml
 from sparsedepth.store import terminal
 from sparsedepth.store.render import to_markdown
@@ -96,19 +95,9 @@ def card_markdown(card: Card) -> str:
         card=card,
         recipe=card.recipe,
         table=Verbatim(to_markdown(text.recipe_table(card).without_empty())),
-        differing=_differing_yaml(card),
         text=text,
-        domain=[f"{name}: {values}" for name, values in domain_texts(card.recipe.domain)],
         defaults=defaults_texts(card),
     )
-
-
-def _differing_yaml(card: Card) -> Verbatim | None:
-    """The fields that differ from RunConfig's defaults."""
-    if card.recipe.config is None:
-        return None
-    differing = card.recipe.config.model_dump(mode="json", exclude_defaults=True, exclude={"seed"})
-    return Verbatim(yaml_text({"n_layers": card.recipe.depth, **differing}).rstrip())
 
 
 def _inert(value: Any) -> str:

@@ -1,8 +1,6 @@
 """The tests of a recipe, each passed, failed or not run: in-sample, held-out depth, fresh seeds, several scales, equal
 cost. They take the place of a grade."""
 
-from collections.abc import Iterator
-
 from sparsedepth.config.plain_text import counted
 from sparsedepth.recipe.card import Holdout, Recipe, Test, Verification, comparison_of
 
@@ -35,30 +33,24 @@ def _held_out(recipe: Recipe, holdout: Holdout | None) -> Test:
     fitted = f"{', '.join(map(str, holdout.fitted_on))} layers recommend {' and '.join(holdout.changes) or 'no change'}"
     if not holdout.changes:
         outcome = "failed" if recipe.changes else "not run"
-        return Test(name=name, outcome=outcome, text=f"{fitted} at {holdout.depth}{errors_text(holdout)}")
+        return Test(name=name, outcome=outcome, text=f"{fitted} at {holdout.depth}{_errors_text(holdout)}")
     is_same = set(holdout.changes) == {change.setting for change in recipe.changes}
     is_passed = holdout.outcome == "confirmed" and (is_same or not recipe.changes)
     other = "" if is_same or not recipe.changes else ", not this recipe"
     outcome = "passed" if is_passed else "not run" if holdout.outcome == "not tested" else "failed"
-    text = f"{fitted}{other}; {holdout.outcome} at {holdout.depth}{errors_text(holdout)}"
+    text = f"{fitted}{other}; {holdout.outcome} at {holdout.depth}{_errors_text(holdout)}"
     return Test(name=name, outcome=outcome, text=text)
 
 
-def errors_text(holdout: Holdout) -> str:
+def _errors_text(holdout: Holdout) -> str:
     """'; mean error of its predictions 0.02, of predicting no effect 0.05'."""
-    pairs = list(_pairs(holdout))
-    if not pairs:
+    pairs = [(p.predicted.estimate, p.measured.estimate) for p in holdout.predictions if p.measured]
+    known = [(own, there) for own, there in pairs if own is not None and there is not None]
+    if not known:
         return ""
-    error = sum(abs(own - there) for own, there in pairs) / len(pairs)
-    no_effect = sum(abs(there) for _, there in pairs) / len(pairs)
+    error = sum(abs(own - there) for own, there in known) / len(known)
+    no_effect = sum(abs(there) for _, there in known) / len(known)
     return f"; mean error of its predictions {error:.2g}, of predicting no effect {no_effect:.2g}"
-
-
-def _pairs(holdout: Holdout) -> Iterator[tuple[float, float]]:
-    for prediction in holdout.predictions:
-        there = prediction.measured
-        if there is not None and prediction.predicted.estimate is not None and there.estimate is not None:
-            yield prediction.predicted.estimate, there.estimate
 
 
 def _fresh_seeds(verification: Verification | None) -> Test:

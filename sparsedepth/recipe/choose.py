@@ -9,6 +9,7 @@ at the two nearest.
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import pandas as pd
 
@@ -18,7 +19,7 @@ from sparsedepth.config.run import RunConfig
 from sparsedepth.effects.cells import BASELINE
 from sparsedepth.effects.effect import Effect
 from sparsedepth.recipe.card import Candidate, Place, Recipe, comparison_of
-from sparsedepth.recipe.domain import domain_of
+from sparsedepth.recipe.domain import seen_on
 from sparsedepth.recipe.evidence import Evidence, changed_config, differing_values
 from sparsedepth.store.comparable_loss import COMMON, has_one_context
 from sparsedepth.store.degeneracy import common_weakness, degeneracy, degeneracy_note, score_rows
@@ -66,7 +67,7 @@ def derive(
         matched=matched,
         place=place,
         shown_at=shown_at,
-        domain=domain_of(used),
+        seen_on=seen_on(used),
         run_ids=tuple(sorted(used["run_id"])),
         unknown=import_note(used),
         defaulted=unstated(used),
@@ -123,10 +124,9 @@ def _nothing(runs: pd.DataFrame, found: Evidence) -> str:
     """Why there is nothing to compare."""
     if len(found.runs) and not len(found.results):
         return f"only tuning runs are complete so far ({len(found.runs)})"
-    only_models = len(runs) and not len(found.runs)
-    return "no finished run" + (
-        ": models that were only measured, whose training choices are not known" if only_models else ""
-    )
+    if len(runs) and not len(found.runs):
+        return "no finished run: models that were only measured, whose training choices are not known"
+    return "no finished run"
 
 
 # Candidates
@@ -190,13 +190,11 @@ class Choice:
 def _decide(found: Evidence, recipe: Recipe) -> Recipe:
     nearest, depth = recipe.shown_at[0], recipe.depth
     assert depth is not None
-    recipe = _with(recipe, is_compared=any(c.effect.lo is not None for c in recipe.candidates))
     recipe = _with(recipe, others=tuple(_others(found, recipe)))
     good = [candidate for candidate in recipe.candidates if candidate.comparison == "better" and not candidate.refused]
     if not good:
         return _weak(found, _with(recipe, abstained=_why_nothing(found, recipe)))
-    choice = _choose(found, nearest, good)
-    _check_pair(choice, recipe)
+    choice = _choose(found, recipe, good)
     of_choice = found.effect(nearest, choice.setting)
     assert of_choice is not None
     candidates = tuple(
@@ -208,8 +206,7 @@ def _decide(found: Evidence, recipe: Recipe) -> Recipe:
         )
         for candidate in recipe.candidates
     )
-    context = [found.label(nearest, changes) for changes in _scales(found, nearest)]
-    beside = [found.effect(nearest, choice.setting, name) for name in context if name]
+    beside = (found.effect(nearest, choice.setting, setting) for setting in _scales(found, nearest))
     recipe = _with(
         recipe,
         candidates=candidates,
@@ -221,21 +218,21 @@ def _decide(found: Evidence, recipe: Recipe) -> Recipe:
     return _weak(found, recipe)
 
 
-def _choose(found: Evidence, depth: int, good: Sequence[Candidate]) -> Choice:
+def _choose(found: Evidence, recipe: Recipe, good: Sequence[Candidate]) -> Choice:
     """The best setting, with every other one that was run together with it and is better so."""
-    singles = [candidate for candidate in good if not candidate.is_combination]
-    if not singles:
-        fewest = min(len(found.changes[candidate.setting]) for candidate in good)
-        singles = [max((c for c in good if len(found.changes[c.setting]) == fewest), key=_gain)]
-    first, *rest = sorted(singles, key=_gain, reverse=True)
+    depth, values = recipe.shown_at[0], {candidate.setting: candidate.values for candidate in recipe.candidates}
+    ranked = sorted(good, key=_gain, reverse=True)
+    first, *rest = [candidate for candidate in ranked if not candidate.is_combination] or ranked[:1]
     choice = Choice(setting=first.setting, parts=[first.setting])
     for other in rest:
         so_far, own = found.changes[choice.setting], found.changes[other.setting]
         if {name for name, _ in so_far} & {name for name, _ in own}:
             choice.refused[other.setting] = f"{choice.setting} does better"
         elif (union := found.label(depth, so_far | own)) is None:
-            choice.refused[other.setting] = f"not run together with {choice.setting}"
-            choice.untested = choice.untested or (choice.setting, other.setting)
+            error = _error_of(recipe, values[choice.setting], values[other.setting])
+            reason = f"cannot be combined with {choice.setting}: {error}" if error else ""
+            choice.refused[other.setting] = reason or f"not run together with {choice.setting}"
+            choice.untested = choice.untested or (None if error else (choice.setting, other.setting))
         elif _adds(found, depth, union, other.setting, choice.setting):
             choice.setting = union
             choice.parts.append(other.setting)
@@ -244,29 +241,22 @@ def _choose(found: Evidence, depth: int, good: Sequence[Candidate]) -> Choice:
     return choice
 
 
-def _check_pair(choice: Choice, recipe: Recipe) -> None:
-    """Two settings that no run can combine are no pair to test."""
-    values = {candidate.setting: candidate.values for candidate in recipe.candidates}
-    if choice.untested is None or recipe.baseline is None:
-        return
-    first, second = choice.untested
+def _error_of(recipe: Recipe, *changes: Mapping[str, Any]) -> str:
+    """Why no run can combine these changes; '' if it can."""
+    assert recipe.baseline is not None
     try:
-        changed_config(recipe.baseline, values[first], values[second])
+        changed_config(recipe.baseline, *changes)
     except ValueError as error:
-        choice.refused[second] = f"cannot be combined with {first}: {error}"
-        choice.untested = None
+        return str(error)
+    return ""
 
 
 def _adds(found: Evidence, depth: int, union: str, setting: str, context: str) -> bool:
     """Whether a setting beside another is better than that alone: both against the baseline, and not worse beside."""
-    both, alone, beside = (
-        found.effect(depth, union),
-        found.effect(depth, context),
-        found.effect(depth, setting, context),
-    )
-    if both is None or alone is None or comparison_of(both) != "better" or comparison_of(beside) == "worse":
+    both, alone = found.effect(depth, union), found.effect(depth, context)
+    if both is None or alone is None or comparison_of(both) != "better":
         return False
-    return _size(both) > _size(alone)
+    return comparison_of(found.effect(depth, setting, context)) != "worse" and _size(both) > _size(alone)
 
 
 def _gain(candidate: Candidate) -> float:
@@ -274,8 +264,7 @@ def _gain(candidate: Candidate) -> float:
 
 
 def _size(effect: Effect) -> float:
-    assert effect.estimate is not None
-    return quantities.sign(effect.outcome) * effect.estimate
+    return quantities.sign(effect.outcome) * (effect.estimate or 0.0)
 
 
 def _others(found: Evidence, recipe: Recipe) -> Iterator[Effect]:
@@ -288,18 +277,16 @@ def _others(found: Evidence, recipe: Recipe) -> Iterator[Effect]:
             yield effect
 
 
-def _scales(found: Evidence, depth: int) -> list[frozenset]:
+def _scales(found: Evidence, depth: int) -> list[str]:
     """The settings that are another width or budget alone."""
-    scales = {*BUDGET} - {*DATA}
-    every = [found.changes[effect.setting] for effect in found.effects(depth) if effect.question == "setting"]
-    return [changes for changes in every if {name for name, _ in changes} <= scales]
+    settings = [effect.setting for effect in found.effects(depth) if effect.question == "setting"]
+    return [setting for setting in settings if {name for name, _ in found.changes[setting]} <= {*BUDGET} - {*DATA}]
 
 
 def _why_nothing(found: Evidence, recipe: Recipe) -> str:
     """Why no setting is recommended."""
     if not recipe.candidates:
-        names = sorted({name for _, changes in found.changes.items() for name, _ in changes} & {*DATA})
-        if names:
+        if names := sorted({name for changes in found.changes.values() for name, _ in changes} & {*DATA}):
             return f"the runs differ only in their data ({', '.join(names[:3])}), which is not a remedy"
         return "all runs have the same configuration: nothing was varied"
     if refused := [c for c in recipe.candidates if c.refused]:

@@ -6,16 +6,20 @@ verdict 'better' at the held-out depth too, refuted if 'worse'.
 
 from collections.abc import Mapping
 
+from sparsedepth.effects.effect import Effect
 from sparsedepth.recipe.card import Comparison, Holdout, Outcome, Prediction, Recipe, comparison_of
 from sparsedepth.recipe.choose import derive
 from sparsedepth.recipe.evidence import Evidence
 
-OUTCOMES: Mapping[Comparison, Outcome] = {
-    "better": "confirmed",
-    "worse": "refuted",
-    "not shown": "not confirmed",
-}
-"""A recipe's effect on runs that it did not see -> the outcome for the recipe."""
+OUTCOMES: Mapping[Comparison, Outcome] = {"better": "confirmed", "worse": "refuted", "not shown": "not confirmed"}
+
+
+def outcome_of(gain: Effect | None) -> Outcome:
+    """The outcome for a recipe of its effect on runs that it did not see."""
+    if gain is None or gain.estimate is None:
+        lost = 0 if gain is None else (gain.diverged or 0) - (gain.diverged_baseline or 0)
+        return "refuted" if lost > 1 else "not tested"
+    return OUTCOMES[comparison_of(gain)]
 
 
 def hold_out(found: Evidence, depth: int, recipe: Recipe) -> Holdout:
@@ -33,7 +37,6 @@ def hold_out(found: Evidence, depth: int, recipe: Recipe) -> Holdout:
         )
     shallower = derive(found.runs, depth, recipe.objective, recipe.matched, found, below=depth)
     gain = found.effect(depth, shallower.effect.setting) if shallower.effect else None
-    is_tested = gain is not None and gain.estimate is not None
     return Holdout(
         depth=depth,
         fitted_on=fitted_on,
@@ -43,5 +46,5 @@ def hold_out(found: Evidence, depth: int, recipe: Recipe) -> Holdout:
             for c in shallower.candidates
         ),
         gain=gain,
-        outcome=OUTCOMES[comparison_of(gain)] if is_tested else "not tested",
+        outcome=outcome_of(gain),
     )

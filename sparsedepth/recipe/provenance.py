@@ -37,7 +37,6 @@ def provenance_of(runs: pd.DataFrame, used: pd.DataFrame, recipe: Recipe, folder
         hours=hours,
         node_hours=float(sum(on_nodes)) if len(on_nodes) else None,
         command=f"sparsedepth recipe {paths} {options}",
-        figures=f"sparsedepth plot {paths} --figure all -o figures",
     )
 
 

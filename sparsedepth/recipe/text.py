@@ -9,7 +9,6 @@ from sparsedepth.effects.effect import Effect
 from sparsedepth.effects.text import setting_text, size_text, title
 from sparsedepth.effects.verdict import POWER
 from sparsedepth.recipe.card import Candidate, Card, Comparison, Recipe
-from sparsedepth.recipe.domain import seen_on
 from sparsedepth.store import terminal
 from sparsedepth.store.query_result import QueryResult
 
@@ -109,17 +108,14 @@ def recipe_table(card: Card, most: int | None = None) -> QueryResult:
     """The settings tried, a row each: those to do, not to do, and not shown; combinations last in their list. Of `most`
     rows each list has one at least."""
     names = ("list", "effect", "lo", "hi", "detectable", "seeds", "diverged", "lr", "flops", "params", "setting")
-    lists: dict[Comparison, list[Candidate]] = {comparison: [] for comparison in LISTS}
-    for candidate in sorted(card.recipe.candidates, key=lambda c: (c.is_combination, -abs(c.effect.estimate or 0.0))):
-        lists[candidate.comparison].append(candidate)
-    ranked = [
-        (rank > 0, place, candidate)
-        for place, found in enumerate(lists.values())
-        for rank, candidate in enumerate(found)
-    ]
-    kept = sorted(ranked, key=lambda entry: entry[:2])[:most]
-    found = sorted(kept, key=lambda entry: (entry[1], entry[0]))
-    return QueryResult(columns=names, rows=tuple(_row(candidate) for _, _, candidate in found))
+    order = [*LISTS]
+    found = sorted(
+        card.recipe.candidates,
+        key=lambda c: (order.index(c.comparison), c.is_combination, -abs(c.effect.estimate or 0.0)),
+    )
+    first = {candidate.comparison: candidate for candidate in reversed(found)}
+    kept = {c.setting for c in sorted(found, key=lambda c: c is not first[c.comparison])[:most]}
+    return QueryResult(columns=names, rows=tuple(_row(candidate) for candidate in found if candidate.setting in kept))
 
 
 def _row(candidate: Candidate) -> tuple:
@@ -143,7 +139,7 @@ def paragraph(card: Card, most: int | None = None) -> list[str]:
     recipe = card.recipe
     findings = [*_apart(recipe), *_dependent(recipe), *_diverged(recipe), *_withheld(recipe)]
     explained = [_explained(recipe)] if recipe.candidates else []
-    seen = [f"Seen only on {seen_on(recipe.domain)}."] if recipe.run_ids else []
+    seen = [f"Seen only on {recipe.seen_on}."] if recipe.run_ids else []
     return [*findings[:most], *explained, *seen]
 
 
@@ -163,8 +159,9 @@ def _explained(recipe: Recipe) -> str:
 
 
 def _dependent(recipe: Recipe) -> Iterator[str]:
+    told = {frozenset((e.setting, e.context)) for e in recipe.others if e.question == "beside"}
     for effect in recipe.others:
-        if effect.question == "beside":
+        if effect.question == "beside" or frozenset((effect.setting, effect.context)) not in told:
             yield f"But {setting_text(effect.model_dump())}: {effect.verdict}, {effect_text(effect)}."
 
 
@@ -197,16 +194,13 @@ def _diverged(recipe: Recipe) -> Iterator[str]:
         yield f"Diverged: {', '.join(texts)}."
 
 
-def tests_lines(card: Card) -> list[str]:
-    """'passed   equal cost: FLOPs x1', a line for each test."""
-    return [f"{test.outcome:<8} {test.name}: {test.text}" for test in card.tests]
-
-
-def _short_tests(card: Card) -> list[str]:
-    """The same with those not run in one line."""
-    made = [line for line, test in zip(tests_lines(card), card.tests, strict=True) if test.outcome != "not run"]
+def tests_lines(card: Card, is_short: bool = False) -> list[str]:
+    """'passed   equal cost: FLOPs x1', a line for each test; or those not run in one line."""
+    lines = [f"{test.outcome:<8} {test.name}: {test.text}" for test in card.tests]
     missing = [f"{test.name} ({test.text})" for test in card.tests if test.outcome == "not run"]
-    return [*made, *([f"not run  {', '.join(missing)}"] if missing else [])]
+    if not is_short or not missing:
+        return lines
+    return [*(line for line in lines if not line.startswith("not run")), f"not run  {', '.join(missing)}"]
 
 
 # Whole texts
@@ -230,7 +224,7 @@ def _composed(card: Card, width: int, n_rows: int | None, n_findings: int | None
     parts = [
         textwrap.fill(sentence(card), width, break_on_hyphens=False),
         f"{table}{more}",
-        terminal.wrapped(tests_lines(card) if n_rows is None else _short_tests(card), width),
+        terminal.wrapped(tests_lines(card, is_short=n_rows is not None), width),
         terminal.wrapped(paragraph(card, n_findings), width),
     ]
     return "\n\n".join(part.rstrip("\n") for part in parts if part)

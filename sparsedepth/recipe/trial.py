@@ -15,7 +15,8 @@ from sparsedepth.recipe.verify import with_verification
 def with_trial(card: Card, folders: Sequence[Path]) -> Card:
     """The card with the verification found next to its results, if any: the latest; of several of one card, which share
     their first seeds, that with the most."""
-    trials = [trial for _, trial in verified_cards(folders) if is_trial_of(trial.recipe, card.recipe)]
+    claim = claim_of(card.recipe), card.recipe.run_ids
+    trials = [t for _, t in verified_cards(folders) if (claim_of(t.recipe), t.recipe.run_ids) == claim]
     tests = [(trial.version, test) for trial in trials if (test := trial.verification)]
     if not tests:
         return card
@@ -27,11 +28,6 @@ def trials_of(folders: Sequence[Path]) -> list[tuple[Path, Card]]:
     """(folder, verified card) next to results folders, of recipes derived from one of them (by its name)."""
     names = {folder.resolve().name for folder in folders}
     return [(path, card) for path, card in verified_cards(folders) if names & _sources(card)]
-
-
-def is_trial_of(verified: Recipe, recipe: Recipe) -> bool:
-    """Whether it is the verified recipe: the same claim, from the same runs."""
-    return claim_of(verified) == claim_of(recipe) and set(verified.run_ids) == set(recipe.run_ids)
 
 
 def claim_of(recipe: Recipe) -> str:

@@ -22,10 +22,7 @@ from sparsedepth.effects.verdict import Side, verdict_of
 from sparsedepth.recipe.card import Card, Comparison, Ingredient, Need, Verification, comparison_of
 from sparsedepth.recipe.checklist import tests_of
 from sparsedepth.recipe.evidence import changed_config, effects_of
-from sparsedepth.recipe.holdout import OUTCOMES
-
-Configs = Mapping[str, RunConfig]
-"""Name -> configuration."""
+from sparsedepth.recipe.holdout import outcome_of
 
 LEAST_TUNED = 3
 """Values that a sweep tries of a tuned field, at least."""
@@ -49,21 +46,8 @@ def configurations(card: Card) -> dict[str, RunConfig]:
     configs = {"baseline": recipe.baseline, "recipe": recipe.config}
     for left_out in recipe.changes if len(recipe.changes) > 1 else ():
         others = [change.values for change in recipe.changes if change is not left_out]
-        config = changed_config(recipe.config, left_out.baseline_values, *others)
-        configs[f"without {left_out.setting}"] = config
+        configs[f"without {left_out.setting}"] = changed_config(recipe.config, left_out.baseline_values, *others)
     return configs
-
-
-def pair_configurations(card: Card) -> dict[str, RunConfig]:
-    """The baseline, two settings that were not run together, each alone, and both. Raises ValueError for a card without
-    such a pair, or settings that cannot be combined."""
-    recipe = card.recipe
-    if recipe.untested is None or recipe.baseline is None:
-        raise ValueError("the recipe has no two settings that were not run together")
-    values = {candidate.setting: candidate.values for candidate in recipe.candidates}
-    alone = {setting: changed_config(recipe.baseline, values[setting]) for setting in recipe.untested}
-    both = changed_config(recipe.baseline, *(values[setting] for setting in recipe.untested))
-    return {"baseline": recipe.baseline, **alone, "both": both}
 
 
 def fresh_seeds(card: Card, n: int) -> list[int]:
@@ -75,7 +59,7 @@ def fresh_seeds(card: Card, n: int) -> list[int]:
     return list(range(first, first + n))
 
 
-def differing(configs: Configs, excluded: Sequence[str] = ()) -> list[str]:
+def differing(configs: Mapping[str, RunConfig], excluded: Sequence[str] = ()) -> list[str]:
     """The fields in which the configurations differ, without those `excluded`."""
     names = [name for name in CELL_FIELDS if name not in excluded]
     return [name for name in names if len({repr(getattr(config, name)) for config in configs.values()}) > 1]
@@ -88,22 +72,23 @@ def verification_fields(card: Card, n_seeds: int) -> dict[str, Any]:
     return _sweep_fields(card, configurations(card), "verify", question, n_seeds)
 
 
-def pair_fields(card: Card, n_seeds: int = 3) -> dict[str, Any]:
-    """The sweep that tests two settings together which were better one by one."""
-    configs = pair_configurations(card)
-    _, first, second, _ = configs
-    question = f"Are {first} and {second} better together than either alone?"
-    return _sweep_fields(card, configs, "pair", question, n_seeds)
-
-
 def pair_yaml(card: Card) -> str:
-    """The same as a definition for `sparsedepth sweep`. Raises ValueError for settings that cannot be combined."""
-    fields = pair_fields(card)
+    """The sweep that tests two settings together which were better one by one, for `sparsedepth sweep`."""
+    baseline, pair = card.recipe.baseline, card.recipe.untested
+    assert baseline is not None and pair is not None
+    values = {candidate.setting: candidate.values for candidate in card.recipe.candidates}
+    alone = {setting: changed_config(baseline, values[setting]) for setting in pair}
+    both = changed_config(baseline, *(values[setting] for setting in pair))
+    configs = {"baseline": baseline, **alone, "both": both}
+    question = f"Are {' and '.join(pair)} better together than either alone?"
+    fields = _sweep_fields(card, configs, "pair", question, n_seeds=3)
     build(SweepDefinition, fields, "the sweep of the pair")
     return yaml_text(fields)
 
 
-def _sweep_fields(card: Card, configs: Configs, name: str, question: str, n_seeds: int) -> dict[str, Any]:
+def _sweep_fields(
+    card: Card, configs: Mapping[str, RunConfig], name: str, question: str, n_seeds: int
+) -> dict[str, Any]:
     """Shared fields as the sweep's base, differing fields as its cells; lr is tuned again if it was."""
     tune = _tuned_again(card)
     fields = differing(configs, list(tune))
@@ -140,12 +125,11 @@ def verified(card: Card, runs: pd.DataFrame, seeds: Sequence[int]) -> Card:
     gain = gain and _judged_alone(gain, n_earlier=card.version - 1)
     settings = [change.setting for change in card.recipe.changes if len(card.recipe.changes) > 1]
     effects = {setting: against_recipe.get(f"without {setting}") for setting in settings}
-    is_compared = gain is not None and gain.estimate is not None
     verification = Verification(
         seeds=tuple(seeds),
         run_ids=tuple(sorted(runs["run_id"])),
         gain=gain,
-        outcome=OUTCOMES[comparison_of(gain)] if is_compared else "not tested",
+        outcome=outcome_of(gain),
         ingredients=tuple(
             Ingredient(left_out=setting, effect=effect, verdict=NEEDS[comparison_of(effect)])
             for setting, effect in effects.items()
@@ -184,11 +168,9 @@ def _judged_alone(gain: Effect, n_earlier: int) -> Effect:
     if gain.p is None or gain.estimate is None:
         return gain
     p = min(1.0, gain.p * 2**n_earlier)
-    sides = (
-        Side(name="the recipe", diverged=gain.diverged or 0),
-        Side(name="the baseline", diverged=gain.diverged_baseline or 0),
-    )
-    verdict, reason = verdict_of(gain.estimate, p, sides)
+    lost = {"the recipe": gain.diverged, "the baseline": gain.diverged_baseline}
+    recipe, baseline = (Side(name=name, diverged=n or 0) for name, n in lost.items())
+    verdict, reason = verdict_of(gain.estimate, p, (recipe, baseline))
     if gain.reason:
         verdict, reason = gain.verdict, gain.reason
     return gain.model_copy(update={"p_adjusted": p, "verdict": verdict, "reason": reason})

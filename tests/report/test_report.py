@@ -84,7 +84,7 @@ def test_a_search_has_no_card_effects_or_links(tmp_path):
 
 def test_the_card_holds_all_its_fields(contents):
     advice = advice_of(contents.card)
-    titles = ["Rule", "Settings", "Tests", "Domain", "Other explanations", "Provenance"]
+    titles = ["Rule", "Settings", "Tests", "Provenance"]
     assert re.findall(r"<h4>(.*?)</h4>", advice["page"]) == titles
     assert len(advice["tests"]) == 5 and advice["paragraph"][-1].startswith("Seen only on corpus ")
 
