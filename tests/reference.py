@@ -224,15 +224,16 @@ def jacobian_blocks(model: Decoder, tokens_BT: Tensor, layer: int) -> np.ndarray
 
 
 def branch_updates(model: Decoder, tokens_BT: Tensor, layer: int) -> tuple[Tensor, Tensor]:
-    """What attention and the feed-forward part of a block add, seen by hooks on the two modules, which training may
-    not call."""
+    """What attention and the feed-forward part of a block add, seen by hooks on the two modules, which training and
+    inference mode may not call."""
     block, seen, was_training = _block(model, layer), {}, model.training
     model.eval()
     hooks = [
         part.register_forward_hook(lambda _, __, out, name=name: seen.__setitem__(name, out.detach().double()))
         for name, part in (("attention", block.attention), ("ffn", block.ffn))
     ]
-    states(model, tokens_BT)
+    with torch.inference_mode(False), torch.no_grad():
+        states(model, tokens_BT)
     model.train(was_training)
     for hook in hooks:
         hook.remove()

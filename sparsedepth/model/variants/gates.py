@@ -29,7 +29,7 @@ class BranchGate(Block):
 
 
 class Admin(Block):
-    """w x + F x, under the norm of `variants.placement.PostNorm`."""
+    """w x + F x, under the norm of `model.variants.placement.PostNorm`."""
 
     def __init__(self, config: ModelConfig, layer: int):
         super().__init__(config, layer)
