@@ -51,30 +51,20 @@ class Norm(NamedTuple):
     eps: float
 
 
-class _Product(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, weight_XD: Tensor, kernel: str) -> Tensor:
-        ctx.save_for_backward(x, weight_XD)
-        ctx.kernel = kernel
-        return products.project(x, weight_XD, kernel)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, None]:
-        return *products.gradients(grads[0], *ctx.saved_tensors, ctx.kernel), None
-
-
 class _Sum(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, hidden: Tensor, weight_XD: Tensor, kernel: str) -> Tensor:
+    def forward(ctx: Any, x: Tensor | None, hidden: Tensor, weight_XD: Tensor, kernel: str) -> Tensor:
         ctx.save_for_backward(hidden, weight_XD)
-        ctx.kernel = kernel
+        ctx.kernel, ctx.has_x = kernel, x is not None
+        if x is None:
+            return products.project(hidden, weight_XD, kernel)
         return products.add_projection(x, hidden, weight_XD, kernel)
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:
-        return grads[0], *products.gradients(grads[0], *ctx.saved_tensors, ctx.kernel), None
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, Tensor, Tensor, None]:
+        gradients = products.gradients(grads[0], *ctx.saved_tensors, ctx.kernel)
+        return grads[0] if ctx.has_x else None, *gradients, None
 
 
 class _Heads(torch.autograd.Function):
@@ -180,7 +170,7 @@ def _rotated(y_BTX: Tensor, angle_TX: Tensor) -> Tensor:
 
 def product(x: Tensor, weight_XD: Tensor, kernel: str = "blas") -> Tensor:
     """x W'."""
-    return _Product.apply(x, weight_XD, kernel)
+    return _Sum.apply(None, x, weight_XD, kernel)
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:

@@ -97,7 +97,6 @@ def test_flash_computes_in_the_dtype_of_autocast(monkeypatch):
 def test_reference_stays_in_fp32_under_autocast():
     q, k, v = (x.detach() for x in inputs(2))
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        assert torch.equal(attention.reference(q, k, v, 4), attention.reference(q, k, v, 4))
         under = attention.reference(q, k, v, 4)
     assert torch.equal(under, attention.reference(q, k, v, 4))
 

@@ -1,5 +1,6 @@
 """The decoder against transformers, and its properties."""
 
+import ast
 import math
 import re
 from pathlib import Path
@@ -16,7 +17,7 @@ from torch._dynamo.testing import CompileCounter
 from sparsedepth.config.load import build
 from sparsedepth.config.model import ModelConfig
 from sparsedepth.config.role import fields_where
-from sparsedepth.model import attention
+from sparsedepth.model import attention, decoder
 from sparsedepth.model.context import Context
 from sparsedepth.model.decoder import Decoder
 from sparsedepth.model.feedforward import RouterLoss
@@ -309,3 +310,13 @@ def test_mixed_precision_gives_the_kernels_one_dtype_and_nearly_the_same_logits(
         found = model(tokens())
     assert seen == {torch.bfloat16}
     torch.testing.assert_close(found.float(), expected, atol=0.05, rtol=0.05)
+
+
+def test_the_decoder_and_each_variant_are_short():
+    """What is read in a sitting: `variants` hold classes of at most 40 lines."""
+    model = Path(decoder.__file__).parent
+    assert len((model / "decoder.py").read_text().splitlines()) <= 150
+    for path in (model / "variants").glob("*.py"):
+        for node in ast.parse(path.read_text()).body:
+            if isinstance(node, ast.ClassDef):
+                assert node.body[-1].end_lineno - node.lineno < 40, f"{path.name}: {node.name}"

@@ -21,12 +21,11 @@ from sparsedepth.model.norms import RMSNorm
 
 
 class Sources(nn.Module):
-    """Reading and writing of sources for one branch; `branch` 2L is the head."""
+    """Reading and writing of sources for one branch; `branch` 2L is the head. The buffers [S] are 1.0 at sources that
+    it does not read, and at the one that it writes to."""
 
     unseen: Tensor
-    """[S]: 1.0 at sources that the branch does not read"""
     own_source: Tensor
-    """[S]: 1.0 at the source that it writes to"""
 
     def __init__(self, config: ModelConfig, branch: int):
         super().__init__()

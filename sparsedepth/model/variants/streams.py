@@ -22,9 +22,8 @@ SINKHORN_STEPS = 20
 """Iterations of row and column normalisation (2512.24880)."""
 
 
-class Streams(nn.Module):
-    """plain: (a_i, b_i, R_i.) = start_i + s tanh(W N(X_i)), N over one stream, s one number for b and one for a and R
-    (2409.19606)."""
+class Coefficients(nn.Module):
+    """The coefficients of one branch, from the streams."""
 
     n_sizes, opened, closed, mixed = 2, 1.0, 0.0, 0.0
     """numbers s, and initial biases: of the stream that is read, of the others, of mixing with another stream"""
@@ -59,6 +58,11 @@ class Streams(nn.Module):
         mix = self.size_scalar[0 if self.n_sizes == 2 else 2]
         size_c = torch.cat((self.size_scalar[:2], mix.expand(self.n)))[first:last]
         return self.start_scalar.view(self.n, -1)[:, first:last] + size_c * z_BTnc
+
+
+class Streams(Coefficients):
+    """plain: (a_i, b_i, R_i.) = start_i + s tanh(W N(X_i)), N over one stream, s one number for b and one for a and R
+    (2409.19606)."""
 
     def weights(self, x_BTnD: Tensor) -> Tensor:
         """a_BTn1."""
