@@ -11,6 +11,7 @@ from sparsedepth.model import fused
 from sparsedepth.model.block import Block, Part
 from sparsedepth.model.context import Context
 from sparsedepth.model.feedforward import FeedForward, RouterLoss
+from sparsedepth.model.linear import Linear
 from sparsedepth.model.norms import RMSNorm
 from sparsedepth.model.stacked import times
 
@@ -46,27 +47,48 @@ class FusedBlock(Block):
 
     def __init__(self, config: ModelConfig, layer: int):
         super().__init__(config, layer)
-        self.fuses_attention, self.fuses_ffn = is_supported("attention", config), is_supported("ffn", config)
+        self.fuses_attention = is_supported("attention", config)
+        self.fuses_ffn = is_supported("ffn", config) and isinstance(self.ffn, FeedForward)
 
     def _norm(self, norm: nn.Module) -> fused.Norm:
         """A norm with s as part of its weight."""
         assert isinstance(norm, RMSNorm)
         return fused.Norm(times(norm.weight, self.depth_factor) if self.is_scaled else norm.weight, norm.eps)
 
-    def after_attention(self, x_BTD: Tensor, context: Context) -> Tensor:
-        if not (self.fuses_attention and fused.use_fused(x_BTD, self.training)):
-            return super().after_attention(x_BTD, context)
+    def _attended(self, x_BTD: Tensor, context: Context) -> Tensor:
+        """The attended values of all heads, from the stream."""
         assert context.rotary is not None
-        x_BTD, part = self.mix_with_start(x_BTD, context), self.attention
-        matrices, norm = (part.query.matrix, part.key.matrix, part.value.matrix), self._norm(self.attention_norm)
-        heads = fused.rotated_heads(x_BTD, *matrices, context.rotary, norm, part.query.kernel)
-        return fused.add_product(x_BTD, part.attended(*heads, context), part.output.matrix, part.output.kernel)
+        part, norm = self.attention, self._norm(self.attention_norm)
+        matrices = part.query.matrix, part.key.matrix, part.value.matrix
+        return part.attended(*fused.rotated_heads(x_BTD, *matrices, context.rotary, norm, part.query.kernel), context)
+
+    def _hidden(self, u_BTD: Tensor) -> Tensor:
+        """The hidden units, from the stream."""
+        part, norm = self.ffn, self._norm(self.ffn_norm)
+        assert isinstance(part, FeedForward) and part.gate is not None
+        return fused.swiglu(u_BTD, part.gate.matrix, part.up.matrix, norm, part.up.kernel)
+
+    def after_attention(self, x_BTD: Tensor, context: Context) -> Tensor:
+        if not (self.training and self.fuses_attention and fused.use_fused(x_BTD, True)):
+            return super().after_attention(x_BTD, context)
+        x_BTD, output = self.mix_with_start(x_BTD, context), self.attention.output
+        return fused.add_product(x_BTD, self._attended(x_BTD, context), output.matrix, output.kernel)
 
     def after_ffn(self, u_BTD: Tensor, router_loss: RouterLoss | None = None) -> Tensor:
-        part = self.ffn
-        if not (self.fuses_ffn and isinstance(part, FeedForward) and fused.use_fused(u_BTD, self.training)):
+        if not (self.training and self.fuses_ffn and fused.use_fused(u_BTD, True)):
             return super().after_ffn(u_BTD, router_loss)
-        assert part.gate is not None
-        norm = self._norm(self.ffn_norm)
-        hidden_BTF = fused.swiglu(u_BTD, part.gate.matrix, part.up.matrix, norm, part.up.kernel)
-        return fused.add_product(u_BTD, hidden_BTF, part.down.matrix, part.down.kernel)
+        down = self.ffn.get_submodule("down")
+        assert isinstance(down, Linear)
+        return fused.add_product(u_BTD, self._hidden(u_BTD), down.matrix, down.kernel)
+
+    # In inference mode the sum is apart, so that a block has the bits of its branches one by one.
+
+    def attention_update(self, x_BTD: Tensor, context: Context) -> Tensor:
+        if self.training or not (self.fuses_attention and fused.use_fused(x_BTD, False)):
+            return super().attention_update(x_BTD, context)
+        return self.attention.output(self._attended(x_BTD, context))
+
+    def ffn_update(self, u_BTD: Tensor, router_loss: RouterLoss | None = None) -> Tensor:
+        if self.training or not (self.fuses_ffn and fused.use_fused(u_BTD, False)):
+            return super().ffn_update(u_BTD, router_loss)
+        return self.ffn.get_submodule("down")(self._hidden(u_BTD))
