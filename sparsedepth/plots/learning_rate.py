@@ -50,6 +50,8 @@ def curves(runs: pd.DataFrame) -> pd.DataFrame:
     frame = frame.assign(is_diverged=(runs["outcome"] != "ok") | frame["value"].isna())
     n_rates = frame.groupby(line)["lr"].transform("nunique")
     frame, n_rates = frame[n_rates > 1], n_rates[n_rates > 1]
+    if frame.empty:
+        return pd.DataFrame()
     is_chosen = frame.groupby([*line, "lr"])["is_chosen"].transform("any")
     is_shared = frame.groupby([*line, "seed"])["lr"].transform("nunique") == n_rates
     has_shared = is_shared.groupby([frame["n_layers"], frame["setting"]]).transform("any")

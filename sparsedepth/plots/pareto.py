@@ -107,9 +107,7 @@ def page_of_front(best: Front) -> Figure:
     on_fronts = [_draw_front(axis, cells, x, y, points) for axis, (x, y) in zip(axes, best.panels, strict=True)]
     points.legend(page)
     noun = "proposal" if (cells["kind"] == PROPOSAL).all() else "configuration"
-    spread = (
-        "mean over seeds and 95% interval (from three seeds on)" if (cells["n_seeds"] > 1).any() else "one seed each"
-    )
+    spread = "mean and 95% interval over seeds" if (cells["n_seeds"] > 1).any() else "one seed each"
     text = (
         f"{counted(len(cells), noun)}, {spread}. Ringed: the {int(cells['on_front'].sum())} on the joint Pareto front "
         f"of {', '.join(best.quantities)}."

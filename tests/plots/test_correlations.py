@@ -81,7 +81,7 @@ def test_runs_that_cannot_be_shown_are_dropped_and_counted():
     assert chain.dropped["residual_variance_last", "usefulness_loss_increase"] == 2
     axes = drawn(chain)
     assert sum(len(points.get_offsets()) for points in axes[1].collections) == 13
-    title = axes[1].get_title(loc="left")
+    title = axes[1].get_title()
     assert "all runs: ρ = -1.00" in title and "n = 13" in title and "not shown: 2 of 15 (NULL)" in title
     assert (axes[1].get_xscale(), axes[0].get_yscale(), axes[2].get_xscale()) == ("log", "log", "linear")
 
@@ -90,7 +90,7 @@ def test_a_degenerate_score_has_no_line_and_no_rho():
     """Every run has a causal score of 0.3."""
     chain = correlations(RUNS.assign(causal_score=0.3))
     axis = drawn(chain)[chain.panels.index(("residual_variance_last", "causal_score"))]
-    assert axis.get_title(loc="left") == "degenerate, so no evidence" and not axis.get_lines() and axis.collections
+    assert axis.get_title() == "degenerate, so no evidence" and not axis.get_lines() and axis.collections
 
 
 def test_one_combination_of_several_fields_is_named_and_more_are_not():

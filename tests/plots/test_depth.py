@@ -43,12 +43,12 @@ def test_means_and_intervals_over_seeds():
 
 
 def test_intervals_are_cut_at_the_range():
-    one_needs_all = RUNS.assign(needed_layers=np.where(RUNS["seed"] == 0, 4.0, 0.0))  # mean 4/3, half-width 5.7
+    one_needs_all = RUNS.assign(needed_layers=np.where(RUNS["seed"] == 0, 4.3, 0.3))  # mean 4.9/3, half-width 5.7
     points, _ = by_depth(one_needs_all)
     needed = points[points["panel"] == "needed_layers"]
     half = 4 / 3 * 4.302653
     assert needed["lo"].tolist() == [0] * 4
-    assert needed["hi"].tolist() == pytest.approx([min(4 / 3 + half, depth) for depth in needed["x"]], rel=1e-5)
+    assert needed["hi"].tolist() == pytest.approx([min(4.9 / 3 + half, depth) for depth in needed["x"]], rel=1e-5)
 
 
 def test_a_setting_at_one_depth_and_a_diverged_seed_have_no_point():

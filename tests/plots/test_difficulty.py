@@ -85,7 +85,7 @@ def test_a_configuration_with_a_diverged_seed_is_left_out():
 
 def test_a_panel_for_each_depth_and_lines_where_a_difficulty_is_solved_and_at_chance():
     """Of unequally likely answers exp(-loss) is less than the accuracy of the likeliest."""
-    assert [axis.get_title(loc="left") for axis in page().axes] == ["2 layers", "4 layers"]
+    assert [axis.get_title() for axis in page().axes] == ["2 layers", "4 layers"]
     assert {axis.get_xlabel() for axis in page().axes} == {"operations so far"}
     (legend,) = page().legends
     assert [text.get_text() for text in legend.get_texts()] == [

@@ -47,10 +47,10 @@ def test_a_panel_has_a_line_a_setting_with_bars_or_bands():
     page, (axis,) = draw_facets(lines(3), [panel(x="depth")], styles, labels={"lns": "lns, lr 0.1"})
     assert [line.get_ydata().tolist() for line in axis.get_lines()] == [[1, 2, 3], [2, 3, 4]]
     assert [len(bars.get_segments()) for bars in axis.collections] == [3, 3]
-    assert (axis.get_xlabel(), axis.get_ylabel(), axis.get_title(loc="left")) == ("x", "loss (nat/token)", "4 layers")
+    assert (axis.get_xlabel(), axis.get_ylabel(), axis.get_title()) == ("x", "loss (nat/token)", "4 layers")
     first, second = (line.get_xdata()[0] for line in axis.get_lines())
     assert first < 1 < second and second / first < 1.1  # side by side, near their depth
-    assert [text.get_text() for text in page.legends[0].get_texts()] == ["baseline", "lns, lr 0.1"]
+    assert [text.get_text() for text in page.legends[0].get_texts()] == ["baseline", "lns, lr\u00a00.1"]
     _, (axis,) = draw_facets(lines(20), [panel(x="share")], styles)
     assert all(type(band).__name__ == "FillBetweenPolyCollection" for band in axis.collections)
 

@@ -163,7 +163,7 @@ def full_profile(n_layers):
 
 
 def axes_by_title(page):
-    return {(axis.get_title() or axis.get_title(loc="left")).replace("\n", " "): axis for axis in page.axes}
+    return {(axis.get_title() or axis.get_title()).replace("\n", " "): axis for axis in page.axes}
 
 
 @pytest.mark.parametrize("n_layers", [1, 2, 12, 48])

@@ -28,7 +28,7 @@ def test_means_over_seeds_of_the_deepest():
     page = page_of_matrices(values, 4)
     first, second = (axis.get_images()[1] for axis in page.axes[:2])
     assert first.norm is second.norm and np.isnan(first.get_array().filled(np.nan)[4, 2])
-    assert [axis.get_title(loc="left") for axis in page.axes[:2]] == ["baseline", "weight_decay=0.3"]
+    assert [axis.get_title() for axis in page.axes[:2]] == ["baseline", "weight_decay=0.3"]
 
 
 def test_more_settings_than_fit_are_counted():
