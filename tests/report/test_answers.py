@@ -1,0 +1,95 @@
+"""Two questions, one sentence each: planted effects are named, and what the runs do not tell is said."""
+
+import pytest
+from support.made_up_runs import make_run
+from support.runs_frame import config_of, grid
+from support.tiny_sweep import sparsedepth
+
+from sparsedepth.report.answers import answer, depth_answer, variance_answer
+from sparsedepth.store.connection import open_store
+
+SEEDS = [0, 1, 2, 3]
+NOISE = [0.0, 0.02, -0.03, 0.01]
+
+
+def measured(config):
+    """LNS divides the variance by ten; one key/value head does nothing; each doubling of depth gains 0.5."""
+    is_lns = config.depth_scale == "lns"
+    noise = NOISE[config.seed] * (1 + (config.n_layers == 8) + config.n_kv_heads / 9 + is_lns / 7)
+    return {
+        "val_loss": 3 - 0.5 * (config.n_layers == 8) + noise,
+        "residual_variance_last": (1 + noise) * (1 if is_lns else 10),
+        "weight_sparsity": 0.2 + 0.1 * is_lns + noise / 10,
+        "needed_layers": config.n_layers / 2,
+        "train_flops": 1e9 * config.n_layers * config.train_tokens,
+    }
+
+
+def runs_of(**axes):
+    return grid({"n_layers": [4, 8], "seed": SEEDS, **axes}, measured)
+
+
+def records(found):
+    return [dict(zip(found.table.columns, row, strict=True)) for row in found.table.rows]
+
+
+def test_the_settings_that_lower_the_variance_are_named():
+    found = variance_answer(runs_of(depth_scale=["none", "lns"], n_kv_heads=[4, 1]))
+    names = "depth_scale=lns and n_kv_heads=1, depth_scale=lns"
+    assert found.sentence == f"At 8 layers {names} lower the residual variance."
+    rows = {row["setting"]: row for row in records(found)}
+    lns = rows["depth_scale=lns"]
+    assert lns["variance"].startswith("x0.1") and lns["verdict_at"] == "lower 4, 8"
+    assert lns["weight_sparsity"].startswith("+0.1")
+    assert rows["n_kv_heads=1"]["verdict_at"] == "not shown 4, 8"
+    assert {row["outcome"] for row in found.rows.records()} == {"residual_variance_last", "weight_sparsity"}
+
+
+def test_what_would_have_been_seen_is_said_where_nothing_is_shown():
+    sentence = variance_answer(runs_of(n_kv_heads=[4, 1])).sentence
+    assert sentence.startswith("At 8 layers no setting is shown to change the residual variance; a factor nearer to 1")
+    missing = variance_answer(runs_of(n_kv_heads=[4, 1]).assign(residual_variance_last=None))
+    assert missing.sentence == "residual_variance_last was measured in no finished run" and not missing.table.rows
+
+
+def test_depth_is_compared_at_equal_tokens_and_without_a_sentence_about_cost():
+    found = depth_answer(runs_of())
+    tokens = "At equal tokens 8 layers have 0.5 nat/token less val_loss than 4"
+    assert found.sentence == f"{tokens}; no runs at equal FLOPs: no sentence about cost."
+    shallow, deep = records(found)
+    assert (shallow["verdict"], deep["verdict"]) == ("(compared with)", "lower")
+    assert (deep["equal"], deep["n_layers"], deep["needed_layers"], deep["flops"]) == ("tokens", 8, 4.0, "x2")
+
+
+@pytest.mark.parametrize(("gain", "says"), [(0.5, "depth earns its cost"), (-0.5, "depth does not earn its cost")])
+def test_depth_at_equal_flops_where_runs_have_them(gain, says):
+    """4 layers with twice the tokens of 8; and the budget of the 8 layers at both depths."""
+    sizes = {"n_layers,train_tokens": [(4, 20_480), (4, 10_240), (8, 10_240)], "seed": SEEDS}
+    runs = grid(sizes, measured, batch_tokens=1024)
+    noise = runs["seed"].map(NOISE.__getitem__) * runs["n_layers"] / 4
+    runs = runs.assign(val_loss=3 - gain * (runs["n_layers"] == 8) + noise, tokens_trained=runs["train_tokens"])
+    found = depth_answer(runs)
+    word = "less" if gain > 0 else "more"
+    assert f"at equal FLOPs 8 layers have 0.5 nat/token {word} val_loss than 4: {says}." in found.sentence
+    assert [row["equal"] for row in records(found)] == ["tokens", "tokens", "FLOPs", "FLOPs"]
+
+
+def test_depths_that_share_no_cost_are_not_compared():
+    runs = grid({"n_layers,train_tokens": [(4, 10_240), (8, 40_960)], "seed": SEEDS}, measured, batch_tokens=1024)
+    assert depth_answer(runs).sentence.startswith("The depths differ in tokens and in FLOPs: what depth alone does is")
+    alone = depth_answer(runs[runs["n_layers"] == 4])
+    assert alone.sentence == "The baseline has results at one depth only: there is nothing to say about depth."
+
+
+def test_the_commands_answer_in_few_lines(tmp_path):
+    for depth in (4, 8):
+        for scale in ("none", "lns"):
+            for seed in SEEDS:
+                config = config_of(n_layers=depth, depth_scale=scale, seed=seed)
+                make_run(tmp_path, config, measured(config))
+    with open_store(tmp_path) as store:
+        for name in ("variance", "depth"):
+            lines = answer(store, name).text(100).splitlines()
+            assert 3 < len(lines) <= 25 and max(map(len, lines)) <= 100, name
+    out, _ = sparsedepth("query", tmp_path, "--ask", "depth", "--format", "csv")
+    assert out.splitlines()[0].startswith("outcome,unit,") and len(out.splitlines()) == 3
