@@ -2,10 +2,8 @@
 cost. They take the place of a grade."""
 
 from sparsedepth.config.plain_text import counted
+from sparsedepth.effects.frame import MATCHED
 from sparsedepth.recipe.card import Holdout, Recipe, Test, Verification, comparison_of
-
-EQUAL = 0.01
-"""FLOPs are equal, or less, within 1%."""
 
 
 def tests_of(recipe: Recipe, holdout: Holdout | None, verification: Verification | None) -> tuple[Test, ...]:
@@ -75,5 +73,4 @@ def _cost(recipe: Recipe) -> Test:
     name, flops = "equal cost", recipe.effect.flops if recipe.effect else None
     if flops is None:
         return Test(name=name, outcome="not run", text="FLOPs are not known")
-    text = f"FLOPs x{flops:.3g}"
-    return Test(name=name, outcome="passed" if flops <= 1 + EQUAL else "failed", text=text)
+    return Test(name=name, outcome="passed" if flops <= 1 + MATCHED else "failed", text=f"FLOPs x{flops:.3g}")

@@ -18,6 +18,7 @@ from sparsedepth.config.role import fields_where
 from sparsedepth.config.run import RunConfig
 from sparsedepth.effects.cells import BASELINE
 from sparsedepth.effects.effect import Effect
+from sparsedepth.effects.frame import MATCHED
 from sparsedepth.recipe.card import Candidate, Place, Recipe, comparison_of
 from sparsedepth.recipe.domain import seen_on
 from sparsedepth.recipe.evidence import Evidence, changed_config, differing_values
@@ -30,8 +31,6 @@ DATA = fields_where(RunConfig, lambda role: role.kind == "data")
 BUDGET = fields_where(RunConfig, lambda role: role.kind in ("capacity", "data"))
 """Fields that no recipe recommends: they are a budget, and losses on other data do not compare."""
 BASES = ("tokens", "flops", "params_total", "params_active")
-MATCHED = 0.01
-"""A cost is no more than the baseline's within 1%."""
 OWN_CONTEXT = ("train_loss", "val_loss", "val_bits_per_byte")
 """Losses at each run's own context length, which improve with a longer context."""
 
@@ -221,7 +220,7 @@ def _decide(found: Evidence, recipe: Recipe) -> Recipe:
 def _choose(found: Evidence, recipe: Recipe, good: Sequence[Candidate]) -> Choice:
     """The best setting, with every other one that was run together with it and is better so."""
     depth, values = recipe.shown_at[0], {candidate.setting: candidate.values for candidate in recipe.candidates}
-    ranked = sorted(good, key=_gain, reverse=True)
+    ranked = sorted(good, key=lambda candidate: _gain(candidate.effect), reverse=True)
     first, *rest = [candidate for candidate in ranked if not candidate.is_combination] or ranked[:1]
     choice = Choice(setting=first.setting, parts=[first.setting])
     for other in rest:
@@ -256,14 +255,10 @@ def _adds(found: Evidence, depth: int, union: str, setting: str, context: str) -
     both, alone = found.effect(depth, union), found.effect(depth, context)
     if both is None or alone is None or comparison_of(both) != "better":
         return False
-    return comparison_of(found.effect(depth, setting, context)) != "worse" and _size(both) > _size(alone)
+    return comparison_of(found.effect(depth, setting, context)) != "worse" and _gain(both) > _gain(alone)
 
 
-def _gain(candidate: Candidate) -> float:
-    return _size(candidate.effect)
-
-
-def _size(effect: Effect) -> float:
+def _gain(effect: Effect) -> float:
     return quantities.sign(effect.outcome) * (effect.estimate or 0.0)
 
 

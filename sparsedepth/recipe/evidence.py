@@ -52,10 +52,8 @@ class Evidence:
 
     def effect(self, depth: int, setting: str, context: str = "") -> Effect | None:
         """The effect of a setting at the baseline, or beside another setting."""
-        question = "beside" if context else "setting"
-        wanted = (question, setting, context)
-        found = (e for e in self.effects(depth) if (e.question, e.setting, e.context) == wanted)
-        return next(found, None)
+        wanted = ("beside" if context else "setting", setting, context)
+        return next((e for e in self.effects(depth) if (e.question, e.setting, e.context) == wanted), None)
 
     def why_no_baseline(self, depth: int) -> str:
         """Why the baseline of a depth has no run to compare with; '' where it has."""

@@ -58,12 +58,10 @@ def detectable_text(recipe: Recipe) -> str:
     """'0.31 to 0.35 nat/token': what would have been seen of the settings that are not shown."""
     effects = [c.effect for c in recipe.candidates if c.comparison == "not shown" and not c.is_combination]
     sizes = sorted(effect.detectable for effect in effects if effect.detectable)
-    ends = dict.fromkeys(_two_digits(size, recipe.unit) for size in sizes[:1] + sizes[-1:])
+    is_ratio = recipe.unit == "ln ratio"
+    texts = (size_text(size, recipe.unit) if is_ratio else f"{size:.2g}" for size in (*sizes[:1], *sizes[-1:]))
+    ends = dict.fromkeys(texts)
     return f"{' to '.join(ends)}{_unit(recipe.unit)}" if ends else ""
-
-
-def _two_digits(value: float, unit: str) -> str:
-    return size_text(value, unit) if unit == "ln ratio" else f"{value:.2g}"
 
 
 def _unit(unit: str) -> str:
@@ -235,9 +233,8 @@ def verification_text(card: Card) -> str:
     verification = card.verification
     if verification is None:
         return ""
-    gain, n_earlier = verification.gain, card.version - 2
-    text = f"{verification.outcome} on fresh seeds {', '.join(map(str, verification.seeds))}: {card.recipe.objective} "
-    text += effect_text(gain)
+    gain, n_earlier, seeds = verification.gain, card.version - 2, ", ".join(map(str, verification.seeds))
+    text = f"{verification.outcome} on fresh seeds {seeds}: {card.recipe.objective} {effect_text(gain)}"
     if n_earlier > 0 and gain is not None and gain.p_adjusted is not None:
         text += f", p {gain.p_adjusted:.2g} after correction for {counted(n_earlier, 'earlier verification')}"
     return text

@@ -119,10 +119,8 @@ def verified(card: Card, runs: pd.DataFrame, seeds: Sequence[int]) -> Card:
     """The card with its verification. `runs`: the rows of the verification, tuning included."""
     tuning = runs["tuning"].isin(["tuning", "rejected"]) if "tuning" in runs.columns else False
     runs = runs[runs["seed"].isin(seeds) | tuning]
-    against_baseline = _effects(card, runs, "baseline")
+    gain = _judged_alone(_effects(card, runs, "baseline").get("recipe"), n_earlier=card.version - 1)
     against_recipe = _effects(card, runs, "recipe", left_out=("baseline",))
-    gain = against_baseline.get("recipe")
-    gain = gain and _judged_alone(gain, n_earlier=card.version - 1)
     settings = [change.setting for change in card.recipe.changes if len(card.recipe.changes) > 1]
     effects = {setting: against_recipe.get(f"without {setting}") for setting in settings}
     verification = Verification(
@@ -163,9 +161,9 @@ def _effects(card: Card, runs: pd.DataFrame, reference: str, left_out: Sequence[
     return {effect.setting: effect for effect in effects_of(cells) if effect.question == "setting"}
 
 
-def _judged_alone(gain: Effect, n_earlier: int) -> Effect:
+def _judged_alone(gain: Effect | None, n_earlier: int) -> Effect | None:
     """The recipe's gain, the one question of its verification: adjusted for earlier verifications alone."""
-    if gain.p is None or gain.estimate is None:
+    if gain is None or gain.p is None or gain.estimate is None:
         return gain
     p = min(1.0, gain.p * 2**n_earlier)
     lost = {"the recipe": gain.diverged, "the baseline": gain.diverged_baseline}
