@@ -201,7 +201,7 @@ def test_branches_of_a_decoder_add_up_to_its_blocks(family):
         for update in updates(probed, tokens):
             assert update.branches
             for part, seen in zip(update.branches, branch_updates(model, tokens, update.layer), strict=True):
-                # Inference mode rounds otherwise than the plain formulas that the hooks see, in every layer before, too.
+                # Inference mode rounds otherwise than the plain formulas that the hooks see, in all layers before.
                 torch.testing.assert_close(part.double(), seen, rtol=1e-5, atol=3e-5)
             torch.testing.assert_close(update.after, probed.block(update.layer, update.before), rtol=1e-6, atol=1e-6)
             # The states reach 20, where rounding of five layers is 3e-5.
