@@ -205,7 +205,6 @@ def depth_answer(runs: pd.DataFrame) -> Answer:
     table = QueryResult(
         columns=(*columns, "verdict"), rows=tuple(_depth_row(row) for row in rows.to_dict("records"))
     ).without_empty()
-    first = int(rows["n_layers"].min())
     notes = [
         f"effect: {loss} minus that of the shallowest depth [{cells.unit}], each at its own lr, with 95% interval; "
         f"detectable: the effect that would have been seen ({POWER:.0%} power)",
@@ -217,7 +216,7 @@ def depth_answer(runs: pd.DataFrame) -> Answer:
         cells.settings.baseline_text,
     ]
     return Answer(
-        sentence=_depth_sentence(compared, cells, first),
+        sentence=_depth_sentence(compared, cells),
         table=table,
         notes=tuple(filter(None, notes)),
         rows=_as_table([rows]),
@@ -286,7 +285,7 @@ def _depth_row(row: Mapping[str, Any]) -> tuple[Any, ...]:
     )
 
 
-def _depth_sentence(compared: Mapping[str, pd.DataFrame], cells: Cells, first: int) -> str:
+def _depth_sentence(compared: Mapping[str, pd.DataFrame], cells: Cells) -> str:
     if "none" in compared:
         return f"The depths differ in tokens and in FLOPs: what depth alone does is not shown; {NO_COST}."
     parts = []
