@@ -5,7 +5,7 @@
     interaction   value(both) - value(setting) - value(context) + value(baseline)
     depth         the baseline at a depth against the shallowest
     depth slope   the change of a setting's effect per doubling of depth
-    width slope   per doubling of d_model: the setting beside each width that was run
+    width slope, budget slope   per doubling of d_model, of train_tokens: the setting beside each size that was run
     lr slope      per doubling of the tuned lr, both sides at the same lr
 
 Values are those of `effects.fit`, one fit per depth. A cell that was run at one lr alone is compared at that lr (`at`).
@@ -23,7 +23,6 @@ from sparsedepth.effects.cells import BASELINE, COSTS, Cells, is_ratio
 from sparsedepth.effects.depth_fit import CellRuns, Depth, depth_of, runs_of
 from sparsedepth.effects.fit import Distribution, fit
 from sparsedepth.effects.verdict import Row, Side, judged
-from sparsedepth.store.setting import BUDGET
 
 COLUMNS = (
     *("question", "setting", "context", "n_layers", "basis", "at"),
@@ -34,9 +33,9 @@ COLUMNS = (
 )
 TEXTS = ("question", "setting", "context", "basis", "at", "verdict", "reason")
 COUNTS = ("n_layers", "seeds", "seeds_baseline", "diverged", "diverged_baseline")
-WIDTH = "d_model"
+SIZES = {"d_model": "width slope", "train_tokens": "budget slope"}
 """The last question, the slope over the tuned field, has the name of that field: 'lr slope'."""
-QUESTIONS = ("setting", "depth", "beside", "interaction", "depth slope", "width slope")
+QUESTIONS = ("setting", "depth", "beside", "interaction", "depth slope", *SIZES.values())
 MATCHED = 0.01
 """A cost is equal if both sides agree to 1%."""
 OWN_LR = "own lr"
@@ -48,7 +47,7 @@ def effects_frame(cells: Cells) -> pd.DataFrame:
     rows: list[Row] = []
     for at in depths:
         rows += [*judged(_settings(cells, at)), *_combinations(cells, at)]
-        rows += judged(_width_slopes(cells, at))
+        rows += [row for name in SIZES for row in judged(_size_slopes(cells, at, name))]
         rows += judged(_lr_slopes(cells, at))
     rows += judged(_depth_slopes(rows))
     rows += judged(_depths(cells, depths))
@@ -265,26 +264,26 @@ def _depth_slopes(rows: Sequence[Row]) -> list[Row]:
     return slopes
 
 
-def _width_slopes(cells: Cells, at: Depth) -> list[Row]:
-    """Of every setting, over the widths beside which it was run, all else equal. The context names a budget that
-    follows the width."""
+def _size_slopes(cells: Cells, at: Depth, size: str) -> list[Row]:
+    """Of every setting, over the sizes beside which it was run, all else equal. The context names what follows the
+    size."""
     by_changes = {side.changes: name for name, side in at.cells.items() if name in at.order}
-    at_widths = {dict(changes)[WIDTH]: changes for changes in by_changes if {*dict(changes)} == {WIDTH}}
-    if not at_widths or cells.settings is None:
+    at_sizes = {dict(changes)[size]: changes for changes in by_changes if {*dict(changes)} == {size}}
+    if not at_sizes or cells.settings is None:
         return []
-    at_widths[cells.settings.baseline.knobs[WIDTH]] = frozenset()
-    follows = BUDGET in {*cells.settings.varying} - {*cells.settings.label_fields}
+    at_sizes[cells.settings.baseline.knobs[size]] = frozenset()
+    follow = {*SIZES} & {*cells.settings.varying} - {*cells.settings.label_fields}
     slopes = []
     for part, setting in by_changes.items():
-        values = [v for v, c in at_widths.items() if {c, part | c} <= by_changes.keys()]
-        if not part or WIDTH in dict(part) or len(values) < 2:
+        values = [v for v, c in at_sizes.items() if {c, part | c} <= by_changes.keys()]
+        if not part or not {*SIZES}.isdisjoint(dict(part)) or len(values) < 2:
             continue
         names: dict[str, float] = {}
         for value, weight in zip(values, _per_doubling(values), strict=True):
-            context = at_widths[value]
+            context = at_sizes[value]
             names |= {by_changes[part | context]: weight, by_changes[context]: -weight}
-        row = _slope("width slope", setting, at.depth, min(len(at.cells[name].results) for name in names))
-        row.fields["context"] = BUDGET if follows else ""
+        row = _slope(SIZES[size], setting, at.depth, min(len(at.cells[name].results) for name in names))
+        row.fields["context"] = ", ".join(sorted(follow))
         _set(cells, at, row, names)
         row.sides = None
         slopes.append(row)

@@ -207,29 +207,19 @@ def test_a_diverged_run_is_counted_and_does_not_remove_its_setting():
 # Slopes
 
 
-def test_an_effect_that_changes_with_width():
-    """-.1 a doubling of width."""
+def test_an_effect_that_changes_with_width_and_budget():
+    """-.1 a doubling of width and +.05 a doubling of tokens."""
 
     def mean(config):
-        wider = math.log2(config.d_model / 64)
-        return 3 - 0.2 * wider + (0.4 - 0.1 * wider) * (config.depth_scale == "lns")
+        wider, longer = math.log2(config.d_model / 64), math.log2(config.train_tokens / 65536)
+        return 3 - 0.2 * wider + (0.4 - 0.1 * wider + 0.05 * longer) * (config.depth_scale == "lns")
 
-    axes = {**LNS, "d_model": [64, 128, 256], "seed": range(4)}
-    slope = row(frame(grid(axes, noisy(mean), n_layers=4)), question="width slope")
-    assert (slope["setting"], slope["verdict"], slope["seeds"]) == ("depth_scale=lns", "lower", 4)
-    assert slope["estimate"] == pytest.approx(-0.1, abs=0.02) and slope["hi"] - slope["lo"] < 0.06
-
-
-def test_of_several_budgets_the_largest_is_compared():
-    """An effect of -.1 at 65k tokens and of +.1 at 262k."""
-
-    def mean(config):
-        return 3 + (0.1 if config.train_tokens > 65536 else -0.1) * (config.depth_scale == "lns")
-
-    axes = {**LNS, "train_tokens": [65536, 262144], "seed": range(4)}
+    axes = {**LNS, "d_model": [64, 128, 256], "train_tokens": [65536, 262144], "seed": range(4)}
     found = frame(grid(axes, noisy(mean), n_layers=4))
-    (effect,) = found[found["question"] == "setting"].to_dict("records")
-    assert (effect["setting"], effect["verdict"]) == ("depth_scale=lns", "higher")
+    for question, truth, verdict in (("width slope", -0.1, "lower"), ("budget slope", 0.05, "higher")):
+        slope = row(found, question=question)
+        assert (slope["setting"], slope["verdict"], slope["seeds"]) == ("depth_scale=lns", verdict, 4)
+        assert slope["estimate"] == pytest.approx(truth, abs=0.02) and slope["hi"] - slope["lo"] < 0.06
 
 
 def test_sizes_that_change_together_are_named():
@@ -238,6 +228,7 @@ def test_sizes_that_change_together_are_named():
     slope = row(found, question="width slope")
     assert (slope["context"], slope["verdict"]) == ("train_tokens", "lower")
     assert setting_text(slope) == "depth_scale=lns: per doubling of width (with train_tokens)"
+    assert "budget slope" not in set(found["question"])
 
 
 def test_an_effect_that_changes_with_lr():
