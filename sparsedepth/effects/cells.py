@@ -81,7 +81,7 @@ def cells_of(runs: pd.DataFrame, outcome: str) -> Cells:
     records = _records(runs)
     settings = _settings(results, records) if len(results) else None
     budget_text = ""
-    if settings is not None and BUDGET in settings.label_fields:
+    if settings is not None and BUDGET in settings.label_fields and set(_texts(results, "schedule")) == {"wsd"}:
         budget_text = f"several {BUDGET} were run: effects at the largest of each depth (--as speedup has all)"
         runs = _largest_budgets(runs, settings)
         results = result_rows(runs)
@@ -178,8 +178,8 @@ def _settings(results: pd.DataFrame, records: Mapping[str, Mapping[str, Any]]) -
 
 
 def _largest_budgets(runs: pd.DataFrame, settings: Settings) -> pd.DataFrame:
-    """The runs of each setting and depth at its largest budget: budgets are no settings, and branches of one trunk no
-    independent runs. `scaling` compares budgets."""
+    """The runs of each setting and depth at its largest budget: branches of one trunk are no independent runs.
+    `scaling` compares budgets."""
     fields = [name for name in settings.label_fields if name != BUDGET]
     labels = [
         settings.label({name: _plain(value) for name, value in row.items()}) for row in runs[fields].to_dict("records")

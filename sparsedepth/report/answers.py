@@ -23,6 +23,7 @@ from sparsedepth.store.connection import Store
 from sparsedepth.store.degeneracy import columns_for, score_rows, usable_form
 from sparsedepth.store.query_result import QueryResult
 from sparsedepth.store.search import search_of
+from sparsedepth.store.setting import BUDGET
 from sparsedepth.store.tuning_roles import result_rows
 from sparsedepth.store.unfinished import only_tuning_text
 
@@ -226,7 +227,7 @@ def depth_answer(runs: pd.DataFrame) -> Answer:
 
 def _depths_at(runs: pd.DataFrame, cells: Cells, basis: str) -> pd.DataFrame:
     """The depths of the baseline at equal tokens or FLOPs: over the runs of the budget with the most depths."""
-    rows = cells.rows[cells.rows["setting"].str.startswith(BASELINE)]
+    rows = cells.rows[[{name for name, _ in changes} <= {BUDGET} for changes in cells.rows["changes"]]]
     cost = rows[basis] if basis in rows else pd.Series(np.nan, rows.index)
     budget = runs.loc[rows.index, "train_tokens"]
     means = cost.groupby([rows["n_layers"], budget]).mean().dropna().sort_values()

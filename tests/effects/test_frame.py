@@ -222,6 +222,18 @@ def test_an_effect_that_changes_with_width_and_budget():
         assert slope["estimate"] == pytest.approx(truth, abs=0.02) and slope["hi"] - slope["lo"] < 0.06
 
 
+def test_of_the_branches_of_trunks_the_largest_budget_is_compared():
+    """An effect of -.1 at 65k tokens and of +.1 at 262k."""
+
+    def mean(config):
+        return 3 + (0.1 if config.train_tokens > 65536 else -0.1) * (config.depth_scale == "lns")
+
+    axes = {**LNS, "train_tokens": [65536, 262144], "seed": range(4)}
+    found = frame(grid(axes, noisy(mean), n_layers=4, schedule="wsd"))
+    (effect,) = found[found["question"] == "setting"].to_dict("records")
+    assert (effect["setting"], effect["verdict"]) == ("depth_scale=lns", "higher")
+
+
 def test_sizes_that_change_together_are_named():
     axes = {**LNS, "d_model,train_tokens": [(64, 65536), (128, 131072), (256, 262144)], "seed": range(4)}
     found = frame(grid(axes, noisy(lambda c: 3 - 0.1 * math.log2(c.d_model) * (c.depth_scale == "lns")), n_layers=4))
