@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-from matplotlib.colors import ListedColormap, LogNorm, Normalize, SymLogNorm
+from matplotlib.colors import LogNorm, Normalize, SymLogNorm
 from matplotlib.figure import Figure
 
 from sparsedepth.config.run import MeasureConfig
@@ -361,19 +361,20 @@ def colour_bar(page: Figure, image: Any, axes: Any) -> Any:
 def draw_matrix(axis: Any, name: str, values: np.ndarray, exists: np.ndarray, norm: Normalize) -> Any:
     """Draw one of HEAT_MAPS, [L + 1, L + 1], row `other_layer`; pairs that exist but are NaN are grey. Returns the
     image, which the colour bar needs."""
-    kind, n_layers = HEAT_MAPS[name], len(values) - 1
-    edge = (kind.first - 0.5, n_layers + 0.5)
-    where: Any = {"origin": "lower", "interpolation": "nearest", "aspect": "equal"}
-    where["extent"] = (-0.5, n_layers + 0.5) * 2
-    axis.imshow(np.where(exists & np.isnan(values), 1.0, np.nan), cmap=ListedColormap([MISSING]), **where)
-    image = axis.imshow(values, cmap="viridis_r", norm=norm, **where)
-    axis.set(xlim=edge, ylim=edge, xlabel=kind.layer, ylabel=kind.later)
-    axis.xaxis.label.set_size(8)
-    axis.yaxis.label.set_size(8)
+    from seaborn import heatmap  # its import takes a second: only the figures with matrices wait for it
+
+    kind = HEAT_MAPS[name]
+    shown, is_missing = values[kind.first :, kind.first :], (exists & np.isnan(values))[kind.first :, kind.first :]
+    layers = range(kind.first, len(values))
+    look: Any = {"ax": axis, "cbar": False, "square": True, "xticklabels": "auto", "yticklabels": "auto"}
+    heatmap(pd.DataFrame(1.0, layers, layers), mask=~is_missing, cmap=[MISSING], vmin=0, vmax=1, **look)
+    heatmap(pd.DataFrame(shown, layers, layers), mask=np.isnan(shown), cmap="viridis_r", norm=norm, **look)
+    axis.invert_yaxis()
+    axis.tick_params(rotation=0, length=2)
+    axis.set_xlabel(kind.layer, size=8)
+    axis.set_ylabel(kind.later, size=8)
     axis.grid(False)
-    layer_ticks(axis.xaxis)
-    layer_ticks(axis.yaxis)
-    return image
+    return axis.collections[-1]
 
 
 def norm_of(values: np.ndarray, scale: Scale) -> Normalize:

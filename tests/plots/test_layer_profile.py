@@ -190,13 +190,13 @@ def test_lines_and_heat_maps_have_the_numbers():
         "|w| < 0.1",
         "|w| / rms < 0.1",
     ]
-    shown = axes["causal effect"].get_images()[1].get_array()
-    assert shown[3, 2] == pytest.approx(0.32)
-    assert shown.mask[2, 3] and shown.mask[2, 2] and not shown.mask[3, 2]
+    shown = axes["causal effect"].collections[1].get_array()
+    assert shown[2, 1] == pytest.approx(0.32)  # of layers 3 and 2, since the first is 1
+    assert shown.mask[1, 2] and shown.mask[1, 1] and not shown.mask[2, 1]
     assert axes["residual variance"].get_yscale() == "log"
     assert axes["relative loss increase without the block"].get_yscale() == "symlog"
-    assert isinstance(axes["causal effect"].get_images()[1].norm, LogNorm)
-    assert isinstance(axes["removal: relative loss increase"].get_images()[1].norm, SymLogNorm)
+    assert isinstance(axes["causal effect"].collections[1].norm, LogNorm)
+    assert isinstance(axes["removal: relative loss increase"].collections[1].norm, SymLogNorm)
 
 
 def test_the_band_is_one_standard_error():
@@ -220,8 +220,8 @@ def test_missing_values_are_grey_and_cells_without_a_pair_white():
     of_lens = (profile.profiles["name"] == "lens_loss") & (profile.profiles["layer"] == 2)
     profile.profiles.loc[of_lens, "value"] = np.nan
     axes = axes_by_title(layer_profile_page(profile))
-    grey = axes["permutation: relative loss increase"].get_images()[0]
-    assert np.argwhere(~grey.get_array().mask).tolist() == [[3, 1]]
+    grey = axes["permutation: relative loss increase"].collections[0]
+    assert np.argwhere(~grey.get_array().mask).tolist() == [[2, 0]]
     assert tuple(grey.cmap(0)) == to_rgba(MISSING)
     (span,) = axes["early exit loss"].patches
     assert (span.get_x(), span.get_width()) == (1.5, 1.0)
