@@ -113,7 +113,7 @@ ATTENTION, FFN = {"_HeadsBackward", "_SumBackward"}, {"_SwiGLUBackward", "_SumBa
         *(({"norm": norm}, set()) for norm in ("sandwich", "mix")),
         *((fields, set()) for fields in ({"norm_kind": "layer"}, {"depth_scale": "after_branch"}, {"gpas": True})),
     ],
-    ids=str,
+    ids=lambda value: str(sorted(value)),
 )
 def test_a_training_step_fuses_what_is_listed_and_another_mode_nothing(fields, by_hand):
     model = decoder(**fields)
