@@ -34,11 +34,8 @@ class Evidence:
     def __init__(self, runs: pd.DataFrame, objective: str) -> None:
         self.runs = without_measured_models(runs)
         self.results = result_rows(runs)
-        cells = cells_of(runs, objective)
-        is_baseline = cells.rows["changes"].map(len) == 0
-        # the label of a baseline among several budgets names its budget
-        rows = cells.rows.assign(setting=cells.rows["setting"].mask(is_baseline, BASELINE))
-        self.cells: Cells = replace(cells, rows=rows)
+        self.cells = cells_of(runs, objective)
+        rows = self.cells.rows
         self.depths = tuple(sorted(set(map(int, self.results.loc[self.results["outcome"] == "ok", "n_layers"]))))
         self.changes: dict[str, Changes] = dict(zip(rows["setting"], rows["changes"], strict=True))
         self._effects: dict[int, tuple[Effect, ...]] = {}

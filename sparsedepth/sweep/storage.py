@@ -191,7 +191,7 @@ def with_error_messages(url: str | None, results: Path) -> Generator[None]:
 
 def problem(results: Path) -> str | None:
     """Why the results folder cannot be written; None if it can."""
-    if not (results / "work").is_dir():
+    if not results.is_dir():
         return "it was moved or removed"
     probe = results / f".room-{os.getpid()}"
     try:

@@ -29,7 +29,7 @@ class Tracker:
         self.place = f"{self.uri} {experiment}"
         folder.mkdir(exist_ok=True)
         try:
-            if self.uri == f"sqlite:///{database}" and not database.exists():
+            if self.uri == f"sqlite:///{database}":
                 _make(database)
             self.client = MlflowClient(tracking_uri=self.uri)
             existing = self.client.get_experiment_by_name(experiment)
@@ -86,6 +86,9 @@ class Tracker:
 
 
 def _make(database: Path) -> None:
-    """Make MLflow's tables aside, and rename: MLflow never mends a database whose making was killed."""
-    with files.atomic_file(database) as temporary:
-        MlflowClient(tracking_uri=f"sqlite:///{temporary}").search_experiments()
+    """Make MLflow's tables aside, and rename: MLflow never mends a database whose making was killed, or that two
+    processes made at once."""
+    with files.locked(database.with_name(".mlflow.lock")):
+        if not database.exists():
+            with files.atomic_file(database) as temporary:
+                MlflowClient(tracking_uri=f"sqlite:///{temporary}").search_experiments()

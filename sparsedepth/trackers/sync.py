@@ -51,8 +51,7 @@ def open_tracker(name: str, results: Path, at: str | None = None, project: str |
     definition = read_definition(results)
     project = project or (definition.name if definition else results.resolve().name)
     try:
-        with hold(_lock(results, name)):  # two processes that make one database would break it
-            return importlib.import_module(f"sparsedepth.trackers.{name}").Tracker(results / FOLDER, at, project)
+        return importlib.import_module(f"sparsedepth.trackers.{name}").Tracker(results / FOLDER, at, project)
     except ImportError as error:
         raise ValueError(
             f"--to {name} needs a package that is missing ({error}): pip install {name}, or '.[trackers]' in a clone"
@@ -63,7 +62,7 @@ def sync(results: Path, name: str, tracker: Tracker) -> Iterator[str]:
     """Send the runs that the tracker lacks; yields each run_id when the run is sent and listed. Raises ValueError if
     the folder has no complete run, or a damaged one."""
     sent_file = results / FOLDER / f"sent-{name}.json"
-    with hold(_lock(results, name)), open_store(results) as store:
+    with open_store(results) as store, hold(sent_file.with_suffix(".lock")):
         by_place: dict[str, list[str]] = json.loads(sent_file.read_text()) if sent_file.exists() else {}
         held = tracker.held()
         listed = {*by_place.get(tracker.place, [])}
@@ -74,11 +73,6 @@ def sync(results: Path, name: str, tracker: Tracker) -> Iterator[str]:
             sent.add(run.run_id)
             write_json(sent_file, {**by_place, tracker.place: sorted(sent)})
             yield run.run_id
-
-
-def _lock(results: Path, name: str) -> Path:
-    """Of the one process that may use a tracker."""
-    return results / FOLDER / f"sent-{name}.lock"
 
 
 def has_unfinished_runs(results: Path) -> bool:

@@ -34,7 +34,7 @@ def test_best_effects_and_recipe(results, tmp_path):
     assert "acc:count [share], higher is better" in out
     first = next(line for line in out.splitlines() if line.lstrip().startswith("1"))
     assert "depth_scale=lns" in first
-    (row,) = json.loads(sparsedepth("effects", results, "--by", "acc:count", "--part", "knobs", "--format", "json")[0])
+    (row,) = json.loads(sparsedepth("effects", results, "--by", "acc:count", "--format", "json")[0])
     assert row["estimate"] == pytest.approx(0.1012, abs=0.001) and row["verdict"] == "higher"
     out, _ = sparsedepth("recipe", results, "--by", "acc:count", "-o", tmp_path / "recipe.yaml")
     assert "depth_scale" in (tmp_path / "recipe.yaml").read_text() and "acc:count" in out

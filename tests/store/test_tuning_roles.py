@@ -61,7 +61,7 @@ def fill(results, depths=(12,), n_seeds=3, state=True):
 
 def test_a_run_whose_tuned_value_is_unknown_was_not_tuned():
     """A third-party table can leave the lr of a row empty."""
-    tuning = Tuning(fields=("lr",), objective="val_loss", seeds=(0,), tuning_seeds=(), solved={})
+    tuning = Tuning(fields=("lr",), objective="val_loss", seeds=(0,), tuning_seeds=())
     configs = {"a": RunConfig(lr=0.001), "b": RunConfig(lr=0.002), "c": RunConfig()}
     runs = [
         {**config.model_dump(), "run_id": run_id, "outcome": "ok", "val_loss": 1 + config.lr}
@@ -205,15 +205,6 @@ def test_runs_that_do_not_say_their_seed_choose_by_their_mean():
         for name, lr, loss in losses
     ]
     assert tuning_roles(tuned, runs) == dict(zip("abcde", ["rejected"] * 2 + ["best"] * 2 + ["rejected"], strict=True))
-
-
-def test_the_size_that_a_sweep_solves_for_is_known_with_its_value_before(tmp_path):
-    definition = {"name": "s", "question": "q", "hypothesis": "h", "tune": {"lr": list(RATES)}, "seeds": [0, 1, 2]}
-    for base, free, solved in [({"d_model": 96}, "d_model", {"d_model": 96}), ({}, "d_ff", {"d_ff": None})]:
-        matched = {**definition, "base": base, "matched": "params_total", "free": free}
-        (tmp_path / "sweep.yaml").write_text(yaml.safe_dump(matched))
-        assert read_tuning(tmp_path).solved == solved
-    assert not read_tuning(fill(tmp_path)).solved
 
 
 def test_a_definition_that_cannot_be_read_is_named(tmp_path):

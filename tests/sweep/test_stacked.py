@@ -33,6 +33,8 @@ def test_each_run_of_a_stack_has_the_record_that_it_has_alone(tmp_path):
     configs = [build(RunConfig, {**values, "seed": seed, "lr": lr}, "x") for seed, lr in ((0, 1e-3), (1, 3e-3))]
     runtime, clocks = RuntimeConfig(device="cpu", threads=1), [Clock(), Clock()]
     ids = [config.run_id for config in configs]
+    for place in ("stacked", "alone"):
+        (tmp_path / place / "work").mkdir(parents=True)
     works = [
         execution(config, tmp_path / "stacked", Options(runtime=runtime, clock=clock, stacked_with=(other,)))
         for config, clock, other in zip(configs, clocks, reversed(ids), strict=True)
