@@ -22,8 +22,9 @@ import pandas as pd
 from estimate import Estimate, estimate
 from script import read_runs, run_script
 
-from sparsedepth.config.run import CELL_FIELDS
-from sparsedepth.effects.knobs import DERIVED, keys
+from sparsedepth.config.role import fields_where
+from sparsedepth.config.run import CELL_FIELDS, RunConfig
+from sparsedepth.effects.plain_values import plain
 from sparsedepth.plots.page import FORMATS
 from sparsedepth.store.comparable_loss import loss_of
 
@@ -34,8 +35,26 @@ CLAIM = (
     "with the standard parametrisation the best lr falls with width and depth; with muP it stays over width "
     "(2203.03466), with CompleteP over width and depth (2505.01618)"
 )
+DERIVED = fields_where(RunConfig, lambda role: role.derived_if_missing)
 AXES = {"d_model": "width", "n_layers": "depth"}
 LIMIT = 0.25
+
+
+def keys(runs: pd.DataFrame, fields: list[str]) -> pd.Series:
+    """A text per run; two are equal exactly where all `fields` are (NULL equals NULL)."""
+    columns = [_texts(runs[name]) for name in fields]
+    rows = zip(*columns, strict=True) if columns else ([] for _ in range(len(runs)))
+    return pd.Series(["\x1f".join(row) for row in rows], index=runs.index, dtype=object)
+
+
+def _texts(values: pd.Series) -> list[str]:
+    """The repr of every plain value, computed once per distinct value."""
+    try:
+        codes, distinct = pd.factorize(values, use_na_sentinel=False)
+    except TypeError:  # unhashable lists, in frames that do not come from a store
+        return [repr(plain(value)) for value in values]
+    texts = [repr(plain(value)) for value in distinct]
+    return [texts[code] for code in codes]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -49,11 +49,10 @@ class ModelConfig(Section):
         Count,
         Role(
             cost_scope="step",
-            confound="Passes share weights, which means fewer parameters at equal FLOPs: see equal params_total.",
         ),
     ] = 1
     """passes through n_layers / loops blocks with weights of their own; n_layers counts the blocks of every pass"""
-    d_model: Annotated[Count, Role(kind="capacity", cost_scope="step", label_priority=9, is_matched=True)] = 64
+    d_model: Annotated[Count, Role(kind="capacity", cost_scope="step")] = 64
     """width of the residual stream"""
     n_heads: Annotated[Count, CHANGES_STEP] = 4
     """query heads"""
@@ -62,15 +61,11 @@ class ModelConfig(Section):
         Role(
             cost_scope="step",
             sparser_direction="less",
-            label_priority=3,
             derived_if_missing=True,
-            confound="Fewer key/value heads also mean fewer parameters: see the ratios and equal params_total.",
         ),
     ] = None
     """key/value heads (GQA groups); n_heads = multi-head, 1 = multi-query"""
-    d_ff: Annotated[
-        Count | None, Role(kind="capacity", cost_scope="step", derived_if_missing=True, is_matched=True)
-    ] = None
+    d_ff: Annotated[Count | None, Role(kind="capacity", cost_scope="step", derived_if_missing=True)] = None
     """hidden units of the dense feed-forward part; default 8/3 d_model, up to a multiple of 8"""
     activation: Annotated[
         Literal["swiglu", "geglu", "reglu", "gelu", "relu", "relu2"],
@@ -80,8 +75,6 @@ class ModelConfig(Section):
         ),
         Role(
             cost_scope="step",
-            confound="Without a gate the feed-forward part has two matrices instead of three: see the ratios and equal "
-            "params_total.",
         ),
     ] = "swiglu"
     vocab_size: Annotated[Count, Role(kind="capacity", cost_scope="step")] = 264
@@ -92,9 +85,6 @@ class ModelConfig(Section):
         Role(
             cost_scope="step",
             sparser_direction="more",
-            label_priority=2,
-            confound="A longer context means fewer sequences per step at the same tokens: batch_tokens are fixed, and "
-            "val_loss_common scores all at one length.",
         ),
     ] = 256
     """training context, in tokens; of images 1 + (image_size / patch_size)^2, the default"""
@@ -104,16 +94,12 @@ class ModelConfig(Section):
         Role(
             cost_scope="step",
             sparser_direction="more",
-            label_priority=4,
-            confound="Experts bring parameters at the same cost per token: see equal params_total and equal flops.",
         ),
     ] = 0
     """experts per block; 0 = dense"""
     top_k: Annotated[int | None, Field(ge=1), Role(cost_scope="step", needs_experts=True)] = None
     """experts used per token; only with n_experts"""
-    d_expert: Annotated[
-        Count | None, Role(cost_scope="step", needs_experts=True, derived_if_missing=True, is_matched=True)
-    ] = None
+    d_expert: Annotated[Count | None, Role(cost_scope="step", needs_experts=True, derived_if_missing=True)] = None
     """width of one expert; default d_ff / (top_k + n_shared_experts), the dense active size"""
     n_shared_experts: Annotated[int, Field(ge=0), Role(cost_scope="step", needs_experts=True)] = 0
     """experts of width d_expert that every token uses, added with weight 1; only with n_experts"""
@@ -132,7 +118,7 @@ class ModelConfig(Section):
             "x + N(F(N x)); peri: sandwich with a norm on the embedding; mix: first blocks post, the rest pre; "
             "deepnorm N((2 n_layers)^(1/4) x + F x) with smaller initial weights; keel N(2 n_layers x + F(N x))"
         ),
-        Role(cost_scope="step", label_priority=7),
+        Role(cost_scope="step"),
     ] = "pre"
     mix_frac: Annotated[float, Field(gt=0, lt=1), Role(only_with=("norm", "mix"))] = 0.25
     """share of the blocks, from the first, that are post; with norm mix"""
@@ -150,7 +136,6 @@ class ModelConfig(Section):
             "after_residual: the stream after each addition"
         ),
         Role(
-            label_priority=5,
             stacked="own",
             directly_sets="residual_variance_last",
             must_stand_still=("weight_sparsity", "attention_sparsity_rel"),
@@ -193,7 +178,7 @@ class ModelConfig(Section):
             "depth_scaled: 1/sqrt(2 l) smaller in block l; zero_outputs: at 0, so that every block starts as the "
             "identity"
         ),
-        Role(label_priority=6, directly_sets="residual_variance_last", stacked="own"),
+        Role(directly_sets="residual_variance_last", stacked="own"),
     ] = "normal"
     init_std: Annotated[Positive, Role(directly_sets="residual_variance_last", stacked="own")] = 0.02
     """standard deviation of every initial weight"""

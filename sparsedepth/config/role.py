@@ -1,7 +1,7 @@
 """The role of a field of a run, stated where the field is defined: `Annotated[type, Field(...), Role(...)]`.
 
 All groups of fields are derived from roles: what a run's cost depends on, which fields can be knobs, which one names a
-knob, which values are sparser, which fields are budgets, and which confounds a card lists for an effect.
+knob, which values are sparser, and which fields are budgets.
 """
 
 from collections.abc import Callable, Mapping
@@ -30,10 +30,6 @@ class Role:
     """the quantity of the chain from sparsity to loss on which the field is an intervention"""
     must_stand_still: tuple[str, ...] = ()
     """quantities that must not change under this intervention; without any, it is no evidence for a link"""
-    confound: str | None = None
-    """what else changes with the knob, and what separates the two effects"""
-    label_priority: int | None = None
-    """of fields that vary together, the one with the smallest number names the knob; None last"""
     only_with: tuple[str, object] | None = None
     """(field, value) without which this field has no effect and must be at its default"""
     needs_experts: bool = False
@@ -42,8 +38,6 @@ class Role:
     """by default derived from other sizes"""
     stacked: Literal["equal", "own", "no"] = "equal"
     """in runs that train as one stacked model (`train.stack`): equal in all; may differ; or must be at its default"""
-    is_matched: bool = False
-    """a size that a sweep can solve for to match parameters or FLOPs"""
     is_dropout: bool = False
     """above 0, training draws random numbers in every step; they are seeded (`ModelConfig.drops`)"""
 

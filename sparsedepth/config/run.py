@@ -90,7 +90,7 @@ class TrainConfig(Section):
     """tokens to train on"""
     batch_tokens: Annotated[Count, CHANGES_STEP] = 8192
     """tokens per optimiser step"""
-    lr: Annotated[Positive, Role(label_priority=8)] = 1e-3
+    lr: Annotated[Positive, KNOB] = 1e-3
     """peak learning rate"""
     optimizer: Annotated[
         Literal["adamw", "muon"],
@@ -98,7 +98,7 @@ class TrainConfig(Section):
             description="muon: orthogonalised momentum for the matrices of the blocks, its updates as large as AdamW's "
             "are (rms 0.2), so that lr and weight_decay mean the same; AdamW for all else"
         ),
-        Role(confound="Another optimiser has another best lr: compare each at its own tuned lr."),
+        KNOB,
     ] = "adamw"
     warmup_frac: Annotated[Fraction, KNOB] = 0.05
     """share of the steps that warm up linearly from 0"""
@@ -114,8 +114,6 @@ class TrainConfig(Section):
         NonNegative,
         Role(
             sparser_direction="more",
-            label_priority=1,
-            confound="Weight decay changes AdamW's time scale, as a smaller lr would: see the learning rate.",
         ),
     ] = 0.1
     """lambda; a step shrinks weights by lr * lambda, with either optimizer"""

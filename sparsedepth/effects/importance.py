@@ -21,7 +21,7 @@ import pandas as pd
 from sparsedepth import quantities
 from sparsedepth.config.plain_text import counted
 from sparsedepth.config.space import Interval
-from sparsedepth.effects.knobs import plain, value_order
+from sparsedepth.effects.plain_values import plain, value_order
 from sparsedepth.store.degeneracy import degeneracy, score_rows
 from sparsedepth.store.query_result import QueryResult
 from sparsedepth.store.search import Search, on_front

@@ -17,7 +17,7 @@ from sparsedepth.config.run import CELL_FIELDS, RunConfig
 from sparsedepth.config.sweep import SweepDefinition
 from sparsedepth.effects.cells import BASELINE, cells_of
 from sparsedepth.effects.effect import Effect
-from sparsedepth.effects.knobs import plain
+from sparsedepth.effects.plain_values import plain
 from sparsedepth.effects.verdict import Side, verdict_of
 from sparsedepth.recipe.card import Card, Comparison, Ingredient, Need, Verification, comparison_of
 from sparsedepth.recipe.checklist import tests_of

@@ -6,9 +6,7 @@ from reference import ZOO
 from sparsedepth.config.cost import cost
 from sparsedepth.config.role import roles
 from sparsedepth.config.run import DataConfig, MeasureConfig, MeasureOnlyConfig, RunConfig
-from sparsedepth.config.sweep import SweepDefinition
 from sparsedepth.config.task import TASKS, TaskConfig
-from sparsedepth.effects import knobs
 from sparsedepth.effects.causal_evidence import INTERVENTIONS
 from sparsedepth.plan.duration import measuring_flops, shape
 from sparsedepth.recipe.choose import BUDGET
@@ -98,13 +96,6 @@ def test_a_role_says_what_a_field_does_to_the_cost(field):
 
 def test_groups_of_fields_are_those_that_were_listed_by_hand():
     """As they stood before roles; max_corpus_tokens and tasks joined the budgets: their losses do not compare."""
-    free = SweepDefinition.model_fields["free"].annotation
-    matched = [name for name in ROLES if ROLES[name].is_matched]
-    assert matched == ["d_model", "d_ff", "d_expert"] and all(repr(name) in repr(free) for name in matched)
-    assert knobs.DERIVED == ("n_kv_heads", "d_ff", "d_expert")
-    assert set(knobs.WITHOUT_EFFECT) == {"allow", "eod", "log_every", "observe_every"}
-    leaders = ("weight_decay", "seq_len", "n_kv_heads", "n_experts", "depth_scale", "init", "norm", "lr", "d_model")
-    assert leaders == knobs.LEADERS
     budget = {"d_model", "d_ff", "vocab_size", "train_tokens", "corpus", "text_field", "tokenizer", "val_fraction"}
     of_images = {"image_size", "n_channels"}
     assert set(BUDGET) == budget | {"max_corpus_tokens", *TaskConfig.model_fields} | of_images
@@ -112,5 +103,3 @@ def test_groups_of_fields_are_those_that_were_listed_by_hand():
         ("depth_scale", "residual_gate", "residual_scalars", "gpas", "init", "init_std"), "residual_variance_last"
     )
     assert {one.field: one.moves for one in INTERVENTIONS} == {**damping, "weight_density": "weight_sparsity"}
-    confounded = [name for name in ROLES if ROLES[name].confound]
-    assert confounded == ["loops", "n_kv_heads", "activation", "seq_len", "n_experts", "optimizer", "weight_decay"]

@@ -5,7 +5,6 @@ import os
 import signal
 import time
 
-import pandas as pd
 import pytest
 import torch
 import yaml
@@ -19,7 +18,6 @@ from sparsedepth.config.run import CELL_FIELDS, RunConfig
 from sparsedepth.config.runtime import RuntimeConfig
 from sparsedepth.data.source import open_source
 from sparsedepth.data.tokenizer import ByteTokenizer
-from sparsedepth.effects.knobs import chosen_fields
 from sparsedepth.exchange.export import export
 from sparsedepth.exchange.start import open_start
 from sparsedepth.model.decoder import Decoder
@@ -160,11 +158,6 @@ def test_starts_that_differ_by_seed_make_replicates_and_starts_of_two_knobs_a_pa
     assert [name for name in CELL_FIELDS if getattr(again, name) != getattr(other, name)] == ["depth_scale"]
     assert tuned_from(0.4, lr=1e-2).start_cell != first.start_cell == tuned_from(0.5, measures=["loss"]).start_cell
     assert tuned_from(0.6, {"seed": 4}, seed=2).seed == 4
-    runs = pd.DataFrame(
-        {"run_id": run.run_id, "outcome": "ok", "val_loss": run.seed + 1.0, **run.model_dump()}
-        for run in (first, again, other)
-    )
-    assert chosen_fields(runs) == ["depth_scale", "seed"]
 
 
 def test_a_sweep_has_no_start(place):
