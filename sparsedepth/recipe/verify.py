@@ -147,10 +147,10 @@ def _effects(card: Card, runs: pd.DataFrame, reference: str, left_out: Sequence[
     configs = configurations(card)
     fields = differing(configs, list(_tuned_again(card)))
     names = pd.Series(None, index=runs["run_id"], dtype=object)
+    values = [[plain(value) for value in row] for row in runs[fields].itertuples(index=False)]
     for name, config in configs.items():
         wanted = [plain(getattr(config, f)) for f in fields]
-        same = [[plain(value) for value in row] == wanted for row in runs[fields].itertuples(index=False)]
-        names[same] = name
+        names[[row == wanted for row in values]] = name
     cells = cells_of(runs, card.recipe.objective)
     setting = cells.rows["run_id"].map(names)
     rows = cells.rows.assign(

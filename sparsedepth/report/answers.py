@@ -13,8 +13,8 @@ import pandas as pd
 
 from sparsedepth.config.plain_text import counted
 from sparsedepth.config.run import CELL_FIELDS
-from sparsedepth.effects.cells import BASELINE, COSTS, Cells, cells_of, is_ratio, unit_of, values_of
-from sparsedepth.effects.frame import MATCHED, effects_frame
+from sparsedepth.effects.cells import BASELINE, COSTS, Cells, cells_of, is_ratio
+from sparsedepth.effects.frame import MATCHED, effects_frame, setting_effects
 from sparsedepth.effects.text import effects_table, effects_text, is_missing, nothing_text, size_text
 from sparsedepth.effects.verdict import ALPHA, POWER
 from sparsedepth.store import terminal
@@ -87,7 +87,7 @@ def variance_answer(runs: pd.DataFrame) -> Answer:
         return _without_table(nothing_text(cells))
     score, caution = usable_form(BESIDE[-1], score_rows(result_rows(runs), BESIDE[-1]))
     names = [VARIANCE, *(name for name in (*BESIDE[:-1], score) if name in runs and runs[name].notna().any())]
-    frames = {name: _settings(_with_outcome(cells, runs, name)) for name in names}
+    frames = {name: _settings(cells.of_outcome(runs, name)) for name in names}
     variance = frames[VARIANCE]
     if variance.empty:
         return _without_table(nothing_text(cells))
@@ -112,17 +112,8 @@ def variance_answer(runs: pd.DataFrame) -> Answer:
     )
 
 
-def _with_outcome(cells: Cells, runs: pd.DataFrame, outcome: str) -> Cells:
-    """The same cells with another outcome, which tuning did not choose either."""
-    if outcome == cells.outcome:
-        return cells
-    rows = cells.rows.assign(value=values_of(runs.loc[cells.rows.index], outcome))
-    return replace(cells, rows=rows, outcome=outcome, unit=unit_of(outcome, runs))
-
-
 def _settings(cells: Cells) -> pd.DataFrame:
-    frame = effects_frame(cells)
-    return frame[frame["question"] == "setting"].assign(outcome=cells.outcome, unit=cells.unit)
+    return setting_effects(cells).assign(outcome=cells.outcome, unit=cells.unit)
 
 
 def _variance_row(frames: Mapping[str, pd.DataFrame], setting: str) -> tuple[Any, ...]:
