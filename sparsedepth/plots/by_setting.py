@@ -14,7 +14,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from sparsedepth.config.plain_text import counted
-from sparsedepth.plots.facets import Panel, draw_facets, intervals, range_of
+from sparsedepth.plots.facets import Panel, draw_facets, intervals, range_of, seeds_text
 from sparsedepth.plots.page import Drawing, NothingToDraw
 from sparsedepth.plots.runs import (
     lr_labels,
@@ -147,10 +147,7 @@ def page_of_lines(points: pd.DataFrame, notes: str = "") -> Figure:
     labels = lr_labels(points[points["n_layers"] == depths[0]])
     styles = setting_styles(settings_in_order(points["setting"]))
     page, _ = draw_facets(points, kinds, styles, labels=labels, columns=columns)
-    few, most = points["n_seeds"].min(), points["n_seeds"].max()
-    text = (
-        f"Mean over {most if few == most else f'{few} to {most}'} seeds, 95% interval." if most > 1 else "One run each."
-    )
+    text = f"Mean over {seeds_text(points)}, 95% interval." if points["n_seeds"].max() > 1 else "One run each."
     if labels:
         text += f" lr: that of {depths[0]} layers{CHANGES_VARIANCE if VARIANCE in metrics else ''}."
     elif len(lr := set(points["lr"].dropna())) == 1:
@@ -218,10 +215,7 @@ def lines_by_depth(
     )
     points["lr"] = points["n_layers"].map(chosen.groupby("n_layers")["lr"].median())
     shown = "the proposal with the lowest loss" if is_search else "the baseline, or the settings nearest to it"
-    few, most = points["n_seeds"].min(), points["n_seeds"].max()
-    seeds = (
-        f"mean and 95% interval of {most if few == most else f'{few} to {most}'} seeds" if most > 1 else "one run each"
-    )
+    seeds = f"mean and 95% interval of {seeds_text(points)}" if points["n_seeds"].max() > 1 else "one run each"
     return points, f" By layer: {shown}; {seeds}. Dashed: usefulness threshold." + values[1]
 
 
@@ -231,6 +225,8 @@ def depth_styles(points: pd.DataFrame) -> Mapping[str, tuple[str, str, str]]:
 
 
 def panels_by_depth(points: pd.DataFrame) -> list[Panel]:
+    """A panel for each metric that was measured."""
+
     def draw_threshold(axis: Any) -> None:
         if axis.get_yscale() == "linear":  # the threshold is small
             axis.set_yscale("symlog", linthresh=LINEAR_BELOW)

@@ -15,7 +15,7 @@ from matplotlib.lines import Line2D
 
 from sparsedepth.config.plain_text import counted
 from sparsedepth.config.task import SOLVED, TASKS, TaskSpec, task_name
-from sparsedepth.plots.facets import Panel, draw_facets, intervals
+from sparsedepth.plots.facets import Panel, draw_facets, intervals, seeds_text
 from sparsedepth.plots.page import Drawing, NothingToDraw
 from sparsedepth.plots.runs import at_last_step, settings_in_order, trained_runs, without_diverged_configurations
 from sparsedepth.plots.style import GREY, caption, setting_styles
@@ -100,10 +100,8 @@ def page_of_difficulties(
     ]
     lines = [Line2D([], [], color=GREY, linestyle=dashes, label=label) for label, (_, dashes) in levels.items()]
     page, _ = draw_facets(points, kinds, setting_styles(settings), size=(3.2, 2.8), extra=lines)
-    few, most = points["n_seeds"].min(), points["n_seeds"].max()
-    seeds = counted(most, "seed") if few == most else f"{few} to {most} seeds"
-    text = f"{counted(len(settings), 'setting')}, each at its tuned values, if any: mean over {seeds}"
-    text += ", 95% interval." if most >= MIN_VALUES else "."
+    text = f"{counted(len(settings), 'setting')}, each at its tuned values, if any: mean over {seeds_text(points)}"
+    text += ", 95% interval." if points["n_seeds"].max() >= MIN_VALUES else "."
     text += f" Not shown: {counted(n_diverged, 'configuration')} with a diverged seed." if n_diverged else ""
     caption(page, text)
     return page

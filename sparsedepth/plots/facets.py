@@ -14,6 +14,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import EngFormatter
 
+from sparsedepth.config.plain_text import counted
 from sparsedepth.plots.style import (
     GREY,
     Style,
@@ -73,6 +74,12 @@ def intervals(rows: pd.DataFrame, by: Sequence[str], is_log: bool = False) -> pd
     ends = ["mean", "lo", "hi"]
     found[ends] = np.exp(found[ends]) if is_log else found[ends]
     return found[[*by, *ends, "n_seeds"]]
+
+
+def seeds_text(points: pd.DataFrame) -> str:
+    """'3 to 16 seeds', '1 seed': how many the points are means over."""
+    few, most = points["n_seeds"].min(), points["n_seeds"].max()
+    return counted(most, "seed") if few == most else f"{few} to {most} seeds"
 
 
 def draw_facets(

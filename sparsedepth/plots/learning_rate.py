@@ -15,7 +15,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from sparsedepth.config.plain_text import counted
-from sparsedepth.plots.facets import ROOM, Panel, draw_facets, intervals
+from sparsedepth.plots.facets import ROOM, Panel, draw_facets, intervals, seeds_text
 from sparsedepth.plots.page import Drawing, NothingToDraw
 from sparsedepth.plots.runs import read_runs, setting_names, settings_in_order
 from sparsedepth.plots.style import GREY, caption, groups, setting_styles, side_by_side
@@ -99,9 +99,8 @@ def page_of_curves(points: pd.DataFrame, loss: str) -> Figure:
     for axis, kind in zip(axes, kinds, strict=True):
         n_beyond += _mark_best(axis, points[points["panel"] == kind.key], styles, kind.range)
     n_lines = len(points[["panel", "setting"]].drop_duplicates())
-    few, most = points["n_seeds"].min(), points["n_seeds"].max()
-    seeds = counted(most, "seed") if few == most else f"{few} to {most} seeds"
-    text = f"{counted(n_lines, 'line')}: mean over the {seeds} that all points of a line have. Ring: {marked}."
+    text = f"{counted(n_lines, 'line')}: mean over the {seeds_text(points)} that all points of a line have."
+    text += f" Ring: {marked}."
     text += f" Cross ({n_edge}): at the end of the grid; the best may lie beyond it." if n_edge else ""
     text += f" Triangle ({n_beyond}): above the axis." if n_beyond else ""
     n_diverged = int(points["mean"].isna().sum())
