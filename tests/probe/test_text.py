@@ -9,7 +9,7 @@ import tokenizers
 import yaml
 from reference import run_config
 from safetensors.torch import save_file
-from support.hf_families import tiny
+from support.hf_families import save_tokenizer, tiny, tiny_folder
 from support.tiny_sweep import corpus
 
 from sparsedepth.data.pipeline import prepare
@@ -24,18 +24,7 @@ WORDS = {word: index for index, word in enumerate(["</s>", "<unk>", "times", "is
 @pytest.fixture
 def model(tmp_path) -> Path:
     """A Hugging Face folder with a tokenizer of 34 words."""
-    folder = tmp_path / "model"
-    tiny("qwen3").save_pretrained(folder)
-    save_tokenizer(folder, WORDS)
-    return folder
-
-
-def save_tokenizer(folder: Path, words: dict[str, int]) -> None:
-    backend = tokenizers.Tokenizer(tokenizers.models.WordLevel(words, unk_token="<unk>"))
-    backend.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
-    backend.save(str(folder / "tokenizer.json"))
-    settings = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": "</s>", "unk_token": "<unk>"}
-    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+    return tiny_folder(tmp_path / "model")
 
 
 @pytest.fixture

@@ -1,7 +1,10 @@
 """Tiny random models of every Hugging Face family, with weights large enough that every part matters."""
 
+import json
+from pathlib import Path
 from typing import Any
 
+import tokenizers
 import torch
 import transformers
 from transformers import PreTrainedModel
@@ -60,3 +63,19 @@ def tiny(name: str, attention: str | None = None, **fields: Any) -> PreTrainedMo
             noise = torch.randn(parameter.shape, generator=generator)
             parameter.copy_(noise * 0.25 if parameter.ndim > 1 else parameter + 0.1 * noise)
     return model.eval()
+
+
+def tiny_folder(folder: Path) -> Path:
+    """A tiny Qwen3 with a tokenizer of 34 words, as transformers saves them."""
+    tiny("qwen3").save_pretrained(folder)
+    words = ["</s>", "<unk>", "times", "is", *map(str, range(30))]
+    save_tokenizer(folder, {word: index for index, word in enumerate(words)})
+    return folder
+
+
+def save_tokenizer(folder: Path, words: dict[str, int]) -> None:
+    backend = tokenizers.Tokenizer(tokenizers.models.WordLevel(words, unk_token="<unk>"))
+    backend.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    backend.save(str(folder / "tokenizer.json"))
+    settings = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": "</s>", "unk_token": "<unk>"}
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings))

@@ -1,0 +1,141 @@
+"""How far a reader walks who follows a call through the package.
+
+    PYTHONPATH=tests python tests/support/walks.py
+
+prints the walk of `measure` on a Hugging Face folder, and that of a sweep from the command to its queue.
+
+    stay    a function of ours that is entered from another file, counted once
+    room    a file on the way
+    climb   a stay in a file that the way had already passed, entered from a file that it came to later
+    name    a function on the way
+"""
+
+import sys
+import tempfile
+import warnings
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import sparsedepth
+
+PACKAGE = Path(sparsedepth.__file__).parent
+IMPORT = "import"
+
+
+class Arrived(Exception):
+    """The walk has reached its end."""
+
+
+@dataclass
+class Walk:
+    rooms: dict[str, int] = field(default_factory=dict)
+    """file -> its place on the way"""
+    names: set[tuple[str, str]] = field(default_factory=set)
+    stays: list[tuple[str, str, str]] = field(default_factory=list)
+    """from file, file, function"""
+
+    @property
+    def climbs(self) -> list[tuple[str, str, str]]:
+        return [stay for stay in self.stays if self.rooms[stay[1]] < self.rooms[stay[0]]]
+
+    @property
+    def text(self) -> str:
+        counts = (len(self.stays), len(self.rooms), len(self.climbs), len(self.names))
+        return "{} stays in {} rooms with {} climbs and {} names".format(*counts)
+
+
+def walk(call: Callable[[], object], *, inside: Collection[str] = (), until: str = "") -> Walk:
+    """The walk of a call. Where a function named in `inside` is entered, what it calls is its own matter and not
+    counted; the walk ends where the function `until` is entered."""
+    found = Walk()
+    open_inside: list[FrameType] = []
+
+    def see(frame: FrameType, event: str, argument: Any) -> None:
+        if open_inside:
+            if event == "return" and frame is open_inside[-1]:
+                open_inside.pop()
+            return
+        code = frame.f_code
+        if event != "call" or not code.co_filename.startswith(str(PACKAGE)) or code.co_name.startswith("<"):
+            return
+        file, caller = str(Path(code.co_filename).relative_to(PACKAGE)), _caller(frame)
+        if caller == IMPORT:
+            return
+        found.rooms.setdefault(file, len(found.rooms))
+        name = (file, code.co_qualname)
+        found.names.add(name)
+        if caller not in (None, file) and name not in {stay[1:] for stay in found.stays}:
+            found.stays.append((caller, *name))
+        if code.co_qualname == until:
+            raise Arrived
+        if code.co_qualname in inside:
+            open_inside.append(frame)
+
+    sys.setprofile(see)
+    try:
+        call()
+    except Arrived:
+        pass
+    finally:
+        sys.setprofile(None)
+    return found
+
+
+def _caller(frame: FrameType) -> str | None:
+    """The file of ours that a function was called from, itself or through a library; IMPORT while a file is imported."""
+    file, before = None, frame.f_back
+    while before is not None:
+        code = before.f_code
+        if code.co_filename.startswith(str(PACKAGE)):
+            if code.co_name == "<module>":
+                return IMPORT
+            file = file or str(Path(code.co_filename).relative_to(PACKAGE))
+            if not code.co_name.startswith("<"):  # a lambda or comprehension, perhaps of an imported file
+                return file
+        before = before.f_back
+    return file
+
+
+def of_measure(folder: Path) -> Walk:
+    """A Hugging Face folder, from the request to the record, without what the measures and the loading of weights do
+    inside."""
+    import torch
+    from support.hf_families import tiny_folder
+    from support.tiny_sweep import corpus
+
+    from sparsedepth.run.measure_existing_model import MeasureRequest, measure_existing_model
+
+    settings = {"measures": ["loss", "causal"], "seq_len": 16, "measure_tokens": 64, "fit_tokens": 64, "val_tokens": 64}
+    request = MeasureRequest(
+        model=str(tiny_folder(folder / "model")),
+        settings=settings,
+        data=str(corpus(folder)),
+        out=folder / "out",
+        device=torch.device("cpu"),
+    )
+    own_matter = ("load_model", "measure_run", "_check_states", "save_measured", "build", "device_facts", "provenance")
+    return walk(lambda: measure_existing_model(request, lambda phase, done: None), inside=own_matter)
+
+
+def of_sweep(folder: Path) -> Walk:
+    """A definition, from the command's call to the queue."""
+    from support.tiny_sweep import definition
+
+    from sparsedepth.cli import calls
+
+    path = definition(folder)
+    return walk(lambda: calls.sweep(path, out=folder / "out", workers=1), inside=("build",), until="enqueue")
+
+
+if __name__ == "__main__":
+    warnings.simplefilter("ignore")
+    for of_call in (of_measure, of_sweep):
+        with tempfile.TemporaryDirectory() as made:
+            taken = of_call(Path(made))
+        print(f"{of_call.__name__.removeprefix('of_')}: {taken.text}")
+        if "--stays" in sys.argv:
+            for before, file, name in taken.stays:
+                print(f"    {before} -> {file}: {name}")
