@@ -30,11 +30,11 @@ def warn_of_unlikely_values(values: Iterable[Mapping[str, Any]]) -> None:
 def check_tokenizers(values: Iterable[Mapping[str, Any]], results: Path) -> None:
     """Raises ValueError for an unavailable tokenizer, before torch is imported. Skipped for an existing results folder,
     which may hold the tokens."""
-    from sparsedepth.config.images import is_text
+    from sparsedepth.config.corpus import kind_of
     from sparsedepth.data.tokenizer import check_reachable
 
     if not results.exists():
-        text_runs = [run for run in values if "tokenizer" in run and is_text(str(run.get("corpus", "stdlib")))]
+        text_runs = [run for run in values if "tokenizer" in run and kind_of(run.get("corpus")).is_tokenised]
         for name in {str(run["tokenizer"]) for run in text_runs}:
             check_reachable(name)
 
@@ -42,20 +42,11 @@ def check_tokenizers(values: Iterable[Mapping[str, Any]], results: Path) -> None
 def check_corpora(values: Iterable[Mapping[str, Any]], results: Path | None) -> None:
     """Raises ValueError for a missing local text or image folder. Skipped for an existing results folder, which may
     hold the tokens."""
-    from sparsedepth.config.images import is_images, is_text
-    from sparsedepth.config.task import SFT
-    from sparsedepth.data.corpus import HUB, STDLIB, check_text, local_files
-    from sparsedepth.data.images import DIGITS, IMAGES, class_folders
+    from sparsedepth.data.source import check_files
 
     if results is None or not results.exists():
-        corpora = {str(run["corpus"]) for run in values if "corpus" in run} - {STDLIB, IMAGES + DIGITS}
-        for corpus in sorted(corpora):
-            if is_images(corpus) and not corpus.startswith(IMAGES + HUB):
-                class_folders(corpus)
-            elif corpus.startswith(SFT) and not corpus.startswith(SFT + HUB):
-                local_files(corpus.removeprefix(SFT))
-            elif is_text(corpus) and not corpus.startswith((SFT, HUB)):
-                check_text(corpus)
+        for corpus in sorted({str(run["corpus"]) for run in values if "corpus" in run}):
+            check_files(corpus)
 
 
 def field_values(definition: "SweepDefinition") -> Iterable[Mapping[str, Any]]:

@@ -11,35 +11,20 @@ only target is the class, at the class token. vocab_size is the number of classe
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from sparsedepth.config.corpus import DIGITS, IMAGES, corpus_name, kind_of
 from sparsedepth.config.model import ModelConfig
-from sparsedepth.config.task import task_name
-
-IMAGES = "images:"
-
-DIGITS = "digits"
 
 _DIGITS_SIZES = {"image_size": 8, "patch_size": 2, "n_channels": 1, "vocab_size": 10}
 
 
-def is_images(corpus: Any) -> bool:
-    """Whether a corpus is made of images and their classes."""
-    return isinstance(corpus, str) and corpus.startswith(IMAGES)
-
-
-def is_text(corpus: str) -> bool:
-    """Whether a corpus is tokenised text: running text, or prompts and answers."""
-    return task_name(corpus) is None and not is_images(corpus)
-
-
 def unit_for(unit: str, corpora: Iterable[object]) -> str:
     """A unit per token, or per image if all corpora are images, which have one target each."""
-    corpora = [*corpora]
-    return unit.replace("/token", "/image") if corpora and all(map(is_images, corpora)) else unit
+    return unit.replace("/token", "/image") if {kind_of(corpus) for corpus in corpora} == {IMAGES} else unit
 
 
 def with_sizes_of_digits(values: Mapping[str, Any]) -> dict[str, Any]:
     """`values` with the missing sizes of images:digits."""
-    is_digits = values.get("architecture") == "vit" and values.get("corpus") == IMAGES + DIGITS
+    is_digits = values.get("architecture") == "vit" and values.get("corpus") == IMAGES.prefix + DIGITS
     sizes = _DIGITS_SIZES if is_digits else {}
     return dict(values) | {name: size for name, size in sizes.items() if values.get(name) is None}
 
@@ -47,17 +32,18 @@ def with_sizes_of_digits(values: Mapping[str, Any]) -> dict[str, Any]:
 def check_images(corpus: str, model: ModelConfig) -> None:
     """Raises ValueError for a ViT without images, and images without a ViT."""
     is_vit = model.architecture == "vit"
-    if is_vit and not is_images(corpus):
+    name = corpus_name(corpus)
+    if is_vit and name.kind is not IMAGES:
         raise ValueError(
-            f"architecture='vit' reads images, and corpus={corpus!r} holds none; set corpus to '{IMAGES}FOLDER', "
-            f"'{IMAGES}hub:NAME' or '{IMAGES}{DIGITS}', or leave architecture out"
+            f"architecture='vit' reads images, and corpus={corpus!r} holds none; set corpus to 'images:FOLDER', "
+            f"'images:hub:NAME' or 'images:digits', or leave architecture out"
         )
-    if not is_images(corpus):
+    if name.kind is not IMAGES:
         return
     if not is_vit:
         raise ValueError(
             f"corpus={corpus!r} holds images, and architecture={model.architecture!r} reads tokens; set "
             f"architecture='vit'"
         )
-    if corpus == IMAGES:
-        raise ValueError(f"corpus={corpus!r} names no images; write '{IMAGES}FOLDER', or '{IMAGES}{DIGITS}'")
+    if not name.place:
+        raise ValueError(f"corpus={corpus!r} names no images; write 'images:FOLDER', or 'images:digits'")

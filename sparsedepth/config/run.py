@@ -5,19 +5,20 @@ A field's name is its YAML key, its `--set` name, its column in the store and it
 folder and the device are not part of it: `run_id` identifies the *result*.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import AfterValidator, ConfigDict, Field, model_validator
 
 from sparsedepth.config import presets
-from sparsedepth.config.images import check_images, is_images, with_sizes_of_digits
+from sparsedepth.config.corpus import kind_of
+from sparsedepth.config.images import check_images, with_sizes_of_digits
 from sparsedepth.config.load import build
 from sparsedepth.config.mistakes import check
 from sparsedepth.config.model import RETIRED_FIELDS, ModelConfig
 from sparsedepth.config.role import AMOUNT, CHANGES_STEP, DATA, KNOB, RECORD, THRESHOLD, Role, fields_where
 from sparsedepth.config.section import Count, Fraction, NonNegative, Positive, Section
-from sparsedepth.config.task import TASK, TASKS, TaskConfig, check_task, is_sft, task_name
+from sparsedepth.config.task import TASKS, TaskConfig, check_task
 from sparsedepth.files import digest
 from sparsedepth.quantities.measured import MEASURES, REMOVED_MEASURES
 
@@ -29,14 +30,6 @@ if TYPE_CHECKING:
     Measure = str
 else:
     Measure = Literal[tuple(measure.name for measure in MEASURES)]
-
-_OF_TEXT = ("text_field", "tokenizer", "max_corpus_tokens", "chunk_len", "mask_documents", "eod")
-FOREIGN_FIELDS: tuple[tuple[Callable[[str], object], str, str, tuple[str, ...]], ...] = (
-    (is_images, "text", "holds images", (*_OF_TEXT, "eval_seq_len")),
-    (task_name, "text", "makes its tokens", (*_OF_TEXT, "val_fraction")),
-    (is_sft, "running text", "holds prompts and answers", ("text_field", "chunk_len")),
-)
-"""(kind of corpus, what the fields are about, what the corpus is, fields that must be at their defaults with it)"""
 
 
 def _check_distinct(thresholds: tuple[float, ...]) -> tuple[float, ...]:
@@ -60,7 +53,7 @@ class DataConfig(Section):
             min_length=1,
             description="'stdlib' (the Python standard library's source), a local .txt/.jsonl/.parquet file or folder, "
             "'hub:NAME[:CONFIG]' (streamed), 'sft:FILE.jsonl' (prompts and answers, loss on the answers), a task of "
-            f"known depth: {', '.join(repr(TASK + name) for name in TASKS)}, or images with architecture "
+            f"known depth: {', '.join(repr(f'task:{name}') for name in TASKS)}, or images with architecture "
             "vit: 'images:FOLDER' (a subfolder for each class), 'images:hub:NAME', 'images:digits'",
         ),
         DATA,
@@ -235,7 +228,7 @@ class RunConfig(
         if not isinstance(values, dict):
             return values
         filled = with_sizes_of_digits(presets.expand(values))
-        if is_sft(filled.get("corpus")) and filled.get("mask_documents") is None:
+        if kind_of(filled.get("corpus")).packs_documents and filled.get("mask_documents") is None:
             filled["mask_documents"] = True
         if filled.get("mask_documents") is True and filled.get("eod") is None:
             tokenizer = filled.get("tokenizer", cls.model_fields["tokenizer"].default)
@@ -333,13 +326,13 @@ class RunConfig(
         fields = type(self).model_fields.items()
         changed = {name: getattr(self, name) for name, field in fields if getattr(self, name) != field.default}
         check_images(self.corpus, self)
-        for is_kind, subject, content, names in FOREIGN_FIELDS:
-            for name in (name for name in names if is_kind(self.corpus) and name in changed):
-                raise ValueError(
-                    f"{name}={changed[name]!r} is about {subject}, and corpus={self.corpus!r} {content}; "
-                    f"leave {name} out"
-                )
-        if is_sft(self.corpus) and not self.mask_documents:  # pairs are packed whole
+        kind = kind_of(self.corpus)
+        if foreign := [name for name in kind.foreign_fields if name in changed]:
+            raise ValueError(
+                f"{foreign[0]}={changed[foreign[0]]!r} is about {kind.subject}, and corpus={self.corpus!r} "
+                f"{kind.content}; leave {foreign[0]} out"
+            )
+        if kind.packs_documents and not self.mask_documents:  # pairs are packed whole
             raise ValueError(
                 f"mask_documents=False: corpus={self.corpus!r} packs several pairs into a sequence, and each would "
                 f"attend to those before it; leave mask_documents out"

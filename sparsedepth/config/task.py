@@ -10,13 +10,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
+from sparsedepth.config.corpus import TASK, corpus_name, kind_of
 from sparsedepth.config.role import DATA
 from sparsedepth.config.section import Count, Section
-
-TASK = "task:"
-
-SFT = "sft:"
-"""Prefix of a corpus of prompts and answers, with loss on the answers only."""
 
 IGNORED = -100
 """The target of a position without loss, as in F.cross_entropy."""
@@ -107,12 +103,7 @@ class TaskSpec:
 
 def task_name(corpus: Any) -> str | None:
     """'k_hop' of 'task:k_hop'; None for a text."""
-    return corpus.removeprefix(TASK) if isinstance(corpus, str) and corpus.startswith(TASK) else None
-
-
-def is_sft(corpus: Any) -> bool:
-    """Whether a corpus is made of prompts and answers (supervised fine-tuning)."""
-    return isinstance(corpus, str) and corpus.startswith(SFT)
+    return corpus_name(corpus).place if kind_of(corpus) is TASK else None
 
 
 def n_states(task: TaskConfig) -> int:
@@ -134,11 +125,13 @@ def check_task(corpus: str, config: TaskConfig, vocab_size: int, lengths: dict[s
     eval_seq_len, by name."""
     name = task_name(corpus)
     if name is not None and name not in TASKS:
-        raise ValueError(f"corpus={corpus!r} is no task; choose one of {', '.join(TASK + other for other in TASKS)}")
+        raise ValueError(
+            f"corpus={corpus!r} is no task; choose one of {', '.join(TASK.prefix + other for other in TASKS)}"
+        )
     for field in TaskConfig.model_fields:
         value = getattr(config, field)
         if value is not None and (name is None or field not in TASKS[name].fields):
-            owners = [TASK + other for other, task in TASKS.items() if field in task.fields]
+            owners = [TASK.prefix + other for other, task in TASKS.items() if field in task.fields]
             raise ValueError(
                 f"{field}={value!r} is a field of {' and '.join(owners)}, and corpus={corpus!r}; "
                 f"leave {field} out, or set corpus={owners[0]!r}"

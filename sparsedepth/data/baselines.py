@@ -11,27 +11,18 @@ class does. m favours the counts: a model that loses to them has learnt less tha
 Shapes: n positions, U distinct pairs (x, y) of the held-out positions, V vocabulary, C contexts.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import numpy as np
 
 from sparsedepth.config.run import RunConfig
-from sparsedepth.config.task import IGNORED
-from sparsedepth.data.images import ImageSource
-from sparsedepth.data.sequences import Sequences
 from sparsedepth.data.source import Source
-from sparsedepth.data.tasks.stream import TaskSource
 
 STRENGTHS = (1, 10, 100, 1000)
 """m: weight of the unigram, in counts"""
 
-CHANCE_POSITIONS = 2**18
-
 DENSE = 2**24
 """Pairs (x, y) up to which a lookup table is used, else bisection."""
-
-Context = Callable[[Sequences], np.ndarray]
-"""sequences -> context_NT"""
 
 
 class PairCounts:
@@ -79,53 +70,10 @@ def baselines(source: Source, config: RunConfig, tick: Callable[[], None] = lamb
 
     Reads every batch of the run once more (about 10 ns a token); `tick` is called in between.
     """
-    held_out = source.held_out(config.seq_len, config.val_tokens)
-    if isinstance(source, ImageSource):
-        label_n = held_out.targets[held_out.targets != IGNORED]
-        counts = PairCounts(np.zeros_like(label_n), label_n, 1, config.vocab_size)
-        counts.add(np.zeros_like(source.train_classes), source.train_classes)
-        return {"unigram_loss": None, "bigram_loss": None, "chance_loss": counts.losses()[0]}
-    if not isinstance(source, TaskSource):
-        steps = (source.batch(config, step) for step in range(config.n_steps))
-        unigram, bigram = _losses(lambda part: part.inputs, held_out, steps, config.vocab_size, config.vocab_size, tick)
-        return {"unigram_loss": unigram, "bigram_loss": bigram, "chance_loss": None}
-    assert held_out.difficulty is not None
-    levels = int(held_out.difficulty.max()) + 1
-
-    def position_and_difficulty(part: Sequences) -> np.ndarray:
-        assert part.difficulty is not None
-        return np.arange(part.inputs.shape[1]) * levels + np.minimum(part.difficulty, levels - 1)
-
-    steps = _until_enough(source.batch(config, step) for step in range(2**31))
-    _, chance = _losses(position_and_difficulty, held_out, steps, config.seq_len * levels, config.vocab_size, tick)
-    return {"unigram_loss": None, "bigram_loss": None, "chance_loss": chance}
-
-
-def _losses(
-    context: Context,
-    held_out: Sequences,
-    steps: Iterator[Sequences],
-    n_contexts: int,
-    vocab_size: int,
-    tick: Callable[[], None],
-) -> tuple[float, float]:
-    counts = PairCounts(*_scored_pairs(context, held_out), n_contexts, vocab_size)
-    for part in steps:
+    counted = source.counted(config)
+    counts = PairCounts(*counted.held_out, counted.n_contexts, config.vocab_size)
+    for x_n, y_n in counted.trained:
         tick()
-        counts.add(*_scored_pairs(context, part))
-    return counts.losses()
-
-
-def _scored_pairs(context: Context, part: Sequences) -> tuple[np.ndarray, np.ndarray]:
-    """x_n and y_n at scored positions."""
-    scored_NT = part.targets != IGNORED
-    return context(part)[scored_NT], part.targets[scored_NT]
-
-
-def _until_enough(steps: Iterator[Sequences]) -> Iterator[Sequences]:
-    seen = 0
-    for part in steps:
-        yield part
-        seen += part.n_scored
-        if seen >= CHANCE_POSITIONS:
-            return
+        counts.add(x_n, y_n)
+    losses: dict[str, float | None] = dict.fromkeys(("unigram_loss", "bigram_loss", "chance_loss"))
+    return losses | {name: loss for name, loss in zip(counted.columns, counts.losses(), strict=True) if name}

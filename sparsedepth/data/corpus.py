@@ -22,9 +22,9 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from sparsedepth.config.corpus import STDLIB, corpus_name
 from sparsedepth.config.plain_text import did_you_mean, one_line, unreadable
 from sparsedepth.config.run import DataConfig
-from sparsedepth.config.task import SFT
 from sparsedepth.files import digest
 
 if TYPE_CHECKING:
@@ -33,8 +33,6 @@ if TYPE_CHECKING:
 MIN_DOCUMENT = 4096
 """Characters of a document cut from a text file: a few contexts of a small model."""
 
-STDLIB = "stdlib"
-HUB = "hub:"
 _PLAIN = {".txt": "text", ".jsonl": "lines", ".json": "lines"}
 KINDS = {**_PLAIN, **{f"{suffix}.gz": kind for suffix, kind in _PLAIN.items()}, ".parquet": "parquet"}
 _NOT_STDLIB = {"site-packages", "dist-packages", "__pycache__", "test", "tests", "idle_test"}
@@ -48,14 +46,9 @@ def documents(config: DataConfig) -> Iterator[str]:
 
     Raises ValueError, naming the value and the fix, for a corpus that is missing, unreadable, empty or of unknown kind.
     """
-    if config.corpus == STDLIB:
-        texts = _read_stdlib()
-    elif config.corpus.startswith(HUB):
-        texts = _read_hub(config)
-    else:
-        texts = _read_local(config)
+    read = {"built in": _read_stdlib, "hub": _read_hub, "files": _read_local}[corpus_name(config.corpus).origin]
     is_empty = True
-    for text in texts:
+    for text in read(config):
         if text.strip():
             is_empty = False
             yield text
@@ -68,17 +61,11 @@ def fingerprint(corpus: str) -> str | None:
 
     Cheap enough for every start of a run. Edits that keep all sizes are not detected.
     """
-    if corpus.startswith(HUB):
-        return None
-    corpus = corpus.removeprefix(SFT)
-    if corpus == STDLIB:
-        root, files = _stdlib_root(), list(_stdlib_files())
-    else:
-        root = Path(corpus).expanduser()
-        if not root.exists():
-            return None
-        files = local_files(corpus)
-    return names_and_sizes(root, files)
+    name = corpus_name(corpus)
+    if name.origin == "built in":
+        return names_and_sizes(_stdlib_root(), _stdlib_files())
+    root = Path(name.place).expanduser()
+    return names_and_sizes(root, local_files(corpus)) if name.origin == "files" and root.exists() else None
 
 
 def names_and_sizes(root: Path, files: Iterable[Path]) -> str:
@@ -103,7 +90,7 @@ def _stdlib_files() -> Iterator[Path]:
                 yield Path(folder, name)
 
 
-def _read_stdlib() -> Iterator[str]:
+def _read_stdlib(config: DataConfig) -> Iterator[str]:
     for file in _stdlib_files():
         try:
             yield file.read_text(encoding="utf-8")
@@ -111,18 +98,19 @@ def _read_stdlib() -> Iterator[str]:
             continue  # a few files declare another encoding
 
 
-def kind_of(file: Path) -> str | None:
+def file_kind(file: Path) -> str | None:
     return next((kind for suffix, kind in KINDS.items() if file.name.lower().endswith(suffix)), None)
 
 
 def local_files(corpus: str) -> list[Path]:
-    """The files of a local path, sorted. Raises ValueError if there is none of a supported kind."""
+    """The files of a local corpus, sorted. Raises ValueError if there is none of a supported kind."""
+    corpus = corpus_name(corpus).place
     path = Path(corpus).expanduser()
     kinds = ", ".join(KINDS)
     if path.is_dir():
         inside = sorted(path.rglob("*"), key=lambda file: file.relative_to(path).as_posix())
         visible = (file for file in inside if not any(part[0] == "." for part in file.relative_to(path).parts))
-        files = [file for file in visible if kind_of(file) and file.is_file()]
+        files = [file for file in visible if file_kind(file) and file.is_file()]
         if not files:
             raise ValueError(
                 f"corpus={corpus!r} is a folder without any file of the kinds {kinds}; name one that has some"
@@ -131,9 +119,9 @@ def local_files(corpus: str) -> list[Path]:
     if not path.is_file():
         raise ValueError(
             f"corpus={corpus!r} does not exist ({path.absolute()}); correct the path, "
-            f"or use {STDLIB!r} or '{HUB}NAME' for a data set of the hub"
+            f"or use {STDLIB!r} or 'hub:NAME' for a data set of the hub"
         )
-    if kind_of(path) is None:
+    if file_kind(path) is None:
         raise ValueError(f"corpus={corpus!r} is of unknown kind {path.suffix!r}; convert it to one of {kinds}")
     return [path]
 
@@ -141,7 +129,7 @@ def local_files(corpus: str) -> list[Path]:
 def check_text(corpus: str) -> None:
     """Raises ValueError for a local text that is missing, or empty or not UTF-8 in its first CHECKED characters."""
     files = local_files(corpus)
-    texts = [file for file in files if kind_of(file) == "text"]
+    texts = [file for file in files if file_kind(file) == "text"]
     read, is_empty = 0, len(texts) == len(files)
     for line in itertools.chain.from_iterable(map(_lines, texts)):
         read, is_empty = read + len(line), is_empty and not line.strip()
@@ -157,11 +145,11 @@ def _no_text(corpus: str) -> ValueError:
 
 def _read_local(config: DataConfig) -> Iterator[str]:
     files = local_files(config.corpus)
-    if kind_of(files[0]) == "text" and Path(config.corpus).expanduser().is_file():
+    if file_kind(files[0]) == "text" and Path(config.corpus).expanduser().is_file():
         yield from _cut_at_blank_lines(_lines(files[0]))
         return
     for file in files:
-        kind = kind_of(file)
+        kind = file_kind(file)
         if kind == "text":
             yield "".join(_lines(file))
         else:
@@ -247,9 +235,9 @@ def _parquet_texts(file: Path, config: DataConfig) -> Iterator[str]:
 
 
 def _read_hub(config: DataConfig) -> Iterator[str]:
-    name, _, subset = config.corpus.removeprefix(HUB).partition(":")
+    name, _, subset = corpus_name(config.corpus).place.partition(":")
     if not name:
-        raise ValueError(f"corpus={config.corpus!r} names no data set; write '{HUB}NAME' or '{HUB}NAME:CONFIG'")
+        raise ValueError(f"corpus={config.corpus!r} names no data set; write 'hub:NAME' or 'hub:NAME:CONFIG'")
 
     def load() -> "Iterator[pyarrow.Table]":
         from datasets import load_dataset

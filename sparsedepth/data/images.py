@@ -20,15 +20,18 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from sparsedepth.config.corpus import DIGITS, corpus_name
 from sparsedepth.config.cost import patch_values
-from sparsedepth.config.images import DIGITS, IMAGES
 from sparsedepth.config.plain_text import one_line
 from sparsedepth.config.run import RunConfig
 from sparsedepth.config.task import IGNORED
 from sparsedepth.data.batches import step_indices
-from sparsedepth.data.corpus import HUB, names_and_sizes
-from sparsedepth.data.sequences import Sequences
-from sparsedepth.data.shards import Corpus, CorpusSource, remedy
+from sparsedepth.data.corpus import names_and_sizes
+from sparsedepth.data.pipeline import prepare
+from sparsedepth.data.sequences import Counted, Sequences
+from sparsedepth.data.shards import Corpus, CorpusSource, Manifest, remedy
+from sparsedepth.data.source import Source
+from sparsedepth.data.tokenizer import Tokenizer
 from sparsedepth.files import write_json
 
 if TYPE_CHECKING:
@@ -42,7 +45,7 @@ _FEWEST, _MOST = 2, 50_000
 
 
 class ImageEncoder:
-    """Used like a tokenizer: encodes an image of `image_texts` into the ids of its document."""
+    """Used like a tokenizer: encodes an image of `ImagesKind` into the ids of its document."""
 
     eod = _END
 
@@ -63,48 +66,16 @@ class ImageEncoder:
 
 def class_names(config: RunConfig) -> list[str]:
     """The class names of a corpus, in order of their indices. Raises ValueError if it has none."""
-    name = config.corpus.removeprefix(IMAGES)
-    if name == DIGITS:
+    origin = corpus_name(config.corpus).origin
+    if origin == "built in":
         classes = [str(digit) for digit in range(10)]
-    elif name.startswith(HUB):
+    elif origin == "hub":
         classes = _hub(config)[2]
     else:
         classes = [folder.name for folder in class_folders(config.corpus)]
     if not _FEWEST <= len(classes) <= _MOST:
         raise ValueError(f"corpus={config.corpus!r} has {len(classes)} classes; expected {_FEWEST} to {_MOST:,}")
     return classes
-
-
-def check_classes(config: RunConfig, n_classes: int) -> None:
-    """Raises ValueError unless vocab_size is the number of classes."""
-    if config.vocab_size != n_classes:
-        raise ValueError(
-            f"corpus={config.corpus!r} has {n_classes} classes and the model vocab_size={config.vocab_size}; "
-            f"set vocab_size={n_classes}"
-        )
-
-
-def image_texts(config: RunConfig) -> Iterator[str]:
-    """Each image as a text that `split` can handle like a document: 'CLASS:' and a character for each byte.
-
-    Raises ValueError, naming the file or the fix, for a corpus that cannot be read.
-    """
-    name = config.corpus.removeprefix(IMAGES)
-    images = _digits() if name == DIGITS else _hub_images(config) if name.startswith(HUB) else _folder_images(config)
-    for label, load, place in images:
-        try:
-            pixels = _pixels(load(), config)
-        except Exception as error:  # PIL raises OSError, ValueError, SyntaxError and more for broken files
-            raise ValueError(f"{place} cannot be read as an image ({one_line(error)}); fix or remove it") from None
-        yield f"{label}:{pixels.decode('latin-1')}"
-
-
-def image_fingerprint(corpus: str) -> str | None:
-    """12 hex digits that change with names and sizes of a folder of images; None without one."""
-    root = Path(corpus.removeprefix(IMAGES)).expanduser()
-    if not root.is_dir():
-        return None
-    return names_and_sizes(root, sorted(path for path in root.rglob("*") if _is_image(path)))
 
 
 def _pixels(image: "Image.Image", config: RunConfig) -> bytes:
@@ -124,15 +95,15 @@ LabelledImage = tuple[int, "Callable[[], Image.Image]", str]
 """Class, a function that reads the image, and its place for messages."""
 
 
-def _digits() -> Iterator[LabelledImage]:
+def _digits(config: RunConfig) -> Iterator[LabelledImage]:
     from PIL import Image
 
     try:
         from sklearn.datasets import load_digits
     except ImportError:
         raise ValueError(
-            f"corpus='{IMAGES}{DIGITS}' is part of scikit-learn, which is not installed; pip install scikit-learn, or "
-            f"name a folder of images"
+            "corpus='images:digits' is part of scikit-learn, which is not installed; pip install scikit-learn, or "
+            "name a folder of images"
         ) from None
     values_NSS, label_N = load_digits(return_X_y=True)
     for values_I, label in zip(values_NSS, label_N, strict=True):  # from 0 to 16
@@ -146,11 +117,11 @@ def _is_image(path: Path) -> bool:
 
 def class_folders(corpus: str) -> list[Path]:
     """The subfolders of a folder of images, one per class. Raises ValueError if there is none."""
-    root = Path(corpus.removeprefix(IMAGES)).expanduser()
+    root = Path(corpus_name(corpus).place).expanduser()
     if not root.is_dir():
         raise ValueError(
             f"corpus={corpus!r}: there is no folder {root.absolute()}; correct the path, or use "
-            f"'{IMAGES}{HUB}NAME' for a data set of the hub"
+            f"'images:hub:NAME' for a data set of the hub"
         )
     folders = sorted(path for path in root.iterdir() if path.is_dir() and not path.name.startswith("."))
     folders = [folder for folder in folders if any(_is_image(path) for path in folder.rglob("*"))]
@@ -180,10 +151,10 @@ def _hub(config: RunConfig) -> tuple["IterableDataset", tuple[str, str], list[st
     """The train split of a hub data set, its image and class columns, and the class names."""
     from datasets import ClassLabel, Image, load_dataset
 
-    name, _, subset = config.corpus.removeprefix(IMAGES + HUB).partition(":")
-    fix = f"check the name, the configuration and the network, or name a folder: '{IMAGES}FOLDER'"
+    name, _, subset = corpus_name(config.corpus).place.partition(":")
+    fix = "check the name, the configuration and the network, or name a folder: 'images:FOLDER'"
     if not name:
-        raise ValueError(f"corpus={config.corpus!r} names no data set; write '{IMAGES}{HUB}NAME'")
+        raise ValueError(f"corpus={config.corpus!r} names no data set; write 'images:hub:NAME'")
     try:
         data = load_dataset(name, subset or None, split="train", streaming=True)
         features = data.features or {}
@@ -230,13 +201,15 @@ class ImageSource(CorpusSource):
                 f"{self.corpus.folder / CLASSES_FILE} is missing or damaged; {remedy(self.corpus.folder)}"
             ) from None
 
-    @property
-    def train_classes(self) -> np.ndarray:
-        """class_N of the training images, int64."""
-        return self._train[:, 0].astype(np.int64) - _FIRST_CLASS
+    def counted(self, config: RunConfig) -> Counted:
+        """Each class, whatever the image: chance is the loss of knowing how often each class occurs."""
+        held_out = self.held_out(config.seq_len, config.val_tokens)
+        label_n = held_out.targets[held_out.targets != IGNORED]
+        trained_n = self._train[:, 0].astype(np.int64) - _FIRST_CLASS
+        held_out_pairs, pairs = ((np.zeros_like(y_n), y_n) for y_n in (label_n, trained_n))
+        return Counted(held_out=held_out_pairs, trained=iter([pairs]), n_contexts=1, columns=("chance_loss", None))
 
     def batch(self, config: RunConfig, step: int) -> Sequences:
-        """batch_tokens // seq_len images. Raises ValueError if there are fewer training images."""
         per_step = config.batch_tokens // config.seq_len
         if len(self._train) < per_step:
             raise ValueError(
@@ -246,8 +219,6 @@ class ImageSource(CorpusSource):
         return self._sequences(self._train[step_indices(len(self._train), per_step, config.seed, step)])
 
     def held_out(self, seq_len: int, n_tokens: int, skip_tokens: int = 0) -> Sequences:
-        """n_tokens // seq_len held-out images after the first `skip_tokens` tokens, fewer at the end. Raises ValueError
-        if there is none."""
         first = -(-skip_tokens // seq_len)
         rows = self._val[first : first + n_tokens // seq_len]
         if not len(rows):
@@ -265,3 +236,59 @@ class ImageSource(CorpusSource):
         targets_NT = np.full((len(row_NI), 1 + patches_NTP.shape[1]), IGNORED, dtype=np.int64)
         targets_NT[:, 0] = row_NI[:, 0].astype(np.int64) - _FIRST_CLASS
         return Sequences(inputs=np.pad(patches_NTP, ((0, 0), (1, 0), (0, 0))), targets=targets_NT)
+
+
+class ImagesKind:
+    """How images become files of ids: each is a text 'CLASS:' and a character for each byte, which `split` can handle
+    like a text."""
+
+    own_fields = ("image_size", "n_channels")
+
+    def check(self, corpus: str) -> None:
+        class_folders(corpus)
+
+    def fingerprint(self, corpus: str) -> str | None:
+        """12 hex digits that change with names and sizes of a folder of images; None without one."""
+        root = Path(corpus_name(corpus).place).expanduser()
+        if not root.is_dir():
+            return None
+        return names_and_sizes(root, sorted(path for path in root.rglob("*") if _is_image(path)))
+
+    def texts(self, config: RunConfig) -> Iterator[str]:
+        """Raises ValueError, naming the file or the fix, for a corpus that cannot be read."""
+        read = {"built in": _digits, "hub": _hub_images, "files": _folder_images}[corpus_name(config.corpus).origin]
+        for label, load, place in read(config):
+            try:
+                pixels = _pixels(load(), config)
+            except Exception as error:  # PIL raises OSError, ValueError, SyntaxError and more for broken files
+                raise ValueError(f"{place} cannot be read as an image ({one_line(error)}); fix or remove it") from None
+            yield f"{label}:{pixels.decode('latin-1')}"
+
+    def tokenizer(self, config: RunConfig) -> ImageEncoder:
+        encoder = ImageEncoder(class_names(config))
+        _check_classes(config, len(encoder.classes))  # before the images are read
+        return encoder
+
+    def encoder(self, tokenizer: ImageEncoder) -> ImageEncoder:
+        return tokenizer
+
+    def packages(self, config: RunConfig) -> list[str]:
+        return ["pillow", "scikit-learn"] if corpus_name(config.corpus).origin == "built in" else ["pillow"]
+
+    def check_fits(self, config: RunConfig, manifest: Manifest) -> None:
+        _check_classes(config, manifest.tokenizer_size - _FIRST_CLASS)
+
+    def open(self, config: RunConfig, root: Path, tokenizer: Tokenizer | None = None) -> Source:
+        return ImageSource(prepare(config, root), config)
+
+
+def _check_classes(config: RunConfig, n_classes: int) -> None:
+    """Raises ValueError unless vocab_size is the number of classes."""
+    if config.vocab_size != n_classes:
+        raise ValueError(
+            f"corpus={config.corpus!r} has {n_classes} classes and the model vocab_size={config.vocab_size}; "
+            f"set vocab_size={n_classes}"
+        )
+
+
+KIND = ImagesKind()

@@ -1,6 +1,6 @@
 """Text to tokens, once per corpus: documents -> split -> tokenizer -> shards, in ROOT/<data_id>/.
 
-    documents   the corpus, one text, pair or image at a time         `data.corpus`, `data.prompt_answer`, `data.images`
+    documents   the corpus, one text, pair or image at a time         `data.text`, `data.pairs`, `data.images`
     split       each distinct text: training or held out              `data.split`
     tokenizer   bytes, a BPE of the training texts, or one by name    `data.tokenizer`
     shards      the ids of each side, in a file                       `data.shards`
@@ -11,35 +11,35 @@ other processes wait and reuse it.
 
 import platform
 import shutil
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from importlib.metadata import version
 from itertools import takewhile
 from pathlib import Path
+from typing import Any
 
-from sparsedepth.config.images import DIGITS, IMAGES, is_images
-from sparsedepth.config.run import DataConfig, RunConfig
-from sparsedepth.config.task import SFT, is_sft
-from sparsedepth.config.tokenizer import check_size, is_learned
-from sparsedepth.data.corpus import HUB, STDLIB, documents, fingerprint
-from sparsedepth.data.images import ImageEncoder, check_classes, class_names, image_fingerprint, image_texts
-from sparsedepth.data.prompt_answer import PairTokenizer, pair_texts, text_of
+from sparsedepth.config.corpus import STDLIB, corpus_name
+from sparsedepth.config.run import RunConfig
+from sparsedepth.config.tokenizer import is_learned
 from sparsedepth.data.shards import MANIFEST, Corpus, Manifest, open_shards, shard_writer
+from sparsedepth.data.source import data_kind
 from sparsedepth.data.split import split
-from sparsedepth.data.tokenizer import TOKENIZER_FILE, Tokenizer, make_tokenizer
+from sparsedepth.data.tokenizer import TOKENIZER_FILE, Tokenizer
 from sparsedepth.files import atomic_folder, digest, locked, sha256, write_json
 
 FORMAT = 1
 """Increased when the same configuration would give other tokens than before."""
 
-SIZES = ("image_size", "n_channels")
-"""Config fields that change an image's pixels."""
+
+def _kind(config: RunConfig) -> Any:
+    """How texts of the config's corpus become ids, with the functions of `data.text.TextKind`."""
+    return data_kind(config.corpus)
 
 
 def data_id(config: RunConfig) -> str:
     """12 hex digits that identify the tokens: a hash of the fields that change them."""
     fields = ("corpus", "tokenizer", "val_fraction", "max_corpus_tokens")
-    chosen = {name: getattr(config, name) for name in (*fields, *(SIZES if is_images(config.corpus) else ()))}
+    chosen = {name: getattr(config, name) for name in (*fields, *_kind(config).own_fields)}
     if config.corpus != STDLIB:
         chosen["text_field"] = config.text_field
     if _has_own_tokenizer(config):
@@ -61,10 +61,10 @@ def prepare(config: RunConfig, root: Path, tokenizer: Tokenizer | None = None) -
     """
     folder = root / data_id(config)
     if not folder.exists():
-        if config.corpus in (SFT, IMAGES):
+        name = corpus_name(config.corpus)
+        if not name.place:
             raise ValueError(f"corpus={config.corpus!r} names no file; write the path after it: '{config.corpus}PATH'")
-        place = Path(config.corpus.removeprefix(SFT).removeprefix(IMAGES)).expanduser()
-        if config.corpus != STDLIB and root.resolve().is_relative_to(place.resolve()):
+        if name.origin == "files" and root.resolve().is_relative_to(Path(name.place).expanduser().resolve()):
             raise ValueError(
                 f"corpus={config.corpus!r} holds the output folder {root} and would read its own output; move one"
             )
@@ -84,36 +84,24 @@ def _make_folder(config: RunConfig, folder: Path, tokenizer: Tokenizer | None) -
         write_json(unfinished / MANIFEST, manifest.model_dump(mode="json"))
 
 
-def _texts(config: RunConfig) -> Iterator[str]:
-    if is_images(config.corpus):
-        return image_texts(config)
-    return pair_texts(config) if is_sft(config.corpus) else documents(config)
-
-
-def _tokenizer(config: RunConfig) -> Tokenizer | ImageEncoder:
+def _tokenizer(config: RunConfig) -> Any:
     """The tokenizer of the config; a learned one reads the corpus."""
-    if is_images(config.corpus):
-        encoder = ImageEncoder(class_names(config))
-        check_classes(config, len(encoder.classes))  # before the images are read
-        return encoder
     if _has_own_tokenizer(config):
         raise ValueError(
             f"tokenizer={config.tokenizer!r} was learned by the model {config.start_weights} that training started "
             f"from, and the run's data folder, which held it, is gone: copy it back, or use `train --from`"
         )
-    first_pass = (document for document in split(_texts(config), config.val_fraction) if not document.held_out)
-    training_texts = (text_of(document.text) if is_sft(config.corpus) else document.text for document in first_pass)
-    return make_tokenizer(config.tokenizer, training_texts, config.vocab_size)
+    return _kind(config).tokenizer(config)
 
 
-def _tokenise(config: RunConfig, folder: Path, tokenizer: Tokenizer | ImageEncoder) -> Manifest:
-    before = _fingerprint(config.corpus)  # before reading, so that an edit meanwhile is detected
+def _tokenise(config: RunConfig, folder: Path, tokenizer: Any) -> Manifest:
+    kind = _kind(config)
+    before = kind.fingerprint(config.corpus)  # before reading, so that an edit meanwhile is detected
     tokenizer.save(folder)
-    is_paired = is_sft(config.corpus) and not isinstance(tokenizer, ImageEncoder)
-    encoder = PairTokenizer(tokenizer) if is_paired else tokenizer
-    with shard_writer(folder, encoder, config.max_corpus_tokens) as writer, _progress(config.corpus) as show:
+    encoder, progress = kind.encoder(tokenizer), _progress(config.corpus)
+    with shard_writer(folder, encoder, config.max_corpus_tokens) as writer, progress as show:
         # Stop before the split, so that it can still choose a document to hold out.
-        texts = takewhile(lambda _: not writer.is_full, _texts(config))
+        texts = takewhile(lambda _: not writer.is_full, kind.texts(config))
         for document in split(texts, config.val_fraction):
             writer.add(document)
             show(writer.train.documents + writer.val.documents, writer.train.tokens + writer.val.tokens)
@@ -138,24 +126,11 @@ def _tokenise(config: RunConfig, folder: Path, tokenizer: Tokenizer | ImageEncod
     )
 
 
-def _fingerprint(corpus: str) -> str | None:
-    return image_fingerprint(corpus) if is_images(corpus) else fingerprint(corpus)
-
-
-def _versions(config: DataConfig) -> dict[str, str]:
+def _versions(config: RunConfig) -> dict[str, str]:
     """Versions of the packages that determine the tokens."""
-    has_images = is_images(config.corpus)
-    packages = {
-        "sparsedepth": True,
-        "datasets": config.corpus.removeprefix(IMAGES).startswith(HUB),
-        "pillow": has_images,
-        "scikit-learn": config.corpus == IMAGES + DIGITS,
-        "tokenizers": config.tokenizer != "byte",
-        "transformers": config.tokenizer != "byte" and not is_learned(config.tokenizer),
-    }
-    return {"python": platform.python_version()} | {
-        name: version(name) for name, is_used in packages.items() if is_used
-    }
+    reading = ["datasets"] if corpus_name(config.corpus).origin == "hub" else []
+    packages = ["sparsedepth", *reading, *_kind(config).packages(config)]
+    return {"python": platform.python_version()} | {name: version(name) for name in packages}
 
 
 @contextmanager
@@ -175,11 +150,8 @@ def _progress(corpus: str) -> Generator[Callable[[int, int], None]]:
 def _check_fits(config: RunConfig, corpus: Corpus) -> None:
     """Raises ValueError for a tokenizer that does not fit the run's fields, and for text that has changed."""
     manifest = corpus.manifest
-    if is_images(config.corpus):
-        check_classes(config, manifest.tokenizer_size - ImageEncoder([]).size)
-    else:
-        check_size(config.tokenizer, manifest.tokenizer_size, config.vocab_size)
-    now = _fingerprint(config.corpus)
+    _kind(config).check_fits(config, manifest)
+    now = _kind(config).fingerprint(config.corpus)
     if now is not None and manifest.fingerprint not in (now, None):
         raise ValueError(
             f"corpus={config.corpus!r} has changed since {corpus.folder} was made from it: runs on the two texts "

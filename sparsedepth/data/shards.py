@@ -85,6 +85,10 @@ class CorpusSource:
     corpus: Corpus
 
     @property
+    def eod(self) -> int | None:
+        return self.corpus.manifest.eod
+
+    @property
     def data_hash(self) -> str:
         return self.corpus.data_hash
 
@@ -92,15 +96,6 @@ class CorpusSource:
     def facts(self) -> dict[str, Any]:
         """What a run records; documents of prompt and answer have two ends in the files."""
         return self.corpus.manifest.model_dump(mode="json")
-
-
-class DocumentSource(CorpusSource):
-    """A source of tokenised text."""
-
-    @property
-    def eod(self) -> int:
-        """The token that ends a document."""
-        return self.corpus.manifest.eod
 
 
 class TokenFile:

@@ -1,54 +1,69 @@
-"""A run's sequences, with one interface for tokenised text, prompts and answers, images, and generated tasks.
+"""The door to a run's sequences. Each kind of corpus (`config.corpus`) is one module, which no other kind enters.
 
-`batch(config, step)` is a pure function of the source, the seed and the step; `held_out(seq_len, n_tokens, skip)` gives
-sequences never used in training, disjoint for disjoint ranges of tokens.
+    text     running text                 `data.text`
+    pairs    prompts with answers         `data.pairs`, whose tokens and files are those of text
+    images   images with their classes    `data.images`
+    task     generated sequences          `data.tasks.stream`
+
+A module's KIND says what its corpora refuse (`check`) and opens a source of sequences. Text, pairs and images are first
+made into files of ids (`data.pipeline`), for which a KIND has a fingerprint, texts, and an encoder.
 """
 
-from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
+from typing import Any, Protocol
 
-from sparsedepth.config.images import is_images
+from sparsedepth.config.corpus import corpus_name
 from sparsedepth.config.run import RunConfig
-from sparsedepth.config.task import is_sft, task_name
-from sparsedepth.data import batches
-from sparsedepth.data.answers import AnswerSource
-from sparsedepth.data.images import ImageSource
-from sparsedepth.data.pipeline import prepare
-from sparsedepth.data.sequences import Sequences, next_tokens
-from sparsedepth.data.shards import Corpus, DocumentSource
-from sparsedepth.data.tasks.stream import TaskSource
+from sparsedepth.data.sequences import Counted, Sequences
 from sparsedepth.data.tokenizer import Tokenizer
 
+_MODULES = {"text": "text", "pairs": "pairs", "images": "images", "task": "tasks.stream"}
 
-@dataclass(eq=False)
-class TextSource(DocumentSource):
-    """Tokenised text: the target is the next token, and every position is scored."""
 
-    corpus: Corpus
+class Source(Protocol):
+    """Sequences for training, and held-out ones, which training never sees."""
 
     @property
-    def bytes_per_token(self) -> float:
-        """Of held-out text; bits per byte = nats per token / ln 2 / this."""
-        return self.corpus.manifest.val.bytes / self.corpus.manifest.val.tokens
+    def bytes_per_token(self) -> float | None:
+        """Of held-out text; None where a token is not a piece of running text."""
+
+    @property
+    def eod(self) -> int | None:
+        """The token that ends a document; None without documents."""
+
+    @property
+    def data_hash(self) -> str:
+        """12 hex digits: equal if and only if the sequences are."""
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """What a run records."""
 
     def batch(self, config: RunConfig, step: int) -> Sequences:
-        """batch_tokens // seq_len windows. Raises ValueError if the training text is shorter than one batch."""
-        return next_tokens(batches.batch(self.corpus, config, step))
+        """batch_tokens // seq_len of them, a pure function of source, seed and step. Raises ValueError if too few."""
 
     def held_out(self, seq_len: int, n_tokens: int, skip_tokens: int = 0) -> Sequences:
-        """n_tokens // seq_len windows, fewer at the text's end. Raises ValueError if not even one fits."""
-        return next_tokens(batches.held_out(self.corpus, seq_len, n_tokens, skip_tokens))
+        """n_tokens // seq_len of them after the first `skip_tokens` tokens, fewer at the end: disjoint for disjoint
+        ranges. Raises ValueError if there is none."""
+
+    def counted(self, config: RunConfig) -> Counted:
+        """The pairs that `data.baselines` counts."""
 
 
-Source = TextSource | AnswerSource | ImageSource | TaskSource
+def data_kind(corpus: str) -> Any:
+    """The kind of a corpus; its module is imported when it is first used."""
+    return import_module(f"sparsedepth.data.{_MODULES[corpus_name(corpus).kind.name]}").KIND
+
+
+def check_files(corpus: str) -> None:
+    """Raises ValueError for a corpus of local files that are missing or empty."""
+    if corpus_name(corpus).origin == "files":
+        data_kind(corpus).check(corpus)
 
 
 def open_source(config: RunConfig, root: Path, tokenizer: Tokenizer | None = None) -> Source:
     """The source of a run; text is tokenised once under `root`, with the given tokenizer if the model from which
-    training starts learned it. Raises ValueError as `prepare` does, and for pairs longer than seq_len."""
-    if task_name(config.corpus) is not None:
-        return TaskSource(config)
-    corpus = prepare(config, root, tokenizer=tokenizer)
-    if is_images(config.corpus):
-        return ImageSource(corpus, config)
-    return AnswerSource(corpus, config) if is_sft(config.corpus) else TextSource(corpus)
+    training starts learned it. Raises ValueError for a corpus that cannot be used, and for pairs longer than
+    seq_len."""
+    return data_kind(config.corpus).open(config, root, tokenizer)

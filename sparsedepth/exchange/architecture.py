@@ -26,9 +26,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from sparsedepth.config.corpus import kind_of
 from sparsedepth.config.model import ModelConfig
 from sparsedepth.config.run import RunConfig
-from sparsedepth.config.task import is_sft
 from sparsedepth.model.block import PARTS, Block, Part
 from sparsedepth.model.decoder import Decoder
 from sparsedepth.model.feedforward import FeedForward
@@ -107,7 +107,7 @@ def _family(config: ModelConfig) -> str:
 def _has_pairs(config: ModelConfig) -> bool:
     """Whether the run is trained on prompts and answers: each is used by itself, where document masks have no
     effect."""
-    return isinstance(config, RunConfig) and is_sft(config.corpus)
+    return isinstance(config, RunConfig) and kind_of(config.corpus).packs_documents
 
 
 def _has_out_norms(config: ModelConfig) -> bool:

@@ -18,12 +18,11 @@ import torch
 from torch import Tensor
 
 from sparsedepth.config import presets
-from sparsedepth.config.images import is_text
+from sparsedepth.config.corpus import kind_of
 from sparsedepth.config.load import build
 from sparsedepth.config.model import ModelConfig
 from sparsedepth.config.role import fields_where
 from sparsedepth.config.run import RunConfig
-from sparsedepth.config.task import is_sft
 from sparsedepth.config.tokenizer import is_learned
 from sparsedepth.data.tokenizer import Tokenizer
 from sparsedepth.exchange.parity import TOLERANCE, random_documents
@@ -82,7 +81,7 @@ class Start:
         """A run's values merged with the starting model's. Raises ValueError for a model field or tokenizer that
         differs from the starting model's, and for sequences longer than its positions."""
         values = {name: value for name, value in presets.expand(given).items() if value is not None}
-        reads_text = is_text(str(values.get("corpus")))
+        reads_text = kind_of(values.get("corpus")).is_tokenised
         fixed = {**self.fields, "start_weights": self.loaded.weights_hash, "start_cell": self.cell}
         if reads_text and self.tokenizer_name is not None:
             fixed["tokenizer"] = self.tokenizer_name
@@ -93,7 +92,8 @@ class Start:
                     f"{fixed[name]!r}; leave {name} out, or start from another model"
                 )
         filled: dict[str, Any] = {**fixed, **values}
-        if self.tokenizer is not None and (is_sft(filled.get("corpus")) or filled.get("mask_documents")):
+        is_masked = kind_of(filled.get("corpus")).packs_documents or filled.get("mask_documents")
+        if self.tokenizer is not None and is_masked:
             filled.setdefault("eod", self.tokenizer.eod)
         if self.loaded.config is not None:
             filled.setdefault("seed", self.loaded.config.seed)
@@ -126,7 +126,7 @@ def open_start(source: str) -> Start:
         )
     loaded = load_model(source, dtype="fp32")
     run = loaded.config
-    reads_text = run is None or is_text(run.corpus)
+    reads_text = run is None or kind_of(run.corpus).is_tokenised
     if run is None:
         fields = _fields(loaded)
     else:

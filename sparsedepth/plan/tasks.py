@@ -16,8 +16,8 @@ from statistics import fmean
 from typing import Any, Literal
 
 from sparsedepth import quantities
+from sparsedepth.config.corpus import kind_of
 from sparsedepth.config.cost import cost
-from sparsedepth.config.images import is_text
 from sparsedepth.config.run import RunConfig
 from sparsedepth.config.space import Cell, Interval
 from sparsedepth.config.sweep import SweepDefinition
@@ -229,7 +229,7 @@ def _check_run(definition: SweepDefinition, config: RunConfig) -> None:
     tokens than the model."""
     if definition.prune:
         definition.prune.check_window(config.n_steps, config.log_every)
-    size = known_size(config.tokenizer) if is_text(config.corpus) else None
+    size = known_size(config.tokenizer) if kind_of(config.corpus).is_tokenised else None
     if size is not None:
         check_size(config.tokenizer, size, config.vocab_size)
 

@@ -11,16 +11,16 @@ from pathlib import Path
 
 import numpy as np
 
-from sparsedepth.config.images import is_text
+from sparsedepth.config.corpus import TEXT, corpus_name, kind_of
 from sparsedepth.config.load import build
 from sparsedepth.config.plain_text import refuse_empty
 from sparsedepth.config.run import RunConfig
-from sparsedepth.config.task import IGNORED, is_sft
+from sparsedepth.config.task import IGNORED
 from sparsedepth.config.tokenizer import is_learned
-from sparsedepth.data.corpus import HUB
 from sparsedepth.data.pipeline import prepare
 from sparsedepth.data.sequences import Sequences, next_tokens
-from sparsedepth.data.source import Source, TextSource, open_source
+from sparsedepth.data.source import Source, open_source
+from sparsedepth.data.text import TextSource
 from sparsedepth.data.tokenizer import TOKENIZER_FILE, Tokenizer, make_tokenizer
 from sparsedepth.files import digest, sha256
 from sparsedepth.probe.load import LoadedModel
@@ -178,8 +178,7 @@ def measure_source(model: LoadedModel, corpus: str | None, seq_len: int, n_token
     `root` is the data folder of the run's results, if any, with its learned BPE. Raises ValueError for unusable text or
     tokenizers, and unless there are `n_tokens` tokens in windows of `seq_len`.
     """
-    is_running_text = corpus is None or (is_text(corpus) and not is_sft(corpus))
-    if not is_running_text and (model.config is None or model.config.corpus != corpus):
+    if corpus is not None and kind_of(corpus) is not TEXT and (model.config is None or model.config.corpus != corpus):
         raise ValueError(f"{model.source} was not trained on {corpus!r}; give its sequences by --tokens and --targets")
     if model.config is None:
         config = _config(model, corpus, n_tokens)
@@ -203,7 +202,7 @@ def measure_source(model: LoadedModel, corpus: str | None, seq_len: int, n_token
 def tokenizer_of(model: LoadedModel, root: Path) -> Tokenizer:
     """The model's own tokenizer; one learned by a run is read from the run's data under `root`. Raises ValueError for a
     run on a task, whose tokens are not text."""
-    if model.config is not None and not is_text(model.config.corpus):
+    if model.config is not None and not kind_of(model.config.corpus).is_tokenised:
         raise ValueError(
             f"{model.source} was trained on corpus={model.config.corpus!r}: its tokens are not text; name a run on text"
         )
@@ -220,7 +219,7 @@ def _config(model: LoadedModel, corpus: str | None, n_tokens: int) -> RunConfig:
     if corpus is not None:
         fields["corpus"] = corpus
     config = build(RunConfig, fields, model.source)
-    if config.corpus.startswith(HUB):  # an endless stream: read twice the needed tokens
+    if corpus_name(config.corpus).origin == "hub":  # an endless stream: read twice the needed tokens
         config = config.model_copy(update={"max_corpus_tokens": int(2 * n_tokens / config.val_fraction)})
     return config
 

@@ -9,9 +9,8 @@ import tokenizers
 from sparsedepth.config.load import build
 from sparsedepth.config.run import RunConfig
 from sparsedepth.config.task import IGNORED
-from sparsedepth.data.answers import AnswerSource, pack
 from sparsedepth.data.baselines import baselines
-from sparsedepth.data.prompt_answer import Pair, PairTokenizer, encode_pairs, pair_texts
+from sparsedepth.data.pairs import KIND, AnswerSource, Pair, PairTokenizer, encode_pairs, pack
 from sparsedepth.data.source import open_source
 from sparsedepth.data.tokenizer import ByteTokenizer, FastTokenizer
 
@@ -99,7 +98,7 @@ def test_commonsense170k_is_read_as_it_is_released(tmp_path):
     row = {"instruction": "Is ice cold?", "input": "", "output": "the correct answer is true", "answer": "true"}
     path = tmp_path / "commonsense.json"
     path.write_text(json.dumps([row, {**row, "input": "Ice is frozen water."}]))
-    plain, with_input = (Pair(*json.loads(text)) for text in pair_texts(config(path)))
+    plain, with_input = (Pair(*json.loads(text)) for text in KIND.texts(config(path)))
     assert plain.answer == with_input.answer == "the correct answer is true"
     assert plain.prompt == (
         "Below is an instruction that describes a task. Write a response that appropriately completes the request."

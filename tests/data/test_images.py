@@ -67,7 +67,7 @@ def test_a_folder_becomes_patches_by_channel_row_and_column(tmp_path):
     trained = [images_of(source.batch(chosen, step)) for step in range(6)]
     assert not everything & set.union(*trained)
     assert all(target == label for target, label, _ in everything.union(*trained))
-    assert len(everything) + len(source.train_classes) == 24
+    assert len(everything) + source.corpus.manifest.train.documents == 24
     later = source.held_out(5, 1000, 11)  # the first two and the one that is begun
     assert np.array_equal(later.inputs, held_out.inputs[3:])
 

@@ -13,10 +13,10 @@ import numpy as np
 import pytest
 
 from sparsedepth.config.run import RunConfig
-from sparsedepth.data import pipeline
+from sparsedepth.data import text
 from sparsedepth.data.pipeline import data_id, prepare
 from sparsedepth.data.shards import Corpus
-from sparsedepth.data.source import TextSource
+from sparsedepth.data.text import TextSource
 from sparsedepth.data.tokenizer import ByteTokenizer
 from sparsedepth.files import sha256
 
@@ -81,13 +81,13 @@ def test_bpe_is_trained_on_training_text_only(tmp_path, monkeypatch):
     for i in range(40):
         (folder / f"{i}.txt").write_text(f"word{i} " * 20)
     seen: list[str] = []
-    train_bpe = pipeline.make_tokenizer
+    train_bpe = text.make_tokenizer
 
     def spy(name, training_texts, max_size):
         seen.extend(training_texts)
         return train_bpe(name, seen, max_size)
 
-    monkeypatch.setattr(pipeline, "make_tokenizer", spy)
+    monkeypatch.setattr(text, "make_tokenizer", spy)
     corpus = prepare(config(folder, tokenizer="bpe:264", val_fraction=0.3), tmp_path / "data")
     assert sorted(seen) == sorted(documents(corpus.train, corpus))
     assert len(documents(corpus.val, corpus)) == 40 - len(seen) > 0

@@ -1,19 +1,17 @@
 """Held-out text in a model's own tokenizer, of folders and of runs; and tokens as they are given."""
 
-import json
 from pathlib import Path
 
 import numpy as np
 import pytest
-import tokenizers
 import yaml
 from reference import run_config
 from safetensors.torch import save_file
-from support.hf_families import save_tokenizer, tiny, tiny_folder
+from support.hf_families import save_tokenizer, tiny_folder
 from support.tiny_sweep import corpus
 
 from sparsedepth.data.pipeline import prepare
-from sparsedepth.data.source import TextSource
+from sparsedepth.data.text import TextSource
 from sparsedepth.model.decoder import Decoder
 from sparsedepth.probe.load import load_model
 from sparsedepth.probe.text import check_length, check_tokens, measure_source, read_token_arrays, tokenizer_of

@@ -85,7 +85,7 @@ def walk(call: Callable[[], object], *, inside: Collection[str] = (), until: str
 
 
 def _caller(frame: FrameType) -> str | None:
-    """The file of ours that a function was called from, itself or through a library; IMPORT while a file is imported."""
+    """The file of ours that a function was called from, or through a library; IMPORT while a file is imported."""
     file, before = None, frame.f_back
     while before is not None:
         code = before.f_code

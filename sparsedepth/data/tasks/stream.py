@@ -9,17 +9,19 @@ Several steps are drawn at a time, BLOCK_TOKENS together, since NumPy's cost is 
 Shapes: N sequences, T tokens of one sequence.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import lru_cache
 from importlib import import_module
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from sparsedepth.config.run import RunConfig
 from sparsedepth.config.task import TASKS, TaskConfig, task_name
-from sparsedepth.data.sequences import Sequences
+from sparsedepth.data.sequences import Counted, Sequences
 from sparsedepth.data.tasks.draws import Draws
+from sparsedepth.data.tokenizer import Tokenizer
 from sparsedepth.files import digest
 
 FORMAT = 1
@@ -27,6 +29,9 @@ FORMAT = 1
 
 HELD_OUT = 2**63
 """The held-out stream; training streams are seeds, below 2^31."""
+
+CHANCE_POSITIONS = 2**18
+"""Training positions from which chance is counted."""
 
 BLOCK_TOKENS = 2**15
 """Tokens drawn at a time, at least one step."""
@@ -61,7 +66,6 @@ class TaskSource:
         return digest({"format": FORMAT, "task": self._name, **fields})
 
     def batch(self, config: RunConfig, step: int) -> Sequences:
-        """The sequences of step `step` (from 0), batch_tokens // seq_len of them."""
         per_step = config.batch_tokens // config.seq_len
         steps = max(1, BLOCK_TOKENS // config.batch_tokens)
         block, place = divmod(step, steps)
@@ -69,7 +73,6 @@ class TaskSource:
         return whole[place * per_step : (place + 1) * per_step]
 
     def held_out(self, seq_len: int, n_tokens: int, skip_tokens: int = 0) -> Sequences:
-        """n_tokens // seq_len held-out sequences after the first `skip_tokens` tokens."""
         first, n = -(-skip_tokens // seq_len), n_tokens // seq_len
         if n < 1:
             raise ValueError(
@@ -86,6 +89,39 @@ class TaskSource:
         offset = first - blocks[0] * size
         return whole[offset : offset + n]
 
+    def counted(self, config: RunConfig) -> Counted:
+        """Each target at its position and difficulty: chance is the loss of knowing how often each answer occurs."""
+        held_out = self.held_out(config.seq_len, config.val_tokens)
+        assert held_out.difficulty is not None
+        levels = int(held_out.difficulty.max()) + 1
+
+        def position_and_difficulty(part: Sequences) -> np.ndarray:
+            assert part.difficulty is not None
+            return np.arange(part.inputs.shape[1]) * levels + np.minimum(part.difficulty, levels - 1)
+
+        n_contexts, columns = config.seq_len * levels, (None, "chance_loss")
+        return Counted.of(position_and_difficulty, held_out, self._fresh(config), n_contexts, columns)
+
+    def _fresh(self, config: RunConfig) -> Iterator[Sequences]:
+        """Training sequences with CHANCE_POSITIONS scored positions."""
+        step = seen = 0
+        while seen < CHANCE_POSITIONS:
+            yield (part := self.batch(config, step))
+            step, seen = step + 1, seen + part.n_scored
+
     def _draw_block(self, stream: int, block: int, n_sequences: int, seq_len: int) -> Sequences:
         task = int(digest([self.data_hash, seq_len, n_sequences]), 16)
         return self._draw(self.task, Draws(task, stream, block), n_sequences, seq_len, stream == HELD_OUT)
+
+
+class TaskKind:
+    """Sequences that need no files."""
+
+    def check(self, corpus: str) -> None:
+        pass  # `config.task` has checked the name and the fields
+
+    def open(self, config: RunConfig, root: Path, tokenizer: Tokenizer | None = None) -> TaskSource:
+        return TaskSource(config)
+
+
+KIND = TaskKind()

@@ -1,0 +1,91 @@
+"""What the field `corpus` names: its kind, and where it is. `sparsedepth.data.source` reads each kind.
+
+stdlib, PATH, hub:NAME[:CONFIG]                               text
+sft:PATH                                                      pairs: prompts with answers, loss on the answers only
+images:digits, images:FOLDER, images:hub:NAME[:CONFIG]        images with their classes
+task:NAME                                                     a task of known depth, made as it is read
+"""
+
+import functools
+from dataclasses import dataclass
+from typing import Any, Literal
+
+STDLIB = "stdlib"
+DIGITS = "digits"
+HUB = "hub:"
+
+_OF_TEXT = ("text_field", "tokenizer", "max_corpus_tokens", "chunk_len", "mask_documents", "eod")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Kind:
+    """A kind of corpus."""
+
+    name: Literal["text", "pairs", "images", "task"]
+    prefix: str = ""
+    """that marks a corpus as one of this kind"""
+    built_in: str | None = None
+    """a corpus that every installation has"""
+    is_tokenised: bool = False
+    """whether a tokenizer makes its ids from text"""
+    is_stored: bool = True
+    """whether its ids are written to files before a run reads them"""
+    packs_documents: bool = False
+    """whether a sequence holds whole documents, each of which attends to itself alone"""
+    content: str = ""
+    """what messages say that a corpus does"""
+    subject: str = "text"
+    """what the foreign fields are about"""
+    foreign_fields: tuple[str, ...] = ()
+    """fields that must be at their defaults"""
+
+
+TEXT = Kind(name="text", built_in=STDLIB, is_tokenised=True)
+PAIRS = Kind(
+    name="pairs",
+    prefix="sft:",
+    is_tokenised=True,
+    packs_documents=True,
+    content="holds prompts and answers",
+    subject="running text",
+    foreign_fields=("text_field", "chunk_len"),
+)
+IMAGES = Kind(
+    name="images",
+    prefix="images:",
+    built_in=DIGITS,
+    content="holds images",
+    foreign_fields=(*_OF_TEXT, "eval_seq_len"),
+)
+TASK = Kind(
+    name="task",
+    prefix="task:",
+    is_stored=False,
+    content="makes its tokens",
+    foreign_fields=(*_OF_TEXT, "val_fraction"),
+)
+
+
+@dataclass(frozen=True)
+class CorpusName:
+    kind: Kind
+    place: str
+    """a path, NAME[:CONFIG] on the hub, or the name of what is built in"""
+    origin: Literal["files", "hub", "built in"]
+
+
+@functools.cache
+def corpus_name(corpus: str) -> CorpusName:
+    """What a corpus names; the only place that reads its prefix."""
+    kind = next((kind for kind in (PAIRS, IMAGES, TASK) if corpus.startswith(kind.prefix)), TEXT)
+    place = corpus.removeprefix(kind.prefix)
+    if kind is TASK or place == kind.built_in:
+        return CorpusName(kind, place, "built in")
+    if place.startswith(HUB):
+        return CorpusName(kind, place.removeprefix(HUB), "hub")
+    return CorpusName(kind, place, "files")
+
+
+def kind_of(corpus: Any) -> Kind:
+    """The kind of a corpus; of a value that is no text, which the checks report, text."""
+    return corpus_name(corpus).kind if isinstance(corpus, str) else TEXT

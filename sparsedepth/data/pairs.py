@@ -1,0 +1,238 @@
+"""Prompts with answers for supervised fine-tuning (`corpus: sft:PATH`), from JSON: a file, or a folder of them.
+
+    {"prompt": ..., "answer": ...}                               unchanged
+    {"instruction": ..., "input": ..., "output": ...}            Alpaca's template with the first two; the answer is
+                                                                 `output` (Commonsense170K of 2304.01933)
+
+A pair is one text (prompt, a space unless the prompt ends in white space, answer) and one document, which ends in eod;
+white space in between belongs to the answer, since tokenizers join a space with the next word. Scored are the answer
+and its eod. A row of T inputs holds whole documents, as many as fit, in an order shuffled for every epoch, padded with
+eod; row n of training is a pure function of (pairs, seed, seq_len, n).
+
+Deviates: the code of 2304.01933 indents the template's lines by 16 spaces and keeps a '# noqa: E501' in it, both slips
+of its layout; here the lines are Alpaca's.
+
+Shapes: N documents, R rows of an epoch, T tokens of a row, S = T + 1 with the last target.
+"""
+
+import json
+from collections.abc import Iterator, Mapping
+from functools import cache, lru_cache
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from sparsedepth.config.run import RunConfig
+from sparsedepth.config.task import IGNORED
+from sparsedepth.data.batches import shuffled
+from sparsedepth.data.corpus import file_kind, json_objects, local_files, plain
+from sparsedepth.data.pipeline import prepare
+from sparsedepth.data.sequences import Counted, Sequences
+from sparsedepth.data.shards import Corpus, CorpusSource
+from sparsedepth.data.source import Source
+from sparsedepth.data.text import TextKind, counted_tokens
+from sparsedepth.data.tokenizer import Tokenizer
+
+SHAPES = "prompt and answer, or instruction, input and output"
+
+_ALPACA = (
+    "Below is an instruction that describes a task{}. Write a response that appropriately completes the request."
+    "\n\n### Instruction:\n{}\n\n{}### Response:\n"
+)
+
+
+class Pair(NamedTuple):
+    prompt: str
+    answer: str
+
+
+def _pair(row: Mapping[str, Any], place: str) -> Pair:
+    names = ("instruction", "output") if "instruction" in row and "prompt" not in row else ("prompt", "answer")
+    prompt, answer = (text_field(row, name, place) for name in names)
+    if names[0] == "prompt":
+        return Pair(prompt, answer)
+    context = row.get("input") or ""
+    if not isinstance(context, str):
+        raise ValueError(f"{place} holds {type(context).__name__} in 'input', not text")
+    note = ", paired with an input that provides further context" if context else ""
+    return Pair(_ALPACA.format(note, prompt, f"### Input:\n{plain(context)}\n\n" if context else ""), answer)
+
+
+def text_field(row: Mapping[str, Any], name: str, place: str) -> str:
+    """A required text. Raises ValueError if it is missing, not text, or empty."""
+    if name not in row:
+        raise ValueError(f"{place} has no field {name!r}; an object holds {SHAPES}")
+    if not isinstance(row[name], str):
+        raise ValueError(f"{place} holds {type(row[name]).__name__} in {name!r}, not text")
+    if not row[name].strip():
+        raise ValueError(f"{place} has an empty {name!r}; fill it in, or leave the pair out")
+    return plain(row[name])
+
+
+def pair_text(pair: Pair) -> str:
+    return pair.prompt + ("" if pair.prompt[-1].isspace() else " ") + pair.answer
+
+
+def encode_pairs(tokenizer: Tokenizer, pairs: list[Pair]) -> list[tuple[list[int], list[int]]]:
+    """The ids of each pair's text, split into the prompt's and the answer's, at least one."""
+    texts = tokenizer.encode([pair_text(pair) for pair in pairs])
+    prompts = tokenizer.encode([pair.prompt.rstrip() for pair in pairs])
+    lengths = [min(len(prompt), len(ids) - 1) for prompt, ids in zip(prompts, texts, strict=True)]
+    return [(ids[:length], ids[length:]) for ids, length in zip(texts, lengths, strict=True)]
+
+
+class PairTokenizer:
+    """A tokenizer for the texts of `PairsKind`, which encodes them as prompt, eod, answer."""
+
+    def __init__(self, tokenizer: Tokenizer):
+        self._tokenizer = tokenizer
+        self.size, self.eod = tokenizer.size, tokenizer.eod
+
+    def encode(self, texts: list[str]) -> list[list[int]]:
+        """Raises ValueError if the ids of a text contain the eod, which would cut it."""
+        pairs = [Pair(*json.loads(text)) for text in texts]
+        encoded = encode_pairs(self._tokenizer, pairs)
+        for pair, (prompt, answer) in zip(pairs, encoded, strict=True):
+            if self.eod in prompt or self.eod in answer:
+                raise ValueError(
+                    f"the tokenizer encodes its end of a document, token {self.eod}, in the text of the pair "
+                    f"{' '.join(pair_text(pair).split())[:60]!r}...; leave the pair out, or name another tokenizer"
+                )
+        return [[*prompt, self.eod, *answer] for prompt, answer in encoded]
+
+
+class Documents:
+    """The documents of one side, stored as prompt, eod, answer, eod."""
+
+    def __init__(self, ids: np.ndarray, eod: int):
+        ends = np.flatnonzero(ids == eod)
+        assert len(ends) % 2 == 0, "every pair ends in a prompt's and an answer's eod"
+        self._ids, self._eod = ids, eod
+        self._split_N, self._end_N = ends[::2], ends[1::2]
+        self._begin_N = np.concatenate(([0], self._end_N[:-1] + 1))
+        self.length_N = self._end_N - self._begin_N
+        """of the document, with its eod"""
+
+    def prompt(self, document: int) -> np.ndarray:
+        return self._ids[self._begin_N[document] : self._split_N[document]]
+
+    def rows(self, chosen: list[np.ndarray], seq_len: int) -> Sequences:
+        """One row per array of documents."""
+        tokens_RS = np.full((len(chosen), seq_len + 1), self._eod, dtype=np.int64)
+        scored_RS = np.zeros(tokens_RS.shape, dtype=bool)
+        for tokens_S, scored_S, documents in zip(tokens_RS, scored_RS, chosen, strict=True):
+            position = 0
+            for document in documents:
+                begin, split, end = self._begin_N[document], self._split_N[document], self._end_N[document]
+                answer = position + split - begin
+                tokens_S[position:answer] = self._ids[begin:split]
+                position += end - begin
+                tokens_S[answer:position] = self._ids[split + 1 : end + 1]
+                scored_S[answer:position] = True
+        targets_RT = np.where(scored_RS, tokens_RS, IGNORED)[:, 1:]
+        return Sequences(inputs=tokens_RS[:, :-1], targets=targets_RT)
+
+
+def pack(length_N: np.ndarray, seq_len: int) -> np.ndarray:
+    """first_R and N: the documents that begin the rows, in order; each row takes as many as fit its T + 1 tokens."""
+    end_N = np.cumsum(length_N)
+    first, starts = 0, []
+    while first < len(length_N):
+        starts.append(first)
+        row_begin = end_N[first] - length_N[first]
+        first = int(np.searchsorted(end_N, row_begin + seq_len + 1, side="right"))
+    return np.array([*starts, len(length_N)])
+
+
+class AnswerSource(CorpusSource):
+    """A source of pairs. Raises ValueError if a document does not fit a row."""
+
+    bytes_per_token: None = None  # unknown: a token may span prompt and answer
+
+    def __init__(self, corpus: Corpus, config: RunConfig):
+        self.corpus = corpus
+        self._train, self._val = (Documents(ids, self.eod) for ids in (corpus.train, corpus.val))
+        self._epoch = lru_cache(maxsize=2)(self._pack_epoch)  # batches are read in order
+        self._n_rows = cache(lambda *epoch: len(self._epoch(*epoch)[1]) - 1)
+        for seq_len in {config.seq_len, config.eval_seq_len or config.seq_len}:
+            self._check_lengths(seq_len)
+
+    def _check_lengths(self, seq_len: int) -> None:
+        longest = [(int(side.length_N.max()), side) for side in (self._train, self._val)]
+        most, side = max(longest, key=lambda entry: entry[0])
+        if most <= seq_len + 1:
+            return
+        n_long = sum(int((documents.length_N > seq_len + 1).sum()) for _, documents in longest)
+        prompt = self.corpus.tokenizer().decode(side.prompt(int(side.length_N.argmax()))[:200].tolist())
+        raise ValueError(
+            f"{n_long:,} of {sum(len(documents.length_N) for _, documents in longest):,} documents of corpus="
+            f"{self.corpus.manifest.corpus!r} are longer than seq_len={seq_len}: the longest has {most - 1:,} tokens "
+            f"({' '.join(prompt.split())[:60]!r}...); set seq_len to {most - 1} or more, or leave them out"
+        )
+
+    def batch(self, config: RunConfig, step: int) -> Sequences:
+        per_step = config.batch_tokens // config.seq_len
+        rows = range(step * per_step, (step + 1) * per_step)
+        return self._train.rows([self._documents(row, config.seed, config.seq_len) for row in rows], config.seq_len)
+
+    def held_out(self, seq_len: int, n_tokens: int, skip_tokens: int = 0) -> Sequences:
+        self._check_lengths(seq_len)
+        starts = pack(self._val.length_N, seq_len)
+        first = -(-skip_tokens // seq_len)
+        rows = range(first, min(first + n_tokens // seq_len, len(starts) - 1))
+        if not rows:
+            raise ValueError(
+                f"no row of seq_len={seq_len:,} is left: {n_tokens:,} held-out tokens are needed after the first "
+                f"{skip_tokens:,}, and the {len(self._val.length_N):,} held-out pairs of corpus="
+                f"{self.corpus.manifest.corpus!r} fill {len(starts) - 1:,} rows; lower measure_tokens, raise "
+                f"val_fraction, or use more pairs"
+            )
+        return self._val.rows([np.arange(starts[row], starts[row + 1]) for row in rows], seq_len)
+
+    def counted(self, config: RunConfig) -> Counted:
+        return counted_tokens(self, config)
+
+    def _documents(self, row: int, seed: int, seq_len: int) -> np.ndarray:
+        """The training documents of a row, numbered over all epochs."""
+        epoch = 0
+        while row >= (n_rows := self._n_rows(seed, seq_len, epoch)):
+            row, epoch = row - n_rows, epoch + 1
+        order_N, starts = self._epoch(seed, seq_len, epoch)
+        return order_N[starts[row] : starts[row + 1]]
+
+    def _pack_epoch(self, seed: int, seq_len: int, epoch: int) -> tuple[np.ndarray, np.ndarray]:
+        """The order of an epoch's documents, and the starts of its rows."""
+        n = len(self._train.length_N)
+        order_N = shuffled(np.arange(n), n, seed, epoch)
+        return order_N, pack(self._train.length_N[order_N], seq_len)
+
+
+class PairsKind(TextKind):
+    """How pairs become files of ids: each is the JSON text [prompt, answer], which `split` can handle like a text."""
+
+    def check(self, corpus: str) -> None:
+        local_files(corpus)
+
+    def texts(self, config: RunConfig) -> Iterator[str]:
+        """Raises ValueError, naming file and line, for what is no object, a missing field, and an empty prompt or
+        answer."""
+        for file in local_files(config.corpus):
+            if file_kind(file) != "lines":
+                raise ValueError(
+                    f"{file} holds no pairs of prompt and answer; write them as JSON lines into a .jsonl file"
+                )
+            for place, row in json_objects(file):
+                yield json.dumps(_pair(row, place), ensure_ascii=False)
+
+    def learned_from(self, text: str) -> str:
+        return pair_text(Pair(*json.loads(text)))
+
+    def encoder(self, tokenizer: Tokenizer) -> PairTokenizer:
+        return PairTokenizer(tokenizer)
+
+    def open(self, config: RunConfig, root: Path, tokenizer: Tokenizer | None = None) -> Source:
+        return AnswerSource(prepare(config, root, tokenizer), config)
+
+
+KIND = PairsKind()

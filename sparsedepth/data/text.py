@@ -1,0 +1,86 @@
+"""Running text: the target is the next token, and every position is scored."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from sparsedepth.config.run import RunConfig
+from sparsedepth.config.tokenizer import check_size, is_learned
+from sparsedepth.data import batches
+from sparsedepth.data.corpus import check_text, documents, fingerprint
+from sparsedepth.data.pipeline import prepare
+from sparsedepth.data.sequences import Counted, Sequences, next_tokens
+from sparsedepth.data.shards import Corpus, CorpusSource, Encoder, Manifest
+from sparsedepth.data.source import Source
+from sparsedepth.data.split import split
+from sparsedepth.data.tokenizer import Tokenizer, make_tokenizer
+
+
+def counted_tokens(source: Source, config: RunConfig) -> Counted:
+    """Each target after its token, over exactly the positions that the run trains on."""
+    steps = (source.batch(config, step) for step in range(config.n_steps))
+    held_out = source.held_out(config.seq_len, config.val_tokens)
+    return Counted.of(lambda part: part.inputs, held_out, steps, config.vocab_size, ("unigram_loss", "bigram_loss"))
+
+
+@dataclass(eq=False)
+class TextSource(CorpusSource):
+    corpus: Corpus
+
+    @property
+    def bytes_per_token(self) -> float:
+        """Of held-out text; bits per byte = nats per token / ln 2 / this."""
+        return self.corpus.manifest.val.bytes / self.corpus.manifest.val.tokens
+
+    def batch(self, config: RunConfig, step: int) -> Sequences:
+        return next_tokens(batches.batch(self.corpus, config, step))
+
+    def held_out(self, seq_len: int, n_tokens: int, skip_tokens: int = 0) -> Sequences:
+        return next_tokens(batches.held_out(self.corpus, seq_len, n_tokens, skip_tokens))
+
+    def counted(self, config: RunConfig) -> Counted:
+        return counted_tokens(self, config)
+
+
+class TextKind:
+    """How text becomes files of ids, and the files a source."""
+
+    own_fields: tuple[str, ...] = ()
+
+    def check(self, corpus: str) -> None:
+        check_text(corpus)
+
+    def fingerprint(self, corpus: str) -> str | None:
+        return fingerprint(corpus)
+
+    def texts(self, config: RunConfig) -> Iterator[str]:
+        return documents(config)
+
+    def learned_from(self, text: str) -> str:
+        """What a tokenizer learns from one of the texts."""
+        return text
+
+    def tokenizer(self, config: RunConfig) -> Tokenizer:
+        """The tokenizer of the config; a learned one reads the training texts."""
+        first_pass = (document for document in split(self.texts(config), config.val_fraction) if not document.held_out)
+        training_texts = (self.learned_from(document.text) for document in first_pass)
+        return make_tokenizer(config.tokenizer, training_texts, config.vocab_size)
+
+    def encoder(self, tokenizer: Tokenizer) -> Encoder:
+        return tokenizer
+
+    def packages(self, config: RunConfig) -> list[str]:
+        """The packages that determine the ids, beside those that read the corpus."""
+        if config.tokenizer == "byte":
+            return []
+        return ["tokenizers"] if is_learned(config.tokenizer) else ["tokenizers", "transformers"]
+
+    def check_fits(self, config: RunConfig, manifest: Manifest) -> None:
+        """Raises ValueError for a tokenizer that does not fit the run's fields."""
+        check_size(config.tokenizer, manifest.tokenizer_size, config.vocab_size)
+
+    def open(self, config: RunConfig, root: Path, tokenizer: Tokenizer | None = None) -> Source:
+        return TextSource(prepare(config, root, tokenizer))
+
+
+KIND = TextKind()
