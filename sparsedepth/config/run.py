@@ -6,7 +6,7 @@ folder and the device are not part of it: `run_id` identifies the *result*.
 """
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from pydantic import AfterValidator, ConfigDict, Field, model_validator
 
@@ -74,6 +74,13 @@ class DataConfig(Section):
         ),
         KNOB,
     ] = None
+
+
+class TextConfig(DataConfig):
+    """The text of a model that was not trained here, in its own tokenizer."""
+
+    vocab_size: Count
+    start_weights: ClassVar[None] = None
 
 
 class TrainConfig(Section):

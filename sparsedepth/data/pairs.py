@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from sparsedepth.config.run import RunConfig
+from sparsedepth.config.run import RunConfig, TextConfig
 from sparsedepth.config.task import IGNORED
 from sparsedepth.data.batches import shuffled
 from sparsedepth.data.corpus import file_kind, json_objects, local_files, plain
@@ -152,7 +152,7 @@ class AnswerSource(CorpusSource):
 
     def __init__(self, corpus: Corpus, config: RunConfig):
         self.corpus = corpus
-        self._train, self._val = (Documents(ids, self.eod) for ids in (corpus.train, corpus.val))
+        self._train, self._val = (Documents(ids, corpus.manifest.eod) for ids in (corpus.train, corpus.val))
         self._epoch = lru_cache(maxsize=2)(self._pack_epoch)  # batches are read in order
         self._n_rows = cache(lambda *epoch: len(self._epoch(*epoch)[1]) - 1)
         for seq_len in {config.seq_len, config.eval_seq_len or config.seq_len}:
@@ -214,7 +214,7 @@ class PairsKind(TextKind):
     def check(self, corpus: str) -> None:
         local_files(corpus)
 
-    def texts(self, config: RunConfig) -> Iterator[str]:
+    def texts(self, config: RunConfig | TextConfig) -> Iterator[str]:
         """Raises ValueError, naming file and line, for what is no object, a missing field, and an empty prompt or
         answer."""
         for file in local_files(config.corpus):

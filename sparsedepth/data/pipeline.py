@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from sparsedepth.config.corpus import STDLIB, corpus_name
-from sparsedepth.config.run import RunConfig
+from sparsedepth.config.run import RunConfig, TextConfig
 from sparsedepth.config.tokenizer import is_learned
 from sparsedepth.data.shards import MANIFEST, Corpus, Manifest, open_shards, shard_writer
 from sparsedepth.data.source import data_kind
@@ -31,12 +31,12 @@ FORMAT = 1
 """Increased when the same configuration would give other tokens than before."""
 
 
-def _kind(config: RunConfig) -> Any:
+def _kind(config: RunConfig | TextConfig) -> Any:
     """How texts of the config's corpus become ids, with the functions of `data.text.TextKind`."""
     return data_kind(config.corpus)
 
 
-def data_id(config: RunConfig) -> str:
+def data_id(config: RunConfig | TextConfig) -> str:
     """12 hex digits that identify the tokens: a hash of the fields that change them."""
     fields = ("corpus", "tokenizer", "val_fraction", "max_corpus_tokens")
     chosen = {name: getattr(config, name) for name in (*fields, *_kind(config).own_fields)}
@@ -47,12 +47,12 @@ def data_id(config: RunConfig) -> str:
     return digest({"format": FORMAT, **chosen})
 
 
-def _has_own_tokenizer(config: RunConfig) -> bool:
+def _has_own_tokenizer(config: RunConfig | TextConfig) -> bool:
     """Whether the tokenizer was learned by the model from which training starts."""
     return config.start_weights is not None and is_learned(config.tokenizer)
 
 
-def prepare(config: RunConfig, root: Path, tokenizer: Tokenizer | None = None) -> Corpus:
+def prepare(config: RunConfig | TextConfig, root: Path, tokenizer: Tokenizer | None = None) -> Corpus:
     """The corpus of `config` under `root`, tokenised if needed, and verified by checksum.
 
     `tokenizer` is that of the model from which training starts, if that model learned it. Any number of processes may
@@ -76,7 +76,7 @@ def prepare(config: RunConfig, root: Path, tokenizer: Tokenizer | None = None) -
     return corpus
 
 
-def _make_folder(config: RunConfig, folder: Path, tokenizer: Tokenizer | None) -> None:
+def _make_folder(config: RunConfig | TextConfig, folder: Path, tokenizer: Tokenizer | None) -> None:
     for leftover in folder.parent.glob(f".{folder.name}.tmp-*"):  # of processes that died, since we hold the lock
         shutil.rmtree(leftover)
     with atomic_folder(folder) as unfinished:
@@ -84,7 +84,7 @@ def _make_folder(config: RunConfig, folder: Path, tokenizer: Tokenizer | None) -
         write_json(unfinished / MANIFEST, manifest.model_dump(mode="json"))
 
 
-def _tokenizer(config: RunConfig) -> Any:
+def _tokenizer(config: RunConfig | TextConfig) -> Any:
     """The tokenizer of the config; a learned one reads the corpus."""
     if _has_own_tokenizer(config):
         raise ValueError(
@@ -94,7 +94,7 @@ def _tokenizer(config: RunConfig) -> Any:
     return _kind(config).tokenizer(config)
 
 
-def _tokenise(config: RunConfig, folder: Path, tokenizer: Any) -> Manifest:
+def _tokenise(config: RunConfig | TextConfig, folder: Path, tokenizer: Any) -> Manifest:
     kind = _kind(config)
     before = kind.fingerprint(config.corpus)  # before reading, so that an edit meanwhile is detected
     tokenizer.save(folder)
@@ -126,7 +126,7 @@ def _tokenise(config: RunConfig, folder: Path, tokenizer: Any) -> Manifest:
     )
 
 
-def _versions(config: RunConfig) -> dict[str, str]:
+def _versions(config: RunConfig | TextConfig) -> dict[str, str]:
     """Versions of the packages that determine the tokens."""
     reading = ["datasets"] if corpus_name(config.corpus).origin == "hub" else []
     packages = ["sparsedepth", *reading, *_kind(config).packages(config)]
@@ -147,7 +147,7 @@ def _progress(corpus: str) -> Generator[Callable[[int, int], None]]:
         yield lambda documents, tokens: progress.update(task, documents=documents, completed=tokens)
 
 
-def _check_fits(config: RunConfig, corpus: Corpus) -> None:
+def _check_fits(config: RunConfig | TextConfig, corpus: Corpus) -> None:
     """Raises ValueError for a tokenizer that does not fit the run's fields, and for text that has changed."""
     manifest = corpus.manifest
     _kind(config).check_fits(config, manifest)
@@ -157,7 +157,7 @@ def _check_fits(config: RunConfig, corpus: Corpus) -> None:
             f"corpus={config.corpus!r} has changed since {corpus.folder} was made from it: runs on the two texts "
             "cannot be compared; restore the text, or choose another results folder"
         )
-    if config.mask_documents and config.eod != manifest.eod:
+    if isinstance(config, RunConfig) and config.mask_documents and config.eod != manifest.eod:
         raise ValueError(
             f"eod={config.eod}, and tokenizer={config.tokenizer!r} ends a document with {manifest.eod}; "
             f"set eod={manifest.eod}"

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from sparsedepth.config.run import RunConfig
+from sparsedepth.config.run import RunConfig, TextConfig
 from sparsedepth.config.tokenizer import check_size, is_learned
 from sparsedepth.data import batches
 from sparsedepth.data.corpus import check_text, documents, fingerprint
@@ -53,14 +53,14 @@ class TextKind:
     def fingerprint(self, corpus: str) -> str | None:
         return fingerprint(corpus)
 
-    def texts(self, config: RunConfig) -> Iterator[str]:
+    def texts(self, config: RunConfig | TextConfig) -> Iterator[str]:
         return documents(config)
 
     def learned_from(self, text: str) -> str:
         """What a tokenizer learns from one of the texts."""
         return text
 
-    def tokenizer(self, config: RunConfig) -> Tokenizer:
+    def tokenizer(self, config: RunConfig | TextConfig) -> Tokenizer:
         """The tokenizer of the config; a learned one reads the training texts."""
         first_pass = (document for document in split(self.texts(config), config.val_fraction) if not document.held_out)
         training_texts = (self.learned_from(document.text) for document in first_pass)
@@ -69,13 +69,13 @@ class TextKind:
     def encoder(self, tokenizer: Tokenizer) -> Encoder:
         return tokenizer
 
-    def packages(self, config: RunConfig) -> list[str]:
+    def packages(self, config: RunConfig | TextConfig) -> list[str]:
         """The packages that determine the ids, beside those that read the corpus."""
         if config.tokenizer == "byte":
             return []
         return ["tokenizers"] if is_learned(config.tokenizer) else ["tokenizers", "transformers"]
 
-    def check_fits(self, config: RunConfig, manifest: Manifest) -> None:
+    def check_fits(self, config: RunConfig | TextConfig, manifest: Manifest) -> None:
         """Raises ValueError for a tokenizer that does not fit the run's fields."""
         check_size(config.tokenizer, manifest.tokenizer_size, config.vocab_size)
 

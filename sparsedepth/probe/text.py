@@ -14,11 +14,12 @@ import numpy as np
 from sparsedepth.config.corpus import TEXT, corpus_name, kind_of
 from sparsedepth.config.load import build
 from sparsedepth.config.plain_text import refuse_empty
-from sparsedepth.config.run import RunConfig
+from sparsedepth.config.run import RunConfig, TextConfig
 from sparsedepth.config.task import IGNORED
 from sparsedepth.config.tokenizer import is_learned
 from sparsedepth.data.pipeline import prepare
 from sparsedepth.data.sequences import Sequences, next_tokens
+from sparsedepth.data.shards import Corpus
 from sparsedepth.data.source import Source, open_source
 from sparsedepth.data.text import TextSource
 from sparsedepth.data.tokenizer import TOKENIZER_FILE, Tokenizer, make_tokenizer
@@ -181,20 +182,17 @@ def measure_source(model: LoadedModel, corpus: str | None, seq_len: int, n_token
     if corpus is not None and kind_of(corpus) is not TEXT and (model.config is None or model.config.corpus != corpus):
         raise ValueError(f"{model.source} was not trained on {corpus!r}; give its sequences by --tokens and --targets")
     if model.config is None:
-        config = _config(model, corpus, n_tokens)
-        files = [model.folder / name for name in _TOKENIZER_FILES]
-        hashes = {file.name: sha256(file) for file in files if file.exists()}
-        root = root / f"tokenizer-{digest(hashes)}"  # ids of different tokenizers are kept apart
+        source = TextSource(_prepared(model, corpus, n_tokens, root))
     else:
-        config = _config_of_run(model.config, corpus)
-    source = open_source(config, root)
+        source = open_source(_config_of_run(model.config, corpus), root)
     if not isinstance(source, TextSource):
         return source  # with any number of tokens
     available = len(source.corpus.val) - 1
     if available < max(n_tokens, seq_len):
         raise ValueError(
-            f"the held-out part of corpus={config.corpus!r} has {available:,} tokens in the tokenizer of "
-            f"{model.source}, and {max(n_tokens, seq_len):,} are needed; measure fewer tokens, or use a longer corpus"
+            f"the held-out part of corpus={source.corpus.manifest.corpus!r} has {available:,} tokens in the tokenizer "
+            f"of {model.source}, and {max(n_tokens, seq_len):,} are needed; measure fewer tokens, or use a longer "
+            "corpus"
         )
     return source
 
@@ -213,15 +211,16 @@ def tokenizer_of(model: LoadedModel, root: Path) -> Tokenizer:
     return make_tokenizer(model.config.tokenizer, (), model.config.vocab_size)
 
 
-def _config(model: LoadedModel, corpus: str | None, n_tokens: int) -> RunConfig:
-    """A run config with the fields that the data package reads."""
-    fields = {"tokenizer": tokenizer_folder(model.folder), "vocab_size": model.facts.vocab_size}
-    if corpus is not None:
-        fields["corpus"] = corpus
-    config = build(RunConfig, fields, model.source)
+def _prepared(model: LoadedModel, corpus: str | None, n_tokens: int, root: Path) -> Corpus:
+    """The text in the tokenizer of a Hugging Face folder; ids of different tokenizers are kept apart."""
+    named = {} if corpus is None else {"corpus": corpus}
+    fields = {"tokenizer": tokenizer_folder(model.folder), "vocab_size": model.facts.vocab_size, **named}
+    config = build(TextConfig, fields, model.source)
     if corpus_name(config.corpus).origin == "hub":  # an endless stream: read twice the needed tokens
         config = config.model_copy(update={"max_corpus_tokens": int(2 * n_tokens / config.val_fraction)})
-    return config
+    files = [model.folder / name for name in _TOKENIZER_FILES]
+    hashes = {file.name: sha256(file) for file in files if file.exists()}
+    return prepare(config, root / f"tokenizer-{digest(hashes)}")
 
 
 def _config_of_run(config: RunConfig, corpus: str | None) -> RunConfig:

@@ -62,8 +62,9 @@ def measure_existing_model(request: MeasureRequest, report: Callable[[str, float
     loaded = load_model(request.model, device=request.device, dtype=request.dtype)
     config = measuring_config(loaded, request)
     with tempfile.TemporaryDirectory() as scratch:
-        source = _tokens(loaded, config, request, Path(scratch), report)
-        _check_states(loaded, torch.from_numpy(source.held_out(config.seq_len, config.measure_tokens)[:1].inputs))
+        source = _source(loaded, config, request, Path(scratch), report)
+        scored = source.held_out(config.seq_len, config.measure_tokens)
+        _check_states(loaded, torch.from_numpy(scored[:1].inputs))
         measurements = measure_run(
             loaded.probed,
             config,
@@ -73,14 +74,12 @@ def measure_existing_model(request: MeasureRequest, report: Callable[[str, float
             eod=source.eod,
             progress=lambda done: report("measuring", done),
         )
-        n_tokens = source.held_out(config.seq_len, config.measure_tokens).n_scored
-    measured = MeasurementResult(
-        loaded=loaded, given=request.given, config=config, measurements=measurements, n_tokens=n_tokens
-    )
     if request.out is not None:
         facts = measured_model(loaded, config, source.data_hash)
         save_record(request.out, facts, measurements, watch, request.device)
-    return measured
+    return MeasurementResult(
+        loaded=loaded, given=request.given, config=config, measurements=measurements, n_tokens=scored.n_scored
+    )
 
 
 def measuring_config(loaded: LoadedModel, request: MeasureRequest) -> MeasureOnlyConfig:
@@ -114,7 +113,7 @@ def _check_states(loaded: LoadedModel, tokens_1T: Tensor) -> None:
                 )
 
 
-def _tokens(
+def _source(
     loaded: LoadedModel,
     config: MeasureOnlyConfig,
     request: MeasureRequest,
