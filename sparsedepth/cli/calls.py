@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from sparsedepth.config.runtime import RuntimeConfig
     from sparsedepth.config.sweep import SweepDefinition
     from sparsedepth.exchange.start import Start
+    from sparsedepth.plan.price import PricingSetup
+    from sparsedepth.plan.tasks import Plan
     from sparsedepth.plots.draw import Figures
     from sparsedepth.recipe.card import Card
     from sparsedepth.run.measure_existing_model import MeasurementResult
@@ -130,11 +132,13 @@ def sweep(
     The same call resumes. Raises ValueError for user errors, StoppedAtCheckpoint.
     """
     given = locals()  # the keywords
+    from sparsedepth.plan.tasks import Plan
+
     results = _path(out)
     definition = definition_of(given)  # errors are reported before torch is imported
     check_tokenizers(field_values(definition), results)
-    machine = machine_of(given)
-    driver = make_driver(definition, results, machine, storage)
+    plan = Plan(definition)
+    driver = make_driver(plan, results, machine_for(plan, given, results), storage)
     result = run_driver(driver, retry_failed=retry_failed)
     if result.stop():
         raise StoppedAtCheckpoint("stopped at a checkpoint; the same call resumes", result.stop.exit_code)
@@ -148,7 +152,7 @@ def definition_of(given: option.Given) -> "SweepDefinition":
     return sweep_definition(*(given[name] for name in ("file", "scale", "set", "vary", "seeds", "base")))
 
 
-def make_driver(definition: "SweepDefinition", results: Path, machine: "Machine", storage: str | None) -> "Driver":
+def make_driver(plan: "Plan", results: Path, machine: "Machine", storage: str | None) -> "Driver":
     """A sweep that is checked, but not started."""
     from sparsedepth.cli.cost import check_machine
     from sparsedepth.sweep.driver import Driver
@@ -157,9 +161,9 @@ def make_driver(definition: "SweepDefinition", results: Path, machine: "Machine"
     if storage:
         hide_url(storage)
         database_url(storage)
-    driver = Driver(definition, results, machine, storage)
-    warn_of_unlikely_values(field_values(definition))
-    check_machine(definition, machine)
+    driver = Driver(plan, results, machine, storage)
+    warn_of_unlikely_values(field_values(plan.definition))
+    check_machine(plan, machine)
     return driver
 
 
@@ -341,6 +345,21 @@ def machine_of(given: option.Given) -> "Machine":
     gpus = parse_gpus(given["gpus"]) if given.get("gpus") else None
     numbers = {name: given[name] for name in ("max_attempts", "gpus_per_run", "nodes") if name in given}
     return machine(given["workers"], runtime_config(given), gpus=gpus, **numbers)
+
+
+def machine_for(plan: "Plan", given: option.Given, results: Path | None) -> "Machine":
+    """As `machine_of`; without --workers a GPU is shared by as many runs as measurements show to be of use."""
+    from sparsedepth.cli.cost import setup_of_machine
+    from sparsedepth.plan.workers import workers_per_gpu
+
+    machine = machine_of(given)
+    if given["workers"] is not None or not machine.gpus:
+        return machine
+
+    def setup_of(workers: int) -> "PricingSetup":
+        return setup_of_machine(plan, machine_of({**given, "workers": workers}), results)
+
+    return machine_of({**given, "workers": workers_per_gpu(plan.expected_runs(), setup_of)})
 
 
 @contextmanager

@@ -12,30 +12,22 @@ from sparsedepth.store.query_result import QueryResult
 from sparsedepth.store.terminal import duration, fit, wrapped
 
 if TYPE_CHECKING:
-    from sparsedepth.config.sweep import SweepDefinition
     from sparsedepth.plan.price import Price, PricingSetup
+    from sparsedepth.plan.tasks import Plan
     from sparsedepth.sweep.machine import Machine
 
 
 def local_pricing_setup(
-    definition: "SweepDefinition", machine: "Machine", results: Path | None = None, *, calibrated: bool = False
+    plan: "Plan", machine: "Machine", results: Path | None = None, *, calibrated: bool = False
 ) -> "PricingSetup":
     """This machine, its cached timings, and the finished runs of `results`; `calibrated` times the shapes of the sweep
     that are not cached. Raises ValueError as `check_machine`."""
-    from sparsedepth.plan import price as pricing
-    from sparsedepth.sweep.calibrate import calibrate, device_name_of, known_timings
+    from sparsedepth.plan.price import uncalibrated
+    from sparsedepth.sweep.calibrate import calibrate
 
-    check_machine(definition, machine)
-    name = "cpu" if not machine.gpus else pricing.named_device(device_name_of(machine))
-    priced = pricing.pricing_setup(
-        machine.runtime,
-        device=name,
-        workers=machine.workers,
-        processes=machine.processes_per_run,
-        gpus=len(machine.gpus),
-    )
-    setup = as_finished_runs_took(replace(priced, timings=known_timings(machine)), definition, results)
-    missing = pricing.uncalibrated(definition, setup) if calibrated else []
+    check_machine(plan, machine)
+    setup = setup_of_machine(plan, machine, results)
+    missing = uncalibrated(plan.expected_runs(), setup) if calibrated else []
     if not missing:
         return setup
 
@@ -47,27 +39,41 @@ def local_pricing_setup(
     return replace(setup, timings=timings)
 
 
-def check_machine(definition: "SweepDefinition", machine: "Machine") -> None:
+def setup_of_machine(plan: "Plan", machine: "Machine", results: Path | None) -> "PricingSetup":
+    """This machine, with the timings that are cached for its number of workers, and the finished runs of `results`."""
+    from sparsedepth.plan.price import named_device, pricing_setup
+    from sparsedepth.sweep.calibrate import device_name_of, known_timings
+
+    priced = pricing_setup(
+        machine.runtime,
+        device="cpu" if not machine.gpus else named_device(device_name_of(machine)),
+        workers=machine.workers,
+        processes=machine.processes_per_run,
+        gpus=len(machine.gpus),
+    )
+    return as_finished_runs_took(replace(priced, timings=known_timings(machine)), plan, results)
+
+
+def check_machine(plan: "Plan", machine: "Machine") -> None:
     """Raises ValueError for a kernel or a number of threads that a CPU does not have. On a GPU the run's process
     checks, since the check allocates GPU memory."""
-    from sparsedepth.plan.price import expected_runs
     from sparsedepth.train.runtime import resolve
 
     if not machine.gpus:
-        for config in expected_runs(definition)[0]:
+        for config in plan.expected_runs():
             resolve(config, machine.runtime)
 
 
-def as_finished_runs_took(setup: "PricingSetup", definition: "SweepDefinition", results: Path | None) -> "PricingSetup":
+def as_finished_runs_took(setup: "PricingSetup", plan: "Plan", results: Path | None) -> "PricingSetup":
     """The setup corrected by the finished runs of the sweep in `results`."""
     from sparsedepth.plan.measured import finished_runs
-    from sparsedepth.plan.price import expected_runs, with_finished
+    from sparsedepth.plan.price import with_finished
 
-    return with_finished(setup, finished_runs(results, expected_runs(definition)[0])) if results else setup
+    return with_finished(setup, finished_runs(results, plan.expected_runs())) if results else setup
 
 
 def print_price(
-    definition: "SweepDefinition",
+    plan: "Plan",
     setup: "PricingSetup",
     format: str = "table",
     results: Path | None = None,
@@ -75,42 +81,41 @@ def print_price(
 ) -> None:
     """Print the price of a sweep and, with `results`, of its remaining runs."""
     from sparsedepth.plan.price import as_json, price
-    from sparsedepth.plan.tasks import Plan
 
-    for note in Plan(definition).notes():
+    for note in plan.notes():
         print(f"note: {visible(note)}", file=sys.stderr)
-    total = price(definition, setup)
-    shortage = _memory_shortage(definition, total)
-    remaining = remaining_price(definition, setup, results) if results else None
+    total = price(plan, setup)
+    shortage = _memory_shortage(plan, total)
+    remaining = remaining_price(plan, setup, results) if results else None
     if format == "json":
         remaining_json = {} if remaining is None else {"left": as_json(remaining)}
-        content = {"sweep": definition.name, **as_json(total), "shortage": shortage, **remaining_json}
+        content = {"sweep": plan.definition.name, **as_json(total), "shortage": shortage, **remaining_json}
         print(json.dumps({**content, **(extra_json or {})}, indent=1))
     else:
-        print(*_table(definition, total), *([shortage] if shortage else []), sep="\n")
+        print(*_table(plan, total), *([shortage] if shortage else []), sep="\n")
         if remaining is not None:
             print(wrapped([f"remaining: {price_line(remaining)}"]), end="")
         elif results:
             print(f"remaining: nothing; every run in {results} is complete or ended without a result")
 
 
-def remaining_price(definition: "SweepDefinition", setup: "PricingSetup", results: Path) -> "Price | None":
+def remaining_price(plan: "Plan", setup: "PricingSetup", results: Path) -> "Price | None":
     """The price of the runs that have not ended; None if there are none."""
     from sparsedepth.plan.price import price_of
     from sparsedepth.sweep.status import remaining_runs
 
-    runs = remaining_runs(definition, results)
+    runs = remaining_runs(plan, results)
     return price_of(runs, setup) if runs else None
 
 
-def _memory_shortage(definition: "SweepDefinition", price: "Price") -> str | None:
+def _memory_shortage(plan: "Plan", price: "Price") -> str | None:
     """If the largest run exceeds its share of the device's memory: by how much, and the micro-batch that fits."""
     from sparsedepth.plan.price import fitting_micro_batch
 
     device_memory = price.setup.assumed.memory
     if device_memory is None or price.memory_bytes <= (memory := device_memory / price.setup.place.sharing):
         return None
-    micro_batch = fitting_micro_batch(definition, price.setup, memory)
+    micro_batch = fitting_micro_batch(plan.expected_runs(), price.setup, memory)
     fix = f"use --runtime micro_batch={micro_batch}"
     if micro_batch is None:
         fewer = "fewer --workers, or " if price.setup.place.sharing > 1 else ""
@@ -134,9 +139,10 @@ def price_line(price: "Price") -> str:
     return ", ".join(parts)
 
 
-def _table(definition: "SweepDefinition", price: "Price") -> Iterator[str]:
+def _table(plan: "Plan", price: "Price") -> Iterator[str]:
     from sparsedepth.store.setting import assignment
 
+    definition = plan.definition
     yield wrapped([f"{definition.name}: {definition.question}"]).rstrip()
     values = {name: {kind.varied[name] for kind in price.kinds} - {None} for name in price.kinds[0].varied}
     shown = [name for name in values if name != "n_layers" and len(values[name]) > 1]  # top_k, say, may be 2 or None
@@ -159,10 +165,11 @@ def _table(definition: "SweepDefinition", price: "Price") -> Iterator[str]:
     table = QueryResult(("n_layers", *amounts, "setting"), tuple(rows))
     yield fit(table, ("tokens", "disk", "params_total")).text
     alike = [f"runs of a row may differ in {', '.join(price.alike)}"] if price.alike else []
-    yield wrapped([*alike, f"total: {price_line(price)}", *_assumptions(definition, price)]).rstrip()
+    yield wrapped([*alike, f"total: {price_line(price)}", *_assumptions(plan, price)]).rstrip()
 
 
-def _assumptions(definition: "SweepDefinition", price: "Price") -> Iterator[str]:
+def _assumptions(plan: "Plan", price: "Price") -> Iterator[str]:
+    definition = plan.definition
     low, high = price.seconds.value / price.seconds.factor, price.seconds.value * price.seconds.factor
     place = price.setup.place
     threads = f", {counted(place.threads, 'thread')} per run" if place.device == "cpu" else ""
@@ -174,7 +181,7 @@ def _assumptions(definition: "SweepDefinition", price: "Price") -> Iterator[str]
         yield f"      corrected by finished runs of {counted(len(price.setup.time_ratios), 'shape')}"
     elif not price.is_calibrated:
         yield f"      assumes the speed of a typical {price.setup.device}; --calibrate times real steps instead"
-    if steps := step_seconds_text(definition, price.setup):
+    if steps := step_seconds_text(plan, price.setup):
         yield steps
     if price.data_bytes is None:
         yield "disk: excludes the tokenised text, whose length is unknown until it is read"
@@ -186,12 +193,11 @@ def _assumptions(definition: "SweepDefinition", price: "Price") -> Iterator[str]
         yield "runs: assumes proposals drawn at random; equal proposals share runs, pruned runs end early"
 
 
-def step_seconds_text(definition: "SweepDefinition", setup: "PricingSetup") -> str:
+def step_seconds_text(plan: "Plan", setup: "PricingSetup") -> str:
     """'step_seconds: {4: 0.012, 16: 0.045}', of the first run of each depth; '' unless every depth was timed."""
     from sparsedepth.plan.duration import shape_id
-    from sparsedepth.plan.price import expected_runs
 
-    first = {config.n_layers: config for config in reversed(expected_runs(definition)[0])}
+    first = {config.n_layers: config for config in reversed(plan.expected_runs())}
     timings = {depth: (setup.timings or {}).get(shape_id(first[depth], step_only=True)) for depth in sorted(first)}
     texts = [f"{depth}: {timing.step:.4g}" for depth, timing in timings.items() if timing]
     return f"step_seconds: {{{', '.join(texts)}}}" if len(texts) == len(timings) > 1 else ""

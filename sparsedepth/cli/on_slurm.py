@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from sparsedepth.config.runtime import RuntimeConfig
     from sparsedepth.config.sweep import SweepDefinition
     from sparsedepth.plan.price import Price, PricingSetup
+    from sparsedepth.plan.tasks import Plan
     from sparsedepth.sweep.status import RunState
 
 POLL_SECONDS = 2.0
@@ -108,19 +109,19 @@ class ArrayPlan(NamedTuple):
     """printed description and warnings"""
 
 
-def plan_array(definition: "SweepDefinition", options: ArrayOptions, results: Path | None) -> ArrayPlan:
+def plan_array(plan: "Plan", options: ArrayOptions, results: Path | None) -> ArrayPlan:
     """The size of the array, and the time per task against the queue's limits. Raises ValueError as `check`."""
     from sparsedepth.cluster.array import TaskArray, check
-    from sparsedepth.plan.price import expected_runs, price_of
+    from sparsedepth.plan.price import price_of
     from sparsedepth.sweep.status import remaining_runs
 
     existing = results if results and results.exists() else None
-    runs = remaining_runs(definition, existing, options.max_attempts) if existing else expected_runs(definition)[0]
+    runs = remaining_runs(plan, existing, options.max_attempts) if existing else plan.expected_runs()
     with_work = min(MAX_DEFAULT_TASKS, -(-len(runs) // options.runs_in_parallel))
     tasks = max(1, min(options.array or with_work, len(runs)))
     partition = check(options, results, tasks, options.runtime.checkpoint_seconds)
-    setup = as_finished_runs_took(options.pricing_setup(tasks), definition, existing)
-    price = price_of(runs or expected_runs(definition)[0], setup)
+    setup = as_finished_runs_took(options.pricing_setup(tasks), plan, existing)
+    price = price_of(runs or plan.expected_runs(), setup)
     low, high = (price.seconds.value * factor for factor in (1 / price.seconds.factor, price.seconds.factor))
     limit = options.seconds or partition.default_seconds
     lines = [
@@ -135,7 +136,7 @@ def plan_array(definition: "SweepDefinition", options: ArrayOptions, results: Pa
             f"note: one run may take {duration(longest)}, longer than the limit: its task writes a checkpoint "
             f"{options.warning_seconds} s before the limit, and resumes when it is requeued"
         )
-    if existing and (warning := TaskArray(sweep=definition.name, results=existing).stuck_tasks_text()):
+    if existing and (warning := TaskArray(sweep=plan.definition.name, results=existing).stuck_tasks_text()):
         lines.append(f"note: {warning}")
     return ArrayPlan(tasks, price, lines)
 
@@ -152,7 +153,7 @@ def sweep_on_slurm(
 
     plan = Plan(definition)
     warn_of_unlikely_values(field_values(definition))
-    array_plan = plan_array(definition, options, results)
+    array_plan = plan_array(plan, options, results)
     print_header(definition, plan.notes())
     print(f"cost: {price_line(array_plan.price)}", *array_plan.lines, sep="\n")
     array = TaskArray(
@@ -177,7 +178,7 @@ def sweep_on_slurm(
 
     with_cleanup(results, submit)
     try:
-        states = _follow(definition, plan.expected, array)
+        states = _follow(plan, array)
     except KeyboardInterrupt:
         print(
             f"\nthe array {array.name} keeps running; run the same command again to follow it, "
@@ -198,13 +199,14 @@ def is_settled(definition: "SweepDefinition", states: "list[RunState]", expected
     return settled and (not definition.adaptive or len(states) >= expected)
 
 
-def _follow(definition: "SweepDefinition", expected: int, array: "TaskArray") -> "list[RunState]":
+def _follow(plan: "Plan", array: "TaskArray") -> "list[RunState]":
     """Show progress until no task is left or no run is missing; returns the final states."""
     from sparsedepth.cli.progress import ProgressDisplay
     from sparsedepth.cluster.array import task_counts
     from sparsedepth.sweep.status import known_runs, scan
 
-    runs, printed, end = known_runs(definition, array.results), None, math.inf
+    definition, expected = plan.definition, plan.expected
+    runs, printed, end = known_runs(plan, array.results), None, math.inf
     with ProgressDisplay(definition, expected, array.results) as display:
         while True:
             active = _active_tasks(array)
@@ -212,7 +214,7 @@ def _follow(definition: "SweepDefinition", expected: int, array: "TaskArray") ->
                 print(f"tasks: {line}", file=sys.stderr, flush=True)
                 printed = line
             if definition.tune:  # finished tuning runs determine the next runs
-                runs = known_runs(definition, array.results)
+                runs = known_runs(plan, array.results)
             states = scan(array.results, definition, runs)
             display(states)
             if active == [] or time.monotonic() > end:

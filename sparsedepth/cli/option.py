@@ -121,7 +121,8 @@ Runtime = Annotated[
 Workers = Annotated[
     int | None,
     typer.Option(
-        help="runs in parallel on each GPU (or group of --gpus-per-run), or on the CPU; default one per GPU or core"
+        help="runs in parallel on each GPU (or group of --gpus-per-run), or on the CPU; default one per core or GPU, "
+        "or as many on a GPU as timed steps or finished runs show to be faster"
     ),
 ]
 Gpus = Annotated[str | None, typer.Option(help="GPUs to use, such as 0-7 or 0,2; default all")]

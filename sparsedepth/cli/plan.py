@@ -13,7 +13,7 @@ from sparsedepth.cli.start import check_corpora, field_values, warn_of_unlikely_
 from sparsedepth.store.terminal import fit, wrapped
 
 if TYPE_CHECKING:
-    from sparsedepth.config.sweep import SweepDefinition
+    from sparsedepth.plan.tasks import Plan
 
 
 @option.of_call(calls.sweep, option.slurm, without=("out", "storage", "stack", "max_attempts", "retry_failed"))
@@ -50,6 +50,8 @@ def plan(
     from sparsedepth.cli.input_file import kind_of, single_run_sweep
     from sparsedepth.config.load import read_extended
     from sparsedepth.plan import price as pricing
+    from sparsedepth.plan.tasks import Plan
+    from sparsedepth.plan.workers import workers_per_gpu
     from sparsedepth.sweep.results_folder import check_same_sweep
 
     kind = kind_of(read_extended(file)) if file else None
@@ -68,25 +70,29 @@ def plan(
     warn_of_unlikely_values(field_values(definition))
     if on in (None, "slurm"):  # another machine may have the text
         check_corpora(field_values(definition), out)
-    power_lines, power_json = detectable_effects(definition, pilot, seed_sd, effect)
+    plan = Plan(definition)
+    power_lines, power_json = detectable_effects(plan, pilot, seed_sd, effect)
     options = array_options("slurm" if on == "slurm" else None, given)
     array_lines: list[str] = []
     if options:
-        array_plan = plan_array(definition, options, out)
+        array_plan = plan_array(plan, options, out)
         setup, array_lines = array_plan.price.setup, array_plan.lines
     elif on is not None:
         if calibrated:
             raise ValueError(f"--on {on} assumes another machine; --calibrate times steps on this one")
         per_run = given["gpus_per_run"]
         groups = 0 if on == "cpu" else _number_of_gpus(on, given["gpus"], per_run) // per_run
-        n_workers = (given["workers"] or 1) * (groups or 1)
-        setup = pricing.pricing_setup(
-            calls.runtime_config(given), device=on, workers=n_workers, processes=per_run, gpus=groups
-        )
-        setup = as_finished_runs_took(setup, definition, out)
+        runtime = calls.runtime_config(given)
+
+        def setup_of(workers: int) -> "pricing.PricingSetup":
+            n_workers = workers * (groups or 1)
+            setup = pricing.pricing_setup(runtime, device=on, workers=n_workers, processes=per_run, gpus=groups)
+            return as_finished_runs_took(setup, plan, out)
+
+        setup = setup_of(given["workers"] or (workers_per_gpu(plan.expected_runs(), setup_of) if groups else 1))
     else:
-        setup = local_pricing_setup(definition, calls.machine_of(given), out, calibrated=calibrated)
-    print_price(definition, setup, format, out, power_json)
+        setup = local_pricing_setup(plan, calls.machine_for(plan, given, out), out, calibrated=calibrated)
+    print_price(plan, setup, format, out, power_json)
     if format == "table" and (lines := [*power_lines, *array_lines]):
         print(wrapped(lines), end="")
 
@@ -100,10 +106,11 @@ def _number_of_gpus(on: str, gpus: str | None, gpus_per_run: int) -> int:
 
 
 def detectable_effects(
-    definition: "SweepDefinition", pilot: Path | None, seed_sd: float | None, effect: float | None
+    plan: "Plan", pilot: Path | None, seed_sd: float | None, effect: float | None
 ) -> tuple[list[str], dict[str, Any]]:
     """The smallest effects that the sweep can detect, given a pilot's noise or an assumed one: lines, and JSON. Empty
     without either."""
+    definition = plan.definition
     if pilot is None and seed_sd is None:
         if effect is not None:
             raise ValueError(f"--effect {effect:g} needs the noise between seeds: --pilot RESULTS or --seed-sd 0.05")
@@ -116,7 +123,6 @@ def detectable_effects(
             "effect can be estimated; use sampler 'grid'"
         )
     from sparsedepth.effects.power import Noise, measure_power, pilot_noise, power_table, power_text
-    from sparsedepth.plan.price import expected_runs
     from sparsedepth.store.connection import open_store
 
     objective, tuned = definition.objective, tuple(definition.tune)
@@ -125,7 +131,7 @@ def detectable_effects(
     else:
         with open_store(pilot) as store:
             noise, source = pilot_noise(store.frame("select * from runs"), objective), f"of {pilot}"
-    configs = [config for config in expected_runs(definition)[0] if config.seed in definition.result_seeds]
+    configs = [config for config in plan.expected_runs() if config.seed in definition.result_seeds]
     powers = measure_power(configs, objective, noise, tuned, effect)
     if not powers:
         raise ValueError(

@@ -77,6 +77,7 @@ def verify(
     """Train baseline, recipe, and recipe without each change on fresh seeds; write the verified card into --out."""
     from sparsedepth.config.load import build
     from sparsedepth.config.sweep import SweepDefinition
+    from sparsedepth.plan.tasks import Plan
     from sparsedepth.recipe.card import card_path, read_card
     from sparsedepth.recipe.card_files import write_page
     from sparsedepth.recipe.text import ingredient_texts, verification_text
@@ -88,7 +89,7 @@ def verify(
 
     from sparsedepth.sweep.driver import Driver
 
-    driver = Driver(definition, out, calls.machine_of(given))
+    driver = Driver(Plan(definition), out, calls.machine_of(given))
     names, expected = ", ".join(configurations(derived)), driver.plan.expected
     print(f"{definition.question}\n{expected} runs into {out}: {names}; seeds {definition.seeds}")
     result = calls.run_driver(driver, retry_failed=given["retry_failed"])

@@ -38,21 +38,23 @@ def sweep(
 
     from sparsedepth.cli.progress import print_header
     from sparsedepth.plan.price import price
+    from sparsedepth.plan.tasks import Plan
 
     check_tokenizers(field_values(definition), out)
-    machine = calls.machine_of(given)
-    driver = calls.make_driver(definition, out, machine, given["storage"])
-    expected = driver.plan.expected
-    setup = local_pricing_setup(definition, machine, out)
+    plan = Plan(definition)
+    machine = calls.machine_for(plan, given, out)
+    driver = calls.make_driver(plan, out, machine, given["storage"])
+    expected = plan.expected
+    setup = local_pricing_setup(plan, machine, out)
     if dry_run:
-        print_price(definition, setup, results=out if out.exists() else None)
+        print_price(plan, setup, results=out if out.exists() else None)
         return
     at_least = " or more" if definition.tune else ""
     where = f"{expected} runs{at_least} into {out}, {machine.workers} at a time on {machine.described}"
-    print_header(definition, [where, *driver.plan.notes()])
-    total = price(definition, setup)
+    print_header(definition, [where, *plan.notes()])
+    total = price(plan, setup)
     print(f"cost: {price_line(total)}")
-    remaining = remaining_price(definition, setup, out)
+    remaining = remaining_price(plan, setup, out)
     if remaining and remaining.runs < total.runs:
         print(f"remaining: {price_line(remaining)}")
     _print_result(definition, out, calls.run_driver(driver, retry_failed=given["retry_failed"]), expected)
@@ -89,9 +91,11 @@ def train(given: option.Given, dry_run: option.DryRun = False) -> None:
 
     if dry_run:
         from sparsedepth.cli.input_file import single_run_sweep
+        from sparsedepth.plan.tasks import Plan
 
         definition = single_run_sweep(given["file"], given["set"], calls.start_of(given["from_"]))
-        print_price(definition, local_pricing_setup(definition, calls.machine_of({**given, "workers": 1})))
+        plan = Plan(definition)
+        print_price(plan, local_pricing_setup(plan, calls.machine_of({**given, "workers": 1})))
         return
     before = {marker: marker.stat().st_ino for marker in given["out"].glob(f"runs/*/{MARKER}")}
     try:
@@ -128,6 +132,7 @@ def work(
     """Add this machine's workers to a sweep started on another machine (same folder and --storage)."""
     from sparsedepth.cli.progress import ProgressDisplay
     from sparsedepth.config.sweep import read_definition
+    from sparsedepth.plan.tasks import Plan
     from sparsedepth.sweep.status import remaining_runs
     from sparsedepth.sweep.storage import hide_url
 
@@ -136,12 +141,13 @@ def work(
     definition = read_definition(folder)
     if definition is None:
         raise ValueError(f"{folder} holds no sweep; run `sparsedepth sweep FILE --out {folder}` first")
-    if leave_when_idle and not definition.adaptive and not remaining_runs(definition, folder, given["max_attempts"]):
+    may_leave = leave_when_idle and not definition.adaptive
+    if may_leave and not remaining_runs(Plan(definition), folder, given["max_attempts"]):
         return  # before torch is imported: the last tasks of an array find nothing to do
     from sparsedepth.sweep.driver import Driver
 
     machine = calls.machine_of({**given, "nodes": nodes})
-    driver = Driver(definition, folder, machine, given["storage"], leaves_when_idle=leave_when_idle)
+    driver = Driver(Plan(definition), folder, machine, given["storage"], leaves_when_idle=leave_when_idle)
     with ProgressDisplay(definition, driver.plan.expected, folder) as driver.on_progress:
         stop = driver.join().stop
     if stop():

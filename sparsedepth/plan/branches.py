@@ -21,7 +21,7 @@ def with_branches(definition: SweepDefinition, match: Match) -> list[Match]:
     that is too short."""
     if not definition.branch_at:
         return [match]
-    whole = definition.run_config(match.cell, definition.seeds[0])
+    whole = match.config
     if whole.schedule != "wsd":
         raise ValueError(
             f"branch_at={definition.branch_at} needs schedule=wsd, whose runs share what comes before the decay, not "
@@ -33,8 +33,10 @@ def with_branches(definition: SweepDefinition, match: Match) -> list[Match]:
             f"branch_at={definition.branch_at} needs a warm-up that is the same for all budgets; set warmup_tokens: "
             f"{tokens} in the base in place of warmup_frac"
         )
-    tokens = [_branch_tokens(whole, share) for share in definition.branch_at]
-    return [*(replace(match, cell={**match.cell, "train_tokens": some}) for some in tokens), match]
+    cells = [{**match.cell, "train_tokens": _branch_tokens(whole, share)} for share in definition.branch_at]
+    configs = [definition.run_config(cell, definition.seeds[0]) for cell in cells]
+    branches = [replace(match, cell=cell, config=config) for cell, config in zip(cells, configs, strict=True)]
+    return [*branches, match]
 
 
 def _branch_tokens(whole: RunConfig, share: float) -> int:

@@ -24,12 +24,16 @@ class Match:
     """A cell, matched with its reference."""
 
     cell: Cell
-    n_layers: int
+    config: RunConfig
+    """its run of the first seed"""
     free: str | None
     """the size that was solved for; None if the cell is unchanged"""
-    size: int | None
     ratio: float
     """amount of the cell / amount of the reference"""
+
+    @property
+    def size(self) -> int | None:
+        return self.cell[self.free] if self.free else None
 
 
 def amount(config: RunConfig, matched: Matched, step_seconds: Mapping[int, float] = MappingProxyType({})) -> float:
@@ -65,8 +69,8 @@ def match(definition: SweepDefinition, cells: Sequence[Cell]) -> list[Match]:
         reference = references.setdefault(0 if is_shared else config.n_layers, config)
         target = amount(reference, matched, definition.step_seconds)
         free = _free_field(definition, config)
-        size = None
-        if free and config is not reference:
+        is_solved = free is not None and config is not reference
+        if free and is_solved:
             size = _solve(lambda n, cell=cell, free=free: _sized(definition, cell, free, n), config, free, target)
             cell = {**cell, free: size}
             config = definition.run_config(cell, definition.seeds[0])
@@ -74,7 +78,7 @@ def match(definition: SweepDefinition, cells: Sequence[Cell]) -> list[Match]:
         ratio = spent / target
         if abs(ratio - 1) > (0 if exact else definition.tolerance):
             raise ValueError(_mismatch_message(definition, cell, spent, target, free))
-        matches.append(Match(cell=cell, n_layers=config.n_layers, free=free if size else None, size=size, ratio=ratio))
+        matches.append(Match(cell=cell, config=config, free=free if is_solved else None, ratio=ratio))
     return matches
 
 

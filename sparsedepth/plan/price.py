@@ -23,18 +23,14 @@ from sparsedepth.config.corpus import kind_of
 from sparsedepth.config.cost import cost
 from sparsedepth.config.run import RunConfig
 from sparsedepth.config.runtime import RuntimeConfig
-from sparsedepth.config.sweep import SweepDefinition
 from sparsedepth.plan.branches import shared_steps
 from sparsedepth.plan.duration import CALIBRATED, DEVICES, RELATED, Device, Seconds, Timing, seconds, shape, shape_id
 from sparsedepth.plan.measured import FinishedRun, Ratios, ratio
 from sparsedepth.plan.memory import CONTEXT_BYTES, Place, peak_bytes
-from sparsedepth.plan.tasks import LossOf, Plan, broken_constraints, no_results
+from sparsedepth.plan.tasks import Plan
 
 RECORD_BYTES = 100_000
 """Assumed size of a run's tables, manifest and summary."""
-
-PROPOSALS = 64
-"""Most sample points by which an adaptive sampler's proposals are priced."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -148,40 +144,9 @@ def named_device(name: str) -> str:
     return next((known for known in DEVICES if known in name.lower()), "a100")
 
 
-def expected_runs(definition: SweepDefinition, loss_of: LossOf = no_results) -> tuple[list[RunConfig], str]:
-    """The expected runs of the sweep in order, given the finished runs; and 'at least', 'at most' or ''."""
-    if definition.adaptive:
-        return _proposed(definition), "at most"
-    plan = Plan(definition)
-    runs = [planned.config for planned in plan.runs(loss_of)]
-    if not definition.tune:
-        return runs, "at most" if definition.prune else ""
-    first = {name: grid[0] for name, grid in definition.tune.items()}  # the cost does not depend on the tuned value
-    runs += [definition.run_config({**match.cell, **first}, seed) for match, seed in plan.results_to_come(loss_of)]
-    return runs, "at least"
-
-
-def _proposed(definition: SweepDefinition) -> list[RunConfig]:
-    """n_trials x seeds runs at points drawn evenly from the space."""
-    from sparsedepth.plan.propose import proposals
-
-    assert definition.n_trials is not None
-    sample = definition.model_copy(update={"sampler": "random", "n_trials": min(definition.n_trials, PROPOSALS)})
-    cells = proposals(sample)
-    configs = [definition.run_config(cell, definition.seeds[0]) for cell in cells]
-    feasible = [config for config in configs if not broken_constraints(definition, config)]
-    if not feasible:
-        raise ValueError(
-            f"sweep {definition.name!r}: 'exclude' and 'constraints' leave no point of the space; relax one of them"
-        )
-    points = [feasible[i % len(feasible)] for i in range(definition.n_trials)]
-    return [config.model_copy(update={"seed": seed}) for config in points for seed in definition.seeds]
-
-
-def price(definition: SweepDefinition, setup: PricingSetup) -> Price:
-    """The price of a sweep. Raises ValueError for a cell that cannot be built or matched."""
-    runs, bound = expected_runs(definition)
-    return price_of(runs, setup, bound)
+def price(plan: Plan, setup: PricingSetup) -> Price:
+    """The price of a sweep."""
+    return price_of(plan.expected_runs(), setup, plan.bound)
 
 
 def price_of(runs: Sequence[RunConfig], setup: PricingSetup, bound: str = "") -> Price:
@@ -256,10 +221,9 @@ def _seconds(key: str, config: RunConfig, setup: PricingSetup) -> Seconds:
     return Seconds(value=estimate.value * ratio(setup.time_ratios, key), factor=factor)
 
 
-def fitting_micro_batch(definition: SweepDefinition, setup: PricingSetup, memory: float) -> int | None:
+def fitting_micro_batch(runs: Sequence[RunConfig], setup: PricingSetup, memory: float) -> int | None:
     """The largest power of 2 of sequences per forward pass with which every run fits into `memory` (bytes); None if
     none does."""
-    runs = expected_runs(definition)[0]
     largest = setup.place.micro_batch or max(run.batch_tokens // run.seq_len for run in runs)
     for exponent in reversed(range(largest.bit_length())):
         smaller = replace(setup, place=replace(setup.place, micro_batch=2**exponent))
@@ -286,9 +250,10 @@ def _data_bytes(runs: Sequence[RunConfig]) -> int | None:
     return None if None in sizes else sum(size for size in sizes if size)
 
 
-def uncalibrated(definition: SweepDefinition, setup: PricingSetup) -> list[RunConfig]:
+def uncalibrated(runs: Sequence[RunConfig], setup: PricingSetup) -> list[RunConfig]:
+    """A run of each shape whose step was not timed."""
     timings = setup.timings or {}
-    shapes = {shape_id(config, step_only=True): config for config in expected_runs(definition)[0]}
+    shapes = {shape_id(config, step_only=True): config for config in runs}
     return [config for key, config in shapes.items() if key not in timings]
 
 

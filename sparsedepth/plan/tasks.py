@@ -36,6 +36,9 @@ TPE_START = 10
 POPULATION = (8, 50)
 """Bounds of NSGA-II's population, which is a sixth of the trials, for six generations."""
 
+PRICED_PROPOSALS = 64
+"""Most sample points by which an adaptive sampler's proposals are priced."""
+
 LossOf = Callable[[str], float | None]
 """run_id -> the first objective as a loss (lower is better); math.inf: diverged or failed for good; None: pending."""
 
@@ -67,7 +70,8 @@ class PlannedRun:
 
 
 class Plan:
-    """The cells of a definition, built once; `tasks` then returns what to run, given the finished runs."""
+    """The cells of a definition, each built once; what prices, queues and reports a sweep asks it which runs are
+    planned, given the finished ones."""
 
     def __init__(self, definition: SweepDefinition):
         """Raises ValueError if a cell cannot be built or matched, or if no cell is left."""
@@ -86,22 +90,23 @@ class Plan:
         matches = match(definition, [cell for cell, _ in replicated])
         for cell_match, (_, seeds) in zip(matches, replicated, strict=True):
             for branch in with_branches(definition, cell_match):
-                self.matches.append(branch)
-                self._seeds[digest(branch.cell)] = seeds
-        feasible = []
-        for cell_match in self.matches:
-            config = definition.run_config(cell_match.cell, definition.seeds[0])
-            _check_run(definition, config)
-            if reason := broken_constraints(definition, config):
-                self.infeasible.append((cell_match.cell, reason))
-            else:
-                feasible.append(cell_match)
-        if not feasible:
+                self._add(branch, seeds)
+        if not self.matches:
             reason = f": {self.infeasible[0][1]}" if self.infeasible else ""
             raise ValueError(
                 f"sweep {definition.name!r} has no cell to run{reason}; change its axes, 'exclude' or 'constraints'"
             )
-        self.matches = feasible
+
+    def _add(self, cell_match: Match, seeds: list[int]) -> None:
+        """A cell, unless it breaks a constraint."""
+        key, config = digest(cell_match.cell), cell_match.config
+        _check_run(self.definition, config)
+        self._built[key] = config, cost(config).train_flops(config.train_tokens)
+        self._seeds[key] = seeds
+        if reason := broken_constraints(self.definition, config):
+            self.infeasible.append((cell_match.cell, reason))
+        else:
+            self.matches.append(cell_match)
 
     def tasks(self, loss_of: LossOf = no_results) -> list[Task]:
         """All known tasks, in the order in which they should start."""
@@ -198,9 +203,43 @@ class Plan:
     @property
     def expected(self) -> int:
         """Total number of runs: with `tune` a lower bound (extensions add runs), with a sampler an upper bound."""
-        if self.definition.adaptive or not self.definition.tune:
-            return sum(len(task.seeds) for task in self.tasks())
+        if self.definition.adaptive:
+            return (self.definition.n_trials or 0) * len(self.definition.seeds)
         return len(self.runs()) + len(self.results_to_come())
+
+    @property
+    def bound(self) -> str:
+        """Whether the expected runs are 'at least' or 'at most' those that will run; '' if exactly."""
+        if self.definition.tune:
+            return "at least"
+        return "at most" if self.definition.adaptive or self.definition.prune else ""
+
+    def expected_runs(self, loss_of: LossOf = no_results) -> list[RunConfig]:
+        """The runs to price, in order. Results at a tuned value stand at the first of its grid, since the cost does not
+        depend on it; a sampler's proposals at points drawn evenly from the space."""
+        if self.definition.adaptive:
+            return self._proposed
+        first = {name: grid[0] for name, grid in self.definition.tune.items()}
+        to_come = [self._plan({**cell.cell, **first}, seed) for cell, seed in self.results_to_come(loss_of)]
+        return [planned.config for planned in (*self.runs(loss_of), *to_come)]
+
+    @cached_property
+    def _proposed(self) -> list[RunConfig]:
+        """n_trials x seeds runs."""
+        from sparsedepth.plan.propose import proposals
+
+        definition = self.definition
+        assert definition.n_trials is not None
+        n_drawn = min(definition.n_trials, PRICED_PROPOSALS)
+        cells = proposals(definition.model_copy(update={"sampler": "random", "n_trials": n_drawn}))
+        configs = [definition.run_config(cell, definition.seeds[0]) for cell in cells]
+        feasible = [config for config in configs if not broken_constraints(definition, config)]
+        if not feasible:
+            raise ValueError(
+                f"sweep {definition.name!r}: 'exclude' and 'constraints' leave no point of the space; relax one of them"
+            )
+        points = [feasible[i % len(feasible)] for i in range(definition.n_trials)]
+        return [config.model_copy(update={"seed": seed}) for config in points for seed in definition.seeds]
 
     def _plan(self, cell: Cell, seed: int) -> PlannedRun:
         task = Task(cell=cell, seeds=[seed])

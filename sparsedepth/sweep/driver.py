@@ -23,7 +23,7 @@ from sparsedepth.config.sweep import SweepDefinition
 from sparsedepth.config.task import TaskConfig
 from sparsedepth.data.source import open_source
 from sparsedepth.plan.results_index import ResultsIndex
-from sparsedepth.plan.tasks import Plan, Task, check_objective, first_proposal
+from sparsedepth.plan.tasks import Plan, Task, first_proposal
 from sparsedepth.run.lease import Stopped, hold, last_heartbeat
 from sparsedepth.run.manifest import package_versions
 from sparsedepth.run.scratch import Scratch
@@ -98,7 +98,7 @@ class Failures:
 class Driver:
     """One invocation of `sweep` or `work` on a results folder."""
 
-    definition: SweepDefinition
+    plan: Plan
     results: Path
     machine: Machine
     storage_url: str | None = None
@@ -108,13 +108,9 @@ class Driver:
     """end when the queue is empty, even if other workers may return tasks to it"""
     on_progress: Callable[[list[RunState]], None] = lambda states: None
     """called a few times a second with the state of every run"""
-    plan: Plan = field(init=False)
     results_index: ResultsIndex = field(init=False)
 
     def __post_init__(self) -> None:
-        """Raises ValueError for a cell that cannot be built or matched, or an unknown objective."""
-        check_objective(self.definition)
-        self.plan = Plan(self.definition)
         self._end_rule = end_rule(self.results, self.definition, self.machine.max_attempts)
         self.results_index = ResultsIndex(self.results, self.definition, lambda run_id: self._end(run_id) is not None)
         self._lease_id = uuid.uuid4().hex
@@ -132,6 +128,10 @@ class Driver:
             )
             for number in range(self.machine.workers)
         ]
+
+    @property
+    def definition(self) -> SweepDefinition:
+        return self.plan.definition
 
     def run(self, *, retry_failed: bool = False) -> SweepResult:
         """Run the missing runs. Raises ValueError for user errors (the folder of another sweep, too little text) before

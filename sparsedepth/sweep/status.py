@@ -12,7 +12,6 @@ from sparsedepth import quantities
 from sparsedepth.config.plain_text import visible
 from sparsedepth.config.run import RunConfig
 from sparsedepth.config.sweep import SweepDefinition
-from sparsedepth.plan.price import expected_runs
 from sparsedepth.plan.results_index import ResultsIndex
 from sparsedepth.plan.tasks import Plan
 from sparsedepth.run.allocation import Allocation
@@ -95,19 +94,18 @@ def _results_index(definition: SweepDefinition, results: Path, max_attempts: int
     return ResultsIndex(results, definition, without_result(results, end_rule(results, definition, max_attempts)))
 
 
-def known_runs(definition: SweepDefinition, results: Path, max_attempts: int | None = None) -> list[RunConfig]:
+def known_runs(plan: Plan, results: Path, max_attempts: int | None = None) -> list[RunConfig]:
     """The runs known so far, given the finished ones; none for an adaptive sampler."""
-    index = _results_index(definition, results, max_attempts)
-    return [planned.config for planned in Plan(definition).runs(index.loss_of)]
+    index = _results_index(plan.definition, results, max_attempts)
+    return [planned.config for planned in plan.runs(index.loss_of)]
 
 
-def remaining_runs(definition: SweepDefinition, results: Path, max_attempts: int | None = None) -> list[RunConfig]:
-    """The expected runs of a sweep that are neither complete in `results` nor ended without a result. Raises ValueError
-    for a cell that cannot be built or matched."""
-    if definition.adaptive:  # proposals are unknown, so complete runs are only counted
-        return expected_runs(definition)[0][len(list(results.glob(f"runs/*/{run_record.MARKER}"))) :]
-    index = _results_index(definition, results, max_attempts)
-    return [run for run in expected_runs(definition, index.loss_of)[0] if index.loss_of(run.run_id) is None]
+def remaining_runs(plan: Plan, results: Path, max_attempts: int | None = None) -> list[RunConfig]:
+    """The expected runs of a sweep that are neither complete in `results` nor ended without a result."""
+    if plan.definition.adaptive:  # proposals are unknown, so complete runs are only counted
+        return plan.expected_runs()[len(list(results.glob(f"runs/*/{run_record.MARKER}"))) :]
+    index = _results_index(plan.definition, results, max_attempts)
+    return [run for run in plan.expected_runs(index.loss_of) if index.loss_of(run.run_id) is None]
 
 
 def scan(
@@ -120,7 +118,7 @@ def scan(
     repeatedly: building them takes most of the time. `max_attempts`: default the folder's."""
     rule = end_rule(results, definition, max_attempts)
     if runs is None:
-        runs = known_runs(definition, results, max_attempts) if definition else []
+        runs = known_runs(Plan(definition), results, max_attempts) if definition else []
     planned = {config.run_id: config for config in runs}
     run_ids = {path.parent.name for path in (results / "runs").glob(f"*/{run_record.MARKER}")}
     run_ids |= {path.parent.name for path in (results / "work").glob("*/config.yaml")}

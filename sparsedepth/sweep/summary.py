@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, get_args
 from sparsedepth import quantities
 from sparsedepth.config.run import CELL_FIELDS, RunConfig
 from sparsedepth.config.sweep import SweepDefinition, read_definition
-from sparsedepth.plan.tasks import LossOf, Plan
+from sparsedepth.plan.tasks import Plan
 from sparsedepth.run.allocation import node_hours
 from sparsedepth.store.cache import read_columns
 from sparsedepth.store.checksums import DamagedRun
@@ -130,14 +130,10 @@ def sweep_summary(folder: Path) -> SweepSummary:
         node_hours=sum(hours) if hours else None,
         definition=definition,
         states=states,
-        expected=_expected(plan, configs, loss_of) if plan else len(states),
+        expected=(len(configs) + len(plan.results_to_come(loss_of)) or plan.expected) if plan else len(states),
         best=_best(definition, objective, states, losses, rows, configs),
         remarks=tuple(remark for remark in remarks if remark),
     )
-
-
-def _expected(plan: Plan, configs: Sequence[RunConfig], loss_of: LossOf) -> int:
-    return plan.expected if plan.definition.adaptive else len(configs) + len(plan.results_to_come(loss_of))
 
 
 def run_counts(states: list[RunState], *, is_grid: bool = True, to_come: int = 0) -> str:

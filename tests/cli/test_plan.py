@@ -111,7 +111,7 @@ def test_a_run_beyond_the_memory_of_the_device_names_the_largest_micro_batch_tha
 
     def peak(micro_batch):
         runtime = build(RuntimeConfig, {"micro_batch": micro_batch}, "t")
-        return price(sweep, pricing_setup(runtime, device="h100", workers=1)).memory_bytes
+        return price(Plan(sweep), pricing_setup(runtime, device="h100", workers=1)).memory_bytes
 
     assert peak(size) <= 80e9 < peak(2 * size)
     plan(path, on="h100", workers=2, format="json")
@@ -140,12 +140,12 @@ def test_workers_are_of_each_gpu(tmp_path, capsys):
 def test_what_is_left_is_priced(tmp_path, capsys):
     path = definition(tmp_path)
     sweep, results = sweep_definition(path), tmp_path / "out"
-    runs = remaining_runs(sweep, results)
+    runs = remaining_runs(Plan(sweep), results)
     assert len(runs) == 4
     for config in runs[:3]:
         make_run(results, config, {"outcome": "ok", "val_loss": 2.0})
     assert (results / "runs" / runs[0].run_id / MARKER).exists()
-    assert [run.run_id for run in remaining_runs(sweep, results)] == [runs[3].run_id]
+    assert [run.run_id for run in remaining_runs(Plan(sweep), results)] == [runs[3].run_id]
     plan(path, on="h100", out=results)
     out = capsys.readouterr().out
     assert "total: 4 runs" in out and "remaining: 1 run," in out
@@ -159,7 +159,7 @@ def test_a_run_that_failed_for_good_is_not_left_and_the_results_after_it_are(tmp
     fields = {"space": {"n_layers": [2]}, "tune": {"lr": [0.001, 0.002, 0.004]}, "tuning_seeds": [7, 8]}
     path, results = definition(tmp_path, **fields), tmp_path / "out"
     sweep = sweep_definition(path)
-    tuning = remaining_runs(sweep, results)[:6]
+    tuning = remaining_runs(Plan(sweep), results)[:6]
     assert {run.seed for run in tuning} == {7, 8}
     for config in tuning:
         if (config.lr, config.seed) == (0.001, 8):
@@ -168,7 +168,7 @@ def test_a_run_that_failed_for_good_is_not_left_and_the_results_after_it_are(tmp
         else:
             make_run(results, config, {"val_loss": abs(config.lr - 0.002)})
     make_run(results, tuning[0].model_copy(update={"lr": 0.002, "seed": 0}), {"val_loss": 0.0})
-    (left,) = remaining_runs(sweep, results)
+    (left,) = remaining_runs(Plan(sweep), results)
     assert (left.lr, left.seed) == (0.002, 1)
     plan(path, on="h100", out=results)
     assert "remaining: 1 run," in capsys.readouterr().out
@@ -178,9 +178,9 @@ def test_an_extended_grid_leaves_its_runs_and_the_results_after_them(tmp_path):
     """The lowest of three learning rates is best: two runs at a lower one, and two results where tuning will end."""
     fields = {"space": {"n_layers": [2]}, "tune": {"lr": [0.001, 0.002, 0.004]}, "tuning_seeds": [7, 8]}
     sweep, results = sweep_definition(definition(tmp_path, **fields)), tmp_path / "out"
-    for config in remaining_runs(sweep, results)[:6]:
+    for config in remaining_runs(Plan(sweep), results)[:6]:
         make_run(results, config, {"val_loss": config.lr})
-    left = remaining_runs(sweep, results)
+    left = remaining_runs(Plan(sweep), results)
     assert [(run.lr, run.seed) for run in left[:2]] == [(0.0005, 7), (0.0005, 8)]
     assert [run.seed for run in left[2:]] == [0, 1]
 
@@ -194,10 +194,10 @@ def test_a_task_has_no_text_on_disk(tmp_path, capsys):
 def test_of_a_search_as_many_runs_are_left_as_are_not_there(tmp_path):
     searched = {"sampler": "tpe", "n_trials": 3, "space": {"lr": {"low": 1e-3, "high": 1e-2}}}
     sweep = sweep_definition(definition(tmp_path, **searched))
-    runs = remaining_runs(sweep, tmp_path / "out")
+    runs = remaining_runs(Plan(sweep), tmp_path / "out")
     assert len(runs) == 6
     make_run(tmp_path / "out", runs[0], {"outcome": "ok", "val_loss": 2.0})
-    assert len(remaining_runs(sweep, tmp_path / "out")) == 5
+    assert len(remaining_runs(Plan(sweep), tmp_path / "out")) == 5
 
 
 def test_what_a_search_excludes_need_not_be_built(tmp_path):

@@ -17,6 +17,7 @@ from sparsedepth.cli.progress import ProgressDisplay
 from sparsedepth.config.load import build, read_yaml
 from sparsedepth.config.run import RunConfig
 from sparsedepth.config.sweep import SweepDefinition
+from sparsedepth.plan.tasks import Plan
 from sparsedepth.run.lease import hold
 from sparsedepth.run.scratch import Scratch
 from sparsedepth.sweep.status import known_runs, scan
@@ -32,7 +33,7 @@ def standing(tmp_path) -> tuple[Path, list[Scratch]]:
     results = tmp_path / "results"
     results.mkdir()
     (results / "sweep.yaml").write_text(path.read_text())
-    runs = known_runs(build(SweepDefinition, read_yaml(path), "test"), results)
+    runs = known_runs(Plan(build(SweepDefinition, read_yaml(path), "test")), results)
     works = [Scratch(results, config.run_id) for config in runs]
     for work in works:
         work.folder.mkdir(parents=True)
@@ -123,7 +124,7 @@ def test_a_running_run_is_shown_with_loss_and_time_left(standing):
 
 def test_watch_looks_again_until_nothing_is_left(standing, monkeypatch, capsys):
     results, works = standing
-    configs = known_runs(build(SweepDefinition, read_yaml(results / "sweep.yaml"), "test"), results)
+    configs = known_runs(Plan(build(SweepDefinition, read_yaml(results / "sweep.yaml"), "test")), results)
     config = next(run for run in configs if run.run_id == works[1].run_id)
     made = make_run(results.parent / "elsewhere", config, {"val_loss": 1.0})
 
@@ -250,7 +251,7 @@ def test_a_search_is_sent_to_best_and_a_grid_to_recipe(tmp_path, sampler, advice
     results = tmp_path / "results"
     results.mkdir()
     (results / "sweep.yaml").write_text(path.read_text())
-    for config in known_runs(build(SweepDefinition, read_yaml(path), "test"), results):
+    for config in known_runs(Plan(build(SweepDefinition, read_yaml(path), "test")), results):
         make_run(results, config, {"val_loss": 2.0})
     assert advice in " ".join(sparsedepth("status", results)[0].split())
 
@@ -258,7 +259,7 @@ def test_a_search_is_sent_to_best_and_a_grid_to_recipe(tmp_path, sampler, advice
 def test_a_diverged_run_is_named_in_status_and_progress(standing, capsys):
     results, _ = standing
     sweep = build(SweepDefinition, read_yaml(results / "sweep.yaml"), "test")
-    runs = known_runs(sweep, results)
+    runs = known_runs(Plan(sweep), results)
     display = ProgressDisplay(sweep, len(runs), results)
     display(scan(results, sweep, runs))
     diverged = {"outcome": "diverged", "val_loss": None, "diverged_step": 3}

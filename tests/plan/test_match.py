@@ -48,7 +48,7 @@ def test_each_depth_has_a_baseline_of_its_own_and_the_width_keeps_heads_even():
         base={"d_model": 48, "n_heads": 3},
         space={"n_layers": [2, 4], "d_ff": [128, 512]},
     )
-    assert [one.n_layers for one in found] == [2, 2, 4, 4]
+    assert [one.config.n_layers for one in found] == [2, 2, 4, 4]
     assert [one.size for one in found] == [None, 24, None, 24]
     assert all(abs(one.ratio - 1) <= 0.3 for one in found)
 

@@ -25,6 +25,7 @@ from sparsedepth.plan.duration import DEVICES, Timing, measuring_flops, seconds,
 from sparsedepth.plan.measured import finished_runs
 from sparsedepth.plan.memory import Place, peak_bytes
 from sparsedepth.plan.price import PricingSetup, makespan, named_device, price, price_of, pricing_setup, uncalibrated
+from sparsedepth.plan.tasks import Plan
 from sparsedepth.probe.probed_model import ProbedDecoder
 from sparsedepth.quantities.measured import MEASURES
 from sparsedepth.sweep import calibrate
@@ -46,7 +47,7 @@ def test_every_shipped_sweep_has_a_price():
     for path in FILES:
         definition = build(SweepDefinition, read_yaml(path), str(path))
         for scale in (None, *definition.scales):
-            found = price(definition.scaled(scale), PricingSetup(device="h100", place=Place(device="cuda")))
+            found = price(Plan(definition.scaled(scale)), PricingSetup(device="h100", place=Place(device="cuda")))
             assert found.runs >= len(found.kinds) > 0
             assert found.seconds.value > 0 and found.memory_bytes > 12 * found.kinds[0].params_total
     assert time.process_time() - started < 10
@@ -56,7 +57,7 @@ def test_the_disk_holds_records_three_checkpoints_of_each_running_run_and_the_te
     """A checkpoint has 12 bytes a parameter, a record 4 and 100,000; a token 2 bytes up to a vocabulary of 65,536."""
     for vocab_size, width in ((65_536, 2), (65_537, 4)):
         found = price(
-            sweep(base={**BASE, "vocab_size": vocab_size, "max_corpus_tokens": 1000}), PricingSetup(workers=2)
+            Plan(sweep(base={**BASE, "vocab_size": vocab_size, "max_corpus_tokens": 1000})), PricingSetup(workers=2)
         )
         small, large = sorted(kind.params_total for kind in found.kinds)
         assert found.data_bytes == 1000 * width
@@ -65,13 +66,13 @@ def test_the_disk_holds_records_three_checkpoints_of_each_running_run_and_the_te
 
 
 def test_runs_of_one_shape_are_one_kind():
-    found = price(sweep(space={"n_layers": [2, 4], "lr": [1e-3, 2e-3]}), PricingSetup(workers=2))
+    found = price(Plan(sweep(space={"n_layers": [2, 4], "lr": [1e-3, 2e-3]})), PricingSetup(workers=2))
     assert [(kind.varied, kind.runs) for kind in found.kinds] == [({"n_layers": 4}, 6), ({"n_layers": 2}, 6)]
     assert found.tokens == 12 * 5120 and found.bound == ""
 
 
 def test_densities_below_one_cost_the_same():
-    found = price(sweep(space={"weight_density": [0.5, 0.25, 1.0]}), PricingSetup())
+    found = price(Plan(sweep(space={"weight_density": [0.5, 0.25, 1.0]})), PricingSetup())
     kinds = {(kind.varied["weight_density"], kind.runs) for kind in found.kinds}
     assert kinds == {("below 1", 6), (1.0, 3)}
 
@@ -79,19 +80,19 @@ def test_densities_below_one_cost_the_same():
 def test_a_search_without_a_point_left_is_refused():
     for fields in ({"exclude": [{"n_layers": [2, 4]}]}, {"constraints": {"params_total": 10}}):
         with pytest.raises(ValueError, match="'exclude' and 'constraints' leave no point of the space; relax"):
-            price(sweep(sampler="tpe", n_trials=4, **fields), PricingSetup())
+            price(Plan(sweep(sampler="tpe", n_trials=4, **fields)), PricingSetup())
 
 
 def test_tuning_runs_and_seeds_are_counted():
     """2 depths x (3 rates with each tuning seed, then the 3 seeds at the best); seeds that are reused are run once."""
     tuned = {"tune": {"lr": [1e-3, 2e-3, 4e-3]}}
-    found = price(sweep(**tuned, tuning_seeds=[101, 102]), PricingSetup())
+    found = price(Plan(sweep(**tuned, tuning_seeds=[101, 102])), PricingSetup())
     assert found.runs == 2 * (3 * 2 + 3) and found.bound == "at least"
-    assert price(sweep(**tuned, tuning_seeds=[0], reuse_tuning_seeds=True), PricingSetup()).runs == 2 * (3 + 2)
+    assert price(Plan(sweep(**tuned, tuning_seeds=[0], reuse_tuning_seeds=True)), PricingSetup()).runs == 2 * (3 + 2)
 
 
 def test_proposals_are_an_upper_bound():
-    found = price(sweep(sampler="tpe", n_trials=7, seeds=[0, 1]), PricingSetup())
+    found = price(Plan(sweep(sampler="tpe", n_trials=7, seeds=[0, 1])), PricingSetup())
     assert found.runs == 14 and found.bound == "at most" and len(found.kinds) == 2
 
 
@@ -185,7 +186,7 @@ def test_a_shape_is_timed():
     found = price_of([small, large], known)
     assert [kind.seconds.calibrated for kind in found.kinds] == [True, False] and not found.is_calibrated
     both = sweep(base={**BASE, "precision": "fp32"}, space={"n_layers": [1, 8]})
-    assert [run.n_layers for run in uncalibrated(both, known)] == [8]
+    assert [run.n_layers for run in uncalibrated(Plan(both).expected_runs(), known)] == [8]
 
 
 def test_a_gpu_goes_by_its_name():
@@ -265,9 +266,9 @@ def test_a_shared_gpu_has_a_share_of_its_memory_for_each_run():
     setup = pricing_setup(RuntimeConfig(), device="h100", workers=6, gpus=2)
     assert setup.place.sharing == 3 and pricing_setup(RuntimeConfig(), device="cpu", workers=6).place.sharing == 1
     whole = SimpleNamespace(setup=setup, memory_bytes=30e9)
-    assert "does not fit into 26.7 GB" in str(_memory_shortage(sweep(), whole))
+    assert "does not fit into 26.7 GB" in str(_memory_shortage(Plan(sweep()), whole))
     whole.memory_bytes = 26e9
-    assert _memory_shortage(sweep(), whole) is None
+    assert _memory_shortage(Plan(sweep()), whole) is None
 
 
 def test_each_shape_is_timed_as_the_only_one(monkeypatch):

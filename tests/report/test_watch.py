@@ -16,6 +16,7 @@ from sparsedepth.cli.main import run
 from sparsedepth.config.load import build, read_yaml
 from sparsedepth.config.run import RunConfig
 from sparsedepth.config.sweep import SweepDefinition
+from sparsedepth.plan.tasks import Plan
 from sparsedepth.plots.draw import FIGURES
 from sparsedepth.report import page as report_page
 from sparsedepth.report import watch
@@ -44,7 +45,7 @@ def sweep(tmp_path):
     def planned(**fields):
         path = definition(tmp_path, **fields)
         (results / "sweep.yaml").write_text(path.read_text())
-        return known_runs(build(SweepDefinition, read_yaml(path), "test"), results)
+        return known_runs(Plan(build(SweepDefinition, read_yaml(path), "test")), results)
 
     return results, planned
 

@@ -2,6 +2,7 @@
 
 from support.instant_sweep import sweep
 
+from sparsedepth.plan.tasks import Plan
 from sparsedepth.run.scratch import Pruned, Scratch
 from sparsedepth.sweep.results_folder import prepare
 from sparsedepth.sweep.run_end import end_rule, write_attempts
@@ -54,12 +55,15 @@ def test_a_run_that_failed_once_is_left_and_tuning_waits_for_it(tmp_path):
     """Until it has failed twice the lr with its seed may still be chosen; forgetting failures spares a held lease."""
     tuned = sweep(space={"n_layers": [2]}, tune={"lr": [0.001, 0.002, 0.004]}, tuning_seeds=[7])
     prepare(tmp_path, tuned, 2, retry_failed=False)
-    first = known_runs(tuned, tmp_path)[0]
+    plan = Plan(tuned)
+    first = known_runs(plan, tmp_path)[0]
     scratch = _scratch(tmp_path, first.run_id)
     scratch.add_failure("out of luck")
-    assert first in remaining_runs(tuned, tmp_path) and first not in remaining_runs(tuned, tmp_path, max_attempts=1)
+    assert first in remaining_runs(plan, tmp_path) and first not in remaining_runs(
+        Plan(tuned), tmp_path, max_attempts=1
+    )
     assert {state.run_id: state.state for state in scan(tmp_path, tuned)}[first.run_id] == "interrupted"
     scratch.add_failure("out of luck")
-    assert first not in remaining_runs(tuned, tmp_path)
+    assert first not in remaining_runs(plan, tmp_path)
     prepare(tmp_path, tuned, 2, retry_failed=True)
-    assert first in remaining_runs(tuned, tmp_path) and not scratch.failures()
+    assert first in remaining_runs(plan, tmp_path) and not scratch.failures()

@@ -14,6 +14,7 @@ from support.instant_sweep import SPACE, Sweep, run_ids, sweep, work
 from support.tiny_sweep import ENVIRONMENT
 
 from sparsedepth.config.runtime import RuntimeConfig
+from sparsedepth.plan.tasks import Plan
 from sparsedepth.run.execute import execute
 from sparsedepth.sweep import driver, results_folder, storage, trial_queue
 from sparsedepth.sweep.machine import machine
@@ -84,7 +85,7 @@ def test_work_begins_no_study_and_leaves_nothing_where_there_is_none(tmp_path):
     definition = sweep(space={"n_layers": [1]})
     claim(tmp_path, definition)
     with pytest.raises(ValueError, match=r"study.journal has no study of the sweep in .*; give the same --storage as"):
-        driver.Driver(definition, tmp_path, machine(1, RuntimeConfig(device="cpu"))).join()
+        driver.Driver(Plan(definition), tmp_path, machine(1, RuntimeConfig(device="cpu"))).join()
     assert [path.name for path in tmp_path.iterdir()] == ["sweep.yaml"]
     work(tmp_path, definition)
     assert trial_queue.has_study(definition, None, tmp_path)

@@ -15,6 +15,7 @@ from support.tiny_sweep import definition, sparsedepth, start, table
 from sparsedepth.config.load import build, read_yaml
 from sparsedepth.config.runtime import RuntimeConfig
 from sparsedepth.config.sweep import SweepDefinition
+from sparsedepth.plan.tasks import Plan
 from sparsedepth.run.manifest import package_versions
 from sparsedepth.store.run_record import read_run
 from sparsedepth.sweep import driver
@@ -86,7 +87,7 @@ def test_other_packages_than_the_runs_have_are_said_and_refused_on_demand(undist
         path = definition(undisturbed.parent, **fields)
         sweep = build(SweepDefinition, read_yaml(path), str(path))
         machine = Machine(workers=1, runtime=RuntimeConfig(device="cpu"), gpus=[])
-        return driver.Driver(sweep, runs.parent, machine)
+        return driver.Driver(Plan(sweep), runs.parent, machine)
 
     with pytest.raises(
         ValueError, match=r"packages differ .*torch 1.0 \(here\), 2.* \(4 runs\); install the runs' versions"
@@ -192,7 +193,7 @@ def test_a_sweep_in_which_everything_fails_stops_with_one_cause(tmp_path):
     """Checkpoints cannot be written (a file stands in their place): each run fails at its end."""
     results = tmp_path / "results"
     path = definition(tmp_path, space={"n_layers": [1, 2]}, seeds=list(range(20)))
-    for config in known_runs(build(SweepDefinition, read_yaml(path), "x"), results):
+    for config in known_runs(Plan(build(SweepDefinition, read_yaml(path), "x")), results):
         (results / "work" / config.run_id).mkdir(parents=True)
         (results / "work" / config.run_id / "checkpoints").touch()
     _, err = sparsedepth("sweep", path, "--out", results, "--workers", 2, "--max-attempts", 1, code=2)
