@@ -30,8 +30,8 @@ from torch import Tensor
 from sparsedepth.config.load import build
 from sparsedepth.config.run import RunConfig
 from sparsedepth.measure.causal import causal_effect
-from sparsedepth.measure.context import Scored
 from sparsedepth.measure.jacobian import jacobian_deviation
+from sparsedepth.measure.measurements import Scored
 from sparsedepth.measure.permutation import permutation_effect
 from sparsedepth.measure.usefulness import usefulness
 from sparsedepth.model.decoder import Decoder

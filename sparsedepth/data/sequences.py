@@ -48,7 +48,7 @@ Pairs = tuple[np.ndarray, np.ndarray]
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Counted:
-    """The pairs (context x, target y) of a source, from whose counts `data.baselines` computes losses."""
+    """The pairs (context x, target y) of a source, from whose counts `data.ngram_losses` computes losses."""
 
     held_out: Pairs
     trained: Iterator[Pairs]

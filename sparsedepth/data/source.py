@@ -48,7 +48,7 @@ class Source(Protocol):
         ranges. Raises ValueError if there is none."""
 
     def counted(self, config: RunConfig) -> Counted:
-        """The pairs that `data.baselines` counts."""
+        """The pairs that `data.ngram_losses` counts."""
 
 
 def data_kind(corpus: str) -> Any:

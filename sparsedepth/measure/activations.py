@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from sparsedepth.measure.bootstrap import finite
-from sparsedepth.measure.context import MeasureContext, Measurements
+from sparsedepth.measure.measurements import MeasureContext, Measurements
 from sparsedepth.probe.fork import batches, block_inputs, probing, token_count
 from sparsedepth.probe.probed_model import ProbedModel
 

@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 
 from sparsedepth.measure.bootstrap import BootstrapEstimate, identity, shared_resamples
-from sparsedepth.measure.context import MeasureContext, Measurements
+from sparsedepth.measure.measurements import MeasureContext, Measurements
 from sparsedepth.probe.fork import block_inputs, by_sequence, chunk_size
 from sparsedepth.probe.probed_model import AttentionForm, ProbedModel, attention_rows
 

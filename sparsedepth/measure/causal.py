@@ -23,8 +23,8 @@ import torch
 from torch import Tensor
 
 from sparsedepth.measure.bootstrap import BootstrapEstimate, bootstrap, finite, mean_of_last
-from sparsedepth.measure.context import MeasureContext, Measurements, Scored
 from sparsedepth.measure.loss import relative_change, sequence_loss
+from sparsedepth.measure.measurements import MeasureContext, Measurements, Scored
 from sparsedepth.measure.usefulness import share_above
 from sparsedepth.probe.fork import probing, record_states, run_forks, skip
 from sparsedepth.probe.probed_model import ProbedModel

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from sparsedepth.measure.bootstrap import ScoreByLayer, bootstrap, finite
-from sparsedepth.measure.context import MeasureContext, Measurements
+from sparsedepth.measure.measurements import MeasureContext, Measurements
 from sparsedepth.probe.fork import batches, probing, record_states
 from sparsedepth.probe.probed_model import ProbedModel
 

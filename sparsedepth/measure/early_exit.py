@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 
 from sparsedepth.measure.bootstrap import ScoreByLayer, finite, mean_of_last, shared_resamples
-from sparsedepth.measure.context import MeasureContext, Measurements, Scored
 from sparsedepth.measure.loss import relative_change, sequence_loss
+from sparsedepth.measure.measurements import MeasureContext, Measurements, Scored
 from sparsedepth.probe.fork import probing, stream
 from sparsedepth.probe.probed_model import ProbedModel
 

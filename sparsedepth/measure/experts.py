@@ -21,7 +21,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from sparsedepth.measure.bootstrap import ScoreByLayer, identity, shared_resamples
-from sparsedepth.measure.context import MeasureContext, Measurements
+from sparsedepth.measure.measurements import MeasureContext, Measurements
 from sparsedepth.probe.fork import batches, block_inputs, probing
 from sparsedepth.probe.probed_model import ProbedModel
 

@@ -31,7 +31,7 @@ import torch
 from torch import Tensor
 
 from sparsedepth.measure.bootstrap import BootstrapEstimate, ScoreByLayer, finite, mean_of_last, ratio, shared_resamples
-from sparsedepth.measure.context import MeasureContext, Measurements
+from sparsedepth.measure.measurements import MeasureContext, Measurements
 from sparsedepth.probe.fork import Update, batches, chunk_size, probing, updates
 from sparsedepth.probe.probed_model import ProbedModel
 from sparsedepth.quantities import IN_RUNS

@@ -19,8 +19,8 @@ import torch.nn.functional as F
 
 from sparsedepth.config.task import IGNORED
 from sparsedepth.measure.bootstrap import ScoreByLayer, bootstrap, finite, ratio
-from sparsedepth.measure.context import MeasureContext, Measurements, Scored
 from sparsedepth.measure.jacobian import GRAPH_MEMORY
+from sparsedepth.measure.measurements import MeasureContext, Measurements, Scored
 from sparsedepth.probe.fork import probing
 from sparsedepth.probe.probed_model import ProbedModel
 

@@ -42,7 +42,7 @@ import torch
 from torch import Tensor
 
 from sparsedepth.measure.bootstrap import BootstrapEstimate, shared_resamples
-from sparsedepth.measure.context import MeasureContext, Measurements
+from sparsedepth.measure.measurements import MeasureContext, Measurements
 from sparsedepth.probe.fork import batches, probing
 from sparsedepth.probe.probed_model import ProbedModel
 

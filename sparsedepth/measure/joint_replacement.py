@@ -19,8 +19,8 @@ import numpy as np
 from torch import Tensor
 
 from sparsedepth.measure.bootstrap import BootstrapEstimate, bootstrap
-from sparsedepth.measure.context import MeasureContext, Measurements, Scored, per_position
 from sparsedepth.measure.loss import fork_losses
+from sparsedepth.measure.measurements import MeasureContext, Measurements, Scored, per_position
 from sparsedepth.measure.usefulness import fit_affine
 from sparsedepth.probe.fork import Fork
 from sparsedepth.probe.probed_model import ProbedModel

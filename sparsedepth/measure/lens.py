@@ -18,8 +18,8 @@ import torch
 from torch import Tensor
 
 from sparsedepth.measure.bootstrap import ScoreByLayer, shared_resamples
-from sparsedepth.measure.context import MeasureContext, Measurements
 from sparsedepth.measure.loss import MAX_LOGITS
+from sparsedepth.measure.measurements import MeasureContext, Measurements
 from sparsedepth.probe.fork import by_sequence, chunk_size, record_states
 from sparsedepth.probe.probed_model import ProbedModel
 

@@ -30,7 +30,7 @@ from torch import Tensor
 
 from sparsedepth.config.task import IGNORED, SOLVED
 from sparsedepth.measure.bootstrap import LEVEL, BootstrapEstimate, Estimator, ratio, shared_resamples
-from sparsedepth.measure.context import MeasureContext, Measurements, Row, Scored, position_mean
+from sparsedepth.measure.measurements import MeasureContext, Measurements, Row, Scored, position_mean
 from sparsedepth.probe.fork import Fork, chunk_size, probing, record_states, run_forks, stream
 from sparsedepth.probe.probed_model import ProbedModel
 

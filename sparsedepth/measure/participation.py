@@ -26,7 +26,7 @@ import torch
 from torch import Tensor
 
 from sparsedepth.measure.bootstrap import complete_mean, finite
-from sparsedepth.measure.context import MeasureContext, Measurements
+from sparsedepth.measure.measurements import MeasureContext, Measurements
 from sparsedepth.measure.spectra import eigenvalues
 from sparsedepth.probe.fork import batches, probing, record_states, token_count
 from sparsedepth.probe.probed_model import ProbedModel

@@ -26,8 +26,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from sparsedepth.measure.bootstrap import BootstrapEstimate, bootstrap, finite, mean_of_last
-from sparsedepth.measure.context import MeasureContext, Measurements, Scored
 from sparsedepth.measure.loss import fork_losses, relative_change
+from sparsedepth.measure.measurements import MeasureContext, Measurements, Scored
 from sparsedepth.probe.fork import swap
 from sparsedepth.probe.probed_model import ProbedModel
 

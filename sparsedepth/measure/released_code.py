@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from sparsedepth.measure.bootstrap import complete_mean, finite
-from sparsedepth.measure.context import MeasureContext, Measurements, Scored
 from sparsedepth.measure.loss import fork_losses, relative_change
+from sparsedepth.measure.measurements import MeasureContext, Measurements, Scored
 from sparsedepth.measure.permutation import permutation_effect
 from sparsedepth.measure.usefulness import AffineUpdate, fit_affine, share_above
 from sparsedepth.measure.variance import token_variance

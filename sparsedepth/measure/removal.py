@@ -22,8 +22,8 @@ import torch
 from torch import Tensor
 
 from sparsedepth.measure.bootstrap import BootstrapEstimate, finite, mean_of_last, shared_resamples
-from sparsedepth.measure.context import MeasureContext, Measurements, Scored, position_mean
 from sparsedepth.measure.loss import fork_scores, relative_change
+from sparsedepth.measure.measurements import MeasureContext, Measurements, Scored, position_mean
 from sparsedepth.probe.fork import Fork, batches, probing, stream, token_count
 from sparsedepth.probe.probed_model import ProbedModel
 

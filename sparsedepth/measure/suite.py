@@ -36,7 +36,7 @@ from sparsedepth.measure import (
     weight_sparsity,
 )
 from sparsedepth.measure.bootstrap import finite
-from sparsedepth.measure.context import MeasureContext, Measurements, ReadHeldOut, Row
+from sparsedepth.measure.measurements import MeasureContext, Measurements, ReadHeldOut, Row
 from sparsedepth.probe.fork import token_count
 from sparsedepth.probe.probed_model import ProbedModel
 from sparsedepth.quantities.measured import MEASURES

@@ -30,7 +30,7 @@ import torch
 from torch import Tensor
 
 from sparsedepth.measure.bootstrap import BootstrapEstimate, finite, ratio, shared_resamples
-from sparsedepth.measure.context import MeasureContext, Measurements, Row
+from sparsedepth.measure.measurements import MeasureContext, Measurements, Row
 from sparsedepth.probe.fork import batches, probing, stream
 from sparsedepth.probe.probed_model import ProbedModel
 

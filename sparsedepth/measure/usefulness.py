@@ -34,8 +34,8 @@ from torch import Tensor
 
 from sparsedepth.config.run import MeasureConfig
 from sparsedepth.measure.bootstrap import BootstrapEstimate, bootstrap_each, complete_mean
-from sparsedepth.measure.context import MeasureContext, Measurements, Scored, per_position
 from sparsedepth.measure.loss import fork_scores, relative_change
+from sparsedepth.measure.measurements import MeasureContext, Measurements, Scored, per_position
 from sparsedepth.measure.spectra import pseudo_inverses
 from sparsedepth.probe.fork import batches, probing, replace, stream
 from sparsedepth.probe.probed_model import ProbedModel

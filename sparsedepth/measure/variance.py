@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from sparsedepth.measure.bootstrap import BootstrapEstimate, ScoreByLayer, finite, identity, ratio, shared_resamples
-from sparsedepth.measure.context import MeasureContext, Measurements
+from sparsedepth.measure.measurements import MeasureContext, Measurements
 from sparsedepth.probe.fork import by_sequence, stream, updates
 from sparsedepth.probe.probed_model import ProbedModel
 

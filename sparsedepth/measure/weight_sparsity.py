@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sparsedepth.measure.context import MeasureContext, Measurements
+from sparsedepth.measure.measurements import MeasureContext, Measurements
 from sparsedepth.probe.fork import probing
 from sparsedepth.probe.probed_model import ProbedModel
 from sparsedepth.quantities import IN_RUNS

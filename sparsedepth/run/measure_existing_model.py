@@ -12,7 +12,7 @@ from torch import Tensor
 from sparsedepth.config.load import build
 from sparsedepth.config.run import MeasureConfig, MeasureOnlyConfig
 from sparsedepth.data.source import Source
-from sparsedepth.measure.context import Measurements
+from sparsedepth.measure.measurements import Measurements
 from sparsedepth.measure.suite import measure_run
 from sparsedepth.probe.fork import probing, stream
 from sparsedepth.probe.load import Dtype, LoadedModel, load_model

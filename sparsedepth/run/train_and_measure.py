@@ -19,7 +19,7 @@ import torch
 from sparsedepth.config.load import build
 from sparsedepth.config.run import MeasureOnlyConfig, RunConfig
 from sparsedepth.config.runtime import DEFAULT, RuntimeConfig
-from sparsedepth.data.baselines import baselines
+from sparsedepth.data.ngram_losses import ngram_losses
 from sparsedepth.data.shards import CorpusSource
 from sparsedepth.data.source import Source, open_source
 from sparsedepth.exchange.start import Start
@@ -280,7 +280,7 @@ class RunJob:
                 progress=progress,
             )
             if "loss" in self.config.measures:
-                measured.summary.update(baselines(source, self.config, tick=lambda: progress(1.0)))
+                measured.summary.update(ngram_losses(source, self.config, tick=lambda: progress(1.0)))
         except Exception as error:
             error.add_note(MEASURING)
             raise

@@ -19,7 +19,7 @@ from tokenizers.pre_tokenizers import Split
 from transformers import PreTrainedTokenizerFast
 
 from sparsedepth.measure.causal import causal_effect
-from sparsedepth.measure.context import Scored
+from sparsedepth.measure.measurements import Scored
 from sparsedepth.probe.load import load_model
 from sparsedepth.store.measured_model import MeasuredModel
 from sparsedepth.store.run_record import read_record, verify

@@ -9,7 +9,7 @@ import tokenizers
 from sparsedepth.config.load import build
 from sparsedepth.config.run import RunConfig
 from sparsedepth.config.task import IGNORED
-from sparsedepth.data.baselines import baselines
+from sparsedepth.data.ngram_losses import ngram_losses
 from sparsedepth.data.pairs import KIND, AnswerSource, Pair, PairTokenizer, encode_pairs, pack
 from sparsedepth.data.source import open_source
 from sparsedepth.data.tokenizer import ByteTokenizer, FastTokenizer
@@ -177,7 +177,7 @@ def test_fields_that_do_not_belong(tmp_path):
 
 def test_the_tables_count_answers_alone(source, tmp_path):
     """Every answer is a space, digits and an end: a table of pairs knows the space and misses some digits."""
-    scores = baselines(source, config(tmp_path / "pairs.jsonl"))
+    scores = ngram_losses(source, config(tmp_path / "pairs.jsonl"))
     assert scores["chance_loss"] is None and scores["bigram_loss"] is not None and scores["unigram_loss"] is not None
     assert 0.3 < scores["bigram_loss"] < scores["unigram_loss"] < np.log(257)
 

@@ -20,7 +20,7 @@ from support.handmade_models import (
 )
 
 from sparsedepth.measure.causal import add_rows, causal_effect
-from sparsedepth.measure.context import Measurements, Scored
+from sparsedepth.measure.measurements import Measurements, Scored
 from sparsedepth.model.decoder import Decoder
 from sparsedepth.probe.probed_model import ProbedDecoder
 

@@ -8,8 +8,8 @@ import torch
 from reference import FAMILIES, exit_losses, run_config
 from support.handmade_models import HandMadeModel, brackets, integers, known, normal, rng, tokens_per_pass
 
-from sparsedepth.measure.context import Scored
 from sparsedepth.measure.early_exit import early_exit
+from sparsedepth.measure.measurements import Scored
 from sparsedepth.model.decoder import Decoder
 from sparsedepth.probe.probed_model import ProbedDecoder
 

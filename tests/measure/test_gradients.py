@@ -11,9 +11,9 @@ from support.handmade_models import HandMadeModel, identity, integers, normal, t
 
 from sparsedepth.config.runtime import RuntimeConfig
 from sparsedepth.data.sequences import next_tokens
-from sparsedepth.measure.context import Scored
 from sparsedepth.measure.gradients import gradients
 from sparsedepth.measure.jacobian import jacobian_deviation
+from sparsedepth.measure.measurements import Scored
 from sparsedepth.measure.variance import residual_variance
 from sparsedepth.model.decoder import Decoder
 from sparsedepth.probe.probed_model import ProbedDecoder

@@ -4,9 +4,9 @@ import pytest
 import torch
 from support.handmade_models import HandMadeModel, identity, integers, normal, residual_mlp, rng
 
-from sparsedepth.measure.context import Scored
 from sparsedepth.measure.joint_replacement import jointly_needed_layers
 from sparsedepth.measure.loss import fork_losses
+from sparsedepth.measure.measurements import Scored
 from sparsedepth.measure.usefulness import fit_affine, usefulness
 from sparsedepth.probe.fork import Fork
 

@@ -8,9 +8,9 @@ import torch
 from reference import FAMILIES, run_config, states
 from support.handmade_models import HandMadeModel, brackets, identity, integers, known, rng, tokens_per_pass
 
-from sparsedepth.measure.context import Scored
 from sparsedepth.measure.early_exit import early_exit
 from sparsedepth.measure.lens import lens
+from sparsedepth.measure.measurements import Scored
 from sparsedepth.model.decoder import Decoder
 from sparsedepth.probe.probed_model import ProbedDecoder
 

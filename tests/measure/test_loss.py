@@ -11,8 +11,8 @@ from support.handmade_models import HandMadeModel, identity, integers, normal, r
 from sparsedepth.config.task import IGNORED
 from sparsedepth.measure import loss as module
 from sparsedepth.measure.bootstrap import shared_resamples
-from sparsedepth.measure.context import Scored
 from sparsedepth.measure.loss import bits_per_byte, by_difficulty, fork_losses, held_out_loss, relative_change
+from sparsedepth.measure.measurements import Scored
 from sparsedepth.model.decoder import Decoder
 from sparsedepth.probe.fork import skip
 from sparsedepth.probe.probed_model import ProbedDecoder

@@ -14,8 +14,8 @@ from support.handmade_models import HandMadeModel, brackets, integers, known, no
 
 from sparsedepth.measure import permutation
 from sparsedepth.measure.bootstrap import bootstrap
-from sparsedepth.measure.context import Scored
 from sparsedepth.measure.loss import fork_losses
+from sparsedepth.measure.measurements import Scored
 from sparsedepth.measure.permutation import choose_pairs, pair_interval, permutation_effect
 from sparsedepth.model.decoder import Decoder
 from sparsedepth.probe.fork import swap

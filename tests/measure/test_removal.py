@@ -20,7 +20,7 @@ from support.handmade_models import (
     tokens_per_pass,
 )
 
-from sparsedepth.measure.context import Scored
+from sparsedepth.measure.measurements import Scored
 from sparsedepth.measure.removal import block_influence, choose_ranges, rank_correlation, removal, skip_range
 from sparsedepth.model.decoder import Decoder
 from sparsedepth.probe.probed_model import ProbedDecoder

@@ -14,7 +14,7 @@ from sparsedepth import quantities
 from sparsedepth.config.run import MeasureOnlyConfig
 from sparsedepth.config.task import IGNORED
 from sparsedepth.data.sequences import Sequences, next_tokens
-from sparsedepth.measure.context import Measurements
+from sparsedepth.measure.measurements import Measurements
 from sparsedepth.measure.suite import SUITE, measure_run, observe_variance
 from sparsedepth.model.decoder import Decoder
 from sparsedepth.probe.probed_model import ProbedDecoder

@@ -20,8 +20,8 @@ from support.handmade_models import (
 
 from sparsedepth.config.task import IGNORED
 from sparsedepth.measure.bootstrap import BootstrapEstimate, bootstrap
-from sparsedepth.measure.context import Scored
 from sparsedepth.measure.loss import fork_losses, fork_scores
+from sparsedepth.measure.measurements import Scored
 from sparsedepth.measure.usefulness import fit_affine, needed_layers, share_above, usefulness
 from sparsedepth.model.decoder import Decoder
 from sparsedepth.probe.fork import replace

@@ -9,8 +9,8 @@ from support.tiny_sweep import BASE, corpus
 
 from sparsedepth.config.load import build
 from sparsedepth.config.run import RunConfig
-from sparsedepth.data import baselines as module
-from sparsedepth.data.baselines import STRENGTHS, PairCounts, baselines
+from sparsedepth.data import ngram_losses as module
+from sparsedepth.data.ngram_losses import STRENGTHS, PairCounts, ngram_losses
 from sparsedepth.data.source import open_source
 
 
@@ -30,7 +30,7 @@ def test_a_texts_tables_count_the_very_tokens_trained_on(tmp_path, monkeypatch, 
     config = build(RunConfig, {**BASE, "corpus": str(corpus(tmp_path))}, "test")
     source = open_source(config, tmp_path / "data")
     looked: list[None] = []
-    found = baselines(source, config, tick=lambda: looked.append(None))
+    found = ngram_losses(source, config, tick=lambda: looked.append(None))
     assert len(looked) == config.n_steps and found["chance_loss"] is None
     pairs, firsts, targets = Counter(), Counter(), Counter()
     for step in range(config.n_steps):
@@ -62,7 +62,7 @@ def test_a_texts_tables_count_the_very_tokens_trained_on(tmp_path, monkeypatch, 
 def test_chance_is_what_symmetry_says(tmp_path, fields, chance):
     """A task whose answers are evenly spread: ln of their number."""
     config = build(RunConfig, {**BASE, "val_fraction": 0.05, "val_tokens": 16_384, **fields}, "test")
-    found = baselines(open_source(config, tmp_path), config)
+    found = ngram_losses(open_source(config, tmp_path), config)
     assert found["chance_loss"] == pytest.approx(chance, rel=0.01)
     assert found["unigram_loss"] is None and found["bigram_loss"] is None
 
@@ -70,4 +70,4 @@ def test_chance_is_what_symmetry_says(tmp_path, fields, chance):
 def test_chance_knows_that_far_hops_break_off_early_in_a_sequence(tmp_path):
     fields = {"corpus": "task:k_hop", "max_hops": 8, "val_fraction": 0.05, "val_tokens": 16_384}
     config = build(RunConfig, {**BASE, **fields}, "test")
-    assert baselines(open_source(config, tmp_path), config)["chance_loss"] < 0.9 * math.log(5)
+    assert ngram_losses(open_source(config, tmp_path), config)["chance_loss"] < 0.9 * math.log(5)

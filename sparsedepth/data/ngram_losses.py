@@ -65,7 +65,7 @@ class PairCounts:
         return float(-(share_U * np.log(unigram_U)).sum()), float(min(pair_losses))
 
 
-def baselines(source: Source, config: RunConfig, tick: Callable[[], None] = lambda: None) -> dict[str, float | None]:
+def ngram_losses(source: Source, config: RunConfig, tick: Callable[[], None] = lambda: None) -> dict[str, float | None]:
     """unigram_loss and bigram_loss of a text, chance_loss of a task or images, on the held-out positions of val_loss.
 
     Reads every batch of the run once more (about 10 ns a token); `tick` is called in between.
