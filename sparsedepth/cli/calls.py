@@ -132,13 +132,7 @@ def sweep(
     The same call resumes. Raises ValueError for user errors, StoppedAtCheckpoint.
     """
     given = locals()  # the keywords
-    from sparsedepth.plan.tasks import Plan
-
-    results = _path(out)
-    definition = definition_of(given)  # errors are reported before torch is imported
-    check_tokenizers(field_values(definition), results)
-    plan = Plan(definition)
-    driver = make_driver(plan, results, machine_for(plan, given, results), storage)
+    driver = make_driver(given, definition_of(given))  # errors are reported before torch is imported
     result = run_driver(driver, retry_failed=retry_failed)
     if result.stop():
         raise StoppedAtCheckpoint("stopped at a checkpoint; the same call resumes", result.stop.exit_code)
@@ -152,19 +146,23 @@ def definition_of(given: option.Given) -> "SweepDefinition":
     return sweep_definition(*(given[name] for name in ("file", "scale", "set", "vary", "seeds", "base")))
 
 
-def make_driver(plan: "Plan", results: Path, machine: "Machine", storage: str | None) -> "Driver":
+def make_driver(given: option.Given, definition: "SweepDefinition") -> "Driver":
     """A sweep that is checked, but not started."""
     from sparsedepth.cli.cost import check_machine
+    from sparsedepth.plan.tasks import Plan
     from sparsedepth.sweep.driver import Driver
     from sparsedepth.sweep.storage import database_url, hide_url
 
+    results, storage = _path(given["out"]), given["storage"]
+    check_tokenizers(field_values(definition), results)
+    plan = Plan(definition)
+    machine = machine_for(plan, given, results)
     if storage:
         hide_url(storage)
         database_url(storage)
-    driver = Driver(plan, results, machine, storage)
-    warn_of_unlikely_values(field_values(plan.definition))
+    warn_of_unlikely_values(field_values(definition))
     check_machine(plan, machine)
-    return driver
+    return Driver(plan, results, machine, storage)
 
 
 def run_driver(driver: "Driver", *, retry_failed: bool = False) -> "SweepResult":

@@ -13,6 +13,7 @@ from sparsedepth.cli.start import check_corpora, field_values, warn_of_unlikely_
 from sparsedepth.store.terminal import fit, wrapped
 
 if TYPE_CHECKING:
+    from sparsedepth.plan.price import PricingSetup
     from sparsedepth.plan.tasks import Plan
 
 
@@ -49,16 +50,15 @@ def plan(
     effect of each setting that it can detect."""
     from sparsedepth.cli.input_file import kind_of, single_run_sweep
     from sparsedepth.config.load import read_extended
-    from sparsedepth.plan import price as pricing
+    from sparsedepth.plan.duration import DEVICES
     from sparsedepth.plan.tasks import Plan
-    from sparsedepth.plan.workers import workers_per_gpu
     from sparsedepth.sweep.results_folder import check_same_sweep
 
     kind = kind_of(read_extended(file)) if file else None
     if kind == "run" and (pilot, seed_sd, effect) != (None, None, None):
         raise ValueError(f"{file} is a run; --pilot, --seed-sd and --effect are for sweeps")
-    if on not in (None, "slurm", *pricing.DEVICES):
-        raise ValueError(f"--on {on!r} is not one of: {', '.join(pricing.DEVICES)}")
+    if on not in (None, "slurm", *DEVICES):
+        raise ValueError(f"--on {on!r} is not one of: {', '.join(DEVICES)}")
     if kind == "run" and file:
         if any(given[name] for name in ("scale", "vary", "seeds", "base")):
             raise ValueError(f"{file} is a run; --scale, --vary, --seeds and --base are for sweeps")
@@ -80,21 +80,28 @@ def plan(
     elif on is not None:
         if calibrated:
             raise ValueError(f"--on {on} assumes another machine; --calibrate times steps on this one")
-        per_run = given["gpus_per_run"]
-        groups = 0 if on == "cpu" else _number_of_gpus(on, given["gpus"], per_run) // per_run
-        runtime = calls.runtime_config(given)
-
-        def setup_of(workers: int) -> "pricing.PricingSetup":
-            n_workers = workers * (groups or 1)
-            setup = pricing.pricing_setup(runtime, device=on, workers=n_workers, processes=per_run, gpus=groups)
-            return as_finished_runs_took(setup, plan, out)
-
-        setup = setup_of(given["workers"] or (workers_per_gpu(plan.expected_runs(), setup_of) if groups else 1))
+        setup = _setup_on(on, plan, given, out)
     else:
         setup = local_pricing_setup(plan, calls.machine_for(plan, given, out), out, calibrated=calibrated)
     print_price(plan, setup, format, out, power_json)
     if format == "table" and (lines := [*power_lines, *array_lines]):
         print(wrapped(lines), end="")
+
+
+def _setup_on(on: str, plan: "Plan", given: option.Given, out: Path | None) -> "PricingSetup":
+    """Another machine, with one run at a time on each GPU unless --workers or measurements say more."""
+    from sparsedepth.plan.price import pricing_setup
+    from sparsedepth.plan.workers import workers_per_gpu
+
+    per_run, runtime = given["gpus_per_run"], calls.runtime_config(given)
+    groups = 0 if on == "cpu" else _number_of_gpus(on, given["gpus"], per_run) // per_run
+
+    def setup_of(workers: int) -> "PricingSetup":
+        n_workers = workers * (groups or 1)
+        setup = pricing_setup(runtime, device=on, workers=n_workers, processes=per_run, gpus=groups)
+        return as_finished_runs_took(setup, plan, out)
+
+    return setup_of(given["workers"] or (workers_per_gpu(plan.expected_runs(), setup_of) if groups else 1))
 
 
 def _number_of_gpus(on: str, gpus: str | None, gpus_per_run: int) -> int:

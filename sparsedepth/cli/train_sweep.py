@@ -9,7 +9,6 @@ import typer
 from sparsedepth.cli import calls, option
 from sparsedepth.cli.cost import local_pricing_setup, price_line, print_price, remaining_price
 from sparsedepth.cli.on_slurm import array_options, sweep_on_slurm
-from sparsedepth.cli.start import check_tokenizers, field_values
 from sparsedepth.config.plain_text import visible
 from sparsedepth.files import MARKER
 
@@ -38,13 +37,9 @@ def sweep(
 
     from sparsedepth.cli.progress import print_header
     from sparsedepth.plan.price import price
-    from sparsedepth.plan.tasks import Plan
 
-    check_tokenizers(field_values(definition), out)
-    plan = Plan(definition)
-    machine = calls.machine_for(plan, given, out)
-    driver = calls.make_driver(plan, out, machine, given["storage"])
-    expected = plan.expected
+    driver = calls.make_driver(given, definition)
+    plan, machine, expected = driver.plan, driver.machine, driver.plan.expected
     setup = local_pricing_setup(plan, machine, out)
     if dry_run:
         print_price(plan, setup, results=out if out.exists() else None)

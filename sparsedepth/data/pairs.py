@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from sparsedepth.config.run import RunConfig, TextConfig
+from sparsedepth.config.run import DataConfig, RunConfig
 from sparsedepth.config.task import IGNORED
 from sparsedepth.data.batches import shuffled
 from sparsedepth.data.corpus import file_kind, json_objects, local_files, plain
@@ -45,6 +45,18 @@ _ALPACA = (
 class Pair(NamedTuple):
     prompt: str
     answer: str
+
+
+def pair_texts(config: DataConfig) -> Iterator[str]:
+    """Each pair of the corpus as the JSON text [prompt, answer], which `split` can handle like a text.
+
+    Raises ValueError, naming file and line, for what is no object, a missing field, and an empty prompt or answer.
+    """
+    for file in local_files(config.corpus):
+        if file_kind(file) != "lines":
+            raise ValueError(f"{file} holds no pairs of prompt and answer; write them as JSON lines into a .jsonl file")
+        for place, row in json_objects(file):
+            yield json.dumps(_pair(row, place), ensure_ascii=False)
 
 
 def _pair(row: Mapping[str, Any], place: str) -> Pair:
@@ -83,7 +95,7 @@ def encode_pairs(tokenizer: Tokenizer, pairs: list[Pair]) -> list[tuple[list[int
 
 
 class PairTokenizer:
-    """A tokenizer for the texts of `PairsKind`, which encodes them as prompt, eod, answer."""
+    """A tokenizer for `pair_texts`, which encodes them as prompt, eod, answer."""
 
     def __init__(self, tokenizer: Tokenizer):
         self._tokenizer = tokenizer
@@ -209,21 +221,12 @@ class AnswerSource(CorpusSource):
 
 
 class PairsKind(TextKind):
-    """How pairs become files of ids: each is the JSON text [prompt, answer], which `split` can handle like a text."""
+    """How pairs become files of ids."""
+
+    texts = staticmethod(pair_texts)
 
     def check(self, corpus: str) -> None:
         local_files(corpus)
-
-    def texts(self, config: RunConfig | TextConfig) -> Iterator[str]:
-        """Raises ValueError, naming file and line, for what is no object, a missing field, and an empty prompt or
-        answer."""
-        for file in local_files(config.corpus):
-            if file_kind(file) != "lines":
-                raise ValueError(
-                    f"{file} holds no pairs of prompt and answer; write them as JSON lines into a .jsonl file"
-                )
-            for place, row in json_objects(file):
-                yield json.dumps(_pair(row, place), ensure_ascii=False)
 
     def learned_from(self, text: str) -> str:
         return pair_text(Pair(*json.loads(text)))

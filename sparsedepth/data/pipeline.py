@@ -14,16 +14,14 @@ import shutil
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from importlib.metadata import version
-from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
 from sparsedepth.config.corpus import STDLIB, corpus_name
 from sparsedepth.config.run import RunConfig, TextConfig
 from sparsedepth.config.tokenizer import is_learned
-from sparsedepth.data.shards import MANIFEST, Corpus, Manifest, open_shards, shard_writer
+from sparsedepth.data.shards import MANIFEST, Corpus, Manifest, open_shards, write_shards
 from sparsedepth.data.source import data_kind
-from sparsedepth.data.split import split
 from sparsedepth.data.tokenizer import TOKENIZER_FILE, Tokenizer
 from sparsedepth.files import atomic_folder, digest, locked, sha256, write_json
 
@@ -98,14 +96,9 @@ def _tokenise(config: RunConfig | TextConfig, folder: Path, tokenizer: Any) -> M
     kind = _kind(config)
     before = kind.fingerprint(config.corpus)  # before reading, so that an edit meanwhile is detected
     tokenizer.save(folder)
-    encoder, progress = kind.encoder(tokenizer), _progress(config.corpus)
-    with shard_writer(folder, encoder, config.max_corpus_tokens) as writer, progress as show:
-        # Stop before the split, so that it can still choose a document to hold out.
-        texts = takewhile(lambda _: not writer.is_full, kind.texts(config))
-        for document in split(texts, config.val_fraction):
-            writer.add(document)
-            show(writer.train.documents + writer.val.documents, writer.train.tokens + writer.val.tokens)
-        train, val = writer.finish()
+    encoder, texts = kind.encoder(tokenizer), kind.texts(config)
+    with _progress(config.corpus) as show:
+        train, val, dtype = write_shards(folder, encoder, texts, config.val_fraction, config.max_corpus_tokens, show)
     saved = folder / TOKENIZER_FILE
     return Manifest(
         data_id=data_id(config),
@@ -119,7 +112,7 @@ def _tokenise(config: RunConfig | TextConfig, folder: Path, tokenizer: Any) -> M
         eod=tokenizer.eod,
         val_fraction=config.val_fraction,
         max_corpus_tokens=config.max_corpus_tokens,
-        dtype=writer.train.dtype.str,
+        dtype=dtype,
         train=train,
         val=val,
         versions=_versions(config),

@@ -10,9 +10,9 @@ so that the first tokens of val.bin are a random sample of all held-out text.
 """
 
 import sys
-from collections.abc import Generator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 from pathlib import Path
 from typing import Any, BinaryIO, Protocol
 
@@ -20,14 +20,14 @@ import numpy as np
 from pydantic import ValidationError
 
 from sparsedepth.config.section import Section
-from sparsedepth.data.split import Document
+from sparsedepth.data.split import Document, split
 from sparsedepth.data.tokenizer import TOKENIZER_FILE, Tokenizer, reopen_tokenizer
 from sparsedepth.files import sha256
 
 MANIFEST = "manifest.json"
 TRAIN, VAL = "train.bin", "val.bin"
 _UNSORTED = "val.unsorted"
-_CHARACTERS_AT_ONCE = 1_000_000
+CHARACTERS_AT_ONCE = 1_000_000
 """Characters encoded in one call, so that a tokenizer can use every core and memory stays small."""
 
 
@@ -98,27 +98,6 @@ class CorpusSource:
         return self.corpus.manifest.model_dump(mode="json")
 
 
-class TokenFile:
-    """Documents as ids, appended one after the other."""
-
-    def __init__(self, file: BinaryIO, dtype: np.dtype, eod: int) -> None:
-        self._file, self.dtype, self._eod = file, dtype, eod
-        self.documents = self.tokens = self.bytes = 0
-
-    def add(self, ids: Sequence[int] | np.ndarray, n_bytes: int) -> None:
-        self._file.write(np.append(np.asarray(ids, dtype=self.dtype), self.dtype.type(self._eod)).tobytes())
-        self.documents += 1
-        self.tokens += len(ids) + 1
-        self.bytes += n_bytes
-
-    def flush(self) -> None:
-        self._file.flush()
-
-    def shard(self, path: Path) -> Shard:
-        """The manifest's entry of the documents in `path`."""
-        return Shard(documents=self.documents, tokens=self.tokens, bytes=self.bytes, sha256=sha256(path))
-
-
 class Encoder(Protocol):
     """A tokenizer, as far as it is used here."""
 
@@ -128,60 +107,69 @@ class Encoder(Protocol):
     def encode(self, texts: list[str]) -> Sequence[Sequence[int] | np.ndarray]: ...
 
 
-class ShardWriter:
-    """Encodes documents in batches, and appends each to the token file of its side."""
+class _TokenFile:
+    """Documents as ids, appended one after the other."""
 
-    def __init__(
-        self, folder: Path, tokenizer: Encoder, train: TokenFile, val: TokenFile, max_train_tokens: int
-    ) -> None:
-        self._folder, self._tokenizer, self._max_train_tokens = folder, tokenizer, max_train_tokens
-        self.train, self.val = train, val
-        self._spans: list[tuple[int, int, int]] = []  # key, first token, end of each held-out document
-        self._batch: list[Document] = []
-        self._n_characters = 0
+    def __init__(self, path: Path, encoder: Encoder) -> None:
+        self.path, self.eod = path, encoder.eod
+        self.dtype = np.dtype("<u2" if encoder.size <= 2**16 else "<u4")
+        self.documents = self.tokens = self.bytes = 0
 
-    @property
-    def is_full(self) -> bool:
-        """Whether the requested number of training tokens is written."""
-        return self.train.tokens >= self._max_train_tokens
+    def add(self, file: BinaryIO, text: str, ids: Sequence[int] | np.ndarray) -> None:
+        file.write(np.append(np.asarray(ids, dtype=self.dtype), self.dtype.type(self.eod)).tobytes())
+        self.documents += 1
+        self.tokens += len(ids) + 1
+        self.bytes += len(text.encode())
 
-    def add(self, document: Document) -> None:
-        self._batch.append(document)
-        self._n_characters += len(document.text)
-        if self._n_characters >= _CHARACTERS_AT_ONCE:
-            self._write_batch()
-
-    def _write_batch(self) -> None:
-        encoded = self._tokenizer.encode([document.text for document in self._batch])
-        for document, ids in zip(self._batch, encoded, strict=True):
-            if document.held_out:
-                self._spans.append((document.key, self.val.tokens, self.val.tokens + len(ids) + 1))
-                self.val.add(ids, len(document.text.encode()))
-            elif not self.is_full:
-                self.train.add(ids, len(document.text.encode()))
-        self._batch, self._n_characters = [], 0
-
-    def finish(self) -> tuple[Shard, Shard]:
-        """Write the last batch and sort the held-out documents; the manifest's entries of both files."""
-        self._write_batch()
-        self.train.flush()
-        self.val.flush()
-        unsorted = self._folder / _UNSORTED
-        ids = np.memmap(unsorted, dtype=self.val.dtype, mode="r")
-        with open(self._folder / VAL, "wb") as file:
-            for _, start, end in sorted(self._spans):
-                file.write(ids[start:end].tobytes())
-        unsorted.unlink()
-        return self.train.shard(self._folder / TRAIN), self.val.shard(self._folder / VAL)
+    def shard(self, path: Path) -> Shard:
+        """The manifest's entry of the documents in `path`."""
+        return Shard(documents=self.documents, tokens=self.tokens, bytes=self.bytes, sha256=sha256(path))
 
 
-@contextmanager
-def shard_writer(folder: Path, tokenizer: Encoder, max_train_tokens: int | None = None) -> Generator[ShardWriter]:
-    """A writer for the token files of `folder`: add documents, then finish."""
-    dtype, eod = np.dtype("<u2" if tokenizer.size <= 2**16 else "<u4"), tokenizer.eod
-    with open(folder / TRAIN, "wb") as train, open(folder / _UNSORTED, "wb") as val:
-        files = TokenFile(train, dtype, eod), TokenFile(val, dtype, eod)
-        yield ShardWriter(folder, tokenizer, *files, max_train_tokens or sys.maxsize)
+def write_shards(
+    folder: Path,
+    encoder: Encoder,
+    texts: Iterator[str],
+    val_fraction: float,
+    max_train_tokens: int | None,
+    show: Callable[[int, int], None],
+) -> tuple[Shard, Shard, str]:
+    """Split the texts and write both token files; their entries in the manifest, and the type of the ids. `show` gets
+    the documents and tokens so far."""
+    most = max_train_tokens or sys.maxsize
+    train, val = _TokenFile(folder / TRAIN, encoder), _TokenFile(folder / _UNSORTED, encoder)
+    spans: list[tuple[int, int, int]] = []  # key, first token, end of each held-out document
+    # Stop before the split, so that it can still choose a document to hold out.
+    documents = split(takewhile(lambda _: train.tokens < most, texts), val_fraction)
+    with open(train.path, "wb") as train_file, open(val.path, "wb") as val_file:
+        for batch in _batches(documents):
+            encoded = encoder.encode([document.text for document in batch])
+            for document, ids in zip(batch, encoded, strict=True):
+                if document.held_out:
+                    spans.append((document.key, val.tokens, val.tokens + len(ids) + 1))
+                    val.add(val_file, document.text, ids)
+                elif train.tokens < most:
+                    train.add(train_file, document.text, ids)
+            show(train.documents + val.documents, train.tokens + val.tokens)
+    ids = np.memmap(val.path, dtype=val.dtype, mode="r")
+    with open(folder / VAL, "wb") as file:
+        for _, start, end in sorted(spans):
+            file.write(ids[start:end].tobytes())
+    val.path.unlink()
+    return train.shard(train.path), val.shard(folder / VAL), train.dtype.str
+
+
+def _batches(documents: Iterable[Document]) -> Iterator[list[Document]]:
+    """Documents with CHARACTERS_AT_ONCE characters together."""
+    batch, n_characters = [], 0
+    for document in documents:
+        batch.append(document)
+        n_characters += len(document.text)
+        if n_characters >= CHARACTERS_AT_ONCE:
+            yield batch
+            batch, n_characters = [], 0
+    if batch:
+        yield batch
 
 
 def open_shards(folder: Path) -> Corpus:

@@ -1,6 +1,5 @@
 """Running text: the target is the next token, and every position is scored."""
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -50,11 +49,8 @@ class TextKind:
     def check(self, corpus: str) -> None:
         check_text(corpus)
 
-    def fingerprint(self, corpus: str) -> str | None:
-        return fingerprint(corpus)
-
-    def texts(self, config: RunConfig | TextConfig) -> Iterator[str]:
-        return documents(config)
+    texts = staticmethod(documents)
+    fingerprint = staticmethod(fingerprint)
 
     def learned_from(self, text: str) -> str:
         """What a tokenizer learns from one of the texts."""

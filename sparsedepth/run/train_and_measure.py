@@ -22,6 +22,7 @@ from sparsedepth.config.runtime import DEFAULT, RuntimeConfig
 from sparsedepth.data.ngram_losses import ngram_losses
 from sparsedepth.data.shards import CorpusSource
 from sparsedepth.data.source import Source, open_source
+from sparsedepth.data.tokenizer import Tokenizer
 from sparsedepth.exchange.start import Start
 from sparsedepth.files import parse_json, read_regular
 from sparsedepth.measure.suite import Measurements, measure_run, observe_variance
@@ -183,9 +184,7 @@ class RunJob:
         watch, before = Stopwatch(self.options.clock), resident_bytes()
         self.options.report("reading the text", 0.0, None)
         start = self._start()
-        source = open_source(self.config, self.results / "data", tokenizer=start.learned if start else None)
-        check_source(source, self.config)
-        check_same_text(source, self.results)
+        source = checked_source(self.config, self.results, start.learned if start else None)
         check_same_precision(self.config, runtime, self.results)
         model = Decoder(self.config, self.config.seed)
         if start:
@@ -306,6 +305,15 @@ def _to_measure(model: Decoder) -> Decoder:
     return model if device == measuring_device(device) else copy.deepcopy(model).to(measuring_device(device))
 
 
+def checked_source(config: RunConfig, results: Path, tokenizer: Tokenizer | None = None) -> Source:
+    """The source of a run in a results folder. Raises ValueError, before training, as `open_source`, and for text that
+    is too short or no longer that of the folder's runs."""
+    source = open_source(config, results / "data", tokenizer)
+    _check_length(source, config)
+    check_same_text(source, results)
+    return source
+
+
 def check_same_text(source: Source, results: Path) -> None:
     """Raises ValueError if the first complete run on this corpus read other tokens: the tokens were deleted, and the
     text changed. The new tokens are deleted, since no run of this folder may read them."""
@@ -330,8 +338,8 @@ def check_same_text(source: Source, results: Path) -> None:
         return
 
 
-def check_source(source: Source, config: RunConfig) -> None:
-    """Raises ValueError, before training, if the text is too short for a batch or a measure."""
+def _check_length(source: Source, config: RunConfig) -> None:
+    """Raises ValueError if the text is too short for a batch or a measure."""
     source.batch(config, 0)
     source.held_out(config.seq_len, config.measure_tokens)
     if "loss" in config.measures:

@@ -21,14 +21,13 @@ from optuna.trial import FrozenTrial, TrialState
 from sparsedepth.config.run import DataConfig, MeasureConfig, RunConfig
 from sparsedepth.config.sweep import SweepDefinition
 from sparsedepth.config.task import TaskConfig
-from sparsedepth.data.source import open_source
 from sparsedepth.plan.results_index import ResultsIndex
 from sparsedepth.plan.tasks import Plan, Task, first_proposal
 from sparsedepth.run.lease import Stopped, hold, last_heartbeat
 from sparsedepth.run.manifest import package_versions
 from sparsedepth.run.scratch import Scratch
 from sparsedepth.run.signals import Stop
-from sparsedepth.run.train_and_measure import check_same_text, check_source
+from sparsedepth.run.train_and_measure import checked_source
 from sparsedepth.store.cache import read_columns
 from sparsedepth.store.packages import version_differences
 from sparsedepth.sweep import forkserver, storage, trial_queue
@@ -223,9 +222,7 @@ class Driver:
             fields = (*fields, "vocab_size", "seq_len", "batch_tokens")
             shape = tuple(getattr(config, name) for name in fields)
             if shape not in checked:
-                source = open_source(config, self.results / "data")
-                check_source(source, config)
-                check_same_text(source, self.results)
+                checked_source(config, self.results)
                 checked.add(shape)
 
     def _runs(self) -> list[RunConfig]:

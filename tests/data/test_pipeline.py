@@ -28,13 +28,13 @@ from sparsedepth.data import pipeline, shards
 def die(*arguments):
     os.kill(os.getpid(), signal.SIGKILL)
 
-def die_later(file, ids, n_bytes, add=shards.TokenFile.add):
-    add(file, ids, n_bytes)
-    if file.documents == 40:
+def die_later(kept, file, text, ids, add=shards._TokenFile.add):
+    add(kept, file, text, ids)
+    if kept.documents == 40:
         die()
 
 if sys.argv[3] == "in a shard":
-    shards.TokenFile.add = die_later
+    shards._TokenFile.add = die_later
 elif sys.argv[3] == "at the manifest":
     pipeline.write_json = die
 locked, make_folder = pipeline.locked, pipeline._make_folder

@@ -118,7 +118,7 @@ def test_key_value_heads_at_equal_flops(scale):
     found = Plan(definition).matches
     assert len(found) == 6 and sum(one.free == "d_ff" for one in found) == 4
     for one in found:
-        runs = [definition.run_config(other.cell, 0) for other in found if other.n_layers == one.n_layers]
+        runs = [other.config for other in found if other.config.n_layers == one.config.n_layers]
         spent = [cost(run).flops_per_token for run in runs]
         assert max(spent) <= 1.01 * min(spent) and len({run.d_ff for run in runs}) == 3
 
