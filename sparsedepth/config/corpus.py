@@ -23,7 +23,6 @@ class Kind:
 
     name: Literal["text", "pairs", "images", "task"]
     prefix: str = ""
-    """that marks a corpus as one of this kind"""
     built_in: str | None = None
     """a corpus that every installation has"""
     is_tokenised: bool = False
@@ -32,12 +31,10 @@ class Kind:
     """whether its ids are written to files before a run reads them"""
     packs_documents: bool = False
     """whether a sequence holds whole documents, each of which attends to itself alone"""
-    content: str = ""
-    """what messages say that a corpus does"""
-    subject: str = "text"
-    """what the foreign fields are about"""
     foreign_fields: tuple[str, ...] = ()
     """fields that must be at their defaults"""
+    foreign_reason: str = ""
+    """why: what the fields are about, and what the corpus does"""
 
 
 TEXT = Kind(name="text", built_in=STDLIB, is_tokenised=True)
@@ -46,23 +43,22 @@ PAIRS = Kind(
     prefix="sft:",
     is_tokenised=True,
     packs_documents=True,
-    content="holds prompts and answers",
-    subject="running text",
     foreign_fields=("text_field", "chunk_len"),
+    foreign_reason="is about running text, and corpus={!r} holds prompts and answers",
 )
 IMAGES = Kind(
     name="images",
     prefix="images:",
     built_in=DIGITS,
-    content="holds images",
     foreign_fields=(*_OF_TEXT, "eval_seq_len"),
+    foreign_reason="is about text, and corpus={!r} holds images",
 )
 TASK = Kind(
     name="task",
     prefix="task:",
     is_stored=False,
-    content="makes its tokens",
     foreign_fields=(*_OF_TEXT, "val_fraction"),
+    foreign_reason="is about text, and corpus={!r} makes its tokens",
 )
 
 

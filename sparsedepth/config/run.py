@@ -336,8 +336,7 @@ class RunConfig(
         kind = kind_of(self.corpus)
         if foreign := [name for name in kind.foreign_fields if name in changed]:
             raise ValueError(
-                f"{foreign[0]}={changed[foreign[0]]!r} is about {kind.subject}, and corpus={self.corpus!r} "
-                f"{kind.content}; leave {foreign[0]} out"
+                f"{foreign[0]}={changed[foreign[0]]!r} {kind.foreign_reason.format(self.corpus)}; leave {foreign[0]} out"
             )
         if kind.packs_documents and not self.mask_documents:  # pairs are packed whole
             raise ValueError(

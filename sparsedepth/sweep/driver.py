@@ -34,7 +34,7 @@ from sparsedepth.sweep import forkserver, storage, trial_queue
 from sparsedepth.sweep.machine import Machine
 from sparsedepth.sweep.rebuild import rebuild
 from sparsedepth.sweep.results_folder import delete_leftovers, delete_trunks, prepare
-from sparsedepth.sweep.run_end import EndState, RunEnd, end_rule
+from sparsedepth.sweep.run_end import RunEnd, end_rule
 from sparsedepth.sweep.status import RunState, scan
 from sparsedepth.sweep.worker import Worker
 
@@ -331,25 +331,19 @@ class Driver:
             trial_queue.enqueue(study, tasks, self.definition)
 
     def _missing(self, study: optuna.Study) -> trial_queue.Missing:
-        def is_done(run_id: str) -> bool:
-            return self._is_ended(run_id, "pruned") or self.results_index.is_complete(run_id)
-
-        return trial_queue.missing(
-            study,
-            self.plan.tasks(self.results_index.loss_of),
-            self.results_index.is_complete,
-            lambda run_id: self._is_ended(run_id, "infeasible"),
-            lambda task: all(is_done(run_id) for run_id in self.plan.run_ids(task)),
-        )
+        tasks = self.plan.tasks(self.results_index.loss_of)
+        return trial_queue.missing(study, tasks, self.plan.run_ids, self._state)
 
     def _is_given_up(self, task: Task) -> bool:
-        if self._rounds[task.key] >= MAX_ROUNDS:
-            return True
-        return any(self._is_ended(run_id, "failed", "infeasible") for run_id in self.plan.run_ids(task))
+        states = {self._state(run_id) for run_id in self.plan.run_ids(task)}
+        return self._rounds[task.key] >= MAX_ROUNDS or bool(states & {"failed", "infeasible"})
 
     def _end(self, run_id: str) -> RunEnd | None:
         return self._end_rule(Scratch(self.results, run_id))
 
-    def _is_ended(self, run_id: str, *states: EndState) -> bool:
+    def _state(self, run_id: str) -> str | None:
+        """'complete', or how the run ended without a result; None if it is to be computed."""
+        if self.results_index.is_complete(run_id):
+            return "complete"
         end = self._end(run_id)
-        return end is not None and end.state in states
+        return end and end.state

@@ -307,12 +307,12 @@ class Missing(NamedTuple):
 def missing(
     study: optuna.Study,
     tasks: Iterable[Task],
-    is_complete: Callable[[str], bool],
-    is_infeasible: Callable[[str], bool],
-    is_done: Callable[[Task], bool],
+    run_ids: Callable[[Task], list[str]],
+    state_of: Callable[[str], str | None],
 ) -> Missing:
-    """The missing tasks of a sweep. A task with a known cell is done if `is_done`; a proposal is done if its trial is
-    finished and its run folders are still complete, or one does not fit into memory."""
+    """The missing tasks of a sweep. `state_of`: run_id -> 'complete', or how it ended without a result; None if it is
+    to be computed. A task with a known cell is done if its runs are complete or pruned; a proposal if its trial is
+    finished and its runs are still complete, or one does not fit into memory."""
     active: set[str] = set()
     settled: set[str] = set()
     for trial in study.get_trials(deepcopy=False):
@@ -321,9 +321,16 @@ def missing(
             active.add(task.key)
         elif task and trial.state in SETTLED:
             begun = [value for name, value in trial.user_attrs.items() if name.startswith("run_id_seed_")]
+            states = [state_of(run_id) for run_id in begun]
             # A shortage of memory may have been forgotten (--retry-failed); the folder says so.
-            is_refused = "infeasible" in trial.user_attrs and (not begun or any(map(is_infeasible, begun)))
-            if is_refused or "pruned" in trial.user_attrs or all(map(is_complete, begun)):
+            is_refused = "infeasible" in trial.user_attrs and (not begun or "infeasible" in states)
+            if is_refused or "pruned" in trial.user_attrs or {*states} <= {"complete"}:
                 settled.add(task.key)
-    undone = [task for task in tasks if not (task.key in settled if task.cell is None else is_done(task))]
+
+    def is_done(task: Task) -> bool:
+        if task.cell is None:
+            return task.key in settled
+        return {state_of(run_id) for run_id in run_ids(task)} <= {"complete", "pruned"}
+
+    undone = [task for task in tasks if not is_done(task)]
     return Missing(undone, [task for task in undone if task.key not in active])

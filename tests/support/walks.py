@@ -130,6 +130,17 @@ def of_sweep(folder: Path) -> Walk:
     return walk(lambda: calls.sweep(path, out=folder / "out", workers=1), inside=("build",), until="enqueue")
 
 
+def of_effects(runs: Any, outcome: str) -> Walk:
+    """From the rows of `runs` to the table of effects on an outcome."""
+    from sparsedepth.effects import cells, frame, text
+
+    def show() -> str:
+        of_runs = cells.cells_of(runs, outcome)
+        return text.effects_text(frame.effects_frame(of_runs), of_runs)
+
+    return walk(show)
+
+
 if __name__ == "__main__":
     warnings.simplefilter("ignore")
     for of_call in (of_measure, of_sweep):
