@@ -334,10 +334,8 @@ class RunConfig(
         changed = {name: getattr(self, name) for name, field in fields if getattr(self, name) != field.default}
         check_images(self.corpus, self)
         kind = kind_of(self.corpus)
-        if foreign := [name for name in kind.foreign_fields if name in changed]:
-            raise ValueError(
-                f"{foreign[0]}={changed[foreign[0]]!r} {kind.foreign_reason.format(self.corpus)}; leave {foreign[0]} out"
-            )
+        for name in (name for name in kind.foreign_fields if name in changed):
+            raise ValueError(f"{name}={changed[name]!r} {kind.foreign_reason.format(self.corpus)}; leave {name} out")
         if kind.packs_documents and not self.mask_documents:  # pairs are packed whole
             raise ValueError(
                 f"mask_documents=False: corpus={self.corpus!r} packs several pairs into a sequence, and each would "
