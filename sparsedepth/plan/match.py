@@ -30,6 +30,8 @@ class Match:
     """the size that was solved for; None if the cell is unchanged"""
     ratio: float
     """amount of the cell / amount of the reference"""
+    seeds: Sequence[int] = ()
+    """of its results"""
 
     @property
     def size(self) -> int | None:

@@ -9,8 +9,8 @@ needs their mean.
 
 import itertools
 import math
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 from statistics import fmean
 from typing import Any, Literal
@@ -82,7 +82,6 @@ class Plan:
         self._planned: dict[str, PlannedRun] = {}
         self._built: dict[str, tuple[RunConfig, float]] = {}
         """digest of a cell -> one of its runs, and its training FLOPs"""
-        self._seeds: dict[str, list[int]] = {}
         if definition.adaptive:
             check_proposal(definition)
             return
@@ -90,19 +89,18 @@ class Plan:
         matches = match(definition, [cell for cell, _ in replicated])
         for cell_match, (_, seeds) in zip(matches, replicated, strict=True):
             for branch in with_branches(definition, cell_match):
-                self._add(branch, seeds)
+                self._add(replace(branch, seeds=seeds))
         if not self.matches:
             reason = f": {self.infeasible[0][1]}" if self.infeasible else ""
             raise ValueError(
                 f"sweep {definition.name!r} has no cell to run{reason}; change its axes, 'exclude' or 'constraints'"
             )
 
-    def _add(self, cell_match: Match, seeds: list[int]) -> None:
+    def _add(self, cell_match: Match) -> None:
         """A cell, unless it breaks a constraint."""
-        key, config = digest(cell_match.cell), cell_match.config
+        config = cell_match.config
         _check_run(self.definition, config)
-        self._built[key] = config, cost(config).train_flops(config.train_tokens)
-        self._seeds[key] = seeds
+        self._built[digest(cell_match.cell)] = config, cost(config).train_flops(config.train_tokens)
         if reason := broken_constraints(self.definition, config):
             self.infeasible.append((cell_match.cell, reason))
         else:
@@ -121,13 +119,13 @@ class Plan:
         runs: dict[str, tuple[int, float, PlannedRun]] = {}
         tuning_seeds = self.definition.tuning_seeds
         for cell_match in self.matches:
-            cells = [(cell_match.cell, self.seeds_of(cell_match), 0)]
+            cells: list[tuple[Cell, Sequence[int], int]] = [(cell_match.cell, cell_match.seeds, 0)]
             if self.definition.tune:
                 tuning = self.tuning(cell_match.cell, loss_of)
                 points = [point for point in tuning.points if self._can_be_built(cell_match.cell, point)]
                 cells = [({**cell_match.cell, **point}, tuning_seeds, 0) for point in points]
                 if tuning.best:
-                    cells.append(({**cell_match.cell, **tuning.best}, self.seeds_of(cell_match), len(tuning_seeds)))
+                    cells.append(({**cell_match.cell, **tuning.best}, cell_match.seeds, len(tuning_seeds)))
             for cell, seeds, first in cells:
                 for round_, seed in enumerate(seeds, start=first):
                     planned = self._plan(cell, seed)
@@ -136,14 +134,11 @@ class Plan:
                     runs.setdefault(planned.run_id, (round_, order, planned))
         return [planned for _, _, planned in sorted(runs.values(), key=lambda entry: entry[:2])]
 
-    def seeds_of(self, cell_match: Match) -> list[int]:
-        return self._seeds[digest(cell_match.cell)]
-
     def results_to_come(self, loss_of: LossOf = no_results) -> list[tuple[Match, int]]:
         """The cells and result seeds whose tuned value is not known yet, without seeds that tuning runs anyway."""
         tuned = self.matches if self.definition.tune else []
         untuned = [cell_match for cell_match in tuned if self.tuning(cell_match.cell, loss_of).best is None]
-        pairs = [(cell_match, seed) for cell_match in untuned for seed in self.seeds_of(cell_match)]
+        pairs = [(cell_match, seed) for cell_match in untuned for seed in cell_match.seeds]
         return [pair for pair in pairs if pair[1] not in self.definition.tuning_seeds]
 
     def tuning(self, cell: Cell, loss_of: LossOf) -> TuningProgress:
@@ -220,7 +215,7 @@ class Plan:
         if self.definition.adaptive:
             return self._proposed
         first = {name: grid[0] for name, grid in self.definition.tune.items()}
-        to_come = [self._plan({**cell.cell, **first}, seed) for cell, seed in self.results_to_come(loss_of)]
+        to_come = [self._plan({**cell_match.cell, **first}, seed) for cell_match, seed in self.results_to_come(loss_of)]
         return [planned.config for planned in (*self.runs(loss_of), *to_come)]
 
     @cached_property

@@ -7,6 +7,7 @@ from support.made_up_runs import make_run
 from sparsedepth.config.load import build
 from sparsedepth.config.runtime import DEFAULT
 from sparsedepth.config.sweep import SweepDefinition
+from sparsedepth.plan.tasks import Plan
 from sparsedepth.sweep import trial_queue
 from sparsedepth.sweep.driver import Driver
 from sparsedepth.sweep.machine import Machine
@@ -40,7 +41,7 @@ class Sweep(Driver):
     """The queue of a driver, and workers that are advanced one after the other until nothing is left."""
 
     def __init__(self, definition, results, kind=MadeUp, workers=1):
-        super().__init__(definition, results, Machine(workers=workers, runtime=DEFAULT, gpus=[]))
+        super().__init__(Plan(definition), results, Machine(workers=workers, runtime=DEFAULT, gpus=[]))
         fields = {"definition": definition, "results": results, "machine": self.machine, "stop": lambda: False}
         self._workers = [kind(results_index=self.results_index, number=number, **fields) for number in range(workers)]
         self.study = open_study(definition, results)
