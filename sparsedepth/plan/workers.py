@@ -7,6 +7,7 @@ Measured are the steps that were timed with so many workers (`--calibrate`), or 
 """
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from sparsedepth.config.run import RunConfig
 from sparsedepth.plan.price import PricingSetup, price_of, uncalibrated
@@ -34,8 +35,10 @@ def workers_per_gpu(runs: Sequence[RunConfig], setup_of: Callable[[int], Pricing
 
 
 def _throughput(runs: Sequence[RunConfig], setup: PricingSetup) -> float:
-    """Runs per second of one GPU."""
-    return setup.place.sharing * len(runs) / price_of(runs, setup).busy_seconds
+    """Runs per second of one GPU: as timed with so many, else as assumed. How long finished runs took does not tell,
+    since it is not recorded how many shared their GPU."""
+    price = price_of(runs, replace(setup, time_ratios={}))
+    return setup.place.sharing * len(runs) / price.busy_seconds
 
 
 def _fits(runs: Sequence[RunConfig], setup: PricingSetup) -> bool:

@@ -1,5 +1,7 @@
 """How many runs share a GPU: by steps that were timed with so many, in its memory, one context for each process."""
 
+from dataclasses import replace
+
 import pytest
 
 from sparsedepth.config.load import build
@@ -49,3 +51,10 @@ def test_a_measured_peak_alone_shares_the_gpu_as_far_as_launches_leave_it_idle()
     chosen = workers_per_gpu([RUN], lambda n: setup_of(n, steps={}, peak=1e9))
     rates = [n / price_of([RUN], setup_of(n, steps={}, peak=1e9)).busy_seconds for n in (chosen // 2, chosen)]
     assert chosen > 1 and rates[1] >= 1.1 * rates[0]
+
+
+def test_how_long_finished_runs_took_does_not_tell_how_many_shared_their_gpu():
+    def took_twice_as_long(n: int) -> PricingSetup:
+        return replace(setup_of(n), time_ratios={shape_id(RUN): 2.0 / n})
+
+    assert workers_per_gpu([RUN], took_twice_as_long) == 4
