@@ -1,9 +1,11 @@
 """How many runs share a GPU: by steps that were timed with so many, in its memory, one context for each process."""
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 
+from sparsedepth.cli import calls, cost
 from sparsedepth.config.load import build
 from sparsedepth.config.run import RunConfig
 from sparsedepth.config.runtime import DEFAULT
@@ -11,6 +13,7 @@ from sparsedepth.plan.duration import Timing, shape_id
 from sparsedepth.plan.memory import CONTEXT_BYTES, peak_bytes
 from sparsedepth.plan.price import PricingSetup, price_of, pricing_setup
 from sparsedepth.plan.workers import workers_per_gpu
+from sparsedepth.sweep.machine import Machine
 
 RUN = build(RunConfig, {"n_layers": 2, "seq_len": 64, "batch_tokens": 512, "train_tokens": 512 * 20_000}, "test")
 STEPS = {1: 0.010, 2: 0.011, 4: 0.013, 8: 0.030}
@@ -58,3 +61,18 @@ def test_how_long_finished_runs_took_does_not_tell_how_many_shared_their_gpu():
         return replace(setup_of(n), time_ratios={shape_id(RUN): 2.0 / n})
 
     assert workers_per_gpu([RUN], took_twice_as_long) == 4
+
+
+@pytest.mark.parametrize(
+    ("asked", "gpus", "workers"), [(None, [["0"], ["1"]], 8), (3, [["0"], ["1"]], 6), (None, [], 2)]
+)
+def test_without_workers_a_sweep_takes_the_number_that_is_measured_to_be_best(monkeypatch, asked, gpus, workers):
+    """On each of two GPUs; on a CPU one per core."""
+
+    def machine_of(given):
+        return Machine(workers=(given["workers"] or 1) * len(gpus) or 2, runtime=DEFAULT, gpus=gpus)
+
+    monkeypatch.setattr(calls, "machine_of", machine_of)
+    monkeypatch.setattr(cost, "setup_of_machine", lambda plan, machine, results: setup_of(machine.workers // len(gpus)))
+    plan = SimpleNamespace(expected_runs=lambda: [RUN])
+    assert calls.machine_for(plan, {"workers": asked}, None).workers == workers
