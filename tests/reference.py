@@ -63,13 +63,12 @@ ZOO: dict[str, dict] = {
     "loops": {"n_layers": 2, "loops": 2},
     "mup": {"parametrisation": "mup", "base_width": 8},
     "completep": {"parametrisation": "completep", "base_width": 8, "base_depth": 1},
-    "density": {"weight_density": 0.4},
     "window": {"sliding_window": 3},
     "documents": {"mask_documents": True, "eod": 2},
     "qk_norm": {"qk_norm": True},
     "qk_norm_over": {"qk_norm": True, "qk_norm_over": "all"},
     "shared_expert": {"n_experts": 4, "top_k": 2, "d_expert": 24, "n_shared_experts": 2, "renormalise_gates": False},
-    "dense_first": {"n_experts": 4, "top_k": 3, "d_expert": 16, "n_dense_layers": 1, "weight_density": 0.5},
+    "dense_first": {"n_experts": 4, "top_k": 3, "d_expert": 16, "n_dense_layers": 1},
 }
 """Every architecture of the papers, by the fields that make it."""
 

@@ -62,11 +62,6 @@ REFUSED: tuple[tuple[Callable[[Any], bool], str], ...] = (
         "value_residual gives block 1's values to later ones, and n_layers={c.n_layers} with loops={c.loops} has none",
     ),
     (
-        lambda c: c.init == "zero_outputs" and c.weight_density < 1,
-        "init='zero_outputs' with weight_density={c.weight_density:g}: the entries that a mask leaves out are those "
-        "that start at 0, and the output projections would have no others; use another init, or weight_density=1",
-    ),
-    (
         lambda c: c.depth_scale == "lns" and c.init == "scaled" and "lns_with_scaled_init" not in c.allow,
         "depth_scale='lns' with init='scaled' damps the residual stream twice and undoes the gain of LNS "
         "(2502.05795, Table 6); use init='normal', or ask for it: allow=['lns_with_scaled_init']",

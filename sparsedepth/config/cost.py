@@ -3,10 +3,10 @@
     forward FLOPs per token = 2 (active matrix parameters without the embedding) + 4 T H K per layer
 
 2 per multiply-add; the second term is q k and a v over a full T x T matrix, as FLOP counters do. Entries that some
-kernels skip are counted: the causal half, keys outside a window or document, weights masked by weight_density. Norms,
-gates, softmax, activations and rotation are not: under 1% from d_model 64 on. Weights shared by `loops` passes are one
-parameter each, and count in the FLOPs of every pass. A ViT's patch matrix counts as if every position were a patch and
-read by the head. Training = 3 x forward (2001.08361, section 2.1).
+kernels skip are counted: the causal half, keys outside a window or document. Norms, gates, softmax, activations and
+rotation are not: under 1% from d_model 64 on. Weights shared by `loops` passes are one parameter each, and count in
+the FLOPs of every pass. A ViT's patch matrix counts as if every position were a patch and read by the head. Training =
+3 x forward (2001.08361, section 2.1).
 """
 
 from dataclasses import dataclass
@@ -18,7 +18,6 @@ from sparsedepth.config.model import ModelConfig
 @dataclass(frozen=True, kw_only=True)
 class Cost:
     params_total: int
-    """all, the zeros of weight_density included"""
     params_active: int
     """those used for one token: without the experts it is not routed to"""
     flops_per_token: int

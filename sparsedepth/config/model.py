@@ -20,7 +20,7 @@ Dropout = Annotated[float, Field(ge=0, lt=1), DROPOUT]
 FILLED_FROM = ("d_model", "n_heads", "d_ff", "n_experts", "top_k", "n_shared_experts")
 """The fields from which missing sizes are derived (`Role.derived_if_missing`)."""
 
-RETIRED_FIELDS = {"logit_soft_cap": 0.0}
+RETIRED_FIELDS = {"logit_soft_cap": 0.0, "weight_density": 1.0}
 """Fields of earlier versions, with their defaults: records with these values still open (`run.stored_config`)."""
 
 
@@ -195,17 +195,6 @@ class ModelConfig(Section):
     """d_model at which mup and completep are standard"""
     base_depth: Annotated[Count, Role(only_with=("parametrisation", "completep"))] = 12
     """n_layers at which completep scales no branch"""
-    weight_density: Annotated[
-        float,
-        Field(gt=0, le=1),
-        Role(
-            cost_scope="step",
-            sparser_direction="less",
-            directly_sets="weight_sparsity",
-            must_stand_still=("attention_sparsity_rel",),
-        ),
-    ] = 1.0
-    """share of the entries of the blocks' matrices that are trained; the others are masked to 0"""
     attention_dropout: Dropout = 0.0
     """dropout of attention weights; off in evaluation"""
     residual_dropout: Dropout = 0.0

@@ -271,17 +271,16 @@ class RunConfig(
         self._check_measures()
 
     def _check_optimizer(self) -> None:
-        """Muon orthogonalises matrices: not stacks of them (experts), nor masked ones, whose zeros it would fill."""
+        """Muon orthogonalises matrices: not stacks of them (experts)."""
         if self.optimizer == "muon" and self.parametrisation != "standard":
             raise ValueError(
                 f"optimizer='muon' with parametrisation={self.parametrisation!r}: its rules are AdamW's, and Muon's "
                 f"updates are as large at any width; use optimizer='adamw', or parametrisation='standard'"
             )
-        if self.optimizer == "muon" and (self.n_experts or self.weight_density < 1):
-            field = f"n_experts={self.n_experts}" if self.n_experts else f"weight_density={self.weight_density:g}"
-            reason = "whose weights are no matrices" if self.n_experts else "whose masked weights it would update"
+        if self.optimizer == "muon" and self.n_experts:
             raise ValueError(
-                f"optimizer='muon' cannot train {field}, {reason}; use optimizer='adamw', or leave {field} out"
+                f"optimizer='muon' cannot train n_experts={self.n_experts}, whose weights are no matrices; "
+                f"use optimizer='adamw', or leave n_experts={self.n_experts} out"
             )
 
     def _check_schedule(self) -> None:

@@ -27,7 +27,6 @@ SYNONYMS: Mapping[str, str] = {
     "norm_eps": "rms_norm_eps layer_norm_eps layernorm_epsilon",
     "depth_scale": "lns layernorm_scaling layer_norm_scaling",
     "init_std": "initializer_range init_scale",
-    "weight_density": "density weight_sparsity sparsity mask_density",
     "tie_embeddings": "tie_word_embeddings weight_tying tied_embeddings share_embeddings",
     "sliding_window": "window window_size attention_window local_attention",
     "rope_theta": "rope_base rotary_base",
@@ -75,8 +74,6 @@ CONVERSIONS: Mapping[tuple[str, str], str] = {
     ("warmup_frac", "warmup_steps"): "warm-up steps / all steps",
     ("warmup_frac", "num_warmup_steps"): "warm-up steps / all steps",
     ("warmup_frac", "warmup_iters"): "warm-up steps / all steps",
-    ("weight_density", "weight_sparsity"): "1 - sparsity",
-    ("weight_density", "sparsity"): "1 - sparsity",
     ("depth_scale", "lns"): "depth_scale: lns",
     ("beta1", "betas"): "and 'beta2'",
 }

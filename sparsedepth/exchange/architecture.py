@@ -6,7 +6,6 @@ The config fields select an architecture (`architecture`); what it has no field 
     depth_scale after_branch ...  s_l into the output projections, or into the norm after the branch     exact
     residual_gate                 the same                                                               exact
     depth_scale before_norm       nothing: N(s x) = N(x), except that epsilon has a weight of 1/s^2      to epsilon
-    weight_density                zeros                                                                  exact
     loops                         a block's weights into each of its layers                              exact
     norm peri                     the embedding's norm into its rows                                     exact
     n_shared_experts              Qwen2-MoE's gated expert, its gate held at sigmoid(0) = 1/2, doubled   exact
@@ -222,8 +221,6 @@ def notes(config: ModelConfig, family: str) -> tuple[str, ...]:
         (config.parametrisation != "standard",
          f"factors of parametrisation={config.parametrisation} are folded into weights"),
         (config.residual_gate != "none", f"residual_gate={config.residual_gate} is folded into {place}"),
-        (config.weight_density < 1,
-         f"weight_density={config.weight_density:g}: masked weights are zeros, which further training would change"),
         (config.drops, "dropout is left out: further training would be without"),
         (config.loops > 1,
          f"loops={config.loops}: a block's weights are written for each of its layers, and would differ if trained"),

@@ -170,7 +170,7 @@ def _fields(loaded: LoadedModel) -> dict[str, Any]:
         "qk_norm": family in ("qwen3", "qwen3_moe", "olmoe"),
         "qk_norm_over": "all" if family == "olmoe" else "head",
         # initial weights are not drawn, so these have no effect
-        **{name: ModelConfig.model_fields[name].default for name in ("init", "init_std", "weight_density")},
+        **{name: ModelConfig.model_fields[name].default for name in ("init", "init_std")},
     }
     if facts.n_experts:
         fields |= {

@@ -43,9 +43,9 @@ class FeedForward(nn.Module):
         assert width is not None
         self.dropout = config.ffn_dropout
         self.activation = ACTIVATIONS[config.activation]
-        self.gate = Linear(config.d_model, width, config) if config.is_gated else None
-        self.up = Linear(config.d_model, width, config)
-        self.down = Linear(width, config.d_model, config)
+        self.gate = Linear(config.d_model, width) if config.is_gated else None
+        self.up = Linear(config.d_model, width)
+        self.down = Linear(width, config.d_model)
 
     def hidden(self, x_BTD: Tensor) -> Tensor:
         """h_BTF, the hidden units: input of the down projection."""

@@ -18,7 +18,7 @@ from sparsedepth.model.stacked import times
 # fmt: off
 BOTH = {
     "n_layers", "loops", "d_model", "n_heads", "n_kv_heads", "d_ff", "vocab_size", "seq_len", "tie_embeddings",
-    "norm_eps", "init", "init_std", "base_width", "weight_density", "residual_scalars", "value_residual",
+    "norm_eps", "init", "init_std", "base_width", "residual_scalars", "value_residual",
     "rope_theta", "sliding_window", "mask_documents", "eod", "attention_dropout", "n_experts", "top_k", "d_expert",
     "n_shared_experts", "n_dense_layers", "renormalise_gates", "balance_loss", "router_z_loss", "allow",
 }
@@ -59,27 +59,27 @@ class FusedBlock(Block):
         """The attended values of all heads, from the stream."""
         assert context.rotary is not None
         part, norm = self.attention, self._norm(self.attention_norm)
-        matrices = part.query.matrix, part.key.matrix, part.value.matrix
+        matrices = part.query.weight, part.key.weight, part.value.weight
         return part.attended(*fused.rotated_heads(x_BTD, *matrices, context.rotary, norm, part.query.kernel), context)
 
     def _hidden(self, u_BTD: Tensor) -> Tensor:
         """The hidden units, from the stream."""
         part, norm = self.ffn, self._norm(self.ffn_norm)
         assert isinstance(part, FeedForward) and part.gate is not None
-        return fused.swiglu(u_BTD, part.gate.matrix, part.up.matrix, norm, part.up.kernel)
+        return fused.swiglu(u_BTD, part.gate.weight, part.up.weight, norm, part.up.kernel)
 
     def after_attention(self, x_BTD: Tensor, context: Context) -> Tensor:
         if not (self.training and self.fuses_attention and fused.use_fused(x_BTD, True)):
             return super().after_attention(x_BTD, context)
         x_BTD, output = self.mix_with_start(x_BTD, context), self.attention.output
-        return fused.add_product(x_BTD, self._attended(x_BTD, context), output.matrix, output.kernel)
+        return fused.add_product(x_BTD, self._attended(x_BTD, context), output.weight, output.kernel)
 
     def after_ffn(self, u_BTD: Tensor, router_loss: RouterLoss | None = None) -> Tensor:
         if not (self.training and self.fuses_ffn and fused.use_fused(u_BTD, True)):
             return super().after_ffn(u_BTD, router_loss)
         down = self.ffn.get_submodule("down")
         assert isinstance(down, Linear)
-        return fused.add_product(u_BTD, self._hidden(u_BTD), down.matrix, down.kernel)
+        return fused.add_product(u_BTD, self._hidden(u_BTD), down.weight, down.kernel)
 
     # In inference mode the sum is apart, so that a block has the bits of its branches one by one.
 

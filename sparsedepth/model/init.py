@@ -7,10 +7,9 @@
       mup, completep  m_N^(-1/2)    every matrix of the blocks, m_N = d_model / base_width   (2203.03466; 2505.01618)
       deepnorm      (8 L)^(-1/4)    value, output and FFN matrices               (2203.00555, decoder only)
       n_streams     0               the matrices of the streams' coefficients    (`variants.streams`)
-    w = 0 at masked entries (`weight_density`), each with probability 1 - weight_density
 
 Configurations with the same seed share all weights of equal name and shape, so their comparison is paired: 12 layers
-are the first 12 of 24, and unmasked weights are the same at every density.
+are the first 12 of 24.
 
 Deviates: 1908.11365 scales every matrix of block l by 1/sqrt(l); OLMo's rule, used by later papers under the same name,
 scales outputs. 2203.00555 starts from Xavier weights, here from init_std, so that `norm` changes one thing.
@@ -49,11 +48,7 @@ def draw(model: nn.Module, config: ModelConfig, seed: int) -> None:
 
 def initial_matrix(name: str, shape: torch.Size, config: ModelConfig, seed: int) -> Tensor:
     """The initial value of a matrix, in fp32."""
-    values = torch.randn(shape, generator=generator(seed, name)) * _std(name, config)
-    # Matrices of blocks except the router, not embedding and head.
-    if config.weight_density < 1 and name.startswith("blocks.") and not name.endswith("router.weight"):
-        values *= torch.rand(shape, generator=generator(seed, f"{name}:mask")) < config.weight_density
-    return values
+    return torch.randn(shape, generator=generator(seed, name)) * _std(name, config)
 
 
 VECTORS = {

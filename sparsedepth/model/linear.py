@@ -12,26 +12,20 @@ from torch import Tensor, nn
 from sparsedepth.config.cost import patch_values
 from sparsedepth.config.model import ModelConfig
 from sparsedepth.model import fused, products, stacked
-from sparsedepth.model.variants.masked import gradient_mask
 
 
 class Linear(nn.Linear):
-    """x W' without bias; `weight_density` applies."""
+    """x W' without bias."""
 
-    def __init__(self, n_inputs: int, n_outputs: int, config: ModelConfig):
+    def __init__(self, n_inputs: int, n_outputs: int):
         super().__init__(n_inputs, n_outputs, bias=False)
-        self.mask, self.kernel = gradient_mask(config), "blas"
-
-    @property
-    def matrix(self) -> Tensor:
-        """The weight, with the gradient of masked entries removed."""
-        return self.mask(self.weight)
+        self.kernel = "blas"
 
     def forward(self, input: Tensor) -> Tensor:
         is_stacked = self.weight.ndim == 3
         if (is_stacked or self.kernel != "blas") and fused.use_fused(input, self.training, compiled=not is_stacked):
-            return fused.product(input, self.matrix, self.kernel)
-        return stacked.linear(input, self.matrix) if is_stacked else F.linear(input, self.matrix)
+            return fused.product(input, self.weight, self.kernel)
+        return stacked.linear(input, self.weight) if is_stacked else F.linear(input, self.weight)
 
 
 def project_together(x: Tensor, *linears: Linear) -> tuple[Tensor, ...]:
@@ -41,7 +35,7 @@ def project_together(x: Tensor, *linears: Linear) -> tuple[Tensor, ...]:
     is_mixed = torch.is_autocast_enabled(x.device.type)
     if not (is_mixed and linears[0].training and linears[0].weight.ndim == 2):
         return tuple(linear(x) for linear in linears)
-    matrix_XD = torch.cat([linear.matrix for linear in linears])
+    matrix_XD = torch.cat([linear.weight for linear in linears])
     return F.linear(x, matrix_XD).split([linear.out_features for linear in linears], dim=-1)
 
 

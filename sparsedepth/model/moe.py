@@ -25,7 +25,6 @@ from torch import Tensor, nn
 from sparsedepth.config.model import ModelConfig
 from sparsedepth.model import kernels, moe_kernels, stacked
 from sparsedepth.model.feedforward import FeedForward, RouterLoss
-from sparsedepth.model.variants.masked import gradient_mask
 
 VECTOR_WIDTH = 16
 """fp32 numbers in the widest vector register of a CPU."""
@@ -45,7 +44,7 @@ class Experts(nn.Module):
     def __init__(self, config: ModelConfig):
         super().__init__()
         assert config.top_k is not None and config.d_expert is not None
-        self.top_k, self.renormalise, self.mask = config.top_k, config.renormalise_gates, gradient_mask(config)
+        self.top_k, self.renormalise = config.top_k, config.renormalise_gates
         self.router = nn.Linear(config.d_model, config.n_experts, bias=False)
         self.gate_up_E2FD = nn.Parameter(torch.empty(config.n_experts, 2 * config.d_expert, config.d_model))
         self.down_EDF = nn.Parameter(torch.empty(config.n_experts, config.d_model, config.d_expert))
@@ -74,7 +73,7 @@ class Experts(nn.Module):
         logits_NE, probability_NE, gate_NC, choice_NC = self.route(x_ND)
         if router_loss is not None:
             router_loss.value = self._losses(logits_NE, probability_NE, choice_NC)
-        gate_up_E2FD, down_EDF = self.mask(self.gate_up_E2FD), self.mask(self.down_EDF)
+        gate_up_E2FD, down_EDF = self.gate_up_E2FD, self.down_EDF
         if down_EDF.ndim == 4:
             choice_NC = stacked.number_by_run(choice_NC, *down_EDF.shape[:2])
             gate_up_E2FD, down_EDF = gate_up_E2FD.flatten(0, 1), down_EDF.flatten(0, 1)

@@ -23,10 +23,10 @@ class Attention(nn.Module):
         super().__init__()
         assert config.n_kv_heads is not None
         self.d_head, self.window = config.d_model // config.n_heads, config.sliding_window
-        self.query = Linear(config.d_model, config.n_heads * self.d_head, config)
-        self.key = Linear(config.d_model, config.n_kv_heads * self.d_head, config)
-        self.value = Linear(config.d_model, config.n_kv_heads * self.d_head, config)
-        self.output = Linear(config.n_heads * self.d_head, config.d_model, config)
+        self.query = Linear(config.d_model, config.n_heads * self.d_head)
+        self.key = Linear(config.d_model, config.n_kv_heads * self.d_head)
+        self.value = Linear(config.d_model, config.n_kv_heads * self.d_head)
+        self.output = Linear(config.n_heads * self.d_head, config.d_model)
         self.query_norm = self._norm(config, config.n_heads)
         self.key_norm = self._norm(config, config.n_kv_heads)
         self.kernel, self.dropout = "sdpa", config.attention_dropout

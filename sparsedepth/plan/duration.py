@@ -95,7 +95,7 @@ def shape(config: RunConfig, *, step_only: bool = False) -> dict[str, object]:
     """The fields that a run's price depends on; with `step_only` those that the time of a step depends on."""
     scopes = ("step",) if step_only else ("step", "amount")
     names = set(fields_where(RunConfig, lambda role: role.cost_scope in scopes))
-    return {**config.model_dump(mode="json", include=names), "weight_density": config.weight_density < 1}
+    return config.model_dump(mode="json", include=names)
 
 
 def shape_id(config: RunConfig, *, step_only: bool = False) -> str:

@@ -59,7 +59,7 @@ def activation_bytes(config: RunConfig, n_sequences: int, place: Place = Place()
     dense = size * ((3 if config.is_gated else 2) + cast) * config.d_ff
     routed = (config.top_k or 0) * (4 * d_expert + 2 * d_model) + (3 + cast) * config.n_shared_experts * d_expert
     per_token = config.n_layers * attention + (config.n_layers - n_routed) * dense + n_routed * size * routed
-    copies = 2 * bf16 + 4 * (config.weight_density < 1)  # per weight of a block: cast, and masked
+    copies = 2 * bf16  # per weight of a block: cast
     in_blocks = cost(config).params_total - (1 if config.tie_embeddings else 2) * config.vocab_size * d_model
     return n_sequences * config.seq_len * per_token + copies * in_blocks
 

@@ -162,7 +162,8 @@ def price_of(runs: Sequence[RunConfig], setup: PricingSetup, bound: str = "") ->
     for key, steps in zip(ids, shared_steps(runs), strict=True):
         shared.setdefault(key, []).append(steps)
     kinds = [
-        _kind(key, examples[key], shared[key], _varied(fields, differing), setup) for key, fields in shapes.items()
+        _kind(key, examples[key], shared[key], {name: fields[name] for name in differing}, setup)
+        for key, fields in shapes.items()
     ]
     seconds_by_id = {kind.shape_id: kind.seconds for kind in kinds}
     times = [seconds_by_id[key] for key in ids]
@@ -183,12 +184,6 @@ def _alike(runs: Sequence[RunConfig], priced: Collection[str]) -> tuple[str, ...
     """Fields that differ between runs and are not among those that tell their shapes apart."""
     rows = [config.model_dump() for config in runs]
     return tuple(name for name in rows[0] if name not in priced and any(row[name] != rows[0][name] for row in rows))
-
-
-def _varied(fields: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:
-    """The named fields of a shape; of weight_density a shape has only whether it is below 1."""
-    densities = {True: "below 1", False: 1.0}
-    return {name: densities[fields[name]] if name == "weight_density" else fields[name] for name in names}
 
 
 def _kind(key: str, config: RunConfig, shared: list[int], varied: dict[str, Any], setup: PricingSetup) -> ShapePrice:

@@ -20,7 +20,7 @@ OTHER |= {
     "n_experts": 8, "top_k": 3, "d_expert": 24, "n_shared_experts": 1, "n_dense_layers": 1, "renormalise_gates": False,
     "balance_loss": 0.1, "router_z_loss": 0.1, "norm": "peri", "mix_frac": 0.5, "norm_kind": "group", "norm_groups": 8,
     "norm_eps": 1e-5, "depth_scale": "lns", "residual_gate": "layerscale", "gate_init": 1e-3, "init": "scaled",
-    "init_std": 0.01, "weight_density": 0.5, "tie_embeddings": True, "rope_theta": 500.0, "sliding_window": 16,
+    "init_std": 0.01, "tie_embeddings": True, "rope_theta": 500.0, "sliding_window": 16,
     "mask_documents": True, "eod": 7, "qk_norm": True, "qk_norm_over": "all", "allow": ["lns_with_scaled_init"],
     "corpus": "text.txt", "text_field": "body", "tokenizer": "bpe:300", "val_fraction": 0.1, "max_corpus_tokens": 9999,
     "chunk_len": 512, "train_tokens": 81_920, "batch_tokens": 4096, "lr": 1e-2, "warmup_frac": 0.2, "min_lr_frac": 0.0,
@@ -102,4 +102,4 @@ def test_groups_of_fields_are_those_that_were_listed_by_hand():
     damping = dict.fromkeys(
         ("depth_scale", "residual_gate", "residual_scalars", "gpas", "init", "init_std"), "residual_variance_last"
     )
-    assert {one.field: one.moves for one in INTERVENTIONS} == {**damping, "weight_density": "weight_sparsity"}
+    assert {one.field: one.moves for one in INTERVENTIONS} == damping

@@ -53,8 +53,8 @@ CELLS = [
     ),
     ("llama", {"tie_embeddings": True, "rope_theta": 500.0, "norm_eps": 1e-3}),
     ("gemma2", {"norm": "sandwich"}),
-    ("gemma2", {"norm": "peri", "tie_embeddings": True, "sliding_window": 4, "weight_density": 0.5}),
-    *(("llama", {"init": init, "weight_density": 0.5, "n_kv_heads": 1}) for init in ("scaled", "depth_scaled")),
+    ("gemma2", {"norm": "peri", "tie_embeddings": True, "sliding_window": 4}),
+    *(("llama", {"init": init, "n_kv_heads": 1}) for init in ("scaled", "depth_scaled")),
     ("llama", {"init": "zero_outputs", "activation": "reglu"}),
     ("llama", {"parametrisation": "completep", "base_width": 8, "base_depth": 1}),
     ("gemma2", {"parametrisation": "completep", "base_width": 8, "base_depth": 1, "norm": "sandwich"}),
@@ -150,6 +150,6 @@ def test_every_field_and_every_choice_is_expressed_or_refused():
 
 
 def test_every_note_is_given():
-    fields = {"depth_scale": "lns", "weight_density": 0.5, "attention_dropout": 0.1}
+    fields = {"depth_scale": "lns", "attention_dropout": 0.1}
     notes = " ".join(architecture(config(**fields)).notes)
-    assert all(part in notes for part in ("LayerNorm Scaling", "weight_density=0.5", "dropout is left out"))
+    assert all(part in notes for part in ("LayerNorm Scaling", "dropout is left out"))

@@ -28,7 +28,7 @@ FAMILIES = {
     "gemma2": {"norm": "peri", "depth_scale": "lns"},
     "mixtral": {**MOE, "depth_scale": "lns", "tokenizer": "bpe:300", "vocab_size": 300},
     "qwen2_moe": {**MOE, "renormalise_gates": False, "n_dense_layers": 1, "depth_scale": "after_ffn"},
-    "qwen3_moe": {**MOE, "qk_norm": True, "weight_density": 0.5},
+    "qwen3_moe": {**MOE, "qk_norm": True},
     "olmoe": {**MOE, "qk_norm": True, "qk_norm_over": "all", "renormalise_gates": False, "depth_scale": "lns"},
 }
 

@@ -282,18 +282,6 @@ def test_documents_are_numbered_and_their_end_belongs_to_them():
     assert Decoder(config()).documents(tokens()) is None
 
 
-def test_the_absent_weights_get_no_gradient_and_stay_absent():
-    model = loud(Decoder(config(weight_density=0.3, n_experts=4, top_k=4)))
-    optimizer = torch.optim.AdamW(model.parameters(), lr=0.1, weight_decay=0.5)
-    absent = {name: weight == 0 for name, weight in model.named_parameters()}
-    for _ in range(3):
-        F.cross_entropy(model(tokens()).flatten(0, 1), tokens().flatten()).backward()
-        optimizer.step()
-    for name, weight in model.named_parameters():
-        assert torch.equal(weight == 0, absent[name]), name
-        assert not weight.grad[absent[name]].any() and weight.grad[~absent[name]].any()
-
-
 @pytest.mark.parametrize("name", ZOO)
 def test_mixed_precision_gives_the_kernels_one_dtype_and_nearly_the_same_logits(name, monkeypatch):
     model, seen = Decoder(config(**ZOO[name])), set()

@@ -106,7 +106,7 @@ ATTENTION, FFN = {"_HeadsBackward", "_SumBackward"}, {"_SwiGLUBackward", "_SumBa
 @pytest.mark.parametrize(
     ("fields", "by_hand"),
     [
-        *((fields, WHOLE) for fields in ({}, {"depth_scale": "lns"}, {"sliding_window": 3}, {"weight_density": 0.5})),
+        *((fields, WHOLE) for fields in ({}, {"depth_scale": "lns"}, {"sliding_window": 3})),
         *((fields, WHOLE) for fields in ({"value_residual": True}, {"residual_scalars": True}, {"n_kv_heads": 1})),
         *((fields, ATTENTION) for fields in ({"n_experts": 4, "top_k": 2, "d_expert": 8}, {"activation": "gelu"})),
         ({"qk_norm": True}, FFN),
@@ -122,12 +122,12 @@ def test_a_training_step_fuses_what_is_listed_and_another_mode_nothing(fields, b
         assert WHOLE & taken == (by_hand if training else set())
 
 
-@pytest.mark.parametrize("name", ["sliding_window", "weight_density", "n_kv_heads"])
+@pytest.mark.parametrize("name", ["sliding_window", "n_kv_heads"])
 def test_a_field_that_no_list_names_takes_the_plain_path(name, monkeypatch):
     """As a new one would."""
     for part in fused_block.SUPPORTED:
         monkeypatch.setitem(fused_block.SUPPORTED, part, fused_block.SUPPORTED[part] - {name})
-    changed = {"sliding_window": 3, "weight_density": 0.5, "n_kv_heads": 1}[name]
+    changed = {"sliding_window": 3, "n_kv_heads": 1}[name]
     assert isinstance(decoder().blocks[0], FusedBlock) or name == "n_kv_heads"
     assert not isinstance(decoder(**{name: changed}).blocks[0], FusedBlock)
 

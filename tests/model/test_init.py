@@ -66,26 +66,6 @@ def test_deepnorm_shrinks_all_but_query_and_key():
     )
 
 
-def test_a_mask_leaves_the_share_asked_for_and_changes_no_other_weight():
-    full, masked = decoder(), decoder(weight_density=0.25)
-    for name, weight in masked.named_parameters():
-        exists = weight != 0
-        if not name.startswith("blocks.") or weight.ndim == 1:
-            assert exists.all()
-            continue
-        assert exists.float().mean().item() == pytest.approx(0.25, abs=4 * math.sqrt(0.25 * 0.75 / weight.numel()))
-        assert torch.equal(weight[exists], full.get_parameter(name)[exists])
-    assert not torch.equal(
-        masked.blocks[0].ffn.up.weight != 0, decoder(1, weight_density=0.25).blocks[0].ffn.up.weight != 0
-    )
-
-
-def test_a_denser_mask_holds_the_sparser_one():
-    """One draw per entry, compared with the density: masks are nested, so densities compare like for like."""
-    sparse, dense = (decoder(weight_density=density).blocks[2].ffn.up.weight != 0 for density in (0.2, 0.6))
-    assert (dense | ~sparse).all()
-
-
 @pytest.mark.parametrize("name", ZOO)
 def test_matrices_that_two_architectures_share_are_equal_up_to_a_factor(name):
     """Comparisons are paired: every field leaves the draws of (seed, name) as they are."""

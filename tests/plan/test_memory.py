@@ -63,7 +63,6 @@ def test_tied_tables_leave_the_blocks_what_they_keep():
         {"n_kv_heads": 1},
         {"depth_scale": "lns"},
         {"sliding_window": 16},
-        {"weight_density": 0.5},
         MOE,
         {**MOE, "n_shared_experts": 1},
     ],

@@ -71,12 +71,6 @@ def test_runs_of_one_shape_are_one_kind():
     assert found.tokens == 12 * 5120 and found.bound == ""
 
 
-def test_densities_below_one_cost_the_same():
-    found = price(Plan(sweep(space={"weight_density": [0.5, 0.25, 1.0]})), PricingSetup())
-    kinds = {(kind.varied["weight_density"], kind.runs) for kind in found.kinds}
-    assert kinds == {("below 1", 6), (1.0, 3)}
-
-
 def test_a_search_without_a_point_left_is_refused():
     for fields in ({"exclude": [{"n_layers": [2, 4]}]}, {"constraints": {"params_total": 10}}):
         with pytest.raises(ValueError, match="'exclude' and 'constraints' leave no point of the space; relax"):

@@ -82,10 +82,6 @@ def test_muon_moves_the_blocks_matrices_along_all_their_directions_as_far_as_ada
     assert n_muon == 2 * 7
 
 
-@pytest.mark.parametrize(
-    ("fields", "words"),
-    [({"n_experts": 4, "top_k": 2}, "n_experts=4"), ({"weight_density": 0.5}, "masked weights it would update")],
-)
-def test_muon_refuses_what_is_no_whole_matrix(fields, words):
-    with pytest.raises(ValueError, match=f"optimizer='muon'.*{words}"):
-        config(optimizer="muon", **fields)
+def test_muon_refuses_what_is_no_whole_matrix():
+    with pytest.raises(ValueError, match=r"optimizer='muon'.*n_experts=4"):
+        config(optimizer="muon", n_experts=4, top_k=2)

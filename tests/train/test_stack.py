@@ -70,7 +70,7 @@ def losses(trained: TrainingResult) -> list[float]:
 SHAPES: list[dict] = [
     {},
     {"n_kv_heads": 1, "qk_norm": True, "tie_embeddings": True, "norm": "sandwich"},
-    {"norm": "deepnorm", "norm_kind": "group", "norm_groups": 2, "sliding_window": 4, "weight_density": 0.5},
+    {"norm": "deepnorm", "norm_kind": "group", "norm_groups": 2, "sliding_window": 4},
     {
         "norm": "peri",
         "residual_gate": "skipinit",
@@ -90,7 +90,6 @@ SHAPES: list[dict] = [
         "n_shared_experts": 2,
         "n_dense_layers": 1,
         "renormalise_gates": False,
-        "weight_density": 0.5,
     },
     {
         "architecture": "vit",
