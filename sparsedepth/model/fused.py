@@ -1,7 +1,6 @@
 """Parts of a block with hand-written backward passes: fewer operations than autograd's, same values.
 
     product   y = x W'                                      dx = g W,  dW = g' x, by `products`
-    sum       y = x + h W'                                  one operation, forward and backward
     heads     q, k, v = n W',  q and k rotated              one product of the three matrices, forward and backward
     SwiGLU    y = silu(a) b,  a, b = n W'                   da = g b silu'(a),  db = g silu(a)
     RMSNorm   n = x s w,  s = 1/sqrt(mean(x^2) + eps):      dx = s (g w - x s^2 mean(x g w)),  dw = sum of g x s
@@ -51,20 +50,17 @@ class Norm(NamedTuple):
     eps: float
 
 
-class _Sum(torch.autograd.Function):
+class _Product(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor | None, hidden: Tensor, weight_XD: Tensor, kernel: str) -> Tensor:
-        ctx.save_for_backward(hidden, weight_XD)
-        ctx.kernel, ctx.has_x = kernel, x is not None
-        if x is None:
-            return products.project(hidden, weight_XD, kernel)
-        return products.add_projection(x, hidden, weight_XD, kernel)
+    def forward(ctx: Any, x: Tensor, weight_XD: Tensor, kernel: str) -> Tensor:
+        ctx.save_for_backward(x, weight_XD)
+        ctx.kernel = kernel
+        return products.project(x, weight_XD, kernel)
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, Tensor, Tensor, None]:
-        gradients = products.gradients(grads[0], *ctx.saved_tensors, ctx.kernel)
-        return grads[0] if ctx.has_x else None, *gradients, None
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        return *products.gradients(grads[0], *ctx.saved_tensors, ctx.kernel), None
 
 
 class _Heads(torch.autograd.Function):
@@ -170,17 +166,12 @@ def _rotated(y_BTX: Tensor, angle_TX: Tensor) -> Tensor:
 
 def product(x: Tensor, weight_XD: Tensor, kernel: str = "blas") -> Tensor:
     """x W'."""
-    return _Sum.apply(None, x, weight_XD, kernel)
+    return _Product.apply(x, weight_XD, kernel)
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """x / sqrt(mean(x^2) + eps) * weight_D, or in a stack weight_SD; x and weight have the same dtype."""
     return _RMSNorm.apply(x, weight, eps)
-
-
-def add_product(x: Tensor, hidden: Tensor, weight_XD: Tensor, kernel: str = "blas") -> Tensor:
-    """x + hidden W'."""
-    return _Sum.apply(x, hidden, weight_XD, kernel)
 
 
 def swiglu(x: Tensor, gate_XD: Tensor, up_XD: Tensor, norm: Norm, kernel: str = "blas") -> Tensor:

@@ -11,7 +11,6 @@ from sparsedepth.model import fused
 from sparsedepth.model.block import Block, Part
 from sparsedepth.model.context import Context
 from sparsedepth.model.feedforward import FeedForward, RouterLoss
-from sparsedepth.model.linear import Linear
 from sparsedepth.model.norms import RMSNorm
 from sparsedepth.model.stacked import times
 
@@ -68,27 +67,12 @@ class FusedBlock(Block):
         assert isinstance(part, FeedForward) and part.gate is not None
         return fused.swiglu(u_BTD, part.gate.weight, part.up.weight, norm, part.up.kernel)
 
-    def after_attention(self, x_BTD: Tensor, context: Context) -> Tensor:
-        if not (self.training and self.fuses_attention and fused.use_fused(x_BTD, True)):
-            return super().after_attention(x_BTD, context)
-        x_BTD, output = self.mix_with_start(x_BTD, context), self.attention.output
-        return fused.add_product(x_BTD, self._attended(x_BTD, context), output.weight, output.kernel)
-
-    def after_ffn(self, u_BTD: Tensor, router_loss: RouterLoss | None = None) -> Tensor:
-        if not (self.training and self.fuses_ffn and fused.use_fused(u_BTD, True)):
-            return super().after_ffn(u_BTD, router_loss)
-        down = self.ffn.get_submodule("down")
-        assert isinstance(down, Linear)
-        return fused.add_product(u_BTD, self._hidden(u_BTD), down.weight, down.kernel)
-
-    # In inference mode the sum is apart, so that a block has the bits of its branches one by one.
-
     def attention_update(self, x_BTD: Tensor, context: Context) -> Tensor:
-        if self.training or not (self.fuses_attention and fused.use_fused(x_BTD, False)):
+        if not (self.fuses_attention and fused.use_fused(x_BTD, self.training)):
             return super().attention_update(x_BTD, context)
         return self.attention.output(self._attended(x_BTD, context))
 
     def ffn_update(self, u_BTD: Tensor, router_loss: RouterLoss | None = None) -> Tensor:
-        if self.training or not (self.fuses_ffn and fused.use_fused(u_BTD, False)):
+        if not (self.fuses_ffn and fused.use_fused(u_BTD, self.training)):
             return super().ffn_update(u_BTD, router_loss)
         return self.ffn.get_submodule("down")(self._hidden(u_BTD))

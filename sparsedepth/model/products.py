@@ -40,16 +40,6 @@ def project(x: Tensor, weight_XD: Tensor, kernel: str = "blas") -> Tensor:
     return _onednn(x, weight_XD) if _uses_onednn(x, weight_XD, kernel) else F.linear(x, weight_XD)
 
 
-def add_projection(x: Tensor, hidden: Tensor, weight_XD: Tensor, kernel: str = "blas") -> Tensor:
-    """x + hidden W'; in a stack, each run with its own W."""
-    if weight_XD.ndim == 3:
-        total_SnX = torch.baddbmm(by_run(x, weight_XD), by_run(hidden, weight_XD), weight_XD.mT)
-        return total_SnX.view_as(x)
-    if _uses_onednn(hidden, weight_XD, kernel):
-        return _onednn(hidden, weight_XD).add_(x)
-    return torch.addmm(x.flatten(0, -2), hidden.flatten(0, -2), weight_XD.T).view_as(x)
-
-
 def gradients(grad: Tensor, x: Tensor, weight_XD: Tensor, kernel: str = "blas") -> tuple[Tensor, Tensor]:
     """dx and dW, from dy."""
     if weight_XD.ndim == 3:

@@ -50,11 +50,6 @@ def test_the_gradient_of_rotated_heads_is_that_of_finite_differences():
     assert torch.equal(expanded, whole)  # a gradient of any strides is turned
 
 
-def test_the_gradient_of_a_sum_is_that_of_finite_differences():
-    x, hidden = draws(2, 3, 4, seed=2).requires_grad_(), draws(2, 3, 8).requires_grad_()
-    assert gradcheck(fused.add_product, (x, hidden, *matrices(4)))
-
-
 def test_the_gradient_of_swiglu_is_that_of_finite_differences():
     def hidden(x, norm_D, *weights_XD):
         return fused.swiglu(x, *weights_XD, fused.Norm(norm_D, 1e-6))
@@ -98,9 +93,9 @@ def test_three_modes_are_one_function(name):
         torch.testing.assert_close(one, other, atol=1e-4 * other.abs().max().item(), rtol=1e-4)
 
 
-WHOLE = {"_HeadsBackward", "_SwiGLUBackward", "_SumBackward"}
+WHOLE = {"_HeadsBackward", "_SwiGLUBackward"}
 """of a block both of whose branches are fused"""
-ATTENTION, FFN = {"_HeadsBackward", "_SumBackward"}, {"_SwiGLUBackward", "_SumBackward"}
+ATTENTION, FFN = {"_HeadsBackward"}, {"_SwiGLUBackward"}
 
 
 @pytest.mark.parametrize(
