@@ -22,6 +22,7 @@ def found(group: str | None = None) -> dict[str, doctor.Finding]:
 
 AND_WHAT_WAS_LOADED = """
 import sys
+sys.modules |= {"flash_attn": None, "megablocks": None}  # which load what they like: as if not installed
 from sparsedepth.cli.main import run
 try:
     run()
@@ -36,8 +37,7 @@ def test_this_machine_in_json_without_the_packages_that_take_seconds_to_load():
     done = subprocess.run(command, capture_output=True, text=True, env=ENVIRONMENT, check=True)
     said = json.loads(done.stdout)
     assert said["ok"] is True
-    kernels = {row["name"] for row in said["findings"] if row["group"] == "optional" and row["state"] == "ok"}
-    assert done.stderr == "[]\n" or kernels & {"flash-attn", "megablocks"}  # which load what they like
+    assert done.stderr == "[]\n"
     chosen = {(row["group"], row["name"]) for row in said["findings"] if row["chosen"]}
     assert {group for group, _ in chosen} == {"attention", "experts", "products"} and len(chosen) == 3
     names = {row["name"] for row in said["findings"]}

@@ -61,6 +61,15 @@ def test_a_field_outside_the_zoo_is_tried_elsewhere(field):
     assert len(re.findall(rf"\b{field}\b", path.read_text())) > named_here, f"{ELSEWHERE[field]} does not try {field}"
 
 
+@pytest.mark.parametrize("name", ZOO)
+def test_no_field_of_the_zoo_is_ignored(name):
+    """Beside the plain decoder of the same seed: other parameters, or other logits."""
+    plain, changed = Decoder(config()), Decoder(config(**ZOO[name]))
+    weights, others = plain.state_dict(), changed.state_dict()
+    same_weights = weights.keys() == others.keys() and all(torch.equal(w, others[key]) for key, w in weights.items())
+    assert not (same_weights and torch.equal(plain(tokens() % 5), changed(tokens() % 5)))
+
+
 OLMOE = {"n_experts": 4, "top_k": 2, "qk_norm": True, "qk_norm_over": "all"}
 
 

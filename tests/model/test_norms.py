@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from sparsedepth.model.norms import GroupNorm, RMSNorm
+from sparsedepth.model.norms import GroupNorm, LayerNorm, RMSNorm
 
 X_TD = torch.randn(7, 12, generator=torch.Generator().manual_seed(0)) * 3 + 1
 
@@ -19,6 +19,14 @@ def test_group_norm_is_pytorchs_on_single_tokens(n_groups):
     norm, other = GroupNorm(12, n_groups, 1e-3), torch.nn.GroupNorm(n_groups, 12, eps=1e-3)
     for weight in (norm.weight, other.weight):
         weight.data.copy_(torch.linspace(0.5, 2, 12))
+    torch.testing.assert_close(norm(X_TD), other(X_TD), atol=1e-5, rtol=1e-5)
+
+
+def test_layer_norm_is_pytorchs():
+    norm, other = LayerNorm(12, 1e-3), torch.nn.LayerNorm(12, eps=1e-3)
+    for one in (norm, other):
+        one.weight.data.copy_(torch.linspace(0.5, 2, 12))
+        one.bias.data.copy_(torch.linspace(-1, 1, 12))
     torch.testing.assert_close(norm(X_TD), other(X_TD), atol=1e-5, rtol=1e-5)
 
 
