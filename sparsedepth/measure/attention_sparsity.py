@@ -14,11 +14,12 @@ the end of a document count as causal weights of 0. Weights are computed in chun
 quantities, never T x T for every head of a layer at once.
 
 Shapes: N and B sequences, T tokens, H query heads, G key/value heads, K head width, R rows of a chunk, S keys, C
-quantities (thresholds, then the three others), L layers.
+quantities by name, L layers.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -56,23 +57,23 @@ def attention_sparsity(
     """By name: attention_sparsity@tau and attention_sparsity_rel@tau (of 1/i) for each threshold, shares from 0 to 1;
     attention_entropy (nat), attention_entropy_rel and attention_sink."""
 
+    n_sequences, n_tokens = tokens_NT.shape[:2]
+    n_weights = n_tokens * (n_tokens + 1) // 2 if probed.causal else n_tokens**2
+    sizes = {
+        **dict.fromkeys(_limits(taus, relative_taus), n_weights),
+        "attention_entropy": n_tokens,
+        "attention_entropy_rel": n_tokens - 1,
+        "attention_sink": n_tokens - 1,
+    }
+
     def batch_sums(tokens_BT: Tensor) -> Tensor:
         layers = [
             attention_sums(*probed.attention_inputs(layer, x_BTD), taus=taus, relative_taus=relative_taus)
             for layer, x_BTD in block_inputs(probed, tokens_BT)
         ]
-        return torch.stack(layers, dim=1)
+        return torch.stack([torch.stack([sums[name] for sums in layers], dim=1) for name in sizes], dim=-1)
 
     sum_NLHC = by_sequence(probed, tokens_NT, batch_sums)
-    n_sequences, n_tokens = tokens_NT.shape[:2]
-    n_weights = n_tokens * (n_tokens + 1) // 2 if probed.causal else n_tokens**2
-    sizes = {
-        **{f"attention_sparsity@{tau:g}": n_weights for tau in taus},
-        **{f"attention_sparsity_rel@{tau:g}": n_weights for tau in relative_taus},
-        "attention_entropy": n_tokens,
-        "attention_entropy_rel": n_tokens - 1,
-        "attention_sink": n_tokens - 1,
-    }
     estimate = shared_resamples(rng)
 
     def values(sum_NLH: np.ndarray, size: int) -> HeadValues:
@@ -80,7 +81,16 @@ def attention_sparsity(
         total = estimate(identity, value_NLH.mean((1, 2)))
         return HeadValues(by_head=value_NLH.mean(0), total=total, n=n_sequences * size)
 
-    return {name: values(sum_NLHC[..., index], size) for index, (name, size) in enumerate(sizes.items())}
+    sums = dict(zip(sizes, np.moveaxis(sum_NLHC, -1, 0), strict=True))
+    return {name: values(sums[name], size) for name, size in sizes.items()}
+
+
+def _limits(taus: Sequence[float], relative_taus: Sequence[float], n_keys: float | Tensor = 1.0) -> dict[str, Any]:
+    """By name of the share: the limit below which a weight counts, in a row of so many keys."""
+    return {
+        **{f"attention_sparsity@{tau:g}": tau for tau in taus},
+        **{f"attention_sparsity_rel@{tau:g}": tau / n_keys for tau in relative_taus},
+    }
 
 
 def attention_sums(
@@ -90,12 +100,16 @@ def attention_sums(
     *,
     taus: Sequence[float],
     relative_taus: Sequence[float],
-) -> Tensor:
-    """sum_BHC in fp64, over the rows of each sequence and head: causal weights below each of `taus` and of
+) -> dict[str, Tensor]:
+    """By name, sum_BH in fp64 over the rows of each sequence and head: causal weights below each of `taus` and of
     `relative_taus` / i, entropies, relative entropies and weights on the first token of rows 2..T."""
     n_sequences, n_heads, n_tokens, _ = q_BHTK.shape
-    n_thresholds = len(taus) + len(relative_taus)
-    sum_BHC = q_BHTK.new_zeros(n_sequences, n_heads, n_thresholds + 3, dtype=torch.float64)
+    zero_BH = q_BHTK.new_zeros(n_sequences, n_heads, dtype=torch.float64)
+    sums: dict[str, Tensor] = {}
+
+    def add(name: str, sum_BH: Tensor) -> None:
+        sums[name] = sums.get(name, zero_BH) + sum_BH
+
     rows = max(1, chunk_size(q_BHTK.device, MAX_WEIGHTS) // (n_sequences * n_heads * n_tokens))
     for start in range(0, n_tokens, rows):
         stop = min(start + rows, n_tokens)
@@ -105,14 +119,14 @@ def attention_sums(
             n_keys_R1 = torch.full_like(n_keys_R1, n_tokens)
         after_first_R = slice(max(0, 1 - start), None)  # without the first row of the sequence
         entropy_BHR = torch.special.entr(weight_BHRS).sum(-1)
-        sum_BHC[..., -3] += entropy_BHR.sum(-1, dtype=torch.float64)
         relative_BHR = entropy_BHR[..., after_first_R] / n_keys_R1[after_first_R, 0].log()
-        sum_BHC[..., -2] += relative_BHR.sum(-1, dtype=torch.float64)
-        sum_BHC[..., -1] += weight_BHRS[..., after_first_R, 0].sum(-1, dtype=torch.float64)
+        add("attention_entropy", entropy_BHR.sum(-1, dtype=torch.float64))
+        add("attention_entropy_rel", relative_BHR.sum(-1, dtype=torch.float64))
+        add("attention_sink", weight_BHRS[..., after_first_R, 0].sum(-1, dtype=torch.float64))
         weight_BHRS.masked_fill_(future_RS, torch.inf)  # below no threshold
-        for index, limit in enumerate([*taus, *(tau / n_keys_R1 for tau in relative_taus)]):
-            sum_BHC[..., index] += (weight_BHRS < limit).sum((-1, -2))
-    return sum_BHC
+        for name, limit in _limits(taus, relative_taus, n_keys_R1).items():
+            add(name, (weight_BHRS < limit).sum((-1, -2)))
+    return sums
 
 
 def add_rows(context: MeasureContext, rows: Measurements) -> None:
