@@ -26,17 +26,6 @@ from sparsedepth.config.model import ModelConfig
 from sparsedepth.model import kernels, moe_kernels, stacked
 from sparsedepth.model.feedforward import FeedForward, RouterLoss
 
-VECTOR_WIDTH = 16
-"""fp32 numbers in the widest vector register of a CPU."""
-
-
-def router_softmax(logits_NE: Tensor) -> Tensor:
-    """Softmax over experts. On a CPU, PyTorch is five times as fast over columns as over rows shorter than a vector."""
-    is_narrow = logits_NE.shape[1] < VECTOR_WIDTH
-    if logits_NE.device.type == "cpu" and is_narrow and not torch.compiler.is_compiling():
-        return logits_NE.t().contiguous().softmax(0).t().contiguous()
-    return logits_NE.softmax(-1)
-
 
 class Experts(nn.Module):
     """Router, routed experts and shared experts."""
@@ -62,7 +51,7 @@ class Experts(nn.Module):
         with torch.autocast(x_ND.device.type, enabled=False):
             wide_ND = x_ND.to(weight.dtype)
             logits_NE = (self.router(wide_ND) if weight.ndim == 2 else stacked.linear(wide_ND, weight)).float()
-        probability_NE = router_softmax(logits_NE)
+        probability_NE = logits_NE.softmax(-1)
         gate_NC, choice_NC = probability_NE.topk(self.top_k, dim=-1)
         if self.renormalise:
             gate_NC = gate_NC / gate_NC.sum(-1, keepdim=True)

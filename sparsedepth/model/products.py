@@ -16,6 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from sparsedepth.model import stacked
 from sparsedepth.model.stacked import by_run
 
 MIN_WORK = 2**20
@@ -34,9 +35,7 @@ def product_dtype(x: Tensor) -> torch.dtype:
 def project(x: Tensor, weight_XD: Tensor, kernel: str = "blas") -> Tensor:
     """x W'; in a stack, each run with its own W."""
     if weight_XD.ndim == 3:
-        product = x.new_empty(*x.shape[:-1], weight_XD.shape[1])
-        torch.bmm(by_run(x, weight_XD), weight_XD.mT, out=by_run(product, weight_XD))
-        return product
+        return stacked.linear(x, weight_XD)
     return _onednn(x, weight_XD) if _uses_onednn(x, weight_XD, kernel) else F.linear(x, weight_XD)
 
 

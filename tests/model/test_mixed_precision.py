@@ -55,5 +55,6 @@ def test_the_router_computes_in_fp32_under_autocast():
     x_ND = torch.randn(40, 32)
     with torch.autocast("cpu", dtype=torch.bfloat16):
         mixed = experts.route(x_ND)
+    torch.testing.assert_close(mixed[0], x_ND @ experts.router.weight.T, atol=1e-6, rtol=1e-6)
     for part, exact in zip(mixed, experts.route(x_ND), strict=True):
         torch.testing.assert_close(part, exact, atol=0, rtol=0)
