@@ -53,7 +53,8 @@ def test_auto_takes_flash_where_it_can_run(monkeypatch):
     unmasked = choose("attention", "auto", dataclasses.replace(gpu(), is_masked=False))
     assert unmasked.kernel == "sdpa" and "PyTorch's own attention is as fast or faster" in unmasked.reason
     assert choose("attention", "auto", gpu(torch.float32)).kernel == "sdpa"
-    assert choose("attention", "auto", gpu(d_head=512)).kernel == "sdpa"
+    for d_head, kernel in ((256, "flash"), (264, "sdpa")):
+        assert choose("attention", "auto", gpu(d_head=d_head)).kernel == kernel
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda *_: (7, 5))
     assert "Ampere" in choose("attention", "auto", gpu()).reason
 

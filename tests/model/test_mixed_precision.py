@@ -25,11 +25,12 @@ class Calls(TorchDispatchMode):
 
 
 def test_each_normed_stream_is_cast_once_and_meets_one_product():
-    block = Decoder(ModelConfig(**SHAPE)).train().blocks[1]
+    block = Decoder(ModelConfig(**SHAPE)).blocks[1]
     x_BTD = torch.randn(3, 16, 32, requires_grad=True)
-    with torch.autocast("cpu", dtype=torch.bfloat16), Calls() as calls:
-        block.ffn(block.branch_input("ffn", x_BTD))
-    assert (calls.casts, calls.products) == (1, 2)  # gate and up together, down
+    for training, n_products in ((True, 2), (False, 3)):  # gate and up together, and down; apart for hooks
+        with torch.autocast("cpu", dtype=torch.bfloat16), Calls() as calls:
+            block.train(training).ffn(block.branch_input("ffn", x_BTD))
+        assert (calls.casts, calls.products) == (1, n_products)
 
 
 @pytest.mark.parametrize("fields", [{}, {"n_kv_heads": 1}, {"qk_norm": True}, {"activation": "relu2"}])

@@ -53,6 +53,8 @@ def test_branches_read_the_streams_in_turn():
     starts = [part.start_scalar.view(4, 6)[:, 0] for block in model.blocks
               for part in (block.attention_streams, block.ffn_streams)]  # fmt: skip
     assert [start.argmax().item() for start in starts] == [0, 1, 2, 3, 0, 1]
+    sizes = {name: w.unique().tolist() for name, w in model.named_parameters() if name.endswith("size_scalar")}
+    assert len(sizes) == 6 and all(size == pytest.approx([0.01]) for size in sizes.values())
 
 
 @pytest.mark.parametrize("n", [2, 4])
