@@ -29,12 +29,12 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from sparsedepth.probe.hf_adapter import FAMILIES as MEASURED
-
 DepthScale = Literal["lns", "before_norm", "after_branch", "after_attention", "after_ffn"]
 Mode = Literal["fold", "hook"]
 
-FAMILIES = MEASURED - {"gpt2", "gpt_neox", "olmo"}
+FAMILIES = frozenset({
+    "gemma", "gemma2", "llama", "mistral", "mixtral", "olmo2", "olmoe", "qwen2", "qwen2_moe", "qwen3", "qwen3_moe",
+})  # fmt: skip
 """Values of `model_type` with Llama's layout: self_attn, mlp, and norms called ..._layernorm with a gain."""
 
 _OUT_NORMS = {"gemma2", "olmo2"}

@@ -117,7 +117,7 @@ def pixel_values(patches_BTP: Tensor, config: ModelConfig) -> Tensor:
 def vit_parity(model: Decoder, folder: Path, inputs: Mapping[str, Tensor]) -> dict[str, float]:
     """The largest difference of logits of each patches_BTP: those of a folder, loaded as a third-party model, and the
     model's."""
-    check_folder(folder, (FAMILY,))
+    check_folder(folder, types=(FAMILY,))
     exported: Any = AutoModelForImageClassification.from_pretrained(
         folder, local_files_only=True, trust_remote_code=False, dtype=torch.float32
     )

@@ -1,9 +1,10 @@
 """Security check of a third-party model folder, from its file names and JSON, before any of it is used.
 
 Accepted is data only: config.json of a supported model type, weights in safetensors, a tokenizer in JSON. Refused, with
-the reason: weights in formats that can run code (.bin, .pt, pickle), Python files, JSON that points to code or kernels
-(`auto_map`, `trust_remote_code`, `_attn_implementation_internal` ...: CVE-2026-4372, CVE-2026-5241), quantised weights,
-adapters, links out of the folder, and implausibly large headers. Nothing loads a refused folder.
+the reason: weights in formats that can run code (.bin, .pt, pickle), Python files, JSON that points to code or to
+kernels of others (`auto_map`, `trust_remote_code`, `attn_implementation: someone/kernel` ...: CVE-2026-4372,
+CVE-2026-5241), quantised weights, adapters, links out of the folder, and implausibly large headers. A key that only
+selects one of the library's own kernels is none of these. Nothing loads a refused folder.
 """
 
 import json
@@ -14,6 +15,8 @@ from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any
 
+from sparsedepth.probe.hf_types import TYPES, check_type
+
 CONFIG = "config.json"
 WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"
@@ -22,25 +25,38 @@ MAX_JSON_BYTES = 10_000_000
 MAX_HEADER_BYTES = 100_000_000
 """The format's own limit; a model of a thousand experts per layer needs a tenth of it."""
 
+COPY = "copy the model again from where it was made"
+"""The fix for a folder that is incomplete or does not fit together."""
+
 _UNSAFE_WEIGHTS = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle", ".msgpack", ".h5", ".npz")
 _CODE = (".py", ".pyc", ".so", ".dll", ".dylib", ".ipynb")
 _DATA = (".safetensors", ".json", ".yaml")
 _SHARD = re.compile(r"[\w-][\w.-]*\.safetensors")
-_POINTS_TO_CODE = re.compile(r"auto_map|remote_code|custom_(pipelines?|generate)|(attn|experts)_implementation|kernel")
-_PLAIN_PRIVATE_KEYS = {"_name_or_path", "_from_model_config", "_commit_hash", "_attn_implementation_autoset"}
-"""Private keys that transformers wrote into configs, and that select nothing."""
+_POINTS_TO_CODE = re.compile(r"auto_map|remote_code|custom_(pipelines?|generate)|_implementation|kernel")
+IMPLEMENTATION = re.compile(r"_?(attn|experts)_implementation(_internal|_autoset)?")
+_OWN_KERNELS = {
+    None, False, True, "eager", "sdpa", "flash_attention_2", "flash_attention_3", "flash_attention_4", "flex_attention",
+    "batched_mm", "grouped_mm", "deepgemm",
+}  # fmt: skip
+"""Values of IMPLEMENTATION that name a part of transformers, not a repository."""
+_PLAIN_PRIVATE_KEYS = {
+    "_name_or_path", "_from_model_config", "_commit_hash", "_flash_attn_2_enabled", "_sliding_window_pattern",
+}  # fmt: skip
+"""Private keys that transformers wrote into configs or its users set, and that lead to no code of others."""
+_TOKEN_MARK = ("__type", "AddedToken")
+"""How older tokenizer files mark a plain token."""
 _POSITIVE = re.compile(r"theta$|^rotary_emb_base$|^query_pre_attn_scalar$")
 _NOT_NEGATIVE = re.compile(r"_(eps|epsilon)$")
 """Settings outside whose range a model computes NaN, or nothing that its family does."""
 _SETTINGS = ("generation_config.json", "tokenizer_config.json", "special_tokens_map.json")
 
 
-def check_folder(folder: Path, families: Collection[str], root: Path | None = None) -> dict[str, Any]:
+def check_folder(folder: Path, root: Path | None = None, types: Collection[str] = TYPES.keys()) -> dict[str, Any]:
     """config.json of a folder that is safe to load. Raises ValueError, one line with the reason, for any other. `root`
     is the folder that links may point into: the folder itself, or the root of a cache."""
     check_names(folder, root or folder)
     config = read_json(folder / CONFIG)
-    check_config(config, str(folder / CONFIG), families)
+    check_config(config, str(folder / CONFIG), types)
     for other in _SETTINGS:
         if (folder / other).exists():
             _check_plain(read_json(folder / other), str(folder / other))
@@ -49,13 +65,9 @@ def check_folder(folder: Path, families: Collection[str], root: Path | None = No
     return config
 
 
-def check_config(config: dict[str, Any], source: str, families: Collection[str]) -> None:
+def check_config(config: dict[str, Any], source: str, types: Collection[str] = TYPES.keys()) -> None:
     """Raises ValueError for an unsupported model type, or a config that points to code."""
-    family = config.get("model_type")
-    if not isinstance(family, str) or family not in families:
-        raise ValueError(
-            f"{source} has model_type={family!r}, which is not supported; supported: {', '.join(sorted(families))}"
-        )
+    check_type(config.get("model_type"), source, types)
     _check_plain(config, source)
     _check_numbers(config, source)
 
@@ -67,9 +79,9 @@ def read_json(path: Path) -> dict[str, Any]:
             raise ValueError(f"it has {path.stat().st_size:,} bytes, and {MAX_JSON_BYTES:,} are the most")
         content = json.loads(path.read_bytes())
     except (OSError, ValueError, RecursionError) as error:
-        raise ValueError(f"{path} cannot be read as JSON: {' '.join(str(error).split())[:200]}") from None
+        raise ValueError(f"{path} cannot be read as JSON: {' '.join(str(error).split())[:200]}; {COPY}") from None
     if not isinstance(content, dict):
-        raise ValueError(f"{path} must hold an object, and holds a {type(content).__name__}")
+        raise ValueError(f"{path} must hold an object, and holds a {type(content).__name__}; {COPY}")
     return content
 
 
@@ -82,7 +94,9 @@ def weight_files(folder: Path) -> list[Path]:
         names = sorted(set(map(str, shards.values()))) if isinstance(shards, dict) else []
         for name in names or [""]:
             if not _SHARD.fullmatch(name) or not (folder / name).exists():
-                raise ValueError(f"{folder / INDEX} names the shard {name!r}, which is no safetensors file beside it")
+                raise ValueError(
+                    f"{folder / INDEX} names the shard {name!r}, which is no safetensors file beside it; {COPY}"
+                )
         return [folder / name for name in names]
     unsafe = sorted(path.name for path in folder.iterdir() if path.suffix in _UNSAFE_WEIGHTS)
     if unsafe:
@@ -90,7 +104,7 @@ def weight_files(folder: Path) -> list[Path]:
             f"{folder} has weights only in {unsafe[0]!r}, a format that can run code when it is read; "
             f"convert them to {WEIGHTS} where they are trusted"
         )
-    raise ValueError(f"{folder} has no weights: neither {WEIGHTS} nor {INDEX}")
+    raise ValueError(f"{folder} has no weights: neither {WEIGHTS} nor {INDEX}; {COPY}")
 
 
 def check_weights(path: Path) -> None:
@@ -121,7 +135,7 @@ def check_names(folder: Path, root: Path) -> None:
         if path.suffix in _CODE:
             raise ValueError(
                 f"{folder} brings code of its own ({path.name}), and nothing of a model folder is ever run; "
-                f"export it to a family that transformers has"
+                f"delete it where transformers itself has the model, else export the model to a type that it has"
             )
     if (folder / "adapter_config.json").exists():
         raise ValueError(f"{folder} is an adapter (adapter_config.json) to another model; merge it into that one first")
@@ -129,14 +143,28 @@ def check_names(folder: Path, root: Path) -> None:
 
 def _check_plain(content: Any, source: str) -> None:
     """Raises ValueError for a key, at any depth, that points to code or kernels."""
-    for key, _ in _entries(content):
+    for key, value in _entries(content):
         if key == "quantization_config":
             raise ValueError(f"{source} has the key {key!r}: quantised weights are not measured; use the original ones")
-        if key not in _PLAIN_PRIVATE_KEYS and (_POINTS_TO_CODE.search(key) or key.startswith("_")):
+        if not _is_plain(key, value):
             raise ValueError(
                 f"{source} has the key {key!r}, which can make a library run code from elsewhere; "
                 f"delete it where the model needs none"
             )
+
+
+def _is_plain(key: str, value: Any) -> bool:
+    """Whether a key leads to nothing but the library and the folder's data; a number, such as a kernel's size, is
+    data."""
+    if IMPLEMENTATION.fullmatch(key):
+        return isinstance(value, str | bool | None) and value in _OWN_KERNELS
+    if (
+        key in _PLAIN_PRIVATE_KEYS
+        or (key, value) == _TOKEN_MARK
+        or not (key.startswith("_") or _POINTS_TO_CODE.search(key))
+    ):
+        return True
+    return "kernel" in key and not key.startswith("_") and (value in (None, False) or type(value) in (int, float))
 
 
 def _check_numbers(content: Any, source: str) -> None:

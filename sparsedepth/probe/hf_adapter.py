@@ -1,8 +1,9 @@
-"""Hugging Face decoders as `ProbedModel`s: one adapter for every family, built on the model's own modules.
+"""Hugging Face decoders as `ProbedModel`s: one adapter for every type (`probe.hf_types`), on the model's own modules.
 
-No family's forward pass is re-implemented. The model runs once with layers that return their input, which records x_0
+No type's forward pass is re-implemented. The model runs once with layers that return their input, which records x_0
 and the other inputs of each layer (mask, rotary tables, positions); a layer is then the model's own module, called with
-these inputs. Queries and keys are captured at its attention function, after norms, clipping and rotation.
+these inputs. Queries and keys are captured at its attention function, after norms, clipping and rotation. Logits are
+those of the model's own forward pass around its blocks, with its scale or cap.
 
 Weights keep the dtype they were loaded in. Layers below fp32 are still computed in fp32: their weights are cast while
 the layer runs, which costs the memory of one layer.
@@ -20,37 +21,21 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 from transformers import AttentionInterface, PreTrainedModel
+from transformers.modeling_outputs import MoeModelOutputWithPast
 
-from sparsedepth.probe.hf_names import MATRIX_KINDS
+from sparsedepth.probe.hf_types import TYPES, check_type
 from sparsedepth.probe.probed_model import AttentionForm
-
-FAMILIES = frozenset({
-    "gemma", "gemma2", "gpt2", "gpt_neox", "llama", "mistral", "mixtral", "olmo", "olmo2", "olmoe", "qwen2",
-    "qwen2_moe", "qwen3", "qwen3_moe",
-})  # fmt: skip
-"""Supported values of `model_type`; a test compares each with the model's own logits and attention weights."""
-
-_LAYERS = ("layers", "h")
-_FINAL_NORMS = ("norm", "final_layer_norm", "ln_f")
-_FFN = "mlp"
-
-_MATRICES = MATRIX_KINDS | {
-    "attention.dense.weight": "output",
-    "mlp.dense_h_to_4h.weight": "up",
-    "mlp.dense_4h_to_h.weight": "down",
-}
-"""Parameter name inside its layer -> kind, for matrices stored as [outputs, inputs]."""
-
-_TRANSPOSED = {"attn.c_proj.weight": "output", "mlp.c_fc.weight": "up", "mlp.c_proj.weight": "down"}
-"""The same for GPT-2's, stored as [inputs, outputs]."""
-
-_ROUTERS = ("mlp.gate.weight", "mlp.shared_expert_gate.weight")
-"""Routers choose experts and transform nothing."""
 
 _CAPTURE = "sparsedepth_capture"
 
 Call = tuple[tuple[Any, ...], dict[str, Any]]
 """A layer's inputs besides the residual stream."""
+
+
+class _BaseOutput(MoeModelOutputWithPast):
+    """What a model's head reads of its base model, of any type."""
+
+    cross_attentions = None
 
 
 class _AttentionCaptured(Exception):
@@ -76,15 +61,16 @@ AttentionInterface.register(_CAPTURE, _capture)
 
 
 class ProbedHfModel:
-    """A causal language model of `transformers`, of a family in FAMILIES, as a `ProbedModel`."""
+    """A causal language model of `transformers`, of a type in TYPES, as a `ProbedModel`."""
 
     def __init__(self, model: PreTrainedModel):
-        """Raises ValueError for an unsupported family, or settings that give wrong numbers."""
+        """Raises ValueError for an unsupported type, or settings that give wrong numbers."""
         _check_model(model)
         self.model = model
-        self._base = model.base_model
-        self._layers = list(_first(self._base, _LAYERS).children())
-        self._norm = _first(self._base, _FINAL_NORMS)
+        self._base: Any = model.base_model
+        self._parts = TYPES[model.config.model_type]
+        self._layers = list(getattr(self._base, self._parts.layers).children())
+        self._norm = getattr(self._base, self._parts.final_norm)
         self._head = model.get_output_embeddings()
         self.n_layers, self.causal = len(self._layers), True
         self.vocab_size, self.stream_width = self._head.weight.shape
@@ -95,7 +81,7 @@ class ProbedHfModel:
                         f"{type(part).__name__} outside the layers is {parameter.dtype}, and must be fp32; "
                         f"load the model with sparsedepth.probe.load, or call .float() on it"
                     )
-        self.max_len: int = model.config.max_position_embeddings
+        self.max_len = _max_len(model.config)
         self._calls: tuple[tuple[int, torch.device], list[Call]] | None = None
 
     @property
@@ -107,7 +93,7 @@ class ProbedHfModel:
         return self._layers[layer - 1]
 
     def embed(self, tokens_BT: Tensor) -> Tensor:
-        """x_0 including the family's scaling and learned positions. Raises ValueError beyond `max_len`."""
+        """x_0 including the model's scaling and learned positions. Raises ValueError beyond `max_len`."""
         return self._record_calls(tokens_BT)[0]
 
     def block(self, layer: int, x_BTD: Tensor) -> Tensor:
@@ -120,34 +106,38 @@ class ProbedHfModel:
     def branches(self, layer: int, x_BTD: Tensor) -> tuple[Tensor, Tensor]:
         """The updates a_BTD of attention and f_BTD of the feed-forward part: block(x) = x + a + f, to rounding. With
         the feed-forward part replaced by 0 a layer is x + a, with norms before or after its parts."""
-        ffn = self.block_module(layer).get_submodule(_FFN)
+        ffn = self.block_module(layer).get_submodule(self._parts.ffn)
         with _replaced_forward([ffn], lambda x, *_, **__: torch.zeros_like(x)):
             after_attention_BTD = self.block(layer, x_BTD)
         return after_attention_BTD - x_BTD, self.block(layer, x_BTD) - after_attention_BTD
 
     def logits(self, x_BTD: Tensor) -> Tensor:
-        logits_BTV = self._head(self.final_norm(x_BTD))
-        cap = getattr(self.model.config, "final_logit_softcapping", None)
-        return logits_BTV if cap is None else cap * torch.tanh(logits_BTV / cap)
+        normed = _BaseOutput(last_hidden_state=self.final_norm(x_BTD))
+        with _replaced_forward([self._base], lambda *_, **__: normed):
+            return self.model(inputs_embeds=x_BTD, return_dict=True).logits
 
     def final_norm(self, x_BTD: Tensor) -> Tensor:
         return self._norm(x_BTD)
 
     def hidden_units(self, layer: int, x_BTD: Tensor) -> Tensor | None:
         """The input of the block's matrix 'down'."""
-        kinds = _MATRICES | _TRANSPOSED
-        names = [name for name, _ in self.block_module(layer).named_parameters() if kinds.get(name) == "down"]
-        if not names:
+        kinds = self._parts.matrices
+        modules = self.block_module(layer).named_modules()
+        down = next((module for name, module in modules if kinds.get(name) == "down"), None)
+        if down is None:
             return None
-        h, _ = self._capture(layer, x_BTD, self.block_module(layer).get_submodule(names[0].removesuffix(".weight")))
+        h, _ = self._capture(layer, x_BTD, down)
         return h.unflatten(0, x_BTD.shape[:2]) if h.ndim == 2 else h
 
     def routing(self, layer: int, x_BTD: Tensor) -> tuple[Tensor, Tensor] | None:
-        """Probabilities and choices of the layer's router, captured while the block runs."""
-        router = getattr(getattr(self.block_module(layer), "mlp", None), "gate", None)
+        """Probabilities and choices of the layer's router, captured while the block runs. Scores of a sigmoid are
+        divided by their sum (2412.19437, equation 18)."""
+        router = dict(self.block_module(layer).named_modules()).get(self._parts.router)
         if router is None or not hasattr(router, "top_k"):
             return None
         _, (logits_NE, _, choice_NC) = self._capture(layer, x_BTD, router)
+        if self._parts.router_scores == "sigmoid":
+            logits_NE = nn.functional.logsigmoid(logits_NE.float())
         shape = x_BTD.shape[:2]
         return logits_NE.float().softmax(-1).unflatten(0, shape), choice_NC.unflatten(0, shape)
 
@@ -162,11 +152,11 @@ class ProbedHfModel:
         return calls[0]
 
     def residual_map(self, layer: int, x_BTD: Tensor) -> None:
-        """No supported family has several streams."""
+        """No supported type has several streams."""
         return None
 
     def attention_inputs(self, layer: int, x_BTD: Tensor) -> tuple[Tensor, Tensor, AttentionForm]:
-        """q_BHTK, k_BGTK, and window and cap; q includes the family's own scale."""
+        """q_BHTK, k_BGTK, and window and cap; q includes the model's own scale."""
         before = self.model.config._attn_implementation
         self.model.set_attn_implementation(_CAPTURE)
         try:
@@ -181,30 +171,35 @@ class ProbedHfModel:
 
     def matrices(self, layer: int) -> Mapping[str, Tensor]:
         """Named as in `ProbedDecoder.matrices`; a dense expert next to routed ones is 'shared'."""
-        weights: dict[str, Tensor] = {}
-        for name, weight in self.block_module(layer).named_parameters():
-            if weight.ndim > 1 and weight.numel() and name not in _ROUTERS:  # an expert may be 0 wide: none
-                weights |= self._named(name, weight)
+        parts, weights = self._parts, {}
+        for parameter, weight in self.block_module(layer).named_parameters():
+            name = parameter.removesuffix(".weight")
+            if weight.ndim < 2 or not weight.numel() or name in parts.others:  # an expert may be 0 wide: none
+                continue
+            if name not in parts.matrices:
+                raise ValueError(
+                    f"the matrix {parameter!r} of a {self.model.config.model_type} layer has no known kind"
+                )
+            kinds = parts.matrices[name].split()
+            if weight.ndim == 3:
+                for index, expert in enumerate(weight):
+                    weights |= {f"expert{index}.{kind}": w for kind, w in self._apart(kinds, expert).items()}
+            else:
+                weights |= self._apart(kinds, weight.T if parts.is_transposed else weight)
         return weights
 
-    def _named(self, name: str, weight: Tensor) -> dict[str, Tensor]:
-        """The matrices in one parameter of a layer."""
-        if name in _MATRICES:
-            return {_MATRICES[name]: weight}
-        if name in _TRANSPOSED:
-            return {_TRANSPOSED[name]: weight.T}
-        if name == "attn.c_attn.weight":  # GPT-2: query, key and value side by side
-            return dict(zip(("query", "key", "value"), weight.T.chunk(3), strict=True))
-        if name == "attention.query_key_value.weight":  # GPT-NeoX: head by head
-            parts = weight.unflatten(0, (self.model.config.num_attention_heads, 3, -1)).unbind(1)
-            return {kind: part.flatten(0, 1) for kind, part in zip(("query", "key", "value"), parts, strict=True)}
-        if name == "mlp.experts.gate_up_proj":
-            n_gate = weight.shape[1] // 2
-            gates = {f"expert{index}.gate": gate_up[:n_gate] for index, gate_up in enumerate(weight)}
-            return gates | {f"expert{index}.up": gate_up[n_gate:] for index, gate_up in enumerate(weight)}
-        if name == "mlp.experts.down_proj":
-            return {f"expert{index}.down": part for index, part in enumerate(weight)}
-        raise ValueError(f"the matrix {name!r} of a {self.model.config.model_type} layer has no known kind")
+    def _apart(self, kinds: list[str], weight: Tensor) -> dict[str, Tensor]:
+        """The matrices of these kinds in a weight [outputs, inputs]."""
+        config = self.model.config
+        if len(kinds) < 3:
+            return dict(zip(kinds, weight.chunk(len(kinds)), strict=True))
+        heads = config.num_attention_heads
+        if self._parts.is_by_head:
+            parts = [part.flatten(0, 1) for part in weight.unflatten(0, (heads, 3, -1)).unbind(1)]
+        else:
+            n_query = heads * (getattr(config, "head_dim", None) or config.hidden_size // heads)
+            parts = weight.split([n_query, *[(len(weight) - n_query) // 2] * 2])
+        return dict(zip(kinds, parts, strict=True))
 
     @contextmanager
     def exact(self) -> Generator[None, None, None]:
@@ -247,6 +242,9 @@ class ProbedHfModel:
                 f"sequences of {tokens_BT.shape[1]:,} tokens are longer than the {self.max_len:,} positions of this "
                 f"{self.model.config.model_type} model; use a shorter length"
             )
+        for module in self._base.modules():  # dynamic rotations depend on this length alone, not on earlier ones
+            for name in [name for name in vars(module) if name.endswith("max_seq_len_cached")]:
+                setattr(module, name, 0)
         inputs: list[Tensor] = []
         calls: list[Call] = []
 
@@ -296,17 +294,18 @@ def _window(mask: Tensor | None) -> int | None:
     return None if window == len(visible_TT) else window
 
 
-def _first(module: nn.Module, names: Iterable[str]) -> nn.Module:
-    part = next((getattr(module, name) for name in names if hasattr(module, name)), None)
-    if part is None:
-        raise ValueError(f"{type(module).__name__} has none of {', '.join(names)}: its layout is not known")
-    return part
+def _max_len(config: Any) -> int:
+    """The longest sequence: of a rotation that is stretched beyond the trained length (dynamic, YaRN), with it."""
+    trained, rope = config.max_position_embeddings, getattr(config, "rope_parameters", None) or {}
+    if rope.get("rope_type") not in ("dynamic", "yarn"):
+        return trained
+    original = rope.get("original_max_position_embeddings") or trained
+    return max(trained, int(original * (rope.get("factor") or 1)))
 
 
 def _check_model(model: PreTrainedModel) -> None:
     config = model.config
-    if config.model_type not in FAMILIES:
-        raise ValueError(f"model_type={config.model_type!r} is not supported; supported: {', '.join(sorted(FAMILIES))}")
+    check_type(config.model_type, f"this {type(model).__name__}")
     for name, sees_future in (("use_bidirectional_attention", True), ("is_causal", False)):
         value = getattr(config, name, None)
         if value is not None and bool(value) is sees_future:

@@ -1,7 +1,7 @@
 """Weight names of this decoder and of transformers, in one table for measuring, export and training from a model.
 
 Families with Llama's layout share the names; Gemma-2 also has norms after its branches. GPT-2 and GPT-NeoX, which are
-only measured, are handled in `probe.hf_adapter`.
+only measured, and all other measured types are in `probe.hf_types`.
 """
 
 import re
@@ -48,9 +48,6 @@ VIT = {
 }
 OUTSIDE_BLOCKS_VIT = {"norm": "vit.layernorm", "head": "classifier"}
 """The patch embedding has other parts in transformers (`exchange.vit`)."""
-
-MATRIX_KINDS = {f"{hf}.weight": own.partition(".")[2] for own, hf in IN_BLOCK.items()}
-"""Parameter name inside a transformers layer -> its name in `ProbedModel.matrices`."""
 
 
 def hf_name(name: str, family: str) -> str | None:

@@ -1,9 +1,10 @@
 """Loading a model to measure: a run folder, a local Hugging Face folder, or a name on the hub.
 
 Weights come from safetensors only, and no code of a folder is run (`sparsedepth.probe.folder`). Local folders need no
-network. Layers keep the checkpoint's dtype unless fp32 is requested, and are computed in fp32; embedding, final norm
-and head are always held in fp32. Both give the same numbers, except for Gemma, whose embedding scale is a constant in
-the checkpoint's dtype, as in training (55.5 instead of 55.4256 at width 3072 in bf16).
+network. Layers keep the dtype of the weights in the files, whatever config.json says, unless fp32 is requested, and
+are computed in fp32; embedding, final norm and head are always held in fp32. Both give the same numbers, except for
+Gemma, whose embedding scale is a constant in the dtype of the weights, as in training (55.5 instead of 55.4256 at width
+3072 in bf16).
 """
 
 import math
@@ -12,7 +13,7 @@ import warnings
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, reduce
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Literal
@@ -26,6 +27,8 @@ from sparsedepth.files import MARKER, digest, sha256
 from sparsedepth.model.decoder import Decoder
 from sparsedepth.probe.folder import (
     CONFIG,
+    COPY,
+    IMPLEMENTATION,
     WEIGHTS,
     check_config,
     check_folder,
@@ -48,6 +51,9 @@ _HUB_NAME = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)?")
 _HUB_FILES = ("*.json", "*.safetensors", "merges.txt")
 _BUFFERS = re.compile(r"(inv_freq|masked_bias|attn\.bias|attention\.bias)$")
 """Constants in older checkpoints that models no longer read."""
+_IN_LAYER = re.compile(r"(^|\.)(layers|h)\.\d+\.")
+_DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+"""Of weights that are numbers by themselves, by their name in safetensors."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -156,7 +162,8 @@ def _read_weights(path: Path, expected: dict[str, list[int]]) -> dict[str, torch
         if mismatched:
             raise ValueError(
                 f"{path} does not hold the model of {RUN_CONFIG}: {mismatched[0]} has shape "
-                f"{shapes.get(mismatched[0])} where the config says {expected.get(mismatched[0])}"
+                f"{shapes.get(mismatched[0])} where the config says {expected.get(mismatched[0])}; copy both files "
+                f"again from where the run was made"
             )
         return {name: file.get_tensor(name) for name in shapes}
 
@@ -181,7 +188,7 @@ def _check_size(paths: Iterable[Path], n_layers: Any) -> int:
         with safe_open(path, framework="pt") as file:
             n_tensors += len(file.keys())
     if not isinstance(n_layers, int) or not 1 <= n_layers <= n_tensors:
-        raise ValueError(f"the config says {n_layers!r} layers, and the weights are {n_tensors} tensors")
+        raise ValueError(f"the config says {n_layers!r} layers, and the weights are {n_tensors} tensors; {COPY}")
     return n_bytes
 
 
@@ -189,17 +196,18 @@ def _load_hf(source: str, folder: Path, root: Path | None, device: torch.device 
     check_transformers(version("transformers"))
     from transformers.utils import logging
 
-    from sparsedepth.probe.hf_adapter import FAMILIES, ProbedHfModel
+    from sparsedepth.probe.hf_adapter import ProbedHfModel
 
     logging.disable_progress_bar()  # it would mix with our output
 
-    values = check_folder(folder, FAMILIES, root)
+    values = check_folder(folder, root)
+    check_installed(values["model_type"])
     config = _hf_config(folder, values)
     paths = weight_files(folder)
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Initializing zero-element")  # an expert may be 0 wide: none
         _check_parameters(config, folder, _check_size(paths, config.num_hidden_layers))
-        model = _read_model(config, folder, dtype)
+        model = _read_model(config, folder, _stored_dtypes(paths) if dtype == "checkpoint" else (torch.float32,) * 2)
     _check_finite(model, folder)
     model.to(device)
     probed = ProbedHfModel(model)
@@ -226,7 +234,7 @@ def _check_runs(probed: ProbedModel, folder: Path) -> None:
         with probing(probed):
             deque(stream(probed, torch.zeros(1, 1, dtype=torch.long, device=probed.device)), maxlen=0)
     except Exception as error:  # layers raise what their parts raise
-        raise ValueError(f"{folder / CONFIG} describes a model that cannot be run: {_line(error)}") from None
+        raise ValueError(f"{folder / CONFIG} describes a model that cannot be run: {_line(error)}; {COPY}") from None
 
 
 def check_transformers(version: str) -> None:
@@ -236,13 +244,56 @@ def check_transformers(version: str) -> None:
         raise ValueError(f"transformers {version} is not safe to load models with; install {oldest} or later")
 
 
-def _hf_config(folder: Path, values: dict[str, Any]) -> Any:
+def check_installed(model_type: str) -> None:
+    """Raises ValueError for a type that the installed transformers lacks."""
     from transformers import CONFIG_MAPPING
 
+    if model_type not in CONFIG_MAPPING:
+        raise ValueError(
+            f"model_type={model_type!r} is not in transformers {version('transformers')}, which is installed; "
+            f"install the latest release: pip install -U transformers"
+        )
+
+
+def _hf_config(folder: Path, values: dict[str, Any]) -> Any:
+    """The config. The kernels are chosen here. A width that heads of their own size (head_dim) do not divide is no
+    mistake, though some types refuse it (transformers#46211): it is set afterwards."""
+    from transformers import CONFIG_MAPPING
+
+    fields = {name: value for name, value in values.items() if not IMPLEMENTATION.fullmatch(name)}
+    sizes = [values.get(name) for name in ("hidden_size", "num_attention_heads", "head_dim")]
+    width, heads, head_width = (size if type(size) is int and size > 0 else 0 for size in sizes)
+    is_uneven = bool(width and head_width and heads and width % heads)
     try:
-        return CONFIG_MAPPING[values["model_type"]].from_dict(values)
-    except Exception as error:  # each family validates in its own way
-        raise ValueError(f"{folder / CONFIG} is not a config of its family: {_line(error)}") from None
+        config = CONFIG_MAPPING[values["model_type"]].from_dict(
+            {**fields, "hidden_size": heads * head_width} if is_uneven else fields
+        )
+        if is_uneven:
+            config.hidden_size = width
+        return config
+    except Exception as error:  # each type validates in its own way
+        raise ValueError(f"{folder / CONFIG} is not a config of its model type: {_line(error)}; {COPY}") from None
+
+
+def _stored_dtypes(paths: Iterable[Path]) -> tuple[torch.dtype, torch.dtype]:
+    """Of all weights in these files, and of those of the layers: the smallest dtype that rounds none of them. Raises
+    ValueError for weights that are no numbers by themselves."""
+    from safetensors import safe_open
+
+    found: dict[bool, set[str]] = {True: set(), False: set()}
+    for path in paths:
+        with safe_open(path, framework="pt") as file:
+            for name in file.keys():  # noqa: SIM118
+                if not _BUFFERS.search(name):
+                    found[bool(_IN_LAYER.search(name))].add(file.get_slice(name).get_dtype())
+    if unknown := sorted((found[True] | found[False]) - _DTYPES.keys()):
+        what = f"{path.parent} holds weights of dtype {unknown[0]}"
+        raise ValueError(f"{what}: quantised weights are not measured; use the original ones")
+    of_layers, of_others = (
+        reduce(torch.promote_types, [_DTYPES[name] for name in names or found[not is_in]])
+        for is_in, names in found.items()
+    )
+    return torch.promote_types(of_layers, of_others), of_layers
 
 
 def _check_parameters(config: Any, folder: Path, n_bytes: int) -> None:
@@ -253,25 +304,28 @@ def _check_parameters(config: Any, folder: Path, n_bytes: int) -> None:
         with torch.device("meta"):
             planned = AutoModelForCausalLM.from_config(config, attn_implementation="eager", trust_remote_code=False)
     except Exception as error:  # as above: sizes that do not fit together
-        raise ValueError(f"{folder / CONFIG} describes no model: {_line(error)}") from None
+        raise ValueError(f"{folder / CONFIG} describes no model: {_line(error)}; {COPY}") from None
     n_parameters = sum(math.prod(parameter.shape) for parameter in planned.parameters())
     if 2 * n_parameters > n_bytes:
         raise ValueError(
             f"{folder / CONFIG} describes {n_parameters:,} parameters, and the weight files have "
-            f"{n_bytes:,} bytes: they belong to another model, or are incomplete"
+            f"{n_bytes:,} bytes: they belong to another model, or are incomplete; {COPY}"
         )
 
 
-def _read_model(config: Any, folder: Path, dtype: Dtype) -> Any:
+def _read_model(config: Any, folder: Path, dtypes: tuple[torch.dtype, torch.dtype]) -> Any:
+    """The model, read at the first dtype, with its layers held at the second."""
     from transformers import AutoModelForCausalLM
 
+    dtype, of_layers = dtypes
+
     # Only eager supports a softcap.
-    kernel = "eager" if hasattr(config, "attn_logit_softcapping") else "sdpa"
+    kernel = "eager" if getattr(config, "attn_logit_softcapping", None) else "sdpa"
     try:
         loaded: Any = AutoModelForCausalLM.from_pretrained(
             folder,
             config=config,
-            dtype=torch.float32 if dtype == "fp32" else "auto",
+            dtype=dtype,
             attn_implementation=kernel,
             use_safetensors=True,
             local_files_only=True,
@@ -279,18 +333,17 @@ def _read_model(config: Any, folder: Path, dtype: Dtype) -> Any:
             output_loading_info=True,
         )
     except Exception as error:  # the library raises what its parts raise
-        raise ValueError(f"{folder} cannot be loaded: {_line(error)}") from None
+        raise ValueError(f"{folder} cannot be loaded: {_line(error)}; {COPY}") from None
     model, report = loaded
     for kind in ("missing_keys", "mismatched_keys", "unexpected_keys"):
         names = sorted(str(name) for name in report[kind] if not _BUFFERS.search(str(name)))
         if names:
             raise ValueError(
-                f"the weights of {folder} are not those of its config: {kind.replace('_', ' ')} {names[0]}"
+                f"the weights of {folder} are not those of its config: {kind.replace('_', ' ')} {names[0]}; {COPY}"
             )
     # Every position of every fork passes through embedding, final norm and head.
     for part in (*model.base_model.children(), model.get_output_embeddings()):
-        if not isinstance(part, nn.ModuleList):
-            part.float()
+        part.to(of_layers if isinstance(part, nn.ModuleList) else torch.float32)
     return model.eval()
 
 
@@ -299,8 +352,6 @@ def _download(name: str) -> Path:
     check_transformers(version("transformers"))
     from huggingface_hub import snapshot_download
 
-    from sparsedepth.probe.hf_adapter import FAMILIES
-
     try:
         first = Path(snapshot_download(name, allow_patterns=[CONFIG]))
     except Exception as error:  # network, permission and cache each raise their own
@@ -308,7 +359,9 @@ def _download(name: str) -> Path:
             f"model {name!r} is not a local folder and cannot be downloaded from the hub ({_line(error)}); "
             f"check the name and the network, or name a folder"
         ) from None
-    check_config(read_json(first / CONFIG), name, FAMILIES)
+    config = read_json(first / CONFIG)
+    check_config(config, name)
+    check_installed(config["model_type"])
     try:
         return Path(snapshot_download(name, revision=first.name, allow_patterns=list(_HUB_FILES)))
     except Exception as error:

@@ -17,10 +17,14 @@ from sparsedepth.probe.folder import check_folder
 
 SMALL = {"n_layers": 3, "d_model": 32, "n_heads": 4, "d_ff": 48, "vocab_size": 40, "seq_len": 16, "norm_eps": 1e-2}
 TOKENS = torch.randint(0, 40, (2, 12), generator=torch.Generator().manual_seed(1))
-LLAMAS = [name for name, (prefix, _) in ARCHITECTURES.items() if not name.startswith(("gpt", "olmo"))] + [
-    "olmo2",
-    "olmoe",
-]
+LLAMAS = [name for name in ARCHITECTURES if name.removesuffix("_tied").removesuffix("_window") in retrofit.FAMILIES]
+
+
+def test_a_measured_type_is_not_scaled_before_its_own_test():
+    assert len(LLAMAS) == len(retrofit.FAMILIES) + 3  # a tied head, and windows
+    for name in ("cohere", "granite", "gemma3_text", "glm4", "olmo3"):
+        with pytest.raises(ValueError, match="does not have Llama's layout; supported: gemma, gemma2, llama"):
+            retrofit.apply(tiny(name), allow_trained=True)
 
 
 def logits(model) -> torch.Tensor:
@@ -73,7 +77,7 @@ def test_one_scale_at_a_time_also_after_saving(tmp_path):
     retrofit.remove(model)
     retrofit.apply(model)
     model.save_pretrained(tmp_path)
-    assert check_folder(tmp_path, {"llama"})["depth_scale"] == "lns"
+    assert check_folder(tmp_path)["depth_scale"] == "lns"
     again = AutoModelForCausalLM.from_pretrained(tmp_path)
     torch.testing.assert_close(logits(again), logits(model), atol=1e-6, rtol=0)
     with pytest.raises(ValueError, match=r"already \(lns\)"):

@@ -6,15 +6,16 @@ from support.handmade_models import integers, normal
 from support.hf_families import FAMILIES, tiny
 
 from sparsedepth.probe.fork import probing, record_states
-from sparsedepth.probe.hf_adapter import FAMILIES as MODEL_TYPES
 from sparsedepth.probe.hf_adapter import ProbedHfModel
-from sparsedepth.probe.probed_model import AttentionForm, attention_rows
+from sparsedepth.probe.hf_types import REFUSED, TYPES
+from sparsedepth.probe.probed_model import attention_rows
 
 TOKENS = integers(40, 3, 12)
 
 
 def test_every_family_is_tested():
-    assert {tiny(name).config.model_type for name in FAMILIES} == MODEL_TYPES
+    assert {tiny(name).config.model_type for name in FAMILIES} == TYPES.keys()
+    assert TYPES.keys().isdisjoint(REFUSED)
 
 
 KERNELS = [
@@ -42,6 +43,14 @@ def test_the_blocks_compose_to_the_model(family, attention):
     assert (states[-1] - states[0]).abs().max() > 0.5
 
 
+WINDOWS = {
+    **{family: [5, None, 5, None] for family in ("cohere2", "exaone4", "gemma2", "gemma3_text", "ministral", "olmo3")},
+    **{family: [5] * 4 for family in ("mistral_window", "phi3", "starcoder2")},
+    "qwen2_window": [None, None, 5, 5],
+    "smollm3": [None, 5, None, 5],
+}
+
+
 @pytest.mark.parametrize("family", FAMILIES)
 def test_attention_weights_are_the_models(family):
     model = tiny(family, "eager")
@@ -57,8 +66,7 @@ def test_attention_weights_are_the_models(family):
             rows = [attention_rows(q, k, start, start + 4, form)[0] for start in (0, 4, 8)]
             rows = torch.cat([torch.nn.functional.pad(row, (0, 12 - row.shape[-1])) for row in rows], dim=2)
             torch.testing.assert_close(rows, expected[layer - 1], rtol=0, atol=1e-5)
-    windows = {"mistral_window": [5] * 4, "qwen2_window": [None, None, 5, 5], "gemma2": [5, None, 5, None]}
-    assert [form.window for form in forms] == windows.get(family, [None] * 4)
+    assert [form.window for form in forms] == WINDOWS.get(family, [None] * 4)
     assert {form.softcap for form in forms} == ({2.0} if family == "gemma2" else {None})
 
 
@@ -74,19 +82,21 @@ def test_branches_add_up_to_the_block(family):
             torch.testing.assert_close(ffn, mlp(norm(x + attention)), rtol=0, atol=1e-5)
 
 
+@pytest.mark.parametrize("layer", [1, 2])
 @pytest.mark.parametrize("family", FAMILIES)
-def test_hidden_units_are_what_the_last_product_of_a_block_reads(family):
+def test_hidden_units_are_what_the_last_product_of_a_block_reads(family, layer):
     probed, x_BTD = ProbedHfModel(tiny(family)), normal(2, 9, 32)
     with probing(probed):
-        h_BTF, down = probed.hidden_units(2, x_BTD), probed.matrices(2).get("down")
+        h_BTF, down = probed.hidden_units(layer, x_BTD), probed.matrices(layer).get("down")
         if down is None:
             assert h_BTF is None
             return
-        ffn = probed.block_module(2).get_submodule("mlp")
-        bias = next((p for name, p in ffn.named_parameters() if name in ("c_proj.bias", "dense_4h_to_h.bias")), 0)
+        ffn = probed.block_module(layer).get_submodule("mlp")
+        biases = ("c_proj.bias", "dense_4h_to_h.bias", "down_proj.bias")
+        bias = next((p for name, p in ffn.named_parameters() if name in biases), 0)
         read = []
         ffn.register_forward_hook(lambda module, args, output: read.append(output))
-        probed.block(2, x_BTD)
+        probed.block(layer, x_BTD)
         torch.testing.assert_close(h_BTF @ down.T + bias, read[0], rtol=0, atol=1e-5)
 
 
@@ -95,35 +105,45 @@ def test_matrices_are_those_of_the_layer_each_once(family):
     probed = ProbedHfModel(tiny(family))
     for layer in range(1, 5):
         block = probed.block_module(layer)
-        routers = ("mlp.gate.weight", "mlp.shared_expert_gate.weight")
-        expected = sum(p.numel() for name, p in block.named_parameters() if p.ndim > 1 and name not in routers)
+        others = (
+            "mlp.gate.weight",
+            "mlp.shared_expert_gate.weight",
+            "self_attn.q_norm.weight",
+            "self_attn.k_norm.weight",
+        )
+        expected = sum(p.numel() for name, p in block.named_parameters() if p.ndim > 1 and name not in others)
         found = probed.matrices(layer)
         assert sum(matrix.numel() for matrix in found.values()) == expected
         assert all(matrix.ndim == 2 for matrix in found.values())
         assert {"query", "key", "value", "output"} < set(found)
         kinds = {name.split(".")[-1] for name in set(found) - {"query", "key", "value", "output"}}
-        assert kinds == ({"up", "down"} if family.startswith("gpt") else {"gate", "up", "down"})
+        ungated = ("gpt", "apertus", "arcee", "nemotron", "starcoder2")
+        assert kinds == ({"up", "down"} if family.startswith(ungated) else {"gate", "up", "down"})
 
 
 @pytest.mark.parametrize(
     ("family", "norm", "fused"),
-    [("gpt2", "ln_1", "attn.c_attn"), ("gpt_neox", "input_layernorm", "attention.query_key_value")],
+    [
+        ("gpt2", "ln_1", "attn.c_attn"),
+        ("gpt_neox", "input_layernorm", "attention.query_key_value"),
+        ("phi3", "input_layernorm", "self_attn.qkv_proj"),
+    ],
 )
 def test_fused_projections_are_taken_apart(family, norm, fused):
     """The matrix called 'query' is the one that makes the queries: q = W N(x) + b, at position 0 without rotation."""
     probed, x = ProbedHfModel(tiny(family)), normal(1, 1, 32)
     block = probed.block_module(1)
-    bias = dict(block.get_submodule(fused).named_parameters())["bias"]
     with torch.no_grad():
-        bias.zero_()
-        q, k, form = probed.attention_inputs(1, x)
-        assert form == AttentionForm()
+        for name, bias in block.get_submodule(fused).named_parameters():
+            if name == "bias":
+                bias.zero_()
+        q, k, _ = probed.attention_inputs(1, x)
         for name, heads in (("query", q), ("key", k)):
             expected = block.get_submodule(norm)(x) @ probed.matrices(1)[name].T
             torch.testing.assert_close(heads.transpose(1, 2).flatten(2), expected, rtol=0, atol=1e-5)
 
 
-@pytest.mark.parametrize("family", ["llama", "gemma2", "olmoe", "gpt2"])
+@pytest.mark.parametrize("family", ["llama", "gemma2", "olmoe", "gpt2", "apertus", "cohere", "glm4_moe", "phi3"])
 def test_low_precision_layers_are_computed_in_fp32(family):
     """Blocks in bf16 give what the same weights, widened beforehand, give; the weights stay in bf16."""
     wide, narrow = tiny(family), tiny(family)
@@ -186,6 +206,45 @@ def test_the_model_is_left_as_found_also_after_an_error(family):
     assert all(torch.equal(before[name], weight) for name, weight in model.state_dict().items())
 
 
+@pytest.mark.parametrize("family", ["glm", "glm4", "phi3"])
+def test_gate_and_up_are_taken_apart(family):
+    probed, x = ProbedHfModel(tiny(family)), normal(2, 3, 32)
+    ffn, weights = probed.block_module(1).get_submodule("mlp"), probed.matrices(1)
+    with torch.no_grad():
+        expected = (torch.nn.functional.silu(x @ weights["gate"].T) * (x @ weights["up"].T)) @ weights["down"].T
+        torch.testing.assert_close(ffn(x), expected, rtol=0, atol=1e-5)
+
+
+def test_sigmoid_scores_of_a_router_become_shares():
+    model = tiny("glm4_moe")
+    probed, x = ProbedHfModel(model), normal(2, 3, 32)
+    router, read = model.get_submodule("model.layers.1.mlp.gate"), []
+    router.register_forward_pre_hook(lambda module, args: read.append(args[0]))
+    with probing(probed):
+        probability, choice = probed.routing(2, x)
+        score = (read[0] @ router.weight.T).sigmoid()
+    torch.testing.assert_close(probability, score / score.sum(-1, keepdim=True), rtol=0, atol=1e-6)
+    assert choice.shape == (2, 3, 2) and probed.routing(1, x) is None
+
+
+@pytest.mark.parametrize("family", ["llama", "olmo3"])
+def test_dynamic_rotation_beyond_the_trained_length_depends_on_the_length_alone(family):
+    dynamic = {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}
+    rope = dynamic if family == "llama" else {"full_attention": dynamic, "sliding_attention": dynamic}
+    fields = {"max_position_embeddings": 16, "rope_parameters": rope}
+    probed = ProbedHfModel(tiny(family, **fields))
+    assert probed.max_len == (32 if family == "llama" else 16)
+    probed.max_len = 32
+    for length in (12, 32, 20, 12, 24):  # longer, then shorter ones
+        tokens = integers(40, 2, length)
+        with torch.no_grad(), probing(probed):
+            found = probed.logits(record_states(probed, tokens)[-1])
+            torch.testing.assert_close(found, tiny(family, **fields)(tokens).logits, rtol=0, atol=1e-5)
+    probed.max_len = 16
+    with pytest.raises(ValueError, match="longer than the 16 positions"):
+        probed.embed(integers(40, 1, 17))
+
+
 def test_blocks_work_with_gradients_after_a_pass_in_inference_mode():
     probed = ProbedHfModel(tiny("mistral_window"))
     with probing(probed):
@@ -209,7 +268,7 @@ def test_what_cannot_be_measured_is_refused():
     with pytest.raises(ValueError, match="longer than the 64 positions"):
         ProbedHfModel(tiny("gpt2")).embed(integers(40, 1, 65))
     for family, field, value, reason in (
-        ("llama", "model_type", "bert", "model_type='bert' is not supported; supported: gemma, gemma2"),
+        ("llama", "model_type", "bert", "model_type='bert', which is not supported; supported: apertus, arcee"),
         ("gemma2", "use_bidirectional_attention", True, "tokens see the future"),
         ("llama", "is_causal", False, "is_causal=False: tokens see the future"),
         ("gemma2", "_attn_implementation_internal", "sdpa", r"softcap=2\.0.*'eager'"),

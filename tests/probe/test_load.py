@@ -206,7 +206,7 @@ def test_names_that_older_releases_wrote_are_no_harm(model):
 @pytest.mark.parametrize("family", ["bert", "llama4", "", None, ["llama"]])
 def test_unknown_kinds_of_models_are_refused(model, family):
     edit(model / "config.json", model_type=family)
-    with pytest.raises(ValueError, match=r"model_type=.* is not supported; supported: gemma"):
+    with pytest.raises(ValueError, match=r"model_type=.* is not supported; supported: apertus"):
         load_model(model)
 
 
@@ -243,7 +243,7 @@ def test_broken_folders(model, file, content, reason):
     ("fields", "reason"),
     [
         ({"num_hidden_layers": 10**9}, "1000000000 layers, and the weights are"),
-        ({"num_hidden_layers": "4"}, "is not a config of its family"),
+        ({"num_hidden_layers": "4"}, "is not a config of its model type"),
         ({"num_hidden_layers": 5}, "parameters, and the weight files have|missing keys"),
         ({"num_hidden_layers": 3}, "unexpected keys model.layers.3"),
         ({"hidden_size": 2**20}, "parameters, and the weight files have"),

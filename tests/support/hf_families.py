@@ -23,35 +23,76 @@ _COMMON = {
     "initializer_range": 0.25,
 }
 _HEAD = {"head_dim": 12}
+_BY_LAYER = {"sliding_window": 5, "layer_types": ["sliding_attention", "full_attention"] * 2}
+_YARN = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 16}
+_LLAMA3 = {**_YARN, "rope_type": "llama3", "low_freq_factor": 1.0, "high_freq_factor": 4.0}
 _ROUTED = {"num_experts_per_tok": 2, "moe_intermediate_size": 24, "num_experts": 4}
 
 FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
+    "apertus": ("Apertus", {"rope_parameters": _LLAMA3}),
+    "arcee": ("Arcee", {**_HEAD, "mlp_bias": True}),
+    "cohere": ("Cohere", {"use_qk_norm": True, "logit_scale": 0.3}),
+    "cohere2": ("Cohere2", {**_BY_LAYER, "logit_scale": 0.3}),
+    "ernie4_5": ("Ernie4_5", {**_HEAD, "use_bias": True}),
+    "exaone4": ("Exaone4", _BY_LAYER),
     "gemma": ("Gemma", _HEAD),
     "gemma2": ("Gemma2", {**_HEAD, "query_pre_attn_scalar": 7, "sliding_window": 5, "attn_logit_softcapping": 2.0}),
+    "gemma3_text": (
+        "Gemma3", {**_HEAD, **_BY_LAYER, "query_pre_attn_scalar": 7, "final_logit_softcapping": 2.0}
+    ),
+    "glm": ("Glm", _HEAD),
+    "glm4": ("Glm4", _HEAD),
+    "glm4_moe": (
+        "Glm4Moe",
+        {
+            "use_qk_norm": True, "first_k_dense_replace": 1, "moe_intermediate_size": 24, "num_experts_per_tok": 2,
+            "n_routed_experts": 4, "n_group": 2, "routed_scaling_factor": 1.5, "num_mtp_layers": 0, **_HEAD,
+        },
+    ),
+    "granite": (
+        "Granite",
+        {
+            "logits_scaling": 4.0, "embedding_multiplier": 3.0, "residual_multiplier": 0.4, "attention_multiplier": 0.2,
+        },
+    ),
     "gpt2": ("GPT2", {"n_inner": 48, "scale_attn_by_inverse_layer_idx": True}),
     "gpt_neox": ("GPTNeoX", {"rotary_pct": 0.5}),
     "gpt_neox_sequential": ("GPTNeoX", {"use_parallel_residual": False}),
+    "helium": ("Helium", {"head_dim": 8}),
+    "hunyuan_v1_dense": ("HunYuanDenseV1", _HEAD),
     "llama": ("Llama", {"attention_bias": True}),
     "llama_tied": ("Llama", {"tie_word_embeddings": True}),
+    "ministral": ("Ministral", {**_HEAD, **_BY_LAYER}),
+    "ministral3": ("Ministral3", {**_HEAD, "rope_parameters": {**_YARN, "llama_4_scaling_beta": 0.5}}),
     "mistral": ("Mistral", {**_HEAD, "sliding_window": None}),
     "mistral_window": ("Mistral", {"sliding_window": 5}),
     "mixtral": ("Mixtral", {"num_local_experts": 4, "num_experts_per_tok": 2}),
+    "nemotron": ("Nemotron", {**_HEAD, "hidden_act": "relu2"}),
     "olmo": ("Olmo", {"clip_qkv": 0.5}),
     "olmo2": ("Olmo2", {}),
+    "olmo3": ("Olmo3", _BY_LAYER),
     "olmoe": ("Olmoe", {"num_experts": 4, "num_experts_per_tok": 2}),
+    "phi3": ("Phi3", {"sliding_window": 5}),
     "qwen2": ("Qwen2", {}),
     "qwen2_window": ("Qwen2", {"use_sliding_window": True, "sliding_window": 5, "max_window_layers": 2}),
     "qwen2_moe": ("Qwen2Moe", {**_ROUTED, "shared_expert_intermediate_size": 24, "mlp_only_layers": [1]}),
     "qwen3": ("Qwen3", _HEAD),
     "qwen3_moe": ("Qwen3Moe", {**_HEAD, **_ROUTED}),
-}
+    "seed_oss": ("SeedOss", _HEAD),
+    "smollm3": ("SmolLM3", {"use_sliding_window": True, "sliding_window": 5, "no_rope_layers": [1, 0, 1, 0]}),
+    "stablelm": ("StableLm", {"use_qkv_bias": True, "qk_layernorm": True}),
+    "stablelm_parallel": ("StableLm", {"use_parallel_residual": True}),
+    "starcoder2": ("Starcoder2", {"sliding_window": 5}),
+}  # fmt: skip
 """Name -> prefix of the classes in transformers, and what the config adds to the common sizes."""
 
 
 def tiny(name: str, attention: str | None = None, **fields: Any) -> PreTrainedModel:
     """A model of the family; every parameter drawn at random, norms and biases too."""
     prefix, own = FAMILIES[name]
-    config = getattr(transformers, f"{prefix}Config")(**{**_COMMON, **own, **fields})
+    config = getattr(transformers, f"{prefix}{'Text' if prefix == 'Gemma3' else ''}Config")(
+        **{**_COMMON, **own, **fields}
+    )
     if attention is None:
         attention = "eager" if own.get("attn_logit_softcapping") else "sdpa"
     config._attn_implementation = attention

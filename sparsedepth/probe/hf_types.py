@@ -1,0 +1,84 @@
+"""The model types of transformers that can be measured: one row a type, with the names of its parts.
+
+Rows are data: the adapter (`probe.hf_adapter`) has no case for any type. A parity test compares each row with the
+model's own states, logits, attention weights and matrices.
+"""
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+
+from sparsedepth.probe.hf_names import IN_BLOCK
+
+_KINDS = {"query", "key", "value", "output", "gate", "up", "down"}
+
+LLAMA = {hf: own.partition(".")[2] for own, hf in IN_BLOCK.items() if own.rpartition(".")[2] in _KINDS} | {
+    "mlp.experts.gate_up_proj": "gate up",
+    "mlp.experts.down_proj": "down",
+}
+"""Llama's names and those of experts in its place; a type may lack some, such as the gate."""
+
+_GATE_AND_UP = LLAMA | {"mlp.gate_up_proj": "gate up"}
+_SHARED = {f"mlp.shared_experts.{kind}_proj": f"shared.{kind}" for kind in ("gate", "up", "down")}
+_QUERY_KEY_VALUE = "query key value"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Parts:
+    """Names of a type's parts in transformers; the defaults are Llama's."""
+
+    layers: str = "layers"
+    final_norm: str = "norm"
+    ffn: str = "mlp"
+    router: str = "mlp.gate"
+    router_scores: str = "softmax"
+    """of its logits: 'softmax' or 'sigmoid'"""
+    matrices: Mapping[str, str] = field(default_factory=lambda: LLAMA)
+    """module, or parameter, in a layer -> the kinds of matrices in it, one below the other"""
+    others: tuple[str, ...] = ("mlp.gate", "mlp.shared_expert_gate")
+    """modules whose weight has two dimensions and is no matrix of the block: routers, gains of norms by head"""
+    is_transposed: bool = False
+    """whether weights are stored as [inputs, outputs]"""
+    is_by_head: bool = False
+    """whether query, key and value are one below the other within each head"""
+
+
+# fmt: off
+TYPES: dict[str, Parts] = {
+    **dict.fromkeys((
+        "apertus", "arcee", "cohere2", "ernie4_5", "exaone4", "gemma", "gemma2", "gemma3_text", "granite", "helium",
+        "hunyuan_v1_dense", "llama", "ministral", "ministral3", "mistral", "mixtral", "nemotron", "olmo", "olmo2",
+        "olmo3", "olmoe", "qwen2", "qwen2_moe", "qwen3", "qwen3_moe", "seed_oss", "smollm3", "stablelm",
+    ), Parts()),
+    "cohere": Parts(others=("self_attn.q_norm", "self_attn.k_norm")),
+    "glm": Parts(matrices=_GATE_AND_UP),
+    "glm4": Parts(matrices=_GATE_AND_UP),
+    "glm4_moe": Parts(matrices=LLAMA | _SHARED, router_scores="sigmoid"),
+    "gpt2": Parts(layers="h", final_norm="ln_f", is_transposed=True, matrices={
+        "attn.c_attn": _QUERY_KEY_VALUE, "attn.c_proj": "output", "mlp.c_fc": "up", "mlp.c_proj": "down",
+    }),
+    "gpt_neox": Parts(final_norm="final_layer_norm", is_by_head=True, matrices={
+        "attention.query_key_value": _QUERY_KEY_VALUE, "attention.dense": "output",
+        "mlp.dense_h_to_4h": "up", "mlp.dense_4h_to_h": "down",
+    }),
+    "phi3": Parts(matrices=_GATE_AND_UP | {"self_attn.qkv_proj": _QUERY_KEY_VALUE}),
+    "starcoder2": Parts(matrices=LLAMA | {"mlp.c_fc": "up", "mlp.c_proj": "down"}),
+}
+# fmt: on
+"""model_type -> its parts."""
+
+_NO_FUNCTION_OF_THE_STREAM = (
+    "its layers also read the tokens, and keys and values of other layers: a layer is no function of the residual "
+    "stream, and none can be left out by itself"
+)
+REFUSED = dict.fromkeys(("gemma4", "gemma4_text", "gemma3n", "gemma3n_text"), _NO_FUNCTION_OF_THE_STREAM)
+"""model_type -> why it is not measured; all others are only not known here."""
+
+
+def check_type(model_type: object, source: str, types: Collection[str] = TYPES.keys()) -> None:
+    """Raises ValueError for a type that is not one of `types`, with the reason if there is one."""
+    if not isinstance(model_type, str) or model_type not in types:
+        reason = REFUSED.get(model_type) if isinstance(model_type, str) else None
+        raise ValueError(
+            f"{source} has model_type={model_type!r}, which is not supported{f': {reason}' if reason else ''}; "
+            f"supported: {', '.join(sorted(types))}"
+        )
