@@ -1,6 +1,7 @@
 """Entry point of `sparsedepth`. A user error is one line on stderr and exit code 2."""
 
 import errno
+import io
 import itertools
 import os
 import sys
@@ -23,7 +24,7 @@ FIXES = {
 def run(arguments: Sequence[str] | None = None) -> None:
     """The command line (default: `sys.argv`). Exits with 2 and one line for a user's error, 130 when interrupted."""
     warnings.showwarning = lambda message, *_: _print("warning", str(message))  # ty: ignore[invalid-assignment]
-    _open_closed_streams()
+    _prepare_streams()
     words = [*(sys.argv[1:] if arguments is None else arguments)]
     try:
         _check_outputs(words)
@@ -65,14 +66,16 @@ def _check_outputs(words: Sequence[str]) -> None:
             check_not_empty(option, value if equals else following)
 
 
-def _open_closed_streams() -> None:
-    """Open /dev/null as each standard stream that the caller has closed (`2>&-`): otherwise the next file or pipe that
-    is opened gets its number, and a child process writes its errors there."""
+def _prepare_streams() -> None:
+    """Let each standard stream take all text. /dev/null is opened as one that the caller has closed (`2>&-`): otherwise
+    the next file or pipe that is opened gets its number, and a child process writes its errors there."""
     for number, name in enumerate(("stdin", "stdout", "stderr")):
         if getattr(sys, name) is None:
             os.dup2(os.open(os.devnull, os.O_RDWR), number)
             os.set_inheritable(number, True)
             setattr(sys, name, os.fdopen(number, "w" if number else "r", closefd=False))
+        elif number and isinstance(stream := getattr(sys, name), io.TextIOWrapper) and stream.errors == "strict":
+            stream.reconfigure(errors="replace")  # '?' for a sign that the terminal cannot show
 
 
 def _fail(message: str, code: int) -> int:

@@ -206,7 +206,14 @@ MeasureOverride = Annotated[
 RecordFolder = Annotated[
     "Folder | None", typer.Option("-o", "--out", help="folder for the record, for query, best and plot")
 ]
-Fp32 = Annotated[bool, typer.Option("--fp32", help="convert the weights to fp32; default as stored")]
+Fp32 = Annotated[
+    bool,
+    typer.Option(
+        "--fp32",
+        help="hold layers in fp32; default as stored: the dtype of the weight files, whatever config.json says. "
+        "Both are computed in fp32",
+    ),
+]
 
 # Reading results
 

@@ -15,7 +15,7 @@ from sparsedepth.config.mistakes import check
 from sparsedepth.config.section import Count, Positive, Section
 from sparsedepth.files import digest
 
-Value = bool | int | float | str
+Value = bool | int | float | str | None
 Cell = dict[str, Any]
 
 

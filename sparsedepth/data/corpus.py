@@ -17,6 +17,7 @@ import itertools
 import json
 import os
 import sysconfig
+import warnings
 import zlib
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from pathlib import Path
@@ -35,6 +36,8 @@ MIN_DOCUMENT = 4096
 
 _PLAIN = {".txt": "text", ".jsonl": "lines", ".json": "lines"}
 KINDS = {**_PLAIN, **{f"{suffix}.gz": kind for suffix, kind in _PLAIN.items()}, ".parquet": "parquet"}
+_UNREAD = (".zst", ".xz", ".bz2", ".lz4", ".zip", ".7z", ".gz", ".arrow", ".csv", ".tsv")
+"""Suffixes of data that are not read, and are named if they lie beside a corpus."""
 _NOT_STDLIB = {"site-packages", "dist-packages", "__pycache__", "test", "tests", "idle_test"}
 _ROWS_AT_ONCE = 128
 CHECKED = 10_000_000
@@ -109,12 +112,18 @@ def local_files(corpus: str) -> list[Path]:
     kinds = ", ".join(KINDS)
     if path.is_dir():
         inside = sorted(path.rglob("*"), key=lambda file: file.relative_to(path).as_posix())
-        visible = (file for file in inside if not any(part[0] == "." for part in file.relative_to(path).parts))
+        visible = [file for file in inside if not any(part[0] == "." for part in file.relative_to(path).parts)]
         files = [file for file in visible if file_kind(file) and file.is_file()]
+        unread = [file for file in visible if file.suffix.lower() in _UNREAD and file not in files and file.is_file()]
+        _refuse_saved(corpus, unread)
         if not files:
             raise ValueError(
                 f"corpus={corpus!r} is a folder without any file of the kinds {kinds}; name one that has some"
             )
+        if unread:
+            names = ", ".join(file.relative_to(path).as_posix() for file in unread[:3])
+            more = f" and {len(unread) - 3} more" if len(unread) > 3 else ""
+            warnings.warn(f"corpus={corpus!r}: {names}{more} not read; decompress or convert to {kinds}", stacklevel=1)
         return files
     if not path.is_file():
         raise ValueError(
@@ -124,6 +133,19 @@ def local_files(corpus: str) -> list[Path]:
     if file_kind(path) is None:
         raise ValueError(f"corpus={corpus!r} is of unknown kind {path.suffix!r}; convert it to one of {kinds}")
     return [path]
+
+
+def _refuse_saved(corpus: str, unread: Collection[Path]) -> None:
+    """Raises ValueError for a folder of `datasets`, whose other files would be taken for text."""
+    saved = (file for file in unread if file.suffix == ".arrow" and (file.parent / "dataset_info.json").exists())
+    if (file := next(saved, None)) is not None:
+        is_whole = (file.parent / "state.json").exists()
+        read = f"load_from_disk({str(file.parent)!r})" if is_whole else f"Dataset.from_file({str(file)!r})"
+        raise ValueError(
+            f"corpus={corpus!r} was written by save_to_disk of datasets ({file.parent} has .arrow files beside "
+            f"dataset_info.json); write it as Parquet, and name that file: "
+            f"datasets.{read}.to_parquet('corpus.parquet')"
+        )
 
 
 def check_text(corpus: str) -> None:
@@ -200,7 +222,9 @@ def _objects(file: Path) -> Iterator[tuple[str, Any]]:
     for number, line in enumerate(_lines(file), start=1):
         if line.strip():
             try:
-                yield f"{file}, line {number},", json.loads(line.removeprefix("\ufeff"))  # of appended files
+                yield f"{file}, line {number},", _parsed(line.removeprefix("\ufeff"))  # of appended files
+            except _GivenTwice as error:
+                raise ValueError(f"{file}, line {number}: {error}") from None
             except (ValueError, RecursionError):
                 yield f"{file}, line {number},", None
 
@@ -214,10 +238,30 @@ def _is_array(file: Path) -> bool:
 
 def _array(file: Path) -> Iterator[tuple[str, Any]]:
     try:
-        rows = json.loads(file.read_bytes())
+        rows = _parsed(file.read_bytes())
+    except _GivenTwice as error:
+        raise ValueError(f"{file}: {error}") from None
     except (ValueError, RecursionError) as error:
         raise unreadable(file, error) from None
     yield from ((f"{file}, entry {number},", row) for number, row in enumerate(rows, start=1))
+
+
+class _GivenTwice(ValueError):
+    """A key is twice in an object."""
+
+
+def _parsed(text: str | bytes) -> Any:
+    """The JSON value. Raises _GivenTwice, of whose values the last would hide the others."""
+
+    def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        found = dict(pairs)
+        if len(found) < len(pairs):
+            keys = [key for key, _ in pairs]
+            twice = next(key for key in keys if keys.count(key) > 1)
+            raise _GivenTwice(f"the key {twice!r} is twice in one object; rename or delete one")
+        return found
+
+    return json.loads(text, object_pairs_hook=once)
 
 
 def plain(text: str) -> str:
@@ -268,6 +312,8 @@ def _tables(place: str, load: Callable[[], Iterator[Any]], fix: str) -> Iterator
 
 def _check_field(names: Collection[str], place: str, config: DataConfig) -> None:
     field = config.text_field
+    if list(names).count(field) > 1:
+        raise ValueError(f"{place} has the column {field!r} twice; rename or delete one")
     if field not in names:
         hint = did_you_mean(field, names, f"set text_field to one of: {', '.join(sorted(names))}")
         raise ValueError(f"{place} has no field text_field={field!r}; {hint}")

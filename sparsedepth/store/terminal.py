@@ -140,7 +140,7 @@ def _records(result: QueryResult, width: int, max_rows: int) -> str:
         return "no rows"
     names = [shortened(visible(column)) for column in result.columns]
     indent = max(map(len, names))
-    rows = result.rows[: max(1, max_rows // 10)]
+    rows = result.rows[:max_rows]
     lines = []
     for index, row in enumerate(rows, start=1):
         lines.append(f"row {index} ".ljust(min(width, indent + 20), "-"))
