@@ -29,7 +29,7 @@ from sparsedepth.data.batches import step_indices
 from sparsedepth.data.corpus import names_and_sizes
 from sparsedepth.data.pipeline import prepare
 from sparsedepth.data.sequences import Counted, Sequences
-from sparsedepth.data.shards import Corpus, CorpusSource, Manifest, remedy
+from sparsedepth.data.shards import Corpus, CorpusSource, remedy
 from sparsedepth.data.source import Source
 from sparsedepth.data.tokenizer import Tokenizer
 from sparsedepth.files import write_json
@@ -275,8 +275,8 @@ class ImagesKind:
     def packages(self, config: RunConfig) -> list[str]:
         return ["pillow", "scikit-learn"] if corpus_name(config.corpus).origin == "built in" else ["pillow"]
 
-    def check_fits(self, config: RunConfig, manifest: Manifest) -> None:
-        _check_classes(config, manifest.tokenizer_size - _FIRST_CLASS)
+    def check_fits(self, config: RunConfig, corpus: Corpus) -> None:
+        _check_classes(config, corpus.manifest.tokenizer_size - _FIRST_CLASS)
 
     def open(self, config: RunConfig, root: Path, tokenizer: Tokenizer | None = None) -> Source:
         return ImageSource(prepare(config, root), config)

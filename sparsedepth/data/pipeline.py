@@ -143,7 +143,7 @@ def _progress(corpus: str) -> Generator[Callable[[int, int], None]]:
 def _check_fits(config: RunConfig | TextConfig, corpus: Corpus) -> None:
     """Raises ValueError for a tokenizer that does not fit the run's fields, and for text that has changed."""
     manifest = corpus.manifest
-    _kind(config).check_fits(config, manifest)
+    _kind(config).check_fits(config, corpus)
     now = _kind(config).fingerprint(config.corpus)
     if now is not None and manifest.fingerprint not in (now, None):
         raise ValueError(

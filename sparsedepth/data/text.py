@@ -4,12 +4,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from sparsedepth.config.run import RunConfig, TextConfig
-from sparsedepth.config.tokenizer import check_size, is_learned
+from sparsedepth.config.tokenizer import check_size, is_learned, known_size
 from sparsedepth.data import batches
 from sparsedepth.data.corpus import check_text, documents, fingerprint
 from sparsedepth.data.pipeline import prepare
 from sparsedepth.data.sequences import Counted, Sequences, next_tokens
-from sparsedepth.data.shards import Corpus, CorpusSource, Encoder, Manifest
+from sparsedepth.data.shards import Corpus, CorpusSource, Encoder
 from sparsedepth.data.source import Source
 from sparsedepth.data.split import split
 from sparsedepth.data.tokenizer import Tokenizer, make_tokenizer
@@ -71,12 +71,32 @@ class TextKind:
             return []
         return ["tokenizers"] if is_learned(config.tokenizer) else ["tokenizers", "transformers"]
 
-    def check_fits(self, config: RunConfig | TextConfig, manifest: Manifest) -> None:
+    def check_fits(self, config: RunConfig | TextConfig, corpus: Corpus) -> None:
         """Raises ValueError for a tokenizer that does not fit the run's fields."""
-        check_size(config.tokenizer, manifest.tokenizer_size, config.vocab_size)
+        n_tokens = corpus.manifest.tokenizer_size
+        if known_size(config.tokenizer) is not None:
+            check_size(config.tokenizer, n_tokens, config.vocab_size)
+        elif n_tokens > config.vocab_size:
+            _check_ids(config, corpus)
 
     def open(self, config: RunConfig, root: Path, tokenizer: Tokenizer | None = None) -> Source:
         return TextSource(prepare(config, root, tokenizer))
+
+
+def _check_ids(config: RunConfig | TextConfig, corpus: Corpus) -> None:
+    """Raises ValueError if an id of the text exceeds the embedding; a tokenizer may have more ids than occur."""
+    largest = max(int(ids.max()) for ids in (corpus.train, corpus.val) if len(ids))
+    if largest >= config.vocab_size:
+        is_end = largest == corpus.manifest.eod
+        what = "which ends a document" if is_end else repr(corpus.tokenizer().decode([largest]))
+        fix = (
+            "set eos_token in its tokenizer_config.json to a token of the model" if is_end else "name a text without it"
+        )
+        raise ValueError(
+            f"tokenizer={config.tokenizer!r} has {corpus.manifest.tokenizer_size} tokens and the model "
+            f"vocab_size={config.vocab_size}, and the text has the id {largest}, {what}; "
+            f"train with vocab_size={largest + 1} or more, or {fix}"
+        )
 
 
 KIND = TextKind()

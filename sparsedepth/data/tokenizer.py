@@ -84,16 +84,14 @@ class FastTokenizer:
 def make_tokenizer(name: str, training_texts: Iterable[str], max_size: int) -> Tokenizer:
     """The tokenizer of this name; only 'bpe:SIZE' reads `training_texts`.
 
-    Raises ValueError for a tokenizer that cannot be loaded, or has more than `max_size` (vocab_size) tokens.
+    Raises ValueError for one that cannot be loaded, or is made here with more than `max_size` (vocab_size) tokens. One
+    of others may have more: only ids that occur in a text matter (`data.pipeline`).
     """
     size = known_size(name)
     if size is None:
-        tokenizer: Tokenizer = _load(name)
-    else:
-        check_size(name, size, max_size)  # before a BPE is trained
-        tokenizer = _train_bpe(training_texts, size) if is_learned(name) else ByteTokenizer()
-    check_size(name, tokenizer.size, max_size)
-    return tokenizer
+        return _load(name)
+    check_size(name, size, max_size)  # before a BPE is trained
+    return _train_bpe(training_texts, size) if is_learned(name) else ByteTokenizer()
 
 
 def reopen_tokenizer(folder: Path, eod: int) -> Tokenizer:
@@ -178,6 +176,8 @@ def _load(name: str) -> FastTokenizer:
         reason = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
         if is_local and not Path(name).exists():
             reason = UNREACHABLE
+        elif Path(name).is_dir() and not Path(name, TOKENIZER_FILE).exists():
+            reason = f"it has no {TOKENIZER_FILE}, and its other files do not tell its kind: copy the model's there"
         raise _not_loadable(name, reason) from None
     backend = getattr(loaded, "backend_tokenizer", None)
     if loaded is None or backend is None:

@@ -78,7 +78,13 @@ class DecoderLM(TemplateLM):
         return self._text.eod
 
     def tok_encode(self, string: str, add_special_tokens: bool | None = None, **kwargs: Any) -> list[int]:
-        return self._text.encode([string])[0]
+        ids = self._text.encode([string])[0]
+        if ids and max(ids) >= self._probed.vocab_size:
+            raise ValueError(
+                f"the task has the token {self._text.decode([max(ids)])!r}, id {max(ids)}, and the model has "
+                f"{self._probed.vocab_size} ids; choose another task"
+            )
+        return ids
 
     def loglikelihood_rolling(self, requests: list[Instance], disable_tqdm: bool = False) -> list[float]:
         """ln p of each text, in disjoint windows of `max_length`, each conditioned on the previous token."""

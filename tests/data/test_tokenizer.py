@@ -116,8 +116,7 @@ def test_a_tokenizer_larger_than_the_embedding_names_both(folder):
         make_tokenizer("byte", nothing(), 256)
     with pytest.raises(ValueError, match=r"'bpe:1000' has 1000 tokens and the model vocab_size=264"):
         make_tokenizer("bpe:1000", nothing(), 264)  # before it is trained
-    with pytest.raises(ValueError, match=r"has 10 tokens and the model vocab_size=9"):
-        make_tokenizer(str(folder), nothing(), 9)
+    assert make_tokenizer(str(folder), nothing(), 9).size == 10  # only ids that occur in a text matter
 
 
 def test_a_tokenizer_that_cannot_be_had_is_one_line():
