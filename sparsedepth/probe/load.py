@@ -204,10 +204,11 @@ def _load_hf(source: str, folder: Path, root: Path | None, device: torch.device 
     check_installed(values["model_type"])
     config = _hf_config(folder, values)
     paths = weight_files(folder)
+    stored = _stored_dtypes(paths)
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Initializing zero-element")  # an expert may be 0 wide: none
         _check_parameters(config, folder, _check_size(paths, config.num_hidden_layers))
-        model = _read_model(config, folder, _stored_dtypes(paths) if dtype == "checkpoint" else (torch.float32,) * 2)
+        model = _read_model(config, folder, stored if dtype == "checkpoint" else (torch.float32, torch.float32))
     _check_finite(model, folder)
     model.to(device)
     probed = ProbedHfModel(model)

@@ -77,7 +77,7 @@ def import_table(table: Path, map_path: Path, out: Path) -> Imported:
                 _exclude(opened, where)
             numbers = [number for number, _ in opened.rows("1", "texts")]
             if not numbers:
-                raise Mistakes([f"no row meets where: {table_map.where}" if where else "there are no rows"])
+                raise Mistakes([f"no row meets where: {table_map.where}; change it" if where else "there are no rows"])
             kept, values = _values(opened, numbers, table_map, parsed)
             rows = _rows_of(kept, values, clusters_of(opened, table_map.clusters), table_map)
         except Mistakes as error:
@@ -167,10 +167,10 @@ def _field(table: Table, name: str, entry: Entry, expression: Expression) -> _Va
     else:
         raw = _computed(table, entry, expression)
         if wrong := [number for number, value in raw.items() if value is not None and not math.isfinite(value)]:
-            raise Mistakes([f"fields.{name}: {entry.of!r} is {_first(raw, wrong)}: no finite number"])
+            raise Mistakes([f"fields.{name}: {entry.of!r} is {_first(raw, wrong)}: no finite number; change `of`"])
     typed = {value: as_type(value, type) for value in dict.fromkeys(raw.values()) if value is not None}
     if mistyped := [number for number, value in raw.items() if value is not None and typed[value] is None]:
-        raise Mistakes([f"fields.{name} is {_first(raw, mistyped)}: {_KINDS[type]} is needed"])
+        raise Mistakes([f"fields.{name} is {_first(raw, mistyped)}: {_KINDS[type]} is needed; change `of`"])
     for value, typed_value in typed.items():
         if mistakes := _mistakes_of(name, typed_value):
             raise Mistakes([f"{mistakes[0]}: {_first(raw, [number for number in raw if raw[number] == value])}"])
@@ -187,7 +187,7 @@ def _read(table: Table, name: str, entry: Entry, expression: Expression) -> _Val
     listed = {_canonical(text): value for text, value in entry.values.items()} | entry.values
     found = {text: text if text in listed else _canonical(text) for text in texts.values() if text is not None}
     if wrong := [number for number, text in texts.items() if text is not None and found[text] not in listed]:
-        mistake = f"{expression.column!r} is {_first(texts, wrong)}, which `values` does not list"
+        mistake = f"{expression.column!r} is {_first(texts, wrong)}, which `values` does not list; list it there"
         raise Mistakes([f"fields.{name}: {mistake}"])
     return {number: None if text is None else listed[found[text]] for number, text in texts.items()}
 
@@ -204,7 +204,7 @@ def _computed(table: Table, entry: Entry, expression: Expression) -> _Values:
     for name in sorted(expression.columns):
         is_other = f"{not_missing(name)} IS NOT NULL AND {number_of(name)} IS NULL"
         if wrong := dict(table.rows(quoted(name), "texts", is_other)):
-            raise ValueError(f"column {name!r} is {_first(wrong, [*wrong])}: a number is needed")
+            raise ValueError(f"column {name!r} is {_first(wrong, [*wrong])}: a number is needed; change `of`")
     if not _NUMERIC.fullmatch(type := table.type_of(expression.sql, "numbers")):
         raise ValueError(f"{entry.of!r} is {type}, and a number is needed")
     missing = " OR ".join(f"{quoted(name)} IS NULL" for name in expression.columns) or "false"
@@ -218,7 +218,7 @@ def _mistakes_of(name: str, value: Scalar | None) -> list[str]:
     if name in SETTABLE:
         return field_mistakes(RunConfig, {name: value})
     if name == "outcome" and value not in ("ok", "diverged"):
-        return [f"outcome={value!r} is neither ok nor diverged"]
+        return [f"outcome={value!r} is neither ok nor diverged; map it by `values`"]
     if name in IN_RUNS and isinstance(value, float):
         least, most = IN_RUNS[name].range
         if not least <= value <= most:

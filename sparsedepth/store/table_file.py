@@ -84,15 +84,15 @@ def header(path: Path) -> list[str]:
         raise ValueError(f"{str(path)!r} does not exist; name a table")
     refuse_empty(path)
     if path.stat().st_size > MAX_BYTES:
-        raise ValueError(f"{str(path)!r} has {path.stat().st_size:,} bytes; at most {MAX_BYTES:,} are read")
+        raise ValueError(f"{str(path)!r} has {path.stat().st_size:,} bytes; at most {MAX_BYTES:,} are read; cut it")
     with _errors_of(path):
         names = _names(path, path.suffix.lower())
         if not names:
-            raise ValueError("there are no columns")
+            raise ValueError("there are no columns; name a table that has some")
         if len(names) > MAX_COLUMNS:
-            raise ValueError(f"it has {len(names):,} columns; at most {MAX_COLUMNS:,} are read")
+            raise ValueError(f"it has {len(names):,} columns; at most {MAX_COLUMNS:,} are read; leave some out")
         if twice := [name for name, n in Counter(names).items() if n > 1]:
-            raise ValueError(f"the column {twice[0]!r} is twice in its header")
+            raise ValueError(f"the column {twice[0]!r} is twice in its header; rename one of them")
         return names
 
 
@@ -155,7 +155,7 @@ def _keys(connection: duckdb.DuckDBPyConnection, file: Path, suffix: str) -> lis
     if twice:
         ((keys,),) = connection.execute("SELECT keys FROM rows WHERE number = ?", [twice]).fetchall()
         key = next(key for key, n in Counter(keys).items() if n > 1)
-        raise ValueError(f"key {key!r} is twice in {'line' if suffix == '.jsonl' else 'row'} {twice}")
+        raise ValueError(f"key {key!r} is twice in {'line' if suffix == '.jsonl' else 'row'} {twice}; rename one")
     each = "SELECT unnest(keys) AS key, number, generate_subscripts(keys, 1) AS place FROM rows"
     names = connection.execute(f"SELECT key FROM ({each}) GROUP BY key ORDER BY min((number, place))").fetchall()
     return [name for (name,) in names]

@@ -1,5 +1,6 @@
 """The command line as a user meets it: answers, one-line errors with exit code 2, nothing half-written."""
 
+import io
 import json
 import os
 import subprocess
@@ -153,3 +154,50 @@ def test_closed_standard_streams_hide_no_answer(results, closed):
     code = f"{sys.executable} -m sparsedepth.cli.main query {results} 'select 41 + 1 as n' --format csv {closed}"
     found = subprocess.run(["bash", "-c", code], capture_output=True, text=True, env=ENVIRONMENT)
     assert (found.returncode, found.stdout) == (0, "n\n42\n")
+
+
+COMMANDS = [
+    ["metrics"],
+    ["schema"],
+    ["schema", "sweep"],
+    ["presets"],
+    ["query", "RESULTS", "select seed, 'weight² Δ é' as sign, * from runs"],
+    ["query", "RESULTS", "--list"],
+    ["best", "RESULTS"],
+    ["effects", "RESULTS"],
+    ["status", "RESULTS"],
+    ["measure", "--help"],
+]
+
+
+def printed(arguments: list[str], encoding: str, monkeypatch) -> str:
+    """Standard output of the command on a terminal with this encoding."""
+    screen = io.TextIOWrapper(io.BytesIO(), encoding=encoding)
+    with monkeypatch.context() as patch, pytest.raises(SystemExit) as ended:
+        patch.setattr(sys, "stdout", screen)
+        run(arguments)
+    screen.flush()
+    assert ended.value.code == 0
+    return screen.buffer.getvalue().decode(encoding)
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
+def test_any_terminal_shows_all_rows(results, command, monkeypatch):
+    """Signs that an ascii terminal lacks are a question mark; a narrow one takes more lines."""
+    arguments = [str(results) if word == "RESULTS" else word for word in command]
+    monkeypatch.setenv("COLUMNS", "100")
+    whole = printed(arguments, "utf-8", monkeypatch)
+    assert whole
+    plain = printed(arguments, "ascii", monkeypatch)
+    assert plain.count("\n") == whole.count("\n") and len(plain) == len(whole)
+    assert all(shown in (sign, "?") for shown, sign in zip(plain, whole, strict=True) if shown not in "+-|")
+    monkeypatch.setenv("COLUMNS", "20")
+    narrow = printed(arguments, "ascii", monkeypatch)
+    assert narrow.count("\n") >= whole.count("\n") and "more rows" not in narrow
+
+
+def test_a_narrow_terminal_shows_every_row_of_a_wide_table(results, monkeypatch):
+    query = "select range as i, repeat('x', 90) as a, repeat('y', 90) as b from range(60)"
+    monkeypatch.setenv("COLUMNS", "30")
+    out = printed(["query", str(results), query], "ascii", monkeypatch)
+    assert [line.split()[1] for line in out.splitlines() if line.startswith("row ")] == [str(i) for i in range(1, 61)]

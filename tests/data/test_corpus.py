@@ -166,3 +166,70 @@ def test_fingerprint_follows_names_and_sizes(tmp_path):
     assert len({first, second, fingerprint(str(tmp_path))}) == 3
     assert fingerprint(str(tmp_path / "gone")) is None
     assert fingerprint("hub:some/dataset") is None
+
+
+@pytest.mark.parametrize("name", ["a.jsonl", "a.json", "a.JSONL.GZ", "a.parquet"])
+def test_advice_on_a_corpus_works(tmp_path, name):
+    """A field that is missing, one that is there twice, and values that are not text, each followed to the letter."""
+    file = tmp_path / name
+
+    def write(fields: list[tuple[str, object]]) -> None:
+        if name == "a.parquet":
+            pq.write_table(pa.table([[value] for _, value in fields], names=[key for key, _ in fields]), file)
+            return
+        text = "{" + ", ".join(f"{json.dumps(key)}: {json.dumps(value)}" for key, value in fields) + "}"
+        content = (f"[{text}]" if name == "a.json" else text).encode()
+        file.write_bytes(gzip.compress(content) if name.endswith("GZ") else content)
+
+    write([("body", "a text"), ("n", 3)])
+    with pytest.raises(ValueError, match=r"has no field text_field='text'; set text_field to one of: body, n"):
+        read(file)
+    with pytest.raises(ValueError, match=r"holds int in text_field='n', not text; name another field"):
+        read(file, text_field="n")
+    assert read(file, text_field="body") == ["a text"]
+    write([("body", "a text"), ("body", "another")])
+    with pytest.raises(ValueError, match=r"'body' (is )?twice.*; rename or delete one") as refused:
+        read(file, text_field="body")
+    assert "\n" not in str(refused.value)
+    write([("body", "a text"), ("other", "another")])
+    assert read(file, text_field="body") == ["a text"]
+
+
+def test_advice_on_paths_works(tmp_path):
+    (tmp_path / "notes.md").write_text("a text")
+    for path, says in (
+        (tmp_path / "absent.txt", "correct the path"),
+        (tmp_path / "notes.md", r"convert it to one of \.txt"),
+    ):
+        with pytest.raises(ValueError, match=says):
+            read(path)
+    with pytest.raises(ValueError, match=r"without any file of the kinds .*; name one that has some"):
+        read(tmp_path)
+    (tmp_path / "notes.md").rename(tmp_path / "notes.txt")
+    assert read(tmp_path / "notes.txt") == read(tmp_path) == ["a text"]
+    (tmp_path / "a.jsonl").write_text('{"text": "a"}\n["b"]\n')
+    with pytest.raises(ValueError, match=r"line 2, is not a JSON object; write one object per line"):
+        read(tmp_path / "a.jsonl")
+    (tmp_path / "a.jsonl").write_text('{"text": "a"}\n{"text": "b"}\n')
+    assert read(tmp_path / "a.jsonl") == ["a", "b"]
+
+
+@pytest.mark.parametrize("has_splits", [True, False])
+def test_a_folder_of_save_to_disk_is_told_how_to_become_parquet(tmp_path, has_splits):
+    import datasets
+
+    data = datasets.Dataset.from_dict({"text": ["one", "two"]})
+    (datasets.DatasetDict(train=data) if has_splits else data).save_to_disk(tmp_path / "saved")
+    with pytest.raises(ValueError, match=r"was written by save_to_disk of datasets .* write it as Parquet") as refused:
+        read(tmp_path / "saved")
+    folder = str(refused.value).partition("load_from_disk('")[2].partition("'")[0]
+    datasets.load_from_disk(folder).to_parquet(tmp_path / "corpus.parquet")
+    assert read(tmp_path / "corpus.parquet") == ["one", "two"]
+
+
+@pytest.mark.parametrize("name", ["b.jsonl.zst", "b.txt.xz", "b.parquet.gz", "b.csv", "b.ARROW"])
+def test_data_beside_a_corpus_that_is_not_read_is_named(tmp_path, name):
+    (tmp_path / "a.txt").write_text("a text")
+    (tmp_path / name).touch()
+    with pytest.warns(UserWarning, match=rf"{name} not read; decompress or convert to \.txt"):
+        assert read(tmp_path) == ["a text"]

@@ -484,3 +484,35 @@ def test_a_mapped_text_that_decodes_to_gigabytes_is_one_line(tmp_path):
     (tmp_path / "map.yaml").write_text("source: x\nfields: {n_layers: depth, val_loss: loss}\ncluster: note\n")
     with limited(60), pytest.raises(ValueError, match=r"its mapped columns need more than 2GB of memory$"):
         import_table(tmp_path / "t.parquet", tmp_path / "map.yaml", tmp_path / "new")
+
+
+def with_map(old: str, new: str) -> dict[str, str]:
+    return {"table_map": MAP.replace(old, new)}
+
+
+RATE = {"header": HEADER.replace("lr", "rate")}
+
+
+@pytest.mark.parametrize(
+    ("wrong", "says", "right"),
+    [
+        ({"header": HEADER.replace("useful", "bits")}, "'bits' is twice in its header; rename one of them", {}),
+        (RATE, r"no column 'lr'.*the table has the columns .*rate", {**RATE, **with_map("lr: lr", "lr: rate")}),
+        (with_map("B: post", "C: post"), r'"B" in row 3.* `values` does not list; list it there', {}),
+        (with_map("val_loss", "loss"), r"fields\.loss is no field of a run", {}),
+        (with_map("thousand", "k"), "unit='k' is not known; choose one of thousand", {}),
+        (with_map(", optional: true", ""), "state missing: leave_out, or optional: true", {}),
+        (with_map("width / 4", "width / 5"), "a whole number is needed; change `of`", {}),
+        (
+            with_map("cluster", "where: depth > 9\ncluster"),
+            "no row meets where: depth > 9; change it",
+            {},
+        ),
+        ({"rows": (*ROWS, ROWS[0])}, "rows 1 and 4 are equal in all mapped fields", {}),
+    ],
+)
+def test_advice_on_a_table_works(tmp_path, wrong, says, right):
+    """The mistake is told with its fix; the table, or the map, with the fix is read."""
+    with pytest.raises(ValueError, match=says):
+        take_in(tmp_path, **wrong)
+    assert take_in(tmp_path, **right).runs == 3

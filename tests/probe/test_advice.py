@@ -1,0 +1,291 @@
+"""Every refusal of a model folder names a fix; each is followed to the letter here, and the model is then measured."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import tokenizers
+import torch
+from safetensors.torch import load_file, save_file
+from support.hf_families import tiny
+from support.tiny_sweep import corpus
+
+import sparsedepth.probe.load as load
+from sparsedepth.probe.hf_types import REFUSED, TYPES
+from sparsedepth.probe.load import load_model
+from sparsedepth.probe.text import measure_source
+
+CONFIG, WEIGHTS = "config.json", "model.safetensors"
+WORDS = {word: index for index, word in enumerate(["</s>", "<unk>", "times", "is", *map(str, range(30))])}
+SETTINGS = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": "</s>", "unk_token": "<unk>"}
+SIZES = {"hidden_size": 36, "num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 8}
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("models") / "llama"
+    tiny("llama").save_pretrained(folder)
+    save_tokenizer(folder, WORDS)
+    return folder
+
+
+@pytest.fixture
+def model(saved, tmp_path) -> Path:
+    return Path(shutil.copytree(saved, tmp_path / "model"))
+
+
+def save_tokenizer(folder: Path, words: dict[str, int], settings: dict | None = None) -> None:
+    backend = tokenizers.Tokenizer(tokenizers.models.WordLevel(words, unk_token="<unk>"))
+    backend.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    backend.save(str(folder / "tokenizer.json"))
+    (folder / "tokenizer_config.json").write_text(json.dumps(SETTINGS if settings is None else settings))
+
+
+def edit(path: Path, **fields) -> None:
+    values = {**json.loads(path.read_text()), **fields}
+    path.write_text(json.dumps({name: value for name, value in values.items() if value is not None}))
+
+
+def shortened(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-1])
+
+
+def as_shards(folder: Path) -> None:
+    (folder / WEIGHTS).unlink()
+    (folder / "model.safetensors.index.json").write_text(
+        json.dumps({"weight_map": {"lm_head.weight": "a.safetensors"}})
+    )
+
+
+def with_nan(folder: Path) -> None:
+    weights = load_file(folder / WEIGHTS)
+    weights["model.norm.weight"][0] = torch.nan
+    save_file(weights, folder / WEIGHTS, {"format": "pt"})
+
+
+def linked(folder: Path) -> None:
+    shutil.move(folder / WEIGHTS, folder.parent / WEIGHTS)
+    (folder / WEIGHTS).symlink_to(folder.parent / WEIGHTS)
+
+
+COPIED = {
+    "broken JSON": (lambda f: (f / CONFIG).write_text("{"), "cannot be read as JSON"),
+    "a list": (lambda f: (f / CONFIG).write_text("[]"), "must hold an object"),
+    "no weights": (lambda f: (f / WEIGHTS).unlink(), "has no weights"),
+    "a shard too few": (as_shards, "names the shard 'a.safetensors'"),
+    "cut": (lambda f: shortened(f / WEIGHTS), "is not a valid safetensors file"),
+    "not finite": (with_nan, "are not finite"),
+    "layers": (lambda f: edit(f / CONFIG, num_hidden_layers=1000), "1000 layers, and the weights are"),
+    "another depth": (lambda f: edit(f / CONFIG, num_hidden_layers=3), "are not those of its config"),
+    "another width": (lambda f: edit(f / CONFIG, intermediate_size=47), "cannot be loaded|mismatched keys"),
+    "larger": (lambda f: edit(f / CONFIG, hidden_size=2**16), "belong to another model"),
+    "no type of a number": (lambda f: edit(f / CONFIG, num_hidden_layers="4"), "is not a config of its model type"),
+    "no activation": (lambda f: edit(f / CONFIG, hidden_act="no_such"), "describes no model"),
+    "a folder": (lambda f: (f / "spiece.json").mkdir(), "should be a file"),
+}
+
+
+@pytest.mark.parametrize("spoil", COPIED)
+def test_a_folder_that_is_copied_again_is_read(saved, model, spoil):
+    change, says = COPIED[spoil]
+    change(model)
+    with pytest.raises(ValueError, match=rf"({says}).*(copy|export)[^;]* again") as refused:
+        load_model(model)
+    assert "\n" not in str(refused.value)
+    shutil.rmtree(model)
+    shutil.copytree(saved, model)
+    load_model(model)
+
+
+FOLLOWED = {
+    "a link": (linked, "copy the file itself there", lambda f: shutil.copy(*_swap(f))),
+    "code": (
+        lambda f: (f / "modeling_llama.py").touch(),
+        "delete it where transformers itself has the model",
+        lambda f: (f / "modeling_llama.py").unlink(),
+    ),
+    "an adapter": (
+        lambda f: (f / "adapter_config.json").write_text("{}"),
+        "merge it into that one first",
+        lambda f: (f / "adapter_config.json").unlink(),  # its weights are merged: the file goes
+    ),
+    "a pickle": (
+        lambda f: shutil.move(f / WEIGHTS, f / "pytorch_model.bin"),
+        "convert them to model.safetensors",
+        lambda f: shutil.move(f / "pytorch_model.bin", f / WEIGHTS),
+    ),
+    "remote code": (
+        lambda f: edit(f / CONFIG, auto_map={"AutoModel": "a.B"}),
+        "delete it where the model needs none",
+        lambda f: edit(f / CONFIG, auto_map=None),
+    ),
+    "kernels of others": (
+        lambda f: edit(f / CONFIG, attn_implementation="someone/kernel", use_kernels=True),
+        "delete it where the model needs none",
+        lambda f: edit(f / CONFIG, attn_implementation=None, use_kernels=None),
+    ),
+    "quantised": (
+        lambda f: edit(f / CONFIG, quantization_config={"quant_method": "fp8"}),
+        "use the original ones",
+        lambda f: edit(f / CONFIG, quantization_config=None),
+    ),
+    "epsilon": (
+        lambda f: edit(f / CONFIG, rms_norm_eps=-1.0),
+        "must be 0 or more; fix it",
+        lambda f: edit(f / CONFIG, rms_norm_eps=1e-6),
+    ),
+}
+
+
+def _swap(folder: Path) -> tuple[Path, Path]:
+    (folder / WEIGHTS).unlink()
+    return folder.parent / WEIGHTS, folder / WEIGHTS
+
+
+@pytest.mark.parametrize("name", FOLLOWED)
+def test_advice_on_a_folder_works(model, name):
+    spoil, advice, follow = FOLLOWED[name]
+    spoil(model)
+    with pytest.raises(ValueError, match=advice):
+        load_model(model)
+    follow(model)
+    load_model(model)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"_flash_attn_2_enabled": True},
+        {"_attn_implementation": "flash_attention_2", "_attn_implementation_autoset": True},
+        {"_attn_implementation_internal": "sdpa", "_experts_implementation": "grouped_mm"},
+        {"attn_implementation": "flash_attention_3"},
+        {"_sliding_window_pattern": 6, "_name_or_path": "x/y"},
+        {"conv_kernel": 4, "use_kernels": False},
+    ],
+)
+def test_keys_that_select_a_kernel_of_the_library_are_no_code(saved, model, fields):
+    edit(model / CONFIG, **fields)
+    found, plain = load_model(model).probed, load_model(saved).probed
+    assert getattr(found.model, "config")._attn_implementation == "sdpa"  # noqa: B009 - chosen here
+    tokens = torch.arange(12)[None]
+    torch.testing.assert_close(found.embed(tokens), plain.embed(tokens), rtol=0, atol=0)
+
+
+def test_types_are_refused_by_name_with_the_reason(model, monkeypatch):
+    for model_type in REFUSED:
+        edit(model / CONFIG, model_type=model_type)
+        with pytest.raises(ValueError, match=rf"'{model_type}', which is not supported: its layers also read"):
+            load_model(model)
+    edit(model / CONFIG, model_type="llama")
+    monkeypatch.setattr(load, "version", lambda package: "5.17.0")
+    monkeypatch.setitem(TYPES, "of_a_later_release", TYPES["llama"])
+    edit(model / CONFIG, model_type="of_a_later_release")
+    with pytest.raises(ValueError, match=r"is not in transformers 5\.17\.0, which is installed; install the latest"):
+        load_model(model)
+
+
+def measured(folder: Path, tmp_path: Path):
+    return measure_source(load_model(folder), str(corpus(tmp_path)), 16, 320, tmp_path / "data")
+
+
+def test_advice_on_a_tokenizer_works(saved, model, tmp_path):
+    """From no file to a text, one refusal after the other."""
+    (model / "tokenizer.json").unlink()
+    (model / "tokenizer_config.json").unlink()
+    with pytest.raises(ValueError, match=r"has no tokenizer\.json; copy the model's there"):
+        measured(model, tmp_path)
+    (model / "vocab.json").write_text(json.dumps({"</s>": 0, "a": 1}))
+    (model / "merges.txt").write_text("#version: 0.2\n")
+    with pytest.raises(ValueError, match=r"other files do not tell its kind: copy the model's there"):
+        measured(model, tmp_path)
+    shutil.copy(saved / "tokenizer.json", model)
+    with pytest.raises(ValueError, match=r"no end-of-sequence token.*set eos_token in its tokenizer_config\.json"):
+        measured(model, tmp_path)
+    (model / "tokenizer_config.json").write_text('{"eos_token": "</s>"}')
+    assert measured(model, tmp_path).eod == 0
+
+
+def test_a_token_as_older_files_mark_it_is_no_code(model, tmp_path):
+    mark = {"__type": "AddedToken", "content": "</s>", "lstrip": False, "normalized": True, "rstrip": False}
+    save_tokenizer(model, WORDS, {**SETTINGS, "eos_token": mark})
+    assert measured(model, tmp_path).eod == 0
+    edit(model / "tokenizer_config.json", eos_token={**mark, "__type": "someone.Token"})
+    with pytest.raises(ValueError, match="'__type', which can make a library run code"):
+        load_model(model)
+
+
+def test_a_tokenizer_may_have_more_entries_than_the_model_has_rows(model, tmp_path):
+    """Only an id that occurs matters, and is named; the model has 40 rows."""
+    save_tokenizer(model, WORDS | {f"<pad{index}>": index for index in range(34, 64)})  # a padded vocabulary
+    assert measured(model, tmp_path).held_out(16, 320).inputs.max() < 34
+    save_tokenizer(model, {word: 50 if word == "times" else index for word, index in WORDS.items()})
+    with pytest.raises(ValueError, match=r"vocab_size=40, and the text has the id 50, 'times'; .*name a text without"):
+        measured(model, tmp_path)
+    save_tokenizer(model, WORDS | {"<end>": 45}, {**SETTINGS, "eos_token": "<end>"})
+    with pytest.raises(ValueError, match=r"the id 45, which ends a document; .*set eos_token in its tokenizer_config"):
+        measured(model, tmp_path)
+    edit(model / "tokenizer_config.json", eos_token="</s>")
+    assert measured(model, tmp_path).eod == 0
+
+
+STORED = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32, "float64": torch.float64}
+
+
+@pytest.mark.parametrize("family", ["llama_tied", "gpt2", "mixtral"])
+@pytest.mark.parametrize(("stored", "said"), [("float32", "bfloat16"), ("bfloat16", "float32"), ("float64", "float16")])
+def test_weights_have_the_dtype_of_their_file_whatever_the_config_says(tmp_path, family, stored, said):
+    original = tiny(family).to(STORED[stored])
+    original.save_pretrained(tmp_path)
+    edit(tmp_path / CONFIG, dtype=said, torch_dtype=said)
+    loaded = load_model(tmp_path)
+    assert loaded.facts.dtype == stored
+    found = dict(loaded.probed.model.named_parameters())
+    for name, weight in original.named_parameters():
+        assert torch.equal(
+            found[name].double(), weight.float().double() if found[name].dtype == torch.float32 else weight.double()
+        )
+
+
+def test_no_layer_is_rounded_by_the_dtype_of_another(model):
+    weights = load_file(model / WEIGHTS)
+    halves = {
+        name: w.bfloat16() if ".layers." in name and "layers.2." not in name else w for name, w in weights.items()
+    }
+    save_file(halves, model / WEIGHTS, {"format": "pt"})
+    loaded = load_model(model)
+    assert loaded.facts.dtype == "float32"
+    assert torch.equal(loaded.probed.matrices(3)["up"], weights["model.layers.2.mlp.up_proj.weight"])
+    save_file(
+        {name: w.bfloat16() if ".layers." in name else w for name, w in weights.items()},
+        model / WEIGHTS,
+        {"format": "pt"},
+    )
+    loaded = load_model(model)
+    assert loaded.facts.dtype == "bfloat16"
+    assert torch.equal(loaded.probed.model.get_parameter("lm_head.weight"), weights["lm_head.weight"])
+    save_file({name: w.to(torch.int8) for name, w in weights.items()}, model / WEIGHTS, {"format": "pt"})
+    with pytest.raises(ValueError, match="dtype I8: quantised weights are not measured; use the original ones"):
+        load_model(model)
+
+
+@pytest.mark.parametrize("family", ["llama", "gemma2", "gemma3_text", "arcee", "qwen3", "mistral"])
+def test_heads_of_their_own_width_need_not_divide_the_models(tmp_path, family):
+    """8 heads of 8 in a width of 36, as in models of 24 heads of 128 in 1792; some types of transformers refuse it."""
+    original = tiny(family)
+    config = type(original.config)(**{**original.config.to_dict(), **SIZES, "hidden_size": 64})
+    config.hidden_size = 36
+    config._attn_implementation = original.config._attn_implementation
+    other = type(original)(config).eval()
+    config.hidden_size = 64  # else it would not be saved
+    other.save_pretrained(tmp_path)
+    config.hidden_size = 36
+    edit(tmp_path / CONFIG, hidden_size=36)
+    loaded = load_model(tmp_path)
+    assert (loaded.facts.d_model, loaded.facts.n_heads, loaded.facts.n_kv_heads) == (36, 8, 4)
+    x = loaded.probed.embed(torch.arange(12)[None])
+    for layer in range(1, 5):
+        x = loaded.probed.block(layer, x)
+    with torch.no_grad():
+        expected = other(torch.arange(12)[None]).logits
+        torch.testing.assert_close(loaded.probed.logits(x), expected, rtol=0, atol=1e-5)
