@@ -7,12 +7,17 @@ A *setting* is a configuration's difference from the baseline (`store.setting`),
 joins tuned ones as runs at that lr. The *role* is 'tuning' of runs with a seed that chose lr, else
 'result'. A run that diverged has no value; it is counted, and an lr with one limits the values tried.
 Runs that were scored in another way are not compared: of each depth, those scored as most are remain.
+
+A value that tuning chose is the one with runs of the roles best, edge or tuning (`store.tuning_roles`); of several, as
+from folders that chose apart, the one with the most runs. An lr at which a run diverged is no part of a curve.
 """
 
 import difflib
 import json
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -22,7 +27,9 @@ from sparsedepth import quantities
 from sparsedepth.config.images import unit_for
 from sparsedepth.config.role import fields_where
 from sparsedepth.config.run import CELL_FIELDS, RunConfig
+from sparsedepth.effects.fit import Fit, Runs, fit
 from sparsedepth.store.comparable_loss import COMMON, OWN
+from sparsedepth.store.schema import stored_value
 from sparsedepth.store.setting import BUDGET, Configuration, Settings, assignment, settings_of
 from sparsedepth.store.tuning_roles import parse_tuned_fields, result_rows, without_measured_models
 
@@ -160,7 +167,7 @@ def values_of(runs: pd.DataFrame, outcome: str) -> pd.Series:
 def _records(runs: pd.DataFrame) -> dict[str, dict[str, Any]]:
     """cell_id -> its fields, as plain values; None for a field that is no column."""
     first = runs.drop_duplicates("cell_id").set_index("cell_id").reindex(columns=[*CELL_FIELDS])
-    columns = [[_plain(value) for value in first[name].tolist()] for name in CELL_FIELDS]
+    columns = [[stored_value(plain(value)) for value in first[name].tolist()] for name in CELL_FIELDS]
     return {
         str(cell): dict(zip(CELL_FIELDS, values, strict=True))
         for cell, values in zip(first.index, zip(*columns, strict=True), strict=True)
@@ -182,7 +189,8 @@ def _largest_budgets(runs: pd.DataFrame, settings: Settings) -> pd.DataFrame:
     `scaling` compares budgets."""
     fields = [name for name in settings.label_fields if name != BUDGET]
     labels = [
-        settings.label({name: _plain(value) for name, value in row.items()}) for row in runs[fields].to_dict("records")
+        settings.label({name: stored_value(plain(value)) for name, value in row.items()})
+        for row in runs[fields].to_dict("records")
     ]
     largest = runs.groupby([runs["n_layers"], pd.Series(labels, runs.index)])[BUDGET].transform("max")
     return runs[runs[BUDGET] == largest]
@@ -192,15 +200,20 @@ def _texts(runs: pd.DataFrame, column: str) -> list[str]:
     return sorted(runs[column].dropna().unique()) if column in runs.columns else []
 
 
-def _plain(value: Any) -> Any:
-    """A cell of a frame as a hashable plain value: NaN -> None, whole floats -> int."""
+def plain(value: Any) -> Any:
+    """A cell of a frame as a plain value: NaN and NA -> None, whole floats -> int, arrays and JSON arrays -> tuples."""
+    if isinstance(value, str) and value.startswith("["):
+        try:
+            value = json.loads(value)
+        except ValueError:
+            return value
     if isinstance(value, list | tuple | np.ndarray):
-        return json.dumps(list(value))
+        return tuple(plain(entry) for entry in value)
     if value is None or value is pd.NA or value is pd.NaT:
         return None
     value = value.item() if isinstance(value, np.generic) else value
     if isinstance(value, float):
-        return None if np.isnan(value) else int(value) if value.is_integer() and abs(value) < 2**53 else value
+        return None if math.isnan(value) else int(value) if value.is_integer() and abs(value) < 2**53 else value
     return value
 
 
@@ -221,3 +234,143 @@ def _with_roles(rows: pd.DataFrame) -> pd.DataFrame:
     tuning = set(zip(pairs["n_layers"], pairs["seed"], strict=True))
     is_tuning = [pair in tuning for pair in zip(rows["n_layers"], rows["seed"], strict=True)]
     return rows.assign(role=np.where(is_tuning, "tuning", "result"))
+
+
+# The cells of one depth
+
+
+@dataclass(kw_only=True)
+class CellRuns:
+    """A cell of one depth: its runs."""
+
+    setting: str
+    changes: frozenset[tuple[str, Any]]
+    lr_N: np.ndarray
+    seed_N: np.ndarray
+    value_N: np.ndarray
+    diverged_N: np.ndarray
+    is_tuning_N: np.ndarray
+    costs: dict[str, np.ndarray]
+    lr: float = math.nan
+    """The value chosen."""
+    edge: str = ""
+    was_tuned: bool = False
+    """Whether its value is one that tuning chose, even if the others are not among these runs."""
+
+    @cached_property
+    def is_result_N(self) -> np.ndarray:
+        """The runs at the chosen value with seeds that did not choose it, or with any, where there are no others."""
+        at_N = np.isnan(self.lr_N) | (self.lr_N == self.lr)
+        fresh_N = at_N & ~self.is_tuning_N
+        return fresh_N if fresh_N.any() else at_N
+
+    @cached_property
+    def n_lr(self) -> int:
+        return len(np.unique(self.lr_N[~np.isnan(self.lr_N)]))
+
+    @cached_property
+    def results(self) -> dict[int, float]:
+        """Seed -> outcome of the results."""
+        return self.by_seed(self.is_result_N)
+
+    def by_seed(self, which_N: np.ndarray) -> dict[int, float]:
+        """Seed -> mean outcome of some runs."""
+        which_N = which_N & ~np.isnan(self.value_N)
+        return {
+            int(s): float(self.value_N[which_N & (self.seed_N == s)].mean()) for s in np.unique(self.seed_N[which_N])
+        }
+
+    @property
+    def n_diverged(self) -> int:
+        return int(self.diverged_N[self.is_result_N].sum())
+
+
+@dataclass(kw_only=True)
+class Depth:
+    """The cells of one depth and their fit."""
+
+    depth: int
+    cells: dict[str, CellRuns]
+    fitted: Fit | None
+    order: list[str] = field(default_factory=list)
+    """The cells of the fit."""
+
+
+def depth_of(cells: Cells, rows: pd.DataFrame) -> Depth:
+    """The cells of one depth, and the fit of those that can be compared: the tuned ones, or else those with results."""
+    arrays = {name: rows[name].to_numpy() for name in rows.columns}
+    setting_N = arrays["setting"]
+    found = [_cell_runs({name: array[setting_N == s] for name, array in arrays.items()}) for s in set(setting_N)]
+    of = {cell.setting: cell for cell in found if cell is not None}
+    order = sorted(of, key=lambda setting: (setting != BASELINE, setting))
+    of = {setting: of[setting] for setting in order}
+    tuned = [setting for setting in order if of[setting].n_lr > 1]
+    if cells.is_tuned and tuned:
+        order = tuned
+        runs = _runs_with_curves([of[setting] for setting in order])
+    else:
+        order = [setting for setting in order if of[setting].results]
+        runs = runs_of([of[setting].results for setting in order])
+    return Depth(depth=int(rows["n_layers"].iloc[0]), cells=of, fitted=fit(runs) if runs else None, order=order)
+
+
+def _cell_runs(arrays: dict[str, np.ndarray]) -> CellRuns | None:
+    """None for a cell none of whose runs has an outcome or diverged."""
+    value_N, diverged_N, lr_N = (arrays[name] for name in ("value", "diverged", "lr"))
+    if np.isnan(value_N).all() and not diverged_N.any():
+        return None
+    cell = CellRuns(
+        setting=arrays["setting"][0],
+        changes=arrays["changes"][0],
+        lr_N=lr_N,
+        seed_N=arrays["seed"],
+        value_N=value_N,
+        diverged_N=diverged_N,
+        is_tuning_N=arrays["role"] == "tuning",
+        costs={name: arrays[name] for name in COSTS if name in arrays},
+    )
+    tried = np.unique(lr_N[~np.isnan(lr_N)])
+    if len(tried):
+        chosen_N = np.isin(arrays["tuning"].astype(str), ["best", "edge", "tuning"])
+        cell.was_tuned = bool(chosen_N.any())
+        chosen_N = chosen_N if chosen_N.any() else ~cell.is_tuning_N if not cell.is_tuning_N.all() else chosen_N | True
+        runs_at = {float(lr): chosen_N & (lr_N == lr) for lr in tried if (chosen_N & (lr_N == lr)).any()}
+        means = {
+            lr: np.nanmean(value_N[at]) if (~np.isnan(value_N[at])).any() else math.inf for lr, at in runs_at.items()
+        }
+        cell.lr = min(runs_at, key=lambda lr: (-int(runs_at[lr].sum()), means[lr]))
+        if len(tried) > 1:
+            cell.edge = {float(tried[0]): "lowest", float(tried[-1]): "highest"}.get(cell.lr, "")
+    return cell
+
+
+def runs_of(parts: Sequence[dict[int, float]]) -> Runs | None:
+    """The runs of these cells without a curve, from the outcome of each seed."""
+    if not parts or not all(parts):
+        return None
+    n = [len(part) for part in parts]
+    return Runs(
+        cell_N=np.repeat(np.arange(len(parts)), n),
+        u_N=np.zeros(sum(n)),
+        seed_N=np.array([seed for part in parts for seed in part]),
+        y_N=np.array([value for part in parts for value in part.values()]),
+        is_tuning_N=np.zeros(sum(n), dtype=bool),
+    )
+
+
+def _runs_with_curves(cells: Sequence[CellRuns]) -> Runs | None:
+    """A value that diverged with a seed is no part of a curve."""
+    gaps = [gap for cell in cells for gap in np.diff(np.log(np.unique(cell.lr_N[~np.isnan(cell.lr_N)])))]
+    step = float(np.median(gaps))
+    rows: list[tuple[int, float, int, float, bool]] = []
+    for number, cell in enumerate(cells):
+        bad = set(cell.lr_N[cell.diverged_N]) - {cell.lr}
+        for lr in np.unique(cell.lr_N[~np.isnan(cell.value_N)]):
+            u = math.log(lr / cell.lr) / step
+            for is_tuning in (False, True) if lr not in bad else ():
+                values = cell.by_seed((cell.lr_N == lr) & (cell.is_tuning_N == is_tuning))
+                rows += [(number, u, seed, value, is_tuning) for seed, value in values.items()]
+        if not any(row[0] == number and row[1] == 0 for row in rows):
+            return None
+    cell_N, u_N, seed_N, y_N, is_tuning_N = (np.array(column) for column in zip(*rows, strict=True))
+    return Runs(cell_N=cell_N, u_N=u_N, seed_N=seed_N, y_N=y_N, is_tuning_N=is_tuning_N)

@@ -4,7 +4,7 @@
 
 `u` is log lr in steps of the grid from the cell's chosen value. A cell's *value* is a_c + min over u of the curve, over
 the values tried and half a step beyond: that at its own optimum. Blocks are free; tuning runs are a block of their own.
-Unknown: the scale of the noise (`effects.noise`), roughness rho = sd(rough) / s and the curvature kappa / s, which the
+Unknown: the scale of the noise (`Noise`), roughness rho = sd(rough) / s and the curvature kappa / s, which the
 cells of a depth share. They are integrated over a grid (half-Cauchy .7; log-uniform). Given these all is normal, with
 
     u* = -b_c / kappa ~ N(0, omega^2),     omega^2 = min(.3^2 + 2 (rho^2 + 1 / tuning seeds) s^2 / kappa^2, 2.5^2)
@@ -14,13 +14,12 @@ the error that choosing the best of a grid makes. Without lr the values are the 
 Shapes: N runs, R rows (cell, lr, role), C cells, L points (cell, lr), G points of the grid, Q nodes of quadrature.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from scipy.special import gammaincinv, ndtr, stdtr
+from scipy.special import gammaincinv, gammaln, ndtr
 
-from sparsedepth.effects.noise import Noise, noise_of
+from sparsedepth.effects.verdict import Distribution
 
 RHO = np.geomspace(0.1, 13.0, 12)
 RHO_SCALE = 3.0
@@ -31,6 +30,9 @@ NEAR = 2.01
 """Steps from the chosen value within which a curve is a parabola."""
 NEGLIGIBLE = 1e-4
 """Points of the grid with less than this of the greatest weight are left out."""
+PRIOR_DF = (1.0, 2.0, 4.0)
+LOG_VARIANCES = np.linspace(-3.0, 4.0, 15)
+"""ln v0, about the median of the ln s_c^2."""
 _NODES, _WEIGHTS = np.polynomial.hermite_e.hermegauss(9)
 _WEIGHTS = _WEIGHTS / _WEIGHTS.sum()
 
@@ -50,64 +52,34 @@ class Runs:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Distribution:
-    """What the runs say of one number: a mixture of Student's distributions (normal ones: df of inf)."""
+class Noise:
+    """The variances of the cells: a mixture of scaled inverse chi^2, from the residuals of rows and seeds.
 
-    mean_G: np.ndarray
-    sd_G: np.ndarray
-    df_G: np.ndarray
-    weight_G: np.ndarray
-    seeds_share: float
-    """The part of the variance that seeds alone explain; the rest is the choice of lr."""
+    y_rs = mean_r + block_s + e_rs,   s_c^2 = sum of squared residuals of a cell / its degrees of freedom d_c
 
-    def below(self, x_X: np.ndarray) -> np.ndarray:
-        """The probability of less than each x."""
-        z_XG = (x_X[:, None] - self.mean_G) / self.sd_G
-        return (ndtr(z_XG) if np.isinf(self.df_G[0]) else stdtr(self.df_G, z_XG)) @ self.weight_G
+    Variances are *moderated* (Smyth 2004, 'Linear models and empirical Bayes methods', section 3), drawn to those of
+    the other cells as far as these agree: with 1 / sigma_c^2 ~ chi^2(d0) / (d0 v0),
 
-    @property
-    def estimate(self) -> float:
-        return float(self.weight_G @ self.mean_G)
+    sigma_c^2 | s_c^2, d0, v0 ~ scaled inverse chi^2(d0 + d_c), scale (d0 v0 + d_c s_c^2) / (d0 + d_c)
 
-    @property
-    def sd(self) -> float:
-        """The standard error."""
-        spread_G = self.sd_G**2 + (self.mean_G - self.estimate) ** 2
-        return float(np.sqrt(self.weight_G @ spread_G))
+    Deviates: limma plugs in moment estimates of d0 and v0, made for thousands of genes. Here they are a grid of H
+    points, weighted by the likelihood of all s_c^2 (s_c^2 / v0 is an F of d_c and d0 degrees of freedom).
+    """
 
-    @property
-    def p(self) -> float:
-        """Two-sided."""
-        (low,) = self.below(np.zeros(1)).tolist()
-        return 2 * min(low, 1 - low)
+    s2_HC: np.ndarray
+    df_HC: np.ndarray
+    weight_H: np.ndarray
+    scale_df: float
+    """Degrees of freedom of the noise that all cells have in common."""
+    s2: float
+    """The mean square of all residuals."""
+    df: float
+    """Its degrees of freedom."""
 
     @property
-    def df(self) -> float:
-        """Typical degrees of freedom."""
-        return float(self.weight_G @ np.minimum(self.df_G, 200.0))
-
-    def quantile(self, share: float) -> float:
-        (value,) = self.quantiles([share])
-        return value
-
-    def quantiles(self, shares: Sequence[float]) -> list[float]:
-        """By refining a grid, whose last step is interpolated; precise to 1e-6 standard errors."""
-        share_K = np.array(shares)
-        half = 2 * float(self.weight_G @ self.sd_G)
-        below_X = np.ones(1)
-        while below_X[0] > share_K.min() or below_X[-1] < share_K.max():
-            half *= 4
-            x_X = self.estimate + half * np.linspace(-1, 1, 65)
-            below_X = self.below(x_X)
-        i_K = np.clip(np.searchsorted(below_X, share_K), 1, len(x_X) - 1)
-        low_K, high_K, at = x_X[i_K - 1], x_X[i_K], np.arange(len(share_K))
-        for _ in range(2):
-            x_KX = np.linspace(low_K, high_K, 17, axis=1)
-            below_KX = self.below(x_KX.ravel()).reshape(x_KX.shape)
-            i_K = np.clip((below_KX < share_K[:, None]).sum(axis=1), 1, 16)
-            low_K, high_K = x_KX[at, i_K - 1], x_KX[at, i_K]
-        left_K, right_K = below_KX[at, i_K - 1], below_KX[at, i_K]
-        return (low_K + (high_K - low_K) * (share_K - left_K) / (right_K - left_K)).tolist()
+    def s2_C(self) -> np.ndarray:
+        """The variance of each cell."""
+        return self.weight_H @ self.s2_HC
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -178,7 +150,7 @@ def fit(runs: Runs) -> Fit | None:
     else:
         tuning_C = np.array([len(set(seed_N[(cell_N == c) & role_N])) or n_C[c] for c in range(n_cells)], dtype=float)
         value_GC, cov_GCC, weight_G, outside_C = _curves(
-            information_RR, score_R, cell_R, u_R, s2_C / s2 / tuning_C, s2, noise.scale_df, n_cells
+            information_RR, score_R, cell_R, u_R, s2_C / s2 / tuning_C, s2, noise.scale_df
         )
     return Fit(
         value_GC=value_GC,
@@ -215,62 +187,33 @@ def _curves(
     choice_C: np.ndarray,
     s2: float,
     df: float,
-    n_cells: int,
 ) -> tuple[np.ndarray, ...]:
     """The values' means and covariances at each point of the grid (roughness x curvature x noise)."""
-    s = np.sqrt(s2)
-    _, point_R = np.unique(np.stack([cell_R, u_R]), axis=1, return_inverse=True)
-    rough_RL = np.eye(point_R.max() + 1)[point_R.ravel()]
-    level_RC = np.eye(n_cells)[cell_R]
-    design_RT = np.concatenate([level_RC, level_RC * u_R[:, None]], axis=1)
-    target_RZ = np.stack([score_R / s, information_RR @ (u_R**2 / 2)], axis=1)
-    common = np.zeros((2 * n_cells, 2 * n_cells))
-    common[:n_cells, :n_cells] = 1 / n_cells  # the level of all cells is free, and no effect depends on it
-    inner_LL = rough_RL.T @ information_RR @ rough_RL
-    to_rough_RL = information_RR @ rough_RL
-    precisions, targets, squares, log_priors = [], [], [], []
-    half_RZ = np.stack([np.linalg.pinv(information_RR, hermitian=True) @ target_RZ[:, 0], u_R**2 / 2], axis=1)
-    for rho in RHO:
-        total_LL = inner_LL + np.eye(len(inner_LL)) / rho**2
-        given_RR = information_RR - to_rough_RL @ np.linalg.solve(total_LL, to_rough_RL.T)
-        precisions.append(design_RT.T @ given_RR @ design_RT + common)
-        targets.append(design_RT.T @ given_RR @ half_RZ)
-        squares.append(half_RZ.T @ given_RR @ half_RZ)
-        log_det = np.linalg.slogdet(np.eye(len(inner_LL)) + rho**2 * inner_LL)[1]
-        # A step of the grid is one in ln rho.
-        log_priors.append(np.log(rho / (RHO_SCALE**2 + rho**2)) - log_det / 2)
+    n_cells = len(choice_C)
+    parts = _of_roughness(information_RR, score_R / np.sqrt(s2), cell_R, u_R, n_cells)
     rho_G, kappa_G = (grid.ravel() for grid in np.meshgrid(RHO, KAPPA, indexing="ij"))
-    at_G = np.repeat(np.arange(len(RHO)), len(KAPPA))
+    precision_GTT, target_GTZ, square_GZZ, log_G = (np.repeat(part, len(KAPPA), axis=0) for part in parts)
     omega2_GC = OWN_ERROR**2 + 2 * (rho_G[:, None] ** 2 + choice_C) / kappa_G[:, None] ** 2
     prior_GC = 1 / (kappa_G[:, None] ** 2 * np.minimum(omega2_GC, MAX_ERROR**2))
-    precision_GTT = np.array(precisions)[at_G]
     slopes = np.arange(n_cells, 2 * n_cells)
     precision_GTT[:, slopes, slopes] += prior_GC
     inverse_GTT = np.linalg.inv(precision_GTT)
-    target_GTZ = np.array(targets)[at_G]
     mean_GTZ = inverse_GTT @ target_GTZ
-    square_GZZ = np.array(squares)[at_G] - np.swapaxes(target_GTZ, 1, 2) @ mean_GTZ
-    log_G = np.array(log_priors)[at_G] + (np.log(prior_GC).sum(axis=1) - np.linalg.slogdet(precision_GTT)[1]) / 2
+    square_GZZ = square_GZZ - np.swapaxes(target_GTZ, 1, 2) @ mean_GTZ
+    log_G = log_G + (np.log(prior_GC).sum(axis=1) - np.linalg.slogdet(precision_GTT)[1]) / 2
 
     # Noise: s^2 times df / chi^2(df). All but the data is in units of s, and kappa / s stays.
     scale_K = np.sqrt(df / (2 * gammaincinv(df / 2, ndtr(_NODES))))
     n_free = np.linalg.matrix_rank(information_RR, hermitian=True) - (n_cells - 1)
-    data_KG = 1 / scale_K[:, None]
-    square_KG = (
-        square_GZZ[:, 0, 0] * data_KG**2
-        - 2 * kappa_G * square_GZZ[:, 0, 1] * data_KG
-        + kappa_G**2 * square_GZZ[:, 1, 1]
-    )
+    side_KGZ = np.stack(np.broadcast_arrays(1 / scale_K[:, None], -kappa_G), axis=-1)
+    square_KG = np.einsum("kgy,gyz,kgz->kg", side_KGZ, square_GZZ, side_KGZ)
     log_KG = log_G - square_KG / 2 - n_free * np.log(scale_K)[:, None] + np.log(_WEIGHTS)[:, None]
     weight_KG = np.exp(log_KG - log_KG.max())
     kept = weight_KG.max(axis=0) > NEGLIGIBLE
-    weight_KG, kappa_G, mean_GTZ, inverse_GTT = weight_KG[:, kept], kappa_G[kept], mean_GTZ[kept], inverse_GTT[kept]
-    mean_KGT = mean_GTZ[:, :, 0] * data_KG[:, :, None] - kappa_G[:, None] * mean_GTZ[:, :, 1]
-    low_C = np.array([u_R[cell_R == c].min() for c in range(n_cells)])
-    high_C = np.array([u_R[cell_R == c].max() for c in range(n_cells)])
-    value_KGC, cov_KGCC, outside_KGC = _values(mean_KGT, inverse_GTT, kappa_G, low_C, high_C)
-    weight_KG = weight_KG / weight_KG.sum()
-    unit_K = s * scale_K
+    weight_KG = weight_KG[:, kept] / weight_KG[:, kept].sum()
+    mean_KGT = np.einsum("gtz,kgz->kgt", mean_GTZ[kept], side_KGZ[:, kept])
+    value_KGC, cov_KGCC, outside_KGC = _values(mean_KGT, inverse_GTT[kept], kappa_G[kept], cell_R, u_R)
+    unit_K = np.sqrt(s2) * scale_K
     return (
         (value_KGC * unit_K[:, None, None]).reshape(-1, n_cells),
         (cov_KGCC * unit_K[:, None, None, None] ** 2).reshape(-1, n_cells, n_cells),
@@ -279,11 +222,38 @@ def _curves(
     )
 
 
+def _of_roughness(
+    information_RR: np.ndarray, score_R: np.ndarray, cell_R: np.ndarray, u_R: np.ndarray, n_cells: int
+) -> tuple[np.ndarray, ...]:
+    """At each roughness, which is integrated out: the precision of levels and slopes without their prior, what they
+    explain of data and of u^2 / 2 (targets and squares), and the log prior."""
+    _, point_R = np.unique(np.stack([cell_R, u_R]), axis=1, return_inverse=True)
+    rough_RL = np.eye(point_R.max() + 1)[point_R.ravel()]
+    level_RC = np.eye(n_cells)[cell_R]
+    design_RT = np.concatenate([level_RC, level_RC * u_R[:, None]], axis=1)
+    common_TT = np.zeros((2 * n_cells, 2 * n_cells))
+    common_TT[:n_cells, :n_cells] = 1 / n_cells  # the level of all cells is free, and no effect depends on it
+    inner_LL = rough_RL.T @ information_RR @ rough_RL
+    to_rough_RL = information_RR @ rough_RL
+    half_RZ = np.stack([np.linalg.pinv(information_RR, hermitian=True) @ score_R, u_R**2 / 2], axis=1)
+    parts = []
+    for rho in RHO:
+        total_LL = inner_LL + np.eye(len(inner_LL)) / rho**2
+        given_RR = information_RR - to_rough_RL @ np.linalg.solve(total_LL, to_rough_RL.T)
+        log_det = np.linalg.slogdet(np.eye(len(inner_LL)) + rho**2 * inner_LL)[1]
+        log_prior = np.log(rho / (RHO_SCALE**2 + rho**2)) - log_det / 2  # a step of the grid is one in ln rho
+        explained_TR = design_RT.T @ given_RR
+        squares_ZZ = half_RZ.T @ given_RR @ half_RZ
+        parts.append((explained_TR @ design_RT + common_TT, explained_TR @ half_RZ, squares_ZZ, log_prior))
+    return tuple(np.array(part) for part in zip(*parts, strict=True))
+
+
 def _values(
-    mean_KGT: np.ndarray, inverse_GTT: np.ndarray, kappa_G: np.ndarray, low_C: np.ndarray, high_C: np.ndarray
+    mean_KGT: np.ndarray, inverse_GTT: np.ndarray, kappa_G: np.ndarray, cell_R: np.ndarray, u_R: np.ndarray
 ) -> tuple[np.ndarray, ...]:
     """Means and covariances of the cells' values, in units of s; the probability of an optimum beyond those tried."""
-    n = len(low_C)
+    n = mean_KGT.shape[-1] // 2
+    low_C, high_C = (np.array([end(u_R[cell_R == c]) for c in range(n)]) for end in (np.min, np.max))
     a_KGC, b_KGC = mean_KGT[..., :n], mean_KGT[..., n:]
     cov_aa, cov_ab, cov_bb = inverse_GTT[:, :n, :n], inverse_GTT[:, :n, n:], inverse_GTT[:, n:, n:]
     sd_GC = np.sqrt(np.diagonal(cov_bb, axis1=1, axis2=2))
@@ -319,3 +289,58 @@ def _groups(cell_N: np.ndarray, seed_N: np.ndarray, n_cells: int) -> np.ndarray:
         group_S = np.where(has_CS, group_C[:, None], n_cells).min(axis=0)
         group_C = np.where(has_CS, group_S, n_cells).min(axis=1)
     return group_C
+
+
+# Noise
+
+
+def noise_of(row_N: np.ndarray, seed_N: np.ndarray, y_N: np.ndarray, cell_R: np.ndarray) -> Noise | None:
+    """The noise of these runs; None where no seed is repeated, or runs of different seeds do not differ."""
+    n_rows, n_seeds, n_cells = len(cell_R), int(seed_N.max()) + 1, int(cell_R.max()) + 1
+    design = np.zeros((len(y_N), n_rows + n_seeds))
+    design[np.arange(len(y_N)), row_N] = 1
+    design[np.arange(len(y_N)), n_rows + seed_N] = 1
+    left, size, _ = np.linalg.svd(design, full_matrices=False)
+    left = left[:, size > 1e-9 * size[0]]
+    residual_N = y_N - left @ (left.T @ y_N)
+    square_C = np.bincount(cell_R[row_N], residual_N**2, n_cells)
+    df_C = np.bincount(cell_R[row_N], 1 - (left**2).sum(axis=1), n_cells)
+    df = df_C.sum()
+    if df < 0.5 or square_C.sum() / df <= 1e-20 * np.ptp(y_N) ** 2:
+        return None
+    has = df_C > 0.2
+    if has.sum() <= 2:  # the residuals of two cells mirror each other: one estimate, equal for both by construction
+        s2_HC, df_HC = np.full((1, n_cells), square_C.sum() / df), np.full((1, n_cells), df / 2)
+        return Noise(s2_HC=s2_HC, df_HC=df_HC, weight_H=np.ones(1), scale_df=df, s2=square_C.sum() / df, df=df)
+    return _moderated(np.where(has, square_C / np.maximum(df_C, 1e-9), 0.0), np.where(has, df_C, 0.0))
+
+
+def _moderated(own_C: np.ndarray, df_C: np.ndarray) -> Noise:
+    """Cells without degrees of freedom have the prior alone."""
+    has = df_C > 0
+    own_C = np.maximum(own_C, 1e-5 * np.median(own_C[has]))  # agreement by chance is not certainty
+    prior_df_H, log_v_H = (grid.ravel()[:, None] for grid in np.meshgrid(PRIOR_DF, LOG_VARIANCES, indexing="ij"))
+    v_H = np.exp(np.median(np.log(own_C[has])) + log_v_H)
+    log_H = log_f(own_C[has] / v_H, df_C[has], prior_df_H).sum(axis=1)
+    weight_H = np.exp(log_H - log_H.max())
+    kept = weight_H > NEGLIGIBLE
+    total_HC = prior_df_H + df_C
+    s2_HC = (prior_df_H * v_H + df_C * own_C) / total_HC
+    weight_H = weight_H[kept] / weight_H[kept].sum()
+    return Noise(
+        s2_HC=s2_HC[kept],
+        df_HC=total_HC[kept],
+        weight_H=weight_H,
+        scale_df=float(total_HC[kept].min()),
+        s2=float(own_C @ df_C / df_C.sum()),
+        df=float(df_C.sum()),
+    )
+
+
+def log_f(ratio_HC: np.ndarray, df_C: np.ndarray, prior_df_H: np.ndarray) -> np.ndarray:
+    """The log density of s^2 / v, an F of (d, d0) degrees of freedom, up to terms of d and s^2 alone."""
+    a_C, c_H = df_C / 2, prior_df_H / 2
+    return (
+        gammaln(a_C + c_H) - gammaln(c_H) + a_C * np.log(ratio_HC * df_C / (2 * c_H))
+        - (a_C + c_H) * np.log1p(ratio_HC * df_C / (2 * c_H))
+    )  # fmt: skip

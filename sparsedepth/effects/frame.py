@@ -19,10 +19,9 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from sparsedepth.effects.cells import BASELINE, COSTS, Cells, is_ratio
-from sparsedepth.effects.depth_fit import CellRuns, Depth, depth_of, runs_of
-from sparsedepth.effects.fit import Distribution, fit
-from sparsedepth.effects.verdict import Row, Side, judged
+from sparsedepth.effects.cells import BASELINE, COSTS, CellRuns, Cells, Depth, depth_of, is_ratio, runs_of
+from sparsedepth.effects.fit import fit
+from sparsedepth.effects.verdict import Distribution, Row, Side, judged
 
 COLUMNS = (
     *("question", "setting", "context", "n_layers", "basis", "at"),

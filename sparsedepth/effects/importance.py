@@ -21,7 +21,7 @@ import pandas as pd
 from sparsedepth import quantities
 from sparsedepth.config.plain_text import counted
 from sparsedepth.config.space import Interval
-from sparsedepth.effects.plain_values import plain, value_order
+from sparsedepth.effects.cells import plain
 from sparsedepth.store.degeneracy import degeneracy, score_rows
 from sparsedepth.store.query_result import QueryResult
 from sparsedepth.store.search import Search, on_front
@@ -69,6 +69,12 @@ def options_of(frame: pd.DataFrame, search: Search) -> dict[str, list]:
     """The axes that take several values, each with these in order."""
     values = {name: sorted({plain(value) for value in frame[name].tolist()}, key=value_order) for name in search.axes}
     return {name: options for name, options in values.items() if len(options) > 1}
+
+
+def value_order(option: object) -> tuple[bool, float, str]:
+    """Numbers by size, then others by name."""
+    is_number = isinstance(option, int | float)
+    return (not is_number, float(option) if is_number else 0.0, repr(option))
 
 
 def study_of(frame: pd.DataFrame, search: Search, objective: str) -> "optuna.Study":

@@ -21,8 +21,7 @@ import numpy as np
 import pandas as pd
 
 from sparsedepth.config.run import RunConfig
-from sparsedepth.effects.cells import BASELINE, cells_of, unit_of
-from sparsedepth.effects.depth_fit import depth_of, runs_of
+from sparsedepth.effects.cells import BASELINE, cells_of, depth_of, runs_of, unit_of
 from sparsedepth.effects.fit import fit
 from sparsedepth.effects.verdict import ALPHA, POWER, detectable, level_of
 from sparsedepth.store.query_result import QueryResult

@@ -13,10 +13,9 @@ import pandas as pd
 
 from sparsedepth.config.load import build
 from sparsedepth.config.run import RunConfig
-from sparsedepth.effects.cells import BASELINE, Cells, cells_of
+from sparsedepth.effects.cells import BASELINE, Cells, cells_of, plain
 from sparsedepth.effects.effect import Effect
 from sparsedepth.effects.frame import effects_frame
-from sparsedepth.effects.plain_values import plain
 from sparsedepth.quantities.measured import REMOVED_MEASURES
 from sparsedepth.store.imported_run import buildable, is_imported
 from sparsedepth.store.tuning_roles import result_rows, without_measured_models

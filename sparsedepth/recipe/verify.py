@@ -15,9 +15,8 @@ import pandas as pd
 from sparsedepth.config.load import build, yaml_text
 from sparsedepth.config.run import CELL_FIELDS, RunConfig
 from sparsedepth.config.sweep import SweepDefinition
-from sparsedepth.effects.cells import BASELINE, cells_of
+from sparsedepth.effects.cells import BASELINE, cells_of, plain
 from sparsedepth.effects.effect import Effect
-from sparsedepth.effects.plain_values import plain
 from sparsedepth.effects.verdict import Side, verdict_of
 from sparsedepth.recipe.card import Card, Comparison, Ingredient, Need, Verification, comparison_of
 from sparsedepth.recipe.checklist import tests_of

@@ -4,7 +4,8 @@ import numpy as np
 import pandas as pd
 from lr_transfer import keys
 
-from sparsedepth.effects.plain_values import plain, value_order
+from sparsedepth.effects.cells import plain
+from sparsedepth.effects.importance import value_order
 
 
 def test_plain_values_and_keys():
