@@ -50,7 +50,7 @@ def effects(
     """
     from sparsedepth.effects import cells, frame, importance
     from sparsedepth.effects import text as effects_text
-    from sparsedepth.store.comparable_loss import loss_of
+    from sparsedepth.store.comparable_loss import loss_in
     from sparsedepth.store.connection import open_store
     from sparsedepth.store.degeneracy import score_rows, usable_form
     from sparsedepth.store.search import search_of
@@ -64,8 +64,10 @@ def effects(
         write(_speedup(folders, None if by == "loss" else by, knob, format, out, skip_damaged), out)
         return
     with open_store(*folders, skip_damaged=skip_damaged) as store:
-        runs = store.frame("select * from runs")
         search = search_of(store.roots)
+        outcome = loss_in(store) if by in (None, "loss") else by
+        is_whole = part == "chain" or search is not None
+        runs = store.frame("select * from runs") if is_whole else cells.read_runs(store, outcome)
         if runs.empty:
             from sparsedepth.store.best import no_runs
 
@@ -81,7 +83,6 @@ def effects(
         else:
             write(encode(importance.search_table(runs, search, by), format), out)
         return
-    outcome = loss_of(runs) if by in (None, "loss") else by
     cells.unit_of(outcome)
     outcome, caution = usable_form(outcome, score_rows(result_rows(runs), outcome), "the effects are on")
     found = cells.cells_of(runs, outcome)

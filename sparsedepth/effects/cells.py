@@ -29,6 +29,8 @@ from sparsedepth.config.role import fields_where
 from sparsedepth.config.run import CELL_FIELDS, RunConfig
 from sparsedepth.effects.fit import Fit, Runs, fit
 from sparsedepth.store.comparable_loss import COMMON, OWN
+from sparsedepth.store.connection import Store
+from sparsedepth.store.degeneracy import columns_for
 from sparsedepth.store.schema import stored_value
 from sparsedepth.store.setting import BUDGET, Configuration, Settings, assignment, settings_of
 from sparsedepth.store.tuning_roles import parse_tuned_fields, result_rows, without_measured_models
@@ -134,6 +136,16 @@ def cells_of(runs: pd.DataFrame, outcome: str) -> Cells:
         configs={label: dict(sorted(changes, key=str)) for label, changes in of_cell.values()},
         budget_text=budget_text,
     )
+
+
+def read_runs(store: Store, outcome: str) -> pd.DataFrame:
+    """The rows of `runs` with the columns that effects on an outcome need: all but other measured ones. Raises
+    ValueError for an outcome that is no number of `runs`."""
+    unit_of(outcome)
+    needed = {OWN, COMMON, *columns_for(outcome)}
+    others = {column.name for column in quantities.RUNS if column.measure} - needed
+    names = [f'"{name}"' for name in store.sql("SELECT * FROM runs LIMIT 0").columns if name not in others]
+    return store.frame(f"SELECT {', '.join(names)} FROM runs")
 
 
 def unit_of(outcome: str, runs: pd.DataFrame | None = None) -> str:

@@ -23,7 +23,7 @@ import pandas as pd
 from sparsedepth.config.run import RunConfig
 from sparsedepth.effects.cells import BASELINE, cells_of, depth_of, runs_of, unit_of
 from sparsedepth.effects.fit import fit
-from sparsedepth.effects.verdict import ALPHA, POWER, detectable, level_of
+from sparsedepth.effects.verdict import ALPHA, POWER, interval_and_detectable, level_of
 from sparsedepth.store.query_result import QueryResult
 
 DRAWS = 24
@@ -144,7 +144,8 @@ def _detectable(n_settings: int, n_seeds: int, noise: Noise, choice: float) -> f
         weight_C = np.eye(n_settings + 1)[1] - np.eye(n_settings + 1)[0]
         contrast = found.combine(weight_C)
         level = level_of(np.full(n_settings, found.share_of_baseline(1, 0)))
-        sizes.append(detectable(contrast, level) * math.sqrt(1 + 2 * choice**2 / contrast.sd**2))
+        *_, size = interval_and_detectable(contrast, level)
+        sizes.append(size * math.sqrt(1 + 2 * choice**2 / contrast.sd**2))
     return float(np.mean(sizes)) if sizes else None
 
 

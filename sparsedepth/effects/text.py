@@ -34,8 +34,8 @@ def effects_text(effects: pd.DataFrame, cells: Cells, width: int | None = None, 
     names = ["n_layers", "effect", "lo", "hi", "detectable", "verdict", "lr", "basis", "seeds", "diverged", "flops"]
     names += [*(DETAIL if detail else ()), "setting"]
     is_listed = detail | effects["question"].isin(QUESTIONS) | effects["verdict"].isin(VERDICTS)
-    listed = effects[is_listed].to_dict("records")
-    rows = tuple(tuple(_cells_of(row, cells)[name] for name in names) for row in listed)
+    shown = [_cells_of(row, cells) for row in effects[is_listed].to_dict("records")]
+    rows = tuple(tuple(row[name] for name in names) for row in shown)
     table = terminal.fit(QueryResult(columns=tuple(names), rows=rows), OPTIONAL, width)
     over = "over" if cells.unit.startswith("ln ratio") else "minus"
     baseline = cells.settings.baseline_text if cells.settings else ""
@@ -66,8 +66,6 @@ def _cells_of(row: dict[str, Any], cells: Cells) -> dict[str, Any]:
     def size(value: float | None) -> float | None:
         return None if is_missing(value) else math.exp(value) if is_ratio and value is not None else value
 
-    lr = [row["lr_baseline"], row["lr"]]
-    text = "" if any(map(is_missing, lr)) else f"{lr[0]:g}" if lr[0] == lr[1] else f"{lr[0]:g} -> {lr[1]:g}"
     missing = {name: None if is_missing(value) else value for name, value in row.items()}
     depth = missing["n_layers"]
     return missing | {
@@ -76,12 +74,18 @@ def _cells_of(row: dict[str, Any], cells: Cells) -> dict[str, Any]:
         "lo": size(row["lo"]),
         "hi": size(row["hi"]),
         "detectable": size(row["detectable"]),
-        "lr": text or None,
+        "lr": lr_text(row),
         "seeds": None if is_missing(row["seeds"]) else int(row["seeds"]),
         "diverged": int(missing["diverged"]) if missing["diverged"] else None,
         "basis": row["basis"] if row["basis"] not in ("tokens", None) else None,
         "setting": setting_text(row),
     }
+
+
+def lr_text(row: Mapping[str, Any]) -> str | None:
+    """'0.003 -> 0.006', the baseline's first, where the sides differ."""
+    known = [f"{row[name]:g}" for name in ("lr_baseline", "lr") if not is_missing(row[name])]
+    return " -> ".join(dict.fromkeys(known)) or None
 
 
 def setting_text(row: dict[str, Any]) -> str:

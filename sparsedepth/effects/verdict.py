@@ -60,10 +60,6 @@ class Distribution:
         """Typical degrees of freedom."""
         return float(self.weight_G @ np.minimum(self.df_G, 200.0))
 
-    def quantile(self, share: float) -> float:
-        (value,) = self.quantiles([share])
-        return value
-
     def quantiles(self, shares: Sequence[float]) -> list[float]:
         """By refining a grid, whose last step is interpolated; precise to 1e-6 standard errors."""
         share_K = np.array(shares)
@@ -122,22 +118,24 @@ def judged(rows: list[Row]) -> list[Row]:
     p_J = np.array([contrast.p for _, contrast in with_contrast])
     level = level_of(shared_J)
     for (row, contrast), p, adjusted_p in zip(with_contrast, p_J, adjusted(p_J, shared_J), strict=True):
-        lo, hi = contrast.quantiles([ALPHA / 2, 1 - ALPHA / 2])
+        lo, hi, detectable = interval_and_detectable(contrast, level)
         half = (hi - lo) / 2
         size = _ratio_text if row.is_ratio else "{:+.3g}".format
         verdict, reason = verdict_of(contrast.estimate, float(adjusted_p), row.sides, row.at_equal_lr, size)
         row.fields |= {"estimate": contrast.estimate, "lo": lo, "hi": hi, "df": contrast.df, "p": p}
-        row.fields |= {"p_adjusted": float(adjusted_p), "detectable": detectable(contrast, level)}
+        row.fields |= {"p_adjusted": float(adjusted_p), "detectable": detectable}
         row.fields |= {"seeds_part": half * math.sqrt(contrast.seeds_share)}
         row.fields |= {"lr_part": half * math.sqrt(1 - contrast.seeds_share)}
         row.fields |= {"verdict": verdict, "reason": reason}
     return rows
 
 
-def detectable(contrast: Distribution, level: float) -> float:
-    """The effect that would have been seen with probability POWER, at this level of a single effect."""
-    low, high, below, above = contrast.quantiles([level / 2, 1 - level / 2, 1 - POWER, POWER])
-    return (high - low + above - below) / 2
+def interval_and_detectable(contrast: Distribution, level: float) -> tuple[float, float, float]:
+    """The ends of the 95% interval, and the effect that would have been seen with probability POWER at this level of a
+    single effect."""
+    shares = [ALPHA / 2, 1 - ALPHA / 2, level / 2, 1 - level / 2, 1 - POWER, POWER]
+    lo, hi, low, high, below, above = contrast.quantiles(shares)
+    return lo, hi, (high - low + above - below) / 2
 
 
 def _ratio_text(effect: float) -> str:

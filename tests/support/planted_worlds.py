@@ -96,7 +96,7 @@ def judge(world: World, rng: np.random.Generator) -> list[tuple[bool, str, float
     judged = []
     for (c, b), contrast, p in zip(pairs, contrasts, p_J, strict=True):
         sides = [Side(name=str(i), edge=ends[i], outside=float(found.outside_C[i])) for i in (c, b)]
-        low, high = contrast.quantile(0.025), contrast.quantile(0.975)
+        low, high = contrast.quantiles([0.025, 0.975])
         truth = float(value_C[c] - value_C[b])
         verdict = verdict_of(contrast.estimate, float(p), (sides[0], sides[1]))[0]
         judged.append((low <= truth <= high, verdict, truth, (high - low) / 2))
