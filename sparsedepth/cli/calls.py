@@ -8,6 +8,7 @@ a YAML file. Only the command line offers `plan`, --on slurm and `best --again`.
 
 import shlex
 import signal
+import sys
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -171,7 +172,7 @@ def run_driver(driver: "Driver", *, retry_failed: bool = False) -> "SweepResult"
 
     display = ProgressDisplay(driver.definition, driver.plan.expected, driver.results)
     with display, _restored_signal_handlers():
-        driver.on_progress = display
+        driver.on_progress, driver.on_note = display, lambda text: print(text, file=sys.stderr)
         return with_cleanup(driver.results, lambda: driver.run(retry_failed=retry_failed))
 
 

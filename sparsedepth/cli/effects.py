@@ -50,9 +50,10 @@ def effects(
     """
     from sparsedepth.effects import cells, frame, importance
     from sparsedepth.effects import text as effects_text
+    from sparsedepth.effects.equal_loss import equal_loss_lines
     from sparsedepth.store.comparable_loss import loss_in
     from sparsedepth.store.connection import open_store
-    from sparsedepth.store.degeneracy import score_rows, usable_form
+    from sparsedepth.store.degeneracy import common_weakness, score_rows, usable_form
     from sparsedepth.store.search import search_of
     from sparsedepth.store.tuning_roles import result_rows
     from sparsedepth.store.unfinished import only_tuning_text
@@ -84,14 +85,18 @@ def effects(
             write(encode(importance.search_table(runs, search, by), format), out)
         return
     cells.unit_of(outcome)
-    outcome, caution = usable_form(outcome, score_rows(result_rows(runs), outcome), "the effects are on")
+    scores = score_rows(result_rows(runs), outcome)
+    outcome, caution = usable_form(outcome, scores, "the effects are on")
+    weakness = common_weakness(scores)
     found = cells.cells_of(runs, outcome)
     effects = effects_text.of_knob(frame.effects_frame(found), knob, found)
     if format != "table":
         write(encode(effects_text.effects_table(effects, found), format), out)
         return
     data = found.settings.data_text if found.settings else ""
-    lines = [*filter(None, [caution, data]), effects_text.effects_text(effects, found, detail=detail)]
+    weak = f"no evidence about depth: {weakness}" if weakness else ""
+    lines = [*filter(None, [weak, caution, data]), effects_text.effects_text(effects, found, detail=detail)]
+    lines += equal_loss_lines(found, runs)
     write(_text(lines, out, is_wrapped=True), out)
 
 

@@ -11,15 +11,19 @@ class does. m favours the counts: a model that loses to them has learnt less tha
 Shapes: n positions, U distinct pairs (x, y) of the held-out positions, V vocabulary, C contexts.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import numpy as np
 
 from sparsedepth.config.run import RunConfig
+from sparsedepth.data.sequences import Counted, Sequences, next_tokens
 from sparsedepth.data.source import Source
 
 STRENGTHS = (1, 10, 100, 1000)
 """m: weight of the unigram, in counts"""
+
+MOST_COUNTED = 2**24
+"""Training tokens counted for a model whose own are not known, and before a sweep."""
 
 DENSE = 2**24
 """Pairs (x, y) up to which a lookup table is used, else bisection."""
@@ -70,8 +74,31 @@ def ngram_losses(source: Source, config: RunConfig, tick: Callable[[], None] = l
 
     Reads every batch of the run once more (about 10 ns a token); `tick` is called in between.
     """
-    counted = source.counted(config)
-    counts = PairCounts(*counted.held_out, counted.n_contexts, config.vocab_size)
+    return _losses(source.counted(config), config.vocab_size, tick)
+
+
+def table_text(source: Source, config: RunConfig) -> str:
+    """What a bigram table reaches on the text of a run, before it is trained: of at most MOST_COUNTED of its tokens."""
+    counted = config.model_copy(update={"train_tokens": min(config.train_tokens, MOST_COUNTED)})
+    loss = ngram_losses(source, counted)["bigram_loss"]
+    return f"a bigram table of the training text reaches {loss:.4g} nat/token; a worse model is no evidence about depth"
+
+
+def losses_of_text(ids: np.ndarray, held_out: Sequences, vocab_size: int) -> dict[str, float | None]:
+    """unigram_loss and bigram_loss from the first MOST_COUNTED ids of a text's training part."""
+    n = min(len(ids), MOST_COUNTED) - 1
+    parts = (next_tokens(np.asarray(ids[i : min(i + 2**16, n) + 1], np.int64)[None]) for i in range(0, n, 2**16))
+    return losses_from(parts, held_out, vocab_size)
+
+
+def losses_from(parts: Iterable[Sequences], held_out: Sequences, vocab_size: int) -> dict[str, float | None]:
+    """unigram_loss and bigram_loss on held-out positions, from counts of other sequences."""
+    names = ("unigram_loss", "bigram_loss")
+    return _losses(Counted.of(lambda part: part.inputs, held_out, parts, vocab_size, names), vocab_size)
+
+
+def _losses(counted: Counted, vocab_size: int, tick: Callable[[], None] = lambda: None) -> dict[str, float | None]:
+    counts = PairCounts(*counted.held_out, counted.n_contexts, vocab_size)
     for x_n, y_n in counted.trained:
         tick()
         counts.add(x_n, y_n)

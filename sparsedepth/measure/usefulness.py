@@ -40,6 +40,8 @@ from sparsedepth.measure.spectra import pseudo_inverses
 from sparsedepth.probe.fork import batches, probing, replace, stream
 from sparsedepth.probe.probed_model import ProbedModel
 
+NEEDED_AT = {"needed_layers_10mnat": 0.01, "needed_layers_50mnat": 0.05, "needed_layers_200mnat": 0.2}
+"""Columns of `runs` -> thresholds [nat/token]."""
 NEEDED_THRESHOLD: float = MeasureConfig.model_fields["needed_threshold"].default
 """nat/token"""
 
@@ -134,6 +136,11 @@ def share_above(increases: Sequence[float | None], threshold: float) -> float | 
     return complete_mean([None if increase is None else float(increase > threshold) for increase in increases])
 
 
+def count_needed(added: Sequence[BootstrapEstimate], threshold: float) -> float:
+    """The number of blocks that add more than the threshold, with an interval above 0."""
+    return float(sum((block.value or 0.0) > threshold and (block.lo or 0.0) > 0 for block in added))
+
+
 def needed_layers(
     added: Sequence[BootstrapEstimate], threshold: float, above_threshold: BootstrapEstimate
 ) -> BootstrapEstimate:
@@ -142,7 +149,7 @@ def needed_layers(
     lo, hi = above_threshold.lo, above_threshold.hi
     if lo is None or hi is None or any(block.value is None or block.lo is None for block in added):
         return dataclasses.replace(above_threshold, value=None, lo=None, hi=None)
-    needed = float(sum((block.value or 0.0) > threshold and (block.lo or 0.0) > 0 for block in added))
+    needed = count_needed(added, threshold)
     return dataclasses.replace(above_threshold, value=needed, lo=min(lo, needed), hi=max(hi, needed))
 
 
@@ -218,6 +225,8 @@ def add_rows(context: MeasureContext, rows: Measurements) -> None:
     rows.add_score("affine_loss_added", result.mean_added)
     rows.add_score("affine_accuracy_lost", result.mean_accuracy_lost)
     rows.add_score("needed_layers", result.needed)
+    if result.needed.value is not None:
+        rows.summary.update({name: count_needed(result.added, threshold) for name, threshold in NEEDED_AT.items()})
     rows.add_layer_scores("affine_loss_increase", result.increase, context.scored.n_scored)
     rows.add_layer_scores("affine_loss_added", result.added, context.scored.n_scored)
     rows.add_layer_scores("affine_accuracy_lost", result.accuracy_lost, context.scored.n_scored)

@@ -157,6 +157,8 @@ _RECORDS: tuple[Quantity, ...] = (
     Quantity("needed_layers",
              "number of blocks whose affine_loss_added is above needed_threshold, and its 95% interval above 0", "layer",
              measure="usefulness", source="ours", better="high", has_interval=True, is_count=True, label="needed layers"),
+    *(Quantity(f"needed_layers_{mnat}mnat", f"needed_layers at a threshold of {mnat / 1000:g} nat/token", "layer",
+               measure="usefulness", source="ours", better="high", is_count=True) for mnat in (10, 50, 200)),
     Quantity("jointly_needed_layers",
              "blocks left after replacing the cheapest by affine maps, one after another, while all replacements together "
              "add at most needed_threshold", "layer", measure="joint", source="ours", better="high", has_interval=True,

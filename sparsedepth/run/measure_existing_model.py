@@ -11,7 +11,9 @@ from torch import Tensor
 
 from sparsedepth.config.load import build
 from sparsedepth.config.run import MeasureConfig, MeasureOnlyConfig
+from sparsedepth.data.ngram_losses import losses_from, losses_of_text, ngram_losses
 from sparsedepth.data.source import Source
+from sparsedepth.data.text import TextSource
 from sparsedepth.measure.measurements import Measurements
 from sparsedepth.measure.suite import measure_run
 from sparsedepth.probe.fork import probing, stream
@@ -74,6 +76,8 @@ def measure_existing_model(request: MeasureRequest, report: Callable[[str, float
             eod=source.eod,
             progress=lambda done: report("measuring", done),
         )
+        if "loss" in config.measures:
+            measurements.summary.update(_ngram_losses(loaded, source, config, request.data))
     if request.out is not None:
         facts = measured_model(loaded, config, source.data_hash)
         save_record(request.out, facts, measurements, watch, request.device)
@@ -128,6 +132,21 @@ def _source(
     report("reading the text", 0.0)
     root = scratch if loaded.config is None else loaded.folder.resolve().parent.parent / "data"
     return measure_source(loaded, request.data, config.seq_len, config.measure_tokens + config.fit_tokens, root)
+
+
+def _ngram_losses(
+    loaded: LoadedModel, source: TokenArrays | Source, config: MeasureOnlyConfig, corpus: str | None
+) -> dict[str, float | None]:
+    """Unigram, bigram and chance loss: of what a run was trained on, of the training part of another text, or of the
+    fit tokens that were given."""
+    run, vocab_size = loaded.config, loaded.facts.vocab_size
+    held_out = source.held_out(config.seq_len, config.val_tokens)
+    if isinstance(source, TokenArrays):
+        return losses_from([source.fit], held_out, vocab_size)
+    if isinstance(source, TextSource) and (run is None or corpus not in (None, run.corpus)):
+        return losses_of_text(source.corpus.train, held_out, vocab_size)
+    assert run is not None, "only a run has a task, images or pairs"
+    return ngram_losses(source, run.model_copy(update={"val_tokens": config.val_tokens}))
 
 
 def measured_model(loaded: LoadedModel, config: MeasureOnlyConfig, data_hash: str) -> MeasuredModel:

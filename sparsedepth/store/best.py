@@ -25,7 +25,7 @@ from sparsedepth.config.run import CELL_FIELDS
 from sparsedepth.store import terminal
 from sparsedepth.store.comparable_loss import loss_in
 from sparsedepth.store.connection import Store
-from sparsedepth.store.degeneracy import degeneracy, read_scores, usable_form
+from sparsedepth.store.degeneracy import LOSSES, common_weakness, degeneracy, read_scores, usable_form
 from sparsedepth.store.find import no_run_text
 from sparsedepth.store.imported_run import import_note_of_rows
 from sparsedepth.store.packages import version_differences
@@ -124,16 +124,16 @@ def best(
     notes = [degeneracy(name, read_scores(store, name, condition)).text for name in objectives if name != by]
     by, note = usable_form(by, read_scores(store, by, condition), "ranked by")
     degenerate = "; ".join(filter(None, (note, *notes)))
-    caution = _caution(store, degenerate, condition)
     quantity = quantities.rankable(by)
     facts = ("cell_id", "seed", "model", "tuning", "tuned_fields", "outcome", "folder", "params_total", "train_flops")
-    columns = dict.fromkeys((*facts, by, *CELL_FIELDS, *beside))
+    columns = dict.fromkeys((*facts, by, *CELL_FIELDS, *beside, *LOSSES))
     if by.startswith(quantities.TASK_SCORE):
         quantities.check_scored(by, store.sql("SELECT * FROM runs LIMIT 0").columns)
     quoted = ", ".join(f'"{name}"' for name in columns)
     rows = store.sql(f"SELECT {quoted} FROM runs WHERE {condition}").records()
     if not rows:
         raise ValueError(_why_none(store, conditions))
+    caution = _caution(store, degenerate, common_weakness(rows), condition)
     cells = _ranked(_cells(rows, by, beside, _incomplete(store, search)), by)
     if search:
         cells = _with_front(cells, objectives)
@@ -190,11 +190,12 @@ def _with_front(cells: Sequence[_Ranked], objectives: Sequence[str]) -> list[_Ra
     return [replace(cell, is_on_front=marked) for cell, marked in zip(cells, is_on_front, strict=True)]
 
 
-def _caution(store: Store, degenerate: str, condition: str) -> str:
+def _caution(store: Store, degenerate: str, weakness: str, condition: str) -> str:
     imported = store.sql(f"SELECT origin, unknown_fields FROM runs WHERE origin IS NOT NULL AND {condition}").rows
     packages = store.sql(f"SELECT packages FROM runs WHERE {condition}").rows
     notes = (
         import_note_of_rows(imported) if imported else "",
+        f"no evidence about depth: {weakness}" if weakness else "",
         degenerate,
         version_differences(text for (text,) in packages),
     )

@@ -41,6 +41,7 @@ SMALL_LOSS = 0.1
 """nat/token: there the published threshold of 10% is 0.01 nat/token, a fifth of needed_threshold."""
 AT_CHANCE = 0.02
 """A loss within this share of the loss of guessing is at chance."""
+LOSSES = ("val_loss", "bigram_loss", "chance_loss")
 MOST = 0.5
 """Share of the runs."""
 
@@ -179,9 +180,8 @@ def unknown_in(score: str, run: Run) -> list[str]:
 def weakness_of_run(run: Run) -> str | None:
     """Why no score of a model is evidence about depth; '' where it has learned more than a bigram table, None where
     that is unknown."""
-    loss, bigram, chance = (float_or_none(run.get(name)) for name in ("val_loss", "bigram_loss", "chance_loss"))
-    vocab_size = float_or_none(run.get("vocab_size"))
-    guessing = chance if chance is not None else math.log(vocab_size) if vocab_size else None
+    loss, bigram, chance = (float_or_none(run.get(name)) for name in LOSSES)
+    guessing = _guessing(run)
     if loss is None:
         return None
     if guessing is not None and loss >= (1 - AT_CHANCE) * guessing:
@@ -191,13 +191,27 @@ def weakness_of_run(run: Run) -> str | None:
     return None if bigram is None and chance is None else ""
 
 
+def _guessing(run: Run) -> float | None:
+    """The loss of a model at chance."""
+    chance, vocab_size = (float_or_none(run.get(name)) for name in ("chance_loss", "vocab_size"))
+    return chance if chance is not None else math.log(vocab_size) if vocab_size else None
+
+
 def common_weakness(runs: Iterable[Run]) -> str:
-    """The weakness of most finished runs of a comparison; else ''."""
-    weaknesses = [weakness_of_run(run) for run in runs if run.get("outcome") == "ok"]
-    weak = Counter(reason for reason in weaknesses if reason)
-    if not weak.total() > MOST * len(weaknesses):
+    """The weakness of most finished runs of a comparison, with the mean loss of those that have it and of the table or
+    of chance; else ''."""
+    finished = [(weakness_of_run(run), run) for run in runs if run.get("outcome") == "ok"]
+    weak = Counter(reason for reason, _ in finished if reason)
+    if not weak.total() > MOST * len(finished):
         return ""
-    return f"{weak.most_common(1)[0][0]} ({weak.total()} of {len(weaknesses)} runs)"
+    reason, n = weak.most_common(1)[0]
+    pairs = [
+        (float(run["val_loss"]), _guessing(run) if reason == BY_CHANCE else float(run["bigram_loss"]))
+        for own, run in finished
+        if own == reason
+    ]
+    loss, other = (sum(filter(None, side)) / n for side in zip(*pairs, strict=True))
+    return f"{reason} ({weak.total()} of {len(finished)} runs; val_loss {loss:.4g} against {other:.4g} nat/token)"
 
 
 def notes_on_run(run: Run) -> list[str]:
@@ -234,7 +248,7 @@ def columns_for(score: str) -> tuple[str, ...]:
     columns = (
         name for form in alternative_forms(score) for name in (form, f"{form}_lo", f"{form}_hi", _share_column(form))
     )
-    needed = ("outcome", "n_layers", "val_loss", "bigram_loss", "chance_loss", "vocab_size", *columns)
+    needed = ("outcome", "n_layers", *LOSSES, "vocab_size", *columns)
     return tuple(name for name in dict.fromkeys(needed) if name in known)
 
 

@@ -18,9 +18,11 @@ from pathlib import Path
 import optuna
 from optuna.trial import FrozenTrial, TrialState
 
+from sparsedepth.config.corpus import TEXT, kind_of
 from sparsedepth.config.run import DataConfig, MeasureConfig, RunConfig
 from sparsedepth.config.sweep import SweepDefinition
 from sparsedepth.config.task import TaskConfig
+from sparsedepth.data.ngram_losses import table_text
 from sparsedepth.plan.results_index import ResultsIndex
 from sparsedepth.plan.tasks import Plan, Task, first_proposal
 from sparsedepth.run.lease import Stopped, hold, last_heartbeat
@@ -107,6 +109,8 @@ class Driver:
     """end when the queue is empty, even if other workers may return tasks to it"""
     on_progress: Callable[[list[RunState]], None] = lambda states: None
     """called a few times a second with the state of every run"""
+    on_note: Callable[[str], None] = lambda text: None
+    """called with what is known of the text before the first run"""
     results_index: ResultsIndex = field(init=False)
 
     def __post_init__(self) -> None:
@@ -222,7 +226,9 @@ class Driver:
             fields = (*fields, "vocab_size", "seq_len", "batch_tokens")
             shape = tuple(getattr(config, name) for name in fields)
             if shape not in checked:
-                checked_source(config, self.results)
+                source = checked_source(config, self.results)
+                if kind_of(config.corpus) is TEXT and not checked:
+                    self.on_note(table_text(source, config))
                 checked.add(shape)
 
     def _runs(self) -> list[RunConfig]:

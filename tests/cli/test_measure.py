@@ -49,6 +49,9 @@ def test_a_hugging_face_folder(folder, tmp_path, command):
     read = read_record(place)
     assert isinstance(read.subject, MeasuredModel) and read.subject.family == "qwen3" and read.subject.seq_len == 32
     assert len(read.tables["layers"]) and read.run_id == read.manifest["run_id"]
+    assert "note: the model is at chance" in out and "needed_layers_10mnat" in out  # its weights are random
+    summary = read.summary
+    assert summary["bigram_loss"] < summary["unigram_loss"] < summary["val_loss"] and summary["chance_loss"] is None
     answer, _ = command("query", place, "select model, n_layers, lr, seed from runs", "--format", "json")
     assert json.loads(answer) == [{"model": str(folder), "n_layers": 4, "lr": None, "seed": None}]
     _, err = command("measure", folder, "--data", text, *SMALL, "-o", place, code=2)

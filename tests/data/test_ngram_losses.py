@@ -10,7 +10,7 @@ from support.tiny_sweep import BASE, corpus
 from sparsedepth.config.load import build
 from sparsedepth.config.run import RunConfig
 from sparsedepth.data import ngram_losses as module
-from sparsedepth.data.ngram_losses import STRENGTHS, PairCounts, ngram_losses
+from sparsedepth.data.ngram_losses import STRENGTHS, PairCounts, losses_of_text, ngram_losses, table_text
 from sparsedepth.data.source import open_source
 
 
@@ -48,6 +48,18 @@ def test_a_texts_tables_count_the_very_tokens_trained_on(tmp_path, monkeypatch, 
     ]
     assert found["unigram_loss"] == pytest.approx(-sum(math.log(p[y]) for _, y in positions) / len(positions))
     assert found["bigram_loss"] == pytest.approx(min(plain)) and found["bigram_loss"] < found["unigram_loss"]
+    assert f" reaches {found['bigram_loss']:.4g} nat/token; " in table_text(source, config)
+
+
+def test_the_tables_of_another_text_count_its_training_part(tmp_path):
+    """Every token of the training part once, whatever the windows: the same as one long sequence."""
+    config = build(RunConfig, {**BASE, "corpus": str(corpus(tmp_path))}, "test")
+    source = open_source(config, tmp_path / "data")
+    ids, held_out = np.array(source.corpus.train), source.held_out(config.seq_len, config.val_tokens)
+    counts = PairCounts(held_out.inputs.ravel(), held_out.targets.ravel(), 264, 264)
+    counts.add(ids[:-1].astype(int), ids[1:].astype(int))
+    found = losses_of_text(source.corpus.train, source.held_out(config.seq_len, config.val_tokens), 264)
+    assert (found["unigram_loss"], found["bigram_loss"]) == counts.losses() and found["chance_loss"] is None
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from support.hf_parity import carry, reference
 from transformers import PreTrainedModel
 
 from sparsedepth.data.sequences import next_tokens
-from sparsedepth.measure.context import Measurements
+from sparsedepth.measure.measurements import Measurements
 from sparsedepth.measure.suite import measure_run
 from sparsedepth.model.decoder import Decoder
 from sparsedepth.probe.hf_adapter import ProbedHfModel

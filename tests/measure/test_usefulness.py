@@ -22,10 +22,11 @@ from sparsedepth.config.task import IGNORED
 from sparsedepth.measure.bootstrap import BootstrapEstimate, bootstrap
 from sparsedepth.measure.loss import fork_losses, fork_scores
 from sparsedepth.measure.measurements import Scored
-from sparsedepth.measure.usefulness import fit_affine, needed_layers, share_above, usefulness
+from sparsedepth.measure.usefulness import NEEDED_AT, count_needed, fit_affine, needed_layers, share_above, usefulness
 from sparsedepth.model.decoder import Decoder
 from sparsedepth.probe.fork import replace
 from sparsedepth.probe.probed_model import ProbedDecoder
+from sparsedepth.quantities import IN_RUNS
 
 
 def linear(width, seed):
@@ -195,3 +196,12 @@ def test_strictly_more_than_the_threshold_counts(threshold, count):
 @pytest.mark.parametrize("increases", [[], [0.5, None]])
 def test_an_unknown_increase_makes_the_count_unknown(increases):
     assert share_above(increases, 0.1) is None
+
+
+def test_needed_layers_are_counted_at_three_thresholds():
+    """Blocks that add 0.02, 0.1, 0.3 nat/token, and one whose interval contains 0."""
+    increases = ((0.02, 0.01), (0.1, 0.05), (0.3, 0.2), (0.4, -0.1))
+    added = [BootstrapEstimate(value=value, lo=lo, hi=1.0) for value, lo in increases]
+    assert [count_needed(added, threshold) for threshold in NEEDED_AT.values()] == [3, 2, 1]
+    assert {name: float(name.split("_")[2].removesuffix("mnat")) / 1000 for name in NEEDED_AT} == NEEDED_AT
+    assert {*NEEDED_AT} <= {*IN_RUNS}

@@ -131,7 +131,7 @@ def test_another_form_stands_in_where_it_is_sound():
     weak = runs(val_loss=2.6)
     assert sound_form("usefulness", weak) is None
     assert degeneracy_note("usefulness", weak).endswith("no other form of it is sound in these runs")
-    assert common_weakness(weak) == f"{BY_BIGRAM} (4 of 4 runs)"
+    assert common_weakness(weak) == f"{BY_BIGRAM} (4 of 4 runs; val_loss 2.6 against 2.5 nat/token)"
 
 
 def test_what_is_missing_is_unknown_and_never_fine():

@@ -48,8 +48,9 @@ def test_every_run_is_recorded_whole(undisturbed):
 
 def test_the_same_command_again_repeats_nothing(undisturbed):
     before = markers(undisturbed)
-    out, _ = sparsedepth("sweep", definition(undisturbed.parent), "--out", undisturbed)
+    out, err = sparsedepth("sweep", definition(undisturbed.parent), "--out", undisturbed)
     assert markers(undisturbed) == before and "sparsedepth recipe" in out
+    assert err.startswith("a bigram table of the training text reaches ")
 
 
 def test_runs_on_two_texts_are_not_mixed(tmp_path):
