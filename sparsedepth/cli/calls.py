@@ -263,8 +263,9 @@ def recipe(
     from sparsedepth.recipe.build_card import derive_card
     from sparsedepth.recipe.card import card_path
     from sparsedepth.recipe.card_files import write_recipe
+    from sparsedepth.scaling.speedup import worth
     from sparsedepth.store.best import no_runs
-    from sparsedepth.store.comparable_loss import loss_of
+    from sparsedepth.store.comparable_loss import loss_in
     from sparsedepth.store.connection import open_store
     from sparsedepth.store.search import search_of
 
@@ -280,11 +281,12 @@ def recipe(
         search = search_of(store.roots)
         if runs.empty:
             raise ValueError(no_runs(store))
+        objective = loss_in(store) if objective == "loss" else objective
+        compute = worth(store, objective)
     if search is not None:
         names = shlex.join(map(str, folders))
         raise ValueError(f"{names} holds {search.text}; sparsedepth best {names} shows how to rerun the best points")
-    objective = loss_of(runs) if objective == "loss" else objective
-    card = derive_card(runs, depth, objective, matched, holdout_depth=holdout_depth, folders=paths)
+    card = derive_card(runs, depth, objective, matched, holdout_depth=holdout_depth, folders=paths, compute=compute)
     if card.recipe.config is None:
         at = f" at {card.recipe.depth} layers" if card.recipe.depth else ""
         raise ValueError(f"{' '.join(map(str, folders))}: no recipe{at}: {card.recipe.abstained}")

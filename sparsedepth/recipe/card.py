@@ -40,6 +40,10 @@ class Candidate(Section):
     effect: Effect
     values: Annotated[Values, Field(description="RunConfig field -> value at the setting, where it differs")]
     baseline_values: Values
+    compute: Annotated[
+        tuple[float, float | None, float | None] | None,
+        Field(description="compute of the baseline at the same loss over its own, lo, hi; with three budgets"),
+    ] = None
     is_combination: Annotated[bool, Field(description="of two settings that were also run one by one")] = False
     recommended: bool = False
     refused: Annotated[str, Field(description="why a better setting is no part of the recipe")] = ""

@@ -9,12 +9,13 @@ from sparsedepth.effects.effect import Effect
 from sparsedepth.effects.text import setting_text, size_text, title
 from sparsedepth.effects.verdict import POWER
 from sparsedepth.recipe.card import Candidate, Card, Comparison, Recipe
+from sparsedepth.scaling.speedup import multiplier_text
 from sparsedepth.store import terminal
 from sparsedepth.store.query_result import QueryResult
 
 LISTS: dict[Comparison, str] = {"better": "do", "worse": "don't", "not shown": "not shown"}
 """Comparison with the baseline -> the list that a setting is on."""
-OPTIONAL = ("lr params", "seeds", "flops", "detectable")
+OPTIONAL = ("lr params", "seeds", "flops", "detectable", "compute")
 LINES = 23
 """At most so many on a terminal; the command adds a hint."""
 ROOM = ((12, 12), (8, 8), (6, 6), (6, 4), (5, 4), (4, 4), (4, 3), (3, 3), (3, 2), (2, 1), (1, 0))
@@ -32,7 +33,7 @@ def sentence(card: Card) -> str:
     if recipe.place != "inside" and (recipe.changes or recipe.is_compared):
         at += f", which were not run, by those at {' and '.join(map(str, recipe.shown_at))},"
     if recipe.effect:
-        gain = f"{difference_text(recipe.effect)}{_cost_text(recipe.effect)}"
+        gain = f"{difference_text(recipe.effect)}{_cost_text(recipe.effect)}{_worth_text(recipe)}"
         return f"{caution}{at} use {changes_text(recipe)}: {gain}."
     if not recipe.is_compared or any(candidate.comparison == "better" for candidate in recipe.candidates):
         return f"{caution}{at} no recommendation: {recipe.abstained}."
@@ -89,6 +90,12 @@ def _cost_text(effect: Effect) -> str:
     return f", at {effect.flops:.3g} times the FLOPs" if abs(effect.flops - 1) > 0.005 else ", at equal FLOPs"
 
 
+def _worth_text(recipe: Recipe) -> str:
+    """', worth 1.13 times the compute (1.05 to 1.21)' of a single change."""
+    worth = [change.compute for change in recipe.changes]
+    return f", worth {multiplier_text(*worth[0], ' times the compute')}" if len(worth) == 1 and worth[0] else ""
+
+
 def effect_text(effect: Effect | None) -> str:
     """'-0.0644 nat/token (-0.0853 to -0.042)'."""
     if effect is None or effect.estimate is None:
@@ -105,7 +112,20 @@ def effect_text(effect: Effect | None) -> str:
 def recipe_table(card: Card, most: int | None = None) -> QueryResult:
     """The settings tried, a row each: those to do, not to do, and not shown; combinations last in their list. Of `most`
     rows each list has one at least."""
-    names = ("list", "effect", "lo", "hi", "detectable", "seeds", "diverged", "lr", "flops", "params", "setting")
+    names = (
+        "list",
+        "effect",
+        "lo",
+        "hi",
+        "detectable",
+        "seeds",
+        "diverged",
+        "lr",
+        "flops",
+        "params",
+        "compute",
+        "setting",
+    )
     order = [*LISTS]
     found = sorted(
         card.recipe.candidates,
@@ -125,7 +145,8 @@ def _row(candidate: Candidate) -> tuple:
     listed = LISTS[candidate.comparison] if effect.lo is not None else "no interval"
     costs = [None if cost is None else f"x{cost:.3g}" for cost in (effect.flops, effect.params_total)]
     lr = None if effect.lr is None else f"{effect.lr:g}"
-    return (listed, *texts, detectable, effect.seeds, effect.diverged or None, lr, *costs, candidate.setting)
+    worth = f"x{multiplier_text(*candidate.compute)}" if candidate.compute else None
+    return (listed, *texts, detectable, effect.seeds, effect.diverged or None, lr, *costs, worth, candidate.setting)
 
 
 # Paragraph

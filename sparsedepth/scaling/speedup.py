@@ -21,16 +21,24 @@ import pandas as pd
 from sparsedepth.scaling.budgets import (
     BASELINE,
     BUDGET,
+    LOSSES,
     SAME_BUDGET,
+    budget_rows,
     differing_data,
     finished,
     flops_text,
     losses_by_budget,
 )
-from sparsedepth.scaling.power_law import PowerLaw, critical, power_law
+from sparsedepth.scaling.power_law import MIN_BUDGETS, PowerLaw, critical, power_law
+from sparsedepth.store.connection import Store
+from sparsedepth.store.tuning_roles import IS_RESULT
 
 NUMBERS = ("multiplier", "lo", "hi", "time_multiplier", "time_lo", "time_hi", "L_inf", "L_inf_lo", "L_inf_hi", "alpha")
 COLUMNS = ("n_layers", "setting", BUDGET, "train_flops", *NUMBERS, "seeds", "diverged", "reason")
+
+_THREE_BUDGETS = (
+    f"SELECT 1 FROM runs WHERE {IS_RESULT} GROUP BY n_layers HAVING count(DISTINCT {BUDGET}) >= {MIN_BUDGETS} LIMIT 1"
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,7 +60,12 @@ class Speedup:
         """'worth 1.13 times the compute (1.05 to 1.21)'"""
         if self.multiplier is None:
             return f"not known what it is worth in compute: {self.reason}"
-        return f"worth {self.multiplier:.3g} times the compute{interval_text(self.lo, self.hi)}"
+        return f"worth {multiplier_text(self.multiplier, self.lo, self.hi, ' times the compute')}"
+
+
+def multiplier_text(multiplier: float, lo: float | None, hi: float | None, of: str = "") -> str:
+    """'1.13 times the compute (1.05 to 1.21)'"""
+    return f"{multiplier:.3g}{of}{interval_text(lo, hi)}"
 
 
 def interval_text(lo: float | None, hi: float | None) -> str:
@@ -130,6 +143,19 @@ def speedups(rows: pd.DataFrame) -> pd.DataFrame:
     table = pd.DataFrame(found, columns=[*COLUMNS])
     table.attrs["refused"] = reasons
     return table.sort_values(["n_layers", "setting", BUDGET], kind="stable").reset_index(drop=True)
+
+
+def worth(store: Store, objective: str) -> dict[tuple[int, str, int], Speedup]:
+    """(depth, setting, tokens) -> its multiplier; none unless some depth has three budgets."""
+    if objective not in LOSSES or not store.sql(_THREE_BUDGETS).rows:
+        return {}
+    try:
+        table = speedups(budget_rows(store, outcome=objective))
+    except ValueError:  # `effects --as speedup` gives the reason
+        return {}
+    known = table[table["multiplier"].notna()].astype(object).where(table.notna(), None)
+    columns = (known[name] for name in ("n_layers", "setting", BUDGET, "multiplier", "lo", "hi"))
+    return {tuple(key): Speedup(multiplier=m, lo=lo, hi=hi) for *key, m, lo, hi in zip(*columns, strict=True)}
 
 
 def _budgets_text(baseline: pd.DataFrame) -> str:

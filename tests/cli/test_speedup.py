@@ -29,6 +29,18 @@ def test_each_setting_is_worth_what_was_planted(results):
     )
 
 
+def test_a_recipe_says_what_its_settings_are_worth(results):
+    """The planted 1.3, as `effects --as speedup` has it at the budget of the effect."""
+    (candidate,) = json.loads(sparsedepth("recipe", results, "--format", "json")[0])["recipe"]["candidates"]
+    worth, lo, hi = candidate["compute"]
+    assert lo <= 1.3 <= hi
+    rows = json.loads(sparsedepth("effects", results, "--as", "speedup", "--format", "json")[0])
+    assert [worth, lo, hi] == [rows[-1][name] for name in ("multiplier", "lo", "hi")]
+    out, _ = sparsedepth("recipe", results)
+    assert f"worth {worth:.3g} times the compute ({lo:.3g} to {hi:.3g})." in " ".join(out.split())
+    assert f"x{worth:.3g} ({lo:.3g} to {hi:.3g})" in out
+
+
 def test_the_budget_from_which_depth_is_worth_its_cost(results):
     out, _ = sparsedepth("scaling", "depth", results)
     assert "n_layers=16: worth its cost from " in out
