@@ -16,11 +16,10 @@ restriction of instrumental variables): only `controls` are checked.
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
 import numpy as np
 import pandas as pd
-from pydantic import Field
 
 from sparsedepth.config.role import roles
 from sparsedepth.config.run import RunConfig
@@ -51,11 +50,11 @@ SHOWN = ("lower", "higher")
 
 @dataclass(frozen=True, kw_only=True)
 class Intervention:
-    """A field that sets one quantity of the chain directly. (An alias is the name of a field in cards.)"""
+    """A field that sets one quantity of the chain directly."""
 
     field: str
     moves: str
-    controls: Annotated[tuple[str, ...], Field(alias="leaves")] = ()
+    controls: tuple[str, ...] = ()
     """Other possible causes, which must not change; without any, the intervention is no evidence for a link."""
 
 
@@ -73,7 +72,7 @@ class InterventionEffect:
     intervention: Intervention
     moved: Effect
     """The effect on the cause."""
-    controls: Annotated[tuple[Effect, ...], Field(alias="left")]
+    controls: tuple[Effect, ...]
     """The effects on the controls that were measured."""
     effect: Effect
 
@@ -113,7 +112,7 @@ class LinkEvidence:
 
     cause: str
     effect: str
-    verdict: Annotated[LinkVerdict, Field(alias="word")]
+    verdict: LinkVerdict
     links: tuple[Link, ...]
     """Scopes: pooled; within depth; within depth given lr, and given the loss unless that is the effect."""
     skill: Skill

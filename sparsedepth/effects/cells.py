@@ -308,7 +308,11 @@ class Depth:
     """The cells of the fit."""
 
 
-def depth_of(cells: Cells, rows: pd.DataFrame) -> Depth:
+def depths_of(cells: Cells) -> list[Depth]:
+    return [_depth_of(cells, rows) for _, rows in cells.rows.groupby("n_layers")]
+
+
+def _depth_of(cells: Cells, rows: pd.DataFrame) -> Depth:
     """The cells of one depth, and the fit of those that can be compared: the tuned ones, or else those with results."""
     arrays = {name: rows[name].to_numpy() for name in rows.columns}
     setting_N = arrays["setting"]

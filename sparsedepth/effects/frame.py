@@ -13,13 +13,14 @@ P-values are adjusted over the rows of a question at one depth. Ratios are diffe
 """
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
-from sparsedepth.effects.cells import BASELINE, COSTS, CellRuns, Cells, Depth, depth_of, is_ratio, runs_of
+from sparsedepth.effects.cells import BASELINE, COSTS, CellRuns, Cells, Depth, depths_of, is_ratio, runs_of
 from sparsedepth.effects.fit import fit
 from sparsedepth.effects.verdict import Distribution, Row, Side, judged
 
@@ -42,7 +43,7 @@ OWN_LR = "own lr"
 
 def effects_frame(cells: Cells) -> pd.DataFrame:
     """Every question that these cells answer, a row each, in the order of depths."""
-    depths = _depths_of(cells)
+    depths = depths_of(cells)
     rows: list[Row] = []
     for at in depths:
         rows += [*judged(_settings(cells, at)), *_combinations(cells, at)]
@@ -57,11 +58,7 @@ def effects_frame(cells: Cells) -> pd.DataFrame:
 
 def setting_effects(cells: Cells) -> pd.DataFrame:
     """The rows of the frame that ask what each setting does, without the other questions."""
-    return _frame([row for at in _depths_of(cells) for row in judged(_settings(cells, at))])
-
-
-def _depths_of(cells: Cells) -> list[Depth]:
-    return [depth_of(cells, rows) for _, rows in cells.rows.groupby("n_layers")]
+    return _frame([row for at in depths_of(cells) for row in judged(_settings(cells, at))])
 
 
 def _frame(rows: Sequence[Row]) -> pd.DataFrame:
@@ -347,8 +344,9 @@ def _depths(cells: Cells, depths: Sequence[Depth]) -> list[Row]:
         row.fields |= {"setting": f"n_layers={at.depth}", "context": ""}
         _set_pair(row, [side.results for side in sides], "")
         if row.contrast is not None and cells.is_tuned:
-            extra = sum(_choice_variance(each) for each in (at, have[0]))
-            row.contrast = _widened(row.contrast, extra)
+            variance, extra = row.contrast.sd**2, sum(_choice_variance(each) for each in (at, have[0]))
+            sd_G = np.sqrt(row.contrast.sd_G**2 + extra)
+            row.contrast = replace(row.contrast, sd_G=sd_G, seeds_share=variance / (variance + extra))
         ends = [
             Side(name=name, lr=f"{cells.field} {side.lr:g}", edge=side.edge if cells.is_tuned else "")
             for name, side in zip((f"{at.depth} layers", f"{have[0].depth} layers"), sides, strict=True)
@@ -371,28 +369,16 @@ def _choice_variance(at: Depth) -> float:
     return (1 - contrast.seeds_share) * share * contrast.sd**2
 
 
-def _widened(contrast: Distribution, variance: float) -> Distribution:
-    total = contrast.sd**2 + variance
-    return Distribution(
-        mean_G=contrast.mean_G,
-        sd_G=np.sqrt(contrast.sd_G**2 + variance),
-        df_G=contrast.df_G,
-        weight_G=contrast.weight_G,
-        seeds_share=contrast.sd**2 / total,
-    )
-
-
-def _sum(parts: Iterable[Distribution], weights: np.ndarray) -> Distribution:
+def _sum(parts: Sequence[Distribution], weight_P: np.ndarray) -> Distribution:
     """A combination of independent numbers, as Student's distribution (Satterthwaite)."""
-    parts = list(parts)
-    variances = np.array([part.sd**2 for part in parts]) * weights**2
-    dfs = np.array([part.df for part in parts])
-    total = float(variances.sum())
-    shares = np.array([part.seeds_share for part in parts])
+    numbers = [(part.estimate, part.sd**2, part.df, part.seeds_share) for part in parts]
+    mean_P, variance_P, df_P, share_P = np.array(numbers).T
+    variance_P = variance_P * weight_P**2
+    total = variance_P.sum()
     return Distribution(
-        mean_G=np.array([sum(w * part.estimate for w, part in zip(weights, parts, strict=True))]),
+        mean_G=np.array([weight_P @ mean_P]),
         sd_G=np.array([math.sqrt(total)]),
-        df_G=np.array([total**2 / float((variances**2 / dfs).sum())]),
+        df_G=np.array([total**2 / (variance_P**2 / df_P).sum()]),
         weight_G=np.ones(1),
-        seeds_share=float((variances * shares).sum() / total),
+        seeds_share=float(variance_P @ share_P / total),
     )

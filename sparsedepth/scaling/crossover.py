@@ -23,7 +23,7 @@ import pandas as pd
 from scipy.interpolate import PchipInterpolator
 
 from sparsedepth.scaling.budgets import BASELINE, differing_data, finished, flops_text, losses_by_budget
-from sparsedepth.scaling.power_law import critical
+from sparsedepth.store.small_sample import t_critical
 
 N_BUDGETS = 201
 """Budgets at which depths are compared, equally spaced in ln C."""
@@ -132,7 +132,7 @@ def _compare(
         seeds = common[depth]
         difference_SG = deep.at(x_G, seeds) - curve.at(x_G, seeds)
         mean_G = difference_SG.mean(axis=0)
-        half_G = critical(len(seeds) - 1) * difference_SG.std(axis=0, ddof=1) / math.sqrt(len(seeds))
+        half_G = t_critical(len(seeds) - 1) * difference_SG.std(axis=0, ddof=1) / math.sqrt(len(seeds))
         below.append(mean_G < 0)
         lower.append(mean_G < -half_G)
         higher.append(mean_G > half_G)

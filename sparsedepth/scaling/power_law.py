@@ -17,20 +17,14 @@ from functools import cached_property
 
 import numpy as np
 from scipy.optimize import brentq
-from scipy.special import stdtrit
 
 from sparsedepth.config.plain_text import counted
+from sparsedepth.store.small_sample import t_critical
 
 MIN_BUDGETS = 3
-LEVEL = 0.95
 N_GRID = 400
 NEAREST = 1e-4
 """The highest L_inf tried lies below the lowest loss by this share of it."""
-
-
-def critical(df: int) -> float:
-    """Student's two-sided 95% quantile."""
-    return float(stdtrit(df, (1 + LEVEL) / 2))
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -67,7 +61,7 @@ class PowerLaw:
             return np.array([self.L_inf])
         grid = float(self.loss.min()) * (1 - np.geomspace(1, NEAREST, N_GRID))
         q_GS = np.array([self._curvature(L_inf) for L_inf in grid])
-        half_G = critical(n - 1) * q_GS.std(axis=1, ddof=1) / np.sqrt(n)
+        half_G = t_critical(n - 1) * q_GS.std(axis=1, ddof=1) / np.sqrt(n)
         refused = grid[np.abs(q_GS.mean(axis=1)) > half_G]
         # The nearest ones: close to the lowest loss one seed's curvature is too uncertain to refuse anything.
         least = refused[refused < self.L_inf].max(initial=-1.0)

@@ -29,8 +29,9 @@ from sparsedepth.scaling.budgets import (
     flops_text,
     losses_by_budget,
 )
-from sparsedepth.scaling.power_law import MIN_BUDGETS, PowerLaw, critical, power_law
+from sparsedepth.scaling.power_law import MIN_BUDGETS, PowerLaw, power_law
 from sparsedepth.store.connection import Store
+from sparsedepth.store.small_sample import t_critical
 from sparsedepth.store.tuning_roles import IS_RESULT
 
 NUMBERS = ("multiplier", "lo", "hi", "time_multiplier", "time_lo", "time_hi", "L_inf", "L_inf_lo", "L_inf_hi", "alpha")
@@ -111,7 +112,7 @@ def _log_multiplier(curve: PowerLaw, seeds: list[int], pairs_S2: np.ndarray, L_i
     for seed, own in zip(curve.seeds, alpha_S - alpha, strict=True):
         terms[seed] -= gain / alpha * own / len(curve.seeds)
     sd = math.sqrt(math.fsum(term**2 for term in terms.values()) * n / (n - 1)) / alpha
-    return gain / alpha, critical(n - 1) * sd
+    return gain / alpha, t_critical(n - 1) * sd
 
 
 def speedups(rows: pd.DataFrame) -> pd.DataFrame:
@@ -201,7 +202,7 @@ def in_time(worth: Speedup, speed_S: np.ndarray) -> Speedup:
     n = len(speed_S)
     if worth.lo is None or worth.hi is None or n < 2:
         return Speedup(multiplier=middle)
-    half = critical(n - 1) * float(speed_S.std(ddof=1)) / math.sqrt(n)
+    half = t_critical(n - 1) * float(speed_S.std(ddof=1)) / math.sqrt(n)
     below, above = (math.hypot(math.log(end / worth.multiplier), half) for end in (worth.lo, worth.hi))
     return Speedup(multiplier=middle, lo=middle * math.exp(-below), hi=middle * math.exp(above))
 
