@@ -142,7 +142,7 @@ def read_runs(store: Store, outcome: str) -> pd.DataFrame:
     """The rows of `runs` with the columns that effects on an outcome need: all but other measured ones. Raises
     ValueError for an outcome that is no number of `runs`."""
     unit_of(outcome)
-    needed = {OWN, COMMON, *columns_for(outcome)}
+    needed = {outcome, OWN, COMMON, *columns_for(outcome)}
     others = {column.name for column in quantities.RUNS if column.measure} - needed
     names = [f'"{name}"' for name in store.sql("SELECT * FROM runs LIMIT 0").columns if name not in others]
     return store.frame(f"SELECT {', '.join(names)} FROM runs")

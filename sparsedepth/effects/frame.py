@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from sparsedepth.effects.cells import BASELINE, COSTS, CellRuns, Cells, Depth, depths_of, is_ratio, runs_of
+from sparsedepth.effects.cells import BASELINE, COSTS, CellRuns, Cells, Depth, depths_of, runs_of
 from sparsedepth.effects.fit import fit
 from sparsedepth.effects.verdict import Distribution, Row, Side, judged
 
@@ -127,7 +127,7 @@ def _row(cells: Cells, at: Depth, question: str, side: CellRuns, baseline: CellR
         fields |= _costs(side, baseline)
         equal = [name for name in ("tokens", "flops", "params_total", "params_active") if _is_equal(fields[name])]
         fields["basis"] = equal[0] if equal else "none"
-    return Row(fields=fields, is_ratio=is_ratio(cells.outcome))
+    return Row(fields=fields, unit=cells.unit)
 
 
 def _counts(side: CellRuns, end: str) -> dict[str, Any]:

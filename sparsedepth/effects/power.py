@@ -10,7 +10,6 @@ depth, and its uncertainty is included: each draw has own_b^2 = own^2 df / chi^2
 that choosing a tuned value adds to a setting's value, as large as it is in the pilot.
 """
 
-import json
 import math
 from bisect import bisect_left
 from collections.abc import Sequence
@@ -25,6 +24,7 @@ from sparsedepth.effects.cells import BASELINE, cells_of, depths_of, runs_of, un
 from sparsedepth.effects.fit import fit
 from sparsedepth.effects.verdict import ALPHA, POWER, interval_and_detectable, level_of
 from sparsedepth.store.query_result import QueryResult
+from sparsedepth.store.schema import stored_fields
 
 DRAWS = 24
 MAX_SEEDS = 64
@@ -111,9 +111,8 @@ def _planned(configs: Sequence[RunConfig], outcome: str, tuned: Sequence[str]) -
     """(setting, settings that share its baseline, seeds that both have) -> depths."""
     records = []
     for i, config in enumerate(configs):
-        fields = config.model_dump(mode="json").items()
-        texts = {name: json.dumps(value) if isinstance(value, list) else value for name, value in fields}
-        records.append({**texts, "run_id": i, "cell_id": config.cell_id, "outcome": "ok", outcome: 1.0})
+        facts = {"run_id": i, "cell_id": config.cell_id, "outcome": "ok", outcome: 1.0}
+        records.append({**stored_fields(config), **facts})
     runs = pd.DataFrame.from_records(records).assign(tuned_fields=",".join(tuned) or None)
     cells = cells_of(runs, outcome)
     seeds = cells.rows.groupby(["n_layers", "setting"])["seed"].agg(set).to_dict()

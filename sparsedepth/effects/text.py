@@ -10,7 +10,7 @@ from sparsedepth import quantities
 from sparsedepth.config.plain_text import counted
 from sparsedepth.effects.cells import Cells
 from sparsedepth.effects.frame import OWN_LR, QUESTIONS
-from sparsedepth.effects.verdict import ALPHA, POWER
+from sparsedepth.effects.verdict import ALPHA, POWER, size_text
 from sparsedepth.store import terminal
 from sparsedepth.store.query_result import QueryResult
 
@@ -175,15 +175,16 @@ def of_knob(effects: pd.DataFrame, knob: str | None, cells: Cells) -> pd.DataFra
     return chosen
 
 
-def size_text(value: float, unit: str, sign: str = "", times: str = "×") -> str:
-    """A difference to three digits, or the ratio whose logarithm it is."""
-    return f"{times}{math.exp(value):.3g}" if unit == "ln ratio" else f"{value:{sign}.3g}"
+def interval_text(effect: Mapping[str, Any], name: str = "", more: str = "") -> str:
+    """'-0.0644 nat/token (-0.0853 to -0.042)': estimate, unit and interval of a row."""
+    unit, size = effect["unit"], size_text(effect["estimate"], effect["unit"], "+")
+    named = size if unit in ("ln ratio", "1", "") else f"{size} {unit}"
+    if is_missing(effect["lo"]) or is_missing(effect["hi"]):
+        return f"{named} (no interval)"
+    return f"{named} ({name}{size_text(effect['lo'], unit, '+')} to {size_text(effect['hi'], unit, '+')}{more})"
 
 
 def effect_sentence(row: Mapping[str, Any]) -> str:
     """'n_layers=24, depth_scale=lns: val_loss higher, +0.034 nat/token (95% interval +0.018 to +0.051, 5 seeds)'."""
-    unit = row["unit"]
-    size, low, high = (size_text(row[name], unit, "+") for name in ("estimate", "lo", "hi"))
-    named = size if unit in ("ln ratio", "1", "") else f"{size} {unit}"
-    interval = f"95% interval {low} to {high}, {counted(int(row['seeds']), 'seed')}"
-    return f"n_layers={int(row['n_layers'])}, {row['setting']}: {row['outcome']} {row['verdict']}, {named} ({interval})"
+    size = interval_text(row, "95% interval ", f", {counted(int(row['seeds']), 'seed')}")
+    return f"n_layers={int(row['n_layers'])}, {row['setting']}: {row['outcome']} {row['verdict']}, {size}"

@@ -10,7 +10,7 @@ with m_j^2 = 1 - l_j^2 (Dunnett 1955; step-down: Naik 1975). With l = 0 this is 
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -100,7 +100,7 @@ class Row:
     """The baseline's share of the effect's variance."""
     sides: tuple[Side, Side] | None = None
     at_equal_lr: tuple[float, ...] | None = ()
-    is_ratio: bool = False
+    unit: str = ""
 
 
 def judged(rows: list[Row]) -> list[Row]:
@@ -114,8 +114,7 @@ def judged(rows: list[Row]) -> list[Row]:
     for (row, contrast), p, adjusted_p in zip(with_contrast, p_J, adjusted(p_J, shared_J), strict=True):
         lo, hi, detectable = interval_and_detectable(contrast, level)
         half = (hi - lo) / 2
-        size = _ratio_text if row.is_ratio else "{:+.3g}".format
-        verdict, reason = verdict_of(contrast.estimate, float(adjusted_p), row.sides, row.at_equal_lr, size)
+        verdict, reason = verdict_of(contrast.estimate, float(adjusted_p), row.sides, row.at_equal_lr, row.unit)
         row.fields |= {"estimate": contrast.estimate, "lo": lo, "hi": hi, "df": contrast.df, "p": p}
         row.fields |= {"p_adjusted": float(adjusted_p), "detectable": detectable}
         row.fields |= {"seeds_part": half * math.sqrt(contrast.seeds_share)}
@@ -132,8 +131,9 @@ def interval_and_detectable(contrast: Distribution, level: float) -> tuple[float
     return lo, hi, (high - low + above - below) / 2
 
 
-def _ratio_text(effect: float) -> str:
-    return f"x{math.exp(effect):.3g}"
+def size_text(value: float, unit: str, sign: str = "", times: str = "×") -> str:
+    """A difference to three digits, or the ratio whose logarithm it is."""
+    return f"{times}{math.exp(value):.3g}" if unit == "ln ratio" else f"{value:{sign}.3g}"
 
 
 def verdict_of(
@@ -141,7 +141,7 @@ def verdict_of(
     p_adjusted: float,
     sides: tuple[Side, Side] | None,
     at_equal_lr: Sequence[float] | None = (),
-    size_text: Callable[[float], str] = "{:+.3g}".format,
+    unit: str = "",
 ) -> tuple[str, str]:
     """The verdict and the reason. `sides`: the setting and the baseline. `at_equal_lr`: the effects at either side's
     lr, of an outcome that tuning did not choose; None where no lr was run on both sides."""
@@ -158,7 +158,8 @@ def verdict_of(
     if at_equal_lr is None:
         return "lr decides", "no lr was run on both sides"
     if any(estimate * effect <= 0 for effect in at_equal_lr):
-        return "lr decides", f"at equal lr the effect is {' and '.join(map(size_text, at_equal_lr))}"
+        sizes = " and ".join(size_text(effect, unit, "+", "x") for effect in at_equal_lr)
+        return "lr decides", f"at equal lr the effect is {sizes}"
     return ("lower" if estimate < 0 else "higher"), ""
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from sparsedepth.config.plain_text import counted
 from sparsedepth.effects.effect import Effect
-from sparsedepth.effects.text import setting_text, size_text, title
+from sparsedepth.effects.text import interval_text, setting_text, size_text, title
 from sparsedepth.effects.verdict import POWER
 from sparsedepth.recipe.card import Candidate, Card, Comparison, Recipe
 from sparsedepth.scaling.speedup import multiplier_text
@@ -100,10 +100,7 @@ def effect_text(effect: Effect | None) -> str:
     """'-0.0644 nat/token (-0.0853 to -0.042)'."""
     if effect is None or effect.estimate is None:
         return "not compared"
-    size = f"{size_text(effect.estimate, effect.unit, '+')}{_unit(effect.unit)}"
-    if effect.lo is None or effect.hi is None:
-        return f"{size} (no interval)"
-    return f"{size} ({size_text(effect.lo, effect.unit, '+')} to {size_text(effect.hi, effect.unit, '+')})"
+    return interval_text(effect.model_dump())
 
 
 # Table
