@@ -13,18 +13,17 @@ from dataclasses import replace
 import numpy as np
 import pandas as pd
 
-from sparsedepth import quantities
 from sparsedepth.effects.cells import Cells, values_of
 from sparsedepth.effects.frame import setting_effects
-from sparsedepth.store.comparable_loss import loss_of
+from sparsedepth.store.comparable_loss import layers_hint, loss_of
 from sparsedepth.store.small_sample import t_critical
 
 
 def equal_loss_lines(cells: Cells, runs: pd.DataFrame) -> Iterator[str]:
     """'at equal val_loss, 12 layers (within a setting -5.2 layers per nat/token, r -0.71): depth_scale=lns +0.31 (-0.2
     to 0.8)', a line for each depth; none for an outcome that is no number of layers."""
-    quantity, loss = quantities.IN_RUNS[cells.outcome], loss_of(runs)
-    if not (quantity.is_count and quantity.unit == "layer"):
+    loss = loss_of(runs)
+    if not layers_hint(cells.outcome):
         return
     on_loss = setting_effects(cells.of_outcome(runs, loss)).set_index(["n_layers", "setting"])["estimate"]
     losses = values_of(runs, loss).reindex(cells.rows.index)

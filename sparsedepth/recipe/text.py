@@ -11,6 +11,7 @@ from sparsedepth.effects.verdict import POWER
 from sparsedepth.recipe.card import Candidate, Card, Comparison, Recipe
 from sparsedepth.scaling.speedup import multiplier_text
 from sparsedepth.store import terminal
+from sparsedepth.store.comparable_loss import layers_hint
 from sparsedepth.store.query_result import QueryResult
 
 LISTS: dict[Comparison, str] = {"better": "do", "worse": "don't", "not shown": "not shown"}
@@ -153,7 +154,9 @@ def paragraph(card: Card, most: int | None = None) -> list[str]:
     """Sentences: what depends on another setting and what else was found, in at most `most` sentences; what the table
     shows; where it was seen."""
     recipe = card.recipe
+    hint = layers_hint(recipe.objective)
     findings = [*_apart(recipe), *_dependent(recipe), *_diverged(recipe), *_withheld(recipe)]
+    findings += [f"{hint[0].upper()}{hint[1:]}."] if hint else []
     explained = [_explained(recipe)] if recipe.candidates else []
     seen = [f"Seen only on {recipe.seen_on}."] if recipe.run_ids else []
     return [*findings[:most], *explained, *seen]

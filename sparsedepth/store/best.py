@@ -23,7 +23,7 @@ from sparsedepth import quantities
 from sparsedepth.config.images import unit_for
 from sparsedepth.config.run import CELL_FIELDS
 from sparsedepth.store import terminal
-from sparsedepth.store.comparable_loss import loss_in
+from sparsedepth.store.comparable_loss import layers_hint, loss_in
 from sparsedepth.store.connection import Store
 from sparsedepth.store.degeneracy import LOSSES, common_weakness, degeneracy, read_scores, usable_form
 from sparsedepth.store.find import no_run_text
@@ -133,7 +133,7 @@ def best(
     rows = store.sql(f"SELECT {quoted} FROM runs WHERE {condition}").records()
     if not rows:
         raise ValueError(_why_none(store, conditions))
-    caution = _caution(store, degenerate, common_weakness(rows), condition)
+    caution = _caution(store, by, degenerate, common_weakness(rows), condition)
     cells = _ranked(_cells(rows, by, beside, _incomplete(store, search)), by)
     if search:
         cells = _with_front(cells, objectives)
@@ -190,13 +190,14 @@ def _with_front(cells: Sequence[_Ranked], objectives: Sequence[str]) -> list[_Ra
     return [replace(cell, is_on_front=marked) for cell, marked in zip(cells, is_on_front, strict=True)]
 
 
-def _caution(store: Store, degenerate: str, weakness: str, condition: str) -> str:
+def _caution(store: Store, by: str, degenerate: str, weakness: str, condition: str) -> str:
     imported = store.sql(f"SELECT origin, unknown_fields FROM runs WHERE origin IS NOT NULL AND {condition}").rows
     packages = store.sql(f"SELECT packages FROM runs WHERE {condition}").rows
     notes = (
         import_note_of_rows(imported) if imported else "",
         f"no evidence about depth: {weakness}" if weakness else "",
         degenerate,
+        layers_hint(by),
         version_differences(text for (text,) in packages),
     )
     return "; ".join(filter(None, notes))

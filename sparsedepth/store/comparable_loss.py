@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from sparsedepth.config.images import unit_for
+from sparsedepth.quantities import IN_RUNS
 from sparsedepth.store.tuning_roles import IS_TRAINED
 
 if TYPE_CHECKING:
@@ -16,6 +17,14 @@ if TYPE_CHECKING:
     from sparsedepth.store.connection import Store
 
 OWN, COMMON = "val_loss", "val_loss_common"
+
+
+def layers_hint(outcome: str) -> str:
+    """How a number of needed layers is to be compared; '' for another outcome."""
+    quantity = IN_RUNS.get(outcome)
+    if quantity is None or not (quantity.is_count and quantity.unit == "layer"):
+        return ""
+    return f"a better model needs more layers: `sparsedepth effects DIR --by {outcome}` compares at equal loss"
 
 
 def loss_of(runs: "pd.DataFrame") -> str:
