@@ -112,15 +112,16 @@ def _speedup(
     folders: list[Path], by: str | None, knob: str | None, format: str, out: Path | None, skip_damaged: bool
 ) -> bytes:
     """The compute multiplier of every setting."""
-    from sparsedepth.scaling.budget_text import frame_table, speedup_lines
+    from sparsedepth.scaling.budget_text import speedup_lines
     from sparsedepth.scaling.budgets import budget_rows
     from sparsedepth.scaling.speedup import speedups
     from sparsedepth.store.connection import open_store
+    from sparsedepth.store.query_result import QueryResult
 
     with open_store(*folders, skip_damaged=skip_damaged) as store:
         table = speedups(budget_rows(store, knob, by))
     if format != "table":
-        return encode(frame_table(table), format)
+        return encode(QueryResult.of_frame(table), format)
     return _text(speedup_lines(table), out, is_wrapped=True)
 
 

@@ -323,11 +323,11 @@ def _depth_of(cells: Cells, rows: pd.DataFrame) -> Depth:
     tuned = [setting for setting in order if of[setting].n_lr > 1]
     if cells.is_tuned and tuned:
         order = tuned
-        runs = _runs_with_curves([of[setting] for setting in order])
+        fitted = _fit_with_curves([of[setting] for setting in order])
     else:
         order = [setting for setting in order if of[setting].results]
-        runs = runs_of([of[setting].results for setting in order])
-    return Depth(depth=int(rows["n_layers"].iloc[0]), cells=of, fitted=fit(runs) if runs else None, order=order)
+        fitted = fit_of([of[setting].results for setting in order])
+    return Depth(depth=int(rows["n_layers"].iloc[0]), cells=of, fitted=fitted, order=order)
 
 
 def _cell_runs(arrays: dict[str, np.ndarray]) -> CellRuns | None:
@@ -360,21 +360,19 @@ def _cell_runs(arrays: dict[str, np.ndarray]) -> CellRuns | None:
     return cell
 
 
-def runs_of(parts: Sequence[dict[int, float]]) -> Runs | None:
-    """The runs of these cells without a curve, from the outcome of each seed."""
-    if not parts or not all(parts):
-        return None
-    n = [len(part) for part in parts]
-    return Runs(
-        cell_N=np.repeat(np.arange(len(parts)), n),
-        u_N=np.zeros(sum(n)),
-        seed_N=np.array([seed for part in parts for seed in part]),
-        y_N=np.array([value for part in parts for value in part.values()]),
-        is_tuning_N=np.zeros(sum(n), dtype=bool),
-    )
+def fit_of(parts: Sequence[dict[int, float]]) -> Fit | None:
+    """The fit of these cells without a curve, from the outcome of each seed."""
+    rows = [(number, 0.0, seed, value, False) for number, part in enumerate(parts) for seed, value in part.items()]
+    return _fit(rows) if parts and all(parts) else None
 
 
-def _runs_with_curves(cells: Sequence[CellRuns]) -> Runs | None:
+def _fit(rows: Sequence[tuple[int, float, int, float, bool]]) -> Fit | None:
+    """The fit of runs: number of the cell, u, seed, outcome, whether it is one of tuning."""
+    cell_N, u_N, seed_N, y_N, is_tuning_N = (np.array(column) for column in zip(*rows, strict=True))
+    return fit(Runs(cell_N=cell_N, u_N=u_N, seed_N=seed_N, y_N=y_N, is_tuning_N=is_tuning_N))
+
+
+def _fit_with_curves(cells: Sequence[CellRuns]) -> Fit | None:
     """A value that diverged with a seed is no part of a curve."""
     gaps = [gap for cell in cells for gap in np.diff(np.log(np.unique(cell.lr_N[~np.isnan(cell.lr_N)])))]
     step = float(np.median(gaps))
@@ -388,5 +386,4 @@ def _runs_with_curves(cells: Sequence[CellRuns]) -> Runs | None:
                 rows += [(number, u, seed, value, is_tuning) for seed, value in values.items()]
         if not any(row[0] == number and row[1] == 0 for row in rows):
             return None
-    cell_N, u_N, seed_N, y_N, is_tuning_N = (np.array(column) for column in zip(*rows, strict=True))
-    return Runs(cell_N=cell_N, u_N=u_N, seed_N=seed_N, y_N=y_N, is_tuning_N=is_tuning_N)
+    return _fit(rows)

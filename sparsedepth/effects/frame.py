@@ -13,15 +13,15 @@ P-values are adjusted over the rows of a question at one depth. Ratios are diffe
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
-from sparsedepth.effects.cells import BASELINE, COSTS, CellRuns, Cells, Depth, depths_of, runs_of
-from sparsedepth.effects.fit import fit
+from sparsedepth.effects.cells import BASELINE, COSTS, CellRuns, Cells, Depth, depths_of, fit_of
+from sparsedepth.effects.fit import Fit
 from sparsedepth.effects.verdict import Distribution, Row, Side, judged
 
 COLUMNS = (
@@ -114,7 +114,6 @@ def _interaction(cells: Cells, at: Depth, both: str, part: str, rest: str) -> Ro
         row.fields["reason"] = "not all four were run with a tuned lr"
         return row
     _set(cells, at, row, names)
-    row.sides = None
     return row
 
 
@@ -175,8 +174,7 @@ def _set_pair(row: Row, parts: Sequence[dict[int, float]], where: str) -> None:
     """The contrast of two cells alone, without a curve, from the outcome of each seed."""
     seeds = [set(part) for part in parts]
     row.fields |= {"seeds": len(seeds[0]), "seeds_baseline": len(seeds[1])}
-    runs = runs_of(parts) if seeds[0] & seeds[1] else None
-    found = fit(runs) if runs else None
+    found = fit_of(parts) if seeds[0] & seeds[1] else None
     if found is None:
         at = f" at {where}" if where else ""
         row.fields |= {"estimate": _difference(*parts), "reason": _why_not(seeds[0], seeds[1], at)}
@@ -204,29 +202,38 @@ def _why_not(seeds: set[int], others: set[int], at: str = "") -> str:
 
 def _set(cells: Cells, at: Depth, row: Row, names: dict[str, float]) -> None:
     """A combination of cells of the depth's fit."""
-    numbers = [at.order.index(name) for name in names]
-    found = at.fitted
-    if found is None or len(set(found.group_C[numbers])) > 1:
+    contrast = _combined(at.fitted, at.order, names)
+    if contrast is None or at.fitted is None:
         parts = [at.cells[name].results for name in names]
         row.fields["reason"] = _why_not(set(parts[0]), set(parts[1]))
         row.fields["estimate"] = _difference(*parts) if len(parts) == 2 else None
         return
-    weight_C = np.zeros(len(at.order))
-    weight_C[numbers] = list(names.values())
-    row.contrast = found.combine(weight_C)
-    row.shared = found.share_of_baseline(numbers[0], numbers[-1])
+    numbers = [at.order.index(name) for name in names]
+    row.contrast, row.shared = contrast, at.fitted.share_of_baseline(numbers[0], numbers[-1])
+    if len(names) > 2:
+        return
     sides = [at.cells[name] for name in names]
     ends = [
         Side(
             name=name,
             lr=f"{cells.field} {side.lr:g}" if cells.field else "",
             edge=side.edge if cells.is_tuned else "",
-            outside=float(found.outside_C[number]),
+            outside=float(at.fitted.outside_C[number]),
             diverged=side.n_diverged,
         )
-        for name, side, number in zip(("the setting", "the baseline"), sides[:2], numbers[:2], strict=True)
+        for name, side, number in zip(("the setting", "the baseline"), sides, numbers, strict=True)
     ]
     row.sides = ends[0], ends[1]
+
+
+def _combined(found: Fit | None, order: Sequence[Any], names: Mapping[Any, float]) -> Distribution | None:
+    """A combination of the cells of a fit, in their order; None where no seeds connect them."""
+    numbers = [order.index(name) for name in names]
+    if found is None or len(set(found.group_C[numbers])) > 1:
+        return None
+    weight_C = np.zeros(len(order))
+    weight_C[numbers] = list(names.values())
+    return found.combine(weight_C)
 
 
 def _at_equal_lr(side: CellRuns, baseline: CellRuns) -> tuple[float, ...] | None:
@@ -274,14 +281,11 @@ def _size_slopes(cells: Cells, at: Depth, size: str) -> list[Row]:
         values = [v for v, c in at_sizes.items() if {c, part | c} <= by_changes.keys()]
         if not part or not {*SIZES}.isdisjoint(dict(part)) or len(values) < 2:
             continue
-        names: dict[str, float] = {}
-        for value, weight in zip(values, _per_doubling(values), strict=True):
-            context = at_sizes[value]
-            names |= {by_changes[part | context]: weight, by_changes[context]: -weight}
+        contexts = [at_sizes[value] for value in values]
+        names = _slope_of(values, [(by_changes[part | context], by_changes[context]) for context in contexts])
         row = _slope(SIZES[size], setting, at.depth, min(len(at.cells[name].results) for name in names))
         row.fields["context"] = ", ".join(sorted(follow))
         _set(cells, at, row, names)
-        row.sides = None
         slopes.append(row)
     return slopes
 
@@ -296,26 +300,27 @@ def _lr_slopes(cells: Cells, at: Depth) -> list[Row]:
     tried = {name: {lr for other, lr in parts if other == name} for name in at.cells}
     common = {name: sorted(tried[name] & tried.get(BASELINE, set())) for name in at.cells if name != BASELINE}
     common = {name: values for name, values in common.items() if len(values) > 1}
-    runs = runs_of([*parts.values()]) if common else None
-    found = fit(runs) if runs else None
+    found = fit_of([*parts.values()]) if common else None
     slopes = []
-    for setting, values in common.items() if found else ():
-        assert found is not None
-        cell_of = [([*parts].index((setting, lr)), [*parts].index((BASELINE, lr))) for lr in values]
-        if len({int(found.group_C[cell]) for pair in cell_of for cell in pair}) > 1:
+    for setting, values in common.items():
+        contrast = _combined(found, [*parts], _slope_of(values, [((setting, lr), (BASELINE, lr)) for lr in values]))
+        if contrast is None:
             continue
-        weight_C = np.zeros(len(parts))
-        for pair, weight in zip(cell_of, _per_doubling(values), strict=True):
-            weight_C[[*pair]] = weight, -weight
         seeds = min(len(parts[name, lr]) for name in (setting, BASELINE) for lr in values)
         row = _slope(_tuned_slope(cells), setting, at.depth, seeds)
-        row.contrast = found.combine(weight_C)
+        row.contrast = contrast
         slopes.append(row)
     return slopes
 
 
 def _tuned_slope(cells: Cells) -> str:
     return f"{cells.field} slope"
+
+
+def _slope_of(values: Sequence[float], pairs: Sequence[tuple[Any, Any]]) -> dict[Any, float]:
+    """The weights of the cells, from the setting and the baseline at each value."""
+    weights = zip(pairs, _per_doubling(values), strict=True)
+    return {cell: sign * weight for pair, weight in weights for cell, sign in zip(pair, (1, -1), strict=True)}
 
 
 def _per_doubling(values: Sequence[float]) -> np.ndarray:

@@ -20,8 +20,7 @@ import numpy as np
 import pandas as pd
 
 from sparsedepth.config.run import RunConfig
-from sparsedepth.effects.cells import BASELINE, cells_of, depths_of, runs_of, unit_of
-from sparsedepth.effects.fit import fit
+from sparsedepth.effects.cells import BASELINE, cells_of, depths_of, fit_of, unit_of
 from sparsedepth.effects.verdict import ALPHA, POWER, interval_and_detectable, level_of
 from sparsedepth.store.query_result import QueryResult
 from sparsedepth.store.schema import stored_fields
@@ -136,8 +135,7 @@ def _detectable(n_settings: int, n_seeds: int, noise: Noise, choice: float) -> f
     for _ in range(DRAWS if n_seeds > 1 else 0):
         own = noise.own * math.sqrt(noise.df / generator.chisquare(noise.df) if noise.df else 1.0)
         y_CS = own * generator.standard_normal((n_settings + 1, n_seeds))
-        runs = runs_of([dict(enumerate(y_S)) for y_S in y_CS])
-        found = fit(runs) if runs else None
+        found = fit_of([dict(enumerate(y_S)) for y_S in y_CS])
         assert found is not None
         weight_C = np.eye(n_settings + 1)[1] - np.eye(n_settings + 1)[0]
         contrast = found.combine(weight_C)

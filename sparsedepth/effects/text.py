@@ -22,9 +22,7 @@ VERDICTS = ("lower", "higher")
 
 def effects_table(effects: pd.DataFrame, cells: Cells) -> QueryResult:
     """The whole frame with its outcome and unit, for files; NULL where something is not known."""
-    named = effects.assign(outcome=cells.outcome, unit=cells.unit).astype(object)
-    named = named.where(named.notna(), None)
-    return QueryResult(columns=tuple(named.columns), rows=tuple(named.itertuples(index=False, name=None)))
+    return QueryResult.of_frame(effects.assign(outcome=cells.outcome, unit=cells.unit))
 
 
 def effects_text(effects: pd.DataFrame, cells: Cells, width: int | None = None, detail: bool = False) -> str:

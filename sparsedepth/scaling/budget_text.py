@@ -15,18 +15,12 @@ from sparsedepth.store.setting import BUDGET
 SHOWN = ("n_layers", BUDGET, "train_flops", "multiplier", "lo", "hi", "time_multiplier", "seeds", "setting")
 
 
-def frame_table(frame: pd.DataFrame) -> QueryResult:
-    """A frame as a table, NULL where a number is missing."""
-    plain = frame.astype(object).where(frame.notna(), None)
-    return QueryResult(columns=tuple(plain.columns), rows=tuple(plain.itertuples(index=False, name=None)))
-
-
 def speedup_lines(table: pd.DataFrame) -> list[str]:
     """The table of `speedup.speedups`, and a sentence for each setting and depth at its largest budget."""
     lines = [
         "compute multiplier: compute of the baseline at the same loss / compute of the setting; lo, hi: 95% interval "
         "over seeds, a trunk and its branches being one, and over every L_inf that the data allow",
-        terminal.fit(frame_table(table[[*SHOWN]]), ("seeds", "train_flops")).text,
+        terminal.fit(QueryResult.of_frame(table[[*SHOWN]]), ("seeds", "train_flops")).text,
     ]
     largest = table.groupby(["n_layers", "setting"], sort=False).tail(1)
     lines += [sentence(row) for row in largest.to_dict("records")]

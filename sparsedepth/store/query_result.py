@@ -2,7 +2,10 @@
 
 from collections.abc import Container
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 
 @dataclass(frozen=True)
@@ -10,6 +13,12 @@ class QueryResult:
     columns: tuple[str, ...]
     rows: tuple[tuple[Any, ...], ...]
     """NULL is None."""
+
+    @classmethod
+    def of_frame(cls, frame: "pd.DataFrame") -> "QueryResult":
+        """The rows of a frame, NULL where a value is missing."""
+        plain = frame.astype(object).where(frame.notna(), None)
+        return cls(columns=tuple(plain.columns), rows=tuple(plain.itertuples(index=False, name=None)))
 
     def values(self) -> list[list[Any]]:
         """The values of each column."""
