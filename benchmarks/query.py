@@ -21,26 +21,23 @@ import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
-from unittest import mock
+from typing import Any
 
 import yaml
 
-from sparsedepth.config.load import build
+from sparsedepth.config.load import build, yaml_text
 from sparsedepth.config.run import RunConfig
 from sparsedepth.effects.cells import cells_of
 from sparsedepth.effects.frame import effects_frame
+from sparsedepth.files import MARKER, json_text
+from sparsedepth.quantities import IN_RUNS
 from sparsedepth.store import questions
 from sparsedepth.store.best import best
+from sparsedepth.store.checksums import checksum_of, new_marker
 from sparsedepth.store.connection import open_store
 from sparsedepth.store.pack import open_pack
-from sparsedepth.store.run_record import (
-    finish,
-    parse_record,
-    run_folder,
-    write_config,
-    write_manifest,
-    write_summary,
-)
+from sparsedepth.store.run_record import parse_record, run_folder
+from sparsedepth.store.run_row import depth_columns
 from sparsedepth.store.run_tables import table_bytes
 
 INSIDE, WHOLE, STATUS, TABLES, AGAIN = 0.5, 1.5, 1.0, 5e-3, 1.0
@@ -63,29 +60,56 @@ DRAWN = ("usefulness", "usefulness_loss_increase", "weight_sparsity", "attention
 def fill(results: Path, n_runs: int) -> None:
     """Complete runs over six axes, with every file of a real run of that depth except the weights."""
     draw = random.Random(0)
-    records = [parse_record(run.files()) for run in open_pack(REAL).stored_runs]
-    real = {
-        d: [run for run in records if isinstance(run.subject, RunConfig) and run.config.n_layers == d] for d in DEPTHS
-    }
     seeds = range(-(-n_runs // math.prod(map(len, (DEPTHS, LRS, *AXES.values())))))
     (results / "sweep.yaml").write_text(yaml.safe_dump({**DEFINITION, "seeds": [*seeds]}))
-    others = list(itertools.product(LRS, *AXES.values()))
-    for seed, depth, values in itertools.islice(itertools.product(seeds, DEPTHS, others), n_runs):
-        fields = {"n_layers": depth, "seed": seed, **dict(zip(("lr", *AXES), values, strict=True))}
-        config, record = build(RunConfig, fields, "benchmark"), draw.choice(real[depth])
-        summary = {**record.summary, **{name: draw.random() for name in DRAWN}}
-        summary |= {"val_loss": 3 - 0.1 * math.log(depth) + draw.gauss(0, 0.01), "tokens_trained": config.train_tokens}
-        if draw.random() < 0.02:
-            summary = {"outcome": "diverged", "diverged_step": 10, "diverged_cause": "loss is NaN"}
-        folder = run_folder(results, config.run_id)
-        folder.mkdir(parents=True)
-        write_config(folder, config)
-        write_manifest(folder, record.manifest)
-        write_summary(folder, summary)
-        for table, rows in record.tables.items():
-            if len(rows):
-                (folder / f"{table}.parquet").write_bytes(table_bytes(rows))
-        finish(folder)
+    real = real_runs()
+    cells = []
+    for depth, *values in itertools.product(DEPTHS, LRS, *AXES.values()):
+        cell = build(RunConfig, {"n_layers": depth, **dict(zip(("lr", *AXES), values, strict=True))}, "benchmark")
+        cells.append((cell, yaml_text(cell.model_dump(mode="json"))))
+    for seed, (cell, text) in itertools.islice(itertools.product(seeds, cells), n_runs):
+        config = cell.model_copy(update={"seed": seed})
+        summary, files = draw.choice(real[cell.n_layers])
+        write_run(results, config, text.replace("seed: 0", f"seed: {seed}"), drawn(summary, config, draw), files)
+
+
+def real_runs() -> dict[int, list[tuple[dict[str, Any], dict[str, bytes]]]]:
+    """Summary and other files of the runs of REAL, by depth, as today's runs have them: with means and profiles over
+    depth, without quantities that left since."""
+    real: dict[int, list[tuple[dict[str, Any], dict[str, bytes]]]] = {}
+    for record in (parse_record(run.files()) for run in open_pack(REAL).stored_runs):
+        if isinstance(record.subject, RunConfig) and record.config.n_layers in DEPTHS:
+            summary = {**record.summary, **depth_columns(record)}
+            summary = {name: value for name, value in summary.items() if name in IN_RUNS}
+            files = {f"{table}.parquet": table_bytes(rows) for table, rows in record.tables.items() if len(rows)}
+            files["manifest.json"] = json_text(record.manifest).encode()
+            real.setdefault(record.config.n_layers, []).append((summary, files))
+    return real
+
+
+def drawn(summary: dict[str, Any], config: RunConfig, draw: random.Random) -> dict[str, Any]:
+    """The summary with other numbers where queries compare them."""
+    if draw.random() < 0.02:
+        return {"outcome": "diverged", "diverged_step": 10, "diverged_cause": "loss is NaN"}
+    loss = 3 - 0.1 * math.log(config.n_layers) + draw.gauss(0, 0.01)
+    return {
+        **summary,
+        **{name: draw.random() for name in DRAWN},
+        "val_loss": loss,
+        "tokens_trained": config.train_tokens,
+    }
+
+
+def write_run(results: Path, config: RunConfig, text: str, summary: dict[str, Any], files: dict[str, bytes]) -> None:
+    """A complete run folder, renamed to its place."""
+    contents = {"config.yaml": text.encode(), "summary.json": json_text(summary).encode(), **files}
+    marker = new_marker(config.run_id, {name: checksum_of(content) for name, content in contents.items()})
+    folder = run_folder(results, config.run_id)
+    aside = folder.with_name(f".{config.run_id}")
+    aside.mkdir(parents=True)
+    for name, content in {**contents, MARKER: marker.content}.items():
+        (aside / name).write_bytes(content)
+    aside.rename(folder)
 
 
 def seconds(work: Callable[[], object], times: int = 3) -> float:
@@ -165,10 +189,7 @@ def main() -> int:
         cpu, wall = command(*words)
         report(name, cpu, limit, wall)
 
-    with (
-        tempfile.TemporaryDirectory() as temporary,
-        mock.patch("os.fsync"),
-    ):  # thousands of folders would take minutes to sync
+    with tempfile.TemporaryDirectory() as temporary:
         results = given.folder or Path(temporary, "results")
         if not results.exists():
             results.mkdir()

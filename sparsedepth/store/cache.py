@@ -1,38 +1,70 @@
-"""A cache of the rows of the views: the run folders of a results folder in two files.
+"""A cache of the rows of the views: the run folders of a results folder in segments, each of up to SEGMENT_RUNS runs.
 
-    RESULTS/.cache/runs.parquet  rows.parquet  pack.json
-    RESULTS/.cache/runs/     `runs` alone, of a large folder whose tables were not queried yet
+    RESULTS/.cache/<12 hex digits>/   runs.parquet  rows.parquet  pack.json
 
-The cache is a pack without the records (`store.tables`), and can be deleted at any time. Its key for a run is the
+A segment is a pack without the records (`store.tables`), and can be deleted at any time. Its key for a run is the
 checksum of the marker, which covers the checksums of all files, so replaced, moved and removed runs are detected, and
-only new ones are read (and verified). A damaged cache is made again; a read-only results folder has none; a pack needs
-none, unless it was written with other columns.
+only new ones are read (and verified). Memory is that of one segment, however many runs there are. Of many new runs a
+segment has `runs` alone, until a query names another table. Small segments are merged into one at least twice as large,
+so that a run is rewritten few times. A damaged segment is made again; a read-only results folder has no cache; a pack
+needs none, unless it was written with other columns.
 """
 
 import functools
+import re
+import shutil
 import warnings
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 
-from sparsedepth.files import write_text
-from sparsedepth.store.checksums import DamagedRun, damage_text
+from sparsedepth.files import atomic_folder, digest, write_text
+from sparsedepth.store.checksums import DamagedRun, damage_text, is_complete
 from sparsedepth.store.find import Part, find_runs
 from sparsedepth.store.run_record import RUNS
 from sparsedepth.store.schema import TABLES
-from sparsedepth.store.tables import READABLE, Rows, UnreadTable, open_rows, read_index, read_rows, write_tables
+from sparsedepth.store.tables import (
+    READABLE,
+    Rows,
+    StoredRun,
+    UnreadTable,
+    empty_table,
+    open_rows,
+    read_index,
+    read_rows,
+    view_schema,
+    write_tables,
+)
 
 CACHE_FROM = 32
 """Fewer runs need no cache."""
-
+SEGMENT_RUNS = 512
+FRESH = 8
+"""Fewer new runs are read beside the cache."""
 TABLES_LATER_FROM = 500
-"""From so many uncached runs on, tables other than `runs` are read when a query names one: parsing and writing them
-takes longer than everything else together."""
+"""From so many new runs on, tables other than `runs` are read when a query names one: parsing and writing them takes
+longer than everything else together."""
 
-STALE_SHARE = 1 / 16
-"""The cache is rewritten when it lacks more than this share of the runs, so that each run is rewritten few times."""
+_NAME = re.compile(r"[0-9a-f]{12}")
+_LATER = "tables_later"
+"""In the index of a segment that has `runs` alone."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Segment:
+    """A part of the cache."""
+
+    rows: Rows
+    folder: Path | None = None
+    """None where it could not be written."""
+    is_later: bool = False
+    """It has `runs` alone."""
+
+    def __len__(self) -> int:
+        return len(self.rows.runs)
 
 
 def load(part: Part, damaged: list[DamagedRun] | None = None) -> list[Rows]:
@@ -43,39 +75,17 @@ def load(part: Part, damaged: list[DamagedRun] | None = None) -> list[Rows]:
     if len(part.runs) < CACHE_FROM:
         return [read_rows(part.runs, damaged)]
     folder = part.root / ".cache"
-    cached = _open_cache(folder)
-    is_later = cached is None and len(part.runs) >= TABLES_LATER_FROM and not folder.is_symlink()
-    if is_later and (cached := _open_cache(folder / "runs")):
-        cached = _with_tables_later(folder, cached.runs, part, damaged)
-    known = set() if cached is None else set(cached.keys)
+    segments = _segments(folder, part)
+    known = {key for segment in segments for key in segment.rows.keys}
     fresh = [run for run in part.runs if run.key not in known]
-    if cached is not None and len(known) + len(fresh) == len(part.runs) and len(fresh) <= STALE_SHARE * len(known):
-        return [cached, read_rows(fresh, damaged)] if fresh else [cached]
-    rows = read_rows(fresh, damaged, with_tables=not is_later)
-    if is_later:
-        runs = rows.runs if cached is None else pa.concat_tables([_existing(cached.runs, part), rows.runs])
-        _write_cache(folder / "runs", Rows(runs=runs, tables={}))
-        return [_with_tables_later(folder, runs, part, damaged)]
-    if cached:
-        rows = _extended(cached, part, rows)
-    _write_cache(folder, rows)
-    return [rows]
-
-
-def _with_tables_later(folder: Path, runs: pa.Table, part: Part, damaged: list[DamagedRun] | None) -> Rows:
-    """These rows of `runs`, with tables that are read and cached when a query names one."""
-
-    @functools.cache
-    def read() -> Rows:
-        keys = set(Rows(runs=runs, tables={}).keys)
-        newly_damaged = None if damaged is None else []
-        rows = read_rows((run for run in part.runs if run.key in keys), newly_damaged)
-        _write_cache(folder, rows)
-        if newly_damaged:
-            warnings.warn(damage_text(newly_damaged), stacklevel=2)
-        return rows
-
-    return Rows(runs=runs, tables={table: UnreadTable(table, read) for table in TABLES})
+    if segments and len(fresh) < FRESH:
+        rows = [read_rows(fresh, damaged)] if fresh else []
+        return [*_read_later(folder, segments, part.runs, damaged), *rows]
+    is_later = len(fresh) >= TABLES_LATER_FROM
+    for first in range(0, len(fresh), SEGMENT_RUNS):
+        rows = read_rows(fresh[first : first + SEGMENT_RUNS], damaged, with_tables=not is_later)
+        segments = _added(folder, segments, Segment(rows=rows, is_later=is_later))
+    return _read_later(folder, segments, part.runs, damaged)
 
 
 def read_columns(
@@ -94,41 +104,118 @@ def read_columns(
     return rows
 
 
-def _open_cache(folder: Path) -> Rows | None:
-    """The cache; None if it is missing, damaged or of another version."""
+# Reading
+
+
+def _segments(folder: Path, part: Part) -> list[Segment]:
+    """The segments with runs of this part, the largest first, each run once; those of no use are deleted."""
+    if folder.is_symlink():
+        return []
+    names, opened = _names(folder), dict[str, Segment | None]()
+    for _ in range(3):  # another process may merge some meanwhile
+        opened = {name: _open(folder / name) for name in names}
+        if all(opened.values()) or names == (names := _names(folder)):
+            break
+    expected = {run.key for run in part.runs}
+    missing, segments = set(expected), []
+    for name, segment in sorted(opened.items(), key=lambda item: -len(item[1] or ())):
+        keys = segment.rows.keys if segment else []
+        kept = [key in missing for key in keys]
+        missing.difference_update(keys)
+        if segment and any(kept):
+            segments.append(segment if all(kept) else replace(segment, rows=_only(segment.rows, kept)))
+        elif not any(is_complete(part.root / place) for _, place in {*keys} - expected):  # which came meanwhile
+            shutil.rmtree(folder / name, ignore_errors=True)
+    return segments
+
+
+def _names(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.glob("*") if _NAME.fullmatch(path.name) and not path.is_symlink())
+
+
+def _open(folder: Path) -> Segment | None:
+    """The segment; None if it is missing, damaged or of another version."""
     try:
-        if folder.is_symlink():
-            return None
         index = read_index(folder)
-        return open_rows(folder, index) if index["version"] in READABLE else None
+        if index["version"] in READABLE:
+            return Segment(folder=folder, rows=open_rows(folder, index), is_later=bool(index.get(_LATER)))
     except (OSError, ValueError, KeyError):
-        return None
+        pass
+    return None
 
 
-def _existing(runs: pa.Table, part: Part) -> pa.Table:
-    """The cached runs that still exist."""
-    keys = {run.key for run in part.runs}
-    return runs.filter(pa.array([key in keys for key in Rows(runs=runs, tables={}).keys], pa.bool_()))
+def _only(rows: Rows, kept: Sequence[bool]) -> Rows:
+    """Some of the runs; the others stay in the tables, and are named."""
+    mask = pa.array(kept, pa.bool_())
+    left_out = [run_id for run_id, is_kept in zip(rows.runs["run_id"].to_pylist(), kept, strict=True) if not is_kept]
+    return Rows(runs=rows.runs.filter(mask), tables=rows.tables, left_out=frozenset(left_out))
 
 
-def _extended(cached: Rows, part: Part, fresh: Rows) -> Rows:
-    """The cached rows of runs that still exist, and fresh ones, in memory."""
+def _read_later(
+    folder: Path, segments: Iterable[Segment], runs: Iterable[StoredRun], damaged: list[DamagedRun] | None
+) -> list[Rows]:
+    """The rows of the segments; a table that one lacks is read, and cached, when a query names it."""
+    by_key = {run.key: run for run in runs}
+
+    def with_tables_later(segment: Segment) -> Rows:
+        @functools.cache
+        def read() -> Rows:
+            newly_damaged = None if damaged is None else []
+            rows = read_rows((by_key[key] for key in segment.rows.keys), newly_damaged)
+            (written,) = _added(folder, [], Segment(rows=rows), replaced=[segment])
+            if newly_damaged:
+                warnings.warn(damage_text(newly_damaged), stacklevel=2)
+            return written.rows
+
+        return replace(segment.rows, tables={table: UnreadTable(table, read) for table in TABLES})
+
+    return [with_tables_later(segment) if segment.is_later else segment.rows for segment in segments]
+
+
+# Writing
+
+
+def _added(folder: Path, segments: Sequence[Segment], new: Segment, replaced: Sequence[Segment] = ()) -> list[Segment]:
+    """The segments and a new one, written together with those that are no larger than what they are merged with."""
+    merged = [new]
+    for segment in sorted(segments, key=len):
+        n = sum(map(len, merged))
+        if new.is_later or segment.is_later or len(segment) > n or n + len(segment) > SEGMENT_RUNS:
+            break
+        merged.append(segment)
+    others = [segment for segment in segments if segment not in merged]
+    written = _written(folder, new if len(merged) == 1 else replace(new, rows=_joined(merged)))
+    if written.folder:
+        for old in (*merged[1:], *replaced):
+            if old.folder and old.folder != written.folder:
+                shutil.rmtree(old.folder, ignore_errors=True)
+    return [*others, written]
+
+
+def _joined(segments: Iterable[Segment]) -> Rows:
+    """The rows of several segments in memory."""
     import pyarrow.compute as pc  # slow to import, and rarely needed
 
-    runs = _existing(cached.runs, part)
-    exists = pc.field("run_id").isin(runs["run_id"].combine_chunks())
-    tables = {
-        table: pa.concat_tables([cached.in_memory(table).filter(exists), fresh.in_memory(table)]) for table in TABLES
-    }
-    return Rows(runs=pa.concat_tables([runs, fresh.runs]), tables=tables)
+    parts = [segment.rows for segment in segments]
+    are_kept = [pc.field("run_id").isin(rows.runs["run_id"].combine_chunks()) for rows in parts]
+    tables = {}
+    for table in TABLES:
+        kept = [rows.in_memory(table).filter(is_kept) for rows, is_kept in zip(parts, are_kept, strict=True)]
+        tables[table] = pa.concat_tables([empty_table(view_schema(table)), *kept])
+    return Rows(runs=pa.concat_tables([rows.runs for rows in parts]), tables=tables)
 
 
-def _write_cache(folder: Path, rows: Rows) -> None:
-    if folder.is_symlink():
-        return
+def _written(folder: Path, segment: Segment) -> Segment:
+    """The segment with its rows in files instead of memory, unless the folder is read-only, full or a link."""
+    place = folder / digest([segment.is_later, sorted(segment.rows.keys)])
+    if folder.is_symlink() or not len(segment):
+        return segment
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        write_text(folder / ".gitignore", "*\n")
-        write_tables(folder, rows, {})
+        if not (folder / ".gitignore").exists():
+            folder.mkdir(parents=True, exist_ok=True)
+            write_text(folder / ".gitignore", "*\n")
+        with atomic_folder(place) as aside:
+            write_tables(aside, segment.rows, {_LATER: True} if segment.is_later else {})
     except OSError:
-        return  # read-only or full: no cache
+        return segment
+    return _open(place) or segment

@@ -172,7 +172,7 @@ class Store:
         """Read all unread tables now, and cache them. Raises DamagedRun."""
         for rows in self._cached.values():
             if isinstance(rows, UnreadTable):
-                rows.in_memory()
+                rows.read()
 
 
 def open_store(*paths: Path | str, time_limit: float = TIME_LIMIT, skip_damaged: bool = False) -> Store:
@@ -197,7 +197,7 @@ def open_store(*paths: Path | str, time_limit: float = TIME_LIMIT, skip_damaged:
         for rows in load(part, damaged) if len(copies) < len(run_ids) or not parts else ():
             sources["runs"].append(ViewRows(rows.runs, _run_columns(part.root), copies))
             for table in TABLES:
-                sources[table].append(ViewRows(rows.tables[table], "*", copies))
+                sources[table].append(ViewRows(rows.tables[table], "*", [*copies, *sorted(rows.left_out)]))
     connection = duckdb.connect(":memory:", config=FENCES)
     try:
         cached = _make_views(connection, sources)

@@ -37,6 +37,7 @@ def find_runs(paths: Iterable[Path], damaged: list[DamagedRun] | None = None) ->
     parts: list[Part] = []
     for root in paths:
         runs: list[StoredRun] = []
+        start = len(str(root / "x")) - 1  # of a path below it
         try:
             for folder in _complete_folders(root, DEPTH):
                 if is_pack(folder):
@@ -45,7 +46,7 @@ def find_runs(paths: Iterable[Path], damaged: list[DamagedRun] | None = None) ->
                     continue
                 with collecting_damage(damaged):
                     files = run_files(files_on_disk(folder))
-                    runs.append(stored_run(files, utf8(folder.relative_to(root).as_posix())))
+                    runs.append(stored_run(files, utf8(str(folder)[start:] or ".")))
         except OSError as error:
             raise ValueError(
                 f"results folder {str(root)!r} cannot be read ({error.strerror}: {error.filename!r}); "

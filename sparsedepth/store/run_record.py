@@ -187,8 +187,7 @@ def _finite(value: Any) -> Any:
 def run_files(files: Files) -> Files:
     """The files, if their marker is that of a record in a folder of this name. Raises DamagedRun."""
     folder, listed, run_id = files.folder, files.marker.files, files.marker.run_id
-    names = (folder.name, folder.resolve().name)  # the latter for a folder given as '.'
-    if MODEL not in listed and run_id not in names:
+    if MODEL not in listed and run_id != folder.name and run_id != folder.resolve().name:  # for a folder given as '.'
         raise RenamedRun(folder, run_id)
     if unknown := set(listed) - set(FILES):
         raise DamagedRun(folder, MARKER, f"lists {sorted(unknown)[0][:40]!r}, which is no file of a run")

@@ -28,7 +28,7 @@ import pyarrow.json
 import pyarrow.parquet as pq
 
 from sparsedepth.config.run import DEFAULTS_VERSION, RunConfig
-from sparsedepth.files import digest, parse_json, read_regular, write_bytes, write_json
+from sparsedepth.files import digest, parse_json, read_regular, write_json
 from sparsedepth.quantities import RUNS
 from sparsedepth.quantities.record import Table
 from sparsedepth.store.checksums import Files, collecting_damage
@@ -116,7 +116,10 @@ class UnreadTable:
         """All rows, read from the run folders. Raises DamagedRun."""
         return self.read().in_memory(self.table)
 
-    dataset = in_memory
+    def dataset(self) -> "ds.Dataset | pa.Table":
+        """The table, from the file that it was cached in if there is one. Raises DamagedRun."""
+        rows = self.read().tables[self.table]
+        return rows if isinstance(rows, pa.Table) else rows.dataset()
 
 
 LazyTable = StoredTable | UnreadTable
@@ -130,6 +133,8 @@ class Rows:
     runs: pa.Table
     """RUN_COLUMNS and MARKER_COLUMNS; `folder` is relative to the results folder."""
     tables: dict[Table, pa.Table | LazyTable]
+    left_out: frozenset[str] = frozenset()
+    """run_ids in the tables of runs that are not among them."""
 
     @property
     def keys(self) -> list[tuple[str, str]]:
@@ -156,14 +161,15 @@ def write_tables(
     level: int | None = None,
     others: Mapping[str, pa.Table] = MappingProxyType({}),
 ) -> None:
-    """Write the files and `others`, compressed at `level`; last the index, with `facts` in it."""
+    """Write the files and `others` into a folder that nobody reads yet, compressed at `level`; `facts` go into the
+    index."""
     contents = {name: table_bytes(table, level) for name, table in {"runs": rows.runs, **others}.items() if len(table)}
     in_memory = {view: rows.in_memory(view) for view in rows.tables}
     views, content = _rows_bytes({view: part for view, part in in_memory.items() if len(part)}, level)
     if views:
         contents[ROWS] = content
     for name, content in contents.items():
-        write_bytes(folder / f"{name}.parquet", content)
+        (folder / f"{name}.parquet").write_bytes(content)
     checksums = {f"{name}.parquet": hashlib.sha256(content).hexdigest() for name, content in contents.items()}
     write_json(folder / INDEX, {"version": VERSION, **facts, "views": views, "files": checksums})
 

@@ -2,6 +2,7 @@ import json
 import shutil
 from contextlib import contextmanager
 
+import pyarrow.parquet as pq
 import pytest
 from support.made_up_runs import make_run
 
@@ -55,21 +56,62 @@ def test_the_second_time_nothing_is_read_again(tmp_path, small_limit, read_folde
     assert len(read_folders) == 6
 
 
-def test_only_new_runs_are_read(tmp_path, small_limit, read_folders):
+def segments(results):
+    return sorted(path.parent for path in results.glob(".cache/*/pack.json"))
+
+
+def test_only_new_runs_are_read(tmp_path, small_limit, monkeypatch, read_folders):
+    monkeypatch.setattr(cache, "FRESH", 2)
     fill(tmp_path, range(20))
     totals(tmp_path)
-    stamp = (tmp_path / ".cache/runs.parquet").read_bytes()
+    before = segments(tmp_path)
     read_folders.clear()
     (new,) = fill(tmp_path, [100])
     for _ in range(2):  # one new run is read beside the cache
         assert totals(tmp_path) == (21, 290.0, 290.0)
-    assert read_folders == [new.name] * 2
-    assert (tmp_path / ".cache/runs.parquet").read_bytes() == stamp
-    fill(tmp_path, [200])
-    assert totals(tmp_path) == (22, 490.0, 490.0)  # two of twenty: the cache is rewritten
+    assert read_folders == [new.name] * 2 and segments(tmp_path) == before
+    (other,) = fill(tmp_path, [200])
+    read_folders.clear()
+    assert totals(tmp_path) == (22, 490.0, 490.0)  # two are a segment of their own
+    assert sorted(read_folders) == sorted([new.name, other.name])
+    assert len(segments(tmp_path)) == 2 and set(before) < set(segments(tmp_path))
     read_folders.clear()
     assert totals(tmp_path) == (22, 490.0, 490.0)
     assert read_folders == []
+
+
+def test_small_segments_are_merged_and_large_ones_are_not_rewritten(tmp_path, small_limit, monkeypatch, read_folders):
+    monkeypatch.setattr(cache, "FRESH", 2)
+    monkeypatch.setattr(cache, "SEGMENT_RUNS", 8)
+    for seeds in (range(0, 20), range(20, 22), range(22, 24), range(24, 26)):
+        fill(tmp_path, seeds)
+        totals(tmp_path)
+    n = sum(range(26))
+    assert totals(tmp_path) == (26, n, n) and len(read_folders) == 26, "each run once"
+    sizes = [len(json.loads((path / "pack.json").read_text())["files"]) for path in segments(tmp_path)]
+    lengths = sorted(pq.read_metadata(path / "runs.parquet").num_rows for path in segments(tmp_path))
+    assert lengths == [2, 8, 8, 8] and sizes == [2] * 4
+
+
+def test_memory_of_a_first_opening_is_that_of_a_segment(tmp_path, tables_later, monkeypatch):
+    """At no time are more records in memory than a segment has, of 40 runs and of 80."""
+    monkeypatch.setattr(cache, "SEGMENT_RUNS", 8)
+    most = []
+    original = tables.read_rows
+
+    def noted(stored, *arguments, **options):
+        rows = original(stored, *arguments, **options)
+        most.append(len(rows.runs))
+        return rows
+
+    monkeypatch.setattr(cache, "read_rows", noted)
+    for n in (40, 80):
+        fill(tmp_path / str(n), range(n))
+        assert totals(tmp_path / str(n)) == (n, sum(range(n)), sum(range(n)))
+    assert max(most) == 8 and sum(most) == 2 * 120
+    with open_store(tmp_path / "80") as store:
+        store.read_tables()
+        assert all(isinstance(rows, tables.StoredTable) for rows in store._cached.values()), "files, not memory"
 
 
 def test_removed_replaced_and_moved_runs_are_noticed(tmp_path, small_limit):
@@ -88,31 +130,22 @@ def test_removed_replaced_and_moved_runs_are_noticed(tmp_path, small_limit):
 def test_a_cache_that_cannot_be_used_is_made_again(tmp_path, small_limit):
     fill(tmp_path, range(5))
     expected = totals(tmp_path)
-    whole = {path.name: path.read_bytes() for path in (tmp_path / ".cache").glob("*.parquet")}
-    index = (tmp_path / ".cache/pack.json").read_text()
+    (segment,) = segments(tmp_path)
+    whole = {path.name: path.read_bytes() for path in segment.glob("*.parquet")}
+    index = (segment / "pack.json").read_text()
     for name in whole:
         place = len(whole[name]) // 2
         flipped = whole[name][:place] + bytes([whole[name][place] ^ 1]) + whole[name][place + 1 :]
         for content in (b"", whole[name][:place], flipped):
-            (tmp_path / ".cache" / name).write_bytes(content)
+            (segment / name).write_bytes(content)
             assert totals(tmp_path) == expected
-            assert (tmp_path / ".cache" / name).read_bytes() == whole[name]
-    (tmp_path / ".cache/rows.parquet").unlink()
+            assert (segment / name).read_bytes() == whole[name]
+    (segment / "rows.parquet").unlink()
     assert totals(tmp_path) == expected
     for content in ("", "[]", "{}", index.replace(tables.VERSION, "0" * 12)):
-        (tmp_path / ".cache/pack.json").write_text(content)
+        (segment / "pack.json").write_text(content)
         assert totals(tmp_path) == expected
-        assert (tmp_path / ".cache/pack.json").read_text() == index
-
-
-def test_files_of_two_caches_are_not_mixed(tmp_path, small_limit):
-    fill(tmp_path, range(5))
-    totals(tmp_path)
-    old = (tmp_path / ".cache/rows.parquet").read_bytes()
-    fill(tmp_path, range(5, 10))
-    expected = totals(tmp_path)
-    (tmp_path / ".cache/rows.parquet").write_bytes(old)  # as a crash between two files would leave it
-    assert totals(tmp_path) == expected
+        assert (segment / "pack.json").read_text() == index
 
 
 def test_an_open_store_stays_as_it_was(tmp_path, small_limit):
@@ -157,8 +190,8 @@ def test_tables_of_many_new_runs_are_read_when_one_is_named(tmp_path, tables_lat
     for _ in range(2):
         with open_store(tmp_path) as store:
             assert store.sql("SELECT count(*), sum(val_loss) FROM runs").rows == ((20, 190.0),)
-        assert len(read_folders) == 20 and not parsed and not (tmp_path / ".cache/pack.json").exists()
-    fill(tmp_path, [100])
+        assert len(read_folders) == 20 and not parsed and not [*tmp_path.glob(".cache/*/rows.parquet")]
+    (new,) = fill(tmp_path, [100])
     shutil.rmtree(folders[19])
     with open_store(tmp_path) as store:
         assert store.sql("SELECT sum(val_loss) FROM runs").rows == ((190.0 - 19 + 100,),)
@@ -166,7 +199,7 @@ def test_tables_of_many_new_runs_are_read_when_one_is_named(tmp_path, tables_lat
     assert totals(tmp_path) == (20, 271.0, 271.0)
     assert len(read_folders) == 20, "the tables, once"
     read_folders.clear()
-    assert totals(tmp_path) == (20, 271.0, 271.0) and not read_folders
+    assert totals(tmp_path) == (20, 271.0, 271.0) and read_folders == [new.name], "which is beside the cache"
 
 
 def test_tables_that_are_read_later_are_those_of_the_open_store(tmp_path, tables_later):
@@ -190,7 +223,8 @@ def test_a_query_leaves_the_tables_in_the_cache(tmp_path, tables_later, monkeypa
 
     @contextmanager
     def limited(seconds):
-        (tmp_path / ".cache/rows.parquet").rename(tmp_path / "kept")
+        (rows,) = tmp_path.glob(".cache/*/rows.parquet")
+        rows.rename(tmp_path / "kept")
         yield
 
     monkeypatch.setattr("sparsedepth.store.limits.limited", limited)
@@ -207,12 +241,10 @@ def test_a_few_runs_leave_no_trace(tmp_path):
 def test_no_cache_where_none_can_be_written(tmp_path, small_limit, monkeypatch, read_folders):
     fill(tmp_path, range(5))
 
-    def refuse(path, content):
+    def refuse(path, *content):
         raise OSError(30, "Read-only file system", str(path))
 
-    monkeypatch.setattr(tables, "write_bytes", refuse)
-    monkeypatch.setattr(cache, "write_text", refuse)
-    monkeypatch.setattr(tables, "write_json", refuse)
+    monkeypatch.setattr(cache, "atomic_folder", refuse)
     for _ in range(2):
         assert totals(tmp_path) == (5, 10.0, 10.0)
     assert len(read_folders) == 10
