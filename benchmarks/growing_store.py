@@ -55,7 +55,8 @@ print(json.dumps([walls, cpus]))
 
 def in_a_process(code: str, *arguments: object) -> list:
     command = [sys.executable, "-c", code, *map(str, arguments)]
-    return json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout)
+    printed = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
+    return json.loads(printed.splitlines()[-1])
 
 
 def write_until(results: Path, ended: threading.Event) -> int:

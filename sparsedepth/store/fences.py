@@ -20,7 +20,8 @@ FENCES: dict[str, Any] = {
 
 
 def lock(connection: duckdb.DuckDBPyConnection) -> None:
-    """Put files and network out of reach for good."""
+    """Put files and network out of reach for good; no progress bar of a slow query stands in the answer on stdout."""
+    connection.execute("SET enable_progress_bar = false")
     connection.execute("SET enable_external_access = false")
     connection.execute("SET lock_configuration = true")
 

@@ -34,7 +34,15 @@ from sparsedepth.quantities.record import Table
 from sparsedepth.store.checksums import Files, collecting_damage
 from sparsedepth.store.run_record import INDEX, DamagedRun, parse_record
 from sparsedepth.store.run_row import run_row
-from sparsedepth.store.run_tables import MAX_ROWS, arrow_schema, compression_of, empty_table, read_within, table_bytes
+from sparsedepth.store.run_tables import (
+    MAX_ROWS,
+    arrow_schema,
+    check_within,
+    compression_of,
+    empty_table,
+    read_within,
+    table_bytes,
+)
 from sparsedepth.store.schema import COLUMNS, TABLES, stored_value
 
 if TYPE_CHECKING:
@@ -86,15 +94,20 @@ def stored_run(files: Files, place: str) -> StoredRun:
 class StoredTable:
     """A table in an open file: it stays readable while another process replaces the file."""
 
+    path: Path
     file: pa.NativeFile
     columns: tuple[str, ...]
     groups: range
     """Its row groups in the file."""
 
     def dataset(self) -> "ds.Dataset":
-        """The table as a Dataset, of which a query reads only the columns and metrics it needs."""
+        """The table as a Dataset, of which a query reads only the columns and metrics it needs. Raises ValueError."""
         import pyarrow.dataset as ds  # 0.3 s, because it imports pandas; queries of `runs` alone do not need it
 
+        try:
+            check_within(self.file, self.columns, self.groups)
+        except ValueError as error:
+            raise ValueError(f"{str(self.path)!r} {error}; copy it again from where it was made") from None
         text = ds.ParquetReadOptions(dictionary_columns={"run_id", "metric"})
         fragment = ds.ParquetFileFormat(read_options=text).make_fragment(self.file).subset(row_group_ids=[*self.groups])
         schema = pa.schema([fragment.physical_schema.field(name) for name in self.columns])
@@ -224,7 +237,7 @@ def read_table(folder: Path, index: Mapping[str, Any], name: str, schema: pa.Sch
     if file is None:
         return empty_table(schema)
     metadata = pq.ParquetFile(file).metadata
-    return _checked(file, metadata, range(metadata.num_row_groups), schema).in_memory()
+    return _checked(folder / f"{name}.parquet", file, metadata, range(metadata.num_row_groups), schema).in_memory()
 
 
 def read_runs(folder: Path, index: Mapping[str, Any]) -> pa.Table:
@@ -238,7 +251,7 @@ def read_runs(folder: Path, index: Mapping[str, Any]) -> pa.Table:
     names = set(metadata.schema.to_arrow_schema().names)
     wanted = names if index.get("version") in READABLE else {"run_id", "folder", *MARKER_COLUMNS}
     stored = pa.schema([field for field in schema if field.name in wanted])
-    runs = _checked(file, metadata, range(metadata.num_row_groups), stored).in_memory()
+    runs = _checked(folder / "runs.parquet", file, metadata, range(metadata.num_row_groups), stored).in_memory()
     return completed(runs, schema) if wanted is names else runs
 
 
@@ -248,7 +261,8 @@ def open_views(folder: Path, index: Mapping[str, Any]) -> dict[Table, pa.Table |
     if file is None:
         return {view: empty_table(view_schema(view)) for view in TABLES}
     metadata = pq.ParquetFile(file).metadata
-    stored = {view: _checked(file, metadata, _groups(index, view), view_schema(view)) for view in TABLES}
+    path = folder / f"{ROWS}.parquet"
+    stored = {view: _checked(path, file, metadata, _groups(index, view), view_schema(view)) for view in TABLES}
     return {view: rows if rows.groups else empty_table(view_schema(view)) for view, rows in stored.items()}
 
 
@@ -260,7 +274,9 @@ def _groups(index: Mapping[str, Any], view: Table) -> range:
             raise ValueError(f"has {str(other)[:40]!r} for the row groups of {view}")
 
 
-def _checked(file: pa.NativeFile, metadata: pq.FileMetaData, groups: range, schema: pa.Schema) -> StoredTable:
+def _checked(
+    path: Path, file: pa.NativeFile, metadata: pq.FileMetaData, groups: range, schema: pa.Schema
+) -> StoredTable:
     """Some row groups of a file. Raises ValueError if it lacks them, or columns of the schema."""
     present = metadata.schema.to_arrow_schema()
     types = dict(zip(present.names, present.types, strict=True))
@@ -271,7 +287,7 @@ def _checked(file: pa.NativeFile, metadata: pq.FileMetaData, groups: range, sche
         raise ValueError(f"has no row groups {groups.start} to {groups.stop}")
     if sum(metadata.row_group(group).num_rows for group in groups) > MAX_ROWS:
         raise ValueError(f"has more than {MAX_ROWS:,} rows")
-    return StoredTable(file, tuple(schema.names), groups)
+    return StoredTable(path, file, tuple(schema.names), groups)
 
 
 def open_rows(folder: Path, index: Mapping[str, Any]) -> Rows:

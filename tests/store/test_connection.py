@@ -298,6 +298,10 @@ def test_a_hostile_query_reads_and_changes_nothing(tmp_path, shared, store, text
     assert store.sql("SELECT count(*), sum(val_loss) FROM runs").rows == ((2, 6.5),)
 
 
+def test_no_progress_bar_stands_in_an_answer(store):
+    assert store._connection.execute("SELECT current_setting('enable_progress_bar')").fetchall() == [(False,)]
+
+
 def test_local_variables_are_no_tables(store):
     import pandas
 

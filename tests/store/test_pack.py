@@ -376,6 +376,10 @@ def test_a_small_file_that_decodes_to_much_is_refused_before(results, tmp_path, 
     with pytest.raises(DamagedPack, match=rf"{name} would take 4\d\d MB in memory, and at most 268 MB are read"):
         opened = open_pack(tmp_path / "pack")
         opened.files(opened.stored_runs[0].place).read("layers.parquet")
+    if name == "rows.parquet":
+        refused = r"rows.parquet' would take 4\d\d MB in memory, and at most 268 MB are read; copy it again"
+        with open_store(tmp_path / "pack") as store, pytest.raises(ValueError, match=refused):
+            store.sql("select * from layers")
 
 
 def test_an_earlier_version_is_called_so(results, tmp_path):
