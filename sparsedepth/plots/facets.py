@@ -1,33 +1,41 @@
-"""Lines by setting: the one function behind the figures of loss, depth, layers, learning rate, difficulty.
+"""Lines by setting: the one function behind the figures of loss, depth, layers, budget, learning rate, difficulty.
 
 `intervals` gives the mean over seeds and Student's 95% interval (from three seeds on), of the logarithm where values
-differ by orders of magnitude. `draw_facets` draws a panel for each depth or metric and a line for each setting.
+differ by orders of magnitude. `draw_facets` draws a panel for each depth or metric and a line for each setting;
+`lines_drawing` is the whole figure: a table of points, its panels, and what the caption says.
 """
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
+from types import MappingProxyType
 from typing import Any, Literal
 
 import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
-from matplotlib.ticker import EngFormatter
+from matplotlib.ticker import EngFormatter, FuncFormatter
 
 from sparsedepth.config.plain_text import counted
+from sparsedepth.plots.page import Drawing
+from sparsedepth.plots.runs import settings_in_order
 from sparsedepth.plots.style import (
     GREY,
     Style,
+    caption,
     depth_axis,
     groups,
     layer_ticks,
     log_scale,
     panels,
     set_layer_scale,
+    setting_styles,
     settings_legend,
-    side_by_side,
 )
+from sparsedepth.quantities import BY_LAYER, IN_RUNS
 from sparsedepth.quantities.record import Scale
+from sparsedepth.scaling.budgets import flops_text
 from sparsedepth.store.small_sample import MIN_VALUES, t_critical
 
 MOST_MARKERS = 25
@@ -38,6 +46,8 @@ FEW_POINTS = 8
 """A line of fewer points has bars."""
 ROOM = 0.05
 """Share of an axis beyond the values that it shows."""
+SPREAD = 0.05
+"""Horizontal distance of the first and last setting's points of one depth, as a share of the axis."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,13 +57,19 @@ class Panel:
     x_label: str
     y_label: str
     title: str = ""
-    x: Literal["depth", "whole", "tokens", "log", "share"] = "whole"
+    x: Literal["depth", "whole", "tokens", "log", "flops", "share"] = "whole"
     """The kind of the horizontal axis."""
     scale: Scale = "linear"
     range: tuple[float, float] | None = None
     """Of the vertical axis; by default that of all values and intervals."""
     decorate: Callable[[Any], None] | None = None
     """Draws into the axes what is no line of a setting; it changes no range."""
+
+
+def panel_of(name: str, key: Any = None, **options: Any) -> Panel:
+    """The panel of a quantity of `runs` or by layer: its label and its scale."""
+    quantity = IN_RUNS.get(name) or BY_LAYER[name]
+    return Panel(**{"key": key or name, "y_label": quantity.axis_label, "scale": quantity.scale, **options})
 
 
 def intervals(rows: pd.DataFrame, by: Sequence[str], is_log: bool = False) -> pd.DataFrame:
@@ -76,16 +92,52 @@ def intervals(rows: pd.DataFrame, by: Sequence[str], is_log: bool = False) -> pd
     return found[[*by, *ends, "n_seeds"]]
 
 
-def seeds_text(points: pd.DataFrame) -> str:
-    """'3 to 16 seeds', '1 seed': how many the points are means over."""
+def metric_intervals(
+    rows: pd.DataFrame, by: Sequence[str], quantity: Mapping[str, str] = MappingProxyType({})
+) -> pd.DataFrame:
+    """`intervals` by `metric` and `by`, geometric where the metric (or its `quantity`) is drawn on a logarithmic axis
+    and positive."""
+    parts = []
+    for name, part in rows.groupby("metric", sort=False):
+        is_log = panel_of(quantity.get(str(name), str(name)), x_label="").scale == "log"
+        parts.append(intervals(part, ["metric", *by], is_log and bool((part["value"].dropna() > 0).all())))
+    return pd.concat(parts, ignore_index=True) if parts else pd.DataFrame()
+
+
+def means_text(points: pd.DataFrame) -> str:
+    """'Mean over 3 to 16 seeds, 95% interval.', without the interval where no point has one; 'One run each.'"""
     few, most = points["n_seeds"].min(), points["n_seeds"].max()
-    return counted(most, "seed") if few == most else f"{few} to {most} seeds"
+    seeds = counted(most, "seed") if few == most else f"{few} to {most} seeds"
+    return "One run each." if most == 1 else f"Mean over {seeds}{', 95% interval' * bool(points['lo'].notna().any())}."
+
+
+def lr_text(lrs: pd.Series, changes: str = "") -> str:
+    """' lr is 0.003 to 0.006, which also changes residual variance.', ' lr is 0.003 throughout.', or ''."""
+    known = lrs.dropna().astype(float)
+    if known.empty:
+        return ""
+    low, high = known.min(), known.max()
+    return f" lr is {low:g} throughout." if low == high else f" lr is {low:g} to {high:g}{changes}."
+
+
+def lines_drawing(points: pd.DataFrame, kinds: Sequence[Panel], notes: str = "", **options: Any) -> Drawing:
+    """The figure of these points (`draw_facets`; n_seeds for the caption), over how many seeds they are, and notes."""
+    return Drawing(data=points, page=partial(_page, points, kinds, notes, **options))
+
+
+def _page(
+    points: pd.DataFrame, kinds: Sequence[Panel], notes: str, has_intervals: bool = True, **options: Any
+) -> Figure:
+    points = points if has_intervals else points.assign(lo=np.nan, hi=np.nan)
+    page, _ = draw_facets(points, kinds, **options)
+    caption(page, *f"{means_text(points)}{notes}".splitlines())
+    return page
 
 
 def draw_facets(
     rows: pd.DataFrame,
     kinds: Sequence[Panel],
-    styles: Mapping[str, Style],
+    styles: Mapping[str, Style] | None = None,
     *,
     labels: Mapping[str, str] | None = None,
     columns: int = 3,
@@ -94,6 +146,7 @@ def draw_facets(
 ) -> tuple[Figure, list[Any]]:
     """The page, with a legend of the settings above it, and the axes of each panel. `rows`: panel, setting, x, mean,
     lo, hi. `labels`: what the legend says in place of a setting's name."""
+    styles = styles or setting_styles(settings_in_order(rows["setting"]))
     page, axes = panels(len(kinds), columns, *size)
     for axis, kind in zip(axes, kinds, strict=True):
         draw_panel(axis, kind, rows[rows["panel"] == kind.key], styles)
@@ -106,28 +159,33 @@ def draw_facets(
 def draw_panel(axis: Any, kind: Panel, rows: pd.DataFrame, styles: Mapping[str, Style]) -> None:
     """The lines of one panel, then its scales, its range and its labels."""
     settings = [name for name in styles if (rows["setting"] == name).any()]
-    points = sorted(set(rows["x"]))
-    has_bars = len(points) <= FEW_POINTS or len(settings) > MOST_BANDS
-    shift = dict.fromkeys(settings, 0.0)
-    if kind.x in ("depth", "log") and len(points) > 1:
-        shift = side_by_side(settings, points)
-    elif has_bars and len(settings) > 1 and kind.x == "whole" and len(points) > 1:
-        step = (points[-1] - points[0]) / (len(points) - 1)
-        shift = {name: 0.5 * step * (i / (len(settings) - 1) - 0.5) for i, name in enumerate(settings)}
-    for (setting,), line in groups(rows, "setting"):
-        x = line["x"] * shift[setting] if kind.x in ("depth", "log") and shift[setting] else line["x"] + shift[setting]
-        _draw_line(axis, x, line, styles[setting], has_bars, 5 - 0.1 * settings.index(setting))
-    ends = [*rows["mean"].dropna(), *rows["lo"].dropna(), *rows["hi"].dropna()]
+    has_bars = rows["x"].nunique() <= FEW_POINTS or len(settings) > MOST_BANDS
+    shown = rows.assign(x=side_by_side(rows, kind.x, settings)) if has_bars or kind.x != "whole" else rows
+    for (setting,), line in groups(shown, "setting"):
+        _draw_line(axis, line, styles[setting], has_bars, 5 - 0.1 * settings.index(setting))
+    ends = rows[["mean", "lo", "hi"]].stack().dropna().tolist()
     set_layer_scale(axis, kind.scale, [end for end in ends if end > 0] if kind.scale == "log" else ends)
     low, high = kind.range or axis.get_ylim()
     if kind.decorate:
         kind.decorate(axis)
     axis.set_ylim(low, high)
-    _label(axis, kind, points)
+    _label(axis, kind, sorted(set(rows["x"])))
 
 
-def _draw_line(axis: Any, x: pd.Series, line: pd.DataFrame, style: Style, has_bars: bool, order: float) -> None:
-    colour, marker, dashes = style
+def side_by_side(rows: pd.DataFrame, kind: str, settings: Sequence[str]) -> pd.Series:
+    """The horizontal place of each row, next to those of other settings at the same depth, layer or lr, which it would
+    hide."""
+    points = sorted(set(rows["x"]))
+    if len(settings) < 2 or len(points) < 2 or kind not in ("depth", "log", "whole"):
+        return rows["x"]
+    place = rows["setting"].map({name: i / (len(settings) - 1) - 0.5 for i, name in enumerate(settings)})
+    if kind == "whole":
+        return rows["x"] + 0.5 * (points[-1] - points[0]) / (len(points) - 1) * place
+    return rows["x"] * (points[-1] / points[0]) ** (SPREAD * place)
+
+
+def _draw_line(axis: Any, line: pd.DataFrame, style: Style, has_bars: bool, order: float) -> None:
+    (colour, marker, dashes), x = style, line["x"]
     step = -(-len(line) // MOST_MARKERS)
     look: Any = {"color": colour, "marker": marker, "linestyle": dashes, "markersize": 3.5, "markeredgewidth": 0}
     axis.plot(x, line["mean"], markevery=step, linewidth=1.3, zorder=order, **look)
@@ -143,8 +201,10 @@ def _label(axis: Any, kind: Panel, points: Sequence[float]) -> None:
     axis.xaxis.label.set_color(GREY)
     if kind.x == "depth":
         depth_axis(axis, map(int, points))
-    elif kind.x == "log":
+    elif kind.x in ("log", "flops"):
         log_scale(axis, "x", points)
+        if kind.x == "flops":
+            axis.xaxis.set_major_formatter(FuncFormatter(lambda flops, _: flops_text(flops)))
     elif kind.x == "tokens":
         axis.xaxis.set_major_formatter(EngFormatter(sep=""))
     elif kind.x == "whole":

@@ -1,29 +1,36 @@
-"""Causal and permutation effects by pair of layers, of the baseline and of each setting, at the deepest depth.
+"""Causal and permutation effects by pair of layers, of the baseline and of each setting, at the deepest depth; and how
+a matrix of layers is drawn.
 
 A cell is the mean over the runs of a setting. Each row has one colour scale, so that its panels are comparable. Grey
 cells are missing pairs.
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import numpy as np
 import pandas as pd
+from matplotlib.colors import LogNorm, Normalize, SymLogNorm
 from matplotlib.figure import Figure
 
 from sparsedepth.config.plain_text import counted
-from sparsedepth.plots.layer_profile import HEAT_MAPS, as_matrix, colour_bar, draw_matrix, norm_of, pairs_that_exist
 from sparsedepth.plots.page import Drawing, NothingToDraw
-from sparsedepth.plots.runs import (
-    n_changed,
-    settings_in_order,
-    shown_settings,
-    to_measure,
-    trained_runs,
-    values_of_metrics,
+from sparsedepth.plots.runs import settings_in_order, shown_settings, to_measure, trained_runs, values_of_metrics
+from sparsedepth.plots.style import (
+    LINEAR_BELOW,
+    MISSING,
+    caption,
+    escaped,
+    is_paper,
+    linear_below,
+    not_shown,
+    panels,
+    shortened,
 )
-from sparsedepth.plots.style import caption, escaped, is_paper, panels, shortened
+from sparsedepth.quantities import BY_PAIR
+from sparsedepth.quantities.record import Scale
 from sparsedepth.store.connection import Store
 from sparsedepth.store.degeneracy import sound_layer_metrics
 
@@ -32,6 +39,41 @@ MOST = 4
 """Settings side by side; more would be too small to read."""
 FEWEST = 0.25
 """Share of the pairs that exist: a metric with fewer is not drawn."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class HeatMap:
+    name: str
+    first: int = 1
+    """First layer with pairs."""
+    diagonal: bool = False
+    """Whether a layer forms a pair with itself."""
+    later: str = "later layer"
+    """Axis label of `other_layer`."""
+    layer: str = "layer"
+    """Axis label of `layer`."""
+
+    @property
+    def title(self) -> str:
+        return BY_PAIR[self.name].axis_label.replace("\n", " ")
+
+    @property
+    def scale(self) -> Scale:
+        return BY_PAIR[self.name].scale
+
+
+HEAT_MAPS = {
+    kind.name: kind
+    for kind in (
+        HeatMap(name="causal_effect", layer="skipped layer"),
+        HeatMap(name="permutation_effect", later="swapped with layer"),
+        HeatMap(name="removal_drop", diagonal=True, layer="first removed", later="last removed"),
+        HeatMap(name="angular_distance", first=0),
+        HeatMap(name="angular_distance_last_token", first=0),
+    )
+}
+HEAT_MAPS |= {name: HeatMap(name=name) for name in BY_PAIR if name not in HEAT_MAPS}
+"""Every metric by pair of layers."""
 
 
 def matrices(store: Store) -> Drawing:
@@ -55,23 +97,16 @@ def mean_matrices(runs: pd.DataFrame, pairs: pd.DataFrame) -> tuple[pd.DataFrame
     rows = pairs[pairs["value"].notna()].merge(chosen, on="run_id")
     by = ["metric", "setting", "layer", "other_layer"]
     values = rows.groupby(by)["value"].agg(value="mean", n_runs="count").reset_index()
-    sparse = [name for name, part in values.groupby("metric") if _share_measured(str(name), part, depth) < FEWEST]
+    n_pairs = values.drop_duplicates(["metric", "layer", "other_layer"]).groupby("metric").size()
+    sparse = [name for name, n in n_pairs.items() if n < FEWEST * pairs_that_exist(str(name), depth).sum()]
     dense = ~values["metric"].isin(sparse)
     values = values[dense] if dense.any() else values
-    settings = set(values["setting"])
-    shown = shown_settings(settings, {name: n_changed(name) for name in settings}, MOST)
+    shown = shown_settings(values["setting"], MOST)
     notes = sound_layer_metrics(values["metric"], finished[finished["run_id"].isin(chosen["run_id"])])[1]
-    if len(settings) > len(shown):
-        notes += f" Not shown: {counted(len(settings) - len(shown), 'further setting')}."
+    notes += not_shown(values["setting"].nunique() - len(shown), "further setting")
     if left_out := [name for name in sparse if name not in set(values["metric"])]:
         notes += f" Too few pairs measured to draw: {', '.join(map(str, left_out))}."
     return values[values["setting"].isin(shown)].reset_index(drop=True), notes
-
-
-def _share_measured(metric: str, values: pd.DataFrame, n_layers: int) -> float:
-    """The share of the existing pairs that any run measured."""
-    pairs = values[["layer", "other_layer"]].drop_duplicates()
-    return len(pairs) / max(1, int(pairs_that_exist(metric, n_layers).sum()))
 
 
 def page_of_matrices(values: pd.DataFrame, depth: int, notes: str = "") -> Figure:
@@ -99,3 +134,60 @@ def _draw_row(
         if axis is not axes[0] and not is_paper():
             axis.set_ylabel("")
     colour_bar(page, images[-1], axes).set_label(kind.title, size=8)
+
+
+# A matrix of layers
+
+
+def pairs_that_exist(name: str, n_layers: int) -> np.ndarray:
+    """Which cells of a matrix are pairs of layers: bool [L + 1, L + 1]."""
+    kind = HEAT_MAPS[name]
+    other, layer = np.indices((n_layers + 1, n_layers + 1))
+    return (layer >= kind.first) & ((layer <= other) if kind.diagonal else (layer < other))
+
+
+def as_matrix(pairs: pd.DataFrame, n_layers: int) -> np.ndarray:
+    """Rows of one metric as a matrix [L + 1, L + 1], row `other_layer`, column `layer`; NaN if missing."""
+    matrix = np.full((n_layers + 1, n_layers + 1), np.nan)
+    matrix[pairs["other_layer"], pairs["layer"]] = pairs["value"].astype(float)
+    return matrix
+
+
+def draw_matrix(axis: Any, name: str, values: np.ndarray, exists: np.ndarray, norm: Normalize) -> Any:
+    """Draw one of HEAT_MAPS, [L + 1, L + 1], row `other_layer`; pairs that exist but are NaN are grey. Returns the
+    image, which the colour bar needs. Cells are pixels in a picture of lines: thousands of squares are slow."""
+    from seaborn import heatmap  # its import takes a second: only the figures with matrices wait for it
+
+    kind = HEAT_MAPS[name]
+    shown, is_missing = values[kind.first :, kind.first :], (exists & np.isnan(values))[kind.first :, kind.first :]
+    layers = range(kind.first, len(values))
+    look: Any = {"ax": axis, "cbar": False, "square": True, "xticklabels": "auto", "yticklabels": "auto"}
+    look["rasterized"] = True
+    heatmap(pd.DataFrame(1.0, layers, layers), mask=~is_missing, cmap=[MISSING], vmin=0, vmax=1, **look)
+    heatmap(pd.DataFrame(shown, layers, layers), mask=np.isnan(shown), cmap="viridis_r", norm=norm, **look)
+    axis.invert_yaxis()
+    axis.tick_params(rotation=0, length=2, labelsize=7)
+    axis.set_xlabel(kind.layer, size=8)
+    axis.set_ylabel(kind.later, size=8)
+    axis.grid(False)
+    return axis.collections[-1]
+
+
+def colour_bar(page: Figure, image: Any, axes: Any) -> Any:
+    """A small colour bar next to a matrix, or a row of them."""
+    bar = page.colorbar(image, ax=axes, shrink=0.85, aspect=18, pad=0.02)
+    bar.ax.tick_params(labelsize=7)
+    bar.outline.set_visible(False)
+    return bar
+
+
+def norm_of(values: np.ndarray, scale: Scale) -> Normalize:
+    """Colour scale from the lowest to the highest value; a linear one includes 0."""
+    low, high = (float(values.min()), float(values.max())) if len(values) else (0.0, 1.0)
+    if scale == "log" and low > 0:
+        return LogNorm(low, high if high > low else 2 * low)
+    low = min(low, 0.0)
+    high = high if high > low else low + 1
+    if scale == "symlog" and (threshold := linear_below(values) or (high > 10 * LINEAR_BELOW and LINEAR_BELOW)):
+        return SymLogNorm(threshold, vmin=low, vmax=high)
+    return Normalize(low, high)

@@ -19,8 +19,8 @@ from matplotlib.ticker import EngFormatter, MaxNLocator
 from sparsedepth.config.plain_text import counted
 from sparsedepth.plots.facets import intervals
 from sparsedepth.plots.page import Drawing, NothingToDraw
-from sparsedepth.plots.runs import changed_fields, trained_runs
-from sparsedepth.plots.style import GREY, PROPOSAL, RunPoints, caption, log_scale, panels
+from sparsedepth.plots.runs import changed_fields, trained_runs, without_diverged_configurations
+from sparsedepth.plots.style import GREY, PROPOSAL, RunPoints, caption, log_scale, not_shown, panels
 from sparsedepth.quantities import IN_RUNS, axis_label, sign
 from sparsedepth.store.comparable_loss import loss_of, with_loss
 from sparsedepth.store.connection import Store
@@ -32,6 +32,8 @@ from sparsedepth.store.search import search_of
 """So that figure and question (`query --ask pareto`) have one front."""
 PANELS = (("train_flops", "val_loss"), ("train_flops", USEFULNESS), (USEFULNESS, "val_loss"))
 """val_loss is replaced by the comparable loss, a degenerate score by its sound form."""
+MANY = 40
+"""Points without bars, and smaller."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,9 +43,8 @@ class Front:
     cells: pd.DataFrame
     """Columns: cell_id, n_layers, kind (`changed_fields`), n_seeds, each quantity and its 95% interval (NAME_lo and
     NAME_hi, NaN below three seeds), on_front."""
-    n_diverged: int
-    """Configurations with a diverged seed, which are not shown."""
-    notes: str = ""
+    notes: str
+    """On degenerate scores and configurations with a diverged seed, which are not shown."""
 
     @property
     def quantities(self) -> list[str]:
@@ -65,8 +66,7 @@ def pareto(store: Store) -> Drawing:
 def front(runs: pd.DataFrame, objectives: Sequence[str] | None = None) -> Front:
     """The numbers, from the rows of `runs` (trained ones). `objectives`: those of the search that proposed them, of
     which several are drawn in place of PANELS; None without a search."""
-    diverged = set(runs.loc[runs["outcome"] == "diverged", "cell_id"])
-    complete = runs[~runs["cell_id"].isin(diverged)].copy()
+    complete, n_diverged = without_diverged_configurations(runs)
     complete["kind"] = changed_fields(complete, objectives is not None)
     if objectives is not None and len(objectives) > 1:
         requested = [*combinations(objectives[::-1], 2)]  # the last, most often a cost, on the horizontal axis
@@ -74,21 +74,20 @@ def front(runs: pd.DataFrame, objectives: Sequence[str] | None = None) -> Front:
     else:
         requested = [with_loss(loss_of(runs), pair) for pair in PANELS]
         forms = sound_forms((name for pair in requested for name in pair), runs)
-    names = list(forms.values())
-    complete = complete.astype(dict.fromkeys(names, float))
     by_cell = complete.groupby("cell_id", sort=True)
     cells = by_cell[["n_layers", "kind"]].first().assign(n_seeds=by_cell.size())
-    for name in names:
-        found = intervals(complete[["cell_id", "seed"]].assign(value=complete[name]), ["cell_id"]).set_index("cell_id")
+    for name in forms.values():
+        values = complete[["cell_id", "seed"]].assign(value=complete[name].astype(float))
+        found = intervals(values, ["cell_id"]).set_index("cell_id")
         cells[name], cells[f"{name}_lo"], cells[f"{name}_hi"] = found["mean"], found["lo"], found["hi"]
-    measured = [name for name in names if cells[name].notna().any()]
+    measured = [name for name in forms.values() if cells[name].notna().any()]
     cells = cells.dropna(subset=measured)
     cells["on_front"] = undominated(cells[measured].to_numpy() * [-sign(name) for name in measured])
+    noun = "configuration" if objectives is None else "proposal"
     return Front(
         panels=[(forms[x], forms[y]) for x, y in requested if {forms[x], forms[y]} <= {*measured}],
         cells=cells.reset_index(),
-        n_diverged=len(diverged),
-        notes=degeneracy_caption(forms, runs, forms),
+        notes=not_shown(n_diverged, noun, " with a diverged run") + degeneracy_caption(forms, runs, forms),
     )
 
 
@@ -107,50 +106,36 @@ def page_of_front(best: Front) -> Figure:
     on_fronts = [_draw_front(axis, cells, x, y, points) for axis, (x, y) in zip(axes, best.panels, strict=True)]
     points.legend(page)
     noun = "proposal" if (cells["kind"] == PROPOSAL).all() else "configuration"
-    spread = "mean and 95% interval over seeds" if (cells["n_seeds"] > 1).any() else "one seed each"
-    text = (
-        f"{counted(len(cells), noun)}, {spread}. Ringed: the {int(cells['on_front'].sum())} on the joint Pareto front "
-        f"of {', '.join(best.quantities)}."
-    )
-    if max(on_fronts) > 1:
-        text += " Line: the Pareto front of the panel's two quantities."
-    left_out = f" Not shown: {counted(best.n_diverged, noun)} with a diverged run."
-    caption(page, text + (left_out if best.n_diverged else "") + best.notes)
+    has_bars = len(cells) <= MANY and bool((cells["n_seeds"] > 2).any())
+    spread = "one seed each" if cells["n_seeds"].max() == 1 else "mean over seeds" + ", 95% interval" * has_bars
+    text = f"{counted(len(cells), noun)}, {spread}. Ringed: the {int(cells['on_front'].sum())} on the joint Pareto "
+    text += f"front of {', '.join(best.quantities)}."
+    text += " Line: the Pareto front of the panel's two quantities." if max(on_fronts) > 1 else ""
+    caption(page, text + best.notes)
     return page
 
 
 def _draw_front(axis: Any, cells: pd.DataFrame, x: str, y: str, points: RunPoints) -> int:
     """Returns the number of points on the panel's own front."""
     best = cells[undominated(cells[[x, y]].to_numpy() * [-sign(x), -sign(y)])].sort_values(x)
-    where = "pre" if sign(x) > 0 else "post"
-    axis.step(best[x], best[y], where=where, color=GREY, linewidth=1.0, zorder=1)
-    dense = len(cells) > 40
-    if not dense:
+    axis.step(best[x], best[y], where="pre" if sign(x) > 0 else "post", color=GREY, linewidth=1.0, zorder=1)
+    if len(cells) <= MANY:
         look: Any = {"color": "#bbbbbb", "linewidth": 0.8, "zorder": 1}
         axis.hlines(cells[y], cells[f"{x}_lo"], cells[f"{x}_hi"], **look)
         axis.vlines(cells[x], cells[f"{y}_lo"], cells[f"{y}_hi"], **look)
-    size = 22 if dense else 34
+    size = 22 if len(cells) > MANY else 34
     points.draw(axis, cells, x, y, s=size, zorder=3, alpha=0.75)
     front = cells[cells["on_front"]]
     axis.scatter(front[x], front[y], s=3.5 * size, zorder=4, facecolors="none", edgecolors="black", linewidth=1.1)
     axis.set(xlabel=axis_label(x), ylabel=axis_label(y))
-    if x == "train_flops":
-        _cost_axis(axis, cells[x])
-    else:
-        axis.xaxis.set_major_locator(MaxNLocator(4))
+    axis.xaxis.set_major_locator(MaxNLocator(4))
     for which, name in (("x", x), ("y", y)):
-        if IN_RUNS[name].is_ratio and (cells[name] > 0).all():
-            log_scale(axis, which, cells[name])
+        values = cells[name]
+        is_wide_cost = name == "train_flops" and values.max() > 5 * values.min()
+        if (IN_RUNS[name].is_ratio or is_wide_cost) and (values > 0).all():
+            log_scale(axis, which, values)
+    if x == "train_flops":  # few distinct labels (1G, 2G, 5G); costs that are nearly equal in the middle
+        if cells[x].max() < 1.01 * cells[x].min():
+            axis.set_xlim(0.9 * cells[x].min(), 1.1 * cells[x].max())
+        axis.xaxis.set_major_formatter(EngFormatter(sep=""))
     return len(best)
-
-
-def _cost_axis(axis: Any, costs: pd.Series) -> None:
-    """Few distinct labels (1G, 2G, 5G). Costs that are nearly equal are drawn in the middle."""
-    low, high = costs.min(), costs.max()
-    if high > 5 * low:
-        log_scale(axis, "x", costs)
-    else:
-        axis.xaxis.set_major_locator(MaxNLocator(4))
-        if high < 1.01 * low:
-            axis.set_xlim(0.9 * low, 1.1 * high)
-    axis.xaxis.set_major_formatter(EngFormatter(sep=""))

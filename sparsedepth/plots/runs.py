@@ -31,8 +31,17 @@ def all_runs(store: Store) -> pd.DataFrame:
     return _RUNS[store]
 
 
-def check_finished(runs: pd.DataFrame) -> None:
-    """Raises NothingToDraw unless a finished run has a training configuration."""
+def read_runs(store: Store, *, of_tuning: bool = False) -> pd.DataFrame:
+    """The trained rows of `runs`. Raises NothingToDraw if none finished, or, unless a figure is `of_tuning`, only
+    tuning."""
+    trained = finished_of(all_runs(store))
+    if not of_tuning and (text := only_tuning_text(store)):
+        raise NothingToDraw(f"{text}; --figure learning_rate shows them, this figure shows results")
+    return trained
+
+
+def finished_of(runs: pd.DataFrame) -> pd.DataFrame:
+    """Those with a training configuration. Raises NothingToDraw unless one of them finished."""
     if not len(runs):
         raise NothingToDraw("the store holds no runs")
     trained = without_measured_models(runs)
@@ -42,15 +51,7 @@ def check_finished(runs: pd.DataFrame) -> None:
         )
     if not (trained["outcome"] == "ok").any():
         raise NothingToDraw(f"none of the {len(trained)} runs finished, so there is nothing to draw")
-
-
-def read_runs(store: Store, *, of_tuning: bool = False) -> pd.DataFrame:
-    """The rows of `runs`. Raises NothingToDraw if none finished, or, unless a figure is `of_tuning`, only tuning."""
-    runs = all_runs(store)
-    check_finished(runs)
-    if not of_tuning and (text := only_tuning_text(store)):
-        raise NothingToDraw(f"{text}; --figure learning_rate shows them, this figure shows results")
-    return runs
+    return trained
 
 
 def trained_runs(store: Store) -> pd.DataFrame:
@@ -65,10 +66,10 @@ def results_folders(store: Store) -> list[str]:
 
 
 def without_diverged_configurations(runs: pd.DataFrame) -> tuple[pd.DataFrame, int]:
-    """The runs of configurations without a diverged seed, since a mean over the seeds that survived is too good; and
-    the number of the other configurations."""
+    """The finished runs of configurations without a diverged seed, since a mean over the seeds that survived is too
+    good; and the number of the other configurations."""
     diverged = set(runs.loc[runs["outcome"] == "diverged", "cell_id"])
-    return runs[~runs["cell_id"].isin(diverged)].copy(), len(diverged)
+    return runs[~runs["cell_id"].isin(diverged) & (runs["outcome"] == "ok")].copy(), len(diverged)
 
 
 def n_changed(setting: str) -> int:
@@ -81,18 +82,15 @@ def settings_in_order(names: Iterable[str]) -> list[str]:
     return sorted(set(names), key=lambda setting: (n_changed(setting), setting))
 
 
-def shown_settings(names: Iterable[str], merit: Mapping[str, float], most: int = 1 + len(SETTINGS)) -> list[str]:
-    """The settings with a line, in order: of too many the baseline, then those of the least `merit`."""
+def shown_settings(
+    names: Iterable[str], most: int = 1 + len(SETTINGS), merit: Mapping[str, float] | None = None
+) -> list[str]:
+    """The settings with a line, in order: of too many the baseline, then those of the least `merit`, without one of
+    the fewest fields."""
     ordered = settings_in_order(names)
-    best = sorted(ordered, key=lambda name: (n_changed(name) > 0, merit.get(name, float("inf"))))[:most]
-    return [name for name in ordered if name in best]
-
-
-def nearest_to_baseline(runs: pd.DataFrame) -> pd.DataFrame:
-    """Of each depth, the finished runs that changed the fewest fields."""
-    finished = runs[runs["outcome"] == "ok"]
-    changed = finished["setting"].map(n_changed)
-    return finished[changed == changed.groupby(finished["n_layers"]).transform("min")]
+    if merit is not None:
+        ordered.sort(key=lambda name: (n_changed(name) > 0, merit.get(name, float("inf"))))
+    return settings_in_order(ordered[:most])
 
 
 def changed_fields(runs: pd.DataFrame, is_search: bool) -> pd.Series:
@@ -136,14 +134,6 @@ def at_last_step(rows: pd.DataFrame) -> pd.DataFrame:
     return rows[rows["step"] == rows.groupby(columns)["step"].transform("max")]
 
 
-def lr_labels(runs: pd.DataFrame) -> dict[str, str]:
-    """Setting -> 'SETTING, lr 0.003' where settings differ in lr; empty where all have one."""
-    if runs["lr"].nunique() < 2:
-        return {}
-    lrs = runs.groupby("setting", sort=False)["lr"].agg(lambda lr: sorted({f"{value:g}" for value in lr.dropna()}))
-    return {str(name): f"{name}, lr {' or '.join(lr)}" for name, lr in lrs.items() if lr and "lr=" not in str(name)}
-
-
 def rows_of_run(store: Store, view: str, run_id: str) -> pd.DataFrame:
     """One run's rows of a view."""
     quoted = run_id.replace("'", "''")
@@ -152,7 +142,6 @@ def rows_of_run(store: Store, view: str, run_id: str) -> pd.DataFrame:
 
 def choose_run(runs: pd.DataFrame, depths: Mapping[str, int], run: str | None) -> str:
     """`run`, or by default the best one; `depths` is run_id -> number of layers, of the runs with values by layer."""
-    ids = sorted(runs["run_id"])
     if run is None:
         # Not '== ok': a measured model that was not trained has no outcome.
         candidates = runs[(runs["outcome"] != "diverged") & runs["run_id"].isin(list(depths))]
@@ -160,12 +149,11 @@ def choose_run(runs: pd.DataFrame, depths: Mapping[str, int], run: str | None) -
             raise NothingToDraw(
                 f"none of the {len(runs)} runs has values by layer without having diverged: no layer profile to draw"
             )
-        ranked = candidates.assign(depth=candidates["run_id"].map(depths))
-        loss = loss_of(runs)
-        ranked[loss] = pd.to_numeric(ranked[loss], errors="coerce")
-        order = ranked.sort_values(["depth", loss, "run_id"], ascending=[False, True, True])  # NaN last
+        loss = pd.to_numeric(candidates[loss_of(runs)], errors="coerce")
+        ranked = candidates[["run_id"]].assign(depth=candidates["run_id"].map(depths), loss=loss)
+        order = ranked.sort_values(["depth", "loss", "run_id"], ascending=[False, True, True])  # NaN last
         return str(order["run_id"].iloc[0])
-    if run not in ids:
+    if run not in (ids := sorted(runs["run_id"])):
         near = difflib.get_close_matches(run, ids, n=3, cutoff=0.0)
         raise ValueError(f"run {run!r} is not in this store; the nearest of its {len(ids)} run ids: {', '.join(near)}")
     if run not in depths:

@@ -17,7 +17,6 @@ import pandas as pd
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.colors import ListedColormap, to_hex
 from matplotlib.figure import Figure
-from matplotlib.legend import Legend
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter, NullLocator, SymmetricalLogLocator
 
@@ -39,15 +38,13 @@ DEGENERATE = "†"
 SERIES = (("#0072b2", "o", "-"), ("#d55e00", "s", "--"), ("#009e73", "^", "-."), ("#444444", "D", ":"))
 """Colour (Okabe and Ito's, for colour-blind readers), marker and dashes (for grey print) of the lines of a panel."""
 BASELINE = ("#222222", "o", "-")
-SETTINGS = (
-    *(("#0072b2", "s", "--"), ("#d55e00", "^", "-."), ("#009e73", "D", ":"), ("#cc79a7", "v", "-")),
-    *(
-        ("#e69f00", "P", "--"),
-        ("#56b4e9", "X", "-."),
-        ("#882255", "<", ":"),
-        ("#999933", ">", "-"),
-        ("#332288", "p", "--"),
-    ),
+SETTINGS = tuple(
+    zip(
+        ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#882255", "#999933", "#332288"),
+        "s^DvPX<>p",
+        cycle(("--", "-.", ":", "-")),
+        strict=False,
+    )
 )
 """Okabe and Ito's colours, then three of Tol's muted ones: names have no order, so their colours have none. Each has a
 marker of its own, for grey print."""
@@ -61,12 +58,11 @@ NARROW, WIDEST = 358, 640
 """CSS pixels of a figure in a window of 390: visible at once, and the largest width there (`report/page.css`)."""
 CHANGES_VARIANCE = ", which also changes residual variance"
 """Caution about a tuned lr, wherever a figure compares the variances of settings."""
+SUPERSCRIPTS = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 LEGEND_ROOM = 0.6
 """Inches for a legend above the panels, in the height of every page."""
 LABEL_ROOM = 0.07
 """Share of a panel's width that the label of a depth needs."""
-SPREAD = 0.05
-"""Horizontal distance of the first and last setting's points of one depth, as a share of the axis."""
 LONGEST = 30
 """Characters of a setting's name next to an axis."""
 
@@ -137,10 +133,8 @@ def depth_map() -> ListedColormap:
 def depth_colours(depths: Iterable[int]) -> dict[int, str]:
     """A shade of `depth_map` for each depth."""
     ordered = sorted(set(depths))
-    if len(ordered) == 1:
-        return {ordered[0]: "#31688e"}
-    shades = matplotlib.colormaps["viridis_r"]
-    return {depth: to_hex(shades(0.12 + 0.83 * i / (len(ordered) - 1))) for i, depth in enumerate(ordered)}
+    shades = np.linspace(0, 1, len(ordered)) if len(ordered) > 1 else [0.6]
+    return dict(zip(ordered, map(to_hex, depth_map()(shades)), strict=True))
 
 
 def kind_markers(kinds: Iterable[str]) -> dict[str, str]:
@@ -153,23 +147,11 @@ def kind_markers(kinds: Iterable[str]) -> dict[str, str]:
     return {kind: FIXED_MARKERS.get(kind) or next(shapes) for kind in ordered}
 
 
-def point_style(marker: str, colour: str) -> dict[str, Any]:
-    """Arguments of `scatter`: filled, with a thin white rim."""
-    return {"marker": marker, "color": colour, "edgecolor": "white", "linewidth": 0.3}
-
-
 def setting_styles(settings: Sequence[str]) -> dict[str, Style]:
     """Colour, marker and dashes of each setting, the baseline first; further ones than SETTINGS begin again with other
     markers."""
     further = [(colour, marker, "-") for marker in MARKERS for colour, *_ in SETTINGS]
     return dict(zip(settings, (BASELINE, *SETTINGS, *further), strict=False))
-
-
-def side_by_side(settings: Sequence[str], depths: Sequence[int]) -> dict[str, float]:
-    """The factor of n_layers at which each setting is drawn on a logarithmic axis, so that its points do not hide those
-    of another."""
-    spread = (depths[-1] / depths[0]) ** (SPREAD / 2) if len(settings) > 1 else 1.0
-    return dict(zip(settings, np.geomspace(1 / spread, spread, len(settings)), strict=True))
 
 
 def line_handle(label: str, style: Style) -> Line2D:
@@ -201,20 +183,13 @@ class RunPoints:
         self._markers = kind_markers(rows[kind])
 
     def draw(self, axis: Any, rows: pd.DataFrame, x: str, y: str, **options: Any) -> None:
-        """Draw column `y` against column `x`."""
+        """Draw column `y` against column `x`: filled, with a thin white rim."""
         for (depth, kind), part in groups(rows, "n_layers", self._kind):
-            axis.scatter(part[x], part[y], **options, **point_style(self._markers[kind], self._colours[depth]))
+            look = {"marker": self._markers[kind], "color": self._colours[depth], "edgecolor": "white"}
+            axis.scatter(part[x], part[y], linewidth=0.3, **look, **options)
 
     def legend(self, page: Figure) -> None:
         depth_legend(page, self._colours, self._markers)
-
-
-def legend_above(page: Figure, handles: Sequence[Line2D], n_columns: int = 4, **options: Any) -> None:
-    """Above the page, on the left, where a narrow window shows it, in as many columns as fit there. The page grows with
-    a high one, which would leave the panels no room."""
-    legend = fitting_legend(page, handles, n_columns, loc="outside upper left", **options)
-    height = legend.get_window_extent(FigureCanvasAgg(page).get_renderer()).height / page.dpi
-    page.set_figheight(page.get_figheight() + max(0.0, height - LEGEND_ROOM))
 
 
 def settings_legend(
@@ -226,18 +201,19 @@ def settings_legend(
     legend_above(page, [*handles, *extra], n_columns)
 
 
-def fitting_legend(page: Figure, handles: Sequence[Line2D], n_columns: int, **options: Any) -> Legend:
-    """A legend of the page in at most `n_columns`, fewer if it would not fit into a narrow window, or a column of a
-    paper."""
+def legend_above(page: Figure, handles: Sequence[Line2D], n_columns: int = 4, **options: Any) -> None:
+    """Above the page, on the left, in at most `n_columns`, fewer if it would not fit into a narrow window, or a column
+    of a paper. The page grows with a high one, which would leave the panels no room."""
     renderer = FigureCanvasAgg(page).get_renderer()
     inches = float(page.get_size_inches()[0])
     room = page.dpi * (inches if is_paper() else NARROW / 96 * max(1.0, 96 * inches / WIDEST))
     for columns in range(min(n_columns, len(handles)), 0, -1):
-        legend = page.legend(handles=handles, ncols=columns, **options)
-        if columns == 1 or legend.get_window_extent(renderer).width <= room:
-            return legend
+        legend = page.legend(handles=handles, ncols=columns, loc="outside upper left", **options)
+        box = legend.get_window_extent(renderer)
+        if columns == 1 or box.width <= room:
+            page.set_figheight(page.get_figheight() + max(0.0, box.height / page.dpi - LEGEND_ROOM))
+            return
         legend.remove()
-    raise AssertionError("a legend has at least one entry")
 
 
 def groups(frame: pd.DataFrame, *names: str) -> Iterator[tuple[Any, pd.DataFrame]]:
@@ -271,6 +247,11 @@ def caption(page: Figure, *paragraphs: str) -> None:
     width = int(17.5 * page.get_size_inches()[0])
     lines = [line for text in paragraphs for line in textwrap.wrap(text, width)]
     page.supxlabel("\n".join(lines), x=0.01, ha="left", fontsize=7.5, color=GREY)
+
+
+def not_shown(n: int, noun: str, why: str = "") -> str:
+    """' Not shown: 3 further settings.' for a caption; '' of none."""
+    return f" Not shown: {counted(n, noun)}{why}." if n else ""
 
 
 def layer_ticks(axis: Any) -> None:
@@ -309,6 +290,8 @@ def set_scale(axes: Any, which: Literal["x", "y"], scale: Scale, values: Sequenc
         log_scale(axes, which, values)
     elif scale == "symlog" and max(map(abs, values), default=0.0) > 10 * LINEAR_BELOW:
         (axes.set_xscale if which == "x" else axes.set_yscale)("symlog", linthresh=LINEAR_BELOW)
+        axis = axes.xaxis if which == "x" else axes.yaxis
+        axis.set_major_formatter(FuncFormatter(lambda value, _: _decade(value)))
 
 
 def set_layer_scale(axis: Any, scale: Scale, values: Sequence[float]) -> None:
@@ -322,6 +305,7 @@ def set_layer_scale(axis: Any, scale: Scale, values: Sequence[float]) -> None:
     else:
         axis.set_yscale("symlog", linthresh=threshold)
         axis.yaxis.set_major_locator(_OutsideLinearPart(threshold))
+        axis.yaxis.set_major_formatter(FuncFormatter(lambda value, _: _decade(value)))
 
 
 class _OutsideLinearPart(SymmetricalLogLocator):
@@ -346,5 +330,12 @@ def log_scale(axes: Any, which: Literal["x", "y"], values: Iterable[float]) -> N
     steps = (1, 2, 5) if span < 30 else (1, 3) if span < 300 else (1,)
     axis.set_major_locator(MaxNLocator(3) if span < 5 else LogLocator(subs=steps))
     axis.set_minor_formatter(NullFormatter())
-    if span < 300:
-        axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}" if span < 300 else _decade(value)))
+
+
+def _decade(value: float) -> str:
+    """'10⁻²': as text, since matplotlib takes longer to set a formula than to draw its axis."""
+    if value == 0:
+        return "0"
+    power = str(round(math.log10(abs(value)))).translate(SUPERSCRIPTS)
+    return f"{'−' * (value < 0)}10{power}"

@@ -18,7 +18,7 @@ from sparsedepth.effects.importance import importances, proposals, search_lines,
 from sparsedepth.plan.tasks import Plan
 from sparsedepth.plots.draw import FIGURES, default_figure, draw
 from sparsedepth.plots.page import NothingToDraw
-from sparsedepth.plots.study import page_of_history, page_of_importance, page_of_slices
+from sparsedepth.plots.study import numbered, page_of_history, page_of_importance, page_of_slices
 from sparsedepth.plots.style import RC
 from sparsedepth.quantities import axis_label
 from sparsedepth.store.best import best, heading, text
@@ -213,7 +213,7 @@ def test_figures_of_a_search(searched, tmp_path):
         ranked = best(store).table.records()
     on_front = {row["lr"] for row in ranked if row["note"] == "front"}
     assert set(front.loc[front["on_front"], "train_flops"]) and len(on_front) == front["on_front"].sum()
-    assert not pyplot.get_fignums(), "Optuna's figures are closed"
+    assert not pyplot.get_fignums(), "no figure stays open"
 
 
 def test_figures_name_a_degenerate_objective(tmp_path, searched):
@@ -230,7 +230,7 @@ def test_axes_have_labels_and_choices_their_names_in_order(landscape):
     search, frame = landscape
     frame = frame.assign(depth_scale=[(12, 3, 6, None)[i % 4] for i in range(len(frame))])
     with rc_context(RC):
-        page = page_of_slices(search, frame, "")
+        page = page_of_slices(search, numbered(frame, "val_loss"), "")
         page.draw_without_rendering()
     panels = {axes.get_xlabel(): axes for axes in page.axes}
     assert set(panels) == {"depth_scale", "lr", "weight_decay", ""}
@@ -246,8 +246,8 @@ def test_an_objective_that_is_compared_by_ratio_has_a_logarithmic_axis(landscape
     search, frame = landscape
     for name, scale in (("residual_variance_last", "log"), ("val_loss", "linear")):
         asked = replace(search, definition=search.definition.model_copy(update={"objectives": [name]}))
-        values = frame.assign(**{name: np.exp(frame["val_loss"])})
-        for page in (page_of_history(asked, values, ""), page_of_slices(asked, values, "")):
+        values = numbered(frame.assign(**{name: np.exp(frame["val_loss"])}), name)
+        for page in (page_of_history(name, values, ""), page_of_slices(asked, values, "")):
             assert page.axes[0].get_yscale() == scale and page.axes[0].get_ylabel() == axis_label(name)
 
 
@@ -259,7 +259,7 @@ def test_bars_of_several_objectives_stand_by_the_names_of_their_axes(landscape):
         for objective, by_axis in shares.items()
         for axis, share in by_axis.items()
     ]
-    page = page_of_importance(search, pd.DataFrame(rows), "")
+    page = page_of_importance(search.axes, pd.DataFrame(rows), "")
     for axes, objective in zip(page.axes, shares, strict=True):
         names = [label.get_text() for label in page.axes[0].get_yticklabels()]
         lengths = [bar.get_width() for bar in axes.patches]

@@ -6,7 +6,7 @@ from support.labelled_runs import labelled_grid
 from support.made_up_runs import make_run
 from support.runs_frame import config_of
 
-from sparsedepth.plots.by_setting import lines, lines_by_depth, page_by_depth, page_of_lines
+from sparsedepth.plots.by_setting import by_depth, by_setting
 from sparsedepth.plots.draw import FIGURES
 from sparsedepth.plots.page import NothingToDraw
 from sparsedepth.plots.runs import to_measure
@@ -31,28 +31,32 @@ def rows_of(runs, metric="residual_variance"):
 
 
 def test_geometric_means_over_seeds_at_the_shallowest_and_deepest_depth(runs):
-    points, notes = lines(runs, rows_of(runs))
-    assert set(points["n_layers"]) == {2, 8} and "Not drawn: 4 layers." in notes
+    drawing = by_setting(runs, rows_of(runs))
+    points, page = drawing.data, drawing.page()
+    assert set(points["n_layers"]) == {2, 8} and "Not drawn: 4 layers." in caption(page)
     top = points[(points["n_layers"] == 8) & (points["x"] == 8)].set_index("setting")
     assert top.loc["baseline", ["mean", "n_seeds"]].tolist() == pytest.approx([512, 3])
     assert top.loc["depth_scale=lns", "mean"] == pytest.approx(51.2) and (top["lo"] < top["mean"]).all()
-    page = page_of_lines(points, notes)
     assert [axis.get_title() for axis in page.axes] == ["8 layers", "2 layers"]
     assert [len(axis.get_lines()) for axis in page.axes] == [2, 2] and page.axes[0].get_yscale() == "log"
 
 
 def test_the_shallow_depth_is_one_that_compares_settings(runs):
     compared = runs[(runs["n_layers"] > 2) | (runs["setting"] == "baseline")]
-    assert set(lines(compared, rows_of(compared))[0]["n_layers"]) == {4, 8}
+    assert set(by_setting(compared, rows_of(compared)).data["n_layers"]) == {4, 8}
 
 
 def test_each_line_names_its_lr_if_tuning_chose_different_ones(runs):
-    page = page_of_lines(*lines(runs.assign(lr=0.003), rows_of(runs)))
-    assert "lr 0.003 throughout" in page.get_supxlabel() and "lr" not in legend_of(page)
+    page = by_setting(runs.assign(lr=0.003), rows_of(runs)).page()
+    assert "lr is 0.003 throughout" in page.get_supxlabel() and "lr" not in legend_of(page)
     tuned = runs.assign(lr=[0.001 if scale == "lns" else 0.003 for scale in runs["depth_scale"]])
-    page = page_of_lines(*lines(tuned, rows_of(runs)))
+    page = by_setting(tuned, rows_of(runs)).page()
     assert legend_of(page) == ["baseline, lr 0.003", "depth_scale=lns, lr 0.001"]
-    assert "which also changes residual variance" in " ".join(page.get_supxlabel().split())
+    assert "which also changes residual variance" in caption(page)
+
+
+def caption(page):
+    return " ".join(page.get_supxlabel().split())
 
 
 def legend_of(page):
@@ -62,8 +66,9 @@ def legend_of(page):
 def test_of_many_settings_those_of_the_fewest_fields_are_drawn():
     axes = {"weight_decay": [0.0, 0.1, 0.3], "n_kv_heads": [4, 1], "depth_scale": ["none", "lns"]}
     runs = labelled_grid(axes, lambda config: {"val_loss": 3.0}, n_layers=2)
-    points, notes = lines(runs, rows_of(runs))
-    assert all(name.count(",") == 0 for name in set(points["setting"])) and "Not shown: 7 further settings" in notes
+    drawing = by_setting(runs, rows_of(runs))
+    assert all(name.count(",") == 0 for name in set(drawing.data["setting"]))
+    assert "Not shown: 7 further settings" in caption(drawing.page())
 
 
 def test_the_axis_of_the_loss_is_that_of_late_training(runs):
@@ -71,10 +76,9 @@ def test_the_axis_of_the_loss_is_that_of_late_training(runs):
     curve = [
         (run, "train_loss", 100.0 * i, 6.0 if not i else 2.5 - 0.05 * i) for run in runs["run_id"] for i in range(11)
     ]
-    page = page_of_lines(*lines(runs, pd.DataFrame(curve, columns=["run_id", "metric", "x", "value"])))
+    page = by_setting(runs, pd.DataFrame(curve, columns=["run_id", "metric", "x", "value"])).page()
     low, high = page.axes[0].get_ylim()
     assert 1.9 < low < 2 and 2.4 <= high < 2.5
-    assert "first fifth of training is beyond the axis" in " ".join(page.get_supxlabel().split())
 
 
 def values_of(runs):
@@ -84,21 +88,21 @@ def values_of(runs):
         for metric in ("residual_variance", "causal_effect")
         for layer in range(1, run.n_layers + 1)
     ]
-    return pd.DataFrame(rows, columns=["run_id", "step", "layer", "metric", "value"]).dropna(), ""
+    return pd.DataFrame(rows, columns=["run_id", "step", "layer", "metric", "value"]).dropna()
 
 
 def test_by_layer_has_a_line_per_depth_at_the_baseline(runs):
-    points, notes = lines_by_depth(runs, values_of(runs))
+    drawing = by_depth(runs, values_of(runs), "")
+    points, page = drawing.data, drawing.page()
     variance = points[(points["panel"] == "residual_variance") & (points["n_layers"] == 4)]
     assert variance[["layer", "x", "n_seeds"]].to_numpy().tolist() == [[i, i / 4, 3] for i in range(1, 5)]
     assert variance["mean"].tolist() == pytest.approx([2, 3, 4, 5])
     effect = points[(points["panel"] == "causal_effect") & (points["n_layers"] == 4)]
     assert effect["layer"].tolist() == [1, 2, 3]  # the last layer has no later one
-    page = page_by_depth(points, notes)
     assert len(page.axes) == 2 and legend_of(page) == ["2 layers", "4 layers", "8 layers"]
     without = runs[(runs["setting"] != "baseline") | (runs["n_layers"] < 8)]  # the baseline was not run at 8
-    assert set(lines_by_depth(without, values_of(without))[0]["n_layers"]) == {2, 4, 8}
-    best = lines_by_depth(runs.assign(val_loss=range(len(runs), 0, -1)), values_of(runs), is_search=True)[0]
+    assert set(by_depth(without, values_of(without), "").data["n_layers"]) == {2, 4, 8}
+    best = by_depth(runs.assign(val_loss=range(len(runs), 0, -1)), values_of(runs), "", is_search=True).data
     assert set(best["n_seeds"]) == {1}
 
 

@@ -5,12 +5,10 @@ import math
 import numpy as np
 import pandas as pd
 import pytest
-from matplotlib.figure import Figure
 from support.labelled_runs import labelled_grid
 
 from sparsedepth.plots.by_setting import BY_DEPTH
-from sparsedepth.plots.correlations import PANELS, correlations, draw_correlations, rank_correlation, regression
-from sparsedepth.plots.overview import page_of_runs
+from sparsedepth.plots.correlations import PANELS, correlations, page_of_runs, rank_correlation, regression
 from sparsedepth.plots.pareto import front
 from sparsedepth.plots.style import CHANGES_VARIANCE, kind_markers
 from sparsedepth.quantities import axis_label
@@ -35,9 +33,7 @@ RUNS = labelled_grid(AXES, summary)
 
 
 def drawn(chain):
-    axes = list(Figure().subplots(1, len(chain.panels), squeeze=False)[0])
-    draw_correlations(chain, axes)
-    return axes
+    return page_of_runs(chain, pd.DataFrame()).axes
 
 
 def test_points_hold_the_numbers_of_the_runs():
@@ -116,7 +112,7 @@ def test_quantities_without_values_have_no_panel_and_are_named():
     page = page_of_runs(chain, pd.DataFrame())
     assert len(page.axes) == len(chain.panels) and all(axis.collections for axis in page.axes)
     text = " ".join(page.get_supxlabel().split())
-    assert f"Runs differ in lr (0.001 to 0.003){CHANGES_VARIANCE}. Not measured: causal_score." in text
+    assert f"lr is 0.001 to 0.003{CHANGES_VARIANCE}. Not measured: causal_score." in text
 
 
 def test_everything_drawn_has_a_label():

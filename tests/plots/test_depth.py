@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 from support.labelled_runs import labelled_grid
 
-from sparsedepth.plots.depth import by_depth, page_of_depths
+from sparsedepth.plots.depth import by_depth
+from sparsedepth.plots.page import NothingToDraw
 from sparsedepth.quantities import axis_label
 
 
@@ -20,7 +21,7 @@ RUNS = labelled_grid({"n_layers": [4, 8], "depth_scale": ["none", "lns"], "seed"
 
 
 def page(runs):
-    return page_of_depths(*by_depth(runs))
+    return by_depth(runs).page()
 
 
 def caption(runs):
@@ -28,7 +29,7 @@ def caption(runs):
 
 
 def test_means_and_intervals_over_seeds():
-    points, _ = by_depth(RUNS)
+    points = by_depth(RUNS).data
     assert list(dict.fromkeys(points["setting"])) == ["baseline", "depth_scale=lns"]
     assert list(dict.fromkeys(points["panel"])) == ["val_loss", "needed_layers", "residual_variance_last"]
     losses = points[points["panel"] == "val_loss"].set_index(["setting", "x"])
@@ -44,7 +45,7 @@ def test_means_and_intervals_over_seeds():
 
 def test_intervals_are_cut_at_the_range():
     one_needs_all = RUNS.assign(needed_layers=np.where(RUNS["seed"] == 0, 4.3, 0.3))  # mean 4.9/3, half-width 5.7
-    points, _ = by_depth(one_needs_all)
+    points = by_depth(one_needs_all).data
     needed = points[points["panel"] == "needed_layers"]
     half = 4 / 3 * 4.302653
     assert needed["lo"].tolist() == [0] * 4
@@ -54,10 +55,10 @@ def test_intervals_are_cut_at_the_range():
 def test_a_setting_at_one_depth_and_a_diverged_seed_have_no_point():
     runs = RUNS.copy()
     runs.loc[(runs["depth_scale"] == "lns") & (runs["n_layers"] == 8) & (runs["seed"] == 1), "outcome"] = "diverged"
-    points, notes = by_depth(runs)
-    assert set(points["setting"]) == {"baseline"}
-    assert "Not shown: 1 setting of one depth. Not shown: 1 configuration with a diverged seed." in notes
-    assert by_depth(RUNS[RUNS["n_layers"] == 4])[0].empty
+    assert set(by_depth(runs).data["setting"]) == {"baseline"}
+    assert "Not shown: 1 setting of one depth. Not shown: 1 configuration with a diverged seed." in caption(runs)
+    with pytest.raises(NothingToDraw, match="no setting was run at two depths"):
+        by_depth(RUNS[RUNS["n_layers"] == 4])
 
 
 def test_the_page_has_a_panel_per_quantity_with_labels_that_are_right():
@@ -84,10 +85,11 @@ def test_the_caption_warns_of_variance_at_unequal_lr():
 def test_a_degenerate_score_is_not_drawn_but_named():
     """Of a solved task usefulness is relative to too small a loss; the blocks needed are drawn in its place."""
     solved = RUNS.assign(val_loss=0.001, usefulness_loss_increase=1e4 + RUNS["seed"])
-    points, notes = by_depth(solved.assign(needed_layers=RUNS["n_layers"] / 2 + RUNS["seed"]))
-    assert "needed_layers" in set(points["panel"]) and "egenerate" not in notes
-    points, notes = by_depth(solved.assign(needed_layers=None))
-    assert "usefulness_loss_increase" not in set(points["panel"]) and "usefulness_loss_increase (it is rel" in notes
+    needed = solved.assign(needed_layers=RUNS["n_layers"] / 2 + RUNS["seed"])
+    assert "needed_layers" in set(by_depth(needed).data["panel"]) and "egenerate" not in caption(needed)
+    without = solved.assign(needed_layers=None)
+    assert "usefulness_loss_increase" not in set(by_depth(without).data["panel"])
+    assert "usefulness_loss_increase (it is rel" in caption(without)
 
 
 def test_of_many_settings_those_of_the_most_depths_and_the_lowest_loss_are_drawn():
@@ -95,10 +97,10 @@ def test_of_many_settings_those_of_the_most_depths_and_the_lowest_loss_are_drawn
     decays = [0.01 * i for i in range(30)]
     runs = labelled_grid({"n_layers": [4, 8, 16], "weight_decay": decays}, lambda c: {"val_loss": 3 - c.weight_decay})
     runs = runs[(runs["n_layers"] < 16) | (runs["weight_decay"] < 0.025)]
-    points, notes = by_depth(runs)
+    points = by_depth(runs).data
     lowest = [f"weight_decay={decay:g}" for decay in decays[-7:]]
     assert list(dict.fromkeys(points["setting"])) == ["baseline", "weight_decay=0.01", "weight_decay=0.02", *lowest]
-    assert "Not shown: 20 further settings" in notes
+    assert "Not shown: 20 further settings" in caption(runs)
     drawn = page(runs)
     drawn.draw_without_rendering()
     (panel,), (legend,) = drawn.axes, drawn.legends

@@ -9,7 +9,7 @@ from support.labelled_runs import labelled_grid
 from support.made_up_runs import make_run
 from support.runs_frame import config_of
 
-from sparsedepth.plots.difficulty import accuracy_by_difficulty, chance_of, counts_of, page_of_difficulties
+from sparsedepth.plots.difficulty import by_difficulty, counts_of
 from sparsedepth.plots.draw import FIGURES
 from sparsedepth.plots.page import NothingToDraw
 from sparsedepth.store.connection import open_store
@@ -33,13 +33,12 @@ def rows_of(runs):
     return pd.DataFrame(rows, columns=["run_id", "step", "difficulty", "positions", "accuracy"])
 
 
-def numbers(runs=RUNS, rows=None):
-    return accuracy_by_difficulty(runs, rows_of(runs) if rows is None else rows)
+def drawn(runs=RUNS, rows=None):
+    return by_difficulty(runs, rows_of(runs) if rows is None else rows)
 
 
-def page(runs=RUNS, rows=None):
-    points, n_diverged = numbers(runs, rows)
-    return page_of_difficulties(points, counts_of(runs), chance_of(runs), n_diverged)
+def page(*given):
+    return drawn(*given).page()
 
 
 def said(*given):
@@ -52,14 +51,14 @@ def heights(runs=RUNS):
 
 
 def test_means_and_intervals_over_seeds_at_the_last_step():
-    points, _ = numbers()
+    points = drawn().data
     assert list(dict.fromkeys(points["setting"])) == ["baseline", "depth_scale=lns"]
     assert points[["panel", "x"]].to_numpy().tolist() == [[2, 1], [2, 2], [4, 1], [4, 2]] * 2
     assert points["mean"].tolist() == pytest.approx([0.7, 0.3, 0.9, 0.5] * 2)
     assert points["lo"][:4].tolist() == pytest.approx([0.7 - HALF, 0.3 - HALF, 0.9 - HALF, 0.5 - HALF], abs=1e-6)
     assert points["hi"][:4].tolist() == pytest.approx([0.7 + HALF, 0.3 + HALF, 1.0, 0.5 + HALF], abs=1e-6)
     assert set(points["n_seeds"]) == {3} and points["positions"].tolist() == [40, 30] * 4
-    assert "mean over 3 seeds, 95% interval." in said()
+    assert "Mean over 3 seeds, 95% interval." in said()
 
 
 def test_missing_accuracies_have_no_point_and_two_seeds_no_interval():
@@ -68,18 +67,18 @@ def test_missing_accuracies_have_no_point_and_two_seeds_no_interval():
     is_baseline, is_deep, is_first = runs["depth_scale"] == "none", runs["n_layers"] == 4, runs["seed"] == 0
     rows.loc[is_baseline & is_deep & is_first, "accuracy"] = None
     rows.loc[~is_baseline & is_deep & (rows["difficulty"] == 2), "accuracy"] = None
-    points, _ = numbers(rows=rows)
+    points = drawn(rows=rows).data
     deep = points[points["panel"] == 4].set_index(["setting", "x"])
     assert list(deep.index) == [("baseline", 1), ("baseline", 2), ("depth_scale=lns", 1)]
     assert deep["n_seeds"].tolist() == [2, 2, 3] and np.isnan(deep.loc["baseline", "lo"]).all()
-    assert "mean over 2 to 3 seeds" in said(RUNS, rows)
+    assert "Mean over 2 to 3 seeds" in said(RUNS, rows)
 
 
 def test_a_configuration_with_a_diverged_seed_is_left_out():
     runs = RUNS.copy()
     runs.loc[(runs["depth_scale"] == "lns") & (runs["n_layers"] == 4) & (runs["seed"] == 1), "outcome"] = "diverged"
-    points, n_diverged = numbers(runs)
-    assert set(points.loc[points["panel"] == 4, "setting"]) == {"baseline"} and n_diverged == 1
+    points = drawn(runs).data
+    assert set(points.loc[points["panel"] == 4, "setting"]) == {"baseline"}
     assert "Not shown: 1 configuration with a diverged seed." in said(runs)
 
 

@@ -14,7 +14,7 @@ from support.runs_frame import config_of
 from sparsedepth import plots
 from sparsedepth.plots.draw import FIGURES, default_figure, draw
 from sparsedepth.plots.page import Drawing, NothingToDraw, render
-from sparsedepth.plots.runs import check_finished
+from sparsedepth.plots.runs import finished_of
 from sparsedepth.store.connection import open_store
 
 START = {".png": b"\x89PNG\r\n", ".svg": b"<?xml", ".pdf": b"%PDF"}
@@ -69,7 +69,7 @@ def test_the_same_numbers_give_the_same_file(store, tmp_path):
 def test_a_figure_for_a_paper_is_a_column_wide_and_its_caption_apart(store, tmp_path):
     figures = draw(store, "depth", tmp_path / "a.png", style="paper")
     assert [path.name for path in figures.paths] == ["a.pdf", "a.png"] and (tmp_path / "a.csv").exists()
-    assert figures.captions["depth"].startswith("2 settings, each at its tuned values")
+    assert figures.captions["depth"].startswith("One run each. 2 settings, at tuned values")
     width, _ = plt.imread(tmp_path / "a.png").shape[1::-1]
     assert width == pytest.approx(3.35 * 600, abs=2)
     with pytest.raises(NothingToDraw, match="--style paper is a single column, and overview is a page of many panels"):
@@ -97,7 +97,8 @@ def test_every_function_that_makes_a_drawing_is_a_figure():
         module = importlib.import_module(f"sparsedepth.plots.{path.stem}")
         for name, function in inspect.getmembers(module, inspect.isfunction):
             is_public = function.__module__ == module.__name__ and not name.startswith("_")
-            if is_public and function.__annotations__.get("return") is Drawing:
+            takes_store = next(iter(function.__annotations__), "") == "store"
+            if is_public and takes_store and function.__annotations__["return"] is Drawing:
                 assert f"{path.stem}:{name}" in places, f"add {path.stem}.{name} to FIGURES of plots/draw.py"
 
 
@@ -121,7 +122,7 @@ def test_what_cannot_be_drawn_is_refused(store, tmp_path):
         draw(store, "pie", tmp_path / "a.png")
     with pytest.raises(
         ValueError,
-        match="run='abc' is for the figures layer_profile or trajectories; the figure 'chain' shows all runs",
+        match="run='abc' is for the figure layer_profile; the figure 'chain' shows all runs",
     ):
         draw(store, "chain", tmp_path / "a.png", run="abc")
     with pytest.raises(ValueError, match=r"must end in one of: \.png, \.svg, \.pdf"):
@@ -140,7 +141,7 @@ def test_a_store_of_measured_models_has_layer_profiles_only(tmp_path):
     with open_store(tmp_path) as store:
         runs = store.frame("select * from runs").assign(train_tokens=np.nan, model="a model")
     with pytest.raises(ValueError, match=r"no finished run has a training configuration.* --figure layer_profile"):
-        check_finished(runs)
+        finished_of(runs)
 
 
 def test_the_loss_is_per_image_if_all_runs_use_images(tmp_path):

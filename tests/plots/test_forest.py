@@ -1,8 +1,5 @@
 """The forest: the numbers of the frame, filled only where there is a verdict; readable ratios."""
 
-import itertools
-import math
-
 import numpy as np
 import pytest
 from support.runs_frame import grid
@@ -102,14 +99,6 @@ def test_nothing_to_compare_is_an_error():
     alone = Frames(grid({"seed": [0, 1]}, summary, n_layers=12))
     with pytest.raises(NothingToDraw, match="no two finished configurations"):
         forest.effects(alone)
-
-
-@pytest.mark.parametrize(("low", "high"), [(0.1, 1.4), (0.8, 1.3), (1e-3, 20), (0.97, 1.02), (1e-7, 1e6)])
-def test_ratio_ticks_are_few_round_and_do_not_overlap(low, high):
-    ticks = forest.ratio_ticks(math.log(low), math.log(high))
-    assert 1 in ticks and len(ticks) <= 7
-    gaps = [math.log(b / a) for a, b in itertools.pairwise(ticks)]
-    assert all(gap >= math.log(high / low) / (4 if low < 1e-3 else 6) for gap in gaps)  # ×1e-05 is a long name
 
 
 def test_a_name_with_dollar_signs_is_not_a_formula():

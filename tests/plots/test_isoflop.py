@@ -17,14 +17,14 @@ def test_every_point_with_its_interval_and_the_lower_envelope(results, tmp_path)
     with open_store(results) as store:
         figures = draw(store, "isoflop", tmp_path / "iso.png")
     data = figures.drawings["isoflop"].data
-    assert list(dict.fromkeys(data["setting"])) == ["baseline", "depth_scale=lns"]
-    line = data[(data["setting"] == "baseline") & (data["n_layers"] == 16)]
-    assert list(line["train_flops"]) == list(FLOPS) and set(line["n_seeds"]) == {3}
-    at = line[line["train_flops"] == 4e12].iloc[0]
+    assert list(dict.fromkeys(data["panel"])) == ["baseline", "depth_scale=lns"]
+    line = data[(data["panel"] == "baseline") & (data["n_layers"] == 16)]
+    assert list(line["x"]) == list(FLOPS) and set(line["n_seeds"]) == {3}
+    at = line[line["x"] == 4e12].iloc[0]
     assert at["mean"] == pytest.approx(1.5 + 0.01, abs=0.001) and at["lo"] < at["mean"] < at["hi"]
     # At 1, 2 and 8e12 FLOPs, and beyond, the losses are .758, .616, .379 and .330 at 4 layers; .871, .660, .379 ...
-    lowest = data[data["is_lowest"] & (data["setting"] == "baseline")]
-    assert {(n, C) for n, C in zip(lowest["n_layers"], lowest["train_flops"], strict=True)} >= {
+    lowest = data[data["is_lowest"] & (data["panel"] == "baseline")]
+    assert {(n, C) for n, C in zip(lowest["n_layers"], lowest["x"], strict=True)} >= {
         (4, 1e12), (4, 2e12), (16, 8e12), (16, 1.6e13),
     }  # fmt: skip
     text = figures.drawings["isoflop"].page().get_supxlabel()

@@ -11,17 +11,10 @@ from support.made_up_runs import make_run
 from support.runs_frame import config_of
 
 from sparsedepth import quantities
-from sparsedepth.plots.layer_profile import (
-    HEAT_MAPS,
-    PANELS,
-    layer_profile,
-    layer_profile_page,
-    load_layer_profile,
-    pairs_that_exist,
-)
+from sparsedepth.plots.layer_profile import PANELS, layer_profile_page, load_layer_profile, profile_of
+from sparsedepth.plots.matrices import HEAT_MAPS, pairs_that_exist
 from sparsedepth.plots.runs import choose_run
 from sparsedepth.plots.style import DEGENERATE, MISSING
-from sparsedepth.plots.trajectories import VECTORS
 from sparsedepth.store.connection import open_store
 
 RUN = {"run_id": "a", "weight_eps": "[0.001, 0.01]"}
@@ -37,13 +30,13 @@ def profile(one_profile, name):
 
 
 def test_every_layer_metric_is_in_the_profile_or_left_out_on_purpose():
-    drawn = {name for panel in PANELS for name in panel.series}
+    drawn = {name for series in PANELS.values() for name in series}
     left_out = {quantity.name for quantity in quantities.LAYERS} - drawn
     kinds = ("query", "key", "value", "output", "gate", "up", "down")
     explained = {f"weight_sparsity{rel}_{kind}" for rel in ("", "_rel") for kind in kinds}
     errors = {f"jacobian_deviation{form}_se" for form in ("", "_averaged", "_released")}
     ends = {column.name for column in quantities.LAYERS if column.part in ("lo", "hi")}
-    assert left_out == explained | errors | ends | set(VECTORS) | {"state_cosine"}  # VECTORS: a figure of their own
+    assert left_out == explained | errors | ends | {"trajectory_pc1", "trajectory_pc2", "state_cosine"}
     assert set(HEAT_MAPS) == {quantity.name for quantity in quantities.PAIRS}
 
 
@@ -54,7 +47,7 @@ def test_the_last_step_of_each_metric():
         (9, 2, "residual_variance", 7.0),
         (4, 2, "block_influence", 0.5),
     )
-    one_profile = layer_profile(RUN, rows, NO_PAIRS)
+    one_profile = profile_of(RUN, rows, NO_PAIRS)
     assert one_profile.n_layers == 2
     assert list(profile(one_profile, "residual_variance")["value"]) == [6.0, 7.0]
     assert list(profile(one_profile, "block_influence")["value"]) == [0.5]
@@ -66,7 +59,7 @@ def test_the_last_step_of_each_metric():
 )
 def test_the_first_threshold_or_the_default_or_the_largest(chosen, leading):
     rows = layer_frame((1, 1, "weight_sparsity@0.001", 0.1), (1, 1, "weight_sparsity@0.01", 0.2))
-    shown = profile(layer_profile({"run_id": "a", "weight_eps": chosen}, rows, NO_PAIRS), "weight_sparsity")
+    shown = profile(profile_of({"run_id": "a", "weight_eps": chosen}, rows, NO_PAIRS), "weight_sparsity")
     assert shown[["threshold", "value"]].to_numpy().tolist() == [[leading, {0.001: 0.1, 0.01: 0.2}[leading]]]
 
 
@@ -74,14 +67,14 @@ def test_standard_errors_are_joined_to_their_values():
     rows = layer_frame(
         (1, 1, "jacobian_deviation", 4.0), (1, 2, "jacobian_deviation", 5.0), (1, 1, "jacobian_deviation_se", 0.5)
     )
-    one_profile = layer_profile(RUN, rows, NO_PAIRS)
+    one_profile = profile_of(RUN, rows, NO_PAIRS)
     assert profile(one_profile, "jacobian_deviation")["se"].fillna(-1).tolist() == [0.5, -1]
     assert set(one_profile.profiles["name"]) == {"jacobian_deviation"}
 
 
 def test_null_is_missing_unless_no_value_can_exist():
     rows = layer_frame((1, 1, "causal_effect", None), (1, 2, "causal_effect", 0.5), (1, 3, "causal_effect", None))
-    shown = profile(layer_profile(RUN, rows, NO_PAIRS), "causal_effect")
+    shown = profile(profile_of(RUN, rows, NO_PAIRS), "causal_effect")
     assert shown["layer"].tolist() == [1, 2]  # layer 3 is the last and has no later layer
     assert shown["value"].isna().tolist() == [True, False]
 
@@ -91,7 +84,7 @@ def test_matrices_have_the_later_layer_as_row():
         [(1, 1, 3, "causal_effect", 0.5), (1, 2, 3, "causal_effect", None), (1, 1, 2, "permutation_effect", None)],
         columns=list(NO_PAIRS),
     )
-    one_profile = layer_profile(RUN, layer_frame(), pairs)
+    one_profile = profile_of(RUN, layer_frame(), pairs)
     assert one_profile.n_layers == 3
     assert list(one_profile.matrices) == ["causal_effect"]  # of the other there is no value at all
     assert one_profile.matrices["causal_effect"][3, 1] == 0.5
@@ -148,14 +141,14 @@ SCORED_RUN = {"run_id": "abc", "val_loss": 2.5, "usefulness": np.nan, "outcome":
 
 def full_profile(n_layers):
     rows, pairs = [], []
-    for name in (name for panel in PANELS for name in panel.series):
+    for name in (name for series in PANELS.values() for name in series):
         threshold = "@0.1" if "sparsity" in name else ""
         rows += [(1, layer, name + threshold, 0.5 + layer / 8) for layer in range(1, n_layers + 1)]
     rows += [(1, layer, "jacobian_deviation_se", 0.1) for layer in range(1, n_layers + 1)]
     for name in HEAT_MAPS:
         places = zip(*np.nonzero(pairs_that_exist(name, n_layers)), strict=True)
         pairs += [(1, layer, other, name, 0.1 * other + 0.01 * layer) for other, layer in places]
-    return layer_profile(
+    return profile_of(
         SCORED_RUN,
         pd.DataFrame(rows, columns=["step", "layer", "metric", "value"]),
         pd.DataFrame(pairs, columns=["step", "layer", "other_layer", "metric", "value"]),
@@ -172,9 +165,7 @@ def test_every_score_is_drawn_at_any_depth(n_layers):
         warnings.simplefilter("error")
         page = layer_profile_page(full_profile(n_layers))
         page.canvas.draw()
-    wanted = {panel.title for panel in PANELS} | {
-        kind.title for name, kind in HEAT_MAPS.items() if pairs_that_exist(name, n_layers).any()
-    }
+    wanted = {*PANELS} | {kind.title for name, kind in HEAT_MAPS.items() if pairs_that_exist(name, n_layers).any()}
     if n_layers == 1:
         wanted.remove("causal effect on later layers")  # there is none
     assert wanted == set(axes_by_title(page)) - {""}
@@ -199,10 +190,13 @@ def test_lines_and_heat_maps_have_the_numbers():
     assert isinstance(axes["removal: relative loss increase"].collections[1].norm, SymLogNorm)
 
 
-def test_the_band_is_one_standard_error():
+def test_the_band_is_the_95_interval():
     axis = axes_by_title(layer_profile_page(full_profile(2)))["Jacobian's deviation from identity"]
     heights = axis.collections[0].get_paths()[0].vertices[:, 1]
-    assert (heights.min(), heights.max()) == (pytest.approx(0.525), pytest.approx(0.85))
+    assert (heights.min(), heights.max()) == (
+        pytest.approx(0.625 - 0.196, abs=1e-4),
+        pytest.approx(0.75 + 0.196, abs=1e-4),
+    )
 
 
 def test_no_line_runs_through_a_legend():

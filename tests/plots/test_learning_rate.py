@@ -4,9 +4,11 @@ import math
 
 import numpy as np
 import pandas as pd
+import pytest
 from support.labelled_runs import labelled_grid
 
-from sparsedepth.plots.learning_rate import curves, page_of_curves
+from sparsedepth.plots.learning_rate import by_rate
+from sparsedepth.plots.page import NothingToDraw
 
 RATES = [1e-3, 3e-3, 1e-2]
 
@@ -21,33 +23,34 @@ def made(axes, outcome=summary):
     return runs.assign(setting=runs["depth_scale"].map({"none": "baseline", "lns": "depth_scale=lns"}))
 
 
-def caption(points):
-    return " ".join(page_of_curves(points, "val_loss").get_supxlabel().split())
+def caption(drawing):
+    return " ".join(drawing.page().get_supxlabel().split())
 
 
 def test_best_and_edge():
     runs = made({"depth_scale": ["none", "lns"], "lr": RATES, "seed": [0, 1]})
-    points = curves(runs)
+    points = by_rate(runs).data
     assert len(points) == 6 and set(points["n_seeds"]) == {2}
     roles = {(row.setting, row.x): row.role for row in points.itertuples() if row.role}
     assert roles == {("baseline", 3e-3): "best", ("depth_scale=lns", 1e-2): "edge"}
     assert points.loc[points["role"] == "best", "mean"].tolist() == [3.05]
-    assert marks_explained(points) == ["lowest", "at the end of the grid"]
-    assert marks_explained(points[points["setting"] == "baseline"]) == ["lowest"]
+    assert marks_explained(runs) == ["lowest", "at the end of the grid"]
+    assert marks_explained(runs[runs["setting"] == "baseline"]) == ["lowest"]
 
 
-def marks_explained(points):
-    (legend,) = page_of_curves(points, "val_loss").legends
-    return [text.get_text() for text in legend.get_texts()][points["setting"].nunique() :]
+def marks_explained(runs):
+    (legend,) = by_rate(runs).page().legends
+    return [text.get_text() for text in legend.get_texts()][runs["setting"].nunique() :]
 
 
 def test_a_diverged_seed_leaves_no_point():
     runs = made({"lr": RATES, "seed": [0, 1]})
     runs.loc[(runs["lr"] == 1e-2) & (runs["seed"] == 1), "outcome"] = "diverged"
-    points = curves(runs)
+    points = by_rate(runs).data
     assert np.isnan(points.set_index("x").loc[1e-2, "mean"])
-    assert "1 value where a seed diverged" in caption(points)
-    assert curves(made({"depth_scale": ["none", "lns"]})).empty  # one value each is no curve
+    assert "1 value where a seed diverged" in caption(by_rate(runs))
+    with pytest.raises(NothingToDraw, match="at two learning rates"):  # one value each is no curve
+        by_rate(made({"depth_scale": ["none", "lns"]}))
 
 
 def test_a_line_has_the_seeds_of_all_its_points_and_the_ring_the_chosen_lr():
@@ -55,8 +58,10 @@ def test_a_line_has_the_seeds_of_all_its_points_and_the_ring_the_chosen_lr():
     tried = made({"lr": RATES, "seed": [0]}).assign(tuning="rejected")
     tried.loc[tried["lr"] == 3e-3, "tuning"] = "tuning"
     chosen = made({"lr": [3e-3], "seed": [5, 6]}, lambda config: {"val_loss": 9.0})
-    points = curves(pd.concat([tried, chosen.assign(tuning="best")], ignore_index=True))
-    assert "mean over the 1 seed that all points of a line have. Ring: chosen by tuning." in caption(points)
+    drawing = by_rate(pd.concat([tried, chosen.assign(tuning="best")], ignore_index=True))
+    points = drawing.data
+    said = "One run each. 1 line, each over the seeds that all its points have. Ring: chosen by tuning."
+    assert said in caption(drawing)
     assert points["mean"].tolist() == [3 + math.log(lr / 3e-3) ** 2 for lr in RATES]
     assert points["role"].tolist() == ["", "best", ""]
 
@@ -64,8 +69,8 @@ def test_a_line_has_the_seeds_of_all_its_points_and_the_ring_the_chosen_lr():
 def test_an_outlier_does_not_take_the_axis_and_rings_lie_side_by_side():
     """Six losses of 3 to 3.2 and one of 30."""
     losses = {1e-3: 3.2, 2e-3: 3.1, 3e-3: 3.0, 1e-2: 3.1, 2e-2: 3.2, 4e-2: 30.0}
-    points = curves(made({"depth_scale": ["none", "lns"], "lr": [*losses]}, lambda c: {"val_loss": losses[c.lr]}))
-    axis = page_of_curves(points, "val_loss").axes[0]
-    assert axis.get_ylim()[1] < 4 and "Triangle (2): above the axis." in caption(points)
+    drawing = by_rate(made({"depth_scale": ["none", "lns"], "lr": [*losses]}, lambda c: {"val_loss": losses[c.lr]}))
+    axis = drawing.page().axes[0]
+    assert axis.get_ylim()[1] < 4 and "Triangle (2): above the axis." in caption(drawing)
     rings = [marks.get_offsets()[0] for marks in axis.collections if getattr(marks, "get_sizes", list)() == [80]]
     assert len(rings) == 2 and rings[0][0] != rings[1][0] and rings[0][1] == rings[1][1]
