@@ -15,7 +15,7 @@ from sparsedepth.config.plain_text import counted
 from sparsedepth.plots.facets import Panel, lines_drawing, lr_text, metric_intervals, panel_of, range_of
 from sparsedepth.plots.page import Drawing, NothingToDraw
 from sparsedepth.plots.runs import n_changed, shown_settings, to_measure, trained_runs, values_of_metrics
-from sparsedepth.plots.style import CHANGES_VARIANCE, GREY, LINEAR_BELOW, Style, depth_colours, not_shown
+from sparsedepth.plots.style import CHANGES_VARIANCE, GREY, Style, depth_colours, not_shown
 from sparsedepth.quantities import BY_LAYER, PROFILED
 from sparsedepth.store.comparable_loss import loss_of
 from sparsedepth.store.connection import Store
@@ -204,6 +204,4 @@ def panels_by_depth(points: pd.DataFrame) -> list[Panel]:
 
 
 def _draw_threshold(axis: Any) -> None:
-    if axis.get_yscale() == "linear":  # the threshold is small
-        axis.set_yscale("symlog", linthresh=LINEAR_BELOW)
     axis.axhline(THRESHOLD, color=GREY, linewidth=0.8, linestyle=(0, (4, 3)))

@@ -58,8 +58,8 @@ class Correlations:
 
     @property
     def panels(self) -> list[tuple[str, str]]:
-        """Those with at least one point."""
-        return [panel for panel, n in self.dropped.items() if n < len(self.points)]
+        """Those with at least two points: one shows no relation."""
+        return [panel for panel, n in self.dropped.items() if n < len(self.points) - 1]
 
 
 def chain(store: Store) -> Drawing:
@@ -82,7 +82,7 @@ def _drawing(store: Store, runs: pd.DataFrame, lines: pd.DataFrame, notes: str) 
         advice = "measure them"
         if is_imported(runs):
             advice = "imported runs have only those that their map names: --figure depth draws the loss over n_layers"
-        raise NothingToDraw(f"no finished run has two quantities of the chain from sparsity to loss; {advice}")
+        raise NothingToDraw(f"no two finished runs have two quantities of the chain from sparsity to loss; {advice}")
     if n_models := int(all_runs(store)["model"].notna().sum()):
         notes += f" {counted(n_models, 'model')} measured without a training configuration: see --figure layer_profile."
     data = pd.concat([part.astype(object) for part in (found.points, lines) if len(part)], ignore_index=True)
@@ -122,8 +122,9 @@ def page_of_runs(found: Correlations, lines: pd.DataFrame, notes: str = "") -> F
             draw_link(axis, found, points, *panel)
     for axis, kind in zip(axes[len(found.panels) :], kinds, strict=True):
         draw_panel(axis, kind, lines[lines["panel"] == kind.key], depth_styles(lines["n_layers"]))
-    text = f"{counted(len(found.points), 'finished run')}, {found.n_diverged} diverged (not shown). ρ: Spearman's "
-    text += "correlation [95% interval, the number of settings as sample size]." + found.notes
+    text = f"{counted(len(found.points), 'finished run')}, {found.n_diverged} diverged (not shown)."
+    text += " ρ: Spearman's correlation [95% interval, the number of settings as sample size]." * bool(found.panels)
+    text += found.notes
     text += lr_text(found.points["lr"], CHANGES_VARIANCE) if found.points["lr"].nunique() > 1 else ""
     missing = dict.fromkeys(name for panel in found.dropped for name in panel if found.points[name].isna().all())
     text += f" Not measured: {', '.join(missing)}." if missing else ""

@@ -47,7 +47,9 @@ def by_depth(runs: pd.DataFrame, notes: str = "") -> Drawing:
     values = complete.melt(["setting", "x", "seed"], names, "metric").assign(
         value=lambda rows: pd.to_numeric(rows["value"])
     )
-    points = _clipped(metric_intervals(values, ["setting", "x"])).rename(columns={"metric": "panel"})
+    points = metric_intervals(values, ["setting", "x"]).rename(columns={"metric": "panel"})
+    most = points["x"].where(points["panel"] == NEEDED[0])  # a count of blocks is at most n_layers
+    points = points.assign(lo=points["lo"].clip(upper=most), hi=points["hi"].clip(upper=most))
     points = points.join(complete.groupby(["setting", "x"])["lr"].median(), on=["setting", "x"])
     losses = points[points["panel"] == names[0]].groupby("setting")
     merit = losses["mean"].min() - 1e6 * losses["x"].nunique()
@@ -63,13 +65,6 @@ def by_depth(runs: pd.DataFrame, notes: str = "") -> Drawing:
         ["setting", "panel", "x"], key=lambda column: column if column.name == "x" else column.map(order)
     )
     return lines_drawing(points.reset_index(drop=True), [_panel(name, points) for name in names], notes)
-
-
-def _clipped(points: pd.DataFrame) -> pd.DataFrame:
-    """Intervals cut to the range of the quantity; a count of blocks is at most n_layers."""
-    least, most = np.array([IN_RUNS[name].range for name in points["metric"]], float).T
-    most = np.where(points["metric"] == NEEDED[0], np.minimum(most, points["x"]), most)
-    return points.assign(lo=points["lo"].clip(least, most), hi=points["hi"].clip(least, most))
 
 
 def _notes(points: pd.DataFrame, n_settings: int) -> str:

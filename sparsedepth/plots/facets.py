@@ -96,11 +96,13 @@ def metric_intervals(
     rows: pd.DataFrame, by: Sequence[str], quantity: Mapping[str, str] = MappingProxyType({})
 ) -> pd.DataFrame:
     """`intervals` by `metric` and `by`, geometric where the metric (or its `quantity`) is drawn on a logarithmic axis
-    and positive."""
+    and positive, cut to the range of the quantity."""
     parts = []
     for name, part in rows.groupby("metric", sort=False):
-        is_log = panel_of(quantity.get(str(name), str(name)), x_label="").scale == "log"
-        parts.append(intervals(part, ["metric", *by], is_log and bool((part["value"].dropna() > 0).all())))
+        of = IN_RUNS.get(known := quantity.get(str(name), str(name))) or BY_LAYER[known]
+        is_log = of.scale == "log" and bool((part["value"].dropna() > 0).all())
+        found = intervals(part, ["metric", *by], is_log)
+        parts.append(found.assign(lo=found["lo"].clip(*of.range), hi=found["hi"].clip(*of.range)))
     return pd.concat(parts, ignore_index=True) if parts else pd.DataFrame()
 
 

@@ -288,7 +288,7 @@ def set_scale(axes: Any, which: Literal["x", "y"], scale: Scale, values: Sequenc
     """Set the scale of a quantity's axis; `values` are those shown, without NaN."""
     if scale == "log" and len(values):
         log_scale(axes, which, values)
-    elif scale == "symlog" and max(map(abs, values), default=0.0) > 10 * LINEAR_BELOW:
+    elif scale == "symlog" and max(map(abs, values), default=0.0) > 10 * max(LINEAR_BELOW, min(values)):
         (axes.set_xscale if which == "x" else axes.set_yscale)("symlog", linthresh=LINEAR_BELOW)
         axis = axes.xaxis if which == "x" else axes.yaxis
         axis.set_major_formatter(FuncFormatter(lambda value, _: _decade(value)))
@@ -338,4 +338,4 @@ def _decade(value: float) -> str:
     if value == 0:
         return "0"
     power = str(round(math.log10(abs(value)))).translate(SUPERSCRIPTS)
-    return f"{'−' * (value < 0)}10{power}"
+    return f"{'−' if value < 0 else ''}10{power}"

@@ -238,28 +238,30 @@ def _depths(cells: Cells, runs: pd.DataFrame) -> pd.DataFrame:
     rows = frame[frame["question"] == "depth"].assign(outcome=cells.outcome, unit=cells.unit)
     if rows.empty:
         return rows
-    own = cells.rows[(cells.rows["setting"] == BASELINE) & (cells.rows["role"] == "result")]
-    first = own["n_layers"].min()
+    own = cells.rows[(cells.rows["setting"] == BASELINE) & cells.rows["value"].notna()]
+
+    def results(depth: int, lr: float) -> pd.DataFrame:
+        """As in the frame: the runs at this lr with seeds that did not choose it, or with any where there are none."""
+        at = own[(own["n_layers"] == depth) & (own["lr"].isna() | is_missing(lr) | (own["lr"] == lr))]
+        fresh = at[at["role"] == "result"]
+        return runs.loc[(fresh if len(fresh) else at).index]
+
+    lr = rows["lr_baseline"].iloc[0]
+    first = min(depth for depth in set(own["n_layers"]) if len(results(depth, lr)))
+    unknown = dict.fromkeys(("estimate", "lo", "hi", "detectable", "p", "p_adjusted", "df"), np.nan)
+    named = {"n_layers": first, "setting": f"n_layers={first}", "verdict": "", "reason": "", "lr": lr}
     reference = rows.iloc[:1].assign(
-        **dict.fromkeys(("estimate", "lo", "hi", "detectable", "p", "p_adjusted", "df"), np.nan),
-        **dict.fromkeys(COSTS, 1.0),
-        **{"n_layers": first, "setting": f"n_layers={first}", "verdict": "", "reason": ""},
-        lr=rows["lr_baseline"].iloc[0],
-        seeds=rows["seeds_baseline"].iloc[0],
+        **unknown, **dict.fromkeys(COSTS, 1.0), **named, seeds=rows["seeds_baseline"].iloc[0]
     )
     rows = pd.concat([reference, rows], ignore_index=True)
-
-    def mean(row: Mapping[str, Any], name: str) -> float:
-        same = own[own["n_layers"] == row["n_layers"]]
-        chosen = same if is_missing(row["lr"]) else same[same["lr"].isna() | (same["lr"] == row["lr"])]
-        return float(pd.to_numeric(runs.loc[chosen.index, name], errors="coerce").mean()) if name in runs else np.nan
-
-    records = rows.to_dict("records")
-    return rows.assign(
-        loss=[mean(row, cells.outcome) for row in records],
-        needed_layers=[mean(row, NEEDED) for row in records],
-        train_flops=[mean(row, COSTS["flops"]) for row in records],
-    )
+    of_rows = [results(depth, lr) for depth, lr in zip(rows["n_layers"], rows["lr"], strict=True)]
+    columns = {"loss": cells.outcome, NEEDED: NEEDED, COSTS["flops"]: COSTS["flops"]}
+    means = {
+        name: [pd.to_numeric(at[of], errors="coerce").mean() for at in of_rows]
+        for name, of in columns.items()
+        if of in runs
+    }
+    return rows.assign(**(dict.fromkeys(columns, np.nan) | means))
 
 
 def _depth_row(row: Mapping[str, Any]) -> tuple[Any, ...]:

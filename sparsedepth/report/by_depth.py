@@ -7,19 +7,17 @@ from typing import Any
 import pandas as pd
 
 from sparsedepth import quantities
-from sparsedepth.effects.cells import Cells, cells_of
-from sparsedepth.effects.frame import effects_frame
+from sparsedepth.effects.cells import Cells
+from sparsedepth.effects.frame import setting_effects
 from sparsedepth.effects.text import is_missing, size_text
 from sparsedepth.effects.verdict import POWER
 from sparsedepth.report.tables import Table, table_of
 
 
-def best_by_depth(runs: pd.DataFrame, objective: str) -> tuple[Table, str] | None:
+def best_by_depth(cells: Cells) -> tuple[Table, str] | None:
     """Of each depth the setting shown to be best, or the baseline; and the caption of the table. None where no setting
     was compared."""
-    cells = cells_of(runs, objective)
-    frame = effects_frame(cells)
-    frame = frame[frame["question"] == "setting"]
+    frame = setting_effects(cells)
     if frame.empty or cells.settings is None:
         return None
     columns = [
@@ -27,16 +25,14 @@ def best_by_depth(runs: pd.DataFrame, objective: str) -> tuple[Table, str] | Non
         ("use", "the setting shown to be best, else the baseline"),
         ("lr", ""),
         ("seeds", ""),
-        (objective, "mean over seeds"),
+        (cells.outcome, "mean over seeds"),
         ("gain", "against the baseline of this depth, with its 95% interval"),
         ("detectable", f"the smallest gain of another setting that would have been seen ({POWER:.0%} power)"),
         ("training FLOPs", "relative to the baseline"),
         ("time", "relative to the baseline, as measured: depends on the load of its machine"),
     ]
-    text = (
-        f"What to use at each depth, by {objective}; {cells.settings.baseline_text}; detectable: the gain of another "
-    )
-    text += f"setting that would have been seen ({POWER:.0%} power)"
+    text = f"What to use at each depth, by {cells.outcome}; {cells.settings.baseline_text}; detectable: the gain of "
+    text += f"another setting that would have been seen ({POWER:.0%} power)"
     rows = [[*_line(cells, at)] for _, at in frame.groupby("n_layers")]
     return table_of(columns, rows), text
 

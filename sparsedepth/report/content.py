@@ -16,7 +16,7 @@ from sparsedepth.effects.causal_evidence import LinkEvidence, chain_evidence
 from sparsedepth.effects.chain import cautions
 from sparsedepth.effects.chain_text import evidence_lines, link_heading
 from sparsedepth.effects.text import effect_sentence
-from sparsedepth.plots.forest import forest_effects
+from sparsedepth.plots.forest import COLUMNS, effects_of
 from sparsedepth.recipe.build_card import derive_card
 from sparsedepth.recipe.card import Card
 from sparsedepth.recipe.evidence import Evidence
@@ -100,7 +100,7 @@ def content(
     compared = None if search else trained  # a search has no baseline
     found = None if compared is None else Evidence(runs, objective)
     card = None if found is None else recipe_card(found, folders, depth, verified)  # can refuse the card
-    effects = forest_effects(without_measured_models(runs) if compared is not None else runs.iloc[:0])
+    effects = pd.DataFrame(columns=[*COLUMNS]) if compared is None else effects_of(store, without_measured_models(runs))
     links = [] if compared is None else [link for link in chain_evidence(compared) if link.within.rho is not None]
     failures = table_of_failures(folders, runs)
     runs_table = table_of_runs(runs)
@@ -109,7 +109,7 @@ def content(
     return Content(
         summary=(*searched, *summarise(runs, trained, card, effects, links, failures), *skipped),
         card=card,
-        by_depth=None if compared is None else best_by_depth(runs, objective),
+        by_depth=None if found is None else best_by_depth(found.cells),
         runs=runs_table,
         effects=None if effects.empty else table_of_effects(effects),
         links=tuple((link_heading(link), tuple(evidence_lines(link))) for link in links),
@@ -171,13 +171,13 @@ def summarise(
     sentences.append(counts_text(runs, trained))
     shown = effects[effects["verdict"].isin(["lower", "higher"])]
     if len(effects):
-        sentences.append(f"{len(shown)} of {counted(len(effects), 'effect')} are shown to be lower or higher.")
+        sentences.append(
+            f"{len(shown)} of {counted(len(effects), 'effect')} are shown to be lower or higher (table of effects)."
+        )
     on_loss = shown[shown["outcome"].isin([OWN, COMMON])]
     at_depth = on_loss[on_loss["n_layers"] == on_loss["n_layers"].max()]
     at_depth = at_depth.loc[at_depth["estimate"].abs().sort_values(ascending=False).index][:MOST_IN_SUMMARY]
     sentences += [f"{effect_sentence(row)}." for row in at_depth.to_dict("records")]
-    if text := _effects_text(shown.drop(at_depth.index)):
-        sentences.append(f"{'The others' if len(at_depth) else 'They are'}: {text}.")
     linked = sorted(
         (link for link in links if link.verdict in LINK_MEANINGS),
         key=lambda link: list(LINK_MEANINGS).index(link.verdict),
@@ -188,18 +188,6 @@ def summarise(
     if n_failed:
         sentences.append(f"{counted(n_failed, 'run')} diverged, failed or ended early; their causes are listed below.")
     return sentences
-
-
-def _effects_text(effects: pd.DataFrame) -> str:
-    """'residual_variance_last lower with depth_scale=lns at n_layers 4, 12; usefulness ...'."""
-    depths: dict[str, dict[str, list[str]]] = {}
-    for row in effects.to_dict("records"):
-        of_setting = depths.setdefault(row["outcome"], {}).setdefault(f"{row['verdict']} with {row['setting']}", [])
-        of_setting.append(str(row["n_layers"]))
-    return "; ".join(
-        f"{outcome} {', '.join(text + ' at n_layers ' + ', '.join(at) for text, at in by_setting.items())}"
-        for outcome, by_setting in depths.items()
-    )
 
 
 def _link_sentence(evidence: LinkEvidence) -> str:

@@ -8,7 +8,6 @@ import base64
 import hashlib
 import shlex
 from collections.abc import Sequence
-from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -34,22 +33,6 @@ LEFT_OUT = ("overview",)
 """Its two parts are figures of their own."""
 CONTENT_SHARE = 0.3
 """Of the time of a report: effects and recipe; the rest is drawing."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Image:
-    """A figure as an SVG, or as a PNG if the SVG would be large."""
-
-    content: bytes
-    kind: str
-    """media type"""
-    width: int
-    """CSS pixels at full size."""
-    height: int
-
-    @property
-    def uri(self) -> str:
-        return data_uri(self.content, self.kind)
 
 
 def write_report(
@@ -92,11 +75,11 @@ def parts_of(
     return {"report": report, "pictures": pictures, "not_drawn": not_drawn, "advice": advice}
 
 
-def html(folders: Sequence[Path], parts: dict[str, Any] | None, live: Any = None) -> str:
+def html(folders: Sequence[Path], parts: dict[str, Any] | None, live: dict[str, Any] | None = None) -> str:
     """The page of `folders`, of which `parts` (None: no run is complete) and, while it is watched, `live` are shown.
     Values from the store are text, never markup."""
     package = files("sparsedepth.report")
-    scripts = ("tables.js", "reload.js") if live and live.seconds else ("tables.js",)
+    scripts = ("tables.js", "reload.js") if live and live["seconds"] else ("tables.js",)
     script = "".join((package / name).read_text() for name in scripts)
     definitions = definitions_of(folders)
     environment = Environment(
@@ -151,18 +134,13 @@ def draw_pictures(store: Store, progress: Progress = silent) -> tuple[list[dict[
     pictures = []
     for done, (name, drawing) in enumerate(drawings.items()):
         progress(name, NUMBERS_SHARE + (1 - NUMBERS_SHARE) * done / len(drawings))
-        picture = {
-            "name": name,
-            "meaning": FIGURES[name].meaning,
-            "image": draw_image(drawing),
-            "numbers": data_uri(csv_bytes(drawing.data), "text/csv"),
-            "n_rows": len(drawing.data),
-        }
-        pictures.append(picture)
+        numbers = {"numbers": data_uri(csv_bytes(drawing.data), "text/csv"), "n_rows": len(drawing.data)}
+        pictures.append({"name": name, "meaning": FIGURES[name].meaning, **draw_image(drawing), **numbers})
     return pictures, absent
 
 
-def draw_image(drawing: Drawing) -> Image:
+def draw_image(drawing: Drawing) -> dict[str, Any]:
+    """The figure as an SVG, or as a PNG if the SVG would be large; its size in CSS pixels."""
     sizes: list[tuple[float, float]] = []
 
     def page() -> Figure:
@@ -174,7 +152,7 @@ def draw_image(drawing: Drawing) -> Image:
     if len(content) > LARGEST_SVG:
         content, kind = render(page, ".png"), "image/png"
     width, height = sizes[-1]
-    return Image(content=content, kind=kind, width=round(96 * width), height=round(96 * height))
+    return {"uri": data_uri(content, kind), "width": round(96 * width), "height": round(96 * height)}
 
 
 def data_uri(content: bytes, kind: str) -> str:

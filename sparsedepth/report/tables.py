@@ -19,23 +19,9 @@ from sparsedepth.store.degeneracy import SCORES, reasons_by_run, score_rows
 from sparsedepth.store.tuning_roles import without_measured_models
 
 RESULTS = (
-    "val_loss",
-    "val_loss_common",
-    "val_accuracy",
-    "solved_difficulty",
-    "needed_layers",
-    "affine_loss_added",
-    "usefulness",
-    "usefulness_loss_increase",
-    "causal_score",
-    "permutation_score",
-    "residual_variance_last",
-    "weight_sparsity",
-    "attention_sparsity_rel",
-    "params_total",
-    "params_active",
-    "train_flops",
-    "seconds",
+    *("val_loss", "val_loss_common", "val_accuracy", "solved_difficulty", "needed_layers", "affine_loss_added"),
+    *("usefulness", "usefulness_loss_increase", "causal_score", "permutation_score", "residual_variance_last"),
+    *("weight_sparsity", "attention_sparsity_rel", "params_total", "params_active", "train_flops", "seconds"),
 )
 """Columns of the table of runs that are shown if any run has them."""
 NO_CHOICE = fields_where(RunConfig, lambda role: role.kind in ("measure", "record"))
@@ -157,19 +143,18 @@ def table_of_effects(effects: pd.DataFrame) -> Table:
     def row(of: dict[str, Any]) -> list[Any]:
         low, high = (_size(of[end], of["unit"], "+").text for end in ("lo", "hi"))
         lr = list(dict.fromkeys(f"{value:g}" for value in (of["lr_baseline"], of["lr"]) if pd.notna(value)))
-        size = [_size(of["estimate"], of["unit"], "+"), f"{low} to {high}" if pd.notna(of["lo"]) else None]
-        unit = "ratio" if of["unit"] == LOG_UNIT else of["unit"]
-        limits = [of["verdict"], _size(of["detectable"], of["unit"]), " → ".join(lr) or None]
-        counts = [of["seeds"], of["diverged"], of["reason"] or None]
-        return [of["outcome"], of["setting"], of["n_layers"], *size, unit, *limits, *counts]
+        return [
+            *(of["outcome"], of["setting"], of["n_layers"], _size(of["estimate"], of["unit"], "+")),
+            *(f"{low} to {high}" if pd.notna(of["lo"]) else None, "ratio" if of["unit"] == LOG_UNIT else of["unit"]),
+            *(of["verdict"], _size(of["detectable"], of["unit"]), " → ".join(lr) or None),
+            *(of["seeds"], of["diverged"], of["reason"] or None),
+        ]
 
     return table_of(columns, map(row, effects.to_dict("records")))
 
 
 def _size(value: float | None, unit: str, sign: str = "") -> TableCell:
     """A difference, or for a logarithmic unit the ratio; sorted by the difference."""
-    return (
-        cell(None)
-        if value is None or pd.isna(value)
-        else TableCell(text=size_text(value, unit, sign), key=value, is_number=True)
-    )
+    if value is None or pd.isna(value):
+        return cell(None)
+    return TableCell(text=size_text(value, unit, sign), key=value, is_number=True)

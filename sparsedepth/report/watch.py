@@ -8,7 +8,6 @@ times as long as that took, which leaves most of the machine to the sweep. The l
 import math
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -25,38 +24,6 @@ from sparsedepth.sweep.summary import SweepSummary, running_line, sweep_summary
 REST = 5.0
 SILENT_SECONDS = 120.0
 """The page says that it was not written for so long, or for as long as ten writings or two makings of its figures."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class SweepProgress:
-    """The progress of a folder's sweep, as the template shows it."""
-
-    folder: str
-    """Empty for the only folder."""
-    share: float
-    counts: str
-    lines: tuple[str, ...]
-
-    @property
-    def percent(self) -> str:
-        return f"{math.floor(100 * self.share)}%"
-
-
-@dataclass(frozen=True, kw_only=True)
-class Live:
-    """What the page of a running sweep shows above the report."""
-
-    sweeps: tuple[SweepProgress, ...]
-    note: str
-    at: float
-    """When it was written, in seconds since 1970."""
-    seconds: float = 0.0
-    """Until the page loads itself again; 0: never."""
-    silent: float = SILENT_SECONDS
-
-    @property
-    def written(self) -> str:
-        return time.strftime("%Y-%m-%d %H:%M:%S %Z", time.localtime(self.at))
 
 
 class WatchedReport:
@@ -134,13 +101,15 @@ class WatchedReport:
         else:
             note += "This page is no longer written."
         names = [str(folder) if len(self.folders) > 1 else "" for folder in self.folders]
-        live = Live(
-            sweeps=tuple(_progress_of(summary, name) for summary, name in zip(summaries, names, strict=True)),
-            note=visible(note),
-            at=time.time(),
-            seconds=seconds,
-            silent=max(SILENT_SECONDS, 10 * seconds, 2 * self._duration),
-        )
+        now = time.time()
+        live = {
+            "sweeps": [_progress_of(summary, name) for summary, name in zip(summaries, names, strict=True)],
+            "note": visible(note),
+            "at": now,  # in seconds since 1970
+            "written": time.strftime("%Y-%m-%d %H:%M:%S %Z", time.localtime(now)),
+            "seconds": seconds,  # until the page loads itself again; 0: never
+            "silent": max(SILENT_SECONDS, 10 * seconds, 2 * self._duration),
+        }
         write_bytes(self.out, html(self.folders, self._parts, live).encode())
 
 
@@ -150,21 +119,22 @@ def _version(folders: Sequence[Path]) -> str:
     return digest(sorted((str(path.parent), path.stat().st_mtime_ns) for path in paths))
 
 
-def _progress_of(summary: SweepSummary, folder: str) -> SweepProgress:
-    """The lines of `status`, with each running run by what the sweep varies."""
+def _progress_of(summary: SweepSummary, folder: str) -> dict[str, Any]:
+    """The progress of a folder's sweep, as the template shows it: the lines of `status`, with each running run by what
+    the sweep varies."""
     lines = []
     for state in summary.states:
         if state.state == "running":
-            if summary.definition and state.config:
-                name = varied_fields(summary.definition, state.config)
-            else:
-                name = state.run_id
+            is_known = summary.definition and state.config
+            name = varied_fields(summary.definition, state.config) if is_known else state.run_id
             lines.append(f"running: {running_line(state, name)}")
-    lines += [
-        f"{state} {counted(n, 'run')}: {cause or 'no reason given'}"
-        for (state, cause), n in summary.ended.most_common()
-    ]
+    for (state, cause), n in summary.ended.most_common():
+        lines.append(f"{state} {counted(n, 'run')}: {cause or 'no reason given'}")
     lines += [summary.best.text] if summary.best else []
-    counts = summary.counts_text if summary.states else "no runs yet"
-    shown = tuple(visible(line) for line in (*lines, *summary.remarks))
-    return SweepProgress(folder=visible(folder), share=summary.share, counts=counts, lines=shown)
+    return {
+        "folder": visible(folder),
+        "share": summary.share,
+        "percent": f"{math.floor(100 * summary.share)}%",
+        "counts": summary.counts_text if summary.states else "no runs yet",
+        "lines": [visible(line) for line in (*lines, *summary.remarks)],
+    }
