@@ -73,7 +73,8 @@ def _layer_lines(
 ) -> Drawing:
     layers, notes = sound_values(store, runs, metrics)
     missing = f"no finished run has {' or '.join(metrics)} by layer; {to_measure(metrics)}"
-    return by_setting(runs, pd.concat([layers.rename(columns={"layer": "x"}), training]), missing, notes)
+    parts = [layers.rename(columns={"layer": "x"}), *([] if training is None else [training])]
+    return by_setting(runs, pd.concat(parts, ignore_index=True), missing, notes)
 
 
 def sound_values(store: Store, runs: pd.DataFrame, metrics: Sequence[str]) -> tuple[pd.DataFrame, str]:

@@ -69,7 +69,8 @@ class Panel:
 def panel_of(name: str, key: Any = None, **options: Any) -> Panel:
     """The panel of a quantity of `runs` or by layer: its label and its scale."""
     quantity = IN_RUNS.get(name) or BY_LAYER[name]
-    return Panel(**{"key": key or name, "y_label": quantity.axis_label, "scale": quantity.scale, **options})
+    known: dict[str, Any] = {"key": key or name, "y_label": quantity.axis_label, "scale": quantity.scale}
+    return Panel(**known | options)
 
 
 def intervals(rows: pd.DataFrame, by: Sequence[str], is_log: bool = False) -> pd.DataFrame:

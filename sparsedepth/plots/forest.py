@@ -3,7 +3,7 @@
 A point is an estimate of the frame `effects` with its 95% interval, filled where the verdict is lower or higher.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -86,9 +86,9 @@ def effects(store: Store) -> Drawing:
     return Drawing(data=data, page=partial(page_of_effects, data, sorted(set(runs["n_layers"].astype(int))), notes))
 
 
-def lr_change(row: Any) -> str:
+def lr_change(row: Mapping[str, Any]) -> str:
     """'0.003 → 0.006', baseline first; '' unless the sides have different tuned lr."""
-    before, after = row.lr_baseline, row.lr
+    before, after = row["lr_baseline"], row["lr"]
     return f"{before:g} → {after:g}" if pd.notna(before) and pd.notna(after) and before != after else ""
 
 
@@ -98,14 +98,14 @@ def page_of_effects(data: pd.DataFrame, depths: Sequence[int], notes: str = "") 
     depths = [depth for depth in depths if (data["n_layers"] == depth).any()]
     settings = list(dict.fromkeys(data["setting"]))
     outcomes = list(dict.fromkeys(data["outcome"]))
-    has_lr = any(lr_change(row) for row in data[data["outcome"] == VARIANCE].itertuples())
+    has_lr = any(map(lr_change, data[data["outcome"] == VARIANCE].to_dict("records")))
     height = 0.16 * max(2.2, len(depths) + 0.6) * len(settings) + 1.3
     if is_paper():
         page, axes = panels(len(outcomes), 1, COLUMN, height)
     else:
         page = Figure(figsize=(max(6.8, 1.9 + 2.35 * len(outcomes)) + 1.3 * has_lr, height), layout="constrained")
         axes = page.subplots(1, len(outcomes), squeeze=False, sharey=True)[0]
-    rows = data.assign(y=[_place(row, settings, depths) for row in data.itertuples()])
+    rows = data.assign(y=[_place(row, settings, depths) for row in data.to_dict("records")])
     for axis, name in zip(axes, outcomes, strict=True):
         _draw_forest(axis, rows[rows["outcome"] == name], settings, colours)
     depth_legend(page, {depth: colours[depth] for depth in depths}, n_columns=6)
@@ -120,8 +120,9 @@ def page_of_effects(data: pd.DataFrame, depths: Sequence[int], notes: str = "") 
     return page
 
 
-def _place(row: Any, settings: Sequence[str], depths: Sequence[int]) -> float:
-    return settings.index(row.setting) + 0.76 / len(depths) * (depths.index(row.n_layers) - (len(depths) - 1) / 2)
+def _place(row: Mapping[str, Any], settings: Sequence[str], depths: Sequence[int]) -> float:
+    within = depths.index(row["n_layers"]) - (len(depths) - 1) / 2
+    return settings.index(row["setting"]) + 0.76 / len(depths) * within
 
 
 def _draw_forest(axis: Any, rows: pd.DataFrame, settings: Sequence[str], colours: dict[int, str]) -> None:
@@ -129,14 +130,14 @@ def _draw_forest(axis: Any, rows: pd.DataFrame, settings: Sequence[str], colours
     outcome, unit = rows["outcome"].iloc[0], rows["unit"].iloc[0]
     if is_ratio := unit == LOG_UNIT:
         rows = rows.assign(**{end: np.exp(rows[end].astype(float)) for end in ("estimate", "lo", "hi")})
-    for row in rows.itertuples():
-        colour = colours[row.n_layers]
-        axis.plot([row.lo, row.hi], [row.y, row.y], color=colour, linewidth=1.4)
-        face = colour if row.verdict in ("lower", "higher") else "white"
-        axis.plot(row.estimate, row.y, "o", markersize=4.5, color=colour, markerfacecolor=face)
+    for row in rows.to_dict("records"):
+        colour, y = colours[row["n_layers"]], row["y"]
+        axis.plot([row["lo"], row["hi"]], [y, y], color=colour, linewidth=1.4)
+        face = colour if row["verdict"] in ("lower", "higher") else "white"
+        axis.plot(row["estimate"], y, "o", markersize=4.5, color=colour, markerfacecolor=face)
         if outcome == VARIANCE:  # at the panel's right end
             look: Any = {"transform": axis.get_yaxis_transform(), "va": "center", "fontsize": 6.5, "color": GREY}
-            axis.text(1.01, row.y, lr_change(row), **look)
+            axis.text(1.01, y, lr_change(row), **look)
     axis.axvline(1 if is_ratio else 0, color="#444444", linewidth=0.8)
     axis.set_yticks(range(len(settings)), [escaped(shortened(setting)) for setting in settings], fontsize=7.5)
     axis.set_ylim(len(settings) - 0.5, -0.5)

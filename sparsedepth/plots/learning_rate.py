@@ -65,7 +65,7 @@ def by_rate(runs: pd.DataFrame) -> Drawing:
 
 def _drawing(points: pd.DataFrame, loss: str) -> Drawing:
     """One panel per depth, each with its own range: what differs is the loss of a depth."""
-    ranges = {depth: _range(at["mean"].dropna()) for depth, at in points.groupby("panel")}
+    ranges = {int(str(depth)): _range(at["mean"].dropna()) for depth, at in points.groupby("panel")}
     kinds = [
         panel_of(
             loss,

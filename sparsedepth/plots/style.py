@@ -18,7 +18,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.colors import ListedColormap, to_hex
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
-from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter, NullLocator, SymmetricalLogLocator
+from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter, NullLocator
 
 from sparsedepth.config.plain_text import counted
 from sparsedepth.quantities.record import Scale
@@ -304,20 +304,7 @@ def set_layer_scale(axis: Any, scale: Scale, values: Sequence[float]) -> None:
         log_scale(axis, "y", values)
     else:
         axis.set_yscale("symlog", linthresh=threshold)
-        axis.yaxis.set_major_locator(_OutsideLinearPart(threshold))
-        axis.yaxis.set_major_formatter(FuncFormatter(lambda value, _: _decade(value)))
-
-
-class _OutsideLinearPart(SymmetricalLogLocator):
-    """Decades and 0: a decade inside the linear part, which matplotlib adds, has its label over that of 0."""
-
-    def __init__(self, threshold: float) -> None:
-        super().__init__(base=10, linthresh=threshold)
-        self._threshold = threshold
-
-    def tick_values(self, vmin: float, vmax: float) -> Any:
-        ticks = np.asarray(super().tick_values(vmin, vmax))
-        return ticks[(ticks == 0) | (np.abs(ticks) >= self._threshold)]
+        axis.yaxis.set_major_formatter(FuncFormatter(lambda value, _: _decade(value, threshold)))
 
 
 def log_scale(axes: Any, which: Literal["x", "y"], values: Iterable[float]) -> None:
@@ -333,9 +320,10 @@ def log_scale(axes: Any, which: Literal["x", "y"], values: Iterable[float]) -> N
     axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}" if span < 300 else _decade(value)))
 
 
-def _decade(value: float) -> str:
-    """'10⁻²': as text, since matplotlib takes longer to set a formula than to draw its axis."""
-    if value == 0:
-        return "0"
+def _decade(value: float, least: float = 0.0) -> str:
+    """'10⁻²': as text, since matplotlib takes longer to set a formula than to draw its axis. Empty inside the linear
+    part, where it would lie over the 0."""
+    if value == 0 or abs(value) < least:
+        return "" if value else "0"
     power = str(round(math.log10(abs(value)))).translate(SUPERSCRIPTS)
     return f"{'−' if value < 0 else ''}10{power}"

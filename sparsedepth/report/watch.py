@@ -125,8 +125,9 @@ def _progress_of(summary: SweepSummary, folder: str) -> dict[str, Any]:
     lines = []
     for state in summary.states:
         if state.state == "running":
-            is_known = summary.definition and state.config
-            name = varied_fields(summary.definition, state.config) if is_known else state.run_id
+            name = state.run_id
+            if summary.definition and state.config:
+                name = varied_fields(summary.definition, state.config)
             lines.append(f"running: {running_line(state, name)}")
     for (state, cause), n in summary.ended.most_common():
         lines.append(f"{state} {counted(n, 'run')}: {cause or 'no reason given'}")

@@ -93,3 +93,12 @@ def test_the_commands_answer_in_few_lines(tmp_path):
             assert 3 < len(lines) <= 25 and max(map(len, lines)) <= 100, name
     out, _ = sparsedepth("query", tmp_path, "--ask", "depth", "--format", "csv")
     assert out.splitlines()[0].startswith("outcome,unit,") and len(out.splitlines()) == 3
+
+
+def test_a_depth_with_tuning_runs_alone_is_the_one_compared_with():
+    """The frame takes tuning seeds where there are no fresh ones; so does the row of the depth compared with."""
+    roles = {4: "tuning", 8: "best"}
+    runs = runs_of().assign(tuned_fields="lr", tuned_by="val_loss")
+    first, second = records(depth_answer(runs.assign(tuning=runs["n_layers"].map(roles))))
+    assert (first["n_layers"], first["verdict"], second["n_layers"]) == (4, "(compared with)", 8)
+    assert first["val_loss"] == pytest.approx(runs.loc[runs["n_layers"] == 4, "val_loss"].mean())
