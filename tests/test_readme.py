@@ -5,11 +5,13 @@
 
 import os
 import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from support import forked_commands
 from test_structure import MODULES, part_of
 from test_structure import level as part_level
 
@@ -26,11 +28,20 @@ PLACEHOLDER = re.compile(r"/[A-Z_]+\b")
 
 
 def run(command: str) -> str:
-    """What a command of a page prints, with the commands of this environment first on the path."""
-    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-    environment = {**os.environ, "PATH": path, "COLUMNS": "100"}
+    """What a command of a page prints, and what its pipe makes of that."""
+    environment = {**os.environ, "COLUMNS": "100"}
+    first, _, rest = command.partition(" | ")
+    words = shlex.split(first)
+    if words[0] in ("sparsedepth", "python"):
+        program = str(ROOT / words.pop(1)) if words[0] == "python" else ""
+        code, out, err = forked_commands.call(words[1:], environment, program=program, folder=str(ROOT))
+        assert code == 0, f"{command}: {err}"
+    else:
+        out, rest = "", command
+    if not rest:
+        return out
     done = subprocess.run(
-        ["bash", "-c", command], capture_output=True, text=True, cwd=ROOT, env=environment, timeout=300
+        ["bash", "-c", rest], input=out, capture_output=True, text=True, cwd=ROOT, env=environment, timeout=300
     )
     assert done.returncode == 0, f"{command}: {done.stderr}"
     return done.stdout

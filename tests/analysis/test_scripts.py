@@ -9,6 +9,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from support import forked_commands
 from support.made_up_runs import make_run
 from support.runs_frame import config_of
 
@@ -82,9 +83,9 @@ def nothing(tmp_path_factory):
 
 
 def run(script, *arguments):
+    """Its exit code, output and errors."""
     knob = ["seq_len"] if script == "knob.py" else []
-    command = [sys.executable, str(FOLDER / script), *map(str, arguments), *knob]
-    return subprocess.run(command, capture_output=True, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
+    return forked_commands.call([*map(str, arguments), *knob], os.environ, program=str(FOLDER / script))
 
 
 def test_every_script_is_tried():
@@ -95,18 +96,18 @@ def test_every_script_is_tried():
 
 @pytest.mark.parametrize("script", SCRIPTS)
 def test_a_script_answers(script, results):
-    found = run(script, results / "tuned" if script == "lr_transfer.py" else results)
-    assert (found.returncode, found.stderr) == (0, "")
-    assert found.stdout.startswith(("Claimed: ", "seq_len: effects against the baseline"))
-    assert " ".join(EXPECTED[script].split()) in " ".join(found.stdout.split())
+    code, out, err = run(script, results / "tuned" if script == "lr_transfer.py" else results)
+    assert (code, err) == (0, "")
+    assert out.startswith(("Claimed: ", "seq_len: effects against the baseline"))
+    assert " ".join(EXPECTED[script].split()) in " ".join(out.split())
 
 
 @pytest.mark.parametrize("script", SCRIPTS)
 def test_a_script_without_rows_says_so_in_one_line(script, nothing):
-    found = run(script, nothing)
-    assert (found.returncode, found.stdout) == (2, "")
-    assert len(found.stderr.splitlines()) == 1
-    assert "runs" in found.stderr
+    code, out, err = run(script, nothing)
+    assert (code, out) == (2, "")
+    assert len(err.splitlines()) == 1
+    assert "runs" in err
 
 
 def test_a_closed_pipe_is_silent():

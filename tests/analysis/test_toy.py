@@ -2,8 +2,8 @@
 
 import importlib.util
 import math
+import os
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 
@@ -12,6 +12,7 @@ import pandas as pd
 import pytest
 import torch
 import torch.nn.functional as F
+from support import forked_commands
 
 from sparsedepth.store.connection import open_store
 
@@ -180,8 +181,7 @@ def test_a_teacher_without_a_loss_does_not_count_and_few_depths_have_no_exponent
 
 def test_a_finished_group_is_kept_and_a_missing_one_trained_again(tmp_path):
     def command(*words):
-        done = subprocess.run([sys.executable, SCRIPT, *map(str, words)], capture_output=True, text=True)
-        return done.returncode, done.stdout, done.stderr
+        return forked_commands.call([*map(str, words)], os.environ, program=str(SCRIPT))
 
     code, out, err = command(tmp_path, "--train", "tiny", "--device", "cpu")
     assert (code, err) == (0, "") and "[4/4] mse euler, 4 layers, 6 students" in out

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from support.interrupted_sweep import Record, Sweep, record_of
 
-FEW = 9
+FEW = 12
 """As many as any test of the default suite asks for: they are made in one go."""
 
 

@@ -35,7 +35,7 @@ def killed_to_the_end(
     rng = random.Random(seed)
     share = runs / (everything + kills)
     for number in range(everything):
-        kill_everything(arguments, results, rng)
+        kill_everything(start(*arguments), results, rng)
         pace.allow(share * (number + 1))
     before = markers(results)
     driver = start(*arguments)

@@ -11,7 +11,6 @@ import optuna
 import pytest
 from support.interrupted_sweep import STEPS, Pace, Sweep, at_the_end, kill_at_random, kill_everything, record_of
 from support.sweep_processes import markers, processes
-from support.tiny_sweep import start
 
 from sparsedepth.sweep.storage import open_storage
 
@@ -24,7 +23,7 @@ chaos = pytest.mark.chaos
 def test_kills_of_runs_and_of_the_forkserver(folder, undisturbed, tmp_path, monkeypatch, runs, workers, kills):
     expected = undisturbed(runs)
     results, pace = tmp_path / "results", Pace(tmp_path, monkeypatch)
-    driver = start(*Sweep(folder, runs).arguments(results, workers))
+    driver = Sweep(folder, runs).start(results, workers)
     killed = kill_at_random(results, kills, lambda: driver.poll() is not None, random.Random(kills), pace, runs)
     before = markers(results)
     out, err = at_the_end(driver, results)
@@ -50,7 +49,7 @@ def test_kill_of_everything_and_the_same_command_again(folder, undisturbed, tmp_
     sweep, results, pace = Sweep(folder, runs), tmp_path / "results", Pace(tmp_path, monkeypatch)
     rng = random.Random(kills)
     for number in range(kills):
-        kill_everything(sweep.arguments(results, 2), results, rng)
+        kill_everything(sweep.start(results, 2), results, rng)
         before = record_of(results)
         assert before.items() <= expected.items()
         pace.allow(runs * (number + 1) / (kills + 1))

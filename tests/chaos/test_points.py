@@ -32,21 +32,14 @@ def dying(folder: Path, results: Path, faults: dict[str, list[str]], monkeypatch
     return len(flags)
 
 
-@pytest.mark.parametrize("times", [1, pytest.param(5, marks=pytest.mark.chaos)], ids=["short", "long"])
-def test_death_at_each_point(folder, undisturbed, tmp_path, monkeypatch, times):
-    lives = [points for points in LIVES for _ in range(times)]
+@pytest.mark.parametrize(
+    ("times", "steps"), [(1, 3), pytest.param(5, 20, marks=pytest.mark.chaos)], ids=["short", "long"]
+)
+def test_death_at_each_point_and_at_random_steps(folder, undisturbed, tmp_path, monkeypatch, times, steps):
+    drawn = random.Random(steps).sample(range(1, STEPS), steps)
+    lives = [points for points in LIVES for _ in range(times)] + [[f"step {step}"] for step in drawn]
     expected = undisturbed(len(lives))
     faults = dict(zip(Sweep(folder, len(lives)).run_ids(), lives, strict=True))
     deaths = dying(folder, tmp_path / "results", faults, monkeypatch, tmp_path)
     assert record_of(tmp_path / "results") == expected
-    print(f"\n{deaths} deaths at {len(LIVES)} points, {times} times each: {len(expected)} runs as if undisturbed")
-
-
-@pytest.mark.parametrize("runs", [4, pytest.param(20, marks=pytest.mark.chaos)], ids=["short", "long"])
-def test_weights_are_bit_equal_after_death_at_a_random_step(folder, undisturbed, tmp_path, monkeypatch, runs):
-    expected = undisturbed(runs)
-    steps = random.Random(runs).sample(range(1, STEPS), runs)
-    faults = {run_id: [f"step {step}"] for run_id, step in zip(Sweep(folder, runs).run_ids(), steps, strict=True)}
-    deaths = dying(folder, tmp_path / "results", faults, monkeypatch, tmp_path)
-    assert record_of(tmp_path / "results") == expected
-    print(f"\n{deaths} deaths at steps {sorted(steps)}: weights and summaries bit-equal")
+    print(f"\n{deaths} deaths at {len(LIVES)} points, {times} each, and at steps {sorted(drawn)}: as if undisturbed")

@@ -32,6 +32,10 @@ SILENCE_SECONDS = 900.0
 """A sweep is at its end, or hangs, when so long no run is completed: a run takes seconds, its process's start a few
 more, and a slow machine ten times as long."""
 
+FEW = 16
+"""Sweeps of up to so many runs are forked from what is imported already, which saves most of their seconds."""
+
+Process = subprocess.Popen | forked_commands.Command
 Record = dict[str, tuple[str, str]]
 """run_id -> checksums of summary and weights."""
 
@@ -65,7 +69,7 @@ class Pace:
         self.allow(10**6)
 
 
-def at_the_end(process: subprocess.Popen, results: Path) -> tuple[str, str]:
+def at_the_end(process: Process, results: Path) -> tuple[str, str]:
     """Wait for the end of a sweep, for as long as its runs get on. Its output and errors."""
     while True:
         before = markers(results)
@@ -96,9 +100,16 @@ class Sweep:
     def run_ids(self) -> list[str]:
         return [config.run_id for config in self.configs()]
 
+    def start(self, results: Path, workers: int, *more: object) -> Process:
+        """The command, under way."""
+        arguments = self.arguments(results, workers, *more)
+        if self.runs > FEW:
+            return start(*arguments)
+        return forked_commands.start([*map(str, arguments)], tiny_sweep.ENVIRONMENT)
+
     def run(self, results: Path, workers: int, *more: object, code: int = 0) -> tuple[str, str]:
         """Run the command to its end; its output and errors."""
-        process = start(*self.arguments(results, workers, *more))
+        process = self.start(results, workers, *more)
         out, err = at_the_end(process, results)
         assert process.returncode == code, f"exit {process.returncode}\n{out}\n{err}"
         return out, err
@@ -116,9 +127,9 @@ def record_of(results: Path) -> Record:
     return {folder.name: (sha256(folder / "summary.json"), sha256(folder / "model.safetensors")) for folder in folders}
 
 
-def kill_everything(arguments: list[object], results: Path, rng: random.Random) -> None:
-    """Give the command, and kill it with all its processes at a moment before its end."""
-    driver, kind = start(*arguments), rng.choice(KILLED)
+def kill_everything(driver: Process, results: Path, rng: random.Random) -> None:
+    """Kill a command with all its processes at a moment before its end."""
+    kind = rng.choice(KILLED)
     until(lambda: processes(results, kind) or driver.poll() is not None)
     time.sleep(rng.uniform(0.0, 2.0))
     assert driver.poll() is None, "the sweep ended before it had been disturbed enough"

@@ -1,9 +1,12 @@
 """The processes of a sweep: find them by kind, wait for something, and look at what a sweep left behind."""
 
+import os
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Literal
+
+from support import forked_commands
 
 Kind = Literal["forkserver", "run", "launcher", "execute"]
 """A run is forked from the forkserver; over several processes it is torchrun's launcher, whose processes are
@@ -17,6 +20,8 @@ def kind_of(command: str, name: str) -> Kind | None:
     """What a process is, from its command line and the name it gave itself."""
     if name.startswith("run "):
         return "run"
+    if name.strip() == forked_commands.FORKSERVER:
+        return "forkserver"
     marks: dict[str, Kind] = {
         "torch.distributed.run": "launcher",
         "sparsedepth.run.execute": "execute",
@@ -35,13 +40,18 @@ def processes(results: Path, *kinds: Kind) -> list[int]:
             kind = kind_of((entry / "cmdline").read_bytes().decode(), (entry / "comm").read_text())
             if kind is None or (kinds and kind not in kinds):
                 continue
-            environment = (entry / "environ").read_bytes().decode().split("\0")
+            given = forked_commands.started.get(os.readlink(entry / "cwd")) or _variable(entry)
         except (OSError, UnicodeDecodeError):
             continue
-        given = next((text for text in environment if text.startswith(f"{OF}=")), "")
-        if str(results) in given.partition("=")[2].split("\n"):
+        if str(results) in given:
             found.append(int(entry.name))
     return found
+
+
+def _variable(entry: Path) -> list[str]:
+    """What the variable OF of a process says."""
+    environment = (entry / "environ").read_bytes().decode().split("\0")
+    return next((text for text in environment if text.startswith(f"{OF}=")), "").partition("=")[2].split("\n")
 
 
 def until(condition: Callable[[], object], seconds: float = 300) -> None:
