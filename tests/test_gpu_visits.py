@@ -32,7 +32,8 @@ def test_visits_have_their_time_and_their_most_valuable_steps_fit(visit):
         assert len({step.name for step in steps}) == len(steps)
 
 
-def test_a_step_that_fails_or_hangs_stops_nothing(visit, tmp_path):
+def test_a_step_that_fails_or_hangs_stops_nothing(visit, tmp_path, monkeypatch):
+    monkeypatch.setattr(visit, "LEAST_SECONDS", 3)
     code = {
         "works": "-c \"print('fine')\"",
         "fails": '-c "raise SystemExit(3)"',
@@ -40,22 +41,23 @@ def test_a_step_that_fails_or_hangs_stops_nothing(visit, tmp_path):
         "last": "-c \"print('end')\"",
     }
     steps = [
-        visit.Step(name=name, seconds=4 if name == "hangs" else 30, command="", dry=command, grace=1)
+        visit.Step(name=name, seconds=1 if name == "hangs" else 30, command="", dry=command, grace=1)
         for name, command in code.items()
     ]
     rows = visit.run_visit("first", visit.Visit(300, steps), tmp_path, dry=True)
-    assert [row["end"] for row in rows] == ["ok", "exit 3", "ended after 12 s", "ok"]
+    assert [row["end"] for row in rows] == ["ok", "exit 3", "ended after 3 s", "ok"]
     assert [json.loads(line) for line in (tmp_path / "first.steps.jsonl").read_text().splitlines()] == rows
     assert (tmp_path / "first.log").read_text().split() == ["fine", "begun", "end"]
 
 
-def test_steps_without_time_are_left_out_and_the_first_one_leaves_room_for_the_others(visit, tmp_path):
+def test_steps_without_time_are_left_out_and_the_first_one_leaves_room_for_the_others(visit, tmp_path, monkeypatch):
     step = visit.Step(name="a", seconds=999, command="-c pass", dry="-c pass", grace=1)
     rows = visit.run_visit("first", visit.Visit(5, [step]), tmp_path, dry=False)
     assert rows == [{"step": "a", "end": "left out, no time", "seconds": None, "at": 0}]
+    monkeypatch.setattr(visit, "LEAST_SECONDS", 2)
     hangs = visit.Step(name="b", seconds=1, command='-c "import time; time.sleep(60)"', dry="", grace=1)
-    rows = visit.run_visit("second", visit.Visit(9, [hangs, step], reserved=25), tmp_path, dry=False, seconds=36)
-    assert [row["end"] for row in rows] == ["ended after 11 s", "ok"]
+    rows = visit.run_visit("second", visit.Visit(9, [hangs, step], reserved=25), tmp_path, dry=False, seconds=28)
+    assert [row["end"] for row in rows] == ["ended after 3 s", "ok"]
 
 
 def test_a_study_travels_without_weights_text_and_unfinished_runs(visit, tmp_path):

@@ -2,15 +2,14 @@
 
 import os
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 
 import pytest
-from support import tiny_sweep
+from support import forked_commands, tiny_sweep
+from support.forked_commands import Command
 from support.interrupted_sweep import Pace, Sweep, at_the_end, record_of
-from support.sweep_processes import OF, markers, phases, processes, until
+from support.sweep_processes import markers, phases, processes, until
 
 from sparsedepth.run.scratch import Scratch
 from sparsedepth.store.run_record import write_config
@@ -25,11 +24,10 @@ sys.exit({module}.{call}(sys.argv[1:]))
 """A program of ours with another grace period, in seconds."""
 
 
-def impatient(module: str, call: str, grace: float, *arguments: object) -> subprocess.Popen:
-    code = IMPATIENT.format(module=module, call=call, grace=grace)
-    command = [sys.executable, "-c", code, *map(str, arguments)]
-    environment = {**tiny_sweep.ENVIRONMENT, OF: "\n".join(map(str, arguments))}
-    return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+def impatient(folder: Path, module: str, call: str, grace: float, *arguments: object) -> Command:
+    program = folder / f"{call}-{grace}.py"
+    program.write_text(IMPATIENT.format(module=module, call=call, grace=grace))
+    return forked_commands.start([*map(str, arguments)], tiny_sweep.ENVIRONMENT, str(program))
 
 
 def one_run(folder: Path, results: Path) -> tuple[Scratch, list[object]]:
@@ -41,7 +39,7 @@ def one_run(folder: Path, results: Path) -> tuple[Scratch, list[object]]:
     return scratch, [results, scratch.folder / "config.yaml", "--runtime", '{"threads": 1, "device": "cpu"}']
 
 
-def until_it_runs(results: Path, process: subprocess.Popen) -> None:
+def until_it_runs(results: Path, process: Command) -> None:
     """Wait for a run of this process, which `Pace` holds before its end: small as it is, its training may be over
     between two looks. What the process said, should it end before."""
     until(lambda: phases(results) or process.poll() is not None)
@@ -52,11 +50,11 @@ def test_a_stopped_run_that_was_replaced_cannot_write(folder, undisturbed, tmp_p
     expected = undisturbed(1)
     results, pace = tmp_path / "results", Pace(tmp_path, monkeypatch)
     scratch, arguments = one_run(folder, results)
-    first = impatient("sparsedepth.run.execute", "main", 60, *arguments)
+    first = impatient(tmp_path, "sparsedepth.run.execute", "main", 60, *arguments)
     until_it_runs(results, first)
     os.kill(first.pid, signal.SIGSTOP)
     pace.open()
-    second = impatient("sparsedepth.run.execute", "main", 2, *arguments)
+    second = impatient(tmp_path, "sparsedepth.run.execute", "main", 2, *arguments)
     assert second.wait() == 0
     before = markers(results)
     assert record_of(results) == expected
@@ -75,7 +73,7 @@ def test_the_driver_replaces_what_is_stopped(folder, undisturbed, tmp_path, monk
     runs = 4
     expected = undisturbed(runs)
     results, pace = tmp_path / "results", Pace(tmp_path, monkeypatch)
-    driver = impatient("sparsedepth.cli.main", "run", 5, *Sweep(folder, runs).arguments(results, 1))
+    driver = impatient(tmp_path, "sparsedepth.cli.main", "run", 5, *Sweep(folder, runs).arguments(results, 1))
     until_it_runs(results, driver)
     stopped = processes(results, kind)
     assert stopped

@@ -11,6 +11,7 @@ import pytest
 import tokenizers
 from hypothesis import given
 from hypothesis import strategies as st
+from support import forked_commands
 
 from sparsedepth.data.tokenizer import ByteTokenizer, FastTokenizer, make_tokenizer, reopen_tokenizer
 
@@ -119,12 +120,12 @@ def test_a_tokenizer_larger_than_the_embedding_names_both(folder):
     assert make_tokenizer(str(folder), nothing(), 9).size == 10  # only ids that occur in a text matter
 
 
-def test_a_tokenizer_that_cannot_be_had_is_one_line():
-    script = (
+def test_a_tokenizer_that_cannot_be_had_is_one_line(tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text(
         "from sparsedepth.data.tokenizer import make_tokenizer\n"
         "try:\n    make_tokenizer('nobody/nothing', [], 264)\nexcept ValueError as error:\n    print(error)"
     )
-    environment = {**os.environ, "HF_HUB_OFFLINE": "1"}
-    run = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True, timeout=300)
-    assert run.stdout.startswith("tokenizer='nobody/nothing' cannot be loaded (")
-    assert run.stdout.count("\n") == 1
+    code, out, _ = forked_commands.call([], {**os.environ, "HF_HUB_OFFLINE": "1"}, program=str(script))
+    assert code == 0 and out.startswith("tokenizer='nobody/nothing' cannot be loaded (")
+    assert out.count("\n") == 1

@@ -17,6 +17,15 @@ WEIGHT_DECAYS = (0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7)
 
 def answer(folder, values, quantity="val_loss", **other):
     """The row of `quantity` for runs of {(n_layers, weight_decay): its values by seed}."""
+    return _asked(folder, values, quantity, other)[0]
+
+
+def answer_and_text(folder, values, quantity="val_loss", **other):
+    """The same, and the answer as a user reads it."""
+    return _asked(folder, values, quantity, other, signal_to_noise.text)
+
+
+def _asked(folder, values, quantity, other, text=lambda store: None):
     for (n_layers, weight_decay), of_seeds in values.items():
         for seed, value in enumerate(of_seeds):
             make_run(
@@ -24,12 +33,12 @@ def answer(folder, values, quantity="val_loss", **other):
             )
     with open_store(folder) as store:
         rows = {row["quantity"]: row for row in signal_to_noise.answer(store).records()}
-        return rows.get(quantity), signal_to_noise.text(store)
+        return rows.get(quantity), text(store)
 
 
 def test_two_configurations_of_two_seeds_worked_out_by_hand(tmp_path):
     """Means 2 and 6, both variances 2: MS_between 16, MS_within 2, n0 2, so signal^2 = (16 - 2) / 2 = 7."""
-    row, _ = answer(tmp_path, {(12, 0.0): [1.0, 3.0], (12, 0.1): [5.0, 7.0]})
+    row = answer(tmp_path, {(12, 0.0): [1.0, 3.0], (12, 0.1): [5.0, 7.0]})
     assert (row["configurations"], row["runs"]) == (2, 4)
     assert row["signal"] == pytest.approx(math.sqrt(7)) and row["noise"] == pytest.approx(math.sqrt(2))
     assert row["signal_to_noise"] == pytest.approx(math.sqrt(3.5))
@@ -58,20 +67,20 @@ def test_depths_are_pooled_and_not_compared_with_each_other(tmp_path):
     """The same two configurations at another depth, 100 higher: the same answer from twice the runs."""
     alone = {(12, 0.0): [1.0, 3.0], (12, 0.1): [5.0, 7.0]}
     deeper = {(24, decay): [value + 100 for value in values] for (_, decay), values in alone.items()}
-    row, _ = answer(tmp_path, alone | deeper)
+    row = answer(tmp_path, alone | deeper)
     assert row["signal"] == pytest.approx(math.sqrt(7)) and row["runs"] == 8
 
 
 def test_one_depth_agrees_with_one_way_analysis_of_variance(tmp_path):
     generator = np.random.default_rng(1)
     values = {(12, decay): list(4 + decay + generator.normal(0, 0.3, 5)) for decay in WEIGHT_DECAYS}
-    row, _ = answer(tmp_path, values)
+    row = answer(tmp_path, values)
     ratio = stats.f_oneway(*values.values()).statistic
     assert row["signal_to_noise"] == pytest.approx(math.sqrt(max(0, ratio - 1) / 5))
 
 
 def test_ratios_are_compared_by_their_logarithm(tmp_path):
-    row, _ = answer(
+    row = answer(
         tmp_path, {(12, 0.0): [math.e, math.e**3], (12, 0.1): [math.e**5, math.e**7]}, "residual_variance_last"
     )
     assert row["signal"] == pytest.approx(math.sqrt(7))
@@ -80,7 +89,7 @@ def test_ratios_are_compared_by_their_logarithm(tmp_path):
 def test_unequal_seeds_count_as_they_are_and_single_ones_not_at_all(tmp_path):
     """n = 2 and 4, means 0 and 3 about the grand mean 2: MS_between 2 * 4 + 4 * 1 = 12; n0 = 6 - 20 / 6 = 8 / 3."""
     values = {(12, 0.0): [-1.0, 1.0], (12, 0.1): [2.0, 4.0, 2.0, 4.0], (12, 0.2): [50.0], (24, 0.0): [9.0, 8.0]}
-    row, _ = answer(tmp_path, values)
+    row = answer(tmp_path, values)
     within = (2 + 4) / 4
     assert (row["configurations"], row["runs"]) == (2, 6)
     assert row["signal"] == pytest.approx(math.sqrt((12 - within) * 3 / 8))
@@ -110,19 +119,19 @@ def test_the_interval_holds_the_truth_in_95_percent(signal):
 
 def test_noise_alone_is_called_chance(tmp_path):
     """Every configuration has the same values: nothing between their means, so every order is a coin's."""
-    row, _ = answer(tmp_path, {(12, decay): [1.0, 2.0, 3.0] for decay in WEIGHT_DECAYS})
+    row = answer(tmp_path, {(12, decay): [1.0, 2.0, 3.0] for decay in WEIGHT_DECAYS})
     assert (row["signal"], row["decision_accuracy"], row["seeds_for_90pct"]) == (0, 0.5, None)
 
 
 def test_a_quantity_without_noise_or_without_two_configurations_has_no_row(tmp_path):
-    row, text = answer(tmp_path / "constant", {(12, 0.0): [1.0, 1.0], (12, 0.1): [2.0, 2.0]})
+    row, text = answer_and_text(tmp_path / "constant", {(12, 0.0): [1.0, 1.0], (12, 0.1): [2.0, 2.0]})
     assert row is None and "none: " in text
-    row, text = answer(tmp_path / "single", {(12, 0.0): [1.0, 2.0], (24, 0.0): [1.0, 2.0]})
+    row, text = answer_and_text(tmp_path / "single", {(12, 0.0): [1.0, 2.0], (24, 0.0): [1.0, 2.0]})
     assert row is None and "none: no depth has two configurations with two finished seeds each" in text
 
 
 def test_a_degenerate_score_is_named_with_its_reason(tmp_path):
     chance = {"val_loss": 4.0, "chance_loss": 4.0}
-    row, text = answer(tmp_path, {(12, 0.0): [0.1, 0.3], (12, 0.1): [0.5, 0.7]}, "usefulness", **chance)
+    row, text = answer_and_text(tmp_path, {(12, 0.0): [0.1, 0.3], (12, 0.1): [0.5, 0.7]}, "usefulness", **chance)
     assert row["degenerate"] == "the model is at chance"
     assert "degenerate (the model is at chance): usefulness\n" in text

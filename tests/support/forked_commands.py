@@ -100,9 +100,9 @@ def call(
     return command.returncode, out, err
 
 
-def start(arguments: Sequence[str], environment: Mapping[str, str]) -> Command:
-    """`sparsedepth ARGUMENTS...`, under way; `sweep_processes.processes` finds its processes by their folder."""
-    command = Command(arguments, environment, "", "")
+def start(arguments: Sequence[str], environment: Mapping[str, str], program: str = "") -> Command:
+    """The same, under way; `sweep_processes.processes` finds its processes by their folder."""
+    command = Command(arguments, environment, "", program)
     started[command.folder] = [*arguments]
     atexit.register(command.forget)
     return command

@@ -1,5 +1,6 @@
 """The definitions in sweeps/: each states its question, and everything that it can emit can be built."""
 
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
@@ -65,8 +66,15 @@ def test_everything_it_emits_can_be_built(path, scale):
     same = {"seed": 0, "lr": 1e-3, "weight_decay": 0.1}
     shapes = {config.model_copy(update=same).run_id: config for config in configs(definition)}
     assert shapes
-    for config in shapes.values():
+    deep = max(shapes.values(), key=lambda config: config.n_layers)
+    for config in [deep, *_shallowest(shapes.values())]:
         assert built_parameters(config) == cost(config).params_total
+
+
+def _shallowest(configs: Iterable[RunConfig]) -> list[RunConfig]:
+    """Of the configurations that differ in depth alone, the first: depth repeats the layers."""
+    first = sorted(configs, key=lambda config: -config.n_layers)
+    return [*{config.model_copy(update={"n_layers": 1}).run_id: config for config in first}.values()]
 
 
 @pytest.mark.parametrize("scale", [None, "micro"])
