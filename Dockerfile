@@ -1,4 +1,4 @@
-# An image whose command is sparsedepth, with bash for the job files of docs/clusters.md:
+# An image whose command is sparsedepth, with bash for the job files in docs:
 #   make image                                   for CPUs
 #   make image BASE=pytorch/pytorch:2.13.0-cuda13.0-cudnn9-runtime   with CUDA
 # Docker itself: docker build -t sparsedepth --build-arg BASE=... .

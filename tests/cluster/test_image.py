@@ -36,7 +36,7 @@ def test_base_and_torch_are_those_of_the_makefile():
 
 
 def test_the_image_of_the_kubernetes_job_can_be_built():
-    page = (ROOT / "docs" / "clusters.md").read_text()
+    page = (ROOT / "docs" / "depth-job.yaml").read_text()
     (image,) = re.findall(r"image: (\S+)", page)
     (built, base) = re.findall(r"make image IMAGE=(\S+) BASE=(\S+);", page)[0]
     assert built == image

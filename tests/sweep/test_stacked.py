@@ -1,12 +1,9 @@
 """Runs of one shape in one process, as one stacked model: each with its own record, and none lost."""
 
 import json
-import os
-import signal
 
 import pytest
-from support.sweep_processes import markers, phases, processes, until
-from support.tiny_sweep import BASE, corpus, definition, sparsedepth, start, table
+from support.tiny_sweep import BASE, corpus, definition, sparsedepth
 
 from sparsedepth.config.load import build
 from sparsedepth.config.run import RunConfig
@@ -71,31 +68,6 @@ def test_a_stack_is_smaller_where_single_runs_multiply_faster(monkeypatch, is_on
     configs = [build(RunConfig, {"n_layers": 2, **fields}, "x") for fields in sizes]
     cpu = machine(2, RuntimeConfig(device="cpu"))
     assert tuple(cpu.stack_size(config) for config in configs) == expected
-
-
-@pytest.mark.slow  # the sweeps of tests/chaos are stacked too, where it pays
-@pytest.mark.parametrize("moment", ["training", "measuring"])
-def test_kill_9_of_a_stack_loses_nothing(tmp_path, moment):
-    """One process of four runs, killed and then stopped: the four records that they have alone."""
-    path = definition(
-        tmp_path, space=SPACE, seeds=[0], base={"train_tokens": 128 * 60, "measures": ["loss", "usefulness"]}
-    )
-    sparsedepth("sweep", path, "--out", tmp_path / "alone", *ONE, "--stack", 1)
-    results = tmp_path / "stacked"
-    arguments = (*ONE, "--runtime", "checkpoint_seconds=0.2", "--stack", 4)
-    driver = start("sweep", path, "--out", results, *arguments)
-    until(lambda: moment in phases(results), 200)
-    before = markers(results)
-    (process,) = processes(results, "run")
-    os.kill(process, signal.SIGKILL)
-    out, err = driver.communicate(timeout=300)
-    assert driver.returncode == 0, out + err
-    assert before.items() <= markers(results).items()
-    assert table(results).keys() == table(tmp_path / "alone").keys() and len(table(results)) == 4
-    for run_id, summary in table(tmp_path / "alone").items():
-        assert table(results)[run_id] == pytest.approx(summary, abs=1e-5), run_id
-    stacked_with = [manifest.get("stacked_with", []) for manifest in manifests(tmp_path / "alone").values()]
-    assert stacked_with == [[]] * 4
 
 
 @pytest.mark.slow

@@ -102,26 +102,6 @@ def test_other_packages_than_the_runs_have_are_said_and_refused_on_demand(undist
         run(same_packages=True)._compare_packages()
 
 
-@pytest.mark.slow  # tests/chaos does the same at random moments
-@pytest.mark.parametrize("moment", ["training", "between runs"])
-def test_kill_9_of_the_driver_loses_nothing(undisturbed, moment):
-    """Same text, same definition: the disturbed sweep's table equals the undisturbed one's to the last digit."""
-    results = undisturbed.parent / f"killed-{moment.split()[0]}"
-    arguments = ("sweep", definition(undisturbed.parent), "--out", results, "--workers", 2)
-    driver = start(*arguments)
-    if moment == "training":
-        until(lambda: "training" in phases(results))
-    else:
-        until(lambda: len(markers(results)) >= 1)
-    os.killpg(driver.pid, signal.SIGKILL)
-    driver.wait()
-    until(lambda: not processes(results), 30)  # its workers and their runs end with it
-    before = markers(results)
-    sparsedepth(*arguments)
-    assert table(results) == table(undisturbed)
-    assert before.items() <= markers(results).items(), "a complete run was repeated"
-
-
 def test_ctrl_c_stops_at_a_checkpoint_and_the_same_command_continues(tmp_path):
     """One longer run, so that the signal finds it training."""
     results = tmp_path / "results"

@@ -52,8 +52,8 @@ def weights(model: Decoder) -> dict[str, torch.Tensor]:
     "fields", [{}, {"n_experts": 4, "top_k": 2}, {"depth_scale": "lns", "n_kv_heads": 1}, {"optimizer": "muon"}]
 )
 def test_loss_falls(fields):
-    _, trained = run(config(train_tokens=32 * 150, lr=1e-2, **fields))
-    assert trained.outcome == "ok" and trained.steps == 150
+    _, trained = run(config(train_tokens=32 * 100, lr=1e-2, **fields))
+    assert trained.outcome == "ok" and trained.steps == 100
     assert trained.curves[0]["train_loss"] == pytest.approx(math.log(12), rel=0.02)
     assert trained.curves[-1]["train_loss"] < 0.5 * math.log(12)
     assert (trained.curves[-1]["balance_loss"] is None) == ("n_experts" not in fields)
@@ -106,8 +106,10 @@ def test_observed_at_the_start_and_every_tenth_step_but_not_the_last():
 STREAMS = {"n_experts": 4, "top_k": 2, "n_streams": 2, "stream_mixing": "manifold"}
 
 
-@pytest.mark.parametrize("kill_step", [1, 4, 5, 12, 24])
-@pytest.mark.parametrize("fields", [{}, STREAMS, {"optimizer": "muon", "loops": 2}])
+@pytest.mark.parametrize(
+    ("fields", "kill_step"),
+    [*(({}, step) for step in (1, 4, 5, 12, 24)), (STREAMS, 12), ({"optimizer": "muon", "loops": 2}, 5)],
+)
 def test_resumed_run_ends_bit_equal(tmp_path, kill_step, fields):
     cfg = config(**fields)
     whole_model, whole = run(cfg)
