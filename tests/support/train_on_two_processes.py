@@ -1,10 +1,14 @@
-"""Training on two gloo processes: `torchrun ... train_on_two_processes.py FOLDER` trains in every way and records it.
+"""Training on two gloo processes: `train_on_two_processes.py FOLDER` trains in every way and records it. The processes
+are forked with the variables that torchrun sets; torchrun itself is in `sweep/test_torchrun.py`.
 
 FOLDER/one holds a checkpoint that a single process left half-way; FOLDER/fsdp is left for one to continue.
 """
 
 import dataclasses
 import json
+import multiprocessing
+import os
+import socket
 import sys
 from pathlib import Path
 
@@ -87,6 +91,21 @@ def main(folder: Path) -> None:
             save_file({key: w.detach().clone() for key, w in weights.items()}, folder / f"{name}.{ddp.rank}")
 
 
+def as_rank(rank: int, port: int, folder: Path) -> None:
+    settings = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": 2, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    os.environ.update({name: str(value) for name, value in settings.items()})
+    main(folder)
+
+
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    main(Path(sys.argv[1]))
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        free = probe.getsockname()[1]
+    fork = multiprocessing.get_context("fork").Process
+    ranks = [fork(target=as_rank, args=(rank, free, Path(sys.argv[1]))) for rank in range(2)]
+    for process in ranks:
+        process.start()
+    for process in ranks:
+        process.join()
+    sys.exit(max(abs(process.exitcode or 0) for process in ranks))

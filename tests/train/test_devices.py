@@ -2,15 +2,13 @@
 
 import json
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
-from support import train_on_two_processes
+from support import forked_commands, train_on_two_processes
 
 from sparsedepth.train.devices import ALONE, Devices, check_world
 
@@ -31,16 +29,9 @@ def two(tmp_path_factory) -> Path:
     """What two processes left."""
     folder = tmp_path_factory.mktemp("two")
     train_on_two_processes.trained("dense", checkpoints=folder / "one", stop_step=train_on_two_processes.HALF_WAY)
-    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    ran = subprocess.run(
-        [*launch, train_on_two_processes.__file__, str(folder)],
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
-    assert ran.returncode == 0, ran.stderr
+    code, _, err = forked_commands.call([str(folder)], environment, program=train_on_two_processes.__file__)
+    assert code == 0, err
     return folder
 
 
