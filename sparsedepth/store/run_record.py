@@ -143,7 +143,7 @@ def finish(folder: Path) -> None:
     if len(subjects) > 1:
         raise ValueError(f"{str(folder)!r} has {' and '.join(subjects)}; a record has one of these")
     text = (folder / first).read_text(encoding="utf-8")
-    values = parse_yaml(text, CONFIG) if first == CONFIG else json.loads(text)
+    values = _parse_yaml(text) if first == CONFIG else json.loads(text)
     subject = build(SUBJECTS[first], values, first)
     if first != MODEL and subject.run_id != folder.name:
         raise ValueError(f"{str(folder / first)!r} is run {subject.run_id}; its folder must have that name")

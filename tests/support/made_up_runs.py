@@ -1,10 +1,14 @@
 """Complete run folders with made-up numbers, for tests of everything that reads the store."""
 
+import functools
+import json
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from sparsedepth.config.load import yaml_text
 from sparsedepth.config.run import RunConfig
+from sparsedepth.files import write_text
 from sparsedepth.store import run_record
 
 Row = Mapping[str, Any]
@@ -28,7 +32,8 @@ def make_run(
     outcome is 'ok' unless given. A table with no rows gets no file."""
     folder = run_record.run_folder(results, config.run_id)
     folder.mkdir(parents=True)
-    run_record.write_config(folder, config)
+    entries = config.model_dump(mode="json").items()
+    write_text(folder / "config.yaml", "".join(_entry(name, json.dumps(value)) for name, value in entries))
     run_record.write_manifest(folder, manifest)
     run_record.write_summary(folder, {"outcome": "ok", **summary})
     tables = {"layers": layers, "curves": curves, "heads": heads, "pairs": pairs, "tokens": tokens}
@@ -38,3 +43,9 @@ def make_run(
             run_record.write_table(folder, table, rows)
     run_record.finish(folder)
     return folder
+
+
+@functools.cache
+def _entry(name: str, value: str) -> str:
+    """One field as `run_record.write_config` writes it; most runs share most of them."""
+    return yaml_text({name: json.loads(value)})
