@@ -3,14 +3,13 @@
 import gzip
 import json
 import os
-import subprocess
-import sys
 import sysconfig
 from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from support import forked_commands
 
 from sparsedepth.config.run import DataConfig
 from sparsedepth.data.corpus import MIN_DOCUMENT, documents, fingerprint
@@ -136,24 +135,17 @@ def test_hub_without_a_name():
         read("hub:")
 
 
-def test_hub_that_cannot_be_reached_says_so():
-    script = (
+def test_hub_that_cannot_be_reached_says_so(tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text(
         "from sparsedepth.config.run import DataConfig\n"
         "from sparsedepth.data.corpus import documents\n"
         "try:\n    next(documents(DataConfig(corpus='hub:some/dataset:subset')))\n"
         "except ValueError as error:\n    print(error)\n"
     )
-    run = subprocess.run(
-        [sys.executable, "-c", script],
-        env={**os.environ, "HF_HUB_OFFLINE": "1"},
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=True,
-    )
-    assert run.stdout.startswith("corpus='hub:some/dataset:subset' cannot be read (")
-    assert "check the name, the configuration and the network" in run.stdout
-    assert run.stdout.count("\n") == 1
+    code, out, _ = forked_commands.call([], {**os.environ, "HF_HUB_OFFLINE": "1"}, program=str(script))
+    assert code == 0 and out.startswith("corpus='hub:some/dataset:subset' cannot be read (")
+    assert "check the name, the configuration and the network" in out and out.count("\n") == 1
 
 
 def test_fingerprint_follows_names_and_sizes(tmp_path):

@@ -16,7 +16,7 @@ from sparsedepth.recipe.text import effect_text, sentence
 from sparsedepth.recipe.verify import with_verification
 from sparsedepth.report import page as report_page
 from sparsedepth.report.content import content
-from sparsedepth.report.page import advice_of, html, parts_of, write_report
+from sparsedepth.report.page import advice_of, write_report
 from sparsedepth.report.tables import cell, table_of
 from sparsedepth.store.connection import open_store
 from sparsedepth.store.tuning_roles import result_rows
@@ -151,16 +151,18 @@ def test_columns_are_numeric_only_if_every_known_cell_is():
     ]  # fmt: skip
 
 
-@pytest.fixture
-def two_figures(monkeypatch):
-    """Two small ones stand for all: drawing is tested with the plots."""
-    few = {name: FIGURES[name] for name in ("variance", "learning_rate")}
-    monkeypatch.setattr(report_page, "FIGURES", few)
+@pytest.fixture(scope="module")
+def page_of_two_figures(results, tmp_path_factory):
+    """Two small ones stand for all: drawing is tested with the plots. The page, and the bytes that were said."""
+    path = tmp_path_factory.mktemp("page") / "a.html"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(report_page, "FIGURES", {name: FIGURES[name] for name in ("variance", "learning_rate")})
+        size = write_report([results], path)
+        yield path, size
 
 
-def test_hostile_names_are_escaped_and_nothing_is_loaded(results, two_figures):
-    with open_store(results) as store:
-        page = html([results], parts_of(store, [results]))
+def test_hostile_names_are_escaped_and_nothing_is_loaded(page_of_two_figures):
+    page = page_of_two_figures[0].read_text()
     assert "<script>window.hostile" not in page and "&lt;script&gt;window.hostile" in page
     assert not re.findall(r"""(?:src|href)=["'](?!data:|#)[^"']*""", page)
     assert not re.findall(r"@import|url\(", page)
@@ -169,10 +171,10 @@ def test_hostile_names_are_escaped_and_nothing_is_loaded(results, two_figures):
     assert "Not drawn: learning_rate" in page
 
 
-def test_the_same_results_give_the_same_file(results, two_figures, tmp_path):
-    sizes = [write_report([results], tmp_path / name) for name in ("a.html", "b.html")]
-    assert (tmp_path / "a.html").read_bytes() == (tmp_path / "b.html").read_bytes()
-    assert sizes[0] == (tmp_path / "a.html").stat().st_size < 1_000_000
+def test_the_same_results_give_the_same_file(results, page_of_two_figures, tmp_path):
+    path, size = page_of_two_figures
+    assert size == write_report([results], tmp_path / "b.html") == path.stat().st_size < 1_000_000
+    assert path.read_bytes() == (tmp_path / "b.html").read_bytes()
 
 
 def test_a_wrong_input_is_refused_before_a_picture_is_drawn(results, card, tmp_path, monkeypatch):
