@@ -1,21 +1,29 @@
 """MLflow: each run is a run of an experiment, identified by its tag TAG."""
 
 import os
+import re
+import shutil
+import sqlite3
+import tempfile
+from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")  # read when mlflow is imported
 
-from mlflow.entities import Metric, Param
+from mlflow.entities import Metric, Param, Run
 from mlflow.exceptions import MlflowException
 from mlflow.tracking import MlflowClient
 from sqlalchemy.exc import SQLAlchemyError
 
 from sparsedepth import files
+from sparsedepth.trackers.logged_runs import LoggedRun
 from sparsedepth.trackers.tracked_run import TrackedRun
 
 TAG = "sparsedepth.run_id"
 MAX_METRICS, MAX_PARAMS = 1000, 100
 """of one request"""
+STATUS = {"FINISHED": "finished", "FAILED": "failed", "KILLED": "failed"}
 
 
 class Tracker:
@@ -46,13 +54,9 @@ class Tracker:
     def _runs(self, filter: str = "") -> dict[str, list[str]]:
         """run_id -> MLflow's run ids."""
         ids: dict[str, list[str]] = {}
-        token = None
-        while token != "":
-            page = self.client.search_runs([self.experiment], filter, max_results=1000, page_token=token)
-            for run in page:
-                if TAG in run.data.tags:
-                    ids.setdefault(run.data.tags[TAG], []).append(run.info.run_id)
-            token = page.token or ""
+        for run in _runs(self.client, [self.experiment], filter):
+            if TAG in run.data.tags:
+                ids.setdefault(run.data.tags[TAG], []).append(run.info.run_id)
         return ids
 
     def held(self) -> set[str]:
@@ -83,6 +87,51 @@ class Tracker:
 
     def view_command(self) -> str:
         return f"mlflow ui --backend-store-uri {self.uri}"
+
+
+def _runs(client: MlflowClient, experiments: list[str], filter: str = "") -> Iterator[Run]:
+    token = None
+    while token != "":
+        page = client.search_runs(experiments, filter, max_results=1000, page_token=token)
+        yield from page
+        token = page.token or ""
+
+
+def read(uri: str) -> Iterator[LoggedRun]:
+    """The runs of all experiments of a tracking URI, or of a folder of MLflow's file store."""
+    with tempfile.TemporaryDirectory() as folder:
+        client = MlflowClient(tracking_uri=_copied(uri, Path(folder)))
+        names = {one.experiment_id: one.name for one in client.search_experiments()}
+        for run in _runs(client, [*names]):
+            project, status = names[run.info.experiment_id], STATUS.get(run.info.status, "unfinished")
+            values = {"project": project, "config": run.data.params, "metrics": run.data.metrics}
+            yield LoggedRun(id=run.info.run_id, name=run.info.run_name, status=status, **values)
+
+
+def _copied(uri: str, folder: Path) -> str:
+    """The URI of a copy of local runs: MLflow makes what is not there, and migrates a database of an older version in
+    place. Raises ValueError where there are no runs, or half of one."""
+    path = Path(uri.removeprefix("sqlite:///").removeprefix("file://"))
+    if uri.startswith("sqlite:///"):
+        copy = folder / "mlflow.db"
+        with closing(sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True)) as source:
+            tables = {name for (name,) in source.execute("SELECT name FROM sqlite_master")}
+            if not {"runs", "experiments", "alembic_version"} <= tables:
+                raise ValueError(f"{path} is not a database of MLflow's runs")
+            with closing(sqlite3.connect(copy)) as target:
+                source.backup(target)
+        return f"sqlite:///{copy}"
+    if "://" in uri and not uri.startswith("file://"):
+        return uri  # a server
+    experiments = [meta.parent for meta in path.glob("*/meta.yaml")]
+    if not experiments:
+        raise ValueError(f"{path} has no experiments of MLflow's file store")
+    for run in (run for experiment in experiments for run in experiment.iterdir()):
+        if re.fullmatch("[0-9a-f]{32}", run.name) and not (run / "meta.yaml").exists():
+            raise ValueError(f"the run {run} has no meta.yaml: it is half written; move it away")
+    shutil.copytree(path, folder / "mlruns", symlinks=True, ignore=shutil.ignore_patterns("artifacts", "models"))
+    os.environ["MLFLOW_ALLOW_FILE_STORE"] = "true"  # its former format, which MLflow reads on request
+    return (folder / "mlruns").as_uri()
 
 
 def _make(database: Path) -> None:

@@ -3,10 +3,18 @@
 import contextlib
 import importlib
 import io
+import json
 import os
+import sqlite3
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
+from sparsedepth.trackers.logged_runs import LoggedRun
 from sparsedepth.trackers.tracked_run import TrackedRun
+
+VERSION = 2
+"""The newest version of its databases that `read` knows."""
 
 
 class Tracker:
@@ -46,3 +54,24 @@ class Tracker:
 
     def view_command(self) -> str:
         return f"TRACKIO_DIR={self.folder} trackio show --project {self.project}"
+
+
+def read(place: str) -> Iterator[LoggedRun]:
+    """The runs of a project, or of its database FILE.db. Trackio does not store how a run ended."""
+    path = Path(place)
+    if path.suffix != ".db":
+        path = importlib.import_module("trackio.sqlite_storage").SQLiteStorage.get_project_db_path(place)
+    if not path.is_file():
+        raise ValueError(f"{path} does not exist; TRACKIO_DIR=FOLDER names another folder")
+    with contextlib.closing(sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True)) as database:
+        ((version,),) = database.execute("PRAGMA user_version").fetchall()
+        if version > VERSION:
+            raise ValueError(f"the database has version {version}; up to {VERSION} is known")
+        logged = database.execute("SELECT run_id, run_name, metrics FROM metrics ORDER BY step, id").fetchall()
+        configs = database.execute("SELECT run_id, run_name, config FROM configs").fetchall()
+    settings = {id: json.loads(text) for id, _, text in configs}
+    last: dict[str, dict[str, Any]] = {}
+    for id, _, text in logged:
+        last[id] = last.get(id, {}) | json.loads(text)
+    for id, name in {id: name for id, name, _ in (*configs, *logged)}.items():
+        yield LoggedRun(id=id, name=name, project=path.stem, config=settings.get(id, {}), metrics=last.get(id, {}))

@@ -1,14 +1,26 @@
 """Weights & Biases, offline: a folder per run, for the user to upload with `wandb sync`."""
 
+import json
 import os
 import shutil
+import zlib
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 os.environ.setdefault("WANDB_ERROR_REPORTING", "false")  # read when wandb is imported
 
 import wandb
+from wandb.proto.wandb_internal_pb2 import Record
 
+from sparsedepth.config.load import read_yaml
+from sparsedepth.trackers.logged_runs import LoggedRun
 from sparsedepth.trackers.tracked_run import TrackedRun
+
+HEADER = b":W&B\xe1\xbe\x00"
+"""of a .wandb file: name, magic number, version 0"""
+BLOCK = 32768
 
 
 class Tracker:
@@ -48,3 +60,71 @@ class Tracker:
 
     def view_command(self) -> str:
         return f"wandb sync {self.folder}/wandb/offline-run-*   (uploads)"
+
+
+def read(place: str) -> Iterator[LoggedRun]:
+    """The runs of a .wandb file, or of the runs' folders at and below a place."""
+    folder = Path(place)
+    files = [folder] if folder.is_file() else sorted(folder.rglob("run-*.wandb"))
+    yield from map(_of_file, files)
+    for path in sorted(folder.rglob("files/config.yaml")):
+        if path.parent.parent not in {file.parent for file in files}:
+            yield _of_folder(path.parent)
+
+
+def _of_folder(files: Path) -> LoggedRun:
+    """The run of config.yaml and wandb-summary.json, which a run writes when it is logged online."""
+    config = read_yaml(files / "config.yaml")
+    if (version := config.pop("wandb_version", None)) != 1:
+        raise ValueError(f"{files / 'config.yaml'} has wandb_version {version!r}, not 1")
+    values = {name: entry["value"] for name, entry in config.items()}
+    summary = files / "wandb-summary.json"
+    metrics = json.loads(summary.read_text(encoding="utf-8")) if summary.exists() else {}
+    status = None if summary.exists() else "unfinished"
+    return LoggedRun(id=files.parent.name.split("-", 2)[-1], status=status, config=values, metrics=metrics)
+
+
+def _of_file(path: Path) -> LoggedRun:
+    """The run of a .wandb file: unfinished without its last record, if it was killed or the file is cut off."""
+    run, config, metrics = LoggedRun(id=path.stem.removeprefix("run-"), status="unfinished"), {}, {}
+    for content in _records(path):
+        record = Record.FromString(content)
+        if record.HasField("run"):
+            name, project = record.run.display_name or None, record.run.project
+            run = replace(run, id=record.run.run_id, name=name, project=project)
+        elif record.HasField("exit"):
+            run = replace(run, status="failed" if record.exit.exit_code else "finished")
+        _update(config, (*record.run.config.update, *record.config.update))
+        _update(metrics, (*record.history.item, *record.summary.update))
+    return replace(run, config=config, metrics=metrics)
+
+
+def _update(values: dict[str, Any], items: Iterable[Any]) -> None:
+    """Set each item: a value in JSON at a key, or at a path of keys."""
+    for item in items:
+        *path, last = item.nested_key or [item.key]
+        inner = values
+        for key in path:
+            inner = inner.setdefault(key, {})
+        inner[last] = json.loads(item.value_json)
+
+
+def _records(path: Path) -> Iterator[bytes]:
+    """The records up to the end, or to where the file is cut off: LevelDB's log, with the CRC of zlib."""
+    content, at, parts = path.read_bytes(), len(HEADER), list[bytes]()
+    if not content.startswith(HEADER):
+        raise ValueError(f"{path} is not a .wandb file of version 0")
+    while at + 7 <= len(content):
+        if (rest := BLOCK - at % BLOCK) < 7:
+            at += rest  # padding
+            continue
+        kind, end = content[at + 6], at + 7 + int.from_bytes(content[at + 4 : at + 6], "little")
+        if end > len(content):
+            return
+        if zlib.crc32(content[at + 6 : end]) != int.from_bytes(content[at : at + 4], "little"):
+            raise ValueError(f"{path} is damaged at byte {at:,}")
+        parts.append(content[at + 7 : end])
+        at = end
+        if kind in (1, 4):  # whole, or the last part
+            yield b"".join(parts)
+            parts = []
