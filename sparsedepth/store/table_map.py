@@ -190,7 +190,10 @@ def parse(
         raise ValueError(f"{text!r} is no expression; write e.g. tokens * 1e6, and odd columns in backticks")
     if any(node.get("class") in ("SUBQUERY", "STAR") for node in nodes):
         raise ValueError(f"{text!r} has a query or * in it; use columns, operators and functions of one row")
-    named = [node["column_names"][0] for node in nodes if node.get("class") == "COLUMN_REF"]
+    named = [".".join(node["column_names"]) for node in nodes if node.get("class") == "COLUMN_REF"]
+    parts = [".".join(node["column_names"]) for node in nodes if len(node.get("column_names", ())) > 1]
+    if parts and parts[0] in columns:
+        raise ValueError(f"{text!r}: the column {parts[0]!r} must stand in backticks: `{parts[0]}`")
     known = {name.lower(): name for name in reversed([*columns])} | {name: name for name in columns}
     if missing := sorted({name for name in named if name not in known and name.lower() not in known}):
         raise UnknownColumn(f"no column {', '.join(map(repr, missing))}")

@@ -61,7 +61,10 @@ def as_table(source: str, table_map: Mapping[str, Any]) -> Generator[Path]:
         try:
             yield path
         except ValueError as error:
-            raise ValueError(str(error).replace(repr(str(path)), shown).replace(str(path), shown)) from None
+            text = str(error).replace(repr(str(path)), shown).replace(str(path), shown)
+            raise ValueError(
+                re.sub(r"\brow (\d+)", lambda row: f"{row[0]} ({runs[int(row[1]) - 1].id})", text)
+            ) from None
 
 
 def _read(tracker: str, place: str, shown: str) -> list[LoggedRun]:
@@ -82,9 +85,10 @@ def _check(runs: Sequence[LoggedRun], shown: str, table_map: Mapping[str, Any]) 
         raise ValueError(f"{shown} has two runs with the id {twice[0]!r}; move one of them away")
     cut = [run for run in runs if run.status in ("failed", "unfinished")]
     if cut and not re.search(r"\bstatus\b", json.dumps([table_map.get("where"), table_map.get("fields")])):
+        whole = "status == 'finished'" if any(run.status == "finished" for run in runs) else "status is null"
         raise ValueError(
-            f"{shown}: {len(cut)} of {len(runs)} runs did not finish, such as {cut[0].id} ({cut[0].status}): their "
-            "last values are not final; choose in the map, such as where: status == 'finished'"
+            f"{shown}: {len(cut)} of {len(runs)} runs did not finish, such as {cut[0].id} ({cut[0].status}), so their "
+            f"last values are not final; choose in the map, such as where: {whole}"
         )
 
 

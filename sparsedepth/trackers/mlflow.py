@@ -110,28 +110,34 @@ def read(uri: str) -> Iterator[LoggedRun]:
 
 def _copied(uri: str, folder: Path) -> str:
     """The URI of a copy of local runs: MLflow makes what is not there, and migrates a database of an older version in
-    place. Raises ValueError where there are no runs, or half of one."""
-    path = Path(uri.removeprefix("sqlite:///").removeprefix("file://"))
-    if uri.startswith("sqlite:///"):
-        copy = folder / "mlflow.db"
+    place. Raises ValueError for another database, and where there are no runs, or half of one."""
+    if uri.startswith(("http://", "https://")):
+        return uri
+    local = uri.removeprefix("sqlite:///").removeprefix("file://")
+    if "://" in local:
+        raise ValueError("give a file, a folder, or the http:// address of an MLflow server on that database")
+    if (path := Path(local)).is_file():
         with closing(sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True)) as source:
             tables = {name for (name,) in source.execute("SELECT name FROM sqlite_master")}
             if not {"runs", "experiments", "alembic_version"} <= tables:
                 raise ValueError(f"{path} is not a database of MLflow's runs")
-            with closing(sqlite3.connect(copy)) as target:
-                source.backup(target)
-        return f"sqlite:///{copy}"
-    if "://" in uri and not uri.startswith("file://"):
-        return uri  # a server
+            with closing(sqlite3.connect(folder / "mlflow.db")) as copy:
+                source.backup(copy)
+        return f"sqlite:///{folder / 'mlflow.db'}"
     experiments = [meta.parent for meta in path.glob("*/meta.yaml")]
     if not experiments:
-        raise ValueError(f"{path} has no experiments of MLflow's file store")
+        raise ValueError(f"{path} is neither a database nor a file store of MLflow")
     for run in (run for experiment in experiments for run in experiment.iterdir()):
-        if re.fullmatch("[0-9a-f]{32}", run.name) and not (run / "meta.yaml").exists():
-            raise ValueError(f"the run {run} has no meta.yaml: it is half written; move it away")
+        texts = [run / "meta.yaml", *(path for path in run.glob("metrics/**/*") if path.is_file())]
+        if re.fullmatch("[0-9a-f]{32}", run.name) and not all(_is_whole(text) for text in texts):
+            raise ValueError(f"the run {run} is half written; move it away")
     shutil.copytree(path, folder / "mlruns", symlinks=True, ignore=shutil.ignore_patterns("artifacts", "models"))
     os.environ["MLFLOW_ALLOW_FILE_STORE"] = "true"  # its former format, which MLflow reads on request
     return (folder / "mlruns").as_uri()
+
+
+def _is_whole(text: Path) -> bool:
+    return text.is_file() and text.read_bytes().endswith(b"\n")
 
 
 def _make(database: Path) -> None:

@@ -80,7 +80,7 @@ def read(place: str) -> Iterator[LoggedRun]:
 
 def _with_file(run: LoggedRun, path: Path) -> tuple[LoggedRun, dict[str, int]]:
     """The run with what an event file adds, and the first step of each scalar."""
-    config, metrics, status = {**run.config}, {**run.metrics}, run.status
+    config, metrics, status = {**run.config}, {**run.metrics}, run.status if path.stat().st_size else "unfinished"
     starts, plugins = dict[str, int](), dict[str, str]()
     try:
         for step, value in _values(path):

@@ -75,8 +75,9 @@ def read(place: str) -> Iterator[LoggedRun]:
 def _of_folder(files: Path) -> LoggedRun:
     """The run of config.yaml and wandb-summary.json, which a run writes when it is logged online."""
     config = read_yaml(files / "config.yaml")
-    if (version := config.pop("wandb_version", None)) != 1:
-        raise ValueError(f"{files / 'config.yaml'} has wandb_version {version!r}, not 1")
+    version = config.pop("wandb_version", 1)
+    if version != 1 or not all(isinstance(entry, dict) and "value" in entry for entry in config.values()):
+        raise ValueError(f"{files / 'config.yaml'} is not of version 1, where each name has a value")
     values = {name: entry["value"] for name, entry in config.items()}
     summary = files / "wandb-summary.json"
     metrics = json.loads(summary.read_text(encoding="utf-8")) if summary.exists() else {}
