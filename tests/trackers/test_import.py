@@ -163,12 +163,13 @@ def test_trackio_is_read_from_its_database_without_the_package(tmp_path):
 @pytest.fixture
 def sent(tmp_path, monkeypatch, request):
     """A results folder of two runs that was sent to a real tracker, and the source that names them there."""
-    name = request.param
-    pytest.importorskip(name)
+    name, results = request.param, tmp_path / "results"
     for variable in ("MLFLOW_TRACKING_URI", "WANDB_MODE", "WANDB_DIR"):
         monkeypatch.delenv(variable, raising=False)
-    results = tmp_path / "results"
     monkeypatch.setenv("TRACKIO_DIR", str(results / "trackers" / "trackio"))
+    for module in [module for module in sys.modules if module.split(".")[0] == "trackio"]:
+        monkeypatch.delitem(sys.modules, module)  # it reads TRACKIO_DIR when it is imported
+    pytest.importorskip(name)
     curves = [{"step": 10, "train_loss": 3.0, "lr": 1e-3}, {"step": 20, "train_loss": 2.75, "lr": 5e-4}]
     for seed in (0, 1):
         summary = {"val_loss": 2.123456789 + seed, "params_total": 123_456_789, "steps": 20, "usefulness": 1 / 3}
@@ -329,4 +330,4 @@ def test_hyperparameters_that_torch_wrote_for_tensorboard(tmp_path):
     with as_table(f"tensorboard:{tmp_path}", MAP) as path:
         rows = {row["id"]: row for row in map(json.loads, path.read_text().splitlines())}
     first = {"name": None, "status": "finished", "project": None, "config.n_layers": "2.0", "config.norm": "pre"}
-    assert rows["first"] == {"id": "first", **first, "config.qk_norm": "true", "metrics.val_loss": "2.5"}
+    assert rows["first"] == {"id": "first", **first, "config.qk_norm": "1.0", "metrics.val_loss": "2.5"}
