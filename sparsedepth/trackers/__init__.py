@@ -1,1 +1,1 @@
-"""Finished runs in other people's trackers: TensorBoard, MLflow, Trackio, Weights & Biases."""
+"""Runs in other people's trackers, sent and read: TensorBoard, MLflow, Trackio, Weights & Biases."""
