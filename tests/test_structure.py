@@ -14,6 +14,7 @@ PACKAGE = Path(__file__).parent.parent / "sparsedepth"
 ROOT = PACKAGE.parent
 
 LEVELS = [
+    {"plugins"},
     {"files", "quantities"},
     {"config"},
     {"model", "data", "store"},

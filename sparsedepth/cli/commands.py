@@ -13,6 +13,7 @@ from sparsedepth.cli import (
     exchange,
     importing,
     init,
+    judge,
     measure,
     on_slurm,
     pack,
@@ -37,7 +38,13 @@ app = typer.Typer(
 
 
 @app.callback(invoke_without_command=True)
-def _version(version: bool = typer.Option(False, "--version", help="Print the version and exit.")) -> None:
+def _version(
+    version: bool = typer.Option(False, "--version", help="Print the version and exit."),
+    plugin: str | None = typer.Option(
+        None, metavar="FILE", help="Measure, task or figure of your own (docs/adding.md)."
+    ),
+) -> None:
+    """`--plugin` is read by `plugins`, before the tables of measures are made."""
     if version:
         print(f"sparsedepth {__version__}")
         raise typer.Exit
@@ -56,6 +63,7 @@ COMMANDS: Mapping[str, tuple[Callable[..., None], str]] = {
     "export": (exchange.export, "export results/mine/runs/0123456789ab -o models/mine"),
     "evaluate": (exchange.evaluate, "evaluate results/mine/runs/0123456789ab --tasks lambada_openai --limit 100"),
     "import": (importing.import_, "import runs.csv --map map.yaml -o results/theirs"),
+    "judge": (judge.judge, "judge runs.csv --baseline adamw"),
     "query": (query.query, 'query results/mine "select n_layers, avg(val_loss) from runs group by all" -o losses.csv'),
     "best": (query.best, "best results/mine --by usefulness --depth 24"),
     "effects": (effects.effects, "effects results/mine --by loss --knob n_kv_heads"),

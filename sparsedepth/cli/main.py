@@ -28,11 +28,15 @@ def run(arguments: Sequence[str] | None = None) -> None:
     words = [*(sys.argv[1:] if arguments is None else arguments)]
     try:
         _check_outputs(words)
+        from sparsedepth.plugins import name_on_command_line
+
+        words = name_on_command_line(words)
         from typer.main import get_command
 
+        import sparsedepth.quantities  # noqa: F401 - errors of plugins, before any work
         from sparsedepth.cli.commands import app
 
-        code = get_command(app).main(args=arguments, prog_name="sparsedepth", standalone_mode=False)
+        code = get_command(app).main(args=words, prog_name="sparsedepth", standalone_mode=False)
     except KeyboardInterrupt:
         code = _fail("interrupted; run the same command again to resume", 130)
     except BrokenPipeError:

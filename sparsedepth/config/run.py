@@ -20,7 +20,7 @@ from sparsedepth.config.role import AMOUNT, CHANGES_STEP, DATA, KNOB, RECORD, TH
 from sparsedepth.config.section import Count, Fraction, NonNegative, Positive, Section
 from sparsedepth.config.task import TASKS, TaskConfig, check_task
 from sparsedepth.files import digest
-from sparsedepth.quantities.measured import MEASURES, REMOVED_MEASURES
+from sparsedepth.quantities.measured import MEASURES
 
 DEFAULTS_VERSION = 1
 """Incremented when a default changes: `run_id` hashes only what differs from the defaults, so that new fields do not
@@ -386,8 +386,9 @@ CELL_FIELDS = tuple(name for name in RunConfig.model_fields if name not in (*REP
 
 
 def stored_config(values: Mapping[str, Any], source: str) -> RunConfig:
-    """The configuration of a stored run. Measures of earlier versions stay in it, since `run_id` covers them; fields of
-    earlier versions are left out at their defaults, which it does not cover. Raises ValueError."""
+    """The configuration of a stored run. Measures that are not known, of earlier versions or of plugins, stay in it,
+    since `run_id` covers them; fields of earlier versions are left out at their defaults, which it does not cover.
+    Raises ValueError."""
     for name, default in RETIRED_FIELDS.items():
         if values.get(name, default) != default:
             raise ValueError(
@@ -396,7 +397,8 @@ def stored_config(values: Mapping[str, Any], source: str) -> RunConfig:
             )
     values = {name: value for name, value in values.items() if name not in RETIRED_FIELDS}
     measures = values.get("measures")
-    kept = [name for name in measures if name not in REMOVED_MEASURES] if isinstance(measures, list) else measures
+    known = {measure.name for measure in MEASURES}  # others are of an earlier version, or of a plugin
+    kept = [name for name in measures if name in known] if isinstance(measures, list) else measures
     if not isinstance(measures, list) or kept == measures:
         return build(RunConfig, values, source)
     config = build(RunConfig, {**values, "measures": kept or ["loss"]}, source)

@@ -13,6 +13,8 @@ from pydantic import Field, model_validator
 from sparsedepth.config.corpus import TASK, corpus_name, kind_of
 from sparsedepth.config.role import DATA
 from sparsedepth.config.section import Count, Section
+from sparsedepth.plugins import refuse_known
+from sparsedepth.quantities.measured import PLUGINS
 
 IGNORED = -100
 """The target of a position without loss, as in F.cross_entropy."""
@@ -62,6 +64,7 @@ class TaskConfig(Section):
     modulus: Annotated[int | None, Field(ge=2, description="arithmetic: numbers are 0 to modulus - 1"), DATA] = None
     expression_len: Annotated[Count | None, DATA] = None
     """arithmetic: operations of an expression, drawn evenly from 1 to this many"""
+    task_code: Annotated[str | None, Field(description="of a task of a plugin: the digest of its code"), DATA] = None
 
     @model_validator(mode="before")
     @classmethod
@@ -125,9 +128,8 @@ def check_task(corpus: str, config: TaskConfig, vocab_size: int, lengths: dict[s
     eval_seq_len, by name."""
     name = task_name(corpus)
     if name is not None and name not in TASKS:
-        raise ValueError(
-            f"corpus={corpus!r} is no task; choose one of {', '.join(TASK.prefix + other for other in TASKS)}"
-        )
+        names = ", ".join(TASK.prefix + other for other in TASKS)
+        raise ValueError(f"corpus={corpus!r} is no task; choose one of {names}, or name its file with --plugin")
     for field in TaskConfig.model_fields:
         value = getattr(config, field)
         if value is not None and (name is None or field not in TASKS[name].fields):
@@ -220,3 +222,31 @@ TASKS: dict[str, TaskSpec] = {
                                f"an expression of expression_len={task.expression_len} operations"),
     ),
 }  # fmt: skip
+
+
+def _of_plugins() -> None:
+    """Adds the tasks of plugins, whose code is part of the identity of their runs. Raises ValueError for a name of
+    ours."""
+    for plugin in PLUGINS:
+        own = plugin.get("TASKS", {})
+        refuse_known("task", plugin, own, TASKS)
+        for name, of in own.items():
+            TASKS[name] = TaskSpec(
+                difficulty=of["difficulty"],
+                fields={"task_code": plugin.code},
+                n_tokens=lambda task, n=of["n_tokens"]: n,
+                shortest=lambda task, n=of["shortest"]: (n, "a sequence with a target"),
+                check=lambda task, name=name, code=plugin.code: _check_code(task, name, code),
+                has_even_answers=of.get("has_even_answers", False),
+            )
+
+
+def _check_code(task: TaskConfig, name: str, code: str) -> None:
+    if task.task_code != code:
+        raise ValueError(
+            f"task_code={task.task_code!r}: the code of {TASK.prefix + name} is now {code}; use it as it was, or "
+            f"leave task_code out"
+        )
+
+
+_of_plugins()

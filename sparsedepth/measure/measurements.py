@@ -218,6 +218,19 @@ class Measurements:
             f"measure {measure!r} produces {sorted(unknown)}, which has no record in sparsedepth.quantities"
         )
 
+    def check_values(self, n_layers: int) -> None:
+        """Raises ValueError for a value that is no number (a tensor, a text), and for a layer that is none."""
+        values = [*self.summary.items()]
+        for rows in (self.layers, self.heads, self.pairs):
+            values += [(row["metric"], row["value"]) for row in rows]
+            for row in rows:
+                layers = [row["layer"], row.get("other_layer", 0)]
+                if not all(isinstance(layer, int) and 0 <= layer <= n_layers for layer in layers):
+                    raise ValueError(f"{row['metric']} is of layer {layers[0]!r}; layers are 0 to {n_layers}")
+        for name, value in values:
+            if value is not None and (isinstance(value, bool) or not isinstance(value, int | float)):
+                raise ValueError(f"{name} is a {type(value).__name__}; give a number, such as float(value)")
+
     def extend(self, other: "Measurements") -> None:
         """Append another measure's columns and rows."""
         self.summary.update(other.summary)

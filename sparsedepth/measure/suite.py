@@ -8,6 +8,7 @@ resamples are drawn from one seed, so all runs are compared on the same draws.
 Shapes: N sequences, T tokens of one sequence.
 """
 
+import warnings
 from collections.abc import Callable
 
 from torch import Tensor
@@ -37,11 +38,14 @@ from sparsedepth.measure import (
 )
 from sparsedepth.measure.bootstrap import finite
 from sparsedepth.measure.measurements import MeasureContext, Measurements, ReadHeldOut, Row
+from sparsedepth.plugins import Plugin
 from sparsedepth.probe.fork import token_count
 from sparsedepth.probe.probed_model import ProbedModel
-from sparsedepth.quantities.measured import MEASURES
+from sparsedepth.quantities.measured import MEASURES, PLUGINS
 
-SUITE: dict[str, Callable[[MeasureContext, Measurements], None]] = {
+AddRows = Callable[[MeasureContext, Measurements], None]
+
+SUITE: dict[str, AddRows] = {
     "usefulness": usefulness.add_rows,
     "loss": loss.add_rows,
     "weights": weight_sparsity.add_rows,
@@ -88,13 +92,38 @@ def measure_run(
     measurements = Measurements(step=step)
     names = [measure.name for measure in MEASURES if measure.name in config.measures]
     for done, name in enumerate(names, start=1):
-        rows = Measurements(step=step)
-        SUITE[name](context, rows)
-        rows.add_depth_columns(name, probed.n_layers)
-        rows.check_records(name)
-        measurements.extend(rows)
+        if name in SUITE:
+            measurements.extend(_rows(name, SUITE[name], context, step))
+        else:
+            measurements.extend(_rows_of_plugin(name, context, step))
         progress(done / len(names))
     return measurements
+
+
+def _rows(name: str, add_rows: AddRows, context: MeasureContext, step: int) -> Measurements:
+    rows = Measurements(step=step)
+    add_rows(context, rows)
+    rows.add_depth_columns(name, context.probed.n_layers)
+    rows.check_records(name)
+    return rows
+
+
+def _rows_of_plugin(name: str, context: MeasureContext, step: int) -> Measurements:
+    """The rows of a measure that is not ours; none, and a warning, where it fails."""
+    (add_rows,) = (each.get("add_rows") for each in PLUGINS if _is_of(each, name))
+    try:
+        rows = _rows(name, add_rows, context, step)
+        rows.check_values(context.probed.n_layers)
+        return rows
+    except Exception as error:
+        text = " ".join(f"{type(error).__name__}: {error}".split())[:300]
+        warnings.warn(f"the measure {name} of a plugin failed, and its numbers are missing: {text}", stacklevel=2)
+        return Measurements(step=step)
+
+
+def _is_of(plugin: Plugin, name: str) -> bool:
+    measure = plugin.get("MEASURE")
+    return measure is not None and measure.name == name
 
 
 def observe_variance(probed: ProbedModel, tokens_NT: Tensor, step: int) -> list[Row]:

@@ -13,6 +13,8 @@ from sparsedepth.config.plain_text import did_you_mean
 from sparsedepth.plots.page import FORMATS, Drawing, NothingToDraw, check_path, render, write, write_for_paper
 from sparsedepth.plots.runs import results_folders
 from sparsedepth.plots.style import caption, escaped
+from sparsedepth.plugins import refuse_known
+from sparsedepth.quantities.measured import PLUGINS
 from sparsedepth.store.best import no_runs
 from sparsedepth.store.comparable_loss import unit_for_stores
 from sparsedepth.store.connection import Store
@@ -30,8 +32,8 @@ NUMBERS_SHARE = 0.3
 
 @dataclass(frozen=True)
 class FigureKind:
-    place: str
-    """'module:function': takes a store, and if OF_ONE_RUN a run's id or None. Imported when it is drawn."""
+    place: str | Callable[..., Drawing]
+    """'module:function', imported when it is drawn: takes a store, and if OF_ONE_RUN a run's id or None."""
     meaning: str
     traits: frozenset[str]
     """OF_GRID: compares configurations of a grid, so not drawn of a search, whose proposals depend on earlier results.
@@ -46,8 +48,10 @@ class FigureKind:
         """The figure's numbers. Raises NothingToDraw, and ValueError for an unknown run."""
         if OF_GRID in self.traits and search_of(store.roots):
             raise NothingToDraw("a search chose these runs by earlier results; draw --figure slices")
-        module, _, name = self.place.partition(":")
-        load = getattr(import_module(f"sparsedepth.plots.{module}"), name)
+        load = self.place
+        if isinstance(load, str):
+            module, _, name = load.partition(":")
+            load = getattr(import_module(f"sparsedepth.plots.{module}"), name)
         drawing: Drawing = load(store, *([run] if self.of_one_run else []))
         settings = read_settings(store) if COMPARES_LOSSES in self.traits else None
         notes = f" {text[0].upper()}{text[1:]}." if settings and (text := settings.data_text) else ""
@@ -230,3 +234,6 @@ FIGURES: dict[str, FigureKind] = {
         ("trajectories", "trajectories", "mean angle between neighbouring layers against n_layers, by setting"),
     )
 }
+for _plugin in PLUGINS:  # {name: (function of a store that returns a Drawing, its meaning)}
+    refuse_known("figure", _plugin, _plugin.get("FIGURES", {}), FIGURES)
+    FIGURES |= {name: FigureKind(*kind, frozenset()) for name, kind in _plugin.get("FIGURES", {}).items()}

@@ -5,8 +5,10 @@ complete. Costs are passes over (blocks, head), from `sparsedepth.quantities.pas
 the fit of `usefulness` are priced in `sparsedepth.plan.duration`.
 """
 
+from dataclasses import replace
 from math import inf
 
+from sparsedepth import plugins
 from sparsedepth.quantities import passes
 from sparsedepth.quantities.record import Measure, Quantity, Table
 
@@ -34,7 +36,7 @@ MATRICES = ("query", "key", "value", "output", "gate", "up", "down")
 """Kinds of a block's matrices with a sparsity of their own."""
 
 
-MEASURES: tuple[Measure, ...] = (
+_OURS: tuple[Measure, ...] = (
     Measure("usefulness", passes.by_layer),  # first: it can refuse a text that is too short
     Measure("loss", lambda sizes: (0, 0)),
     Measure("weights", lambda sizes: (0, 0)),
@@ -348,4 +350,30 @@ _RECORDS: tuple[Quantity, ...] = (
 )
 # fmt: on
 
-MEASURED: tuple[Quantity, ...] = (*_RECORDS, *(column for score in _RECORDS for column in score.depth_columns()))
+
+PLUGINS = plugins.load()
+"""Loaded here, so that ours is ready when their modules import it."""
+
+
+def _of_plugins() -> tuple[list[Measure], list[Quantity]]:
+    """On request, since the default of `measures` is part of a run's hash. Raises ValueError for a name of ours."""
+    measures, records = [], []
+    for plugin in PLUGINS:
+        measure: Measure | None = plugin.get("MEASURE")
+        if measure is None:
+            continue
+        own = plugin.get("QUANTITIES", ())
+        plugins.refuse_known("measure", plugin, [measure.name], [each.name for each in (*_OURS, *measures)])
+        plugins.refuse_known("quantity", plugin, [q.name for q in own], [q.name for q in (*_RECORDS, *records)])
+        measures.append(replace(measure, on_request=True))
+        records += [replace(quantity, measure=measure.name) for quantity in own]
+    return measures, records
+
+
+_measures, _quantities = _of_plugins()
+MEASURES: tuple[Measure, ...] = (*_OURS, *_measures)
+MEASURED: tuple[Quantity, ...] = (
+    *_RECORDS,
+    *_quantities,
+    *(column for score in (*_RECORDS, *_quantities) for column in score.depth_columns()),
+)

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 import sparsedepth
+from sparsedepth.quantities.measured import PLUGINS
 from sparsedepth.run.allocation import node_hours
 from sparsedepth.run.process import added_bytes
 from sparsedepth.run.scratch import Scratch
@@ -87,6 +88,7 @@ def provenance(run_id: str, data_hash: str) -> dict[str, Any]:
         "command": [Path(sys.argv[0]).name, *sys.argv[1:]],
         "data_hash": data_hash,
         "packages": package_versions(),
+        **({"plugins": {plugin.name: plugin.code for plugin in PLUGINS}} if PLUGINS else {}),
     }
 
 

@@ -23,6 +23,7 @@ from sparsedepth.data.sequences import Counted, Sequences
 from sparsedepth.data.tasks.draws import Draws
 from sparsedepth.data.tokenizer import Tokenizer
 from sparsedepth.files import digest
+from sparsedepth.quantities.measured import PLUGINS
 
 FORMAT = 1
 """Increased when the same configuration would give other sequences than before."""
@@ -39,7 +40,10 @@ BLOCK_TOKENS = 2**15
 Draw = Callable[[TaskConfig, Draws, int, int, bool], Sequences]
 """(task, draws, n_sequences, seq_len, held_out) -> sequences"""
 
-DRAW: dict[str, Draw] = {name: import_module(f"{__package__}.{name}").draw for name in TASKS}
+_OF_PLUGINS: dict[str, Draw] = {name: plugin.get("draw") for plugin in PLUGINS for name in plugin.get("TASKS", {})}
+DRAW: dict[str, Draw] = _OF_PLUGINS | {
+    name: import_module(f"{__package__}.{name}").draw for name in TASKS if name not in _OF_PLUGINS
+}
 
 
 class TaskSource:

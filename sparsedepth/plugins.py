@@ -1,0 +1,110 @@
+"""Measures, tasks and figures of one's own: modules named on the command line, or installed.
+
+    --plugin FILE.py      kept in SPARSEDEPTH_PLUGINS, so that the processes of a sweep load the same
+    installed packages    entry points of the groups GROUPS, each of which names a module
+
+A module has MEASURE with QUANTITIES and add_rows(context, rows); TASKS with draw(...); or FIGURES. No config and no
+results folder names one. The records are read while the tables of ours are made, so a module imports
+`sparsedepth.quantities.record` at its top and everything else of ours, and torch, in its functions.
+"""
+
+import hashlib
+import importlib.util
+import os
+import sys
+import warnings
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from importlib.metadata import entry_points
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+VARIABLE = "SPARSEDEPTH_PLUGINS"
+GROUPS = ("sparsedepth.measures", "sparsedepth.tasks", "sparsedepth.figures")
+PARTS = ("MEASURE", "TASKS", "FIGURES")
+
+
+@dataclass(frozen=True)
+class Plugin:
+    name: str
+    module: ModuleType
+    code: str
+    """12 hex digits of the module's file."""
+
+    def get(self, part: str, default: Any = None) -> Any:
+        return getattr(self.module, part, default)
+
+
+def name_on_command_line(words: Sequence[str]) -> list[str]:
+    """The words without each `--plugin FILE`, whose files are kept for this process and those that it starts. Raises
+    ValueError for a file that does not exist."""
+    rest, files, following = [], [], False
+    for word in words:
+        if following or word.startswith("--plugin="):
+            files.append(word if following else word.partition("=")[2])
+            following = False
+        elif word == "--plugin":
+            following = True
+        else:
+            rest.append(word)
+    if following:
+        raise ValueError("--plugin needs a file: --plugin my_measure.py")
+    for file in files:
+        if not Path(file).is_file():
+            raise ValueError(f"--plugin {file}: there is no such file")
+    if files:
+        given = os.environ.get(VARIABLE, "").split(os.pathsep)
+        os.environ[VARIABLE] = os.pathsep.join(dict.fromkeys(filter(None, [*given, *map(os.path.abspath, files)])))
+    return rest
+
+
+def load() -> tuple[Plugin, ...]:
+    """The named and the installed ones, for `quantities.measured.PLUGINS`, which the others ask. Raises ValueError for
+    a named one that does not import or has nothing of ours; warns of an installed one."""
+    files = filter(None, os.environ.get(VARIABLE, "").split(os.pathsep))
+    plugins = [_named(Path(file)) for file in files]
+    installed = {point.value: point for group in GROUPS for point in entry_points(group=group)}
+    for point in installed.values():
+        try:
+            plugins.append(_plugin(point.name, point.load()))
+        except Exception as error:
+            warnings.warn(
+                f"the installed plugin {point.name} ({point.value}) is left out: {_text(error)}", stacklevel=2
+            )
+    return tuple(plugins)
+
+
+def _named(file: Path) -> Plugin:
+    name = f"sparsedepth_plugin_{file.stem}"
+    spec = importlib.util.spec_from_file_location(name, file)
+    if spec is None or spec.loader is None:
+        raise ValueError(f"--plugin {file}: not a Python file; name one that ends in .py")
+    module = sys.modules[name] = importlib.util.module_from_spec(spec)
+    try:
+        spec.loader.exec_module(module)
+        return _plugin(file.stem, module)
+    except Exception as error:
+        raise ValueError(f"--plugin {file} does not import: {_text(error)}") from None
+
+
+def _plugin(name: str, module: ModuleType) -> Plugin:
+    if not any(hasattr(module, part) for part in PARTS):
+        raise ValueError(f"it has none of {', '.join(PARTS)}")
+    if hasattr(module, "MEASURE") and not (hasattr(module, "QUANTITIES") and callable(getattr(module, "add_rows", 0))):
+        raise ValueError("it has a MEASURE, and no QUANTITIES or no function add_rows(context, rows)")
+    if hasattr(module, "TASKS") and not callable(getattr(module, "draw", 0)):
+        raise ValueError("it has TASKS, and no function draw(task, draws, n_sequences, seq_len, held_out)")
+    assert module.__file__ is not None
+    return Plugin(name, module, hashlib.sha256(Path(module.__file__).read_bytes()).hexdigest()[:12])
+
+
+def refuse_known(kind: str, plugin: Plugin, names: Iterable[str], known: Iterable[str]) -> None:
+    """Raises ValueError for a name of a plugin that is taken."""
+    if taken := sorted({*names} & {*known}):
+        raise ValueError(f"the plugin {plugin.name} has a {kind} {taken[0]!r}, a name that is taken; choose another")
+
+
+def _text(error: Exception) -> str:
+    text = " ".join(str(error).split())[:300]
+    return text if isinstance(error, ValueError) else f"{type(error).__name__}: {text}"
