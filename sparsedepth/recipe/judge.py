@@ -1,0 +1,368 @@
+"""The verdict on each variant of anyone's table of runs: is it an improvement, or a lucky seed?
+
+A row of the table is a run: variant, loss, and where known seed, budget and throughput. Values go through the fit and
+the rule of `effects`: the variants against one baseline are one family. Where every variant shares two seeds with the
+baseline, runs are paired by seed; else seeds are numbered anew and runs are compared by the means of variants. With
+several budgets each variant is judged at its largest one that the baseline has, too.
+
+Luck: the lowest of k variants that equal the baseline seems better, on average, by sd E[max of k normal numbers], with
+the sd of an effect without the part that all share through the baseline.
+"""
+
+import math
+import re
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from scipy.special import ndtr
+
+from sparsedepth.config.plain_text import counted, did_you_mean
+from sparsedepth.effects.depth_fit import runs_of
+from sparsedepth.effects.fit import Fit, fit
+from sparsedepth.effects.verdict import Row, Side, judged
+from sparsedepth.scaling.power_law import power_law
+from sparsedepth.scaling.speedup import in_time, interval_text, speedup
+from sparsedepth.store.query_result import QueryResult
+from sparsedepth.store.table_file import header, not_missing, number_of, open_table, quoted
+from sparsedepth.store.terminal import fit as fit_width
+
+NAMES = {
+    "variant": ("variant", "setting", "name", "config", "configuration", "method", "model", "experiment", "run_name",
+                "record", "group", "change"),
+    "seed": ("seed", "random_seed", "trial", "replicate", "rep", "run", "run_id"),
+    "loss": ("val_loss", "eval_loss", "validation_loss", "final_val_loss", "final_loss", "test_loss", "loss", "val_bpb",
+             "bpb"),
+    "budget": ("train_flops", "flops", "compute", "train_tokens", "num_tokens", "tokens", "steps", "step"),
+    "throughput": ("tokens_per_second", "tokens_per_s", "tok_s", "tokens_s", "throughput"),
+}  # fmt: skip
+"""What a column is -> the names by which it is found, in this order."""
+REQUIRED = ("variant", "loss")
+BASELINES = ("baseline", "base", "control", "default", "reference")
+MIN_SEEDS, MAX_SEEDS = 3, 1000
+COLUMNS = (
+    *("variant", "effect", "lo", "hi", "p_adjusted", "detectable", "verdict", "seeds", "seeds_wanted", "diverged"),
+    *("budget", "multiplier", "multiplier_lo", "multiplier_hi", "time_multiplier", "reason", "baseline"),
+)
+OPTIONAL = ("p_adjusted", "multiplier_lo multiplier_hi", "diverged", "detectable")
+"""Columns that a narrow terminal has no room for, the first to go first."""
+WORDS = {"lower": "better", "higher": "worse", "not shown": "not shown"}
+EXIT_CODES = {"better": 0, "not shown": 3, "worse": 4}
+_Losses = dict[int, float]
+"""Seed -> loss."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Judgement:
+    columns: Mapping[str, str]
+    """What is read -> the column it is read from."""
+    baseline: str
+    table: QueryResult
+    """A row for each variant, lowest loss first."""
+    luck: float | None
+    """By how much the lowest of as many equal variants seems better, on average."""
+    is_paired: bool
+
+    @property
+    def verdict(self) -> str:
+        """'better' if any variant is, else 'worse' if any is, else 'not shown'."""
+        verdicts = {row["verdict"] for row in self.table.records()}
+        return next(word for word in ("better", "worse", "not shown") if word in verdicts)
+
+
+def judge(
+    path: Path, columns: Mapping[str, str] | None = None, baseline: str | None = None, variant: str | None = None
+) -> Judgement:
+    """The verdicts, of all variants or of one. Raises ValueError, one line."""
+    names = find_columns(header(path), columns or {})
+    runs = _read(path, names)
+    baseline = _baseline(runs, baseline)
+    others = [name for name in dict.fromkeys(runs["variant"]) if name != baseline]
+    if not others:
+        raise ValueError(f"{path}: every run is of {baseline!r}; a verdict needs a second variant")
+    if variant is not None and variant not in others:
+        raise ValueError(f"no variant {variant!r} beside {baseline!r}; {_near(variant, others)}")
+    pairs = _at_common_budget(runs, baseline, others)
+    seeds = [(_finite(own).keys(), _finite(base).keys()) for own, base in pairs.values()]
+    is_paired = "seed" in names and all(len(own & base) > 1 for own, base in seeds if own)
+    rows, luck = _judged(runs, pairs, is_paired)
+    for row in rows:
+        row.fields |= _worth(runs, baseline, row.fields)
+    shown = [_record(row) | {"baseline": baseline} for row in rows if variant in (None, row.fields["setting"])]
+    shown.sort(key=lambda record: (record["effect"] is None, record["effect"]))
+    table = QueryResult(columns=COLUMNS, rows=tuple(tuple(record[name] for name in COLUMNS) for record in shown))
+    return Judgement(columns=names, baseline=baseline, table=table, luck=luck, is_paired=is_paired)
+
+
+# The table
+
+
+def find_columns(header: Sequence[str], given: Mapping[str, str]) -> dict[str, str]:
+    """What is read -> its column: as given, else by the usual names. Raises ValueError."""
+    if unknown := [name for name in given if name not in NAMES]:
+        raise ValueError(f"--column {unknown[0]}=...: choose one of {', '.join(NAMES)}")
+    if absent := [name for name in given.values() if name not in header]:
+        raise ValueError(f"no column {absent[0]!r}; the table has {', '.join(header[:20])}")
+    plain = {re.sub(r"[^a-z0-9]+", "_", name.lower()).strip("_"): name for name in reversed(header)}
+    free = {name: column for name, column in plain.items() if column not in given.values()}
+    found = dict(given)
+    for kind, known in NAMES.items():
+        column = next((free[name] for name in known if name in free), None)
+        if column is not None:
+            found.setdefault(kind, column)
+    if missing := [name for name in REQUIRED if name not in found]:
+        raise ValueError(
+            f"no column is known as the {missing[0]}; name it with --column {missing[0]}=NAME, one of "
+            f"{', '.join(header[:20])}"
+        )
+    return {name: found[name] for name in NAMES if name in found}
+
+
+def _read(path: Path, names: Mapping[str, str]) -> pd.DataFrame:
+    """A row per run: variant, seed, loss (NaN: diverged), budget, throughput."""
+    numbers = [kind for kind in ("loss", "budget", "throughput") if kind in names]
+    with open_table(path, [*dict.fromkeys(names.values())], header(path)) as table:
+        for kind in numbers:
+            column = names[kind]
+            wrong = f"{not_missing(column)} IS NOT NULL AND TRY_CAST({quoted(column)} AS DOUBLE) IS NULL"
+            if rows := table.rows(quoted(column), "texts", wrong):
+                raise ValueError(f"{path}: column {column!r} is {rows[0][1]!r} in row {rows[0][0]}: a number is needed")
+        texts = [quoted(names[kind]) if kind in names else "NULL" for kind in ("variant", "seed")]
+        values = [number_of(names[kind]) if kind in names else "NULL" for kind in ("loss", "budget", "throughput")]
+        found = table.rows(", ".join([*texts, *values]), "texts")
+    runs = pd.DataFrame(found, columns=["row", "variant", "seed", "loss", "budget", "throughput"])
+    if runs["variant"].isna().any():
+        raise ValueError(f"{path}: row {runs['row'][runs['variant'].isna()].iloc[0]} has no {names['variant']}")
+    runs = runs.astype({"loss": float, "budget": float, "throughput": float})
+    if "budget" in names and runs["budget"].isna().any():
+        raise ValueError(f"{path}: row {runs['row'][runs['budget'].isna()].iloc[0]} has no {names['budget']}")
+    runs["budget"] = runs["budget"].fillna(0.0)
+    own = [*("variant", "budget"), *(["seed"] if "seed" in names else [])]
+    twice = runs.duplicated([*own, *([] if "seed" in names else ["loss", "throughput"])], keep=False)
+    if twice.any() and "seed" in names:
+        first = runs[twice].iloc[0]
+        raise ValueError(
+            f"{path}: {first['variant']!r} has seed {first['seed']!r} twice, first in row {first['row']}; remove a "
+            f"row, or name the column in which they differ with --column seed=NAME or budget=NAME"
+        )
+    seeds = runs["seed"] if "seed" in names else runs.groupby(["variant", "budget"]).cumcount().astype(str)
+    runs["seed"] = pd.factorize(seeds.fillna("-"))[0]
+    return runs
+
+
+def _near(name: str, names: Sequence[str]) -> str:
+    return did_you_mean(name, names, f"choose one of {', '.join(names[:12])}")
+
+
+def _baseline(runs: pd.DataFrame, given: str | None) -> str:
+    """The named one; else one that is called so; else the variant with the most runs. Raises ValueError."""
+    counts = Counter(runs["variant"])
+    if given is not None:
+        if given not in counts:
+            raise ValueError(f"no variant {given!r}; {_near(given, [*counts])}")
+        return given
+    if named := [name for name in counts if name.lower() in BASELINES]:
+        return named[0]
+    (most, n), *rest = counts.most_common()
+    if rest and rest[0][1] == n:
+        raise ValueError(f"which variant is the baseline? Name it: --baseline {most!r}, or another of {len(counts)}")
+    return most
+
+
+# Verdicts
+
+
+def _losses(runs: pd.DataFrame, variant: str, budget: float) -> _Losses:
+    part = runs[(runs["variant"] == variant) & (runs["budget"] == budget)]
+    return dict(zip(part["seed"].astype(int), part["loss"], strict=True))
+
+
+def _at_common_budget(
+    runs: pd.DataFrame, baseline: str, others: Sequence[str]
+) -> dict[tuple[str, float], tuple[_Losses, _Losses]]:
+    """(variant, its largest budget that the baseline has) -> losses of both. Raises ValueError without one."""
+    budgets = runs.groupby("variant")["budget"].agg(set).to_dict()
+    found = {}
+    for name in others:
+        common = budgets[name] & budgets[baseline]
+        if not common:
+            raise ValueError(f"{name!r} and the baseline {baseline!r} have no budget in common")
+        at = max(common)
+        found[name, at] = _losses(runs, name, at), _losses(runs, baseline, at)
+    return found
+
+
+def _judged(
+    runs: pd.DataFrame, pairs: Mapping[tuple[str, float], tuple[_Losses, _Losses]], is_paired: bool
+) -> tuple[list[Row], float | None]:
+    """The variants, judged as one family at each budget, and the luck of the lowest in the largest family."""
+    rows: list[Row] = []
+    lucks: list[tuple[int, float]] = []
+    for budget in sorted({at for _, at in pairs}):
+        names = [name for name, at in pairs if at == budget]
+        family = [_row(name, budget, *pairs[name, budget], is_paired) for name in names]
+        base = pairs[names[0], budget][1]
+        rest = [row for row in family if row.fields["seeds"]]
+        found = _fit([_finite(pairs[name, budget][0]) for name in names], _finite(base), is_paired)
+        for number, row in enumerate(rest if found else [], start=1):
+            assert found is not None
+            weight_C = np.zeros(len(rest) + 1)
+            weight_C[[number, 0]] = 1.0, -1.0
+            row.contrast, row.shared = found.combine(weight_C), found.share_of_baseline(number, 0)
+            row.fields["reason"] = ""
+        rows += judged(family)
+        if found:
+            sds = [row.contrast.sd * math.sqrt(1 - row.shared) for row in rest if row.contrast]
+            lucks.append((len(rest), float(np.median(sds)) * greatest_of(len(rest))))
+    return rows, max(lucks)[1] if lucks else None
+
+
+def _row(name: str, budget: float, own: _Losses, base: _Losses, is_paired: bool) -> Row:
+    """A variant without a verdict."""
+    fields: dict[str, Any] = {"setting": name, "budget": budget, "verdict": "not shown"}
+    fields |= dict.fromkeys(("lo", "hi", "p_adjusted", "detectable"))
+    finite = _finite(own), _finite(base)
+    n_diverged = len(own) - len(finite[0]), len(base) - len(finite[1])
+    fields |= {"estimate": _difference(*finite, is_paired), "seeds": len(finite[0]), "diverged": n_diverged[0]}
+    fields["reason"] = "no variant has runs of two seeds that differ" if finite[0] else "none of its runs has a loss"
+    sides = Side(name="the variant", diverged=n_diverged[0]), Side(name="the baseline", diverged=n_diverged[1])
+    return Row(fields=fields, sides=sides)
+
+
+def _fit(variants: Sequence[_Losses], base: _Losses, is_paired: bool) -> Fit | None:
+    """Of the baseline, and of those variants that have a loss."""
+    sides = [base, *filter(None, variants)]
+    runs = runs_of(sides) if len(sides) > 1 else None
+    if runs is None:
+        return None
+    if is_paired:
+        return fit(runs)
+    found = fit(replace(runs, seed_N=np.zeros_like(runs.seed_N)))
+    return found and replace(found, n_C=np.array([len(side) for side in sides], dtype=float))
+
+
+def _difference(own: _Losses, base: _Losses, is_paired: bool) -> float | None:
+    common = own.keys() & base.keys()
+    if is_paired and common:
+        return sum(own[seed] - base[seed] for seed in common) / len(common)
+    return float(np.mean([*own.values()]) - np.mean([*base.values()])) if own and base else None
+
+
+def greatest_of(n: int) -> float:
+    """The mean of the greatest of n standard normal numbers."""
+    x = np.linspace(-8, 8, 4001)
+    return float(np.trapezoid(np.heaviside(x, 0.5) - ndtr(x) ** n, x))
+
+
+def _record(row: Row) -> dict[str, Any]:
+    fields = dict(row.fields)
+    fields |= {"variant": fields["setting"], "effect": fields["estimate"], "verdict": WORDS[fields["verdict"]]}
+    fields |= {"reason": fields["reason"] or None, "budget": fields["budget"] or None}
+    return fields | {"seeds_wanted": _seeds_wanted(fields)}
+
+
+def _seeds_wanted(fields: Mapping[str, Any]) -> int | None:
+    """Seeds of each variant with which an effect as large as this one would be seen; None where it was, or over
+    MAX_SEEDS."""
+    effect, detectable = fields["estimate"], fields["detectable"]
+    if fields["verdict"] != "not shown":
+        return None
+    if detectable is None or not effect:
+        return MIN_SEEDS if detectable is None else None
+    wanted = fields["seeds"] * (detectable / abs(effect)) ** 2
+    return None if wanted > MAX_SEEDS else max(MIN_SEEDS, fields["seeds"] + 1, math.ceil(wanted))
+
+
+# Worth in compute
+
+
+def _worth(runs: pd.DataFrame, baseline: str, fields: Mapping[str, Any]) -> dict[str, Any]:
+    """The compute multiplier of a variant, and of its time, where the baseline was run at three budgets."""
+    none = dict.fromkeys(("multiplier", "multiplier_lo", "multiplier_hi", "time_multiplier"))
+    base = runs[(runs["variant"] == baseline) & runs["loss"].notna()]
+    if base["budget"].nunique() < 3:
+        return none
+    own = _finite(_losses(runs, fields["setting"], fields["budget"]))
+    try:
+        curve = power_law({float(at): _finite(_losses(runs, baseline, at)) for at in base["budget"].unique()})
+    except ValueError as error:
+        return {**none, "reason": "; ".join(filter(None, [fields["reason"], f"no multiplier: {error}"]))}
+    of_baseline = _finite(_losses(runs, baseline, fields["budget"]))
+    if not own.keys() & of_baseline.keys():  # independent runs may be paired in any order
+        own = dict(zip(of_baseline, own.values(), strict=False))
+    worth = speedup(curve, of_baseline, own)
+    speeds = [
+        float(np.log(part["throughput"]).mean())
+        for part in (
+            runs[(runs["variant"] == name) & (runs["budget"] == fields["budget"])]
+            for name in (fields["setting"], baseline)
+        )
+    ]
+    timed = in_time(worth, np.array([speeds[0] - speeds[1]] if all(map(math.isfinite, speeds)) else []))
+    return {
+        "multiplier": worth.multiplier,
+        "multiplier_lo": worth.lo,
+        "multiplier_hi": worth.hi,
+        "time_multiplier": timed.multiplier,
+        "reason": "; ".join(filter(None, [fields["reason"], worth.reason])),
+    }
+
+
+def _finite(losses: _Losses) -> _Losses:
+    return {seed: loss for seed, loss in losses.items() if math.isfinite(loss)}
+
+
+# Text
+
+
+def lines_of(found: Judgement) -> list[str]:
+    """What was read, the table, and the answer in a sentence or two."""
+    records = found.table.records()
+    read = ", ".join(f"{name} {column!r}" for name, column in found.columns.items())
+    by = "paired by seed" if found.is_paired else "seeds taken as independent"
+    empty = ["baseline", *([] if any(record["diverged"] for record in records) else ["diverged"])]
+    lines = [
+        f"read: {read}; baseline: {found.baseline!r}",
+        f"lower is better; effect: variant minus baseline, with its 95% interval, {by}",
+        fit_width(found.table.of_columns([name for name in COLUMNS if name not in empty]), OPTIONAL).text,
+    ]
+    if found.luck is not None and len(records) > 1:
+        lines.append(
+            f"The lowest of {len(records)} equal variants would seem better by {found.luck:.2g}, by luck alone."
+        )
+    better = [record for record in records if record["verdict"] == "better"]
+    worse = [record for record in records if record["verdict"] == "worse"]
+    if better:
+        others = f", and {counted(len(better) - 1, 'other')}" if len(better) > 1 else ""
+        lines.append(f"Better: {_gain(better[0])}{others}.")
+    elif len(worse) == len(records):
+        lines.append(f"Worse: {', '.join(repr(record['variant']) for record in worse)}.")
+    else:
+        lines.append(f"Not shown: no variant is better than {found.baseline!r} beyond luck{_advice(records)}.")
+    return lines
+
+
+def _gain(record: Mapping[str, Any]) -> str:
+    text = f"{record['variant']!r} by {-record['effect']:.3g} ({-record['hi']:.3g} to {-record['lo']:.3g})"
+    if record["multiplier"] is None:
+        return text
+    text += f", worth {record['multiplier']:.3g} times the compute"
+    text += interval_text(record["multiplier_lo"], record["multiplier_hi"])
+    return text + (f", {record['time_multiplier']:.3g} times the time" if record["time_multiplier"] else "")
+
+
+def _advice(records: Sequence[Mapping[str, Any]]) -> str:
+    seen = [record["detectable"] for record in records if record["detectable"] is not None]
+    if not seen:
+        return f"; run each with {MIN_SEEDS} seeds or more"
+    text = f"; a gain smaller than about {max(seen):.2g} would probably not have been seen"
+    lowest = records[0]
+    if lowest["effect"] is None or lowest["effect"] >= 0 or lowest["seeds_wanted"] is None:
+        return text
+    return (
+        f"{text}. {lowest['seeds_wanted']} seeds of each would show an effect as large as that of {lowest['variant']!r}"
+    )

@@ -1,0 +1,181 @@
+"""The verdict on variants of a table: planted improvements are found, lucky seeds are not, columns are guessed."""
+
+import json
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from sparsedepth.recipe.judge import find_columns, greatest_of, judge
+
+
+def table(path, draw, effects, seeds=4, **more):
+    """One row per run: the baseline, and a variant for each effect."""
+    rows = [
+        {
+            "name": "baseline" if v == 0 else f"v{v}",
+            "seed": seed,
+            "val_loss": 3 + effect + 0.01 * draw.standard_normal(),
+        }
+        for v, effect in enumerate([0.0, *effects])
+        for seed in range(seeds)
+    ]
+    pd.DataFrame(rows).assign(**more).to_csv(path, index=False)
+    return path
+
+
+def test_a_planted_gain_is_found_and_the_others_are_not(tmp_path):
+    found = judge(table(tmp_path / "runs.csv", np.random.default_rng(1), [0, -0.05, 0.05, 0]))
+    verdicts = {row["variant"]: row["verdict"] for row in found.table.records()}
+    assert verdicts == {"v1": "not shown", "v2": "better", "v3": "worse", "v4": "not shown"}
+    first = found.table.records()[0]
+    assert first["variant"] == "v2" and first["lo"] < -0.05 < first["hi"] < 0 and first["seeds_wanted"] is None
+    assert found.verdict == "better" and found.is_paired and found.baseline == "baseline"
+    alone = judge(tmp_path / "runs.csv", variant="v3")
+    (row,) = alone.table.records()
+    assert row == {r["variant"]: r for r in found.table.records()}["v3"] and alone.verdict == "worse"
+
+
+def false_improvements(n_draws, seeds, paired, tmp_path):
+    """The share of tables of ten variants that equal the baseline in which any is called better."""
+    draw = np.random.default_rng(2)
+    n = 0
+    for _ in range(n_draws):
+        path = table(tmp_path / "null.csv", draw, [0.0] * 10, seeds)
+        if not paired:
+            frame = pd.read_csv(path)
+            frame["seed"] = np.arange(len(frame))
+            frame.to_csv(path, index=False)
+        n += judge(path).verdict == "better"
+    return n / n_draws
+
+
+@pytest.mark.parametrize("paired", [True, False])
+def test_the_best_of_ten_equal_variants_is_no_improvement(paired, tmp_path):
+    assert false_improvements(12, 3, paired, tmp_path) <= 2 / 12
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("seeds", [2, 3, 5])
+@pytest.mark.parametrize("paired", [True, False])
+def test_the_rate_of_false_improvements(paired, seeds, tmp_path):
+    """2.5% is wanted, since as many are called worse; 3 standard errors of 400 draws beside it."""
+    assert false_improvements(400, seeds, paired, tmp_path) <= 0.05
+
+
+def test_luck_is_what_the_lowest_of_equal_variants_gains(tmp_path):
+    assert greatest_of(1) == pytest.approx(0, abs=1e-6)
+    assert greatest_of(2) == pytest.approx(1 / np.sqrt(np.pi), rel=1e-5)
+    assert greatest_of(10) == pytest.approx(1.53875, rel=1e-4)
+    draw = np.random.default_rng(3)
+    luck, gains = [], []
+    for _ in range(20):
+        found = judge(table(tmp_path / "null.csv", draw, [0.0] * 8, 4))
+        luck.append(found.luck)
+        gains.append(-found.table.records()[0]["effect"])
+    assert np.mean(luck) == pytest.approx(np.mean(gains), rel=0.3)
+
+
+def test_seeds_that_no_two_variants_share_are_compared_by_means(tmp_path):
+    """Logs of speed runs: every run has a name of its own, and variants have different numbers of runs."""
+    draw = np.random.default_rng(4)
+    sizes = {"record": 12, "new": 6}
+    rows = [
+        {"record": name, "run": f"{name}-{k}", "val_loss": 3.28 - 0.004 * (name == "new") + 0.0013 * draw.normal()}
+        for name, n in sizes.items()
+        for k in range(n)
+    ]
+    path = tmp_path / "records.jsonl"
+    pd.DataFrame(rows).to_json(path, orient="records", lines=True)
+    found = judge(path)
+    (row,) = found.table.records()
+    assert not found.is_paired and found.baseline == "record" and row["verdict"] == "better"
+    frame = pd.DataFrame(rows)
+    losses = [frame[frame["record"] == name]["val_loss"].to_numpy() for name in ("new", "record")]
+    from scipy.stats import ttest_ind
+
+    assert row["effect"] == pytest.approx(losses[0].mean() - losses[1].mean())
+    interval = ttest_ind(*losses).confidence_interval()  # pooled variance, as both have one noise by two cells
+    assert (row["lo"], row["hi"]) == pytest.approx((interval.low, interval.high), rel=0.05)
+
+
+def test_one_seed_each_shows_nothing_and_says_how_many_are_needed(command, tmp_path):
+    path = tmp_path / "runs.csv"
+    path.write_text("variant,loss\nbaseline,3.1\na,3.0\nb,3.2\n")
+    out, _ = command("judge", path, code=3)
+    assert "Not shown" in out and "run each with 3 seeds or more" in out
+    assert [row["seeds_wanted"] for row in judge(path).table.records()] == [3, 3]
+
+
+def test_more_seeds_show_an_effect_of_the_size_seen(tmp_path):
+    draw = np.random.default_rng(5)
+    wanted = judge(table(tmp_path / "few.csv", draw, [-0.008], 3)).table.records()[0]["seeds_wanted"]
+    assert wanted > 3
+    found = judge(table(tmp_path / "many.csv", draw, [-0.015], 40))
+    assert found.verdict == "better"
+
+
+def test_worth_in_compute_and_in_time(command, tmp_path):
+    """The public check: 1.130 times the compute, 1.067 times the time, at 410,000 for 433,986 tokens a second."""
+    draw = np.random.default_rng(6)
+    rows = [
+        {"variant": name, "seed": seed, "flops": c, "tokens_per_second": speed,
+         "loss": 1.6 + 87.65 * (c * factor) ** -0.0941 + 0.0002 * draw.normal()}
+        for name, factor, speed in (("baseline", 1, 433_986), ("new", 1.13, 410_000))
+        for seed in range(3) for c in (0.5e17, 1.3e17, 3.82e17)
+    ]  # fmt: skip
+    path = tmp_path / "runs.csv"
+    pd.DataFrame(rows).to_csv(path, index=False)
+    out, _ = command("judge", path)
+    (row,) = judge(path).table.records()
+    assert row["multiplier"] == pytest.approx(1.13, rel=0.03) and row["multiplier_lo"] < 1.13 < row["multiplier_hi"]
+    assert row["time_multiplier"] == pytest.approx(row["multiplier"] * 410_000 / 433_986)
+    assert row["budget"] == 3.82e17 and "times the compute (" in out
+
+
+def test_a_variant_whose_runs_all_diverged(tmp_path):
+    path = table(tmp_path / "runs.csv", np.random.default_rng(7), [-0.05, 0])
+    frame = pd.read_csv(path)
+    frame.loc[frame["name"] == "v2", "val_loss"] = np.nan
+    frame.to_csv(path, index=False)
+    rows = {row["variant"]: row for row in judge(path).table.records()}
+    assert rows["v1"]["verdict"] == "better"
+    assert rows["v2"]["diverged"] == 4 and rows["v2"]["effect"] is None and "none of its runs" in rows["v2"]["reason"]
+
+
+def test_columns_are_found_by_their_usual_names():
+    assert find_columns(["Run Name", "Random seed", "eval/loss", "train_tokens"], {}) == {
+        "variant": "Run Name", "seed": "Random seed", "loss": "eval/loss", "budget": "train_tokens",
+    }  # fmt: skip
+    assert find_columns(["name", "loss", "bpb"], {"loss": "bpb"}) == {"variant": "name", "loss": "bpb"}
+
+
+def test_json_and_exit_codes(command, tmp_path):
+    path = table(tmp_path / "runs.csv", np.random.default_rng(1), [0.05, 0])
+    out, _ = command("judge", path, "--format", "json", "--variant", "v1", code=4)
+    (row,) = json.loads(out)
+    assert row["variant"] == "v1" and row["verdict"] == "worse" and row["baseline"] == "baseline"
+    command("judge", path, "--variant", "v2", code=3)
+    command("judge", path, "--baseline", "v1", code=0)  # the baseline is better than v1
+
+
+@pytest.mark.parametrize(
+    ("text", "arguments", "reason"),
+    [
+        ("variant,loss\na,1\na,2\n", (), "a second variant"),
+        ("variant,loss\na,1\nb,2\n", (), "which variant is the baseline"),
+        ("variant,loss\na,1\nb,2\n", ("--baseline", "c"), "no variant 'c'"),
+        ("variant,loss\na,1\nb,x\n", ("--baseline", "a"), "'x' in row 2: a number is needed"),
+        ("variant,seed,loss\na,0,1\na,0,2\nb,0,3\n", (), "'a' has seed '0' twice"),
+        ("what,loss\na,1\nb,2\n", (), "no column is known as the variant"),
+        ("variant,loss\na,1\nb,2\n", ("--column", "loss=l"), "no column 'l'"),
+        ("variant,loss\na,1\nb,2\n", ("--column", "loss"), "must be WHAT=COLUMN"),
+        ("variant,loss,tokens\na,1,5\na,1,6\nb,2,7\n", (), "no budget in common"),
+    ],
+)
+def test_refusals_are_one_line(text, arguments, reason, command, tmp_path):
+    path = tmp_path / "runs.csv"
+    path.write_text(text)
+    _, err = command("judge", path, *arguments, code=2)
+    assert reason in err and err.count("\n") == 1
