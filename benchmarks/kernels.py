@@ -1,12 +1,11 @@
-"""Compare the kernels of attention, of the experts and of the router's softmax on this device.
+"""Compare the kernels of attention and of the experts on this device.
 
     python benchmarks/kernels.py
     python benchmarks/kernels.py --quick --threads 1
 
-One forward and backward pass of one layer's attention or experts, in bf16 on a GPU and fp32 elsewhere; or of the
-router's softmax in fp32, PyTorch's by rows against ours. The kernels take turns in each repeat, in alternating order. A
-ratio is of times of one repeat: tokens per second relative to the first kernel. A kernel that cannot run is listed with
-the reason. Results are compared before timing.
+One forward and backward pass of one layer's attention or experts, in bf16 on a GPU and fp32 elsewhere. The kernels
+take turns in each repeat, in alternating order. A ratio is of times of one repeat: tokens per second relative to the
+first kernel. A kernel that cannot run is listed with the reason. Results are compared before timing.
 """
 
 import argparse
@@ -14,20 +13,17 @@ import statistics
 import time
 from collections.abc import Callable
 from functools import partial
-from typing import Literal
 
 import torch
 from torch import Tensor
 
 from sparsedepth.model import attention, moe_kernels
 from sparsedepth.model.kernels import OBSTACLES, Part, Setting
-from sparsedepth.model.moe import router_softmax
 from sparsedepth.train.runtime import find_device
 
-ORDER: dict[Part | Literal["router"], tuple[str, ...]] = {
+ORDER: dict[Part, tuple[str, ...]] = {
     "attention": ("sdpa", "reference", "flash"),
     "experts": ("loop", "grouped", "megablocks"),
-    "router": ("rows", "ours"),
 }
 TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 3e-2}
 
@@ -70,17 +66,6 @@ def experts_pass(here: Setting, options: argparse.Namespace, n_experts: int, top
     return run
 
 
-def router_pass(here: Setting, options: argparse.Namespace, n_experts: int, kernel: str) -> Pass:
-    logits_NE = torch.randn(options.sequences * options.length, n_experts, generator=torch.Generator().manual_seed(0))
-    logits_NE = logits_NE.to(here.device).requires_grad_()
-
-    def run() -> list[Tensor]:
-        probability_NE = logits_NE.softmax(-1) if kernel == "rows" else router_softmax(logits_NE)
-        return [probability_NE, *torch.autograd.grad(probability_NE.square().sum(), [logits_NE])]
-
-    return run
-
-
 def seconds(run: Pass, here: Setting, calls: int) -> float:
     """Seconds of one call, over several calls without waiting in between."""
     began = time.perf_counter()
@@ -91,10 +76,8 @@ def seconds(run: Pass, here: Setting, calls: int) -> float:
     return (time.perf_counter() - began) / calls
 
 
-def compare(
-    part: Part | Literal["router"], case: str, make: Callable[[str], Pass], here: Setting, options: argparse.Namespace
-) -> None:
-    reasons = {kernel: None if part == "router" else OBSTACLES[part][kernel](here) for kernel in ORDER[part]}
+def compare(part: Part, case: str, make: Callable[[str], Pass], here: Setting, options: argparse.Namespace) -> None:
+    reasons = {kernel: OBSTACLES[part][kernel](here) for kernel in ORDER[part]}
     runs = {kernel: make(kernel) for kernel, obstacle in reasons.items() if obstacle is None}
     first, expected = next(iter(runs)), None
     for kernel, run in runs.items():  # the first call includes setup
@@ -148,7 +131,6 @@ def main() -> None:
     for n_experts, top_k in ((8, 2), (32, 4)):
         make = partial(experts_pass, here, options, n_experts, top_k)
         compare("experts", f"{n_experts} experts, top {top_k}", make, here, options)
-        compare("router", f"{n_experts} experts", partial(router_pass, here, options, n_experts), here, options)
 
 
 if __name__ == "__main__":

@@ -22,8 +22,8 @@ import pandas as pd
 from scipy.special import ndtr
 
 from sparsedepth.config.plain_text import counted, did_you_mean
-from sparsedepth.effects.depth_fit import runs_of
-from sparsedepth.effects.fit import Fit, fit
+from sparsedepth.effects.cells import fit_of
+from sparsedepth.effects.fit import Fit, Runs, fit
 from sparsedepth.effects.verdict import Row, Side, judged
 from sparsedepth.scaling.power_law import power_law
 from sparsedepth.scaling.speedup import in_time, interval_text, speedup
@@ -236,13 +236,16 @@ def _row(name: str, budget: float, own: _Losses, base: _Losses, is_paired: bool)
 def _fit(variants: Sequence[_Losses], base: _Losses, is_paired: bool) -> Fit | None:
     """Of the baseline, and of those variants that have a loss."""
     sides = [base, *filter(None, variants)]
-    runs = runs_of(sides) if len(sides) > 1 else None
-    if runs is None:
+    if len(sides) < 2 or not base:
         return None
     if is_paired:
-        return fit(runs)
-    found = fit(replace(runs, seed_N=np.zeros_like(runs.seed_N)))
-    return found and replace(found, n_C=np.array([len(side) for side in sides], dtype=float))
+        return fit_of(sides)
+    n_C = np.array([len(side) for side in sides])
+    nothing_N = np.zeros(n_C.sum(), dtype=int)
+    y_N = np.array([loss for side in sides for loss in side.values()])
+    cell_N = np.repeat(np.arange(len(sides)), n_C)
+    found = fit(Runs(cell_N=cell_N, u_N=nothing_N, seed_N=nothing_N, y_N=y_N, is_tuning_N=nothing_N > 0))
+    return found and replace(found, n_C=n_C.astype(float))
 
 
 def _difference(own: _Losses, base: _Losses, is_paired: bool) -> float | None:
