@@ -53,6 +53,21 @@ def test_every_shipped_sweep_has_a_price():
     assert time.process_time() - started < 10
 
 
+def test_a_cell_is_built_once_for_all_that_ask(monkeypatch):
+    built, run_config = [], SweepDefinition.run_config
+
+    def counted(definition, cell, seed):
+        built.append(cell)
+        return run_config(definition, cell, seed)
+
+    monkeypatch.setattr(SweepDefinition, "run_config", counted)
+    plan = Plan(sweep(space={"n_layers": [2, 4], "lr": [1e-3, 2e-3]}))
+    for _ in range(2):
+        assert price(plan, PricingSetup()).runs == plan.expected == len(plan.tasks()) == 12
+        assert len({plan.config_of(task).run_id for task in plan.tasks()}) == 12 and plan.notes() == []
+    assert len(built) == 4
+
+
 def test_the_disk_holds_records_three_checkpoints_of_each_running_run_and_the_text():
     """A checkpoint has 12 bytes a parameter, a record 4 and 100,000; a token 2 bytes up to a vocabulary of 65,536."""
     for vocab_size, width in ((65_536, 2), (65_537, 4)):
