@@ -15,12 +15,14 @@ import wandb
 from wandb.proto.wandb_internal_pb2 import Record
 
 from sparsedepth.config.load import read_yaml
+from sparsedepth.files import parse_json, read_regular
 from sparsedepth.trackers.logged_runs import LoggedRun
 from sparsedepth.trackers.tracked_run import TrackedRun
 
 HEADER = b":W&B\xe1\xbe\x00"
 """of a .wandb file: name, magic number, version 0"""
 BLOCK = 32768
+MAX_BYTES = 1_000_000_000
 
 
 class Tracker:
@@ -80,15 +82,16 @@ def _of_folder(files: Path) -> LoggedRun:
         raise ValueError(f"{files / 'config.yaml'} is not of version 1, where each name has a value")
     values = {name: entry["value"] for name, entry in config.items()}
     summary = files / "wandb-summary.json"
-    metrics = json.loads(summary.read_text(encoding="utf-8")) if summary.exists() else {}
+    metrics = parse_json(read_regular(summary)) if summary.exists() else {}
     status = None if summary.exists() else "unfinished"
     return LoggedRun(id=files.parent.name.split("-", 2)[-1], status=status, config=values, metrics=metrics)
 
 
 def _of_file(path: Path) -> LoggedRun:
     """The run of a .wandb file: unfinished without its last record, if it was killed or the file is cut off."""
-    run, config, metrics = LoggedRun(id=path.stem.removeprefix("run-"), status="unfinished"), {}, {}
-    for content in _records(path):
+    run = LoggedRun(id=path.stem.removeprefix("run-"), status="unfinished")
+    config, logged, summary = dict[str, Any](), dict[str, Any](), dict[str, Any]()
+    for content in records(path):
         record = Record.FromString(content)
         if record.HasField("run"):
             name, project = record.run.display_name or None, record.run.project
@@ -96,8 +99,9 @@ def _of_file(path: Path) -> LoggedRun:
         elif record.HasField("exit"):
             run = replace(run, status="failed" if record.exit.exit_code else "finished")
         _update(config, (*record.run.config.update, *record.config.update))
-        _update(metrics, (*record.history.item, *record.summary.update))
-    return replace(run, config=config, metrics=metrics)
+        _update(logged, record.history.item)
+        _update(summary, record.summary.update)
+    return replace(run, config=config, metrics=logged | summary)
 
 
 def _update(values: dict[str, Any], items: Iterable[Any]) -> None:
@@ -106,13 +110,14 @@ def _update(values: dict[str, Any], items: Iterable[Any]) -> None:
         *path, last = item.nested_key or [item.key]
         inner = values
         for key in path:
-            inner = inner.setdefault(key, {})
+            inner[key] = inner[key] if isinstance(inner.get(key), dict) else {}
+            inner = inner[key]
         inner[last] = json.loads(item.value_json)
 
 
-def _records(path: Path) -> Iterator[bytes]:
+def records(path: Path) -> Iterator[bytes]:
     """The records up to the end, or to where the file is cut off: LevelDB's log, with the CRC of zlib."""
-    content, at, parts = path.read_bytes(), len(HEADER), list[bytes]()
+    content, at, parts = read_regular(path, MAX_BYTES), len(HEADER), list[bytes]()
     if not content.startswith(HEADER):
         raise ValueError(f"{path} is not a .wandb file of version 0")
     while at + 7 <= len(content):

@@ -331,3 +331,23 @@ def test_hyperparameters_that_torch_wrote_for_tensorboard(tmp_path):
         rows = {row["id"]: row for row in map(json.loads, path.read_text().splitlines())}
     first = {"name": None, "status": "finished", "project": None, "config.n_layers": "2.0", "config.norm": "pre"}
     assert rows["first"] == {"id": "first", **first, "config.qk_norm": "1.0", "metrics.val_loss": "2.5"}
+
+
+@pytest.mark.slow
+def test_a_long_run_of_wandb_with_a_secret_in_its_configuration(tmp_path):
+    """Three blocks of the file; a nested name, a late choice, and the least loss as the summary of loss."""
+    wandb = pytest.importorskip("wandb")
+    settings = wandb.Settings(silent=True, console="off")
+    config = {"model": {"n_layers": 2}, "wandb_api_key": "0123456789abcdef"}
+    run = wandb.init(project="p", id="long", dir=tmp_path, mode="offline", config=config, settings=settings)
+    run.define_metric("loss", summary="min")
+    for step in range(300):
+        run.log({"loss": 1.75 if step == 299 else 5.0 - step / 100, "note": "x" * 300})
+    run.config.update({"late": 7})
+    run.finish()
+    assert next(tmp_path.rglob("*.wandb")).stat().st_size > 3 * 32768
+    with as_table(f"wandb:{tmp_path}", MAP) as path:
+        (row,) = map(json.loads, path.read_text().splitlines())
+    assert row.pop("metrics.note") == "x" * 300
+    known = {"config.model.n_layers": "2", "config.late": "7", "metrics.loss.min": "1.75"}
+    assert row == {"id": "long", "name": None, "status": "finished", "project": "p"} | known

@@ -6,7 +6,6 @@ import os
 import signal
 import sqlite3
 import sys
-from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -205,28 +204,15 @@ def scalars_of_trackio(results: Path) -> dict[str, dict]:
     return runs
 
 
-def records_of_wandb(path: Path) -> Iterator[bytes]:
-    """The records of a .wandb file: LevelDB's log in blocks of 32 KiB, after a header of 7 bytes."""
-    content, at, parts = path.read_bytes(), 7, []
-    while at + 7 <= len(content):
-        if at % 32768 > 32768 - 7:
-            at += 32768 - at % 32768  # padding
-            continue
-        length, kind = int.from_bytes(content[at + 4 : at + 6], "little"), content[at + 6]
-        parts.append(content[at + 7 : at + 7 + length])
-        at += 7 + length
-        if kind in (1, 4):  # whole, or the last part
-            yield b"".join(parts)
-            parts = []
-
-
 def scalars_of_wandb(results: Path) -> dict[str, dict]:
     from wandb.proto.wandb_internal_pb2 import Record
+
+    from sparsedepth.trackers.wandb import records
 
     runs = {}
     for path in (results / "trackers" / "wandb").glob("offline-run-*/run-*.wandb"):
         run, name = {"curve": []}, None
-        for content in records_of_wandb(path):
+        for content in records(path):
             record = Record()
             record.ParseFromString(content)
             if record.WhichOneof("record_type") == "run":
