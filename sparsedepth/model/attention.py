@@ -2,17 +2,18 @@
 
     out_t = sum_s p_ts v_s,   p_ts = exp(q_t k_s / sqrt(K)) / sum over the visible s
 
-Query t sees keys s <= t; with a `window` W only t - W < s; with `document_BT` (a number per token that changes where a
-new document begins in a packed sequence) only those of its own document. With causal=False it sees all keys.
+Query t sees keys s <= t; with a `window` W only t - W < s; with `document_BT` (a number per token
+that changes where a new document begins in a packed sequence) only those of its own document. With
+causal=False it sees all keys.
 
 Dropout p sets each p_ts to 0 with probability p, and multiplies the others by 1 / (1 - p).
 
-`reference` is the formula in fp32; `sdpa` is PyTorch's kernel, `flash` that of flash-attn 2 (2307.08691;
-https://github.com/Dao-AILab/flash-attention), if installed. Gradients agree with the reference to 1e-5 in fp32 and 2e-2
-in bf16.
+`reference` is the formula in fp32; `sdpa` is PyTorch's kernel, `flash` that of flash-attn 2
+(2307.08691; https://github.com/Dao-AILab/flash-attention), if installed. Gradients agree with the
+reference to 1e-5 in fp32 and 2e-2 in bf16.
 
-Shapes: B sequences, H query heads, G key/value heads (each serves H / G query heads), T tokens, K head width, N = B T,
-C documents.
+Shapes: B sequences, H query heads, G key/value heads (each serves H / G query heads), T tokens, K
+head width, N = B T, C documents.
 """
 
 import functools
@@ -38,10 +39,12 @@ def sdpa(
     dropout: float = 0.0,
     causal: bool = True,
 ) -> Tensor:
-    """out_BHTK by PyTorch's scaled_dot_product_attention; a mask is passed only for a window or documents."""
+    """out_BHTK by PyTorch's scaled_dot_product_attention; a mask is passed only for a window or
+    documents."""
     n_repeats, n_tokens = q_BHTK.shape[1] // k_BGTK.shape[1], q_BHTK.shape[2]
     is_masked = document_BT is not None or (window is not None and window < n_tokens)
-    # The CUDA kernel that takes a mask or fp32 has no grouped heads; the one with grouped heads stores T x T scores.
+    # The CUDA kernel that takes a mask or fp32 has no grouped heads; the one with grouped heads
+    # stores T x T scores.
     if n_repeats > 1 and (is_masked or (q_BHTK.device.type != "cpu" and q_BHTK.dtype == torch.float32)):
         k_BGTK, v_BGTK = (x.repeat_interleave(n_repeats, dim=1) for x in (k_BGTK, v_BGTK))
         n_repeats = 1
@@ -89,11 +92,12 @@ def flash(
     dropout: float = 0.0,
     causal: bool = True,
 ) -> Tensor:
-    """out_BHTK, in autocast's dtype if enabled; fp16 or bf16 on CUDA only (checked in `kernels`). Raises ImportError
-    without flash-attn.
+    """out_BHTK, in autocast's dtype if enabled; fp16 or bf16 on CUDA only (checked in `kernels`).
+    Raises ImportError without flash-attn.
 
-    Its layout is [B, T, heads, K] with native grouped heads; a window counts positions to the left and right of the
-    query's own. Packed documents use its variable-length form: all sequences concatenated, with offsets of documents.
+    Its layout is [B, T, heads, K] with native grouped heads; a window counts positions to the left
+    and right of the query's own. Packed documents use its variable-length form: all sequences
+    concatenated, with offsets of documents.
     """
     package, dtype = load_flash(), product_dtype(q_BHTK)
     q_BTHK, k_BTGK, v_BTGK = (x.to(dtype).transpose(1, 2) for x in (q_BHTK, k_BGTK, v_BGTK))
@@ -116,11 +120,12 @@ def flash(
 
 
 def visible(n_tokens: int, window: int | None, document_BT: Tensor | None, device: torch.device) -> Tensor:
-    """True where query t (row) sees key s (column): [T, T], or [B, 1, T, T] with documents. All layers of a forward
-    pass share one mask, which their backward passes keep alive."""
+    """True where query t (row) sees key s (column): [T, T], or [B, 1, T, T] with documents. All
+    layers of a forward pass share one mask, which their backward passes keep alive."""
     if document_BT is not None:
         return _document_mask(document_BT, window)
-    # A CUDA graph needs a mask of its own: a cached one may be freed while the graph still reads its memory.
+    # A CUDA graph needs a mask of its own: a cached one may be freed while the graph still reads
+    # its memory.
     inside_graph = torch.compiler.is_compiling() or is_captured(device)
     return (_band if inside_graph else _cached_band)(n_tokens, window, device)
 
@@ -142,7 +147,8 @@ def _cached_band(n_tokens: int, window: int | None, device: torch.device) -> Ten
 
 
 def starts(document_BT: Tensor) -> Tensor:
-    """True at the first token of each document: at the start of a sequence, and where the document number changes."""
+    """True at the first token of each document: at the start of a sequence, and where the document
+    number changes."""
     first_B1 = torch.ones_like(document_BT[:, :1], dtype=torch.bool)
     return torch.cat((first_B1, document_BT[:, 1:] != document_BT[:, :-1]), dim=1)
 
@@ -156,8 +162,9 @@ def _document_mask(document_BT: Tensor, window: int | None) -> Tensor:
 
 @once_per_tensor
 def offsets(document_BT: Tensor) -> Tensor:
-    """int32 [C + 1]: the first token of each document in the N tokens of the batch, then N. The number of documents is
-    a shape, so the host waits for the device: once per batch, not per layer."""
+    """int32 [C + 1]: the first token of each document in the N tokens of the batch, then N. The
+    number of documents is a shape, so the host waits for the device: once per batch, not per
+    layer."""
     begin_C = starts(document_BT).flatten().nonzero().flatten().to(torch.int32)
     return F.pad(begin_C, (0, 1), value=document_BT.numel())
 

@@ -1,4 +1,5 @@
-"""Results that all layers of a forward pass share: masks of documents, angles of rotary positions."""
+"""Results that all layers of a forward pass share: masks of documents, angles of rotary
+positions."""
 
 import functools
 import weakref
@@ -9,8 +10,8 @@ from torch import Tensor
 
 
 def once_per_tensor(compute: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """Cache the last result as long as the first argument is alive and unchanged. It is looked up by the identity of
-    tensors: comparing values would make the host wait for the device."""
+    """Cache the last result as long as the first argument is alive and unchanged. It is looked up
+    by the identity of tensors: comparing values would make the host wait for the device."""
     cache: dict[tuple, tuple[weakref.ref, Tensor]] = {}
 
     @functools.wraps(compute)

@@ -1,8 +1,10 @@
 """What all blocks of a forward pass read beside the stream.
 
-Rotary position embeddings (2104.09864): the angle of position t in pair i of a head is t * theta^(-2i/K).
+Rotary position embeddings (2104.09864): the angle of position t in pair i of a head is t *
+theta^(-2i/K).
 
-Shapes: B sequences, T tokens, D d_model (of x_0 all streams together), G key/value heads, K head width, X heads.
+Shapes: B sequences, T tokens, D d_model (of x_0 all streams together), G key/value heads, K head
+width, X heads.
 """
 
 import torch
@@ -13,7 +15,8 @@ Rotary = tuple[Tensor, Tensor] | None
 
 
 class Context:
-    """Positions, documents, x_0 and v_1. Not a tuple: FSDP hands copies of tuples to its modules."""
+    """Positions, documents, x_0 and v_1. Not a tuple: FSDP hands copies of tuples to its
+    modules."""
 
     def __init__(
         self,

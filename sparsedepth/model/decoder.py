@@ -2,15 +2,16 @@
 
     x_0 = E tokens,   x_l = block_l(x_(l-1)),   logits = W N(x_L)
 
-With all options off this is Llama; with experts Mixtral (gates renormalised) or OLMoE (raw gates, q/k norm over all
-heads); with q/k norm Qwen3; with a window Mistral. Tests compare with the reference implementations. With
-`architecture` vit (2010.11929) it is an image encoder: attention is bidirectional, patches and learned positions
-(`linear.PatchEmbedding`) replace tokens and RoPE, and the head reads the classes from position 0.
+With all options off this is Llama; with experts Mixtral (gates renormalised) or OLMoE (raw gates,
+q/k norm over all heads); with q/k norm Qwen3; with a window Mistral. Tests compare with the
+reference implementations. With `architecture` vit (2010.11929) it is an image encoder: attention is
+bidirectional, patches and learned positions (`linear.PatchEmbedding`) replace tokens and RoPE, and
+the head reads the classes from position 0.
 
 A block is `model.block`, LNS included; every other variation is a class of `model.variants`.
 
-Shapes: B sequences, T tokens, D d_model (of x: all streams together), K head width, V vocabulary. tokens_BT are ids, or
-for images bytes [B, T, values per patch].
+Shapes: B sequences, T tokens, D d_model (of x: all streams together), K head width, V vocabulary.
+tokens_BT are ids, or for images bytes [B, T, values per patch].
 """
 
 from collections.abc import Sequence
@@ -37,7 +38,8 @@ from sparsedepth.model.variants.table import stream_ends
 
 
 class Decoder(nn.Module):
-    """Tokens (or patches) in, logits out. The weights are a function of (config, seed) on any device (`init`)."""
+    """Tokens (or patches) in, logits out. The weights are a function of (config, seed) on any
+    device (`init`)."""
 
     blocks: Sequence[Block]
 
@@ -57,7 +59,8 @@ class Decoder(nn.Module):
 
     @torch.no_grad()
     def initialise(self, seed: int) -> None:
-        """Draw all weights (`init.draw`), and set buffers (undefined on the meta device) and fixed initial values."""
+        """Draw all weights (`init.draw`), and set buffers (undefined on the meta device) and fixed
+        initial values."""
         init.draw(self, self.config, seed)
         for part in self.modules():
             if isinstance(part, Block | Streams | Sources):
@@ -84,15 +87,17 @@ class Decoder(nn.Module):
         return rotary_tables(n_tokens, d_head, self.config.rope_theta, self.embed.weight.device)
 
     def documents(self, tokens_BT: Tensor) -> Tensor | None:
-        """document_BT, the index of each token's document in its sequence, or None without `mask_documents`. The token
-        `eod` is the last of its document. Positions do not restart: RoPE depends only on differences."""
+        """document_BT, the index of each token's document in its sequence, or None without
+        `mask_documents`. The token `eod` is the last of its document. Positions do not restart:
+        RoPE depends only on differences."""
         if not self.config.mask_documents:
             return None
         is_end_BT = tokens_BT.eq(cast(int, self.config.eod)).int()
         return is_end_BT.cumsum(1) - is_end_BT
 
     def context(self, tokens_BT: Tensor, x_BTD: Tensor, *, in_order: bool = True) -> Context:
-        """What blocks read beside the stream, given x_0. Where they run in order, block 1 adds its values."""
+        """What blocks read beside the stream, given x_0. Where they run in order, block 1 adds its
+        values."""
         document_BT, reads_start = self.documents(tokens_BT), self.config.reads_stream_start
         context = Context(self.rotary(tokens_BT.shape[1]), document_BT, x_BTD if reads_start else None)
         if self.config.value_residual and not in_order:
@@ -102,7 +107,8 @@ class Decoder(nn.Module):
         return context
 
     def hidden(self, tokens_BT: Tensor, router_losses: list[Tensor] | None = None) -> Tensor:
-        """x_BTD after the last block, before the final norm; appends the (balance, z) losses of each MoE layer."""
+        """x_BTD after the last block, before the final norm; appends the (balance, z) losses of
+        each MoE layer."""
         x_BTD = self.embed_tokens(tokens_BT)
         context = self.context(tokens_BT, x_BTD)
         for block in self.blocks:
@@ -113,7 +119,8 @@ class Decoder(nn.Module):
         return x_BTD
 
     def final_norm(self, x_BTD: Tensor) -> Tensor:
-        """Input of the head: the norm of the stream, of the sum of streams, or of the attended sources."""
+        """Input of the head: the norm of the stream, of the sum of streams, or of the attended
+        sources."""
         return self.norm(x_BTD if self.sources is None else self.sources.read(x_BTD))
 
     def logits(self, x_BTD: Tensor) -> Tensor:
@@ -121,7 +128,8 @@ class Decoder(nn.Module):
         return self.head(self.final_norm(x_BTD))
 
     def cross_entropy(self, x_BTD: Tensor, target_BT: Tensor) -> tuple[Tensor, Tensor]:
-        """The mean loss over scored targets, and loss_BT, in nat/token; logits in bounded memory."""
+        """The mean loss over scored targets, and loss_BT, in nat/token; logits in bounded
+        memory."""
         return self.head.cross_entropy(self.final_norm(x_BTD), target_BT)
 
     def forward(self, tokens_BT: Tensor) -> Tensor:

@@ -1,4 +1,5 @@
-"""Parts of a block with hand-written backward passes: fewer operations than autograd's, same values.
+"""Parts of a block with hand-written backward passes: fewer operations than autograd's, same
+values.
 
     product   y = x W'                                      dx = g W,  dW = g' x, by `products`
     heads     q, k, v = n W',  q and k rotated              one product of the three matrices, forward and backward
@@ -6,14 +7,17 @@
     RMSNorm   n = x s w,  s = 1/sqrt(mean(x^2) + eps):      dx = s (g w - x s^2 mean(x g w)),  dw = sum of g x s
     rotation  y = z c, channel pairs as complex numbers, |c| = 1:                              dz = g conj(c)
 
-n is the RMSNorm of x: small models spend most of a step on the overhead of operations, so their number counts.
-`fused_block` decides where these functions apply: a compiler fuses the plain formulas (except, on a CPU, sums over
-tokens, so there it gets this norm), bf16 has no complex numbers, and function transforms (the Jacobian's) need them.
+n is the RMSNorm of x: small models spend most of a step on the overhead of operations, so their
+number counts. `fused_block` decides where these functions apply: a compiler fuses the plain
+formulas (except, on a CPU, sums over tokens, so there it gets this norm), bf16 has no complex
+numbers, and function transforms (the Jacobian's) need them.
 
-Weights of a stack (`stacked`) have an extra first dimension, the runs, whose tokens are equal parts of x in order.
+Weights of a stack (`stacked`) have an extra first dimension, the runs, whose tokens are equal parts
+of x in order.
 
-Shapes: N tokens, B sequences, T tokens, D width of the norm or projection, H query heads, G key/value heads, K head
-width, X outputs of a matrix (for heads, their number times K); S runs of a stack, n tokens of each.
+Shapes: N tokens, B sequences, T tokens, D width of the norm or projection, H query heads, G
+key/value heads, K head width, X outputs of a matrix (for heads, their number times K); S runs of a
+stack, n tokens of each.
 """
 
 from typing import Any, NamedTuple
@@ -34,8 +38,8 @@ def needs_fp32_grad(x: Tensor) -> bool:
 
 
 def use_fused(x: Tensor, training: bool, *, compiled: bool = False) -> bool:
-    """Whether to use this file's functions: in fp32, in training or inference mode, eager or, where faster there too,
-    `compiled`."""
+    """Whether to use this file's functions: in fp32, in training or inference mode, eager or, where
+    faster there too, `compiled`."""
     if x.dtype != torch.float32 or torch.is_autocast_enabled(x.device.type):
         return False
     if torch.compiler.is_compiling():
@@ -170,7 +174,8 @@ def product(x: Tensor, weight_XD: Tensor, kernel: str = "blas") -> Tensor:
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """x / sqrt(mean(x^2) + eps) * weight_D, or in a stack weight_SD; x and weight have the same dtype."""
+    """x / sqrt(mean(x^2) + eps) * weight_D, or in a stack weight_SD; x and weight have the same
+    dtype."""
     return _RMSNorm.apply(x, weight, eps)
 
 
@@ -180,14 +185,15 @@ def swiglu(x: Tensor, gate_XD: Tensor, up_XD: Tensor, norm: Norm, kernel: str = 
 
 
 def interleave_halves(weight_XD: Tensor, d_head: int) -> Tensor:
-    """The rows of each head reordered to 0, K/2, 1, K/2 + 1, ...: RoPE's halves become adjacent pairs."""
+    """The rows of each head reordered to 0, K/2, 1, K/2 + 1, ...: RoPE's halves become adjacent
+    pairs."""
     return weight_XD.unflatten(-2, (-1, 2, d_head // 2)).transpose(-3, -2).flatten(-4, -2)
 
 
 @once_per_tensor
 def _angles(cos_TK: Tensor, sin_TK: Tensor, n_heads: int) -> Tensor:
-    """cos + i sin of each pair of n_heads heads. cos and sin are those of `Decoder.rotary`: pair i has its angle in
-    columns i and K/2 + i."""
+    """cos + i sin of each pair of n_heads heads. cos and sin are those of `Decoder.rotary`: pair i
+    has its angle in columns i and K/2 + i."""
     angle_TK = torch.complex(*(part[:, : part.shape[1] // 2].contiguous() for part in (cos_TK, sin_TK)))
     return angle_TK.repeat(1, n_heads)
 
@@ -201,7 +207,8 @@ def rotated_heads(
     norm: Norm,
     kernel: str = "blas",
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """q_BHTK, k_BGTK and v_BGTK of the norm of x, with RoPE: (x1, x2) -> (x1 cos - x2 sin, x2 cos + x1 sin).
+    """q_BHTK, k_BGTK and v_BGTK of the norm of x, with RoPE: (x1, x2) -> (x1 cos - x2 sin, x2 cos +
+    x1 sin).
 
     q's and k's channels are permuted alike, which leaves q k unchanged.
     """

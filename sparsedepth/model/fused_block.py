@@ -1,7 +1,9 @@
-"""The plain block with hand-written derivatives (`model.fused`): fewer operations than autograd's, the same values.
+"""The plain block with hand-written derivatives (`model.fused`): fewer operations than autograd's,
+the same values.
 
-For eager fp32, in training and in inference mode; otherwise, as where a block is compiled or differentiated by a
-measure, the plain formulas of `Block` run. No module inside a fused branch is called: no hook of theirs runs.
+For eager fp32, in training and in inference mode; otherwise, as where a block is compiled or
+differentiated by a measure, the plain formulas of `Block` run. No module inside a fused branch is
+called: no hook of theirs runs.
 """
 
 from torch import Tensor, nn
@@ -26,13 +28,14 @@ SUPPORTED: dict[Part, set[str]] = {
     "attention": BOTH | {"activation", "ffn_dropout"},
     "ffn": BOTH | {"qk_norm", "qk_norm_over"},
 }
-"""Fields that may have any value in a block whose branch is fused; every other one must be at its default, or have a
-value of CHOICES."""
+"""Fields that may have any value in a block whose branch is fused; every other one must be at its
+default, or have a value of CHOICES."""
 CHOICES = {"depth_scale": {"lns"}, "parametrisation": {"mup"}}
 
 
 def is_supported(part: Part, config: ModelConfig) -> bool:
-    """Whether the branch can be fused: every field has a value known to be computed here. A new field is not."""
+    """Whether the branch can be fused: every field has a value known to be computed here. A new
+    field is not."""
     changed = {
         name
         for name, field in ModelConfig.model_fields.items()

@@ -3,13 +3,14 @@
     z = x W',   loss = mean over the scored targets n of ( logsumexp_v(z_nv) - z_n,target(n) )
     dloss/dz = (softmax(z) - onehot(target)) / (number of scored targets)
 
-Targets of IGNORED are not scored. Parametrisation mup or completep first divides x by d_model / base_width (2203.03466,
-table 8).
+Targets of IGNORED are not scored. Parametrisation mup or completep first divides x by d_model /
+base_width (2203.03466, table 8).
 
-z exists for at most LOGITS_BYTES of tokens at a time. The gradient of a chunk needs only its logits, so it is computed
-in the forward pass, and the backward pass scales it: no product is computed twice. (PyTorch's `linear_cross_entropy`,
-from 2.13 on, does the same, but has no byte budget and returns autocast's dtype.) Under bf16 the softmax first copies z
-to fp32, within the budget. Where blocks are compiled, so is what lies between the products of a chunk.
+z exists for at most LOGITS_BYTES of tokens at a time. The gradient of a chunk needs only its
+logits, so it is computed in the forward pass, and the backward pass scales it: no product is
+computed twice. (PyTorch's `linear_cross_entropy`, from 2.13 on, does the same, but has no byte
+budget and returns autocast's dtype.) Under bf16 the softmax first copies z to fp32, within the
+budget. Where blocks are compiled, so is what lies between the products of a chunk.
 
 Shapes: N tokens in all, n of one chunk, D d_model, V vocabulary; B sequences of T tokens.
 """
@@ -49,8 +50,8 @@ class Head(nn.Linear):
         return super().forward(self._scaled(input))
 
     def cross_entropy(self, x_BTD: Tensor, target_BT: Tensor) -> tuple[Tensor, Tensor]:
-        """The differentiable mean over scored targets, and loss_BT. In a stack one mean per run, computed one after the
-        other: these are the largest products of the model, and few calls."""
+        """The differentiable mean over scored targets, and loss_BT. In a stack one mean per run,
+        computed one after the other: these are the largest products of the model, and few calls."""
         x_BTD = self._scaled(x_BTD)
         if self.weight.ndim == 2:
             mean, loss_N = cross_entropy(x_BTD.flatten(0, 1), self.weight, target_BT.flatten(), chunk=self.chunk)
@@ -61,8 +62,8 @@ class Head(nn.Linear):
 
 
 def loss_and_change(z_nV: Tensor, target_n1: Tensor, is_scored_n1: Tensor) -> tuple[Tensor, Tensor]:
-    """loss_n1 and softmax(z) - onehot(target) in the dtype of z, both 0 where not scored: compiled, two passes over z
-    instead of eight."""
+    """loss_n1 and softmax(z) - onehot(target) in the dtype of z, both 0 where not scored: compiled,
+    two passes over z instead of eight."""
     wide_nV = z_nV.float()
     total_n1 = wide_nV.logsumexp(-1, keepdim=True)
     is_target_nV = torch.arange(z_nV.shape[1], device=z_nV.device) == target_n1
@@ -84,10 +85,11 @@ def _eager(z_nV: Tensor, target_n1: Tensor, is_scored_n1: Tensor, gradients: boo
 def cross_entropy(
     x_ND: Tensor, weight_VD: Tensor, target_N: Tensor, budget: int = LOGITS_BYTES, chunk: Chunk | None = None
 ) -> tuple[Tensor, Tensor]:
-    """The mean cross-entropy in nat/token over scored targets (0 if none), and loss_N, 0 where not scored.
+    """The mean cross-entropy in nat/token over scored targets (0 if none), and loss_N, 0 where not
+    scored.
 
-    Both are fp32; logits x W' take at most `budget` bytes. Products are in autocast's dtype if enabled, sums and the
-    softmax in fp32. The mean is differentiable once, loss_N is not.
+    Both are fp32; logits x W' take at most `budget` bytes. Products are in autocast's dtype if
+    enabled, sums and the softmax in fp32. The mean is differentiable once, loss_N is not.
     """
     rows = max(1, budget // (4 * len(weight_VD)))
     gradients = torch.is_grad_enabled() and (x_ND.requires_grad or weight_VD.requires_grad)

@@ -8,11 +8,12 @@
       deepnorm      (8 L)^(-1/4)    value, output and FFN matrices               (2203.00555, decoder only)
       n_streams     0               the matrices of the streams' coefficients    (`variants.streams`)
 
-Configurations with the same seed share all weights of equal name and shape, so their comparison is paired: 12 layers
-are the first 12 of 24.
+Configurations with the same seed share all weights of equal name and shape, so their comparison is
+paired: 12 layers are the first 12 of 24.
 
-Deviates: 1908.11365 scales every matrix of block l by 1/sqrt(l); OLMo's rule, used by later papers under the same name,
-scales outputs. 2203.00555 starts from Xavier weights, here from init_std, so that `norm` changes one thing.
+Deviates: 1908.11365 scales every matrix of block l by 1/sqrt(l); OLMo's rule, used by later papers
+under the same name, scales outputs. 2203.00555 starts from Xavier weights, here from init_std, so
+that `norm` changes one thing.
 """
 
 import hashlib
@@ -38,7 +39,8 @@ def generator(seed: int, name: str) -> torch.Generator:
 
 @torch.no_grad()
 def draw(model: nn.Module, config: ModelConfig, seed: int) -> None:
-    """Set every parameter: matrices as above, norms and Admin's weights to 1, other vectors by VECTORS."""
+    """Set every parameter: matrices as above, norms and Admin's weights to 1, other vectors by
+    VECTORS."""
     for name, weight in model.named_parameters():
         if weight.ndim <= 1:
             weight.fill_(_initial_vector(name, config))
@@ -63,8 +65,8 @@ VECTORS = {
     "start_scalar": 1.0,
     "size_scalar": 1.0,
 }
-"""Initial values of vectors by name ending; gates start as `residual_gate` says, and the last two, of
-`variants.streams.Streams`, are set by its `initialise` afterwards."""
+"""Initial values of vectors by name ending; gates start as `residual_gate` says, and the last two,
+of `variants.streams.Streams`, are set by its `initialise` afterwards."""
 
 
 def _initial_vector(name: str, config: ModelConfig) -> float:

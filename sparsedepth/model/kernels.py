@@ -1,13 +1,15 @@
-"""The choice of kernels for attention, experts and matrix products: what can run here, why not another, and the fix.
+"""The choice of kernels for attention, experts and matrix products: what can run here, why not
+another, and the fix.
 
-'auto' takes the first that can run. Attention: flash-attn with a mask (window, documents), which PyTorch's fast kernels
-do not support, else PyTorch's (cuDNN on Hopper, faster than flash-attn 2). Experts: PyTorch's grouped product, then the
-loop; megablocks is for comparisons, by name: its products are PyTorch's grouped ones, so it runs only where `grouped`
-does. Products: oneDNN where MKL does not use the processor's AVX-512, else PyTorch's. A kernel requested by name that
-cannot run is refused before training. The choice is recorded with the run, since kernels round differently.
+'auto' takes the first that can run. Attention: flash-attn with a mask (window, documents), which
+PyTorch's fast kernels do not support, else PyTorch's (cuDNN on Hopper, faster than flash-attn 2).
+Experts: PyTorch's grouped product, then the loop; megablocks is for comparisons, by name: its
+products are PyTorch's grouped ones, so it runs only where `grouped` does. Products: oneDNN where
+MKL does not use the processor's AVX-512, else PyTorch's. A kernel requested by name that cannot run
+is refused before training. The choice is recorded with the run, since kernels round differently.
 
-PyTorch's own `torch.nn.attention.varlen` takes documents and windows, too, but no dropout, and CUDA only: left out
-until a GPU has compared it with flash-attn.
+PyTorch's own `torch.nn.attention.varlen` takes documents and windows, too, but no dropout, and CUDA
+only: left out until a GPU has compared it with flash-attn.
 """
 
 import importlib.util
@@ -77,7 +79,8 @@ def setting(config: ModelConfig, device: torch.device, dtype: torch.dtype) -> Se
 
 
 def choose(part: Part, requested: str, setting: Setting) -> Choice:
-    """The kernel to use and why. Raises ValueError, with the fix, for one requested by name that cannot run."""
+    """The kernel to use and why. Raises ValueError, with the fix, for one requested by name that
+    cannot run."""
     if requested != "auto":
         obstacle = OBSTACLES[part][requested](setting)
         if obstacle:
@@ -105,7 +108,8 @@ def _not_faster(kernel: str, setting: Setting) -> str | None:
 
 
 def mkl_leaves_avx512_unused() -> bool:
-    """Whether this is an AMD processor that computes 512 bits at once: PyTorch's MKL uses only AVX2 there.
+    """Whether this is an AMD processor that computes 512 bits at once: PyTorch's MKL uses only AVX2
+    there.
 
     Family 25 (Zen 4) has AVX-512, too, but computes it in halves, no faster than AVX2.
     """

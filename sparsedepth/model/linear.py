@@ -29,8 +29,8 @@ class Linear(nn.Linear):
 
 
 def project_together(x: Tensor, *linears: Linear) -> tuple[Tensor, ...]:
-    """x W' for each W. In training under autocast as one product: x is cast and stored once, and the gradients of the
-    parts are summed inside the product; no hook of the layers runs."""
+    """x W' for each W. In training under autocast as one product: x is cast and stored once, and
+    the gradients of the parts are summed inside the product; no hook of the layers runs."""
     x = x.to(products.product_dtype(x))
     is_mixed = torch.is_autocast_enabled(x.device.type)
     if not (is_mixed and linears[0].training and linears[0].weight.ndim == 2):
@@ -54,13 +54,14 @@ class Embedding(nn.Embedding):
 
 
 class PatchEmbedding(nn.Module):
-    """The input of a ViT (2010.11929, section 3.1): patches of pixels, each through one matrix, plus learned positions.
+    """The input of a ViT (2010.11929, section 3.1): patches of pixels, each through one matrix,
+    plus learned positions.
 
         x_0 = [0; E p_1; ...; E p_N] + position,   p = pixels / 127.5 - 1, of the bytes 0..255
 
-    Patches are ordered row by row; the values of one by channel, row, column. Position 0 has no patch: it is the class
-    token, from whose final state the head reads. Deviates: no class vector and no bias of E, which would only add to
-    the learned positions.
+    Patches are ordered row by row; the values of one by channel, row, column. Position 0 has no
+    patch: it is the class token, from whose final state the head reads. Deviates: no class vector
+    and no bias of E, which would only add to the learned positions.
     """
 
     def __init__(self, config: ModelConfig):

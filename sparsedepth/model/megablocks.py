@@ -1,8 +1,10 @@
-"""MegaBlocks (github.com/databricks/megablocks, 2211.15841) if installed, also without its compiled extension.
+"""MegaBlocks (github.com/databricks/megablocks, 2211.15841) if installed, also without its compiled
+extension.
 
-Its permutations are Triton kernels and need no compiler; sorting and counting are a CUDA extension, `megablocks_ops`,
-which the package imports and which does not build with current CUDA. If it is missing, PyTorch versions of the three
-functions that we use replace it; `MegaBlocks.compiled` says which are in use.
+Its permutations are Triton kernels and need no compiler; sorting and counting are a CUDA extension,
+`megablocks_ops`, which the package imports and which does not build with current CUDA. If it is
+missing, PyTorch versions of the three functions that we use replace it; `MegaBlocks.compiled` says
+which are in use.
 
 Shapes: S routed copies of tokens, E experts.
 """
@@ -45,7 +47,8 @@ def load() -> MegaBlocks:
 
 
 def substitute() -> ModuleType:
-    """A module that replaces the compiled one, with the functions that `moe_kernels.megablocks` uses."""
+    """A module that replaces the compiled one, with the functions that `moe_kernels.megablocks`
+    uses."""
     module = ModuleType(COMPILED, "PyTorch in place of MegaBlocks' compiled functions.")
     for function in (sort, histogram, inclusive_cumsum):
         setattr(module, function.__name__, function)
@@ -53,7 +56,8 @@ def substitute() -> ModuleType:
 
 
 def sort(keys_S: Tensor, end_bit: int, sorted_S: Tensor, order_S: Tensor) -> None:
-    """Write the keys in ascending order, and their indices; `end_bit`, a bound on the keys, is not needed."""
+    """Write the keys in ascending order, and their indices; `end_bit`, a bound on the keys, is not
+    needed."""
     result = keys_S.sort(stable=True)
     sorted_S.copy_(result.values)
     order_S.copy_(result.indices)

@@ -1,20 +1,22 @@
-"""Mixture of experts in place of the dense feed-forward part: router, its two losses, routed and shared experts.
+"""Mixture of experts in place of the dense feed-forward part: router, its two losses, routed and
+shared experts.
 
-Dropless, top-k; each expert is a SwiGLU, computed by `moe_kernels`. Gates are the softmax over all experts at the k
-chosen ones, optionally renormalised to sum 1. Losses of one layer:
+Dropless, top-k; each expert is a SwiGLU, computed by `moe_kernels`. Gates are the softmax over all
+experts at the k chosen ones, optionally renormalised to sum 1. Losses of one layer:
 
     balance = E sum_e f_e P_e,   f_e share of the choices, P_e mean gate probability            (2101.03961, eq. 4-6)
     z       = mean logsumexp(logits)^2                                                          (2202.08906, eq. 5)
 
-balance is 1 for uniform load and up to E / k when all tokens choose the same k. Deviates: per layer, then averaged over
-layers; transformers pools layers first, which lets imbalances cancel.
-Shared experts (2401.06066, eq. 9) are added without a gate (Qwen-MoE has one); n of them, each d_expert wide, are one
-SwiGLU n times as wide.
+balance is 1 for uniform load and up to E / k when all tokens choose the same k. Deviates: per
+layer, then averaged over layers; transformers pools layers first, which lets imbalances cancel.
+Shared experts (2401.06066, eq. 9) are added without a gate (Qwen-MoE has one); n of them, each
+d_expert wide, are one SwiGLU n times as wide.
 
-In a stack of R runs (`stacked`) expert e of run r is number r E + e of R E, whose tokens are its run's alone; each run
-has its own losses, over its own tokens.
+In a stack of R runs (`stacked`) expert e of run r is number r E + e of R E, whose tokens are its
+run's alone; each run has its own losses, over its own tokens.
 
-Shapes: B sequences, T tokens, N = B T, D d_model, F d_expert, E experts, C experts chosen per token; in a stack R runs.
+Shapes: B sequences, T tokens, N = B T, D d_model, F d_expert, E experts, C experts chosen per
+token; in a stack R runs.
 """
 
 from collections.abc import Callable
@@ -45,8 +47,8 @@ class Experts(nn.Module):
         self.kernel = kernels.choose("experts", "auto", setting).kernel
 
     def route(self, x_ND: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """logits_NE, probability_NE, gate_NC and choice_NC, in fp32 also under autocast: in bf16, nearly equal experts
-        would tie."""
+        """logits_NE, probability_NE, gate_NC and choice_NC, in fp32 also under autocast: in bf16,
+        nearly equal experts would tie."""
         weight = self.router.weight
         with torch.autocast(x_ND.device.type, enabled=False):
             wide_ND = x_ND.to(weight.dtype)

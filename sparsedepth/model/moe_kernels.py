@@ -2,11 +2,13 @@
 
     out_n = sum_k gate_nk * down_e( silu(x_n gate_e) * (x_n up_e) ),   e = choice_nk     (Mixtral, 2401.04088)
 
-`loop` follows the formula and is the reference; `grouped` sorts tokens by expert and multiplies all groups with one
-call of `torch.nn.functional.grouped_mm`; `megablocks` sorts and gathers with MegaBlocks' kernels (2211.15841). All are
-dropless. Gradients agree with the loop to 1e-5 in fp32 and 2e-2 in bf16.
+`loop` follows the formula and is the reference; `grouped` sorts tokens by expert and multiplies all
+groups with one call of `torch.nn.functional.grouped_mm`; `megablocks` sorts and gathers with
+MegaBlocks' kernels (2211.15841). All are dropless. Gradients agree with the loop to 1e-5 in fp32
+and 2e-2 in bf16.
 
-Shapes: N tokens, C experts chosen per token, S = N C routed copies, E experts, D d_model, F d_expert.
+Shapes: N tokens, C experts chosen per token, S = N C routed copies, E experts, D d_model, F
+d_expert.
 """
 
 import torch
@@ -34,8 +36,8 @@ def grouped(x_ND: Tensor, gate_NC: Tensor, choice_NC: Tensor, gate_up_E2FD: Tens
     expert_S, order_S = choice_NC.flatten().sort(stable=True)
     experts_E = torch.arange(len(down_EDF), device=x_ND.device)
     end_E = torch.searchsorted(expert_S, experts_E, right=True, out_int32=True)
-    # Copy first, then permute and unpermute: no row is accumulated twice, so gradients need no nondeterministic
-    # atomics.
+    # Copy first, then permute and unpermute: no row is accumulated twice, so gradients need no
+    # nondeterministic atomics.
     copy_SD = x_ND.to(product_dtype(x_ND))[:, None].expand(-1, top_k, -1).reshape(n_tokens * top_k, -1)
     y_SD = _swiglu(copy_SD.index_select(0, order_S), gate_up_E2FD, down_EDF, end_E)
     inverse_S = torch.empty_like(order_S).scatter_(0, order_S, torch.arange(len(order_S), device=x_ND.device))
@@ -43,14 +45,14 @@ def grouped(x_ND: Tensor, gate_NC: Tensor, choice_NC: Tensor, gate_up_E2FD: Tens
     return (y_NCD * gate_NC[..., None]).sum(1).to(x_ND.dtype)
 
 
-# Third-party kernels in custom autograd functions cannot be compiled. `torch.compiler.disable` is the public name, but
-# imports the compiler here: 1.6 s for every command that loads a model.
+# Third-party kernels in custom autograd functions cannot be compiled. `torch.compiler.disable` is
+# the public name, but imports the compiler here: 1.6 s for every command that loads a model.
 @torch._disable_dynamo
 def megablocks(x_ND: Tensor, gate_NC: Tensor, choice_NC: Tensor, gate_up_E2FD: Tensor, down_EDF: Tensor) -> Tensor:
     """out_ND: sorted, gathered and scattered by MegaBlocks. Raises ImportError without it.
 
-    Deviates: the products are PyTorch's grouped ones. MegaBlocks' sparse ones do not compile with current Triton; its
-    grouped ones need another compiled package and group sizes on the host.
+    Deviates: the products are PyTorch's grouped ones. MegaBlocks' sparse ones do not compile with
+    current Triton; its grouped ones need another compiled package and group sizes on the host.
     """
     ops, (n_experts, top_k) = adapter.load().ops, (len(down_EDF), choice_NC.shape[1])
     with torch.no_grad():
@@ -65,8 +67,8 @@ def megablocks(x_ND: Tensor, gate_NC: Tensor, choice_NC: Tensor, gate_up_E2FD: T
 
 
 def _swiglu(sorted_SD: Tensor, gate_up_E2FD: Tensor, down_EDF: Tensor, end_E: Tensor) -> Tensor:
-    """y_SD of rows sorted by expert; expert e's rows end before end_e. grouped_mm ignores autocast, so the weights are
-    cast here to the dtype of the rows."""
+    """y_SD of rows sorted by expert; expert e's rows end before end_e. grouped_mm ignores autocast,
+    so the weights are cast here to the dtype of the rows."""
     dtype = sorted_SD.dtype
     # The compiler supports grouped_mm in bf16 only.
     can_compile = dtype == torch.bfloat16 or not torch.compiler.is_compiling()

@@ -1,11 +1,12 @@
-"""Norms over the channels of one token, in fp32, with a learned weight w for each channel, and layer with a bias b.
+"""Norms over the channels of one token, in fp32, with a learned weight w for each channel, and
+layer with a bias b.
 
     rms     x / sqrt(mean(x^2) + eps) * w                                          (1910.07467, eq. 4)
     group   (x_g - mean(x_g)) / sqrt(var(x_g) + eps) * w, in each group g of consecutive channels   (1803.08494, eq. 1)
     layer   (x - mean(x)) / sqrt(var(x) + eps) * w + b                             (1607.06450, eq. 4)
 
-Deviates: the paper's group norm has a bias; here only layer norm has one. Statistics are per token: shared between
-positions they would leak the future.
+Deviates: the paper's group norm has a bias; here only layer norm has one. Statistics are per token:
+shared between positions they would leak the future.
 """
 
 import torch

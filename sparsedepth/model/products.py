@@ -2,12 +2,13 @@
 
     y = x W'        dx = g W        dW = g' x
 
-`blas` is PyTorch's default for fp32 (on x86 Intel's MKL); `onednn` is oneDNN, which ships with PyTorch. MKL uses
-AVX-512 on Intel processors only: on an AMD EPYC that computes 512 bits at once (Zen 5), oneDNN is 1.4 to 2.2 times as
-fast for products of `MIN_WORK` or more, except for the gradient of a small matrix (`MIN_MATRIX`), where it must first
-transpose an input. On Zen 4 it is 0.5 to 1.3 times as fast, depending on size, and not used by default.
-Their summation order, and so the last bits, differ; each is deterministic. Products of a stack (`stacked`) and of other
-dtypes are always PyTorch's.
+`blas` is PyTorch's default for fp32 (on x86 Intel's MKL); `onednn` is oneDNN, which ships with
+PyTorch. MKL uses AVX-512 on Intel processors only: on an AMD EPYC that computes 512 bits at once
+(Zen 5), oneDNN is 1.4 to 2.2 times as fast for products of `MIN_WORK` or more, except for the
+gradient of a small matrix (`MIN_MATRIX`), where it must first transpose an input. On Zen 4 it is
+0.5 to 1.3 times as fast, depending on size, and not used by default. Their summation order, and so
+the last bits, differ; each is deterministic. Products of a stack (`stacked`) and of other dtypes
+are always PyTorch's.
 
 Shapes: N tokens, D width, X outputs; S runs of a stack, n tokens of each.
 """

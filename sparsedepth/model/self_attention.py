@@ -1,6 +1,7 @@
 """The attention module of a block: projections, q/k norm, RoPE, and a kernel (`attention`).
 
-Shapes: B sequences, T tokens, D d_model, H query heads, G key/value heads, K head width, X heads times K.
+Shapes: B sequences, T tokens, D d_model, H query heads, G key/value heads, K head width, X heads
+times K.
 """
 
 from torch import Tensor, nn
@@ -15,8 +16,8 @@ from sparsedepth.model.norms import RMSNorm
 class Attention(nn.Module):
     """Attention, causal unless in a ViT; each of the G key/value heads serves H / G query heads.
 
-    q/k norm, before RoPE, is an RMSNorm over the K channels of each head with a weight shared by all heads (Qwen3), or
-    over all H K channels of a query and G K of a key (OLMoE).
+    q/k norm, before RoPE, is an RMSNorm over the K channels of each head with a weight shared by
+    all heads (Qwen3), or over all H K channels of a query and G K of a key (OLMoE).
     """
 
     def __init__(self, config: ModelConfig):
@@ -40,12 +41,14 @@ class Attention(nn.Module):
     def _heads(self, y_BTX: Tensor, norm: RMSNorm | None = None) -> Tensor:
         """A projection, with the norm if given, by head: [B, T, heads, K]."""
         if norm is not None:
-            # Under autocast the norm returns fp32, as its weight is; kernels need q and k in the dtype of v.
+            # Under autocast the norm returns fp32, as its weight is; kernels need q and k in the
+            # dtype of v.
             y_BTX = norm(y_BTX.unflatten(-1, (-1, norm.weight.shape[-1]))).flatten(-2).to(y_BTX.dtype)
         return y_BTX.unflatten(-1, (-1, self.d_head))
 
     def queries_keys(self, x_BTD: Tensor, rotary: Rotary) -> tuple[Tensor, Tensor]:
-        """q_BHTK and k_BGTK after norm and RoPE; attention weights are softmax(q k / sqrt(K)) over the visible keys."""
+        """q_BHTK and k_BGTK after norm and RoPE; attention weights are softmax(q k / sqrt(K)) over
+        the visible keys."""
         return self._positioned(*project_together(x_BTD, self.query, self.key), rotary)
 
     def _positioned(self, q_BTX: Tensor, k_BTX: Tensor, rotary: Rotary) -> tuple[Tensor, Tensor]:

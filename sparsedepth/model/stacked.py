@@ -1,9 +1,10 @@
-"""Operations with the weights of a stack: S runs trained together, their weights stacked along a new first dimension.
+"""Operations with the weights of a stack: S runs trained together, their weights stacked along a
+new first dimension.
 
     y_s = x_s W_s'     for the runs s = 1..S, in one batched product
 
-x holds the runs one after the other along its first dimension. Operations without weights (attention, rotation, SwiGLU,
-sums) treat it as one long batch.
+x holds the runs one after the other along its first dimension. Operations without weights
+(attention, rotation, SwiGLU, sums) treat it as one long batch.
 
 Shapes: S runs; B sequences of all runs, grouped by run; n tokens of one run, D width, X outputs.
 """
@@ -41,7 +42,8 @@ def token_mean(x_NX: Tensor, weight: Tensor) -> Tensor:
 
 
 def number_by_run(number: Tensor, n_runs: int, n_numbers: int) -> Tensor:
-    """Numbers below n_numbers of each run's tokens, along the first dimension, as numbers among those of all runs."""
+    """Numbers below n_numbers of each run's tokens, along the first dimension, as numbers among
+    those of all runs."""
     first_S1 = torch.arange(n_runs, device=number.device)[:, None] * n_numbers
     return (number.view(n_runs, -1) + first_S1).view_as(number)
 

@@ -1,9 +1,11 @@
 """Checkpoints: safetensors for tensors and JSON for the position; complete or absent, no pickle.
 
-`step-N.safetensors` (weights, optimizer moments, RNG state) is written first, `step-N.json` (position, curves,
-checksums) last: the JSON commits it. The two newest are kept; a damaged one is skipped for the one before.
+`step-N.safetensors` (weights, optimizer moments, RNG state) is written first, `step-N.json`
+(position, curves, checksums) last: the JSON commits it. The two newest are kept; a damaged one is
+skipped for the one before.
 
-With several processes the first one writes the full tensors: a checkpoint does not depend on the number of processes.
+With several processes the first one writes the full tensors: a checkpoint does not depend on the
+number of processes.
 """
 
 import json
@@ -41,14 +43,9 @@ class Position:
     """of its steps, fp32 or bf16; None in checkpoints from before 2026-11-26"""
 
 
-def write(folder: Path, model: nn.Module, optimizer: AnyOptimizer, position: Position) -> None:
-    """Write a checkpoint to `folder`, then delete all but the newest two."""
-    commit(folder, snapshot(model, optimizer), position)
-
-
 def commit(folder: Path, tensors: dict[str, torch.Tensor], position: Position, *, keep_all: bool = False) -> None:
-    """Write the tensors of `snapshot` and the position, in the leader. The newest two checkpoints stay, or with
-    `keep_all`, in a folder to which several processes write, every one."""
+    """Write the tensors of `snapshot` and the position, in the leader. The newest two checkpoints
+    stay, or with `keep_all`, in a folder to which several processes write, every one."""
     folder.mkdir(parents=True, exist_ok=True)
     tensor_file = _tensor_file(folder, position.step)
     content = {**vars(position), "sha256": write_tensors(tensor_file, tensors)}
@@ -70,8 +67,9 @@ def read(
     after: int = 0,
     upto: int = MAX,
 ) -> Position | None:
-    """Load the newest valid checkpoint of more than `after` and at most `upto` steps into model and optimizer; None if
-    there is none. Raises ValueError in a process that cannot read the checkpoint that the first one found."""
+    """Load the newest valid checkpoint of more than `after` and at most `upto` steps into model and
+    optimizer; None if there is none. Raises ValueError in a process that cannot read the checkpoint
+    that the first one found."""
     commits = sorted(folder.glob("step-*.json"), reverse=True) if devices.is_leader else []
     commits = [commit for commit in commits if after < int(commit.stem.removeprefix("step-")) <= upto]
     position = next((position for commit in commits if (position := _read(commit)) is not None), None)
@@ -106,8 +104,8 @@ def _tensor_file(folder: Path, step: int) -> Path:
 def snapshot(
     model: nn.Module, optimizer: AnyOptimizer, devices: Devices = ALONE, *, copy: bool = False
 ) -> dict[str, torch.Tensor]:
-    """The tensors of a checkpoint, on the host; empty in all processes but the first, which must still call this. With
-    `copy` they do not change when training continues."""
+    """The tensors of a checkpoint, on the host; empty in all processes but the first, which must
+    still call this. With `copy` they do not change when training continues."""
     tensors: dict[str, torch.Tensor] = {}
 
     def keep(name: str, tensor: torch.Tensor) -> None:
@@ -144,7 +142,8 @@ def _restore(tensors: dict[str, torch.Tensor], model: nn.Module, optimizer: AnyO
     for name, parameter in model.named_parameters():
         parameter.copy_(sharded_like(tensors[f"model.{name}"], parameter))
         for key in ("step", "exp_avg", "exp_avg_sq", "momentum_buffer"):
-            # A fresh clone: `step` must not share memory between parameters, and fused AdamW wants it on the device.
+            # A fresh clone: `step` must not share memory between parameters, and fused AdamW wants
+            # it on the device.
             value = tensors.get(f"optimizer.{key}.{name}")
             if value is not None:
                 optimizer.state[parameter][key] = sharded_like(value, parameter).clone()

@@ -1,14 +1,18 @@
-"""A whole training step as one CUDA graph: captured once, then replayed by one launch instead of thousands.
+"""A whole training step as one CUDA graph: captured once, then replayed by one launch instead of
+thousands.
 
-A captured step reads its batch, the weights of its micro-batches and the learning rate from fixed memory, which is
-written before each replay. Parameters and moments change in place. Gradients exist only inside the graph, so an
-uncaptured step in between neither finds nor leaves any. The first WARM_UP steps of a process run uncaptured on the
-capture stream, where kernels are chosen and moments allocated; they are normal training steps.
+A captured step reads its batch, the weights of its micro-batches and the learning rate from fixed
+memory, which is written before each replay. Parameters and moments change in place. Gradients exist
+only inside the graph, so an uncaptured step in between neither finds nor leaves any. The first
+WARM_UP steps of a process run uncaptured on the capture stream, where kernels are chosen and
+moments allocated; they are normal training steps.
 
-Numbers equal those of an uncaptured step, dropout included (a replay reads the generator's state anew). Deviates: on
-CUDA fused AdamW reads the learning rate from memory in fp32, a relative rounding of at most 6e-8.
+Numbers equal those of an uncaptured step, dropout included (a replay reads the generator's state
+anew). Deviates: on CUDA fused AdamW reads the learning rate from memory in fp32, a relative
+rounding of at most 6e-8.
 
-Never run on a GPU so far; on a CPU tests record and replay a step in a graph's manner.
+On a CPU tests record and replay a step in a graph's manner; on a GPU:
+docs/kernels-and-installation.md.
 """
 
 from collections.abc import Callable, Iterator
@@ -29,7 +33,8 @@ WARM_UP = 3
 def obstacle(
     config: RunConfig, device: torch.device, parallel: Parallel, attention_kernel: str, experts_kernel: str
 ) -> str | None:
-    """Why the steps of a run cannot be captured, or None: a graph needs one device, no waiting host, fixed shapes."""
+    """Why the steps of a run cannot be captured, or None: a graph needs one device, no waiting
+    host, fixed shapes."""
     if device.type != "cuda":
         return f"it needs a CUDA device, not {device.type}"
     if parallel != "none":
@@ -64,13 +69,13 @@ class CudaCapture:
         return row
 
     def capture(self, step: Callable[[], Tensor]) -> Callable[[], Tensor]:
-        """Capture the step without taking it; returns the function that replays it. Raises RuntimeError with the cause
-        of a failed capture, such as an allocation."""
+        """Capture the step without taking it; returns the function that replays it. Raises
+        RuntimeError with the cause of a failed capture, such as an allocation."""
         graph = torch.cuda.CUDAGraph()
         current = torch.cuda.current_stream(self.device)
         try:
-            # Thread-local: meanwhile the feed pins the next batch, and a checkpoint may be written. The outer context
-            # restores the stream if ending the capture fails.
+            # Thread-local: meanwhile the feed pins the next batch, and a checkpoint may be written.
+            # The outer context restores the stream if ending the capture fails.
             with torch.cuda.stream(current), torch.cuda.graph(graph, None, self.stream, "thread_local"):
                 row = step()
         except RuntimeError as error:

@@ -1,19 +1,22 @@
-"""One model on several devices, under torchrun: each process has a rank, a device and a share of every global batch.
+"""One model on several devices, under torchrun: each process has a rank, a device and a share of
+every global batch.
 
     ddp    each process holds the whole model; gradients are averaged             (2006.15704)
     fsdp   parameters, gradients and moments are sharded; a block's weights are gathered while it computes (2304.11277)
 
-FSDP gathers weights in fp32, and autocast casts them as in a single process: FSDP's own mixed precision would send half
-as much, but round the weights of norms and router, and so change the losses.
+FSDP gathers weights in fp32, and autocast casts them as in a single process: FSDP's own mixed
+precision would send half as much, but round the weights of norms and router, and so change the
+losses.
 
-A step equals that of a single process: shares are equal, so the mean of means is the mean; the experts' load is
-averaged over processes before the balance loss (by `mean`), which makes it that of the global batch (2501.11873). All
-losses agree with a single process to rounding.
+A step equals that of a single process: shares are equal, so the mean of means is the mean; the
+experts' load is averaged over processes before the balance loss (by `mean`), which makes it that of
+the global batch (2501.11873). All losses agree with a single process to rounding.
 
-FSDP is imported only by runs that use it: the import takes a second, for which `plan` and every sweep would wait.
+FSDP is imported only by runs that use it: the import takes a second, for which `plan` and every
+sweep would wait.
 
-Processes agree by one small host exchange per step whether to stop or save, and that all are alive. So a lost process
-is noticed at the next step, not by a device time-out.
+Processes agree by one small host exchange per step whether to stop or save, and that all are alive.
+So a lost process is noticed at the next step, not by a device time-out.
 """
 
 import contextlib
@@ -42,15 +45,18 @@ TIMEOUT = datetime.timedelta(minutes=10)
 """Duration of an exchange after which the other processes count as lost."""
 
 PATIENCE = datetime.timedelta(days=30)
-"""How long processes wait for the leader (rank 0) to lock, measure and write; they notice its death at once."""
+"""How long processes wait for the leader (rank 0) to lock, measure and write; they notice its death
+at once."""
 
 
 class LostError(RuntimeError):
-    """Another process of this run has ended or hangs; the same command continues from the last checkpoint."""
+    """Another process of this run has ended or hangs; the same command continues from the last
+    checkpoint."""
 
 
 class Devices:
-    """The processes that train one model together. For a single process every method is the identity."""
+    """The processes that train one model together. For a single process every method is the
+    identity."""
 
     def __init__(self, parallel: Parallel = "none", rank: int = 0, size: int = 1):
         self.parallel, self.rank, self.size = parallel, rank, size
@@ -59,7 +65,8 @@ class Devices:
         self._patient = dist.new_group(backend="gloo", timeout=PATIENCE) if size > 1 else None
 
     def share(self, batch: Sequences) -> Sequences:
-        """This process's rows of a global batch. Raises ValueError if the batch cannot be divided equally."""
+        """This process's rows of a global batch. Raises ValueError if the batch cannot be divided
+        equally."""
         n_sequences = len(batch)
         if n_sequences % self.size:
             raise ValueError(
@@ -70,8 +77,8 @@ class Devices:
         return batch[self.rank * rows : (self.rank + 1) * rows]
 
     def place_model(self, model: Decoder, device: torch.device) -> Decoder:
-        """The model to train: the given one on `device`, or with fsdp a sharded copy (the given one stays on the
-        host)."""
+        """The model to train: the given one on `device`, or with fsdp a sharded copy (the given one
+        stays on the host)."""
         placed = copy.deepcopy(model) if self.parallel == "fsdp" else model.to(device)
         if self.parallel == "fsdp":
             for block in placed.blocks:
@@ -136,7 +143,8 @@ class Devices:
 
     @contextmanager
     def gathered(self, wrapped: nn.Module) -> Generator[None]:
-        """While open, the model inside a module from `wrap` has all its weights in every process."""
+        """While open, the model inside a module from `wrap` has all its weights in every
+        process."""
         sharded = self._fsdp_modules(wrapped)
         for module in sharded:
             module.unshard()
@@ -177,7 +185,8 @@ def full_tensor(tensor: Tensor) -> Tensor:
 
 
 def sharded_like(tensor: Tensor, other: Tensor) -> Tensor:
-    """This process's part of a full tensor, sharded like `other`; no exchange, since every process has the full one."""
+    """This process's part of a full tensor, sharded like `other`; no exchange, since every process
+    has the full one."""
     from torch.distributed.tensor import DTensor, distribute_tensor
 
     tensor = tensor.to(other.device)

@@ -51,8 +51,9 @@ class Batch:
     def parts(self, n_sequences: int | None) -> Iterator[tuple[Tensor, Tensor, float]]:
         """Inputs, targets and loss weight of micro-batches of n_sequences (None: all).
 
-        The weight is the part's share of the scored positions, times the number of devices: the sum over parts of
-        weight x mean loss, averaged over devices, is then the mean over all scored positions.
+        The weight is the part's share of the scored positions, times the number of devices: the sum
+        over parts of weight x mean loss, averaged over devices, is then the mean over all scored
+        positions.
         """
         n = n_sequences or len(self.inputs)
         for first, inputs_BT, targets_BT in zip(
@@ -63,8 +64,9 @@ class Batch:
 
 
 class Feed(AbstractContextManager):
-    """`feed[step]` is the batch of a step on the device, for consecutive steps from any first one up to `n_steps` - 1.
-    Its context ends the thread. Errors of `batch` are raised when its step is read."""
+    """`feed[step]` is the batch of a step on the device, for consecutive steps from any first one
+    up to `n_steps` - 1. Its context ends the thread. Errors of `batch` are raised when its step is
+    read."""
 
     def __init__(self, batch: Callable[[int], Sequences], n_steps: int, device: torch.device, devices: Devices = ALONE):
         self.batch, self.n_steps, self.device, self.devices = batch, n_steps, device, devices

@@ -1,15 +1,18 @@
-"""The training loop: optimizer steps (`train.optimizer`), curves, checkpoints, and the hooks observe, progress, stop.
+"""The training loop: optimizer steps (`train.optimizer`), curves, checkpoints, and the hooks
+observe, progress, stop.
 
     loss = CE + balance_loss * mean_l balance_l + router_z_loss * mean_l z_l
 
-The batch of step t is a function of t, so a run resumed from a checkpoint takes the same steps as without interruption:
-on a CPU its weights end bit-equal. A loss or gradient that is not finite, or a loss far above the first one, ends the
-run as a *result* (outcome 'diverged', with step and cause), not as an error.
+The batch of step t is a function of t, so a run resumed from a checkpoint takes the same steps as
+without interruption: on a CPU its weights end bit-equal. A loss or gradient that is not finite, or
+a loss far above the first one, ends the run as a *result* (outcome 'diverged', with step and
+cause), not as an error.
 
-CE is the mean over scored positions: all of a text, the answers of a task. A step adds the gradients of micro-batches,
-each weighted by its share of the scored positions, so CE (and for text z) is that of the whole batch. Deviates:
-the balance loss, a product of two means, is averaged over micro-batches; over several devices it is exact. Nothing in a
-step makes the host wait for the device.
+CE is the mean over scored positions: all of a text, the answers of a task. A step adds the
+gradients of micro-batches, each weighted by its share of the scored positions, so CE (and for text
+z) is that of the whole batch. Deviates: the balance loss, a product of two means, is averaged over
+micro-batches; over several devices it is exact. Nothing in a step makes the host wait for the
+device.
 
 Shapes: B sequences, T tokens of one sequence.
 """
@@ -39,7 +42,8 @@ from sparsedepth.train.runtime import Runtime, choose_attention_backends, compil
 Result = TypeVar("Result")
 
 Observe = Callable[[Decoder, int], list[dict[str, Any]]]
-"""(model, step) -> rows; called before the first step and every observe_every steps, not after the last."""
+"""(model, step) -> rows; called before the first step and every observe_every steps, not after the
+last."""
 
 
 class Interrupted(Exception):
@@ -61,7 +65,8 @@ class TrainingResult:
 
 
 def losses(model: Decoder, inputs_BT: Tensor, targets_BT: Tensor, config: RunConfig) -> tuple[Tensor, Tensor, Tensor]:
-    """The loss to minimise, its cross-entropy (nat/token), and the mean balance loss (NaN without experts)."""
+    """The loss to minimise, its cross-entropy (nat/token), and the mean balance loss (NaN without
+    experts)."""
     router_losses: list[Tensor] = []
     x_BTD = model.hidden(inputs_BT, router_losses)
     entropy, _ = model.cross_entropy(x_BTD, targets_BT)
@@ -73,7 +78,8 @@ def losses(model: Decoder, inputs_BT: Tensor, targets_BT: Tensor, config: RunCon
 
 
 class Objective(nn.Module):
-    """`losses` as a module, wrapped by DDP and FSDP so that their hooks surround the whole forward pass."""
+    """`losses` as a module, wrapped by DDP and FSDP so that their hooks surround the whole forward
+    pass."""
 
     def __init__(self, model: Decoder, config: RunConfig):
         super().__init__()
@@ -89,7 +95,8 @@ class TrainingState:
     batch: Batch
     """of the next step"""
     precomputed: tuple[Tensor, Tensor] | None = None
-    """cross-entropy and balance loss of the next step if `train.stack` has computed them, and the gradients, already"""
+    """cross-entropy and balance loss of the next step if `train.stack` has computed them, and the
+    gradients, already"""
 
     def __init__(
         self,
@@ -120,7 +127,8 @@ class TrainingState:
         self.save_seconds = 0.0
         """time that the last checkpoint blocked training"""
         self.writer_seconds = 0.0
-        """processor time of the thread that wrote the last one: at most so long it held the interpreter's lock"""
+        """processor time of the thread that wrote the last one: at most so long it held the
+        interpreter's lock"""
         self.writer: ThreadPoolExecutor | None = None
         self.writing: Future[None] | None = None
 
@@ -147,7 +155,8 @@ class TrainingState:
 
     @property
     def is_gradient_norm_due(self) -> bool:
-        """Whether the next step records gradient norms: the first step, steps of observations and the last step."""
+        """Whether the next step records gradient norms: the first step, steps of observations and
+        the last step."""
         step, n_steps = self.step + 1, self.config.n_steps
         return "gradients" in self.config.measures and not (step % self.config.observe_every and 1 < step < n_steps)
 
@@ -165,7 +174,8 @@ class TrainingState:
                 self.observations.append({**row, "n": self.config.batch_tokens})
 
     def backward(self, batch: Batch | StaticBatch) -> tuple[Tensor, Tensor]:
-        """Compute the gradients of this device's share of a batch; returns its cross-entropy and balance loss."""
+        """Compute the gradients of this device's share of a batch; returns its cross-entropy and
+        balance loss."""
         parts = list(batch.parts(self.runtime.micro_batch))
         reported = []
         for index, (inputs_BT, targets_BT, weight) in enumerate(parts, start=1):
@@ -178,8 +188,8 @@ class TrainingState:
         return entropy, balance
 
     def check_divergence(self) -> list[float] | None:
-        """Copy the losses since the last call to the host and check each for divergence; returns the last step's
-        values."""
+        """Copy the losses since the last call to the host and check each for divergence; returns
+        the last step's values."""
         if not self.recent:
             return None
         rows = self.devices.mean(torch.stack(self.recent)).tolist()
@@ -221,28 +231,22 @@ class TrainingState:
                 if self.devices.is_leader:
                     self.observations.extend(observe(self.model, self.step))
 
-    def save_trunk(self, folder: Path) -> None:
-        """Commit the state before the decay for runs that train for longer, unless it diverged."""
-        self.check_divergence()
-        if not self.diverged:
-            self.finish_saving()
-            tensors = checkpoint.snapshot(self.model, self.optimizer, self.devices)
-            if self.devices.is_leader:
-                checkpoint.commit(folder, tensors, self.position(), keep_all=True)
-
     def position(self) -> checkpoint.Position:
         """The state other than tensors."""
-        seconds = self.earlier_seconds + self.clock() - self.began
         return checkpoint.Position(
             step=self.step,
             curves=[*self.curves],
             observations=[*self.observations],
-            seconds=seconds,
+            seconds=self.earlier_seconds + self.clock() - self.began,
             precision=self.runtime.precision,
         )
 
-    def save(self, folder: Path, *, in_background: bool = False) -> None:
-        """Commit a checkpoint; `in_background` copies the state now, and writes while training continues."""
+    def save(self, folder: Path, *, in_background: bool = False, keep_all: bool = False) -> None:
+        """Commit a checkpoint, unless the run diverged; `in_background` copies the state now, and
+        writes while training continues."""
+        self.check_divergence()
+        if self.diverged:
+            return
         began = time.perf_counter()
         self.finish_saving()
         tensors = checkpoint.snapshot(self.model, self.optimizer, self.devices, copy=in_background)
@@ -251,7 +255,7 @@ class TrainingState:
             self.writer = self.writer or ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
             self.writing = self.writer.submit(self._commit, folder, tensors, position)
         elif self.devices.is_leader:
-            checkpoint.commit(folder, tensors, position)
+            checkpoint.commit(folder, tensors, position, keep_all=keep_all)
         self.save_seconds = time.perf_counter() - began
 
     def _commit(self, folder: Path, tensors: dict[str, Tensor], position: checkpoint.Position) -> None:
@@ -266,13 +270,14 @@ class TrainingState:
             writing.result()
 
     def is_save_due(self, since: float) -> bool:
-        """Whether enough time has passed `since` the last checkpoint to keep checkpoints below 5% of the time."""
+        """Whether enough time has passed `since` the last checkpoint to keep checkpoints below 5%
+        of the time."""
         min_seconds = max(self.runtime.checkpoint_seconds, 20 * (self.save_seconds + self.writer_seconds))
         return time.perf_counter() - since > min_seconds
 
     def resume(self, folder: Path | None, trunk: Path | None = None) -> None:
-        """Continue from the newest valid checkpoint, if any: the run's own, or one of its `trunk` that is newer. Raises
-        ValueError if its steps had another precision."""
+        """Continue from the newest valid checkpoint, if any: the run's own, or one of its `trunk`
+        that is newer. Raises ValueError if its steps had another precision."""
         own = checkpoint.read(folder, self.model, self.optimizer, self.devices) if folder else None
         bounds = {"after": own.step if own else 0, "upto": self.config.stable_steps}
         shared = checkpoint.read(trunk, self.model, self.optimizer, self.devices, **bounds) if trunk else None
@@ -290,15 +295,15 @@ class TrainingState:
 
 
 Work = Generator[TrainingState | None, None, Result]
-"""A run, step by step: yields the state before each training step, so that several runs can train together
-(`train.stack`), and None where another run may continue first."""
+"""A run, step by step: yields the state before each training step, so that several runs can train
+together (`train.stack`), and None where another run may continue first."""
 
 
 def divergence(
     loss: float, grad_norm: float, first_loss: float | None, logged_loss: float | None, factor: float
 ) -> str | None:
-    """Why a step counts as diverged, or None. A high loss counts if the last row of the curves before it has one, too:
-    single batches spike, and the run recovers within a few steps."""
+    """Why a step counts as diverged, or None. A high loss counts if the last row of the curves
+    before it has one, too: single batches spike, and the run recovers within a few steps."""
     if not math.isfinite(loss):
         return f"loss is {loss}"
     if not math.isfinite(grad_norm):
@@ -323,12 +328,14 @@ def training(
     stop: Callable[[], bool] | None = None,
     clock: Callable[[], float] = time.perf_counter,
 ) -> Work[TrainingResult]:
-    """Train `model` in place for config.n_steps steps on batch(step), the whole batch in every process.
+    """Train `model` in place for config.n_steps steps on batch(step), the whole batch in every
+    process.
 
-    Continues from the newest valid checkpoint in `checkpoints`, if any, or with schedule wsd in `trunk`, which runs of
-    several lengths share; the state before the decay is left there. `progress(steps done, curves)` is called after
-    each step. Raises Interrupted, after a checkpoint, once `stop()` is true in any process. Only the first process
-    calls `observe` and returns observations. `clock` measures the run's seconds. Yields before each step.
+    Continues from the newest valid checkpoint in `checkpoints`, if any, or with schedule wsd in
+    `trunk`, which runs of several lengths share; the state before the decay is left there.
+    `progress(steps done, curves)` is called after each step. Raises Interrupted, after a
+    checkpoint, once `stop()` is true in any process. Only the first process calls `observe` and
+    returns observations. `clock` measures the run's seconds. Yields before each step.
     """
     choose_attention_backends(config)
     trained = devices.place_model(model, runtime.device).train()
@@ -390,13 +397,11 @@ def _take_steps(
             state.log()
         state.observe_if_due(observe)
         if trunk and state.step == state.config.stable_steps:
-            state.save_trunk(trunk)
+            state.save(trunk, keep_all=True)  # for runs that train for longer
         is_due = checkpoints is not None and state.is_save_due(saved_at)
         stopping, is_due = state.devices.any(stop is not None and stop(), is_due)
         if checkpoints and (stopping or is_due):
-            state.check_divergence()
-            if not state.diverged:
-                state.save(checkpoints, in_background=state.runtime.saves_in_background and not stopping)
+            state.save(checkpoints, in_background=state.runtime.saves_in_background and not stopping)
             saved_at = time.perf_counter()
         if state.diverged:
             return

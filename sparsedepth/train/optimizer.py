@@ -1,14 +1,16 @@
-"""AdamW, or Muon for the blocks' matrices with AdamW for the rest; learning rate: linear warm-up, then `schedule`.
+"""AdamW, or Muon for the blocks' matrices with AdamW for the rest; learning rate: linear warm-up,
+then `schedule`.
 
     adamw    w <- (1 - lr lambda) w - lr m / (sqrt(v) + eps)                                         (1711.05101)
     muon     w <- (1 - lr lambda) w - lr 0.2 sqrt(max(rows, columns)) O(M),  O(M) = U V' of M = U S V'      (2502.16982)
 
-M is the momentum with MOMENTUM and Nesterov; O takes five Newton-Schulz steps in bf16 (`train.muon`). The factor
-gives its updates the rms of AdamW's, so lr and weight_decay mean the same in both: a step shrinks a decaying weight by
-lr * weight_decay, and the weights forget over 1 / (lr * weight_decay) steps (2405.13698). With Muon, embedding, head,
-norms and gates still use AdamW.
+M is the momentum with MOMENTUM and Nesterov; O takes five Newton-Schulz steps in bf16
+(`train.muon`). The factor gives its updates the rms of AdamW's, so lr and weight_decay mean the
+same in both: a step shrinks a decaying weight by lr * weight_decay, and the weights forget over 1 /
+(lr * weight_decay) steps (2405.13698). With Muon, embedding, head, norms and gates still use AdamW.
 
-`parametrisation` multiplies them, with m_N = d_model / base_width and m_L = n_layers / base_depth (1 with mup):
+`parametrisation` multiplies them, with m_N = d_model / base_width and m_L = n_layers / base_depth
+(1 with mup):
 
                                     lr       eps              weight_decay
     matrices of the blocks          1 / m_N  1 / (m_N m_L)    m_N with completep, 1 with mup
@@ -32,8 +34,8 @@ MOMENTUM = 0.95
 
 
 def decays(name: str, parameter: nn.Parameter, rule: str) -> bool:
-    """Whether `weight_decay_on` = rule decays this parameter. Vectors, gates as well as norms, decay only with 'all',
-    as in LayerScale's code (2103.17239)."""
+    """Whether `weight_decay_on` = rule decays this parameter. Vectors, gates as well as norms,
+    decay only with 'all', as in LayerScale's code (2103.17239)."""
     if rule == "all":
         return True
     is_excluded_embedding = rule == "no_embed_norm" and name.startswith("embed.")
@@ -86,8 +88,8 @@ def factors(name: str, parameter: nn.Parameter, config: ModelConfig) -> Factors:
 
 
 def make_optimizer(model: nn.Module, config: RunConfig) -> AnyOptimizer:
-    """The optimizer of a run, fused if the device supports it, with parameter groups by decay and factors. A group's
-    `lr_factor` multiplies the learning rate."""
+    """The optimizer of a run, fused if the device supports it, with parameter groups by decay and
+    factors. A group's `lr_factor` multiplies the learning rate."""
     named = list(model.named_parameters())
     is_muon = {name: config.optimizer == "muon" and name.startswith("blocks.") and p.ndim == 2 for name, p in named}
 
@@ -123,12 +125,13 @@ def set_learning_rate(optimizer: AnyOptimizer, lr: float) -> None:
 
 
 def learning_rate(config: TrainConfig, step: int) -> float:
-    """The learning rate of step 0 .. n_steps - 1: rises linearly to lr, then falls to min_lr_frac * lr: as a cosine, or
-    linearly, or with wsd (2404.06395) constant until the last decay_frac of the steps, then linearly.
+    """The learning rate of step 0 .. n_steps - 1: rises linearly to lr, then falls to min_lr_frac *
+    lr: as a cosine, or linearly, or with wsd (2404.06395) constant until the last decay_frac of the
+    steps, then linearly.
 
-    Both the last step of warm-up and the first step after it are at lr, with wsd also the last before the decay; the
-    last step is at the minimum. transformers' get_cosine_schedule_with_warmup instead begins at 0 and ends a little
-    above its minimum.
+    Both the last step of warm-up and the first step after it are at lr, with wsd also the last
+    before the decay; the last step is at the minimum. transformers' get_cosine_schedule_with_warmup
+    instead begins at 0 and ends a little above its minimum.
     """
     warmup, floor = config.warmup_steps, config.min_lr_frac
     if step < warmup:

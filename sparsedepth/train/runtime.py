@@ -1,6 +1,8 @@
-"""Where and how a run is computed: device, precision, kernels and everything else that does not define the run.
+"""Where and how a run is computed: device, precision, kernels and everything else that does not
+define the run.
 
-None of it is part of `run_id`; it is recorded in the run's manifest, because kernels round differently.
+None of it is part of `run_id`; it is recorded in the run's manifest, because kernels round
+differently.
 """
 
 import os
@@ -34,7 +36,8 @@ class Runtime:
     cuda_graph: bool = False
     checkpoint_seconds: float = 30.0
     saves_in_background: bool = False
-    """Whether a thread writes checkpoints while training continues: on GPUs, where the host is idle."""
+    """Whether a thread writes checkpoints while training continues: on GPUs, where the host is
+    idle."""
 
     @property
     def autocast(self) -> torch.autocast:
@@ -43,7 +46,8 @@ class Runtime:
 
 
 def find_device(device: str) -> torch.device:
-    """The device of that name; 'auto' is a GPU if there is one. Raises ValueError for a device that does not exist."""
+    """The device of that name; 'auto' is a GPU if there is one. Raises ValueError for a device that
+    does not exist."""
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
     try:
@@ -60,13 +64,14 @@ def find_device(device: str) -> torch.device:
 
 
 def measuring_device(device: torch.device) -> torch.device:
-    """Where a model that was trained on `device` is measured: on the CPU for Apple's, which has no fp64."""
+    """Where a model that was trained on `device` is measured: on the CPU for Apple's, which has no
+    fp64."""
     return torch.device("cpu") if device.type == "mps" else device
 
 
 def resolve(config: RunConfig, runtime: RuntimeConfig = DEFAULT) -> Runtime:
-    """Resolve every 'auto'. Raises ValueError for a device, kernel or number of threads that does not exist here, and
-    for cuda_graph=true if the steps cannot be captured."""
+    """Resolve every 'auto'. Raises ValueError for a device, kernel or number of threads that does
+    not exist here, and for cuda_graph=true if the steps cannot be captured."""
     device = find_device(runtime.device)
     if runtime.threads is not None and runtime.threads > (os.cpu_count() or 1):
         raise ValueError(f"threads={runtime.threads} must lie between 1 and {os.cpu_count()}")
@@ -104,24 +109,26 @@ def resolve(config: RunConfig, runtime: RuntimeConfig = DEFAULT) -> Runtime:
 
 
 def compile_blocks(model: Decoder) -> None:
-    """Compile each block, and the loss between its products, for static shapes; blocks of one kind share their code.
-    Symbolic sizes, which a second shape in one process would get by default, are slower."""
+    """Compile each block, and the loss between its products, for static shapes; blocks of one kind
+    share their code. Symbolic sizes, which a second shape in one process would get by default, are
+    slower."""
     for block in model.blocks:
         block.compile(dynamic=False)
     model.head.compile_loss()
 
 
 def choose_attention_backends(config: RunConfig) -> None:
-    """Disable cuDNN attention with a mask, where its backward pass can give NaN (pytorch issue 196678), which would be
-    recorded as divergence. For the whole process: a context manager cannot be part of a compiled graph."""
+    """Disable cuDNN attention with a mask, where its backward pass can give NaN (pytorch issue
+    196678), which would be recorded as divergence. For the whole process: a context manager cannot
+    be part of a compiled graph."""
     is_masked = config.sliding_window is not None or config.mask_documents
     torch.backends.cuda.enable_cudnn_sdp(not is_masked)
 
 
 @contextmanager
 def dropout_masks(config: RunConfig, step: int, rank: int, device: torch.device) -> Generator[None]:
-    """Context in which dropout is a function of seed, step and process, so a resumed run drops the same entries. Other
-    kernels, devices or micro-batches drop other entries."""
+    """Context in which dropout is a function of seed, step and process, so a resumed run drops the
+    same entries. Other kernels, devices or micro-batches drop other entries."""
     if not config.drops:
         yield
         return

@@ -1,12 +1,14 @@
-"""Train several runs step by step together: one pass of a stacked model (`model.stacked`) computes all gradients.
+"""Train several runs step by step together: one pass of a stacked model (`model.stacked`) computes
+all gradients.
 
-The models of S runs of one shape are one model, whose step launches as many kernels as that of one run: kernel launches
-dominate the time of a small decoder. Each run's parameters are views of the stack's, so its optimizer, checkpoints,
-observations and measures work unchanged.
+The models of S runs of one shape are one model, whose step launches as many kernels as that of one
+run: kernel launches dominate the time of a small decoder. Each run's parameters are views of the
+stack's, so its optimizer, checkpoints, observations and measures work unchanged.
 
-Each run keeps its own position, schedule, clipping, divergence check and checkpoints (`loop.training`). It yields
-before each step, receives its gradients here, and then takes the step. The others continue without a run that has
-ended, diverged or failed. When memory runs out the stack is halved, down to single runs.
+Each run keeps its own position, schedule, clipping, divergence check and checkpoints
+(`loop.training`). It yields before each step, receives its gradients here, and then takes the step.
+The others continue without a run that has ended, diverged or failed. When memory runs out the stack
+is halved, down to single runs.
 """
 
 import contextlib
@@ -29,8 +31,9 @@ SHARED_OUTSIDE_MODEL = ("batch_tokens", "train_tokens", "precision")
 
 
 def can_stack(*runs: RunConfig) -> bool:
-    """Whether runs can train as one model: equal shapes, steps and precision, and one `depth_scale`, or 'none' and
-    'lns'. Seed, optimizer, initial weights, text and measures may differ (`Role.stacked`)."""
+    """Whether runs can train as one model: equal shapes, steps and precision, and one
+    `depth_scale`, or 'none' and 'lns'. Seed, optimizer, initial weights, text and measures may
+    differ (`Role.stacked`)."""
     first, *others = runs
     equal = fields_where(ModelConfig, lambda role: role.stacked != "own")
     unstacked = fields_where(ModelConfig, lambda role: role.stacked == "no")
@@ -45,8 +48,8 @@ def can_stack(*runs: RunConfig) -> bool:
 
 
 class StackedDecoder(nn.Module):
-    """One model of several runs with different weights, for which `can_stack` holds. The parameters of the runs' models
-    become views of this module's."""
+    """One model of several runs with different weights, for which `can_stack` holds. The parameters
+    of the runs' models become views of this module's."""
 
     def __init__(self, runs: Sequence[Decoder]):
         super().__init__()
@@ -83,7 +86,8 @@ def _replace(module: nn.Module, old: nn.Parameter, new: nn.Parameter) -> None:
 
 
 class Clock:
-    """Seconds of one run in a process that trains several: while the clock is open, and its share of a stack's time."""
+    """Seconds of one run in a process that trains several: while the clock is open, and its share
+    of a stack's time."""
 
     def __init__(self) -> None:
         self._seconds, self._opened = 0.0, None
@@ -102,7 +106,8 @@ class Clock:
 
 
 def train_together(runs: Sequence[Work[Result]], clocks: Sequence[Clock]) -> list[Result | Exception]:
-    """Run every generator to its end: training and what follows. Returns each one's return value or exception."""
+    """Run every generator to its end: training and what follows. Returns each one's return value or
+    exception."""
     results: dict[int, Result | Exception] = {}
     stacks = _Stacks(len(runs))
     with contextlib.ExitStack() as cleanup:
@@ -173,14 +178,16 @@ class _Stacks:
 
 
 def _wait(device: torch.device) -> None:
-    """For a GPU, before a step is logged: else the first run that reads its loss is charged for the work of all."""
+    """For a GPU, before a step is logged: else the first run that reads its loss is charged for the
+    work of all."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
 
 
 def backward(stack: StackedDecoder, runs: Sequence[TrainingState]) -> None:
-    """Give each run the gradients of its batch, its cross-entropy and its balance loss (NaN without experts). The
-    gradient of the sum of the losses is each run's own gradient: no run's loss depends on another's weights."""
+    """Give each run the gradients of its batch, its cross-entropy and its balance loss (NaN without
+    experts). The gradient of the sum of the losses is each run's own gradient: no run's loss
+    depends on another's weights."""
     config, runtime = runs[0].config, runs[0].runtime
     n_sequences = min((size for run in runs if (size := run.runtime.micro_batch)), default=None)
     reported = []

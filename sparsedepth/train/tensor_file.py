@@ -1,4 +1,5 @@
-"""safetensors files, written while other threads continue: `save_file` does not hold Python's interpreter lock."""
+"""safetensors files, written while other threads continue: `save_file` does not hold Python's
+interpreter lock."""
 
 import errno
 import re
@@ -14,7 +15,8 @@ from sparsedepth import files
 
 
 def write_tensors(path: Path, tensors: dict[str, torch.Tensor]) -> str:
-    """Write the tensors to `path` atomically and durably; returns the file's SHA-256. Raises OSError."""
+    """Write the tensors to `path` atomically and durably; returns the file's SHA-256. Raises
+    OSError."""
     with files.atomic_file(path) as temporary:
         temporary.touch()
         mode = temporary.stat().st_mode

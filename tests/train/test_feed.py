@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from sparsedepth.data.sequences import Sequences, next_tokens
-from sparsedepth.train.feed import Feed
+from sparsedepth.train.feed import Batch, Feed
 
 CPU = torch.device("cpu")
 
@@ -49,3 +49,11 @@ def test_an_error_of_reading_comes_with_its_step():
         assert feed[0].inputs.shape == (1, 1)
         with pytest.raises(ValueError, match="shard 7"):
             feed[1]
+
+
+def test_a_part_weighs_as_much_as_it_has_of_all_scored_positions_times_the_devices():
+    """Two of four sequences, with 3 and 1 of 8 scored positions, on one of two devices: 6/8 and 2/8."""
+    two, scored = torch.zeros(2, 3, dtype=torch.int64), np.array([3, 1])
+    batch = Batch(inputs=two, targets=two, scored=scored, n_devices=2, n_scored=8)
+    assert [weight for *_, weight in batch.parts(1)] == [0.75, 0.25]
+    assert [weight for *_, weight in batch.parts(None)] == [1.0]

@@ -238,7 +238,9 @@ def test_a_checkpoint_deletes_what_killed_processes_left_of_others(tmp_path):
     for name in ("step-000000001.safetensors", ".step-000000003.safetensors.tmp-0a", ".step-000000001.json.tmp-0b"):
         (tmp_path / name).touch()
     for step in (2, 3):
-        checkpoint.write(tmp_path, model, optimizer, checkpoint.Position(step=step, curves=[], observations=[]))
+        checkpoint.commit(
+            tmp_path, checkpoint.snapshot(model, optimizer), checkpoint.Position(step=step, curves=[], observations=[])
+        )
     kept = [f"step-00000000{step}.{suffix}" for step in (2, 3) for suffix in ("json", "safetensors")]
     assert sorted(path.name for path in tmp_path.iterdir()) == kept
 
@@ -248,7 +250,9 @@ def test_damaged_checkpoint_falls_back_to_the_one_before(tmp_path):
     model = Decoder(cfg)
     optimizer = make_optimizer(model, cfg)
     for step in (1, 2, 3):
-        checkpoint.write(tmp_path, model, optimizer, checkpoint.Position(step=step, curves=[], observations=[]))
+        checkpoint.commit(
+            tmp_path, checkpoint.snapshot(model, optimizer), checkpoint.Position(step=step, curves=[], observations=[])
+        )
     assert sorted(path.name for path in tmp_path.glob("*.json")) == ["step-000000002.json", "step-000000003.json"]
     newest = tmp_path / "step-000000003.safetensors"
     content = bytearray(newest.read_bytes())

@@ -18,6 +18,8 @@ def test_the_file_holds_the_tensors_and_has_the_checksum(tmp_path):
     assert path.read_bytes() == save(tensors)
     assert all(torch.equal(load_file(path)[name], tensor) for name, tensor in tensors.items())
     assert [entry.name for entry in tmp_path.iterdir()] == ["x.safetensors"]
+    (tmp_path / "plain").touch()
+    assert path.stat().st_mode == (tmp_path / "plain").stat().st_mode  # results are shared
 
 
 def test_a_full_disk_is_an_error_of_the_system_and_leaves_the_old_file(tmp_path, monkeypatch):

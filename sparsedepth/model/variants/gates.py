@@ -40,10 +40,11 @@ class Admin(Block):
 
 
 def profile(blocks: Iterable[Block], x_BTD: Tensor, context: Context) -> None:
-    """Set Admin's weights from a batch x_0: w_1 = 1, w_i^2 = Var[x_0] + sum_(j<i) Var[branch j], i = 1..2L.
+    """Set Admin's weights from a batch x_0: w_1 = 1, w_i^2 = Var[x_0] + sum_(j<i) Var[branch j], i
+    = 1..2L.
 
-    Variances are over all entries. w_1 .. w_i are set before branch i is profiled, as in the authors' code, which also
-    includes Var[x_0].
+    Variances are over all entries. w_1 .. w_i are set before branch i is profiled, as in the
+    authors' code, which also includes Var[x_0].
     """
     weight, variance = torch.ones_like(x_BTD[0, 0, 0]), x_BTD.var()
     for block in blocks:

@@ -1,8 +1,9 @@
 """`loops`: layers that share weights. With r loops the L layers are r passes through L / r blocks.
 
-Layer l has the weights of block (l - 1) mod (L / r) + 1, initialised as at its first layer; s_l and mix depend on l.
-Each pass is a layer for `depth_scale` and for all measures: skipping, swapping or replacing affects one layer, not all
-passes of its block. With `value_residual`, all layers with block 1's weights use only their own values.
+Layer l has the weights of block (l - 1) mod (L / r) + 1, initialised as at its first layer; s_l and
+mix depend on l. Each pass is a layer for `depth_scale` and for all measures: skipping, swapping or
+replacing affects one layer, not all passes of its block. With `value_residual`, all layers with
+block 1's weights use only their own values.
 """
 
 import torch

@@ -5,9 +5,10 @@
     keel        N(2L x + F(N' x)),  2L = the number of branches                        (2601.19895)
     sandwich    x + N'(F(N x));  peri the same, and x_0 = N(embedding)                 (2105.13290; 2502.02732)
 
-LNS multiplies all these norms but that of the embedding by s. Deviates: post and deepnorm keep the final norm before
-the head, as the code of 2502.05795 does; it only adds a gain there. That code also has alpha = 8^(1/2) at any depth
-and multiplies initial weights by (8L)^(+1/4); we follow the paper.
+LNS multiplies all these norms but that of the embedding by s. Deviates: post and deepnorm keep the
+final norm before the head, as the code of 2502.05795 does; it only adds a gain there. That code
+also has alpha = 8^(1/2) at any depth and multiplies initial weights by (8L)^(+1/4); we follow the
+paper.
 """
 
 from torch import Tensor

@@ -1,8 +1,9 @@
 """Fixed factors inside a block, and dropout of what a branch adds.
 
-`depth_scale` multiplies by s = 1/sqrt(l) in block l at one place (2502.05795, section 3 and Table 8), the same for both
-branches: with lns the output of every norm of the block (`Block.normed`), else by one of these classes. The norms of
-the embedding, of queries and keys, and before the head are never scaled.
+`depth_scale` multiplies by s = 1/sqrt(l) in block l at one place (2502.05795, section 3 and Table
+8), the same for both branches: with lns the output of every norm of the block (`Block.normed`),
+else by one of these classes. The norms of the embedding, of queries and keys, and before the head
+are never scaled.
 """
 
 import torch.nn.functional as F
@@ -53,7 +54,8 @@ class CompleteP(Block):
 
 
 class ResidualDropout(Block):
-    """Dropout of single entries of F's output, in training only (1706.03762, 5.4). Deviates: not on the embedding."""
+    """Dropout of single entries of F's output, in training only (1706.03762, 5.4). Deviates: not on
+    the embedding."""
 
     def __init__(self, config: ModelConfig, layer: int):
         super().__init__(config, layer)

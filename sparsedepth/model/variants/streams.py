@@ -1,13 +1,16 @@
-"""Hyper-connections: n residual streams X_1..X_n; each branch F reads and writes them with per-token coefficients.
+"""Hyper-connections: n residual streams X_1..X_n; each branch F reads and writes them with
+per-token coefficients.
 
     h = sum_i a_i X_i,    X'_j = sum_i R_ij X_i + b_j F(h),    i, j = 1..n          each X_i is d_model wide
 
-Coefficients are a learned bias (`start`), for each branch, plus a scale s times a function of X; its matrix W starts
-at 0, and s at 0.01. The embedding is copied to every stream; the head reads their sum. At the start both kinds are a
-plain residual sum: branch k reads stream k mod n, F is added to all streams, and nothing is mixed. Coefficients and
-streams are computed in fp32 also under autocast.
+Coefficients are a learned bias (`start`), for each branch, plus a scale s times a function of X;
+its matrix W starts at 0, and s at 0.01. The embedding is copied to every stream; the head reads
+their sum. At the start both kinds are a plain residual sum: branch k reads stream k mod n, F is
+added to all streams, and nothing is mixed. Coefficients and streams are computed in fp32 also under
+autocast.
 
-Shapes: B sequences, T tokens, n streams (m the second index), D d_model, W = n D; c = n + 2 coefficients of a stream.
+Shapes: B sequences, T tokens, n streams (m the second index), D d_model, W = n D; c = n + 2
+coefficients of a stream.
 """
 
 import torch
@@ -26,7 +29,8 @@ class Coefficients(nn.Module):
     """The coefficients of one branch, from the streams."""
 
     n_sizes, opened, closed, mixed = 2, 1.0, 0.0, 0.0
-    """numbers s, and initial biases: of the stream that is read, of the others, of mixing with another stream"""
+    """numbers s, and initial biases: of the stream that is read, of the others, of mixing with
+    another stream"""
     written, kept = 1.0, 1.0
     """initial biases of b and of a stream's own R_ii"""
 
@@ -61,8 +65,8 @@ class Coefficients(nn.Module):
 
 
 class Streams(Coefficients):
-    """plain: (a_i, b_i, R_i.) = start_i + s tanh(W N(X_i)), N over one stream, s one number for b and one for a and R
-    (2409.19606)."""
+    """plain: (a_i, b_i, R_i.) = start_i + s tanh(W N(X_i)), N over one stream, s one number for b
+    and one for a and R (2409.19606)."""
 
     def weights(self, x_BTnD: Tensor) -> Tensor:
         """a_BTn1."""
@@ -88,9 +92,10 @@ class Streams(Coefficients):
 
 
 class ManifoldStreams(Streams):
-    """manifold: a = sigmoid(z), b = 2 sigmoid(z), R = Sinkhorn(exp z), z = start + s W N(X), N over all channels, an s
-    for each: R is doubly stochastic, so mixing never amplifies the streams (2512.24880). Initial logits of 4 and -8
-    stand for 1 and 0, since the paper does not give them."""
+    """manifold: a = sigmoid(z), b = 2 sigmoid(z), R = Sinkhorn(exp z), z = start + s W N(X), N over
+    all channels, an s for each: R is doubly stochastic, so mixing never amplifies the streams
+    (2512.24880). Initial logits of 4 and -8 stand for 1 and 0, since the paper does not give
+    them."""
 
     n_sizes, opened, closed, mixed = 3, 4.0, -4.0, -8.0
     written, kept = 0.0, -0.0  # -0.0: bit-equal to the first version
@@ -111,7 +116,8 @@ class ManifoldStreams(Streams):
 
 def sinkhorn(z: Tensor) -> Tensor:
     """A matrix [..., n, n] with positive entries whose rows and columns sum to 1, near exp(z)."""
-    # Tokens last, so that a CPU adds whole rows of them: 3.5 times as fast as sums over n neighbours.
+    # Tokens last, so that a CPU adds whole rows of them: 3.5 times as fast as sums over n
+    # neighbours.
     matrix = torch.softmax(z, dim=-1).movedim((-2, -1), (0, 1)).contiguous()
     for _ in range(SINKHORN_STEPS):
         matrix = matrix / matrix.sum(0, keepdim=True)

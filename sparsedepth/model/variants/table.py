@@ -1,7 +1,8 @@
 """The table of a block's variants: which config chooses which class.
 
-Where several apply, they wrap each other in the order of the table, the first outermost: dropout acts on a branch's
-output first, then the norm after it, a gate, a depth scale, completep's factor; on the sum a depth scale, then a norm.
+Where several apply, they wrap each other in the order of the table, the first outermost: dropout
+acts on a branch's output first, then the norm after it, a gate, a depth scale, completep's factor;
+on the sum a depth scale, then a norm.
 """
 
 from collections.abc import Callable
@@ -49,7 +50,8 @@ def _composed(variants: tuple[type[Block], ...]) -> type[Block]:
 
 
 def stream_ends(config: ModelConfig) -> Sources | SumOfStreams | None:
-    """What widens the embedding to the stream, and reads the stream for the head; None: the stream is as wide."""
+    """What widens the embedding to the stream, and reads the stream for the head; None: the stream
+    is as wide."""
     if config.attention_residuals:
         return Sources(config, 2 * config.n_layers)
     return SumOfStreams(config) if config.n_streams > 1 else None

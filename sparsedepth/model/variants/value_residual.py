@@ -1,5 +1,6 @@
-"""`value_residual`: attention of blocks 2..L sums c_l v_l + d_l v_1, its own values and block 1's; c and d start at 1/2
-(2410.17897, Learnable-ResFormer over all layers). Skipping, swapping or replacing a block does not change v_1.
+"""`value_residual`: attention of blocks 2..L sums c_l v_l + d_l v_1, its own values and block 1's;
+c and d start at 1/2 (2410.17897, Learnable-ResFormer over all layers). Skipping, swapping or
+replacing a block does not change v_1.
 
 Shapes: B sequences, G key/value heads, T tokens, K head width.
 """
