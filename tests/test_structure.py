@@ -264,6 +264,20 @@ def test_files_are_small():
         assert path.stem not in ("utils", "helpers", "common")
 
 
+def wide_prose(source: str) -> list[str]:
+    """Lines of docstrings of more than 100 characters; formulas and tables are indented, or have columns."""
+    blocks = re.findall(r'^( *)"""(.*?)"""$', source, re.MULTILINE | re.DOTALL)
+    lines = [(indent, line) for indent, text in blocks for line in (indent + '"""' + text).splitlines()]
+    return [line for indent, line in lines if len(line) > 100 and not re.search(r"\S {2,}\S", line[len(indent) :])
+            and not line.startswith(indent + "    ")]  # fmt: skip
+
+
+def test_prose_of_model_and_training_is_narrow():
+    paths = [path for path in MODULES if part_of(path) in ("model", "train")]
+    assert not {path.name: wide for path in paths if (wide := wide_prose(path.read_text()))}
+    assert wide_prose(f'"""{"a" * 100}\n\n    {"b" * 100}\n"""\n') == [f'"""{"a" * 100}']
+
+
 NAMES = {"PIL": "pillow", "yaml": "pyyaml", "markdown_it": "markdown-it-py", "sklearn": "scikit-learn"}
 NAMES |= {"markupsafe": "jinja2", "pydantic_core": "pydantic"}
 """Module -> the package that has it, or always brings it, where the names differ."""

@@ -30,8 +30,8 @@ PARTS: tuple[Part, ...] = ("attention", "ffn")
 
 
 class Block(nn.Module):
-    """The plain block. Branches are no modules of their own: parameter names seed the initial
-    values, and are the keys of all stored models."""
+    """The plain pre-norm block. Branches are no modules of their own: parameter names seed the
+    initial values, and are the keys of all stored models."""
 
     depth_factor: Tensor
     is_sum = True

@@ -15,8 +15,8 @@ Rotary = tuple[Tensor, Tensor] | None
 
 
 class Context:
-    """Positions, documents, x_0 and v_1. Not a tuple: FSDP hands copies of tuples to its
-    modules."""
+    """What blocks read beside the stream: positions, documents, x_0 and v_1. Not a tuple: FSDP
+    hands copies of tuples to its modules."""
 
     def __init__(
         self,

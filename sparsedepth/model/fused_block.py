@@ -45,7 +45,7 @@ def is_supported(part: Part, config: ModelConfig) -> bool:
 
 
 class FusedBlock(Block):
-    """x + A(s N(x)), and with SwiGLU u + F(s N(u)), by `fused` where it applies."""
+    """The plain block with fused branches: x + A(s N(x)), and with SwiGLU u + F(s N(u))."""
 
     def __init__(self, config: ModelConfig, layer: int):
         super().__init__(config, layer)

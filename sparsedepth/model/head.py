@@ -31,7 +31,7 @@ Chunk = Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
 
 
 class Head(nn.Linear):
-    """logits = x W' after the final norm; no bias."""
+    """The output projection: logits = x W' after the final norm; no bias."""
 
     def __init__(self, config: ModelConfig):
         super().__init__(config.d_model, config.vocab_size, bias=False)

@@ -59,11 +59,15 @@ CPU_INFO = Path("/proc/cpuinfo")
 
 
 class Obstacle(NamedTuple):
+    """Why a kernel cannot run here, and how it could."""
+
     reason: str
     fix: str
 
 
 class Choice(NamedTuple):
+    """The kernel that is used, and why."""
+
     kernel: str
     reason: str
 

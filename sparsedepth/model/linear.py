@@ -15,7 +15,7 @@ from sparsedepth.model import fused, products, stacked
 
 
 class Linear(nn.Linear):
-    """x W' without bias."""
+    """A matrix without bias: x W'."""
 
     def __init__(self, n_inputs: int, n_outputs: int):
         super().__init__(n_inputs, n_outputs, bias=False)

@@ -25,6 +25,8 @@ COMPILED = "megablocks_ops"
 
 @dataclass(frozen=True)
 class MegaBlocks:
+    """The loaded package."""
+
     ops: ModuleType
     """megablocks.ops: sort, histogram, inclusive_cumsum, gather, scatter."""
     compiled: bool

@@ -30,7 +30,7 @@ from sparsedepth.model.feedforward import FeedForward, RouterLoss
 
 
 class Experts(nn.Module):
-    """Router, routed experts and shared experts."""
+    """The mixture of experts: router, routed experts and shared experts."""
 
     def __init__(self, config: ModelConfig):
         super().__init__()

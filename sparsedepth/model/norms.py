@@ -19,7 +19,7 @@ from sparsedepth.model.stacked import plus, times
 
 
 class RMSNorm(nn.Module):
-    """x / rms(x) * weight."""
+    """Root-mean-square norm: x / rms(x) * weight."""
 
     def __init__(self, width: int, eps: float):
         super().__init__()
@@ -36,7 +36,8 @@ class RMSNorm(nn.Module):
 
 
 class GroupNorm(nn.Module):
-    """Each group of channels centred and divided by its standard deviation, then times weight."""
+    """Group norm: each group of channels centred and divided by its standard deviation, then times
+    weight."""
 
     def __init__(self, width: int, n_groups: int, eps: float):
         super().__init__()
@@ -50,7 +51,7 @@ class GroupNorm(nn.Module):
 
 
 class LayerNorm(GroupNorm):
-    """(x - mean) / standard deviation * weight + bias."""
+    """Layer norm: (x - mean) / standard deviation * weight + bias."""
 
     def __init__(self, width: int, eps: float):
         super().__init__(width, 1, eps)

@@ -51,7 +51,7 @@ def obstacle(
 
 
 class CudaCapture:
-    """Captures a step by `torch.cuda.CUDAGraph`; tests have a stand-in."""
+    """A step as a graph, by `torch.cuda.CUDAGraph`; tests have a stand-in."""
 
     lr_dtype = torch.float32
     """of the learning rates in memory"""

@@ -64,9 +64,9 @@ class Batch:
 
 
 class Feed(AbstractContextManager):
-    """`feed[step]` is the batch of a step on the device, for consecutive steps from any first one
-    up to `n_steps` - 1. Its context ends the thread. Errors of `batch` are raised when its step is
-    read."""
+    """Batches, read one step ahead: `feed[step]` is the batch of a step on the device, for
+    consecutive steps from any first one up to `n_steps` - 1. Its context ends the thread. Errors of
+    `batch` are raised when its step is read."""
 
     def __init__(self, batch: Callable[[int], Sequences], n_steps: int, device: torch.device, devices: Devices = ALONE):
         self.batch, self.n_steps, self.device, self.devices = batch, n_steps, device, devices

@@ -78,8 +78,8 @@ def losses(model: Decoder, inputs_BT: Tensor, targets_BT: Tensor, config: RunCon
 
 
 class Objective(nn.Module):
-    """`losses` as a module, wrapped by DDP and FSDP so that their hooks surround the whole forward
-    pass."""
+    """The training loss as a module, wrapped by DDP and FSDP so that their hooks surround the whole
+    forward pass."""
 
     def __init__(self, model: Decoder, config: RunConfig):
         super().__init__()

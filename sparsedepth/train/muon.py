@@ -33,6 +33,8 @@ def orthogonalised(update_nRC: Tensor, coefficients: tuple[float, float, float],
 
 
 class BatchedMuon(torch.optim.Muon):
+    """Muon that orthogonalises all matrices of one shape together."""
+
     @torch.no_grad()
     def step(self, closure: Any = None) -> Any:
         assert closure is None

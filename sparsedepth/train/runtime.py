@@ -23,6 +23,8 @@ from sparsedepth.train import cuda_graph
 
 @dataclass(frozen=True, kw_only=True)
 class Runtime:
+    """Where a run is computed, with every `auto` resolved."""
+
     device: torch.device
     precision: Literal["fp32", "bf16"]
     threads: int

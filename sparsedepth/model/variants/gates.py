@@ -17,7 +17,7 @@ from sparsedepth.model.stacked import times
 
 
 class BranchGate(Block):
-    """x + g F."""
+    """LayerScale and SkipInit: x + g F."""
 
     def __init__(self, config: ModelConfig, layer: int):
         super().__init__(config, layer)
@@ -29,7 +29,7 @@ class BranchGate(Block):
 
 
 class Admin(Block):
-    """w x + F x, under the norm of `model.variants.placement.PostNorm`."""
+    """Admin: w x + F x, under the norm of `model.variants.placement.PostNorm`."""
 
     def __init__(self, config: ModelConfig, layer: int):
         super().__init__(config, layer)

@@ -19,7 +19,7 @@ from sparsedepth.model.norms import make_norm
 
 
 class PostNorm(Block):
-    """N(x + F x)."""
+    """Post-norm, also in the first blocks of Mix-LN: N(x + F x)."""
 
     is_sum, norms_sum = False, True
 
@@ -31,7 +31,7 @@ class PostNorm(Block):
 
 
 class DeepNorm(PostNorm):
-    """N((2L)^(1/4) x + F x)."""
+    """DeepNorm: N((2L)^(1/4) x + F x)."""
 
     def __init__(self, config: ModelConfig, layer: int):
         super().__init__(config, layer)
@@ -42,7 +42,7 @@ class DeepNorm(PostNorm):
 
 
 class Keel(Block):
-    """N(2L x + F(N' x))."""
+    """Keel: N(2L x + F(N' x))."""
 
     is_sum, norms_sum = False, True
 
@@ -56,7 +56,7 @@ class Keel(Block):
 
 
 class Sandwich(Block):
-    """x + N'(F(N x))."""
+    """Sandwich norms, also those of peri: x + N'(F(N x))."""
 
     def __init__(self, config: ModelConfig, layer: int):
         super().__init__(config, layer)

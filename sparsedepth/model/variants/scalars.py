@@ -11,8 +11,9 @@ from sparsedepth.model.stacked import times
 
 
 class ResidualScalars(Block):
-    """Block l reads a_l x + b_l x_0; a and b start at 1 and 0 (nanochat; modded-nanogpt). Skipping,
-    swapping or replacing a block does not change x_0."""
+    """Learned weights of stream and embedding: block l reads a_l x + b_l x_0; a and b start at 1
+    and 0 (nanochat; modded-nanogpt). Skipping, swapping or replacing a block does not change
+    x_0."""
 
     is_sum = False
 
@@ -26,9 +27,10 @@ class ResidualScalars(Block):
 
 
 class Gpas(Block):
-    """Each sum shrinks to x - silu(p_l) x with a learned number p_l, initially 0 (2506.22049); if a
-    norm follows, the stream before the sum, as in the authors' code. The training gradient ignores
-    the factor; in evaluation, where measures differentiate, the derivative is exact."""
+    """GPAS: each sum shrinks to x - silu(p_l) x with a learned number p_l, initially 0
+    (2506.22049); if a norm follows, the stream before the sum, as in the authors' code. The
+    training gradient ignores the factor; in evaluation, where measures differentiate, the
+    derivative is exact."""
 
     is_sum = False
 

@@ -15,14 +15,15 @@ from sparsedepth.model.stacked import times
 
 
 class BeforeNorm(Block):
-    """s on the input of every norm."""
+    """LNS before the norms: s on the input of every norm."""
 
     def normed(self, name: str, x_BTD: Tensor) -> Tensor:
         return super().normed(name, times(x_BTD, self.depth_factor))
 
 
 class AfterBranch(Block):
-    """s on the output of both branches, or of one: after_branch, after_attention, after_ffn."""
+    """LNS after the branches: s on the output of both branches, or of one: after_branch,
+    after_attention, after_ffn."""
 
     def __init__(self, config: ModelConfig, layer: int):
         super().__init__(config, layer)
@@ -34,7 +35,7 @@ class AfterBranch(Block):
 
 
 class AfterResidual(Block):
-    """s (x + F): s on each sum of stream and branch."""
+    """LNS on the stream, s (x + F): s on each sum of stream and branch."""
 
     is_sum = False
 
@@ -43,7 +44,8 @@ class AfterResidual(Block):
 
 
 class CompleteP(Block):
-    """x + (base_depth / L) F, with `parametrisation` completep (2505.01618)."""
+    """The branch factor of CompleteP: x + (base_depth / L) F, with `parametrisation` completep
+    (2505.01618)."""
 
     def __init__(self, config: ModelConfig, layer: int):
         super().__init__(config, layer)

@@ -23,8 +23,8 @@ from sparsedepth.model.norms import RMSNorm
 
 
 class Sources(nn.Module):
-    """Reading and writing of sources for one branch; `branch` 2L is the head. The buffers [S] are
-    1.0 at sources that it does not read, and at the one that it writes to."""
+    """One branch's attention over the sources, and its place among them; `branch` 2L is the head.
+    The buffers [S] are 1.0 at sources that it does not read, and at the one that it writes to."""
 
     unseen: Tensor
     own_source: Tensor

@@ -26,7 +26,7 @@ SINKHORN_STEPS = 20
 
 
 class Coefficients(nn.Module):
-    """The coefficients of one branch, from the streams."""
+    """The coefficients by which one branch reads, mixes and writes the streams."""
 
     n_sizes, opened, closed, mixed = 2, 1.0, 0.0, 0.0
     """numbers s, and initial biases: of the stream that is read, of the others, of mixing with
@@ -65,8 +65,8 @@ class Coefficients(nn.Module):
 
 
 class Streams(Coefficients):
-    """plain: (a_i, b_i, R_i.) = start_i + s tanh(W N(X_i)), N over one stream, s one number for b
-    and one for a and R (2409.19606)."""
+    """Hyper-connections (plain): (a_i, b_i, R_i.) = start_i + s tanh(W N(X_i)), N over one stream,
+    s one number for b and one for a and R (2409.19606)."""
 
     def weights(self, x_BTnD: Tensor) -> Tensor:
         """a_BTn1."""
@@ -92,10 +92,10 @@ class Streams(Coefficients):
 
 
 class ManifoldStreams(Streams):
-    """manifold: a = sigmoid(z), b = 2 sigmoid(z), R = Sinkhorn(exp z), z = start + s W N(X), N over
-    all channels, an s for each: R is doubly stochastic, so mixing never amplifies the streams
-    (2512.24880). Initial logits of 4 and -8 stand for 1 and 0, since the paper does not give
-    them."""
+    """Hyper-connections with doubly stochastic mixing (manifold): a = sigmoid(z), b = 2 sigmoid(z),
+    R = Sinkhorn(exp z), z = start + s W N(X), N over all channels, an s for each: R is doubly
+    stochastic, so mixing never amplifies the streams (2512.24880). Initial logits of 4 and -8 stand
+    for 1 and 0, since the paper does not give them."""
 
     n_sizes, opened, closed, mixed = 3, 4.0, -4.0, -8.0
     written, kept = 0.0, -0.0  # -0.0: bit-equal to the first version
