@@ -26,6 +26,7 @@ def test_by_hand():
     ]
     assert found["lens_kl"].by_layer == pytest.approx(kl, abs=1e-6)
     assert found["lens_overlap"].by_layer == [1, 1, 1]  # of a vocabulary of two
+    assert {profile.first for profile in found.values()} == {0}  # of states, the embedding's included
     assert found["lens_kl"].score.value == pytest.approx((kl[0] + kl[1]) / 2, abs=1e-6)
 
 
