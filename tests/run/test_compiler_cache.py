@@ -11,7 +11,7 @@ from sparsedepth.config.load import build
 from sparsedepth.config.run import RunConfig
 from sparsedepth.config.runtime import RuntimeConfig
 from sparsedepth.run import train_and_measure
-from sparsedepth.run.compiler_cache import DAMAGED, VARIABLE, abandon_cache, is_compiler_error, use_cache
+from sparsedepth.run.compiler_cache import DAMAGED, DEPENDENT, VARIABLE, abandon_cache, is_compiler_error, use_cache
 from sparsedepth.run.execute import execute
 from sparsedepth.run.train_and_measure import Options
 from sparsedepth.store import run_record
@@ -87,8 +87,10 @@ def test_other_errors_end_the_run(tmp_path, monkeypatch):
 
 def test_a_cache_of_the_users_is_used_until_it_fails(tmp_path, monkeypatch):
     monkeypatch.setenv(VARIABLE, str(tmp_path / "own"))
+    monkeypatch.setenv(DEPENDENT, str(tmp_path / "own" / "triton"))
     assert use_cache(tmp_path) == tmp_path / "own"
     abandon_cache(tmp_path)
+    assert DEPENDENT not in os.environ
     assert use_cache(tmp_path).parent == tmp_path / "work" / "compiler-cache"
     assert not (tmp_path / "own").exists()
 

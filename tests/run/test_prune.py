@@ -44,9 +44,9 @@ def results(tmp_path):
     return tmp_path
 
 
-def prune(results, rows, from_step=1):
+def prune(results, rows, from_step=1, rule=RULE):
     """A process that takes the steps from `from_step` on; the rows before it are those of its checkpoint."""
-    pruner = Pruner(RULE, RunConfig(**FIELDS, n_layers=2, seed=9), results)
+    pruner = Pruner(rule, RunConfig(**FIELDS, n_layers=2, seed=9), results)
     for step in range(from_step, 41):
         pruner(step, rows[:step])
 
@@ -59,6 +59,12 @@ def test_a_run_is_judged_at_its_share_against_finished_runs_of_its_depth(results
     assert caught.value.pruned.reason == (
         "pruned at 50%: train_loss 2.5 is above 2, the level reached by the best 50% of 4 finished runs with n_layers=2"
     )
+
+
+def test_a_share_between_two_steps_is_judged_at_the_later_one(results):
+    with pytest.raises(PrunedRun) as caught:
+        prune(results, curve(2.5), rule=Prune(by="train_loss", at=[0.49], keep=0.5, min_runs=3))
+    assert caught.value.pruned.step == 20  # 19.6
 
 
 def test_a_run_that_resumes_beyond_its_share_is_not_judged_again(results):

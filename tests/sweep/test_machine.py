@@ -121,3 +121,12 @@ def test_a_worker_has_as_many_threads_as_are_asked_for(monkeypatch):
         assert (found.workers, found.runtime.threads) == expected
     assert machine(None, RuntimeConfig(device="cpu", threads=2)).workers == 4
     assert machine(3, cpu).workers == 3
+
+
+def test_a_slurm_task_has_the_cores_that_it_was_given(monkeypatch):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(8)), raising=False)
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    assert machine(None, RuntimeConfig(device="cpu")).workers == 8
+    for name, value in {"SLURM_JOB_ID": "7", "SLURM_CPUS_ON_NODE": "3"}.items():
+        monkeypatch.setenv(name, value)
+    assert machine(None, RuntimeConfig(device="cpu")).workers == 3

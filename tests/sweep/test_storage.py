@@ -6,6 +6,7 @@ import subprocess
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 
 import optuna
 import pytest
@@ -276,3 +277,18 @@ def test_of_two_sweeps_that_claim_a_fresh_folder_at_one_moment_one_is_refused(tm
         claims = [pool.submit(claim, tmp_path, sweep(name=name, space={"n_layers": [1]})) for name in ("a", "b")]
     refused = [error for made in claims if (error := made.exception())]
     assert len(refused) == 1 and "holds another sweep" in str(refused[0])
+
+
+def test_a_database_that_has_answered_is_waited_for_anew(monkeypatch):
+    now, gone, retry = [0.0], OperationalError("select 1", None, Exception("gone")), storage.ConnectionRetry()
+    clock = SimpleNamespace(monotonic=lambda: now[0], sleep=lambda seconds: None, strftime=time.strftime)
+    monkeypatch.setattr(storage, "time", clock)
+    for start in (0.0, storage.RETRY_SECONDS + 1):
+        now[0] = start
+        with pytest.warns(UserWarning, match="has not answered since"):
+            retry.wait(gone, lambda: False)
+        if start == 0.0:
+            retry.reset()
+    now[0] += storage.RETRY_SECONDS + 1
+    with pytest.raises(OperationalError):
+        retry.wait(gone, lambda: False)

@@ -35,8 +35,7 @@ class Sources(nn.Module):
         self.own, self.has_begun = 1 + branch // per_source, branch % per_source > 0
         self.norm = RMSNorm(config.d_model, config.norm_eps)
         self.query_scalar = nn.Parameter(torch.zeros(config.d_model))
-        # Buffers, not numbers, so that compiled blocks share one graph. Not saved: the config
-        # determines them.
+        # Buffers, not numbers, so that compiled blocks share one graph; the config determines them.
         for name in ("unseen", "own_source"):
             self.register_buffer(name, torch.zeros(config.attention_residuals + 1), persistent=False)
         self.initialise()
