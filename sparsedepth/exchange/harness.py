@@ -79,11 +79,9 @@ class DecoderLM(TemplateLM):
 
     def tok_encode(self, string: str, add_special_tokens: bool | None = None, **kwargs: Any) -> list[int]:
         ids = self._text.encode([string])[0]
-        if ids and max(ids) >= self._probed.vocab_size:
-            raise ValueError(
-                f"the task has the token {self._text.decode([max(ids)])!r}, id {max(ids)}, and the model has "
-                f"{self._probed.vocab_size} ids; choose another task"
-            )
+        if (largest := max(ids, default=0)) >= (size := self._probed.vocab_size):
+            what = f"the id {largest}, {self._text.decode([largest])!r}"
+            raise ValueError(f"the task has {what}, and the model has ids below {size}; choose another task")
         return ids
 
     def loglikelihood_rolling(self, requests: list[Instance], disable_tqdm: bool = False) -> list[float]:

@@ -43,15 +43,13 @@ _PLAIN_PRIVATE_KEYS = {
     "_name_or_path", "_from_model_config", "_commit_hash", "_flash_attn_2_enabled", "_sliding_window_pattern",
 }  # fmt: skip
 """Private keys that transformers wrote into configs or its users set, and that lead to no code of others."""
-_TOKEN_MARK = ("__type", "AddedToken")
-"""How older tokenizer files mark a plain token."""
 _POSITIVE = re.compile(r"theta$|^rotary_emb_base$|^query_pre_attn_scalar$")
 _NOT_NEGATIVE = re.compile(r"_(eps|epsilon)$")
 """Settings outside whose range a model computes NaN, or nothing that its family does."""
 _SETTINGS = ("generation_config.json", "tokenizer_config.json", "special_tokens_map.json")
 
 
-def check_folder(folder: Path, root: Path | None = None, types: Collection[str] = TYPES.keys()) -> dict[str, Any]:
+def check_folder(folder: Path, root: Path | None = None, types: Collection[str] = TYPES) -> dict[str, Any]:
     """config.json of a folder that is safe to load. Raises ValueError, one line with the reason, for any other. `root`
     is the folder that links may point into: the folder itself, or the root of a cache."""
     check_names(folder, root or folder)
@@ -65,7 +63,7 @@ def check_folder(folder: Path, root: Path | None = None, types: Collection[str] 
     return config
 
 
-def check_config(config: dict[str, Any], source: str, types: Collection[str] = TYPES.keys()) -> None:
+def check_config(config: dict[str, Any], source: str, types: Collection[str] = TYPES) -> None:
     """Raises ValueError for an unsupported model type, or a config that points to code."""
     check_type(config.get("model_type"), source, types)
     _check_plain(config, source)
@@ -154,17 +152,14 @@ def _check_plain(content: Any, source: str) -> None:
 
 
 def _is_plain(key: str, value: Any) -> bool:
-    """Whether a key leads to nothing but the library and the folder's data; a number, such as a kernel's size, is
-    data."""
+    """Whether a key leads to nothing but the library and the folder's data: also a token as older files mark it, and a
+    number, such as the size of a kernel."""
     if IMPLEMENTATION.fullmatch(key):
         return isinstance(value, str | bool | None) and value in _OWN_KERNELS
-    if (
-        key in _PLAIN_PRIVATE_KEYS
-        or (key, value) == _TOKEN_MARK
-        or not (key.startswith("_") or _POINTS_TO_CODE.search(key))
-    ):
-        return True
-    return "kernel" in key and not key.startswith("_") and (value in (None, False) or type(value) in (int, float))
+    if key.startswith("_"):
+        return key in _PLAIN_PRIVATE_KEYS or (key, value) == ("__type", "AddedToken")
+    is_size = "kernel" in key and (value in (None, False) or type(value) in (int, float))
+    return is_size or not _POINTS_TO_CODE.search(key)
 
 
 def _check_numbers(content: Any, source: str) -> None:

@@ -106,7 +106,7 @@ class ProbedHfModel:
     def branches(self, layer: int, x_BTD: Tensor) -> tuple[Tensor, Tensor]:
         """The updates a_BTD of attention and f_BTD of the feed-forward part: block(x) = x + a + f, to rounding. With
         the feed-forward part replaced by 0 a layer is x + a, with norms before or after its parts."""
-        ffn = self.block_module(layer).get_submodule(self._parts.ffn)
+        ffn = self.block_module(layer).get_submodule("mlp")
         with _replaced_forward([ffn], lambda x, *_, **__: torch.zeros_like(x)):
             after_attention_BTD = self.block(layer, x_BTD)
         return after_attention_BTD - x_BTD, self.block(layer, x_BTD) - after_attention_BTD
@@ -122,8 +122,9 @@ class ProbedHfModel:
     def hidden_units(self, layer: int, x_BTD: Tensor) -> Tensor | None:
         """The input of the block's matrix 'down'."""
         kinds = self._parts.matrices
-        modules = self.block_module(layer).named_modules()
-        down = next((module for name, module in modules if kinds.get(name) == "down"), None)
+        down = next(
+            (part for name, part in self.block_module(layer).named_modules() if kinds.get(name) == "down"), None
+        )
         if down is None:
             return None
         h, _ = self._capture(layer, x_BTD, down)
@@ -132,14 +133,13 @@ class ProbedHfModel:
     def routing(self, layer: int, x_BTD: Tensor) -> tuple[Tensor, Tensor] | None:
         """Probabilities and choices of the layer's router, captured while the block runs. Scores of a sigmoid are
         divided by their sum (2412.19437, equation 18)."""
-        router = dict(self.block_module(layer).named_modules()).get(self._parts.router)
+        router = getattr(self.block_module(layer).get_submodule("mlp"), "gate", None)
         if router is None or not hasattr(router, "top_k"):
             return None
         _, (logits_NE, _, choice_NC) = self._capture(layer, x_BTD, router)
-        if self._parts.router_scores == "sigmoid":
-            logits_NE = nn.functional.logsigmoid(logits_NE.float())
-        shape = x_BTD.shape[:2]
-        return logits_NE.float().softmax(-1).unflatten(0, shape), choice_NC.unflatten(0, shape)
+        is_sigmoid, shape = self._parts.router_scores == "sigmoid", x_BTD.shape[:2]
+        log_NE = nn.functional.logsigmoid(logits_NE.float()) if is_sigmoid else logits_NE.float()
+        return log_NE.softmax(-1).unflatten(0, shape), choice_NC.unflatten(0, shape)
 
     def _capture(self, layer: int, x_BTD: Tensor, module: nn.Module) -> tuple[Any, Any]:
         """Input and output of a module inside the block, captured while the block runs."""
@@ -190,11 +190,10 @@ class ProbedHfModel:
 
     def _apart(self, kinds: list[str], weight: Tensor) -> dict[str, Tensor]:
         """The matrices of these kinds in a weight [outputs, inputs]."""
-        config = self.model.config
+        config, heads = self.model.config, self.model.config.num_attention_heads
         if len(kinds) < 3:
-            return dict(zip(kinds, weight.chunk(len(kinds)), strict=True))
-        heads = config.num_attention_heads
-        if self._parts.is_by_head:
+            parts = weight.chunk(len(kinds))
+        elif self._parts.is_by_head:
             parts = [part.flatten(0, 1) for part in weight.unflatten(0, (heads, 3, -1)).unbind(1)]
         else:
             n_query = heads * (getattr(config, "head_dim", None) or config.hidden_size // heads)
@@ -263,7 +262,7 @@ class ProbedHfModel:
 
 
 @contextmanager
-def _replaced_forward(modules: Iterable[nn.Module], function: Callable[..., Tensor]) -> Generator[None, None, None]:
+def _replaced_forward(modules: Iterable[nn.Module], function: Callable[..., Any]) -> Generator[None, None, None]:
     """Context in which `function` replaces the modules' forward."""
     forwards = [(module, vars(module).get("forward")) for module in modules]
     try:

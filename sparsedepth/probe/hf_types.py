@@ -19,7 +19,6 @@ LLAMA = {hf: own.partition(".")[2] for own, hf in IN_BLOCK.items() if own.rparti
 
 _GATE_AND_UP = LLAMA | {"mlp.gate_up_proj": "gate up"}
 _SHARED = {f"mlp.shared_experts.{kind}_proj": f"shared.{kind}" for kind in ("gate", "up", "down")}
-_QUERY_KEY_VALUE = "query key value"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,8 +27,6 @@ class Parts:
 
     layers: str = "layers"
     final_norm: str = "norm"
-    ffn: str = "mlp"
-    router: str = "mlp.gate"
     router_scores: str = "softmax"
     """of its logits: 'softmax' or 'sigmoid'"""
     matrices: Mapping[str, str] = field(default_factory=lambda: LLAMA)
@@ -54,27 +51,26 @@ TYPES: dict[str, Parts] = {
     "glm4": Parts(matrices=_GATE_AND_UP),
     "glm4_moe": Parts(matrices=LLAMA | _SHARED, router_scores="sigmoid"),
     "gpt2": Parts(layers="h", final_norm="ln_f", is_transposed=True, matrices={
-        "attn.c_attn": _QUERY_KEY_VALUE, "attn.c_proj": "output", "mlp.c_fc": "up", "mlp.c_proj": "down",
+        "attn.c_attn": "query key value", "attn.c_proj": "output", "mlp.c_fc": "up", "mlp.c_proj": "down",
     }),
     "gpt_neox": Parts(final_norm="final_layer_norm", is_by_head=True, matrices={
-        "attention.query_key_value": _QUERY_KEY_VALUE, "attention.dense": "output",
+        "attention.query_key_value": "query key value", "attention.dense": "output",
         "mlp.dense_h_to_4h": "up", "mlp.dense_4h_to_h": "down",
     }),
-    "phi3": Parts(matrices=_GATE_AND_UP | {"self_attn.qkv_proj": _QUERY_KEY_VALUE}),
+    "phi3": Parts(matrices=_GATE_AND_UP | {"self_attn.qkv_proj": "query key value"}),
     "starcoder2": Parts(matrices=LLAMA | {"mlp.c_fc": "up", "mlp.c_proj": "down"}),
 }
 # fmt: on
 """model_type -> its parts."""
 
-_NO_FUNCTION_OF_THE_STREAM = (
-    "its layers also read the tokens, and keys and values of other layers: a layer is no function of the residual "
-    "stream, and none can be left out by itself"
+REFUSED = dict.fromkeys(
+    ("gemma4", "gemma4_text", "gemma3n", "gemma3n_text"),
+    "its layers also read tokens, and keys and values of other layers, so none is a function of the residual stream",
 )
-REFUSED = dict.fromkeys(("gemma4", "gemma4_text", "gemma3n", "gemma3n_text"), _NO_FUNCTION_OF_THE_STREAM)
 """model_type -> why it is not measured; all others are only not known here."""
 
 
-def check_type(model_type: object, source: str, types: Collection[str] = TYPES.keys()) -> None:
+def check_type(model_type: object, source: str, types: Collection[str] = TYPES) -> None:
     """Raises ValueError for a type that is not one of `types`, with the reason if there is one."""
     if not isinstance(model_type, str) or model_type not in types:
         reason = REFUSED.get(model_type) if isinstance(model_type, str) else None

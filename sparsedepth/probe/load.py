@@ -11,7 +11,8 @@ import math
 import re
 import warnings
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Generator, Iterable, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property, reduce
 from importlib.metadata import version
@@ -117,7 +118,7 @@ def _load_run(source: str, folder: Path, device: torch.device | str) -> LoadedMo
     _check_sums(folder)
     config = stored_config(read_yaml(folder / RUN_CONFIG), str(folder / RUN_CONFIG))
     check_weights(path)
-    _check_size([path], config.n_layers)
+    _check_layers(config.n_layers, len(_stored_dtypes([path])))
     with torch.device("meta"):
         expected = {name: [*weight.shape] for name, weight in Decoder(config).named_parameters()}
     weights = _read_weights(path, expected)
@@ -178,18 +179,21 @@ def _check_finite(model: nn.Module, folder: Path) -> None:
             )
 
 
-def _check_size(paths: Iterable[Path], n_layers: Any) -> int:
-    """Bytes of the files. Raises ValueError for a config with more layers than they hold tensors."""
+def _stored_dtypes(paths: Iterable[Path]) -> dict[str, str]:
+    """The dtype of every tensor in these files, as their headers name it."""
     from safetensors import safe_open
 
-    n_tensors = n_bytes = 0
+    found = {}
     for path in paths:
-        n_bytes += path.stat().st_size
         with safe_open(path, framework="pt") as file:
-            n_tensors += len(file.keys())
+            found |= {name: file.get_slice(name).get_dtype() for name in file.keys()}  # noqa: SIM118
+    return found
+
+
+def _check_layers(n_layers: Any, n_tensors: int) -> None:
+    """Raises ValueError for a config with more layers than there are tensors."""
     if not isinstance(n_layers, int) or not 1 <= n_layers <= n_tensors:
         raise ValueError(f"the config says {n_layers!r} layers, and the weights are {n_tensors} tensors; {COPY}")
-    return n_bytes
 
 
 def _load_hf(source: str, folder: Path, root: Path | None, device: torch.device | str, dtype: Dtype) -> LoadedModel:
@@ -204,11 +208,13 @@ def _load_hf(source: str, folder: Path, root: Path | None, device: torch.device 
     check_installed(values["model_type"])
     config = _hf_config(folder, values)
     paths = weight_files(folder)
-    stored = _stored_dtypes(paths)
+    stored, n_bytes = _stored_dtypes(paths), sum(path.stat().st_size for path in paths)
+    _check_layers(config.num_hidden_layers, len(stored))
+    dtypes = _dtypes(stored, folder)
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Initializing zero-element")  # an expert may be 0 wide: none
-        _check_parameters(config, folder, _check_size(paths, config.num_hidden_layers))
-        model = _read_model(config, folder, stored if dtype == "checkpoint" else (torch.float32, torch.float32))
+        _check_parameters(config, folder, n_bytes)
+        model = _read_model(config, folder, dtypes if dtype == "checkpoint" else (torch.float32, torch.float32))
     _check_finite(model, folder)
     model.to(device)
     probed = ProbedHfModel(model)
@@ -231,11 +237,17 @@ def _load_hf(source: str, folder: Path, root: Path | None, device: torch.device 
 
 def _check_runs(probed: ProbedModel, folder: Path) -> None:
     """Raises ValueError for settings with which the layers fail, such as more chosen experts than there are."""
+    with _told(f"{folder / CONFIG} describes a model that cannot be run"), probing(probed):
+        deque(stream(probed, torch.zeros(1, 1, dtype=torch.long, device=probed.device)), maxlen=0)
+
+
+@contextmanager
+def _told(mistake: str) -> Generator[None]:
+    """Context whose errors, of many kinds in the library and its parts, become one line."""
     try:
-        with probing(probed):
-            deque(stream(probed, torch.zeros(1, 1, dtype=torch.long, device=probed.device)), maxlen=0)
-    except Exception as error:  # layers raise what their parts raise
-        raise ValueError(f"{folder / CONFIG} describes a model that cannot be run: {_line(error)}; {COPY}") from None
+        yield
+    except Exception as error:
+        raise ValueError(f"{mistake}: {_line(error)}; {COPY}") from None
 
 
 def check_transformers(version: str) -> None:
@@ -262,50 +274,35 @@ def _hf_config(folder: Path, values: dict[str, Any]) -> Any:
     from transformers import CONFIG_MAPPING
 
     fields = {name: value for name, value in values.items() if not IMPLEMENTATION.fullmatch(name)}
-    sizes = [values.get(name) for name in ("hidden_size", "num_attention_heads", "head_dim")]
-    width, heads, head_width = (size if type(size) is int and size > 0 else 0 for size in sizes)
-    is_uneven = bool(width and head_width and heads and width % heads)
-    try:
-        config = CONFIG_MAPPING[values["model_type"]].from_dict(
-            {**fields, "hidden_size": heads * head_width} if is_uneven else fields
-        )
+    sizes = ("hidden_size", "num_attention_heads", "head_dim")
+    with _told(f"{folder / CONFIG} is not a config of its model type"):
+        width, heads, head_width = (fields.get(name) or 0 for name in sizes)
+        is_uneven = heads and head_width and width % heads
+        given = {**fields, "hidden_size": heads * head_width} if is_uneven else fields
+        config = CONFIG_MAPPING[values["model_type"]].from_dict(given)
         if is_uneven:
             config.hidden_size = width
         return config
-    except Exception as error:  # each type validates in its own way
-        raise ValueError(f"{folder / CONFIG} is not a config of its model type: {_line(error)}; {COPY}") from None
 
 
-def _stored_dtypes(paths: Iterable[Path]) -> tuple[torch.dtype, torch.dtype]:
-    """Of all weights in these files, and of those of the layers: the smallest dtype that rounds none of them. Raises
-    ValueError for weights that are no numbers by themselves."""
-    from safetensors import safe_open
-
-    found: dict[bool, set[str]] = {True: set(), False: set()}
-    for path in paths:
-        with safe_open(path, framework="pt") as file:
-            for name in file.keys():  # noqa: SIM118
-                if not _BUFFERS.search(name):
-                    found[bool(_IN_LAYER.search(name))].add(file.get_slice(name).get_dtype())
-    if unknown := sorted((found[True] | found[False]) - _DTYPES.keys()):
-        what = f"{path.parent} holds weights of dtype {unknown[0]}"
+def _dtypes(stored: Mapping[str, str], folder: Path) -> tuple[torch.dtype, torch.dtype]:
+    """Of all weights, and of those of the layers: the smallest dtype that rounds none of them. Raises ValueError for
+    weights that are no numbers by themselves."""
+    weights = {name: dtype for name, dtype in stored.items() if not _BUFFERS.search(name)}
+    if unknown := {*weights.values()} - _DTYPES.keys():
+        what = f"{folder} holds weights of dtype {min(unknown)}"
         raise ValueError(f"{what}: quantised weights are not measured; use the original ones")
-    of_layers, of_others = (
-        reduce(torch.promote_types, [_DTYPES[name] for name in names or found[not is_in]])
-        for is_in, names in found.items()
-    )
-    return torch.promote_types(of_layers, of_others), of_layers
+    of_all = [_DTYPES[dtype] for dtype in weights.values()] or [torch.float32]
+    of_layers = [_DTYPES[dtype] for name, dtype in weights.items() if _IN_LAYER.search(name)] or of_all
+    return reduce(torch.promote_types, of_all), reduce(torch.promote_types, of_layers)
 
 
 def _check_parameters(config: Any, folder: Path, n_bytes: int) -> None:
     """Raises ValueError for a config with more weights than the files can hold: none is invented."""
     from transformers import AutoModelForCausalLM
 
-    try:
-        with torch.device("meta"):
-            planned = AutoModelForCausalLM.from_config(config, attn_implementation="eager", trust_remote_code=False)
-    except Exception as error:  # as above: sizes that do not fit together
-        raise ValueError(f"{folder / CONFIG} describes no model: {_line(error)}; {COPY}") from None
+    with _told(f"{folder / CONFIG} describes no model"), torch.device("meta"):
+        planned = AutoModelForCausalLM.from_config(config, attn_implementation="eager", trust_remote_code=False)
     n_parameters = sum(math.prod(parameter.shape) for parameter in planned.parameters())
     if 2 * n_parameters > n_bytes:
         raise ValueError(
@@ -322,7 +319,7 @@ def _read_model(config: Any, folder: Path, dtypes: tuple[torch.dtype, torch.dtyp
 
     # Only eager supports a softcap.
     kernel = "eager" if getattr(config, "attn_logit_softcapping", None) else "sdpa"
-    try:
+    with _told(f"{folder} cannot be loaded"):
         loaded: Any = AutoModelForCausalLM.from_pretrained(
             folder,
             config=config,
@@ -333,8 +330,6 @@ def _read_model(config: Any, folder: Path, dtypes: tuple[torch.dtype, torch.dtyp
             trust_remote_code=False,
             output_loading_info=True,
         )
-    except Exception as error:  # the library raises what its parts raise
-        raise ValueError(f"{folder} cannot be loaded: {_line(error)}; {COPY}") from None
     model, report = loaded
     for kind in ("missing_keys", "mismatched_keys", "unexpected_keys"):
         names = sorted(str(name) for name in report[kind] if not _BUFFERS.search(str(name)))
@@ -353,20 +348,20 @@ def _download(name: str) -> Path:
     check_transformers(version("transformers"))
     from huggingface_hub import snapshot_download
 
-    try:
-        first = Path(snapshot_download(name, allow_patterns=[CONFIG]))
-    except Exception as error:  # network, permission and cache each raise their own
-        raise ValueError(
-            f"model {name!r} is not a local folder and cannot be downloaded from the hub ({_line(error)}); "
-            f"check the name and the network, or name a folder"
-        ) from None
+    def snapshot(*files: str, revision: str | None = None) -> Path:
+        try:
+            return Path(snapshot_download(name, revision=revision, allow_patterns=list(files)))
+        except Exception as error:  # network, permission and cache each raise their own
+            raise ValueError(
+                f"model {name!r} is not a local folder and cannot be downloaded from the hub ({_line(error)}); "
+                f"check the name and the network, or name a folder"
+            ) from None
+
+    first = snapshot(CONFIG)
     config = read_json(first / CONFIG)
     check_config(config, name)
     check_installed(config["model_type"])
-    try:
-        return Path(snapshot_download(name, revision=first.name, allow_patterns=list(_HUB_FILES)))
-    except Exception as error:
-        raise ValueError(f"model {name!r} cannot be downloaded whole ({_line(error)}); try again") from None
+    return snapshot(*_HUB_FILES, revision=first.name)
 
 
 def _line(error: BaseException) -> str:

@@ -136,17 +136,15 @@ def check_tokens(tokens: TokenArrays, model: LoadedModel) -> None:
     if not model.probed.causal:
         raise ValueError(f"{model.source} reads images, and the token arrays hold ids; measure it on its own images")
     for part in (tokens.scored, tokens.fit):
-        if part.inputs.min() < 0 or part.inputs.max() >= size:
-            raise ValueError(
-                f"the token arrays have ids from {part.inputs.min()} to {part.inputs.max()}, and {model.source} has "
-                f"ids from 0 to {size - 1}; tokenise the text with its own tokenizer"
-            )
-        scored = part.targets[part.targets != IGNORED]
-        if scored.size and (scored.min() < 0 or scored.max() >= size):
-            raise ValueError(
-                f"the targets are from {scored.min()} to {scored.max()}, and {model.source} has ids from 0 to "
-                f"{size - 1}; write {IGNORED} where a position is not scored"
-            )
+        for name, ids, fix in (
+            ("ids of the token arrays", part.inputs, "tokenise the text with its own tokenizer"),
+            ("targets", part.targets[part.targets != IGNORED], f"write {IGNORED} where a position is not scored"),
+        ):
+            if ids.size and (ids.min() < 0 or ids.max() >= size):
+                raise ValueError(
+                    f"the {name} are from {ids.min()} to {ids.max()}, and {model.source} has ids from 0 to "
+                    f"{size - 1}; {fix}"
+                )
     check_length(model, tokens.seq_len, "cut the sequences of the token arrays to that length")
 
 
@@ -169,8 +167,9 @@ def _read_ids(path: Path, least: int) -> np.ndarray:
 def check_length(model: LoadedModel, seq_len: int, fix: str = "choose a length up to that (--seq-len)") -> None:
     """Raises ValueError, with the `fix`, for sequences longer than the model's context."""
     if model.facts.max_len is not None and seq_len > model.facts.max_len:
-        longest = f"{model.facts.max_len:,} positions of {model.source}"
-        raise ValueError(f"seq_len={seq_len} is longer than the {longest}; {fix}")
+        raise ValueError(
+            f"seq_len={seq_len} is longer than the {model.facts.max_len:,} positions of {model.source}; {fix}"
+        )
 
 
 def measure_source(model: LoadedModel, corpus: str | None, seq_len: int, n_tokens: int, root: Path) -> Source:

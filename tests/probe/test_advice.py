@@ -175,7 +175,7 @@ def test_keys_that_select_a_kernel_of_the_library_are_no_code(saved, model, fiel
 def test_types_are_refused_by_name_with_the_reason(model, monkeypatch):
     for model_type in REFUSED:
         edit(model / CONFIG, model_type=model_type)
-        with pytest.raises(ValueError, match=rf"'{model_type}', which is not supported: its layers also read"):
+        with pytest.raises(ValueError, match=rf"'{model_type}', which is not supported: its layers also read tokens"):
             load_model(model)
     edit(model / CONFIG, model_type="llama")
     monkeypatch.setattr(load, "version", lambda package: "5.17.0")
