@@ -93,13 +93,15 @@ def study_of(frame: pd.DataFrame, search: Search, objective: str) -> "optuna.Stu
             low, high = min(axis.low, *known), max(axis.high, *known)  # proposals of a narrower, earlier definition
             spaces[name] = FloatDistribution(low, high, log=axis.log)
         else:
-            spaces[name] = CategoricalDistribution([_choice(value) for value in options if value is not None])
+            takes_null = axis is not None and None in axis
+            chosen = [_choice(value) for value in options if value is not None or takes_null]
+            spaces[name] = CategoricalDistribution(chosen)
     study = optuna.create_study(direction="maximize" if quantities.sign(objective) > 0 else "minimize")
     for proposal in frame.to_dict("records"):
         params = {
             name: float(proposal[name]) if isinstance(space, FloatDistribution) else _choice(plain(proposal[name]))
             for name, space in spaces.items()
-            if plain(proposal[name]) is not None
+            if plain(proposal[name]) is not None or None in getattr(space, "choices", ())
         }
         distributions = {name: spaces[name] for name in params}
         trial = optuna.trial.create_trial(params=params, distributions=distributions, value=float(proposal[objective]))
@@ -108,7 +110,7 @@ def study_of(frame: pd.DataFrame, search: Search, objective: str) -> "optuna.Stu
 
 
 def _choice(value: Any) -> Any:
-    return value if isinstance(value, bool | int | float | str) else str(value)
+    return value if isinstance(value, bool | int | float | str | None) else str(value)
 
 
 @dataclass(frozen=True, kw_only=True)

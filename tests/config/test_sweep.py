@@ -301,3 +301,16 @@ def test_the_sweep_of_a_command_line():
         ad_hoc({}, 1, {})
     with pytest.raises(ValueError, match="did you mean 'n_layers'"):
         ad_hoc({"n_layer": [1]}, 1, {})
+
+
+@pytest.mark.parametrize(
+    "axes", [{"space": {"sliding_window": [None, 8]}}, {"zip": [{"sliding_window": [None, 8], "lr": [1, 2]}]}]
+)
+def test_null_is_a_value_of_an_axis(axes):
+    definition = sweep(**axes, base={"n_layers": 2, "d_model": 16, "n_heads": 2, "seq_len": 16})
+    assert [cell["sliding_window"] for cell in definition.grid()] == [None, 8]
+    assert [definition.run_config(cell, seed=0).sliding_window for cell in definition.grid()] == [None, 8]
+    left = sweep(**axes, base={"n_layers": 2, "seq_len": 16}, exclude=[{"sliding_window": None}])
+    assert [cell["sliding_window"] for cell in left.grid()] == [8]
+    with pytest.raises(ValueError, match=r"n_layers.*None|None.*n_layers"):
+        Plan(sweep(space={"n_layers": [None, 2]}))

@@ -284,3 +284,23 @@ def test_the_advice_is_a_sweep_that_runs(searched, tmp_path, capfd):
     with pytest.raises(SystemExit) as ended:
         main.run(["best", str(searched), "--again", str(out)])
     assert ended.value.code == 2 and "exists" in capfd.readouterr().err
+
+
+def test_null_on_an_axis_is_a_choice_of_a_search(tmp_path):
+    """Planted: a window costs 0.5 nat/token, and null has none."""
+    space = {"sliding_window": [None, 8], "weight_decay": SEARCH["space"]["weight_decay"]}
+    folder = tmp_path / "s"
+    folder.mkdir()
+    (folder / "sweep.yaml").write_text(yaml.safe_dump({**SEARCH, "space": space, "objectives": ["val_loss"]}))
+    generator = np.random.default_rng(0)
+    for i in range(24):
+        window, decay = (None, 8)[i % 2], 10 ** generator.uniform(-2, 0)
+        config = RunConfig(**BASE, n_layers=2, weight_decay=decay, sliding_window=window)
+        loss = 3 + 0.5 * (window is not None) + 0.002 * generator.standard_normal()
+        make_run(folder, config, {"val_loss": loss}, manifest={**MANIFEST, "started": f"2026-01-02T03:04:{i:02}"})
+    with open_store(folder) as store:
+        search = search_of(store.roots)
+        frame = proposals(store.frame("select * from runs"), search)
+    first, second = importances(frame, search, "val_loss")
+    assert first.axis == "sliding_window" and first.ped_anova > 0.6 > second.ped_anova
+    assert first.best == "None 6x"
