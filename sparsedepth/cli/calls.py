@@ -259,7 +259,9 @@ def recipe(
 ) -> "Card":
     """Recommend a configuration from the effects at one depth; returns its card. `out` also writes the RunConfig (YAML)
     and the card (.md, .json). Raises ValueError if there is neither a recommendation nor a baseline."""
+    from sparsedepth.effects.cells import read_runs
     from sparsedepth.files import check_parent
+    from sparsedepth.quantities import rankable
     from sparsedepth.recipe.build_card import derive_card
     from sparsedepth.recipe.card import card_path
     from sparsedepth.recipe.card_files import write_recipe
@@ -277,11 +279,11 @@ def recipe(
             raise ValueError(f"{out} already exists and is not a recipe (it has no card); give another file name")
     paths = [Path(folder) for folder in folders]
     with open_store(*paths, skip_damaged=skip_damaged) as store:
-        runs = store.frame("select * from runs")
         search = search_of(store.roots)
+        objective = loss_in(store) if objective == "loss" else rankable(objective).name
+        runs = read_runs(store, objective)
         if runs.empty:
             raise ValueError(no_runs(store))
-        objective = loss_in(store) if objective == "loss" else objective
         compute = worth(store, objective)
     if search is not None:
         names = shlex.join(map(str, folders))

@@ -16,9 +16,10 @@ from matplotlib.ticker import EngFormatter, LogLocator
 
 from sparsedepth.plots.page import Drawing, check_path, write
 from sparsedepth.plots.style import GREY, caption, depth_map, log_scale
-from sparsedepth.scaling.fit import LEVEL, Fit
+from sparsedepth.scaling.fit import Fit
 from sparsedepth.scaling.law import contributions, fitted_loss
 from sparsedepth.scaling.uncertainty import Bootstrap
+from sparsedepth.store.small_sample import LEVEL
 
 LABELS = {"d_model": "d_model", "n_layers": "n_layers", "num_tokens": "training tokens"}
 

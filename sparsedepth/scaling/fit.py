@@ -12,12 +12,11 @@ from dataclasses import dataclass, replace
 import numpy as np
 import pandas as pd
 from scipy.optimize import least_squares
-from scipy.special import stdtrit
 
 from sparsedepth.scaling.clusters import ClusterEffect, cluster_effect
 from sparsedepth.scaling.law import DesignMatrix, FittedQuantity, Law, Term, design, fitted_loss, jacobian
+from sparsedepth.store.small_sample import t_critical
 
-LEVEL = 0.95
 N_STARTS = 20
 CLUSTER = "cluster"
 """The column of points that names clusters of dependent points; absent where all points are independent."""
@@ -113,7 +112,7 @@ class Fit:
         value, error = float(quantity.of(self.theta)), self._error(quantity.weights)
         if error is None:
             return Parameter(name=quantity.name, unit=quantity.unit, value=value, stderr=None, lo=None, hi=None)
-        half = min(float(stdtrit(self.df, (1 + LEVEL) / 2)) * error, 300.0)  # exp overflows beyond it
+        half = min(t_critical(self.df) * error, 300.0)  # exp overflows beyond it
         lo, hi = (float(quantity.value(quantity.weights @ self.theta + sign * half)) for sign in (-1, 1))
         stderr = value * error if quantity.is_log else error
         return Parameter(name=quantity.name, unit=quantity.unit, value=value, stderr=stderr, lo=lo, hi=hi)

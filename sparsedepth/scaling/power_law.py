@@ -16,7 +16,6 @@ from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
-from scipy.optimize import brentq
 
 from sparsedepth.config.plain_text import counted
 from sparsedepth.store.small_sample import t_critical
@@ -38,6 +37,8 @@ class PowerLaw:
     @cached_property
     def L_inf(self) -> float:  # noqa: N802 - the symbol of the formula
         """nat/token; 0 where a law with L_inf = 0 is still too straight."""
+        from scipy.optimize import brentq  # slow to import, and recipes of one budget do without
+
         highest = float(self.loss.min()) * (1 - NEAREST)
         ends = [float(self._curvature(end).mean()) for end in (0.0, highest)]
         if ends[0] <= 0:

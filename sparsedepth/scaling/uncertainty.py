@@ -8,7 +8,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from sparsedepth.scaling.fit import LEVEL, Fit, solve
+from sparsedepth.scaling.fit import Fit, solve
+from sparsedepth.store.small_sample import LEVEL
 
 N_BOOTSTRAP = 500
 
