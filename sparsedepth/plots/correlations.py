@@ -40,7 +40,7 @@ is 0 for many small models. val_loss is replaced by the comparable loss, a degen
 PANELS: tuple[tuple[str, str], ...] = tuple(link for walk in WALKS for link in pairwise(walk))
 MIN_POINTS = 4
 """Distinct values of x that a regression line needs, and settings that an interval needs."""
-MANY = 150
+MANY = 1000
 """Points of a panel that are pixels in a picture of lines: it would be large and slow."""
 
 

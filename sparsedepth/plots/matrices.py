@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-from matplotlib.colors import LogNorm, Normalize, SymLogNorm
+from matplotlib.colors import ListedColormap, LogNorm, Normalize, SymLogNorm
 from matplotlib.figure import Figure
 
 from sparsedepth.config.plain_text import counted
@@ -24,6 +24,7 @@ from sparsedepth.plots.style import (
     caption,
     escaped,
     is_paper,
+    layer_ticks,
     linear_below,
     not_shown,
     panels,
@@ -155,22 +156,23 @@ def as_matrix(pairs: pd.DataFrame, n_layers: int) -> np.ndarray:
 
 def draw_matrix(axis: Any, name: str, values: np.ndarray, exists: np.ndarray, norm: Normalize) -> Any:
     """Draw one of HEAT_MAPS, [L + 1, L + 1], row `other_layer`; pairs that exist but are NaN are grey. Returns the
-    image, which the colour bar needs. Cells are pixels in a picture of lines: thousands of squares are slow."""
-    from seaborn import heatmap  # its import takes a second: only the figures with matrices wait for it
-
+    image, which the colour bar needs. Not by seaborn, which draws the whole page for each matrix; cells are pixels in a
+    picture of lines, since thousands of squares are slow."""
     kind = HEAT_MAPS[name]
-    shown, is_missing = values[kind.first :, kind.first :], (exists & np.isnan(values))[kind.first :, kind.first :]
-    layers = range(kind.first, len(values))
-    look: Any = {"ax": axis, "cbar": False, "square": True, "xticklabels": "auto", "yticklabels": "auto"}
-    look["rasterized"] = True
-    heatmap(pd.DataFrame(1.0, layers, layers), mask=~is_missing, cmap=[MISSING], vmin=0, vmax=1, **look)
-    heatmap(pd.DataFrame(shown, layers, layers), mask=np.isnan(shown), cmap="viridis_r", norm=norm, **look)
-    axis.invert_yaxis()
-    axis.tick_params(rotation=0, length=2, labelsize=7)
+    shown, pairs = (matrix[kind.first :, kind.first :] for matrix in (values, exists))
+    edges = np.arange(kind.first, len(values) + 1) - 0.5
+    missing = np.ma.masked_array(np.ones(shown.shape), ~(pairs & np.isnan(shown)))
+    axis.pcolormesh(edges, edges, missing, cmap=ListedColormap([MISSING]), rasterized=True)
+    image = axis.pcolormesh(edges, edges, np.ma.masked_invalid(shown), cmap="viridis_r", norm=norm, rasterized=True)
+    axis.set_aspect("equal")
+    axis.spines[:].set_visible(False)
+    for which in (axis.xaxis, axis.yaxis):
+        layer_ticks(which)
+    axis.tick_params(length=2, labelsize=8)
     axis.set_xlabel(kind.layer, size=8)
     axis.set_ylabel(kind.later, size=8)
     axis.grid(False)
-    return axis.collections[-1]
+    return image
 
 
 def colour_bar(page: Figure, image: Any, axes: Any) -> Any:

@@ -265,18 +265,15 @@ def _depths(cells: Cells, runs: pd.DataFrame) -> pd.DataFrame:
 
 
 def _depth_row(row: Mapping[str, Any]) -> tuple[Any, ...]:
-    names = ("estimate", "lo", "hi", "detectable")
-    effect = [None if is_missing(row[name]) else f"{row[name]:+.3g}" for name in names[:3]]
-    numbers = [None if is_missing(row[name]) else row[name] for name in ("loss", NEEDED, "tokens", "flops")]
-    detectable = None if is_missing(row["detectable"]) else f"{row['detectable']:.3g}"
-    loss, needed, *costs = numbers
-    ratios = [None if cost is None else f"x{cost:.3g}" for cost in costs]
-    lr, seeds = (None if is_missing(row[name]) else row[name] for name in ("lr", "seeds"))
+    row = {**row, NEEDED: round(row[NEEDED], 1)}
+    forms = {"loss": None, "estimate": "{:+.3g}", "lo": "{:+.3g}", "hi": "{:+.3g}", "detectable": "{:.3g}"}
+    forms |= {NEEDED: None, "tokens": "x{:.3g}", "flops": "x{:.3g}", "lr": "{:g}", "seeds": None}
+    shown = [
+        None if is_missing(row[name]) else row[name] if form is None else form.format(row[name])
+        for name, form in forms.items()
+    ]
     basis = {"none": "neither", "flops": "FLOPs"}.get(row["basis"], row["basis"])
-    return (
-        *(basis, int(row["n_layers"]), loss, *effect, detectable, needed and round(needed, 1), *ratios),
-        *(None if lr is None else f"{lr:g}", seeds, row["verdict"] or "(compared with)"),
-    )
+    return (basis, int(row["n_layers"]), *shown, row["verdict"] or "(compared with)")
 
 
 def _depth_sentence(compared: Mapping[str, pd.DataFrame], cells: Cells) -> str:

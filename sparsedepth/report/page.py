@@ -27,7 +27,7 @@ from sparsedepth.report.content import check, content, definitions_of, title_of
 from sparsedepth.report.tables import table_of
 from sparsedepth.store.connection import Store, open_store
 
-LARGEST_SVG = 250_000
+LARGEST_SVG = 1_000_000
 """Bytes; a larger picture is embedded as PNG."""
 LEFT_OUT = ("overview",)
 """Its two parts are figures of their own."""

@@ -185,7 +185,7 @@ def test_lines_and_heat_maps_have_the_numbers():
     assert shown[2, 1] == pytest.approx(0.32)  # of layers 3 and 2, since the first is 1
     assert shown.mask[1, 2] and shown.mask[1, 1] and not shown.mask[2, 1]
     assert axes["residual variance"].get_yscale() == "log"
-    assert axes["relative loss increase without the block"].get_yscale() == "symlog"
+    assert axes["relative loss increase without the block"].get_yscale() == "linear"  # of less than a decade
     assert isinstance(axes["causal effect"].collections[1].norm, LogNorm)
     assert isinstance(axes["removal: relative loss increase"].collections[1].norm, SymLogNorm)
 

@@ -61,6 +61,10 @@ def test_the_first_layer_does_not_hide_the_others():
     low, deep, first = axis.transData.transform([(0, 0.0), (0, 1e-3), (0, 1.0)])[:, 1]
     assert axis.get_yscale() == "symlog" and deep - low > (first - low) / 10
     assert linear_below([1.0, 0.5, 0.2]) is None and linear_below([]) is None
+    for values, scale in (([0.02, 0.4, 0.5], "symlog"), ([-0.02, 0.4, 0.5], "symlog"), ([0.2, 0.4, 0.5], "linear")):
+        axis = Figure().subplots()
+        set_layer_scale(axis, "symlog", values)
+        assert axis.get_yscale() == scale, values  # without a decade a symlog axis would have no ticks
 
 
 @pytest.mark.parametrize("n", [2, 8, 10])
