@@ -34,8 +34,8 @@ CELLS = [
     *(
         (family, {**MOE, **fields, "depth_scale": scale, "residual_gate": gate, "sliding_window": window})
         for family, choices in EXPERTS.items()
-        for fields, scale, gate, window in product(
-            choices, ("none", "lns", "after_ffn"), ("none", "layerscale"), (None, 3)
+        for fields, (scale, window), gate in product(
+            choices, (("none", None), ("lns", 3), ("after_ffn", None)), ("none", "layerscale")
         )
     ),
     *(
