@@ -29,11 +29,6 @@ BEST = {0.1: 0.002, 0.3: 0.004}
 """The best lr of each weight decay: the second lies on the edge."""
 
 
-@pytest.fixture(autouse=True)
-def unflushed(monkeypatch):
-    monkeypatch.setattr("os.fsync", lambda handle: None)
-
-
 def tuning_roles(tuning, runs):
     return {run_id: columns["tuning"] for run_id, columns in tuning_columns((tuning, runs)).items()}
 
