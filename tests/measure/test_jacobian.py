@@ -72,13 +72,13 @@ def test_probes_are_unbiased_and_their_standard_errors_hold():
     model = Decoder(run_config(n_layers=2, d_model=16, d_ff=24, init_std=0.4))
     probed, tokens = ProbedDecoder(model), integers(40, 3, 6)
     exact = jacobian_deviation(probed, tokens, rng(), None)
-    draws = [jacobian_deviation(probed, tokens, rng(seed), 8) for seed in range(60)]
+    draws = [jacobian_deviation(probed, tokens, rng(seed), 8) for seed in range(150)]
     for form in FORMS:
         truth = np.array(exact[form].by_layer)
         values = np.array([draw[form].by_layer for draw in draws])
         errors = np.array([draw[form].standard_error for draw in draws])
         squares = values**2  # what is unbiased
-        assert (np.abs(squares.mean(0) - truth**2) < 4 * squares.std(0) / 60**0.5).all(), form
+        assert (np.abs(squares.mean(0) - truth**2) < 4 * squares.std(0) / 150**0.5).all(), form
         spread = values.std(0)
         assert (errors.mean(0) > 0.8 * spread).all() and (errors.mean(0) < 3 * spread).all(), form
         assert (np.abs(values - truth) < 4 * errors).mean() > 0.98, form
