@@ -76,7 +76,8 @@ COPIED = {
     "a shard too few": (as_shards, "names the shard 'a.safetensors'"),
     "cut": (lambda f: shortened(f / WEIGHTS), "is not a valid safetensors file"),
     "not finite": (with_nan, "are not finite"),
-    "layers": (lambda f: edit(f / CONFIG, num_hidden_layers=1000), "1000 layers, and the weights are"),
+    "layers": (lambda f: edit(f / CONFIG, num_hidden_layers=10**9), "1000000000 layers, and the weights are"),
+    "a layer more": (lambda f: edit(f / CONFIG, num_hidden_layers=5), "belong to another model|missing keys"),
     "another depth": (lambda f: edit(f / CONFIG, num_hidden_layers=3), "are not those of its config"),
     "another width": (lambda f: edit(f / CONFIG, intermediate_size=47), "cannot be loaded|mismatched keys"),
     "larger": (lambda f: edit(f / CONFIG, hidden_size=2**16), "belong to another model"),
@@ -160,7 +161,7 @@ def test_advice_on_a_folder_works(model, name):
         {"_attn_implementation": "flash_attention_2", "_attn_implementation_autoset": True},
         {"_attn_implementation_internal": "sdpa", "_experts_implementation": "grouped_mm"},
         {"attn_implementation": "flash_attention_3"},
-        {"_sliding_window_pattern": 6, "_name_or_path": "x/y"},
+        {"_sliding_window_pattern": 6, "_name_or_path": "x/y", "torch_dtype": "float32"},
         {"conv_kernel": 4, "use_kernels": False},
     ],
 )
