@@ -318,7 +318,7 @@ def _read_model(config: Any, folder: Path, dtypes: tuple[torch.dtype, torch.dtyp
     dtype, of_layers = dtypes
 
     # Only eager supports a softcap.
-    kernel = "eager" if getattr(config, "attn_logit_softcapping", None) else "sdpa"
+    kernel = "eager" if hasattr(config, "attn_logit_softcapping") else "sdpa"
     with _told(f"{folder} cannot be loaded"):
         loaded: Any = AutoModelForCausalLM.from_pretrained(
             folder,

@@ -166,7 +166,7 @@ def test_a_place_that_cannot_be_written_is_said_before_anything_is_measured(tmp_
         (("{folder}", "--measures", "all", "--set", "measures=[causal]"), "set the same field"),
         (("{folder}", "--fit-tokens", "x.npy"), "needs --tokens"),
         (("{folder}", "--data", "stdlib", "--tokens", "x.npy"), "two sources"),
-        (("{folder}", "--tokens", "{tokens}"), "ids from 0 to 40, and"),
+        (("{folder}", "--tokens", "{tokens}"), "are from 0 to 40, and"),
         (
             ("{folder}", "--tokens", "{tokens}", "--seq-len", 8),
             "seq_len=8: the given tokens have 16 per sequence; leave seq_len out",

@@ -94,7 +94,7 @@ def tiny(name: str, attention: str | None = None, **fields: Any) -> PreTrainedMo
         **{**_COMMON, **own, **fields}
     )
     if attention is None:
-        attention = "eager" if own.get("attn_logit_softcapping") else "sdpa"
+        attention = "eager" if hasattr(config, "attn_logit_softcapping") else "sdpa"  # as loading does
     config._attn_implementation = attention
     head = "GPT2LMHeadModel" if prefix == "GPT2" else f"{prefix}ForCausalLM"
     model = getattr(transformers, head)(config)
