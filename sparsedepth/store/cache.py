@@ -154,7 +154,8 @@ def _only(rows: Rows, kept: Sequence[bool]) -> Rows:
 def _read_later(
     folder: Path, segments: Iterable[Segment], runs: Iterable[StoredRun], damaged: list[DamagedRun] | None
 ) -> list[Rows]:
-    """The rows of the segments; a table that one lacks is read, and cached, when a query names it."""
+    """The rows of the segments, in the order of their first places; a table that one lacks is read, and cached, when a
+    query names it."""
     by_key = {run.key: run for run in runs}
 
     def with_tables_later(segment: Segment) -> Rows:
@@ -169,7 +170,8 @@ def _read_later(
 
         return replace(segment.rows, tables={table: UnreadTable(table, read) for table in TABLES})
 
-    return [with_tables_later(segment) if segment.is_later else segment.rows for segment in segments]
+    in_order = sorted(segments, key=lambda segment: min(segment.rows.keys, key=lambda key: key[1])[1])
+    return [with_tables_later(segment) if segment.is_later else segment.rows for segment in in_order if len(segment)]
 
 
 # Writing

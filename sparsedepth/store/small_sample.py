@@ -9,10 +9,6 @@ import takes 0.45 s, which queries do without; `effects.fit` uses it for fractio
 import math
 from collections.abc import Iterable, Sequence
 from functools import cache
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 LEVEL = 0.95
 Z = 1.959963984540054
@@ -58,16 +54,6 @@ def seed_means(values: Iterable[tuple[float | None, float]]) -> list[float]:
         key = ("run", index) if seed is None or math.isnan(seed) else ("seed", seed)
         by_seed.setdefault(key, []).append(value)
     return [math.fsum(same_seed) / len(same_seed) for same_seed in by_seed.values()]
-
-
-def finished_values(runs: "pd.DataFrame", quantity: str) -> list[float]:
-    """A quantity of the finished runs of a frame, one value per seed; empty without the column."""
-    import pandas as pd
-
-    if quantity not in runs.columns:
-        return []
-    values = pd.to_numeric(runs.loc[runs["outcome"] == "ok", quantity], errors="coerce").dropna()
-    return seed_means(zip(runs.loc[values.index, "seed"].astype(float), values, strict=True))
 
 
 def mean_interval(values: Sequence[float]) -> tuple[float | None, float | None, float | None]:

@@ -29,6 +29,7 @@ from sparsedepth.model.decoder import Decoder
 from sparsedepth.plan.duration import DEVICES, Timing, shape_id
 from sparsedepth.probe.fork import batches, probing, stream, token_count
 from sparsedepth.probe.probed_model import ProbedDecoder
+from sparsedepth.run.signals import end_with_parent
 from sparsedepth.sweep import forkserver
 from sparsedepth.sweep.machine import Machine, gpu_name
 from sparsedepth.train.devices import ALONE
@@ -114,6 +115,7 @@ def _median(timings: Sequence[Timing]) -> Timing:
 
 
 def _prepare(gpus: "SimpleQueue[str | None]", threads: int | None) -> None:
+    end_with_parent(os.getppid())  # which ends with the command; a worker would wait for work for ever
     if (gpu := gpus.get()) is not None:
         os.environ["CUDA_VISIBLE_DEVICES"] = gpu
     if threads:

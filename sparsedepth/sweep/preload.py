@@ -7,6 +7,8 @@ import atexit
 import gc
 import os
 
+parent = os.getppid()  # before seconds of imports, in which it may die
+
 # Otherwise torch.cuda.is_available() initialises CUDA, which then cannot be used in a fork.
 os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"
 
@@ -19,7 +21,7 @@ from sparsedepth.run.process import has_used_cuda
 from sparsedepth.run.signals import end_with_parent
 
 assert not (torch.cuda.is_initialized() or has_used_cuda()), "a CUDA context does not survive a fork"
-end_with_parent(os.getppid())
+end_with_parent(parent)
 gc.collect()
 gc.freeze()  # a collection in a child would copy every page it touches
 atexit.register(os._exit, 0)  # nothing is open, and frozen objects cannot be torn down
