@@ -3,6 +3,8 @@
 pandas and torch._dynamo would otherwise be imported in each run, at pyarrow's first table and torch's first optimizer.
 """
 
+# ruff: noqa: E402
+
 import atexit
 import gc
 import os
