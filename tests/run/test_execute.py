@@ -17,13 +17,13 @@ from sparsedepth.data.shards import CorpusSource
 from sparsedepth.run import execute as module
 from sparsedepth.run import lease, train_and_measure
 from sparsedepth.run.execute import _exit_code, execute
-from sparsedepth.run.publish import publish
+from sparsedepth.run.publish import _training_summary, publish
 from sparsedepth.run.scratch import Scratch
 from sparsedepth.run.signals import NO_STORAGE
 from sparsedepth.run.train_and_measure import Infeasible, Options
 from sparsedepth.store import run_record
 from sparsedepth.sweep.status import state_of
-from sparsedepth.train.loop import Interrupted, training
+from sparsedepth.train.loop import Interrupted, TrainingResult, training
 from sparsedepth.train.runtime import is_out_of_memory, other_processes_bytes
 
 CPU = RuntimeConfig(device="cpu", threads=1)
@@ -267,3 +267,13 @@ def test_progress_tells_the_time_left(tmp_path, monkeypatch):
     assert scratch.progress() == said, "said again within half a second"
     speaker("measuring", 0.9, 2.0)
     assert scratch.progress() != said
+
+
+def test_the_training_loss_of_a_run_is_that_of_its_last_tenth(tmp_path):
+    """Of steps 19 and 20 of 20, with the losses 19 and 20; none of a run that diverged."""
+    cfg = config(tmp_path, batch_tokens=64, train_tokens=20 * 64, seq_len=16)
+    curves = [{"step": step, "train_loss": float(step)} for step in range(1, 21)]
+    for outcome, expected in (("ok", 19.5), ("diverged", None)):
+        trained = TrainingResult(outcome=outcome, diverged_step=None, diverged_cause=None, steps=20, curves=curves,
+                                 observations=[])  # fmt: skip
+        assert _training_summary(cfg, trained)["train_loss"] == expected
