@@ -266,6 +266,15 @@ def test_damaged_checkpoint_falls_back_to_the_one_before(tmp_path):
     assert not tmp_path.exists()
 
 
+def test_a_resumed_run_goes_on_counting_its_seconds(tmp_path):
+    cfg = config()
+    model = Decoder(cfg)
+    before = checkpoint.Position(step=20, curves=[], observations=[], seconds=12.5)
+    checkpoint.commit(tmp_path, checkpoint.snapshot(model, make_optimizer(model, cfg)), before)
+    _, trained = run(cfg, checkpoints=tmp_path)
+    assert trained.steps == cfg.n_steps > 20 and trained.earlier_seconds == 12.5
+
+
 def test_divergence_is_a_result_with_step_and_cause():
     _, trained = run(config(lr=1e4, grad_clip=0.0, warmup_frac=0.0, train_tokens=32 * 60))
     assert trained.outcome == "diverged"
