@@ -12,6 +12,8 @@ from sparsedepth.config.run import RunConfig
 DOCS = Path(__file__).parent.parent / "docs"
 PAGE = DOCS / "papers.md"
 TABLE = re.compile(r"(?<=\|field\|outcome\|source\|values\|\n\|---\|---\|---\|---\|\n)(\|.*\n)+")
+SHOWN = ("weight_decay", "seq_len", "group_size", "experts", "depth_scale", "n_layers")
+"""Fields whose numbers the page shows; the file has those of norms, initialisations and gates, too."""
 OURS = {"group_size": "n_kv_heads", "experts": "n_experts"}
 """Name of a published choice -> our field, where they differ."""
 
@@ -25,6 +27,8 @@ def table() -> str:
     """A line for each published table and field: for each model its settings with their values, the baseline first."""
     lines: dict[tuple[str, ...], dict[str, list[str]]] = {}
     for row in sorted(published(), key=lambda row: row["setting"] != row["baseline"]):
+        if row["field"] not in SHOWN:
+            continue
         name, _, model = row["source"].partition(":")[0].partition(", ")
         line = lines.setdefault((row["field"], row["outcome"], f"{row['paper']}, {name}"), {})
         line.setdefault(model, []).append(f"{row['setting']}: {row['value']}")
