@@ -184,9 +184,10 @@ class RunPoints:
 
     def draw(self, axis: Any, rows: pd.DataFrame, x: str, y: str, **options: Any) -> None:
         """Draw column `y` against column `x`: filled, with a thin white rim."""
-        for (depth, kind), part in groups(rows, "n_layers", self._kind):
-            look = {"marker": self._markers[kind], "color": self._colours[depth], "edgecolor": "white"}
-            axis.scatter(part[x], part[y], linewidth=0.3, **look, **options)
+        from seaborn import scatterplot  # its import takes a second: only figures of points wait for it
+
+        look: Any = {"hue": "n_layers", "palette": self._colours, "style": self._kind, "markers": self._markers}
+        scatterplot(rows, x=x, y=y, ax=axis, legend=False, edgecolor="white", linewidth=0.3, **look, **options)
 
     def legend(self, page: Figure) -> None:
         depth_legend(page, self._colours, self._markers)
