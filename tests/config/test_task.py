@@ -85,7 +85,8 @@ def test_mistakes_are_named_with_their_value_and_a_fix(fields, words):
 
 
 def test_every_field_has_a_task_and_every_task_its_row_in_the_docs():
-    assert {field for task in TASKS.values() for field in task.fields} == set(TaskConfig.model_fields)
+    of_plugins = {"task_code"}
+    assert {field for task in TASKS.values() for field in task.fields} == set(TaskConfig.model_fields) - of_plugins
     page = (Path(__file__).parents[2] / "docs" / "sweeps.md").read_text()
     rows = re.findall(r"^\| `task:(\w+)` \| (.*) \| .* \| (.*) \|$", page, re.MULTILINE)
     shown = [(name, set(re.findall(r"`(\w+)`", fields)), difficulty) for name, fields, difficulty in rows]

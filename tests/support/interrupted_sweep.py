@@ -19,6 +19,7 @@ from sparsedepth.config.load import build, read_yaml
 from sparsedepth.config.run import RunConfig
 from sparsedepth.config.sweep import SweepDefinition
 from sparsedepth.files import sha256, write_text
+from sparsedepth.plan.tasks import Plan
 from sparsedepth.sweep.driver import MAX_DEATHS
 from sparsedepth.sweep.status import known_runs
 
@@ -94,7 +95,7 @@ class Sweep:
     def configs(self) -> list[RunConfig]:
         """Its runs, in the order of their seeds."""
         path = str(self.arguments(self.folder, 1)[1])
-        runs = known_runs(build(SweepDefinition, read_yaml(Path(path)), path), self.folder)
+        runs = known_runs(Plan(build(SweepDefinition, read_yaml(Path(path)), path)), self.folder)
         return sorted(runs, key=lambda config: config.seed)
 
     def run_ids(self) -> list[str]:
