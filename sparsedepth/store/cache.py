@@ -170,8 +170,10 @@ def _read_later(
 
         return replace(segment.rows, tables={table: UnreadTable(table, read) for table in TABLES})
 
-    in_order = sorted(segments, key=lambda segment: min(segment.rows.keys, key=lambda key: key[1])[1])
-    return [with_tables_later(segment) if segment.is_later else segment.rows for segment in in_order if len(segment)]
+    whole = [segment for segment in segments if len(segment)]
+    whole.sort(key=lambda segment: min(place for _, place in segment.rows.keys))
+    rows = [with_tables_later(segment) if segment.is_later else segment.rows for segment in whole]
+    return rows or [read_rows([])]
 
 
 # Writing

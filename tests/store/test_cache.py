@@ -269,6 +269,13 @@ def test_a_damaged_folder_does_not_enter(tmp_path, small_limit):
     assert not (tmp_path / ".cache").exists()
 
 
+def test_runs_that_are_all_damaged_are_left_out(tmp_path, small_limit):
+    for folder in fill(tmp_path, range(5)):
+        (folder / "layers.parquet").write_bytes(b"noise")
+    with pytest.warns(UserWarning, match="5 damaged runs left out"), open_store(tmp_path, skip_damaged=True) as store:
+        assert store.sql("SELECT count(*) FROM runs").rows == ((0,),)
+
+
 @pytest.mark.parametrize(
     ("file", "column", "value"),
     [
