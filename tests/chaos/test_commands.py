@@ -7,14 +7,17 @@ The counts that a test asserts are printed: `pytest -s`. The variable KILLS says
 import json
 import os
 import random
+import shutil
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from support.interrupted_sweep import BASE, kill_everything, record_of
+from support.interrupted_sweep import BASE, Sweep, kill_everything, record_of
 from support.runs_frame import runs_frame
 from support.sweep_processes import markers, processes, until
 from support.tiny_sweep import corpus, definition, sparsedepth, start
@@ -192,3 +195,15 @@ def test_a_trunk_and_its_branches(tmp_path):
     assert record_of(results) == record_of(undisturbed) and len(record_of(results)) == 6
     assert not [*results.glob("work/trunk-*")]
     print(f"\nwsd: everything killed {killed} times, {len(before)} of 6 runs complete before the last command")
+
+
+@pytest.mark.skipif(not shutil.which("faketime"), reason="faketime is not installed")
+def test_a_sweep_whose_clock_is_set_back_an_hour_between_two_halves(folder, undisturbed, tmp_path):
+    """Killed, so that leases with heartbeats of the future are left."""
+    results, runs = tmp_path / "results", 6
+    sweep, expected = Sweep(folder, runs), undisturbed(runs)
+    kill_everything(sweep.start(results, 2), results, random.Random(0))
+    command = [sys.executable, "-m", "sparsedepth", *map(str, sweep.arguments(results, 2))]
+    done = subprocess.run(["faketime", "-f", "-1h", *command], capture_output=True, text=True, timeout=600)
+    assert done.returncode == 0, done.stderr
+    assert record_of(results) == expected
