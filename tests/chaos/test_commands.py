@@ -4,6 +4,7 @@ the same command makes what an undisturbed one makes.
 The counts that a test asserts are printed: `pytest -s`. The variable KILLS says how often, 20 times if it is not set.
 """
 
+import contextlib
 import json
 import os
 import random
@@ -58,7 +59,8 @@ def killed_while_writing(writer: Writer, rng: random.Random) -> bool:
     process = start(*writer.arguments)
     until(lambda: {*place.iterdir()} != before or process.poll() is not None)
     time.sleep(rng.choice((0.0, rng.uniform(0.0, 0.05))))
-    os.killpg(process.pid, signal.SIGKILL)
+    with contextlib.suppress(ProcessLookupError):  # it has ended by itself
+        os.killpg(process.pid, signal.SIGKILL)
     process.communicate()
     return process.returncode == -signal.SIGKILL
 
@@ -206,4 +208,35 @@ def test_a_sweep_whose_clock_is_set_back_an_hour_between_two_halves(folder, undi
     command = [sys.executable, "-m", "sparsedepth", *map(str, sweep.arguments(results, 2))]
     done = subprocess.run(["faketime", "-f", "-1h", *command], capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr
+    assert record_of(results) == expected
+
+
+@pytest.fixture
+def little_memory():
+    """A control group with less memory than four runs and their driver need."""
+    root = Path("/sys/fs/cgroup/memory")  # version 1; of version 2 the root itself
+    place, name = (root, "memory.limit_in_bytes") if root.is_dir() else (root.parent, "memory.max")
+    place = place / f"sparsedepth-{os.getpid()}"
+    try:
+        place.mkdir()
+        (place / name).write_text("620M")
+    except OSError as error:
+        pytest.skip(f"no control group with limited memory can be made here: {error}")
+    yield place
+    until(lambda: not (place / "cgroup.procs").read_text())
+    place.rmdir()
+
+
+def test_runs_that_the_kernel_kills_for_lack_of_memory(little_memory, folder, undisturbed, tmp_path):
+    """What the sweep cannot finish there, the same command finishes elsewhere."""
+    results, runs = tmp_path / "results", 4
+    sweep, expected = Sweep(folder, runs), undisturbed(runs)
+    words = [sys.executable, "-m", "sparsedepth", *map(str, sweep.arguments(results, 4))]
+    inside = ["sh", "-c", f'echo $$ > {little_memory}/cgroup.procs; exec "$@"', "sh", *words]
+    done = subprocess.run(inside, capture_output=True, text=True, timeout=600)
+    assert done.returncode in (0, 1, -signal.SIGKILL) and "Traceback" not in done.stderr, done.stderr
+    facts = next(path for path in (little_memory / n for n in ("memory.oom_control", "memory.events")) if path.exists())
+    print(f"\n{facts.read_text().split()[-1]} processes killed by the kernel, {len(record_of(results))} runs complete")
+    assert record_of(results).items() <= expected.items()
+    sweep.run(results, 2)
     assert record_of(results) == expected
