@@ -24,7 +24,7 @@ quickstart: install
 	@echo "  $(BIN)sparsedepth sweep sweeps/depth.yaml --scale micro --out depth-results"
 
 test: install
-	@echo "== the default test suite: lint, types, tests; about 15 minutes on 2 cores, 12 of them tests =="
+	@echo "== the default test suite: lint, types, tests; about 12 minutes on 2 cores, 10 of them tests =="
 	$(MAKE) --no-print-directory lint PY=$(PY)
 	OMP_NUM_THREADS=1 $(PY) -m pytest -n 2 --dist worksteal
 
@@ -59,7 +59,7 @@ slow: install
 	$(PY) -m pytest -m "slow or gpu"
 
 chaos: install
-	@echo "== kills at every moment of a sweep, damage, a full disk; where they are installed PostgreSQL, and Slurm with libfaketime: about 35 minutes =="
+	@echo "== kills at every moment of a sweep, damage, a full disk; where they are installed PostgreSQL, and Slurm with libfaketime: about 50 minutes =="
 	OMP_NUM_THREADS=1 $(PY) -m pytest tests/chaos tests/sweep/test_queue.py -m chaos -s -rs
 
 # Two visits to a machine with a GPU, at most 530 and 240 s; no network is needed. One alone: `make gpu VISIT=second`.
