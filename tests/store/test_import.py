@@ -503,3 +503,23 @@ def test_advice_on_a_table_works(tmp_path, wrong, says, right):
     with pytest.raises(ValueError, match=says):
         take_in(tmp_path, **wrong)
     assert take_in(tmp_path, **right).runs == 3
+
+
+def test_advice_on_a_file_works(tmp_path):
+    """An encoding, a suffix and a row for each step are told with their fix; the file with the fix is read."""
+    (tmp_path / "map.yaml").write_text(MAP)
+    text = "\n".join([HEADER, *ROWS]) + "\n"
+    latin, steps, other = (tmp_path / name for name in ("latin.csv", "steps.csv", "runs.dat"))
+    latin.write_bytes((text + "ä").encode("latin-1"))
+    steps.write_text(f"{HEADER}\n" + f"{ROWS[0]}\n" * (MAX_ROWS + 1))
+    other.write_text(text)
+    for file, says in (
+        (latin, "save it as UTF-8"),
+        (steps, "a row must be a run, not a step of one"),
+        (other, r"use one of \.csv"),
+    ):
+        with pytest.raises(ValueError, match=says):
+            import_table(file, tmp_path / "map.yaml", tmp_path / "new")
+        fixed = file.with_suffix(".csv")
+        fixed.write_text(text, encoding="utf-8")
+        assert import_table(fixed, tmp_path / "map.yaml", tmp_path / file.stem).runs == 3
