@@ -5,7 +5,7 @@ A field's name is its YAML key, its `--set` name, its column in the store and it
 folder and the device are not part of it: `run_id` identifies the *result*.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from pydantic import AfterValidator, ConfigDict, Field, model_validator
@@ -397,9 +397,14 @@ def stored_config(values: Mapping[str, Any], source: str) -> RunConfig:
             )
     values = {name: value for name, value in values.items() if name not in RETIRED_FIELDS}
     measures = values.get("measures")
-    known = {measure.name for measure in MEASURES}  # others are of an earlier version, or of a plugin
-    kept = [name for name in measures if name in known] if isinstance(measures, list) else measures
-    if not isinstance(measures, list) or kept == measures:
+    if not isinstance(measures, list) or not measures or (kept := known_measures(measures)) == measures:
         return build(RunConfig, values, source)
-    config = build(RunConfig, {**values, "measures": kept or ["loss"]}, source)
+    config = build(RunConfig, {**values, "measures": kept}, source)
     return config.model_copy(update={"measures": tuple(measures)})
+
+
+def known_measures(names: Iterable[Any]) -> list[Any]:
+    """Those that can be measured, or the loss: others are of an earlier version, or of a plugin that is not loaded.
+    What is no text stays, so that it is refused."""
+    known = {measure.name for measure in MEASURES}
+    return [name for name in names if not isinstance(name, str) or name in known] or ["loss"]

@@ -59,8 +59,6 @@ _OURS: tuple[Measure, ...] = (
     Measure("composite_gain", lambda sizes: (1.5 if sizes.n_streams > 1 else 0, 0), on_request=True),
     Measure("released_code", passes.released_code, on_request=True),
 )
-REMOVED_MEASURES = ("causal_maximum", "erasure", "weight_updates")
-"""Of earlier versions: stored runs may name them, new ones may not."""
 
 # fmt: off
 _RECORDS: tuple[Quantity, ...] = (

@@ -12,11 +12,10 @@ import numpy as np
 import pandas as pd
 
 from sparsedepth.config.load import build
-from sparsedepth.config.run import RunConfig
+from sparsedepth.config.run import RunConfig, known_measures
 from sparsedepth.effects.cells import BASELINE, Cells, cells_of, plain
 from sparsedepth.effects.effect import Effect
 from sparsedepth.effects.frame import effects_frame
-from sparsedepth.quantities.measured import REMOVED_MEASURES
 from sparsedepth.store.imported_run import buildable, is_imported
 from sparsedepth.store.tuning_roles import result_rows, without_measured_models
 
@@ -85,7 +84,7 @@ class Evidence:
         values = {name: plain(row[name]) for name in RunConfig.model_fields if name != "seed" and name in row}
         values = {name: value for name, value in values.items() if value is not None} | {"n_layers": n_layers}
         if isinstance(measures := values.get("measures"), tuple):
-            values["measures"] = tuple(name for name in measures if name not in REMOVED_MEASURES) or ("loss",)
+            values["measures"] = known_measures(measures)
         with warnings.catch_warnings(action="ignore"):
             return build(RunConfig, buildable(values) if is_imported(runs) else values, "recipe")
 

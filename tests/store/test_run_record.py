@@ -242,3 +242,6 @@ def test_a_run_with_a_measure_of_an_earlier_version_is_read(tmp_path):
         RunConfig(measures=("erasure",))
     of_plugin = stored_config({"measures": ["loss", "measure_of_a_plugin"]}, "config.yaml")
     assert of_plugin.measures == ("loss", "measure_of_a_plugin")
+    for measures in ([["loss"]], ["loss", 1], []):
+        with pytest.raises(ValueError, match="measures"):
+            stored_config({"measures": measures}, "config.yaml")
