@@ -64,7 +64,8 @@ def load() -> tuple[Plugin, ...]:
     a named one that does not import or has nothing of ours; warns of an installed one."""
     files = filter(None, os.environ.get(VARIABLE, "").split(os.pathsep))
     plugins = [_named(Path(file)) for file in files]
-    installed = {point.value: point for group in GROUPS for point in entry_points(group=group)}
+    points = entry_points()  # every installed package is looked at: once
+    installed = {point.value: point for group in GROUPS for point in points.select(group=group)}
     for point in installed.values():
         try:
             plugins.append(_plugin(point.name, point.load()))

@@ -48,14 +48,11 @@ def effects(
 
     For a search: the importance of each axis to each objective, and its values among the best proposals.
     """
-    from sparsedepth.effects import cells, frame, importance
-    from sparsedepth.effects import text as effects_text
-    from sparsedepth.effects.equal_loss import equal_loss_lines
+    from sparsedepth.effects import importance
+    from sparsedepth.effects.cells import read_runs
     from sparsedepth.store.comparable_loss import loss_in
     from sparsedepth.store.connection import open_store
-    from sparsedepth.store.degeneracy import common_weakness, score_rows, usable_form
     from sparsedepth.store.search import search_of
-    from sparsedepth.store.tuning_roles import result_rows
     from sparsedepth.store.unfinished import only_tuning_text
 
     format = choose_format(format, out)
@@ -68,7 +65,7 @@ def effects(
         search = search_of(store.roots)
         outcome = loss_in(store) if by in (None, "loss") else by
         is_whole = part == "chain" or search is not None
-        runs = store.frame("select * from runs") if is_whole else cells.read_runs(store, outcome)
+        runs = store.frame("select * from runs") if is_whole else read_runs(store, outcome)
         if runs.empty:
             from sparsedepth.store.best import no_runs
 
@@ -84,20 +81,30 @@ def effects(
         else:
             write(encode(importance.search_table(runs, search, by), format), out)
         return
+    write(_of_settings(runs, outcome, knob, format, detail, out), out)
+
+
+def _of_settings(
+    runs: "pd.DataFrame", outcome: str, knob: str | None, format: str, detail: bool, out: Path | None
+) -> bytes:
+    """The frame of effects, and what the outcome's scores are worth."""
+    from sparsedepth.effects import cells, frame, text
+    from sparsedepth.effects.equal_loss import equal_loss_lines
+    from sparsedepth.store.degeneracy import common_weakness, score_rows, usable_form
+    from sparsedepth.store.tuning_roles import result_rows
+
     cells.unit_of(outcome)
     scores = score_rows(result_rows(runs), outcome)
     outcome, caution = usable_form(outcome, scores, "the effects are on")
-    weakness = common_weakness(scores)
     found = cells.cells_of(runs, outcome)
-    effects = effects_text.of_knob(frame.effects_frame(found), knob, found)
+    effects = text.of_knob(frame.effects_frame(found), knob, found)
     if format != "table":
-        write(encode(effects_text.effects_table(effects, found), format), out)
-        return
-    data = found.settings.data_text if found.settings else ""
+        return encode(text.effects_table(effects, found), format)
+    weakness = common_weakness(scores)
     weak = f"no evidence about depth: {weakness}" if weakness else ""
-    lines = [*filter(None, [weak, caution, data]), effects_text.effects_text(effects, found, detail=detail)]
-    lines += equal_loss_lines(found, runs)
-    write(_text(lines, out, is_wrapped=True), out)
+    data = found.settings.data_text if found.settings else ""
+    lines = [*filter(None, [weak, caution, data]), text.effects_text(effects, found, detail=detail)]
+    return _text([*lines, *equal_loss_lines(found, runs)], out, is_wrapped=True)
 
 
 def _chain(runs: "pd.DataFrame", format: str, detail: bool, out: Path | None) -> bytes:

@@ -38,7 +38,6 @@ from sparsedepth.measure import (
 )
 from sparsedepth.measure.bootstrap import finite
 from sparsedepth.measure.measurements import MeasureContext, Measurements, ReadHeldOut, Row
-from sparsedepth.plugins import Plugin
 from sparsedepth.probe.fork import token_count
 from sparsedepth.probe.probed_model import ProbedModel
 from sparsedepth.quantities.measured import MEASURES, PLUGINS
@@ -70,6 +69,11 @@ SUITE: dict[str, AddRows] = {
 }
 """By the names in `sparsedepth.quantities.measured`, whose order they run in. `add_rows`, last in a measure's file,
 runs it on the context's tokens and names its numbers."""
+
+OF_PLUGINS: dict[str, AddRows] = {
+    measure.name: plugin.get("add_rows") for plugin in PLUGINS if (measure := plugin.get("MEASURE"))
+}
+"""Those that are not ours."""
 
 
 def measure_run(
@@ -110,20 +114,14 @@ def _rows(name: str, add_rows: AddRows, context: MeasureContext, step: int) -> M
 
 def _rows_of_plugin(name: str, context: MeasureContext, step: int) -> Measurements:
     """The rows of a measure that is not ours; none, and a warning, where it fails."""
-    (add_rows,) = (each.get("add_rows") for each in PLUGINS if _is_of(each, name))
     try:
-        rows = _rows(name, add_rows, context, step)
+        rows = _rows(name, OF_PLUGINS[name], context, step)
         rows.check_values(context.probed.n_layers)
         return rows
     except Exception as error:
         text = " ".join(f"{type(error).__name__}: {error}".split())[:300]
         warnings.warn(f"the measure {name} of a plugin failed, and its numbers are missing: {text}", stacklevel=2)
         return Measurements(step=step)
-
-
-def _is_of(plugin: Plugin, name: str) -> bool:
-    measure = plugin.get("MEASURE")
-    return measure is not None and measure.name == name
 
 
 def observe_variance(probed: ProbedModel, tokens_NT: Tensor, step: int) -> list[Row]:

@@ -25,8 +25,8 @@ from sparsedepth.config.plain_text import counted, did_you_mean
 from sparsedepth.effects.cells import fit_of
 from sparsedepth.effects.fit import Fit, Runs, fit
 from sparsedepth.effects.verdict import Row, Side, judged
-from sparsedepth.scaling.power_law import power_law
-from sparsedepth.scaling.speedup import in_time, interval_text, speedup
+from sparsedepth.scaling.power_law import MIN_BUDGETS, PowerLaw, power_law
+from sparsedepth.scaling.speedup import Speedup, in_time, interval_text, speedup
 from sparsedepth.store.query_result import QueryResult
 from sparsedepth.store.table_file import header, not_missing, number_of, open_table, quoted
 from sparsedepth.store.terminal import fit as fit_width
@@ -86,12 +86,18 @@ def judge(
         raise ValueError(f"{path}: every run is of {baseline!r}; a verdict needs a second variant")
     if variant is not None and variant not in others:
         raise ValueError(f"no variant {variant!r} beside {baseline!r}; {_near(variant, others)}")
-    pairs = _at_common_budget(runs, baseline, others)
+    losses = _losses(runs)
+    pairs = _at_common_budget(losses, baseline, others)
     seeds = [(_finite(own).keys(), _finite(base).keys()) for own, base in pairs.values()]
     is_paired = "seed" in names and all(len(own & base) > 1 for own, base in seeds if own)
-    rows, luck = _judged(runs, pairs, is_paired)
+    rows, luck = _judged(pairs, is_paired)
+    speeds = np.log(runs["throughput"]).groupby([runs["variant"], runs["budget"]]).mean()
+    curve, reason = _curve(losses[baseline])
     for row in rows:
-        row.fields |= _worth(runs, baseline, row.fields)
+        own, base = pairs[row.fields["setting"], row.fields["budget"]]
+        at = [(name, row.fields["budget"]) for name in (row.fields["setting"], baseline)]
+        row.fields |= _worth(curve, _finite(own), _finite(base), speeds[at[0]] - speeds[at[1]])
+        row.fields["reason"] = "; ".join(filter(None, [row.fields["reason"], reason, row.fields.pop("why")]))
     shown = [_record(row) | {"baseline": baseline} for row in rows if variant in (None, row.fields["setting"])]
     shown.sort(key=lambda record: (record["effect"] is None, record["effect"]))
     table = QueryResult(columns=COLUMNS, rows=tuple(tuple(record[name] for name in COLUMNS) for record in shown))
@@ -176,28 +182,31 @@ def _baseline(runs: pd.DataFrame, given: str | None) -> str:
 # Verdicts
 
 
-def _losses(runs: pd.DataFrame, variant: str, budget: float) -> _Losses:
-    part = runs[(runs["variant"] == variant) & (runs["budget"] == budget)]
-    return dict(zip(part["seed"].astype(int), part["loss"], strict=True))
+def _losses(runs: pd.DataFrame) -> dict[str, dict[float, _Losses]]:
+    """Variant -> budget -> losses."""
+    found: dict[str, dict[float, _Losses]] = {}
+    columns = runs[["variant", "budget", "seed", "loss"]]
+    for variant, budget, seed, loss in columns.itertuples(index=False, name=None):
+        found.setdefault(variant, {}).setdefault(budget, {})[int(seed)] = loss
+    return found
 
 
 def _at_common_budget(
-    runs: pd.DataFrame, baseline: str, others: Sequence[str]
+    losses: Mapping[str, Mapping[float, _Losses]], baseline: str, others: Sequence[str]
 ) -> dict[tuple[str, float], tuple[_Losses, _Losses]]:
     """(variant, its largest budget that the baseline has) -> losses of both. Raises ValueError without one."""
-    budgets = runs.groupby("variant")["budget"].agg(set).to_dict()
     found = {}
     for name in others:
-        common = budgets[name] & budgets[baseline]
+        common = losses[name].keys() & losses[baseline].keys()
         if not common:
             raise ValueError(f"{name!r} and the baseline {baseline!r} have no budget in common")
         at = max(common)
-        found[name, at] = _losses(runs, name, at), _losses(runs, baseline, at)
+        found[name, at] = losses[name][at], losses[baseline][at]
     return found
 
 
 def _judged(
-    runs: pd.DataFrame, pairs: Mapping[tuple[str, float], tuple[_Losses, _Losses]], is_paired: bool
+    pairs: Mapping[tuple[str, float], tuple[_Losses, _Losses]], is_paired: bool
 ) -> tuple[list[Row], float | None]:
     """The variants, judged as one family at each budget, and the luck of the lowest in the largest family."""
     rows: list[Row] = []
@@ -283,36 +292,28 @@ def _seeds_wanted(fields: Mapping[str, Any]) -> int | None:
 # Worth in compute
 
 
-def _worth(runs: pd.DataFrame, baseline: str, fields: Mapping[str, Any]) -> dict[str, Any]:
-    """The compute multiplier of a variant, and of its time, where the baseline was run at three budgets."""
-    none = dict.fromkeys(("multiplier", "multiplier_lo", "multiplier_hi", "time_multiplier"))
-    base = runs[(runs["variant"] == baseline) & runs["loss"].notna()]
-    if base["budget"].nunique() < 3:
-        return none
-    own = _finite(_losses(runs, fields["setting"], fields["budget"]))
+def _curve(baseline: Mapping[float, _Losses]) -> tuple[PowerLaw | None, str]:
+    """The baseline's loss against its budgets, and why there is none although it was run at three."""
+    finite = {budget: own for budget, losses in baseline.items() if (own := _finite(losses))}
+    if len(finite) < MIN_BUDGETS:
+        return None, ""
     try:
-        curve = power_law({float(at): _finite(_losses(runs, baseline, at)) for at in base["budget"].unique()})
+        return power_law(finite), ""
     except ValueError as error:
-        return {**none, "reason": "; ".join(filter(None, [fields["reason"], f"no multiplier: {error}"]))}
-    of_baseline = _finite(_losses(runs, baseline, fields["budget"]))
-    if not own.keys() & of_baseline.keys():  # independent runs may be paired in any order
-        own = dict(zip(of_baseline, own.values(), strict=False))
-    worth = speedup(curve, of_baseline, own)
-    speeds = [
-        float(np.log(part["throughput"]).mean())
-        for part in (
-            runs[(runs["variant"] == name) & (runs["budget"] == fields["budget"])]
-            for name in (fields["setting"], baseline)
-        )
-    ]
-    timed = in_time(worth, np.array([speeds[0] - speeds[1]] if all(map(math.isfinite, speeds)) else []))
-    return {
-        "multiplier": worth.multiplier,
-        "multiplier_lo": worth.lo,
-        "multiplier_hi": worth.hi,
-        "time_multiplier": timed.multiplier,
-        "reason": "; ".join(filter(None, [fields["reason"], worth.reason])),
-    }
+        return None, f"no multiplier: {error}"
+
+
+def _worth(curve: PowerLaw | None, own: _Losses, base: _Losses, speed: float) -> dict[str, Any]:
+    """The compute multiplier of a variant, and that of its time at `speed`, the logarithm of its relative throughput;
+    `why` one is missing or uncertain."""
+    worth = Speedup(multiplier=None)
+    if curve is not None:
+        if not own.keys() & base.keys():  # independent runs may be paired in any order
+            own = dict(zip(base, own.values(), strict=False))
+        worth = speedup(curve, base, own)
+    timed = in_time(worth, np.array([speed] if math.isfinite(speed) else []))
+    numbers = {"multiplier": worth.multiplier, "multiplier_lo": worth.lo, "multiplier_hi": worth.hi}
+    return {**numbers, "time_multiplier": timed.multiplier, "why": worth.reason}
 
 
 def _finite(losses: _Losses) -> _Losses:

@@ -15,7 +15,7 @@ from sparsedepth.config.plain_text import counted
 from sparsedepth.config.run import CELL_FIELDS
 from sparsedepth.effects.cells import BASELINE, COSTS, Cells, cells_of, is_ratio
 from sparsedepth.effects.frame import MATCHED, effects_frame, setting_effects
-from sparsedepth.effects.text import effects_table, effects_text, is_missing, nothing_text, size_text
+from sparsedepth.effects.text import effects_table, effects_text, is_missing, lr_text, nothing_text, size_text
 from sparsedepth.effects.verdict import ALPHA, POWER
 from sparsedepth.store import terminal
 from sparsedepth.store.comparable_loss import COMMON, OWN, loss_of
@@ -128,7 +128,7 @@ def _variance_row(frames: Mapping[str, pd.DataFrame], setting: str) -> tuple[Any
         same = frame[(frame["setting"] == setting) & (frame["n_layers"] == row["n_layers"])]
         others += [_marked(same.iloc[0]) if len(same) else None] if name != VARIANCE else []
     size = None if is_missing(row["estimate"]) else size_text(row["estimate"], row["unit"], times="x")
-    return (int(row["n_layers"]), size, *ends, *others, _lr_text(row), at, setting)
+    return (int(row["n_layers"]), size, *ends, *others, lr_text(row), at, setting)
 
 
 def _marked(row: Mapping[str, Any]) -> str | None:
@@ -136,13 +136,6 @@ def _marked(row: Mapping[str, Any]) -> str | None:
     if is_missing(row["estimate"]):
         return None
     return size_text(row["estimate"], row["unit"], "+", times="x") + "*" * (row["verdict"] in SHOWN)
-
-
-def _lr_text(row: Mapping[str, Any]) -> str | None:
-    """'0.003 -> 0.006', baseline first, where the sides differ."""
-    values = [row["lr_baseline"], row["lr"]]
-    known = [f"{value:g}" for value in values if not is_missing(value)]
-    return " -> ".join(dict.fromkeys(known)) or None
 
 
 def _variance_sentence(variance: pd.DataFrame) -> str:
@@ -309,11 +302,9 @@ def _as_table(frames: Iterable[pd.DataFrame]) -> QueryResult:
     frames = [frame for frame in frames if len(frame)]
     if not frames:
         return QueryResult(columns=("outcome", "unit", "question", "setting", "n_layers", "verdict"), rows=())
-    rows = pd.concat(frames, ignore_index=True).dropna(axis=1, how="all").astype(object)
-    rows = rows.where(rows.notna(), None)
-    first: Sequence[str] = ("outcome", "unit")
-    columns = [*first, *(name for name in rows.columns if name not in first)]
-    return QueryResult(columns=tuple(columns), rows=tuple(rows[columns].itertuples(index=False, name=None)))
+    rows = pd.concat(frames, ignore_index=True).dropna(axis=1, how="all")
+    first = ["outcome", "unit"]
+    return QueryResult.of_frame(rows[[*first, *(name for name in rows.columns if name not in first)]])
 
 
 def effects_answer(runs: pd.DataFrame) -> Answer:

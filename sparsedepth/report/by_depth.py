@@ -9,7 +9,7 @@ import pandas as pd
 from sparsedepth import quantities
 from sparsedepth.effects.cells import Cells
 from sparsedepth.effects.frame import setting_effects
-from sparsedepth.effects.text import is_missing, size_text
+from sparsedepth.effects.text import interval_text, is_missing, size_text
 from sparsedepth.effects.verdict import POWER
 from sparsedepth.report.tables import Table, table_of
 
@@ -50,16 +50,10 @@ def _line(cells: Cells, at: pd.DataFrame) -> Iterator[Any]:
     yield None if is_missing(row[f"lr{side}"]) else f"{row[f'lr{side}']:g}"
     yield row[f"seeds{side}"]
     yield None if value is None else f"{value:.4g}"
-    yield "none shown" if used is None else gain_text(used, cells.unit)
+    yield "none shown" if used is None else interval_text({**used, "unit": cells.unit}, "95% interval ")
     sizes = at.loc[~at["verdict"].isin(["lower", "higher"]), "detectable"].dropna()
     ends = dict.fromkeys(size_text(size, cells.unit) for size in (sizes.min(), sizes.max())) if len(sizes) else {}
     yield " to ".join(ends) or None
     for cost in ("flops", "time"):
         ratio = 1.0 if used is None else row[cost]
         yield None if is_missing(ratio) else f"x{ratio:.3g}"
-
-
-def gain_text(row: pd.Series, unit: str) -> str:
-    """'-0.29 nat/token (95% interval -0.3 to -0.28)'."""
-    size, lo, hi = (size_text(row[name], unit, "+") for name in ("estimate", "lo", "hi"))
-    return f"{size} {'' if unit in ('ln ratio', '1') else unit} (95% interval {lo} to {hi})".replace("  ", " ")

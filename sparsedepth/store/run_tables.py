@@ -69,16 +69,16 @@ def _parse_table(folder: Path, table: Table, content: bytes | None) -> pa.Table:
 
 def read_within(file: pa.NativeFile, names: Sequence[str], groups: Sequence[int] | None = None) -> pa.Table:
     """These columns of a Parquet file, or of some of its row groups. Raises as `check_within`."""
-    check_within(file, names, groups)
-    parquet = pq.ParquetFile(file)
+    parquet = check_within(file, names, groups)
     groups = range(parquet.metadata.num_row_groups) if groups is None else groups
     return parquet.read_row_groups([*groups], [*names], use_threads=False)
 
 
-def check_within(file: pa.NativeFile, names: Sequence[str], groups: Sequence[int] | None = None) -> None:
-    """Raises ValueError for more rows or bytes than are read, before any is decoded: a text that its dictionary holds
-    once may be in millions of rows."""
-    metadata = pq.ParquetFile(file).metadata
+def check_within(file: pa.NativeFile, names: Sequence[str], groups: Sequence[int] | None = None) -> pq.ParquetFile:
+    """The open file. Raises ValueError for more rows or bytes than are read, before any is decoded: a text that its
+    dictionary holds once may be in millions of rows."""
+    parquet = pq.ParquetFile(file)
+    metadata = parquet.metadata
     groups = range(metadata.num_row_groups) if groups is None else groups
     limit = max(MAX_DECODED, MAX_RATIO * file.size())
     n_rows, n_bytes, texts = 0, 0, dict[str, int]()
@@ -101,6 +101,7 @@ def check_within(file: pa.NativeFile, names: Sequence[str], groups: Sequence[int
         n_bytes += sum(_text_bytes(chunk) for column in encoded.columns for chunk in column.chunks)
     if n_bytes > limit:
         raise ValueError(f"would take {n_bytes / 1e6:,.0f} MB in memory, and at most {limit / 1e6:,.0f} MB are read")
+    return parquet
 
 
 def _text_bytes(values: pa.Array) -> int:
