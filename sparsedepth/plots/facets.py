@@ -33,7 +33,7 @@ from sparsedepth.plots.style import (
     setting_styles,
     settings_legend,
 )
-from sparsedepth.quantities import BY_LAYER, IN_RUNS
+from sparsedepth.quantities import quantity
 from sparsedepth.quantities.record import Scale
 from sparsedepth.scaling.budgets import flops_text
 from sparsedepth.store.small_sample import MIN_VALUES, t_critical
@@ -68,8 +68,8 @@ class Panel:
 
 def panel_of(name: str, key: Any = None, **options: Any) -> Panel:
     """The panel of a quantity of `runs` or by layer: its label and its scale."""
-    quantity = IN_RUNS.get(name) or BY_LAYER[name]
-    known: dict[str, Any] = {"key": key or name, "y_label": quantity.axis_label, "scale": quantity.scale}
+    of = quantity(name)
+    known: dict[str, Any] = {"key": key or name, "y_label": of.axis_label, "scale": of.scale}
     return Panel(**known | options)
 
 
@@ -94,13 +94,13 @@ def intervals(rows: pd.DataFrame, by: Sequence[str], is_log: bool = False) -> pd
 
 
 def metric_intervals(
-    rows: pd.DataFrame, by: Sequence[str], quantity: Mapping[str, str] = MappingProxyType({})
+    rows: pd.DataFrame, by: Sequence[str], quantities: Mapping[str, str] = MappingProxyType({})
 ) -> pd.DataFrame:
-    """`intervals` by `metric` and `by`, geometric where the metric (or its `quantity`) is drawn on a logarithmic axis
+    """`intervals` by `metric` and `by`, geometric where the metric (or its quantity) is drawn on a logarithmic axis
     and positive, cut to the range of the quantity."""
     parts = []
     for name, part in rows.groupby("metric", sort=False):
-        of = IN_RUNS.get(known := quantity.get(str(name), str(name))) or BY_LAYER[known]
+        of = quantity(quantities.get(str(name), str(name)))
         is_log = of.scale == "log" and bool((part["value"].dropna() > 0).all())
         found = intervals(part, ["metric", *by], is_log)
         parts.append(found.assign(lo=found["lo"].clip(*of.range), hi=found["hi"].clip(*of.range)))

@@ -85,9 +85,14 @@ def sign(name: str) -> int:
     return 1 if name in IN_RUNS and IN_RUNS[name].better == "high" else -1
 
 
+def quantity(name: str) -> Quantity:
+    """The quantity of a column of `runs` or of a metric by layer."""
+    return IN_RUNS.get(name) or BY_LAYER[name]
+
+
 def axis_label(name: str) -> str:
     """The axis label of a column of `runs` or of a metric by layer."""
-    return (IN_RUNS.get(name) or BY_LAYER[name]).axis_label
+    return quantity(name).axis_label
 
 
 def with_intervals(summary: Mapping[str, Any]) -> Iterator[tuple[Column, Any, tuple[Any, Any] | None]]:
