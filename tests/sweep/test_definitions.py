@@ -101,16 +101,16 @@ def test_sequence_lengths_read_the_same_text_in_the_same_step():
 
 AT_ONE_LR = ("quickstart", "known_depth", "digits")
 """The first sweep of a few minutes; scores on trial; the digits, which need no depth."""
-REPLICATION = "fresh_seeds"
-"""Each variant at the lr that an earlier sweep chose."""
+REPLICATIONS = ("fresh_seeds", "fourfold")
+"""Each variant or cell at the lr that an earlier sweep chose."""
 
 
 def test_what_is_compared_is_tuned_but_for_the_definitions_at_one_lr():
     for path in FILES:
         for scale in (None, *load(path, None).scales):
             definition = load(path, scale)
-            if scale == REPLICATION:
-                assert all("lr" in variant for variant in definition.variants)
+            if scale in REPLICATIONS:
+                assert all("lr" in one for one in (definition.cells or definition.variants))
                 continue
             searched = {**definition.space, **definition.tune}
             assert ("lr" in searched) == (path.stem not in AT_ONE_LR)
