@@ -26,7 +26,6 @@ SETTINGS = [
     {"optimizer": "muon"},
     {"residual_dropout": 0.1},
     {"residual_gate": "layerscale", "value_residual": True},
-    {"n_streams": 2},
 ]
 
 

@@ -4,13 +4,11 @@
 
 2 per multiply-add; the second term is q k and a v over a full T x T matrix, as FLOP counters do. Entries that some
 kernels skip are counted: the causal half, keys outside a window or document. Norms, gates, softmax, activations and
-rotation are not: under 1% from d_model 64 on. Weights shared by `loops` passes are one parameter each, and count in
-the FLOPs of every pass. A ViT's patch matrix counts as if every position were a patch and read by the head. Training =
-3 x forward (2001.08361, section 2.1).
+rotation are not: under 1% from d_model 64 on. A ViT's patch matrix counts as if every position were a patch and read
+by the head. Training = 3 x forward (2001.08361, section 2.1).
 """
 
 from dataclasses import dataclass
-from typing import NamedTuple
 
 from sparsedepth.config.model import ModelConfig
 
@@ -38,19 +36,19 @@ def cost(config: ModelConfig) -> Cost:
     always = d_model * config.n_experts + config.n_shared_experts * expert  # router and shared experts
     ffn = (3 if config.is_gated else 2) * d_model * config.d_ff
     dense = config.n_layers * attention + (config.n_layers - n_routed) * ffn
-    used = dense + n_routed * (always + (config.top_k or 0) * expert)  # by a token, over all passes
+    used = dense + n_routed * (always + (config.top_k or 0) * expert)  # by a token
     head = config.vocab_size * d_model
     embedding, products = head, head
     if config.architecture == "vit":  # a matrix embeds the pixels, where tokens select a row
         embedding = (patch_values(config) + config.seq_len) * d_model
         products = head + patch_values(config) * d_model
-    n_readers = 2 * config.n_layers + (config.attention_residuals > 0)  # branches, and the head
-    unlooped = _vectors(config) + (embedding if config.tie_embeddings else embedding + head)
+    n_readers = 2 * config.n_layers + 1 if config.attention_residuals else 0  # of sources: branches, and the head
+    attended = 2 * config.stream_width  # multiply-adds of a reader per token: scores, and their sum
+    outside = _vectors(config) + (embedding if config.tie_embeddings else embedding + head)
     return Cost(
-        params_total=unlooped + (dense + n_routed * (always + config.n_experts * expert)) // config.loops,
-        params_active=unlooped + used // config.loops,
-        flops_per_token=2 * (used + products + n_readers * _of_streams(config).used)
-        + 4 * config.n_layers * config.seq_len * d_model,
+        params_total=outside + dense + n_routed * (always + config.n_experts * expert),
+        params_active=outside + used,
+        flops_per_token=2 * (used + products + n_readers * attended) + 4 * config.n_layers * config.seq_len * d_model,
     )
 
 
@@ -59,30 +57,9 @@ def patch_values(config: ModelConfig) -> int:
     return (config.n_channels or 0) * (config.patch_size or 0) ** 2
 
 
-class _OfStreams(NamedTuple):
-    """Cost of hyper-connections or attention residuals for one branch."""
-
-    params: int = 0
-    used: int = 0
-    """multiply-adds per token: for the coefficients, and for mixing"""
-
-
-def _of_streams(config: ModelConfig) -> _OfStreams:
-    n, d_model = config.n_streams, config.d_model
-    if config.attention_residuals:
-        return _OfStreams(2 * d_model, 2 * config.stream_width)
-    if n == 1:
-        return _OfStreams()
-    is_manifold = config.stream_mixing == "manifold"
-    n_inputs = n if is_manifold else 1  # streams from which one coefficient is computed
-    matrix = n_inputs * (n + 2) * n_inputs * d_model
-    params = matrix + n_inputs * d_model + n * (n + 2) + (3 if is_manifold else 2)
-    return _OfStreams(params, n // n_inputs * matrix + n * n * d_model)
-
-
 def _vectors(config: ModelConfig) -> int:
-    """Parameters of norms, gates, scalars and stream mixing."""
-    d_model = config.d_model
+    """Parameters of norms, gates, scalars and queries of sources."""
+    d_model, n_layers = config.d_model, config.n_layers
     norm_params = 2 * d_model if config.norm_kind == "layer" else d_model  # LayerNorm has a bias
     norms = 4 if config.norm in ("sandwich", "peri", "keel") else 2
     gates = {"none": 0, "layerscale": 2 * d_model, "skipinit": 2, "admin": 2 * d_model}[config.residual_gate]
@@ -90,9 +67,7 @@ def _vectors(config: ModelConfig) -> int:
     normed_heads = config.n_heads + config.n_kv_heads if config.qk_norm_over == "all" else 2
     qk_norm = normed_heads * (d_model // config.n_heads) if config.qk_norm else 0
     outside = 2 if config.norm == "peri" else 1  # the final norm, and that of the embedding
-    scalars = (
-        config.n_blocks * (2 * config.residual_scalars + config.gpas)
-        + 2 * (config.n_blocks - 1) * config.value_residual
-    )
-    scalars += (2 * config.n_blocks + (config.attention_residuals > 0)) * _of_streams(config).params
-    return config.n_blocks * (norms * norm_params + gates + qk_norm) + outside * norm_params + scalars
+    scalars = n_layers * (2 * config.residual_scalars + config.gpas) + 2 * (n_layers - 1) * config.value_residual
+    if config.attention_residuals:
+        scalars += (2 * n_layers + 1) * 2 * d_model  # a query and a norm of each branch and the head
+    return n_layers * (norms * norm_params + gates + qk_norm) + outside * norm_params + scalars

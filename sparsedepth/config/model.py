@@ -11,7 +11,7 @@ from pydantic import Field, model_validator
 
 from sparsedepth.config.combinations import check_combinations
 from sparsedepth.config.mistakes import check
-from sparsedepth.config.role import CHANGES_STEP, DROPOUT, KNOB, RECORD, UNSTACKED_STEP, Role, fields_where, roles
+from sparsedepth.config.role import CHANGES_STEP, DROPOUT, KNOB, RECORD, Role, fields_where, roles
 from sparsedepth.config.section import Count, NonNegative, Positive, Section
 from sparsedepth.config.vit import IMAGE_SIZE, OF_VIT, check_vit, with_vit_sizes
 
@@ -20,7 +20,7 @@ Dropout = Annotated[float, Field(ge=0, lt=1), DROPOUT]
 FILLED_FROM = ("d_model", "n_heads", "d_ff", "n_experts", "top_k", "n_shared_experts")
 """The fields from which missing sizes are derived (`Role.derived_if_missing`)."""
 
-RETIRED_FIELDS = {"logit_soft_cap": 0.0, "weight_density": 1.0}
+RETIRED_FIELDS = {"logit_soft_cap": 0.0, "weight_density": 1.0, "loops": 1, "n_streams": 1, "stream_mixing": "plain"}
 """Fields of earlier versions, with their defaults: records with these values still open (`run.stored_config`)."""
 
 
@@ -45,13 +45,6 @@ class ModelConfig(Section):
 
     n_layers: Annotated[Count, Field(le=10_000), Role(kind="depth", cost_scope="step")] = 12
     """number of decoder blocks"""
-    loops: Annotated[
-        Count,
-        Role(
-            cost_scope="step",
-        ),
-    ] = 1
-    """passes through n_layers / loops blocks with weights of their own; n_layers counts the blocks of every pass"""
     d_model: Annotated[Count, Role(kind="capacity", cost_scope="step")] = 64
     """width of the residual stream"""
     n_heads: Annotated[Count, CHANGES_STEP] = 4
@@ -156,10 +149,6 @@ class ModelConfig(Section):
     """block l reads a_l x + b_l x_0 in place of its input x: learned numbers that start at 1 and 0"""
     gpas: Annotated[bool, Role(cost_scope="step", directly_sets="residual_variance_last")] = False
     """each sum shrinks to x - silu(p) x; p: one learned number per block, initially 0; gradients ignore the factor"""
-    n_streams: Annotated[Count, UNSTACKED_STEP] = 1
-    """streams of d_model channels that every branch reads, mixes and writes (hyper-connections); 1 = one sum"""
-    stream_mixing: Annotated[Literal["plain", "manifold"], UNSTACKED_STEP] = "plain"
-    """of n_streams: coefficients of any size (2409.19606), or such that mixing enlarges nothing (mHC, 2512.24880)"""
     attention_residuals: Annotated[
         int,
         Field(
@@ -167,7 +156,7 @@ class ModelConfig(Section):
             description="sources, besides the embedding, over which branches attend in place of the residual sum; each "
             "is the sum of 2 n_layers / attention_residuals branches, one each if set to 2 n_layers; 0 = none",
         ),
-        UNSTACKED_STEP,
+        Role(cost_scope="step", stacked="no"),
     ] = 0
     value_residual: Annotated[bool, CHANGES_STEP] = False
     """attention of blocks 2..L sums c_l v_l + d_l v_1, its own values and block 1's: learned numbers, from 1/2"""
@@ -289,14 +278,9 @@ class ModelConfig(Section):
         check_combinations(self)
 
     @property
-    def n_blocks(self) -> int:
-        """Blocks with weights of their own."""
-        return self.n_layers // self.loops
-
-    @property
     def stream_width(self) -> int:
         """Channels between blocks."""
-        return (self.n_streams + self.attention_residuals) * self.d_model
+        return (1 + self.attention_residuals) * self.d_model
 
     @property
     def width_multiplier(self) -> float:

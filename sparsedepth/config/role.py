@@ -44,7 +44,6 @@ class Role:
 
 KNOB = Role()
 CHANGES_STEP = Role(cost_scope="step")
-UNSTACKED_STEP = Role(cost_scope="step", stacked="no")
 DROPOUT = Role(cost_scope="step", sparser_direction="more", stacked="no", is_dropout=True)
 DATA = Role(kind="data")
 AMOUNT = Role(kind="measure", cost_scope="amount")

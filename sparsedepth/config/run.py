@@ -351,11 +351,10 @@ class RunConfig(
             "measure_tokens": fit if "released_code" in self.measures else self.seq_len,
             "fit_tokens": self.seq_len if {"usefulness", "joint"}.isdisjoint(self.measures) else fit,
         }
-        width = f"d_model={self.d_model}" + (f", n_streams={self.n_streams}" if self.n_streams > 1 else "")
         for name, tokens in least.items():
             if getattr(self, name) < tokens:
                 raise ValueError(
-                    f"{name}={getattr(self, name)} is too few for seq_len={self.seq_len}, {width}; "
+                    f"{name}={getattr(self, name)} is too few for seq_len={self.seq_len}, d_model={self.d_model}; "
                     f"use at least {tokens}"
                 )
 

@@ -9,8 +9,6 @@ from collections.abc import Collection, Mapping
 SYNONYMS: Mapping[str, str] = {
     "n_layers": "layers num_layers num_hidden_layers n_layer depth depths n_blocks",
     "attention_residuals": "attn_res attnres n_attn_res_blocks depth_attention",
-    "n_streams": "hyper_connections hc_mult num_residual_streams expansion_rate residual_streams",
-    "loops": "n_loops num_loops recurrence recurrences num_recurrences n_passes weight_sharing",
     "d_model": "hidden hidden_size hidden_dim n_embd embed_dim embedding_dim dim width model_dim",
     "n_heads": "heads num_heads num_attention_heads n_head attention_heads",
     "n_kv_heads": "kv_heads num_kv_heads num_key_value_heads n_kv_head n_query_groups gqa",

@@ -6,7 +6,6 @@ The config fields select an architecture (`architecture`); what it has no field 
     depth_scale after_branch ...  s_l into the output projections, or into the norm after the branch     exact
     residual_gate                 the same                                                               exact
     depth_scale before_norm       nothing: N(s x) = N(x), except that epsilon has a weight of 1/s^2      to epsilon
-    loops                         a block's weights into each of its layers                              exact
     norm peri                     the embedding's norm into its rows                                     exact
     n_shared_experts              Qwen2-MoE's gated expert, its gate held at sigmoid(0) = 1/2, doubled   exact
 
@@ -63,7 +62,6 @@ REFUSED: tuple[tuple[Callable[[ModelConfig], bool], str], ...] = (
      "mask_documents=True: no architecture limits attention to a document; tokens would see earlier documents"),
     (lambda c: c.residual_scalars, "residual_scalars=True: in no architecture blocks read the embedding"),
     (lambda c: c.gpas, "gpas=True: it scales the stream itself; folded, weights would grow with every layer"),
-    (lambda c: c.n_streams > 1, "n_streams={c.n_streams}: no architecture has several residual streams"),
     (lambda c: c.attention_residuals > 0,
      "attention_residuals={c.attention_residuals}: all architectures sum their branches"),
     (lambda c: c.value_residual, "value_residual=True: no architecture reuses the first block's values"),
@@ -222,8 +220,6 @@ def notes(config: ModelConfig, family: str) -> tuple[str, ...]:
          f"factors of parametrisation={config.parametrisation} are folded into weights"),
         (config.residual_gate != "none", f"residual_gate={config.residual_gate} is folded into {place}"),
         (config.drops, "dropout is left out: further training would be without"),
-        (config.loops > 1,
-         f"loops={config.loops}: a block's weights are written for each of its layers, and would differ if trained"),
         (config.norm == "peri", "the norm of the embedding is folded into its rows"),
         (_has_pairs(config),
          "trained on prompts and answers, several in a sequence with separate attention: use one at a time"),

@@ -36,7 +36,6 @@ REFUSED: tuple[tuple[Callable[[ModelConfig], bool], str], ...] = (
     (lambda c: c.qk_norm, "qk_norm=True: it has no q/k norm"),
     (lambda c: c.reads_stream_start, "residual_scalars or value_residual: its blocks read only the stream"),
     (lambda c: c.gpas, "gpas=True: it shrinks the stream itself"),
-    (lambda c: c.n_streams > 1, "n_streams={c.n_streams}: it has one stream"),
     (lambda c: c.attention_residuals > 0, "attention_residuals={c.attention_residuals}: its blocks sum branches"),
 )
 """Conditions under which a ViT cannot be exported, with the reason."""

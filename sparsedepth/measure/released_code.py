@@ -43,7 +43,7 @@ def causal_misaligned(probed: ProbedModel, tokens_NT: Tensor) -> dict[tuple[int,
                 if layer == 0:
                     continue
                 after = probed.final_norm(step.after) if step.layer == n_layers else step.after
-                if after.shape != step.after.shape:  # the norm of the sum of several streams: no update
+                if after.shape != step.after.shape:  # the norm of attended sources: no update
                     return {pair: None for pair in itertools.combinations(range(1, n_layers), 2)}
                 difference = (after - step.before) - (states[layer] - states[layer - 1])
                 change_LL[step.forks, layer - 1] += _sum_of_norms(difference).cpu()

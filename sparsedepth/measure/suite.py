@@ -18,7 +18,6 @@ from sparsedepth.measure import (
     activations,
     attention_sparsity,
     causal,
-    composite_gain,
     early_exit,
     experts,
     geometry,
@@ -64,7 +63,6 @@ SUITE: dict[str, AddRows] = {
     "activations": activations.add_rows,
     "gradients": gradients.add_rows,
     "lens": lens.add_rows,
-    "composite_gain": composite_gain.add_rows,
     "released_code": released_code.add_rows,
 }
 """By the names in `sparsedepth.quantities.measured`, whose order they run in. `add_rows`, last in a measure's file,

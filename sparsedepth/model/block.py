@@ -4,11 +4,11 @@
     s = 1/sqrt(l) in block l = 1..L with depth_scale lns, else 1                     LayerNorm Scaling (2502.05795, 3)
 
 `Attention` A has grouped heads; F is a `FeedForward`, or with experts `Experts`. The other
-placements of norms, gates, streams and scalars are classes of `model.variants`, which override one
+placements of norms, gates, sources and scalars are classes of `model.variants`, which override one
 of the four steps of a branch: its input (`branch_input`, `normed`), its output (`finish`), and the
 sum (`add_update`).
 
-Shapes: B sequences, T tokens, D d_model (of x: all streams together).
+Shapes: B sequences, T tokens, D d_model (of x: all sources together).
 """
 
 import math

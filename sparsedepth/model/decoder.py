@@ -10,7 +10,7 @@ the head reads the classes from position 0.
 
 A block is `model.block`, LNS included; every other variation is a class of `model.variants`.
 
-Shapes: B sequences, T tokens, D d_model (of x: all streams together), K head width, V vocabulary.
+Shapes: B sequences, T tokens, D d_model (of x: all sources together), K head width, V vocabulary.
 tokens_BT are ids, or for images bytes [B, T, values per patch].
 """
 
@@ -31,10 +31,8 @@ from sparsedepth.model.moe import Experts
 from sparsedepth.model.norms import make_norm
 from sparsedepth.model.self_attention import Attention
 from sparsedepth.model.variants.gates import profile
-from sparsedepth.model.variants.loops import make_blocks
 from sparsedepth.model.variants.sources import Sources
-from sparsedepth.model.variants.streams import Streams
-from sparsedepth.model.variants.table import stream_ends
+from sparsedepth.model.variants.table import make_block
 
 
 class Decoder(nn.Module):
@@ -48,8 +46,9 @@ class Decoder(nn.Module):
         self.config = config
         self.embed = PatchEmbedding(config) if config.architecture == "vit" else Embedding(config)
         self.embed_norm = make_norm(config) if config.norm == "peri" else nn.Identity()
-        self.blocks = cast(Sequence[Block], nn.ModuleList(make_blocks(config)))
-        self.sources = stream_ends(config)
+        blocks = nn.ModuleList(make_block(config, layer) for layer in range(1, config.n_layers + 1))
+        self.blocks = cast(Sequence[Block], blocks)
+        self.sources = Sources(config, 2 * config.n_layers) if config.attention_residuals else None
         self.norm = make_norm(config)
         self.head = Head(config)
         if config.tie_embeddings:
@@ -63,7 +62,7 @@ class Decoder(nn.Module):
         initial values."""
         init.draw(self, self.config, seed)
         for part in self.modules():
-            if isinstance(part, Block | Streams | Sources):
+            if isinstance(part, Block | Sources):
                 part.initialise()
         if self.config.residual_gate == "admin":
             was_training = self.training
@@ -119,8 +118,7 @@ class Decoder(nn.Module):
         return x_BTD
 
     def final_norm(self, x_BTD: Tensor) -> Tensor:
-        """Input of the head: the norm of the stream, of the sum of streams, or of the attended
-        sources."""
+        """Input of the head: the norm of the stream, or of the attended sources."""
         return self.norm(x_BTD if self.sources is None else self.sources.read(x_BTD))
 
     def logits(self, x_BTD: Tensor) -> Tensor:

@@ -18,7 +18,7 @@ from sparsedepth.model.stacked import times
 
 # fmt: off
 BOTH = {
-    "n_layers", "loops", "d_model", "n_heads", "n_kv_heads", "d_ff", "vocab_size", "seq_len", "tie_embeddings",
+    "n_layers", "d_model", "n_heads", "n_kv_heads", "d_ff", "vocab_size", "seq_len", "tie_embeddings",
     "norm_eps", "init", "init_std", "base_width", "residual_scalars", "value_residual",
     "rope_theta", "sliding_window", "mask_documents", "eod", "attention_dropout", "n_experts", "top_k", "d_expert",
     "n_shared_experts", "n_dense_layers", "renormalise_gates", "balance_loss", "router_z_loss", "allow",

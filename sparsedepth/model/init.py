@@ -6,7 +6,6 @@
       zero_outputs  0               the two output projections                   (Fixup, 1901.09321)
       mup, completep  m_N^(-1/2)    every matrix of the blocks, m_N = d_model / base_width   (2203.03466; 2505.01618)
       deepnorm      (8 L)^(-1/4)    value, output and FFN matrices               (2203.00555, decoder only)
-      n_streams     0               the matrices of the streams' coefficients    (`variants.streams`)
 
 Configurations with the same seed share all weights of equal name and shape, so their comparison is
 paired: 12 layers are the first 12 of 24.
@@ -62,11 +61,8 @@ VECTORS = {
     "query_scalar": 0.0,
     "value_scalar": 0.5,
     "first_value_scalar": 0.5,
-    "start_scalar": 1.0,
-    "size_scalar": 1.0,
 }
-"""Initial values of vectors by name ending; gates start as `residual_gate` says, and the last two,
-of `variants.streams.Streams`, are set by its `initialise` afterwards."""
+"""Initial values of vectors by name ending; gates start as `residual_gate` says."""
 
 
 def _initial_vector(name: str, config: ModelConfig) -> float:
@@ -80,8 +76,6 @@ def _initial_vector(name: str, config: ModelConfig) -> float:
 def _std(name: str, config: ModelConfig) -> float:
     """Initial standard deviation of a matrix."""
     shrink, is_block = 1.0, name.startswith("blocks.")
-    if name.endswith("_streams.weight"):
-        return 0.0
     if is_block and name.endswith(OUTPUTS):
         if config.init == "zero_outputs":
             return 0.0

@@ -151,10 +151,6 @@ class ProbedHfModel:
             hook.remove()
         return calls[0]
 
-    def residual_map(self, layer: int, x_BTD: Tensor) -> None:
-        """No supported type has several streams."""
-        return None
-
     def attention_inputs(self, layer: int, x_BTD: Tensor) -> tuple[Tensor, Tensor, AttentionForm]:
         """q_BHTK, k_BGTK, and window and cap; q includes the model's own scale."""
         before = self.model.config._attn_implementation

@@ -6,7 +6,7 @@ All measures use this protocol, so an adapter makes them available for the model
 model's own modules; they never re-implement one, and never change a weight.
 
 Shapes: B sequences, T tokens, D width of the residual stream, H query heads, G key/value heads, K head width, F hidden
-units, E experts, C experts chosen per token, V vocabulary, n residual streams.
+units, E experts, C experts chosen per token, V vocabulary.
 """
 
 import math
@@ -26,7 +26,6 @@ from sparsedepth.model.feedforward import FeedForward
 from sparsedepth.model.linear import Linear
 from sparsedepth.model.moe import Experts
 from sparsedepth.model.self_attention import Attention
-from sparsedepth.model.variants.streams import StreamsBlock
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,7 +85,7 @@ class ProbedModel(Protocol):
     vocab_size: int
     """width of the logits"""
     stream_width: int
-    """D, of all streams"""
+    """D, of all sources"""
     causal: bool
     """whether a token sees only earlier ones, or all"""
 
@@ -121,9 +120,6 @@ class ProbedModel(Protocol):
         """probability_BTE of the router's softmax over all experts, and choice_BTC, the experts chosen, from x_(l-1).
         None for a block without experts."""
 
-    def residual_map(self, layer: int, x_BTD: Tensor) -> Tensor | None:
-        """H_BTnn of a block on n streams, from x_(l-1): x_l = H x_(l-1) + updates. None with a single stream."""
-
     def exact(self) -> AbstractContextManager[None]:
         """Context in which the model uses kernels that compute in fp32; the previous ones are restored."""
 
@@ -131,9 +127,7 @@ class ProbedModel(Protocol):
 class ProbedDecoder:
     """`Decoder` as a `ProbedModel`.
 
-    With `n_streams` D counts all streams side by side; skipping a block leaves every stream unmixed. With
-    `attention_residuals` D counts all sources, 0 until written; a block adds at its own. With `loops` each pass through
-    a block is a layer, skipped or swapped by itself.
+    With `attention_residuals` D counts all sources, 0 until written; a block adds at its own.
 
     Calls `Block.forward` directly, not its compiled version: forks come in many batch sizes, each a recompilation.
     A block may also read documents (`mask_documents`), x_0 (`residual_scalars`) and block 1's values
@@ -237,18 +231,6 @@ class ProbedDecoder:
         _, probability_NE, _, choice_NC = block.ffn.route(block.branch_input("ffn", u_BTD).flatten(0, 1))
         shape = x_BTD.shape[:2]
         return probability_NE.unflatten(0, shape), choice_NC.unflatten(0, shape)
-
-    def residual_map(self, layer: int, x_BTD: Tensor) -> Tensor | None:
-        block, n = self._block(layer), self.model.config.n_streams
-        if not isinstance(block, StreamsBlock):
-            return None
-        u_BTD = block.after_attention(x_BTD, self._context(x_BTD))
-        maps = [
-            streams.residual_map(part_BTD.unflatten(-1, (n, -1)))[0]
-            for streams, part_BTD in ((block.attention_streams, x_BTD), (block.ffn_streams, u_BTD))
-        ]
-        # attention mixes first
-        return maps[1] @ maps[0]
 
     @contextmanager
     def exact(self) -> Generator[None, None, None]:

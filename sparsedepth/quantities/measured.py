@@ -18,7 +18,6 @@ INVERSE = "2602.05970"  # Inverse Depth Scaling From Most Layers Being Similar
 EFFICIENT = "2505.13898"  # Do Language Models Use Their Depth Efficiently?
 DEEPER = "2403.17887"  # The Unreasonable Ineffectiveness of the Deeper Layers
 INFLUENCE = "2403.03853"  # ShortGPT
-MANIFOLD = "2512.24880"  # mHC: Manifold-Constrained Hyper-Connections
 CONTROL = "control, ours"
 
 COSINE = (-1.0, 1.0)
@@ -56,7 +55,6 @@ _OURS: tuple[Measure, ...] = (
     Measure("activations", lambda sizes: (4, 0), on_request=True),
     Measure("gradients", lambda sizes: (3, 3), on_request=True),
     Measure("lens", lambda sizes: (1, sizes.n_layers + 1.0), on_request=True),
-    Measure("composite_gain", lambda sizes: (1.5 if sizes.n_streams > 1 else 0, 0), on_request=True),
     Measure("released_code", passes.released_code, on_request=True),
 )
 
@@ -328,14 +326,6 @@ _RECORDS: tuple[Quantity, ...] = (
              measure="gradients", source=CURSE, has_interval=True, is_ratio=True, scale="log"),
     Quantity("stream_gradient", "||d loss / d x_l|| / ||d loss / d x_L||, over all tokens", tables=LAYERS,
              measure="gradients", source=CURSE, scale="log"),
-    # What mixes several streams
-    *(Quantity(name, f"mean over tokens of max_i |sum_j {entry}|, H = H_L .. H_l, the product of the residual maps of blocks "
-               f"l to L on n_streams: {meaning}; NULL with one stream", tables=RUNS_LAYERS, measure="composite_gain",
-               source=MANIFOLD, has_interval=True, is_ratio=True, scale="log", in_runs="at l = 1: {}", label=label)
-      for name, entry, meaning, label in (
-          ("composite_gain", "H_ij", "how much they enlarge the streams", "gain of the residual maps\nfrom the layer on"),
-          ("composite_gain_backward", "H_ji", "how much they enlarge gradients",
-           "gain of the residual maps\nfrom the layer on, backward"))),
     # What the released code of 2603.15389 computes under the names of the scores: `sparsedepth.measure.released_code`
     Quantity("causal_score_released", "causal_score with every update after the skipped block shifted by one layer",
              measure="released_code", source=SPARSITY),

@@ -33,8 +33,8 @@ CURVES: tuple[Quantity, ...] = (
     Quantity("balance_loss", "load-balance loss, mean over layers; 1 = balanced; NULL without experts", tables=("curves",)),
     Quantity("lr", "learning rate of the step", tables=("curves",)),
     Quantity("grad_norm", "global gradient norm before clipping", tables=("curves",)),
-    Quantity("gradient_norm", "norm of the training loss's gradient by the block's parameters (with loops: of all its "
-             "layers), before clipping, along training; where gradients are measured", tables=("layers",), scale="log"),
+    Quantity("gradient_norm", "norm of the training loss's gradient by the block's parameters, before clipping, along "
+             "training; where gradients are measured", tables=("layers",), scale="log"),
     Quantity("tokens_per_second", "training speed since the last row", "token/s", tables=("curves",)),
 )
 # fmt: on

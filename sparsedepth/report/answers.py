@@ -194,7 +194,7 @@ def depth_answer(runs: pd.DataFrame) -> Answer:
         f"effect: {loss} minus that of the shallowest depth [{cells.unit}], each at its own lr, with 95% interval; "
         f"detectable: the effect that would have been seen ({POWER:.0%} power)",
         "equal: what both depths share; tokens, flops (training): of a run, relative to the shallowest depth",
-        "" if NEEDED in table.columns else f"{NEEDED} was measured in no run (measure: composite_gain)",
+        "" if NEEDED in table.columns else f"{NEEDED} was measured in no run (measure: usefulness)",
         *dict.fromkeys(
             f"{row['n_layers']} layers: {row['reason']}" for row in rows.to_dict("records") if row["reason"]
         ),

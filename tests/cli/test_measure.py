@@ -68,8 +68,8 @@ def test_given_tokens_are_what_is_measured(folder, tmp_path, command):
     both = ("--tokens", tmp_path / "first.npy", "--fit-tokens", tmp_path / "last.npy")
     named, err = command("measure", folder, *both, *measures, "-o", tmp_path / "record")
     assert halves == named and "written" in err
-    nothing, _ = command("measure", folder, *both, "--measures", "weights,experts,composite_gain")
-    assert "\nnot defined for this model: experts, composite_gain; see `sparsedepth metrics`" in nothing
+    nothing, _ = command("measure", folder, *both, "--measures", "weights,experts")
+    assert "\nnot defined for this model: experts; see `sparsedepth metrics`" in nothing
     fewer = ("--set", "measure_tokens=64", "--set", "fit_tokens=96")
     titled, _ = command("measure", folder, *both, "--measures", "weights", *fewer)
     assert "\n2 sequences of 32 tokens scored, the loss on 4; maps fitted on 3 others\n" in titled

@@ -82,10 +82,9 @@ def test_a_file_is_read_once_for_its_price(tmp_path, monkeypatch):
     assert single_run_sweep(path, ["seed=4"]).seeds == [4] and len(reads) == 1
 
 
-@pytest.mark.parametrize("field", [{"optimizer": "muon"}, {"loops": 2}])
-def test_what_fsdp_cannot_shard_is_refused_before_anything_is_priced(tmp_path, field):
-    path = write(tmp_path, {**LARGE, **field})
-    with pytest.raises(ValueError, match=f"{next(iter(field))}=.*; use parallel='ddp'"):
+def test_what_fsdp_cannot_shard_is_refused_before_anything_is_priced(tmp_path):
+    path = write(tmp_path, {**LARGE, "optimizer": "muon"})
+    with pytest.raises(ValueError, match=r"optimizer=.*; use parallel='ddp'"):
         plan(path, on="h100", runtime=["parallel=fsdp"])
 
 

@@ -44,7 +44,7 @@ def test_words_of_the_field_point_to_ours(word, model, field):
 
 
 def test_a_word_that_is_near_no_field_gets_no_suggestion():
-    """'foo' shares two of its letters with 'loops'."""
+    """'foo' shares two of its letters with 'top_k'."""
     assert hint("foo", RunConfig.model_fields) is None
     assert hint("n_layer_", RunConfig.model_fields) == "did you mean 'n_layers'?"
     assert "unknown key 'foo' (value 1); `sparsedepth schema` lists" in told(RunConfig, {"foo": 1})

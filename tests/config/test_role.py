@@ -34,9 +34,8 @@ OTHER |= {
     "letters": 5, "min_hops": 2, "max_hops": 3, "cycle_len": 6, "modulus": 7, "expression_len": 4,
     "optimizer": "muon", "activation": "relu2", "residual_scalars": True,
     "value_residual": True, "attention_dropout": 0.1, "residual_dropout": 0.1, "ffn_dropout": 0.1,
-    "parametrisation": "mup", "base_width": 16, "base_depth": 3, "loops": 3, "gpas": True, "n_streams": 2,
-    "attention_residuals": 8,
-    "stream_mixing": "manifold", "schedule": "wsd", "decay_frac": 0.4, "warmup_tokens": 8192,
+    "parametrisation": "mup", "base_width": 16, "base_depth": 3, "gpas": True, "attention_residuals": 8,
+    "schedule": "wsd", "decay_frac": 0.4, "warmup_tokens": 8192,
     "architecture": "vit", "image_size": 8, "patch_size": 4, "n_channels": 1,
 }  # fmt: skip
 """Another value of every field than that of the run below; of a field of the model, that of the zoo will do."""
@@ -51,7 +50,6 @@ def pair(field: str) -> tuple[RunConfig, RunConfig]:
     fields = {"train_tokens": 40_960, "observe_every": 2, "measures": ALL_MEASURES, "precision": "fp32"}
     fields |= MOE if role.needs_experts or field == "n_experts" else {}
     fields |= dict([role.only_with]) if role.only_with else {}
-    fields |= {"n_streams": 2} if field == "stream_mixing" else {}
     fields |= {"schedule": "wsd"} if field == "decay_frac" else {}
     fields |= {"parametrisation": "mup"} if field == "base_width" else {}
     if field in VIT and field != "corpus":  # 2, 5 or 17 positions

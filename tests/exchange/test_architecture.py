@@ -60,7 +60,6 @@ CELLS = [
     ("gemma2", {"parametrisation": "completep", "base_width": 8, "base_depth": 1, "norm": "sandwich"}),
     ("llama", {"attention_dropout": 0.5, "residual_dropout": 0.5, "ffn_dropout": 0.5}),
     ("gemma2", {"norm": "sandwich", "activation": "geglu"}),
-    ("llama", {"n_layers": 4, "loops": 2, "depth_scale": "lns"}),
 ]
 
 
@@ -112,7 +111,6 @@ REFUSALS = [
     ({"depth_scale": "after_residual"}, "after_residual"),
     ({"residual_scalars": True}, "residual_scalars=True"),
     ({"gpas": True}, "gpas=True"),
-    ({"n_streams": 2}, "n_streams=2"),
     ({"attention_residuals": 2}, "attention_residuals=2"),
     ({"value_residual": True}, "value_residual=True"),
     ({"mask_documents": True, "eod": 2}, "mask_documents=True"),

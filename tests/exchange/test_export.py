@@ -22,7 +22,7 @@ from sparsedepth.probe.text import TokenArrays
 
 MOE = {"n_experts": 4, "top_k": 2, "d_expert": 24}
 FAMILIES = {
-    "llama": {"depth_scale": "lns", "n_kv_heads": 1, "n_layers": 4, "loops": 2},
+    "llama": {"depth_scale": "lns", "n_kv_heads": 1},
     "mistral": {"sliding_window": 5, "tie_embeddings": True},
     "qwen3": {"qk_norm": True, "depth_scale": "after_branch"},
     "gemma2": {"norm": "peri", "depth_scale": "lns"},

@@ -76,7 +76,6 @@ def test_transformers_gives_an_image_the_logits_of_the_run(fields, tmp_path):
         {"qk_norm": True},
         {"value_residual": True},
         {"gpas": True},
-        {"n_streams": 2},
         {"attention_residuals": 2},
     ],
     ids=str,

@@ -56,8 +56,7 @@ def test_every_name_is_the_glossarys_and_every_value_a_number(family):
     routed = {"effective_experts", "expert_load_variation", "router_entropy"}
     dense = {"activation_zeros", "activation_sparsity", "activation_units"}
     other_part = dense if family == "moe" else routed
-    of_streams = {"composite_gain", "composite_gain_backward"}
-    absent = {*other_part, *of_streams, "solved_difficulty"}  # a text has no difficulties
+    absent = {*other_part, "solved_difficulty"}  # a text has no difficulties
     names = [quantity.name for quantity in quantities.RUNS]
     expected = {name for name in names[names.index("val_loss") :] if re.sub("_(lo|hi)$", "", name) not in absent}
     assert set(found.summary) == expected
@@ -74,7 +73,7 @@ def test_every_name_is_the_glossarys_and_every_value_a_number(family):
         (found.pairs, quantities.PAIRS),
     ):
         by_measures = {column.name for column in known if column.quantity and column.quantity.measure}
-        assert {base(row["metric"]) for row in rows} == by_measures - other_part - of_streams
+        assert {base(row["metric"]) for row in rows} == by_measures - other_part
         assert all(row["step"] == 9 and row["n"] > 0 for row in rows)
         places = [tuple(row[key] for key in row if key not in ("value", "n")) for row in rows]
         assert len(set(places)) == len(places)
@@ -207,8 +206,7 @@ def test_too_little_text_to_fit_is_refused():
 @pytest.mark.parametrize("part", SUITE)
 def test_the_glossary_knows_which_part_fills_a_column(part):
     measures = {(column.view, column.name): column.measure for column in quantities.ALL}
-    fields = {"measures": [part]} | ({"n_streams": 2} if part == "composite_gain" else {})
-    found = measured("dense" if part == "activations" else "moe", fields=fields)
+    found = measured("dense" if part == "activations" else "moe", fields={"measures": [part]})
     made = {("runs", name) for name in found.summary} | {("layers", base(row["metric"])) for row in found.layers}
     assert {measures[place] for place in made} == {part}
 

@@ -83,7 +83,6 @@ def test_it_is_measured_from_end_to_end(name):
     assert {name.removesuffix("_lo").removesuffix("_hi") for name in missing} == THREE_LAYERS
     assert all(math.isfinite(value) for value in found.summary.values() if value is not None)
     assert ("router_entropy" in found.summary) == (config.n_experts > 0)
-    assert ("composite_gain" in found.summary) == (config.n_streams > 1)
     assert len({row["metric"] for row in found.layers if row["layer"] == 1}) > 40
     for row in (*found.layers, *found.heads, *found.pairs):
         assert row["value"] is None or math.isfinite(row["value"])
@@ -95,7 +94,7 @@ def test_the_blocks_parts_are_what_the_block_does(name):
     config, model, _ = of_the_zoo(name)
     probed, tokens = ProbedDecoder(model.eval()), torch.from_numpy(held_out(8, 32, 0).inputs)
     on_the_stream = config.depth_scale == "after_residual" or config.norm in ("post", "deepnorm", "keel")
-    on_the_stream |= config.residual_scalars or config.gpas or config.n_streams > 1
+    on_the_stream |= config.residual_scalars or config.gpas
     with probing(probed):
         x_BTD = probed.embed(tokens)
         for layer in (1, 2):

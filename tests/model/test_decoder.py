@@ -37,7 +37,7 @@ def tokens(n_sequences: int = 2, n_tokens: int = 24) -> torch.Tensor:
 ELSEWHERE = {
     **dict.fromkeys(("architecture", "image_size", "patch_size", "n_channels"), "tests/model/test_vit.py"),
     **dict.fromkeys(("d_model", "n_heads", "d_ff", "vocab_size", "seq_len", "n_kv_heads"), "tests/reference.py"),
-    **dict.fromkeys(("tie_embeddings", "rope_theta", "norm_eps"), "tests/model/test_decoder.py"),
+    **dict.fromkeys(("n_layers", "tie_embeddings", "rope_theta", "norm_eps"), "tests/model/test_decoder.py"),
     **dict.fromkeys(("balance_loss", "router_z_loss"), "tests/train/test_loop.py"),
     "init_std": "tests/model/test_init.py",
     "norm_groups": "tests/support/decoder_fp64.py",
@@ -218,8 +218,8 @@ def test_every_architecture_is_its_formula(name):
     check_against_loops({**ZOO[name], "n_kv_heads": 1})
 
 
-def test_passes_through_the_same_blocks_are_layers_of_their_own():
-    fields = {"n_layers": 6, "loops": 3, "depth_scale": "lns", "norm": "mix", "value_residual": True}
+def test_scalars_values_and_gates_go_together():
+    fields = {"n_layers": 6, "depth_scale": "lns", "norm": "mix", "value_residual": True}
     check_against_loops({**fields, "residual_scalars": True, "residual_gate": "layerscale", "gate_init": 0.5})
 
 
@@ -245,8 +245,7 @@ def test_gpas_shrinks_the_sum_or_what_goes_into_a_normed_sum(norm):
 @pytest.mark.parametrize(
     "fields",
     [
-        {"loops": 2, "depth_scale": "lns", "gpas": True, "norm": "keel"},
-        {"n_streams": 2, "stream_mixing": "manifold"},
+        {"depth_scale": "lns", "gpas": True, "norm": "keel"},
         {"attention_residuals": 8},
     ],
     ids=str,
@@ -259,13 +258,6 @@ def test_blocks_compile_to_one_graph_for_all_layers(fields):
         block.compile(backend=backend, dynamic=False, fullgraph=True)
     torch.testing.assert_close(model(tokens_BT), expected)
     assert backend.frame_count == 1
-
-
-@pytest.mark.parametrize("mixing", ["plain", "manifold"])
-def test_streams_are_their_formula_beside_what_they_go_with(mixing):
-    fields = {"n_streams": 2, "stream_mixing": mixing, "depth_scale": "lns", "value_residual": True, "loops": 3}
-    fields["n_layers"] = 6
-    check_against_loops({**fields, "norm": "peri", "residual_gate": "layerscale", "gate_init": 0.5})
 
 
 @pytest.mark.parametrize("n", [1, 2, 6])

@@ -30,8 +30,6 @@ KNOBS = {
     "experts": {"n_experts": 4, "top_k": 2, "activation": "swiglu"},
     "scalars": {"residual_scalars": True, "value_residual": True},
     "keel_and_gpas": {"norm": "keel", "gpas": True},
-    "streams": {"n_streams": 2, "stream_mixing": "manifold"},
-    "loops": {"n_layers": 4, "loops": 2},
     "completep": {"parametrisation": "completep", "base_width": 4, "base_depth": 1},
 }
 

@@ -156,12 +156,11 @@ NOT_COUNTED = dict.fromkeys(("jacobian", "gradients"), "the counter refuses torc
 LEAST = {
     "attention": 0.4,  # softmax and thresholds of all weights take as long as a pass, and are no products
     "activations": 0.6,  # likewise the thresholds of all hidden units
-    "composite_gain": 0.7,  # likewise the mixing of streams
     "experts": 0.5,  # the counter does not know the grouped product
     "joint": 0.6,  # an upper bound: it stops when no block is left that can be replaced
 }
 """The least share of its price that a measure computes, where it is not 0.84."""
-ARCHITECTURE = {"experts": {"n_experts": 4, "top_k": 2}, "composite_gain": {"n_streams": 2}}
+ARCHITECTURE = {"experts": {"n_experts": 4, "top_k": 2}}
 
 
 @pytest.mark.parametrize("measure", [measure.name for measure in MEASURES if measure.name not in NOT_COUNTED])

@@ -62,9 +62,6 @@ class HandMadeModel:
     def routing(self, layer: int, x_BTD: Tensor) -> tuple[Tensor, Tensor] | None:
         return self.routing_of[layer - 1](x_BTD) if self.routing_of else None
 
-    def residual_map(self, layer: int, x_BTD: Tensor) -> Tensor | None:
-        return None
-
     @contextmanager
     def exact(self) -> Generator[None, None, None]:
         yield

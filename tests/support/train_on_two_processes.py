@@ -27,7 +27,7 @@ from sparsedepth.train.runtime import resolve
 
 FAMILIES = {
     "dense": {"depth_scale": "lns", "n_kv_heads": 1, "residual_scalars": True, "value_residual": True},
-    "experts": {"n_experts": 4, "top_k": 2, "d_expert": 8, "n_streams": 2, "stream_mixing": "manifold"},
+    "experts": {"n_experts": 4, "top_k": 2, "d_expert": 8, "attention_residuals": 2},
 }
 HALF_WAY = 6
 CPU = RuntimeConfig(device="cpu")

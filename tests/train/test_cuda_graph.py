@@ -43,7 +43,6 @@ SETUPS: dict[str, dict[str, Any]] = {
     "documents": {"mask_documents": True, "eod": 0, "micro_batch": 2},
     "dropout": {"residual_dropout": 0.2, "attention_dropout": 0.1, "ffn_dropout": 0.1},
     "scaled": {"parametrisation": "completep", "base_width": 8, "base_depth": 1, "depth_scale": "lns"},
-    "streams": {"n_streams": 2, "stream_mixing": "manifold", "loops": 2},
     "scalars": {"value_residual": True, "residual_scalars": True, "gpas": True},
     "others": {"norm_kind": "group", "norm_groups": 2, "attention_residuals": 4},
     "gradients noted": {"measures": ["loss", "gradients"]},

@@ -103,12 +103,12 @@ def test_observed_at_the_start_and_every_tenth_step_but_not_the_last():
     assert trained.observations == [{"step": 0}, {"step": 10}, {"step": 20}]
 
 
-STREAMS = {"n_experts": 4, "top_k": 2, "n_streams": 2, "stream_mixing": "manifold"}
+EXPERTS = {"n_experts": 4, "top_k": 2, "attention_residuals": 2}
 
 
 @pytest.mark.parametrize(
     ("fields", "kill_step"),
-    [*(({}, step) for step in (1, 4, 5, 12, 24)), (STREAMS, 12), ({"optimizer": "muon", "loops": 2}, 5)],
+    [*(({}, step) for step in (1, 4, 5, 12, 24)), (EXPERTS, 12), ({"optimizer": "muon"}, 5)],
 )
 def test_resumed_run_ends_bit_equal(tmp_path, kill_step, fields):
     cfg = config(**fields)

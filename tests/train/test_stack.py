@@ -81,7 +81,7 @@ SHAPES: list[dict] = [
     },
     {"norm": "mix", "mix_frac": 0.5, "residual_gate": "layerscale", "gate_init": 0.1},
     {"residual_scalars": True, "value_residual": True, "n_kv_heads": 1, "rope_theta": 100.0, "norm_eps": 1e-3},
-    {"n_layers": 4, "loops": 2, "norm": "keel", "gpas": True, "activation": "relu2", "d_ff": 24},
+    {"norm": "keel", "gpas": True, "activation": "relu2", "d_ff": 24},
     {"n_experts": 4, "top_k": 2, "balance_loss": 0.3, "router_z_loss": 0.1},
     {
         "n_experts": 3,
@@ -229,12 +229,12 @@ def test_what_can_stack(fields, can):
     assert can_stack(config(**fields), config()) is can
 
 
-def test_two_places_of_depth_scale_and_streams_do_not_stack():
+def test_two_places_of_depth_scale_do_not_stack_nor_do_sources():
     assert not can_stack(config(), config(depth_scale="after_ffn"))
     assert not can_stack(config(), config(depth_scale="lns"), config(depth_scale="after_ffn"))
     assert can_stack(config(n_experts=4, top_k=2), config(n_experts=4, top_k=2, seed=1))
     assert not can_stack(config(n_experts=4, top_k=2), config(n_experts=4, top_k=2, balance_loss=0.1))
-    assert not can_stack(config(n_streams=2), config(n_streams=2, seed=1))
+    assert not can_stack(config(attention_residuals=2), config(attention_residuals=2, seed=1))
 
 
 def test_the_share_of_each_run_adds_up_to_the_time_of_all():

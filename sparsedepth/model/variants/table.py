@@ -15,12 +15,10 @@ from sparsedepth.model.variants.gates import Admin, BranchGate
 from sparsedepth.model.variants.placement import DeepNorm, Keel, PostNorm, Sandwich
 from sparsedepth.model.variants.scalars import Gpas, ResidualScalars
 from sparsedepth.model.variants.scales import AfterBranch, AfterResidual, BeforeNorm, CompleteP, ResidualDropout
-from sparsedepth.model.variants.sources import Sources, SourcesBlock
-from sparsedepth.model.variants.streams import StreamsBlock, SumOfStreams
+from sparsedepth.model.variants.sources import SourcesBlock
 
 VARIANTS: tuple[tuple[type[Block], Callable[[ModelConfig, int], bool]], ...] = (
     (SourcesBlock, lambda c, layer: c.attention_residuals > 0),
-    (StreamsBlock, lambda c, layer: c.n_streams > 1),
     (Gpas, lambda c, layer: c.gpas),
     (ResidualScalars, lambda c, layer: c.residual_scalars),
     (CompleteP, lambda c, layer: c.depth_multiplier != 1),
@@ -47,11 +45,3 @@ def make_block(config: ModelConfig, layer: int) -> Block:
 def _composed(variants: tuple[type[Block], ...]) -> type[Block]:
     """One class of several variants; blocks of one class share compiled code."""
     return type("".join(kind.__name__ for kind in variants) or "Block", (*variants, Block), {}) if variants else Block
-
-
-def stream_ends(config: ModelConfig) -> Sources | SumOfStreams | None:
-    """What widens the embedding to the stream, and reads the stream for the head; None: the stream
-    is as wide."""
-    if config.attention_residuals:
-        return Sources(config, 2 * config.n_layers)
-    return SumOfStreams(config) if config.n_streams > 1 else None
