@@ -73,14 +73,14 @@ def train(
 
     from sparsedepth.cli.run_progress import bar
     from sparsedepth.run.execute import execute
-    from sparsedepth.run.signals import stop_on_signals
+    from sparsedepth.run.process import Stop
     from sparsedepth.run.train_and_measure import Infeasible, Options
     from sparsedepth.store.run_record import read_run
     from sparsedepth.train.devices import LostError
     from sparsedepth.train.loop import Interrupted
 
     with bar(config.run_id) as report, _restored_signal_handlers():
-        stop = stop_on_signals(is_announced=True)
+        stop = Stop(is_announced=True).catch()
         options = Options(runtime=runtime_settings, stop=stop, report=report, start=start)
         try:
             folder = with_cleanup(results, lambda: execute(config, results, options))
@@ -199,7 +199,7 @@ def measure(
     from sparsedepth.cli.run_progress import bar
     from sparsedepth.config.load import parse_settings
     from sparsedepth.probe.text import read_token_arrays
-    from sparsedepth.run.measure_existing_model import MeasureRequest, measure_existing_model
+    from sparsedepth.run.measure_existing_model import measure_existing_model
     from sparsedepth.train.runtime import find_device, measuring_device
 
     written = None if out is None else _path(out)
@@ -208,17 +208,19 @@ def measure(
     _check_source(data, paths)
     settings = parse_settings(set or [])
     scored, *others = (paths[name] for name in ("--tokens", "--fit-tokens", "--targets", "--fit-targets"))
-    request = MeasureRequest(
-        model=str(model),
-        settings={**({} if seq_len is None else {"seq_len": seq_len}), **settings, **_measures(measures, settings)},
-        data=data,
-        given=None if scored is None else read_token_arrays(scored, *others),
-        out=written,
-        device=measuring_device(find_device(device)),
-        dtype="fp32" if fp32 else "checkpoint",
-    )
+    own = {} if seq_len is None else {"seq_len": seq_len}
+    given = None if scored is None else read_token_arrays(scored, *others)
     with bar("loading the model") as report:
-        return measure_existing_model(request, report)
+        return measure_existing_model(
+            str(model),
+            settings={**own, **settings, **_measures(measures, settings)},
+            data=data,
+            given=given,
+            out=written,
+            device=measuring_device(find_device(device)),
+            dtype="fp32" if fp32 else "checkpoint",
+            report=report,
+        )
 
 
 def best(
@@ -353,7 +355,7 @@ def machine_of(given: option.Given) -> "Machine":
 def machine_for(plan: "Plan", given: option.Given, results: Path | None) -> "Machine":
     """As `machine_of`; without --workers a GPU is shared by as many runs as measurements show to be of use."""
     from sparsedepth.cli.cost import setup_of_machine
-    from sparsedepth.plan.workers import workers_per_gpu
+    from sparsedepth.plan.price import workers_per_gpu
 
     machine = machine_of(given)
     if given["workers"] is not None or not machine.gpus:
@@ -368,7 +370,7 @@ def machine_for(plan: "Plan", given: option.Given, results: Path | None) -> "Mac
 @contextmanager
 def _restored_signal_handlers() -> Generator[None]:
     """Restores the caller's signal handlers at the end."""
-    from sparsedepth.run.signals import CAUGHT
+    from sparsedepth.run.process import CAUGHT
 
     before = {number: signal.getsignal(number) for number in CAUGHT}
     try:

@@ -66,10 +66,9 @@ def check_machine(plan: "Plan", machine: "Machine") -> None:
 
 def as_finished_runs_took(setup: "PricingSetup", plan: "Plan", results: Path | None) -> "PricingSetup":
     """The setup corrected by the finished runs of the sweep in `results`."""
-    from sparsedepth.plan.measured import finished_runs
     from sparsedepth.plan.price import with_finished
 
-    return with_finished(setup, finished_runs(results, plan.expected_runs())) if results else setup
+    return with_finished(setup, results, plan.expected_runs()) if results else setup
 
 
 def print_price(

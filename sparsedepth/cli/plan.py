@@ -90,8 +90,7 @@ def plan(
 
 def _setup_on(on: str, plan: "Plan", given: option.Given, out: Path | None) -> "PricingSetup":
     """Another machine, with one run at a time on each GPU unless --workers or measurements say more."""
-    from sparsedepth.plan.price import pricing_setup
-    from sparsedepth.plan.workers import workers_per_gpu
+    from sparsedepth.plan.price import pricing_setup, workers_per_gpu
 
     per_run, runtime = given["gpus_per_run"], calls.runtime_config(given)
     groups = 0 if on == "cpu" else _number_of_gpus(on, given["gpus"], per_run) // per_run

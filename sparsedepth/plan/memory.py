@@ -9,7 +9,7 @@ under autocast without a compiler, which keeps the cast inputs, too. Attention s
 
 A GPU adds one CUDA context per process. On an H200 the
 model is within 8% of the peaks of five runs (19M to 1.2B, one with experts). What gates, further norms and
-dropout add is not modelled: the price uses measured peaks where there are any (`plan.measured`).
+dropout add is not modelled: the price uses measured peaks where there are any (`plan.price`).
 """
 
 from dataclasses import dataclass

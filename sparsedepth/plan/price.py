@@ -2,9 +2,10 @@
 
 A *kind* is a group of runs of equal shape, that is, equal in all fields that change the cost. Parameters and FLOPs are
 exact (`cost`). Memory is modelled (`memory`), time is assumed or calibrated (`duration`), and both are corrected by
-finished runs (`measured`).
+finished runs:
 
-    total time = time at which the last worker finishes if workers take the runs in the order of the plan
+    total time       = time at which the last worker finishes if workers take the runs in the order of the plan
+    ratio of a shape = measured / estimated; a shape without a finished run takes the median of the others
 
 Runs that are still unknown are priced at assumed values: results at a tuned value at the first value of its grid,
 proposals of a sampler at points drawn evenly from the space. A sampler's number of runs is an upper bound, since equal
@@ -13,8 +14,9 @@ proposals share runs and pruned runs end early; an extension of a tuning grid ad
 
 import heapq
 from collections import defaultdict
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
 from statistics import median
 from typing import Any
 
@@ -25,12 +27,15 @@ from sparsedepth.config.run import RunConfig
 from sparsedepth.config.runtime import RuntimeConfig
 from sparsedepth.plan.branches import shared_steps
 from sparsedepth.plan.duration import CALIBRATED, DEVICES, RELATED, Device, Seconds, Timing, seconds, shape, shape_id
-from sparsedepth.plan.measured import FinishedRun, Ratios, ratio
 from sparsedepth.plan.memory import CONTEXT_BYTES, Place, peak_bytes
 from sparsedepth.plan.tasks import Plan
+from sparsedepth.store.cache import read_columns
 
 RECORD_BYTES = 100_000
 """Assumed size of a run's tables, manifest and summary."""
+
+MOST_SHARING, GAIN = 32, 1.1
+"""Most runs on one GPU, and the least throughput of twice as many runs / that of so many."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,8 +49,8 @@ class PricingSetup:
     place: Place = field(default_factory=Place)
     timings: Mapping[str, Timing] | None = None
     """by the shape_id of a step"""
-    time_ratios: Ratios = field(default_factory=dict)
-    memory_ratios: Ratios = field(default_factory=dict)
+    time_ratios: Mapping[str, float] = field(default_factory=dict)
+    memory_ratios: Mapping[str, float] = field(default_factory=dict)
     """of finished runs: measured / estimated, by shape_id"""
 
     @property
@@ -169,9 +174,11 @@ def price_of(runs: Sequence[RunConfig], setup: PricingSetup, bound: str = "") ->
     times = [seconds_by_id[key] for key in ids]
     value = makespan([time.value for time in times], setup.workers)
     high = makespan([time.value * time.factor for time in times], setup.workers)
+    rows = [config.model_dump() for config in runs]
+    varied = [name for name, value in rows[0].items() if any(row[name] != value for row in rows)]
     return Price(
         kinds=kinds,
-        alike=_alike(runs, differing),
+        alike=tuple(name for name in varied if name not in differing),
         setup=setup,
         bound=bound,
         seconds=Seconds(value=value, factor=high / value),
@@ -180,17 +187,11 @@ def price_of(runs: Sequence[RunConfig], setup: PricingSetup, bound: str = "") ->
     )
 
 
-def _alike(runs: Sequence[RunConfig], priced: Collection[str]) -> tuple[str, ...]:
-    """Fields that differ between runs and are not among those that tell their shapes apart."""
-    rows = [config.model_dump() for config in runs]
-    return tuple(name for name in rows[0] if name not in priced and any(row[name] != rows[0][name] for row in rows))
-
-
 def _kind(key: str, config: RunConfig, shared: list[int], varied: dict[str, Any], setup: PricingSetup) -> ShapePrice:
     """`shared`: the steps that each run takes over from a shorter one."""
     run_cost, share = cost(config), sum(shared) / len(shared) / config.n_steps
     own_tokens = round((1 - share) * config.n_steps) * config.batch_tokens
-    peak = peak_bytes(config, setup.place) * ratio(setup.memory_ratios, key)
+    peak = peak_bytes(config, setup.place) * _ratio(setup.memory_ratios, key)
     return ShapePrice(
         shape_id=key,
         varied=varied,
@@ -213,7 +214,12 @@ def _seconds(key: str, config: RunConfig, setup: PricingSetup) -> Seconds:
     if estimate.calibrated or not setup.time_ratios:
         return estimate
     factor = CALIBRATED if key in setup.time_ratios else RELATED
-    return Seconds(value=estimate.value * ratio(setup.time_ratios, key), factor=factor)
+    return Seconds(value=estimate.value * _ratio(setup.time_ratios, key), factor=factor)
+
+
+def _ratio(ratios: Mapping[str, float], key: str) -> float:
+    """A shape's own ratio, else the median of all shapes; 1 without any."""
+    return ratios.get(key) or (median(ratios.values()) if ratios else 1.0)
 
 
 def fitting_micro_batch(runs: Sequence[RunConfig], setup: PricingSetup, memory: float) -> int | None:
@@ -252,23 +258,55 @@ def uncalibrated(runs: Sequence[RunConfig], setup: PricingSetup) -> list[RunConf
     return [config for key, config in shapes.items() if key not in timings]
 
 
-def with_finished(setup: PricingSetup, runs: Sequence[FinishedRun]) -> PricingSetup:
-    """The setup corrected by finished runs on this kind of device: of each shape the median time and the largest
-    peak."""
+def with_finished(setup: PricingSetup, results: Path, runs: Sequence[RunConfig]) -> PricingSetup:
+    """The setup corrected by those of the runs that trained to the end in `results`, on this kind of device: of each
+    shape the median time and the largest peak, where they were recorded."""
+    facts = ("outcome", "device", "seconds", "peak_memory_bytes")
+    rows = read_columns(results, facts, damaged=[]) if results.is_dir() else {}
     times, peaks = defaultdict[str, list[float]](list), defaultdict[str, list[float]](list)
     for run in runs:
-        if not run.device or named_device(run.device) != setup.device:
+        row = rows.get(run.run_id)
+        if row is None or row["outcome"] != "ok" or not row["device"] or named_device(row["device"]) != setup.device:
             continue
-        key = shape_id(run.config)
-        if run.seconds:
-            times[key].append(run.seconds / seconds(run.config, setup.place, setup.assumed).value)
-        if run.peak_bytes:
-            peaks[key].append(run.peak_bytes / peak_bytes(run.config, setup.place))
+        key = shape_id(run)
+        if row["seconds"]:
+            times[key].append(row["seconds"] / seconds(run, setup.place, setup.assumed).value)
+        if row["peak_memory_bytes"]:
+            peaks[key].append(row["peak_memory_bytes"] / peak_bytes(run, setup.place))
     return replace(
         setup,
         time_ratios={key: median(ratios) for key, ratios in times.items()},
         memory_ratios={key: max(ratios) for key, ratios in peaks.items()},
     )
+
+
+def workers_per_gpu(runs: Sequence[RunConfig], setup_of: Callable[[int], PricingSetup]) -> int:
+    """How many runs share a GPU where --workers does not say: chosen by measurement, else one.
+
+        throughput(n) = n runs / seconds of a run while n share the GPU,    n = 1, 2, 4, ...
+
+    Each doubling must fit into the GPU's memory, with a CUDA context for every process, and raise the throughput by
+    GAIN. Measured are the steps that were timed with so many workers (`--calibrate`), or the peaks of finished runs.
+    `setup_of`: the setup of one GPU, or of several with equally many runs on each, for a number of runs on each.
+    """
+
+    def throughput(setup: PricingSetup) -> float:
+        """Of one GPU. How long finished runs took does not tell, since it is not recorded how many shared theirs."""
+        return setup.place.sharing * len(runs) / price_of(runs, replace(setup, time_ratios={})).busy_seconds
+
+    if not runs:
+        return 1
+    chosen, rate = 1, throughput(setup_of(1))
+    while 2 * chosen <= MOST_SHARING:
+        setup = setup_of(2 * chosen)
+        is_measured = setup.memory_ratios or not uncalibrated(runs, setup)
+        memory = setup.assumed.memory
+        fits = memory is not None and setup.place.sharing * price_of(runs, setup).memory_bytes <= memory
+        faster = throughput(setup)
+        if not is_measured or not fits or faster < GAIN * rate:
+            break
+        chosen, rate = 2 * chosen, faster
+    return chosen
 
 
 def as_json(price: Price) -> dict[str, Any]:

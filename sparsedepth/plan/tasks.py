@@ -10,7 +10,7 @@ needs their mean.
 import itertools
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from statistics import fmean
 from typing import Any, Literal
@@ -25,16 +25,10 @@ from sparsedepth.config.tokenizer import check_size, known_size
 from sparsedepth.files import digest
 from sparsedepth.plan.branches import with_branches
 from sparsedepth.plan.match import Match, match, summary
-from sparsedepth.plan.tune import GridPoint, TuningProgress, tune
+from sparsedepth.plan.tune import GridPoint, tune
 
 MAX_SEARCHED = 10_000
 """Points searched for one that is not excluded."""
-
-TPE_START = 10
-"""Proposals that TPE draws at random."""
-
-POPULATION = (8, 50)
-"""Bounds of NSGA-II's population, which is a sixth of the trials, for six generations."""
 
 PRICED_PROPOSALS = 64
 """Most sample points by which an adaptive sampler's proposals are priced."""
@@ -58,7 +52,7 @@ class Task:
 
     @cached_property
     def key(self) -> str:
-        return digest({"cell": self.cell, "seeds": self.seeds, "proposal_index": self.proposal_index})
+        return digest(asdict(self))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,9 +79,14 @@ class Plan:
         if definition.adaptive:
             check_proposal(definition)
             return
-        replicated = _cells(definition)
-        matches = match(definition, [cell for cell, _ in replicated])
-        for cell_match, (_, seeds) in zip(matches, replicated, strict=True):
+        if definition.sampler == "grid":
+            cells = list(definition.replicated_grid())
+        else:
+            from sparsedepth.plan.propose import proposals  # imports Optuna, which `status` of a grid does not need
+
+            cells = [(cell, definition.seeds) for cell in proposals(definition)]
+        matches = match(definition, [cell for cell, _ in cells])
+        for cell_match, (_, seeds) in zip(matches, cells, strict=True):
             for branch in with_branches(definition, cell_match):
                 self._add(replace(branch, seeds=seeds))
         if not self.matches:
@@ -121,11 +120,11 @@ class Plan:
         for cell_match in self.matches:
             cells: list[tuple[Cell, Sequence[int], int]] = [(cell_match.cell, cell_match.seeds, 0)]
             if self.definition.tune:
-                tuning = self.tuning(cell_match.cell, loss_of)
-                points = [point for point in tuning.points if self._can_be_built(cell_match.cell, point)]
+                points, best = self.tuning(cell_match.cell, loss_of)
+                points = [point for point in points if self._can_be_built(cell_match.cell, point)]
                 cells = [({**cell_match.cell, **point}, tuning_seeds, 0) for point in points]
-                if tuning.best:
-                    cells.append(({**cell_match.cell, **tuning.best}, cell_match.seeds, len(tuning_seeds)))
+                if best:
+                    cells.append(({**cell_match.cell, **best}, cell_match.seeds, len(tuning_seeds)))
             for cell, seeds, first in cells:
                 for round_, seed in enumerate(seeds, start=first):
                     planned = self._plan(cell, seed)
@@ -136,13 +135,21 @@ class Plan:
 
     def results_to_come(self, loss_of: LossOf = no_results) -> list[tuple[Match, int]]:
         """The cells and result seeds whose tuned value is not known yet, without seeds that tuning runs anyway."""
-        tuned = self.matches if self.definition.tune else []
-        untuned = [cell_match for cell_match in tuned if self.tuning(cell_match.cell, loss_of).best is None]
-        pairs = [(cell_match, seed) for cell_match in untuned for seed in cell_match.seeds]
-        return [pair for pair in pairs if pair[1] not in self.definition.tuning_seeds]
+        tuning_seeds = self.definition.tuning_seeds
+        pairs = [(cell_match, seed) for cell_match in self._untuned(loss_of) for seed in cell_match.seeds]
+        return [pair for pair in pairs if pair[1] not in tuning_seeds]
 
-    def tuning(self, cell: Cell, loss_of: LossOf) -> TuningProgress:
-        """State of a cell's tuning; an extension that cannot be built counts as the worst."""
+    def is_open(self, loss_of: LossOf) -> bool:
+        """Whether runs will be added once the known runs are finished."""
+        return bool(self._untuned(loss_of))
+
+    def _untuned(self, loss_of: LossOf) -> list[Match]:
+        """The cells whose tuned value is not known yet."""
+        tuned = self.matches if self.definition.tune else []
+        return [cell_match for cell_match in tuned if self.tuning(cell_match.cell, loss_of)[1] is None]
+
+    def tuning(self, cell: Cell, loss_of: LossOf) -> tuple[list[GridPoint], GridPoint | None]:
+        """As `tune` for a cell; an extension that cannot be built counts as the worst."""
 
         def loss_at(point: GridPoint) -> float | None:
             if not self._can_be_built(cell, point):
@@ -163,12 +170,6 @@ class Plan:
             return False
         return True
 
-    def is_open(self, loss_of: LossOf) -> bool:
-        """Whether runs will be added once the known runs are finished."""
-        if not self.definition.tune or self.definition.adaptive:
-            return False
-        return any(self.tuning(cell_match.cell, loss_of).best is None for cell_match in self.matches)
-
     def notes(self) -> list[str]:
         """Notes to print before the start: matched sizes, skipped cells, conditions without effect, repeated draws, and
         objectives relative to the loss."""
@@ -184,7 +185,12 @@ class Plan:
                 f"sampler={definition.sampler} draws its first {first} proposals at random, so that n_trials="
                 f"{definition.n_trials} learns nothing from earlier ones; use more trials, or sampler 'qmc'"
             )
-        return [*notes, *_relative_objectives(definition)]
+        return notes + [
+            f"objective {name} is relative to the loss of the run, so it also rises if only the loss falls; "
+            f"its absolute form is affine_loss_added (nat/token)"
+            for name in definition.objectives
+            if quantities.rankable(name).is_relative
+        ]
 
     def run_ids(self, task: Task) -> list[str]:
         """The runs of a task; none for a proposal, whose cell is unknown."""
@@ -251,11 +257,8 @@ class Plan:
 
 def random_proposals(definition: SweepDefinition) -> int:
     """How many proposals an adaptive sampler draws at random before it learns from results: the start of TPE, and the
-    first generation of NSGA-II, whose population is a sixth of the trials."""
-    if definition.sampler == "tpe":
-        return TPE_START
-    smallest, largest = POPULATION
-    return min(max((definition.n_trials or 0) // 6, smallest), largest)
+    first generation of NSGA-II, whose population is a sixth of the trials, 8 to 50, for six generations."""
+    return 10 if definition.sampler == "tpe" else min(max((definition.n_trials or 0) // 6, 8), 50)
 
 
 def _check_run(definition: SweepDefinition, config: RunConfig) -> None:
@@ -266,15 +269,6 @@ def _check_run(definition: SweepDefinition, config: RunConfig) -> None:
     size = known_size(config.tokenizer) if kind_of(config.corpus).is_tokenised else None
     if size is not None:
         check_size(config.tokenizer, size, config.vocab_size)
-
-
-def _cells(definition: SweepDefinition) -> list[tuple[Cell, list[int]]]:
-    """The cells of a grid, random or qmc before matching, each with its seeds."""
-    if definition.sampler == "grid":
-        return list(definition.replicated_grid())
-    from sparsedepth.plan.propose import proposals  # imports Optuna, which `status` of a grid does not need
-
-    return [(cell, definition.seeds) for cell in proposals(definition)]
 
 
 def broken_constraints(definition: SweepDefinition, config: RunConfig) -> str:
@@ -329,14 +323,3 @@ def check_objective(definition: SweepDefinition) -> list[Literal["minimize", "ma
             raise ValueError(f"objective={name!r} needs {quantity.measure!r} among the measures of the sweep's base")
         directions.append("minimize" if quantity.better == "low" else "maximize")
     return directions
-
-
-def _relative_objectives(definition: SweepDefinition) -> list[str]:
-    """A note for each objective that is relative to the run's loss: it rises as the loss falls, so a search may find
-    a low loss instead of effective layers."""
-    return [
-        f"objective {name} is relative to the loss of the run, so it also rises if only the loss falls; "
-        f"its absolute form is affine_loss_added (nat/token)"
-        for name in definition.objectives
-        if quantities.rankable(name).is_relative
-    ]

@@ -5,14 +5,12 @@ holds the run's lease computes it; `RunJob` trains, measures and writes.
 """
 
 import argparse
-import contextlib
 import json
 import logging
 import os
 import sys
 import time
 import traceback
-from collections.abc import Generator
 from pathlib import Path
 
 from sparsedepth.config.load import build, read_yaml
@@ -21,16 +19,19 @@ from sparsedepth.config.runtime import RuntimeConfig
 from sparsedepth.config.sweep import read_definition
 from sparsedepth.files import storage_problem
 from sparsedepth.run.allocation import allocation
-from sparsedepth.run.lease import HeartbeatMonitor, Lease, Stopped, hold
+from sparsedepth.run.lease import HeartbeatMonitor, Stopped, hold
+from sparsedepth.run.process import INFEASIBLE, INTERRUPTED, NO_STORAGE, USER_ERROR, Stop, end_with_parent
 from sparsedepth.run.prune import PrunedRun, Pruner
 from sparsedepth.run.scratch import Scratch, TimeLeft
-from sparsedepth.run.signals import INFEASIBLE, INTERRUPTED, NO_STORAGE, USER_ERROR, end_with_parent, stop_on_signals
 from sparsedepth.run.train_and_measure import DEFAULT_OPTIONS, Infeasible, Options, RunJob
 from sparsedepth.store import run_record
 from sparsedepth.store.pack import refuse_pack
 from sparsedepth.train.devices import LostError, process_group, world
 from sparsedepth.train.loop import Interrupted, Work, run_generator
 from sparsedepth.train.stack import Clock, train_together
+
+WORST = (0, INTERRUPTED, INFEASIBLE, NO_STORAGE, USER_ERROR, 1)
+"""Exit codes from best to worst."""
 
 
 def execute(config: RunConfig, results: Path, options: Options = DEFAULT_OPTIONS) -> Path:
@@ -56,14 +57,18 @@ def execution(config: RunConfig, results: Path, options: Options = DEFAULT_OPTIO
     try:
         with process_group(options.runtime) as devices:
             if devices.is_leader:
-                held = hold(scratch.lock, options.stop, options.heartbeat)
-                with held as lease, _interrupted_if_lost(lease):
-                    is_missing = devices.broadcast_from_leader(int(not _is_complete(target, scratch)))
-                    if is_missing:
-                        scratch.begin(allocation(options.concurrent_processes * (len(options.stacked_with) + 1)))
-                        yield from RunJob(config, results, scratch, lease, devices, options).run()
-                    scratch.delete_leftovers()
-                    scratch.clear_failures()
+                with hold(scratch.lock, options.stop, options.heartbeat) as lease:
+                    try:
+                        is_missing = devices.broadcast_from_leader(int(not _is_complete(target, scratch)))
+                        if is_missing:
+                            scratch.begin(allocation(options.concurrent_processes * (len(options.stacked_with) + 1)))
+                            yield from RunJob(config, results, scratch, lease, devices, options).run()
+                        scratch.delete_leftovers()
+                        scratch.clear_failures()
+                    except Exception:
+                        if lease.is_valid():
+                            raise
+                        raise Interrupted from None  # another process has taken over the run
             elif devices.broadcast_from_leader(0):
                 yield from RunJob(config, results, scratch, None, devices, options).run()
             devices.wait_for_leader()
@@ -74,17 +79,6 @@ def execution(config: RunConfig, results: Path, options: Options = DEFAULT_OPTIO
             raise Interrupted from None  # all processes were asked to stop, and another stopped first
         raise
     return target
-
-
-@contextlib.contextmanager
-def _interrupted_if_lost(lease: Lease) -> Generator[None]:
-    """Turns an error into Interrupted if another process has taken over the run."""
-    try:
-        yield
-    except Exception:
-        if lease.is_valid():
-            raise
-        raise Interrupted from None
 
 
 def _is_complete(target: Path, scratch: Scratch) -> bool:
@@ -127,35 +121,32 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("configs", type=Path, nargs="+", help="of runs that can train as one stacked model")
     parser.add_argument("--runtime", type=json.loads, default={}, help="RuntimeConfig as JSON")
     parser.add_argument("--concurrent-processes", type=int, default=1, help="run processes in parallel, including this")
-    options = parser.parse_args(arguments)
-    stop = stop_on_signals()
+    given = parser.parse_args(arguments)
+    stop = Stop().catch()
     end_with_parent(os.getppid())
-    configs = [build(RunConfig, read_yaml(path), str(path)) for path in options.configs]
+    runtime = build(RuntimeConfig, given.runtime, "--runtime")
+    configs = [build(RunConfig, read_yaml(path), str(path)) for path in given.configs]
     configs.sort(key=lambda config: config.run_id)  # leases are taken in one order, so that processes do not deadlock
-    scratches = [Scratch(options.results, config.run_id) for config in configs]
+    scratches = [Scratch(given.results, config.run_id) for config in configs]
     clocks = [Clock() for _ in configs]
     is_leader = world()[0] == 0  # only one of several processes reports and prunes
-    definition = read_definition(options.results) if is_leader else None
+    definition = read_definition(given.results) if is_leader else None
     rule = definition.prune if definition else None
     works = []
     for config, scratch, clock in zip(configs, scratches, clocks, strict=True):
-        run_options = Options(
-            runtime=build(RuntimeConfig, options.runtime, "--runtime"),
+        options = Options(
+            runtime=runtime,
             stop=stop,
             report=ProgressWriter(scratch) if is_leader else DEFAULT_OPTIONS.report,
-            prune=Pruner(rule, config, options.results) if rule else DEFAULT_OPTIONS.prune,
+            prune=Pruner(rule, config, given.results) if rule else DEFAULT_OPTIONS.prune,
             stacked_with=tuple(other.run_id for other in configs if other is not config),
             clock=clock,
-            concurrent_processes=options.concurrent_processes,
+            concurrent_processes=given.concurrent_processes,
             heartbeat=HeartbeatMonitor(scratch.lock),
         )
-        works.append(execution(config, options.results, run_options))
+        works.append(execution(config, given.results, options))
     ends = zip(train_together(works, clocks), scratches, strict=True)
     return max((_exit_code(end, scratch) for end, scratch in ends), key=WORST.index)
-
-
-WORST = (0, INTERRUPTED, INFEASIBLE, NO_STORAGE, USER_ERROR, 1)
-"""Exit codes from best to worst."""
 
 
 def _exit_code(end: Path | Exception, scratch: Scratch) -> int:
@@ -164,17 +155,14 @@ def _exit_code(end: Path | Exception, scratch: Scratch) -> int:
         case Path():
             return 0
         case PrunedRun():
-            scratch.prune(end.pruned)
+            scratch.prune(end.step, end.reason)
             scratch.delete_leftovers()
             return INTERRUPTED
         case Interrupted():
             return INTERRUPTED
-        case Infeasible():
+        case Infeasible() | LostError():  # of a lost process the other reports the cause
             logging.error("%s", end)
-            return INFEASIBLE
-        case LostError():  # a consequence; the other process reports the cause
-            logging.error("%s", end)
-            return 1
+            return INFEASIBLE if isinstance(end, Infeasible) else 1
     if reason := storage_problem(end):
         logging.error("%s cannot be written: %s", scratch.results, reason)
         return NO_STORAGE

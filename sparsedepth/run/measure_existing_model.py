@@ -19,26 +19,10 @@ from sparsedepth.measure.suite import measure_run
 from sparsedepth.probe.fork import probing, stream
 from sparsedepth.probe.load import Dtype, LoadedModel, load_model
 from sparsedepth.probe.text import TokenArrays, check_length, check_tokens, measure_source
-from sparsedepth.run.manifest import Stopwatch, device_facts, provenance
+from sparsedepth.run.record import Stopwatch, device_facts, provenance
 from sparsedepth.store.measured_folder import check_place, save_measured
 from sparsedepth.store.measured_model import MeasuredModel
 from sparsedepth.train.runtime import Runtime
-
-
-@dataclass(frozen=True, kw_only=True)
-class MeasureRequest:
-    model: str
-    """run folder, local Hugging Face folder or hub name"""
-    settings: dict[str, Any]
-    """fields of MeasureOnlyConfig set by the user"""
-    data: str | None = None
-    """corpus; None: the run's own, else the default one"""
-    given: TokenArrays | None = None
-    """tokens to use instead of a corpus"""
-    out: Path | None = None
-    """folder of the record"""
-    device: torch.device
-    dtype: Dtype = "checkpoint"
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -52,19 +36,39 @@ class MeasurementResult:
     """scored positions"""
 
 
-def measure_existing_model(request: MeasureRequest, report: Callable[[str, float], None]) -> MeasurementResult:
-    """All measures of the config on the request's tokens; `report` gets the phase and the share done.
+def measure_existing_model(
+    model: str,
+    *,
+    settings: dict[str, Any],
+    data: str | None = None,
+    given: TokenArrays | None = None,
+    out: Path | None = None,
+    device: torch.device,
+    dtype: Dtype = "checkpoint",
+    report: Callable[[str, float], None],
+) -> MeasurementResult:
+    """All measures of the config on a model: a run folder, a local Hugging Face folder or a hub name.
+
+    `settings`: fields of MeasureOnlyConfig set by the user; `data`: corpus, by default the run's own, else the default
+    one; `given`: tokens to use instead; `out`: folder of the record; `report` gets the phase and the share done.
 
     Raises ValueError for an output folder that cannot be written (before the model is loaded), a missing or unsafe
     model, token ids outside its vocabulary, and incompatible settings.
     """
     watch = Stopwatch()
-    if request.out is not None:
-        check_place(request.out)
-    loaded = load_model(request.model, device=request.device, dtype=request.dtype)
-    config = measuring_config(loaded, request)
+    if out is not None:
+        check_place(out)
+    loaded = load_model(model, device=device, dtype=dtype)
+    config = measuring_config(loaded, given, settings)
     with tempfile.TemporaryDirectory() as scratch:
-        source = _source(loaded, config, request, Path(scratch), report)
+        if given is not None:
+            check_tokens(given, loaded)
+            source = given
+        else:
+            check_length(loaded, config.seq_len)
+            report("reading the text", 0.0)
+            root = Path(scratch) if loaded.config is None else loaded.folder.resolve().parent.parent / "data"
+            source = measure_source(loaded, data, config.seq_len, config.measure_tokens + config.fit_tokens, root)
         scored = source.held_out(config.seq_len, config.measure_tokens)
         _check_states(loaded, torch.from_numpy(scored[:1].inputs))
         measurements = measure_run(
@@ -77,24 +81,23 @@ def measure_existing_model(request: MeasureRequest, report: Callable[[str, float
             progress=lambda done: report("measuring", done),
         )
         if "loss" in config.measures:
-            measurements.summary.update(_ngram_losses(loaded, source, config, request.data))
-    if request.out is not None:
-        facts = measured_model(loaded, config, source.data_hash)
-        save_record(request.out, facts, measurements, watch, request.device)
+            measurements.summary.update(_ngram_losses(loaded, source, config, data))
+    if out is not None:
+        save_record(out, measured_model(loaded, config, source.data_hash), measurements, watch, device)
     return MeasurementResult(
-        loaded=loaded, given=request.given, config=config, measurements=measurements, n_tokens=scored.n_scored
+        loaded=loaded, given=given, config=config, measurements=measurements, n_tokens=scored.n_scored
     )
 
 
-def measuring_config(loaded: LoadedModel, request: MeasureRequest) -> MeasureOnlyConfig:
-    """A run's own measuring fields, overridden by those of given tokens, overridden by the request's. Raises
+def measuring_config(loaded: LoadedModel, given: TokenArrays | None, settings: dict[str, Any]) -> MeasureOnlyConfig:
+    """A run's own measuring fields, overridden by those of given tokens, overridden by the user's. Raises
     ValueError."""
-    own, given = loaded.config, request.given
+    own = loaded.config
     fields = {} if own is None else {name: getattr(own, name) for name in (*MeasureConfig.model_fields, "seq_len")}
     if given is not None:
         counts = {"val_tokens": given.n_tokens, "measure_tokens": given.n_tokens, "fit_tokens": given.n_fit}
         fields |= {**counts, "seq_len": given.seq_len, "eval_seq_len": None}
-    config = build(MeasureOnlyConfig, {**fields, **request.settings}, "measure")
+    config = build(MeasureOnlyConfig, {**fields, **settings}, "measure")
     if given is not None and not config.seq_len == given.seq_len == (config.eval_seq_len or given.seq_len):
         lengths = {"seq_len": config.seq_len, "eval_seq_len": config.eval_seq_len}
         named = [name for name in lengths if lengths[name] not in (None, given.seq_len)]
@@ -115,23 +118,6 @@ def _check_states(loaded: LoadedModel, tokens_1T: Tensor) -> None:
                     f"{loaded.source} computes NaN or infinity {where} on the first sequence, so it cannot be scored; "
                     f"check its configuration for a wrong number, and its weights for too large values"
                 )
-
-
-def _source(
-    loaded: LoadedModel,
-    config: MeasureOnlyConfig,
-    request: MeasureRequest,
-    scratch: Path,
-    report: Callable[[str, float], None],
-) -> TokenArrays | Source:
-    """The given tokens, a run's task, or held-out text, tokenised in the run's data folder or in `scratch`."""
-    if request.given is not None:
-        check_tokens(request.given, loaded)
-        return request.given
-    check_length(loaded, config.seq_len)
-    report("reading the text", 0.0)
-    root = scratch if loaded.config is None else loaded.folder.resolve().parent.parent / "data"
-    return measure_source(loaded, request.data, config.seq_len, config.measure_tokens + config.fit_tokens, root)
 
 
 def _ngram_losses(

@@ -1,12 +1,63 @@
-"""A run's process: its name, thread limits, GPU, memory; and the count of processes killed for lack of memory."""
+"""A run's process: its exit codes, the signals that stop it at its next checkpoint, its thread limits and memory.
+
+Each run is a separate process, so that a crash affects one run only. On Linux the kernel sends it SIGTERM when its
+parent dies, so that no process outlives a killed driver; elsewhere it finishes its run, protected by its lease.
+docs/architecture.md describes a Ctrl-C from end to end.
+"""
 
 import ctypes
 import os
 import re
+import signal
 import sys
 from pathlib import Path
 
-_PR_SET_NAME = 15
+INTERRUPTED = 75  # EX_TEMPFAIL: try again later
+USER_ERROR = 2
+INFEASIBLE = 76
+NO_STORAGE = 74  # EX_IOERR: the results folder cannot be written, which is no fault of the run
+
+CAUGHT = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2)
+"""SIGUSR1 and SIGUSR2 are Slurm's warnings."""
+
+_PR_SET_PDEATHSIG, _PR_SET_NAME = 1, 15
+
+
+def end_with_parent(parent: int) -> None:
+    """Have the kernel send SIGTERM when the process with id `parent` dies; exit at once if it already has."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
+        if os.getppid() != parent:
+            sys.exit(INTERRUPTED)
+
+
+class Stop:
+    """True once a signal of CAUGHT has arrived since `catch`. A second Ctrl-C raises KeyboardInterrupt at once."""
+
+    def __init__(self, *, is_announced: bool = False) -> None:
+        """`is_announced`: acknowledge a Ctrl-C on stderr at once, since a checkpoint may take a while."""
+        self.signals: list[int] = []
+        self.is_announced = is_announced
+
+    def catch(self) -> "Stop":
+        for number in CAUGHT:
+            signal.signal(number, self._handle)
+        return self
+
+    def _handle(self, number: int, frame: object) -> None:
+        self.signals.append(number)
+        if self.is_announced and self.signals == [signal.SIGINT]:
+            os.write(2, b"\nstopping at the next checkpoint; press Ctrl-C again to stop at once\n")
+        if self.signals.count(signal.SIGINT) > 1:
+            raise KeyboardInterrupt
+
+    def __call__(self) -> bool:
+        return bool(self.signals)
+
+    @property
+    def exit_code(self) -> int:
+        """128 + the first signal's number, as shells count."""
+        return 128 + self.signals[0]
 
 
 def name_process(name: str) -> None:
@@ -55,20 +106,15 @@ def oom_kills(root: Path = Path("/sys/fs/cgroup"), groups: Path = Path("/proc/se
     return 0
 
 
-def resident_bytes() -> dict[str, int] | None:
-    """Memory of this process in bytes: 'RssAnon', 'RssFile', 'RssShmem', 'VmHWM' (their peak); None without Linux."""
+def anonymous_bytes() -> tuple[int, int] | None:
+    """Anonymous memory of this process now, and at its peak; None without Linux. Pages of files (libraries, token
+    shards) do not count, since the system can free them."""
     try:
         lines = Path("/proc/self/status").read_text().splitlines()
     except OSError:
         return None
     fields = dict(line.split(":", 1) for line in lines if ":" in line)
-    return {name: 1024 * int(fields[name].split()[0]) for name in ("RssAnon", "RssFile", "RssShmem", "VmHWM")}
-
-
-def added_bytes(before: dict[str, int] | None) -> int | None:
-    """Peak anonymous memory of this process minus that of `before`. Pages of files (libraries, token shards) do not
-    count, since the system can free them."""
-    now = resident_bytes()
-    if before is None or now is None:
-        return None
-    return max(0, now["VmHWM"] - now["RssFile"] - now["RssShmem"] - before["RssAnon"])
+    now, of_files, shared, peak = (
+        1024 * int(fields[name].split()[0]) for name in ("RssAnon", "RssFile", "RssShmem", "VmHWM")
+    )
+    return now, peak - of_files - shared

@@ -17,7 +17,6 @@ from typing import Any
 from sparsedepth.config.run import RunConfig
 from sparsedepth.config.space import WINDOW, Prune, in_window
 from sparsedepth.files import MARKER
-from sparsedepth.run.scratch import Pruned
 from sparsedepth.store.checksums import DamagedRun
 from sparsedepth.store.connection import open_store
 
@@ -25,9 +24,9 @@ from sparsedepth.store.connection import open_store
 class PrunedRun(Exception):
     """Ends a run before its last step."""
 
-    def __init__(self, pruned: Pruned):
-        super().__init__(pruned.reason)
-        self.pruned = pruned
+    def __init__(self, step: int, reason: str):
+        super().__init__(reason)
+        self.step, self.reason = step, reason
 
 
 class Pruner:
@@ -47,7 +46,7 @@ class Pruner:
                 continue  # resumed after this share: it was checked before, or has no rows
             loss, others = math.fsum(losses) / len(losses), self._finished_losses(share)
             if reason := prune_reason(self.rule, share, loss, others, self.config.n_layers):
-                raise PrunedRun(Pruned(step=step, reason=reason))
+                raise PrunedRun(step, reason)
 
     def _finished_losses(self, share: float) -> list[float]:
         """The same mean for each finished run; math.inf if it diverged."""

@@ -31,8 +31,6 @@ from sparsedepth.train.checkpoint_files import remove_checkpoints
 
 ONE_SEQUENCE = "out of memory with one sequence per forward pass"
 
-TRUNK = "trunk-"
-
 STACKED = "trains in one process with other runs, log: "
 
 
@@ -48,6 +46,9 @@ class Progress:
     """estimated seconds to the end of the run"""
     elapsed: float = 0.0
     """seconds since the run's process started"""
+
+
+_PROGRESS, _STARTS = TypeAdapter(Progress), TypeAdapter(list[Allocation])
 
 
 class TimeLeft:
@@ -67,17 +68,9 @@ class TimeLeft:
         return (1 - done) * (now - started) / (done - share)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Pruned:
-    """A run that was ended early, because finished runs were better at that point; it has no result."""
-
-    step: int
-    reason: str
-
-
 def trunk_folder(results: Path, config: RunConfig) -> Path | None:
     """The checkpoints that runs of one trunk share; None if the schedule has no trunk."""
-    return results / "work" / f"{TRUNK}{config.trunk_key}" if config.trunk_key else None
+    return results / "work" / f"trunk-{config.trunk_key}" if config.trunk_key else None
 
 
 @dataclass(frozen=True)
@@ -128,12 +121,11 @@ class Scratch:
         os.replace(temporary, self.folder / "progress.json")
 
     def progress(self) -> Progress | None:
-        content = self._read("progress.json")
-        if not isinstance(content, dict) or set(content) != set(Progress.__annotations__):
+        try:
+            progress = _PROGRESS.validate_python(self._read("progress.json"))
+        except ValidationError:
             return None
-        numbers = (content["done"], content["at"], content["loss"] or 0.0, content["left"] or 0.0, content["elapsed"])
-        is_valid = isinstance(content["phase"], str) and all(isinstance(number, int | float) for number in numbers)
-        return replace(Progress(**content), phase=visible(content["phase"])) if is_valid else None
+        return replace(progress, phase=visible(progress.phase))
 
     def failures(self) -> list[str]:
         """Why each failed attempt failed."""
@@ -143,14 +135,14 @@ class Scratch:
     def add_failure(self, reason: str) -> None:
         files.write_json(self.folder / "failures.json", [*self.failures(), reason])
 
-    def prune(self, pruned: Pruned) -> None:
-        files.write_json(self.folder / "pruned.json", asdict(pruned))
+    def prune(self, step: int, reason: str) -> None:
+        """Record that the run was ended early, because finished runs were better at that step; it has no result."""
+        files.write_json(self.folder / "pruned.json", {"step": step, "reason": reason})
 
-    def pruned(self) -> Pruned | None:
-        content = self._read("pruned.json")
-        if not isinstance(content, dict) or not isinstance(content.get("step"), int):
-            return None
-        return Pruned(step=content["step"], reason=visible(str(content.get("reason"))))
+    def pruned(self) -> str | None:
+        """Why the run was pruned; None if it was not."""
+        content = self._read_object("pruned.json")
+        return visible(str(content.get("reason"))) if isinstance(content.get("step"), int) else None
 
     def refuse_links(self) -> None:
         """Raises ValueError if a folder that the run writes to is a link."""
@@ -171,14 +163,13 @@ class Scratch:
 
     def micro_batch(self) -> int | None:
         """Sequences per forward pass to try next, after memory ran out; None if it did not."""
-        content = self._read("memory.json")
-        size = content.get("micro_batch") if isinstance(content, dict) else None
+        size = self._read_object("memory.json").get("micro_batch")
         return size if isinstance(size, int) and size > 0 else None
 
     def infeasible(self) -> str | None:
         """Why the run does not fit into memory: in training with one sequence per forward pass, or in measuring."""
-        content = self._read("memory.json")
-        return visible(str(content["infeasible"])) if isinstance(content, dict) and content.get("infeasible") else None
+        shortage = self._read_object("memory.json").get("infeasible")
+        return visible(str(shortage)) if shortage else None
 
     def halve_micro_batch(self, tried: int, reason: str) -> bool:
         """Record that `tried` sequences per forward pass did not fit: try half next. False if one did not fit."""
@@ -202,7 +193,7 @@ class Scratch:
     def allocations(self) -> list[Allocation]:
         """The Slurm tasks that computed the run, one for each start of its process."""
         try:
-            starts = TypeAdapter(list[Allocation]).validate_python(self._read("allocations.json") or [])
+            starts = _STARTS.validate_python(self._read("allocations.json") or [])
         except ValidationError:
             return []
         if starts and starts[-1].seconds is None and (progress := self.progress()):
@@ -214,3 +205,7 @@ class Scratch:
             return files.parse_json(read_file(self.folder, name))
         except (OSError, ValueError):
             return None
+
+    def _read_object(self, name: str) -> dict[str, Any]:
+        content = self._read(name)
+        return content if isinstance(content, dict) else {}

@@ -5,7 +5,6 @@ write the record.
 import copy
 import gc
 import logging
-import shutil
 import time
 import uuid
 from collections import Counter
@@ -20,22 +19,18 @@ from sparsedepth.config.load import build
 from sparsedepth.config.run import MeasureOnlyConfig, RunConfig
 from sparsedepth.config.runtime import DEFAULT, RuntimeConfig
 from sparsedepth.data.ngram_losses import ngram_losses
-from sparsedepth.data.shards import CorpusSource
-from sparsedepth.data.source import Source, open_source
-from sparsedepth.data.tokenizer import Tokenizer
+from sparsedepth.data.source import Source
 from sparsedepth.exchange.start import Start
-from sparsedepth.files import parse_json, read_regular
 from sparsedepth.measure.suite import Measurements, measure_run, observe_variance
 from sparsedepth.model.decoder import Decoder
 from sparsedepth.plan.duration import OBSERVED_TOKENS
 from sparsedepth.probe.probed_model import ProbedDecoder
+from sparsedepth.run.comparable import check_same_precision, checked_source
 from sparsedepth.run.compiler_cache import abandon_cache, is_compiler_error, use_cache
 from sparsedepth.run.lease import HeartbeatMonitor, Lease
-from sparsedepth.run.manifest import Stopwatch, device_facts, manifest_allocations, provenance
 from sparsedepth.run.measure_existing_model import measured_model, save_record
-from sparsedepth.run.process import resident_bytes
-from sparsedepth.run.publish import publish, write
-from sparsedepth.run.same_precision import check_same_precision
+from sparsedepth.run.process import anonymous_bytes
+from sparsedepth.run.record import Stopwatch, device_facts, manifest_allocations, provenance, publish, write
 from sparsedepth.run.scratch import ONE_SEQUENCE, Scratch, trunk_folder
 from sparsedepth.store import run_record
 from sparsedepth.train.devices import Devices
@@ -181,7 +176,7 @@ class RunJob:
 
     def _attempt(self, runtime: Runtime) -> Work[None]:
         """Train; then, in the process that holds the lease, measure and write."""
-        watch, before = Stopwatch(self.options.clock), resident_bytes()
+        watch, before = Stopwatch(self.options.clock), anonymous_bytes()
         self.options.report("reading the text", 0.0, None)
         start = self._start()
         source = checked_source(self.config, self.results, start.learned if start else None)
@@ -303,52 +298,3 @@ def _to_measure(model: Decoder) -> Decoder:
     """The model while it trains, or a copy where its device cannot measure."""
     device = model.embed.weight.device
     return model if device == measuring_device(device) else copy.deepcopy(model).to(measuring_device(device))
-
-
-def checked_source(config: RunConfig, results: Path, tokenizer: Tokenizer | None = None) -> Source:
-    """The source of a run in a results folder. Raises ValueError, before training, as `open_source`, and for text that
-    is too short or no longer that of the folder's runs."""
-    source = open_source(config, results / "data", tokenizer)
-    _check_length(source, config)
-    check_same_text(source, results)
-    return source
-
-
-def check_same_text(source: Source, results: Path) -> None:
-    """Raises ValueError if the first complete run on this corpus read other tokens: the tokens were deleted, and the
-    text changed. The new tokens are deleted, since no run of this folder may read them."""
-    if not isinstance(source, CorpusSource):
-        return
-    corpus = source.corpus
-    for path in sorted(results.glob(f"{run_record.RUNS}/*/manifest.json")):
-        try:
-            data = parse_json(read_regular(path))["data"]
-            data_id, data_hash = data.get("data_id"), data.get("data_hash")
-        except (OSError, ValueError, LookupError, TypeError, AttributeError):
-            continue  # of an imported run, removed meanwhile, or damaged, and will be repeated
-        if data_id != corpus.manifest.data_id:
-            continue
-        if data_hash != source.data_hash:
-            if not corpus.folder.is_symlink():
-                shutil.rmtree(corpus.folder, ignore_errors=True)
-            raise ValueError(
-                f"corpus={corpus.manifest.corpus!r} has changed since run {path.parent.name} of {results}: runs on the "
-                f"two texts cannot be compared; restore the text, or choose another --out"
-            )
-        return
-
-
-def _check_length(source: Source, config: RunConfig) -> None:
-    """Raises ValueError if the text is too short for a batch or a measure."""
-    source.batch(config, 0)
-    source.held_out(config.seq_len, config.measure_tokens)
-    if "loss" in config.measures:
-        source.held_out(config.eval_seq_len or config.seq_len, config.val_tokens)
-    if "usefulness" in config.measures:
-        n_fit = source.held_out(config.seq_len, config.fit_tokens, config.measure_tokens).n_tokens
-        if n_fit <= config.stream_width + 1:
-            raise ValueError(
-                f"the held-out text has {n_fit} tokens to fit usefulness's maps after measure_tokens="
-                f"{config.measure_tokens}, but d_model={config.d_model} needs more than {config.stream_width + 1}; use "
-                f"a longer corpus or a larger val_fraction"
-            )

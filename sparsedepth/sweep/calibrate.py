@@ -29,7 +29,7 @@ from sparsedepth.model.decoder import Decoder
 from sparsedepth.plan.duration import DEVICES, Timing, shape_id
 from sparsedepth.probe.fork import batches, probing, stream, token_count
 from sparsedepth.probe.probed_model import ProbedDecoder
-from sparsedepth.run.signals import end_with_parent
+from sparsedepth.run.process import end_with_parent
 from sparsedepth.sweep import forkserver
 from sparsedepth.sweep.machine import Machine, gpu_name
 from sparsedepth.train.devices import ALONE

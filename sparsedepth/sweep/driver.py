@@ -23,20 +23,19 @@ from sparsedepth.config.run import DataConfig, MeasureConfig, RunConfig
 from sparsedepth.config.sweep import SweepDefinition
 from sparsedepth.config.task import TaskConfig
 from sparsedepth.data.ngram_losses import table_text
-from sparsedepth.plan.results_index import ResultsIndex
 from sparsedepth.plan.tasks import Plan, Task, first_proposal
+from sparsedepth.run.comparable import checked_source
 from sparsedepth.run.lease import Stopped, hold, last_heartbeat
-from sparsedepth.run.manifest import package_versions
+from sparsedepth.run.process import Stop
+from sparsedepth.run.record import package_versions
 from sparsedepth.run.scratch import Scratch
-from sparsedepth.run.signals import Stop
-from sparsedepth.run.train_and_measure import checked_source
 from sparsedepth.store.cache import read_columns
 from sparsedepth.store.packages import version_differences
 from sparsedepth.sweep import forkserver, storage, trial_queue
 from sparsedepth.sweep.machine import Machine
 from sparsedepth.sweep.rebuild import rebuild
 from sparsedepth.sweep.results_folder import delete_leftovers, delete_trunks, prepare
-from sparsedepth.sweep.run_end import RunEnd, end_rule
+from sparsedepth.sweep.run_end import ResultsIndex, RunEnd, end_rule
 from sparsedepth.sweep.status import RunState, scan
 from sparsedepth.sweep.worker import Worker
 
@@ -69,26 +68,19 @@ class SweepResult:
 
 
 class Failures:
-    def __init__(self) -> None:
-        self.counted: set[str] = set()
-        self.in_a_row: list[str] = []
-        self.last_reason: str | None = None
+    """Failed runs in a row, with no completed run in between; those of `before`, which failed earlier, do not count."""
 
-    def update(self, states: list[RunState], *, before: bool) -> bool:
-        """Count new failures, except those from `before` this invocation. Returns whether a run has been completed."""
-        completed = False
-        for state in states:
-            failed = state.state == "failed"
-            if state.run_id in self.counted or not (failed or state.state == "complete"):
-                continue
-            self.counted.add(state.run_id)
-            if failed and not before:
-                self.in_a_row.append(state.run_id)
-                self.last_reason = state.reason
-            elif not failed:
-                self.in_a_row.clear()
-                completed = True
-        return completed
+    def __init__(self, before: list[RunState]) -> None:
+        self.in_a_row: list[RunState] = []
+        self._counted = {state.run_id for state in before if state.state in ("failed", "complete")}
+
+    def update(self, states: list[RunState]) -> bool:
+        """Count new failures. Returns whether a run has been completed."""
+        new = [s for s in states if s.state in ("failed", "complete") and s.run_id not in self._counted]
+        self._counted |= {state.run_id for state in new}
+        for state in new:
+            self.in_a_row = [*self.in_a_row, state] if state.state == "failed" else []
+        return any(state.state == "complete" for state in new)
 
     @property
     def too_many(self) -> bool:
@@ -188,7 +180,7 @@ class Driver:
             try:
                 refused = trial_queue.refused(study)
                 unfinished = len(self._missing(study).undone) + self.plan.is_open(self.results_index.loss_of)
-                states = scan(self.results, self.definition, self._runs(), self.machine.max_attempts)
+                states = self._scan(self._runs())
                 return SweepResult(states=states, unfinished=unfinished, refused=refused, stop=self.stop)
             except storage.ERRORS as error:
                 if self.stop():
@@ -219,26 +211,26 @@ class Driver:
         runs = self._runs()
         if not runs:
             runs = [self.definition.run_config(first_proposal(self.definition), self.definition.seeds[0])]
-        checked = set[tuple]()
+        names = {name for section in (DataConfig, TaskConfig, MeasureConfig) for name in section.model_fields}
+        names |= {"vocab_size", "seq_len", "batch_tokens"}
+        first_of: dict[str, RunConfig] = {}
         for config in runs:
-            sections = (DataConfig, TaskConfig, MeasureConfig)
-            fields = (name for section in sections for name in section.model_fields)
-            fields = (*fields, "vocab_size", "seq_len", "batch_tokens")
-            shape = tuple(getattr(config, name) for name in fields)
-            if shape not in checked:
-                source = checked_source(config, self.results)
-                if kind_of(config.corpus) is TEXT and not checked:
-                    self.on_note(table_text(source, config))
-                checked.add(shape)
+            first_of.setdefault(config.model_dump_json(include=names), config)
+        for number, config in enumerate(first_of.values()):
+            source = checked_source(config, self.results)
+            if number == 0 and kind_of(config.corpus) is TEXT:
+                self.on_note(table_text(source, config))
 
     def _runs(self) -> list[RunConfig]:
         return [planned.config for planned in self.plan.runs(self.results_index.loss_of)]
 
+    def _scan(self, runs: list[RunConfig]) -> list[RunState]:
+        return scan(self.results, self.definition, runs, self.machine.max_attempts)
+
     def _loop(self, study: optuna.Study) -> None:
         """Advance the workers, assign tasks and show progress, until the queue is empty and every worker is idle."""
-        failures = Failures()
         runs = self._runs()
-        failures.update(scan(self.results, self.definition, runs, self.machine.max_attempts), before=True)
+        failures = Failures(self._scan(runs))
         polled_at, show_at = float("-inf"), float("-inf")
         while True:
             ended = self._advance()
@@ -260,9 +252,9 @@ class Driver:
         self._show(failures, runs)
         if failures.too_many:
             raise ValueError(
-                f"{len(failures.in_a_row)} runs failed in a row, the last with: {failures.last_reason}. See the logs "
-                f"in {self.results / 'work'}/*/log.txt, fix the cause, and run the same command again with "
-                "--retry-failed"
+                f"{len(failures.in_a_row)} runs failed in a row, the last with: {failures.in_a_row[-1].reason}. See "
+                f"the logs in {self.results / 'work'}/*/log.txt, fix the cause, and run the same command again with "
+                f"--retry-failed"
             )
         if any(worker.no_storage for worker in self._workers):
             storage.check_disk_space(self.results, is_too_little=True)
@@ -274,9 +266,9 @@ class Driver:
 
     def _show(self, failures: Failures, runs: list[RunConfig]) -> None:
         """Report progress, and decide whether to give up."""
-        states = scan(self.results, self.definition, runs, self.machine.max_attempts)
+        states = self._scan(runs)
         self.on_progress(states)
-        if failures.update(states, before=False):
+        if failures.update(states):
             for worker in self._workers:
                 worker.server_deaths = 0
         deaths = sum(worker.server_deaths for worker in self._workers)

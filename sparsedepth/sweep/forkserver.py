@@ -19,8 +19,7 @@ from collections.abc import Generator, Sequence
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 
-from sparsedepth.run.process import name_process, thread_environment
-from sparsedepth.run.signals import end_with_parent
+from sparsedepth.run.process import end_with_parent, name_process, thread_environment
 
 LAUNCHER = "torch.distributed.run"
 EXECUTE = "sparsedepth.run.execute"

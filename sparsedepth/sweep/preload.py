@@ -19,8 +19,7 @@ import torch
 import torch._dynamo
 
 import sparsedepth.run.execute  # noqa: F401
-from sparsedepth.run.process import has_used_cuda
-from sparsedepth.run.signals import end_with_parent
+from sparsedepth.run.process import end_with_parent, has_used_cuda
 
 assert not (torch.cuda.is_initialized() or has_used_cuda()), "a CUDA context does not survive a fork"
 end_with_parent(parent)

@@ -16,11 +16,11 @@ from sparsedepth.config.run import RunConfig
 from sparsedepth.config.space import cell_digest, in_axis
 from sparsedepth.config.sweep import SweepDefinition
 from sparsedepth.plan.propose import plain
-from sparsedepth.plan.results_index import ResultsIndex
 from sparsedepth.plan.tasks import Plan, Task, constraint_excess
 from sparsedepth.run.scratch import Scratch
 from sparsedepth.store import run_record
 from sparsedepth.sweep import trial_queue
+from sparsedepth.sweep.run_end import ResultsIndex
 
 ConfigAndSummary = tuple[RunConfig, Mapping[str, Any] | None]
 """A run and its summary; None if it was pruned."""

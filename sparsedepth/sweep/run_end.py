@@ -1,5 +1,5 @@
-"""Which incomplete runs have ended without a result, so that a sweep does not compute them again and tuning continues
-without them: one rule for the driver, its workers, `status`, `plan` and Slurm.
+"""Which runs have ended, with a result or without one, so that a sweep does not compute them again and tuning continues
+without them: one rule for the driver, its workers, `status`, `plan` and Slurm. Without a result ended:
 
     pruned      while the definition prunes
     infeasible  out of memory
@@ -8,6 +8,8 @@ without them: one rule for the driver, its workers, `status`, `plan` and Slurm.
 The sweep writes its number of attempts into the folder, for readers that are not told.
 """
 
+import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, NamedTuple
@@ -15,8 +17,8 @@ from typing import Literal, NamedTuple
 from sparsedepth import files
 from sparsedepth.config.sweep import SweepDefinition
 from sparsedepth.run.scratch import Scratch
-
-ATTEMPTS = "attempts.json"
+from sparsedepth.store.find import is_whole, read_summary
+from sparsedepth.store.tuning_roles import objective_as_loss
 
 EndState = Literal["failed", "infeasible", "pruned"]
 
@@ -33,8 +35,8 @@ class EndRule:
 
     def __call__(self, scratch: Scratch) -> RunEnd | None:
         """How the run of a scratch folder ended without a result; None if it is to be computed."""
-        if self.prunes and (pruned := scratch.pruned()):
-            return RunEnd("pruned", pruned.reason)
+        if self.prunes and (reason := scratch.pruned()):
+            return RunEnd("pruned", reason)
         if shortage := scratch.infeasible():
             return RunEnd("infeasible", shortage)
         failures = scratch.failures()
@@ -49,15 +51,49 @@ def end_rule(results: Path, definition: SweepDefinition | None, max_attempts: in
 
 
 def write_attempts(results: Path, max_attempts: int) -> None:
-    path = results / "work" / ATTEMPTS
+    path = _attempts_path(results)
     path.parent.mkdir(parents=True, exist_ok=True)
     files.write_json(path, {"max_attempts": max_attempts})
 
 
+def _attempts_path(results: Path) -> Path:
+    return results / "work" / "attempts.json"
+
+
 def _read_attempts(results: Path) -> int:
     try:
-        content = files.parse_json(files.read_regular(results / "work" / ATTEMPTS))
+        content = files.parse_json(files.read_regular(_attempts_path(results)))
     except (OSError, ValueError):
         return 1
     attempts = content.get("max_attempts") if isinstance(content, dict) else None
     return attempts if isinstance(attempts, int) and attempts > 0 else 1
+
+
+class ResultsIndex:
+    """Which runs are complete, and their losses, on which the plan depends; each run folder is checked and read once.
+    `is_without_result` tells which runs ended without a result."""
+
+    def __init__(
+        self,
+        results: Path,
+        definition: SweepDefinition,
+        is_without_result: Callable[[str], bool] = lambda run_id: False,
+    ):
+        self.results, self.objective, self.is_without_result = results, definition.objective, is_without_result
+        self._complete: set[str] = set()
+        self._losses: dict[str, float] = {}
+
+    def loss_of(self, run_id: str) -> float | None:
+        """The first objective as a loss (lower is better): math.inf if it diverged, was not scored or ended without a
+        result; None if it has not ended."""
+        if run_id not in self._losses:
+            if not self.is_complete(run_id):
+                return math.inf if self.is_without_result(run_id) else None
+            self._losses[run_id] = objective_as_loss(read_summary(self.results, run_id), self.objective)
+        return self._losses[run_id]
+
+    def is_complete(self, run_id: str) -> bool:
+        """Whether the run is complete and undamaged."""
+        if run_id not in self._complete and is_whole(self.results, run_id):
+            self._complete.add(run_id)
+        return run_id in self._complete

@@ -12,7 +12,6 @@ from sparsedepth import quantities
 from sparsedepth.config.plain_text import visible
 from sparsedepth.config.run import RunConfig
 from sparsedepth.config.sweep import SweepDefinition
-from sparsedepth.plan.results_index import ResultsIndex
 from sparsedepth.plan.tasks import Plan
 from sparsedepth.run.allocation import Allocation
 from sparsedepth.run.lease import is_held
@@ -21,7 +20,7 @@ from sparsedepth.store import run_record
 from sparsedepth.store.checksums import RUN_ID
 from sparsedepth.store.find import is_complete_run, read_summary
 from sparsedepth.store.pack import WORK, is_pack, open_pack
-from sparsedepth.sweep.run_end import EndRule, EndState, end_rule
+from sparsedepth.sweep.run_end import EndRule, EndState, ResultsIndex, end_rule
 
 State = Literal["complete", "running", "interrupted", "planned", "damaged"] | EndState
 

@@ -31,16 +31,14 @@ from optuna.trial import TrialState
 
 from sparsedepth.config.run import RunConfig
 from sparsedepth.config.sweep import SweepDefinition
-from sparsedepth.plan.results_index import ResultsIndex
 from sparsedepth.plan.tasks import Task
 from sparsedepth.run import lease
-from sparsedepth.run.process import oom_kills
+from sparsedepth.run.process import INTERRUPTED, NO_STORAGE, oom_kills
 from sparsedepth.run.scratch import Scratch
-from sparsedepth.run.signals import INTERRUPTED, NO_STORAGE
 from sparsedepth.store import run_record
 from sparsedepth.sweep import forkserver, storage, trial_queue
 from sparsedepth.sweep.machine import Machine
-from sparsedepth.sweep.run_end import end_rule
+from sparsedepth.sweep.run_end import ResultsIndex, end_rule
 from sparsedepth.train.stack import can_stack
 
 START_SECONDS = 600.0

@@ -17,7 +17,7 @@ from sparsedepth.cli.start import field_values, warn_of_unlikely_values, with_cl
 from sparsedepth.config.load import build
 from sparsedepth.config.sweep import SweepDefinition
 from sparsedepth.data import tokenizer
-from sparsedepth.run.signals import Stop, stop_on_signals
+from sparsedepth.run.process import Stop
 from sparsedepth.store.render import choose_format
 from sparsedepth.sweep.driver import SweepResult
 
@@ -102,7 +102,7 @@ def test_an_unknown_ending_is_refused_unless_the_format_is_given():
 def test_ctrl_c_is_acknowledged_once(capfd):
     before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)}
     try:
-        stop = stop_on_signals(is_announced=True)
+        stop = Stop(is_announced=True).catch()
         os.kill(os.getpid(), signal.SIGINT)
         assert stop() and capfd.readouterr().err.count("press Ctrl-C again to stop at once") == 1
         with pytest.raises(KeyboardInterrupt):

@@ -6,13 +6,13 @@ import sys
 
 import pytest
 import torch
+from support.made_up_runs import make_run
 from support.tiny_sweep import BASE, ENVIRONMENT, corpus
 
 from sparsedepth.config.run import RunConfig
 from sparsedepth.config.runtime import COMPILED_STEPS, RuntimeConfig
 from sparsedepth.model.decoder import Decoder
 from sparsedepth.plan.duration import CALIBRATED, RELATED, Timing, shape_id
-from sparsedepth.plan.measured import FinishedRun
 from sparsedepth.plan.memory import Place, activation_bytes, peak_bytes
 from sparsedepth.plan.price import PricingSetup, price_of, pricing_setup, with_finished
 from sparsedepth.train.loop import losses
@@ -122,22 +122,23 @@ def test_what_lowers_the_peak():
     assert peak_bytes(run, Place(device="cuda", processes=4, parallel="fsdp")) < ddp
 
 
-def finished(run: RunConfig, device: str, seconds: float, peak: float) -> FinishedRun:
-    return FinishedRun(config=run, device=device, seconds=seconds, peak_bytes=round(peak))
-
-
-def test_a_price_takes_what_finished_runs_took():
+def test_a_price_takes_what_finished_runs_took(tmp_path):
     """Of two runs of a shape the larger peak and the median time; other shapes are scaled by the median ratio. A run on
-    another device says nothing."""
+    another device says nothing, nor one that diverged."""
     small, large = config(measures=["loss"]), config(measures=["loss"], n_layers=4)
-    again = small.model_copy(update={"seed": 1})
+    again, third = (small.model_copy(update={"seed": seed}) for seed in (1, 2))
     first, second = price_of([small, large], PricingSetup()).kinds
-    runs = [
-        finished(small, "cpu (x86_64)", 2 * first.seconds.value, 2 * first.memory_bytes),
-        finished(again, "cpu (x86_64)", 4 * first.seconds.value, 3 * first.memory_bytes),
-        finished(large, "cuda (NVIDIA H100)", 1e6, 1e12),
-    ]
-    setup = with_finished(PricingSetup(timings={shape_id(small, step_only=True): Timing(step=9.0, forward=9.0)}), runs)
+    timed = PricingSetup(timings={shape_id(small, step_only=True): Timing(step=9.0, forward=9.0)})
+    assert with_finished(timed, tmp_path / "new", [small]) == timed, "a folder that is not there yet has no runs"
+    for run, device, seconds, peak, outcome in (
+        (small, "cpu (x86_64)", 2 * first.seconds.value, 2 * first.memory_bytes, "ok"),
+        (again, "cpu (x86_64)", 4 * first.seconds.value, 3 * first.memory_bytes, "ok"),
+        (third, "cpu (x86_64)", 1e6, 1e12, "diverged"),
+        (large, "cuda (NVIDIA H100)", 1e6, 1e12, "ok"),
+    ):
+        facts = {"device": device, "seconds": seconds, "peak_memory_bytes": round(peak)}
+        make_run(tmp_path, run, {"val_loss": 1.0, "outcome": outcome}, manifest=facts)
+    setup = with_finished(timed, tmp_path, [small, again, third, large])
     measured = price_of([small, large], setup)
     assert [kind.memory_bytes for kind in measured.kinds] == [3 * first.memory_bytes, 3 * second.memory_bytes]
     assert [kind.seconds.value for kind in measured.kinds] == pytest.approx(

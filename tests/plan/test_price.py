@@ -22,7 +22,6 @@ from sparsedepth.measure.suite import measure_run
 from sparsedepth.model import kernels
 from sparsedepth.model.decoder import Decoder
 from sparsedepth.plan.duration import DEVICES, Timing, measuring_flops, seconds, shape_id
-from sparsedepth.plan.measured import finished_runs
 from sparsedepth.plan.memory import Place, peak_bytes
 from sparsedepth.plan.price import PricingSetup, makespan, named_device, price, price_of, pricing_setup, uncalibrated
 from sparsedepth.plan.tasks import Plan
@@ -208,19 +207,8 @@ def test_a_sweep_says_its_price_and_plan_takes_what_its_runs_took(tmp_path):
     assert "total: 4 runs" in out and not results.exists()
     out, _ = sparsedepth("sweep", file, "--out", results, "--workers", 2, "--stack", 1)
     assert "cost: 4 runs" in out
-    found = finished_runs(results, [run for seed in (0, 1) for run in configs(file, seed)])
-    assert len(found) == 4 and all(run.seconds for run in found)
     out, _ = sparsedepth("plan", file, "--out", results, "--workers", 2)
     assert "corrected by finished runs of 2 shapes" in out
-
-
-def test_a_folder_that_is_not_there_yet_has_no_finished_runs(tmp_path):
-    assert finished_runs(tmp_path / "new", [RunConfig()]) == []
-
-
-def configs(file: Path, seed: int) -> list[RunConfig]:
-    definition = build(SweepDefinition, read_yaml(file), str(file))
-    return [definition.run_config({"n_layers": n}, seed) for n in (2, 3)]
 
 
 def test_runs_that_share_a_gpu_share_its_products_and_not_the_launching():

@@ -1,4 +1,4 @@
-"""Tuning: which points are run, when the grid is extended, and when the best is flagged. Losses are made up."""
+"""Tuning: which points are run, when the grid is extended, and which is best. Losses are made up."""
 
 import math
 
@@ -9,11 +9,11 @@ from sparsedepth.config.load import build
 from sparsedepth.config.run import RunConfig
 from sparsedepth.config.sweep import SweepDefinition
 from sparsedepth.plan.propose import known_distributions
-from sparsedepth.plan.results_index import ResultsIndex
 from sparsedepth.plan.tasks import Plan
 from sparsedepth.plan.tune import extended, tune
 from sparsedepth.store.connection import open_store
 from sparsedepth.sweep.results_folder import claim
+from sparsedepth.sweep.run_end import ResultsIndex
 
 GRID = {"lr": [1.0, 2.0, 4.0]}
 
@@ -25,36 +25,31 @@ def losses(**by_lr):
 
 
 def test_nothing_is_known_before_every_point_is():
-    found = tune(GRID, losses(lr_1=3.0, lr_2=2.0))
-    assert found.points == [{"lr": 1.0}, {"lr": 2.0}, {"lr": 4.0}] and found.best is None
+    points, best = tune(GRID, losses(lr_1=3.0, lr_2=2.0))
+    assert points == [{"lr": 1.0}, {"lr": 2.0}, {"lr": 4.0}] and best is None
 
 
 def test_an_interior_best_needs_no_more():
-    found = tune(GRID, losses(lr_1=3.0, lr_2=2.0, lr_4=2.5))
-    assert (len(found.points), found.best, found.at_edge) == (3, {"lr": 2.0}, ())
+    points, best = tune(GRID, losses(lr_1=3.0, lr_2=2.0, lr_4=2.5))
+    assert len(points) == 3 and best == {"lr": 2.0}
 
 
 def test_a_best_on_the_edge_extends_the_grid_once_by_its_ratio():
-    found = tune(GRID, losses(lr_1=3.0, lr_2=2.0, lr_4=1.5))
-    assert found.points[-1] == {"lr": 8.0} and found.best is None, "the new point is run first"
-    found = tune(GRID, losses(lr_1=3.0, lr_2=2.0, lr_4=1.5, lr_8=1.7))
-    assert (found.best, found.at_edge) == ({"lr": 4.0}, ())
-    found = tune(GRID, losses(lr_1=1.0, lr_2=2.0, lr_4=1.5, lr_0_5=1.7))
-    assert (found.points[0], found.best, found.at_edge) == ({"lr": 0.5}, {"lr": 1.0}, ())
+    points, best = tune(GRID, losses(lr_1=3.0, lr_2=2.0, lr_4=1.5))
+    assert points[-1] == {"lr": 8.0} and best is None, "the new point is run first"
+    assert tune(GRID, losses(lr_1=3.0, lr_2=2.0, lr_4=1.5, lr_8=1.7))[1] == {"lr": 4.0}
+    points, best = tune(GRID, losses(lr_1=1.0, lr_2=2.0, lr_4=1.5, lr_0_5=1.7))
+    assert points[0] == {"lr": 0.5} and best == {"lr": 1.0}
 
 
 def test_a_grid_is_extended_as_often_as_asked():
     known = losses(lr_1=3.0, lr_2=2.0, lr_4=1.5, lr_8=1.2)
-    assert tune(GRID, known, extensions=2).points[-1] == {"lr": 16.0} and tune(GRID, known, extensions=2).best is None
+    points, best = tune(GRID, known, extensions=2)
+    assert points[-1] == {"lr": 16.0} and best is None
     known = losses(lr_1=3.0, lr_2=2.0, lr_4=1.5, lr_8=1.2, lr_16=1.4, lr_32=0.0)
-    for extensions, n_points, best, at_edge in (
-        (0, 3, 4.0, ("lr",)),
-        (1, 4, 8.0, ("lr",)),
-        (2, 5, 8.0, ()),
-        (8, 5, 8.0, ()),
-    ):
-        found = tune(GRID, known, extensions)
-        assert (len(found.points), found.best, found.at_edge) == (n_points, {"lr": best}, at_edge)
+    for extensions, n_points, expected in ((0, 3, 4.0), (1, 4, 8.0), (2, 5, 8.0), (8, 5, 8.0)):
+        points, best = tune(GRID, known, extensions)
+        assert len(points) == n_points and best == {"lr": expected}
 
 
 def test_a_study_has_room_for_every_extension():
@@ -66,19 +61,17 @@ def test_a_study_has_room_for_every_extension():
 
 
 def test_a_diverged_point_is_the_worst_and_not_missing():
-    found = tune(GRID, losses(lr_1=3.0, lr_2=2.0, lr_4=math.inf))
-    assert (found.best, found.at_edge) == ({"lr": 2.0}, ())
+    assert tune(GRID, losses(lr_1=3.0, lr_2=2.0, lr_4=math.inf))[1] == {"lr": 2.0}
     found = tune(GRID, losses(lr_1=math.inf, lr_2=math.inf, lr_4=math.inf, lr_0_5=math.inf))
-    assert (found.best, found.at_edge) == ({"lr": 0.5}, ("lr",)), "all diverged: lower once, then flagged"
+    assert found[1] == {"lr": 0.5}, "all diverged: lower once"
 
 
 def test_two_fields_are_tuned_together():
     def loss(point):
         return abs(point["lr"] - 2.0) + point["weight_decay"]
 
-    found = tune({"lr": [1.0, 2.0, 4.0], "weight_decay": [0.1, 0.2, 0.4]}, loss)
-    assert len(found.points) == 3 * 4 and found.best == {"lr": 2.0, "weight_decay": 0.05}
-    assert found.at_edge == ("weight_decay",)
+    points, best = tune({"lr": [1.0, 2.0, 4.0], "weight_decay": [0.1, 0.2, 0.4]}, loss)
+    assert len(points) == 3 * 4 and best == {"lr": 2.0, "weight_decay": 0.05}
 
 
 def test_extended_values_are_the_same_number_on_every_machine():

@@ -11,8 +11,7 @@ from sparsedepth.config.run import RunConfig
 from sparsedepth.config.runtime import DEFAULT
 from sparsedepth.plan.duration import Timing, shape_id
 from sparsedepth.plan.memory import CONTEXT_BYTES, peak_bytes
-from sparsedepth.plan.price import PricingSetup, price_of, pricing_setup
-from sparsedepth.plan.workers import workers_per_gpu
+from sparsedepth.plan.price import PricingSetup, price_of, pricing_setup, workers_per_gpu
 from sparsedepth.sweep.machine import Machine
 
 RUN = build(RunConfig, {"n_layers": 2, "seq_len": 64, "batch_tokens": 512, "train_tokens": 512 * 20_000}, "test")

@@ -55,8 +55,8 @@ def test_a_run_is_judged_at_its_share_against_finished_runs_of_its_depth(results
     prune(results, curve(2.0))
     with pytest.raises(PrunedRun) as caught:
         prune(results, curve(2.5))
-    assert caught.value.pruned.step == 20
-    assert caught.value.pruned.reason == (
+    assert caught.value.step == 20
+    assert caught.value.reason == (
         "pruned at 50%: train_loss 2.5 is above 2, the level reached by the best 50% of 4 finished runs with n_layers=2"
     )
 
@@ -64,7 +64,7 @@ def test_a_run_is_judged_at_its_share_against_finished_runs_of_its_depth(results
 def test_a_share_between_two_steps_is_judged_at_the_later_one(results):
     with pytest.raises(PrunedRun) as caught:
         prune(results, curve(2.5), rule=Prune(by="train_loss", at=[0.49], keep=0.5, min_runs=3))
-    assert caught.value.pruned.step == 20  # 19.6
+    assert caught.value.step == 20  # 19.6
 
 
 def test_a_run_that_resumes_beyond_its_share_is_not_judged_again(results):

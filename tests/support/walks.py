@@ -106,18 +106,17 @@ def of_measure(folder: Path) -> Walk:
     from support.hf_families import tiny_folder
     from support.tiny_sweep import corpus
 
-    from sparsedepth.run.measure_existing_model import MeasureRequest, measure_existing_model
+    from sparsedepth.run.measure_existing_model import measure_existing_model
 
     settings = {"measures": ["loss", "causal"], "seq_len": 16, "measure_tokens": 64, "fit_tokens": 64, "val_tokens": 64}
-    request = MeasureRequest(
-        model=str(tiny_folder(folder / "model")),
-        settings=settings,
-        data=str(corpus(folder)),
-        out=folder / "out",
-        device=torch.device("cpu"),
-    )
+    model, data = str(tiny_folder(folder / "model")), str(corpus(folder))
     own_matter = ("load_model", "measure_run", "_check_states", "save_measured", "build", "device_facts", "provenance")
-    return walk(lambda: measure_existing_model(request, lambda phase, done: None), inside=own_matter)
+
+    def measure() -> None:
+        report, cpu = (lambda phase, done: None), torch.device("cpu")
+        measure_existing_model(model, settings=settings, data=data, out=folder / "out", device=cpu, report=report)
+
+    return walk(measure, inside=own_matter)
 
 
 def of_sweep(folder: Path) -> Walk:

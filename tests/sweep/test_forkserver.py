@@ -14,8 +14,8 @@ from support.tiny_sweep import BASE, corpus
 
 from sparsedepth.config.load import build
 from sparsedepth.config.run import RunConfig
+from sparsedepth.run.process import INTERRUPTED, USER_ERROR
 from sparsedepth.run.scratch import Scratch
-from sparsedepth.run.signals import INTERRUPTED, USER_ERROR
 from sparsedepth.store import run_record
 from sparsedepth.sweep import forkserver
 

@@ -3,7 +3,7 @@
 from support.instant_sweep import sweep
 
 from sparsedepth.plan.tasks import Plan
-from sparsedepth.run.scratch import Pruned, Scratch
+from sparsedepth.run.scratch import Scratch
 from sparsedepth.sweep.results_folder import prepare
 from sparsedepth.sweep.run_end import end_rule, write_attempts
 from sparsedepth.sweep.status import known_runs, remaining_runs, scan, state_of
@@ -46,7 +46,7 @@ def test_memory_ends_a_run_and_its_reason_is_a_whole_sentence(tmp_path):
 
 def test_a_pruned_run_is_computed_once_the_sweep_no_longer_prunes(tmp_path):
     scratch = _scratch(tmp_path)
-    scratch.prune(Pruned(step=3, reason="others are better"))
+    scratch.prune(3, "others are better")
     assert end_rule(tmp_path, None)(scratch) == ("pruned", "others are better")
     assert end_rule(tmp_path, sweep(space={"n_layers": [2]}))(scratch) is None
 

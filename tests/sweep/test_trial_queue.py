@@ -12,7 +12,7 @@ from support.instant_sweep import BASE, SPACE, MadeUp, Sweep, forget_study, made
 
 from sparsedepth.plan.tasks import Plan
 from sparsedepth.run.lease import hold
-from sparsedepth.run.scratch import Pruned, Scratch
+from sparsedepth.run.scratch import Scratch
 from sparsedepth.store import run_record
 from sparsedepth.sweep import trial_queue
 from sparsedepth.sweep.results_folder import claim, prepare
@@ -229,7 +229,7 @@ class Ends(MadeUp):
         scratch = Scratch(self.results, config.run_id)
         scratch.folder.mkdir(parents=True, exist_ok=True)
         if self.definition.prune:
-            scratch.prune(Pruned(step=5, reason="worse"))
+            scratch.prune(5, "worse")
         else:
             scratch.add_failure("no")
             scratch.add_failure("no")
@@ -331,7 +331,7 @@ def test_a_pruned_proposal_is_settled_even_after_the_study_is_lost(tmp_path):
             scratch = Scratch(self.results, config.run_id)
             scratch.folder.mkdir(parents=True, exist_ok=True)
             (scratch.folder / "config.yaml").write_text(json.dumps(config.model_dump(mode="json")))
-            scratch.prune(Pruned(step=5, reason="worse"))
+            scratch.prune(5, "worse")
             return (yield from Worker.run(self, config, trial))
 
     study = work(tmp_path, definition, kind=Prunes)
@@ -356,7 +356,7 @@ def test_a_proposal_that_has_ended_asks_for_no_further_seed(tmp_path):
             tried.append([config.seed for config in configs])
             scratch = Scratch(self.results, configs[0].run_id)
             scratch.folder.mkdir(parents=True, exist_ok=True)
-            scratch.prune(Pruned(step=5, reason="worse"))
+            scratch.prune(5, "worse")
             return 0
 
     base = {**BASE, "attention_dropout": 0.1, "log_every": 1}

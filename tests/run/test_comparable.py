@@ -1,6 +1,7 @@
-"""Runs whose automatic precision differs are refused in one folder; explicit ones may share it."""
+"""Runs on another text, or whose automatic precision differs, are refused in one folder; explicit ones may share it."""
 
 import dataclasses
+from types import SimpleNamespace
 
 import pytest
 from support.tiny_sweep import BASE, corpus
@@ -8,8 +9,9 @@ from support.tiny_sweep import BASE, corpus
 from sparsedepth.config.load import build
 from sparsedepth.config.run import RunConfig
 from sparsedepth.config.runtime import RuntimeConfig
+from sparsedepth.data.shards import CorpusSource
+from sparsedepth.run.comparable import check_same_precision, check_same_text
 from sparsedepth.run.execute import execute
-from sparsedepth.run.same_precision import check_same_precision
 from sparsedepth.run.train_and_measure import Options
 from sparsedepth.train.runtime import resolve
 
@@ -33,3 +35,17 @@ def test_automatic_precisions_do_not_mix(tmp_path):
     check_same_precision(config(tmp_path, "bf16"), on_gpu, results)
     with pytest.raises(ValueError, match=f"precision=auto is bf16 on cpu, but run {auto.run_id} of .* in fp32"):
         check_same_precision(auto, on_gpu, results)
+
+
+@pytest.mark.parametrize("content", [b"", b"null", b"[1]", b'{"data": null}', b"{}", b"\xff"])
+def test_a_damaged_manifest_of_another_run_does_not_end_this_one(tmp_path, content):
+    manifest = tmp_path / "runs" / "0123456789ab" / "manifest.json"
+    manifest.parent.mkdir(parents=True)
+    manifest.write_bytes(content)
+    source = CorpusSource()
+    facts = SimpleNamespace(data_id="x", corpus="c", data_hash="h")
+    source.corpus = SimpleNamespace(folder=tmp_path, manifest=facts, data_hash="h")
+    check_same_text(source, tmp_path)
+    manifest.write_text('{"data": {"data_id": "x", "data_hash": "another"}}')
+    with pytest.raises(ValueError, match="has changed since run 0123456789ab"):
+        check_same_text(source, tmp_path)

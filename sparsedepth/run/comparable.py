@@ -1,0 +1,92 @@
+"""What a run shares with the complete runs of its results folder, so that they can be compared: the text, and the
+precision that `precision: auto` stands for, which is bf16 on a GPU and fp32 elsewhere."""
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from sparsedepth.config.load import read_yaml
+from sparsedepth.config.run import RunConfig
+from sparsedepth.data.shards import CorpusSource
+from sparsedepth.data.source import Source, open_source
+from sparsedepth.data.tokenizer import Tokenizer
+from sparsedepth.files import parse_json, read_regular
+from sparsedepth.store import run_record
+from sparsedepth.train.runtime import Runtime
+
+
+def checked_source(config: RunConfig, results: Path, tokenizer: Tokenizer | None = None) -> Source:
+    """The source of a run in a results folder. Raises ValueError, before training, as `open_source`, and for text that
+    is too short or no longer that of the folder's runs."""
+    source = open_source(config, results / "data", tokenizer)
+    source.batch(config, 0)  # this and the following raise for a text that is too short
+    source.held_out(config.seq_len, config.measure_tokens)
+    if "loss" in config.measures:
+        source.held_out(config.eval_seq_len or config.seq_len, config.val_tokens)
+    if "usefulness" in config.measures:
+        n_fit = source.held_out(config.seq_len, config.fit_tokens, config.measure_tokens).n_tokens
+        if n_fit <= config.stream_width + 1:
+            raise ValueError(
+                f"the held-out text has {n_fit} tokens to fit usefulness's maps after measure_tokens="
+                f"{config.measure_tokens}, but d_model={config.d_model} needs more than {config.stream_width + 1}; use "
+                f"a longer corpus or a larger val_fraction"
+            )
+    check_same_text(source, results)
+    return source
+
+
+def check_same_text(source: Source, results: Path) -> None:
+    """Raises ValueError if the first complete run on this corpus read other tokens: the tokens were deleted, and the
+    text changed. The new tokens are deleted, since no run of this folder may read them."""
+    if not isinstance(source, CorpusSource):
+        return
+    corpus = source.corpus
+    for folder, manifest in _manifests(results):
+        data = manifest.get("data")
+        if not isinstance(data, dict) or data.get("data_id") != corpus.manifest.data_id:
+            continue
+        if data.get("data_hash") == source.data_hash:
+            return
+        if not corpus.folder.is_symlink():
+            shutil.rmtree(corpus.folder, ignore_errors=True)
+        raise ValueError(
+            f"corpus={corpus.manifest.corpus!r} has changed since run {folder.name} of {results}: runs on the two "
+            f"texts cannot be compared; restore the text, or choose another --out"
+        )
+
+
+def check_same_precision(config: RunConfig, runtime: Runtime, results: Path) -> None:
+    """Raises ValueError if the first complete run with precision=auto was computed in another than this would be: runs
+    that differ in nothing else would be compared as equals."""
+    if config.precision != "auto":
+        return
+    for folder, manifest in _manifests(results):
+        before = manifest.get("precision")
+        if not before or not _has_auto_precision(folder):
+            continue
+        if before == runtime.precision:
+            return
+        raise ValueError(
+            f"precision=auto is {runtime.precision} on {runtime.device.type}, but run {folder.name} of {results} was "
+            f"computed in {before}: the two cannot be compared; continue on the same kind of device, or set "
+            f"precision={before} and another --out"
+        )
+
+
+def _has_auto_precision(folder: Path) -> bool:
+    try:
+        return read_yaml(folder / "config.yaml").get("precision", "auto") == "auto"
+    except (OSError, ValueError, AttributeError):
+        return False
+
+
+def _manifests(results: Path) -> Iterator[tuple[Path, dict[str, Any]]]:
+    """Folder and manifest of each run; not of one that was removed meanwhile, or is damaged and will be repeated."""
+    for path in sorted(results.glob(f"{run_record.RUNS}/*/manifest.json")):
+        try:
+            content = parse_json(read_regular(path))
+        except (OSError, ValueError):
+            continue
+        if isinstance(content, dict):
+            yield path.parent, content

@@ -1,0 +1,183 @@
+"""The record of a finished run: its provenance (code, packages, device, kernels, data; no environment variable or host
+name), its files, written in the scratch folder, and the rename to its final path.
+
+Only the holder of the lease can publish: a process that was presumed dead and wakes up cannot change a result.
+"""
+
+import functools
+import importlib.metadata
+import os
+import platform
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import asdict
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+import sparsedepth
+from sparsedepth import files
+from sparsedepth.config.cost import cost
+from sparsedepth.config.run import RunConfig
+from sparsedepth.measure.suite import Measurements
+from sparsedepth.model.decoder import Decoder
+from sparsedepth.quantities.measured import PLUGINS
+from sparsedepth.run.allocation import node_hours
+from sparsedepth.run.lease import Lease
+from sparsedepth.run.process import anonymous_bytes
+from sparsedepth.run.scratch import Scratch
+from sparsedepth.store import run_record
+from sparsedepth.train.loop import Interrupted, TrainingResult
+from sparsedepth.train.runtime import Runtime
+from sparsedepth.train.tensor_file import write_tensors
+
+PACKAGES = ("torch", "numpy", "transformers", "datasets", "tokenizers", "safetensors", "optuna", "pyarrow")
+
+
+@functools.cache
+def code_version() -> dict[str, Any]:
+    """The release and, in a checkout, the commit; `changed` is true with uncommitted changes."""
+    facts: dict[str, Any] = {"version": sparsedepth.__version__, "commit": None, "changed": None}
+    root = Path(sparsedepth.__file__).parent.parent
+    if (root / ".git").exists():
+        facts["commit"] = _git(root, "rev-parse", "HEAD")
+        changes = _git(root, "status", "--porcelain", "--", "sparsedepth")
+        facts["changed"] = None if changes is None else bool(changes)
+    return facts
+
+
+def _git(root: Path, *arguments: str) -> str | None:
+    command = ["git", "-C", str(root), *arguments]
+    try:
+        return subprocess.run(command, capture_output=True, text=True, timeout=10, check=True).stdout.strip()
+    except (OSError, subprocess.SubprocessError):
+        return None
+
+
+def manifest_allocations(scratch: Scratch) -> dict[str, Any]:
+    """The Slurm tasks that computed the run, one per start, without node names, and their node hours; empty if none."""
+    starts = scratch.allocations()
+    if not starts:
+        return {}
+    tasks = [{key: value for key, value in asdict(start).items() if key != "node"} for start in starts]
+    return {"node_hours": node_hours(starts), "allocations": tasks}
+
+
+@functools.cache
+def package_versions() -> dict[str, str | None]:
+    """Installed versions of the packages that can change a result; None if not installed."""
+    versions: dict[str, str | None] = {"python": platform.python_version()}
+    for name in PACKAGES:
+        try:
+            versions[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            versions[name] = None
+    return versions
+
+
+class Stopwatch:
+    """Start time and duration, including the time of earlier processes."""
+
+    def __init__(self, clock: Callable[[], float] = time.perf_counter):
+        self.clock, self.began, self.earlier_seconds = clock, clock(), 0.0
+        self.started = datetime.now(UTC).isoformat(timespec="seconds")
+
+    def seconds(self) -> float:
+        return round(self.earlier_seconds + self.clock() - self.began, 3)
+
+    def facts(self) -> dict[str, Any]:
+        return {"started": self.started, "seconds": self.seconds()}
+
+
+def provenance(run_id: str, data_hash: str) -> dict[str, Any]:
+    """The run of a record, and the code, command, data and packages that produced it."""
+    return {
+        "run_id": run_id,
+        "code": code_version(),
+        "command": [Path(sys.argv[0]).name, *sys.argv[1:]],
+        "data_hash": data_hash,
+        "packages": package_versions(),
+        **({"plugins": {plugin.name: plugin.code for plugin in PLUGINS}} if PLUGINS else {}),
+    }
+
+
+def device_facts(runtime: Runtime, before: tuple[int, int] | None = None) -> dict[str, Any]:
+    """The device, its settings and peak memory: on a GPU as allocated by PyTorch; on a CPU (Linux) the anonymous memory
+    added since `before`, an earlier `anonymous_bytes`."""
+    if runtime.device.type == "cuda":
+        name, peak = torch.cuda.get_device_name(runtime.device), torch.cuda.max_memory_allocated(runtime.device)
+    else:
+        name, memory = platform.processor() or platform.machine(), anonymous_bytes()
+        peak = max(0, memory[1] - before[0]) if before and memory else None
+    return {
+        "device": f"{runtime.device.type} ({name})",
+        "precision": runtime.precision,
+        "threads": runtime.threads,
+        "compiled": runtime.compile,
+        "cuda_graph": runtime.cuda_graph,
+        "parallel": runtime.parallel,
+        "micro_batch": runtime.micro_batch,
+        "peak_memory_bytes": peak,
+    }
+
+
+def write(
+    target: Path,
+    config: RunConfig,
+    model: Decoder,
+    trained: TrainingResult,
+    measured: Measurements | None,
+    manifest: dict[str, Any],
+) -> None:
+    """Write every file of the record, then its marker (`store.run_record.finish`)."""
+    target.mkdir(parents=True)
+    run_record.write_config(target, config)
+    run_record.write_manifest(target, manifest)
+    run_record.write_table(target, "curves", trained.curves)
+    run_record.write_table(target, "layers", [*trained.observations, *(measured.layers if measured else [])])
+    if measured:
+        for table, rows in measured.tables().items():
+            if table in ("heads", "pairs") or (rows and table != "layers"):
+                run_record.write_table(target, table, rows)
+    run_record.write_summary(target, {**training_summary(config, trained), **(measured.summary if measured else {})})
+    if measured:  # a diverged run's weights are no result: they depend on when the divergence was detected
+        weights = {name: weight.detach().cpu().contiguous() for name, weight in model.named_parameters()}
+        write_tensors(target / run_record.WEIGHTS, weights)
+    run_record.finish(target)
+
+
+def training_summary(config: RunConfig, trained: TrainingResult) -> dict[str, Any]:
+    run_cost = cost(config)
+    tokens = trained.steps * config.batch_tokens
+    last_losses = [row["train_loss"] for row in trained.curves if row["step"] > 0.9 * config.n_steps]
+    return {
+        "outcome": trained.outcome,
+        "diverged_step": trained.diverged_step,
+        "diverged_cause": trained.diverged_cause,
+        "params_total": run_cost.params_total,
+        "params_active": run_cost.params_active,
+        "flops_per_token": run_cost.flops_per_token,
+        "train_flops": run_cost.train_flops(tokens),
+        "steps": trained.steps,
+        "tokens_trained": tokens,
+        "tokens_per_param": tokens / run_cost.params_total,
+        "train_loss": float(np.mean(last_losses)) if last_losses and trained.outcome == "ok" else None,
+    }
+
+
+def publish(aside: Path, target: Path, lease: Lease) -> None:
+    """Rename the record from `aside` to `target`; the first process to do so wins."""
+    if not lease.is_valid():
+        raise Interrupted
+    target.parent.mkdir(exist_ok=True)
+    try:
+        os.rename(aside, target)
+    except OSError:  # the target exists: another process was first
+        if not run_record.is_complete(target):
+            raise
+    files.sync(target.parent)
