@@ -24,14 +24,13 @@ def with_branches(definition: SweepDefinition, match: Match) -> list[Match]:
     whole = match.config
     if whole.schedule != "wsd":
         raise ValueError(
-            f"branch_at={definition.branch_at} needs schedule=wsd, whose runs share what comes before the decay, not "
-            f"schedule={whole.schedule}; set schedule: wsd in the base"
+            f"branch_at={definition.branch_at} needs schedule=wsd, not {whole.schedule}; set schedule: wsd in the base"
         )
     if whole.warmup_tokens is None:
         tokens = max(1, whole.warmup_steps) * whole.batch_tokens
         raise ValueError(
-            f"branch_at={definition.branch_at} needs a warm-up that is the same for all budgets; set warmup_tokens: "
-            f"{tokens} in the base in place of warmup_frac"
+            f"branch_at={definition.branch_at} needs one warm-up for all budgets; set warmup_tokens: {tokens} in the "
+            f"base in place of warmup_frac"
         )
     cells = [{**match.cell, "train_tokens": _branch_tokens(whole, share)} for share in definition.branch_at]
     configs = [definition.run_config(cell, definition.seeds[0]) for cell in cells]
@@ -56,17 +55,13 @@ def _branch_tokens(whole: RunConfig, share: float) -> int:
 def trunk_names(runs: Sequence[RunConfig]) -> dict[str, str]:
     """run_id -> 'trunk 3f2a1b' of the longest of the runs that share a trunk, 'branch 1 of 3 of trunk 3f2a1b' of the
     others, shortest first; none for a run that shares no steps with another."""
-    trunks: dict[tuple[str, int], list[RunConfig]] = {}
-    for config in runs:
-        if key := config.trunk_key:
-            trunks.setdefault((key, config.seed), []).append(config)
     names = {}
-    for (key, _), shared in trunks.items():
+    for (key, _), shared in _by_trunk(runs).items():
         *branches, whole = sorted(shared, key=lambda config: config.train_tokens)
         if branches:
-            names[whole.run_id] = f"trunk {key[:6]}"
+            names[whole.run_id] = f"trunk {str(key)[:6]}"
         for number, branch in enumerate(branches, start=1):
-            names[branch.run_id] = f"branch {number} of {len(branches)} of trunk {key[:6]}"
+            names[branch.run_id] = f"branch {number} of {len(branches)} of trunk {str(key)[:6]}"
     return names
 
 
@@ -81,12 +76,19 @@ def trunk_line(names: Mapping[str, str], complete: Collection[str]) -> str:
 
 def shared_steps(runs: Sequence[RunConfig]) -> list[int]:
     """For each run the steps that it takes over from the next shorter run of its trunk among `runs`; 0 if none."""
-    trunks: dict[tuple[str, int], list[int]] = {}
-    keys = [config.trunk_key for config in runs]
-    for key, config in zip(keys, runs, strict=True):
-        if key:
-            trunks.setdefault((key, config.seed), []).append(config.stable_steps)
-    return [
-        max((steps for steps in trunks[key, config.seed] if steps < config.stable_steps), default=0) if key else 0
-        for key, config in zip(keys, runs, strict=True)
+    trunks = _by_trunk(runs)
+    lengths = {trunk: sorted(config.stable_steps for config in shared) for trunk, shared in trunks.items()}
+    shorter = [
+        [steps for steps in lengths.get((config.trunk_key, config.seed), ()) if steps < config.stable_steps]
+        for config in runs
     ]
+    return [steps[-1] if steps else 0 for steps in shorter]
+
+
+def _by_trunk(runs: Sequence[RunConfig]) -> dict[tuple[str | None, int], list[RunConfig]]:
+    """The runs with a trunk by its key and seed."""
+    trunks: dict[tuple[str | None, int], list[RunConfig]] = {}
+    for config in runs:
+        if key := config.trunk_key:
+            trunks.setdefault((key, config.seed), []).append(config)
+    return trunks

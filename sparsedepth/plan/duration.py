@@ -11,6 +11,7 @@ w is fitted to an H200. `quantities.measured` has the cost of each measure in fo
 """
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from sparsedepth.config.cost import cost
 from sparsedepth.config.role import fields_where
@@ -71,8 +72,7 @@ RELATED = 1.6
 """Accuracy of an assumed time that is corrected by finished runs of other shapes."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Timing:
+class Timing(NamedTuple):
     step: float
     """seconds of an optimiser step"""
     forward: float
@@ -94,8 +94,7 @@ class Seconds:
 def shape(config: RunConfig, *, step_only: bool = False) -> dict[str, object]:
     """The fields that a run's price depends on; with `step_only` those that the time of a step depends on."""
     scopes = ("step",) if step_only else ("step", "amount")
-    names = set(fields_where(RunConfig, lambda role: role.cost_scope in scopes))
-    return config.model_dump(mode="json", include=names)
+    return config.model_dump(mode="json", include={*fields_where(RunConfig, lambda role: role.cost_scope in scopes)})
 
 
 def shape_id(config: RunConfig, *, step_only: bool = False) -> str:
@@ -110,13 +109,12 @@ def measuring_flops(config: RunConfig) -> float:
     observed = (config.n_steps // config.observe_every) * max(OBSERVED_TOKENS, config.seq_len) * body
     passes = [measure.passes(config) for measure in MEASURES if measure.name in config.measures]
     scored = tokens * sum(in_blocks * body + in_head * head for in_blocks, in_head in passes)
-    other = 0.0
     if "loss" in config.measures:
         is_scored_twice = config.eval_seq_len not in (None, config.seq_len)
-        other += config.val_tokens * (2 if is_scored_twice else 1) * flops_per_token
+        scored += config.val_tokens * (2 if is_scored_twice else 1) * flops_per_token
     if "usefulness" in config.measures:
-        other += config.fit_tokens * (body + 8 * config.n_layers * config.stream_width**2)
-    return observed + scored + other
+        scored += config.fit_tokens * (body + 8 * config.n_layers * config.stream_width**2)
+    return observed + scored
 
 
 def seconds(config: RunConfig, place: Place, device: Device, timing: Timing | None = None) -> Seconds:

@@ -45,17 +45,18 @@ def amount(config: RunConfig, matched: Matched, step_seconds: Mapping[int, float
         if config.n_layers not in step_seconds:
             raise ValueError(
                 f"matched: time has no step_seconds of n_layers={config.n_layers}; `sparsedepth plan FILE --set "
-                f"matched=flops --calibrate` times the steps of each depth and prints the line for the definition"
+                f"matched=flops --calibrate` prints them"
             )
         return config.n_steps * step_seconds[config.n_layers]
-    if matched == "tokens":
-        return config.train_tokens
-    if matched == "steps":
-        return config.n_steps
     run_cost = cost(config)
-    if matched == "flops":
-        return run_cost.train_flops(config.train_tokens)
-    return run_cost.params_total if matched == "params_total" else run_cost.params_active
+    amounts = {
+        "tokens": config.train_tokens,
+        "steps": config.n_steps,
+        "flops": run_cost.train_flops(config.train_tokens),
+        "params_total": run_cost.params_total,
+        "params_active": run_cost.params_active,
+    }
+    return amounts[matched]
 
 
 def match(definition: SweepDefinition, cells: Sequence[Cell]) -> list[Match]:
@@ -79,7 +80,12 @@ def match(definition: SweepDefinition, cells: Sequence[Cell]) -> list[Match]:
         spent = amount(config, matched, definition.step_seconds)
         ratio = spent / target
         if abs(ratio - 1) > (0 if exact else definition.tolerance):
-            raise ValueError(_mismatch_message(definition, cell, spent, target, free))
+            first = "first cell" if is_shared else "first cell of its depth"
+            fix = "change the cells or 'matched'" if exact else _fix(definition, ratio, free)
+            raise ValueError(
+                f"sweep {definition.name!r} states that its runs are matched in {matched}, but {cell} has {spent:,} "
+                f"and the {first} has {target:,}; {fix}"
+            )
         matches.append(Match(cell=cell, config=config, free=free if is_solved else None, ratio=ratio))
     return matches
 
@@ -117,34 +123,23 @@ def _solve(amount_at: Callable[[int], float], config: RunConfig, free: str, targ
     return step * min((low, high), key=lambda k: abs(amount_at(k * step) - target))
 
 
-def _mismatch_message(definition: SweepDefinition, cell: Cell, actual: float, target: float, free: str | None) -> str:
-    is_exact = definition.matched in ("tokens", "steps")
-    is_shared = is_exact or definition.across
-    message = (
-        f"sweep {definition.name!r} states that its runs are matched in {definition.matched}, but {cell} has "
-        f"{actual:,} and the first cell{'' if is_shared else ' of its depth'} has {target:,}"
-    )
-    if is_exact:
-        return f"{message}; change the cells or 'matched'"
+def _fix(definition: SweepDefinition, ratio: float, free: str | None) -> str:
+    """What helps against a mismatch above the tolerance."""
     if free is None:
         example = "train_tokens" if definition.matched == "flops" else "d_ff"
-        return (
-            f"{message} ({actual / target - 1:+.1%}); name a size to solve for: 'free: {example}', or change the cells"
-        )
-    return (
-        f"{message} ({actual / target - 1:+.1%}, tolerance {definition.tolerance:.1%}) at the best {free}; "
-        f"choose another 'free', a larger model, or a larger 'tolerance'"
-    )
+        return f"name a size to solve for: 'free: {example}', or change the cells"
+    off = f"{ratio - 1:+.1%}, tolerance {definition.tolerance:.1%}"
+    return f"that is {off}, at the best {free}; choose another 'free', a larger model, or a larger 'tolerance'"
 
 
 def summary(definition: SweepDefinition, matches: Sequence[Match]) -> list[str]:
     """A line for each cell whose size was solved for, with the remaining mismatch."""
-    solved = [cell_match for cell_match in matches if cell_match.free]
-    if not solved:
-        return []
-    worst = max(solved, key=lambda cell_match: abs(cell_match.ratio - 1))
-    lines = [f"matched in {definition.matched}: sizes of {len(solved)} cells, largest mismatch {worst.ratio - 1:+.2%}"]
-    for cell_match in solved:
-        fields = ", ".join(f"{name}={value}" for name, value in cell_match.cell.items() if name != cell_match.free)
-        lines.append(f"  {fields or 'base'}: {cell_match.free}={cell_match.size} ({cell_match.ratio - 1:+.2%})")
+    lines = []
+    solved = [one for one in matches if one.free]
+    if solved:
+        worst = max((one.ratio - 1 for one in solved), key=abs)
+        lines = [f"matched in {definition.matched}: sizes of {len(solved)} cells, largest mismatch {worst:+.2%}"]
+    for one in solved:
+        fields = ", ".join(f"{name}={value}" for name, value in one.cell.items() if name != one.free)
+        lines.append(f"  {fields or 'base'}: {one.free}={one.size} ({one.ratio - 1:+.2%})")
     return lines

@@ -7,18 +7,19 @@ the median over processes. Timings are cached by device, torch version, runtime 
 """
 
 import functools
-import json
 import multiprocessing
 import os
 import statistics
 import time
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
-from dataclasses import asdict, replace
+from dataclasses import replace
 from multiprocessing.queues import SimpleQueue
 from pathlib import Path
 
 import torch
+from pydantic import TypeAdapter
 
 from sparsedepth import files
 from sparsedepth.config.cost import cost
@@ -46,12 +47,8 @@ LONGEST_STEP = 20.0
 
 def timings_path(machine: Machine) -> Path:
     runtime = machine.runtime.model_dump(mode="json", exclude={"checkpoint_seconds"})
-    facts = {
-        "device": device_name_of(machine),
-        "torch": torch.__version__,
-        "runtime": runtime,
-        "workers": machine.workers,
-    }
+    device, workers = device_name_of(machine), machine.workers
+    facts = {"device": device, "torch": torch.__version__, "runtime": runtime, "workers": workers}
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     return cache / "sparsedepth" / "timings" / f"{files.digest(facts)}.json"
 
@@ -71,15 +68,14 @@ def device_name_of(machine: Machine) -> str:
 def known_timings(machine: Machine) -> dict[str, Timing]:
     """Cached timings of this machine; empty if the file is missing or damaged."""
     try:
-        timings = json.loads(timings_path(machine).read_text())
-        return {key: Timing(step=float(t["step"]), forward=float(t["forward"])) for key, t in timings.items()}
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return TypeAdapter(dict[str, Timing]).validate_json(timings_path(machine).read_bytes())
+    except (OSError, ValueError):
         return {}
 
 
 def calibrate(runs: Sequence[RunConfig], machine: Machine, report: Callable[[int], None]) -> dict[str, Timing]:
-    """Time one run of each shape and cache the timings; returns all timings of this machine. `report` gets the number
-    of timings so far. Raises ValueError if a shape cannot be computed."""
+    """Time a run of each shape and cache the timings; returns all timings of this machine. `report` gets the number of
+    timings so far. Raises ValueError if a shape cannot be computed."""
     workers = range(machine.workers)
     in_turn = [runs[(number + turn) % len(runs)] for turn in range(len(runs)) for number in workers]
     runtime = machine.runtime.model_copy(update={"parallel": "none"})
@@ -88,30 +84,25 @@ def calibrate(runs: Sequence[RunConfig], machine: Machine, report: Callable[[int
     gpus = context.SimpleQueue()
     for number in workers:
         gpus.put(machine.gpus[number % len(machine.gpus)][0] if machine.gpus else None)
-    timings_of: dict[str, list[Timing]] = {}
+    timings_of = defaultdict[str, list[Timing]](list)
     with ProcessPoolExecutor(len(workers), context, _prepare, (gpus, runtime.threads)) as pool:
         with forkserver.nameless_main():
             futures = [pool.submit(_timed, config, runtime, machine.processes_per_run) for config in in_turn]
         try:
             for n_done, future in enumerate(as_completed(futures), start=1):
                 key, timing = future.result()
-                timings_of.setdefault(key, []).append(timing)
+                timings_of[key].append(timing)
                 report(n_done)
         except Exception as error:  # a shape may raise anything
             pool.shutdown(cancel_futures=True)
             raise ValueError(f"a shape of the sweep could not be timed ({error}); plan without --calibrate") from None
-    known = known_timings(machine) | {key: _median(timings) for key, timings in timings_of.items()}
+    known = known_timings(machine)
+    for key, timings in timings_of.items():
+        known[key] = Timing(*map(statistics.median, zip(*timings, strict=True)))
     path = timings_path(machine)
     path.parent.mkdir(parents=True, exist_ok=True)
-    files.write_json(path, {key: asdict(timing) for key, timing in known.items()})
+    files.write_json(path, {key: timing._asdict() for key, timing in known.items()})
     return known
-
-
-def _median(timings: Sequence[Timing]) -> Timing:
-    return Timing(
-        step=statistics.median(timing.step for timing in timings),
-        forward=statistics.median(timing.forward for timing in timings),
-    )
 
 
 def _prepare(gpus: "SimpleQueue[str | None]", threads: int | None) -> None:

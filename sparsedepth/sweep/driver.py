@@ -35,7 +35,7 @@ from sparsedepth.sweep import forkserver, storage, trial_queue
 from sparsedepth.sweep.machine import Machine
 from sparsedepth.sweep.rebuild import rebuild
 from sparsedepth.sweep.results_folder import delete_leftovers, delete_trunks, prepare
-from sparsedepth.sweep.run_end import ResultsIndex, RunEnd, end_rule
+from sparsedepth.sweep.run_end import ResultsIndex, end_rule
 from sparsedepth.sweep.status import RunState, scan
 from sparsedepth.sweep.worker import Worker
 
@@ -107,7 +107,9 @@ class Driver:
 
     def __post_init__(self) -> None:
         self._end_rule = end_rule(self.results, self.definition, self.machine.max_attempts)
-        self.results_index = ResultsIndex(self.results, self.definition, lambda run_id: self._end(run_id) is not None)
+        self.results_index = ResultsIndex(
+            self.results, self.definition, lambda run_id: self._end_rule(Scratch(self.results, run_id)) is not None
+        )
         self._lease_id = uuid.uuid4().hex
         self._rounds: Counter[str] = Counter()
         self._gives_up = False
@@ -139,11 +141,8 @@ class Driver:
         return result
 
     def join(self) -> SweepResult:
-        """Run the queue in addition to the sweep's other processes.
-
-        Raises ValueError if the storage has no study of the sweep; with `leaves_when_idle` (a cluster's job, which may
-        be the first process) it is created instead.
-        """
+        """Run the queue in addition to the sweep's other processes. Raises ValueError if the storage has no study of
+        the sweep; with `leaves_when_idle` (a cluster's job, which may be the first process) it is created instead."""
         with storage.with_error_messages(self.storage_url, self.results):
             if not self.leaves_when_idle and not trial_queue.has_study(self.definition, self.storage_url, self.results):
                 raise ValueError(
@@ -260,8 +259,8 @@ class Driver:
             storage.check_disk_space(self.results, is_too_little=True)
         if self._gives_up:
             raise ValueError(
-                "the process that starts the runs died repeatedly, with no run completed in between (out of memory?). "
-                "Finished runs are kept; fix the cause and run the same command again"
+                "the process that starts the runs died repeatedly (out of memory?). Finished runs are kept; fix the "
+                "cause and run the same command again"
             )
 
     def _show(self, failures: Failures, runs: list[RunConfig]) -> None:
@@ -277,25 +276,22 @@ class Driver:
 
     def _advance(self) -> bool:
         """Advance every worker. Returns whether one has become idle."""
-        ended = False
-        for worker in self._workers:
-            if not worker.is_idle:
-                try:
-                    worker.advance()
-                except storage.ERRORS as error:
-                    self._connection_retry.wait(error, self.stop)
-                ended |= worker.is_idle
-        return ended
+        busy = [worker for worker in self._workers if not worker.is_idle]
+        for worker in busy:
+            try:
+                worker.advance()
+            except storage.ERRORS as error:
+                self._connection_retry.wait(error, self.stop)
+        return any(worker.is_idle for worker in busy)
 
     def _assign_tasks(self, study: optuna.Study, idle: list[Worker]) -> bool:
         """Assign queued tasks to the idle workers. Returns whether tasks are left to wait for."""
         try:
             for worker in idle:
-                if self._take(worker, study):
-                    continue
-                self._refill(study)
                 if not self._take(worker, study):
-                    break
+                    self._refill(study)
+                    if not self._take(worker, study):
+                        break
             self._connection_retry.reset()
             if trial_queue.count(study, TrialState.WAITING) or not all(worker.is_idle for worker in idle):
                 return True
@@ -315,16 +311,20 @@ class Driver:
 
     def _refill(self, study: optuna.Study) -> None:
         """Queue the tasks that are neither done nor taken, except those that failed too often."""
-        taken = {number for worker in self._workers for number in worker.trials}
+        taken = {number for worker in self._workers for number in worker.task_steps}
 
         def is_forgotten(trial: FrozenTrial) -> bool:
             return trial.user_attrs["lease"] == self._lease_id and trial.number not in taken
+
+        def is_given_up(task: Task) -> bool:
+            states = {self._state(run_id) for run_id in self.plan.run_ids(task)}
+            return self._rounds[task.key] >= MAX_ROUNDS or bool(states & {"failed", "infeasible"})
 
         with hold(self._queue_lock, self.stop):
             own_lease = trial_queue.lease_path(self.results, self._lease_id)
             now = last_heartbeat(own_lease)  # by the file system's clock: this machine's may be wrong
             trial_queue.give_back_lost(study, self.results, is_forgotten, now)
-            tasks = [task for task in self._missing(study).unqueued if not self._is_given_up(task)]
+            tasks = [task for task in self._missing(study).unqueued if not is_given_up(task)]
             self._rounds.update(task.key for task in tasks)
             trial_queue.enqueue(study, tasks, self.definition)
 
@@ -332,16 +332,9 @@ class Driver:
         tasks = self.plan.tasks(self.results_index.loss_of)
         return trial_queue.missing(study, tasks, self.plan.run_ids, self._state)
 
-    def _is_given_up(self, task: Task) -> bool:
-        states = {self._state(run_id) for run_id in self.plan.run_ids(task)}
-        return self._rounds[task.key] >= MAX_ROUNDS or bool(states & {"failed", "infeasible"})
-
-    def _end(self, run_id: str) -> RunEnd | None:
-        return self._end_rule(Scratch(self.results, run_id))
-
     def _state(self, run_id: str) -> str | None:
         """'complete', or how the run ended without a result; None if it is to be computed."""
         if self.results_index.is_complete(run_id):
             return "complete"
-        end = self._end(run_id)
+        end = self._end_rule(Scratch(self.results, run_id))
         return end and end.state

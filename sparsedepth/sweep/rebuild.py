@@ -5,6 +5,7 @@ The folders are the record; the study only needs enough to continue and for dash
 """
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -94,21 +95,19 @@ def _add(study: optuna.Study, definition: SweepDefinition, task: Task, runs: Seq
     summaries = [summary for _, summary in runs if summary is not None]
     is_pruned = len(summaries) < len(runs)
     means = {} if is_pruned else trial_queue.means_of(definition, summaries)
-    values = [mean for name in definition.objectives if (mean := means.get(name)) is not None]
     axes = trial_queue.distributions(definition)
     cell = task.cell or _cell_of(definition, configs[0]) or {}
     params = {name: plain(cell[name]) for name in axes if name in cell}
-    known_means = {name: mean for name, mean in means.items() if mean is not None}
     run_ids = {f"run_id_seed_{config.seed}": config.run_id for config in configs}
     pruned = {"pruned": "see its scratch folder"} if is_pruned else {}
-    complete = len(values) == len(definition.objectives)
+    is_scored = {*definition.objectives} <= {*means}
     study.add_trial(
         optuna.trial.create_trial(
-            state=TrialState.COMPLETE if complete else TrialState.PRUNED,
-            values=values if complete else None,
+            state=TrialState.COMPLETE if is_scored else TrialState.PRUNED,
+            values=[means[name] for name in definition.objectives] if is_scored else None,
             params=params,
             distributions={name: axes[name] for name in params},
-            user_attrs={**trial_queue.attributes(task), "cell": cell, **known_means, **run_ids, **pruned},
+            user_attrs={"task": asdict(task), "cell": cell, **means, **run_ids, **pruned},
             constraints={"buildable": 0.0, **constraint_excess(definition, configs[0])},
         )
     )

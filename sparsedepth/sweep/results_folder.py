@@ -7,7 +7,7 @@ import re
 import tempfile
 import time
 import uuid
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Generator, Sequence
 from pathlib import Path
 
 from sparsedepth import files
@@ -33,9 +33,8 @@ TEMPORARY_SECONDS = 600.0
 def claim(results: Path, definition: SweepDefinition) -> None:
     """Make `results` the folder of this sweep. Raises ValueError if it is another sweep's, or cannot be written."""
     refuse_pack(results)
-    files.refuse_links(
-        results, results / "runs", *results.glob("work"), *results.glob("work/*"), *results.glob("work/*/checkpoints")
-    )
+    written = (*results.glob("work"), *results.glob("work/*"), *results.glob("work/*/checkpoints"))
+    files.refuse_links(results, results / "runs", *written)
     try:
         results.mkdir(parents=True, exist_ok=True)
         with _locked_folder(results):
@@ -75,11 +74,11 @@ def check_same_sweep(results: Path, definition: SweepDefinition) -> None:
     try:
         before = read_definition(results)
     except ValueError as error:
-        raise ValueError(
-            f"{error}; if {results / DEFINITION} is damaged, delete it and run the same command to write it again"
-        ) from None
-    if before is None and (model := next(_models_in(results), None)):
-        raise ValueError(f"{results} holds a model ({model.relative_to(results)}), and no sweep; name a new --out")
+        fix = f"if {results / DEFINITION} is damaged, delete it and run the same command to write it again"
+        raise ValueError(f"{error}; {fix}") from None
+    models = (*results.glob("*.safetensors"), *results.glob("*/*.safetensors")) if before is None else ()
+    if models:
+        raise ValueError(f"{results} holds a model ({models[0].relative_to(results)}), and no sweep; name a new --out")
     if before and (before.name, before.base) != (definition.name, definition.base):
         reason, fix = repr(before.name), "choose another --out"
         if before.name == definition.name:
@@ -89,12 +88,6 @@ def check_same_sweep(results: Path, definition: SweepDefinition) -> None:
             fix = f"keep its base and vary {fields} under 'space', or {fix}"
         together = "best, plot, effects and recipe read several folders at once: best A B"
         raise ValueError(f"{results} holds another sweep ({reason}), not {definition.name!r}; {fix} ({together})")
-
-
-def _models_in(folder: Path) -> Iterator[Path]:
-    """The weights of a folder of models, or of a model."""
-    for pattern in ("*.safetensors", "*/*.safetensors"):
-        yield from folder.glob(pattern)
 
 
 def delete_leftovers(results: Path) -> None:
@@ -115,13 +108,13 @@ def delete_leftovers(results: Path) -> None:
 
 def delete_trunks(results: Path, runs: Sequence[RunConfig]) -> None:
     """Delete the trunks of which every run is complete."""
-    open_trunks = {
-        trunk_folder(results, config)
-        for config in runs
-        if config.trunk_key and not run_record.is_complete(run_record.run_folder(results, config.run_id))
-    }
-    for folder in {trunk_folder(results, config) for config in runs} - open_trunks:
-        if folder:
+    trunks: dict[Path, bool] = {}
+    for config in runs:
+        if folder := trunk_folder(results, config):
+            is_complete = run_record.is_complete(run_record.run_folder(results, config.run_id))
+            trunks[folder] = trunks.get(folder, True) and is_complete
+    for folder, is_finished in trunks.items():
+        if is_finished:
             remove_checkpoints(folder)
 
 

@@ -56,12 +56,10 @@ class JournalLock(JournalFileOpenLock):
         self._handle = os.open(self.journal.with_name(f".{self.journal.name}.lock"), os.O_RDWR | os.O_CREAT, 0o644)
         fcntl.flock(self._handle, fcntl.LOCK_EX)
         with open(self.journal, "r+b") as file:
-            end = file.seek(0, os.SEEK_END)
-            if end:
-                file.seek(end - 1)
-                if file.read(1) != b"\n":
-                    file.seek(0)
-                    file.truncate(file.read().rfind(b"\n") + 1)
+            file.seek(max(0, file.seek(0, os.SEEK_END) - 1))
+            if file.read(1) not in (b"", b"\n"):
+                file.seek(0)
+                file.truncate(file.read().rfind(b"\n") + 1)
         return True
 
     def release(self) -> None:
@@ -77,7 +75,12 @@ def open_storage(url: str | None, results: Path) -> optuna.storages.BaseStorage:
         backend = JournalFileBackend(str(journal), lock_obj=lock)
         try:
             with get_lock_file(lock):
-                _remove_damaged_end(journal)
+                content = journal.read_bytes()
+                start = content.rstrip(b"\n").rfind(b"\n") + 1
+                try:
+                    parse_json(content[start:])
+                except ValueError:  # Optuna skips a last line that is not JSON, but fails at the line after it
+                    os.truncate(journal, start)
             return optuna.storages.JournalStorage(backend)
         except (ValueError, KeyError, TypeError, AttributeError, AssertionError, RecursionError) as error:
             raise ValueError(
@@ -94,16 +97,6 @@ def open_storage(url: str | None, results: Path) -> optuna.storages.BaseStorage:
     return storage
 
 
-def _remove_damaged_end(journal: Path) -> None:
-    """Remove a last line that is not JSON: Optuna skips it, but fails at the line after it."""
-    content = journal.read_bytes()
-    start = content.rstrip(b"\n").rfind(b"\n") + 1
-    try:
-        parse_json(content[start:])
-    except ValueError:
-        os.truncate(journal, start)
-
-
 def database_url(url: str) -> sqlalchemy.URL:
     """The URL for SQLAlchemy. Raises ValueError without showing the URL."""
     hint = "give postgresql://USER@HOST/DATABASE, with the password in SPARSEDEPTH_STORAGE or in ~/.pgpass"
@@ -113,9 +106,7 @@ def database_url(url: str) -> sqlalchemy.URL:
         raise ValueError(f"--storage is not a database URL; {hint}") from None
     dialect, _, driver = address.drivername.partition("+")
     if dialect not in ("postgresql", "postgres"):
-        raise ValueError(
-            f"--storage {dialect}: is not supported; {hint}, or omit it: DIR/{JOURNAL} works on a shared folder"
-        )
+        raise ValueError(f"--storage {dialect}: is not supported; {hint}, or omit it: a shared DIR has a {JOURNAL}")
     if "@" in (address.host or ""):
         raise ValueError(f"--storage has an @ in its user or password; write it as %40, or {hint}")
     driver = driver or "psycopg"
@@ -154,15 +145,14 @@ class ConnectionRetry:
         """Sleep. Raises the error if it is not a connection error, or if it has lasted RETRY_SECONDS."""
         now = time.monotonic()
         cause = error.__cause__ if isinstance(error, optuna.exceptions.StorageInternalError) else error
-        may_come_back = isinstance(cause, OperationalError | InterfaceError | PendingRollbackError)
+        if not isinstance(cause, OperationalError | InterfaceError | PendingRollbackError):
+            raise error
         if self._lost_since is None:
             self._lost_since = now
-            if may_come_back:
-                since = time.strftime("%H:%M:%S")  # makes each warning unique, so that none is suppressed
-                duration = f"{RETRY_SECONDS / 60:.0f} minutes"
-                message = f"the study's database has not answered since {since}; retrying for {duration}"
-                warnings.warn(message, stacklevel=2)
-        if not may_come_back or now > self._lost_since + RETRY_SECONDS:
+            since = time.strftime("%H:%M:%S")  # makes each warning unique, so that none is suppressed
+            minutes = f"{RETRY_SECONDS / 60:.0f} minutes"
+            warnings.warn(f"the study's database has not answered since {since}; retrying for {minutes}", stacklevel=2)
+        if now > self._lost_since + RETRY_SECONDS:
             raise error
         time.sleep(min(30.0, 1.0 + 0.5 * (now - self._lost_since)) if not stop() else 0.0)
 
@@ -180,10 +170,8 @@ def with_error_messages(url: str | None, results: Path) -> Generator[None]:
         check_disk_space(results)
         cause = getattr(error.__cause__ or error, "orig", None) or error.__cause__ or error
         message = " ".join(str(cause).split())
-        raise ValueError(
-            f"{display_name(url, results)} cannot be used: {message}; finished runs are kept: run the same command "
-            "again to resume"
-        ) from None
+        fix = "finished runs are kept: run the same command again to resume"
+        raise ValueError(f"{display_name(url, results)} cannot be used: {message}; {fix}") from None
     except OSError:
         check_disk_space(results)
         raise
@@ -210,9 +198,7 @@ def check_disk_space(results: Path, *, is_too_little: bool = False) -> None:
     if why is None and is_too_little:
         why = f"{shutil.disk_usage(results).free / 1e6:.1f} MB free are too few for a checkpoint"
     if why:
-        fix = "fix the cause and run the same command again"
-        if not results.is_dir():
-            fix = "run the same command with --out where it is now"
-        raise ValueError(
-            f"{results} cannot be written ({why}); finished runs are kept, and no attempt of a run was used up: {fix}"
-        )
+        is_there = results.is_dir()
+        fix = "fix the cause and run the same command again" if is_there else "give --out where it is now"
+        kept = "finished runs are kept, and no attempt of a run was used up"
+        raise ValueError(f"{results} cannot be written ({why}); {kept}: {fix}")

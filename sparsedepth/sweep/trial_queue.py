@@ -12,6 +12,7 @@ import uuid
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -21,7 +22,7 @@ from optuna.exceptions import UpdateFinishedTrialError
 from optuna.trial import FrozenTrial, TrialState
 
 from sparsedepth.config.run import RunConfig
-from sparsedepth.config.space import Cell, cell_digest
+from sparsedepth.config.space import cell_digest
 from sparsedepth.config.sweep import SweepDefinition
 from sparsedepth.files import digest
 from sparsedepth.measure.bootstrap import complete_mean
@@ -59,8 +60,8 @@ def open_study(definition: SweepDefinition, storage: optuna.storages.BaseStorage
 
 def has_study(definition: SweepDefinition, url: str | None, results: Path) -> bool:
     """Whether the study of this definition and folder exists. Creates no file."""
-    is_known = folder_id_path(results).exists() and (url is not None or (results / JOURNAL).exists())
-    return is_known and study_name(definition, results) in optuna.get_all_study_names(open_storage(url, results))
+    may_exist = folder_id_path(results).exists() and (url is not None or (results / JOURNAL).exists())
+    return may_exist and study_name(definition, results) in optuna.get_all_study_names(open_storage(url, results))
 
 
 def study_name(definition: SweepDefinition, results: Path) -> str:
@@ -78,16 +79,6 @@ def study_name(definition: SweepDefinition, results: Path) -> str:
     return f"{definition.name}-{digest(shape)}"
 
 
-def make_sampler(definition: SweepDefinition, task: Task) -> optuna.samplers.BaseSampler:
-    """The sampler of a task's proposal, whose seed does not depend on the worker."""
-    seed = int(digest([task.proposal_index])[:8], 16)
-    if definition.sampler == "tpe":
-        return optuna.samplers.TPESampler(seed=seed, n_startup_trials=random_proposals(definition))
-    if definition.sampler == "nsga2":
-        return optuna.samplers.NSGAIISampler(seed=seed, population_size=random_proposals(definition))
-    return optuna.samplers.RandomSampler(seed=seed)  # not used: the cells are known
-
-
 def distributions(definition: SweepDefinition) -> dict[str, BaseDistribution]:
     return axis_distributions(definition) if definition.adaptive else known_distributions(definition)
 
@@ -98,20 +89,24 @@ def task_of(trial: optuna.Trial | FrozenTrial) -> Task | None:
     return Task(**content) if content else None
 
 
-def attributes(task: Task) -> dict[str, Any]:
-    return {"task": {"cell": task.cell, "seeds": task.seeds, "proposal_index": task.proposal_index}}
-
-
-# One trial
-
-
 def configs_of(trial: optuna.Trial, task: Task, definition: SweepDefinition) -> list[RunConfig]:
     """The runs of a trial: the task's own cell, passed to Optuna as parameters, or the sampler's proposal.
 
     Raises TrialPruned if the cell is excluded, cannot be built or breaks a constraint (the sampler learns by how much),
     RepeatError if another proposal is the same.
     """
-    cell = _cell_of(trial, task, definition)
+    axes = distributions(definition)
+    if task.cell is not None:
+        cell = task.cell
+        for name in cell:
+            suggest(trial, name, axes[name])
+    else:
+        # Axes under `only` are suggested last, and only if the other fields of the cell allow them.
+        point = {name: suggest(trial, name, axis) for name, axis in axes.items() if name not in definition.only}
+        for name in definition.only:
+            if name in definition.cell({**point, name: None}):
+                point[name] = suggest(trial, name, axes[name])
+        cell = definition.cell(point)
     trial.set_user_attr("cell", cell)
     check_repeat(trial, task)
     infeasible = "it is excluded" if task.cell is None and definition.is_excluded(cell) else ""
@@ -151,78 +146,50 @@ def check_repeat(trial: optuna.Trial, task: Task) -> None:
             raise RepeatError(f"trial {other.number} is the same")
 
 
-def _cell_of(trial: optuna.Trial, task: Task, definition: SweepDefinition) -> Cell:
-    axes = distributions(definition)
-    if task.cell is not None:
-        for name in task.cell:
-            suggest(trial, name, axes[name])
-        return task.cell
-    # Axes under `only` are suggested last, and only if the other fields of the cell allow them.
-    point = {name: suggest(trial, name, axis) for name, axis in axes.items() if name not in definition.only}
-    for name in definition.only:
-        if name in definition.cell({**point, name: None}):
-            point[name] = suggest(trial, name, axes[name])
-    return definition.cell(point)
-
-
 def values_of(trial: optuna.Trial, definition: SweepDefinition, summaries: Sequence[Mapping[str, Any]]) -> list[float]:
     """The objectives' means over the seeds, also stored in the trial's attributes. Raises TrialPruned if a run diverged
     or could not be scored."""
     means = means_of(definition, summaries)
     for name, mean in means.items():
-        if mean is not None:
-            trial.set_user_attr(name, mean)
-    missing = [name for name in definition.objectives if means[name] is None]
+        trial.set_user_attr(name, mean)
+    missing = [name for name in definition.objectives if name not in means]
     if missing:
         raise optuna.TrialPruned(f"{', '.join(missing)} missing: a run diverged, or could not be scored")
-    return [mean for name in definition.objectives if (mean := means[name]) is not None]
+    return [means[name] for name in definition.objectives]
 
 
-def means_of(definition: SweepDefinition, summaries: Sequence[Mapping[str, Any]]) -> dict[str, float | None]:
-    """The mean over the runs of each objective and SHOWN quantity; None if a run has no value."""
-    return {
-        name: complete_mean([summary.get(name) if summary.get("outcome") == "ok" else None for summary in summaries])
-        for name in dict.fromkeys((*definition.objectives, *SHOWN))
-    }
-
-
-# The queue
+def means_of(definition: SweepDefinition, summaries: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+    """The mean over the runs of each objective and SHOWN quantity of which every run has a value."""
+    means = {}
+    for name in dict.fromkeys((*definition.objectives, *SHOWN)):
+        values = [summary.get(name) if summary.get("outcome") == "ok" else None for summary in summaries]
+        if (mean := complete_mean(values)) is not None:
+            means[name] = mean
+    return means
 
 
 def enqueue(study: optuna.Study, tasks: Iterable[Task], definition: SweepDefinition) -> None:
     """Append tasks to the queue. A proposal keeps its earlier parameters or, after a repeat, gets an untried point."""
     trials = study.get_trials(deepcopy=False)
     repeats = Counter(task.key for trial in trials if trial.user_attrs.get("repeats") and (task := task_of(trial)))
+    settled = {
+        task.key: trial.params for trial in reversed(trials) if trial.state in SETTLED and (task := task_of(trial))
+    }
     for task in tasks:
-        params = {name: plain(value) for name, value in (task.cell or _earlier_params(trials, task)).items()}
+        # Of a finished task whose runs were deleted, the same runs are repeated.
+        params = {name: plain(value) for name, value in (task.cell or settled.get(task.key, {})).items()}
+        attributes: dict[str, Any] = {"task": asdict(task)}
         if task.cell is None and not params and repeats[task.key]:
             tried = {cell_digest(trial.user_attrs["cell"]) for trial in trials if "cell" in trial.user_attrs}
             point = untried(definition, tried, [task.proposal_index, repeats[task.key]])
             if point is None:
-                _add_exhausted(study, task)
+                attributes["infeasible"] = "every point of the space has already been proposed"
+                excess = {"buildable": 1.0}
+                refused = optuna.trial.create_trial(state=TrialState.PRUNED, user_attrs=attributes, constraints=excess)
+                study.add_trial(refused)
                 continue
             params = point
-        study.enqueue_trial(params, user_attrs=attributes(task))
-
-
-def _earlier_params(trials: Sequence[FrozenTrial], task: Task) -> dict[str, Any]:
-    """The parameters of a finished task whose runs were deleted, so that the same runs are repeated."""
-    for trial in trials:
-        trial_task = task_of(trial)
-        if trial_task and trial_task.key == task.key and trial.state in SETTLED:
-            return dict(trial.params)
-    return {}
-
-
-def _add_exhausted(study: optuna.Study, task: Task) -> None:
-    reason = "every point of the space has already been proposed"
-    study.add_trial(
-        optuna.trial.create_trial(
-            state=TrialState.PRUNED,
-            user_attrs={**attributes(task), "infeasible": reason},
-            constraints={"buildable": 1.0},
-        )
-    )
+        study.enqueue_trial(params, user_attrs=attributes)
 
 
 def take(
@@ -231,7 +198,7 @@ def take(
     """Take the first waiting trial that fits, under a lease; None if there is none.
 
     The caller must hold the queue's lock. Otherwise two processes could both write their lease, and the trial would be
-    given back while it runs.
+    given back while it runs. The seed of a proposal's sampler does not depend on the worker.
     """
     storage = study._storage
     for waiting in study.get_trials(deepcopy=False, states=(TrialState.WAITING,)):
@@ -245,10 +212,14 @@ def take(
                 continue
         except UpdateFinishedTrialError:
             continue
+        seed = int(digest([task.proposal_index])[:8], 16)
+        sampler: optuna.samplers.BaseSampler = optuna.samplers.RandomSampler(seed=seed)  # not used: the cells are known
+        if definition.sampler == "tpe":
+            sampler = optuna.samplers.TPESampler(seed=seed, n_startup_trials=random_proposals(definition))
+        elif definition.sampler == "nsga2":
+            sampler = optuna.samplers.NSGAIISampler(seed=seed, population_size=random_proposals(definition))
         # A new study object, since Optuna's caches the trials that it saw.
-        trial_study = optuna.load_study(
-            study_name=study.study_name, storage=storage, sampler=make_sampler(definition, task)
-        )
+        trial_study = optuna.load_study(study_name=study.study_name, storage=storage, sampler=sampler)
         return optuna.Trial(trial_study, waiting._trial_id)
     return None
 
@@ -273,9 +244,8 @@ def give_back_lost(
 def tell(trial: optuna.Trial, state: TrialState, values: list[float] | None = None) -> None:
     """Tell the study how a trial ended, unless another process has already done so."""
     try:
-        trial.study.tell(trial, values, state)
-    except UpdateFinishedTrialError:
-        pass
+        with contextlib.suppress(UpdateFinishedTrialError):
+            trial.study.tell(trial, values, state)
     except ValueError as error:
         if not str(error).startswith("Cannot tell a"):  # Optuna's message for a trial that is finished or waiting
             raise

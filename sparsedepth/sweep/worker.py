@@ -44,6 +44,9 @@ from sparsedepth.train.stack import can_stack
 START_SECONDS = 600.0
 """Time limit for the first heartbeat of a run's lease; torchrun imports torch again."""
 
+DONE = object()
+"""In place of a generator's next step."""
+
 
 class StoppedError(Exception):
     """The worker was asked to stop; the run has written its checkpoint."""
@@ -66,7 +69,7 @@ class Worker:
     """how often the forkserver died during a run of this worker"""
     no_storage: bool = False
     """whether a run ended because the results folder could not be written"""
-    _task_steps: dict[int, Generator[None]] = field(init=False, repr=False, default_factory=dict)
+    task_steps: dict[int, Generator[None]] = field(init=False, repr=False, default_factory=dict)
     """generator of each trial's task, by trial number"""
     _pending_runs: dict[str, RunConfig] = field(init=False, repr=False, default_factory=dict)
     """runs that the tasks wait for, by run_id"""
@@ -78,11 +81,7 @@ class Worker:
 
     @property
     def is_idle(self) -> bool:
-        return not self._task_steps and self._process_steps is None
-
-    @property
-    def trials(self) -> set[int]:
-        return {*self._task_steps}
+        return not self.task_steps and self._process_steps is None
 
     def take(self, study: optuna.Study, lease_id: str, config_of: Callable[[Task], RunConfig], share: int = 1) -> bool:
         """Take the next task of the queue, and up to `share` tasks in total if they can be stacked with it. Returns
@@ -96,9 +95,9 @@ class Worker:
             trial = trial_queue.take(study, self.definition, lease_id, fits)
             if trial is None:
                 break
-            self._task_steps[trial.number] = self._finish_task(trial)
             task = trial_queue.task_of(trial)
             assert task is not None
+            self.task_steps[trial.number] = self._finish_task(trial, task)
             if task.cell is None:
                 return True  # a proposal's seeds are a stack; the sampler needs its result before the next proposal
             stack.append(config_of(task))
@@ -106,23 +105,19 @@ class Worker:
 
     def advance(self) -> None:
         """Continue without blocking. Raises errors of the study's storage; the trial is then lost."""
-        for number, steps in [*self._task_steps.items()]:
+        for number, steps in [*self.task_steps.items()]:
+            is_over = True  # also if it raises: a generator that has raised cannot go on
             try:
-                next(steps)
-            except StopIteration:
-                del self._task_steps[number]
-            except BaseException:
-                del self._task_steps[number]  # a generator that has raised cannot go on
-                raise
+                is_over = next(steps, DONE) is DONE
+            finally:
+                if is_over:
+                    del self.task_steps[number]
         if self._process_steps is None and self.stop():
             self._pending_runs.clear()
         if self._process_steps is None and self._pending_runs:
             self._process_steps = self._compute(self._next_stack())
-        if self._process_steps is not None:
-            try:
-                next(self._process_steps)
-            except StopIteration:
-                self._process_steps = None
+        if self._process_steps is not None and next(self._process_steps, DONE) is DONE:
+            self._process_steps = None
 
     def _next_stack(self) -> list[RunConfig]:
         """The first pending run, with those that can train with it."""
@@ -138,9 +133,7 @@ class Worker:
         if self._process is not None and self._process.is_alive():
             self._process.terminate()
 
-    def _finish_task(self, trial: optuna.Trial) -> Generator[None]:
-        task = trial_queue.task_of(trial)
-        assert task is not None
+    def _finish_task(self, trial: optuna.Trial, task: Task) -> Generator[None]:
         try:
             configs = trial_queue.configs_of(trial, task, self.definition)
             for config in configs:
@@ -152,19 +145,17 @@ class Worker:
                 summaries += yield from _all_of(runs)
             trial_queue.check_repeat(trial, task)
             values = trial_queue.values_of(trial, self.definition, summaries)
+            trial_queue.tell(trial, TrialState.COMPLETE, values)
         except StoppedError:
             trial_queue.give_back(trial.study, trial)
-        except trial_queue.RepeatError as repeat:
-            trial.set_user_attr("repeats", str(repeat))
-            trial_queue.tell(trial, TrialState.FAIL)
         except optuna.TrialPruned:
             trial_queue.tell(trial, TrialState.PRUNED)
-        except FailedError:
+        except (trial_queue.RepeatError, FailedError) as error:
+            if isinstance(error, trial_queue.RepeatError):
+                trial.set_user_attr("repeats", str(error))
             trial_queue.tell(trial, TrialState.FAIL)
         except UpdateFinishedTrialError:
             pass  # another process presumed this one dead and finished the trial
-        else:
-            trial_queue.tell(trial, TrialState.COMPLETE, values)
 
     def run(self, config: RunConfig, trial: optuna.Trial) -> Generator[None, None, dict[str, Any]]:
         """The summary of a run, computed in a separate process unless it is complete.
@@ -208,35 +199,25 @@ class Worker:
         if storage.problem(self.results):  # of a folder that was moved away, no other is made at its old place
             self.no_storage = True
             return
-        before = scratch.micro_batch(), scratch.infeasible(), len(scratch.failures())
-        kills = oom_kills()
+        before, kills = _recorded(scratch), oom_kills()
         try:
             code = yield from self._watch_process(configs)
         except forkserver.ServerDied:
             code = forkserver.SERVER_DIED
+        if code in (0, INTERRUPTED):
+            return
         if code == forkserver.SERVER_DIED:
             self.server_deaths += 1
-            return
-        if code == NO_STORAGE or (code not in (0, INTERRUPTED) and storage.problem(self.results)):
+        elif code == NO_STORAGE or storage.problem(self.results):
             self.no_storage = True
-            return
-        if len(configs) > 1:
-            if code not in (0, INTERRUPTED):
-                self._unstacked |= {config.run_id for config in configs}
-            return
-        after = scratch.micro_batch(), scratch.infeasible(), len(scratch.failures())
-        # Nothing to record: the run ended normally, was asked to stop, or has recorded its failure itself.
-        if code in (0, INTERRUPTED) or self.stop() or after != before:
-            return
-        # The kernel counts its own SIGKILLs.
-        if code == -9 and oom_kills() > kills:
-            sequences = config.batch_tokens // config.seq_len
-            tried = (
-                before[0]
-                or self.machine.runtime.micro_batch
-                or -(-sequences // (self.machine.processes_per_run * self.machine.nodes))
-            )
-            scratch.halve_micro_batch(tried, "killed by the kernel")
+        elif len(configs) > 1:
+            self._unstacked |= {config.run_id for config in configs}
+        elif self.stop() or _recorded(scratch) != before:
+            pass  # asked to stop, or it has recorded its failure itself
+        elif code == -9 and oom_kills() > kills:  # the kernel counts its own SIGKILLs
+            processes = self.machine.processes_per_run * self.machine.nodes
+            share = -(-(config.batch_tokens // config.seq_len) // processes)
+            scratch.halve_micro_batch(before[0] or self.machine.runtime.micro_batch or share, "killed by the kernel")
         else:
             reason = f"killed by signal {-code}" if code < 0 else f"exit code {code}: {scratch.last_log_line()}"
             scratch.add_failure(reason)
@@ -276,17 +257,22 @@ class Worker:
         return code
 
 
+def _recorded(scratch: Scratch) -> tuple[int | None, str | None, int]:
+    """What a run's process records when it fails."""
+    return scratch.micro_batch(), scratch.infeasible(), len(scratch.failures())
+
+
 def _all_of(runs: Sequence[Generator[None, None, dict[str, Any]]]) -> Generator[None, None, list[dict[str, Any]]]:
     """Wait for several runs; returns their summaries. If one raises, the others are closed."""
     summaries: dict[int, dict[str, Any]] = {}
     try:
         while True:
             for number, run in enumerate(runs):
-                if number not in summaries:
-                    try:
+                try:
+                    if number not in summaries:
                         next(run)
-                    except StopIteration as end:
-                        summaries[number] = end.value
+                except StopIteration as end:
+                    summaries[number] = end.value
             if len(summaries) == len(runs):
                 return [summaries[number] for number in range(len(runs))]
             yield
