@@ -14,7 +14,7 @@ import typer
 
 from sparsedepth.cli.cost import as_finished_runs_took, price_line
 from sparsedepth.cli.start import field_values, warn_of_unlikely_values, with_cleanup
-from sparsedepth.cluster.script import Request
+from sparsedepth.cluster.slurm import Request
 from sparsedepth.store.terminal import duration
 
 if TYPE_CHECKING:

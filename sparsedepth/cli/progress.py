@@ -109,7 +109,7 @@ class ProgressDisplay:
         """', val_loss 2.815', ', diverged', or '' if the run has no value."""
         if (value := self.best.value(state.run_id)) is not None:
             return f", {self.definition.objective} {value:.4g}"
-        return ", diverged" if state.run_id in self.best.diverged else ""
+        return ", diverged" if self.best.summary_of(state.run_id).get("outcome") == "diverged" else ""
 
     def _name(self, state: RunState) -> str:
         return varied_fields(self.definition, state.config) if state.config else state.run_id

@@ -2,7 +2,7 @@
 
 Slurm's controller is the only source for which tasks run, found by the array's name, which is unique to the results
 folder. The run that a task computes is in the run's scratch folder (`run.allocation`). The controller forgets why a
-task ended, so the task itself records it (`cluster.script`).
+task ended, so the task itself records it (`task.sh`).
 """
 
 import re
@@ -19,8 +19,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from sparsedepth import files
 from sparsedepth.cluster import slurm
-from sparsedepth.cluster.script import FOLDER, MAX_STARTS, Request, array_script, header, time_advice
-from sparsedepth.cluster.slurm import QueuedTask
+from sparsedepth.cluster.slurm import FOLDER, MAX_STARTS, QueuedTask, Request, array_script, header, time_advice
 from sparsedepth.run.allocation import Allocation
 
 START_SECONDS = 20
@@ -144,16 +143,16 @@ class TaskArray:
     def _probe_error(self, facts: dict[str, str]) -> str:
         node, state = facts.get("NodeList", "a node"), facts["JobState"]
         code = facts.get("ExitCode", "").partition(":")[0]
+        if state == "COMPLETED":
+            return f"a file written by the probe task on {node} is not visible here; give an --out on shared storage"
+        if state not in slurm.ENDED:
+            reads = f"check that {node} can read {self.results} and start {sys.executable}"
+            return f"the probe task on {node} has not ended in {PROBE_LIMIT_SECONDS:.0f} s and was cancelled; {reads}"
         texts = {
             NOT_SHARED: f"{self.results} is not visible on {node}; give an --out on storage shared by all nodes",
             NO_PYTHON: f"{node} cannot run {sys.executable} with sparsedepth; install it on storage that nodes share",
         }
-        if state == "COMPLETED":
-            return f"a file written by the probe task on {node} is not visible here; give an --out on shared storage"
-        if state in slurm.ENDED:
-            return texts.get(code, f"the probe task on {node} ended {state.lower()} (exit code {code})")
-        reads = f"check that {node} can read {self.results} and start {sys.executable}"
-        return f"the probe task on {node} has not ended in {PROBE_LIMIT_SECONDS:.0f} s and was cancelled; {reads}"
+        return texts.get(code, f"the probe task on {node} ended {state.lower()} (exit code {code})")
 
     def ended(self) -> dict[tuple[str, int], StartEnd]:
         """How starts of tasks ended, by task and number of restarts; a start that was killed is missing."""
@@ -170,20 +169,20 @@ class TaskArray:
     def stuck_tasks_text(self) -> str | None:
         """Which tasks of the last array repeatedly reach their time limit without progress, and the fix."""
         counts: dict[str, int] = {}
-        seconds: list[int] = []
+        seconds = 0
         ends = self.ended()
         last_job = max((int(task.partition("_")[0]) for task, _ in ends), default=0)
         for (task, _), end in sorted(ends.items()):
             if task.startswith(f"{last_job}_"):
                 counts[task] = 0 if end.progress else counts.get(task, 0) + 1
-                seconds += [] if end.progress else [end.seconds]
+                seconds = seconds if end.progress else max(seconds, end.seconds)
         stuck = [count for count in counts.values() if count > 1]
         if not stuck:
             return None
         return (
             f"{len(stuck)} tasks of job {last_job} reached their time limit {max(stuck)} times in a row without "
-            f"progress, and {sum(count >= MAX_STARTS for count in stuck)} of them gave up: {max(seconds)} s is too "
-            f"short to start and write a checkpoint; {time_advice(2 * max(seconds))}"
+            f"progress, and {sum(count >= MAX_STARTS for count in stuck)} of them gave up: {seconds} s is too short to "
+            f"start and write a checkpoint; {time_advice(2 * seconds)}"
         )
 
     def end_reasons(self, starts: Iterable[Allocation], queued: Iterable[QueuedTask]) -> Iterator[str]:
@@ -202,10 +201,8 @@ class TaskArray:
             slurm.call("scancel", "--quiet", *pending)
 
     def stop(self) -> int:
-        """Cancel pending tasks; have running ones checkpoint and end. Returns how many tasks were stopped.
-
-        Repeated until none is left: a task may be starting, or being requeued.
-        """
+        """Cancel pending tasks; have running ones checkpoint and end. Returns how many tasks were stopped. Repeated
+        until none is left: a task may be starting, or being requeued."""
         stopped: set[str] = set()
         deadline = time.monotonic() + STOP_SECONDS
         while active := [task for task in self.queued() if task.is_active]:

@@ -1,15 +1,161 @@
-"""Calls of Slurm's commands. Their errors become one-line ValueErrors."""
+"""Slurm: the batch script of a sweep, an array whose tasks take runs from the queue until it is empty, and calls of
+Slurm's commands, whose errors become one-line ValueErrors.
+
+How a task reacts to signals:
+
+    USR1, USR2   time limit near            checkpoint, release the lease, requeue the task; if Slurm warns early (by
+                                            up to a minute), the task first keeps working for that long
+    TERM         preempted or cancelled     the same, but without requeueing a job that Slurm ended or requeued itself
+    INT          `sparsedepth stop`         the same, without requeueing
+    killed (137)                            the task is requeued, at most MAX_KILLS times
+
+After MAX_STARTS starts in a row that reached the limit without a checkpoint or a finished run, a task gives up.
+`sbatch` passes on the submitter's environment, including SPARSEDEPTH_STORAGE, so that no script holds a password.
+"""
 
 import math
 import os
 import re
+import shlex
 import shutil
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from importlib.resources import files
+from pathlib import Path
 from typing import NamedTuple
 
-from sparsedepth.cluster.script import parse_time
+WARNING_SECONDS = 120
+"""How long before its time limit a task is warned; at most a quarter of the limit."""
+
+MAX_KILLS = 20
+"""How often a killed task is requeued."""
+
+MAX_STARTS = 3
+"""How often in a row a task may reach its time limit without progress."""
+
+FOLDER = "slurm"
+"""Subfolder of the results folder: the script, and for task 12_3 its log and 12_3.jsonl, a line per ended start."""
+
+OWN_KEYS = {
+    "account", "array", "chdir", "dependency", "error", "export", "gpus-per-node", "job-name", "no-requeue", "nodes",
+    "open-mode", "output", "parsable", "partition", "requeue", "signal", "test-only", "time", "wait", "wrap",
+}  # fmt: skip
+"""Options that the script sets itself, or that have a command-line option."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Request:
+    """Resources that each task requests from Slurm; None and empty: the cluster's default."""
+
+    partition: str | None = None
+    account: str | None = None
+    gpus: str | None = None
+    """GPUs per node: 1, or h100:2"""
+    nodes: int = 1
+    """nodes per run"""
+    time: str | None = None
+    """time limit in Slurm's format: 30, 4:00:00, 1-12"""
+    sbatch: Sequence[str] | None = None
+    """more sbatch options: key=value, or key"""
+
+    def __post_init__(self) -> None:
+        """Raises ValueError for an invalid option."""
+        for name in ("partition", "account"):
+            value = getattr(self, name)
+            if value is not None and not re.fullmatch(r"[\w.,+-]+", value):
+                raise ValueError(f"--{name} {value!r} must be a Slurm name: letters, digits, '_', '-', '.'")
+        if self.gpus is not None and not re.fullmatch(r"([\w.-]+:)?[1-9]\d{0,2}", self.gpus):
+            raise ValueError(f"--gpus {self.gpus!r} with --on slurm must be the GPUs per task: 1, or h100:2")
+        if self.time is not None and not parse_time(self.time):
+            raise ValueError(f"--time {self.time!r} must be more than 0; leave it out for the partition's own limit")
+        for option in self.sbatch or ():
+            key, _, value = option.partition("=")
+            if not re.fullmatch(r"[a-z][a-z0-9-]*", key) or re.search(r"[\x00-\x1f\"\\]", value):
+                raise ValueError(f"--sbatch {option!r} must be KEY=VALUE with a long option of sbatch, such as qos=low")
+            if key in OWN_KEYS:
+                raise ValueError(f"--sbatch {key} is set by the script; use the option of sweep")
+
+    @property
+    def seconds(self) -> int | None:
+        return parse_time(self.time) if self.time else None
+
+    @property
+    def gpu_count(self) -> int:
+        return int(self.gpus.rpartition(":")[2]) if self.gpus else 0
+
+    @property
+    def cpu_count(self) -> int:
+        """Cores per task, by default one."""
+        value = self.options().get("cpus-per-task") or "1"
+        return int(value) if value.isdigit() else 1
+
+    @property
+    def warning_seconds(self) -> int:
+        """How long before the limit Slurm warns a task."""
+        return min(WARNING_SECONDS, self.seconds // 4) if self.seconds else WARNING_SECONDS
+
+    def options(self) -> dict[str, str | None]:
+        """The sbatch options for the resources of a task or a probe."""
+        resources = {"partition": self.partition, "account": self.account, "gpus-per-node": self.gpus}
+        options: dict[str, str | None] = {key: value for key, value in resources.items() if value is not None}
+        if self.nodes > 1:
+            options |= {"nodes": str(self.nodes), "ntasks-per-node": "1"}
+        given = (option.partition("=") for option in self.sbatch or ())
+        return options | {key: value if equals else None for key, equals, value in given}
+
+
+def parse_time(text: str) -> int:
+    """Seconds of a time in Slurm's format: M, M:S, H:M:S, D-H, D-H:M, D-H:M:S. Raises ValueError."""
+    match = re.fullmatch(r"(?:(\d{1,4})-)?(\d{1,6})(?::(\d{1,2}))?(?::(\d{1,2}))?", text)
+    if match is None:
+        raise ValueError(f"--time {text!r} must be minutes or in Slurm's format: 30, 4:00:00, 1-12:00:00")
+    days, *parts = match.groups()
+    numbers = [int(part) for part in parts if part is not None]
+    units = (3600, 60, 1) if days is not None or len(numbers) == 3 else (60, 1)
+    return int(days or 0) * 86400 + sum(number * unit for number, unit in zip(numbers, units, strict=False))
+
+
+def time_advice(seconds: float) -> str:
+    """'give --time at least 10': the minutes that leave a task this many seconds before Slurm warns it."""
+    minutes = math.ceil(min(seconds / 0.75, seconds + WARNING_SECONDS) / 60)
+    return f"give --time at least {minutes if minutes < 60 else f'{minutes // 60}:{minutes % 60:02}:00'}"
+
+
+def array_script(*, name: str, results: Path, request: Request, tasks: int, command: str) -> str:
+    """A Slurm script for an array of `tasks` jobs, each of which starts `command` and asks to be requeued in time."""
+    own = {
+        "job-name": name,
+        "array": f"0-{tasks - 1}",
+        "output": f'"{results.resolve() / FOLDER}/%A_%a.log"',  # job id of the array, task number
+        "open-mode": "append",
+        "export": "ALL",
+        "requeue": None,
+        "signal": f"B:USR1@{request.warning_seconds}",
+        **({"time": request.time} if request.time else {}),
+    }
+    return f"#!/bin/bash\n{header({**own, **request.options()})}\n\n{script_body(results, request, command)}"
+
+
+def script_body(results: Path, request: Request, command: str) -> str:
+    seconds = request.seconds
+    values = {
+        "command": command,
+        "results": shlex.quote(str(results.resolve())),
+        "folder": shlex.quote(str(results.resolve() / FOLDER)),
+        "warning": request.warning_seconds,
+        "max_kills": MAX_KILLS,
+        "starts": MAX_STARTS,
+        "others": MAX_STARTS - 1,
+        "advice": time_advice(2 * (seconds - request.warning_seconds)) if seconds else "give a longer --time",
+    }
+    text = (files("sparsedepth.cluster") / "task.sh").read_text(encoding="utf-8")
+    return re.sub(r"\{(\w+)\}", lambda match: str(values.get(match[1], match[0])), text)
+
+
+def header(options: dict[str, str | None]) -> str:
+    return "\n".join(f"#SBATCH --{key}" + (f"={value}" if value is not None else "") for key, value in options.items())
+
 
 TIMEOUT_SECONDS = 60.0
 """of one command"""
@@ -21,15 +167,14 @@ ENDED = {
 """States of a task that will not run again."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class QueuedTask:
+class QueuedTask(NamedTuple):
     """A task of an array, as squeue shows it."""
 
     task: str
     """12_3: job id of the array and task number"""
     state: str
     reason: str
-    restarts: int = 0
+    restarts: int
     """how often it was requeued"""
 
     @property
@@ -83,12 +228,10 @@ def partition(name: str | None) -> Partition:
         default = own if marked_name.endswith("*") else default
         longest, usual = (math.inf if text in ("infinite", "n/a") else parse_time(text) for text in limits)
         partitions[own] = Partition(own, longest, min(longest, usual))
-    names = ", ".join(partitions) or "none"
-    if name is None and default is None:
-        raise ValueError(f"Slurm has no default partition; give --partition, one of: {names}")
     first = (name or default or "").split(",")[0]
     if first not in partitions:
-        raise ValueError(f"--partition {first!r} does not exist; choose one of: {names}")
+        problem = f"--partition {first!r} does not exist" if first else "Slurm has no default partition"
+        raise ValueError(f"{problem}; give --partition, one of: {', '.join(partitions) or 'none'}")
     return partitions[first]
 
 
@@ -99,8 +242,7 @@ def max_tasks() -> int:
 
 def submit(script: str, *options: str, environment: Mapping[str, str] | None = None) -> str:
     """Submit a script; returns the job id. Raises ValueError if Slurm refuses it."""
-    output = call("sbatch", "--parsable", *options, script=script, environment=environment)
-    return output.strip().split(";")[0]
+    return call("sbatch", "--parsable", *options, script=script, environment=environment).strip().split(";")[0]
 
 
 def queued(name: str) -> list[QueuedTask]:
@@ -108,10 +250,7 @@ def queued(name: str) -> list[QueuedTask]:
     fields = "--Format=JobArrayID:|,State:|,Reason:|,RestartCnt:|"
     lines = call("squeue", "--noheader", "--array", "--me", "--states=all", f"--name={name}", fields).splitlines()
     rows = [[part.strip() for part in line.split("|")[:4]] for line in lines]
-    return [
-        QueuedTask(task=task, state=state, reason=reason, restarts=int(restarts or 0))
-        for task, state, reason, restarts in rows
-    ]
+    return [QueuedTask(task, state, reason, int(restarts or 0)) for task, state, reason, restarts in rows]
 
 
 def show_job(job: str) -> dict[str, str]:

@@ -5,7 +5,6 @@ name and axes: the same for any number of workers, and a larger n_trials only ap
 have to share one sequence.
 """
 
-import itertools
 import json
 import math
 import random
@@ -16,7 +15,7 @@ from typing import Any
 import optuna
 from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution, IntDistribution
 
-from sparsedepth.config.space import Cell, Interval, cell_digest
+from sparsedepth.config.space import Cell, Interval, cell_digest, grid_points
 from sparsedepth.config.sweep import SweepDefinition
 from sparsedepth.files import digest
 from sparsedepth.plan.tune import extended
@@ -38,15 +37,9 @@ def axis_distributions(definition: SweepDefinition) -> dict[str, BaseDistributio
 def known_distributions(definition: SweepDefinition) -> dict[str, BaseDistribution]:
     """The distribution of each field that a cell of a grid sets. Numbers become ranges, since an extended definition
     may add values and Optuna cannot change a parameter's choices."""
-    values: dict[str, list[Any]] = {}
-    for axis in definition.zip:
-        values |= axis
-    distributions: dict[str, BaseDistribution] = {}
-    for name, axis in definition.space.items():
-        if isinstance(axis, Interval):
-            distributions[name] = _interval(axis)
-        else:
-            values[name] = axis
+    axes = {name: axis for part in (*definition.zip, definition.space) for name, axis in part.items()}
+    intervals = {name: axis for name, axis in axes.items() if isinstance(axis, Interval)}
+    values: dict[str, list[Any]] = {name: axis for name, axis in axes.items() if not isinstance(axis, Interval)}
     for cell in definition.variants_and_cells:
         for name, value in cell.items():
             values[name] = [*values.get(name, []), value]
@@ -55,13 +48,11 @@ def known_distributions(definition: SweepDefinition) -> dict[str, BaseDistributi
         for _ in range(definition.tune_extensions):
             lower, higher = extended(lower, lower[0]), extended(higher, higher[-1])
         values[name] = sorted({*lower, *higher})
+    distributions = {name: _interval(axis) for name, axis in intervals.items()}
     distributions |= {name: _choices(field_values) for name, field_values in values.items()}
-    if definition.branch_at:
-        distributions["train_tokens"] = IntDistribution(1, LARGEST_SIZE)
-    if definition.free:
-        distributions |= {
-            name: IntDistribution(1, LARGEST_SIZE) for name in {definition.free, "d_expert"} - set(values)
-        }
+    solved = {definition.free, "d_expert"} - {*values} if definition.free else set()
+    for name in (*solved, *["train_tokens"] * bool(definition.branch_at)):
+        distributions[name] = IntDistribution(1, LARGEST_SIZE)
     return distributions
 
 
@@ -69,9 +60,8 @@ def _choices(values: list[Any]) -> BaseDistribution:
     numbers = [value for value in values if isinstance(value, int | float) and not isinstance(value, bool)]
     if len(numbers) < len(values):
         return CategoricalDistribution(list(dict.fromkeys(plain(value) for value in values)))
-    if all(isinstance(value, int) for value in numbers):
-        return IntDistribution(min(numbers), max(numbers))
-    return FloatDistribution(min(numbers), max(numbers))
+    kind = IntDistribution if all(isinstance(value, int) for value in numbers) else FloatDistribution
+    return kind(min(numbers), max(numbers))
 
 
 def _interval(axis: Interval) -> BaseDistribution:
@@ -122,9 +112,8 @@ def untried(definition: SweepDefinition, tried: Set[str], seed: Any) -> dict[str
     rng = random.Random(digest(seed))
     choices = {name: _values(axis) for name, axis in axes.items()}
     points: Iterable[dict[str, Any]]
-    n_points = math.prod(len(values) if values else MAX_POINTS + 1 for values in choices.values())
-    if n_points <= MAX_POINTS:
-        all_points = [dict(zip(choices, values, strict=True)) for values in itertools.product(*choices.values())]
+    if all(choices.values()) and math.prod(map(len, choices.values())) <= MAX_POINTS:
+        all_points = list(grid_points(choices))
         points = rng.sample(all_points, len(all_points))
     else:
         study = optuna.create_study(sampler=optuna.samplers.RandomSampler(seed=rng.randrange(2**32)))

@@ -88,22 +88,18 @@ class Plan:
         matches = match(definition, [cell for cell, _ in cells])
         for cell_match, (_, seeds) in zip(matches, cells, strict=True):
             for branch in with_branches(definition, cell_match):
-                self._add(replace(branch, seeds=seeds))
+                config = branch.config
+                _check_run(definition, config)
+                self._built[digest(branch.cell)] = config, cost(config).train_flops(config.train_tokens)
+                if reason := broken_constraints(definition, config):
+                    self.infeasible.append((branch.cell, reason))
+                else:
+                    self.matches.append(replace(branch, seeds=seeds))
         if not self.matches:
             reason = f": {self.infeasible[0][1]}" if self.infeasible else ""
             raise ValueError(
                 f"sweep {definition.name!r} has no cell to run{reason}; change its axes, 'exclude' or 'constraints'"
             )
-
-    def _add(self, cell_match: Match) -> None:
-        """A cell, unless it breaks a constraint."""
-        config = cell_match.config
-        _check_run(self.definition, config)
-        self._built[digest(cell_match.cell)] = config, cost(config).train_flops(config.train_tokens)
-        if reason := broken_constraints(self.definition, config):
-            self.infeasible.append((cell_match.cell, reason))
-        else:
-            self.matches.append(cell_match)
 
     def tasks(self, loss_of: LossOf = no_results) -> list[Task]:
         """All known tasks, in the order in which they should start."""
@@ -236,9 +232,8 @@ class Plan:
         configs = [definition.run_config(cell, definition.seeds[0]) for cell in cells]
         feasible = [config for config in configs if not broken_constraints(definition, config)]
         if not feasible:
-            raise ValueError(
-                f"sweep {definition.name!r}: 'exclude' and 'constraints' leave no point of the space; relax one of them"
-            )
+            message = "'exclude' and 'constraints' leave no point of the space; relax one of them"
+            raise ValueError(f"sweep {definition.name!r}: {message}")
         points = [feasible[i % len(feasible)] for i in range(definition.n_trials)]
         return [config.model_copy(update={"seed": seed}) for config in points for seed in definition.seeds]
 
@@ -292,15 +287,15 @@ def constraint_excess(definition: SweepDefinition, config: RunConfig) -> dict[An
 def first_proposal(definition: SweepDefinition) -> Cell:
     """An example cell of a sampler's axes, to check that it can be built: the first combination of values and interval
     bounds that is not excluded."""
-    values = [_bounds(axis) if isinstance(axis, Interval) else axis for axis in definition.axes.values()]
+
+    def bounds(axis: Interval) -> tuple[float, float]:
+        return (int(axis.low), int(axis.high)) if axis.whole else (axis.low, axis.high)
+
+    values = [bounds(axis) if isinstance(axis, Interval) else axis for axis in definition.axes.values()]
     points = itertools.islice(itertools.product(*values), MAX_SEARCHED)
     cells = (definition.cell(dict(zip(definition.axes, point, strict=True))) for point in points)
     first = next(cells)
     return next((cell for cell in itertools.chain([first], cells) if not definition.is_excluded(cell)), first)
-
-
-def _bounds(axis: Interval) -> tuple[float, float]:
-    return (int(axis.low), int(axis.high)) if axis.whole else (axis.low, axis.high)
 
 
 def check_proposal(definition: SweepDefinition) -> None:

@@ -8,7 +8,8 @@ run's scratch folder, with the node's name, and in its manifest, without.
 
 import os
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from typing import Any
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,6 +35,12 @@ def node_hours(starts: Iterable[Allocation]) -> float:
     return sum(start.nodes * (start.seconds or 0.0) / (3600 * start.runs) for start in starts)
 
 
+def manifest_facts(starts: Sequence[Allocation]) -> dict[str, Any]:
+    """For a run's manifest: its starts, without node names, and their node hours; empty if there are none."""
+    tasks = [{key: value for key, value in asdict(start).items() if key != "node"} for start in starts]
+    return {"node_hours": node_hours(starts), "allocations": tasks} if tasks else {}
+
+
 def task_text(starts: Sequence[Allocation]) -> str:
     """' (task 12_3 on n1)': the Slurm task that computes, or last computed, a run."""
     return f" (task {starts[-1].task} on {starts[-1].node})" if starts else ""
@@ -41,24 +48,23 @@ def task_text(starts: Sequence[Allocation]) -> str:
 
 def allocation(runs: int = 1, environment: Mapping[str, str] = os.environ) -> Allocation | None:
     """The Slurm task of this process, which computes `runs` in parallel; None outside of Slurm."""
-    job = environment.get("SLURM_JOB_ID")
-    if job is None:
+    if "SLURM_JOB_ID" not in environment:
         return None
-    array, number = environment.get("SLURM_ARRAY_JOB_ID"), environment.get("SLURM_ARRAY_TASK_ID")
+
+    def fact(name: str) -> str:
+        return environment.get(f"SLURM_{name}", "")
 
     def count(name: str, default: int) -> int:
-        value = environment.get(name, "")
-        return int(value) if value.isdigit() else default
+        return int(fact(name)) if fact(name).isdigit() else default
 
-    gpus = environment.get("SLURM_JOB_GPUS", "")
-    nodes = count("SLURM_JOB_NUM_NODES", 1)
+    array, number, nodes = fact("ARRAY_JOB_ID"), fact("ARRAY_TASK_ID"), count("JOB_NUM_NODES", 1)
     return Allocation(
-        task=f"{array}_{number}" if array and number else job,
+        task=f"{array}_{number}" if array and number else fact("JOB_ID"),
         node=environment.get("SLURMD_NODENAME", ""),
-        partition=environment.get("SLURM_JOB_PARTITION", ""),
+        partition=fact("JOB_PARTITION"),
         nodes=nodes,
-        cpus=count("SLURM_CPUS_ON_NODE", 1),
-        gpus=count("SLURM_GPUS_ON_NODE", len(gpus.split(",")) if gpus else 0) * nodes,
-        restarts=count("SLURM_RESTART_COUNT", 0),
+        cpus=count("CPUS_ON_NODE", 1),
+        gpus=count("GPUS_ON_NODE", len(list(filter(None, fact("JOB_GPUS").split(","))))) * nodes,
+        restarts=count("RESTART_COUNT", 0),
         runs=runs,
     )

@@ -19,14 +19,10 @@ DAMAGED = "damaged"
 COMPILERS = ("torch._dynamo", "torch._inductor", "torch._functorch", "triton")
 
 
-def _root(results: Path) -> Path:
-    return results.resolve() / "work" / "compiler-cache"
-
-
 def use_cache(results: Path) -> Path:
     """Choose the folder for what this process compiles: the first of this machine that is not damaged."""
     chosen = os.environ.get(VARIABLE)
-    if chosen and not _is_ours(chosen, results):
+    if chosen and Path(chosen).parent != _root(results):
         return Path(chosen)
     host = socket.gethostname().partition(".")[0] or "host"
     folders = (_root(results) / f"{host}-{number}" for number in itertools.count())
@@ -40,14 +36,14 @@ def abandon_cache(results: Path) -> None:
     """Never use the current folder again, and forget what this process has compiled."""
     chosen = os.environ.pop(VARIABLE, None)
     os.environ.pop(DEPENDENT, None)
-    if chosen and _is_ours(chosen, results):
+    if chosen and Path(chosen).parent == _root(results):
         (Path(chosen) / DAMAGED).touch()
     if "torch._dynamo" in sys.modules:
         sys.modules["torch._dynamo"].reset()
 
 
-def _is_ours(folder: str, results: Path) -> bool:
-    return Path(folder).parent == _root(results)
+def _root(results: Path) -> Path:
+    return results.resolve() / "work" / "compiler-cache"
 
 
 def is_compiler_error(error: BaseException) -> bool:

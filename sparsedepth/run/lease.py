@@ -48,7 +48,7 @@ class HeartbeatMonitor:
     def __init__(self, path: Path):
         self.path = path
         self.has_changed = False
-        self._last, self._since = last_heartbeat(self.path), time.monotonic()
+        self._last, self._since = last_heartbeat(path), time.monotonic()
 
     def silent_seconds(self) -> float:
         heartbeat = last_heartbeat(self.path)
@@ -59,11 +59,15 @@ class HeartbeatMonitor:
 
 class Lease:
     def __init__(self, path: Path, handle: int):
+        """From now on it beats. `handle`: of the locked file at `path`."""
         self.path, self._handle = path, handle
         self.lost = False
         """whether another process had taken it over at the last heartbeat"""
         self._released = threading.Event()
         self._thread = threading.Thread(target=self._beat, daemon=True, name="heartbeat")
+        os.ftruncate(handle, 0)
+        os.pwrite(handle, boot_id().encode(), 0)
+        self._thread.start()
 
     def is_valid(self) -> bool:
         return _is_at(self.path, self._handle)
@@ -75,11 +79,6 @@ class Lease:
                     self.lost = True
                     return
                 os.utime(self._handle)
-
-    def start(self) -> None:
-        os.ftruncate(self._handle, 0)
-        os.pwrite(self._handle, boot_id().encode(), 0)
-        self._thread.start()
 
     def release(self) -> None:
         """Release it; an empty file means that nobody holds it, on any machine."""
@@ -94,13 +93,10 @@ def hold(
     path: Path, stop: Callable[[], bool] = lambda: False, heartbeat: HeartbeatMonitor | None = None
 ) -> Generator[Lease]:
     """Hold the lease at `path`, once its holder has released it, has died, or has been silent for GRACE_SECONDS. The
-    silence is counted from the creation of `heartbeat`, so that a caller can wait for several leases at once.
-
-    Raises Stopped once stop() is true and the lease is not held yet.
-    """
+    silence is counted from the creation of `heartbeat`, so that a caller can wait for several leases at once. Raises
+    Stopped once stop() is true and the lease is not held yet."""
     path.parent.mkdir(exist_ok=True)  # without parents: a results folder that was moved away is not made again
     lease = Lease(path, _acquire(path, stop, heartbeat or HeartbeatMonitor(path)))
-    lease.start()
     try:
         yield lease
     finally:
@@ -108,10 +104,8 @@ def hold(
 
 
 def is_held(path: Path, now: float | None = None) -> bool:
-    """Whether a living process holds the lease. Works on a read-only folder.
-
-    `now` is the time by the clock that writes the heartbeats, by default this machine's.
-    """
+    """Whether a living process holds the lease. Works on a read-only folder. `now`: by the clock that writes the
+    heartbeats, by default this machine's."""
     try:
         holder = read_regular(path).decode(errors="replace")
         if holder not in ("", boot_id()):
@@ -134,9 +128,11 @@ def _acquire(path: Path, stop: Callable[[], bool], heartbeat: HeartbeatMonitor) 
     while True:
         handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
         holder = os.pread(handle, 64, 0).decode(errors="replace")
-        # Check the path after locking: another process may have taken the lease over since the open.
-        if holder in ("", boot_id()) and _try_lock(handle) and _is_at(path, handle):
-            return handle
+        if holder in ("", boot_id()):
+            with contextlib.suppress(BlockingIOError):
+                fcntl.flock(handle, _LOCK)
+                if _is_at(path, handle):  # else another process has taken the lease over since the open
+                    return handle
         os.close(handle)
         if heartbeat.silent_seconds() > GRACE_SECONDS:
             return _take_over(path)
@@ -152,14 +148,6 @@ def _take_over(path: Path) -> int:
     fcntl.flock(handle, _LOCK)  # before the rename, so that the file at `path` is never unlocked
     os.rename(temporary, path)
     return handle
-
-
-def _try_lock(handle: int) -> bool:
-    try:
-        fcntl.flock(handle, _LOCK)
-    except BlockingIOError:
-        return False
-    return True
 
 
 def _is_at(path: Path, handle: int) -> bool:

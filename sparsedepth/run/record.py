@@ -12,7 +12,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -27,10 +26,8 @@ from sparsedepth.config.run import RunConfig
 from sparsedepth.measure.suite import Measurements
 from sparsedepth.model.decoder import Decoder
 from sparsedepth.quantities.measured import PLUGINS
-from sparsedepth.run.allocation import node_hours
 from sparsedepth.run.lease import Lease
 from sparsedepth.run.process import anonymous_bytes
-from sparsedepth.run.scratch import Scratch
 from sparsedepth.store import run_record
 from sparsedepth.train.loop import Interrupted, TrainingResult
 from sparsedepth.train.runtime import Runtime
@@ -42,13 +39,12 @@ PACKAGES = ("torch", "numpy", "transformers", "datasets", "tokenizers", "safeten
 @functools.cache
 def code_version() -> dict[str, Any]:
     """The release and, in a checkout, the commit; `changed` is true with uncommitted changes."""
-    facts: dict[str, Any] = {"version": sparsedepth.__version__, "commit": None, "changed": None}
     root = Path(sparsedepth.__file__).parent.parent
+    commit = changes = None
     if (root / ".git").exists():
-        facts["commit"] = _git(root, "rev-parse", "HEAD")
-        changes = _git(root, "status", "--porcelain", "--", "sparsedepth")
-        facts["changed"] = None if changes is None else bool(changes)
-    return facts
+        commit, changes = _git(root, "rev-parse", "HEAD"), _git(root, "status", "--porcelain", "--", "sparsedepth")
+    changed = None if changes is None else bool(changes)
+    return {"version": sparsedepth.__version__, "commit": commit, "changed": changed}
 
 
 def _git(root: Path, *arguments: str) -> str | None:
@@ -57,15 +53,6 @@ def _git(root: Path, *arguments: str) -> str | None:
         return subprocess.run(command, capture_output=True, text=True, timeout=10, check=True).stdout.strip()
     except (OSError, subprocess.SubprocessError):
         return None
-
-
-def manifest_allocations(scratch: Scratch) -> dict[str, Any]:
-    """The Slurm tasks that computed the run, one per start, without node names, and their node hours; empty if none."""
-    starts = scratch.allocations()
-    if not starts:
-        return {}
-    tasks = [{key: value for key, value in asdict(start).items() if key != "node"} for start in starts]
-    return {"node_hours": node_hours(starts), "allocations": tasks}
 
 
 @functools.cache

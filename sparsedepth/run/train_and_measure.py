@@ -25,12 +25,13 @@ from sparsedepth.measure.suite import Measurements, measure_run, observe_varianc
 from sparsedepth.model.decoder import Decoder
 from sparsedepth.plan.duration import OBSERVED_TOKENS
 from sparsedepth.probe.probed_model import ProbedDecoder
+from sparsedepth.run.allocation import manifest_facts
 from sparsedepth.run.comparable import check_same_precision, checked_source
 from sparsedepth.run.compiler_cache import abandon_cache, is_compiler_error, use_cache
 from sparsedepth.run.lease import HeartbeatMonitor, Lease
 from sparsedepth.run.measure_existing_model import measured_model, save_record
 from sparsedepth.run.process import anonymous_bytes
-from sparsedepth.run.record import Stopwatch, device_facts, manifest_allocations, provenance, publish, write
+from sparsedepth.run.record import Stopwatch, device_facts, provenance, publish, write
 from sparsedepth.run.scratch import ONE_SEQUENCE, Scratch, trunk_folder
 from sparsedepth.store import run_record
 from sparsedepth.train.devices import Devices
@@ -93,12 +94,9 @@ class RunJob:
     options: Options
 
     def run(self) -> Work[None]:
-        """Train, measure and write; after running out of memory, continue with half as many sequences per forward pass.
-
-        The global batch does not change. The size that fits is stored in the scratch folder for the next process. After
-        a compiler error the run continues with an empty cache; after a second one without the compiler. Raises as
-        `execute`.
-        """
+        """Train, measure and write; after running out of memory, continue with half as many sequences per forward pass
+        and the same global batch. The size that fits is stored in the scratch folder for the next process. After a
+        compiler error continue with an empty cache; after a second one without the compiler. Raises as `execute`."""
         runtime = resolve(self.config, self.options.runtime)
         torch.set_num_threads(runtime.threads)
         retries = Counter[bool]()  # by whether it was measuring: training has retries of its own
@@ -128,7 +126,11 @@ class RunJob:
             if runtime.device.type == "cuda":
                 torch.cuda.empty_cache()
                 torch.cuda.reset_peak_memory_stats(runtime.device)  # the recorded peak is that of the last attempt
-            self._wait(wait or 0.0)
+            deadline = time.monotonic() + (wait or 0.0)
+            while time.monotonic() < deadline:
+                if self._stop():
+                    raise Interrupted
+                time.sleep(0.1)
 
     def _seconds_to_retry(self, runtime: Runtime, error: Exception, retries: int) -> float | None:
         """How long to wait before trying the same size again; None to halve it."""
@@ -152,13 +154,6 @@ class RunJob:
         reasons = {**runtime.kernel_reasons, "compile": f"not compiled, since the compiler failed twice: {reason}"}
         return replace(runtime, compile=False, kernel_reasons=reasons)
 
-    def _wait(self, seconds: float) -> None:
-        deadline = time.monotonic() + seconds
-        while time.monotonic() < deadline:
-            if self._stop():
-                raise Interrupted
-            time.sleep(0.1)
-
     def _halve_micro_batch(self, runtime: Runtime, error: Exception) -> None:
         """Raises Infeasible if there is nothing to halve."""
         reason = " ".join(str(error).split())[:300]
@@ -178,7 +173,12 @@ class RunJob:
         """Train; then, in the process that holds the lease, measure and write."""
         watch, before = Stopwatch(self.options.clock), anonymous_bytes()
         self.options.report("reading the text", 0.0, None)
-        start = self._start()
+        start, weights = self.options.start, self.config.start_weights
+        if weights != (start and start.loaded.weights_hash):
+            raise ValueError(
+                f"start_weights={weights} does not match the initial model; use `train RUN.yaml --from MODEL`, which "
+                f"sets start_weights, or remove start_weights"
+            )
         source = checked_source(self.config, self.results, start.learned if start else None)
         check_same_precision(self.config, runtime, self.results)
         model = Decoder(self.config, self.config.seed)
@@ -198,7 +198,7 @@ class RunJob:
         measured = self._measure(model, source, loss) if trained.outcome == "ok" else None
         self.options.report("writing", MEASURED_SHARE, loss)
         manifest = {
-            **manifest_allocations(self.scratch),
+            **manifest_facts(self.scratch.allocations()),
             **watch.facts(),
             "training_seconds": training_seconds,
             **device_facts(runtime, before),
@@ -231,16 +231,6 @@ class RunJob:
             stop=self._stop,
             clock=self.options.clock,
         )
-
-    def _start(self) -> Start | None:
-        """The initial model. Raises ValueError if it is not that of the config's start_weights."""
-        start, start_weights = self.options.start, self.config.start_weights
-        if start_weights != (start and start.loaded.weights_hash):
-            raise ValueError(
-                f"start_weights={start_weights} does not match the initial model; use `train RUN.yaml --from MODEL`, "
-                f"which sets start_weights, or remove start_weights"
-            )
-        return start
 
     def _measure_start(self, start: Start, model: Decoder, source: Source) -> None:
         """Measure the initial model with the run's settings, and record it with the models of the folder."""

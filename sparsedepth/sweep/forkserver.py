@@ -21,7 +21,6 @@ from pathlib import Path
 
 from sparsedepth.run.process import end_with_parent, name_process, thread_environment
 
-LAUNCHER = "torch.distributed.run"
 EXECUTE = "sparsedepth.run.execute"
 
 SERVER_DIED = 255
@@ -101,7 +100,7 @@ def nameless_main() -> Generator[None]:
 def _time_limit(seconds: float) -> Generator[None]:
     """Raises TimeoutError in the main thread, which would wait for a stopped forkserver forever."""
 
-    def interrupt(number: int, frame: object) -> None:
+    def interrupt(*_: object) -> None:
         raise TimeoutError
 
     before = signal.signal(signal.SIGALRM, interrupt)
@@ -114,8 +113,8 @@ def _time_limit(seconds: float) -> Generator[None]:
 
 
 def launcher(run_id: str, processes: int, nodes: int) -> list[str]:
-    """The torchrun command; for several nodes started by srun on each node, with the rendezvous on this node."""
-    torchrun = [sys.executable, "-m", LAUNCHER, "--nproc-per-node", str(processes)]
+    """The torchrun command; for several nodes started by srun on each, with the rendezvous on this one."""
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(processes)]
     if nodes == 1:
         return [*torchrun, "--standalone"]
     with socket.socket() as free_port:

@@ -17,13 +17,11 @@ from sparsedepth.model import kernels
 from sparsedepth.run.allocation import allocation
 from sparsedepth.train.runtime import find_device
 
-STACK_ON_CPU, STACKED_VALUES = 4, 2**16
+STACK_ON_CPU, STACKED_VALUES, STACKED_VALUES_BESIDE_ONEDNN = 4, 2**16, 3 * 2**14
 """Runs per stack on a CPU, and the largest step (tokens x width) at which stacking is faster: for larger steps the
-arithmetic dominates the calls that a stack saves (`benchmarks/stack.py`; numbers in docs/sweeps.md). A compiler saves
-most calls itself, and a compiled stack was slower than its separate runs."""
-
-STACKED_VALUES_BESIDE_ONEDNN = 3 * 2**14
-"""The same where single runs use oneDNN: a stack's products are always PyTorch's (`model.products`)."""
+arithmetic dominates the calls that a stack saves (`benchmarks/stack.py`; numbers in docs/sweeps.md), and earlier where
+single runs use oneDNN, since a stack's products are always PyTorch's (`model.products`). A compiler saves most calls
+itself, and a compiled stack was slower than its separate runs."""
 
 STACK_ON_GPU = 8
 """Up to width 128, where kernel launches limit a step. An estimate: not measured on any GPU yet."""
@@ -74,11 +72,13 @@ def machine(
     nodes: int = 1,
 ) -> Machine:
     """The workers, GPUs and threads. `workers`: on each group of GPUs, or of the CPU; default one per group, or per
-    OMP_NUM_THREADS cores; one for Apple's GPU and for several nodes.
-
-    Raises ValueError for GPUs that do not exist, or more nodes than the Slurm task has.
-    """
-    groups = _groups(_visible_gpus(runtime.device, gpus), gpus_per_run)
+    OMP_NUM_THREADS cores (with which a user asks for fewer workers of more threads); one for Apple's GPU and for
+    several nodes. Raises ValueError for GPUs that do not exist, or more nodes than the Slurm task has."""
+    visible = _visible_gpus(runtime.device, gpus)
+    if 0 < len(visible) < gpus_per_run:
+        raise ValueError(f"--gpus-per-run {gpus_per_run} needs at least {gpus_per_run} GPUs, not {len(visible)}")
+    starts = range(0, len(visible) - gpus_per_run + 1, gpus_per_run)
+    groups = [visible[start : start + gpus_per_run] for start in starts]
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     task = allocation()
     if task:
@@ -95,13 +95,11 @@ def machine(
     elif groups:
         workers = (workers or 1) * len(groups)
     else:
-        per_run = gpus_per_run * (runtime.threads or _asked_threads())
+        asked = os.environ.get("OMP_NUM_THREADS", "")
+        per_run = gpus_per_run * (runtime.threads or (max(1, int(asked)) if asked.isdecimal() else 1))
         workers = workers or (1 if device == "mps" else max(1, cores // per_run))
-    changes = {
-        # PyTorch's own number follows OMP_NUM_THREADS.
-        "threads": runtime.threads or max(1, min(torch.get_num_threads(), cores // (workers * gpus_per_run))),
-        "device": device,
-    }
+    own_threads = max(1, min(torch.get_num_threads(), cores // (workers * gpus_per_run)))  # follows OMP_NUM_THREADS
+    changes = {"threads": runtime.threads or own_threads, "device": device}
     if gpus_per_run * nodes > 1 and runtime.parallel == "none":
         changes["parallel"] = "ddp"
     return Machine(
@@ -112,12 +110,6 @@ def machine(
         nodes=nodes,
         max_attempts=max_attempts,
     )
-
-
-def _asked_threads() -> int:
-    """OMP_NUM_THREADS, with which a user asks for fewer workers of more threads."""
-    asked = os.environ.get("OMP_NUM_THREADS", "")
-    return max(1, int(asked)) if asked.isdecimal() else 1
 
 
 def _visible_gpus(device: str, gpus: list[int] | None) -> list[str]:
@@ -141,18 +133,12 @@ def gpu_name(gpu: str) -> str:
     half a gigabyte of the GPU. By nvidia-smi, or by a process of its own where that is missing or does not know it."""
     query = ["nvidia-smi", "--query-gpu=name", "--format=csv,noheader", "-i", gpu]
     ask_torch = [sys.executable, "-c", "import torch; print(torch.cuda.get_device_name())"]
+    environment = {**os.environ, "CUDA_VISIBLE_DEVICES": gpu}
     for command in (query, ask_torch):
         with contextlib.suppress(OSError, subprocess.SubprocessError):
-            environment = {**os.environ, "CUDA_VISIBLE_DEVICES": gpu}
             done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=120, env=environment)
             return done.stdout.strip().splitlines()[-1]
     return "cuda"
-
-
-def _groups(gpus: list[str], size: int) -> list[list[str]]:
-    if gpus and len(gpus) < size:
-        raise ValueError(f"--gpus-per-run {size} needs at least {size} GPUs, not {len(gpus)}; lower it or add GPUs")
-    return [gpus[start : start + size] for start in range(0, len(gpus) - size + 1, size)]
 
 
 def parse_gpus(text: str) -> list[int]:

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from sparsedepth import quantities
 from sparsedepth.config.plain_text import visible
@@ -29,9 +29,9 @@ State = Literal["complete", "running", "interrupted", "planned", "damaged"] | En
 class RunState:
     run_id: str
     state: State
-    progress: Progress | None
+    progress: Progress | None = None
     """of a running or interrupted run"""
-    reason: str | None
+    reason: str | None = None
     """why it ended without a result; of a run that is to be computed again: why it failed last"""
     config: RunConfig | None
     starts: Sequence[Allocation] = ()
@@ -48,29 +48,22 @@ class RunState:
 def state_of(results: Path, run_id: str, config: RunConfig | None = None, rule: EndRule | None = None) -> RunState:
     """What a run's lock and records in its folder say; `rule` (default: the folder's) tells which runs have ended."""
     scratch = Scratch(results, run_id)
+    if is_complete_run(results, run_id):
+        return RunState(run_id=run_id, state="complete", config=config)
+    if not _has_scratch(scratch):
+        return RunState(run_id=run_id, state="planned", config=config)
     state: State = "planned"
     reason = None
-    if is_complete_run(results, run_id):
-        state = "complete"
-    elif not _has_scratch(scratch):
-        return RunState(run_id=run_id, state=state, progress=None, reason=None, config=config)
-    elif is_held(scratch.lock):
+    if is_held(scratch.lock):
         state = "running"
     elif end := (rule or end_rule(results, None))(scratch):
         state, reason = end
-    else:
-        failures = scratch.failures()
-        reason = failures[-1] if failures else None
-        if failures or scratch.checkpoints.exists():
-            state = "interrupted"
-    return RunState(
-        run_id=run_id,
-        state=state,
-        progress=scratch.progress() if state != "complete" else None,
-        reason=reason,
-        config=config,
-        starts=scratch.allocations() if state != "complete" else (),
-    )
+    elif failures := scratch.failures():
+        state, reason = "interrupted", failures[-1]
+    elif scratch.checkpoints.exists():
+        state = "interrupted"
+    progress, starts = scratch.progress(), scratch.allocations()
+    return RunState(run_id=run_id, state=state, progress=progress, reason=reason, config=config, starts=starts)
 
 
 def _has_scratch(scratch: Scratch) -> bool:
@@ -152,10 +145,8 @@ class BestSoFar:
     """The best complete run so far; each summary is read only once."""
 
     def __init__(self, results: Path, objective: str):
-        self.results, self.objective = results, objective
-        self.sign = -quantities.sign(objective)
-        self.values: dict[str, float | None] = {}
-        self.diverged: set[str] = set()
+        self.objective, self.sign = objective, -quantities.sign(objective)
+        self.summary_of = functools.cache(functools.partial(_read_summary, results))
 
     def of(self, states: Sequence[RunState]) -> tuple[RunState, float] | None:
         """The best run and its objective; None before any run has one."""
@@ -165,16 +156,16 @@ class BestSoFar:
 
     def value(self, run_id: str) -> float | None:
         """A complete run's objective; None if it has none."""
-        if run_id not in self.values:
-            try:
-                summary = read_summary(self.results, run_id)
-            except (OSError, ValueError):  # damaged; reported when the record itself is read
-                summary = {}
-            if summary.get("outcome") == "diverged":
-                self.diverged.add(run_id)
-            value = summary.get(self.objective)
-            self.values[run_id] = value if isinstance(value, int | float) else None
-        return self.values[run_id]
+        value = self.summary_of(run_id).get(self.objective)
+        return value if isinstance(value, int | float) else None
+
+
+def _read_summary(results: Path, run_id: str) -> dict[str, Any]:
+    """A run's summary; empty if it is damaged, which is reported when the record itself is read."""
+    try:
+        return read_summary(results, run_id)
+    except (OSError, ValueError):
+        return {}
 
 
 def is_silent(progress: Progress, seconds: float = 120) -> bool:
@@ -183,8 +174,8 @@ def is_silent(progress: Progress, seconds: float = 120) -> bool:
 
 
 def varied_fields(definition: SweepDefinition, config: RunConfig) -> str:
-    """'n_layers=4 n_kv_heads=1 lr=0.001 seed=0': depth, tuned fields and the axes of a search, and of the other fields
-    that the sweep varies those that differ from its base."""
+    """'n_layers=4 n_kv_heads=1 lr=0.001 seed=0': depth, tuned fields and axes of a search, and of the other fields that
+    the sweep varies those that differ from its base."""
     always = {"n_layers", "seed", *definition.tune, *(definition.varied if definition.is_search else ())}
     try:
         base = definition.run_config({}, config.seed)

@@ -70,9 +70,15 @@ class SweepSummary:
 
     @property
     def counts_text(self) -> str:
-        """The counts of runs by state, and for an adaptive sampler at most how many there will be."""
+        """'3 complete, 1 running, 0 interrupted, 0 failed, 5 planned'; of an adaptive sampler, whose proposals are
+        unknown, without 'planned', but at most how many there will be."""
+        counts = self.counts
+        shown: list[State] = ["complete", "running", "interrupted", "failed"]
+        shown += [state for state in ("infeasible", "pruned", "damaged") if counts[state]]
+        shown += ["planned"] * self.is_grid
+        counts["planned"] += self.expected - len(self.states)  # at values that tuning has yet to choose
         at_most = "" if self.is_grid else f" (at most {self.expected} in total; equal proposals share their runs)"
-        return run_counts(self.states, is_grid=self.is_grid, to_come=self.expected - len(self.states)) + at_most
+        return ", ".join(f"{counts[state]} {state}" for state in shown) + at_most
 
     @property
     def counts(self) -> Counter[State]:
@@ -98,7 +104,7 @@ def sweep_summary(folder: Path) -> SweepSummary:
     definition = read_definition(folder)
     objective = quantities.rankable(definition.objective).name if definition else "val_loss"
     damaged: list[DamagedRun] = []
-    facts = ("outcome", "packages", "node_hours", "cell_id", "seed", "diverged_cause")
+    facts = ("outcome", "packages", "node_hours", "cell_id", "seed")
     objectives = definition.objectives if definition else (objective,)
     judged = {column for name in objectives for column in (name, *columns_for(name))}
     rows = read_columns(folder, {*CELL_FIELDS, *judged, *facts}, damaged)
@@ -118,8 +124,9 @@ def sweep_summary(folder: Path) -> SweepSummary:
         replace(state, state="damaged", reason=problems[state.run_id]) if state.run_id in problems else state
         for state in scan(folder, definition, configs)
     ]
+    n_diverged = sum(row["outcome"] == "diverged" for row in rows.values())
     remarks = (
-        _divergences([row["diverged_cause"] or "" for row in rows.values() if row["outcome"] == "diverged"]),
+        f"{n_diverged} of the complete runs diverged: `query --ask diverged` lists them" if n_diverged else "",
         *(degeneracy_note(name, _results(definition, rows.values())) for name in objectives),
         version_differences(row["packages"] for row in rows.values()),
         other_runs_note(rows, states),
@@ -134,17 +141,6 @@ def sweep_summary(folder: Path) -> SweepSummary:
         best=_best(definition, objective, states, losses, rows, configs),
         remarks=tuple(remark for remark in remarks if remark),
     )
-
-
-def run_counts(states: list[RunState], *, is_grid: bool = True, to_come: int = 0) -> str:
-    """'3 complete, 1 running, 0 interrupted, 0 failed, 5 planned'; of a sampler without 'planned', which is unknown.
-    `to_come`: planned runs without a state, at values that tuning has yet to choose."""
-    counts = Counter(state.state for state in states)
-    shown: list[State] = ["complete", "running", "interrupted", "failed"]
-    rare: tuple[State, ...] = ("infeasible", "pruned", "damaged")
-    shown += [state for state in rare if counts[state]] + ["planned"] * is_grid
-    counts["planned"] += to_come
-    return ", ".join(f"{counts[state]} {state}" for state in shown)
 
 
 def running_line(state: RunState, name: str) -> str:
@@ -165,18 +161,6 @@ def _results(definition: SweepDefinition | None, rows: Iterable[dict[str, Any]])
     return [row for row in rows if row["seed"] not in tuning_only]
 
 
-def _divergences(causes: Sequence[str]) -> str:
-    """'2 of the complete runs diverged: ...', and how many of them ended by an earlier rule, at one high loss."""
-    text = f"{len(causes)} of the complete runs diverged: `query --ask diverged` lists them" if causes else ""
-    n_old = sum("times the first step's" in cause and "last logged step" not in cause for cause in causes)
-    if n_old:
-        text += (
-            f"; {n_old} of them ended at one high loss, after which this version goes on: `sweep` repeats a run whose "
-            "folder is deleted"
-        )
-    return text
-
-
 def _best(
     definition: SweepDefinition | None,
     objective: str,
@@ -195,14 +179,10 @@ def _best(
     finished = [other for name, other in rows.items() if math.isfinite(losses.get(name, math.inf))]
     replicates = [other for other in finished if other["cell_id"] == row["cell_id"]]
     values = [other[objective] for other in _results(definition, replicates) or replicates]
-    cells = {
-        cell_id: Configuration(
-            cell_id=cell_id,
-            tuned=frozenset(definition.tune),
-            knobs={name: other[name] for name in CELL_FIELDS},
-        )
-        for cell_id, other in {other["cell_id"]: other for other in rows.values()}.items()
-    }
+    cells: dict[str, Configuration] = {}
+    for other in rows.values():
+        knobs, tuned = {name: other[name] for name in CELL_FIELDS}, frozenset(definition.tune)
+        cells[other["cell_id"]] = Configuration(cell_id=other["cell_id"], tuned=tuned, knobs=knobs)
     of_cell = {config.cell: config for config in planned}
     of_plan = {config.cell_id: configuration_of(config, definition.tune) for config in of_cell.values()}
     setting = settings_of(list(cells.values()), list(of_plan.values())).label(cells[row["cell_id"]].knobs)

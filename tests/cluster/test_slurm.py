@@ -14,7 +14,7 @@ from sparsedepth.cli import main
 from sparsedepth.cli.on_slurm import array_options
 from sparsedepth.cluster import slurm
 from sparsedepth.cluster.array import TaskArray, check
-from sparsedepth.cluster.script import Request, array_script, parse_time, script_body, time_advice
+from sparsedepth.cluster.slurm import Request, array_script, parse_time, script_body, time_advice
 
 
 @pytest.mark.parametrize(
