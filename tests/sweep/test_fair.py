@@ -17,7 +17,7 @@ def test_a_tuned_and_matched_sweep(tmp_path):
     results = tmp_path / "results"
     path = definition(
         tmp_path,
-        base={"train_tokens": 128 * 10},
+        base={"train_tokens": 128 * 10, "measures": ["loss"]},
         space={"n_layers": [1]},
         variants=[{}, {"n_kv_heads": 1}],
         matched="params_total",
@@ -43,7 +43,9 @@ def test_a_tuned_and_matched_sweep(tmp_path):
 
 def test_a_sweep_without_a_file(tmp_path):
     (tmp_path / "base.yaml").write_text(
-        yaml.safe_dump({**BASE, "corpus": str(corpus(tmp_path)), "train_tokens": 128 * 5, "n_layers": 7})
+        yaml.safe_dump(
+            {**BASE, "corpus": str(corpus(tmp_path)), "train_tokens": 128 * 5, "n_layers": 7, "measures": []}
+        )
     )
     arguments = ("sweep", "--vary", "n_layers=1,2", "--base", tmp_path / "base.yaml", "--set", "lr=1e-2")
     arguments += ("--seeds", "1", "--out", tmp_path / "results", "--workers", "1")

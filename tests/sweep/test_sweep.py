@@ -27,6 +27,10 @@ ONE = ("--runtime", "threads=1")
 """More threads than one only hinder a model of this size."""
 
 
+QUICK = {"measures": ["loss"], "val_tokens": 64}
+"""Fields of a base whose runs are hardly measured."""
+
+
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory) -> Path:
     """The tiny sweep's results, made without disturbance."""
@@ -57,7 +61,8 @@ def test_the_same_command_again_repeats_nothing(undisturbed):
 def test_runs_on_two_texts_are_not_mixed(tmp_path):
     """A text that is another now is refused, also where its tokens were deleted and by `train`; restored it is
     tokenised anew."""
-    path, results = definition(tmp_path, space={"n_layers": [2]}, seeds=[0]), tmp_path / "results"
+    path = definition(tmp_path, space={"n_layers": [2]}, seeds=[0], base=QUICK)
+    results = tmp_path / "results"
     sparsedepth("sweep", path, "--out", results)
     document = tmp_path / "text" / "00.txt"
     before, again = document.read_text(), ("sweep", path, "--out", results, "--set", "seeds=2")
@@ -105,7 +110,7 @@ def test_other_packages_than_the_runs_have_are_said_and_refused_on_demand(undist
 def test_ctrl_c_stops_at_a_checkpoint_and_the_same_command_continues(tmp_path):
     """One longer run, so that the signal finds it training."""
     results = tmp_path / "results"
-    base = {"train_tokens": 128 * 500, "observe_every": 250}
+    base = {**QUICK, "train_tokens": 128 * 500, "observe_every": 250}
     path = definition(tmp_path, base=base, space={"n_layers": [2]}, seeds=[0])
     arguments = ("sweep", path, "--out", results, "--workers", 1, *ONE)
     driver = forked_commands.start([*map(str, arguments)], ENVIRONMENT)
@@ -141,6 +146,7 @@ def test_a_run_that_keeps_dying_is_kept_with_its_reason(tmp_path):
     assert len(table(results)) == 1
 
 
+@pytest.mark.slow  # a command and its forkserver that start from nothing
 def test_a_stop_before_a_run_can_handle_signals_is_no_failure(tmp_path):
     """The forkserver needs seconds to import; a signal that finds it there kills it outright."""
     results = tmp_path / "results"
@@ -175,7 +181,7 @@ def test_a_run_over_two_processes_gives_the_same_losses_and_survives_kills(undis
 def test_a_sweep_in_which_everything_fails_stops_with_one_cause(tmp_path):
     """Checkpoints cannot be written (a file stands in their place): each run fails at its end."""
     results = tmp_path / "results"
-    path = definition(tmp_path, space={"n_layers": [1, 2]}, seeds=list(range(20)))
+    path = definition(tmp_path, space={"n_layers": [1, 2]}, seeds=list(range(20)), base=QUICK)
     for config in known_runs(Plan(build(SweepDefinition, read_yaml(path), "x")), results):
         (results / "work" / config.run_id).mkdir(parents=True)
         (results / "work" / config.run_id / "checkpoints").touch()
@@ -185,18 +191,15 @@ def test_a_sweep_in_which_everything_fails_stops_with_one_cause(tmp_path):
 
 
 def test_branches_of_a_trunk_are_the_runs_to_their_budgets(tmp_path):
-    """Three budgets from one trunk, then each alone: the same ids, weights and losses; the trunk goes in the end."""
-    wsd = {"schedule": "wsd", "warmup_tokens": 384, "train_tokens": 128 * 40}
-    shape = {"space": {"n_layers": [2]}, "seeds": [0]}
+    """Three budgets from one trunk, then the longest alone: the same run, to the bit; the trunk goes in the end."""
+    wsd = {**QUICK, "schedule": "wsd", "warmup_tokens": 384, "train_tokens": 128 * 40}
+    shape = {"space": {"n_layers": [2]}, "seeds": [0], "base": wsd}
     together, alone = tmp_path / "together", tmp_path / "alone"
-    sparsedepth("sweep", definition(tmp_path, base=wsd, branch_at=[0.25, 0.5], **shape), "--out", together)
-    for steps in (10, 40):
-        name = f"alone-{steps}"
-        path = definition(tmp_path, base={**wsd, "train_tokens": 128 * steps}, name=name, **shape)
-        sparsedepth("sweep", path, "--out", alone / name)
-        (run_id,) = table(alone / name)
-        ours, theirs = (folder / "runs" / run_id for folder in (together, alone / name))
-        assert (ours / "model.safetensors").read_bytes() == (theirs / "model.safetensors").read_bytes()
-        assert read_run(ours).summary["val_loss"] == read_run(theirs).summary["val_loss"]
+    sparsedepth("sweep", definition(tmp_path, branch_at=[0.25, 0.5], **shape), "--out", together)
+    sparsedepth("sweep", definition(tmp_path, name="alone", **shape), "--out", alone)
+    (run_id,) = table(alone)
+    ours, theirs = (folder / "runs" / run_id for folder in (together, alone))
+    assert (ours / "model.safetensors").read_bytes() == (theirs / "model.safetensors").read_bytes()
+    assert read_run(ours).summary["val_loss"] == read_run(theirs).summary["val_loss"]
     assert len(table(together)) == 3 and not list(together.glob("work/trunk-*"))
     assert "1 trunk (1 complete) with 2 branches (2 complete)" in sparsedepth("status", together)[0]

@@ -55,9 +55,9 @@ def test_points_of_random_and_qmc_depend_on_nothing_but_the_definition():
 
 
 def test_tpe_learns(tmp_path):
-    study = work(tmp_path, sweep(sampler="tpe", n_trials=40, space={"lr": SPACE["lr"]}))
+    study = work(tmp_path, sweep(sampler="tpe", n_trials=24, space={"lr": SPACE["lr"]}))
     distance = [abs(math.log(trial.params["lr"] / 0.01)) for trial in study.trials]
-    assert statistics.median(distance[-20:]) < 0.6, "drawn at random it would be near ln(10) / 2"
+    assert statistics.median(distance[-10:]) < 0.6, "drawn at random it would be near ln(10) / 2"
 
 
 @pytest.mark.parametrize("sampler", ["grid", "tpe", "nsga2"])
