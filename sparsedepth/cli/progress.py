@@ -19,8 +19,7 @@ from sparsedepth.config.sweep import SweepDefinition
 from sparsedepth.quantities import IN_RUNS, of_stage
 from sparsedepth.store.cache import read_columns
 from sparsedepth.store.terminal import duration
-from sparsedepth.sweep.status import BestSoFar, RunState, varied_fields
-from sparsedepth.sweep.summary import running_line
+from sparsedepth.sweep.status import BestSoFar, RunState, running_line, varied_fields
 
 
 class ProgressDisplay:

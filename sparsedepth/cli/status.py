@@ -64,7 +64,7 @@ def status(
 
 def _status_json(folder: Path) -> dict[str, Any]:
     """What `status` says, for programs."""
-    from sparsedepth.sweep.summary import sweep_summary
+    from sparsedepth.sweep.status import sweep_summary
 
     summary = sweep_summary(folder)
     if not summary.states:
@@ -100,8 +100,8 @@ def _status_json(folder: Path) -> dict[str, Any]:
 def _status_lines(folder: Path) -> tuple[list[str], bool]:
     """The lines of `status`, and whether runs are running or still to come."""
     from sparsedepth.plan.branches import trunk_line, trunk_names
-    from sparsedepth.run.allocation import task_text
-    from sparsedepth.sweep.summary import running_line, sweep_summary
+    from sparsedepth.run.scratch import task_text
+    from sparsedepth.sweep.status import running_line, sweep_summary
 
     summary = sweep_summary(folder)
     definition, states = summary.definition, summary.states
@@ -150,7 +150,7 @@ def _why_no_runs(folder: Path) -> str:
 def _slurm_lines(folder: Path, definition: "SweepDefinition | None", states: "list[RunState]") -> list[str]:
     """Slurm tasks by state, and for each stopped run its last task and why that task ended."""
     from sparsedepth.cluster.array import TaskArray, task_counts
-    from sparsedepth.run.allocation import task_text
+    from sparsedepth.run.scratch import task_text
 
     array = TaskArray(sweep=definition.name if definition else "", results=folder)
     if not array.folder.is_dir():
@@ -181,7 +181,7 @@ def logs(
 ) -> None:
     """Print a run's log. Without RUN, list the runs that have a log: failed first, then newest."""
     from sparsedepth.files import read_regular
-    from sparsedepth.run.allocation import task_text
+    from sparsedepth.run.scratch import task_text
 
     if run is None and (follow or task):
         raise ValueError(f"--{'follow' if follow else 'task'} needs a RUN; give a run_id or its first characters")

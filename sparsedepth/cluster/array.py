@@ -1,7 +1,7 @@
 """A sweep as a Slurm job array: submit once, follow from any machine, stop.
 
 Slurm's controller is the only source for which tasks run, found by the array's name, which is unique to the results
-folder. The run that a task computes is in the run's scratch folder (`run.allocation`). The controller forgets why a
+folder. The run that a task computes is in the run's scratch folder (`run.scratch`). The controller forgets why a
 task ended, so the task itself records it (`task.sh`).
 """
 
@@ -20,7 +20,7 @@ from pydantic import TypeAdapter, ValidationError
 from sparsedepth import files
 from sparsedepth.cluster import slurm
 from sparsedepth.cluster.slurm import FOLDER, MAX_STARTS, QueuedTask, Request, array_script, header, time_advice
-from sparsedepth.run.allocation import Allocation
+from sparsedepth.run.scratch import Allocation
 
 START_SECONDS = 20
 """Assumed time from the start of a task to the first training step."""

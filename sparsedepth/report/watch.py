@@ -18,8 +18,7 @@ from sparsedepth.report.content import check
 from sparsedepth.report.page import html, parts_of
 from sparsedepth.store.connection import open_store
 from sparsedepth.store.terminal import duration
-from sparsedepth.sweep.status import varied_fields
-from sparsedepth.sweep.summary import SweepSummary, running_line, sweep_summary
+from sparsedepth.sweep.status import SweepSummary, running_line, sweep_summary, varied_fields
 
 REST = 5.0
 SILENT_SECONDS = 120.0

@@ -18,11 +18,10 @@ from sparsedepth.config.run import RunConfig
 from sparsedepth.config.runtime import RuntimeConfig
 from sparsedepth.config.sweep import read_definition
 from sparsedepth.files import storage_problem
-from sparsedepth.run.allocation import allocation
 from sparsedepth.run.lease import HeartbeatMonitor, Stopped, hold
 from sparsedepth.run.process import INFEASIBLE, INTERRUPTED, NO_STORAGE, USER_ERROR, Stop, end_with_parent
 from sparsedepth.run.prune import PrunedRun, Pruner
-from sparsedepth.run.scratch import Scratch, TimeLeft
+from sparsedepth.run.scratch import Scratch, TimeLeft, allocation
 from sparsedepth.run.train_and_measure import DEFAULT_OPTIONS, Infeasible, Options, RunJob
 from sparsedepth.store import run_record
 from sparsedepth.store.pack import refuse_pack

@@ -28,14 +28,12 @@ from sparsedepth.run.comparable import checked_source
 from sparsedepth.run.lease import Stopped, hold, last_heartbeat
 from sparsedepth.run.process import Stop
 from sparsedepth.run.record import package_versions
-from sparsedepth.run.scratch import Scratch
 from sparsedepth.store.cache import read_columns
 from sparsedepth.store.packages import version_differences
 from sparsedepth.sweep import forkserver, storage, trial_queue
 from sparsedepth.sweep.machine import Machine
-from sparsedepth.sweep.rebuild import rebuild
 from sparsedepth.sweep.results_folder import delete_leftovers, delete_trunks, prepare
-from sparsedepth.sweep.run_end import ResultsIndex, end_rule
+from sparsedepth.sweep.run_end import ResultsIndex
 from sparsedepth.sweep.status import RunState, scan
 from sparsedepth.sweep.worker import Worker
 
@@ -106,10 +104,7 @@ class Driver:
     results_index: ResultsIndex = field(init=False)
 
     def __post_init__(self) -> None:
-        self._end_rule = end_rule(self.results, self.definition, self.machine.max_attempts)
-        self.results_index = ResultsIndex(
-            self.results, self.definition, lambda run_id: self._end_rule(Scratch(self.results, run_id)) is not None
-        )
+        self.results_index = ResultsIndex(self.results, self.definition, self.machine.max_attempts)
         self._lease_id = uuid.uuid4().hex
         self._rounds: Counter[str] = Counter()
         self._gives_up = False
@@ -198,7 +193,7 @@ class Driver:
     def fill_queue(self, study: optuna.Study) -> None:
         """Add finished runs to the study, and queue missing runs, those of dead processes first."""
         with hold(self._queue_lock, self.stop):
-            rebuild(study, self.plan, self.results, self.results_index)
+            trial_queue.rebuild(study, self.plan, self.results_index)
         self._refill(study)
 
     @property
@@ -317,7 +312,7 @@ class Driver:
             return trial.user_attrs["lease"] == self._lease_id and trial.number not in taken
 
         def is_given_up(task: Task) -> bool:
-            states = {self._state(run_id) for run_id in self.plan.run_ids(task)}
+            states = {self.results_index.state(run_id) for run_id in self.plan.run_ids(task)}
             return self._rounds[task.key] >= MAX_ROUNDS or bool(states & {"failed", "infeasible"})
 
         with hold(self._queue_lock, self.stop):
@@ -330,11 +325,4 @@ class Driver:
 
     def _missing(self, study: optuna.Study) -> trial_queue.Missing:
         tasks = self.plan.tasks(self.results_index.loss_of)
-        return trial_queue.missing(study, tasks, self.plan.run_ids, self._state)
-
-    def _state(self, run_id: str) -> str | None:
-        """'complete', or how the run ended without a result; None if it is to be computed."""
-        if self.results_index.is_complete(run_id):
-            return "complete"
-        end = self._end_rule(Scratch(self.results, run_id))
-        return end and end.state
+        return trial_queue.missing(study, tasks, self.plan.run_ids, self.results_index.state)

@@ -14,7 +14,7 @@ from sparsedepth.config.plain_text import counted
 from sparsedepth.config.run import RunConfig
 from sparsedepth.config.runtime import DEFAULT, RuntimeConfig
 from sparsedepth.model import kernels
-from sparsedepth.run.allocation import allocation
+from sparsedepth.run.scratch import allocation
 from sparsedepth.train.runtime import find_device
 
 STACK_ON_CPU, STACKED_VALUES, STACKED_VALUES_BESIDE_ONEDNN = 4, 2**16, 3 * 2**14

@@ -9,7 +9,6 @@ The sweep writes its number of attempts into the folder, for readers that are no
 """
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, NamedTuple
@@ -70,16 +69,12 @@ def _read_attempts(results: Path) -> int:
 
 
 class ResultsIndex:
-    """Which runs are complete, and their losses, on which the plan depends; each run folder is checked and read once.
-    `is_without_result` tells which runs ended without a result."""
+    """Which runs of a sweep have ended, and their losses, on which the plan depends; each record is checked and read
+    once."""
 
-    def __init__(
-        self,
-        results: Path,
-        definition: SweepDefinition,
-        is_without_result: Callable[[str], bool] = lambda run_id: False,
-    ):
-        self.results, self.objective, self.is_without_result = results, definition.objective, is_without_result
+    def __init__(self, results: Path, definition: SweepDefinition, max_attempts: int | None = None):
+        self.results, self.objective = results, definition.objective
+        self._rule = end_rule(results, definition, max_attempts)
         self._complete: set[str] = set()
         self._losses: dict[str, float] = {}
 
@@ -88,7 +83,7 @@ class ResultsIndex:
         result; None if it has not ended."""
         if run_id not in self._losses:
             if not self.is_complete(run_id):
-                return math.inf if self.is_without_result(run_id) else None
+                return math.inf if self.end(run_id) else None
             self._losses[run_id] = objective_as_loss(read_summary(self.results, run_id), self.objective)
         return self._losses[run_id]
 
@@ -97,3 +92,14 @@ class ResultsIndex:
         if run_id not in self._complete and is_whole(self.results, run_id):
             self._complete.add(run_id)
         return run_id in self._complete
+
+    def end(self, run_id: str) -> RunEnd | None:
+        """How an incomplete run ended; None if it is to be computed."""
+        return self._rule(Scratch(self.results, run_id))
+
+    def state(self, run_id: str) -> str | None:
+        """'complete', or how the run ended without a result; None if it is to be computed."""
+        if self.is_complete(run_id):
+            return "complete"
+        end = self.end(run_id)
+        return end and end.state

@@ -38,7 +38,7 @@ from sparsedepth.run.scratch import Scratch
 from sparsedepth.store import run_record
 from sparsedepth.sweep import forkserver, storage, trial_queue
 from sparsedepth.sweep.machine import Machine
-from sparsedepth.sweep.run_end import ResultsIndex, end_rule
+from sparsedepth.sweep.run_end import ResultsIndex
 from sparsedepth.train.stack import can_stack
 
 START_SECONDS = 600.0
@@ -162,22 +162,18 @@ class Worker:
 
         Raises TrialPruned if the run was pruned or is infeasible, FailedError if it failed too often.
         """
-        scratch = Scratch(self.results, config.run_id)
-        rule = end_rule(self.results, self.definition, self.machine.max_attempts)
         while True:
             if self.stop():
                 raise StoppedError
             if self.results_index.is_complete(config.run_id):
                 return run_record.read_run(run_record.run_folder(self.results, config.run_id)).summary
-            if end := rule(scratch):
+            if end := self.results_index.end(config.run_id):
                 trial.set_user_attr(end.state, end.reason)
                 if end.state == "failed":
-                    n_failures = len(scratch.failures())
-                    raise FailedError(f"run {config.run_id} failed {n_failures} times; the last time: {end.reason}")
+                    raise FailedError
                 if end.state == "infeasible":
                     trial_queue.constrain(trial, "memory", 1.0)
-                    raise optuna.TrialPruned(f"run {config.run_id} does not fit into memory: {end.reason}")
-                raise optuna.TrialPruned(end.reason)
+                raise optuna.TrialPruned
             self._pending_runs[config.run_id] = config
             try:
                 while config.run_id in self._pending_runs:

@@ -7,8 +7,7 @@ import pytest
 from sparsedepth.cli import main
 from sparsedepth.cluster import slurm
 from sparsedepth.cluster.array import TaskArray
-from sparsedepth.run.allocation import allocation, node_hours
-from sparsedepth.run.scratch import Scratch
+from sparsedepth.run.scratch import Scratch, allocation, node_hours
 
 
 def test_a_refusal_is_one_line(tmp_path, monkeypatch):

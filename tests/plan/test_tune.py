@@ -11,6 +11,7 @@ from sparsedepth.config.sweep import SweepDefinition
 from sparsedepth.plan.propose import known_distributions
 from sparsedepth.plan.tasks import Plan
 from sparsedepth.plan.tune import extended, tune
+from sparsedepth.run.scratch import Scratch
 from sparsedepth.store.connection import open_store
 from sparsedepth.sweep.results_folder import claim
 from sparsedepth.sweep.run_end import ResultsIndex
@@ -159,11 +160,13 @@ def test_tuning_seeds_choose_by_their_mean_and_the_results_have_others(tmp_path,
 
 def test_a_run_that_failed_for_good_does_not_stop_the_tuning(tmp_path, definition):
     plan = Plan(definition)
-    failed_permanently = {one.run_id for one in plan.runs() if one.config.lr == 0.004}
-    finished = ResultsIndex(tmp_path, definition, failed_permanently.__contains__)
     for one in plan.runs():
-        if one.run_id not in failed_permanently:
+        if one.config.lr == 0.004:
+            (tmp_path / "work" / one.run_id).mkdir(parents=True)
+            Scratch(tmp_path, one.run_id).add_failure("no")
+        else:
             finish(tmp_path, one.config, 3.0 - 100 * one.config.lr)
+    finished = ResultsIndex(tmp_path, definition)
     assert {one.config.lr for one in plan.runs(finished.loss_of) if one.config.seed != 5} == {0.002}
 
 

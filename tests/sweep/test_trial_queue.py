@@ -16,7 +16,7 @@ from sparsedepth.run.scratch import Scratch
 from sparsedepth.store import run_record
 from sparsedepth.sweep import trial_queue
 from sparsedepth.sweep.results_folder import claim, prepare
-from sparsedepth.sweep.summary import sweep_summary
+from sparsedepth.sweep.status import sweep_summary
 from sparsedepth.sweep.worker import Worker
 
 
