@@ -13,6 +13,7 @@ J teachers, G = J x temperatures, K = G x seeds models; L blocks, B inputs, M wi
 """
 
 import argparse
+import io
 import itertools
 import math
 import time
@@ -30,12 +31,17 @@ import torch.nn.functional as F
 from scipy.optimize import minimize_scalar, nnls
 from torch import Tensor
 
-from sparsedepth.files import digest
-from sparsedepth.store.checksums import is_complete
-from sparsedepth.store.connection import open_store
+from sparsedepth.config.load import parse_yaml, yaml_text
+from sparsedepth.files import atomic_folder, digest, write_json, write_text
+from sparsedepth.store.checksums import is_complete, write_marker
+from sparsedepth.store.find import find_groups
 from sparsedepth.store.run_record import TOYS
 from sparsedepth.store.small_sample import mean_interval
-from sparsedepth.store.toys import AXES, save_toy
+
+CONFIG, MANIFEST, STUDENTS, CURVES = FILES = ("config.yaml", "manifest.json", "students.parquet", "curves.parquet")
+"""Of a finished group: RESULTS/toys/<run_id>/, with a marker `complete` as runs have; or in a pack."""
+AXES = ("rho", "teacher_seed", "temperature", "seed")
+"""Lists of a group: its students are their product. The last varies fastest."""
 
 REGIMES = {
     (0.0, "euler"): ("independent layers average their errors", 1),
@@ -51,28 +57,28 @@ MIN_DEPTHS = 4
 
 @dataclass(frozen=True, kw_only=True)
 class Group:
-    """All students of one depth; `sparsedepth.store.toys` has the meaning of each field. Defaults: the paper's."""
+    """All students of one depth. Defaults: the paper's."""
 
-    n_layers: int = 6
+    n_layers: int = 6  # steps of the student; a midpoint step has two blocks
     d_model: int = 32
-    d_ff: int | None = None
+    d_ff: int | None = None  # None: 4 d_model
     vocab_size: int = 128
-    teacher_layers: int = 128
+    teacher_layers: int = 128  # their output scales as 1 / sqrt(teacher_layers)
     integrator: str = "euler"
-    target: str = "kl"
+    target: str = "kl"  # with a head to learn; kl_given_head: with the teacher's; mse: its normed state
     rho: tuple[float, ...] = (0.0,)
     teacher_seed: tuple[int, ...] = (0, 1, 2)
-    temperature: tuple[float, ...] = (1.0,)
-    seed: tuple[int, ...] = (0,)
-    data_seed: int = 0
+    temperature: tuple[float, ...] = (1.0,)  # divides the teacher's logits; not for mse
+    seed: tuple[int, ...] = (0,)  # of the students' first weights
+    data_seed: int = 0  # of the inputs, which all students share
     batch_size: int = 1024
     n_steps: int = 40_000
-    lr: float = 6e-4
-    lr_depth_factor: float | None = None
-    decay_from: float = 1.0
-    decay_to: float = 0.1
-    test_batches: int = 10
-    log_every: int = 500
+    lr: float = 6e-4  # Adam's
+    lr_depth_factor: float | None = None  # the rate is lr x this / sqrt(n_layers); None: lr at every depth
+    decay_from: float = 1.0  # share of the steps after which the rate falls linearly
+    decay_to: float = 0.1  # to this share of it
+    test_batches: int = 10  # never trained on
+    log_every: int = 500  # steps between two rows of the curves
 
     @property
     def run_id(self) -> str:
@@ -263,7 +269,7 @@ def train(group: Group, results: Path, device: str) -> None:
             pairs = zip(train_losses.tolist(), training.test_losses().tolist(), strict=True)
             for number, (train_loss, test_loss) in enumerate(pairs):
                 known = {"train_loss": train_loss, "test_loss": test_loss}
-                losses = {name: loss if math.isfinite(loss) else None for name, loss in known.items()}
+                losses = {name: loss if math.isfinite(loss) else math.nan for name, loss in known.items()}
                 row = {"step": training.step, "student": number, "lr": group.learning_rate(training.step - 1)}
                 curves.append(row | losses)
     last = curves[-len(group.students) :]
@@ -273,7 +279,24 @@ def train(group: Group, results: Path, device: str) -> None:
     ]
     seconds = round(time.perf_counter() - clock, 3)
     config = {name: list(value) if isinstance(value, tuple) else value for name, value in asdict(group).items()}
-    save_toy(results, group.run_id, config, students, curves, {"device": device, "seconds": seconds})
+    with atomic_folder(results / TOYS / group.run_id) as folder:
+        write_text(folder / CONFIG, yaml_text(config))
+        write_json(folder / MANIFEST, {"device": device, "seconds": seconds})
+        pd.DataFrame(students).to_parquet(folder / STUDENTS)
+        pd.DataFrame(curves).to_parquet(folder / CURVES)
+        write_marker(folder, group.run_id, FILES)
+
+
+def read_students(results: Path) -> pd.DataFrame:
+    """Every student of the finished groups in a results folder or pack, with the fields of its group. Raises DamagedRun
+    if a file is not the one that was written."""
+    frames = [pd.DataFrame(columns=[one.name for one in fields(Group)])]
+    for files in find_groups(results, TOYS):
+        config = parse_yaml(files.read(CONFIG).decode(), CONFIG)
+        shared = {name: value for name, value in config.items() if name not in AXES}
+        students = pd.read_parquet(io.BytesIO(files.read(STUDENTS)))
+        frames.append(students.assign(run_id=files.marker.run_id, **shared))
+    return pd.concat(frames[1:] or frames, ignore_index=True)
 
 
 class PowerLaw(NamedTuple):
@@ -306,14 +329,14 @@ def fit_power_law(depth_L: np.ndarray, loss_L: np.ndarray) -> PowerLaw:
     return PowerLaw(alpha, float(c * shallowest**alpha), float(rest), slope)
 
 
-def exponents(toys: pd.DataFrame) -> pd.DataFrame:
+def exponents(students: pd.DataFrame) -> pd.DataFrame:
     """A row per setting with MIN_DEPTHS depths: alpha and slope with Student's intervals over teachers. Teachers
     without a loss at some depth are left out."""
     settings = [one.name for one in fields(Group) if one.name not in ("n_layers", "teacher_seed", "seed")]
     rows = []
-    for key, students in toys.groupby(settings, dropna=False, sort=True):
+    for key, alike in students.groupby(settings, dropna=False, sort=True):
         assert isinstance(key, tuple)
-        by_teacher = students.groupby(["n_layers", "teacher_seed"])["test_loss"].mean().unstack("teacher_seed")
+        by_teacher = alike.groupby(["n_layers", "teacher_seed"])["test_loss"].mean().unstack("teacher_seed")
         whole = by_teacher.loc[:, (by_teacher > 0).all()]
         if len(whole) < MIN_DEPTHS or whole.empty:
             continue
@@ -366,8 +389,7 @@ def main() -> None:
         print(f"[{number}/{len(missing)}] {name}", flush=True)
         train(group, given.results, given.device)
     try:
-        with open_store(given.results) as store:
-            fitted = exponents(store.frame("SELECT * FROM toys"))
+        fitted = exponents(read_students(given.results))
     except ValueError as error:
         parser.error(str(error))
     if fitted.empty:

@@ -268,9 +268,9 @@ def recipe(
     from sparsedepth.recipe.card import card_path
     from sparsedepth.recipe.card_files import write_recipe
     from sparsedepth.scaling.speedup import worth
-    from sparsedepth.store.best import no_runs
     from sparsedepth.store.comparable_loss import loss_in
     from sparsedepth.store.connection import open_store
+    from sparsedepth.store.find import no_run_text
     from sparsedepth.store.search import search_of
 
     if out is not None:
@@ -285,7 +285,7 @@ def recipe(
         objective = loss_in(store) if objective == "loss" else rankable(objective).name
         runs = read_runs(store, objective)
         if runs.empty:
-            raise ValueError(no_runs(store))
+            raise ValueError(no_run_text(store.roots))
         compute = worth(store, objective)
     if search is not None:
         names = shlex.join(map(str, folders))

@@ -67,9 +67,9 @@ def effects(
         is_whole = part == "chain" or search is not None
         runs = store.frame("select * from runs") if is_whole else read_runs(store, outcome)
         if runs.empty:
-            from sparsedepth.store.best import no_runs
+            from sparsedepth.store.find import no_run_text
 
-            raise ValueError(no_runs(store))
+            raise ValueError(no_run_text(store.roots))
         if reason := only_tuning_text(store):
             raise ValueError(reason)
     if part == "chain":

@@ -35,7 +35,7 @@ def query(
         typer.Argument(
             metavar="DIR... [SQL]",
             help="results or run folders; then a SELECT over runs, curves, layers, heads, pairs, tokens, difficulty, "
-            "toys, evals",
+            "evals",
         ),
     ] = None,
     ask: Annotated[

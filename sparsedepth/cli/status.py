@@ -3,7 +3,6 @@
 They write nothing except the cache of rows that `query` also uses.
 """
 
-import contextlib
 import json
 import re
 import sys
@@ -64,11 +63,12 @@ def status(
 
 def _status_json(folder: Path) -> dict[str, Any]:
     """What `status` says, for programs."""
+    from sparsedepth.store.find import no_run_text
     from sparsedepth.sweep.status import sweep_summary
 
     summary = sweep_summary(folder)
     if not summary.states:
-        raise ValueError(_why_no_runs(folder))
+        raise ValueError(no_run_text([folder]))
     running = [
         {
             "run_id": state.run_id,
@@ -101,12 +101,13 @@ def _status_lines(folder: Path) -> tuple[list[str], bool]:
     """The lines of `status`, and whether runs are running or still to come."""
     from sparsedepth.plan.branches import trunk_line, trunk_names
     from sparsedepth.run.scratch import task_text
+    from sparsedepth.store.find import no_run_text
     from sparsedepth.sweep.status import running_line, sweep_summary
 
     summary = sweep_summary(folder)
     definition, states = summary.definition, summary.states
     if not states:
-        raise ValueError(_why_no_runs(folder))
+        raise ValueError(no_run_text([folder]))
     lines = [f"{definition.name}: {definition.question}"] if definition else []
     lines.append(summary.counts_text)
     names = trunk_names([state.config for state in states if state.config])
@@ -135,16 +136,6 @@ def _status_lines(folder: Path) -> tuple[list[str], bool]:
 
 def _in_brackets(text: str | None) -> str:
     return f" ({text})" if text else ""
-
-
-def _why_no_runs(folder: Path) -> str:
-    from sparsedepth.store.best import only_toys
-    from sparsedepth.store.connection import open_store
-
-    with contextlib.suppress(ValueError), open_store(folder) as store:
-        if text := only_toys(store):
-            return text
-    return f"{folder} holds no runs; give the results folder of a sweep (--out)"
 
 
 def _slurm_lines(folder: Path, definition: "SweepDefinition | None", states: "list[RunState]") -> list[str]:

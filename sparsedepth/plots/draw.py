@@ -15,9 +15,9 @@ from sparsedepth.plots.runs import results_folders
 from sparsedepth.plots.style import caption, escaped
 from sparsedepth.plugins import refuse_known
 from sparsedepth.quantities.measured import PLUGINS
-from sparsedepth.store.best import no_runs
 from sparsedepth.store.comparable_loss import unit_for_stores
 from sparsedepth.store.connection import Store
+from sparsedepth.store.find import no_run_text
 from sparsedepth.store.search import search_of
 from sparsedepth.store.setting import read_settings
 
@@ -195,7 +195,7 @@ def default_figure(store: Store) -> str:
         return "pareto" if len(search.objectives) > 1 else "slices"
     runs = store.sql("select count(*), count(train_tokens) from runs").rows[0]
     if not runs[0]:
-        raise NothingToDraw(no_runs(store))
+        raise NothingToDraw(no_run_text(store.roots))
     return "overview" if runs[1] else "layer_profile"
 
 

@@ -376,17 +376,4 @@ def _why_none(store: Store, conditions: Sequence[str]) -> str:
         return f"{text}; `best` ranks results"
     if depths and conditions:
         return f"no run has {' and '.join(conditions)}; the store has runs of n_layers {', '.join(depths)}"
-    return no_runs(store)
-
-
-def no_runs(store: Store) -> str:
-    """What a store without a complete run holds, and which command helps."""
-    return only_toys(store) or no_run_text(store.roots)
-
-
-def only_toys(store: Store) -> str:
-    """What to do with a store of toy networks that has no runs; '' if it holds no toy networks."""
-    folders = shlex.join(map(str, store.roots))
-    if not store.sql("SELECT 1 FROM toys LIMIT 1").rows:
-        return ""
-    return f"{folders} holds toy networks and no runs; see their exponents: python analysis/toy.py {folders}"
+    return no_run_text(store.roots)

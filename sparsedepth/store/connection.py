@@ -1,5 +1,5 @@
-"""SQL over results: the views `runs`, `curves`, `layers`, `heads`, `pairs`, `tokens` and `difficulty`; `toys` and
-`toy_curves` (teacher-student networks); `evals` (scores of lm-evaluation-harness).
+"""SQL over results: the views `runs`, `curves`, `layers`, `heads`, `pairs`, `tokens`, `difficulty`, and `evals` (scores
+of lm-evaluation-harness).
 
 The database is in memory and safe for untrusted queries: its rows are handed to DuckDB as Arrow data, then access to
 files, network and extensions is switched off and the configuration locked. A query is one SELECT (or DESCRIBE,
@@ -35,8 +35,6 @@ from sparsedepth.store.run_tables import arrow_schema, empty_table
 from sparsedepth.store.same_text import warn_of_other_texts, warn_of_other_tokens
 from sparsedepth.store.schema import COLUMNS, METRICS, SOURCE, TABLES, TUNING_COLUMNS
 from sparsedepth.store.tables import MARKER_COLUMNS, LazyTable, UnreadTable, rows_table, view_schema
-from sparsedepth.store.toys import COLUMNS as TOY_COLUMNS
-from sparsedepth.store.toys import read_toys
 from sparsedepth.store.tuning_roles import IS_TRAINED, read_tuning, tuning_columns
 
 if TYPE_CHECKING:
@@ -131,7 +129,7 @@ class Store:
 
     def schema(self) -> QueryResult:
         """All columns of all views, and all values of `metric`, with type, unit and meaning."""
-        views = {**COLUMNS, "runs": (*COLUMNS["runs"], SOURCE, *TUNING_COLUMNS), **TOY_COLUMNS, "evals": EVAL_COLUMNS}
+        views = {**COLUMNS, "runs": (*COLUMNS["runs"], SOURCE, *TUNING_COLUMNS), "evals": EVAL_COLUMNS}
         columns = [
             (column.view, column.name, column.type, column.unit, column.meaning)
             for column in chain.from_iterable(views.values())
@@ -178,15 +176,15 @@ class Store:
 def open_store(*paths: Path | str, time_limit: float = TIME_LIMIT, skip_damaged: bool = False) -> Store:
     """Open the complete runs of results folders, folders of run folders, or single run folders, as one store.
 
-    Copies of a run count once. `time_limit` is in seconds per query. Raises ValueError if there is no complete run, toy
-    or evaluation, or two runs with the same run_id differ; DamagedRun if a file fails its checksum. With
+    Copies of a run count once. `time_limit` is in seconds per query. Raises ValueError if there is no complete run or
+    evaluation, or two runs with the same run_id differ; DamagedRun if a file fails its checksum. With
     `skip_damaged`, damaged runs are left out with a warning.
     """
     damaged: list[DamagedRun] | None = [] if skip_damaged else None
     roots = list(dict.fromkeys(Path(path) for path in paths))
     parts = find_runs(roots, damaged)
-    toys_and_evals: dict[str, pa.Table] = {**read_toys(roots), "evals": read_evals(roots)}
-    if not parts and not any(map(len, toys_and_evals.values())):
+    evals = read_evals(roots)
+    if not parts and not len(evals):
         raise ValueError(no_run_text(roots))
     sources: dict[Table, list[ViewRows]] = {view: [] for view in COLUMNS}
     seen: set[str] = set()
@@ -201,9 +199,8 @@ def open_store(*paths: Path | str, time_limit: float = TIME_LIMIT, skip_damaged:
     connection = duckdb.connect(":memory:", config=FENCES)
     try:
         cached = _make_views(connection, sources)
-        for view, table in toys_and_evals.items():
-            connection.register(view, table)
-        if (scores := task_scores(toys_and_evals["evals"])) is not None:
+        connection.register("evals", evals)
+        if (scores := task_scores(evals)) is not None:
             connection.register("task_scores", scores)
             connection.execute("ALTER VIEW every_run RENAME TO stored_run")
             connection.execute("CREATE VIEW every_run AS SELECT * FROM stored_run LEFT JOIN task_scores USING (run_id)")
@@ -300,7 +297,7 @@ def _only_select(connection: duckdb.DuckDBPyConnection, text: str) -> tuple[duck
         if node.get("type") == "TABLE_FUNCTION":
             function = str(node["function"].get("function_name")).lower()
             if function not in TABLE_FUNCTIONS:
-                views = ", ".join((*COLUMNS, *TOY_COLUMNS, "evals"))
+                views = ", ".join((*COLUMNS, "evals"))
                 raise ValueError(
                     f"the table function {function!r} is not allowed here; query the views {views} "
                     f"(and {', '.join(sorted(TABLE_FUNCTIONS))})"

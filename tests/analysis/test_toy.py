@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from support import forked_commands
 
-from sparsedepth.store.connection import open_store
+from sparsedepth.store.checksums import DamagedRun
 
 ROOT = Path(__file__).parents[2]
 SCRIPT = ROOT / "analysis" / "toy.py"
@@ -128,9 +128,7 @@ def test_the_schedule_by_hand():
 def test_the_groups_are_those_of_the_paper_and_of_the_committed_results():
     paper, micro = toy.groups("paper"), toy.groups("micro")
     assert (len(paper), sum(len(group.students) for group in paper)) == (24, 936)
-    with open_store(ROOT / "results" / "toy") as store:
-        stored = {run_id for (run_id,) in store.sql("select distinct run_id from toys").rows}
-    assert {group.run_id for group in micro} == stored
+    assert {group.run_id for group in micro} == {*toy.read_students(ROOT / "results" / "toy")["run_id"]}
 
 
 @pytest.mark.parametrize("alpha", [0.5, 1.0, 3.0, 4.0])
@@ -149,7 +147,7 @@ def test_a_loss_that_is_no_power_law_has_no_exponent(loss):
 
 
 def rows(alphas: dict[float, float]) -> pd.DataFrame:
-    """Rows of the view `toys`: an exponent for each rho, noise by teacher."""
+    """Students with an exponent for each rho, noise by teacher."""
     generator, made = np.random.default_rng(0), []
     fixed = {name: getattr(toy.Group(), name) for name in ("integrator", "target", "n_steps", "d_ff")}
     fixed |= {name: 0 for name in toy.Group.__dataclass_fields__ if name not in fixed}
@@ -185,18 +183,19 @@ def test_a_finished_group_is_kept_and_a_missing_one_trained_again(tmp_path):
 
     code, out, err = command(tmp_path, "--train", "tiny", "--device", "cpu")
     assert (code, err) == (0, "") and "[4/4] mse euler, 4 layers, 6 students" in out
-    with open_store(tmp_path) as store:
-        before = store.sql("select n_layers, student, test_loss from toys order by all").rows
+    before = toy.read_students(tmp_path)
     assert len(before) == 24
-    shutil.rmtree(sorted((tmp_path / "toys").iterdir())[1])
+    folder, *others = sorted((tmp_path / "toys").iterdir())
+    shutil.rmtree(folder)
     again = command(tmp_path, "--train", "tiny", "--device", "cpu")[1]
     assert "[1/1]" in again and again.splitlines()[1:] == out.splitlines()[4:]
-    with open_store(tmp_path) as store:
-        assert store.sql("select n_layers, student, test_loss from toys order by all").rows == before
+    pd.testing.assert_frame_equal(toy.read_students(tmp_path), before)
+    (others[0] / toy.STUDENTS).write_bytes(b"noise")
+    with pytest.raises(DamagedRun, match=toy.STUDENTS):
+        toy.read_students(tmp_path)
 
 
 def test_the_committed_results_read_as_published():
-    with open_store(ROOT / "results" / "toy") as store:
-        out = "\n".join(toy.sentences(toy.exponents(store.frame("select * from toys"))))
+    out = "\n".join(toy.sentences(toy.exponents(toy.read_students(ROOT / "results" / "toy"))))
     assert "target=mse, integrator=euler, rho=0, temperature=1: alpha 1.69 [1.62, 1.76], slope 1.16" in out
     assert "target=mse, integrator=euler, rho=1, temperature=1: alpha 2.60 [2.30, 2.89], slope 1.81" in out

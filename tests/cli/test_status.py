@@ -111,7 +111,7 @@ def test_the_run_of_an_interrupted_train_is_shown(tmp_path):
     assert "holds no run logs: `train` prints to its terminal; see `status" in err
     scratch.checkpoints.rmdir()  # as after an error before the first step
     _, err = sparsedepth("status", results, code=2)
-    assert "holds no runs" in err
+    assert "no complete run under" in err
 
 
 def test_a_running_run_is_shown_with_loss_and_time_left(standing):

@@ -114,7 +114,7 @@ def test_the_default_figure_depends_on_the_store():
             return self
 
     assert [default_figure(Rows(*counts)) for counts in ((4, 2), (4, 0))] == ["overview", "layer_profile"]
-    with pytest.raises(NothingToDraw, match=r"no runs; see their exponents: python analysis/toy\.py"):
+    with pytest.raises(NothingToDraw, match="no complete run"):
         default_figure(Rows(0, 0))
 
 

@@ -15,7 +15,7 @@ from sparsedepth.cli import main
 from sparsedepth.config.run import RunConfig
 from sparsedepth.store import tables
 from sparsedepth.store.best import best
-from sparsedepth.store.checksums import DamagedRun
+from sparsedepth.store.checksums import DamagedRun, write_marker
 from sparsedepth.store.connection import open_store
 from sparsedepth.store.evals import Evaluation, save_evaluation
 from sparsedepth.store.measured_folder import check_place, save_measured
@@ -24,9 +24,8 @@ from sparsedepth.store.pack import DamagedPack, open_pack, refuse_pack
 from sparsedepth.store.packing import check_new, pack
 from sparsedepth.store.run_record import MARKER, finish
 from sparsedepth.store.schema import TABLES
-from sparsedepth.store.toys import SETTINGS, save_toy
 
-VIEWS = ("runs", "curves", "layers", "heads", "pairs", "tokens", "difficulty", "toys", "toy_curves", "evals")
+VIEWS = ("runs", "curves", "layers", "heads", "pairs", "tokens", "difficulty", "evals")
 TUNED = """
 name: s
 question: q?
@@ -56,10 +55,10 @@ def results(tmp_path) -> Path:
         rows = [{"step": 1, "layer": layer, "metric": "residual_variance", "value": lr, "n": 8} for layer in (1, 2)]
         make_run(root, RunConfig(n_layers=2, lr=lr), {"val_loss": 3 + lr}, layers=rows if lr > 0.001 else ())
     measure(root / "models" / "qwen", 2.0)
-    student = {"student": 0, "rho": 0.5, "teacher_seed": 7, "temperature": 1.0, "seed": 0, "test_loss": 0.5}
-    curve = {"step": 1, "student": 0, "lr": 0.1, "train_loss": 2.0}
-    group = {name: None for name, *_ in SETTINGS} | {"target": "kl", "n_layers": 6, "n_steps": 1, "rho": [0.5]}
-    save_toy(root, "0123456789ab", group, [student], [curve], {"device": "cpu"})
+    toy = root / "toys" / "0123456789ab"
+    toy.mkdir(parents=True)
+    (toy / "students.parquet").write_bytes(b"of analysis/toy.py")
+    write_marker(toy, toy.name, ["students.parquet"])
     save_evaluation(root, EVALUATION)
     (root / "sweep.yaml").write_text(TUNED)
     failed = root / "work" / RunConfig(n_layers=2, lr=0.0005).run_id
