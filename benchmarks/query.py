@@ -37,7 +37,6 @@ from sparsedepth.store.checksums import checksum_of, new_marker
 from sparsedepth.store.connection import open_store
 from sparsedepth.store.pack import open_pack
 from sparsedepth.store.run_record import parse_record, run_folder
-from sparsedepth.store.run_row import depth_columns
 from sparsedepth.store.run_tables import table_bytes
 
 INSIDE, WHOLE, STATUS, TABLES, AGAIN = 0.5, 1.5, 1.0, 5e-3, 1.0
@@ -77,10 +76,11 @@ def real_runs() -> dict[int, list[tuple[dict[str, Any], dict[str, bytes]]]]:
     """Summary and other files of the runs of REAL, by depth, as today's runs have them: with means and profiles over
     depth, without quantities that left since."""
     real: dict[int, list[tuple[dict[str, Any], dict[str, bytes]]]] = {}
-    for record in (parse_record(run.files()) for run in open_pack(REAL).stored_runs):
+    packed = open_pack(REAL)
+    rows = {row["run_id"]: row for row in packed.runs.to_pylist()}
+    for record in (parse_record(run.files()) for run in packed.stored_runs):
         if isinstance(record.subject, RunConfig) and record.config.n_layers in DEPTHS:
-            summary = {**record.summary, **depth_columns(record)}
-            summary = {name: value for name, value in summary.items() if name in IN_RUNS}
+            summary = {name: value for name, value in rows[record.run_id].items() if name in IN_RUNS}
             files = {f"{table}.parquet": table_bytes(rows) for table, rows in record.tables.items() if len(rows)}
             files["manifest.json"] = json_text(record.manifest).encode()
             real.setdefault(record.config.n_layers, []).append((summary, files))

@@ -9,7 +9,6 @@ import typer
 def pack(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="results folder of a finished sweep")],
     out: Annotated[Path | None, typer.Option("-o", "--out", help="new folder for the pack; default DIR.pack")] = None,
-    weights: Annotated[bool, typer.Option("--weights", help="include weights, as weights/RUN.safetensors")] = False,
 ) -> None:
     """Pack the complete runs of a results folder into a few files. Commands that read the folder also read the pack."""
     from sparsedepth.store.packing import check_new
@@ -17,4 +16,4 @@ def pack(
 
     target = out or folder.resolve().with_name(f"{folder.resolve().name}.pack")
     check_new(target, folder)
-    print(f"{target}: {write(folder, target, weights)}")
+    print(f"{target}: {write(folder, target)}")

@@ -3,7 +3,7 @@
 import os
 import shlex
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -17,8 +17,6 @@ from sparsedepth.store.tables import StoredRun, stored_run
 
 DEPTH = 3
 """Levels below the named folder at which run folders and packs are found."""
-SINGLE_DIGITS = 7
-"""Significant decimal digits of single precision, in which quantities are measured."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,13 +50,8 @@ def find_runs(paths: Iterable[Path], damaged: list[DamagedRun] | None = None) ->
                 f"results folder {str(root)!r} cannot be read ({error.strerror}: {error.filename!r}); "
                 f"name a folder that exists and may be read"
             ) from None
-        parts.append(Part(root=root, runs=without_copies(runs, damaged)))
-    without_copies(chain.from_iterable(part.runs for part in parts), damaged)
-    left_out = {damage.folder for damage in damaged or ()}
-    parts = [
-        part if part.pack else replace(part, runs=[run for run in part.runs if run.folder not in left_out])
-        for part in parts
-    ]
+        parts.append(Part(root=root, runs=_without_copies(runs)))
+    _without_copies(chain.from_iterable(part.runs for part in parts))
     return [part for part in parts if part.runs]
 
 
@@ -81,30 +74,17 @@ def _complete_folders(folder: Path, depth: int) -> Iterator[Path]:
             yield from _complete_folders(folder / name, depth - 1)
 
 
-def without_copies(runs: Iterable[StoredRun], damaged: list[DamagedRun] | None) -> list[StoredRun]:
-    """Each run once. Raises ValueError if two runs with the same run_id have summaries that differ in SINGLE_DIGITS
-    digits: a copy in a pack that was rounded (by version 0.1) is a copy. A damaged summary: as `find_runs`."""
+def _without_copies(runs: Iterable[StoredRun]) -> list[StoredRun]:
+    """Each run once. Raises ValueError if two runs with the same run_id have different summaries."""
     by_id: dict[str, StoredRun] = {}
     for run in runs:
         first = by_id.setdefault(run.run_id, run)
-        if run.summary_sha256 == first.summary_sha256:
-            continue
-        summaries = []
-        for copy in (first, run):
-            with collecting_damage(damaged):
-                summaries.append(rounded_summary(copy.files()))
-        if summaries[1:] and summaries[0] != summaries[1]:
+        if run.summary_sha256 != first.summary_sha256:
             raise ValueError(
                 f"run {run.run_id} is in {str(first.folder)!r} and in {str(run.folder)!r} "
                 f"with different results; leave one of the two out"
             )
     return list(by_id.values())
-
-
-def rounded_summary(files: Files) -> dict[str, Any]:
-    """A run's summary with its quantities in SINGLE_DIGITS digits. Raises DamagedRun."""
-    values = parse_object(files.folder, "summary.json", files.read("summary.json")).items()
-    return {name: float(f"{value:.{SINGLE_DIGITS}g}") if isinstance(value, float) else value for name, value in values}
 
 
 def find_groups(root: Path, kind: str) -> Iterator[Files]:

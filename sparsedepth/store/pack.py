@@ -2,7 +2,6 @@
 
     PACK/runs.parquet, rows.parquet   the rows of the views (`store.tables`)
     PACK/records.parquet    place, name, content: all other files of the records, unchanged
-    PACK/weights/           <run_id>.safetensors, if requested
     PACK/pack.json          last: the checksums of the above
     PACK/...                the other files of the results folder: sweep.yaml, figures
 
@@ -40,12 +39,6 @@ class DamagedPack(DamagedRun):
     """A pack whose files differ from those it was written with."""
 
     what, fix = "pack", "copy the pack again from where it was made"
-
-
-class OldPack(DamagedPack):
-    """A pack whose tables this version does not know."""
-
-    state, fix = "is of another version", "read it with that version, or pack its results folder again"
 
 
 def is_pack(folder: Path) -> bool:
@@ -169,8 +162,6 @@ class Pack:
     def _checked(self, name: str, read: Callable[[], T]) -> T:
         try:
             return read()
-        except tables.OldIndex as error:
-            raise OldPack(self.folder, name, str(error)) from None
         except (OSError, ValueError, KeyError, RecursionError) as error:  # ValueError: Arrow's, too
             raise DamagedPack(self.folder, name, " ".join(str(error).split())[:200]) from None
 

@@ -17,7 +17,6 @@ from sparsedepth.store.pack import PLACE, RECORDS, RECORDS_SCHEMA, WORK
 from sparsedepth.store.run_record import EVALS, MODELS, RUNS, TOYS, WEIGHTS
 from sparsedepth.store.schema import TABLES
 
-WEIGHTS_FOLDER = "weights"
 WORK_FILES = ("config.yaml", "pruned.json", "failures.json", "memory.json")
 """Files of a run without a result, which say why it ended."""
 _TABLE_FILES = {f"{table}.parquet" for table in TABLES}
@@ -35,7 +34,7 @@ def check_new(folder: Path, source: Path | None = None) -> None:
     refuse_current(folder)
 
 
-def pack(results: Path, out: Path, weights: bool = False) -> str:
+def pack(results: Path, out: Path) -> str:
     """Write the complete records of a results folder into the new folder `out`, atomically; says what was written: '1
     record in 4 files, 81.2 kB'.
 
@@ -57,10 +56,6 @@ def pack(results: Path, out: Path, weights: bool = False) -> str:
     rows = tables.read_rows(stored)
     with atomic_folder(out) as aside:
         _copy_other_files(results, aside)
-        for run in stored if weights else ():
-            if (run.folder / WEIGHTS).is_file():
-                (aside / WEIGHTS_FOLDER).mkdir(exist_ok=True)
-                shutil.copyfile(run.folder / WEIGHTS, aside / WEIGHTS_FOLDER / f"{run.run_id}.safetensors")
         write_pack(aside, rows, contents, len(records))
     sizes = [path.stat().st_size for path in out.rglob("*") if path.is_file()]
     size = f"{sum(sizes) / 1e6:,.1f} MB" if sum(sizes) >= 1e6 else f"{sum(sizes) / 1e3:.1f} kB"

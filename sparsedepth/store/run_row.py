@@ -2,7 +2,6 @@
 
 import functools
 import json
-import statistics
 import sys
 from collections.abc import Mapping
 from typing import Any
@@ -23,13 +22,6 @@ def utf8(text: str) -> str:
 
 
 _COLUMNS = {column.name: column for column in RUN_COLUMNS}
-_DEPTH_COLUMNS = {score.name: {column.name for column in score.depth_columns()} for score in quantities.PROFILED}
-_MEASURED_WITH = {
-    score.name: frozenset(column.name for column in quantities.RUNS if column.measure == score.measure)
-    for score in quantities.PROFILED
-    if score.name in quantities.BY_LAYER
-}
-"""Mean over layers -> the columns of its measure."""
 _SUMMARY_COLUMNS = frozenset(column.name for column in quantities.RUNS)
 
 
@@ -43,7 +35,7 @@ def run_row(run: Record) -> dict[str, Any]:
         return {
             "run_id": run.run_id,
             **_subject_columns(run.subject),
-            **_typed({**depth_columns(run), **summary, **facts}),
+            **_typed({**summary, **facts}),
         }
     except MisfitError as misfit:
         name = "summary.json" if misfit.column.name in _SUMMARY_COLUMNS else "manifest.json"
@@ -94,40 +86,3 @@ def _typed(values: Mapping[str, Any]) -> dict[str, Any]:
             raise MisfitError(_COLUMNS[name], value)
         typed[name] = utf8(value) if kind is str and not value.isascii() else value
     return typed
-
-
-def depth_columns(record: Record) -> dict[str, float | None]:
-    """Depth profiles, and means over layers, that the summary of an older run lacks, from its rows at the last step."""
-    absent = {
-        name
-        for name, others in _MEASURED_WITH.items()
-        if name not in record.summary and not others.isdisjoint(record.summary)
-    }
-    missing = [
-        score
-        for score in quantities.PROFILED
-        if _DEPTH_COLUMNS[score.name].isdisjoint(record.summary)
-        and (score.name in absent or record.summary.get(score.name) is not None)
-    ]
-    if not missing:
-        return {}
-    import pyarrow as pa
-    import pyarrow.compute as pc
-
-    from sparsedepth.quantities.depth_profile import depth_profile, entries_of, profile_columns
-
-    metrics = pc.SetLookupOptions(value_set=pa.array([score.metric for score in missing]))
-    rows = []
-    for name in ("layers", "pairs"):
-        table = record.tables[name]
-        rows.append(table.filter(pc.call_function("is_in", [table["metric"]], metrics)).to_pylist())
-    layers, pairs = rows
-    n_layers = max((row.get("other_layer") or row["layer"] for row in (*layers, *pairs)), default=0)
-    columns: dict[str, float | None] = {}
-    for score in missing:
-        if entries := entries_of(score, layers, pairs):
-            columns |= profile_columns(score, depth_profile(entries, n_layers))
-            if score.name in absent:
-                values = [value for _, value in entries if value is not None]
-                columns[score.name] = statistics.fmean(values) if len(values) == len(entries) else None
-    return columns

@@ -163,10 +163,6 @@ class Rows:
 # The files
 
 
-class OldIndex(ValueError):
-    """An index of an earlier version."""
-
-
 def write_tables(
     folder: Path,
     rows: Rows,
@@ -209,8 +205,6 @@ def _rows_bytes(tables: Mapping[Table, pa.Table], level: int | None) -> tuple[di
 def read_index(folder: Path) -> dict[str, Any]:
     """The index. Raises ValueError or OSError where it is missing or invalid."""
     index = parse_json(read_regular(folder / INDEX, MAX_INDEX_BYTES))
-    if isinstance(index, dict) and "version" in index and "views" not in index:
-        raise OldIndex("lists tables that this version does not know")
     if not isinstance(index, dict) or not all(isinstance(index.get(name), dict) for name in ("files", "views")):
         raise ValueError("is not an index of tables")
     return index

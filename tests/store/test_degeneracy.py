@@ -4,10 +4,8 @@ import statistics
 from pathlib import Path
 
 import pandas as pd
-import pyarrow as pa
 import pytest
 
-from sparsedepth.config.run import RunConfig
 from sparsedepth.store.best import best, heading
 from sparsedepth.store.connection import open_store
 from sparsedepth.store.degeneracy import (
@@ -34,8 +32,6 @@ from sparsedepth.store.degeneracy import (
     sound_form,
     unknown_in,
 )
-from sparsedepth.store.run_record import Record
-from sparsedepth.store.run_row import depth_columns
 
 KNOWN_DEPTH = Path(__file__).parents[2] / "results" / "known_depth"
 SOUND = {
@@ -159,26 +155,6 @@ def test_a_caption_names_the_degenerate():
     )
     assert degeneracy_caption(["causal_score"], frame) == ""
     assert score_rows(frame, "causal_score")[0]["val_loss"] == 2.0
-
-
-def test_rows_by_layer_and_pair_fill_the_columns_that_an_old_summary_lacks():
-    layers = pa.table({"layer": [1, 2, 3], "metric": ["affine_loss_increase"] * 3, "value": [0.8, 0.1, 0.1]})
-    pairs = pa.table(
-        {"layer": [1, 1, 2], "other_layer": [2, 3, 3], "metric": ["permutation_effect"] * 3, "value": [0.5, 0.5, 0.0]}
-    )
-    old = {"usefulness_loss_increase": 1 / 3, "permutation_score": 1 / 3, "causal_score": None}
-    facts = {"run_id": "", "folder": Path(), "subject": RunConfig(), "manifest": {}, "tables": tables(layers, pairs)}
-    columns = depth_columns(Record(summary=old, **facts))
-    assert columns["usefulness_loss_increase_largest_share"] == pytest.approx(0.8)
-    assert columns["usefulness_loss_increase_without_first"] == pytest.approx(0.1)
-    assert columns["permutation_score_largest_share"] == pytest.approx(1.0)
-    assert not any(name.startswith("causal") for name in columns)
-    new = {**old, **dict.fromkeys(columns)}
-    assert depth_columns(Record(summary=new, **facts)) == {}
-
-
-def tables(layers, pairs):
-    return {"layers": layers, "pairs": pairs}
 
 
 def test_the_models_of_known_depth_are_marked_as_they_were_found_from_outside(monkeypatch):

@@ -22,7 +22,7 @@ from sparsedepth.store.measured_folder import check_place, save_measured
 from sparsedepth.store.measured_model import MeasuredModel
 from sparsedepth.store.pack import DamagedPack, open_pack, refuse_pack
 from sparsedepth.store.packing import check_new, pack
-from sparsedepth.store.run_record import MARKER, finish
+from sparsedepth.store.run_record import MARKER
 from sparsedepth.store.schema import TABLES
 
 VIEWS = ("runs", "curves", "layers", "heads", "pairs", "tokens", "difficulty", "evals")
@@ -146,75 +146,6 @@ def test_tables_that_another_pyarrow_wrote_keep_their_rows(results, tmp_path, mo
     assert rows_of(tmp_path / "pack") == before
     monkeypatch.setattr(tables, "VERSION", "another")  # read from the records
     assert rows_of(tmp_path / "pack") == before
-
-
-def round_pack(folder: Path) -> None:
-    """Round the quantity val_loss of a pack to 7 digits, in its records and rows, as `pack` of version 0.1 could."""
-    records = pq.read_table(folder / "records.parquet").to_pylist()
-    checksums = {}
-    for row in records:
-        if row["name"] == "summary.json" and row["place"].startswith("runs/"):
-            summary = json.loads(row["content"])
-            row["content"] = json.dumps({**summary, "val_loss": float(f"{summary['val_loss']:.7g}")}).encode()
-            checksums[row["place"]] = hashlib.sha256(row["content"]).hexdigest(), len(row["content"])
-    for row in records:
-        if row["name"] == MARKER and (listed := checksums.get(row["place"])):
-            marker = json.loads(row["content"])
-            marker["files"]["summary.json"] = {"sha256": listed[0], "bytes": listed[1]}
-            row["content"] = json.dumps(marker).encode()
-    put(folder, "records.parquet", pa.Table.from_pylist(records, pq.read_schema(folder / "records.parquet")))
-    runs = pq.read_table(folder / "runs.parquet")
-    rounded = [
-        {**row, "val_loss": float(f"{row['val_loss']:.7g}"), "summary_sha256": checksums[row["folder"]][0]}
-        if row["folder"] in checksums
-        else row
-        for row in runs.to_pylist()
-    ]
-    put(folder, "runs.parquet", pa.Table.from_pylist(rounded, runs.schema))
-
-
-def test_a_rounded_pack_is_a_copy_of_its_folder_and_another_result_is_not(results, tmp_path):
-    config = RunConfig(seed=6)
-    make_run(results, config, {"val_loss": 1 / 3})
-    pack(results, tmp_path / "pack")
-    round_pack(tmp_path / "pack")
-    query = f"select val_loss from runs where run_id = '{config.run_id}'"
-    for folders, loss in (((results, tmp_path / "pack"), 1 / 3), ((tmp_path / "pack", results), 0.3333333)):
-        with open_store(*folders) as store:  # the first folder counts
-            assert store.sql("select count(*) from runs").rows == ((5,),)
-            assert store.sql(query).rows == ((loss,),)
-    make_run(tmp_path / "other", config, {"val_loss": 0.333334})  # the 6th digit differs
-    with pytest.raises(ValueError, match="with different results"):
-        open_store(tmp_path / "other", tmp_path / "pack")
-
-
-def test_a_damaged_summary_beside_its_rounded_pack_gives_way_to_it(results, tmp_path):
-    config = RunConfig(seed=6)
-    damaged = make_run(results, config, {"val_loss": 1 / 3})
-    pack(results, tmp_path / "pack")
-    round_pack(tmp_path / "pack")
-    (damaged / "summary.json").write_text("{}")
-    for folders in ((results, tmp_path / "pack"), (tmp_path / "pack", results)):
-        with pytest.raises(DamagedRun, match=r"summary\.json is not the file that was written"):
-            open_store(*folders)
-        with pytest.warns(match=rf"1 damaged run left out: {config.run_id}"):
-            store = open_store(*folders, skip_damaged=True)
-        with store:
-            loss = f"select val_loss from runs where run_id = '{config.run_id}'"
-            assert store.sql(loss).rows[0][0] == pytest.approx(1 / 3, rel=1e-7)
-            assert store.sql("select count(*) from runs").rows == ((5,),)
-
-
-def test_weights_are_kept_where_asked_for(results, tmp_path):
-    run = make_run(results, RunConfig(seed=5), {"val_loss": 3.0})
-    (run / MARKER).unlink()
-    (run / "model.safetensors").write_bytes(b"weights")
-    finish(run)
-    pack(results, tmp_path / "without")
-    assert not (tmp_path / "without/weights").exists()
-    pack(results, tmp_path / "with", weights=True)
-    assert (tmp_path / "with/weights" / f"{run.name}.safetensors").read_bytes() == b"weights"
-    assert rows_of(tmp_path / "with") == rows_of(tmp_path / "without") == rows_of(results)
 
 
 def test_a_pack_whose_columns_meant_something_else_is_read_from_its_records(results, tmp_path, monkeypatch):
@@ -382,11 +313,7 @@ def test_a_small_file_that_decodes_to_much_is_refused_before(results, tmp_path, 
 
 
 def test_an_earlier_version_is_called_so(results, tmp_path):
-    """An index of separate tables, as 0.1 wrote; and a record with a field that is not known."""
-    pack(results, tmp_path / "pack")
-    index = json.loads((tmp_path / "pack/pack.json").read_text())
-    del index["views"]
-    (tmp_path / "pack/pack.json").write_text(json.dumps({**index, "version": "2a9c49fbbba4"}))
+    """A record with a field that is not known."""
     run = next((results / "runs").iterdir())
     content = (run / "config.yaml").read_text() + "flux: 1\n"
     (run / "config.yaml").write_text(content)
@@ -394,12 +321,11 @@ def test_an_earlier_version_is_called_so(results, tmp_path):
     checksum = hashlib.sha256(content.encode()).hexdigest()
     marker["files"]["config.yaml"] = {"sha256": checksum, "bytes": len(content)}
     (run / MARKER).write_text(json.dumps(marker))
-    for folder, kind in ((tmp_path / "pack", "pack"), (results, "run folder")):
-        with pytest.raises(
-            DamagedRun, match=rf"^{kind} .* is of another version: .*; read it with that version"
-        ) as told:
-            open_store(folder)
-        assert "damaged" not in str(told.value)
+    with pytest.raises(
+        DamagedRun, match=r"^run folder .* is of another version: .*; read it with that version"
+    ) as told:
+        open_store(results)
+    assert "damaged" not in str(told.value)
 
 
 def test_the_current_folder_is_not_replaced(tmp_path, monkeypatch):
