@@ -53,7 +53,7 @@ def effects(
     from sparsedepth.store.comparable_loss import loss_in
     from sparsedepth.store.connection import open_store
     from sparsedepth.store.search import search_of
-    from sparsedepth.store.unfinished import only_tuning_text
+    from sparsedepth.store.setting import only_tuning_text
 
     format = choose_format(format, out)
     if currency == "speedup":

@@ -26,10 +26,10 @@ def import_(
 ) -> None:
     """Import third-party training runs from a table or a tracker, for query, best, effects, scaling and plot."""
     from sparsedepth.cli.input_file import read_input
+    from sparsedepth.store.fences import limited
     from sparsedepth.store.import_table import import_table
-    from sparsedepth.store.imported_run import unknown_text
-    from sparsedepth.store.limits import limited
     from sparsedepth.store.packing import check_new
+    from sparsedepth.store.subject import unknown_text
     from sparsedepth.trackers.logged_runs import as_table
 
     check_new(out)

@@ -1,6 +1,6 @@
 """`sparsedepth query` and `best`. Neither imports torch.
 
-While SQL given by the user runs, the process has limits of its own (`store.limits`).
+While SQL given by the user runs, the process has limits of its own (`store.fences`).
 """
 
 import os
@@ -72,7 +72,7 @@ def _is_sql(argument: str) -> bool:
 def _answer(folders: list[str], sql: str, format: str, timeout: float, skip_damaged: bool) -> bytes:
     from sparsedepth.store.cell_text import with_decimals
     from sparsedepth.store.connection import open_store
-    from sparsedepth.store.limits import limited
+    from sparsedepth.store.fences import limited
     from sparsedepth.store.render import FOR_PEOPLE
     from sparsedepth.store.schema import TABLES
 
@@ -126,7 +126,7 @@ def best(
     from sparsedepth.store.best import answer
     from sparsedepth.store.best import best as rank
     from sparsedepth.store.connection import TIME_LIMIT, open_store
-    from sparsedepth.store.limits import limited
+    from sparsedepth.store.fences import limited
 
     folders, skip_damaged = given["folders"], given["skip_damaged"]
     options = {name: given[name] for name in ("by", "depth", "where", "top")}

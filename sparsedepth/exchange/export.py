@@ -30,8 +30,7 @@ from sparsedepth.model.decoder import Decoder
 from sparsedepth.probe.folder import CONFIG, weight_files
 from sparsedepth.probe.load import LoadedModel, load_model
 from sparsedepth.probe.text import measure_source, tokenizer_of
-from sparsedepth.store.measured_folder import check_place
-from sparsedepth.store.run_record import read_run
+from sparsedepth.store.run_record import check_place, read_run
 from sparsedepth.train.tensor_file import errors_of_system
 
 N_RANDOM = 2

@@ -27,9 +27,9 @@ from sparsedepth.quantities import IN_RUNS, axis_label
 from sparsedepth.store.comparable_loss import loss_of, with_loss
 from sparsedepth.store.connection import Store
 from sparsedepth.store.degeneracy import degeneracy, degeneracy_caption, score_rows, sound_forms
-from sparsedepth.store.imported_run import is_imported
 from sparsedepth.store.search import search_of
 from sparsedepth.store.small_sample import Z
+from sparsedepth.store.subject import is_imported
 
 WALKS = (
     ("weight_sparsity", "residual_variance_last", "usefulness_loss_increase", "val_loss"),

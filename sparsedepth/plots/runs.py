@@ -13,9 +13,8 @@ from sparsedepth.plots.style import FIXED_MARKERS, MARKERS, PROPOSAL, SETTINGS, 
 from sparsedepth.quantities import BY_LAYER, BY_PAIR
 from sparsedepth.store.comparable_loss import loss_of
 from sparsedepth.store.connection import Store
-from sparsedepth.store.setting import read_settings
+from sparsedepth.store.setting import only_tuning_text, read_settings
 from sparsedepth.store.tuning_roles import result_rows, without_measured_models
-from sparsedepth.store.unfinished import only_tuning_text
 
 BASELINE = "baseline"
 _RUNS: WeakKeyDictionary[Store, pd.DataFrame] = WeakKeyDictionary()

@@ -24,7 +24,7 @@ from sparsedepth.recipe.domain import seen_on
 from sparsedepth.recipe.evidence import Evidence, changed_config, differing_values
 from sparsedepth.store.comparable_loss import COMMON, has_one_context
 from sparsedepth.store.degeneracy import common_weakness, degeneracy, degeneracy_note, score_rows
-from sparsedepth.store.imported_run import import_note, unstated
+from sparsedepth.store.subject import import_note, unstated
 from sparsedepth.store.tuning_roles import parse_tuned_fields
 
 DATA = fields_where(RunConfig, lambda role: role.kind == "data")

@@ -16,7 +16,7 @@ from sparsedepth.config.run import RunConfig, known_measures
 from sparsedepth.effects.cells import BASELINE, Cells, cells_of, plain
 from sparsedepth.effects.effect import Effect
 from sparsedepth.effects.frame import effects_frame
-from sparsedepth.store.imported_run import buildable, is_imported
+from sparsedepth.store.subject import buildable, is_imported
 from sparsedepth.store.tuning_roles import result_rows, without_measured_models
 
 NO_BASELINE = "the baseline was not run at this depth in these folders"

@@ -23,9 +23,8 @@ from sparsedepth.store.connection import Store
 from sparsedepth.store.degeneracy import columns_for, score_rows, usable_form
 from sparsedepth.store.query_result import QueryResult
 from sparsedepth.store.search import search_of
-from sparsedepth.store.setting import BUDGET
+from sparsedepth.store.setting import BUDGET, only_tuning_text
 from sparsedepth.store.tuning_roles import result_rows
-from sparsedepth.store.unfinished import only_tuning_text
 
 VARIANCE, NEEDED = "residual_variance_last", "needed_layers"
 BESIDE = ("weight_sparsity", "attention_sparsity_rel", "usefulness")

@@ -20,8 +20,8 @@ from sparsedepth.probe.fork import probing, stream
 from sparsedepth.probe.load import Dtype, LoadedModel, load_model
 from sparsedepth.probe.text import TokenArrays, check_length, check_tokens, measure_source
 from sparsedepth.run.record import Stopwatch, device_facts, provenance
-from sparsedepth.store.measured_folder import check_place, save_measured
-from sparsedepth.store.measured_model import MeasuredModel
+from sparsedepth.store.run_record import check_place, save_measured
+from sparsedepth.store.subject import MeasuredModel
 from sparsedepth.train.runtime import Runtime
 
 

@@ -12,9 +12,8 @@ from sparsedepth.config.role import fields_where
 from sparsedepth.config.run import CELL_FIELDS, RunConfig
 from sparsedepth.store.comparable_loss import loss_in
 from sparsedepth.store.connection import Store
-from sparsedepth.store.setting import BUDGET, read_settings
+from sparsedepth.store.setting import BUDGET, only_tuning_text, read_settings
 from sparsedepth.store.tuning_roles import IS_RESULT
-from sparsedepth.store.unfinished import only_tuning_text
 
 BASELINE = "baseline"
 LOSSES = ("val_loss", "val_loss_common", "val_bits_per_byte", "train_loss")

@@ -15,8 +15,8 @@ from sparsedepth.config.role import fields_where
 from sparsedepth.config.run import RunConfig
 from sparsedepth.store.connection import open_store
 from sparsedepth.store.schema import RUN_COLUMNS
+from sparsedepth.store.setting import only_tuning_text
 from sparsedepth.store.tuning_roles import IS_RESULT
-from sparsedepth.store.unfinished import only_tuning_text
 
 COLUMNS = ("model_size", "num_tokens", "d_model", "n_layers", "loss")
 SIZE_FIELDS = ("n_layers", "d_model", "n_heads", "n_kv_heads", "d_ff", "d_expert", "train_tokens", "seed")

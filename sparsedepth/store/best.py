@@ -23,18 +23,23 @@ from sparsedepth import quantities
 from sparsedepth.config.images import unit_for
 from sparsedepth.config.run import CELL_FIELDS
 from sparsedepth.store import terminal
-from sparsedepth.store.comparable_loss import layers_hint, loss_in
+from sparsedepth.store.comparable_loss import layers_hint, loss_in, version_differences
 from sparsedepth.store.connection import Store
 from sparsedepth.store.degeneracy import LOSSES, common_weakness, degeneracy, read_scores, usable_form
 from sparsedepth.store.find import no_run_text
-from sparsedepth.store.imported_run import import_note_of_rows
-from sparsedepth.store.packages import version_differences
 from sparsedepth.store.query_result import QueryResult
 from sparsedepth.store.search import Search, on_front, search_of
-from sparsedepth.store.setting import Configuration, Settings, number_text, planned_configurations, settings_of
+from sparsedepth.store.setting import (
+    Configuration,
+    Settings,
+    number_text,
+    only_tuning_text,
+    planned_configurations,
+    settings_of,
+)
 from sparsedepth.store.small_sample import MIN_VALUES, mean_interval, seed_means
+from sparsedepth.store.subject import import_note_of_rows
 from sparsedepth.store.tuning_roles import IS_CHOSEN, IS_TRAINED, parse_tuned_fields
-from sparsedepth.store.unfinished import only_tuning_text
 
 MAX_FRONT = 30
 """Points of a search's front are shown down to this rank."""

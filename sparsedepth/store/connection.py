@@ -6,7 +6,7 @@ files, network and extensions is switched off and the configuration locked. A qu
 SUMMARIZE, SHOW), calls only a few harmless table functions, runs in a read-only transaction, and has limits of time,
 memory and rows. These limits act between batches of rows: a call that builds one huge value, such as
 repeat('x', 4000000000), is bounded only by DuckDB's 4 GB per value. The command line therefore gives its process limits
-of its own (`store.limits`).
+of its own (`store.fences`).
 """
 
 import functools
@@ -25,6 +25,7 @@ import pyarrow as pa
 from sparsedepth.quantities.record import Table
 from sparsedepth.store.cache import load
 from sparsedepth.store.checksums import DamagedRun, damage_text
+from sparsedepth.store.comparable_loss import warn_of_other_texts, warn_of_other_tokens
 from sparsedepth.store.evals import COLUMNS as EVAL_COLUMNS
 from sparsedepth.store.evals import read_evals, task_scores
 from sparsedepth.store.fences import FENCES, interrupt_after, lock, one_line, read_only, syntax_nodes
@@ -32,7 +33,6 @@ from sparsedepth.store.find import Part, find_runs, no_run_text
 from sparsedepth.store.query_result import QueryResult
 from sparsedepth.store.run_record import RUNS
 from sparsedepth.store.run_tables import arrow_schema, empty_table
-from sparsedepth.store.same_text import warn_of_other_texts, warn_of_other_tokens
 from sparsedepth.store.schema import COLUMNS, METRICS, SOURCE, TABLES, TUNING_COLUMNS
 from sparsedepth.store.tables import MARKER_COLUMNS, LazyTable, UnreadTable, rows_table, view_schema
 from sparsedepth.store.tuning_roles import IS_TRAINED, read_tuning, tuning_columns

@@ -1,10 +1,21 @@
-"""DuckDB's fences around untrusted SQL: its configuration; no files, no network; limits of time and memory; the syntax
-tree of a statement, and an error in one line."""
+"""Fences around untrusted SQL: no files, no network, limits of time and memory; the syntax tree of a statement.
+
+DuckDB stops a query at its own limits between batches of rows. A call that builds one huge value, such as
+repeat('x', 4000000000), or range(3000000000) as a list, passes both. So a process of one query, such as a command, is
+`limited` itself:
+
+    memory   at most MEMORY bytes of address space beyond what the open store needs (Linux); then the query fails
+    time     GRACE seconds after the query's own time limit the process ends, with exit code 2 and a line on stderr
+"""
 
 import json
+import os
+import resource
+import sys
 import threading
 from collections.abc import Generator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import duckdb
@@ -17,6 +28,10 @@ FENCES: dict[str, Any] = {
     "temp_directory": "",  # otherwise a large sort would write to the current folder
     "memory_limit": "2GB",
 }
+GRACE = 2.0
+"""Seconds for DuckDB to stop by itself."""
+MEMORY = 3 * 2**30
+"""Bytes; above DuckDB's own limit, whose message is clearer."""
 
 
 def lock(connection: duckdb.DuckDBPyConnection) -> None:
@@ -69,3 +84,35 @@ def one_line(error: Exception) -> str:
     """A message of DuckDB without its drawing of the position and settings that would help."""
     text = " ".join(str(error).split("\n\nLINE ")[0].split("Possible fixes:")[0].split())
     return "".join(character if character.isprintable() else "?" for character in text)
+
+
+@contextmanager
+def limited(seconds: float) -> Generator[None]:
+    """Limits for a query with this time limit. Raises ValueError where memory ends."""
+    timer = threading.Timer(seconds + GRACE, _end, (seconds,))
+    timer.daemon = True
+    soft, hard = resource.getrlimit(resource.RLIMIT_AS)
+    timer.start()
+    try:
+        if sys.platform == "linux":
+            pages = int(Path("/proc/self/statm").read_text().split()[0])
+            amount = pages * resource.getpagesize() + MEMORY
+            resource.setrlimit(
+                resource.RLIMIT_AS, (min([amount, *(limit for limit in (soft, hard) if limit >= 0)]), hard)
+            )
+        yield
+    except MemoryError:  # of Python or Arrow
+        raise ValueError(_message(f"needs more memory than there is, or than {MEMORY // 2**30} GB")) from None
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
+        timer.cancel()
+        timer.join()
+
+
+def _end(seconds: float) -> None:
+    print(f"sparsedepth: error: {_message(f'ran for longer than {seconds:g} s')}", file=sys.stderr, flush=True)
+    os._exit(2)
+
+
+def _message(limit: str) -> str:
+    return f"the query was stopped: it {limit}; narrow it with WHERE, or aggregate"

@@ -20,10 +20,9 @@ from sparsedepth.store.comparable_loss import loss_in
 from sparsedepth.store.connection import Store
 from sparsedepth.store.degeneracy import read_scores, usable_form
 from sparsedepth.store.query_result import QueryResult
-from sparsedepth.store.setting import Settings, read_settings, with_setting_column
+from sparsedepth.store.setting import Settings, only_tuning_text, read_settings, with_setting_column
 from sparsedepth.store.small_sample import MIN_VALUES, mean_interval, seed_means
 from sparsedepth.store.tuning_roles import CHOSEN_ROLES, IS_RESULT, IS_TRAINED, best_value
-from sparsedepth.store.unfinished import only_tuning_text
 
 FROM_EFFECTS = {
     "variance": "does a setting lower residual variance, and raise sparsity and usefulness?",

@@ -17,13 +17,14 @@
 Each file is written under a temporary name and renamed, and `complete` is written after all others are on disk: a
 folder without it is ignored. With it the folder never changes again, so it can be copied, merged and read without a
 lock. Other files in the folder (a log, a checkpoint) are no part of the record. The record of a measured model may be
-in a folder of any name (`sparsedepth.store.measured_folder`).
+in a folder of any name, such as RESULTS/models/NAME; RESULTS/runs is for trained runs only.
 """
 
 import difflib
 import functools
 import json
 import math
+import os
 import re
 import warnings
 from collections.abc import Iterable, Mapping
@@ -37,7 +38,17 @@ from sparsedepth import quantities
 from sparsedepth.config.load import MAX_BYTES as MAX_CONFIG_BYTES
 from sparsedepth.config.load import build, parse_yaml, yaml_text
 from sparsedepth.config.run import RunConfig, stored_config
-from sparsedepth.files import MARKER, sha256, write_bytes, write_json, write_text
+from sparsedepth.files import (
+    MARKER,
+    atomic_folder,
+    refuse_complete,
+    refuse_current,
+    sha256,
+    temporary_path,
+    write_bytes,
+    write_json,
+    write_text,
+)
 from sparsedepth.quantities.record import Table
 from sparsedepth.store.checksums import (
     RUN_ID,
@@ -50,10 +61,9 @@ from sparsedepth.store.checksums import (
     is_complete,
     write_marker,
 )
-from sparsedepth.store.imported_run import ImportedRun
-from sparsedepth.store.measured_model import MeasuredModel
 from sparsedepth.store.run_tables import TableFiles, file_schema, table_bytes
 from sparsedepth.store.schema import FILE_COLUMNS, KEYS, METRICS, TABLES
+from sparsedepth.store.subject import ImportedRun, MeasuredModel
 
 RUNS, MODELS, TOYS, EVALS = KINDS = ("runs", "models", "toys", "evals")
 """The parts of a results folder: trained runs, models that were only measured, toy groups, evaluations."""
@@ -148,6 +158,43 @@ def finish(folder: Path) -> None:
     if first != MODEL and subject.run_id != folder.name:
         raise ValueError(f"{str(folder / first)!r} is run {subject.run_id}; its folder must have that name")
     write_marker(folder, subject.run_id, FILES)
+
+
+def check_place(out: Path) -> None:
+    """Raises ValueError, one line, unless `out` is absent or an empty folder, in a folder that can be written."""
+    temporary = temporary_path(out.resolve())
+    if temporary.parent.name == "runs":
+        models = temporary.parent.with_name("models")
+        raise ValueError(f"{str(out)!r} is among the trained runs; name a folder in {str(models)!r}")
+    refuse_complete(temporary.parent)
+    refuse_current(out)
+    try:
+        if os.path.lexists(out) and (out.is_symlink() or not out.is_dir() or any(out.iterdir())):
+            raise ValueError(f"{str(out)!r} is not an empty folder; name a new one")
+        temporary.parent.mkdir(parents=True, exist_ok=True)
+        temporary.mkdir()
+        temporary.rmdir()
+    except OSError as error:
+        raise ValueError(f"{str(out)!r} cannot be written ({error.strerror}); name another folder") from None
+
+
+def save_measured(
+    out: Path,
+    model: MeasuredModel,
+    summary: Row,
+    manifest: Row,
+    tables: Mapping[Table, Iterable[Row]],
+) -> None:
+    """Write the record of a measured model, atomically. Empty tables get no file. Raises as `check_place`."""
+    check_place(out)
+    with atomic_folder(out) as aside:
+        write_json(aside / MODEL, model.model_dump(mode="json"))
+        write_manifest(aside, manifest)
+        write_summary(aside, {"outcome": "ok", "params_total": model.params_total, **summary})
+        for table, rows in tables.items():
+            if rows := list(rows):
+                write_table(aside, table, rows)
+        finish(aside)
 
 
 def _check_rows(table: Table, rows: list[Row]) -> None:

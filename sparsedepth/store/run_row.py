@@ -10,10 +10,9 @@ from sparsedepth import quantities
 from sparsedepth.config.run import REPLICATE_FIELDS, RunConfig
 from sparsedepth.quantities.record import Column
 from sparsedepth.store.checksums import DamagedRun
-from sparsedepth.store.imported_run import ImportedRun
-from sparsedepth.store.measured_model import MeasuredModel
 from sparsedepth.store.run_record import SUBJECTS, Record
 from sparsedepth.store.schema import MANIFEST_COLUMNS, RUN_COLUMNS, stored_fields
+from sparsedepth.store.subject import ImportedRun, MeasuredModel
 
 
 def utf8(text: str) -> str:

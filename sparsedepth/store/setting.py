@@ -12,6 +12,7 @@ import functools
 import json
 from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,7 +23,7 @@ from sparsedepth.config.sweep import SweepDefinition, read_definition
 from sparsedepth.store import cell_text
 from sparsedepth.store.query_result import QueryResult
 from sparsedepth.store.schema import stored_fields
-from sparsedepth.store.tuning_roles import IS_TRAINED, parse_tuned_fields
+from sparsedepth.store.tuning_roles import IS_CHOSEN, IS_TRAINED, parse_tuned_fields
 
 if TYPE_CHECKING:
     from sparsedepth.store.connection import Store
@@ -117,6 +118,19 @@ def grids_of(roots: Sequence[Path]) -> list[SweepDefinition]:
             definition = read_definition(root)
             found += [definition] if definition is not None and not definition.is_search else []
     return found
+
+
+def only_tuning_text(store: "Store") -> str:
+    """'only tuning runs are complete so far (3 of 30)'; '' where a result is complete, or no run at all."""
+    sql = f"SELECT count(*), count(*) FILTER (NOT ({IS_CHOSEN})) FROM runs WHERE {IS_TRAINED}"
+    ((n_trained, n_tuning),) = store.sql(sql).rows
+    if not n_trained or n_tuning < n_trained:
+        return ""
+    planned = sum(
+        len([*grid.grid()]) * prod(map(len, grid.tune.values())) * len(grid.tuning_seeds)
+        for grid in grids_of(store.roots)
+    )
+    return f"only tuning runs are complete so far ({n_tuning}{f' of {planned}' if planned >= n_tuning else ''})"
 
 
 def planned_configurations(roots: Sequence[Path]) -> list[Configuration]:

@@ -28,9 +28,9 @@ from sparsedepth.store import terminal
 from sparsedepth.store.comparable_loss import COMMON, OWN, loss_in
 from sparsedepth.store.degeneracy import degeneracy, score_rows
 from sparsedepth.store.query_result import QueryResult
+from sparsedepth.store.setting import only_tuning_text
 from sparsedepth.store.small_sample import LEVEL
 from sparsedepth.store.tuning_roles import IS_RESULT
-from sparsedepth.store.unfinished import only_tuning_text
 
 if TYPE_CHECKING:
     import pandas as pd

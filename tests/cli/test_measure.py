@@ -21,8 +21,8 @@ from transformers import PreTrainedTokenizerFast
 from sparsedepth.measure.causal import causal_effect
 from sparsedepth.measure.measurements import Scored
 from sparsedepth.probe.load import load_model
-from sparsedepth.store.measured_model import MeasuredModel
 from sparsedepth.store.run_record import read_record, verify
+from sparsedepth.store.subject import MeasuredModel
 
 
 @pytest.fixture(scope="module")

@@ -227,7 +227,7 @@ def test_a_query_leaves_the_tables_in_the_cache(tmp_path, tables_later, monkeypa
         rows.rename(tmp_path / "kept")
         yield
 
-    monkeypatch.setattr("sparsedepth.store.limits.limited", limited)
+    monkeypatch.setattr("sparsedepth.store.fences.limited", limited)
     query([str(tmp_path), "SELECT max(value) AS x FROM Layers"], format="json")
     assert json.loads(capsys.readouterr().out) == [{"x": 5.0}]
 

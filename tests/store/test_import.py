@@ -20,8 +20,8 @@ from sparsedepth.scaling.points import read_points
 from sparsedepth.store.best import best, heading
 from sparsedepth.store.checksums import checksum_of
 from sparsedepth.store.connection import open_store
+from sparsedepth.store.fences import limited
 from sparsedepth.store.import_table import import_table
-from sparsedepth.store.limits import limited
 from sparsedepth.store.pack import open_pack
 from sparsedepth.store.table_file import MAX_ROWS
 

@@ -16,9 +16,8 @@ from sparsedepth.store import run_record
 from sparsedepth.store.best import answer, best
 from sparsedepth.store.checksums import files_on_disk
 from sparsedepth.store.connection import open_store
-from sparsedepth.store.measured_folder import check_place, save_measured
-from sparsedepth.store.measured_model import MeasuredModel
-from sparsedepth.store.run_record import DamagedRun, read_record, read_run, verify
+from sparsedepth.store.run_record import DamagedRun, check_place, read_record, read_run, save_measured, verify
+from sparsedepth.store.subject import MeasuredModel
 
 QWEN = MeasuredModel(
     model="Qwen/Qwen3-0.6B",

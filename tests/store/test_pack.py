@@ -18,12 +18,11 @@ from sparsedepth.store.best import best
 from sparsedepth.store.checksums import DamagedRun, write_marker
 from sparsedepth.store.connection import open_store
 from sparsedepth.store.evals import Evaluation, save_evaluation
-from sparsedepth.store.measured_folder import check_place, save_measured
-from sparsedepth.store.measured_model import MeasuredModel
 from sparsedepth.store.pack import DamagedPack, open_pack, refuse_pack
 from sparsedepth.store.packing import check_new, pack
-from sparsedepth.store.run_record import MARKER
+from sparsedepth.store.run_record import MARKER, check_place, save_measured
 from sparsedepth.store.schema import TABLES
+from sparsedepth.store.subject import MeasuredModel
 
 VIEWS = ("runs", "curves", "layers", "heads", "pairs", "tokens", "difficulty", "evals")
 TUNED = """

@@ -11,7 +11,7 @@ import pytest
 from support.made_up_runs import make_run
 
 from sparsedepth.config.run import RunConfig
-from sparsedepth.store.limits import MEMORY, limited
+from sparsedepth.store.fences import MEMORY, limited
 
 
 @pytest.fixture(scope="module")

@@ -1,4 +1,4 @@
-"""ImportedRun: the known facts of a third-party run, in place of a RunConfig."""
+"""What a record is of in place of a RunConfig: a model that was only measured, or an imported third-party run."""
 
 from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING, Annotated, Any
@@ -7,7 +7,7 @@ from pydantic import Field
 
 from sparsedepth.config.mistakes import Mistakes, check, field_mistakes
 from sparsedepth.config.role import fields_where
-from sparsedepth.config.run import RunConfig
+from sparsedepth.config.run import Count, MeasureOnlyConfig, RunConfig
 from sparsedepth.config.section import Section
 from sparsedepth.config.task import TaskConfig
 from sparsedepth.files import digest
@@ -21,6 +21,28 @@ _UNCONDITIONAL = fields_where(
 )
 CHOICES = (*(name for name in _UNCONDITIONAL if name not in TaskConfig.model_fields), "corpus", "tokenizer")
 """Fields that have a value in every training run, whether or not its table states it."""
+
+
+class MeasuredModel(MeasureOnlyConfig):
+    """model.json: facts about the model, and how it was measured. A strict, frozen record."""
+
+    model: Annotated[str, Field(min_length=1, description="the model's name or path, as given")]
+    family: Annotated[str, Field(description="'sparsedepth' for a run, else the model_type of its config")]
+    n_layers: Count
+    d_model: Count
+    n_heads: Count
+    n_kv_heads: Count
+    n_experts: Annotated[int, Field(ge=0, description="experts per block; 0 = dense")]
+    vocab_size: Count
+    params_total: Count
+    dtype: Annotated[str, Field(description="dtype of the layers' weights when measured")]
+    weights_hash: Annotated[str, Field(description="digest of the weight files")]
+    data_hash: Annotated[str, Field(description="digest of the tokens read")]
+
+    @property
+    def run_id(self) -> str:
+        """12 hex digits: the hash of every field."""
+        return digest(self.model_dump(mode="json"))
 
 
 class ImportedRun(Section):
