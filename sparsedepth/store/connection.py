@@ -4,24 +4,25 @@ of lm-evaluation-harness).
 The database is in memory and safe for untrusted queries: its rows are handed to DuckDB as Arrow data, then access to
 files, network and extensions is switched off and the configuration locked. A query is one SELECT (or DESCRIBE,
 SUMMARIZE, SHOW), calls only a few harmless table functions, runs in a read-only transaction, and has limits of time,
-memory and rows. These limits act between batches of rows: a call that builds one huge value, such as
-repeat('x', 4000000000), is bounded only by DuckDB's 4 GB per value. The command line therefore gives its process limits
-of its own (`store.fences`).
+memory and rows (`store.fences`).
 """
 
 import functools
+import itertools
 import re
 import warnings
 import weakref
-from collections.abc import Callable, Iterable, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Collection, Mapping, Sequence
 from itertools import chain
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, NamedTuple, Self, TypeVar
+from typing import TYPE_CHECKING, Self, TypeVar
 
 import duckdb
 import pyarrow as pa
 
+from sparsedepth.config.run import CELL_FIELDS
 from sparsedepth.quantities.record import Table
 from sparsedepth.store.cache import load
 from sparsedepth.store.checksums import DamagedRun, damage_text
@@ -35,7 +36,7 @@ from sparsedepth.store.run_record import RUNS
 from sparsedepth.store.run_tables import arrow_schema, empty_table
 from sparsedepth.store.schema import COLUMNS, METRICS, SOURCE, TABLES, TUNING_COLUMNS
 from sparsedepth.store.tables import MARKER_COLUMNS, LazyTable, UnreadTable, rows_table, view_schema
-from sparsedepth.store.tuning_roles import IS_TRAINED, read_tuning, tuning_columns
+from sparsedepth.store.tuning_roles import IS_TRAINED, Tuning, read_tuning, tuning_columns
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -52,16 +53,8 @@ _INTERNAL_TABLES = re.compile(r"pg_|duckdb_|pragma_|sqlite_")
 """The database's internal functions and tables, of settings (which may hold paths of this machine) and logs."""
 
 
-class ViewRows(NamedTuple):
-    """The rows of one results folder in a view."""
-
-    rows: pa.Table | LazyTable
-    columns: str
-    """SQL of the columns that the view takes."""
-    copies: list[str]
-    """run_ids to leave out, which an earlier folder holds."""
-
-
+Source = tuple[pa.Table | LazyTable, str, Collection[str]]
+"""Rows of a view, SQL of the columns that it takes, and run_ids to leave out, which an earlier folder holds."""
 Fetched = TypeVar("Fetched")
 
 
@@ -78,8 +71,7 @@ class Store:
     ) -> None:
         self._connection = connection
         self._cached = cached
-        self._add_tuning: Callable[[], None] | None = None
-        """Computes TUNING_COLUMNS, before the first query of `runs`."""
+        self._add_tuning: Callable[[], None] | None = None  # before the first query of `runs`
         self.time_limit = time_limit
         """Seconds per query."""
         self.roots = tuple(roots)
@@ -186,16 +178,20 @@ def open_store(*paths: Path | str, time_limit: float = TIME_LIMIT, skip_damaged:
     evals = read_evals(roots)
     if not parts and not len(evals):
         raise ValueError(no_run_text(roots))
-    sources: dict[Table, list[ViewRows]] = {view: [] for view in COLUMNS}
+    sources: dict[Table, list[Source]] = {view: [] for view in COLUMNS}
     seen: set[str] = set()
+    folders = defaultdict[Path, set[str]](set)  # of runs -> their run_ids
     for part in parts or [Part(root=roots[0], runs=[])]:
+        for run in part.runs:
+            folders[run.folder.parent].add(run.run_id)
         run_ids = {run.run_id for run in part.runs}
-        copies = sorted(run_ids & seen)
-        seen |= run_ids
-        for rows in load(part, damaged) if len(copies) < len(run_ids) or not parts else ():
-            sources["runs"].append(ViewRows(rows.runs, _run_columns(part.root), copies))
-            for table in TABLES:
-                sources[table].append(ViewRows(rows.tables[table], "*", [*copies, *sorted(rows.left_out)]))
+        copies, seen = run_ids & seen, run_ids | seen
+        if parts and copies == run_ids:
+            continue
+        loaded = load(part, damaged)
+        sources["runs"].append((pa.concat_tables([rows.runs for rows in loaded]), _run_columns(part.root), copies))
+        for rows, table in itertools.product(loaded, TABLES):
+            sources[table].append((rows.tables[table], "*", copies | rows.left_out))
     connection = duckdb.connect(":memory:", config=FENCES)
     try:
         cached = _make_views(connection, sources)
@@ -213,29 +209,33 @@ def open_store(*paths: Path | str, time_limit: float = TIME_LIMIT, skip_damaged:
         warnings.warn(damage_text(damaged), stacklevel=2)
     nulls = ", ".join(f"NULL::{column.type} AS {column.name}" for column in TUNING_COLUMNS)
     connection.execute(f"CREATE VIEW runs AS SELECT *, {nulls} FROM every_run")
-    store._add_tuning = functools.partial(_add_tuning, store, connection, parts)
-    if len({run.folder.parent.parent for part in parts for run in part.runs}) > 1:
+    store._add_tuning = functools.partial(_add_tuning, store, connection, folders)
+    if len({folder.parent for folder in folders}) > 1:
         warn_of_other_texts(store.sql)
     warn_of_other_tokens(store.sql)
     return store
 
 
-def _add_tuning(store: Store, connection: duckdb.DuckDBPyConnection, parts: Iterable[Part]) -> None:
+def _add_tuning(store: Store, connection: duckdb.DuckDBPyConnection, folders: Mapping[Path, set[str]]) -> None:
     """Add TUNING_COLUMNS to `runs`, computed from the runs of each results folder."""
-    folders: dict[Path, set[str]] = {}
-    for run in chain.from_iterable(part.runs for part in parts):
-        if run.folder.parent.name == RUNS:
-            folders.setdefault(run.folder.parent.parent, set()).add(run.run_id)
-    sweeps = []
-    for folder, run_ids in sorted(folders.items()):
+    tunings: dict[Path, Tuning] = {}
+    for folder in sorted(folder for folder in folders if folder.name == RUNS):
         try:
-            tuned = read_tuning(folder)
+            tuning = read_tuning(folder.parent)
         except ValueError as error:
             warnings.warn(f"{error}: its runs have no `tuning`", stacklevel=2)
             continue
-        if tuned:
-            runs = store.sql(f"SELECT {', '.join(tuned.columns)} FROM runs WHERE {IS_TRAINED}").records()
-            sweeps.append((tuned, [run for run in runs if run["run_id"] in run_ids]))
+        if tuning:
+            tunings[folder] = tuning
+    if not tunings:
+        return
+    sql = f"SELECT DISTINCT ON (cell_id) cell_id, {', '.join(CELL_FIELDS)} FROM runs WHERE {IS_TRAINED}"
+    cells = {cell["cell_id"]: cell for cell in store.sql(sql).records()}
+    sweeps = []
+    for folder, tuning in tunings.items():
+        sql = f"SELECT run_id, cell_id, seed, outcome, {tuning.objective} FROM runs WHERE {IS_TRAINED}"
+        runs = [run for run in store.sql(sql).records() if run["run_id"] in folders[folder]]
+        sweeps.append((tuning, [cells[run["cell_id"]] | run for run in runs]))
     if rows := [{"run_id": run_id, **values} for run_id, values in tuning_columns(*sweeps).items()]:
         schema = arrow_schema((COLUMNS["runs"][0], *TUNING_COLUMNS))  # the first is run_id
         connection.register("tuning", rows_table(rows, schema))
@@ -250,19 +250,19 @@ def _run_columns(root: Path) -> str:
     return f"* EXCLUDE ({', '.join(MARKER_COLUMNS)}) REPLACE ({folder} AS folder), '{prefix}' AS {SOURCE.name}"
 
 
-def _make_views(connection: duckdb.DuckDBPyConnection, sources: dict[Table, list[ViewRows]]) -> dict[str, LazyTable]:
+def _make_views(connection: duckdb.DuckDBPyConnection, sources: dict[Table, list[Source]]) -> dict[str, LazyTable]:
     """Make each view over its sources, with empty placeholders for lazy tables; these, by the name to register."""
     cached = {}
     for view, parts in sources.items():
         selects = []
-        for index, (rows, columns, copies) in enumerate(parts):
+        for index, (rows, columns, left_out) in enumerate(parts):
             name = f"{view}_{index}"
             if not isinstance(rows, pa.Table):
                 cached[name] = rows
                 rows = empty_table(view_schema(view))
             connection.register(name, rows)
-            run_ids = ", ".join(f"'{run_id}'" for run_id in copies)  # checked to be hex digits
-            selects.append(f"SELECT {columns} FROM {name}" + (f" WHERE run_id NOT IN ({run_ids})" if copies else ""))
+            run_ids = ", ".join(f"'{run_id}'" for run_id in sorted(left_out))  # checked to be hex digits
+            selects.append(f"SELECT {columns} FROM {name}" + (f" WHERE run_id NOT IN ({run_ids})" if run_ids else ""))
         view_name = "every_run" if view == "runs" else view  # `_add_tuning` makes `runs`, with more columns
         connection.execute(f"CREATE VIEW {view_name} AS " + " UNION ALL ".join(selects))
     return cached

@@ -37,8 +37,8 @@ def find_runs(paths: Iterable[Path], damaged: list[DamagedRun] | None = None) ->
         runs: list[StoredRun] = []
         start = len(str(root / "x")) - 1  # of a path below it
         try:
-            for folder in _complete_folders(root, DEPTH):
-                if is_pack(folder):
+            for folder, has_index in _complete_folders(root, DEPTH):
+                if has_index:
                     pack = open_pack(folder)
                     parts.append(Part(root=folder, runs=pack.stored_runs, pack=pack))
                     continue
@@ -55,14 +55,14 @@ def find_runs(paths: Iterable[Path], damaged: list[DamagedRun] | None = None) ->
     return [part for part in parts if part.runs]
 
 
-def _complete_folders(folder: Path, depth: int) -> Iterator[Path]:
-    """Run folders and packs; runs added to a pack's folder come after the pack."""
+def _complete_folders(folder: Path, depth: int) -> Iterator[tuple[Path, bool]]:
+    """Run folders and packs, and which it is; runs added to a pack's folder come after the pack."""
     if is_complete(folder):
         if folder.parent.name not in (TOYS, EVALS):
-            yield folder
+            yield folder, False
         return
     if is_pack(folder):
-        yield folder
+        yield folder, True
     if depth:
         with os.scandir(folder) as entries:
             names = sorted(

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from sparsedepth import quantities
 from sparsedepth.config.load import build, read_yaml
-from sparsedepth.config.run import CELL_FIELDS, RunConfig
+from sparsedepth.config.run import CELL_FIELDS
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -75,11 +75,6 @@ class Tuning:
     seeds: tuple[int, ...]
     """Seeds of the results; empty for imported runs, where every seed serves both tuning and results."""
     objective: str
-
-    @property
-    def columns(self) -> tuple[str, ...]:
-        """The columns of `runs` that `tuning_columns` needs."""
-        return tuple(dict.fromkeys(("run_id", "outcome", self.objective, *RunConfig.model_fields)))
 
 
 def read_tuning(results: Path) -> Tuning | None:
@@ -145,8 +140,8 @@ def _losses(tuning: Tuning, group: Sequence[Mapping[str, Any]]) -> Losses:
 
     Configurations without any tuning seed are of sweeps from before these existed: tuned with the first seed.
     """
-    seeds = [seed for seed in tuning.tuning_seeds if any(run["seed"] == seed for run in group)] or tuning.seeds[:1]
-    seeds = seeds or list(dict.fromkeys(run["seed"] for run in group))
+    were_run = dict.fromkeys(run["seed"] for run in group)
+    seeds = [seed for seed in tuning.tuning_seeds if seed in were_run] or tuning.seeds[:1] or [*were_run]
     runs_of = defaultdict(list)
     for run in sorted((run for run in group if run["seed"] in seeds), key=lambda run: seeds.index(run["seed"])):
         runs_of[_point(tuning, run), run["seed"]].append(objective_as_loss(run, tuning.objective))
