@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 
     from sparsedepth.config.runtime import RuntimeConfig
     from sparsedepth.config.sweep import SweepDefinition
-    from sparsedepth.exchange.start import Start
     from sparsedepth.plan.price import PricingSetup
     from sparsedepth.plan.tasks import Plan
     from sparsedepth.plots.draw import Figures
@@ -54,7 +53,6 @@ def train(
     runtime: option.Runtime = None,
     device: option.Device = "auto",
     threads: option.Threads = None,
-    compile: option.Compile = False,
     from_: option.From = None,
 ) -> "Record":
     """Train and measure one model; returns the complete run's `summary`, `config`, `tables` and `folder`. `from_` is a
@@ -65,7 +63,11 @@ def train(
     given = locals()  # the keywords
     from sparsedepth.cli.input_file import run_config
 
-    results, start = _path(out), start_of(from_)
+    results, start = _path(out), None
+    if from_ is not None:
+        from sparsedepth.exchange.start import open_start
+
+        start = open_start(str(from_))
     config = run_config(file, set, start)  # errors are reported before torch is imported
     warn_of_unlikely_values([{"lr": config.lr, "train_tokens": config.train_tokens}])
     check_tokenizers([{"tokenizer": config.tokenizer, "corpus": config.corpus}], results)
@@ -99,15 +101,6 @@ def _path(out: "Folder") -> Path:
     return Path(out)
 
 
-def start_of(model: "Folder | None") -> "Start | None":
-    """The model of --from. Raises ValueError if it is not a model."""
-    if model is None:
-        return None
-    from sparsedepth.exchange.start import open_start
-
-    return open_start(str(model))
-
-
 def sweep(
     file: option.SweepFile = None,
     *,
@@ -123,7 +116,6 @@ def sweep(
     set: option.SweepOverride = None,
     runtime: option.Runtime = None,
     device: option.Device = "auto",
-    compile: option.Compile = False,
     stack: option.Stack = "auto",
     max_attempts: option.MaxAttempts = 2,
     retry_failed: option.RetryFailed = False,
@@ -183,13 +175,11 @@ def measure(
     tokens: option.Tokens = None,
     targets: option.Targets = None,
     fit_tokens: option.FitTokens = None,
-    fit_targets: option.FitTargets = None,
     seq_len: option.SeqLen = None,
     measures: option.Measures = None,
     set: option.MeasureOverride = None,
     out: option.RecordFolder = None,
     device: option.Device = "auto",
-    fp32: option.Fp32 = False,
 ) -> "MeasurementResult":
     """Measure a run, a local Hugging Face folder or a hub model; the result's `measurements` have `summary`, `layers`
     and `pairs`.
@@ -203,13 +193,14 @@ def measure(
     from sparsedepth.train.runtime import find_device, measuring_device
 
     written = None if out is None else _path(out)
-    arrays = {"--tokens": tokens, "--targets": targets, "--fit-tokens": fit_tokens, "--fit-targets": fit_targets}
-    paths = {name: None if path is None else Path(path) for name, path in arrays.items()}
-    _check_source(data, paths)
+    scored, fit, aims = (None if path is None else Path(path) for path in (tokens, fit_tokens, targets))
+    if scored is not None and data is not None:
+        raise ValueError("--data and --tokens are two sources; give one of them")
+    if scored is None and (fit is not None or aims is not None):
+        raise ValueError(f"--{'targets' if fit is None else 'fit-tokens'} needs --tokens; give both")
     settings = parse_settings(set or [])
-    scored, *others = (paths[name] for name in ("--tokens", "--fit-tokens", "--targets", "--fit-targets"))
     own = {} if seq_len is None else {"seq_len": seq_len}
-    given = None if scored is None else read_token_arrays(scored, *others)
+    given = None if scored is None else read_token_arrays(scored, fit, aims)
     with bar("loading the model") as report:
         return measure_existing_model(
             str(model),
@@ -218,7 +209,6 @@ def measure(
             given=given,
             out=written,
             device=measuring_device(find_device(device)),
-            dtype="fp32" if fp32 else "checkpoint",
             report=report,
         )
 
@@ -331,15 +321,13 @@ def plot(
 
 
 def runtime_config(given: option.Given) -> "RuntimeConfig":
-    """The runtime of --device, --compile, ..., overridden by --runtime KEY=VALUE."""
+    """The runtime of --device, --threads and --stack, overridden by --runtime KEY=VALUE."""
     from sparsedepth.config.load import build, parse_settings, parse_yaml
     from sparsedepth.config.runtime import RuntimeConfig
 
-    options = {name: given[name] for name in ("device", "threads", "compile", "stack") if name in given}
+    options = {name: given[name] for name in ("device", "threads", "stack") if name in given}
     if isinstance(options.get("stack"), str):
         options["stack"] = parse_yaml(options["stack"], "--stack")
-    if not options.get("compile"):
-        options["compile"] = "auto"
     return build(RuntimeConfig, {**options, **parse_settings(given["runtime"] or [], "--runtime")}, "--runtime")
 
 
@@ -378,20 +366,6 @@ def _restored_signal_handlers() -> Generator[None]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-
-
-def _check_source(data: str | None, arrays: Mapping[str, Path | None]) -> None:
-    """Raises ValueError for two sources, and for an array without the one it requires."""
-    if data is not None and arrays["--tokens"] is not None:
-        raise ValueError("--data and --tokens are two sources; give one of them")
-    for name, required in (
-        ("--targets", "--tokens"),
-        ("--fit-tokens", "--tokens"),
-        ("--fit-targets", "--fit-tokens"),
-        ("--fit-targets", "--targets"),
-    ):
-        if arrays[name] is not None and arrays[required] is None:
-            raise ValueError(f"{name} needs {required}; give both")
 
 
 def _measures(measures: str | Sequence[str] | None, settings: Mapping[str, Any]) -> dict[str, Any]:

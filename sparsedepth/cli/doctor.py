@@ -4,6 +4,7 @@ Each kernel runs one forward and backward pass on a tiny input. Nothing is downl
 printed.
 """
 
+import functools
 import importlib
 import importlib.metadata
 import json
@@ -13,7 +14,7 @@ import shutil
 import subprocess
 import textwrap
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
@@ -101,51 +102,23 @@ def _packages() -> Iterator[Finding]:
     for text in declared:
         requirement = Requirement(text)
         if requirement.marker is None or requirement.marker.evaluate({"extra": ""}):
-            yield _package(requirement.name, requirement.specifier)
-
-
-def _package(name: str, required: "SpecifierSet") -> Finding:
-    version, state, fix = _version(name), "ok", f"pip install '{name}{required}'"
-    if version is None:
-        state, fact = "missing", "not installed"
-    elif not required.contains(version, prereleases=True):
-        state, fact = "broken", f"{version}; {required} is required"
-    elif name in IMPORTED and (error := _import_error(name)):
-        state, fact, fix = "broken", f"{version} does not load: {error}", f"{_REINSTALL} '{name}=={version}'"
-    else:
-        fact, fix = version, ""
-    return Finding(group="package", name=name, state=state, fact=fact, fix=fix, needed=True)
-
-
-def _version(name: str) -> str | None:
-    try:
-        return importlib.metadata.version(name)
-    except importlib.metadata.PackageNotFoundError:
-        return None
-
-
-def _import_error(module: str) -> str | None:
-    try:
-        importlib.import_module(module)
-    except Exception as error:  # a broken package may raise anything
-        return _one_line(error)
-    return None
-
-
-def _one_line(error: Exception) -> str:
-    return textwrap.shorten(f"{type(error).__name__}: {error}", 200)
+            name, versions = requirement.name, requirement.specifier
+            load = functools.partial(importlib.import_module, name) if name in IMPORTED else None
+            fix, rebuild = f"pip install '{name}{versions}'", f"{_REINSTALL} '{name}==VERSION'"
+            yield _package(name, "not installed", fix, load, rebuild, versions)
 
 
 def _optional(torch_works: bool) -> Iterator[Finding]:
-    yield _extra("lm-eval", "evaluate", "pip install 'lm-eval>=0.4.13'")
-    yield _extra("psycopg", "sweeps on several machines", "pip install 'psycopg[binary]'")
-    yield _extra("triton", "torch.compile on a GPU, and megablocks", "pip install triton")
+    yield _package("lm-eval", "for evaluate", "pip install 'lm-eval>=0.4.13'")
+    yield _package("psycopg", "for sweeps on several machines", "pip install 'psycopg[binary]'")
+    yield _package("triton", "for torch.compile on a GPU, and megablocks", "pip install triton")
     if torch_works:
         from sparsedepth.model import attention, kernels, megablocks
 
-        yield _extra("flash-attn", "attention", kernels.INSTALL_FLASH, attention.load_flash, kernels.REBUILD_FLASH)
-        yield _extra("stanford-stk", "megablocks", kernels.INSTALL_MEGABLOCKS)
-        package = _extra("megablocks", "experts", kernels.INSTALL_MEGABLOCKS, megablocks.load)
+        flash, blocks = kernels.INSTALL_FLASH, kernels.INSTALL_MEGABLOCKS
+        yield _package("flash-attn", "for attention", flash, attention.load_flash, kernels.REBUILD_FLASH)
+        yield _package("stanford-stk", "for megablocks", blocks)
+        package = _package("megablocks", "for experts", blocks, megablocks.load)
         yield package
         if package.state == "ok":
             compiled = megablocks.load().compiled
@@ -153,19 +126,34 @@ def _optional(torch_works: bool) -> Iterator[Finding]:
             yield Finding(group="optional", name="megablocks_ops", state="ok" if compiled else "missing", fact=fact)
 
 
-def _extra(
-    name: str, use: str, fix: str, load: Callable[[], object] | None = None, rebuild: str | None = None
+def _package(
+    name: str,
+    if_missing: str,
+    fix: str,
+    load: Callable[[], object] | None = None,
+    rebuild: str = "",
+    versions: "SpecifierSet | None" = None,
 ) -> Finding:
-    version = _version(name)
-    if version is None:
-        return Finding(group="optional", name=name, state="missing", fact=f"for {use}", fix=fix)
+    """Whether a package is there and loads; with `versions` it is a required one, and must be one of them."""
+    is_required = versions is not None
+    finding = Finding(group="package" if is_required else "optional", name=name, fix=fix, needed=is_required)
+    try:
+        version = importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return replace(finding, state="missing", fact=if_missing)
+    if versions is not None and not versions.contains(version, prereleases=True):
+        return replace(finding, state="broken", fact=f"{version}; {versions} is required")
     try:
         if load:
             load()
-    except Exception as error:  # a build for another torch fails in many ways
+    except Exception as error:  # a broken package, or a build for another torch, may raise anything
         fact = f"{version} does not load: {_one_line(error)}"
-        return Finding(group="optional", name=name, state="broken", fact=fact, fix=rebuild or fix)
-    return Finding(group="optional", name=name, fact=version)
+        return replace(finding, state="broken", fact=fact, fix=rebuild.replace("VERSION", version) or fix)
+    return replace(finding, fact=version, fix="")
+
+
+def _one_line(error: Exception) -> str:
+    return textwrap.shorten(f"{type(error).__name__}: {error}", 200)
 
 
 def _devices() -> Iterator[Finding]:

@@ -1,20 +1,16 @@
-"""`sparsedepth export` and `evaluate`: convert a run to a Hugging Face model, and score a model on downstream tasks."""
+"""`export`, `import`, `pack` and `sync`: models and runs to and from other programs. Only `export` imports torch."""
 
+import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from shlex import quote
+from typing import Annotated
 
 import typer
 
-from sparsedepth.cli import option
-from sparsedepth.store.query_result import QueryResult
-from sparsedepth.store.terminal import table
+from sparsedepth.files import MARKER
 
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from sparsedepth.exchange.evaluate import HarnessTask
-    from sparsedepth.probe.load import LoadedModel
-    from sparsedepth.store.evals import Evaluation
+IMPORT_SECONDS = 3600.0
+"""Time limit of an import."""
 
 
 def export(
@@ -31,116 +27,78 @@ def export(
         print(f"note: {note}")
 
 
-def evaluate(
-    model: Annotated[str, typer.Argument(help="run folder, or local Hugging Face folder")],
-    tasks: Annotated[
-        list[str],
-        typer.Option(
-            help="NAME,NAME: tasks, groups or tags of lm-evaluation-harness, or of --include-path; repeatable"
+def import_(
+    table: Annotated[
+        str,
+        typer.Argument(
+            metavar="TABLE",
+            help="one run per row: .csv, .tsv, .json, .jsonl, .parquet; or a tracker's runs: wandb:PATH, mlflow:URI, "
+            "tensorboard:DIR, trackio:PROJECT",
         ),
     ],
-    include_path: Annotated[
-        Path | None,
-        typer.Option(help="folder of your own tasks, a YAML file each; it may run Python code: use only trusted ones"),
-    ] = None,
-    limit: Annotated[int | None, typer.Option(min=1, help="use only the first N documents per task")] = None,
-    out: Annotated[
-        Path | None,
-        typer.Option("-o", "--out", help="results folder for the scores; default the run's own, else not stored"),
-    ] = None,
-    device: option.Device = "auto",
-    against: Annotated[
-        str | None, typer.Option(help="second model: also score it, and compare both question by question")
-    ] = None,
-    without: Annotated[
-        str | None, typer.Option(help="also score the model without these layers: 5, or 5-8, or several: 1,2,5-8")
-    ] = None,
+    map_file: Annotated[Path, typer.Option("--map", metavar="MAP.yaml", help="columns to fields; see `init import`")],
+    out: Annotated[Path, typer.Option("-o", "--out", help="new results folder")],
 ) -> None:
-    """Score a model with lm-evaluation-harness, and store the scores for `query`. Stored scores are reused. With
-    --without, also show the score lost per task."""
-    from sparsedepth.exchange.evaluate import check_harness, layers_left, load_tasks
-    from sparsedepth.probe.load import load_model
-    from sparsedepth.train.runtime import find_device, measuring_device
+    """Import third-party training runs from a table or a tracker, for query, best, effects, scaling and plot."""
+    from sparsedepth.cli.input_file import read_input
+    from sparsedepth.store.fences import limited
+    from sparsedepth.store.import_table import import_table
+    from sparsedepth.store.packing import check_new
+    from sparsedepth.store.subject import unknown_text
+    from sparsedepth.trackers.logged_runs import as_table
 
-    names = [name.strip() for name in ",".join(tasks).split(",") if name.strip()]
-    check_harness()
-    place = measuring_device(find_device(device))
-    loaded, *other = [load_model(name, device=place, dtype="fp32") for name in (model, against) if name is not None]
-    ranges = [] if without is None else [*dict.fromkeys(part.strip() for part in without.split(","))]
-    for layers in ranges:
-        layers_left(layers, loaded.probed.n_layers)
-    loaded_tasks = load_tasks(names, include_path, limit)
-    evaluations = _evaluate(loaded, loaded_tasks, ranges, out)
-    if other:
-        _print_differences(evaluations, _evaluate(other[0], loaded_tasks, [], out))
-    if ranges:
-        _print_losses(evaluations)
-
-
-def _evaluate(
-    loaded: "LoadedModel", tasks: "Sequence[HarnessTask]", ranges: list[str], out: Path | None
-) -> "list[Evaluation]":
-    """A model's evaluations, stored or new."""
-    from sparsedepth.exchange.evaluate import evaluate as evaluate_task
-    from sparsedepth.exchange.evaluate import keys_of
-    from sparsedepth.store.evals import eval_folder, is_evaluated, read_evaluation, save_evaluation
-
-    results = loaded.folder.resolve().parent.parent
-    if out is None and loaded.config is not None:
-        out = results
-    evaluations: list[Evaluation] = []
-    for task in tasks:
-        keys = keys_of(task, loaded, ranges)
-        stored = [key for key in keys if out is not None and is_evaluated(out, key)]
-        for key in stored:
-            assert out is not None
-            evaluations.append(read_evaluation(eval_folder(out, key)))
-            _print_evaluation(evaluations[-1], "stored")
-        for evaluation in evaluate_task(loaded, results / "data", task, keys, stored):
-            evaluations.append(evaluation)
-            _print_evaluation(evaluation, "" if out is None else f"written: {save_evaluation(out, evaluation)}")
-    return evaluations
+    check_new(out)
+    table_map = read_input(map_file, "import")
+    with limited(IMPORT_SECONDS), as_table(str(table), table_map) as path:
+        result = import_table(path, map_file, out)
+    skipped = {"excluded by where": result.excluded, "lack a value": result.incomplete}
+    skipped_text = "".join(f"; {count} {reason}" for reason, count in skipped.items() if count)
+    print(f"{out}: {result.runs} runs in {result.clusters} clusters, from {result.rows} rows{skipped_text}")
+    if result.unknown:
+        print(f"{unknown_text(result.unknown)} in every run: NULL, and named in the column unknown_fields")
+    folder = quote(str(out))
+    print("a recipe from imported runs fails its in-sample test: their other choices are unknown")
+    print(f"next:\n  sparsedepth best {folder}")
+    print(f"  sparsedepth scaling fit {folder}{' --cluster run' if result.clusters < result.runs else ''}")
 
 
-def _print_differences(evaluations: "list[Evaluation]", others: "list[Evaluation]") -> None:
-    from sparsedepth.store.evals import paired_differences
+def pack(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="results folder of a finished sweep")],
+    out: Annotated[Path | None, typer.Option("-o", "--out", help="new folder for the pack; default DIR.pack")] = None,
+) -> None:
+    """Pack the complete runs of a results folder into a few files. Commands that read the folder also read the pack."""
+    from sparsedepth.store.packing import check_new
+    from sparsedepth.store.packing import pack as write
 
-    whole = {evaluation.task: evaluation for evaluation in evaluations if evaluation.without is None}
-    rows = [(other.task, *row) for other in others for row in paired_differences(whole[other.task], other)]
-    print("\nthe second model minus the first, paired by question:")
-    print(table(QueryResult(("task", "metric", "filter", "difference", "lo", "hi", "questions"), tuple(rows))))
-
-
-def _print_losses(evaluations: "list[Evaluation]") -> None:
-    from sparsedepth.exchange.evaluate import LOST
-
-    values = {
-        (evaluation.task_hash, evaluation.without, result.metric, result.filter): result.value
-        for evaluation in evaluations
-        for result in evaluation.results
-    }
-    rows = []
-    for evaluation in (evaluation for evaluation in evaluations if evaluation.without is not None):
-        for drop in (result for result in evaluation.results if result.metric.endswith(LOST)):
-            metric, task = drop.metric.removesuffix(LOST), evaluation.task_hash
-            before, after = (values[task, layers, metric, drop.filter] for layers in (None, evaluation.without))
-            name = metric if drop.filter == "none" else f"{metric}, {drop.filter}"
-            rows.append((evaluation.task, name, evaluation.without, before, after, drop.value, drop.lo, drop.hi))
-    if rows:
-        print()
-        columns = ("task", "metric", "without", "full", "reduced", "lost", "lo", "hi")
-        print(table(QueryResult(columns, tuple(rows))))
+    target = out or folder.resolve().with_name(f"{folder.resolve().name}.pack")
+    check_new(target, folder)
+    print(f"{target}: {write(folder, target)}")
 
 
-def _print_evaluation(evaluation: "Evaluation", note: str) -> None:
-    task = f"{evaluation.task} (version {evaluation.task_version})"
-    without = "" if evaluation.without is None else f" without layers {evaluation.without}"
-    print(f"{task}{without}: {evaluation.n} documents  {note}".rstrip())
-    for result in evaluation.results:
-        value = "-" if result.value is None else f"{result.value:.4g}"
-        error = "" if result.stderr is None else f" +- {result.stderr:.2g}"
-        error += "" if result.lo is None or result.hi is None else f"  [{result.lo:.4g}, {result.hi:.4g}]"
-        name = result.metric if result.filter == "none" else f"{result.metric}, {result.filter}"
-        print(f"  {name:26} {value}{error}")
-    if evaluation.n_truncated:
-        print(f"  {evaluation.n_truncated} requests exceeded {evaluation.max_len} tokens; their start was cut off")
+def sync(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="results folder")],
+    to: Annotated[str, typer.Option(help="tensorboard, mlflow, trackio or wandb (offline)")],
+    at: Annotated[str | None, typer.Option(help="its folder, or MLflow's URI; default in DIR/trackers")] = None,
+    project: Annotated[str | None, typer.Option(help="project or experiment; default the sweep's name")] = None,
+    watch: Annotated[bool, typer.Option("--watch", help="repeat until no run is left")] = False,
+    every: Annotated[float, typer.Option(min=0.1, help="seconds between updates with --watch")] = 30.0,
+) -> None:
+    """Send each finished run to a tracker, once: parameters, curves, measurements and tags."""
+    from sparsedepth.trackers.sync import has_unfinished_runs, open_tracker
+    from sparsedepth.trackers.sync import sync as send
+
+    if not folder.is_dir():
+        raise ValueError(f"{folder} is not an existing folder; give a results folder")
+    tracker = open_tracker(to, folder, at, project)
+    n_sent = 0
+    while True:
+        # before sending: a run that ends meanwhile is sent in the next round
+        repeats = watch and has_unfinished_runs(folder)
+        if not repeats or any(folder.glob(f"runs/*/{MARKER}")):
+            for run_id in send(folder, to, tracker):
+                n_sent += 1
+                print(f"sent {run_id}", flush=True)
+        if not repeats:
+            break
+        time.sleep(every)
+    print(f"{n_sent} runs sent to {to}: {tracker.place}\nnext: {tracker.view_command()}")

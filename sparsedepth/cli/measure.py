@@ -1,4 +1,4 @@
-"""`sparsedepth measure`: all layer-effectiveness measures on an existing model."""
+"""`sparsedepth measure` and `evaluate`: layer-effectiveness measures of an existing model, and its scores on tasks."""
 
 import json
 import sys
@@ -8,45 +8,44 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from sparsedepth.cli import calls, option
-from sparsedepth.quantities import ALL, LAYERS, PAIRS, with_intervals
+from sparsedepth.quantities import LAYERS, PAIRS, with_intervals
 from sparsedepth.quantities.record import Column
 from sparsedepth.store.query_result import QueryResult
-from sparsedepth.store.render import to_csv
+from sparsedepth.store.terminal import table, wrapped
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from sparsedepth.exchange.evaluate import HarnessTask
+    from sparsedepth.probe.load import LoadedModel
     from sparsedepth.run.measure_existing_model import MeasurementResult
+    from sparsedepth.store.evals import Evaluation, Result
 
 
 @option.of_call(calls.measure)
 def measure(
     given: option.Given,
-    format: Annotated[Literal["table", "json", "csv"], typer.Option(help="output format")] = "table",
+    format: Annotated[Literal["table", "json"], typer.Option(help="output format")] = "table",
 ) -> None:
     """Measure a run or a Hugging Face model: Llama, Qwen, Mistral, Gemma, OLMo, Pythia, GPT-2, Mixtral, OLMoE, ..."""
     from sparsedepth.cli.run_progress import print_summary
     from sparsedepth.store.degeneracy import notes_on_run
-    from sparsedepth.store.terminal import wrapped
 
     result, measures, out = calls.measure(**given), given["measures"], given["out"]
     if format == "table":
+        summary, facts = result.measurements.summary, result.loaded.facts
         print(_title(result, given["fit_tokens"]))
-        print_summary(result.measurements.summary)
-        available = {column.measure for column, _, _ in with_intervals(result.measurements.summary)}
+        print_summary(summary)
+        available = {column.measure for column, _, _ in with_intervals(summary)}
         requested = () if measures in (None, "all") else result.config.measures
         if missing := [name for name in requested if name not in available]:
             print(f"not defined for this model: {', '.join(missing)}; see `sparsedepth metrics` for their requirements")
-        print(wrapped(f"note: {note}" for note in notes_on_run(_as_row(result))), end="")
+        row = {"outcome": "ok", "n_layers": facts.n_layers, "vocab_size": facts.vocab_size, **summary}
+        print(wrapped(f"note: {note}" for note in notes_on_run(row)), end="")
     else:
-        print(Scores(result).to_json() if format == "json" else Scores(result).to_csv())
+        print(json.dumps(_scores(result), indent=1, allow_nan=False))
     if out is not None:
         print(f"written: {out}", file=sys.stdout if format == "table" else sys.stderr)
-
-
-def _as_row(result: "MeasurementResult") -> dict[str, Any]:
-    """As a row of `runs`, for notes on what its scores show."""
-    facts = result.loaded.facts
-    sizes = {"n_layers": facts.n_layers, "vocab_size": facts.vocab_size}
-    return {"outcome": "ok", **sizes, **result.measurements.summary}
 
 
 def _title(result: "MeasurementResult", fit_tokens: Path | None) -> str:
@@ -68,81 +67,69 @@ def _title(result: "MeasurementResult", fit_tokens: Path | None) -> str:
     )
 
 
-class Scores:
-    """A measurement as JSON or CSV; missing values are null or empty."""
+def _scores(result: "MeasurementResult") -> list[dict[str, Any]]:
+    """An object per score: definition, global value with interval, and values by layer or a matrix of pairs. Missing
+    values are null."""
+    measured = result.measurements
+    scores = [
+        _score(result, column, _metric(result, column), value, interval)
+        for column, value, interval in with_intervals(measured.summary)
+        if not column.part and column.unit != "token"
+    ]
+    shown = {score["metric"] for score in scores}
+    for rows, columns in ((measured.layers, LAYERS), (measured.pairs, PAIRS)):
+        by_name = {column.name: column for column in columns}
+        metrics = dict.fromkeys(row["metric"] for row in rows if row["metric"] not in shown)
+        scores += [_score(result, by_name[metric.partition("@")[0]], metric) for metric in metrics]
+        shown |= {*metrics}
+    return scores
 
-    def __init__(self, result: "MeasurementResult"):
-        self.result, self.measurements = result, result.measurements
 
-    def to_json(self) -> str:
-        """An object per score: definition, global value with interval, and values by layer or a matrix of pairs."""
-        scores = [
-            self._object(column, self._metric(column), value, interval)
-            for column, value, interval in with_intervals(self.measurements.summary)
-            if not column.part and column.unit != "token"
-        ]
-        metrics = {score["metric"] for score in scores}
-        for rows, columns in ((self.measurements.layers, LAYERS), (self.measurements.pairs, PAIRS)):
-            by_name = {column.name: column for column in columns}
-            for metric in dict.fromkeys(row["metric"] for row in rows):
-                if metric not in metrics:
-                    metrics.add(metric)
-                    scores.append(self._object(by_name[metric.partition("@")[0]], metric))
-        return json.dumps(scores, indent=1, allow_nan=False)
+def _metric(result: "MeasurementResult", column: Column) -> str:
+    """The name of a column's values by layer, as `weight_sparsity@0.001`."""
+    quantity = column.quantity
+    assert quantity
+    at = f"@{getattr(result.config, quantity.threshold)[0]:g}" if quantity.threshold else ""
+    return quantity.metric + at
 
-    def _metric(self, column: Column) -> str:
-        quantity = column.quantity
-        assert quantity
-        at = f"@{getattr(self.result.config, quantity.threshold)[0]:g}" if quantity.threshold else ""
-        return quantity.metric + at
 
-    def _object(
-        self, column: Column, metric: str, value: Any = None, interval: tuple[Any, Any] | None = None
-    ) -> dict[str, Any]:
-        """A column of `runs` with value, interval and its rows; or a metric with rows only."""
-        layers, pairs = (
-            [row for row in rows if row["metric"] == metric]
-            for rows in (self.measurements.layers, self.measurements.pairs)
-        )
-        error = self.measurements.summary.get(f"{column.name}_se") if column.view == "runs" else None
-        return {
-            "name": column.name if column.view == "runs" else metric,
-            "definition": column.meaning,
-            "source": column.source,
-            "unit": column.unit,
-            "global": value,
-            "interval": list(interval) if interval else None,
-            "n_tokens": self._tokens(column, [*layers, *pairs]),
-            "metric": metric if layers or pairs else None,
-            **({} if error is None else {"standard_error": error}),
-            **_by_layer(layers),
-            **_by_pair(pairs, self.result.loaded.facts.n_layers),
-        }
+def _score(
+    result: "MeasurementResult",
+    column: Column,
+    metric: str,
+    value: Any = None,
+    interval: tuple[Any, Any] | None = None,
+) -> dict[str, Any]:
+    """A column of `runs` with value, interval and its rows; or a metric with rows only."""
+    measured = result.measurements
+    layers = [row for row in measured.layers if row["metric"] == metric]
+    pairs = [row for row in measured.pairs if row["metric"] == metric]
+    error = measured.summary.get(f"{column.name}_se") if column.view == "runs" else None
+    return {
+        "name": column.name if column.view == "runs" else metric,
+        "definition": column.meaning,
+        "source": column.source,
+        "unit": column.unit,
+        "global": value,
+        "interval": list(interval) if interval else None,
+        "n_tokens": _n_tokens(result, column, [*layers, *pairs]),
+        "metric": metric if layers or pairs else None,
+        **({} if error is None else {"standard_error": error}),
+        **_by_layer(layers),
+        **_by_pair(pairs, result.loaded.facts.n_layers),
+    }
 
-    def _tokens(self, column: Column, rows: list[dict[str, Any]]) -> int | None:
-        """Number of tokens behind a value; None for measures of the weights."""
-        if column.measure == "weights":
-            return None
-        if column.measure == "loss":
-            tokens = self.measurements.summary["val_loss_tokens"]
-            return None if tokens is None else int(tokens)
-        if rows and column.measure != "attention":  # its rows count attention weights
-            return max(row["n"] for row in rows)
-        return self.result.n_tokens
 
-    def to_csv(self) -> str:
-        units = {(column.view, column.name): column.unit for column in ALL}
-        rows: list[tuple[Any, ...]] = []
-        for column, value, interval in with_intervals(self.measurements.summary):
-            n = self._tokens(column, []) if column.unit != "token" else None
-            rows.append((column.name, None, None, None, value, *(interval or (None, None)), n, column.unit))
-        for view in ("layers", "heads", "pairs"):
-            for row in getattr(self.measurements, view):
-                indices = (row["layer"], row.get("other_layer"), row.get("head"))
-                unit = units[view, row["metric"].partition("@")[0]]
-                rows.append((row["metric"], *indices, row["value"], None, None, row["n"], unit))
-        columns = ("name", "layer", "other_layer", "head", "value", "lo", "hi", "n", "unit")
-        return to_csv(QueryResult(columns=columns, rows=tuple(rows)))
+def _n_tokens(result: "MeasurementResult", column: Column, rows: list[dict[str, Any]]) -> int | None:
+    """Number of tokens behind a value; None for measures of the weights."""
+    if column.measure == "weights":
+        return None
+    if column.measure == "loss":
+        tokens = result.measurements.summary["val_loss_tokens"]
+        return None if tokens is None else int(tokens)
+    if rows and column.measure != "attention":  # its rows count attention weights
+        return max(row["n"] for row in rows)
+    return result.n_tokens
 
 
 def _by_layer(rows: list[dict[str, Any]]) -> dict[str, Any]:
@@ -160,3 +147,107 @@ def _by_pair(rows: list[dict[str, Any]], n_layers: int) -> dict[str, Any]:
     first = min(1, *(layer for layer, _ in values))
     layers = range(first, n_layers + 1)
     return {"matrix_first_layer": first, "matrix": [[values.get((a, b)) for b in layers] for a in layers]}
+
+
+def evaluate(
+    model: Annotated[str, typer.Argument(help="run folder, or local Hugging Face folder")],
+    tasks: Annotated[list[str], typer.Option(help="NAME,NAME: tasks, groups or tags of lm-evaluation-harness")],
+    include_path: Annotated[
+        Path | None, typer.Option(help="folder of your own tasks (YAML), which may run Python code: only trusted ones")
+    ] = None,
+    limit: Annotated[int | None, typer.Option(min=1, help="use only the first N documents per task")] = None,
+    out: Annotated[Path | None, typer.Option("-o", "--out", help="results folder; default the run's own")] = None,
+    device: option.Device = "auto",
+    against: Annotated[str | None, typer.Option(help="second model, compared question by question")] = None,
+    without: Annotated[str | None, typer.Option(help="also without these layers: 5, or 5-8, or 1,2,5-8")] = None,
+) -> None:
+    """Score a model with lm-evaluation-harness, and store the scores for `query`. Stored scores are reused. With
+    --without, also show the score lost per task."""
+    from sparsedepth.exchange.evaluate import check_harness, layers_left, load_tasks
+    from sparsedepth.probe.load import load_model
+    from sparsedepth.train.runtime import find_device, measuring_device
+
+    names = [name.strip() for name in ",".join(tasks).split(",") if name.strip()]
+    check_harness()
+    place = measuring_device(find_device(device))
+    loaded, *other = [load_model(name, device=place, dtype="fp32") for name in (model, against) if name is not None]
+    ranges = [] if without is None else [*dict.fromkeys(part.strip() for part in without.split(","))]
+    for layers in ranges:
+        layers_left(layers, loaded.probed.n_layers)
+    loaded_tasks = load_tasks(names, include_path, limit)
+    evaluations = _evaluate(loaded, loaded_tasks, ranges, out)
+    if other:
+        _print_differences(evaluations, _evaluate(other[0], loaded_tasks, [], out))
+    if ranges:
+        _print_losses(evaluations)
+
+
+def _evaluate(
+    loaded: "LoadedModel", tasks: "Sequence[HarnessTask]", ranges: list[str], out: Path | None
+) -> "list[Evaluation]":
+    """A model's evaluations, stored or new; each is printed as soon as it is there."""
+    from sparsedepth.exchange.evaluate import evaluate as evaluate_task
+    from sparsedepth.exchange.evaluate import keys_of
+    from sparsedepth.store.evals import eval_folder, is_evaluated, read_evaluation, save_evaluation
+
+    results = loaded.folder.resolve().parent.parent
+    if out is None and loaded.config is not None:
+        out = results
+    evaluations: list[Evaluation] = []
+    for task in tasks:
+        keys = keys_of(task, loaded, ranges)
+        stored = {key: eval_folder(out, key) for key in keys if out is not None and is_evaluated(out, key)}
+        for folder in stored.values():
+            evaluations.append(read_evaluation(folder))
+            _print_evaluation(evaluations[-1], "stored")
+        for evaluation in evaluate_task(loaded, results / "data", task, keys, stored):
+            evaluations.append(evaluation)
+            _print_evaluation(evaluation, "" if out is None else f"written: {save_evaluation(out, evaluation)}")
+    return evaluations
+
+
+def _print_differences(evaluations: "list[Evaluation]", others: "list[Evaluation]") -> None:
+    from sparsedepth.store.evals import paired_differences
+
+    whole = {evaluation.task: evaluation for evaluation in evaluations if evaluation.without is None}
+    rows = [(other.task, *row) for other in others for row in paired_differences(whole[other.task], other)]
+    print("\nthe second model minus the first, paired by question:")
+    print(table(QueryResult(("task", "metric", "filter", "difference", "lo", "hi", "questions"), tuple(rows))))
+
+
+def _print_losses(evaluations: "list[Evaluation]") -> None:
+    from sparsedepth.exchange.evaluate import LOST
+
+    values = {
+        (evaluation.task_hash, evaluation.without, result.metric, result.filter): result.value
+        for evaluation in evaluations
+        for result in evaluation.results
+    }
+    rows = []
+    for evaluation in evaluations:
+        for drop in evaluation.results:
+            if evaluation.without is None or not drop.metric.endswith(LOST):
+                continue
+            metric, without = drop.metric.removesuffix(LOST), evaluation.without
+            before, after = (values[evaluation.task_hash, layers, metric, drop.filter] for layers in (None, without))
+            rows.append((evaluation.task, _name(metric, drop), without, before, after, drop.value, drop.lo, drop.hi))
+    if rows:
+        columns = ("task", "metric", "without", "full", "reduced", "lost", "lo", "hi")
+        print(f"\n{table(QueryResult(columns, tuple(rows)))}")
+
+
+def _name(metric: str, result: "Result") -> str:
+    return metric if result.filter == "none" else f"{metric}, {result.filter}"
+
+
+def _print_evaluation(evaluation: "Evaluation", note: str) -> None:
+    task = f"{evaluation.task} (version {evaluation.task_version})"
+    without = "" if evaluation.without is None else f" without layers {evaluation.without}"
+    print(f"{task}{without}: {evaluation.n} documents  {note}".rstrip())
+    for result in evaluation.results:
+        value = "-" if result.value is None else f"{result.value:.4g}"
+        error = "" if result.stderr is None else f" +- {result.stderr:.2g}"
+        error += "" if result.lo is None or result.hi is None else f"  [{result.lo:.4g}, {result.hi:.4g}]"
+        print(f"  {_name(result.metric, result):26} {value}{error}")
+    if evaluation.n_truncated:
+        print(f"  {evaluation.n_truncated} requests exceeded {evaluation.max_len} tokens; their start was cut off")

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
 from shlex import quote
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, get_args
+from typing import TYPE_CHECKING, Annotated, Any, get_args
 
 import typer
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from sparsedepth.cluster.slurm import QueuedTask
     from sparsedepth.config.runtime import RuntimeConfig
     from sparsedepth.config.sweep import SweepDefinition
-    from sparsedepth.plan.price import Price, PricingSetup
+    from sparsedepth.plan.price import Price
     from sparsedepth.plan.tasks import Plan
     from sparsedepth.sweep.status import RunState
 
@@ -68,18 +68,6 @@ class ArrayOptions(Request):
             arguments += ["--runtime", f"{name}={value}".replace("=True", "=true").replace("=False", "=false")]
         return arguments
 
-    def pricing_setup(self, tasks: int) -> "PricingSetup":
-        """The setup for pricing; the GPU model is that of --gpus h100:1, else assumed."""
-        from sparsedepth.plan.price import named_device, pricing_setup
-
-        return pricing_setup(
-            self.runtime,
-            device=named_device(self.gpus or "") if self.groups else "cpu",
-            workers=tasks * self.runs_in_parallel,
-            processes=self.gpus_per_run * self.nodes,
-            gpus=tasks * self.groups,
-        )
-
 
 def array_options(on: str | None, given: Mapping[str, Any]) -> ArrayOptions | None:
     """The options of --on slurm, or None without it. Raises ValueError for an option that needs it."""
@@ -101,18 +89,11 @@ def array_options(on: str | None, given: Mapping[str, Any]) -> ArrayOptions | No
     return ArrayOptions(runtime=runtime_config(given), **named)
 
 
-class ArrayPlan(NamedTuple):
-    tasks: int
-    price: "Price"
-    """of the remaining runs"""
-    lines: list[str]
-    """printed description and warnings"""
-
-
-def plan_array(plan: "Plan", options: ArrayOptions, results: Path | None) -> ArrayPlan:
-    """The size of the array, and the time per task against the queue's limits. Raises ValueError as `check`."""
+def plan_array(plan: "Plan", options: ArrayOptions, results: Path | None) -> "tuple[int, Price, list[str]]":
+    """The number of tasks, the price of the remaining runs, and lines on the array: its size, the time per task against
+    the queue's limits, warnings. Raises ValueError as `check`."""
     from sparsedepth.cluster.array import TaskArray, check
-    from sparsedepth.plan.price import price_of
+    from sparsedepth.plan.price import named_device, price_of, pricing_setup
     from sparsedepth.sweep.status import remaining_runs
 
     existing = results if results and results.exists() else None
@@ -120,13 +101,20 @@ def plan_array(plan: "Plan", options: ArrayOptions, results: Path | None) -> Arr
     with_work = min(MAX_DEFAULT_TASKS, -(-len(runs) // options.runs_in_parallel))
     tasks = max(1, min(options.array or with_work, len(runs)))
     partition = check(options, results, tasks, options.runtime.checkpoint_seconds)
-    setup = as_finished_runs_took(options.pricing_setup(tasks), plan, existing)
-    price = price_of(runs or plan.expected_runs(), setup)
+    setup = pricing_setup(
+        options.runtime,
+        device=named_device(options.gpus or "") if options.groups else "cpu",  # h100 of --gpus h100:1
+        workers=tasks * options.runs_in_parallel,
+        processes=options.gpus_per_run * options.nodes,
+        gpus=tasks * options.groups,
+    )
+    price = price_of(runs or plan.expected_runs(), as_finished_runs_took(setup, plan, existing))
     low, high = (price.seconds.value * factor for factor in (1 / price.seconds.factor, price.seconds.factor))
+    per_task = f"{duration(price.seconds.value)} per task ({duration(low)} to {duration(high)}"
     limit = options.seconds or partition.default_seconds
     lines = [
         f"array: {tasks} tasks, {-(-len(runs) // tasks)} runs per task, {options.runs_in_parallel} in parallel; "
-        f"{duration(price.seconds.value)} per task ({duration(low)} to {duration(high)}, assuming {setup.device})",
+        f"{per_task}, assuming {price.setup.device})",
         f"queue: partition {partition.name}, time limit {duration(limit) if limit < math.inf else 'none'}"
         + ("" if options.seconds else " (the partition's default; set with --time)"),
     ]
@@ -138,7 +126,7 @@ def plan_array(plan: "Plan", options: ArrayOptions, results: Path | None) -> Arr
         )
     if existing and (warning := TaskArray(sweep=plan.definition.name, results=existing).stuck_tasks_text()):
         lines.append(f"note: {warning}")
-    return ArrayPlan(tasks, price, lines)
+    return tasks, price, lines
 
 
 def sweep_on_slurm(
@@ -153,9 +141,9 @@ def sweep_on_slurm(
 
     plan = Plan(definition)
     warn_of_unlikely_values(field_values(definition))
-    array_plan = plan_array(plan, options, results)
+    tasks, price, lines = plan_array(plan, options, results)
     print_header(definition, plan.notes())
-    print(f"cost: {price_line(array_plan.price)}", *array_plan.lines, sep="\n")
+    print(f"cost: {price_line(price)}", *lines, sep="\n")
     array = TaskArray(
         sweep=definition.name,
         results=results,
@@ -164,15 +152,15 @@ def sweep_on_slurm(
         storage_url=options.storage,
     )
     if dry_run:
-        print(array.script(array_plan.tasks), end="")
+        print(array.script(tasks), end="")
         return
 
     def submit() -> None:
         prepare(results, definition, options.max_attempts, retry_failed=retry_failed)
         if is_settled(definition, scan(results, definition), plan.expected):
             return
-        if job := array.submit(array_plan.tasks):
-            print(f"submitted {array_plan.tasks} tasks as job {job} ({array.name}); script: {array.path}", flush=True)
+        if job := array.submit(tasks):
+            print(f"submitted {tasks} tasks as job {job} ({array.name}); script: {array.path}", flush=True)
         else:
             print(f"following the array {array.name}, which is already queued", flush=True)
 
@@ -200,7 +188,7 @@ def is_settled(definition: "SweepDefinition", states: "list[RunState]", expected
 
 
 def _follow(plan: "Plan", array: "TaskArray") -> "list[RunState]":
-    """Show progress until no task is left or no run is missing; returns the final states."""
+    """Show progress until no task is left or no run is missing; the final states."""
     from sparsedepth.cli.progress import ProgressDisplay
     from sparsedepth.cluster.array import task_counts
     from sparsedepth.sweep.status import known_runs, scan
@@ -262,12 +250,10 @@ def stop(
     from sparsedepth.cluster.array import TaskArray
     from sparsedepth.config.sweep import read_definition
 
-    definition = read_definition(folder) if folder.is_dir() else None
-    if definition is None:
+    if not folder.is_dir() or (definition := read_definition(folder)) is None:
         raise ValueError(f"{folder} holds no sweep; give the results folder of a sweep on Slurm")
     slurm.check_present()
     array = TaskArray(sweep=definition.name, results=folder)
-    count = array.stop()
-    if not count:
+    if not (count := array.stop()):
         raise ValueError(f"{folder} has no Slurm task; to stop a sweep in a terminal, press Ctrl-C there")
     print(f"stopped {count} tasks of {array.name}; run the same `sparsedepth sweep ... --on slurm` to resume")

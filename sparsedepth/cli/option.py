@@ -95,28 +95,20 @@ SweepFile = Annotated["Input | None", typer.Argument(help="sweep definition (YAM
 Out = Annotated["Folder", typer.Option("-o", "--out", help="results folder; created if missing")]
 Override = Annotated["Settings | None", typer.Option("--set", help="override a field: --set n_layers=24; repeatable")]
 SweepOverride = Annotated[
-    "Settings | None",
-    typer.Option("--set", help="override a field or a sweep key: --set n_layers=24; repeatable"),
+    "Settings | None", typer.Option("--set", help="override a field or a sweep key: --set n_layers=24; repeatable")
 ]
-Vary = Annotated[
-    "Axes | None",
-    typer.Option(help="sweep without a file: --vary n_kv_heads=1,2,4; repeatable, all combinations run"),
-]
+Vary = Annotated["Axes | None", typer.Option(help="sweep without a file: --vary n_kv_heads=1,2,4; repeatable")]
 Seeds = Annotated[int | None, typer.Option(min=1, help="with --vary: number of seeds per configuration")]
 Base = Annotated["Input | None", typer.Option(help="with --vary: run configuration (YAML) shared by all runs")]
 Scale = Annotated[str | None, typer.Option(help="size preset from the definition's `scales`, such as micro")]
 Device = Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:0 or mps")]
 Threads = Annotated[int | None, typer.Option(min=1, help="CPU threads; default all")]
-Compile = Annotated[bool, typer.Option("--compile", help="compile each block with torch.compile")]
 From = Annotated[
-    "Folder | None",
-    typer.Option("--from", help="run or Hugging Face folder with the initial weights; default random weights"),
+    "Folder | None", typer.Option("--from", help="run or Hugging Face folder with the initial weights; default random")
 ]
 Runtime = Annotated[
     "Settings | None",
-    typer.Option(
-        help="setting that changes results by rounding at most: --runtime micro_batch=4 --runtime checkpoint_seconds=60"
-    ),
+    typer.Option(help="setting that changes results by rounding at most: --runtime micro_batch=4; repeatable"),
 ]
 Workers = Annotated[
     int | None,
@@ -134,12 +126,8 @@ Storage = Annotated[
         help="postgresql://USER@HOST/DATABASE for the queue of several machines; default a journal file in DIR",
     ),
 ]
-Stack = Annotated[
-    "int | str",
-    typer.Option(help="train up to N runs of equal shape in one process as one model; auto: where faster; 1: never"),
-]
+Stack = Annotated["int | str", typer.Option(help="train up to N runs of equal shape as one model; auto: where faster")]
 MaxAttempts = Annotated[int, typer.Option(min=1, help="attempts per run before it counts as failed")]
-DryRun = Annotated[bool, typer.Option("--dry-run", help="print the estimated cost, as `plan` does, and exit")]
 RetryFailed = Annotated[bool, typer.Option("--retry-failed", help="try failed runs again")]
 
 
@@ -153,18 +141,11 @@ def slurm(
         ),
     ] = None,
     partition: Annotated[str | None, typer.Option(help="--on slurm: partition (queue)")] = None,
-    time: Annotated[
-        str | None,
-        typer.Option("--time", help="--on slurm: time limit per task, such as 4:00:00; default the partition's"),
-    ] = None,
-    array: Annotated[
-        int | None, typer.Option(min=1, help="--on slurm: number of tasks; default one per run, at most 64")
-    ] = None,
+    time: Annotated[str | None, typer.Option(help="--on slurm: time limit per task, such as 4:00:00")] = None,
+    array: Annotated[int | None, typer.Option(min=1, help="--on slurm: tasks; default one per run, at most 64")] = None,
     account: Annotated[str | None, typer.Option(help="--on slurm: account")] = None,
     nodes: Annotated[int, typer.Option(min=1, help="--on slurm: nodes per run, with --gpus-per-run on each")] = 1,
-    sbatch: Annotated[
-        list[str] | None, typer.Option(help="--on slurm: another sbatch option: --sbatch qos=low; repeatable")
-    ] = None,
+    sbatch: Annotated[list[str] | None, typer.Option(help="--on slurm: more for sbatch: --sbatch qos=low")] = None,
 ) -> None:
     """The options that --on slurm adds or reads in another way, for `of_call`."""
 
@@ -172,15 +153,10 @@ def slurm(
 # Measuring
 
 Model = Annotated["Path | str", typer.Argument(help="run folder, local Hugging Face folder, or hub name")]
-Data = Annotated[
-    str | None,
-    typer.Option(help="text to measure on: stdlib, a path or hub:NAME; default the run's own, else stdlib"),
-]
+Data = Annotated[str | None, typer.Option(help="text: stdlib, a path or hub:NAME; default the run's own, else stdlib")]
 Tokens = Annotated[
     "Folder | None",
-    typer.Option(
-        help="token ids to measure on: .npy, integers [sequences, length + 1]; the last of a row is only a target"
-    ),
+    typer.Option(help="token ids instead: .npy, integers [sequences, length + 1], the last of a row only a target"),
 ]
 Targets = Annotated[
     "Folder | None",
@@ -190,30 +166,14 @@ FitTokens = Annotated[
     "Folder | None",
     typer.Option(help="token ids to fit usefulness's linear maps; default the last half of --tokens, not scored"),
 ]
-FitTargets = Annotated[
-    "Folder | None",
-    typer.Option(help="targets for --fit-tokens; the maps are fitted on all tokens, scored or not"),
-]
 SeqLen = Annotated[int | None, typer.Option(help="context length; default the run's own, else 256")]
 Measures = Annotated[
-    "Sequence[str] | str | None",
-    typer.Option(help="all, or names: causal,permutation,...; default those of a run"),
+    "Sequence[str] | str | None", typer.Option(help="all, or names: causal,permutation,...; default those of a run")
 ]
 MeasureOverride = Annotated[
-    "Settings | None",
-    typer.Option("--set", help="override a measuring field: --set measure_tokens=4096; repeatable"),
+    "Settings | None", typer.Option("--set", help="override a measuring field: --set measure_tokens=4096; repeatable")
 ]
-RecordFolder = Annotated[
-    "Folder | None", typer.Option("-o", "--out", help="folder for the record, for query, best and plot")
-]
-Fp32 = Annotated[
-    bool,
-    typer.Option(
-        "--fp32",
-        help="hold layers in fp32; default as stored: the dtype of the weight files, whatever config.json says. "
-        "Both are computed in fp32",
-    ),
-]
+RecordFolder = Annotated["Folder | None", typer.Option("-o", "--out", help="folder for the record, for query and plot")]
 
 # Reading results
 
@@ -221,41 +181,26 @@ FOLDERS = typer.Argument(metavar="DIR...", help="results folders, or run folders
 Folders = Annotated[list[Path], FOLDERS]
 EachFolder = Annotated["Folder", FOLDERS]
 """of *folders"""
-By = Annotated[
-    str | None,
-    typer.Option("--by", "--objective", help="quantity to rank by; default loss (the comparable validation loss)"),
-]
+By = Annotated[str | None, typer.Option("--by", "--objective", help="quantity to rank by; default the loss")]
+Objective = Annotated[str, typer.Option("--objective", "--by", help="quantity to improve")]
 Depth = Annotated[int | None, typer.Option(help="only runs with this n_layers")]
 Where = Annotated[str | None, typer.Option(help='only runs that satisfy this SQL condition: "params_active < 5e7"')]
 Top = Annotated[int, typer.Option(min=1, help="number of configurations")]
 RecipeFile = Annotated[
-    "Folder | None",
-    typer.Option("-o", "--out", help="write the run configuration here (YAML), with its card (.md, .json)"),
+    "Folder | None", typer.Option("-o", "--out", help="run configuration to write (YAML), with its card (.md, .json)")
 ]
 RecipeDepth = Annotated[int | None, typer.Option(help="n_layers of the recipe; default the deepest")]
 Matched = Annotated[str, typer.Option(help="a setting may use no more of this than its baseline")]
 HoldoutDepth = Annotated[int | None, typer.Option(help="test the recipe of the smaller n_layers at this one")]
-Images = Annotated[
-    "Folder | None",
-    typer.Option("-o", "--out", help="image (.png, .svg or .pdf), or a folder for images named by figure"),
-]
+Images = Annotated["Folder | None", typer.Option("-o", "--out", help="image (.png, .svg or .pdf), or a folder of them")]
 Figure = Annotated[str | None, typer.Option(help="name from --list, or all; default the overview, or all for a folder")]
-FigureStyle = Annotated[
-    str,
-    typer.Option(help="screen; or paper: one column, 9 pt, PDF and PNG, the caption printed, not drawn"),
-]
+FigureStyle = Annotated[str, typer.Option(help="screen; or paper: one column, 9 pt, PDF and PNG, the caption printed")]
 ImageFormat = Annotated[str | None, typer.Option(help="image format in a folder: png (default), svg or pdf")]
-FigureRun = Annotated[
-    str | None, typer.Option(help="run_id, for figures of one run; default the lowest val_loss at the largest depth")
-]
+FigureRun = Annotated[str | None, typer.Option(help="run_id, for figures of one run; default the best of the deepest")]
 Format = Annotated[
-    str | None,
-    typer.Option(help="table, csv, json, markdown, latex or parquet; default by the suffix of -o, else table"),
+    str | None, typer.Option(help="table, csv, json, markdown, latex or parquet; default by -o's suffix")
 ]
 OutFile = Annotated[
     Path | None, typer.Option("-o", "--out", callback=_in_a_folder, help="write the output to this file")
-]
-Objective = Annotated[
-    str, typer.Option("--objective", "--by", help="quantity to improve: loss (the comparable validation loss), ...")
 ]
 SkipDamaged = Annotated[bool, typer.Option("--skip-damaged", help="ignore damaged runs, and report how many")]

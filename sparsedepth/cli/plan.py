@@ -21,29 +21,12 @@ if TYPE_CHECKING:
 def plan(
     given: option.Given,
     file: Annotated[Path | None, typer.Argument(help="definition of a sweep or a run (YAML); or use --vary")] = None,
-    calibrated: Annotated[
-        bool, typer.Option("--calibrate", help="time a few real steps of each model shape; cached for this machine")
-    ] = False,
-    pilot: Annotated[
-        Path | None, typer.Option(help="earlier results, whose seed noise determines which effects are detectable")
-    ] = None,
-    seed_sd: Annotated[
-        float | None, typer.Option(help="instead of --pilot: assumed standard deviation between seeds, such as 0.05")
-    ] = None,
-    effect: Annotated[
-        float | None, typer.Option(help="with --pilot or --seed-sd: print the seeds needed to detect this effect")
-    ] = None,
-    on: Annotated[
-        str | None, typer.Option(help="estimate for another device: cpu, a100, h100, h200; or slurm for a cluster")
-    ] = None,
-    out: Annotated[
-        Path | None,
-        typer.Option(
-            "-o",
-            "--out",
-            help="results folder of the sweep: estimates as its finished runs took, and prints the remaining cost too",
-        ),
-    ] = None,
+    calibrated: Annotated[bool, typer.Option("--calibrate", help="time real steps of each model shape")] = False,
+    pilot: Annotated[Path | None, typer.Option(help="earlier results, for the noise between seeds")] = None,
+    seed_sd: Annotated[float | None, typer.Option(help="instead of --pilot: that noise, such as 0.05")] = None,
+    effect: Annotated[float | None, typer.Option(help="with either: print the seeds needed to detect this")] = None,
+    on: Annotated[str | None, typer.Option(help="another device: cpu, a100, h100, h200; or slurm")] = None,
+    out: Annotated[Path | None, typer.Option("-o", "--out", help="results folder: also price what remains")] = None,
     format: Annotated[Literal["table", "json"], typer.Option(help="table or json")] = "table",
 ) -> None:
     """Estimate what a sweep costs: FLOPs, tokens, memory, disk and time. With --pilot or --seed-sd, also the smallest
@@ -75,8 +58,8 @@ def plan(
     options = array_options("slurm" if on == "slurm" else None, given)
     array_lines: list[str] = []
     if options:
-        array_plan = plan_array(plan, options, out)
-        setup, array_lines = array_plan.price.setup, array_plan.lines
+        _, price, array_lines = plan_array(plan, options, out)
+        setup = price.setup
     elif on is not None:
         if calibrated:
             raise ValueError(f"--on {on} assumes another machine; --calibrate times steps on this one")

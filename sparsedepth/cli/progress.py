@@ -16,8 +16,6 @@ from sparsedepth.cli.run_progress import QUIET_SECONDS
 from sparsedepth.config.cost import cost
 from sparsedepth.config.plain_text import visible
 from sparsedepth.config.sweep import SweepDefinition
-from sparsedepth.quantities import IN_RUNS, of_stage
-from sparsedepth.store.cache import read_columns
 from sparsedepth.store.terminal import duration
 from sparsedepth.sweep.status import BestSoFar, RunState, running_line, varied_fields
 
@@ -115,7 +113,6 @@ class ProgressDisplay:
 
 
 def print_header(definition: SweepDefinition, notes: Iterable[str]) -> None:
-    """Print a sweep's question and hypothesis, and notes on what it runs."""
     print(f"{definition.name}: {definition.question}\nhypothesis: {definition.hypothesis}")
     for note in notes:
         print(visible(note))
@@ -131,28 +128,14 @@ def print_failures(states: list[RunState], out: Path) -> None:
 
 
 def print_ranking(definition: SweepDefinition, out: Path) -> None:
-    print()
-    print_best([out], by=definition.objective, top=20)
+    from sparsedepth.store.best import best, heading, text
+    from sparsedepth.store.connection import open_store
+
+    with open_store(out) as store:
+        ranking = best(store, definition.objective, top=20)
+    print(f"\n{heading(ranking)}\n{text(ranking)}")
     folder = quote(str(out))
     advice = f"best {folder} --top 3 --again again.yaml" if definition.is_search else f"recipe {folder}"
     print(f"\nnext:\n  sparsedepth {advice}\n  sparsedepth plot {folder} -o {quote(f'{out}/figure.png')}")
-    columns = dict.fromkeys(("run_id", "n_layers", *definition.objectives, *_first_score(out)))
+    columns = dict.fromkeys(("run_id", "n_layers", *definition.objectives))
     print(f'  sparsedepth query {folder} "select {", ".join(columns)} from runs"')
-
-
-def print_best(folders: list[Path], by: str, top: int) -> None:
-    from sparsedepth.store.best import best as rank
-    from sparsedepth.store.best import heading, text
-    from sparsedepth.store.connection import open_store
-
-    with open_store(*folders) as store:
-        ranking = rank(store, by, top=top)
-    print(f"{heading(ranking)}\n{text(ranking)}")
-
-
-def _first_score(out: Path) -> list[str]:
-    """The score of effectiveness that most runs have; the first of several, none if no run has one."""
-    scores = [name for name in of_stage("effectiveness") if name in IN_RUNS]
-    rows = read_columns(out, scores, damaged=[]).values()
-    n_runs = {name: sum(row[name] is not None for row in rows) for name in scores}
-    return [name for name in scores if n_runs[name] == max(n_runs.values()) > 0][:1]

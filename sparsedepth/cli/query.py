@@ -19,10 +19,9 @@ LIST = "list"
 
 
 class QueryCommand(TyperCommand):
-    """`--ask` without a name, and `--list`, list the saved questions."""
+    """`--ask` without a name lists the saved questions."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        args = ["--ask" if word == "--list" else word for word in args]
         after = args.index("--ask") + 1 if "--ask" in args else None
         if after and (after == len(args) or args[after].startswith("-")):
             args = [*args[:after], LIST, *args[after:]]
@@ -38,12 +37,8 @@ def query(
             "evals",
         ),
     ] = None,
-    ask: Annotated[
-        str | None, typer.Option(help="answer a saved question; without a name (or with --list), list them")
-    ] = None,
-    schema: Annotated[
-        bool, typer.Option("--schema", help="list all columns with unit and meaning (filter with | grep WORD)")
-    ] = False,
+    ask: Annotated[str | None, typer.Option(help="answer a saved question; without a name, list them")] = None,
+    schema: Annotated[bool, typer.Option("--schema", help="list all columns with unit and meaning")] = False,
     format: option.Format = None,
     out: option.OutFile = None,
     timeout: Annotated[float, typer.Option(min=0.1, max=86400, help="time limit of a SELECT, in seconds")] = 60.0,
@@ -116,9 +111,7 @@ def _saved_answer(folders: list[str], ask: str | None, format: str, skip_damaged
 @option.of_call(calls.best)
 def best(
     given: option.Given,
-    again: Annotated[
-        Path | None, typer.Option(help="for a search: write a sweep of the --top configurations with new seeds (YAML)")
-    ] = None,
+    again: Annotated[Path | None, typer.Option(help="a search's --top as a sweep with new seeds (YAML)")] = None,
     format: option.Format = None,
     out: option.OutFile = None,
 ) -> None:
@@ -127,37 +120,24 @@ def best(
     from sparsedepth.store.best import best as rank
     from sparsedepth.store.connection import TIME_LIMIT, open_store
     from sparsedepth.store.fences import limited
-
-    folders, skip_damaged = given["folders"], given["skip_damaged"]
-    options = {name: given[name] for name in ("by", "depth", "where", "top")}
-    options["by"] = None if options["by"] == "loss" else options["by"]
-    if again is not None:
-        write_rerun_sweep(folders, options, again, skip_damaged)
-        return
-    format = choose_format(format, out)
-    with open_store(*folders, skip_damaged=skip_damaged) as store, limited(TIME_LIMIT):
-        ranking = rank(store, **options)
-        content = answer(ranking).encode() if format == "table" else encode(ranking.table, format)
-    write(content, out)
-    if format == "table" and out is None:
-        print_verifications(folders)
-
-
-def write_rerun_sweep(folders: list[Path], options: dict[str, Any], out: Path, skip_damaged: bool) -> None:
-    """Write a sweep that reruns the best proposals of a search. Raises ValueError if the folder is not a search."""
-    from sparsedepth.store.best import best as rank
-    from sparsedepth.store.connection import open_store
     from sparsedepth.store.search import rerun_definition
 
-    with open_store(*folders, skip_damaged=skip_damaged) as store:
-        ranking = rank(store, **options)
-    if ranking.search is None:
-        raise ValueError("--again needs the folder of one search; for a grid, add seeds to its definition")
-    definition = rerun_definition(ranking.search, ranking.knobs[: options["top"]], out)
-    print(f"{out}: {len(definition.cells)} configurations, seeds {', '.join(map(str, definition.seeds))}")
+    by, folders, top = given["by"], given["folders"], given["top"]
+    format = choose_format(format, out)
+    with open_store(*folders, skip_damaged=given["skip_damaged"]) as store, limited(TIME_LIMIT):
+        ranking = rank(store, None if by == "loss" else by, given["depth"], top, given["where"])
+    if again is not None:
+        if ranking.search is None:
+            raise ValueError("--again needs the folder of one search; for a grid, add seeds to its definition")
+        definition = rerun_definition(ranking.search, ranking.knobs[:top], again)
+        print(f"{again}: {len(definition.cells)} configurations, seeds {', '.join(map(str, definition.seeds))}")
+        return
+    write(answer(ranking).encode() if format == "table" else encode(ranking.table, format), out)
+    if format == "table" and out is None:
+        _print_verifications(folders)
 
 
-def print_verifications(folders: list[Path]) -> None:
+def _print_verifications(folders: list[Path]) -> None:
     """Print the results of `recipe verify` for the recipes of these folders."""
     if not any(any(folder.resolve().parent.glob("*/*.card.json")) for folder in folders):
         return  # most have none: saves importing pandas and the card's schema

@@ -1,4 +1,4 @@
-"""`sparsedepth report`: all results as one HTML file, which --watch rewrites while a sweep runs. Imports no torch."""
+"""`plot` and `report`: figures of results folders, and one page of everything. Neither imports torch."""
 
 import time
 from pathlib import Path
@@ -6,28 +6,44 @@ from typing import Annotated
 
 import typer
 
-from sparsedepth.cli import option
+from sparsedepth.cli import calls, option
+from sparsedepth.store.terminal import wrapped
+
+
+@option.of_call(calls.plot)
+def plot(
+    given: option.Given,
+    folders: Annotated[list[Path] | None, option.FOLDERS] = None,
+    show_list: Annotated[bool, typer.Option("--list", help="list all figures and what they show")] = False,
+) -> None:
+    """Draw figures of sparsity, residual variance and layer effectiveness, each with its data as CSV."""
+    from sparsedepth.plots.draw import FIGURES, check_figure
+
+    if show_list:
+        width = max(map(len, FIGURES))
+        print("\n".join(f"{name:{width}}  {kind.meaning}" for name, kind in FIGURES.items()))
+        return
+    if given["figure"] is not None:
+        check_figure(given["figure"])
+    if not folders or given["out"] is None:
+        raise ValueError("give a results folder and an output: sparsedepth plot DIR -o figure.png (or --list)")
+    figures = calls.plot(*folders, **{name: value for name, value in given.items() if name != "folders"})
+    for path in figures.paths:
+        print(f"{path} ({path.stat().st_size // 1024} KiB), data in {path.with_suffix('.csv')}")
+    print(wrapped(f"caption of {name}: {text}" for name, text in figures.captions.items()), end="")
+    print(wrapped(f"skipped {name}: {reason}" for name, reason in figures.left_out.items()), end="")
 
 
 def report(
     folders: option.Folders,
-    out: Annotated[
-        Path,
-        typer.Option(
-            "-o", "--out", help="the page (.html), or a folder for report.html; self-contained, works offline"
-        ),
-    ],
+    out: Annotated[Path, typer.Option("-o", "--out", help="the page (.html), or a folder for report.html")],
     depth: Annotated[int | None, typer.Option(help="n_layers of the recipe; default the deepest")] = None,
     objective: option.Objective = "loss",
     card: Annotated[Path | None, typer.Option(help="verified recipe card (from `recipe verify`) to include")] = None,
     skip_damaged: option.SkipDamaged = False,
     watch: Annotated[
         float | None,
-        typer.Option(
-            min=0.1,
-            metavar="SECONDS",
-            help="rewrite the page so often, with the sweep's progress, until no run is left; it loads itself again",
-        ),
+        typer.Option(min=0.1, metavar="SECONDS", help="rewrite the page so often, until no run is left"),
     ] = None,
 ) -> None:
     """Write one HTML page: summary, recipe, runs, figures with data, effects, failures, methods and provenance."""
@@ -42,27 +58,18 @@ def report(
     check_parent(out)
     if watch is None:
         with bar("report") as progress:
-            size = write_report(folders, out, depth, objective, card, skip_damaged, progress)
+            write_report(folders, out, depth, objective, card, skip_damaged, progress)
     else:
-        _watch(folders, out, depth, objective, card, watch)
-        size = out.stat().st_size
-    print(f"{out} ({size / 1e6:.2f} MB)")
+        from sparsedepth.report.watch import WatchedReport
 
-
-def _watch(
-    folders: list[Path], out: Path, depth: int | None, objective: str, card: Path | None, seconds: float
-) -> None:
-    """Rewrite the page until no run is left. Damaged runs are left out, and named on it."""
-    from sparsedepth.report.watch import WatchedReport
-
-    page = WatchedReport(folders, out, seconds, depth, objective, card)
-    print(
-        f"{out}: rewritten every {seconds:g} s until no run is left; open it in a browser (Ctrl-C to stop)", flush=True
-    )
-    try:
-        for _ in page.rounds():
-            time.sleep(seconds)
-    except KeyboardInterrupt:
-        page.stop()
-        raise
-    print("no run is left")
+        page = WatchedReport(folders, out, watch, depth, objective, card)
+        every = f"{out}: rewritten every {watch:g} s until no run is left"
+        print(f"{every}; open it in a browser (Ctrl-C to stop)", flush=True)
+        try:
+            for _ in page.rounds():
+                time.sleep(watch)
+        except KeyboardInterrupt:
+            page.stop()
+            raise
+        print("no run is left")
+    print(f"{out} ({out.stat().st_size / 1e6:.2f} MB)")

@@ -20,7 +20,7 @@ from sparsedepth.store.terminal import wrapped
 if TYPE_CHECKING:
     from sparsedepth.config.sweep import SweepDefinition
     from sparsedepth.run.scratch import Scratch
-    from sparsedepth.sweep.status import RunState
+    from sparsedepth.sweep.status import RunState, SweepSummary
 
 RUN_LINE = re.compile(r"  \w+ [0-9a-f]{12}\b")
 """A line about one run: '  interrupted 333333333333 (task 12_3 on n3): preemption'."""
@@ -40,9 +40,9 @@ def status(
     if format == "json":
         if watch:
             raise ValueError("--watch repeats a text; for --format json call `status` again")
-        print(json.dumps(_status_json(folder), indent=1))
+        print(json.dumps(_status_json(summary_of(folder)), indent=1))
         return
-    lines, is_active = _status_lines(folder)
+    lines, is_left = _status_lines(folder)
     if not watch:
         for line in lines:  # not wrapped, for `grep`, if about one run
             print(line if RUN_LINE.match(line) else wrapped([line]).rstrip("\n"))
@@ -52,34 +52,29 @@ def status(
 
     console = Console()
     with Live(console=console, auto_refresh=False) as live:
-        while is_active:
+        while is_left:
             live.update("\n".join(lines), refresh=True)
             time.sleep(every)
-            lines, is_active = _status_lines(folder)
+            lines, is_left = _status_lines(folder)
     if console.is_terminal:  # elsewhere Live prints its last state by itself
         live.update("\n".join(lines), refresh=True)
     print("\n".join(lines) if not console.is_terminal else "no run is left")
 
 
-def _status_json(folder: Path) -> dict[str, Any]:
-    """What `status` says, for programs."""
+def summary_of(folder: Path) -> "SweepSummary":
+    """Raises ValueError for a folder without runs."""
     from sparsedepth.store.find import no_run_text
     from sparsedepth.sweep.status import sweep_summary
 
     summary = sweep_summary(folder)
     if not summary.states:
         raise ValueError(no_run_text([folder]))
-    running = [
-        {
-            "run_id": state.run_id,
-            "phase": state.progress.phase if state.progress else None,
-            "done": state.done,
-            "loss": state.progress.loss if state.progress else None,
-            "seconds_left": state.progress.left if state.progress else None,
-        }
-        for state in summary.states
-        if state.state == "running"
-    ]
+    return summary
+
+
+def _status_json(summary: "SweepSummary") -> dict[str, Any]:
+    """What `status` says, for programs."""
+    running = [(state, state.progress) for state in summary.states if state.state == "running"]
     return {
         "name": summary.definition.name if summary.definition else None,
         "question": summary.definition.question if summary.definition else None,
@@ -87,7 +82,16 @@ def _status_json(folder: Path) -> dict[str, Any]:
         "counts": dict(summary.counts),
         "share_done": summary.share,
         "is_left": summary.is_left,
-        "running": running,
+        "running": [
+            {
+                "run_id": state.run_id,
+                "phase": progress.phase if progress else None,
+                "done": state.done,
+                "loss": progress.loss if progress else None,
+                "seconds_left": progress.left if progress else None,
+            }
+            for state, progress in running
+        ],
         "ended": [
             {"state": state, "reason": reason, "runs": count} for (state, reason), count in summary.ended.most_common()
         ],
@@ -101,22 +105,18 @@ def _status_lines(folder: Path) -> tuple[list[str], bool]:
     """The lines of `status`, and whether runs are running or still to come."""
     from sparsedepth.plan.branches import trunk_line, trunk_names
     from sparsedepth.run.scratch import task_text
-    from sparsedepth.store.find import no_run_text
-    from sparsedepth.sweep.status import running_line, sweep_summary
+    from sparsedepth.sweep.status import running_line
 
-    summary = sweep_summary(folder)
+    summary = summary_of(folder)
     definition, states = summary.definition, summary.states
-    if not states:
-        raise ValueError(no_run_text([folder]))
     lines = [f"{definition.name}: {definition.question}"] if definition else []
     lines.append(summary.counts_text)
     names = trunk_names([state.config for state in states if state.config])
     lines += filter(None, [trunk_line(names, {state.run_id for state in states if state.state == "complete"})])
-    lines += [
-        f"  running {running_line(state, state.run_id)}{task_text(state.starts)}{_in_brackets(names.get(state.run_id))}"
-        for state in states
-        if state.state == "running"
-    ]
+    for state in states:
+        if state.state == "running":
+            trunk = f" ({names[state.run_id]})" if state.run_id in names else ""
+            lines.append(f"  running {running_line(state, state.run_id)}{task_text(state.starts)}{trunk}")
     if definition is None:
         resume = "run the same command again to resume"
         lines += [f"  interrupted {state.run_id}: {resume}" for state in states if state.state == "interrupted"]
@@ -132,10 +132,6 @@ def _status_lines(folder: Path) -> tuple[list[str], bool]:
         lines.append(f"  {summary.best.text}; {advice}")
     lines += [f"  {remark}" for remark in summary.remarks]
     return [visible(line) for line in lines], summary.is_left
-
-
-def _in_brackets(text: str | None) -> str:
-    return f" ({text})" if text else ""
 
 
 def _slurm_lines(folder: Path, definition: "SweepDefinition | None", states: "list[RunState]") -> list[str]:
@@ -164,9 +160,7 @@ def _slurm_lines(folder: Path, definition: "SweepDefinition | None", states: "li
 
 def logs(
     folder: Folder,
-    run: Annotated[
-        str | None, typer.Argument(metavar="RUN", help="run_id or its first characters; or a Slurm task, such as 12_3")
-    ] = None,
+    run: Annotated[str | None, typer.Argument(metavar="RUN", help="start of a run_id; or a Slurm task: 12_3")] = None,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="keep printing new lines until the run ends")] = False,
     task: Annotated[bool, typer.Option("--task", help="print the logs of the Slurm tasks that computed RUN")] = False,
 ) -> None:

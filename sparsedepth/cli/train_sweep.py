@@ -20,10 +20,8 @@ if TYPE_CHECKING:
 @option.of_call(calls.sweep, option.slurm)
 def sweep(
     given: option.Given,
-    dry_run: option.DryRun = False,
-    on: Annotated[
-        str | None, typer.Option("--on", help="slurm: submit a job array from this login node; default run locally")
-    ] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="print the cost, as `plan` does, and exit")] = False,
+    on: Annotated[str | None, typer.Option(help="slurm: submit a job array from this login node")] = None,
 ) -> None:
     """Run every configuration and seed of a sweep. Run the same command again to resume."""
     from sparsedepth.sweep.results_folder import check_same_sweep
@@ -80,18 +78,10 @@ def _print_result(definition: "SweepDefinition", out: Path, result: "SweepResult
 
 
 @option.of_call(calls.train)
-def train(given: option.Given, dry_run: option.DryRun = False) -> None:
+def train(given: option.Given) -> None:
     """Train and measure one model. Run the same command again to resume."""
     from sparsedepth.cli.run_progress import print_summary
 
-    if dry_run:
-        from sparsedepth.cli.input_file import single_run_sweep
-        from sparsedepth.plan.tasks import Plan
-
-        definition = single_run_sweep(given["file"], given["set"], calls.start_of(given["from_"]))
-        plan = Plan(definition)
-        print_price(plan, local_pricing_setup(plan, calls.machine_of({**given, "workers": 1})))
-        return
     before = {marker: marker.stat().st_ino for marker in given["out"].glob(f"runs/*/{MARKER}")}
     try:
         run = calls.train(**given)
@@ -119,10 +109,7 @@ def work(
     given: option.Given,
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="results folder of a sweep started elsewhere")],
     nodes: Annotated[int, typer.Option(min=1, help="nodes per run, out of this Slurm task's")] = 1,
-    leave_when_idle: Annotated[
-        bool,
-        typer.Option("--leave-when-idle", help="exit when the queue is empty, even if other workers' runs may return"),
-    ] = False,
+    leave_when_idle: Annotated[bool, typer.Option("--leave-when-idle", help="exit when the queue is empty")] = False,
 ) -> None:
     """Add this machine's workers to a sweep started on another machine (same folder and --storage)."""
     from sparsedepth.cli.progress import ProgressDisplay

@@ -82,7 +82,7 @@ COMMAND_OPTIONS = {
     "micro_batch_size": "--runtime micro_batch=N",
     "gradient_accumulation_steps": "--runtime micro_batch=N",
     "device": "--device",
-    "compile": "--compile",
+    "compile": "--runtime compile=true",
     "threads": "--threads",
     "num_workers": "--workers",
     "workers": "--workers",

@@ -52,7 +52,7 @@ def test_without_a_command_the_help_is_printed(group):
 
 
 def test_the_saved_questions_are_listed_with_and_without_a_folder(results):
-    assert sparsedepth("query", "--list") == sparsedepth("query", results, "--ask")
+    assert sparsedepth("query", "--ask") == sparsedepth("query", results, "--ask")
 
 
 def test_help_is_instant():
@@ -162,7 +162,7 @@ COMMANDS = [
     ["schema", "sweep"],
     ["presets"],
     ["query", "RESULTS", "select seed, 'weight² Δ é' as sign, * from runs"],
-    ["query", "RESULTS", "--list"],
+    ["query", "RESULTS", "--ask"],
     ["best", "RESULTS"],
     ["effects", "RESULTS"],
     ["status", "RESULTS"],

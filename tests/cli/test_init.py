@@ -5,8 +5,7 @@ import re
 import pytest
 import yaml
 
-from sparsedepth.cli import init
-from sparsedepth.cli.init import template
+from sparsedepth.cli.describe import init, template
 from sparsedepth.cli.input_file import kind_of, read_input
 from sparsedepth.config.load import build, parse_yaml
 from sparsedepth.config.run import RunConfig
@@ -42,7 +41,7 @@ def test_a_template_and_each_of_its_choices_is_valid(kind):
 @pytest.mark.parametrize("kind", MODELS)
 def test_init_writes_a_file_of_its_kind_once(kind, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    init.init(kind)
+    init(kind)
     path = tmp_path / f"{kind}.yaml"
     printed = capsys.readouterr().out
     assert f"{kind}.yaml --out" in printed
@@ -52,14 +51,14 @@ def test_init_writes_a_file_of_its_kind_once(kind, tmp_path, monkeypatch, capsys
     assert kind_of(yaml.safe_load(path.read_text())) == kind and read_input(path, kind)
     path.write_text("mine")
     with pytest.raises(ValueError, match="exists"):
-        init.init(kind)
-    with pytest.raises(ValueError, match="not a folder"):
-        init.init(kind, tmp_path / "gone" / "x.yaml")
+        init(kind)
+    with pytest.raises(ValueError, match="does not exist; create it"):
+        init(kind, tmp_path / "gone" / "x.yaml")
     assert path.read_text() == "mine" and [*tmp_path.iterdir()] == [path]
 
 
 def test_a_command_to_paste_quotes_its_file(tmp_path, capsys):
     path = tmp_path / "my sweep.yaml"
-    init.init("sweep", path)
+    init("sweep", path)
     assert f"  sparsedepth plan '{path}'\n  sparsedepth sweep '{path}' --out " in capsys.readouterr().out
     assert f"#   sparsedepth plan '{path}' " in path.read_text()

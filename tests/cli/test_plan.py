@@ -10,7 +10,6 @@ from support.tiny_sweep import BASE, definition, sparsedepth
 from sparsedepth.cli import calls, input_file
 from sparsedepth.cli.input_file import single_run_sweep, sweep_definition
 from sparsedepth.cli.plan import plan
-from sparsedepth.cli.train_sweep import train
 from sparsedepth.config.load import build
 from sparsedepth.config.runtime import RuntimeConfig
 from sparsedepth.plan.price import price, pricing_setup
@@ -218,8 +217,6 @@ def test_a_run_has_a_price(tmp_path, capsys):
     plan(path, on="h100")
     priced = capsys.readouterr().out
     assert "total: 1 run," in priced and str(path) in priced
-    train(path, tmp_path / "out", device="cpu", dry_run=True)
-    assert "total: 1 run," in capsys.readouterr().out and not (tmp_path / "out").exists()
     with pytest.raises(ValueError, match="is a run; --scale"):
         plan(path, scale="micro")
     with pytest.raises(ValueError, match="--on 'abacus' is not one of"):

@@ -18,10 +18,6 @@ def points(tmp_path_factory):
     return path
 
 
-def test_a_folder_in_place_of_a_command_is_answered_with_the_command(tmp_path):
-    assert f"sparsedepth scaling fit {tmp_path}" in sparsedepth("scaling", tmp_path, code=2)[1]
-
-
 def test_fit_prints_the_law_with_every_interval(points):
     out, _ = sparsedepth("scaling", "fit", points, "--bootstrap", 100, "--exclude-highest", 5)
     assert out.startswith("L = c_m m^-a_m + c_l l^-a_l + c_D D^-a_D + E   [m: d_model, l: n_layers x 100, D: million")

@@ -10,7 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from sparsedepth.cli import main
-from sparsedepth.cli.importing import import_
+from sparsedepth.cli.exchange import import_
 from sparsedepth.effects.cells import cells_of
 from sparsedepth.effects.frame import effects_frame
 from sparsedepth.recipe.build_card import derive_card

@@ -14,6 +14,7 @@ from support.made_up_runs import MANIFEST, make_run
 from support.runs_frame import config_of
 from support.tiny_sweep import sparsedepth, start
 
+from sparsedepth.cli.exchange import sync as send
 from sparsedepth.store.connection import open_store
 from sparsedepth.trackers import sync as syncing
 from sparsedepth.trackers.sync import NAMES, open_tracker, sync
@@ -131,8 +132,6 @@ def test_mistakes_are_one_line(tmp_path, results):
 
 def test_watching_sends_what_ends_and_ends_with_the_sweep(results, monkeypatch, capsys):
     """The sweep ends between two looks: its last run is sent, too."""
-    from sparsedepth.cli import sync as command
-
     tracker, looks = Memory(), iter([True, False])
 
     def has_unfinished_runs(folder):
@@ -143,7 +142,7 @@ def test_watching_sends_what_ends_and_ends_with_the_sweep(results, monkeypatch, 
 
     monkeypatch.setattr(syncing, "open_tracker", lambda *given: tracker)
     monkeypatch.setattr(syncing, "has_unfinished_runs", has_unfinished_runs)
-    command.sync(results, "mlflow", watch=True, every=0.0)
+    send(results, "mlflow", watch=True, every=0.0)
     assert len(tracker.runs) == 4 and "4 runs sent to mlflow" in capsys.readouterr().out
 
 
