@@ -65,7 +65,6 @@ def _is_sql(argument: str) -> bool:
 
 
 def _answer(folders: list[str], sql: str, format: str, timeout: float, skip_damaged: bool) -> bytes:
-    from sparsedepth.store.cell_text import with_decimals
     from sparsedepth.store.connection import open_store
     from sparsedepth.store.fences import limited
     from sparsedepth.store.render import FOR_PEOPLE
@@ -76,7 +75,7 @@ def _answer(folders: list[str], sql: str, format: str, timeout: float, skip_dama
             store.read_tables()  # outside of the limits
         with limited(timeout):
             result = store.sql(sql)
-            return encode(with_decimals(result) if format in FOR_PEOPLE else result, format)
+            return encode(result.with_decimals() if format in FOR_PEOPLE else result, format)
 
 
 def _saved_answer(folders: list[str], ask: str | None, format: str, skip_damaged: bool) -> bytes:

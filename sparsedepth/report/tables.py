@@ -14,8 +14,8 @@ from sparsedepth.effects.text import size_text
 from sparsedepth.effects.verdict import ALPHA, POWER
 from sparsedepth.plots.forest import LOG_UNIT
 from sparsedepth.plots.style import DEGENERATE
-from sparsedepth.store.cell_text import plain, readable
 from sparsedepth.store.degeneracy import SCORES, reasons_by_run, score_rows
+from sparsedepth.store.query_result import plain, readable
 from sparsedepth.store.tuning_roles import without_measured_models
 
 RESULTS = (

@@ -14,19 +14,22 @@ includes the Pareto front. Where a sweep tuned fields, only the chosen values ar
 import shlex
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from operator import itemgetter
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from sparsedepth import quantities
 from sparsedepth.config.images import unit_for
 from sparsedepth.config.run import CELL_FIELDS
 from sparsedepth.store import terminal
-from sparsedepth.store.comparable_loss import layers_hint, loss_in, version_differences
+from sparsedepth.store.comparable_loss import layers_hint, loss_in
 from sparsedepth.store.connection import Store
 from sparsedepth.store.degeneracy import LOSSES, common_weakness, degeneracy, read_scores, usable_form
 from sparsedepth.store.find import no_run_text
+from sparsedepth.store.incomparable import version_differences
 from sparsedepth.store.query_result import QueryResult
 from sparsedepth.store.search import Search, on_front, search_of
 from sparsedepth.store.setting import (
@@ -56,29 +59,21 @@ class Ranking:
     value)."""
     settings: tuple[str, ...]
     """The label of each row: how it differs from the baseline."""
-    tuned: tuple[str, ...]
-    """Fields that vary because they were tuned."""
+    knobs: tuple[Mapping[str, Any], ...]
+    """All fields of each row's configuration."""
+    differences: Settings
     by: str
     """The sound form of a degenerate score, if it has one."""
     beside: tuple[str, ...]
     """Quantities whose means stand beside it: the score asked for, and a search's other objectives."""
     unit: str
-    better: str
-    """low or high."""
     n_cells: int
     top: int
     """Cells that were asked for; the table may have more (the baseline, the front)."""
     n_runs: int
     n_diverged: int
     search: Search | None
-    """The search that filled the folder; None where a grid did, or there are several folders."""
     roots: tuple[Path, ...]
-    knobs: tuple[Mapping[str, Any], ...]
-    """All fields of each row's configuration."""
-    cost: str
-    """The reference of the relative parameters and FLOPs; empty where these are not known."""
-    baseline: str
-    """The baseline's values of the fields that settings name; empty where there are none, and for a search."""
     degenerate: str
     """Which of its scores are degenerate, and the form that ranks in place; empty where none is."""
     caution: str
@@ -88,34 +83,25 @@ class Ranking:
 @dataclass(frozen=True, kw_only=True)
 class _Ranked(Configuration):
     tuning: str | None
-    """best or edge, where the sweep tuned fields for this configuration."""
     values: list[float]
+    """Of `by`, one per seed."""
     sources: frozenset[str]
     """Results folders of its runs."""
     n_diverged: int
     is_incomplete: bool
     """Whether it is a search's proposal that lacks seeds."""
-    beside: list[float | None] = field(default_factory=list)
+    beside: list[float | None]
     """Mean over seeds of each objective of a search, then of the score asked for; None where a seed has no value."""
     rank: int | None = None
     is_on_front: bool = False
-
-    @property
-    def score(self) -> tuple[float | None, float | None, float | None]:
-        """Mean over seeds, and its interval."""
-        return mean_interval(self.values)
 
 
 def best(
     store: Store, by: str | None = None, depth: int | None = None, top: int = 5, where: str | None = None
 ) -> Ranking:
-    """The `top` cells by the mean of a quantity of `runs` (default: the loss that compares them), in the direction that
-    `sparsedepth.quantities` calls better.
-
-    `depth` filters by n_layers, `where` by an SQL condition over the columns of `runs`. Equal means share a rank, in
-    order of cell_id. Raises ValueError for a quantity that is unknown or has no better direction, for an invalid
-    condition, and where no run meets it.
-    """
+    """The `top` cells by the mean of a quantity of `runs` (default: the loss that compares them), of one `depth` and of
+    the runs that meet an SQL condition. Raises ValueError for a quantity that is unknown or has no better direction,
+    for an invalid condition, and where no run meets it."""
     search = search_of(store.roots)
     by = by or (search.objectives[0] if search else loss_in(store))
     quantities.rankable(by)
@@ -129,7 +115,6 @@ def best(
     notes = [degeneracy(name, read_scores(store, name, condition)).text for name in objectives if name != by]
     by, note = usable_form(by, read_scores(store, by, condition), "ranked by")
     degenerate = "; ".join(filter(None, (note, *notes)))
-    quantity = quantities.rankable(by)
     facts = ("cell_id", "seed", "model", "tuning", "tuned_fields", "outcome", "folder", "params_total", "train_flops")
     columns = dict.fromkeys((*facts, by, *CELL_FIELDS, *beside, *LOSSES))
     if by.startswith(quantities.TASK_SCORE):
@@ -141,31 +126,29 @@ def best(
     caution = _caution(store, by, degenerate, common_weakness(rows), condition)
     cells = _ranked(_cells(rows, by, beside, _incomplete(store, search)), by)
     if search:
-        cells = _with_front(cells, objectives)
+        values = np.array([cell.beside[: len(objectives)] for cell in cells], dtype=float)  # None becomes NaN
+        marked = zip(cells, on_front(values, objectives), strict=True)
+        cells = [replace(cell, is_on_front=bool(is_marked)) for cell, is_marked in marked]
     planned = [] if where or search else planned_configurations(store.roots)
     settings = settings_of(cells, [cell for cell in planned if depth in (None, cell.knobs["n_layers"])])
     baseline = None if search else next((cell for cell in cells if cell is settings.baseline), None)
     shown = [
         cell for i, cell in enumerate(cells) if i < top or cell is baseline or (cell.is_on_front and i < MAX_FRONT)
     ]
-    table = _table(shown, baseline, settings.varying, by, beside)
     return Ranking(
-        table=table,
+        table=_table(shown, baseline, settings.varying, by, beside),
         settings=tuple(_setting(cell, settings, search) for cell in shown),
-        search=search,
-        roots=store.roots,
         knobs=tuple(cell.knobs for cell in shown),
-        tuned=settings.tuned,
+        differences=settings,
         by=by,
         beside=tuple(name for name in beside if name != by),
-        unit=unit_for(quantity.unit, (row["corpus"] for row in rows)),
-        better=quantity.better,
+        unit=unit_for(quantities.rankable(by).unit, (row["corpus"] for row in rows)),
         n_cells=len(cells),
         top=top,
         n_runs=len(rows),
         n_diverged=sum(cell.n_diverged for cell in cells),
-        cost=settings.cost_text(table.columns),
-        baseline="" if search else settings.baseline_text,
+        search=search,
+        roots=store.roots,
         degenerate=degenerate,
         caution="\n".join(filter(None, (settings.depth_text, caution, settings.data_text))),
     )
@@ -176,7 +159,7 @@ def _ranked(cells: Sequence[_Ranked], by: str) -> list[_Ranked]:
     sign = -quantities.sign(by)
 
     def order(cell: _Ranked) -> tuple[bool, bool, float]:
-        mean = cell.score[0]
+        mean = mean_interval(cell.values)[0]
         return cell.n_diverged > 0 or cell.is_incomplete, mean is None, 0.0 if mean is None else sign * mean
 
     in_order = sorted(((order(cell), cell.cell_id, cell) for cell in cells), key=itemgetter(0, 1))
@@ -184,15 +167,6 @@ def _ranked(cells: Sequence[_Ranked], by: str) -> list[_Ranked]:
     for position, (place, _, _) in enumerate(in_order, start=1):
         ranks.setdefault(place, position)
     return [replace(cell, rank=ranks[place]) if cell.values else cell for place, _, cell in in_order]
-
-
-def _with_front(cells: Sequence[_Ranked], objectives: Sequence[str]) -> list[_Ranked]:
-    """The same cells, those on the Pareto front marked."""
-    import numpy as np
-
-    values = np.array([cell.beside[: len(objectives)] for cell in cells], dtype=float)  # None becomes NaN
-    is_on_front = map(bool, on_front(values, objectives))
-    return [replace(cell, is_on_front=marked) for cell, marked in zip(cells, is_on_front, strict=True)]
 
 
 def _caution(store: Store, by: str, degenerate: str, weakness: str, condition: str) -> str:
@@ -210,15 +184,18 @@ def _caution(store: Store, by: str, degenerate: str, weakness: str, condition: s
 
 def heading(ranking: Ranking) -> str:
     """What the table shows, and warnings."""
-    columns = ranking.table.columns
+    columns, quantity = ranking.table.columns, quantities.rankable(ranking.by)
     unit = f" [{ranking.unit}]" if ranking.unit not in ("", "1") else ""
     diverged = ""
     if ranking.n_diverged:
         diverged = f", {ranking.n_diverged} diverged; configurations with a diverged run rank last, by the others"
-    ends = [(row[columns.index("lo")], row[columns.index("hi")]) for row in ranking.table.rows]
-    cut = quantities.rankable(ranking.by).cut_at(*ends)
+    ends = [(row["lo"], row["hi"]) for row in ranking.table.records()]
     has_interval = any(lo is not None for lo, _ in ends)
-    interval = f"with 95% interval (Student's{cut})" if has_interval else f"(an interval needs {MIN_VALUES} seeds)"
+    interval = (
+        f"with 95% interval (Student's{quantity.cut_at(*ends)})"
+        if has_interval
+        else f"(an interval needs {MIN_VALUES} seeds)"
+    )
     advice = ""
     if ranking.search:
         folder = shlex.join(map(str, ranking.roots))
@@ -232,10 +209,10 @@ def heading(ranking: Ranking) -> str:
     part = f", {n_shown} shown{more if n_shown > ranking.top else ''}" if n_shown < ranking.n_cells else ""
     lines = (
         ranking.search.text if ranking.search else "",
-        f"{ranking.by}{unit}, {ranking.better}er is better, mean over seeds {interval}:",
+        f"{ranking.by}{unit}, {quantity.better}er is better, mean over seeds {interval}:",
         f"{ranking.n_cells} configurations{depths}{part}, {ranking.n_runs} runs{diverged}",
-        ranking.cost,
-        ranking.baseline,
+        ranking.differences.cost_text(columns),
+        "" if ranking.search else ranking.differences.baseline_text,
         ranking.caution,
     )
     return f"{terminal.wrapped(filter(None, lines)).rstrip()}{advice}"
@@ -244,8 +221,7 @@ def heading(ranking: Ranking) -> str:
 def answer(ranking: Ranking) -> str:
     """Heading, table, and the commands that test differences, which ranks do not."""
     page = f"{heading(ranking)}\n{text(ranking)}\n"
-    columns = ranking.table.columns
-    is_measured = "model" in columns and all(row[columns.index("model")] for row in ranking.table.rows)
+    is_measured = all(row.get("model") for row in ranking.table.records())
     if ranking.search or ranking.n_cells == 1 or is_measured:  # a search's heading has its own advice
         return page
     folders = shlex.join(map(str, ranking.roots))
@@ -259,9 +235,9 @@ def answer(ranking: Ranking) -> str:
 def text(ranking: Ranking, width: int | None = None) -> str:
     """The ranking for a terminal of `width` characters, a line per configuration, labelled by how it differs from the
     baseline; with cell_id where there is room."""
+    tuned, note = ranking.differences.tuned, ["note"] if ranking.search else []
     values = ("seeds", "diverged", ranking.by, "lo", "hi", *ranking.beside)
-    costs = ("params", "flops", *(["note"] if ranking.search else []))
-    names = ("rank", "cell_id", "source", "n_layers", *ranking.tuned, *values, *costs)
+    names = ("rank", "cell_id", "source", "n_layers", *tuned, *values, "params", "flops", *note)
     names = tuple(name for name in names if name in ranking.table.columns)
     sources = {str(root): root.name for root in ranking.roots}
     if len(set(sources.values())) < len(sources):
@@ -270,7 +246,7 @@ def text(ranking: Ranking, width: int | None = None) -> str:
     def shown(name: str, value: Any) -> Any:
         if name == "source":
             return ", ".join(sources.get(source, source) for source in value.split(", "))
-        return number_text(value) if name in ranking.tuned else value
+        return number_text(value) if name in tuned else value
 
     rows = tuple(
         (*(shown(name, row[name]) for name in names), setting)
@@ -340,7 +316,7 @@ def _table(
     clipped = quantities.rankable(by).clipped
     rows = []
     for cell in shown:
-        mean, lo, hi = cell.score
+        mean, lo, hi = mean_interval(cell.values)
         notes = {
             "baseline": cell is baseline,
             "front": cell.is_on_front,

@@ -5,9 +5,9 @@
 A segment is a pack without the records (`store.tables`), and can be deleted at any time. Its key for a run is the
 checksum of the marker, which covers the checksums of all files, so replaced, moved and removed runs are detected, and
 only new ones are read (and verified). Memory is that of one segment, however many runs there are. Of many new runs a
-segment has `runs` alone, until a query names another table. Small segments are merged into one at least twice as large,
-so that a run is rewritten few times. A damaged segment is made again; a read-only results folder has no cache; a pack
-needs none, unless it was written with other columns.
+segment has `runs` alone (its `Rows.tables` is empty), until a query names another table. Small segments are merged into
+one at least twice as large, so that a run is rewritten few times. A damaged segment is made again; a read-only results
+folder has no cache; a pack needs none, unless it was written with other columns.
 """
 
 import functools
@@ -32,9 +32,10 @@ from sparsedepth.store.tables import (
     StoredRun,
     UnreadTable,
     empty_table,
-    open_rows,
+    open_views,
     read_index,
     read_rows,
+    read_runs,
     view_schema,
     write_tables,
 )
@@ -46,7 +47,7 @@ FRESH = 8
 """Fewer new runs are read beside the cache."""
 TABLES_LATER_FROM = 500
 """From so many new runs on, tables other than `runs` are read when a query names one: parsing and writing them takes
-longer than everything else together."""
+six times as long as everything else."""
 
 _NAME = re.compile(r"[0-9a-f]{12}")
 _LATER = "tables_later"
@@ -60,8 +61,6 @@ class Segment:
     rows: Rows
     folder: Path | None = None
     """None where it could not be written."""
-    is_later: bool = False
-    """It has `runs` alone."""
 
     def __len__(self) -> int:
         return len(self.rows.runs)
@@ -79,13 +78,13 @@ def load(part: Part, damaged: list[DamagedRun] | None = None) -> list[Rows]:
     known = {key for segment in segments for key in segment.rows.keys}
     fresh = [run for run in part.runs if run.key not in known]
     if segments and len(fresh) < FRESH:
-        rows = [read_rows(fresh, damaged)] if fresh else []
-        return [*_read_later(folder, segments, part.runs, damaged), *rows]
-    is_later = len(fresh) >= TABLES_LATER_FROM
+        beside = [read_rows(fresh, damaged)] if fresh else []
+        return [*_with_tables(folder, segments, part.runs, damaged), *beside]
     for first in range(0, len(fresh), SEGMENT_RUNS):
-        rows = read_rows(fresh[first : first + SEGMENT_RUNS], damaged, with_tables=not is_later)
-        segments = _added(folder, segments, Segment(rows=rows, is_later=is_later))
-    return _read_later(folder, segments, part.runs, damaged)
+        new = fresh[first : first + SEGMENT_RUNS]
+        rows = read_rows(new, damaged, with_tables=len(fresh) < TABLES_LATER_FROM)
+        segments = _added(folder, segments, Segment(rows=rows))
+    return _with_tables(folder, segments, part.runs, damaged)
 
 
 def read_columns(
@@ -138,24 +137,25 @@ def _open(folder: Path) -> Segment | None:
     try:
         index = read_index(folder)
         if index["version"] in READABLE:
-            return Segment(folder=folder, rows=open_rows(folder, index), is_later=bool(index.get(_LATER)))
-    except (OSError, ValueError, KeyError):
+            tables = {} if index.get(_LATER) else open_views(folder, index)
+            return Segment(folder=folder, rows=Rows(runs=read_runs(folder, index), tables=tables))
+    except (OSError, ValueError, TypeError, KeyError):
         pass
     return None
 
 
 def _only(rows: Rows, kept: Sequence[bool]) -> Rows:
     """Some of the runs; the others stay in the tables, and are named."""
-    mask = pa.array(kept, pa.bool_())
-    left_out = [run_id for run_id, is_kept in zip(rows.runs["run_id"].to_pylist(), kept, strict=True) if not is_kept]
-    return Rows(runs=rows.runs.filter(mask), tables=rows.tables, left_out=frozenset(left_out))
+    run_ids = rows.runs["run_id"].to_pylist()
+    left_out = frozenset(run_id for run_id, is_kept in zip(run_ids, kept, strict=True) if not is_kept)
+    return Rows(runs=rows.runs.filter(pa.array(kept, pa.bool_())), tables=rows.tables, left_out=left_out)
 
 
-def _read_later(
+def _with_tables(
     folder: Path, segments: Iterable[Segment], runs: Iterable[StoredRun], damaged: list[DamagedRun] | None
 ) -> list[Rows]:
-    """The rows of the segments, in the order of their first places; a table that one lacks is read, and cached, when a
-    query names it."""
+    """The rows of the segments, in the order of their first places; tables that one lacks are read, and cached, when a
+    query names one."""
     by_key = {run.key: run for run in runs}
 
     def with_tables_later(segment: Segment) -> Rows:
@@ -163,7 +163,9 @@ def _read_later(
         def read() -> Rows:
             newly_damaged = None if damaged is None else []
             rows = read_rows((by_key[key] for key in segment.rows.keys), newly_damaged)
-            (written,) = _added(folder, [], Segment(rows=rows), replaced=[segment])
+            written = _written(folder, Segment(rows=rows))
+            if written.folder and segment.folder:
+                shutil.rmtree(segment.folder, ignore_errors=True)
             if newly_damaged:
                 warnings.warn(damage_text(newly_damaged), stacklevel=2)
             return written.rows
@@ -172,28 +174,27 @@ def _read_later(
 
     whole = [segment for segment in segments if len(segment)]
     whole.sort(key=lambda segment: min(place for _, place in segment.rows.keys))
-    rows = [with_tables_later(segment) if segment.is_later else segment.rows for segment in whole]
-    return rows or [read_rows([])]
+    return [segment.rows if segment.rows.tables else with_tables_later(segment) for segment in whole] or [read_rows([])]
 
 
 # Writing
 
 
-def _added(folder: Path, segments: Sequence[Segment], new: Segment, replaced: Sequence[Segment] = ()) -> list[Segment]:
+def _added(folder: Path, segments: Sequence[Segment], new: Segment) -> list[Segment]:
     """The segments and a new one, written together with those that are no larger than what they are merged with."""
     merged = [new]
     for segment in sorted(segments, key=len):
         n = sum(map(len, merged))
-        if new.is_later or segment.is_later or len(segment) > n or n + len(segment) > SEGMENT_RUNS:
+        has_tables = new.rows.tables and segment.rows.tables
+        if not has_tables or len(segment) > n or n + len(segment) > SEGMENT_RUNS:
             break
         merged.append(segment)
-    others = [segment for segment in segments if segment not in merged]
-    written = _written(folder, new if len(merged) == 1 else replace(new, rows=_joined(merged)))
+    written = _written(folder, new if len(merged) == 1 else Segment(rows=_joined(merged)))
     if written.folder:
-        for old in (*merged[1:], *replaced):
+        for old in merged[1:]:
             if old.folder and old.folder != written.folder:
                 shutil.rmtree(old.folder, ignore_errors=True)
-    return [*others, written]
+    return [*(segment for segment in segments if segment not in merged), written]
 
 
 def _joined(segments: Iterable[Segment]) -> Rows:
@@ -211,7 +212,8 @@ def _joined(segments: Iterable[Segment]) -> Rows:
 
 def _written(folder: Path, segment: Segment) -> Segment:
     """The segment with its rows in files instead of memory, unless the folder is read-only, full or a link."""
-    place = folder / digest([segment.is_later, sorted(segment.rows.keys)])
+    is_later = not segment.rows.tables
+    place = folder / digest([is_later, sorted(segment.rows.keys)])
     if folder.is_symlink() or not len(segment):
         return segment
     try:
@@ -219,7 +221,7 @@ def _written(folder: Path, segment: Segment) -> Segment:
             folder.mkdir(parents=True, exist_ok=True)
             write_text(folder / ".gitignore", "*\n")
         with atomic_folder(place) as aside:
-            write_tables(aside, segment.rows, {_LATER: True} if segment.is_later else {})
+            write_tables(aside, segment.rows, {_LATER: True} if is_later else {})
     except OSError:
         return segment
     return _open(place) or segment

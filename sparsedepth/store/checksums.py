@@ -15,16 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from sparsedepth.config.plain_text import counted, visible
-from sparsedepth.files import (
-    MARKER,
-    MAX_TEXT_BYTES,
-    json_text,
-    parse_json,
-    read_regular,
-    sha256,
-    sync,
-    write_bytes,
-)
+from sparsedepth.files import MARKER, MAX_TEXT_BYTES, json_text, parse_json, read_regular, sha256, sync, write_bytes
 
 RUN_ID = r"[0-9a-f]{12}"
 
@@ -145,7 +136,7 @@ def parse_marker(folder: Path, content: bytes) -> Marker:
 
 
 def files_on_disk(folder: Path) -> Files:
-    """The files of a complete folder, each verified when it is read. Raises DamagedRun for an invalid marker."""
+    """The files of a complete folder, each verified when it is read, by a marker that is valid. Raises DamagedRun."""
     marker = parse_marker(folder, _read_bytes(folder, MARKER, MAX_TEXT_BYTES))
 
     def read(name: str) -> bytes:

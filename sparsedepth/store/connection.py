@@ -26,11 +26,11 @@ from sparsedepth.config.run import CELL_FIELDS
 from sparsedepth.quantities.record import Table
 from sparsedepth.store.cache import load
 from sparsedepth.store.checksums import DamagedRun, damage_text
-from sparsedepth.store.comparable_loss import warn_of_other_texts, warn_of_other_tokens
 from sparsedepth.store.evals import COLUMNS as EVAL_COLUMNS
 from sparsedepth.store.evals import read_evals, task_scores
 from sparsedepth.store.fences import FENCES, interrupt_after, lock, one_line, read_only, syntax_nodes
 from sparsedepth.store.find import Part, find_runs, no_run_text
+from sparsedepth.store.incomparable import warn_of_other_texts, warn_of_other_tokens
 from sparsedepth.store.query_result import QueryResult
 from sparsedepth.store.run_record import RUNS
 from sparsedepth.store.run_tables import arrow_schema, empty_table
@@ -178,20 +178,7 @@ def open_store(*paths: Path | str, time_limit: float = TIME_LIMIT, skip_damaged:
     evals = read_evals(roots)
     if not parts and not len(evals):
         raise ValueError(no_run_text(roots))
-    sources: dict[Table, list[Source]] = {view: [] for view in COLUMNS}
-    seen: set[str] = set()
-    folders = defaultdict[Path, set[str]](set)  # of runs -> their run_ids
-    for part in parts or [Part(root=roots[0], runs=[])]:
-        for run in part.runs:
-            folders[run.folder.parent].add(run.run_id)
-        run_ids = {run.run_id for run in part.runs}
-        copies, seen = run_ids & seen, run_ids | seen
-        if parts and copies == run_ids:
-            continue
-        loaded = load(part, damaged)
-        sources["runs"].append((pa.concat_tables([rows.runs for rows in loaded]), _run_columns(part.root), copies))
-        for rows, table in itertools.product(loaded, TABLES):
-            sources[table].append((rows.tables[table], "*", copies | rows.left_out))
+    sources, models = _read_parts(parts or [Part(root=roots[0], runs=[])], damaged)
     connection = duckdb.connect(":memory:", config=FENCES)
     try:
         cached = _make_views(connection, sources)
@@ -209,15 +196,40 @@ def open_store(*paths: Path | str, time_limit: float = TIME_LIMIT, skip_damaged:
         warnings.warn(damage_text(damaged), stacklevel=2)
     nulls = ", ".join(f"NULL::{column.type} AS {column.name}" for column in TUNING_COLUMNS)
     connection.execute(f"CREATE VIEW runs AS SELECT *, {nulls} FROM every_run")
+    folders = defaultdict[Path, set[str]](set)
+    for run in chain.from_iterable(part.runs for part in parts):
+        folders[run.folder.parent].add(run.run_id)
     store._add_tuning = functools.partial(_add_tuning, store, connection, folders)
     if len({folder.parent for folder in folders}) > 1:
         warn_of_other_texts(store.sql)
-    warn_of_other_tokens(store.sql)
+    warn_of_other_tokens(models)
     return store
 
 
+def _read_parts(
+    parts: Sequence[Part], damaged: list[DamagedRun] | None
+) -> tuple[dict[Table, list[Source]], dict[Path, str]]:
+    """The sources of each view, a run that several parts have from the first; and the measured models by folder."""
+    sources: dict[Table, list[Source]] = {view: [] for view in COLUMNS}
+    models: dict[Path, str] = {}
+    seen: set[str] = set()
+    for part in parts:
+        run_ids = {run.run_id for run in part.runs}
+        copies, seen = run_ids & seen, run_ids | seen
+        if run_ids and copies == run_ids:
+            continue
+        loaded = load(part, damaged)
+        runs = pa.concat_tables([rows.runs for rows in loaded])
+        named = zip(*(runs[name].to_pylist() for name in ("folder", "model")), strict=True)
+        models |= {part.root / place: model for place, model in named if model is not None}
+        sources["runs"].append((runs, _run_columns(part.root), copies))
+        for rows, table in itertools.product(loaded, TABLES):
+            sources[table].append((rows.tables[table], "*", copies | rows.left_out))
+    return sources, models
+
+
 def _add_tuning(store: Store, connection: duckdb.DuckDBPyConnection, folders: Mapping[Path, set[str]]) -> None:
-    """Add TUNING_COLUMNS to `runs`, computed from the runs of each results folder."""
+    """Add TUNING_COLUMNS to `runs`, computed from the runs of each results folder (of runs -> their run_ids)."""
     tunings: dict[Path, Tuning] = {}
     for folder in sorted(folder for folder in folders if folder.name == RUNS):
         try:

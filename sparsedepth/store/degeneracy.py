@@ -19,7 +19,7 @@ absolute form.
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
@@ -73,15 +73,11 @@ class Degeneracy:
     score: str
     n_runs: int
     """Finished runs that have it."""
-    n_degenerate: int
+    is_degenerate: bool
     reasons: Mapping[str, int]
     """Reason -> runs, the most frequent first."""
     unknown: Mapping[str, int]
     """Check that was not possible -> runs."""
-
-    @property
-    def is_degenerate(self) -> bool:
-        return self.n_degenerate > MOST * self.n_runs
 
     @property
     def reason(self) -> str:
@@ -96,8 +92,7 @@ class Degeneracy:
 
     @property
     def text(self) -> str:
-        """'usefulness is degenerate: 0 in every run (9 of 9 runs); ...', or what is unknown; empty where all is
-        well."""
+        """'usefulness is degenerate: 0 in every run (9 of 9 runs); ...', or what is unknown; empty if all is well."""
         if self.grounds:
             return f"{self.score} is degenerate{'' if self.is_degenerate else ' in some runs'}: {self.grounds}"
         return f"{self.score}: {'; '.join(self.unknown)}" if self.unknown else ""
@@ -108,11 +103,12 @@ def degeneracy(score: str, runs: Iterable[Run]) -> Degeneracy:
     scored = [run for run in runs if score in SCORES and _has_value(score, run)]
     constant = _constant(score, scored)
     own = [reasons_in(score, run) for run in scored]
-    reasons = Counter(reason for run, of_run in zip(scored, own, strict=True) for reason in _all(constant, run, of_run))
+    reasons = Counter(reason for run, of_run in zip(scored, own, strict=True) for reason in (*constant(run), *of_run))
+    is_constant = len(scored) > 1 and len({run[score] for run in scored}) == 1
     return Degeneracy(
         score=score,
         n_runs=len(scored),
-        n_degenerate=len(scored) if None in constant else sum(map(bool, own)),
+        is_degenerate=is_constant or sum(map(bool, own)) > MOST * len(scored),
         reasons=dict(reasons.most_common()),
         unknown=dict(Counter(reason for run in scored for reason in unknown_in(score, run)).most_common()),
     )
@@ -121,28 +117,25 @@ def degeneracy(score: str, runs: Iterable[Run]) -> Degeneracy:
 def reasons_by_run(score: str, runs: Sequence[Run]) -> list[list[str]]:
     """Why a score is degenerate in each run of a comparison; empty where it is not, or the run has no value."""
     constant = _constant(score, [run for run in runs if _has_value(score, run)])
-    return [_all(constant, run, reasons_in(score, run)) if _has_value(score, run) else [] for run in runs]
+    return [[*constant(run), *reasons_in(score, run)] if _has_value(score, run) else [] for run in runs]
 
 
-def _constant(score: str, scored: Sequence[Run]) -> dict[float | None, str]:
-    """Depth at which all runs, at least two, have the same value -> that reason; None alone where all depths do."""
+def _constant(score: str, scored: Sequence[Run]) -> Callable[[Run], list[str]]:
+    """A run -> the reason that all runs, at least two, have the same value, or those of its depth do."""
     values_at = defaultdict[float | None, list[float | None]](list)
     for run in scored:
-        values_at[float_or_none(run.get("n_layers"))].append(float_or_none(run[score]))
-    values = [value for at_depth in values_at.values() for value in at_depth]
-    if len(values) > 1 and len({*values}) == 1:
-        return {None: f"{values[0]:g} in every run"}
-    return {
-        depth: f"{values[0]:g} in every run at {depth:g} layers"
-        for depth, values in values_at.items()
-        if depth is not None and len(values) > 1 and len({*values}) == 1
-    }
+        for depth in {None, float_or_none(run.get("n_layers"))}:
+            values_at[depth].append(float_or_none(run[score]))
 
+    def reasons(run: Run) -> list[str]:
+        depth = float_or_none(run.get("n_layers"))
+        for at, where in ((None, ""), (depth, f" at {depth:g} layers" if depth is not None else "")):
+            values = values_at[at]
+            if len(values) > 1 and len({*values}) == 1:
+                return [f"{values[0]:g} in every run{where}"]
+        return []
 
-def _all(constant: Mapping[float | None, str], run: Run, own: Sequence[str]) -> list[str]:
-    """A run's reasons, with that of the runs that have the same value."""
-    reason = constant.get(None) or constant.get(float_or_none(run.get("n_layers")))
-    return [*([reason] if reason else []), *own]
+    return reasons
 
 
 def _has_value(score: str, run: Run) -> bool:

@@ -30,8 +30,7 @@ class Part:
 
 def find_runs(paths: Iterable[Path], damaged: list[DamagedRun] | None = None) -> list[Part]:
     """The complete runs in the paths and up to DEPTH levels below, in order of path; copies in one part count once.
-    Raises ValueError for an unreadable folder, or two different runs with the same run_id; DamagedRun, or given a list
-    adds damaged runs to it."""
+    Raises ValueError for an unreadable folder, or two different runs of one id; DamagedRun, unless given a list."""
     parts: list[Part] = []
     for root in paths:
         runs: list[StoredRun] = []
@@ -46,9 +45,9 @@ def find_runs(paths: Iterable[Path], damaged: list[DamagedRun] | None = None) ->
                     files = run_files(files_on_disk(folder))
                     runs.append(stored_run(files, utf8(str(folder)[start:] or ".")))
         except OSError as error:
+            why = f"{error.strerror}: {error.filename!r}"
             raise ValueError(
-                f"results folder {str(root)!r} cannot be read ({error.strerror}: {error.filename!r}); "
-                f"name a folder that exists and may be read"
+                f"{str(root)!r} cannot be read ({why}); name a folder that exists and may be read"
             ) from None
         parts.append(Part(root=root, runs=_without_copies(runs)))
     _without_copies(chain.from_iterable(part.runs for part in parts))
@@ -65,11 +64,8 @@ def _complete_folders(folder: Path, depth: int) -> Iterator[tuple[Path, bool]]:
         yield folder, True
     if depth:
         with os.scandir(folder) as entries:
-            names = sorted(
-                entry.name
-                for entry in entries
-                if entry.is_dir(follow_symlinks=False) and not entry.name.startswith(".")
-            )
+            folders = (entry.name for entry in entries if entry.is_dir(follow_symlinks=False))
+            names = sorted(name for name in folders if not name.startswith("."))
         for name in [name for name in names if name in (MODELS, RUNS)] if RUNS in names else names:
             yield from _complete_folders(folder / name, depth - 1)
 
@@ -80,10 +76,8 @@ def _without_copies(runs: Iterable[StoredRun]) -> list[StoredRun]:
     for run in runs:
         first = by_id.setdefault(run.run_id, run)
         if run.summary_sha256 != first.summary_sha256:
-            raise ValueError(
-                f"run {run.run_id} is in {str(first.folder)!r} and in {str(run.folder)!r} "
-                f"with different results; leave one of the two out"
-            )
+            places = f"in {str(first.folder)!r} and in {str(run.folder)!r}"
+            raise ValueError(f"run {run.run_id} is {places} with different results; leave one of the two out")
     return list(by_id.values())
 
 

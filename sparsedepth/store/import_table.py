@@ -7,11 +7,9 @@ listed in `unknown_fields`): no default is filled in. Two rows that are equal in
 import json
 import math
 import re
-from collections.abc import Generator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from sparsedepth.config.load import build, read_yaml
 from sparsedepth.config.mistakes import Mistakes, field_mistakes
@@ -31,6 +29,7 @@ from sparsedepth.store.table_map import (
     SETTABLE,
     TARGETS,
     UNITS,
+    WHERE,
     Entry,
     Expression,
     Scalar,
@@ -46,8 +45,7 @@ _NUMERIC = re.compile(r"DOUBLE|FLOAT|DECIMAL.*|U?(TINY|SMALL|BIG|HUGE)?INT(EGER)
 _KINDS = {"BIGINT": "a whole number", "DOUBLE": "a number", "BOOLEAN": "true or false", "VARCHAR": "text"}
 
 
-@dataclass(frozen=True, kw_only=True)
-class Imported:
+class Imported(NamedTuple):
     """Counts of an import."""
 
     rows: int
@@ -67,13 +65,13 @@ def import_table(table: Path, map_path: Path, out: Path) -> Imported:
     table_map = build(TableMap, read_yaml(map_path), str(map_path))
     names = header(table)
     try:
-        parsed, where = expressions(table_map, names)
+        parsed = expressions(table_map, names)
     except Mistakes as mistakes:
         raise ValueError(f"{map_path}: {mistakes}") from None
-    used = set(table_map.clusters).union(*(part.columns for part in (*parsed.values(), *filter(None, [where]))))
+    used = set(table_map.clusters).union(*(expression.columns for expression in parsed.values()))
     with open_table(table, [name for name in names if name in used], names) as opened:
         try:
-            if where is not None:
+            if where := parsed.pop(WHERE, None):
                 _exclude(opened, where)
             numbers = [number for number, _ in opened.rows("1", "texts")]
             if not numbers:
@@ -106,19 +104,12 @@ _Values = dict[int, Any]
 
 def _exclude(table: Table, where: Expression) -> None:
     """Leave out the rows that do not meet the condition. Raises Mistakes."""
-    with _at("where"):
+    try:
         if (type := table.type_of(where.sql, "mixed")) != "BOOLEAN":
             raise ValueError(f"{where.sql!r} is {type}; a condition must be true or false, such as batch_size == 64")
         table.keep(f"({where.sql}\n)")
-
-
-@contextmanager
-def _at(place: str) -> Generator[None]:
-    """Turns a ValueError into a Mistake at a place of the map."""
-    try:
-        yield
     except ValueError as error:
-        raise error if isinstance(error, Mistakes) else Mistakes([f"{place}: {error}"]) from None
+        raise Mistakes([f"where: {error}"]) from None
 
 
 def _first(values: _Values, wrong: Sequence[int]) -> str:
@@ -133,13 +124,12 @@ def _values(
     """The numbers of the imported rows, and the values of each field in them."""
     mistakes: list[str] = []
     fields: dict[str, _Values] = {}
-    for name, entry in table_map.entries():
+    for name, entry in table_map.entries.items():
         try:
-            with _at(f"fields.{name}"):
-                fields[name] = _field(table, name, entry, parsed[name])
-        except Mistakes as error:
-            mistakes += error.mistakes
-    required = [name for name, entry in table_map.entries() if not entry.optional and name in fields]
+            fields[name] = _field(table, name, entry, parsed[name])
+        except ValueError as error:
+            mistakes.append(f"fields.{name}: {error}")
+    required = [name for name, entry in table_map.entries.items() if not entry.optional and name in fields]
     kept = list(numbers)
     if table_map.missing == "leave_out":
         kept = [number for number in numbers if all(fields[name][number] is not None for name in required)]
@@ -150,9 +140,8 @@ def _values(
                 rows = f"row {absent[0]}, and {len(absent)} such rows"
                 mistakes.append(f"{name} has no value in {rows}; state missing: leave_out, or optional: true")
     for name, value in table_map.constants.items():
-        type = TARGETS[name]
-        typed = as_type(value, type)
-        wrong_type = [f"constants.{name} is {json.dumps(value)}: {_KINDS[type]} is needed"]
+        typed = as_type(value, TARGETS[name])
+        wrong_type = [f"constants.{name} is {json.dumps(value)}: {_KINDS[TARGETS[name]]} is needed"]
         mistakes += _mistakes_of(name, typed) if typed is not None else wrong_type
     if mistakes:
         raise Mistakes(mistakes)
@@ -160,20 +149,20 @@ def _values(
 
 
 def _field(table: Table, name: str, entry: Entry, expression: Expression) -> _Values:
-    """The values of a field, of its type and in its range. Raises Mistakes."""
+    """The values of a field, of its type and in its range. Raises ValueError."""
     type = TARGETS[name]
     if entry.values is not None or type in READ_TYPES:
         raw = _read(table, name, entry, expression)
     else:
         raw = _computed(table, entry, expression)
         if wrong := [number for number, value in raw.items() if value is not None and not math.isfinite(value)]:
-            raise Mistakes([f"fields.{name}: {entry.of!r} is {_first(raw, wrong)}: no finite number; change `of`"])
+            raise ValueError(f"{entry.of!r} is {_first(raw, wrong)}: no finite number; change `of`")
     typed = {value: as_type(value, type) for value in dict.fromkeys(raw.values()) if value is not None}
     if mistyped := [number for number, value in raw.items() if value is not None and typed[value] is None]:
-        raise Mistakes([f"fields.{name} is {_first(raw, mistyped)}: {_KINDS[type]} is needed; change `of`"])
+        raise ValueError(f"{name} is {_first(raw, mistyped)}: {_KINDS[type]} is needed; change `of`")
     for value, typed_value in typed.items():
         if mistakes := _mistakes_of(name, typed_value):
-            raise Mistakes([f"{mistakes[0]}: {_first(raw, [number for number in raw if raw[number] == value])}"])
+            raise ValueError(f"{mistakes[0]}: {_first(raw, [number for number in raw if raw[number] == value])}")
     return {number: None if value is None else typed[value] for number, value in raw.items()}
 
 
@@ -187,8 +176,8 @@ def _read(table: Table, name: str, entry: Entry, expression: Expression) -> _Val
     listed = {_canonical(text): value for text, value in entry.values.items()} | entry.values
     found = {text: text if text in listed else _canonical(text) for text in texts.values() if text is not None}
     if wrong := [number for number, text in texts.items() if text is not None and found[text] not in listed]:
-        mistake = f"{expression.column!r} is {_first(texts, wrong)}, which `values` does not list; list it there"
-        raise Mistakes([f"fields.{name}: {mistake}"])
+        where = _first(texts, wrong)
+        raise ValueError(f"{expression.column!r} is {where}, which `values` does not list; list it there")
     return {number: None if text is None else listed[found[text]] for number, text in texts.items()}
 
 
@@ -196,7 +185,7 @@ def _canonical(text: str) -> str:
     """One text for a value however its table's format writes it: '1' for 1.0, 'true' for True."""
     if text.lower() in ("true", "false"):
         return text.lower()
-    return re.sub(r"(-?\d+)\.0+", r"\1", text) if re.fullmatch(r"-?\d+\.0+", text) else text
+    return re.sub(r"^(-?\d+)\.0+$", r"\1", text)
 
 
 def _computed(table: Table, entry: Entry, expression: Expression) -> _Values:

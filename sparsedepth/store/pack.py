@@ -73,22 +73,14 @@ class Pack:
     @cached_property
     def stored_runs(self) -> list[StoredRun]:
         """The pack's runs and measured models."""
-        names = ("run_id", "folder", *tables.MARKER_COLUMNS)
-        rows = list(zip(*(self.runs[name].to_pylist() for name in names), strict=True))
-        for run_id, place, *_ in rows:
+        runs = []
+        for row in self.runs.select(["run_id", "folder", *tables.MARKER_COLUMNS]).to_pylist():
+            run_id, place = row["run_id"], row.pop("folder")
             if not re.fullmatch(RUN_ID, run_id or "") or not PLACE.fullmatch(place or ""):
                 raise DamagedPack(self.folder, "runs.parquet", f"names {run_id!r} in {place!r}"[:100])
-        return [
-            StoredRun(
-                folder=self.folder / place,
-                place=place,
-                run_id=run_id,
-                marker_sha256=marker,
-                summary_sha256=summary,
-                files=functools.partial(self.files, place),
-            )
-            for run_id, place, marker, summary in rows
-        ]
+            files = functools.partial(self.files, place)
+            runs.append(StoredRun(folder=self.folder / place, place=place, files=files, **row))
+        return runs
 
     @cached_property
     def run_ids(self) -> frozenset[str]:
@@ -127,17 +119,15 @@ class Pack:
         table = name.removesuffix(".parquet")
         if table not in TABLES:
             raise DamagedPack(self.folder, f"{RECORDS}.parquet", f"has no {place}/{name}")
-        rows, extents = self._tables[table]
-        first, end = extents.get(marker.run_id, (0, 0))
-        schema = file_schema(table)
-        return table_bytes(rows.slice(first, end - first).select(schema.names).combine_chunks().cast(schema))
+        import pyarrow.compute as pc  # slow to import, and rarely needed
+
+        rows, schema = self._tables[table].filter(pc.field("run_id") == marker.run_id), file_schema(table)
+        return table_bytes(rows.select(schema.names).combine_chunks().cast(schema))
 
     @cached_property
-    def _tables(self) -> dict[Table, tuple[pa.Table, dict[str, tuple[int, int]]]]:
-        """Each table, and the first and end row of each run in it."""
+    def _tables(self) -> dict[Table, pa.Table]:
         rows = Rows(runs=self.runs, tables=self._views())
-        in_memory = self._checked(f"{ROWS}.parquet", lambda: {table: rows.in_memory(table) for table in rows.tables})
-        return {table: (view, _extents(view["run_id"])) for table, view in in_memory.items()}
+        return self._checked(f"{ROWS}.parquet", lambda: {table: rows.in_memory(table) for table in rows.tables})
 
     @cached_property
     def _places(self) -> frozenset[str]:
@@ -162,15 +152,5 @@ class Pack:
     def _checked(self, name: str, read: Callable[[], T]) -> T:
         try:
             return read()
-        except (OSError, ValueError, KeyError, RecursionError) as error:  # ValueError: Arrow's, too
+        except (OSError, ValueError, TypeError, KeyError, RecursionError) as error:  # ValueError: Arrow's, too
             raise DamagedPack(self.folder, name, " ".join(str(error).split())[:200]) from None
-
-
-def _extents(run_ids: pa.ChunkedArray) -> dict[str, tuple[int, int]]:
-    if not len(run_ids):
-        return {}
-    import pyarrow.compute as pc  # slow to import, and rarely needed
-
-    encoded = pc.call_function("run_end_encode", [run_ids.combine_chunks()])
-    ends = encoded.run_ends.to_pylist()
-    return dict(zip(encoded.values.to_pylist(), zip([0, *ends], ends, strict=False), strict=True))

@@ -35,11 +35,8 @@ def check_new(folder: Path, source: Path | None = None) -> None:
 
 
 def pack(results: Path, out: Path) -> str:
-    """Write the complete records of a results folder into the new folder `out`, atomically; says what was written: '1
-    record in 4 files, 81.2 kB'.
-
-    Raises DamagedRun, and ValueError if there is no record, or one is outside the folders of KINDS.
-    """
+    """Write the complete records of a results folder into the new folder `out`, atomically; returns '1 record in 4
+    files, 81.2 kB'. Raises DamagedRun, and ValueError if there is no record, or one is outside the folders of KINDS."""
     parts = find_runs([results])
     stored = [run for part in parts for run in part.runs]
     records = [(run.place, run.files()) for run in stored]
@@ -55,7 +52,9 @@ def pack(results: Path, out: Path) -> str:
     contents += _unfinished(results, {place for place, _ in records})
     rows = tables.read_rows(stored)
     with atomic_folder(out) as aside:
-        _copy_other_files(results, aside)
+        for path in sorted(results.iterdir()):  # a definition, a plan, figures; not the study, which can be rebuilt
+            if path.is_file() and not path.is_symlink() and not path.name.startswith((".", "study.")):
+                shutil.copyfile(path, aside / path.name)
         write_pack(aside, rows, contents, len(records))
     sizes = [path.stat().st_size for path in out.rglob("*") if path.is_file()]
     size = f"{sum(sizes) / 1e6:,.1f} MB" if sum(sizes) >= 1e6 else f"{sum(sizes) / 1e3:.1f} kB"
@@ -65,7 +64,7 @@ def pack(results: Path, out: Path) -> str:
 def contents_of(place: str, files: Files) -> Iterator[dict[str, Any]]:
     """The rows of a record in records.parquet: its marker and all files that are not stored apart."""
     yield {"place": place, "name": MARKER, "content": files.marker.content}
-    stored_apart = {*_TABLE_FILES, WEIGHTS} if _is_run(place) else ()
+    stored_apart = {*_TABLE_FILES, WEIGHTS} if place.startswith((f"{RUNS}/", f"{MODELS}/")) else ()
     for name in files.marker.files:
         if name not in stored_apart:
             yield {"place": place, "name": name, "content": files.read(name)}
@@ -82,15 +81,3 @@ def _unfinished(results: Path, places: Collection[str]) -> Iterator[dict[str, An
     for path in sorted((results / WORK).glob("*/*.*")):
         if path.name in WORK_FILES and path.is_file() and f"{RUNS}/{path.parent.name}" not in places:
             yield {"place": f"{WORK}/{path.parent.name}", "name": path.name, "content": path.read_bytes()}
-
-
-def _is_run(place: str) -> bool:
-    return place.startswith((f"{RUNS}/", f"{MODELS}/"))
-
-
-def _copy_other_files(source: Path, target: Path) -> None:
-    """Copy the files that are not records: a definition, a plan, figures; not the study, which can be rebuilt."""
-    for path in sorted(source.iterdir()):
-        is_copied = not path.name.startswith((".", "study."))
-        if is_copied and path.is_file() and not path.is_symlink():
-            shutil.copyfile(path, target / path.name)

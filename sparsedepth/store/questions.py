@@ -38,7 +38,6 @@ SIGNAL_TO_NOISE = "signal_to_noise"
 class Question:
     name: str
     asks: str
-    """One sentence."""
     sql: str
     none: str = "no run was trained to the end"
     """Why there is no row, if there are runs."""
@@ -50,10 +49,6 @@ class Question:
     """Measured quantities without which there is no answer."""
     ranks: bool = False
     """Whether it compares configurations by their loss."""
-    interval: bool = False
-    """Whether Student's 95% interval over seeds replaces the column `losses`."""
-    marks_best: bool = False
-    """Whether the column `note`, what tuning chose, becomes a remark on the best lr of each configuration."""
 
 
 def _mean(name: str) -> str:
@@ -82,7 +77,6 @@ QUESTIONS: dict[str, Question] = {
             none="no configuration has a loss and no diverged seed",
             scores=("usefulness",),
             ranks=True,
-            interval=True,
             sql=_CELLS + "SELECT n_layers, cell_id, {varying} seeds, {loss}, losses, {scores} params_total, train_flops"
             " FROM cells"
             " WHERE diverged = 0 AND {loss} IS NOT NULL"
@@ -126,7 +120,6 @@ QUESTIONS: dict[str, Question] = {
             f" FROM runs WHERE {IS_TRAINED} GROUP BY ALL)"
             " SELECT * FROM points QUALIFY count(*) OVER (PARTITION BY n_layers, {others} 1) > 1"
             " ORDER BY n_layers, {others} lr",
-            marks_best=True,
         ),
         Question(
             name="seed_noise",
@@ -176,7 +169,7 @@ def text(store: Store, name: str) -> str:
     optional = [names.format(scores=" ".join(scores)) for names in question.optional]
     table = terminal.fit(shown, optional)
     remarks = [question.asks, *scores.values()]
-    if question.interval:
+    if "lo" in answer.columns:
         is_cut = 0.0 in (row[answer.columns.index("lo")] for row in answer.rows)
         interval = f"lo, hi: Student's 95% interval over seeds{', cut at 0' * is_cut}"
         remarks.append(interval if "lo" in table.columns else f"an interval needs {MIN_VALUES} seeds")
@@ -199,24 +192,21 @@ def _find(name: str) -> Question:
 
 
 def _answer(store: Store, question: Question, scores: Iterable[str], settings: Settings | None) -> QueryResult:
-    planned = (
-        settings.label_fields if settings else ()
-    )  # these also tell a run from the baseline of an unfinished sweep
+    planned = settings.label_fields if settings else ()  # of an unfinished sweep, whose baseline may be missing
     varying, loss = list(dict.fromkeys([*varying_fields(store), *planned])), loss_in(store)
     spread = [f"stddev_samp({value}) FILTER (outcome = 'ok') AS {value}_sd" for value in (loss, *scores)]
-    answer = store.sql(
-        question.sql.format(
-            varying=_columns(varying),
-            others=_columns([field for field in varying if field != "lr"]),
-            cell_fields=_columns(["n_layers", *varying]),
-            means=_columns([*map(_mean, (loss, *scores)), *spread]),
-            scores=_columns(scores),
-            score=next(iter(scores), ""),
-            loss=loss,
-        )
-    )
-    answer = _with_interval(answer) if question.interval else answer
-    return _with_best(answer) if question.marks_best else answer
+    columns = {
+        "varying": varying,
+        "others": [field for field in varying if field != "lr"],
+        "cell_fields": ["n_layers", *varying],
+        "means": [*map(_mean, (loss, *scores)), *spread],
+        "scores": scores,
+    }
+    listed = {name: "".join(f"{column}, " for column in names) for name, names in columns.items()}
+    answer = store.sql(question.sql.format(**listed, score=next(iter(scores), ""), loss=loss))
+    if "losses" in answer.columns:
+        return _with_interval(answer)
+    return _with_best(answer) if "note" in answer.columns else answer
 
 
 def _sound_scores(store: Store, question: Question) -> dict[str, str]:
@@ -247,12 +237,9 @@ def varying_fields(store: Store) -> list[str]:
     return [name for name, is_varied in zip(names, row, strict=True) if is_varied]
 
 
-def _columns(names: Iterable[str]) -> str:
-    return "".join(f"{name}, " for name in names)
-
-
 def _with_best(curves: QueryResult) -> QueryResult:
-    """`note` as text; rows of one configuration agree in the columns before lr."""
+    """The column `note`, what tuning chose, as a remark on the best lr of each configuration, whose rows agree in the
+    columns before lr."""
     lr, diverged = curves.columns.index("lr"), curves.columns.index("diverged")
     notes: list[str | None] = []
     for _, group in itertools.groupby(curves.rows, key=lambda row: row[:lr]):
@@ -267,8 +254,7 @@ def _with_best(curves: QueryResult) -> QueryResult:
 
 
 def _with_interval(answer: QueryResult) -> QueryResult:
-    """The column `losses`, pairs of a seed and a loss, replaced by the ends of their mean's interval, the lower one at
-    least 0, as every loss."""
+    """The column `losses`, pairs of a seed and a loss, replaced by the ends of their mean's interval, from 0 on."""
     index, rows = answer.columns.index("losses"), []
     for row in answer.rows:
         _, lo, hi = mean_interval(seed_means(row[index]))

@@ -13,8 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from sparsedepth.config.plain_text import visible
-from sparsedepth.store.cell_text import is_numeric, plain, readable
-from sparsedepth.store.query_result import QueryResult
+from sparsedepth.store.query_result import QueryResult, is_numeric, plain, readable
 from sparsedepth.store.terminal import table
 
 

@@ -71,12 +71,9 @@ INDEX = "pack.json"
 """The file that makes a folder a pack."""
 WEIGHTS = "model.safetensors"
 CONFIG, MODEL, IMPORTED = "config.yaml", "model.json", "imported.json"
-SUBJECTS: Mapping[str, type[RunConfig | MeasuredModel | ImportedRun]] = {
-    CONFIG: RunConfig,
-    MODEL: MeasuredModel,
-    IMPORTED: ImportedRun,
-}
-"""A record has exactly one of these: of a trained run, a measured model, or an imported run."""
+Subject = RunConfig | MeasuredModel | ImportedRun
+SUBJECTS: Mapping[str, type[Subject]] = {CONFIG: RunConfig, MODEL: MeasuredModel, IMPORTED: ImportedRun}
+"""A record has exactly one of these."""
 REQUIRED = ("manifest.json", "summary.json")
 FILES = (*SUBJECTS, *REQUIRED, *(f"{table}.parquet" for table in TABLES), WEIGHTS)
 """All files of a record; copies may lack the weights."""
@@ -92,7 +89,7 @@ class Record:
 
     run_id: str
     folder: Path
-    subject: RunConfig | MeasuredModel | ImportedRun
+    subject: Subject
     summary: dict[str, Any]
     manifest: dict[str, Any]
     tables: TableFiles
@@ -145,18 +142,16 @@ def write_table(folder: Path, table: Table, rows: Iterable[Row]) -> None:
 def finish(folder: Path) -> None:
     """Complete the run: checksum and flush all files of the record, then write the marker. From here on the folder is
     read-only. Raises ValueError if a file is missing, is a link, or belongs to another run."""
-    subjects = [name for name in SUBJECTS if (folder / name).exists()] or [CONFIG]
-    first = subjects[0]
-    for name in (first, *REQUIRED):
-        if not (folder / name).is_file():
-            raise ValueError(f"run folder {str(folder)!r} cannot be completed without {name}; write it first")
-    if len(subjects) > 1:
-        raise ValueError(f"{str(folder)!r} has {' and '.join(subjects)}; a record has one of these")
-    text = (folder / first).read_text(encoding="utf-8")
-    values = _parse_yaml(text) if first == CONFIG else json.loads(text)
-    subject = build(SUBJECTS[first], values, first)
-    if first != MODEL and subject.run_id != folder.name:
-        raise ValueError(f"{str(folder / first)!r} is run {subject.run_id}; its folder must have that name")
+    name, *others = [name for name in SUBJECTS if (folder / name).exists()] or [CONFIG]
+    for needed in (name, *REQUIRED):
+        if not (folder / needed).is_file():
+            raise ValueError(f"run folder {str(folder)!r} cannot be completed without {needed}; write it first")
+    if others:
+        raise ValueError(f"{str(folder)!r} has {' and '.join((name, *others))}; a record has one of these")
+    text = (folder / name).read_text(encoding="utf-8")
+    subject = build(SUBJECTS[name], _parse_yaml(text) if name == CONFIG else json.loads(text), name)
+    if name != MODEL and subject.run_id != folder.name:
+        raise ValueError(f"{str(folder / name)!r} is run {subject.run_id}; its folder must have that name")
     write_marker(folder, subject.run_id, FILES)
 
 
@@ -281,8 +276,7 @@ def read_run(folder: Path) -> Record:
 
 
 def read_record(folder: Path) -> Record:
-    """Read a complete folder, verifying all files but the weights, which are not read.
-    Raises DamagedRun, or ValueError if the folder is not complete."""
+    """Read and verify a complete folder, but for the weights. Raises DamagedRun, or ValueError if not complete."""
     return parse_record(_complete_files(folder))
 
 
@@ -317,7 +311,7 @@ def which_run(folder: Path) -> str:
     return f"{str(folder)!r} is a results folder; name one of {folder / RUNS}" if (folder / RUNS).is_dir() else ""
 
 
-def _parse_subject(folder: Path, name: str, content: bytes, marker: Marker) -> RunConfig | MeasuredModel | ImportedRun:
+def _parse_subject(folder: Path, name: str, content: bytes, marker: Marker) -> Subject:
     try:
         if name == CONFIG:
             return _parse_config(content.decode())
@@ -344,8 +338,7 @@ def _build_config(text: str) -> RunConfig:
 
 
 def _parse_yaml(text: str) -> Any:
-    """`parse_yaml` for files of `write_config`, entry by entry: the runs of a sweep share most entries, which are
-    cached."""
+    """`parse_yaml` for files of `write_config`, by entry, which are cached: the runs of a sweep share most."""
     values: dict[str, Any] = {}
     for entry in re.split(r"\n(?=[a-z])", text.rstrip("\n")) if len(text) <= MAX_CONFIG_BYTES else ("",):
         key, value = _parse_entry(entry)

@@ -10,9 +10,9 @@ from sparsedepth import quantities
 from sparsedepth.config.run import REPLICATE_FIELDS, RunConfig
 from sparsedepth.quantities.record import Column
 from sparsedepth.store.checksums import DamagedRun
-from sparsedepth.store.run_record import SUBJECTS, Record
+from sparsedepth.store.run_record import SUBJECTS, Record, Subject
 from sparsedepth.store.schema import MANIFEST_COLUMNS, RUN_COLUMNS, stored_fields
-from sparsedepth.store.subject import ImportedRun, MeasuredModel
+from sparsedepth.store.subject import ImportedRun
 
 
 def utf8(text: str) -> str:
@@ -43,7 +43,7 @@ def run_row(run: Record) -> dict[str, Any]:
         raise DamagedRun(run.folder, name, str(misfit)) from None
 
 
-def _subject_columns(subject: RunConfig | MeasuredModel | ImportedRun) -> dict[str, Any]:
+def _subject_columns(subject: Subject) -> dict[str, Any]:
     """The cell, and the known fields of RunConfig: few for a measured model, those of its table for an imported run."""
     if isinstance(subject, ImportedRun):
         origin = {"cell_id": subject.cell_id, "origin": subject.origin, "cluster": subject.cluster}

@@ -24,22 +24,15 @@ def _text(name: str, meaning: str) -> Column:
     return _of_runs(name, meaning, type="VARCHAR")
 
 
+_MEMORY = "peak memory: allocated on the GPU; on a CPU, growth of the process (manifest)"
+_NODE_HOURS = "node time on a cluster, failed starts included; its share if the task computed several runs (manifest)"
 MANIFEST_COLUMNS = (
     _text("device", "hardware that trained it (manifest)"),
     _text("started", "when it started, ISO 8601 (manifest)"),
     _of_runs("seconds", "wall-clock time (manifest)", "s"),
     _of_runs("training_seconds", "the part of seconds before anything was measured (manifest)", "s"),
-    _of_runs(
-        "peak_memory_bytes",
-        "peak memory: allocated on the GPU; on a CPU, growth of the process (manifest)",
-        "byte",
-        "BIGINT",
-    ),
-    _of_runs(
-        "node_hours",
-        "node time on a cluster, failed starts included; its share if the task computed several runs (manifest)",
-        "h",
-    ),
+    _of_runs("peak_memory_bytes", _MEMORY, "byte", "BIGINT"),
+    _of_runs("node_hours", _NODE_HOURS, "h"),
     _text("packages", "versions of the packages used, as JSON (manifest)"),
 )
 """The columns of `runs` that come from the manifest."""
@@ -87,15 +80,14 @@ RUN_COLUMNS: tuple[Column, ...] = (
 def _metric_columns(view: Table, keys: dict[str, str]) -> tuple[Column, ...]:
     """The columns of a long table: one row per step, keys and metric."""
     columns = (
-        ("step", "BIGINT", "optimiser steps done when it was measured"),
-        *((name, "BIGINT", meaning) for name, meaning in keys.items()),
-        ("metric", "VARCHAR", "name of the quantity, with @threshold where it has one"),
-        ("value", "DOUBLE", "its value, in the unit of the metric"),
-        ("n", "BIGINT", "sample size behind the value; NULL where nothing was sampled"),
+        ("step", "BIGINT", "optimiser steps done when it was measured", "step"),
+        *((name, "BIGINT", meaning, "") for name, meaning in keys.items()),
+        ("metric", "VARCHAR", "name of the quantity, with @threshold where it has one", ""),
+        ("value", "DOUBLE", "its value, in the unit of the metric", ""),
+        ("n", "BIGINT", "sample size behind the value; NULL where nothing was sampled", ""),
     )
     return tuple(
-        Column(view=view, name=name, type=type, meaning=meaning, unit="step" if name == "step" else "")
-        for name, type, meaning in columns
+        Column(view=view, name=name, type=type, meaning=meaning, unit=unit) for name, type, meaning, unit in columns
     )
 
 
@@ -111,7 +103,6 @@ FILE_COLUMNS: dict[Table, tuple[Column, ...]] = {
 """The columns of a run folder's Parquet files."""
 
 SOURCE = _text("source", "results folder or pack that the run is from, as it was named")
-"""Computed when a store is opened, so not in any cache."""
 
 TUNING_COLUMNS = (
     _text("tuned_fields", "fields that the sweep tuned for this configuration, comma-separated; NULL if none"),
@@ -122,7 +113,7 @@ TUNING_COLUMNS = (
     ),
     _text("tuned_by", "the objective whose mean over the tuning seeds chose the value; NULL if nothing was tuned"),
 )
-"""The role of a run in the tuning of its sweep; computed when a store is opened, so not in any cache."""
+"""Like SOURCE, computed when a store is opened, so not in any cache."""
 
 COLUMNS: dict[Table, tuple[Column, ...]] = {
     "runs": RUN_COLUMNS,
@@ -134,10 +125,8 @@ COLUMNS: dict[Table, tuple[Column, ...]] = {
 """The columns of every view, in order."""
 
 METRICS: dict[Table, tuple[Column, ...]] = {
-    "layers": quantities.LAYERS,
-    "heads": quantities.HEADS,
-    "pairs": quantities.PAIRS,
-}
+    "layers": quantities.LAYERS, "heads": quantities.HEADS, "pairs": quantities.PAIRS
+}  # fmt: skip
 """The values that `metric` takes."""
 
 KEYS: dict[Table, tuple[str, ...]] = {

@@ -20,8 +20,7 @@ from sparsedepth.config.model import FILLED_FROM, with_derived_sizes
 from sparsedepth.config.role import roles
 from sparsedepth.config.run import CELL_FIELDS, RunConfig
 from sparsedepth.config.sweep import SweepDefinition, read_definition
-from sparsedepth.store import cell_text
-from sparsedepth.store.query_result import QueryResult
+from sparsedepth.store.query_result import QueryResult, readable
 from sparsedepth.store.schema import stored_fields
 from sparsedepth.store.tuning_roles import IS_CHOSEN, IS_TRAINED, parse_tuned_fields
 
@@ -49,9 +48,8 @@ class Configuration:
     """Fields whose values tuning chose."""
     knobs: Mapping[str, Any]
     params: float | None = None
-    """Total parameters, mean over seeds."""
     flops: float | None = None
-    """Training FLOPs, mean over seeds."""
+    """Total parameters and training FLOPs, means over seeds."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,17 +77,17 @@ class Settings:
     @property
     def depth_text(self) -> str:
         """'train_tokens depends on n_layers: 1347584 at 4, 6389760 at 24', a line per field."""
-        lines = []
-        for name, sizes in self.by_depth.items():
-            values = ", ".join(f"{cell_text.readable(size)} at {depth}" for depth, size in sizes.items())
-            lines.append(f"{name} depends on n_layers: {values}")
-        return "\n".join(lines)
+        values = {
+            name: ", ".join(f"{readable(size)} at {depth}" for depth, size in sizes.items())
+            for name, sizes in self.by_depth.items()
+        }
+        return "\n".join(f"{name} depends on n_layers: {text}" for name, text in values.items())
 
     def cost_text(self, columns: Container[str]) -> str:
         """'params, flops (training): relative to the baseline with 12 layers (124128, 6.393e+11)'; empty where no
         column is a cost."""
         costs = {"params": self.baseline.params, "flops": self.baseline.flops}
-        references = {name: cell_text.readable(value) for name, value in costs.items() if name in columns and value}
+        references = {name: readable(value) for name, value in costs.items() if name in columns and value}
         depth = f" with {self.baseline.knobs['n_layers']} layers" if "n_layers" in self.varying else ""
         names = ", ".join(references).replace("flops", "flops (training)")
         return f"{names}: relative to the baseline{depth} ({', '.join(references.values())})" if references else ""
@@ -112,12 +110,11 @@ class Settings:
 
 def grids_of(roots: Sequence[Path]) -> list[SweepDefinition]:
     """The definitions of the grids that fill these folders."""
-    found: list[SweepDefinition] = []
+    found: list[SweepDefinition | None] = []
     for root in roots:
         with contextlib.suppress(ValueError):  # a definition of another version
-            definition = read_definition(root)
-            found += [definition] if definition is not None and not definition.is_search else []
-    return found
+            found.append(read_definition(root))
+    return [definition for definition in found if definition is not None and not definition.is_search]
 
 
 def only_tuning_text(store: "Store") -> str:
@@ -145,7 +142,6 @@ def planned_configurations(roots: Sequence[Path]) -> list[Configuration]:
 
 
 def configuration_of(config: RunConfig, tuned: Iterable[str]) -> Configuration:
-    """A configuration that need not have been run."""
     return Configuration(cell_id=config.cell_id, tuned=frozenset(tuned), knobs=stored_fields(config))
 
 
@@ -204,8 +200,8 @@ def read_settings(store: "Store") -> Settings | None:
 
 
 def with_setting_column(answer: QueryResult, settings: Settings) -> QueryResult:
-    """The table with its varying fields, except depth and tuned ones, replaced by a last column `setting`; parameters
-    and training FLOPs relative to the baseline (`Settings.cost_text`)."""
+    """The table with a last column `setting` in place of the varying fields but depth and tuned ones; parameters and
+    training FLOPs relative to the baseline (`Settings.cost_text`)."""
     costs = {"params_total": ("params", settings.baseline.params), "train_flops": ("flops", settings.baseline.flops)}
     fixed = ("n_layers", *settings.tuned)
     names = [
@@ -230,7 +226,7 @@ def with_setting_column(answer: QueryResult, settings: Settings) -> QueryResult:
 
 
 def number_text(value: Any) -> str | None:
-    """A tuned value in its shortest form: 0.003."""
+    """A number in its shortest form: 0.003."""
     return f"{value:g}" if isinstance(value, int | float) else value
 
 
@@ -252,7 +248,6 @@ def _is_label_field(name: str, cells: Sequence[Configuration]) -> bool:
 
 
 def _without(cell: Configuration, fields: Container[str]) -> tuple[Any, ...]:
-    """The values of the other fields."""
     return tuple(cell.knobs[name] for name in CELL_FIELDS if name not in fields)
 
 

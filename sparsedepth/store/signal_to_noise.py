@@ -39,17 +39,8 @@ if TYPE_CHECKING:
 
 QUESTION = "which quantity tells configurations of equal depth apart best, compared with its noise between seeds?"
 COLUMNS = (
-    "quantity",
-    "configurations",
-    "runs",
-    "signal",
-    "noise",
-    "signal_to_noise",
-    "decision_accuracy",
-    "lo",
-    "hi",
-    "seeds_for_90pct",
-    "degenerate",
+    *("quantity", "configurations", "runs", "signal", "noise", "signal_to_noise", "decision_accuracy", "lo", "hi"),
+    *("seeds_for_90pct", "degenerate"),
 )
 _REMARK = (
     "signal: standard deviation of the configurations' true means at equal depth; noise: between their seeds;"
@@ -96,8 +87,7 @@ def text(store: "Store") -> str:
 
 
 def _quantities(loss: str) -> list[Quantity]:
-    """The measured columns of `runs` that are better in one direction, or a link of the chain; of the validation losses
-    the comparable one."""
+    """Those measured that are better in one direction, or a link of the chain; of the losses the comparable one."""
     other_losses = {COMMON, OWN} - {loss}
     measured = (quantity for quantity in IN_RUNS.values() if quantity.measure and quantity.name not in other_losses)
     return [quantity for quantity in measured if quantity.better or quantity.stage]

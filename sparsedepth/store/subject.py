@@ -79,7 +79,7 @@ class ImportedRun(Section):
 
 
 def is_imported(runs: "pd.DataFrame") -> bool:
-    """Whether any of these rows of `runs` is imported."""
+    """Whether any row of `runs` is imported."""
     return "origin" in runs.columns and bool(runs["origin"].notna().any())
 
 

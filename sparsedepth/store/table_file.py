@@ -11,7 +11,6 @@ else text.
 
 import codecs
 import csv
-import shutil
 import tempfile
 from collections import Counter
 from collections.abc import Collection, Generator, Sequence
@@ -169,25 +168,21 @@ def _json(suffix: str) -> str:
 @contextmanager
 def _as_utf8(path: Path) -> Generator[Path]:
     """The text file, or without its byte order mark a copy in UTF-8. Raises UnicodeError."""
-    with open(path, "rb") as file:
-        start = file.read(4)
-    encoding = next((name for mark, name in _MARKS.items() if start.startswith(mark)), None)
-    with open(path, encoding=encoding or "utf-8", newline="") as text:
-        if encoding is None:
-            while text.read(2**20):
-                pass
-            yield path
-            return
-        with tempfile.NamedTemporaryFile("w", encoding="utf-8", newline="", suffix=path.suffix) as copy:
-            shutil.copyfileobj(text, copy)
-            copy.flush()
-            yield Path(copy.name)
+    content = path.read_bytes()
+    encoding = next((name for mark, name in _MARKS.items() if content.startswith(mark)), "utf-8")
+    text = content.decode(encoding)
+    if encoding == "utf-8":
+        yield path
+        return
+    with tempfile.NamedTemporaryFile("w", encoding="utf-8", newline="", suffix=path.suffix) as copy:
+        copy.write(text)
+        copy.flush()
+        yield Path(copy.name)
 
 
 def _read(connection: duckdb.DuckDBPyConnection, path: Path, columns: Collection[str], names: Sequence[str]) -> int:
     """Make the table `texts`; its number of rows."""
-    suffix = path.suffix.lower()
-    given: list[str] = []
+    suffix, given = path.suffix.lower(), list[str]()
     positions = [f"c{index}" for index in range(len(names))]  # names may differ in upper case only
     if suffix in (".json", ".jsonl"):
         source, values = _json(suffix), [f"json ->> ${index + 2}" for index in range(len(columns))]

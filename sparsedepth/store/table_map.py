@@ -18,10 +18,9 @@ backticks. A field is a RunConfig field, a measured quantity of `runs`, or a fac
 """
 
 import math
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Mapping
 from contextlib import closing
-from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, NamedTuple
 
 import duckdb
 from pydantic import Field
@@ -51,8 +50,7 @@ UNITS: Mapping[str, float] = {
 FACTS = ("device", "seconds", "training_seconds")
 SETTABLE = fields_where(RunConfig, lambda role: role.kind not in ("record", "measure"))
 OUTCOMES = tuple(column.name for column in quantities.RUNS)
-_TYPES = {column.name: column.type for column in RUN_COLUMNS}
-TARGETS: Mapping[str, str] = {name: _TYPES[name] for name in (*SETTABLE, *OUTCOMES, *FACTS)}
+TARGETS = {column.name: column.type for column in RUN_COLUMNS if column.name in {*SETTABLE, *OUTCOMES, *FACTS}}
 """Fields, measured quantities and facts, each with its column type."""
 READ_TYPES = ("VARCHAR", "BOOLEAN")
 """Types of values that are read from a column, never computed."""
@@ -114,9 +112,9 @@ class TableMap(Section):
         if mistakes:
             raise Mistakes(mistakes)
 
-    def entries(self) -> Iterator[tuple[str, Entry]]:
-        for name, entry in self.fields.items():
-            yield name, entry if isinstance(entry, Entry) else Entry(of=entry)
+    @property
+    def entries(self) -> dict[str, Entry]:
+        return {name: Entry(of=entry) if isinstance(entry, str) else entry for name, entry in self.fields.items()}
 
     @property
     def clusters(self) -> list[str]:
@@ -126,10 +124,10 @@ class TableMap(Section):
 
 MAX_LENGTH = 500
 """Characters of an expression."""
+WHERE = "where"
 
 
-@dataclass(frozen=True)
-class Expression:
+class Expression(NamedTuple):
     """An expression or condition of the map, which `store.table_file` evaluates."""
 
     sql: str
@@ -139,48 +137,37 @@ class Expression:
     """The column, if the expression is only its name."""
 
 
-class UnknownColumn(ValueError):
-    """An expression names a column that the table does not have."""
-
-
-def expressions(table_map: TableMap, columns: Collection[str]) -> tuple[dict[str, Expression], Expression | None]:
-    """The expression of each field, and of `where`. Raises Mistakes with all errors."""
-    mistakes: list[str] = []
-    lacks_columns = False
-    connection = duckdb.connect(":memory:", config=FENCES)
-
-    def expression(place: str, text: str, is_condition: bool = False) -> Expression | None:
-        nonlocal lacks_columns
-        try:
-            return parse(connection, text, columns, is_condition)
-        except ValueError as error:
-            lacks_columns |= isinstance(error, UnknownColumn)
-            mistakes.append(f"{place}: {error}")
-            return None
-
+def expressions(table_map: TableMap, columns: Collection[str]) -> dict[str, Expression]:
+    """The expression of each field, and of WHERE. Raises Mistakes with all errors."""
     parsed: dict[str, Expression] = {}
-    with closing(connection):
-        for name, entry in table_map.entries():
-            if found := expression(f"fields.{name}", entry.of):
-                parsed[name] = found
-                if (entry.values is not None or TARGETS[name] in READ_TYPES) and found.column is None:
+    mistakes: list[str] = []
+    with closing(duckdb.connect(":memory:", config=FENCES)) as connection:
+        for name, entry in table_map.entries.items():
+            try:
+                parsed[name] = _parse(connection, entry.of, columns)
+                if (entry.values is not None or TARGETS[name] in READ_TYPES) and parsed[name].column is None:
                     kind = "true or false" if TARGETS[name] == "BOOLEAN" else "text"
-                    mistakes.append(f"fields.{name}: {kind} must be a column, and {entry.of!r} is arithmetic")
-        where = expression("where", table_map.where, True) if table_map.where is not None else None
+                    raise ValueError(f"{kind} must be a column, and {entry.of!r} is arithmetic")
+            except ValueError as error:
+                mistakes.append(f"fields.{name}: {error}")
+        try:
+            if table_map.where is not None:
+                parsed[WHERE] = _parse(connection, table_map.where, columns, is_condition=True)
+        except ValueError as error:
+            mistakes.append(f"where: {error}")
     if unknown := [name for name in table_map.clusters if name not in columns]:
         mistakes.append(f"cluster: no column {', '.join(map(repr, unknown))}")
-        lacks_columns = True
-    if lacks_columns:
+    if any(": no column " in mistake for mistake in mistakes):
         mistakes.append(f"the table has the columns {', '.join(map(str, list(columns)[:20]))}")
     if mistakes:
         raise Mistakes(mistakes)
-    return parsed, where
+    return parsed
 
 
-def parse(
+def _parse(
     connection: duckdb.DuckDBPyConnection, text: str, columns: Collection[str], is_condition: bool = False
 ) -> Expression:
-    """Parse an expression, and run nothing. Raises ValueError, one line, for a syntax error, and UnknownColumn."""
+    """Parse an expression, and run nothing. Raises ValueError, one line."""
     if text in columns and not is_condition:
         return Expression(quoted(text), frozenset({text}), text)
     if len(text) > MAX_LENGTH:
@@ -190,13 +177,13 @@ def parse(
         raise ValueError(f"{text!r} is no expression; write e.g. tokens * 1e6, and odd columns in backticks")
     if any(node.get("class") in ("SUBQUERY", "STAR") for node in nodes):
         raise ValueError(f"{text!r} has a query or * in it; use columns, operators and functions of one row")
-    named = [".".join(node["column_names"]) for node in nodes if node.get("class") == "COLUMN_REF"]
-    parts = [".".join(node["column_names"]) for node in nodes if len(node.get("column_names", ())) > 1]
-    if parts and parts[0] in columns:
-        raise ValueError(f"{text!r}: the column {parts[0]!r} must stand in backticks: `{parts[0]}`")
+    parts = [node["column_names"] for node in nodes if node.get("class") == "COLUMN_REF"]
+    named = [".".join(names) for names in parts]
+    if dotted := [name for name, names in zip(named, parts, strict=True) if len(names) > 1 and name in columns]:
+        raise ValueError(f"{text!r}: the column {dotted[0]!r} must stand in backticks: `{dotted[0]}`")
     known = {name.lower(): name for name in reversed([*columns])} | {name: name for name in columns}
     if missing := sorted({name for name in named if name not in known and name.lower() not in known}):
-        raise UnknownColumn(f"no column {', '.join(map(repr, missing))}")
+        raise ValueError(f"no column {', '.join(map(repr, missing))}")
     found = frozenset(known.get(name, known[name.lower()]) for name in named)
     is_name = nodes[0].get("class") == "COLUMN_REF" and len(nodes[0]["column_names"]) == 1
     return Expression(text, found, next(iter(found)) if is_name and not is_condition else None)

@@ -35,7 +35,6 @@ from sparsedepth.store.checksums import Files, collecting_damage
 from sparsedepth.store.run_record import INDEX, DamagedRun, parse_record
 from sparsedepth.store.run_row import run_row
 from sparsedepth.store.run_tables import (
-    MAX_ROWS,
     arrow_schema,
     check_within,
     compression_of,
@@ -92,13 +91,12 @@ def stored_run(files: Files, place: str) -> StoredRun:
 
 @dataclass(frozen=True)
 class StoredTable:
-    """A table in an open file: it stays readable while another process replaces the file."""
+    """A table in some row groups of an open file: it stays readable while another process replaces the file."""
 
     path: Path
     file: pa.NativeFile
     columns: tuple[str, ...]
     groups: range
-    """Its row groups in the file."""
 
     def dataset(self) -> "ds.Dataset":
         """The table as a Dataset, of which a query reads only the columns and metrics it needs. Raises ValueError."""
@@ -114,7 +112,6 @@ class StoredTable:
         return ds.FileSystemDataset([fragment], schema=schema, format=fragment.format)
 
     def in_memory(self) -> pa.Table:
-        """All rows. Raises as `read_within` does."""
         return read_within(self.file, self.columns, self.groups)
 
 
@@ -126,7 +123,6 @@ class UnreadTable:
     read: Callable[[], "Rows"]
 
     def in_memory(self) -> pa.Table:
-        """All rows, read from the run folders. Raises DamagedRun."""
         return self.read().in_memory(self.table)
 
     def dataset(self) -> "ds.Dataset | pa.Table":
@@ -145,7 +141,7 @@ class Rows:
 
     runs: pa.Table
     """RUN_COLUMNS and MARKER_COLUMNS; `folder` is relative to the results folder."""
-    tables: dict[Table, pa.Table | LazyTable]
+    tables: Mapping[Table, pa.Table | LazyTable]
     left_out: frozenset[str] = frozenset()
     """run_ids in the tables of runs that are not among them."""
 
@@ -230,8 +226,7 @@ def read_table(folder: Path, index: Mapping[str, Any], name: str, schema: pa.Sch
     file = open_file(folder, index, name)
     if file is None:
         return empty_table(schema)
-    metadata = pq.ParquetFile(file).metadata
-    return _checked(folder / f"{name}.parquet", file, metadata, range(metadata.num_row_groups), schema).in_memory()
+    return _stored(folder / f"{name}.parquet", file, pq.read_metadata(file), schema).in_memory()
 
 
 def read_runs(folder: Path, index: Mapping[str, Any]) -> pa.Table:
@@ -241,12 +236,11 @@ def read_runs(folder: Path, index: Mapping[str, Any]) -> pa.Table:
     file = open_file(folder, index, "runs")
     if file is None:
         return empty_table(schema)
-    metadata = pq.ParquetFile(file).metadata
-    names = set(metadata.schema.to_arrow_schema().names)
-    wanted = names if index.get("version") in READABLE else {"run_id", "folder", *MARKER_COLUMNS}
+    is_readable, metadata = index.get("version") in READABLE, pq.read_metadata(file)
+    wanted = {*metadata.schema.names} if is_readable else {"run_id", "folder", *MARKER_COLUMNS}
     stored = pa.schema([field for field in schema if field.name in wanted])
-    runs = _checked(folder / "runs.parquet", file, metadata, range(metadata.num_row_groups), stored).in_memory()
-    return completed(runs, schema) if wanted is names else runs
+    runs = _stored(folder / "runs.parquet", file, metadata, stored).in_memory()
+    return completed(runs, schema) if is_readable else runs
 
 
 def open_views(folder: Path, index: Mapping[str, Any]) -> dict[Table, pa.Table | LazyTable]:
@@ -254,59 +248,45 @@ def open_views(folder: Path, index: Mapping[str, Any]) -> dict[Table, pa.Table |
     file = open_file(folder, index, ROWS)
     if file is None:
         return {view: empty_table(view_schema(view)) for view in TABLES}
-    metadata = pq.ParquetFile(file).metadata
-    path = folder / f"{ROWS}.parquet"
-    stored = {view: _checked(path, file, metadata, _groups(index, view), view_schema(view)) for view in TABLES}
-    return {view: rows if rows.groups else empty_table(view_schema(view)) for view, rows in stored.items()}
+    path, metadata = folder / f"{ROWS}.parquet", pq.read_metadata(file)
+    views: dict[Table, pa.Table | LazyTable] = {}
+    for view in TABLES:
+        first, end = index["views"].get(view, (0, 0))
+        stored = _stored(path, file, metadata, view_schema(view), range(first, end))
+        views[view] = stored if stored.groups else empty_table(view_schema(view))
+    return views
 
 
-def _groups(index: Mapping[str, Any], view: Table) -> range:
-    match index["views"].get(view, [0, 0]):
-        case [int(first), int(end)]:
-            return range(first, end)
-        case other:
-            raise ValueError(f"has {str(other)[:40]!r} for the row groups of {view}")
-
-
-def _checked(
-    path: Path, file: pa.NativeFile, metadata: pq.FileMetaData, groups: range, schema: pa.Schema
+def _stored(
+    path: Path, file: pa.NativeFile, metadata: pq.FileMetaData, schema: pa.Schema, groups: range | None = None
 ) -> StoredTable:
-    """Some row groups of a file. Raises ValueError if it lacks them, or columns of the schema."""
+    """Some row groups of a file, all by default. Raises ValueError if it lacks them, or columns of the schema."""
     present = metadata.schema.to_arrow_schema()
     types = dict(zip(present.names, present.types, strict=True))
     for field in schema:
         if types.get(field.name) != field.type:
             raise ValueError(f"has no column {field.name} of this version")
+    groups = range(metadata.num_row_groups) if groups is None else groups
     if groups.start < 0 or groups.stop > metadata.num_row_groups:
         raise ValueError(f"has no row groups {groups.start} to {groups.stop}")
-    if sum(metadata.row_group(group).num_rows for group in groups) > MAX_ROWS:
-        raise ValueError(f"has more than {MAX_ROWS:,} rows")
     return StoredTable(path, file, tuple(schema.names), groups)
-
-
-def open_rows(folder: Path, index: Mapping[str, Any]) -> Rows:
-    """All views, of which `runs` is read into memory. Raises as `open_file` does."""
-    return Rows(runs=read_runs(folder, index), tables=open_views(folder, index))
 
 
 def completed(runs: pa.Table, schema: pa.Schema) -> pa.Table:
     """`runs` with the columns that it was written without: a field of the configuration has its default in every run
     whose configuration is known, a quantity is NULL. Raises ValueError where another column is missing."""
-    names = frozenset(runs.column_names)
-    absent = [field for field in schema if field.name not in names]
-    fields = [field for field in absent if field.name in RunConfig.model_fields]
-    defaults = {field.name: stored_value(RunConfig.model_fields[field.name].default) for field in fields}
-    if fields:
-        known = [defaults if value is not None else {} for value in runs["warmup_frac"].to_pylist()]
-        filled = rows_table(known, pa.schema(fields))
-        for field in fields:
-            runs = runs.append_column(field, filled[field.name])
-    quantities = {column.name for column in RUNS}
+    present = frozenset(runs.column_names)
+    absent = [field for field in schema if field.name not in present]
+    if not absent:
+        return runs.select(schema.names)
+    fields, quantities = RunConfig.model_fields, {column.name for column in RUNS}
+    if missing := [field.name for field in absent if field.name not in fields and field.name not in quantities]:
+        raise ValueError(f"has no column {missing[0]} of this version")
+    defaults = {field.name: stored_value(fields[field.name].default) for field in absent if field.name in fields}
+    known = [defaults if value is not None else {} for value in runs["warmup_frac"].to_pylist()]
+    filled = rows_table(known, pa.schema(absent))
     for field in absent:
-        if field.name in quantities:
-            runs = runs.append_column(field, pa.nulls(len(runs), field.type))
-    if missing := {*schema.names} - {*runs.column_names}:
-        raise ValueError(f"has no column {min(missing)} of this version")
+        runs = runs.append_column(field, filled[field.name])
     return runs.select(schema.names)
 
 
@@ -316,19 +296,19 @@ def completed(runs: pa.Table, schema: pa.Schema) -> pa.Table:
 def read_rows(
     stored: Iterable[StoredRun], damaged: list[DamagedRun] | None = None, *, with_tables: bool = True
 ) -> Rows:
-    """Read and verify records; all files are verified even without tables. Raises DamagedRun; given a list, damaged
-    records are added to it instead."""
+    """Read and verify records, all files even without tables, which are then left out. Raises DamagedRun; given a list,
+    damaged records are added to it instead."""
     runs: list[dict[str, Any]] = []
-    tables: dict[Table, list[pa.Table]] = {table: [empty_table(view_schema(table))] for table in TABLES}
+    tables = {table: [empty_table(view_schema(table))] for table in (TABLES if with_tables else ())}
     for record in stored:
         with collecting_damage(damaged):
             run = parse_record(record.files())
             checksums = {name: getattr(record, name) for name in MARKER_COLUMNS}
             runs.append({**run_row(run), "folder": record.place, **checksums})
-            for table, rows in run.tables.items() if with_tables else ():
-                if len(rows):
+            for table, parts in tables.items():
+                if len(rows := run.tables[table]):
                     columns = [_repeated(run.run_id, len(rows)), *rows.columns]
-                    tables[table].append(pa.Table.from_arrays(columns, schema=view_schema(table)))
+                    parts.append(pa.Table.from_arrays(columns, schema=view_schema(table)))
     return Rows(
         runs=rows_table(runs, runs_schema()), tables={table: pa.concat_tables(parts) for table, parts in tables.items()}
     )

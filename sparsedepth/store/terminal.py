@@ -8,11 +8,10 @@ import itertools
 import shutil
 import textwrap
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from sparsedepth.config.plain_text import visible
-from sparsedepth.store.cell_text import MAX_CELL_WIDTH, is_numeric, readable, shortened
-from sparsedepth.store.query_result import QueryResult
+from sparsedepth.store.query_result import MAX_CELL_WIDTH, QueryResult, is_numeric, readable, shortened
 
 MAX_TABLE_ROWS = 200
 CELL_LINES = 3
@@ -58,14 +57,11 @@ def table(result: QueryResult, width: int | None = None, max_rows: int = MAX_TAB
     return _side_by_side(result, width, max_rows) or _records(result, width, max_rows)
 
 
-@dataclass(frozen=True, kw_only=True)
-class CompactTable:
-    """A table that was fitted into a width."""
+class CompactTable(NamedTuple):
+    """A table that was fitted into a width, with a note on the columns that had no room; and the columns shown."""
 
     text: str
-    """with a note on the columns that the width had no room for"""
     columns: tuple[str, ...]
-    """those shown"""
 
 
 def fit(
@@ -108,20 +104,16 @@ def _side_by_side(result: QueryResult, width: int, max_rows: int = MAX_TABLE_ROW
     sizes[-1] = min(max(sizes[-1], room), max(map(len, columns[-1])))  # the last column takes the remaining width
     if last and any(_lines(cell, sizes[-1])[-1].endswith("...") for cell in columns[-1][1:] if len(cell) > sizes[-1]):
         return None
-    header, *lines = zip(
-        *(
-            [_lines(name, size, max_lines=None), *(_lines(cell, size) for cell in cells)]
-            for (name, *cells), size in zip(columns, sizes, strict=True)
-        ),
-        strict=True,
-    )
+    header = [_lines(name, size, max_lines=None) for (name, *_), size in zip(columns, sizes, strict=True)]
+    cells = ([_lines(cell, size) for cell in column[1:]] for column, size in zip(columns, sizes, strict=True))
+    lines = zip(*cells, strict=True)
     text = [*_aligned(header, sizes, right), "  ".join("-" * size for size in sizes)]
     text += [line for row in lines for line in _aligned(row, sizes, right)]
     return "\n".join([*text, *_left_out(result, len(rows))])
 
 
 def _pieces(cell: str) -> str:
-    """A text with a blank at each possible line break: in a name after each underscore."""
+    """The text with a blank at each possible line break: in a name after each underscore."""
     return cell.replace("_", "_ ") if cell.isidentifier() else cell
 
 
@@ -157,7 +149,6 @@ def _left_out(result: QueryResult, shown: int) -> list[str]:
 
 
 def _aligned(cells: Iterable[list[str]], sizes: list[int], right: list[bool]) -> list[str]:
-    """The lines of a row of cells."""
     return [
         "  ".join(
             part.rjust(size) if on_right else part.ljust(size)

@@ -53,17 +53,13 @@ def parse_tuned_fields(text: object) -> tuple[str, ...]:
 
 def result_rows(runs: "pd.DataFrame") -> "pd.DataFrame":
     """The rows of `runs` that are results."""
-    return without_tuning_runs(without_measured_models(runs))
+    trained = without_measured_models(runs)
+    return trained[~trained["tuning"].isin(["rejected", "tuning"])] if "tuning" in trained.columns else trained
 
 
 def without_measured_models(runs: "pd.DataFrame") -> "pd.DataFrame":
     """Without models that were only measured; rejected tuning values included."""
     return runs[runs["model"].isna()] if "model" in runs.columns else runs
-
-
-def without_tuning_runs(runs: "pd.DataFrame") -> "pd.DataFrame":
-    """Without tuning runs and rejected values; models that were only measured included."""
-    return runs[~runs["tuning"].isin(["rejected", "tuning"])] if "tuning" in runs.columns else runs
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,8 +102,7 @@ def read_tuning(results: Path) -> Tuning | None:
 
 
 def tuning_columns(*sweeps: tuple[Tuning, Sequence[Mapping[str, Any]]]) -> dict[str, dict[str, Any]]:
-    """run_id -> its TUNING_COLUMNS, from the runs of each results folder, each by its own runs. A configuration run at
-    one value only has none: it was not tuned."""
+    """run_id -> its TUNING_COLUMNS, from the runs of each results folder; none where only one value was run."""
     columns: dict[str, dict[str, Any]] = {}
     for tuning, runs in sweeps:
         groups = defaultdict(list)
@@ -128,11 +123,10 @@ def _roles(tuning: Tuning, group: Sequence[Mapping[str, Any]], losses: Losses) -
         return {run["run_id"]: "tuning" for run in group if run["seed"] in tuning_only}
     best, at_edge = best_point(_means(losses))
     chosen: TuningRole = "edge" if any(at_edge) else "best"
-    roles: dict[str, TuningRole] = {}
-    for run in group:
-        role = "tuning" if run["seed"] in tuning_only else chosen
-        roles[run["run_id"]] = role if _point(tuning, run) == best else "rejected"
-    return roles
+    return {
+        run["run_id"]: "rejected" if _point(tuning, run) != best else "tuning" if run["seed"] in tuning_only else chosen
+        for run in group
+    }
 
 
 def _losses(tuning: Tuning, group: Sequence[Mapping[str, Any]]) -> Losses:
@@ -160,14 +154,8 @@ def objective_as_loss(summary: Mapping[str, Any], objective: str) -> float:
 
 def _means(losses: Losses) -> dict[TunedValues, float]:
     """The mean loss of each value; math.inf where fewer seeds were run than at others."""
-    return {
-        point: fmean(by_seed.values()) if _is_complete(losses, point) else math.inf for point, by_seed in losses.items()
-    }
-
-
-def _is_complete(losses: Losses, point: TunedValues) -> bool:
-    """Whether a value was run with as many seeds as any other."""
-    return len(losses.get(point, ())) == max(map(len, losses.values()))
+    most = max(map(len, losses.values()))
+    return {point: fmean(by_seed.values()) if len(by_seed) == most else math.inf for point, by_seed in losses.items()}
 
 
 def best_point(losses: Mapping[TunedValues, float]) -> tuple[TunedValues, tuple[bool, ...]]:

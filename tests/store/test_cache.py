@@ -136,7 +136,7 @@ def test_a_cache_that_cannot_be_used_is_made_again(tmp_path, small_limit):
     for name in whole:
         place = len(whole[name]) // 2
         flipped = whole[name][:place] + bytes([whole[name][place] ^ 1]) + whole[name][place + 1 :]
-        for content in (b"", whole[name][:place], flipped):
+        for content in (whole[name][:place], flipped):
             (segment / name).write_bytes(content)
             assert totals(tmp_path) == expected
             assert (segment / name).read_bytes() == whole[name]

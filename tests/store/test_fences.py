@@ -26,11 +26,9 @@ def results(tmp_path_factory):
     ("text", "seconds", "says"),
     [
         ("SELECT length(repeat('x', 4000000000)) FROM runs", 60, "memory"),
-        ("SELECT len(range(500000000))", 60, "memory"),
-        ("SELECT lpad('x', 2000000000, 'y')", 0.5, "stopped: it ran for longer than 0.5 s"),
         ("SELECT md5(repeat('y', 1500000000)) FROM range(1000)", 0.5, "stopped: it ran for longer than 0.5 s"),
     ],
-    ids=["repeat", "range", "lpad", "md5"],
+    ids=["repeat", "md5"],
 )
 def test_one_huge_value_ends_at_a_limit(results, text, seconds, says):
     command = [sys.executable, "-m", "sparsedepth.cli.main", "query", str(results), text, "--timeout", str(seconds)]

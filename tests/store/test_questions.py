@@ -8,7 +8,7 @@ from sparsedepth.plots import depth as depth_figure
 from sparsedepth.store.best import best
 from sparsedepth.store.connection import open_store
 from sparsedepth.store.questions import QUESTIONS, ask, text, varying_fields
-from sparsedepth.store.setting import read_settings
+from sparsedepth.store.setting import configuration_of, read_settings, settings_of
 
 CELLS = {
     # (n_layers, weight_decay, lr): loss of each seed (None: diverged), usefulness, train_flops
@@ -176,27 +176,24 @@ def test_configurations_on_different_data_are_told_not_to_compare(tmp_path):
         assert said not in text(store, "seed_noise")
 
 
-def test_what_follows_from_the_rest_of_a_setting_is_not_said(tmp_path):
-    """The vocabulary of a text goes with the text."""
-    for corpus, size in (("stdlib", 264), ("other", 300)):
-        for scale in ("none", "lns"):
-            make_run(tmp_path, RunConfig(corpus=corpus, vocab_size=size, depth_scale=scale), {"val_loss": 3.0})
-    with open_store(tmp_path) as store:
-        settings = read_settings(store)
-        assert settings.label_fields == ("depth_scale", "corpus")
-        assert settings.label({"depth_scale": "lns", "corpus": "other"}) == "depth_scale=lns, corpus=other"
-
-
-def test_a_width_is_named_by_itself(tmp_path):
-    """Left out, d_ff follows from the width (8/3 of it, 88 of 32), and a budget per parameter goes with it."""
-    for width, tokens in ((64, 2**21), (32, 2**19)):
-        for scale in ("none", "lns"):
-            sizes = {"d_model": width, "n_heads": 2, "train_tokens": tokens}
-            make_run(tmp_path, RunConfig(**sizes, depth_scale=scale), {"val_loss": 3.0})
-    with open_store(tmp_path) as store:
-        settings = read_settings(store)
-        assert settings.label_fields == ("d_model", "depth_scale")
-        assert settings.label({"d_model": 32, "d_ff": 88, "depth_scale": "none"}) == "d_model=32"
+@pytest.mark.parametrize(
+    ("fields", "label_fields", "knobs", "label"),
+    [
+        # the vocabulary of a text goes with the text
+        ([{"corpus": "stdlib", "vocab_size": 264}, {"corpus": "other", "vocab_size": 300}], ("depth_scale", "corpus"),
+         {"depth_scale": "lns", "corpus": "other"}, "depth_scale=lns, corpus=other"),
+        # left out, d_ff follows from the width (8/3 of it, 88 of 32), and a budget per parameter goes with it
+        ([{"d_model": width, "n_heads": 2, "train_tokens": tokens} for width, tokens in ((64, 2**21), (32, 2**19))],
+         ("d_model", "depth_scale"), {"d_model": 32, "d_ff": 88, "depth_scale": "none"}, "d_model=32"),
+        # RunConfig's 4 key-value heads are those of its 4 heads: with 2, both 2 and 1 differ, and 2 is what is left out
+        ([{"n_heads": 2, "n_kv_heads": 1}, {"n_heads": 2, "n_kv_heads": 2}], ("n_kv_heads", "depth_scale"),
+         {"n_kv_heads": 1, "depth_scale": "none"}, "n_kv_heads=1"),
+    ],
+)  # fmt: skip
+def test_a_setting_names_what_does_not_follow_from_its_rest(fields, label_fields, knobs, label):
+    configs = [RunConfig(**values, depth_scale=scale) for values in fields for scale in ("none", "lns")]
+    settings = settings_of([configuration_of(config, ()) for config in configs])
+    assert settings.label_fields == label_fields and settings.label(knobs) == label
 
 
 def test_what_goes_with_depth_is_no_setting_and_is_told(tmp_path):
@@ -215,12 +212,3 @@ def test_what_goes_with_depth_is_no_setting_and_is_told(tmp_path):
         assert (
             read_settings(store).label_fields == ("depth_scale", "train_tokens") and not read_settings(store).depth_text
         )
-
-
-def test_the_baseline_has_as_many_key_value_heads_as_heads_where_it_is_not_said(tmp_path):
-    """RunConfig's 4 are those of its 4 heads: with 2, both 2 and 1 differ from 4, and 2 is what is left out."""
-    for heads in (1, 2):
-        make_run(tmp_path, RunConfig(n_heads=2, n_kv_heads=heads), {"val_loss": 3.0})
-    with open_store(tmp_path) as store:
-        settings = read_settings(store)
-        assert settings.baseline.knobs["n_kv_heads"] == 2 and settings.label({"n_kv_heads": 1}) == "n_kv_heads=1"

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sparsedepth.store import cell_text, render
+from sparsedepth.store import query_result, render
 from sparsedepth.store.query_result import QueryResult
 
 ANSWER = QueryResult(columns=("norm", "val_loss", "steps"), rows=(("pre", 3.14159, 256), ("post", None, None)))
@@ -173,8 +173,8 @@ def test_parquet_and_unknown_formats_are_refused_at_the_terminal():
 def test_what_a_query_rounded_has_its_digits_and_what_it_did_not_has_four():
     """round(x, 2), round(x, 6), an average, round(x, 0), a cost; in a column the most digits that any value has."""
     rows = ((0.81, 0.123456, 0.1 + 0.2, 4.0, 6.4e11), (0.5, 0.75, 1 / 3, 10.0, 8e10), (None, 1.0, None, 3.0, 1e9))
-    shown = cell_text.with_decimals(QueryResult(columns=tuple("abcde"), rows=rows))
-    assert [[cell_text.readable(value) for value in row] for row in shown.rows] == [
+    shown = QueryResult(columns=tuple("abcde"), rows=rows).with_decimals()
+    assert [[query_result.readable(value) for value in row] for row in shown.rows] == [
         ["0.81", "0.123456", "0.3000", "4", "6.400e+11"],
         ["0.50", "0.750000", "0.3333", "10", "8.000e+10"],
         ["-", "1.000000", "-", "3", "1.000e+09"],

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sparsedepth.store import cell_text, terminal
+from sparsedepth.store import query_result, terminal
 from sparsedepth.store.query_result import QueryResult
 
 ANSWER = QueryResult(columns=("norm", "val_loss", "steps"), rows=(("pre", 3.14159, 256), ("post", None, None)))
@@ -91,13 +91,13 @@ def test_rows_left_out_are_counted():
     ],
 )
 def test_values_for_people(value, text):
-    assert cell_text.readable(value) == text
+    assert query_result.readable(value) == text
 
 
 @settings(max_examples=50)
 @given(st.floats(1e-4, 9.9e6))
 def test_four_significant_digits_are_kept(value):
-    assert float(cell_text.readable(value)) == pytest.approx(value, rel=0.5001e-3)
+    assert float(query_result.readable(value)) == pytest.approx(value, rel=0.5001e-3)
 
 
 def test_sentences_go_on_two_columns_further_in():

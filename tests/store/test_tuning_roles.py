@@ -33,6 +33,10 @@ def tuning_roles(tuning, runs):
     return {run_id: columns["tuning"] for run_id, columns in tuning_columns((tuning, runs)).items()}
 
 
+def as_row(config: RunConfig, run_id: str, loss: float | None) -> dict:
+    return {**config.model_dump(), "run_id": run_id, "outcome": "diverged" if loss is None else "ok", "val_loss": loss}
+
+
 def loss(config: RunConfig) -> float:
     """0.1 worse a step of lr away from the best; weight decay 0.3 is 0.5 better; a seed adds 0.01."""
     away = abs(RATES.index(config.lr) - RATES.index(BEST[config.weight_decay]))
@@ -54,14 +58,16 @@ def fill(results, depths=(12,), n_seeds=3, state=True):
     return results
 
 
+@pytest.fixture(scope="module")
+def tuned(tmp_path_factory):
+    return fill(tmp_path_factory.mktemp("tuned"))
+
+
 def test_a_run_whose_tuned_value_is_unknown_was_not_tuned():
     """A third-party table can leave the lr of a row empty."""
     tuning = Tuning(fields=("lr",), objective="val_loss", seeds=(0,), tuning_seeds=())
     configs = {"a": RunConfig(lr=0.001), "b": RunConfig(lr=0.002), "c": RunConfig()}
-    runs = [
-        {**config.model_dump(), "run_id": run_id, "outcome": "ok", "val_loss": 1 + config.lr}
-        for run_id, config in configs.items()
-    ]
+    runs = [as_row(config, name, 1 + config.lr) for name, config in configs.items()]
     runs[2]["lr"] = None
     assert tuning_roles(tuning, runs) == {"a": "edge", "b": "rejected"}
 
@@ -82,17 +88,16 @@ def test_runs_say_what_they_are(tmp_path, depths):
 
 
 @pytest.mark.parametrize("query", ["summarize runs", "select r from main.RUNS r", "with q as (from runs) from q"])
-def test_tuning_is_known_to_every_query_of_runs(tmp_path, query):
+def test_tuning_is_known_to_every_query_of_runs(tuned, query):
     """Though it is worked out when one comes."""
-    fill(tmp_path)
-    with open_store(tmp_path) as first, open_store(tmp_path) as second:
+    with open_store(tuned) as first, open_store(tuned) as second:
         second.sql("from runs limit 0")
         assert sorted(map(str, first.sql(query).rows)) == sorted(map(str, second.sql(query).rows))
         assert first._add_tuning is None
 
 
-def test_the_schema_names_the_columns(tmp_path):
-    with open_store(fill(tmp_path)) as store:
+def test_the_schema_names_the_columns(tuned):
+    with open_store(tuned) as store:
         documented = [name for view, name, *_ in store.schema().rows if view == "runs"]
         assert documented == [name for name, *_ in store.sql("describe runs").rows]
 
@@ -102,28 +107,26 @@ def test_a_folder_whose_sweep_tunes_nothing_has_nulls(tmp_path):
         assert store.sql("select distinct tuning, tuned_fields from runs").rows == ((None, None),)
 
 
-def test_folders_are_judged_each_by_itself(tmp_path):
+def test_folders_are_judged_each_by_itself(tuned, tmp_path):
     """One sweep tunes lr, another has it as its question: only the first one's runs are judged."""
-    fill(tmp_path / "tuned")
-    make_run(tmp_path / "plain", RunConfig(lr=0.5), {"val_loss": 1.0})
-    with open_store(tmp_path / "tuned", tmp_path / "plain") as store:
+    make_run(tmp_path, RunConfig(lr=0.5), {"val_loss": 1.0})
+    with open_store(tuned, tmp_path) as store:
         rows = dict(store.sql("select tuning, count(*) from runs group by all").rows)
     assert rows == {"best": 3, "edge": 3, "rejected": 4, None: 1}
 
 
-def test_best_ranks_each_configuration_at_its_best_value_and_flags_the_edge(tmp_path):
-    with open_store(fill(tmp_path)) as store:
+def test_best_ranks_each_configuration_at_its_best_value_and_flags_the_edge(tuned):
+    with open_store(tuned) as store:
         ranking = best(store)
     assert (ranking.n_cells, ranking.n_runs) == (2, 6)
-    columns = ranking.table.columns
-    rows = [dict(zip(columns, row, strict=True)) for row in ranking.table.rows]
-    shown = [(row["weight_decay"], row["lr"], row["tuning"], row["seeds"], row["val_loss"]) for row in rows]
+    names = ("weight_decay", "lr", "tuning", "seeds", "val_loss")
+    shown = [tuple(row[name] for name in names) for row in ranking.table.records()]
     assert shown == [(0.3, 0.004, "edge", 3, pytest.approx(2.51)), (0.1, 0.002, "best", 3, pytest.approx(3.01))]
 
 
-def test_effects_compare_configurations_each_at_its_best(tmp_path):
+def test_effects_compare_configurations_each_at_its_best(tuned):
     """lr differs between the two, and is no setting: seed 0 chose, two seeds are left."""
-    with open_store(fill(tmp_path)) as store:
+    with open_store(tuned) as store:
         runs = store.frame("select * from runs")
     cells = cells_of(runs, "val_loss")
     (found,) = effects_frame(cells).query("question == 'setting'").to_dict("records")
@@ -132,13 +135,13 @@ def test_effects_compare_configurations_each_at_its_best(tmp_path):
     assert found["estimate"] == pytest.approx(-0.5, abs=0.02)
 
 
-def test_one_rule_says_which_runs_count(tmp_path):
+def test_one_rule_says_which_runs_count(tuned):
     """Of 10 runs 4 were only tried: best, effects, figures, the depth law and SQL count the other 6."""
-    with open_store(fill(tmp_path)) as store:
+    with open_store(tuned) as store:
         runs = store.frame("select * from runs")
         assert store.sql(f"select count(*) from runs where {IS_RESULT}").rows == ((6,),)
         assert best(store).n_runs == len(trained_runs(store)) == 6
-    assert len(result_rows(runs)) == len(read_points(tmp_path)) == 6
+    assert len(result_rows(runs)) == len(read_points(tuned)) == 6
 
 
 def test_the_best_value_is_the_one_that_tuning_chose_though_later_seeds_disagree(tmp_path):
@@ -147,8 +150,7 @@ def test_the_best_value_is_the_one_that_tuning_chose_though_later_seeds_disagree
     other = RunConfig(n_layers=12, weight_decay=0.1, lr=0.002, seed=7)
     make_run(tmp_path, other, {"val_loss": 9.0})
     with open_store(tmp_path) as store:
-        answer = ask(store, "lr_curves")
-    rows = [dict(zip(answer.columns, row, strict=True)) for row in answer.rows]
+        rows = ask(store, "lr_curves").records()
     notes = {(row["weight_decay"], row["lr"]): row["note"] for row in rows if row["note"]}
     assert notes == {(0.1, 0.002): "chosen", (0.3, 0.004): "chosen, at the edge"}
 
@@ -160,11 +162,8 @@ def test_equal_losses_choose_the_lowest_value():
 def test_a_diverged_value_is_the_worst_and_a_single_one_is_not_tuned():
     tuned = Tuning(fields=("lr",), tuning_seeds=(0,), seeds=(0,), objective="val_loss")
 
-    def run(run_id, lr, loss, **fields):
-        values = RunConfig(lr=lr, **fields).model_dump()
-        return {**values, "run_id": run_id, "outcome": "ok" if loss else "diverged", "val_loss": loss}
-
-    runs = [run("a", 0.1, 2.0), run("b", 0.2, 1.0), run("c", 0.4, None), run("d", 0.1, 9.0, n_layers=3)]
+    values = (("a", 0.1, 2.0, 6), ("b", 0.2, 1.0, 6), ("c", 0.4, None, 6), ("d", 0.1, 9.0, 3))
+    runs = [as_row(RunConfig(lr=lr, n_layers=depth), name, loss) for name, lr, loss, depth in values]
     assert tuning_roles(tuned, runs) == {"a": "rejected", "b": "best", "c": "rejected"}
 
 
@@ -173,10 +172,7 @@ def test_the_mean_over_tuning_seeds_chooses_and_their_runs_are_no_results():
     tuned = Tuning(fields=("lr",), tuning_seeds=(101, 102), seeds=(0, 1), objective="val_loss")
     losses = {(0.1, 101): 2.0, (0.1, 102): 2.0, (0.2, 101): 1.0, (0.2, 102): 3.5, (0.4, 101): 0.5}
     losses |= {(0.1, 0): 9.0, (0.1, 1): 9.0, (0.2, 0): 1.0}
-    runs = [
-        {**RunConfig(lr=lr, seed=seed).model_dump(), "run_id": f"{lr} {seed}", "outcome": "ok", "val_loss": loss}
-        for (lr, seed), loss in losses.items()
-    ]
+    runs = [as_row(RunConfig(lr=lr, seed=seed), f"{lr} {seed}", loss) for (lr, seed), loss in losses.items()]
     roles = tuning_roles(tuned, runs)
     assert {name: role for name, role in roles.items() if role != "rejected"} == {
         "0.1 101": "tuning",
@@ -195,10 +191,7 @@ def test_runs_that_do_not_say_their_seed_choose_by_their_mean():
     """Of lr 0.1 the last run is the lowest of all; 0.2 is lower on average."""
     tuned = Tuning(fields=("lr",), tuning_seeds=(), seeds=(), objective="val_loss")
     losses = [("a", 0.1, 3.0), ("b", 0.1, 1.0), ("c", 0.2, 1.5), ("d", 0.2, 1.7), ("e", 0.4, 5.0)]
-    runs = [
-        {**RunConfig(lr=lr).model_dump(), "seed": None, "run_id": name, "outcome": "ok", "val_loss": loss}
-        for name, lr, loss in losses
-    ]
+    runs = [{**as_row(RunConfig(lr=lr), name, loss), "seed": None} for name, lr, loss in losses]
     assert tuning_roles(tuned, runs) == dict(zip("abcde", ["rejected"] * 2 + ["best"] * 2 + ["rejected"], strict=True))
 
 
@@ -212,11 +205,10 @@ def test_a_definition_that_cannot_be_read_is_named(tmp_path):
 def test_two_tuned_fields_are_at_the_edge_if_one_is():
     tuned = Tuning(fields=("lr", "weight_decay"), tuning_seeds=(0,), seeds=(0,), objective="val_loss")
     runs = [
-        {**RunConfig(lr=lr, weight_decay=decay).model_dump(), "run_id": f"{lr} {decay}", "outcome": "ok",
-         "val_loss": abs(lr - 0.2) + abs(decay - 0.3)}
+        as_row(RunConfig(lr=lr, weight_decay=decay), f"{lr} {decay}", abs(lr - 0.2) + abs(decay - 0.3))
         for lr in (0.1, 0.2, 0.4)
         for decay in (0.1, 0.2, 0.3)
-    ]  # fmt: skip
+    ]
     assert {name: role for name, role in tuning_roles(tuned, runs).items() if role != "rejected"} == {"0.2 0.3": "edge"}
 
 
