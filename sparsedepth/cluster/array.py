@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from pydantic import TypeAdapter, ValidationError
+from pydantic import BaseModel, ValidationError
 
 from sparsedepth import files
 from sparsedepth.cluster import slurm
@@ -25,11 +25,9 @@ from sparsedepth.run.scratch import Allocation
 START_SECONDS = 20
 """Assumed time from the start of a task to the first training step."""
 
-PROBE_SECONDS = 4.0
-"""How long to wait for the probe task to start; after that the array is submitted with a dependency on it."""
-
-PROBE_LIMIT_SECONDS = 300.0
-"""How long a started probe task may take: its own limit, 2 minutes, and time for Slurm to end it."""
+PROBE_SECONDS, PROBE_LIMIT_SECONDS = 4.0, 300.0
+"""How long to wait for the probe task to start (after that the array is submitted with a dependency on it), and to end:
+its own limit, 2 minutes, and time for Slurm."""
 
 STOP_SECONDS = 600.0
 """How long `stop` waits for running tasks to write their checkpoints."""
@@ -46,8 +44,7 @@ touch {{token}}.answer
 """
 
 
-@dataclass(frozen=True, kw_only=True)
-class StartEnd:
+class StartEnd(BaseModel):
     """How one start of a task ended, as its script recorded it."""
 
     restarts: int
@@ -55,9 +52,6 @@ class StartEnd:
     reason: str
     progress: bool = True
     """false if it reached its time limit without writing a checkpoint"""
-
-
-_END = TypeAdapter(StartEnd)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -160,7 +154,7 @@ class TaskArray:
         for path in sorted(self.folder.glob("*_*.jsonl")):
             for line in files.read_regular(path).decode(errors="replace").splitlines():
                 try:
-                    end = _END.validate_json(line)
+                    end = StartEnd.model_validate_json(line)
                 except ValidationError:  # a full disk cut the line short
                     continue
                 ends[path.stem, end.restarts] = end
@@ -232,16 +226,15 @@ def check(request: Request, results: Path | None, tasks: int, checkpoint_seconds
         raise ValueError(f"--out {str(results)!r}: Slurm allows no quotes, '%' or '\\' in file names; choose another")
     partition = slurm.partition(request.partition)
     if request.seconds is not None and request.seconds > partition.seconds:
-        hours = partition.seconds / 3600
-        raise ValueError(f"--time {request.time} exceeds the limit of partition {partition.name}, {hours:g} h")
+        longest = f"{partition.seconds / 3600:g} h"
+        raise ValueError(f"--time {request.time} exceeds the limit of partition {partition.name}, {longest}")
     limit = request.seconds or partition.default_seconds
     available, needed = max(0.0, limit - request.warning_seconds), START_SECONDS + checkpoint_seconds
     if available <= needed:
         source = f"--time {request.time}" if request.time else f"the default limit of partition {partition.name}"
         raise ValueError(
-            f"{source} leaves a task {available:.0f} s before Slurm warns it, too short to start (about "
-            f"{START_SECONDS} s) and write a checkpoint (checkpoint_seconds={checkpoint_seconds:g}); "
-            f"{time_advice(needed + 1)}"
+            f"{source} leaves a task {available:.0f} s before Slurm warns it, of {needed:g} to start and write a "
+            f"checkpoint (checkpoint_seconds={checkpoint_seconds:g}); {time_advice(needed + 1)}"
         )
     max_tasks = slurm.max_tasks()
     if not 1 <= tasks < max_tasks:

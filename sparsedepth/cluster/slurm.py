@@ -28,11 +28,8 @@ from typing import NamedTuple
 WARNING_SECONDS = 120
 """How long before its time limit a task is warned; at most a quarter of the limit."""
 
-MAX_KILLS = 20
-"""How often a killed task is requeued."""
-
-MAX_STARTS = 3
-"""How often in a row a task may reach its time limit without progress."""
+MAX_KILLS, MAX_STARTS = 20, 3
+"""How often a killed task is requeued, and how often in a row a task may reach its time limit without progress."""
 
 FOLDER = "slurm"
 """Subfolder of the results folder: the script, and for task 12_3 its log and 12_3.jsonl, a line per ended start."""

@@ -17,8 +17,7 @@ from sparsedepth.plan.match import Match
 
 
 def with_branches(definition: SweepDefinition, match: Match) -> list[Match]:
-    """A cell after its branches, shortest first. Raises ValueError for a schedule without a trunk, and for a branch
-    that is too short."""
+    """A cell after its branches, shortest first. Raises ValueError without a trunk, and for a branch too short."""
     if not definition.branch_at:
         return [match]
     whole = match.config

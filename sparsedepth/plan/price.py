@@ -1,8 +1,7 @@
 """Estimate the cost of a sweep before it runs: parameters, FLOPs, tokens, memory, disk and time.
 
-A *kind* is a group of runs of equal shape, that is, equal in all fields that change the cost. Parameters and FLOPs are
-exact (`cost`). Memory is modelled (`memory`), time is assumed or calibrated (`duration`), and both are corrected by
-finished runs:
+A *kind* is a group of runs of equal shape: equal in all fields that change the cost. Parameters and FLOPs are exact.
+Memory is modelled (`memory`), time assumed or calibrated (`duration`), and both are corrected by finished runs:
 
     total time       = time at which the last worker finishes if workers take the runs in the order of the plan
     ratio of a shape = measured / estimated; a shape without a finished run takes the median of the others
@@ -223,8 +222,7 @@ def _ratio(ratios: Mapping[str, float], key: str) -> float:
 
 
 def fitting_micro_batch(runs: Sequence[RunConfig], setup: PricingSetup, memory: float) -> int | None:
-    """The largest power of 2 of sequences per forward pass with which every run fits into `memory` (bytes); None if
-    none does."""
+    """The largest power of 2 of sequences per forward pass with which all runs fit into `memory` (bytes), if any."""
     largest = setup.place.micro_batch or max(run.batch_tokens // run.seq_len for run in runs)
     for exponent in reversed(range(largest.bit_length())):
         smaller = replace(setup, place=replace(setup.place, micro_batch=2**exponent))
@@ -259,8 +257,8 @@ def uncalibrated(runs: Sequence[RunConfig], setup: PricingSetup) -> list[RunConf
 
 
 def with_finished(setup: PricingSetup, results: Path, runs: Sequence[RunConfig]) -> PricingSetup:
-    """The setup corrected by those of the runs that trained to the end in `results`, on this kind of device: of each
-    shape the median time and the largest peak, where they were recorded."""
+    """The setup corrected by those of the runs that were trained in `results` on this kind of device: of each shape the
+    median time and the largest peak, where they were recorded."""
     facts = ("outcome", "device", "seconds", "peak_memory_bytes")
     rows = read_columns(results, facts, damaged=[]) if results.is_dir() else {}
     times, peaks = defaultdict[str, list[float]](list), defaultdict[str, list[float]](list)
@@ -285,9 +283,9 @@ def workers_per_gpu(runs: Sequence[RunConfig], setup_of: Callable[[int], Pricing
 
         throughput(n) = n runs / seconds of a run while n share the GPU,    n = 1, 2, 4, ...
 
-    Each doubling must fit into the GPU's memory, with a CUDA context for every process, and raise the throughput by
-    GAIN. Measured are the steps that were timed with so many workers (`--calibrate`), or the peaks of finished runs.
-    `setup_of`: the setup of one GPU, or of several with equally many runs on each, for a number of runs on each.
+    Each doubling must fit into the GPU's memory and raise the throughput by GAIN. Measured are the steps that were
+    timed with so many workers (`--calibrate`), or the peaks of finished runs. `setup_of`: for a number of runs on each
+    GPU.
     """
 
     def throughput(setup: PricingSetup) -> float:

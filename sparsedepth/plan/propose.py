@@ -106,8 +106,7 @@ def proposals(definition: SweepDefinition) -> list[Cell]:
 
 
 def untried(definition: SweepDefinition, tried: Set[str], seed: Any) -> dict[str, Any] | None:
-    """A random point whose `cell_digest` is not in `tried`; None if there is none, or, in a continuous or large space,
-    if 1,000 draws found none."""
+    """A random point whose `cell_digest` is not in `tried`; None if there is none, or 1,000 draws found none."""
     axes = axis_distributions(definition)
     rng = random.Random(digest(seed))
     choices = {name: _values(axis) for name, axis in axes.items()}

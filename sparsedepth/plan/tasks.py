@@ -64,8 +64,7 @@ class PlannedRun:
 
 
 class Plan:
-    """The cells of a definition, each built once; what prices, queues and reports a sweep asks it which runs are
-    planned, given the finished ones."""
+    """The cells of a definition, each built once, and which runs are planned, given the finished ones."""
 
     def __init__(self, definition: SweepDefinition):
         """Raises ValueError if a cell cannot be built or matched, or if no cell is left."""
@@ -167,8 +166,7 @@ class Plan:
         return True
 
     def notes(self) -> list[str]:
-        """Notes to print before the start: matched sizes, skipped cells, conditions without effect, repeated draws, and
-        objectives relative to the loss."""
+        """Notes to print before the start: matched sizes, skipped cells, what has no effect, relative objectives."""
         definition, drawn = self.definition, len(self.matches) + len(self.infeasible)
         notes = summary(definition, self.matches)
         notes += [f"skipped: {cell}: {reason}" for cell, reason in self.infeasible]
@@ -212,8 +210,7 @@ class Plan:
         return "at most" if self.definition.adaptive or self.definition.prune else ""
 
     def expected_runs(self, loss_of: LossOf = no_results) -> list[RunConfig]:
-        """The runs to price, in order. Results at a tuned value stand at the first of its grid, since the cost does not
-        depend on it; a sampler's proposals at points drawn evenly from the space."""
+        """The runs to price, in order; results at a tuned value at the first of its grid, proposals at drawn points."""
         if self.definition.adaptive:
             return self._proposed
         first = {name: grid[0] for name, grid in self.definition.tune.items()}
@@ -257,8 +254,7 @@ def random_proposals(definition: SweepDefinition) -> int:
 
 
 def _check_run(definition: SweepDefinition, config: RunConfig) -> None:
-    """Raises ValueError for a run that is too short to be pruned, and for a text whose tokenizer is known to have more
-    tokens than the model."""
+    """Raises ValueError for a run too short to be pruned, and for a tokenizer known to have more tokens than it."""
     if definition.prune:
         definition.prune.check_window(config.n_steps, config.log_every)
     size = known_size(config.tokenizer) if kind_of(config.corpus).is_tokenised else None
@@ -285,8 +281,7 @@ def constraint_excess(definition: SweepDefinition, config: RunConfig) -> dict[An
 
 
 def first_proposal(definition: SweepDefinition) -> Cell:
-    """An example cell of a sampler's axes, to check that it can be built: the first combination of values and interval
-    bounds that is not excluded."""
+    """A cell of a sampler's axes: the first combination of values and interval bounds that is not excluded."""
 
     def bounds(axis: Interval) -> tuple[float, float]:
         return (int(axis.low), int(axis.high)) if axis.whole else (axis.low, axis.high)
@@ -308,8 +303,7 @@ def check_proposal(definition: SweepDefinition) -> None:
 
 
 def check_objective(definition: SweepDefinition) -> list[Literal["minimize", "maximize"]]:
-    """The direction of each objective. Raises ValueError for a quantity that has no better direction or that the sweep
-    does not measure."""
+    """The direction of each objective. Raises ValueError for a quantity without one, or that is not measured."""
     directions: list[Literal["minimize", "maximize"]] = []
     for name in definition.objectives:
         quantity = quantities.rankable(name)

@@ -17,8 +17,7 @@ from sparsedepth.train.runtime import Runtime
 
 
 def checked_source(config: RunConfig, results: Path, tokenizer: Tokenizer | None = None) -> Source:
-    """The source of a run in a results folder. Raises ValueError, before training, as `open_source`, and for text that
-    is too short or no longer that of the folder's runs."""
+    """The source of a run. Raises ValueError as `open_source`, and for text too short, or not that of other runs."""
     source = open_source(config, results / "data", tokenizer)
     source.batch(config, 0)  # this and the following raise for a text that is too short
     source.held_out(config.seq_len, config.measure_tokens)

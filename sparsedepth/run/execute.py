@@ -30,16 +30,15 @@ from sparsedepth.train.loop import Interrupted, Work, run_generator
 from sparsedepth.train.stack import Clock, train_together
 
 WORST = (0, INTERRUPTED, INFEASIBLE, NO_STORAGE, USER_ERROR, 1)
-"""Exit codes from best to worst."""
+"""Exit codes from best, complete, to worst, failed."""
 
 
 def execute(config: RunConfig, results: Path, options: Options = DEFAULT_OPTIONS) -> Path:
     """Complete the run of `config` in `results`, and return its folder.
 
-    Raises ValueError for user errors (no such corpus, too little text, no such device); Interrupted once options.stop()
-    is true or another process has taken over the run (the same call then resumes); Infeasible; LostError if one of the
-    torchrun processes of this run ends before the others. Of these processes the first holds the lease, measures and
-    writes; the others train with it and wait.
+    Raises ValueError for user errors; Interrupted once options.stop() is true or another process has taken over the run
+    (the same call then resumes); Infeasible; LostError if one of the torchrun processes of this run ends before the
+    others, of which the first holds the lease, measures and writes; the others train with it and wait.
     """
     scratch = Scratch(results, config.run_id)
     scratch.refuse_links()
@@ -111,10 +110,7 @@ class ProgressWriter:
 
 
 def main(arguments: list[str]) -> int:
-    """The process of one run, or of a stack of runs; the exit code is the worst of the runs'.
-
-    0 complete, 2 user error, 74 no storage, 75 interrupted, 76 infeasible, 1 failed.
-    """
+    """The process of one run, or of a stack of runs; the exit code is the worst of the runs'."""
     parser = argparse.ArgumentParser(prog="sparsedepth.run.execute")
     parser.add_argument("results", type=Path)
     parser.add_argument("configs", type=Path, nargs="+", help="of runs that can train as one stacked model")

@@ -90,8 +90,7 @@ def measure_existing_model(
 
 
 def measuring_config(loaded: LoadedModel, given: TokenArrays | None, settings: dict[str, Any]) -> MeasureOnlyConfig:
-    """A run's own measuring fields, overridden by those of given tokens, overridden by the user's. Raises
-    ValueError."""
+    """A run's own measuring fields, overridden by those of given tokens, and then by the user's. Raises ValueError."""
     own = loaded.config
     fields = {} if own is None else {name: getattr(own, name) for name in (*MeasureConfig.model_fields, "seq_len")}
     if given is not None:

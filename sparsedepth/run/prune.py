@@ -3,9 +3,8 @@
     at share f of the steps:  loss = mean train_loss of the rows logged in (0.9 f, f]
     prune if  loss > the keep-quantile of the same mean over the finished runs of this n_layers
 
-Optuna cannot prune with several objectives, so pruning uses our own training curves. Only finished runs count, so the
-first `min_runs` of a depth always run to the end. A pruned run is no result: it leaves a reason in its scratch folder
-and no record.
+Optuna cannot prune with several objectives, so pruning uses our own training curves. The first `min_runs` of a depth
+always run to the end. A pruned run is no result: it leaves a reason in its scratch folder and no record.
 """
 
 import logging

@@ -1,6 +1,4 @@
-"""The steps of a run: prepare the text or task, train (resuming from checkpoints), measure on held-out sequences, and
-write the record.
-"""
+"""The steps of a run: prepare the text or task, train (resuming from checkpoints), measure, and write the record."""
 
 import copy
 import gc
@@ -140,8 +138,7 @@ class RunJob:
         return 0.0 if retries == 0 and (runtime.device.type == "cuda" or _was_measuring(error)) else None
 
     def _after_compiler_error(self, runtime: Runtime, error: Exception, number: int) -> Runtime:
-        """What to try next: an empty cache, then no compiler. Raises the error in one of several processes, which start
-        again together."""
+        """What to try next: an empty cache, then no compiler. Several processes raise, and start again together."""
         abandon_cache(self.results)
         reason = " ".join(str(error).split())[:300]
         if self.devices.size > 1:

@@ -1,9 +1,7 @@
 """Time a few real steps of each shape of a sweep, in as many parallel processes as the sweep will have workers.
 
 Every process times every shape in a different order, so that they slow each other down as runs will. A shape's time is
-the median over processes. Timings are cached by device, torch version, runtime settings and number of workers:
-
-    ~/.cache/sparsedepth/timings/<machine>.json        (XDG_CACHE_HOME where that is set)
+the median over processes, cached in ~/.cache/sparsedepth/timings/<machine>.json (XDG_CACHE_HOME where that is set).
 """
 
 import functools
@@ -74,8 +72,8 @@ def known_timings(machine: Machine) -> dict[str, Timing]:
 
 
 def calibrate(runs: Sequence[RunConfig], machine: Machine, report: Callable[[int], None]) -> dict[str, Timing]:
-    """Time a run of each shape and cache the timings; returns all timings of this machine. `report` gets the number of
-    timings so far. Raises ValueError if a shape cannot be computed."""
+    """All timings of this machine, with those of a run of each shape. `report` gets the number of timings so far.
+    Raises ValueError if a shape cannot be computed."""
     workers = range(machine.workers)
     in_turn = [runs[(number + turn) % len(runs)] for turn in range(len(runs)) for number in workers]
     runtime = machine.runtime.model_copy(update={"parallel": "none"})

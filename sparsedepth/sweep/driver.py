@@ -37,11 +37,9 @@ from sparsedepth.sweep.run_end import ResultsIndex
 from sparsedepth.sweep.status import RunState, scan
 from sparsedepth.sweep.worker import Worker
 
-MAX_FAILURES = 3
-"""Failed runs in a row, with no completed run in between, after which the sweep stops: a common cause is likely."""
-
-MAX_DEATHS = 5
-"""Average deaths of the forkserver per worker, with no run completed in between, after which the sweep stops."""
+MAX_FAILURES, MAX_DEATHS = 3, 5
+"""Failed runs in a row, and average deaths of the forkserver per worker, with no completed run in between, after which
+the sweep stops: a common cause is likely."""
 
 MAX_ROUNDS = 5
 """How often a task is queued before it is given up."""
@@ -126,8 +124,7 @@ class Driver:
         return self.plan.definition
 
     def run(self, *, retry_failed: bool = False) -> SweepResult:
-        """Run the missing runs. Raises ValueError for user errors (the folder of another sweep, too little text) before
-        anything runs."""
+        """Run the missing runs. Raises ValueError for user errors before anything runs."""
         prepare(self.results, self.definition, self.machine.max_attempts, retry_failed=retry_failed)
         self._prepare_text()  # before signals are caught, so that Ctrl-C ends a long tokenisation at once
         result = self.run_queue()

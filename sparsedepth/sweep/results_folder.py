@@ -132,8 +132,7 @@ def folder_id_path(results: Path) -> Path:
 
 
 def folder_id(results: Path) -> str:
-    """The folder's permanent id, created once, so that folders which share a database never share a study. Raises
-    ValueError if it is damaged."""
+    """The folder's permanent id: folders that share a database share no study. Raises ValueError if it is damaged."""
     path = folder_id_path(results)
     if not path.exists():
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -69,8 +69,7 @@ def _read_attempts(results: Path) -> int:
 
 
 class ResultsIndex:
-    """Which runs of a sweep have ended, and their losses, on which the plan depends; each record is checked and read
-    once."""
+    """Which runs of a sweep have ended, and their losses; each record is checked and read once."""
 
     def __init__(self, results: Path, definition: SweepDefinition, max_attempts: int | None = None):
         self.results, self.objective = results, definition.objective

@@ -83,8 +83,7 @@ def _has_scratch(scratch: Scratch) -> bool:
 
 
 class FolderIndex(ResultsIndex):
-    """Of a folder that other processes may be writing: a run that is being computed has not ended. Each scratch folder
-    is read once."""
+    """Where other processes may be writing: a run that is held has not ended. Each scratch folder is read once."""
 
     def __init__(self, results: Path, definition: SweepDefinition, max_attempts: int | None = None):
         super().__init__(results, definition, max_attempts)
@@ -140,10 +139,8 @@ def scan(
 
 
 def other_runs_note(run_ids: Iterable[str], states: Sequence[RunState]) -> str:
-    """A line about complete runs of the folder that are not in its definition; '' if there are none.
-
-    The rule: a sweep runs and counts what its definition lists; commands that read results read every complete run.
-    """
+    """A line about complete runs of the folder that are not in its definition; '' if there are none. A sweep counts
+    what its definition lists; commands that read results read every complete run."""
     others = {*run_ids} - {state.run_id for state in states}
     if not others:
         return ""
@@ -225,8 +222,7 @@ class SweepSummary:
     definition: SweepDefinition | None
     states: list[RunState]
     expected: int
-    """runs of the definition, those at values that tuning has yet to choose included; for an adaptive sampler an upper
-    bound"""
+    """runs of the definition, at values that tuning has yet to choose too; for an adaptive sampler an upper bound"""
     best: BestRun | None
     node_hours: float | None
     """used by all runs on Slurm, including incomplete ones; None without Slurm"""

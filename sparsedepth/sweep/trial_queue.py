@@ -4,9 +4,8 @@ Every task is an enqueued trial, so all workers share one queue. The trial of a 
 to the queue unchanged, with its number and proposal. Trials are taken in order of their numbers, and a sampler's seed
 depends only on the proposal, so that a single worker proposes the same points however often it is killed.
 
-A study that was deleted, or lacks runs that were finished elsewhere, is rebuilt from the folders (`rebuild`), as far as
-a sweep needs to continue, and dashboards. Proposals without any run (infeasible ones) leave no folder, and are proposed
-again.
+A study that was deleted, or lacks runs that were finished elsewhere, is rebuilt from the folders (`rebuild`). Proposals
+without any run (infeasible ones) leave no folder, and are proposed again.
 """
 
 import contextlib
@@ -53,11 +52,8 @@ class RepeatError(Exception):
 
 
 def open_study(definition: SweepDefinition, storage: optuna.storages.BaseStorage, results: Path) -> optuna.Study:
-    """The study of this definition and folder, created if missing.
-
-    Its name ends in a hash of the axes: Optuna cannot change a parameter's choices, so an extended definition gets a
-    new study, filled from the run folders.
-    """
+    """The study of this definition and folder, created if missing. Its name ends in a hash of the axes: Optuna cannot
+    change a parameter's choices, so an extended definition gets a new study, filled from the run folders."""
     study = optuna.create_study(
         study_name=study_name(definition, results),
         storage=storage,
@@ -180,7 +176,7 @@ def means_of(definition: SweepDefinition, summaries: Sequence[Mapping[str, Any]]
 
 def enqueue(study: optuna.Study, tasks: Iterable[Task], definition: SweepDefinition) -> None:
     """Append tasks to the queue. A proposal keeps its earlier parameters or, after a repeat, gets an untried point."""
-    trials = study.get_trials(deepcopy=False)
+    trials = study.get_trials(deepcopy=False) if definition.adaptive else []
     repeats = Counter(task.key for trial in trials if trial.user_attrs.get("repeats") and (task := task_of(trial)))
     settled = {
         task.key: trial.params for trial in reversed(trials) if trial.state in SETTLED and (task := task_of(trial))
