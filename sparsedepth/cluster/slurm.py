@@ -228,7 +228,7 @@ def partition(name: str | None) -> Partition:
     first = (name or default or "").split(",")[0]
     if first not in partitions:
         problem = f"--partition {first!r} does not exist" if first else "Slurm has no default partition"
-        raise ValueError(f"{problem}; give --partition, one of: {', '.join(partitions) or 'none'}")
+        raise ValueError(f"{problem}; choose one of: {', '.join(partitions) or 'none'}")
     return partitions[first]
 
 
