@@ -234,7 +234,8 @@ def check(request: Request, results: Path | None, tasks: int, checkpoint_seconds
         source = f"--time {request.time}" if request.time else f"the default limit of partition {partition.name}"
         raise ValueError(
             f"{source} leaves a task {available:.0f} s before Slurm warns it, too short to start (about "
-            f"{START_SECONDS} s) and write a checkpoint (checkpoint_seconds={checkpoint_seconds:g}); {time_advice(needed + 1)}"
+            f"{START_SECONDS} s) and write a checkpoint (checkpoint_seconds={checkpoint_seconds:g}); "
+            f"{time_advice(needed + 1)}"
         )
     max_tasks = slurm.max_tasks()
     if not 1 <= tasks < max_tasks:

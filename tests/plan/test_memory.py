@@ -92,14 +92,9 @@ print(json.loads((folder / "manifest.json").read_text())["peak_memory_bytes"])
 """
 
 
+@pytest.mark.slow  # a process that starts from nothing
 @pytest.mark.skipif(sys.platform != "linux", reason="the peak of a process is read from /proc")
-@pytest.mark.parametrize(
-    "fields",
-    [
-        {"n_layers": 24},
-        pytest.param({"d_model": 128, "n_layers": 6, "batch_tokens": 2048, **MOE}, marks=pytest.mark.slow),
-    ],
-)
+@pytest.mark.parametrize("fields", [{"n_layers": 24}, {"d_model": 128, "n_layers": 6, "batch_tokens": 2048, **MOE}])
 def test_the_peak_of_a_process(fields, tmp_path):
     shape = {**BASE, "d_model": 64, "seq_len": 128, "batch_tokens": 1024, "observe_every": 100, **fields}
     shape |= {"train_tokens": 3 * shape["batch_tokens"], "corpus": str(corpus(tmp_path)), "measures": ["loss"]}

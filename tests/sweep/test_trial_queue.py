@@ -26,10 +26,10 @@ class Killed(Exception):
 
 @pytest.mark.parametrize("sampler", ["random", "qmc", "tpe", "nsga2"])
 def test_a_sampler_proposes_continues_and_is_rebuilt(tmp_path, sampler):
-    definition = sweep(sampler=sampler, n_trials=8, space=SPACE, seeds=[0, 1])
+    definition = sweep(sampler=sampler, n_trials=5, space=SPACE, seeds=[0, 1])
     study = work(tmp_path, definition)
     done = run_ids(tmp_path)
-    assert len(done) == 16
+    assert len(done) == 10
     numbers = len(study.trials)
     assert len(work(tmp_path, definition).trials) == numbers and run_ids(tmp_path) == done, "nothing is repeated"
     forget_study(tmp_path)
