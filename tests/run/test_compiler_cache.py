@@ -5,10 +5,8 @@ import subprocess
 import sys
 
 import pytest
-from support.tiny_sweep import BASE, corpus
+from support.tiny_sweep import run_config
 
-from sparsedepth.config.load import build
-from sparsedepth.config.run import RunConfig
 from sparsedepth.config.runtime import RuntimeConfig
 from sparsedepth.run import train_and_measure
 from sparsedepth.run.compiler_cache import DAMAGED, DEPENDENT, VARIABLE, abandon_cache, is_compiler_error, use_cache
@@ -30,11 +28,6 @@ class CompilerError(RuntimeError):
     __module__ = "torch._dynamo.exc"
 
 
-def config(folder, **fields) -> RunConfig:
-    """Batches of four sequences; only the loss is measured."""
-    return build(RunConfig, {**BASE, "n_layers": 2, "corpus": str(corpus(folder)), "measures": ["loss"], **fields}, "x")
-
-
 def failing(n_failures: int, tried: list):
     """A `training` whose compiler fails the first times; then nothing is compiled, which takes a minute."""
 
@@ -52,13 +45,13 @@ def test_one_compiler_error_costs_a_retry_with_an_empty_cache(tmp_path, monkeypa
     tried: list = []
     monkeypatch.setattr(train_and_measure, "training", failing(1, tried))
     results = tmp_path / "results"
-    execute(config(tmp_path), results, Options(runtime=COMPILED))
+    execute(run_config(tmp_path), results, Options(runtime=COMPILED))
     (first, before), (second, after) = tried
     assert first and second and before != after
     assert before.endswith("-0") and after.endswith("-1") and before.startswith(str(results / "work/compiler-cache"))
     assert os.path.exists(f"{before}/{DAMAGED}") and not os.listdir(after)
     tried.clear()
-    execute(config(tmp_path, seed=1), results, Options(runtime=COMPILED))
+    execute(run_config(tmp_path, seed=1), results, Options(runtime=COMPILED))
     assert [folder for _, folder in tried] == [
         after,
         after.removesuffix("-1") + "-2",
@@ -68,7 +61,7 @@ def test_one_compiler_error_costs_a_retry_with_an_empty_cache(tmp_path, monkeypa
 def test_a_compiler_that_fails_twice_is_done_without_and_the_record_says_so(tmp_path, monkeypatch):
     tried: list = []
     monkeypatch.setattr(train_and_measure, "training", failing(2, tried))
-    made = run_record.read_run(execute(config(tmp_path), tmp_path / "results", Options(runtime=COMPILED)))
+    made = run_record.read_run(execute(run_config(tmp_path), tmp_path / "results", Options(runtime=COMPILED)))
     assert [compiled for compiled, _ in tried] == [True, True, False]
     assert made.manifest["compiled"] is False
     assert made.manifest["kernels"]["reasons"]["compile"] == (
@@ -82,7 +75,7 @@ def test_other_errors_end_the_run(tmp_path, monkeypatch):
 
     monkeypatch.setattr(train_and_measure, "training", broken)
     with pytest.raises(RuntimeError, match="no compiler's"):
-        execute(config(tmp_path), tmp_path / "results", Options(runtime=COMPILED))
+        execute(run_config(tmp_path), tmp_path / "results", Options(runtime=COMPILED))
 
 
 def test_a_cache_of_the_users_is_used_until_it_fails(tmp_path, monkeypatch):
@@ -110,10 +103,10 @@ SCRIPT = """
 import sys
 from pathlib import Path
 sys.path.insert(0, {tests!r})
-from run.test_compiler_cache import COMPILED, config
+from run.test_compiler_cache import COMPILED, run_config
 from sparsedepth.run.execute import execute
 from sparsedepth.run.train_and_measure import Options
-execute(config(Path({folder!r}), seed=int(sys.argv[1])), Path({results!r}), Options(runtime=COMPILED))
+execute(run_config(Path({folder!r}), seed=int(sys.argv[1])), Path({results!r}), Options(runtime=COMPILED))
 """
 
 

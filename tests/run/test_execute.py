@@ -8,11 +8,8 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from support.tiny_sweep import BASE, corpus, table
+from support.tiny_sweep import CPU, run_config, table
 
-from sparsedepth.config.load import build
-from sparsedepth.config.run import RunConfig
-from sparsedepth.config.runtime import RuntimeConfig
 from sparsedepth.run import execute as module
 from sparsedepth.run import lease, train_and_measure
 from sparsedepth.run.execute import _exit_code, execute
@@ -24,13 +21,6 @@ from sparsedepth.store import run_record
 from sparsedepth.sweep.status import state_of
 from sparsedepth.train.loop import Interrupted, TrainingResult, training
 from sparsedepth.train.runtime import is_out_of_memory, other_processes_bytes
-
-CPU = RuntimeConfig(device="cpu", threads=1)
-
-
-def config(folder, **fields) -> RunConfig:
-    """Batches of four sequences; only the loss is measured."""
-    return build(RunConfig, {**BASE, "n_layers": 2, "corpus": str(corpus(folder)), "measures": ["loss"], **fields}, "x")
 
 
 def shortage(limit: int, tried: list):
@@ -48,7 +38,7 @@ def shortage(limit: int, tried: list):
 def test_out_of_memory_halves_the_micro_batch_until_it_fits(tmp_path, monkeypatch):
     tried: list[int | None] = []
     monkeypatch.setattr(train_and_measure, "training", shortage(2, tried))
-    cfg = config(tmp_path)
+    cfg = run_config(tmp_path)
     made = run_record.read_run(execute(cfg, tmp_path / "results", Options(runtime=CPU)))
     assert tried == [None, 2]
     assert made.manifest["micro_batch"] == 2 and made.summary["tokens_trained"] == cfg.train_tokens
@@ -58,7 +48,7 @@ def test_out_of_memory_halves_the_micro_batch_until_it_fits(tmp_path, monkeypatc
 def test_what_does_not_fit_at_all_is_infeasible_and_no_failure(tmp_path, monkeypatch):
     tried: list[int | None] = []
     monkeypatch.setattr(train_and_measure, "training", shortage(0, tried))
-    cfg = config(tmp_path)
+    cfg = run_config(tmp_path)
     with pytest.raises(Infeasible, match="one sequence per forward pass: CUDA out of memory"):
         execute(cfg, tmp_path / "results", Options(runtime=CPU))
     assert tried == [None, 2, 1]
@@ -71,7 +61,7 @@ def test_what_does_not_fit_at_all_is_infeasible_and_no_failure(tmp_path, monkeyp
 
 
 def test_a_new_process_begins_with_what_fits(tmp_path, monkeypatch):
-    cfg = config(tmp_path)
+    cfg = run_config(tmp_path)
     scratch = Scratch(tmp_path / "results", cfg.run_id)
     scratch.folder.mkdir(parents=True)
     assert scratch.halve_micro_batch(4, "x") and scratch.halve_micro_batch(3, "x") and scratch.micro_batch() == 2
@@ -108,7 +98,7 @@ def test_out_of_memory_while_measuring_leaves_the_micro_batch(tmp_path, monkeypa
 
     measure_run = train_and_measure.measure_run
     monkeypatch.setattr(train_and_measure, "measure_run", measure)
-    cfg, results = config(tmp_path), tmp_path / "results"
+    cfg, results = run_config(tmp_path), tmp_path / "results"
     if shortages == 1:
         made = run_record.read_run(execute(cfg, results, Options(runtime=CPU)))
         assert made.manifest["micro_batch"] is None
@@ -131,7 +121,7 @@ def test_a_neighbours_memory_is_waited_for(tmp_path, monkeypatch):
     monkeypatch.setattr(train_and_measure, "training", briefly_short)
     monkeypatch.setattr(train_and_measure, "other_processes_bytes", lambda device: 2**33)
     monkeypatch.setattr(train_and_measure, "NEIGHBOUR_SECONDS", 0.01)
-    made = run_record.read_run(execute(config(tmp_path), tmp_path / "results", Options(runtime=CPU)))
+    made = run_record.read_run(execute(run_config(tmp_path), tmp_path / "results", Options(runtime=CPU)))
     assert tried == [None] * 3 and made.manifest["micro_batch"] is None
 
 
@@ -145,7 +135,7 @@ def test_what_a_neighbour_holds(monkeypatch, free, expected):
 
 def test_a_run_that_was_taken_by_another_process_writes_nothing(tmp_path, monkeypatch):
     """The lock is taken while this process trains; the other one's result stands."""
-    cfg = config(tmp_path)
+    cfg = run_config(tmp_path)
     results = tmp_path / "results"
     scratch = Scratch(results, cfg.run_id)
 
@@ -170,7 +160,7 @@ def test_a_run_that_was_taken_by_another_process_writes_nothing(tmp_path, monkey
 
 def test_the_first_record_in_its_place_stands(tmp_path):
     """Even where both believe that the run is theirs: the rename has one winner."""
-    cfg = config(tmp_path)
+    cfg = run_config(tmp_path)
     results = tmp_path / "results"
     target = execute(cfg, results, Options(runtime=CPU))
     before = (target / "complete").stat().st_mtime_ns
@@ -203,7 +193,7 @@ def test_storage_that_cannot_be_written_is_no_failure_of_the_run(tmp_path, error
 
 
 def test_a_file_system_that_fills_at_the_rename_of_the_record_leaves_nothing(tmp_path, monkeypatch):
-    cfg = config(tmp_path)
+    cfg = run_config(tmp_path)
     results, undisturbed = tmp_path / "results", tmp_path / "undisturbed"
     rename, full = os.rename, [True]
 
@@ -224,7 +214,7 @@ def test_a_file_system_that_fills_at_the_rename_of_the_record_leaves_nothing(tmp
 
 
 def test_a_cut_short_copy_is_set_aside_and_made_again(tmp_path):
-    cfg = config(tmp_path)
+    cfg = run_config(tmp_path)
     results = tmp_path / "results"
     target = execute(cfg, results, Options(runtime=CPU))
     (target / "complete").unlink()
@@ -256,7 +246,7 @@ def test_progress_tells_the_time_left(tmp_path, monkeypatch):
 
 def test_the_training_loss_of_a_run_is_that_of_its_last_tenth(tmp_path):
     """Of steps 19 and 20 of 20, with the losses 19 and 20; none of a run that diverged."""
-    cfg = config(tmp_path, batch_tokens=64, train_tokens=20 * 64, seq_len=16)
+    cfg = run_config(tmp_path, batch_tokens=64, train_tokens=20 * 64, seq_len=16)
     curves = [{"step": step, "train_loss": float(step)} for step in range(1, 21)]
     for outcome, expected in (("ok", 19.5), ("diverged", None)):
         trained = TrainingResult(outcome=outcome, diverged_step=None, diverged_cause=None, steps=20, curves=curves,

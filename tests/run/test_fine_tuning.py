@@ -11,11 +11,10 @@ import yaml
 from reference import answer_loss
 from safetensors.torch import load_file
 from support.run_folders import break_weights, loud_run
-from support.tiny_sweep import sparsedepth, start
+from support.tiny_sweep import CPU, sparsedepth, start
 
 from sparsedepth.config.load import build
 from sparsedepth.config.run import CELL_FIELDS, RunConfig
-from sparsedepth.config.runtime import RuntimeConfig
 from sparsedepth.data.source import open_source
 from sparsedepth.data.tokenizer import ByteTokenizer
 from sparsedepth.exchange.export import export
@@ -27,7 +26,6 @@ from sparsedepth.store.connection import open_store
 from sparsedepth.store.run_record import read_run
 from sparsedepth.train.loop import Interrupted
 
-CPU = RuntimeConfig(device="cpu", threads=1)
 PAIRS = [{"prompt": f"{n} + {n}?", "answer": f"{2 * n}"} for n in range(60)]
 TUNING = {
     "seq_len": 32, "batch_tokens": 128, "train_tokens": 128 * 12, "lr": 3e-3, "val_fraction": 0.2, "val_tokens": 64,

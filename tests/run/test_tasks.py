@@ -1,17 +1,16 @@
 """A run on a task: it learns, is measured on what it never met, and reads and writes no text."""
 
 import pytest
+from support.tiny_sweep import CPU
 
 from sparsedepth.config.load import build
 from sparsedepth.config.run import RunConfig
-from sparsedepth.config.runtime import RuntimeConfig
 from sparsedepth.config.task import TASKS as RECORDS
 from sparsedepth.run.execute import execute
 from sparsedepth.run.train_and_measure import Options
 from sparsedepth.store import run_record
 from sparsedepth.train.loop import Interrupted
 
-CPU = RuntimeConfig(device="cpu", threads=1)
 TINY = {"n_layers": 2, "d_model": 16, "n_heads": 2, "batch_tokens": 512, "train_tokens": 512 * 60, "lr": 1e-2}
 TINY = {**TINY, "precision": "fp32", "val_tokens": 512, "measure_tokens": 128, "fit_tokens": 256, "observe_every": 20}
 TASKS = {

@@ -10,6 +10,10 @@ import yaml
 from support import forked_commands
 from support.sweep_processes import OF
 
+from sparsedepth.config.load import build
+from sparsedepth.config.run import RunConfig
+from sparsedepth.config.runtime import RuntimeConfig
+
 BASE = {
     "d_model": 16,
     "n_heads": 2,
@@ -34,6 +38,15 @@ def corpus(folder: Path) -> Path:
         words = " ".join(f"{n} times {i} is {n * i}." for i in range(60))
         (text / f"{n:02}.txt").write_text(words)
     return text
+
+
+CPU = RuntimeConfig(device="cpu", threads=1)
+
+
+def run_config(folder: Path, **fields) -> RunConfig:
+    """A run on the small text, of which only the loss is measured; a batch has four sequences."""
+    values = {**BASE, "n_layers": 2, "corpus": str(corpus(folder)), "measures": ["loss"], **fields}
+    return build(RunConfig, values, "test")
 
 
 def definition(folder: Path, **fields) -> Path:

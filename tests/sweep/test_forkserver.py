@@ -8,10 +8,8 @@ from collections.abc import Callable
 import pytest
 import torch
 from support.sweep_processes import OF, processes, until
-from support.tiny_sweep import BASE, corpus
+from support.tiny_sweep import run_config
 
-from sparsedepth.config.load import build
-from sparsedepth.config.run import RunConfig
 from sparsedepth.run.process import INTERRUPTED, USER_ERROR
 from sparsedepth.run.scratch import Scratch
 from sparsedepth.store import run_record
@@ -20,8 +18,7 @@ from sparsedepth.sweep import forkserver
 
 def prepared(folder, **fields) -> tuple[Scratch, list[str]]:
     """The scratch folder of a run, and the arguments of its process."""
-    values = {**BASE, "n_layers": 2, "corpus": str(corpus(folder)), "measures": ["loss"], **fields}
-    config = build(RunConfig, values, "test")
+    config = run_config(folder, **fields)
     scratch = Scratch(folder / "results", config.run_id)
     scratch.folder.mkdir(parents=True)
     run_record.write_config(scratch.folder, config)

@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from support.tiny_sweep import BASE, corpus, definition, sparsedepth
+from support.tiny_sweep import BASE, CPU, definition, run_config, sparsedepth
 
 from sparsedepth.config.load import build
 from sparsedepth.config.run import RunConfig
@@ -26,19 +26,18 @@ def manifests(results) -> dict[str, dict]:
 
 
 def test_each_run_of_a_stack_has_the_record_that_it_has_alone(tmp_path):
-    values = {**BASE, "n_layers": 2, "corpus": str(corpus(tmp_path)), "measures": ["loss"]}
-    configs = [build(RunConfig, {**values, "seed": seed, "lr": lr}, "x") for seed, lr in ((0, 1e-3), (1, 3e-3))]
-    runtime, clocks = RuntimeConfig(device="cpu", threads=1), [Clock(), Clock()]
+    configs = [run_config(tmp_path, seed=seed, lr=lr) for seed, lr in ((0, 1e-3), (1, 3e-3))]
+    clocks = [Clock(), Clock()]
     ids = [config.run_id for config in configs]
     for place in ("stacked", "alone"):
         (tmp_path / place / "work").mkdir(parents=True)
     works = [
-        execution(config, tmp_path / "stacked", Options(runtime=runtime, clock=clock, stacked_with=(other,)))
+        execution(config, tmp_path / "stacked", Options(runtime=CPU, clock=clock, stacked_with=(other,)))
         for config, clock, other in zip(configs, clocks, reversed(ids), strict=True)
     ]
     folders = train_together(works, clocks)
     for config, folder, clock, other in zip(configs, folders, clocks, reversed(ids), strict=True):
-        (alone,) = train_together([execution(config, tmp_path / "alone", Options(runtime=runtime))], [Clock()])
+        (alone,) = train_together([execution(config, tmp_path / "alone", Options(runtime=CPU))], [Clock()])
         own, expected = read_run(folder), read_run(alone)
         assert own.summary == pytest.approx(expected.summary, abs=1e-6)
         assert own.manifest["stacked_with"] == [other] and "stacked_with" not in expected.manifest
