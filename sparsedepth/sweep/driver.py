@@ -103,6 +103,7 @@ class Driver:
 
     def __post_init__(self) -> None:
         self.results_index = ResultsIndex(self.results, self.definition, self.machine.max_attempts)
+        self._queue_lock = self.results / "work" / "queue.lock"
         self._lease_id = uuid.uuid4().hex
         self._rounds: Counter[str] = Counter()
         self._gives_up = False
@@ -137,10 +138,9 @@ class Driver:
         the sweep; with `leaves_when_idle` (a cluster's job, which may be the first process) it is created instead."""
         with storage.with_error_messages(self.storage_url, self.results):
             if not self.leaves_when_idle and not trial_queue.has_study(self.definition, self.storage_url, self.results):
-                raise ValueError(
-                    f"{storage.display_name(self.storage_url, self.results)} has no study of the sweep in "
-                    f"{self.results}; give the same --storage as `sparsedepth sweep`, or start that first"
-                )
+                name = storage.display_name(self.storage_url, self.results)
+                fix = "give the same --storage as `sparsedepth sweep`, or start that first"
+                raise ValueError(f"{name} has no study of the sweep in {self.results}; {fix}")
         return self.run_queue()
 
     def run_queue(self) -> SweepResult:
@@ -149,9 +149,8 @@ class Driver:
         self.stop.catch()
         forkserver.prepare_server(self.machine.runtime.threads or 1)
         with storage.with_error_messages(self.storage_url, self.results):
-            study = trial_queue.open_study(
-                self.definition, storage.open_storage(self.storage_url, self.results), self.results
-            )
+            opened = storage.open_storage(self.storage_url, self.results)
+            study = trial_queue.open_study(self.definition, opened, self.results)
             path = trial_queue.lease_path(self.results, self._lease_id)
             with hold(path, self.stop):
                 try:
@@ -192,10 +191,6 @@ class Driver:
         with hold(self._queue_lock, self.stop):
             trial_queue.rebuild(study, self.plan, self.results_index)
         self._refill(study)
-
-    @property
-    def _queue_lock(self) -> Path:
-        return self.results / "work" / "queue.lock"
 
     def _prepare_text(self) -> None:
         """Tokenise each text of the sweep once, and check that it is long enough for every run."""
@@ -250,10 +245,8 @@ class Driver:
         if any(worker.no_storage for worker in self._workers):
             storage.check_disk_space(self.results, is_too_little=True)
         if self._gives_up:
-            raise ValueError(
-                "the process that starts the runs died repeatedly (out of memory?). Finished runs are kept; fix the "
-                "cause and run the same command again"
-            )
+            fix = "finished runs are kept; fix the cause and run the same command again"
+            raise ValueError(f"the process that starts the runs died repeatedly (out of memory?); {fix}")
 
     def _show(self, failures: Failures, runs: list[RunConfig]) -> None:
         """Report progress, and decide whether to give up."""

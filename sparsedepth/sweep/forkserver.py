@@ -27,7 +27,6 @@ SERVER_DIED = 255
 """multiprocessing's exit code for a run whose forkserver has died; the run itself stops at a checkpoint."""
 
 PACKAGE_ROOT = Path(__file__).parents[2]
-"""The folder that the package is imported from."""
 
 START_SECONDS = 300.0
 """Time limit for the forkserver's imports, on a slow disk, after which it is considered hung."""

@@ -44,8 +44,15 @@ CPU = RuntimeConfig(device="cpu", threads=1)
 
 
 def run_config(folder: Path, **fields) -> RunConfig:
-    """A run on the small text, of which only the loss is measured; a batch has four sequences."""
-    values = {**BASE, "n_layers": 2, "corpus": str(corpus(folder)), "measures": ["loss"], **fields}
+    """A run of ten steps on the small text, of which only the loss is measured; a batch has four sequences."""
+    values = {
+        **BASE,
+        "n_layers": 2,
+        "corpus": str(corpus(folder)),
+        "measures": ["loss"],
+        "train_tokens": 1280,
+        **fields,
+    }
     return build(RunConfig, values, "test")
 
 
