@@ -9,6 +9,8 @@ import pytest
 import torch
 from hypothesis import HealthCheck, settings
 
+from sparsedepth.cli.main import run
+
 settings.register_profile("any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("any machine")
 
@@ -19,6 +21,20 @@ def unflushed():
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("os.fsync", lambda handle: None)
         yield
+
+
+@pytest.fixture
+def command(capsys):
+    """The command line in this process; its output and its errors. The exit code must be `code`."""
+
+    def call(*arguments, code=0):
+        with pytest.raises(SystemExit) as ended:
+            run(list(map(str, arguments)))
+        out, err = capsys.readouterr()
+        assert ended.value.code == code, err
+        return out, err
+
+    return call
 
 
 def pytest_configure(config: pytest.Config) -> None:

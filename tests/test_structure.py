@@ -40,10 +40,15 @@ def part_of(path: Path) -> str:
 
 
 @functools.cache
+def nodes_of(source: str) -> list[ast.AST]:
+    return list(ast.walk(ast.parse(source)))
+
+
+@functools.cache
 def imports(path: Path) -> set[str]:
     """Every module that a file imports, at its top or in a function."""
     found: set[str] = set()
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in nodes_of(path.read_text()):
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
@@ -136,9 +141,9 @@ FORBIDDEN_IMPORTS = {"pickle", "dill", "joblib", "cloudpickle", "shelve", "marsh
 def forbidden(source: str) -> list[str]:
     """Names of what a source does that ours must not."""
     found: list[str] = []
-    for node in ast.walk(ast.parse(source)):
+    for node in nodes_of(source):
         if isinstance(node, ast.Call):
-            called = ast.unparse(node.func)
+            called = ast.unparse(node.func) if isinstance(node.func, ast.Name | ast.Attribute) else ""
             found += [called] if called in FORBIDDEN_CALLS else []
             found += [
                 "trust_remote_code"
@@ -208,14 +213,14 @@ LIBRARIES = {"pyarrow", "tokenizers", "torch", "transformers", "yaml"}
 def dangling(source: str, folder: str, names: dict) -> list[str]:
     """The dotted names in the docstrings of a module of `folder` that lead nowhere: neither to a module of the package
     or what it defines, nor to an attribute that the module's own code reads."""
-    nodes = list(ast.walk(ast.parse(source)))
-    read = {ast.unparse(node) for node in nodes if isinstance(node, ast.Attribute)}
+    nodes = nodes_of(source)
     docstrings = [
         node.value.value
         for node in nodes
         if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
     ]
     references = [name for text in docstrings for name in REFERENCE.findall(text) if not FILE_NAME.search(name)]
+    read = {ast.unparse(node) for node in nodes if isinstance(node, ast.Attribute) and references}
     return [
         name
         for name in references

@@ -18,10 +18,10 @@ from pathlib import Path
 from typing import Any
 
 PLACES = {
-    "wandb": "a .wandb file, a run's folder, or a folder of them",
-    "mlflow": "a tracking URI, such as sqlite:///mlflow.db, or a folder of its file store",
     "tensorboard": "a folder of event files, one folder per run",
+    "mlflow": "a tracking URI, such as sqlite:///mlflow.db, or a folder of its file store",
     "trackio": "a project in the folder TRACKIO_DIR, or its .db file",
+    "wandb": "a .wandb file, a run's folder, or a folder of them",
 }
 """Tracker -> what stands behind its colon."""
 SECRET = re.compile(
@@ -49,13 +49,13 @@ def as_table(source: str, table_map: Mapping[str, Any]) -> Generator[Path]:
     if tracker not in PLACES or Path(source).exists():
         yield Path(source)
         return
-    shown = _without_password(source)
+    shown = without_password(source)
     runs = _read(tracker, place, shown)
     if not runs:
         raise ValueError(f"{shown} has no runs; give {PLACES[tracker]}")
     _check(runs, shown, table_map)
     with tempfile.TemporaryDirectory() as folder:
-        name = re.sub(r"[^\w.-]+", "-", Path(_without_password(place)).name)[:100]
+        name = re.sub(r"[^\w.-]+", "-", Path(without_password(place)).name)[:100]
         path = Path(folder, f"{tracker}-{name}.jsonl")
         path.write_text("".join(f"{json.dumps(dict(_flat(vars(run))))}\n" for run in runs), encoding="utf-8")
         try:
@@ -75,7 +75,7 @@ def _read(tracker: str, place: str, shown: str) -> list[LoggedRun]:
     except MemoryError:
         raise
     except Exception as error:  # whatever a tracker's package raises for files that are damaged, or not its own
-        cause = " ".join(_without_password(str(error)).split())[:300] or type(error).__name__
+        cause = " ".join(without_password(str(error)).split())[:300] or type(error).__name__
         raise ValueError(f"{shown} cannot be read: {cause}") from error
 
 
@@ -104,5 +104,6 @@ def _flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, st
             yield from _flat(value, f"{name}.")
 
 
-def _without_password(text: str) -> str:
-    return re.sub(r"//[^/@\s]*@", "//", text)
+def without_password(text: str) -> str:
+    """A text whose addresses, as postgresql://user:password@host, have neither user nor password."""
+    return re.sub(r"(password=)[^&\s]+", r"\1...", re.sub(r"//[^/\s]*@", "//", text))

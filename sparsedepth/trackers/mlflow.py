@@ -17,8 +17,8 @@ from mlflow.tracking import MlflowClient
 from sqlalchemy.exc import SQLAlchemyError
 
 from sparsedepth import files
-from sparsedepth.trackers.logged_runs import LoggedRun
-from sparsedepth.trackers.tracked_run import TrackedRun
+from sparsedepth.trackers.logged_runs import LoggedRun, without_password
+from sparsedepth.trackers.sync import TrackedRun
 
 TAG = "sparsedepth.run_id"
 MAX_METRICS, MAX_PARAMS = 1000, 100
@@ -34,7 +34,8 @@ class Tracker:
         ValueError if MLflow cannot use it."""
         database = folder.resolve() / "mlflow.db"
         self.uri = at or os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{database}"
-        self.place = f"{self.uri} {experiment}"
+        self.shown = without_password(self.uri)
+        self.place = f"{self.shown} {experiment}"
         folder.mkdir(exist_ok=True)
         try:
             if self.uri == f"sqlite:///{database}":
@@ -47,24 +48,16 @@ class Tracker:
                 )
             self.experiment = existing.experiment_id if existing else self.client.create_experiment(experiment)
         except (MlflowException, SQLAlchemyError) as error:
-            cause = " ".join(str(error).split())[:300]
+            cause = " ".join(without_password(str(error)).split())[:300]
             fix = f"; if nothing else uses it, delete {database} and run the same command again"
-            raise ValueError(f"MLflow cannot use {self.uri}: {cause}{fix * database.exists()}") from None
-
-    def _runs(self, filter: str = "") -> dict[str, list[str]]:
-        """run_id -> MLflow's run ids."""
-        ids: dict[str, list[str]] = {}
-        for run in _runs(self.client, [self.experiment], filter):
-            if TAG in run.data.tags:
-                ids.setdefault(run.data.tags[TAG], []).append(run.info.run_id)
-        return ids
+            raise ValueError(f"MLflow cannot use {self.shown}: {cause}{fix * database.exists()}") from None
 
     def held(self) -> set[str]:
-        return {*self._runs()}
+        return {run.data.tags[TAG] for run in _runs(self.client, [self.experiment]) if TAG in run.data.tags}
 
     def discard(self, run_id: str) -> None:
-        for mlflow_id in self._runs(f"tags.`{TAG}` = '{run_id}'").get(run_id, ()):
-            self.client.delete_run(mlflow_id)
+        for run in [*_runs(self.client, [self.experiment], f"tags.`{TAG}` = '{run_id}'")]:
+            self.client.delete_run(run.info.run_id)
 
     def send(self, run: TrackedRun) -> None:
         tags = {TAG: run.run_id} | {f"sparsedepth.{name}": value for name, value in run.tags.items()}
@@ -86,7 +79,7 @@ class Tracker:
         self.client.set_terminated(mlflow_id, status, round(1000 * run.time_at(run.last_step)))
 
     def view_command(self) -> str:
-        return f"mlflow ui --backend-store-uri {self.uri}"
+        return f"mlflow ui --backend-store-uri {self.shown}"
 
 
 def _runs(client: MlflowClient, experiments: list[str], filter: str = "") -> Iterator[Run]:

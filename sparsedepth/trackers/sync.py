@@ -7,21 +7,51 @@ a listed run that the tracker no longer has. Only one process at a time sends to
 
 import importlib
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Set
+from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
-from typing import Literal, Protocol, get_args
+from typing import Protocol
 
+from sparsedepth import quantities
+from sparsedepth.config.run import RunConfig
 from sparsedepth.config.sweep import read_definition
 from sparsedepth.files import write_json
 from sparsedepth.run.lease import hold
-from sparsedepth.store.connection import open_store
+from sparsedepth.store.connection import Store, open_store
 from sparsedepth.sweep.status import scan
-from sparsedepth.trackers.tracked_run import TrackedRun, tracked_runs
+from sparsedepth.trackers.logged_runs import PLACES
 
-Name = Literal["tensorboard", "mlflow", "trackio", "wandb"]
-NAMES: tuple[Name, ...] = get_args(Name)
 FOLDER = "trackers"
 """In a results folder: lists of sent runs, and by default the tracker's files. Can be deleted at any time."""
+FACTS = ("seconds", "training_seconds", "peak_memory_bytes")
+"""Numbers of the manifest in the summary."""
+TAGS = ("run_id", "cell_id", "model", "outcome", "diverged_cause", "tuning", "device", "started")
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrackedRun:
+    """A finished run in the form of a tracker. Missing values are left out."""
+
+    run_id: str
+    params: dict[str, bool | int | float | str]
+    """Fields of the configuration."""
+    curves: tuple[tuple[int, dict[str, float]], ...]
+    """(step, values), in order."""
+    summary: dict[str, float]
+    """Measured quantities, named as the columns of `runs`."""
+    tags: dict[str, str]
+    started: float
+    """Unix time; 0 if unknown."""
+
+    @property
+    def last_step(self) -> int:
+        return int(self.summary.get("steps", 0)) or max((step for step, _ in self.curves), default=0)
+
+    def time_at(self, step: int) -> float:
+        """Unix time of a step, if all steps take equally long."""
+        share = step / self.last_step if self.last_step else 1.0
+        return self.started + share * self.summary.get("training_seconds", 0.0)
 
 
 class Tracker(Protocol):
@@ -46,8 +76,8 @@ class Tracker(Protocol):
 def open_tracker(name: str, results: Path, at: str | None = None, project: str | None = None) -> Tracker:
     """The tracker with its files `at` a place (default: its own environment variable, else DIR/trackers), for a
     `project` (default: the sweep's name). Raises ValueError for an unknown name, or a missing package."""
-    if name not in NAMES:
-        raise ValueError(f"--to {name!r} is not one of {', '.join(NAMES)}")
+    if name not in PLACES:
+        raise ValueError(f"--to {name!r} is not one of {', '.join(PLACES)}")
     definition = read_definition(results)
     project = project or (definition.name if definition else results.resolve().name)
     try:
@@ -79,3 +109,30 @@ def has_unfinished_runs(results: Path) -> bool:
     """Whether the folder's sweep has unfinished runs."""
     states = scan(results, read_definition(results))
     return any(state.state in ("running", "interrupted", "planned") for state in states)
+
+
+def tracked_runs(store: Store, sent: Set[str] = frozenset()) -> Iterator[TrackedRun]:
+    """The runs of the store that are not sent yet, in order of run_id."""
+    measured = {column.name for column in quantities.RUNS} | {*FACTS}
+    for record in store.sql("select * from runs order by run_id").records():
+        row = {name: value for name, value in record.items() if value is not None}
+        if row["run_id"] not in sent:
+            yield TrackedRun(
+                run_id=row["run_id"],
+                params={name: row[name] for name in RunConfig.model_fields if name in row},
+                curves=tuple(_curves(store, row["run_id"])),
+                summary={name: float(row[name]) for name in row if name in measured and _is_number(row[name])},
+                tags={name: str(row[name]) for name in TAGS if name in row},
+                started=datetime.fromisoformat(row["started"]).timestamp() if "started" in row else 0.0,
+            )
+
+
+def _curves(store: Store, run_id: str) -> Iterator[tuple[int, dict[str, float]]]:
+    answer = store.sql(f"select * exclude (run_id) from curves where run_id = '{run_id}' order by step")
+    for row in answer.records():
+        step = int(row.pop("step"))
+        yield step, {name: float(value) for name, value in row.items() if value is not None}
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)

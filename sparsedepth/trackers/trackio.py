@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from sparsedepth.trackers.logged_runs import LoggedRun
-from sparsedepth.trackers.tracked_run import TrackedRun
+from sparsedepth.trackers.sync import TrackedRun
 
 VERSION = 2
 """The newest version of its databases that `read` knows."""

@@ -32,7 +32,7 @@ def undisturbed(folder):
     def made(runs: int) -> Record:
         ids = Sweep(folder, runs).run_ids()
         if not known.keys() >= set(ids):
-            Sweep(folder, max(runs, FEW)).run_undisturbed(results, 2)
+            Sweep(folder, max(runs, FEW)).run(results, 2)
             known.update(record_of(results))
         return {run_id: known[run_id] for run_id in ids}
 

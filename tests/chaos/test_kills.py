@@ -54,6 +54,6 @@ def test_kill_of_everything_and_the_same_command_again(folder, undisturbed, tmp_
         assert before.items() <= expected.items()
         pace.allow(runs * (number + 1) / (kills + 1))
     pace.open()
-    sweep.run_undisturbed(results, 2)
+    sweep.run(results, 2)
     assert record_of(results) == expected
     print(f"\n{runs} runs; everything killed {kills} times while the sweep ran")

@@ -11,7 +11,6 @@ from support.report_folder import fill
 from support.tiny_sweep import BASE, definition
 
 import sparsedepth as sd
-from sparsedepth.cli.main import run
 from sparsedepth.plots.page import NothingToDraw
 
 NOTEBOOK = Path(__file__).parents[2] / "docs" / "python.ipynb"
@@ -56,11 +55,9 @@ def test_a_package_and_its_call_stand_under_one_name():
         ("sweep -o R/out --vary beauty=1", lambda r: sd.sweep(out=r / "out", vary=["beauty=1"])),
     ],
 )
-def test_what_ends_the_command_with_code_2_is_a_value_error_of_the_same_line(results, words, call, capsys):
-    with pytest.raises(SystemExit) as ended:
-        run([word.replace("R", str(results), 1) if word[0] == "R" else word for word in words.split()])
-    assert ended.value.code == 2
-    line = capsys.readouterr().err.removeprefix("sparsedepth: error: ").strip()
+def test_what_ends_the_command_with_code_2_is_a_value_error_of_the_same_line(results, words, call, command):
+    arguments = [word.replace("R", str(results), 1) if word[0] == "R" else word for word in words.split()]
+    line = command(*arguments, code=2)[1].removeprefix("sparsedepth: error: ").strip()
     with pytest.raises(ValueError) as error:
         call(results)
     assert " ".join(str(error.value).split()) == line
@@ -92,24 +89,23 @@ def test_mappings_stand_for_files_and_options(tmp_path):
     assert not [*tmp_path.iterdir()]
 
 
-@pytest.mark.parametrize(
-    "words", ["effects R --knob depth_scale", "recipe R", "plot R -o R/x.png --figure pareto", "report R -o R/x.html"]
-)
-def test_a_damaged_run_is_refused_by_name_or_left_out_with_a_count(tmp_path, words, capsys, monkeypatch):
+def test_a_damaged_run_is_refused_by_name_or_left_out_with_a_count(tmp_path, command, monkeypatch):
     monkeypatch.setattr("sparsedepth.report.page.draw_pictures", lambda store, progress: ([], {}))
     fill(tmp_path)
     summary = min(tmp_path.glob("runs/*/summary.json"))
     summary.write_text(summary.read_text().replace("1234567", "1234568"))
-    arguments = [word.replace("R", str(tmp_path), 1) if word[0] == "R" else word for word in words.split()]
-    for option, code in (([], 2), (["--skip-damaged"], 0)):
-        with pytest.raises(SystemExit) as ended:
-            run([*arguments, *option])
-        said = capsys.readouterr().err
-        assert ended.value.code == code and summary.parent.name in said
     skipped = f"1 damaged run left out: {summary.parent.name} (summary.json)"
-    messages = [line for line in said.splitlines() if not line.startswith("report: ")]  # its progress
-    assert messages == [f"sparsedepth: warning: {skipped}"]
-    assert skipped in (tmp_path / "x.html").read_text() if "report" in words else True
+    for words in (
+        ("effects", tmp_path, "--knob", "depth_scale"),
+        ("recipe", tmp_path),
+        ("plot", tmp_path, "-o", tmp_path / "x.png", "--figure", "pareto"),
+        ("report", tmp_path, "-o", tmp_path / "x.html"),
+    ):
+        assert summary.parent.name in command(*words, code=2)[1]
+        said = command(*words, "--skip-damaged")[1].splitlines()
+        messages = [line for line in said if not line.startswith("report: ")]  # its progress
+        assert messages == [f"sparsedepth: warning: {skipped}"]
+    assert skipped in (tmp_path / "x.html").read_text()
 
 
 def test_rows_come_as_tables(results):

@@ -9,20 +9,12 @@ from typer.main import get_command
 
 from sparsedepth.cli import commands
 from sparsedepth.cli.commands import app
-from sparsedepth.cli.main import run
 
 GROUP = get_command(app)
 COMMANDS = {}
 for _name, _command in GROUP.commands.items():
     parts = getattr(_command, "commands", None)
     COMMANDS |= {f"{_name} {part}": inner for part, inner in parts.items()} if parts else {_name: _command}
-
-
-def out_of(capsys, *arguments):
-    with pytest.raises(SystemExit) as ended:
-        run(arguments)
-    assert not ended.value.code
-    return capsys.readouterr().out
 
 
 @pytest.mark.parametrize("words", COMMANDS)
@@ -37,11 +29,11 @@ def test_there_is_no_example_without_a_command():
     assert set(commands.COMMANDS) == set(COMMANDS)
 
 
-def test_help_shows_the_example_and_whole_summaries(capsys, monkeypatch):
+def test_help_shows_the_example_and_whole_summaries(command, monkeypatch):
     monkeypatch.setenv("COLUMNS", "60")
     for words in COMMANDS:  # in one line, to copy
-        assert f"Example: sparsedepth {commands.COMMANDS[words][1]}\n" in out_of(capsys, *words.split(), "--help")
-    listed = " ".join(out_of(capsys, "--help").split())
+        assert f"Example: sparsedepth {commands.COMMANDS[words][1]}\n" in command(*words.split(), "--help")[0]
+    listed = " ".join(command("--help")[0].split())
     assert (
         not re.search(r"\w\.\.\.", listed)
         and "Recommend a configuration from results, or verify it on fresh seeds." in listed
@@ -64,17 +56,17 @@ def test_options_of_one_meaning_have_one_name():
     assert "--timeout" in options("query")
 
 
-def test_the_shell_completes_commands(capsys, monkeypatch):
+def test_the_shell_completes_commands(command, monkeypatch):
     monkeypatch.setenv("_SPARSEDEPTH_COMPLETE", "complete_bash")
     monkeypatch.setenv("COMP_WORDS", "sparsedepth sch")
     monkeypatch.setenv("COMP_CWORD", "1")
-    assert "schema" in out_of(capsys)
+    assert "schema" in command()[0]
     assert "--show-completion" in {name for parameter in GROUP.params for name in parameter.opts}
 
 
-def test_the_schema_is_a_table_that_fits_and_json_on_request(capsys, monkeypatch):
+def test_the_schema_is_a_table_that_fits_and_json_on_request(command, monkeypatch):
     monkeypatch.setenv("COLUMNS", "100")
-    text = out_of(capsys, "schema")
+    text, _ = command("schema")
     lines = text.splitlines()
     assert lines[0].split() == ["field", "type", "default", "meaning"] and max(map(len, lines)) <= 100
     (row,) = [line for line in lines if line.startswith("n_layers ")]
@@ -82,6 +74,6 @@ def test_the_schema_is_a_table_that_fits_and_json_on_request(capsys, monkeypatch
     (row,) = [line for line in lines if line.startswith("norm ")]
     assert "pre" in row and "Literal" not in text and "NoneType" not in text
     for kind in ("run", "sweep"):
-        names = json.loads(out_of(capsys, "schema", kind, "--json"))["properties"]
-        table = {line.split()[0] for line in out_of(capsys, "schema", kind).splitlines() if line[:1].strip()}
+        names = json.loads(command("schema", kind, "--json")[0])["properties"]
+        table = {line.split()[0] for line in command("schema", kind)[0].splitlines() if line[:1].strip()}
         assert set(names) <= table, kind

@@ -4,7 +4,6 @@ import pytest
 from support.made_up_runs import make_run
 from support.runs_frame import config_of
 
-from sparsedepth.cli.main import run
 from sparsedepth.plots.draw import FIGURES
 
 
@@ -16,39 +15,32 @@ def results(tmp_path_factory):
     return folder
 
 
-def sparsedepth(capsys, *arguments):
-    with pytest.raises(SystemExit) as ended:
-        run([str(argument) for argument in arguments])
-    return ended.value.code, *capsys.readouterr()
-
-
-def test_the_list_names_every_figure(capsys):
-    code, out, _ = sparsedepth(capsys, "plot", "--list")
-    assert code == 0
+def test_the_list_names_every_figure(command):
+    out, _ = command("plot", "--list")
     assert [line.split()[0] for line in out.splitlines()] == list(FIGURES)
 
 
-def test_one_figure_into_a_file_or_a_folder(capsys, results, tmp_path):
+def test_one_figure_into_a_file_or_a_folder(command, results, tmp_path):
     of_file = ("-o", tmp_path / "a.svg", "--format", "svg")  # said twice, alike
-    code, out, _ = sparsedepth(capsys, "plot", results, "--figure", "learning_rate", *of_file)
-    assert code == 0 and "a.csv" in out
-    sparsedepth(capsys, "plot", results, "--figure", "learning_rate", "--format", "pdf", "-o", tmp_path / "new")
+    out, _ = command("plot", results, "--figure", "learning_rate", *of_file)
+    assert "a.csv" in out
+    command("plot", results, "--figure", "learning_rate", "--format", "pdf", "-o", tmp_path / "new")
     found = {str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*.*")}
     assert found == {"a.svg", "a.csv", "new/learning_rate.pdf", "new/learning_rate.csv"}
 
 
-def test_figures_without_data_are_named_within_the_terminal(capsys, results, tmp_path, monkeypatch):
+def test_figures_without_data_are_named_within_the_terminal(command, results, tmp_path, monkeypatch):
     monkeypatch.setenv("COLUMNS", "60")
     few = {name: FIGURES[name] for name in ("learning_rate", "difficulty", "trajectories")}
     monkeypatch.setattr("sparsedepth.plots.draw.FIGURES", few)
-    _, out, _ = sparsedepth(capsys, "plot", results, "-o", tmp_path / "new")
+    out, _ = command("plot", results, "-o", tmp_path / "new")
     skipped = [line for line in out.splitlines() if not line.startswith(str(tmp_path))]
     assert any(line.startswith("skipped difficulty: ") for line in skipped) and max(map(len, skipped)) <= 60
 
 
-def test_a_mistyped_figure_is_named_before_a_missing_output(capsys, results):
-    code, _, err = sparsedepth(capsys, "plot", results, "--figure", "learning_rat")
-    assert code == 2 and "did you mean 'learning_rate'?" in err
+def test_a_mistyped_figure_is_named_before_a_missing_output(command, results):
+    _, err = command("plot", results, "--figure", "learning_rat", code=2)
+    assert "did you mean 'learning_rate'?" in err
 
 
 @pytest.mark.parametrize(
@@ -63,19 +55,22 @@ def test_a_mistyped_figure_is_named_before_a_missing_output(capsys, results):
         (("{results}", "-o", "{tmp}/a.png", "--format", "svg"), "a.png' is for png, and --format is 'svg'; drop one"),
     ],
 )
-def test_refusals_are_one_line(capsys, results, tmp_path, arguments, words):
+def test_refusals_are_one_line(command, results, tmp_path, arguments, words):
     filled = [one.format(results=results, tmp=tmp_path) for one in arguments]
-    code, _, error = sparsedepth(capsys, "plot", *filled)
-    assert code == 2 and words in error and len(error.splitlines()) == 1
+    _, error = command("plot", *filled, code=2)
+    assert words in error and len(error.splitlines()) == 1
     assert not list(tmp_path.rglob("*.*"))
 
 
-def test_a_report_is_a_page(capsys, results, tmp_path):
-    code, _, error = sparsedepth(capsys, "report", results, "-o", tmp_path / "report.txt")
-    assert code == 2 and "must end in .html" in error
-    code, _, error = sparsedepth(capsys, "report", results, "-o", tmp_path / "absent" / "report.html")
-    assert code == 2 and "absent' does not exist; create it" in error
-    for objective, refusal in (("steps", "no better direction"), ("seed", "no measured quantity 'seed'")):
-        code, _, error = sparsedepth(capsys, "report", results, "-o", tmp_path / "a.html", "--objective", objective)
-        assert code == 2 and refusal in error
-    assert list(tmp_path.iterdir()) == []
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("-o", "{tmp}/report.txt"), "must end in .html"),
+        (("-o", "{tmp}/absent/report.html"), "absent' does not exist; create it"),
+        (("-o", "{tmp}/a.html", "--objective", "steps"), "no better direction"),
+        (("-o", "{tmp}/a.html", "--objective", "seed"), "no measured quantity 'seed'"),
+    ],
+)
+def test_refusals_of_a_report(command, results, tmp_path, arguments, words):
+    assert words in command("report", results, *[one.format(tmp=tmp_path) for one in arguments], code=2)[1]
+    assert not [*tmp_path.iterdir()]

@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from support.budget_results import budget_results
+from support.budget_results import FLOPS, budget_results
 from support.tiny_sweep import definition, sparsedepth
 
 from sparsedepth.config.run import RunConfig
@@ -59,13 +59,13 @@ def test_fewer_than_three_budgets_are_refused_by_name(tmp_path):
 
 
 def test_a_rising_curve_and_other_data_are_refused(tmp_path):
-    budget_results(tmp_path / "rising", rises=True)
+    budget_results(tmp_path / "rising", budgets=FLOPS[:3], seeds=[0], rises=True)
     error = " ".join(sparsedepth("effects", tmp_path / "rising", "--as", "speedup", code=2)[1].split())
-    assert "a loss that does not fall with the budget (1.34 at 1e+12 FLOPs, 1.768 at 1.6e+13); tune lr" in error
-    folder = budget_results(tmp_path / "lengths")
-    budget_results(folder, settings=["none"], seq_len=RunConfig().seq_len * 2)
+    assert "a loss that does not fall with the budget (1.331 at 1e+12 FLOPs, 1.5 at 4e+12); tune lr" in error
+    folder = budget_results(tmp_path / "lengths", budgets=FLOPS[:3])
+    budget_results(folder, budgets=FLOPS[:3], settings=["none"], seq_len=RunConfig().seq_len * 2)
     out, _ = sparsedepth("scaling", "depth", folder)  # within a setting the length is one
-    assert f"n_layers=16, seq_len={RunConfig().seq_len * 2}: worth its cost from" in out and "differ" not in out
+    assert f"n_layers=16, seq_len={RunConfig().seq_len * 2}: not worth it up to" in out and "differ" not in out
     error = " ".join(sparsedepth("effects", folder, "--as", "speedup", code=2)[1].split())
     assert "runs differ in seq_len: losses on other data or at other lengths" in error and "--knob" in error
     sparsedepth("effects", folder, "--as", "speedup", "--knob", "depth_scale")

@@ -8,7 +8,6 @@ import pytest
 import yaml
 from support.made_up_runs import make_run
 
-from sparsedepth.cli.main import run
 from sparsedepth.config.load import build
 from sparsedepth.config.run import RunConfig
 from sparsedepth.config.sweep import SweepDefinition
@@ -65,24 +64,20 @@ def walk(results: Path, states: tuple[int, ...]):
 
 
 @pytest.fixture
-def say(capsys, monkeypatch):
-    """What a command prints; its exit code must be `code`."""
+def say(command, monkeypatch):
+    """What a command prints, its lines joined."""
     monkeypatch.setenv("COLUMNS", "200")
 
-    def command(*arguments, code=0) -> str:
-        capsys.readouterr()
-        with pytest.raises(SystemExit) as ended:
-            run([str(argument) for argument in arguments])
-        out, err = capsys.readouterr()
-        assert ended.value.code == code, out + err
+    def call(*arguments, code=0) -> str:
+        out, err = command(*arguments, code=code)
         assert "Traceback" not in err and (code == 0 or err.count("\n") == 1)
         return " ".join((out + err).split())
 
-    return command
+    return call
 
 
 def test_every_answer_is_true_in_every_state(tmp_path, say):
-    for n in walk(tmp_path, (0, 1, 3, N_TUNING + 1, N_ALL)):
+    for n in walk(tmp_path, (0, 1, 3, N_TUNING + 1)):
         status = say("status", tmp_path)
         assert f"{n} complete, 0 running, 0 interrupted, 0 failed, {N_ALL - n} planned" in status
         best = say("best", tmp_path, code=0 if n > N_TUNING else 2)

@@ -9,7 +9,9 @@ from types import SimpleNamespace
 
 import pytest
 import yaml
+from support import forked_commands
 from support.made_up_runs import make_run
+from support.sweep_processes import until
 from support.tiny_sweep import ENVIRONMENT, definition, sparsedepth
 
 from sparsedepth.cli import status as module
@@ -165,13 +167,13 @@ def test_the_log_of_a_run_in_a_stack_is_that_of_the_process(standing):
 
 def test_follow_goes_on_until_the_run_ends(standing):
     results, works = standing
-    command = [sys.executable, "-m", "sparsedepth.cli.main", "logs", results, works[1].run_id, "--follow"]
+    first = f"this is {works[1].run_id}\n"
     with hold(works[1].lock):
-        reader = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=ENVIRONMENT)
-        assert reader.stdout is not None and reader.stdout.readline() == f"this is {works[1].run_id}\n"
+        reader = forked_commands.start(["logs", str(results), works[1].run_id, "--follow"], ENVIRONMENT)
+        until(lambda: Path(reader.streams[0]).read_text() == first)
         with open(works[1].log, "a") as log:
             log.write("and more\n")
-    assert reader.communicate(timeout=300)[0] == "and more\n" and reader.returncode == 0
+    assert reader.communicate(timeout=300)[0] == f"{first}and more\n" and reader.returncode == 0
 
 
 def test_packages_that_differ_and_runs_of_an_earlier_definition_are_said_wherever_results_are_read(standing):

@@ -5,8 +5,8 @@ import json
 import numpy as np
 import pytest
 from reference import run_config
+from support.entered_files import entered_files
 from support.tiny_sweep import corpus
-from support.walks import walk
 
 from sparsedepth.config.corpus import IMAGES, PAIRS, TASK, TEXT, corpus_name, kind_of
 from sparsedepth.data.source import check_files, open_source
@@ -66,7 +66,7 @@ def test_a_run_enters_no_file_of_another_kind(kind, tmp_path):
         rows = {row.tobytes() for row in np.asarray(source.held_out(config.seq_len, 4 * config.seq_len).inputs)}
         assert rows.isdisjoint(row.tobytes() for row in np.asarray(first.inputs))
 
-    entered = set(walk(read).rooms)
+    entered = entered_files(read)
     others = set().union(*(files for other, files in OWN.items() if other != kind))
     assert not entered & others
     assert OWN[kind] <= entered

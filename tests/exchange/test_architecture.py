@@ -11,6 +11,7 @@ from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 from sparsedepth.config.load import build
 from sparsedepth.config.model import ModelConfig
 from sparsedepth.exchange.architecture import REFUSED, architecture, weights
+from sparsedepth.model.decoder import Decoder
 
 SMALL = {"n_layers": 3, "d_model": 32, "n_heads": 4, "n_kv_heads": 2, "d_ff": 48, "vocab_size": 50, "seq_len": 12}
 TOKENS = torch.randint(0, 50, (2, 12), generator=torch.Generator().manual_seed(1))
@@ -72,7 +73,7 @@ def config(**fields) -> ModelConfig:
 def test_logits_are_those_of_the_decoder(family, fields):
     """Of the zoo, where it is not refused."""
     fields |= {"gate_init": 0.5} if fields.get("residual_gate") == "layerscale" else {}
-    ours = loud(config(**fields))
+    ours = loud(Decoder(config(**fields))).eval()
     if family is None and any(is_so(ours.config) for is_so, _ in REFUSED):
         return
     found = architecture(ours.config)
@@ -90,7 +91,7 @@ def test_logits_are_those_of_the_decoder(family, fields):
 @pytest.mark.parametrize("fields", [MOE, {**MOE, **OVER_ALL}, {**MOE, "renormalise_gates": False}], ids=str)
 def test_training_on_there_weighs_the_balance_of_experts_as_here(fields):
     """Of one layer, where pooling the layers changes nothing."""
-    ours = loud(config(n_layers=1, **fields))
+    ours = loud(Decoder(config(n_layers=1, **fields))).eval()
     found = architecture(ours.config)
     theirs = AutoModelForCausalLM.from_config(CONFIG_MAPPING[found.family](**found.values), dtype=torch.float32)
     theirs.load_state_dict(weights(ours), strict=False)

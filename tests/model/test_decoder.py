@@ -11,7 +11,8 @@ import torch
 import torch.nn.functional as F
 from reference import ZOO, untried
 from support import decoder_fp64
-from support.hf_parity import carry, loud, ours_to_reference, reference
+from support.hf_parity import carry, ours_to_reference, reference
+from support.run_folders import loud
 from torch._dynamo.testing import CompileCounter
 
 from sparsedepth.config.load import build

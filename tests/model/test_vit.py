@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 from support import decoder_fp64
-from support.hf_parity import loud
+from support.run_folders import loud
 
 from sparsedepth.config.cost import cost
 from sparsedepth.config.load import build

@@ -2,9 +2,8 @@
 
 import pandas as pd
 import pytest
-from support.labelled_runs import labelled_grid
 from support.made_up_runs import make_run
-from support.runs_frame import config_of
+from support.runs_frame import config_of, labelled_grid
 
 from sparsedepth.plots.by_setting import by_depth, by_setting
 from sparsedepth.plots.draw import FIGURES

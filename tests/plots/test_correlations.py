@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pandas as pd
 import pytest
-from support.labelled_runs import labelled_grid
+from support.runs_frame import labelled_grid
 
 from sparsedepth.plots.by_setting import BY_DEPTH
 from sparsedepth.plots.correlations import PANELS, correlations, page_of_runs, rank_correlation, regression

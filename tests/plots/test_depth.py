@@ -4,7 +4,7 @@ import math
 
 import numpy as np
 import pytest
-from support.labelled_runs import labelled_grid
+from support.runs_frame import labelled_grid
 
 from sparsedepth.plots.depth import by_depth
 from sparsedepth.plots.page import NothingToDraw

@@ -5,9 +5,8 @@ import math
 import numpy as np
 import pandas as pd
 import pytest
-from support.labelled_runs import labelled_grid
 from support.made_up_runs import make_run
-from support.runs_frame import config_of
+from support.runs_frame import config_of, labelled_grid
 
 from sparsedepth.plots.difficulty import by_difficulty, counts_of
 from sparsedepth.plots.draw import FIGURES

@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pandas as pd
 import pytest
-from support.labelled_runs import labelled_grid
+from support.runs_frame import labelled_grid
 
 from sparsedepth.plots.learning_rate import by_rate
 from sparsedepth.plots.page import NothingToDraw

@@ -1,7 +1,7 @@
 """Matrices side by side: means over the deepest runs of a setting, one scale, missing pairs stay missing."""
 
 import pandas as pd
-from support.labelled_runs import labelled_grid
+from support.runs_frame import labelled_grid
 
 from sparsedepth.plots.matrices import MOST, mean_matrices, page_of_matrices
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from support.labelled_runs import labelled_grid as grid
+from support.runs_frame import labelled_grid as grid
 
 from sparsedepth.plots.pareto import front, page_of_front, pareto, undominated
 from sparsedepth.quantities import axis_label

@@ -4,7 +4,7 @@ import math
 
 import numpy as np
 import pytest
-from support.labelled_runs import labelled_grid as grid
+from support.runs_frame import labelled_grid as grid
 
 from sparsedepth.plots.page import NothingToDraw
 from sparsedepth.plots.trajectories import angles_by_depth, turn_law

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from support.budget_rows import rows_of
+from support.budget_results import rows_of
 
 from sparsedepth.scaling.crossover import crossovers
 

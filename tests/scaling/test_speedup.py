@@ -3,7 +3,7 @@
 import numpy as np
 import pandas as pd
 import pytest
-from support.budget_rows import rows_of
+from support.budget_results import rows_of
 
 from sparsedepth.scaling.power_law import power_law
 from sparsedepth.scaling.speedup import Speedup, in_time, sentence, speedup, speedups

@@ -3,8 +3,10 @@
 L = 1 + .5 (C / 4e12)^-a + .01 seed,  a = .3 at 4 layers and .4 at 16;  LNS: as with 1.3 times the compute
 """
 
+from collections.abc import Iterable
 from pathlib import Path
 
+import pandas as pd
 from support.made_up_runs import MANIFEST, make_run
 
 from sparsedepth.config.run import RunConfig
@@ -34,3 +36,11 @@ def budget_results(
                     summary = {"val_loss": loss, "train_flops": flops, "tokens_trained": tokens}
                     make_run(folder, config, summary, curves=[speed], manifest=MANIFEST)
     return folder
+
+
+def rows_of(runs: Iterable[tuple[int, str, int, float, float, float | None]]) -> pd.DataFrame:
+    """Rows of `scaling.budgets.budget_rows` without a store, from n_layers, setting, seed, train_flops, loss and
+    tokens_per_second; a token costs 1e9 FLOPs."""
+    names = ["n_layers", "setting", "seed", "train_flops", "loss", "tokens_per_second"]
+    rows = pd.DataFrame(list(runs), columns=names).astype({"tokens_per_second": float})
+    return rows.assign(train_tokens=(rows["train_flops"] / 1e9).round().astype(int), device="cpu", outcome="ok")

@@ -115,12 +115,6 @@ class Sweep:
         assert process.returncode == code, f"exit {process.returncode}\n{out}\n{err}"
         return out, err
 
-    def run_undisturbed(self, results: Path, workers: int) -> None:
-        """Run the command to its end, its processes forked from what is imported already: nothing can disturb them."""
-        arguments = [*map(str, self.arguments(results, workers))]
-        code, out, err = forked_commands.call(arguments, tiny_sweep.ENVIRONMENT, SILENCE_SECONDS)
-        assert code == 0, f"exit {code}\n{out}\n{err}"
-
 
 def record_of(results: Path) -> Record:
     """What every complete run recorded."""

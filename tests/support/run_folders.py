@@ -10,22 +10,22 @@ from support.made_up_runs import MANIFEST
 from support.tiny_sweep import BASE, corpus
 
 from sparsedepth.config.load import build
-from sparsedepth.config.model import ModelConfig
 from sparsedepth.config.run import RunConfig
 from sparsedepth.model.decoder import Decoder
 from sparsedepth.store import run_record
 
 
-def loud(config: ModelConfig) -> Decoder:
-    """A decoder with weights that matter, norms and gates too; zeros of a mask stay."""
-    model = Decoder(config)
+def loud(model: Decoder) -> Decoder:
+    """Weights large enough that an error in any part shows in the logits."""
     with torch.no_grad():
         for name, weight in model.named_parameters():
-            if weight.ndim > 1:
+            if name.endswith("streams.weight"):
+                weight.normal_(generator=torch.Generator().manual_seed(len(name)))
+            elif weight.ndim > 1:
                 weight.mul_(8)
             else:
                 weight.add_(torch.linspace(-0.3, 0.3, len(weight)) * (1 + len(name) % 3))
-    return model.eval()
+    return model
 
 
 def loud_run(folder: Path, **fields) -> Path:
@@ -35,7 +35,7 @@ def loud_run(folder: Path, **fields) -> Path:
     run.mkdir(parents=True)
     run_record.write_config(run, config)
     run_record.write_manifest(run, MANIFEST)
-    model = loud(config)
+    model = loud(Decoder(config))
     n_params = sum(weight.numel() for weight in model.parameters())
     run_record.write_summary(
         run, {"outcome": "ok", "params_total": n_params, "val_loss": 2.5, "val_loss_lo": 2.4, "val_loss_hi": 2.6}

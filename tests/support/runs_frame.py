@@ -9,6 +9,7 @@ import pandas as pd
 
 from sparsedepth import quantities
 from sparsedepth.config.run import RunConfig
+from sparsedepth.effects.cells import cells_of
 
 Summary = Mapping[str, Any]
 
@@ -54,3 +55,11 @@ def grid(axes: Mapping[str, Iterable[Any]], outcome: Callable[[RunConfig], Summa
         config = RunConfig(**fields)
         rows.append((config, outcome(config)))
     return runs_frame(rows)
+
+
+def labelled_grid(
+    axes: Mapping[str, Iterable[Any]], outcome: Callable[[RunConfig], Summary], **base: Any
+) -> pd.DataFrame:
+    """A grid with the column `setting` that figures read: how each run differs from the baseline."""
+    runs = grid(axes, outcome, **base)
+    return runs.assign(setting=cells_of(runs, "val_loss").rows["setting"])

@@ -13,7 +13,6 @@ import yaml
 from support.made_up_runs import make_run
 from support.runs_frame import config_of
 
-from sparsedepth.cli import main
 from sparsedepth.quantities import IN_RUNS
 from sparsedepth.store.connection import open_store
 from sparsedepth.store.table_map import SETTABLE
@@ -25,13 +24,17 @@ WHOLE = LoggedRun(id="a", status="finished", config={"n_layers": 2}, metrics={"v
 CUT = LoggedRun(id="b", status="unfinished", config={"n_layers": 4}, metrics={"val_loss": 9.0})
 
 
-def command(capsys, source: str, table_map: dict, folder: Path) -> tuple[int, str]:
-    """The exit code of `import`, and what it says."""
-    (folder / "map.yaml").write_text(yaml.safe_dump(table_map))
-    with pytest.raises(SystemExit) as ended:
-        main.run(["import", source, "--map", str(folder / "map.yaml"), "-o", str(folder / "theirs")])
-    said = capsys.readouterr()
-    return ended.value.code, said.err or said.out
+@pytest.fixture
+def imported(command, tmp_path):
+    """What `import` says of a source; its exit code must be `code`."""
+
+    def call(source: str, table_map: dict, code: int = 0) -> str:
+        (tmp_path / "map.yaml").write_text(yaml.safe_dump(table_map))
+        out, err = command("import", source, "--map", tmp_path / "map.yaml", "-o", tmp_path / "theirs", code=code)
+        assert code == 0 or err.count("\n") == 1
+        return err or out
+
+    return call
 
 
 def frame_of(results: Path):
@@ -64,30 +67,29 @@ def test_a_run_is_a_row_of_texts_without_secrets(tracker):
     assert not path.exists(), "the table is temporary"
 
 
-def test_runs_are_imported_through_a_map_as_a_table_is(tracker, tmp_path, capsys):
+def test_runs_are_imported_through_a_map_as_a_table_is(tracker, tmp_path, imported):
     tracker(WHOLE, LoggedRun(id="c", status="finished", config={"n_layers": 4}, metrics={"val_loss": 2.25}))
-    code, said = command(capsys, "wandb:some/runs", {**MAP, "cluster": "id"}, tmp_path)
+    said = imported("wandb:some/runs", {**MAP, "cluster": "id"})
     runs = frame_of(tmp_path / "theirs")
-    assert code == 0 and "2 runs in 2 clusters, from 2 rows" in said
+    assert "2 runs in 2 clusters, from 2 rows" in said
     assert runs["val_loss"].tolist() == [2.5, 2.25] and runs["cluster"].tolist() == ["a", "c"]
 
 
-def test_a_column_with_a_dot_stands_in_backticks_in_an_expression(tracker, tmp_path, capsys):
+def test_a_column_with_a_dot_stands_in_backticks_in_an_expression(tracker, tmp_path, imported):
     tracker(WHOLE)
     fields = {**MAP["fields"], "n_layers": "config.n_layers * 2"}
-    code, said = command(capsys, "wandb:runs", {**MAP, "fields": fields}, tmp_path)
-    assert code == 2 and "the column 'config.n_layers' must stand in backticks: `config.n_layers`" in said
+    said = imported("wandb:runs", {**MAP, "fields": fields}, code=2)
+    assert "the column 'config.n_layers' must stand in backticks: `config.n_layers`" in said
     fields["n_layers"] = "`config.n_layers` * 2"
-    assert command(capsys, "wandb:runs", {**MAP, "fields": fields}, tmp_path)[0] == 0
+    imported("wandb:runs", {**MAP, "fields": fields})
     assert frame_of(tmp_path / "theirs")["n_layers"].tolist() == [4]
 
 
-def test_a_run_that_did_not_finish_comes_in_only_if_the_map_looks_at_status(tracker, tmp_path, capsys):
+def test_a_run_that_did_not_finish_comes_in_only_if_the_map_looks_at_status(tracker, tmp_path, imported):
     tracker(WHOLE, CUT)
-    code, said = command(capsys, "wandb:runs", MAP, tmp_path)
-    assert code == 2 and "1 of 2 runs did not finish, such as b (unfinished)" in said and said.count("\n") == 1
-    code, said = command(capsys, "wandb:runs", {**MAP, "where": "status == 'finished'"}, tmp_path)
-    assert code == 0 and "1 runs in 1 clusters, from 2 rows; 1 excluded by where" in said
+    assert "1 of 2 runs did not finish, such as b (unfinished)" in imported("wandb:runs", MAP, code=2)
+    said = imported("wandb:runs", {**MAP, "where": "status == 'finished'"})
+    assert "1 runs in 1 clusters, from 2 rows; 1 excluded by where" in said
     with as_table("wandb:runs", {"fields": {"outcome": {"of": "status", "values": {"unfinished": "diverged"}}}}):
         pass
     tracker(LoggedRun(id="a"), CUT)
@@ -107,31 +109,30 @@ def test_a_run_that_did_not_finish_comes_in_only_if_the_map_looks_at_status(trac
         ),
     ],
 )
-def test_a_mistake_is_one_line_and_nothing_is_imported(tracker, tmp_path, capsys, runs, told):
+def test_a_mistake_is_one_line_and_nothing_is_imported(tracker, tmp_path, imported, runs, told):
     tracker(*runs)
-    code, said = command(capsys, "wandb:runs", MAP, tmp_path)
-    assert code == 2 and said.count("\n") == 1 and told in said and "/tmp" not in said.replace(str(tmp_path), "")
+    said = imported("wandb:runs", MAP, code=2)
+    assert told in said and "/tmp" not in said.replace(str(tmp_path), "")
     assert not (tmp_path / "theirs").exists()
 
 
-def test_what_a_package_raises_is_one_line_without_a_password(monkeypatch, tmp_path, capsys):
+def test_what_a_package_raises_is_one_line_without_a_password(monkeypatch, tmp_path, imported):
     def read(place):
         raise KeyError(f"no such column\nat {place}")
         yield
 
     monkeypatch.setitem(sys.modules, "sparsedepth.trackers.mlflow", SimpleNamespace(read=read))
-    code, said = command(capsys, "mlflow:http://me:s3cret@host/db", MAP, tmp_path)
-    assert code == 2 and said.count("\n") == 1 and "s3cret" not in said
+    said = imported("mlflow:http://me:s3cret@host/db", MAP, code=2)
+    assert "s3cret" not in said
     assert said.startswith("sparsedepth: error: mlflow:http://host/db cannot be read: ")
 
 
 @pytest.mark.parametrize("name", ["tensorboard", "mlflow", "wandb", "trackio"])
-def test_a_package_that_is_missing_is_one_line(monkeypatch, tmp_path, capsys, name):
+def test_a_package_that_is_missing_is_one_line(monkeypatch, tmp_path, imported, name):
     for module in (name, f"{name}.sqlite_storage"):
         monkeypatch.setitem(sys.modules, module, None)
     monkeypatch.delitem(sys.modules, f"sparsedepth.trackers.{name}", raising=False)
-    code, said = command(capsys, f"{name}:{tmp_path}", MAP, tmp_path)
-    assert code == 2 and said.count("\n") == 1 and f": pip install {name}" in said
+    assert f": pip install {name}" in imported(f"{name}:{tmp_path}", MAP, code=2)
     assert not (tmp_path / "theirs").exists()
 
 
@@ -192,7 +193,7 @@ def contents(folder: Path) -> dict[Path, str]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("sent", PLACES, indirect=True)
-def test_what_was_sent_comes_back_equal(sent, tmp_path, capsys):
+def test_what_was_sent_comes_back_equal(sent, tmp_path, imported):
     """Every choice and every measured quantity. TensorBoard keeps 7 digits of a quantity."""
     name, results, source = sent
     ours, before = frame_of(results), contents(results)
@@ -202,8 +203,7 @@ def test_what_was_sent_comes_back_equal(sent, tmp_path, capsys):
     assert len(choices) > 50 and {"val_loss", "params_total", "usefulness"} <= {*measured}
     prefix = "metrics.summary/" if name == "tensorboard" else "metrics."
     fields = {column: f"config.{column}" for column in choices} | {column: prefix + column for column in measured}
-    code, said = command(capsys, source, {"source": "us", "fields": fields}, tmp_path)
-    assert code == 0, said
+    imported(source, {"source": "us", "fields": fields})
     theirs = frame_of(tmp_path / "theirs")
     assert theirs[choices].to_dict("records") == ours[choices].to_dict("records")
     digits = 1e-7 if name == "tensorboard" else 0
@@ -249,11 +249,10 @@ def _again_in_its_folder(path: Path) -> None:
     ],
     indirect=["sent"],
 )
-def test_files_that_are_not_whole_are_refused(sent, tmp_path, capsys, pattern, change, told):
+def test_files_that_are_not_whole_are_refused(sent, tmp_path, imported, pattern, change, told):
     _, results, source = sent
     change(sorted((results / "trackers").rglob(pattern))[0])
-    code, said = command(capsys, source, MAP, tmp_path)
-    assert code == 2 and said.count("\n") == 1 and told in said, said
+    assert told in imported(source, MAP, code=2)
     assert not (tmp_path / "theirs").exists()
 
 

@@ -17,8 +17,8 @@ from support.tiny_sweep import sparsedepth, start
 from sparsedepth.cli.exchange import sync as send
 from sparsedepth.store.connection import open_store
 from sparsedepth.trackers import sync as syncing
-from sparsedepth.trackers.sync import NAMES, open_tracker, sync
-from sparsedepth.trackers.tracked_run import tracked_runs
+from sparsedepth.trackers.logged_runs import PLACES
+from sparsedepth.trackers.sync import open_tracker, sync, tracked_runs
 
 STARTED = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC).timestamp()
 SUMMARY = {"val_loss": 2.5, "params_total": 1234, "steps": 20, "usefulness": None}
@@ -113,7 +113,7 @@ def test_what_the_tracker_has_lost_is_sent_again(results):
     assert [*sync(results, "mlflow", tracker)] == []
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", PLACES)
 def test_a_package_that_is_missing_is_one_line(results, monkeypatch, name):
     monkeypatch.setitem(sys.modules, name, None)
     monkeypatch.delitem(sys.modules, f"sparsedepth.trackers.{name}", raising=False)
@@ -228,11 +228,11 @@ def scalars_of_wandb(results: Path) -> dict[str, dict]:
     return runs
 
 
-READ = {name: globals()[f"scalars_of_{name}"] for name in NAMES}
+READ = {name: globals()[f"scalars_of_{name}"] for name in PLACES}
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", PLACES)
 def test_a_real_tracker_holds_every_run_once_also_after_a_kill(results, name, monkeypatch):
     """The first command is killed after its first run; the second sends the others, the third nothing."""
     pytest.importorskip(name)
