@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from sparsedepth.model import attention, moe_kernels
+from sparsedepth.model.context import Context
 from sparsedepth.model.kernels import OBSTACLES, Part, Setting
 from sparsedepth.train.runtime import find_device
 
@@ -43,7 +44,7 @@ def attention_pass(here: Setting, options: argparse.Namespace, window: int | Non
 
     def run() -> list[Tensor]:
         torch.backends.cuda.enable_cudnn_sdp(window is None and document_BT is None)  # as training does
-        out = attention.KERNELS[kernel](*qkv, window=window, document_BT=document_BT)
+        out = attention.KERNELS[kernel](*qkv, context=Context(window=window, document_BT=document_BT))
         return [out, *torch.autograd.grad(out.float().square().mean(), qkv)]
 
     return run

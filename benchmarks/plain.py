@@ -64,7 +64,7 @@ class PlainLlama(nn.Module):
             name.replace("attention.", "").replace("ffn.", ""): weight for name, weight in decoder.state_dict().items()
         }
         self.load_state_dict(names)
-        rotary = decoder.rotary(config.seq_len)
+        rotary = decoder.positions(config.seq_len).rotary
         assert rotary is not None
         cos_TK, sin_TK = rotary
         self.register_buffer("cos_TK", cos_TK, persistent=False)

@@ -16,7 +16,6 @@ from sparsedepth.config.load import build
 from sparsedepth.config.model import ModelConfig
 from sparsedepth.config.run import RunConfig
 from sparsedepth.model.block import Block
-from sparsedepth.model.context import Context
 from sparsedepth.model.decoder import Decoder
 
 FAMILIES = {
@@ -210,7 +209,7 @@ def attention_weights(model: Decoder, tokens_BT: Tensor, layer: int) -> np.ndarr
 
 def jacobian_blocks(model: Decoder, tokens_BT: Tensor, layer: int) -> np.ndarray:
     """J_BTDTD of one block: d x_l[b, t, i] / d x_(l-1)[b, s, j], one sequence after the other."""
-    context = Context(model.rotary(tokens_BT.shape[1]))
+    context = model.positions(tokens_BT.shape[1])
     inputs_BTD = states(model, tokens_BT)[layer - 1].float()
 
     def of_one(x_TD: Tensor) -> Tensor:
@@ -275,7 +274,7 @@ def expert_loads(model: Decoder, tokens_BT: Tensor, layer: int) -> tuple[list[fl
     x_BTD = states(model, tokens_BT)[layer - 1].float()
     shrink = math.sqrt(layer) if config.depth_scale == "lns" else 1.0
     with torch.no_grad():
-        u_BTD = x_BTD + block.attention(block.attention_norm(x_BTD) / shrink, Context(model.rotary(tokens_BT.shape[1])))
+        u_BTD = x_BTD + block.attention(block.attention_norm(x_BTD) / shrink, model.positions(tokens_BT.shape[1]))
         logits = block.get_submodule("ffn.router")(block.ffn_norm(u_BTD) / shrink).double().flatten(0, 1).numpy()
     counts, entropies = [0] * config.n_experts, []
     for row in logits:

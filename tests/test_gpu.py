@@ -15,6 +15,7 @@ from sparsedepth.config.runtime import RuntimeConfig
 from sparsedepth.data.sequences import Sequences, next_tokens
 from sparsedepth.measure.suite import SUITE, measure_run
 from sparsedepth.model import attention, kernels, moe_kernels
+from sparsedepth.model.context import Context
 from sparsedepth.model.decoder import Decoder
 from sparsedepth.probe.probed_model import ProbedDecoder
 from sparsedepth.train.loop import Interrupted, train, training
@@ -173,7 +174,7 @@ def test_attention_equals_the_reference_in_bf16(name, n_groups, window, packed):
     torch.backends.cuda.enable_cudnn_sdp(window is None and document_BT is None)  # as training does
     try:
         for kernel in (name, "reference"):
-            out = attention.KERNELS[kernel](*qkv, window, document_BT)
+            out = attention.KERNELS[kernel](*qkv, Context(window=window, document_BT=document_BT))
             found.append([out, *torch.autograd.grad((out.float() * weight).sum(), qkv)])
     finally:
         torch.backends.cuda.enable_cudnn_sdp(has_cudnn)

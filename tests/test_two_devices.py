@@ -81,8 +81,8 @@ def test_a_mask_made_on_the_host_is_found_in_a_step_and_in_a_measure(monkeypatch
     """As if `visible` forgot its device."""
     cfg, of_device = config(sliding_window=5, measures=["causal"]), attention.visible
 
-    def on_host(n_tokens, window, document_BT, device):
-        return of_device(n_tokens, window, document_BT, torch.device("cpu"))
+    def on_host(n_tokens, context, device):
+        return of_device(n_tokens, context, torch.device("cpu"))
 
     monkeypatch.setattr(attention, "visible", on_host)
     with TwoDevices() as devices:

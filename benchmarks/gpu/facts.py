@@ -34,6 +34,7 @@ from sparsedepth.config.runtime import RuntimeConfig
 from sparsedepth.data.sequences import next_tokens
 from sparsedepth.model import attention as attention_kernels
 from sparsedepth.model import moe_kernels
+from sparsedepth.model.context import Context
 from sparsedepth.model.decoder import Decoder
 from sparsedepth.model.head import cross_entropy
 from sparsedepth.train.devices import ALONE
@@ -122,7 +123,7 @@ def attention(device: torch.device) -> Facts:
             row["backend"] = BACKENDS.get(torch._fused_sdp_choice(*leaves, None, 0.0, True, enable_gqa=is_grouped))
         weight_BHTK, results = torch.randn(2, n_heads, n_tokens, width, device=device), []
         for name in ("sdpa", "reference"):
-            out_BHTK = attention_kernels.KERNELS[name](q, k, v)
+            out_BHTK = attention_kernels.KERNELS[name](q, k, v, Context())
             loss = (out_BHTK.float() * weight_BHTK).sum()
             results.append([out_BHTK.detach(), *torch.autograd.grad(loss, leaves)])
         errors = [(a.float() - b.float()).abs().max() / b.float().abs().max() for a, b in zip(*results, strict=True)]

@@ -113,17 +113,12 @@ def _optional(torch_works: bool) -> Iterator[Finding]:
     yield _package("psycopg", "for sweeps on several machines", "pip install 'psycopg[binary]'")
     yield _package("triton", "for torch.compile on a GPU, and megablocks", "pip install triton")
     if torch_works:
-        from sparsedepth.model import attention, kernels, megablocks
+        from sparsedepth.model import attention, kernels, moe_kernels
 
         flash, blocks = kernels.INSTALL_FLASH, kernels.INSTALL_MEGABLOCKS
         yield _package("flash-attn", "for attention", flash, attention.load_flash, kernels.REBUILD_FLASH)
         yield _package("stanford-stk", "for megablocks", blocks)
-        package = _package("megablocks", "for experts", blocks, megablocks.load)
-        yield package
-        if package.state == "ok":
-            compiled = megablocks.load().compiled
-            fact = "compiled" if compiled else "PyTorch fallback for megablocks' compiled functions"
-            yield Finding(group="optional", name="megablocks_ops", state="ok" if compiled else "missing", fact=fact)
+        yield _package("megablocks", "for experts", blocks, moe_kernels.load_megablocks)
 
 
 def _package(
@@ -202,13 +197,15 @@ def _kernel_error(part: "Part", kernel: str, setting: "Setting") -> str | None:
     import torch
 
     from sparsedepth.model import attention, fused, moe_kernels
+    from sparsedepth.model.context import Context
 
     def ones(*shape: int) -> torch.Tensor:
         return torch.ones(shape, device=setting.device, dtype=setting.dtype, requires_grad=True)
 
     try:
         if part == "attention":
-            out = attention.KERNELS[kernel](ones(1, 4, 16, 16), ones(1, 2, 16, 16), ones(1, 2, 16, 16), window=8)
+            qkv = ones(1, 4, 16, 16), ones(1, 2, 16, 16), ones(1, 2, 16, 16)
+            out = attention.KERNELS[kernel](*qkv, Context(window=8))
         elif part == "products":
             out = fused.product(ones(512, 64), ones(64, 64), kernel)
         else:

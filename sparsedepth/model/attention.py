@@ -1,22 +1,19 @@
-"""Attention, softmax(q k' / sqrt(K)) v over the visible keys, by interchangeable kernels.
+"""Attention, softmax(q k' / sqrt(K)) v over the visible keys: its kernels, and a block's module.
 
     out_t = sum_s p_ts v_s,   p_ts = exp(q_t k_s / sqrt(K)) / sum over the visible s
 
-Query t sees keys s <= t; with a `window` W only t - W < s; with `document_BT` (a number per token
-that changes where a new document begins in a packed sequence) only those of its own document. With
-causal=False it sees all keys.
-
-Dropout p sets each p_ts to 0 with probability p, and multiplies the others by 1 / (1 - p).
+The context says which they are: keys s <= t; with a window W only t - W < s; with documents only
+those of the query's own; all without causality. Dropout p sets each p_ts to 0 with probability p,
+and multiplies the others by 1 / (1 - p).
 
 `reference` is the formula in fp32; `sdpa` is PyTorch's kernel, `flash` that of flash-attn 2
 (2307.08691; https://github.com/Dao-AILab/flash-attention), if installed. Gradients agree with the
 reference to 1e-5 in fp32 and 2e-2 in bf16.
 
 Shapes: B sequences, H query heads, G key/value heads (each serves H / G query heads), T tokens, K
-head width, N = B T, C documents.
+head width, X heads times K, N = B T, C documents; D d_model.
 """
 
-import functools
 import importlib
 import math
 from types import ModuleType
@@ -24,56 +21,38 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
-from sparsedepth.model.cache import once_per_tensor
-from sparsedepth.model.products import product_dtype
+from sparsedepth.config.model import ModelConfig
+from sparsedepth.model.context import Context, Rotary, rotate
+from sparsedepth.model.linear import Linear, project_together
+from sparsedepth.model.norms import RMSNorm
+from sparsedepth.model.products import product_dtype, times
 
 
-def sdpa(
-    q_BHTK: Tensor,
-    k_BGTK: Tensor,
-    v_BGTK: Tensor,
-    window: int | None = None,
-    document_BT: Tensor | None = None,
-    dropout: float = 0.0,
-    causal: bool = True,
-) -> Tensor:
-    """out_BHTK by PyTorch's scaled_dot_product_attention; a mask is passed only for a window or
-    documents."""
-    n_repeats, n_tokens = q_BHTK.shape[1] // k_BGTK.shape[1], q_BHTK.shape[2]
-    is_masked = document_BT is not None or (window is not None and window < n_tokens)
-    # The CUDA kernel that takes a mask or fp32 has no grouped heads; the one with grouped heads
-    # stores T x T scores.
+def sdpa(q_BHTK: Tensor, k_BGTK: Tensor, v_BGTK: Tensor, context: Context, dropout: float = 0.0) -> Tensor:
+    """out_BHTK by PyTorch's scaled_dot_product_attention, with a mask only if one is needed."""
+    n_repeats, n_tokens, window = q_BHTK.shape[1] // k_BGTK.shape[1], q_BHTK.shape[2], context.window
+    is_masked = context.document_BT is not None or (window is not None and window < n_tokens)
+    # The CUDA kernel for masks and fp32 has no grouped heads; that with them stores T x T scores.
     if n_repeats > 1 and (is_masked or (q_BHTK.device.type != "cpu" and q_BHTK.dtype == torch.float32)):
         k_BGTK, v_BGTK = (x.repeat_interleave(n_repeats, dim=1) for x in (k_BGTK, v_BGTK))
         n_repeats = 1
-    if not is_masked:
-        return F.scaled_dot_product_attention(
-            q_BHTK, k_BGTK, v_BGTK, dropout_p=dropout, is_causal=causal, enable_gqa=n_repeats > 1
-        )
-    mask = visible(n_tokens, window, document_BT, q_BHTK.device)
-    return F.scaled_dot_product_attention(q_BHTK, k_BGTK, v_BGTK, attn_mask=mask, dropout_p=dropout)
+    mask, is_causal = (visible(n_tokens, context, q_BHTK.device), False) if is_masked else (None, context.causal)
+    return F.scaled_dot_product_attention(
+        q_BHTK, k_BGTK, v_BGTK, mask, dropout, is_causal=is_causal, enable_gqa=n_repeats > 1
+    )
 
 
-def reference(
-    q_BHTK: Tensor,
-    k_BGTK: Tensor,
-    v_BGTK: Tensor,
-    window: int | None = None,
-    document_BT: Tensor | None = None,
-    dropout: float = 0.0,
-    causal: bool = True,
-) -> Tensor:
+def reference(q_BHTK: Tensor, k_BGTK: Tensor, v_BGTK: Tensor, context: Context, dropout: float = 0.0) -> Tensor:
     """out_BHTK by the formula, in fp32 (or fp64) also under autocast."""
     n_repeats, n_tokens, width = q_BHTK.shape[1] // k_BGTK.shape[1], *q_BHTK.shape[2:]
     dtype = torch.promote_types(q_BHTK.dtype, torch.float32)
     with torch.autocast(q_BHTK.device.type, enabled=False):
         k_BHTK, v_BHTK = (x.to(dtype).repeat_interleave(n_repeats, dim=1) for x in (k_BGTK, v_BGTK))
         score_BHTT = q_BHTK.to(dtype) @ k_BHTK.transpose(2, 3) / math.sqrt(width)
-        if causal:
-            hidden = ~visible(n_tokens, window, document_BT, q_BHTK.device)
-            score_BHTT = score_BHTT.masked_fill(hidden, -math.inf)
+        if context.causal:
+            score_BHTT = score_BHTT.masked_fill(~visible(n_tokens, context, q_BHTK.device), -math.inf)
         weight_BHTT = F.dropout(score_BHTT.softmax(-1), dropout)
         return (weight_BHTT @ v_BHTK).to(v_BGTK.dtype)
 
@@ -83,31 +62,19 @@ def load_flash() -> ModuleType:
     return importlib.import_module("flash_attn")
 
 
-def flash(
-    q_BHTK: Tensor,
-    k_BGTK: Tensor,
-    v_BGTK: Tensor,
-    window: int | None = None,
-    document_BT: Tensor | None = None,
-    dropout: float = 0.0,
-    causal: bool = True,
-) -> Tensor:
+def flash(q_BHTK: Tensor, k_BGTK: Tensor, v_BGTK: Tensor, context: Context, dropout: float = 0.0) -> Tensor:
     """out_BHTK, in autocast's dtype if enabled; fp16 or bf16 on CUDA only (checked in `kernels`).
-    Raises ImportError without flash-attn.
-
-    Its layout is [B, T, heads, K] with native grouped heads; a window counts positions to the left
-    and right of the query's own. Packed documents use its variable-length form: all sequences
-    concatenated, with offsets of documents.
+    Its layout is [B, T, heads, K]; a window counts positions to the left and right of the query's
+    own; packed documents are one long sequence, with their offsets. Raises ImportError without it.
     """
-    package, dtype = load_flash(), product_dtype(q_BHTK)
+    package, dtype, window = load_flash(), product_dtype(q_BHTK), context.window
     q_BTHK, k_BTGK, v_BTGK = (x.to(dtype).transpose(1, 2) for x in (q_BHTK, k_BGTK, v_BGTK))
-    options: dict[str, Any] = {"causal": causal, "window_size": (-1, -1) if window is None else (window - 1, 0)}
+    options: dict[str, Any] = {"causal": context.causal, "window_size": (-1, -1) if window is None else (window - 1, 0)}
     if dropout:
         options["dropout_p"] = dropout
-    if document_BT is None:
+    if context.document_BT is None:
         return package.flash_attn_func(q_BTHK, k_BTGK, v_BTGK, **options).transpose(1, 2)
-    n_tokens = document_BT.shape[1]
-    begin_C1 = offsets(document_BT)
+    n_tokens, begin_C1 = q_BTHK.shape[1], context.once(offsets, context.document_BT)
     out_NHK = package.flash_attn_varlen_func(
         *(x.flatten(0, 1) for x in (q_BTHK, k_BTGK, v_BTGK)),
         cu_seqlens_q=begin_C1,
@@ -119,54 +86,122 @@ def flash(
     return out_NHK.unflatten(0, (-1, n_tokens)).transpose(1, 2)
 
 
-def visible(n_tokens: int, window: int | None, document_BT: Tensor | None, device: torch.device) -> Tensor:
+def visible(n_tokens: int, context: Context, device: torch.device) -> Tensor:
     """True where query t (row) sees key s (column): [T, T], or [B, 1, T, T] with documents. All
     layers of a forward pass share one mask, which their backward passes keep alive."""
-    if document_BT is not None:
-        return _document_mask(document_BT, window)
-    # A CUDA graph needs a mask of its own: a cached one may be freed while the graph still reads
-    # its memory.
-    inside_graph = torch.compiler.is_compiling() or is_captured(device)
-    return (_band if inside_graph else _cached_band)(n_tokens, window, device)
+    return context.once(_mask, n_tokens, context.window, context.document_BT, device)
 
 
-def is_captured(device: torch.device) -> bool:
-    """Whether a CUDA graph is being captured."""
-    return device.type == "cuda" and torch.cuda.is_current_stream_capturing()
-
-
-def _band(n_tokens: int, window: int | None, device: torch.device) -> Tensor:
+def _mask(n_tokens: int, window: int | None, document_BT: Tensor | None, device: torch.device) -> Tensor:
     distance_TT = torch.arange(n_tokens, device=device)[:, None] - torch.arange(n_tokens, device=device)
-    return (distance_TT >= 0) & (distance_TT < (window or n_tokens))
-
-
-@functools.lru_cache(maxsize=2)
-@torch.inference_mode(False)  # the mask outlives the pass that first computes it
-def _cached_band(n_tokens: int, window: int | None, device: torch.device) -> Tensor:
-    return _band(n_tokens, window, device)
+    seen_TT = (distance_TT >= 0) & (distance_TT < (window or n_tokens))
+    if document_BT is None:
+        return seen_TT
+    index_BT = starts(document_BT).cumsum(1)
+    return (seen_TT & (index_BT[:, :, None] == index_BT[:, None, :]))[:, None]
 
 
 def starts(document_BT: Tensor) -> Tensor:
-    """True at the first token of each document: at the start of a sequence, and where the document
-    number changes."""
+    """True at the first token of each document."""
     first_B1 = torch.ones_like(document_BT[:, :1], dtype=torch.bool)
     return torch.cat((first_B1, document_BT[:, 1:] != document_BT[:, :-1]), dim=1)
 
 
-@once_per_tensor
-def _document_mask(document_BT: Tensor, window: int | None) -> Tensor:
-    index_BT = starts(document_BT).cumsum(1)
-    same_BTT = index_BT[:, :, None] == index_BT[:, None, :]
-    return (same_BTT & _band(document_BT.shape[1], window, document_BT.device))[:, None]
-
-
-@once_per_tensor
 def offsets(document_BT: Tensor) -> Tensor:
-    """int32 [C + 1]: the first token of each document in the N tokens of the batch, then N. The
-    number of documents is a shape, so the host waits for the device: once per batch, not per
-    layer."""
+    """int32 [C + 1]: the first token of each document in the N tokens of the batch, then N. Their
+    number is a shape, for which the host waits."""
     begin_C = starts(document_BT).flatten().nonzero().flatten().to(torch.int32)
     return F.pad(begin_C, (0, 1), value=document_BT.numel())
 
 
 KERNELS = {"sdpa": sdpa, "flash": flash, "reference": reference}
+
+
+class Attention(nn.Module):
+    """Attention; each of the G key/value heads serves H / G query heads.
+
+    q/k norm, before RoPE, is an RMSNorm over the K channels of each head with a weight shared by
+    all heads (Qwen3), or over all H K channels of a query and G K of a key (OLMoE).
+    """
+
+    def __init__(self, config: ModelConfig):
+        super().__init__()
+        assert config.n_kv_heads is not None
+        self.d_head = config.d_model // config.n_heads
+        self.query = Linear(config.d_model, config.n_heads * self.d_head)
+        self.key = Linear(config.d_model, config.n_kv_heads * self.d_head)
+        self.value = Linear(config.d_model, config.n_kv_heads * self.d_head)
+        self.output = Linear(config.n_heads * self.d_head, config.d_model)
+        self.query_norm = self._norm(config, config.n_heads)
+        self.key_norm = self._norm(config, config.n_kv_heads)
+        self.kernel, self.dropout = "sdpa", config.attention_dropout
+
+    def _norm(self, config: ModelConfig, n_heads: int) -> RMSNorm | None:
+        if not config.qk_norm:
+            return None
+        return RMSNorm(self.d_head * (n_heads if config.qk_norm_over == "all" else 1), config.norm_eps)
+
+    def _heads(self, y_BTX: Tensor, norm: RMSNorm | None = None) -> Tensor:
+        """A projection, with the norm if given, by head: [B, T, heads, K]."""
+        if norm is not None:
+            # Under autocast the norm returns fp32; kernels need q and k in the dtype of v.
+            y_BTX = norm(y_BTX.unflatten(-1, (-1, norm.weight.shape[-1]))).flatten(-2).to(y_BTX.dtype)
+        return y_BTX.unflatten(-1, (-1, self.d_head))
+
+    def queries_keys(self, x_BTD: Tensor, rotary: Rotary) -> tuple[Tensor, Tensor]:
+        """q_BHTK and k_BGTK after norm and RoPE."""
+        return self._positioned(*project_together(x_BTD, self.query, self.key), rotary)
+
+    def _positioned(self, q_BTX: Tensor, k_BTX: Tensor, rotary: Rotary) -> tuple[Tensor, Tensor]:
+        q_BTHK = rotate(self._heads(q_BTX, self.query_norm), rotary)
+        k_BTGK = rotate(self._heads(k_BTX, self.key_norm), rotary)
+        return q_BTHK.transpose(1, 2), k_BTGK.transpose(1, 2)
+
+    def values(self, x_BTD: Tensor) -> Tensor:
+        """v_BGTK, before the value residual."""
+        return self._heads(self.value(x_BTD)).transpose(1, 2)
+
+    def mixed_values(self, v_BGTK: Tensor, context: Context) -> Tensor:
+        """The values that attention sums."""
+        return v_BGTK
+
+    def attended(self, q_BHTK: Tensor, k_BGTK: Tensor, v_BGTK: Tensor, context: Context) -> Tensor:
+        """The attended values of all heads side by side: input of the output projection."""
+        v_BGTK, dropout = self.mixed_values(v_BGTK, context), self.dropout if self.training else 0.0
+        return KERNELS[self.kernel](q_BHTK, k_BGTK, v_BGTK, context, dropout).transpose(1, 2).flatten(2)
+
+    def forward(self, x_BTD: Tensor, context: Context) -> Tensor:
+        q_BTX, k_BTX, v_BTX = project_together(x_BTD, self.query, self.key, self.value)
+        heads = *self._positioned(q_BTX, k_BTX, context.rotary), self._heads(v_BTX).transpose(1, 2)
+        return self.output(self.attended(*heads, context))
+
+
+class FirstValues(Attention):
+    """`value_residual` in block 1, which leaves its values to the later ones."""
+
+    def mixed_values(self, v_BGTK: Tensor, context: Context) -> Tensor:
+        if context.value_BGTK is None:
+            context.value_BGTK = v_BGTK
+        return v_BGTK
+
+
+class ValueResidual(Attention):
+    """`value_residual` in blocks 2..L: attention sums c_l v_l + d_l v_1, its own values and block
+    1's; c and d start at 1/2 (2410.17897, Learnable-ResFormer over all layers). Skipping, swapping
+    or replacing a block does not change v_1."""
+
+    def __init__(self, config: ModelConfig):
+        super().__init__(config)
+        self.value_scalar, self.first_value_scalar = nn.Parameter(torch.empty(1)), nn.Parameter(torch.empty(1))
+
+    def mixed_values(self, v_BGTK: Tensor, context: Context) -> Tensor:
+        assert context.value_BGTK is not None
+        mixed_BGTK = times(v_BGTK, self.value_scalar) + times(context.value_BGTK, self.first_value_scalar)
+        return mixed_BGTK.to(v_BGTK.dtype)  # under autocast the scalars are fp32; kernels need one dtype
+
+
+def make_attention(config: ModelConfig, layer: int) -> Attention:
+    """The attention of a block."""
+    if not config.value_residual:
+        return Attention(config)
+    return FirstValues(config) if layer == 1 else ValueResidual(config)

@@ -3,10 +3,9 @@
     u = x + A(s N(x)),   y = u + F(s N'(u))                    pre-norm (2002.04745)
     s = 1/sqrt(l) in block l = 1..L with depth_scale lns, else 1                     LayerNorm Scaling (2502.05795, 3)
 
-`Attention` A has grouped heads; F is a `FeedForward`, or with experts `Experts`. The other
-placements of norms, gates, sources and scalars are classes of `model.variants`, which override one
-of the four steps of a branch: its input (`branch_input`, `normed`), its output (`finish`), and the
-sum (`add_update`).
+`Attention` A has grouped heads; F is a `FeedForward`, or with experts `Experts`. Other placements
+of norms, gates, sources and scalars are classes of `model.variants`, which override a step of a
+branch: its input (`branch_input`, `normed`), its output (`finish`), or the sum (`add_update`).
 
 Shapes: B sequences, T tokens, D d_model (of x: all sources together).
 """
@@ -18,20 +17,19 @@ import torch
 from torch import Tensor, nn
 
 from sparsedepth.config.model import ModelConfig
+from sparsedepth.model.attention import make_attention
 from sparsedepth.model.context import Context
 from sparsedepth.model.feedforward import FeedForward, RouterLoss
 from sparsedepth.model.moe import Experts
 from sparsedepth.model.norms import make_norm
-from sparsedepth.model.stacked import times
-from sparsedepth.model.variants.value_residual import make_attention
+from sparsedepth.model.products import times
 
 Part = Literal["attention", "ffn"]
 PARTS: tuple[Part, ...] = ("attention", "ffn")
 
 
 class Block(nn.Module):
-    """The plain pre-norm block. Branches are no modules of their own: parameter names seed the
-    initial values, and are the keys of all stored models."""
+    """The plain pre-norm block."""
 
     depth_factor: Tensor
     is_sum = True
@@ -47,8 +45,7 @@ class Block(nn.Module):
         self.ffn_norm = make_norm(config)
         self.ffn = Experts(config) if has_experts else FeedForward(config)
         self.layer, self.is_scaled = layer, config.depth_scale == "lns"
-        # A buffer, not a float, so that compiled blocks share one graph. Not saved: the config
-        # determines it.
+        # A buffer, not a float, so that compiled blocks share one graph.
         self.register_buffer("depth_factor", torch.tensor(1 / math.sqrt(layer)), persistent=False)
 
     def initialise(self) -> None:

@@ -7,6 +7,11 @@ Shapes: B sequences, T tokens, D d_model (of x_0 all sources together), G key/va
 width, X heads.
 """
 
+# ruff: noqa: N815 (shapes in names of fields)
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+
 import torch
 from torch import Tensor
 
@@ -14,27 +19,38 @@ Rotary = tuple[Tensor, Tensor] | None
 """cos_TK and sin_TK of the positions 0..T-1; None where positions are learned."""
 
 
+@dataclass(eq=False)
 class Context:
-    """What blocks read beside the stream: positions, documents, x_0 and v_1. Not a tuple: FSDP
-    hands copies of tuples to its modules."""
+    """Positions, which keys a query sees, x_0 and v_1. Not a tuple: FSDP hands copies of tuples to
+    its modules."""
 
-    def __init__(
-        self,
-        rotary: Rotary = None,
-        document_BT: Tensor | None = None,
-        first_BTD: Tensor | None = None,
-        value_BGTK: Tensor | None = None,
-    ):
-        self.rotary, self.document_BT = rotary, document_BT
-        self.first_BTD = first_BTD
-        """x_0, for blocks that read it"""
-        self.value_BGTK = value_BGTK
-        """v_1, the values of block 1; with `value_residual` set by block 1"""
+    rotary: Rotary = None
+    causal: bool = True
+    """whether a token sees only itself and earlier ones, or all"""
+    window: int | None = None
+    """keys that a token sees, itself included; None: all before it"""
+    document_BT: Tensor | None = None
+    """a number per token that changes with the document; a token sees only its own document"""
+    first_BTD: Tensor | None = None
+    """x_0, for blocks that read it"""
+    value_BGTK: Tensor | None = None
+    """v_1, the values of block 1; with `value_residual` set by block 1"""
+    _shared: dict[Callable[..., Tensor], Tensor] = field(default_factory=dict, init=False)
+
+    def once(self, compute: Callable[..., Tensor], *args: object) -> Tensor:
+        """compute(*args), such as a mask: once for all layers, whose arguments are equal. Compiled
+        blocks compute their own, so that they share one graph."""
+        if torch.compiler.is_compiling():
+            return compute(*args)
+        if compute not in self._shared:
+            with torch.inference_mode(False):  # a measure may differentiate a block later
+                self._shared[compute] = compute(*args)
+        return self._shared[compute]
 
     def repeated(self, copies: int) -> "Context":
         """For several copies of the batch, one after the other."""
-        parts = (self.document_BT, self.first_BTD, self.value_BGTK)
-        return Context(self.rotary, *(None if x is None else x.repeat(copies, *[1] * (x.ndim - 1)) for x in parts))
+        own = {name: getattr(self, name) for name in ("document_BT", "first_BTD", "value_BGTK")}
+        return replace(self, **{n: x.repeat(copies, *[1] * (x.ndim - 1)) for n, x in own.items() if x is not None})
 
 
 def rotary_tables(n_tokens: int, d_head: int, theta: float, device: torch.device) -> tuple[Tensor, Tensor]:

@@ -3,10 +3,9 @@
     x_0 = E tokens,   x_l = block_l(x_(l-1)),   logits = W N(x_L)
 
 With all options off this is Llama; with experts Mixtral (gates renormalised) or OLMoE (raw gates,
-q/k norm over all heads); with q/k norm Qwen3; with a window Mistral. Tests compare with the
-reference implementations. With `architecture` vit (2010.11929) it is an image encoder: attention is
-bidirectional, patches and learned positions (`linear.PatchEmbedding`) replace tokens and RoPE, and
-the head reads the classes from position 0.
+q/k norm over all heads); with q/k norm Qwen3; with a window Mistral. With `architecture` vit
+(2010.11929) it is an image encoder: attention is bidirectional, patches and learned positions
+(`linear.PatchEmbedding`) replace tokens and RoPE, and the head reads the classes from position 0.
 
 A block is `model.block`, LNS included; every other variation is a class of `model.variants`.
 
@@ -22,22 +21,21 @@ from torch import Tensor, nn
 
 from sparsedepth.config.model import ModelConfig
 from sparsedepth.model import init
+from sparsedepth.model.attention import Attention
 from sparsedepth.model.block import Block
-from sparsedepth.model.context import Context, Rotary, rotary_tables
+from sparsedepth.model.context import Context, rotary_tables
 from sparsedepth.model.feedforward import RouterLoss
 from sparsedepth.model.head import Head
 from sparsedepth.model.linear import Embedding, Linear, PatchEmbedding
 from sparsedepth.model.moe import Experts
 from sparsedepth.model.norms import make_norm
-from sparsedepth.model.self_attention import Attention
-from sparsedepth.model.variants.gates import profile
+from sparsedepth.model.variants.factors import profile
 from sparsedepth.model.variants.sources import Sources
 from sparsedepth.model.variants.table import make_block
 
 
 class Decoder(nn.Module):
-    """Tokens (or patches) in, logits out. The weights are a function of (config, seed) on any
-    device (`init`)."""
+    """Tokens (or patches) in, logits out; the initial weights are a function of (config, seed)."""
 
     blocks: Sequence[Block]
 
@@ -58,8 +56,7 @@ class Decoder(nn.Module):
 
     @torch.no_grad()
     def initialise(self, seed: int) -> None:
-        """Draw all weights (`init.draw`), and set buffers (undefined on the meta device) and fixed
-        initial values."""
+        """Draw all weights (`init.draw`), and set buffers, undefined on the meta device."""
         init.draw(self, self.config, seed)
         for part in self.modules():
             if isinstance(part, Block | Sources):
@@ -78,27 +75,27 @@ class Decoder(nn.Module):
         x_BTD = self.embed_norm(self.embed(tokens_BT))
         return x_BTD if self.sources is None else self.sources.widen(x_BTD)
 
-    def rotary(self, n_tokens: int) -> Rotary:
-        """cos_TK and sin_TK in fp32; None for a ViT."""
-        if self.config.architecture == "vit":
-            return None
-        d_head = self.config.d_model // self.config.n_heads
-        return rotary_tables(n_tokens, d_head, self.config.rope_theta, self.embed.weight.device)
+    def positions(self, n_tokens: int) -> Context:
+        """What blocks read of any tokens: their positions, and what each sees."""
+        config = self.config
+        if config.architecture == "vit":
+            return Context(causal=False)
+        rotary = rotary_tables(n_tokens, config.d_model // config.n_heads, config.rope_theta, self.embed.weight.device)
+        return Context(rotary, window=config.sliding_window)
 
     def documents(self, tokens_BT: Tensor) -> Tensor | None:
-        """document_BT, the index of each token's document in its sequence, or None without
-        `mask_documents`. The token `eod` is the last of its document. Positions do not restart:
-        RoPE depends only on differences."""
+        """document_BT, the index of each token's document in its sequence, with `mask_documents`;
+        the token `eod` is its last. Positions do not restart: RoPE depends only on differences."""
         if not self.config.mask_documents:
             return None
         is_end_BT = tokens_BT.eq(cast(int, self.config.eod)).int()
         return is_end_BT.cumsum(1) - is_end_BT
 
     def context(self, tokens_BT: Tensor, x_BTD: Tensor, *, in_order: bool = True) -> Context:
-        """What blocks read beside the stream, given x_0. Where they run in order, block 1 adds its
-        values."""
-        document_BT, reads_start = self.documents(tokens_BT), self.config.reads_stream_start
-        context = Context(self.rotary(tokens_BT.shape[1]), document_BT, x_BTD if reads_start else None)
+        """What blocks read beside the stream, given x_0; `in_order`, block 1 adds v_1 itself."""
+        context = self.positions(tokens_BT.shape[1])
+        context.document_BT = self.documents(tokens_BT)
+        context.first_BTD = x_BTD if self.config.reads_stream_start else None
         if self.config.value_residual and not in_order:
             block = self.blocks[0]
             input_BTD = block.branch_input("attention", block.mix_with_start(x_BTD, context))
@@ -106,8 +103,7 @@ class Decoder(nn.Module):
         return context
 
     def hidden(self, tokens_BT: Tensor, router_losses: list[Tensor] | None = None) -> Tensor:
-        """x_BTD after the last block, before the final norm; appends the (balance, z) losses of
-        each MoE layer."""
+        """x_BTD after the last block; appends the (balance, z) losses of each MoE layer."""
         x_BTD = self.embed_tokens(tokens_BT)
         context = self.context(tokens_BT, x_BTD)
         for block in self.blocks:
@@ -126,19 +122,17 @@ class Decoder(nn.Module):
         return self.head(self.final_norm(x_BTD))
 
     def cross_entropy(self, x_BTD: Tensor, target_BT: Tensor) -> tuple[Tensor, Tensor]:
-        """The mean loss over scored targets, and loss_BT, in nat/token; logits in bounded
-        memory."""
+        """The mean loss over scored targets, and loss_BT, in nat/token, in bounded memory."""
         return self.head.cross_entropy(self.final_norm(x_BTD), target_BT)
 
     def forward(self, tokens_BT: Tensor) -> Tensor:
         """logits_BTV."""
         return self.logits(self.hidden(tokens_BT))
 
-    def use_kernels(
-        self, *, attention: str | None = None, experts: str | None = None, products: str | None = None
-    ) -> None:
-        """Set the kernels by name (`kernels.OBSTACLES`); None keeps the current one."""
-        for module in self.modules():
-            for kind, kernel in ((Attention, attention), (Experts, experts), (Linear, products)):
-                if kernel and isinstance(module, kind):
-                    module.kernel = kernel
+    def use_kernels(self, **names: str) -> None:
+        """Set kernels of attention, experts or products by name (`kernels.OBSTACLES`)."""
+        kinds = {"attention": Attention, "experts": Experts, "products": Linear}
+        for part, name in names.items():
+            for module in self.modules():
+                if isinstance(module, kinds[part]):
+                    module.kernel = name

@@ -29,8 +29,8 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 
 
 class RouterLoss:
-    """The router losses of one MoE layer, (balance, z). One per layer, so that compiled layers
-    share a graph. Not a list: FSDP hands copies of lists to its modules."""
+    """(balance, z) of one MoE layer: one per layer, so that compiled layers share a graph. Not a
+    list: FSDP hands copies of lists to its modules."""
 
     value: Tensor | None = None
 

@@ -7,20 +7,17 @@ values.
     RMSNorm   n = x s w,  s = 1/sqrt(mean(x^2) + eps):      dx = s (g w - x s^2 mean(x g w)),  dw = sum of g x s
     rotation  y = z c, channel pairs as complex numbers, |c| = 1:                              dz = g conj(c)
 
-n is the RMSNorm of x: small models spend most of a step on the overhead of operations, so their
-number counts. `fused_block` decides where these functions apply: a compiler fuses the plain
-formulas (except, on a CPU, sums over tokens, so there it gets this norm), bf16 has no complex
-numbers, and function transforms (the Jacobian's) need them.
-
-Weights of a stack (`stacked`) have an extra first dimension, the runs, whose tokens are equal parts
-of x in order.
+n is the RMSNorm of x: small models spend most of a step on the overhead of operations. Not for
+compiled blocks (a compiler fuses the plain formulas, except, on a CPU, sums over tokens, so there
+it gets this norm), nor for bf16, which has no complex numbers, nor for function transforms (the
+Jacobian's). Weights may be those of a stack (`products`).
 
 Shapes: N tokens, B sequences, T tokens, D width of the norm or projection, H query heads, G
 key/value heads, K head width, X outputs of a matrix (for heads, their number times K); S runs of a
 stack, n tokens of each.
 """
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -28,8 +25,10 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from sparsedepth.model import products
-from sparsedepth.model.cache import once_per_tensor
-from sparsedepth.model.stacked import by_run, times
+from sparsedepth.model.products import by_run, times
+
+Norm = tuple[Tensor, float]
+"""Weight and eps of an RMSNorm that is part of the operation after it."""
 
 
 def needs_fp32_grad(x: Tensor) -> bool:
@@ -37,26 +36,16 @@ def needs_fp32_grad(x: Tensor) -> bool:
     return x.requires_grad and torch.is_grad_enabled() and x.dtype == torch.float32
 
 
-def use_fused(x: Tensor, training: bool, *, compiled: bool = False) -> bool:
-    """Whether to use this file's functions: in fp32, in training or inference mode, eager or, where
-    faster there too, `compiled`."""
-    if x.dtype != torch.float32 or torch.is_autocast_enabled(x.device.type):
+def use_fused(x: Tensor, training: bool) -> bool:
+    """Whether to use these functions: in eager fp32, in training or inference mode."""
+    if x.dtype != torch.float32 or torch.is_autocast_enabled(x.device.type) or torch.compiler.is_compiling():
         return False
-    if torch.compiler.is_compiling():
-        return compiled and training and needs_fp32_grad(x)
     return torch.is_inference_mode_enabled() or (training and needs_fp32_grad(x))
-
-
-class Norm(NamedTuple):
-    """An RMSNorm that is part of the operation after it."""
-
-    weight: Tensor
-    eps: float
 
 
 class _Product(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight_XD: Tensor, kernel: str) -> Tensor:
+    def forward(ctx: Any, x: Tensor, weight_XD: Tensor, kernel: str = "blas") -> Tensor:
         ctx.save_for_backward(x, weight_XD)
         ctx.kernel = kernel
         return products.project(x, weight_XD, kernel)
@@ -152,8 +141,7 @@ def rms_normed(x: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
 
 
 def _norm_gradients(grad: Tensor, x: Tensor, scale: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
-    """dx and dw, from dy of `rms_normed`. A run has the same bits alone and in a stack."""
-    # The weight's gradient is a sum over tokens, faster as a product.
+    """dx and dw, from dy of `rms_normed`; dw, a sum over tokens, as a product, which is faster."""
     if weight.ndim == 1:
         grad_weight = torch.mv((grad * x).flatten(0, -2).T, scale.flatten())
     else:
@@ -168,15 +156,10 @@ def _rotated(y_BTX: Tensor, angle_TX: Tensor) -> Tensor:
     return torch.view_as_complex(y_BTX[..., : 2 * angle_TX.shape[-1]].unflatten(-1, (-1, 2)))
 
 
-def product(x: Tensor, weight_XD: Tensor, kernel: str = "blas") -> Tensor:
-    """x W'."""
-    return _Product.apply(x, weight_XD, kernel)
-
-
-def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """x / sqrt(mean(x^2) + eps) * weight_D, or in a stack weight_SD; x and weight have the same
-    dtype."""
-    return _RMSNorm.apply(x, weight, eps)
+product = _Product.apply
+"""(x, weight_XD, kernel) -> x W'"""
+rms_norm = _RMSNorm.apply
+"""(x, weight, eps) -> x / sqrt(mean(x^2) + eps) * weight, of one dtype"""
 
 
 def swiglu(x: Tensor, gate_XD: Tensor, up_XD: Tensor, norm: Norm, kernel: str = "blas") -> Tensor:
@@ -185,33 +168,24 @@ def swiglu(x: Tensor, gate_XD: Tensor, up_XD: Tensor, norm: Norm, kernel: str = 
 
 
 def interleave_halves(weight_XD: Tensor, d_head: int) -> Tensor:
-    """The rows of each head reordered to 0, K/2, 1, K/2 + 1, ...: RoPE's halves become adjacent
-    pairs."""
+    """The rows of each head in the order 0, K/2, 1, K/2 + 1, ...: RoPE's halves become pairs."""
     return weight_XD.unflatten(-2, (-1, 2, d_head // 2)).transpose(-3, -2).flatten(-4, -2)
 
 
-@once_per_tensor
-def _angles(cos_TK: Tensor, sin_TK: Tensor, n_heads: int) -> Tensor:
-    """cos + i sin of each pair of n_heads heads. cos and sin are those of `Decoder.rotary`: pair i
-    has its angle in columns i and K/2 + i."""
+def angles(cos_TK: Tensor, sin_TK: Tensor, n_heads: int) -> Tensor:
+    """cos + i sin of each pair of n_heads heads; pair i has its angle in columns i and K/2 + i."""
     angle_TK = torch.complex(*(part[:, : part.shape[1] // 2].contiguous() for part in (cos_TK, sin_TK)))
     return angle_TK.repeat(1, n_heads)
 
 
 def rotated_heads(
     x_BTD: Tensor,
-    query_XD: Tensor,
-    key_XD: Tensor,
-    value_XD: Tensor,
-    rotary: tuple[Tensor, Tensor],
+    weights_XD: tuple[Tensor, Tensor, Tensor],
+    angle_TX: Tensor,
+    d_head: int,
     norm: Norm,
     kernel: str = "blas",
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """q_BHTK, k_BGTK and v_BGTK of the norm of x, with RoPE: (x1, x2) -> (x1 cos - x2 sin, x2 cos +
-    x1 sin).
-
-    q's and k's channels are permuted alike, which leaves q k unchanged.
-    """
-    d_head = rotary[0].shape[-1]
-    angle_TX = _angles(*rotary, (query_XD.shape[-2] + key_XD.shape[-2]) // d_head)
-    return _Heads.apply(x_BTD, *norm, query_XD, key_XD, value_XD, angle_TX, d_head, kernel)
+    """q_BHTK, k_BGTK and v_BGTK of the norm of x, by the matrices of query, key and value; q and k
+    with RoPE by their `angles`, and with permuted channels, which leaves q k unchanged."""
+    return _Heads.apply(x_BTD, *norm, *weights_XD, angle_TX, d_head, kernel)

@@ -1,9 +1,6 @@
-"""The plain block with hand-written derivatives (`model.fused`): fewer operations than autograd's,
-the same values.
-
-For eager fp32, in training and in inference mode; otherwise, as where a block is compiled or
-differentiated by a measure, the plain formulas of `Block` run. No module inside a fused branch is
-called: no hook of theirs runs.
+"""The plain block with hand-written derivatives (`model.fused`), in eager fp32, in training and in
+inference mode; otherwise, as where a block is compiled or differentiated by a measure, the plain
+formulas of `Block` run. No module inside a fused branch is called: no hook of theirs runs.
 """
 
 from torch import Tensor, nn
@@ -14,7 +11,7 @@ from sparsedepth.model.block import Block, Part
 from sparsedepth.model.context import Context
 from sparsedepth.model.feedforward import FeedForward, RouterLoss
 from sparsedepth.model.norms import RMSNorm
-from sparsedepth.model.stacked import times
+from sparsedepth.model.products import times
 
 # fmt: off
 BOTH = {
@@ -28,20 +25,16 @@ SUPPORTED: dict[Part, set[str]] = {
     "attention": BOTH | {"activation", "ffn_dropout"},
     "ffn": BOTH | {"qk_norm", "qk_norm_over"},
 }
-"""Fields that may have any value in a block whose branch is fused; every other one must be at its
-default, or have a value of CHOICES."""
+"""Fields of any value in a fused branch; others have their default, or one of CHOICES."""
 CHOICES = {"depth_scale": {"lns"}, "parametrisation": {"mup"}}
 
 
 def is_supported(part: Part, config: ModelConfig) -> bool:
-    """Whether the branch can be fused: every field has a value known to be computed here. A new
-    field is not."""
-    changed = {
-        name
+    """Whether the branch can be fused: every field has a value known to be computed here."""
+    return all(
+        name in SUPPORTED[part] or getattr(config, name) in {field.default, *CHOICES.get(name, ())}
         for name, field in ModelConfig.model_fields.items()
-        if name not in SUPPORTED[part] and getattr(config, name) not in {field.default, *CHOICES.get(name, ())}
-    }
-    return not changed
+    )
 
 
 class FusedBlock(Block):
@@ -55,27 +48,22 @@ class FusedBlock(Block):
     def _norm(self, norm: nn.Module) -> fused.Norm:
         """A norm with s as part of its weight."""
         assert isinstance(norm, RMSNorm)
-        return fused.Norm(times(norm.weight, self.depth_factor) if self.is_scaled else norm.weight, norm.eps)
-
-    def _attended(self, x_BTD: Tensor, context: Context) -> Tensor:
-        """The attended values of all heads, from the stream."""
-        assert context.rotary is not None
-        part, norm = self.attention, self._norm(self.attention_norm)
-        matrices = part.query.weight, part.key.weight, part.value.weight
-        return part.attended(*fused.rotated_heads(x_BTD, *matrices, context.rotary, norm, part.query.kernel), context)
-
-    def _hidden(self, u_BTD: Tensor) -> Tensor:
-        """The hidden units, from the stream."""
-        part, norm = self.ffn, self._norm(self.ffn_norm)
-        assert isinstance(part, FeedForward) and part.gate is not None
-        return fused.swiglu(u_BTD, part.gate.weight, part.up.weight, norm, part.up.kernel)
+        return times(norm.weight, self.depth_factor) if self.is_scaled else norm.weight, norm.eps
 
     def attention_update(self, x_BTD: Tensor, context: Context) -> Tensor:
         if not (self.fuses_attention and fused.use_fused(x_BTD, self.training)):
             return super().attention_update(x_BTD, context)
-        return self.attention.output(self._attended(x_BTD, context))
+        assert context.rotary is not None
+        part, norm = self.attention, self._norm(self.attention_norm)
+        weights = part.query.weight, part.key.weight, part.value.weight
+        n_heads = (part.query.out_features + part.key.out_features) // part.d_head
+        angle_TX = context.once(fused.angles, *context.rotary, n_heads)
+        heads = fused.rotated_heads(x_BTD, weights, angle_TX, part.d_head, norm, part.query.kernel)
+        return part.output(part.attended(*heads, context))
 
     def ffn_update(self, u_BTD: Tensor, router_loss: RouterLoss | None = None) -> Tensor:
         if not (self.fuses_ffn and fused.use_fused(u_BTD, self.training)):
             return super().ffn_update(u_BTD, router_loss)
-        return self.ffn.get_submodule("down")(self._hidden(u_BTD))
+        part, norm = self.ffn, self._norm(self.ffn_norm)
+        assert isinstance(part, FeedForward) and part.gate is not None
+        return part.down(fused.swiglu(u_BTD, part.gate.weight, part.up.weight, norm, part.up.kernel))

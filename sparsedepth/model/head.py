@@ -8,13 +8,13 @@ base_width (2203.03466, table 8).
 
 z exists for at most LOGITS_BYTES of tokens at a time. The gradient of a chunk needs only its
 logits, so it is computed in the forward pass, and the backward pass scales it: no product is
-computed twice. (PyTorch's `linear_cross_entropy`, from 2.13 on, does the same, but has no byte
-budget and returns autocast's dtype.) Under bf16 the softmax first copies z to fp32, within the
-budget. Where blocks are compiled, so is what lies between the products of a chunk.
+computed twice. (PyTorch's `linear_cross_entropy`, from 2.13 on, has no byte budget and returns
+autocast's dtype.) Where blocks are compiled, so is what lies between the products of a chunk.
 
 Shapes: N tokens in all, n of one chunk, D d_model, V vocabulary; B sequences of T tokens.
 """
 
+import functools
 from collections.abc import Callable
 
 import torch
@@ -24,8 +24,7 @@ from torch import Tensor, nn
 from sparsedepth.config.model import ModelConfig
 from sparsedepth.config.runtime import LOGITS_BYTES
 from sparsedepth.config.task import IGNORED
-from sparsedepth.model.products import product_dtype
-from sparsedepth.model.stacked import by_run
+from sparsedepth.model.products import by_run, product_dtype
 
 Chunk = Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
 
@@ -62,8 +61,8 @@ class Head(nn.Linear):
 
 
 def loss_and_change(z_nV: Tensor, target_n1: Tensor, is_scored_n1: Tensor) -> tuple[Tensor, Tensor]:
-    """loss_n1 and softmax(z) - onehot(target) in the dtype of z, both 0 where not scored: compiled,
-    two passes over z instead of eight."""
+    """loss_n1 and softmax(z) - onehot(target), 0 where not scored: compiled, two passes over z, not
+    eight."""
     wide_nV = z_nV.float()
     total_n1 = wide_nV.logsumexp(-1, keepdim=True)
     is_target_nV = torch.arange(z_nV.shape[1], device=z_nV.device) == target_n1
@@ -85,12 +84,9 @@ def _eager(z_nV: Tensor, target_n1: Tensor, is_scored_n1: Tensor, gradients: boo
 def cross_entropy(
     x_ND: Tensor, weight_VD: Tensor, target_N: Tensor, budget: int = LOGITS_BYTES, chunk: Chunk | None = None
 ) -> tuple[Tensor, Tensor]:
-    """The mean cross-entropy in nat/token over scored targets (0 if none), and loss_N, 0 where not
-    scored.
-
-    Both are fp32; logits x W' take at most `budget` bytes. Products are in autocast's dtype if
-    enabled, sums and the softmax in fp32. The mean is differentiable once, loss_N is not.
-    """
+    """The mean cross-entropy in nat/token over scored targets (0 if none), differentiable once, and
+    loss_N, 0 where not scored: both in fp32, as the softmax, also where autocast changes products.
+    Logits take at most `budget` bytes."""
     rows = max(1, budget // (4 * len(weight_VD)))
     gradients = torch.is_grad_enabled() and (x_ND.requires_grad or weight_VD.requires_grad)
     return _CrossEntropy.apply(x_ND, weight_VD, target_N, rows, product_dtype(x_ND), gradients, chunk)
@@ -104,15 +100,13 @@ class _CrossEntropy(torch.autograd.Function):
         scored_N1 = (target_N != IGNORED)[:, None]
         grad_x_ND = torch.empty_like(x_ND, dtype=dtype) if gradients else x_ND
         grad_weight_VD = torch.zeros_like(weight_VD if gradients else weight_VD[:0], dtype=torch.float32)
+        compute = chunk if chunk and gradients else functools.partial(_eager, gradients=gradients)
         with torch.autocast(x_ND.device.type, enabled=False):
             cast_VD = weight_VD.to(dtype)
             columns = (x_ND.to(dtype), target_N[:, None], scored_N1, loss_N[:, None], grad_x_ND)
             for x_nD, target_n1, scored_n1, loss_n1, grad_nD in zip(*(x.split(rows) for x in columns), strict=True):
                 target_n1 = target_n1 * scored_n1  # any valid index where not scored
-                if chunk and gradients:
-                    loss, change_nV = chunk(x_nD @ cast_VD.T, target_n1, scored_n1)
-                else:
-                    loss, change_nV = _eager(x_nD @ cast_VD.T, target_n1, scored_n1, gradients)
+                loss, change_nV = compute(x_nD @ cast_VD.T, target_n1, scored_n1)
                 loss_n1.copy_(loss)
                 total += loss_n1.sum()
                 if gradients:

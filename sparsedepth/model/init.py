@@ -7,8 +7,7 @@
       mup, completep  m_N^(-1/2)    every matrix of the blocks, m_N = d_model / base_width   (2203.03466; 2505.01618)
       deepnorm      (8 L)^(-1/4)    value, output and FFN matrices               (2203.00555, decoder only)
 
-Configurations with the same seed share all weights of equal name and shape, so their comparison is
-paired: 12 layers are the first 12 of 24.
+Configurations with the same seed share all weights of equal name and shape: comparisons are paired.
 
 Deviates: 1908.11365 scales every matrix of block l by 1/sqrt(l); OLMo's rule, used by later papers
 under the same name, scales outputs. 2203.00555 starts from Xavier weights, here from init_std, so
@@ -19,7 +18,7 @@ import hashlib
 import math
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from sparsedepth.config.model import ModelConfig
 
@@ -38,18 +37,12 @@ def generator(seed: int, name: str) -> torch.Generator:
 
 @torch.no_grad()
 def draw(model: nn.Module, config: ModelConfig, seed: int) -> None:
-    """Set every parameter: matrices as above, norms and Admin's weights to 1, other vectors by
-    VECTORS."""
+    """Set every parameter: matrices as above, vectors by VECTORS."""
     for name, weight in model.named_parameters():
         if weight.ndim <= 1:
             weight.fill_(_initial_vector(name, config))
             continue
-        weight.copy_(initial_matrix(name, weight.shape, config, seed))
-
-
-def initial_matrix(name: str, shape: torch.Size, config: ModelConfig, seed: int) -> Tensor:
-    """The initial value of a matrix, in fp32."""
-    return torch.randn(shape, generator=generator(seed, name)) * _std(name, config)
+        weight.copy_(torch.randn(weight.shape, generator=generator(seed, name)) * _std(name, config))
 
 
 VECTORS = {
@@ -80,11 +73,8 @@ def _std(name: str, config: ModelConfig) -> float:
         if config.init == "zero_outputs":
             return 0.0
         layer = int(name.split(".")[1]) + 1
-        shrink = {
-            "normal": 1.0,
-            "scaled": math.sqrt(2 * config.n_layers),
-            "depth_scaled": math.sqrt(2 * layer),
-        }[config.init]
+        branches = {"scaled": 2 * config.n_layers, "depth_scaled": 2 * layer}.get(config.init, 1)
+        shrink = math.sqrt(branches)
     if is_block:
         shrink *= math.sqrt(config.width_multiplier)
     if is_block and config.norm == "deepnorm" and name.endswith(SHRUNK_BY_DEEPNORM):

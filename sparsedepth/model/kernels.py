@@ -3,13 +3,9 @@ another, and the fix.
 
 'auto' takes the first that can run. Attention: flash-attn with a mask (window, documents), which
 PyTorch's fast kernels do not support, else PyTorch's (cuDNN on Hopper, faster than flash-attn 2).
-Experts: PyTorch's grouped product, then the loop; megablocks is for comparisons, by name: its
-products are PyTorch's grouped ones, so it runs only where `grouped` does. Products: oneDNN where
-MKL does not use the processor's AVX-512, else PyTorch's. A kernel requested by name that cannot run
-is refused before training. The choice is recorded with the run, since kernels round differently.
-
-PyTorch's own `torch.nn.attention.varlen` takes documents and windows, too, but no dropout, and CUDA
-only: left out until a GPU has compared it with flash-attn.
+Experts: PyTorch's grouped product, then the loop; megablocks, whose products are PyTorch's grouped
+ones, by name only. Products: oneDNN where MKL does not use the processor's AVX-512. The choice is
+recorded with the run, since kernels round differently.
 """
 
 import importlib.util
@@ -23,7 +19,7 @@ from typing import Literal, NamedTuple
 import torch
 
 from sparsedepth.config.model import ModelConfig
-from sparsedepth.model import attention, megablocks
+from sparsedepth.model import attention, moe_kernels
 
 Part = Literal["attention", "experts", "products"]
 
@@ -36,7 +32,7 @@ INSTALL_MEGABLOCKS = (
     "pip install setuptools wheel packaging && "
     "pip install --no-deps --no-build-isolation megablocks==0.10.0 stanford-stk==0.7.1"
 )
-"""Without dependencies: it pins a torch version, and would replace the installed one."""
+"""Without dependencies: it pins a torch version."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,35 +46,32 @@ class Setting:
     d_model: int = 64
     d_expert: int = 64
     is_masked: bool = True
-    """whether attention has a window or documents"""
+    """by a window or documents"""
+    is_compiled: bool = False
     may_wait: bool = False
     """whether the host may wait for the device: in measures, not in a training step"""
 
 
-CPU_INFO = Path("/proc/cpuinfo")
-
-
 class Obstacle(NamedTuple):
-    """Why a kernel cannot run here, and how it could."""
-
     reason: str
     fix: str
 
 
 class Choice(NamedTuple):
-    """The kernel that is used, and why."""
-
     kernel: str
     reason: str
 
 
-def setting(config: ModelConfig, device: torch.device, dtype: torch.dtype) -> Setting:
+def setting(config: ModelConfig, device: torch.device, dtype: torch.dtype, **more: bool) -> Setting:
     """The setting of a decoder."""
-    d_expert = config.d_expert or Setting.d_expert
-    d_head = config.d_model // config.n_heads
-    is_masked = config.sliding_window is not None or config.mask_documents
     return Setting(
-        device=device, dtype=dtype, is_masked=is_masked, d_head=d_head, d_model=config.d_model, d_expert=d_expert
+        device=device,
+        dtype=dtype,
+        d_head=config.d_model // config.n_heads,
+        d_model=config.d_model,
+        d_expert=config.d_expert or Setting.d_expert,
+        is_masked=config.sliding_window is not None or config.mask_documents,
+        **more,
     )
 
 
@@ -89,17 +82,15 @@ def choose(part: Part, requested: str, setting: Setting) -> Choice:
         obstacle = OBSTACLES[part][requested](setting)
         if obstacle:
             raise ValueError(f"{part}_kernel={requested!r} cannot run: {obstacle.reason}; {obstacle.fix}, or use auto")
-        is_replaced = requested == "megablocks" and not megablocks.load().compiled
-        note = "; PyTorch fallback for megablocks' compiled functions" * is_replaced
-        return Choice(requested, f"asked for by name{note}")
+        return Choice(requested, "asked for by name")
     rejected: list[str] = []
-    for kernel in AUTO[part]:
-        obstacle = OBSTACLES[part][kernel](setting)
+    for kernel, obstacle_of in OBSTACLES[part].items():
+        obstacle = obstacle_of(setting)
         reason = obstacle.reason if obstacle else _not_faster(kernel, setting)
         if reason is None:
             return Choice(kernel, "; ".join(rejected) or "the first choice")
         rejected.append(f"{kernel} is not used: {reason}")
-    raise AssertionError(f"the last choice for {part} can always run")
+    raise AssertionError(f"one kernel for {part} can always run")
 
 
 def _not_faster(kernel: str, setting: Setting) -> str | None:
@@ -111,12 +102,12 @@ def _not_faster(kernel: str, setting: Setting) -> str | None:
     return None
 
 
-def mkl_leaves_avx512_unused() -> bool:
-    """Whether this is an AMD processor that computes 512 bits at once: PyTorch's MKL uses only AVX2
-    there.
+CPU_INFO = Path("/proc/cpuinfo")
 
-    Family 25 (Zen 4) has AVX-512, too, but computes it in halves, no faster than AVX2.
-    """
+
+def mkl_leaves_avx512_unused() -> bool:
+    """Whether this is an AMD processor that computes 512 bits at once, where MKL uses AVX2; not of
+    family 25 (Zen 4), which computes AVX-512 in halves."""
     has_avx512 = torch.backends.cpu.get_cpu_capability() == "AVX512"
     if not (has_avx512 and CPU_INFO.exists()):
         return False
@@ -129,13 +120,11 @@ def _onednn(setting: Setting) -> Obstacle | None:
     if setting.device.type != "cpu" or setting.dtype != torch.float32:
         reason = f"oneDNN computes on a CPU in fp32 only, not on {setting.device.type} in {_short(setting.dtype)}"
         return Obstacle(reason, "run on a CPU with precision=fp32")
+    if setting.is_compiled:
+        return Obstacle("the compiler takes no product of oneDNN with weights that change", "set compile=false")
     if not (torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")):
         return Obstacle("this torch is built without oneDNN", "install a torch for x86-64")
     return None
-
-
-def _none(setting: Setting) -> None:
-    """Of a kernel that runs everywhere."""
 
 
 def _flash(setting: Setting) -> Obstacle | None:
@@ -173,7 +162,7 @@ def _megablocks(setting: Setting) -> Obstacle | None:
         return obstacle
     if importlib.util.find_spec("triton") is None:
         return Obstacle("triton is not installed", "pip install triton")
-    return _absent("megablocks", "megablocks", megablocks.load, INSTALL_MEGABLOCKS, INSTALL_MEGABLOCKS)
+    return _absent("megablocks", "megablocks", moe_kernels.load_megablocks, INSTALL_MEGABLOCKS, INSTALL_MEGABLOCKS)
 
 
 def _absent(module: str, name: str, load: Callable[[], object], install: str, rebuild: str) -> Obstacle | None:
@@ -191,16 +180,13 @@ def _short(dtype: torch.dtype) -> str:
     return {torch.float32: "fp32", torch.float16: "fp16", torch.bfloat16: "bf16"}.get(dtype, str(dtype))
 
 
-OBSTACLES: dict[Part, dict[str, Callable[[Setting], Obstacle | None]]] = {
-    "attention": {"flash": _flash, "sdpa": _none, "reference": _none},
-    "experts": {"grouped": _grouped, "megablocks": _megablocks, "loop": _none},
-    "products": {"onednn": _onednn, "blas": _none},
-}
-"""For each kernel the obstacle to running it, or None."""
+def _runs_everywhere(setting: Setting) -> None:
+    return None
 
-AUTO: dict[Part, tuple[str, ...]] = {
-    "attention": ("flash", "sdpa"),
-    "experts": ("grouped", "loop"),
-    "products": ("onednn", "blas"),
+
+OBSTACLES: dict[Part, dict[str, Callable[[Setting], Obstacle | None]]] = {
+    "attention": {"flash": _flash, "sdpa": _runs_everywhere, "reference": _runs_everywhere},
+    "experts": {"grouped": _grouped, "loop": _runs_everywhere, "megablocks": _megablocks},
+    "products": {"onednn": _onednn, "blas": _runs_everywhere},
 }
-"""What 'auto' tries, in order."""
+"""For each kernel the obstacle to running it, or None; 'auto' tries them in order."""

@@ -1,6 +1,4 @@
-"""Linear layers and embeddings of a decoder.
-
-A weight with an extra first dimension holds those of several runs (`sparsedepth.model.stacked`).
+"""Linear layers and embeddings of a decoder, of one run or of a stack (`model.products`).
 
 Shapes: B sequences or images, T positions, P values per patch, D d_model; S runs of a stack.
 """
@@ -11,7 +9,7 @@ from torch import Tensor, nn
 
 from sparsedepth.config.cost import patch_values
 from sparsedepth.config.model import ModelConfig
-from sparsedepth.model import fused, products, stacked
+from sparsedepth.model import fused, products
 
 
 class Linear(nn.Linear):
@@ -22,15 +20,14 @@ class Linear(nn.Linear):
         self.kernel = "blas"
 
     def forward(self, input: Tensor) -> Tensor:
-        is_stacked = self.weight.ndim == 3
-        if (is_stacked or self.kernel != "blas") and fused.use_fused(input, self.training, compiled=not is_stacked):
+        if (self.weight.ndim == 3 or self.kernel != "blas") and fused.use_fused(input, self.training):
             return fused.product(input, self.weight, self.kernel)
-        return stacked.linear(input, self.weight) if is_stacked else F.linear(input, self.weight)
+        return products.project(input, self.weight)
 
 
 def project_together(x: Tensor, *linears: Linear) -> tuple[Tensor, ...]:
-    """x W' for each W. In training under autocast as one product: x is cast and stored once, and
-    the gradients of the parts are summed inside the product; no hook of the layers runs."""
+    """x W' for each W. In training under autocast as one product, which casts and stores x once and
+    sums the gradients of the parts; no hook of the layers runs."""
     x = x.to(products.product_dtype(x))
     is_mixed = torch.is_autocast_enabled(x.device.type)
     if not (is_mixed and linears[0].training and linears[0].weight.ndim == 2):
@@ -50,7 +47,9 @@ class Embedding(nn.Embedding):
         return torch.randint(self.weight.shape[-2], (n_sequences, n_tokens), generator=draws)
 
     def forward(self, input: Tensor) -> Tensor:
-        return super().forward(input) if self.weight.ndim == 2 else stacked.embedding(input, self.weight)
+        if self.weight.ndim == 2:
+            return super().forward(input)
+        return F.embedding(products.number_by_run(input, *self.weight.shape[:2]), self.weight.flatten(0, 1))
 
 
 class PatchEmbedding(nn.Module):
@@ -59,9 +58,9 @@ class PatchEmbedding(nn.Module):
 
         x_0 = [0; E p_1; ...; E p_N] + position,   p = pixels / 127.5 - 1, of the bytes 0..255
 
-    Patches are ordered row by row; the values of one by channel, row, column. Position 0 has no
-    patch: it is the class token, from whose final state the head reads. Deviates: no class vector
-    and no bias of E, which would only add to the learned positions.
+    Patches are ordered row by row; the values of one by channel, row, column. Position 0 is the
+    class token, from whose final state the head reads. Deviates: no class vector and no bias of E,
+    which would only add to the learned positions.
     """
 
     def __init__(self, config: ModelConfig):
@@ -76,8 +75,8 @@ class PatchEmbedding(nn.Module):
     def forward(self, pixels_BTP: Tensor) -> Tensor:
         """x_BTD of bytes; the values at position 0 are ignored."""
         values_BTP = pixels_BTP[:, 1:].to(self.weight.dtype) / 127.5 - 1
+        x_BTD = F.pad(products.project(values_BTP, self.weight), (0, 0, 1, 0))
         if self.weight.ndim == 2:
-            return F.pad(F.linear(values_BTP, self.weight), (0, 0, 1, 0)) + self.positions
-        x_BTD = F.pad(stacked.linear(values_BTP, self.weight), (0, 0, 1, 0))
+            return x_BTD + self.positions
         x_SBTD = x_BTD.view(len(self.weight), -1, *x_BTD.shape[1:])
         return (x_SBTD + self.positions[:, None]).view_as(x_BTD)

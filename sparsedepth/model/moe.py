@@ -1,8 +1,7 @@
-"""Mixture of experts in place of the dense feed-forward part: router, its two losses, routed and
-shared experts.
+"""Mixture of experts in place of the dense feed-forward part.
 
-Dropless, top-k; each expert is a SwiGLU, computed by `moe_kernels`. Gates are the softmax over all
-experts at the k chosen ones, optionally renormalised to sum 1. Losses of one layer:
+Dropless, top-k; each expert is a SwiGLU (`moe_kernels`). Gates are the softmax over all experts at
+the k chosen ones, optionally renormalised to sum 1. Losses of one layer:
 
     balance = E sum_e f_e P_e,   f_e share of the choices, P_e mean gate probability            (2101.03961, eq. 4-6)
     z       = mean logsumexp(logits)^2                                                          (2202.08906, eq. 5)
@@ -12,7 +11,7 @@ layer, then averaged over layers; transformers pools layers first, which lets im
 Shared experts (2401.06066, eq. 9) are added without a gate (Qwen-MoE has one); n of them, each
 d_expert wide, are one SwiGLU n times as wide.
 
-In a stack of R runs (`stacked`) expert e of run r is number r E + e of R E, whose tokens are its
+In a stack of R runs (`products`) expert e of run r is number r E + e of R E, whose tokens are its
 run's alone; each run has its own losses, over its own tokens.
 
 Shapes: B sequences, T tokens, N = B T, D d_model, F d_expert, E experts, C experts chosen per
@@ -25,7 +24,7 @@ import torch
 from torch import Tensor, nn
 
 from sparsedepth.config.model import ModelConfig
-from sparsedepth.model import kernels, moe_kernels, stacked
+from sparsedepth.model import kernels, moe_kernels, products
 from sparsedepth.model.feedforward import FeedForward, RouterLoss
 
 
@@ -39,20 +38,17 @@ class Experts(nn.Module):
         self.router = nn.Linear(config.d_model, config.n_experts, bias=False)
         self.gate_up_E2FD = nn.Parameter(torch.empty(config.n_experts, 2 * config.d_expert, config.d_model))
         self.down_EDF = nn.Parameter(torch.empty(config.n_experts, config.d_model, config.d_expert))
-        self.shared = (
-            FeedForward(config, config.n_shared_experts * config.d_expert) if config.n_shared_experts else None
-        )
+        shared_width = config.n_shared_experts * config.d_expert
+        self.shared = FeedForward(config, shared_width) if shared_width else None
         self.mean_over_devices: Callable[[Tensor], Tensor] = lambda share_E: share_E
         setting = kernels.setting(config, torch.device("cpu"), torch.float32)
         self.kernel = kernels.choose("experts", "auto", setting).kernel
 
     def route(self, x_ND: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """logits_NE, probability_NE, gate_NC and choice_NC, in fp32 also under autocast: in bf16,
-        nearly equal experts would tie."""
+        """logits_NE, probability_NE, gate_NC and choice_NC, in fp32: in bf16 experts would tie."""
         weight = self.router.weight
         with torch.autocast(x_ND.device.type, enabled=False):
-            wide_ND = x_ND.to(weight.dtype)
-            logits_NE = (self.router(wide_ND) if weight.ndim == 2 else stacked.linear(wide_ND, weight)).float()
+            logits_NE = products.project(x_ND.to(weight.dtype), weight).float()
         probability_NE = logits_NE.softmax(-1)
         gate_NC, choice_NC = probability_NE.topk(self.top_k, dim=-1)
         if self.renormalise:
@@ -66,7 +62,7 @@ class Experts(nn.Module):
             router_loss.value = self._losses(logits_NE, probability_NE, choice_NC)
         gate_up_E2FD, down_EDF = self.gate_up_E2FD, self.down_EDF
         if down_EDF.ndim == 4:
-            choice_NC = stacked.number_by_run(choice_NC, *down_EDF.shape[:2])
+            choice_NC = products.number_by_run(choice_NC, *down_EDF.shape[:2])
             gate_up_E2FD, down_EDF = gate_up_E2FD.flatten(0, 1), down_EDF.flatten(0, 1)
         kernel = moe_kernels.KERNELS[self.kernel]
         out_BTD = kernel(x_ND, gate_NC.to(x_ND.dtype), choice_NC, gate_up_E2FD, down_EDF).view_as(x_BTD)
@@ -75,9 +71,8 @@ class Experts(nn.Module):
     def _losses(self, logits_NE: Tensor, probability_NE: Tensor, choice_NC: Tensor) -> Tensor:
         """(balance, z); in a stack [2, R]."""
         weight, n_experts = self.router.weight, logits_NE.shape[1]
-        # Not bincount, which would make the host wait for the device.
-        is_choice_NCE = choice_NC[..., None] == torch.arange(n_experts, device=logits_NE.device)
-        share_E = self.mean_over_devices(stacked.token_mean(is_choice_NCE.float().mean(1), weight))
-        balance = n_experts * (share_E * stacked.token_mean(probability_NE, weight)).sum(-1)
-        z = stacked.token_mean(logits_NE.logsumexp(-1, keepdim=True).pow(2), weight).squeeze(-1)
+        is_choice_NCE = choice_NC[..., None] == torch.arange(n_experts, device=logits_NE.device)  # bincount waits
+        share_E = self.mean_over_devices(products.token_mean(is_choice_NCE.float().mean(1), weight))
+        balance = n_experts * (share_E * products.token_mean(probability_NE, weight)).sum(-1)
+        z = products.token_mean(logits_NE.logsumexp(-1, keepdim=True).pow(2), weight).squeeze(-1)
         return torch.stack((balance, z))

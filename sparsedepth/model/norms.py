@@ -1,5 +1,4 @@
-"""Norms over the channels of one token, in fp32, with a learned weight w for each channel, and
-layer with a bias b.
+"""Norms over the channels of one token, in fp32, with a learned weight w for each channel.
 
     rms     x / sqrt(mean(x^2) + eps) * w                                          (1910.07467, eq. 4)
     group   (x_g - mean(x_g)) / sqrt(var(x_g) + eps) * w, in each group g of consecutive channels   (1803.08494, eq. 1)
@@ -15,11 +14,11 @@ from torch import Tensor, nn
 
 from sparsedepth.config.model import ModelConfig
 from sparsedepth.model import fused
-from sparsedepth.model.stacked import plus, times
+from sparsedepth.model.products import plus, times
 
 
 class RMSNorm(nn.Module):
-    """Root-mean-square norm: x / rms(x) * weight."""
+    """RMSNorm: x / rms(x) * weight."""
 
     def __init__(self, width: int, eps: float):
         super().__init__()
@@ -36,8 +35,7 @@ class RMSNorm(nn.Module):
 
 
 class GroupNorm(nn.Module):
-    """Group norm: each group of channels centred and divided by its standard deviation, then times
-    weight."""
+    """Group norm; with one group layer norm without bias."""
 
     def __init__(self, width: int, n_groups: int, eps: float):
         super().__init__()
@@ -51,7 +49,7 @@ class GroupNorm(nn.Module):
 
 
 class LayerNorm(GroupNorm):
-    """Layer norm: (x - mean) / standard deviation * weight + bias."""
+    """Layer norm, with a bias."""
 
     def __init__(self, width: int, eps: float):
         super().__init__(width, 1, eps)

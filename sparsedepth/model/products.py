@@ -1,14 +1,16 @@
-"""Matrix products and their gradients, by one of two libraries.
+"""Products with the weights of one run, or of a stack of runs that train together.
 
     y = x W'        dx = g W        dW = g' x
 
+In a stack of S runs (`train.stack`) each weight has a first dimension S, and x holds the runs one
+after the other along its own first dimension: y_s = x_s W_s'. Operations without weights
+(attention, rotation, SwiGLU, sums) treat x as one long batch.
+
 `blas` is PyTorch's default for fp32 (on x86 Intel's MKL); `onednn` is oneDNN, which ships with
-PyTorch. MKL uses AVX-512 on Intel processors only: on an AMD EPYC that computes 512 bits at once
-(Zen 5), oneDNN is 1.4 to 2.2 times as fast for products of `MIN_WORK` or more, except for the
-gradient of a small matrix (`MIN_MATRIX`), where it must first transpose an input. On Zen 4 it is
-0.5 to 1.3 times as fast, depending on size, and not used by default. Their summation order, and so
-the last bits, differ; each is deterministic. Products of a stack (`stacked`) and of other dtypes
-are always PyTorch's.
+PyTorch. MKL uses AVX-512 on Intel processors only: on an AMD EPYC of Zen 5 oneDNN is 1.4 to 2.2
+times as fast for products of `MIN_WORK` or more, except for the gradient of a small matrix
+(`MIN_MATRIX`), where it first transposes an input; on Zen 4 0.5 to 1.3 times. Their last bits
+differ. A stack, compiled blocks and other dtypes always use PyTorch's.
 
 Shapes: N tokens, D width, X outputs; S runs of a stack, n tokens of each.
 """
@@ -16,9 +18,6 @@ Shapes: N tokens, D width, X outputs; S runs of a stack, n tokens of each.
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-
-from sparsedepth.model import stacked
-from sparsedepth.model.stacked import by_run
 
 MIN_WORK = 2**20
 """N D X from which oneDNN is worth its overhead of 8 microseconds per call."""
@@ -36,7 +35,7 @@ def product_dtype(x: Tensor) -> torch.dtype:
 def project(x: Tensor, weight_XD: Tensor, kernel: str = "blas") -> Tensor:
     """x W'; in a stack, each run with its own W."""
     if weight_XD.ndim == 3:
-        return stacked.linear(x, weight_XD)
+        return torch.bmm(by_run(x, weight_XD), weight_XD.mT).view(*x.shape[:-1], -1)
     return _onednn(x, weight_XD) if _uses_onednn(x, weight_XD, kernel) else F.linear(x, weight_XD)
 
 
@@ -57,22 +56,37 @@ def gradients(grad: Tensor, x: Tensor, weight_XD: Tensor, kernel: str = "blas") 
 
 
 def _onednn(x: Tensor, weight_XD: Tensor) -> Tensor:
-    if torch.compiler.is_compiling():
-        return torch.ops.sparsedepth.onednn(x, weight_XD)
-    return _linear(x, weight_XD)
-
-
-def _linear(x: Tensor, weight_XD: Tensor) -> Tensor:
     return torch.ops.mkldnn._linear_pointwise(x, weight_XD, None, "none", [], "")
-
-
-# The compiler accepts oneDNN's own operation for constant weights only, so it gets this one.
-_LIBRARY = torch.library.Library("sparsedepth", "DEF")
-_LIBRARY.define("onednn(Tensor x, Tensor weight_XD) -> Tensor")
-_LIBRARY.impl("onednn", _linear, "CPU")
-_LIBRARY.impl("onednn", lambda x, weight_XD: x.new_empty(*x.shape[:-1], len(weight_XD)), "Meta")
 
 
 def _uses_onednn(x: Tensor, weight_XD: Tensor, kernel: str) -> bool:
     n_tokens = x.numel() // x.shape[-1]
     return kernel == "onednn" and x.dtype == torch.float32 and n_tokens * weight_XD.numel() >= MIN_WORK
+
+
+def by_run(x: Tensor, weight: Tensor) -> Tensor:
+    """x_SnD: the tokens of x, grouped by run."""
+    return x.reshape(len(weight), -1, x.shape[-1])
+
+
+def times(x: Tensor, weight: Tensor) -> Tensor:
+    """x * weight; in a stack, each run times its own weight_SD or weight_S1."""
+    if weight.ndim < 2:
+        return x * weight
+    return (by_run(x, weight) * weight[:, None]).view_as(x)
+
+
+def plus(x: Tensor, bias: Tensor) -> Tensor:
+    """x + bias; in a stack, each run plus its own bias_SD."""
+    return x + bias if bias.ndim < 2 else (by_run(x, bias) + bias[:, None]).view_as(x)
+
+
+def token_mean(x_NX: Tensor, weight: Tensor) -> Tensor:
+    """The mean over tokens; in a stack, mean_SX over each run's own."""
+    return x_NX.mean(0) if weight.ndim < 3 else by_run(x_NX, weight).mean(1)
+
+
+def number_by_run(number: Tensor, n_runs: int, n_numbers: int) -> Tensor:
+    """Each run's numbers, below n_numbers, as numbers among those of all runs."""
+    first_S1 = torch.arange(n_runs, device=number.device)[:, None] * n_numbers
+    return (number.view(n_runs, -1) + first_S1).view_as(number)

@@ -12,20 +12,20 @@ units, E experts, C experts chosen per token, V vocabulary.
 import math
 from collections.abc import Generator, Mapping
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Protocol
 
 import torch
 from torch import Tensor, nn
 
 from sparsedepth.model import kernels
+from sparsedepth.model.attention import Attention
 from sparsedepth.model.block import Block
 from sparsedepth.model.context import Context
 from sparsedepth.model.decoder import Decoder
 from sparsedepth.model.feedforward import FeedForward
 from sparsedepth.model.linear import Linear
 from sparsedepth.model.moe import Experts
-from sparsedepth.model.self_attention import Attention
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -170,7 +170,7 @@ class ProbedDecoder:
         key = (x_BTD.shape[1], x_BTD.device)
         if self._positions is None or self._positions[0] != key:
             with torch.inference_mode(False):  # they may be reused where a block is differentiated
-                self._positions = key, Context(self.model.rotary(x_BTD.shape[1]))
+                self._positions = key, self.model.positions(x_BTD.shape[1])
         return self._positions[1]
 
     def _block(self, layer: int) -> Block:
@@ -188,8 +188,7 @@ class ProbedDecoder:
     def attention_inputs(self, layer: int, x_BTD: Tensor) -> tuple[Tensor, Tensor, AttentionForm]:
         """q_BHTK, k_BGTK, and their window and documents."""
         block, context = self._block(layer), self._context(x_BTD)
-        window, documents = self.model.config.sliding_window, context.document_BT
-        form = AttentionForm(causal=self.causal, window=window, documents=documents)
+        form = AttentionForm(causal=self.causal, window=context.window, documents=context.document_BT)
         input_BTD = block.branch_input("attention", block.mix_with_start(x_BTD, context))
         return *block.attention.queries_keys(input_BTD, context.rotary), form
 
@@ -236,7 +235,7 @@ class ProbedDecoder:
     def exact(self) -> Generator[None, None, None]:
         parts = [module for module in self.model.modules() if isinstance(module, Attention | Experts | Linear)]
         kernels_before = [part.kernel for part in parts]
-        setting = replace(kernels.setting(self.model.config, self.device, torch.float32), may_wait=True)
+        setting = kernels.setting(self.model.config, self.device, torch.float32, may_wait=True)
         experts, products = (kernels.choose(part, "auto", setting).kernel for part in ("experts", "products"))
         self.model.use_kernels(attention="sdpa", experts=experts, products=products)
         try:

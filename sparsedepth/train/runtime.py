@@ -1,11 +1,9 @@
-"""Where and how a run is computed: device, precision, kernels and everything else that does not
-define the run.
-
-None of it is part of `run_id`; it is recorded in the run's manifest, because kernels round
-differently.
+"""Where and how a run is computed: device, precision and kernels. They are no part of its `run_id`,
+but recorded in its manifest, because kernels round differently.
 """
 
 import os
+import re
 from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -29,17 +27,15 @@ class Runtime:
     precision: Literal["fp32", "bf16"]
     threads: int
     kernels: dict[str, str] = field(default_factory=dict)
-    """The arguments of `Decoder.use_kernels`."""
+    """the arguments of `Decoder.use_kernels`"""
     kernel_reasons: dict[str, str] = field(default_factory=dict)
-    """Why each kernel was chosen over others."""
     parallel: Parallel = "none"
     micro_batch: int | None = None
     compile: bool = False
     cuda_graph: bool = False
     checkpoint_seconds: float = 30.0
     saves_in_background: bool = False
-    """Whether a thread writes checkpoints while training continues: on GPUs, where the host is
-    idle."""
+    """whether a thread writes checkpoints meanwhile: on GPUs, where the host is idle"""
 
     @property
     def autocast(self) -> torch.autocast:
@@ -48,16 +44,12 @@ class Runtime:
 
 
 def find_device(device: str) -> torch.device:
-    """The device of that name; 'auto' is a GPU if there is one. Raises ValueError for a device that
-    does not exist."""
+    """The device of that name; 'auto' is a GPU if there is one. Raises ValueError."""
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
-    try:
-        chosen = torch.device(device)
-    except RuntimeError:
-        raise ValueError(f"device={device!r} is not a device; use auto, cpu, cuda, cuda:0 or mps") from None
-    if chosen.type not in ("cpu", "cuda", "mps"):
+    if not re.fullmatch(r"cpu|cuda(:\d+)?|mps", device):
         raise ValueError(f"device={device!r} is not supported; use auto, cpu, cuda, cuda:0 or mps")
+    chosen = torch.device(device)
     if chosen.type == "mps" and not torch.backends.mps.is_available():
         raise ValueError(f"device={device!r} does not exist here: torch finds no GPU of Apple's; use cpu")
     if chosen.type == "cuda" and (chosen.index or 0) >= torch.cuda.device_count():
@@ -66,14 +58,12 @@ def find_device(device: str) -> torch.device:
 
 
 def measuring_device(device: torch.device) -> torch.device:
-    """Where a model that was trained on `device` is measured: on the CPU for Apple's, which has no
-    fp64."""
+    """Where a model trained on `device` is measured: on the CPU for Apple's, which has no fp64."""
     return torch.device("cpu") if device.type == "mps" else device
 
 
 def resolve(config: RunConfig, runtime: RuntimeConfig = DEFAULT) -> Runtime:
-    """Resolve every 'auto'. Raises ValueError for a device, kernel or number of threads that does
-    not exist here, and for cuda_graph=true if the steps cannot be captured."""
+    """Resolve every 'auto'. Raises ValueError for what is not possible here."""
     device = find_device(runtime.device)
     if runtime.threads is not None and runtime.threads > (os.cpu_count() or 1):
         raise ValueError(f"threads={runtime.threads} must lie between 1 and {os.cpu_count()}")
@@ -81,8 +71,9 @@ def resolve(config: RunConfig, runtime: RuntimeConfig = DEFAULT) -> Runtime:
     if precision == "auto":
         precision = "bf16" if device.type == "cuda" and torch.cuda.is_bf16_supported() else "fp32"
     dtype = torch.bfloat16 if precision == "bf16" else torch.float32
-    setting = kernels.setting(config, device, dtype)
-    choices: dict[str, kernels.Choice] = {
+    is_compiled = runtime.compiles(config.n_steps, device.type == "cuda")
+    setting = kernels.setting(config, device, dtype, is_compiled=is_compiled)
+    choices = {
         "attention": kernels.choose("attention", runtime.attention_kernel, setting),
         "experts": kernels.choose("experts", runtime.experts_kernel if config.n_experts else "auto", setting),
         "products": kernels.choose("products", runtime.products_kernel, setting),
@@ -103,7 +94,7 @@ def resolve(config: RunConfig, runtime: RuntimeConfig = DEFAULT) -> Runtime:
         kernel_reasons=reasons,
         parallel=runtime.parallel,
         micro_batch=runtime.micro_batch,
-        compile=runtime.compiles(config.n_steps, device.type == "cuda"),
+        compile=is_compiled,
         cuda_graph=bool(runtime.cuda_graph) and obstacle is None,
         checkpoint_seconds=runtime.checkpoint_seconds,
         saves_in_background=device.type == "cuda",
@@ -111,9 +102,8 @@ def resolve(config: RunConfig, runtime: RuntimeConfig = DEFAULT) -> Runtime:
 
 
 def compile_blocks(model: Decoder) -> None:
-    """Compile each block, and the loss between its products, for static shapes; blocks of one kind
-    share their code. Symbolic sizes, which a second shape in one process would get by default, are
-    slower."""
+    """Compile each block, and the loss between its products; blocks of one kind share their code.
+    For static shapes: symbolic ones, the default of a second shape in a process, are slower."""
     for block in model.blocks:
         block.compile(dynamic=False)
     model.head.compile_loss()
@@ -129,8 +119,8 @@ def choose_attention_backends(config: RunConfig) -> None:
 
 @contextmanager
 def dropout_masks(config: RunConfig, step: int, rank: int, device: torch.device) -> Generator[None]:
-    """Context in which dropout is a function of seed, step and process, so a resumed run drops the
-    same entries. Other kernels, devices or micro-batches drop other entries."""
+    """Context in which dropout is a function of seed, step and process, so that a resumed run drops
+    the same entries; other kernels, devices or micro-batches drop others."""
     if not config.drops:
         yield
         return
@@ -140,7 +130,7 @@ def dropout_masks(config: RunConfig, step: int, rank: int, device: torch.device)
 
 
 SHORTAGES = ("out of memory", "can't allocate memory", "CUBLAS_STATUS_ALLOC_FAILED", "CUDNN_STATUS_ALLOC_FAILED")
-"""Texts of errors other than OutOfMemoryError: a GPU library could not allocate its workspace."""
+"""Of a GPU library that could not allocate its workspace."""
 
 
 def is_out_of_memory(error: BaseException) -> bool:

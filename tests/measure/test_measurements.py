@@ -17,7 +17,6 @@ from sparsedepth.measure.permutation import permutation_effect
 from sparsedepth.measure.released_code import affine_increase_in_sample
 from sparsedepth.measure.removal import removal
 from sparsedepth.measure.usefulness import usefulness
-from sparsedepth.model.context import Context
 from sparsedepth.model.decoder import Decoder
 from sparsedepth.probe.fork import skip, swap
 from sparsedepth.probe.probed_model import ProbedDecoder
@@ -38,7 +37,7 @@ def uneven() -> Scored:
 
 def plain(model: Decoder, scored: Scored, order=None) -> float:
     """The mean over all positions that count at once, of the blocks in this order (None leaves one out)."""
-    context = Context(model.rotary(16))
+    context = model.positions(16)
     x_BTD = model.embed_tokens(scored.inputs)
     for layer in order or range(1, 6):
         x_BTD = x_BTD if layer is None else model.blocks[layer - 1](x_BTD, context)

@@ -8,6 +8,8 @@ from support.optional_packages import flash_attn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from sparsedepth.model import attention
+from sparsedepth.model.attention import offsets, starts
+from sparsedepth.model.context import Context
 
 B, H, T, K = 2, 4, 12, 8
 DOCUMENTS = torch.tensor([[0] * 5 + [1] * 3 + [0] * 4, [3] * 12])
@@ -24,10 +26,10 @@ def inputs(n_groups: int, dtype: torch.dtype = torch.float32) -> list[torch.Tens
     return [torch.randn(shape, generator=generator).to(dtype).requires_grad_() for shape in shapes]
 
 
-def results(kernel: str, n_groups: int, dtype: torch.dtype, *seen) -> list[torch.Tensor]:
+def results(kernel: str, n_groups: int, dtype: torch.dtype, window, document_BT) -> list[torch.Tensor]:
     """The output, and the gradients of a weighted sum of it."""
     qkv = inputs(n_groups, dtype)
-    out = attention.KERNELS[kernel](*qkv, *seen)
+    out = attention.KERNELS[kernel](*qkv, Context(window=window, document_BT=document_BT))
     assert out.dtype == dtype and out.shape == (B, H, T, K)
     weight = torch.randn(out.shape, generator=torch.Generator().manual_seed(1))
     return [out, *torch.autograd.grad((out.float() * weight).sum(), qkv)]
@@ -52,7 +54,8 @@ def by_hand(q, k, v, window, document_BT) -> torch.Tensor:
 def test_reference_is_the_definition(n_groups, window, document_BT):
     q, k, v = (x.detach().double() for x in inputs(n_groups))
     expected = by_hand(q, k, v, window, document_BT)
-    torch.testing.assert_close(attention.reference(q, k, v, window, document_BT), expected, atol=1e-12, rtol=1e-12)
+    found = attention.reference(q, k, v, Context(window=window, document_BT=document_BT))
+    torch.testing.assert_close(found, expected, atol=1e-12, rtol=1e-12)
 
 
 @PACKED
@@ -70,7 +73,7 @@ def test_a_window_one_shorter_than_the_sequence_hides_its_first_token_from_the_l
     """Equal scores: the last of three queries has the mean of the values 4 and 8."""
     q_BHTK = torch.zeros(1, 1, 3, 2)
     v_BHTK = torch.tensor([1.0, 4.0, 8.0])[:, None].expand(1, 1, 3, 2)
-    out_BHTK = attention.KERNELS[kernel](q_BHTK, q_BHTK, v_BHTK, 2)
+    out_BHTK = attention.KERNELS[kernel](q_BHTK, q_BHTK, v_BHTK, Context(window=2))
     torch.testing.assert_close(out_BHTK[0, 0, :, 0], torch.tensor([1.0, 2.5, 6.0]))
 
 
@@ -89,39 +92,42 @@ def test_flash_computes_in_the_dtype_of_autocast(monkeypatch):
     flash_attn(monkeypatch)
     q, k, v = inputs(2)
     with pytest.raises(AssertionError):
-        attention.KERNELS["flash"](q, k, v)
+        attention.KERNELS["flash"](q, k, v, Context())
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        assert attention.KERNELS["flash"](q, k, v).dtype == torch.bfloat16
+        assert attention.KERNELS["flash"](q, k, v, Context()).dtype == torch.bfloat16
 
 
 def test_reference_stays_in_fp32_under_autocast():
     q, k, v = (x.detach() for x in inputs(2))
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        under = attention.reference(q, k, v, 4)
-    assert torch.equal(under, attention.reference(q, k, v, 4))
+        under = attention.reference(q, k, v, Context(window=4))
+    assert torch.equal(under, attention.reference(q, k, v, Context(window=4)))
 
 
 def test_causal_attention_builds_no_mask(monkeypatch):
     monkeypatch.setattr(attention, "visible", lambda *_: pytest.fail("a mask was built"))
     for window in (None, T, T + 1):
-        attention.sdpa(*inputs(2), window)
+        attention.sdpa(*inputs(2), Context(window=window))
 
 
-def test_layers_share_one_mask():
-    document_BT = DOCUMENTS.clone()
-    masks = [attention.visible(T, 3, document_BT, document_BT.device) for _ in range(2)]
-    assert masks[0] is masks[1]
-    assert attention.visible(T, 3, None, document_BT.device) is attention.visible(T, 3, None, document_BT.device)
-
-
-def test_a_mask_made_while_measuring_serves_training():
-    document_BT = DOCUMENTS.clone()
+@PACKED
+def test_layers_of_a_pass_share_one_mask_made_while_measuring_or_training(document_BT):
+    context = Context(window=5, document_BT=document_BT)
     with torch.inference_mode():
-        attention.sdpa(*(x.detach() for x in inputs(2)), 5, document_BT)
-        attention.sdpa(*(x.detach() for x in inputs(2)), 5)
+        attention.sdpa(*(x.detach() for x in inputs(2)), context)
+    mask = attention.visible(T, context, torch.device("cpu"))
+    assert mask is attention.visible(T, context, torch.device("cpu"))
+    assert mask is not attention.visible(T, context.repeated(1), torch.device("cpu"))
     qkv = inputs(2)
-    (attention.sdpa(*qkv, 5, document_BT) + attention.sdpa(*qkv, 5)).sum().backward()
+    attention.sdpa(*qkv, context).sum().backward()
     assert all(x.grad is not None for x in qkv)
+
+
+def test_starts_and_offsets_of_documents_by_hand():
+    document_BT = torch.tensor([[7, 7, 8, 8, 7], [1, 1, 1, 1, 1]])
+    assert starts(document_BT).int().tolist() == [[1, 0, 1, 0, 1], [1, 0, 0, 0, 0]]
+    assert offsets(document_BT).tolist() == [0, 2, 4, 5, 10]
+    assert offsets(document_BT).dtype == torch.int32
 
 
 @pytest.mark.parametrize(
@@ -136,14 +142,15 @@ def test_groups_are_left_to_the_kernel_where_it_knows_them(monkeypatch, device, 
     """On CUDA the fp32 kernel for groups would store every score. Tensors without values stand in for a GPU's."""
     asked: list[tuple[bool, int]] = []
 
-    def kernel(q, k, v, dropout_p, is_causal, enable_gqa):
+    def kernel(q, k, v, mask, dropout_p, is_causal, enable_gqa):
+        assert mask is None
         asked.append((enable_gqa, k.shape[1]))
         return q
 
     monkeypatch.setattr(attention.F, "scaled_dot_product_attention", kernel)
     with FakeTensorMode():
         q, k = (torch.empty(1, heads, 4, 8, dtype=dtype, device=device) for heads in (4, 2))
-        attention.sdpa(q, k, k)
+        attention.sdpa(q, k, k, Context())
     assert asked == [(grouped, 2 if grouped else 4)]
 
 
@@ -151,5 +158,6 @@ def test_groups_are_left_to_the_kernel_where_it_knows_them(monkeypatch, device, 
 def test_masks_are_made_inside_a_compiled_block(document_BT, recwarn):
     """Remembered masks live outside of graphs: a compiled block makes its own, without a break or a warning."""
     compiled = torch.compile(attention.sdpa, backend="eager", fullgraph=True)
-    torch.testing.assert_close(compiled(*inputs(2), 3, document_BT), attention.sdpa(*inputs(2), 3, document_BT))
+    seen = {"window": 3, "document_BT": document_BT}
+    torch.testing.assert_close(compiled(*inputs(2), Context(**seen)), attention.sdpa(*inputs(2), Context(**seen)))
     assert not recwarn.list

@@ -19,7 +19,6 @@ from sparsedepth.config.load import build
 from sparsedepth.config.model import ModelConfig
 from sparsedepth.config.role import fields_where
 from sparsedepth.model import attention, decoder
-from sparsedepth.model.context import Context
 from sparsedepth.model.decoder import Decoder
 from sparsedepth.model.feedforward import RouterLoss
 from sparsedepth.model.moe import Experts
@@ -232,7 +231,7 @@ def test_a_gradient_passes_a_shrunk_stream_as_if_it_were_whole_and_measures_see_
         model.blocks[0].gpas_scalar.fill_(1.0)
     for mode, expected in ((True, 1.0), (False, kept**2)):
         x_BTD = model.embed_tokens(tokens()).detach().requires_grad_()
-        u_BTD = model.train(mode).blocks[0](x_BTD, Context(model.rotary(24)))
+        u_BTD = model.train(mode).blocks[0](x_BTD, model.positions(24))
         torch.testing.assert_close(u_BTD, kept**2 * x_BTD)
         (gradient,) = torch.autograd.grad(u_BTD.sum(), x_BTD)
         torch.testing.assert_close(gradient, torch.full_like(x_BTD, expected))
@@ -288,9 +287,9 @@ def test_documents_are_numbered_and_their_end_belongs_to_them():
 def test_mixed_precision_gives_the_kernels_one_dtype_and_nearly_the_same_logits(name, monkeypatch):
     model, seen = Decoder(config(**ZOO[name])), set()
 
-    def watched(q, k, v, window, document, dropout, causal, sdpa=attention.KERNELS["sdpa"]):
+    def watched(q, k, v, context, dropout, sdpa=attention.KERNELS["sdpa"]):
         seen.update(x.dtype for x in (q, k, v))
-        return sdpa(q, k, v, window, document, dropout, causal)
+        return sdpa(q, k, v, context, dropout)
 
     monkeypatch.setitem(attention.KERNELS, "sdpa", watched)
     expected = model(tokens())

@@ -16,6 +16,7 @@ from sparsedepth.config.runtime import RuntimeConfig
 from sparsedepth.data.sequences import Sequences, next_tokens
 from sparsedepth.model import attention
 from sparsedepth.model.block import Block
+from sparsedepth.model.context import Context
 from sparsedepth.model.decoder import Decoder
 from sparsedepth.train.loop import Interrupted, train
 from sparsedepth.train.runtime import resolve
@@ -67,18 +68,18 @@ def test_a_weight_of_attention_is_dropped_or_as_much_larger(kernel, window):
     """A query that sees itself alone has one weight, 1: out is 0 with chance 1/4, else v / (3/4). 4000 draws."""
     torch.manual_seed(0)
     q, v = torch.zeros(4000, 1, 1, 2), torch.full((4000, 1, 1, 2), 3.0)
-    out_N = attention.KERNELS[kernel](q, q, v, window, None, dropout=0.25)[:, 0, 0, 0]
+    out_N = attention.KERNELS[kernel](q, q, v, Context(window=window), 0.25)[:, 0, 0, 0]
     assert set(out_N.tolist()) == {0.0, 4.0}
     assert (out_N == 0).float().mean().item() == pytest.approx(0.25, abs=0.03)  # four standard errors
 
 
 @pytest.mark.parametrize("kernel", ["sdpa", "reference"])
-@pytest.mark.parametrize("seen", [(1, None), (None, torch.tensor([[0, 1]]))], ids=["window", "documents"])
+@pytest.mark.parametrize("seen", [{"window": 1}, {"document_BT": torch.tensor([[0, 1]])}], ids=["window", "documents"])
 def test_weights_are_dropped_also_under_a_mask(kernel, seen):
     """Two tokens of which each sees itself alone, by a window of 1 or as documents of their own."""
     torch.manual_seed(0)
     q, v = torch.zeros(1, 4000, 2, 2), torch.full((1, 4000, 2, 2), 3.0)
-    out_HT = attention.KERNELS[kernel](q, q, v, *seen, dropout=0.25)[0, :, :, 0]
+    out_HT = attention.KERNELS[kernel](q, q, v, Context(**seen), 0.25)[0, :, :, 0]
     assert set(out_HT.unique().tolist()) == {0.0, 4.0}
     assert (out_HT == 0).float().mean(0).tolist() == pytest.approx([0.25, 0.25], abs=0.03)  # four standard errors
 

@@ -29,7 +29,7 @@ def test_the_norms_gradient_is_that_of_finite_differences():
     assert gradcheck(lambda x, weight: fused.rms_norm(x, weight, 1e-6), (x, weight))
 
 
-def angles(n_tokens: int, d_head: int) -> tuple[torch.Tensor, torch.Tensor]:
+def rotary_of(n_tokens: int, d_head: int) -> tuple[torch.Tensor, torch.Tensor]:
     angle_TK = draws(n_tokens, d_head // 2).repeat(1, 2)
     return angle_TK.cos(), angle_TK.sin()
 
@@ -40,7 +40,8 @@ def matrices(*n_outputs: int) -> list[torch.Tensor]:
 
 def test_the_gradient_of_rotated_heads_is_that_of_finite_differences():
     def heads(x_BTD, norm_D, *weights_XD):
-        return fused.rotated_heads(x_BTD, *weights_XD, angles(5, 4), fused.Norm(norm_D, 1e-6))
+        angle_TX = fused.angles(*rotary_of(5, 4), 3)
+        return fused.rotated_heads(x_BTD, weights_XD, angle_TX, 4, (norm_D, 1e-6))
 
     inputs = draws(2, 5, 8).requires_grad_(), draws(8, seed=9).requires_grad_(), *matrices(8, 4, 4)
     assert gradcheck(heads, inputs)
@@ -52,17 +53,15 @@ def test_the_gradient_of_rotated_heads_is_that_of_finite_differences():
 
 def test_the_gradient_of_swiglu_is_that_of_finite_differences():
     def hidden(x, norm_D, *weights_XD):
-        return fused.swiglu(x, *weights_XD, fused.Norm(norm_D, 1e-6))
+        return fused.swiglu(x, *weights_XD, (norm_D, 1e-6))
 
     assert gradcheck(hidden, (draws(2, 3, 8).requires_grad_(), draws(8, seed=9).requires_grad_(), *matrices(6, 6)))
 
 
 def test_a_quarter_turn_by_hand():
     """Of a head of two channels, (1, 7) becomes (-7, 1) in q and k, and v stays; (1, 7) / 5 is its RMSNorm."""
-    one, rotary = torch.eye(2), (torch.zeros(1, 2), torch.ones(1, 2))
-    parts = fused.rotated_heads(
-        torch.tensor([[[1.0, 7.0]]]), one, one, one, rotary, fused.Norm(torch.full((2,), 5.0), 0.0)
-    )
+    quarter_TX, norm = fused.angles(torch.zeros(1, 2), torch.ones(1, 2), 2), (torch.full((2,), 5.0), 0.0)
+    parts = fused.rotated_heads(torch.tensor([[[1.0, 7.0]]]), (torch.eye(2),) * 3, quarter_TX, 2, norm)
     torch.testing.assert_close(torch.stack(parts).view(3, 2), torch.tensor([[-7.0, 1.0], [-7.0, 1.0], [1.0, 7.0]]))
 
 
@@ -82,7 +81,7 @@ def decoder(**fields) -> Decoder:
 @pytest.mark.parametrize("name", ["plain", *ZOO])
 def test_three_modes_are_one_function(name):
     """Logits and gradients in training, evaluation and inference mode; of `gpas` at its initial value, beside which the
-    training gradient leaves out a factor (`variants.scalars.Gpas`)."""
+    training gradient leaves out a factor (`variants.factors.Gpas`)."""
     model, found = decoder(**ZOO.get(name, {})), {}
     for training in (True, False):
         logits_BTV = model.train(training)(TOKENS)
@@ -160,10 +159,10 @@ def test_a_function_transform_takes_the_plain_formula():
 
 
 def test_pairs_side_by_side_turn_as_halves_do():
-    x_BTD, weight_XD, rotary = draws(2, 5, 6), draws(24, 6, seed=1), angles(5, 8)
-    norm = fused.Norm(torch.ones(6, dtype=torch.float64), 1e-6)
+    x_BTD, weight_XD, rotary = draws(2, 5, 6), draws(24, 6, seed=1), rotary_of(5, 8)
+    norm = (torch.ones(6, dtype=torch.float64), 1e-6)
     halves_BTXK = rotate((fused.rms_norm(x_BTD, *norm) @ weight_XD.T).unflatten(-1, (-1, 8)), rotary)
-    q_BHTK, *_ = fused.rotated_heads(x_BTD, weight_XD, weight_XD, weight_XD, rotary, norm)
+    q_BHTK, *_ = fused.rotated_heads(x_BTD, (weight_XD,) * 3, fused.angles(*rotary, 6), 8, norm)
     halves_ND = halves_BTXK.flatten(2).flatten(0, 1)
     torch.testing.assert_close(
         fused.interleave_halves(halves_ND.T, 8).T, q_BHTK.transpose(1, 2).flatten(2).flatten(0, 1)

@@ -12,7 +12,7 @@ from support.optional_packages import flash_attn, install
 from sparsedepth.config.load import build
 from sparsedepth.config.run import RunConfig
 from sparsedepth.config.runtime import ProductsKernel, RuntimeConfig
-from sparsedepth.model import attention, kernels, megablocks, moe_kernels
+from sparsedepth.model import attention, kernels, moe_kernels
 from sparsedepth.model.kernels import Setting, choose
 from sparsedepth.train.runtime import resolve
 
@@ -29,9 +29,9 @@ def hopper(monkeypatch):
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda *_: (9, 0))
     for name in ("flash_attn", "megablocks"):
         monkeypatch.setitem(sys.modules, name, None)
-    megablocks.load.cache_clear()
+    moe_kernels.load_megablocks.cache_clear()
     yield
-    megablocks.load.cache_clear()
+    moe_kernels.load_megablocks.cache_clear()
 
 
 def test_every_kernel_has_its_obstacles():
@@ -121,7 +121,7 @@ def test_megablocks_only_by_name(monkeypatch):
     install(monkeypatch, "megablocks")
     install(monkeypatch, "megablocks.ops")
     found = choose("experts", "megablocks", gpu())
-    assert found.reason == "asked for by name; PyTorch fallback for megablocks' compiled functions"
+    assert found.reason == "asked for by name"
     assert choose("experts", "auto", gpu()).kernel == "grouped"
 
 

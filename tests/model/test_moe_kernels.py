@@ -1,24 +1,32 @@
 """The kernels of the experts against the loop, forward and backward."""
 
+import importlib.util
+import os
+import subprocess
+import sys
+
 import pytest
 import torch
 import torch.nn.functional as F
-from support.optional_packages import megablocks_ops
+from support.optional_packages import install, megablocks_ops
 
 from sparsedepth.config.load import build
 from sparsedepth.config.run import RunConfig
-from sparsedepth.model import megablocks, moe_kernels
+from sparsedepth.model import moe_kernels
 from sparsedepth.model.decoder import Decoder
+
+INSTALLED = all(importlib.util.find_spec(name) for name in ("megablocks", "stk", "triton"))
 
 SHAPES = [(23, 16, 8, 5, 2), (9, 8, 12, 3, 1), (7, 8, 8, 1, 1), (6, 8, 4, 4, 4), (2, 8, 8, 16, 3)]
 """N, D, F, E, C: also one expert, all experts chosen, and experts without a token."""
 
 
+LOAD = moe_kernels.load_megablocks
+
+
 @pytest.fixture(autouse=True)
 def stand_in(monkeypatch):
-    """megablocks over our own functions in place of its compiled ones."""
-    loaded = megablocks.MegaBlocks(megablocks_ops(megablocks.substitute()), compiled=False)
-    monkeypatch.setattr(megablocks, "load", lambda: loaded)
+    monkeypatch.setattr(moe_kernels, "load_megablocks", megablocks_ops)
 
 
 def results(kernel: str, shape: tuple, autocast: bool) -> list[torch.Tensor]:
@@ -81,3 +89,52 @@ def test_a_compiled_block_with_experts_computes_what_an_eager_one_does():
     torch.testing.assert_close(compiled, eager, atol=1e-6, rtol=1e-5)
     compiled.square().mean().backward()
     assert model.blocks[0].ffn.down_EDF.grad.isfinite().all()
+
+
+@pytest.mark.parametrize("has_extension", [False, True])
+def test_an_extension_stands_in_for_the_import_alone(monkeypatch, has_extension):
+    """While megablocks is imported its compiled part is found; afterwards nobody else finds ours."""
+    found, name = [], moe_kernels.MEGABLOCKS_EXTENSION
+    install(monkeypatch, "megablocks")
+    ops = install(monkeypatch, "megablocks.ops")
+    own = install(monkeypatch, name) if has_extension else None
+    real = importlib.import_module
+    monkeypatch.setattr(importlib, "import_module", lambda asked: found.append(sys.modules.get(name)) or real(asked))
+    assert LOAD.__wrapped__() is ops
+    assert found[0] is not None and sys.modules.get(name) is own
+
+
+@pytest.mark.skipif(INSTALLED, reason="megablocks is installed")
+def test_absence_is_an_import_error_and_leaves_nothing():
+    with pytest.raises(ImportError, match="megablocks"):
+        LOAD.__wrapped__()
+    assert moe_kernels.MEGABLOCKS_EXTENSION not in sys.modules
+
+
+REAL = """
+import torch
+from sparsedepth.model import moe_kernels
+moe_kernels.load_megablocks()
+from megablocks.backend import kernels
+for kernel in (kernels._padded_copy, kernels._padded_copy_wgrad):
+    kernel.configs = kernel.configs[:1]  # to compare several it would need a GPU
+N, D, width, E, K = 23, 16, 8, 5, 2
+found = []
+for name in ("loop", "megablocks"):
+    generator = torch.Generator().manual_seed(0)
+    sizes = [(N, D), (N, E), (E, 2 * width, D), (E, D, width)]
+    x, logits, gate_up, down = leaves = [torch.randn(s, generator=generator).requires_grad_() for s in sizes]
+    gate, choice = logits.softmax(-1).topk(K)
+    out = moe_kernels.KERNELS[name](x, gate, choice, gate_up, down)
+    out.square().mean().backward()
+    found.append([out.detach(), *(leaf.grad for leaf in leaves)])
+torch.testing.assert_close(*found, atol=1e-5, rtol=1e-5)
+print("equal")
+"""
+
+
+@pytest.mark.skipif(not INSTALLED, reason="megablocks is not installed")
+def test_its_own_kernels_equal_the_loop_in_tritons_interpreter():
+    environment = {**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
+    done = subprocess.run([sys.executable, "-c", REAL], capture_output=True, text=True, env=environment)
+    assert done.stdout.strip() == "equal", done.stderr

@@ -1,5 +1,7 @@
 """The two libraries that multiply a step's matrices: they agree, and each gives the same numbers at each call."""
 
+import dataclasses
+
 import pytest
 import torch
 
@@ -7,7 +9,7 @@ from sparsedepth.config.load import build
 from sparsedepth.config.run import RunConfig
 from sparsedepth.config.runtime import RuntimeConfig
 from sparsedepth.data.sequences import next_tokens
-from sparsedepth.model import fused, kernels, products
+from sparsedepth.model import kernels, products
 from sparsedepth.model.decoder import Decoder
 from sparsedepth.model.kernels import Setting
 from sparsedepth.model.linear import Linear
@@ -68,23 +70,6 @@ def test_training_with_onednn_repeats_itself_and_follows_blas(monkeypatch):
     torch.testing.assert_close(first, weights_after("blas"), atol=2e-5, rtol=1e-4)
 
 
-@pytest.mark.slow
-@needs_onednn
-def test_a_compiled_product_is_onednns_too(monkeypatch):
-    monkeypatch.setattr(products, "MIN_WORK", 0)
-    monkeypatch.setattr(products, "MIN_MATRIX", 0)
-    called = []
-    real = products._linear
-    monkeypatch.setattr(products, "_linear", lambda *given: called.append(1) or real(*given))
-    x, weight = torch.randn(6, 8, requires_grad=True), torch.randn(4, 8, requires_grad=True)
-    eager = torch.autograd.grad(fused.product(x, weight, "onednn").square().sum(), (x, weight))
-    assert len(called) == 3
-    compiled = torch.compile(fused.product, backend="aot_eager", fullgraph=True, dynamic=False)
-    found = torch.autograd.grad(compiled(x, weight, "onednn").square().sum(), (x, weight))
-    torch.testing.assert_close(found, eager)
-    assert len(called) == 3  # the rest by the registered operation
-
-
 @pytest.mark.parametrize(
     ("capability", "facts", "expected"),
     [
@@ -106,19 +91,21 @@ def test_auto_takes_onednn_where_mkl_leaves_avx512_unused(monkeypatch, tmp_path,
     assert kernels.choose("products", "onednn", CPU).kernel == "onednn"
 
 
-def test_onednn_is_for_fp32_on_a_cpu():
+def test_onednn_is_for_eager_fp32_on_a_cpu(monkeypatch):
     with pytest.raises(
         ValueError, match=r"products_kernel='onednn' cannot run: .* not on cuda in bf16; .* or use auto"
     ):
         kernels.choose("products", "onednn", Setting(device=torch.device("cuda"), dtype=torch.bfloat16))
+    monkeypatch.setattr(kernels, "mkl_leaves_avx512_unused", lambda: True)
+    assert kernels.choose("products", "auto", dataclasses.replace(CPU, is_compiled=True)).kernel == "blas"
 
 
 @needs_onednn
 @pytest.mark.parametrize("changes", [{}, {"n_experts": 4, "top_k": 2, "d_expert": 16}, {"norm": "sandwich"}])
 def test_measures_multiply_with_the_faster_library_and_leave_the_models_own(monkeypatch, changes):
     calls = []
-    real = products._linear
-    monkeypatch.setattr(products, "_linear", lambda *given: calls.append(1) or real(*given))
+    real = products._onednn
+    monkeypatch.setattr(products, "_onednn", lambda *given: calls.append(1) or real(*given))
     monkeypatch.setattr(products, "MIN_WORK", 0)
     sizes = {"n_layers": 2, "d_model": 16, "n_heads": 2, "vocab_size": 12, "seq_len": 8, "depth_scale": "lns"}
     model = Decoder(build(RunConfig, {**sizes, **changes, "precision": "fp32"}, "test"))

@@ -4,7 +4,6 @@ import torch
 
 from sparsedepth.config.load import build
 from sparsedepth.config.model import ModelConfig
-from sparsedepth.model.context import Context
 from sparsedepth.model.decoder import Decoder
 from sparsedepth.probe.probed_model import ProbedDecoder
 
@@ -19,7 +18,7 @@ def model_of(**fields) -> Decoder:
 def test_at_the_start_every_branch_reads_the_mean_of_what_is_there():
     """Each output by itself: branches read x_0, (x_0 + a_1) / 2, (x_0 + a_1 + f_1) / 3, ..., the head all five."""
     model = model_of(attention_residuals=4)
-    context, outputs = Context(model.rotary(6)), [model.embed(TOKENS)]
+    context, outputs = model.positions(6), [model.embed(TOKENS)]
     for block in model.blocks:
         for part in ("attention", "ffn"):
             normed_BTD = getattr(block, f"{part}_norm")(torch.stack(outputs).mean(0))

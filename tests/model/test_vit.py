@@ -62,7 +62,7 @@ def test_every_position_sees_every_other_and_the_class_token_has_no_pixels():
     x_BTD = model.embed_tokens(pixels).detach().requires_grad_()
     x = x_BTD
     for block in model.blocks:
-        x = block(x, Context())
+        x = block(x, model.positions(5))
     for t in range(5):
         (gradient,) = torch.autograd.grad(x[0, t].square().sum(), x_BTD, retain_graph=True)
         assert (gradient[0].abs().amax(-1) > 0).all()
@@ -75,9 +75,9 @@ def test_the_kernels_agree_where_nothing_is_hidden():
     """Equal keys: every row is the mean of the values, where a causal one would be that of those so far."""
     draws = torch.Generator().manual_seed(0)
     q, k, v = (torch.randn(2, 2, 5, 4, generator=draws) for _ in range(3))
-    plain, formula = (attention.KERNELS[name](q, k, v, causal=False) for name in ("sdpa", "reference"))
+    plain, formula = (attention.KERNELS[name](q, k, v, Context(causal=False)) for name in ("sdpa", "reference"))
     torch.testing.assert_close(plain, formula)
-    mean = attention.sdpa(q, torch.zeros_like(k), v, causal=False)
+    mean = attention.sdpa(q, torch.zeros_like(k), v, Context(causal=False))
     torch.testing.assert_close(mean, v.mean(2, keepdim=True).expand_as(v))
 
 

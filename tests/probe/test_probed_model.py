@@ -32,11 +32,7 @@ def test_the_blocks_compose_to_the_model(family):
 def test_matrices_are_the_blocks_weights_without_norms_and_router(family):
     probed = ProbedDecoder(Decoder(run_config(**CASES[family])))
     for layer, block in enumerate(probed.model.blocks, start=1):
-        expected = sum(
-            p.numel()
-            for name, p in block.named_parameters()
-            if p.ndim > 1 and "router" not in name and "streams" not in name
-        )
+        expected = sum(p.numel() for name, p in block.named_parameters() if p.ndim > 1 and "router" not in name)
         assert sum(matrix.numel() for matrix in probed.matrices(layer).values()) == expected
         assert all(matrix.ndim == 2 for matrix in probed.matrices(layer).values())
 
@@ -70,7 +66,7 @@ def test_what_is_read_of_the_first_state_is_repeated_for_copies():
     probed, tokens = ProbedDecoder(model), integers(40, 2, 16)
     x_BTD = probed.embed(tokens)
     for layer, block in enumerate(model.blocks, start=1):
-        expected, _ = block.attention.queries_keys(block.attention_norm(x_BTD), model.rotary(16))
+        expected, _ = block.attention.queries_keys(block.attention_norm(x_BTD), model.positions(16).rotary)
         q, _, _ = probed.attention_inputs(layer, torch.ones(4, 16, 32))
         torch.testing.assert_close(q, expected.repeat(2, 1, 1, 1), rtol=0, atol=0)
         assert probed.branches(layer, x_BTD) is None

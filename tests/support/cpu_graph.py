@@ -13,7 +13,6 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
-from sparsedepth.model import attention
 from sparsedepth.train import loop
 
 aten = torch.ops.aten
@@ -89,7 +88,6 @@ class RecordedCapture:
 
     lr_dtype = torch.float64
     """as exact as the number that the plain step hands to the CPU's kernel"""
-    owns_masks = True
     recorders: list[Recorder] = []
 
     def __init__(self, device: torch.device):
@@ -104,8 +102,7 @@ class RecordedCapture:
         assert self.is_warm, "nothing has warmed up"
         recorder, first = Recorder(), [True]
         self.recorders.append(recorder)
-        with pytest.MonkeyPatch.context() as patch, recorder:
-            patch.setattr(attention, "is_captured", lambda device: self.owns_masks)
+        with recorder:
             row = step()
 
         def replay() -> Tensor:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from sparsedepth.model import attention
+from sparsedepth.model.context import Context
 
 
 def install(monkeypatch: pytest.MonkeyPatch, name: str, **content: object) -> ModuleType:
@@ -27,7 +28,7 @@ def flash_attn_func(q: Tensor, k: Tensor, v: Tensor, *, causal: bool, window_siz
     left, right = window_size
     assert (left, right) == (-1, -1) or (left >= 0 and right == 0)
     heads_first = (x.transpose(1, 2) for x in (q, k, v))
-    return attention.reference(*heads_first, window=None if left < 0 else left + 1).transpose(1, 2)
+    return attention.reference(*heads_first, Context(window=None if left < 0 else left + 1)).transpose(1, 2)
 
 
 def flash_attn_varlen_func(
@@ -56,27 +57,16 @@ def flash_attn(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     return install(monkeypatch, "flash_attn", **functions)
 
 
-def megablocks_ops(compiled: ModuleType) -> SimpleNamespace:
-    """megablocks.ops over a module in the place of its compiled functions; gather and scatter in PyTorch."""
-
-    def sort(keys_S: Tensor, end_bit: int) -> tuple[Tensor, Tensor]:
-        assert keys_S.dtype == torch.int32 and int(keys_S.max()) < 2**end_bit
-        compiled.sort(keys_S, end_bit, sorted_S := torch.empty_like(keys_S), order_S := torch.empty_like(keys_S))
-        return sorted_S, order_S
-
-    def inclusive_cumsum(x: Tensor, dim: int) -> Tensor:
-        compiled.inclusive_cumsum(x.view(1, -1), 1, out := torch.empty_like(x.view(1, -1)))
-        return out.squeeze()  # as there: of one expert a scalar
+def megablocks_ops() -> SimpleNamespace:
+    """What is used of megablocks.ops, in PyTorch."""
 
     def gather(x_ND: Tensor, order_S: Tensor, bin_S: Tensor, end_E: Tensor, top_k: int) -> Tensor:
         assert x_ND.is_contiguous() and order_S.shape == bin_S.shape == (len(x_ND) * top_k,) and end_E.ndim == 1
         return x_ND[order_S // top_k]
 
     def scatter(y_SD: Tensor, order_S: Tensor, bin_S: Tensor, gate_S: Tensor, end_E: Tensor, top_k: int) -> Tensor:
-        assert gate_S.shape == order_S.shape and end_E.dtype == torch.int32
+        assert gate_S.shape == order_S.shape and {x.dtype for x in (order_S, bin_S, end_E)} == {torch.int32}
         y_SD = y_SD[order_S.long().argsort()] * gate_S[:, None]
         return y_SD.unflatten(0, (-1, top_k)).sum(1)
 
-    return SimpleNamespace(
-        sort=sort, histogram=compiled.histogram, inclusive_cumsum=inclusive_cumsum, gather=gather, scatter=scatter
-    )
+    return SimpleNamespace(gather=gather, scatter=scatter)

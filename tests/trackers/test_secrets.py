@@ -5,10 +5,10 @@ import sys
 from types import SimpleNamespace
 
 import pytest
+from sparsedepth.run.manifest import provenance
 from support.optional_packages import install
 from support.run_folders import loud_run
 
-from sparsedepth.run.manifest import provenance
 from sparsedepth.store import run_record
 from sparsedepth.trackers.logged_runs import without_password
 

@@ -4,11 +4,9 @@
     h_k = sum over s of p_s x_s,   p = softmax over s of q_k . N_k(x_s),     x_t(k) <- x_t(k) + F_k(h_k)
 
 Source x_0 is the embedding; source t(k) = 1 + floor(k N / 2L) sums 2L / N consecutive branches, k =
-0 .. 2L - 1. Branch k reads all sources before its own, and its own if a branch has written to it.
-With N = 2L every branch is a source (full), with fewer they are sums (block). The head attends to
-all sources with its own query. Queries start at 0: equal weights. The stream x holds the sources
-side by side, 0 until written, so a block is still x + a + f with each update at its own source.
-Softmax and sums are in fp32 also under autocast.
+0 .. 2L - 1. Branch k reads all sources before its own, and its own if a branch has written to it;
+the head reads all. Queries start at 0: equal weights. The stream x holds the sources side by side,
+0 until written, so a block is still x + a + f with each update at its own source.
 
 Shapes: B sequences, T tokens, S = N + 1 sources, D d_model, W = S D.
 """
@@ -23,8 +21,8 @@ from sparsedepth.model.norms import RMSNorm
 
 
 class Sources(nn.Module):
-    """One branch's attention over the sources, and its place among them; `branch` 2L is the head.
-    The buffers [S] are 1.0 at sources that it does not read, and at the one that it writes to."""
+    """One branch's attention over the sources; `branch` 2L is the head. The buffers [S] are 1.0 at
+    sources that it does not read, and at the one that it writes to."""
 
     unseen: Tensor
     own_source: Tensor
@@ -35,7 +33,7 @@ class Sources(nn.Module):
         self.own, self.has_begun = 1 + branch // per_source, branch % per_source > 0
         self.norm = RMSNorm(config.d_model, config.norm_eps)
         self.query_scalar = nn.Parameter(torch.zeros(config.d_model))
-        # Buffers, not numbers, so that compiled blocks share one graph; the config determines them.
+        # Buffers, not numbers, so that compiled blocks share one graph.
         for name in ("unseen", "own_source"):
             self.register_buffer(name, torch.zeros(config.attention_residuals + 1), persistent=False)
         self.initialise()

@@ -11,27 +11,24 @@ from functools import cache
 from sparsedepth.config.model import ModelConfig
 from sparsedepth.model.block import Block
 from sparsedepth.model.fused_block import FusedBlock, is_supported
-from sparsedepth.model.variants.gates import Admin, BranchGate
-from sparsedepth.model.variants.placement import DeepNorm, Keel, PostNorm, Sandwich
-from sparsedepth.model.variants.scalars import Gpas, ResidualScalars
-from sparsedepth.model.variants.scales import AfterBranch, AfterResidual, BeforeNorm, CompleteP, ResidualDropout
+from sparsedepth.model.variants import factors, placement
 from sparsedepth.model.variants.sources import SourcesBlock
 
 VARIANTS: tuple[tuple[type[Block], Callable[[ModelConfig, int], bool]], ...] = (
     (SourcesBlock, lambda c, layer: c.attention_residuals > 0),
-    (Gpas, lambda c, layer: c.gpas),
-    (ResidualScalars, lambda c, layer: c.residual_scalars),
-    (CompleteP, lambda c, layer: c.depth_multiplier != 1),
-    (AfterBranch, lambda c, layer: c.depth_scale in ("after_branch", "after_attention", "after_ffn")),
-    (BranchGate, lambda c, layer: c.residual_gate in ("layerscale", "skipinit")),
-    (Sandwich, lambda c, layer: c.norm in ("sandwich", "peri")),
-    (DeepNorm, lambda c, layer: c.norm == "deepnorm"),
-    (PostNorm, lambda c, layer: c.norm in ("post", "mix") and layer <= c.n_post_layers),
-    (Keel, lambda c, layer: c.norm == "keel"),
-    (AfterResidual, lambda c, layer: c.depth_scale == "after_residual"),
-    (Admin, lambda c, layer: c.residual_gate == "admin"),
-    (BeforeNorm, lambda c, layer: c.depth_scale == "before_norm"),
-    (ResidualDropout, lambda c, layer: c.residual_dropout > 0),
+    (factors.Gpas, lambda c, layer: c.gpas),
+    (factors.ResidualScalars, lambda c, layer: c.residual_scalars),
+    (factors.CompleteP, lambda c, layer: c.depth_multiplier != 1),
+    (factors.AfterBranch, lambda c, layer: c.depth_scale in ("after_branch", "after_attention", "after_ffn")),
+    (factors.BranchGate, lambda c, layer: c.residual_gate in ("layerscale", "skipinit")),
+    (placement.Sandwich, lambda c, layer: c.norm in ("sandwich", "peri")),
+    (placement.DeepNorm, lambda c, layer: c.norm == "deepnorm"),
+    (placement.PostNorm, lambda c, layer: c.norm in ("post", "mix") and layer <= c.n_post_layers),
+    (placement.Keel, lambda c, layer: c.norm == "keel"),
+    (factors.AfterResidual, lambda c, layer: c.depth_scale == "after_residual"),
+    (factors.Admin, lambda c, layer: c.residual_gate == "admin"),
+    (factors.BeforeNorm, lambda c, layer: c.depth_scale == "before_norm"),
+    (factors.ResidualDropout, lambda c, layer: c.residual_dropout > 0),
     (FusedBlock, lambda c, layer: is_supported("attention", c) or is_supported("ffn", c)),
 )
 
