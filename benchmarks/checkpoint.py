@@ -3,7 +3,7 @@
     python benchmarks/checkpoint.py --gigabytes 0.8 --repeats 3
 
 The other thread takes a turn every millisecond; its longest wait beyond that is the stall. `save`: bytes made in
-memory, hashed and written. `save_file`: `sparsedepth.train.tensor_file`, as checkpoints are written.
+memory, hashed and written. `save_file`: `sparsedepth.train.checkpoint`, as checkpoints are written.
 """
 
 import argparse
@@ -18,7 +18,7 @@ import torch
 from safetensors.torch import save
 
 from sparsedepth import files
-from sparsedepth.train.tensor_file import write_tensors
+from sparsedepth.train.checkpoint import write_tensors
 
 TURN_SECONDS = 0.001
 

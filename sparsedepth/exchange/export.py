@@ -31,7 +31,7 @@ from sparsedepth.probe.folder import CONFIG, weight_files
 from sparsedepth.probe.load import LoadedModel, load_model
 from sparsedepth.probe.text import measure_source, tokenizer_of
 from sparsedepth.store.run_record import check_place, read_run
-from sparsedepth.train.tensor_file import errors_of_system
+from sparsedepth.train.checkpoint import errors_of_system
 
 N_RANDOM = 2
 """Sequences of random tokens, each seq_len long; and one of held-out text."""

@@ -29,9 +29,9 @@ from sparsedepth.quantities.measured import PLUGINS
 from sparsedepth.run.lease import Lease
 from sparsedepth.run.process import anonymous_bytes
 from sparsedepth.store import run_record
+from sparsedepth.train.checkpoint import write_tensors
 from sparsedepth.train.loop import Interrupted, TrainingResult
 from sparsedepth.train.runtime import Runtime
-from sparsedepth.train.tensor_file import write_tensors
 
 PACKAGES = ("torch", "numpy", "transformers", "datasets", "tokenizers", "safetensors", "optuna", "pyarrow")
 

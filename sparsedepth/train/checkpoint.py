@@ -2,31 +2,30 @@
 
 `step-N.safetensors` (weights, optimizer moments, RNG state) is written first, `step-N.json`
 (position, curves, checksums) last: the JSON commits it. The two newest are kept; a damaged one is
-skipped for the one before.
-
-With several processes the first one writes the full tensors: a checkpoint does not depend on the
+skipped for the one before. The leader writes the full tensors: a checkpoint does not depend on the
 number of processes.
 """
 
+import errno
 import json
+import re
+from collections.abc import Generator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import load_file
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
 from torch import nn
 
 from sparsedepth import files
 from sparsedepth.train.checkpoint_files import checkpoint_files
 from sparsedepth.train.devices import ALONE, Devices, full_tensor, sharded_like
 from sparsedepth.train.optimizer import AnyOptimizer
-from sparsedepth.train.tensor_file import write_tensors
 
 N_KEPT = 2
-
-MAX = 10**9
-"""More steps than any run has."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,8 +43,8 @@ class Position:
 
 
 def commit(folder: Path, tensors: dict[str, torch.Tensor], position: Position, *, keep_all: bool = False) -> None:
-    """Write the tensors of `snapshot` and the position, in the leader. The newest two checkpoints
-    stay, or with `keep_all`, in a folder to which several processes write, every one."""
+    """Write the tensors of `snapshot` and the position, in the leader. With `keep_all`, in a folder
+    to which several processes write, older checkpoints stay."""
     folder.mkdir(parents=True, exist_ok=True)
     tensor_file = _tensor_file(folder, position.step)
     content = {**vars(position), "sha256": write_tensors(tensor_file, tensors)}
@@ -59,17 +58,10 @@ def commit(folder: Path, tensors: dict[str, torch.Tensor], position: Position, *
 
 
 def read(
-    folder: Path,
-    model: nn.Module,
-    optimizer: AnyOptimizer,
-    devices: Devices = ALONE,
-    *,
-    after: int = 0,
-    upto: int = MAX,
+    folder: Path, model: nn.Module, optimizer: AnyOptimizer, devices: Devices = ALONE, after: int = 0, upto: int = 10**9
 ) -> Position | None:
     """Load the newest valid checkpoint of more than `after` and at most `upto` steps into model and
-    optimizer; None if there is none. Raises ValueError in a process that cannot read the checkpoint
-    that the first one found."""
+    optimizer; None if there is none. Raises ValueError in a process that cannot read it."""
     commits = sorted(folder.glob("step-*.json"), reverse=True) if devices.is_leader else []
     commits = [commit for commit in commits if after < int(commit.stem.removeprefix("step-")) <= upto]
     position = next((position for commit in commits if (position := _read(commit)) is not None), None)
@@ -83,6 +75,27 @@ def read(
             raise ValueError(f"{tensor_file} cannot be read in every process; keep the results on shared storage")
     _restore(load_file(tensor_file), model, optimizer)
     return position
+
+
+def write_tensors(path: Path, tensors: dict[str, torch.Tensor]) -> str:
+    """Write the tensors atomically and durably; returns the file's SHA-256. Raises OSError."""
+    with files.atomic_file(path) as temporary:
+        temporary.touch()
+        mode = temporary.stat().st_mode
+        with errors_of_system():
+            save_file(tensors, temporary)
+        temporary.chmod(mode)  # `save_file` makes it private, but results are shared
+        return files.sha256(temporary)
+
+
+@contextmanager
+def errors_of_system() -> Generator[None]:
+    """Errors of safetensors while writing, such as a full disk, as the OSError that caused them."""
+    try:
+        yield
+    except SafetensorError as error:
+        code = re.search(r"\(os error (\d+)\)", str(error))
+        raise OSError(int(code[1]) if code else errno.EIO, str(error).partition(" (os error")[0]) from None
 
 
 def _read(commit: Path) -> Position | None:
@@ -104,8 +117,8 @@ def _tensor_file(folder: Path, step: int) -> Path:
 def snapshot(
     model: nn.Module, optimizer: AnyOptimizer, devices: Devices = ALONE, *, copy: bool = False
 ) -> dict[str, torch.Tensor]:
-    """The tensors of a checkpoint, on the host; empty in all processes but the first, which must
-    still call this. With `copy` they do not change when training continues."""
+    """The tensors of a checkpoint, on the host; every process must call this, and the leader gets
+    them. With `copy` they do not change when training continues."""
     tensors: dict[str, torch.Tensor] = {}
 
     def keep(name: str, tensor: torch.Tensor) -> None:
@@ -142,8 +155,7 @@ def _restore(tensors: dict[str, torch.Tensor], model: nn.Module, optimizer: AnyO
     for name, parameter in model.named_parameters():
         parameter.copy_(sharded_like(tensors[f"model.{name}"], parameter))
         for key in ("step", "exp_avg", "exp_avg_sq", "momentum_buffer"):
-            # A fresh clone: `step` must not share memory between parameters, and fused AdamW wants
-            # it on the device.
+            # A clone: `step` must not share memory between parameters.
             value = tensors.get(f"optimizer.{key}.{name}")
             if value is not None:
                 optimizer.state[parameter][key] = sharded_like(value, parameter).clone()

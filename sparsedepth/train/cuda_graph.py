@@ -2,17 +2,13 @@
 thousands.
 
 A captured step reads its batch, the weights of its micro-batches and the learning rate from fixed
-memory, which is written before each replay. Parameters and moments change in place. Gradients exist
-only inside the graph, so an uncaptured step in between neither finds nor leaves any. The first
-WARM_UP steps of a process run uncaptured on the capture stream, where kernels are chosen and
-moments allocated; they are normal training steps.
+memory, which is written before each replay. Parameters and moments change in place; gradients exist
+only inside the graph. The first WARM_UP steps of a process run uncaptured on the capture stream,
+where kernels are chosen and moments allocated; they are normal training steps.
 
 Numbers equal those of an uncaptured step, dropout included (a replay reads the generator's state
 anew). Deviates: on CUDA fused AdamW reads the learning rate from memory in fp32, a relative
-rounding of at most 6e-8.
-
-On a CPU tests record and replay a step in a graph's manner; on a GPU:
-docs/kernels-and-installation.md.
+rounding of at most 6e-8. See docs/kernels-and-installation.md.
 """
 
 from collections.abc import Callable, Iterator
@@ -33,8 +29,7 @@ WARM_UP = 3
 def obstacle(
     config: RunConfig, device: torch.device, parallel: Parallel, attention_kernel: str, experts_kernel: str
 ) -> str | None:
-    """Why the steps of a run cannot be captured, or None: a graph needs one device, no waiting
-    host, fixed shapes."""
+    """Why the steps of a run cannot be captured, or None."""
     if device.type != "cuda":
         return f"it needs a CUDA device, not {device.type}"
     if parallel != "none":
@@ -69,8 +64,8 @@ class CudaCapture:
         return row
 
     def capture(self, step: Callable[[], Tensor]) -> Callable[[], Tensor]:
-        """Capture the step without taking it; returns the function that replays it. Raises
-        RuntimeError with the cause of a failed capture, such as an allocation."""
+        """The function that replays the step, which is not taken here. Raises RuntimeError with the
+        cause of a failed capture, such as an allocation."""
         graph = torch.cuda.CUDAGraph()
         current = torch.cuda.current_stream(self.device)
         try:
@@ -96,28 +91,25 @@ class StaticBatch:
     def __init__(self, batch: Batch, micro_batch: int | None):
         self.inputs, self.targets = torch.empty_like(batch.inputs), torch.empty_like(batch.targets)
         self.micro_batch = micro_batch
-        self.weights = [(torch.empty((), device=batch.inputs.device), -1.0) for _ in batch.parts(micro_batch)]
-        """of each part in the loss, and the number last written there"""
+        self.weights = [torch.empty((), device=batch.inputs.device) for _ in batch.parts(micro_batch)]
+        """of each part in the loss"""
 
     def read(self, batch: Batch) -> None:
         """Copy a batch without waiting: a weight is an argument of the kernel that writes it."""
         self.inputs.copy_(batch.inputs)
         self.targets.copy_(batch.targets)
-        weights = [weight for *_, weight in batch.parts(self.micro_batch)]
-        for index, (weight, (tensor, last)) in enumerate(zip(weights, self.weights, strict=True)):
-            if weight != last:
-                self.weights[index] = tensor.fill_(weight), weight
+        for tensor, (*_, weight) in zip(self.weights, batch.parts(self.micro_batch), strict=True):
+            tensor.fill_(weight)
 
     def parts(self, n_sequences: int | None) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
         """As `Batch.parts`."""
         assert n_sequences == self.micro_batch
         n = n_sequences or len(self.inputs)
-        weights = [tensor for tensor, _ in self.weights]
-        return zip(self.inputs.split(n), self.targets.split(n), weights, strict=True)
+        return zip(self.inputs.split(n), self.targets.split(n), self.weights, strict=True)
 
 
 class CapturedUpdate:
-    """A weight update by one batch: uncaptured at first, then captured and replayed."""
+    """A weight update: uncaptured at first, then captured and replayed."""
 
     def __init__(self, optimizer: AnyOptimizer, micro_batch: int | None, capture: CudaCapture):
         self.optimizer, self.micro_batch, self.capture = optimizer, micro_batch, capture
@@ -139,11 +131,10 @@ class CapturedUpdate:
             self.n_warm += 1
             return self.capture.warm_up(lambda: update(static))
         if self.replay is None:
-            self._mark_capturable(True)  # needed while capturing, a warning elsewhere
+            groups = self.optimizer.param_groups
+            for group in groups:
+                group["capturable"] = True  # needed while capturing, a warning elsewhere
             self.replay = self.capture.capture(lambda: update(static))
-            self._mark_capturable(False)
+            for group in groups:
+                group["capturable"] = False
         return self.replay()
-
-    def _mark_capturable(self, is_capturable: bool) -> None:
-        for group in self.optimizer.param_groups:
-            group["capturable"] = is_capturable

@@ -4,16 +4,12 @@ every global batch.
     ddp    each process holds the whole model; gradients are averaged             (2006.15704)
     fsdp   parameters, gradients and moments are sharded; a block's weights are gathered while it computes (2304.11277)
 
-FSDP gathers weights in fp32, and autocast casts them as in a single process: FSDP's own mixed
-precision would send half as much, but round the weights of norms and router, and so change the
-losses.
+FSDP gathers weights in fp32: its own mixed precision would send half as much, but round the weights
+of norms and router, and so change the losses. It is imported only where used, which takes a second.
 
-A step equals that of a single process: shares are equal, so the mean of means is the mean; the
-experts' load is averaged over processes before the balance loss (by `mean`), which makes it that of
-the global batch (2501.11873). All losses agree with a single process to rounding.
-
-FSDP is imported only by runs that use it: the import takes a second, for which `plan` and every
-sweep would wait.
+A step equals that of a single process to rounding: shares are equal, so the mean of means is the
+mean; the experts' load is averaged over processes before the balance loss (by `mean`), which makes
+it that of the global batch (2501.11873).
 
 Processes agree by one small host exchange per step whether to stop or save, and that all are alive.
 So a lost process is noticed at the next step, not by a device time-out.
@@ -45,18 +41,15 @@ TIMEOUT = datetime.timedelta(minutes=10)
 """Duration of an exchange after which the other processes count as lost."""
 
 PATIENCE = datetime.timedelta(days=30)
-"""How long processes wait for the leader (rank 0) to lock, measure and write; they notice its death
-at once."""
+"""How long processes wait for the leader (rank 0) to lock, measure and write."""
 
 
 class LostError(RuntimeError):
-    """Another process of this run has ended or hangs; the same command continues from the last
-    checkpoint."""
+    """Another process of this run has ended or hangs."""
 
 
 class Devices:
-    """The processes that train one model together. For a single process every method is the
-    identity."""
+    """The processes that train one model together; alone, every method is the identity."""
 
     def __init__(self, parallel: Parallel = "none", rank: int = 0, size: int = 1):
         self.parallel, self.rank, self.size = parallel, rank, size
@@ -65,24 +58,21 @@ class Devices:
         self._patient = dist.new_group(backend="gloo", timeout=PATIENCE) if size > 1 else None
 
     def share(self, batch: Sequences) -> Sequences:
-        """This process's rows of a global batch. Raises ValueError if the batch cannot be divided
-        equally."""
+        """This process's rows of a global batch. Raises ValueError if it has no equal shares."""
         n_sequences = len(batch)
         if n_sequences % self.size:
             raise ValueError(
                 f"a batch of {n_sequences} sequences (batch_tokens / seq_len) has no equal shares for {self.size} "
-                f"processes; start a number of processes that divides {n_sequences}"
+                f"processes; start as many as divide {n_sequences}"
             )
         rows = n_sequences // self.size
         return batch[self.rank * rows : (self.rank + 1) * rows]
 
     def place_model(self, model: Decoder, device: torch.device) -> Decoder:
-        """The model to train: the given one on `device`, or with fsdp a sharded copy (the given one
-        stays on the host)."""
+        """The model to train: the given one on `device`, or with fsdp a sharded copy."""
         placed = copy.deepcopy(model) if self.parallel == "fsdp" else model.to(device)
-        if self.parallel == "fsdp":
-            for block in placed.blocks:
-                self._shard(block, device)
+        for block in placed.blocks if self.parallel == "fsdp" else ():
+            self._shard(block, device)
         _set_expert_mean(self.mean, placed)
         return placed
 
@@ -143,8 +133,7 @@ class Devices:
 
     @contextmanager
     def gathered(self, wrapped: nn.Module) -> Generator[None]:
-        """While open, the model inside a module from `wrap` has all its weights in every
-        process."""
+        """While open, the model inside `wrapped` has all its weights in every process."""
         sharded = self._fsdp_modules(wrapped)
         for module in sharded:
             module.unshard()
@@ -185,8 +174,7 @@ def full_tensor(tensor: Tensor) -> Tensor:
 
 
 def sharded_like(tensor: Tensor, other: Tensor) -> Tensor:
-    """This process's part of a full tensor, sharded like `other`; no exchange, since every process
-    has the full one."""
+    """This process's part of a full tensor, sharded like `other`, without an exchange."""
     from torch.distributed.tensor import DTensor, distribute_tensor
 
     tensor = tensor.to(other.device)
@@ -202,17 +190,13 @@ def world() -> tuple[int, int]:
 
 def check_world(parallel: Parallel) -> None:
     """Raises ValueError if `parallel` does not fit the way in which this process was started."""
-    under_torchrun = "WORLD_SIZE" in os.environ and "MASTER_ADDR" in os.environ
-    size = world()[1]
-    if parallel != "none" and not under_torchrun:
+    if parallel != "none" and not {"WORLD_SIZE", "MASTER_ADDR"} <= os.environ.keys():
+        start = "torchrun --nproc-per-node 2 -m sparsedepth.cli.main ..."
+        raise ValueError(f"parallel={parallel!r} needs one process for each device, started by torchrun: {start}")
+    if parallel == "none" and world()[1] > 1:
         raise ValueError(
-            f"parallel={parallel!r} needs one process for each device, and torchrun to start them: "
-            f"torchrun --nproc-per-node 2 -m sparsedepth.cli.main ..."
-        )
-    if parallel == "none" and size > 1:
-        raise ValueError(
-            f"parallel='none', but this is one of {size} processes: start it without torchrun, or set parallel to "
-            f"ddp (the model fits on each device) or fsdp"
+            f"parallel='none', but this is one of {world()[1]} processes: start it without torchrun, or set parallel "
+            f"to ddp (the model fits on each device) or fsdp"
         )
 
 
@@ -235,10 +219,8 @@ def process_group(runtime: RuntimeConfig) -> Generator[Devices]:
     except RuntimeError as error:
         if not _is_loss(error):
             raise
-        raise LostError(
-            f"process {rank} of {size} lost another process of this run, which ended or hangs (its own message says "
-            f"why); the same command continues from the last checkpoint"
-        ) from error
+        text = "lost another process of this run, which ended or hangs (its own message says why)"
+        raise LostError(f"process {rank} of {size} {text}; the same command continues from a checkpoint") from error
     finally:
         dist.destroy_process_group()
 

@@ -26,7 +26,7 @@ class Batch:
     targets: Tensor
     """targets_BT; IGNORED where not scored"""
     scored: np.ndarray
-    """scored positions of each sequence, on the host, so that nothing waits for the device"""
+    """scored positions of each sequence, on the host"""
     n_devices: int = 1
     n_scored: int
     """scored positions of the whole batch, over all devices"""
@@ -49,24 +49,18 @@ class Batch:
         return replace(self, inputs=inputs, targets=targets)
 
     def parts(self, n_sequences: int | None) -> Iterator[tuple[Tensor, Tensor, float]]:
-        """Inputs, targets and loss weight of micro-batches of n_sequences (None: all).
-
-        The weight is the part's share of the scored positions, times the number of devices: the sum
-        over parts of weight x mean loss, averaged over devices, is then the mean over all scored
-        positions.
-        """
+        """Inputs, targets and loss weight of micro-batches of n_sequences (None: all): the part's
+        share of the scored positions, times the number of devices, so that weight x mean loss,
+        summed over parts and averaged over devices, is the mean over all scored positions."""
         n = n_sequences or len(self.inputs)
-        for first, inputs_BT, targets_BT in zip(
-            range(0, len(self.inputs), n), self.inputs.split(n), self.targets.split(n), strict=True
-        ):
-            scored = int(self.scored[first : first + n].sum())
-            yield inputs_BT, targets_BT, scored * self.n_devices / self.n_scored
+        scored = np.add.reduceat(self.scored, range(0, len(self.inputs), n)).tolist()
+        weights = [number * self.n_devices / self.n_scored for number in scored]
+        return zip(self.inputs.split(n), self.targets.split(n), weights, strict=True)
 
 
 class Feed(AbstractContextManager):
     """Batches, read one step ahead: `feed[step]` is the batch of a step on the device, for
-    consecutive steps from any first one up to `n_steps` - 1. Its context ends the thread. Errors of
-    `batch` are raised when its step is read."""
+    consecutive steps up to `n_steps` - 1. Its context ends the thread."""
 
     def __init__(self, batch: Callable[[int], Sequences], n_steps: int, device: torch.device, devices: Devices = ALONE):
         self.batch, self.n_steps, self.device, self.devices = batch, n_steps, device, devices

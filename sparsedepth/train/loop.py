@@ -1,18 +1,14 @@
-"""The training loop: optimizer steps (`train.optimizer`), curves, checkpoints, and the hooks
-observe, progress, stop.
+"""The training loop: optimizer steps (`train.optimizer`), curves, checkpoints and observations.
 
     loss = CE + balance_loss * mean_l balance_l + router_z_loss * mean_l z_l
 
 The batch of step t is a function of t, so a run resumed from a checkpoint takes the same steps as
-without interruption: on a CPU its weights end bit-equal. A loss or gradient that is not finite, or
-a loss far above the first one, ends the run as a *result* (outcome 'diverged', with step and
-cause), not as an error.
+without interruption: on a CPU its weights end bit-equal. Divergence is a result, not an error.
 
 CE is the mean over scored positions: all of a text, the answers of a task. A step adds the
-gradients of micro-batches, each weighted by its share of the scored positions, so CE (and for text
-z) is that of the whole batch. Deviates: the balance loss, a product of two means, is averaged over
-micro-batches; over several devices it is exact. Nothing in a step makes the host wait for the
-device.
+gradients of micro-batches, each weighted by its share of the scored positions. Deviates: the
+balance loss, a product of two means, is averaged over micro-batches; over several devices it is
+exact. Nothing in a step makes the host wait for the device.
 
 Shapes: B sequences, T tokens of one sequence.
 """
@@ -41,9 +37,12 @@ from sparsedepth.train.runtime import Runtime, choose_attention_backends, compil
 
 Result = TypeVar("Result")
 
-Observe = Callable[[Decoder, int], list[dict[str, Any]]]
-"""(model, step) -> rows; called before the first step and every observe_every steps, not after the
-last."""
+Row = dict[str, Any]
+Observe = Callable[[Decoder, int], list[Row]]
+"""(model, step) -> rows; called before the first step, and every observe_every steps but the last."""
+Clock = Callable[[], float]
+Progress = Callable[[int, list[Row]], None]
+"""(steps done, curves); called after each step."""
 
 
 class Interrupted(Exception):
@@ -58,15 +57,14 @@ class TrainingResult:
     diverged_step: int | None
     diverged_cause: str | None
     steps: int
-    curves: list[dict[str, Any]]
-    observations: list[dict[str, Any]]
+    curves: list[Row]
+    observations: list[Row]
     earlier_seconds: float = 0.0
     """training time of earlier processes, up to the checkpoint that this one continued from"""
 
 
 def losses(model: Decoder, inputs_BT: Tensor, targets_BT: Tensor, config: RunConfig) -> tuple[Tensor, Tensor, Tensor]:
-    """The loss to minimise, its cross-entropy (nat/token), and the mean balance loss (NaN without
-    experts)."""
+    """The loss to minimise, its cross-entropy, and the mean balance loss (NaN without experts)."""
     router_losses: list[Tensor] = []
     x_BTD = model.hidden(inputs_BT, router_losses)
     entropy, _ = model.cross_entropy(x_BTD, targets_BT)
@@ -78,8 +76,7 @@ def losses(model: Decoder, inputs_BT: Tensor, targets_BT: Tensor, config: RunCon
 
 
 class Objective(nn.Module):
-    """The training loss as a module, wrapped by DDP and FSDP so that their hooks surround the whole
-    forward pass."""
+    """The training loss as a module: hooks of DDP and FSDP surround the whole forward pass."""
 
     def __init__(self, model: Decoder, config: RunConfig):
         super().__init__()
@@ -95,16 +92,10 @@ class TrainingState:
     batch: Batch
     """of the next step"""
     precomputed: tuple[Tensor, Tensor] | None = None
-    """cross-entropy and balance loss of the next step if `train.stack` has computed them, and the
-    gradients, already"""
+    """cross-entropy and balance loss of the next step, if `train.stack` computed its gradients"""
 
     def __init__(
-        self,
-        model: Decoder,
-        config: RunConfig,
-        runtime: Runtime,
-        devices: Devices,
-        clock: Callable[[], float] = time.perf_counter,
+        self, model: Decoder, config: RunConfig, runtime: Runtime, devices: Devices, clock: Clock = time.perf_counter
     ):
         self.model, self.config, self.runtime, self.devices = model, config, runtime, devices
         self.clock, self.began, self.earlier_seconds = clock, clock(), 0.0
@@ -117,18 +108,16 @@ class TrainingState:
         self.captured: CapturedUpdate | None = None
         if runtime.cuda_graph:
             self.captured = CapturedUpdate(self.optimizer, runtime.micro_batch, CudaCapture(runtime.device))
-        self.step = 0
-        self.curves: list[dict[str, Any]] = []
-        self.observations: list[dict[str, Any]] = []
-        self.recent: list[Tensor] = []  # (loss, balance, gradient norm) per step, on the device until logged
+        self.step = self.logged_step = 0
         self.logged_at = time.perf_counter()
-        self.logged_step = 0
+        self.curves: list[Row] = []
+        self.observations: list[Row] = []
+        self.recent: list[Tensor] = []  # (loss, balance, gradient norm) per step, on the device until logged
         self.diverged: tuple[int, str] | None = None
         self.save_seconds = 0.0
         """time that the last checkpoint blocked training"""
         self.writer_seconds = 0.0
-        """processor time of the thread that wrote the last one: at most so long it held the
-        interpreter's lock"""
+        """processor time of the thread that wrote it, which may have held the interpreter's lock"""
         self.writer: ThreadPoolExecutor | None = None
         self.writing: Future[None] | None = None
 
@@ -147,16 +136,14 @@ class TrainingState:
         entropy, balance = self.precomputed or self.backward(batch)
         self.precomputed = None
         self.record_gradient_norms()
-        limit = self.config.grad_clip or math.inf
-        grad_norm = torch.nn.utils.clip_grad_norm_(self.parameters, limit)
+        grad_norm = torch.nn.utils.clip_grad_norm_(self.parameters, self.config.grad_clip or math.inf)
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
         return torch.stack((entropy, balance, full_tensor(grad_norm)))
 
     @property
     def is_gradient_norm_due(self) -> bool:
-        """Whether the next step records gradient norms: the first step, steps of observations and
-        the last step."""
+        """Whether the next step (first, last, or of observations) records gradient norms."""
         step, n_steps = self.step + 1, self.config.n_steps
         return "gradients" in self.config.measures and not (step % self.config.observe_every and 1 < step < n_steps)
 
@@ -174,8 +161,7 @@ class TrainingState:
                 self.observations.append({**row, "n": self.config.batch_tokens})
 
     def backward(self, batch: Batch | StaticBatch) -> tuple[Tensor, Tensor]:
-        """Compute the gradients of this device's share of a batch; returns its cross-entropy and
-        balance loss."""
+        """Compute the gradients of this device's share of a batch; returns entropy and balance."""
         parts = list(batch.parts(self.runtime.micro_batch))
         reported = []
         for index, (inputs_BT, targets_BT, weight) in enumerate(parts, start=1):
@@ -188,8 +174,7 @@ class TrainingState:
         return entropy, balance
 
     def check_divergence(self) -> list[float] | None:
-        """Copy the losses since the last call to the host and check each for divergence; returns
-        the last step's values."""
+        """Check each loss since the last call for divergence; returns the last step's values."""
         if not self.recent:
             return None
         rows = self.devices.mean(torch.stack(self.recent)).tolist()
@@ -209,18 +194,11 @@ class TrainingState:
         if self.diverged and self.diverged[0] < self.step:
             return  # later steps are no result
         loss, balance, grad_norm = (value if math.isfinite(value) else None for value in values)
-        now = time.perf_counter()
-        self.curves.append(
-            {
-                "step": self.step,
-                "tokens": self.step * self.config.batch_tokens,
-                "train_loss": loss,
-                "balance_loss": balance,
-                "lr": learning_rate(self.config, self.step - 1),
-                "grad_norm": grad_norm,
-                "tokens_per_second": (self.step - self.logged_step) * self.config.batch_tokens / (now - self.logged_at),
-            }
-        )
+        now, batch_tokens = time.perf_counter(), self.config.batch_tokens
+        row: Row = {"step": self.step, "tokens": self.step * batch_tokens, "train_loss": loss, "balance_loss": balance}
+        row |= {"lr": learning_rate(self.config, self.step - 1), "grad_norm": grad_norm}
+        row["tokens_per_second"] = (self.step - self.logged_step) * batch_tokens / (now - self.logged_at)
+        self.curves.append(row)
         self.logged_at, self.logged_step = now, self.step
 
     def observe_if_due(self, observe: Observe | None) -> None:
@@ -242,8 +220,7 @@ class TrainingState:
         )
 
     def save(self, folder: Path, *, in_background: bool = False, keep_all: bool = False) -> None:
-        """Commit a checkpoint, unless the run diverged; `in_background` copies the state now, and
-        writes while training continues."""
+        """Commit a checkpoint, unless the run diverged; `in_background` writes a copy meanwhile."""
         self.check_divergence()
         if self.diverged:
             return
@@ -270,8 +247,7 @@ class TrainingState:
             writing.result()
 
     def is_save_due(self, since: float) -> bool:
-        """Whether enough time has passed `since` the last checkpoint to keep checkpoints below 5%
-        of the time."""
+        """Whether enough time has passed `since` the last checkpoint that they take below 5%."""
         min_seconds = max(self.runtime.checkpoint_seconds, 20 * (self.save_seconds + self.writer_seconds))
         return time.perf_counter() - since > min_seconds
 
@@ -286,12 +262,26 @@ class TrainingState:
             if position.precision not in (None, self.runtime.precision):
                 raise ValueError(
                     f"precision={self.config.precision} is {self.runtime.precision} on {self.runtime.device.type}, but "
-                    f"the run's first {position.step} steps were computed in {position.precision}; continue on the "
-                    f"device it began on, or delete {trunk if shared else folder} to start again"
+                    f"the run's first {position.step} steps were computed in {position.precision}; continue where it "
+                    f"began, or delete {trunk if shared else folder} to start again"
                 )
             self.step = self.logged_step = position.step
             self.curves, self.observations = position.curves, position.observations
             self.earlier_seconds = position.seconds
+
+    @property
+    def result(self) -> TrainingResult:
+        """Of training so far."""
+        steps, cause = self.diverged or (self.step, None)
+        return TrainingResult(
+            outcome="diverged" if self.diverged else "ok",
+            diverged_step=steps if self.diverged else None,
+            diverged_cause=cause,
+            steps=steps,
+            curves=self.curves,
+            observations=[row for row in self.observations if row["step"] <= steps],
+            earlier_seconds=self.earlier_seconds,
+        )
 
 
 Work = Generator[TrainingState | None, None, Result]
@@ -324,19 +314,15 @@ def training(
     checkpoints: Path | None = None,
     trunk: Path | None = None,
     observe: Observe | None = None,
-    progress: Callable[[int, list[dict[str, Any]]], None] | None = None,
-    stop: Callable[[], bool] | None = None,
-    clock: Callable[[], float] = time.perf_counter,
+    progress: Progress | None = None,
+    stop: Callable[[], bool] = lambda: False,
+    clock: Clock = time.perf_counter,
 ) -> Work[TrainingResult]:
-    """Train `model` in place for config.n_steps steps on batch(step), the whole batch in every
-    process.
-
-    Continues from the newest valid checkpoint in `checkpoints`, if any, or with schedule wsd in
-    `trunk`, which runs of several lengths share; the state before the decay is left there.
-    `progress(steps done, curves)` is called after each step. Raises Interrupted, after a
-    checkpoint, once `stop()` is true in any process. Only the first process calls `observe` and
-    returns observations. `clock` measures the run's seconds. Yields before each step.
-    """
+    """Train `model` in place for config.n_steps steps on batch(step), the same in every process;
+    yields before each step. Continues from the newest valid checkpoint in `checkpoints`, if any, or
+    with schedule wsd in `trunk`, which runs of several lengths share; the state before the decay is
+    left there. Raises Interrupted, after a checkpoint, once `stop()` is true in any process. Only
+    the leader calls `observe` and returns observations. `clock` measures the run's seconds."""
     choose_attention_backends(config)
     trained = devices.place_model(model, runtime.device).train()
     trained.use_kernels(**runtime.kernels)
@@ -344,20 +330,35 @@ def training(
     state.resume(checkpoints, trunk)
     with Feed(batch, config.n_steps, runtime.device, devices) as feed:
         try:
-            yield from _take_steps(state, feed, checkpoints, trunk, observe, progress, stop)
+            saved_at = state.logged_at = time.perf_counter()
+            if state.step == 0:
+                state.observe_if_due(observe)
+            while state.step < config.n_steps:
+                state.batch = feed[state.step]
+                yield state
+                state.take_step(state.batch)
+                if state.step % config.log_every == 0 or state.step in (1, config.n_steps):
+                    state.log()
+                state.observe_if_due(observe)
+                if trunk and state.step == config.stable_steps:
+                    state.save(trunk, keep_all=True)  # for runs that train for longer
+                is_due = checkpoints is not None and state.is_save_due(saved_at)
+                stopping, is_due = devices.any(stop(), is_due)
+                if checkpoints and (stopping or is_due):
+                    state.save(checkpoints, in_background=runtime.saves_in_background and not stopping)
+                    saved_at = time.perf_counter()
+                if state.diverged:
+                    break
+                if progress:
+                    progress(state.step, state.curves)
+                if stopping:
+                    raise Interrupted
+            if checkpoints:
+                state.save(checkpoints)
         finally:
             state.finish_saving()
     devices.copy_weights_back(trained, model)
-    steps, cause = state.diverged or (state.step, None)
-    return TrainingResult(
-        outcome="diverged" if state.diverged else "ok",
-        diverged_step=steps if state.diverged else None,
-        diverged_cause=cause,
-        steps=steps,
-        curves=state.curves,
-        observations=[row for row in state.observations if row["step"] <= steps],
-        earlier_seconds=state.earlier_seconds,
-    )
+    return state.result
 
 
 def train(
@@ -374,40 +375,3 @@ def run_generator(steps: Generator[object, None, Result]) -> Result:
             next(steps)
         except StopIteration as end:
             return end.value
-
-
-def _take_steps(
-    state: TrainingState,
-    feed: Feed,
-    checkpoints: Path | None,
-    trunk: Path | None,
-    observe: Observe | None,
-    progress: Callable[[int, list[dict[str, Any]]], None] | None,
-    stop: Callable[[], bool] | None,
-) -> Work[None]:
-    """Train from the current step to the last one, or to divergence."""
-    saved_at = state.logged_at = time.perf_counter()
-    if state.step == 0:
-        state.observe_if_due(observe)
-    while state.step < state.config.n_steps:
-        state.batch = feed[state.step]
-        yield state
-        state.take_step(state.batch)
-        if state.step % state.config.log_every == 0 or state.step in (1, state.config.n_steps):
-            state.log()
-        state.observe_if_due(observe)
-        if trunk and state.step == state.config.stable_steps:
-            state.save(trunk, keep_all=True)  # for runs that train for longer
-        is_due = checkpoints is not None and state.is_save_due(saved_at)
-        stopping, is_due = state.devices.any(stop is not None and stop(), is_due)
-        if checkpoints and (stopping or is_due):
-            state.save(checkpoints, in_background=state.runtime.saves_in_background and not stopping)
-            saved_at = time.perf_counter()
-        if state.diverged:
-            return
-        if progress:
-            progress(state.step, state.curves)
-        if stopping:
-            raise Interrupted
-    if checkpoints:
-        state.save(checkpoints)

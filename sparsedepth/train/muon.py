@@ -4,8 +4,8 @@ arithmetic limit a step.
     M <- momentum M + (1 - momentum) G;   w <- (1 - lr lambda) w - lr 0.2 sqrt(max(rows, columns)) O(Nesterov's M)
     O: five times X <- a X + (b S + c S^2) X with S = X X', from X = M / |M|, in bf16                  (2502.16982)
 
-A layer has seven matrices of three shapes, and all layers the same: the number of operations does
-not grow with layers, where it was 290 each. Elsewhere than on CUDA PyTorch's own step is taken.
+All layers have matrices of the same shapes: the number of operations does not grow with layers,
+where it was 290 each. Elsewhere than on CUDA PyTorch's own step is taken.
 """
 
 import math
@@ -15,8 +15,7 @@ import torch
 from torch import Tensor
 
 BATCH_BYTES = 2**28
-"""Limit of one batch of bf16 matrices, at least one matrix; its products take about three times as
-much."""
+"""Limit of one batch of bf16 matrices; its products take about three times as much."""
 
 
 def orthogonalised(update_nRC: Tensor, coefficients: tuple[float, float, float], steps: int, eps: float) -> Tensor:
@@ -38,10 +37,10 @@ class BatchedMuon(torch.optim.Muon):
     @torch.no_grad()
     def step(self, closure: Any = None) -> Any:
         assert closure is None
+        if self.param_groups[0]["params"][0].device.type != "cuda":
+            super().step()
+            return
         for group in self.param_groups:
-            if group["params"][0].device.type != "cuda":
-                super().step()
-                return
             self.step_group(group)
 
     @torch.no_grad()

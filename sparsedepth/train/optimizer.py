@@ -6,8 +6,7 @@ then `schedule`.
 
 M is the momentum with MOMENTUM and Nesterov; O takes five Newton-Schulz steps in bf16
 (`train.muon`). The factor gives its updates the rms of AdamW's, so lr and weight_decay mean the
-same in both: a step shrinks a decaying weight by lr * weight_decay, and the weights forget over 1 /
-(lr * weight_decay) steps (2405.13698). With Muon, embedding, head, norms and gates still use AdamW.
+same in both: the weights forget over 1 / (lr * weight_decay) steps (2405.13698).
 
 `parametrisation` multiplies them, with m_N = d_model / base_width and m_L = n_layers / base_depth
 (1 with mup):
@@ -36,10 +35,8 @@ MOMENTUM = 0.95
 def decays(name: str, parameter: nn.Parameter, rule: str) -> bool:
     """Whether `weight_decay_on` = rule decays this parameter. Vectors, gates as well as norms,
     decay only with 'all', as in LayerScale's code (2103.17239)."""
-    if rule == "all":
-        return True
     is_excluded_embedding = rule == "no_embed_norm" and name.startswith("embed.")
-    return parameter.ndim > 1 and not is_excluded_embedding
+    return rule == "all" or (parameter.ndim > 1 and not is_excluded_embedding)
 
 
 class CombinedOptimizer:
@@ -54,7 +51,6 @@ class CombinedOptimizer:
             for group in optimizer.param_groups
             for parameter in group["params"]
         }
-        """State by parameter, shared with the optimizers."""
 
     def step(self) -> None:
         for optimizer in self.optimizers:
@@ -88,8 +84,8 @@ def factors(name: str, parameter: nn.Parameter, config: ModelConfig) -> Factors:
 
 
 def make_optimizer(model: nn.Module, config: RunConfig) -> AnyOptimizer:
-    """The optimizer of a run, fused if the device supports it, with parameter groups by decay and
-    factors. A group's `lr_factor` multiplies the learning rate."""
+    """The optimizer of a run, with parameter groups by decay and factors; a group's `lr_factor`
+    multiplies the learning rate."""
     named = list(model.named_parameters())
     is_muon = {name: config.optimizer == "muon" and name.startswith("blocks.") and p.ndim == 2 for name, p in named}
 
@@ -99,15 +95,12 @@ def make_optimizer(model: nn.Module, config: RunConfig) -> AnyOptimizer:
             if is_muon[name] is muon:
                 decaying = decays(name, p, config.weight_decay_on)
                 parts.setdefault((decaying, factors(name, p, config)), []).append(p)
-        return [
-            {
-                "params": params,
-                "weight_decay": config.weight_decay * rule.decay if decaying else 0.0,
-                "lr_factor": rule.lr,
-                **({} if muon else {"eps": config.adam_eps * rule.eps}),
-            }
-            for (decaying, rule), params in sorted(parts.items(), reverse=True)
-        ]
+        found: list[dict[str, Any]] = []
+        for (decaying, rule), params in sorted(parts.items(), reverse=True):
+            decay = config.weight_decay * rule.decay if decaying else 0.0
+            eps = {} if muon else {"eps": config.adam_eps * rule.eps}
+            found.append({"params": params, "weight_decay": decay, "lr_factor": rule.lr, **eps})
+        return found
 
     betas = (config.beta1, config.beta2)
     adamw = torch.optim.AdamW(groups(muon=False), lr=config.lr, betas=betas, eps=config.adam_eps, fused=True)
@@ -127,12 +120,8 @@ def set_learning_rate(optimizer: AnyOptimizer, lr: float) -> None:
 def learning_rate(config: TrainConfig, step: int) -> float:
     """The learning rate of step 0 .. n_steps - 1: rises linearly to lr, then falls to min_lr_frac *
     lr: as a cosine, or linearly, or with wsd (2404.06395) constant until the last decay_frac of the
-    steps, then linearly.
-
-    Both the last step of warm-up and the first step after it are at lr, with wsd also the last
-    before the decay; the last step is at the minimum. transformers' get_cosine_schedule_with_warmup
-    instead begins at 0 and ends a little above its minimum.
-    """
+    steps, then linearly. Both the last step of warm-up and the first step after it are at lr, with
+    wsd also the last before the decay; the last step is at the minimum."""
     warmup, floor = config.warmup_steps, config.min_lr_frac
     if step < warmup:
         return config.lr * (step + 1) / warmup

@@ -1,14 +1,11 @@
-"""Train several runs step by step together: one pass of a stacked model (`model.stacked`) computes
+"""Train several runs step by step together: one pass of a stacked model (`model.products`) computes
 all gradients.
 
 The models of S runs of one shape are one model, whose step launches as many kernels as that of one
 run: kernel launches dominate the time of a small decoder. Each run's parameters are views of the
-stack's, so its optimizer, checkpoints, observations and measures work unchanged.
-
-Each run keeps its own position, schedule, clipping, divergence check and checkpoints
-(`loop.training`). It yields before each step, receives its gradients here, and then takes the step.
-The others continue without a run that has ended, diverged or failed. When memory runs out the stack
-is halved, down to single runs.
+stack's, so its optimizer, checkpoints, observations and measures work unchanged (`loop.training`):
+it yields before each step, receives its gradients here, and then takes the step. The others
+continue without a run that has ended, diverged or failed. When memory runs out the stack is halved.
 """
 
 import contextlib
@@ -34,22 +31,17 @@ def can_stack(*runs: RunConfig) -> bool:
     """Whether runs can train as one model: equal shapes, steps and precision, and one
     `depth_scale`, or 'none' and 'lns'. Seed, optimizer, initial weights, text and measures may
     differ (`Role.stacked`)."""
-    first, *others = runs
-    equal = fields_where(ModelConfig, lambda role: role.stacked != "own")
+    equal = SHARED_OUTSIDE_MODEL + fields_where(ModelConfig, lambda role: role.stacked != "own")
     unstacked = fields_where(ModelConfig, lambda role: role.stacked == "no")
     places = {run.depth_scale for run in runs}
-    return (
-        all(getattr(first, name) == ModelConfig.model_fields[name].default for name in unstacked)
-        and (len(places) == 1 or places == {"none", "lns"})
-        and all(
-            getattr(first, name) == getattr(other, name) for name in SHARED_OUTSIDE_MODEL + equal for other in others
-        )
-    )
+    if not (len(places) == 1 or places == {"none", "lns"}):
+        return False
+    has_defaults = all(getattr(runs[0], name) == ModelConfig.model_fields[name].default for name in unstacked)
+    return has_defaults and all(getattr(run, name) == getattr(runs[0], name) for name in equal for run in runs)
 
 
 class StackedDecoder(nn.Module):
-    """One model of several runs with different weights, for which `can_stack` holds. The parameters
-    of the runs' models become views of this module's."""
+    """One model of several runs with different weights, for which `can_stack` holds."""
 
     def __init__(self, runs: Sequence[Decoder]):
         super().__init__()
@@ -86,8 +78,7 @@ def _replace(module: nn.Module, old: nn.Parameter, new: nn.Parameter) -> None:
 
 
 class Clock:
-    """Seconds of one run in a process that trains several: while the clock is open, and its share
-    of a stack's time."""
+    """Seconds of one run in a process of several: while open, and its share of a stack's time."""
 
     def __init__(self) -> None:
         self._seconds, self._opened = 0.0, None
@@ -106,8 +97,7 @@ class Clock:
 
 
 def train_together(runs: Sequence[Work[Result]], clocks: Sequence[Clock]) -> list[Result | Exception]:
-    """Run every generator to its end: training and what follows. Returns each one's return value or
-    exception."""
+    """Run every generator to its end; returns each one's return value or exception."""
     results: dict[int, Result | Exception] = {}
     stacks = _Stacks(len(runs))
     with contextlib.ExitStack() as cleanup:
@@ -147,8 +137,9 @@ class _Stacks:
             for group in groups:
                 began = time.perf_counter()
                 backward(self._stack_of(runs[group]), runs[group])
-                if any((run.step + 1) % run.config.log_every == 0 for run in runs[group]):
-                    _wait(runs[group.start].runtime.device)
+                is_logged = any((run.step + 1) % run.config.log_every == 0 for run in runs[group])
+                if is_logged and runs[0].runtime.device.type == "cuda":
+                    torch.cuda.synchronize()  # else the first run that reads its loss is charged for all
                 for clock in clocks[group]:
                     clock.add((time.perf_counter() - began) / len(clocks[group]))
             return
@@ -177,17 +168,9 @@ class _Stacks:
         return self._stacks[key][0]
 
 
-def _wait(device: torch.device) -> None:
-    """For a GPU, before a step is logged: else the first run that reads its loss is charged for the
-    work of all."""
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-
-
 def backward(stack: StackedDecoder, runs: Sequence[TrainingState]) -> None:
-    """Give each run the gradients of its batch, its cross-entropy and its balance loss (NaN without
-    experts). The gradient of the sum of the losses is each run's own gradient: no run's loss
-    depends on another's weights."""
+    """Give each run its gradients, cross-entropy and balance loss. The gradient of the sum of the
+    losses is each run's own: no run's loss depends on another's weights."""
     config, runtime = runs[0].config, runs[0].runtime
     n_sequences = min((size for run in runs if (size := run.runtime.micro_batch)), default=None)
     reported = []

@@ -7,8 +7,8 @@ import torch
 from safetensors.torch import load_file, save
 
 from sparsedepth import files
-from sparsedepth.train import tensor_file
-from sparsedepth.train.tensor_file import write_tensors
+from sparsedepth.train import checkpoint
+from sparsedepth.train.checkpoint import write_tensors
 
 
 def test_the_file_holds_the_tensors_and_has_the_checksum(tmp_path):
@@ -28,9 +28,9 @@ def test_a_full_disk_is_an_error_of_the_system_and_leaves_the_old_file(tmp_path,
     before = path.read_bytes()
 
     def full(tensors, name):
-        raise tensor_file.SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)")
+        raise checkpoint.SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)")
 
-    monkeypatch.setattr(tensor_file, "save_file", full)
+    monkeypatch.setattr(checkpoint, "save_file", full)
     with pytest.raises(OSError, match="No space left on device") as failure:
         write_tensors(path, {"a": torch.ones(2)})
     assert failure.value.errno == errno.ENOSPC and failure.value.filename == str(path)
