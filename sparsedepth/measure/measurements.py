@@ -30,7 +30,7 @@ from sparsedepth.measure.bootstrap import BootstrapEstimate, Estimator, ScoreByL
 from sparsedepth.probe.fork import rows_per_pass
 from sparsedepth.probe.probed_model import ProbedModel
 from sparsedepth.quantities import ALL, PROFILED
-from sparsedepth.quantities.depth_profile import depth_profile, entries_of, profile_columns
+from sparsedepth.quantities.depth_profile import entries_of, profile_columns
 from sparsedepth.quantities.record import Table
 
 Row = dict[str, Any]
@@ -186,7 +186,7 @@ class Measurements:
         for score in PROFILED:
             if score.measure == measure and score.name in self.summary:
                 entries = entries_of(score, self.layers, self.pairs)
-                self.summary.update(profile_columns(score, depth_profile(entries, n_layers)))
+                self.summary.update(profile_columns(score, entries, n_layers))
 
     def add_heads(self, metric: str, by_head: Iterable[Iterable[float]], n: int) -> None:
         """One value per layer and head of an array [L, H]."""

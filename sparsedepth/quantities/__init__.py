@@ -3,19 +3,55 @@
 A name is the key of a record in `measure`, the column or `metric` value in the store, and the label in a plot. Layers
 count from 1 to n_layers; layer 0 is the embedding's output. Metrics by layer and head with a threshold include it:
 `weight_sparsity@0.001`, `attention_sparsity_rel@0.1`; the column of `runs` is at the first threshold of the config
-field. Measured quantities are in `measured.py`, those of training in `training.py`.
+field. Those that measures make are in `measured.py`, those of training (how a run ended, its cost, its curves) here.
 """
 
 import difflib
+from collections import UserDict
 from collections.abc import Container, Iterator, Mapping
 from typing import Any, get_args
 
 from sparsedepth.quantities.measured import MEASURED
 from sparsedepth.quantities.record import Column, Quantity, Stage, Table
-from sparsedepth.quantities.training import CURVES as TRAINING_CURVES
-from sparsedepth.quantities.training import RUN
 
-QUANTITIES: tuple[Quantity, ...] = (*RUN, *TRAINING_CURVES, *MEASURED)
+# fmt: off
+_RUN: tuple[Quantity, ...] = (
+    Quantity("outcome", "ok, or diverged (see diverged_step and diverged_cause)", "", type="VARCHAR"),
+    Quantity("diverged_step", "step at which the run was found to have diverged", "step", type="BIGINT"),
+    Quantity("diverged_cause", "why it counts as diverged", "", type="VARCHAR"),
+    Quantity("params_total", "all parameters, embeddings and every expert included", "parameters",
+             better="low", type="BIGINT"),
+    Quantity("params_active", "parameters that touch one token: top_k of n_experts", "parameters",
+             better="low", type="BIGINT"),
+    Quantity("flops_per_token", "forward pass: 2 per multiply-add of every matrix product, full T x T attention", "FLOP"),
+    Quantity("train_flops", "3 x flops_per_token x tokens_trained (backward = 2 x forward)", "FLOP",
+             better="low", label="training cost"),
+    Quantity("steps", "optimiser steps taken", "step", type="BIGINT"),
+    Quantity("tokens_trained", "tokens trained on", "token", type="BIGINT"),
+    Quantity("tokens_per_param", "tokens_trained / params_total; about 20 is compute-optimal (2203.15556)", "token",
+             scale="log", is_ratio=True),
+    Quantity("train_loss", "mean training cross-entropy over the last 10% of the logged steps", "nat/token", better="low"),
+    Quantity("unigram_loss", "held-out loss of add-one counts of the very tokens trained on; NULL for a task", "nat/token"),
+    Quantity("bigram_loss", "held-out loss of their counts by the token before, interpolated with the unigram; a model "
+             "above it knows less than pairs of tokens tell; NULL for a task", "nat/token"),
+    Quantity("chance_loss", "held-out loss of a task's answers guessed from position and difficulty alone, of images from "
+             "how often each class comes; NULL for text", "nat/token"),
+)
+
+_CURVES: tuple[Quantity, ...] = (
+    Quantity("step", "optimiser steps done", "step", tables=("curves",), type="BIGINT"),
+    Quantity("tokens", "tokens trained on so far", "token", tables=("curves",), type="BIGINT"),
+    Quantity("train_loss", "cross-entropy of the step's batch, without the router losses", "nat/token", tables=("curves",)),
+    Quantity("balance_loss", "load-balance loss, mean over layers; 1 = balanced; NULL without experts", tables=("curves",)),
+    Quantity("lr", "learning rate of the step", tables=("curves",)),
+    Quantity("grad_norm", "global gradient norm before clipping", tables=("curves",)),
+    Quantity("gradient_norm", "norm of the training loss's gradient by the block's parameters, before clipping, along "
+             "training; where gradients are measured", tables=("layers",), scale="log"),
+    Quantity("tokens_per_second", "training speed since the last row", "token/s", tables=("curves",)),
+)
+# fmt: on
+
+QUANTITIES: tuple[Quantity, ...] = (*_RUN, *_CURVES, *MEASURED)
 
 ALL: tuple[Column, ...] = tuple(column for quantity in QUANTITIES for column in quantity.columns())
 
@@ -27,22 +63,18 @@ RUNS, CURVES, LAYERS, HEADS, PAIRS, TOKENS, DIFFICULTY = (
 TASK_SCORE = "acc:"
 
 
-class RunQuantities(dict[str, Quantity]):
+class RunQuantities(UserDict[str, Quantity]):
     """Also knows 'acc:TASK', a task's accuracy by `sparsedepth evaluate`: a column of stores that hold its scores."""
 
-    def __missing__(self, name: str) -> Quantity:
-        if name not in self:
-            raise KeyError(name)
-        formula = f"share of the questions of {name.removeprefix(TASK_SCORE)} answered correctly (evaluate)"
-        return Quantity(name, formula, "share", better="high", label=name)
+    def __missing__(self, key: str) -> Quantity:
+        if key not in self:
+            raise KeyError(key)
+        formula = f"share of the questions of {key.removeprefix(TASK_SCORE)} answered correctly (evaluate)"
+        return Quantity(key, formula, "share", better="high", label=key)
 
-    def __contains__(self, name: object) -> bool:
-        return super().__contains__(name) or (
-            isinstance(name, str) and name.startswith(TASK_SCORE) and name != TASK_SCORE
-        )
-
-    def get(self, name: Any, default: Any = None, /) -> Any:
-        return self[name] if name in self else default  # noqa: SIM401 - this is get
+    def __contains__(self, key: object) -> bool:
+        is_score = isinstance(key, str) and key.startswith(TASK_SCORE) and key != TASK_SCORE
+        return is_score or super().__contains__(key)
 
 
 IN_RUNS, BY_LAYER, BY_PAIR = (

@@ -14,7 +14,6 @@ score, in which the last block has no row, 1/(L - 1) and (L - 2) / (2 L - 2).
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields
 from typing import Any
 
 import numpy as np
@@ -26,18 +25,9 @@ Entry = tuple[tuple[int, ...], float | None]
 """A row's blocks, from 1, and its value."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class DepthProfile:
-    """A field is None where undefined: no such row, a row without a value, or no weight above 0."""
-
-    without_first: float | None
-    deep_half: float | None
-    largest_share: float | None
-    centre: float | None
-
-
-def depth_profile(entries: Sequence[Entry], n_layers: int) -> DepthProfile:
-    """The depth profile of one score, from its rows."""
+def depth_profile(entries: Sequence[Entry], n_layers: int) -> dict[str, float | None]:
+    """The depth profile of one score, from its rows; None where undefined: no such row, a row without a value, or no
+    weight above 0."""
     values = np.array([np.nan if value is None else value for _, value in entries], dtype=float)
     known = len(values) > 0 and bool(np.isfinite(values).all())
     first = np.array([min(blocks) for blocks, _ in entries])
@@ -49,12 +39,12 @@ def depth_profile(entries: Sequence[Entry], n_layers: int) -> DepthProfile:
     total = weight_L.sum()
     share_L = weight_L / total if total > 0 else None
     depth_L = np.arange(n_layers) / max(n_layers - 1, 1)
-    return DepthProfile(
-        without_first=mean_from(2),
-        deep_half=mean_from(n_layers / 2 + 1 / 2),
-        largest_share=None if share_L is None else float(share_L.max()),
-        centre=None if share_L is None or n_layers < 2 else float(share_L @ depth_L),
-    )
+    return {
+        "without_first": mean_from(2),
+        "deep_half": mean_from(n_layers / 2 + 1 / 2),
+        "largest_share": None if share_L is None else float(share_L.max()),
+        "centre": None if share_L is None or n_layers < 2 else float(share_L @ depth_L),
+    }
 
 
 def block_weights(entries: Sequence[Entry], n_layers: int) -> np.ndarray:
@@ -69,15 +59,12 @@ def block_weights(entries: Sequence[Entry], n_layers: int) -> np.ndarray:
 
 def entries_of(score: Quantity, layers: Iterable[Mapping[str, Any]], pairs: Iterable[Mapping[str, Any]]) -> list[Entry]:
     """The rows that a score averages, from the rows of one run by layer and by pair."""
-    metric = score.metric
-    if score.carried_by == "layer":
-        return [((row["layer"],), row["value"]) for row in layers if row["metric"] == metric]
-    rows = [row for row in pairs if row["metric"] == metric]
-    if score.carried_by == "first":
-        return [((row["layer"],), row["value"]) for row in rows]
-    return [((row["layer"], row["other_layer"]), row["value"]) for row in rows]
+    rows = [row for row in (layers if score.carried_by == "layer" else pairs) if row["metric"] == score.metric]
+    if score.carried_by == "both":
+        return [((row["layer"], row["other_layer"]), row["value"]) for row in rows]
+    return [((row["layer"],), row["value"]) for row in rows]
 
 
-def profile_columns(score: Quantity, profile: DepthProfile) -> dict[str, float | None]:
+def profile_columns(score: Quantity, entries: Sequence[Entry], n_layers: int) -> dict[str, float | None]:
     """The profile by column of `runs`."""
-    return {f"{score.name}_{field.name}": getattr(profile, field.name) for field in fields(profile)}
+    return {f"{score.name}_{name}": value for name, value in depth_profile(entries, n_layers).items()}

@@ -4,7 +4,7 @@ import math
 import textwrap
 from collections.abc import Callable, Iterator
 from dataclasses import KW_ONLY, dataclass, field, replace
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol
 
 Table = Literal["runs", "curves", "layers", "heads", "pairs", "tokens", "difficulty"]
 Scale = Literal["linear", "log", "symlog"]
@@ -107,11 +107,9 @@ class Quantity:
     def columns(self) -> "Iterator[Column]":
         """Its columns in wide tables (runs, curves, tokens, difficulty) and its metrics in the others."""
         for table in self.tables:
-            parts: list[Part] = [""]
             has_ends = {"runs": self.has_interval, "layers": self.layer_interval}.get(table, False)
-            parts += ["lo", "hi"] if has_ends else []
-            parts += ["se"] if self.has_error else []
-            for part in parts:
+            parts: dict[Part, bool] = {"": True, "lo": has_ends, "hi": has_ends, "se": self.has_error}
+            for part in (part for part, is_there in parts.items() if is_there):
                 yield Column(
                     view=table,
                     name=f"{self.name}_{part}" if part else self.name,
@@ -203,5 +201,11 @@ class Measure:
     passes: Callable[[RunSizes], tuple[float, float]]
     """Passes over all blocks, and over the head, for each of measure_tokens tokens."""
     _: KW_ONLY
+    source: str = ""
+    """Of its quantities, unless they have their own."""
     on_request: bool = False
     """Not measured by default: more expensive than the papers' scores and a few forward passes."""
+
+    def number(self, name: str, formula: str, unit: str = "1", *, source: str = "", **fields: Any) -> Quantity:
+        """The record of one of its numbers."""
+        return Quantity(name, formula, unit, measure=self.name, source=source or self.source, **fields)
