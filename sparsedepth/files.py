@@ -8,6 +8,7 @@ import fcntl
 import glob
 import hashlib
 import io
+import itertools
 import json
 import os
 import shutil
@@ -29,11 +30,17 @@ STORAGE_ERRORS = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.ESTALE, errno.E
 """No space, a quota, a read-only file system, a mount that went away."""
 
 
-def write_bytes(path: Path, content: bytes) -> None:
-    """Write `content` to `path` atomically and durably; a crash leaves the old file or the new one.
+class WrittenMeanwhile(OSError):
+    """A folder that another process has filled since this one looked."""
 
-    Raises ValueError in a complete folder, which never changes.
-    """
+
+class NotRegularError(OSError):
+    """A pipe, a device, a folder or a link in place of a file."""
+
+
+def write_bytes(path: Path, content: bytes) -> None:
+    """Write `content` to `path` atomically and durably; a crash leaves the old file or the new one. Raises ValueError
+    in a complete folder, which never changes."""
     with atomic_file(path) as temporary:
         temporary.write_bytes(content)
 
@@ -85,18 +92,13 @@ def refuse_links(root: Path, *folders: Path) -> None:
     """Raises ValueError if one of these folders inside `root`, or one between, is a link: what is written or deleted
     there would lie elsewhere."""
     for folder in folders:
-        for place in (folder, *folder.parents):
-            if place == root:
-                break
+        for place in itertools.takewhile(lambda place: place != root, (folder, *folder.parents)):
             if place.is_symlink():
-                raise ValueError(
-                    f"{str(place)!r} is a link, and files are written and deleted in it; put a folder in its place"
-                )
+                raise ValueError(f"{str(place)!r} is a link, and files are deleted in it; put a folder in its place")
 
 
 def refuse_current(folder: Path) -> None:
-    """Raises ValueError for the current folder, in whose place `atomic_folder` would put another: the user's shell
-    would stay in the deleted one, and see nothing."""
+    """Raises ValueError for the current folder: `atomic_folder` would replace it, and the user's shell see nothing."""
     if folder.resolve() == Path.cwd():
         raise ValueError(f"{str(folder)!r} is the current folder, and cannot be replaced; name a new one with -o")
 
@@ -117,12 +119,10 @@ def temporary_path(path: Path) -> Path:
 
 @contextmanager
 def atomic_folder(folder: Path) -> Generator[Path]:
-    """A hidden folder to fill, which is flushed to disk and renamed to `folder` (absent, or empty) at the end.
-
-    An exception or a crash leaves no `folder`. Raises WrittenMeanwhile if another process has filled it with something
-    else. Readers skip hidden folders; those of killed processes are deleted after
-    a day, when `folder` is written again.
-    """
+    """A hidden folder to fill, which is flushed to disk and renamed to `folder` (absent, or empty) at the end; an
+    exception or a crash leaves no `folder`. Raises WrittenMeanwhile if another process has filled it with something
+    else. Readers skip hidden folders; those of killed processes are deleted after a day, when `folder` is written
+    again."""
     target = folder.resolve()
     refuse_complete(target.parent)
     temporary = temporary_path(target)
@@ -146,20 +146,19 @@ def atomic_folder(folder: Path) -> Generator[Path]:
 
 def _take_place(temporary: Path, target: Path) -> None:
     """Rename a folder. One that holds the same files is as good."""
+
+    def contents(folder: Path) -> dict[str, str]:
+        return {str(path.relative_to(folder)): sha256(path) for path in folder.rglob("*") if path.is_file()}
+
     try:
         os.rename(temporary, target)
     except OSError as error:
         if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
             raise
-        if _contents(temporary) != _contents(target):
-            raise WrittenMeanwhile(
-                error.errno, "another process has written it meanwhile; nothing of it was changed", str(target)
-            ) from None
+        if contents(temporary) != contents(target):
+            told = "another process has written it meanwhile; nothing of it was changed"
+            raise WrittenMeanwhile(error.errno, told, str(target)) from None
         shutil.rmtree(temporary)
-
-
-def _contents(folder: Path) -> dict[str, str]:
-    return {str(path.relative_to(folder)): sha256(path) for path in folder.rglob("*") if path.is_file()}
 
 
 def write_text(path: Path, content: str) -> None:
@@ -168,12 +167,11 @@ def write_text(path: Path, content: str) -> None:
 
 
 def write_json(path: Path, content: Any) -> None:
-    """Write JSON atomically. Raises ValueError for NaN and Inf (use None for missing values)."""
+    """Write JSON atomically. Raises ValueError for NaN and Inf (missing values are None)."""
     write_text(path, json_text(content))
 
 
 def json_text(content: Any) -> str:
-    """The text of a JSON file. Raises ValueError for NaN and Inf."""
     return json.dumps(content, indent=1, allow_nan=False) + "\n"
 
 
@@ -181,31 +179,21 @@ def json_text(content: Any) -> str:
 def locked(path: Path) -> Generator[None]:
     """Hold the exclusive lock file `path`, an flock: the system releases it when the process ends, in whatever way."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX)
+    with open(path, "ab") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
         yield
-    finally:
-        os.close(handle)
 
 
 def is_locked(path: Path) -> bool:
     """Whether a living process holds the lock. Works on read-only folders."""
     try:
-        handle = os.open(path, os.O_RDONLY)
+        with open(path, "rb") as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except FileNotFoundError:
         return False
-    try:
-        fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
         return True
-    finally:
-        os.close(handle)
     return False
-
-
-class WrittenMeanwhile(OSError):
-    """A folder that another process has filled since this one looked."""
 
 
 def storage_problem(error: BaseException | None) -> str | None:
@@ -217,29 +205,22 @@ def storage_problem(error: BaseException | None) -> str | None:
     return None
 
 
-class NotRegularError(OSError):
-    """A pipe, a device, a folder or a link in place of a file."""
-
-
 def read_regular(path: Path | str, limit: int = MAX_TEXT_BYTES) -> bytes:
     """The bytes of a file in an untrusted folder. Raises NotRegularError, without waiting for a pipe or following a
     link, and OSError for more than `limit` bytes."""
     try:
-        handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW)
+        file = io.FileIO(path, opener=lambda path, flags: os.open(path, flags | os.O_NONBLOCK | os.O_NOFOLLOW))
     except OSError as error:
-        if error.errno in (errno.ELOOP, errno.ENXIO):
+        if error.errno in (errno.ELOOP, errno.ENXIO, errno.EISDIR):
             raise NotRegularError(error.errno, "is no regular file", str(path)) from None
         raise
-    try:
-        status = os.fstat(handle)
+    with file:
+        status = os.fstat(file.fileno())
         if not stat.S_ISREG(status.st_mode):
             raise NotRegularError(errno.EINVAL, "is no regular file", str(path))
         if status.st_size > limit:
             raise OSError(errno.EFBIG, f"is larger than {limit:,} bytes", str(path))
-        content = os.read(handle, status.st_size)
-        return content if 0 < len(content) == status.st_size else content + io.FileIO(handle, closefd=False).readall()
-    finally:
-        os.close(handle)
+        return file.readall()
 
 
 def parse_json(content: bytes) -> Any:

@@ -39,23 +39,19 @@ class Plugin:
 def name_on_command_line(words: Sequence[str]) -> list[str]:
     """The words without each `--plugin FILE`, whose files are kept for this process and those that it starts. Raises
     ValueError for a file that does not exist."""
-    rest, files, following = [], [], False
-    for word in words:
-        if following or word.startswith("--plugin="):
-            files.append(word if following else word.partition("=")[2])
-            following = False
-        elif word == "--plugin":
-            following = True
-        else:
+    rest, left = [], iter(words)
+    for word in left:
+        name, equals, file = word.partition("=")
+        if name != "--plugin":
             rest.append(word)
-    if following:
-        raise ValueError("--plugin needs a file: --plugin my_measure.py")
-    for file in files:
+            continue
+        file = file if equals else next(left, None)
+        if file is None:
+            raise ValueError("--plugin needs a file: --plugin my_measure.py")
         if not Path(file).is_file():
             raise ValueError(f"--plugin {file}: there is no such file")
-    if files:
         given = os.environ.get(VARIABLE, "").split(os.pathsep)
-        os.environ[VARIABLE] = os.pathsep.join(dict.fromkeys(filter(None, [*given, *map(os.path.abspath, files)])))
+        os.environ[VARIABLE] = os.pathsep.join(dict.fromkeys(filter(None, [*given, os.path.abspath(file)])))
     return rest
 
 
@@ -70,9 +66,8 @@ def load() -> tuple[Plugin, ...]:
         try:
             plugins.append(_plugin(point.name, point.load()))
         except Exception as error:
-            warnings.warn(
-                f"the installed plugin {point.name} ({point.value}) is left out: {_text(error)}", stacklevel=2
-            )
+            told = f"the installed plugin {point.name} ({point.value}) is left out: {_text(error)}"
+            warnings.warn(told, stacklevel=2)
     return tuple(plugins)
 
 

@@ -5,6 +5,7 @@ import os
 import shutil
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -22,12 +23,25 @@ RUN = {
 }  # fmt: skip
 
 
-def sparsedepth(*arguments, code=0, **environment):
-    """The command line in a process of its own, since plugins are loaded once; its output and its errors."""
-    command = [sys.executable, "-m", "sparsedepth", *map(str, arguments)]
+IN_TURN = """
+import shlex, sys
+from sparsedepth.cli.main import run
+for line in sys.argv[1:]:
+    try:
+        run(shlex.split(line))
+    except SystemExit as ended:
+        if ended.code:
+            raise
+    print(end="\\f")
+"""
+
+
+def sparsedepth(*lines, code=0, **environment):
+    """Command lines in a process of their own, since plugins are loaded once; the output of each, and all errors."""
+    command = [sys.executable, "-c", IN_TURN, *lines]
     done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, **environment}, timeout=300)
     assert done.returncode == code, done.stdout + done.stderr
-    return done.stdout, done.stderr
+    return done.stdout.split("\f")[:-1], done.stderr
 
 
 @pytest.fixture(scope="module")
@@ -35,28 +49,38 @@ def swept(tmp_path_factory):
     """Two settings and seeds of a task of one's own, with a measure of one's own; the environment in which the package
     is installed."""
     folder = tmp_path_factory.mktemp("plugins")
-    pip = [sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--no-build-isolation", "--target"]
-    shutil.copytree(PACKAGE, folder / "source")  # where pip builds
-    subprocess.run([*pip, str(folder / "site"), str(folder / "source")], check=True, capture_output=True)
+    shutil.copytree(PACKAGE / "block_rms_plugin", folder / "site" / "block_rms_plugin")
+    project = tomllib.loads((PACKAGE / "pyproject.toml").read_text())["project"]
+    information = folder / "site" / "block_rms_plugin-1.dist-info"  # what an installer writes
+    information.mkdir()
+    (information / "METADATA").write_text(f"Name: {project['name']}\nVersion: {project['version']}\n")
+    points = project["entry-points"].items()
+    groups = (f"[{group}]\n" + "".join(f"{name} = {module}\n" for name, module in own.items()) for group, own in points)
+    (information / "entry_points.txt").write_text("\n".join(groups))
     installed = {"PYTHONPATH": os.pathsep.join([str(folder / "site"), os.environ.get("PYTHONPATH", "")])}
     (folder / "run.yaml").write_text(yaml.safe_dump(RUN))
-    vary = ("--base", folder / "run.yaml", "--vary", "depth_scale=none,lns", "--seeds", 2)
-    sparsedepth("sweep", *vary, "--out", folder / "results", **installed)
+    vary = f"--base {folder}/run.yaml --vary depth_scale=none,lns --seeds 2"
+    sparsedepth(f"sweep {vary} --out {folder}/results", **installed)
     return folder / "results", installed
 
 
 def test_an_installed_package_is_measured_ranked_and_drawn(swept, tmp_path):
     results, installed = swept
-    out, _ = sparsedepth("query", results, "select avg(block_rms) v from runs", "--format", "json", **installed)
-    (row,) = json.loads(out)
-    assert row["v"] > 0
-    sql = "select layer, avg(value) v from layers where metric = 'block_rms' group by all order by all"
-    by_layer = json.loads(sparsedepth("query", results, sql, "--format", "json", **installed)[0])
-    assert [each["layer"] for each in by_layer] == [1, 2]
-    assert sum(each["v"] for each in by_layer) / 2 == pytest.approx(row["v"])
-    assert "block_rms" in sparsedepth("best", results, "--by", "block_rms", **installed)[0]
-    assert "block_rms [activation]" in sparsedepth("effects", results, "--by", "block_rms", **installed)[0]
-    sparsedepth("plot", results, "--figure", "dots", "-o", tmp_path / "dots.png", **installed)
+    sql = "select run_id, block_rms, layer, value from layers join runs using (run_id) where metric = 'block_rms'"
+    (rows, best, effects, _), _ = sparsedepth(
+        f'query {results} "{sql}" --format json',
+        f"best {results} --by block_rms",
+        f"effects {results} --by block_rms",
+        f"plot {results} --figure dots -o {tmp_path}/dots.png",
+        **installed,
+    )
+    by_run = {}
+    for row in json.loads(rows):
+        by_run.setdefault((row["run_id"], row["block_rms"]), {})[row["layer"]] = row["value"]
+    assert len(by_run) == 4 and all(mean > 0 for _, mean in by_run)
+    for (_, mean), values in by_run.items():
+        assert values.keys() == {1, 2} and sum(values.values()) / 2 == pytest.approx(mean)
+    assert "block_rms" in best and "block_rms [activation]" in effects
     assert (tmp_path / "dots.png").stat().st_size > 1000
 
 
@@ -70,21 +94,21 @@ def test_the_code_stands_in_the_manifest_and_in_the_identity_of_what_is_trained(
     changed = tmp_path / "task.py"
     changed.write_text(TASK.read_text() + "\n# another task\n")
     (tmp_path / "run.yaml").write_text(yaml.safe_dump({**config, "measures": ["loss"]}))
-    _, err = sparsedepth("train", tmp_path / "run.yaml", "-o", tmp_path / "r", "--plugin", changed, code=2)
+    _, err = sparsedepth(f"train {tmp_path}/run.yaml -o {tmp_path}/r --plugin {changed}", code=2)
     assert "the code of task:parity is now" in err and err.count("\n") == 1
 
 
 def test_a_folder_is_read_without_the_plugin_of_its_measure(swept, tmp_path):
     results, _ = swept
-    _, err = sparsedepth("query", results, "select count(*) from runs", code=2)
+    _, err = sparsedepth(f"query {results} 'select count(*) from runs'", code=2)
     assert "name its file with --plugin" in err  # its task is of a plugin, too
-    out, _ = sparsedepth("query", results, "select count(*) n from runs", "--plugin", TASK, "--format", "json")
+    (out,), _ = sparsedepth(f"query {results} 'select count(*) n from runs' --plugin {TASK} --format json")
     assert json.loads(out) == [{"n": 4}]
 
 
 def test_installed_and_named_clash(swept):
     results, installed = swept
-    _, err = sparsedepth("status", results, "--plugin", MEASURE, code=2, **installed)
+    _, err = sparsedepth(f"status {results} --plugin {MEASURE}", code=2, **installed)
     assert "a name that is taken" in err
 
 
@@ -111,10 +135,10 @@ def test_a_plugin_that_cannot_be_used_is_refused(text, reason, tmp_path, monkeyp
 def test_errors_are_one_line(tmp_path):
     file = tmp_path / "mine.py"
     file.write_text("import no_such_module")
-    _, err = sparsedepth("metrics", "--plugin", file, code=2)
+    _, err = sparsedepth(f"metrics --plugin {file}", code=2)
     assert "does not import: ModuleNotFoundError" in err and err.count("\n") == 1
     file.write_text("FIGURES = {'depth': (print, '')}")
-    _, err = sparsedepth("plot", tmp_path, f"--plugin={file}", code=2)
+    _, err = sparsedepth(f"plot {tmp_path} --plugin={file}", code=2)
     assert "a figure 'depth', a name that is taken" in err and err.count("\n") == 1
 
 
@@ -148,11 +172,11 @@ def test_a_measure_that_fails_costs_its_numbers_and_not_the_run(tmp_path):
         files[-1].write_text(head + "    " + fault.replace("block_rms", f"norm_{number}") + "\n")
     names = ["loss", *(f"norm_{number}" for number in range(len(FAULTS)))]
     (tmp_path / "run.yaml").write_text(yaml.safe_dump({**RUN, "measures": names}))
-    named = [word for file in [*files, TASK] for word in ("--plugin", file)]
-    _, err = sparsedepth("train", tmp_path / "run.yaml", "-o", tmp_path / "results", *named)
+    named = " ".join(f"--plugin {file}" for file in [*files, TASK])
+    query = f"query {tmp_path}/results 'select val_loss, norm_0 from runs' --format json"
+    (_, rows), err = sparsedepth(f"train {tmp_path}/run.yaml -o {tmp_path}/results {named}", query)
     for number, reason in enumerate(FAULTS.values()):
         (line,) = [line for line in err.splitlines() if f"the measure norm_{number} of a plugin failed" in line]
         assert reason in line
-    sql = "select val_loss, norm_0 from runs"
-    (row,) = json.loads(sparsedepth("query", tmp_path / "results", sql, "--format", "json", *named)[0])
+    (row,) = json.loads(rows)
     assert row["val_loss"] > 0 and row["norm_0"] is None
