@@ -7,7 +7,7 @@ import warnings
 from collections.abc import Callable
 from typing import Any
 
-from sparsedepth.config.mistakes import Mistakes
+from sparsedepth.config.section import Mistakes
 
 ON_THE_STREAM: dict[str, Callable[[Any], bool]] = {
     "norm": lambda c: c.n_post_layers > 0,

@@ -1,18 +1,23 @@
-"""What the field `corpus` names: its kind, and where it is. `sparsedepth.data.source` reads each kind.
+"""What the fields `corpus` and `tokenizer` name. `sparsedepth.data.source` reads each kind of corpus.
 
-stdlib, PATH, hub:NAME[:CONFIG]                               text
-sft:PATH                                                      pairs: prompts with answers, loss on the answers only
-images:digits, images:FOLDER, images:hub:NAME[:CONFIG]        images with their classes
-task:NAME                                                     a task of known depth, made as it is read
+stdlib, PATH, hub:NAME[:CONFIG]   text
+sft:PATH                          pairs: prompts with answers, loss on the answers only
+images:FOLDER                     images with their classes: files in one subfolder for each class
+images:hub:NAME[:CONFIG]          the train split of a data set of the hub: its one image and one class column
+images:digits                     the 1797 handwritten digits of scikit-learn, 8 x 8 pixels, 10 classes
+task:NAME                         a task of known depth, made as it is read
 """
 
 import functools
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Literal
 
 STDLIB = "stdlib"
 DIGITS = "digits"
 HUB = "hub:"
+BYTE_SIZE = 257
+"""Tokens of the byte tokenizer: all bytes, and one id that ends a document."""
 
 _OF_TEXT = ("text_field", "tokenizer", "max_corpus_tokens", "chunk_len", "mask_documents", "eod")
 
@@ -77,11 +82,38 @@ def corpus_name(corpus: str) -> CorpusName:
     place = corpus.removeprefix(kind.prefix)
     if kind is TASK or place == kind.built_in:
         return CorpusName(kind, place, "built in")
-    if place.startswith(HUB):
-        return CorpusName(kind, place.removeprefix(HUB), "hub")
-    return CorpusName(kind, place, "files")
+    return CorpusName(kind, place.removeprefix(HUB), "hub" if place.startswith(HUB) else "files")
 
 
 def kind_of(corpus: Any) -> Kind:
     """The kind of a corpus; of a value that is no text, which the checks report, text."""
     return corpus_name(corpus).kind if isinstance(corpus, str) else TEXT
+
+
+def unit_for(unit: str, corpora: Iterable[object]) -> str:
+    """A unit per token, or per image if all corpora are images, which have one target each."""
+    return unit.replace("/token", "/image") if {kind_of(corpus) for corpus in corpora} == {IMAGES} else unit
+
+
+def is_learned(tokenizer: str) -> bool:
+    """Whether a tokenizer of this name is learned from the corpus."""
+    return tokenizer.partition(":")[0] == "bpe"
+
+
+def known_size(tokenizer: str) -> int | None:
+    """The number of tokens that the name tells; None for a tokenizer that has to be loaded."""
+    if not is_learned(tokenizer):
+        return BYTE_SIZE if tokenizer == "byte" else None
+    size = tokenizer.partition(":")[2]
+    if not (size.isascii() and size.isdigit()) or int(size) <= 256:
+        raise ValueError(f"tokenizer={tokenizer!r} must be 'bpe:SIZE' with SIZE over 256, such as 'bpe:4096'")
+    return int(size)
+
+
+def check_size(tokenizer: str, size: int, vocab_size: int) -> None:
+    """Raises ValueError if ids of the tokenizer exceed the embedding."""
+    if size > vocab_size:
+        raise ValueError(
+            f"tokenizer={tokenizer!r} has {size} tokens and the model vocab_size={vocab_size}; "
+            f"set vocab_size to at least {size}"
+        )

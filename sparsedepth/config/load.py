@@ -22,7 +22,6 @@ MAX_FILES = 8
 
 Config = TypeVar("Config", bound=BaseModel)
 
-
 _NOT_DECIMAL = re.compile(r"[-+]?0[\d_]|.*:")
 """010 (8 in YAML 1.1) and 1:30 (90)"""
 
@@ -38,10 +37,8 @@ class _Loader(yaml.SafeLoader):
     def construct_decimal(self, node: Any) -> Any:
         number = self.construct_yaml_int(node) if node.tag.endswith(":int") else self.construct_yaml_float(node)
         if _NOT_DECIMAL.match(node.value) and not node.value.startswith(("0.", "-0.", "+0.")):
-            raise yaml.YAMLError(
-                f"{node.value} would be read as {number}; write that, or '{node.value}' in quotes for text, or leave "
-                f"out the leading zero {node.start_mark}"
-            )
+            fix = f"write that, or '{node.value}' in quotes for text, or leave out the leading zero"
+            raise yaml.YAMLError(f"{node.value} would be read as {number}; {fix} {node.start_mark}")
         return number
 
     def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
@@ -84,11 +81,7 @@ def parse_yaml(text: str, source: str) -> Any:
     if len(text) > MAX_BYTES:
         raise ValueError(f"{source} has {len(text):,} characters; a configuration may have {MAX_BYTES:,}")
     try:
-        loader = _Loader(text)
-        try:
-            return loader.get_single_data()
-        finally:
-            loader.dispose()
+        return _Loader(text).get_single_data()
     except (yaml.YAMLError, RecursionError, ValueError) as error:
         raise ValueError(f"{source} is not plain YAML: {_parser_message(error)}") from None
     except (LookupError, TypeError):
@@ -123,7 +116,7 @@ def read_yaml(path: Path) -> dict[str, Any]:
 def read_extended(path: Path, chain: tuple[Path, ...] = ()) -> dict[str, Any]:
     """The mapping in a YAML file, merged over the file that its key `extends` names (relative to it): its keys replace
     those of that file, except that `base` is merged too. `chain`: the files that extend this one. Raises ValueError for
-    a cycle, or more than 8 files."""
+    a cycle, or more than MAX_FILES files."""
     if path.resolve() in chain:
         raise ValueError(f"{chain[-1]}: extends {str(path)!r}, which extends this file: a cycle")
     if len(chain) == MAX_FILES:
@@ -150,8 +143,8 @@ def parse_settings(settings: Iterable[str] | Mapping[str, Any], option: str = "-
     for setting in settings:
         key, equals, value = setting.partition("=")
         if not equals or not key.strip():
-            example = {"--set": "n_layers=24"}.get(option, "key=value")
-            raise ValueError(f"{option} {setting!r} must have the form key=value, such as {option} {example}")
+            example = ", such as --set n_layers=24" if option == "--set" else ""
+            raise ValueError(f"{option} {setting!r} must have the form key=value{example}")
         parsed[key.strip()] = parse_yaml(value, f"{option} {key.strip()}")
     return parsed
 

@@ -5,16 +5,19 @@ found self-defeating, are rejected with the reason.
 """
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
 from sparsedepth.config.combinations import check_combinations
-from sparsedepth.config.mistakes import check
 from sparsedepth.config.role import CHANGES_STEP, DROPOUT, KNOB, RECORD, Role, fields_where, roles
-from sparsedepth.config.section import Count, NonNegative, Positive, Section
+from sparsedepth.config.section import Count, NonNegative, Positive, Section, check
 from sparsedepth.config.vit import IMAGE_SIZE, OF_VIT, check_vit, with_vit_sizes
 
+SETS_VARIANCE = Role(cost_scope="step", directly_sets="residual_variance_last")
+INITIAL = Role(directly_sets="residual_variance_last", stacked="own")
+SPARSER = Role(cost_scope="step", sparser_direction="more")
 Dropout = Annotated[float, Field(ge=0, lt=1), DROPOUT]
 
 FILLED_FROM = ("d_model", "n_heads", "d_ff", "n_experts", "top_k", "n_shared_experts")
@@ -27,15 +30,9 @@ RETIRED_FIELDS = {"logit_soft_cap": 0.0, "weight_density": 1.0, "loops": 1, "n_s
 class ModelConfig(Section):
     """The decoder: shapes first, then the axes that the papers vary; each field has a `Role`."""
 
-    architecture: Annotated[
-        Literal["decoder", "vit"],
-        Field(
-            description="decoder: tokens with causal attention; vit: patches of an image and a class token with full "
-            "attention and learned positions (2010.11929), by default with norm_kind layer, activation gelu, "
-            "d_ff 4 d_model"
-        ),
-        CHANGES_STEP,
-    ] = "decoder"
+    architecture: Annotated[Literal["decoder", "vit"], CHANGES_STEP] = "decoder"
+    """decoder: tokens with causal attention; vit: patches of an image and a class token with full attention and learned
+    positions (2010.11929), by default with norm_kind layer, activation gelu, d_ff 4 d_model"""
     image_size: Annotated[Count | None, IMAGE_SIZE] = None
     """height and width to which images are resized, in pixels; default 224"""
     patch_size: Annotated[Count | None, Role(cost_scope="step", only_with=OF_VIT)] = None
@@ -49,46 +46,20 @@ class ModelConfig(Section):
     """width of the residual stream"""
     n_heads: Annotated[Count, CHANGES_STEP] = 4
     """query heads"""
-    n_kv_heads: Annotated[
-        Count | None,
-        Role(
-            cost_scope="step",
-            sparser_direction="less",
-            derived_if_missing=True,
-        ),
-    ] = None
+    n_kv_heads: Annotated[Count | None, Role(cost_scope="step", sparser_direction="less", derived_if_missing=True)] = (
+        None
+    )
     """key/value heads (GQA groups); n_heads = multi-head, 1 = multi-query"""
     d_ff: Annotated[Count | None, Role(kind="capacity", cost_scope="step", derived_if_missing=True)] = None
     """hidden units of the dense feed-forward part; default 8/3 d_model, up to a multiple of 8"""
-    activation: Annotated[
-        Literal["swiglu", "geglu", "reglu", "gelu", "relu", "relu2"],
-        Field(
-            description="of the dense feed-forward part. With a gate, a(W_gate x) * W_up x: swiglu (silu), geglu "
-            "(gelu), reglu (relu); without, a(W_up x), two matrices instead of three: gelu, relu, relu2 (its square)"
-        ),
-        Role(
-            cost_scope="step",
-        ),
-    ] = "swiglu"
+    activation: Annotated[Literal["swiglu", "geglu", "reglu", "gelu", "relu", "relu2"], CHANGES_STEP] = "swiglu"
+    """of the dense feed-forward part. With a gate, a(W_gate x) * W_up x: swiglu (silu), geglu (gelu), reglu (relu);
+    without, a(W_up x), two matrices instead of three: gelu, relu, relu2 (its square)"""
     vocab_size: Annotated[Count, Role(kind="capacity", cost_scope="step")] = 264
     """rows of the embedding, at least the tokenizer's size; for images the number of classes"""
-    seq_len: Annotated[
-        int,
-        Field(ge=2),
-        Role(
-            cost_scope="step",
-            sparser_direction="more",
-        ),
-    ] = 256
+    seq_len: Annotated[int, Field(ge=2), SPARSER] = 256
     """training context, in tokens; of images 1 + (image_size / patch_size)^2, the default"""
-    n_experts: Annotated[
-        int,
-        Field(ge=0),
-        Role(
-            cost_scope="step",
-            sparser_direction="more",
-        ),
-    ] = 0
+    n_experts: Annotated[int, Field(ge=0), SPARSER] = 0
     """experts per block; 0 = dense"""
     top_k: Annotated[int | None, Field(ge=1), Role(cost_scope="step", needs_experts=True)] = None
     """experts used per token; only with n_experts"""
@@ -104,15 +75,10 @@ class ModelConfig(Section):
     """weight of the per-layer load-balance loss"""
     router_z_loss: Annotated[NonNegative, Role(needs_experts=True)] = 0.001
     """weight of the per-layer router z loss"""
-    norm: Annotated[
-        Literal["pre", "post", "sandwich", "peri", "mix", "deepnorm", "keel"],
-        Field(
-            description="where the norms N of a branch F stand: pre x + F(N x); post N(x + F x); sandwich "
-            "x + N(F(N x)); peri: sandwich with a norm on the embedding; mix: first blocks post, the rest pre; "
-            "deepnorm N((2 n_layers)^(1/4) x + F x) with smaller initial weights; keel N(2 n_layers x + F(N x))"
-        ),
-        Role(cost_scope="step"),
-    ] = "pre"
+    norm: Annotated[Literal["pre", "post", "sandwich", "peri", "mix", "deepnorm", "keel"], CHANGES_STEP] = "pre"
+    """where the norms N of a branch F stand: pre x + F(N x); post N(x + F x); sandwich x + N(F(N x)); peri: sandwich
+    with a norm on the embedding; mix: first blocks post, the rest pre; deepnorm N((2 n_layers)^(1/4) x + F x) with
+    smaller initial weights; keel N(2 n_layers x + F(N x))"""
     mix_frac: Annotated[float, Field(gt=0, lt=1), Role(only_with=("norm", "mix"))] = 0.25
     """share of the blocks, from the first, that are post; with norm mix"""
     norm_kind: Annotated[Literal["rms", "group", "layer"], CHANGES_STEP] = "rms"
@@ -123,31 +89,19 @@ class ModelConfig(Section):
     """epsilon of every norm"""
     depth_scale: Annotated[
         Literal["none", "lns", "before_norm", "after_branch", "after_residual", "after_attention", "after_ffn"],
-        Field(
-            description="what is multiplied by 1/sqrt(l) in block l = 1..L. lns: the output of its norms; before_norm: "
-            "their input; after_branch: outputs of attention and FFN; after_attention, after_ffn: that output only; "
-            "after_residual: the stream after each addition"
-        ),
-        Role(
-            stacked="own",
-            directly_sets="residual_variance_last",
-            must_stand_still=("weight_sparsity", "attention_sparsity_rel"),
-        ),
+        replace(INITIAL, must_stand_still=("weight_sparsity", "attention_sparsity_rel")),
     ] = "none"
-    residual_gate: Annotated[
-        Literal["none", "layerscale", "skipinit", "admin"],
-        Field(
-            description="learned weights of the residual sum. layerscale: a vector on each branch, from gate_init; "
-            "skipinit: a number on each branch, from 0; admin: a vector on the stream, from profiled variances; "
-            "with norm post"
-        ),
-        Role(cost_scope="step", directly_sets="residual_variance_last"),
-    ] = "none"
+    """what is multiplied by 1/sqrt(l) in block l = 1..L. lns: the output of its norms; before_norm: their input;
+    after_branch: outputs of attention and FFN; after_attention, after_ffn: that output only; after_residual: the stream
+    after each addition"""
+    residual_gate: Annotated[Literal["none", "layerscale", "skipinit", "admin"], SETS_VARIANCE] = "none"
+    """learned weights of the residual sum. layerscale: a vector on each branch, from gate_init; skipinit: a number on
+    each branch, from 0; admin: a vector on the stream, from profiled variances; with norm post"""
     gate_init: Annotated[Positive, Role(only_with=("residual_gate", "layerscale"), stacked="own")] = 1e-4
     """initial gates; with residual_gate layerscale"""
-    residual_scalars: Annotated[bool, Role(cost_scope="step", directly_sets="residual_variance_last")] = False
+    residual_scalars: Annotated[bool, SETS_VARIANCE] = False
     """block l reads a_l x + b_l x_0 in place of its input x: learned numbers that start at 1 and 0"""
-    gpas: Annotated[bool, Role(cost_scope="step", directly_sets="residual_variance_last")] = False
+    gpas: Annotated[bool, SETS_VARIANCE] = False
     """each sum shrinks to x - silu(p) x; p: one learned number per block, initially 0; gradients ignore the factor"""
     attention_residuals: Annotated[
         int,
@@ -160,26 +114,15 @@ class ModelConfig(Section):
     ] = 0
     value_residual: Annotated[bool, CHANGES_STEP] = False
     """attention of blocks 2..L sums c_l v_l + d_l v_1, its own values and block 1's: learned numbers, from 1/2"""
-    init: Annotated[
-        Literal["normal", "scaled", "depth_scaled", "zero_outputs"],
-        Field(
-            description="scaled: the two output projections of a block start 1/sqrt(2 n_layers) smaller; "
-            "depth_scaled: 1/sqrt(2 l) smaller in block l; zero_outputs: at 0, so that every block starts as the "
-            "identity"
-        ),
-        Role(directly_sets="residual_variance_last", stacked="own"),
-    ] = "normal"
-    init_std: Annotated[Positive, Role(directly_sets="residual_variance_last", stacked="own")] = 0.02
+    init: Annotated[Literal["normal", "scaled", "depth_scaled", "zero_outputs"], INITIAL] = "normal"
+    """scaled: the two output projections of a block start 1/sqrt(2 n_layers) smaller; depth_scaled: 1/sqrt(2 l) smaller
+    in block l; zero_outputs: at 0, so that every block starts as the identity"""
+    init_std: Annotated[Positive, INITIAL] = 0.02
     """standard deviation of every initial weight"""
-    parametrisation: Annotated[
-        Literal["standard", "mup", "completep"],
-        Field(
-            description="rules by which lr, eps, weight decay, initial weights and outputs follow width and depth, so "
-            "that the best values at base_width and base_depth stay the best. mup: width (2203.03466); completep: "
-            "width and depth, each branch times base_depth / n_layers (2505.01618)"
-        ),
-        KNOB,
-    ] = "standard"
+    parametrisation: Annotated[Literal["standard", "mup", "completep"], KNOB] = "standard"
+    """rules by which lr, eps, weight decay, initial weights and outputs follow width and depth, so that the best values
+    at base_width and base_depth stay the best. mup: width (2203.03466); completep: width and depth, each branch times
+    base_depth / n_layers (2505.01618)"""
     base_width: Annotated[Count, KNOB] = 64
     """d_model at which mup and completep are standard"""
     base_depth: Annotated[Count, Role(only_with=("parametrisation", "completep"))] = 12
@@ -198,15 +141,9 @@ class ModelConfig(Section):
     """tokens that a token attends to, itself included; null = all before it"""
     mask_documents: Annotated[bool, CHANGES_STEP] = False
     """no attention across the documents of a packed sequence"""
-    eod: Annotated[
-        int | None,
-        Field(
-            ge=0,
-            description="id that ends a document; with mask_documents, where the default is that of the tokenizers "
-            "byte (256) and bpe (0)",
-        ),
-        Role(kind="record", only_with=("mask_documents", True)),
-    ] = None
+    eod: Annotated[int | None, Field(ge=0), Role(kind="record", only_with=("mask_documents", True))] = None
+    """id that ends a document; with mask_documents, where the default is that of the tokenizers byte (256) and bpe
+    (0)"""
     qk_norm: Annotated[bool, CHANGES_STEP] = False
     """RMSNorm on queries and keys, before the rotation"""
     qk_norm_over: Annotated[Literal["head", "all"], Role(cost_scope="step", only_with=("qk_norm", True))] = "head"
@@ -223,26 +160,19 @@ class ModelConfig(Section):
     @check
     def _check_shapes(self) -> None:
         if self.d_model % (2 * self.n_heads):
-            raise ValueError(
-                f"n_heads={self.n_heads} does not divide d_model={self.d_model} into heads of even width; "
-                f"choose n_heads so that d_model / n_heads is an even number"
-            )
+            told = f"n_heads={self.n_heads} does not divide d_model={self.d_model} into heads of even width"
+            raise ValueError(f"{told}; choose n_heads so that d_model / n_heads is an even number")
         assert self.n_kv_heads is not None
-        if self.n_kv_heads > self.n_heads or self.n_heads % self.n_kv_heads:
-            raise ValueError(
-                f"n_kv_heads={self.n_kv_heads} does not divide n_heads={self.n_heads}; "
-                f"choose one of {[h for h in range(1, self.n_heads + 1) if self.n_heads % h == 0]}"
-            )
+        if self.n_heads % self.n_kv_heads:
+            divisors = [n for n in range(1, self.n_heads + 1) if self.n_heads % n == 0]
+            told = f"n_kv_heads={self.n_kv_heads} does not divide n_heads={self.n_heads}"
+            raise ValueError(f"{told}; choose one of {divisors}")
         if self.norm_kind == "group" and (self.d_model % self.norm_groups or self.norm_groups == self.d_model):
-            raise ValueError(
-                f"norm_groups={self.norm_groups} does not divide d_model={self.d_model} into groups of at least 2 "
-                f"channels; choose a smaller divisor of {self.d_model}"
-            )
+            told = f"norm_groups={self.norm_groups} does not divide d_model={self.d_model} into groups of at least 2"
+            raise ValueError(f"{told} channels; choose a smaller divisor of {self.d_model}")
         if self.norm == "mix" and not 0 < self.n_post_layers < self.n_layers:
-            raise ValueError(
-                f"mix_frac={self.mix_frac} of n_layers={self.n_layers} leaves no mix: {self.n_post_layers} blocks are "
-                f"post; use norm='pre', norm='post', or another mix_frac"
-            )
+            told = f"mix_frac={self.mix_frac} of n_layers={self.n_layers} makes {self.n_post_layers} post: no mix"
+            raise ValueError(f"{told}; use norm='pre', norm='post', or another mix_frac")
 
     @check
     def _check_vit(self) -> None:
@@ -252,26 +182,20 @@ class ModelConfig(Section):
     @check
     def _check_experts(self) -> None:
         for name in ("top_k", "d_expert", "n_shared_experts", "n_dense_layers"):
-            if self.n_experts == 0 and getattr(self, name):
-                raise ValueError(
-                    f"{name}={getattr(self, name)} needs experts, but n_experts=0; set n_experts, or leave {name} out"
-                )
+            if self.n_experts == 0 and (value := getattr(self, name)):
+                raise ValueError(f"{name}={value} needs experts, but n_experts=0; set n_experts, or leave {name} out")
 
     @check
     def _check_conditions(self) -> None:
         """A changed field must have an effect: the field that it depends on must have the right value."""
         for name, role in roles(ModelConfig).items():
-            owner, value = role.only_with or (name, getattr(self, name))
-            if getattr(self, name) != ModelConfig.model_fields[name].default and getattr(self, owner) != value:
-                raise ValueError(
-                    f"{name}={getattr(self, name)} has no meaning with {owner}={getattr(self, owner)!r}; "
-                    f"set {owner}={value!r}, or leave {name} out"
-                )
+            own, (owner, value) = getattr(self, name), role.only_with or (name, getattr(self, name))
+            if own != ModelConfig.model_fields[name].default and getattr(self, owner) != value:
+                told = f"{name}={own} has no meaning with {owner}={getattr(self, owner)!r}"
+                raise ValueError(f"{told}; set {owner}={value!r}, or leave {name} out")
         if self.mask_documents and (self.eod is None or self.eod >= self.vocab_size):
-            raise ValueError(
-                f"mask_documents needs the id that ends a document, below vocab_size={self.vocab_size}, and has "
-                f"eod={self.eod}; set eod to the tokenizer's end-of-sequence id"
-            )
+            told = f"mask_documents needs the id that ends a document, below vocab_size={self.vocab_size}"
+            raise ValueError(f"{told}, and has eod={self.eod}; set eod to the tokenizer's end-of-sequence id")
 
     @check
     def _check_combinations(self) -> None:

@@ -1,9 +1,8 @@
 """Models of the papers by name: `preset: NAME` in a run file, or in a sweep's base, variants or cells.
 
-Other fields given with it override it; a preset in a variant or a cell does not override the base.
-
-A preset has the shapes, optimiser and schedule that a paper or its released configs state. Text, tokenizer, seed and
-precision are the user's (a ViT's default corpus is ImageNet). Training budgets are rounded to whole steps.
+Other fields given with it override it; a preset in a variant or a cell does not override the base. A preset has the
+shapes, optimiser and schedule that a paper or its released configs state. Text, tokenizer, seed and precision are the
+user's (a ViT's default corpus is ImageNet). Training budgets are rounded to whole steps.
 
 Sources: 2502.05795 (LLaMA: released sizes and training scripts; OLMo and Qwen2.5, for which it states only name and
 tokens: shapes of their own releases) and 2603.15389 (OLMo fork, released configs). Where paper and release disagree,
@@ -29,39 +28,38 @@ class Preset:
 LLAMA = "2502.05795"
 OLMO = "2603.15389"
 
-
 Shape = tuple[int, int, int, int]
 """n_layers, d_model, n_heads, d_ff"""
 
 
-def _shape(shape: Shape) -> Fields:
-    return dict(zip(("n_layers", "d_model", "n_heads", "d_ff"), shape, strict=True))
+def _sizes(shape: Shape, vocab_size: int, seq_len: int, batch_tokens: int) -> dict[str, Any]:
+    names = ("n_layers", "d_model", "n_heads", "d_ff", "vocab_size", "seq_len", "batch_tokens")
+    return dict(zip(names, (*shape, vocab_size, seq_len, batch_tokens), strict=True))
 
 
 def _llama(shape: Shape, *, lr: float, steps: int | None, warmup: int = 0) -> Fields:
     """512 sequences of 256 tokens per step, Adam without decay or clipping, cosine to a tenth."""
-    batch_tokens = 512 * 256
-    schedule = {"train_tokens": steps * batch_tokens, "warmup_frac": warmup / steps} if steps else {}
-    sizes = {"vocab_size": 32_000, "seq_len": 256, "batch_tokens": batch_tokens}
+    schedule = {"train_tokens": steps * 512 * 256, "warmup_frac": warmup / steps} if steps else {}
     adam = {"weight_decay": 0.0, "beta1": 0.9, "beta2": 0.999, "grad_clip": 0.0}
-    return {**_shape(shape), **sizes, **schedule, "lr": lr, "min_lr_frac": 0.1, **adam}
+    return {**_sizes(shape, 32_000, 256, 512 * 256), **schedule, "lr": lr, "min_lr_frac": 0.1, **adam}
 
 
-def _olmo(n_layers: int, d_model: int, n_heads: int, *, seq_len: int, batch_tokens: int, **fields: Any) -> Fields:
-    """5 B tokens in whole steps, 1000 of them warm-up; weight decay on the matrices of blocks and head only."""
+def _olmo(n_layers: int, d_model: int, n_heads: int, *, seq_len: int, **fields: Any) -> Fields:
+    """5 B tokens in whole steps of 256 sequences, 1000 of them warm-up; weight decay on the matrices of blocks and head
+    only."""
+    batch_tokens = 256 * seq_len
     steps = 5_000_000_000 // batch_tokens
     sizes = {"n_layers": n_layers, "d_model": d_model, "n_heads": n_heads, "vocab_size": 50_304, "seq_len": seq_len}
-    schedule = {"train_tokens": steps * batch_tokens, "warmup_frac": 1000 / steps, "lr": 1e-3, "min_lr_frac": 0.1}
-    decay = {"weight_decay": 0.1, "weight_decay_on": "no_embed_norm"}
+    budget = {"batch_tokens": batch_tokens, "train_tokens": steps * batch_tokens, "warmup_frac": 1000 / steps}
+    decay = {"lr": 1e-3, "min_lr_frac": 0.1, "weight_decay": 0.1, "weight_decay_on": "no_embed_norm"}
     adam = {"beta1": 0.9, "beta2": 0.95, "grad_clip": 1.0}
-    return {**sizes, "batch_tokens": batch_tokens, **schedule, **decay, **adam, **fields}
+    return {**sizes, **budget, **decay, **adam, **fields}
 
 
 def _stated_budget(shape: Shape, tokens: int, **fields: Any) -> Fields:
     """A stated budget in whole steps of 4 Mi tokens, as in OLMo's released configs; no learning rate."""
-    batch_tokens = 2048 * 2048
-    sizes = {"vocab_size": 50_304, "seq_len": 2048, "batch_tokens": batch_tokens}
-    return {**_shape(shape), **sizes, "train_tokens": tokens // batch_tokens * batch_tokens, **fields}
+    step = 2048 * 2048
+    return {**_sizes(shape, 50_304, 2048, step), "train_tokens": tokens // step * step, **fields}
 
 
 def _vit(d_model: int, n_heads: int) -> Fields:
@@ -71,15 +69,11 @@ def _vit(d_model: int, n_heads: int) -> Fields:
     return {**images, **shape, "batch_tokens": 1024 * 197, "train_tokens": 1251 * 1024 * 197}
 
 
-def _dense_1b(n_layers: int) -> Fields:
-    return _olmo(n_layers, 2048, 16, seq_len=1024, batch_tokens=256 * 1024, d_ff=8192)
-
-
 def _moe(d_model: int, n_heads: int, n_experts: int, top_k: int, d_expert: int, **fields: Any) -> Fields:
     """Softmax gates that are not renormalised, balance loss 0.01, z loss 0.001."""
     experts = {"n_experts": n_experts, "top_k": top_k, "d_expert": d_expert, "renormalise_gates": False}
     losses = {"balance_loss": 0.01, "router_z_loss": 0.001}
-    return _olmo(16, d_model, n_heads, seq_len=4096, batch_tokens=256 * 4096, **experts, **losses, **fields)
+    return _olmo(16, d_model, n_heads, seq_len=4096, **experts, **losses, **fields)
 
 
 _LLAMA_NOTE = "train_tokens counts padding, as the released scripts' steps do: the paper states {} B tokens of text."
@@ -137,17 +131,17 @@ PRESETS: dict[str, Preset] = {
     "vit-tiny": Preset(source="2012.12877", fields=_vit(192, 3), note="ViT-S at half its width and heads. " + _IMAGES),
     "dense-400m": Preset(
         source=OLMO,
-        fields=_olmo(16, 1536, 12, seq_len=4096, batch_tokens=256 * 4096, d_ff=2304, norm_eps=1e-5),
+        fields=_olmo(16, 1536, 12, seq_len=4096, d_ff=2304, norm_eps=1e-5),
         note="475 M parameters with both tables, 321 M without. " + _STUDY,
     ),
-    "dense-1b-12": Preset(source=OLMO, fields=_dense_1b(12), note=_DEPTH),
-    "dense-1b-16": Preset(source=OLMO, fields=_dense_1b(16), note=_DEPTH),
-    "dense-1b-24": Preset(source=OLMO, fields=_dense_1b(24), note=_DEPTH),
-    "dense-1b-32": Preset(
-        source=OLMO,
-        fields=_dense_1b(32),
-        note=_DEPTH + " The recipe's 1.2 B model has 32 layers too, but no released dense config.",
-    ),
+    **{
+        f"dense-1b-{depth}": Preset(
+            source=OLMO,
+            fields=_olmo(depth, 2048, 16, seq_len=1024, d_ff=8192),
+            note=_DEPTH + " The recipe's 1.2 B model has 32 layers too, but no released dense config." * (depth == 32),
+        )
+        for depth in (12, 16, 24, 32)
+    },
     "moe-2b-400m": Preset(source=OLMO, fields=_moe(768, 12, 32, 4, 1536, n_shared_experts=1), note=_STUDY),
     "moe-7b-1b": Preset(
         source=OLMO,
@@ -167,8 +161,9 @@ def find(name: str) -> Preset:
     if name not in PRESETS:
         near = [preset for preset in PRESETS if name in preset]
         nearest = did_you_mean(name, PRESETS, f"known presets: {', '.join(PRESETS)}")
-        hint = f"choose one of: {', '.join(near)}" if len(near) > 1 else nearest
-        raise ValueError(f"preset={name!r} is not known; {hint}")
+        raise ValueError(
+            f"preset={name!r} is not known; " + (f"choose one of: {', '.join(near)}" if len(near) > 1 else nearest)
+        )
     return PRESETS[name]
 
 

@@ -12,13 +12,12 @@ from pydantic import AfterValidator, ConfigDict, Field, model_validator
 
 from sparsedepth.config import presets
 from sparsedepth.config.corpus import kind_of
-from sparsedepth.config.images import check_images, with_sizes_of_digits
 from sparsedepth.config.load import build
-from sparsedepth.config.mistakes import check
 from sparsedepth.config.model import RETIRED_FIELDS, ModelConfig
 from sparsedepth.config.role import AMOUNT, CHANGES_STEP, DATA, KNOB, RECORD, THRESHOLD, Role, fields_where
-from sparsedepth.config.section import Count, Fraction, NonNegative, Positive, Section
+from sparsedepth.config.section import Count, Fraction, NonNegative, Positive, Section, check
 from sparsedepth.config.task import TASKS, TaskConfig, check_task
+from sparsedepth.config.vit import check_images
 from sparsedepth.files import digest
 from sparsedepth.quantities.measured import MEASURES
 
@@ -44,20 +43,18 @@ Thresholds = Annotated[
 ]
 
 
+CORPORA = (
+    "'stdlib' (the Python standard library's source), a local .txt/.jsonl/.parquet file or folder, 'hub:NAME[:CONFIG]' "
+    "(streamed), 'sft:FILE.jsonl' (prompts and answers, loss on the answers), a task of known depth: "
+    f"{', '.join(repr(f'task:{name}') for name in TASKS)}, or images with architecture vit: 'images:FOLDER' (a "
+    "subfolder for each class), 'images:hub:NAME', 'images:digits'"
+)
+
+
 class DataConfig(Section):
     """The text, and how it becomes tokens."""
 
-    corpus: Annotated[
-        str,
-        Field(
-            min_length=1,
-            description="'stdlib' (the Python standard library's source), a local .txt/.jsonl/.parquet file or folder, "
-            "'hub:NAME[:CONFIG]' (streamed), 'sft:FILE.jsonl' (prompts and answers, loss on the answers), a task of "
-            f"known depth: {', '.join(repr(f'task:{name}') for name in TASKS)}, or images with architecture "
-            "vit: 'images:FOLDER' (a subfolder for each class), 'images:hub:NAME', 'images:digits'",
-        ),
-        DATA,
-    ] = "stdlib"
+    corpus: Annotated[str, Field(min_length=1, description=CORPORA), DATA] = "stdlib"
     text_field: Annotated[str, DATA] = "text"
     """column that holds the text, in JSON-lines, Parquet and hub data"""
     tokenizer: Annotated[str, Field(min_length=1), DATA] = "byte"
@@ -66,14 +63,9 @@ class DataConfig(Section):
     """share of documents held out, chosen by their hash"""
     max_corpus_tokens: Annotated[Count | None, DATA] = None
     """stop reading the corpus after this many training tokens"""
-    chunk_len: Annotated[
-        Count | None,
-        Field(
-            description="unit of shuffling, in tokens; default seq_len. Set it to the longest seq_len of a sweep and "
-            "every run reads the same text in the same step"
-        ),
-        KNOB,
-    ] = None
+    chunk_len: Annotated[Count | None, KNOB] = None
+    """unit of shuffling, in tokens; default seq_len. Set it to the longest seq_len of a sweep and every run reads the
+    same text in the same step"""
 
 
 class TextConfig(DataConfig):
@@ -92,14 +84,9 @@ class TrainConfig(Section):
     """tokens per optimiser step"""
     lr: Annotated[Positive, KNOB] = 1e-3
     """peak learning rate"""
-    optimizer: Annotated[
-        Literal["adamw", "muon"],
-        Field(
-            description="muon: orthogonalised momentum for the matrices of the blocks, its updates as large as AdamW's "
-            "are (rms 0.2), so that lr and weight_decay mean the same; AdamW for all else"
-        ),
-        KNOB,
-    ] = "adamw"
+    optimizer: Annotated[Literal["adamw", "muon"], KNOB] = "adamw"
+    """muon: orthogonalised momentum for the matrices of the blocks, its updates as large as AdamW's are (rms 0.2), so
+    that lr and weight_decay mean the same; AdamW for all else"""
     warmup_frac: Annotated[Fraction, KNOB] = 0.05
     """share of the steps that warm up linearly from 0"""
     warmup_tokens: Annotated[Count | None, KNOB] = None
@@ -110,12 +97,7 @@ class TrainConfig(Section):
     """share of the steps at the end in which schedule wsd falls to its minimum"""
     min_lr_frac: Annotated[Fraction, KNOB] = 0.1
     """learning rate at the end / peak"""
-    weight_decay: Annotated[
-        NonNegative,
-        Role(
-            sparser_direction="more",
-        ),
-    ] = 0.1
+    weight_decay: Annotated[NonNegative, Role(sparser_direction="more")] = 0.1
     """lambda; a step shrinks weights by lr * lambda, with either optimizer"""
     weight_decay_on: Annotated[Literal["all", "matrices", "no_embed_norm"], KNOB] = "matrices"
     """which parameters decay: all; every matrix; every matrix but the embedding. Norms and gates decay only with all"""
@@ -127,24 +109,12 @@ class TrainConfig(Section):
     """AdamW epsilon"""
     grad_clip: Annotated[NonNegative, CHANGES_STEP] = 1.0
     """largest global gradient norm; 0 = no clipping"""
-    start_weights: Annotated[
-        str | None,
-        Field(
-            pattern="^[0-9a-f]{12}$",
-            description="digest of the weights that training starts from, which `train --from` sets; null = initial "
-            "weights, drawn from seed",
-        ),
-        Role(kind="replicate"),
-    ] = None
-    start_cell: Annotated[
-        str | None,
-        Field(
-            pattern="^[0-9a-f]{12}$",
-            description="digest of how those weights were trained, which `train --from` sets: for a run, its fields "
-            "without the seed and those that the new run inherits; for another model, its weights",
-        ),
-        KNOB,
-    ] = None
+    start_weights: Annotated[str | None, Field(pattern="^[0-9a-f]{12}$"), Role(kind="replicate")] = None
+    """digest of the weights that training starts from, which `train --from` sets; null = initial weights, drawn from
+    seed"""
+    start_cell: Annotated[str | None, Field(pattern="^[0-9a-f]{12}$"), KNOB] = None
+    """digest of how those weights were trained, which `train --from` sets: for a run, its fields without the seed and
+    those that the new run inherits; for another model, its weights"""
     seed: Annotated[int, Field(ge=0, le=2**31 - 1), Role(kind="replicate")] = 0
     """initial weights and order of the text"""
     precision: Annotated[Literal["auto", "fp32", "bf16"], Role(kind="numerics", cost_scope="step")] = "auto"
@@ -234,7 +204,7 @@ class RunConfig(
         """Add the fields of a preset that are not given, and `eod` for the tokenizers where it is known."""
         if not isinstance(values, dict):
             return values
-        filled = with_sizes_of_digits(presets.expand(values))
+        filled = presets.expand(values)
         if kind_of(filled.get("corpus")).packs_documents and filled.get("mask_documents") is None:
             filled["mask_documents"] = True
         if filled.get("mask_documents") is True and filled.get("eod") is None:
@@ -251,21 +221,14 @@ class RunConfig(
     @check
     def _check_run(self) -> None:
         self._check_corpus()
-        if self.batch_tokens % self.seq_len:
-            raise ValueError(
-                f"batch_tokens={self.batch_tokens} is not a whole number of sequences of seq_len={self.seq_len}; "
-                f"use batch_tokens={max(1, round(self.batch_tokens / self.seq_len)) * self.seq_len}"
-            )
-        if self.train_tokens % self.batch_tokens:
-            raise ValueError(
-                f"train_tokens={self.train_tokens} is not a whole number of steps of batch_tokens={self.batch_tokens}; "
-                f"use train_tokens={max(1, round(self.train_tokens / self.batch_tokens)) * self.batch_tokens}"
-            )
+        for name, part in (("batch_tokens", self.seq_len), ("train_tokens", self.batch_tokens)):
+            if (tokens := getattr(self, name)) % part:
+                whole = "sequences of seq_len" if name == "batch_tokens" else "steps of batch_tokens"
+                fix = f"use {name}={max(1, round(tokens / part)) * part}"
+                raise ValueError(f"{name}={tokens} is not a whole number of {whole}={part}; {fix}")
         if self.chunk_len is not None and (self.chunk_len % self.seq_len or self.batch_tokens % self.chunk_len):
-            raise ValueError(
-                f"chunk_len={self.chunk_len} must be a multiple of seq_len={self.seq_len} "
-                f"and divide batch_tokens={self.batch_tokens}"
-            )
+            must = f"must be a multiple of seq_len={self.seq_len} and divide batch_tokens={self.batch_tokens}"
+            raise ValueError(f"chunk_len={self.chunk_len} {must}")
         self._check_optimizer()
         self._check_schedule()
         self._check_measures()
@@ -273,40 +236,28 @@ class RunConfig(
     def _check_optimizer(self) -> None:
         """Muon orthogonalises matrices: not stacks of them (experts)."""
         if self.optimizer == "muon" and self.parametrisation != "standard":
-            raise ValueError(
-                f"optimizer='muon' with parametrisation={self.parametrisation!r}: its rules are AdamW's, and Muon's "
-                f"updates are as large at any width; use optimizer='adamw', or parametrisation='standard'"
-            )
+            reason = f"with parametrisation={self.parametrisation!r}, whose rules are AdamW's; use optimizer='adamw'"
+            raise ValueError(f"optimizer='muon' {reason}, or parametrisation='standard'")
         if self.optimizer == "muon" and self.n_experts:
-            raise ValueError(
-                f"optimizer='muon' cannot train n_experts={self.n_experts}, whose weights are no matrices; "
-                f"use optimizer='adamw', or leave n_experts={self.n_experts} out"
-            )
+            reason = f"cannot train n_experts={self.n_experts}, whose weights are no matrices"
+            raise ValueError(f"optimizer='muon' {reason}; use optimizer='adamw', or leave n_experts out")
 
     def _check_schedule(self) -> None:
         """Warm-up is given once and ends in time; the phases of wsd follow each other; no other schedule has a decay of
         its own."""
         fields = type(self).model_fields
+        given = f"warmup_tokens={self.warmup_tokens}"
         if self.warmup_tokens is not None and self.warmup_frac != fields["warmup_frac"].default:
-            raise ValueError(
-                f"warmup_tokens={self.warmup_tokens} and warmup_frac={self.warmup_frac:g} both set the warm-up; leave "
-                f"one of them out"
-            )
+            raise ValueError(f"{given} and warmup_frac={self.warmup_frac:g} both set the warm-up; leave one out")
         if self.warmup_steps > self.n_steps:
-            raise ValueError(
-                f"warmup_tokens={self.warmup_tokens} is more than train_tokens={self.train_tokens}; lower it, or train "
-                f"for longer"
-            )
+            raise ValueError(f"{given} is more than train_tokens={self.train_tokens}; lower it, or train for longer")
+        decay = f"decay_frac={self.decay_frac:g}"
         if self.schedule != "wsd" and self.decay_frac != fields["decay_frac"].default:
-            raise ValueError(
-                f"decay_frac={self.decay_frac:g} is the decay of schedule=wsd, and schedule={self.schedule}; set "
-                f"schedule=wsd, or leave decay_frac out"
-            )
+            told = f"{decay} is the decay of schedule=wsd, and schedule={self.schedule}"
+            raise ValueError(f"{told}; set schedule=wsd, or leave decay_frac out")
         if self.schedule == "wsd" and self.warmup_steps > self.stable_steps:
-            raise ValueError(
-                f"schedule=wsd warms up for {self.warmup_steps} of {self.n_steps} steps and decays from step "
-                f"{self.stable_steps}; shorten the warm-up, lower decay_frac={self.decay_frac:g}, or train for longer"
-            )
+            told = f"schedule=wsd warms up for {self.warmup_steps} of {self.n_steps} steps and decays from step"
+            raise ValueError(f"{told} {self.stable_steps}; shorten the warm-up, lower {decay}, or train for longer")
 
     @property
     def trunk_key(self) -> str | None:
@@ -314,32 +265,20 @@ class RunConfig(
         length of the run and the way down come later."""
         if self.schedule != "wsd":
             return None
-        later = {
-            "train_tokens",
-            "warmup_frac",
-            "warmup_tokens",
-            "decay_frac",
-            "min_lr_frac",
-            "allow",
-            "eod",
-            *MeasureConfig.model_fields,
-        }
-        changed = self.model_dump(mode="json", exclude_defaults=True, exclude=later)
+        later = {"train_tokens", "warmup_frac", "warmup_tokens", "decay_frac", "min_lr_frac", "allow", "eod"}
+        changed = self.model_dump(mode="json", exclude_defaults=True, exclude=later | {*MeasureConfig.model_fields})
         return digest({**changed, "warmup_steps": self.warmup_steps, "gradients": "gradients" in self.measures})
 
     def _check_corpus(self) -> None:
         """Each kind of corpus (text, prompts and answers, task, images) has fields that the others must not set."""
-        fields = type(self).model_fields.items()
-        changed = {name: getattr(self, name) for name, field in fields if getattr(self, name) != field.default}
-        check_images(self.corpus, self)
+        check_images(self.corpus, self.architecture)
         kind = kind_of(self.corpus)
-        for name in (name for name in kind.foreign_fields if name in changed):
-            raise ValueError(f"{name}={changed[name]!r} {kind.foreign_reason.format(self.corpus)}; leave {name} out")
-        if kind.packs_documents and not self.mask_documents:  # pairs are packed whole
-            raise ValueError(
-                f"mask_documents=False: corpus={self.corpus!r} packs several pairs into a sequence, and each would "
-                f"attend to those before it; leave mask_documents out"
-            )
+        for name in kind.foreign_fields:
+            if (value := getattr(self, name)) != type(self).model_fields[name].default:
+                raise ValueError(f"{name}={value!r} {kind.foreign_reason.format(self.corpus)}; leave {name} out")
+        if kind.packs_documents and not self.mask_documents:
+            packed = f"corpus={self.corpus!r} packs several pairs into a sequence, and each would attend to others"
+            raise ValueError(f"mask_documents=False: {packed}; leave mask_documents out")
         lengths = {"seq_len": self.seq_len} | ({"eval_seq_len": self.eval_seq_len} if self.eval_seq_len else {})
         check_task(self.corpus, self, self.vocab_size, lengths)
 
@@ -353,17 +292,13 @@ class RunConfig(
         }
         for name, tokens in least.items():
             if getattr(self, name) < tokens:
-                raise ValueError(
-                    f"{name}={getattr(self, name)} is too few for seq_len={self.seq_len}, d_model={self.d_model}; "
-                    f"use at least {tokens}"
-                )
+                told = f"is too few for seq_len={self.seq_len}, d_model={self.d_model}; use at least {tokens}"
+                raise ValueError(f"{name}={getattr(self, name)} {told}")
 
     @property
     def run_id(self) -> str:
-        """12 hex digits: the hash of all fields that differ from the defaults, and of the defaults' version.
-
-        Without `eod`, which follows from the tokenizer, and `allow`, which changes nothing.
-        """
+        """12 hex digits: the hash of all fields that differ from the defaults, and of the defaults' version; without
+        `eod`, which follows from the tokenizer, and `allow`, which changes nothing."""
         changed = self.model_dump(mode="json", exclude_defaults=True, exclude={"allow", "eod"})
         return digest({"defaults": DEFAULTS_VERSION, **changed})
 
@@ -390,10 +325,8 @@ def stored_config(values: Mapping[str, Any], source: str) -> RunConfig:
     Raises ValueError."""
     for name, default in RETIRED_FIELDS.items():
         if values.get(name, default) != default:
-            raise ValueError(
-                f"{source}: {name}={values[name]!r} is of an earlier version, and this one computes only with "
-                f"{name}={default!r}; open the run with the version that trained it"
-            )
+            told = f"{name}={values[name]!r} is of an earlier version, and this one computes with {name}={default!r}"
+            raise ValueError(f"{source}: {told}; open the run with the version that trained it")
     values = {name: value for name, value in values.items() if name not in RETIRED_FIELDS}
     measures = values.get("measures")
     if not isinstance(measures, list) or not measures or (kept := known_measures(measures)) == measures:

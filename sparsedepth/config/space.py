@@ -1,18 +1,16 @@
 """The parts of a sweep definition that determine its runs: axes, conditions, tuning grids, pruning, seeds.
 
-A *cell* is a mapping of RunConfig fields. Axes are crossed (`space`) or vary together (`zip`); `only` restricts an axis
-to cells in which it has an effect, `exclude` leaves cells out. A condition lists fields and allowed values; it is never
-an expression. Seeds are a list, or their number, counted from 0 (results) or from 101 (tuning).
+A *cell* is a mapping of RunConfig fields. A condition lists fields and allowed values; it is never an expression. Seeds
+are a list, or their number, counted from 0 (results) or from 101 (tuning).
 """
 
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Annotated, Any, Literal, get_args
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic import BeforeValidator, ConfigDict, Field, TypeAdapter, ValidationError
 
-from sparsedepth.config.mistakes import check
-from sparsedepth.config.section import Count, Positive, Section
+from sparsedepth.config.section import Count, Inside, Positive, Section, check
 from sparsedepth.files import digest
 
 Value = bool | int | float | str | None
@@ -39,9 +37,9 @@ Values = Annotated[list[Value], Field(min_length=1)]
 Axis = Values | Interval
 
 
-def in_axis(axis: Axis, value: Value) -> bool:
+def in_axis(axis: Axis, value: Any) -> bool:
     """Whether a value is on an axis."""
-    return axis.low <= value <= axis.high if isinstance(axis, Interval) else value in axis  # ty: ignore[unsupported-operator] - a range is of a number
+    return axis.low <= value <= axis.high if isinstance(axis, Interval) else value in axis
 
 
 Condition = Annotated[dict[str, Value | Values], Field(min_length=1)]
@@ -62,12 +60,14 @@ class Prune(Section):
     shares is asynchronous successive halving (1810.05934) against finished runs.
     """
 
-    by: Annotated[Literal["train_loss"], Field(description="the objective that decides, from the curves of the runs")]
-    at: Annotated[list[Annotated[float, Field(gt=0, lt=1)]], Field(min_length=1)]
+    by: Literal["train_loss"]
+    """the objective that decides, from the curves of the runs"""
+    at: Annotated[list[Inside], Field(min_length=1)]
     """shares of the steps at which to decide, ascending"""
-    keep: Annotated[float, Field(gt=0, lt=1)] = 0.5
+    keep: Inside = 0.5
     """a run continues only if it is in this best share of the finished runs"""
-    min_runs: Annotated[Count, Field(description="finished runs to compare with, at least")] = 4
+    min_runs: Count = 4
+    """finished runs to compare with, at least"""
 
     @check
     def _check(self) -> None:
@@ -88,12 +88,6 @@ class Prune(Section):
 
 WINDOW = 0.1
 """The last share of the steps done, over which pruning averages the training loss."""
-
-
-def is_whole(model: type[BaseModel], name: str) -> bool:
-    """Whether a model has this field, and its values are integers (or None)."""
-    annotation = model.model_fields[name].annotation if name in model.model_fields else None
-    return int in {getattr(part, "__origin__", part) for part in (annotation, *get_args(annotation))}
 
 
 def in_window(done: float, share: float) -> bool:
@@ -130,10 +124,9 @@ def _counted(first: int) -> Callable[[Any], Any]:
     return listed
 
 
-Seeds = Annotated[list[int], Field(min_length=1), BeforeValidator(_counted(0), json_schema_input_type=int | list[int])]
-TuningSeeds = Annotated[
-    list[int], Field(min_length=1), BeforeValidator(_counted(101), json_schema_input_type=int | list[int])
-]
+SeedList = Annotated[list[int], Field(min_length=1)]
+Seeds = Annotated[SeedList, BeforeValidator(_counted(0), json_schema_input_type=int | list[int])]
+TuningSeeds = Annotated[SeedList, BeforeValidator(_counted(101), json_schema_input_type=int | list[int])]
 _SEEDS = TypeAdapter(Seeds, config=ConfigDict(defer_build=True))
 
 
@@ -145,17 +138,6 @@ def own_seeds(entry: Mapping[str, Any], default: list[int]) -> list[int]:
         return _SEEDS.validate_python(entry["seeds"], strict=True)
     except ValidationError:
         raise ValueError(f"seeds={entry['seeds']!r} must be a list of seeds, or their number, from 0") from None
-
-
-def check_zip(axes: Sequence[Mapping[str, Sequence[Value]]]) -> None:
-    """Zipped fields must have the same length, and the first field distinct values."""
-    for axis in axes:
-        lengths = {name: len(values) for name, values in axis.items()}
-        if len(lengths) < 2 or len(set(lengths.values())) > 1:
-            raise ValueError(f"zip: {lengths} must be two fields or more with equally many values")
-        name, values = next(iter(axis.items()))
-        if len(set(values)) < len(values):
-            raise ValueError(f"zip.{name}={list(values)} must not repeat a value: the first field names the point")
 
 
 def cell_digest(cell: Mapping[str, Any]) -> str:

@@ -7,8 +7,7 @@
 
 A *cell* is a mapping of RunConfig fields that override `base`; a *run* is a cell with a seed. Seeds are replicates,
 never a dimension of the search; a variant or a listed cell may have its own. Tuning has separate seeds, because the
-best of several noisy values is optimistic on the seeds that chose it. `scales` are named changes of size ('micro' for a
-CPU) that override the definition.
+best of several noisy values is optimistic on the seeds that chose it. `scales` are named changes of size.
 """
 
 import functools
@@ -21,9 +20,9 @@ from pydantic import Field
 
 from sparsedepth.config import presets
 from sparsedepth.config.load import build, read_yaml
-from sparsedepth.config.mistakes import Mistakes, check, field_mistakes
+from sparsedepth.config.mistakes import field_mistakes
 from sparsedepth.config.run import RunConfig
-from sparsedepth.config.section import Count, Positive, Section, Sentence
+from sparsedepth.config.section import Count, Inside, Mistakes, Positive, Section, Sentence, check
 from sparsedepth.config.space import (
     Axis,
     Bounded,
@@ -75,7 +74,8 @@ class SweepDefinition(Section):
     name: Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9_-]{0,63}$", description="short name of the question")]
     question: Annotated[Sentence, Field(description="what the sweep asks, in one sentence")]
     hypothesis: Annotated[Sentence, Field(description="the answer expected, written before the sweep starts")]
-    cost: Annotated[str, Field(description="what it costs at the size as written")] = ""
+    cost: str = ""
+    """what it costs at the size as written"""
     matched: Matched = "tokens"
     """what the compared runs share: tokens or steps, exactly, in all; the rest within each depth, or `across` depths"""
     across: Literal["depth"] | None = None
@@ -83,7 +83,8 @@ class SweepDefinition(Section):
     free: Literal["train_tokens", "d_model", "d_ff", "d_expert"] | None = None
     """size that is solved for, so that each cell matches the first of its depth, or with `across` the first of all;
     with experts d_ff means d_expert; with train_tokens the number of steps changes, not batch_tokens"""
-    tolerance: Annotated[float, Field(gt=0, lt=1, description="largest mismatch of parameters or FLOPs")] = 0.01
+    tolerance: Inside = 0.01
+    """largest mismatch of parameters or FLOPs"""
     step_seconds: dict[int, Positive] = {}
     """with matched: time, n_layers -> seconds of a training step, as `plan --calibrate` prints them"""
     sampler: Literal["grid", "random", "qmc", "tpe", "nsga2"] = "grid"
@@ -104,10 +105,8 @@ class SweepDefinition(Section):
     exclude: Annotated[list[Condition], Field(description="cells to leave out, by values of their fields")] = []
     constraints: dict[Bounded, Positive] = {}
     """upper bounds, checked before a run starts"""
-    branch_at: Annotated[
-        list[Annotated[float, Field(gt=0, lt=1)]],
-        Field(description="shares of train_tokens at which a run of schedule wsd also ends: further cells"),
-    ] = []
+    branch_at: list[Inside] = []
+    """shares of train_tokens at which a run of schedule wsd also ends: further cells"""
     tune: dict[str, TuneGrid] = {}
     """fields re-tuned for each cell with tuning_seeds: {lr: [1e-3, 2e-3, 4e-3]}"""
     tune_extensions: Annotated[int, Field(ge=0, le=8)] = 1
@@ -126,20 +125,18 @@ class SweepDefinition(Section):
 
     @check
     def _check_repeats(self) -> None:
-        own = [("seeds", own_seeds(entry, [])) for entry in (*self.variants, *self.cells)]
         named = [(name, getattr(self, name)) for name in ("seeds", "tuning_seeds", "objectives")]
-        axes = [(f"space.{name}", axis) for name, axis in self.space.items() if not isinstance(axis, Interval)]
-        for name, values in (*named, *own, *axes):
+        named += [("seeds", own_seeds(entry, [])) for entry in (*self.variants, *self.cells)]
+        named += [(f"space.{name}", axis) for name, axis in self.space.items() if not isinstance(axis, Interval)]
+        for name, values in named:
             if len(set(values)) < len(values):
                 raise ValueError(f"{name}={values} must not repeat a value")
 
     @check
     def _check_tuning_seeds(self) -> None:
         if self.tune and not self.tuning_seeds:
-            raise ValueError(
-                f"tune.{', '.join(self.tune)} needs several seeds that are not in seeds={self.seeds}: "
-                "tuning_seeds: [101, 102, 103]"
-            )
+            needs = f"needs several seeds that are not in seeds={self.seeds}: tuning_seeds: [101, 102, 103]"
+            raise ValueError(f"tune.{', '.join(self.tune)} {needs}")
         shared = [seed for seed in self.tuning_seeds if seed in self.result_seeds]
         if shared and not self.reuse_tuning_seeds:
             raise ValueError(
@@ -156,9 +153,7 @@ class SweepDefinition(Section):
         check_size(cells, len(self.seeds) + tuned)
         if any("seed" in place for place in (self.base, *self.places())):
             raise ValueError("seed is for replicates, not a knob: list the seeds under 'seeds'")
-        mistakes = [
-            f"{part}: {mistake}" for part, values in self.parts() for mistake in field_mistakes(RunConfig, values)
-        ]
+        mistakes = [f"{part}: {told}" for part, values in self.parts() for told in field_mistakes(RunConfig, values)]
         if mistakes:
             raise Mistakes(mistakes)
 
@@ -167,10 +162,10 @@ class SweepDefinition(Section):
         yield "base", self.base
         yield from (("variants", self._fields_of(variant)) for variant in self.variants)
         yield from (("cells", self._fields_of(cell)) for cell in self.cells)
-        parts = [("space", self.space), ("tune", self.tune), *(("zip", axis) for axis in self.zip)]
-        conditions = [("exclude", where) for where in self.exclude]
-        conditions += [(f"only.{name}", where) for name, where in self.only.items()]
-        for part, axes in (*parts, *conditions):
+        parts: list[tuple[str, Mapping[str, Any]]] = [("space", self.space), ("tune", self.tune)]
+        parts += [("zip", axis) for axis in self.zip] + [("exclude", where) for where in self.exclude]
+        parts += [(f"only.{name}", where) for name, where in self.only.items()]
+        for part, axes in parts:
             for name, axis in axes.items():
                 values = [axis.low] if isinstance(axis, Interval) else axis if isinstance(axis, list) else [axis]
                 if not isinstance(axis, Interval) or name not in RunConfig.model_fields:
@@ -213,10 +208,9 @@ class SweepDefinition(Section):
     @property
     def varied(self) -> list[str]:
         """The fields, without seed, in which runs may differ."""
-        names = dict.fromkeys(name for place in self.places() for name in place)
-        return [
-            *dict.fromkeys((*names, *([self.free] if self.free else []), *(["train_tokens"] if self.branch_at else [])))
-        ]
+        names = [name for place in self.places() for name in place]
+        names += [self.free] if self.free else []
+        return [*dict.fromkeys(names + (["train_tokens"] if self.branch_at else []))]
 
     @property
     def axes(self) -> dict[str, Axis]:
@@ -228,8 +222,7 @@ class SweepDefinition(Section):
         if scale is None:
             return self
         if scale not in self.scales:
-            names = ", ".join(self.scales) or "none"
-            raise ValueError(f"sweep {self.name!r} has no scale {scale!r}; it has: {names}")
+            raise ValueError(f"sweep {self.name!r} has no scale {scale!r}; it has: {', '.join(self.scales) or 'none'}")
         values = self.model_dump(mode="json", exclude={"scales"}, exclude_unset=True)
         for key, value in self.scales[scale].model_dump(mode="json", exclude_unset=True).items():
             values[key] = {**self.base, **value} if key == "base" else value
@@ -253,10 +246,8 @@ class SweepDefinition(Section):
         """The run of one cell and seed. Raises ValueError with the cell if it is invalid."""
         config = build(RunConfig, {**self.base, **cell, "seed": seed}, f"sweep {self.name}, cell {dict(cell)}")
         if config.start_weights is not None:
-            raise ValueError(
-                f"sweep {self.name}: start_weights={config.start_weights} cannot be set in a sweep; train each run "
-                f"with `train RUN.yaml --from MODEL`, into one folder"
-            )
+            fix = "train each run with `train RUN.yaml --from MODEL`, into one folder"
+            raise ValueError(f"sweep {self.name}: start_weights cannot be set in a sweep; {fix}")
         return config
 
     def cell(self, point: Mapping[str, Any]) -> Cell:
@@ -305,15 +296,12 @@ class SweepDefinition(Section):
         scale."""
         cells = [cell for _, cell in self._grid_cells()]
         values = [self._values_of(cell) for cell in cells] if self.exclude else []
-        notes = [
-            f"exclude {condition}: no cell has this, so nothing is left out"
-            for condition in self.exclude
-            if not any(meets(fields, condition) for fields in values)
+        unmet = [where for where in self.exclude if not any(meets(fields, where) for fields in values)]
+        unused = [(name, where) for name, where in self.only.items() if not any(name in cell for cell in cells)]
+        return [
+            *(f"exclude {where}: no cell has this, so nothing is left out" for where in unmet),
+            *(f"only.{name} {where}: no cell has this, so {name} is varied nowhere" for name, where in unused),
         ]
-        for name, condition in self.only.items():
-            if not any(name in cell for cell in cells):
-                notes.append(f"only.{name} {condition}: no cell has this, so {name} is varied nowhere")
-        return notes
 
     def _grid_cells(self) -> Iterator[tuple[Mapping[str, Any], Cell]]:
         """The cells of a grid, excluded ones included, each with the variant or listed cell that has its seeds."""
@@ -325,11 +313,8 @@ class SweepDefinition(Section):
 
 
 def read_definition(results: Path) -> SweepDefinition | None:
-    """The definition of the sweep that fills a results folder; None for a folder of single runs.
-
-    Definitions from before `tuning_seeds` existed were tuned with the first seed, which is also one of the results.
-    Raises ValueError for an invalid sweep.yaml.
-    """
+    """The definition of the sweep that fills a results folder; None for a folder of single runs. Raises ValueError for
+    an invalid sweep.yaml."""
     path = results / DEFINITION
     if not path.is_file():
         return None
@@ -340,11 +325,8 @@ def read_definition(results: Path) -> SweepDefinition | None:
 @functools.lru_cache(maxsize=16)
 def _read(path: Path, *state: int) -> SweepDefinition:
     """Cached until the file changes: commands ask for it several times."""
-    values = read_yaml(path)
-    if values.get("tune") and "tuning_seeds" not in values and isinstance(values.get("seeds", [0]), list):
-        values |= {"tuning_seeds": values.get("seeds", [0])[:1], "reuse_tuning_seeds": True}
     try:
-        return build(SweepDefinition, values, str(path))
+        return build(SweepDefinition, read_yaml(path), str(path))
     except ValueError as error:
         raise ValueError(f"{error}; correct it, unless another version of sparsedepth wrote it") from None
 

@@ -60,37 +60,26 @@ SYNONYMS: Mapping[str, str] = {
     "prune": "pruner early_stopping early_terminate",
 }
 
-CONVERSIONS: Mapping[tuple[str, str], str] = {
-    **{
-        ("train_tokens", word): "steps x batch_tokens"
-        for word in ["steps", "n_steps", "max_steps", "num_steps", "train_steps", "iterations", "max_iters", "iters"]
-    },
-    ("train_tokens", "epochs"): "tokens of all epochs together",
-    ("train_tokens", "num_train_epochs"): "tokens of all epochs together",
-    **{("batch_tokens", word): "sequences x seq_len" for word in SYNONYMS["batch_tokens"].split()[:-1]},
-    ("min_lr_frac", "min_lr"): "min_lr / lr",
-    ("warmup_frac", "warmup_steps"): "warm-up steps / all steps",
-    ("warmup_frac", "num_warmup_steps"): "warm-up steps / all steps",
-    ("warmup_frac", "warmup_iters"): "warm-up steps / all steps",
-    ("depth_scale", "lns"): "depth_scale: lns",
-    ("beta1", "betas"): "and 'beta2'",
+CONVERSIONS: Mapping[str, str] = {
+    "steps n_steps max_steps num_steps train_steps iterations max_iters iters": "steps x batch_tokens",
+    "epochs num_train_epochs": "tokens of all epochs together",
+    "batch_size batch global_batch_size train_batch_size bs per_device_train_batch_size": "sequences x seq_len",
+    "min_lr": "min_lr / lr",
+    "warmup_steps num_warmup_steps warmup_iters": "warm-up steps / all steps",
+    "lns": "depth_scale: lns",
+    "betas": "and 'beta2'",
 }
-"""(field, synonym) -> how to convert the value."""
+"""Synonyms -> how to convert the value."""
 
-COMMAND_OPTIONS = {
-    "micro_batch": "--runtime micro_batch=N",
-    "micro_batch_size": "--runtime micro_batch=N",
-    "gradient_accumulation_steps": "--runtime micro_batch=N",
+COMMAND_OPTIONS: Mapping[str, str] = {
+    "micro_batch micro_batch_size gradient_accumulation_steps": "--runtime micro_batch=N",
     "device": "--device",
     "compile": "--runtime compile=true",
     "threads": "--threads",
-    "num_workers": "--workers",
-    "workers": "--workers",
-    "output_dir": "--out",
-    "out": "--out",
-    "out_dir": "--out",
+    "num_workers workers": "--workers",
+    "output_dir out out_dir": "--out",
 }
-"""Key -> the command-line option for it."""
+"""Keys -> the command-line option for them."""
 
 
 def hint(key: str, fields: Collection[str], run_fields: Collection[str] = ()) -> str | None:
@@ -106,18 +95,23 @@ def hint(key: str, fields: Collection[str], run_fields: Collection[str] = ()) ->
     if (field := _field_for(name, run_fields)) is not None:
         question = "" if field == key else f"{_question(field, name)} "
         return f"{question}it is a field of a run: set it under 'base'"
-    if name in COMMAND_OPTIONS:
-        return f"it is an option of the command: {COMMAND_OPTIONS[name]}"
+    if option := _of(name, COMMAND_OPTIONS):
+        return f"it is an option of the command: {option}"
     near = difflib.get_close_matches(name, fields, n=1)
     return _question(near[0], name) if near else None
 
 
 def _field_for(name: str, fields: Collection[str]) -> str | None:
-    return (
-        name if name in fields else next((field for field in fields if name in SYNONYMS.get(field, "").split()), None)
-    )
+    if name in fields:
+        return name
+    return next((field for field in fields if name in SYNONYMS.get(field, "").split()), None)
+
+
+def _of(name: str, table: Mapping[str, str]) -> str | None:
+    """The entry of a table whose key has this word."""
+    return next((entry for words, entry in table.items() if name in words.split()), None)
 
 
 def _question(field: str, name: str) -> str:
-    conversion = CONVERSIONS.get((field, name))
+    conversion = _of(name, CONVERSIONS) if field != name and name in SYNONYMS.get(field, "").split() else None
     return f"did you mean {field!r}{f' ({conversion})' if conversion else ''}?"

@@ -4,6 +4,7 @@ Each field belongs to one or two tasks and is null elsewhere; missing fields get
 run has all of them. The default of `vocab_size` is what the task needs. The sequences: `sparsedepth.data.tasks`.
 """
 
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
@@ -32,39 +33,36 @@ ORDERS: dict[str, int] = {"S3": 6, "A5": 60, "S5": 120, "Z60": 60, "A4xZ5": 60}
 class TaskConfig(Section):
     """The task, where `corpus` names one."""
 
-    task_group: Annotated[
-        Group | None,
-        Field(description="state_tracking: group of the operations; A5 and S5 (not solvable) need depth, Z60, A4xZ5 "
-              "and S3 (solvable) in theory do not"), DATA
-    ] = None  # fmt: skip
-    tracked: Annotated[
-        Literal["point", "element"] | None,
-        Field(description="state_tracking: state is where one of the moved points is (S5: 5 states), or the product of "
-              "all operations (A5, Z60, A4xZ5: 60 states)"), DATA
-    ] = None  # fmt: skip
+    task_group: Annotated[Group | None, DATA] = None
+    """state_tracking: group of the operations; A5 and S5 (not solvable) need depth, Z60, A4xZ5 and S3 (solvable) in
+    theory do not"""
+    tracked: Annotated[Literal["point", "element"] | None, DATA] = None
+    """state_tracking: state is where one of the moved points is (S5: 5 states), or the product of all operations (A5,
+    Z60, A4xZ5: 60 states)"""
     n_operations: Annotated[Count | None, DATA] = None
     """state_tracking: operations are this many random elements that generate the group; null = every element"""
     operation_seed: Annotated[int | None, Field(ge=0, le=2**31 - 1), DATA] = None
     """state_tracking: which random elements; with n_operations"""
-    task_form: Annotated[
-        Literal["labels", "text"] | None,
-        Field(description="state_tracking: labels: the state is the target at every position; text: the state is "
-              "written now and then, and the next token is the target"), DATA
-    ] = None  # fmt: skip
+    task_form: Annotated[Literal["labels", "text"] | None, DATA] = None
+    """state_tracking: labels: the state is the target at every position; text: the state is written now and then, and
+    the next token is the target"""
     max_gap: Annotated[Count | None, DATA] = None
     """state_tracking: 1 to this many operations, drawn evenly, before the state is written; with task_form text"""
-    letters: Annotated[int | None, Field(ge=3, description="k_hop: letters of the alphabet"), DATA] = None
-    min_hops: Annotated[int | None, Field(ge=0, description="k_hop, successor: smallest k"), DATA] = None
-    max_hops: Annotated[
-        int | None,
-        Field(ge=0, description="k_hop, successor: largest k, drawn evenly from min_hops on, for each sequence of "
-              "k_hop, each query of successor"), DATA
-    ] = None  # fmt: skip
-    cycle_len: Annotated[int | None, Field(ge=2, description="successor: nodes of the cycle"), DATA] = None
-    modulus: Annotated[int | None, Field(ge=2, description="arithmetic: numbers are 0 to modulus - 1"), DATA] = None
+    letters: Annotated[int | None, Field(ge=3), DATA] = None
+    """k_hop: letters of the alphabet"""
+    min_hops: Annotated[int | None, Field(ge=0), DATA] = None
+    """k_hop, successor: smallest k"""
+    max_hops: Annotated[int | None, Field(ge=0), DATA] = None
+    """k_hop, successor: largest k, drawn evenly from min_hops on, for each sequence of k_hop, each query of
+    successor"""
+    cycle_len: Annotated[int | None, Field(ge=2), DATA] = None
+    """successor: nodes of the cycle"""
+    modulus: Annotated[int | None, Field(ge=2), DATA] = None
+    """arithmetic: numbers are 0 to modulus - 1"""
     expression_len: Annotated[Count | None, DATA] = None
     """arithmetic: operations of an expression, drawn evenly from 1 to this many"""
-    task_code: Annotated[str | None, Field(description="of a task of a plugin: the digest of its code"), DATA] = None
+    task_code: Annotated[str | None, DATA] = None
+    """of a task of a plugin: the digest of its code"""
 
     @model_validator(mode="before")
     @classmethod
@@ -79,7 +77,10 @@ class TaskConfig(Section):
             if filled.get(field) is None and default is not None:
                 filled[field] = default
         if filled.get("vocab_size") is None:
-            filled["vocab_size"] = _vocabulary(TASKS[name], filled)
+            try:
+                filled["vocab_size"] = TASKS[name].n_tokens(TaskConfig.model_construct(**filled))
+            except (AssertionError, KeyError, TypeError):
+                filled["vocab_size"] = 1  # other fields are invalid, which the checks report
         return filled
 
 
@@ -113,14 +114,6 @@ def n_states(task: TaskConfig) -> int:
     """Of state tracking."""
     assert task.task_group is not None
     return (POINTS if task.tracked == "point" else ORDERS)[task.task_group]
-
-
-def _vocabulary(task: TaskSpec, values: dict[str, Any]) -> int:
-    """What the task needs; 1 if its fields are invalid, which the checks report."""
-    try:
-        return task.n_tokens(TaskConfig.model_construct(**values))
-    except (AssertionError, KeyError, TypeError):
-        return 1
 
 
 def check_task(corpus: str, config: TaskConfig, vocab_size: int, lengths: dict[str, int]) -> None:
@@ -228,25 +221,22 @@ def _of_plugins() -> None:
     """Adds the tasks of plugins, whose code is part of the identity of their runs. Raises ValueError for a name of
     ours."""
     for plugin in PLUGINS:
-        own = plugin.get("TASKS", {})
-        refuse_known("task", plugin, own, TASKS)
-        for name, of in own.items():
+        refuse_known("task", plugin, plugin.get("TASKS", {}), TASKS)
+        for name, of in plugin.get("TASKS", {}).items():
             TASKS[name] = TaskSpec(
                 difficulty=of["difficulty"],
                 fields={"task_code": plugin.code},
                 n_tokens=lambda task, n=of["n_tokens"]: n,
                 shortest=lambda task, n=of["shortest"]: (n, "a sequence with a target"),
-                check=lambda task, name=name, code=plugin.code: _check_code(task, name, code),
+                check=functools.partial(_check_code, name, plugin.code),
                 has_even_answers=of.get("has_even_answers", False),
             )
 
 
-def _check_code(task: TaskConfig, name: str, code: str) -> None:
+def _check_code(name: str, code: str, task: TaskConfig) -> None:
     if task.task_code != code:
-        raise ValueError(
-            f"task_code={task.task_code!r}: the code of {TASK.prefix + name} is now {code}; use it as it was, or "
-            f"leave task_code out"
-        )
+        told = f"task_code={task.task_code!r}: the code of {TASK.prefix + name} is now {code}"
+        raise ValueError(f"{told}; use it as it was, or leave task_code out")
 
 
 _of_plugins()

@@ -1,17 +1,20 @@
-"""The config of a ViT (2010.11929): sizes derived from image and patches, and fields that only decoders have.
+"""The config of a ViT (2010.11929) and of its images, `corpus: images:...` (`config.corpus` lists them).
 
-`model` is a ModelConfig, whose module imports this one.
+A sequence is one image: the class token, then its patches row by row, so seq_len = 1 + (image_size / patch_size)^2. The
+only target is the class, at the class token. vocab_size is the number of classes. Arguments named `model` are a
+ModelConfig, whose module imports this one.
 """
 
 from typing import Any
 
+from sparsedepth.config.corpus import DIGITS, IMAGES, corpus_name
 from sparsedepth.config.role import Role
 
 OF_VIT = ("architecture", "vit")
-
 IMAGE_SIZE = Role(kind="data", cost_scope="step", only_with=OF_VIT)
 
 _DEFAULTS = {"image_size": 224, "patch_size": 16, "n_channels": 3, "norm_kind": "layer", "activation": "gelu"}
+_DEFAULTS_OF_DIGITS = {"image_size": 8, "patch_size": 2, "n_channels": 1, "vocab_size": 10}
 
 _OF_TOKENS = {
     "tie_embeddings": (False, "a ViT embeds pixels, and its head is of classes"),
@@ -29,10 +32,10 @@ def n_positions(image_size: int, patch_size: int) -> int:
 
 def with_vit_sizes(values: dict[str, Any]) -> dict[str, Any]:
     """`values` with a ViT's missing fields; values of another type are left to the checks."""
-    filled = dict(values)
-    if filled.get("architecture") != "vit":
-        return filled
-    filled |= {name: default for name, default in _DEFAULTS.items() if filled.get(name) is None}
+    if values.get("architecture") != "vit":
+        return dict(values)
+    defaults = _DEFAULTS | (_DEFAULTS_OF_DIGITS if values.get("corpus") == IMAGES.prefix + DIGITS else {})
+    filled = values | {name: default for name, default in defaults.items() if values.get(name) is None}
     image_size, patch_size = filled["image_size"], filled["patch_size"]
     if filled.get("seq_len") is None and isinstance(image_size, int) and isinstance(patch_size, int) and patch_size > 0:
         filled["seq_len"] = n_positions(image_size, patch_size)
@@ -55,3 +58,17 @@ def check_vit(model: Any) -> None:
     for name, (default, reason) in _OF_TOKENS.items():
         if (value := getattr(model, name)) != default:
             raise ValueError(f"{name}={value!r} with architecture='vit': {reason}; leave {name} out")
+
+
+def check_images(corpus: str, architecture: str) -> None:
+    """Raises ValueError for a ViT without images, and images without a ViT."""
+    name = corpus_name(corpus)
+    if architecture == "vit" and name.kind is not IMAGES:
+        raise ValueError(
+            f"architecture='vit' reads images, and corpus={corpus!r} holds none; set corpus to 'images:FOLDER', "
+            f"'images:hub:NAME' or 'images:digits', or leave architecture out"
+        )
+    if name.kind is IMAGES and architecture != "vit":
+        raise ValueError(f"corpus={corpus!r} holds images, and a decoder reads tokens; set architecture='vit'")
+    if name.kind is IMAGES and not name.place:
+        raise ValueError(f"corpus={corpus!r} names no images; write 'images:FOLDER', or 'images:digits'")

@@ -17,25 +17,19 @@ import math
 import numpy as np
 
 from sparsedepth.config.run import RunConfig
-from sparsedepth.data.shards import Corpus
-
-ROUNDS = 6
+from sparsedepth.data.shards import Corpus, nothing_left
 
 
 def batch(corpus: Corpus, config: RunConfig, step: int) -> np.ndarray:
     """Ids of step `step` (from 0), int64 [B, T + 1]: inputs are [:, :-1], targets [:, 1:]; B = batch_tokens // T.
-
-    Raises ValueError if the training text is shorter than one batch.
-    """
+    Raises ValueError if the training text is shorter than one batch."""
     chunk_len = config.chunk_len or config.seq_len
     n_chunks = (len(corpus.train) - 1) // chunk_len
     per_step = config.batch_tokens // chunk_len
     if n_chunks < per_step:
-        raise ValueError(
-            f"the training text has {len(corpus.train):,} tokens: {n_chunks:,} chunks of {chunk_len:,} (and a last "
-            f"target), where a step of batch_tokens={config.batch_tokens:,} reads {per_step:,}; "
-            f"use a longer corpus or a smaller batch_tokens"
-        )
+        told = f"the training text has {len(corpus.train):,} tokens: {n_chunks:,} chunks of {chunk_len:,} (and one)"
+        needed = f"a step of batch_tokens={config.batch_tokens:,} reads {per_step:,}"
+        raise ValueError(f"{told}, and {needed}; use a longer corpus or a smaller batch_tokens")
     chunk_K = step_indices(n_chunks, per_step, config.seed, step)
     start_B = (chunk_K[:, None] * chunk_len + np.arange(0, chunk_len, config.seq_len)).reshape(-1)
     return _windows(corpus.train, start_B, config.seq_len)
@@ -49,18 +43,13 @@ def step_indices(n: int, per_step: int, seed: int, step: int) -> np.ndarray:
 
 def held_out(corpus: Corpus, seq_len: int, n_tokens: int, skip_tokens: int = 0) -> np.ndarray:
     """Windows of the held-out text from token `skip_tokens` on, int64 [N, T + 1], N = n_tokens // T (fewer at its end).
-
-    Windows do not overlap: disjoint ranges predict disjoint tokens. Raises ValueError if not even one window fits.
-    """
+    Windows do not overlap: disjoint ranges predict disjoint tokens. Raises ValueError if not even one window fits."""
     assert skip_tokens >= 0
     available = len(corpus.val) - 1 - skip_tokens  # the last token has no target
     n_windows = min(n_tokens, available) // seq_len
     if n_windows < 1:
-        raise ValueError(
-            f"no window of seq_len={seq_len:,} fits: {n_tokens:,} held-out tokens are needed after the first "
-            f"{skip_tokens:,}, and the held-out text has {len(corpus.val):,}; use at least seq_len tokens, "
-            f"raise val_fraction, or use a longer corpus"
-        )
+        held_out_text = f"the held-out text has {len(corpus.val):,}"
+        raise nothing_left(f"window of seq_len={seq_len:,}", n_tokens, skip_tokens, held_out_text)
     return _windows(corpus.val, skip_tokens + np.arange(n_windows) * seq_len, seq_len)
 
 
@@ -77,7 +66,7 @@ def shuffled(place_K: np.ndarray, n: int, seed: int, epoch: int) -> np.ndarray:
     """
     a = math.isqrt(n - 1) + 1
     b = -(-n // a)
-    keys = np.random.SeedSequence([seed, epoch]).generate_state(ROUNDS, np.uint64)
+    keys = np.random.SeedSequence([seed, epoch]).generate_state(6, np.uint64)
     image_K = place_K.astype(np.uint64)
     pending_K = np.ones(len(image_K), dtype=bool)
     while pending_K.any():

@@ -12,6 +12,7 @@ supported.
 """
 
 import codecs
+import contextlib
 import gzip
 import itertools
 import json
@@ -45,10 +46,8 @@ CHECKED = 10_000_000
 
 
 def documents(config: DataConfig) -> Iterator[str]:
-    """The documents of `config.corpus` with more than white space, in a fixed order.
-
-    Raises ValueError, naming the value and the fix, for a corpus that is missing, unreadable, empty or of unknown kind.
-    """
+    """The documents of `config.corpus` with more than white space, in a fixed order. Raises ValueError, naming the
+    value and the fix, for a corpus that is missing, unreadable, empty or of unknown kind."""
     read = {"built in": _read_stdlib, "hub": _read_hub, "files": _read_local}[corpus_name(config.corpus).origin]
     is_empty = True
     for text in read(config):
@@ -60,10 +59,8 @@ def documents(config: DataConfig) -> Iterator[str]:
 
 
 def fingerprint(corpus: str) -> str | None:
-    """12 hex digits that change with names and sizes of a local corpus's files; None without local files.
-
-    Cheap enough for every start of a run. Edits that keep all sizes are not detected.
-    """
+    """12 hex digits that change with names and sizes of a local corpus's files, at every start of a run; None without
+    local files. Edits that keep all sizes are not detected."""
     name = corpus_name(corpus)
     if name.origin == "built in":
         return names_and_sizes(_stdlib_root(), _stdlib_files())
@@ -95,10 +92,8 @@ def _stdlib_files() -> Iterator[Path]:
 
 def _read_stdlib(config: DataConfig) -> Iterator[str]:
     for file in _stdlib_files():
-        try:
+        with contextlib.suppress(UnicodeDecodeError):  # a few files declare another encoding
             yield file.read_text(encoding="utf-8")
-        except UnicodeDecodeError:
-            continue  # a few files declare another encoding
 
 
 def file_kind(file: Path) -> str | None:
@@ -111,41 +106,38 @@ def local_files(corpus: str) -> list[Path]:
     path = Path(corpus).expanduser()
     kinds = ", ".join(KINDS)
     if path.is_dir():
-        inside = sorted(path.rglob("*"), key=lambda file: file.relative_to(path).as_posix())
-        visible = [file for file in inside if not any(part[0] == "." for part in file.relative_to(path).parts)]
-        files = [file for file in visible if file_kind(file) and file.is_file()]
-        unread = [file for file in visible if file.suffix.lower() in _UNREAD and file not in files and file.is_file()]
-        _refuse_saved(corpus, unread)
-        if not files:
-            raise ValueError(
-                f"corpus={corpus!r} is a folder without any file of the kinds {kinds}; name one that has some"
-            )
-        if unread:
-            names = ", ".join(file.relative_to(path).as_posix() for file in unread[:3])
-            more = f" and {len(unread) - 3} more" if len(unread) > 3 else ""
-            warnings.warn(f"corpus={corpus!r}: {names}{more} not read; decompress or convert to {kinds}", stacklevel=1)
-        return files
+        return _files_in(path, corpus)
     if not path.is_file():
-        raise ValueError(
-            f"corpus={corpus!r} does not exist ({path.absolute()}); correct the path, "
-            f"or use {STDLIB!r} or 'hub:NAME' for a data set of the hub"
-        )
+        fix = f"correct the path, or use {STDLIB!r} or 'hub:NAME' for a data set of the hub"
+        raise ValueError(f"corpus={corpus!r} does not exist ({path.absolute()}); {fix}")
     if file_kind(path) is None:
         raise ValueError(f"corpus={corpus!r} is of unknown kind {path.suffix!r}; convert it to one of {kinds}")
     return [path]
 
 
-def _refuse_saved(corpus: str, unread: Collection[Path]) -> None:
-    """Raises ValueError for a folder of `datasets`, whose other files would be taken for text."""
-    saved = (file for file in unread if file.suffix == ".arrow" and (file.parent / "dataset_info.json").exists())
-    if (file := next(saved, None)) is not None:
-        is_whole = (file.parent / "state.json").exists()
-        read = f"load_from_disk({str(file.parent)!r})" if is_whole else f"Dataset.from_file({str(file)!r})"
-        raise ValueError(
-            f"corpus={corpus!r} was written by save_to_disk of datasets ({file.parent} has .arrow files beside "
-            f"dataset_info.json); write it as Parquet, and name that file: "
-            f"datasets.{read}.to_parquet('corpus.parquet')"
-        )
+def _files_in(folder: Path, corpus: str) -> list[Path]:
+    """The files of a folder, hidden ones left out; warns of data of other kinds. Raises ValueError for a folder of
+    `datasets`, whose other files would be taken for text."""
+    kinds = ", ".join(KINDS)
+    inside = {file.relative_to(folder).as_posix(): file for file in folder.rglob("*") if file.is_file()}
+    visible = {name: inside[name] for name in sorted(inside) if not any(part[0] == "." for part in name.split("/"))}
+    files = [file for file in visible.values() if file_kind(file)]
+    unread = {name: file for name, file in visible.items() if file.suffix.lower() in _UNREAD and not file_kind(file)}
+    for file in unread.values():
+        if file.suffix == ".arrow" and (file.parent / "dataset_info.json").exists():
+            is_whole = (file.parent / "state.json").exists()
+            read = f"load_from_disk({str(file.parent)!r})" if is_whole else f"Dataset.from_file({str(file)!r})"
+            raise ValueError(
+                f"corpus={corpus!r} was written by save_to_disk of datasets ({file.parent} has .arrow files beside "
+                f"dataset_info.json); write it as Parquet, and name that file: "
+                f"datasets.{read}.to_parquet('corpus.parquet')"
+            )
+    if not files:
+        raise ValueError(f"corpus={corpus!r} is a folder without any file of the kinds {kinds}; name one that has some")
+    if unread:
+        names = ", ".join([*unread][:3]) + (f" and {len(unread) - 3} more" if len(unread) > 3 else "")
+        warnings.warn(f"corpus={corpus!r}: {names} not read; decompress or convert to {kinds}", stacklevel=2)
+    return files
 
 
 def check_text(corpus: str) -> None:
@@ -174,8 +166,12 @@ def _read_local(config: DataConfig) -> Iterator[str]:
         kind = file_kind(file)
         if kind == "text":
             yield "".join(_lines(file))
+        elif kind == "parquet":
+            yield from _parquet_texts(file, config)
         else:
-            yield from _json_texts(file, config) if kind == "lines" else _parquet_texts(file, config)
+            for place, row in json_objects(file):  # only the type of this field matters
+                _check_field(row, place, config)
+                yield plain(_text(row[config.text_field], place, config))
 
 
 def _cut_at_blank_lines(lines: Iterable[str]) -> Iterator[str]:
@@ -203,30 +199,19 @@ def _lines(file: Path) -> Iterator[str]:
         raise unreadable(file, error) from None
 
 
-def _json_texts(file: Path, config: DataConfig) -> Iterator[str]:
-    """The field `text_field` of each line. Only this field's type matters."""
-    for place, row in json_objects(file):
-        _check_field(row, place, config)
-        yield plain(_text(row[config.text_field], place, config))
-
-
 def json_objects(file: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
     """Each object of a file, with its place for messages. Raises ValueError for other JSON values."""
     for place, row in _array(file) if _is_array(file) else _objects(file):
         if not isinstance(row, dict):
-            raise ValueError(f"{place} is not a JSON object; write one object per line")
+            raise _no_object(place)
         yield place, row
 
 
 def _objects(file: Path) -> Iterator[tuple[str, Any]]:
     for number, line in enumerate(_lines(file), start=1):
         if line.strip():
-            try:
-                yield f"{file}, line {number},", _parsed(line.removeprefix("\ufeff"))  # of appended files
-            except _GivenTwice as error:
-                raise ValueError(f"{file}, line {number}: {error}") from None
-            except (ValueError, RecursionError):
-                yield f"{file}, line {number},", None
+            place = f"{file}, line {number},"
+            yield place, _parsed(line.removeprefix("\ufeff"), place)  # of appended files
 
 
 def _is_array(file: Path) -> bool:
@@ -237,31 +222,30 @@ def _is_array(file: Path) -> bool:
 
 
 def _array(file: Path) -> Iterator[tuple[str, Any]]:
-    try:
-        rows = _parsed(file.read_bytes())
-    except _GivenTwice as error:
-        raise ValueError(f"{file}: {error}") from None
-    except (ValueError, RecursionError) as error:
-        raise unreadable(file, error) from None
-    yield from ((f"{file}, entry {number},", row) for number, row in enumerate(rows, start=1))
+    for number, row in enumerate(_parsed(file.read_bytes(), str(file)), start=1):
+        yield f"{file}, entry {number},", row
 
 
-class _GivenTwice(ValueError):
-    """A key is twice in an object."""
-
-
-def _parsed(text: str | bytes) -> Any:
-    """The JSON value. Raises _GivenTwice, of whose values the last would hide the others."""
+def _parsed(text: str | bytes, place: str) -> Any:
+    """The JSON value. Raises ValueError also for a key that is twice in an object: its last value would hide others."""
 
     def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         found = dict(pairs)
         if len(found) < len(pairs):
             keys = [key for key, _ in pairs]
-            twice = next(key for key in keys if keys.count(key) > 1)
-            raise _GivenTwice(f"the key {twice!r} is twice in one object; rename or delete one")
+            raise KeyError(next(key for key in keys if keys.count(key) > 1))
         return found
 
-    return json.loads(text, object_pairs_hook=once)
+    try:
+        return json.loads(text, object_pairs_hook=once)
+    except KeyError as key:
+        raise ValueError(f"{place} has the key {key} twice in one object; rename or delete one") from None
+    except (ValueError, RecursionError):
+        raise _no_object(place) from None
+
+
+def _no_object(place: str) -> ValueError:
+    return ValueError(f"{place} is not a JSON object; write one object per line")
 
 
 def plain(text: str) -> str:
@@ -293,21 +277,19 @@ def _read_hub(config: DataConfig) -> Iterator[str]:
     yield from _column(f"corpus={config.corpus!r}", load, config, fix)
 
 
-def _column(
-    place: str, load: "Callable[[], Iterator[pyarrow.Table | pyarrow.RecordBatch]]", config: DataConfig, fix: str
-) -> Iterator[str]:
-    """The column `text_field` of the tables that `load()` reads."""
-    for table in _tables(place, load, fix):
+def _column(place: str, load: Callable[[], Iterator[Any]], config: DataConfig, fix: str) -> Iterator[str]:
+    """The column `text_field` of the Arrow tables that `load()` reads."""
+
+    def tables() -> "Iterator[pyarrow.Table | pyarrow.RecordBatch]":
+        try:
+            yield from load()
+        except Exception as error:
+            raise ValueError(f"{place} cannot be read ({one_line(error)}); {fix}") from None
+
+    for table in tables():
         _check_field(table.schema.names, place, config)
         for value in table[config.text_field].to_pylist():
             yield _text(value, place, config)
-
-
-def _tables(place: str, load: Callable[[], Iterator[Any]], fix: str) -> Iterator[Any]:
-    try:
-        yield from load()
-    except Exception as error:
-        raise ValueError(f"{place} cannot be read ({one_line(error)}); {fix}") from None
 
 
 def _check_field(names: Collection[str], place: str, config: DataConfig) -> None:
@@ -322,7 +304,6 @@ def _check_field(names: Collection[str], place: str, config: DataConfig) -> None
 def _text(value: object, place: str, config: DataConfig) -> str:
     """The text of a row; missing values are empty documents."""
     if value is not None and not isinstance(value, str):
-        raise ValueError(
-            f"{place} holds {type(value).__name__} in text_field={config.text_field!r}, not text; name another field"
-        )
+        told = f"{place} holds {type(value).__name__} in text_field={config.text_field!r}, not text"
+        raise ValueError(f"{told}; name another field")
     return value or ""

@@ -1,4 +1,4 @@
-"""Images with classes (`config.images` lists the corpora), stored once in token files, then read as sequences of
+"""Images with classes (`config.corpus` lists the corpora), stored once in token files, then read as sequences of
 patches.
 
     document   257 + class, pixels 0..255 by channel, row, column, and 256 as the end, in a token file
@@ -29,19 +29,21 @@ from sparsedepth.data.batches import step_indices
 from sparsedepth.data.corpus import names_and_sizes
 from sparsedepth.data.pipeline import prepare
 from sparsedepth.data.sequences import Counted, Sequences
-from sparsedepth.data.shards import Corpus, CorpusSource, remedy
+from sparsedepth.data.shards import Corpus, CorpusSource, nothing_left, remedy
 from sparsedepth.data.source import Source
 from sparsedepth.data.tokenizer import Tokenizer
 from sparsedepth.files import write_json
 
 if TYPE_CHECKING:
-    from datasets import IterableDataset
     from PIL import Image
 
 CLASSES_FILE = "classes.json"
 _KINDS = {".png", ".jpg", ".jpeg", ".bmp", ".gif", ".tif", ".tiff", ".webp"}
 _END, _FIRST_CLASS = 256, 257
 _FEWEST, _MOST = 2, 50_000
+
+LabelledImage = tuple[int, "Callable[[], Image.Image]", str]
+"""Class, a function that reads the image, and its place for messages."""
 
 
 class ImageEncoder:
@@ -53,29 +55,12 @@ class ImageEncoder:
         self.classes, self.size = classes, _FIRST_CLASS + len(classes)
 
     def encode(self, texts: list[str]) -> list[np.ndarray]:
-        documents = []
-        for text in texts:
-            label, _, pixels = text.partition(":")
-            values_I = np.frombuffer(pixels.encode("latin-1"), dtype=np.uint8)
-            documents.append(np.concatenate(([_FIRST_CLASS + int(label)], values_I)))
-        return documents
+        parts = (text.partition(":") for text in texts)
+        values = ((int(label), np.frombuffer(pixels.encode("latin-1"), dtype=np.uint8)) for label, _, pixels in parts)
+        return [np.concatenate(([_FIRST_CLASS + label], values_I)) for label, values_I in values]
 
     def save(self, folder: Path) -> None:
         write_json(folder / CLASSES_FILE, self.classes)
-
-
-def class_names(config: RunConfig) -> list[str]:
-    """The class names of a corpus, in order of their indices. Raises ValueError if it has none."""
-    origin = corpus_name(config.corpus).origin
-    if origin == "built in":
-        classes = [str(digit) for digit in range(10)]
-    elif origin == "hub":
-        classes = _hub(config)[2]
-    else:
-        classes = [folder.name for folder in class_folders(config.corpus)]
-    if not _FEWEST <= len(classes) <= _MOST:
-        raise ValueError(f"corpus={config.corpus!r} has {len(classes)} classes; expected {_FEWEST} to {_MOST:,}")
-    return classes
 
 
 def _pixels(image: "Image.Image", config: RunConfig) -> bytes:
@@ -84,59 +69,53 @@ def _pixels(image: "Image.Image", config: RunConfig) -> bytes:
 
     assert config.image_size is not None
     image = ImageOps.exif_transpose(image).convert("L" if config.n_channels == 1 else "RGB")
-    if image.size != (config.image_size, config.image_size):
-        square = (config.image_size, config.image_size)
+    square = (config.image_size, config.image_size)
+    if image.size != square:
         image = ImageOps.fit(image, square, method=Image.Resampling.BICUBIC)
-    values = np.asarray(image, dtype=np.uint8).reshape(config.image_size, config.image_size, -1)
-    return values.transpose(2, 0, 1).tobytes()
+    return np.asarray(image, dtype=np.uint8).reshape(*square, -1).transpose(2, 0, 1).tobytes()
 
 
-LabelledImage = tuple[int, "Callable[[], Image.Image]", str]
-"""Class, a function that reads the image, and its place for messages."""
-
-
-def _digits(config: RunConfig) -> Iterator[LabelledImage]:
-    from PIL import Image
-
+def _digits(corpus: str) -> tuple[list[str], Iterator[LabelledImage]]:
     try:
         from sklearn.datasets import load_digits
     except ImportError:
-        raise ValueError(
-            "corpus='images:digits' is part of scikit-learn, which is not installed; pip install scikit-learn, or "
-            "name a folder of images"
-        ) from None
-    values_NSS, label_N = load_digits(return_X_y=True)
-    for values_I, label in zip(values_NSS, label_N, strict=True):  # from 0 to 16
-        image = np.round(values_I.reshape(8, 8) * (255 / 16)).astype(np.uint8)
-        yield int(label), partial(Image.fromarray, image), DIGITS
+        fix = "which is not installed; pip install scikit-learn, or name a folder of images"
+        raise ValueError(f"corpus={corpus!r} is part of scikit-learn, {fix}") from None
+    from PIL import Image
+
+    values_NI, label_N = load_digits(return_X_y=True)
+    image_NSS = np.round(values_NI.reshape(-1, 8, 8) * (255 / 16)).astype(np.uint8)  # from 0 to 16
+    images = ((int(y), partial(Image.fromarray, x_SS), DIGITS) for x_SS, y in zip(image_NSS, label_N, strict=True))
+    return [str(digit) for digit in range(10)], images
 
 
 def _is_image(path: Path) -> bool:
     return path.suffix.lower() in _KINDS and path.is_file() and not path.name.startswith(".")
 
 
+def _images_in(folder: Path) -> list[Path]:
+    return sorted(path for path in folder.rglob("*") if _is_image(path))
+
+
 def class_folders(corpus: str) -> list[Path]:
     """The subfolders of a folder of images, one per class. Raises ValueError if there is none."""
     root = Path(corpus_name(corpus).place).expanduser()
     if not root.is_dir():
-        raise ValueError(
-            f"corpus={corpus!r}: there is no folder {root.absolute()}; correct the path, or use "
-            f"'images:hub:NAME' for a data set of the hub"
-        )
+        fix = "correct the path, or use 'images:hub:NAME' for a data set of the hub"
+        raise ValueError(f"corpus={corpus!r}: there is no folder {root.absolute()}; {fix}")
     folders = sorted(path for path in root.iterdir() if path.is_dir() and not path.name.startswith("."))
     folders = [folder for folder in folders if any(_is_image(path) for path in folder.rglob("*"))]
     if not folders:
-        raise ValueError(
-            f"corpus={corpus!r} has no subfolder with images ({', '.join(sorted(_KINDS))}); put those of each "
-            f"class into a subfolder of its own"
-        )
+        fix = "put those of each class into a subfolder of its own"
+        raise ValueError(f"corpus={corpus!r} has no subfolder with images ({', '.join(sorted(_KINDS))}); {fix}")
     return folders
 
 
-def _folder_images(config: RunConfig) -> Iterator[LabelledImage]:
-    for label, folder in enumerate(class_folders(config.corpus)):
-        for path in sorted(path for path in folder.rglob("*") if _is_image(path)):
-            yield label, partial(_open_image, path), str(path)
+def _folder_images(corpus: str) -> tuple[list[str], Iterator[LabelledImage]]:
+    folders = class_folders(corpus)
+    files = ((label, path) for label, folder in enumerate(folders) for path in _images_in(folder))
+    images = ((label, partial(_open_image, path), str(path)) for label, path in files)
+    return [folder.name for folder in folders], images
 
 
 def _open_image(path: Path) -> "Image.Image":
@@ -147,37 +126,41 @@ def _open_image(path: Path) -> "Image.Image":
     return image
 
 
-def _hub(config: RunConfig) -> tuple["IterableDataset", tuple[str, str], list[str]]:
-    """The train split of a hub data set, its image and class columns, and the class names."""
+def _hub_images(corpus: str) -> tuple[list[str], Iterator[LabelledImage]]:
+    """The train split of a hub data set with one column of images and one of classes."""
     from datasets import ClassLabel, Image, load_dataset
 
-    name, _, subset = corpus_name(config.corpus).place.partition(":")
-    fix = "check the name, the configuration and the network, or name a folder: 'images:FOLDER'"
+    name, _, subset = corpus_name(corpus).place.partition(":")
     if not name:
-        raise ValueError(f"corpus={config.corpus!r} names no data set; write 'images:hub:NAME'")
+        raise ValueError(f"corpus={corpus!r} names no data set; write 'images:hub:NAME'")
     try:
         data = load_dataset(name, subset or None, split="train", streaming=True)
         features = data.features or {}
     except Exception as error:  # the hub, its cache and the file formats each raise their own
-        raise ValueError(f"corpus={config.corpus!r} cannot be read ({one_line(error)}); {fix}") from None
+        fix = "check the name, the configuration and the network, or name a folder: 'images:FOLDER'"
+        raise ValueError(f"corpus={corpus!r} cannot be read ({one_line(error)}); {fix}") from None
     columns = [[key for key, kind in features.items() if isinstance(kind, of)] for of in (Image, ClassLabel)]
     if [len(keys) for keys in columns] != [1, 1]:
-        raise ValueError(
-            f"corpus={config.corpus!r} has {len(columns[0])} columns of images and {len(columns[1])} of classes among "
-            f"{', '.join(features) or 'its columns'}; use a data set with one of each"
-        )
-    image, label = columns[0][0], columns[1][0]
-    return data, (image, label), list(features[label].names)
+        found = f"{len(columns[0])} columns of images and {len(columns[1])} of classes"
+        among = ", ".join(features) or "its columns"
+        raise ValueError(f"corpus={corpus!r} has {found} among {among}; use a data set with one of each")
+    (image,), (label,) = columns
+
+    def images() -> Iterator[LabelledImage]:
+        try:
+            for number, row in enumerate(data.select_columns([image, label])):
+                if row[label] is not None and row[label] >= 0:  # -1 is unlabelled
+                    yield row[label], partial(row.get, image), f"corpus={corpus!r}, row {number},"
+        except Exception as error:
+            raise ValueError(f"corpus={corpus!r} cannot be read ({one_line(error)}); check the network") from None
+
+    return list(features[label].names), images()
 
 
-def _hub_images(config: RunConfig) -> Iterator[LabelledImage]:
-    data, (image, label), _ = _hub(config)
-    try:
-        for number, row in enumerate(data.select_columns([image, label])):
-            if row[label] is not None and row[label] >= 0:  # -1 is unlabelled
-                yield row[label], partial(row.get, image), f"corpus={config.corpus!r}, row {number},"
-    except Exception as error:
-        raise ValueError(f"corpus={config.corpus!r} cannot be read ({one_line(error)}); check the network") from None
+def _read(corpus: str) -> tuple[list[str], Iterator[LabelledImage]]:
+    """The class names of a corpus, in order of their indices, and its images."""
+    read = {"built in": _digits, "hub": _hub_images, "files": _folder_images}[corpus_name(corpus).origin]
+    return read(corpus)
 
 
 class ImageSource(CorpusSource):
@@ -197,35 +180,29 @@ class ImageSource(CorpusSource):
         try:
             return json.loads((self.corpus.folder / CLASSES_FILE).read_bytes())
         except (OSError, ValueError):
-            raise ValueError(
-                f"{self.corpus.folder / CLASSES_FILE} is missing or damaged; {remedy(self.corpus.folder)}"
-            ) from None
+            fix = remedy(self.corpus.folder)
+            raise ValueError(f"{self.corpus.folder / CLASSES_FILE} is missing or damaged; {fix}") from None
 
     def counted(self, config: RunConfig) -> Counted:
         """Each class, whatever the image: chance is the loss of knowing how often each class occurs."""
         held_out = self.held_out(config.seq_len, config.val_tokens)
-        label_n = held_out.targets[held_out.targets != IGNORED]
-        trained_n = self._train[:, 0].astype(np.int64) - _FIRST_CLASS
-        held_out_pairs, pairs = ((np.zeros_like(y_n), y_n) for y_n in (label_n, trained_n))
-        return Counted(held_out=held_out_pairs, trained=iter([pairs]), n_contexts=1, columns=("chance_loss", None))
+        labels_N1 = self._train[:, :1].astype(np.int64) - _FIRST_CLASS
+        trained = Sequences(inputs=labels_N1, targets=labels_N1)
+        return Counted(held_out, [trained], lambda part: np.zeros_like(part.targets), 1, ("chance_loss", None))
 
     def batch(self, config: RunConfig, step: int) -> Sequences:
         per_step = config.batch_tokens // config.seq_len
         if len(self._train) < per_step:
-            raise ValueError(
-                f"corpus={config.corpus!r} has {len(self._train):,} training images, and a step of batch_tokens="
-                f"{config.batch_tokens:,} reads {per_step:,} of {config.seq_len} positions; use a smaller batch_tokens"
-            )
+            step_of = f"a step of batch_tokens={config.batch_tokens:,} reads {per_step:,} of {config.seq_len} positions"
+            told = f"corpus={config.corpus!r} has {len(self._train):,} training images, and {step_of}"
+            raise ValueError(f"{told}; use a smaller batch_tokens")
         return self._sequences(self._train[step_indices(len(self._train), per_step, config.seed, step)])
 
     def held_out(self, seq_len: int, n_tokens: int, skip_tokens: int = 0) -> Sequences:
         first = -(-skip_tokens // seq_len)
         rows = self._val[first : first + n_tokens // seq_len]
         if not len(rows):
-            raise ValueError(
-                f"no held-out image is left of {len(self._val):,}: {n_tokens:,} tokens are needed after the first "
-                f"{skip_tokens:,}, an image has {seq_len}; lower measure_tokens, raise val_fraction, or use more images"
-            )
+            raise nothing_left(f"image of {len(self._val):,}", n_tokens, skip_tokens, f"an image has {seq_len}")
         return self._sequences(rows)
 
     def _sequences(self, row_NI: np.ndarray) -> Sequences:
@@ -250,14 +227,11 @@ class ImagesKind:
     def fingerprint(self, corpus: str) -> str | None:
         """12 hex digits that change with names and sizes of a folder of images; None without one."""
         root = Path(corpus_name(corpus).place).expanduser()
-        if not root.is_dir():
-            return None
-        return names_and_sizes(root, sorted(path for path in root.rglob("*") if _is_image(path)))
+        return names_and_sizes(root, _images_in(root)) if root.is_dir() else None
 
     def texts(self, config: RunConfig) -> Iterator[str]:
         """Raises ValueError, naming the file or the fix, for a corpus that cannot be read."""
-        read = {"built in": _digits, "hub": _hub_images, "files": _folder_images}[corpus_name(config.corpus).origin]
-        for label, load, place in read(config):
+        for label, load, place in _read(config.corpus)[1]:
             try:
                 pixels = _pixels(load(), config)
             except Exception as error:  # PIL raises OSError, ValueError, SyntaxError and more for broken files
@@ -265,9 +239,12 @@ class ImagesKind:
             yield f"{label}:{pixels.decode('latin-1')}"
 
     def tokenizer(self, config: RunConfig) -> ImageEncoder:
-        encoder = ImageEncoder(class_names(config))
-        _check_classes(config, len(encoder.classes))  # before the images are read
-        return encoder
+        """Raises ValueError, before the images are read, if there are too few classes or too many."""
+        classes = _read(config.corpus)[0]
+        if not _FEWEST <= len(classes) <= _MOST:
+            raise ValueError(f"corpus={config.corpus!r} has {len(classes)} classes; expected {_FEWEST} to {_MOST:,}")
+        _check_classes(config, len(classes))
+        return ImageEncoder(classes)
 
     def encoder(self, tokenizer: ImageEncoder) -> ImageEncoder:
         return tokenizer
@@ -285,10 +262,8 @@ class ImagesKind:
 def _check_classes(config: RunConfig, n_classes: int) -> None:
     """Raises ValueError unless vocab_size is the number of classes."""
     if config.vocab_size != n_classes:
-        raise ValueError(
-            f"corpus={config.corpus!r} has {n_classes} classes and the model vocab_size={config.vocab_size}; "
-            f"set vocab_size={n_classes}"
-        )
+        told = f"corpus={config.corpus!r} has {n_classes} classes and the model vocab_size={config.vocab_size}"
+        raise ValueError(f"{told}; set vocab_size={n_classes}")
 
 
 KIND = ImagesKind()

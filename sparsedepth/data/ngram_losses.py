@@ -16,7 +16,8 @@ from collections.abc import Callable, Iterable
 import numpy as np
 
 from sparsedepth.config.run import RunConfig
-from sparsedepth.data.sequences import Counted, Sequences, next_tokens
+from sparsedepth.config.task import IGNORED
+from sparsedepth.data.sequences import Counted, Sequences, after_tokens, next_tokens
 from sparsedepth.data.source import Source
 
 STRENGTHS = (1, 10, 100, 1000)
@@ -59,21 +60,17 @@ class PairCounts:
     def losses(self) -> tuple[float, float]:
         """Losses of unigram and bigram, nat/token, on the held-out positions."""
         x_U, y_U = np.divmod(self.pairs_U, self.vocab_size)
-        n = self.by_target_V.sum()
-        unigram_U = (self.by_target_V[y_U] + 1) / (n + self.vocab_size)
-        context_count_U = self.by_context_C[x_U]
-        share_U = self.held_out_U / self.held_out_U.sum()
-        pair_losses = [
-            -(share_U * np.log((self.by_pair_U + m * unigram_U) / (context_count_U + m))).sum() for m in STRENGTHS
-        ]
-        return float(-(share_U * np.log(unigram_U)).sum()), float(min(pair_losses))
+        unigram_U = (self.by_target_V[y_U] + 1) / (self.by_target_V.sum() + self.vocab_size)
+        share_U, context_U = self.held_out_U / self.held_out_U.sum(), self.by_context_C[x_U]
+        bigrams = ((self.by_pair_U + m * unigram_U) / (context_U + m) for m in STRENGTHS)
+        return float(-(share_U * np.log(unigram_U)).sum()), min(
+            float(-(share_U * np.log(p_U)).sum()) for p_U in bigrams
+        )
 
 
 def ngram_losses(source: Source, config: RunConfig, tick: Callable[[], None] = lambda: None) -> dict[str, float | None]:
     """unigram_loss and bigram_loss of a text, chance_loss of a task or images, on the held-out positions of val_loss.
-
-    Reads every batch of the run once more (about 10 ns a token); `tick` is called in between.
-    """
+    Reads every batch of the run once more (about 10 ns a token); `tick` is called in between."""
     return _losses(source.counted(config), config.vocab_size, tick)
 
 
@@ -93,14 +90,17 @@ def losses_of_text(ids: np.ndarray, held_out: Sequences, vocab_size: int) -> dic
 
 def losses_from(parts: Iterable[Sequences], held_out: Sequences, vocab_size: int) -> dict[str, float | None]:
     """unigram_loss and bigram_loss on held-out positions, from counts of other sequences."""
-    names = ("unigram_loss", "bigram_loss")
-    return _losses(Counted.of(lambda part: part.inputs, held_out, parts, vocab_size, names), vocab_size)
+    return _losses(after_tokens(held_out, parts, vocab_size), vocab_size)
 
 
 def _losses(counted: Counted, vocab_size: int, tick: Callable[[], None] = lambda: None) -> dict[str, float | None]:
-    counts = PairCounts(*counted.held_out, counted.n_contexts, vocab_size)
-    for x_n, y_n in counted.trained:
+    def pairs(part: Sequences) -> tuple[np.ndarray, np.ndarray]:
+        scored_NT = part.targets != IGNORED
+        return counted.context(part)[scored_NT], part.targets[scored_NT]
+
+    counts = PairCounts(*pairs(counted.held_out), counted.n_contexts, vocab_size)
+    for part in counted.trained:
         tick()
-        counts.add(x_n, y_n)
+        counts.add(*pairs(part))
     losses: dict[str, float | None] = dict.fromkeys(("unigram_loss", "bigram_loss", "chance_loss"))
     return losses | {name: loss for name, loss in zip(counted.columns, counts.losses(), strict=True) if name}

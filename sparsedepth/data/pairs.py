@@ -29,7 +29,7 @@ from sparsedepth.data.batches import shuffled
 from sparsedepth.data.corpus import file_kind, json_objects, local_files, plain
 from sparsedepth.data.pipeline import prepare
 from sparsedepth.data.sequences import Counted, Sequences
-from sparsedepth.data.shards import Corpus, CorpusSource
+from sparsedepth.data.shards import Corpus, CorpusSource, nothing_left
 from sparsedepth.data.source import Source
 from sparsedepth.data.text import TextKind, counted_tokens
 from sparsedepth.data.tokenizer import Tokenizer
@@ -48,10 +48,8 @@ class Pair(NamedTuple):
 
 
 def pair_texts(config: DataConfig) -> Iterator[str]:
-    """Each pair of the corpus as the JSON text [prompt, answer], which `split` can handle like a text.
-
-    Raises ValueError, naming file and line, for what is no object, a missing field, and an empty prompt or answer.
-    """
+    """Each pair of the corpus as the JSON text [prompt, answer], which `split` can handle like a text. Raises
+    ValueError, naming file and line, for what is no object, a missing field, and an empty prompt or answer."""
     for file in local_files(config.corpus):
         if file_kind(file) != "lines":
             raise ValueError(f"{file} holds no pairs of prompt and answer; write them as JSON lines into a .jsonl file")
@@ -60,26 +58,24 @@ def pair_texts(config: DataConfig) -> Iterator[str]:
 
 
 def _pair(row: Mapping[str, Any], place: str) -> Pair:
-    names = ("instruction", "output") if "instruction" in row and "prompt" not in row else ("prompt", "answer")
-    prompt, answer = (text_field(row, name, place) for name in names)
-    if names[0] == "prompt":
-        return Pair(prompt, answer)
-    context = row.get("input") or ""
-    if not isinstance(context, str):
-        raise ValueError(f"{place} holds {type(context).__name__} in 'input', not text")
+    def text(name: str, value: object) -> str:
+        if not isinstance(value, str):
+            raise ValueError(f"{place} holds {type(value).__name__} in {name!r}, not text")
+        return plain(value)
+
+    def required(name: str) -> str:
+        if name not in row:
+            raise ValueError(f"{place} has no field {name!r}; an object holds {SHAPES}")
+        if not (value := text(name, row[name])).strip():
+            raise ValueError(f"{place} has an empty {name!r}; fill it in, or leave the pair out")
+        return value
+
+    if "prompt" in row or "instruction" not in row:
+        return Pair(required("prompt"), required("answer"))
+    context = text("input", row.get("input") or "")
     note = ", paired with an input that provides further context" if context else ""
-    return Pair(_ALPACA.format(note, prompt, f"### Input:\n{plain(context)}\n\n" if context else ""), answer)
-
-
-def text_field(row: Mapping[str, Any], name: str, place: str) -> str:
-    """A required text. Raises ValueError if it is missing, not text, or empty."""
-    if name not in row:
-        raise ValueError(f"{place} has no field {name!r}; an object holds {SHAPES}")
-    if not isinstance(row[name], str):
-        raise ValueError(f"{place} holds {type(row[name]).__name__} in {name!r}, not text")
-    if not row[name].strip():
-        raise ValueError(f"{place} has an empty {name!r}; fill it in, or leave the pair out")
-    return plain(row[name])
+    prompt = _ALPACA.format(note, required("instruction"), f"### Input:\n{context}\n\n" if context else "")
+    return Pair(prompt, required("output"))
 
 
 def pair_text(pair: Pair) -> str:
@@ -107,10 +103,9 @@ class PairTokenizer:
         encoded = encode_pairs(self._tokenizer, pairs)
         for pair, (prompt, answer) in zip(pairs, encoded, strict=True):
             if self.eod in prompt or self.eod in answer:
-                raise ValueError(
-                    f"the tokenizer encodes its end of a document, token {self.eod}, in the text of the pair "
-                    f"{' '.join(pair_text(pair).split())[:60]!r}...; leave the pair out, or name another tokenizer"
-                )
+                told = f"the tokenizer encodes its end of a document, token {self.eod}, in the text of the pair"
+                shown = f"{' '.join(pair_text(pair).split())[:60]!r}..."
+                raise ValueError(f"{told} {shown}; leave the pair out, or name another tokenizer")
         return [[*prompt, self.eod, *answer] for prompt, answer in encoded]
 
 
@@ -171,17 +166,15 @@ class AnswerSource(CorpusSource):
             self._check_lengths(seq_len)
 
     def _check_lengths(self, seq_len: int) -> None:
-        longest = [(int(side.length_N.max()), side) for side in (self._train, self._val)]
-        most, side = max(longest, key=lambda entry: entry[0])
-        if most <= seq_len + 1:
-            return
-        n_long = sum(int((documents.length_N > seq_len + 1).sum()) for _, documents in longest)
-        prompt = self.corpus.tokenizer().decode(side.prompt(int(side.length_N.argmax()))[:200].tolist())
-        raise ValueError(
-            f"{n_long:,} of {sum(len(documents.length_N) for _, documents in longest):,} documents of corpus="
-            f"{self.corpus.manifest.corpus!r} are longer than seq_len={seq_len}: the longest has {most - 1:,} tokens "
-            f"({' '.join(prompt.split())[:60]!r}...); set seq_len to {most - 1} or more, or leave them out"
-        )
+        sides = (self._train, self._val)
+        longest = max(sides, key=lambda side: side.length_N.max())
+        most, lengths = int(longest.length_N.max()), np.concatenate([side.length_N for side in sides])
+        if most > seq_len + 1:
+            prompt = self.corpus.tokenizer().decode(longest.prompt(int(longest.length_N.argmax()))[:200].tolist())
+            long = f"{(lengths > seq_len + 1).sum():,} of {len(lengths):,} documents"
+            told = f"{long} of corpus={self.corpus.manifest.corpus!r} are longer than seq_len={seq_len}"
+            first = f"the longest has {most - 1:,} tokens ({' '.join(prompt.split())[:60]!r}...)"
+            raise ValueError(f"{told}: {first}; set seq_len to {most - 1} or more, or leave them out")
 
     def batch(self, config: RunConfig, step: int) -> Sequences:
         per_step = config.batch_tokens // config.seq_len
@@ -194,12 +187,8 @@ class AnswerSource(CorpusSource):
         first = -(-skip_tokens // seq_len)
         rows = range(first, min(first + n_tokens // seq_len, len(starts) - 1))
         if not rows:
-            raise ValueError(
-                f"no row of seq_len={seq_len:,} is left: {n_tokens:,} held-out tokens are needed after the first "
-                f"{skip_tokens:,}, and the {len(self._val.length_N):,} held-out pairs of corpus="
-                f"{self.corpus.manifest.corpus!r} fill {len(starts) - 1:,} rows; lower measure_tokens, raise "
-                f"val_fraction, or use more pairs"
-            )
+            held_out = f"the {len(self._val.length_N):,} held-out pairs fill {len(starts) - 1:,} rows"
+            raise nothing_left(f"row of seq_len={seq_len:,}", n_tokens, skip_tokens, held_out)
         return self._val.rows([np.arange(starts[row], starts[row + 1]) for row in rows], seq_len)
 
     def counted(self, config: RunConfig) -> Counted:

@@ -17,9 +17,8 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from sparsedepth.config.corpus import STDLIB, corpus_name
+from sparsedepth.config.corpus import STDLIB, corpus_name, is_learned
 from sparsedepth.config.run import RunConfig, TextConfig
-from sparsedepth.config.tokenizer import is_learned
 from sparsedepth.data.shards import MANIFEST, Corpus, Manifest, open_shards, write_shards
 from sparsedepth.data.source import data_kind
 from sparsedepth.data.tokenizer import TOKENIZER_FILE, Tokenizer
@@ -29,20 +28,12 @@ FORMAT = 1
 """Increased when the same configuration would give other tokens than before."""
 
 
-def _kind(config: RunConfig | TextConfig) -> Any:
-    """How texts of the config's corpus become ids, with the functions of `data.text.TextKind`."""
-    return data_kind(config.corpus)
-
-
 def data_id(config: RunConfig | TextConfig) -> str:
     """12 hex digits that identify the tokens: a hash of the fields that change them."""
-    fields = ("corpus", "tokenizer", "val_fraction", "max_corpus_tokens")
-    chosen = {name: getattr(config, name) for name in (*fields, *_kind(config).own_fields)}
-    if config.corpus != STDLIB:
-        chosen["text_field"] = config.text_field
-    if _has_own_tokenizer(config):
-        chosen["start_weights"] = config.start_weights
-    return digest({"format": FORMAT, **chosen})
+    fields = ["corpus", "tokenizer", "val_fraction", "max_corpus_tokens", *data_kind(config.corpus).own_fields]
+    fields += ["text_field"] if config.corpus != STDLIB else []
+    fields += ["start_weights"] if _has_own_tokenizer(config) else []
+    return digest({"format": FORMAT, **{name: getattr(config, name) for name in fields}})
 
 
 def _has_own_tokenizer(config: RunConfig | TextConfig) -> bool:
@@ -63,9 +54,8 @@ def prepare(config: RunConfig | TextConfig, root: Path, tokenizer: Tokenizer | N
         if not name.place:
             raise ValueError(f"corpus={config.corpus!r} names no file; write the path after it: '{config.corpus}PATH'")
         if name.origin == "files" and root.resolve().is_relative_to(Path(name.place).expanduser().resolve()):
-            raise ValueError(
-                f"corpus={config.corpus!r} holds the output folder {root} and would read its own output; move one"
-            )
+            told = f"corpus={config.corpus!r} holds the output folder {root} and would read its own output"
+            raise ValueError(f"{told}; move one")
         with locked(root / f".{folder.name}.lock"):
             if not folder.exists():
                 _make_folder(config, folder, tokenizer)
@@ -74,56 +64,42 @@ def prepare(config: RunConfig | TextConfig, root: Path, tokenizer: Tokenizer | N
     return corpus
 
 
-def _make_folder(config: RunConfig | TextConfig, folder: Path, tokenizer: Tokenizer | None) -> None:
+def _make_folder(config: RunConfig | TextConfig, folder: Path, tokenizer: Any) -> None:
     for leftover in folder.parent.glob(f".{folder.name}.tmp-*"):  # of processes that died, since we hold the lock
         shutil.rmtree(leftover)
+    if tokenizer is None and _has_own_tokenizer(config):
+        told = f"tokenizer={config.tokenizer!r} was learned by the model {config.start_weights} that training started"
+        raise ValueError(f"{told} from, and the data folder that held it is gone: copy it back, or use `train --from`")
+    kind = data_kind(config.corpus)
     with atomic_folder(folder) as unfinished:
-        manifest = _tokenise(config, unfinished, tokenizer or _tokenizer(config))
-        write_json(unfinished / MANIFEST, manifest.model_dump(mode="json"))
-
-
-def _tokenizer(config: RunConfig | TextConfig) -> Any:
-    """The tokenizer of the config; a learned one reads the corpus."""
-    if _has_own_tokenizer(config):
-        raise ValueError(
-            f"tokenizer={config.tokenizer!r} was learned by the model {config.start_weights} that training started "
-            f"from, and the run's data folder, which held it, is gone: copy it back, or use `train --from`"
+        tokenizer = tokenizer or kind.tokenizer(config)
+        before = kind.fingerprint(config.corpus)  # before reading, so that an edit meanwhile is detected
+        tokenizer.save(unfinished)
+        with _progress(config.corpus) as show:
+            encoder, texts = kind.encoder(tokenizer), kind.texts(config)
+            shards = write_shards(unfinished, encoder, texts, config.val_fraction, config.max_corpus_tokens, show)
+        train, val, dtype = shards
+        saved = unfinished / TOKENIZER_FILE
+        packages = ["datasets"] if corpus_name(config.corpus).origin == "hub" else []
+        manifest = Manifest(
+            data_id=folder.name,
+            data_hash=digest([train.sha256, val.sha256]),
+            fingerprint=before,
+            corpus=config.corpus,
+            text_field=config.text_field,
+            tokenizer=config.tokenizer,
+            val_fraction=config.val_fraction,
+            max_corpus_tokens=config.max_corpus_tokens,
+            tokenizer_size=tokenizer.size,
+            tokenizer_sha256=sha256(saved) if saved.exists() else None,
+            eod=tokenizer.eod,
+            dtype=dtype,
+            train=train,
+            val=val,
+            versions={"python": platform.python_version()}
+            | {name: version(name) for name in ("sparsedepth", *packages, *kind.packages(config))},
         )
-    return _kind(config).tokenizer(config)
-
-
-def _tokenise(config: RunConfig | TextConfig, folder: Path, tokenizer: Any) -> Manifest:
-    kind = _kind(config)
-    before = kind.fingerprint(config.corpus)  # before reading, so that an edit meanwhile is detected
-    tokenizer.save(folder)
-    encoder, texts = kind.encoder(tokenizer), kind.texts(config)
-    with _progress(config.corpus) as show:
-        train, val, dtype = write_shards(folder, encoder, texts, config.val_fraction, config.max_corpus_tokens, show)
-    saved = folder / TOKENIZER_FILE
-    return Manifest(
-        data_id=data_id(config),
-        data_hash=digest([train.sha256, val.sha256]),
-        corpus=config.corpus,
-        fingerprint=before,
-        text_field=config.text_field,
-        tokenizer=config.tokenizer,
-        tokenizer_size=tokenizer.size,
-        tokenizer_sha256=sha256(saved) if saved.exists() else None,
-        eod=tokenizer.eod,
-        val_fraction=config.val_fraction,
-        max_corpus_tokens=config.max_corpus_tokens,
-        dtype=dtype,
-        train=train,
-        val=val,
-        versions=_versions(config),
-    )
-
-
-def _versions(config: RunConfig | TextConfig) -> dict[str, str]:
-    """Versions of the packages that determine the tokens."""
-    reading = ["datasets"] if corpus_name(config.corpus).origin == "hub" else []
-    packages = ["sparsedepth", *reading, *_kind(config).packages(config)]
-    return {"python": platform.python_version()} | {name: version(name) for name in packages}
+        write_json(unfinished / MANIFEST, manifest.model_dump(mode="json"))
 
 
 @contextmanager
@@ -142,16 +118,14 @@ def _progress(corpus: str) -> Generator[Callable[[int, int], None]]:
 
 def _check_fits(config: RunConfig | TextConfig, corpus: Corpus) -> None:
     """Raises ValueError for a tokenizer that does not fit the run's fields, and for text that has changed."""
-    manifest = corpus.manifest
-    _kind(config).check_fits(config, corpus)
-    now = _kind(config).fingerprint(config.corpus)
-    if now is not None and manifest.fingerprint not in (now, None):
+    kind, eod = data_kind(config.corpus), corpus.manifest.eod
+    kind.check_fits(config, corpus)
+    now = kind.fingerprint(config.corpus)
+    if now is not None and corpus.manifest.fingerprint not in (now, None):
+        told = f"corpus={config.corpus!r} has changed since {corpus.folder} was made from it"
         raise ValueError(
-            f"corpus={config.corpus!r} has changed since {corpus.folder} was made from it: runs on the two texts "
-            "cannot be compared; restore the text, or choose another results folder"
+            f"{told}, and runs on two texts cannot be compared; restore it, or name another results folder"
         )
-    if isinstance(config, RunConfig) and config.mask_documents and config.eod != manifest.eod:
-        raise ValueError(
-            f"eod={config.eod}, and tokenizer={config.tokenizer!r} ends a document with {manifest.eod}; "
-            f"set eod={manifest.eod}"
-        )
+    if isinstance(config, RunConfig) and config.mask_documents and config.eod != eod:
+        told = f"eod={config.eod}, and tokenizer={config.tokenizer!r} ends a document with {eod}"
+        raise ValueError(f"{told}; set eod={eod}")

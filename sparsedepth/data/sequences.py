@@ -3,8 +3,9 @@
 Shapes: N sequences, T tokens of one sequence, S = T + 1 tokens with the last target.
 """
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -42,33 +43,18 @@ def next_tokens(tokens_NS: np.ndarray) -> Sequences:
     return Sequences(inputs=tokens_NS[:, :-1], targets=tokens_NS[:, 1:])
 
 
-Pairs = tuple[np.ndarray, np.ndarray]
-"""x_n and y_n: the context and the target of each scored position"""
+class Counted(NamedTuple):
+    """What `data.ngram_losses` counts of a source: pairs (context x, target y) of the scored positions."""
 
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class Counted:
-    """The pairs (context x, target y) of a source, from whose counts `data.ngram_losses` computes losses."""
-
-    held_out: Pairs
-    trained: Iterator[Pairs]
+    held_out: Sequences
+    trained: Iterable[Sequences]
+    context: Callable[[Sequences], np.ndarray]
+    """sequences -> context_NT, below n_contexts"""
     n_contexts: int
     columns: tuple[str | None, str | None]
     """which columns of `runs` are the losses of unigram and bigram"""
 
-    @classmethod
-    def of(
-        cls,
-        context: Callable[[Sequences], np.ndarray],
-        held_out: Sequences,
-        trained: Iterable[Sequences],
-        n_contexts: int,
-        columns: tuple[str | None, str | None],
-    ) -> "Counted":
-        """Of the scored positions; `context`: sequences -> context_NT."""
 
-        def pairs(part: Sequences) -> Pairs:
-            scored_NT = part.targets != IGNORED
-            return context(part)[scored_NT], part.targets[scored_NT]
-
-        return cls(held_out=pairs(held_out), trained=map(pairs, trained), n_contexts=n_contexts, columns=columns)
+def after_tokens(held_out: Sequences, trained: Iterable[Sequences], vocab_size: int) -> Counted:
+    """Each target after its token."""
+    return Counted(held_out, trained, lambda part: part.inputs, vocab_size, ("unigram_loss", "bigram_loss"))

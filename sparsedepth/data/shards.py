@@ -180,26 +180,22 @@ def open_shards(folder: Path) -> Corpus:
     except (OSError, ValidationError) as error:
         reason = "missing" if isinstance(error, OSError) else "damaged"
         raise ValueError(f"{folder / MANIFEST} is {reason}; {fix}") from None
-    width = np.dtype(manifest.dtype).itemsize
-    for name, shard in ((TRAIN, manifest.train), (VAL, manifest.val)):
-        _check_file(folder / name, shard.sha256, shard.tokens * width, fix)
-    if manifest.tokenizer_sha256 is not None:
-        _check_file(folder / TOKENIZER_FILE, manifest.tokenizer_sha256, None, fix)
+    checksums = {TRAIN: manifest.train.sha256, VAL: manifest.val.sha256, TOKENIZER_FILE: manifest.tokenizer_sha256}
+    for path, checksum in ((folder / name, checksum) for name, checksum in checksums.items() if checksum is not None):
+        if not path.is_file():
+            raise ValueError(f"{path} is missing; {fix}")
+        if sha256(path) != checksum:
+            raise ValueError(f"{path} is damaged: its checksum is not that of its manifest; {fix}")
     train, val = (np.memmap(folder / name, dtype=manifest.dtype, mode="r") for name in (TRAIN, VAL))
     return Corpus(folder=folder, manifest=manifest, train=train, val=val)
+
+
+def nothing_left(what: str, n_tokens: int, skip_tokens: int, has: str) -> ValueError:
+    """The error for a held-out part that is too short."""
+    needed = f"{n_tokens:,} held-out tokens are needed after the first {skip_tokens:,}, and {has}"
+    return ValueError(f"no {what} is left: {needed}; lower measure_tokens, raise val_fraction, or use a longer corpus")
 
 
 def remedy(folder: Path) -> str:
     """The fix for unusable token files."""
     return f"delete the folder {folder} and run again to tokenise the corpus"
-
-
-def _check_file(path: Path, checksum: str, size: int | None, fix: str) -> None:
-    try:
-        n_bytes = path.stat().st_size
-    except OSError:
-        raise ValueError(f"{path} is missing; {fix}") from None
-    if size is not None and n_bytes != size:
-        raise ValueError(f"{path} has {n_bytes:,} bytes where its manifest says {size:,}; {fix}")
-    if sha256(path) != checksum:
-        raise ValueError(f"{path} is damaged: its checksum is not that of its manifest; {fix}")

@@ -22,11 +22,8 @@ class Document(NamedTuple):
 
 
 def split(texts: Iterable[str], val_fraction: float) -> Iterator[Document]:
-    """Each distinct text with its side; both sides are non-empty.
-
-    Memory: one document, and 8-byte keys in a set (about 0.1 GB per million documents).
-    Raises ValueError if there are fewer than two distinct documents.
-    """
+    """Each distinct text with its side; both sides are non-empty. Memory: one document, and 8-byte keys in a set (about
+    0.1 GB per million documents). Raises ValueError if there are fewer than two distinct documents."""
     border = int(val_fraction * KEYS)
     seen: set[int] = set()
     one_sided = True
@@ -49,10 +46,8 @@ def split(texts: Iterable[str], val_fraction: float) -> Iterator[Document]:
             one_sided = False
             yield from (spare, document)
     if len(seen) < 2:
-        raise ValueError(
-            f"the corpus holds {len(seen)} distinct document(s), and one must train while another is held out; use a "
-            f"corpus of at least two documents (one file each, one row each, or a .txt file with blank lines in it)"
-        )
+        fix = "use a corpus of at least two documents (a file each, a row each, or a .txt file with blank lines in it)"
+        raise ValueError(f"the corpus holds {len(seen)} distinct document(s), and one must be held out; {fix}")
     if one_sided:
         assert spare is not None
         yield spare._replace(held_out=not spare.held_out)

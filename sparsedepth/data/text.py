@@ -3,12 +3,12 @@
 from dataclasses import dataclass
 from pathlib import Path
 
+from sparsedepth.config.corpus import check_size, is_learned, known_size
 from sparsedepth.config.run import RunConfig, TextConfig
-from sparsedepth.config.tokenizer import check_size, is_learned, known_size
 from sparsedepth.data import batches
 from sparsedepth.data.corpus import check_text, documents, fingerprint
 from sparsedepth.data.pipeline import prepare
-from sparsedepth.data.sequences import Counted, Sequences, next_tokens
+from sparsedepth.data.sequences import Counted, Sequences, after_tokens, next_tokens
 from sparsedepth.data.shards import Corpus, CorpusSource, Encoder
 from sparsedepth.data.source import Source
 from sparsedepth.data.split import split
@@ -18,8 +18,7 @@ from sparsedepth.data.tokenizer import Tokenizer, make_tokenizer
 def counted_tokens(source: Source, config: RunConfig) -> Counted:
     """Each target after its token, over exactly the positions that the run trains on."""
     steps = (source.batch(config, step) for step in range(config.n_steps))
-    held_out = source.held_out(config.seq_len, config.val_tokens)
-    return Counted.of(lambda part: part.inputs, held_out, steps, config.vocab_size, ("unigram_loss", "bigram_loss"))
+    return after_tokens(source.held_out(config.seq_len, config.val_tokens), steps, config.vocab_size)
 
 
 @dataclass(eq=False)
@@ -58,8 +57,8 @@ class TextKind:
 
     def tokenizer(self, config: RunConfig | TextConfig) -> Tokenizer:
         """The tokenizer of the config; a learned one reads the training texts."""
-        first_pass = (document for document in split(self.texts(config), config.val_fraction) if not document.held_out)
-        training_texts = (self.learned_from(document.text) for document in first_pass)
+        documents = split(self.texts(config), config.val_fraction)
+        training_texts = (self.learned_from(document.text) for document in documents if not document.held_out)
         return make_tokenizer(config.tokenizer, training_texts, config.vocab_size)
 
     def encoder(self, tokenizer: Tokenizer) -> Encoder:
@@ -86,17 +85,14 @@ class TextKind:
 def _check_ids(config: RunConfig | TextConfig, corpus: Corpus) -> None:
     """Raises ValueError if an id of the text exceeds the embedding; a tokenizer may have more ids than occur."""
     largest = max(int(ids.max()) for ids in (corpus.train, corpus.val) if len(ids))
-    if largest >= config.vocab_size:
-        is_end = largest == corpus.manifest.eod
-        what = "which ends a document" if is_end else repr(corpus.tokenizer().decode([largest]))
-        fix = (
-            "set eos_token in its tokenizer_config.json to a token of the model" if is_end else "name a text without it"
-        )
-        raise ValueError(
-            f"tokenizer={config.tokenizer!r} has {corpus.manifest.tokenizer_size} tokens and the model "
-            f"vocab_size={config.vocab_size}, and the text has the id {largest}, {what}; "
-            f"train with vocab_size={largest + 1} or more, or {fix}"
-        )
+    if largest < config.vocab_size:
+        return
+    what, fix = "which ends a document", "set eos_token in its tokenizer_config.json to a token of the model"
+    if largest != corpus.manifest.eod:
+        what, fix = repr(corpus.tokenizer().decode([largest])), "name a text without it"
+    told = f"tokenizer={config.tokenizer!r} has {corpus.manifest.tokenizer_size} tokens and the model vocab_size="
+    told += f"{config.vocab_size}, and the text has the id {largest}, {what}"
+    raise ValueError(f"{told}; train with vocab_size={largest + 1} or more, or {fix}")
 
 
 KIND = TextKind()

@@ -16,7 +16,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
-from sparsedepth.config.tokenizer import BYTE_SIZE, check_size, is_learned, known_size
+from sparsedepth.config.corpus import BYTE_SIZE, check_size, is_learned, known_size
 
 if TYPE_CHECKING:
     import tokenizers
@@ -82,11 +82,9 @@ class FastTokenizer:
 
 
 def make_tokenizer(name: str, training_texts: Iterable[str], max_size: int) -> Tokenizer:
-    """The tokenizer of this name; only 'bpe:SIZE' reads `training_texts`.
-
-    Raises ValueError for one that cannot be loaded, or is made here with more than `max_size` (vocab_size) tokens. One
-    of others may have more: only ids that occur in a text matter (`data.pipeline`).
-    """
+    """The tokenizer of this name; only 'bpe:SIZE' reads `training_texts`. Raises ValueError for one that cannot be
+    loaded, or is made here with more than `max_size` (vocab_size) tokens. One of others may have more: only ids that
+    occur in a text matter."""
     size = known_size(name)
     if size is None:
         return _load(name)
@@ -116,18 +114,18 @@ def _train_bpe(texts: Iterable[str], size: int) -> FastTokenizer:
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),  # so that every text can be encoded
         show_progress=sys.stderr.isatty(),
     )
-    backend.train_from_iterator(_first_characters(texts, BPE_CHARACTERS), trainer)
+    backend.train_from_iterator(_first_characters(texts), trainer)
     eod = backend.token_to_id(_END)
     assert eod is not None
     return FastTokenizer(backend, eod)
 
 
-def _first_characters(texts: Iterable[str], max_characters: int) -> Iterator[str]:
+def _first_characters(texts: Iterable[str]) -> Iterator[str]:
     read = 0
     for text in texts:
         yield text
         read += len(text)
-        if read >= max_characters:
+        if read >= BPE_CHARACTERS:
             return
 
 
@@ -138,10 +136,9 @@ def hub_answers(seconds: float = 3.0) -> bool:
     if constants.HF_HUB_OFFLINE:
         return False
     url = urllib.parse.urlsplit(constants.ENDPOINT)
-    if urllib.request.getproxies().get(url.scheme):
-        return True
     try:
-        socket.create_connection((url.hostname or "", url.port or 443), timeout=seconds).close()
+        if not urllib.request.getproxies().get(url.scheme):
+            socket.create_connection((url.hostname or "", url.port or 443), timeout=seconds).close()
     except OSError:
         return False
     return True
@@ -160,10 +157,8 @@ def check_reachable(name: str) -> None:
 
 
 def _not_loadable(name: str, reason: str) -> ValueError:
-    return ValueError(
-        f"tokenizer={name!r} cannot be loaded ({reason}); "
-        f"name 'byte', 'bpe:SIZE', a folder with a tokenizer.json, or a tokenizer of the hub that can be reached"
-    )
+    fix = f"name 'byte', 'bpe:SIZE', a folder with a {TOKENIZER_FILE}, or a tokenizer of the hub that can be reached"
+    return ValueError(f"tokenizer={name!r} cannot be loaded ({reason}); {fix}")
 
 
 def _load(name: str) -> FastTokenizer:
@@ -183,8 +178,6 @@ def _load(name: str) -> FastTokenizer:
     if loaded is None or backend is None:
         raise ValueError(f"tokenizer={name!r} has no fast version (tokenizer.json); convert it, or name another")
     if loaded.eos_token_id is None:
-        raise ValueError(
-            f"tokenizer={name!r} has no end-of-sequence token, which must end a document; set eos_token in its "
-            f"tokenizer_config.json, or name another"
-        )
+        fix = "set eos_token in its tokenizer_config.json, or name another"
+        raise ValueError(f"tokenizer={name!r} has no end-of-sequence token, which must end a document; {fix}")
     return FastTokenizer(backend, loaded.eos_token_id)

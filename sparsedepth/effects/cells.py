@@ -24,7 +24,7 @@ import numpy as np
 import pandas as pd
 
 from sparsedepth import quantities
-from sparsedepth.config.images import unit_for
+from sparsedepth.config.corpus import unit_for
 from sparsedepth.config.role import fields_where
 from sparsedepth.config.run import CELL_FIELDS, RunConfig
 from sparsedepth.effects.fit import Fit, Runs, fit

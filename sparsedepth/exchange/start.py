@@ -18,12 +18,11 @@ import torch
 from torch import Tensor
 
 from sparsedepth.config import presets
-from sparsedepth.config.corpus import kind_of
+from sparsedepth.config.corpus import is_learned, kind_of
 from sparsedepth.config.load import build
 from sparsedepth.config.model import ModelConfig
 from sparsedepth.config.role import fields_where
 from sparsedepth.config.run import RunConfig
-from sparsedepth.config.tokenizer import is_learned
 from sparsedepth.data.tokenizer import Tokenizer
 from sparsedepth.exchange.parity import TOLERANCE, random_documents
 from sparsedepth.files import digest

@@ -16,12 +16,11 @@ from statistics import fmean
 from typing import Any, Literal
 
 from sparsedepth import quantities
-from sparsedepth.config.corpus import kind_of
+from sparsedepth.config.corpus import check_size, kind_of, known_size
 from sparsedepth.config.cost import cost
 from sparsedepth.config.run import RunConfig
 from sparsedepth.config.space import Cell, Interval
 from sparsedepth.config.sweep import SweepDefinition
-from sparsedepth.config.tokenizer import check_size, known_size
 from sparsedepth.files import digest
 from sparsedepth.plan.branches import with_branches
 from sparsedepth.plan.match import Match, match, summary

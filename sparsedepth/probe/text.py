@@ -11,12 +11,11 @@ from pathlib import Path
 
 import numpy as np
 
-from sparsedepth.config.corpus import TEXT, corpus_name, kind_of
+from sparsedepth.config.corpus import TEXT, corpus_name, is_learned, kind_of
 from sparsedepth.config.load import build
 from sparsedepth.config.plain_text import refuse_empty
 from sparsedepth.config.run import RunConfig, TextConfig
 from sparsedepth.config.task import IGNORED
-from sparsedepth.config.tokenizer import is_learned
 from sparsedepth.data.pipeline import prepare
 from sparsedepth.data.sequences import Sequences, next_tokens
 from sparsedepth.data.shards import Corpus

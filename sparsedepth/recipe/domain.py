@@ -2,7 +2,7 @@
 
 import pandas as pd
 
-from sparsedepth.config.images import unit_for
+from sparsedepth.config.corpus import unit_for
 
 
 def seen_on(runs: pd.DataFrame) -> str:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pandas as pd
 
 from sparsedepth import quantities
-from sparsedepth.config.images import unit_for
+from sparsedepth.config.corpus import unit_for
 from sparsedepth.config.plain_text import counted
 from sparsedepth.config.sweep import SweepDefinition, read_definition
 from sparsedepth.effects.causal_evidence import LinkEvidence, chain_evidence

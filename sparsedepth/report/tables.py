@@ -7,7 +7,7 @@ from typing import Any
 import pandas as pd
 
 from sparsedepth import quantities
-from sparsedepth.config.images import unit_for
+from sparsedepth.config.corpus import unit_for
 from sparsedepth.config.role import fields_where
 from sparsedepth.config.run import CELL_FIELDS, RunConfig
 from sparsedepth.effects.text import size_text

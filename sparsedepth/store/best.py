@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 
 from sparsedepth import quantities
-from sparsedepth.config.images import unit_for
+from sparsedepth.config.corpus import unit_for
 from sparsedepth.config.run import CELL_FIELDS
 from sparsedepth.store import terminal
 from sparsedepth.store.comparable_loss import layers_hint, loss_in

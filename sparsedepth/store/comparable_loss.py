@@ -7,7 +7,7 @@ compared by val_loss_common if all finished runs have it at the same context (wi
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from sparsedepth.config.images import unit_for
+from sparsedepth.config.corpus import unit_for
 from sparsedepth.quantities import IN_RUNS
 from sparsedepth.store.tuning_roles import IS_TRAINED
 

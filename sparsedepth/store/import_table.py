@@ -12,8 +12,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from sparsedepth.config.load import build, read_yaml
-from sparsedepth.config.mistakes import Mistakes, field_mistakes
+from sparsedepth.config.mistakes import field_mistakes
 from sparsedepth.config.run import RunConfig
+from sparsedepth.config.section import Mistakes
 from sparsedepth.files import atomic_folder, json_text, sha256, write_bytes
 from sparsedepth.quantities import IN_RUNS
 from sparsedepth.store.checksums import Files, checksum_of, new_marker

@@ -5,10 +5,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import Field
 
-from sparsedepth.config.mistakes import Mistakes, check, field_mistakes
+from sparsedepth.config.mistakes import field_mistakes
 from sparsedepth.config.role import fields_where
 from sparsedepth.config.run import Count, MeasureOnlyConfig, RunConfig
-from sparsedepth.config.section import Section
+from sparsedepth.config.section import Mistakes, Section, check
 from sparsedepth.config.task import TaskConfig
 from sparsedepth.files import digest
 

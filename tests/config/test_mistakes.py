@@ -6,7 +6,7 @@ from sparsedepth.config.load import build, parse_yaml, read_extended
 from sparsedepth.config.run import RunConfig
 from sparsedepth.config.runtime import RuntimeConfig
 from sparsedepth.config.sweep import SweepDefinition
-from sparsedepth.config.synonyms import COMMAND_OPTIONS, CONVERSIONS, SYNONYMS, hint
+from sparsedepth.config.synonyms import CONVERSIONS, SYNONYMS, hint
 
 ASKED = {"name": "a", "question": "Is it?", "hypothesis": "Yes."}
 
@@ -56,9 +56,9 @@ def test_the_words_are_no_fields_themselves_and_lead_to_fields():
         owners = [model for model in models if field in model.model_fields]
         assert owners, field
         assert not [word for word in words.split() for model in owners if word in model.model_fields], field
-    for word in (field for field, _ in CONVERSIONS):
-        assert word in RunConfig.model_fields
-    assert "micro_batch" in RuntimeConfig.model_fields and "--runtime micro_batch" in COMMAND_OPTIONS["micro_batch"]
+    assert set(" ".join(CONVERSIONS).split()) <= set(" ".join(SYNONYMS.values()).split())
+    assert "micro_batch" in RuntimeConfig.model_fields
+    assert hint("micro_batch", ()) == "it is an option of the command: --runtime micro_batch=N"
 
 
 def test_a_field_of_a_run_beside_the_base_is_sent_there():

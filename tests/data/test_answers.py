@@ -167,7 +167,7 @@ def test_other_files_are_no_pairs(tmp_path):
 def test_fields_that_do_not_belong(tmp_path):
     assert config("p.jsonl").mask_documents and config("p.jsonl").eod == 256
     for fields, message in (
-        ({"mask_documents": False}, "packs several pairs into a sequence, and each would attend to those before it"),
+        ({"mask_documents": False}, "packs several pairs into a sequence, and each would attend to others"),
         ({"text_field": "body"}, "is about running text"),
         ({"chunk_len": 64}, "is about running text"),
     ):

@@ -169,7 +169,7 @@ def test_what_cannot_be_read_is_one_clear_line(tmp_path, monkeypatch):
             "architecture='vit' reads images, and corpus='stdlib' holds none",
         ),
         ({"architecture": "vit", "corpus": "task:k_hop"}, "reads images, and corpus='task:k_hop' holds none"),
-        ({"architecture": None}, "holds images, and architecture='decoder' reads tokens; set architecture='vit'"),
+        ({"architecture": None}, "holds images, and a decoder reads tokens; set architecture='vit'"),
         ({"patch_size": 3}, "patch_size=3 does not divide image_size=4; choose one of [1, 2, 4]"),
         ({"seq_len": 64}, "seq_len=64: an image of image_size=4 is a class token and 4 patches"),
         ({"corpus": "images:"}, "names no images"),

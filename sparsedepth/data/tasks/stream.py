@@ -79,9 +79,7 @@ class TaskSource:
     def held_out(self, seq_len: int, n_tokens: int, skip_tokens: int = 0) -> Sequences:
         first, n = -(-skip_tokens // seq_len), n_tokens // seq_len
         if n < 1:
-            raise ValueError(
-                f"{n_tokens:,} tokens are less than one sequence of seq_len={seq_len:,}; raise the number of tokens"
-            )
+            raise ValueError(f"{n_tokens:,} tokens are less than one sequence of seq_len={seq_len:,}; raise the number")
         size = max(1, BLOCK_TOKENS // seq_len)
         blocks = range(first // size, (first + n - 1) // size + 1)
         parts = [self._block(HELD_OUT, block, size, seq_len) for block in blocks]
@@ -104,7 +102,7 @@ class TaskSource:
             return np.arange(part.inputs.shape[1]) * levels + np.minimum(part.difficulty, levels - 1)
 
         n_contexts, columns = config.seq_len * levels, (None, "chance_loss")
-        return Counted.of(position_and_difficulty, held_out, self._fresh(config), n_contexts, columns)
+        return Counted(held_out, self._fresh(config), position_and_difficulty, n_contexts, columns)
 
     def _fresh(self, config: RunConfig) -> Iterator[Sequences]:
         """Training sequences with CHANCE_POSITIONS scored positions."""
