@@ -82,10 +82,7 @@ def test_tokens_and_steps_agree_exactly(matched):
         ({"matched": "flops", "space": {"n_kv_heads": [4, 1]}}, "name a size to solve for"),
         ({"matched": "flops", "free": "d_expert", "space": {"n_kv_heads": [4, 1]}}, "name a size to solve for"),
         ({"matched": "params_total", "free": "d_ff", "space": {"vocab_size": [264, 9999]}}, "tolerance 1.0%"),
-        (
-            {"matched": "flops", "free": "d_ff", "tolerance": 1e-6, "space": {"seq_len": [32, 64]}},
-            "at the best d_ff",
-        ),
+        ({"matched": "flops", "free": "d_ff", "tolerance": 1e-6, "space": {"seq_len": [32, 64]}}, "at the best d_ff"),
     ],
 )
 def test_a_mismatch_above_the_tolerance_is_refused_before_anything_runs(fields, words):

@@ -58,14 +58,7 @@ def test_tied_tables_leave_the_blocks_what_they_keep():
 @pytest.mark.parametrize("bf16", [False, True])
 @pytest.mark.parametrize(
     "fields",
-    [
-        {},
-        {"n_kv_heads": 1},
-        {"depth_scale": "lns"},
-        {"sliding_window": 16},
-        MOE,
-        {**MOE, "n_shared_experts": 1},
-    ],
+    [{}, {"n_kv_heads": 1}, {"depth_scale": "lns"}, {"sliding_window": 16}, MOE, {**MOE, "n_shared_experts": 1}],
     ids=str,
 )
 def test_what_autograd_keeps_of_a_block(fields, bf16):
