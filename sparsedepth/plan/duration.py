@@ -62,14 +62,9 @@ LAUNCH = {"cpu": {False: 3e-4, True: 3e-4}, "cuda": {False: 1.1e-3, True: 6.4e-4
 """Seconds to launch one block's forward pass, by device and whether blocks are compiled; a CUDA graph has none. On an
 H200's host, 24 layers of width 256 took 78 ms a step, compiled 46 ms, and as a graph 26 and 13 ms."""
 
-FACTOR = 3.0
-"""Accuracy of an assumed time."""
-
-CALIBRATED = 1.25
-"""Accuracy of a time that was calibrated, or that finished runs of the shape took."""
-
-RELATED = 1.6
-"""Accuracy of an assumed time that is corrected by finished runs of other shapes."""
+FACTOR, RELATED, CALIBRATED = 3.0, 1.6, 1.25
+"""Accuracy of an assumed time; of one corrected by finished runs of other shapes; and of one that was calibrated, or
+that finished runs of the shape took."""
 
 
 class Timing(NamedTuple):

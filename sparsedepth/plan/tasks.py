@@ -26,9 +26,6 @@ from sparsedepth.plan.branches import with_branches
 from sparsedepth.plan.match import Match, match, summary
 from sparsedepth.plan.tune import GridPoint, tune
 
-MAX_SEARCHED = 10_000
-"""Points searched for one that is not excluded."""
-
 PRICED_PROPOSALS = 64
 """Most sample points by which an adaptive sampler's proposals are priced."""
 
@@ -270,12 +267,7 @@ def broken_constraints(definition: SweepDefinition, config: RunConfig) -> str:
 def constraint_excess(definition: SweepDefinition, config: RunConfig) -> dict[Any, float]:
     """amount / bound - 1 of each constraint; broken if above 0."""
     run_cost = cost(config)
-    amounts = {
-        "params_total": run_cost.params_total,
-        "params_active": run_cost.params_active,
-        "flops_per_token": run_cost.flops_per_token,
-        "train_flops": run_cost.train_flops(config.train_tokens),
-    }
+    amounts = {**asdict(run_cost), "train_flops": run_cost.train_flops(config.train_tokens)}
     return {name: amounts[name] / bound - 1 for name, bound in definition.constraints.items()}
 
 
@@ -286,7 +278,7 @@ def first_proposal(definition: SweepDefinition) -> Cell:
         return (int(axis.low), int(axis.high)) if axis.whole else (axis.low, axis.high)
 
     values = [bounds(axis) if isinstance(axis, Interval) else axis for axis in definition.axes.values()]
-    points = itertools.islice(itertools.product(*values), MAX_SEARCHED)
+    points = itertools.islice(itertools.product(*values), 10_000)
     cells = (definition.cell(dict(zip(definition.axes, point, strict=True))) for point in points)
     first = next(cells)
     return next((cell for cell in itertools.chain([first], cells) if not definition.is_excluded(cell)), first)

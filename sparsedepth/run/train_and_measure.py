@@ -193,12 +193,17 @@ class RunJob:
         model.to(measuring_device(model.embed.weight.device))
         measured = self._measure(model, source, loss) if trained.outcome == "ok" else None
         self.options.report("writing", MEASURED_SHARE, loss)
+        without_experts = {} if self.config.n_experts else {"experts": None}
         manifest = {
             **manifest_facts(self.scratch.allocations()),
             **watch.facts(),
             "training_seconds": training_seconds,
             **device_facts(runtime, before),
-            **self._provenance(source, runtime),
+            **provenance(self.config.run_id, source.data_hash),
+            "processes": self.devices.size,
+            "kernels": {**runtime.kernels, **without_experts, "reasons": runtime.kernel_reasons},
+            **({"start": start.facts} if start else {}),
+            "data": source.facts,
         }
         if self.options.stacked_with:  # the peak is that of the whole stack
             manifest |= {"stacked_with": [*self.options.stacked_with], "peak_memory_bytes": None}
@@ -265,16 +270,6 @@ class RunJob:
             error.add_note(MEASURING)
             raise
         return measured
-
-    def _provenance(self, source: Source, runtime: Runtime) -> dict[str, Any]:
-        experts = runtime.kernels["experts"] if self.config.n_experts else None
-        return {
-            **provenance(self.config.run_id, source.data_hash),
-            "processes": self.devices.size,
-            "kernels": {**runtime.kernels, "experts": experts, "reasons": runtime.kernel_reasons},
-            **({"start": self.options.start.facts} if self.options.start else {}),
-            "data": source.facts,
-        }
 
     def _stop(self) -> bool:
         return self.options.stop() or (self.lease is not None and self.lease.lost)
