@@ -32,15 +32,12 @@ its own limit, 2 minutes, and time for Slurm."""
 STOP_SECONDS = 600.0
 """How long `stop` waits for running tasks to write their checkpoints."""
 
-NOT_SHARED, NO_PYTHON = "3", "4"
-"""Exit codes of the probe task."""
-
-PROBE = f"""\
+PROBE = """\
 #!/bin/bash
-{{header}}
-[ -e {{token}} ] || exit {NOT_SHARED}
-cd / && {{python}} -c 'import sparsedepth' || exit {NO_PYTHON}
-touch {{token}}.answer
+{header}
+[ -e {token} ] || exit 3
+cd / && {python} -c 'import sparsedepth' || exit 4
+touch {token}.answer
 """
 
 
@@ -85,10 +82,8 @@ class TaskArray:
         return slurm.queued(self.name)
 
     def submit(self, tasks: int) -> str | None:
-        """Submit the array; returns the job id, or None if this folder's array is already queued or running.
-
-        Raises ValueError, leaving nothing in the queue, if Slurm refuses the script or the probe task fails.
-        """
+        """Submit the array; returns the job id, or None if this folder's array is already queued or running. Raises
+        ValueError, leaving nothing in the queue, if Slurm refuses the script or the probe task fails."""
         self.folder.mkdir(exist_ok=True)
         with files.locked(self.folder / ".lock"):
             if any(task.is_active for task in self.queued()):
@@ -143,8 +138,8 @@ class TaskArray:
             reads = f"check that {node} can read {self.results} and start {sys.executable}"
             return f"the probe task on {node} has not ended in {PROBE_LIMIT_SECONDS:.0f} s and was cancelled; {reads}"
         texts = {
-            NOT_SHARED: f"{self.results} is not visible on {node}; give an --out on storage shared by all nodes",
-            NO_PYTHON: f"{node} cannot run {sys.executable} with sparsedepth; install it on storage that nodes share",
+            "3": f"{self.results} is not visible on {node}; give an --out on storage shared by all nodes",
+            "4": f"{node} cannot run {sys.executable} with sparsedepth; install it on storage that nodes share",
         }
         return texts.get(code, f"the probe task on {node} ended {state.lower()} (exit code {code})")
 

@@ -155,7 +155,6 @@ def header(options: dict[str, str | None]) -> str:
 
 
 TIMEOUT_SECONDS = 60.0
-"""of one command"""
 
 ENDED = {
     "COMPLETED", "CANCELLED", "FAILED", "TIMEOUT", "NODE_FAIL", "BOOT_FAIL", "OUT_OF_MEMORY", "DEADLINE", "PREEMPTED",
@@ -253,7 +252,6 @@ def queued(name: str) -> list[QueuedTask]:
 def show_job(job: str) -> dict[str, str]:
     """The controller's facts about a job; empty once it has forgotten the job."""
     try:
-        line = call("scontrol", "--oneliner", "show", "job", job)
+        return dict(pair.partition("=")[::2] for pair in call("scontrol", "--oneliner", "show", "job", job).split())
     except ValueError:
         return {}
-    return dict(pair.partition("=")[::2] for pair in line.split())

@@ -1,15 +1,23 @@
-"""A run's process: its exit codes, the signals that stop it at its next checkpoint, its thread limits and memory.
+"""A run's process: its exit codes, the signals that stop it at its next checkpoint, its threads, memory and compiler.
 
 Each run is a separate process, so that a crash affects one run only. On Linux the kernel sends it SIGTERM when its
 parent dies, so that no process outlives a killed driver; elsewhere it finishes its run, protected by its lease.
 docs/architecture.md describes a Ctrl-C from end to end.
+
+The compiler's cache is in the results folder: RESULTS/work/compiler-cache/HOST-0, HOST-1, ... A process that is killed
+while it compiles can leave half a file there, with which every later run of that shape would fail. The run that finds
+it marks the folder as damaged and takes the next; nothing is deleted, since other runs may be reading it. A cache that
+the user has chosen (TORCHINDUCTOR_CACHE_DIR) is used until it fails.
 """
 
 import ctypes
+import itertools
 import os
 import re
 import signal
+import socket
 import sys
+import traceback
 from pathlib import Path
 
 INTERRUPTED = 75  # EX_TEMPFAIL: try again later
@@ -19,6 +27,12 @@ NO_STORAGE = 74  # EX_IOERR: the results folder cannot be written, which is no f
 
 CAUGHT = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2)
 """SIGUSR1 and SIGUSR2 are Slurm's warnings."""
+
+VARIABLE, DEPENDENT = "TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR"
+DAMAGED = "damaged"
+"""The file that marks a folder."""
+
+COMPILERS = ("torch._dynamo", "torch._inductor", "torch._functorch", "triton")
 
 _PR_SET_PDEATHSIG, _PR_SET_NAME = 1, 15
 
@@ -118,3 +132,42 @@ def anonymous_bytes() -> tuple[int, int] | None:
         1024 * int(fields[name].split()[0]) for name in ("RssAnon", "RssFile", "RssShmem", "VmHWM")
     )
     return now, peak - of_files - shared
+
+
+def use_cache(results: Path) -> Path:
+    """Choose the folder for what this process compiles: the first of this machine that is not damaged."""
+    chosen = os.environ.get(VARIABLE)
+    if chosen and Path(chosen).parent != _root(results):
+        return Path(chosen)
+    host = socket.gethostname().partition(".")[0] or "host"
+    folders = (_root(results) / f"{host}-{number}" for number in itertools.count())
+    folder = next(folder for folder in folders if not (folder / DAMAGED).exists())
+    folder.mkdir(parents=True, exist_ok=True)
+    os.environ[VARIABLE] = str(folder)
+    return folder
+
+
+def abandon_cache(results: Path) -> None:
+    """Never use the current folder again, and forget what this process has compiled."""
+    chosen = os.environ.pop(VARIABLE, None)
+    os.environ.pop(DEPENDENT, None)
+    if chosen and Path(chosen).parent == _root(results):
+        (Path(chosen) / DAMAGED).touch()
+    if "torch._dynamo" in sys.modules:
+        sys.modules["torch._dynamo"].reset()
+
+
+def _root(results: Path) -> Path:
+    return results.resolve() / "work" / "compiler-cache"
+
+
+def is_compiler_error(error: BaseException) -> bool:
+    """Whether the compiler raised this, or what it came from."""
+    chain: BaseException | None = error
+    while chain is not None:
+        last_frames = traceback.extract_tb(chain.__traceback__)[-1:]
+        places = [frame.filename.replace(os.sep, ".") for frame in last_frames]
+        if type(chain).__module__.startswith(COMPILERS) or any(f".{part}." in p for part in COMPILERS for p in places):
+            return True
+        chain = chain.__cause__ or chain.__context__
+    return False

@@ -24,10 +24,9 @@ from sparsedepth.model.decoder import Decoder
 from sparsedepth.plan.duration import OBSERVED_TOKENS
 from sparsedepth.probe.probed_model import ProbedDecoder
 from sparsedepth.run.comparable import check_same_precision, checked_source
-from sparsedepth.run.compiler_cache import abandon_cache, is_compiler_error, use_cache
 from sparsedepth.run.lease import HeartbeatMonitor, Lease
 from sparsedepth.run.measure_existing_model import measured_model, save_record
-from sparsedepth.run.process import anonymous_bytes
+from sparsedepth.run.process import abandon_cache, anonymous_bytes, is_compiler_error, use_cache
 from sparsedepth.run.record import Stopwatch, device_facts, provenance, publish, write
 from sparsedepth.run.scratch import ONE_SEQUENCE, Scratch, manifest_facts, trunk_folder
 from sparsedepth.store import run_record

@@ -9,8 +9,8 @@ from support.tiny_sweep import run_config
 
 from sparsedepth.config.runtime import RuntimeConfig
 from sparsedepth.run import train_and_measure
-from sparsedepth.run.compiler_cache import DAMAGED, DEPENDENT, VARIABLE, abandon_cache, is_compiler_error, use_cache
 from sparsedepth.run.execute import execute
+from sparsedepth.run.process import DAMAGED, DEPENDENT, VARIABLE, abandon_cache, is_compiler_error, use_cache
 from sparsedepth.run.train_and_measure import Options
 from sparsedepth.store import run_record
 from sparsedepth.train.loop import training
