@@ -10,11 +10,11 @@ from support.made_up_runs import make_run
 from support.tiny_sweep import BASE, ENVIRONMENT, corpus
 
 from sparsedepth.config.run import RunConfig
-from sparsedepth.config.runtime import COMPILED_STEPS, RuntimeConfig
+from sparsedepth.config.runtime import COMPILED_STEPS
 from sparsedepth.model.decoder import Decoder
 from sparsedepth.plan.duration import CALIBRATED, RELATED, Timing, shape_id
 from sparsedepth.plan.memory import Place, activation_bytes, peak_bytes
-from sparsedepth.plan.price import PricingSetup, price_of, pricing_setup, with_finished
+from sparsedepth.plan.price import PricingSetup, price_of, with_finished
 from sparsedepth.train.loop import losses
 
 MOE = {"n_experts": 4, "top_k": 2, "d_expert": 96}
@@ -133,12 +133,3 @@ def test_a_price_takes_what_finished_runs_took(tmp_path):
         [3 * first.seconds.value, 3 * second.seconds.value]
     )
     assert [kind.seconds.factor for kind in measured.kinds] == [CALIBRATED, RELATED] and measured.is_calibrated
-
-
-def test_each_process_on_a_gpu_has_a_context():
-    """Eight workers on one card share its memory; each has 0.6 GB beside what it allocates."""
-    run = config(measures=["loss"])
-    setup = pricing_setup(RuntimeConfig(), device="h100", workers=8, gpus=1)
-    (kind,) = price_of([run], setup).kinds
-    assert (setup.devices, setup.place.sharing) == (1, 8)
-    assert kind.memory_bytes == peak_bytes(run, setup.place) + 600_000_000

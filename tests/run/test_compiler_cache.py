@@ -69,15 +69,6 @@ def test_a_compiler_that_fails_twice_is_done_without_and_the_record_says_so(tmp_
     )
 
 
-def test_other_errors_end_the_run(tmp_path, monkeypatch):
-    def broken(*arguments, **options):
-        raise RuntimeError("no compiler's")
-
-    monkeypatch.setattr(train_and_measure, "training", broken)
-    with pytest.raises(RuntimeError, match="no compiler's"):
-        execute(run_config(tmp_path), tmp_path / "results", Options(runtime=COMPILED))
-
-
 def test_a_cache_of_the_users_is_used_until_it_fails(tmp_path, monkeypatch):
     monkeypatch.setenv(VARIABLE, str(tmp_path / "own"))
     monkeypatch.setenv(DEPENDENT, str(tmp_path / "own" / "triton"))
