@@ -41,7 +41,7 @@ def test_the_kernels_kills_for_memory_are_counted(tmp_path, groups, place):
 
 @pytest.mark.parametrize(("code", "used"), [(0, True), (3, False), (34, False), (None, False)])
 def test_the_driver_itself_says_whether_it_is_in_use(monkeypatch, code, used):
-    """cuDeviceGetCount is 3 before cuInit, and 34 in a library without a driver; where none is there, nothing is used."""
+    """cuDeviceGetCount is 3 before cuInit, and 34 in a library without a driver; nothing is used without one."""
 
     def driver(name):
         if code is None:
