@@ -171,8 +171,8 @@ class ModelConfig(Section):
             told = f"norm_groups={self.norm_groups} does not divide d_model={self.d_model} into groups of at least 2"
             raise ValueError(f"{told} channels; choose a smaller divisor of {self.d_model}")
         if self.norm == "mix" and not 0 < self.n_post_layers < self.n_layers:
-            told = f"mix_frac={self.mix_frac} of n_layers={self.n_layers} makes {self.n_post_layers} post: no mix"
-            raise ValueError(f"{told}; use norm='pre', norm='post', or another mix_frac")
+            told = f"with mix_frac={self.mix_frac} {self.n_post_layers} blocks are post of n_layers={self.n_layers}"
+            raise ValueError(f"{told}: no mix; use norm='pre', norm='post', or another mix_frac")
 
     @check
     def _check_vit(self) -> None:
