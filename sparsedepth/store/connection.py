@@ -7,7 +7,6 @@ SUMMARIZE, SHOW), calls only a few harmless table functions, runs in a read-only
 memory and rows (`store.fences`).
 """
 
-import functools
 import itertools
 import re
 import warnings
@@ -28,7 +27,7 @@ from sparsedepth.store.cache import load
 from sparsedepth.store.checksums import DamagedRun, damage_text
 from sparsedepth.store.evals import COLUMNS as EVAL_COLUMNS
 from sparsedepth.store.evals import read_evals, task_scores
-from sparsedepth.store.fences import FENCES, interrupt_after, lock, one_line, read_only, syntax_nodes
+from sparsedepth.store.fences import FENCES, NARROW, interrupt_after, lock, one_line, read_only, syntax_nodes
 from sparsedepth.store.find import Part, find_runs, no_run_text
 from sparsedepth.store.incomparable import warn_of_other_texts, warn_of_other_tokens
 from sparsedepth.store.query_result import QueryResult
@@ -65,13 +64,15 @@ class Store:
         self,
         connection: duckdb.DuckDBPyConnection,
         cached: dict[str, LazyTable],
+        folders: Mapping[Path, set[str]],
         time_limit: float,
         roots: Sequence[Path],
         damaged: Sequence[DamagedRun],
     ) -> None:
         self._connection = connection
         self._cached = cached
-        self._add_tuning: Callable[[], None] | None = None  # before the first query of `runs`
+        self._folders = folders
+        """Of runs -> their run_ids, until TUNING_COLUMNS are added at the first query of `runs`."""
         self.time_limit = time_limit
         """Seconds per query."""
         self.roots = tuple(roots)
@@ -140,23 +141,46 @@ class Store:
             for name in [name for name in self._cached if {name, name.partition("_")[0]} & tables]:
                 connection.register(name, self._cached[name].dataset())  # in place of an empty table
                 del self._cached[name]  # only now: reading may fail, and is then tried again
-            if self._add_tuning and "runs" in tables:
-                add_tuning, self._add_tuning = self._add_tuning, None
-                add_tuning()
+            if self._folders and "runs" in tables:
+                folders, self._folders = self._folders, {}
+                self._add_tuning(folders)
             with read_only(connection), interrupt_after(connection, self.time_limit):
                 return fetch(connection.execute(statement))
         except duckdb.InterruptException:
-            raise ValueError(
-                f"the query was stopped after {self.time_limit:g} s; narrow it with WHERE, or aggregate"
-            ) from None
+            raise ValueError(f"the query was stopped after {self.time_limit:g} s; {NARROW}") from None
         except duckdb.OutOfMemoryException:  # DuckDB proposes settings, which are locked
-            raise ValueError(
-                f"the query needs more memory than {FENCES['memory_limit']}; narrow it with WHERE, or aggregate"
-            ) from None
+            raise ValueError(f"the query needs more memory than {FENCES['memory_limit']}; {NARROW}") from None
         except duckdb.Error as error:
             raise ValueError(_explain(error)) from None
         except (UnicodeError, OverflowError, RecursionError) as error:
             raise ValueError(f"the query cannot be run: {error}") from None
+
+    def _add_tuning(self, folders: Mapping[Path, set[str]]) -> None:
+        """Add TUNING_COLUMNS to `runs`, computed from the runs of each results folder."""
+        tunings: dict[Path, Tuning] = {}
+        for folder in sorted(folder for folder in folders if folder.name == RUNS):
+            try:
+                tuning = read_tuning(folder.parent)
+            except ValueError as error:
+                warnings.warn(f"{error}: its runs have no `tuning`", stacklevel=2)
+                continue
+            if tuning:
+                tunings[folder] = tuning
+        if not tunings:
+            return
+        sql = f"SELECT DISTINCT ON (cell_id) cell_id, {', '.join(CELL_FIELDS)} FROM runs WHERE {IS_TRAINED}"
+        cells = {cell["cell_id"]: cell for cell in self.sql(sql).records()}
+        sweeps = []
+        for folder, tuning in tunings.items():
+            sql = f"SELECT run_id, cell_id, seed, outcome, {tuning.objective} FROM runs WHERE {IS_TRAINED}"
+            runs = [run for run in self.sql(sql).records() if run["run_id"] in folders[folder]]
+            sweeps.append((tuning, [cells[run["cell_id"]] | run for run in runs]))
+        if rows := [{"run_id": run_id, **values} for run_id, values in tuning_columns(*sweeps).items()]:
+            schema = arrow_schema((COLUMNS["runs"][0], *TUNING_COLUMNS))  # the first is run_id
+            self._connection.register("tuning", rows_table(rows, schema))
+            self._connection.execute(
+                "CREATE OR REPLACE VIEW runs AS SELECT * FROM every_run LEFT JOIN tuning USING (run_id)"
+            )
 
     def read_tables(self) -> None:
         """Read all unread tables now, and cache them. Raises DamagedRun."""
@@ -191,15 +215,14 @@ def open_store(*paths: Path | str, time_limit: float = TIME_LIMIT, skip_damaged:
     except BaseException:
         connection.close()
         raise
-    store = Store(connection, cached, time_limit, roots, damaged or ())
+    folders = defaultdict[Path, set[str]](set)
+    for run in chain.from_iterable(part.runs for part in parts):
+        folders[run.folder.parent].add(run.run_id)
+    store = Store(connection, cached, folders, time_limit, roots, damaged or ())
     if damaged:
         warnings.warn(damage_text(damaged), stacklevel=2)
     nulls = ", ".join(f"NULL::{column.type} AS {column.name}" for column in TUNING_COLUMNS)
     connection.execute(f"CREATE VIEW runs AS SELECT *, {nulls} FROM every_run")
-    folders = defaultdict[Path, set[str]](set)
-    for run in chain.from_iterable(part.runs for part in parts):
-        folders[run.folder.parent].add(run.run_id)
-    store._add_tuning = functools.partial(_add_tuning, store, connection, folders)
     if len({folder.parent for folder in folders}) > 1:
         warn_of_other_texts(store.sql)
     warn_of_other_tokens(models)
@@ -226,32 +249,6 @@ def _read_parts(
         for rows, table in itertools.product(loaded, TABLES):
             sources[table].append((rows.tables[table], "*", copies | rows.left_out))
     return sources, models
-
-
-def _add_tuning(store: Store, connection: duckdb.DuckDBPyConnection, folders: Mapping[Path, set[str]]) -> None:
-    """Add TUNING_COLUMNS to `runs`, computed from the runs of each results folder (of runs -> their run_ids)."""
-    tunings: dict[Path, Tuning] = {}
-    for folder in sorted(folder for folder in folders if folder.name == RUNS):
-        try:
-            tuning = read_tuning(folder.parent)
-        except ValueError as error:
-            warnings.warn(f"{error}: its runs have no `tuning`", stacklevel=2)
-            continue
-        if tuning:
-            tunings[folder] = tuning
-    if not tunings:
-        return
-    sql = f"SELECT DISTINCT ON (cell_id) cell_id, {', '.join(CELL_FIELDS)} FROM runs WHERE {IS_TRAINED}"
-    cells = {cell["cell_id"]: cell for cell in store.sql(sql).records()}
-    sweeps = []
-    for folder, tuning in tunings.items():
-        sql = f"SELECT run_id, cell_id, seed, outcome, {tuning.objective} FROM runs WHERE {IS_TRAINED}"
-        runs = [run for run in store.sql(sql).records() if run["run_id"] in folders[folder]]
-        sweeps.append((tuning, [cells[run["cell_id"]] | run for run in runs]))
-    if rows := [{"run_id": run_id, **values} for run_id, values in tuning_columns(*sweeps).items()]:
-        schema = arrow_schema((COLUMNS["runs"][0], *TUNING_COLUMNS))  # the first is run_id
-        connection.register("tuning", rows_table(rows, schema))
-        connection.execute("CREATE OR REPLACE VIEW runs AS SELECT * FROM every_run LEFT JOIN tuning USING (run_id)")
 
 
 def _run_columns(root: Path) -> str:
@@ -293,9 +290,8 @@ def _only_select(connection: duckdb.DuckDBPyConnection, text: str) -> tuple[duck
         raise ValueError(f"a query is one SELECT statement, and this text holds {len(statements)} statements")
     (statement,) = statements
     if statement.type == duckdb.StatementType.MULTI:
-        raise ValueError(
-            "PIVOT needs its values spelled out here: FROM layers PIVOT (avg(value) FOR metric IN ('a', 'b'))"
-        )
+        example = "FROM layers PIVOT (avg(value) FOR metric IN ('a', 'b'))"
+        raise ValueError(f"PIVOT needs its values spelled out here: {example}")
     if statement.type != duckdb.StatementType.SELECT:
         raise ValueError(f"only SELECT, DESCRIBE, SUMMARIZE and SHOW are allowed here, not {statement.type.name}")
     tables = set()
@@ -309,11 +305,8 @@ def _only_select(connection: duckdb.DuckDBPyConnection, text: str) -> tuple[duck
         if node.get("type") == "TABLE_FUNCTION":
             function = str(node["function"].get("function_name")).lower()
             if function not in TABLE_FUNCTIONS:
-                views = ", ".join((*COLUMNS, "evals"))
-                raise ValueError(
-                    f"the table function {function!r} is not allowed here; query the views {views} "
-                    f"(and {', '.join(sorted(TABLE_FUNCTIONS))})"
-                )
+                others = f"{', '.join((*COLUMNS, 'evals'))} (and {', '.join(sorted(TABLE_FUNCTIONS))})"
+                raise ValueError(f"the table function {function!r} is not allowed here; query the views {others}")
     return statement, tables
 
 

@@ -205,8 +205,7 @@ def paired_differences(first: Evaluation, second: Evaluation) -> list[tuple[str,
             lo, hi = paired_share_interval(gained, lost, len(pairs))
             rows.append((one.metric, one.filter, (gained - lost) / len(pairs), lo, hi, len(pairs)))
     if not rows:
-        raise ValueError(
-            f"the scores of {first.task} were stored without the answer to each question; delete {FOLDER}/"
-            f"{first.key.eval_id} and {FOLDER}/{second.key.eval_id}, and evaluate again"
-        )
+        old = " and ".join(f"{FOLDER}/{evaluation.key.eval_id}" for evaluation in (first, second))
+        text = f"the scores of {first.task} were stored without the answer to each question"
+        raise ValueError(f"{text}; delete {old}, and evaluate again")
     return rows

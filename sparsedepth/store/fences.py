@@ -28,6 +28,7 @@ FENCES: dict[str, Any] = {
     "temp_directory": "",  # otherwise a large sort would write to the current folder
     "memory_limit": "2GB",
 }
+NARROW = "narrow it with WHERE, or aggregate"
 GRACE = 2.0
 """Seconds for DuckDB to stop by itself."""
 MEMORY = 3 * 2**30
@@ -115,4 +116,4 @@ def _end(seconds: float) -> None:
 
 
 def _message(limit: str) -> str:
-    return f"the query was stopped: it {limit}; narrow it with WHERE, or aggregate"
+    return f"the query was stopped: it {limit}; {NARROW}"

@@ -46,9 +46,7 @@ def find_runs(paths: Iterable[Path], damaged: list[DamagedRun] | None = None) ->
                     runs.append(stored_run(files, utf8(str(folder)[start:] or ".")))
         except OSError as error:
             why = f"{error.strerror}: {error.filename!r}"
-            raise ValueError(
-                f"{str(root)!r} cannot be read ({why}); name a folder that exists and may be read"
-            ) from None
+            raise ValueError(f"{str(root)!r} cannot be read ({why}); name a folder that may be read") from None
         parts.append(Part(root=root, runs=_without_copies(runs)))
     _without_copies(chain.from_iterable(part.runs for part in parts))
     return [part for part in parts if part.runs]

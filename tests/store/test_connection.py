@@ -7,8 +7,10 @@ from pathlib import Path
 import pytest
 from support.made_up_runs import MANIFEST, make_run
 
+from sparsedepth import quantities
 from sparsedepth.config.run import RunConfig
 from sparsedepth.store.connection import open_store
+from sparsedepth.store.fences import FENCES
 from sparsedepth.store.packing import pack
 
 BASE = RunConfig(n_layers=2, weight_eps=(0.5, 0.25))
@@ -80,7 +82,11 @@ def test_the_schema_names_exactly_the_columns_there_are(store):
     for view in ("runs", "curves", "layers", "heads", "pairs", "tokens", "difficulty"):
         described = [(view, row[0], row[1]) for row in store.sql(f"DESCRIBE {view}").rows]
         assert described == [row for row in documented if row[0] == view]
+        assert len({name for _, name, _ in described}) == len(described)
     assert ("layers", "metric = 'residual_variance'", "DOUBLE") in [row[:3] for row in store.schema().rows]
+    assert all(meaning.strip() for *_, meaning in store.schema().rows)
+    names = {name for view, name, _ in documented if view == "runs"}
+    assert {*RunConfig.model_fields, *(quantity.name for quantity in quantities.RUNS)} <= names
 
 
 @pytest.mark.parametrize(
@@ -337,12 +343,13 @@ def test_an_answer_without_end_stops_at_the_row_limit(store):
     assert len(store.frame("SELECT * FROM range(1000)", max_rows=1000)) == 1000
 
 
-def test_too_much_memory_is_one_line_and_no_file(store, tmp_path, monkeypatch):
+def test_too_much_memory_is_one_line_and_no_file(shared, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    before = sorted(tmp_path.rglob("*"))
-    with pytest.raises(ValueError, match=r"^the query needs more memory than 2GB; narrow it with WHERE[^.]*$"):
-        store.sql("SELECT string_agg(repeat('x', 1000000), '') FROM range(10000)")
-    assert sorted(tmp_path.rglob("*")) == before
+    monkeypatch.setitem(FENCES, "memory_limit", "200MB")
+    refused = pytest.raises(ValueError, match=r"^the query needs more memory than 200MB; narrow it with WHERE[^.]*$")
+    with open_store(shared) as store, refused:
+        store.sql("SELECT string_agg(repeat('x', 1000000), '') FROM range(1000)")
+    assert not any(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize(

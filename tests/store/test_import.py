@@ -20,7 +20,7 @@ from sparsedepth.scaling.points import read_points
 from sparsedepth.store.best import best, heading
 from sparsedepth.store.checksums import checksum_of
 from sparsedepth.store.connection import open_store
-from sparsedepth.store.fences import limited
+from sparsedepth.store.fences import FENCES, limited
 from sparsedepth.store.import_table import import_table
 from sparsedepth.store.pack import open_pack
 from sparsedepth.store.table_file import MAX_ROWS
@@ -444,12 +444,13 @@ def test_text_in_the_encodings_of_spreadsheets_is_read(tmp_path, form, encoding)
     assert import_table(tmp_path / f"t.{form}", tmp_path / "map.yaml", tmp_path / "new").runs == 1
 
 
-def test_a_mapped_text_that_decodes_to_gigabytes_is_one_line(tmp_path):
+def test_a_mapped_text_that_decodes_to_gigabytes_is_one_line(tmp_path, monkeypatch):
+    monkeypatch.setitem(FENCES, "memory_limit", "200MB")
     note = pa.DictionaryArray.from_arrays(pa.array([0] * 50_000, pa.int8()), ["x" * 10**5])
     numbers = pa.array(range(1, 50_001))
     pq.write_table(pa.table({"depth": numbers, "loss": numbers, "note": note}), tmp_path / "t.parquet")
     (tmp_path / "map.yaml").write_text("source: x\nfields: {n_layers: depth, val_loss: loss}\ncluster: note\n")
-    with limited(60), pytest.raises(ValueError, match=r"its mapped columns need more than 2GB of memory$"):
+    with limited(60), pytest.raises(ValueError, match=r"its mapped columns need more than 200MB of memory$"):
         import_table(tmp_path / "t.parquet", tmp_path / "map.yaml", tmp_path / "new")
 
 

@@ -93,7 +93,7 @@ def test_tuning_is_known_to_every_query_of_runs(tuned, query):
     with open_store(tuned) as first, open_store(tuned) as second:
         second.sql("from runs limit 0")
         assert sorted(map(str, first.sql(query).rows)) == sorted(map(str, second.sql(query).rows))
-        assert first._add_tuning is None
+        assert not first._folders
 
 
 def test_the_schema_names_the_columns(tuned):
