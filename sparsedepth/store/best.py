@@ -1,14 +1,11 @@
 """Which configurations are best by a measured quantity: cells ranked by their mean over seeds.
 
 A cell is all fields of a run but the seed, or a model that was only measured. Its score is the mean over finished
-seeds, with Student's 95% interval from three seeds on (at two, the half-width is 9 standard deviations), clipped to the
-quantity's range: no loss is below 0. The mean of the surviving seeds is optimistic, so cells with a diverged seed, and
-proposals of a search that lack seeds, rank below all others.
-
-A score of depth that is degenerate in these runs (`store.degeneracy`) is shown beside the form that ranks in its place.
-
-The table always includes the *baseline* (`store.setting`). A sampler's folder (`store.search`) has none: its table
-includes the Pareto front. Where a sweep tuned fields, only the chosen values are ranked.
+seeds, with Student's 95% interval from three seeds on, clipped to the quantity's range. The mean of the surviving seeds
+is optimistic, so cells with a diverged seed, and proposals of a search that lack seeds, rank below all others. Where a
+sweep tuned fields, only the chosen values are ranked. A degenerate score of depth (`store.degeneracy`) is shown beside
+the form that ranks in its place. The table always includes the *baseline* (`store.setting`), or of a sampler's folder
+(`store.search`) the Pareto front.
 """
 
 import shlex
@@ -44,6 +41,11 @@ from sparsedepth.store.small_sample import MIN_VALUES, mean_interval, seed_means
 from sparsedepth.store.subject import import_note_of_rows
 from sparsedepth.store.tuning_roles import IS_CHOSEN, IS_TRAINED, parse_tuned_fields
 
+FACTS = (
+    *("cell_id", "seed", "model", "tuning", "tuned_fields", "outcome", "folder", "params_total", "train_flops"),
+    *("origin", "unknown_fields", "packages"),
+)
+"""Columns of `runs` that a ranking needs beside those of the configuration."""
 MAX_FRONT = 30
 """Points of a search's front are shown down to this rank."""
 
@@ -115,15 +117,13 @@ def best(
     notes = [degeneracy(name, read_scores(store, name, condition)).text for name in objectives if name != by]
     by, note = usable_form(by, read_scores(store, by, condition), "ranked by")
     degenerate = "; ".join(filter(None, (note, *notes)))
-    facts = ("cell_id", "seed", "model", "tuning", "tuned_fields", "outcome", "folder", "params_total", "train_flops")
-    columns = dict.fromkeys((*facts, by, *CELL_FIELDS, *beside, *LOSSES))
+    columns = dict.fromkeys((*FACTS, by, *CELL_FIELDS, *beside, *LOSSES))
     if by.startswith(quantities.TASK_SCORE):
         quantities.check_scored(by, store.sql("SELECT * FROM runs LIMIT 0").columns)
     quoted = ", ".join(f'"{name}"' for name in columns)
     rows = store.sql(f"SELECT {quoted} FROM runs WHERE {condition}").records()
     if not rows:
         raise ValueError(_why_none(store, conditions))
-    caution = _caution(store, by, degenerate, common_weakness(rows), condition)
     cells = _ranked(_cells(rows, by, beside, _incomplete(store, search)), by)
     if search:
         values = np.array([cell.beside[: len(objectives)] for cell in cells], dtype=float)  # None becomes NaN
@@ -150,7 +150,7 @@ def best(
         search=search,
         roots=store.roots,
         degenerate=degenerate,
-        caution="\n".join(filter(None, (settings.depth_text, caution, settings.data_text))),
+        caution="\n".join(filter(None, (settings.depth_text, _caution(rows, by, degenerate), settings.data_text))),
     )
 
 
@@ -169,15 +169,15 @@ def _ranked(cells: Sequence[_Ranked], by: str) -> list[_Ranked]:
     return [replace(cell, rank=ranks[place]) if cell.values else cell for place, _, cell in in_order]
 
 
-def _caution(store: Store, by: str, degenerate: str, weakness: str, condition: str) -> str:
-    imported = store.sql(f"SELECT origin, unknown_fields FROM runs WHERE origin IS NOT NULL AND {condition}").rows
-    packages = store.sql(f"SELECT packages FROM runs WHERE {condition}").rows
+def _caution(rows: Sequence[Mapping[str, Any]], by: str, degenerate: str) -> str:
+    imported = [(row["origin"], row["unknown_fields"]) for row in rows if row["origin"] is not None]
+    weakness = common_weakness(rows)
     notes = (
         import_note_of_rows(imported) if imported else "",
         f"no evidence about depth: {weakness}" if weakness else "",
         degenerate,
         layers_hint(by),
-        version_differences(text for (text,) in packages),
+        version_differences(row["packages"] for row in rows),
     )
     return "; ".join(filter(None, notes))
 

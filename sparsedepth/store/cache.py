@@ -3,11 +3,10 @@
     RESULTS/.cache/<12 hex digits>/   runs.parquet  rows.parquet  pack.json
 
 A segment is a pack without the records (`store.tables`), and can be deleted at any time. Its key for a run is the
-checksum of the marker, which covers the checksums of all files, so replaced, moved and removed runs are detected, and
-only new ones are read (and verified). Memory is that of one segment, however many runs there are. Of many new runs a
-segment has `runs` alone (its `Rows.tables` is empty), until a query names another table. Small segments are merged into
-one at least twice as large, so that a run is rewritten few times. A damaged segment is made again; a read-only results
-folder has no cache; a pack needs none, unless it was written with other columns.
+checksum of the marker, which covers all files: replaced, moved and removed runs are detected, and only new ones are
+read and verified, in the memory of one segment. Of many new runs a segment has `runs` alone (its `Rows.tables` is
+empty), until a query names another table. Small segments are merged into one at least twice as large, so that a run is
+rewritten few times. A read-only folder has no cache; a pack needs none, unless it was written with other columns.
 """
 
 import functools

@@ -1,20 +1,8 @@
 """The map of an import (`import.yaml`): which columns of a third-party table are which fields of a run.
 
-    source: mlfoundations/scaling, exp_data/grid.json (MIT)   origin of the runs, in the column `origin`
-    where: batch_size == 64                                  rows to import, a condition in SQL
-    fields:
-      n_layers: depth                                        a column
-      batch_tokens: batch_size * 2048                        or arithmetic over columns, in SQL
-      train_tokens: {of: tokens, unit: billion}              or a column in another unit
-      norm: {of: norm_type, values: {rms_pre: pre}}          or a mapping of texts
-      usefulness: {of: useful, optional: true}               unknown where the table has no value
-    constants: {corpus: c4, seq_len: 2048}                   the same in every row
-    cluster: run_name                                        columns whose equal values mark dependent rows
-    tuned: [lr]                                              fields of which each configuration takes its best value
-    missing: refuse                                          or leave_out: skip rows without a value
-
-An expression is one of DuckDB's over the columns of the table, in double precision; odd column names stand in
-backticks. A field is a RunConfig field, a measured quantity of `runs`, or a fact (device, seconds, training_seconds).
+A field is a RunConfig field, a measured quantity of `runs`, or a fact (device, seconds, training_seconds). Its values
+are those of a column, of arithmetic over columns in DuckDB's SQL and double precision (odd names in backticks), of a
+column in another unit or with other texts, or a constant; `where` is a condition over columns. See maps/example.yaml.
 """
 
 import math

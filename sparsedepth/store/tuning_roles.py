@@ -1,12 +1,9 @@
 """Which runs are results and which only served tuning: one rule for `best`, saved questions, effects, plots, the law.
 
 A row of `runs` is a result if it was trained (not only measured), was not rejected in tuning, and does not have a seed
-of tuning alone.
-
-A *cell* is all RunConfig fields but the seed, a *configuration* a cell without its tuned fields. The best value of a
-configuration has the lowest mean loss (first objective) over the tuning seeds; a diverged run counts as infinite loss,
-and a value that lacks tuning runs is not chosen while others have them all. The roles are derived from the runs and
-the sweep.yaml of their results folder whenever a store is opened:
+of tuning alone. The best value of a configuration has the lowest mean loss (first objective) over the tuning seeds; a
+diverged run counts as infinite loss, and a value that lacks tuning runs is not chosen while others have them all. The
+roles are derived from the runs and the sweep.yaml of their results folder whenever a store is opened:
 
     best      a run at the best value, with a worse value on either side
     edge      a run at the best value, which is the lowest or highest tried: the optimum may lie beyond
