@@ -45,8 +45,6 @@ class Question:
     """Columns that a narrow terminal leaves out, the least important first; files have all."""
     scores: tuple[str, ...] = ()
     """Scores of depth that it shows."""
-    needs: tuple[str, ...] = ()
-    """Measured quantities without which there is no answer."""
     ranks: bool = False
     """Whether it compares configurations by their loss."""
 
@@ -86,10 +84,9 @@ QUESTIONS: dict[str, Question] = {
             name="pareto",
             optional=("cell_id", "params"),
             scores=("usefulness",),
-            needs=("usefulness",),
             ranks=True,
             asks="which configurations are Pareto-optimal in loss, usefulness and train_flops?",
-            none="no configuration has a loss, usefulness, train_flops and no diverged seed",
+            none="no configuration has a loss, usefulness (sparsedepth measure), train_flops and no diverged seed",
             sql=_CELLS + "SELECT cell_id, n_layers, {varying} seeds, {loss}, {scores} params_total, train_flops"
             " FROM cells AS this"
             " WHERE diverged = 0 AND {loss} IS NOT NULL AND {score} IS NOT NULL AND NOT EXISTS ("
@@ -219,14 +216,10 @@ def _sound_scores(store: Store, question: Question) -> dict[str, str]:
 
 
 def _why_none(store: Store, question: Question) -> str:
-    """Why there is no row: no run, none with the measured quantities, or none of that kind."""
-    counts = ", ".join(["count(*)", *(f"count({name})" for name in question.needs)])
-    ((n_runs, *n_measured),) = store.sql(f"SELECT {counts} FROM runs WHERE {IS_TRAINED}").rows
-    missing = [name for name, n in zip(question.needs, n_measured, strict=True) if not n]
-    if not n_runs:
+    """Why there is no row: no run, none that is a result, or none of that kind."""
+    if store.sql(f"SELECT count(*) FROM runs WHERE {IS_TRAINED}").rows == ((0,),):
         return "there is no complete run"
-    unmeasured = f"no run has {' or '.join(missing)} (sparsedepth measure)" if missing else ""
-    return unmeasured or (only_tuning_text(store) if IS_RESULT in question.sql else "") or question.none
+    return (only_tuning_text(store) if IS_RESULT in question.sql else "") or question.none
 
 
 def varying_fields(store: Store) -> list[str]:

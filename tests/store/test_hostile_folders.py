@@ -74,7 +74,7 @@ def whole(tmp_path_factory) -> Path:
 @pytest.fixture(autouse=True)
 def clock():
     """Ends what waits for a pipe, or reads a device without end."""
-    signal.alarm(20)
+    signal.alarm(100)
     yield
     signal.alarm(0)
 
