@@ -288,14 +288,12 @@ def train(group: Group, results: Path, device: str) -> None:
 
 
 def read_students(results: Path) -> pd.DataFrame:
-    """Every student of the finished groups in a results folder or pack, with the fields of its group. Raises DamagedRun
-    if a file is not the one that was written."""
+    """Every student of the finished groups in a folder or pack, with the fields of its group. Raises DamagedRun."""
     frames = [pd.DataFrame(columns=[one.name for one in fields(Group)])]
     for files in find_groups(results, TOYS):
         config = parse_yaml(files.read(CONFIG).decode(), CONFIG)
-        shared = {name: value for name, value in config.items() if name not in AXES}
-        students = pd.read_parquet(io.BytesIO(files.read(STUDENTS)))
-        frames.append(students.assign(run_id=files.marker.run_id, **shared))
+        shared = {name: value for name, value in config.items() if name not in AXES} | {"run_id": files.marker.run_id}
+        frames.append(pd.read_parquet(io.BytesIO(files.read(STUDENTS))).assign(**shared))
     return pd.concat(frames[1:] or frames, ignore_index=True)
 
 

@@ -31,6 +31,7 @@ FILE = "evaluation.json"
 
 Count = Annotated[int, Field(ge=0)]
 Finite = Annotated[float, Field(allow_inf_nan=False)]
+_OURS = "answer_bits_per_byte is ours: -log2 p(right answer | question) per UTF-8 byte of the answers of all documents"
 
 
 class EvaluationKey(Section):
@@ -43,10 +44,7 @@ class EvaluationKey(Section):
     task_hash: Annotated[str, Field(description="digest of the task's definition and of the documents scored")]
     n_fewshot: Annotated[Count, Field(description="worked examples before each question")]
     max_len: Annotated[Count, Field(description="tokens that the model reads at most; longer texts lose their start")]
-    harness: Annotated[
-        str, Field(description="lm-eval and its version, or sparsedepth and its own, for a file of questions")
-    ]
-
+    harness: Annotated[str, Field(description="lm-eval, or sparsedepth for a file of questions, and its version")]
     without: Annotated[str | None, Field(description="layers removed from the model, such as 5-8; NULL = none")] = None
 
     @property
@@ -57,18 +55,10 @@ class EvaluationKey(Section):
 class Result(Section):
     """One number."""
 
-    metric: Annotated[
-        str,
-        Field(
-            description="the harness's name; answer_bits_per_byte is ours: -log2 p(right answer | question) over all "
-            "documents, per UTF-8 byte of these answers"
-        ),
-    ]
+    metric: Annotated[str, Field(description=f"the harness's name; {_OURS}")]
     filter: Annotated[str, Field(description="how the harness extracted the answers; none = unchanged")]
     value: Annotated[Finite | None, Field(description="the score; NULL = not finite")]
-    stderr: Annotated[
-        Finite | None, Field(description="its standard error over documents, by the harness; NULL = none")
-    ]
+    stderr: Annotated[Finite | None, Field(description="its standard error over documents; NULL = none")]
     lo: Annotated[Finite | None, Field(description="lower end of the 95% interval; NULL = none")] = None
     hi: Annotated[Finite | None, Field(description="upper end of the 95% interval; NULL = none")] = None
     higher_is_better: Annotated[bool | None, Field(description="which direction is better; NULL = the task has none")]

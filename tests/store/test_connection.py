@@ -185,28 +185,20 @@ def test_two_results_of_one_run_are_refused(results, tmp_path):
         open_store(results, tmp_path / "other")
 
 
-def test_only_complete_runs_count(results):
+def test_only_complete_runs_count_and_neither_links_nor_hidden_ones(results, tmp_path):
     run = results / "runs" / BASE.run_id
+    work = copy_into(results / "work" / BASE.run_id, run)
+    (work / "summary.json").write_text("damaged, and set aside")
+    outside = make_run(tmp_path / "outside", RunConfig(n_layers=5), {})
+    (results / "runs" / outside.name).symlink_to(outside)
+    shutil.copytree(outside, results / "runs" / ".hidden" / outside.name)
+    with open_store(results) as store:
+        assert store.sql("SELECT seed FROM runs ORDER BY 1").rows == ((0,), (1,))
     (run / "complete").unlink()
     with open_store(results) as store:
         assert store.sql("SELECT seed FROM runs").rows == ((1,),)
     with pytest.raises(ValueError, match="no complete run under"):
         open_store(run)
-
-
-def test_unfinished_work_beside_the_runs_is_not_looked_at(results):
-    work = copy_into(results / "work" / BASE.run_id, results / "runs" / BASE.run_id)
-    (work / "summary.json").write_text("damaged, and set aside")
-    with open_store(results) as store:
-        assert store.sql("SELECT count(*) FROM runs").rows == ((2,),)
-
-
-def test_links_and_hidden_folders_are_passed_over(results, tmp_path):
-    outside = make_run(tmp_path / "outside", RunConfig(n_layers=5), {})
-    (results / "runs" / outside.name).symlink_to(outside)
-    shutil.copytree(outside, results / "runs" / ".hidden" / outside.name)
-    with open_store(results) as store:
-        assert store.sql("SELECT count(*) FROM runs WHERE n_layers = 5").rows == ((0,),)
 
 
 def test_a_path_that_is_no_folder_is_named(tmp_path):

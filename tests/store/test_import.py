@@ -326,15 +326,6 @@ def test_the_command_is_one_line_of_error_or_names_what_is_unknown(tmp_path, cap
         assert ended.value.code == 2 and error.count("\n") == 1 and error.startswith("sparsedepth: error: ")
 
 
-def test_a_division_by_zero_is_no_loss(tmp_path):
-    """Infinity lies within the range of a loss, and would rank last or spoil a mean without a word."""
-    table_map = MAP.replace("val_loss: {of: bits, unit: bit}", "val_loss: bits / (depth - 2)")
-    with pytest.raises(
-        ValueError, match=r"fields\.val_loss: 'bits / \(depth - 2\)' is Infinity in row 1 .*: no finite number"
-    ):
-        take_in(tmp_path, table_map=table_map)
-
-
 @pytest.mark.parametrize(
     "text",
     ["(SELECT 1)", "width FROM texts", "width) FROM texts, (SELECT 1", "1; DROP TABLE texts", "*", "columns(*)",
@@ -471,6 +462,7 @@ RATE = {"header": HEADER.replace("lr", "rate")}
         (with_map("thousand", "k"), "unit='k' is not known; choose one of thousand", {}),
         (with_map(", optional: true", ""), "state missing: leave_out, or optional: true", {}),
         (with_map("width / 4", "width / 5"), "a whole number is needed; change `of`", {}),
+        (with_map("{of: bits, unit: bit}", "bits / (depth - 2)"), "is Infinity in row 1 .*: no finite number", {}),
         (
             with_map("cluster", "where: depth > 9\ncluster"),
             "no row meets where: depth > 9; change it",
