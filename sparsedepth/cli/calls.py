@@ -96,7 +96,6 @@ def train(
 
 
 def _path(out: "Folder") -> Path:
-    """The path of an output. Raises ValueError if it is empty."""
     check_not_empty("out", out)
     return Path(out)
 
@@ -263,11 +262,12 @@ def recipe(
     from sparsedepth.store.find import no_run_text
     from sparsedepth.store.search import search_of
 
-    if out is not None:
-        check_parent(_path(out))
-        if Path(out).suffix not in (".yaml", ".yml"):
+    written = None if out is None else _path(out)
+    if written is not None:
+        check_parent(written)
+        if written.suffix not in (".yaml", ".yml"):
             raise ValueError(f"-o {str(out)!r} must end in .yaml: a recipe is a run configuration in YAML")
-        if Path(out).exists() and not card_path(Path(out)).exists():
+        if written.exists() and not card_path(written).exists():
             raise ValueError(f"{out} already exists and is not a recipe (it has no card); give another file name")
     paths = [Path(folder) for folder in folders]
     with open_store(*paths, skip_damaged=skip_damaged) as store:
@@ -284,8 +284,8 @@ def recipe(
     if card.recipe.config is None:
         at = f" at {card.recipe.depth} layers" if card.recipe.depth else ""
         raise ValueError(f"{' '.join(map(str, folders))}: no recipe{at}: {card.recipe.abstained}")
-    if out is not None:
-        write_recipe(Path(out), card)
+    if written is not None:
+        write_recipe(written, card)
     return card
 
 

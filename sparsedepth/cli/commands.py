@@ -34,9 +34,7 @@ app = typer.Typer(
 @app.callback(invoke_without_command=True)
 def _version(
     version: bool = typer.Option(False, "--version", help="Print the version and exit."),
-    plugin: str | None = typer.Option(
-        None, metavar="FILE", help="Measure, task or figure of your own (docs/adding.md)."
-    ),
+    plugin: str | None = typer.Option(None, metavar="FILE", help="Your own measure, task or figure (docs/adding.md)."),
 ) -> None:
     """`--plugin` is read by `plugins`, before the tables of measures are made."""
     if version:

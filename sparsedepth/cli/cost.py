@@ -115,11 +115,10 @@ def _memory_shortage(plan: "Plan", price: "Price") -> str | None:
     if device_memory is None or price.memory_bytes <= (memory := device_memory / price.setup.place.sharing):
         return None
     micro_batch = fitting_micro_batch(plan.expected_runs(), price.setup, memory)
-    fix = f"use --runtime micro_batch={micro_batch}"
-    if micro_batch is None:
-        fewer = "fewer --workers, or " if price.setup.place.sharing > 1 else ""
-        more = "more devices per run (--gpus-per-run, --runtime parallel=fsdp)"
-        fix = f"even micro_batch=1 does not fit; use {fewer}{more}"
+    fewer = "fewer --workers, or " if price.setup.place.sharing > 1 else ""
+    more = "more devices per run (--gpus-per-run, --runtime parallel=fsdp)"
+    none_fits = f"even micro_batch=1 does not fit; use {fewer}{more}"
+    fix = f"use --runtime micro_batch={micro_batch}" if micro_batch else none_fits
     return f"memory: {_bytes(price.memory_bytes)} does not fit into {_bytes(memory)}: {fix}"
 
 
@@ -127,15 +126,12 @@ def price_line(price: "Price") -> str:
     """'27 runs, 1.4e+13 FLOP, 1 GB peak memory per run, 3 MB on disk, 5m with 2 workers (..)'."""
     bound = f"{price.bound} " if price.bound else ""
     accuracy = "calibrated" if price.is_calibrated else "uncalibrated"
-    parts = [
-        f"{bound}{counted(price.runs, 'run')}",
-        f"{price.train_flops:.2g} FLOP",
-        f"{_bytes(price.memory_bytes)} peak memory per run",
-        f"{_bytes(price.disk_bytes)} on disk",
-        f"{duration(price.seconds.value)} with {counted(price.setup.workers, 'worker')} "
-        f"({accuracy}: within a factor of {price.seconds.factor:.3g})",
-    ]
-    return ", ".join(parts)
+    seconds = f"{duration(price.seconds.value)} with {counted(price.setup.workers, 'worker')}"
+    return (
+        f"{bound}{counted(price.runs, 'run')}, {price.train_flops:.2g} FLOP, "
+        f"{_bytes(price.memory_bytes)} peak memory per run, {_bytes(price.disk_bytes)} on disk, "
+        f"{seconds} ({accuracy}: within a factor of {price.seconds.factor:.3g})"
+    )
 
 
 def _table(plan: "Plan", price: "Price") -> Iterator[str]:

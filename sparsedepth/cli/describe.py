@@ -5,7 +5,6 @@ Every commented line '# key: value' of a template is valid: without its '# ' the
 
 import itertools
 import json
-import shutil
 import textwrap
 from importlib.resources import files
 from pathlib import Path
@@ -19,6 +18,7 @@ from sparsedepth.cli import option
 from sparsedepth.quantities.record import Table
 from sparsedepth.store.query_result import QueryResult
 from sparsedepth.store.render import render
+from sparsedepth.store.terminal import terminal_width
 
 Kind = Literal["sweep", "run", "import"]
 
@@ -92,7 +92,12 @@ def schema(
         value = field.get("default")
         default = "required" if name in required else value if isinstance(value, str) and value else json.dumps(value)
         rows.append((name, _type(field, content.get("$defs", {})), default, field.get("description", "")))
-    _print_wrapped(rows)
+    widths = [max(len(row[0]) for row in rows), 16, 12]
+    widths.append(max(20, terminal_width() - sum(widths) - 6))
+    for row in rows:
+        cells = [textwrap.wrap(cell, width) or [""] for cell, width in zip(row, widths, strict=True)]
+        for line in itertools.zip_longest(*cells, fillvalue=""):
+            print("  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip())
 
 
 def _type(field: dict[str, Any], definitions: dict[str, Any]) -> str:
@@ -108,16 +113,6 @@ def _type(field: dict[str, Any], definitions: dict[str, Any]) -> str:
     names = {"integer": "int", "number": "float", "boolean": "bool", "string": "text", "object": "mapping"}
     kind = field.get("type", "any")
     return names.get(kind, kind)
-
-
-def _print_wrapped(rows: list[tuple[str, str, str, str]]) -> None:
-    terminal_width = shutil.get_terminal_size(fallback=(100, 24)).columns
-    widths = [max(len(row[0]) for row in rows), 16, 12]
-    widths.append(max(20, terminal_width - sum(widths) - 6))
-    for row in rows:
-        cells = [textwrap.wrap(cell, width) or [""] for cell, width in zip(row, widths, strict=True)]
-        for line in itertools.zip_longest(*cells, fillvalue=""):
-            print("  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip())
 
 
 def presets(

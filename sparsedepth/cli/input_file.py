@@ -45,10 +45,8 @@ def read_input(file: Input, expected: Kind) -> dict[str, Any]:
         return values
     typical = {"run": RunConfig.model_fields, "sweep": SWEEP_KEYS, "import": MAP_KEYS}
     keys = ", ".join([name for name in typical[kind] if name in values][:3])
-    (noun, command), (expected_noun, _) = KINDS[kind], KINDS[expected]
-    raise ValueError(
-        f"{name_of(file)} is {noun} (it has {keys}), not {expected_noun}; use: sparsedepth {command} {name_of(file)}"
-    )
+    (noun, command), name = KINDS[kind], name_of(file)
+    raise ValueError(f"{name} is {noun} (it has {keys}), not {KINDS[expected][0]}; use: sparsedepth {command} {name}")
 
 
 def kind_of(values: Mapping[str, Any]) -> Kind | None:

@@ -75,8 +75,11 @@ def _setup_on(on: str, plan: "Plan", given: option.Given, out: Path | None) -> "
     """Another machine, with one run at a time on each GPU unless --workers or measurements say more."""
     from sparsedepth.plan.price import pricing_setup, workers_per_gpu
 
-    per_run, runtime = given["gpus_per_run"], calls.runtime_config(given)
-    groups = 0 if on == "cpu" else _number_of_gpus(on, given["gpus"], per_run) // per_run
+    gpus, per_run, runtime = given["gpus"], given["gpus_per_run"], calls.runtime_config(given)
+    n_gpus = int(gpus) if gpus and gpus.isdecimal() else 0 if gpus else per_run
+    if n_gpus < per_run and on != "cpu":
+        raise ValueError(f"--gpus {gpus!r} with --on {on} must be how many there are, at least {per_run}")
+    groups = 0 if on == "cpu" else n_gpus // per_run
 
     def setup_of(workers: int) -> "PricingSetup":
         n_workers = workers * (groups or 1)
@@ -84,14 +87,6 @@ def _setup_on(on: str, plan: "Plan", given: option.Given, out: Path | None) -> "
         return as_finished_runs_took(setup, plan, out)
 
     return setup_of(given["workers"] or (workers_per_gpu(plan.expected_runs(), setup_of) if groups else 1))
-
-
-def _number_of_gpus(on: str, gpus: str | None, gpus_per_run: int) -> int:
-    """The GPUs of another machine; by default those of one run."""
-    number = int(gpus) if gpus and gpus.isdecimal() else 0 if gpus else gpus_per_run
-    if number < gpus_per_run:
-        raise ValueError(f"--gpus {gpus!r} with --on {on} must be how many there are, at least {gpus_per_run}")
-    return number
 
 
 def detectable_effects(
@@ -108,8 +103,7 @@ def detectable_effects(
         raise ValueError(f"--pilot {pilot} and --seed-sd {seed_sd:g} both set the noise between seeds; give one")
     if definition.sampler != "grid":
         raise ValueError(
-            f"sampler {definition.sampler!r} proposes points that differ in several settings at once, so no single "
-            "effect can be estimated; use sampler 'grid'"
+            f"sampler {definition.sampler!r} changes several settings at once: no single effect; use 'grid'"
         )
     from sparsedepth.effects.power import Noise, measure_power, pilot_noise, power_table, power_text
     from sparsedepth.store.connection import open_store
@@ -123,10 +117,7 @@ def detectable_effects(
     configs = [config for config in plan.expected_runs() if config.seed in definition.result_seeds]
     powers = measure_power(configs, objective, noise, tuned, effect)
     if not powers:
-        raise ValueError(
-            f"no two runs of sweep {definition.name!r} differ in a single setting, so there is no effect to detect; "
-            "vary a field in 'space'"
-        )
+        raise ValueError(f"no two runs of sweep {definition.name!r} differ in one setting; vary a field in 'space'")
     table = fit(power_table(powers, objective, effect), ()).text
     lines = [power_text(noise, source, objective, tuned, effect), table]
     return lines, {"power": [asdict(power) for power in powers]}

@@ -57,8 +57,10 @@ class ProgressDisplay:
         count = f"[{len(complete)}/{self.expected}]"
         for state in states:
             if state.run_id in newly_complete:
-                run = f"{self._name(state)}{self._value_text(state)}"
-                print(f"{count} complete: {run}  ({eta})", file=sys.stderr, flush=True)
+                value = self.best.value(state.run_id)
+                result = ", diverged" if self.best.summary_of(state.run_id).get("outcome") == "diverged" else ""
+                result = result if value is None else f", {self.definition.objective} {value:.4g}"
+                print(f"{count} complete: {self._name(state)}{result}  ({eta})", file=sys.stderr, flush=True)
                 self.printed_at = now
         if now - self.printed_at > QUIET_SECONDS:
             print(f"{count} {share:.0%} done  ({eta})", file=sys.stderr, flush=True)
@@ -101,12 +103,6 @@ class ProgressDisplay:
         if best := self.best.of(states):
             table.add_row(f"  best so far: {self.definition.objective} {best[1]:.4g}, {escape(self._name(best[0]))}")
         return table
-
-    def _value_text(self, state: RunState) -> str:
-        """', val_loss 2.815', ', diverged', or '' if the run has no value."""
-        if (value := self.best.value(state.run_id)) is not None:
-            return f", {self.definition.objective} {value:.4g}"
-        return ", diverged" if self.best.summary_of(state.run_id).get("outcome") == "diverged" else ""
 
     def _name(self, state: RunState) -> str:
         return varied_fields(self.definition, state.config) if state.config else state.run_id

@@ -45,8 +45,9 @@ def query(
     skip_damaged: option.SkipDamaged = False,
 ) -> None:
     """Query complete runs with read-only SQL, or answer a saved question."""
-    sql = arguments[-1] if arguments and _is_sql(arguments[-1]) else None
-    folders = (arguments or [])[: None if sql is None else -1]
+    folders, sql = list(arguments or []), None
+    if folders and not os.path.exists(last := folders[-1]) and (not last or any(map(str.isspace, last))):
+        sql = folders.pop()
     if not folders and ask != LIST:
         raise ValueError("give a results folder before the query: sparsedepth query DIR SQL")
     if (sql is not None) + (ask is not None) + schema != 1:
@@ -57,11 +58,6 @@ def query(
     else:
         content = _saved_answer(folders, None if schema else ask, format, skip_damaged)
     write(content, out)
-
-
-def _is_sql(argument: str) -> bool:
-    """Whether an argument is a query: not an existing path, and with a space (or empty)."""
-    return not os.path.exists(argument) and (not argument or any(character.isspace() for character in argument))
 
 
 def _answer(folders: list[str], sql: str, format: str, timeout: float, skip_damaged: bool) -> bytes:

@@ -196,10 +196,9 @@ def _runs_with_log(folder: Path) -> list[tuple["RunState", "Scratch"]]:
 
     logs = [path for path in folder.glob("work/*/log.txt") if path.is_file()]
     scratches = [Scratch(folder, path.parent.name) for path in logs if re.fullmatch(RUN_ID, path.parent.name)]
-    if not scratches and any(folder.glob("work/*/lock")):
-        raise ValueError(f"{folder} holds no run logs: `train` prints to its terminal; see `status {folder}`")
     if not scratches:
-        raise ValueError(f"{folder} holds no run logs; give the results folder of a sweep (--out)")
+        of_train = f": `train` prints to its terminal; see `status {folder}`" if any(folder.glob("work/*/lock")) else ""
+        raise ValueError(f"{folder} holds no run logs{of_train or '; give the results folder of a sweep (--out)'}")
     runs = [(state_of(folder, scratch.run_id), scratch) for scratch in scratches]
     return sorted(runs, key=lambda run: (run[0].state != "failed", -run[1].log.stat().st_mtime))
 
@@ -225,9 +224,8 @@ def _match_prefix(prefix: str, run_ids: Iterable[str], where: str) -> str:
     """The only run_id with this prefix. Raises ValueError."""
     matches = sorted(run_id for run_id in run_ids if run_id.startswith(prefix))
     if len(matches) != 1:
-        raise ValueError(
-            f"RUN {prefix!r} must match exactly one run_id {where}; matches: {', '.join(matches) or 'none'}"
-        )
+        found = ", ".join(matches) or "none"
+        raise ValueError(f"RUN {prefix!r} must match exactly one run_id {where}; matches: {found}")
     return matches[0]
 
 

@@ -62,9 +62,8 @@ def as_table(source: str, table_map: Mapping[str, Any]) -> Generator[Path]:
             yield path
         except ValueError as error:
             text = str(error).replace(repr(str(path)), shown).replace(str(path), shown)
-            raise ValueError(
-                re.sub(r"\brow (\d+)", lambda row: f"{row[0]} ({runs[int(row[1]) - 1].id})", text)
-            ) from None
+            text = re.sub(r"\brow (\d+)", lambda row: f"{row[0]} ({runs[int(row[1]) - 1].id})", text)
+            raise ValueError(text) from None
 
 
 def _read(tracker: str, place: str, shown: str) -> list[LoggedRun]:

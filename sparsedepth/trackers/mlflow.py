@@ -43,9 +43,7 @@ class Tracker:
             self.client = MlflowClient(tracking_uri=self.uri)
             existing = self.client.get_experiment_by_name(experiment)
             if existing is not None and existing.lifecycle_stage != "active":
-                raise ValueError(
-                    f"MLflow's experiment {experiment!r} is deleted; restore it, or give another --project"
-                )
+                raise ValueError(f"experiment {experiment!r} is deleted; restore it, or give another --project")
             self.experiment = existing.experiment_id if existing else self.client.create_experiment(experiment)
         except (MlflowException, SQLAlchemyError) as error:
             cause = " ".join(without_password(str(error)).split())[:300]

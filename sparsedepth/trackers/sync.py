@@ -83,9 +83,8 @@ def open_tracker(name: str, results: Path, at: str | None = None, project: str |
     try:
         return importlib.import_module(f"sparsedepth.trackers.{name}").Tracker(results / FOLDER, at, project)
     except ImportError as error:
-        raise ValueError(
-            f"--to {name} needs a package that is missing ({error}): pip install {name}, or '.[trackers]' in a clone"
-        ) from None
+        fix = f"pip install {name}, or '.[trackers]' in a clone"
+        raise ValueError(f"--to {name} needs a package that is missing ({error}): {fix}") from None
 
 
 def sync(results: Path, name: str, tracker: Tracker) -> Iterator[str]:

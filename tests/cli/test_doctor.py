@@ -14,10 +14,10 @@ from sparsedepth.cli import doctor
 from sparsedepth.model import attention, kernels
 
 
-def found(group: str | None = None) -> dict[str, doctor.Finding]:
-    findings = list(doctor.examine())
+def found(examine=doctor.examine) -> dict[str, doctor.Finding]:
+    findings = list(examine())
     assert len({(finding.group, finding.name) for finding in findings}) == len(findings)
-    return {finding.name: finding for finding in findings if group in (None, finding.group)}
+    return {finding.name: finding for finding in findings}
 
 
 AND_WHAT_WAS_LOADED = """
@@ -78,7 +78,7 @@ def failing(findings: dict[str, doctor.Finding]) -> set[str]:
 
 def test_a_missing_package_is_named_with_its_command(versions):
     versions["optuna"] = None
-    packages = found("package")
+    packages = found(doctor._packages)
     assert failing(packages) == {"optuna"}
     assert packages["optuna"].state == "missing" and packages["optuna"].fix.startswith("pip install 'optuna")
     assert ">=5" in packages["optuna"].fix
@@ -86,7 +86,7 @@ def test_a_missing_package_is_named_with_its_command(versions):
 
 def test_an_old_package_is_named_with_what_is_needed(versions):
     versions["transformers"] = "4.40.0"
-    packages = found("package")
+    packages = found(doctor._packages)
     assert failing(packages) == {"transformers"}
     assert packages["transformers"].fact.startswith("4.40.0; ") and ">=5.17" in packages["transformers"].fact
 
@@ -104,20 +104,20 @@ def test_without_torch_nothing_is_tried_and_the_code_is_1(versions, monkeypatch,
 
 def test_a_package_that_does_not_load_is_broken(monkeypatch):
     monkeypatch.setitem(sys.modules, "datasets", None)
-    packages = found("package")
+    packages = found(doctor._packages)
     assert failing(packages) == {"datasets"}
     assert packages["datasets"].state == "broken" and "does not load: ModuleNotFound" in packages["datasets"].fact
 
 
 def test_a_broken_flash_attn_is_told_from_a_missing_one(versions, monkeypatch):
     versions["flash-attn"] = None
-    assert found("optional")["flash-attn"].fix == kernels.INSTALL_FLASH
+    assert found(lambda: doctor._optional(True))["flash-attn"].fix == kernels.INSTALL_FLASH
     versions["flash-attn"] = "2.8.3"
     monkeypatch.setitem(sys.modules, "flash_attn", None)
-    broken = found("optional")["flash-attn"]
+    broken = found(lambda: doctor._optional(True))["flash-attn"]
     assert broken.state == "broken" and broken.fix == kernels.REBUILD_FLASH and not broken.needed
     install(monkeypatch, "flash_attn")
-    assert found("optional")["flash-attn"].state == "ok"
+    assert found(lambda: doctor._optional(True))["flash-attn"].state == "ok"
 
 
 def test_a_kernel_that_fails_is_found_by_running_it(monkeypatch):
@@ -125,7 +125,7 @@ def test_a_kernel_that_fails_is_found_by_running_it(monkeypatch):
         raise RuntimeError("no kernel image is available\nfor execution")
 
     monkeypatch.setitem(attention.KERNELS, "sdpa", fails)
-    findings = found("attention")
+    findings = found(doctor._kernels)
     assert failing(findings) == {"sdpa"}
     assert findings["sdpa"].fact == "RuntimeError: no kernel image is available for execution"
     assert findings["reference"].state == "ok"

@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -16,6 +17,7 @@ from support.tiny_sweep import ENVIRONMENT, definition, sparsedepth
 
 from sparsedepth.cli import status as module
 from sparsedepth.cli.progress import ProgressDisplay
+from sparsedepth.cli.run_progress import bar
 from sparsedepth.config.load import build, read_yaml
 from sparsedepth.config.run import RunConfig
 from sparsedepth.config.sweep import SweepDefinition
@@ -290,3 +292,20 @@ def test_status_counts_the_tuning_seeds_that_are_a_cells_own_results(tmp_path):
 def test_what_asks_for_runs_says_that_there_are_toy_networks(command):
     _, err = sparsedepth(command, RESULTS / "toy", code=2)
     assert "holds toy networks and no runs; see their exponents: python analysis/toy.py" in err and err.count("\n") == 1
+
+
+def test_without_a_terminal_a_run_says_at_the_start_and_every_half_minute_how_long_is_left(monkeypatch, capsys):
+    """A resumed run, at 50% from its first step: 1% in 10 s, so the 46% that are left at 54% take 7m40s."""
+    seconds = 0.0
+    monkeypatch.setattr(time, "monotonic", lambda: seconds)
+    with bar("run") as report:
+        report("reading the text", 0.0)
+        for step in range(5):
+            report("training", 0.5 + 0.01 * step, 1.25)
+            seconds += 10.0
+            if step == 2:
+                assert capsys.readouterr().err == "run: reading the text, 0% done\n"
+        seconds += 1.0
+        report("training", 0.55, 1.25)
+    first, *others = capsys.readouterr().err.splitlines()
+    assert first == "run: training, loss 1.250, 54% done, about 7m40s left" and not others

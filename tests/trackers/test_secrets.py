@@ -1,14 +1,14 @@
 """No password and no variable of the environment is in what is written for others: models, packs, pages, trackers."""
 
-import json
 import sys
 from types import SimpleNamespace
 
 import pytest
-from sparsedepth.run.manifest import provenance
+from support.made_up_runs import MANIFEST
 from support.optional_packages import install
 from support.run_folders import loud_run
 
+from sparsedepth.run.record import provenance
 from sparsedepth.store import run_record
 from sparsedepth.trackers.logged_runs import without_password
 
@@ -22,10 +22,6 @@ def test_an_address_is_shown_without_user_and_password(address):
     assert "hunter2" not in shown and "me_myself" not in shown and "host/d" in shown
 
 
-class NoRuns(list):
-    token = ""
-
-
 class Client(SimpleNamespace):
     """The client of a tracking server, which remembers what it is told."""
 
@@ -35,7 +31,7 @@ class Client(SimpleNamespace):
         return None
 
     def search_runs(self, *given, **named):
-        return NoRuns()
+        return type("NoRuns", (list,), {"token": ""})()
 
     def __getattr__(self, name):
         return lambda *given, **named: self.told.append(repr((name, given, named))) or RUN
@@ -46,14 +42,14 @@ def test_nothing_that_is_written_has_a_secret(tmp_path, command, monkeypatch):
         monkeypatch.setenv(name, ADDRESS)
     run = loud_run(tmp_path)
     (run / "complete").unlink()
-    run_record.write_manifest(run, json.loads((run / "manifest.json").read_text()) | provenance(run.name, "0" * 12))
+    run_record.write_manifest(run, {**MANIFEST, **provenance(run.name, "0" * 12)})
     run_record.finish(run)
     results = tmp_path / "results"
     install(monkeypatch, "mlflow.entities", Metric=lambda *given: given, Param=lambda *given: given, Run=object)
     install(monkeypatch, "mlflow.exceptions", MlflowException=OSError)
     install(monkeypatch, "mlflow.tracking", MlflowClient=Client)
     monkeypatch.delitem(sys.modules, "sparsedepth.trackers.mlflow", raising=False)
-    said = [*command("export", run, "-o", tmp_path / "model"), *command("pack", results, "--weights")]
+    said = [*command("export", run, "-o", tmp_path / "model"), *command("pack", results)]
     said += command("report", results, "-o", tmp_path / "page.html")
     said += [*command("sync", results, "--to", "mlflow", "--at", ADDRESS), *Client.told]
     assert any("log_batch" in text and "n_layers" in text for text in said)
