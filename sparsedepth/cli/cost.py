@@ -164,6 +164,8 @@ def _table(plan: "Plan", price: "Price") -> Iterator[str]:
 
 
 def _assumptions(plan: "Plan", price: "Price") -> Iterator[str]:
+    from sparsedepth.plan.duration import shape_id
+
     definition = plan.definition
     low, high = price.seconds.value / price.seconds.factor, price.seconds.value * price.seconds.factor
     place = price.setup.place
@@ -176,8 +178,13 @@ def _assumptions(plan: "Plan", price: "Price") -> Iterator[str]:
         yield f"      corrected by finished runs of {counted(len(price.setup.time_ratios), 'shape')}"
     elif not price.is_calibrated:
         yield f"      assumes the speed of a typical {price.setup.device}; --calibrate times real steps instead"
-    if steps := step_seconds_text(plan, price.setup):
-        yield steps
+    first = {config.n_layers: config for config in reversed(plan.expected_runs())}
+    timings = {
+        depth: (price.setup.timings or {}).get(shape_id(first[depth], step_only=True)) for depth in sorted(first)
+    }
+    texts = [f"{depth}: {timing.step:.4g}" for depth, timing in timings.items() if timing]
+    if len(texts) == len(timings) > 1:
+        yield f"step_seconds: {{{', '.join(texts)}}}"  # what `matched: time` takes
     if price.data_bytes is None:
         yield "disk: excludes the tokenised text, whose length is unknown until it is read"
     if definition.tune:
@@ -186,16 +193,6 @@ def _assumptions(plan: "Plan", price: "Price") -> Iterator[str]:
         yield f"runs: tuning uses seeds {seeds} ({use}); a best value at the edge of its grid adds runs"
     elif definition.adaptive:
         yield "runs: assumes proposals drawn at random; equal proposals share runs, pruned runs end early"
-
-
-def step_seconds_text(plan: "Plan", setup: "PricingSetup") -> str:
-    """'step_seconds: {4: 0.012, 16: 0.045}', of the first run of each depth; '' unless every depth was timed."""
-    from sparsedepth.plan.duration import shape_id
-
-    first = {config.n_layers: config for config in reversed(plan.expected_runs())}
-    timings = {depth: (setup.timings or {}).get(shape_id(first[depth], step_only=True)) for depth in sorted(first)}
-    texts = [f"{depth}: {timing.step:.4g}" for depth, timing in timings.items() if timing]
-    return f"step_seconds: {{{', '.join(texts)}}}" if len(texts) == len(timings) > 1 else ""
 
 
 def _bytes(number: float) -> str:

@@ -13,9 +13,8 @@ import yaml
 from support.tiny_sweep import BASE, definition
 
 from sparsedepth.cli import train_sweep
+from sparsedepth.cli.input_file import sweep_definition
 from sparsedepth.cli.start import field_values, warn_of_unlikely_values, with_cleanup
-from sparsedepth.config.load import build
-from sparsedepth.config.sweep import SweepDefinition
 from sparsedepth.data import tokenizer
 from sparsedepth.run.process import Stop
 from sparsedepth.store.render import choose_format
@@ -71,26 +70,18 @@ def test_a_run_that_cannot_start_leaves_no_folder(tmp_path):
 
 
 def test_slips_are_said(tmp_path):
-    tiny = build(SweepDefinition, yaml.safe_load(definition(tmp_path).read_text()), "t")
-    with pytest.warns(UserWarning, match="lr=3 is above 1"):
-        warn_of_unlikely_values(field_values(tiny.with_changes({"lr": 3.0})))
     searched = {"sampler": "random", "n_trials": 2, "space": {"lr": {"low": 0.1, "high": 10.0, "log": True}}}
-    with pytest.warns(UserWarning, match="lr=10 is above 1"):
-        warn_of_unlikely_values(
-            field_values(tiny.model_copy(update=dict(build(SweepDefinition, {**_plain(tiny), **searched}, "t"))))
-        )
+    for fields, slip in (({"base": {"lr": 3.0}}, "lr=3 is above 1"), (searched, "lr=10 is above 1")):
+        with pytest.warns(UserWarning, match=slip):
+            warn_of_unlikely_values(field_values(sweep_definition(definition(tmp_path, **fields))))
     with pytest.warns(UserWarning, match="100,000,000,000,001 is more"):
         warn_of_unlikely_values([{"train_tokens": 10**14 + 1}])
 
 
 def test_what_is_meant_is_not_called_a_slip(tmp_path, recwarn):
-    warn_of_unlikely_values(field_values(build(SweepDefinition, yaml.safe_load(definition(tmp_path).read_text()), "t")))
+    warn_of_unlikely_values(field_values(sweep_definition(definition(tmp_path))))
     warn_of_unlikely_values([{"lr": 1.0, "train_tokens": 10**13}, {"n_layers": 3}])
     assert not recwarn.list
-
-
-def _plain(sweep):
-    return {name: value for name, value in sweep.model_dump(mode="json", exclude_unset=True).items() if name != "base"}
 
 
 def test_an_unknown_ending_is_refused_unless_the_format_is_given():
@@ -142,8 +133,7 @@ def test_a_hub_that_does_not_answer_is_not_asked(monkeypatch):
     ],
 )
 def test_an_exit_code_of_zero_says_that_all_is_there(tmp_path, capsys, signals, unfinished, code, line):
-    content = yaml.safe_load(definition(tmp_path).read_text())
-    sweep, stop = build(SweepDefinition, content, "x"), Stop()
+    sweep, stop = sweep_definition(definition(tmp_path)), Stop()
     stop.signals = signals
     ended = SweepResult(states=[], unfinished=unfinished, refused=Counter(), stop=stop)
     with pytest.raises(typer.Exit) as end:

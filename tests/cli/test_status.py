@@ -16,9 +16,10 @@ from support.sweep_processes import until
 from support.tiny_sweep import ENVIRONMENT, definition, sparsedepth
 
 from sparsedepth.cli import status as module
+from sparsedepth.cli.input_file import sweep_definition
 from sparsedepth.cli.progress import ProgressDisplay
 from sparsedepth.cli.run_progress import bar
-from sparsedepth.config.load import build, read_yaml
+from sparsedepth.config.load import read_yaml
 from sparsedepth.config.run import RunConfig
 from sparsedepth.config.sweep import SweepDefinition
 from sparsedepth.plan.tasks import Plan
@@ -30,14 +31,19 @@ from sparsedepth.train.loop import divergence
 RESULTS = Path(__file__).parents[2] / "results"
 
 
+def empty_sweep(folder: Path, **fields) -> tuple[SweepDefinition, Path]:
+    """A sweep, and its results folder without runs."""
+    path, results = definition(folder, **fields), folder / "results"
+    results.mkdir()
+    (results / "sweep.yaml").write_text(path.read_text())
+    return sweep_definition(path), results
+
+
 @pytest.fixture
 def standing(tmp_path) -> tuple[Path, list[Scratch]]:
     """Four runs: one complete, one interrupted in training, one failed twice, one that does not fit into memory."""
-    path = definition(tmp_path)
-    results = tmp_path / "results"
-    results.mkdir()
-    (results / "sweep.yaml").write_text(path.read_text())
-    runs = known_runs(Plan(build(SweepDefinition, read_yaml(path), "test")), results)
+    sweep, results = empty_sweep(tmp_path)
+    runs = known_runs(Plan(sweep), results)
     works = [Scratch(results, config.run_id) for config in runs]
     for work in works:
         work.folder.mkdir(parents=True)
@@ -128,7 +134,7 @@ def test_a_running_run_is_shown_with_loss_and_time_left(standing):
 
 def test_watch_looks_again_until_nothing_is_left(standing, monkeypatch, capsys):
     results, works = standing
-    configs = known_runs(Plan(build(SweepDefinition, read_yaml(results / "sweep.yaml"), "test")), results)
+    configs = known_runs(Plan(sweep_definition(results / "sweep.yaml")), results)
     config = next(run for run in configs if run.run_id == works[1].run_id)
     made = make_run(results.parent / "elsewhere", config, {"val_loss": 1.0})
 
@@ -236,10 +242,7 @@ def test_a_folder_that_cannot_be_written_is_read_all_the_same(standing):
 def test_status_and_best_judge_every_objective(tmp_path):
     objectives = ["val_loss", "usefulness"]
     space = {"weight_decay": {"low": 0.0, "high": 0.1}}
-    path = definition(tmp_path, objectives=objectives, sampler="nsga2", n_trials=4, space=space)
-    results = tmp_path / "results"
-    results.mkdir()
-    (results / "sweep.yaml").write_text(path.read_text())
+    _, results = empty_sweep(tmp_path, objectives=objectives, sampler="nsga2", n_trials=4, space=space)
     for decay, loss in ((0.01, 2.0), (0.02, 2.5)):
         make_run(results, RunConfig(weight_decay=decay), {"val_loss": loss, "chance_loss": 5.0, "usefulness": 0.0})
     for command in ("status", "best"):
@@ -251,18 +254,15 @@ def test_status_and_best_judge_every_objective(tmp_path):
 def test_a_search_is_sent_to_best_and_a_grid_to_recipe(tmp_path, sampler, advice):
     """`recipe` refuses every search: its proposals share no baseline."""
     trials = {} if sampler == "grid" else {"n_trials": 2}
-    path = definition(tmp_path, sampler=sampler, space={"n_layers": [1, 2]}, seeds=1, **trials)
-    results = tmp_path / "results"
-    results.mkdir()
-    (results / "sweep.yaml").write_text(path.read_text())
-    for config in known_runs(Plan(build(SweepDefinition, read_yaml(path), "test")), results):
+    sweep, results = empty_sweep(tmp_path, sampler=sampler, space={"n_layers": [1, 2]}, seeds=1, **trials)
+    for config in known_runs(Plan(sweep), results):
         make_run(results, config, {"val_loss": 2.0})
     assert advice in " ".join(sparsedepth("status", results)[0].split())
 
 
 def test_a_diverged_run_is_named_in_status_and_progress(standing, capsys):
     results, _ = standing
-    sweep = build(SweepDefinition, read_yaml(results / "sweep.yaml"), "test")
+    sweep = sweep_definition(results / "sweep.yaml")
     runs = known_runs(Plan(sweep), results)
     display = ProgressDisplay(sweep, len(runs), results)
     display(scan(results, sweep, runs))
@@ -278,10 +278,7 @@ def test_status_counts_the_tuning_seeds_that_are_a_cells_own_results(tmp_path):
     """The cell has seeds 0 to 2, of which 1 and 2 tuned it; the sweep's own is 0."""
     fields = {"cells": [{"n_layers": 2, "seeds": 3}], "space": {}, "tune": {"lr": [0.001, 0.002, 0.004]}, "seeds": [0]}
     fields |= {"tuning_seeds": [1, 2], "reuse_tuning_seeds": True}
-    sweep = build(SweepDefinition, read_yaml(path := definition(tmp_path, **fields)), "test")
-    results = tmp_path / "results"
-    results.mkdir()
-    (results / "sweep.yaml").write_text(path.read_text())
+    sweep, results = empty_sweep(tmp_path, **fields)
     for seed in range(3):
         make_run(results, sweep.run_config({"n_layers": 2, "lr": 0.001}, seed), {"val_loss": 2.0 - seed})
     out, _ = sparsedepth("status", results)
