@@ -143,8 +143,5 @@ def judge(
     if wrong := [name for name, equals, value in pairs if not (name and value)]:
         raise ValueError(f"--column {wrong[0]!r} must be WHAT=COLUMN, such as --column loss=val_bpb")
     found = judgement_of(table, {name: value for name, _, value in pairs}, baseline, variant)
-    if format != "table":
-        write(encode(found.table, format), out)
-    else:
-        write(wrapped(lines_of(found)).encode(), out)
+    write(_text(lines_of(found)) if format == "table" else encode(found.table, format), out)
     raise typer.Exit(EXIT_CODES[found.verdict])

@@ -156,7 +156,6 @@ def test_closed_standard_streams_hide_no_answer(results):
 COMMANDS = [
     ["metrics"],
     ["schema"],
-    ["schema", "sweep"],
     ["presets"],
     ["query", "RESULTS", "select seed, 'weight² Δ é' as sign, * from runs"],
     ["query", "RESULTS", "--ask"],
