@@ -72,7 +72,11 @@ class Plan:
         self._built: dict[str, tuple[RunConfig, float]] = {}
         """digest of a cell -> one of its runs, and its training FLOPs"""
         if definition.adaptive:
-            check_proposal(definition)
+            _check_run(definition, definition.run_config(first_proposal(definition), definition.seeds[0]))
+            fixed = {"tokens": {"train_tokens"}, "steps": {"train_tokens", "batch_tokens"}}
+            if varied := fixed.get(definition.matched, set()) & {*definition.varied}:
+                how = f"is matched in {definition.matched}, but varies {', '.join(sorted(varied))}; fix it"
+                raise ValueError(f"sweep {definition.name!r} {how}")
             return
         if definition.sampler == "grid":
             cells = list(definition.replicated_grid())
@@ -282,15 +286,6 @@ def first_proposal(definition: SweepDefinition) -> Cell:
     cells = (definition.cell(dict(zip(definition.axes, point, strict=True))) for point in points)
     first = next(cells)
     return next((cell for cell in itertools.chain([first], cells) if not definition.is_excluded(cell)), first)
-
-
-def check_proposal(definition: SweepDefinition) -> None:
-    """Raises ValueError if proposals cannot be built, pruned or matched."""
-    _check_run(definition, definition.run_config(first_proposal(definition), definition.seeds[0]))
-    fixed = {"tokens": ("train_tokens",), "steps": ("train_tokens", "batch_tokens")}.get(definition.matched, ())
-    for name in fixed:
-        if name in definition.varied:
-            raise ValueError(f"sweep {definition.name!r} is matched in {definition.matched}, but varies {name}; fix it")
 
 
 def check_objective(definition: SweepDefinition) -> list[Literal["minimize", "maximize"]]:

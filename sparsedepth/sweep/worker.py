@@ -115,18 +115,14 @@ class Worker:
         if self._process_steps is None and self.stop():
             self._pending_runs.clear()
         if self._process_steps is None and self._pending_runs:
-            self._process_steps = self._compute(self._next_stack())
+            first, *others = self._pending_runs.values()
+            stack = [first]
+            for other in others:
+                if not {first.run_id, other.run_id} & self._unstacked and can_stack(*stack, other):
+                    stack.append(other)
+            self._process_steps = self._compute(stack[: self.machine.stack_size(first)])
         if self._process_steps is not None and next(self._process_steps, DONE) is DONE:
             self._process_steps = None
-
-    def _next_stack(self) -> list[RunConfig]:
-        """The first pending run, with those that can train with it."""
-        first, *others = self._pending_runs.values()
-        stack = [first]
-        for other in others:
-            if not {first.run_id, other.run_id} & self._unstacked and can_stack(*stack, other):
-                stack.append(other)
-        return stack[: self.machine.stack_size(first)]
 
     def abandon(self) -> None:
         """Ask the run to stop, without waiting; its trial is given back once the lease is free."""
