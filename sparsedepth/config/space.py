@@ -8,7 +8,7 @@ import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, TypeAdapter, ValidationError
 
 from sparsedepth.config.section import Count, Inside, Positive, Section, check
 from sparsedepth.files import digest
@@ -52,6 +52,23 @@ Bounded = Literal["params_total", "params_active", "flops_per_token", "train_flo
 """Costs that are known before a run starts."""
 
 
+def _check_ascending(values: list[float]) -> list[float]:
+    if values != sorted(set(values)):
+        raise ValueError("must be ascending")
+    return values
+
+
+def check_distinct(values: list[Any]) -> list[Any]:
+    if len(set(values)) < len(values):
+        raise ValueError("must not repeat a value")
+    return values
+
+
+Shares = Annotated[list[Inside], AfterValidator(_check_ascending)]
+TuneGrid = Annotated[list[Positive], Field(min_length=3), AfterValidator(_check_ascending)]
+"""At least three values, ascending: the best should have a worse one on either side."""
+
+
 class Prune(Section):
     """Early stopping of a sampler's runs that are worse than most finished runs of the same depth at the same step.
 
@@ -62,28 +79,22 @@ class Prune(Section):
 
     by: Literal["train_loss"]
     """the objective that decides, from the curves of the runs"""
-    at: Annotated[list[Inside], Field(min_length=1)]
+    at: Annotated[Shares, Field(min_length=1)]
     """shares of the steps at which to decide, ascending"""
     keep: Inside = 0.5
     """a run continues only if it is in this best share of the finished runs"""
     min_runs: Count = 4
     """finished runs to compare with, at least"""
 
-    @check
-    def _check(self) -> None:
-        if self.at != sorted(set(self.at)):
-            raise ValueError(f"at={self.at} must be ascending")
-
     def check_window(self, n_steps: int, log_every: int) -> None:
         """Raises ValueError if a run of this length logs no step in the window of a pruning decision."""
         for share in self.at:
             before = int(share * n_steps) // log_every * log_every
             if not any(in_window(step / n_steps, share) for step in (before, before + log_every)):
-                raise ValueError(
-                    f"prune.at={share:g}: a run of {n_steps} steps with log_every={log_every} logs none in the "
-                    f"last tenth before step {share * n_steps:g}, so that nothing would ever be pruned; "
-                    f"set log_every to {max(1, int(share * n_steps * WINDOW))} or less, or another share"
-                )
+                told = f"prune.at={share:g}: a run of {n_steps} steps with log_every={log_every} logs none in the last"
+                why = f"tenth before step {share * n_steps:g}, so that nothing would ever be pruned"
+                most = max(1, int(share * n_steps * WINDOW))
+                raise ValueError(f"{told} {why}; set log_every to {most} or less, or another share")
 
 
 WINDOW = 0.1
@@ -95,17 +106,11 @@ def in_window(done: float, share: float) -> bool:
     return share * (1 - WINDOW) < done <= share
 
 
-TuneGrid = Annotated[list[Positive], Field(min_length=3)]
-"""At least three values, ascending: the best should have a worse one on either side."""
-
-
 def check_size(cells: int, runs_per_cell: int) -> None:
     """Raises ValueError for a sweep beyond MAX_RUNS, before its cells are built."""
     if cells * runs_per_cell > MAX_RUNS:
-        raise ValueError(
-            f"{cells:,} cells with {runs_per_cell:,} runs each exceed the limit of {MAX_RUNS:,} runs per results "
-            f"folder; shorten the axes, or let a sampler choose (sampler: random, n_trials: 1000)"
-        )
+        told = f"{cells:,} cells with {runs_per_cell:,} runs each exceed the limit of {MAX_RUNS:,} runs per"
+        raise ValueError(f"{told} results folder; shorten the axes, or let a sampler choose (sampler: random)")
 
 
 def _counted(first: int) -> Callable[[Any], Any]:
@@ -124,7 +129,7 @@ def _counted(first: int) -> Callable[[Any], Any]:
     return listed
 
 
-SeedList = Annotated[list[int], Field(min_length=1)]
+SeedList = Annotated[list[int], Field(min_length=1), AfterValidator(check_distinct)]
 Seeds = Annotated[SeedList, BeforeValidator(_counted(0), json_schema_input_type=int | list[int])]
 TuningSeeds = Annotated[SeedList, BeforeValidator(_counted(101), json_schema_input_type=int | list[int])]
 _SEEDS = TypeAdapter(Seeds, config=ConfigDict(defer_build=True))
@@ -137,7 +142,9 @@ def own_seeds(entry: Mapping[str, Any], default: list[int]) -> list[int]:
     try:
         return _SEEDS.validate_python(entry["seeds"], strict=True)
     except ValidationError:
-        raise ValueError(f"seeds={entry['seeds']!r} must be a list of seeds, or their number, from 0") from None
+        raise ValueError(
+            f"seeds={entry['seeds']!r} must be a list of seeds, each once, or their number, from 0"
+        ) from None
 
 
 def cell_digest(cell: Mapping[str, Any]) -> str:

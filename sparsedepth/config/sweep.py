@@ -16,7 +16,7 @@ from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Field
+from pydantic import AfterValidator, Field
 
 from sparsedepth.config import presets
 from sparsedepth.config.load import build, read_yaml
@@ -31,11 +31,13 @@ from sparsedepth.config.space import (
     Interval,
     Prune,
     Seeds,
+    Shares,
     TuneGrid,
     TuningSeeds,
     Value,
     Values,
     cell_digest,
+    check_distinct,
     check_size,
     grid_points,
     meets,
@@ -89,7 +91,7 @@ class SweepDefinition(Section):
     """with matched: time, n_layers -> seconds of a training step, as `plan --calibrate` prints them"""
     sampler: Literal["grid", "random", "qmc", "tpe", "nsga2"] = "grid"
     """grid: every cell; the others propose n_trials cells, tpe and nsga2 from earlier results"""
-    objectives: Annotated[list[str], Field(min_length=1)] = ["val_loss"]
+    objectives: Annotated[list[str], Field(min_length=1), AfterValidator(check_distinct)] = ["val_loss"]
     """summary columns to optimise; the first ranks and tunes"""
     n_trials: Annotated[Count | None, Field(description="cells to propose; not with sampler grid")] = None
     base: Annotated[dict[str, Any], Field(description="RunConfig fields shared by every cell")] = {}
@@ -105,7 +107,7 @@ class SweepDefinition(Section):
     exclude: Annotated[list[Condition], Field(description="cells to leave out, by values of their fields")] = []
     constraints: dict[Bounded, Positive] = {}
     """upper bounds, checked before a run starts"""
-    branch_at: list[Inside] = []
+    branch_at: Shares = []
     """shares of train_tokens at which a run of schedule wsd also ends: further cells"""
     tune: dict[str, TuneGrid] = {}
     """fields re-tuned for each cell with tuning_seeds: {lr: [1e-3, 2e-3, 4e-3]}"""
@@ -125,12 +127,9 @@ class SweepDefinition(Section):
 
     @check
     def _check_repeats(self) -> None:
-        named = [(name, getattr(self, name)) for name in ("seeds", "tuning_seeds", "objectives")]
-        named += [("seeds", own_seeds(entry, [])) for entry in (*self.variants, *self.cells)]
-        named += [(f"space.{name}", axis) for name, axis in self.space.items() if not isinstance(axis, Interval)]
-        for name, values in named:
-            if len(set(values)) < len(values):
-                raise ValueError(f"{name}={values} must not repeat a value")
+        for name, axis in self.space.items():
+            if not isinstance(axis, Interval) and len(set(axis)) < len(axis):
+                raise ValueError(f"space.{name}={axis} must not repeat a value")
 
     @check
     def _check_tuning_seeds(self) -> None:
@@ -139,18 +138,16 @@ class SweepDefinition(Section):
             raise ValueError(f"tune.{', '.join(self.tune)} {needs}")
         shared = [seed for seed in self.tuning_seeds if seed in self.result_seeds]
         if shared and not self.reuse_tuning_seeds:
-            raise ValueError(
-                f"tuning_seeds={self.tuning_seeds} shares {shared} with the seeds of the results, which biases them in "
-                "favour of tuned values; name others (tuning_seeds: [101, 102, 103]), or set reuse_tuning_seeds: true"
-            )
+            told = f"tuning_seeds={self.tuning_seeds} shares {shared} with the seeds of the results, which biases them"
+            fix = "name others (tuning_seeds: [101, 102, 103]), or set reuse_tuning_seeds: true"
+            raise ValueError(f"{told} in favour of tuned values; {fix}")
 
     @check
     def _check_parts(self) -> None:
         """All parts have valid fields and values of a run, and there are not too many runs."""
         points = math.prod(len(axis) for axis in self.axes.values() if not isinstance(axis, Interval))
         cells = len(self.variants) * points + len(self.cells) if self.n_trials is None else self.n_trials
-        tuned = math.prod(map(len, self.tune.values())) * len(self.tuning_seeds)
-        check_size(cells, len(self.seeds) + tuned)
+        check_size(cells, len(self.seeds) + math.prod(map(len, self.tune.values())) * len(self.tuning_seeds))
         if any("seed" in place for place in (self.base, *self.places())):
             raise ValueError("seed is for replicates, not a knob: list the seeds under 'seeds'")
         mistakes = [f"{part}: {told}" for part, values in self.parts() for told in field_mistakes(RunConfig, values)]
@@ -335,10 +332,9 @@ def ad_hoc(vary: Mapping[str, list[Value]], n_seeds: int, base: Mapping[str, Any
     """The sweep of a command line: a grid over `vary`, with seeds 0 to n_seeds - 1. Raises ValueError."""
     if not vary or n_seeds < 1:
         raise ValueError("a sweep needs a definition file, or --vary FIELD=VALUE,VALUE and at least one seed")
-    names = " and ".join(vary)
     values = {
         "name": "ad-hoc",
-        "question": f"What does {names} change?" if len(vary) == 1 else f"What do {names} change?",
+        "question": f"What {'does' if len(vary) == 1 else 'do'} {' and '.join(vary)} change?",
         "hypothesis": "none was written down before the runs",
         "base": {name: value for name, value in base.items() if name not in vary and name != "seed"},
         "space": dict(vary),

@@ -46,15 +46,12 @@ def check_vit(model: Any) -> None:
     """Raises ValueError for patches that do not divide the image, another seq_len, and fields of decoders."""
     if model.image_size % model.patch_size:
         divisors = [size for size in range(1, model.image_size + 1) if model.image_size % size == 0]
-        raise ValueError(
-            f"patch_size={model.patch_size} does not divide image_size={model.image_size}; choose one of {divisors}"
-        )
+        told = f"patch_size={model.patch_size} does not divide image_size={model.image_size}"
+        raise ValueError(f"{told}; choose one of {divisors}")
     n_tokens = n_positions(model.image_size, model.patch_size)
     if model.seq_len != n_tokens:
-        raise ValueError(
-            f"seq_len={model.seq_len}: an image of image_size={model.image_size} is a class token and {n_tokens - 1} "
-            f"patches of patch_size={model.patch_size}; leave seq_len out"
-        )
+        image = f"an image of image_size={model.image_size} is a class token and {n_tokens - 1} patches"
+        raise ValueError(f"seq_len={model.seq_len}: {image}; leave seq_len out")
     for name, (default, reason) in _OF_TOKENS.items():
         if (value := getattr(model, name)) != default:
             raise ValueError(f"{name}={value!r} with architecture='vit': {reason}; leave {name} out")
@@ -64,10 +61,8 @@ def check_images(corpus: str, architecture: str) -> None:
     """Raises ValueError for a ViT without images, and images without a ViT."""
     name = corpus_name(corpus)
     if architecture == "vit" and name.kind is not IMAGES:
-        raise ValueError(
-            f"architecture='vit' reads images, and corpus={corpus!r} holds none; set corpus to 'images:FOLDER', "
-            f"'images:hub:NAME' or 'images:digits', or leave architecture out"
-        )
+        fix = "set corpus to 'images:FOLDER', 'images:hub:NAME' or 'images:digits', or leave architecture out"
+        raise ValueError(f"architecture='vit' reads images, and corpus={corpus!r} holds none; {fix}")
     if name.kind is IMAGES and architecture != "vit":
         raise ValueError(f"corpus={corpus!r} holds images, and a decoder reads tokens; set architecture='vit'")
     if name.kind is IMAGES and not name.place:

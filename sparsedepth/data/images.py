@@ -202,7 +202,8 @@ class ImageSource(CorpusSource):
         first = -(-skip_tokens // seq_len)
         rows = self._val[first : first + n_tokens // seq_len]
         if not len(rows):
-            raise nothing_left(f"image of {len(self._val):,}", n_tokens, skip_tokens, f"an image has {seq_len}")
+            images = f"{len(self._val):,} images have {seq_len} each"
+            raise nothing_left("held-out image", n_tokens, skip_tokens, images)
         return self._sequences(rows)
 
     def _sequences(self, row_NI: np.ndarray) -> Sequences:

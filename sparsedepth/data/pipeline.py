@@ -1,7 +1,7 @@
 """Text to tokens, once per corpus: documents -> split -> tokenizer -> shards, in ROOT/<data_id>/.
 
     documents   the corpus, one text, pair or image at a time         `data.text`, `data.pairs`, `data.images`
-    split       each distinct text: training or held out              `data.split`
+    split       each distinct text: training or held out              `data.shards`
     tokenizer   bytes, a BPE of the training texts, or one by name    `data.tokenizer`
     shards      the ids of each side, in a file                       `data.shards`
 

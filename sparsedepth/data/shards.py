@@ -6,21 +6,27 @@
         manifest.json        their sources, counts and checksums
 
 Training documents are in the order of the corpus (batches shuffle them), held-out documents in the order of their hash,
-so that the first tokens of val.bin are a random sample of all held-out text.
+so that the first tokens of val.bin are a random sample of all held-out text. Documents are split by a hash of the text:
+
+    key(d) = first 64 bits of SHA-256(text of d);   d is held out  <=>  key(d) < val_fraction * 2^64
+
+So a document is always on the same side, whatever precedes it; duplicates are dropped. If a small corpus leaves one
+side empty, the document with the key nearest the border changes sides, again independent of order. The text is read
+once, and at most one document is held back.
 """
 
+import hashlib
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
 from pathlib import Path
-from typing import Any, BinaryIO, Protocol
+from typing import Any, BinaryIO, NamedTuple, Protocol
 
 import numpy as np
 from pydantic import ValidationError
 
 from sparsedepth.config.section import Section
-from sparsedepth.data.split import Document, split
 from sparsedepth.data.tokenizer import TOKENIZER_FILE, Tokenizer, reopen_tokenizer
 from sparsedepth.files import sha256
 
@@ -29,6 +35,7 @@ TRAIN, VAL = "train.bin", "val.bin"
 _UNSORTED = "val.unsorted"
 CHARACTERS_AT_ONCE = 1_000_000
 """Characters encoded in one call, so that a tokenizer can use every core and memory stays small."""
+KEYS = 2**64
 
 
 class Shard(Section):
@@ -124,6 +131,45 @@ class _TokenFile:
     def shard(self, path: Path) -> Shard:
         """The manifest's entry of the documents in `path`."""
         return Shard(documents=self.documents, tokens=self.tokens, bytes=self.bytes, sha256=sha256(path))
+
+
+class Document(NamedTuple):
+    text: str
+    key: int
+    """first 64 bits of the text's SHA-256: uniform in [0, 2^64)"""
+    held_out: bool
+
+
+def split(texts: Iterable[str], val_fraction: float) -> Iterator[Document]:
+    """Each distinct text with its side; both sides are non-empty. Memory: one document, and 8-byte keys in a set (about
+    0.1 GB per million documents). Raises ValueError if there are fewer than two distinct documents."""
+    border = int(val_fraction * KEYS)
+    seen: set[int] = set()
+    one_sided = True
+    spare: Document | None = None  # nearest the border, while all are on one side
+    for text in texts:
+        key = int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big")
+        if key in seen:
+            continue
+        seen.add(key)
+        document = Document(text, key, key < border)
+        if not one_sided:
+            yield document
+        elif spare is None:
+            spare = document
+        elif spare.held_out == document.held_out:
+            near, far = sorted((spare, document), key=lambda document: abs(document.key - border))
+            spare = near
+            yield far
+        else:
+            one_sided = False
+            yield from (spare, document)
+    if len(seen) < 2:
+        fix = "use a corpus of at least two documents (a file each, a row each, or a .txt file with blank lines in it)"
+        raise ValueError(f"the corpus holds {len(seen)} distinct document(s), and one must be held out; {fix}")
+    if one_sided:
+        assert spare is not None
+        yield spare._replace(held_out=not spare.held_out)
 
 
 def write_shards(

@@ -9,9 +9,8 @@ from sparsedepth.data import batches
 from sparsedepth.data.corpus import check_text, documents, fingerprint
 from sparsedepth.data.pipeline import prepare
 from sparsedepth.data.sequences import Counted, Sequences, after_tokens, next_tokens
-from sparsedepth.data.shards import Corpus, CorpusSource, Encoder
+from sparsedepth.data.shards import Corpus, CorpusSource, Encoder, split
 from sparsedepth.data.source import Source
-from sparsedepth.data.split import split
 from sparsedepth.data.tokenizer import Tokenizer, make_tokenizer
 
 

@@ -133,14 +133,11 @@ class Quantity:
                 self, name=f"{self.name}_{name}", formula=formula.format(self.name), tables=("runs",), carried_by="",
                 has_interval=False, has_error=False, layer_interval=False, stage="", label=label.format(short_name),
             )  # fmt: skip
-        for name, formula, unit in (
-            ("largest_share", "share of {} that its largest block carries; 1/n_layers if all are alike", "share"),
-            ("centre", "centre of mass of {} in depth: 0 = all in the first block, 1 = all in the last", "1"),
-        ):
-            yield Quantity(
-                f"{self.name}_{name}", formula.format(self.name), unit,
-                measure=self.measure, source="ours", bounds=(0, 1), rows=self.rows,
-            )  # fmt: skip
+        share = f"share of {self.name} that its largest block carries; 1/n_layers if all are alike"
+        centre = f"centre of mass of {self.name} in depth: 0 = all in the first block, 1 = all in the last"
+        fields: dict[str, Any] = {"measure": self.measure, "source": "ours", "bounds": (0, 1), "rows": self.rows}
+        yield Quantity(f"{self.name}_largest_share", share, "share", **fields)
+        yield Quantity(f"{self.name}_centre", centre, **fields)
 
     def _meaning(self, table: Table) -> str:
         if table != "runs":

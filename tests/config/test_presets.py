@@ -62,12 +62,6 @@ def test_budgets_are_whole_steps_of_what_is_stated():
     assert round(config.warmup_frac * config.n_steps) == 1000
 
 
-def test_depths_differ_in_depth_alone():
-    """The depth study varies n_layers and nothing else."""
-    configs = [PRESETS[f"dense-1b-{depth}"].fields for depth in (12, 16, 24, 32)]
-    assert len({str({**fields, "n_layers": 0}) for fields in configs}) == 1
-
-
 def test_a_preset_is_its_fields():
     """The name leaves no trace: a run is recognised however its fields were written."""
     spelt = build(RunConfig, dict(PRESETS["llama-60m"].fields), "test")

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sparsedepth.config.run import RunConfig
@@ -62,6 +62,7 @@ def test_a_batch_depends_on_seed_and_step_alone(prepared):
     assert (batch(corpus, config(8, 32, seed=3), 8) != first).any()
 
 
+@settings(max_examples=40)
 @given(step=st.integers(0, 10**7), seed=st.integers(0, 2**31 - 1), halvings=st.integers(0, 4))
 def test_runs_of_different_seq_len_predict_the_same_tokens_in_the_same_step(prepared, step, seed, halvings):
     corpus = counting(prepared)
@@ -97,13 +98,13 @@ def test_shuffled_of_a_huge_corpus_needs_no_table():
     assert abs(places.mean() / 10**13 - 0.5) < 5 * 12**-0.5 / 100  # five standard errors of a uniform mean
 
 
-@pytest.mark.parametrize("n", [2, 3, 10, 64])
+@pytest.mark.parametrize("n", [2, 10, 64])
 def test_shuffled_sends_a_place_everywhere_equally_often(n):
-    """Chi-square of where places 0 and n-1 land over 2,000 epochs; mean n-1, standard deviation sqrt(2(n-1))."""
-    images = np.array([shuffled(np.array([0, n - 1]), n, 0, epoch) for epoch in range(2000)])
+    """Chi-square of where places 0 and n-1 land over 1,000 epochs; mean n-1, standard deviation sqrt(2(n-1))."""
+    images = np.array([shuffled(np.array([0, n - 1]), n, 0, epoch) for epoch in range(1000)])
     for image in images.T:
         counts = np.bincount(image, minlength=n)
-        chi_square = ((counts - 2000 / n) ** 2 / (2000 / n)).sum()
+        chi_square = ((counts - 1000 / n) ** 2 / (1000 / n)).sum()
         assert chi_square < (n - 1) + 5 * (2 * (n - 1)) ** 0.5
 
 

@@ -67,9 +67,7 @@ def test_every_document_is_in_one_shard_with_its_end(texts, tmp_path):
     manifest = corpus.manifest
     assert (manifest.train.documents, manifest.val.documents) == (len(train), len(val)) and len(val) > 0
     assert manifest.train.bytes == sum(len(text.encode()) for text in train)
-    assert (
-        manifest.val.tokens == len(corpus.val) == manifest.val.bytes + len(val)
-    )  # a byte is a token, and one end each
+    assert manifest.val.tokens == len(corpus.val) == manifest.val.bytes + len(val)  # a byte is a token; one end each
     assert TextSource(corpus).bytes_per_token == manifest.val.bytes / len(corpus.val)
     assert corpus.train.dtype == np.uint16
     assert manifest.train.sha256 == sha256(corpus.folder / "train.bin")
@@ -94,10 +92,13 @@ def test_bpe_is_trained_on_training_text_only(tmp_path, monkeypatch):
     assert set(corpus.manifest.versions) == {"python", "sparsedepth", "tokenizers"}
 
 
-def test_the_same_configuration_gives_the_same_bytes(texts, tmp_path):
+def test_the_same_configuration_gives_the_same_bytes_and_a_second_call_reads_them(texts, tmp_path):
     one = prepare(config(texts), tmp_path / "one")
     two = prepare(config(texts, seq_len=128, seed=5), tmp_path / "two")
     assert one.manifest == two.manifest
+    before = one.folder.stat().st_mtime_ns
+    assert prepare(config(texts), tmp_path / "one").data_hash == one.data_hash
+    assert one.folder.stat().st_mtime_ns == before
 
 
 def test_data_id_follows_exactly_the_fields_that_change_tokens():
@@ -141,13 +142,6 @@ def test_large_vocabularies_take_four_bytes(texts, tmp_path, monkeypatch):
     monkeypatch.setattr(ByteTokenizer, "size", 70_000)
     corpus = prepare(config(texts, vocab_size=70_000), tmp_path / "data")
     assert corpus.train.dtype == np.uint32 and len(documents(corpus.train, corpus)) > 0
-
-
-def test_a_second_call_reads_what_the_first_made(texts, tmp_path):
-    first = prepare(config(texts), tmp_path / "data")
-    before = first.folder.stat().st_mtime_ns
-    assert prepare(config(texts), tmp_path / "data").data_hash == first.data_hash
-    assert first.folder.stat().st_mtime_ns == before
 
 
 def test_vocab_size_is_checked_against_finished_shards_too(texts, tmp_path):
