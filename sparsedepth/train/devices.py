@@ -22,7 +22,7 @@ import os
 import warnings
 from collections.abc import Callable, Generator
 from contextlib import AbstractContextManager, contextmanager
-from typing import TYPE_CHECKING
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -33,9 +33,6 @@ from sparsedepth.config.runtime import Parallel, RuntimeConfig
 from sparsedepth.data.sequences import Sequences
 from sparsedepth.model.decoder import Decoder
 from sparsedepth.model.moe import Experts
-
-if TYPE_CHECKING:
-    from torch.distributed.fsdp import FSDPModule
 
 TIMEOUT = datetime.timedelta(minutes=10)
 """Duration of an exchange after which the other processes count as lost."""
@@ -63,7 +60,7 @@ class Devices:
         if n_sequences % self.size:
             raise ValueError(
                 f"a batch of {n_sequences} sequences (batch_tokens / seq_len) has no equal shares for {self.size} "
-                f"processes; start as many as divide {n_sequences}"
+                f"processes; start a number of processes that divides {n_sequences}"
             )
         rows = n_sequences // self.size
         return batch[self.rank * rows : (self.rank + 1) * rows]
@@ -100,7 +97,7 @@ class Devices:
 
         fully_shard(module, mesh=init_device_mesh(device.type, (self.size,)))
 
-    def _fsdp_modules(self, wrapped: nn.Module) -> "list[FSDPModule]":
+    def _fsdp_modules(self, wrapped: nn.Module) -> list[Any]:
         if self.parallel != "fsdp":
             return []
         from torch.distributed.fsdp import FSDPModule
@@ -219,8 +216,10 @@ def process_group(runtime: RuntimeConfig) -> Generator[Devices]:
     except RuntimeError as error:
         if not _is_loss(error):
             raise
-        text = "lost another process of this run, which ended or hangs (its own message says why)"
-        raise LostError(f"process {rank} of {size} {text}; the same command continues from a checkpoint") from error
+        raise LostError(
+            f"process {rank} of {size} lost another process of this run, which ended or hangs (its own message says "
+            f"why); the same command continues from the last checkpoint"
+        ) from error
     finally:
         dist.destroy_process_group()
 

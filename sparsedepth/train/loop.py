@@ -209,16 +209,6 @@ class TrainingState:
                 if self.devices.is_leader:
                     self.observations.extend(observe(self.model, self.step))
 
-    def position(self) -> checkpoint.Position:
-        """The state other than tensors."""
-        return checkpoint.Position(
-            step=self.step,
-            curves=[*self.curves],
-            observations=[*self.observations],
-            seconds=self.earlier_seconds + self.clock() - self.began,
-            precision=self.runtime.precision,
-        )
-
     def save(self, folder: Path, *, in_background: bool = False, keep_all: bool = False) -> None:
         """Commit a checkpoint, unless the run diverged; `in_background` writes a copy meanwhile."""
         self.check_divergence()
@@ -227,7 +217,13 @@ class TrainingState:
         began = time.perf_counter()
         self.finish_saving()
         tensors = checkpoint.snapshot(self.model, self.optimizer, self.devices, copy=in_background)
-        position = self.position()
+        position = checkpoint.Position(
+            step=self.step,
+            curves=[*self.curves],
+            observations=[*self.observations],
+            seconds=self.earlier_seconds + self.clock() - self.began,
+            precision=self.runtime.precision,
+        )
         if in_background and self.devices.is_leader:
             self.writer = self.writer or ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
             self.writing = self.writer.submit(self._commit, folder, tensors, position)
@@ -262,8 +258,8 @@ class TrainingState:
             if position.precision not in (None, self.runtime.precision):
                 raise ValueError(
                     f"precision={self.config.precision} is {self.runtime.precision} on {self.runtime.device.type}, but "
-                    f"the run's first {position.step} steps were computed in {position.precision}; continue where it "
-                    f"began, or delete {trunk if shared else folder} to start again"
+                    f"the run's first {position.step} steps were computed in {position.precision}; continue on the "
+                    f"device it began on, or delete {trunk if shared else folder} to start again"
                 )
             self.step = self.logged_step = position.step
             self.curves, self.observations = position.curves, position.observations

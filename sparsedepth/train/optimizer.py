@@ -1,5 +1,4 @@
-"""AdamW, or Muon for the blocks' matrices with AdamW for the rest; learning rate: linear warm-up,
-then `schedule`.
+"""AdamW, or Muon for the blocks' matrices with AdamW for the rest; the learning rate's schedule.
 
     adamw    w <- (1 - lr lambda) w - lr m / (sqrt(v) + eps)                                         (1711.05101)
     muon     w <- (1 - lr lambda) w - lr 0.2 sqrt(max(rows, columns)) O(M),  O(M) = U V' of M = U S V'      (2502.16982)
