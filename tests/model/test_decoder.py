@@ -112,10 +112,9 @@ def test_no_position_sees_the_future(name):
     for block in model.blocks:
         x = block(x, context)
     logits = model.logits(x)
-    for t in range(10):
+    for t in (0, 4, 8):
         (gradient,) = torch.autograd.grad(logits[0, t].square().sum(), x_BTD, retain_graph=True)
-        assert gradient[0, t + 1 :].abs().max() == 0 if t < 9 else True
-        assert gradient[0, t].abs().max() > 0
+        assert gradient[0, t + 1 :].abs().max() == 0 and gradient[0, t].abs().max() > 0
 
 
 def test_lns_scales_the_output_of_both_norms_and_not_the_last():
@@ -246,12 +245,12 @@ def test_gpas_shrinks_the_sum_or_what_goes_into_a_normed_sum(norm):
     "fields",
     [
         {"depth_scale": "lns", "gpas": True, "norm": "keel"},
-        {"attention_residuals": 8},
+        {"attention_residuals": 4},
     ],
     ids=str,
 )
 def test_blocks_compile_to_one_graph_for_all_layers(fields):
-    model, tokens_BT = Decoder(config(**{"n_layers": 4, **fields})), tokens()
+    model, tokens_BT = Decoder(config(**{"n_layers": 2, **fields})), tokens()
     expected = model(tokens_BT)
     backend = CompileCounter()
     for block in model.blocks:

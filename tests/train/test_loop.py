@@ -108,7 +108,7 @@ EXPERTS = {"n_experts": 4, "top_k": 2, "attention_residuals": 2}
 
 @pytest.mark.parametrize(
     ("fields", "kill_step"),
-    [*(({}, step) for step in (1, 4, 5, 12, 24)), (EXPERTS, 12), ({"optimizer": "muon"}, 5)],
+    [*(({}, step) for step in (1, 5, 24)), (EXPERTS, 12), ({"optimizer": "muon"}, 5)],
 )
 def test_resumed_run_ends_bit_equal(tmp_path, kill_step, fields):
     cfg = config(**fields)
@@ -337,7 +337,7 @@ def test_unknown_device_is_a_users_error():
         resolve(config(), RuntimeConfig(device="tpu7"))
 
 
-@pytest.mark.parametrize("micro_batch", [1, 2, 3, 4, 100])
+@pytest.mark.parametrize("micro_batch", [1, 3, 100])
 def test_micro_batches_take_the_same_steps(micro_batch):
     """Three sequences of four leave a last micro-batch of one, which weighs as one."""
     cfg = config(log_every=1)
