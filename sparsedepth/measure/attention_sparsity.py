@@ -7,14 +7,14 @@
     relative entropy: mean over rows i >= 2 of H_i / ln i   from 0 to 1, uniform, at any T
     sink:     mean over rows i >= 2 of a_i1                 the share of the first token (2309.17453); 1/i if uniform
 
-Under uniform attention the absolute share grows with T (every row i > 1/tau is all 'sparse'); the relative share is 0
-for c <= 1 at any T. Without causality (a ViT) every row has T weights, and i is T in each formula; the rows are the
-same. Row 1 is trivial: its entropy and ln 1 are 0, its weight on the first token is 1. Weights hidden by a window or
-the end of a document count as causal weights of 0. Weights are computed in chunks of rows, in one pass for all
-quantities, never T x T for every head of a layer at once.
+Under uniform attention the absolute share grows with T (every row i > 1/tau is all 'sparse'); the relative
+share is 0 for c <= 1 at any T. Without causality (a ViT) every row has T weights, and i is T in each
+formula. Row 1 is trivial: its entropy and ln 1 are 0, its weight on the first token is 1. Weights hidden
+by a window or the end of a document count as causal weights of 0. Weights are computed in chunks of rows,
+in one pass for all quantities, never T x T for every head of a layer at once.
 
-Shapes: N and B sequences, T tokens, H query heads, G key/value heads, K head width, R rows of a chunk, S keys, C
-quantities by name, L layers.
+Shapes: N and B sequences, T tokens, H query heads, G key/value heads, K head width, R rows of a
+chunk, S keys, C quantities by name, L layers.
 """
 
 from collections.abc import Sequence
@@ -31,8 +31,7 @@ from sparsedepth.probe.fork import block_inputs, by_sequence, chunk_size
 from sparsedepth.probe.probed_model import AttentionForm, ProbedModel, attention_rows
 
 MAX_WEIGHTS = 2**22
-"""Attention weights computed at a time (16 MiB in fp32; on a GPU more, `probe.fork.chunk_size`), at least one row of
-every sequence and head of a batch."""
+"""Attention weights computed at a time (16 MiB in fp32; on a GPU more, `probe.fork.chunk_size`)."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -54,9 +53,8 @@ def attention_sparsity(
     relative_taus: Sequence[float],
     rng: np.random.Generator,
 ) -> dict[str, HeadValues]:
-    """By name: attention_sparsity@tau and attention_sparsity_rel@tau (of 1/i) for each threshold, shares from 0 to 1;
+    """attention_sparsity@tau and attention_sparsity_rel@tau (of 1/i) for each threshold,
     attention_entropy (nat), attention_entropy_rel and attention_sink."""
-
     n_sequences, n_tokens = tokens_NT.shape[:2]
     n_weights = n_tokens * (n_tokens + 1) // 2 if probed.causal else n_tokens**2
     sizes = {
@@ -76,13 +74,12 @@ def attention_sparsity(
     sum_NLHC = by_sequence(probed, tokens_NT, batch_sums)
     estimate = shared_resamples(rng)
 
-    def values(sum_NLH: np.ndarray, size: int) -> HeadValues:
+    values = {}
+    for (name, size), sum_NLH in zip(sizes.items(), np.moveaxis(sum_NLHC, -1, 0), strict=True):
         value_NLH = sum_NLH / (size or np.nan)
         total = estimate(identity, value_NLH.mean((1, 2)))
-        return HeadValues(by_head=value_NLH.mean(0), total=total, n=n_sequences * size)
-
-    sums = dict(zip(sizes, np.moveaxis(sum_NLHC, -1, 0), strict=True))
-    return {name: values(sums[name], size) for name, size in sizes.items()}
+        values[name] = HeadValues(by_head=value_NLH.mean(0), total=total, n=n_sequences * size)
+    return values
 
 
 def _limits(taus: Sequence[float], relative_taus: Sequence[float], n_keys: float | Tensor = 1.0) -> dict[str, Any]:
@@ -101,8 +98,7 @@ def attention_sums(
     taus: Sequence[float],
     relative_taus: Sequence[float],
 ) -> dict[str, Tensor]:
-    """By name, sum_BH in fp64 over the rows of each sequence and head: causal weights below each of `taus` and of
-    `relative_taus` / i, entropies, relative entropies and weights on the first token of rows 2..T."""
+    """By name, sum_BH in fp64 over the rows of each sequence and head."""
     n_sequences, n_heads, n_tokens, _ = q_BHTK.shape
     zero_BH = q_BHTK.new_zeros(n_sequences, n_heads, dtype=torch.float64)
     sums: dict[str, Tensor] = {}

@@ -1,22 +1,23 @@
 """Scores with 95% intervals: the percentile bootstrap over sequences, from per-sequence numbers.
 
-Tokens of a sequence are not independent, so sequences are resampled (Efron & Tibshirani 1993, chapter 13). A score is a
-statistic of means over sequences, recomputed on the means of each resample: so ratios and thresholded counts have the
-interval of the ratio and of the count. The percentiles are expanded (Hesterberg 2015, 1411.5279), since
-resamples of N values have (N - 1) / N of their variance and the normal distribution's tails:
+Tokens of a sequence are not independent, so sequences are resampled (Efron & Tibshirani 1993, chapter 13).
+A score is a statistic of means over sequences, recomputed on the means of each resample: so ratios and
+thresholded counts have the interval of the ratio and of the count. The percentiles are expanded (Hesterberg
+2015, 1411.5279): resamples of N values have (N - 1) / N of their variance and a normal distribution's tails.
 
     interval = quantiles a and 1 - a of the resamples,   a = Phi(-sqrt(N / (N - 1)) t(N-1, 0.975))
 
-For the mean of normal values that is Student's interval. Below five sequences it is the range of the values, which
-holds a symmetric mean in 1 - 2^(1-N) of cases. `docs/intervals.md` says how often others hold the truth.
+For the mean of normal values that is Student's interval. Below five sequences it is the range of the values,
+which holds a symmetric mean in 1 - 2^(1-N) of cases. `docs/intervals.md` says how often others hold the truth.
 
 Shapes: N sequences, R resamples, E statistics.
 """
 
 import functools
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from scipy.special import ndtr, stdtrit
@@ -25,7 +26,7 @@ N_RESAMPLES = 1000
 LEVEL = 0.95
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class BootstrapEstimate:
     """A value with its interval; None if undefined, and for the interval of a single sequence."""
 
@@ -55,8 +56,9 @@ def bootstrap(
 ) -> BootstrapEstimate:
     """The statistic of the sequences, and its interval over resamples.
 
-    `per_sequence`: arrays [N, ...]. `statistic` takes their means over sequences, each as [R, ...] for R resamples at
-    once, and returns [R] values, NaN where undefined. Raises ValueError without a sequence.
+    `per_sequence`: arrays [N, ...]. `statistic` takes their means over sequences, each as [R, ...]
+    for R resamples at once, and returns [R] values, NaN where undefined. Raises ValueError without
+    a sequence.
     """
     return bootstrap_each(lambda *means: statistic(*means)[:, None], *per_sequence, rng=rng, level=level)[0]
 
@@ -68,58 +70,44 @@ def bootstrap_each(
     n_sequences = len(per_sequence[0])
     if n_sequences == 0:
         raise ValueError("0 sequences to estimate from; expected at least 1: the held-out text is too short")
-    assert all(len(array) == n_sequences for array in per_sequence)
     arrays = [np.asarray(array, dtype=np.float64) for array in per_sequence]
     value_E = statistic(*(array.mean(0)[None] for array in arrays))[0]
     lo_E = hi_E = np.full(len(value_E), math.nan)
     excess_E = np.zeros(len(value_E))
     if n_sequences > 1:
-        weights_RN = _weights(rng, n_sequences)
+        before = rng.bit_generator.state
+        weights_RN, after = _draw_weights(*before["state"].values(), n_sequences)
+        rng.bit_generator.state = {**before, "state": after}
         resampled_RE = statistic(*(np.tensordot(weights_RN, array, 1) for array in arrays))
         tail = expanded_tail(n_sequences, level)
         lo_E, hi_E = np.quantile(resampled_RE, (tail, 1 - tail), axis=0)
         excess_E = resampled_RE.mean(0) - value_E
     # Noise raises a mean of absolute values, so near 0 all resamples may exceed the value: widen to include it.
     return [
-        BootstrapEstimate(
-            value=finite(value),
-            lo=finite(min(lo, value)),
-            hi=finite(max(hi, value)),
-            excess=finite(excess) or 0.0,
-        )
+        BootstrapEstimate(finite(value), finite(min(lo, value)), finite(max(hi, value)), finite(excess) or 0.0)
         for value, lo, hi, excess in zip(value_E, lo_E, hi_E, excess_E, strict=True)
     ]
 
 
 def expanded_tail(n_sequences: int, level: float = LEVEL) -> float:
-    """a above."""
     half = math.sqrt(n_sequences / (n_sequences - 1)) * stdtrit(n_sequences - 1, (1 + level) / 2)
     return float(ndtr(-half))
 
 
-def _weights(rng: np.random.Generator, n_sequences: int) -> np.ndarray:
-    """weights_RN, the share of each sequence in each resample."""
-    before = rng.bit_generator.state
-    weights_RN, after = _draw_weights(*before["state"].values(), n_sequences)
-    rng.bit_generator.state = {**before, "state": after}
-    return weights_RN
-
-
 @functools.lru_cache(maxsize=1)
 def _draw_weights(state: int, increment: int, n_sequences: int) -> tuple[np.ndarray, Mapping[str, object]]:
-    """The weights that `default_rng` draws in this state, and its state afterwards. Cached: measures share the draw."""
+    """weights_RN, the share of each sequence in each resample, that `default_rng` draws in this
+    state, and its state afterwards. Cached: measures share the draw."""
     bits = np.random.PCG64()
     bits.state = {**bits.state, "state": {"state": state, "inc": increment}}
     counts_RN = np.random.Generator(bits).multinomial(n_sequences, [1 / n_sequences] * n_sequences, N_RESAMPLES)
     return counts_RN / n_sequences, bits.state["state"]
 
 
-def shared_resamples(rng: np.random.Generator) -> Estimator:
-    """`bootstrap` on one set of resamples for all statistics."""
+def shared_resamples(rng: np.random.Generator, estimate: Callable[..., Any] = bootstrap) -> Callable[..., Any]:
+    """`bootstrap`, or `bootstrap_each`, on one set of resamples for all statistics."""
     seed = int(rng.integers(2**63))
-    return lambda statistic, *per_sequence, **level: bootstrap(
-        statistic, *per_sequence, rng=np.random.default_rng(seed), **level
-    )
+    return lambda *statistic, **level: estimate(*statistic, rng=np.random.default_rng(seed), **level)
 
 
 def identity(mean_R: np.ndarray) -> np.ndarray:
@@ -141,6 +129,10 @@ def mean_of_last(values: np.ndarray) -> np.ndarray:
 def finite(value: float | np.floating) -> float | None:
     """The number, or None if not finite: an undefined result is missing, never 0."""
     return float(value) if math.isfinite(value) else None
+
+
+def finites(values: Iterable[float | np.floating]) -> list[float | None]:
+    return [finite(value) for value in values]
 
 
 def complete_mean(values: Sequence[float | None]) -> float | None:

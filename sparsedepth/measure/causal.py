@@ -5,14 +5,13 @@
     score = mean of effect(s, l) over the L (L - 1) / 2 pairs s < l
     skip increase(s) = (loss with block s skipped - loss) / loss
 
-A score of 0 means that no block uses the output of an earlier one. Source: 2603.15389, after 2505.13898. A ratio of
-means as in the former; the latter takes the largest ratio over tokens. States are inputs and outputs of block l itself,
-so the comparison cannot be off by a layer, and x_L is taken before the final norm. The skip increase is the identity
-control of usefulness.
+A score of 0 means that no block uses the output of an earlier one. Source: 2603.15389, after
+2505.13898. A ratio of means as in the former; the latter takes the largest ratio over tokens. x_L
+is taken before the final norm. The skip increase is the identity control of usefulness. Norms are
+over all tokens, the loss over scored positions.
 
-Norms are over all tokens, the loss over scored positions.
-
-Shapes: N and B sequences, T tokens of one sequence, D width of the residual stream, L layers, R resamples.
+Shapes: N and B sequences, T tokens of one sequence, D width of the residual stream, L layers, R
+resamples.
 """
 
 import itertools
@@ -22,7 +21,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sparsedepth.measure.bootstrap import BootstrapEstimate, bootstrap, finite, mean_of_last
+from sparsedepth.measure.bootstrap import BootstrapEstimate, bootstrap, finite, finites, mean_of_last
 from sparsedepth.measure.loss import relative_change, sequence_loss
 from sparsedepth.measure.measurements import MeasureContext, Measurements, Scored
 from sparsedepth.measure.usefulness import share_above
@@ -54,7 +53,7 @@ def causal_effect(probed: ProbedModel, scored: Scored, rng: np.random.Generator)
         effects={(s, later): finite(effect_LL[s - 1, later - 1]) for s, later in pairs},
         by_layer=[finite(mean_of_last(row[s:]).item()) for s, row in enumerate(effect_LL, start=1)],
         score=bootstrap(_score, change_NLL, update_NL, rng=rng),
-        skip_increase=[finite(value) for value in relative_change(skipped_NL.mean(0), base_N.mean())],
+        skip_increase=finites(relative_change(skipped_NL.mean(0), base_N.mean())),
     )
 
 

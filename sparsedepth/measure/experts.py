@@ -5,14 +5,14 @@
     variation         = sd_e(load_e) / mean_e(load_e)              0 balanced, sqrt(E / C - 1) collapsed (1701.06538)
     router entropy    = mean over tokens of - sum_e p_e ln p_e     nat, from 0 (certain) to ln E; p over all experts
 
-Collapsed: all tokens choose the same C experts. A router can be certain of each token and balanced over all (entropy
-near 0, effective experts near E), and vice versa. The model's scores are means over the layers with experts; a dense
-model has none.
+Collapsed: all tokens choose the same C experts. A router can be certain of each token and balanced
+over all (entropy near 0, effective experts near E), and vice versa. The model's scores are means
+over the layers with experts; a dense model has none.
 
-Shapes: N and B sequences, T tokens of one sequence, E experts, C experts chosen per token, M layers with experts,
-R resamples.
+Shapes: N and B sequences, T tokens of one sequence, E experts, C experts chosen per token.
 """
 
+from collections import defaultdict
 from collections.abc import Callable
 
 import numpy as np
@@ -27,39 +27,36 @@ from sparsedepth.probe.probed_model import ProbedModel
 
 
 def expert_use(probed: ProbedModel, tokens_NT: Tensor, rng: np.random.Generator) -> dict[str, ScoreByLayer]:
-    """The quantities above, by name, for layers 1..L, None for a layer without experts; empty for a model without."""
-    loads: dict[int, list[Tensor]] = {}
-    entropies: dict[int, list[Tensor]] = {}
+    """By name, for layers 1..L, None for a layer without experts; empty for a model without."""
+    parts: dict[int, list[tuple[Tensor, Tensor]]] = defaultdict(list)
     with probing(probed):
         for tokens_BT in batches(probed, tokens_NT):
             for layer, x_BTD in block_inputs(probed, tokens_BT):
-                if (routing := probed.routing(layer, x_BTD)) is None:
-                    continue
-                probability_BTE, choice_BTC = routing
-                chosen_BE = F.one_hot(choice_BTC, probability_BTE.shape[-1]).double().mean((1, 2))
-                entropy_BT = torch.special.entr(probability_BTE).sum(-1)
-                loads.setdefault(layer, []).append(chosen_BE)
-                entropies.setdefault(layer, []).append(entropy_BT.mean(1, dtype=torch.float64))
-    if not loads:
+                if (routing := probed.routing(layer, x_BTD)) is not None:
+                    probability_BTE, choice_BTC = routing
+                    chosen_BE = F.one_hot(choice_BTC, probability_BTE.shape[-1]).double().mean((1, 2))
+                    entropy_BT = torch.special.entr(probability_BTE).sum(-1)
+                    parts[layer].append((chosen_BE, entropy_BT.mean(1, dtype=torch.float64)))
+    if not parts:
         return {}
-    load_NE = {layer: torch.cat(parts).cpu().numpy() for layer, parts in loads.items()}
-    entropy_N = {layer: torch.cat(parts).cpu().numpy() for layer, parts in entropies.items()}
+    loads, entropies = (
+        {layer: torch.cat([part[i] for part in of_layer]).cpu().numpy() for layer, of_layer in parts.items()}
+        for i in range(2)
+    )
     estimate = shared_resamples(rng)
 
     def profile(statistic: Callable[[np.ndarray], np.ndarray], by_sequence: dict[int, np.ndarray]) -> ScoreByLayer:
         def mean(*means: np.ndarray) -> np.ndarray:
             return np.mean([statistic(layer_mean) for layer_mean in means], axis=0)
 
-        by_layer = [
-            float(statistic(by_sequence[layer].mean(0))) if layer in by_sequence else None
-            for layer in range(1, probed.n_layers + 1)
-        ]
-        return ScoreByLayer(by_layer=by_layer, score=estimate(mean, *by_sequence.values()))
+        by_layer = {layer: float(statistic(values.mean(0))) for layer, values in by_sequence.items()}
+        layers = range(1, probed.n_layers + 1)
+        return ScoreByLayer(by_layer=[*map(by_layer.get, layers)], score=estimate(mean, *by_sequence.values()))
 
     return {
-        "effective_experts": profile(effective_experts, load_NE),
-        "expert_load_variation": profile(variation, load_NE),
-        "router_entropy": profile(identity, entropy_N),
+        "effective_experts": profile(effective_experts, loads),
+        "expert_load_variation": profile(variation, loads),
+        "router_entropy": profile(identity, entropies),
     }
 
 

@@ -1,27 +1,30 @@
 """Geometry of the residual stream: the length of each block's update, and the angle by which it turns the stream.
 
-With u_l = x_l - x_(l-1) = a_l + f_l (attention, feed-forward), every quantity is a mean over tokens of one of these:
+With u_l = x_l - x_(l-1) = a_l + f_l (attention, feed-forward), means over tokens of one of these:
 
-    state_norm          ||x_l||, l = 0..L            update_norm, attention_norm, ffn_norm   ||u_l||, ||a_l||, ||f_l||
-    update_ratio        ||u_l|| / ||x_(l-1)||        attention_ratio, ffn_ratio   of a_l; of f_l to x_(l-1) + a_l
-    update_cosine       cos(u_l, x_(l-1))            attention_cosine, ffn_cosine   of a_l; of f_l with x_(l-1) + a_l
-    state_cosine        cos(x_l, x_(l-1))            block_influence   1 - cos(x_l, x_(l-1))
-    angular_distance    theta(x_(l-1), x_l)          and theta(x_l, x_(l+n)) for every pair
-    update_angle        theta(u_l, u_(l+1)), l < L   angle_to_end   theta(x_l, x_L), l < L
+    state_norm          ||x_l||, l = 0..L      update_norm, attention_norm, ffn_norm  ||u_l||, ||a_l||, ||f_l||
+    update_ratio        ||u_l|| / ||x_(l-1)||  attention_ratio, ffn_ratio   of a_l; of f_l to x_(l-1) + a_l
+    update_cosine       cos(u_l, x_(l-1))      attention_cosine, ffn_cosine   of a_l; of f_l with x_(l-1) + a_l
+    state_cosine        cos(x_l, x_(l-1))      block_influence   1 - cos(x_l, x_(l-1))
+    angular_distance    theta(x_(l-1), x_l)    and theta(x_l, x_(l+n)) for every pair
+    update_angle        theta(u_l, u_(l+1)), l < L     angle_to_end   theta(x_l, x_L), l < L
 
-theta = arccos cos, in radians, 0 to pi: divide by pi for the units of 2403.17887 and 2502.05795. x_L is taken before
-the final norm. Sources: norms, ratios and cosines 2505.13898; block influence ShortGPT (2403.03853); angular distance
-2403.17887, 2502.05795; angles of neighbouring states and updates, and to the end, 2602.05970.
-Deviates: angular distance is averaged over all tokens; 2403.17887 and 2502.05795 take the last token of each sequence,
-here `angular_distance_last_token` (with prompts and answers the last token of the last document, not the padding).
+theta = arccos cos, in radians, 0 to pi: divide by pi for the units of 2403.17887 and 2502.05795.
+x_L is taken before the final norm. Sources: norms, ratios and cosines 2505.13898; block influence
+ShortGPT (2403.03853); angular distance 2403.17887, 2502.05795; angles of neighbouring states and
+updates, to the end, and over 1 < l < L (angular_distance_middle) 2602.05970. Deviates: angular
+distance is averaged over all tokens; 2403.17887 and 2502.05795 take the last token of each
+sequence, here `angular_distance_last_token` (of prompts and answers that of the last document).
 
-A ratio to, or angle with, a vector of length 0 is undefined: such tokens are left out of the mean, which is None
-without any token. States are fp32, products and arccos fp64: the fp32 number next to 1 is 3.5e-4 rad away.
+A ratio to, or angle with, a vector of length 0 is undefined: such tokens are left out of the mean,
+which is None without any token. A score is the mean over layers, None if one of them is None.
+States are fp32, products and arccos fp64: the fp32 number next to 1 is 3.5e-4 rad away.
 
-Shapes: B and N sequences, T tokens of one sequence, D width of the residual stream, L layers (L1 = L + 1 states),
-P positions along depth, R resamples.
+Shapes: B and N sequences, T tokens of one sequence, D width of the residual stream, L layers (L1 =
+L + 1 states), P positions along depth, R resamples.
 """
 
+import itertools
 from collections import defaultdict
 from dataclasses import dataclass
 from functools import partial
@@ -30,35 +33,40 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sparsedepth.measure.bootstrap import BootstrapEstimate, ScoreByLayer, finite, mean_of_last, ratio, shared_resamples
+from sparsedepth.measure.bootstrap import (
+    BootstrapEstimate,
+    ScoreByLayer,
+    finites,
+    mean_of_last,
+    ratio,
+    shared_resamples,
+)
 from sparsedepth.measure.measurements import MeasureContext, Measurements
-from sparsedepth.probe.fork import Update, batches, chunk_size, probing, updates
+from sparsedepth.probe.fork import batches, chunk_size, probing, updates
 from sparsedepth.probe.probed_model import ProbedModel
 from sparsedepth.quantities import IN_RUNS
 
 MAX_COSINES = 2**21
-"""Cosines of pairs of states computed at a time (16 MiB in fp64; on a GPU more, `probe.fork.chunk_size`), at least
-those of one token."""
+"""Cosines of pairs of states computed at a time (16 MiB in fp64; on a GPU more, `probe.fork.chunk_size`)."""
+
+Angles = dict[tuple[int, int], float | None]
+"""theta(x_a, x_b) by pair of layers 0 <= a < b <= L, rad"""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Geometry:
     profiles: dict[str, ScoreByLayer]
-    """by the names above; those of branches only if the model is a sum of known branches. The score is the mean over
-    layers, None if one of them is None"""
-    angles: dict[tuple[int, int], float | None]
-    """theta(x_a, x_b) by pair of layers 0 <= a < b <= L, rad"""
-    angles_last_token: dict[tuple[int, int], float | None]
-    """the same at the last token of each sequence"""
+    """by the names above; those of branches only if the model is a sum of known branches"""
+    angles: Angles
+    angles_last_token: Angles
     angular_distance_middle: BootstrapEstimate
-    """mean of theta(x_(l-1), x_l) over 1 < l < L, as in 2602.05970; None below three layers"""
+    """None below three layers"""
     angular_distance_last_token: BootstrapEstimate
-    """mean of theta(x_(l-1), x_l) over layers, at the last token"""
 
 
 def geometry(probed: ProbedModel, tokens_NT: Tensor, rng: np.random.Generator, eod: int | None = None) -> Geometry:
-    """One forward pass; it keeps the L + 1 directions of the stream in fp64, so takes a quarter of the usual tokens.
-    `eod` ends a document, and pads sequences of prompts and answers; None = unknown."""
+    """One forward pass; it keeps the L + 1 directions of the stream in fp64, so takes a quarter of the
+    usual tokens. `eod` ends a document, and pads sequences of prompts and answers; None = unknown."""
     parts: dict[str, list[Tensor]] = defaultdict(list)
     with probing(probed):
         for tokens_BT in batches(probed, tokens_NT, memory=4):
@@ -67,18 +75,12 @@ def geometry(probed: ProbedModel, tokens_NT: Tensor, rng: np.random.Generator, e
         moments = {name: torch.cat(values).cpu().numpy() for name, values in parts.items()}
     mean = partial(shared_resamples(rng), lambda moments_RP2: mean_of_last(_mean(moments_RP2)))
     pairs, last = moments.pop("pairs"), moments.pop("pairs_last")
-    n_layers = probed.n_layers
-    next_to = (slice(None), range(n_layers), range(1, n_layers + 1))
-    moments["angular_distance"] = pairs[next_to]
-    moments["angle_to_end"] = pairs[:, :-1, -1]
-    profiles = {
-        name: ScoreByLayer(
-            by_layer=[finite(value) for value in _mean(values.mean(0))],
-            score=mean(values),
-            first=int(name not in ("state_norm", "angle_to_end")),
-        )
-        for name, values in moments.items()
-    }
+    next_to = (slice(None), range(probed.n_layers), range(1, probed.n_layers + 1))
+    moments |= {"angular_distance": pairs[next_to], "angle_to_end": pairs[:, :-1, -1]}
+    profiles = {}
+    for name, values in moments.items():
+        first = int(name not in ("state_norm", "angle_to_end"))
+        profiles[name] = ScoreByLayer(by_layer=finites(_mean(values.mean(0))), score=mean(values), first=first)
     return Geometry(
         profiles=profiles,
         angles=_by_pair(pairs),
@@ -107,14 +109,18 @@ def _batch_moments(probed: ProbedModel, tokens_BT: Tensor, eod: int | None) -> d
         if unit_BTLD is None:
             unit_BTLD = before.new_empty(*before.shape[:2], n_layers + 1, before.shape[2])
             unit_BTLD[:, :, 0] = _unit(before)
-            add("state_norm", 0, _defined_moments(_norm(before)), n_layers + 1)
+            add("state_norm", 0, _moments(_norm(before)), n_layers + 1)
         unit_BTLD[:, :, update.layer] = _unit(after)
-        add("state_norm", update.layer, _defined_moments(_norm(after)))
+        add("state_norm", update.layer, _moments(_norm(after)))
         cosine, defined = _cosine(after, before)
         add("state_cosine", position, _moments(cosine, defined))
         add("block_influence", position, _moments(1 - cosine, defined))
-        for name, part, stream in _parts(update, u_BTD):
-            add(f"{name}_norm", position, _defined_moments(_norm(part)))
+        added = [("update", u_BTD, before)]
+        if update.branches is not None:
+            attention, ffn = (branch.double() for branch in update.branches)
+            added += [("attention", attention, before), ("ffn", ffn, before + attention)]
+        for name, part, stream in added:
+            add(f"{name}_norm", position, _moments(_norm(part)))
             add(f"{name}_ratio", position, _moments(_norm(part) / _norm(stream), _norm(stream) != 0))
             add(f"{name}_cosine", position, _moments(*_cosine(part, stream)))
         if last_update is not None:
@@ -134,16 +140,6 @@ def last_positions(tokens_BT: Tensor, eod: int | None) -> list[int]:
         return [last] * len(tokens_BT)
     at_end_B = (tokens_BT == eod).flip(1).int().cumprod(1).sum(1)
     return (last - (at_end_B - 1).clamp(min=0)).tolist()
-
-
-def _parts(update: Update, u_BTD: Tensor) -> list[tuple[str, Tensor, Tensor]]:
-    """(name, update, stream that it is added to) of the block and its branches."""
-    before = update.before.double()
-    parts = [("update", u_BTD, before)]
-    if update.branches is not None:
-        attention, ffn = (branch.double() for branch in update.branches)
-        parts += [("attention", attention, before), ("ffn", ffn, before + attention)]
-    return parts
 
 
 def _pairs(unit_BTLD: Tensor, last_B: list[int]) -> tuple[Tensor, Tensor]:
@@ -181,13 +177,11 @@ def _cosine(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
     return cosine, (_norm(a) != 0) & (_norm(b) != 0)
 
 
-def _moments(value: Tensor, defined: Tensor) -> Tensor:
+def _moments(value: Tensor, defined: Tensor | None = None) -> Tensor:
     """[..., 2]: the value and a count of 1, or 0 and 0 where undefined. NaN counts, and makes the mean None."""
+    if defined is None:
+        defined = torch.ones_like(value, dtype=torch.bool)
     return torch.stack((torch.where(defined, value, 0), defined.to(value.dtype)), dim=-1)
-
-
-def _defined_moments(value: Tensor) -> Tensor:
-    return _moments(value, torch.ones_like(value, dtype=torch.bool))
 
 
 def _mean(moments: np.ndarray) -> np.ndarray:
@@ -195,19 +189,20 @@ def _mean(moments: np.ndarray) -> np.ndarray:
     return ratio(moments[..., 0], moments[..., 1])
 
 
-def _by_pair(moments_NLL2: np.ndarray) -> dict[tuple[int, int], float | None]:
+def _by_pair(moments_NLL2: np.ndarray) -> Angles:
     angle_LL = _mean(moments_NLL2.mean(0))
-    return {(int(a), int(b)): finite(angle_LL[a, b]) for a, b in zip(*np.triu_indices(len(angle_LL), 1), strict=True)}
+    pairs = itertools.combinations(range(len(angle_LL)), 2)
+    return dict(zip(pairs, finites(angle_LL[np.triu_indices(len(angle_LL), 1)]), strict=True))
 
 
 def add_rows(context: MeasureContext, rows: Measurements) -> None:
-    result = geometry(context.probed, context.inputs, context.rng(), context.eod)
-    rows.add_score("angular_distance_middle", result.angular_distance_middle)
-    rows.add_pairs("angular_distance", result.angles, context.n_tokens)
+    found = geometry(context.probed, context.inputs, context.rng(), context.eod)
+    rows.add_score("angular_distance_middle", found.angular_distance_middle)
+    rows.add_pairs("angular_distance", found.angles, context.n_tokens)
     if context.probed.causal:  # otherwise the last token is not special
-        rows.add_score("angular_distance_last_token", result.angular_distance_last_token)
-        rows.add_pairs("angular_distance_last_token", result.angles_last_token, len(context.inputs))
-    for name, profile in result.profiles.items():
-        rows.add_layers(name, profile.by_layer, context.n_tokens, first=profile.first)
+        rows.add_score("angular_distance_last_token", found.angular_distance_last_token)
+        rows.add_pairs("angular_distance_last_token", found.angles_last_token, len(context.inputs))
+    for name, profile in found.profiles.items():
+        rows.add_layers(name, profile.by_layer, context.n_tokens, profile.first)
         if name in IN_RUNS:
             rows.add_score(name, profile.score)

@@ -1,16 +1,17 @@
 """Gradient along depth: the norm of the loss's gradient with respect to the residual stream, by layer.
 
-    g_l = d loss / d x_l,   stream_gradient of layer l = ||g_l|| / ||g_L||, l = 0..L;   gradient_gain = that of layer 0
+    g_l = d loss / d x_l,   stream_gradient of layer l = ||g_l|| / ||g_L||, l = 0..L
+    gradient_gain = that of layer 0
 
-Norms are over all entries of all tokens; the scale of the loss, a mean over scored positions, cancels. With a gain of 1
-and all layers at 1 the model learns as if it were one block; 2502.05795 (Theorem 3.3) bounds it for Pre-LN, whose deep
-blocks approach the identity, and lets it grow with depth for LNS. Derivatives are along the stream: what a block reads
-of x_0 or of block 1's values (`residual_scalars`, `value_residual`) is held constant.
+Norms are over all entries of all tokens; the scale of the loss, a mean over scored positions,
+cancels. With a gain of 1 and all layers at 1 the model learns as if it were one block; 2502.05795
+(Theorem 3.3) bounds it for Pre-LN, whose deep blocks approach the identity, and lets it grow with
+depth for LNS. Derivatives are along the stream: what a block reads of x_0 or of block 1's values
+(`residual_scalars`, `value_residual`) is held constant. If this measure is requested, training
+records the gradients of each block's weights (`gradient_norm`, `train.loop`).
 
-The gradients of a block's weights during training are `gradient_norm`, recorded by training (`train.loop`) if this
-measure is requested.
-
-Shapes: N and B sequences, T tokens of one sequence, D width of the residual stream, L layers, R resamples.
+Shapes: N and B sequences, T tokens of one sequence, D width of the residual stream, L layers, R
+resamples.
 """
 
 import numpy as np
@@ -18,7 +19,7 @@ import torch
 import torch.nn.functional as F
 
 from sparsedepth.config.task import IGNORED
-from sparsedepth.measure.bootstrap import ScoreByLayer, bootstrap, finite, ratio
+from sparsedepth.measure.bootstrap import ScoreByLayer, bootstrap, finites, ratio
 from sparsedepth.measure.jacobian import GRAPH_MEMORY
 from sparsedepth.measure.measurements import MeasureContext, Measurements, Scored
 from sparsedepth.probe.fork import probing
@@ -26,8 +27,8 @@ from sparsedepth.probe.probed_model import ProbedModel
 
 
 def gradients(probed: ProbedModel, scored: Scored, rng: np.random.Generator) -> ScoreByLayer:
-    """Layers 0..L, 1 at L, and the gain; None if no gradient reaches x_L. One forward and one backward pass, with a
-    graph of all blocks."""
+    """Layers 0..L, 1 at L, and the gain; None if no gradient reaches x_L. One forward and one
+    backward pass, with a graph of all blocks."""
     parts = []
     with probing(probed, gradients=True):
         for part in scored.parts(probed, GRAPH_MEMORY):
@@ -42,13 +43,13 @@ def gradients(probed: ProbedModel, scored: Scored, rng: np.random.Generator) -> 
             parts.append(torch.stack([grad.double().square().sum((1, 2)) for grad in grads], dim=1).cpu())
     square_NL = torch.cat(parts).numpy()
 
-    def gain(square_RL: np.ndarray) -> np.ndarray:
-        return np.sqrt(ratio(square_RL[:, 0], square_RL[:, -1]))
+    def by_layer(square_RL: np.ndarray) -> np.ndarray:
+        return np.sqrt(ratio(square_RL, square_RL[:, -1:]))
 
-    by_layer = [finite(value) for value in np.sqrt(ratio(square_NL.mean(0), square_NL.mean(0)[-1]))]
-    return ScoreByLayer(by_layer=by_layer, score=bootstrap(gain, square_NL, rng=rng), first=0)
+    score = bootstrap(lambda square_RL: by_layer(square_RL)[:, 0], square_NL, rng=rng)
+    return ScoreByLayer(by_layer=finites(by_layer(square_NL.mean(0)[None])[0]), score=score, first=0)
 
 
 def add_rows(context: MeasureContext, rows: Measurements) -> None:
-    result = gradients(context.probed, context.scored, context.rng())
-    rows.add_profile("stream_gradient", result, context.n_tokens, score="gradient_gain")
+    profile = gradients(context.probed, context.scored, context.rng())
+    rows.add_profiles({"stream_gradient": profile}, context.n_tokens, {"stream_gradient": "gradient_gain"})

@@ -2,46 +2,45 @@
 
     per_token = sqrt(E_t ||J_tt - I||_F^2)      a token's own block, root mean square over tokens
     averaged  = ||E_t J_tt - I||_F              what the tokens have in common
-    released  = ||E_s sum_t J_ts - I||_F / D    as in the released code: summed over the positions t it affects
+    released  = ||E_s sum_t J_ts - I||_F / D    as in the released code: summed over positions t it affects
 
-The paper (2603.15389) writes ||J_l - I||_F. Deviates: per token the square is averaged, which random probes estimate
-without bias, and which is at least the mean of the norms. The released form, there called a Frobenius norm, is divided
-by D, and includes contributions of other positions.
+The paper (2603.15389) writes ||J_l - I||_F. Deviates: per token the square is averaged, which
+random probes estimate without bias, and which is at least the mean of the norms.
 
-Exact: one vector-Jacobian product per dimension (released), or per dimension and position (the others).
-
-By probes: with v standard normal, E ||A^T v||^2 = ||A||_F^2 (Hutchinson 1990), A = J - I. One product with u at every
-position gives g_s = sum_(t >= s) A_ts^T u_t, hence for
+By probes: with v standard normal, E ||A^T v||^2 = ||A||_F^2 (Hutchinson 1990), A = J - I. One
+product with u at every position gives g_s = sum_(t >= s) A_ts^T u_t, hence for
   released   u_t = v: mean_s g_s = A^T v of the averaged matrix; nothing more is needed;
-  the others u_t = sign_t v_t with random signs: h_s = sign_s g_s = A_ss^T v_s + sum_(t > s) sign_s sign_t A_ts^T v_t.
-             The sum has mean 0 over the signs. A second product with the same v and signs of its own gives h'_s, whose
-             sum is independent of the first, so E [h_s . h'_s] = E_v ||A_ss^T v_s||^2 = ||A_ss||_F^2: unbiased at every
-             position at once, from two products. In the same way E [mean_s h_s . mean_s h'_s] = ||E A_tt||_F^2 where
-             all positions share one v.
-`per_token` draws v_s for every position, so its error shrinks with the tokens; the matrices of the other two are probed
-by `n_probes` shared ones. The square is unbiased; the root is taken last. Where noise makes a square
-negative, the layer and the model's score are NULL: a value of 0 would be a claim.
-With sqrt(D) times the D unit vectors as probes, one position at a time, the same formulas are exact.
+  the others u_t = sign_t v_t with random signs: h_s = sign_s g_s
+             = A_ss^T v_s + sum_(t > s) sign_s sign_t A_ts^T v_t.
+             The sum has mean 0 over the signs. A second product with the same v and signs of its own
+             gives h'_s, whose sum is independent of the first, so E [h_s . h'_s] = ||A_ss||_F^2:
+             unbiased at every position at once. In the same way E [mean_s h_s . mean_s h'_s] =
+             ||E A_tt||_F^2 where all positions share one v.
+`per_token` draws v_s for every position, so its error shrinks with the tokens; the matrices of the
+other two are probed by `n_probes` shared ones. The root is taken last. Where noise makes a square
+negative, the layer and the model's score are NULL: a value of 0 would be a claim. With sqrt(D)
+times the D unit vectors as probes, one position at a time, the same formulas are exact.
 
-Standard errors are those of the probes, for the given tokens. Shared probes: the variance of v' B v is 2 tr B^2, and
-E (h_i . h_j)^2 = tr B^2 for two probes i != j, B = A A^T (for `averaged` with the signs' noise in it: an upper bound).
-per_token: for independent v the h_s . h'_s of two positions are uncorrelated, as no two pairs of signs (s, t > s) are
-the same, so their scatter over the tokens is an upper bound. Without causality (a ViT) two positions
-share the pair (s, t), and the bound is an estimate.
+Standard errors are those of the probes, for the given tokens. Shared probes: the variance of v' B v
+is 2 tr B^2, and E (h_i . h_j)^2 = tr B^2 for two probes i != j, B = A A^T (for `averaged` with the
+signs' noise in it: an upper bound). per_token: the h_s . h'_s of two positions are uncorrelated, as
+no two pairs of signs (s, t > s) are the same, so their scatter over the tokens is an upper bound.
+Without causality (a ViT) two positions share the pair (s, t), and the bound is an estimate.
 
-Shapes: N and B sequences, T tokens of one sequence, D width of the residual stream, P probes, L layers, R resamples.
+Shapes: N and B sequences, T tokens of one sequence, D width of the residual stream, P probes, L
+layers, R resamples.
 """
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Literal, get_args
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from sparsedepth.measure.bootstrap import BootstrapEstimate, shared_resamples
+from sparsedepth.measure.bootstrap import BootstrapEstimate, finites, shared_resamples
 from sparsedepth.measure.measurements import MeasureContext, Measurements
 from sparsedepth.probe.fork import batches, probing
 from sparsedepth.probe.probed_model import ProbedModel
@@ -51,6 +50,10 @@ FORMS: tuple[Form, ...] = get_args(Form)
 
 Pull = Callable[[Tensor], Tensor]
 """u_BTD -> g_BTD with g_s = sum over t of (J_ts - I [t = s])^T u_t."""
+
+Products = tuple[Tensor, tuple[Tensor, Tensor], Tensor]
+"""Of one block and batch: square_BT, ||J_tt - I||_F^2 or its estimate; (mean_t J_tt - I)^T v for each probe
+[B, P, D], for two independent draws of signs; and (mean_s sum_t J_ts - I)^T v for each probe [B, P, D]."""
 
 GRAPH_MEMORY = 8
 """Memory of a pass that keeps its graph, relative to one that does not (approximate)."""
@@ -70,44 +73,32 @@ class FormDeviation:
     """of the probes"""
 
 
-@dataclass(frozen=True, eq=False)
-class _Layer:
-    """Intermediate results of one block, by batch."""
-
-    squares: list[Tensor] = field(default_factory=list)
-    """square_BT: ||J_tt - I||_F^2, or its estimate"""
-    averaged: list[tuple[Tensor, Tensor]] = field(default_factory=list)
-    """[B, P, D]: (mean_t J_tt - I)^T v for each probe, for two independent draws of signs"""
-    released: list[Tensor] = field(default_factory=list)
-    """[B, P, D]: (mean_s sum_t J_ts - I)^T v for each probe"""
-
-
 def jacobian_deviation(
     probed: ProbedModel, tokens_NT: Tensor, rng: np.random.Generator, n_probes: int | None = 4
 ) -> dict[Form, FormDeviation]:
     """All forms for every block, by `n_probes` shared probes or (None) exactly.
 
-    Costs per block 2 vector-Jacobian products for per_token, 2 n_probes for averaged, n_probes for released; exactly,
-    D T for the first two together and D for the last, which suits small models only. Raises ValueError for a single
-    probe, which has no standard error.
+    Costs per block 2 vector-Jacobian products for per_token, 2 n_probes for averaged, n_probes for
+    released; exactly, D T for the first two together and D for the last, which suits small models
+    only. Raises ValueError for a single probe, which has no standard error.
     """
     if n_probes is not None and n_probes < 2:
         raise ValueError(f"n_probes={n_probes} gives no standard error; use at least 2, or None for the exact value")
-    layers = [_Layer() for _ in range(probed.n_layers)]
+    layers: list[list[Products]] = [[] for _ in range(probed.n_layers)]
     shared_seed_L = rng.integers(2**63, size=probed.n_layers)
     own_seed_NL = rng.integers(2**63, size=(len(tokens_NT), probed.n_layers))
     n_done = 0
     with probing(probed, gradients=True):
         for tokens_BT in batches(probed, tokens_NT, GRAPH_MEMORY):
             x_BTD = probed.embed(tokens_BT)
-            for index, layer in enumerate(layers):
+            for index, products in enumerate(layers):
                 pull, after_BTD = _differentiate(probed, index + 1, x_BTD)
                 generators = [_generator(seed) for seed in own_seed_NL[n_done : n_done + len(x_BTD), index]]
                 if n_probes is None:
-                    _measure_exactly(layer, pull, x_BTD)
+                    products.append(_exact_products(pull, x_BTD))
                 else:
                     v_PD = _normal(_generator(shared_seed_L[index]), n_probes, x_BTD.shape[-1]).to(x_BTD.device)
-                    _measure_by_probes(layer, pull, x_BTD, v_PD, generators)
+                    products.append(_probed_products(pull, x_BTD, v_PD, generators))
                 x_BTD = after_BTD
             n_done += len(tokens_BT)
         return _summarise(layers, n_probes, x_BTD.shape[-1], rng)
@@ -126,9 +117,7 @@ def _differentiate(probed: ProbedModel, layer: int, x_BTD: Tensor) -> tuple[Pull
     return pull, after_BTD.detach()
 
 
-def _measure_by_probes(
-    layer: _Layer, pull: Pull, x_BTD: Tensor, v_PD: Tensor, generators: list[torch.Generator]
-) -> None:
+def _probed_products(pull: Pull, x_BTD: Tensor, v_PD: Tensor, generators: list[torch.Generator]) -> Products:
     """Probes and signs come from each sequence's own generator, so results do not depend on the batching."""
 
     def signed(v_BTD: Tensor) -> Tensor:
@@ -137,13 +126,12 @@ def _measure_by_probes(
         return sign_BT1 * pull(sign_BT1 * v_BTD)
 
     v_BTD = torch.stack([_normal(generator, *x_BTD.shape[1:]) for generator in generators]).to(x_BTD.device)
-    layer.squares.append((signed(v_BTD) * signed(v_BTD)).sum(-1))
+    square_BT = (signed(v_BTD) * signed(v_BTD)).sum(-1)
     first, second = (torch.stack([signed(v_D).mean(1) for v_D in v_PD], dim=1) for _ in range(2))
-    layer.averaged.append((first, second))
-    layer.released.append(torch.stack([pull(v_D).mean(1) for v_D in v_PD], dim=1))
+    return square_BT, (first, second), torch.stack([pull(v_D).mean(1) for v_D in v_PD], dim=1)
 
 
-def _measure_exactly(layer: _Layer, pull: Pull, x_BTD: Tensor) -> None:
+def _exact_products(pull: Pull, x_BTD: Tensor) -> Products:
     """The same with unit vectors as probes, scaled so that a mean over them is a trace."""
     _, n_tokens, width = x_BTD.shape
     place_TT1 = torch.eye(n_tokens, device=x_BTD.device)[..., None]
@@ -153,28 +141,27 @@ def _measure_exactly(layer: _Layer, pull: Pull, x_BTD: Tensor) -> None:
         square_BT += h_BTD.square().sum(-1) / width
         averaged_BD.append(h_BTD.mean(1))
         released_BD.append(pull(v_D).mean(1))
-    layer.squares.append(square_BT)
-    averaged_BDD = torch.stack(averaged_BD, dim=1)
-    layer.averaged.append((averaged_BDD, averaged_BDD))
-    layer.released.append(torch.stack(released_BD, dim=1))
+    averaged_BPD = torch.stack(averaged_BD, dim=1)
+    return square_BT, (averaged_BPD, averaged_BPD), torch.stack(released_BD, dim=1)
 
 
 def _summarise(
-    layers: list[_Layer], n_probes: int | None, width: int, rng: np.random.Generator
+    layers: list[list[Products]], n_probes: int | None, width: int, rng: np.random.Generator
 ) -> dict[Form, FormDeviation]:
     estimate = shared_resamples(rng)
 
     def deviation(form: Form) -> FormDeviation:
         if form == "per_token":
-            square_LNT = torch.stack([torch.cat(layer.squares) for layer in layers]).double().cpu().numpy()
+            squares = [torch.cat([square_BT for square_BT, _, _ in products]) for products in layers]
+            square_LNT = torch.stack(squares).double().cpu().numpy()
             kernel_LNN = square_LNT.mean(-1)[..., None]  # linear in the resample's weights
             variance_L = square_LNT.var((1, 2)) / square_LNT[0].size
         else:
-            parts = [
-                layer.averaged if form == "averaged" else [(mean_BPD, mean_BPD) for mean_BPD in layer.released]
-                for layer in layers
+            factors = [
+                [averaged if form == "averaged" else (released, released) for _, averaged, released in products]
+                for products in layers
             ]
-            kernel_LNN, variance_L = (np.stack(values) for values in zip(*map(_kernel, parts), strict=True))
+            kernel_LNN, variance_L = (np.stack(values) for values in zip(*map(_kernel, factors), strict=True))
         unit = width if form == "released" else 1
 
         def score(weight_RN: np.ndarray) -> np.ndarray:
@@ -188,22 +175,19 @@ def _summarise(
             # d sqrt(q) = dq / (2 sqrt(q)), at most the root of the error, also where q is 0.
             error_L = np.fmin(square_error_L / (2 * value_L), np.sqrt(square_error_L))
         found = estimate(score, np.eye(kernel_LNN.shape[1]))
-        is_known = (square_L >= 0).all()
         return FormDeviation(
-            by_layer=[
-                float(value) / unit if square >= 0 else None for value, square in zip(value_L, square_L, strict=True)
-            ],
+            by_layer=finites(np.where(square_L >= 0, value_L / unit, np.nan)),
             standard_error=(error_L / unit).tolist(),
-            score=found if is_known else replace(found, value=None, lo=None, hi=None),
+            score=found if (square_L >= 0).all() else replace(found, value=None, lo=None, hi=None),
             score_standard_error=float(np.linalg.norm(error_L)) / len(layers) / unit,
         )
 
     return {form: deviation(form) for form in FORMS}
 
 
-def _kernel(parts: list[tuple[Tensor, Tensor]]) -> tuple[np.ndarray, float]:
+def _kernel(factors: list[tuple[Tensor, Tensor]]) -> tuple[np.ndarray, float]:
     """kernel_NN, with w' K w the square for weights w of sequences, and the variance of the square over probes."""
-    first_NPD, second_NPD = (torch.cat(part).double() for part in zip(*parts, strict=True))
+    first_NPD, second_NPD = (torch.cat(factor).double() for factor in zip(*factors, strict=True))
     n_probes = first_NPD.shape[1]
     kernel_NN = first_NPD.flatten(1) @ second_NPD.flatten(1).T / n_probes
     gram_PP = first_NPD.mean(0) @ first_NPD.mean(0).T

@@ -8,14 +8,14 @@ How far a task is solved:
     accuracy(d) = share of the positions of difficulty d whose most likely token is the target
     solved difficulty = the highest d such that accuracy is at least 0.9 at d and at every lower difficulty
 
-If not even the lowest difficulty is solved, the result is one less than it, not missing. The lowest of many accuracies
-is lower by noise, so with little above 0.9 at many difficulties the value is too low. The interval is over resampled
-sequences; a difficulty absent from a resample counts as solved in it. As resamples add the same noise again, it is
-widened to the highest d up to which no accuracy is surely below 0.9: by its interval, at 95% for all difficulties
-together (Bonferroni).
+If not even the lowest difficulty is solved, the result is one less than it, not missing. The lowest
+of many accuracies is lower by noise, so with little above 0.9 at many difficulties the value is too
+low. The interval is over resampled sequences; a difficulty absent from a resample counts as solved
+in it. As resamples add the same noise again, it is widened to the highest d up to which no accuracy
+is surely below 0.9: by its interval, at 95% for all difficulties together (Bonferroni).
 
-Shapes: N and B sequences, T tokens, F forks, D width of the residual stream, V vocabulary; in `by_difficulty` D
-difficulties and R resamples.
+Shapes: N and B sequences, T tokens, F forks, D width of the residual stream, V vocabulary; in
+`by_difficulty` D difficulties and R resamples.
 """
 
 import math
@@ -35,8 +35,7 @@ from sparsedepth.probe.fork import Fork, chunk_size, probing, record_states, run
 from sparsedepth.probe.probed_model import ProbedModel
 
 MAX_LOGITS = 2**21
-"""Logits computed at a time (8 MiB in fp32; on a GPU more, `probe.fork.chunk_size`): many forks and a large vocabulary
-would otherwise exhaust memory."""
+"""Logits computed at a time (8 MiB in fp32; on a GPU more, `probe.fork.chunk_size`)."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -49,8 +48,6 @@ class HeldOutLoss:
     """difficulty, positions, loss (nat/token) and accuracy, by increasing difficulty; none for text"""
     solved: BootstrapEstimate | None
     """None for text"""
-    n_tokens: int
-    """scored positions"""
 
 
 def held_out_loss(probed: ProbedModel, scored: Scored, rng: np.random.Generator) -> HeldOutLoss:
@@ -63,20 +60,15 @@ def held_out_loss(probed: ProbedModel, scored: Scored, rng: np.random.Generator)
         loss_NT, correct_NT = (torch.cat([scores[0] for scores in batches]) for batches in zip(*parts, strict=True))
 
     estimate = shared_resamples(rng)
-    by_sequence = [
-        (score.mean(-1, dtype=torch.float64) * scored.scale).cpu().numpy() for score in (loss_NT, correct_NT)
-    ]
+    estimates = []
+    for score_NT in (loss_NT, correct_NT):
+        score_N = (score_NT.mean(-1, dtype=torch.float64) * scored.scale).cpu().numpy()
+        estimates.append(position_mean(score_N, scored.weight, estimate))
     rows, solved = [], None
     if scored.difficulty is not None:
         arrays = (values.cpu().numpy() for values in (loss_NT, correct_NT, scored.targets, scored.difficulty))
         rows, solved = by_difficulty(*arrays, estimate)
-    return HeldOutLoss(
-        loss=position_mean(by_sequence[0], scored.weight, estimate),
-        accuracy=position_mean(by_sequence[1], scored.weight, estimate),
-        by_difficulty=rows,
-        solved=solved,
-        n_tokens=scored.n_scored,
-    )
+    return HeldOutLoss(loss=estimates[0], accuracy=estimates[1], by_difficulty=rows, solved=solved)
 
 
 def by_difficulty(
@@ -121,39 +113,33 @@ def bits_per_byte(loss: float, bytes_per_token: float) -> float:
 def fork_losses(probed: ProbedModel, scored: Scored, forks: Sequence[Fork]) -> tuple[np.ndarray, np.ndarray]:
     """base_N and changed_NF: each sequence's loss, nat/token, without and with each fork's change.
 
-    Scaled as in `Scored`: their means over sequences are the losses. For the interval of a difference in nat/token use
-    `position_mean` with `scored.weight`.
+    Scaled as in `Scored`: their means over sequences are the losses. For the interval of a
+    difference in nat/token use `position_mean` with `scored.weight`.
     """
-
-    def loss(x_FBTD: Tensor, targets_BT: Tensor) -> Tensor:
-        return sequence_loss(probed, x_FBTD, targets_BT, scored.scale)
-
-    return _score_forks(loss, probed, scored, forks)
+    return _score_forks(sequence_loss, probed, scored, forks)
 
 
 def fork_scores(probed: ProbedModel, scored: Scored, forks: Sequence[Fork]) -> tuple[np.ndarray, np.ndarray]:
     """base_N2 and changed_NF2: loss and accuracy, scaled as in `fork_losses`."""
-
-    def loss_and_accuracy(x_FBTD: Tensor, targets_BT: Tensor) -> Tensor:
-        by_position = position_scores(probed, x_FBTD, targets_BT)
-        return torch.stack([score.mean(-1, dtype=torch.float64) for score in by_position], dim=-1) * scored.scale
-
-    return _score_forks(loss_and_accuracy, probed, scored, forks)
+    return _score_forks(_sequence_scores, probed, scored, forks)
 
 
 def _score_forks(
-    score: Callable[[Tensor, Tensor], Tensor], probed: ProbedModel, scored: Scored, forks: Sequence[Fork]
+    score: Callable[[ProbedModel, Tensor, Tensor, float], Tensor],
+    probed: ProbedModel,
+    scored: Scored,
+    forks: Sequence[Fork],
 ) -> tuple[np.ndarray, np.ndarray]:
-    """`score` of last states [F, B, T, D] and targets: of the model [N, ...], and of its forks [N, F, ...]."""
+    """`score` of last states [F, B, T, D]: of the model [N, ...], and of its forks [N, F, ...]."""
     base, changed = [], []
     with probing(probed):
         for part in scored.parts(probed):
             states = record_states(probed, part.inputs)
-            base.append(score(states[-1][None], part.targets)[0])
+            base.append(score(probed, states[-1][None], part.targets, scored.scale)[0])
             of_forks = base[-1].new_empty(len(forks), *base[-1].shape)
             for step in run_forks(probed, states, forks):
                 if step.layer == probed.n_layers:
-                    of_forks[step.forks] = score(step.after, part.targets)
+                    of_forks[step.forks] = score(probed, step.after, part.targets, scored.scale)
             changed.append(of_forks.transpose(0, 1))
         return torch.cat(base).cpu().numpy(), torch.cat(changed).cpu().numpy()
 
@@ -172,9 +158,14 @@ def sequence_loss(probed: ProbedModel, x_FBTD: Tensor, targets_BT: Tensor, scale
     return torch.cat(losses).view(x_FBTD.shape[:3]).mean(-1, dtype=torch.float64) * scale
 
 
+def _sequence_scores(probed: ProbedModel, x_FBTD: Tensor, targets_BT: Tensor, scale: float) -> Tensor:
+    """The same with the accuracy: [F, B, 2]."""
+    by_position = position_scores(probed, x_FBTD, targets_BT)
+    return torch.stack([score.mean(-1, dtype=torch.float64) for score in by_position], dim=-1) * scale
+
+
 def position_scores(probed: ProbedModel, x_FBTD: Tensor, targets_BT: Tensor) -> tuple[Tensor, Tensor]:
-    """loss_FBT and correct_FBT (1 if the target has the largest logit), both fp32, 0 where not scored. As with
-    `sequence_loss`, a sequence's accuracy is the mean over T x `Scored.scale`."""
+    """loss_FBT and correct_FBT (1 if the target has the largest logit), both fp32, 0 where not scored."""
     losses, correct = [], []
     for logits_nV, target_n in _logits(probed, x_FBTD, targets_BT):
         losses.append(F.cross_entropy(logits_nV, target_n, reduction="none", ignore_index=IGNORED))
@@ -209,4 +200,4 @@ def add_rows(context: MeasureContext, rows: Measurements) -> None:
     rows.add_score("val_loss_common", common.loss)
     known = context.bytes_per_token is not None and val.loss.value is not None
     bits = bits_per_byte(val.loss.value, context.bytes_per_token) if known else None
-    rows.summary.update({"val_loss_tokens": val.n_tokens, "val_bits_per_byte": bits})
+    rows.summary.update({"val_loss_tokens": scored.n_scored, "val_bits_per_byte": bits})

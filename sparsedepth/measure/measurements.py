@@ -1,16 +1,16 @@
-"""What every measure takes (`MeasureContext`), and its numbers as rows for the store (`Measurements`), named as in
-`sparsedepth.quantities`; a missing value is None.
+"""What every measure takes (`MeasureContext`), and its numbers as rows for the store
+(`Measurements`), named as in `sparsedepth.quantities`; a missing value is None.
 
 Sequences to score a model on (`Scored`) are inputs, and targets with unscored positions marked:
 
     loss = sum of -log p(target) over the scored positions / their number
 
-A sequence's loss is its sum / the mean number of scored positions per sequence, so that its mean over sequences is the
-loss above. Ratios of losses need nothing else. The interval of a mean over positions is that of a ratio of two means
-over sequences (`position_mean`), since resampling changes the number of positions. In text all positions are scored,
-and both are plain means.
+A sequence's loss is its sum / the mean number of scored positions per sequence, so that its mean
+over sequences is the loss above. Ratios of losses need nothing else. The interval of a mean over
+positions is that of a ratio of two means over sequences (`position_mean`), since resampling changes
+the number of positions. In text all positions are scored, and both are plain means.
 
-Shapes: N and B sequences, T tokens of one sequence, S = T + 1 tokens with the last target, R resamples, L layers, H
+Shapes: N and B sequences, T tokens, S = T + 1 tokens with the last target, R resamples, L layers, H
 heads.
 """
 
@@ -49,11 +49,6 @@ class Scored:
     """difficulty_NT at a task's scored positions"""
 
     @classmethod
-    def of(cls, sequences: Sequences) -> "Scored":
-        difficulty = None if sequences.difficulty is None else torch.from_numpy(sequences.difficulty)
-        return cls(torch.from_numpy(sequences.inputs), torch.from_numpy(sequences.targets), difficulty)
-
-    @classmethod
     def text(cls, tokens_NS: Tensor) -> "Scored":
         """All positions are scored; the target is the next token."""
         return cls(tokens_NS[:, :-1], tokens_NS[:, 1:])
@@ -67,8 +62,8 @@ class Scored:
 
     @cached_property
     def scale(self) -> float:
-        """Tokens / scored positions, 1 in text: a mean over all tokens (0 where unscored) times this is the mean over
-        scored positions. Raises ValueError if there is none."""
+        """Tokens / scored positions, 1 in text: a mean over all tokens (0 where unscored) times
+        this is the mean over scored positions. Raises ValueError if there is none."""
         if not self.n_scored:
             raise ValueError(f"none of the {self.targets.numel():,} targets is scored: all are {IGNORED}")
         return self.targets.numel() / self.n_scored
@@ -97,8 +92,7 @@ def per_position(value_R: np.ndarray, weight_R: np.ndarray) -> np.ndarray:
 
 
 ReadHeldOut = Callable[[int, int, int], Sequences]
-"""(seq_len, n_tokens, skip_tokens) -> at most n_tokens held-out tokens after the first skip_tokens, as sequences with
-targets."""
+"""(seq_len, n_tokens, skip_tokens) -> at most n_tokens held-out tokens after the first skip_tokens."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -111,7 +105,9 @@ class MeasureContext:
     """the token that ends a document; None = unknown"""
 
     def sequences(self, seq_len: int, n_tokens: int, skip_tokens: int = 0) -> Scored:
-        return Scored.of(self.held_out(seq_len, n_tokens, skip_tokens))
+        found = self.held_out(seq_len, n_tokens, skip_tokens)
+        difficulty = None if found.difficulty is None else torch.from_numpy(found.difficulty)
+        return Scored(torch.from_numpy(found.inputs), torch.from_numpy(found.targets), difficulty)
 
     @cached_property
     def scored(self) -> Scored:
@@ -119,7 +115,6 @@ class MeasureContext:
 
     @property
     def inputs(self) -> Tensor:
-        """inputs_NT."""
         return self.scored.inputs
 
     @property
@@ -133,7 +128,7 @@ class MeasureContext:
         return self.sequences(self.config.seq_len, self.config.fit_tokens, self.config.measure_tokens).inputs
 
     def rng(self) -> np.random.Generator:
-        """A new generator, always the same: draws depend neither on the run nor on which other measures run."""
+        """Always the same: draws depend neither on the run nor on which other measures run."""
         return np.random.default_rng(0)
 
 
@@ -166,14 +161,13 @@ class Measurements:
         for layer, (value, size) in enumerate(zip(values, sizes, strict=True), start=first):
             self.layers.append({"step": self.step, "layer": layer, "metric": metric, "value": value, "n": size})
 
-    def add_profile(self, name: str, profile: ScoreByLayer, n: int, score: str = "") -> None:
-        """A score, under its own name if given, and the values by layer."""
-        self.add_score(score or name, profile.score)
-        self.add_layers(name, profile.by_layer, n, profile.first)
-
-    def add_profiles(self, profiles: Mapping[str, ScoreByLayer], n: int) -> None:
+    def add_profiles(
+        self, profiles: Mapping[str, ScoreByLayer], n: int, scores: Mapping[str, str] | None = None
+    ) -> None:
+        """Values by layer, and their scores, under the names in `scores` or their own."""
         for name, profile in profiles.items():
-            self.add_profile(name, profile, n)
+            self.add_score((scores or {}).get(name, name), profile.score)
+            self.add_layers(name, profile.by_layer, n, profile.first)
 
     def add_layer_scores(self, metric: str, estimates: Sequence[BootstrapEstimate], n: int) -> None:
         """One value per layer from 1 on, with its interval."""
@@ -208,26 +202,22 @@ class Measurements:
     def check_records(self, measure: str) -> None:
         """Asserts that every column and metric of a measure has a record in `sparsedepth.quantities`."""
         produced: set[tuple[str, str]] = {("runs", name) for name in self.summary}
-        for view, rows in (("tokens", self.tokens), ("difficulty", self.difficulty)):
-            produced |= {(view, name) for row in rows for name in row}
-        # A metric of the long tables carries its threshold: weight_sparsity@0.001.
-        for view, rows in (("layers", self.layers), ("heads", self.heads), ("pairs", self.pairs)):
-            produced |= {(view, row["metric"].partition("@")[0]) for row in rows}
+        for view, rows in self.tables().items():
+            if view in ("tokens", "difficulty"):
+                produced |= {(view, name) for row in rows for name in row}
+            else:  # a metric of the long tables carries its threshold: weight_sparsity@0.001
+                produced |= {(view, row["metric"].partition("@")[0]) for row in rows}
         unknown = produced - {(column.view, column.name) for column in ALL if column.measure == measure}
-        assert not unknown, (
-            f"measure {measure!r} produces {sorted(unknown)}, which has no record in sparsedepth.quantities"
-        )
+        assert not unknown, f"measure {measure!r} produces {sorted(unknown)}, which has no record in quantities"
 
     def check_values(self, n_layers: int) -> None:
         """Raises ValueError for a value that is no number (a tensor, a text), and for a layer that is none."""
-        values = [*self.summary.items()]
-        for rows in (self.layers, self.heads, self.pairs):
-            values += [(row["metric"], row["value"]) for row in rows]
-            for row in rows:
-                layers = [row["layer"], row.get("other_layer", 0)]
-                if not all(isinstance(layer, int) and 0 <= layer <= n_layers for layer in layers):
-                    raise ValueError(f"{row['metric']} is of layer {layers[0]!r}; layers are 0 to {n_layers}")
-        for name, value in values:
+        rows = [*self.layers, *self.heads, *self.pairs]
+        for row in rows:
+            layers = [row["layer"], row.get("other_layer", 0)]
+            if not all(isinstance(layer, int) and 0 <= layer <= n_layers for layer in layers):
+                raise ValueError(f"{row['metric']} is of layer {layers[0]!r}; layers are 0 to {n_layers}")
+        for name, value in [*self.summary.items(), *((row["metric"], row["value"]) for row in rows)]:
             if value is not None and (isinstance(value, bool) or not isinstance(value, int | float)):
                 raise ValueError(f"{name} is a {type(value).__name__}; give a number, such as float(value)")
 

@@ -1,26 +1,26 @@
-"""Participation ratio and effective rank: the number of directions over which the residual stream, and each block's
-update, spread their variance, by layer.
+"""Participation ratio and effective rank: the number of directions over which the residual stream,
+and each block's update, spread their variance, by layer.
 
     C_l = covariance over tokens of the entries of x_l, with eigenvalues e_i;   p_i = e_i / sum e
     participation ratio of layer l = (tr C_l)^2 / tr C_l^2 = 1 / sum p_i^2,   l = 0..L
     effective rank of layer l      = exp(-sum p_i ln p_i)                     (Roy & Vetterli 2007)
     update rank of layer l         = effective rank of u_l = x_l - x_(l-1),   l = 1..L
 
-Each is 1 if one direction holds all variance, and k if k directions hold equal shares; the effective rank gives more
-weight to small shares, and is never below the ratio. Unlike residual variance neither depends on the scale of the
-stream: if a few growing directions take over, the variance grows and the ratio falls. Source of the ratio: Litwin-Kumar
-et al. 2017 (Neuron 93, 1153); along the layers of networks 1906.00443. Deviates: Roy & Vetterli take shares of singular
-values, the roots of these.
+Each is 1 if one direction holds all variance, and k if k directions hold equal shares; the effective rank
+gives more weight to small shares, and is never below the ratio. Unlike residual variance neither depends
+on the scale of the stream: if a few growing directions take over, the variance grows and the ratio falls.
+Source of the ratio: Litwin-Kumar et al. 2017 (Neuron 93, 1153); along the layers of networks 1906.00443.
+Deviates: Roy & Vetterli take shares of singular values, the roots of these.
 
-For n tokens both are biased downwards: 1 / ratio is too large by about 1 / n for independent tokens. There are no
-intervals: resamples of sequences would need a D x D matrix per sequence.
+For n tokens both are biased downwards: 1 / ratio is too large by about 1 / n for independent
+tokens. There are no intervals: resamples of sequences would need a D x D matrix per sequence.
 
-Shapes: B and N sequences, T tokens of one sequence, n tokens of a batch, D width of the residual stream, L layers.
+Shapes: B and N sequences, T tokens of one sequence, n tokens of a batch, D width of the stream, L
+layers.
 """
 
 import itertools
 import math
-from collections.abc import Iterator
 
 import torch
 from torch import Tensor
@@ -33,8 +33,8 @@ from sparsedepth.probe.probed_model import ProbedModel
 
 
 def participation(probed: ProbedModel, tokens_NT: Tensor) -> dict[str, list[float | None]]:
-    """participation_ratio and effective_rank of layers 0..L, update_rank of layers 1..L; None without variance. One
-    forward pass without the head, with 8 (2 L + 1) D^2 bytes of sums."""
+    """participation_ratio and effective_rank of layers 0..L, update_rank of layers 1..L; None
+    without variance. One forward pass without the head, with 8 (2 L + 1) D^2 bytes of sums."""
     sums: list[tuple[Tensor, Tensor]] = []
     with probing(probed):
         for tokens_BT in batches(probed, tokens_NT):
@@ -43,24 +43,18 @@ def participation(probed: ProbedModel, tokens_NT: Tensor) -> dict[str, list[floa
             values_nD = (x_BTD.flatten(0, 1).double() for x_BTD in itertools.chain(states, updates))
             moments = [(x_nD.sum(0), x_nD.T @ x_nD) for x_nD in values_nD]
             sums = [(a + c, b + d) for (a, b), (c, d) in zip(sums, moments, strict=True)] if sums else moments
-    ratios, ranks = zip(*_spreads(sums, token_count(tokens_NT)), strict=True)
-    n_states = probed.n_layers + 1
-    by_state = {"participation_ratio": [*ratios[:n_states]], "effective_rank": [*ranks[:n_states]]}
-    return by_state | {"update_rank": [*ranks[n_states:]]}
-
-
-def _spreads(sums: list[tuple[Tensor, Tensor]], n_tokens: int) -> Iterator[tuple[float | None, float | None]]:
-    """Participation ratio and effective rank of each state or update."""
-    covariances = []
-    for sum_D, product_DD in sums:
-        mean_D = sum_D / n_tokens
-        covariances.append(product_DD / n_tokens - torch.outer(mean_D, mean_D))
+    n_tokens, ratios, ranks = token_count(tokens_NT), [], []
+    covariances = [
+        product_DD / n_tokens - torch.outer(sum_D / n_tokens, sum_D / n_tokens) for sum_D, product_DD in sums
+    ]
     for (_, product_DD), covariance_DD, energy_D in zip(sums, covariances, eigenvalues(covariances), strict=True):
         trace = covariance_DD.trace()
-        if trace <= 1e-12 * product_DD.trace() / n_tokens:  # rounding errors of a constant stream
-            yield None, None
-            continue
-        yield finite((trace**2 / covariance_DD.square().sum()).item()), finite(spectrum_rank(energy_D))
+        is_constant = bool(trace <= 1e-12 * product_DD.trace() / n_tokens)  # but for rounding errors
+        ratios.append(None if is_constant else finite((trace**2 / covariance_DD.square().sum()).item()))
+        ranks.append(None if is_constant else finite(spectrum_rank(energy_D)))
+    n_states = probed.n_layers + 1
+    of_states = {"participation_ratio": ratios[:n_states], "effective_rank": ranks[:n_states]}
+    return of_states | {"update_rank": ranks[n_states:]}
 
 
 def spectrum_rank(energy: Tensor) -> float:

@@ -1,8 +1,7 @@
 """Scores as computed by the code released with 2603.15389, where it differs from the paper's definitions.
 
-For comparison with published values, and to quantify each difference; no score of the suite uses them. The released
-code counts layers from 0 and reads transformers' `hidden_states`, whose last entry is after the final norm, here passed
-in.
+For comparison with published values, and to quantify each difference. The released code counts
+layers from 0 and reads transformers' `hidden_states`, whose last entry is after the final norm.
 
 Shapes: N and B sequences, T tokens of one sequence, D width of the residual stream, L layers.
 """
@@ -13,22 +12,22 @@ from collections.abc import Callable, Mapping
 import torch
 from torch import Tensor
 
-from sparsedepth.measure.bootstrap import complete_mean, finite
+from sparsedepth.measure.bootstrap import complete_mean, finite, finites
 from sparsedepth.measure.loss import fork_losses, relative_change
 from sparsedepth.measure.measurements import MeasureContext, Measurements, Scored
 from sparsedepth.measure.permutation import permutation_effect
 from sparsedepth.measure.usefulness import AffineUpdate, fit_affine, share_above
 from sparsedepth.measure.variance import token_variance
-from sparsedepth.probe.fork import batches, by_sequence, probing, record_states, replace, run_forks, skip, stream
+from sparsedepth.probe.fork import batches, by_sequence, probing, record_states, run_forks, skip, stream
 from sparsedepth.probe.probed_model import ProbedModel
 
 
 def causal_misaligned(probed: ProbedModel, tokens_NT: Tensor) -> dict[tuple[int, int], float | None]:
     """Causal effects of dense models: the update of block l + 1 without block s, against that of block l with it.
 
-    A run that skips block s records one state less, so from s on its list is one layer ahead: effect(s, l) = sum over
-    tokens ||u'_(l+1) - u_l|| / sum ||u_l|| for s < l < L, where u'_L ends in norm(x'_L), and block L is missing. Too
-    large, since it compares different blocks. Ours (`causal`) compares block l with itself.
+    A run that skips block s records one state less, so from s on its list is one layer ahead:
+    effect(s, l) = sum over tokens ||u'_(l+1) - u_l|| / sum ||u_l|| for s < l < L, where u'_L ends
+    in norm(x'_L), and block L is missing. Too large, since it compares different blocks.
     """
     n_layers = probed.n_layers
     change_LL = torch.zeros(n_layers, n_layers, dtype=torch.float64)
@@ -54,14 +53,14 @@ def causal_misaligned(probed: ProbedModel, tokens_NT: Tensor) -> dict[tuple[int,
 def affine_increase_in_sample(probed: ProbedModel, scored: Scored) -> list[float | None]:
     """Loss increases of usefulness for blocks 1..L, fitted and scored on the same tokens, with the transposed map.
 
-    The least-squares solution A of x A = x_l is installed as the weight of a linear layer, which multiplies by its
-    transpose: x A^T. Such a map can be worse than none, so useless blocks count as useful; the fit on scored tokens
-    flatters it, less. Ours (`usefulness`) fits on other tokens and installs A.
+    The least-squares solution A of x A = x_l is installed as the weight of a linear layer, which
+    multiplies by its transpose: x A^T. Such a map can be worse than none, so useless blocks count
+    as useful; the fit on scored tokens flatters it, less.
     """
     maps = fit_affine(probed, scored.inputs)
-    forks = [replace(layer, transpose(affine)) for layer, affine in enumerate(maps, start=1)]
+    forks = [{layer: transpose(affine)} for layer, affine in enumerate(maps, start=1)]
     base_N, affine_NL = fork_losses(probed, scored, forks)
-    return [finite(value) for value in relative_change(affine_NL.mean(0), base_N.mean())]
+    return finites(relative_change(affine_NL.mean(0), base_N.mean()))
 
 
 def transpose(affine: AffineUpdate) -> Callable[[Tensor], Tensor]:
@@ -73,8 +72,8 @@ def transpose(affine: AffineUpdate) -> Callable[[Tensor], Tensor]:
 def permutation_weighted(effects: Mapping[tuple[int, int], float], n_layers: int) -> float | None:
     """`global_score_weighted` from the permutation effects of all pairs: decreases with depth for equal effects.
 
-    Each layer's mean effect is multiplied by 0.9^(l-1), and the sum divided by L, not by the sum of weights: equal
-    effects of 1 give 0.71 at 8 layers and 0.30 at 32. Ours (`permutation`) is the mean over pairs.
+    Each layer's mean effect is multiplied by 0.9^(l-1), and the sum divided by L, not by the sum of
+    weights: equal effects of 1 give 0.71 at 8 layers and 0.30 at 32.
     """
     by_layer = []
     for layer in range(1, n_layers + 1):
@@ -84,8 +83,7 @@ def permutation_weighted(effects: Mapping[tuple[int, int], float], n_layers: int
 
 
 def normalised_last_variance(probed: ProbedModel, tokens_NT: Tensor) -> float | None:
-    """The released last-layer variance: of norm(x_L), near the squared gain of the norm at any depth. Ours (`variance`)
-    is that of x_L."""
+    """The released last-layer variance: of norm(x_L), near the squared gain of the norm at any depth."""
 
     def variance(tokens_BT: Tensor) -> Tensor:
         *_, x_BTD = stream(probed, tokens_BT)

@@ -2,15 +2,15 @@
 
     drop(i, j) = (loss without blocks i..j - loss) / loss,   1 <= i <= j <= L
     accuracy lost(i, j) = accuracy - accuracy without blocks i..j, at scored positions
-    score = mean of drop(i, i) over the L single blocks;   range score = mean over the ranges of two blocks and more
+    score = mean of drop(i, i) over the L single blocks;   range score = mean over the longer ranges
     cosine correlation = Spearman's over blocks of drop(l, l) with 1 - E_tokens cos(x_l, x_(l-1))
 
-Sources: single layers 2502.05795 (performance drop; there in downstream accuracy: `evaluate --without`),
-ranges 2403.17887. Negative if the model is better without the blocks. Pruning often uses the similarity of a block's
-input and output in place of its drop; the correlation tests this (2605.14075: poorly). Single blocks are always
-removed; with `n_ranges` the longer ranges are a random sample without replacement.
+Sources: single layers 2502.05795 (performance drop; there in downstream accuracy: `evaluate
+--without`), ranges 2403.17887. Negative if the model is better without the blocks. Pruning often uses
+the similarity of a block's input and output in place of its drop; the correlation tests this
+(2605.14075: poorly). Single blocks are always removed; with `n_ranges` the longer ranges are a sample.
 
-Shapes: B and N sequences, T tokens of one sequence, P ranges, R resamples.
+Shapes: N sequences, T tokens of one sequence, P ranges, R resamples.
 """
 
 import itertools
@@ -21,10 +21,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sparsedepth.measure.bootstrap import BootstrapEstimate, finite, mean_of_last, shared_resamples
+from sparsedepth.measure.bootstrap import BootstrapEstimate, finite, finites, mean_of_last, shared_resamples
 from sparsedepth.measure.loss import fork_scores, relative_change
 from sparsedepth.measure.measurements import MeasureContext, Measurements, Scored, position_mean
-from sparsedepth.probe.fork import Fork, batches, probing, stream, token_count
+from sparsedepth.probe.fork import batches, probing, stream, token_count
 from sparsedepth.probe.probed_model import ProbedModel
 
 
@@ -33,36 +33,33 @@ class Removal:
     drops: dict[tuple[int, int], float | None]
     """by (first, last) removed layer; (l, l) is the single block l"""
     accuracy_lost: dict[tuple[int, int], float | None]
-    """of the same ranges"""
-    accuracy_score: BootstrapEstimate
-    """mean over single blocks"""
     cosine_correlation: float | None
     """None for fewer than three blocks, or if all are equal"""
-    score: BootstrapEstimate
-    """over single blocks"""
-    range_score: BootstrapEstimate
-    """over ranges of two or more blocks; None if there is none. The interval ignores the sampling of ranges"""
+    scores: dict[str, BootstrapEstimate]
+    """removal_score and removal_accuracy_lost over single blocks; removal_range_score, None without
+    a longer range, whose interval ignores the sampling of ranges"""
 
 
 def removal(probed: ProbedModel, scored: Scored, rng: np.random.Generator, n_ranges: int | None = None) -> Removal:
     """The loss without each block, and without all longer ranges or `n_ranges` of them."""
-    singles = [(layer, layer) for layer in range(1, probed.n_layers + 1)]
-    longer = choose_ranges(probed.n_layers, n_ranges, rng)
-    forks = [skip_range(first, last) for first, last in (*singles, *longer)]
-    base_N2, removed_NP2 = fork_scores(probed, scored, forks)
+    n_layers = probed.n_layers
+    ranges = [*((layer, layer) for layer in range(1, n_layers + 1)), *choose_ranges(n_layers, n_ranges, rng)]
+    forks = [dict.fromkeys(range(first, last + 1)) for first, last in ranges]
     (base_N, accuracy_N), (removed_NP, removed_accuracy_NP) = (
-        np.moveaxis(scores, -1, 0) for scores in (base_N2, removed_NP2)
+        np.moveaxis(scores, -1, 0) for scores in fork_scores(probed, scored, forks)
     )
-    drops = [finite(drop) for drop in relative_change(removed_NP.mean(0), base_N.mean())]
+    drops = finites(relative_change(removed_NP.mean(0), base_N.mean()))
     lost_NP = accuracy_N[:, None] - removed_accuracy_NP
-    estimate, lost_N = shared_resamples(rng), lost_NP[:, : probed.n_layers].mean(1)
+    estimate, lost_N = shared_resamples(rng), lost_NP[:, :n_layers].mean(1)
     return Removal(
-        drops=dict(zip((*singles, *longer), drops, strict=True)),
-        accuracy_lost=dict(zip((*singles, *longer), lost_NP.mean(0).tolist(), strict=True)),
-        accuracy_score=position_mean(lost_N, scored.weight, estimate),
-        cosine_correlation=rank_correlation(drops[: probed.n_layers], block_influence(probed, scored.inputs)),
-        score=estimate(_mean_drop, removed_NP[:, : probed.n_layers], base_N),
-        range_score=estimate(_mean_drop, removed_NP[:, probed.n_layers :], base_N),
+        drops=dict(zip(ranges, drops, strict=True)),
+        accuracy_lost=dict(zip(ranges, lost_NP.mean(0).tolist(), strict=True)),
+        cosine_correlation=rank_correlation(drops[:n_layers], block_influence(probed, scored.inputs)),
+        scores={
+            "removal_score": estimate(_mean_drop, removed_NP[:, :n_layers], base_N),
+            "removal_range_score": estimate(_mean_drop, removed_NP[:, n_layers:], base_N),
+            "removal_accuracy_lost": position_mean(lost_N, scored.weight, estimate),
+        },
     )
 
 
@@ -86,13 +83,8 @@ def rank_correlation(x: Sequence[float | None], y: Sequence[float | None]) -> fl
     return finite(spearmanr(*values).statistic)
 
 
-def skip_range(first: int, last: int) -> Fork:
-    """Skip blocks first..last: x'_last = x_(first-1)."""
-    return Fork(dict.fromkeys(range(first, last + 1)))
-
-
 def choose_ranges(n_layers: int, n_ranges: int | None, rng: np.random.Generator) -> list[tuple[int, int]]:
-    """All ranges of two or more layers in order, or `n_ranges` at random without replacement (all, if fewer exist)."""
+    """All ranges of two or more layers in order, or `n_ranges` at random without replacement (at most all)."""
     ranges = list(itertools.combinations(range(1, n_layers + 1), 2))
     if n_ranges is None or n_ranges >= len(ranges):
         return ranges
@@ -104,11 +96,9 @@ def _mean_drop(removed_RK: np.ndarray, base_R: np.ndarray) -> np.ndarray:
 
 
 def add_rows(context: MeasureContext, rows: Measurements) -> None:
-    n_ranges = context.config.removal_ranges
-    result = removal(context.probed, context.scored, context.rng(), n_ranges)
-    rows.add_score("removal_score", result.score)
-    rows.add_score("removal_range_score", result.range_score)
-    rows.add_score("removal_accuracy_lost", result.accuracy_score)
-    rows.summary["removal_cosine_correlation"] = result.cosine_correlation
-    rows.add_pairs("removal_drop", result.drops, context.scored.n_scored)
-    rows.add_pairs("removal_accuracy_lost", result.accuracy_lost, context.scored.n_scored)
+    found = removal(context.probed, context.scored, context.rng(), context.config.removal_ranges)
+    for name, estimate in found.scores.items():
+        rows.add_score(name, estimate)
+    rows.summary["removal_cosine_correlation"] = found.cosine_correlation
+    rows.add_pairs("removal_drop", found.drops, context.scored.n_scored)
+    rows.add_pairs("removal_accuracy_lost", found.accuracy_lost, context.scored.n_scored)

@@ -1,12 +1,9 @@
 """Eigenvalues and pseudo-inverses of many symmetric matrices: in batches, which a GPU computes at once.
 
 A decomposition that does not converge on a GPU is repeated on the CPU, whose LAPACK is more robust.
-
-Shapes: n matrices, D rows.
 """
 
 from collections.abc import Callable, Sequence
-from functools import partial
 
 import torch
 from torch import Tensor
@@ -32,10 +29,10 @@ def batched(function: Callable[[Tensor], Tensor], matrices: Sequence[Tensor]) ->
 
 
 def eigenvalues(matrices: Sequence[Tensor]) -> list[Tensor]:
-    """Ascending, of each symmetric matrix."""
+    """Of each, ascending."""
     return batched(torch.linalg.eigvalsh, matrices)
 
 
 def pseudo_inverses(matrices: Sequence[Tensor]) -> list[Tensor]:
-    """Of each symmetric matrix. Directions below D eps of the largest eigenvalue are dropped."""
-    return batched(partial(torch.linalg.pinv, hermitian=True), matrices)
+    """Of each; directions below D eps of the largest eigenvalue are dropped."""
+    return batched(lambda stacked_nDD: torch.linalg.pinv(stacked_nDD, hermitian=True), matrices)

@@ -1,11 +1,10 @@
 """Runs the measures that a config asks for, and returns rows named as in `sparsedepth.quantities`.
 
-Data are held-out text or a task's held-out sequences: scores read the first measure_tokens tokens; usefulness fits its
-maps on the next fit_tokens, so on no scored token; the validation loss reads the first val_tokens. Losses are over
-scored positions. Sequences have seq_len tokens, as in training, and eval_seq_len for val_loss_common. Pairs and
-resamples are drawn from one seed, so all runs are compared on the same draws.
-
-Shapes: N sequences, T tokens of one sequence.
+Data are held-out text or a task's held-out sequences: scores read the first measure_tokens tokens;
+usefulness fits its maps on the next fit_tokens, so on no scored token; the validation loss reads
+the first val_tokens. Losses are over scored positions. Sequences have seq_len tokens, as in
+training, and eval_seq_len for val_loss_common. Pairs and resamples are drawn from one seed, so all
+runs are compared on the same draws.
 """
 
 import warnings
@@ -18,12 +17,10 @@ from sparsedepth.measure import (
     activations,
     attention_sparsity,
     causal,
-    early_exit,
     experts,
     geometry,
     gradients,
     jacobian,
-    joint_replacement,
     lens,
     loss,
     participation,
@@ -35,7 +32,7 @@ from sparsedepth.measure import (
     variance,
     weight_sparsity,
 )
-from sparsedepth.measure.bootstrap import finite
+from sparsedepth.measure.bootstrap import finites
 from sparsedepth.measure.measurements import MeasureContext, Measurements, ReadHeldOut, Row
 from sparsedepth.probe.fork import token_count
 from sparsedepth.probe.probed_model import ProbedModel
@@ -51,7 +48,7 @@ SUITE: dict[str, AddRows] = {
     "attention": attention_sparsity.add_rows,
     "geometry": geometry.add_rows,
     "experts": experts.add_rows,
-    "early_exit": early_exit.add_rows,
+    "early_exit": lens.add_exit_rows,
     "causal": causal.add_rows,
     "permutation": permutation.add_rows,
     "neighbours": permutation.add_neighbour_rows,
@@ -59,19 +56,18 @@ SUITE: dict[str, AddRows] = {
     "removal": removal.add_rows,
     "trajectories": trajectories.add_rows,
     "participation": participation.add_rows,
-    "joint": joint_replacement.add_rows,
+    "joint": usefulness.add_joint_rows,
     "activations": activations.add_rows,
     "gradients": gradients.add_rows,
     "lens": lens.add_rows,
     "released_code": released_code.add_rows,
 }
-"""By the names in `sparsedepth.quantities.measured`, whose order they run in. `add_rows`, last in a measure's file,
-runs it on the context's tokens and names its numbers."""
+"""By the names in `sparsedepth.quantities.measured`, whose order they run in. `add_rows`, last in a
+measure's file, runs it on the context's tokens and names its numbers."""
 
 OF_PLUGINS: dict[str, AddRows] = {
     measure.name: plugin.get("add_rows") for plugin in PLUGINS if (measure := plugin.get("MEASURE"))
 }
-"""Those that are not ours."""
 
 
 def measure_run(
@@ -86,45 +82,38 @@ def measure_run(
 ) -> Measurements:
     """The measures in config.measures, in fp32; the model is left unchanged.
 
-    Without `bytes_per_token` of the held-out text bits per byte are missing; without `eod`, which ends a document, ends
-    of documents are unknown. `progress` gets the share of measures done. Raises ValueError unless there are more than
-    d_model + 1 fit tokens.
+    Without `bytes_per_token` of the held-out text bits per byte are missing; without `eod`, which
+    ends a document, ends of documents are unknown. `progress` gets the share of measures done.
+    Raises ValueError unless there are more than d_model + 1 fit tokens.
     """
     context = MeasureContext(probed=probed, config=config, held_out=held_out, bytes_per_token=bytes_per_token, eod=eod)
     measurements = Measurements(step=step)
     names = [measure.name for measure in MEASURES if measure.name in config.measures]
     for done, name in enumerate(names, start=1):
-        if name in SUITE:
-            measurements.extend(_rows(name, SUITE[name], context, step))
-        else:
-            measurements.extend(_rows_of_plugin(name, context, step))
+        try:
+            measurements.extend(_rows(name, context, step))
+        except Exception as error:
+            if name in SUITE:
+                raise
+            text = " ".join(f"{type(error).__name__}: {error}".split())[:300]
+            warnings.warn(f"the measure {name} of a plugin failed, and its numbers are missing: {text}", stacklevel=2)
         progress(done / len(names))
     return measurements
 
 
-def _rows(name: str, add_rows: AddRows, context: MeasureContext, step: int) -> Measurements:
+def _rows(name: str, context: MeasureContext, step: int) -> Measurements:
     rows = Measurements(step=step)
-    add_rows(context, rows)
+    (SUITE | OF_PLUGINS)[name](context, rows)
     rows.add_depth_columns(name, context.probed.n_layers)
     rows.check_records(name)
-    return rows
-
-
-def _rows_of_plugin(name: str, context: MeasureContext, step: int) -> Measurements:
-    """The rows of a measure that is not ours; none, and a warning, where it fails."""
-    try:
-        rows = _rows(name, OF_PLUGINS[name], context, step)
+    if name in OF_PLUGINS:
         rows.check_values(context.probed.n_layers)
-        return rows
-    except Exception as error:
-        text = " ".join(f"{type(error).__name__}: {error}".split())[:300]
-        warnings.warn(f"the measure {name} of a plugin failed, and its numbers are missing: {text}", stacklevel=2)
-        return Measurements(step=step)
+    return rows
 
 
 def observe_variance(probed: ProbedModel, tokens_NT: Tensor, step: int) -> list[Row]:
     """Layer rows of the residual variance on a small fixed batch: one pass, called during training."""
     rows = Measurements(step=step)
     by_layer = variance.variance_by_sequence(probed, tokens_NT).mean(0)
-    rows.add_layers("residual_variance", [finite(value) for value in by_layer], token_count(tokens_NT), first=0)
+    rows.add_layers("residual_variance", finites(by_layer), token_count(tokens_NT), first=0)
     return rows.layers

@@ -1,25 +1,26 @@
 """Trajectories: how the rotation of each token's state is distributed over the layers.
 
-    theta_t = (theta(x_0, x_1), ..., theta(x_(L-1), x_L)) of token t, rad; theta = arccos cos, x_L before the final norm
+    theta_t = (theta(x_0, x_1), ..., theta(x_(L-1), x_L)) of token t, rad;  theta = arccos cos
 
-Over all tokens: the mean, the first two principal components with their shares of variance, and two ideal shapes
-(2602.05970). With M = L - 2 middle layers, a = mean angle of the middle layers over the tokens, k = round(6 M / 22):
+Over all tokens: the mean, the first two principal components with their shares of variance, and two
+ideal shapes (2602.05970). With M = L - 2 middle layers, a = mean angle of the middle layers over
+the tokens, k = round(6 M / 22):
 
     early stop   (pi/2, a x k, 0 x (M - k), pi/2)      a few layers do the work, the next ones idle
     even         (pi/2, a x M, pi/2)                   every middle layer does the same share
 
-With L = 24 and a = 0.45 these are the published ones. Deviates: a is measured, since it depends on depth.
+With L = 24 and a = 0.45 these are the published ones. Deviates: a is measured, as it depends on depth.
 
-A token is near an ideal if its middle angles, as a vector of M numbers, are within half the angle between the two
-ideals, arccos sqrt(k / M), of it; else near neither. So classes depend only on the shape, not on the total rotation;
-they exclude each other; and the outer layers, equal in both ideals, do not matter.
+A token is near an ideal if its middle angles, as a vector of M numbers, are within half the angle
+between the two ideals, arccos sqrt(k / M), of it; else near neither. So classes depend only on the
+shape, not on the total rotation, and exclude each other.
 
-States are fp32, angles fp64. The last token of a document, which predicts the next document's first, is left out if the
-end-of-document id is known (the published code leaves out padding and the token before it); so is a token with a state
-of length 0, whose angles do not exist. For mean angles, angles of updates and to the end see `geometry`.
+States are fp32, angles fp64; x_L is taken before the final norm. The last token of a document,
+which predicts the next document's first, is left out if the end-of-document id is known (the
+published code leaves out padding and the token before it); so is a token with a state of length 0.
 
-Shapes: B and N sequences, T tokens of one sequence, D width of the residual stream, L layers, M middle layers,
-V valid tokens, C components, P points.
+Shapes: B and N sequences, T tokens of one sequence, D width of the residual stream, L layers, M
+middle layers, V valid tokens, P points.
 """
 
 import math
@@ -29,7 +30,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sparsedepth.measure.bootstrap import BootstrapEstimate, finite, ratio, shared_resamples
+from sparsedepth.measure.bootstrap import BootstrapEstimate, finite, finites, ratio, shared_resamples
 from sparsedepth.measure.measurements import MeasureContext, Measurements, Row
 from sparsedepth.probe.fork import batches, probing, stream
 from sparsedepth.probe.probed_model import ProbedModel
@@ -41,35 +42,31 @@ MIN_LAYERS = 4
 MAX_POINTS = 2000
 """Tokens kept individually, drawn at random: as many as in the published figure."""
 MIN_ROTATION = 1e-6
-"""rad, root of the sum of squares over layers; smaller rotations are rounding errors of fp32 states: without a shape,
-and, as differences between tokens, without principal components."""
+"""rad, root of the sum of squares over layers; smaller rotations are rounding errors of fp32
+states: without a shape, and, as differences between tokens, without principal components."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class TrajectoryShapes:
     by_layer: dict[str, np.ndarray]
-    """trajectory_mean, early_stop_ideal and even_ideal, [L], rad; the components trajectory_pc1 and _pc2, unit vectors
-    whose largest entry is positive, NaN if all tokens are equal"""
+    """trajectory_mean, early_stop_ideal and even_ideal, [L], rad; the components trajectory_pc1 and
+    _pc2, unit vectors whose largest entry is positive, NaN if all tokens are equal"""
     variance_shares: tuple[float | None, float | None]
     """of the components, from 0 to 1"""
     early_stop_share: BootstrapEstimate
     even_share: BootstrapEstimate
-    """shares of tokens near each ideal; the others are near neither"""
+    """shares of tokens near each ideal"""
     points: list[Row]
-    """single tokens: sequence, position, token_id, document_position, nearest, to_early_stop, to_even, pc1, pc2"""
+    """single tokens: the columns of quantities.TOKENS but the step"""
     n_tokens: int
     """valid tokens"""
 
 
 def trajectories(
-    probed: ProbedModel,
-    tokens_NT: Tensor,
-    rng: np.random.Generator,
-    eod: int | None = None,
-    max_points: int = MAX_POINTS,
+    probed: ProbedModel, tokens_NT: Tensor, rng: np.random.Generator, eod: int | None = None
 ) -> TrajectoryShapes | None:
-    """One forward pass. `eod` ends a document; None = unknown. None for fewer than MIN_LAYERS layers, without a valid
-    token, and if a state is not finite."""
+    """One forward pass. `eod` ends a document; None = unknown. None for fewer than MIN_LAYERS
+    layers, without a valid token, and if a state is not finite."""
     if probed.n_layers < MIN_LAYERS:
         return None
     with probing(probed):
@@ -87,7 +84,7 @@ def trajectories(
     mean_L = angles_VL.mean(0)
     components_2L, shares = _components(angles_VL - mean_L)
     pc_V2 = (angles_VL - mean_L) @ components_2L.T
-    chosen_P = np.sort(rng.permutation(len(angles_VL))[:max_points])
+    chosen_P = np.sort(rng.permutation(len(angles_VL))[:MAX_POINTS])
     place_P2 = np.argwhere(valid_NT)[chosen_P]
     estimate = shared_resamples(rng)
 
@@ -149,7 +146,7 @@ def _angles(probed: ProbedModel, tokens_BT: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _angles_to(angles_VM: np.ndarray, ideals_2M: np.ndarray) -> np.ndarray:
-    """Angle (rad) of each trajectory's middle layers with each ideal's: [V, 2]; pi/2 for a trajectory of length 0."""
+    """Angle (rad) of each trajectory's middle layers with each ideal's: [V, 2]; pi/2 for one of length 0."""
     units = [x / np.maximum(np.linalg.norm(x, axis=1, keepdims=True), 1e-30) for x in (angles_VM, ideals_2M)]
     to_ideals_V2 = np.arccos((units[0] @ units[1].T).clip(-1, 1))
     turns_V = np.linalg.norm(angles_VM, axis=1) > MIN_ROTATION
@@ -176,7 +173,10 @@ def _points(
     to_ideals_P2: np.ndarray,
     pc_P2: np.ndarray,
 ) -> list[Row]:
-    begin_NT = _document_begin(ids_NT, eod)
+    begin_NT = np.zeros(ids_NT.shape, dtype=np.int64)  # of each token's document; 0 = before the sequence, or unknown
+    if eod is not None:
+        begin_NT[:, 1:] = np.where(ids_NT[:, :-1] == eod, np.arange(1, ids_NT.shape[1]), 0)
+    begin_NT = np.maximum.accumulate(begin_NT, axis=1)
     return [
         {
             "sequence": int(n),
@@ -193,14 +193,6 @@ def _points(
     ]
 
 
-def _document_begin(ids_NT: np.ndarray, eod: int | None) -> np.ndarray:
-    """First position of each token's document; 0 = before the sequence, or unknown."""
-    begin_NT = np.zeros(ids_NT.shape, dtype=np.int64)
-    if eod is not None:
-        begin_NT[:, 1:] = np.where(ids_NT[:, :-1] == eod, np.arange(1, ids_NT.shape[1]), 0)
-    return np.maximum.accumulate(begin_NT, axis=1)
-
-
 def add_rows(context: MeasureContext, rows: Measurements) -> None:
     """The model's scores and a row per kept token; nothing without valid tokens."""
     result = trajectories(context.probed, context.inputs, context.rng(), context.eod)
@@ -209,7 +201,7 @@ def add_rows(context: MeasureContext, rows: Measurements) -> None:
     rows.add_score("early_stop_share", result.early_stop_share)
     rows.add_score("even_share", result.even_share)
     for name, values in result.by_layer.items():
-        rows.add_layers(name, [finite(value) for value in values], result.n_tokens)
+        rows.add_layers(name, finites(values), result.n_tokens)
     for i, share in enumerate(result.variance_shares, start=1):
         rows.summary[f"trajectory_pc{i}_share"] = share
     rows.tokens.extend({"step": rows.step, **point} for point in result.points)

@@ -1,26 +1,34 @@
-"""Usefulness: the share of blocks that do more than an affine map could.
+"""Usefulness: the share of blocks that do more than an affine map could; and how many blocks a model needs.
 
     A_l, b_l = argmin sum over the fit tokens ||x_l - (A x_(l-1) + b)||^2
-    increase(l) = (loss with block l replaced by its affine map - loss) / loss,   on tokens not used for the fit
+    increase(l) = (loss with block l replaced by its affine map - loss) / loss,  on other tokens
     usefulness = share of blocks with increase(l) > threshold;   effective layers = usefulness x L
 
-Source: 2603.15389 (threshold 0.1 from its released code). The count has steps of 1/L, so further thresholds and the
-mean increase are reported too; the increase with the block skipped (identity instead of a map) is in `causal`. Ours, in
-absolute units, since in a model with a loss of 0.00001 a block counts as useful whose replacement costs nothing:
+Source: 2603.15389 (threshold 0.1 from its released code). The count has steps of 1/L, so further
+thresholds and the mean increase are reported too; the increase with the block skipped is in
+`causal`. Deviates: the released code fits and scores on the same tokens, and installs A^T for A.
 
-    added(l) = loss with block l replaced by its affine map - loss              (nat/token)
+Ours, in absolute units (in a model with a loss of 0.00001 a block counts as useful whose
+replacement costs nothing):
+
+    added(S) = loss with the blocks S replaced by their affine maps - loss         (nat/token)
     accuracy lost(l) = accuracy - accuracy with block l replaced by its affine map
     needed layers = number of blocks with added(l) > needed_threshold and its 95% interval above 0
+    jointly needed layers = L - the largest k such that added(S_1), ..., added(S_k) <= needed_threshold
+        S_k = S_(k-1) + the block whose replacement in addition to S_(k-1) gives the lowest loss
 
-Deviates: the released code fits and scores on the same tokens, and installs the transposed map (A^T for A).
+The needed layers replace one block at a time, and so count neither of two redundant blocks: a model
+with spare layers spreads its work and seems to need few of them. Of the jointly needed ones the
+remaining blocks suffice by construction, so the number is an upper bound of what is needed; a search
+over all subsets could find fewer. Blocks are chosen, and losses measured, on the same sequences.
 
-The fit is least squares without ridge, in fp64, on centred data, of the block's update u = x_l - x_(l-1): with C the
-covariances over the fit tokens, x_l = x + (x - mean x) C_xx^+ C_xu + mean u. If the fit tokens span the stream this is
-the map above. Directions without variance (the embeddings of a small vocabulary span few) pass unchanged; the
-least-norm A would set them to 0.
+The fit is least squares without ridge, in fp64, on centred data, of the block's update u: with C
+the covariances over the fit tokens, x_l = x + (x - mean x) C_xx^+ C_xu + mean u. If the fit tokens
+span the stream this is the map above. Directions without variance (the embeddings of a small
+vocabulary span few) pass unchanged; the least-norm A would set them to 0.
 
-Shapes: N and B sequences, T tokens, n tokens, D width of the residual stream, L layers, R resamples, E statistics; 2:
-loss and accuracy.
+Shapes: N and B sequences, T tokens, n tokens, D width of the residual stream, L layers, K
+successive replacements, R resamples, E statistics; 2: loss and accuracy.
 """
 
 import dataclasses
@@ -33,11 +41,11 @@ import torch
 from torch import Tensor
 
 from sparsedepth.config.run import MeasureConfig
-from sparsedepth.measure.bootstrap import BootstrapEstimate, bootstrap_each, complete_mean
-from sparsedepth.measure.loss import fork_scores, relative_change
+from sparsedepth.measure.bootstrap import BootstrapEstimate, bootstrap, bootstrap_each, complete_mean, shared_resamples
+from sparsedepth.measure.loss import fork_losses, fork_scores, relative_change
 from sparsedepth.measure.measurements import MeasureContext, Measurements, Scored, per_position
 from sparsedepth.measure.spectra import pseudo_inverses
-from sparsedepth.probe.fork import batches, probing, replace, stream
+from sparsedepth.probe.fork import batches, probing, stream, token_count
 from sparsedepth.probe.probed_model import ProbedModel
 
 NEEDED_AT = {"needed_layers_10mnat": 0.01, "needed_layers_50mnat": 0.05, "needed_layers_200mnat": 0.2}
@@ -51,24 +59,14 @@ Statistic = Callable[..., np.ndarray]
 
 @dataclass(frozen=True, kw_only=True)
 class Usefulness:
-    increase: list[BootstrapEstimate]
-    """of blocks 1..L, relative; negative if the map does better than the block"""
-    added: list[BootstrapEstimate]
-    """the same in nat/token"""
-    accuracy_lost: list[BootstrapEstimate]
-    """share of the scored positions"""
-    share: BootstrapEstimate
-    """share of blocks above the threshold, 0 to 1"""
-    mean_increase: BootstrapEstimate
-    mean_added: BootstrapEstimate
-    mean_accuracy_lost: BootstrapEstimate
-    needed: BootstrapEstimate
-    """number of blocks; None without an interval, which takes two sequences"""
+    scores: dict[str, BootstrapEstimate]
+    """usefulness, its mean increase, the means of both in `layers`, and needed_layers"""
+    layers: dict[str, list[BootstrapEstimate]]
+    """affine_loss_increase (relative; negative if the map does better), affine_loss_added, affine_accuracy_lost"""
 
     @property
     def affine_increase(self) -> list[float | None]:
-        """`increase` without intervals"""
-        return [estimate.value for estimate in self.increase]
+        return [estimate.value for estimate in self.layers["affine_loss_increase"]]
 
 
 @dataclass(frozen=True, eq=False)
@@ -91,17 +89,12 @@ def usefulness(
     rng: np.random.Generator,
     needed_threshold: float = NEEDED_THRESHOLD,
 ) -> Usefulness:
-    """Replace each block by its affine map, fitted on `fit_NT`, and compute the losses on `scored`. `threshold` is
-    relative to the loss, `needed_threshold` in nat/token."""
-    layers = range(1, probed.n_layers + 1)
-    maps = fit_affine(probed, fit_NT)
-    forks = [replace(layer, affine) for layer, affine in zip(layers, maps, strict=True)]
+    """Replace each block by its affine map, fitted on `fit_NT`, and compute the losses on `scored`.
+    `threshold` is relative to the loss, `needed_threshold` in nat/token."""
+    forks = [{layer: affine} for layer, affine in enumerate(fit_affine(probed, fit_NT), start=1)]
     base_N2, affine_NL2 = fork_scores(probed, scored, forks)
     base_N, affine_NL, weight_N = base_N2[:, 0], affine_NL2[..., 0], scored.weight
-    seed = int(rng.integers(2**63))  # the same resamples for all scores
-
-    def estimates(statistic: Statistic, *per_sequence: np.ndarray) -> list[BootstrapEstimate]:
-        return bootstrap_each(statistic, *per_sequence, rng=np.random.default_rng(seed))
+    estimates = shared_resamples(rng, bootstrap_each)
 
     def relative(affine_RL: np.ndarray, base_R: np.ndarray) -> np.ndarray:
         return relative_change(affine_RL, base_R[:, None])
@@ -113,22 +106,25 @@ def usefulness(
     def count(added_RL: np.ndarray, weight_R: np.ndarray) -> np.ndarray:
         return (per_position(added_RL, weight_R) > needed_threshold).sum(-1, keepdims=True)
 
+    def mean(statistic: Statistic) -> Statistic:
+        return lambda *means: statistic(*means).mean(-1, keepdims=True)
+
     added_NL, lost_NL = affine_NL - base_N[:, None], base_N2[:, 1:] - affine_NL2[..., 1]
     added = estimates(per_position, added_NL, weight_N)
     return Usefulness(
-        increase=estimates(relative, affine_NL, base_N),
-        added=added,
-        accuracy_lost=estimates(per_position, lost_NL, weight_N),
-        share=estimates(share, affine_NL, base_N)[0],
-        mean_increase=estimates(_mean(relative), affine_NL, base_N)[0],
-        mean_added=estimates(_mean(per_position), added_NL, weight_N)[0],
-        mean_accuracy_lost=estimates(_mean(per_position), lost_NL, weight_N)[0],
-        needed=needed_layers(added, needed_threshold, estimates(count, added_NL, weight_N)[0]),
+        scores={
+            "usefulness": estimates(share, affine_NL, base_N)[0],
+            "usefulness_loss_increase": estimates(mean(relative), affine_NL, base_N)[0],
+            "affine_loss_added": estimates(mean(per_position), added_NL, weight_N)[0],
+            "affine_accuracy_lost": estimates(mean(per_position), lost_NL, weight_N)[0],
+            "needed_layers": needed_layers(added, needed_threshold, estimates(count, added_NL, weight_N)[0]),
+        },
+        layers={
+            "affine_loss_increase": estimates(relative, affine_NL, base_N),
+            "affine_loss_added": added,
+            "affine_accuracy_lost": estimates(per_position, lost_NL, weight_N),
+        },
     )
-
-
-def _mean(statistic: Statistic) -> Statistic:
-    return lambda *means: statistic(*means).mean(-1, keepdims=True)
 
 
 def share_above(increases: Sequence[float | None], threshold: float) -> float | None:
@@ -144,8 +140,8 @@ def count_needed(added: Sequence[BootstrapEstimate], threshold: float) -> float:
 def needed_layers(
     added: Sequence[BootstrapEstimate], threshold: float, above_threshold: BootstrapEstimate
 ) -> BootstrapEstimate:
-    """The count, with the interval of `above_threshold`, the number of blocks above the threshold, widened to include
-    the count. None if a block has no interval, which takes two sequences."""
+    """The count, with the interval of `above_threshold`, the number of blocks above the threshold,
+    widened to include the count. None if a block has no interval, which takes two sequences."""
     lo, hi = above_threshold.lo, above_threshold.hi
     if lo is None or hi is None or any(block.value is None or block.lo is None for block in added):
         return dataclasses.replace(above_threshold, value=None, lo=None, hi=None)
@@ -154,79 +150,88 @@ def needed_layers(
 
 
 def fit_affine(probed: ProbedModel, fit_NT: Tensor) -> list[AffineUpdate]:
-    """The map of each block 1..L, from one pass. Raises ValueError unless there are more than D + 1 fit tokens. Means
-    and covariances of the parts are merged exactly (Chan, Golub & LeVeque 1983). They take 16 L D^2 bytes."""
-    moments = [_Moments() for _ in range(probed.n_layers)]
+    """The map of each block 1..L, fitted to its input in the unmodified model, from one pass.
+    Raises ValueError unless there are more than D + 1 fit tokens. Sums take 16 L D^2 bytes."""
+    n_tokens, width = token_count(fit_NT), probed.stream_width
+    if n_tokens <= width + 1:
+        raise ValueError(
+            f"{n_tokens} fit tokens do not determine an affine map of width {width}; expected more than d_model + 1 = "
+            f"{width + 1}: raise fit_tokens (for released_code measure_tokens), or hold out more text"
+        )
+    n_seen, nothing = 0, torch.zeros((), dtype=torch.float64)
+    moments: list[tuple[Tensor, Tensor]] = [(nothing, nothing)] * probed.n_layers
     with probing(probed):
         for tokens_BT in batches(probed, fit_NT):
-            # Each map is fitted to its block's input in the unmodified model.
-            states = itertools.pairwise(stream(probed, tokens_BT))
-            for moment, (x_BTD, after_BTD) in zip(moments, states, strict=True):
-                moment.add(x_BTD.flatten(0, 1), after_BTD.flatten(0, 1))
-        return _solve(moments)
+            for index, states in enumerate(itertools.pairwise(stream(probed, tokens_BT))):
+                x_nD, after_nD = (state_BTD.flatten(0, 1).double() for state_BTD in states)
+                moments[index] = _merged(*moments[index], n_seen, x_nD, after_nD)
+            n_seen += token_count(tokens_BT)
+        # Directions whose variance is below D eps of the largest are dropped: rounding errors of fp32 states.
+        inverses = pseudo_inverses([comoment_D2D[:, :width] for _, comoment_D2D in moments])
+        maps = []
+        for (mean_2D, comoment_D2D), inverse_DD in zip(moments, inverses, strict=True):
+            weight_DD = inverse_DD @ comoment_D2D[:, width:]
+            maps.append(AffineUpdate(mean_2D[:width].float(), weight_DD.float(), mean_2D[width:].float()))
+        return maps
 
 
-class _Moments:
-    """Mean and co-moments of (x, u), u the block's update, over the tokens so far, in fp64."""
-
-    def __init__(self) -> None:
-        self.n_tokens = 0
-        self.mean_2D: Tensor | float = 0.0
-        self.comoment_D2D: Tensor | float = 0.0  # sum over tokens of (x - mean x) (x - mean x, u - mean u)
-
-    def add(self, x_nD: Tensor, after_nD: Tensor) -> None:
-        x_nD, after_nD = x_nD.double(), after_nD.double()
-        z_n2D = torch.cat((x_nD, after_nD - x_nD), dim=-1)
-        mean_2D = z_n2D.mean(0)
-        z_n2D -= mean_2D
-        n_seen, n_new = self.n_tokens, len(z_n2D)
-        self.n_tokens += n_new
-        delta_2D = mean_2D - self.mean_2D
-        d_model = x_nD.shape[1]
-        between_D2D = torch.outer(delta_2D[:d_model], delta_2D) * (n_seen * n_new / self.n_tokens)
-        self.comoment_D2D = self.comoment_D2D + z_n2D[:, :d_model].T @ z_n2D + between_D2D
-        self.mean_2D = self.mean_2D + delta_2D * (n_new / self.n_tokens)
-
-    def parts(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """mean of x and of u, co-moments of (x, x) and of (x, u)."""
-        assert isinstance(self.comoment_D2D, Tensor) and isinstance(self.mean_2D, Tensor)
-        mean_D, bias_D = self.mean_2D.chunk(2)
-        if self.n_tokens <= len(mean_D) + 1:
-            raise ValueError(
-                f"{self.n_tokens} fit tokens do not determine an affine map of width {len(mean_D)}; "
-                f"expected more than d_model + 1 = {len(mean_D) + 1}: raise fit_tokens (for released_code "
-                f"measure_tokens), or hold out more text"
-            )
-        xx_DD, xu_DD = self.comoment_D2D.chunk(2, dim=1)
-        return mean_D, bias_D, xx_DD, xu_DD
+def _merged(
+    mean_2D: Tensor, comoment_D2D: Tensor, n_seen: int, x_nD: Tensor, after_nD: Tensor
+) -> tuple[Tensor, Tensor]:
+    """The mean of (x, u) and the sum over tokens of (x - mean x) (x - mean x, u - mean u), with
+    further tokens merged exactly (Chan, Golub & LeVeque 1983)."""
+    z_n2D = torch.cat((x_nD, after_nD - x_nD), dim=-1)
+    mean_of_new_2D = z_n2D.mean(0)
+    z_n2D -= mean_of_new_2D
+    n_new, width = x_nD.shape
+    delta_2D = mean_of_new_2D - mean_2D
+    between_D2D = torch.outer(delta_2D[:width], delta_2D) * (n_seen * n_new / (n_seen + n_new))
+    comoment_D2D = comoment_D2D + z_n2D[:, :width].T @ z_n2D + between_D2D
+    return mean_2D + delta_2D * (n_new / (n_seen + n_new)), comoment_D2D
 
 
-def _solve(moments: list[_Moments]) -> list[AffineUpdate]:
-    mean_LD, bias_LD, xx_LDD, xu_LDD = zip(*(moment.parts() for moment in moments), strict=True)
-    # Directions whose variance is below D eps of the largest are dropped: rounding errors of fp32 states.
-    weight_LDD = [inverse_DD @ xu_DD for inverse_DD, xu_DD in zip(pseudo_inverses(xx_LDD), xu_LDD, strict=True)]
-    layers = zip(mean_LD, weight_LDD, bias_LD, strict=True)
-    return [AffineUpdate(mean_D.float(), weight_DD.float(), bias_D.float()) for mean_D, weight_DD, bias_D in layers]
+def jointly_needed_layers(
+    probed: ProbedModel, fit_NT: Tensor, scored: Scored, threshold: float, rng: np.random.Generator
+) -> BootstrapEstimate:
+    """Its interval is over resamples of sequences, in the chosen order. L (L + 1) / 2 forks at most."""
+    maps = fit_affine(probed, fit_NT)
+    remaining, replaced = list(range(1, probed.n_layers + 1)), {}
+    added_KN: list[np.ndarray] = []
+    while remaining and (not added_KN or added_KN[-1].mean() <= threshold):
+        forks = [{**replaced, layer: maps[layer - 1]} for layer in remaining]
+        base_N, changed_NF = fork_losses(probed, scored, forks)
+        best = int(np.nan_to_num(changed_NF.mean(0), nan=np.inf, posinf=np.inf).argmin())
+        added_KN.append(changed_NF[:, best] - base_N)
+        layer = remaining.pop(best)
+        replaced[layer] = maps[layer - 1]
+
+    def count(added_RK: np.ndarray, weight_R: np.ndarray) -> np.ndarray:
+        within_RK = per_position(added_RK, weight_R) <= threshold
+        n_needed_R = probed.n_layers - np.logical_and.accumulate(within_RK, axis=1).sum(1)
+        return np.where(np.isnan(added_RK).any(1), np.nan, n_needed_R)  # undefined if a loss is NaN
+
+    return bootstrap(count, np.stack(added_KN, axis=1), scored.weight, rng=rng)
 
 
 def add_rows(context: MeasureContext, rows: Measurements) -> None:
     """The published score, its absolute forms by layer, and needed layers, from one fit."""
-    config = context.config
-    result = usefulness(
-        context.probed, context.fit, context.scored, config.usefulness_threshold, context.rng(),
-        config.needed_threshold,
-    )  # fmt: skip
-    rows.add_score("usefulness", result.share)
-    rows.add_score("usefulness_loss_increase", result.mean_increase)
+    probed, config = context.probed, context.config
+    thresholds = config.usefulness_threshold, config.needed_threshold
+    found = usefulness(probed, context.fit, context.scored, thresholds[0], context.rng(), thresholds[1])
+    for name, estimate in found.scores.items():
+        rows.add_score(name, estimate)
+    for name, estimates in found.layers.items():
+        rows.add_layer_scores(name, estimates, context.scored.n_scored)
     for percent in (2, 5, 20):
-        rows.summary[f"usefulness_{percent}pct"] = share_above(result.affine_increase, percent / 100)
-    share = result.share.value
-    rows.summary["effective_layers"] = None if share is None else share * context.probed.n_layers
-    rows.add_score("affine_loss_added", result.mean_added)
-    rows.add_score("affine_accuracy_lost", result.mean_accuracy_lost)
-    rows.add_score("needed_layers", result.needed)
-    if result.needed.value is not None:
-        rows.summary.update({name: count_needed(result.added, threshold) for name, threshold in NEEDED_AT.items()})
-    rows.add_layer_scores("affine_loss_increase", result.increase, context.scored.n_scored)
-    rows.add_layer_scores("affine_loss_added", result.added, context.scored.n_scored)
-    rows.add_layer_scores("affine_accuracy_lost", result.accuracy_lost, context.scored.n_scored)
+        rows.summary[f"usefulness_{percent}pct"] = share_above(found.affine_increase, percent / 100)
+    share = found.scores["usefulness"].value
+    rows.summary["effective_layers"] = None if share is None else share * probed.n_layers
+    if found.scores["needed_layers"].value is not None:
+        added = found.layers["affine_loss_added"]
+        rows.summary.update({name: count_needed(added, threshold) for name, threshold in NEEDED_AT.items()})
+
+
+def add_joint_rows(context: MeasureContext, rows: Measurements) -> None:
+    threshold = context.config.needed_threshold
+    found = jointly_needed_layers(context.probed, context.fit, context.scored, threshold, context.rng())
+    rows.add_score("jointly_needed_layers", found)

@@ -4,67 +4,47 @@
     growth of layer l = v_l / v_(l-1);   growth = (v_L / v_1)^(1 / (L - 1)), the mean factor per layer
     branches: the same variance of the updates a_l by attention and f_l by the feed-forward part
 
-x_L is taken before the final norm; a normed state has a variance near 1 at any depth.
-Sources: 2603.15389 (per-token variance over the dimensions, averaged over tokens); 2502.05795 (growth).
+x_L is taken before the final norm; a normed state has a variance near 1 at any depth. Sources:
+2603.15389 (per-token variance over the dimensions, averaged over tokens); 2502.05795 (growth).
 
-Shapes: B and N sequences, T tokens of one sequence, D width of the residual stream, L layers (L1 = L + 1 states),
-R resamples.
+Shapes: B and N sequences, T tokens, D width of the residual stream, L layers (L1 = L + 1 states), R
+resamples.
 """
 
 import itertools
-from dataclasses import dataclass
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from sparsedepth.measure.bootstrap import BootstrapEstimate, ScoreByLayer, finite, identity, ratio, shared_resamples
+from sparsedepth.measure.bootstrap import ScoreByLayer, finites, identity, mean_of_last, ratio, shared_resamples
 from sparsedepth.measure.measurements import MeasureContext, Measurements
 from sparsedepth.probe.fork import by_sequence, stream, updates
 from sparsedepth.probe.probed_model import ProbedModel
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
-class ResidualVariance:
-    by_layer: list[float | None]
-    """v_0 .. v_L, in squared units of the stream, from 0"""
-    last: BootstrapEstimate
-    """v_L"""
-    growth_by_layer: list[float | None]
-    """v_l / v_(l-1) for l = 1..L; None if v_(l-1) is 0"""
-    growth_rate: BootstrapEstimate
-    """factor per layer; None for a single layer or if v_1 is 0"""
-    branches: dict[str, ScoreByLayer]
-    """attention_variance and ffn_variance, and the mean over layers; empty if the model has no known branches"""
-
-
-def residual_variance(probed: ProbedModel, tokens_NT: Tensor, rng: np.random.Generator) -> ResidualVariance:
-    """The variance of every state, from the embedding (layer 0) on, and of both branches."""
+def residual_variance(probed: ProbedModel, tokens_NT: Tensor, rng: np.random.Generator) -> dict[str, ScoreByLayer]:
+    """residual_variance, whose score is v_L; residual_growth, factors per layer, None from a variance of 0 and, as a
+    score, for a single layer; attention_variance and ffn_variance, if known. In squared units of the stream."""
     variance_NX = by_sequence(probed, tokens_NT, lambda tokens_BT: _variances(probed, tokens_BT))
-    variance_NL1, branch_NX = np.split(variance_NX, [probed.n_layers + 1], axis=1)
+    n_layers, estimate = probed.n_layers, shared_resamples(rng)
+    variance_NL1, attention_NL, ffn_NL = np.split(variance_NX, [n_layers + 1, 2 * n_layers + 1], axis=1)
     by_layer = variance_NL1.mean(0)
-    estimate = shared_resamples(rng)
-
-    def profile(variance_NL: np.ndarray) -> ScoreByLayer:
-        by_layer = [finite(value) for value in variance_NL.mean(0)]
-        return ScoreByLayer(by_layer=by_layer, score=estimate(lambda v_RL: v_RL.mean(-1), variance_NL))
-
-    branches = {}
-    if branch_NX.size:
-        attention_NL, ffn_NL = np.split(branch_NX, 2, axis=1)
-        branches = {"attention_variance": profile(attention_NL), "ffn_variance": profile(ffn_NL)}
-    return ResidualVariance(
-        by_layer=[finite(value) for value in by_layer],
-        last=estimate(identity, variance_NL1[:, -1]),
-        growth_by_layer=[finite(value) for value in ratio(by_layer[1:], by_layer[:-1])],
-        growth_rate=estimate(_growth_rate, variance_NL1),
-        branches=branches,
-    )
+    last, growth = estimate(identity, variance_NL1[:, -1]), estimate(_growth_rate, variance_NL1)
+    profiles = {
+        "residual_variance": ScoreByLayer(by_layer=finites(by_layer), score=last, first=0),
+        "residual_growth": ScoreByLayer(by_layer=finites(ratio(by_layer[1:], by_layer[:-1])), score=growth),
+    }
+    for name, branch_NL in (("attention_variance", attention_NL), ("ffn_variance", ffn_NL)):
+        if branch_NL.size:
+            score = estimate(mean_of_last, branch_NL)
+            profiles[name] = ScoreByLayer(by_layer=finites(branch_NL.mean(0)), score=score)
+    return profiles
 
 
 def _variances(probed: ProbedModel, tokens_BT: Tensor) -> Tensor:
-    """For each sequence v_0 .. v_L, then, if known for all blocks, attention's L variances and those of the other
-    branch."""
+    """For each sequence v_0 .. v_L, then, if known for all blocks, attention's L variances and
+    those of the other branch."""
     states, branches = [], []
     for update in updates(probed, tokens_BT):
         if not states:
@@ -91,7 +71,6 @@ def token_variance(x_BTD: Tensor) -> Tensor:
 
 
 def _growth_rate(variance_RL1: np.ndarray) -> np.ndarray:
-    """(v_L / v_1)^(1/(L-1))."""
     n_layers = variance_RL1.shape[1] - 1
     if n_layers < 2:
         return np.full(len(variance_RL1), np.nan)
@@ -99,9 +78,6 @@ def _growth_rate(variance_RL1: np.ndarray) -> np.ndarray:
 
 
 def add_rows(context: MeasureContext, rows: Measurements) -> None:
-    result = residual_variance(context.probed, context.inputs, context.rng())
-    rows.add_score("residual_variance_last", result.last)
-    rows.add_score("residual_variance_growth", result.growth_rate)
-    rows.add_layers("residual_variance", result.by_layer, context.n_tokens, first=0)
-    rows.add_layers("residual_growth", result.growth_by_layer, context.n_tokens)
-    rows.add_profiles(result.branches, context.n_tokens)
+    profiles = residual_variance(context.probed, context.inputs, context.rng())
+    scores = {"residual_variance": "residual_variance_last", "residual_growth": "residual_variance_growth"}
+    rows.add_profiles(profiles, context.n_tokens, scores)

@@ -12,7 +12,7 @@ Shapes: F forks, B sequences, T tokens, D width of the residual stream.
 import itertools
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -22,37 +22,24 @@ from sparsedepth.config.runtime import CPU_PASS_TOKENS, CPU_PASS_VALUES, MAX_TOK
 from sparsedepth.probe.probed_model import ProbedModel
 
 GPU_CHUNKS = 16
-"""Factor by which chunks of logits, attention weights and cosines are larger on a GPU, which small products leave idle:
-128 to 256 MiB each. An estimate, not yet measured."""
+"""Factor by which chunks of logits, attention weights and cosines are larger on a GPU: 128 to 256 MiB each. A guess."""
 
 Change = int | Callable[[Tensor], Tensor] | None
 """What replaces a layer: the block of another layer, a function x_BTD -> x_BTD, or (None) nothing."""
 
 
-@dataclass(frozen=True)
-class Fork:
-    """Changed layers, numbered from 1."""
-
-    changes: Mapping[int, Change]
-
-    @property
-    def start(self) -> int:
-        return min(self.changes)
+Fork = Mapping[int, Change]
+"""Changed layers, numbered from 1."""
 
 
 def skip(layer: int) -> Fork:
     """Skip a block: x'_l = x_(l-1)."""
-    return Fork({layer: None})
+    return {layer: None}
 
 
 def swap(first: int, second: int) -> Fork:
     """Exchange two blocks; those in between stay in place."""
-    return Fork({first: second, second: first})
-
-
-def replace(layer: int, function: Callable[[Tensor], Tensor]) -> Fork:
-    """x'_l = function(x_(l-1))."""
-    return Fork({layer: function})
+    return {first: second, second: first}
 
 
 @contextmanager
@@ -137,16 +124,13 @@ def record_states(probed: ProbedModel, tokens_BT: Tensor) -> list[Tensor]:
     return list(stream(probed, tokens_BT))
 
 
-@dataclass(frozen=True, eq=False)
-class Update:
-    """The states before and after one block, and what attention (a_l) and the feed-forward part (f_l) add, if the block
-    is such a sum: x_l = x_(l-1) + a_l + f_l (2505.13898 writes a and m). Each is x_BTD."""
+class Update(NamedTuple):
+    """The states x_(l-1) and x_l, and what attention (a_l) and the feed-forward part (f_l) add, if the block is such a
+    sum: x_l = x_(l-1) + a_l + f_l (2505.13898 writes a and m). Each is x_BTD."""
 
     layer: int
     before: Tensor
-    """x_(l-1)"""
     after: Tensor
-    """x_l"""
     branches: tuple[Tensor, Tensor] | None
     """(a_l, f_l), or None if unknown"""
 
@@ -165,23 +149,21 @@ def updates(probed: ProbedModel, tokens_BT: Tensor) -> Iterator[Update]:
         before_BTD = after_BTD
 
 
-@dataclass(frozen=True, eq=False)
-class Step:
-    """The states of some forks at one layer."""
+class Step(NamedTuple):
+    """The states x'_(l-1) and x'_l, [F, B, T, D], of some forks at one layer."""
 
     layer: int
     forks: list[int]
     """indices into the sequence of forks"""
     before: Tensor
     after: Tensor
-    """their states x'_(l-1) and x'_l: [F, B, T, D]"""
 
 
 def run_forks(probed: ProbedModel, states: Sequence[Tensor], forks: Sequence[Fork]) -> Iterator[Step]:
     """Run forks of the recorded `states` to the last layer, as many per pass as fit into it (`rows_per_pass`). Yields
     every layer from a fork's start on; each fork is in exactly one step per layer."""
-    assert all(min(fork.changes) >= 1 and max(fork.changes) <= probed.n_layers for fork in forks)
-    sorted_forks = sorted(range(len(forks)), key=lambda index: forks[index].start)
+    assert all(min(fork) >= 1 and max(fork) <= probed.n_layers for fork in forks)
+    sorted_forks = sorted(range(len(forks)), key=lambda index: min(forks[index]))
     per_pass = rows_per_pass(probed, states[0][..., 0].numel())
     for offset in range(0, len(forks), per_pass):
         yield from _run_group(probed, states, forks, sorted_forks[offset : offset + per_pass])
@@ -192,8 +174,8 @@ def _run_group(
 ) -> Iterator[Step]:
     """One pass over the forks in `group`, sorted by start: active forks are the first rows of the batch."""
     x_FBTD = states[0].new_empty(0, *states[0].shape)
-    for layer in range(forks[group[0]].start, probed.n_layers + 1):
-        n_starting = sum(forks[index].start == layer for index in group)
+    for layer in range(min(forks[group[0]]), probed.n_layers + 1):
+        n_starting = sum(min(forks[index]) == layer for index in group)
         if n_starting:
             x_FBTD = torch.cat((x_FBTD, states[layer - 1].expand(n_starting, -1, -1, -1)))
         active = group[: len(x_FBTD)]
@@ -206,7 +188,7 @@ def _advance(probed: ProbedModel, layer: int, forks: Sequence[Fork], x_FBTD: Ten
     """The state of each fork after `layer`: forks with the same change there run as one batch."""
     rows_by_change: dict[Change, list[int]] = {}
     for row, fork in enumerate(forks):
-        rows_by_change.setdefault(fork.changes.get(layer, layer), []).append(row)
+        rows_by_change.setdefault(fork.get(layer, layer), []).append(row)
     if len(rows_by_change) == 1:
         return _apply(probed, next(iter(rows_by_change)), x_FBTD)
     after_FBTD = torch.empty_like(x_FBTD)

@@ -94,7 +94,7 @@ def test_against_full_forward_passes_under_any_budget(family):
     model, tokens = Decoder(run_config(**FAMILIES[family])), integers(40, 3, 17)
     expected = causal_effects(model, tokens[:, :-1])
     skipped = skip_increases(model, tokens)
-    for max_tokens in (1, 40, 8192):
+    for max_tokens in (40, 8192):
         with tokens_per_pass(max_tokens):
             found = causal_effect(ProbedDecoder(model), Scored.text(tokens), rng())
         assert found.effects == pytest.approx(expected, rel=1e-5)

@@ -8,7 +8,7 @@ import torch
 from reference import FAMILIES, exit_losses, run_config
 from support.handmade_models import HandMadeModel, brackets, integers, known, normal, rng, tokens_per_pass
 
-from sparsedepth.measure.early_exit import early_exit
+from sparsedepth.measure.lens import early_exit
 from sparsedepth.measure.measurements import Scored
 from sparsedepth.model.decoder import Decoder
 from sparsedepth.probe.probed_model import ProbedDecoder
@@ -45,7 +45,7 @@ def test_a_single_block_has_no_exit_through_the_last_but_its_own():
 def test_against_shorter_models_under_any_budget(family):
     model, tokens = Decoder(run_config(**FAMILIES[family])), integers(40, 3, 17)
     lens, block = exit_losses(model, tokens, []), exit_losses(model, tokens, [5])
-    for max_tokens in (1, 40, 8192):
+    for max_tokens in (40, 8192):
         with tokens_per_pass(max_tokens):
             found = early_exit(ProbedDecoder(model), Scored.text(tokens), rng())
         assert values(found["lens_loss"]) == pytest.approx(lens, rel=1e-5)

@@ -68,10 +68,10 @@ def test_needed_layers_of_a_model_of_others_rise_with_the_hops(tmp_path, seed):
     for hops in HOPS:
         chosen = held_out.difficulty[:, 0] == hops
         files = {}
-        for name, rows in (("tokens", held_out.inputs[chosen]), ("targets", held_out.targets[chosen])):
-            for prefix, part in (("", rows[:N]), ("fit-", rows[N : 3 * N])):
-                files[f"--{prefix}{name}"] = tmp_path / f"{prefix}{name}.npy"
-                np.save(files[f"--{prefix}{name}"], part)
+        inputs, targets = held_out.inputs[chosen], held_out.targets[chosen]
+        for name, rows in (("tokens", inputs[:N]), ("targets", targets[:N]), ("fit-tokens", inputs[N : 3 * N])):
+            files[f"--{name}"] = tmp_path / f"{name}.npy"
+            np.save(files[f"--{name}"], rows)
         options = [word for option in files.items() for word in option]
         options += ["--measures", "loss,usefulness", "--format", "json"]
         out, _ = sparsedepth("measure", tmp_path / "llama", *options)

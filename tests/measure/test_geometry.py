@@ -129,7 +129,7 @@ def test_against_the_plain_loop_under_any_budget(family, monkeypatch):
     attention, ffn = branch_updates(model, tokens, 3)
     before_ffn = recorded[2] + attention
     ffn_cosine = np.mean([cosine(ffn[b, t], before_ffn[b, t]) for b in range(3) for t in range(16)])
-    for max_tokens, max_cosines in ((1, 1), (70, 100), (8192, 2**21)):
+    for max_tokens, max_cosines in ((70, 100), (8192, 2**21)):
         monkeypatch.setattr(module, "MAX_COSINES", max_cosines)
         with tokens_per_pass(max_tokens):
             found = geometry(ProbedDecoder(model), tokens, rng())

@@ -44,7 +44,7 @@ def test_a_sign_is_seen_by_neither_and_a_turn_by_the_jacobian_alone():
     probed, scored = HandMadeModel([lambda x: -x] * 2, normal(20, 8)), Scored.text(integers(20, 3, 9))
     assert gradients(probed, scored, RNG).by_layer == pytest.approx([1, 1, 1])
     assert jacobian_deviation(probed, scored.inputs, RNG, None)["per_token"].by_layer[0] > 1
-    growth = residual_variance(probed, scored.inputs, RNG).by_layer
+    growth = residual_variance(probed, scored.inputs, RNG)["residual_variance"].by_layer
     assert growth == pytest.approx([growth[0]] * 3)
 
 

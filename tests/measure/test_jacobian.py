@@ -51,7 +51,7 @@ def test_exact_against_plain_autograd_under_any_budget(family):
     model = Decoder(run_config(n_layers=2, d_model=16, d_ff=24, init_std=0.4, **FAMILIES[family]))
     tokens = integers(40, 3, 5)
     exact_BTDTD = {layer: jacobian_blocks(model, tokens, layer) for layer in (1, 2)}
-    for max_tokens in (1, 80, 8192):
+    for max_tokens in (80, 8192):
         with tokens_per_pass(max_tokens):
             found = jacobian_deviation(ProbedDecoder(model), tokens, rng(), None)
         for layer, jacobian_BTDTD in exact_BTDTD.items():
@@ -72,13 +72,13 @@ def test_probes_are_unbiased_and_their_standard_errors_hold():
     model = Decoder(run_config(n_layers=2, d_model=16, d_ff=24, init_std=0.4))
     probed, tokens = ProbedDecoder(model), integers(40, 3, 6)
     exact = jacobian_deviation(probed, tokens, rng(), None)
-    draws = [jacobian_deviation(probed, tokens, rng(seed), 8) for seed in range(150)]
+    draws = [jacobian_deviation(probed, tokens, rng(seed), 8) for seed in range(80)]
     for form in FORMS:
         truth = np.array(exact[form].by_layer)
         values = np.array([draw[form].by_layer for draw in draws])
         errors = np.array([draw[form].standard_error for draw in draws])
         squares = values**2  # what is unbiased
-        assert (np.abs(squares.mean(0) - truth**2) < 4 * squares.std(0) / 150**0.5).all(), form
+        assert (np.abs(squares.mean(0) - truth**2) < 4 * squares.std(0) / 80**0.5).all(), form
         spread = values.std(0)
         assert (errors.mean(0) > 0.8 * spread).all() and (errors.mean(0) < 3 * spread).all(), form
         assert (np.abs(values - truth) < 4 * errors).mean() > 0.98, form
@@ -99,10 +99,7 @@ def test_the_error_of_a_mean_over_layers_is_that_of_independent_ones():
 def test_a_square_that_noise_makes_negative_is_missing_and_not_0():
     """The second layer's two draws of probes disagree: of all forms only the one that multiplies them is negative."""
     probes_NPD = torch.tensor([[[1.0, 2.0], [2.0, 1.0]], [[1.0, 1.0], [2.0, 2.0]], [[1.5, 1.0], [1.0, 1.0]]])
-    first, second = (
-        jacobian._Layer(squares=[torch.ones(3, 4)], averaged=[(probes_NPD, sign * probes_NPD)], released=[probes_NPD])
-        for sign in (1, -1)
-    )
+    first, second = ([(torch.ones(3, 4), (probes_NPD, sign * probes_NPD), probes_NPD)] for sign in (1, -1))
     found = jacobian._summarise([first, second], 2, 2, rng())
     known, missing = found["averaged"].by_layer
     assert known is not None and known > 0 and missing is None

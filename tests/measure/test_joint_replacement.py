@@ -4,11 +4,9 @@ import pytest
 import torch
 from support.handmade_models import HandMadeModel, identity, integers, normal, residual_mlp, rng
 
-from sparsedepth.measure.joint_replacement import jointly_needed_layers
 from sparsedepth.measure.loss import fork_losses
 from sparsedepth.measure.measurements import Scored
-from sparsedepth.measure.usefulness import fit_affine, usefulness
-from sparsedepth.probe.fork import Fork
+from sparsedepth.measure.usefulness import fit_affine, jointly_needed_layers, usefulness
 
 FIT = torch.tensor([[0, 1, 2, 3] * 3])
 SCORED = Scored.text(torch.tensor([[0, 1, 3, 2, 3, 0, 1], [1, 0, 2, 3, 2, 1, 0], [3, 2, 0, 1, 0, 2, 3]]))
@@ -30,7 +28,7 @@ def test_of_blocks_that_do_the_same_none_is_needed_alone_and_one_together(n_bloc
     own_sign = Scored(SCORED.inputs, SCORED.inputs)  # targets of the input's sign
     alone = usefulness(signs(n_blocks), FIT, own_sign, 0.1, rng(), needed_threshold=0.02)
     together = jointly_needed_layers(signs(n_blocks), FIT, own_sign, 0.02, rng())
-    assert (alone.needed.value, together.value) == (0, 1)
+    assert (alone.scores["needed_layers"].value, together.value) == (0, 1)
     assert jointly_needed_layers(signs(n_blocks), FIT, own_sign, 0.1, rng()).value == 0
 
 
@@ -49,7 +47,7 @@ def test_the_order_by_a_plain_loop():
     maps = dict(enumerate(fit_affine(probed, fit), start=1))
 
     def added(layers):
-        base, changed = fork_losses(probed, scored, [Fork({layer: maps[layer] for layer in layers})])
+        base, changed = fork_losses(probed, scored, [{layer: maps[layer] for layer in layers}])
         return (changed[:, 0] - base).mean()
 
     chosen: list[int] = []

@@ -128,7 +128,7 @@ def test_the_variance_after_the_norm_is_near_1_whatever_the_stream_does():
     probed, tokens = ProbedDecoder(model), integers(40, 4, 16)
     found = known(normalised_last_variance(probed, tokens))
     assert found == pytest.approx(1.0, abs=0.05)
-    assert known(residual_variance(probed, tokens, rng()).last.value) > 3
+    assert known(residual_variance(probed, tokens, rng())["residual_variance"].score.value) > 3
     with torch.no_grad():
         model.norm.weight.fill_(2.0)
     assert normalised_last_variance(probed, tokens) == pytest.approx(4 * found, rel=1e-5)

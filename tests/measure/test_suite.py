@@ -203,14 +203,6 @@ def test_too_little_text_to_fit_is_refused():
         measure_run(probed, config, held_out, step=0)
 
 
-@pytest.mark.parametrize("part", SUITE)
-def test_the_glossary_knows_which_part_fills_a_column(part):
-    measures = {(column.view, column.name): column.measure for column in quantities.ALL}
-    found = measured("dense" if part == "activations" else "moe", fields={"measures": [part]})
-    made = {("runs", name) for name in found.summary} | {("layers", base(row["metric"])) for row in found.layers}
-    assert {measures[place] for place in made} == {part}
-
-
 def test_the_suite_runs_every_measure_and_none_without_a_record():
     assert set(SUITE) == {measure.name for measure in MEASURES}
     made = Measurements(step=0, summary={"val_loss": 1.0}, layers=[{"metric": "causal_effect"}])

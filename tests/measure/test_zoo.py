@@ -21,6 +21,8 @@ from sparsedepth.quantities import PROFILED
 from sparsedepth.train.loop import TrainingResult, train
 from sparsedepth.train.runtime import resolve
 
+OF_FORKS = ("early_exit", "permutation", "neighbours", "removal", "joint", "released_code")
+"""Measures that run the blocks only as causal and usefulness do."""
 BASE = {
     "n_layers": 2,
     "d_model": 16,
@@ -28,8 +30,8 @@ BASE = {
     "vocab_size": 12,
     "seq_len": 8,
     "batch_tokens": 32,
-    "train_tokens": 32 * 60,
-    "lr": 2e-2,
+    "train_tokens": 32 * 40,
+    "lr": 4e-2,
     "log_every": 20,
     "observe_every": 1000,
     "precision": "fp32",
@@ -37,11 +39,9 @@ BASE = {
     "measure_tokens": 56,
     "fit_tokens": 64,
     "jacobian_probes": 2,
-    "measures": list(SUITE),
+    "measures": [name for name in SUITE if name not in OF_FORKS],
 }
 CHANCE = math.log(12)
-THREE_LAYERS = {"causal_score_released", "angular_distance_middle", "removal_cosine_correlation"}
-"""What two layers are too few for."""
 
 
 def counting(step: int) -> Sequences:
@@ -69,7 +69,7 @@ def of_the_zoo(name: str) -> tuple[RunConfig, Decoder, TrainingResult]:
 @pytest.mark.parametrize("name", ZOO)
 def test_it_learns(name):
     _, _, result = of_the_zoo(name)
-    assert result.outcome == "ok" and result.steps == 60
+    assert result.outcome == "ok" and result.steps == 40
     assert result.curves[0]["train_loss"] == pytest.approx(CHANCE, rel=0.05)
     assert result.curves[-1]["train_loss"] < 0.1 * CHANCE
 
@@ -77,13 +77,13 @@ def test_it_learns(name):
 @pytest.mark.parametrize("name", ZOO)
 def test_it_is_measured_from_end_to_end(name):
     config, model, _ = of_the_zoo(name)
-    found = measure_run(ProbedDecoder(model.eval()), config, held_out, 1.0, step=60)
+    found = measure_run(ProbedDecoder(model.eval()), config, held_out, 1.0, step=40)
     missing = {name for name, value in found.summary.items() if value is None}
     missing -= {column.name for score in PROFILED for column in score.depth_columns()}  # of two layers, or of zeros
-    assert {name.removesuffix("_lo").removesuffix("_hi") for name in missing} == THREE_LAYERS
+    assert {name.removesuffix("_lo").removesuffix("_hi") for name in missing} == {"angular_distance_middle"}
     assert all(math.isfinite(value) for value in found.summary.values() if value is not None)
     assert ("router_entropy" in found.summary) == (config.n_experts > 0)
-    assert len({row["metric"] for row in found.layers if row["layer"] == 1}) > 40
+    assert len({row["metric"] for row in found.layers if row["layer"] == 1}) > 30
     for row in (*found.layers, *found.heads, *found.pairs):
         assert row["value"] is None or math.isfinite(row["value"])
 
@@ -139,7 +139,7 @@ def test_a_vit_learns_and_is_measured_from_end_to_end():
     """What has no meaning where every position sees every other is missing, and all else is a number."""
     images = {"architecture": "vit", "corpus": "images:x", "image_size": 4, "patch_size": 2, "n_channels": 1}
     sizes = {"seq_len": 5, "vocab_size": 4, "batch_tokens": 80, "train_tokens": 80 * 80, "lr": 1e-2, "init_std": 0.2}
-    config = build(RunConfig, {**BASE, **images, **sizes, "depth_scale": "lns"}, "test")
+    config = build(RunConfig, {**BASE, **images, **sizes, "depth_scale": "lns", "measures": list(SUITE)}, "test")
     model = Decoder(config, config.seed)
     result = train(model, config, resolve(config, RuntimeConfig(device="cpu", threads=1)), bright_quarter)
     assert result.curves[0]["train_loss"] > 1.2 and result.curves[-1]["train_loss"] < 0.3
@@ -151,7 +151,8 @@ def test_a_vit_learns_and_is_measured_from_end_to_end():
     assert found.summary["val_accuracy"] > 0.9
     missing = {name.removesuffix("_lo").removesuffix("_hi") for name, value in found.summary.items() if value is None}
     missing -= {column.name for score in PROFILED for column in score.depth_columns()}
-    assert missing <= THREE_LAYERS | {"val_bits_per_byte"}
+    of_three_layers = {"causal_score_released", "angular_distance_middle", "removal_cosine_correlation"}
+    assert missing <= of_three_layers | {"val_bits_per_byte"}
     left_out = {"angular_distance_last_token", "lens_kl"}
     assert not left_out & found.summary.keys() and "attention_sink" in found.summary
     assert all(math.isfinite(value) for value in found.summary.values() if value is not None)

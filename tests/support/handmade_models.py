@@ -103,6 +103,11 @@ def known(value: float | None) -> float:
     return value
 
 
+def ends(estimate: BootstrapEstimate) -> tuple[float | None, float | None, float | None]:
+    """The value with its interval."""
+    return estimate.value, estimate.lo, estimate.hi
+
+
 def brackets(estimate: BootstrapEstimate) -> bool:
     """The interval holds the value, and has a width."""
     return known(estimate.lo) <= known(estimate.value) <= known(estimate.hi) and estimate.lo != estimate.hi
