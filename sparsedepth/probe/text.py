@@ -1,8 +1,7 @@
 """The data that a model is measured on: held-out text in its own tokenizer, or token arrays from files.
 
 A run is measured on its own corpus or task, unless another text is named. All other models read the documents that a
-run on the same corpus holds out (chosen by the hash of their text), so models in one table are measured on the same
-text. Sequences whose targets are not the next tokens are read from arrays.
+run on the same corpus holds out (chosen by the hash of their text), so models in one table read the same text.
 """
 
 import hashlib
@@ -51,68 +50,41 @@ class TokenArrays:
         return self.scored.inputs.shape[1]
 
     @property
-    def n_tokens(self) -> int:
-        """Tokens of the scored sequences, scored or not."""
-        return self.scored.inputs.size
-
-    @property
-    def n_fit(self) -> int:
-        return self.fit.inputs.size
-
-    @property
     def data_hash(self) -> str:
         arrays = [array for part in (self.scored, self.fit) for array in (part.inputs, part.targets)]
         return digest([[array.shape, hashlib.sha256(array.tobytes()).hexdigest()] for array in arrays])
 
 
-def read_token_arrays(
-    scored: Path, fit: Path | None = None, targets: Path | None = None, fit_targets: Path | None = None
-) -> TokenArrays:
+def read_token_arrays(scored: Path, fit: Path | None = None, targets: Path | None = None) -> TokenArrays:
     """Sequences from .npy files of integers: token ids [N, T] with `targets` [N, T], -100 where not scored; or only ids
     [N, T + 1], whose targets are the next tokens.
 
-    Without `fit`, usefulness fits its maps on the last half of the sequences, and the first half is scored. Raises
-    ValueError, one line, for other files or shapes, for the same sequences in both, and if no position is scored, or
-    none of those with `fit_targets`.
+    Usefulness fits its maps on all tokens of `fit`; without it on the last half of the sequences, and the first half is
+    scored. Raises ValueError for other files or shapes, for the same sequences in both, and if no position is scored.
     """
     whole = _read_sequences(scored, targets)
     if fit is None:
         if len(whole) < 2:
             raise ValueError(f"{scored} has 1 sequence, and half are for fitting; give --fit-tokens, or two")
-        half = len(whole) // 2
-        arrays = TokenArrays(whole[: len(whole) - half], whole[len(whole) - half :])
+        n_scored = len(whole) - len(whole) // 2
+        arrays = TokenArrays(whole[:n_scored], whole[n_scored:])
     else:
-        if targets is not None and fit_targets is None:  # maps are fitted on all tokens, so targets are optional
-            ids = _read_ids(fit, least=2)
-            fit_sequences = Sequences(inputs=ids, targets=np.full_like(ids, IGNORED))
-        else:
-            fit_sequences = _read_sequences(fit, fit_targets)
-        arrays = TokenArrays(whole, fit_sequences)
-        if arrays.fit.inputs.shape[1] != arrays.seq_len:
+        ids = _read_ids(fit, least=2 if targets else 3)
+        others = Sequences(inputs=ids, targets=np.full_like(ids, IGNORED)) if targets else next_tokens(ids)
+        arrays = TokenArrays(whole, others)
+        if (length := others.inputs.shape[1]) != arrays.seq_len:
+            lengths = f"{fit} has sequences of {length} tokens and {scored} of {arrays.seq_len}"
+            raise ValueError(f"{lengths}; give equal ones")
+        # Short tasks may repeat a few sequences; of the same ones maps would be judged on what they were fitted on.
+        scored_rows, fit_rows = ({row.tobytes() for row in part.inputs} for part in (whole, others))
+        if scored_rows <= fit_rows or fit_rows <= scored_rows:
             raise ValueError(
-                f"{fit} has sequences of {arrays.fit.inputs.shape[1]} tokens and {scored} of {arrays.seq_len}; "
-                f"give equal ones"
+                f"{fit} and {scored} hold the same sequences, and maps must be fitted on other tokens than those that "
+                f"they are judged on; give others, or leave --fit-tokens out"
             )
-        _check_others(scored, fit, arrays)
     if not arrays.scored.n_scored:
         raise ValueError(f"{targets}: no target of the scored sequences is scored: all are {IGNORED}")
-    if fit_targets is not None and not arrays.fit.n_scored:
-        raise ValueError(
-            f"{fit_targets}: no target of the fit sequences is scored: all are {IGNORED}; leave --fit-targets out, "
-            f"since maps are fitted on all tokens"
-        )
     return arrays
-
-
-def _check_others(scored: Path, fit: Path, arrays: TokenArrays) -> None:
-    """Raises ValueError if one file holds all sequences of the other: maps would be judged on what they were fitted
-    on. Short tasks may repeat a few."""
-    scored_rows, fit_rows = ({row.tobytes() for row in part.inputs} for part in (arrays.scored, arrays.fit))
-    if scored_rows <= fit_rows or fit_rows <= scored_rows:
-        raise ValueError(
-            f"{fit} and {scored} hold the same sequences, and maps must be fitted on other tokens than those that "
-            f"they are judged on; give others, or leave --fit-tokens out"
-        )
 
 
 def _read_sequences(path: Path, targets: Path | None) -> Sequences:
@@ -122,10 +94,8 @@ def _read_sequences(path: Path, targets: Path | None) -> Sequences:
         return next_tokens(ids)
     target_NT = _read_ids(targets, least=2)
     if target_NT.shape != ids.shape:
-        raise ValueError(
-            f"{targets} holds {list(target_NT.shape)} and {path} holds {list(ids.shape)}: targets need the shape of "
-            f"their tokens, {IGNORED} where a position is not scored"
-        )
+        shapes = f"{targets} holds {list(target_NT.shape)} and {path} holds {list(ids.shape)}"
+        raise ValueError(f"{shapes}: targets need the shape of their tokens, {IGNORED} where a position is not scored")
     return Sequences(inputs=ids, targets=target_NT)
 
 
@@ -140,10 +110,8 @@ def check_tokens(tokens: TokenArrays, model: LoadedModel) -> None:
             ("targets", part.targets[part.targets != IGNORED], f"write {IGNORED} where a position is not scored"),
         ):
             if ids.size and (ids.min() < 0 or ids.max() >= size):
-                raise ValueError(
-                    f"the {name} are from {ids.min()} to {ids.max()}, and {model.source} has ids from 0 to "
-                    f"{size - 1}; {fix}"
-                )
+                of_model = f"{model.source} has ids from 0 to {size - 1}"
+                raise ValueError(f"the {name} are from {ids.min()} to {ids.max()}, and {of_model}; {fix}")
     check_length(model, tokens.seq_len, "cut the sequences of the token arrays to that length")
 
 
@@ -155,20 +123,15 @@ def _read_ids(path: Path, least: int) -> np.ndarray:
     except (OSError, ValueError, EOFError, MemoryError) as error:
         raise ValueError(f"{path} cannot be read as a .npy array: {' '.join(str(error).split())[:200]}") from None
     if not np.issubdtype(ids.dtype, np.integer) or ids.ndim != 2 or ids.shape[1] < least or not len(ids):
-        length = "length + 1" if least == 3 else "length"
-        raise ValueError(
-            f"{path} holds {ids.dtype} {list(ids.shape)}; token ids are integers [sequences, {length}], "
-            f"with at least {least} columns"
-        )
+        shape = f"[sequences, {'length + 1' if least == 3 else 'length'}], with at least {least} columns"
+        raise ValueError(f"{path} holds {ids.dtype} {list(ids.shape)}; token ids are integers {shape}")
     return ids.astype(np.int64)
 
 
 def check_length(model: LoadedModel, seq_len: int, fix: str = "choose a length up to that (--seq-len)") -> None:
     """Raises ValueError, with the `fix`, for sequences longer than the model's context."""
-    if model.facts.max_len is not None and seq_len > model.facts.max_len:
-        raise ValueError(
-            f"seq_len={seq_len} is longer than the {model.facts.max_len:,} positions of {model.source}; {fix}"
-        )
+    if (longest := model.facts.max_len) is not None and seq_len > longest:
+        raise ValueError(f"seq_len={seq_len} is longer than the {longest:,} positions of {model.source}; {fix}")
 
 
 def measure_source(model: LoadedModel, corpus: str | None, seq_len: int, n_tokens: int, root: Path) -> Source:
@@ -185,12 +148,11 @@ def measure_source(model: LoadedModel, corpus: str | None, seq_len: int, n_token
         source = open_source(_config_of_run(model.config, corpus), root)
     if not isinstance(source, TextSource):
         return source  # with any number of tokens
-    available = len(source.corpus.val) - 1
-    if available < max(n_tokens, seq_len):
+    available, needed = len(source.corpus.val) - 1, max(n_tokens, seq_len)
+    if available < needed:
         raise ValueError(
             f"the held-out part of corpus={source.corpus.manifest.corpus!r} has {available:,} tokens in the tokenizer "
-            f"of {model.source}, and {max(n_tokens, seq_len):,} are needed; measure fewer tokens, or use a longer "
-            "corpus"
+            f"of {model.source}, and {needed:,} are needed; measure fewer tokens, or use a longer corpus"
         )
     return source
 
@@ -198,15 +160,15 @@ def measure_source(model: LoadedModel, corpus: str | None, seq_len: int, n_token
 def tokenizer_of(model: LoadedModel, root: Path) -> Tokenizer:
     """The model's own tokenizer; one learned by a run is read from the run's data under `root`. Raises ValueError for a
     run on a task, whose tokens are not text."""
-    if model.config is not None and not kind_of(model.config.corpus).is_tokenised:
-        raise ValueError(
-            f"{model.source} was trained on corpus={model.config.corpus!r}: its tokens are not text; name a run on text"
-        )
-    if model.config is None:
+    run = model.config
+    if run is None:
         return make_tokenizer(tokenizer_folder(model.folder), (), model.facts.vocab_size)
-    if is_learned(model.config.tokenizer):
-        return prepare(model.config, root).tokenizer()
-    return make_tokenizer(model.config.tokenizer, (), model.config.vocab_size)
+    if not kind_of(run.corpus).is_tokenised:
+        trained = f"{model.source} was trained on corpus={run.corpus!r}"
+        raise ValueError(f"{trained}: its tokens are not text; name a run on text")
+    if is_learned(run.tokenizer):
+        return prepare(run, root).tokenizer()
+    return make_tokenizer(run.tokenizer, (), run.vocab_size)
 
 
 def _prepared(model: LoadedModel, corpus: str | None, n_tokens: int, root: Path) -> Corpus:
@@ -225,10 +187,8 @@ def _config_of_run(config: RunConfig, corpus: str | None) -> RunConfig:
     if corpus in (None, config.corpus):
         return config
     if is_learned(config.tokenizer):
-        raise ValueError(
-            f"tokenizer={config.tokenizer!r} of the run was learned on corpus={config.corpus!r} and cannot be learned "
-            f"on {corpus!r} again; measure the run on its own corpus, or on token arrays"
-        )
+        learned = f"tokenizer={config.tokenizer!r} of the run was learned on corpus={config.corpus!r}"
+        raise ValueError(f"{learned} and not on {corpus!r}; measure the run on its own corpus, or on token arrays")
     return build(RunConfig, {**config.model_dump(mode="json"), "corpus": corpus, "text_field": "text"}, "run")
 
 

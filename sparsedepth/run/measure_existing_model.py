@@ -94,7 +94,8 @@ def measuring_config(loaded: LoadedModel, given: TokenArrays | None, settings: d
     own = loaded.config
     fields = {} if own is None else {name: getattr(own, name) for name in (*MeasureConfig.model_fields, "seq_len")}
     if given is not None:
-        counts = {"val_tokens": given.n_tokens, "measure_tokens": given.n_tokens, "fit_tokens": given.n_fit}
+        n_scored, n_fit = given.scored.n_tokens, given.fit.n_tokens
+        counts = {"val_tokens": n_scored, "measure_tokens": n_scored, "fit_tokens": n_fit}
         fields |= {**counts, "seq_len": given.seq_len, "eval_seq_len": None}
     config = build(MeasureOnlyConfig, {**fields, **settings}, "measure")
     if given is not None and not config.seq_len == given.seq_len == (config.eval_seq_len or given.seq_len):

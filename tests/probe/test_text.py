@@ -109,7 +109,7 @@ def test_given_tokens_are_halved_or_named(tmp_path):
     ids = np.arange(5 * 9, dtype=np.int32).reshape(5, 9)
     both = saved(tmp_path / "both.npy", ids)
     halves = read_token_arrays(both)
-    assert (halves.seq_len, halves.n_tokens, halves.n_fit) == (8, 24, 16)
+    assert (halves.seq_len, halves.scored.n_tokens, halves.fit.n_tokens) == (8, 24, 16)
     assert np.array_equal(halves.held_out(8, 24).inputs, ids[:3, :-1])
     assert np.array_equal(halves.held_out(8, 24).targets, ids[:3, 1:])
     assert np.array_equal(halves.held_out(8, 16, 24).inputs, ids[3:, :-1])
@@ -180,12 +180,11 @@ def test_targets_stand_beside_their_tokens(model, tmp_path):
     targets[0, 3], targets[3, 1] = 5, 7
     tokens, beside = saved(tmp_path / "ids.npy", ids), saved(tmp_path / "targets.npy", targets)
     given = read_token_arrays(tokens, targets=beside)
-    assert (given.seq_len, given.n_tokens, given.scored.n_scored, len(given.fit)) == (6, 12, 1, 2)
+    assert (given.seq_len, given.scored.n_tokens, given.scored.n_scored, len(given.fit)) == (6, 12, 1, 2)
     assert np.array_equal(given.held_out(6, 12).targets, targets[:2])
     others = saved(tmp_path / "others.npy", ids + 1)
     named = read_token_arrays(tokens, others, beside)
     assert len(named.fit) == len(named.scored) == 4 and named.data_hash != given.data_hash
-    assert read_token_arrays(tokens, others, beside, beside).fit.n_scored == 2
     check_tokens(named, load_model(model))
     for place, says in ((40, "targets are from 5 to 40"), (-1, "targets are from -1 to 7")):
         wrong = np.where(targets == (7 if place == 40 else 5), place, targets)
@@ -195,8 +194,6 @@ def test_targets_stand_beside_their_tokens(model, tmp_path):
         read_token_arrays(tokens, targets=saved(tmp_path / "short.npy", targets[:, 1:]))
     with pytest.raises(ValueError, match="no target of the scored"):
         read_token_arrays(tokens, targets=saved(tmp_path / "none.npy", np.full((4, 6), -100)))
-    with pytest.raises(ValueError, match=r"none\.npy: no target of the fit .* leave --fit-targets out"):
-        read_token_arrays(tokens, others, beside, tmp_path / "none.npy")
     with pytest.raises(ValueError, match="has sequences of 5 tokens and"):
         read_token_arrays(tokens, saved(tmp_path / "five.npy", ids[:, 1:]), beside)
 
