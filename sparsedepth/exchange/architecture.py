@@ -32,7 +32,7 @@ from sparsedepth.model.decoder import Decoder
 from sparsedepth.model.feedforward import FeedForward
 from sparsedepth.model.init import OUTPUTS
 from sparsedepth.model.moe import Experts
-from sparsedepth.probe.hf_names import hf_name
+from sparsedepth.probe.hf_types import hf_name
 
 Weights = dict[str, Tensor]
 
@@ -83,8 +83,7 @@ REFUSED: tuple[tuple[Callable[[ModelConfig], bool], str], ...] = (
 
 def architecture(config: ModelConfig) -> Architecture:
     """The architecture for these fields. Raises ValueError with all reasons if there is none."""
-    reasons = [reason.format(c=config) for applies, reason in REFUSED if applies(config)]
-    if reasons:
+    if reasons := [reason.format(c=config) for applies, reason in REFUSED if applies(config)]:
         raise ValueError(f"this model cannot be exported to transformers: {'; '.join(reasons)}")
     family = _family(config)
     return Architecture(family=family, values={**_common(config), **_OWN[family](config)}, notes=notes(config, family))
@@ -102,8 +101,7 @@ def _family(config: ModelConfig) -> str:
 
 
 def _has_pairs(config: ModelConfig) -> bool:
-    """Whether the run is trained on prompts and answers: each is used by itself, where document masks have no
-    effect."""
+    """Whether the run is trained on prompts and answers: one is used by itself, and document masks have no effect."""
     return isinstance(config, RunConfig) and kind_of(config.corpus).packs_documents
 
 
@@ -155,41 +153,36 @@ def _gemma2(config: ModelConfig) -> dict[str, Any]:
     }
 
 
-def _mixtral(config: ModelConfig) -> dict[str, Any]:
+def _experts(config: ModelConfig) -> dict[str, Any]:
+    """transformers' balance loss is top_k, not 1, for balanced experts."""
+    assert config.top_k is not None
     return {
-        **_routed(config),
+        "num_experts": config.n_experts,
+        "num_experts_per_tok": config.top_k,
+        "norm_topk_prob": config.renormalise_gates,
+        "router_aux_loss_coef": config.balance_loss / config.top_k,
         "intermediate_size": config.d_expert,
-        "num_local_experts": config.n_experts,
-        "sliding_window": config.sliding_window,
     }
 
 
-def _routed(config: ModelConfig) -> dict[str, Any]:
-    """transformers' balance loss is top_k, not 1, for balanced experts."""
-    assert config.top_k is not None
-    return {"num_experts_per_tok": config.top_k, "router_aux_loss_coef": config.balance_loss / config.top_k}
-
-
-def _experts(config: ModelConfig) -> dict[str, Any]:
-    """With the names of all families but Mixtral."""
-    gates = {"num_experts": config.n_experts, "norm_topk_prob": config.renormalise_gates}
-    return {**_routed(config), **gates}
+def _mixtral(config: ModelConfig) -> dict[str, Any]:
+    """Its gates are always renormalised."""
+    experts = {name: value for name, value in _experts(config).items() if name not in ("num_experts", "norm_topk_prob")}
+    return {**experts, "num_local_experts": config.n_experts, "sliding_window": config.sliding_window}
 
 
 def _qwen_moe(config: ModelConfig) -> dict[str, Any]:
+    assert config.d_expert is not None
+    shared = {"shared_expert_intermediate_size": config.n_shared_experts * config.d_expert, "qkv_bias": False}
     return {
         **_experts(config),
         **_every_layer(config),
+        **(shared if _family(config) == "qwen2_moe" else {}),
+        "intermediate_size": config.d_ff,
         "moe_intermediate_size": config.d_expert,
         "decoder_sparse_step": 1,
         "mlp_only_layers": list(range(config.n_dense_layers)),
     }
-
-
-def _qwen2_moe(config: ModelConfig) -> dict[str, Any]:
-    assert config.d_expert is not None
-    shared = {"shared_expert_intermediate_size": config.n_shared_experts * config.d_expert}
-    return {**_qwen_moe(config), **shared, "qkv_bias": False}
 
 
 _OWN: dict[str, Callable[[ModelConfig], dict[str, Any]]] = {
@@ -198,8 +191,8 @@ _OWN: dict[str, Callable[[ModelConfig], dict[str, Any]]] = {
     "qwen3": _every_layer,
     "gemma2": _gemma2,
     "mixtral": _mixtral,
-    "olmoe": lambda config: {**_experts(config), "intermediate_size": config.d_expert},
-    "qwen2_moe": _qwen2_moe,
+    "olmoe": _experts,
+    "qwen2_moe": _qwen_moe,
     "qwen3_moe": _qwen_moe,
 }
 
@@ -256,7 +249,7 @@ def weights(model: Decoder) -> Weights:
 
 
 def folded_weights(model: Decoder) -> Weights:
-    """All weights with the decoder's names, including what has to be folded for any architecture."""
+    """With the decoder's names, including what has to be folded for any architecture."""
     own = {**model.state_dict(), "head.weight": model.head.weight.double() / model.config.width_multiplier}
     for index, block in enumerate(model.blocks):
         own |= {f"blocks.{index}.{name}": weight for name, weight in _folded(block, model.config).items()}
@@ -264,7 +257,7 @@ def folded_weights(model: Decoder) -> Weights:
 
 
 def _folded(block: Block, config: ModelConfig) -> Weights:
-    """The weights of a block after folding: of norms, and of output projections without a norm after them."""
+    """The weights of norms, and of output projections without a norm after them."""
     after_norm = block.depth_factor.double() if config.depth_scale == "lns" else 1.0
     folded = {}
     for part in PARTS:

@@ -1,13 +1,12 @@
 """The model that training starts from (`train --from`): a complete run, or a compatible Hugging Face folder.
 
 The starting model fixes the model fields and the tokenizer; the run's own file may repeat or omit them. Free are fields
-that do not change what the model computes for one document: seq_len, mask_documents, the weights of router losses. The
-seed defaults to the starting model's, so that starts of several seeds are replicates.
+that do not change what the model computes for one document (`FREE`). The seed defaults to the starting model's, so that
+starts of several seeds are replicates.
 
-A transformers model can be used if a decoder has a place for each of its weights: Llama, Mistral, Qwen3, Mixtral,
-OLMoE, Qwen3-MoE. The decoder's logits are compared with the model's before training. What `export` has folded into the
-weights of a run (LNS, gates) stays folded and is trained as weights (`exchange.retrofit` explains the difference):
-start from the run itself if possible.
+A transformers model can be used if a decoder has a place for each of its weights (`FAMILIES`). The decoder's logits are
+compared with the model's before training. What `export` has folded into the weights of a run (LNS, gates) stays folded
+and is trained as weights (`exchange.retrofit` explains the difference): start from the run itself if possible.
 """
 
 from dataclasses import dataclass
@@ -28,7 +27,7 @@ from sparsedepth.exchange.parity import TOLERANCE, random_documents
 from sparsedepth.files import digest
 from sparsedepth.model.decoder import Decoder
 from sparsedepth.probe.folder import CONFIG
-from sparsedepth.probe.hf_names import hf_name
+from sparsedepth.probe.hf_types import hf_name
 from sparsedepth.probe.load import RUN_CONFIG, LoadedModel, load_model
 from sparsedepth.probe.text import tokenizer_folder, tokenizer_of
 
@@ -86,20 +85,18 @@ class Start:
             fixed["tokenizer"] = self.tokenizer_name
         for name in fixed.keys() & values.keys() - set(FREE):
             if values[name] != fixed[name]:
-                raise ValueError(
-                    f"{name}={values[name]!r}, and the model of --from {self.loaded.source} has {name}="
-                    f"{fixed[name]!r}; leave {name} out, or start from another model"
-                )
+                own = f"the model of --from {self.loaded.source} has {name}={fixed[name]!r}"
+                raise ValueError(f"{name}={values[name]!r}, and {own}; leave {name} out, or start from another model")
         filled: dict[str, Any] = {**fixed, **values}
         is_masked = kind_of(filled.get("corpus")).packs_documents or filled.get("mask_documents")
         if self.tokenizer is not None and is_masked:
             filled.setdefault("eod", self.tokenizer.eod)
         if self.loaded.config is not None:
             filled.setdefault("seed", self.loaded.config.seed)
-        longest = self.loaded.facts.max_len
-        if longest is not None and filled.get("seq_len", 0) > longest:
+        longest, seq_len = self.loaded.facts.max_len, filled.get("seq_len", 0)
+        if longest is not None and seq_len > longest:
             raise ValueError(
-                f"seq_len={filled['seq_len']} is longer than the {longest:,} positions of --from {self.loaded.source}"
+                f"seq_len={seq_len} is longer than the {longest:,} positions of --from {self.loaded.source}"
             )
         return filled
 
@@ -119,10 +116,8 @@ def open_start(source: str) -> Start:
     """The model in a folder. Raises ValueError, one line, for other folders and unsupported models."""
     folder = Path(source).expanduser()
     if not (folder / RUN_CONFIG).exists() and not (folder / CONFIG).exists():
-        raise ValueError(
-            f"--from {source!r} is neither the folder of a run (with {RUN_CONFIG}) nor of a Hugging Face model (with "
-            f"{CONFIG})"
-        )
+        folders = f"the folder of a run (with {RUN_CONFIG}) nor of a Hugging Face model (with {CONFIG})"
+        raise ValueError(f"--from {source!r} is neither {folders}")
     loaded = load_model(source, dtype="fp32")
     run = loaded.config
     reads_text = run is None or kind_of(run.corpus).is_tokenised
@@ -155,11 +150,7 @@ def _fields(loaded: LoadedModel) -> dict[str, Any]:
         if applies:
             raise ValueError(f"--from {loaded.source} cannot be loaded as a sparsedepth decoder: {reason}")
     fields = {
-        "n_layers": facts.n_layers,
-        "d_model": facts.d_model,
-        "n_heads": facts.n_heads,
-        "n_kv_heads": facts.n_kv_heads,
-        "vocab_size": facts.vocab_size,
+        **{name: getattr(facts, name) for name in ("n_layers", "d_model", "n_heads", "n_kv_heads", "vocab_size")},
         "d_ff": config.intermediate_size,
         "activation": _ACTIVATIONS.get(config.hidden_act, config.hidden_act),
         "norm_eps": config.rms_norm_eps,
@@ -206,7 +197,5 @@ def _check_logits(loaded: LoadedModel, model: Decoder) -> None:
         hf_logits = loaded.probed.model(tokens_1T).logits.float()
     difference = (model.eval()(tokens_1T) - hf_logits).abs().max().item()
     if not difference <= TOLERANCE * max(1.0, hf_logits.abs().max().item()):
-        raise ValueError(
-            f"--from {loaded.source} computes something else than a decoder of the same fields: logits are up to "
-            f"{difference:.1e} apart; it cannot be used as a start"
-        )
+        apart = f"logits are up to {difference:.1e} apart"
+        raise ValueError(f"--from {loaded.source} computes something else than a decoder of the same fields: {apart}")

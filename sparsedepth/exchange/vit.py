@@ -22,7 +22,7 @@ from sparsedepth.exchange.architecture import Architecture, Weights, folded_weig
 from sparsedepth.files import write_json
 from sparsedepth.model.decoder import Decoder
 from sparsedepth.probe.folder import check_folder
-from sparsedepth.probe.hf_names import hf_name
+from sparsedepth.probe.hf_types import hf_name
 
 FAMILY = "vit"
 
@@ -92,12 +92,10 @@ def save_processor(config: ModelConfig, folder: Path) -> None:
         folder / "preprocessor_config.json",
         {
             "image_processor_type": "ViTImageProcessor",
-            "do_resize": True,
+            **dict.fromkeys(("do_resize", "do_rescale", "do_normalize"), True),
             "size": {"height": size, "width": size},
             "resample": 3,  # bicubic
-            "do_rescale": True,
             "rescale_factor": 1 / 255,
-            "do_normalize": True,
             "image_mean": middle,
             "image_std": middle,
         },

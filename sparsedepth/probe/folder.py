@@ -27,6 +27,7 @@ MAX_HEADER_BYTES = 100_000_000
 
 COPY = "copy the model again from where it was made"
 """The fix for a folder that is incomplete or does not fit together."""
+QUANTISED = "quantised weights are not measured; use the original ones"
 
 _UNSAFE_WEIGHTS = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle", ".msgpack", ".h5", ".npz")
 _CODE = (".py", ".pyc", ".so", ".dll", ".dylib", ".ipynb")
@@ -92,16 +93,12 @@ def weight_files(folder: Path) -> list[Path]:
         names = sorted(set(map(str, shards.values()))) if isinstance(shards, dict) else []
         for name in names or [""]:
             if not _SHARD.fullmatch(name) or not (folder / name).exists():
-                raise ValueError(
-                    f"{folder / INDEX} names the shard {name!r}, which is no safetensors file beside it; {COPY}"
-                )
+                shard = f"names the shard {name!r}, which is no safetensors file beside it"
+                raise ValueError(f"{folder / INDEX} {shard}; {COPY}")
         return [folder / name for name in names]
-    unsafe = sorted(path.name for path in folder.iterdir() if path.suffix in _UNSAFE_WEIGHTS)
-    if unsafe:
-        raise ValueError(
-            f"{folder} has weights only in {unsafe[0]!r}, a format that can run code when it is read; "
-            f"convert them to {WEIGHTS} where they are trusted"
-        )
+    if unsafe := sorted(path.name for path in folder.iterdir() if path.suffix in _UNSAFE_WEIGHTS):
+        danger = f"{folder} has weights only in {unsafe[0]!r}, a format that can run code when it is read"
+        raise ValueError(f"{danger}; convert them to {WEIGHTS} where they are trusted")
     raise ValueError(f"{folder} has no weights: neither {WEIGHTS} nor {INDEX}; {COPY}")
 
 
@@ -143,12 +140,10 @@ def _check_plain(content: Any, source: str) -> None:
     """Raises ValueError for a key, at any depth, that points to code or kernels."""
     for key, value in _entries(content):
         if key == "quantization_config":
-            raise ValueError(f"{source} has the key {key!r}: quantised weights are not measured; use the original ones")
+            raise ValueError(f"{source} has the key {key!r}: {QUANTISED}")
         if not _is_plain(key, value):
-            raise ValueError(
-                f"{source} has the key {key!r}, which can make a library run code from elsewhere; "
-                f"delete it where the model needs none"
-            )
+            danger = f"{source} has the key {key!r}, which can make a library run code from elsewhere"
+            raise ValueError(f"{danger}; delete it where the model needs none")
 
 
 def _is_plain(key: str, value: Any) -> bool:
@@ -170,10 +165,10 @@ def _check_numbers(content: Any, source: str) -> None:
                 continue
             if not math.isfinite(number):
                 raise ValueError(f"{source} has {key}={number}, which is not finite; fix it, or copy it again")
-            is_positive = bool(_POSITIVE.search(key))
-            if (number <= 0 and is_positive) or (number < 0 and _NOT_NEGATIVE.search(key)):
-                least = "above 0" if is_positive else "0 or more"
-                raise ValueError(f"{source} has {key}={number:g}, which must be {least}; fix it, or copy it again")
+            if number <= 0 and _POSITIVE.search(key):
+                raise ValueError(f"{source} has {key}={number:g}, which must be above 0; fix it, or copy it again")
+            if number < 0 and _NOT_NEGATIVE.search(key):
+                raise ValueError(f"{source} has {key}={number:g}, which must be 0 or more; fix it, or copy it again")
 
 
 def _entries(content: Any) -> Iterator[tuple[str, Any]]:

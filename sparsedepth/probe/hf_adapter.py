@@ -43,18 +43,12 @@ class _AttentionCaptured(Exception):
 
 
 def _capture(
-    module: nn.Module,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attention_mask: Tensor | None,
-    scaling: float | None = None,
-    softcap: float | None = None,
-    **_: Any,
+    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **options: Any
 ) -> tuple[Tensor, None]:
     """An attention function of the `transformers` interface that captures its inputs."""
+    scaling = options.get("scaling")
     scaling = query.shape[-1] ** -0.5 if scaling is None else scaling
-    raise _AttentionCaptured(query, key, attention_mask, scaling, softcap)
+    raise _AttentionCaptured(query, key, attention_mask, scaling, options.get("softcap"))
 
 
 AttentionInterface.register(_CAPTURE, _capture)
@@ -75,12 +69,9 @@ class ProbedHfModel:
         self.n_layers, self.causal = len(self._layers), True
         self.vocab_size, self.stream_width = self._head.weight.shape
         for part in (model.get_input_embeddings(), self._norm, self._head):
-            for parameter in part.parameters():
-                if parameter.dtype != torch.float32:
-                    raise ValueError(
-                        f"{type(part).__name__} outside the layers is {parameter.dtype}, and must be fp32; "
-                        f"load the model with sparsedepth.probe.load, or call .float() on it"
-                    )
+            if low := {parameter.dtype for parameter in part.parameters()} - {torch.float32}:
+                what = f"{type(part).__name__} outside the layers is {low.pop()}, and must be fp32"
+                raise ValueError(f"{what}; load the model with sparsedepth.probe.load, or call .float() on it")
         self.max_len = _max_len(model.config)
         self._calls: tuple[tuple[int, torch.device], list[Call]] | None = None
 
@@ -89,7 +80,6 @@ class ProbedHfModel:
         return self._head.weight.device
 
     def block_module(self, layer: int) -> nn.Module:
-        """The model's own module of a layer."""
         return self._layers[layer - 1]
 
     def embed(self, tokens_BT: Tensor) -> Tensor:
@@ -121,14 +111,11 @@ class ProbedHfModel:
 
     def hidden_units(self, layer: int, x_BTD: Tensor) -> Tensor | None:
         """The input of the block's matrix 'down'."""
-        kinds = self._parts.matrices
-        down = next(
-            (part for name, part in self.block_module(layer).named_modules() if kinds.get(name) == "down"), None
-        )
-        if down is None:
-            return None
-        h, _ = self._capture(layer, x_BTD, down)
-        return h.unflatten(0, x_BTD.shape[:2]) if h.ndim == 2 else h
+        for name, module in self.block_module(layer).named_modules():
+            if self._parts.matrices.get(name) == "down":
+                h, _ = self._capture(layer, x_BTD, module)
+                return h.unflatten(0, x_BTD.shape[:2]) if h.ndim == 2 else h
+        return None
 
     def routing(self, layer: int, x_BTD: Tensor) -> tuple[Tensor, Tensor] | None:
         """Probabilities and choices of the layer's router, captured while the block runs. Scores of a sigmoid are
@@ -200,14 +187,14 @@ class ProbedHfModel:
     def exact(self) -> Generator[None, None, None]:
         """Context in which mixtures run expert by expert, which every device supports in fp32."""
         before = getattr(self.model.config, "_experts_implementation", None)
-        if before in (None, "eager"):
-            yield
-            return
-        self.model.set_experts_implementation("eager")
+        is_fused = before not in (None, "eager")
+        if is_fused:
+            self.model.set_experts_implementation("eager")
         try:
             yield
         finally:
-            self.model.set_experts_implementation(before)
+            if is_fused:
+                self.model.set_experts_implementation(before)
 
     @contextmanager
     def without_layers(self, layers: Iterable[int]) -> Generator[None, None, None]:
@@ -232,11 +219,9 @@ class ProbedHfModel:
 
     def _record_calls(self, tokens_BT: Tensor) -> tuple[Tensor, list[Call]]:
         """x_0 and the calls of all layers, from a forward pass in which each returns its input."""
-        if tokens_BT.shape[1] > self.max_len:
-            raise ValueError(
-                f"sequences of {tokens_BT.shape[1]:,} tokens are longer than the {self.max_len:,} positions of this "
-                f"{self.model.config.model_type} model; use a shorter length"
-            )
+        if (length := tokens_BT.shape[1]) > self.max_len:
+            positions = f"the {self.max_len:,} positions of this {self.model.config.model_type} model"
+            raise ValueError(f"sequences of {length:,} tokens are longer than {positions}; use a shorter length")
         for module in self._base.modules():  # dynamic rotations depend on this length alone, not on earlier ones
             for name in [name for name in vars(module) if name.endswith("max_seq_len_cached")]:
                 setattr(module, name, 0)
@@ -244,12 +229,10 @@ class ProbedHfModel:
         calls: list[Call] = []
 
         def return_input(*args: Any, **named: Any) -> Tensor:
-            # Every layer gets x_0, since none changes it.
-            x_BTD = _input(args, named)
-            inputs.append(x_BTD)
+            inputs.append(_input(args, named))  # x_0, since no layer changes it
             named.pop("hidden_states", None)
             calls.append((args[1:], named))
-            return x_BTD
+            return inputs[-1]
 
         # Not in inference mode: the calls are kept, also for measures that take gradients.
         with torch.inference_mode(False), torch.no_grad(), _replaced_forward(self._layers, return_input):
@@ -307,8 +290,6 @@ def _check_model(model: PreTrainedModel) -> None:
             raise ValueError(f"{name}={value}: tokens see the future, and a decoder's do not")
     softcap = getattr(config, "attn_logit_softcapping", None)
     supported = ("eager",) if softcap else ("sdpa", "eager")
-    if config._attn_implementation not in supported:
-        raise ValueError(
-            f"attn_implementation={config._attn_implementation!r} cannot be measured with softcap={softcap}; "
-            f"load the model with attn_implementation='{supported[0]}'"
-        )
+    if (kernel := config._attn_implementation) not in supported:
+        problem = f"attn_implementation={kernel!r} cannot be measured with softcap={softcap}"
+        raise ValueError(f"{problem}; load the model with attn_implementation='{supported[0]}'")

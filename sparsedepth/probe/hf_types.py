@@ -1,13 +1,55 @@
-"""The model types of transformers that can be measured: one row a type, with the names of its parts.
+"""The model types of transformers that can be measured: one row a type, with the names of its parts. And the names of
+this decoder's weights there, for measuring, export and training from a model.
 
 Rows are data: the adapter (`probe.hf_adapter`) has no case for any type. A parity test compares each row with the
 model's own states, logits, attention weights and matrices.
 """
 
+import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
-from sparsedepth.probe.hf_names import IN_BLOCK
+OUTSIDE_BLOCKS = {"embed": "model.embed_tokens", "norm": "model.norm", "head": "lm_head"}
+
+IN_BLOCK = {
+    "attention_norm": "input_layernorm",
+    "ffn_norm": "post_attention_layernorm",
+    "attention.query": "self_attn.q_proj",
+    "attention.key": "self_attn.k_proj",
+    "attention.value": "self_attn.v_proj",
+    "attention.output": "self_attn.o_proj",
+    "attention.query_norm": "self_attn.q_norm",
+    "attention.key_norm": "self_attn.k_norm",
+    "ffn.gate": "mlp.gate_proj",
+    "ffn.up": "mlp.up_proj",
+    "ffn.down": "mlp.down_proj",
+    "ffn.router": "mlp.gate",
+    "ffn.gate_up_E2FD": "mlp.experts.gate_up_proj",
+    "ffn.down_EDF": "mlp.experts.down_proj",
+    "ffn.shared.gate": "mlp.shared_expert.gate_proj",
+    "ffn.shared.up": "mlp.shared_expert.up_proj",
+    "ffn.shared.down": "mlp.shared_expert.down_proj",
+}
+
+GEMMA2 = {
+    "ffn_norm": "pre_feedforward_layernorm",
+    "attention_out_norm": "post_attention_layernorm",
+    "ffn_out_norm": "post_feedforward_layernorm",
+}
+"""Gemma-2's differences."""
+
+VIT = {
+    "attention_norm": "layernorm_before",
+    "ffn_norm": "layernorm_after",
+    "attention.query": "attention.q_proj",
+    "attention.key": "attention.k_proj",
+    "attention.value": "attention.v_proj",
+    "attention.output": "attention.o_proj",
+    "ffn.up": "mlp.fc1",
+    "ffn.down": "mlp.fc2",
+}
+OUTSIDE_BLOCKS_VIT = {"norm": "vit.layernorm", "head": "classifier"}
+"""The patch embedding has other parts in transformers (`exchange.vit`)."""
 
 _KINDS = {"query", "key", "value", "output", "gate", "up", "down"}
 
@@ -78,3 +120,19 @@ def check_type(model_type: object, source: str, types: Collection[str] = TYPES) 
             f"{source} has model_type={model_type!r}, which is not supported{f': {reason}' if reason else ''}; "
             f"supported: {', '.join(sorted(types))}"
         )
+
+
+def hf_name(name: str, family: str) -> str | None:
+    """A decoder parameter's name in this transformers family; None if the family has no such weight."""
+    in_block = re.match(r"blocks\.(\d+)\.", name)
+    if in_block is None:
+        return _renamed(name, OUTSIDE_BLOCKS_VIT if family == "vit" else OUTSIDE_BLOCKS)
+    names = {"vit": VIT, "gemma2": IN_BLOCK | GEMMA2}.get(family, IN_BLOCK)
+    name_in_layer = _renamed(name[in_block.end() :], names)
+    return name_in_layer and f"{'vit' if family == 'vit' else 'model'}.layers.{in_block[1]}.{name_in_layer}"
+
+
+def _renamed(name: str, names: Mapping[str, str]) -> str | None:
+    """The new name of a module's parameter, or of a parameter without a module."""
+    module, _, parameter = name.rpartition(".")
+    return names.get(name) or (f"{names[module]}.{parameter}" if module in names else None)

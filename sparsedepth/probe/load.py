@@ -1,13 +1,11 @@
 """Loading a model to measure: a run folder, a local Hugging Face folder, or a name on the hub.
 
-Weights come from safetensors only, and no code of a folder is run (`sparsedepth.probe.folder`). Local folders need no
-network. Layers keep the dtype of the weights in the files, whatever config.json says, unless fp32 is requested, and
-are computed in fp32; embedding, final norm and head are always held in fp32. Both give the same numbers, except for
-Gemma, whose embedding scale is a constant in the dtype of the weights, as in training (55.5 instead of 55.4256 at width
-3072 in bf16).
+Weights come from safetensors only, and no code of a folder is run (`sparsedepth.probe.folder`). Layers keep the dtype
+of the weights in the files, whatever config.json says, unless fp32 is requested, and are computed in fp32; embedding,
+final norm and head are always held in fp32. Both give the same numbers, except for Gemma, whose embedding scale is a
+constant in the dtype of the weights, as in training (55.5 instead of 55.4256 at width 3072 in bf16).
 """
 
-import math
 import re
 import warnings
 from collections import deque
@@ -30,6 +28,7 @@ from sparsedepth.probe.folder import (
     CONFIG,
     COPY,
     IMPLEMENTATION,
+    QUANTISED,
     WEIGHTS,
     check_config,
     check_folder,
@@ -47,6 +46,8 @@ OLDEST_TRANSFORMERS = (5, 17)
 """Releases before 5.3 can be made to run code by a config.json (CVE-2026-4372); the adapter is tested from 5.17 on."""
 
 Dtype = Literal["checkpoint", "fp32"]
+
+_SIZES = ("n_layers", "d_model", "n_heads", "n_kv_heads", "n_experts", "vocab_size")
 
 _HUB_NAME = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)?")
 _HUB_FILES = ("*.json", "*.safetensors", "merges.txt")
@@ -102,10 +103,8 @@ def load_model(source: str | Path, *, device: torch.device | str = "cpu", dtype:
     if problem := which_run(folder):
         raise ValueError(problem)
     if folder.exists() or not _HUB_NAME.fullmatch(str(source)):
-        raise ValueError(
-            f"model {str(source)!r} is neither a folder, with {RUN_CONFIG} (a run) or {CONFIG} (a Hugging Face "
-            f"model), nor a name on the hub such as 'EleutherAI/pythia-70m'"
-        )
+        folders = f"a folder, with {RUN_CONFIG} (a run) or {CONFIG} (a Hugging Face model)"
+        raise ValueError(f"model {str(source)!r} is neither {folders}, nor a hub's name, as 'EleutherAI/pythia-70m'")
     snapshot = _download(str(source))
     return _load_hf(str(source), snapshot, snapshot.parent.parent, device, dtype)
 
@@ -123,20 +122,12 @@ def _load_run(source: str, folder: Path, device: torch.device | str) -> LoadedMo
         expected = {name: [*weight.shape] for name, weight in Decoder(config).named_parameters()}
     weights = _read_weights(path, expected)
     model = Decoder(config)
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            parameter.copy_(weights[name])
+    model.load_state_dict(weights, strict=False)
     _check_finite(model, folder)
-    model = model.to(device).eval()
-    sizes = ("n_layers", "d_model", "n_heads", "n_kv_heads", "n_experts", "vocab_size")
-    facts = Facts(
-        family="sparsedepth",
-        **{name: getattr(config, name) for name in sizes},
-        max_len=None,
-        params_total=sum(parameter.numel() for parameter in model.parameters()),
-        dtype="float32",
-    )
-    return LoadedModel(source=source, folder=folder, probed=ProbedDecoder(model), facts=facts, config=config)
+    sizes = {name: getattr(config, name) for name in _SIZES}
+    facts = Facts(family="sparsedepth", **sizes, max_len=None, params_total=_n_parameters(model), dtype="float32")
+    probed = ProbedDecoder(model.to(device).eval())
+    return LoadedModel(source=source, folder=folder, probed=probed, facts=facts, config=config)
 
 
 def _check_sums(folder: Path) -> None:
@@ -147,10 +138,8 @@ def _check_sums(folder: Path) -> None:
     for name in (RUN_CONFIG, WEIGHTS):
         entry = recorded.get(name) if isinstance(recorded, dict) else None
         if not isinstance(entry, dict) or entry.get("sha256") != sha256(folder / name):
-            raise ValueError(
-                f"run folder {folder} is damaged: {name} is not the file that was written (its checksum differs); "
-                f"copy the folder again from where it was made"
-            )
+            damage = f"{name} is not the file that was written (its checksum differs)"
+            raise ValueError(f"run folder {folder} is damaged: {damage}; copy it again from where it was made")
 
 
 def _read_weights(path: Path, expected: dict[str, list[int]]) -> dict[str, torch.Tensor]:
@@ -159,13 +148,10 @@ def _read_weights(path: Path, expected: dict[str, list[int]]) -> dict[str, torch
 
     with safe_open(path, framework="pt") as file:
         shapes = {name: file.get_slice(name).get_shape() for name in file.keys()}  # noqa: SIM118
-        mismatched = sorted(name for name in {*shapes, *expected} if shapes.get(name) != expected.get(name))
-        if mismatched:
-            raise ValueError(
-                f"{path} does not hold the model of {RUN_CONFIG}: {mismatched[0]} has shape "
-                f"{shapes.get(mismatched[0])} where the config says {expected.get(mismatched[0])}; copy both files "
-                f"again from where the run was made"
-            )
+        wrong = min((name for name in {*shapes, *expected} if shapes.get(name) != expected.get(name)), default=None)
+        if wrong is not None:
+            found = f"{wrong} has shape {shapes.get(wrong)} where the config says {expected.get(wrong)}"
+            raise ValueError(f"{path} does not hold the model of {RUN_CONFIG}: {found}; copy both files again")
         return {name: file.get_tensor(name) for name in shapes}
 
 
@@ -173,10 +159,8 @@ def _check_finite(model: nn.Module, folder: Path) -> None:
     """Raises ValueError for NaN or infinite weights, with which no score exists."""
     for name, weight in model.named_parameters():
         if n_bad := int((~weight.isfinite()).sum()):
-            raise ValueError(
-                f"{folder} has weights that are not finite: {name} holds NaN or infinity at {n_bad:,} of "
-                f"{weight.numel():,} places, with which no score exists; copy or export it again"
-            )
+            places = f"{name} holds NaN or infinity at {n_bad:,} of {weight.numel():,} places"
+            raise ValueError(f"{folder} has weights that are not finite: {places}; copy or export it again")
 
 
 def _stored_dtypes(paths: Iterable[Path]) -> dict[str, str]:
@@ -218,7 +202,9 @@ def _load_hf(source: str, folder: Path, root: Path | None, device: torch.device 
     _check_finite(model, folder)
     model.to(device)
     probed = ProbedHfModel(model)
-    _check_runs(probed, folder)
+    # Settings with which the layers fail, such as more chosen experts than there are.
+    with _told(f"{folder / CONFIG} describes a model that cannot be run"), probing(probed):
+        deque(stream(probed, torch.zeros(1, 1, dtype=torch.long, device=probed.device)), maxlen=0)
     query, key = (probed.matrices(1)[name] for name in ("query", "key"))
     facts = Facts(
         family=config.model_type,
@@ -229,16 +215,14 @@ def _load_hf(source: str, folder: Path, root: Path | None, device: torch.device 
         n_experts=getattr(config, "num_experts", None) or getattr(config, "num_local_experts", None) or 0,
         vocab_size=probed.vocab_size,
         max_len=probed.max_len,
-        params_total=sum(parameter.numel() for parameter in model.parameters()),
+        params_total=_n_parameters(model),
         dtype=str(query.dtype).removeprefix("torch."),
     )
     return LoadedModel(source=source, folder=folder, probed=probed, facts=facts, config=None)
 
 
-def _check_runs(probed: ProbedModel, folder: Path) -> None:
-    """Raises ValueError for settings with which the layers fail, such as more chosen experts than there are."""
-    with _told(f"{folder / CONFIG} describes a model that cannot be run"), probing(probed):
-        deque(stream(probed, torch.zeros(1, 1, dtype=torch.long, device=probed.device)), maxlen=0)
+def _n_parameters(model: nn.Module) -> int:
+    return sum(parameter.numel() for parameter in model.parameters())
 
 
 @contextmanager
@@ -262,10 +246,8 @@ def check_installed(model_type: str) -> None:
     from transformers import CONFIG_MAPPING
 
     if model_type not in CONFIG_MAPPING:
-        raise ValueError(
-            f"model_type={model_type!r} is not in transformers {version('transformers')}, which is installed; "
-            f"install the latest release: pip install -U transformers"
-        )
+        installed = f"transformers {version('transformers')}, which is installed"
+        raise ValueError(f"model_type={model_type!r} is not in {installed}; install the latest release of it")
 
 
 def _hf_config(folder: Path, values: dict[str, Any]) -> Any:
@@ -290,8 +272,7 @@ def _dtypes(stored: Mapping[str, str], folder: Path) -> tuple[torch.dtype, torch
     weights that are no numbers by themselves."""
     weights = {name: dtype for name, dtype in stored.items() if not _BUFFERS.search(name)}
     if unknown := {*weights.values()} - _DTYPES.keys():
-        what = f"{folder} holds weights of dtype {min(unknown)}"
-        raise ValueError(f"{what}: quantised weights are not measured; use the original ones")
+        raise ValueError(f"{folder} holds weights of dtype {min(unknown)}: {QUANTISED}")
     of_all = [_DTYPES[dtype] for dtype in weights.values()] or [torch.float32]
     of_layers = [_DTYPES[dtype] for name, dtype in weights.items() if _IN_LAYER.search(name)] or of_all
     return reduce(torch.promote_types, of_all), reduce(torch.promote_types, of_layers)
@@ -303,12 +284,9 @@ def _check_parameters(config: Any, folder: Path, n_bytes: int) -> None:
 
     with _told(f"{folder / CONFIG} describes no model"), torch.device("meta"):
         planned = AutoModelForCausalLM.from_config(config, attn_implementation="eager", trust_remote_code=False)
-    n_parameters = sum(math.prod(parameter.shape) for parameter in planned.parameters())
-    if 2 * n_parameters > n_bytes:
-        raise ValueError(
-            f"{folder / CONFIG} describes {n_parameters:,} parameters, and the weight files have "
-            f"{n_bytes:,} bytes: they belong to another model, or are incomplete; {COPY}"
-        )
+    if 2 * _n_parameters(planned) > n_bytes:
+        sizes = f"{_n_parameters(planned):,} parameters, and the weight files have {n_bytes:,} bytes"
+        raise ValueError(f"{folder / CONFIG} describes {sizes}: they belong to another model, or parts miss; {COPY}")
 
 
 def _read_model(config: Any, folder: Path, dtypes: tuple[torch.dtype, torch.dtype]) -> Any:
@@ -316,9 +294,7 @@ def _read_model(config: Any, folder: Path, dtypes: tuple[torch.dtype, torch.dtyp
     from transformers import AutoModelForCausalLM
 
     dtype, of_layers = dtypes
-
-    # Only eager supports a softcap.
-    kernel = "eager" if hasattr(config, "attn_logit_softcapping") else "sdpa"
+    kernel = "eager" if hasattr(config, "attn_logit_softcapping") else "sdpa"  # only eager supports a softcap
     with _told(f"{folder} cannot be loaded"):
         loaded: Any = AutoModelForCausalLM.from_pretrained(
             folder,
@@ -334,9 +310,8 @@ def _read_model(config: Any, folder: Path, dtypes: tuple[torch.dtype, torch.dtyp
     for kind in ("missing_keys", "mismatched_keys", "unexpected_keys"):
         names = sorted(str(name) for name in report[kind] if not _BUFFERS.search(str(name)))
         if names:
-            raise ValueError(
-                f"the weights of {folder} are not those of its config: {kind.replace('_', ' ')} {names[0]}; {COPY}"
-            )
+            what = f"{kind.replace('_', ' ')} {names[0]}"
+            raise ValueError(f"the weights of {folder} are not those of its config: {what}; {COPY}")
     # Every position of every fork passes through embedding, final norm and head.
     for part in (*model.base_model.children(), model.get_output_embeddings()):
         part.to(of_layers if isinstance(part, nn.ModuleList) else torch.float32)
@@ -352,10 +327,8 @@ def _download(name: str) -> Path:
         try:
             return Path(snapshot_download(name, revision=revision, allow_patterns=list(files)))
         except Exception as error:  # network, permission and cache each raise their own
-            raise ValueError(
-                f"model {name!r} is not a local folder and cannot be downloaded from the hub ({_line(error)}); "
-                f"check the name and the network, or name a folder"
-            ) from None
+            problem = f"model {name!r} is not a local folder and cannot be downloaded from the hub ({_line(error)})"
+            raise ValueError(f"{problem}; check the name and the network, or name a folder") from None
 
     first = snapshot(CONFIG)
     config = read_json(first / CONFIG)

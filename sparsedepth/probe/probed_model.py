@@ -2,8 +2,7 @@
 
     x_0 = embed(tokens),   x_l = block(l, x_(l-1)),   logits = logits(x_L),   l = 1..L
 
-All measures use this protocol, so an adapter makes them available for the models of any library. Adapters call the
-model's own modules; they never re-implement one, and never change a weight.
+Adapters call the model's own modules; they never re-implement one, and never change a weight.
 
 Shapes: B sequences, T tokens, D width of the residual stream, H query heads, G key/value heads, K head width, F hidden
 units, E experts, C experts chosen per token, V vocabulary.
@@ -50,9 +49,9 @@ def attention_rows(
 
         a_ij = softmax_j(cap(q_i k_j / sqrt(K))),   i - window < j <= i,   cap(s) = c tanh(s / c) or s
 
-    Without causality (a ViT) over every j. Window and cap are optional. Causal weights outside a window (2310.06825,
-    section 2) are 0, as are those of other documents in a packed sequence; a cap (2408.00118, section 2) bounds the
-    scores. R rows, S keys, M = H / G heads per group.
+    Without causality (a ViT) over every j. Causal weights outside a window (2310.06825, section 2) are 0, as are those
+    of other documents in a packed sequence; a cap (2408.00118, section 2) bounds the scores. R rows, S keys, M = H / G
+    heads per group.
     """
     form = form or AttentionForm()
     q_BGMRK = q_BHTK[:, :, start:stop].unflatten(1, (k_BGTK.shape[1], -1))
@@ -139,10 +138,8 @@ class ProbedDecoder:
         self.model, self.n_layers = model, len(model.blocks)
         self.vocab_size, self.stream_width = model.config.vocab_size, model.config.stream_width
         self.causal = model.config.architecture == "decoder"
-        self._contexts: dict[int, Context] = {}
-        """of the tokens embedded last, by number of copies"""
-        self._positions: tuple[tuple[int, torch.device], Context] | None = None
-        """of the last length, for other tokens"""
+        self._contexts: dict[int, Context] = {}  # of the tokens embedded last, by number of copies
+        self._positions: tuple[tuple[int, torch.device], Context] | None = None  # of the last length, for other tokens
 
     @property
     def device(self) -> torch.device:
@@ -157,21 +154,17 @@ class ProbedDecoder:
         """What a block reads beside the stream."""
         context = self._contexts.get(1)
         embedded = None if context is None else context.document_BT if context.first_BTD is None else context.first_BTD
-        if embedded is None:
-            return self._position_context(x_BTD)
+        if embedded is None:  # nothing but positions, the same for any tokens
+            key = (x_BTD.shape[1], x_BTD.device)
+            if self._positions is None or self._positions[0] != key:
+                with torch.inference_mode(False):  # they may be reused where a block is differentiated
+                    self._positions = key, self.model.positions(x_BTD.shape[1])
+            return self._positions[1]
         copies, remainder = divmod(len(x_BTD), len(embedded))
         assert not remainder and x_BTD.shape[1] == embedded.shape[1], "the stream is not of the tokens embedded last"
         if copies not in self._contexts:
             self._contexts[copies] = self._contexts[1].repeated(copies)
         return self._contexts[copies]
-
-    def _position_context(self, x_BTD: Tensor) -> Context:
-        """The positions of any tokens."""
-        key = (x_BTD.shape[1], x_BTD.device)
-        if self._positions is None or self._positions[0] != key:
-            with torch.inference_mode(False):  # they may be reused where a block is differentiated
-                self._positions = key, self.model.positions(x_BTD.shape[1])
-        return self._positions[1]
 
     def _block(self, layer: int) -> Block:
         return self.model.blocks[layer - 1]
@@ -199,7 +192,6 @@ class ProbedDecoder:
         weights = {name: getattr(attention, name).weight for name in ("query", "key", "value", "output")}
         if isinstance(ffn, FeedForward):
             return weights | _weights(ffn)
-        assert isinstance(ffn, Experts)
         for index, (gate_up, down) in enumerate(zip(ffn.gate_up_E2FD, ffn.down_EDF, strict=True)):
             gate, up = gate_up.chunk(2)
             weights |= {f"expert{index}.gate": gate, f"expert{index}.up": up, f"expert{index}.down": down}
@@ -246,6 +238,6 @@ class ProbedDecoder:
 
 
 def _weights(ffn: FeedForward) -> dict[str, Tensor]:
-    """The weights of a feed-forward part, without the gate if it has none."""
+    """Without the gate if it has none."""
     parts = {name: getattr(ffn, name) for name in ("gate", "up", "down")}
     return {name: part.weight for name, part in parts.items() if part is not None}

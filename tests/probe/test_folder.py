@@ -46,14 +46,14 @@ def test_random_headers_are_refused_or_sound(tmp_path):
     check_weights(path)
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     refused = 0
-    for _ in range(3000):
+    for _ in range(1000):
         path.write_bytes(spoilt(rng))
         try:
             check_weights(path)
         except ValueError as error:
             assert "\n" not in str(error) and "is not a valid safetensors file" in str(error)
             refused += 1
-    assert refused > 2500
+    assert refused > 830
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 100_000  # KiB
 
 

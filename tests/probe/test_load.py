@@ -205,31 +205,12 @@ def test_unknown_kinds_of_models_are_refused(model, family):
         load_model(model)
 
 
-def test_code_in_the_folder_is_refused(model):
-    (model / "modeling_llama.py").write_text("raise SystemExit")
-    with pytest.raises(ValueError, match="brings code of its own"):
-        load_model(model)
-
-
-def test_links_out_of_the_folder_are_refused(model, tmp_path):
-    shutil.move(model / "model.safetensors", tmp_path / "elsewhere.safetensors")
-    (model / "model.safetensors").symlink_to(tmp_path / "elsewhere.safetensors")
-    with pytest.raises(ValueError, match="is a link out of the folder"):
-        load_model(model)
-
-
 @pytest.mark.parametrize(
-    ("file", "content", "reason"),
-    [
-        ("config.json", "[1]", "must hold an object"),
-        ("config.json", "{", "cannot be read as JSON"),
-        ("config.json", "[" * 100_000, "cannot be read as JSON"),
-        ("config.json", " " * 10_000_001, "10,000,000 are the most"),
-        ("adapter_config.json", "{}", "is an adapter"),
-    ],
+    ("content", "reason"),
+    [("[" * 100_000, "cannot be read as JSON"), (" " * 10_000_001, "10,000,000 are the most")],
 )
-def test_broken_folders(model, file, content, reason):
-    (model / file).write_text(content)
+def test_a_config_too_deep_or_too_large_is_refused(model, content, reason):
+    (model / "config.json").write_text(content)
     with pytest.raises(ValueError, match=reason):
         load_model(model)
 
@@ -250,7 +231,6 @@ def test_settings_with_which_no_layer_runs_are_refused(tmp_path):
     ("fields", "reason"),
     [
         ({"rms_norm_eps": float("nan")}, "has rms_norm_eps=nan, which is not finite"),
-        ({"rms_norm_eps": -1e-5}, "has rms_norm_eps=-1e-05, which must be 0 or more"),
         ({"rope_theta": float("inf")}, "has rope_theta=inf"),
         (
             {"rope_parameters": {"rope_type": "default", "rope_theta": -1e4}},
