@@ -6,7 +6,6 @@ from importlib.metadata import version
 from typing import Any
 
 from sparsedepth import __version__, quantities
-from sparsedepth.config.run import RunConfig
 from sparsedepth.exchange.architecture import Architecture
 from sparsedepth.store.run_record import Record
 
@@ -20,8 +19,15 @@ def card(run: Record, exported: Architecture, parity: Mapping[str, float]) -> st
     versions = {"sparsedepth": __version__, **{name: version(name) for name in ("torch", "transformers")}}
     manifest_fields = ("code", "started", "seconds", "device", "data_hash", "packages")
     origin = {name: run.manifest.get(name) for name in manifest_fields}
+    front_matter = {
+        "library_name": "transformers",
+        "pipeline_tag": "image-classification" if is_vit else "text-generation",
+        "tags": ["sparsedepth"],
+        "run_id": config.run_id,
+        "logit_parity": max(parity.values()),
+    }
     sections = [
-        _front_matter(config, parity),
+        f"---\n{_lines(front_matter)}\n---",
         f"# sparsedepth run {config.run_id}",
         f"{config.n_layers} layers, d_model {config.d_model}, {summary['params_total']:,} parameters, as a "
         f"`{exported.family}` model of transformers; no code of its own. It was trained to study depth and "
@@ -43,17 +49,6 @@ def card(run: Record, exported: Architecture, parity: Mapping[str, float]) -> st
         _fenced("yaml", _lines({"run_id": config.run_id, **origin, "exported_with": versions})),
     ]
     return "\n\n".join(section for section in sections if section) + "\n"
-
-
-def _front_matter(config: RunConfig, parity: Mapping[str, float]) -> str:
-    facts = {
-        "library_name": "transformers",
-        "pipeline_tag": "image-classification" if config.architecture == "vit" else "text-generation",
-        "tags": ["sparsedepth"],
-        "run_id": config.run_id,
-        "logit_parity": max(parity.values()),
-    }
-    return f"---\n{_lines(facts)}\n---"
 
 
 def _lines(values: Mapping[str, Any]) -> str:

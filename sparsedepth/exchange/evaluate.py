@@ -1,9 +1,8 @@
 """lm-evaluation-harness on a run or a Hugging Face folder, one evaluation per task, kept in the store.
 
-Tasks are the harness's, or those of a folder that the user names: a YAML file each, which may read JSON lines of the
-user. It may also name Python functions beside it (`!function`), which are executed: name only trusted folders. Nothing
-in the *model's* folder is ever executed. A group of tasks is evaluated task by task. Seeds of few-shot examples are the
-harness's own.
+Tasks are the harness's, or those of a folder that the user names: a YAML file each, which may name Python functions
+beside it (`!function`), which are executed: name only trusted folders. Nothing in the *model's* folder is ever
+executed. Seeds of few-shot examples are the harness's own.
 
 In addition to the harness's metrics, tasks with a right answer get
 
@@ -32,7 +31,7 @@ from datetime import UTC, datetime
 from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -62,17 +61,13 @@ Hits = Mapping[tuple[str, str], Mapping[int, bool]]
 """By metric and filter: whether each document was answered correctly."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class EvaluationScores:
+class EvaluationScores(NamedTuple):
     """A model's results on a task."""
 
     rows: list[dict[str, Any]]
-    """rows of an evaluation's `results`"""
     hits: Hits
-    """of the metrics that are 0 or 1 per document"""
-    n: int
-    n_documents: int
-    n_truncated: int | None
+    counts: dict[str, int | None]
+    """n, n_documents and n_truncated of an evaluation"""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -102,7 +97,7 @@ class HarnessTask:
         """Evaluate the model, or only its `layers` if given; `data` is the data folder of its results."""
         from lm_eval import evaluator
 
-        from sparsedepth.exchange.harness import DecoderLM, harness_model
+        from sparsedepth.exchange.harness import harness_model
 
         lm = harness_model(model, data, layers)
         skipping: AbstractContextManager[None] = nullcontext()
@@ -111,15 +106,10 @@ class HarnessTask:
         with skipping:
             loaded = {"tasks": {self.name: self.loaded}, "groups": {}, "group_map": {}}
             output = evaluator.evaluate(lm, loaded, limit=self.limit, bootstrap_iters=N_BOOTSTRAP, log_samples=True)
-        samples = output["samples"][self.name]
+        samples, n = output["samples"][self.name], output["n-samples"][self.name]
         hits = _hits(samples)
-        return EvaluationScores(
-            rows=[*_results(output, self.name, hits), *_answer_bits(self, samples)],
-            hits=hits,
-            n=output["n-samples"][self.name]["effective"],
-            n_documents=output["n-samples"][self.name]["original"],
-            n_truncated=lm.n_truncated if isinstance(lm, DecoderLM) else None,
-        )
+        counts = {"n": n["effective"], "n_documents": n["original"], "n_truncated": getattr(lm, "n_truncated", None)}
+        return EvaluationScores([*_results(output, self.name, hits), *_answer_bits(self, samples)], hits, counts)
 
 
 def keys_of(task: HarnessTask, model: LoadedModel, without: Sequence[str]) -> list[EvaluationKey]:
@@ -149,23 +139,16 @@ def evaluate(
             facts = {
                 **key.model_dump(mode="json"),
                 "model": model.source,
-                "n": result.n,
-                "n_documents": result.n_documents,
-                "n_truncated": result.n_truncated,
+                **result.counts,
                 "started": started.isoformat(timespec="seconds"),
                 "seconds": round(time.perf_counter() - clock, 3),
-                "answers": answers_of(result.hits),
+                "answers": [
+                    {"metric": metric, "filter": filter, "correct": "".join("01"[hits[i]] for i in sorted(hits))}
+                    for (metric, filter), hits in result.hits.items()
+                ],
                 "results": [*result.rows, *([] if key.without is None else metric_losses(whole.hits, result.hits))],
             }
             yield build(Evaluation, facts, key.task)
-
-
-def answers_of(hits: Hits) -> list[dict[str, str]]:
-    """The answers to each question, in the order of the task."""
-    return [
-        {"metric": metric, "filter": filter, "correct": "".join("01"[hit] for _, hit in sorted(of_metric.items()))}
-        for (metric, filter), of_metric in hits.items()
-    ]
 
 
 def layers_left(without: str, n_layers: int) -> list[int]:

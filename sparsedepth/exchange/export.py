@@ -45,15 +45,11 @@ class Exported:
     parity: dict[str, float]
     """the largest difference of a logit between exported model and run, both in fp32, by name of the input"""
     notes: tuple[str, ...]
-    """what was folded into the weights, and other notes for users of the weights"""
 
 
 def export(run: Path, out: Path) -> Exported:
-    """Write the run folder `run` to `out`, completely or not at all.
-
-    Raises ValueError, one line with the reason, for an incomplete or unsupported run, an `out` that exists, and if
-    logits or token ids differ from the run's.
-    """
+    """Write the run folder `run` to `out`, completely or not at all. Raises ValueError for an incomplete or unsupported
+    run, an `out` that exists, and if logits or token ids differ from the run's."""
     record = read_run(run)
     config = record.config
     target = vit_architecture(config) if config.architecture == "vit" else architecture(config)
@@ -80,10 +76,8 @@ def export(run: Path, out: Path) -> Exported:
             inputs = {"random tokens": random_documents(config, N_RANDOM), "held-out text": held_out_1T}
             parity = {name: _difference(loaded, exported, tokens_NT) for name, tokens_NT in inputs.items()}
         if not all(difference <= TOLERANCE for difference in parity.values()):  # also false for NaN
-            raise ValueError(
-                f"the exported model's logits are up to {max(parity.values()):.1e} from the run's, expected at most "
-                f"{TOLERANCE:.0e}; nothing was written"
-            )
+            largest = f"{max(parity.values()):.1e} from the run's, expected at most {TOLERANCE:.0e}"
+            raise ValueError(f"the exported model's logits are up to {largest}; nothing was written")
         write_text(unfinished / "README.md", card(record, target, parity))
     return Exported(folder=out, family=target.family, parity=parity, notes=target.notes)
 

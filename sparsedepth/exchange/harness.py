@@ -5,11 +5,9 @@ those that cannot be exported:
 
     ln p(continuation | context) = sum over its tokens of log softmax(logits at the previous token)[token]
 
-A Hugging Face folder uses the harness's own adapter, which handles what its family
-expects at the start of a text. Both in fp32.
-
-As in training, nothing is prepended to a text, except the end-of-document token to an empty context. Inputs longer than
-the model's context are truncated at the start, and counted.
+A Hugging Face folder uses the harness's own adapter, which handles what its family expects at the start of a text. Both
+in fp32. As in training, nothing is prepended to a text, except the end-of-document token to an empty context. Inputs
+longer than the model's context are truncated at the start, and counted.
 
 Shapes: B sequences, T tokens of one sequence, D width of the stream, V vocabulary.
 """
@@ -120,11 +118,9 @@ class DecoderLM(TemplateLM):
 
     def _input(self, context: list[int], continuation: list[int]) -> list[int]:
         """The model's input: all but the last token, truncated at the start."""
-        if len(continuation) > self.max_length:
-            raise ValueError(
-                f"a task asks for the likelihood of {len(continuation)} tokens at once, and the model reads "
-                f"{self.max_length}; choose another task, or a run with a longer seq_len"
-            )
+        if (n := len(continuation)) > self.max_length:
+            asked = f"a task asks for the likelihood of {n} tokens at once, and the model reads {self.max_length}"
+            raise ValueError(f"{asked}; choose another task, or a run with a longer seq_len")
         ids = [*context, *continuation][:-1]
         self.n_truncated += len(ids) > self.max_length
         return ids[-self.max_length :]
@@ -137,8 +133,7 @@ class DecoderLM(TemplateLM):
 
     @torch.no_grad()
     def generate_until(self, requests: list[Instance], disable_tqdm: bool = False) -> list[str]:
-        """Greedy answers, each up to the first of its `until` strings, one at a time and without a cache, as for short
-        answers. Raises ValueError for a task that samples."""
+        """Greedy answers, each up to the first of its `until` strings. Raises ValueError for a task that samples."""
         return [self._answer(*request.args) for request in requests]
 
     def _answer(self, question: str, options: dict[str, Any]) -> str:

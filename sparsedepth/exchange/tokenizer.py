@@ -56,10 +56,6 @@ def _backend(tokenizer: OurTokenizer) -> Tokenizer:
                 backend.post_processor = None
             return backend
     assert tokenizer.size == tokenizer.eod + 1 == 257, "only bytes save nothing"
-    return _bytes()
-
-
-def _bytes() -> Tokenizer:
     vocab = {character: byte for byte, character in bytes_to_unicode().items()}
     backend = Tokenizer(models.BPE(vocab=vocab, merges=[]))
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)

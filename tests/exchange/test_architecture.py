@@ -30,30 +30,23 @@ CELLS = [
             "gemma2" if norm in ("sandwich", "peri") else "llama",
             {"norm": norm, "depth_scale": scale, "residual_gate": gate},
         )
-        for norm, scale, gate in product(("pre", "sandwich", "peri"), SCALES, ("none", "layerscale", "skipinit"))
+        for norm, scale, gate in product(("pre", "sandwich", "peri"), SCALES, ("none", "layerscale"))
     ),
     *(
         (family, {**MOE, **fields, "depth_scale": scale, "residual_gate": gate, "sliding_window": window})
         for family, choices in EXPERTS.items()
-        for fields, (scale, window), gate in product(
-            choices, (("none", None), ("lns", 3), ("after_ffn", None)), ("none", "layerscale")
-        )
+        for fields in choices
+        for scale, window, gate in (("none", None, "layerscale"), ("lns", 3, "none"), ("after_ffn", None, "layerscale"))
     ),
     *(
         ("olmoe", {**MOE, **OVER_ALL, "renormalise_gates": gates, "depth_scale": scale, "residual_gate": gate})
-        for gates, scale, gate in product((False, True), ("none", "lns", "after_ffn"), ("none", "layerscale"))
+        for gates in (False, True)
+        for scale, gate in (("none", "layerscale"), ("lns", "none"), ("after_ffn", "layerscale"))
     ),
-    *(
-        (family, {"qk_norm": qk, "sliding_window": window})
-        for family, qk, window in (
-            ("llama", False, None),
-            ("mistral", False, 3),
-            ("qwen3", True, None),
-            ("qwen3", True, 3),
-        )
-    ),
+    ("mistral", {"sliding_window": 3}),
+    *(("qwen3", {"qk_norm": True, "sliding_window": window}) for window in (None, 3)),
     ("llama", {"tie_embeddings": True, "rope_theta": 500.0, "norm_eps": 1e-3}),
-    ("gemma2", {"norm": "sandwich"}),
+    ("gemma2", {"norm": "sandwich", "residual_gate": "skipinit"}),
     ("gemma2", {"norm": "peri", "tie_embeddings": True, "sliding_window": 4}),
     *(("llama", {"init": init, "n_kv_heads": 1}) for init in ("scaled", "depth_scaled")),
     ("llama", {"init": "zero_outputs", "activation": "reglu"}),
