@@ -93,12 +93,13 @@ def jacobian_deviation(
             x_BTD = probed.embed(tokens_BT)
             for index, products in enumerate(layers):
                 pull, after_BTD = _differentiate(probed, index + 1, x_BTD)
-                generators = [_generator(seed) for seed in own_seed_NL[n_done : n_done + len(x_BTD), index]]
+                seeds = own_seed_NL[n_done : n_done + len(x_BTD), index]
                 if n_probes is None:
                     products.append(_exact_products(pull, x_BTD))
                 else:
-                    v_PD = _normal(_generator(shared_seed_L[index]), n_probes, x_BTD.shape[-1]).to(x_BTD.device)
-                    products.append(_probed_products(pull, x_BTD, v_PD, generators))
+                    shared = torch.Generator().manual_seed(int(shared_seed_L[index]))
+                    v_PD = torch.randn(n_probes, x_BTD.shape[-1], generator=shared).to(x_BTD.device)
+                    products.append(_probed_products(pull, x_BTD, v_PD, seeds))
                 x_BTD = after_BTD
             n_done += len(tokens_BT)
         return _summarise(layers, n_probes, x_BTD.shape[-1], rng)
@@ -117,15 +118,17 @@ def _differentiate(probed: ProbedModel, layer: int, x_BTD: Tensor) -> tuple[Pull
     return pull, after_BTD.detach()
 
 
-def _probed_products(pull: Pull, x_BTD: Tensor, v_PD: Tensor, generators: list[torch.Generator]) -> Products:
-    """Probes and signs come from each sequence's own generator, so results do not depend on the batching."""
+def _probed_products(pull: Pull, x_BTD: Tensor, v_PD: Tensor, seeds: np.ndarray) -> Products:
+    """Probes and signs come from each sequence's own seed, so results do not depend on the batching."""
+    generators = [torch.Generator().manual_seed(int(seed)) for seed in seeds]
 
     def signed(v_BTD: Tensor) -> Tensor:
         coins = [torch.randint(0, 2, (x_BTD.shape[1], 1), generator=generator) for generator in generators]
         sign_BT1 = torch.stack(coins).to(x_BTD.device) * 2.0 - 1.0
         return sign_BT1 * pull(sign_BT1 * v_BTD)
 
-    v_BTD = torch.stack([_normal(generator, *x_BTD.shape[1:]) for generator in generators]).to(x_BTD.device)
+    draws = [torch.randn(x_BTD.shape[1:], generator=generator) for generator in generators]
+    v_BTD = torch.stack(draws).to(x_BTD.device)
     square_BT = (signed(v_BTD) * signed(v_BTD)).sum(-1)
     first, second = (torch.stack([signed(v_D).mean(1) for v_D in v_PD], dim=1) for _ in range(2))
     return square_BT, (first, second), torch.stack([pull(v_D).mean(1) for v_D in v_PD], dim=1)
@@ -193,14 +196,6 @@ def _kernel(factors: list[tuple[Tensor, Tensor]]) -> tuple[np.ndarray, float]:
     gram_PP = first_NPD.mean(0) @ first_NPD.mean(0).T
     off_diagonal = gram_PP.square().sum() - gram_PP.diagonal().square().sum()
     return kernel_NN.cpu().numpy(), (2 * off_diagonal / (n_probes**2 * max(1, n_probes - 1))).item()
-
-
-def _generator(seed: np.integer) -> torch.Generator:
-    return torch.Generator().manual_seed(int(seed))
-
-
-def _normal(generator: torch.Generator, *shape: int) -> Tensor:
-    return torch.randn(shape, generator=generator)
 
 
 def add_rows(context: MeasureContext, rows: Measurements) -> None:

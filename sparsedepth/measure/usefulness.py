@@ -53,9 +53,6 @@ NEEDED_AT = {"needed_layers_10mnat": 0.01, "needed_layers_50mnat": 0.05, "needed
 NEEDED_THRESHOLD: float = MeasureConfig.model_fields["needed_threshold"].default
 """nat/token"""
 
-Statistic = Callable[..., np.ndarray]
-"""Means over sequences, [R, ...] each -> [R, E]."""
-
 
 @dataclass(frozen=True, kw_only=True)
 class Usefulness:
@@ -106,7 +103,7 @@ def usefulness(
     def count(added_RL: np.ndarray, weight_R: np.ndarray) -> np.ndarray:
         return (per_position(added_RL, weight_R) > needed_threshold).sum(-1, keepdims=True)
 
-    def mean(statistic: Statistic) -> Statistic:
+    def mean(statistic: Callable[..., np.ndarray]) -> Callable[..., np.ndarray]:
         return lambda *means: statistic(*means).mean(-1, keepdims=True)
 
     added_NL, lost_NL = affine_NL - base_N[:, None], base_N2[:, 1:] - affine_NL2[..., 1]
