@@ -54,6 +54,7 @@ CELLS = [
     ("gemma2", {"parametrisation": "completep", "base_width": 8, "base_depth": 1, "norm": "sandwich"}),
     ("llama", {"attention_dropout": 0.5, "residual_dropout": 0.5, "ffn_dropout": 0.5}),
     ("gemma2", {"norm": "sandwich", "activation": "geglu"}),
+    ("llama", {"n_layers": 4, "depth_scale": "lns"}),
 ]
 
 
