@@ -221,9 +221,7 @@ class ImagesKind:
     like a text."""
 
     own_fields = ("image_size", "n_channels")
-
-    def check(self, corpus: str) -> None:
-        class_folders(corpus)
+    check = staticmethod(class_folders)
 
     def fingerprint(self, corpus: str) -> str | None:
         """12 hex digits that change with names and sizes of a folder of images; None without one."""

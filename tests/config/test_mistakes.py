@@ -25,18 +25,10 @@ def told(model, values):
     [
         ("steps", RunConfig, "'train_tokens' (steps x batch_tokens)"),
         ("batch_size", RunConfig, "'batch_tokens' (sequences x seq_len)"),
-        ("layers", RunConfig, "'n_layers'"),
         ("num_hidden_layers", RunConfig, "'n_layers'"),
-        ("heads", RunConfig, "'n_heads'"),
-        ("wd", RunConfig, "'weight_decay'"),
-        ("learning_rate", RunConfig, "'lr'"),
         ("learning-rate", RunConfig, "'lr'"),
         ("hidden_size", RunConfig, "'d_model'"),
-        ("max_grad_norm", RunConfig, "'grad_clip'"),
-        ("dataset", RunConfig, "'corpus'"),
-        ("metric", SweepDefinition, "'objectives'"),
         ("grid", SweepDefinition, "'space'"),
-        ("trials", SweepDefinition, "'n_trials'"),
     ],
 )
 def test_words_of_the_field_point_to_ours(word, model, field):

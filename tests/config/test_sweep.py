@@ -212,14 +212,13 @@ def test_a_condition_sees_what_follows_from_other_fields():
     assert cells == [{"n_layers": 3}, {"n_kv_heads": 1}]
 
 
+TUNED = {"tune": {"lr": [0.1, 0.2, 0.4]}, "tuning_seeds": [9]}
+
+
 @pytest.mark.parametrize(
     ("fields", "cell", "expected"),
     [
-        (
-            {"tune": {"lr": [0.1, 0.2, 0.4]}, "tuning_seeds": [9]},
-            {"n_layers": 4, "lr": 0.1},
-            "n_layers=4 lr=0.1 seed=3",
-        ),
+        (TUNED, {"n_layers": 4, "lr": 0.1}, "n_layers=4 lr=0.1 seed=3"),
         ({}, {"n_layers": 4, "n_kv_heads": 1}, "n_layers=4 n_kv_heads=1 seed=3"),
         ({}, {"n_layers": 4, "weight_decay": 0.5}, "n_layers=4 seed=3"),
         ({"sampler": "random", "n_trials": 3}, {"n_layers": 4}, "n_layers=4 n_kv_heads=2 weight_decay=0.5 seed=3"),

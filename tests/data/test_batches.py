@@ -127,14 +127,6 @@ def test_training_reads_the_training_text_and_measures_the_other(prepared):
     assert batch(corpus, config(8, 32), 0).max() < 1000
 
 
-def test_disjoint_requests_predict_disjoint_tokens(prepared):
-    corpus = counting(prepared)
-    fit, score = held_out(corpus, 8, 40), held_out(corpus, 10, 40, skip_tokens=40)
-    assert not set(fit[:, 1:].ravel()) & set(score[:, 1:].ravel())
-    assert not set(fit[:, :-1].ravel()) & set(score[:, :-1].ravel())
-    assert score[0, 0] == 40
-
-
 def test_held_out_is_shorter_where_the_text_ends_and_an_error_where_there_is_none(prepared):
     corpus = counting(prepared, n_val=100)
     assert held_out(corpus, 10, 10**6).shape == (9, 11)  # the 100th token is a target only
