@@ -83,10 +83,8 @@ COMMAND_OPTIONS: Mapping[str, str] = {
 
 
 def hint(key: str, fields: Collection[str], run_fields: Collection[str] = ()) -> str | None:
-    """'did you mean ...?' for an unknown key; None if nothing is near.
-
-    `run_fields` are fields of a run, which a definition has in its base or its space.
-    """
+    """'did you mean ...?' for an unknown key; None if nothing is near. `run_fields` are fields of a run, which a
+    definition has in its base or its space."""
     name = key.lower().replace("-", "_").replace(" ", "_")
     if name == "extends":
         return "only a YAML file has it, at its top level"

@@ -1,10 +1,5 @@
 """The door to a run's sequences. Each kind of corpus (`config.corpus`) is one module, which no other kind enters.
 
-    text     running text                 `data.text`
-    pairs    prompts with answers         `data.pairs`, whose tokens and files are those of text
-    images   images with their classes    `data.images`
-    task     generated sequences          `data.tasks.stream`
-
 A module's KIND says what its corpora refuse (`check`) and opens a source of sequences. Text, pairs and images are first
 made into files of ids (`data.pipeline`), for which a KIND has a fingerprint, texts, and an encoder.
 """

@@ -136,10 +136,8 @@ def generates(operations_KP: np.ndarray, order: int) -> bool:
 
 
 def operations(task: TaskConfig) -> np.ndarray:
-    """The operations [K, P]: all elements, or `n_operations` distinct generators without the identity.
-
-    A function of group, n_operations and operation_seed only, so runs of all seeds learn the same task.
-    """
+    """The operations [K, P]: all elements, or `n_operations` distinct generators without the identity. A function of
+    group, n_operations and operation_seed only, so runs of all seeds learn the same task."""
     assert task.task_group is not None
     group_elements = elements(task.task_group)
     if task.n_operations is None:
