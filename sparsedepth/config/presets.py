@@ -18,7 +18,7 @@ from sparsedepth.config.plain_text import did_you_mean
 Fields = Mapping[str, Any]
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Preset:
     source: str
     fields: Fields
@@ -37,7 +37,7 @@ def _sizes(shape: Shape, vocab_size: int, seq_len: int, batch_tokens: int) -> di
     return dict(zip(names, (*shape, vocab_size, seq_len, batch_tokens), strict=True))
 
 
-def _llama(shape: Shape, *, lr: float, steps: int | None, warmup: int = 0) -> Fields:
+def _llama(shape: Shape, *, lr: float, steps: int = 0, warmup: int = 0) -> Fields:
     """512 sequences of 256 tokens per step, Adam without decay or clipping, cosine to a tenth."""
     schedule = {"train_tokens": steps * 512 * 256, "warmup_frac": warmup / steps} if steps else {}
     adam = {"weight_decay": 0.0, "beta1": 0.9, "beta2": 0.999, "grad_clip": 0.0}
@@ -76,82 +76,71 @@ def _moe(d_model: int, n_heads: int, n_experts: int, top_k: int, d_expert: int, 
     return _olmo(16, d_model, n_heads, seq_len=4096, **experts, **losses, **fields)
 
 
-_LLAMA_NOTE = "train_tokens counts padding, as the released scripts' steps do: the paper states {} B tokens of text."
+_LLAMA_NOTE = "train_tokens counts padding, as the released scripts' steps do: the paper states {}"
+_RELEASED_LR = "The released script has lr 5e-4, the paper 1e-3."
 _STUDY = "Tokens per step are read off the paper's curves, at a budget of 5 B tokens; its yaml has lr 4e-4."
 _DEPTH = "Only the 16-layer config is released; the depths differ in n_layers alone, as the paper says."
+_DEPTH_32 = " The recipe's 1.2 B model has 32 layers too, but no released dense config."
 
 _IMAGES = (
     "Shape and batch are 2012.12877's; train_tokens is one pass: set it, and lr. Matrices have no bias, and images are "
     "not augmented. The corpus can be set to other images."
 )
 _NO_LR = "The paper states {} B tokens and no learning rate: set lr. Shape and tokens a step are of {} release."
+_TABLE_3 = " Table 3's baseline has init=scaled."
+_OLMO_NOTE, _TIED = _NO_LR.format("20", "OLMo's"), {"tie_embeddings": True}
 
 PRESETS: dict[str, Preset] = {
     "llama-60m": Preset(
-        source=LLAMA,
-        fields=_llama((8, 512, 8, 1376), lr=1e-3, steps=None),
-        note="No training budget is stated at this size: set train_tokens.",
+        LLAMA, _llama((8, 512, 8, 1376), lr=1e-3), "No training budget is stated at this size: set train_tokens."
     ),
     **{
-        f"llama-{size}": Preset(
-            source=LLAMA,
-            fields=_llama(shape, lr=lr, steps=steps, warmup=warmup),
-            note=_LLAMA_NOTE.format(billions)
-            + (" The released script has lr 5e-4, the paper 1e-3." * (size == "350m")),
-        )
+        f"llama-{size}": Preset(LLAMA, _llama(shape, lr=lr, steps=steps, warmup=warmup), _LLAMA_NOTE.format(billions))
         for size, shape, lr, steps, warmup, billions in (
-            ("130m", (12, 768, 12, 2048), 1e-3, 20_000, 2000, "2.2"),
-            ("250m", (24, 768, 16, 2560), 1e-3, 40_000, 4000, "3.9"),
-            ("350m", (24, 1024, 16, 2736), 1e-3, 60_000, 6000, "6.0"),
-            ("1b", (24, 2048, 32, 5461), 5e-4, 100_000, 1000, "8.9"),
+            ("130m", (12, 768, 12, 2048), 1e-3, 20_000, 2000, "2.2 B tokens of text."),
+            ("250m", (24, 768, 16, 2560), 1e-3, 40_000, 4000, "3.9 B tokens of text."),
+            ("350m", (24, 1024, 16, 2736), 1e-3, 60_000, 6000, f"6.0 B tokens of text. {_RELEASED_LR}"),
+            ("1b", (24, 2048, 32, 5461), 5e-4, 100_000, 1000, "8.9 B tokens of text."),
         )
     },
     **{
-        f"olmo-{size}": Preset(
-            source=LLAMA + " (figure 1" + (", table 3)" if size == "1b" else ")"),
-            fields=_stated_budget(shape, 20_000_000_000, tie_embeddings=size == "1b"),
-            note=_NO_LR.format("20", "OLMo's") + (" Table 3's baseline has init=scaled." if size == "1b" else ""),
-        )
-        for size, shape in (
-            ("60m", (8, 512, 8, 2048)),
-            ("150m", (12, 768, 12, 3072)),
-            ("300m", (16, 1024, 16, 4096)),
-            ("1b", (16, 2048, 16, 8192)),
-            ("7b", (32, 4096, 32, 11_008)),
+        f"olmo-{size}": Preset(f"{LLAMA} ({place})", _stated_budget(shape, 20_000_000_000, **fields), note)
+        for size, shape, place, fields, note in (
+            ("60m", (8, 512, 8, 2048), "figure 1", {}, _OLMO_NOTE),
+            ("150m", (12, 768, 12, 3072), "figure 1", {}, _OLMO_NOTE),
+            ("300m", (16, 1024, 16, 4096), "figure 1", {}, _OLMO_NOTE),
+            ("1b", (16, 2048, 16, 8192), "figure 1, table 3", _TIED, _OLMO_NOTE + _TABLE_3),
+            ("7b", (32, 4096, 32, 11_008), "figure 1", {}, _OLMO_NOTE),
         )
     },
     "qwen2.5-0.5b": Preset(
-        source=LLAMA + " (table 4)",
-        fields=_stated_budget(
+        LLAMA + " (table 4)",
+        _stated_budget(
             (24, 896, 14, 4864), 6_000_000_000, n_kv_heads=2, vocab_size=151_936, tie_embeddings=True, rope_theta=1e6
         ),
-        note=_NO_LR.format("6", "Qwen's") + " Without its biases on queries, keys and values, 27,648 numbers.",
+        _NO_LR.format("6", "Qwen's") + " Without its biases on queries, keys and values, 27,648 numbers.",
     ),
-    "vit-s": Preset(source=LLAMA + " (table 5)", fields=_vit(384, 6), note=_IMAGES),
-    "vit-tiny": Preset(source="2012.12877", fields=_vit(192, 3), note="ViT-S at half its width and heads. " + _IMAGES),
+    "vit-s": Preset(LLAMA + " (table 5)", _vit(384, 6), _IMAGES),
+    "vit-tiny": Preset("2012.12877", _vit(192, 3), "ViT-S at half its width and heads. " + _IMAGES),
     "dense-400m": Preset(
-        source=OLMO,
-        fields=_olmo(16, 1536, 12, seq_len=4096, d_ff=2304, norm_eps=1e-5),
-        note="475 M parameters with both tables, 321 M without. " + _STUDY,
+        OLMO,
+        _olmo(16, 1536, 12, seq_len=4096, d_ff=2304, norm_eps=1e-5),
+        "475 M parameters with both tables, 321 M without. " + _STUDY,
     ),
     **{
-        f"dense-1b-{depth}": Preset(
-            source=OLMO,
-            fields=_olmo(depth, 2048, 16, seq_len=1024, d_ff=8192),
-            note=_DEPTH + " The recipe's 1.2 B model has 32 layers too, but no released dense config." * (depth == 32),
-        )
-        for depth in (12, 16, 24, 32)
+        f"dense-1b-{depth}": Preset(OLMO, _olmo(depth, 2048, 16, seq_len=1024, d_ff=8192), note)
+        for depth, note in ((12, _DEPTH), (16, _DEPTH), (24, _DEPTH), (32, _DEPTH + _DEPTH_32))
     },
-    "moe-2b-400m": Preset(source=OLMO, fields=_moe(768, 12, 32, 4, 1536, n_shared_experts=1), note=_STUDY),
+    "moe-2b-400m": Preset(OLMO, _moe(768, 12, 32, 4, 1536, n_shared_experts=1), _STUDY),
     "moe-7b-1b": Preset(
-        source=OLMO,
-        fields=_moe(2048, 16, 64, 8, 1024),
-        note="d_expert 1024 gives the paper's 7 B / 1 B; the released config has 2048. " + _STUDY,
+        OLMO,
+        _moe(2048, 16, 64, 8, 1024),
+        "d_expert 1024 gives the paper's 7 B / 1 B; the released config has 2048. " + _STUDY,
     ),
     "moe-7b-1b-released": Preset(
-        source=OLMO + " (released config)",
-        fields=_moe(2048, 16, 64, 8, 2048),
-        note="As released, olmoe-1B-7B has 13.4 B parameters, 2.08 B active: not the 7 B / 1 B of its name. " + _STUDY,
+        OLMO + " (released config)",
+        _moe(2048, 16, 64, 8, 2048),
+        "As released, olmoe-1B-7B has 13.4 B parameters, 2.08 B active: not the 7 B / 1 B of its name. " + _STUDY,
     ),
 }
 
