@@ -69,7 +69,7 @@ def _effects(
     store: "Store", by: str | None, knob: str | None, part: str, format: str, detail: bool, for_grep: bool
 ) -> bytes:
     """The effects on an outcome, the links to it, or what matters in a search. Raises ValueError without results."""
-    from sparsedepth.effects import causal_evidence, chain_text, importance
+    from sparsedepth.effects import chain, chain_text, importance
     from sparsedepth.effects.cells import read_runs
     from sparsedepth.store.comparable_loss import loss_in
     from sparsedepth.store.find import no_run_text
@@ -86,7 +86,7 @@ def _effects(
         raise ValueError(reason)
     if part == "chain":
         if format != "table":
-            return encode(chain_text.chain_table(causal_evidence.chain_evidence(runs)), format)
+            return encode(chain_text.chain_table(chain.chain_evidence(runs)), format)
         return _text(chain_text.chain_lines(runs, detail), one_per_line=detail and for_grep)
     if search is None or knob is not None:
         return _of_settings(runs, outcome, knob, format, detail)

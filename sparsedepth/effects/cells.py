@@ -16,7 +16,7 @@ import difflib
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -27,13 +27,13 @@ from sparsedepth import quantities
 from sparsedepth.config.corpus import unit_for
 from sparsedepth.config.role import fields_where
 from sparsedepth.config.run import CELL_FIELDS, RunConfig
-from sparsedepth.effects.fit import Fit, Runs, fit
+from sparsedepth.effects.fit import Fit, fit
 from sparsedepth.store.comparable_loss import COMMON, OWN
 from sparsedepth.store.connection import Store
 from sparsedepth.store.degeneracy import columns_for
 from sparsedepth.store.schema import stored_value
 from sparsedepth.store.setting import BUDGET, Configuration, Settings, assignment, settings_of
-from sparsedepth.store.tuning_roles import parse_tuned_fields, result_rows, without_measured_models
+from sparsedepth.store.tuning_roles import CHOSEN_ROLES, parse_tuned_fields, result_rows, without_measured_models
 
 BASELINE = "baseline"
 COSTS = {
@@ -46,6 +46,8 @@ COSTS = {
 """Cost -> column of `runs`."""
 MEASURE = fields_where(RunConfig, lambda role: role.kind == "measure")
 LOSSES = {OWN, COMMON}
+Changes = frozenset[tuple[str, Any]]
+"""(field, value) of a setting, where it differs from the baseline."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,12 +60,8 @@ class Cells:
     """Of a difference."""
     n_tuning: int
     """Runs that served tuning alone."""
-    field: str
-    """The tuned field, such as 'lr'; '' without tuning."""
-    also_tuned: tuple[str, ...]
-    """Further tuned fields; runs at values that tuning rejected are left out."""
-    configs: Mapping[str, Mapping[str, Any]]
-    """Setting -> its fields that differ from the baseline, and their values."""
+    tuned: tuple[str, ...]
+    """The tuned fields. A curve is in the first; of the others, runs at values that tuning rejected are left out."""
     tuned_by: frozenset[str]
     """The outcomes by which tuning chose."""
     budget_text: str = ""
@@ -72,14 +70,23 @@ class Cells:
     def of_outcome(self, runs: pd.DataFrame, outcome: str) -> "Cells":
         """The same cells with another outcome of the same runs."""
         values = values_of(runs, outcome).reindex(self.rows.index)
-        rows = self.rows.assign(value=values)
-        return replace(self, rows=rows, outcome=outcome, unit=unit_of(outcome, runs))
+        return replace(self, rows=self.rows.assign(value=values), outcome=outcome, unit=unit_of(outcome, runs))
+
+    @property
+    def field(self) -> str:
+        """The tuned field of the curve, such as 'lr'; '' without tuning."""
+        return self.tuned[0] if self.tuned else ""
+
+    @property
+    def changes(self) -> dict[str, Changes]:
+        """Setting -> the fields that differ from the baseline, with their values."""
+        return dict(zip(self.rows["setting"], self.rows["changes"], strict=True))
 
     @property
     def is_tuned(self) -> bool:
         """Whether tuning chose by this outcome."""
         by_loss = self.outcome in LOSSES and self.tuned_by <= LOSSES
-        return bool(self.field) and (self.outcome in self.tuned_by or by_loss)
+        return bool(self.tuned) and (self.outcome in self.tuned_by or by_loss)
 
 
 def cells_of(runs: pd.DataFrame, outcome: str) -> Cells:
@@ -88,52 +95,40 @@ def cells_of(runs: pd.DataFrame, outcome: str) -> Cells:
     runs = without_measured_models(runs)
     results = result_rows(runs)
     records = _records(runs)
-    settings = _settings(results, records) if len(results) else None
+    settings = _settings(results, records)
     budget_text = ""
-    if settings is not None and BUDGET in settings.label_fields and set(_texts(results, "schedule")) == {"wsd"}:
+    if settings and BUDGET in settings.label_fields and _texts(results, "schedule") == ["wsd"]:
         budget_text = f"several {BUDGET} were run: effects at the largest of each depth (--as speedup has all)"
-        runs = _largest_budgets(runs, settings)
+        runs = _largest_budgets(runs, settings, records)
         results = result_rows(runs)
         settings = _settings(results, records)
-    tuned = [*dict.fromkeys(n for text in _texts(runs, "tuned_fields") for n in parse_tuned_fields(text))]
-    of_cell: dict[str, tuple[str, frozenset[tuple[str, Any]]]] = {}
-    for cell, record in records.items():
-        baseline = settings.baseline.knobs if settings else {}
-        changed = [name for name in settings.label_fields if record[name] != baseline[name]] if settings else []
-        label = ", ".join(assignment(name, record[name]) for name in changed) or BASELINE
-        of_cell[cell] = label, frozenset((name, record[name]) for name in changed)
-    field = tuned[0] if tuned else ""
+    changes = {cell: _changes(settings, record) for cell, record in records.items()}
+    labels = {cell: ", ".join(assignment(*each) for each in own.items()) or BASELINE for cell, own in changes.items()}
+    tuned = [*dict.fromkeys(name for text in _texts(runs, "tuned_fields") for name in parse_tuned_fields(text))]
     rows = pd.DataFrame(
         {
             "run_id": runs["run_id"],
             "n_layers": runs["n_layers"].astype(int),
-            "setting": [of_cell[cell][0] for cell in runs["cell_id"]],
-            "changes": [of_cell[cell][1] for cell in runs["cell_id"]],
-            "lr": pd.to_numeric(runs[field], errors="coerce").astype(float) if field else np.nan,
+            "setting": [labels[cell] for cell in runs["cell_id"]],
+            "changes": [frozenset(changes[cell].items()) for cell in runs["cell_id"]],
+            "lr": pd.to_numeric(runs[tuned[0]], errors="coerce").astype(float) if tuned else np.nan,
             "seed": runs["seed"].fillna(-1).astype(int),
             "tuning": runs["tuning"] if "tuning" in runs.columns else None,
             "value": values_of(runs, outcome),
             "diverged": runs["outcome"] == "diverged",
-            **{
-                name: pd.to_numeric(runs.get(column), errors="coerce")
-                for name, column in COSTS.items()
-                if column in runs
-            },
+            **{name: pd.to_numeric(runs[of], errors="coerce") for name, of in COSTS.items() if of in runs},
         }
     )
-    if len(tuned) > 1:  # a curve in the first field; the others stay at their chosen values
-        rows = rows[~rows["tuning"].isin(["rejected"]).to_numpy()]
-    rows = _scored_alike(rows, runs)
+    if len(tuned) > 1:
+        rows = rows[~rows["tuning"].isin(["rejected"])]
     return Cells(
-        rows=_with_roles(rows),
+        rows=_with_roles(_scored_alike(rows, runs)),
         settings=settings,
         outcome=outcome,
         unit=unit,
+        tuned=tuple(tuned),
         tuned_by=frozenset(_texts(runs, "tuned_by")),
         n_tuning=len(runs) - len(results),
-        field=field,
-        also_tuned=tuple(tuned[1:]),
-        configs={label: dict(sorted(changes, key=str)) for label, changes in of_cell.values()},
         budget_text=budget_text,
     )
 
@@ -186,26 +181,27 @@ def _records(runs: pd.DataFrame) -> dict[str, dict[str, Any]]:
     }
 
 
-def _settings(results: pd.DataFrame, records: Mapping[str, Mapping[str, Any]]) -> Settings:
+def _settings(results: pd.DataFrame, records: Mapping[str, Mapping[str, Any]]) -> Settings | None:
     first = results.drop_duplicates("cell_id").reindex(columns=["cell_id", "tuned_fields"])
-    return settings_of(
-        [
-            Configuration(cell_id=cell, tuned=frozenset(parse_tuned_fields(text)), knobs=records[cell])
-            for cell, text in zip(first["cell_id"], first["tuned_fields"], strict=True)
-        ]
-    )
+    configurations = [
+        Configuration(cell_id=cell, tuned=frozenset(parse_tuned_fields(text)), knobs=records[cell])
+        for cell, text in zip(first["cell_id"], first["tuned_fields"], strict=True)
+    ]
+    return settings_of(configurations) if configurations else None
 
 
-def _largest_budgets(runs: pd.DataFrame, settings: Settings) -> pd.DataFrame:
+def _changes(settings: Settings | None, record: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields of a label in which a cell differs from the baseline."""
+    names = settings.label_fields if settings else ()
+    return {name: record[name] for name in names if settings and record[name] != settings.baseline.knobs[name]}
+
+
+def _largest_budgets(runs: pd.DataFrame, settings: Settings, records: Mapping[str, Mapping[str, Any]]) -> pd.DataFrame:
     """The runs of each setting and depth at its largest budget: branches of one trunk are no independent runs.
     `scaling` compares budgets."""
-    fields = [name for name in settings.label_fields if name != BUDGET]
-    labels = [
-        settings.label({name: stored_value(plain(value)) for name, value in row.items()})
-        for row in runs[fields].to_dict("records")
-    ]
-    largest = runs.groupby([runs["n_layers"], pd.Series(labels, runs.index)])[BUDGET].transform("max")
-    return runs[runs[BUDGET] == largest]
+    others = {cell: frozenset((_changes(settings, own) | {BUDGET: None}).items()) for cell, own in records.items()}
+    of_setting = runs.groupby([runs["n_layers"], runs["cell_id"].map(others)], sort=False)
+    return runs[runs[BUDGET] == of_setting[BUDGET].transform("max")]
 
 
 def _texts(runs: pd.DataFrame, column: str) -> list[str]:
@@ -256,7 +252,7 @@ class CellRuns:
     """A cell of one depth: its runs."""
 
     setting: str
-    changes: frozenset[tuple[str, Any]]
+    changes: Changes
     lr_N: np.ndarray
     seed_N: np.ndarray
     value_N: np.ndarray
@@ -304,7 +300,7 @@ class Depth:
     depth: int
     cells: dict[str, CellRuns]
     fitted: Fit | None
-    order: list[str] = field(default_factory=list)
+    order: list[str]
     """The cells of the fit."""
 
 
@@ -316,16 +312,14 @@ def _depth_of(cells: Cells, rows: pd.DataFrame) -> Depth:
     """The cells of one depth, and the fit of those that can be compared: the tuned ones, or else those with results."""
     arrays = {name: rows[name].to_numpy() for name in rows.columns}
     setting_N = arrays["setting"]
-    found = [_cell_runs({name: array[setting_N == s] for name, array in arrays.items()}) for s in set(setting_N)]
+    settings = sorted(set(setting_N), key=lambda setting: (setting != BASELINE, setting))
+    found = [_cell_runs({name: array[setting_N == s] for name, array in arrays.items()}) for s in settings]
     of = {cell.setting: cell for cell in found if cell is not None}
-    order = sorted(of, key=lambda setting: (setting != BASELINE, setting))
-    of = {setting: of[setting] for setting in order}
-    tuned = [setting for setting in order if of[setting].n_lr > 1]
-    if cells.is_tuned and tuned:
-        order = tuned
+    order = [setting for setting, cell in of.items() if cells.is_tuned and cell.n_lr > 1]
+    if order:
         fitted = _fit_with_curves([of[setting] for setting in order])
     else:
-        order = [setting for setting in order if of[setting].results]
+        order = [setting for setting, cell in of.items() if cell.results]
         fitted = fit_of([of[setting].results for setting in order])
     return Depth(depth=int(rows["n_layers"].iloc[0]), cells=of, fitted=fitted, order=order)
 
@@ -345,31 +339,23 @@ def _cell_runs(arrays: dict[str, np.ndarray]) -> CellRuns | None:
         is_tuning_N=arrays["role"] == "tuning",
         costs={name: arrays[name] for name in COSTS if name in arrays},
     )
-    tried = np.unique(lr_N[~np.isnan(lr_N)])
-    if len(tried):
-        chosen_N = np.isin(arrays["tuning"].astype(str), ["best", "edge", "tuning"])
+    tried = np.unique(lr_N[~np.isnan(lr_N)]).tolist()
+    if tried:
+        chosen_N = np.isin(arrays["tuning"].astype(str), CHOSEN_ROLES)
         cell.was_tuned = bool(chosen_N.any())
-        chosen_N = chosen_N if chosen_N.any() else ~cell.is_tuning_N if not cell.is_tuning_N.all() else chosen_N | True
-        runs_at = {float(lr): chosen_N & (lr_N == lr) for lr in tried if (chosen_N & (lr_N == lr)).any()}
-        means = {
-            lr: np.nanmean(value_N[at]) if (~np.isnan(value_N[at])).any() else math.inf for lr, at in runs_at.items()
-        }
-        cell.lr = min(runs_at, key=lambda lr: (-int(runs_at[lr].sum()), means[lr]))
+        chosen_N = next(each_N for each_N in (chosen_N, ~cell.is_tuning_N, ~np.isnan(lr_N)) if each_N.any())
+        values = {lr: value_N[chosen_N & (lr_N == lr)] for lr in tried}
+        means = {lr: of_lr[~np.isnan(of_lr)].mean() for lr, of_lr in values.items() if not np.isnan(of_lr).all()}
+        cell.lr = min(tried, key=lambda lr: (-len(values[lr]), means.get(lr, math.inf)))
         if len(tried) > 1:
-            cell.edge = {float(tried[0]): "lowest", float(tried[-1]): "highest"}.get(cell.lr, "")
+            cell.edge = {tried[0]: "lowest", tried[-1]: "highest"}.get(cell.lr, "")
     return cell
 
 
 def fit_of(parts: Sequence[dict[int, float]]) -> Fit | None:
     """The fit of these cells without a curve, from the outcome of each seed."""
     rows = [(number, 0.0, seed, value, False) for number, part in enumerate(parts) for seed, value in part.items()]
-    return _fit(rows) if parts and all(parts) else None
-
-
-def _fit(rows: Sequence[tuple[int, float, int, float, bool]]) -> Fit | None:
-    """The fit of runs: number of the cell, u, seed, outcome, whether it is one of tuning."""
-    cell_N, u_N, seed_N, y_N, is_tuning_N = (np.array(column) for column in zip(*rows, strict=True))
-    return fit(Runs(cell_N=cell_N, u_N=u_N, seed_N=seed_N, y_N=y_N, is_tuning_N=is_tuning_N))
+    return fit(*map(np.array, zip(*rows, strict=True))) if parts and all(parts) else None
 
 
 def _fit_with_curves(cells: Sequence[CellRuns]) -> Fit | None:
@@ -386,4 +372,4 @@ def _fit_with_curves(cells: Sequence[CellRuns]) -> Fit | None:
                 rows += [(number, u, seed, value, is_tuning) for seed, value in values.items()]
         if not any(row[0] == number and row[1] == 0 for row in rows):
             return None
-    return _fit(rows)
+    return fit(*map(np.array, zip(*rows, strict=True)))

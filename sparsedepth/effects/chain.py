@@ -1,4 +1,4 @@
-"""Do sparsity, residual variance, effectiveness and loss move together? Rank correlations per link of the chain.
+"""Do sparsity, residual variance, effectiveness and loss move together? The evidence for every link of this chain.
 
     rho = Pearson(rank x, rank y)    (Spearman 1904; ties share their mean rank)
     rho given z = -P_xy / sqrt(P_xx P_yy),   P the inverse of the rank correlations of x, y and all of z    (Yule 1907)
@@ -9,64 +9,157 @@ its runs. The interval is the jackknife's over G settings, on Fisher's scale, ea
 
     z = artanh rho          se^2 = (G - 1) / G sum_g (z_without_g - mean)^2          tanh(z +- t(G - 2, 0.975) se)
 
-A link is associated where that excludes 0 and its adjusted p is below ALPHA. Association is not causation
-(`causal_evidence`): 2603.15389 itself shows a case where variance falls and usefulness falls with it.
+    associated  rho within depth excludes 0, and its p, adjusted over the links, is at most ALPHA
+    predicts    associated, and held-out depths are predicted better than by their own mean:
+                skill = 1 - sum_depths SSE(y - b_without_this_depth x) / sum_depths SST(y),  interval > 0,
+                x and y the ranks within depth, b the least-squares slope over the other depths
+    causes      associated, and an intervention at some depth moved the cause, left its controls unchanged (within
+                EQUIVALENT of the baseline, interval included), and moved the effect: rows of the frame `effects`, the
+                effect's p corrected over depths too
+
+Association is not causation: 2603.15389 itself shows a case where variance falls and usefulness falls with it.
+Interventions are fields that set one quantity directly: LayerNorm scaling damps residual variance without any
+sparsity. One that acts on the effect by another path, such as its tuned lr, looks the same (the exclusion restriction
+of instrumental variables): only its controls are checked.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cache
 from itertools import pairwise, product
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import numpy as np
 import pandas as pd
 
+from sparsedepth.config.role import roles
+from sparsedepth.config.run import RunConfig
 from sparsedepth.effects.cells import cells_of
-from sparsedepth.effects.verdict import ALPHA
+from sparsedepth.effects.effect import Effect
+from sparsedepth.effects.frame import setting_effects
+from sparsedepth.effects.verdict import ALPHA, adjusted
 from sparsedepth.quantities import of_stage
 from sparsedepth.quantities.record import Stage
 from sparsedepth.store import degeneracy
 from sparsedepth.store.comparable_loss import loss_of, with_loss
 from sparsedepth.store.small_sample import t_critical, two_sided_p
+from sparsedepth.store.tuning_roles import result_rows
 
 Scope = Literal["pooled", "within depth"]
-
+LinkVerdict = Literal["causes", "predicts", "associated", "not distinguishable"]
 STAGES: tuple[Stage, ...] = ("sparsity", "variance", "effectiveness", "loss")
 LINKS: tuple[tuple[str, str], ...] = tuple(
     link for cause, effect in pairwise(STAGES) for link in product(of_stage(cause), of_stage(effect))
 )
 """val_loss: replaced by the loss that compares the runs (`links_of`)."""
-
+INTERVENTIONS = {name: role for name, role in roles(RunConfig).items() if role.directly_sets}
+"""Fields that set one quantity of the chain directly; without controls (`must_stand_still`) they are no evidence."""
 MIN_UNITS = 6
 """Fewer settings get no interval."""
+EQUIVALENT = 0.1
+"""A change within this share of the baseline, interval included, counts as none."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(kw_only=True)
 class Link:
+    """A rank correlation over finished runs."""
+
     cause: str
     effect: str
     scope: str
-    """A Scope, or one with 'given QUANTITY'."""
-    rho: float | None
+    """A Scope, or one with ', given QUANTITY'."""
+    rho: float | None = None
     """None where it is undefined: fewer than three runs, or one of the two does not vary."""
-    lo: float | None
-    hi: float | None
-    p: float | None
+    lo: float | None = None
+    hi: float | None = None
+    p: float | None = None
+    p_adjusted: float | None = None
+    """Over the links of one scope; None for a link alone."""
     n_runs: int
-    n_units: int
-    """Settings."""
+    n_settings: int
     n_missing: int
     """Finished runs left out because one of the two was not measured."""
     n_diverged: int
-    p_adjusted: float | None = None
-    """Over the links of one scope; None for a link alone."""
 
     @property
-    def verdict(self) -> Literal["associated", "not distinguishable"]:
+    def is_associated(self) -> bool:
         p = self.p if self.p_adjusted is None else self.p_adjusted
         excludes = self.lo is not None and self.hi is not None and (self.lo > 0 or self.hi < 0)
-        return "associated" if excludes and p is not None and p <= ALPHA else "not distinguishable"
+        return excludes and p is not None and p <= ALPHA
+
+
+class Skill(NamedTuple):
+    """How well held-out depths are predicted: 1 is perfect, 0 no better than their mean."""
+
+    value: float | None
+    lo: float | None
+    hi: float | None
+    depths: tuple[int, ...]
+
+
+class Intervention(NamedTuple):
+    """One setting of an intervention at one depth: its effects on the cause, on the controls, and on the effect."""
+
+    moved: Effect
+    controls: tuple[Effect | None, ...]
+    """None where a control was not measured."""
+    effect: Effect
+
+    @property
+    def is_alone(self) -> bool:
+        """Whether the cause moved and no control did."""
+        return self.moved.is_shown and all(map(is_unchanged, self.controls))
+
+    def confirms(self, n_depths: int = 1) -> bool:
+        """Whether the effect moved with the cause alone, at one of so many depths."""
+        p = self.effect.p_adjusted
+        return self.is_alone and self.effect.is_shown and p is not None and p * n_depths <= ALPHA
+
+
+class LinkEvidence(NamedTuple):
+    """All evidence for one link."""
+
+    links: tuple[Link, ...]
+    """Pooled; within depth; within depth given lr, and given the loss unless that is the effect."""
+    skill: Skill
+    interventions: tuple[Intervention, ...]
+
+    @property
+    def within(self) -> Link:
+        return self.links[1]
+
+    @property
+    def verdict(self) -> LinkVerdict:
+        """The strongest that the evidence supports."""
+        if not self.within.is_associated:
+            return "not distinguishable"
+        depths = {each.effect.n_layers for each in self.interventions}
+        if any(each.confirms(len(depths)) for each in self.interventions):
+            return "causes"
+        return "predicts" if self.skill.lo is not None and self.skill.lo > 0 else "associated"
+
+
+def chain_evidence(runs: pd.DataFrame) -> list[LinkEvidence]:
+    """The evidence for every measured link of the chain, from the results; p-values are adjusted over the links of a
+    scope."""
+    results = result_rows(runs)
+    results = results.assign(unit=units_of(results))
+    pairs = links_of(results)
+    finished = results[results["outcome"] == "ok"]
+    known = [[name] for name in ("lr", loss_of(results)) if finished[name].nunique() > 1]
+    links: dict[tuple[str, str], list[Link]] = {pair: [] for pair in pairs}
+    scopes: list[tuple[Scope, list[str]]] = [("pooled", []), *(("within depth", given) for given in ([], *known))]
+    for scope, given in scopes:
+        of_scope = [link(results, *pair, scope, given) for pair in pairs if pair[1] not in given]
+        tested = [each for each in of_scope if each.p is not None]
+        p_J = adjusted(np.array([each.p for each in tested]), np.zeros(len(tested)))
+        for each, p in zip(tested, p_J, strict=True):
+            each.p_adjusted = float(p)
+        for each in of_scope:
+            links[each.cause, each.effect].append(each)
+    tried = interventions(runs)
+    return [LinkEvidence(tuple(links[pair]), skill(results, *pair), tuple(tried(*pair))) for pair in pairs]
 
 
 def links_of(runs: pd.DataFrame) -> list[tuple[str, str]]:
@@ -91,10 +184,8 @@ def cautions(runs: pd.DataFrame) -> list[str]:
             in_some.setdefault(judged.grounds, []).append(score)
         elif line := degeneracy.degeneracy_note(score, rows):
             lines.append(line)
-    if in_some:
-        parts = (f"{', '.join(scores)}, because {grounds}" for grounds, scores in in_some.items())
-        lines.append(f"Degenerate in some runs: {'; '.join(parts)}")
-    return lines
+    parts = [f"{', '.join(scores)}, because {grounds}" for grounds, scores in in_some.items()]
+    return [*lines, f"Degenerate in some runs: {'; '.join(parts)}"] if parts else lines
 
 
 def units_of(runs: pd.DataFrame) -> pd.Series:
@@ -104,40 +195,38 @@ def units_of(runs: pd.DataFrame) -> pd.Series:
     return cells_of(runs, loss_of(runs)).rows["setting"].reindex(runs.index)
 
 
-def usable_runs(runs: pd.DataFrame, names: Sequence[str]) -> pd.DataFrame:
+def _usable(runs: pd.DataFrame, names: Sequence[str]) -> pd.DataFrame:
     """The finished runs that have all these numbers, with their unit."""
     return runs.assign(unit=units_of(runs))[runs["outcome"] == "ok"].dropna(subset=[*names, "unit"])
+
+
+# Association
 
 
 def link(runs: pd.DataFrame, cause: str, effect: str, scope: Scope, given: Sequence[str] = ()) -> Link:
     """One link over the finished runs that have all numbers; a partial correlation with `given`."""
     names = [cause, effect, *given]
-    usable = usable_runs(runs, names)
-    stratum_N = usable["n_layers"].to_numpy() if scope == "within depth" else np.zeros(len(usable))
-    values = [usable[name].to_numpy(dtype=float) for name in names]
+    usable = _usable(runs, names)
     unit_N, units = pd.factorize(usable["unit"])
-    rho = lo = hi = p = None
-    if len(usable) >= 3:
-        value = float(rank_correlations(values, stratum_N, np.ones((1, len(usable))))[0])
-        rho = value if math.isfinite(value) else None
-    if rho is not None and len(units) >= MIN_UNITS:
-        without_G = rank_correlations(values, stratum_N, leave_one_out(unit_N))
-        z, z_G = (np.arctanh(np.clip(each, -0.999, 0.999)) for each in (rho, without_G))  # of a rho of 1 it is infinite
-        if interval := jackknife(float(z), z_G, len(units) - len(values)):
-            lo, hi, p = math.tanh(interval[0]), math.tanh(interval[1]), interval[2]
-    return Link(
+    found = Link(
         cause=cause,
         effect=effect,
         scope=f"{scope}, given {' and '.join(given)}" if given else scope,
-        rho=rho,
-        lo=lo,
-        hi=hi,
-        p=p,
         n_runs=len(usable),
-        n_units=len(units),
+        n_settings=len(units),
         n_missing=int(runs.loc[runs["outcome"] == "ok", names].isna().any(axis=1).sum()),
         n_diverged=int((runs["outcome"] == "diverged").sum()),
     )
+    stratum_N = usable["n_layers"].to_numpy() if scope == "within depth" else np.zeros(len(usable))
+    values = [usable[name].to_numpy(dtype=float) for name in names]
+    rho = rank_correlations(values, stratum_N, np.ones((1, len(usable))))[0] if len(usable) >= 3 else math.nan
+    found.rho = float(rho) if math.isfinite(rho) else None
+    if found.rho is not None and len(units) >= MIN_UNITS:
+        without_G = rank_correlations(values, stratum_N, leave_one_out(unit_N))
+        z, z_G = (np.arctanh(np.clip(each, -0.999, 0.999)) for each in (rho, without_G))  # of a rho of 1 it is infinite
+        if interval := jackknife(float(z), z_G, len(units) - len(values)):
+            found.lo, found.hi, found.p = math.tanh(interval[0]), math.tanh(interval[1]), interval[2]
+    return found
 
 
 def leave_one_out(unit_N: np.ndarray) -> np.ndarray:
@@ -185,3 +274,69 @@ def midranks(value_N: np.ndarray, stratum_N: np.ndarray, weight_BN: np.ndarray) 
         total_B1 = weight_BM.sum(axis=1, keepdims=True)
         share_BN[:, at_N] = np.where(total_B1 > 0, weight_BM @ below_MM / np.maximum(total_B1, 1e-300), 0.5)
     return share_BN - 0.5
+
+
+# Prediction and intervention
+
+
+def skill(results: pd.DataFrame, cause: str, effect: str) -> Skill:
+    """How well each depth is predicted from the others; None with fewer than two depths; no interval with fewer than
+    MIN_UNITS settings."""
+    usable = _usable(results, [cause, effect])
+    depth_N = usable["n_layers"].to_numpy()
+    depths = tuple(map(int, np.unique(depth_N)))
+    if len(depths) < 2:
+        return Skill(None, None, None, depths)
+    unit_N, units = pd.factorize(usable["unit"])
+    x_N, y_N = (usable[name].to_numpy(dtype=float) for name in (cause, effect))
+    value = float(_skill(x_N, y_N, depth_N, np.ones((1, len(x_N))))[0])
+    without_G = _skill(x_N, y_N, depth_N, leave_one_out(unit_N))
+    interval = jackknife(value, without_G, len(units) - 2) if len(units) >= MIN_UNITS else None
+    return Skill(value if np.isfinite(value) else None, *(interval[:2] if interval else (None, None)), depths)
+
+
+def _skill(x_N: np.ndarray, y_N: np.ndarray, depth_N: np.ndarray, weight_BN: np.ndarray) -> np.ndarray:
+    x_BN, y_BN = (midranks(values_N, depth_N, weight_BN) for values_N in (x_N, y_N))
+    at_ND = depth_N[:, None] == np.unique(depth_N)
+    xx_BD, xy_BD, yy_BD = (
+        (weight_BN * a_BN * b_BN) @ at_ND for a_BN, b_BN in ((x_BN, x_BN), (x_BN, y_BN), (y_BN, y_BN))
+    )
+    others_xx_BD = xx_BD.sum(axis=1, keepdims=True) - xx_BD
+    others_xy_BD = xy_BD.sum(axis=1, keepdims=True) - xy_BD
+    b_BD = np.divide(others_xy_BD, others_xx_BD, out=np.zeros_like(xx_BD), where=others_xx_BD > 1e-12)
+    error_B = (yy_BD - 2 * b_BD * xy_BD + b_BD**2 * xx_BD).sum(axis=1)
+    total_B = yy_BD.sum(axis=1)
+    return 1 - np.divide(error_B, total_B, out=np.full_like(total_B, np.nan), where=total_B > 1e-12)
+
+
+def interventions(runs: pd.DataFrame) -> Callable[[str, str], Iterator[Intervention]]:
+    """A function (cause, effect) -> every setting of an intervention on this cause, nothing else changed, by depth."""
+    cells = cells_of(runs, loss_of(runs))
+
+    @cache
+    def effects_on(outcome: str) -> dict[tuple[str, int], Effect]:
+        if runs[outcome].isna().all():
+            return {}
+        of_outcome = cells.of_outcome(runs, outcome)
+        rows = setting_effects(of_outcome).to_dict("records")
+        return {(row["setting"], row["n_layers"]): Effect.of_row(row, outcome, of_outcome.unit) for row in rows}
+
+    def tried(cause: str, effect: str) -> Iterator[Intervention]:
+        for field, role in INTERVENTIONS.items():
+            alone = [setting for setting, changes in cells.changes.items() if {*dict(changes)} == {field}]
+            if role.directly_sets != cause or not role.must_stand_still or not alone:
+                continue
+            for key, moved in effects_on(cause).items():
+                if key[0] in alone and moved.estimate is not None and key in effects_on(effect):
+                    controls = tuple(effects_on(name).get(key) for name in role.must_stand_still)
+                    yield Intervention(moved, controls, effects_on(effect)[key])
+
+    return tried
+
+
+def is_unchanged(effect: Effect | None) -> bool:
+    """Whether the interval lies within EQUIVALENT of the baseline's mean on either side."""
+    if effect is None or effect.lo is None or effect.hi is None or effect.baseline_value is None:
+        return False
+    margin = np.log1p(EQUIVALENT) if effect.unit == "ln ratio" else EQUIVALENT * abs(effect.baseline_value)
+    return bool(max(-effect.lo, effect.hi) <= margin)

@@ -5,8 +5,7 @@ from collections.abc import Iterator, Sequence
 import pandas as pd
 
 from sparsedepth.config.plain_text import counted
-from sparsedepth.effects.causal_evidence import InterventionEffect, LinkEvidence, Skill, chain_evidence
-from sparsedepth.effects.chain import MIN_UNITS, Link, cautions
+from sparsedepth.effects.chain import MIN_UNITS, Intervention, Link, LinkEvidence, Skill, cautions, chain_evidence
 from sparsedepth.effects.effect import Effect
 from sparsedepth.effects.text import size_text
 from sparsedepth.store import terminal
@@ -31,9 +30,7 @@ def chain_lines(runs: pd.DataFrame, detail: bool = False) -> Iterator[str]:
         return
     names = ("cause", "effect", "rho", "lo", "hi", "skill", "intervention", "verdict")
     table = terminal.fit(QueryResult(columns=names, rows=tuple(map(_row, chain))), ("skill",))
-    within = chain[0].within
-    runs_text = f"{counted(within.n_runs, 'run')} of {counted(within.n_units, 'setting')}"
-    head = terminal.wrapped([f"The chain from sparsity to loss: {runs_text}"])
+    head = terminal.wrapped([f"The chain from sparsity to loss: {_counts_text(chain[0].within)}"])
     notes = terminal.wrapped([EXPLAINED, *cautions(result_rows(runs))])
     yield f"{head}{table.text}\n{notes}".rstrip("\n")
     for evidence in chain if detail else ():
@@ -41,46 +38,44 @@ def chain_lines(runs: pd.DataFrame, detail: bool = False) -> Iterator[str]:
         yield from (f"  {line}" for line in evidence_lines(evidence))
 
 
-def _row(link: LinkEvidence) -> tuple[str | float | None, ...]:
-    within = link.within
-    verdict = link.verdict if link.verdict != "not distinguishable" else "too few" if within.lo is None else "-"
-    return link.cause, link.effect, within.rho, within.lo, within.hi, link.skill.value, _intervention(link), verdict
+def _row(evidence: LinkEvidence) -> tuple[str | float | None, ...]:
+    within, verdict, tried = evidence.within, evidence.verdict, evidence.interventions
+    shown = verdict if verdict != "not distinguishable" else "too few" if within.lo is None else "-"
+    intervention = "confounded" if tried else "none"
+    if any(each.is_alone for each in tried):
+        intervention = "confirms" if verdict == "causes" else "no effect"
+    return within.cause, within.effect, within.rho, within.lo, within.hi, evidence.skill.value, intervention, shown
 
 
-def _intervention(link: LinkEvidence) -> str:
-    if not link.interventions:
-        return "none"
-    if link.verdict == "causes":
-        return "confirms"
-    return "no effect" if any(each.is_alone for each in link.interventions) else "confounded"
+def _counts_text(link: Link) -> str:
+    return f"{counted(link.n_runs, 'run')} of {counted(link.n_settings, 'setting')}"
 
 
-def link_heading(link: LinkEvidence) -> str:
-    return f"{link.cause} -> {link.effect}: {link.verdict}"
+def link_heading(evidence: LinkEvidence) -> str:
+    return f"{evidence.within.cause} -> {evidence.within.effect}: {evidence.verdict}"
 
 
-def evidence_lines(link: LinkEvidence) -> Iterator[str]:
+def evidence_lines(evidence: LinkEvidence) -> Iterator[str]:
     """The evidence behind a link's verdict."""
-    yield from map(link_text, link.links)
-    yield _skill_text(link.skill)
-    yield from map(_intervention_text, link.interventions)
-    if not link.interventions:
+    yield from map(_link_text, evidence.links)
+    yield _skill_text(evidence.skill)
+    yield from map(_intervention_text, evidence.interventions)
+    if not evidence.interventions:
         yield "no intervention on this cause in these runs"
 
 
-def link_text(link: Link) -> str:
+def _link_text(link: Link) -> str:
     """'within depth: associated: rho -0.61 (...), adjusted p 0.02; 24 runs of 8 settings'."""
+    verdict = "associated" if link.is_associated else "not distinguishable"
     rho = "rho undefined (too few runs, or one side is constant)" if link.rho is None else f"rho {link.rho:+.2f}"
     if link.lo is not None and link.hi is not None:
         p = "" if link.p_adjusted is None else f", adjusted p {link.p_adjusted:.2g}"
         rho += f" (95% interval {link.lo:+.2f} to {link.hi:+.2f}){p}"
     elif link.rho is not None:
         rho += " (too few settings for an interval)"
-    excluded = f"; excluded: {link.n_missing} not measured, {link.n_diverged} diverged"
-    return (
-        f"{link.scope}: {link.verdict}: {rho}; {counted(link.n_runs, 'run')} of {counted(link.n_units, 'setting')}"
-        f"{excluded if link.n_missing or link.n_diverged else ''}"
-    )
+    left_out = f"; excluded: {link.n_missing} not measured, {link.n_diverged} diverged"
+    left_out = left_out if link.n_missing or link.n_diverged else ""
+    return f"{link.scope}: {verdict}: {rho}; {_counts_text(link)}{left_out}"
 
 
 def _skill_text(skill: Skill) -> str:
@@ -91,23 +86,23 @@ def _skill_text(skill: Skill) -> str:
     return f"held-out depths, each of {depths} predicted from the others: skill {skill.value:+.2f}{interval}"
 
 
-def _intervention_text(intervention: InterventionEffect) -> str:
-    moved, controls = intervention.moved, "; ".join(map(_effect_text, intervention.controls))
-    alone = "other causes unchanged" if intervention.is_alone else "not shown to move this cause alone"
+def _intervention_text(tried: Intervention) -> str:
+    controls = "; ".join(map(_effect_text, filter(None, tried.controls)))
+    alone = "other causes unchanged" if tried.is_alone else "not shown to move this cause alone"
     return (
-        f"intervention {moved.setting}, n_layers={moved.n_layers}: {_effect_text(moved)}; {alone} ({controls}); "
-        f"{_effect_text(intervention.effect)}"
+        f"intervention {tried.moved.setting}, n_layers={tried.moved.n_layers}: {_effect_text(tried.moved)}; "
+        f"{alone} ({controls}); {_effect_text(tried.effect)}"
     )
 
 
 def _effect_text(effect: Effect) -> str:
     if effect.estimate is None:
         return f"{effect.outcome} unknown"
-    size = f"{effect.outcome} {effect.verdict}, {size_text(effect.estimate, effect.unit, '+', 'x')}"
-    if effect.lo is None or effect.hi is None:
-        return size
-    ends = (size_text(end, effect.unit, "+", "x") for end in (effect.lo, effect.hi))
-    return f"{size} ({' to '.join(ends)})"
+    size, lo, hi = (
+        "" if end is None else size_text(end, effect.unit, "+", "x") for end in (effect.estimate, effect.lo, effect.hi)
+    )
+    interval = f" ({lo} to {hi})" if lo and hi else ""
+    return f"{effect.outcome} {effect.verdict}, {size}{interval}"
 
 
 def chain_table(chain: Sequence[LinkEvidence]) -> QueryResult:
@@ -116,8 +111,8 @@ def chain_table(chain: Sequence[LinkEvidence]) -> QueryResult:
     columns += ("missing", "diverged")
     rows = []
     for evidence in chain:
-        head, skill = (evidence.cause, evidence.effect, evidence.verdict), evidence.skill
+        head, skill = (evidence.within.cause, evidence.within.effect, evidence.verdict), evidence.skill
         scopes = [(link.scope, link.rho, link.lo, link.hi, link.p_adjusted, link) for link in evidence.links]
         for *numbers, link in [*scopes, ("held-out skill", skill.value, skill.lo, skill.hi, None, evidence.within)]:
-            rows.append((*head, *numbers, link.n_runs, link.n_units, link.n_missing, link.n_diverged))
+            rows.append((*head, *numbers, link.n_runs, link.n_settings, link.n_missing, link.n_diverged))
     return QueryResult(columns=columns, rows=tuple(rows))

@@ -40,6 +40,10 @@ class Effect(Section):
     time: float | None = None
     baseline_value: float | None = None
 
+    @property
+    def is_shown(self) -> bool:
+        return self.verdict in ("lower", "higher")
+
     @classmethod
     def of_row(cls, row: Mapping[str, Any], outcome: str, unit: str) -> "Effect":
         """A row of the frame, as `to_dict("records")` gives it."""

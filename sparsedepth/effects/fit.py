@@ -37,21 +37,7 @@ _NODES, _WEIGHTS = np.polynomial.hermite_e.hermegauss(9)
 _WEIGHTS = _WEIGHTS / _WEIGHTS.sum()
 
 
-@dataclass(frozen=True, kw_only=True)
-class Runs:
-    """The runs of one depth that have a finite outcome."""
-
-    cell_N: np.ndarray
-    """0 .. C - 1."""
-    u_N: np.ndarray
-    """Steps of the lr grid from the cell's chosen value; 0 without tuning."""
-    seed_N: np.ndarray
-    y_N: np.ndarray
-    is_tuning_N: np.ndarray
-    """Whether a run served to choose the lr."""
-
-
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Noise:
     """The variances of the cells: a mixture of scaled inverse chi^2, from the residuals of rows and seeds.
 
@@ -107,18 +93,12 @@ class Fit:
         if self.has_curve:
             share = float(min(self.noise.weight_H @ seeds_H / (self.weight_G @ variance_G), 1.0))
             df_G = np.full(len(mean_G), np.inf)
-            return Distribution(
-                mean_G=mean_G, sd_G=np.sqrt(variance_G), df_G=df_G, weight_G=self.weight_G, seeds_share=share
-            )
+            return Distribution(mean_G, np.sqrt(variance_G), df_G, self.weight_G, share)
         # In designs with gaps the variance is not quite a sum over cells: in proportion.
         typical = float((weight_C**2 * self.noise.s2_C / self.n_C).sum())
-        return Distribution(
-            mean_G=np.full(len(seeds_H), mean_G[0]),
-            sd_G=np.sqrt(seeds_H * variance_G[0] / typical),
-            df_G=seeds_H**2 / (part_HC**2 / self.noise.df_HC).sum(axis=1),
-            weight_G=self.noise.weight_H,
-            seeds_share=1.0,
-        )
+        sd_H = np.sqrt(seeds_H * variance_G[0] / typical)
+        df_H = seeds_H**2 / (part_HC**2 / self.noise.df_HC).sum(axis=1)
+        return Distribution(np.full(len(sd_H), mean_G[0]), sd_H, df_H, self.noise.weight_H, seeds_share=1.0)
 
     def share_of_baseline(self, setting: int, baseline: int) -> float:
         """The squared loading of a setting's effect on the baseline that it shares with others."""
@@ -126,11 +106,14 @@ class Fit:
         return float(variance_C[baseline] / (variance_C[baseline] + variance_C[setting]))
 
 
-def fit(runs: Runs) -> Fit | None:
-    """None where the runs have no noise to judge by: no seed is repeated, or all agree."""
-    near = np.abs(runs.u_N) <= NEAR
-    cell_N, u_N, seed_N = runs.cell_N[near], runs.u_N[near], runs.seed_N[near]
-    y_N, role_N = runs.y_N[near] - runs.y_N[near].mean(), runs.is_tuning_N[near]
+def fit(
+    cell_N: np.ndarray, u_N: np.ndarray, seed_N: np.ndarray, y_N: np.ndarray, is_tuning_N: np.ndarray
+) -> Fit | None:
+    """The fit of the runs of a depth that have a finite outcome; None where they have no noise to judge by: no seed is
+    repeated, or all agree. `cell_N`: 0 .. C - 1; `is_tuning_N`: whether a run served to choose the lr."""
+    near = np.abs(u_N) <= NEAR
+    cell_N, u_N, seed_N, y_N, role_N = (each[near] for each in (cell_N, u_N, seed_N, y_N, is_tuning_N))
+    y_N = y_N - y_N.mean()
     n_cells = int(cell_N.max()) + 1
     rows, row_N = np.unique(np.stack([cell_N, np.round(u_N, 4), role_N]), axis=1, return_inverse=True)
     row_N, cell_R, u_R = row_N.ravel(), rows[0].astype(int), rows[1]
@@ -141,7 +124,10 @@ def fit(runs: Runs) -> Fit | None:
     s2_C = noise.s2_C
     s2 = float(np.exp(np.log(s2_C).mean()))
     information_RR, score_R = _information(row_N, seed_N, y_N, (s2 / s2_C)[cell_R])
-    n_C = np.array([_n_seeds(seed_N, role_N, (cell_N == c) & (u_N == 0)) for c in range(n_cells)], dtype=float)
+    at_CN = (cell_N == np.arange(n_cells)[:, None]) & (u_N == 0)
+    results_CN = at_CN & ~role_N
+    counted_CN = np.where(results_CN.any(axis=1, keepdims=True), results_CN, at_CN)
+    n_C = np.array([len(np.unique(seed_N[counted_N])) for counted_N in counted_CN], dtype=float)
     if not np.ptp(u_R):
         level_RC = np.eye(n_cells)[cell_R]
         inverse_CC = np.linalg.pinv(level_RC.T @ information_RR @ level_RC, hermitian=True)
@@ -153,15 +139,9 @@ def fit(runs: Runs) -> Fit | None:
             information_RR, score_R, cell_R, u_R, s2_C / s2 / tuning_C, s2, noise.scale_df
         )
     return Fit(
-        value_GC=value_GC,
-        cov_GCC=cov_GCC,
-        weight_G=weight_G,
-        outside_C=outside_C,
-        has_curve=bool(np.ptp(u_R)),
-        noise=noise,
-        n_C=n_C,
-        group_C=_groups(cell_N, seed_N, n_cells),
-    )
+        value_GC=value_GC, cov_GCC=cov_GCC, weight_G=weight_G, outside_C=outside_C, noise=noise, n_C=n_C,
+        group_C=_groups(cell_N, seed_N, n_cells), has_curve=bool(np.ptp(u_R)),
+    )  # fmt: skip
 
 
 def _information(
@@ -275,11 +255,6 @@ def _values(
     return a_KGC + mean_KGC, cov_KGCC, outside_KGC
 
 
-def _n_seeds(seed_N: np.ndarray, is_tuning_N: np.ndarray, of_cell_N: np.ndarray) -> int:
-    results = of_cell_N & ~is_tuning_N
-    return len(set(seed_N[results if results.any() else of_cell_N].tolist()))
-
-
 def _groups(cell_N: np.ndarray, seed_N: np.ndarray, n_cells: int) -> np.ndarray:
     """Numbers of cells, equal where a chain of common seeds connects them."""
     has_CS = np.zeros((n_cells, seed_N.max() + 1), dtype=bool)
@@ -310,8 +285,8 @@ def noise_of(row_N: np.ndarray, seed_N: np.ndarray, y_N: np.ndarray, cell_R: np.
         return None
     has = df_C > 0.2
     if has.sum() <= 2:  # the residuals of two cells mirror each other: one estimate, equal for both by construction
-        s2_HC, df_HC = np.full((1, n_cells), square_C.sum() / df), np.full((1, n_cells), df / 2)
-        return Noise(s2_HC=s2_HC, df_HC=df_HC, weight_H=np.ones(1), scale_df=df, s2=square_C.sum() / df, df=df)
+        s2 = square_C.sum() / df
+        return Noise(np.full((1, n_cells), s2), np.full((1, n_cells), df / 2), np.ones(1), scale_df=df, s2=s2, df=df)
     return _moderated(np.where(has, square_C / np.maximum(df_C, 1e-9), 0.0), np.where(has, df_C, 0.0))
 
 
@@ -327,14 +302,8 @@ def _moderated(own_C: np.ndarray, df_C: np.ndarray) -> Noise:
     total_HC = prior_df_H + df_C
     s2_HC = (prior_df_H * v_H + df_C * own_C) / total_HC
     weight_H = weight_H[kept] / weight_H[kept].sum()
-    return Noise(
-        s2_HC=s2_HC[kept],
-        df_HC=total_HC[kept],
-        weight_H=weight_H,
-        scale_df=float(total_HC[kept].min()),
-        s2=float(own_C @ df_C / df_C.sum()),
-        df=float(df_C.sum()),
-    )
+    scale_df, s2, df = (float(each) for each in (total_HC[kept].min(), own_C @ df_C / df_C.sum(), df_C.sum()))
+    return Noise(s2_HC[kept], total_HC[kept], weight_H, scale_df, s2, df)
 
 
 def log_f(ratio_HC: np.ndarray, df_C: np.ndarray, prior_df_H: np.ndarray) -> np.ndarray:

@@ -127,8 +127,8 @@ def paragraph(effects: pd.DataFrame, cells: Cells) -> list[str]:
     lines = [f"{'; '.join(names)}: {reason}" for reason, names in list(withheld.items())[:REASONS_SHOWN]]
     if len(withheld) > REASONS_SHOWN:
         lines.append(f"{len(withheld) - REASONS_SHOWN} more reasons: column reason of --format csv")
-    if cells.also_tuned:
-        also = " and ".join(cells.also_tuned)
+    if len(cells.tuned) > 1:
+        also = " and ".join(cells.tuned[1:])
         lines.append(f"the curve and its error are in {cells.field} alone: {also} at the value that tuning chose")
     return [explained, *narrowing(effects, cells), *lines]
 
@@ -163,7 +163,7 @@ def of_knob(effects: pd.DataFrame, knob: str | None, cells: Cells) -> pd.DataFra
     """The rows whose setting changes a field. Raises ValueError for a field that no setting changes."""
     if knob is None:
         return effects
-    fields = {setting: set(values) for setting, values in cells.configs.items()}
+    fields = {setting: {*dict(changes)} for setting, changes in cells.changes.items()}
     known = sorted({"n_layers", *(name for names in fields.values() for name in names)})
     is_depth = effects["question"] == "depth"
     changes = effects["setting"].map(lambda setting: knob in fields.get(setting, ()))

@@ -24,7 +24,7 @@ _NODES, _WEIGHTS = np.polynomial.hermite_e.hermegauss(41)
 _WEIGHTS = _WEIGHTS / _WEIGHTS.sum()
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Distribution:
     """What the runs say of one number: a mixture of Student's distributions (normal ones: df of inf)."""
 

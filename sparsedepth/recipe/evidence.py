@@ -13,7 +13,7 @@ import pandas as pd
 
 from sparsedepth.config.load import build
 from sparsedepth.config.run import RunConfig, known_measures
-from sparsedepth.effects.cells import BASELINE, Cells, cells_of, plain
+from sparsedepth.effects.cells import BASELINE, Cells, Changes, cells_of, plain
 from sparsedepth.effects.effect import Effect
 from sparsedepth.effects.frame import effects_frame
 from sparsedepth.store.subject import buildable, is_imported
@@ -21,9 +21,6 @@ from sparsedepth.store.tuning_roles import result_rows, without_measured_models
 
 NO_BASELINE = "the baseline was not run at this depth in these folders"
 SCORED_APART = "the baseline was scored in another way than most runs at this depth; name fewer folders"
-
-Changes = frozenset[tuple[str, Any]]
-"""(field, value) of a setting, where it differs from the baseline."""
 
 
 class Evidence:
@@ -33,9 +30,8 @@ class Evidence:
         self.runs = without_measured_models(runs)
         self.results = result_rows(runs)
         self.cells = cells_of(runs, objective)
-        rows = self.cells.rows
         self.depths = tuple(sorted(set(map(int, self.results.loc[self.results["outcome"] == "ok", "n_layers"]))))
-        self.changes: dict[str, Changes] = dict(zip(rows["setting"], rows["changes"], strict=True))
+        self.changes = self.cells.changes
         self._effects: dict[int, tuple[Effect, ...]] = {}
 
     def effects(self, depth: int) -> tuple[Effect, ...]:

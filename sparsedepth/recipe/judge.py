@@ -23,7 +23,7 @@ from scipy.special import ndtr
 
 from sparsedepth.config.plain_text import counted, did_you_mean
 from sparsedepth.effects.cells import fit_of
-from sparsedepth.effects.fit import Fit, Runs, fit
+from sparsedepth.effects.fit import Fit, fit
 from sparsedepth.effects.verdict import Row, Side, judged
 from sparsedepth.scaling.power_law import MIN_BUDGETS, PowerLaw, power_law
 from sparsedepth.scaling.speedup import Speedup, in_time, interval_text, speedup
@@ -253,7 +253,7 @@ def _fit(variants: Sequence[_Losses], base: _Losses, is_paired: bool) -> Fit | N
     nothing_N = np.zeros(n_C.sum(), dtype=int)
     y_N = np.array([loss for side in sides for loss in side.values()])
     cell_N = np.repeat(np.arange(len(sides)), n_C)
-    found = fit(Runs(cell_N=cell_N, u_N=nothing_N, seed_N=nothing_N, y_N=y_N, is_tuning_N=nothing_N > 0))
+    found = fit(cell_N, u_N=nothing_N, seed_N=nothing_N, y_N=y_N, is_tuning_N=nothing_N > 0)
     return found and replace(found, n_C=n_C.astype(float))
 
 

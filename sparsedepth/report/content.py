@@ -12,8 +12,7 @@ from sparsedepth import quantities
 from sparsedepth.config.corpus import unit_for
 from sparsedepth.config.plain_text import counted
 from sparsedepth.config.sweep import SweepDefinition, read_definition
-from sparsedepth.effects.causal_evidence import LinkEvidence, chain_evidence
-from sparsedepth.effects.chain import cautions
+from sparsedepth.effects.chain import LinkEvidence, cautions, chain_evidence
 from sparsedepth.effects.chain_text import evidence_lines, link_heading
 from sparsedepth.effects.text import effect_sentence
 from sparsedepth.plots.forest import COLUMNS, effects_of
@@ -196,7 +195,7 @@ def _link_sentence(evidence: LinkEvidence) -> str:
     return (
         f"At equal depth, more {link.cause} goes with {'more' if link.rho > 0 else 'less'} {link.effect} "
         f"(Spearman {link.rho:+.2f}, 95% interval {link.lo:+.2f} to {link.hi:+.2f}, {counted(link.n_runs, 'run')} of "
-        f"{counted(link.n_units, 'combination')} of settings): "
+        f"{counted(link.n_settings, 'combination')} of settings): "
         f"{LINK_MEANINGS[evidence.verdict]}."
     )
 

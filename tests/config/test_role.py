@@ -7,7 +7,7 @@ from sparsedepth.config.cost import cost
 from sparsedepth.config.role import roles
 from sparsedepth.config.run import DataConfig, MeasureConfig, MeasureOnlyConfig, RunConfig
 from sparsedepth.config.task import TASKS, TaskConfig
-from sparsedepth.effects.causal_evidence import INTERVENTIONS
+from sparsedepth.effects.chain import INTERVENTIONS
 from sparsedepth.plan.duration import measuring_flops, shape
 from sparsedepth.recipe.choose import BUDGET
 
@@ -100,4 +100,4 @@ def test_groups_of_fields_are_those_that_were_listed_by_hand():
     damping = dict.fromkeys(
         ("depth_scale", "residual_gate", "residual_scalars", "gpas", "init", "init_std"), "residual_variance_last"
     )
-    assert {one.field: one.moves for one in INTERVENTIONS} == damping
+    assert {name: role.directly_sets for name, role in INTERVENTIONS.items()} == damping

@@ -1,12 +1,13 @@
 """'associated', 'predicts' and 'causes' are earned, each by its own evidence."""
 
 from dataclasses import replace
+from functools import cache
 
 import numpy as np
 import pytest
 from support.runs_frame import grid
 
-from sparsedepth.effects.causal_evidence import Skill, chain_evidence, interventions, is_unchanged, link_verdict, skill
+from sparsedepth.effects.chain import LinkEvidence, Skill, chain_evidence, interventions, is_unchanged, skill
 
 LINK = ("residual_variance_last", "usefulness_loss_increase")
 AXES = {"n_layers": [12, 24], "depth_scale": ["none", "lns"], "weight_decay": [0.0, 0.1, 0.3], "seed": range(3)}
@@ -14,8 +15,13 @@ AXES = {"n_layers": [12, 24], "depth_scale": ["none", "lns"], "weight_decay": [0
 
 def evidence(runs, link=LINK):
     """The evidence for one link, and p-values over all links of the runs."""
-    (found,) = [one for one in chain_evidence(runs) if (one.cause, one.effect) == link]
+    (found,) = [one for one in chain_evidence(runs) if (one.within.cause, one.within.effect) == link]
     return found
+
+
+@cache
+def found_by_lns():
+    return evidence(runs_with())
 
 
 def runs_with(sparser=0.0, slope=1.0, at_24=1.0, noise=0.02, seed=0):
@@ -37,7 +43,7 @@ def runs_with(sparser=0.0, slope=1.0, at_24=1.0, noise=0.02, seed=0):
 
 
 def test_a_cause_was_moved_alone_and_its_effect_with_it():
-    found = evidence(runs_with())
+    found = found_by_lns()
     assert [tried.effect.n_layers for tried in found.interventions] == [12, 24]
     for tried in found.interventions:
         assert (tried.moved.verdict, tried.effect.verdict, tried.is_alone) == ("lower", "higher", True)
@@ -73,7 +79,7 @@ def test_skill_by_hand():
 def test_noise_earns_no_word_and_what_was_not_measured_is_absent():
     runs = runs_with(slope=0.0, noise=1.0, seed=5)
     assert evidence(runs).verdict == "not distinguishable"
-    assert [(one.cause, one.effect) for one in chain_evidence(runs)] == [
+    assert [(one.within.cause, one.within.effect) for one in chain_evidence(runs)] == [
         ("weight_sparsity", "residual_variance_last"),
         ("attention_sparsity_rel", "residual_variance_last"),
         LINK,
@@ -91,26 +97,27 @@ def test_every_scope_is_there():
 def test_the_verdict_of_a_link_needs_its_correlation_within_depth_and_a_skill_that_is_sure():
     """Depth moves both alike, which makes a pooled correlation and no link."""
     sure, unsure = (Skill(value=0.5, lo=lo, hi=0.9, depths=(12, 24)) for lo in (0.1, -0.1))
-    within = evidence(runs_with()).within
-    assert within.verdict == "associated"
-    assert link_verdict(within, sure, ()) == "predicts"
-    assert link_verdict(within, unsure, ()) == "associated"
-    assert link_verdict(within, replace(sure, lo=None), ()) == "associated"
-    assert link_verdict(replace(within, lo=-0.1, hi=0.9), sure, ()) == "not distinguishable"
+    pooled, within, *_ = found_by_lns().links
+
+    def verdict(skill, **fields):
+        return LinkEvidence((pooled, replace(within, **fields)), skill, ()).verdict
+
+    assert [verdict(each) for each in (sure, unsure, sure._replace(lo=None))] == ["predicts"] + 2 * ["associated"]
+    assert verdict(sure, lo=-0.1, hi=0.9) == "not distinguishable"
 
 
 def test_an_intervention_that_was_tried_at_many_depths_needs_more():
     """Adjusted p .02 over the settings of a depth is no proof at one of three."""
-    (tried, _) = evidence(runs_with()).interventions
-    tried = replace(tried, effect=tried.effect.model_copy(update={"p_adjusted": 0.02}))
+    (tried, _) = found_by_lns().interventions
+    tried = tried._replace(effect=tried.effect.model_copy(update={"p_adjusted": 0.02}))
     assert tried.confirms(2) and not tried.confirms(3)
-    not_shown = replace(tried, effect=tried.effect.model_copy(update={"verdict": "lr decides"}))
+    not_shown = tried._replace(effect=tried.effect.model_copy(update={"verdict": "lr decides"}))
     assert not not_shown.confirms(1)
 
 
 def test_a_control_is_unchanged_if_its_whole_interval_is_within_a_tenth_of_the_baseline():
     """Of a baseline of 0.5 that is .05; of a ratio ln 1.1 = .0953, whatever the baseline."""
-    control = evidence(runs_with()).interventions[0].controls[0]
+    control = found_by_lns().interventions[0].controls[0]
 
     def is_kept(mean, half, **fields):
         interval = {"estimate": mean, "lo": mean - half, "hi": mean + half}

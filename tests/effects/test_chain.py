@@ -7,8 +7,16 @@ import pandas as pd
 import pytest
 from support.runs_frame import grid
 
-from sparsedepth.effects.causal_evidence import chain_evidence
-from sparsedepth.effects.chain import LINKS, cautions, jackknife, link, links_of, rank_correlations, units_of
+from sparsedepth.effects.chain import (
+    LINKS,
+    cautions,
+    chain_evidence,
+    jackknife,
+    link,
+    links_of,
+    rank_correlations,
+    units_of,
+)
 
 
 def frame(x, y, n_layers=12, unit=None):
@@ -62,14 +70,14 @@ def test_a_link_counts_what_it_leaves_out():
     runs = frame([0.1, 0.2, np.nan, 0.4, 0.5], [4.0, 3.0, 2.0, 1.0, 9.0])
     runs.loc[4, "outcome"] = "diverged"
     found = link(runs, "usefulness", "val_loss", "pooled")
-    assert (found.n_runs, found.n_units, found.n_missing, found.n_diverged) == (3, 3, 1, 1)
+    assert (found.n_runs, found.n_settings, found.n_missing, found.n_diverged) == (3, 3, 1, 1)
     assert found.rho == pytest.approx(-1.0)
-    assert (found.lo, found.verdict) == (None, "not distinguishable")  # three configurations are too few
+    assert (found.lo, found.is_associated) == (None, False)  # three configurations are too few
 
 
 def test_undefined_is_none_and_never_0():
     constant = link(frame([0.5] * 9, range(9)), "usefulness", "val_loss", "pooled")
-    assert (constant.rho, constant.lo, constant.verdict) == (None, None, "not distinguishable")
+    assert (constant.rho, constant.lo, constant.is_associated) == (None, None, False)
     empty = link(frame([None] * 9, range(9)), "usefulness", "val_loss", "within depth")
     assert (empty.rho, empty.n_runs, empty.n_missing) == (None, 0, 9)
 
@@ -81,7 +89,7 @@ def test_a_strong_link_is_associated():
     found = link(runs, "usefulness", "val_loss", "pooled")
     assert found.rho is not None and found.lo is not None and found.hi is not None
     assert found.lo <= found.rho <= found.hi < 0
-    assert found.verdict == "associated"
+    assert found.is_associated
 
 
 def test_the_links_are_those_that_were_measured():
@@ -161,9 +169,7 @@ def called(world, n, n_units=8, depths=4, seed=0):
         place = np.repeat(np.arange(n_units * depths), 3)
         by = [place // depths, place]
         frames = [frame(x, y, n_layers=place % depths, unit=unit) for unit in by]
-        verdicts.append(
-            [link(runs, "usefulness", "val_loss", "within depth").verdict == "associated" for runs in frames]
-        )
+        verdicts.append([link(runs, "usefulness", "val_loss", "within depth").is_associated for runs in frames])
     return np.mean(verdicts, axis=0)
 
 
@@ -190,10 +196,10 @@ def test_p_values_are_adjusted_over_the_links_of_a_scope():
     )
     runs = runs.assign(weight_sparsity=np.arange(6.0), residual_variance_last=np.arange(6.0, 0.0, -1.0))
     first, second = (each.links[0] for each in chain_evidence(runs))
-    assert (first.p, first.verdict) == (2 / 720, "associated")
+    assert (first.p, first.is_associated) == (2 / 720, True)
     assert first.p_adjusted == pytest.approx(1 - (1 - 2 / 720) ** 2, rel=1e-3)
-    assert second.verdict == "not distinguishable" and second.p_adjusted == pytest.approx(second.p)
-    assert replace(first, p_adjusted=0.06).verdict == "not distinguishable"
+    assert not second.is_associated and second.p_adjusted == pytest.approx(second.p)
+    assert not replace(first, p_adjusted=0.06).is_associated
 
 
 def test_a_partial_correlation_by_hand():
@@ -207,9 +213,9 @@ def test_a_partial_correlation_by_hand():
     z = generator.normal(size=60)
     x, y = z + 0.3 * generator.normal(size=(2, 60))
     confounded = frame(x, y).assign(causal_score=z)
-    assert link(confounded, "usefulness", "val_loss", "pooled").verdict == "associated"
+    assert link(confounded, "usefulness", "val_loss", "pooled").is_associated
     partial = link(confounded, "usefulness", "val_loss", "pooled", given=["causal_score"])
-    assert partial.verdict == "not distinguishable"
+    assert not partial.is_associated
     with_itself = link(confounded, "usefulness", "val_loss", "pooled", given=["usefulness"])
     assert (with_itself.rho, with_itself.lo) == (None, None)  # nothing is left of x
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from sparsedepth.effects.fit import Runs, fit
+from sparsedepth.effects.fit import fit
 from sparsedepth.effects.verdict import Side, adjusted, verdict_of
 
 NORMAL, HEAVY = "normal", "heavy"
@@ -41,7 +41,7 @@ class World:
     pairs: tuple[tuple[int, int], ...] = ()
 
 
-def draw(world: World, rng: np.random.Generator) -> tuple[Runs, np.ndarray, list[str]]:
+def draw(world: World, rng: np.random.Generator) -> tuple[dict[str, np.ndarray], np.ndarray, list[str]]:
     """The runs, the true value of each cell, and which end of its grid each chosen lr is ('' for none)."""
     n_cells = (world.settings + 1) * (2 if world.knob_share else 1)
     value_C = np.array(world.values) if world.values else np.eye(n_cells)[1] * world.effect
@@ -72,7 +72,7 @@ def draw(world: World, rng: np.random.Generator) -> tuple[Runs, np.ndarray, list
         parts += [(c, u_K[i] - u_K[k], True, tuning_KS[i]) for i in range(world.n_lr)]
         parts.append((c, 0.0, False, losses(level_K[k], results)))
     n_P = [len(losses) for *_, losses in parts]
-    runs = Runs(
+    runs = dict(
         cell_N=np.repeat([c for c, *_ in parts], n_P),
         u_N=np.repeat([u for _, u, *_ in parts], n_P),
         is_tuning_N=np.repeat([is_tuning for _, _, is_tuning, _ in parts], n_P),
@@ -85,7 +85,7 @@ def draw(world: World, rng: np.random.Generator) -> tuple[Runs, np.ndarray, list
 def judge(world: World, rng: np.random.Generator) -> list[tuple[bool, str, float, float]]:
     """(covered, verdict, truth, half-width) of every setting against the baseline."""
     runs, value_C, ends = draw(world, rng)
-    found = fit(runs)
+    found = fit(**runs)
     assert found is not None
     others = [c for c in range(1, len(value_C)) if not world.knob_share or c != world.settings + 1]
     pairs = world.pairs or tuple((c, 0) for c in others)
