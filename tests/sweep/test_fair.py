@@ -42,11 +42,8 @@ def test_a_tuned_and_matched_sweep(tmp_path):
 
 
 def test_a_sweep_without_a_file(tmp_path):
-    (tmp_path / "base.yaml").write_text(
-        yaml.safe_dump(
-            {**BASE, "corpus": str(corpus(tmp_path)), "train_tokens": 128 * 5, "n_layers": 7, "measures": []}
-        )
-    )
+    fields = {"corpus": str(corpus(tmp_path)), "train_tokens": 128 * 5, "n_layers": 7, "measures": ["loss"]}
+    (tmp_path / "base.yaml").write_text(yaml.safe_dump({**BASE, **fields}))
     arguments = ("sweep", "--vary", "n_layers=1,2", "--base", tmp_path / "base.yaml", "--set", "lr=1e-2")
     arguments += ("--seeds", "1", "--out", tmp_path / "results", "--workers", "1")
     out, _ = sparsedepth(*arguments)
