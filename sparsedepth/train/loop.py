@@ -311,7 +311,7 @@ def training(
     trunk: Path | None = None,
     observe: Observe | None = None,
     progress: Progress | None = None,
-    stop: Callable[[], bool] = lambda: False,
+    stop: Callable[[], bool] | None = None,
     clock: Clock = time.perf_counter,
 ) -> Work[TrainingResult]:
     """Train `model` in place for config.n_steps steps on batch(step), the same in every process;
@@ -339,7 +339,7 @@ def training(
                 if trunk and state.step == config.stable_steps:
                     state.save(trunk, keep_all=True)  # for runs that train for longer
                 is_due = checkpoints is not None and state.is_save_due(saved_at)
-                stopping, is_due = devices.any(stop(), is_due)
+                stopping, is_due = devices.any(stop is not None and stop(), is_due)
                 if checkpoints and (stopping or is_due):
                     state.save(checkpoints, in_background=runtime.saves_in_background and not stopping)
                     saved_at = time.perf_counter()
