@@ -159,9 +159,6 @@ def against_plain(config: RunConfig, wanted: RuntimeConfig) -> dict[str, Callabl
     eager, compiled = (resolve(config, wanted.model_copy(update={"compile": on})) for on in (False, True))
     own: dict[str, Callable[[], Step]] = {
         "ours, eager": lambda: ours(config, eager),
-        "ours, eager, PyTorch's products": lambda: ours(
-            config, dataclasses.replace(eager, kernels=eager.kernels | {"products": "blas"})
-        ),
         "ours, compiled": lambda: ours(config, compiled),
     }
     own[STACKED] = lambda: stacked(config, eager)

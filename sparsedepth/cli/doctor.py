@@ -37,7 +37,7 @@ State = Literal["ok", "missing", "broken", "cannot run"]
 
 @dataclass(frozen=True, kw_only=True)
 class Finding:
-    group: Literal["system", "package", "optional", "attention", "experts", "products"]
+    group: Literal["system", "package", "optional", "attention", "experts"]
     name: str
     state: State = "ok"
     fact: str = ""
@@ -196,7 +196,7 @@ def _kernel_error(part: "Part", kernel: str, setting: "Setting") -> str | None:
     """The error of a kernel's forward and backward pass, or None."""
     import torch
 
-    from sparsedepth.model import attention, fused, moe_kernels
+    from sparsedepth.model import attention, moe_kernels
     from sparsedepth.model.context import Context
 
     def ones(*shape: int) -> torch.Tensor:
@@ -206,8 +206,6 @@ def _kernel_error(part: "Part", kernel: str, setting: "Setting") -> str | None:
         if part == "attention":
             qkv = ones(1, 4, 16, 16), ones(1, 2, 16, 16), ones(1, 2, 16, 16)
             out = attention.KERNELS[kernel](*qkv, Context(window=8))
-        elif part == "products":
-            out = fused.product(ones(512, 64), ones(64, 64), kernel)
         else:
             choice_NC = torch.arange(16, device=setting.device).view(8, 2) % 4
             out = moe_kernels.KERNELS[kernel](ones(8, 16), ones(8, 2), choice_NC, ones(4, 32, 16), ones(4, 16, 16))
@@ -222,7 +220,6 @@ def _kernel_error(part: "Part", kernel: str, setting: "Setting") -> str | None:
 def _print(findings: list[Finding], healthy: bool) -> None:
     groups = {"system": "This machine", "package": "Required packages", "optional": "Optional"}
     groups |= {"attention": "Attention (* = auto)", "experts": "Experts (* = auto)"}
-    groups |= {"products": "Matrix products (* = auto)"}
     for group, title in groups.items():
         rows = [finding for finding in findings if finding.group == group]
         if rows:

@@ -10,7 +10,6 @@ from sparsedepth.config.section import Count, Positive, Section
 
 AttentionKernel = Literal["sdpa", "flash", "reference"]
 ExpertsKernel = Literal["loop", "grouped", "megablocks"]
-ProductsKernel = Literal["blas", "onednn"]
 Parallel = Literal["none", "ddp", "fsdp"]
 
 COMPILED_STEPS = 500
@@ -48,8 +47,6 @@ class RuntimeConfig(Section):
     """what computes attention; auto: PyTorch's; under a mask (window, documents) flash-attn if it can"""
     experts_kernel: ExpertsKernel | Literal["auto"] = "auto"
     """what multiplies tokens and experts; auto: grouped if it can"""
-    products_kernel: ProductsKernel | Literal["auto"] = "auto"
-    """what multiplies a step's matrices; auto: onednn on an AMD CPU from Zen 5 on, else blas"""
     parallel: Parallel = "none"
     """one model on several devices, under torchrun: ddp copies it, fsdp shards it"""
     micro_batch: Count | None = None

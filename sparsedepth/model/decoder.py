@@ -26,7 +26,7 @@ from sparsedepth.model.block import Block
 from sparsedepth.model.context import Context, rotary_tables
 from sparsedepth.model.feedforward import RouterLoss
 from sparsedepth.model.head import Head
-from sparsedepth.model.linear import Embedding, Linear, PatchEmbedding
+from sparsedepth.model.linear import Embedding, PatchEmbedding
 from sparsedepth.model.moe import Experts
 from sparsedepth.model.norms import make_norm
 from sparsedepth.model.variants.factors import profile
@@ -130,8 +130,8 @@ class Decoder(nn.Module):
         return self.logits(self.hidden(tokens_BT))
 
     def use_kernels(self, **names: str) -> None:
-        """Set kernels of attention, experts or products by name (`kernels.OBSTACLES`)."""
-        kinds = {"attention": Attention, "experts": Experts, "products": Linear}
+        """Set kernels of attention or experts by name (`kernels.OBSTACLES`)."""
+        kinds = {"attention": Attention, "experts": Experts}
         for part, name in names.items():
             for module in self.modules():
                 if isinstance(module, kinds[part]):

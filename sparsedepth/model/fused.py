@@ -1,7 +1,5 @@
-"""Parts of a block with hand-written backward passes: fewer operations than autograd's, same
-values.
+"""Parts of a block with hand-written backward passes: fewer operations than autograd's.
 
-    product   y = x W'                                      dx = g W,  dW = g' x, by `products`
     heads     q, k, v = n W',  q and k rotated              one product of the three matrices, forward and backward
     SwiGLU    y = silu(a) b,  a, b = n W'                   da = g b silu'(a),  db = g silu(a)
     RMSNorm   n = x s w,  s = 1/sqrt(mean(x^2) + eps):      dx = s (g w - x s^2 mean(x g w)),  dw = sum of g x s
@@ -12,9 +10,8 @@ compiled blocks (a compiler fuses the plain formulas, except, on a CPU, sums ove
 it gets this norm), nor for bf16, which has no complex numbers, nor for function transforms (the
 Jacobian's). Weights may be those of a stack (`products`).
 
-Shapes: N tokens, B sequences, T tokens, D width of the norm or projection, H query heads, G
-key/value heads, K head width, X outputs of a matrix (for heads, their number times K); S runs of a
-stack, n tokens of each.
+Shapes: B sequences, T tokens, D width of the norm or projection, H query heads, G key/value heads,
+K head width, X outputs of a matrix (for heads, their number times K).
 """
 
 from typing import Any
@@ -26,9 +23,6 @@ from torch.autograd.function import once_differentiable
 
 from sparsedepth.model import products
 from sparsedepth.model.products import by_run, times
-
-Norm = tuple[Tensor, float]
-"""Weight and eps of an RMSNorm that is part of the operation after it."""
 
 
 def needs_fp32_grad(x: Tensor) -> bool:
@@ -43,40 +37,18 @@ def use_fused(x: Tensor, training: bool) -> bool:
     return torch.is_inference_mode_enabled() or (training and needs_fp32_grad(x))
 
 
-class _Product(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, weight_XD: Tensor, kernel: str = "blas") -> Tensor:
-        ctx.save_for_backward(x, weight_XD)
-        ctx.kernel = kernel
-        return products.project(x, weight_XD, kernel)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        return *products.gradients(grads[0], *ctx.saved_tensors, ctx.kernel), None
-
-
 class _Heads(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any,
-        x_BTD: Tensor,
-        norm: Tensor,
-        eps: float,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        angle_TX: Tensor,
-        d_head: int,
-        kernel: str,
+        ctx: Any, x_BTD: Tensor, norm: Tensor, eps: float, angle_TX: Tensor, d_head: int, *weights: Tensor
     ) -> tuple[Tensor, ...]:
+        query, key, value = weights
         normed_BTD, scale = rms_normed(x_BTD, norm, eps)
         weight_XD = torch.cat((interleave_halves(torch.cat((query, key), dim=-2), d_head), value), dim=-2)
-        y_BTX = products.project(normed_BTD, weight_XD, kernel)
+        y_BTX = products.project(normed_BTD, weight_XD)
         _rotated(y_BTX, angle_TX).mul_(angle_TX)
         ctx.save_for_backward(x_BTD, normed_BTD, scale, norm, weight_XD, angle_TX)
-        ctx.kernel, ctx.d_head = kernel, d_head
-        ctx.widths = [weight.shape[-2] for weight in (query, key, value)]
+        ctx.d_head, ctx.widths = d_head, [weight.shape[-2] for weight in weights]
         n_heads = [width // d_head for width in ctx.widths]
         return y_BTX.unflatten(-1, (-1, d_head)).transpose(1, 2).split(n_heads, dim=1)
 
@@ -86,11 +58,11 @@ class _Heads(torch.autograd.Function):
         x_BTD, normed_BTD, scale, norm, weight_XD, angle_TX = ctx.saved_tensors
         grad_BTX = torch.cat([grad.transpose(1, 2) for grad in grads_BHTK], dim=2).flatten(2)
         _rotated(grad_BTX, angle_TX).mul_(angle_TX.conj())
-        grad_BTD, grad_XD = products.gradients(grad_BTX, normed_BTD, weight_XD, ctx.kernel)
+        grad_BTD, grad_XD = products.gradients(grad_BTX, normed_BTD, weight_XD)
         pairs_XD, grad_value = grad_XD.split((sum(ctx.widths[:2]), ctx.widths[2]), dim=-2)
         halves_XD = pairs_XD.unflatten(-2, (-1, ctx.d_head // 2, 2)).transpose(-3, -2).flatten(-4, -2)
         grads_XD = (*halves_XD.split(ctx.widths[:2], dim=-2), grad_value)
-        return *_norm_gradients(grad_BTD, x_BTD, scale, norm), None, *grads_XD, None, None, None
+        return *_norm_gradients(grad_BTD, x_BTD, scale, norm), None, None, None, *grads_XD
 
 
 class _RMSNorm(torch.autograd.Function):
@@ -108,11 +80,10 @@ class _RMSNorm(torch.autograd.Function):
 
 class _SwiGLU(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, norm: Tensor, eps: float, gate_XD: Tensor, up_XD: Tensor, kernel: str) -> Tensor:
+    def forward(ctx: Any, x: Tensor, norm: Tensor, eps: float, gate_XD: Tensor, up_XD: Tensor) -> Tensor:
         normed, scale = rms_normed(x, norm, eps)
-        gate, up = (products.project(normed, weight_XD, kernel) for weight_XD in (gate_XD, up_XD))
+        gate, up = (products.project(normed, weight_XD) for weight_XD in (gate_XD, up_XD))
         ctx.save_for_backward(x, normed, scale, norm, gate_XD, up_XD, gate, up)
-        ctx.kernel = kernel
         return F.silu(gate).mul_(up)
 
     @staticmethod
@@ -123,10 +94,10 @@ class _SwiGLU(torch.autograd.Function):
         through = grad * up
         grad_gate = torch.ops.aten.silu_backward.grad_input(through, gate, grad_input=through)
         grad_up = F.silu(gate).mul_(grad)
-        grad_normed, grad_gate_XD = products.gradients(grad_gate, normed, gate_XD, ctx.kernel)
-        grad_up_normed, grad_up_XD = products.gradients(grad_up, normed, up_XD, ctx.kernel)
+        grad_normed, grad_gate_XD = products.gradients(grad_gate, normed, gate_XD)
+        grad_up_normed, grad_up_XD = products.gradients(grad_up, normed, up_XD)
         grad_normed.add_(grad_up_normed)
-        return *_norm_gradients(grad_normed, x, scale, norm), None, grad_gate_XD, grad_up_XD, None
+        return *_norm_gradients(grad_normed, x, scale, norm), None, grad_gate_XD, grad_up_XD
 
 
 def rms_normed(x: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
@@ -156,17 +127,6 @@ def _rotated(y_BTX: Tensor, angle_TX: Tensor) -> Tensor:
     return torch.view_as_complex(y_BTX[..., : 2 * angle_TX.shape[-1]].unflatten(-1, (-1, 2)))
 
 
-product = _Product.apply
-"""(x, weight_XD, kernel) -> x W'"""
-rms_norm = _RMSNorm.apply
-"""(x, weight, eps) -> x / sqrt(mean(x^2) + eps) * weight, of one dtype"""
-
-
-def swiglu(x: Tensor, gate_XD: Tensor, up_XD: Tensor, norm: Norm, kernel: str = "blas") -> Tensor:
-    """silu(n gate') * (n up'), with n the norm of x."""
-    return _SwiGLU.apply(x, *norm, gate_XD, up_XD, kernel)
-
-
 def interleave_halves(weight_XD: Tensor, d_head: int) -> Tensor:
     """The rows of each head in the order 0, K/2, 1, K/2 + 1, ...: RoPE's halves become pairs."""
     return weight_XD.unflatten(-2, (-1, 2, d_head // 2)).transpose(-3, -2).flatten(-4, -2)
@@ -178,14 +138,10 @@ def angles(cos_TK: Tensor, sin_TK: Tensor, n_heads: int) -> Tensor:
     return angle_TK.repeat(1, n_heads)
 
 
-def rotated_heads(
-    x_BTD: Tensor,
-    weights_XD: tuple[Tensor, Tensor, Tensor],
-    angle_TX: Tensor,
-    d_head: int,
-    norm: Norm,
-    kernel: str = "blas",
-) -> tuple[Tensor, Tensor, Tensor]:
-    """q_BHTK, k_BGTK and v_BGTK of the norm of x, by the matrices of query, key and value; q and k
-    with RoPE by their `angles`, and with permuted channels, which leaves q k unchanged."""
-    return _Heads.apply(x_BTD, *norm, *weights_XD, angle_TX, d_head, kernel)
+rms_norm = _RMSNorm.apply
+"""(x, weight, eps) -> n, of one dtype"""
+swiglu = _SwiGLU.apply
+"""(x, norm's weight, eps, gate_XD, up_XD) -> silu(n gate') * (n up')"""
+rotated_heads = _Heads.apply
+"""(x_BTD, norm's weight, eps, angle_TX, d_head, query_XD, key_XD, value_XD) -> q_BHTK, k_BGTK and
+v_BGTK of n; q and k with RoPE by their `angles`, and permuted channels, which leaves q k unchanged"""

@@ -45,8 +45,8 @@ class FusedBlock(Block):
         self.fuses_attention = is_supported("attention", config)
         self.fuses_ffn = is_supported("ffn", config) and isinstance(self.ffn, FeedForward)
 
-    def _norm(self, norm: nn.Module) -> fused.Norm:
-        """A norm with s as part of its weight."""
+    def _norm(self, norm: nn.Module) -> tuple[Tensor, float]:
+        """Weight, times s, and eps of a norm."""
         assert isinstance(norm, RMSNorm)
         return times(norm.weight, self.depth_factor) if self.is_scaled else norm.weight, norm.eps
 
@@ -58,7 +58,7 @@ class FusedBlock(Block):
         weights = part.query.weight, part.key.weight, part.value.weight
         n_heads = (part.query.out_features + part.key.out_features) // part.d_head
         angle_TX = context.once(fused.angles, *context.rotary, n_heads)
-        heads = fused.rotated_heads(x_BTD, weights, angle_TX, part.d_head, norm, part.query.kernel)
+        heads = fused.rotated_heads(x_BTD, *norm, angle_TX, part.d_head, *weights)
         return part.output(part.attended(*heads, context))
 
     def ffn_update(self, u_BTD: Tensor, router_loss: RouterLoss | None = None) -> Tensor:
@@ -66,4 +66,4 @@ class FusedBlock(Block):
             return super().ffn_update(u_BTD, router_loss)
         part, norm = self.ffn, self._norm(self.ffn_norm)
         assert isinstance(part, FeedForward) and part.gate is not None
-        return part.down(fused.swiglu(u_BTD, part.gate.weight, part.up.weight, norm, part.up.kernel))
+        return part.down(fused.swiglu(u_BTD, *norm, part.gate.weight, part.up.weight))

@@ -1,19 +1,15 @@
-"""The choice of kernels for attention, experts and matrix products: what can run here, why not
-another, and the fix.
+"""The choice of kernels for attention and experts: what can run here, why not another, and the fix.
 
 'auto' takes the first that can run. Attention: flash-attn with a mask (window, documents), which
 PyTorch's fast kernels do not support, else PyTorch's (cuDNN on Hopper, faster than flash-attn 2).
 Experts: PyTorch's grouped product, then the loop; megablocks, whose products are PyTorch's grouped
-ones, by name only. Products: oneDNN where MKL does not use the processor's AVX-512. The choice is
-recorded with the run, since kernels round differently.
+ones, by name only. The choice is recorded with the run, since kernels round differently.
 """
 
 import importlib.util
-import re
 import textwrap
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Literal, NamedTuple
 
 import torch
@@ -21,7 +17,7 @@ import torch
 from sparsedepth.config.model import ModelConfig
 from sparsedepth.model import attention, moe_kernels
 
-Part = Literal["attention", "experts", "products"]
+Part = Literal["attention", "experts"]
 
 FLASH_WIDTH = 256
 """The widest head of flash-attn 2."""
@@ -47,7 +43,6 @@ class Setting:
     d_expert: int = 64
     is_masked: bool = True
     """by a window or documents"""
-    is_compiled: bool = False
     may_wait: bool = False
     """whether the host may wait for the device: in measures, not in a training step"""
 
@@ -97,33 +92,6 @@ def _not_faster(kernel: str, setting: Setting) -> str | None:
     """Why 'auto' does not take a kernel that can run."""
     if kernel == "flash" and not setting.is_masked:
         return "without a window or documents PyTorch's own attention is as fast or faster"
-    if kernel == "onednn" and not mkl_leaves_avx512_unused():
-        return "PyTorch's own products already use all of this processor"
-    return None
-
-
-CPU_INFO = Path("/proc/cpuinfo")
-
-
-def mkl_leaves_avx512_unused() -> bool:
-    """Whether this is an AMD processor that computes 512 bits at once, where MKL uses AVX2; not of
-    family 25 (Zen 4), which computes AVX-512 in halves."""
-    has_avx512 = torch.backends.cpu.get_cpu_capability() == "AVX512"
-    if not (has_avx512 and CPU_INFO.exists()):
-        return False
-    facts = CPU_INFO.read_text()
-    family = re.search(r"^cpu family\s*:\s*(\d+)", facts, re.MULTILINE)
-    return "AuthenticAMD" in facts and family is not None and int(family[1]) > 25
-
-
-def _onednn(setting: Setting) -> Obstacle | None:
-    if setting.device.type != "cpu" or setting.dtype != torch.float32:
-        reason = f"oneDNN computes on a CPU in fp32 only, not on {setting.device.type} in {_short(setting.dtype)}"
-        return Obstacle(reason, "run on a CPU with precision=fp32")
-    if setting.is_compiled:
-        return Obstacle("the compiler takes no product of oneDNN with weights that change", "set compile=false")
-    if not (torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")):
-        return Obstacle("this torch is built without oneDNN", "install a torch for x86-64")
     return None
 
 
@@ -187,6 +155,5 @@ def _runs_everywhere(setting: Setting) -> None:
 OBSTACLES: dict[Part, dict[str, Callable[[Setting], Obstacle | None]]] = {
     "attention": {"flash": _flash, "sdpa": _runs_everywhere, "reference": _runs_everywhere},
     "experts": {"grouped": _grouped, "loop": _runs_everywhere, "megablocks": _megablocks},
-    "products": {"onednn": _onednn, "blas": _runs_everywhere},
 }
 """For each kernel the obstacle to running it, or None; 'auto' tries them in order."""

@@ -1,6 +1,6 @@
 """Linear layers and embeddings of a decoder, of one run or of a stack (`model.products`).
 
-Shapes: B sequences or images, T positions, P values per patch, D d_model; S runs of a stack.
+Shapes: B sequences, T positions, P values per patch, D d_model; S runs of a stack.
 """
 
 import torch
@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from sparsedepth.config.cost import patch_values
 from sparsedepth.config.model import ModelConfig
-from sparsedepth.model import fused, products
+from sparsedepth.model import products
 
 
 class Linear(nn.Linear):
@@ -17,11 +17,8 @@ class Linear(nn.Linear):
 
     def __init__(self, n_inputs: int, n_outputs: int):
         super().__init__(n_inputs, n_outputs, bias=False)
-        self.kernel = "blas"
 
     def forward(self, input: Tensor) -> Tensor:
-        if (self.weight.ndim == 3 or self.kernel != "blas") and fused.use_fused(input, self.training):
-            return fused.product(input, self.weight, self.kernel)
         return products.project(input, self.weight)
 
 

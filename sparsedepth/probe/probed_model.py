@@ -23,7 +23,6 @@ from sparsedepth.model.block import Block
 from sparsedepth.model.context import Context
 from sparsedepth.model.decoder import Decoder
 from sparsedepth.model.feedforward import FeedForward
-from sparsedepth.model.linear import Linear
 from sparsedepth.model.moe import Experts
 
 
@@ -225,11 +224,10 @@ class ProbedDecoder:
 
     @contextmanager
     def exact(self) -> Generator[None, None, None]:
-        parts = [module for module in self.model.modules() if isinstance(module, Attention | Experts | Linear)]
+        parts = [module for module in self.model.modules() if isinstance(module, Attention | Experts)]
         kernels_before = [part.kernel for part in parts]
         setting = kernels.setting(self.model.config, self.device, torch.float32, may_wait=True)
-        experts, products = (kernels.choose(part, "auto", setting).kernel for part in ("experts", "products"))
-        self.model.use_kernels(attention="sdpa", experts=experts, products=products)
+        self.model.use_kernels(attention="sdpa", experts=kernels.choose("experts", "auto", setting).kernel)
         try:
             yield
         finally:

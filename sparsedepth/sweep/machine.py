@@ -13,15 +13,13 @@ import torch
 from sparsedepth.config.plain_text import counted
 from sparsedepth.config.run import RunConfig
 from sparsedepth.config.runtime import DEFAULT, RuntimeConfig
-from sparsedepth.model import kernels
 from sparsedepth.run.scratch import allocation
 from sparsedepth.train.runtime import find_device
 
 STACK_ON_CPU, STACKED_VALUES, STACKED_VALUES_BESIDE_ONEDNN = 4, 2**16, 3 * 2**14
 """Runs per stack on a CPU, and the largest step (tokens x width) at which stacking is faster: for larger steps the
-arithmetic dominates the calls that a stack saves (`benchmarks/stack.py`; numbers in docs/sweeps.md), and earlier where
-single runs use oneDNN, since a stack's products are always PyTorch's (`model.products`). A compiler saves most calls
-itself, and a compiled stack was slower than its separate runs."""
+arithmetic dominates the calls that a stack saves (`benchmarks/stack.py`; numbers in docs/sweeps.md). A compiler saves
+most calls itself, and a compiled stack was slower than its separate runs."""
 
 STACK_ON_GPU = 8
 """Up to width 128, where kernel launches limit a step. An estimate: not measured on any GPU yet."""
@@ -50,8 +48,7 @@ class Machine:
             return self.runtime.stack
         if self.gpus:
             return STACK_ON_GPU if config.d_model <= 128 else 1
-        limit = STACKED_VALUES_BESIDE_ONEDNN if kernels.mkl_leaves_avx512_unused() else STACKED_VALUES
-        is_small = config.batch_tokens * config.d_model <= limit
+        is_small = config.batch_tokens * config.d_model <= STACKED_VALUES
         return STACK_ON_CPU if is_small and not self.runtime.compiles(config.n_steps, False) else 1
 
     @property

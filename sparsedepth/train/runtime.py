@@ -71,12 +71,10 @@ def resolve(config: RunConfig, runtime: RuntimeConfig = DEFAULT) -> Runtime:
     if precision == "auto":
         precision = "bf16" if device.type == "cuda" and torch.cuda.is_bf16_supported() else "fp32"
     dtype = torch.bfloat16 if precision == "bf16" else torch.float32
-    is_compiled = runtime.compiles(config.n_steps, device.type == "cuda")
-    setting = kernels.setting(config, device, dtype, is_compiled=is_compiled)
+    setting = kernels.setting(config, device, dtype)
     choices = {
         "attention": kernels.choose("attention", runtime.attention_kernel, setting),
         "experts": kernels.choose("experts", runtime.experts_kernel if config.n_experts else "auto", setting),
-        "products": kernels.choose("products", runtime.products_kernel, setting),
     }
     chosen = {part: choice.kernel for part, choice in choices.items()}
     reasons = {part: choice.reason for part, choice in choices.items()}
@@ -94,7 +92,7 @@ def resolve(config: RunConfig, runtime: RuntimeConfig = DEFAULT) -> Runtime:
         kernel_reasons=reasons,
         parallel=runtime.parallel,
         micro_batch=runtime.micro_batch,
-        compile=is_compiled,
+        compile=runtime.compiles(config.n_steps, device.type == "cuda"),
         cuda_graph=bool(runtime.cuda_graph) and obstacle is None,
         checkpoint_seconds=runtime.checkpoint_seconds,
         saves_in_background=device.type == "cuda",

@@ -43,7 +43,7 @@ def test_this_machine_in_json(command):
     said = json.loads(command("doctor", "--format", "json")[0])
     assert said["ok"] is True
     chosen = {(row["group"], row["name"]) for row in said["findings"] if row["chosen"]}
-    assert {group for group, _ in chosen} == {"attention", "experts", "products"} and len(chosen) == 3
+    assert {group for group, _ in chosen} == {"attention", "experts"} and len(chosen) == 2
     names = {row["name"] for row in said["findings"]}
     assert {"torch", "transformers", "datasets", "optuna", "flash-attn", "megablocks", "triton", "lm-eval"} <= names
     assert {"git", "free disk", "cpu", "threads", "python"} <= names

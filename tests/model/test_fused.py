@@ -20,10 +20,6 @@ def draws(*shape: int, seed: int = 0) -> torch.Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
-def test_a_products_gradient_is_that_of_finite_differences():
-    assert gradcheck(fused.product, (draws(2, 3, 8).requires_grad_(), draws(4, 8, seed=1).requires_grad_()))
-
-
 def test_the_norms_gradient_is_that_of_finite_differences():
     x, weight = draws(2, 3, 8).requires_grad_(), draws(8, seed=1).requires_grad_()
     assert gradcheck(lambda x, weight: fused.rms_norm(x, weight, 1e-6), (x, weight))
@@ -41,7 +37,7 @@ def matrices(*n_outputs: int) -> list[torch.Tensor]:
 def test_the_gradient_of_rotated_heads_is_that_of_finite_differences():
     def heads(x_BTD, norm_D, *weights_XD):
         angle_TX = fused.angles(*rotary_of(5, 4), 3)
-        return fused.rotated_heads(x_BTD, weights_XD, angle_TX, 4, (norm_D, 1e-6))
+        return fused.rotated_heads(x_BTD, norm_D, 1e-6, angle_TX, 4, *weights_XD)
 
     inputs = draws(2, 5, 8).requires_grad_(), draws(8, seed=9).requires_grad_(), *matrices(8, 4, 4)
     assert gradcheck(heads, inputs)
@@ -53,7 +49,7 @@ def test_the_gradient_of_rotated_heads_is_that_of_finite_differences():
 
 def test_the_gradient_of_swiglu_is_that_of_finite_differences():
     def hidden(x, norm_D, *weights_XD):
-        return fused.swiglu(x, *weights_XD, (norm_D, 1e-6))
+        return fused.swiglu(x, norm_D, 1e-6, *weights_XD)
 
     assert gradcheck(hidden, (draws(2, 3, 8).requires_grad_(), draws(8, seed=9).requires_grad_(), *matrices(6, 6)))
 
@@ -61,7 +57,7 @@ def test_the_gradient_of_swiglu_is_that_of_finite_differences():
 def test_a_quarter_turn_by_hand():
     """Of a head of two channels, (1, 7) becomes (-7, 1) in q and k, and v stays; (1, 7) / 5 is its RMSNorm."""
     quarter_TX, norm = fused.angles(torch.zeros(1, 2), torch.ones(1, 2), 2), (torch.full((2,), 5.0), 0.0)
-    parts = fused.rotated_heads(torch.tensor([[[1.0, 7.0]]]), (torch.eye(2),) * 3, quarter_TX, 2, norm)
+    parts = fused.rotated_heads(torch.tensor([[[1.0, 7.0]]]), *norm, quarter_TX, 2, *[torch.eye(2)] * 3)
     torch.testing.assert_close(torch.stack(parts).view(3, 2), torch.tensor([[-7.0, 1.0], [-7.0, 1.0], [1.0, 7.0]]))
 
 
@@ -162,7 +158,7 @@ def test_pairs_side_by_side_turn_as_halves_do():
     x_BTD, weight_XD, rotary = draws(2, 5, 6), draws(24, 6, seed=1), rotary_of(5, 8)
     norm = (torch.ones(6, dtype=torch.float64), 1e-6)
     halves_BTXK = rotate((fused.rms_norm(x_BTD, *norm) @ weight_XD.T).unflatten(-1, (-1, 8)), rotary)
-    q_BHTK, *_ = fused.rotated_heads(x_BTD, (weight_XD,) * 3, fused.angles(*rotary, 6), 8, norm)
+    q_BHTK, *_ = fused.rotated_heads(x_BTD, *norm, fused.angles(*rotary, 6), 8, *[weight_XD] * 3)
     halves_ND = halves_BTXK.flatten(2).flatten(0, 1)
     torch.testing.assert_close(
         fused.interleave_halves(halves_ND.T, 8).T, q_BHTK.transpose(1, 2).flatten(2).flatten(0, 1)

@@ -3,7 +3,6 @@
 import dataclasses
 import importlib.util
 import sys
-from typing import get_args
 
 import pytest
 import torch
@@ -11,7 +10,7 @@ from support.optional_packages import flash_attn, install
 
 from sparsedepth.config.load import build
 from sparsedepth.config.run import RunConfig
-from sparsedepth.config.runtime import ProductsKernel, RuntimeConfig
+from sparsedepth.config.runtime import RuntimeConfig
 from sparsedepth.model import attention, kernels, moe_kernels
 from sparsedepth.model.kernels import Setting, choose
 from sparsedepth.train.runtime import resolve
@@ -37,7 +36,6 @@ def hopper(monkeypatch):
 def test_every_kernel_has_its_obstacles():
     assert set(kernels.OBSTACLES["attention"]) == set(attention.KERNELS)
     assert set(kernels.OBSTACLES["experts"]) == set(moe_kernels.KERNELS)
-    assert set(kernels.OBSTACLES["products"]) == set(get_args(ProductsKernel))
 
 
 def test_auto_on_a_cpu():

@@ -19,7 +19,6 @@ from sparsedepth.config.runtime import RuntimeConfig
 from sparsedepth.config.sweep import SweepDefinition
 from sparsedepth.data.source import open_source
 from sparsedepth.measure.suite import measure_run
-from sparsedepth.model import kernels
 from sparsedepth.model.decoder import Decoder
 from sparsedepth.plan.duration import DEVICES, Timing, measuring_flops, seconds, shape_id
 from sparsedepth.plan.memory import Place, peak_bytes
@@ -162,10 +161,9 @@ ARCHITECTURE = {"experts": {"n_experts": 4, "top_k": 2}}
 
 
 @pytest.mark.parametrize("measure", [measure.name for measure in MEASURES if measure.name not in NOT_COUNTED])
-def test_a_measure_computes_what_it_is_priced_at(measure, tmp_path, monkeypatch):
+def test_a_measure_computes_what_it_is_priced_at(measure, tmp_path):
     """A sixth less at most: the products of attention's scores, which the kernel computes, are not counted. The counter
     knows PyTorch's products only."""
-    monkeypatch.setattr(kernels, "mkl_leaves_avx512_unused", lambda: False)
     task = {**BASE, "corpus": "task:state_tracking", "n_layers": 6, "vocab_size": 3000, "val_tokens": 256}
     run = RunConfig(**task, **ARCHITECTURE.get(measure, {}), observe_every=1000, measures=[measure])
     source = open_source(run, tmp_path)

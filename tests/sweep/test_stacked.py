@@ -8,7 +8,6 @@ from support.tiny_sweep import BASE, CPU, definition, run_config, sparsedepth
 from sparsedepth.config.load import build
 from sparsedepth.config.run import RunConfig
 from sparsedepth.config.runtime import RuntimeConfig
-from sparsedepth.model import kernels
 from sparsedepth.run.execute import execution
 from sparsedepth.run.train_and_measure import Options
 from sparsedepth.store.run_record import read_run
@@ -45,28 +44,15 @@ def test_each_run_of_a_stack_has_the_record_that_it_has_alone(tmp_path):
         assert {path.name for path in folder.iterdir()} == {path.name for path in alone.iterdir()}
 
 
-def test_where_a_stack_is_formed(monkeypatch):
+def test_where_a_stack_is_formed():
     def size(stack="auto", compile="auto", **fields) -> int:
         config = build(RunConfig, {**BASE, "n_layers": 2, **fields}, "x")
         return machine(2, RuntimeConfig(device="cpu", stack=stack, compile=compile)).stack_size(config)
 
-    monkeypatch.setattr(kernels, "mkl_leaves_avx512_unused", lambda: False)
     wide = {"d_model": 64, "batch_tokens": STACKED_VALUES // 32, "train_tokens": STACKED_VALUES}
     assert (size(), size(**wide), size(n_experts=2, top_k=2)) == (4, 1, 4)
     assert (size(compile=True), size(compile=True, stack=2), size(compile=False)) == (1, 2, 4), "compiled, it is slower"
     assert (size(stack=1), size(stack=7, **wide), size(stack=7, n_experts=2, top_k=2)) == (1, 7, 7)
-
-
-@pytest.mark.parametrize(("is_onednn_faster", "expected"), [(False, (4, 4)), (True, (4, 1))])
-def test_a_stack_is_smaller_where_single_runs_multiply_faster(monkeypatch, is_onednn_faster, expected):
-    monkeypatch.setattr(kernels, "mkl_leaves_avx512_unused", lambda: is_onednn_faster)
-    sizes = [
-        {"d_model": 32, "n_heads": 2, "batch_tokens": tokens, "train_tokens": tokens, "seq_len": 32}
-        for tokens in (960, 2048)
-    ]
-    configs = [build(RunConfig, {"n_layers": 2, **fields}, "x") for fields in sizes]
-    cpu = machine(2, RuntimeConfig(device="cpu"))
-    assert tuple(cpu.stack_size(config) for config in configs) == expected
 
 
 @pytest.mark.slow

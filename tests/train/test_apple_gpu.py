@@ -37,7 +37,7 @@ def test_elsewhere_it_is_refused():
 def test_a_run_there_is_in_fp32_with_kernels_that_exist_there(apple):
     runtime = resolve(config(n_experts=4, top_k=2, train_tokens=8192 * 2000), MPS)
     assert (runtime.device.type, runtime.precision, runtime.compile) == ("mps", "fp32", False)
-    assert runtime.kernels == {"attention": "sdpa", "experts": "loop", "products": "blas"}
+    assert runtime.kernels == {"attention": "sdpa", "experts": "loop"}
     with pytest.raises(ValueError, match="cuda_graph=true is not possible"):
         resolve(config(), RuntimeConfig(device="mps", cuda_graph=True))
 

@@ -1,2 +1,1 @@
-"""Variations of the plain decoder, each a small class beside it; `table` has them in their
-order."""
+"""Variations of the plain decoder, each a small class; `table` has them in their order."""
