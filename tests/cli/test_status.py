@@ -178,7 +178,8 @@ def test_follow_goes_on_until_the_run_ends(standing):
     first = f"this is {works[1].run_id}\n"
     with hold(works[1].lock):
         reader = forked_commands.start(["logs", str(results), works[1].run_id, "--follow"], ENVIRONMENT)
-        until(lambda: Path(reader.streams[0]).read_text() == first)
+        said = Path(reader.streams[0])
+        until(lambda: said.exists() and said.read_text() == first)
         with open(works[1].log, "a") as log:
             log.write("and more\n")
     assert reader.communicate(timeout=300)[0] == f"{first}and more\n" and reader.returncode == 0
