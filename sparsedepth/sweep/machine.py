@@ -16,7 +16,7 @@ from sparsedepth.config.runtime import DEFAULT, RuntimeConfig
 from sparsedepth.run.scratch import allocation
 from sparsedepth.train.runtime import find_device
 
-STACK_ON_CPU, STACKED_VALUES, STACKED_VALUES_BESIDE_ONEDNN = 4, 2**16, 3 * 2**14
+STACK_ON_CPU, STACKED_VALUES = 4, 2**16
 """Runs per stack on a CPU, and the largest step (tokens x width) at which stacking is faster: for larger steps the
 arithmetic dominates the calls that a stack saves (`benchmarks/stack.py`; numbers in docs/sweeps.md). A compiler saves
 most calls itself, and a compiled stack was slower than its separate runs."""
