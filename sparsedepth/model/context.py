@@ -1,16 +1,12 @@
 """What all blocks of a forward pass read beside the stream.
 
-Rotary position embeddings (2104.09864): the angle of position t in pair i of a head is t *
-theta^(-2i/K).
+Rotary positions (2104.09864): the angle of position t in pair i of a head is t * theta^(-2i/K).
 
 Shapes: B sequences, T tokens, D d_model (of x_0 all sources together), G key/value heads, K head
 width, X heads.
 """
 
-# ruff: noqa: N815 (shapes in names of fields)
-
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
@@ -19,23 +15,26 @@ Rotary = tuple[Tensor, Tensor] | None
 """cos_TK and sin_TK of the positions 0..T-1; None where positions are learned."""
 
 
-@dataclass(eq=False)
 class Context:
-    """Positions, which keys a query sees, x_0 and v_1. Not a tuple: FSDP hands copies of tuples to
-    its modules."""
+    """Positions, which keys a query sees, x_0 and v_1. No tuple or dataclass: FSDP copies those."""
 
-    rotary: Rotary = None
-    causal: bool = True
-    """whether a token sees only itself and earlier ones, or all"""
-    window: int | None = None
-    """keys that a token sees, itself included; None: all before it"""
-    document_BT: Tensor | None = None
-    """a number per token that changes with the document; a token sees only its own document"""
-    first_BTD: Tensor | None = None
-    """x_0, for blocks that read it"""
-    value_BGTK: Tensor | None = None
-    """v_1, the values of block 1; with `value_residual` set by block 1"""
-    _shared: dict[Callable[..., Tensor], Tensor] = field(default_factory=dict, init=False)
+    def __init__(
+        self,
+        rotary: Rotary = None,
+        document_BT: Tensor | None = None,
+        first_BTD: Tensor | None = None,
+        value_BGTK: Tensor | None = None,
+        *,
+        causal: bool = True,
+        window: int | None = None,
+    ):
+        self.rotary, self.causal, self.window = rotary, causal, window
+        """`causal`: a token sees itself and earlier ones; `window`: so many, itself included"""
+        self.document_BT = document_BT
+        """a number per token that changes with the document; a token sees only its own document"""
+        self.first_BTD, self.value_BGTK = first_BTD, value_BGTK
+        """x_0, for blocks that read it, and v_1; with `value_residual` set by block 1"""
+        self._shared: dict[Callable[..., Tensor], Tensor] = {}
 
     def once(self, compute: Callable[..., Tensor], *args: object) -> Tensor:
         """compute(*args), such as a mask: once for all layers, whose arguments are equal. Compiled
@@ -49,8 +48,9 @@ class Context:
 
     def repeated(self, copies: int) -> "Context":
         """For several copies of the batch, one after the other."""
-        own = {name: getattr(self, name) for name in ("document_BT", "first_BTD", "value_BGTK")}
-        return replace(self, **{n: x.repeat(copies, *[1] * (x.ndim - 1)) for n, x in own.items() if x is not None})
+        parts = (self.document_BT, self.first_BTD, self.value_BGTK)
+        repeated = (None if x is None else x.repeat(copies, *[1] * (x.ndim - 1)) for x in parts)
+        return Context(self.rotary, *repeated, causal=self.causal, window=self.window)
 
 
 def rotary_tables(n_tokens: int, d_head: int, theta: float, device: torch.device) -> tuple[Tensor, Tensor]:
