@@ -56,9 +56,8 @@ def effects(
 
 def _speedups(store: "Store", by: str | None, knob: str | None, format: str) -> bytes:
     """The compute multiplier of every setting."""
-    from sparsedepth.scaling.budget_text import speedup_lines
     from sparsedepth.scaling.budgets import budget_rows
-    from sparsedepth.scaling.speedup import speedups
+    from sparsedepth.scaling.speedup import speedup_lines, speedups
     from sparsedepth.store.query_result import QueryResult
 
     table = speedups(budget_rows(store, knob, None if by == "loss" else by))

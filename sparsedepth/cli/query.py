@@ -136,8 +136,8 @@ def _print_verifications(folders: list[Path]) -> None:
     """Print the results of `recipe verify` for the recipes of these folders."""
     if not any(any(folder.resolve().parent.glob("*/*.card.json")) for folder in folders):
         return  # most have none: saves importing pandas and the card's schema
+    from sparsedepth.recipe.build_card import trials_of
     from sparsedepth.recipe.text import trial_text
-    from sparsedepth.recipe.trial import trials_of
 
     for folder, card in trials_of(folders):
         print(f"\n{trial_text(folder, card)}")

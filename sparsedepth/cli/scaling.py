@@ -14,7 +14,7 @@ from sparsedepth.store.terminal import wrapped
 
 if TYPE_CHECKING:
     from sparsedepth.scaling.law import Law
-    from sparsedepth.scaling.tables import Report
+    from sparsedepth.scaling.report import Report
 
 COLUMNS = "model_size, num_tokens, d_model, n_layers, loss"
 Replicates = Annotated[int, typer.Option("--bootstrap", min=0, help="bootstrap refits; 0 for none")]
@@ -25,7 +25,6 @@ app = typer.Typer(help="Fit the depth law: how loss falls with width, depth and 
 def fitted(
     source: Annotated[Path, typer.Argument(metavar="SOURCE", help=f"results folder, or CSV with columns {COLUMNS}")],
     *,
-    minus_layers: Annotated[float, typer.Option(help="layers to subtract: 2 fits (l - 2)^-a_l")] = 0.0,
     fixed: Annotated[list[str] | None, typer.Option("--fix", help="fix an exponent: --fix a_l=1; repeatable")] = None,
     without: Annotated[list[str] | None, typer.Option(help="omit a term: width, depth or data; repeatable")] = None,
     exclude_highest: Annotated[int, typer.Option(min=0, help="exclude this many of the highest losses, with ties")] = 0,
@@ -36,11 +35,12 @@ def fitted(
     bootstrap: Replicates = 500,
 ) -> "Report":
     """The law fitted to the points of a folder or a table."""
-    from sparsedepth.scaling import points, uncertainty
+    from sparsedepth.scaling import points
+    from sparsedepth.scaling.fit import bootstrap as refitted
     from sparsedepth.scaling.fit import fit as fit_law
-    from sparsedepth.scaling.tables import Report
+    from sparsedepth.scaling.report import Report
 
-    law = law_of(minus_layers, fixed or [], without or [])
+    law = law_of(fixed or [], without or [])
     law_fit = fit_law(points.exclude_highest(points.read_points(source, where, cluster), exclude_highest), law)
     names = points.other_differences(source, where) if source.is_dir() else []
     ignored = f"runs also differ in {', '.join(names)}, which the law ignores; filter with --where"
@@ -48,12 +48,12 @@ def fitted(
         source=str(source),
         fit=law_fit,
         n_excluded=exclude_highest,
-        boot=uncertainty.bootstrap(law_fit, bootstrap) if bootstrap else None,
-        warnings=(ignored,) if names else (),
+        boot=refitted(law_fit, bootstrap) if bootstrap else None,
+        of_source=(ignored,) if names else (),
     )
 
 
-def law_of(minus_layers: float, fixed: list[str], without: list[str]) -> "Law":
+def law_of(fixed: list[str], without: list[str]) -> "Law":
     """The law without some terms, and with some exponents fixed. Raises ValueError for an unknown term."""
     from sparsedepth.config.plain_text import named_number
     from sparsedepth.scaling.law import TERMS, Law
@@ -67,7 +67,7 @@ def law_of(minus_layers: float, fixed: list[str], without: list[str]) -> "Law":
             raise ValueError(f"--fix {text!r} must be an exponent and its value, such as a_l=1")
         exponents[name] = value
     terms = tuple(term for term in TERMS if term.name not in without)
-    return Law(terms=terms, fixed=exponents, minus_layers=minus_layers)
+    return Law(terms=terms, fixed=exponents)
 
 
 @option.of_call(fitted)
@@ -76,7 +76,7 @@ def fit(
     format: Annotated[str, typer.Option(help="table, csv, json, markdown or latex")] = "table",
 ) -> None:
     """Fit L = c_m m^-a_m + c_l l^-a_l + c_D D^-a_D + E: width m, depth l, training tokens D."""
-    from sparsedepth.scaling.tables import as_object, closing, heading, parameter_table
+    from sparsedepth.scaling.report import as_object, closing, heading, parameter_table
 
     if format not in FORMATS:
         raise ValueError(f"--format {format!r} is not one of {', '.join(FORMATS)}")
@@ -102,7 +102,7 @@ def plot(
 
     report = fitted(**given, bootstrap=bootstrap)
     data = draw_law(report.fit, report.boot, out)
-    for warning in report.all_warnings:
+    for warning in report.warnings:
         print(f"warning: {warning}", file=sys.stderr)
     print(f"{out} ({out.stat().st_size // 1024} KiB), {data}")
 
@@ -118,9 +118,8 @@ def depth(
     The figure is `plot --figure isoflop`.
     """
     from sparsedepth.cli.query import write
-    from sparsedepth.scaling.budget_text import crossover_lines, crossover_table
     from sparsedepth.scaling.budgets import budget_rows
-    from sparsedepth.scaling.crossover import crossovers
+    from sparsedepth.scaling.crossover import crossover_lines, crossover_table, crossovers
     from sparsedepth.store.connection import open_store
 
     format = choose_format(format, out)

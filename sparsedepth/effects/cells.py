@@ -16,6 +16,7 @@ import difflib
 import json
 import math
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -210,12 +211,11 @@ def _texts(runs: pd.DataFrame, column: str) -> list[str]:
 
 def plain(value: Any) -> Any:
     """A cell of a frame as a plain value: NaN and NA -> None, whole floats -> int, arrays and JSON arrays -> tuples."""
-    if isinstance(value, str) and value.startswith("["):
-        try:
-            value = json.loads(value)
-        except ValueError:
-            return value
-    if isinstance(value, list | tuple | np.ndarray):
+    if isinstance(value, str):
+        with suppress(ValueError):
+            return plain(json.loads(value)) if value.startswith("[") else value
+        return value
+    if isinstance(value, (list, tuple, np.ndarray)):
         return tuple(plain(entry) for entry in value)
     if value is None or value is pd.NA or value is pd.NaT:
         return None
@@ -287,6 +287,11 @@ class CellRuns:
         return {
             int(s): float(self.value_N[which_N & (self.seed_N == s)].mean()) for s in np.unique(self.seed_N[which_N])
         }
+
+    def cost(self, name: str) -> float:
+        """The mean of a cost over the results that have it; NaN without any."""
+        values = self.costs[name][self.is_result_N]
+        return values[~np.isnan(values)].mean() if not np.isnan(values).all() else math.nan
 
     @property
     def n_diverged(self) -> int:

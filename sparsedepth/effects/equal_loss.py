@@ -38,9 +38,8 @@ def equal_loss_lines(cells: Cells, runs: pd.DataFrame) -> Iterator[str]:
         adjusted = rows.assign(value=rows["value"] - slope * (rows["loss"] - rows["loss"].mean()))
         texts = []
         for row in setting_effects(replace(cells, rows=adjusted)).dropna(subset=["lo"]).to_dict("records"):
-            shift = t_critical(df) * error * on_loss.get((depth, row["setting"]), np.nan)
+            middle, shift = row["estimate"], t_critical(df) * error * on_loss.get((depth, row["setting"]), np.nan)
             half = math.hypot((row["hi"] - row["lo"]) / 2, shift)
-            middle = row["estimate"]
             texts.append(f"{row['setting']} {middle:+.2g} ({middle - half:+.2g} to {middle + half:+.2g})")
         if texts:
             r = slope * math.sqrt(xx / float((y_N**2).sum()))

@@ -13,7 +13,7 @@ P-values are adjusted over the rows of a question at one depth. Ratios are diffe
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import replace
 from typing import Any
 
@@ -38,6 +38,8 @@ SIZES = {"d_model": "width slope", "train_tokens": "budget slope"}
 QUESTIONS = ("setting", "depth", "beside", "interaction", "depth slope", *SIZES.values())
 MATCHED = 0.01
 """A cost is equal if both sides agree to 1%."""
+BASES = ("tokens", "flops", "params_total", "params_active")
+"""The costs that both sides may share."""
 OWN_LR = "own lr"
 
 
@@ -72,10 +74,10 @@ def _frame(rows: Sequence[Row]) -> pd.DataFrame:
 
 def _settings(cells: Cells, at: Depth) -> list[Row]:
     """Every setting against the baseline."""
-    rows = []
     baseline = at.cells.get(BASELINE)
-    for setting, side in at.cells.items():
-        if setting == BASELINE:
+    rows = []
+    for side in at.cells.values():
+        if side is baseline:
             continue
         row = _row(cells, at, "setting", side, baseline)
         if baseline is None:
@@ -96,62 +98,43 @@ def _combinations(cells: Cells, at: Depth) -> list[Row]:
             rest = by_changes.get(both - part)
             if not part or not part < both or rest is None or rest == BASELINE:
                 continue
-            sides = at.cells[name], at.cells[rest]
-            row = _row(cells, at, "beside", *sides)
-            row.fields |= {"setting": of_part, "context": rest}
-            _estimate(cells, at, row, *sides)
+            asked = {"setting": of_part, "context": rest}
+            row = _row(cells, at, "beside", at.cells[name], at.cells[rest], **asked)
+            _estimate(cells, at, row, at.cells[name], at.cells[rest])
             beside.append(row)
             if of_part < rest and BASELINE in at.cells:
-                interactions.append(_interaction(cells, at, name, of_part, rest))
+                row = _row(cells, at, "interaction", at.cells[name], at.cells[BASELINE], **asked)
+                weights = {name: 1.0, of_part: -1.0, rest: -1.0, BASELINE: 1.0}
+                if {*weights} <= {*at.order}:
+                    _set(cells, at, row, weights)
+                else:
+                    row.fields["reason"] = "not all four were run with a tuned lr"
+                interactions.append(row)
     return [*judged(beside), *judged(interactions)]
 
 
-def _interaction(cells: Cells, at: Depth, both: str, part: str, rest: str) -> Row:
-    row = _row(cells, at, "interaction", at.cells[both], at.cells[BASELINE])
-    row.fields |= {"setting": part, "context": rest}
-    names = {both: 1.0, part: -1.0, rest: -1.0, BASELINE: 1.0}
-    if not all(name in at.order for name in names):
-        row.fields["reason"] = "not all four were run with a tuned lr"
-        return row
-    _set(cells, at, row, names)
-    return row
-
-
-def _row(cells: Cells, at: Depth, question: str, side: CellRuns, baseline: CellRuns | None) -> Row:
-    fields: dict[str, Any] = dict.fromkeys(COLUMNS)
-    fields |= {"question": question, "setting": side.setting, "context": "", "n_layers": at.depth}
-    fields |= {"verdict": "not shown", "reason": "", "at": OWN_LR if cells.field else "", **_counts(side, "")}
+def _row(cells: Cells, at: Depth, question: str, side: CellRuns, baseline: CellRuns | None, **asked: str) -> Row:
+    """A row without its estimate: what was run, its costs relative to the baseline's, and the cost that both share."""
+    fields: dict[str, Any] = _fields(question, side.setting, at.depth) | asked
+    fields["at"] = OWN_LR if cells.field else ""
+    for end, each in (("", side), ("_baseline", baseline)):
+        if each is not None:
+            fields[f"lr{end}"] = None if math.isnan(each.lr) else each.lr
+            fields |= {f"seeds{end}": len(each.results), f"diverged{end}": each.n_diverged}
     if baseline is not None:
-        fields |= {**_counts(baseline, "_baseline"), "baseline_value": _mean(baseline.results)}
-        fields |= _costs(side, baseline)
-        equal = [name for name in ("tokens", "flops", "params_total", "params_active") if _is_equal(fields[name])]
+        of_baseline = [*baseline.results.values()]
+        fields["baseline_value"] = sum(of_baseline) / len(of_baseline) if of_baseline else None
+        for name in side.costs:
+            own, other = side.cost(name), baseline.cost(name)
+            fields[name] = float(own / other) if other else None
+        equal = [name for name in BASES if fields[name] is not None and abs(fields[name] - 1) <= MATCHED]
         fields["basis"] = equal[0] if equal else "none"
     return Row(fields=fields, unit=cells.unit)
 
 
-def _counts(side: CellRuns, end: str) -> dict[str, Any]:
-    return {
-        f"lr{end}": None if math.isnan(side.lr) else side.lr,
-        f"seeds{end}": len(side.results),
-        f"diverged{end}": side.n_diverged,
-    }
-
-
-def _mean(by_seed: dict[int, float]) -> float | None:
-    return sum(by_seed.values()) / len(by_seed) if by_seed else None
-
-
-def _costs(side: CellRuns, baseline: CellRuns) -> dict[str, float | None]:
-    """The costs of a result, relative to the baseline's."""
-    ratios: dict[str, float | None] = {}
-    for name in side.costs:
-        own, other = (each.costs[name][each.is_result_N & ~np.isnan(each.costs[name])] for each in (side, baseline))
-        ratios[name] = float(own.mean() / other.mean()) if len(own) and len(other) and other.mean() else None
-    return ratios
-
-
-def _is_equal(ratio: float | None) -> bool:
-    return ratio is not None and abs(ratio - 1) <= MATCHED
+def _fields(question: str, setting: str, depth: int | None) -> dict[str, Any]:
+    fields = {"question": question, "setting": setting, "context": "", "n_layers": depth}
+    return dict.fromkeys(COLUMNS) | fields | {"verdict": "not shown", "reason": ""}
 
 
 def _estimate(cells: Cells, at: Depth, row: Row, side: CellRuns, baseline: CellRuns) -> None:
@@ -160,24 +143,23 @@ def _estimate(cells: Cells, at: Depth, row: Row, side: CellRuns, baseline: CellR
     if fixed and side.lr != baseline.lr:
         lr = fixed[0].lr
         row.fields |= {"at": f"{cells.field}={lr:g}", "lr": lr, "lr_baseline": lr}
-        _set_pair(row, [each.by_seed(each.lr_N == lr) for each in (side, baseline)], f"{cells.field} {lr:g}")
-        return
-    if side.setting in at.order and baseline.setting in at.order:
+        _set_pair(
+            row, side.by_seed(side.lr_N == lr), baseline.by_seed(baseline.lr_N == lr), f" at {cells.field} {lr:g}"
+        )
+    elif side.setting in at.order and baseline.setting in at.order:
         _set(cells, at, row, {side.setting: 1.0, baseline.setting: -1.0})
         if not cells.is_tuned and cells.field and side.lr != baseline.lr:
             row.at_equal_lr = _at_equal_lr(side, baseline)
-        return
-    _set_pair(row, [side.results, baseline.results], "")
+    else:
+        _set_pair(row, side.results, baseline.results)
 
 
-def _set_pair(row: Row, parts: Sequence[dict[int, float]], where: str) -> None:
+def _set_pair(row: Row, own: dict[int, float], other: dict[int, float], where: str = "") -> None:
     """The contrast of two cells alone, without a curve, from the outcome of each seed."""
-    seeds = [set(part) for part in parts]
-    row.fields |= {"seeds": len(seeds[0]), "seeds_baseline": len(seeds[1])}
-    found = fit_of(parts) if seeds[0] & seeds[1] else None
+    row.fields |= {"seeds": len(own), "seeds_baseline": len(other)}
+    found = fit_of([own, other]) if own.keys() & other.keys() else None
     if found is None:
-        at = f" at {where}" if where else ""
-        row.fields |= {"estimate": _difference(*parts), "reason": _why_not(seeds[0], seeds[1], at)}
+        row.fields |= {"estimate": _difference(own, other), "reason": _why_not(own.keys(), other.keys(), where)}
         return
     row.contrast = found.combine(np.array([1.0, -1.0]))
     row.shared = found.share_of_baseline(0, 1)
@@ -190,60 +172,55 @@ def _difference(own: dict[int, float], other: dict[int, float]) -> float | None:
     return sum(own[seed] - other[seed] for seed in common) / len(common) if common else None
 
 
-def _why_not(seeds: set[int], others: set[int], at: str = "") -> str:
+def _why_not(seeds: Set[int], others: Set[int], where: str = "") -> str:
     if not seeds or not others:
-        return f"{'the setting' if not seeds else 'the baseline'} was not run{at}, or its runs have no value"
+        return f"{'the setting' if not seeds else 'the baseline'} was not run{where}, or its runs have no value"
     if not seeds & others:
-        return f"the setting and the baseline have no seed in common{at}"
+        return f"the setting and the baseline have no seed in common{where}"
     if len(seeds & others) == 1:
-        return f"one seed in common{at}: no interval without a second"
-    return f"the runs of different seeds have equal values{at}: there is no noise to judge by"
+        return f"one seed in common{where}: no interval without a second"
+    return f"the runs of different seeds have equal values{where}: there is no noise to judge by"
 
 
-def _set(cells: Cells, at: Depth, row: Row, names: dict[str, float]) -> None:
+def _set(cells: Cells, at: Depth, row: Row, weights: dict[str, float]) -> None:
     """A combination of cells of the depth's fit."""
-    contrast = _combined(at.fitted, at.order, names)
+    sides = [at.cells[name] for name in weights]
+    contrast = _combined(at.fitted, at.order, weights)
     if contrast is None or at.fitted is None:
-        parts = [at.cells[name].results for name in names]
-        row.fields["reason"] = _why_not(set(parts[0]), set(parts[1]))
-        row.fields["estimate"] = _difference(*parts) if len(parts) == 2 else None
+        own, other, *more = [side.results for side in sides]
+        row.fields["reason"] = _why_not(own.keys(), other.keys())
+        row.fields["estimate"] = None if more else _difference(own, other)
         return
-    numbers = [at.order.index(name) for name in names]
+    numbers = [at.order.index(name) for name in weights]
     row.contrast, row.shared = contrast, at.fitted.share_of_baseline(numbers[0], numbers[-1])
-    if len(names) > 2:
-        return
-    sides = [at.cells[name] for name in names]
-    ends = [
-        Side(
-            name=name,
-            lr=f"{cells.field} {side.lr:g}" if cells.field else "",
-            edge=side.edge if cells.is_tuned else "",
-            outside=float(at.fitted.outside_C[number]),
-            diverged=side.n_diverged,
+    if len(weights) == 2:
+        outside = [float(at.fitted.outside_C[number]) for number in numbers]
+        row.sides = (
+            _side(cells, "the setting", sides[0], outside=outside[0], diverged=sides[0].n_diverged),
+            _side(cells, "the baseline", sides[1], outside=outside[1], diverged=sides[1].n_diverged),
         )
-        for name, side, number in zip(("the setting", "the baseline"), sides, numbers, strict=True)
-    ]
-    row.sides = ends[0], ends[1]
 
 
-def _combined(found: Fit | None, order: Sequence[Any], names: Mapping[Any, float]) -> Distribution | None:
+def _side(cells: Cells, name: str, side: CellRuns, **known: Any) -> Side:
+    lr = f"{cells.field} {side.lr:g}" if cells.field else ""
+    return Side(name=name, lr=lr, edge=side.edge if cells.is_tuned else "", **known)
+
+
+def _combined(found: Fit | None, order: Sequence[Any], weights: Mapping[Any, float]) -> Distribution | None:
     """A combination of the cells of a fit, in their order; None where no seeds connect them."""
-    numbers = [order.index(name) for name in names]
+    numbers = [order.index(name) for name in weights]
     if found is None or len(set(found.group_C[numbers])) > 1:
         return None
     weight_C = np.zeros(len(order))
-    weight_C[numbers] = list(names.values())
+    weight_C[numbers] = list(weights.values())
     return found.combine(weight_C)
 
 
 def _at_equal_lr(side: CellRuns, baseline: CellRuns) -> tuple[float, ...] | None:
     """The effects with both sides at either's lr, over common seeds; None where no lr was run on both."""
-    effects = []
-    for lr in dict.fromkeys((side.lr, baseline.lr)):
-        own, other = (each.by_seed(each.lr_N == lr) for each in (side, baseline))
-        difference = _difference(own, other)
-        effects += [] if difference is None else [difference]
-    return tuple(effects) or None
+    lrs = dict.fromkeys((side.lr, baseline.lr))
+    effects = (_difference(*(each.by_seed(each.lr_N == lr) for each in (side, baseline))) for lr in lrs)
+    return tuple(effect for effect in effects if effect is not None) or None
 
 
 # Slopes: the change of an effect per doubling
@@ -260,10 +237,9 @@ def _depth_slopes(rows: Sequence[Row]) -> list[Row]:
         if len(at_depths) < 2:
             continue
         weights = _per_doubling([row.fields["n_layers"] for row in at_depths])
-        row = _slope("depth slope", setting, None, min(row.fields["seeds"] for row in at_depths))
-        row.fields["at"] = at_depths[0].fields["at"]
-        row.contrast = _sum([row.contrast for row in at_depths if row.contrast], weights)
-        slopes.append(row)
+        fields = _fields("depth slope", setting, None) | {"at": at_depths[0].fields["at"]}
+        fields["seeds"] = min(row.fields["seeds"] for row in at_depths)
+        slopes.append(Row(fields=fields, contrast=_sum([row.contrast for row in at_depths if row.contrast], weights)))
     return slopes
 
 
@@ -282,10 +258,10 @@ def _size_slopes(cells: Cells, at: Depth, size: str) -> list[Row]:
         if not part or not {*SIZES}.isdisjoint(dict(part)) or len(values) < 2:
             continue
         contexts = [at_sizes[value] for value in values]
-        names = _slope_of(values, [(by_changes[part | context], by_changes[context]) for context in contexts])
-        row = _slope(SIZES[size], setting, at.depth, min(len(at.cells[name].results) for name in names))
-        row.fields["context"] = ", ".join(sorted(follow))
-        _set(cells, at, row, names)
+        weights = _slope_of(values, [(by_changes[part | context], by_changes[context]) for context in contexts])
+        row = Row(fields=_fields(SIZES[size], setting, at.depth) | {"context": ", ".join(sorted(follow))})
+        row.fields["seeds"] = min(len(at.cells[name].results) for name in weights)
+        _set(cells, at, row, weights)
         slopes.append(row)
     return slopes
 
@@ -304,12 +280,10 @@ def _lr_slopes(cells: Cells, at: Depth) -> list[Row]:
     slopes = []
     for setting, values in common.items():
         contrast = _combined(found, [*parts], _slope_of(values, [((setting, lr), (BASELINE, lr)) for lr in values]))
-        if contrast is None:
-            continue
-        seeds = min(len(parts[name, lr]) for name in (setting, BASELINE) for lr in values)
-        row = _slope(_tuned_slope(cells), setting, at.depth, seeds)
-        row.contrast = contrast
-        slopes.append(row)
+        if contrast is not None:
+            fields = _fields(_tuned_slope(cells), setting, at.depth)
+            fields["seeds"] = min(len(parts[name, lr]) for name in (setting, BASELINE) for lr in values)
+            slopes.append(Row(fields=fields, contrast=contrast))
     return slopes
 
 
@@ -329,12 +303,6 @@ def _per_doubling(values: Sequence[float]) -> np.ndarray:
     return (x - x.mean()) / ((x - x.mean()) ** 2).sum()
 
 
-def _slope(question: str, setting: str, depth: int | None, seeds: int) -> Row:
-    fields: dict[str, Any] = dict.fromkeys(COLUMNS)
-    fields |= {"question": question, "setting": setting, "context": "", "n_layers": depth, "seeds": seeds}
-    return Row(fields=fields | {"verdict": "not shown", "reason": ""})
-
-
 # The baseline over depths
 
 
@@ -345,18 +313,14 @@ def _depths(cells: Cells, depths: Sequence[Depth]) -> list[Row]:
     rows = []
     for at in have[1:]:
         sides = at.cells[BASELINE], have[0].cells[BASELINE]
-        row = _row(cells, at, "depth", *sides)
-        row.fields |= {"setting": f"n_layers={at.depth}", "context": ""}
-        _set_pair(row, [side.results for side in sides], "")
+        row = _row(cells, at, "depth", *sides, setting=f"n_layers={at.depth}")
+        _set_pair(row, sides[0].results, sides[1].results)
         if row.contrast is not None and cells.is_tuned:
             variance, extra = row.contrast.sd**2, sum(_choice_variance(each) for each in (at, have[0]))
             sd_G = np.sqrt(row.contrast.sd_G**2 + extra)
             row.contrast = replace(row.contrast, sd_G=sd_G, seeds_share=variance / (variance + extra))
-        ends = [
-            Side(name=name, lr=f"{cells.field} {side.lr:g}", edge=side.edge if cells.is_tuned else "")
-            for name, side in zip((f"{at.depth} layers", f"{have[0].depth} layers"), sides, strict=True)
-        ]
-        row.sides = ends[0], ends[1]
+        names = f"{at.depth} layers", f"{have[0].depth} layers"
+        row.sides = _side(cells, names[0], sides[0]), _side(cells, names[1], sides[1])
         rows.append(row)
     return rows
 
@@ -380,10 +344,6 @@ def _sum(parts: Sequence[Distribution], weight_P: np.ndarray) -> Distribution:
     mean_P, variance_P, df_P, share_P = np.array(numbers).T
     variance_P = variance_P * weight_P**2
     total = variance_P.sum()
-    return Distribution(
-        mean_G=np.array([weight_P @ mean_P]),
-        sd_G=np.array([math.sqrt(total)]),
-        df_G=np.array([total**2 / (variance_P**2 / df_P).sum()]),
-        weight_G=np.ones(1),
-        seeds_share=float(variance_P @ share_P / total),
-    )
+    mean, sd, df = weight_P @ mean_P, math.sqrt(total), total**2 / (variance_P**2 / df_P).sum()
+    seeds_share = float(variance_P @ share_P / total)
+    return Distribution(np.array([mean]), np.array([sd]), np.array([df]), np.ones(1), seeds_share)

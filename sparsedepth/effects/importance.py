@@ -11,9 +11,8 @@ A share always exists: of few proposals also an axis that does nothing has one, 
 import importlib.util
 import math
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -45,18 +44,13 @@ EXPLAINED = (
 def proposals(runs: pd.DataFrame, search: Search) -> pd.DataFrame:
     """One row per proposal, oldest first: the axes, each objective's mean over seeds (NaN if a seed diverged or ended
     early), n_seeds, on_front."""
-    rows = []
-    for cell_id, cell in runs.groupby("cell_id", sort=False):
-        first = cell.iloc[0]
-        is_incomplete = len(cell) < search.n_seeds or bool((cell["outcome"] != "ok").any())
-        means = {
-            name: np.nan if is_incomplete else float(pd.to_numeric(cell[name]).mean()) for name in search.objectives
-        }
-        started = min(map(str, cell["started"])) if "started" in cell.columns else ""
-        knobs = {name: plain(first[name]) for name in search.axes}
-        rows.append({"cell_id": cell_id, **knobs, **means, "n_seeds": len(cell), "started": started})
-    columns = ["cell_id", *search.axes, *search.objectives, "n_seeds", "started"]
-    frame = pd.DataFrame(rows, columns=columns).sort_values("started", kind="stable").reset_index(drop=True)
+    cells = runs.groupby("cell_id", sort=False)
+    frame = pd.DataFrame({name: cells[name].first().map(plain) for name in search.axes})
+    is_complete = (cells.size() >= search.n_seeds) & (runs["outcome"] == "ok").groupby(runs["cell_id"]).all()
+    for name in search.objectives:
+        frame[name] = pd.to_numeric(runs[name]).groupby(runs["cell_id"]).mean().where(is_complete)
+    frame = frame.assign(n_seeds=cells.size(), started=cells["started"].min() if "started" in runs else "")
+    frame = frame.sort_values("started", kind="stable").reset_index()
     return frame.assign(on_front=on_front(frame[list(search.objectives)].to_numpy(float), search.objectives))
 
 
@@ -81,40 +75,38 @@ def study_of(frame: pd.DataFrame, search: Search, objective: str) -> "optuna.Stu
     """A study in memory of one objective: a trial for each proposal that has its value, in order, with the axes that
     take several values. A field that a proposal does not have is no parameter of its trial."""
     import optuna
-    from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution
 
     optuna.logging.set_verbosity(optuna.logging.WARNING)
-    frame = finished(frame, objective)
-    spaces: dict[str, BaseDistribution] = {}
-    for name, options in options_of(frame, search).items():
-        axis = search.definition.axes.get(name)
-        if isinstance(axis, Interval):
-            known = [float(value) for value in options if value is not None]
-            low, high = min(axis.low, *known), max(axis.high, *known)  # proposals of a narrower, earlier definition
-            spaces[name] = FloatDistribution(low, high, log=axis.log)
-        else:
-            takes_null = axis is not None and None in axis
-            chosen = [_choice(value) for value in options if value is not None or takes_null]
-            spaces[name] = CategoricalDistribution(chosen)
+    frame, axes = finished(frame, objective), search.definition.axes
+    spaces = {name: _distribution(options, axes.get(name)) for name, options in options_of(frame, search).items()}
     study = optuna.create_study(direction="maximize" if quantities.sign(objective) > 0 else "minimize")
     for proposal in frame.to_dict("records"):
         params = {
-            name: float(proposal[name]) if isinstance(space, FloatDistribution) else _choice(plain(proposal[name]))
+            name: float(proposal[name]) if isinstance(axes.get(name), Interval) else _choice(plain(proposal[name]))
             for name, space in spaces.items()
             if plain(proposal[name]) is not None or None in getattr(space, "choices", ())
         }
-        distributions = {name: spaces[name] for name in params}
-        trial = optuna.trial.create_trial(params=params, distributions=distributions, value=float(proposal[objective]))
-        study.add_trial(trial)
+        value, of_params = float(proposal[objective]), {name: spaces[name] for name in params}
+        study.add_trial(optuna.trial.create_trial(params=params, distributions=of_params, value=value))
     return study
+
+
+def _distribution(options: list, axis: Any) -> "optuna.distributions.BaseDistribution":
+    from optuna.distributions import CategoricalDistribution, FloatDistribution
+
+    if isinstance(axis, Interval):
+        known = [float(value) for value in options if value is not None]
+        low, high = min(axis.low, *known), max(axis.high, *known)  # proposals of a narrower, earlier definition
+        return FloatDistribution(low, high, log=axis.log)
+    takes_null = axis is not None and None in axis
+    return CategoricalDistribution([_choice(value) for value in options if value is not None or takes_null])
 
 
 def _choice(value: Any) -> Any:
     return value if isinstance(value, bool | int | float | str | None) else str(value)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Importance:
+class Importance(NamedTuple):
     """The importance of one axis to one objective."""
 
     axis: str
@@ -129,29 +121,22 @@ def importances(frame: pd.DataFrame, search: Search, objective: str) -> list[Imp
     """Of each axis, the most important first. Empty with too few proposals, or where all have the same value."""
     import optuna
 
-    frame = finished(frame, objective)
+    frame, sign = finished(frame, objective), quantities.sign(objective)
     options = options_of(frame, search)
     if len(frame) < MIN_PROPOSALS or not options or frame[objective].nunique() == 1:
         return []
-    study = study_of(frame, search, objective)
+    axes, study = search.definition.axes, study_of(frame, search, objective)
     values = frame[objective].to_numpy(float)
-    ratios = np.log(values) if quantities.IN_RUNS[objective].is_ratio and (values > 0).all() else values
+    fanova: dict[str, float] = {}
     with warnings.catch_warnings(action="ignore"):  # experimental; that the lowest are the best
         evaluator = optuna.importance.PedAnovaImportanceEvaluator(target_quantile=best_share(len(frame)))
-        shares = _shares(study, evaluator, -quantities.sign(objective) * values)  # it calls the lowest the best
-        fanova: Mapping[str, float] = {}
+        shares = _shares(study, evaluator, -sign * values)  # it calls the lowest the best
         if importlib.util.find_spec("sklearn"):
+            ratios = np.log(values) if quantities.IN_RUNS[objective].is_ratio and (values > 0).all() else values
             fanova = _shares(study, optuna.importance.FanovaImportanceEvaluator(seed=0), ratios)
-    best = frame.sort_values(objective, ascending=quantities.sign(objective) < 0).head(
-        math.ceil(best_share(len(frame)) * len(frame))
-    )
+    best = frame.sort_values(objective, ascending=sign < 0).head(n_best(len(frame)))
     found = [
-        Importance(
-            axis=name,
-            ped_anova=shares.get(name, 0.0),
-            fanova=fanova.get(name),
-            best=_values_text(best[name].tolist(), isinstance(search.definition.axes.get(name), Interval)),
-        )
+        Importance(name, shares.get(name, 0.0), fanova.get(name), _values_text(best[name], axes.get(name)))
         for name in options
     ]
     return sorted(found, key=lambda each: -each.ped_anova)
@@ -162,6 +147,10 @@ def best_share(n: int) -> float:
     return min(0.5, max(0.1, MIN_BEST / n))
 
 
+def n_best(n: int) -> int:
+    return math.ceil(best_share(n) * n)
+
+
 def _shares(study: "optuna.Study", evaluator: Any, values: np.ndarray) -> dict[str, float]:
     import optuna
 
@@ -169,18 +158,17 @@ def _shares(study: "optuna.Study", evaluator: Any, values: np.ndarray) -> dict[s
     if len(names) == 1:
         return dict.fromkeys(names, 1.0)
     by_trial = values.tolist()
-    shares = optuna.importance.get_param_importances(
+    return optuna.importance.get_param_importances(
         study, evaluator=evaluator, target=lambda trial: by_trial[trial.number]
     )
-    return {name: float(share) for name, share in shares.items()}
 
 
-def _values_text(values: Sequence[Any], is_range: bool) -> str:
+def _values_text(values: pd.Series, axis: Any) -> str:
     """'0.002 to 0.009' of a range; 'lns 5x, none 1x' of a choice."""
-    if is_range:
-        numbers = pd.Series(values, dtype=float).dropna()
+    if isinstance(axis, Interval):
+        numbers = values.dropna().astype(float)
         return f"{numbers.min():.3g} to {numbers.max():.3g}" if len(numbers) else "none"
-    counts = pd.Series([str(plain(value)) for value in values]).value_counts()
+    counts = values.map(lambda value: str(plain(value))).value_counts()
     return ", ".join(f"{value} {n}x" for value, n in counts.items())
 
 
@@ -193,25 +181,20 @@ def search_lines(runs: pd.DataFrame, search: Search, by: str | None = None) -> I
     frame = proposals(runs, search)
     yield f"{search.text}\n{EXPLAINED}"
     for objective in [by] if by in search.objectives else search.objectives:
-        n = int(frame[objective].notna().sum())
-        quantity = quantities.IN_RUNS[objective]
+        n, quantity = len(finished(frame, objective)), quantities.IN_RUNS[objective]
         unit = f" [{quantity.unit}]" if quantity.unit not in ("", "1") else ""
         yield f"\n{objective}{unit}, {quantity.better}er is better: {n} of {len(frame)} proposals finished"
         if caution := degeneracy(objective, score_rows(runs, objective)).text:
             yield f"  {caution}"
+        found = importances(frame, search, objective)
         if n > 1 and frame[objective].nunique() == 1:
             yield "  no analysis: all values are equal"
-            continue
-        if not (found := importances(frame, search, objective)):
+        elif not found:
             yield f"  no analysis: it needs {MIN_PROPOSALS} finished proposals and an axis that varies"
-            continue
-        n_best = math.ceil(best_share(n) * n)
         for each in found:
             fanova = "" if each.fanova is None else f", fANOVA {each.fanova:.0%}"
-            yield (
-                f"  {each.axis}: importance PED-ANOVA {each.ped_anova:.0%}{fanova}; "
-                f"the best {counted(n_best, 'proposal')}: {each.best}"
-            )
+            best = f"the best {counted(n_best(n), 'proposal')}: {each.best}"
+            yield f"  {each.axis}: importance PED-ANOVA {each.ped_anova:.0%}{fanova}; {best}"
 
 
 def search_table(runs: pd.DataFrame, search: Search, by: str | None = None) -> QueryResult:
@@ -219,7 +202,7 @@ def search_table(runs: pd.DataFrame, search: Search, by: str | None = None) -> Q
     frame = proposals(result_rows(runs), search)
     columns = ("objective", "axis", "ped_anova", "fanova", "best_values", "proposals")
     rows = [
-        (objective, each.axis, each.ped_anova, each.fanova, each.best, len(finished(frame, objective)))
+        (objective, *each, len(finished(frame, objective)))
         for objective in ([by] if by in search.objectives else search.objectives)
         for each in importances(frame, search, objective)
     ]

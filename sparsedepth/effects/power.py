@@ -14,14 +14,15 @@ import math
 from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 
 import numpy as np
 import pandas as pd
 
 from sparsedepth.config.run import RunConfig
 from sparsedepth.effects.cells import BASELINE, cells_of, depths_of, fit_of, unit_of
-from sparsedepth.effects.verdict import ALPHA, POWER, interval_and_detectable, level_of
+from sparsedepth.effects.fit import Fit
+from sparsedepth.effects.verdict import ALPHA, POWER, Distribution, interval_and_detectable, level_of
 from sparsedepth.store.query_result import QueryResult
 from sparsedepth.store.schema import stored_fields
 
@@ -46,11 +47,10 @@ class Noise:
 
 @dataclass(frozen=True)
 class Power:
-    """The power of a design for one setting."""
+    """The power of a design for one setting, at each of these depths."""
 
     setting: str
     n_layers: tuple[int, ...]
-    """The depths at each of which this holds."""
     n_seeds: int
     detectable: float | None
     """None with too few seeds."""
@@ -60,18 +60,22 @@ class Power:
 
 def pilot_noise(runs: pd.DataFrame, outcome: str) -> Noise:
     """The noise of the runs of a store, pooled over depths. Raises ValueError where no cell has two seeds."""
-    cells = cells_of(runs, outcome)
-    fits = [at.fitted for at in depths_of(cells) if at.fitted]
+    fits = [at.fitted for at in depths_of(cells_of(runs, outcome)) if at.fitted]
     if not fits:
         raise ValueError(
             f"the pilot has no estimate of noise: no setting has two finished runs that differ in {outcome}"
         )
     df = np.array([found.noise.df for found in fits])
     own2 = float(df @ [found.noise.s2 for found in fits] / df.sum())
-    tuned = [found for found in fits if found.has_curve and len(found.n_C) > 1]
-    effects = [found.combine(np.eye(len(found.n_C))[1] - np.eye(len(found.n_C))[0]) for found in tuned]
+    effects = [_first_effect(found) for found in fits if found.has_curve and len(found.n_C) > 1]
     choices = [(1 - effect.seeds_share) * effect.sd**2 / 2 for effect in effects]
     return Noise(own=math.sqrt(own2), df=float(df.sum()), choice=math.sqrt(np.mean(choices)) if choices else 0.0)
+
+
+def _first_effect(found: Fit) -> Distribution:
+    """Of the first setting against the baseline."""
+    unit_CC = np.eye(len(found.n_C))
+    return found.combine(unit_CC[1] - unit_CC[0])
 
 
 def measure_power(
@@ -81,22 +85,14 @@ def measure_power(
     tuned: Sequence[str] = (),
     effect: float | None = None,
 ) -> list[Power]:
-    """Every setting of the planned results at every depth, then every depth against the shallowest.
-
-    Raises ValueError for an outcome that is no number of `runs`, and for an effect that is not above 0.
-    """
-    unit_of(outcome)
+    """Every setting of the planned results at every depth, then every depth against the shallowest. Raises ValueError
+    for an outcome that is no number of `runs`, and for an effect that is not above 0."""
     if effect is not None and not 0 < effect < math.inf:
         raise ValueError(f"effect={effect:g} must be a size above 0, whatever its direction")
-    choice = noise.choice if tuned else 0.0
-
-    @cache
-    def detected(n_settings: int, n_seeds: int) -> float | None:
-        return _detectable(n_settings, n_seeds, noise, choice)
+    detected = cache(partial(_detectable, noise=noise, choice=noise.choice if tuned else 0.0))
 
     def is_enough(n_settings: int, n_seeds: int) -> bool:
-        found = detected(n_settings, n_seeds)
-        return found is not None and effect is not None and found <= effect
+        return effect is not None and (detected(n_settings, n_seeds) or math.inf) <= effect
 
     powers = []
     for (setting, n_settings, n_seeds), depths in _planned(configs, outcome, tuned).items():
@@ -108,11 +104,9 @@ def measure_power(
 
 def _planned(configs: Sequence[RunConfig], outcome: str, tuned: Sequence[str]) -> dict[tuple[str, int, int], list[int]]:
     """(setting, settings that share its baseline, seeds that both have) -> depths."""
-    records = []
-    for i, config in enumerate(configs):
-        facts = {"run_id": i, "cell_id": config.cell_id, "outcome": "ok", outcome: 1.0}
-        records.append({**stored_fields(config), **facts})
-    runs = pd.DataFrame.from_records(records).assign(tuned_fields=",".join(tuned) or None)
+    runs = pd.DataFrame([stored_fields(config) | {"cell_id": config.cell_id} for config in configs])
+    facts = {"outcome": "ok", outcome: 1.0, "tuned_fields": ",".join(tuned) or None}
+    runs = runs.assign(run_id=runs.index, **facts)
     cells = cells_of(runs, outcome)
     seeds = cells.rows.groupby(["n_layers", "setting"])["seed"].agg(set).to_dict()
     planned: dict[tuple[str, int, int], list[int]] = {}
@@ -137,8 +131,7 @@ def _detectable(n_settings: int, n_seeds: int, noise: Noise, choice: float) -> f
         y_CS = own * generator.standard_normal((n_settings + 1, n_seeds))
         found = fit_of([dict(enumerate(y_S)) for y_S in y_CS])
         assert found is not None
-        weight_C = np.eye(n_settings + 1)[1] - np.eye(n_settings + 1)[0]
-        contrast = found.combine(weight_C)
+        contrast = _first_effect(found)
         level = level_of(np.full(n_settings, found.share_of_baseline(1, 0)))
         *_, size = interval_and_detectable(contrast, level)
         sizes.append(size * math.sqrt(1 + 2 * choice**2 / contrast.sd**2))

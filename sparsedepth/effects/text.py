@@ -17,7 +17,6 @@ from sparsedepth.store.query_result import QueryResult
 OPTIONAL = ("diverged", "basis", "seeds", "flops", "lr", "detectable")
 DETAIL = ("p_adjusted", "df", "seeds_part", "lr_part")
 REASONS_SHOWN = 6
-VERDICTS = ("lower", "higher")
 
 
 def effects_table(effects: pd.DataFrame, cells: Cells) -> QueryResult:
@@ -31,19 +30,20 @@ def effects_text(effects: pd.DataFrame, cells: Cells, width: int | None = None, 
         return nothing_text(cells)
     names = ["n_layers", "effect", "lo", "hi", "detectable", "verdict", "lr", "basis", "seeds", "diverged", "flops"]
     names += [*(DETAIL if detail else ()), "setting"]
-    is_listed = detail | effects["question"].isin(QUESTIONS) | effects["verdict"].isin(VERDICTS)
+    is_listed = detail | effects["question"].isin(QUESTIONS) | effects["verdict"].isin(["lower", "higher"])
     shown = [_cells_of(row, cells) for row in effects[is_listed].to_dict("records")]
     rows = tuple(tuple(row[name] for name in names) for row in shown)
     table = terminal.fit(QueryResult(columns=tuple(names), rows=rows), OPTIONAL, width)
-    over = "over" if cells.unit.startswith("ln ratio") else "minus"
-    baseline = cells.settings.baseline_text if cells.settings else ""
-    head = [f"{title(cells.outcome, cells.unit)}; effect: setting {over} baseline{_lr_text(effects, cells)}", baseline]
-    return (
-        terminal.wrapped(filter(None, [*head, cells.budget_text]), width)
-        + table.text
-        + "\n"
-        + terminal.wrapped([*paragraph(effects, cells), *_left_out(effects[~is_listed], cells)], width).rstrip("\n")
-    )
+    over = "over" if cells.unit == "ln ratio" else "minus"
+    lr = f", each at its own tuned {cells.field}" if cells.field else ""
+    if lr and {*effects["at"].dropna()} - {"", OWN_LR}:
+        lr += ", or both at the one that was run"
+    head = [f"{title(cells.outcome, cells.unit)}; effect: setting {over} baseline{lr}"]
+    head += [cells.settings.baseline_text if cells.settings else "", cells.budget_text]
+    notes = paragraph(effects, cells)
+    if hidden := int((~is_listed).sum()):
+        notes.append(f"{counted(hidden, 'effect')} not shown to change with {cells.field}: listed by --detail")
+    return f"{terminal.wrapped(filter(None, head), width)}{table.text}\n{terminal.wrapped(notes, width)}".rstrip("\n")
 
 
 def nothing_text(cells: Cells) -> str:
@@ -59,22 +59,15 @@ def nothing_text(cells: Cells) -> str:
 
 def _cells_of(row: dict[str, Any], cells: Cells) -> dict[str, Any]:
     """The columns of a row of the table."""
-    is_ratio = cells.unit.startswith("ln ratio")
-
-    def size(value: float | None) -> float | None:
-        return None if is_missing(value) else math.exp(value) if is_ratio and value is not None else value
-
-    missing = {name: None if is_missing(value) else value for name, value in row.items()}
-    depth = missing["n_layers"]
-    return missing | {
-        "n_layers": "all" if depth is None else int(depth),
-        "effect": size(row["estimate"]),
-        "lo": size(row["lo"]),
-        "hi": size(row["hi"]),
-        "detectable": size(row["detectable"]),
+    known = {name: None if is_missing(value) else value for name, value in row.items()}
+    if cells.unit == "ln ratio":
+        sizes = {name: known[name] for name in ("estimate", "lo", "hi", "detectable")}
+        known |= {name: math.exp(size) for name, size in sizes.items() if size is not None}
+    return known | {
+        "n_layers": known["n_layers"] or "all",
+        "effect": known["estimate"],
         "lr": lr_text(row),
-        "seeds": None if is_missing(row["seeds"]) else int(row["seeds"]),
-        "diverged": int(missing["diverged"]) if missing["diverged"] else None,
+        "diverged": known["diverged"] or None,
         "basis": row["basis"] if row["basis"] not in ("tokens", None) else None,
         "setting": setting_text(row),
     }
@@ -104,15 +97,6 @@ def is_missing(value: Any) -> bool:
     return value is None or value is pd.NA or (isinstance(value, float) and math.isnan(value))
 
 
-def _lr_text(effects: pd.DataFrame, cells: Cells) -> str:
-    if not cells.field:
-        return ""
-    text = f", each at its own tuned {cells.field}"
-    if (effects["at"].fillna(OWN_LR).replace("", OWN_LR) != OWN_LR).any():
-        text += ", or both at the one that was run"
-    return text
-
-
 def paragraph(effects: pd.DataFrame, cells: Cells) -> list[str]:
     """What the columns mean, what would narrow the intervals, and why verdicts were withheld."""
     parts = " of seeds and of the choice of lr" if cells.is_tuned else " over seeds"
@@ -122,7 +106,7 @@ def paragraph(effects: pd.DataFrame, cells: Cells) -> list[str]:
     )
     withheld: dict[str, list[str]] = {}
     for row in effects[effects["reason"].fillna("") != ""].to_dict("records"):
-        depth = "" if is_missing(row["n_layers"]) else f" at n_layers={int(row['n_layers'])}"
+        depth = "" if is_missing(row["n_layers"]) else f" at n_layers={row['n_layers']}"
         withheld.setdefault(row["reason"], []).append(f"{setting_text(row)}{depth}")
     lines = [f"{'; '.join(names)}: {reason}" for reason, names in list(withheld.items())[:REASONS_SHOWN]]
     if len(withheld) > REASONS_SHOWN:
@@ -131,12 +115,6 @@ def paragraph(effects: pd.DataFrame, cells: Cells) -> list[str]:
         also = " and ".join(cells.tuned[1:])
         lines.append(f"the curve and its error are in {cells.field} alone: {also} at the value that tuning chose")
     return [explained, *narrowing(effects, cells), *lines]
-
-
-def _left_out(slopes: pd.DataFrame, cells: Cells) -> list[str]:
-    if slopes.empty:
-        return []
-    return [f"{counted(len(slopes), 'effect')} not shown to change with {cells.field}: listed by --detail"]
 
 
 def narrowing(effects: pd.DataFrame, cells: Cells) -> list[str]:
@@ -155,7 +133,7 @@ def narrowing(effects: pd.DataFrame, cells: Cells) -> list[str]:
 def title(outcome: str, unit: str) -> str:
     """'val_loss [nat/token], lower is better'."""
     better = quantities.IN_RUNS[outcome].better
-    bracket = "" if unit in ("", "1") else f" [{'ratio' if unit.startswith('ln ratio') else unit}]"
+    bracket = "" if unit in ("", "1") else f" [{'ratio' if unit == 'ln ratio' else unit}]"
     return f"{outcome}{bracket}{f', {better}er is better' if better in ('low', 'high') else ''}"
 
 
@@ -164,12 +142,11 @@ def of_knob(effects: pd.DataFrame, knob: str | None, cells: Cells) -> pd.DataFra
     if knob is None:
         return effects
     fields = {setting: {*dict(changes)} for setting, changes in cells.changes.items()}
-    known = sorted({"n_layers", *(name for names in fields.values() for name in names)})
-    is_depth = effects["question"] == "depth"
+    known = {"n_layers"}.union(*fields.values())
     changes = effects["setting"].map(lambda setting: knob in fields.get(setting, ()))
-    chosen = effects[is_depth] if knob == "n_layers" else effects[changes]
+    chosen = effects[effects["question"] == "depth" if knob == "n_layers" else changes]
     if knob not in known or chosen.empty:
-        raise ValueError(f"no two runs differ in {knob}; these runs vary: {', '.join(known)}")
+        raise ValueError(f"no two runs differ in {knob}; these runs vary: {', '.join(sorted(known))}")
     return chosen
 
 

@@ -115,11 +115,10 @@ def judged(rows: list[Row]) -> list[Row]:
         lo, hi, detectable = interval_and_detectable(contrast, level)
         half = (hi - lo) / 2
         verdict, reason = verdict_of(contrast.estimate, float(adjusted_p), row.sides, row.at_equal_lr, row.unit)
+        seeds_part, lr_part = (half * math.sqrt(share) for share in (contrast.seeds_share, 1 - contrast.seeds_share))
         row.fields |= {"estimate": contrast.estimate, "lo": lo, "hi": hi, "df": contrast.df, "p": p}
-        row.fields |= {"p_adjusted": float(adjusted_p), "detectable": detectable}
-        row.fields |= {"seeds_part": half * math.sqrt(contrast.seeds_share)}
-        row.fields |= {"lr_part": half * math.sqrt(1 - contrast.seeds_share)}
-        row.fields |= {"verdict": verdict, "reason": reason}
+        row.fields |= {"p_adjusted": float(adjusted_p), "detectable": detectable, "verdict": verdict, "reason": reason}
+        row.fields |= {"seeds_part": seeds_part, "lr_part": lr_part}
     return rows
 
 
@@ -137,15 +136,11 @@ def size_text(value: float, unit: str, sign: str = "", times: str = "×") -> str
 
 
 def verdict_of(
-    estimate: float,
-    p_adjusted: float,
-    sides: tuple[Side, Side] | None,
-    at_equal_lr: Sequence[float] | None = (),
-    unit: str = "",
+    estimate: float, p: float, sides: tuple[Side, Side] | None, equal_lr: Sequence[float] | None = (), unit: str = ""
 ) -> tuple[str, str]:
-    """The verdict and the reason. `sides`: the setting and the baseline. `at_equal_lr`: the effects at either side's
-    lr, of an outcome that tuning did not choose; None where no lr was run on both sides."""
-    if not p_adjusted < ALPHA:
+    """The verdict and the reason, from the adjusted p. `sides`: the setting and the baseline. `equal_lr`: the effects
+    at either side's lr, of an outcome that tuning did not choose; None where no lr was run on both sides."""
+    if not p < ALPHA:
         return "not shown", ""
     if sides:
         winner, loser = sides if estimate < 0 else sides[::-1]
@@ -155,10 +150,10 @@ def verdict_of(
             return "not shown", f"{loser.name}'s optimum probably lies beyond the values tried"
         if winner.diverged > loser.diverged + 1:
             return "not shown", f"{winner.diverged} runs of {winner.name} diverged, {loser.diverged} of {loser.name}"
-    if at_equal_lr is None:
+    if equal_lr is None:
         return "lr decides", "no lr was run on both sides"
-    if any(estimate * effect <= 0 for effect in at_equal_lr):
-        sizes = " and ".join(size_text(effect, unit, "+", "x") for effect in at_equal_lr)
+    if any(estimate * effect <= 0 for effect in equal_lr):
+        sizes = " and ".join(size_text(effect, unit, "+", "x") for effect in equal_lr)
         return "lr decides", f"at equal lr the effect is {sizes}"
     return ("lower" if estimate < 0 else "higher"), ""
 

@@ -17,7 +17,6 @@ from sparsedepth.plots.facets import intervals, lines_drawing, panel_of, range_o
 from sparsedepth.plots.page import Drawing, NothingToDraw
 from sparsedepth.plots.runs import read_runs, settings_in_order
 from sparsedepth.plots.style import GREY, escaped, not_shown, wrapped
-from sparsedepth.scaling.budget_text import crossover_text
 from sparsedepth.scaling.budgets import BUDGET, SAME_BUDGET, budget_rows, finished
 from sparsedepth.scaling.crossover import Crossover, crossovers
 from sparsedepth.store.comparable_loss import loss_in
@@ -70,7 +69,7 @@ def by_budget(rows: pd.DataFrame, found: Sequence[Crossover], loss: str) -> Draw
     ]
     notes = " Wide grey line: the lower envelope. Verdicts compare depths seed by seed."
     notes += not_shown(len(order) - len(settings), "further setting")
-    verdicts = [escaped(f"{crossover_text(one)}.") for one in found if one.setting in settings]
+    verdicts = [escaped(f"{one.sentence}.") for one in found if one.setting in settings]
     styles = depth_styles(points["n_layers"])
     return lines_drawing(points, kinds, "\n".join([notes, *verdicts]), styles=styles, columns=2, size=(3.9, 3.1))
 

@@ -16,9 +16,8 @@ from matplotlib.ticker import EngFormatter, LogLocator
 
 from sparsedepth.plots.page import Drawing, check_path, write
 from sparsedepth.plots.style import GREY, caption, depth_map, log_scale
-from sparsedepth.scaling.fit import Fit
+from sparsedepth.scaling.fit import Bootstrap, Fit
 from sparsedepth.scaling.law import contributions, fitted_loss
-from sparsedepth.scaling.uncertainty import Bootstrap
 from sparsedepth.store.small_sample import LEVEL
 
 LABELS = {"d_model": "d_model", "n_layers": "n_layers", "num_tokens": "training tokens"}
@@ -42,7 +41,7 @@ def law_data(fitted: Fit, boot: Bootstrap | None = None) -> LawData:
     fitted_N = fitted_loss(fitted.theta, plan.z)
     points = fitted.points.assign(fitted=fitted_N, residual=plan.y - np.log(fitted_N))
     curves, titles = {}, {}
-    parameters = {number.name: number for number in fitted.parameters()}
+    parameters = fitted.parameters
     for k, term in enumerate(law.terms):
         points[f"{term.name}_part"] = term_KN[k]
         points[f"{term.name}_rest"] = points["loss"] - fitted_N + term_KN[k]
@@ -61,7 +60,7 @@ def _curve(fitted: Fit, boot: Bootstrap | None, k: int) -> pd.DataFrame:
     term, plan = fitted.law.terms[k], fitted.plan
     ends = fitted.points[term.column].min(), fitted.points[term.column].max()
     column_G = np.geomspace(*ends, 100)
-    z_G = np.log(fitted.law.predictor(term, column_G)) - plan.centre[k]
+    z_G = np.log(term.factor * column_G) - plan.centre[k]
 
     def part(theta: np.ndarray) -> np.ndarray:
         n_terms = len(fitted.law.terms)

@@ -101,7 +101,7 @@ def importance(store: Store) -> Drawing:
     """The importance of each axis to each objective, by both methods."""
     search, frame, notes = _search_and_proposals(store)
     parts = [
-        pd.DataFrame([vars(each) for each in importances(frame, search, objective)]).assign(objective=objective)
+        pd.DataFrame(importances(frame, search, objective)).assign(objective=objective)
         for objective in search.objectives
     ]
     data = pd.concat(parts, ignore_index=True)

@@ -1,18 +1,20 @@
-"""Build a recipe's card from the rows that it was derived from."""
+"""Build a recipe's card from the rows that it was derived from, with the verification of its trial: the verified card
+that `recipe verify` wrote into a folder next to the recipe's results, if it has the same claim from the same runs."""
 
+import json
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 
 import pandas as pd
 
-from sparsedepth.recipe.card import Candidate, Card, Recipe
-from sparsedepth.recipe.checklist import tests_of
+from sparsedepth.recipe.card import MAX_BYTES, SUFFIX, Candidate, Card, Recipe, read_card
+from sparsedepth.recipe.checklist import hold_out, tests_of
 from sparsedepth.recipe.choose import derive
 from sparsedepth.recipe.evidence import Evidence
-from sparsedepth.recipe.holdout import hold_out
 from sparsedepth.recipe.provenance import provenance_of
-from sparsedepth.recipe.trial import with_trial
+from sparsedepth.recipe.verify import with_verification
 from sparsedepth.scaling.speedup import Speedup
 from sparsedepth.store.setting import BUDGET
 
@@ -28,10 +30,11 @@ def derive_card(
     compute: Mapping[tuple[int, str, int], Speedup] = MappingProxyType({}),
 ) -> Card:
     """The recipe of the rows of `runs` as a card; tested at `holdout_depth`, and with the verification found next to
-    the folders (`trial`). `compute`: what settings are worth (`scaling.speedup`). Raises as `derive` and `hold_out`."""
+    the folders. `compute`: what settings are worth (`scaling.speedup`). Raises as `derive` and `hold_out`."""
     found = evidence or Evidence(runs, objective)
     recipe = derive(runs, depth, objective, matched, found)
-    recipe = recipe.model_copy(update={"candidates": tuple(_with_compute(recipe, compute))})
+    candidates = tuple(_with_compute(recipe, candidate, compute) for candidate in recipe.candidates)
+    recipe = recipe.model_copy(update={"candidates": candidates})
     holdout = None if holdout_depth is None else hold_out(found, holdout_depth, recipe)
     used = found.results[found.results["run_id"].isin(recipe.run_ids)]
     card = Card(
@@ -43,10 +46,60 @@ def derive_card(
     return with_trial(card, folders)
 
 
-def _with_compute(recipe: Recipe, compute: Mapping[tuple[int, str, int], Speedup]) -> Iterator[Candidate]:
-    for candidate in recipe.candidates:
-        assert recipe.baseline is not None
-        tokens = candidate.values.get(BUDGET, recipe.baseline.train_tokens)
-        worth = compute.get((recipe.shown_at[0], candidate.setting, tokens))
-        numbers = None if worth is None else (worth.multiplier, worth.lo, worth.hi)
-        yield candidate.model_copy(update={"compute": numbers})
+def _with_compute(recipe: Recipe, one: Candidate, compute: Mapping[tuple[int, str, int], Speedup]) -> Candidate:
+    assert recipe.baseline is not None
+    tokens = one.values.get(BUDGET, recipe.baseline.train_tokens)
+    worth = compute.get((recipe.shown_at[0], one.setting, tokens))
+    return one.model_copy(update={"compute": worth and (worth.multiplier, worth.lo, worth.hi)})
+
+
+# Trials next to the results
+
+
+def with_trial(card: Card, folders: Sequence[Path]) -> Card:
+    """The card with the verification found next to its results, if any: the latest; of several of one card, which share
+    their first seeds, that with the most."""
+    claim = claim_of(card.recipe), card.recipe.run_ids
+    trials = [t for _, t in verified_cards(folders) if (claim_of(t.recipe), t.recipe.run_ids) == claim]
+    tests = [(trial.version, test) for trial in trials if (test := trial.verification)]
+    if not tests:
+        return card
+    version, latest = max(tests, key=lambda test: (test[0], len(test[1].seeds)))
+    return with_verification(card, latest).model_copy(update={"version": version})
+
+
+def trials_of(folders: Sequence[Path]) -> list[tuple[Path, Card]]:
+    """(folder, verified card) next to results folders, of recipes derived from one of them (by its name)."""
+    names = {folder.resolve().name for folder in folders}
+    return [(path, card) for path, card in verified_cards(folders) if names & _sources(card)]
+
+
+def claim_of(recipe: Recipe) -> str:
+    """The changes, depth and objective of a recipe, as text."""
+    named = " and ".join(sorted(change.setting for change in recipe.changes))
+    return f"{named or 'nothing'} at n_layers={recipe.depth} for {recipe.objective}"
+
+
+def verified_cards(folders: Sequence[Path]) -> Iterator[tuple[Path, Card]]:
+    """Each folder next to these with a verified card in it, by name. A card that this version cannot read is skipped
+    with a warning; `report --card` gives the reason."""
+    for parent in sorted({folder.resolve().parent for folder in folders}):
+        for path in sorted(parent.glob(f"*/*{SUFFIX}")):
+            try:
+                if path.stat().st_size > MAX_BYTES or not json.loads(path.read_text())["verification"]:
+                    continue
+            except (OSError, ValueError, KeyError, TypeError, RecursionError):
+                continue
+            try:
+                card = read_card(path)
+            except ValueError:
+                again = "`sparsedepth recipe verify` writes it anew"
+                warnings.warn(f"{path} is not a card of this version and is left out; {again}", stacklevel=2)
+                continue
+            if path.parent.name not in _sources(card):  # else it is the recipe's own card
+                yield path.parent, card
+
+
+def _sources(card: Card) -> set[str]:
+    """The names of the folders from which a recipe was derived."""
+    return {Path(name).name for name in card.provenance.folders}

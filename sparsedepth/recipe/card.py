@@ -4,7 +4,6 @@ Every text about a recipe, on the terminal, in Markdown, above its YAML and in t
 `card.md.j2`). Its effects are rows of the frame `effects`.
 """
 
-import json
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -15,7 +14,7 @@ from sparsedepth.config.load import build
 from sparsedepth.config.run import RunConfig
 from sparsedepth.config.section import Section
 from sparsedepth.effects.effect import Effect
-from sparsedepth.files import write_json
+from sparsedepth.files import parse_json, write_json
 
 SUFFIX = ".card.json"
 MAX_BYTES = 16_000_000
@@ -29,7 +28,7 @@ Values = dict[str, Any]
 
 def comparison_of(effect: Effect | None) -> Comparison:
     """Whether a setting is better than its baseline, by the verdict on an objective."""
-    if effect is None or effect.verdict not in ("lower", "higher"):
+    if effect is None or not effect.is_shown:
         return "not shown"
     return "better" if (effect.verdict == "higher") == (quantities.sign(effect.outcome) > 0) else "worse"
 
@@ -40,10 +39,8 @@ class Candidate(Section):
     effect: Effect
     values: Annotated[Values, Field(description="RunConfig field -> value at the setting, where it differs")]
     baseline_values: Values
-    compute: Annotated[
-        tuple[float, float | None, float | None] | None,
-        Field(description="compute of the baseline at the same loss over its own, lo, hi; with three budgets"),
-    ] = None
+    compute: tuple[float, float | None, float | None] | None = None
+    """compute of the baseline at the same loss over its own, lo, hi; with three budgets"""
     is_combination: Annotated[bool, Field(description="of two settings that were also run one by one")] = False
     recommended: bool = False
     refused: Annotated[str, Field(description="why a better setting is no part of the recipe")] = ""
@@ -72,21 +69,17 @@ class Recipe(Section):
     config: Annotated[RunConfig | None, Field(description="with any seed; the baseline without a change")] = None
     candidates: tuple[Candidate, ...] = ()
     effect: Annotated[Effect | None, Field(description="of the whole recipe against the baseline")] = None
-    others: Annotated[
-        tuple[Effect, ...], Field(description="effects beside another setting that differ from those alone")
-    ] = ()
+    others: tuple[Effect, ...] = ()
+    """effects beside another setting that differ from those alone"""
     scales: Annotated[tuple[Effect, ...], Field(description="of the recipe at other widths or budgets")] = ()
-    untested: Annotated[
-        tuple[str, str] | None, Field(description="two settings, each better alone, that were not run together")
-    ] = None
+    untested: tuple[str, str] | None = None
+    """two settings, each better alone, that were not run together"""
     abstained: Annotated[str, Field(description="why nothing is recommended; empty if something is")] = ""
     weakness: Annotated[str, Field(description="why these models are no evidence about depth; empty if they are")] = ""
-    unknown: Annotated[
-        str, Field(description="source of third-party runs, and what is unknown about them; empty without any")
-    ] = ""
-    defaulted: Annotated[
-        tuple[str, ...], Field(description="fields that no third-party run states; `config` has RunConfig's defaults")
-    ] = ()
+    unknown: str = ""
+    """source of third-party runs, and what is unknown about them; empty without any"""
+    defaulted: tuple[str, ...] = ()
+    """fields that no third-party run states; `config` has RunConfig's defaults"""
     tried: Annotated[dict[str, list[float]], Field(description="tuned field -> values tried")] = {}
     seen_on: Annotated[str, Field(description="data, sizes and devices of the runs")]
     run_ids: tuple[str, ...]
@@ -183,11 +176,11 @@ def read_card(path: Path) -> Card:
     path = card_path(path)
     try:
         if path.stat().st_size > MAX_BYTES:
-            raise ValueError(f"{path} has {path.stat().st_size:,} bytes; a card may have {MAX_BYTES:,}")
-        values = json.loads(path.read_text(encoding="utf-8"))
+            raise ValueError(f"a card may have {MAX_BYTES:,} bytes")
+        values = parse_json(path.read_bytes())
     except FileNotFoundError:
         raise ValueError(f"{path} does not exist; write one with `sparsedepth recipe DIR -o FILE`") from None
-    except (OSError, UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
+    except (OSError, ValueError) as error:
         raise ValueError(f"{path} is no recipe card: {error}") from None
     if not isinstance(values, dict):
         raise ValueError(f"{path} is no recipe card: it holds a {type(values).__name__}")

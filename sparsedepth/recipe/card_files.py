@@ -18,14 +18,12 @@ from sparsedepth.store.render import to_markdown
 WIDTH = 110
 
 
-def write_recipe(path: Path, card: Card) -> list[Path]:
-    """Write the YAML at `path`, and the other files next to it; returns all paths, the YAML first."""
+def write_recipe(path: Path, card: Card) -> None:
+    """Write the YAML at `path`, and the other files next to it."""
     write_text(path, to_yaml(card))
-    written = [path, *write_page(path, card)]
+    write_page(path, card)
     if card.recipe.untested:
-        written.append(pair_path(path))
-        write_text(written[-1], pair_yaml(card))
-    return written
+        write_text(pair_path(path), pair_yaml(card))
 
 
 def write_page(path: Path, card: Card) -> tuple[Path, Path]:
@@ -67,8 +65,8 @@ def to_yaml(card: Card) -> str:
 
 def defaults_texts(card: Card) -> list[str]:
     """A sentence that names the fields of the configuration that are this program's defaults; none without any."""
-    names = card.recipe.defaulted
-    return [f"Not stated by the imported table, so at this program's defaults: {', '.join(names)}."] if names else []
+    names = ", ".join(card.recipe.defaulted)
+    return [f"Not stated by the imported table, so at this program's defaults: {names}."] if names else []
 
 
 # Markdown

@@ -1,9 +1,68 @@
 """The tests of a recipe, each passed, failed or not run: in-sample, held-out depth, fresh seeds, several scales, equal
-cost. They take the place of a grade."""
+cost. They take the place of a grade.
+
+The held-out test: every setting is predicted to have the effect of the nearest shallower depth, at a depth that it did
+not see. The recipe of the shallower depths is confirmed if it has the verdict 'better' there too, refuted if 'worse'.
+"""
+
+from collections.abc import Mapping
 
 from sparsedepth.config.plain_text import counted
+from sparsedepth.effects.effect import Effect
 from sparsedepth.effects.frame import MATCHED
-from sparsedepth.recipe.card import Holdout, Recipe, Test, Verification, comparison_of
+from sparsedepth.recipe.card import (
+    Comparison,
+    Holdout,
+    Outcome,
+    Prediction,
+    Recipe,
+    Test,
+    Verification,
+    comparison_of,
+)  # fmt: skip
+from sparsedepth.recipe.choose import derive
+from sparsedepth.recipe.evidence import Evidence
+
+OUTCOMES: Mapping[Comparison, Outcome] = {"better": "confirmed", "worse": "refuted", "not shown": "not confirmed"}
+
+
+def outcome_of(gain: Effect | None) -> Outcome:
+    """The outcome for a recipe of its effect on runs that it did not see."""
+    if gain is None or gain.estimate is None:
+        lost = 0 if gain is None else (gain.diverged or 0) - (gain.diverged_baseline or 0)
+        return "refuted" if lost > 1 else "not tested"
+    return OUTCOMES[comparison_of(gain)]
+
+
+def hold_out(found: Evidence, depth: int, recipe: Recipe) -> Holdout:
+    """Judge the recipe of the smaller depths at this one; objective and matched cost are those of `recipe`.
+
+    Raises ValueError where the depth has no finished run, or fewer than two smaller depths have.
+    """
+    fitted_on = tuple(smaller for smaller in found.depths if smaller < depth)
+    if depth not in found.depths or len(fitted_on) < 2:
+        have = ", ".join(map(str, found.depths)) or "none"
+        possible = f"; try --holdout-depth {found.depths[-1]}" if len(found.depths) > 2 else ""
+        raise ValueError(
+            f"--holdout-depth {depth} needs finished runs there and at two smaller depths; these have n_layers {have}"
+            f"{possible}"
+        )
+    shallower = derive(found.runs, depth, recipe.objective, recipe.matched, found, below=depth)
+    gain = found.effect(depth, shallower.effect.setting) if shallower.effect else None
+    return Holdout(
+        depth=depth,
+        fitted_on=fitted_on,
+        changes=tuple(change.setting for change in shallower.changes),
+        predictions=tuple(
+            Prediction(setting=c.setting, predicted=c.effect, measured=found.effect(depth, c.setting))
+            for c in shallower.candidates
+        ),
+        gain=gain,
+        outcome=outcome_of(gain),
+    )
+
+
+# The list
 
 
 def tests_of(recipe: Recipe, holdout: Holdout | None, verification: Verification | None) -> tuple[Test, ...]:
@@ -32,10 +91,10 @@ def _held_out(recipe: Recipe, holdout: Holdout | None) -> Test:
     if not holdout.changes:
         outcome = "failed" if recipe.changes else "not run"
         return Test(name=name, outcome=outcome, text=f"{fitted} at {holdout.depth}{_errors_text(holdout)}")
-    is_same = set(holdout.changes) == {change.setting for change in recipe.changes}
-    is_passed = holdout.outcome == "confirmed" and (is_same or not recipe.changes)
-    other = "" if is_same or not recipe.changes else ", not this recipe"
+    is_other = bool(recipe.changes) and {*holdout.changes} != {change.setting for change in recipe.changes}
+    is_passed = holdout.outcome == "confirmed" and not is_other
     outcome = "passed" if is_passed else "not run" if holdout.outcome == "not tested" else "failed"
+    other = ", not this recipe" if is_other else ""
     text = f"{fitted}{other}; {holdout.outcome} at {holdout.depth}{_errors_text(holdout)}"
     return Test(name=name, outcome=outcome, text=text)
 

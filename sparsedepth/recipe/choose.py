@@ -9,7 +9,6 @@ at the two nearest.
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import pandas as pd
 
@@ -18,19 +17,17 @@ from sparsedepth.config.role import fields_where
 from sparsedepth.config.run import RunConfig
 from sparsedepth.effects.cells import BASELINE
 from sparsedepth.effects.effect import Effect
-from sparsedepth.effects.frame import MATCHED
+from sparsedepth.effects.frame import BASES, MATCHED
 from sparsedepth.recipe.card import Candidate, Place, Recipe, comparison_of
-from sparsedepth.recipe.domain import seen_on
 from sparsedepth.recipe.evidence import Evidence, changed_config, differing_values
+from sparsedepth.recipe.provenance import seen_on
 from sparsedepth.store.comparable_loss import COMMON, has_one_context
 from sparsedepth.store.degeneracy import common_weakness, degeneracy, degeneracy_note, score_rows
 from sparsedepth.store.subject import import_note, unstated
-from sparsedepth.store.tuning_roles import parse_tuned_fields
 
 DATA = fields_where(RunConfig, lambda role: role.kind == "data")
 BUDGET = fields_where(RunConfig, lambda role: role.kind in ("capacity", "data"))
 """Fields that no recipe recommends: they are a budget, and losses on other data do not compare."""
-BASES = ("tokens", "flops", "params_total", "params_active")
 OWN_CONTEXT = ("train_loss", "val_loss", "val_bits_per_byte")
 """Losses at each run's own context length, which improve with a longer context."""
 
@@ -60,31 +57,23 @@ def derive(
     place, shown_at = _place(depth, depths)
     used = found.results[found.results["n_layers"].isin(shown_at or depths)]
     recipe = Recipe(
-        depth=depth,
-        objective=objective,
-        unit=found.cells.unit,
-        matched=matched,
-        place=place,
-        shown_at=shown_at,
-        seen_on=seen_on(used),
-        run_ids=tuple(sorted(used["run_id"])),
-        unknown=import_note(used),
-        defaulted=unstated(used),
-        tried=_tried(found.runs),
-    )
+        depth=depth, objective=objective, unit=found.cells.unit, matched=matched, place=place, shown_at=shown_at,
+        seen_on=seen_on(used), run_ids=tuple(sorted(used["run_id"])), unknown=import_note(used),
+        defaulted=unstated(used), tried=found.tried,
+    )  # fmt: skip
     if not depths or depth is None:
         return _with(recipe, abstained=_nothing(runs, found))
     if used[objective].isna().all():
         return _with(recipe, abstained=f"{objective} was measured in no finished run")
     if reason := found.why_no_baseline(shown_at[0]):
         return _with(recipe, abstained=reason)
-    scores = score_rows(used, objective)
+    scores, settings = score_rows(used, objective), found.cells.settings
     baseline = found.config(BASELINE, shown_at[0], depth)
     recipe = _with(
         recipe,
         baseline=baseline,
         config=baseline,
-        baseline_text=found.cells.settings.baseline_text.removeprefix("baseline: ") if found.cells.settings else "",
+        baseline_text=settings.baseline_text.removeprefix("baseline: ") if settings else "",
         baseline_seeds=found.runs_of(BASELINE, shown_at[0])["seed"].fillna(-1).nunique(),
         weakness=common_weakness(scores),
     )
@@ -109,14 +98,6 @@ def _place(depth: int | None, depths: Sequence[int]) -> tuple[Place, tuple[int, 
     if below and above:
         return "interpolation", (below[-1], above[0])
     return "extrapolation", tuple(below[:-3:-1] or above[:2])
-
-
-def _tried(runs: pd.DataFrame) -> dict[str, list[float]]:
-    if "tuned_fields" not in runs.columns:
-        return {}
-    names = sorted({name for text in runs["tuned_fields"].dropna().unique() for name in parse_tuned_fields(text)})
-    tuned = runs[runs["tuned_fields"].notna()]
-    return {name: sorted({float(value) for value in tuned[name].dropna()}) for name in names}
 
 
 def _nothing(runs: pd.DataFrame, found: Evidence) -> str:
@@ -153,12 +134,9 @@ def _candidates(found: Evidence, recipe: Recipe) -> Iterator[Candidate]:
             elsewhere = [d for d in others if comparison_of(found.effect(d, effect.setting)) != "better"]
             if elsewhere and not refused:
                 refused = f"not shown to help at {elsewhere[0]} layers"
+        is_both = any(part < changes and changes - part in at_depth for part in at_depth)
         yield Candidate(
-            effect=effect,
-            values=values,
-            baseline_values=baseline_values,
-            is_combination=any(part < changes and changes - part in at_depth for part in at_depth),
-            refused=refused,
+            effect=effect, values=values, baseline_values=baseline_values, is_combination=is_both, refused=refused
         )
 
 
@@ -196,23 +174,19 @@ def _decide(found: Evidence, recipe: Recipe) -> Recipe:
     choice = _choose(found, recipe, good)
     of_choice = found.effect(nearest, choice.setting)
     assert of_choice is not None
-    candidates = tuple(
-        candidate.model_copy(
-            update={
-                "recommended": candidate.setting in choice.parts,
-                "refused": choice.refused.get(candidate.setting, candidate.refused),
-            }
-        )
-        for candidate in recipe.candidates
-    )
+    candidates = []
+    for candidate in recipe.candidates:
+        refused = choice.refused.get(candidate.setting, candidate.refused)
+        update = {"recommended": candidate.setting in choice.parts, "refused": refused}
+        candidates.append(candidate.model_copy(update=update))
     beside = (found.effect(nearest, choice.setting, setting) for setting in _scales(found, nearest))
     recipe = _with(
         recipe,
-        candidates=candidates,
+        candidates=tuple(candidates),
         config=found.config(choice.setting, nearest, depth, of_choice.lr),
         effect=of_choice,
         untested=choice.untested,
-        scales=tuple(effect for effect in beside if effect),
+        scales=tuple(filter(None, beside)),
     )
     return _weak(found, recipe)
 
@@ -228,26 +202,20 @@ def _choose(found: Evidence, recipe: Recipe, good: Sequence[Candidate]) -> Choic
         if {name for name, _ in so_far} & {name for name, _ in own}:
             choice.refused[other.setting] = f"{choice.setting} does better"
         elif (union := found.label(depth, so_far | own)) is None:
-            error = _error_of(recipe, values[choice.setting], values[other.setting])
-            reason = f"cannot be combined with {choice.setting}: {error}" if error else ""
-            choice.refused[other.setting] = reason or f"not run together with {choice.setting}"
-            choice.untested = choice.untested or (None if error else (choice.setting, other.setting))
+            assert recipe.baseline is not None
+            try:
+                changed_config(recipe.baseline, values[choice.setting], values[other.setting])
+            except ValueError as error:
+                choice.refused[other.setting] = f"cannot be combined with {choice.setting}: {error}"
+            else:
+                choice.refused[other.setting] = f"not run together with {choice.setting}"
+                choice.untested = choice.untested or (choice.setting, other.setting)
         elif _adds(found, depth, union, other.setting, choice.setting):
             choice.setting = union
             choice.parts.append(other.setting)
         else:
             choice.refused[other.setting] = f"no better together with {choice.setting} than {choice.setting} alone"
     return choice
-
-
-def _error_of(recipe: Recipe, *changes: Mapping[str, Any]) -> str:
-    """Why no run can combine these changes; '' if it can."""
-    assert recipe.baseline is not None
-    try:
-        changed_config(recipe.baseline, *changes)
-    except ValueError as error:
-        return str(error)
-    return ""
 
 
 def _adds(found: Evidence, depth: int, union: str, setting: str, context: str) -> bool:
@@ -266,9 +234,9 @@ def _others(found: Evidence, recipe: Recipe) -> Iterator[Effect]:
     """The effects beside another setting whose verdict is not that of the setting alone, and interactions shown."""
     alone = {candidate.setting: candidate.effect.verdict for candidate in recipe.candidates}
     for effect in found.effects(recipe.shown_at[0]):
-        is_shown = effect.verdict in ("lower", "higher")
-        differs = effect.question == "beside" and effect.verdict != alone.get(effect.setting)
-        if is_shown and (differs or effect.question == "interaction") and {effect.setting, effect.context} <= {*alone}:
+        is_beside = effect.question in ("beside", "interaction") and {effect.setting, effect.context} <= {*alone}
+        differs = effect.question == "interaction" or effect.verdict != alone.get(effect.setting)
+        if effect.is_shown and is_beside and differs:
             yield effect
 
 

@@ -34,6 +34,14 @@ class Evidence:
         self.changes = self.cells.changes
         self._effects: dict[int, tuple[Effect, ...]] = {}
 
+    @property
+    def tried(self) -> dict[str, list[float]]:
+        """Tuned field -> values tried."""
+        if not self.cells.tuned:
+            return {}
+        tuned = self.runs[self.runs["tuned_fields"].notna()]
+        return {name: sorted({float(value) for value in tuned[name].dropna()}) for name in sorted(self.cells.tuned)}
+
     def effects(self, depth: int) -> tuple[Effect, ...]:
         """The effects at one depth, in the order of the frame."""
         if depth not in self._effects:

@@ -26,7 +26,7 @@ from sparsedepth.effects.cells import fit_of
 from sparsedepth.effects.fit import Fit, fit
 from sparsedepth.effects.verdict import Row, Side, judged
 from sparsedepth.scaling.power_law import MIN_BUDGETS, PowerLaw, power_law
-from sparsedepth.scaling.speedup import Speedup, in_time, interval_text, speedup
+from sparsedepth.scaling.speedup import Speedup, in_time, multiplier_text, speedup
 from sparsedepth.store.query_result import QueryResult
 from sparsedepth.store.table_file import header, not_missing, number_of, open_table, quoted
 from sparsedepth.store.terminal import fit as fit_width
@@ -141,11 +141,10 @@ def _read(path: Path, names: Mapping[str, str]) -> pd.DataFrame:
         values = [number_of(names[kind]) if kind in names else "NULL" for kind in ("loss", "budget", "throughput")]
         found = table.rows(", ".join([*texts, *values]), "texts")
     runs = pd.DataFrame(found, columns=["row", "variant", "seed", "loss", "budget", "throughput"])
-    if runs["variant"].isna().any():
-        raise ValueError(f"{path}: row {runs['row'][runs['variant'].isna()].iloc[0]} has no {names['variant']}")
     runs = runs.astype({"loss": float, "budget": float, "throughput": float})
-    if "budget" in names and runs["budget"].isna().any():
-        raise ValueError(f"{path}: row {runs['row'][runs['budget'].isna()].iloc[0]} has no {names['budget']}")
+    for kind in ("variant", *(["budget"] if "budget" in names else [])):
+        if (absent := runs[kind].isna()).any():
+            raise ValueError(f"{path}: row {runs['row'][absent].iloc[0]} has no {names[kind]}")
     runs["budget"] = runs["budget"].fillna(0.0)
     own = [*("variant", "budget"), *(["seed"] if "seed" in names else [])]
     twice = runs.duplicated([*own, *([] if "seed" in names else ["loss", "throughput"])], keep=False)
@@ -185,9 +184,8 @@ def _baseline(runs: pd.DataFrame, given: str | None) -> str:
 def _losses(runs: pd.DataFrame) -> dict[str, dict[float, _Losses]]:
     """Variant -> budget -> losses."""
     found: dict[str, dict[float, _Losses]] = {}
-    columns = runs[["variant", "budget", "seed", "loss"]]
-    for variant, budget, seed, loss in columns.itertuples(index=False, name=None):
-        found.setdefault(variant, {}).setdefault(budget, {})[int(seed)] = loss
+    for run in runs.to_dict("records"):
+        found.setdefault(run["variant"], {}).setdefault(run["budget"], {})[run["seed"]] = run["loss"]
     return found
 
 
@@ -216,17 +214,15 @@ def _judged(
         family = [_row(name, budget, *pairs[name, budget], is_paired) for name in names]
         base = pairs[names[0], budget][1]
         rest = [row for row in family if row.fields["seeds"]]
-        found = _fit([_finite(pairs[name, budget][0]) for name in names], _finite(base), is_paired)
-        for number, row in enumerate(rest if found else [], start=1):
-            assert found is not None
-            weight_C = np.zeros(len(rest) + 1)
-            weight_C[[number, 0]] = 1.0, -1.0
-            row.contrast, row.shared = found.combine(weight_C), found.share_of_baseline(number, 0)
-            row.fields["reason"] = ""
-        rows += judged(family)
-        if found:
-            sds = [row.contrast.sd * math.sqrt(1 - row.shared) for row in rest if row.contrast]
+        if found := _fit([_finite(pairs[name, budget][0]) for name in names], _finite(base), is_paired):
+            unit_CC = np.eye(len(rest) + 1)
+            sds = []
+            for number, row in enumerate(rest, start=1):
+                contrast, shared = found.combine(unit_CC[number] - unit_CC[0]), found.share_of_baseline(number, 0)
+                row.contrast, row.shared, row.fields["reason"] = contrast, shared, ""
+                sds.append(contrast.sd * math.sqrt(1 - shared))
             lucks.append((len(rest), float(np.median(sds)) * greatest_of(len(rest))))
+        rows += judged(family)
     return rows, max(lucks)[1] if lucks else None
 
 
@@ -338,8 +334,7 @@ def lines_of(found: Judgement) -> list[str]:
         lines.append(
             f"The lowest of {len(records)} equal variants would seem better by {found.luck:.2g}, by luck alone."
         )
-    better = [record for record in records if record["verdict"] == "better"]
-    worse = [record for record in records if record["verdict"] == "worse"]
+    better, worse = ([each for each in records if each["verdict"] == word] for word in ("better", "worse"))
     if better:
         others = f", and {counted(len(better) - 1, 'other')}" if len(better) > 1 else ""
         lines.append(f"Better: {_gain(better[0])}{others}.")
@@ -352,10 +347,9 @@ def lines_of(found: Judgement) -> list[str]:
 
 def _gain(record: Mapping[str, Any]) -> str:
     text = f"{record['variant']!r} by {-record['effect']:.3g} ({-record['hi']:.3g} to {-record['lo']:.3g})"
-    if record["multiplier"] is None:
-        return text
-    text += f", worth {record['multiplier']:.3g} times the compute"
-    text += interval_text(record["multiplier_lo"], record["multiplier_hi"])
+    if record["multiplier"] is not None:
+        ends = record["multiplier_lo"], record["multiplier_hi"]
+        text += f", worth {multiplier_text(record['multiplier'], *ends, ' times the compute')}"
     return text + (f", {record['time_multiplier']:.3g} times the time" if record["time_multiplier"] else "")
 
 

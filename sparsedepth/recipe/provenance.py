@@ -1,4 +1,5 @@
-"""Provenance of a card: runs, manifests, code, kernels, data, cost, and the commands that reproduce it."""
+"""Where a recipe comes from: its domain, beyond which its runs are no evidence; and the provenance of its card: runs,
+manifests, code, kernels, data, cost, and the command that reproduces it."""
 
 import hashlib
 import shlex
@@ -7,9 +8,43 @@ from pathlib import Path
 
 import pandas as pd
 
+from sparsedepth.config.corpus import unit_for
 from sparsedepth.files import digest, parse_json
 from sparsedepth.recipe.card import Provenance, Recipe
 from sparsedepth.store.find import read_file
+
+SCALES = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
+
+
+def seen_on(runs: pd.DataFrame) -> str:
+    """'task state_tracking S5, width 32, 223k to 696k parameters, 288k tokens, CPU'."""
+    corpora = _distinct(runs, "corpus")
+    tasks = [name.removeprefix("task:") for name in corpora if name.startswith("task:")]
+    are_tasks, are_images = len(tasks) == len(corpora) > 0, unit_for("/token", corpora) == "/image"
+    groups = ", ".join(_distinct(runs, "task_group"))
+    of_group = f"{' ' if len(tasks) == 1 else ' of '}{groups}" if are_tasks and groups else ""
+    data = f"task {', '.join(tasks)}{of_group}" if are_tasks else f"corpus {', '.join(corpora) or 'unknown'}"
+    columns = runs[["d_model", "params_total", "tokens_trained", "seq_len"]]
+    width, params, tokens, seq_len = (pd.to_numeric(columns[name], errors="coerce") for name in columns)
+    sizes = {"width {}": width, "{} parameters": params}
+    sizes |= {"{} images": tokens / seq_len} if are_images else {"{} tokens": tokens}
+    texts = [text.format(_range(values)) for text, values in sizes.items() if values.notna().any()]
+    devices = [name.partition(" (")[0] for name in _distinct(runs, "device")]
+    devices = dict.fromkeys(name.upper() if name in ("cpu", "mps") else name for name in devices)
+    return ", ".join([data, *texts, *devices])
+
+
+def _distinct(runs: pd.DataFrame, name: str) -> list[str]:
+    return sorted(map(str, runs[name].dropna().unique())) if name in runs.columns else []
+
+
+def _range(values: pd.Series) -> str:
+    """'288k to 1.3M'."""
+    texts = []
+    for value in (values.min(), values.max()):
+        scale, letter = next((each for each in SCALES if abs(value) >= each[0]), (1, ""))
+        texts.append(f"{value / scale:.3g}{letter}")
+    return " to ".join(dict.fromkeys(texts))
 
 
 def provenance_of(runs: pd.DataFrame, used: pd.DataFrame, recipe: Recipe, folders: Sequence[Path]) -> Provenance:

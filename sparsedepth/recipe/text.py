@@ -34,7 +34,9 @@ def sentence(card: Card) -> str:
     if recipe.place != "inside" and (recipe.changes or recipe.is_compared):
         at += f", which were not run, by those at {' and '.join(map(str, recipe.shown_at))},"
     if recipe.effect:
-        gain = f"{difference_text(recipe.effect)}{_cost_text(recipe.effect)}{_worth_text(recipe)}"
+        gain = f"{difference_text(recipe.effect)}{_cost_text(recipe.effect)}"
+        if len(recipe.changes) == 1 and (worth := recipe.changes[0].compute):
+            gain += f", worth {multiplier_text(*worth, ' times the compute')}"
         return f"{caution}{at} use {changes_text(recipe)}: {gain}."
     if not recipe.is_compared or any(candidate.comparison == "better" for candidate in recipe.candidates):
         return f"{caution}{at} no recommendation: {recipe.abstained}."
@@ -52,18 +54,14 @@ def _nothing_text(recipe: Recipe) -> str:
     n_worse = sum(candidate.comparison == "worse" for candidate in settings)
     worse = f", {n_worse} of {counted(len(settings), 'setting')} {'was' if n_worse == 1 else 'were'} shown to hurt"
     text = f"nothing tried was shown to help{worse if n_worse else ''}"
-    size = detectable_text(recipe)
-    return f"{text}; a gain smaller than about {size} would probably not have been seen" if size else text
-
-
-def detectable_text(recipe: Recipe) -> str:
-    """'0.31 to 0.35 nat/token': what would have been seen of the settings that are not shown."""
-    effects = [c.effect for c in recipe.candidates if c.comparison == "not shown" and not c.is_combination]
-    sizes = sorted(effect.detectable for effect in effects if effect.detectable)
+    unseen = [candidate.effect.detectable for candidate in settings if candidate.comparison == "not shown"]
+    sizes = sorted(filter(None, unseen))
+    if not sizes:
+        return text
     is_ratio = recipe.unit == "ln ratio"
-    texts = (size_text(size, recipe.unit) if is_ratio else f"{size:.2g}" for size in (*sizes[:1], *sizes[-1:]))
-    ends = dict.fromkeys(texts)
-    return f"{' to '.join(ends)}{_unit(recipe.unit)}" if ends else ""
+    ends = dict.fromkeys(size_text(size, recipe.unit) if is_ratio else f"{size:.2g}" for size in (sizes[0], sizes[-1]))
+    size = f"{' to '.join(ends)}{_unit(recipe.unit)}"
+    return f"{text}; a gain smaller than about {size} would probably not have been seen"
 
 
 def _unit(unit: str) -> str:
@@ -91,12 +89,6 @@ def _cost_text(effect: Effect) -> str:
     return f", at {effect.flops:.3g} times the FLOPs" if abs(effect.flops - 1) > 0.005 else ", at equal FLOPs"
 
 
-def _worth_text(recipe: Recipe) -> str:
-    """', worth 1.13 times the compute (1.05 to 1.21)' of a single change."""
-    worth = [change.compute for change in recipe.changes]
-    return f", worth {multiplier_text(*worth[0], ' times the compute')}" if len(worth) == 1 and worth[0] else ""
-
-
 def effect_text(effect: Effect | None) -> str:
     """'-0.0644 nat/token (-0.0853 to -0.042)'."""
     if effect is None or effect.estimate is None:
@@ -110,20 +102,7 @@ def effect_text(effect: Effect | None) -> str:
 def recipe_table(card: Card, most: int | None = None) -> QueryResult:
     """The settings tried, a row each: those to do, not to do, and not shown; combinations last in their list. Of `most`
     rows each list has one at least."""
-    names = (
-        "list",
-        "effect",
-        "lo",
-        "hi",
-        "detectable",
-        "seeds",
-        "diverged",
-        "lr",
-        "flops",
-        "params",
-        "compute",
-        "setting",
-    )
+    names = ("list", "effect", "lo", "hi", "detectable", "seeds", "diverged", "lr", "flops", "params", "compute")
     order = [*LISTS]
     found = sorted(
         card.recipe.candidates,
@@ -131,7 +110,8 @@ def recipe_table(card: Card, most: int | None = None) -> QueryResult:
     )
     first = {candidate.comparison: candidate for candidate in reversed(found)}
     kept = {c.setting for c in sorted(found, key=lambda c: c is not first[c.comparison])[:most]}
-    return QueryResult(columns=names, rows=tuple(_row(candidate) for candidate in found if candidate.setting in kept))
+    rows = tuple(_row(candidate) for candidate in found if candidate.setting in kept)
+    return QueryResult(columns=(*names, "setting"), rows=rows)
 
 
 def _row(candidate: Candidate) -> tuple:

@@ -19,17 +19,12 @@ from sparsedepth.effects.cells import BASELINE, cells_of, plain
 from sparsedepth.effects.effect import Effect
 from sparsedepth.effects.verdict import Side, verdict_of
 from sparsedepth.recipe.card import Card, Comparison, Ingredient, Need, Verification, comparison_of
-from sparsedepth.recipe.checklist import tests_of
+from sparsedepth.recipe.checklist import outcome_of, tests_of
 from sparsedepth.recipe.evidence import changed_config, effects_of
-from sparsedepth.recipe.holdout import outcome_of
 
 LEAST_TUNED = 3
 """Values that a sweep tries of a tuned field, at least."""
-NEEDS: Mapping[Comparison, Need] = {
-    "worse": "needed",
-    "better": "harmful",
-    "not shown": "not shown to be needed",
-}
+NEEDS: Mapping[Comparison, Need] = {"worse": "needed", "better": "harmful", "not shown": "not shown to be needed"}
 """The recipe without a change against the recipe -> whether the change is needed."""
 
 
@@ -122,15 +117,13 @@ def verified(card: Card, runs: pd.DataFrame, seeds: Sequence[int]) -> Card:
     against_recipe = _effects(card, runs, "recipe", left_out=("baseline",))
     settings = [change.setting for change in card.recipe.changes if len(card.recipe.changes) > 1]
     effects = {setting: against_recipe.get(f"without {setting}") for setting in settings}
+    ingredients = tuple(
+        Ingredient(left_out=setting, effect=effect, verdict=NEEDS[comparison_of(effect)])
+        for setting, effect in effects.items()
+    )
+    run_ids, outcome = tuple(sorted(runs["run_id"])), outcome_of(gain)
     verification = Verification(
-        seeds=tuple(seeds),
-        run_ids=tuple(sorted(runs["run_id"])),
-        gain=gain,
-        outcome=outcome_of(gain),
-        ingredients=tuple(
-            Ingredient(left_out=setting, effect=effect, verdict=NEEDS[comparison_of(effect)])
-            for setting, effect in effects.items()
-        ),
+        seeds=tuple(seeds), run_ids=run_ids, gain=gain, outcome=outcome, ingredients=ingredients
     )
     return with_verification(card, verification)
 
@@ -145,13 +138,10 @@ def _effects(card: Card, runs: pd.DataFrame, reference: str, left_out: Sequence[
     """Name -> effect of its configuration against that of `reference`."""
     configs = configurations(card)
     fields = differing(configs, list(_tuned_again(card)))
-    names = pd.Series(None, index=runs["run_id"], dtype=object)
-    values = [[plain(value) for value in row] for row in runs[fields].itertuples(index=False)]
-    for name, config in configs.items():
-        wanted = [plain(getattr(config, f)) for f in fields]
-        names[[row == wanted for row in values]] = name
+    names = {tuple(plain(getattr(config, f)) for f in fields): name for name, config in configs.items()}
+    values = [tuple(map(plain, row)) for row in runs[fields].itertuples(index=False)]
     cells = cells_of(runs, card.recipe.objective)
-    setting = cells.rows["run_id"].map(names)
+    setting = pd.Series(map(names.get, values), runs.index, dtype=object).reindex(cells.rows.index)
     rows = cells.rows.assign(
         setting=setting.replace(reference, BASELINE),
         changes=[frozenset() if name == reference else frozenset({("name", name)}) for name in setting],

@@ -16,12 +16,11 @@ from sparsedepth.effects.chain import LinkEvidence, cautions, chain_evidence
 from sparsedepth.effects.chain_text import evidence_lines, link_heading
 from sparsedepth.effects.text import effect_sentence
 from sparsedepth.plots.forest import COLUMNS, effects_of
-from sparsedepth.recipe.build_card import derive_card
+from sparsedepth.recipe.build_card import claim_of, derive_card
 from sparsedepth.recipe.card import Card
 from sparsedepth.recipe.evidence import Evidence
 from sparsedepth.recipe.provenance import manifest_facts, manifest_of
 from sparsedepth.recipe.text import sentence, tests_lines, verification_text
-from sparsedepth.recipe.trial import claim_of
 from sparsedepth.report.answers import depth_answer, variance_answer
 from sparsedepth.report.by_depth import best_by_depth
 from sparsedepth.report.tables import Table, table_of, table_of_effects, table_of_runs

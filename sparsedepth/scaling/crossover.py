@@ -15,14 +15,14 @@ three seeds has ten different samples, and its intervals are too narrow.)
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import pandas as pd
 from scipy.interpolate import PchipInterpolator
 
 from sparsedepth.scaling.budgets import BASELINE, differing_data, finished, flops_text, losses_by_budget
+from sparsedepth.store.query_result import QueryResult
 from sparsedepth.store.small_sample import t_critical
 
 N_BUDGETS = 201
@@ -33,13 +33,12 @@ SAME = 1.02
 Verdict = Literal["worth it", "not worth it", "not known"]
 
 
-@dataclass(frozen=True, kw_only=True)
-class Crossover:
+class Crossover(NamedTuple):
     """A depth against all shallower ones. Budgets are training FLOPs."""
 
     setting: str
     n_layers: int
-    verdict: Verdict
+    verdict: Verdict = "not known"
     budget: float | None = None
     """from which it is worth its cost, or up to which it is not"""
     lo: float | None = None
@@ -63,14 +62,22 @@ class Crossover:
         least = "below " * (self.lo is None) + flops_text(self.lo or self.smallest)
         return f"worth its cost from {flops_text(self.budget)} FLOPs ({least} to {flops_text(self.hi)})"
 
+    @property
+    def sentence(self) -> str:
+        """'n_layers=16: worth its cost from 2e12 FLOPs (1e12 to 5e12); compared from 1e12 to 2e13 FLOPs, 5 seeds'"""
+        text = f"n_layers={self.n_layers}{'' if self.setting == BASELINE else f', {self.setting}'}: {self.text}"
+        if self.smallest is None or self.largest is None:
+            return text
+        compared = f"{flops_text(self.smallest)} to {flops_text(self.largest)} FLOPs"
+        return f"{text}; compared from {compared}, {self.seeds} seeds"
+
 
 class DepthCurve:
     """The loss of one depth and setting against ln C, for each seed."""
 
     def __init__(self, rows: pd.DataFrame) -> None:
         losses = losses_by_budget(finished(rows))
-        seeds = frozenset.intersection(*(frozenset(by_seed) for by_seed in losses.values())) if losses else frozenset()
-        self.seeds = sorted(seeds)
+        self.seeds = sorted(set.intersection(*({*by_seed} for by_seed in losses.values()))) if losses else []
         self.budgets = np.array(sorted(losses))
         self.loss_SB = np.array([[losses[budget][seed] for budget in self.budgets] for seed in self.seeds])
 
@@ -91,38 +98,33 @@ def crossovers(rows: pd.DataFrame) -> list[Crossover]:
         curves = {int(depth): DepthCurve(at_depth) for depth, at_depth in runs.groupby("n_layers")}
         depths, names = sorted(curves), differing_data(runs)
         for number, depth in enumerate(depths[1:], start=1):
-            if names:
-                reason = f"depths differ in {names}"
-                found.append(Crossover(setting=setting, n_layers=depth, verdict="not known", reason=reason))
-            else:
-                shallower = {other: curves[other] for other in depths[:number]}
-                found.append(crossover(setting, depth, curves[depth], shallower))
+            shallower = {other: curves[other] for other in depths[:number]}
+            reason = f"depths differ in {names}" if names else ""
+            fields = {"reason": reason} if reason else _compared(curves[depth], shallower)
+            found.append(Crossover(setting, depth, **fields))
     if not found:
         raise ValueError("no setting was run at two depths: run a sweep over n_layers")
     return found
 
 
-def crossover(setting: str, n_layers: int, deep: DepthCurve, shallower: Mapping[int, DepthCurve]) -> Crossover:
-    """The verdict on one depth."""
-    head: dict[str, Any] = {"setting": setting, "n_layers": n_layers, "verdict": "not known"}
+def _compared(deep: DepthCurve, shallower: Mapping[int, DepthCurve]) -> dict[str, Any]:
+    """The verdict on one depth, as fields of Crossover."""
     common = {depth: sorted(set(deep.seeds) & set(curve.seeds)) for depth, curve in shallower.items()}
-    few = [depth for depth, seeds in common.items() if len(seeds) < 2]
-    if few:
-        return Crossover(**head, reason=f"fewer than two seeds in common with {few[0]} layers")
-    head["seeds"] = min(map(len, common.values()))
-    ends = [[curve.budgets[end] for curve in (deep, *shallower.values())] for end in (0, -1)]
-    low, high = max(ends[0]), min(ends[1])
+    if few := [depth for depth, seeds in common.items() if len(seeds) < 2]:
+        return {"reason": f"fewer than two seeds in common with {few[0]} layers"}
+    seeds = min(map(len, common.values()))
+    curves = (deep, *shallower.values())
+    low, high = max(curve.budgets[0] for curve in curves), min(curve.budgets[-1] for curve in curves)
     if low > high * SAME:
-        return Crossover(
-            **head, reason=f"no budget in common: from {flops_text(low)} and up to {flops_text(high)} FLOPs"
-        )
-    head |= {"smallest": float(low), "largest": float(max(low, high))}
+        apart = f"from {flops_text(low)} and up to {flops_text(high)} FLOPs"
+        return {"seeds": seeds, "reason": f"no budget in common: {apart}"}
     x_G = np.linspace(math.log(low), math.log(high), N_BUDGETS) if high > low * SAME else np.log([low])
-    below_G, lower_G, higher_G = _compare(deep, shallower, common, x_G)
-    return Crossover(**{**head, **_verdict(np.exp(x_G), below_G, lower_G, higher_G)})
+    below_G, lower_G, higher_G = _differences(deep, shallower, common, x_G)
+    ends = {"seeds": seeds, "smallest": float(low), "largest": float(max(low, high))}
+    return ends | _verdict(np.exp(x_G), below_G, lower_G, higher_G)
 
 
-def _compare(
+def _differences(
     deep: DepthCurve, shallower: Mapping[int, DepthCurve], common: Mapping[int, list[int]], x_G: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """At each budget: whether the mean loss is below that of all shallower depths; significantly so; and whether it is
@@ -150,14 +152,25 @@ def _verdict(C_G: np.ndarray, below_G: np.ndarray, lower_G: np.ndarray, higher_G
             "hi": float(C_G[first]),
         }
     if not higher_G.any():
-        return {"verdict": "not known", "reason": "the seeds show no difference at the largest budget"}
-    last = int(np.flatnonzero(higher_G)[-1])
+        return {"reason": "the seeds show no difference at the largest budget"}
+    last = float(C_G[np.flatnonzero(higher_G)[-1]])
     if lower_G.any():
-        return {"verdict": "not known", "reason": f"better at some budgets, worse at {flops_text(C_G[last])} FLOPs"}
-    return {"verdict": "not worth it", "budget": float(C_G[last])}
+        return {"reason": f"better at some budgets, worse at {flops_text(last)} FLOPs"}
+    return {"verdict": "not worth it", "budget": last}
 
 
 def _first_for_good(holds_G: np.ndarray) -> int:
     """The first place from which on it holds up to the end, where it does."""
     fails = np.flatnonzero(~holds_G)
     return int(fails[-1]) + 1 if len(fails) else 0
+
+
+def crossover_lines(found: Sequence[Crossover]) -> list[str]:
+    """A sentence for each depth and setting."""
+    head = "worth its cost: less loss than every shallower depth at equal training FLOPs (95%, seeds as units)"
+    return [head, *(one.sentence for one in found)]
+
+
+def crossover_table(found: Sequence[Crossover]) -> QueryResult:
+    """A row for each depth and setting."""
+    return QueryResult(columns=Crossover._fields, rows=tuple(map(tuple, found)))

@@ -1,23 +1,31 @@
-"""Fit the depth law by nonlinear least squares from several random starts.
+"""Fit the depth law by nonlinear least squares from several random starts, with the bootstrap of its parameters.
 
     minimise sum_n (ln L(theta, x_n) - ln L_n)^2 over the free parameters        (scipy.optimize.least_squares)
 
 Reported with every fit: how many starts reached the best optimum, standard errors from the Jacobian (s^2 (J'J)^-1, s^2
-with n - p degrees of freedom), and a warning wherever the points do not identify a term (`reliability`). The objective
-is stated as 100 times the mean squared residual of ln L, as in the released code of 2602.05970.
+with n - p degrees of freedom), and a warning wherever the points do not identify a term (`report`). The objective is
+stated as 100 times the mean squared residual of ln L, as in the released code of 2602.05970.
+
+The bootstrap resamples points (pairs), or whole clusters where the fit has them. Every replicate is refitted to
+convergence from the optimum: those that stop early stay near their start, which makes intervals too narrow.
+
+Shapes as in `law`; R starts or replicates.
 """
 
 from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
 from scipy.optimize import least_squares
 
 from sparsedepth.scaling.clusters import ClusterEffect, cluster_effect
-from sparsedepth.scaling.law import DesignMatrix, FittedQuantity, Law, Term, design, fitted_loss, jacobian
-from sparsedepth.store.small_sample import t_critical
+from sparsedepth.scaling.law import DesignMatrix, FittedQuantity, Law, Term, design, jacobian
+from sparsedepth.store.small_sample import LEVEL, t_critical
 
 N_STARTS = 20
+N_BOOTSTRAP = 500
 CLUSTER = "cluster"
 """The column of points that names clusters of dependent points; absent where all points are independent."""
 N_REWEIGHTED = 3
@@ -33,15 +41,14 @@ UNIDENTIFIED = 1e7
 """Condition number of the Jacobian above which some combination of parameters is not identified."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Parameter:
+class Parameter(NamedTuple):
     name: str
     unit: str
     value: float
-    stderr: float | None
+    stderr: float | None = None
     """From the Jacobian; None for a parameter that is fixed or not identified."""
-    lo: float | None
-    hi: float | None
+    lo: float | None = None
+    hi: float | None = None
     """Student's 95% interval; for a positive quantity, on its logarithm."""
 
 
@@ -93,35 +100,28 @@ class Fit:
     @property
     def residuals(self) -> np.ndarray:
         """ln L of the law minus that of each point, (N,)."""
-        return np.log(fitted_loss(self.theta, self.plan.z)) - self.plan.y
+        return self.plan.residuals(self.theta)
 
     @property
     def objective(self) -> float:
         """100 times the mean squared residual of ln L."""
         return 100 * float((self.residuals**2).mean())
 
-    def parameters(self) -> list[Parameter]:
-        """Coefficients, exponents, E, and each term's contribution at the geometric mean of its predictor."""
-        return [self._parameter(quantity) for quantity in self.plan.quantities()]
-
-    def parameter(self, name: str) -> Parameter:
-        """One of them by name."""
-        return next(one for one in self.parameters() if one.name == name)
+    @cached_property
+    def parameters(self) -> dict[str, Parameter]:
+        """Coefficients, exponents, E, and each term's contribution at the geometric mean of its predictor, by name."""
+        return {quantity.name: self._parameter(quantity) for quantity in self.plan.quantities()}
 
     def _parameter(self, quantity: FittedQuantity) -> Parameter:
-        value, error = float(quantity.of(self.theta)), self._error(quantity.weights)
-        if error is None:
-            return Parameter(name=quantity.name, unit=quantity.unit, value=value, stderr=None, lo=None, hi=None)
-        half = min(t_critical(self.df) * error, 300.0)  # exp overflows beyond it
-        lo, hi = (float(quantity.value(quantity.weights @ self.theta + sign * half)) for sign in (-1, 1))
-        stderr = value * error if quantity.is_log else error
-        return Parameter(name=quantity.name, unit=quantity.unit, value=value, stderr=stderr, lo=lo, hi=hi)
-
-    def _error(self, weights_P: np.ndarray) -> float | None:
-        """The standard error of a sum of parameters."""
+        value, weights_P = float(quantity.of(self.theta)), quantity.weights
         used = np.flatnonzero(weights_P)  # other rows of the covariance may be NaN
         variance = float(weights_P[used] @ self.covariance[np.ix_(used, used)] @ weights_P[used])
-        return float(np.sqrt(variance)) if np.isfinite(variance) and variance > 0 else None
+        if not (np.isfinite(variance) and variance > 0):
+            return Parameter(quantity.name, quantity.unit, value)
+        error = float(np.sqrt(variance))
+        half = min(t_critical(self.df) * error, 300.0)  # exp overflows beyond it
+        lo, hi = (float(quantity.value(weights_P @ self.theta + sign * half)) for sign in (-1, 1))
+        return Parameter(quantity.name, quantity.unit, value, value * error if quantity.is_log else error, lo, hi)
 
 
 def fit(points: pd.DataFrame, law: Law | None = None, n_starts: int = N_STARTS, seed: int = 0) -> Fit:
@@ -138,11 +138,9 @@ def fit(points: pd.DataFrame, law: Law | None = None, n_starts: int = N_STARTS, 
     clusters = ClusterEffect(index=pd.factorize(points[CLUSTER])[0]) if CLUSTER in points.columns else None
     start_RP = starts(plan, n_starts, np.random.default_rng(seed))
     ends = [solve(plan, start_P, clusters) for start_P in start_RP]
-    for _ in range(N_REWEIGHTED):
-        if clusters is None:
-            break
+    for _ in range(N_REWEIGHTED if clusters else 0):
         best_P = min(ends, key=lambda end: end[1])[0]
-        clusters = cluster_effect(clusters.index, np.log(fitted_loss(best_P, plan.z)) - plan.y, n_free)
+        clusters = clusters and cluster_effect(clusters.index, plan.residuals(best_P), n_free)
         ends = [solve(plan, start_P, clusters) for start_P in start_RP]
     theta_P, cost = min(ends, key=lambda end: end[1])
     covariance_PP, condition, gradient = _curvature(plan, theta_P, cost, clusters)
@@ -177,14 +175,10 @@ def solve(
         return theta_P
 
     solved = least_squares(
-        lambda free: whitened(np.log(fitted_loss(full(free), plan.z)) - plan.y),
+        lambda free: whitened(plan.residuals(full(free))),
         start_P[free_P],
         jac=lambda free: whitened(jacobian(full(free), plan.z)[:, free_P]),
-        method="lm",
-        ftol=1e-10,
-        xtol=1e-10,
-        gtol=1e-10,
-        max_nfev=MAX_EVALUATIONS,
+        **{"method": "lm", "ftol": 1e-10, "xtol": 1e-10, "gtol": 1e-10, "max_nfev": MAX_EVALUATIONS},
     )
     return full(solved.x), 2 * float(solved.cost)
 
@@ -200,7 +194,7 @@ def starts(plan: DesignMatrix, n_starts: int, generator: np.random.Generator) ->
     a_RK = generator.uniform(0.1, 2.5, (n_starts, len(law.terms)))
     start_RP = np.concatenate([g_RK, a_RK, np.log(e_R)[:, None]], axis=1)
     for name, value in law.fixed.items():
-        start_RP[:, law.index(name)] = value
+        start_RP[:, law.names.index(name)] = value
     return start_RP
 
 
@@ -210,7 +204,7 @@ def _curvature(
     """At the optimum: s^2 (J'J)^-1 with s^2 = cost / (N - free parameters), the condition number of J with columns of
     length 1, and the largest cosine of such a column with the residual."""
     free_P, n = plan.law.free, len(plan.y)
-    residual_N, by_NP = np.log(fitted_loss(theta_P, plan.z)) - plan.y, jacobian(theta_P, plan.z)
+    residual_N, by_NP = plan.residuals(theta_P), jacobian(theta_P, plan.z)
     if clusters:
         residual_N, by_NP = clusters.whitened(residual_N), clusters.whitened(by_NP)
     size_P = np.linalg.norm(by_NP, axis=0)
@@ -227,17 +221,14 @@ def _curvature(
 
 
 def _identified(points: pd.DataFrame, law: Law) -> tuple[Law, list[str]]:
-    """The law without the terms that these points cannot identify, and the reason for each.
-
-    A term c x^-a in addition to E needs three values of x, or two with a fixed.
-    """
+    """The law without the terms that these points cannot identify, and the reason for each: a term c x^-a in addition
+    to E needs three values of x, or two with a fixed."""
     terms: list[Term] = []
     warnings: list[str] = []
     for term in law.terms:
         exponent = f"a_{term.symbol}"
-        needed = 2 if exponent in law.fixed else 3
         values = sorted(set(points[term.column]))
-        if len(values) >= needed:
+        if len(values) >= (2 if exponent in law.fixed else 3):
             terms.append(term)
         elif len(values) == 1:
             warnings.append(
@@ -251,5 +242,29 @@ def _identified(points: pd.DataFrame, law: Law) -> tuple[Law, list[str]]:
             )
     if not terms:
         raise ValueError(f"no term of the law can be identified: {'; '.join(warnings)}")
-    fixed = {name: value for name, value in law.fixed.items() if any(name == f"a_{term.symbol}" for term in terms)}
+    fixed = {name: value for name, value in law.fixed.items() if name in {f"a_{term.symbol}" for term in terms}}
     return replace(law, terms=tuple(terms), fixed=fixed), warnings
+
+
+@dataclass(frozen=True, kw_only=True)
+class Bootstrap:
+    theta: np.ndarray
+    """One refit per row, (R, P)."""
+    intervals: dict[str, tuple[float, float]]
+    """95% percentile intervals by parameter."""
+
+
+def bootstrap(fitted: Fit, n_replicates: int = N_BOOTSTRAP, seed: int = 0) -> Bootstrap:
+    """Refit resampled points, or clusters. Deterministic in `seed`. Raises ValueError for fewer than 20 replicates."""
+    if n_replicates < 20:
+        raise ValueError(f"{n_replicates} bootstrap replicates have no 95% interval; take 200 or more")
+    unit_N = fitted.unit_index
+    n = int(unit_N.max()) + 1
+    weight_RN = np.random.default_rng(seed).multinomial(n, np.full(n, 1 / n), size=n_replicates)[:, unit_N]
+    theta_RP = np.array([solve(fitted.plan, fitted.theta, fitted.clusters, weight_N)[0] for weight_N in weight_RN])
+    intervals = {}
+    for quantity in fitted.plan.quantities():
+        if quantity.name not in fitted.law.fixed:
+            lo, hi = np.quantile(quantity.of(theta_RP), [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
+            intervals[quantity.name] = float(lo), float(hi)
+    return Bootstrap(theta=theta_RP, intervals=intervals)

@@ -1,9 +1,9 @@
 """The depth law, its parts and its derivatives (2602.05970, section on the scaling of large models).
 
-    L(m, l, D) = c_m m^-a_m + c_l (l - s)^-a_l + c_D D^-a_D + E
+    L(m, l, D) = c_m m^-a_m + c_l l^-a_l + c_D D^-a_D + E
 
-m: width d_model. l: n_layers, counted in hundredths of a layer (x 100); s: layers left out of the count, 0 or 2.
-D: training tokens, in millions. These are the paper's units, in which the coefficients c are stated [nat/token].
+m: width d_model. l: n_layers, counted in hundredths of a layer (x 100). D: training tokens, in millions. These are the
+paper's units, in which the coefficients c are stated [nat/token].
 
 A fit uses the same law with centred logarithms z_k = ln x_k - mean ln x_k, because c_k and a_k are otherwise almost
 collinear:
@@ -46,13 +46,11 @@ TERMS = (
 
 @dataclass(frozen=True, kw_only=True)
 class Law:
-    """The terms of the law, fixed exponents, and how layers are counted."""
+    """The terms of the law, and fixed exponents."""
 
     terms: tuple[Term, ...] = TERMS
     fixed: Mapping[str, float] = field(default_factory=dict)
     """Exponents that are not fitted: {'a_l': 1.0}."""
-    minus_layers: float = 0.0
-    """Layers that do not count, such as the first and the last."""
 
     def __post_init__(self) -> None:
         known = {f"a_{term.symbol}" for term in self.terms}
@@ -61,8 +59,6 @@ class Law:
                 raise ValueError(f"cannot fix {name!r}: the exponents of this law are {', '.join(sorted(known))}")
             if not (np.isfinite(value) and value > 0):
                 raise ValueError(f"cannot fix {name}={value}: an exponent is a positive number, such as 1")
-        if not 0 <= self.minus_layers < np.inf:
-            raise ValueError(f"minus_layers={self.minus_layers} must be 0 or more layers, such as 2")
         if not self.terms:
             raise ValueError("a law without width, depth and data has nothing to fit; keep at least one term")
 
@@ -72,27 +68,15 @@ class Law:
         symbols = [term.symbol for term in self.terms]
         return (*(f"g_{symbol}" for symbol in symbols), *(f"a_{symbol}" for symbol in symbols), "e")
 
-    def index(self, name: str) -> int:
-        """The index of a parameter in `names`."""
-        return self.names.index(name)
-
     @property
     def free(self) -> np.ndarray:
         return np.array([name not in self.fixed for name in self.names])
 
     def text(self) -> str:
-        """L = c_m m^-a_m + c_l (l - 2)^-a_l + E, with a_l = 1."""
-        parts = []
-        for term in self.terms:
-            predictor = f"(l - {self.minus_layers:g})" if term.name == "depth" and self.minus_layers else term.symbol
-            parts.append(f"c_{term.symbol} {predictor}^-a_{term.symbol}")
+        """L = c_m m^-a_m + c_l l^-a_l + E, with a_l = 1."""
+        parts = [f"c_{term.symbol} {term.symbol}^-a_{term.symbol}" for term in self.terms]
         fixed = ", ".join(f"{name} = {value:g}" for name, value in self.fixed.items())
         return f"L = {' + '.join(parts)} + E{f', with {fixed}' if fixed else ''}"
-
-    def predictor(self, term: Term, values: np.ndarray | float) -> np.ndarray:
-        """x of a term from its column, in the law's unit; not positive where `minus_layers` leaves no layer."""
-        shift = self.minus_layers if term.name == "depth" else 0.0
-        return term.factor * (np.asarray(values, dtype=float) - shift)
 
 
 @dataclass(frozen=True)
@@ -125,6 +109,10 @@ class DesignMatrix:
     y: np.ndarray
     """ln loss, (N,)."""
 
+    def residuals(self, theta_P: np.ndarray) -> np.ndarray:
+        """ln L of the law minus that of each point, (N,)."""
+        return np.log(fitted_loss(theta_P, self.z)) - self.y
+
     def quantities(self) -> list[FittedQuantity]:
         """Coefficients, exponents, E, and each term's contribution at the geometric mean of its predictor."""
         parameter = dict(zip(self.law.names, np.eye(len(self.law.names)), strict=True))
@@ -138,12 +126,7 @@ class DesignMatrix:
 
 
 def design(points: pd.DataFrame, law: Law) -> DesignMatrix:
-    """Points under a law. Raises ValueError where l - s is not positive."""
-    x_KN = np.array([law.predictor(term, points[term.column].to_numpy()) for term in law.terms])
-    if (x_KN <= 0).any():
-        least = points["n_layers"].min()
-        raise ValueError(f"minus_layers={law.minus_layers:g} leaves no layer of n_layers={least:g}; take fewer off")
-    log_KN = np.log(x_KN)
+    log_KN = np.log([term.factor * points[term.column].to_numpy(float) for term in law.terms])
     centre_K = log_KN.mean(axis=1)
     return DesignMatrix(law=law, z=log_KN - centre_K[:, None], centre=centre_K, y=np.log(points["loss"].to_numpy()))
 

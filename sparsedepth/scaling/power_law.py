@@ -49,11 +49,6 @@ class PowerLaw:
     def alpha(self) -> float:
         return float(self.alphas(self.L_inf).mean())
 
-    @property
-    def A(self) -> float:  # noqa: N802
-        logs = np.log(self.loss - self.L_inf) + self.alpha * np.log(self.C)
-        return float(np.exp(logs.mean()))
-
     @cached_property
     def allowed(self) -> np.ndarray:
         """Values of L_inf that the data allow, ascending, the estimate included."""
@@ -76,21 +71,17 @@ class PowerLaw:
 
     def alphas(self, L_inf: float) -> np.ndarray:
         """The exponent of each seed at an L_inf, (S,)."""
-        return -self._against(L_inf, self._axes[0])
+        return -np.log(self.loss - L_inf) @ self._x / (self._x @ self._x)
 
     def _curvature(self, L_inf: float) -> np.ndarray:
-        return self._against(L_inf, self._axes[1])
-
-    def _against(self, L_inf: float, axis_B: np.ndarray) -> np.ndarray:
-        return np.log(self.loss - L_inf) @ axis_B / (axis_B @ axis_B)
+        square = self._x**2 - (self._x**2).mean()
+        square = square - self._x * (self._x @ square) / (self._x @ self._x)  # without what is linear in ln C
+        return np.log(self.loss - L_inf) @ square / (square @ square)
 
     @cached_property
-    def _axes(self) -> tuple[np.ndarray, np.ndarray]:
-        """ln C, and its square without what is constant or linear in it, (B,) each."""
-        x = np.log(self.C)
-        x = x - x.mean()
-        square = x**2 - (x**2).mean()
-        return x, square - x * (x @ square) / (x @ x)
+    def _x(self) -> np.ndarray:
+        """ln C less its mean, (B,)."""
+        return np.log(self.C) - np.log(self.C).mean()
 
 
 def power_law(losses: Mapping[float, Mapping[int, float]]) -> PowerLaw:

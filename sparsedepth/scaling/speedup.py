@@ -30,12 +30,15 @@ from sparsedepth.scaling.budgets import (
     losses_by_budget,
 )
 from sparsedepth.scaling.power_law import MIN_BUDGETS, PowerLaw, power_law
+from sparsedepth.store import terminal
 from sparsedepth.store.connection import Store
+from sparsedepth.store.query_result import QueryResult
 from sparsedepth.store.small_sample import t_critical
 from sparsedepth.store.tuning_roles import IS_RESULT
 
 NUMBERS = ("multiplier", "lo", "hi", "time_multiplier", "time_lo", "time_hi", "L_inf", "L_inf_lo", "L_inf_hi", "alpha")
 COLUMNS = ("n_layers", "setting", BUDGET, "train_flops", *NUMBERS, "seeds", "diverged", "reason")
+SHOWN = ("n_layers", BUDGET, "train_flops", "multiplier", "lo", "hi", "time_multiplier", "seeds", "setting")
 
 _THREE_BUDGETS = (
     f"SELECT 1 FROM runs WHERE {IS_RESULT} GROUP BY n_layers HAVING count(DISTINCT {BUDGET}) >= {MIN_BUDGETS} LIMIT 1"
@@ -66,11 +69,8 @@ class Speedup:
 
 def multiplier_text(multiplier: float, lo: float | None, hi: float | None, of: str = "") -> str:
     """'1.13 times the compute (1.05 to 1.21)'"""
-    return f"{multiplier:.3g}{of}{interval_text(lo, hi)}"
-
-
-def interval_text(lo: float | None, hi: float | None) -> str:
-    return "" if lo is None or hi is None else f" ({lo:.3g} to {hi:.3g})"
+    interval = "" if lo is None or hi is None else f" ({lo:.3g} to {hi:.3g})"
+    return f"{multiplier:.3g}{of}{interval}"
 
 
 def speedup(curve: PowerLaw, baseline: Mapping[int, float], setting: Mapping[int, float]) -> Speedup:
@@ -130,7 +130,8 @@ def speedups(rows: pd.DataFrame) -> pd.DataFrame:
         try:
             curve = power_law(losses_by_budget(baseline))
         except ValueError as error:
-            refused[f"the baseline has {_budgets_text(baseline)}{error}"].append(str(n_layers))
+            tokens = ", ".join(f"{int(budget)}" for budget in sorted(set(baseline[BUDGET])))
+            refused[f"the baseline has {f'train_tokens={tokens}: ' if tokens else ''}{error}"].append(str(n_layers))
             continue
         others = at_depth[at_depth["setting"] != BASELINE]
         for setting, runs in others.groupby("setting", sort=False):
@@ -157,11 +158,6 @@ def worth(store: Store, objective: str) -> dict[tuple[int, str, int], Speedup]:
     known = table[table["multiplier"].notna()].astype(object).where(table.notna(), None)
     columns = (known[name] for name in ("n_layers", "setting", BUDGET, "multiplier", "lo", "hi"))
     return {tuple(key): Speedup(multiplier=m, lo=lo, hi=hi) for *key, m, lo, hi in zip(*columns, strict=True)}
-
-
-def _budgets_text(baseline: pd.DataFrame) -> str:
-    tokens = sorted(set(baseline[BUDGET]))
-    return f"train_tokens={', '.join(f'{int(budget)}' for budget in tokens)}: " if tokens else ""
 
 
 def _at_budget(curve: PowerLaw, baseline: pd.DataFrame, runs: pd.DataFrame) -> dict[str, Any]:
@@ -215,6 +211,18 @@ def sentence(row: Mapping[str, Any]) -> str:
     if numbers["multiplier"] is None:
         return text
     if numbers["time_multiplier"] is not None:
-        text += f", {numbers['time_multiplier']:.3g} times the time"
-        text += interval_text(numbers["time_lo"], numbers["time_hi"])
+        timed = multiplier_text(numbers["time_multiplier"], numbers["time_lo"], numbers["time_hi"], " times the time")
+        text += f", {timed}"
     return "; ".join(filter(None, (f"{text} at {flops_text(row['train_flops'])} FLOPs", row["reason"])))
+
+
+def speedup_lines(table: pd.DataFrame) -> list[str]:
+    """The table of `speedups`, and a sentence for each setting and depth at its largest budget."""
+    lines = [
+        "compute multiplier: compute of the baseline at the same loss / compute of the setting; lo, hi: 95% interval "
+        "over seeds, a trunk and its branches being one, and over every L_inf that the data allow",
+        terminal.fit(QueryResult.of_frame(table[[*SHOWN]]), ("seeds", "train_flops")).text,
+    ]
+    largest = table.groupby(["n_layers", "setting"], sort=False).tail(1)
+    lines += [sentence(row) for row in largest.to_dict("records")]
+    return [*lines, *(f"left out: {reason}" for reason in table.attrs["refused"])]

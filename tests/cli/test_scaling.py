@@ -33,7 +33,7 @@ def test_fit_prints_the_law_with_every_interval(points):
 
 
 def test_fit_for_programs(points):
-    options = ("--bootstrap", 0, "--minus-layers", 2, "--fix", "a_l=1", "--without", "data")
+    options = ("--bootstrap", 0, "--fix", "a_l=1", "--without", "data")
     found = json.loads(sparsedepth("scaling", "fit", points, *options, "--format", "json")[0])
     assert found["law"] == "L = c_m m^-a_m + c_l (l - 2)^-a_l + E, with a_l = 1"
     values = {one["name"]: one for one in found["parameters"]}

@@ -6,8 +6,7 @@ import pytest
 from support.depth_law_points import grid, planted
 
 from sparsedepth.plots.scaling import draw_law, law_data, law_page
-from sparsedepth.scaling.fit import fit
-from sparsedepth.scaling.uncertainty import bootstrap
+from sparsedepth.scaling.fit import bootstrap, fit
 
 
 @pytest.fixture(scope="module")
@@ -30,9 +29,9 @@ def test_the_curve_is_the_fit_inside_its_band(fitted):
     curve = law.curves["depth"]
     assert (curve["n_layers"].iloc[0], curve["n_layers"].iloc[-1]) == pytest.approx((4, 64))
     slope = np.diff(np.log(curve["fitted"])) / np.diff(np.log(curve["n_layers"]))
-    assert slope == pytest.approx(-fitted.parameter("a_l").value)
+    assert slope == pytest.approx(-fitted.parameters["a_l"].value)
     assert ((curve["lo"] < curve["fitted"]) & (curve["fitted"] < curve["hi"])).all()
-    assert law.titles["depth"].startswith(f"depth: a_l = {fitted.parameter('a_l').value:.3f} (")
+    assert law.titles["depth"].startswith(f"depth: a_l = {fitted.parameters['a_l'].value:.3f} (")
     assert law_data(fitted).curves["depth"]["lo"].isna().all()
 
 

@@ -15,8 +15,7 @@ from sparsedepth.config.sweep import SweepDefinition
 from sparsedepth.recipe.build_card import derive_card
 from sparsedepth.recipe.card import MAX_BYTES, card_path, read_card
 from sparsedepth.recipe.card_files import card_markdown, to_yaml, write_page, write_recipe
-from sparsedepth.recipe.domain import seen_on
-from sparsedepth.recipe.provenance import provenance_of
+from sparsedepth.recipe.provenance import provenance_of, seen_on
 from sparsedepth.recipe.text import card_text, paragraph, recipe_table, sentence
 from sparsedepth.recipe.verify import pair_yaml
 
@@ -187,12 +186,11 @@ def test_two_settings_never_run_together_come_with_the_sweep_that_tests_them(tmp
     """Baseline, each alone, and both, on fresh seeds; lr is tuned again where it was."""
     runs = cells([({}, 3.0), (LNS, 2.7), (DECAY, 2.8)])
     card = derive_card(runs)
-    written = write_recipe(tmp_path / "recipe.yaml", card)
-    assert written[-1].name == "recipe.pair.yaml"
+    write_recipe(tmp_path / "recipe.yaml", card)
     assert paragraph(card)[0] == (
         "weight_decay=1 is better alone too, but was not run with depth_scale=lns: -o writes the sweep that tests both."
     )
-    definition = build(SweepDefinition, yaml.safe_load(written[-1].read_text()), "pair")
+    definition = build(SweepDefinition, read_yaml(tmp_path / "recipe.pair.yaml"), "pair")
     planned = [definition.run_config(cell, 4) for cell in definition.grid()]
     assert definition.seeds == [4, 5, 6]
     assert planned == [RunConfig(seed=4, **cell) for cell in ({}, LNS, DECAY, {**LNS, **DECAY})]

@@ -1,9 +1,11 @@
 """The recipe takes what the frame `effects` calls better, all else at the baseline, and says why it takes no other."""
 
+from functools import cache
+
 import numpy as np
 import pandas as pd
 import pytest
-from support.planted_recipes import AXES, cells, planted, sweep
+from support.planted_recipes import cells, planted, sweep
 from support.runs_frame import grid
 
 from sparsedepth.config.run import RunConfig
@@ -11,6 +13,15 @@ from sparsedepth.effects.cells import cells_of
 from sparsedepth.effects.frame import effects_frame
 from sparsedepth.recipe.choose import derive
 from sparsedepth.recipe.evidence import Evidence
+
+FEW = {"depth_scale": ["none", "lns"], "weight_decay": [0.0, 0.1], "seed": [0, 1, 2]}
+DEPTHS = {"n_layers": [12, 16, 24], **FEW}
+
+
+@cache
+def four():
+    """LNS and decay, alone and together: both help."""
+    return sweep(planted, FEW, sd=0.005)
 
 
 def refused(recipe):
@@ -43,11 +54,11 @@ def test_planted_effects_are_on_their_lists_and_are_stacked():
 
 
 def test_the_effects_are_rows_of_the_frame():
-    runs = sweep(planted, {"n_layers": [8, 12], **AXES})
+    runs = sweep(planted, {"n_layers": [8, 12], **FEW})
     frame = effects_frame(cells_of(runs, "val_loss"))
-    rows = {row["setting"]: row for row in frame[frame["n_layers"] == 12].to_dict("records")[:11]}
+    rows = {row["setting"]: row for row in frame[frame["n_layers"] == 12].to_dict("records")[:3]}
     recipe = derive(runs)
-    assert recipe.depth == 12 and len(recipe.candidates) == len(rows) == 11
+    assert recipe.depth == 12 and len(recipe.candidates) == len(rows) == 3
     for one in recipe.candidates:
         row, effect = rows[one.setting], one.effect
         assert (effect.estimate, effect.lo, effect.hi) == (row["estimate"], row["lo"], row["hi"])
@@ -67,24 +78,24 @@ def test_what_depends_on_another_setting_is_said_beside_what_it_does_alone():
 
 def test_the_direction_comes_from_the_objective():
     noise = iter(np.random.default_rng(0).normal(size=999))
-    runs = grid(AXES, lambda config: {"usefulness": 0.5 + 0.25 * (config.depth_scale == "lns") + 0.01 * next(noise)})
+    runs = grid(FEW, lambda config: {"usefulness": 0.5 + 0.25 * (config.depth_scale == "lns") + 0.01 * next(noise)})
     assert derive(runs, objective="usefulness").config == RunConfig(depth_scale="lns", weight_decay=0.0)
-    worse = derive(sweep(lambda config: 0.05 * (config.depth_scale == "lns")))
+    worse = derive(sweep(lambda config: 0.05 * (config.depth_scale == "lns"), FEW))
     assert worse.abstained == "nothing tried was shown to help" and lists(worse)["depth_scale=lns"] == "worse"
 
 
 def test_pure_noise_yields_no_recipe():
-    """30 sweeps of noise with shared seed effects: at least 90% abstain (the family's level is 5%)."""
+    """12 sweeps of noise with shared seed effects: at least 10 abstain (the family's level is 5%)."""
     generator = np.random.default_rng(1)
     runs = grid({"weight_decay": [0.0, 0.1, 0.3, 1.0], "seed": [0, 1, 2, 3]}, lambda config: {"val_loss": 0.0})
     abstained = 0
-    for _ in range(30):
+    for _ in range(12):
         shared = 0.01 * generator.normal(size=4)
         runs["val_loss"] = 3 + shared[runs["seed"]] + 0.01 * generator.normal(size=len(runs))
         recipe = derive(runs)
         abstained += bool(recipe.abstained)
         assert bool(recipe.abstained) == (recipe.config == RunConfig(weight_decay=0.0))
-    assert abstained / 30 >= 0.90
+    assert abstained >= 10
 
 
 def test_one_diverged_run_is_counted_and_two_more_than_the_baseline_has_remove_a_setting():
@@ -177,7 +188,7 @@ def test_a_longer_context_is_not_judged_by_its_own_loss():
 
 
 def test_a_tuned_field_takes_the_value_that_was_best_for_what_is_chosen():
-    runs = sweep(planted, seed=2).assign(tuned_fields="lr", tuned_by="val_loss", tuning="best")
+    runs = four().assign(tuned_fields="lr", tuned_by="val_loss", tuning="best")
     scaled, decayed = runs["depth_scale"] == "lns", runs["weight_decay"] == 0.1
     runs.loc[scaled | decayed, "lr"] = 2e-3
     runs.loc[scaled & decayed, "lr"] = 4e-3
@@ -209,17 +220,15 @@ def test_sizes_that_follow_are_filled_in():
 
 
 def test_the_same_rows_in_another_order_give_the_same_recipe():
-    runs = sweep(planted)
+    runs = four()
     assert derive(runs) == derive(runs.sample(frac=1, random_state=3))
 
 
 # Depths that were not run
 
-DEPTHS = {"n_layers": [12, 16, 24], **AXES}
-
 
 def test_every_depth_has_its_own_recipe_and_the_deepest_is_the_default():
-    axes = {"n_layers": [12, 24], **AXES}
+    axes = {"n_layers": [12, 24], **FEW}
     runs = sweep(lambda config: -0.05 * (config.depth_scale == "lns" and config.n_layers == 24), axes)
     assert derive(runs).config == RunConfig(n_layers=24, depth_scale="lns", weight_decay=0.0)
     assert derive(runs, depth=12).abstained
@@ -233,7 +242,7 @@ def test_a_depth_that_was_not_run_takes_what_both_neighbours_show():
     def loss(config):
         return -0.06 * (config.depth_scale == "lns" and config.n_layers > 12) - 0.04 * (config.weight_decay == 0.1)
 
-    runs = sweep(loss, DEPTHS, seed=1)
+    runs = sweep(loss, DEPTHS, sd=0.005, seed=1)
     far = derive(runs, depth=48)
     assert (far.place, far.shown_at) == ("extrapolation", (24, 16))
     assert far.config == RunConfig(n_layers=48, depth_scale="lns", weight_decay=0.1)
@@ -263,27 +272,27 @@ def test_a_depth_that_was_not_run_takes_the_tuned_value_of_the_nearest_below():
 
 
 def test_it_abstains_with_a_reason():
-    one_seed = derive(sweep(planted, {**AXES, "seed": [0]}))
+    one_seed = derive(four()[four()["seed"] == 0])
     assert one_seed.abstained == "one seed in common: no interval without a second"
     assert one_seed.config == RunConfig(weight_decay=0.0) and not one_seed.is_compared
-    elsewhere = derive(sweep(planted), depth=24)
+    elsewhere = derive(four(), depth=24)
     assert elsewhere.abstained == "only 12 layers were run: how effects change with depth is unknown"
     assert elsewhere.config == RunConfig(n_layers=24, weight_decay=0.0)
-    nothing = derive(sweep(planted).assign(outcome="diverged"))
+    nothing = derive(four().assign(outcome="diverged"))
     assert (nothing.abstained, nothing.config) == ("no finished run", None)
     same = derive(sweep(planted, {"seed": [0, 1, 2]}))
     assert same.abstained == "all runs have the same configuration: nothing was varied"
-    unmeasured = derive(sweep(planted), objective="usefulness")
+    unmeasured = derive(four(), objective="usefulness")
     assert unmeasured.abstained == "usefulness was measured in no finished run"
-    equal = derive(sweep(lambda config: 0.0, sd=0.0))
+    equal = derive(four().assign(val_loss=3.0))
     assert equal.abstained.startswith("the runs of different seeds have equal values")
-    tuning = derive(sweep(planted).assign(tuned_fields="lr", tuning="rejected"))
-    assert tuning.abstained == "only tuning runs are complete so far (36)"
+    tuning = derive(four().assign(tuned_fields="lr", tuning="rejected"))
+    assert tuning.abstained == "only tuning runs are complete so far (12)"
 
 
 def test_a_depth_without_its_baseline_says_so():
-    runs = sweep(planted, {"n_layers": [12, 24], **AXES})
-    is_baseline = (runs["depth_scale"] == "none") & (runs["weight_decay"] == 0) & (runs["n_kv_heads"] == 4)
+    runs = sweep(planted, {"n_layers": [12, 24], **FEW})
+    is_baseline = (runs["depth_scale"] == "none") & (runs["weight_decay"] == 0)
     lost = derive(runs[~is_baseline | (runs["n_layers"] == 12)])
     assert lost.abstained == "the baseline was not run at this depth in these folders" and lost.config is None
     rescored = runs.assign(val_tokens=np.where(is_baseline & (runs["n_layers"] == 24), 4096, 8192))
@@ -291,19 +300,19 @@ def test_a_depth_without_its_baseline_says_so():
 
 
 def test_weak_models_are_named():
-    runs = sweep(planted, seed=2)
+    runs = four()
     weak = derive(runs.assign(bigram_loss=1.0))
     assert weak.changes and weak.weakness.startswith("the model is worse than a bigram table")
     assert derive(runs.assign(bigram_loss=9.0)).weakness == ""
     of_lns = derive(runs.assign(bigram_loss=np.where(runs["depth_scale"] == "lns", 1.0, 9.0)))
     assert of_lns.weakness.startswith("with depth_scale=lns, the model is worse than a bigram table")
-    baseline = (runs["depth_scale"] == "none") & (runs["weight_decay"] == 0.0) & (runs["n_kv_heads"] == 4)
+    baseline = (runs["depth_scale"] == "none") & (runs["weight_decay"] == 0.0)
     of_baseline = derive(runs.assign(bigram_loss=np.where(baseline, 1.0, 9.0)))
     assert of_baseline.weakness.startswith("at the baseline, the model is worse than a bigram table")
 
 
 def test_a_degenerate_objective_is_no_ground_for_a_recipe():
-    runs = sweep(planted, seed=2)
+    runs = four()
     score = runs["val_loss"].max() - runs["val_loss"] + 1.0
     sound = derive(runs.assign(causal_score=score, causal_score_largest_share=0.2), objective="causal_score")
     carried = derive(runs.assign(causal_score=score, causal_score_largest_share=0.9), objective="causal_score")
@@ -312,7 +321,7 @@ def test_a_degenerate_objective_is_no_ground_for_a_recipe():
 
 
 def test_wrong_questions_are_refused():
-    runs = sweep(planted)
+    runs = four()
     with pytest.raises(ValueError, match=r"'steps' has no better direction \(optimiser steps taken\)"):
         derive(runs, objective="steps")
     with pytest.raises(ValueError, match="there is no measured quantity 'stops'"):

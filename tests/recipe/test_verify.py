@@ -7,11 +7,10 @@ from support.runs_frame import runs_frame
 from sparsedepth.config.load import build
 from sparsedepth.config.run import RunConfig
 from sparsedepth.config.sweep import SweepDefinition
-from sparsedepth.recipe.build_card import derive_card
+from sparsedepth.recipe.build_card import derive_card, trials_of, with_trial
 from sparsedepth.recipe.card import write_card
 from sparsedepth.recipe.card_files import card_markdown
 from sparsedepth.recipe.text import ingredient_texts, trial_text, verification_text
-from sparsedepth.recipe.trial import trials_of, with_trial
 from sparsedepth.recipe.verify import configurations, fresh_seeds, verification_fields, verified
 
 LNS, MOE = {"depth_scale": "lns"}, {"n_experts": 8, "top_k": 2}

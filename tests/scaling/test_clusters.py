@@ -7,12 +7,10 @@ from support.depth_law_points import grid, planted, theta_of
 
 from sparsedepth.plots.scaling import law_data
 from sparsedepth.scaling.clusters import ClusterEffect, cluster_effect
-from sparsedepth.scaling.fit import fit, solve
+from sparsedepth.scaling.fit import bootstrap, fit, solve
 from sparsedepth.scaling.law import Law, design, fitted_loss, jacobian
 from sparsedepth.scaling.points import read_points
-from sparsedepth.scaling.reliability import warnings
-from sparsedepth.scaling.tables import Report, heading
-from sparsedepth.scaling.uncertainty import bootstrap
+from sparsedepth.scaling.report import Report, heading, warnings
 
 SHAPE = ("d_model", "n_layers")
 

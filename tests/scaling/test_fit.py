@@ -5,9 +5,9 @@ import pandas as pd
 import pytest
 from support.depth_law_points import PARTS, TRUTH, E, grid, planted, theta_of
 
-from sparsedepth.scaling.fit import fit, solve
+from sparsedepth.scaling.fit import bootstrap, fit, solve
 from sparsedepth.scaling.law import TERMS, Law, design, fitted_loss
-from sparsedepth.scaling.reliability import log_correlations, warnings
+from sparsedepth.scaling.report import log_correlations, warnings
 
 
 @pytest.fixture(scope="module")
@@ -16,7 +16,7 @@ def found():
 
 
 def test_known_exponents_are_recovered_within_their_intervals(found):
-    values = {one.name: one for one in found.parameters()}
+    values = found.parameters
     for name, truth in {**TRUTH, "E": E, **{f"{name}_part": part for name, part in PARTS.items()}}.items():
         one = values[name]
         assert one.lo < truth < one.hi, name
@@ -26,7 +26,7 @@ def test_known_exponents_are_recovered_within_their_intervals(found):
 
 
 def test_the_coefficients_are_in_stated_units(found):
-    values = {one.name: one for one in found.parameters()}
+    values = found.parameters
     mean_depth = np.exp(np.log(found.points["n_layers"]).mean())
     part = values["c_l"].value * (100 * mean_depth) ** -values["a_l"].value
     assert part == pytest.approx(values["depth_part"].value)
@@ -41,9 +41,9 @@ def test_a_fit_is_deterministic_and_blind_to_the_order_of_points(found):
 
 def test_a_fixed_exponent_stays_and_costs_more(found):
     held = fit(found.points, Law(fixed={"a_l": 2.0}))
-    assert held.parameter("a_l").value == 2.0
+    assert held.parameters["a_l"].value == 2.0
     assert held.cost > found.cost and held.df == found.df + 1
-    one = held.parameter("a_l")
+    one = held.parameters["a_l"]
     assert (one.stderr, one.lo, one.hi) == (None, None, None)
 
 
@@ -65,7 +65,7 @@ def test_two_depths_need_a_fixed_exponent():
     points = planted(grid(depths=(8, 32)), noise=0.003)
     free = fit(points)
     assert "a_l" not in free.law.names and "--fix a_l=1 keeps it" in warnings(free)[0]
-    assert fit(points, Law(fixed={"a_l": 1.2})).parameter("a_l").value == 1.2
+    assert fit(points, Law(fixed={"a_l": 1.2})).parameters["a_l"].value == 1.2
     with pytest.raises(ValueError, match="no term of the law can be identified: d_model is"):
         fit(planted(grid(widths=(512,), depths=(8, 32), tokens=(1e9,))), Law())
 
@@ -84,7 +84,9 @@ def test_a_loss_that_does_not_fall_leaves_nothing_to_its_term():
     points = grid(widths=(512,), tokens=(1e9,), depths=(4, 8, 16, 32, 64, 128, 256))
     found = fit(points.assign(loss=2 + 0.01 * np.log(points["n_layers"])), Law(fixed={"a_l": 1.0}))
     assert any("depth_part is at its bound, 0" in warning for warning in warnings(found))
-    assert all(np.isfinite(value) for one in found.parameters() for value in (one.lo, one.hi) if value is not None)
+    assert all(
+        np.isfinite(value) for one in found.parameters.values() for value in (one.lo, one.hi) if value is not None
+    )
 
 
 def test_too_few_points_are_refused():
@@ -108,7 +110,7 @@ def test_the_published_optimum_is_reached_along_its_flat_valley():
     points["loss"] = parts + law["c_D"] * (points["num_tokens"] / 1e6) ** -law["a_D"] + law["E"]
     found = fit(points)
     assert log_correlations(found)["width", "depth"] == pytest.approx(0.92, abs=0.03)
-    assert {name: found.parameter(name).value for name in law} == pytest.approx(law, rel=1e-3)
+    assert {name: found.parameters[name].value for name in law} == pytest.approx(law, rel=1e-3)
     assert found.n_reached > 10
 
 
@@ -124,14 +126,48 @@ def test_a_weight_of_two_is_the_point_twice_and_of_none_its_absence():
 
 
 def test_standard_intervals_cover_the_truth_at_their_level():
-    """150 data sets: a coverage of 95% has a standard deviation of 1.8%."""
+    """80 data sets: a coverage of 95% has a standard deviation of 2.4%."""
     covered = []
-    for seed in range(150):
-        parameters = fit(planted(grid(), noise=0.003, seed=seed), n_starts=1, seed=1).parameters()
+    for seed in range(80):
+        parameters = fit(planted(grid(), noise=0.003, seed=seed), n_starts=1, seed=1).parameters.values()
         covered.append([one.lo < TRUTH[one.name] < one.hi for one in parameters if one.name in TRUTH])
-    assert (np.abs(np.mean(covered, axis=0) - 0.95) <= 0.045).all()
+    assert (np.abs(np.mean(covered, axis=0) - 0.95) <= 0.06).all()
 
 
 def test_the_objective_is_that_of_the_fitted_losses(found):
     error = np.log(fitted_loss(found.theta, found.plan.z)) - np.log(found.points["loss"])
     assert found.objective == pytest.approx(100 * (error**2).mean())
+
+
+# The bootstrap
+
+
+def test_bootstrap_intervals_bracket_the_fit_and_are_as_wide_as_its_errors(found):
+    boot = bootstrap(found, 200)
+    for name, (lo, hi) in boot.intervals.items():
+        assert lo < found.parameters[name].value < hi
+    assert boot.theta[:, 4].std() == pytest.approx(np.sqrt(found.covariance[4, 4]), rel=0.3)
+    assert (bootstrap(found, 30).theta == boot.theta[:30]).all()
+    assert "a_l" not in bootstrap(fit(found.points, Law(fixed={"a_l": 1.0})), 20).intervals
+
+
+@pytest.mark.slow
+def test_the_bootstrap_covers_the_truth():
+    """120 data sets of 60 points and one term. A coverage of 95% has a standard deviation of 2%, and a pair bootstrap
+    of so few points runs a little short: 87% to 99%."""
+    depth = Law(terms=tuple(term for term in TERMS if term.name == "depth"))
+    points = grid(widths=(512,), tokens=tuple(np.linspace(1e9, 1.1e9, 6)), depths=(2, 4, 6, 8, 12, 16, 24, 32, 48, 64))
+    mean = np.exp(np.log(points["n_layers"]).mean())
+    loss = 1.7 + 0.15 * (points["n_layers"] / mean) ** -TRUTH["a_l"]
+    noise_RN = 0.01 * np.random.default_rng(11).standard_normal((120, len(points)))
+    covered = []
+    for i, noise_N in enumerate(noise_RN):
+        one = fit(points.assign(loss=loss * np.exp(noise_N)), depth, n_starts=2)
+        lo, hi = bootstrap(one, 100, seed=i).intervals["a_l"]
+        covered.append(lo <= TRUTH["a_l"] <= hi)
+    assert 0.87 <= np.mean(covered) <= 0.99
+
+
+def test_too_few_replicates_are_refused(found):
+    with pytest.raises(ValueError, match="19 bootstrap replicates have no 95% interval"):
+        bootstrap(found, 19)

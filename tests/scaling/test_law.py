@@ -25,15 +25,6 @@ def test_a_loss_by_hand():
     assert fitted_loss(theta_P, plan.z + np.array([[0], [math.log(4)], [0]])) == pytest.approx([2.7])
 
 
-def test_layers_can_be_left_out_of_the_count():
-    law = Law(minus_layers=2)
-    plan = design(one_point(n_layers=3.0), law)
-    assert plan.centre[1] == pytest.approx(math.log(100))
-    assert law.text() == "L = c_m m^-a_m + c_l (l - 2)^-a_l + c_D D^-a_D + E"
-    with pytest.raises(ValueError, match="minus_layers=2 leaves no layer of n_layers=2"):
-        design(one_point(n_layers=2.0), law)
-
-
 def test_the_jacobian_is_the_derivative():
     plan = design(planted(grid()), Law())
     theta_P = theta_of(plan)
@@ -59,7 +50,6 @@ def test_contributions_add_up_to_the_planted_loss():
         ({"fixed": {"a_x": 1.0}}, "cannot fix 'a_x': the exponents of this law are a_D, a_l, a_m"),
         ({"fixed": {"a_l": -1.0}}, "cannot fix a_l=-1.0"),
         ({"terms": TERMS[:1], "fixed": {"a_l": 1.0}}, "cannot fix 'a_l'"),
-        ({"minus_layers": -1.0}, "minus_layers=-1.0 must be 0 or more"),
         ({"terms": ()}, "nothing to fit"),
     ],
 )
