@@ -363,8 +363,13 @@ def fit_of(parts: Sequence[dict[int, float]]) -> Fit | None:
     return fit(*map(np.array, zip(*rows, strict=True))) if parts and all(parts) else None
 
 
-def _fit_with_curves(cells: Sequence[CellRuns]) -> Fit | None:
-    """A value that diverged with a seed is no part of a curve."""
+def fit_of_depths(cells: Sequence[CellRuns]) -> Fit | None:
+    """One fit of cells of different depths, whose seeds have nothing in common."""
+    return _fit_with_curves(cells, apart=1 << 40)
+
+
+def _fit_with_curves(cells: Sequence[CellRuns], apart: int = 0) -> Fit | None:
+    """A value that diverged with a seed is no part of a curve. `apart` keeps the seeds of each cell its own."""
     gaps = [gap for cell in cells for gap in np.diff(np.log(np.unique(cell.lr_N[~np.isnan(cell.lr_N)])))]
     step = float(np.median(gaps))
     rows: list[tuple[int, float, int, float, bool]] = []
@@ -374,7 +379,7 @@ def _fit_with_curves(cells: Sequence[CellRuns]) -> Fit | None:
             u = math.log(lr / cell.lr) / step
             for is_tuning in (False, True) if lr not in bad else ():
                 values = cell.by_seed((cell.lr_N == lr) & (cell.is_tuning_N == is_tuning))
-                rows += [(number, u, seed, value, is_tuning) for seed, value in values.items()]
+                rows += [(number, u, seed + number * apart, value, is_tuning) for seed, value in values.items()]
         if not any(row[0] == number and row[1] == 0 for row in rows):
             return None
     return fit(*map(np.array, zip(*rows, strict=True)))

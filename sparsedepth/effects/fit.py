@@ -82,6 +82,8 @@ class Fit:
     """Cells with equal numbers are connected by common seeds."""
     outside_C: np.ndarray
     """The probability that the optimum lies beyond the values tried."""
+    choice_C: np.ndarray
+    """The variance of a cell's value about the expected outcome at its chosen lr."""
     has_curve: bool
 
     def combine(self, weight_C: np.ndarray) -> Distribution:
@@ -132,16 +134,23 @@ def fit(
         level_RC = np.eye(n_cells)[cell_R]
         inverse_CC = np.linalg.pinv(level_RC.T @ information_RR @ level_RC, hermitian=True)
         value_GC, cov_GCC = (inverse_CC @ (level_RC.T @ score_R))[None], s2 * inverse_CC[None]
-        weight_G, outside_C = np.ones(1), np.zeros(n_cells)
+        weight_G, outside_C, choice_C = np.ones(1), np.zeros(n_cells), np.zeros(n_cells)
     else:
         tuning_C = np.array([len(set(seed_N[(cell_N == c) & role_N])) or n_C[c] for c in range(n_cells)], dtype=float)
-        value_GC, cov_GCC, weight_G, outside_C = _curves(
+        value_GC, cov_GCC, weight_G, outside_C, choice_C = _curves(
             information_RR, score_R, cell_R, u_R, s2_C / s2 / tuning_C, s2, noise.scale_df
         )
     return Fit(
-        value_GC=value_GC, cov_GCC=cov_GCC, weight_G=weight_G, outside_C=outside_C, noise=noise, n_C=n_C,
-        group_C=_groups(cell_N, seed_N, n_cells), has_curve=bool(np.ptp(u_R)),
-    )  # fmt: skip
+        value_GC=value_GC,
+        cov_GCC=cov_GCC,
+        weight_G=weight_G,
+        noise=noise,
+        n_C=n_C,
+        group_C=_groups(cell_N, seed_N, n_cells),
+        outside_C=outside_C,
+        choice_C=choice_C,
+        has_curve=bool(np.ptp(u_R)),
+    )
 
 
 def _information(
@@ -192,27 +201,35 @@ def _curves(
     kept = weight_KG.max(axis=0) > NEGLIGIBLE
     weight_KG = weight_KG[:, kept] / weight_KG[:, kept].sum()
     mean_KGT = np.einsum("gtz,kgz->kgt", mean_GTZ[kept], side_KGZ[:, kept])
-    value_KGC, cov_KGCC, outside_KGC = _values(mean_KGT, inverse_GTT[kept], kappa_G[kept], cell_R, u_R)
+    value_KGC, cov_KGCC, outside_KGC, gain_KGC, choice_KGC = _values(
+        mean_KGT, inverse_GTT[kept], kappa_G[kept], cell_R, u_R
+    )
     unit_K = np.sqrt(s2) * scale_K
+    gain_KGC = gain_KGC * unit_K[:, None, None]
+    gain_C = np.einsum("kg,kgc->c", weight_KG, gain_KGC)
+    choice_KGC = choice_KGC * unit_K[:, None, None] ** 2 + (gain_KGC - gain_C) ** 2
     return (
         (value_KGC * unit_K[:, None, None]).reshape(-1, n_cells),
         (cov_KGCC * unit_K[:, None, None, None] ** 2).reshape(-1, n_cells, n_cells),
         weight_KG.ravel(),
         np.einsum("kg,kgc->c", weight_KG, outside_KGC),
+        np.einsum("kg,kgc->c", weight_KG, choice_KGC),
     )
 
 
 def _of_roughness(
     information_RR: np.ndarray, score_R: np.ndarray, cell_R: np.ndarray, u_R: np.ndarray, n_cells: int
 ) -> tuple[np.ndarray, ...]:
-    """At each roughness, which is integrated out: the precision of levels and slopes without their prior, what they
-    explain of data and of u^2 / 2 (targets and squares), and the log prior."""
-    _, point_R = np.unique(np.stack([cell_R, u_R]), axis=1, return_inverse=True)
-    rough_RL = np.eye(point_R.max() + 1)[point_R.ravel()]
+    """At each roughness, which is integrated out but at the chosen values: the precision of levels, of slopes without
+    their prior and of that roughness; what they explain of data and of u^2 / 2 (targets, squares); the log prior."""
+    points, point_R = np.unique(np.stack([cell_R, u_R]), axis=1, return_inverse=True)
+    rough_RL = np.eye(point_R.max() + 1)[point_R.ravel()][:, points[1] != 0]
     level_RC = np.eye(n_cells)[cell_R]
-    design_RT = np.concatenate([level_RC, level_RC * u_R[:, None]], axis=1)
-    common_TT = np.zeros((2 * n_cells, 2 * n_cells))
-    common_TT[:n_cells, :n_cells] = 1 / n_cells  # the level of all cells is free, and no effect depends on it
+    design_RT = np.concatenate([level_RC, level_RC * u_R[:, None], level_RC * (u_R == 0)[:, None]], axis=1)
+    common_TT = np.zeros((3 * n_cells, 3 * n_cells))
+    # The level of all cells is free, and no effect depends on it; nor on those of cells that share no seed.
+    common_TT[:n_cells, :n_cells] = 1 / n_cells + 1e-7 * np.eye(n_cells)
+    chosen = np.arange(2 * n_cells, 3 * n_cells)
     inner_LL = rough_RL.T @ information_RR @ rough_RL
     to_rough_RL = information_RR @ rough_RL
     half_RZ = np.stack([np.linalg.pinv(information_RR, hermitian=True) @ score_R, u_R**2 / 2], axis=1)
@@ -221,27 +238,33 @@ def _of_roughness(
         total_LL = inner_LL + np.eye(len(inner_LL)) / rho**2
         given_RR = information_RR - to_rough_RL @ np.linalg.solve(total_LL, to_rough_RL.T)
         log_det = np.linalg.slogdet(np.eye(len(inner_LL)) + rho**2 * inner_LL)[1]
+        log_det += 2 * n_cells * np.log(rho)
         log_prior = np.log(rho / (RHO_SCALE**2 + rho**2)) - log_det / 2  # a step of the grid is one in ln rho
         explained_TR = design_RT.T @ given_RR
+        precision_TT = explained_TR @ design_RT + common_TT
+        precision_TT[chosen, chosen] += 1 / rho**2
         squares_ZZ = half_RZ.T @ given_RR @ half_RZ
-        parts.append((explained_TR @ design_RT + common_TT, explained_TR @ half_RZ, squares_ZZ, log_prior))
+        parts.append((precision_TT, explained_TR @ half_RZ, squares_ZZ, log_prior))
     return tuple(np.array(part) for part in zip(*parts, strict=True))
 
 
 def _values(
     mean_KGT: np.ndarray, inverse_GTT: np.ndarray, kappa_G: np.ndarray, cell_R: np.ndarray, u_R: np.ndarray
 ) -> tuple[np.ndarray, ...]:
-    """Means and covariances of the cells' values, in units of s; the probability of an optimum beyond those tried."""
-    n = mean_KGT.shape[-1] // 2
+    """Means and covariances of the cells' values, in units of s; the probability of an optimum beyond those tried; mean
+    and variance of each value less the expected outcome at the chosen lr, a + rough."""
+    n = mean_KGT.shape[-1] // 3
     low_C, high_C = (np.array([end(u_R[cell_R == c]) for c in range(n)]) for end in (np.min, np.max))
-    a_KGC, b_KGC = mean_KGT[..., :n], mean_KGT[..., n:]
-    cov_aa, cov_ab, cov_bb = inverse_GTT[:, :n, :n], inverse_GTT[:, :n, n:], inverse_GTT[:, n:, n:]
+    a_KGC, b_KGC, rough_KGC = np.split(mean_KGT, 3, axis=-1)
+    cov_aa, cov_ab, cov_bb = inverse_GTT[:, :n, :n], inverse_GTT[:, :n, n : 2 * n], inverse_GTT[:, n : 2 * n, n : 2 * n]
+    cov_rb, cov_rr = (np.diagonal(inverse_GTT[:, m : m + n, 2 * n :], axis1=1, axis2=2) for m in (n, 2 * n))
     sd_GC = np.sqrt(np.diagonal(cov_bb, axis1=1, axis2=2))
     slope_GC = np.diagonal(cov_ab, axis1=1, axis2=2) / sd_GC  # of a, per sd of b
     kappa_G1 = kappa_G[:, None]
     best_KGCQ = -(b_KGC[..., None] + sd_GC[..., None] * _NODES) / kappa_G1[..., None]
     u_KGCQ = np.clip(best_KGCQ, low_C[:, None] - 0.5, high_C[:, None] + 0.5)
-    curve_KGCQ = kappa_G1[..., None] * u_KGCQ * (u_KGCQ / 2 - best_KGCQ) + slope_GC[..., None] * _NODES
+    gain_KGCQ = kappa_G1[..., None] * u_KGCQ * (u_KGCQ / 2 - best_KGCQ)
+    curve_KGCQ = gain_KGCQ + slope_GC[..., None] * _NODES
     mean_KGC = curve_KGCQ @ _WEIGHTS
     variance_KGC = (curve_KGCQ - mean_KGC[..., None]) ** 2 @ _WEIGHTS
     u_KGC = u_KGCQ[..., len(_NODES) // 2]
@@ -252,7 +275,10 @@ def _values(
     sd_u = sd_GC / kappa_G1
     best_KGC = -b_KGC / kappa_G1
     outside_KGC = ndtr((low_C - best_KGC) / sd_u) + ndtr((best_KGC - high_C) / sd_u)
-    return a_KGC + mean_KGC, cov_KGCC, outside_KGC
+    above_KGCQ = gain_KGCQ - (cov_rb / sd_GC)[..., None] * _NODES
+    gain_KGC = above_KGCQ @ _WEIGHTS
+    choice_KGC = (above_KGCQ - gain_KGC[..., None]) ** 2 @ _WEIGHTS + cov_rr - (cov_rb / sd_GC) ** 2
+    return a_KGC + mean_KGC, cov_KGCC, outside_KGC, gain_KGC - rough_KGC, choice_KGC
 
 
 def _groups(cell_N: np.ndarray, seed_N: np.ndarray, n_cells: int) -> np.ndarray:

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from sparsedepth.effects.cells import BASELINE, COSTS, CellRuns, Cells, Depth, depths_of, fit_of
+from sparsedepth.effects.cells import BASELINE, COSTS, CellRuns, Cells, Depth, depths_of, fit_of, fit_of_depths
 from sparsedepth.effects.fit import Fit
 from sparsedepth.effects.verdict import Distribution, Row, Side, judged
 
@@ -307,16 +307,17 @@ def _per_doubling(values: Sequence[float]) -> np.ndarray:
 
 
 def _depths(cells: Cells, depths: Sequence[Depth]) -> list[Row]:
-    """The baseline at every depth against the shallowest, over the seeds that both have; the error of choosing lr is
-    that of each depth's own fit."""
+    """The baseline at every depth against the shallowest, over the seeds that both have, with the error of choosing
+    lr at both."""
     have = [at for at in depths if BASELINE in at.cells and at.cells[BASELINE].results]
+    choice = _choice_variances(cells, have)
     rows = []
     for at in have[1:]:
         sides = at.cells[BASELINE], have[0].cells[BASELINE]
         row = _row(cells, at, "depth", *sides, setting=f"n_layers={at.depth}")
         _set_pair(row, sides[0].results, sides[1].results)
         if row.contrast is not None and cells.is_tuned:
-            variance, extra = row.contrast.sd**2, sum(_choice_variance(each) for each in (at, have[0]))
+            variance, extra = row.contrast.sd**2, sum(choice.get(each.depth, 0.0) for each in (at, have[0]))
             sd_G = np.sqrt(row.contrast.sd_G**2 + extra)
             row.contrast = replace(row.contrast, sd_G=sd_G, seeds_share=variance / (variance + extra))
         names = f"{at.depth} layers", f"{have[0].depth} layers"
@@ -325,17 +326,11 @@ def _depths(cells: Cells, depths: Sequence[Depth]) -> list[Row]:
     return rows
 
 
-def _choice_variance(at: Depth) -> float:
-    """What choosing lr adds to the variance of the baseline's value."""
-    found = at.fitted
-    if found is None or not found.has_curve or BASELINE not in at.order or len(at.order) < 2:
-        return 0.0
-    number = at.order.index(BASELINE)
-    weight_C = np.full(len(at.order), -1 / (len(at.order) - 1))
-    weight_C[number] = 1.0
-    contrast = found.combine(weight_C)
-    share = found.share_of_baseline(1 - min(number, 1), number)
-    return (1 - contrast.seeds_share) * share * contrast.sd**2
+def _choice_variances(cells: Cells, depths: Sequence[Depth]) -> dict[int, float]:
+    """What choosing lr adds to the variance of the baseline's value at each depth, by its curves at all of them."""
+    tuned = [at for at in depths if at.cells[BASELINE].n_lr > 1] if cells.is_tuned else []
+    found = fit_of_depths([at.cells[BASELINE] for at in tuned]) if tuned else None
+    return {} if found is None else {at.depth: float(c) for at, c in zip(tuned, found.choice_C, strict=True)}
 
 
 def _sum(parts: Sequence[Distribution], weight_P: np.ndarray) -> Distribution:

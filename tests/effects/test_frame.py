@@ -7,6 +7,7 @@ import pandas as pd
 import pytest
 from lr_transfer import keys
 from support.runs_frame import config_of, grid, runs_frame
+from support.walks import of_effects
 
 from sparsedepth.effects.cells import cells_of, plain
 from sparsedepth.effects.frame import effects_frame
@@ -84,13 +85,13 @@ def test_every_distinct_depth_has_its_own_noise():
     assert width[16] < width[4] / 20
 
 
-def tuned(loss, lrs=(0.001, 0.002, 0.004), chosen=0.002, seeds=4, **more):
+def tuned(loss, lrs=(0.001, 0.002, 0.004), chosen=0.002, seeds=4, scales=("none", "lns"), **more):
     """A tuned sweep: seeds 100, 101 choose, others are results at `chosen`."""
     rows = []
-    for scale in ("none", "lns"):
+    for scale in scales:
         for lr in lrs:
             for seed in (100, 101, *(range(seeds) if lr == chosen else ())):
-                config = config_of(depth_scale=scale, lr=lr, seed=seed, n_layers=4, **more)
+                config = config_of(**{"n_layers": 4, **more}, depth_scale=scale, lr=lr, seed=seed)
                 role = "tuning" if seed >= 100 else "best"
                 role = role if lr == chosen else "rejected"
                 facts = {"tuned_fields": "lr", "tuned_by": "val_loss", "tuning": role}
@@ -104,6 +105,20 @@ def test_a_tuned_lr_is_no_setting_and_its_choice_is_in_the_interval():
     assert found["lo"] < 0 < found["hi"] and found["verdict"] == "not shown"
     assert found["seeds_part"] ** 2 + found["lr_part"] ** 2 == pytest.approx(((found["hi"] - found["lo"]) / 2) ** 2)
     assert found["detectable"] > (found["hi"] - found["lo"]) / 2
+
+
+def test_between_depths_the_choice_of_lr_counts_even_where_a_depth_has_the_baseline_alone():
+    def mean(config):
+        return 3 + 0.05 * math.log2(config.lr / 0.002) ** 2
+
+    def between(*scales):
+        loss = noisy(mean)
+        runs = pd.concat([tuned(loss, scales=scales, n_layers=n_layers) for n_layers in (4, 16)])
+        return row(frame(runs), question="depth")
+
+    alone = between("none")
+    assert alone["lr_part"] > alone["seeds_part"] > 0 and alone["lo"] < 0 < alone["hi"]
+    assert between("none", "lns")["lr_part"] > 0
 
 
 def test_the_losing_side_at_the_end_of_its_grid_bars_the_verdict():
@@ -150,6 +165,13 @@ def test_lr_decides_an_outcome_that_follows_lr():
     own = frame(variance_runs(lambda scale, lr: 5.0 if scale == "none" else 1.0), "residual_variance_last")
     found = row(own, question="setting")
     assert found["verdict"] == "lower" and found["estimate"] == pytest.approx(-math.log(5), abs=0.05)
+
+
+def test_a_number_of_the_table_passes_few_files():
+    taken = of_effects(tuned(noisy(lambda c: 3.0)), "val_loss")
+    rooms = [room for room in taken.rooms if not room.startswith("config/")]
+    assert len(rooms) <= 12, rooms
+    assert {("effects/frame.py", "_settings"), ("effects/verdict.py", "verdict_of")} <= taken.names
 
 
 # Bad input: one true sentence each

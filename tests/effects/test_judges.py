@@ -5,8 +5,14 @@ Slow: 300 draws of every world, whose table is docs/intervals.md's
 Always: a few draws, held to what few can tell.
 """
 
+from dataclasses import replace
+
+import numpy as np
 import pytest
-from support.planted_worlds import WORLDS, score
+from scipy.stats import t
+from support.planted_worlds import WORLDS, World, draw, score
+
+from sparsedepth.effects.cells import BASELINE, CellRuns, fit_of_depths
 
 ERROR = 0.02
 """Beside a target: about twice the standard error of 300 draws."""
@@ -66,3 +72,37 @@ def test_a_baseline_whose_optimum_is_beyond_the_grid(name):
     of = score(WORLDS[name], 300)
     print(f"{name}: {of}")
     assert of.false <= (0.08 if "hidden" in name else 0.0)
+
+
+def depths_differ(world: World, n: int) -> np.ndarray:
+    """Of n draws of two equal depths that have the baseline alone, the second 1.6 times as noisy: whether the interval
+    between them holds 0, with the choice of lr and without."""
+    holds = []
+    for i in range(n):
+        rng, cells = np.random.default_rng([1, i]), []
+        for sd in (world.sd, 1.6 * world.sd):
+            runs = draw(replace(world, sd=sd, settings=0, values=(0.0,)), rng)[0]
+            facts = {"lr_N": np.exp(runs["u_N"]), "seed_N": runs["seed_N"], "value_N": runs["y_N"]}
+            facts |= {"diverged_N": np.zeros(len(runs["y_N"]), bool), "is_tuning_N": runs["is_tuning_N"]}
+            cells.append(CellRuns(setting=BASELINE, changes=frozenset(), costs={}, lr=1.0, **facts))
+        found = fit_of_depths(cells)
+        difference_S = np.subtract(*([*cell.results.values()] for cell in cells))
+        variance = difference_S.var(ddof=1) / len(difference_S)
+        reach = t.ppf(0.975, len(difference_S) - 1) * np.sqrt([variance + found.choice_C.sum(), variance])
+        holds.append(abs(difference_S.mean()) < reach)
+    return np.array(holds).mean(axis=0)
+
+
+DEPTHS = {
+    "task": World(sd=0.1, rough=0.04, bend=0.07, tuning_seeds=3, seeds=10),
+    "rough task": World(sd=0.1, rough=0.1, bend=0.07, tuning_seeds=3, seeds=10),
+    "text": World(sd=0.01, rough=0.01, bend=0.01, tuning_seeds=2, seeds=5),
+}
+
+
+@pytest.mark.parametrize("n", [6, pytest.param(300, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("name", DEPTHS)
+def test_between_depths_the_choice_of_lr_belongs_to_the_interval(name, n):
+    with_choice, by_seeds = depths_differ(DEPTHS[name], n)
+    print(f"{name}: {with_choice:.3f}, by seeds alone {by_seeds:.3f}")
+    assert with_choice >= (0.93 if n > 100 else 0.8) and (n < 100 or by_seeds < 0.9)
