@@ -342,10 +342,11 @@ def _draw(rows: list[Row], all_trials: list[Trial], path: Path) -> None:
 def _page(rows: list[Row], all_trials: list[Trial]) -> Any:
     from matplotlib.figure import Figure
 
-    from sparsedepth.plots.style import caption, depth_colours, depth_legend
+    from sparsedepth.plots.page import caption, depth_legend
+    from sparsedepth.plots.style import depth_colours
 
     colours = depth_colours(row.n_layers for row in rows)
-    page = Figure(figsize=(11.5, 6.6), layout="constrained")
+    page = Figure(figsize=(11.5, 6.6))
     grid = page.add_gridspec(len(PANELS), 4, width_ratios=(1.4, 1, 1, 1))
     for row_index, panel in enumerate(PANELS):
         _draw_needs(page.add_subplot(grid[row_index, 0]), panel, rows, colours)

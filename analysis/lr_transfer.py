@@ -134,10 +134,11 @@ def draw(curves: pd.DataFrame, file: Path) -> None:
 def page_of(data: pd.DataFrame, n_curves: int) -> "Figure":
     from matplotlib.figure import Figure
 
-    from sparsedepth.plots.style import SERIES, caption, line_handle, log_scale
+    from sparsedepth.plots.page import caption, legend_above, line_handle
+    from sparsedepth.plots.style import SERIES, log_scale
 
     styles = dict(zip(sorted(set(data["parametrisation"])), SERIES, strict=False))
-    page = Figure(figsize=(6.4, 3.6), layout="constrained")
+    page = Figure(figsize=(6.4, 3.6))
     panels = page.subplots(1, 2, sharey=True)
     for panel, (axis, label) in zip(panels, AXES.items(), strict=True):
         for rule, (colour, marker, dashes) in styles.items():
@@ -152,7 +153,7 @@ def page_of(data: pd.DataFrame, n_curves: int) -> "Figure":
     log_scale(panels[0], "y", data["lr"])
     panels[0].set_ylabel("best learning rate")
     handles = [line_handle(rule, style) for rule, style in styles.items()]
-    page.legend(handles=handles, loc="outside upper left", ncols=len(handles))
+    legend_above(page, handles)
     text = "Points: best lr of one seed at each width and depth; lines: geometric mean."
     if edge := n_curves - len(data):
         text += f" Not shown: {edge} of {n_curves} curves: lowest at an end of their grid."

@@ -298,7 +298,7 @@ def plot(
     run: option.FigureRun = None,
     skip_damaged: option.SkipDamaged = False,
 ) -> "Figures":
-    """Draw one figure (default: the overview) or 'all'; `out` is an image, or a folder of images in `format` (default
+    """Draw one figure (default: the chain) or 'all'; `out` is an image, or a folder of images in `format` (default
     png). `style` 'paper': one column, 9 pt, as PDF and PNG, its caption apart.
 
     Raises ValueError for an unknown figure, suffix or run, for an image in another format than its suffix names, or if

@@ -193,7 +193,7 @@ RecipeDepth = Annotated[int | None, typer.Option(help="n_layers of the recipe; d
 Matched = Annotated[str, typer.Option(help="a setting may use no more of this than its baseline")]
 HoldoutDepth = Annotated[int | None, typer.Option(help="test the recipe of the smaller n_layers at this one")]
 Images = Annotated["Folder | None", typer.Option("-o", "--out", help="image (.png, .svg or .pdf), or a folder of them")]
-Figure = Annotated[str | None, typer.Option(help="name from --list, or all; default the overview, or all for a folder")]
+Figure = Annotated[str | None, typer.Option(help="name from --list, or all; default the chain, or all for a folder")]
 FigureStyle = Annotated[str, typer.Option(help="screen; or paper: one column, 9 pt, PDF and PNG, the caption printed")]
 ImageFormat = Annotated[str | None, typer.Option(help="image format in a folder: png (default), svg or pdf")]
 FigureRun = Annotated[str | None, typer.Option(help="run_id, for figures of one run; default the best of the deepest")]

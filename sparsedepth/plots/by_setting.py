@@ -7,15 +7,23 @@ settings.
 """
 
 from collections.abc import Iterable, Sequence
+from functools import partial
 from typing import Any
 
 import pandas as pd
 
 from sparsedepth.config.plain_text import counted
 from sparsedepth.plots.facets import Panel, lines_drawing, lr_text, metric_intervals, panel_of, range_of
-from sparsedepth.plots.page import Drawing, NothingToDraw
-from sparsedepth.plots.runs import n_changed, shown_settings, to_measure, trained_runs, values_of_metrics
-from sparsedepth.plots.style import CHANGES_VARIANCE, GREY, Style, depth_colours, not_shown
+from sparsedepth.plots.page import Drawing, NothingToDraw, not_shown
+from sparsedepth.plots.runs import (
+    n_changed,
+    once_per_store,
+    shown_settings,
+    to_measure,
+    trained_runs,
+    values_of_metrics,
+)
+from sparsedepth.plots.style import CHANGES_VARIANCE, GREY, Style, depth_colours
 from sparsedepth.quantities import BY_LAYER, PROFILED
 from sparsedepth.store.comparable_loss import loss_of
 from sparsedepth.store.connection import Store
@@ -52,38 +60,44 @@ def curves(store: Store) -> Drawing:
 
 def variance(store: Store) -> Drawing:
     """Residual variance by layer, and of the last layer during training."""
-    runs = trained_runs(store)
     training = store.frame(
         "select run_id, 'training' as metric, step * batch_tokens as x, value from layers join runs using (run_id) "
         f"where metric = '{VARIANCE}' and value > 0 and layer = n_layers order by run_id, step"
     )
-    return _layer_lines(store, runs, (VARIANCE,), training)
+    return _layer_lines(store, (VARIANCE,), training)
 
 
 def scores(store: Store) -> Drawing:
-    return _layer_lines(store, trained_runs(store), SCORES)
+    return _layer_lines(store, SCORES)
 
 
 def gradients(store: Store) -> Drawing:
-    return _layer_lines(store, trained_runs(store), GRADIENTS)
+    return _layer_lines(store, GRADIENTS)
 
 
-def _layer_lines(
-    store: Store, runs: pd.DataFrame, metrics: Sequence[str], training: pd.DataFrame | None = None
-) -> Drawing:
+def _layer_lines(store: Store, metrics: Sequence[str], training: pd.DataFrame | None = None) -> Drawing:
+    runs = trained_runs(store)
     layers, notes = sound_values(store, runs, metrics)
     missing = f"no finished run has {' or '.join(metrics)} by layer; {to_measure(metrics)}"
-    parts = [layers.rename(columns={"layer": "x"}), *([] if training is None else [training])]
-    return by_setting(runs, pd.concat(parts, ignore_index=True), missing, notes)
+    rows = layers.rename(columns={"layer": "x"})
+    rows = rows if training is None else pd.concat([rows, training], ignore_index=True)
+    return by_setting(runs, rows, missing, notes)
+
+
+@once_per_store
+def _every_value(store: Store) -> pd.DataFrame:
+    """The values by layer of all figures of this file: one reading for a report."""
+    values = values_of_metrics(store, "layers", {*BY_DEPTH, *ABSOLUTE_ROWS.values(), *SCORES, *GRADIENTS})
+    return values[(values["layer"] >= 1) & values["value"].notna()]
 
 
 def sound_values(store: Store, runs: pd.DataFrame, metrics: Sequence[str]) -> tuple[pd.DataFrame, str]:
     """The values of these metrics by layer, without degenerate ones and those that a logarithmic axis cannot show; and
     a note on degenerate ones."""
     finished = runs[runs["outcome"] == "ok"]
-    layers = values_of_metrics(store, "layers", metrics)
-    layers = layers[(layers["layer"] >= 1) & layers["value"].notna()]
-    forms, notes = sound_layer_metrics(layers["metric"], finished)
+    layers = _every_value(store)
+    layers = layers[layers["metric"].isin(metrics)]
+    forms, notes = sound_layer_metrics(layers["metric"].unique(), finished)
     scores = {score.metric: score.name for score in PROFILED if score.metric in forms.values()}
     verdicts = {metric: degeneracy(name, score_rows(finished, name)) for metric, name in scores.items()}
     degenerate = {metric: found.reason for metric, found in verdicts.items() if found.is_degenerate}
@@ -153,55 +167,41 @@ def by_layer(store: Store) -> Drawing:
     """Variance, effect on later layers and usefulness at the baseline, one line per depth; of a search, of its best
     proposal at each depth."""
     runs = trained_runs(store)
-    return by_depth(runs, *values_by_depth(store, runs), search_of(store.roots) is not None)
-
-
-def values_by_depth(store: Store, runs: pd.DataFrame) -> tuple[pd.DataFrame, str]:
-    """The values by layer that `points_by_depth` needs, and a note on degenerate ones."""
-    return sound_values(store, runs, (*BY_DEPTH, *(ABSOLUTE_ROWS[name] for name in BY_DEPTH if name in ABSOLUTE_ROWS)))
+    metrics = (*BY_DEPTH, *(ABSOLUTE_ROWS[name] for name in BY_DEPTH if name in ABSOLUTE_ROWS))
+    return by_depth(runs, *sound_values(store, runs, metrics), search_of(store.roots) is not None)
 
 
 def by_depth(runs: pd.DataFrame, values: pd.DataFrame, notes: str, is_search: bool = False) -> Drawing:
-    """From the result rows of `runs`, and the values by layer. Raises NothingToDraw."""
-    points, text = points_by_depth(runs, values, is_search)
-    if points.empty:
-        raise NothingToDraw(f"no finished run has {' or '.join(BY_DEPTH)} by layer; {to_measure(BY_DEPTH)}")
-    text += lr_text(points["lr"], CHANGES_VARIANCE) if points["lr"].nunique() > 1 else ""
-    return lines_drawing(points, panels_by_depth(points), text + notes, styles=depth_styles(points["n_layers"]))
-
-
-def points_by_depth(runs: pd.DataFrame, values: pd.DataFrame, is_search: bool = False) -> tuple[pd.DataFrame, str]:
-    """panel (the metric), setting ('N layers'), x (layer / n_layers), layer, mean, lo, hi, n_seeds, lr; and notes."""
+    """From the result rows of `runs`, and the values by layer. Its points: panel (the metric), setting ('N layers'), x
+    (layer / n_layers), layer, mean, lo, hi, n_seeds, lr. Raises NothingToDraw."""
     finished = runs[runs["outcome"] == "ok"]
     rank = pd.to_numeric(finished[loss_of(runs)], errors="coerce") if is_search else finished["setting"].map(n_changed)
     chosen = finished[rank == rank.groupby(finished["n_layers"]).transform("min")]
-    rows = values.merge(chosen[["run_id", "n_layers", "seed"]], on="run_id").sort_values(
-        ["metric", "n_layers", "layer"]
-    )
+    rows = values.merge(chosen[["run_id", "n_layers", "seed"]], on="run_id")
     # The last layer has no later one to affect: its NULL is no missing value.
     rows = rows[(rows["metric"] != "causal_effect") | (rows["layer"] < rows["n_layers"])]
-    points = metric_intervals(rows, ["n_layers", "layer"])
+    points = metric_intervals(rows.sort_values(["metric", "n_layers", "layer"]), ["n_layers", "layer"])
     if points.empty:
-        return points, ""
+        raise NothingToDraw(f"no finished run has {' or '.join(BY_DEPTH)} by layer; {to_measure(BY_DEPTH)}")
     points = points.rename(columns={"metric": "panel"}).assign(
         x=points["layer"] / points["n_layers"],
         setting=points["n_layers"].map(lambda n: counted(n, "layer")),
         lr=points["n_layers"].map(chosen.groupby("n_layers")["lr"].median()),
     )
     shown = "the proposal with the lowest loss" if is_search else "the baseline, or the settings nearest to it"
-    return points, f" By layer: {shown}. Dashed: usefulness threshold."
+    text = f" By layer: {shown}. Dashed: usefulness threshold."
+    text += lr_text(points["lr"], CHANGES_VARIANCE) if points["lr"].nunique() > 1 else ""
+    panel = partial(panel_of, x="share", x_label="layer / number of layers")
+    kinds = [
+        panel(name, decorate=_draw_threshold if name == "affine_loss_increase" else None)
+        for name in _in_order(BY_DEPTH, points["panel"])
+    ]
+    return lines_drawing(points, kinds, text + notes, styles=depth_styles(points["n_layers"]))
 
 
 def depth_styles(depths: Iterable[int]) -> dict[str, Style]:
     """A line for each depth, deep ones dark."""
     return {counted(depth, "layer"): (colour, "o", "-") for depth, colour in depth_colours(depths).items()}
-
-
-def panels_by_depth(points: pd.DataFrame) -> list[Panel]:
-    """A panel for each metric that was measured."""
-    axis: dict[str, Any] = {"x": "share", "x_label": "layer / number of layers"}
-    of_metric = {"affine_loss_increase": {"decorate": _draw_threshold}}
-    return [panel_of(name, **axis, **of_metric.get(name, {})) for name in _in_order(BY_DEPTH, points["panel"])]
 
 
 def _draw_threshold(axis: Any) -> None:

@@ -1,4 +1,4 @@
-"""The chain: sparsity -> residual variance -> effectiveness -> validation loss; with the lines by layer, the overview.
+"""The chain: sparsity -> residual variance -> effectiveness -> validation loss.
 
 One panel per link, one point per run; the colour is the depth, the shape the changed field. The title has
 Spearman's rho over all runs and within depth; its 95% interval is Fisher's, tanh(artanh rho +- 1.96 / sqrt(G - 3)),
@@ -7,22 +7,22 @@ depth is the least-squares fit on the scales of the axes. A degenerate score has
 """
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
-from typing import Any
 
 import numpy as np
 import pandas as pd
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from sparsedepth.config.plain_text import counted
-from sparsedepth.plots.by_setting import depth_styles, panels_by_depth, points_by_depth, values_by_depth
-from sparsedepth.plots.facets import draw_panel, lr_text, means_text
-from sparsedepth.plots.page import Drawing, NothingToDraw
+from sparsedepth.plots.facets import draw_points, groups, lr_text
+from sparsedepth.plots.page import Drawing, NothingToDraw, caption, depth_legend, panels
 from sparsedepth.plots.runs import all_runs, changed_fields, trained_runs
-from sparsedepth.plots.style import CHANGES_VARIANCE, GREY, RunPoints, caption, depth_colours, groups, panels, set_scale
+from sparsedepth.plots.style import CHANGES_VARIANCE, GREY, depth_colours, kind_markers, set_scale
 from sparsedepth.quantities import IN_RUNS, axis_label
 from sparsedepth.store.comparable_loss import loss_of, with_loss
 from sparsedepth.store.connection import Store
@@ -63,30 +63,18 @@ class Correlations:
 
 
 def chain(store: Store) -> Drawing:
-    """The chain alone."""
-    return _drawing(store, trained_runs(store), pd.DataFrame(), "")
-
-
-def overview(store: Store) -> Drawing:
-    """The chain and the lines by layer."""
+    """Raises NothingToDraw without two runs that have both quantities of a link."""
     runs = trained_runs(store)
-    values, notes = values_by_depth(store, runs)
-    lines, text = points_by_depth(runs, values, search_of(store.roots) is not None)
-    text += f" {means_text(lines)}" if len(lines) else ""
-    return _drawing(store, runs, lines, text + notes)
-
-
-def _drawing(store: Store, runs: pd.DataFrame, lines: pd.DataFrame, notes: str) -> Drawing:
     found = correlations(runs, search_of(store.roots) is not None)
-    if not found.panels and lines.empty:
+    if not found.panels:
         advice = "measure them"
         if is_imported(runs):
             advice = "imported runs have only those that their map names: --figure depth draws the loss over n_layers"
         raise NothingToDraw(f"no two finished runs have two quantities of the chain from sparsity to loss; {advice}")
+    notes = ""
     if n_models := int(all_runs(store)["model"].notna().sum()):
-        notes += f" {counted(n_models, 'model')} measured without a training configuration: see --figure layer_profile."
-    data = pd.concat([part.astype(object) for part in (found.points, lines) if len(part)], ignore_index=True)
-    return Drawing(data=data, page=partial(page_of_runs, found, lines, notes))
+        notes = f" {counted(n_models, 'model')} measured without a training configuration: see --figure layer_profile."
+    return Drawing(data=found.points, page=partial(page_of_runs, found, notes))
 
 
 def correlations(runs: pd.DataFrame, is_search: bool = False) -> Correlations:
@@ -111,19 +99,15 @@ def correlations(runs: pd.DataFrame, is_search: bool = False) -> Correlations:
     )
 
 
-def page_of_runs(found: Correlations, lines: pd.DataFrame, notes: str = "") -> Figure:
+def page_of_runs(found: Correlations, notes: str = "") -> Figure:
     """Rows of up to three panels; one legend above and one caption below."""
-    kinds = panels_by_depth(lines) if len(lines) else []
-    page, axes = panels(len(found.panels) + len(kinds), 3, 3.3, 3.0)
-    if found.panels:
-        points = RunPoints(found.points, "kind")
-        points.legend(page)
-        for axis, panel in zip(axes, found.panels, strict=False):
-            draw_link(axis, found, points, *panel)
-    for axis, kind in zip(axes[len(found.panels) :], kinds, strict=True):
-        draw_panel(axis, kind, lines[lines["panel"] == kind.key], depth_styles(lines["n_layers"]))
+    page, axes = panels(len(found.panels), 3, 3.3, 3.0)
+    colours, markers = depth_colours(found.points["n_layers"]), kind_markers(found.points["kind"])
+    depth_legend(page, colours, markers)
+    for axis, panel in zip(axes, found.panels, strict=True):
+        draw_link(axis, found, colours, markers, *panel)
     text = f"{counted(len(found.points), 'finished run')}, {found.n_diverged} diverged (not shown)."
-    text += " ρ: Spearman's correlation [95% interval, the number of settings as sample size]." * bool(found.panels)
+    text += " ρ: Spearman's correlation [95% interval, the number of settings as sample size]."
     text += found.notes
     text += lr_text(found.points["lr"], CHANGES_VARIANCE) if found.points["lr"].nunique() > 1 else ""
     missing = dict.fromkeys(name for panel in found.dropped for name in panel if found.points[name].isna().all())
@@ -132,13 +116,14 @@ def page_of_runs(found: Correlations, lines: pd.DataFrame, notes: str = "") -> F
     return page
 
 
-def draw_link(axis: Any, found: Correlations, points: RunPoints, x: str, y: str) -> None:
+def draw_link(
+    axis: Axes, found: Correlations, colours: Mapping[int, str], markers: Mapping[str, str], x: str, y: str
+) -> None:
     """One panel: the points, a line for each depth, and the correlations as its title."""
     shown = found.points.dropna(subset=[x, y])
     is_evidence = found.no_evidence.isdisjoint((x, y))
-    colours = depth_colours(found.points["n_layers"])
     look = {"s": 36 if len(shown) < 80 else 22, "alpha": 0.9 if is_evidence else 0.3, "rasterized": len(shown) > MANY}
-    points.draw(axis, shown, x, y, **look)
+    draw_points(axis, shown, x, y, colours, markers, **look)
     for (depth,), runs in groups(shown, "n_layers"):
         line = regression(runs[x], runs[y], is_log(x), is_log(y)) if is_evidence else None
         if line is not None:

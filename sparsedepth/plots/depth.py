@@ -9,9 +9,9 @@ import pandas as pd
 
 from sparsedepth.config.plain_text import counted
 from sparsedepth.plots.facets import Panel, lines_drawing, lr_text, metric_intervals, panel_of
-from sparsedepth.plots.page import Drawing, NothingToDraw
+from sparsedepth.plots.page import Drawing, NothingToDraw, not_shown
 from sparsedepth.plots.runs import settings_in_order, shown_settings, trained_runs, without_diverged_configurations
-from sparsedepth.plots.style import CHANGES_VARIANCE, GREY, not_shown
+from sparsedepth.plots.style import CHANGES_VARIANCE, GREY
 from sparsedepth.quantities import IN_RUNS
 from sparsedepth.store.comparable_loss import loss_of
 from sparsedepth.store.connection import Store

@@ -14,9 +14,9 @@ from matplotlib.lines import Line2D
 from sparsedepth.config.plain_text import counted
 from sparsedepth.config.task import SOLVED, TASKS, TaskSpec, task_name
 from sparsedepth.plots.facets import intervals, lines_drawing, panel_of
-from sparsedepth.plots.page import Drawing, NothingToDraw
+from sparsedepth.plots.page import Drawing, NothingToDraw, not_shown
 from sparsedepth.plots.runs import at_last_step, trained_runs, without_diverged_configurations
-from sparsedepth.plots.style import GREY, not_shown
+from sparsedepth.plots.style import GREY
 from sparsedepth.quantities import IN_RUNS
 from sparsedepth.store.connection import Store
 

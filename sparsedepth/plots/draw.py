@@ -10,16 +10,15 @@ from matplotlib.figure import Figure
 from matplotlib.text import Text
 
 from sparsedepth.config.plain_text import did_you_mean
-from sparsedepth.plots.page import FORMATS, Drawing, NothingToDraw, check_path, render, write, write_for_paper
-from sparsedepth.plots.runs import results_folders
-from sparsedepth.plots.style import caption, escaped
+from sparsedepth.plots.page import FORMATS, Drawing, NothingToDraw, caption, check_path, render, write, write_for_paper
+from sparsedepth.plots.runs import once_per_store, settings_of
+from sparsedepth.plots.style import escaped
 from sparsedepth.plugins import refuse_known
 from sparsedepth.quantities.measured import PLUGINS
 from sparsedepth.store.comparable_loss import unit_for_stores
 from sparsedepth.store.connection import Store
 from sparsedepth.store.find import no_run_text
 from sparsedepth.store.search import search_of
-from sparsedepth.store.setting import read_settings
 
 BY_TOKEN = "/token"
 STYLES = ("screen", "paper")
@@ -53,23 +52,30 @@ class FigureKind:
             module, _, name = load.partition(":")
             load = getattr(import_module(f"sparsedepth.plots.{module}"), name)
         drawing: Drawing = load(store, *([run] if self.of_one_run else []))
-        settings = read_settings(store) if COMPARES_LOSSES in self.traits else None
-        notes = f" {text[0].upper()}{text[1:]}." if settings and (text := settings.data_text) else ""
-        if len(folders := results_folders(store)) > 1:
-            notes += f" From {len(folders)} folders: {', '.join(map(escaped, folders))}."
-        unit = unit_for_stores(BY_TOKEN, store)
-        return replace(drawing, page=partial(_adapted, drawing.page, unit, notes))
+        return replace(drawing, page=partial(_adapted, drawing.page, _about(store), COMPARES_LOSSES in self.traits))
 
 
-def _adapted(page: Callable[[], Figure], unit: str, notes: str) -> Figure:
-    """The page, with `unit` in place of BY_TOKEN on its axes and in its titles, and `notes` at the end of its
-    caption."""
+def _adapted(page: Callable[[], Figure], about: tuple[str, str, list[str]], compares_losses: bool) -> Figure:
+    """The page, with the store's unit in place of BY_TOKEN on its axes and in its titles; and notes on different data
+    and several folders at the end of its caption."""
+    unit, data_text, folders = about
     figure = page()
+    notes = f" {data_text[0].upper()}{data_text[1:]}." if compares_losses and data_text else ""
+    notes += f" From {len(folders)} folders: {', '.join(map(escaped, folders))}." if len(folders) > 1 else ""
     if notes:
         caption(figure, " ".join(figure.get_supxlabel().split()) + notes)
     for text in figure.findobj(Text) if unit != BY_TOKEN else []:
         text.set_text(text.get_text().replace(BY_TOKEN, unit))
     return figure
+
+
+@once_per_store
+def _about(store: Store) -> tuple[str, str, list[str]]:
+    """Its unit of the loss, how its data differ, and its results folders."""
+    settings = settings_of(store)
+    rows = store.sql("select distinct folder from runs where folder is not null").rows
+    folders = sorted({str(Path(folder).parent.parent) for (folder,) in rows})
+    return unit_for_stores(BY_TOKEN, store), settings.data_text if settings else "", folders
 
 
 def silent(name: str, done: float) -> None:
@@ -189,26 +195,20 @@ def drawable(
 
 
 def default_figure(store: Store) -> str:
-    """The front of a search with several objectives, the slices of another, the overview of other trained runs, or the
-    profile of a measured model."""
+    """The front of a search with several objectives, the slices of another, the chain of several trained runs, or the
+    profile of one, or of a measured model."""
     if search := search_of(store.roots):
         return "pareto" if len(search.objectives) > 1 else "slices"
     runs = store.sql("select count(*), count(train_tokens) from runs").rows[0]
     if not runs[0]:
         raise NothingToDraw(no_run_text(store.roots))
-    return "overview" if runs[1] else "layer_profile"
+    return "chain" if runs[1] > 1 else "layer_profile"
 
 
 FIGURES: dict[str, FigureKind] = {
     name: FigureKind(f"{module}:{name}", meaning, frozenset(traits))
     for name, module, meaning, *traits in (
-        ("overview", "correlations", "chain and by_layer on one page", COMPARES_LOSSES, MANY_PANELS),
-        (
-            "chain",
-            "correlations",
-            "correlations from sparsity over variance and effectiveness to loss",
-            COMPARES_LOSSES,
-        ),
+        ("chain", "correlations", "correlations from sparsity over variance to loss", COMPARES_LOSSES),
         ("by_layer", "by_setting", "variance and effects by layer at the baseline, one line per depth"),
         ("depth", "depth", "does depth pay: loss, needed layers, variance against n_layers", OF_GRID, COMPARES_LOSSES),
         ("isoflop", "isoflop", "is depth worth its cost: loss against training FLOPs", OF_GRID, COMPARES_LOSSES),
@@ -222,15 +222,8 @@ FIGURES: dict[str, FigureKind] = {
         ("matrices", "matrices", "causal and permutation effects by pair of layers, by setting", OF_GRID),
         ("learning_rate", "learning_rate", "loss against learning rate, by setting", OF_GRID, COMPARES_LOSSES),
         ("importance", "study", "a search: how much each axis matters to each objective"),
-        ("history", "study", "a search: every proposal's first objective, and the best so far"),
-        ("slices", "study", "a search: the first objective against each axis"),
-        (
-            "layer_profile",
-            "layer_profile",
-            "every quantity by layer and pair of one run (--run)",
-            OF_ONE_RUN,
-            MANY_PANELS,
-        ),
+        ("slices", "study", "a search: the first objective in order of start, and against each axis"),
+        ("layer_profile", "layer_profile", "every quantity by layer of one run (--run)", OF_ONE_RUN, MANY_PANELS),
         ("trajectories", "trajectories", "mean angle between neighbouring layers against n_layers, by setting"),
     )
 }

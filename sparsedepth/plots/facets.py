@@ -5,7 +5,7 @@ differ by orders of magnitude. `draw_facets` draws a panel for each depth or met
 `lines_drawing` is the whole figure: a table of points, its panels, and what the caption says.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from types import MappingProxyType
@@ -18,21 +18,9 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import EngFormatter, FuncFormatter
 
 from sparsedepth.config.plain_text import counted
-from sparsedepth.plots.page import Drawing
+from sparsedepth.plots.page import Drawing, caption, panels, settings_legend
 from sparsedepth.plots.runs import settings_in_order
-from sparsedepth.plots.style import (
-    GREY,
-    Style,
-    caption,
-    depth_axis,
-    groups,
-    layer_ticks,
-    log_scale,
-    panels,
-    set_layer_scale,
-    setting_styles,
-    settings_legend,
-)
+from sparsedepth.plots.style import GREY, Style, depth_axis, layer_ticks, log_scale, set_layer_scale, setting_styles
 from sparsedepth.quantities import quantity
 from sparsedepth.quantities.record import Scale
 from sparsedepth.scaling.budgets import flops_text
@@ -107,6 +95,11 @@ def metric_intervals(
     return pd.concat(parts, ignore_index=True) if parts else pd.DataFrame()
 
 
+def groups(frame: pd.DataFrame, *names: str) -> Iterator[tuple[Any, pd.DataFrame]]:
+    """(values, rows) of each combination of values of these columns, in order of appearance."""
+    yield from frame.groupby([*names], sort=False)
+
+
 def means_text(points: pd.DataFrame) -> str:
     """'Mean over 3 to 16 seeds, 95% interval.', without the interval where no point has one; 'One run each.'"""
     few, most = points["n_seeds"].min(), points["n_seeds"].max()
@@ -124,31 +117,23 @@ def lr_text(lrs: pd.Series, changes: str = "") -> str:
 
 
 def lines_drawing(points: pd.DataFrame, kinds: Sequence[Panel], notes: str = "", **options: Any) -> Drawing:
-    """The figure of these points (`draw_facets`; n_seeds for the caption), over how many seeds they are, and notes."""
-    return Drawing(data=points, page=partial(_page, points, kinds, notes, **options))
-
-
-def _page(
-    points: pd.DataFrame, kinds: Sequence[Panel], notes: str, has_intervals: bool = True, **options: Any
-) -> Figure:
-    points = points if has_intervals else points.assign(lo=np.nan, hi=np.nan)
-    page, _ = draw_facets(points, kinds, **options)
-    caption(page, *f"{means_text(points)}{notes}".splitlines())
-    return page
+    """The figure of these points (`draw_facets`)."""
+    return Drawing(data=points, page=partial(draw_facets, points, kinds, notes, **options))
 
 
 def draw_facets(
     rows: pd.DataFrame,
     kinds: Sequence[Panel],
+    notes: str = "",
     styles: Mapping[str, Style] | None = None,
     *,
     labels: Mapping[str, str] | None = None,
     columns: int = 3,
     size: tuple[float, float] = (3.3, 2.8),
     extra: Sequence[Line2D] = (),
-) -> tuple[Figure, list[Any]]:
-    """The page, with a legend of the settings above it, and the axes of each panel. `rows`: panel, setting, x, mean,
-    lo, hi. `labels`: what the legend says in place of a setting's name."""
+) -> Figure:
+    """A panel for each of `kinds`, a legend of the settings above, over how many seeds and notes below. `rows`: panel,
+    setting, x, mean, lo, hi, n_seeds. `labels`: what the legend says in place of a setting's name."""
     styles = styles or setting_styles(settings_in_order(rows["setting"]))
     page, axes = panels(len(kinds), columns, *size)
     for axis, kind in zip(axes, kinds, strict=True):
@@ -156,7 +141,8 @@ def draw_facets(
     names = {(labels or {}).get(setting, setting): style for setting, style in styles.items()}
     if len(names) + len(extra) > 1:
         settings_legend(page, names, 1 + columns, extra)
-    return page, axes
+    caption(page, *f"{means_text(rows)}{notes}".splitlines())
+    return page
 
 
 def draw_panel(axis: Any, kind: Panel, rows: pd.DataFrame, styles: Mapping[str, Style]) -> None:
@@ -188,14 +174,24 @@ def side_by_side(rows: pd.DataFrame, kind: str, settings: Sequence[str]) -> pd.S
 
 
 def _draw_line(axis: Any, line: pd.DataFrame, style: Style, has_bars: bool, order: float) -> None:
-    (colour, marker, dashes), x = style, line["x"]
+    colour, marker, dashes = style
+    x, mean, low, high = (line[name].to_numpy(float) for name in ("x", "mean", "lo", "hi"))
     step = -(-len(line) // MOST_MARKERS)
     look: Any = {"color": colour, "marker": marker, "linestyle": dashes, "markersize": 3.5, "markeredgewidth": 0}
-    axis.plot(x, line["mean"], markevery=step, linewidth=1.3, zorder=order, **look)
+    axis.plot(x, mean, markevery=step, linewidth=1.3, zorder=order, **look)
     if has_bars:
-        axis.vlines(x[::step], line["lo"][::step], line["hi"][::step], color=colour, linewidth=0.9, zorder=order - 1)
-    else:
-        axis.fill_between(x, line["lo"], line["hi"], color=colour, alpha=0.15, linewidth=0)
+        axis.vlines(x[::step], low[::step], high[::step], color=colour, linewidth=0.9, zorder=order - 1)
+    elif np.isfinite(low).any():
+        axis.fill_between(x, low, high, color=colour, alpha=0.15, linewidth=0)
+
+
+def draw_points(
+    axis: Any, rows: pd.DataFrame, x: str, y: str, colours: Mapping[int, str], markers: Mapping[str, str], **look: Any
+) -> None:
+    """Runs, or configurations, as points: the colour is the depth, the shape what they changed (column `kind`)."""
+    for (depth, kind), at in groups(rows, "n_layers", "kind"):
+        rim: Any = {"edgecolor": "white", "linewidth": 0.3}
+        axis.scatter(at[x], at[y], color=colours[depth], marker=markers[kind], **rim | look)
 
 
 def _label(axis: Any, kind: Panel, points: Sequence[float]) -> None:

@@ -6,7 +6,6 @@ A point is an estimate of the frame `effects` with its 95% interval, filled wher
 from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import numpy as np
 import pandas as pd
@@ -15,32 +14,18 @@ from matplotlib.ticker import EngFormatter, FuncFormatter, LogLocator, MaxNLocat
 
 from sparsedepth.effects.cells import cells_of
 from sparsedepth.effects.frame import setting_effects
-from sparsedepth.plots.page import Drawing, NothingToDraw
-from sparsedepth.plots.runs import read_runs
-from sparsedepth.plots.style import (
-    CHANGES_VARIANCE,
-    COLUMN,
-    GREY,
-    caption,
-    depth_colours,
-    depth_legend,
-    escaped,
-    is_paper,
-    log_scale,
-    not_shown,
-    panels,
-    shortened,
-)
+from sparsedepth.plots.page import Drawing, NothingToDraw, caption, depth_legend, is_paper, not_shown, panels
+from sparsedepth.plots.runs import all_runs, once_per_store, read_runs
+from sparsedepth.plots.style import CHANGES_VARIANCE, COLUMN, GREY, depth_colours, escaped, log_scale, shortened
 from sparsedepth.quantities import IN_RUNS, axis_label
 from sparsedepth.store.comparable_loss import loss_of, with_loss
 from sparsedepth.store.connection import Store
 from sparsedepth.store.degeneracy import degeneracy_caption, sound_forms
-from sparsedepth.store.tuning_roles import result_rows
+from sparsedepth.store.tuning_roles import result_rows, without_measured_models
 
 VARIANCE = "residual_variance_last"
 OUTCOMES = ("val_loss", VARIANCE, "usefulness_loss_increase", "causal_score")
 LOG_UNIT = "ln ratio"
-_EFFECTS: WeakKeyDictionary[Store, pd.DataFrame] = WeakKeyDictionary()
 COLUMNS = (
     *("outcome", "setting", "n_layers", "estimate", "lo", "hi", "unit", "detectable", "verdict", "reason"),
     *("lr", "lr_baseline", "seeds", "diverged"),
@@ -60,11 +45,10 @@ def forest_effects(runs: pd.DataFrame) -> pd.DataFrame:
     return effects[effects.pop("basis").ne("none") & effects["estimate"].notna()].reset_index(drop=True)
 
 
-def effects_of(store: Store, trained: pd.DataFrame) -> pd.DataFrame:
-    """`forest_effects` of an open store: a report has them as a table and as a figure."""
-    if store not in _EFFECTS:
-        _EFFECTS[store] = forest_effects(trained)
-    return _EFFECTS[store]
+@once_per_store
+def effects_of(store: Store) -> pd.DataFrame:
+    """`forest_effects` of a store: a report has them as a table and as a figure."""
+    return forest_effects(without_measured_models(all_runs(store)))
 
 
 def outcome_forms(runs: pd.DataFrame) -> dict[str, str]:
@@ -75,7 +59,7 @@ def outcome_forms(runs: pd.DataFrame) -> dict[str, str]:
 def effects(store: Store) -> Drawing:
     """The effects of every setting. Raises NothingToDraw."""
     runs = read_runs(store)
-    data = effects_of(store, runs)
+    data = effects_of(store)
     if data.empty:
         raise NothingToDraw(
             "no two finished configurations agree in tokens, parameters or FLOPs and have seeds in common, "
@@ -97,18 +81,18 @@ def page_of_effects(data: pd.DataFrame, depths: Sequence[int], notes: str = "") 
     colours = depth_colours(depths)
     depths = [depth for depth in depths if (data["n_layers"] == depth).any()]
     settings = list(dict.fromkeys(data["setting"]))
-    outcomes = list(dict.fromkeys(data["outcome"]))
+    outcomes = sorted(dict.fromkeys(data["outcome"]), key=lambda name: name == VARIANCE)  # last, beside room for lr
     has_lr = any(map(lr_change, data[data["outcome"] == VARIANCE].to_dict("records")))
     height = 0.16 * max(2.2, len(depths) + 0.6) * len(settings) + 1.3
     if is_paper():
         page, axes = panels(len(outcomes), 1, COLUMN, height)
     else:
-        page = Figure(figsize=(max(6.8, 1.9 + 2.35 * len(outcomes)) + 1.3 * has_lr, height), layout="constrained")
+        page = Figure(figsize=(max(6.8, 1.9 + 2.35 * len(outcomes)) + 1.3 * has_lr, height))
         axes = page.subplots(1, len(outcomes), squeeze=False, sharey=True)[0]
     rows = data.assign(y=[_place(row, settings, depths) for row in data.to_dict("records")])
     for axis, name in zip(axes, outcomes, strict=True):
         _draw_forest(axis, rows[rows["outcome"] == name], settings, colours)
-    depth_legend(page, {depth: colours[depth] for depth in depths}, n_columns=6)
+    depth_legend(page, {depth: colours[depth] for depth in depths})
     text = (
         "Setting minus baseline, and 95% interval of seeds and of the choice of lr. Filled: lower or higher (adjusted "
         "p below .05 over the settings at this depth). Hollow: not shown."

@@ -14,9 +14,9 @@ import pandas as pd
 from sparsedepth.config.plain_text import counted
 from sparsedepth.plots.by_setting import depth_styles
 from sparsedepth.plots.facets import intervals, lines_drawing, panel_of, range_of
-from sparsedepth.plots.page import Drawing, NothingToDraw
+from sparsedepth.plots.page import Drawing, NothingToDraw, not_shown
 from sparsedepth.plots.runs import read_runs, settings_in_order
-from sparsedepth.plots.style import GREY, escaped, not_shown, wrapped
+from sparsedepth.plots.style import GREY, escaped, wrapped
 from sparsedepth.scaling.budgets import BUDGET, SAME_BUDGET, budget_rows, finished
 from sparsedepth.scaling.crossover import Crossover, crossovers
 from sparsedepth.store.comparable_loss import loss_in

@@ -18,19 +18,10 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from sparsedepth.config.run import MeasureConfig
-from sparsedepth.plots.matrices import HEAT_MAPS, as_matrix, colour_bar, draw_matrix, norm_of, pairs_that_exist
-from sparsedepth.plots.page import Drawing
-from sparsedepth.plots.runs import at_last_step, choose_run, rows_of_run
-from sparsedepth.plots.style import (
-    DEGENERATE,
-    MISSING,
-    SERIES,
-    caption,
-    escaped,
-    layer_ticks,
-    set_layer_scale,
-    wrapped,
-)
+from sparsedepth.plots.matrices import HEAT_MAPS, as_matrix, draw_matrix, norm_of, pairs_that_exist
+from sparsedepth.plots.page import Drawing, caption, colour_bar
+from sparsedepth.plots.runs import all_runs, at_last_step, choose_run
+from sparsedepth.plots.style import DEGENERATE, MISSING, SERIES, escaped, layer_ticks, set_layer_scale, wrapped
 from sparsedepth.quantities import BY_LAYER, PROFILED
 from sparsedepth.store.connection import Store
 from sparsedepth.store.degeneracy import RELATIVE_ROWS, SCORES, float_or_none, reasons_in, sound_layer_metrics
@@ -43,7 +34,7 @@ FACTS = {"val_loss": " nat/token", "residual_variance_last": "", "usefulness": "
 """Column of `runs` in the page's title -> its unit."""
 PROFILE_HEIGHT, MATRIX_HEIGHT = 1.75, 2.3
 """Inches."""
-LEGEND_ROW, LEGEND_WIDTH = 0.09, 27
+LEGEND_ROW, LEGEND_WIDTH = 0.1, 27
 """Share of a panel's height; characters of two labels side by side."""
 
 
@@ -127,9 +118,11 @@ def load_layer_profile(store: Store, run: str | None = None) -> LayerProfile:
         "select run_id, max(depth) from (select run_id, layer as depth from layers "
         "union all select run_id, other_layer from pairs) group by run_id"
     )
-    run_id = choose_run(store.frame("select * from runs"), dict(depths.rows), run)
-    runs, layers, pairs = (rows_of_run(store, view, run_id) for view in ("runs", "layers", "pairs"))
-    return profile_of(runs.iloc[0].to_dict(), layers, pairs)
+    runs = all_runs(store)
+    run_id = choose_run(runs, dict(depths.rows), run)  # of the store, so hexadecimal digits
+    row = runs[runs["run_id"] == run_id].iloc[0].to_dict()
+    layers, pairs = (store.frame(f"select * from {view} where run_id = '{run_id}'") for view in ("layers", "pairs"))
+    return profile_of(row, layers, pairs)
 
 
 def profile_of(run: Mapping[str, object], layers: pd.DataFrame, pairs: pd.DataFrame) -> LayerProfile:
@@ -179,7 +172,7 @@ def layer_profile_page(profile: LayerProfile) -> Figure:
     panels = {title: series for title, series in PANELS.items() if measured & set(series)}
     n_rows, n_map_rows = -(-len(panels) // COLUMNS), -(-len(profile.matrices) // COLUMNS)
     heights = [PROFILE_HEIGHT] * n_rows + [MATRIX_HEIGHT] * n_map_rows
-    page = Figure(figsize=(11, sum(heights) + 0.8), layout="constrained")
+    page = Figure(figsize=(11, sum(heights) + 0.8))
     grid = page.add_gridspec(max(len(heights), 1), COLUMNS, height_ratios=heights or None)
     for i, (title, series) in enumerate(panels.items()):
         _draw_panel(page.add_subplot(grid[divmod(i, COLUMNS)]), title, series, profile)
@@ -191,7 +184,7 @@ def layer_profile_page(profile: LayerProfile) -> Figure:
         drawn = np.where(exists, values, np.nan)
         image = draw_matrix(axis, name, drawn, exists, norm_of(drawn[np.isfinite(drawn)], HEAT_MAPS[name].scale))
         axis.set_title(wrapped(HEAT_MAPS[name].title, TITLE), fontsize=8.5)
-        colour_bar(page, image, axis)
+        colour_bar(axis, image)
     degenerate = _degenerate(profile)
     page.suptitle(_title(profile, degenerate), x=0.01, ha="left", fontsize=10)
     caption(page, _caption(profile, degenerate))

@@ -6,6 +6,7 @@ lowest or highest tried, so that the best may lie beyond.
 """
 
 import math
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -14,10 +15,10 @@ import pandas as pd
 from matplotlib.lines import Line2D
 
 from sparsedepth.config.plain_text import counted
-from sparsedepth.plots.facets import ROOM, intervals, lines_drawing, panel_of, side_by_side
-from sparsedepth.plots.page import Drawing, NothingToDraw
+from sparsedepth.plots.facets import ROOM, groups, intervals, lines_drawing, panel_of, side_by_side
+from sparsedepth.plots.page import Drawing, NothingToDraw, not_shown
 from sparsedepth.plots.runs import read_runs, setting_names, settings_in_order
-from sparsedepth.plots.style import GREY, groups, not_shown, setting_styles
+from sparsedepth.plots.style import GREY, setting_styles
 from sparsedepth.store.comparable_loss import loss_of
 from sparsedepth.store.connection import Store
 from sparsedepth.store.tuning_roles import CHOSEN_ROLES, best_value
@@ -94,7 +95,8 @@ def _drawing(points: pd.DataFrame, loss: str) -> Drawing:
     text += f" Triangle ({n_beyond}): above the axis." if n_beyond else ""
     text += not_shown(int(points["mean"].isna().sum()), "value", " where a seed diverged")
     # Intervals of two or three seeds would hide the lines; the data has them.
-    return lines_drawing(points, kinds, text, size=(2.9, 2.7), extra=marks, has_intervals=False)
+    drawn = lines_drawing(points.assign(lo=np.nan, hi=np.nan), kinds, text, size=(2.9, 2.7), extra=marks)
+    return replace(drawn, data=points)
 
 
 def _range(losses: pd.Series) -> tuple[float, float] | None:

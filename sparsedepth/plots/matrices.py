@@ -16,20 +16,9 @@ from matplotlib.colors import ListedColormap, LogNorm, Normalize, SymLogNorm
 from matplotlib.figure import Figure
 
 from sparsedepth.config.plain_text import counted
-from sparsedepth.plots.page import Drawing, NothingToDraw
+from sparsedepth.plots.page import Drawing, NothingToDraw, caption, colour_bar, is_paper, not_shown, panels
 from sparsedepth.plots.runs import settings_in_order, shown_settings, to_measure, trained_runs, values_of_metrics
-from sparsedepth.plots.style import (
-    LINEAR_BELOW,
-    MISSING,
-    caption,
-    escaped,
-    is_paper,
-    layer_ticks,
-    linear_below,
-    not_shown,
-    panels,
-    shortened,
-)
+from sparsedepth.plots.style import LINEAR_BELOW, MISSING, escaped, layer_ticks, linear_below, shortened
 from sparsedepth.quantities import BY_PAIR
 from sparsedepth.quantities.record import Scale
 from sparsedepth.store.connection import Store
@@ -116,15 +105,13 @@ def page_of_matrices(values: pd.DataFrame, depth: int, notes: str = "") -> Figur
     settings = settings_in_order(values["setting"])
     page, axes = panels(len(metrics) * len(settings), len(settings), 2.3, 2.5, least=4.6)
     for i, metric in enumerate(metrics):
-        _draw_row(page, axes[i * len(settings) : (i + 1) * len(settings)], metric, values, settings, depth)
+        _draw_row(axes[i * len(settings) : (i + 1) * len(settings)], metric, values, settings, depth)
     n_runs = int(values["n_runs"].max())
     caption(page, f"{depth} layers; mean over up to {counted(n_runs, 'run')} each. Grey: missing pairs." + notes)
     return page
 
 
-def _draw_row(
-    page: Figure, axes: Sequence[Any], metric: str, values: pd.DataFrame, settings: Sequence[str], depth: int
-) -> None:
+def _draw_row(axes: Sequence[Any], metric: str, values: pd.DataFrame, settings: Sequence[str], depth: int) -> None:
     kind, exists = HEAT_MAPS[metric], pairs_that_exist(metric, depth)
     of_metric = values[values["metric"] == metric]
     drawn = [np.where(exists, as_matrix(of_metric[of_metric["setting"] == name], depth), np.nan) for name in settings]
@@ -134,7 +121,7 @@ def _draw_row(
         axis.set_title(escaped(shortened(setting)), fontsize=8)
         if axis is not axes[0] and not is_paper():
             axis.set_ylabel("")
-    colour_bar(page, images[-1], axes).set_label(kind.title, size=8)
+    colour_bar(axes[-1], images[-1], kind.title)
 
 
 # A matrix of layers
@@ -173,14 +160,6 @@ def draw_matrix(axis: Any, name: str, values: np.ndarray, exists: np.ndarray, no
     axis.set_ylabel(kind.later, size=8)
     axis.grid(False)
     return image
-
-
-def colour_bar(page: Figure, image: Any, axes: Any) -> Any:
-    """A small colour bar next to a matrix, or a row of them."""
-    bar = page.colorbar(image, ax=axes, shrink=0.85, aspect=18, pad=0.02)
-    bar.ax.tick_params(labelsize=7)
-    bar.outline.set_visible(False)
-    return bar
 
 
 def norm_of(values: np.ndarray, scale: Scale) -> Normalize:

@@ -1,21 +1,35 @@
-"""A figure: its numbers and its page; and how a page becomes a file."""
+"""A figure: its numbers and its page; what every page has (panels, legend, notes); and how it becomes a file."""
 
 import io
-from collections.abc import Callable
+import re
+import textwrap
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import matplotlib
 import pandas as pd
+from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
 
+from sparsedepth.config.plain_text import counted
 from sparsedepth.files import check_parent, write_bytes
-from sparsedepth.plots.style import PAPER, RC
+from sparsedepth.plots.style import COLUMN, GREY, PAPER, RC, Style, escaped, wrapped
 from sparsedepth.store.query_result import QueryResult
 from sparsedepth.store.render import to_csv
 
 FORMATS = {".png": {"Software": None}, ".svg": {"Date": None}, ".pdf": {"CreationDate": None}}
 """Suffix -> metadata to leave out, so that the same numbers give the same file."""
+NARROW, WIDEST = 358, 640
+"""CSS pixels of a figure in a window of 390: visible at once, and the largest width there (`report/page.css`)."""
+LEGEND_ROOM = 0.6
+"""Inches for a legend above the panels, in the height of every page."""
+HANDLE, CHARACTER = 0.6, 0.072
+"""Inches of a legend's handle with the space around it, and of a character of its text, at most."""
+TICKS = 5
+"""Most intervals between the ticks of an axis: half of the time of drawing is that of ticks."""
 
 
 class NothingToDraw(ValueError):
@@ -28,6 +42,102 @@ class Drawing:
     """Every number that is drawn."""
     page: Callable[[], Figure]
     """Builds the page; called by `render`, which sets the style."""
+
+
+# The page
+
+
+def is_paper() -> bool:
+    """Whether the page is built in style PAPER, whose default width is a column's."""
+    return float(matplotlib.rcParams["figure.figsize"][0]) == COLUMN
+
+
+def panels(
+    n: int, most_columns: int, width: float, height: float, least: float = 5.2, **options: Any
+) -> tuple[Figure, list[Any]]:
+    """A page of n panels of this size (inches) in as few rows as fit, or one below another in a column of a paper; and
+    its axes, row by row."""
+    most_columns = 1 if is_paper() else most_columns
+    n_rows = -(-n // most_columns)
+    n_columns = -(-n // n_rows)
+    size = COLUMN if is_paper() else max(least, width * n_columns + 0.4)
+    page = Figure(figsize=(size, height * n_rows + (0.3 if is_paper() else 0.8)))
+    axes = list(page.subplots(n_rows, n_columns, squeeze=False, **options).ravel())
+    for axis in axes[n:]:
+        axis.remove()
+    for axis in axes[:n]:
+        axis.locator_params(nbins=TICKS)
+    return page, axes[:n]
+
+
+def line_handle(label: str, style: Style, **look: Any) -> Line2D:
+    """An entry of a legend."""
+    colour, marker, dashes = style
+    known: dict[str, Any] = {"color": colour, "marker": marker, "linestyle": dashes, "markersize": 4, "linewidth": 1.4}
+    return Line2D([], [], label=label, **known | look)
+
+
+def depth_legend(page: Figure, colours: Mapping[int, str], markers: Mapping[str, str] | None = None) -> None:
+    """Above the page: a colour for each depth, a shape for each kind of run."""
+    swatches = {counted(depth, "layer"): (colour, "o", "") for depth, colour in colours.items()}
+    swatches |= {name: ("#444444", marker, "") for name, marker in (markers or {}).items()}
+    handles = [line_handle(wrapped(escaped(name)), style, markersize=6) for name, style in swatches.items()]
+    legend_above(page, handles, handletextpad=0.1, columnspacing=1.2)
+
+
+def settings_legend(
+    page: Figure, styles: Mapping[str, Style], n_columns: int = 4, extra: Sequence[Line2D] = ()
+) -> None:
+    """Above the page: the line of each setting (`setting_styles`), then `extra` entries."""
+    names = [wrapped(re.sub(r"(?<!,) ", "\u00a0", setting)) for setting in styles]  # broken between settings
+    handles = [line_handle(escaped(name), style) for name, style in zip(names, styles.values(), strict=True)]
+    legend_above(page, [*handles, *extra], n_columns)
+
+
+def legend_above(page: Figure, handles: Sequence[Any], n_columns: int = 4, **options: Any) -> None:
+    """Above the page, on the left, in at most `n_columns`, fewer if it would not fit into a narrow window, or a column
+    of a paper."""
+    inches = float(page.get_size_inches()[0])
+    room = inches if is_paper() else NARROW / 96 * max(1.0, 96 * inches / WIDEST)
+    longest = max(len(line) for handle in handles for line in str(handle.get_label()).splitlines())
+    n_columns = min(n_columns, len(handles), max(1, int(room / (HANDLE + CHARACTER * longest))))
+    page.legend(handles=handles, ncols=n_columns, loc="upper left", bbox_to_anchor=(0, 1), **options)
+
+
+def colour_bar(axis: Any, image: Any, label: str = "") -> None:
+    """A small one on the right of a panel."""
+    bar = axis.figure.colorbar(image, cax=axis.inset_axes((1.04, 0.08, 0.05, 0.84)), format="{x:g}")
+    bar.set_label(label, size=8)
+    bar.minorticks_off()
+    bar.ax.tick_params(labelsize=7)
+    bar.outline.set_visible(False)
+
+
+def caption(page: Figure, *paragraphs: str) -> None:
+    """Notes for the reader, in grey below the page (in a paper `write_for_paper` takes them out)."""
+    width = int(17.5 * page.get_size_inches()[0])
+    lines = [line for text in paragraphs for line in textwrap.wrap(text, width)]
+    page.supxlabel("\n".join(lines), x=0.01, ha="left", fontsize=7.5, color=GREY)
+
+
+def not_shown(n: int, noun: str, why: str = "") -> str:
+    """' Not shown: 3 further settings.' for a caption; '' of none."""
+    return f" Not shown: {counted(n, noun)}{why}." if n else ""
+
+
+def lay_out(page: Figure) -> None:
+    """Place the panels between legend and notes, as tightly as their labels allow; the page grows with a high legend,
+    which would leave them no room. Once: a layout engine of matplotlib's draws the page twice."""
+    if page.get_layout_engine() is not None:  # a plugin's own
+        return
+    renderer = FigureCanvasAgg(page).get_renderer()
+    legend = max((legend.get_window_extent(renderer).height / page.dpi for legend in page.legends), default=0.0)
+    page.set_figheight(page.get_figheight() + max(0.0, legend - LEGEND_ROOM))
+    page.tight_layout(pad=0.5, rect=(0, 0, 1, 1 - legend / page.get_figheight()))
+    page.set_layout_engine(None)
+
+
+# Files
 
 
 def check_path(path: Path) -> None:
@@ -50,8 +160,9 @@ def write_for_paper(drawing: Drawing, path: Path) -> str:
         page = drawing.page()
         notes = " ".join(page.get_supxlabel().split())
         page.supxlabel("")
+        lay_out(page)
         for suffix in (".pdf", ".png"):
-            write_bytes(path.with_suffix(suffix), _picture(page, suffix))
+            write_bytes(path.with_suffix(suffix), picture(page, suffix))
     write_bytes(path.with_suffix(".csv"), csv_bytes(drawing.data))
     return notes
 
@@ -59,10 +170,12 @@ def write_for_paper(drawing: Drawing, path: Path) -> str:
 def render(build: Callable[[], Figure], suffix: str) -> bytes:
     """The page as the bytes of a file with this suffix."""
     with matplotlib.rc_context(RC):
-        return _picture(build(), suffix)
+        page = build()
+        lay_out(page)
+        return picture(page, suffix)
 
 
-def _picture(page: Figure, suffix: str) -> bytes:
+def picture(page: Figure, suffix: str) -> bytes:
     content = io.BytesIO()
     page.savefig(content, format=suffix[1:], metadata=FORMATS[suffix])
     return content.getvalue()
@@ -70,6 +183,4 @@ def _picture(page: Figure, suffix: str) -> bytes:
 
 def csv_bytes(data: pd.DataFrame) -> bytes:
     """The numbers as CSV: exact, missing ones empty; text that a spreadsheet would run as a formula is escaped."""
-    rows = data.astype(object).where(data.notna(), None).itertuples(index=False, name=None)
-    plain = tuple(tuple(getattr(value, "item", lambda value=value: value)() for value in row) for row in rows)
-    return f"{to_csv(QueryResult(columns=tuple(map(str, data.columns)), rows=plain))}\n".encode()
+    return f"{to_csv(QueryResult.of_frame(data.rename(columns=str)))}\n".encode()

@@ -17,10 +17,10 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter, MaxNLocator
 
 from sparsedepth.config.plain_text import counted
-from sparsedepth.plots.facets import intervals
-from sparsedepth.plots.page import Drawing, NothingToDraw
+from sparsedepth.plots.facets import draw_points, intervals
+from sparsedepth.plots.page import Drawing, NothingToDraw, caption, depth_legend, not_shown, panels
 from sparsedepth.plots.runs import changed_fields, trained_runs, without_diverged_configurations
-from sparsedepth.plots.style import GREY, PROPOSAL, RunPoints, caption, log_scale, not_shown, panels
+from sparsedepth.plots.style import GREY, PROPOSAL, depth_colours, kind_markers, log_scale
 from sparsedepth.quantities import IN_RUNS, axis_label, sign
 from sparsedepth.store.comparable_loss import loss_of, with_loss
 from sparsedepth.store.connection import Store
@@ -102,9 +102,8 @@ def page_of_front(best: Front) -> Figure:
     """One panel per pair of loss, usefulness and cost; a line along its front, rings on the joint front."""
     cells = best.cells
     page, axes = panels(len(best.panels), 3, 3.4, 3.3)
-    points = RunPoints(cells, "kind")
-    on_fronts = [_draw_front(axis, cells, x, y, points) for axis, (x, y) in zip(axes, best.panels, strict=True)]
-    points.legend(page)
+    depth_legend(page, depth_colours(cells["n_layers"]), kind_markers(cells["kind"]))
+    on_fronts = [_draw_front(axis, cells, x, y) for axis, (x, y) in zip(axes, best.panels, strict=True)]
     noun = "proposal" if (cells["kind"] == PROPOSAL).all() else "configuration"
     has_bars = len(cells) <= MANY and bool((cells["n_seeds"] > 2).any())
     spread = "one seed each" if cells["n_seeds"].max() == 1 else "mean over seeds" + ", 95% interval" * has_bars
@@ -115,7 +114,7 @@ def page_of_front(best: Front) -> Figure:
     return page
 
 
-def _draw_front(axis: Any, cells: pd.DataFrame, x: str, y: str, points: RunPoints) -> int:
+def _draw_front(axis: Any, cells: pd.DataFrame, x: str, y: str) -> int:
     """Returns the number of points on the panel's own front."""
     best = cells[undominated(cells[[x, y]].to_numpy() * [-sign(x), -sign(y)])].sort_values(x)
     axis.step(best[x], best[y], where="pre" if sign(x) > 0 else "post", color=GREY, linewidth=1.0, zorder=1)
@@ -124,7 +123,9 @@ def _draw_front(axis: Any, cells: pd.DataFrame, x: str, y: str, points: RunPoint
         axis.hlines(cells[y], cells[f"{x}_lo"], cells[f"{x}_hi"], **look)
         axis.vlines(cells[x], cells[f"{y}_lo"], cells[f"{y}_hi"], **look)
     size = 22 if len(cells) > MANY else 34
-    points.draw(axis, cells, x, y, s=size, zorder=3, alpha=0.75)
+    draw_points(
+        axis, cells, x, y, depth_colours(cells["n_layers"]), kind_markers(cells["kind"]), s=size, zorder=3, alpha=0.75
+    )
     front = cells[cells["on_front"]]
     axis.scatter(front[x], front[y], s=3.5 * size, zorder=4, facecolors="none", edgecolors="black", linewidth=1.1)
     axis.set(xlabel=axis_label(x), ylabel=axis_label(y))

@@ -1,8 +1,9 @@
 """Rows that figures read from a store: trained runs and their settings, a single run, values by layer or by pair."""
 
 import difflib
-from collections.abc import Iterable, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Callable, Iterable, Mapping
+from functools import wraps
+from typing import TypeVar
 from weakref import WeakKeyDictionary
 
 import pandas as pd
@@ -17,24 +18,40 @@ from sparsedepth.store.setting import only_tuning_text, read_settings
 from sparsedepth.store.tuning_roles import result_rows, without_measured_models
 
 BASELINE = "baseline"
-_RUNS: WeakKeyDictionary[Store, pd.DataFrame] = WeakKeyDictionary()
-"""`all_runs` of the open stores: a report draws fifteen figures of them."""
 
 
+Result = TypeVar("Result")
+
+
+def once_per_store(function: Callable[[Store], Result]) -> Callable[[Store], Result]:
+    """Keeps what a function returns for a store while that is open: a report draws fifteen figures of one."""
+    kept: WeakKeyDictionary[Store, Result] = WeakKeyDictionary()
+
+    @wraps(function)
+    def of_store(store: Store) -> Result:
+        if store not in kept:
+            kept[store] = function(store)
+        return kept[store]
+
+    return of_store
+
+
+@once_per_store
 def all_runs(store: Store) -> pd.DataFrame:
     """The rows of `runs`, with a column `setting`: how a configuration differs from the baseline (`store.setting`)."""
-    if store not in _RUNS:
-        runs = store.frame("select * from runs")
-        settings = runs["cell_id"].map(setting_names(store)).rename("setting")
-        _RUNS[store] = pd.concat([runs, settings], axis=1).copy()  # the copy is in one piece
-    return _RUNS[store]
+    runs = store.frame("select * from runs")
+    settings = runs["cell_id"].map(setting_names(store)).rename("setting")
+    return pd.concat([runs, settings], axis=1).copy()  # in one piece
+
+
+settings_of = once_per_store(read_settings)
 
 
 def read_runs(store: Store, *, of_tuning: bool = False) -> pd.DataFrame:
     """The trained rows of `runs`. Raises NothingToDraw if none finished, or, unless a figure is `of_tuning`, only
     tuning."""
     trained = finished_of(all_runs(store))
-    if not of_tuning and (text := only_tuning_text(store)):
+    if not of_tuning and result_rows(trained).empty and (text := only_tuning_text(store)):
         raise NothingToDraw(f"{text}; --figure learning_rate shows them, this figure shows results")
     return trained
 
@@ -53,15 +70,10 @@ def finished_of(runs: pd.DataFrame) -> pd.DataFrame:
     return trained
 
 
+@once_per_store
 def trained_runs(store: Store) -> pd.DataFrame:
     """The result rows of `runs` (`store.tuning_roles`). Raises NothingToDraw if none finished."""
-    return result_rows(read_runs(store)).astype({"n_layers": int}).reset_index(drop=True).copy()
-
-
-def results_folders(store: Store) -> list[str]:
-    """The results folders of a store's runs."""
-    rows = store.sql("select distinct folder from runs where folder is not null").rows
-    return sorted({str(Path(folder).parent.parent) for (folder,) in rows})
+    return result_rows(read_runs(store)).astype({"n_layers": int}).reset_index(drop=True)
 
 
 def without_diverged_configurations(runs: pd.DataFrame) -> tuple[pd.DataFrame, int]:
@@ -107,7 +119,7 @@ def changed_fields(runs: pd.DataFrame, is_search: bool) -> pd.Series:
 def setting_names(store: Store, *without: str) -> dict[str, str]:
     """cell_id -> how the trained configuration differs from the baseline (`store.setting`), without some fields. Empty
     if none was trained."""
-    settings = read_settings(store)
+    settings = settings_of(store)
     if settings is None:
         return {}
     fields = [name for name in CELL_FIELDS if name not in without]
@@ -115,10 +127,13 @@ def setting_names(store: Store, *without: str) -> dict[str, str]:
     return {cell_id: settings.label(dict(zip(fields, values, strict=True))) for cell_id, *values in rows}
 
 
-def values_of_metrics(store: Store, view: str, metrics: Sequence[str]) -> pd.DataFrame:
-    """The rows of `layers` or `pairs` that hold these metrics, at the last step at which each run has each."""
+def values_of_metrics(store: Store, view: str, metrics: Iterable[str]) -> pd.DataFrame:
+    """The values of these metrics in `layers` or `pairs`, at the last step at which each run has each."""
     listed = ", ".join(f"'{metric}'" for metric in metrics)
-    return at_last_step(store.frame(f"select * from {view} where metric in ({listed})"))
+    return store.frame(
+        f"select * exclude (step) from {view} where metric in ({listed}) "
+        "qualify step = max(step) over (partition by run_id, metric)"
+    )
 
 
 def to_measure(metrics: Iterable[str]) -> str:
@@ -131,12 +146,6 @@ def at_last_step(rows: pd.DataFrame) -> pd.DataFrame:
     """The rows of the last step at which each run measured each metric."""
     columns = [name for name in ("run_id", "metric") if name in rows.columns]
     return rows[rows["step"] == rows.groupby(columns)["step"].transform("max")]
-
-
-def rows_of_run(store: Store, view: str, run_id: str) -> pd.DataFrame:
-    """One run's rows of a view."""
-    quoted = run_id.replace("'", "''")
-    return store.frame(f"select * from {view} where run_id = '{quoted}'")
 
 
 def choose_run(runs: pd.DataFrame, depths: Mapping[str, int], run: str | None) -> str:

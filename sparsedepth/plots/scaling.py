@@ -14,8 +14,8 @@ import pandas as pd
 from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter, LogLocator
 
-from sparsedepth.plots.page import Drawing, check_path, write
-from sparsedepth.plots.style import GREY, caption, depth_map, log_scale
+from sparsedepth.plots.page import Drawing, caption, check_path, colour_bar, write
+from sparsedepth.plots.style import GREY, depth_map, log_scale
 from sparsedepth.scaling.fit import Bootstrap, Fit
 from sparsedepth.scaling.law import contributions, fitted_loss
 from sparsedepth.store.small_sample import LEVEL
@@ -85,12 +85,12 @@ def draw_law(fitted: Fit, boot: Bootstrap | None, path: Path) -> Path:
 def law_page(data: LawData, fitted: Fit) -> Figure:
     """Two rows, one column per term."""
     terms = fitted.law.terms
-    page = Figure(figsize=(3.4 * len(terms) + 0.4, 5.2), layout="constrained")
+    page = Figure(figsize=(3.4 * len(terms) + 0.4, 5.2))
     axes = page.subplots(2, len(terms), squeeze=False, sharex="col", height_ratios=(2, 1))
     shades = [_draw_term(axes[:, k], data, term.name, term.column) for k, term in enumerate(terms)]
     axes[0, 0].set_ylabel("loss minus E and the other terms\n(nat/token)")
     axes[1, 0].set_ylabel("ln loss - ln fitted")
-    page.colorbar(shades[-1], ax=axes[:, -1], label="n_layers", aspect=40, pad=0.02)
+    colour_bar(axes[0, -1], shades[-1], "n_layers")
     caption(page, data.note)
     return page
 

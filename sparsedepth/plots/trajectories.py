@@ -11,9 +11,9 @@ import numpy as np
 import pandas as pd
 
 from sparsedepth.plots.facets import intervals, lines_drawing, panel_of
-from sparsedepth.plots.page import Drawing, NothingToDraw
+from sparsedepth.plots.page import Drawing, NothingToDraw, not_shown
 from sparsedepth.plots.runs import shown_settings, trained_runs
-from sparsedepth.plots.style import MISSING, not_shown, setting_styles
+from sparsedepth.plots.style import MISSING, setting_styles
 from sparsedepth.store.connection import Store
 from sparsedepth.store.small_sample import t_critical
 

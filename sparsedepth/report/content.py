@@ -98,7 +98,7 @@ def content(
     compared = None if search else trained  # a search has no baseline
     found = None if compared is None else Evidence(runs, objective)
     card = None if found is None else recipe_card(found, folders, depth, verified)  # can refuse the card
-    effects = pd.DataFrame(columns=[*COLUMNS]) if compared is None else effects_of(store, without_measured_models(runs))
+    effects = pd.DataFrame(columns=[*COLUMNS]) if compared is None else effects_of(store)
     links = [] if compared is None else [link for link in chain_evidence(compared) if link.within.rho is not None]
     failures = table_of_failures(folders, runs)
     runs_table = table_of_runs(runs)

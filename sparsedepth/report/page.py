@@ -29,8 +29,6 @@ from sparsedepth.store.connection import Store, open_store
 
 LARGEST_SVG = 1_000_000
 """Bytes; a larger picture is embedded as PNG."""
-LEFT_OUT = ("overview",)
-"""Its two parts are figures of their own."""
 CONTENT_SHARE = 0.3
 """Of the time of a report: effects and recipe; the rest is drawing."""
 
@@ -129,8 +127,7 @@ def card_html(card: Card) -> Markup:
 
 def draw_pictures(store: Store, progress: Progress = silent) -> tuple[list[dict[str, Any]], dict[str, str]]:
     """Every figure that the store has numbers for, as the template shows it, and why each of the others is missing."""
-    names = [name for name in FIGURES if name not in LEFT_OUT]
-    drawings, absent = drawable(store, names, progress=lambda name, done: progress(name, done * NUMBERS_SHARE))
+    drawings, absent = drawable(store, FIGURES, progress=lambda name, done: progress(name, done * NUMBERS_SHARE))
     pictures = []
     for done, (name, drawing) in enumerate(drawings.items()):
         progress(name, NUMBERS_SHARE + (1 - NUMBERS_SHARE) * done / len(drawings))
@@ -141,17 +138,16 @@ def draw_pictures(store: Store, progress: Progress = silent) -> tuple[list[dict[
 
 def draw_image(drawing: Drawing) -> dict[str, Any]:
     """The figure as an SVG, or as a PNG if the SVG would be large; its size in CSS pixels."""
-    sizes: list[tuple[float, float]] = []
+    pages: list[Figure] = []
 
     def page() -> Figure:
-        figure = drawing.page()
-        sizes.append(tuple(figure.get_size_inches()))
-        return figure
+        pages.append(drawing.page())
+        return pages[-1]
 
     content, kind = render(page, ".svg"), "image/svg+xml"
     if len(content) > LARGEST_SVG:
         content, kind = render(page, ".png"), "image/png"
-    width, height = sizes[-1]
+    width, height = pages[-1].get_size_inches()
     return {"uri": data_uri(content, kind), "width": round(96 * width), "height": round(96 * height)}
 
 

@@ -18,7 +18,7 @@ from sparsedepth.effects.importance import importances, proposals, search_lines,
 from sparsedepth.plan.tasks import Plan
 from sparsedepth.plots.draw import FIGURES, default_figure, draw
 from sparsedepth.plots.page import NothingToDraw
-from sparsedepth.plots.study import numbered, page_of_history, page_of_importance, page_of_slices
+from sparsedepth.plots.study import numbered, page_of_importance, page_of_slices
 from sparsedepth.plots.style import RC
 from sparsedepth.quantities import axis_label
 from sparsedepth.store.best import best, heading, text
@@ -201,7 +201,7 @@ def test_a_search_gives_no_recipe(searched, capfd):
 def test_figures_of_a_search(searched, tmp_path):
     with open_store(searched) as store:
         assert default_figure(store) == "pareto"
-        for name, n_rows in (("history", 24), ("slices", 24), ("importance", 6), ("pareto", 24)):
+        for name, n_rows in (("slices", 24), ("importance", 6), ("pareto", 24)):
             drawn = draw(store, name, tmp_path / f"{name}.png")
             assert len(drawn.drawings[name].data) == n_rows and (tmp_path / f"{name}.png").stat().st_size > 5000
         front = drawn.drawings["pareto"].data
@@ -218,7 +218,8 @@ def test_figures_of_a_search(searched, tmp_path):
 
 def test_figures_name_a_degenerate_objective(tmp_path, searched):
     constant = fill(tmp_path / "s", {**SEARCH, "objectives": ["usefulness", "val_loss"]}, n=8, usefulness=0.5)
-    for root, names, is_named in ((constant, ("history", "pareto"), True), (searched, ("history",), False)):
+    all_figures = ("importance", "slices", "pareto")
+    for root, names, is_named in ((constant, all_figures, True), (searched, ("slices",), False)):
         with open_store(root) as store:
             for name in names:
                 said = " ".join(FIGURES[name].drawing(store).page().get_supxlabel().split())
@@ -233,7 +234,7 @@ def test_axes_have_labels_and_choices_their_names_in_order(landscape):
         page = page_of_slices(search, numbered(frame, "val_loss"), "")
         page.draw_without_rendering()
     panels = {axes.get_xlabel(): axes for axes in page.axes}
-    assert set(panels) == {"depth_scale", "lr", "weight_decay", ""}
+    assert set(panels) == {"proposal, in order of start", "depth_scale", "lr", "weight_decay"}
     assert [label.get_text() for label in panels["depth_scale"].get_xticklabels()] == ["3", "6", "12"]
     places = panels["depth_scale"].collections[0].get_offsets()
     known = frame.dropna(subset=["depth_scale"])
@@ -247,8 +248,8 @@ def test_an_objective_that_is_compared_by_ratio_has_a_logarithmic_axis(landscape
     for name, scale in (("residual_variance_last", "log"), ("val_loss", "linear")):
         asked = replace(search, definition=search.definition.model_copy(update={"objectives": [name]}))
         values = numbered(frame.assign(**{name: np.exp(frame["val_loss"])}), name)
-        for page in (page_of_history(name, values, ""), page_of_slices(asked, values, "")):
-            assert page.axes[0].get_yscale() == scale and page.axes[0].get_ylabel() == axis_label(name)
+        for axes in page_of_slices(asked, values, "").axes:
+            assert axes.get_yscale() == scale and axes.get_ylabel() == axis_label(name)
 
 
 def test_bars_of_several_objectives_stand_by_the_names_of_their_axes(landscape):

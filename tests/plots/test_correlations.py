@@ -33,7 +33,7 @@ RUNS = labelled_grid(AXES, summary)
 
 
 def drawn(chain):
-    return page_of_runs(chain, pd.DataFrame()).axes
+    return page_of_runs(chain).axes
 
 
 def test_points_hold_the_numbers_of_the_runs():
@@ -109,7 +109,7 @@ def test_many_settings_of_a_field_have_one_shape():
 def test_quantities_without_values_have_no_panel_and_are_named():
     chain = correlations(RUNS.assign(causal_score=np.nan, lr=[0.001, 0.003] * 8))
     assert chain.panels == [panel for panel in PANELS if "causal_score" not in panel]
-    page = page_of_runs(chain, pd.DataFrame())
+    page = page_of_runs(chain)
     assert len(page.axes) == len(chain.panels) and all(axis.collections for axis in page.axes)
     text = " ".join(page.get_supxlabel().split())
     assert f"lr is 0.001 to 0.003{CHANGES_VARIANCE}. Not measured: causal_score." in text

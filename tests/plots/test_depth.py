@@ -7,7 +7,7 @@ import pytest
 from support.runs_frame import labelled_grid
 
 from sparsedepth.plots.depth import by_depth
-from sparsedepth.plots.page import NothingToDraw
+from sparsedepth.plots.page import NothingToDraw, lay_out
 from sparsedepth.quantities import axis_label
 
 
@@ -102,7 +102,7 @@ def test_of_many_settings_those_of_the_most_depths_and_the_lowest_loss_are_drawn
     assert list(dict.fromkeys(points["setting"])) == ["baseline", "weight_decay=0.01", "weight_decay=0.02", *lowest]
     assert "Not shown: 20 further settings" in caption(runs)
     drawn = page(runs)
-    drawn.draw_without_rendering()
+    lay_out(drawn)
     (panel,), (legend,) = drawn.axes, drawn.legends
     assert panel.get_window_extent().y1 < legend.get_window_extent().y0
     assert panel.get_window_extent().height > 1.5 * drawn.dpi

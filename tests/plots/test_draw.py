@@ -52,15 +52,14 @@ def store(tmp_path_factory):
 @pytest.mark.parametrize("suffix", START)
 def test_every_format_is_written(store, tmp_path, suffix):
     path = tmp_path / f"figure{suffix}"
-    figure = None if suffix == ".png" else "chain"
-    assert [*draw(store, figure, path).drawings] == [figure or "overview"]
+    figure = None if suffix == ".png" else "by_layer"
+    assert [*draw(store, figure, path).drawings] == [figure or "chain"]
     assert path.read_bytes().startswith(START[suffix])
     assert path.stat().st_size > 5000
     assert sorted(entry.name for entry in tmp_path.iterdir()) == ["figure.csv", path.name]  # nothing half-written
 
 
 def test_the_same_numbers_give_the_same_file(store, tmp_path):
-    """Of the chain, which the overview holds too."""
     fill(tmp_path)
     first = render(FIGURES["chain"].drawing(store).page, ".svg")
     with open_store(tmp_path) as other:
@@ -73,8 +72,8 @@ def test_a_figure_for_a_paper_is_a_column_wide_and_its_caption_apart(store, tmp_
     assert figures.captions["depth"].startswith("One run each. 2 settings, at tuned values")
     width, _ = plt.imread(tmp_path / "a.png").shape[1::-1]
     assert width == pytest.approx(3.35 * 600, abs=2)
-    with pytest.raises(NothingToDraw, match="--style paper is a single column, and overview is a page of many panels"):
-        draw(store, "overview", tmp_path / "a.png", style="paper")
+    with pytest.raises(NothingToDraw, match="single column, and layer_profile is a page of many panels"):
+        draw(store, "layer_profile", tmp_path / "a.png", style="paper")
     with pytest.raises(ValueError, match="--style 'poster' is not one of screen, paper"):
         draw(store, "depth", tmp_path / "a.png", style="poster")
 
@@ -84,7 +83,7 @@ def test_all_figures_with_their_numbers_and_reasons_for_missing_ones(store, tmp_
     written, left_out = [*figures.paths], figures.left_out
     assert {path.stem for path in written} | set(left_out) == set(FIGURES)
     needed = {"curves", "gradients", "matrices", "learning_rate", "trajectories", "difficulty", "isoflop"}
-    of_a_search = {"history", "slices", "importance"}
+    of_a_search = {"slices", "importance"}
     differing = set(left_out) ^ (needed | of_a_search)
     assert not differing, f"{differing}: `fill` above must write what they draw, or they join `needed` as not drawn"
     assert all(reason and "\n" not in reason for reason in left_out.values())
@@ -113,13 +112,13 @@ def test_the_default_figure_depends_on_the_store():
         def sql(self, text):
             return self
 
-    assert [default_figure(Rows(*counts)) for counts in ((4, 2), (4, 0))] == ["overview", "layer_profile"]
+    assert [default_figure(Rows(*counts)) for counts in ((4, 2), (4, 0))] == ["chain", "layer_profile"]
     with pytest.raises(NothingToDraw, match="no complete run"):
         default_figure(Rows(0, 0))
 
 
 def test_what_cannot_be_drawn_is_refused(store, tmp_path):
-    with pytest.raises(ValueError, match="figure 'pie' is unknown; choose one of: overview, chain, by_layer"):
+    with pytest.raises(ValueError, match="figure 'pie' is unknown; choose one of: chain, by_layer, depth"):
         draw(store, "pie", tmp_path / "a.png")
     with pytest.raises(
         ValueError,
@@ -134,7 +133,7 @@ def test_what_cannot_be_drawn_is_refused(store, tmp_path):
 def test_a_store_without_finished_runs(tmp_path):
     fill(tmp_path, outcome="diverged")
     with open_store(tmp_path) as store, pytest.raises(NothingToDraw, match="none of the 4 runs finished"):
-        draw(store, "overview", tmp_path / "a.png")
+        draw(store, "chain", tmp_path / "a.png")
 
 
 def test_a_store_of_measured_models_has_layer_profiles_only(tmp_path):

@@ -8,6 +8,7 @@ import pandas as pd
 import pytest
 
 from sparsedepth.plots.facets import Panel, draw_facets, intervals, range_of
+from sparsedepth.plots.page import lay_out
 from sparsedepth.plots.style import PAPER, setting_styles
 
 HALF = 4.302653 / math.sqrt(3)  # t(2, 0.975) / sqrt(n), of three values one apart
@@ -32,9 +33,9 @@ def test_two_seeds_have_no_interval_and_runs_without_a_seed_are_their_own():
 
 def lines(n_points, settings=("baseline", "lns")):
     return pd.DataFrame(
-        [("loss", name, 2.0**i, 1.0 + i + j, 0.5 + i, 2.5 + i)
+        [("loss", name, 2.0**i, 1.0 + i + j, 0.5 + i, 2.5 + i, 3)
          for j, name in enumerate(settings) for i in range(n_points)],
-        columns=["panel", "setting", "x", "mean", "lo", "hi"],
+        columns=["panel", "setting", "x", "mean", "lo", "hi", "n_seeds"],
     )  # fmt: skip
 
 
@@ -44,14 +45,15 @@ def panel(**options):
 
 def test_a_panel_has_a_line_a_setting_with_bars_or_bands():
     styles = setting_styles(["baseline", "lns"])
-    page, (axis,) = draw_facets(lines(3), [panel(x="depth")], styles, labels={"lns": "lns, lr 0.1"})
+    page = draw_facets(lines(3), [panel(x="depth")], "", styles, labels={"lns": "lns, lr 0.1"})
+    (axis,) = page.axes
     assert [line.get_ydata().tolist() for line in axis.get_lines()] == [[1, 2, 3], [2, 3, 4]]
     assert [len(bars.get_segments()) for bars in axis.collections] == [3, 3]
     assert (axis.get_xlabel(), axis.get_ylabel(), axis.get_title()) == ("x", "loss (nat/token)", "4 layers")
     first, second = (line.get_xdata()[0] for line in axis.get_lines())
     assert first < 1 < second and second / first < 1.1  # side by side, near their depth
     assert [text.get_text() for text in page.legends[0].get_texts()] == ["baseline", "lns, lr\u00a00.1"]
-    _, (axis,) = draw_facets(lines(20), [panel(x="share")], styles)
+    (axis,) = draw_facets(lines(20), [panel(x="share")], "", styles).axes
     assert all(type(band).__name__ == "FillBetweenPolyCollection" for band in axis.collections)
 
 
@@ -59,13 +61,13 @@ def test_what_decorates_a_panel_does_not_change_its_range():
     rows = lines(3)
     assert range_of(rows) == pytest.approx((0.3, 4.7)) and range_of(rows[:0]) is None  # 5% more than .5 to 4.5
     decorated = panel(range=(0, 3), decorate=lambda axis: axis.axhline(100))
-    _, (axis,) = draw_facets(rows, [decorated], setting_styles(["baseline", "lns"]))
+    (axis,) = draw_facets(rows, [decorated]).axes
     assert axis.get_ylim() == (0, 3)
 
 
 def test_a_paper_has_one_column_of_panels():
     with matplotlib.rc_context(PAPER):
-        page, axes = draw_facets(lines(3), [panel(x="depth")] * 3, setting_styles(["baseline", "lns"]))
+        page = draw_facets(lines(3), [panel(x="depth")] * 3)
+        lay_out(page)
     assert page.get_size_inches()[0] == pytest.approx(3.35)
-    page.draw_without_rendering()
-    assert len({round(axis.get_position().x0, 3) for axis in axes}) == 1
+    assert len({round(axis.get_position().x0, 3) for axis in page.axes}) == 1

@@ -13,6 +13,7 @@ from support.runs_frame import config_of
 from sparsedepth import quantities
 from sparsedepth.plots.layer_profile import PANELS, layer_profile_page, load_layer_profile, profile_of
 from sparsedepth.plots.matrices import HEAT_MAPS, pairs_that_exist
+from sparsedepth.plots.page import lay_out
 from sparsedepth.plots.runs import choose_run
 from sparsedepth.plots.style import DEGENERATE, MISSING
 from sparsedepth.store.connection import open_store
@@ -164,7 +165,7 @@ def test_every_score_is_drawn_at_any_depth(n_layers):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         page = layer_profile_page(full_profile(n_layers))
-        page.canvas.draw()
+        page.draw_without_rendering()
     wanted = {*PANELS} | {kind.title for name, kind in HEAT_MAPS.items() if pairs_that_exist(name, n_layers).any()}
     if n_layers == 1:
         wanted.remove("causal effect on later layers")  # there is none
@@ -201,7 +202,8 @@ def test_the_band_is_the_95_interval():
 
 def test_no_line_runs_through_a_legend():
     page = layer_profile_page(full_profile(6))
-    page.canvas.draw()
+    lay_out(page)
+    page.draw_without_rendering()
     for axes in (axes for axes in page.axes if axes.get_legend() is not None):
         below = axes.get_legend().get_window_extent().y0
         highest = max(axes.transData.transform(line.get_xydata())[:, 1].max() for line in axes.lines)
@@ -233,7 +235,7 @@ def test_values_hidden_by_a_logarithmic_axis_are_counted():
     profile = full_profile(2)
     profile.profiles.loc[profile.profiles["name"] == "update_norm", "value"] = 0.0
     page = layer_profile_page(profile)
-    page.canvas.draw()
+    page.draw_without_rendering()
     assert "Not shown on logarithmic axes: 2 values" in page.get_supxlabel()
 
 

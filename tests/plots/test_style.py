@@ -7,14 +7,11 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
 
+from sparsedepth.plots.page import NARROW, WIDEST, legend_above, line_handle
 from sparsedepth.plots.style import (
     BASELINE,
-    NARROW,
-    WIDEST,
     depth_colours,
     kind_markers,
-    legend_above,
-    line_handle,
     linear_below,
     log_scale,
     set_layer_scale,
