@@ -34,7 +34,7 @@ FACTS = {"val_loss": " nat/token", "residual_variance_last": "", "usefulness": "
 """Column of `runs` in the page's title -> its unit."""
 PROFILE_HEIGHT, MATRIX_HEIGHT = 1.75, 2.3
 """Inches."""
-LEGEND_ROW, LEGEND_WIDTH = 0.1, 27
+LEGEND_ROW, LEGEND_WIDTH = 0.105, 27
 """Share of a panel's height; characters of two labels side by side."""
 
 
@@ -186,7 +186,7 @@ def layer_profile_page(profile: LayerProfile) -> Figure:
         axis.set_title(wrapped(HEAT_MAPS[name].title, TITLE), fontsize=8.5)
         colour_bar(axis, image)
     degenerate = _degenerate(profile)
-    page.suptitle(_title(profile, degenerate), x=0.01, ha="left", fontsize=10)
+    page.suptitle(_title(profile, degenerate), x=0.01, y=0.997, ha="left", fontsize=10)
     caption(page, _caption(profile, degenerate))
     return page
 

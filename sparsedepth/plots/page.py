@@ -117,7 +117,7 @@ def caption(page: Figure, *paragraphs: str) -> None:
     """Notes for the reader, in grey below the page (in a paper `write_for_paper` takes them out)."""
     width = int(17.5 * page.get_size_inches()[0])
     lines = [line for text in paragraphs for line in textwrap.wrap(text, width)]
-    page.supxlabel("\n".join(lines), x=0.01, ha="left", fontsize=7.5, color=GREY)
+    page.supxlabel("\n".join(lines), x=0.01, y=0.003, ha="left", fontsize=7.5, color=GREY)
 
 
 def not_shown(n: int, noun: str, why: str = "") -> str:
@@ -133,7 +133,7 @@ def lay_out(page: Figure) -> None:
     renderer = FigureCanvasAgg(page).get_renderer()
     legend = max((legend.get_window_extent(renderer).height / page.dpi for legend in page.legends), default=0.0)
     page.set_figheight(page.get_figheight() + max(0.0, legend - LEGEND_ROOM))
-    page.tight_layout(pad=0.5, rect=(0, 0, 1, 1 - legend / page.get_figheight()))
+    page.tight_layout(pad=0.6, rect=(0, 0, 1, 1 - legend / page.get_figheight()))
     page.set_layout_engine(None)
 
 

@@ -71,12 +71,13 @@ def _from_folder(source: Path, where: str | None, cluster: list[str]) -> pd.Data
         )
     own = "coalesce(cluster, run_id)"
     parts = [own if name in ("run", "cluster") else f"CAST({name} AS VARCHAR)" for name in cluster]
-    key = f", coalesce({' ||   || '.join(parts)}, run_id) AS cluster" if parts else ""  # NULL if any part is
+    key = " || ' ' || ".join(parts)  # NULL if any part is
+    clusters = f", coalesce({key}, run_id) AS cluster" if parts else ""
     with open_store(source) as store:
         condition = store.condition(where or "true")
         points = store.frame(
             "SELECT params_total AS model_size, tokens_trained AS num_tokens, d_model, n_layers, val_loss AS loss"
-            f"{key} FROM runs WHERE outcome = 'ok' AND {IS_RESULT} AND val_loss IS NOT NULL AND {condition} "
+            f"{clusters} FROM runs WHERE outcome = 'ok' AND {IS_RESULT} AND val_loss IS NOT NULL AND {condition} "
             "ORDER BY run_id"
         )
         tuning = only_tuning_text(store)

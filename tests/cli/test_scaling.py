@@ -35,7 +35,7 @@ def test_fit_prints_the_law_with_every_interval(points):
 def test_fit_for_programs(points):
     options = ("--bootstrap", 0, "--fix", "a_l=1", "--without", "data")
     found = json.loads(sparsedepth("scaling", "fit", points, *options, "--format", "json")[0])
-    assert found["law"] == "L = c_m m^-a_m + c_l (l - 2)^-a_l + E, with a_l = 1"
+    assert found["law"] == "L = c_m m^-a_m + c_l l^-a_l + E, with a_l = 1"
     values = {one["name"]: one for one in found["parameters"]}
     assert values["a_l"]["value"] == 1 and values["a_l"]["stderr"] is None
     assert values["a_m"]["lo"] < values["a_m"]["value"] < values["a_m"]["hi"]

@@ -98,7 +98,7 @@ def test_rows_without_a_cluster_stand_for_themselves(tmp_path):
     table.write_text(
         "d_model,n_layers,num_tokens,loss,run,part\n8,2,10,3,a,1\n8,2,20,2,,1\n8,4,20,2.5,,\n8,4,30,2,a,1\n"
     )
-    assert read_points(table, cluster="run,part")["cluster"].tolist() == ["a 1.0", "row 1", "row 2", "a 1.0"]
+    assert read_points(table, cluster="run,part")["cluster"].tolist() == ["a 1", "row 2", "row 3", "a 1"]
 
 
 def test_a_condition_and_rows_without_a_value(tmp_path):
