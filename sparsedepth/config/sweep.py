@@ -136,7 +136,8 @@ class SweepDefinition(Section):
         if self.tune and not self.tuning_seeds:
             needs = f"needs several seeds that are not in seeds={self.seeds}: tuning_seeds: [101, 102, 103]"
             raise ValueError(f"tune.{', '.join(self.tune)} {needs}")
-        shared = [seed for seed in self.tuning_seeds if seed in self.result_seeds]
+        results = self.result_seeds
+        shared = [seed for seed in self.tuning_seeds if seed in results]
         if shared and not self.reuse_tuning_seeds:
             told = f"tuning_seeds={self.tuning_seeds} shares {shared} with the seeds of the results, which biases them"
             fix = "name others (tuning_seeds: [101, 102, 103]), or set reuse_tuning_seeds: true"
@@ -310,8 +311,11 @@ class SweepDefinition(Section):
 
 
 def read_definition(results: Path) -> SweepDefinition | None:
-    """The definition of the sweep that fills a results folder; None for a folder of single runs. Raises ValueError for
-    an invalid sweep.yaml."""
+    """The definition of the sweep that fills a results folder; None for a folder of single runs.
+
+    Definitions from before `tuning_seeds` existed were tuned with the first seed, which is also one of the results.
+    Raises ValueError for an invalid sweep.yaml.
+    """
     path = results / DEFINITION
     if not path.is_file():
         return None
@@ -322,8 +326,11 @@ def read_definition(results: Path) -> SweepDefinition | None:
 @functools.lru_cache(maxsize=16)
 def _read(path: Path, *state: int) -> SweepDefinition:
     """Cached until the file changes: commands ask for it several times."""
+    values = read_yaml(path)
+    if values.get("tune") and "tuning_seeds" not in values and isinstance(values.get("seeds", [0]), list):
+        values |= {"tuning_seeds": values.get("seeds", [0])[:1], "reuse_tuning_seeds": True}
     try:
-        return build(SweepDefinition, read_yaml(path), str(path))
+        return build(SweepDefinition, values, str(path))
     except ValueError as error:
         raise ValueError(f"{error}; correct it, unless another version of sparsedepth wrote it") from None
 

@@ -27,7 +27,9 @@ def check_sweep(sweep: Any) -> None:
     if sweep.matched == "time" and (sweep.across, sweep.free) != ("depth", "train_tokens"):
         raise ValueError("matched='time' compares the steps of depths; add across: depth, free: train_tokens")
     if sweep.across and sweep.matched in ("tokens", "steps"):
-        raise ValueError(f"across: depth has no meaning with matched={sweep.matched!r}; use flops, or leave it out")
+        raise ValueError(
+            f"across: depth has no meaning with matched={sweep.matched!r}; use matched: flops, or leave it out"
+        )
 
 
 def _check_varied_once(sweep: Any) -> None:
