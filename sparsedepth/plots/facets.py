@@ -189,9 +189,11 @@ def draw_points(
     axis: Any, rows: pd.DataFrame, x: str, y: str, colours: Mapping[int, str], markers: Mapping[str, str], **look: Any
 ) -> None:
     """Runs, or configurations, as points: the colour is the depth, the shape what they changed (column `kind`)."""
-    for (depth, kind), at in groups(rows, "n_layers", "kind"):
-        rim: Any = {"edgecolor": "white", "linewidth": 0.3}
-        axis.scatter(at[x], at[y], color=colours[depth], marker=markers[kind], **rim | look)
+    from seaborn import scatterplot  # its import takes half a second: only figures of points wait for it
+
+    look = {"edgecolor": "white", "linewidth": 0.3, **look}
+    hue: Any = {"hue": "n_layers", "palette": colours, "style": "kind", "markers": markers}
+    scatterplot(rows, x=x, y=y, ax=axis, legend=False, **hue, **look)
 
 
 def _label(axis: Any, kind: Panel, points: Sequence[float]) -> None:
