@@ -66,7 +66,7 @@ def test_help_is_instant():
     [
         (("recipe", "{results}", "--objective", "steps"), "steps"),
         (("status", "{tmp}/absent"), "not an existing folder"),
-        (("status", "{tmp}"), "no runs"),
+        (("status", "{tmp}"), "no complete run"),
         (("sweep", "{tmp}/absent.yaml", "--out", "{tmp}/o"), "absent.yaml"),
         (("train", "{tmp}/absent.yaml", "--out", "{tmp}/o"), "absent.yaml"),
         (("query", "{results}", "select 1 as n", "-o", "{tmp}/absent/n.csv"), "absent' does not exist; create it"),
@@ -91,7 +91,7 @@ def test_wrong_input_is_one_line_and_exit_code_2(results, tmp_path, arguments, w
         ({"corpus": "/no/such/text.txt"}, "/no/such/text.txt"),
         ({"vocab_size": 100}, "vocab_size=100"),
         ({"batch_tokens": 2**20, "train_tokens": 2**20}, "batch_tokens=1,048,576"),
-        ({"measure_tokens": 10**6}, "fit"),
+        ({"measure_tokens": 10**6}, "lower measure_tokens"),
         ({"tokenizer": "bpe:5"}, "bpe:5"),
         ({"eval_seq_len": 500_000, "val_tokens": 500_000}, "500,000"),
     ],
