@@ -50,10 +50,6 @@ def test_without_a_command_the_help_is_printed(group):
     assert out == sparsedepth(*group, "--help")[0] and not err
 
 
-def test_the_saved_questions_are_listed_with_and_without_a_folder(results):
-    assert sparsedepth("query", "--ask") == sparsedepth("query", results, "--ask")
-
-
 def test_help_is_instant():
     """What takes the time is loading modules, of which torch alone has more than a thousand."""
     command = [sys.executable, "-X", "importtime", "-m", "sparsedepth", "--help"]
@@ -76,7 +72,6 @@ def test_help_is_instant():
         (("best", "{results}", "--again", ""), "--again is empty"),
         (("nonsense",), "nonsense"),
         (("query",), "query DIR SQL"),
-        (("query", "--schema"), "query DIR SQL"),
     ],
 )
 def test_wrong_input_is_one_line_and_exit_code_2(results, tmp_path, arguments, words):
@@ -156,9 +151,7 @@ def test_closed_standard_streams_hide_no_answer(results):
 COMMANDS = [
     ["metrics"],
     ["schema"],
-    ["presets"],
     ["query", "RESULTS", "select seed, 'weight² Δ é' as sign, * from runs"],
-    ["query", "RESULTS", "--ask"],
     ["best", "RESULTS"],
     ["effects", "RESULTS"],
     ["status", "RESULTS"],

@@ -14,10 +14,7 @@ from sparsedepth.config.presets import PRESETS
 
 SWEEPS = Path(__file__).parent.parent.parent / "sweeps"
 ASKED = {"name": "a", "question": "Is it?", "hypothesis": "Yes."}
-CONTENTS = {
-    "run": {"n_layers": 2, "lr": 0.01},
-    "sweep": {**ASKED, "base": {"lr": 0.01}, "space": {"n_layers": [2, 3]}},
-}
+CONTENTS = {"run": {"n_layers": 2, "lr": 0.01}, "sweep": {**ASKED, "base": {"lr": 0.01}, "space": {"n_layers": [2, 3]}}}
 
 
 def write(folder, content):

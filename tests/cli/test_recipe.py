@@ -45,18 +45,6 @@ def test_json_is_the_card(results, tmp_path):
     assert json.loads(out)["recipe"]["effect"]["setting"] == "depth_scale=lns"
 
 
-def test_two_settings_that_were_not_run_together_get_a_sweep_that_plans(tmp_path):
-    for i, fields in enumerate(({}, {"depth_scale": "lns"}, {"weight_decay": 1.0})):
-        for seed in range(3):
-            config = config_of(n_layers=2, seed=seed, **fields)
-            summary = {"val_loss": 3 - 0.1 * i + 0.001 * ((seed + i) % 3), "tokens_trained": config.train_tokens}
-            make_run(tmp_path / "results", config, summary)
-    out, _ = sparsedepth("recipe", tmp_path / "results", "-o", tmp_path / "r.yaml")
-    assert f"sparsedepth sweep {tmp_path / 'r.pair.yaml'} --out DIR" in out
-    planned, _ = sparsedepth("plan", tmp_path / "r.pair.yaml")
-    assert "12 runs" in planned
-
-
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [

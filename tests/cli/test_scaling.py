@@ -21,12 +21,7 @@ def points(tmp_path_factory):
 def test_fit_prints_the_law_with_every_interval(points):
     out, _ = sparsedepth("scaling", "fit", points, "--bootstrap", 100, "--exclude-highest", 5)
     assert out.startswith("L = c_m m^-a_m + c_l l^-a_l + c_D D^-a_D + E   [m: d_model, l: n_layers x 100, D: million")
-    for said in (
-        "75 points of",
-        "starts reached it",
-        "stderr",
-        "bootstrap_hi",
-    ):
+    for said in ("75 points of", "starts reached it", "stderr", "bootstrap_hi"):
         assert said in out, said
     assert "correlation of log width and log depth: " in out
     assert "bootstrap over points: 100 refits" in out

@@ -1,6 +1,5 @@
 import itertools
 import math
-from pathlib import Path
 
 import pytest
 from support.made_up_runs import make_run
@@ -11,8 +10,6 @@ from sparsedepth.store.best import best, heading, text
 from sparsedepth.store.connection import open_store
 from sparsedepth.store.questions import ask
 from sparsedepth.store.setting import read_settings
-
-RESULTS = Path(__file__).parents[2] / "results"
 
 # loss of each seed, by depth and weight decay; None: the run diverged
 LOSSES = {
@@ -136,8 +133,6 @@ def test_a_condition_narrows(store):
         ("n_layers >", "syntax"),
         ("1=1) OR (1=1", "syntax error at or near"),
         ("seed = 0) GROUP BY ALL HAVING (1=1", "syntax error at or near"),
-        ("seed = 0 ORDER BY seed", "syntax error at or near"),
-        ("seed = 0 UNION SELECT 1", "syntax error at or near"),
         ("1=1 /*", "unterminated"),
         ("model = ' OR (1=1", "unterminated"),
         ("1=1) -- and so on", "syntax error at or near"),
@@ -220,29 +215,17 @@ def test_two_folders_say_where_each_configuration_comes_from(tmp_path):
         assert "source" not in best(store).table.columns
 
 
-def test_a_folder_without_runs_says_what_it_holds(tmp_path):
-    make_run(tmp_path, RunConfig(), {"val_loss": 3.0})
-    with (
-        open_store(tmp_path) as store,
-        pytest.raises(ValueError, match="no run has n_layers = 24; the store has"),
-    ):
-        best(store, depth=24)
-    with pytest.raises(ValueError, match="holds toy networks and no runs"):
-        open_store(RESULTS / "toy")
-
-
 @pytest.mark.parametrize(
     ("options", "says"),
     [
         ({"by": "val_los"}, "did you mean 'val_loss'"),
-        ({"by": "usefullness"}, "did you mean 'usefulness'"),
         ({"by": "lr"}, "no measured quantity 'lr'"),
         ({"by": "nope"}, "'nope'; `sparsedepth metrics` lists them"),
         ({"by": "weight_sparsity"}, "no better direction"),
         ({"where": "weight_deca > 1"}, "weight_decay"),
         ({"where": "true; DROP VIEW runs"}, "syntax error"),
         ({"where": "(SELECT content FROM read_text('/etc/passwd')) IS NULL"}, "not allowed"),
-        ({"depth": 32}, "runs of n_layers 12, 24"),
+        ({"depth": 32}, "no run has n_layers = 32; the store has runs of n_layers 12, 24"),
         ({"top": 0}, "top=0"),
     ],
 )

@@ -22,30 +22,17 @@ from sparsedepth.store.evals import (
 )
 from sparsedepth.store.small_sample import paired_share_interval
 
-FACTS = {
-    "run_id": None,
-    "weights_hash": "0123456789ab",
-    "task": "count",
-    "task_version": "1.5",
-    "task_hash": "ba9876543210",
-    "n_fewshot": 0,
-    "max_len": 64,
-    "harness": "lm-eval 0.4.13",
-    "model": "a model",
-    "n": 7,
-    "n_documents": 9,
-    "n_truncated": None,
-    "started": "2026-01-02T03:04:05+00:00",
-    "seconds": 1.5,
-    "results": [
-        {"metric": "acc", "filter": "none", "value": 0.5, "stderr": 0.1, "higher_is_better": True},
-        {"metric": "odd", "filter": "a, b", "value": None, "stderr": None, "higher_is_better": None},
-    ],
-}
+FACTS = {"run_id": None, "weights_hash": "0123456789ab", "task": "count", "task_version": "1.5"}
+FACTS |= {"task_hash": "ba9876543210", "n_fewshot": 0, "max_len": 64, "harness": "lm-eval 0.4.13", "model": "a model"}
+FACTS |= {"n": 7, "n_documents": 9, "n_truncated": None, "started": "2026-01-02T03:04:05+00:00", "seconds": 1.5}
+RESULTS = [
+    {"metric": "acc", "filter": "none", "value": 0.5, "stderr": 0.1, "higher_is_better": True},
+    {"metric": "odd", "filter": "a, b", "value": None, "stderr": None, "higher_is_better": None},
+]
 
 
 def evaluation(**fields) -> Evaluation:
-    return build(Evaluation, {**FACTS, **fields}, "test")
+    return build(Evaluation, {**FACTS, "results": RESULTS, **fields}, "test")
 
 
 def test_a_row_for_each_number(tmp_path):

@@ -242,8 +242,7 @@ def test_every_mistake_of_a_map_is_told_at_once(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("field", "kind"),
-    [("tie_embeddings: width * 1", "true or false"), ("norm_kind: width * 1", "text")],
+    ("field", "kind"), [("tie_embeddings: width * 1", "true or false"), ("norm_kind: width * 1", "text")]
 )
 def test_what_is_no_number_is_not_computed(tmp_path, field, kind):
     with pytest.raises(ValueError, match=f"{kind} must be a column, and 'width \\* 1' is arithmetic"):
@@ -422,8 +421,7 @@ def test_values_keep_their_identity_in_every_format(tmp_path, form):
 
 
 @pytest.mark.parametrize(
-    ("form", "encoding"),
-    [("CSV", "utf-32"), ("Tsv", "utf-16"), ("JSON", "utf-16"), ("jsonl", "utf-16-be")],
+    ("form", "encoding"), [("CSV", "utf-32"), ("Tsv", "utf-16"), ("JSON", "utf-16"), ("jsonl", "utf-16-be")]
 )
 def test_text_in_the_encodings_of_spreadsheets_is_read(tmp_path, form, encoding):
     texts = {"CSV": "größe,loss\n2,1\n", "Tsv": "größe\tloss\n2\t1\n"}
@@ -463,11 +461,7 @@ RATE = {"header": HEADER.replace("lr", "rate")}
         (with_map(", optional: true", ""), "state missing: leave_out, or optional: true", {}),
         (with_map("width / 4", "width / 5"), "a whole number is needed; change `of`", {}),
         (with_map("{of: bits, unit: bit}", "bits / (depth - 2)"), "is Infinity in row 1 .*: no finite number", {}),
-        (
-            with_map("cluster", "where: depth > 9\ncluster"),
-            "no row meets where: depth > 9; change it",
-            {},
-        ),
+        (with_map("cluster", "where: depth > 9\ncluster"), "no row meets where: depth > 9; change it", {}),
         ({"rows": (*ROWS, ROWS[0])}, "rows 1 and 4 are equal in all mapped fields", {}),
     ],
 )

@@ -19,21 +19,10 @@ from sparsedepth.store.connection import open_store
 from sparsedepth.store.run_record import DamagedRun, check_place, read_record, read_run, save_measured, verify
 from sparsedepth.store.subject import MeasuredModel
 
-QWEN = MeasuredModel(
-    model="Qwen/Qwen3-0.6B",
-    family="qwen3",
-    n_layers=2,
-    d_model=1024,
-    n_heads=16,
-    n_kv_heads=8,
-    n_experts=0,
-    vocab_size=151_936,
-    params_total=596_049_920,
-    dtype="bfloat16",
-    weights_hash="0" * 12,
-    data_hash="1" * 12,
-    seq_len=128,
-)
+SIZES = {"n_layers": 2, "d_model": 1024, "n_heads": 16, "n_kv_heads": 8, "n_experts": 0, "vocab_size": 151_936}
+HASHES = {"weights_hash": "0" * 12, "data_hash": "1" * 12, "seq_len": 128}
+NAMES = {"model": "Qwen/Qwen3-0.6B", "family": "qwen3", "dtype": "bfloat16"}
+QWEN = MeasuredModel(**NAMES, **SIZES, **HASHES, params_total=596_049_920)
 TRAINED = [RunConfig(n_layers=2, weight_decay=decay, seed=seed) for decay in (0.1, 0.3) for seed in (0, 1)]
 
 

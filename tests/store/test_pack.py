@@ -156,11 +156,6 @@ def test_tables_that_another_pyarrow_wrote_keep_their_rows(results, tmp_path, mo
     assert rows_of(tmp_path / "pack") == before
 
 
-def test_a_pack_whose_columns_meant_something_else_is_read_from_its_records(results, packed, monkeypatch):
-    monkeypatch.setattr(tables, "READABLE", frozenset({"another"}))
-    assert rows_of(packed) == rows_of(results)
-
-
 def test_columns_that_came_since_are_filled(packed):
     """A field of the configuration has its default where there is a configuration, a quantity is NULL."""
     older = open_pack(packed).runs.drop_columns(["schedule", "usefulness"])
