@@ -43,10 +43,7 @@ def test_a_package_and_its_call_stand_under_one_name():
     ("words", "call"),
     [
         ("best R --by beauty", lambda r: sd.best(r, by="beauty")),
-        ("best R --depth 99", lambda r: sd.best(r, depth=99)),
         ("plot R -o x.png --figure pie", lambda r: sd.plot(r, out="x.png", figure="pie")),
-        ("plot R -o x --format gif", lambda r: sd.plot(r, out="x", format="gif")),
-        ("recipe R --by beauty", lambda r: sd.recipe(r, objective="beauty")),
         ("recipe R/gone", lambda r: sd.recipe(r / "gone")),
         ("measure R --data a --tokens b.npy", lambda r: sd.measure(r, data="a", tokens="b.npy")),
         ("measure R --measures beauty", lambda r: sd.measure(r, measures=["beauty"])),
@@ -71,7 +68,6 @@ def test_what_ends_the_command_with_code_2_is_a_value_error_of_the_same_line(res
         lambda r: sd.sweep(out="", vary={"lr": [1e-3]}),
         lambda r: sd.measure(r, out=" "),
         lambda r: sd.recipe(r, out=""),
-        lambda r: sd.plot(r, out=""),
     ],
 )
 def test_an_empty_output_is_not_the_current_folder(results, call, tmp_path, monkeypatch):

@@ -64,7 +64,6 @@ def test_help_is_instant():
         (("status", "{tmp}/absent"), "not an existing folder"),
         (("status", "{tmp}"), "no complete run"),
         (("sweep", "{tmp}/absent.yaml", "--out", "{tmp}/o"), "absent.yaml"),
-        (("train", "{tmp}/absent.yaml", "--out", "{tmp}/o"), "absent.yaml"),
         (("query", "{results}", "select 1 as n", "-o", "{tmp}/absent/n.csv"), "absent' does not exist; create it"),
         (("sweep", "{tmp}/absent.yaml", "-o", ""), "-o is empty; name a file or folder"),
         (("train", "{tmp}/absent.yaml", "--out="), "--out is empty"),

@@ -76,18 +76,11 @@ def failing(findings: dict[str, doctor.Finding]) -> set[str]:
     return {name for name, finding in findings.items() if finding.needed and finding.state != "ok"}
 
 
-def test_a_missing_package_is_named_with_its_command(versions):
-    versions["optuna"] = None
+def test_a_missing_and_an_old_package_are_named_with_what_is_needed(versions):
+    versions |= {"optuna": None, "transformers": "4.40.0"}
     packages = found(doctor._packages)
-    assert failing(packages) == {"optuna"}
-    assert packages["optuna"].state == "missing" and packages["optuna"].fix.startswith("pip install 'optuna")
-    assert ">=5" in packages["optuna"].fix
-
-
-def test_an_old_package_is_named_with_what_is_needed(versions):
-    versions["transformers"] = "4.40.0"
-    packages = found(doctor._packages)
-    assert failing(packages) == {"transformers"}
+    assert failing(packages) == {"optuna", "transformers"} and packages["optuna"].state == "missing"
+    assert packages["optuna"].fix.startswith("pip install 'optuna") and ">=5" in packages["optuna"].fix
     assert packages["transformers"].fact.startswith("4.40.0; ") and ">=5.17" in packages["transformers"].fact
 
 

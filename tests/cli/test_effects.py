@@ -67,9 +67,8 @@ def test_as_a_table(results):
         ("setting", "depth_scale=lns", 24),
         ("depth", "n_layers=24", 24),
     }
-    assert {row["reason"] for row in rows} == {
-        "the runs of different seeds have equal values: there is no noise to judge by"
-    }
+    reason = "the runs of different seeds have equal values: there is no noise to judge by"
+    assert {row["reason"] for row in rows} == {reason}
     assert {row["outcome"] for row in rows} == {"usefulness"}
     chain = json.loads(sparsedepth("effects", results, "--part", "chain", "--format", "json")[0])
     assert {"pooled", "within depth", "held-out skill"} <= {row["scope"] for row in chain}

@@ -31,9 +31,8 @@ def test_evaluate_keeps_scores_and_redoes_only_what_is_missing(tmp_path, command
     assert "first (version 1.5): 2 documents  stored" in out and "second (version 1.5): 2 documents  written:" in out
     out, _ = command(*asked, "first", "--limit", 1)
     assert "first (version 1.5): 1 documents  written:" in out
-    answer, _ = command(
-        "query", run.parent.parent, "select run_id, task, n from evals order by all", "--format", "json"
-    )
+    sql = "select run_id, task, n from evals order by all"
+    answer, _ = command("query", run.parent.parent, sql, "--format", "json")
     rows = [tuple(row.values()) for row in json.loads(answer)]
     assert rows == [(run.name, "first", 1), (run.name, "first", 2), (run.name, "second", 2)]
 
@@ -69,9 +68,8 @@ def test_a_hugging_face_folder_scores_as_its_run(tmp_path, command):
     both, _ = command("query", run.parent.parent, "select value from evals where without = '1'", "--format", "json")
     first, second = (row["value"] for row in json.loads(both))
     assert first == pytest.approx(second, rel=1e-5)
-    answer, _ = command(
-        "query", run.parent.parent, "select run_id, model, value from evals where without is null", "--format", "json"
-    )
+    sql = "select run_id, model, value from evals where without is null"
+    answer, _ = command("query", run.parent.parent, sql, "--format", "json")
     ours, theirs = sorted(json.loads(answer), key=lambda row: row["run_id"] is None)
     assert (ours["run_id"], theirs["run_id"], theirs["model"]) == (run.name, None, str(folder))
     assert ours["value"] == pytest.approx(theirs["value"], rel=1e-5)

@@ -11,20 +11,20 @@ from sparsedepth.config.run import RunConfig
 from sparsedepth.store.questions import QUESTIONS
 
 
+def two_seeds(folder, losses, n_params, **fields):
+    for seed, loss in enumerate(losses):
+        make_run(folder, RunConfig(seed=seed, **fields), {"val_loss": loss, "params_active": n_params})
+    return folder
+
+
 @pytest.fixture(scope="module")
 def results(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("query")
-    for seed, loss in ((0, 2.5), (1, 2.7)):
-        make_run(folder, RunConfig(seed=seed), {"val_loss": loss, "params_active": 1000})
-    return folder
+    return two_seeds(tmp_path_factory.mktemp("query"), (2.5, 2.7), 1000)
 
 
 @pytest.fixture(scope="module")
 def more(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("more")
-    for seed in range(2):
-        make_run(folder, RunConfig(seed=seed, weight_decay=0.3), {"val_loss": 2.2 + seed / 10, "params_active": 2000})
-    return folder
+    return two_seeds(tmp_path_factory.mktemp("more"), (2.2, 2.3), 2000, weight_decay=0.3)
 
 
 def test_sql_over_several_folders_in_every_format(results, more, tmp_path):

@@ -34,9 +34,8 @@ def test_a_folder_gives_a_recipe_its_card_and_its_score(results, tmp_path):
 
 def test_depths_that_were_not_run_are_named(results):
     out, _ = sparsedepth("recipe", "--depth", 8, results)
-    assert " ".join(out.split()).startswith(
-        "At 8 layers, which were not run, by those at 4 and 3, use depth_scale=lns: "
-    )
+    said = "At 8 layers, which were not run, by those at 4 and 3, use depth_scale=lns: "
+    assert " ".join(out.split()).startswith(said)
 
 
 def test_json_is_the_card(results, tmp_path):

@@ -63,7 +63,6 @@ def test_a_folder_of_runs_is_a_source(tmp_path):
     [
         (["--fix", "a_l"], "--fix 'a_l' must be an exponent and its value"),
         (["--without", "height"], "--without 'height' is not a term"),
-        (["--exclude-highest", 80], "cannot exclude the 80 highest of 80"),
     ],
 )
 def test_a_mistake_is_one_line(points, options, message):

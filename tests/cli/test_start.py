@@ -5,7 +5,6 @@ import signal
 import socket
 from collections import Counter
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import typer
@@ -17,7 +16,6 @@ from sparsedepth.cli.input_file import sweep_definition
 from sparsedepth.cli.start import field_values, warn_of_unlikely_values, with_cleanup
 from sparsedepth.data import tokenizer
 from sparsedepth.run.process import Stop
-from sparsedepth.store.render import choose_format
 from sparsedepth.sweep.driver import SweepResult
 
 
@@ -82,12 +80,6 @@ def test_what_is_meant_is_not_called_a_slip(tmp_path, recwarn):
     warn_of_unlikely_values(field_values(sweep_definition(definition(tmp_path))))
     warn_of_unlikely_values([{"lr": 1.0, "train_tokens": 10**13}, {"n_layers": 3}])
     assert not recwarn.list
-
-
-def test_an_unknown_ending_is_refused_unless_the_format_is_given():
-    with pytest.raises(ValueError, match=r"-o 'x.xlsx': .xlsx is no format of a result; end in .*\.csv"):
-        choose_format(None, Path("x.xlsx"))
-    assert choose_format("csv", Path("x.dat")) == "csv"
 
 
 def test_ctrl_c_is_acknowledged_once(capfd):

@@ -77,9 +77,8 @@ def test_status_and_query_agree_on_damage(standing):
 
 
 def test_status_loads_neither_torch_nor_a_database(standing):
-    code = (
-        f"from pathlib import Path; from sparsedepth.cli.status import _status_lines as f;f(Path({str(standing[0])!r}))"
-    )
+    code = "from sparsedepth.cli import status; from pathlib import Path; "
+    code += f"status._status_lines(Path({str(standing[0])!r}))"
     check = "import sys; print(sorted({'torch', 'duckdb', 'pandas', 'sqlalchemy', 'optuna'} & set(sys.modules)))"
     command = [sys.executable, "-c", f"{code}; {check}"]
     assert subprocess.run(command, capture_output=True, text=True, check=True, env=ENVIRONMENT).stdout == "[]\n"
@@ -95,10 +94,8 @@ def test_status_counts_explains_and_names_the_best(standing):
     assert max(map(len, out.splitlines())) <= int(ENVIRONMENT.get("COLUMNS", 100)), "a line is too wide"
     assert "failed 1x: killed by signal 9" in out
     assert "infeasible 1x: out of memory with one sequence per forward pass: CUDA out of memory" in out
-    assert (
-        "lowest single run: val_loss 1.235 (n_layers=3, baseline, seed 0; its only seed); what to train: `recipe`"
-        in out
-    )
+    lowest = "lowest single run: val_loss 1.235 (n_layers=3, baseline, seed 0; its only seed); what to train: `recipe`"
+    assert lowest in out
     found = json.loads(sparsedepth("status", results, "--format", "json")[0])
     assert found["counts"] == {"complete": 1, "interrupted": 1, "failed": 1, "infeasible": 1} and found["is_left"]
     assert found["best"]["value"] == pytest.approx(1.235, abs=1e-3) and found["best"]["label"].startswith("n_layers=3")
@@ -194,9 +191,7 @@ def test_packages_that_differ_and_runs_of_an_earlier_definition_are_said_whereve
     differ = "packages differ between the runs: torch 2.12.0 (2 runs), 2.13.0 (1 run)"
     out, _ = sparsedepth("status", results)
     assert "1 complete" in out and differ in out
-    note = (
-        "2 other complete runs are in the folder (from an earlier version of the definition, or `train`); query, best"
-    )
+    note = "2 other complete runs are in the folder (from an earlier version of the definition, or `train`); query"
     assert note in " ".join(out.split())
     ranked, _ = sparsedepth("best", results)
     assert "3 runs" in ranked and differ in ranked

@@ -52,9 +52,7 @@ def store(shared):
 
 
 def test_runs_join_layers(store):
-    answer = store.sql(
-        "SELECT seed, sum(value) AS total FROM runs JOIN layers USING (run_id) GROUP BY seed ORDER BY seed"
-    )
+    answer = store.sql("SELECT seed, sum(value) AS total FROM runs JOIN layers USING (run_id) GROUP BY 1 ORDER BY 1")
     assert answer.columns == ("seed", "total")
     assert answer.rows == ((0, 9.0), (1, 10.5))
 

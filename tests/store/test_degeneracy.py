@@ -6,32 +6,10 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
+from sparsedepth.store import degeneracy as why
 from sparsedepth.store.best import best, heading
 from sparsedepth.store.connection import open_store
-from sparsedepth.store.degeneracy import (
-    AT_CHANCE,
-    BY_BIGRAM,
-    BY_BLOCK,
-    BY_CHANCE,
-    BY_LOSS,
-    BY_START,
-    BY_ZERO,
-    NO_BIGRAM,
-    NO_ROWS,
-    NO_WEIGHT,
-    SCORES,
-    columns_for,
-    common_weakness,
-    degeneracy,
-    degeneracy_caption,
-    degeneracy_note,
-    notes_on_run,
-    reasons_by_run,
-    reasons_in,
-    score_rows,
-    sound_form,
-    unknown_in,
-)
+from sparsedepth.store.degeneracy import degeneracy, degeneracy_note, reasons_in, sound_form, unknown_in
 
 KNOWN_DEPTH = Path(__file__).parents[2] / "results" / "known_depth"
 SOUND = {
@@ -46,28 +24,28 @@ SOUND = {
 
 def runs(n=4, **planted):
     """Runs whose scores differ, with something planted in all of them."""
-    varied = [name for name in SCORES if name in SOUND]
+    varied = [name for name in why.SCORES if name in SOUND]
     return [{**SOUND, **{name: SOUND[name] * (1 + i / 10) for name in varied}, **planted} for i in range(n)]
 
 
 def test_sound_scores_have_no_reason_against_them():
-    for score in (name for name in SCORES if name in SOUND):
+    for score in (name for name in why.SCORES if name in SOUND):
         found = degeneracy(score, runs())
         assert (found.is_degenerate, found.reasons, found.unknown, found.text) == (False, {}, {}, "")
         assert sound_form(score, runs()) == score and degeneracy_note(score, runs()) == ""
-    assert common_weakness(runs()) == ""
+    assert why.common_weakness(runs()) == ""
 
 
 @pytest.mark.parametrize(
     ("planted", "reason", "hit", "spared"),
     [
-        ({"val_loss": 2.6}, BY_BIGRAM, "causal_score", None),
-        ({"val_loss": 5.0 * (1 - AT_CHANCE)}, BY_CHANCE, "causal_score", None),
-        ({"val_loss": 0.05, "bigram_loss": None}, BY_LOSS, "usefulness", "affine_loss_added"),
-        ({"usefulness_loss_increase_largest_share": 0.51}, BY_BLOCK, "usefulness", "affine_loss_added"),
-        ({"usefulness_loss_increase_largest_share": 0.51}, BY_BLOCK, "usefulness_loss_increase",
+        ({"val_loss": 2.6}, why.BY_BIGRAM, "causal_score", None),
+        ({"val_loss": 5.0 * (1 - why.AT_CHANCE)}, why.BY_CHANCE, "causal_score", None),
+        ({"val_loss": 0.05, "bigram_loss": None}, why.BY_LOSS, "usefulness", "affine_loss_added"),
+        ({"usefulness_loss_increase_largest_share": 0.51}, why.BY_BLOCK, "usefulness", "affine_loss_added"),
+        ({"usefulness_loss_increase_largest_share": 0.51}, why.BY_BLOCK, "usefulness_loss_increase",
          "usefulness_loss_increase_without_first"),
-        ({"affine_loss_added_lo": -0.1}, BY_START, "affine_loss_added", "usefulness_loss_increase"),
+        ({"affine_loss_added_lo": -0.1}, why.BY_START, "affine_loss_added", "usefulness_loss_increase"),
     ],
 )  # fmt: skip
 def test_each_reason_alone(planted, reason, hit, spared):
@@ -91,7 +69,8 @@ def test_the_same_in_every_run_of_a_depth_is_constant_there():
     found = degeneracy("needed_layers", [*shallow, *deep])
     assert not found.is_degenerate and found.reasons == {"4 in every run at 4 layers": 4}
     assert found.text == "needed_layers is degenerate in some runs: 4 in every run at 4 layers (4 of 9 runs)"
-    assert [bool(reasons) for reasons in reasons_by_run("needed_layers", [*shallow, *deep])] == [True] * 4 + [False] * 5
+    by_run = why.reasons_by_run("needed_layers", [*shallow, *deep])
+    assert [bool(reasons) for reasons in by_run] == [True] * 4 + [False] * 5
     by_depth = [run for depth in (4, 8, 12) for run in runs(3, n_layers=depth, needed_layers=float(depth - 1))]
     assert not degeneracy("needed_layers", by_depth).is_degenerate, "it differs by depth, without noise"
     assert degeneracy("needed_layers", shallow).reason == "4 in every run"
@@ -105,8 +84,8 @@ def test_a_form_that_one_run_has_does_not_stand_in():
 
 
 def test_a_count_of_0_is_its_value_at_initialisation():
-    assert reasons_in("needed_layers", {**SOUND, "needed_layers": 0.0}) == [BY_ZERO]
-    assert degeneracy("usefulness", [*runs(3, usefulness=0.0), SOUND]).reasons == {BY_ZERO: 3}
+    assert reasons_in("needed_layers", {**SOUND, "needed_layers": 0.0}) == [why.BY_ZERO]
+    assert degeneracy("usefulness", [*runs(3, usefulness=0.0), SOUND]).reasons == {why.BY_ZERO: 3}
 
 
 def test_a_comparison_goes_by_most_of_its_finished_runs():
@@ -127,41 +106,41 @@ def test_another_form_stands_in_where_it_is_sound():
     weak = runs(val_loss=2.6)
     assert sound_form("usefulness", weak) is None
     assert degeneracy_note("usefulness", weak).endswith("no other form of it is sound in these runs")
-    assert common_weakness(weak) == f"{BY_BIGRAM} (4 of 4 runs; val_loss 2.6 against 2.5 nat/token)"
+    assert why.common_weakness(weak) == f"{why.BY_BIGRAM} (4 of 4 runs; val_loss 2.6 against 2.5 nat/token)"
 
 
 def test_what_is_missing_is_unknown_and_never_fine():
     old = {name: value for name, value in SOUND.items() if name not in ("bigram_loss", "chance_loss")}
-    assert unknown_in("causal_score", old) == [NO_BIGRAM]
-    assert unknown_in("causal_score", {**SOUND, "causal_score_largest_share": float("nan")}) == [NO_ROWS]
+    assert unknown_in("causal_score", old) == [why.NO_BIGRAM]
+    assert unknown_in("causal_score", {**SOUND, "causal_score_largest_share": float("nan")}) == [why.NO_ROWS]
     harmful = {**SOUND, "causal_score_largest_share": None, "causal_score_without_first": -0.1}
-    assert unknown_in("causal_score", harmful) == [NO_WEIGHT]  # its rows are known, and none is above 0
+    assert unknown_in("causal_score", harmful) == [why.NO_WEIGHT]  # its rows are known, and none is above 0
     assert unknown_in("usefulness_loss_increase_without_first", SOUND) == []
-    assert reasons_in("causal_score", {**old, "val_loss": 5.6}) == [BY_CHANCE]  # ln 256 = 5.55 bounds chance
-    assert degeneracy("causal_score", [old]).text == f"causal_score: {NO_BIGRAM}"
+    assert reasons_in("causal_score", {**old, "val_loss": 5.6}) == [why.BY_CHANCE]  # ln 256 = 5.55 bounds chance
+    assert degeneracy("causal_score", [old]).text == f"causal_score: {why.NO_BIGRAM}"
 
 
 def test_a_loss_is_no_score_and_every_column_asked_for_exists():
-    assert degeneracy("val_loss", runs(val_loss=9.0)).text == "" and "val_accuracy" not in SCORES
+    assert degeneracy("val_loss", runs(val_loss=9.0)).text == "" and "val_accuracy" not in why.SCORES
     with open_store(KNOWN_DEPTH) as store:
         names = store.sql("SELECT * FROM runs LIMIT 0").columns
-    assert {name for score in SCORES for name in columns_for(score)} <= set(names)
+    assert {name for score in why.SCORES for name in why.columns_for(score)} <= set(names)
 
 
 def test_a_caption_names_the_degenerate():
     frame = pd.DataFrame(runs(usefulness=0.0))
-    assert degeneracy_caption(["usefulness", "causal_score", "val_loss"], frame) == (
-        " Degenerate, so no evidence: usefulness (0 in every run)."
-    )
-    assert degeneracy_caption(["causal_score"], frame) == ""
-    assert score_rows(frame, "causal_score")[0]["val_loss"] == 2.0
+    caption = why.degeneracy_caption(["usefulness", "causal_score", "val_loss"], frame)
+    assert caption == " Degenerate, so no evidence: usefulness (0 in every run)."
+    assert why.degeneracy_caption(["causal_score"], frame) == ""
+    assert why.score_rows(frame, "causal_score")[0]["val_loss"] == 2.0
 
 
 def test_the_models_of_known_depth_are_marked_as_they_were_found_from_outside(monkeypatch):
     """Solved tasks: relative to so small a loss every block is 'useful', and one block carries what is left."""
     monkeypatch.setenv("COLUMNS", "200")
     relative = ("usefulness", "usefulness_loss_increase", "permutation_score")
-    names = ("n_layers", *dict.fromkeys(name for score in (*relative, "causal_score") for name in columns_for(score)))
+    scores = (*relative, "causal_score")
+    names = ("n_layers", *dict.fromkeys(name for score in scores for name in why.columns_for(score)))
     with open_store(KNOWN_DEPTH) as store:
         rows = store.sql(f"SELECT {', '.join(names)} FROM runs").rows
         ranking = best(store, "usefulness")
@@ -171,7 +150,7 @@ def test_the_models_of_known_depth_are_marked_as_they_were_found_from_outside(mo
     assert degeneracy("usefulness", [run for run in solved if run["n_layers"] == 4]).reason == "1 in every run"
     for score in relative:
         found = degeneracy(score, solved)
-        assert found.is_degenerate and {*found.reasons} - {"1 in every run at 4 layers"} == {BY_LOSS, BY_BLOCK}
+        assert found.is_degenerate and {*found.reasons} - {"1 in every run at 4 layers"} == {why.BY_LOSS, why.BY_BLOCK}
         assert sound_form(score, solved) == "affine_loss_added_without_first"
     assert not degeneracy("causal_score", solved).is_degenerate
     assert "\nusefulness is degenerate: it is relative to a loss below 0.1 nat/token (90 of 90" in heading(ranking)
@@ -184,8 +163,8 @@ def test_the_models_of_known_depth_are_marked_as_they_were_found_from_outside(mo
 
 def test_a_run_by_itself_names_each_reason_once():
     run = {"outcome": "ok", "val_loss": 2.6, "bigram_loss": 2.5, "chance_loss": 5.0, "usefulness": 0.0}
-    weak, zero = notes_on_run({**run, "usefulness_loss_increase": 0.2})
+    weak, zero = why.notes_on_run({**run, "usefulness_loss_increase": 0.2})
     assert weak == "the model is worse than a bigram table of its training text, so no score of depth is evidence"
     assert zero == "degenerate (it is 0, the value at initialisation): usefulness"
-    assert notes_on_run({**run, "val_loss": 2.0, "usefulness": 0.5}) == []
-    assert notes_on_run({"outcome": "diverged", "usefulness": 0.0}) == []
+    assert why.notes_on_run({**run, "val_loss": 2.0, "usefulness": 0.5}) == []
+    assert why.notes_on_run({"outcome": "diverged", "usefulness": 0.0}) == []

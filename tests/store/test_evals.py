@@ -39,17 +39,14 @@ def test_a_row_for_each_number(tmp_path):
     folder = save_evaluation(tmp_path, evaluation())
     assert folder.parent == tmp_path / "evals" and read_evaluation(folder) == evaluation()
     with open_store(tmp_path) as store:
-        rows = store.sql(
-            "select eval_id, model, metric, filter, value, higher_is_better from evals order by metric"
-        ).rows
-        assert rows == (
+        named = "eval_id, model, metric, filter, value, higher_is_better"
+        assert store.sql(f"select {named} from evals order by metric").rows == (
             (folder.name, "a model", "acc", "none", 0.5, True),
             (folder.name, "a model", "odd", "a, b", None, None),
         )
         assert store.sql("select count(*) from runs").rows == ((0,),)
-        assert store.sql("select typeof(value), typeof(n), typeof(higher_is_better) from evals limit 1").rows == (
-            ("DOUBLE", "BIGINT", "BOOLEAN"),
-        )
+        types = store.sql("select typeof(value), typeof(n), typeof(higher_is_better) from evals limit 1").rows
+        assert types == (("DOUBLE", "BIGINT", "BOOLEAN"),)
         documented = {row[1]: row[4] for row in store.schema().rows if row[0] == "evals"}
     assert list(documented) == [column.name for column in COLUMNS] and all(documented.values())
 
@@ -99,9 +96,8 @@ def test_damage_is_named(tmp_path):
 
 def test_accuracies_are_quantities_of_runs(tmp_path):
     """A run is ranked by the way of scoring that most runs share: 7 documents here, of which the third run has none."""
-    runs = [
-        make_run(tmp_path, config_of(seed=seed, lr=lr), {"val_loss": 2.0}) for lr in (1e-3, 2e-3) for seed in (0, 1)
-    ]
+    of = [config_of(seed=seed, lr=lr) for lr in (1e-3, 2e-3) for seed in (0, 1)]
+    runs = [make_run(tmp_path, config, {"val_loss": 2.0}) for config in of]
     for run, share in zip(runs[:3], (0.25, 0.5, 0.75), strict=True):
         results = [{"metric": "acc", "filter": "none", "value": share, "stderr": 0.1, "higher_is_better": True}]
         save_evaluation(tmp_path, evaluation(run_id=run.name, results=results))
@@ -114,20 +110,17 @@ def test_accuracies_are_quantities_of_runs(tmp_path):
         assert [(row["lr"], row["acc:count"], row["seeds"]) for row in table] == [(2e-3, 0.75, 1), (1e-3, 0.375, 2)]
         cells = cells_of(store.frame("select * from runs"), "acc:count")
         assert cells.unit == "share" and sorted(cells.rows["value"].dropna()) == [0.25, 0.5, 0.75]
-        for ask in (
-            lambda: best(store, by="acc:other"),
-            lambda: cells_of(store.frame("select * from runs"), "acc:other"),
-        ):
-            with pytest.raises(ValueError, match="no run here has acc:other; score runs first: sparsedepth evaluate"):
-                ask()
+        refused = "no run here has acc:other; score runs first: sparsedepth evaluate"
+        with pytest.raises(ValueError, match=refused):
+            best(store, by="acc:other")
+        with pytest.raises(ValueError, match=refused):
+            cells_of(store.frame("select * from runs"), "acc:other")
 
 
 def test_two_models_are_compared_question_by_question():
     """Of 10 questions the second model gains 4 and loses 1: .3, with the interval of Agresti and Min."""
     answers = [{"metric": "acc", "filter": "none", "correct": correct} for correct in ("1110000000", "1101111000")]
-    first, second = (
-        evaluation(n=10, weights_hash=hash, answers=[one]) for hash, one in zip("ab", answers, strict=True)
-    )
+    first, second = (evaluation(n=10, weights_hash=hash, answers=[answers[i]]) for i, hash in enumerate("ab"))
     ((metric, filter, difference, lo, hi, n),) = paired_differences(first, second)
     assert (metric, filter, n) == ("acc", "none", 10) and difference == pytest.approx(0.3)
     assert (lo, hi) == paired_share_interval(4, 1, 10) and lo < 0 < hi

@@ -140,6 +140,5 @@ def test_a_crafted_model_folder_stops_no_measure(tmp_path, form):
         except ValueError as error:
             assert "\n" not in str(error)
         else:
-            assert name in ("tokenizer.json", "complete", "more") and form in ("folder", "a link to itself", "deep"), (
-                name
-            )
+            assert name in ("tokenizer.json", "complete", "more"), name
+            assert form in ("folder", "a link to itself", "deep"), name

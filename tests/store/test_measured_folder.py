@@ -73,20 +73,15 @@ def test_a_store_that_mixes_them(results):
         answer = store.sql(f"SELECT {known} FROM runs WHERE model = 'Qwen/Qwen3-0.6B' AND cell_id = 'c-' || run_id")
         assert answer.rows == ((2, 1024, 16, 8, 0, 151_936, 128, 596_049_920, "ok", None),)
         assert store.sql("SELECT weight_eps FROM runs WHERE model IS NOT NULL").rows == (("[0.001, 0.0001, 0.01]",),)
-        assert store.sql("SELECT count(*) FROM layers JOIN runs USING (run_id) WHERE model LIKE 'Qwen%'").rows == (
-            (6,),
-        )
+        rows = store.sql("SELECT count(*) FROM layers JOIN runs USING (run_id) WHERE model LIKE 'Qwen%'").rows
+        assert rows == ((6,),)
 
 
 def test_it_is_a_cell_of_its_own(results):
     with open_store(results) as store:
         table = best(store).table
-        assert table.columns[:3] == ("rank", "cell_id", "model") and table.columns[-4:] == (
-            "val_loss",
-            "lo",
-            "hi",
-            "note",
-        )
+        assert table.columns[:3] == ("rank", "cell_id", "model")
+        assert table.columns[-4:] == ("val_loss", "lo", "hi", "note")
         assert "weight_decay" in table.columns and "lr" not in table.columns  # lr varies in no trained run
         assert [row[2] for row in table.rows] == [QWEN.model, None, None]
         assert [row[-4] for row in table.rows] == pytest.approx([2.0, 3.105, 3.305])

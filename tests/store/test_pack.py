@@ -293,9 +293,8 @@ def test_an_earlier_version_is_called_so(results, tmp_path):
     checksum = hashlib.sha256(content.encode()).hexdigest()
     marker["files"]["config.yaml"] = {"sha256": checksum, "bytes": len(content)}
     (run / MARKER).write_text(json.dumps(marker))
-    with pytest.raises(
-        DamagedRun, match=r"^run folder .* is of another version: .*; read it with that version"
-    ) as told:
+    says = r"^run folder .* is of another version: .*; read it with that version"
+    with pytest.raises(DamagedRun, match=says) as told:
         open_store(results)
     assert "damaged" not in str(told.value)
 

@@ -61,9 +61,8 @@ def test_the_pareto_front(store):
 
 
 def test_diverged_runs_with_their_cause(store):
-    assert rows(store, "diverged", "n_layers", "lr", "seed", "diverged_step", "diverged_cause") == [
-        (12, 0.002, 1, 7, "loss is NaN")
-    ]
+    (found,) = rows(store, "diverged", "n_layers", "lr", "seed", "diverged_step", "diverged_cause")
+    assert found == (12, 0.002, 1, 7, "loss is NaN")
 
 
 def test_learning_rate_curves_say_where_the_best_stands(store):
@@ -209,6 +208,5 @@ def test_what_goes_with_depth_is_no_setting_and_is_told(tmp_path):
         assert f"{said}." in " ".join(depth_figure.depth(store).page().get_supxlabel().split())
         make_run(tmp_path, RunConfig(n_layers=12, train_tokens=81920), {"val_loss": 3.0})
     with open_store(tmp_path) as store:  # a choice of its own at one depth
-        assert (
-            read_settings(store).label_fields == ("depth_scale", "train_tokens") and not read_settings(store).depth_text
-        )
+        settings = read_settings(store)
+        assert settings.label_fields == ("depth_scale", "train_tokens") and not settings.depth_text

@@ -15,25 +15,19 @@ from sparsedepth.store.connection import open_store
 WEIGHT_DECAYS = (0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7)
 
 
-def answer(folder, values, quantity="val_loss", **other):
-    """The row of `quantity` for runs of {(n_layers, weight_decay): its values by seed}."""
-    return _asked(folder, values, quantity, other)[0]
-
-
 def answer_and_text(folder, values, quantity="val_loss", **other):
-    """The same, and the answer as a user reads it."""
-    return _asked(folder, values, quantity, other, signal_to_noise.text)
-
-
-def _asked(folder, values, quantity, other, text=lambda store: None):
+    """The row of `quantity` for runs of {(n_layers, weight_decay): its values by seed}; the answer as text."""
     for (n_layers, weight_decay), of_seeds in values.items():
         for seed, value in enumerate(of_seeds):
-            make_run(
-                folder, RunConfig(n_layers=n_layers, weight_decay=weight_decay, seed=seed), {quantity: value, **other}
-            )
+            config = RunConfig(n_layers=n_layers, weight_decay=weight_decay, seed=seed)
+            make_run(folder, config, {quantity: value, **other})
     with open_store(folder) as store:
         rows = {row["quantity"]: row for row in signal_to_noise.answer(store).records()}
-        return rows.get(quantity), text(store)
+        return rows.get(quantity), signal_to_noise.text(store)
+
+
+def answer(*arguments):
+    return answer_and_text(*arguments)[0]
 
 
 def test_two_configurations_of_two_seeds_worked_out_by_hand(tmp_path):
@@ -80,9 +74,8 @@ def test_one_depth_agrees_with_one_way_analysis_of_variance(tmp_path):
 
 
 def test_ratios_are_compared_by_their_logarithm(tmp_path):
-    row = answer(
-        tmp_path, {(12, 0.0): [math.e, math.e**3], (12, 0.1): [math.e**5, math.e**7]}, "residual_variance_last"
-    )
+    values = {(12, 0.0): [math.e, math.e**3], (12, 0.1): [math.e**5, math.e**7]}
+    row = answer(tmp_path, values, "residual_variance_last")
     assert row["signal"] == pytest.approx(math.sqrt(7))
 
 
