@@ -28,7 +28,6 @@ def test_numbers_to_another_base_than_ten_are_refused(text, number):
         "!!python/object/apply:os.system ['touch {canary}']",
         "!!python/name:os.system",
         "!!python/module:os",
-        "a: &x [1]\nb: *x",
         "a: &a [x, x]\nb: &b [*a, *a]\nc: [*b, *b]",
         "a: [1, 2",
         "a: 1\na: 2",

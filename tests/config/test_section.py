@@ -30,11 +30,7 @@ class Second(First):
 
 def test_a_description_is_the_text_below_the_field():
     said = {name: field.description for name, field in Second.model_fields.items()}
-    assert said == {
-        "width": "said in the field",
-        "depth": "said below it,\non two lines",
-        "height": "said in the heir",
-    }
+    assert said == {"width": "said in the field", "depth": "said below it,\non two lines", "height": "said in the heir"}
     assert First.model_fields["height"].description is None
     assert Second.model_json_schema()["properties"]["height"]["description"] == "said in the heir"
 

@@ -87,14 +87,11 @@ def test_parquet_reads_the_named_column(tmp_path):
     [
         ("absent.txt", None, "does not exist ("),
         ("a.pdf", b"x", "unknown kind '.pdf'; convert it to one of .txt, .jsonl, .json"),
-        ("a.parquet.gz", b"x", "unknown kind '.gz'"),
         ("a.txt", b" \n", "contains no text"),
         ("a.txt", b"\xff\xfe", "a.txt is not UTF-8 text"),
         ("a.jsonl", b'{"text": "ok"}\n{"text": ', "a.jsonl, line 2, is not a JSON object; write one object per line"),
         ("a.jsonl", b'["text"]', "line 1, is not a JSON object"),
         ("a.jsonl", b'{"texts": "x"}', "has no field text_field='text'; did you mean 'texts'?"),
-        ("a.jsonl", b'{"body": "x", "author": "y"}', "set text_field to one of: author, body"),
-        ("a.jsonl", b'{"text": 3}', "holds int in text_field='text', not text"),
         ("a.jsonl", b"", "contains no text"),
         ("a.parquet", b"not parquet", "a.parquet cannot be read"),
     ],
@@ -173,12 +170,8 @@ def test_advice_on_a_corpus_works(tmp_path, name):
 
 def test_advice_on_paths_works(tmp_path):
     (tmp_path / "notes.md").write_text("a text")
-    for path, says in (
-        (tmp_path / "absent.txt", "correct the path"),
-        (tmp_path / "notes.md", r"convert it to one of \.txt"),
-    ):
-        with pytest.raises(ValueError, match=says):
-            read(path)
+    with pytest.raises(ValueError, match="correct the path"):
+        read(tmp_path / "absent.txt")
     with pytest.raises(ValueError, match=r"without any file of the kinds \.txt.*; name one that has some"):
         read(tmp_path)
     (tmp_path / "notes.md").rename(tmp_path / "notes.txt")

@@ -97,12 +97,6 @@ def test_folder_of_hugging_face(folder):
     assert tokenizer.encode(["cat</s>mat"]) == [[2]]  # one unknown word, and no end of a document
 
 
-def test_folder_without_an_end_of_sequence_token(folder):
-    (folder / "tokenizer_config.json").write_text('{"tokenizer_class": "PreTrainedTokenizerFast"}')
-    with pytest.raises(ValueError, match="has no end-of-sequence token"):
-        make_tokenizer(str(folder), nothing(), 10)
-
-
 @pytest.mark.parametrize("name", ["bpe", "bpe:", "bpe:many", "bpe:256", "bpe:-1"])
 def test_bpe_needs_a_size(name):
     with pytest.raises(ValueError, match="must be 'bpe:SIZE' with SIZE over 256"):

@@ -30,11 +30,8 @@ def place(tmp_path_factory):
     write_task(folder, "count_choice", QUESTIONS, output_type="multiple_choice", **choice, metric_list=accuracies)
     rolling = {"doc_to_text": "", "doc_to_target": "{{text}}", "metric_list": [{"metric": "bits_per_byte"}]}
     write_task(folder, "count_text", TEXTS, output_type="loglikelihood_rolling", **rolling)
-    answer = {
-        "doc_to_text": "{{question}}",
-        "doc_to_target": "{{choices[0]}}",
-        "metric_list": [{"metric": "exact_match"}],
-    }
+    answer = {"doc_to_text": "{{question}}", "doc_to_target": "{{choices[0]}}"}
+    answer["metric_list"] = [{"metric": "exact_match"}]
     options = {"until": ["."], "max_gen_toks": 5, "do_sample": False}
     write_task(folder, "count_answer", QUESTIONS, output_type="generate_until", generation_kwargs=options, **answer)
     return folder, load_model(loud_run(folder, **SMALL))

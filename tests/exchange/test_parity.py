@@ -1,20 +1,13 @@
 """The tokens that two models are compared on, and a document that fills its sequence, which keeps all of them."""
 
 import pytest
-import torch
 from support.run_folders import loud_run
 
 from sparsedepth.config.load import build
 from sparsedepth.config.model import ModelConfig
 from sparsedepth.exchange import export as exporting
 from sparsedepth.exchange.export import export
-from sparsedepth.exchange.parity import first_document, random_documents
-
-
-def test_the_first_document_of_a_sequence():
-    tokens_1T = torch.tensor([[5, 7, 2, 9, 2]])
-    assert first_document(tokens_1T, 2).tolist() == [[5, 7]]
-    assert first_document(tokens_1T, 0) is tokens_1T
+from sparsedepth.exchange.parity import random_documents
 
 
 def test_random_documents_have_no_end():

@@ -2,9 +2,8 @@
 
 import pytest
 import torch
-from support.hf_families import tiny
+from support.hf_families import save_tokenizer, tiny
 from support.run_folders import loud_run
-from tokenizers import Tokenizer, models, pre_tokenizers
 
 from sparsedepth.config.load import build
 from sparsedepth.config.run import RunConfig
@@ -13,19 +12,14 @@ from sparsedepth.exchange.start import open_start
 from sparsedepth.model.decoder import Decoder
 from sparsedepth.probe.load import load_model
 
-WORDS = {word: n for n, word in enumerate(["a", "<end>", *(f"w{n}" for n in range(38))])}
+WORDS = {word: n for n, word in enumerate(["<unk>", "</s>", *(f"w{n}" for n in range(38))])}
 ASKED = {"corpus": "sft:pairs.jsonl", "seq_len": 32, "batch_tokens": 64, "train_tokens": 640}
 
 
 def saved(folder, name, **fields):
     """A folder of transformers with a tokenizer of words, whose end is id 1."""
     tiny(name, **fields).save_pretrained(folder)
-    backend = Tokenizer(models.WordLevel(WORDS, unk_token="a"))
-    backend.pre_tokenizer = pre_tokenizers.Whitespace()
-    backend.save(str(folder / "tokenizer.json"))
-    (folder / "tokenizer_config.json").write_text(
-        '{"eos_token": "<end>", "tokenizer_class": "PreTrainedTokenizerFast"}'
-    )
+    save_tokenizer(folder, WORDS)
     return folder
 
 

@@ -25,8 +25,15 @@ def to_itself(layer, x_BTD):
     return 100 * n_tokens**0.5 * eye, eye
 
 
+def to_the_first(layer, x_BTD):
+    keys = torch.zeros(x_BTD.shape[0], 1, x_BTD.shape[1], 4)
+    keys[:, :, 0] = 100.0
+    return torch.ones_like(keys), keys
+
+
 def test_uniform_attention():
-    """Row i holds i weights 1/i. T = 8: 36 weights; below 0.3 are those of rows 4..8: 4 + 5 + 6 + 7 + 8 = 30."""
+    """Row i holds i weights 1/i. T = 8: 36 weights; below 0.3 are those of rows 4..8: 4 + 5 + 6 + 7 + 8 = 30.
+    H_i = ln i and a_i1 = 1/i: over T = 4 rows ln 24 / 4, and (1/2 + 1/3 + 1/4) / 3. Of one token neither is known."""
     probed = HandMadeModel([identity] * 3, normal(5, 4), queries_keys=uniform)
     found = attention_sparsity(probed, integers(5, 2, 8), [0.3, 0.1], [0.9, 1.1], rng())
     assert found["attention_sparsity@0.3"].total.value == pytest.approx(30 / 36, abs=1e-12)
@@ -35,6 +42,15 @@ def test_uniform_attention():
     assert found["attention_sparsity_rel@1.1"].total.value == 1.0
     assert found["attention_sparsity@0.3"].by_head.shape == (3, 2)
     assert found["attention_sparsity@0.3"].n == found["attention_sparsity_rel@1.1"].n == 2 * 36
+    found = attention_sparsity(probed, integers(5, 2, 4), [0.1], [0.5], rng())
+    assert found["attention_entropy"].total.value == pytest.approx(np.log(24) / 4, abs=1e-6)
+    assert found["attention_entropy_rel"].total.value == pytest.approx(1.0, abs=1e-6)
+    assert found["attention_sink"].total.value == pytest.approx((1 / 2 + 1 / 3 + 1 / 4) / 3, abs=1e-6)
+    assert found["attention_sink"].by_head.shape == (3, 2)
+    assert (found["attention_entropy"].n, found["attention_entropy_rel"].n, found["attention_sink"].n) == (8, 6, 6)
+    single = attention_sparsity(probed, integers(5, 3, 1), [0.1], [0.5], rng())
+    assert (single["attention_entropy_rel"].total.value, single["attention_sink"].total.value) == (None, None)
+    assert single["attention_entropy"].total.value == 0.0
 
 
 def test_the_absolute_share_grows_with_length_alone_and_the_relative_one_does_not():
@@ -45,12 +61,15 @@ def test_the_absolute_share_grows_with_length_alone_and_the_relative_one_does_no
     assert short["attention_sparsity_rel@0.9"].total.value == long["attention_sparsity_rel@0.9"].total.value == 0.0
 
 
-def test_attention_to_itself_alone():
+@pytest.mark.parametrize(("queries_keys", "sink"), [(to_itself, 0.0), (to_the_first, 1.0)])
+def test_attention_to_one_token_alone(queries_keys, sink):
     """One weight of each row is 1, the other T (T - 1) / 2 are 0."""
-    probed = HandMadeModel([identity], normal(5, 4), queries_keys=to_itself)
+    probed = HandMadeModel([identity], normal(5, 4), queries_keys=queries_keys)
     found = attention_sparsity(probed, integers(5, 1, 9), [1e-3], [0.1], rng())
-    assert found["attention_sparsity@0.001"].total.value == pytest.approx(36 / 45, abs=1e-12)
-    assert found["attention_sparsity_rel@0.1"].total.value == pytest.approx(36 / 45, abs=1e-12)
+    for name in ("attention_sparsity@0.001", "attention_sparsity_rel@0.1"):
+        assert found[name].total.value == pytest.approx(36 / 45, abs=1e-12)
+    for name, expected in (("attention_entropy", 0), ("attention_entropy_rel", 0), ("attention_sink", sink)):
+        assert found[name].total.value == pytest.approx(expected, abs=1e-6)
 
 
 @pytest.mark.parametrize("fields", [{}, {"n_kv_heads": 2, "depth_scale": "lns"}, {"n_kv_heads": 1}])
@@ -100,18 +119,6 @@ def test_a_context_of_8192_needs_no_square_of_it():
     assert len(sums) == 4 and all(sum_BH.shape == (1, 1) and (sum_BH > 0).all() for sum_BH in sums.values())
 
 
-def test_entropy_and_sink_of_uniform_attention():
-    """H_i = ln i and a_i1 = 1/i: over T = 4 rows ln 24 / 4, and (1/2 + 1/3 + 1/4) / 3."""
-    found = attention_sparsity(
-        HandMadeModel([identity] * 3, normal(5, 4), queries_keys=uniform), integers(5, 2, 4), [0.1], [0.5], rng()
-    )
-    assert found["attention_entropy"].total.value == pytest.approx(np.log(24) / 4, abs=1e-6)
-    assert found["attention_entropy_rel"].total.value == pytest.approx(1.0, abs=1e-6)
-    assert found["attention_sink"].total.value == pytest.approx((1 / 2 + 1 / 3 + 1 / 4) / 3, abs=1e-6)
-    assert found["attention_sink"].by_head.shape == (3, 2)
-    assert (found["attention_entropy"].n, found["attention_entropy_rel"].n, found["attention_sink"].n) == (8, 6, 6)
-
-
 def test_without_causality_every_row_has_all_weights():
     """Uniform attention over T = 4, as in a ViT: rows of 1/4, of entropy ln 4; 16 weights, all below 0.3 and 1.1 / 4,
     none below 0.2 and 0.9 / 4; the first token has 1/4."""
@@ -125,24 +132,3 @@ def test_without_causality_every_row_has_all_weights():
     assert found["attention_entropy"].total.value == pytest.approx(np.log(4), abs=1e-6)
     assert found["attention_entropy_rel"].total.value == pytest.approx(1.0, abs=1e-6)
     assert found["attention_sink"].total.value == pytest.approx(1 / 4, abs=1e-6)
-
-
-def test_entropy_and_sink_of_attention_to_itself_and_to_the_first_token():
-    def to_the_first(layer, x_BTD):
-        keys = torch.zeros(x_BTD.shape[0], 1, x_BTD.shape[1], 4)
-        keys[:, :, 0] = 100.0
-        return torch.ones_like(keys), keys
-
-    for queries_keys, sink in ((to_itself, 0.0), (to_the_first, 1.0)):
-        probed = HandMadeModel([identity], normal(5, 4), queries_keys=queries_keys)
-        found = attention_sparsity(probed, integers(5, 1, 9), [0.1], [0.5], rng())
-        assert found["attention_entropy"].total.value == pytest.approx(0, abs=1e-6)
-        assert found["attention_entropy_rel"].total.value == pytest.approx(0, abs=1e-6)
-        assert found["attention_sink"].total.value == pytest.approx(sink, abs=1e-6)
-
-
-def test_of_single_tokens_relative_entropy_and_sink_are_missing():
-    probed = HandMadeModel([identity], normal(5, 4), queries_keys=uniform)
-    found = attention_sparsity(probed, integers(5, 3, 1), [0.1], [0.5], rng())
-    assert (found["attention_entropy_rel"].total.value, found["attention_sink"].total.value) == (None, None)
-    assert found["attention_entropy"].total.value == 0.0

@@ -69,12 +69,6 @@ def test_an_effect_on_a_block_that_adds_nothing_is_undefined_not_infinite():
     assert found.by_layer[0] is None and found.score.value is None and found.score.lo is None
 
 
-def test_a_single_block_has_no_score():
-    found = causal_effect(HandMadeModel([residual_mlp(4, 0)], normal(5, 4)), Scored.text(TOKENS), rng())
-    assert found.effects == {} and found.by_layer == [None] and found.score.value is None
-    assert found.skip_increase[0] is not None
-
-
 @pytest.mark.parametrize(("threshold", "share"), [(0.01, 0.5), (0.2, 0.25), (9.0, 0.0)])
 def test_a_block_is_useful_if_skipping_it_costs_more_than_the_runs_threshold(threshold, share):
     """A loss of ln(1 + e^-x) at x = 1 + 1 + .1; without block 1 at 1.1, 2.5 times as much, without 2 at 2, 1.1."""

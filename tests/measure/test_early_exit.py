@@ -33,14 +33,6 @@ def test_by_hand():
     assert found["early_exit_loss"].score.value == pytest.approx(np.mean(increases[1:]), abs=1e-6)
 
 
-def test_a_single_block_has_no_exit_through_the_last_but_its_own():
-    found = early_exit(HandMadeModel([lambda x: 2 * x], normal(5, 4)), Scored.text(integers(5, 4, 8)), rng())
-    assert len(found["early_exit_loss"].by_layer) == 1 and found["early_exit_loss"].score.value is None
-    assert found["early_exit_loss"].by_layer[0] == found["lens_loss"].by_layer[1]
-    assert found["early_exit_loss"].first == found["lens_loss"].first == 0
-    assert found["lens_loss"].score.value is not None
-
-
 @pytest.mark.parametrize("family", FAMILIES)
 def test_against_shorter_models_under_any_budget(family):
     model, tokens = Decoder(run_config(**FAMILIES[family])), integers(40, 3, 17)

@@ -52,10 +52,6 @@ def test_the_load_of_resamples_is_pooled_before_its_entropy():
     assert variation(np.array([[0.5, 0.5], [1.0, 0.0]])) == pytest.approx([0, 1])
 
 
-def test_a_dense_model_has_no_experts():
-    assert expert_use(ProbedDecoder(Decoder(run_config())), integers(40, 2, 8), rng()) == {}
-
-
 @pytest.mark.parametrize("fields", [{"top_k": 2}, {"top_k": 1, "depth_scale": "lns", "renormalise_gates": False}])
 def test_against_a_plain_loop_under_any_budget(fields):
     model = Decoder(run_config(n_experts=4, d_expert=24, **fields))

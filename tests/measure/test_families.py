@@ -26,18 +26,7 @@ TEXT = integers(40, 2000, seed=7)
 BUDGET = {"val_tokens": 160, "measure_tokens": 64, "fit_tokens": 160, "eval_seq_len": 8}
 CONFIG = run_config(n_layers=4, **BUDGET)
 PARITY = run_config(n_layers=4, **BUDGET, measures=("loss", "variance", "causal", "usefulness", "attention"))
-WHOLE_SUITE = (
-    "gemma2",
-    "gpt2",
-    "gpt_neox",
-    "llama",
-    "mixtral",
-    "olmo2",
-    "qwen2_window",
-    "qwen2_moe",
-    "glm4_moe",
-    "cohere",
-)
+WHOLE = ("gemma2", "gpt2", "gpt_neox", "llama", "mixtral", "olmo2", "qwen2_window", "qwen2_moe", "glm4_moe", "cohere")
 """Types that differ in more than names; the other measures read the same states, matrices and branches of all."""
 
 
@@ -47,7 +36,7 @@ def held_out(seq_len, n_tokens, skip_tokens):
 
 @functools.cache
 def measured(family: str) -> Measurements:
-    model, config = tiny(family), CONFIG if family in WHOLE_SUITE else PARITY
+    model, config = tiny(family), CONFIG if family in WHOLE else PARITY
     before = {name: weight.clone() for name, weight in model.state_dict().items()}
     found = measure_run(ProbedHfModel(model), config, held_out, 1.5, step=0)
     assert all(torch.equal(before[name], weight) for name, weight in model.state_dict().items())
@@ -119,10 +108,7 @@ def test_scores_are_those_of_plain_hooks(family):
     found, hooks = measured(family), Hooks(tiny(family, "eager"))
     scored, fit = held_out(16, 64, 0), held_out(16, 160, 64)
     rows = {(row["metric"], row["layer"]): row["value"] for row in found.layers}
-    expected = {
-        "val_loss": hooks.loss(held_out(16, 160, 0)).item(),
-        "causal_score": causal_score(hooks, scored),
-    }
+    expected = {"val_loss": hooks.loss(held_out(16, 160, 0)).item(), "causal_score": causal_score(hooks, scored)}
     hooks.run(torch.from_numpy(scored.inputs))
     expected["residual_variance_last"] = hooks.states[-1].var(-1).mean().item()
     with torch.no_grad():
@@ -134,7 +120,7 @@ def test_scores_are_those_of_plain_hooks(family):
     assert rows["affine_loss_added", 3] == pytest.approx(affine_loss_added(hooks, 3, fit, scored), rel=1e-3, abs=1e-4)
 
 
-@pytest.mark.parametrize("family", WHOLE_SUITE)
+@pytest.mark.parametrize("family", WHOLE)
 def test_every_score_of_every_kind_of_layer_is_a_number(family):
     found = measured(family)
     missing = {name for name, value in found.summary.items() if value is None or not math.isfinite(value)}

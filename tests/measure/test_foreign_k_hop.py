@@ -11,36 +11,18 @@ from sparsedepth.config.run import RunConfig
 from sparsedepth.data.source import open_source
 
 HOPS, STEPS, N = (1, 2, 3, 4), 2400, 64
-TASK = RunConfig(
-    corpus="task:k_hop",
-    letters=4,
-    min_hops=1,
-    max_hops=4,
-    seq_len=32,
-    batch_tokens=1024,
-    train_tokens=1024 * STEPS,
-    n_layers=8,
-    d_model=32,
-    n_heads=2,
-    d_ff=64,
-)
+MODEL = {"n_layers": 8, "d_model": 32, "n_heads": 2, "d_ff": 64, "seq_len": 32}
+HOP = {"corpus": "task:k_hop", "letters": 4, "min_hops": 1, "max_hops": 4}
+TASK = RunConfig(**HOP, **MODEL, batch_tokens=1024, train_tokens=1024 * STEPS)
 
 
 def trained_llama(seed: int, source):
     from transformers import LlamaConfig, LlamaForCausalLM
 
     torch.manual_seed(seed)
-    model = LlamaForCausalLM(
-        LlamaConfig(
-            vocab_size=16,
-            hidden_size=TASK.d_model,
-            intermediate_size=TASK.d_ff,
-            num_hidden_layers=TASK.n_layers,
-            num_attention_heads=TASK.n_heads,
-            max_position_embeddings=64,
-            tie_word_embeddings=False,
-        )
-    )
+    sizes = {"hidden_size": TASK.d_model, "intermediate_size": TASK.d_ff, "num_hidden_layers": TASK.n_layers}
+    sizes |= {"vocab_size": 16, "num_attention_heads": TASK.n_heads, "max_position_embeddings": 64}
+    model = LlamaForCausalLM(LlamaConfig(**sizes, tie_word_embeddings=False))
     config = TASK.model_copy(update={"seed": seed})
     optimizer = torch.optim.AdamW(model.parameters(), betas=(0.9, 0.95), weight_decay=0.1)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 3e-3, total_steps=STEPS, pct_start=0.1)

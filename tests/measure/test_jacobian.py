@@ -108,36 +108,13 @@ def test_a_square_that_noise_makes_negative_is_missing_and_not_0():
     assert jacobian._summarise([first, first], 2, 2, rng())["averaged"].score.value == pytest.approx(known)
 
 
-def test_probes_do_not_depend_on_the_batch_and_repeat():
+def test_probes_do_not_depend_on_the_batch():
     probed, tokens = ProbedDecoder(Decoder(run_config(n_layers=2))), integers(40, 5, 8)
     with tokens_per_pass(1):
         one = jacobian_deviation(probed, tokens, rng(1), 2)
     other = jacobian_deviation(probed, tokens, rng(1), 2)
-    again = jacobian_deviation(probed, tokens, rng(1), 2)
     for form in FORMS:
         assert one[form].by_layer == pytest.approx(other[form].by_layer, rel=1e-5)
-        assert again[form].by_layer == other[form].by_layer
-        assert again[form].score == other[form].score
-
-
-def fail(*_):
-    raise RuntimeError("half-way")
-
-
-@pytest.mark.parametrize("fails", [False, True])
-def test_the_model_is_left_as_it_was_found(fails):
-    model = Decoder(run_config(n_layers=2)).train()
-    model.embed.weight.requires_grad_(False)
-    needed = [weight.requires_grad for weight in model.parameters()]
-    probed = ProbedDecoder(model)
-    if fails:
-        model.get_submodule("blocks.1.attention").register_forward_pre_hook(fail)
-        with pytest.raises(RuntimeError, match="half-way"):
-            jacobian_deviation(probed, TOKENS, rng(), 2)
-    else:
-        jacobian_deviation(probed, TOKENS, rng(), 2)
-    assert [weight.requires_grad for weight in model.parameters()] == needed
-    assert all(weight.grad is None for weight in model.parameters()) and model.training and torch.is_grad_enabled()
 
 
 def test_the_exact_form_costs_what_it_is_planned_to(monkeypatch):

@@ -18,12 +18,6 @@ from sparsedepth.probe.fork import skip
 from sparsedepth.probe.probed_model import ProbedDecoder
 
 
-def test_equal_logits_cost_ln_of_the_vocabulary():
-    probed = HandMadeModel([identity], normal(7, 3), head_DV=torch.zeros(3, 7))
-    found = held_out_loss(probed, Scored.text(integers(7, 4, 11)), rng())
-    assert found.loss.value == pytest.approx(math.log(7), abs=1e-6)
-
-
 def test_each_position_is_scored_on_the_next_token():
     head = torch.tensor([[0.0, math.log(3)], [math.log(4), 0.0]])  # p(1 | 0) = 3/4, p(0 | 1) = 4/5
     probed = HandMadeModel([identity], torch.eye(2), head_DV=head)

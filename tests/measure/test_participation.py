@@ -18,28 +18,22 @@ CROSS_VD = torch.tensor([[1.0, 0, 0, 0], [-1, 0, 0, 0], [0, 1, 0, 0], [0, -1, 0,
 EACH_ONCE = torch.tensor([[0, 1], [2, 3]])
 
 
-def test_by_hand():
-    """diag(1/2, 1/2): (1)^2 / (1/4 + 1/4) = 2. Three times the first axis: diag(9/2, 1/2), 25 / (81/4 + 1/4) = 50/41.
-    One axis alone: 1. No variance: none."""
-    triple, first = (lambda x: x * torch.tensor([3.0, 1, 1, 1])), (lambda x: x * torch.tensor([1.0, 0, 0, 0]))
-    found = participation(HandMadeModel([triple, first], CROSS_VD), EACH_ONCE)
-    assert ratios(found) == pytest.approx([2, 50 / 41, 1], rel=1e-12)
-    gone = participation(HandMadeModel([identity, lambda x: 0 * x + 0.1], CROSS_VD), EACH_ONCE)
-    assert ratios(gone) == [pytest.approx(2), pytest.approx(2), None] and gone["update_rank"][0] is None
-
-
 def ratios(found):
     return found["participation_ratio"]
 
 
-def test_effective_ranks_by_hand():
-    """Shares 1/2, 1/2: 2. Shares 9/10, 1/10: exp(H). Block 1 adds 2 on the first axis, one direction; block 2 takes the
-    second away, another: ranks of updates 1 and 1."""
+def test_by_hand():
+    """diag(1/2, 1/2): (1)^2 / (1/4 + 1/4) = 2. Three times the first axis: diag(9/2, 1/2), 25 / (81/4 + 1/4) = 50/41.
+    One axis alone: 1. No variance: none. Effective ranks: of shares 1/2, 1/2: 2; of shares 9/10, 1/10: exp(H). Block 1
+    adds 2 on the first axis, one direction; block 2 takes the second away, another: ranks of updates 1 and 1."""
     triple, first = (lambda x: x * torch.tensor([3.0, 1, 1, 1])), (lambda x: x * torch.tensor([1.0, 0, 0, 0]))
     found = participation(HandMadeModel([triple, first], CROSS_VD), EACH_ONCE)
+    assert ratios(found) == pytest.approx([2, 50 / 41, 1], rel=1e-12)
     entropy = -0.9 * math.log(0.9) - 0.1 * math.log(0.1)
     assert found["effective_rank"] == pytest.approx([2, math.exp(entropy), 1], rel=1e-9)
     assert found["update_rank"] == pytest.approx([1, 1], rel=1e-9)
+    gone = participation(HandMadeModel([identity, lambda x: 0 * x + 0.1], CROSS_VD), EACH_ONCE)
+    assert ratios(gone) == [pytest.approx(2), pytest.approx(2), None] and gone["update_rank"][0] is None
     both = participation(HandMadeModel([lambda x: 2 * x], CROSS_VD), EACH_ONCE)
     assert both["update_rank"][0] == pytest.approx(2)
 
@@ -48,9 +42,8 @@ def test_growth_shifts_and_rotations_change_nothing_and_a_direction_that_takes_o
     """Residual variance sees growth alike, whether all directions grow or one: here they differ."""
     turn_DD = torch.linalg.qr(torch.randn(8, 8, generator=torch.Generator().manual_seed(0)))[0]
     embedding_VD, tokens = torch.randn(50, 8, generator=torch.Generator().manual_seed(1)), integers(50, 6, 20)
-    same = participation(
-        HandMadeModel([lambda x: 5 * x, lambda x: x @ turn_DD, lambda x: x + 100], embedding_VD), tokens
-    )
+    blocks = [lambda x: 5 * x, lambda x: x @ turn_DD, lambda x: x + 100]
+    same = participation(HandMadeModel(blocks, embedding_VD), tokens)
     assert ratios(same) == pytest.approx([ratios(same)[0]] * 4, rel=1e-4)
     one = torch.tensor([5.0] + [1] * 7)
     probed = HandMadeModel([lambda x: x * one, lambda x: x * one], embedding_VD)

@@ -17,6 +17,7 @@ from sparsedepth.measure.bootstrap import bootstrap
 from sparsedepth.measure.loss import fork_losses
 from sparsedepth.measure.measurements import Scored
 from sparsedepth.measure.permutation import choose_pairs, pair_interval, permutation_effect
+from sparsedepth.measure.removal import choose_ranges
 from sparsedepth.model.decoder import Decoder
 from sparsedepth.probe.fork import swap
 from sparsedepth.probe.probed_model import ProbedDecoder
@@ -31,28 +32,15 @@ def test_swapping_twins_changes_nothing():
     assert known(found.effects[1, 2]) > 1e-3
 
 
-def test_by_hand():
-    """x_0 = 1; add 1 then double: 4; the other way round: 3. With logits (x, 0) the token 1 costs ln(1 + e^x)."""
-    probed = HandMadeModel([lambda x: x + 1, lambda x: 2 * x], torch.ones(2, 1), head_DV=torch.tensor([[1.0, 0.0]]))
-    found = permutation_effect(probed, Scored.text(torch.ones(3, 4, dtype=torch.int64)), rng())
-    base, swapped = math.log(1 + math.e**4), math.log(1 + math.e**3)
-    assert found.effects == pytest.approx({(1, 2): (base - swapped) / base}, rel=1e-6)
-    assert found.score.value == pytest.approx((base - swapped) / base, rel=1e-6)  # a gain counts as an effect, too
-
-
-def test_a_single_block_has_no_score():
-    found = permutation_effect(HandMadeModel([residual_mlp(4, 0)], normal(5, 4)), Scored.text(TOKENS), rng())
-    assert (found.effects, found.score.value, found.score.lo) == ({}, None, None)
-
-
 @given(n_layers=st.integers(1, 9), n_pairs=st.integers(1, 50), seed=st.integers(0, 99))
-def test_pairs_are_a_sample_without_replacement(n_layers, n_pairs, seed):
+@pytest.mark.parametrize("choose", [choose_pairs, choose_ranges])
+def test_pairs_and_ranges_are_a_sample_without_replacement(choose, n_layers, n_pairs, seed):
     every = list(itertools.combinations(range(1, n_layers + 1), 2))
-    assert choose_pairs(n_layers, None, rng()) == every
-    chosen = choose_pairs(n_layers, n_pairs, rng(seed))
+    assert choose(n_layers, None, rng()) == every and choose_ranges(n_layers, 0, rng()) == []
+    chosen = choose(n_layers, n_pairs, rng(seed))
     assert chosen == sorted(set(chosen)) and set(chosen) <= set(every)
     assert len(chosen) == min(n_pairs, len(every))
-    assert chosen == choose_pairs(n_layers, n_pairs, rng(seed))
+    assert chosen == choose(n_layers, n_pairs, rng(seed))
 
 
 def test_every_pair_is_as_likely():
@@ -141,7 +129,7 @@ def test_neighbours_by_hand():
     cost = {x: math.log(1 + math.exp(x)) for x in (4, 5, 6)}
     expected = {(1, 2): (cost[5] - cost[4]) / cost[5], (2, 3): (cost[6] - cost[5]) / cost[5]}
     assert found.effects == pytest.approx(expected, abs=1e-6)
-    assert found.score.value == pytest.approx(sum(expected.values()) / 2, abs=1e-6)
+    assert found.score.value == pytest.approx(sum(expected.values()) / 2, abs=1e-6)  # a gain counts as an effect, too
 
 
 def test_the_interval_of_many_small_effects_reaches_down_to_their_mean(monkeypatch):

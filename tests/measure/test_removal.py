@@ -1,12 +1,9 @@
 """Layer removal: a case worked out by hand, the choice of ranges, the plain loop."""
 
-import itertools
 import math
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 from reference import FAMILIES, removal_drops, run_config
 from support.handmade_models import (
     HandMadeModel,
@@ -20,7 +17,7 @@ from support.handmade_models import (
 )
 
 from sparsedepth.measure.measurements import Scored
-from sparsedepth.measure.removal import block_influence, choose_ranges, rank_correlation, removal
+from sparsedepth.measure.removal import block_influence, rank_correlation, removal
 from sparsedepth.model.decoder import Decoder
 from sparsedepth.probe.probed_model import ProbedDecoder
 
@@ -76,16 +73,6 @@ def test_a_single_block_has_no_longer_range():
     found = removal(HandMadeModel([residual_mlp(4, 0)], normal(5, 4)), Scored.text(integers(5, 3, 7)), rng())
     assert list(found.drops) == [(1, 1)] and found.scores["removal_score"].value is not None
     assert found.scores["removal_range_score"].value is None
-
-
-@given(n_layers=st.integers(1, 9), n_ranges=st.integers(0, 50), seed=st.integers(0, 99))
-def test_ranges_are_a_sample_without_replacement(n_layers, n_ranges, seed):
-    every = list(itertools.combinations(range(1, n_layers + 1), 2))
-    assert choose_ranges(n_layers, None, rng()) == every
-    chosen = choose_ranges(n_layers, n_ranges, rng(seed))
-    assert chosen == sorted(set(chosen)) and set(chosen) <= set(every)
-    assert len(chosen) == min(n_ranges, len(every))
-    assert chosen == choose_ranges(n_layers, n_ranges, rng(seed))
 
 
 @pytest.mark.parametrize("family", FAMILIES)

@@ -1,12 +1,11 @@
 """Residual variance: planted growth, the definition, the plain loop."""
 
-import numpy as np
 import pytest
 import torch
 from reference import FAMILIES, branch_updates, run_config, states
 from support.handmade_models import HandMadeModel, brackets, ends, identity, integers, rng, tokens_per_pass
 
-from sparsedepth.measure.variance import residual_variance, variance_by_sequence
+from sparsedepth.measure.variance import residual_variance
 from sparsedepth.model.decoder import Decoder
 from sparsedepth.probe.probed_model import ProbedDecoder
 
@@ -29,11 +28,8 @@ def test_a_shift_of_the_whole_stream_is_no_variance():
     found = residual_variance(probed, torch.zeros(1, 5, dtype=torch.int64), rng())
     assert found["residual_variance"].by_layer == pytest.approx([2.0, 2.0, 0.0], abs=1e-6)
     assert found["residual_growth"].score.value == 0.0
-    again = residual_variance(
-        HandMadeModel([lambda x: 0 * x, identity], torch.tensor([[1.0, 3.0]])),
-        torch.zeros(2, 5, dtype=torch.int64),
-        rng(),
-    )
+    still = HandMadeModel([lambda x: 0 * x, identity], torch.tensor([[1.0, 3.0]]))
+    again = residual_variance(still, torch.zeros(2, 5, dtype=torch.int64), rng())
     assert again["residual_growth"].by_layer == [0.0, None]
     assert ends(again["residual_growth"].score) == (None, None, None)
 
@@ -74,8 +70,3 @@ def test_against_the_plain_loop_under_any_budget(family):
             assert branch.by_layer[3] == pytest.approx(seen.var(dim=-1).mean().item(), rel=1e-5)
             assert brackets(branch.score)
         assert brackets(found["residual_growth"].score)
-
-
-def test_by_sequence():
-    probed = HandMadeModel([identity], torch.tensor([[0.0, 2.0], [0.0, 4.0]]))
-    np.testing.assert_allclose(variance_by_sequence(probed, torch.tensor([[0, 0], [1, 1]])), [[2, 2], [8, 8]])

@@ -23,24 +23,10 @@ from sparsedepth.train.runtime import resolve
 
 OF_FORKS = ("early_exit", "permutation", "neighbours", "removal", "joint", "released_code")
 """Measures that run the blocks only as causal and usefulness do."""
-BASE = {
-    "n_layers": 2,
-    "d_model": 16,
-    "n_heads": 2,
-    "vocab_size": 12,
-    "seq_len": 8,
-    "batch_tokens": 32,
-    "train_tokens": 32 * 40,
-    "lr": 4e-2,
-    "log_every": 20,
-    "observe_every": 1000,
-    "precision": "fp32",
-    "val_tokens": 64,
-    "measure_tokens": 56,
-    "fit_tokens": 64,
-    "jacobian_probes": 2,
-    "measures": [name for name in SUITE if name not in OF_FORKS],
-}
+MODEL = {"n_layers": 2, "d_model": 16, "n_heads": 2, "vocab_size": 12, "seq_len": 8}
+TRAINING = {"batch_tokens": 32, "train_tokens": 32 * 40, "lr": 4e-2, "log_every": 20, "observe_every": 1000}
+MEASURING = {"val_tokens": 64, "measure_tokens": 56, "fit_tokens": 64, "jacobian_probes": 2, "precision": "fp32"}
+BASE = {**MODEL, **TRAINING, **MEASURING, "measures": [name for name in SUITE if name not in OF_FORKS]}
 CHANCE = math.log(12)
 
 

@@ -5,10 +5,9 @@ import shutil
 from pathlib import Path
 
 import pytest
-import tokenizers
 import torch
 from safetensors.torch import load_file, save_file
-from support.hf_families import tiny
+from support.hf_families import save_tokenizer, tiny
 from support.tiny_sweep import corpus
 
 import sparsedepth.probe.load as load
@@ -18,7 +17,6 @@ from sparsedepth.probe.text import measure_source
 
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
 WORDS = {word: index for index, word in enumerate(["</s>", "<unk>", "times", "is", *map(str, range(30))])}
-SETTINGS = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": "</s>", "unk_token": "<unk>"}
 SIZES = {"hidden_size": 36, "num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 8}
 
 
@@ -33,13 +31,6 @@ def saved(tmp_path_factory) -> Path:
 @pytest.fixture
 def model(saved, tmp_path) -> Path:
     return Path(shutil.copytree(saved, tmp_path / "model"))
-
-
-def save_tokenizer(folder: Path, words: dict[str, int], settings: dict | None = None) -> None:
-    backend = tokenizers.Tokenizer(tokenizers.models.WordLevel(words, unk_token="<unk>"))
-    backend.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
-    backend.save(str(folder / "tokenizer.json"))
-    (folder / "tokenizer_config.json").write_text(json.dumps(SETTINGS if settings is None else settings))
 
 
 def edit(path: Path, **fields) -> None:
@@ -99,6 +90,11 @@ def test_a_folder_that_is_copied_again_is_read(saved, model, spoil):
     load_model(model)
 
 
+def edited(advice: str, **fields):
+    """Fields of the config that are refused, and go."""
+    return lambda f: edit(f / CONFIG, **fields), advice, lambda f: edit(f / CONFIG, **dict.fromkeys(fields))
+
+
 FOLLOWED = {
     "a link": (linked, "copy the file itself there", lambda f: shutil.copy(*_swap(f))),
     "code": (
@@ -116,26 +112,10 @@ FOLLOWED = {
         "convert them to model.safetensors",
         lambda f: shutil.move(f / "pytorch_model.bin", f / WEIGHTS),
     ),
-    "remote code": (
-        lambda f: edit(f / CONFIG, auto_map={"AutoModel": "a.B"}),
-        "delete it where the model needs none",
-        lambda f: edit(f / CONFIG, auto_map=None),
-    ),
-    "kernels of others": (
-        lambda f: edit(f / CONFIG, attn_implementation="someone/kernel", use_kernels=True),
-        "delete it where the model needs none",
-        lambda f: edit(f / CONFIG, attn_implementation=None, use_kernels=None),
-    ),
-    "quantised": (
-        lambda f: edit(f / CONFIG, quantization_config={"quant_method": "fp8"}),
-        "use the original ones",
-        lambda f: edit(f / CONFIG, quantization_config=None),
-    ),
-    "epsilon": (
-        lambda f: edit(f / CONFIG, rms_norm_eps=-1.0),
-        "must be 0 or more; fix it",
-        lambda f: edit(f / CONFIG, rms_norm_eps=1e-6),
-    ),
+    "remote code": edited("delete it where the model needs none", auto_map={"AutoModel": "a.B"}),
+    "kernels of others": edited("it where the model needs none", attn_implementation="a/kernel", use_kernels=True),
+    "quantised": edited("use the original ones", quantization_config={"quant_method": "fp8"}),
+    "epsilon": edited("must be 0 or more; fix it", rms_norm_eps=-1.0),
 }
 
 
@@ -209,7 +189,7 @@ def test_advice_on_a_tokenizer_works(saved, model, tmp_path):
 
 def test_a_token_as_older_files_mark_it_is_no_code(model, tmp_path):
     mark = {"__type": "AddedToken", "content": "</s>", "lstrip": False, "normalized": True, "rstrip": False}
-    save_tokenizer(model, WORDS, {**SETTINGS, "eos_token": mark})
+    edit(model / "tokenizer_config.json", eos_token=mark)
     assert measured(model, tmp_path).eod == 0
     edit(model / "tokenizer_config.json", eos_token={**mark, "__type": "someone.Token"})
     with pytest.raises(ValueError, match="'__type', which can make a library run code"):
@@ -223,7 +203,8 @@ def test_a_tokenizer_may_have_more_entries_than_the_model_has_rows(model, tmp_pa
     save_tokenizer(model, {word: 50 if word == "times" else index for word, index in WORDS.items()})
     with pytest.raises(ValueError, match=r"vocab_size=40, and the text has the id 50, 'times'; .*name a text without"):
         measured(model, tmp_path)
-    save_tokenizer(model, WORDS | {"<end>": 45}, {**SETTINGS, "eos_token": "<end>"})
+    save_tokenizer(model, WORDS | {"<end>": 45})
+    edit(model / "tokenizer_config.json", eos_token="<end>")
     with pytest.raises(ValueError, match=r"the id 45, which ends a document; .*set eos_token in its tokenizer_config"):
         measured(model, tmp_path)
     edit(model / "tokenizer_config.json", eos_token="</s>")

@@ -102,13 +102,8 @@ def test_matrices_are_those_of_the_layer_each_once(family):
     probed = ProbedHfModel(tiny(family))
     for layer in range(1, 5):
         block = probed.block_module(layer)
-        others = (
-            "mlp.gate.weight",
-            "mlp.shared_expert_gate.weight",
-            "self_attn.q_norm.weight",
-            "self_attn.k_norm.weight",
-        )
-        expected = sum(p.numel() for name, p in block.named_parameters() if p.ndim > 1 and name not in others)
+        others = tuple(f"{part}.weight" for part in ("mlp.gate", "mlp.shared_expert_gate", "q_norm", "k_norm"))
+        expected = sum(p.numel() for name, p in block.named_parameters() if p.ndim > 1 and not name.endswith(others))
         found = probed.matrices(layer)
         assert sum(matrix.numel() for matrix in found.values()) == expected
         assert all(matrix.ndim == 2 for matrix in found.values())
@@ -240,25 +235,6 @@ def test_dynamic_rotation_beyond_the_trained_length_depends_on_the_length_alone(
     probed.max_len = 16
     with pytest.raises(ValueError, match="longer than the 16 positions"):
         probed.embed(integers(40, 1, 17))
-
-
-def test_blocks_work_with_gradients_after_a_pass_in_inference_mode():
-    probed = ProbedHfModel(tiny("mistral_window"))
-    with probing(probed):
-        record_states(probed, TOKENS)
-    x = normal(2, 12, 32).requires_grad_()
-    probed.block(1, x).sum().backward()
-    assert x.grad is not None and x.grad.abs().sum() > 0
-
-
-def test_a_batch_of_any_size_and_length():
-    probed = ProbedHfModel(tiny("gemma2"))
-    with probing(probed):
-        whole = record_states(probed, TOKENS)[-1]
-        one = record_states(probed, TOKENS[1:2])[-1]
-        short = record_states(probed, TOKENS[:, :7])[-1]
-    torch.testing.assert_close(whole[1:2], one, rtol=0, atol=1e-5)
-    torch.testing.assert_close(whole[:, :7], short, rtol=0, atol=1e-5)
 
 
 def test_what_cannot_be_measured_is_refused():
