@@ -108,9 +108,8 @@ def test_a_whole_number_may_have_an_exponent(written, number):
 
 @pytest.mark.parametrize(("written", "digits"), [("100k", "100000"), ("2.5M", "2500000"), ("1B", "1000000000")])
 def test_a_number_with_a_letter_is_told_in_digits(written, digits):
-    assert f"train_tokens={written!r} must be a whole number: write {digits} (" in told(
-        RunConfig, {"train_tokens": written}
-    )
+    message = told(RunConfig, {"train_tokens": written})
+    assert f"train_tokens={written!r} must be a whole number: write {digits} (" in message
 
 
 def test_seeds_may_be_a_number():

@@ -19,6 +19,9 @@ SMALL = {
 }  # fmt: skip
 
 
+OF_IMAGES = ("image_size", "patch_size", "n_channels")
+
+
 def picture(label: int, number: int) -> np.ndarray:
     """4 x 4 RGB: the value says channel, row and column; the corner, which image."""
     value = 50 * np.arange(3) + 10 * np.arange(4)[:, None, None] + np.arange(4)[:, None]
@@ -103,14 +106,9 @@ def test_a_data_set_with_a_column_of_images_and_one_of_classes(tmp_path):
 
     rows = [(label, number) for label in (0, 1) for number in range(12)]
     features = Features({"picture": Images(), "kind": ClassLabel(names=["cat", "dog"]), "note": Value("string")})
-    data = Dataset.from_dict(
-        {
-            "picture": [Image.fromarray(picture(*row)) for row in rows],
-            "kind": [label for label, _ in rows],
-            "note": ["" for _ in rows],
-        },
-        features=features,
-    )
+    pictures = [Image.fromarray(picture(*row)) for row in rows]
+    columns = {"picture": pictures, "kind": [label for label, _ in rows], "note": ["" for _ in rows]}
+    data = Dataset.from_dict(columns, features=features)
     (tmp_path / "pets").mkdir()
     data.to_parquet(tmp_path / "pets" / "train.parquet")
     source = opened(f"hub:{tmp_path / 'pets'}", tmp_path)
@@ -164,11 +162,8 @@ def test_what_cannot_be_read_is_one_clear_line(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("fields", "line"),
     [
-        (
-            {"architecture": "vit", "corpus": "stdlib"},
-            "architecture='vit' reads images, and corpus='stdlib' holds none",
-        ),
-        ({"architecture": "vit", "corpus": "task:k_hop"}, "reads images, and corpus='task:k_hop' holds none"),
+        ({"corpus": "stdlib"}, "architecture='vit' reads images, and corpus='stdlib' holds none"),
+        ({"corpus": "task:k_hop"}, "reads images, and corpus='task:k_hop' holds none"),
         ({"architecture": None}, "holds images, and a decoder reads tokens; set architecture='vit'"),
         ({"patch_size": 3}, "patch_size=3 does not divide image_size=4; choose one of [1, 2, 4]"),
         ({"seq_len": 64}, "seq_len=64: an image of image_size=4 is a class token and 4 patches"),
@@ -184,10 +179,7 @@ def test_what_cannot_be_read_is_one_clear_line(tmp_path, monkeypatch):
 def test_pairs_that_do_not_fit_are_refused(fields, line):
     values = {**SMALL, "corpus": "images:x", **fields}
     if fields.get("architecture", "") is None:
-        values = {
-            name: value for name, value in values.items() if name not in ("image_size", "patch_size", "n_channels")
-        }
-        values["architecture"] = "decoder"
+        values = {name: value for name, value in values.items() if name not in OF_IMAGES} | {"architecture": "decoder"}
     with pytest.raises(ValueError) as error:
         build(RunConfig, values, "run.yaml")
     assert line in str(error.value) and "\n" not in str(error.value)

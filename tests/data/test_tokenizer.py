@@ -41,13 +41,9 @@ def folder(tmp_path) -> Path:
     backend.enable_truncation(2)
     backend.enable_padding(length=8)
     backend.save(str(tmp_path / "tokenizer.json"))
-    settings = {
-        "tokenizer_class": "PreTrainedTokenizerFast",
-        "bos_token": "<s>",
-        "eos_token": "</s>",
-        "unk_token": "<unk>",
-    }
-    (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings))
+    tokens = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}
+    settings = json.dumps({"tokenizer_class": "PreTrainedTokenizerFast", **tokens})
+    (tmp_path / "tokenizer_config.json").write_text(settings)
     return tmp_path
 
 
@@ -104,9 +100,7 @@ def test_bpe_needs_a_size(name):
 
 
 def test_a_tokenizer_larger_than_the_embedding_names_both(folder):
-    with pytest.raises(
-        ValueError, match=r"'byte' has 257 tokens and the model vocab_size=256; set vocab_size to at least 257"
-    ):
+    with pytest.raises(ValueError, match="'byte' has 257 tokens and the model vocab_size=256; set vocab_size to at l"):
         make_tokenizer("byte", nothing(), 256)
     with pytest.raises(ValueError, match=r"'bpe:1000' has 1000 tokens and the model vocab_size=264"):
         make_tokenizer("bpe:1000", nothing(), 264)  # before it is trained
@@ -115,8 +109,6 @@ def test_a_tokenizer_larger_than_the_embedding_names_both(folder):
 
 def test_a_tokenizer_that_cannot_be_had_is_one_line(monkeypatch):
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
-    with pytest.raises(
-        ValueError, match=r"^tokenizer='nobody/nothing' cannot be loaded \(the hub does not .*$"
-    ) as told:
+    with pytest.raises(ValueError, match=r"^tokenizer='nobody/nothing' cannot be loaded \(the hub does not ") as told:
         make_tokenizer("nobody/nothing", nothing(), 264)
     assert "\n" not in str(told.value)

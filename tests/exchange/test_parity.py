@@ -19,9 +19,8 @@ def test_random_documents_have_no_end():
 @pytest.mark.parametrize("answer", ["x" * 28, "x" * 9])
 def test_the_document_compared_of_a_tuned_run_is_never_empty(tmp_path, monkeypatch, answer):
     """28 and the prompt fill the 32 inputs, whose end is the last target alone."""
-    (tmp_path / "pairs.jsonl").write_text(
-        "".join(f'{{"prompt": "q{n:02}", "answer": "{answer}"}}\n' for n in range(10, 40))
-    )
+    rows = [f'{{"prompt": "q{n:02}", "answer": "{answer}"}}\n' for n in range(10, 40)]
+    (tmp_path / "pairs.jsonl").write_text("".join(rows))
     pairs = {"corpus": f"sft:{tmp_path / 'pairs.jsonl'}", "val_fraction": 0.4, "seq_len": 32}
     run = loud_run(tmp_path, **pairs)
     compared = []

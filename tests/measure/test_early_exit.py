@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 from reference import FAMILIES, exit_losses, run_config
-from support.handmade_models import HandMadeModel, brackets, integers, known, normal, rng, tokens_per_pass
+from support.handmade_models import HandMadeModel, brackets, integers, known, rng, tokens_per_pass
 
 from sparsedepth.measure.lens import early_exit
 from sparsedepth.measure.measurements import Scored

@@ -119,10 +119,8 @@ def test_of_many_difficulties_one_counts_as_failed_only_where_all_together_are_s
     correct_NT = np.ones((60, 10))
     correct_NT[47:, 0] = 0
     levels_NT = np.broadcast_to(np.arange(10), correct_NT.shape)
-    of_ten = by_difficulty(np.ones((60, 10)), correct_NT, np.zeros((60, 10)), levels_NT, estimate())[1]
-    of_one = by_difficulty(*(each[:, :1] for each in (correct_NT, correct_NT, 0 * correct_NT, levels_NT)), estimate())[
-        1
-    ]
+    given = (np.ones((60, 10)), correct_NT, np.zeros((60, 10)), levels_NT)
+    of_ten, of_one = (by_difficulty(*(each[:, :n] for each in given), estimate())[1] for n in (10, 1))
     assert (of_ten.value, of_ten.hi) == (-1, 9) and (of_one.value, of_one.hi) == (-1, -1)
 
 

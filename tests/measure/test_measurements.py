@@ -48,11 +48,8 @@ def plain(model: Decoder, scored: Scored, order=None) -> float:
 @torch.no_grad()
 def test_losses_are_means_over_the_positions_that_count(model, uneven):
     probed = ProbedDecoder(model)
-    base, without, swapped = (
-        plain(model, uneven),
-        plain(model, uneven, [1, None, 3, 4, 5]),
-        plain(model, uneven, [1, 4, 3, 2, 5]),
-    )
+    orders = (None, [1, None, 3, 4, 5], [1, 4, 3, 2, 5])
+    base, without, swapped = (plain(model, uneven, order) for order in orders)
     found = held_out_loss(probed, uneven, rng())
     assert found.loss.value == pytest.approx(base, rel=1e-6) and uneven.n_scored == 43
     base_N, changed_NF = fork_losses(probed, uneven, [skip(2), swap(2, 4)])

@@ -59,11 +59,8 @@ def test_the_cosine_of_images_is_a_mean_over_patches_not_over_their_numbers():
 
 
 def test_removing_identities_costs_nothing():
-    found = removal(
-        HandMadeModel([identity, residual_mlp(4, 0), identity, identity], normal(5, 4)),
-        Scored.text(integers(5, 3, 7)),
-        rng(),
-    )
+    probed = HandMadeModel([identity, residual_mlp(4, 0), identity, identity], normal(5, 4))
+    found = removal(probed, Scored.text(integers(5, 3, 7)), rng())
     for free in ((1, 1), (3, 3), (3, 4), (4, 4)):
         assert found.drops[free] == pytest.approx(0, abs=1e-6)
     assert found.drops[1, 2] == pytest.approx(found.drops[2, 2], abs=1e-6) != 0

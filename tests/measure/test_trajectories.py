@@ -1,5 +1,6 @@
 """Trajectories: turns planted token by token, the published ideals, documents, undefined cases, the plain loop."""
 
+import itertools
 import math
 
 import numpy as np
@@ -65,11 +66,7 @@ def test_planted_turns_are_found_and_named():
     assert (found.even_share.value, found.early_stop_share.value, found.n_tokens) == (5 / 8, 2 / 8, 8)
     assert brackets(found.even_share)
     between = math.acos(math.sqrt(6 / 22))
-    to_ideals = {
-        EVEN: (between, 0),
-        EARLY: (0, between),
-        LATE: (math.pi / 2, between),  # six layers at the other end
-    }
+    to_ideals = {EVEN: (between, 0), EARLY: (0, between), LATE: (math.pi / 2, between)}  # LATE: at the other end
     for point in found.points:
         assert (point["to_early_stop"], point["to_even"]) == pytest.approx(to_ideals[point["token_id"]], abs=1e-5)
     middle = found.by_layer["trajectory_mean"][1:-1].mean()
@@ -152,13 +149,8 @@ def test_the_rows_have_the_glossarys_columns():
 def test_against_the_plain_loop_under_any_budget(family):
     model, tokens = Decoder(run_config(**FAMILIES[family])), integers(40, 3, 16)
     recorded = states(model, tokens)
-    angles_VL = np.array(
-        [
-            [math.acos(cosine(recorded[i][b, t], recorded[i + 1][b, t])) for i in range(5)]
-            for b in range(3)
-            for t in range(16)
-        ]
-    )
+    states_VLD = torch.stack(recorded, dim=2).flatten(0, 1)
+    angles_VL = np.array([[math.acos(cosine(*two)) for two in itertools.pairwise(x_LD)] for x_LD in states_VLD])
     centred_VL = angles_VL - angles_VL.mean(0)
     spread = np.linalg.svd(centred_VL, compute_uv=False) ** 2
     for max_tokens in (70, 8192):

@@ -96,9 +96,8 @@ def run(tmp_path) -> Path:
     folder = tmp_path / "run"
     folder.mkdir()
     (folder / "config.yaml").write_text(yaml.safe_dump(config.model_dump(mode="json")))
-    save_file(
-        {name: p.detach() for name, p in Decoder(config, seed=5).named_parameters()}, folder / "model.safetensors"
-    )
+    weights = {name: weight.detach() for name, weight in Decoder(config, seed=5).named_parameters()}
+    save_file(weights, folder / "model.safetensors")
     return folder
 
 
