@@ -237,6 +237,15 @@ def test_dynamic_rotation_beyond_the_trained_length_depends_on_the_length_alone(
         probed.embed(integers(40, 1, 17))
 
 
+def test_blocks_work_with_gradients_after_a_pass_in_inference_mode():
+    probed = ProbedHfModel(tiny("mistral_window"))
+    with probing(probed):
+        record_states(probed, TOKENS)
+    x = normal(2, 12, 32).requires_grad_()
+    probed.block(1, x).sum().backward()
+    assert x.grad is not None and x.grad.abs().sum() > 0
+
+
 def test_what_cannot_be_measured_is_refused():
     with pytest.raises(ValueError, match="longer than the 64 positions"):
         ProbedHfModel(tiny("gpt2")).embed(integers(40, 1, 65))
