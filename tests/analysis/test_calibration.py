@@ -32,15 +32,10 @@ def test_concordance_worked_out_by_hand():
     assert calibration.concordance(value_N, need_1N, np.full((4, 4), True)) == pytest.approx([(3 - 1) / 5])
 
 
-def test_a_score_that_follows_is_found():
-    def follows(need, n_layers, rng):
-        return need + 0.3 * rng.normal()
-
-    assert verdicts(follows) == {4: "follows", 8: "follows", None: "follows"}
-
-
-def test_a_score_that_does_not_is_not():
+def test_a_score_that_follows_is_found_and_one_that_does_not_is_not():
+    assert set(verdicts(lambda need, _, rng: need + 0.3 * rng.normal()).values()) == {"follows"}
     assert set(verdicts(lambda need, *_: -need).values()) == {"does not follow"}
+    assert calibration.overall([]) == "undecided"
 
 
 def test_a_score_that_cannot_differ_is_not_tested():
@@ -86,12 +81,6 @@ def test_two_models_are_too_few():
 def test_what_is_not_solved_does_not_count():
     rows = table("usefulness", lambda need, *_: need, accuracy=0.5)
     assert calibration.trials(rows) == []
-
-
-def test_one_comparison_that_speaks_against_a_score_decides():
-    rows = table("usefulness", lambda need, n_layers, _: need / n_layers, depths=(4, 16))
-    assert calibration.overall(calibration.trials(rows)) == "does not follow"
-    assert calibration.overall([]) == "undecided"
 
 
 def test_a_comparison_among_many_speaks_against_a_score_only_by_more_than_chance():

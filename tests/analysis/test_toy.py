@@ -110,14 +110,6 @@ def test_batched_is_one_by_one(kind):
         )
 
 
-def test_the_first_kl_is_that_to_the_uniform_distribution():
-    """A student's head starts at 0: KL(p || uniform) = ln V - H(p)."""
-    training = toy.Training(group_of(temperature=(0.2,), rho=(0.0,), teacher_seed=(0,)))
-    log_p = training.targets(training.inputs(0))[0].double()
-    expected = math.log(6) + (log_p.exp() * log_p).sum(-1).mean()
-    assert training.take_step().item() == pytest.approx(expected.item(), rel=1e-5)
-
-
 def test_the_schedule_by_hand():
     group = group_of(n_layers=4, lr=0.1, lr_depth_factor=2.0, n_steps=10, decay_from=0.8, decay_to=0.1)
     assert [group.learning_rate(step) for step in (0, 7, 8)] == [pytest.approx(0.1)] * 3  # 0.1 x 2 / sqrt(4)

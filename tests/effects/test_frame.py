@@ -5,13 +5,11 @@ import math
 import numpy as np
 import pandas as pd
 import pytest
-from lr_transfer import keys
 from support.runs_frame import config_of, grid, runs_frame
 from support.walks import of_effects
 
-from sparsedepth.effects.cells import cells_of, plain
+from sparsedepth.effects.cells import cells_of
 from sparsedepth.effects.frame import effects_frame
-from sparsedepth.effects.importance import value_order
 from sparsedepth.effects.text import effects_text, setting_text
 
 LNS = {"depth_scale": ["none", "lns"]}
@@ -215,10 +213,7 @@ def test_a_diverged_run_is_counted_and_does_not_remove_its_setting():
     assert (found["diverged"], found["seeds"], found["verdict"]) == (1, 4, "lower")
     runs.loc[(runs["depth_scale"] == "lns") & (runs["seed"] < 2), "outcome"] = "diverged"
     found = row(frame(runs), question="setting")
-    assert (found["verdict"], found["reason"]) == (
-        "not shown",
-        "2 runs of the setting diverged, 0 of the baseline",
-    )
+    assert (found["verdict"], found["reason"]) == ("not shown", "2 runs of the setting diverged, 0 of the baseline")
 
 
 # Slopes
@@ -287,14 +282,3 @@ def test_of_two_tuned_fields_the_second_stays_at_its_chosen_value():
     runs = tuned(noisy(lambda c: 3.0)).assign(tuned_fields="lr,weight_decay")
     text = " ".join(effects_text(frame(runs), cells_of(runs, "val_loss")).split())
     assert "the curve and its error are in lr alone: weight_decay at the value that tuning chose" in text
-
-
-def test_plain_values_and_keys():
-    assert [plain(value) for value in (np.nan, None, pd.NA, np.int64(3), 2.0, 0.5, "a")] == [
-        *(None, None, None, 3, 2, 0.5, "a"),
-    ]
-    assert plain("[0.1, 2]") == (0.1, 2) and plain(np.array([1.0, 2.5])) == (1, 2.5)
-    runs = pd.DataFrame({"a": [1, 1, 2], "b": [None, np.nan, "x"]})
-    first, second, third = keys(runs, ["a", "b"])
-    assert first == second != third
-    assert sorted(["b", 10, None, 2.0], key=value_order) == [2.0, 10, "b", None]

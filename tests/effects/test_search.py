@@ -14,7 +14,7 @@ from sparsedepth.cli import main
 from sparsedepth.config.load import build, read_yaml
 from sparsedepth.config.run import RunConfig
 from sparsedepth.config.sweep import SweepDefinition
-from sparsedepth.effects.importance import importances, proposals, search_lines, search_table, study_of
+from sparsedepth.effects.importance import importances, proposals, search_lines, search_table
 from sparsedepth.plan.tasks import Plan
 from sparsedepth.plots.draw import FIGURES, default_figure, draw
 from sparsedepth.plots.page import NothingToDraw
@@ -26,20 +26,11 @@ from sparsedepth.store.connection import open_store
 from sparsedepth.store.search import on_front, search_of
 
 BASE = {"d_model": 16, "n_heads": 2, "seq_len": 32, "batch_tokens": 128, "train_tokens": 1280}
+DECAY = {"low": 0.01, "high": 1.0, "log": True}
+SPACE = {"lr": {"low": 1e-3, "high": 1e-1, "log": True}, "weight_decay": DECAY, "depth_scale": ["none", "lns"]}
 SEARCH = {
-    "name": "s",
-    "question": "q?",
-    "hypothesis": "h",
-    "base": BASE,
-    "space": {
-        "lr": {"low": 1e-3, "high": 1e-1, "log": True},
-        "weight_decay": {"low": 0.01, "high": 1.0, "log": True},
-        "depth_scale": ["none", "lns"],
-    },
-    "sampler": "tpe",
-    "n_trials": 24,
-    "objectives": ["val_loss", "train_flops"],
-    "seeds": [0],
+    **{"name": "s", "question": "q?", "hypothesis": "h", "base": BASE, "space": SPACE, "seeds": [0]},
+    **{"sampler": "tpe", "n_trials": 24, "objectives": ["val_loss", "train_flops"]},
 }
 
 
@@ -117,20 +108,6 @@ def landscape(searched):
     with open_store(searched) as store:
         search, runs = search_of(store.roots), store.frame("select * from runs")
     return search, proposals(runs, search)
-
-
-def test_the_study_holds_the_proposals(landscape):
-    search, frame = landscape
-    assert len(frame) == 24 and frame["started"].is_monotonic_increasing
-    study = study_of(frame, search, "val_loss")
-    assert study.direction.name == "MINIMIZE" and [trial.value for trial in study.trials] == frame["val_loss"].tolist()
-    assert study.best_params["lr"] == frame.loc[frame["val_loss"].idxmin(), "lr"]
-    spaces = study.trials[0].distributions
-    assert (spaces["lr"].low, spaces["lr"].high, spaces["lr"].log) == (1e-3, 1e-1, True)
-    assert spaces["depth_scale"].choices == ("lns", "none")
-    lost = frame.assign(val_loss=[np.nan, *frame["val_loss"][1:]], lr=[*frame["lr"][:-1], None])
-    trials = study_of(lost, search, "val_loss").trials
-    assert len(trials) == 23 and set(trials[-1].params) == {"weight_decay", "depth_scale"}, "a missing value is none"
 
 
 def test_importance_of_a_planted_landscape(landscape):
@@ -288,7 +265,7 @@ def test_the_advice_is_a_sweep_that_runs(searched, tmp_path, capfd):
 
 def test_null_on_an_axis_is_a_choice_of_a_search(tmp_path):
     """Planted: a window costs 0.5 nat/token, and null has none."""
-    space = {"sliding_window": [None, 8], "weight_decay": SEARCH["space"]["weight_decay"]}
+    space = {"sliding_window": [None, 8], "weight_decay": DECAY}
     folder = tmp_path / "s"
     folder.mkdir()
     (folder / "sweep.yaml").write_text(yaml.safe_dump({**SEARCH, "space": space, "objectives": ["val_loss"]}))

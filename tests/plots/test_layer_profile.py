@@ -64,15 +64,6 @@ def test_the_first_threshold_or_the_default_or_the_largest(chosen, leading):
     assert shown[["threshold", "value"]].to_numpy().tolist() == [[leading, {0.001: 0.1, 0.01: 0.2}[leading]]]
 
 
-def test_standard_errors_are_joined_to_their_values():
-    rows = layer_frame(
-        (1, 1, "jacobian_deviation", 4.0), (1, 2, "jacobian_deviation", 5.0), (1, 1, "jacobian_deviation_se", 0.5)
-    )
-    one_profile = profile_of(RUN, rows, NO_PAIRS)
-    assert profile(one_profile, "jacobian_deviation")["se"].fillna(-1).tolist() == [0.5, -1]
-    assert set(one_profile.profiles["name"]) == {"jacobian_deviation"}
-
-
 def test_null_is_missing_unless_no_value_can_exist():
     rows = layer_frame((1, 1, "causal_effect", None), (1, 2, "causal_effect", 0.5), (1, 3, "causal_effect", None))
     shown = profile(profile_of(RUN, rows, NO_PAIRS), "causal_effect")

@@ -75,8 +75,7 @@ def test_diverged_and_unmeasured():
 
 
 @pytest.mark.parametrize(
-    ("costs", "labels"),
-    [([1e9, 1e9, 1e9], {"900M", "960M", "1.02G", "1.08G"}), ([1e9, 2e9, 7e9], {"1G", "2G", "5G"})],
+    ("costs", "labels"), [([1e9, 1e9, 1e9], {"900M", "960M", "1.02G", "1.08G"}), ([1e9, 2e9, 7e9], {"1G", "2G", "5G"})]
 )
 def test_cost_labels_are_distinct(costs, labels):
     """Costs that differ by nothing, or by a router's few weights, gave '1G 1G 1G'."""

@@ -29,17 +29,8 @@ def test_deeper_is_darker_and_distinct_in_grey(n):
 
 
 def test_shapes_are_distinct():
-    names = [
-        "baseline",
-        "weight_decay",
-        "seq_len",
-        "n_kv_heads",
-        "n_experts",
-        "depth_scale",
-        "init",
-        "lr",
-        "several fields",
-    ]
+    names = ["baseline", "weight_decay", "seq_len", "n_kv_heads", "n_experts", "depth_scale", "init", "lr"]
+    names.append("several fields")
     assert len(set(kind_markers(names).values())) == len(names)
 
 
@@ -75,14 +66,8 @@ def test_settings_have_distinct_colours(n):
 def test_a_legend_fits_into_a_narrow_window(width):
     """Whatever the names: in fewer columns."""
     page = Figure(figsize=(width, 3))
-    names = [
-        "baseline",
-        "n_experts=8, weight_decay=0.1",
-        "depth_scale=lns",
-        "n_kv_heads=1, norm=sandwich",
-        "n_kv_heads=1",
-        "z",
-    ]
+    names = ["baseline", "n_experts=8, weight_decay=0.1", "depth_scale=lns", "n_kv_heads=1, norm=sandwich"]
+    names += ["n_kv_heads=1", "z"]
     legend_above(page, [line_handle(name, BASELINE) for name in names])
     (legend,) = page.legends
     shown = legend.get_window_extent(FigureCanvasAgg(page).get_renderer()).width / page.bbox.width

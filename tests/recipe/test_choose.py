@@ -219,11 +219,6 @@ def test_sizes_that_follow_are_filled_in():
     assert recipe.config == RunConfig(n_experts=8, top_k=4) and recipe.config.d_expert == 44  # d_ff 176 / 4
 
 
-def test_the_same_rows_in_another_order_give_the_same_recipe():
-    runs = four()
-    assert derive(runs) == derive(runs.sample(frac=1, random_state=3))
-
-
 # Depths that were not run
 
 
@@ -326,7 +321,3 @@ def test_wrong_questions_are_refused():
         derive(runs, objective="steps")
     with pytest.raises(ValueError, match="there is no measured quantity 'stops'"):
         derive(runs, objective="stops")
-    with pytest.raises(ValueError, match="--matched 'time' is no basis of comparison"):
-        derive(runs, matched="time")
-    with pytest.raises(ValueError, match="--depth 0 must be"):
-        derive(runs, depth=0)

@@ -70,11 +70,7 @@ def test_three_changes_are_left_out_one_by_one():
     loss = {"recipe": 2.7, WITHOUT_LNS: 2.8, WITHOUT_MOE: 2.6, "without n_kv_heads=1": 2.7}
     after = verified(card, results(card, loss, [4, 5, 6]), [4, 5, 6]).verification
     verdicts = {one.left_out: one.verdict for one in after.ingredients}
-    assert verdicts == {
-        "depth_scale=lns": "needed",
-        "n_experts=8": "harmful",
-        "n_kv_heads=1": "not shown to be needed",
-    }
+    assert verdicts == {"depth_scale=lns": "needed", "n_experts=8": "harmful", "n_kv_heads=1": "not shown to be needed"}
 
 
 @pytest.mark.parametrize(("gain", "again"), [(0.0055, "not confirmed"), (0.1, "confirmed")])

@@ -180,8 +180,6 @@ def test_the_same_results_give_the_same_file(results, page_of_two_figures, tmp_p
 def test_a_wrong_input_is_refused_before_a_picture_is_drawn(results, card, tmp_path, monkeypatch):
     monkeypatch.setattr(report_page, "draw_pictures", lambda *_: pytest.fail("drawn"))
     out = tmp_path / "page.html"
-    with pytest.raises(ValueError, match="did you mean 'val_loss'"):
-        write_report([results], out, objective="val_los")
     path = write_card(tmp_path / "card", card)
     with pytest.raises(ValueError, match="holds no verification"):
         write_report([results], out, card=path)
@@ -215,5 +213,3 @@ def test_into_a_folder_the_report_is_report_html(monkeypatch, tmp_path, capsys):
     monkeypatch.setattr(report_page, "write_report", lambda folders, out, *rest: out.write_text("page"))
     report([tmp_path], tmp_path)
     assert (tmp_path / "report.html").read_text() == "page" and "report.html" in capsys.readouterr().out
-    with pytest.raises(ValueError, match=r"must end in \.html"):
-        report([tmp_path], tmp_path / "page.pdf")

@@ -7,7 +7,7 @@ import pandas as pd
 import pytest
 from support.depth_law_points import grid, planted, theta_of
 
-from sparsedepth.scaling.law import TERMS, Law, contributions, design, fitted_loss, jacobian
+from sparsedepth.scaling.law import TERMS, Law, design, fitted_loss, jacobian
 
 
 def one_point(**changes):
@@ -33,15 +33,6 @@ def test_the_jacobian_is_the_derivative():
         shift = 1e-6 * np.eye(len(theta_P))[p]
         up, down = (np.log(fitted_loss(theta_P + sign * shift, plan.z)) for sign in (1, -1))
         assert by_NP[:, p] == pytest.approx((up - down) / 2e-6, abs=1e-8)
-
-
-def test_contributions_add_up_to_the_planted_loss():
-    points = planted(grid())
-    plan = design(points, Law())
-    term_KN, e = contributions(theta_of(plan), plan.z)
-    assert term_KN.sum(axis=0) + e == pytest.approx(points["loss"].to_numpy())
-    many = np.stack([theta_of(plan), 1.1 * theta_of(plan)])
-    assert fitted_loss(many, plan.z)[1] == pytest.approx(fitted_loss(many[1], plan.z))
 
 
 @pytest.mark.parametrize(

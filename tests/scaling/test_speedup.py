@@ -14,16 +14,6 @@ PUBLIC = {C * share: {seed: L_INF + A * (C * share) ** -ALPHA for seed in (0, 1)
 410,000 tokens/s."""
 
 
-def test_public_numbers():
-    curve = power_law(PUBLIC)
-    assert curve.L_inf == pytest.approx(1.6)
-    worth = speedup(curve, PUBLIC[C], {0: 3.52, 1: 3.52})
-    assert worth.multiplier == pytest.approx(1.130, abs=5e-4)
-    assert worth.lo == pytest.approx(worth.multiplier) == worth.hi  # no noise
-    assert worth.text == "worth 1.13 times the compute (1.13 to 1.13)"
-    assert worth.times(410_000 / 433_986).multiplier == pytest.approx(1.067, abs=1e-3)
-
-
 def test_public_numbers_as_rows():
     """The baseline's curve from three budgets, and the setting at the largest at 94% of the speed."""
     runs = [(24, "baseline", seed, C, loss, 433_986) for C, losses in PUBLIC.items() for seed, loss in losses.items()]
@@ -95,14 +85,10 @@ def test_an_offset_that_is_not_identified_gives_a_range():
     assert "L_inf is not identified: the range over 0 to " in worth.reason and worth.lo < 1.3 < worth.hi
 
 
-def test_fewer_than_three_budgets_and_rising_losses_are_refused_by_name():
+def test_one_setting_and_fewer_than_three_budgets_are_refused_by_name():
     curve, setting = planted(1.0, 0.0, 0)
     runs = [(8, "baseline", s, C, loss, None) for C in BUDGETS for s, loss in curve[C].items()]
     others = [(8, "norm=post", s, 4e12, loss, None) for s, loss in setting.items()]
-    with pytest.raises(ValueError, match=r"n_layers=8: the baseline has train_tokens=1000, 2000: 2 budgets.*branch_at"):
-        speedups(rows_of([*runs[:12], *others]))
-    with pytest.raises(ValueError, match="does not fall with the budget"):
-        speedups(rows_of([(8, "baseline", s, 9e12 - C, loss, None) for _, _, s, C, loss, _ in runs] + others))
     with pytest.raises(ValueError, match="all runs have one setting"):
         speedups(rows_of(runs))
     shallow = [(4, "baseline", s, C, loss, None) for _, _, s, C, loss, _ in runs[:6]]

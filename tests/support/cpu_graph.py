@@ -17,14 +17,10 @@ from sparsedepth.train import loop
 
 aten = torch.ops.aten
 
+SIZE = "has a result of which the host must know the size"
 WAITING = {
-    aten._local_scalar_dense: "brings a number to the host",
-    aten.equal: "brings a number to the host",
-    aten.nonzero: "has a result of which the host must know the size",
-    aten.masked_select: "has a result of which the host must know the size",
-    aten._unique2: "has a result of which the host must know the size",
-    aten.unique_dim: "has a result of which the host must know the size",
-    aten.bincount: "has a result of which the host must know the size",
+    **dict.fromkeys((aten._local_scalar_dense, aten.equal), "brings a number to the host"),
+    **dict.fromkeys((aten.nonzero, aten.masked_select, aten._unique2, aten.unique_dim, aten.bincount), SIZE),
     aten.lift_fresh: "takes numbers from the host",
 }
 
@@ -62,7 +58,7 @@ class Recorder(TorchDispatchMode):
         if func.overloadpacket in (aten.index, aten.index_put_) and torch.bool in {
             i.dtype for i in args[1] if i is not None
         }:
-            raise Waits(f"{func} with a mask has a result of which the host must know the size")
+            raise Waits(f"{func} with a mask {SIZE}")
         read = pointers((args, kwargs))
         self.outside |= read - self.made
         given = aliases((args, kwargs))

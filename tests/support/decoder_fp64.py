@@ -78,13 +78,7 @@ def _norm(config: ModelConfig, x: np.ndarray, weights: Weights, name: str) -> np
 
 
 def _branch(
-    config: ModelConfig,
-    block: Weights,
-    layer: int,
-    part: str,
-    x_TD: np.ndarray,
-    tokens_T: list,
-    values: list[np.ndarray],
+    config: ModelConfig, block: Weights, layer: int, part: str, x_TD: np.ndarray, tokens_T: list, values: list
 ) -> np.ndarray:
     """One branch and its sum with the stream, by the table at the top of the decoder's file; `values` of each block."""
     s, where = 1 / math.sqrt(layer), config.depth_scale

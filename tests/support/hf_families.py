@@ -10,17 +10,9 @@ import transformers
 from transformers import PreTrainedModel
 
 _COMMON = {
-    "vocab_size": 40,
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_hidden_layers": 4,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 64,
-    "pad_token_id": None,
-    "bos_token_id": None,
-    "eos_token_id": 1,
-    "initializer_range": 0.25,
+    **{"vocab_size": 40, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 4},
+    **{"num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 64},
+    **{"pad_token_id": None, "bos_token_id": None, "eos_token_id": 1, "initializer_range": 0.25},
 }
 _HEAD = {"head_dim": 12}
 _BY_LAYER = {"sliding_window": 5, "layer_types": ["sliding_attention", "full_attention"] * 2}

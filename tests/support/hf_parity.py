@@ -1,18 +1,7 @@
 """Reference models of transformers that carry the weights of our decoder."""
 
 import torch
-from transformers import (
-    LlamaConfig,
-    LlamaForCausalLM,
-    MistralConfig,
-    MistralForCausalLM,
-    MixtralConfig,
-    MixtralForCausalLM,
-    OlmoeConfig,
-    OlmoeForCausalLM,
-    Qwen3Config,
-    Qwen3ForCausalLM,
-)
+import transformers
 
 from sparsedepth.config.model import ModelConfig
 from sparsedepth.model.decoder import Decoder
@@ -36,19 +25,16 @@ def _shared(config: ModelConfig) -> dict:
 
 def reference(config: ModelConfig, family: str = "llama") -> torch.nn.Module:
     """A fresh reference model of the same shape."""
-    if family == "llama":
-        return LlamaForCausalLM(LlamaConfig(**_shared(config)))
-    if family == "mistral":
-        return MistralForCausalLM(MistralConfig(sliding_window=config.sliding_window, **_shared(config)))
-    if family == "qwen3":
-        return Qwen3ForCausalLM(Qwen3Config(head_dim=config.d_model // config.n_heads, **_shared(config)))
     routed = {"num_experts_per_tok": config.top_k, "output_router_logits": True}
-    if family == "mixtral":
-        return MixtralForCausalLM(MixtralConfig(num_local_experts=config.n_experts, **routed, **_shared(config)))
-    assert family == "olmoe"
-    return OlmoeForCausalLM(
-        OlmoeConfig(num_experts=config.n_experts, norm_topk_prob=config.renormalise_gates, **routed, **_shared(config))
-    )
+    own = {
+        "llama": {},
+        "mistral": {"sliding_window": config.sliding_window},
+        "qwen3": {"head_dim": config.d_model // config.n_heads},
+        "mixtral": {"num_local_experts": config.n_experts, **routed},
+        "olmoe": {"num_experts": config.n_experts, "norm_topk_prob": config.renormalise_gates, **routed},
+    }[family]
+    config_of, model_of = (getattr(transformers, family.capitalize() + end) for end in ("Config", "ForCausalLM"))
+    return model_of(config_of(**own, **_shared(config)))
 
 
 def ours_to_reference(model: Decoder) -> dict[str, str]:

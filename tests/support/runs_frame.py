@@ -21,21 +21,10 @@ def runs_frame(rows: Iterable[tuple[RunConfig, Summary]]) -> pd.DataFrame:
         fields = config.model_dump(mode="json")
         texts = {name: json.dumps(value) for name, value in fields.items() if isinstance(value, list)}
         measured = {quantity.name: None for quantity in quantities.RUNS}
-        records.append(
-            {
-                "run_id": config.run_id,
-                "cell_id": config.cell_id,
-                **fields,
-                **texts,
-                **measured,
-                "outcome": "ok",
-                "tokens_trained": config.train_tokens,
-                "params_total": 1000 * config.n_layers,
-                "params_active": 1000 * config.n_layers,
-                "train_flops": 1e9,
-                **summary,
-            }
-        )
+        ids = {"run_id": config.run_id, "cell_id": config.cell_id}
+        given = {"outcome": "ok", "tokens_trained": config.train_tokens, "train_flops": 1e9}
+        given |= dict.fromkeys(("params_total", "params_active"), 1000 * config.n_layers)
+        records.append({**ids, **fields, **texts, **measured, **given, **summary})
     return pd.DataFrame.from_records(records)
 
 

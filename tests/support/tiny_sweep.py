@@ -15,18 +15,9 @@ from sparsedepth.config.run import RunConfig
 from sparsedepth.config.runtime import RuntimeConfig
 
 BASE = {
-    "d_model": 16,
-    "n_heads": 2,
-    "seq_len": 32,
-    "batch_tokens": 128,
-    "train_tokens": 128 * 30,
-    "lr": 3e-3,
-    "val_tokens": 512,
-    "measure_tokens": 128,
-    "fit_tokens": 256,
-    "observe_every": 10,
-    "precision": "fp32",
-    "val_fraction": 0.2,
+    **{"d_model": 16, "n_heads": 2, "seq_len": 32, "batch_tokens": 128, "train_tokens": 128 * 30, "lr": 3e-3},
+    **{"val_tokens": 512, "measure_tokens": 128, "fit_tokens": 256, "observe_every": 10},
+    **{"precision": "fp32", "val_fraction": 0.2},
 }
 
 
@@ -45,15 +36,8 @@ CPU = RuntimeConfig(device="cpu", threads=1)
 
 def run_config(folder: Path, **fields) -> RunConfig:
     """A run of ten steps on the small text, of which only the loss is measured; a batch has four sequences."""
-    values = {
-        **BASE,
-        "n_layers": 2,
-        "corpus": str(corpus(folder)),
-        "measures": ["loss"],
-        "train_tokens": 1280,
-        **fields,
-    }
-    return build(RunConfig, values, "test")
+    values = {**BASE, "n_layers": 2, "corpus": str(corpus(folder)), "measures": ["loss"], "train_tokens": 1280}
+    return build(RunConfig, {**values, **fields}, "test")
 
 
 def definition(folder: Path, **fields) -> Path:
