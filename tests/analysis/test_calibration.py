@@ -44,11 +44,8 @@ def test_a_score_that_cannot_differ_is_not_tested():
     assert [trial.verdict for trial in made] == ["constant", "follows", "undecided"]
     assert next(calibration.report(made)) == "  usefulness: follows (follows in 1 of 2, does not in 0, constant in 1)"
     assert set(verdicts(lambda need, n_layers, _: float(n_layers)).values()) == {"constant"}
-    all_constant = calibration.trials(table("usefulness", lambda *_: 1.0))
-    assert (
-        next(calibration.report(all_constant))
-        == "  usefulness: undecided (follows in 0 of 0, does not in 0, constant in 3)"
-    )
+    said = next(calibration.report(calibration.trials(table("usefulness", lambda *_: 1.0))))
+    assert said == "  usefulness: undecided (follows in 0 of 0, does not in 0, constant in 3)"
 
 
 def test_an_interval_ends_where_tau_does_and_the_verdicts_are_counted():

@@ -18,15 +18,8 @@ FOLDER = Path(__file__).parents[2] / "analysis"
 SCRIPTS = sorted(path.name for path in FOLDER.glob("*.py") if path.stem not in ("toy", "script", "estimate"))
 
 CELLS = [
-    {},
-    {"n_layers": 4},
-    {"weight_decay": 0.3},
-    {"seq_len": 128},
-    {"seq_len": 128, "weight_decay": 0.3},
-    {"n_kv_heads": 1},
-    {"n_experts": 8, "top_k": 2},
-    {"d_ff": 704},
-    {"depth_scale": "lns"},
+    *({}, {"n_layers": 4}, {"weight_decay": 0.3}, {"seq_len": 128}, {"seq_len": 128, "weight_decay": 0.3}),
+    *({"n_kv_heads": 1}, {"n_experts": 8, "top_k": 2}, {"d_ff": 704}, {"depth_scale": "lns"}),
 ]
 
 EXPECTED = {
@@ -47,14 +40,9 @@ def results(tmp_path_factory):
     for i, cell in enumerate(CELLS):
         for seed in range(3):
             quality = i + 0.001 * (seed - 1) * (1 + i)
-            summary = {
-                "val_loss": 3 - 0.1 * quality,
-                "val_loss_common": 3 - 0.1 * quality,
-                "usefulness": 0.1 + 0.1 * quality,
-                "residual_variance_last": 100 / (1 + quality),
-                "weight_sparsity": 0.05 * quality,
-                "tokens_trained": 2_097_152,
-            }
+            summary = dict.fromkeys(("val_loss", "val_loss_common"), 3 - 0.1 * quality)
+            summary |= {"usefulness": 0.1 + 0.1 * quality, "residual_variance_last": 100 / (1 + quality)}
+            summary |= {"weight_sparsity": 0.05 * quality, "tokens_trained": 2_097_152}
             config = config_of(**{"n_layers": 2, "seq_len": 64, "eval_seq_len": 64, **cell}, seed=seed)
             place = {"step": config.n_steps, "metric": "residual_variance", "n": 10}
             layers = [

@@ -72,9 +72,8 @@ def test_of_many_settings_those_of_the_fewest_fields_are_drawn():
 
 def test_the_axis_of_the_loss_is_that_of_late_training(runs):
     """It falls from 6 to 2.5 at once, and from there to 2."""
-    curve = [
-        (run, "train_loss", 100.0 * i, 6.0 if not i else 2.5 - 0.05 * i) for run in runs["run_id"] for i in range(11)
-    ]
+    fall = [(100.0 * i, 2.5 - 0.05 * i if i else 6.0) for i in range(11)]
+    curve = [(run, "train_loss", *point) for run in runs["run_id"] for point in fall]
     page = by_setting(runs, pd.DataFrame(curve, columns=["run_id", "metric", "x", "value"])).page()
     low, high = page.axes[0].get_ylim()
     assert 1.9 < low < 2 and 2.4 <= high < 2.5

@@ -90,7 +90,9 @@ def test_a_degenerate_score_has_no_line_and_no_rho():
 
 
 def test_one_combination_of_several_fields_is_named_and_more_are_not():
-    """In the same words in both figures."""
+    """In the same words in both figures; many settings of one field have one shape."""
+    runs = labelled_grid({"weight_decay": [0.01 * i for i in range(30)]}, summary)
+    assert set(correlations(runs).points["kind"]) == {"baseline", "weight_decay"}
     runs = labelled_grid({"weight_decay,n_kv_heads": [(0.0, 2), (0.3, 1)]}, summary)
     kinds = ["baseline", "n_kv_heads=1, weight_decay=0.3"]
     assert list(correlations(runs).points["kind"]) == kinds
@@ -99,11 +101,6 @@ def test_one_combination_of_several_fields_is_named_and_more_are_not():
     runs = labelled_grid({"weight_decay,n_kv_heads": pairs}, summary)
     assert list(correlations(runs).points["kind"]) == ["baseline", "several fields", "several fields"]
     assert list(correlations(runs, is_search=True).points["kind"]) == ["proposal"] * 3
-
-
-def test_many_settings_of_a_field_have_one_shape():
-    runs = labelled_grid({"weight_decay": [0.01 * i for i in range(30)]}, summary)
-    assert set(correlations(runs).points["kind"]) == {"baseline", "weight_decay"}
 
 
 def test_quantities_without_values_have_no_panel_and_are_named():

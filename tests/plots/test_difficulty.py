@@ -86,12 +86,8 @@ def test_a_panel_for_each_depth_and_lines_where_a_difficulty_is_solved_and_at_ch
     assert [axis.get_title() for axis in page().axes] == ["2 layers", "4 layers"]
     assert {axis.get_xlabel() for axis in page().axes} == {"operations so far"}
     (legend,) = page().legends
-    assert [text.get_text() for text in legend.get_texts()] == [
-        "baseline",
-        "depth_scale=lns",
-        "solved (≥ 0.9)",
-        "chance",
-    ]
+    names = ["baseline", "depth_scale=lns", "solved (≥ 0.9)", "chance"]
+    assert [text.get_text() for text in legend.get_texts()] == names
     assert heights() == pytest.approx([0.9, 0.2])
     assert heights(RUNS.assign(chance_loss=None)) == heights(RUNS.assign(corpus="task:k_hop")) == [0.9]
     assert heights(RUNS.assign(chance_loss=np.where(RUNS["n_layers"] == 2, math.log(60), math.log(5)))) == [0.9]

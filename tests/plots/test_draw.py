@@ -14,7 +14,7 @@ from support.runs_frame import config_of
 
 from sparsedepth import plots
 from sparsedepth.plots.draw import FIGURES, default_figure, draw
-from sparsedepth.plots.page import Drawing, NothingToDraw, render
+from sparsedepth.plots.page import Drawing, NothingToDraw, csv_bytes, render
 from sparsedepth.plots.runs import finished_of
 from sparsedepth.store.connection import open_store
 
@@ -59,6 +59,13 @@ def test_the_same_numbers_give_the_same_file(store, tmp_path):
     first = render(FIGURES["chain"].drawing(store).page, ".svg")
     with open_store(tmp_path) as other:
         assert first == render(FIGURES["chain"].drawing(other).page, ".svg")
+
+
+def test_numbers_of_a_csv_are_exact_and_formulas_escaped():
+    n = pd.array([1, None, 3], dtype="Int64")
+    data = pd.DataFrame({"name": ["=cmd()", "plain", None], "value": [0.1 + 0.2, np.nan, -1e-300], "n": n})
+    lines = csv_bytes(data).decode().splitlines()
+    assert lines == ["name,value,n", "'=cmd(),0.30000000000000004,1", "plain,,", ",-1e-300,3"]
 
 
 def test_a_figure_for_a_paper_is_a_column_wide_and_its_caption_apart(store, tmp_path):

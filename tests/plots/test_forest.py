@@ -15,14 +15,9 @@ AXES = {"n_layers": [12, 24], "depth_scale": ["none", "lns"], "n_kv_heads": [4, 
 def summary(config):
     noise = np.random.default_rng([config.seed, config.n_layers]).normal() * 0.01
     lns = config.depth_scale == "lns"
-    return {
-        "val_loss": 3
-        - (0.2 + 0.001 * config.n_layers) * lns
-        + noise
-        + 1e-5 * (config.seed - 1) * lns  # without a spread over seeds an effect has no interval
-        + 1e-4 * config.n_layers * (config.n_kv_heads == 1),
-        "residual_variance_last": (100 + config.seed) / (1 + 9 * lns),
-    }
+    loss = 3 - (0.2 + 0.001 * config.n_layers) * lns + noise + 1e-4 * config.n_layers * (config.n_kv_heads == 1)
+    loss += 1e-5 * (config.seed - 1) * lns  # without a spread over seeds an effect has no interval
+    return {"val_loss": loss, "residual_variance_last": (100 + config.seed) / (1 + 9 * lns)}
 
 
 class Frames:
@@ -87,9 +82,7 @@ def test_a_task_with_another_budget_is_no_effect():
     runs = grid({"n_layers": [12, 24], "corpus,seq_len": [("a", 512), ("b", 1024)], "seed": [0, 1]}, summary)
     assert len(forest.effects(Frames(runs)).data)
     other = runs["corpus"] == "b"
-    for name in COSTS.values():
-        if name not in runs:
-            continue
+    for name in {*COSTS.values()} & {*runs}:
         runs[name] = runs[name].where(~other, 2 * runs[name])
     with pytest.raises(NothingToDraw, match="agree in tokens, parameters or FLOPs"):
         forest.effects(Frames(runs))

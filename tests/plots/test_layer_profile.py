@@ -1,4 +1,5 @@
-"""A layer profile: its numbers, and its page with a panel per metric and per matrix, grey where they are missing."""
+"""A layer profile: its numbers, and its page with a panel per metric and per matrix, grey where they are missing; one
+matrix of several settings: means over their deepest runs, one scale."""
 
 import warnings
 from dataclasses import replace
@@ -8,11 +9,11 @@ import pandas as pd
 import pytest
 from matplotlib.colors import LogNorm, SymLogNorm, to_rgba
 from support.made_up_runs import make_run
-from support.runs_frame import config_of
+from support.runs_frame import config_of, labelled_grid
 
 from sparsedepth import quantities
 from sparsedepth.plots.layer_profile import PANELS, layer_profile_page, load_layer_profile, profile_of
-from sparsedepth.plots.matrices import HEAT_MAPS, pairs_that_exist
+from sparsedepth.plots.matrices import HEAT_MAPS, MOST, mean_matrices, page_of_matrices, pairs_that_exist
 from sparsedepth.plots.page import lay_out
 from sparsedepth.plots.runs import choose_run
 from sparsedepth.plots.style import DEGENERATE, MISSING
@@ -91,19 +92,9 @@ def test_the_pairs_of_four_layers(name, n):
     assert exists[:, 0].any() == (name == "angular_distance")  # the embedding's output is a state, not a block
 
 
-def runs_frame(*rows):
-    return pd.DataFrame(rows, columns=["run_id", "outcome", "val_loss"])
-
-
 def test_the_default_run_is_the_best_of_the_deepest():
-    runs = runs_frame(
-        ("a", "ok", 2.0),
-        ("b", "ok", 3.0),
-        ("c", None, 2.5),
-        ("d", "ok", None),
-        ("e", "diverged", 1.0),
-        ("f", "ok", 1.0),
-    )
+    rows = [("a", "ok", 2.0), ("b", "ok", 3.0), ("c", None, 2.5), ("d", "ok", None), ("e", "diverged", 1.0)]
+    runs = pd.DataFrame([*rows, ("f", "ok", 1.0)], columns=["run_id", "outcome", "val_loss"])
     depths = {"a": 2, "b": 4, "c": 4, "d": 4, "e": 4}  # f has no values by layer
     assert choose_run(runs, depths, None) == "c"
     assert choose_run(runs, depths, "e") == "e"
@@ -169,10 +160,8 @@ def test_lines_and_heat_maps_have_the_numbers():
     axes = axes_by_title(layer_profile_page(full_profile(4)))
     lines = axes["early exit loss"].get_lines()
     assert [list(line.get_ydata()) for line in lines] == [[0.625, 0.75, 0.875, 1.0]] * 2
-    assert [text.get_text() for text in axes["weight sparsity"].get_legend().get_texts()] == [
-        "|w| < 0.1",
-        "|w| / rms < 0.1",
-    ]
+    legend = [text.get_text() for text in axes["weight sparsity"].get_legend().get_texts()]
+    assert legend == ["|w| < 0.1", "|w| / rms < 0.1"]
     shown = axes["causal effect"].collections[1].get_array()
     assert shown[2, 1] == pytest.approx(0.32)  # of layers 3 and 2, since the first is 1
     assert shown.mask[1, 2] and shown.mask[1, 1] and not shown.mask[2, 1]
@@ -185,10 +174,7 @@ def test_lines_and_heat_maps_have_the_numbers():
 def test_the_band_is_the_95_interval():
     axis = axes_by_title(layer_profile_page(full_profile(2)))["Jacobian's deviation from identity"]
     heights = axis.collections[0].get_paths()[0].vertices[:, 1]
-    assert (heights.min(), heights.max()) == (
-        pytest.approx(0.625 - 0.196, abs=1e-4),
-        pytest.approx(0.75 + 0.196, abs=1e-4),
-    )
+    assert [heights.min(), heights.max()] == pytest.approx([0.625 - 0.196, 0.75 + 0.196], abs=1e-4)
 
 
 def test_no_line_runs_through_a_legend():
@@ -239,3 +225,31 @@ def test_a_degenerate_score_is_marked_in_the_title_and_its_reasons_named():
     said = " ".join(page.get_supxlabel().split())
     of_both = "it is relative to a loss below 0.1 nat/token; one block carries more than half of it"
     assert f"Degenerate, so no evidence: usefulness {DEGENERATE}, usefulness_loss_increase ({of_both})." in said
+
+
+# Matrices side by side
+
+
+def pairs_of(runs, value):
+    pairs = [(run, other) for run in runs.itertuples() for other in range(2, run.n_layers + 1)]
+    rows = [(run.run_id, 1, other, "causal_effect", value(run) + other) for run, other in pairs]
+    return pd.DataFrame(rows, columns=["run_id", "layer", "other_layer", "metric", "value"])
+
+
+def test_means_over_seeds_of_the_deepest():
+    axes = {"n_layers": [2, 4], "weight_decay": [0.0, 0.3], "seed": [0, 1]}
+    runs = labelled_grid(axes, lambda config: {"val_loss": 3.0})
+    values, notes = mean_matrices(runs, pairs_of(runs, lambda run: run.seed + 100 * run.weight_decay))
+    at = values.set_index(["setting", "layer", "other_layer"])["value"]
+    assert at["baseline", 1, 4] == 4.5 and at["weight_decay=0.3", 1, 4] == 34.5
+    assert set(values["n_runs"]) == {2} and notes == ""
+    page = page_of_matrices(values, 4)
+    first, second = (axis.collections[1] for axis in page.axes[:2])
+    assert first.norm is second.norm and first.get_array().mask[3, 1]
+    assert [axis.get_title() for axis in page.axes[:2]] == ["baseline", "weight_decay=0.3"]
+
+
+def test_more_settings_than_fit_are_counted():
+    runs = labelled_grid({"weight_decay": [i / 10 for i in range(9)]}, lambda config: {"val_loss": 3.0}, n_layers=3)
+    values, notes = mean_matrices(runs, pairs_of(runs, lambda run: 1.0))
+    assert values["setting"].nunique() == MOST and f"Not shown: {9 - MOST} further settings" in notes

@@ -241,7 +241,5 @@ def test_settings_are_called_as_in_the_ranking():
     (one,) = derive_card(runs).recipe.candidates
     assert one.setting == "n_experts=4" and {*moe} <= {*one.values}
     both = derive_card(pd.concat([runs, cells([({"n_experts": 4, "top_k": 4}, 2.9)])], ignore_index=True))
-    assert {each.setting for each in both.recipe.candidates} == {
-        "n_experts=4, top_k=2, d_expert=88",
-        "n_experts=4, top_k=4, d_expert=44",
-    }
+    names = {f"n_experts=4, top_k={top_k}, d_expert={width}" for top_k, width in ((2, 88), (4, 44))}
+    assert {each.setting for each in both.recipe.candidates} == names

@@ -1,6 +1,7 @@
 """The report's sentences and tables: numbers of the rows, escaped names, a reproducible file."""
 
 import re
+from types import SimpleNamespace
 
 import pytest
 import yaml
@@ -40,17 +41,13 @@ def texts(table):
 
 
 def test_the_summary_states_the_findings(contents):
-    assert (
-        contents.summary[0] == sentence(contents.card)
-        and "At 4 layers use depth_scale=lns: val_loss lower by 0.299" in contents.summary[0]
-    )
+    assert contents.summary[0] == sentence(contents.card)
+    assert "At 4 layers use depth_scale=lns: val_loss lower by 0.299" in contents.summary[0]
     assert contents.summary[1] == "At 4 layers depth_scale=lns lowers the residual variance."
     assert contents.summary[2].endswith("no runs at equal FLOPs: no sentence about cost.")
     assert contents.summary[3].startswith("Tests: passed in-sample with seeds: 3 seeds, adjusted p ")
     assert "12 runs of 4 configurations finished, at n_layers 2, 4, with 3 seeds each." in contents.summary
-    assert any(
-        line.startswith("n_layers=4, depth_scale=lns: val_loss lower, -0.299 nat/token") for line in contents.summary
-    )
+    assert any("n_layers=4, depth_scale=lns: val_loss lower, -0.299 nat/token" in line for line in contents.summary)
     assert contents.summary[-1].startswith("2 runs diverged, failed or ended early")
 
 
@@ -198,13 +195,7 @@ def test_a_store_of_measured_models_alone(results, tmp_path, monkeypatch):
     runs[unknown] = None
     runs["model"] = "gpt2"
 
-    class Models:
-        damaged = ()
-
-        def frame(self, text):
-            return runs
-
-    contents = content(Models(), [tmp_path])
+    contents = content(SimpleNamespace(damaged=(), frame=lambda text: runs), [tmp_path])
     assert contents.card is None and contents.effects is None
     assert contents.summary == ("13 models measured without a known training configuration.",)
 

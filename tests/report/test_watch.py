@@ -79,11 +79,8 @@ def test_the_page_follows_a_sweep_from_an_empty_folder_to_the_report(sweep):
     work.write_progress("training", 0.25, 3.14159, 754.0)
     with hold(work.lock):
         text = progress_of(write())
-    assert (
-        f"running: n_layers={configs[0].n_layers} seed={configs[0].seed}: training, 25%, loss 3.142, about 12m34s left"
-        in text
-        and "6% 0 com" in text
-    )
+    of_run = f"running: n_layers={configs[0].n_layers} seed={configs[0].seed}"
+    assert f"{of_run}: training, 25%, loss 3.142, about 12m34s left" in text and "6% 0 com" in text
     make_run(results, configs[0], {"val_loss": 2.5})
     text = write()
     assert "25% 1 complete" in progress_of(text) and "lowest single run: val_loss 2.5" in progress_of(text)

@@ -10,13 +10,9 @@ from support.depth_law_points import grid, planted, theta_of
 from sparsedepth.scaling.law import TERMS, Law, design, fitted_loss, jacobian
 
 
-def one_point(**changes):
-    return pd.DataFrame([{"d_model": 100.0, "n_layers": 4.0, "num_tokens": 1e6, "loss": 3.0} | changes])
-
-
 def test_a_loss_by_hand():
     """100^-1/2 x 10 + 400^-1/2 x 8 + 1^-0.3 x 0.5 + 1 = 1 + 0.4 + 0.5 + 1: l counts hundredths, D millions."""
-    plan = design(one_point(), Law())
+    plan = design(pd.DataFrame([{"d_model": 100.0, "n_layers": 4.0, "num_tokens": 1e6, "loss": 3.0}]), Law())
     theta_P = np.array([math.log(1.0), math.log(0.4), math.log(0.5), 0.5, 0.5, 0.3, 0.0])
     stated = {number.name: number.of(theta_P) for number in plan.quantities()}
     assert [stated[name] for name in ("c_m", "c_l", "c_D")] == pytest.approx([10, 8, 0.5])

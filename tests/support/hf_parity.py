@@ -8,19 +8,11 @@ from sparsedepth.model.decoder import Decoder
 
 
 def _shared(config: ModelConfig) -> dict:
-    return {
-        "vocab_size": config.vocab_size,
-        "hidden_size": config.d_model,
-        "intermediate_size": config.d_expert or config.d_ff,
-        "num_hidden_layers": config.n_layers,
-        "num_attention_heads": config.n_heads,
-        "num_key_value_heads": config.n_kv_heads,
-        "max_position_embeddings": config.seq_len,
-        "rms_norm_eps": config.norm_eps,
-        "rope_theta": config.rope_theta,
-        "tie_word_embeddings": config.tie_embeddings,
-        "attn_implementation": "eager",
-    }
+    heads = {"num_attention_heads": config.n_heads, "num_key_value_heads": config.n_kv_heads}
+    sizes = {"vocab_size": config.vocab_size, "hidden_size": config.d_model, "num_hidden_layers": config.n_layers}
+    sizes |= {"intermediate_size": config.d_expert or config.d_ff, "max_position_embeddings": config.seq_len}
+    numbers = {"rms_norm_eps": config.norm_eps, "rope_theta": config.rope_theta}
+    return heads | sizes | numbers | {"tie_word_embeddings": config.tie_embeddings, "attn_implementation": "eager"}
 
 
 def reference(config: ModelConfig, family: str = "llama") -> torch.nn.Module:
@@ -45,15 +37,9 @@ def ours_to_reference(model: Decoder) -> dict[str, str]:
     parts = {
         "attention_norm.weight": "input_layernorm.weight",
         "ffn_norm.weight": "post_attention_layernorm.weight",
-        "attention.query.weight": "self_attn.q_proj.weight",
-        "attention.key.weight": "self_attn.k_proj.weight",
-        "attention.value.weight": "self_attn.v_proj.weight",
-        "attention.output.weight": "self_attn.o_proj.weight",
-        "attention.query_norm.weight": "self_attn.q_norm.weight",
-        "attention.key_norm.weight": "self_attn.k_norm.weight",
-        "ffn.gate.weight": "mlp.gate_proj.weight",
-        "ffn.up.weight": "mlp.up_proj.weight",
-        "ffn.down.weight": "mlp.down_proj.weight",
+        **{f"attention.{n}.weight": f"self_attn.{n[0]}_proj.weight" for n in ("query", "key", "value", "output")},
+        **{f"attention.{n}_norm.weight": f"self_attn.{n[0]}_norm.weight" for n in ("query", "key")},
+        **{f"ffn.{name}.weight": f"mlp.{name}_proj.weight" for name in ("gate", "up", "down")},
         "ffn.router.weight": "mlp.gate.weight",
         "ffn.gate_up_E2FD": "mlp.experts.gate_up_proj",
         "ffn.down_EDF": "mlp.experts.down_proj",

@@ -16,15 +16,10 @@ def fill(results: Path, corpus: str = "stdlib") -> None:
             for seed in (0, 1, 2):
                 config = config_of(n_layers=n_layers, depth_scale=scale, seed=seed, corpus=corpus)
                 variance = {"none": 10.0, "lns": 2.0}[scale] * n_layers + 0.1 * seed
-                summary = {
-                    "val_loss": 3 - 0.3 * (scale == "lns") + 0.01 * seed + 0.002 * (seed == 1) * (scale == "lns"),
-                    "residual_variance_last": variance,
-                    "causal_score": 1 / variance,
-                    "params_total": 1_234_567,
-                    "params_active": 1_234_567,
-                    "tokens_trained": config.train_tokens,
-                    "train_flops": 1e12 * n_layers,
-                }
+                loss = 3 - 0.3 * (scale == "lns") + 0.01 * seed + 0.002 * (seed == 1) * (scale == "lns")
+                summary = {"val_loss": loss, "residual_variance_last": variance, "causal_score": 1 / variance}
+                summary |= {"tokens_trained": config.train_tokens, "train_flops": 1e12 * n_layers}
+                summary |= {"params_total": 1_234_567, "params_active": 1_234_567}
                 layers = [
                     {"step": 5, "layer": layer, "metric": "residual_variance", "value": variance * layer, "n": 10}
                     for layer in range(1, n_layers + 1)

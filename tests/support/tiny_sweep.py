@@ -43,9 +43,7 @@ def run_config(folder: Path, **fields) -> RunConfig:
 def definition(folder: Path, **fields) -> Path:
     """A sweep definition file over the small text: n_layers 2 and 3, two seeds."""
     content = {
-        "name": "tiny",
-        "question": "Do three layers beat two?",
-        "hypothesis": "Not in thirty steps.",
+        **{"name": "tiny", "question": "Do three layers beat two?", "hypothesis": "Not in thirty steps."},
         "base": {**BASE, "corpus": str(corpus(folder)), **fields.pop("base", {})},
         "space": {"n_layers": [2, 3]},
         "seeds": [0, 1],
