@@ -14,7 +14,7 @@ from sparsedepth.cli import main
 from sparsedepth.config.load import build, read_yaml
 from sparsedepth.config.run import RunConfig
 from sparsedepth.config.sweep import SweepDefinition
-from sparsedepth.effects.importance import importances, proposals, search_lines, search_table
+from sparsedepth.effects.importance import importances, proposals, search_lines, search_table, study_of
 from sparsedepth.plan.tasks import Plan
 from sparsedepth.plots.draw import FIGURES, default_figure, draw
 from sparsedepth.plots.page import NothingToDraw
@@ -108,6 +108,13 @@ def landscape(searched):
     with open_store(searched) as store:
         search, runs = search_of(store.roots), store.frame("select * from runs")
     return search, proposals(runs, search)
+
+
+def test_a_missing_value_is_no_choice_of_a_proposal_and_one_without_an_outcome_no_trial(landscape):
+    search, frame = landscape
+    lost = frame.assign(val_loss=[np.nan, *frame["val_loss"][1:]], lr=[*frame["lr"][:-1], None])
+    trials = study_of(lost, search, "val_loss").trials
+    assert len(trials) == 23 and set(trials[-1].params) == {"weight_decay", "depth_scale"}
 
 
 def test_importance_of_a_planted_landscape(landscape):
