@@ -132,11 +132,7 @@ def test_starts_and_offsets_of_documents_by_hand():
 
 @pytest.mark.parametrize(
     ("device", "dtype", "grouped"),
-    [
-        ("cuda", torch.float32, False),
-        ("cuda", torch.bfloat16, True),
-        ("cpu", torch.float32, True),
-    ],
+    [("cuda", torch.float32, False), ("cuda", torch.bfloat16, True), ("cpu", torch.float32, True)],
 )
 def test_groups_are_left_to_the_kernel_where_it_knows_them(monkeypatch, device, dtype, grouped):
     """On CUDA the fp32 kernel for groups would store every score. Tensors without values stand in for a GPU's."""

@@ -242,12 +242,7 @@ def test_gpas_shrinks_the_sum_or_what_goes_into_a_normed_sum(norm):
 
 
 @pytest.mark.parametrize(
-    "fields",
-    [
-        {"depth_scale": "lns", "gpas": True, "norm": "keel"},
-        {"attention_residuals": 4},
-    ],
-    ids=str,
+    "fields", [{"depth_scale": "lns", "gpas": True, "norm": "keel"}, {"attention_residuals": 4}], ids=str
 )
 def test_blocks_compile_to_one_graph_for_all_layers(fields):
     model, tokens_BT = Decoder(config(**{"n_layers": 2, **fields})), tokens()

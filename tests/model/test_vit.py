@@ -94,9 +94,7 @@ def test_parameters_are_those_that_are_priced(fields):
 def test_a_vit_of_the_small_size_has_its_parameters():
     """ViT-S/16 of 1000 classes has 22.05 M with the biases of its matrices; without 9 x 384 a block and the head's."""
     small = build(
-        ModelConfig,
-        {"architecture": "vit", "n_layers": 12, "d_model": 384, "n_heads": 6, "vocab_size": 1000},
-        "test",
+        ModelConfig, {"architecture": "vit", "n_layers": 12, "d_model": 384, "n_heads": 6, "vocab_size": 1000}, "test"
     )
     with_biases = cost(small).params_total + 12 * 9 * 384 + 1000 + 2 * 384  # and of the patches, and a class vector
     assert with_biases == 22_050_664

@@ -107,8 +107,7 @@ EXPERTS = {"n_experts": 4, "top_k": 2, "attention_residuals": 2}
 
 
 @pytest.mark.parametrize(
-    ("fields", "kill_step"),
-    [*(({}, step) for step in (1, 5, 24)), (EXPERTS, 12), ({"optimizer": "muon"}, 5)],
+    ("fields", "kill_step"), [*(({}, step) for step in (1, 5, 24)), (EXPERTS, 12), ({"optimizer": "muon"}, 5)]
 )
 def test_resumed_run_ends_bit_equal(tmp_path, kill_step, fields):
     cfg = config(**fields)
@@ -223,11 +222,7 @@ def test_a_finished_run_is_not_trained_again(tmp_path):
     run(config(), checkpoints=tmp_path)
     model = Decoder(config())
     again = train(
-        model,
-        config(),
-        resolve(config(), CPU),
-        lambda step: pytest.fail("took a step"),
-        checkpoints=tmp_path,
+        model, config(), resolve(config(), CPU), lambda step: pytest.fail("took a step"), checkpoints=tmp_path
     )
     assert again.steps == 25 and again.curves[-1]["step"] == 25
 

@@ -83,14 +83,7 @@ SHAPES: list[dict] = [
     {"residual_scalars": True, "value_residual": True, "n_kv_heads": 1, "rope_theta": 100.0, "norm_eps": 1e-3},
     {"norm": "keel", "gpas": True, "activation": "relu2", "d_ff": 24},
     {"n_experts": 4, "top_k": 2, "balance_loss": 0.3, "router_z_loss": 0.1},
-    {
-        "n_experts": 3,
-        "top_k": 1,
-        "d_expert": 8,
-        "n_shared_experts": 2,
-        "n_dense_layers": 1,
-        "renormalise_gates": False,
-    },
+    {"n_experts": 3, "top_k": 1, "d_expert": 8, "n_shared_experts": 2, "n_dense_layers": 1, "renormalise_gates": False},
     {
         "architecture": "vit",
         "corpus": "images:x",
