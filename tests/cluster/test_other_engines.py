@@ -4,7 +4,6 @@ import shlex
 import subprocess
 from pathlib import Path
 
-import pytest
 import yaml
 from typer.main import get_command
 
@@ -43,8 +42,3 @@ def test_the_skypilot_job():
     assert set(SKYPILOT) == known and set(SKYPILOT["resources"]) == {"accelerators", "use_spot", "job_recovery"}
     assert SKYPILOT["workdir"] == "." and SKYPILOT["setup"] == "pip install ."  # the name is on no package index
     check_body(SKYPILOT["run"])
-
-
-def test_an_option_that_work_has_not_is_seen():
-    with pytest.raises(Exception, match="No such option"):
-        check_body("exec sparsedepth work /shared/depth --leave-when-idle --no-such-option")

@@ -117,17 +117,6 @@ def test_no_position_sees_the_future(name):
         assert gradient[0, t + 1 :].abs().max() == 0 and gradient[0, t].abs().max() > 0
 
 
-def test_lns_scales_the_output_of_both_norms_and_not_the_last():
-    """Folding 1/sqrt(l) into the norm weights of a plain decoder gives the LNS decoder."""
-    plain, scaled = loud(Decoder(config())), loud(Decoder(config(depth_scale="lns")))
-    with torch.no_grad():
-        for layer, block in enumerate(plain.blocks, start=1):
-            block.attention_norm.weight.div_(math.sqrt(layer))
-            block.ffn_norm.weight.div_(math.sqrt(layer))
-    torch.testing.assert_close(plain(tokens()), scaled(tokens()), atol=1e-5, rtol=1e-5)
-    assert not torch.allclose(loud(Decoder(config()))(tokens()), scaled(tokens()), atol=1e-2)
-
-
 def test_experts_of_any_width_compute_where_no_kernel_was_chosen():
     """PyTorch's grouped product takes rows of 16 bytes; Admin's profile runs while the decoder is made."""
     model = Decoder(config(n_experts=4, top_k=3, d_expert=7, norm="post", residual_gate="admin"))
@@ -136,32 +125,20 @@ def test_experts_of_any_width_compute_where_no_kernel_was_chosen():
     torch.testing.assert_close(chosen, model(tokens()))
 
 
-def test_router_losses_of_balanced_and_collapsed_routing():
-    """Zero router: uniform probabilities, so P_e = 1/E and balance = E sum f_e / E = 1; z = log(E)^2."""
-    experts = Experts(config(n_experts=4, top_k=1, d_expert=8, renormalise_gates=False))
+@pytest.mark.parametrize("top_k", [1, 2])
+def test_router_losses_of_balanced_and_collapsed_routing(top_k):
+    """Zero router: uniform probabilities, so P_e = 1/E and balance = E sum f_e / E = 1; z = log(E)^2. Where all tokens
+    choose the same k with probability 1/k each: E / k, as f_e is a share of the choices."""
+    experts = Experts(config(n_experts=4, top_k=top_k, d_expert=8, renormalise_gates=top_k > 1))
     for weight in experts.parameters():
         torch.nn.init.zeros_(weight)
     x_BTD = torch.ones(1, 6, 32)
     experts(x_BTD, balanced := RouterLoss())
     torch.testing.assert_close(balanced.value, torch.tensor([1.0, math.log(4) ** 2]))
     with torch.no_grad():
-        experts.router.weight[2] = 10.0  # every token to expert 2 with probability 1: balance = E * 1 * 1
+        experts.router.weight[1 : 1 + top_k] = 10.0
     experts(x_BTD, collapsed := RouterLoss())
-    torch.testing.assert_close(collapsed.value[0], torch.tensor(4.0))
-
-
-def test_balance_with_two_choices_a_token_is_1_of_even_probabilities_and_2_of_collapsed_ones():
-    """f_e is a share of the choices, of which a token has two: 4 (1/2 + 1/2) / 4 = 1, and 4 (1/2 1/2 + 1/2 1/2) = 2, or
-    E / k, where all tokens choose the same two with probability 1/2 each."""
-    experts = Experts(config(n_experts=4, top_k=2, d_expert=8))
-    for weight in experts.parameters():
-        torch.nn.init.zeros_(weight)
-    x_BTD = torch.ones(1, 6, 32)
-    experts(x_BTD, even := RouterLoss())
-    with torch.no_grad():
-        experts.router.weight[1:3] = 10.0
-    experts(x_BTD, collapsed := RouterLoss())
-    torch.testing.assert_close([even.value[0], collapsed.value[0]], [torch.tensor(1.0), torch.tensor(2.0)])
+    torch.testing.assert_close(collapsed.value[0], torch.tensor(4.0 / top_k))
 
 
 def test_every_layer_reports_its_router_losses():
@@ -217,9 +194,23 @@ def test_every_architecture_is_its_formula(name):
     check_against_loops({**ZOO[name], "n_kv_heads": 1})
 
 
-def test_scalars_values_and_gates_go_together():
-    fields = {"n_layers": 6, "depth_scale": "lns", "norm": "mix", "value_residual": True}
-    check_against_loops({**fields, "residual_scalars": True, "residual_gate": "layerscale", "gate_init": 0.5})
+GATED = {"value_residual": True, "depth_scale": "lns", "residual_gate": "layerscale", "gate_init": 0.5}
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {**GATED, "n_layers": 6, "norm": "mix", "residual_scalars": True},
+        *({**GATED, "attention_residuals": n, "norm": "sandwich"} for n in (1, 2, 6)),
+        *(
+            {"norm": norm, "gpas": True, "depth_scale": "after_residual"}
+            for norm in ("pre", "post", "peri", "mix", "keel")
+        ),
+    ],
+    ids=str,
+)
+def test_what_goes_together_is_its_formula(fields):
+    check_against_loops(fields)
 
 
 def test_a_gradient_passes_a_shrunk_stream_as_if_it_were_whole_and_measures_see_the_derivative():
@@ -236,11 +227,6 @@ def test_a_gradient_passes_a_shrunk_stream_as_if_it_were_whole_and_measures_see_
         torch.testing.assert_close(gradient, torch.full_like(x_BTD, expected))
 
 
-@pytest.mark.parametrize("norm", ["pre", "post", "peri", "mix", "keel"])
-def test_gpas_shrinks_the_sum_or_what_goes_into_a_normed_sum(norm):
-    check_against_loops({"norm": norm, "gpas": True, "depth_scale": "after_residual"})
-
-
 @pytest.mark.parametrize(
     "fields", [{"depth_scale": "lns", "gpas": True, "norm": "keel"}, {"attention_residuals": 4}], ids=str
 )
@@ -252,12 +238,6 @@ def test_blocks_compile_to_one_graph_for_all_layers(fields):
         block.compile(backend=backend, dynamic=False, fullgraph=True)
     torch.testing.assert_close(model(tokens_BT), expected)
     assert backend.frame_count == 1
-
-
-@pytest.mark.parametrize("n", [1, 2, 6])
-def test_sources_are_their_formula_in_sums_and_each_by_itself(n):
-    fields = {"attention_residuals": n, "depth_scale": "lns", "value_residual": True, "norm": "sandwich"}
-    check_against_loops({**fields, "residual_gate": "layerscale", "gate_init": 0.5})
 
 
 def test_a_packed_document_is_computed_as_if_it_stood_alone():

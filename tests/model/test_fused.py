@@ -10,7 +10,6 @@ from torch.autograd import gradcheck
 from sparsedepth.config.load import build
 from sparsedepth.config.model import ModelConfig
 from sparsedepth.model import fused, fused_block
-from sparsedepth.model.context import rotate
 from sparsedepth.model.decoder import Decoder
 from sparsedepth.model.fused_block import FusedBlock
 from sparsedepth.model.norms import RMSNorm
@@ -152,14 +151,3 @@ def test_a_function_transform_takes_the_plain_formula():
     _, tangent = torch.func.jvp(norm, (x,), (v,))
     h = 1e-6
     torch.testing.assert_close(tangent, (norm(x + h * v) - norm(x - h * v)) / (2 * h), atol=1e-8, rtol=1e-6)
-
-
-def test_pairs_side_by_side_turn_as_halves_do():
-    x_BTD, weight_XD, rotary = draws(2, 5, 6), draws(24, 6, seed=1), rotary_of(5, 8)
-    norm = (torch.ones(6, dtype=torch.float64), 1e-6)
-    halves_BTXK = rotate((fused.rms_norm(x_BTD, *norm) @ weight_XD.T).unflatten(-1, (-1, 8)), rotary)
-    q_BHTK, *_ = fused.rotated_heads(x_BTD, *norm, fused.angles(*rotary, 6), 8, *[weight_XD] * 3)
-    halves_ND = halves_BTXK.flatten(2).flatten(0, 1)
-    torch.testing.assert_close(
-        fused.interleave_halves(halves_ND.T, 8).T, q_BHTK.transpose(1, 2).flatten(2).flatten(0, 1)
-    )

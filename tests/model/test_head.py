@@ -62,11 +62,14 @@ def test_no_tensor_outgrows_the_budget(rows, largest):
     assert plain.entries == N * V
 
 
-@pytest.mark.parametrize("rows", [7, N])
-def test_a_target_of_minus_100_does_not_count(rows):
+@pytest.mark.parametrize(
+    ("rows", "is_compiled"), [(7, False), (N, False), pytest.param(7, True, marks=pytest.mark.slow)]
+)
+def test_a_target_of_minus_100_does_not_count(rows, is_compiled):
     x_ND, weight_VD, target_N = drawn()
     target_N[::3] = IGNORED
-    loss, loss_N = cross_entropy(x_ND, weight_VD, target_N, budget=4 * V * rows)
+    chunk = torch.compile(loss_and_change, dynamic=False) if is_compiled else loss_and_change
+    loss, loss_N = cross_entropy(x_ND, weight_VD, target_N, budget=4 * V * rows, chunk=chunk)
     plain, plain_N = (F.cross_entropy(F.linear(x_ND, weight_VD), target_N, reduction=how) for how in ("mean", "none"))
     torch.testing.assert_close((loss, loss_N), (plain, plain_N), atol=1e-6, rtol=1e-6)
     gradients, expected = (torch.autograd.grad(value, (x_ND, weight_VD)) for value in (loss, plain))
@@ -89,20 +92,3 @@ def test_a_wider_head_divides_its_input_for_training_and_measuring():
     weights = (model.head.weight, model.norm.weight)
     gradients, expected = (torch.autograd.grad(value, weights) for value in (loss, plain_BT.mean()))
     torch.testing.assert_close(gradients, expected, atol=1e-6, rtol=1e-6)
-
-
-@pytest.mark.parametrize("is_compiled", [False, pytest.param(True, marks=pytest.mark.slow)])
-def test_the_chunk_that_is_compiled_has_the_plain_value_and_gradients(is_compiled):
-    x_ND, weight_VD, target_N = drawn()
-    target_N[[0, 5, N - 1]] = IGNORED
-    plain_x_ND = x_ND.detach()[[1, 2, 3, 4, *range(6, N - 1)]].requires_grad_()
-    plain = plainly(plain_x_ND, weight_VD, target_N[target_N != IGNORED])
-    chunk = torch.compile(loss_and_change, dynamic=False) if is_compiled else loss_and_change
-    loss, loss_N = cross_entropy(x_ND, weight_VD, target_N, budget=4 * V * 7, chunk=chunk)
-    torch.testing.assert_close(loss, plain, atol=1e-6, rtol=1e-6)
-    assert not loss_N[target_N == IGNORED].any()
-    grad_ND, grad_VD = torch.autograd.grad(2 * loss, (x_ND, weight_VD))
-    plain_ND, plain_VD = torch.autograd.grad(2 * plain, (plain_x_ND, weight_VD))
-    torch.testing.assert_close(grad_ND[target_N != IGNORED], plain_ND, atol=1e-6, rtol=1e-6)
-    torch.testing.assert_close(grad_VD, plain_VD, atol=1e-6, rtol=1e-6)
-    assert not grad_ND[target_N == IGNORED].any()

@@ -180,11 +180,6 @@ def test_tokens_are_solved_for_a_schedule_that_short_runs_cannot_have():
     assert deep.size is None and shallow.size > 3.5 * 1280
 
 
-def test_without_across_each_depth_has_its_own_tokens():
-    shallow, deep = matches(matched="flops", free="train_tokens", space={"n_layers": [2, 8]})
-    assert (shallow.size, deep.size) == (None, None)
-
-
 @pytest.mark.parametrize(
     ("fields", "words"),
     [

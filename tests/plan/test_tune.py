@@ -25,12 +25,9 @@ def losses(**by_lr):
     return lambda point: known.get(point["lr"])
 
 
-def test_nothing_is_known_before_every_point_is():
+def test_an_interior_best_needs_no_more_and_nothing_is_known_before_every_point_is():
     points, best = tune(GRID, losses(lr_1=3.0, lr_2=2.0))
     assert points == [{"lr": 1.0}, {"lr": 2.0}, {"lr": 4.0}] and best is None
-
-
-def test_an_interior_best_needs_no_more():
     points, best = tune(GRID, losses(lr_1=3.0, lr_2=2.0, lr_4=2.5))
     assert len(points) == 3 and best == {"lr": 2.0}
 

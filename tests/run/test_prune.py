@@ -59,24 +59,18 @@ def test_a_run_is_judged_at_its_share_against_finished_runs_of_its_depth(results
     assert caught.value.reason == (
         "pruned at 50%: train_loss 2.5 is above 2, the level reached by the best 50% of 4 finished runs with n_layers=2"
     )
-
-
-def test_a_share_between_two_steps_is_judged_at_the_later_one(results):
     with pytest.raises(PrunedRun) as caught:
         prune(results, curve(2.5), rule=Prune(by="train_loss", at=[0.49], keep=0.5, min_runs=3))
-    assert caught.value.step == 20  # 19.6
+    assert caught.value.step == 20, "a share between two steps, 19.6, is judged at the later one"
 
 
-def test_a_run_that_resumes_beyond_its_share_is_not_judged_again(results):
-    prune(results, curve(9.0), from_step=21)
-
-
-def test_a_run_that_resumes_within_the_window_is_judged_by_all_of_it(results):
+def test_a_run_that_resumes_within_the_window_is_judged_by_all_of_it_and_beyond_it_no_more(results):
     """Steps 19 and 20 have the losses 2.6 and 1.9, whose mean is above the bar; another process took step 19."""
     rows = curve(1.9)
     rows[18]["train_loss"] = 2.6
     with pytest.raises(PrunedRun, match=r"train_loss 2\.25 is above 2"):
         prune(results, rows, from_step=20)
+    prune(results, curve(9.0), from_step=21)
 
 
 @pytest.mark.slow  # a whole sweep with a sampler
@@ -93,7 +87,10 @@ def test_a_sweep_with_several_objectives_prunes_and_says_so(tmp_path):
         base={"train_tokens": 128 * 20, "log_every": 1},
     )
     out, _ = sparsedepth("sweep", path, "--out", tmp_path / "results", "--workers", 1)
-    pruned = [scratch for scratch in scratches(tmp_path / "results") if scratch.pruned()]
+    scratches = [
+        Scratch(tmp_path / "results", path.parent.name) for path in tmp_path.glob("results/work/*/config.yaml")
+    ]
+    pruned = [scratch for scratch in scratches if scratch.pruned()]
     complete = table(tmp_path / "results")
     assert pruned and len(pruned) + len(complete) == 5
     for scratch in pruned:
@@ -101,7 +98,3 @@ def test_a_sweep_with_several_objectives_prunes_and_says_so(tmp_path):
     assert all(summary["outcome"] == "ok" and summary["steps"] == 20 for summary in complete.values())
     status, _ = sparsedepth("status", tmp_path / "results")
     assert f"{len(complete)} complete" in status and f"{len(pruned)} pruned" in status
-
-
-def scratches(results):
-    return [Scratch(results, path.parent.name) for path in results.glob("work/*/config.yaml")]

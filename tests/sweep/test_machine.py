@@ -40,6 +40,8 @@ def test_a_worker_for_each_group_of_gpus(eight_gpus):
     assert machine(3, gpus=[0, 1, 2, 3], gpus_per_run=2).workers == 6
     assert machine(None, RuntimeConfig(device="cuda:3")).gpus == [["3"]]
     assert machine(None, RuntimeConfig(parallel="fsdp"), gpus_per_run=8).runtime.parallel == "fsdp"
+    with pytest.raises(ValueError, match="--gpus-per-run 4 needs at least 4 GPUs, not 3"):
+        machine(None, gpus=[0, 1, 2], gpus_per_run=4)
 
 
 def test_gpus_count_among_those_that_are_visible(eight_gpus, monkeypatch):
@@ -58,11 +60,6 @@ def test_the_mig_instance_that_cuda_sees_is_named(eight_gpus, monkeypatch, visib
     assert machine(3).gpus == [["MIG-1a"]]
 
 
-def test_too_few_gpus_for_a_run(eight_gpus):
-    with pytest.raises(ValueError, match="--gpus-per-run 4 needs at least 4 GPUs, not 3"):
-        machine(None, gpus=[0, 1, 2], gpus_per_run=4)
-
-
 def test_threads_are_shared_out_on_a_cpu(monkeypatch):
     monkeypatch.setattr(module.os, "sched_getaffinity", lambda process: set(range(8)), raising=False)
     monkeypatch.setattr(module.torch, "get_num_threads", lambda: 8)
@@ -76,6 +73,12 @@ def test_threads_are_shared_out_on_a_cpu(monkeypatch):
     monkeypatch.setattr(module.torch, "get_num_threads", lambda: 3)  # OMP_NUM_THREADS=3
     assert machine(2, cpu).runtime.threads == 3 and machine(4, cpu).runtime.threads == 2
     assert machine(2, RuntimeConfig(device="cpu", threads=6)).runtime.threads == 6
+    assert machine(None, RuntimeConfig(device="cpu", threads=2)).workers == 4
+    monkeypatch.setattr(module.torch, "get_num_threads", lambda: 8)
+    for asked, expected in (("", (8, 1)), ("4", (2, 4)), ("16", (1, 8)), ("1,2", (8, 1))):
+        monkeypatch.setenv("OMP_NUM_THREADS", asked)
+        found = machine(None, cpu)
+        assert (found.workers, found.runtime.threads) == expected
 
 
 @pytest.fixture
@@ -109,18 +112,6 @@ def test_without_nvidia_smi_a_process_of_its_own_asks_torch(no_cuda_here, monkey
     assert module.gpu_name("MIG-1a") == "NVIDIA A100 for MIG-1a"
     asking.write_text("#!/bin/sh\nexit 1\n")
     assert module.gpu_name("0") == "cuda"
-
-
-def test_a_worker_has_as_many_threads_as_are_asked_for(monkeypatch):
-    monkeypatch.setattr(module.os, "sched_getaffinity", lambda pid: set(range(8)), raising=False)
-    monkeypatch.setattr(module.torch, "get_num_threads", lambda: 8)
-    cpu = RuntimeConfig(device="cpu")
-    for asked, expected in (("", (8, 1)), ("4", (2, 4)), ("16", (1, 8)), ("1,2", (8, 1))):
-        monkeypatch.setenv("OMP_NUM_THREADS", asked)
-        found = machine(None, cpu)
-        assert (found.workers, found.runtime.threads) == expected
-    assert machine(None, RuntimeConfig(device="cpu", threads=2)).workers == 4
-    assert machine(3, cpu).workers == 3
 
 
 def test_a_slurm_task_has_the_cores_that_it_was_given(monkeypatch):

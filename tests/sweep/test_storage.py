@@ -197,14 +197,6 @@ def test_a_connection_that_does_not_come_back_is_given_up_and_another_error_at_o
         sweeping._assign_tasks(sweeping.study, sweeping._workers)
 
 
-def test_what_waits_is_not_there(tmp_path):
-    """An exit code of 0 says that all that was asked for is there."""
-    sweeping = Sweep(sweep(space={"n_layers": [1, 2, 3]}), tmp_path)
-    assert [trial.state.name for trial in sweeping.study.trials] == ["WAITING"] * 3
-    undone, not_queued = sweeping._missing(sweeping.study)
-    assert len(undone) == 3 and not not_queued
-
-
 def test_a_clock_that_is_fast_sweeps_away_nothing_of_the_living(tmp_path, monkeypatch):
     """Of another machine the lease beats and a file is being written, by the folder's clock; ours is an hour ahead."""
     lease, written = tmp_path / "work" / f"sweep-{'1' * 32}.lock", tmp_path / ".sweep.yaml.tmp-17"

@@ -41,28 +41,19 @@ def one() -> dict:
     return {family: train_on_two_processes.trained(family) for family in train_on_two_processes.FAMILIES}
 
 
-def column(result: dict, name: str) -> list[float]:
-    return [row[name] for row in result["curves"]]
-
-
 @pytest.mark.parametrize("way", WAYS)
-def test_losses_and_weights_are_those_of_one_process(way, one, two):
+def test_losses_weights_and_observations_are_those_of_one_process(way, one, two):
     model, expected = one[way.split()[0]]
     found = json.loads((two / f"{way}.json").read_text())
     for name in ("train_loss", "grad_norm", "balance_loss"):
-        ours = [row[name] for row in expected.curves]
-        assert column(found, name) == (pytest.approx(ours, rel=1e-5) if ours[0] is not None else ours), name
+        ours, theirs = ([row[name] for row in curves] for curves in (expected.curves, found["curves"]))
+        assert theirs == (pytest.approx(ours, rel=1e-5) if ours[0] is not None else ours), name
     for rank in (0, 1):
         for name, weight in load_file(two / f"{way}.{rank}").items():
             torch.testing.assert_close(weight, model.get_parameter(name), atol=1e-5, rtol=1e-4)
-
-
-@pytest.mark.parametrize("way", WAYS)
-def test_the_whole_model_is_observed(way, one, two):
-    found = json.loads((two / f"{way}.json").read_text())["observations"]
-    expected = one[way.split()[0]][1].observations
-    assert [row["step"] for row in found] == [row["step"] for row in expected] == [0, 5, 10]
-    assert [row["value"] for row in found] == pytest.approx([row["value"] for row in expected], rel=1e-5)
+    rows, own = found["observations"], expected.observations
+    assert [row["step"] for row in rows] == [row["step"] for row in own] == [0, 5, 10]
+    assert [row["value"] for row in rows] == pytest.approx([row["value"] for row in own], rel=1e-5)
 
 
 def test_one_process_continues_what_two_left(one, two):

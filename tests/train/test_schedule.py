@@ -35,12 +35,6 @@ def test_linear_falls_from_the_end_of_warm_up():
     assert rates(config(6, 1, schedule="linear")) == pytest.approx([1, 1, 0.775, 0.55, 0.325, 0.1])
 
 
-def test_cosine_is_as_before():
-    got = rates(config(8, 2, schedule="cosine"))
-    assert got[:3] == [0.5, 1, 1] and got[-1] == pytest.approx(0.1)
-    assert got[4] == pytest.approx(0.1 + 0.9 * 0.5 * (1 + np.cos(np.pi * 2 / 5)))
-
-
 @pytest.mark.parametrize(
     ("fields", "words"),
     [

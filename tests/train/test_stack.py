@@ -67,32 +67,26 @@ def losses(trained: TrainingResult) -> list[float]:
     return [row["train_loss"] for row in trained.curves]
 
 
+def assert_as_alone(cfg: RunConfig, model: Decoder, result: TrainingResult) -> None:
+    own_model, own = alone(cfg)
+    assert losses(result) == pytest.approx(losses(own), abs=1e-6) and len(losses(own)) == cfg.n_steps
+    for name, weight in own_model.named_parameters():
+        torch.testing.assert_close(model.get_parameter(name), weight, atol=2e-5, rtol=1e-4, msg=name)
+
+
+VIT = {"architecture": "vit", "corpus": "images:x", "image_size": 4, "patch_size": 2, "n_channels": 1}
+PERI = {"norm": "peri", "residual_gate": "skipinit", "qk_norm": True, "qk_norm_over": "all"}
 SHAPES: list[dict] = [
     {},
     {"n_kv_heads": 1, "qk_norm": True, "tie_embeddings": True, "norm": "sandwich"},
     {"norm": "deepnorm", "norm_kind": "group", "norm_groups": 2, "sliding_window": 4},
-    {
-        "norm": "peri",
-        "residual_gate": "skipinit",
-        "qk_norm": True,
-        "qk_norm_over": "all",
-        "mask_documents": True,
-        "eod": 0,
-    },
+    {**PERI, "mask_documents": True, "eod": 0},
     {"norm": "mix", "mix_frac": 0.5, "residual_gate": "layerscale", "gate_init": 0.1},
     {"residual_scalars": True, "value_residual": True, "n_kv_heads": 1, "rope_theta": 100.0, "norm_eps": 1e-3},
     {"norm": "keel", "gpas": True, "activation": "relu2", "d_ff": 24},
     {"n_experts": 4, "top_k": 2, "balance_loss": 0.3, "router_z_loss": 0.1},
     {"n_experts": 3, "top_k": 1, "d_expert": 8, "n_shared_experts": 2, "n_dense_layers": 1, "renormalise_gates": False},
-    {
-        "architecture": "vit",
-        "corpus": "images:x",
-        "image_size": 4,
-        "patch_size": 2,
-        "n_channels": 1,
-        "seq_len": 5,
-        "batch_tokens": 20,
-    },
+    {**VIT, "seq_len": 5, "batch_tokens": 20},
 ]
 
 TRIED = {name for fields in (TINY, PARAMETRISED, *RUNS, *SHAPES) for name in fields}
@@ -108,11 +102,7 @@ def test_a_stack_trains_each_run_as_it_trains_alone(shape):
     configs = [config(**shape, **length, **own) for own in RUNS]
     models, results = stacked(configs)
     for cfg, model, result in zip(configs, models, results, strict=True):
-        own_model, own = alone(cfg)
-        assert losses(result) == pytest.approx(losses(own), abs=1e-6)
-        assert len(losses(result)) == cfg.n_steps
-        for name, weight in own_model.named_parameters():
-            torch.testing.assert_close(model.get_parameter(name), weight, atol=2e-5, rtol=1e-4, msg=name)
+        assert_as_alone(cfg, model, result)
 
 
 @pytest.mark.parametrize(
@@ -167,10 +157,7 @@ def test_trials_that_were_stopped_at_different_steps_go_on_together(tmp_path):
         assert isinstance(stacked([cfg, configs[2]], [stop, {}])[1][0], Interrupted)
     models, results = stacked(configs, [{"checkpoints": tmp_path / str(cfg.seed)} for cfg in configs])
     for cfg, model, result in zip(configs, models, results, strict=True):
-        own_model, own = alone(cfg)
-        assert losses(result) == pytest.approx(losses(own), abs=1e-6) and len(losses(own)) == 9
-        for name, weight in own_model.named_parameters():
-            torch.testing.assert_close(model.get_parameter(name), weight, atol=2e-5, rtol=1e-4, msg=name)
+        assert_as_alone(cfg, model, result)
 
 
 def test_micro_batches_of_a_stack_take_the_same_steps():
@@ -215,6 +202,7 @@ def test_an_error_of_the_stack_itself_ends_all(monkeypatch):
         ({"train_tokens": 32 * 50}, False),
         ({"rope_theta": 500.0}, False),
         ({"norm_eps": 1e-5}, False),
+        ({"depth_scale": "after_ffn"}, False),
     ],
 )
 def test_what_can_stack(fields, can):
@@ -222,11 +210,11 @@ def test_what_can_stack(fields, can):
     assert can_stack(config(**fields), config()) is can
 
 
-def test_two_places_of_depth_scale_do_not_stack_nor_do_sources():
-    assert not can_stack(config(), config(depth_scale="after_ffn"))
+def test_neither_two_places_of_depth_scale_nor_sources_stack():
     assert not can_stack(config(), config(depth_scale="lns"), config(depth_scale="after_ffn"))
-    assert can_stack(config(n_experts=4, top_k=2), config(n_experts=4, top_k=2, seed=1))
-    assert not can_stack(config(n_experts=4, top_k=2), config(n_experts=4, top_k=2, balance_loss=0.1))
+    routed = {"n_experts": 4, "top_k": 2}
+    assert can_stack(config(**routed), config(**routed, seed=1))
+    assert not can_stack(config(**routed), config(**routed, balance_loss=0.1))
     assert not can_stack(config(attention_residuals=2), config(attention_residuals=2, seed=1))
 
 
