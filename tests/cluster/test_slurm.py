@@ -16,6 +16,15 @@ from sparsedepth.cluster import slurm
 from sparsedepth.cluster.array import TaskArray, check
 from sparsedepth.cluster.slurm import Request, array_script, parse_time, script_body, time_advice
 
+SWEEP = "{name: x, question: q, hypothesis: h, base: {n_layers: 2, d_model: 16}, seeds: [0, 1]}"
+
+
+def install(folder: Path, **programs: str) -> None:
+    """Programs of Slurm, each with its text in bash."""
+    for name, text in programs.items():
+        (folder / name).write_text(f"#!/bin/bash\n{text}\n")
+        (folder / name).chmod(0o755)
+
 
 @pytest.mark.parametrize(
     ("text", "seconds"),
@@ -99,12 +108,11 @@ def test_a_probe_that_never_ends_is_cancelled_and_told_in_one_line(tmp_path, mon
     answers = {"sinfo": "p*|7-00:00:00|7-00:00:00", "squeue": "", "sbatch": "7"}
     answers["scontrol"] = f"MaxArraySize = 1001\nJobState={state} NodeList=n1 ExitCode=0:0"
     for name, answer in {**answers, "scancel": ""}.items():
-        (tmp_path / name).write_text(f"#!/bin/bash\necho {name} $* >> {tmp_path}/calls\nprintf '{answer}'\n")
-        (tmp_path / name).chmod(0o755)
+        install(tmp_path, **{name: f"echo {name} $* >> {tmp_path}/calls\nprintf '{answer}'"})
     monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
     monkeypatch.setattr("sparsedepth.cluster.array.PROBE_LIMIT_SECONDS", 1.0)
     sweep = tmp_path / "sweep.yaml"
-    sweep.write_text("{name: x, question: q, hypothesis: h, base: {n_layers: 2, d_model: 16}, seeds: [0, 1]}")
+    sweep.write_text(SWEEP)
     with pytest.raises(SystemExit) as ended:
         main.run(["sweep", str(sweep), "--out", str(tmp_path / "out"), "--on", "slurm"])
     error = capsys.readouterr().err
@@ -119,14 +127,12 @@ def test_a_sweep_is_submitted_once_and_followed_to_its_end(tmp_path, monkeypatch
     squeue = f"""n=$(cat {tmp_path}/n 2>/dev/null || echo 0); echo $((n + 1)) > {tmp_path}/n
 [ $n -ne ${{ACTIVE:-1}} ] || echo "7_0|PENDING|Resources|0|"
 """
-    commands = {"sbatch": sbatch, "squeue": squeue, "scancel": "", "sinfo": "echo 'p*|infinite|infinite'"}
-    for name, text in {**commands, "scontrol": "echo MaxArraySize = 1001"}.items():
-        (tmp_path / name).write_text(f"#!/bin/bash\n{text}\n")
-        (tmp_path / name).chmod(0o755)
+    answers = {"sinfo": "echo 'p*|infinite|infinite'", "scontrol": "echo MaxArraySize = 1001"}
+    install(tmp_path, sbatch=sbatch, squeue=squeue, scancel="", **answers)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
     monkeypatch.setattr("sparsedepth.cli.on_slurm.POLL_SECONDS", 0.01)
     sweep, out = tmp_path / "sweep.yaml", tmp_path / "out"
-    sweep.write_text("{name: x, question: q, hypothesis: h, base: {n_layers: 2, d_model: 16}, seeds: [0, 1]}")
+    sweep.write_text(SWEEP)
 
     def run() -> tuple[object, str, str]:
         (tmp_path / "n").unlink(missing_ok=True)
@@ -160,31 +166,17 @@ def task(tmp_path):
     """task(command, state): the script's body with Slurm's answers written down beside it."""
     (tmp_path / "runs").mkdir()
     answers = "case $2 in *%L) cat left ;; *) cat state ;; esac"
-    for name, text in {"squeue": answers, "scontrol": 'echo "$@" >> asked'}.items():
-        path = tmp_path / name
-        path.write_text(f"#!/bin/bash\n{text}\n")
-        path.chmod(0o755)
+    install(tmp_path, squeue=answers, scontrol='echo "$@" >> asked')
 
     def started(command: str, state: str = "RUNNING:None", restarts: int = 0, left: str = "0:15") -> subprocess.Popen:
         (tmp_path / "state").write_text(state)
         (tmp_path / "left").write_text(left)
-        environment = {
-            "PATH": f"{tmp_path}:{os.environ['PATH']}",
-            "SLURM_JOB_ID": "7",
-            "SLURM_ARRAY_JOB_ID": "7",
-            "SLURM_ARRAY_TASK_ID": "3",
-            "SLURM_RESTART_COUNT": str(restarts),
-        }
+        environment = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "SLURM_RESTART_COUNT": str(restarts)}
+        environment |= {"SLURM_JOB_ID": "7", "SLURM_ARRAY_JOB_ID": "7", "SLURM_ARRAY_TASK_ID": "3"}
         (tmp_path / "slurm").mkdir(exist_ok=True)
         body = script_body(tmp_path, Request(time="1"), f"bash -c {shlex.quote(command)}")
-        process = subprocess.Popen(
-            ["bash", "-c", body],
-            cwd=tmp_path,
-            env=environment,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
+        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+        process = subprocess.Popen(["bash", "-c", body], cwd=tmp_path, env=environment, **pipes)
         if "ready" in command:
             process.stdout.readline()
         return process
@@ -255,27 +247,15 @@ def test_a_limit_that_is_too_short_to_start_is_not_tried_for_ever(task, tmp_path
         assert requeued(tmp_path) == (restarts < 5), f"start {restarts}"
         time.sleep(0.01)  # the checkpoint is older than the next start
     assert "without progress; give --time at least 2" in err  # 45 s did not suffice, 90 s may: 0.75 of 2 minutes
-    assert [array.ended()["7_3", restarts].progress for restarts in range(6)] == [
-        False,
-        False,
-        True,
-        False,
-        False,
-        False,
-    ]
-    stuck = array.stuck_tasks_text()
-    assert (
-        stuck and "1 tasks of job 7 reached their time limit 3 times in a row" in stuck and "1 of them gave up" in stuck
-    )
+    assert [restarts for restarts in range(6) if array.ended()["7_3", restarts].progress] == [2]
+    stuck = str(array.stuck_tasks_text())
+    assert "1 tasks of job 7 reached their time limit 3 times in a row" in stuck and "1 of them gave up" in stuck
 
 
 def test_a_default_limit_that_is_too_short_to_start_is_refused_before_anything_is_submitted(tmp_path, monkeypatch):
     """A partition that allows a week gives a job two minutes where it asks for none: all of it is the warning's."""
-    for name, answer in {"sinfo": "p*|7-00:00:00|2:00", "scontrol": "MaxArraySize = 1001"}.items():
-        (tmp_path / name).write_text(f"#!/bin/bash\necho '{answer}'\n")
-    for name in ("sinfo", "scontrol", "sbatch", "squeue", "scancel"):
-        (tmp_path / name).touch()
-        (tmp_path / name).chmod(0o755)
+    install(tmp_path, sinfo="echo 'p*|7-00:00:00|2:00'", scontrol="echo MaxArraySize = 1001")
+    install(tmp_path, sbatch="", squeue="", scancel="")
     monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
     with pytest.raises(ValueError, match=r"the default limit of partition p leaves a task 0 s .* at least 2$"):
         check(Request(), tmp_path, 1, 30.0)

@@ -63,9 +63,8 @@ def test_a_broken_build_is_named_with_its_cure(monkeypatch):
 
     install(monkeypatch, "flash_attn")
     monkeypatch.setattr(attention, "load_flash", fails)
-    with pytest.raises(
-        ValueError, match=r"does not load: ImportError: flash_attn_2_cuda.so: undefined .*--no-deps"
-    ) as e:
+    match = r"does not load: ImportError: flash_attn_2_cuda.so: undefined .*--no-deps"
+    with pytest.raises(ValueError, match=match) as e:
         choose("attention", "flash", gpu())
     assert "\n" not in str(e.value)
 
@@ -95,10 +94,8 @@ def test_measures_take_the_grouped_product_in_fp32_whose_fallback_waits():
 
 @pytest.mark.parametrize(("d_expert", "fails"), [(4, False), (6, True)])
 def test_the_stated_multiple_is_the_one_that_runs(d_expert, fails):
-    assert (
-        bool(kernels.OBSTACLES["experts"]["grouped"](Setting(device=CPU.device, dtype=CPU.dtype, d_expert=d_expert)))
-        == fails
-    )
+    setting = dataclasses.replace(CPU, d_expert=d_expert)
+    assert bool(kernels.OBSTACLES["experts"]["grouped"](setting)) == fails
     x_ND, gate_NC, choice_NC = torch.randn(5, 8), torch.ones(5, 1), torch.tensor([[0], [1], [1], [0], [1]])
     weights = torch.randn(2, 2 * d_expert, 8), torch.randn(2, 8, d_expert)
     if fails:
@@ -111,10 +108,13 @@ def test_the_stated_multiple_is_the_one_that_runs(d_expert, fails):
 def test_megablocks_only_by_name(monkeypatch):
     with pytest.raises(ValueError, match="need a CUDA device"):
         choose("experts", "megablocks", CPU)
+    real = importlib.util.find_spec
+    with monkeypatch.context() as patch:
+        patch.setattr(importlib.util, "find_spec", lambda name: None if name == "triton" else real(name))
+        with pytest.raises(ValueError, match="triton is not installed; pip install triton"):
+            choose("experts", "megablocks", gpu())
     install(monkeypatch, "triton")
-    with pytest.raises(
-        ValueError, match=r"not installed; pip install setuptools wheel .* --no-deps --no-build-isolation"
-    ):
+    with pytest.raises(ValueError, match=r"not installed; pip install setuptools wheel .* --no-deps --no-build-iso"):
         choose("experts", "megablocks", gpu())
     install(monkeypatch, "megablocks")
     install(monkeypatch, "megablocks.ops")
@@ -132,9 +132,8 @@ def test_resolve_asks_with_the_sizes_of_the_run():
     assert resolve(config(), cpu).kernels["attention"] == "sdpa"
     odd = resolve(config(n_experts=4, top_k=2, d_expert=6), cpu)
     assert odd.kernels["experts"] == "loop" and "d_expert=6" in odd.kernel_reasons["experts"]
-    assert (
-        resolve(config(), RuntimeConfig(device="cpu", attention_kernel="reference")).kernels["attention"] == "reference"
-    )
+    named = resolve(config(), RuntimeConfig(device="cpu", attention_kernel="reference"))
+    assert named.kernels["attention"] == "reference"
     with pytest.raises(ValueError, match="attention_kernel='flash' cannot run: flash-attn needs a CUDA device"):
         resolve(config(), RuntimeConfig(device="cpu", attention_kernel="flash"))
 
@@ -144,10 +143,3 @@ def test_a_dense_run_ignores_the_kernel_of_the_experts():
     resolve(config(), RuntimeConfig(device="cpu", experts_kernel="megablocks"))
     with pytest.raises(ValueError, match="experts_kernel='megablocks' cannot run"):
         resolve(config(n_experts=4, top_k=2), RuntimeConfig(device="cpu", experts_kernel="megablocks"))
-
-
-def test_triton_is_named_where_it_is_missing(monkeypatch):
-    real = importlib.util.find_spec
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "triton" else real(name))
-    with pytest.raises(ValueError, match="triton is not installed; pip install triton"):
-        choose("experts", "megablocks", gpu())

@@ -32,11 +32,8 @@ def test_a_query_picks_the_source_that_lies_its_way():
     model = model_of(attention_residuals=2)
     x_SD = torch.zeros(3, 16)
     x_SD[0, 0], x_SD[1, 1], x_SD[2, 2] = 1.0, 3.0, 1.0
-    for part, expected in (
-        (model.sources, 2),
-        (model.blocks[1].ffn_sources, 2),
-        (model.blocks[1].attention_sources, 0),
-    ):
+    block = model.blocks[1]
+    for part, expected in ((model.sources, 2), (block.ffn_sources, 2), (block.attention_sources, 0)):
         with torch.no_grad():
             part.query_scalar[2], part.query_scalar[0] = 100.0, 50.0
         torch.testing.assert_close(part.read(x_SD.view(1, 1, 48))[0, 0], x_SD[expected])

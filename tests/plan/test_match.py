@@ -41,13 +41,8 @@ def test_experts_match_the_dense_twin_in_active_parameters_but_for_the_router():
 
 def test_each_depth_has_a_baseline_of_its_own_and_the_width_keeps_heads_even():
     """n_heads 3: d_model moves in steps of lcm(8, 6) = 24. A baseline keeps its own size."""
-    found = matches(
-        matched="flops",
-        free="d_model",
-        tolerance=0.3,
-        base={"d_model": 48, "n_heads": 3},
-        space={"n_layers": [2, 4], "d_ff": [128, 512]},
-    )
+    fields = {"base": {"d_model": 48, "n_heads": 3}, "space": {"n_layers": [2, 4], "d_ff": [128, 512]}}
+    found = matches(matched="flops", free="d_model", tolerance=0.3, **fields)
     assert [one.config.n_layers for one in found] == [2, 2, 4, 4]
     assert [one.size for one in found] == [None, 24, None, 24]
     assert all(abs(one.ratio - 1) <= 0.3 for one in found)
@@ -138,13 +133,15 @@ def test_a_vocabulary_below_the_tokenizers_is_refused_before_any_run(tokenizer, 
         Plan(sweep(base={**fields, "vocab_size": tokens - 1}, **search))
 
 
+FLOPS_ACROSS = {"matched": "flops", "across": "depth", "free": "train_tokens"}
+CELLS = {"space": {"n_layers": [8]}, "cells": [{"n_layers": 2}, {"n_layers": 2, "depth_scale": "lns"}]}
+
+
 def test_depths_spend_the_flops_of_the_first_cell_in_whole_batches():
     """A layer costs the same at each depth: with a head of few words 8 layers cost about as much as 2 on four times the
     tokens."""
-    fields = {"matched": "flops", "across": "depth", "free": "train_tokens", "base": {"vocab_size": 8}}
-    deep, shallow, lns = matches(
-        **fields, space={"n_layers": [8]}, cells=[{"n_layers": 2}, {"n_layers": 2, "depth_scale": "lns"}]
-    )
+    fields = {**FLOPS_ACROSS, "base": {"vocab_size": 8}}
+    deep, shallow, lns = matches(**fields, **CELLS)
     definition = sweep(**fields)
     per_token = [cost(definition.run_config({"n_layers": n}, 0)).flops_per_token for n in (8, 2)]
     assert (deep.size, deep.ratio) == (None, 1.0)
@@ -155,9 +152,7 @@ def test_depths_spend_the_flops_of_the_first_cell_in_whole_batches():
 def test_depths_spend_the_time_of_the_first_cell():
     """10 steps of .3 s at 8 layers are 30 steps of .1 s at 2, whatever the setting."""
     fields = {"matched": "time", "across": "depth", "free": "train_tokens", "step_seconds": {8: 0.3, 2: 0.1}}
-    deep, shallow, lns = matches(
-        **fields, space={"n_layers": [8]}, cells=[{"n_layers": 2}, {"n_layers": 2, "depth_scale": "lns"}]
-    )
+    deep, shallow, lns = matches(**fields, **CELLS)
     assert deep.size is None and shallow.size == 30 * 128 == lns.size and shallow.ratio == pytest.approx(1.0)
     with pytest.raises(ValueError, match=r"no step_seconds of n_layers=4; `sparsedepth plan FILE --set .*--calibrate`"):
         matches(**fields, space={"n_layers": [8, 4]})
@@ -175,26 +170,19 @@ def test_across_depths_a_width_can_be_free(free, matched):
 
 def test_tokens_are_solved_for_a_schedule_that_short_runs_cannot_have():
     wsd = {"schedule": "wsd", "warmup_tokens": 256, "vocab_size": 8}
-    fields = {"matched": "flops", "across": "depth", "free": "train_tokens", "space": {"n_layers": [8, 2]}}
-    deep, shallow = matches(**fields, base=wsd, branch_at=[0.5])
+    deep, shallow = matches(**FLOPS_ACROSS, space={"n_layers": [8, 2]}, base=wsd, branch_at=[0.5])
     assert deep.size is None and shallow.size > 3.5 * 1280
 
 
 @pytest.mark.parametrize(
     ("fields", "words"),
     [
-        (
-            {"matched": "flops", "across": "depth", "space": {"n_layers": [2, 8]}},
-            "first cell has .*'free: train_tokens'",
-        ),
+        ({"matched": "flops", "across": "depth", "space": {"n_layers": [2, 8]}}, "first cell .*'free: train_tokens'"),
         ({"matched": "params_total", "across": "depth", "space": {"n_layers": [2, 8]}}, "'free: d_ff'"),
         ({"matched": "tokens", "across": "depth"}, "matched: flops"),
         ({"matched": "params_total", "free": "train_tokens"}, "changes FLOPs, not params_total"),
         ({"matched": "time", "across": "depth", "free": "d_ff"}, "add across: depth, free: train_tokens"),
-        (
-            {"matched": "flops", "across": "depth", "free": "train_tokens", "space": {"n_layers": [2, 64]}},
-            "at the best train_tokens; choose another 'free'",
-        ),
+        ({**FLOPS_ACROSS, "space": {"n_layers": [2, 64]}}, "at the best train_tokens; choose another 'free'"),
     ],
 )
 def test_what_cannot_be_matched_across_depths_is_refused(fields, words):

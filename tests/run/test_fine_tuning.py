@@ -15,6 +15,7 @@ from support.tiny_sweep import CPU, sparsedepth, start
 
 from sparsedepth.config.load import build
 from sparsedepth.config.run import CELL_FIELDS, RunConfig
+from sparsedepth.config.sweep import SweepDefinition
 from sparsedepth.data.source import open_source
 from sparsedepth.data.tokenizer import ByteTokenizer
 from sparsedepth.exchange.export import export
@@ -55,11 +56,15 @@ def test_the_first_loss_is_that_of_each_pair_by_itself(place, tmp_path):
     model = Decoder(config)
     begin.load_into(model)
     batch = open_source(config, tmp_path / "results" / "data").batch(config, 0)
-    known = [tuple(ByteTokenizer().encode([pair["prompt"], " " + pair["answer"]])) for pair in PAIRS]
-    shown = [row.tolist() for row in batch.inputs]
-    inside = [(prompt, [*answer, 256]) for prompt, answer in known if any(_holds(row, prompt, answer) for row in shown)]
+    inside = _inside(batch.inputs)
     assert sum(len(answer) for _, answer in inside) == batch.n_scored
     assert made.tables["curves"]["train_loss"][0].as_py() == pytest.approx(answer_loss(model, inside), rel=1e-5)
+
+
+def _inside(inputs):
+    """The pairs that stand in some row."""
+    known = [ByteTokenizer().encode([pair["prompt"], " " + pair["answer"]]) for pair in PAIRS]
+    return [(one, [*other, 256]) for one, other in known if any(_holds(row.tolist(), one, other) for row in inputs)]
 
 
 def _holds(row, prompt, answer):
@@ -82,11 +87,8 @@ def test_before_and_after_stand_in_one_store(place, tmp_path):
     assert after[0] < before[0] and after[1] != before[1] and steps == ((0,),)
     untouched = Decoder(config)
     begin.load_into(untouched)
-    pairs = [ByteTokenizer().encode([pair["prompt"], " " + pair["answer"]]) for pair in PAIRS]
     held_out = open_source(config, results / "data").held_out(32, 64)
-    rows = [row.tolist() for row in held_out.inputs]
-    inside = [(prompt, [*answer, 256]) for prompt, answer in pairs if any(_holds(row, prompt, answer) for row in rows)]
-    assert before[0] == pytest.approx(answer_loss(untouched, inside), rel=1e-4)
+    assert before[0] == pytest.approx(answer_loss(untouched, _inside(held_out.inputs)), rel=1e-4)
     assert made.manifest["start"] == {
         "model": str(place[1]), "family": "sparsedepth", "run_id": place[1].name,
         "weights_hash": begin.loaded.weights_hash,
@@ -104,14 +106,9 @@ def test_training_begins_with_the_weights_of_its_start_and_a_stopped_run_ends_bi
     begin, config = tuned(place, measures=["loss"])
     whole = execute(config, tmp_path / "whole", Options(runtime=CPU, start=begin))
     phases = []
-    asked = Options(
-        runtime=CPU,
-        start=begin,
-        report=lambda phase, done, loss: phases.append(phase),
-        stop=lambda: phases.count("training") == 5,
-    )
+    asked = {"report": lambda phase, *_: phases.append(phase), "stop": lambda: phases.count("training") == 5}
     with pytest.raises(Interrupted):
-        execute(config, tmp_path / "parts", asked)
+        execute(config, tmp_path / "parts", Options(runtime=CPU, start=begin, **asked))
     assert list((tmp_path / "parts" / "work").glob("*/checkpoints/step-*.json"))
     parts = execute(config, tmp_path / "parts", Options(runtime=CPU, start=begin))
     weights = load_file(whole / "model.safetensors")
@@ -159,8 +156,6 @@ def test_starts_that_differ_by_seed_make_replicates_and_starts_of_two_knobs_a_pa
 
 
 def test_a_sweep_has_no_start(place):
-    from sparsedepth.config.sweep import SweepDefinition
-
     asked = {"name": "x", "question": "?", "hypothesis": "!", "seeds": [0], "base": {"start_weights": "0123456789ab"}}
     with pytest.raises(ValueError, match=r"train each run with `train RUN\.yaml --from MODEL`"):
         build(SweepDefinition, asked, "test").run_config({}, 0)

@@ -76,16 +76,10 @@ def test_a_run_that_resumes_within_the_window_is_judged_by_all_of_it_and_beyond_
 @pytest.mark.slow  # a whole sweep with a sampler
 def test_a_sweep_with_several_objectives_prunes_and_says_so(tmp_path):
     """Learning rates far too small are ended half-way: no record, a reason in `status`, and the front goes on."""
-    path = definition(
-        tmp_path,
-        sampler="random",
-        n_trials=5,
-        seeds=[0],
-        objectives=["val_loss", "usefulness", "train_flops"],
-        space={"lr": {"low": 1e-6, "high": 1e-2, "log": True}, "n_layers": [1]},
-        prune={"by": "train_loss", "at": [0.5], "min_runs": 1, "keep": 0.4},
-        base={"train_tokens": 128 * 20, "log_every": 1},
-    )
+    search = {"sampler": "random", "n_trials": 5, "seeds": [0], "objectives": ["val_loss", "usefulness", "train_flops"]}
+    search["space"] = {"lr": {"low": 1e-6, "high": 1e-2, "log": True}, "n_layers": [1]}
+    search["prune"] = {"by": "train_loss", "at": [0.5], "min_runs": 1, "keep": 0.4}
+    path = definition(tmp_path, base={"train_tokens": 128 * 20, "log_every": 1}, **search)
     out, _ = sparsedepth("sweep", path, "--out", tmp_path / "results", "--workers", 1)
     scratches = [
         Scratch(tmp_path / "results", path.parent.name) for path in tmp_path.glob("results/work/*/config.yaml")

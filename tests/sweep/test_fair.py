@@ -15,17 +15,9 @@ from sparsedepth.store.connection import open_store
 def test_a_tuned_and_matched_sweep(tmp_path):
     """lr is tuned with seed 9 of each configuration; the results run at its best, which `best` alone ranks."""
     results = tmp_path / "results"
-    path = definition(
-        tmp_path,
-        base={"train_tokens": 128 * 10, "measures": ["loss"]},
-        space={"n_layers": [1]},
-        variants=[{}, {"n_kv_heads": 1}],
-        matched="params_total",
-        free="d_ff",
-        tolerance=0.05,
-        tune={"lr": [1e-3, 3e-3, 9e-3]},
-        tuning_seeds=[9],
-    )
+    fields = {"base": {"train_tokens": 128 * 10, "measures": ["loss"]}, "space": {"n_layers": [1]}}
+    fields |= {"matched": "params_total", "free": "d_ff", "tolerance": 0.05, "variants": [{}, {"n_kv_heads": 1}]}
+    path = definition(tmp_path, **fields, tune={"lr": [1e-3, 3e-3, 9e-3]}, tuning_seeds=[9])
     out, _ = sparsedepth("sweep", path, "--out", results, "--workers", 2)
     assert "matched in params_total: sizes of 1 cells" in out and "n_kv_heads=1, n_layers=1: d_ff=56 (+1.08%)" in out
     with open_store(results) as store:

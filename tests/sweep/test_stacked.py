@@ -17,8 +17,6 @@ from sparsedepth.train.stack import Clock, train_together
 ONE = ("--workers", 1, "--runtime", "threads=1")
 """One worker, whose runs have one thread: more only hinder a model of this size."""
 
-SPACE = {"n_layers": [2], "lr": [1e-3, 3e-3], "depth_scale": ["none", "lns"]}
-
 
 def manifests(results) -> dict[str, dict]:
     return {path.parent.name: json.loads(path.read_text()) for path in results.glob("runs/*/manifest.json")}
@@ -67,13 +65,7 @@ def test_runs_that_fit_the_first_and_not_each_other_are_in_two_stacks(tmp_path):
 
 @pytest.mark.slow
 def test_the_seeds_of_a_proposal_are_a_stack(tmp_path):
-    path = definition(
-        tmp_path,
-        sampler="tpe",
-        n_trials=2,
-        space={"lr": {"low": 1e-3, "high": 1e-2}},
-        seeds=[0, 1, 2],
-        base={"n_layers": 2},
-    )
+    search = {"sampler": "tpe", "n_trials": 2, "space": {"lr": {"low": 1e-3, "high": 1e-2}}}
+    path = definition(tmp_path, **search, seeds=[0, 1, 2], base={"n_layers": 2})
     sparsedepth("sweep", path, "--out", tmp_path / "results", *ONE)
     assert [len(manifest["stacked_with"]) for manifest in manifests(tmp_path / "results").values()] == [2] * 6

@@ -12,16 +12,8 @@ from support import forked_commands, train_on_two_processes
 
 from sparsedepth.train.devices import ALONE, Devices, check_world
 
-WAYS = [
-    "dense ddp",
-    "dense fsdp",
-    "dense ddp, micro-batches",
-    "dense fsdp, micro-batches",
-    "dense one, then ddp",
-    "experts ddp",
-    "experts fsdp",
-    "experts ddp, then fsdp",
-]
+WAYS = ["dense ddp", "dense fsdp", "dense ddp, micro-batches", "dense fsdp, micro-batches", "dense one, then ddp"]
+WAYS += ["experts ddp", "experts fsdp", "experts ddp, then fsdp"]
 
 
 @pytest.fixture(scope="module")

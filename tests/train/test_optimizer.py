@@ -1,4 +1,4 @@
-"""Schedule and decay groups, by hand."""
+"""Decay groups and Muon, by hand."""
 
 import math
 
@@ -9,7 +9,7 @@ from reference import ZOO
 from sparsedepth.config.load import build
 from sparsedepth.config.run import RunConfig
 from sparsedepth.model.decoder import Decoder
-from sparsedepth.train.optimizer import decays, learning_rate, make_optimizer
+from sparsedepth.train.optimizer import decays, make_optimizer
 
 
 def config(**fields) -> RunConfig:
@@ -17,20 +17,12 @@ def config(**fields) -> RunConfig:
     return build(RunConfig, {**shape, "train_tokens": 44, **fields}, "test")  # 11 steps
 
 
-def test_without_warmup_the_first_step_has_the_peak_rate():
-    assert learning_rate(config(lr=1.0, warmup_frac=0.0), 0) == 1.0
+NORMS = {"blocks.0.attention_norm.weight", "blocks.0.ffn_norm.weight", "norm.weight"}
 
 
 @pytest.mark.parametrize(
     ("rule", "undecayed"),
-    [
-        ("all", set()),
-        ("matrices", {"blocks.0.attention_norm.weight", "blocks.0.ffn_norm.weight", "norm.weight"}),
-        (
-            "no_embed_norm",
-            {"blocks.0.attention_norm.weight", "blocks.0.ffn_norm.weight", "norm.weight", "embed.weight"},
-        ),
-    ],
+    [("all", set()), ("matrices", NORMS), ("no_embed_norm", {*NORMS, "embed.weight"})],
 )
 def test_which_parameters_decay(rule, undecayed):
     model = Decoder(config())

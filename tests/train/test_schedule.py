@@ -22,17 +22,17 @@ def config(steps: int, warmup_steps: int, **fields) -> RunConfig:
     return build(RunConfig, {**TINY, **values, **fields}, "test")
 
 
-def rates(cfg: RunConfig) -> list[float]:
-    return [learning_rate(cfg, step) for step in range(cfg.n_steps)]
-
-
-def test_wsd_is_constant_between_warm_up_and_decay():
-    expected = [0.5, 1, 1, 1, 1, 1, 0.775, 0.55, 0.325, 0.1]
-    assert rates(config(10, 2, decay_frac=0.4)) == pytest.approx(expected)
-
-
-def test_linear_falls_from_the_end_of_warm_up():
-    assert rates(config(6, 1, schedule="linear")) == pytest.approx([1, 1, 0.775, 0.55, 0.325, 0.1])
+@pytest.mark.parametrize(
+    ("cfg", "expected"),
+    [
+        (config(10, 2, decay_frac=0.4), [0.5, 1, 1, 1, 1, 1, 0.775, 0.55, 0.325, 0.1]),
+        (config(6, 1, schedule="linear"), [1, 1, 0.775, 0.55, 0.325, 0.1]),
+        (config(5, 0, schedule="linear"), [1, 0.775, 0.55, 0.325, 0.1]),
+    ],
+    ids=["wsd is constant between warm-up and decay", "linear falls from the end of warm-up", "without warm-up"],
+)
+def test_rates_by_hand(cfg, expected):
+    assert [learning_rate(cfg, step) for step in range(cfg.n_steps)] == pytest.approx(expected)
 
 
 @pytest.mark.parametrize(
