@@ -43,9 +43,8 @@ def test_what_cannot_stand_in_a_script_is_refused(fields):
 
 
 def test_the_header_has_what_was_asked_for_and_bash_reads_the_rest(tmp_path):
-    request = Request(
-        partition="gpu", account="lab", gpus="h100:2", nodes=2, time="1:00:00", sbatch=("qos=low", "exclusive")
-    )
+    asked = {"partition": "gpu", "account": "lab", "gpus": "h100:2", "nodes": 2, "time": "1:00:00"}
+    request = Request(**asked, sbatch=("qos=low", "exclusive"))
     text = array_script(name="x", results=tmp_path / "a b", request=request, tasks=64, command="true")
     lines = [line.removeprefix("#SBATCH --") for line in text.splitlines() if line.startswith("#SBATCH")]
     assert lines[1:3] == ["array=0-63", f'output="{tmp_path}/a b/slurm/%A_%a.log"']
@@ -53,9 +52,7 @@ def test_the_header_has_what_was_asked_for_and_bash_reads_the_rest(tmp_path):
                  "ntasks-per-node=1", "qos=low", "exclusive", "requeue"):  # fmt: skip
         assert line in lines
     assert Request(time="1").warning_seconds == 15  # of a minute, most is left for work
-    with pytest.raises(
-        ValueError, match="--time '0:00' must be more than 0; leave it out for the partition's own limit"
-    ):
+    with pytest.raises(ValueError, match="--time '0:00' must be more than 0; leave it out for the partition's own"):
         Request(time="0:00")
     subprocess.run(["bash", "-n"], input=text, text=True, check=True)
 

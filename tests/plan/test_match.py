@@ -31,9 +31,8 @@ def test_what_one_key_value_head_saves_goes_into_the_feed_forward(matched):
 
 def test_experts_match_the_dense_twin_in_active_parameters_but_for_the_router():
     """d_ff 160 = top_k 2 x d_expert 80; the router's 64 x 8 is the mismatch."""
-    dense, routed = matches(
-        matched="params_active", free="d_ff", variants=[{}, {"n_experts": 8, "top_k": 2}], base={"n_layers": 4}
-    )
+    variants = [{}, {"n_experts": 8, "top_k": 2}]
+    dense, routed = matches(matched="params_active", free="d_ff", variants=variants, base={"n_layers": 4})
     assert dense.size is None and routed.cell == {"n_experts": 8, "top_k": 2, "d_expert": 80}
     counted = cost(sweep(base={"n_layers": 4}).run_config({}, 0)).params_active
     assert routed.ratio == pytest.approx(1 + 4 * 64 * 8 / counted)
@@ -50,9 +49,8 @@ def test_each_depth_has_a_baseline_of_its_own_and_the_width_keeps_heads_even():
 
 def test_the_nearest_size_is_taken_on_either_side():
     """Of two neighbours the nearer: no other multiple of 8 is closer."""
-    definition = sweep(
-        matched="flops", free="d_ff", space={"n_kv_heads": [4, 2, 1]}, base={"d_model": 96, "n_heads": 4}
-    )
+    base = {"d_model": 96, "n_heads": 4}
+    definition = sweep(matched="flops", free="d_ff", space={"n_kv_heads": [4, 2, 1]}, base=base)
     target = amount(definition.run_config({"n_kv_heads": 4}, 0), "flops")
     for one in match(definition, list(definition.grid()))[1:]:
         off = {
@@ -89,12 +87,11 @@ def test_sizes_on_the_way_need_not_be_ones_that_a_run_may_have():
     """One key/value head saves 2 x 128 x 96 weights of a layer, and the next width is 136: 256 has not to be measured.
     A norm of 16 groups takes widths of 32 channels and more."""
     base = {"d_model": 128, "d_ff": None, "n_layers": 12, "fit_tokens": 256}
-    _, narrow = matches(matched="params_total", free="d_model", variants=[{}, {"n_kv_heads": 1}], base=base)
+    fields = {"matched": "params_total", "free": "d_model", "variants": [{}, {"n_kv_heads": 1}]}
+    _, narrow = matches(**fields, base=base)
     assert narrow.size == 136 and abs(narrow.ratio - 1) < 0.01
     groups = {"norm_kind": "group", "norm_groups": 16, "d_model": 128}
-    _, grouped = matches(
-        matched="params_total", free="d_model", tolerance=0.2, variants=[{}, {"n_kv_heads": 1}], base=groups
-    )
+    _, grouped = matches(**fields, tolerance=0.2, base=groups)
     assert grouped.size is not None and grouped.size % 32 == 0
 
 

@@ -129,7 +129,6 @@ def test_a_price_takes_what_finished_runs_took(tmp_path):
     setup = with_finished(timed, tmp_path, [small, again, third, large])
     measured = price_of([small, large], setup)
     assert [kind.memory_bytes for kind in measured.kinds] == [3 * first.memory_bytes, 3 * second.memory_bytes]
-    assert [kind.seconds.value for kind in measured.kinds] == pytest.approx(
-        [3 * first.seconds.value, 3 * second.seconds.value]
-    )
+    expected = [3 * first.seconds.value, 3 * second.seconds.value]
+    assert [kind.seconds.value for kind in measured.kinds] == pytest.approx(expected)
     assert [kind.seconds.factor for kind in measured.kinds] == [CALIBRATED, RELATED] and measured.is_calibrated

@@ -68,9 +68,8 @@ def test_a_cell_is_built_once_for_all_that_ask(monkeypatch):
 def test_the_disk_holds_records_three_checkpoints_of_each_running_run_and_the_text():
     """A checkpoint has 12 bytes a parameter, a record 4 and 100,000; a token 2 bytes up to a vocabulary of 65,536."""
     for vocab_size, width in ((65_536, 2), (65_537, 4)):
-        found = price(
-            Plan(sweep(base={**BASE, "vocab_size": vocab_size, "max_corpus_tokens": 1000})), PricingSetup(workers=2)
-        )
+        base = {**BASE, "vocab_size": vocab_size, "max_corpus_tokens": 1000}
+        found = price(Plan(sweep(base=base)), PricingSetup(workers=2))
         small, large = sorted(kind.params_total for kind in found.kinds)
         assert found.data_bytes == 1000 * width
         records = 3 * (4 * small + 100_000) + 3 * (4 * large + 100_000)
@@ -193,10 +192,6 @@ def test_a_shape_is_timed():
     assert [run.n_layers for run in uncalibrated(Plan(both).expected_runs(), known)] == [8]
 
 
-def test_a_gpu_goes_by_its_name():
-    assert named_device("NVIDIA H100 80GB HBM3") == "h100" and named_device("NVIDIA RTX 4090") == "a100"
-
-
 @pytest.mark.slow  # three commands that import torch
 def test_a_sweep_says_its_price_and_plan_takes_what_its_runs_took(tmp_path):
     file, results = tiny_definition(tmp_path), tmp_path / "results"
@@ -255,7 +250,8 @@ def test_the_rates_and_peaks_of_an_h200(name):
     assert peak is None or peak_bytes(run, place) == pytest.approx(1e9 * peak, rel=0.08)
 
 
-def test_a_shared_gpu_has_a_share_of_its_memory_for_each_run():
+def test_a_gpu_goes_by_its_name_and_a_shared_one_has_a_share_of_its_memory_for_each_run():
+    assert named_device("NVIDIA H100 80GB HBM3") == "h100" and named_device("NVIDIA RTX 4090") == "a100"
     setup = pricing_setup(RuntimeConfig(), device="h100", workers=6, gpus=2)
     assert (setup.devices, setup.place.sharing) == (2, 3)
     assert pricing_setup(RuntimeConfig(), device="cpu", workers=6).place.sharing == 1

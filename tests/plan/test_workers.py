@@ -33,10 +33,9 @@ def test_without_a_measurement_a_gpu_has_one_run():
 
 def test_as_many_runs_as_raise_the_throughput_of_the_gpu():
     assert workers_per_gpu([RUN], setup_of) == 4
-    assert (
-        workers_per_gpu([RUN], lambda n: setup_of(n, steps={1: 0.01, 2: 0.02, 4: 0.01})) == 1
-    )  # no gain from a second
-    assert workers_per_gpu([RUN], lambda n: setup_of(n, steps={1: 0.01, 2: 0.011})) == 2  # four were not timed
+    no_gain_from_a_second, four_not_timed = {1: 0.01, 2: 0.02, 4: 0.01}, {1: 0.01, 2: 0.011}
+    assert workers_per_gpu([RUN], lambda n: setup_of(n, steps=no_gain_from_a_second)) == 1
+    assert workers_per_gpu([RUN], lambda n: setup_of(n, steps=four_not_timed)) == 2
 
 
 @pytest.mark.parametrize(

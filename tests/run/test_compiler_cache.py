@@ -52,10 +52,8 @@ def test_one_compiler_error_costs_a_retry_with_an_empty_cache(tmp_path, monkeypa
     assert os.path.exists(f"{before}/{DAMAGED}") and not os.listdir(after)
     tried.clear()
     execute(run_config(tmp_path, seed=1), results, Options(runtime=COMPILED))
-    assert [folder for _, folder in tried] == [
-        after,
-        after.removesuffix("-1") + "-2",
-    ]  # what is damaged is not tried again
+    again = [folder for _, folder in tried]  # what is damaged is not tried again
+    assert again == [after, after.removesuffix("-1") + "-2"]
 
 
 def test_a_compiler_that_fails_twice_is_done_without_and_the_record_says_so(tmp_path, monkeypatch):
@@ -64,9 +62,8 @@ def test_a_compiler_that_fails_twice_is_done_without_and_the_record_says_so(tmp_
     made = run_record.read_run(execute(run_config(tmp_path), tmp_path / "results", Options(runtime=COMPILED)))
     assert [compiled for compiled, _ in tried] == [True, True, False]
     assert made.manifest["compiled"] is False
-    assert made.manifest["kernels"]["reasons"]["compile"] == (
-        "not compiled, since the compiler failed twice: file too short"
-    )
+    reason = made.manifest["kernels"]["reasons"]["compile"]
+    assert reason == "not compiled, since the compiler failed twice: file too short"
 
 
 def test_a_cache_of_the_users_is_used_until_it_fails(tmp_path, monkeypatch):

@@ -96,11 +96,6 @@ def test_the_second_waits_for_the_first_however_long_that_beats(tmp_path, clock)
     assert order == ["first ends", "second"]
 
 
-def test_a_stop_ends_the_wait(tmp_path):
-    with hold(tmp_path / "lock"), pytest.raises(Stopped), hold(tmp_path / "lock", lambda: True):
-        pytest.fail("both hold the lock")
-
-
 def test_it_falls_at_once_with_a_killed_process(tmp_path, holder, monkeypatch):
     assert is_held(tmp_path / "lock")
     holder.kill()

@@ -93,25 +93,18 @@ def test_work_begins_no_study_and_leaves_nothing_where_there_is_none(tmp_path):
     assert not trial_queue.has_study(sweep(space={"n_layers": [1, 2]}), None, tmp_path)
 
 
-def test_a_half_line_is_dropped_by_whoever_writes_next(tmp_path):
-    """A full disk or a power cut leaves one."""
+HALF = b'{"op_code": 4, "wor'
+"""as a full disk or a power cut leaves"""
+
+
+@pytest.mark.parametrize("end", [HALF, HALF + b"\n", b"\0" * 512 + b"\n\n", b"\xff\xfe\n", b"[" * 5000 + b"\n"])
+def test_a_damaged_last_line_is_dropped_when_the_study_is_opened_and_a_half_one_by_whoever_writes_next(tmp_path, end):
     definition = sweep(space={"n_layers": [1, 2]})
     driver = Sweep(definition, tmp_path)
     before = (tmp_path / "study.journal").read_bytes()
-    with open(tmp_path / "study.journal", "ab") as file:
-        file.write(b'{"op_code": 4, "wor')
-    study = driver.finish()
-    assert [trial.state.name for trial in study.trials] == ["COMPLETE"] * 2
-    assert (tmp_path / "study.journal").read_bytes().startswith(before)
-
-
-@pytest.mark.parametrize("end", [b'{"op_code": 4, "wor\n', b"\0" * 512 + b"\n\n", b"\xff\xfe\n", b"[" * 5000 + b"\n"])
-def test_a_damaged_last_line_is_dropped_when_the_study_is_opened(tmp_path, end):
-    definition = sweep(space={"n_layers": [1, 2]})
-    Sweep(definition, tmp_path)
-    before = (tmp_path / "study.journal").read_bytes()
     (tmp_path / "study.journal").write_bytes(before + end)
-    assert [trial.state.name for trial in work(tmp_path, definition).trials] == ["COMPLETE"] * 2
+    study = driver.finish() if end == HALF else work(tmp_path, definition)
+    assert [trial.state.name for trial in study.trials] == ["COMPLETE"] * 2
     assert (tmp_path / "study.journal").read_bytes().startswith(before)
 
 

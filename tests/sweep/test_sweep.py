@@ -25,8 +25,6 @@ from sparsedepth.sweep.status import known_runs
 
 ONE = ("--runtime", "threads=1")
 """More threads than one only hinder a model of this size."""
-
-
 QUICK = {"measures": ["loss"], "val_tokens": 64}
 """Fields of a base whose runs are hardly measured."""
 
@@ -96,9 +94,8 @@ def test_other_packages_than_the_runs_have_are_said_and_refused_on_demand(undist
         machine = Machine(workers=1, runtime=RuntimeConfig(device="cpu"), gpus=[])
         return driver.Driver(Plan(sweep), runs.parent, machine)
 
-    with pytest.raises(
-        ValueError, match=r"packages differ .*torch 1.0 \(here\), 2.* \(4 runs\); install the runs' versions"
-    ):
+    differ = r"packages differ .*torch 1.0 \(here\), 2.* \(4 runs\); install the runs' versions"
+    with pytest.raises(ValueError, match=differ):
         run(same_packages=True).run()
     with pytest.warns(UserWarning, match=r"torch 1.0 \(here\).*; same_packages: true in the definition refuses that"):
         run()._compare_packages()

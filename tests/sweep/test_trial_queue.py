@@ -118,13 +118,8 @@ def test_conditional_zipped_and_excluded_axes_of_a_sampler(tmp_path):
 
 def test_trials_carry_the_results_for_a_dashboard(tmp_path):
     """For a grid as well, and for a study that was rebuilt from the folders."""
-    definition = sweep(
-        space={"n_layers": [1, 2]},
-        variants=[{}, {"weight_eps": [0.5]}],
-        tune={"lr": [0.005, 0.01, 0.02]},
-        tuning_seeds=[0],
-        reuse_tuning_seeds=True,
-    )
+    tuned = {"tune": {"lr": [0.005, 0.01, 0.02]}, "tuning_seeds": [0], "reuse_tuning_seeds": True}
+    definition = sweep(space={"n_layers": [1, 2]}, variants=[{}, {"weight_eps": [0.5]}], **tuned)
     for _ in range(2):
         study = work(tmp_path, definition)
         assert len(study.trials) == 12 and study.metric_names == ["val_loss"]

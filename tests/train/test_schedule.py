@@ -27,7 +27,7 @@ def config(steps: int, warmup_steps: int, **fields) -> RunConfig:
     [
         (config(10, 2, decay_frac=0.4), [0.5, 1, 1, 1, 1, 1, 0.775, 0.55, 0.325, 0.1]),
         (config(6, 1, schedule="linear"), [1, 1, 0.775, 0.55, 0.325, 0.1]),
-        (config(5, 0, schedule="linear"), [1, 0.775, 0.55, 0.325, 0.1]),
+        (config(5, 0, schedule="linear", warmup_tokens=None, warmup_frac=0.0), [1, 0.775, 0.55, 0.325, 0.1]),
     ],
     ids=["wsd is constant between warm-up and decay", "linear falls from the end of warm-up", "without warm-up"],
 )
