@@ -135,6 +135,7 @@ def array_script(*, name: str, results: Path, request: Request, tasks: int, comm
 
 
 def script_body(results: Path, request: Request, command: str) -> str:
+    """What each task of the array runs: the script task.sh, with its words in braces replaced."""
     seconds = request.seconds
     values = {
         "command": command,

@@ -173,16 +173,17 @@ def _curves(
     score_R: np.ndarray,
     cell_R: np.ndarray,
     u_R: np.ndarray,
-    choice_C: np.ndarray,
+    tuned_C: np.ndarray,
     s2: float,
     df: float,
 ) -> tuple[np.ndarray, ...]:
-    """The values' means and covariances at each point of the grid (roughness x curvature x noise)."""
-    n_cells = len(choice_C)
+    """The values' means and covariances at each point of the grid (roughness x curvature x noise), its weights, and of
+    each cell `outside_C` and `choice_C`. `tuned_C`: the variance of its means over tuning seeds, in units of s^2."""
+    n_cells = len(tuned_C)
     parts = _of_roughness(information_RR, score_R / np.sqrt(s2), cell_R, u_R, n_cells)
     rho_G, kappa_G = (grid.ravel() for grid in np.meshgrid(RHO, KAPPA, indexing="ij"))
     precision_GTT, target_GTZ, square_GZZ, log_G = (np.repeat(part, len(KAPPA), axis=0) for part in parts)
-    omega2_GC = OWN_ERROR**2 + 2 * (rho_G[:, None] ** 2 + choice_C) / kappa_G[:, None] ** 2
+    omega2_GC = OWN_ERROR**2 + 2 * (rho_G[:, None] ** 2 + tuned_C) / kappa_G[:, None] ** 2
     prior_GC = 1 / (kappa_G[:, None] ** 2 * np.minimum(omega2_GC, MAX_ERROR**2))
     slopes = np.arange(n_cells, 2 * n_cells)
     precision_GTT[:, slopes, slopes] += prior_GC
@@ -275,9 +276,10 @@ def _values(
     sd_u = sd_GC / kappa_G1
     best_KGC = -b_KGC / kappa_G1
     outside_KGC = ndtr((low_C - best_KGC) / sd_u) + ndtr((best_KGC - high_C) / sd_u)
-    above_KGCQ = gain_KGCQ - (cov_rb / sd_GC)[..., None] * _NODES
-    gain_KGC = above_KGCQ @ _WEIGHTS
-    choice_KGC = (above_KGCQ - gain_KGC[..., None]) ** 2 @ _WEIGHTS + cov_rr - (cov_rb / sd_GC) ** 2
+    rough_slope_GC = cov_rb / sd_GC  # of the roughness at the chosen value, per sd of b
+    gain_KGCQ = gain_KGCQ - rough_slope_GC[..., None] * _NODES
+    gain_KGC = gain_KGCQ @ _WEIGHTS
+    choice_KGC = (gain_KGCQ - gain_KGC[..., None]) ** 2 @ _WEIGHTS + cov_rr - rough_slope_GC**2
     return a_KGC + mean_KGC, cov_KGCC, outside_KGC, gain_KGC - rough_KGC, choice_KGC
 
 

@@ -310,7 +310,7 @@ def _depths(cells: Cells, depths: Sequence[Depth]) -> list[Row]:
     """The baseline at every depth against the shallowest, over the seeds that both have, with the error of choosing
     lr at both."""
     have = [at for at in depths if BASELINE in at.cells and at.cells[BASELINE].results]
-    choice = _choice_variances(cells, have)
+    choice = _choice_variances(cells, have) if len(have) > 1 else {}
     rows = []
     for at in have[1:]:
         sides = at.cells[BASELINE], have[0].cells[BASELINE]

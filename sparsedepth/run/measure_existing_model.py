@@ -17,7 +17,7 @@ from sparsedepth.data.text import TextSource
 from sparsedepth.measure.measurements import Measurements
 from sparsedepth.measure.suite import measure_run
 from sparsedepth.probe.fork import probing, stream
-from sparsedepth.probe.load import Dtype, LoadedModel, load_model
+from sparsedepth.probe.load import LoadedModel, load_model
 from sparsedepth.probe.text import TokenArrays, check_length, check_tokens, measure_source
 from sparsedepth.run.record import Stopwatch, device_facts, provenance
 from sparsedepth.store.run_record import check_place, save_measured
@@ -44,7 +44,6 @@ def measure_existing_model(
     given: TokenArrays | None = None,
     out: Path | None = None,
     device: torch.device,
-    dtype: Dtype = "checkpoint",
     report: Callable[[str, float], None],
 ) -> MeasurementResult:
     """All measures of the config on a model: a run folder, a local Hugging Face folder or a hub name.
@@ -58,7 +57,7 @@ def measure_existing_model(
     watch = Stopwatch()
     if out is not None:
         check_place(out)
-    loaded = load_model(model, device=device, dtype=dtype)
+    loaded = load_model(model, device=device)
     config = measuring_config(loaded, given, settings)
     with tempfile.TemporaryDirectory() as scratch:
         if given is not None:
