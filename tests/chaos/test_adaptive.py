@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from support.interrupted_sweep import BASE, Pace, at_the_end, kill_at_random, kill_everything, record_of
-from support.sweep_processes import markers, processes
+from support.sweep_processes import all_ended, markers
 from support.tiny_sweep import definition, sparsedepth, start
 
 from sparsedepth.run.scratch import Scratch
@@ -44,7 +44,7 @@ def killed_to_the_end(
     assert driver.returncode == 0, out + err
     assert killed.total() == kills, "the sweep ended before it had been disturbed enough"
     assert before.items() <= markers(results).items(), "a complete run was lost or repeated"
-    assert not processes(results), "something is left running"
+    all_ended(results)
     return Counter(driver=everything) + killed
 
 

@@ -8,7 +8,7 @@ import optuna
 import pytest
 from support.interrupted_sweep import Pace, Sweep, at_the_end, kill_at_random, record_of
 from support.queue_workers import take
-from support.sweep_processes import markers, processes, until
+from support.sweep_processes import all_ended, markers, processes, until
 from support.tiny_sweep import definition, sparsedepth, start
 
 from sparsedepth.sweep.storage import open_storage
@@ -31,7 +31,7 @@ def test_kills_on_postgresql(folder, undisturbed, tmp_path, monkeypatch, databas
     assert killed.total() == kills, "the sweep ended before it had been disturbed enough"
     _, helped = at_the_end(helper, results)
     assert helper.returncode == 0, helped
-    assert not processes(results)
+    all_ended(results)
     assert record_of(results) == expected
     assert not (results / "study.journal").exists()
     storage = open_storage(database.url, results)

@@ -62,6 +62,11 @@ def until(condition: Callable[[], object], seconds: float = 300) -> None:
         time.sleep(0.02)
 
 
+def all_ended(results: Path) -> None:
+    """Nothing of a sweep is left running: its forkserver sees that the command has ended a moment later."""
+    until(lambda: not processes(results), 30)
+
+
 def markers(results: Path) -> dict[str, int]:
     """When each run was completed: a run that is repeated gets a new marker."""
     return {path.parent.name: path.stat().st_mtime_ns for path in results.glob("runs/*/complete")}

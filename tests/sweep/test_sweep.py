@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import yaml
 from support import forked_commands
-from support.sweep_processes import markers, phases, processes, until
+from support.sweep_processes import all_ended, markers, phases, processes, until
 from support.tiny_sweep import ENVIRONMENT, definition, sparsedepth, start, table
 
 from sparsedepth.config.load import build, read_yaml
@@ -172,7 +172,7 @@ def test_a_run_over_two_processes_gives_the_same_losses_and_survives_kills(undis
     ((run_id, summary),) = table(results).items()
     assert summary["val_loss"] == pytest.approx(table(undisturbed)[run_id]["val_loss"], rel=1e-5)
     assert read_run(results / "runs" / run_id).manifest["processes"] == 2
-    until(lambda: not processes(results), 30)
+    all_ended(results)
 
 
 def test_a_sweep_in_which_everything_fails_stops_with_one_cause(tmp_path):
