@@ -304,9 +304,14 @@ class Depth:
 
     depth: int
     cells: dict[str, CellRuns]
-    fitted: Fit | None
     order: list[str]
-    """The cells of the fit."""
+    """The cells of the fit: the tuned ones, or else those with results."""
+    has_curves: bool
+
+    @cached_property
+    def fitted(self) -> Fit | None:
+        of_fit = [self.cells[setting] for setting in self.order]
+        return _fit_with_curves(of_fit) if self.has_curves else fit_of([cell.results for cell in of_fit])
 
 
 def depths_of(cells: Cells) -> list[Depth]:
@@ -314,19 +319,15 @@ def depths_of(cells: Cells) -> list[Depth]:
 
 
 def _depth_of(cells: Cells, rows: pd.DataFrame) -> Depth:
-    """The cells of one depth, and the fit of those that can be compared: the tuned ones, or else those with results."""
+    """The cells of one depth."""
     arrays = {name: rows[name].to_numpy() for name in rows.columns}
     setting_N = arrays["setting"]
     settings = sorted(set(setting_N), key=lambda setting: (setting != BASELINE, setting))
     found = [_cell_runs({name: array[setting_N == s] for name, array in arrays.items()}) for s in settings]
     of = {cell.setting: cell for cell in found if cell is not None}
-    order = [setting for setting, cell in of.items() if cells.is_tuned and cell.n_lr > 1]
-    if order:
-        fitted = _fit_with_curves([of[setting] for setting in order])
-    else:
-        order = [setting for setting, cell in of.items() if cell.results]
-        fitted = fit_of([of[setting].results for setting in order])
-    return Depth(depth=int(rows["n_layers"].iloc[0]), cells=of, fitted=fitted, order=order)
+    tuned = [setting for setting, cell in of.items() if cells.is_tuned and cell.n_lr > 1]
+    order = tuned or [setting for setting, cell in of.items() if cell.results]
+    return Depth(depth=int(rows["n_layers"].iloc[0]), cells=of, order=order, has_curves=bool(tuned))
 
 
 def _cell_runs(arrays: dict[str, np.ndarray]) -> CellRuns | None:

@@ -303,8 +303,9 @@ def noise_of(row_N: np.ndarray, seed_N: np.ndarray, y_N: np.ndarray, cell_R: np.
     design = np.zeros((len(y_N), n_rows + n_seeds))
     design[np.arange(len(y_N)), row_N] = 1
     design[np.arange(len(y_N)), n_rows + seed_N] = 1
-    left, size, _ = np.linalg.svd(design, full_matrices=False)
-    left = left[:, size > 1e-9 * size[0]]
+    size, right = np.linalg.eigh(design.T @ design)
+    kept = size > 1e-9 * size[-1]
+    left = design @ (right[:, kept] / np.sqrt(size[kept]))
     residual_N = y_N - left @ (left.T @ y_N)
     square_C = np.bincount(cell_R[row_N], residual_N**2, n_cells)
     df_C = np.bincount(cell_R[row_N], 1 - (left**2).sum(axis=1), n_cells)

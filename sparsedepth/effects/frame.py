@@ -63,6 +63,11 @@ def setting_effects(cells: Cells) -> pd.DataFrame:
     return _frame([row for at in depths_of(cells) for row in judged(_settings(cells, at))])
 
 
+def depth_effects(cells: Cells) -> pd.DataFrame:
+    """The rows of the frame that compare the depths of the baseline, without the other questions."""
+    return _frame(judged(_depths(cells, depths_of(cells))))
+
+
 def _frame(rows: Sequence[Row]) -> pd.DataFrame:
     frame = pd.DataFrame([row.fields for row in rows], columns=[*COLUMNS])
     numbers = [name for name in COLUMNS if name not in TEXTS]

@@ -127,14 +127,19 @@ def not_shown(n: int, noun: str, why: str = "") -> str:
 
 def lay_out(page: Figure) -> None:
     """Place the panels between legend and notes, as tightly as their labels allow; the page grows with a high legend,
-    which would leave them no room. Once: a layout engine of matplotlib's draws the page twice."""
+    which would leave them no room. The text is measured once; with an engine or a `rect` matplotlib does so twice."""
     if page.get_layout_engine() is not None:  # a plugin's own
         return
     renderer = FigureCanvasAgg(page).get_renderer()
     legend = max((legend.get_window_extent(renderer).height / page.dpi for legend in page.legends), default=0.0)
     page.set_figheight(page.get_figheight() + max(0.0, legend - LEGEND_ROOM))
-    page.tight_layout(pad=0.6, rect=(0, 0, 1, 1 - legend / page.get_figheight()))
+    page.tight_layout(pad=0.6)
     page.set_layout_engine(None)
+    specs = filter(None, (axis.get_subplotspec() for axis in page.axes))
+    of, n = page.subplotpars, max(spec.get_gridspec().nrows for spec in specs)
+    gap = of.hspace * (of.top - of.bottom) / (n + of.hspace * (n - 1))
+    top = of.top - legend / page.get_figheight()
+    page.subplots_adjust(top=top, hspace=n * gap / (top - of.bottom - gap * (n - 1)))
 
 
 # Files

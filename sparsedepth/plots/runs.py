@@ -39,7 +39,7 @@ def once_per_store(function: Callable[[Store], Result]) -> Callable[[Store], Res
 @once_per_store
 def all_runs(store: Store) -> pd.DataFrame:
     """The rows of `runs`, with a column `setting`: how a configuration differs from the baseline (`store.setting`)."""
-    runs = store.frame("select * from runs")
+    runs = store.frame("select * from runs order by run_id")
     settings = runs["cell_id"].map(setting_names(store)).rename("setting")
     return pd.concat([runs, settings], axis=1).copy()  # in one piece
 
@@ -132,7 +132,7 @@ def values_of_metrics(store: Store, view: str, metrics: Iterable[str]) -> pd.Dat
     listed = ", ".join(f"'{metric}'" for metric in metrics)
     return store.frame(
         f"select * exclude (step) from {view} where metric in ({listed}) "
-        "qualify step = max(step) over (partition by run_id, metric)"
+        "qualify step = max(step) over (partition by run_id, metric) order by all"
     )
 
 

@@ -14,7 +14,7 @@ import pandas as pd
 from sparsedepth.config.plain_text import counted
 from sparsedepth.config.run import CELL_FIELDS
 from sparsedepth.effects.cells import BASELINE, COSTS, Cells, cells_of, is_ratio
-from sparsedepth.effects.frame import MATCHED, effects_frame, setting_effects
+from sparsedepth.effects.frame import MATCHED, depth_effects, effects_frame, setting_effects
 from sparsedepth.effects.text import effects_table, effects_text, is_missing, lr_text, nothing_text, size_text
 from sparsedepth.effects.verdict import ALPHA, POWER
 from sparsedepth.store import terminal
@@ -226,8 +226,7 @@ def _depths_at(runs: pd.DataFrame, cells: Cells, basis: str) -> pd.DataFrame:
 
 def _depths(cells: Cells, runs: pd.DataFrame) -> pd.DataFrame:
     """The frame's rows of depth, after one of the depth that they are compared with."""
-    frame = effects_frame(cells)
-    rows = frame[frame["question"] == "depth"].assign(outcome=cells.outcome, unit=cells.unit)
+    rows = depth_effects(cells).assign(outcome=cells.outcome, unit=cells.unit)
     if rows.empty:
         return rows
     own = cells.rows[(cells.rows["setting"] == BASELINE) & cells.rows["value"].notna()]

@@ -16,6 +16,7 @@ from sparsedepth.effects.chain import LinkEvidence, cautions, chain_evidence
 from sparsedepth.effects.chain_text import evidence_lines, link_heading
 from sparsedepth.effects.text import effect_sentence
 from sparsedepth.plots.forest import COLUMNS, effects_of
+from sparsedepth.plots.runs import all_runs
 from sparsedepth.recipe.build_card import claim_of, derive_card
 from sparsedepth.recipe.card import Card
 from sparsedepth.recipe.evidence import Evidence
@@ -89,7 +90,7 @@ def content(
     Raises ValueError as `check` does, and for a card that verifies another recipe.
     """
     check(objective, verified)
-    runs = store.frame("select * from runs order by run_id")
+    runs = all_runs(store)
     trained = result_rows(runs).reset_index(drop=True) if len(without_measured_models(runs)) else None
     loss = loss_of(runs)
     search = search_of(folders) if verified is None else None
@@ -99,7 +100,8 @@ def content(
     found = None if compared is None else Evidence(runs, objective)
     card = None if found is None else recipe_card(found, folders, depth, verified)  # can refuse the card
     effects = pd.DataFrame(columns=[*COLUMNS]) if compared is None else effects_of(store)
-    links = [] if compared is None else [link for link in chain_evidence(compared) if link.within.rho is not None]
+    chain = [] if compared is None else chain_evidence(without_measured_models(runs))
+    links = [link for link in chain if link.within.rho is not None]
     failures = table_of_failures(folders, runs)
     runs_table = table_of_runs(runs)
     names = [column.name for column in runs_table.columns]

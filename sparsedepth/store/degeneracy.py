@@ -126,13 +126,13 @@ def _constant(score: str, scored: Sequence[Run]) -> Callable[[Run], list[str]]:
     for run in scored:
         for depth in {None, float_or_none(run.get("n_layers"))}:
             values_at[depth].append(float_or_none(run[score]))
+    constant = {at: values[0] for at, values in values_at.items() if len(values) > 1 and len({*values}) == 1}
 
     def reasons(run: Run) -> list[str]:
         depth = float_or_none(run.get("n_layers"))
         for at, where in ((None, ""), (depth, f" at {depth:g} layers" if depth is not None else "")):
-            values = values_at[at]
-            if len(values) > 1 and len({*values}) == 1:
-                return [f"{values[0]:g} in every run{where}"]
+            if at in constant:
+                return [f"{constant[at]:g} in every run{where}"]
         return []
 
     return reasons

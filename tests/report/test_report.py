@@ -195,7 +195,8 @@ def test_a_store_of_measured_models_alone(results, tmp_path, monkeypatch):
     runs[unknown] = None
     runs["model"] = "gpt2"
 
-    contents = content(SimpleNamespace(damaged=(), frame=lambda text: runs), [tmp_path])
+    monkeypatch.setattr("sparsedepth.report.content.all_runs", lambda store: runs)
+    contents = content(SimpleNamespace(damaged=()), [tmp_path])
     assert contents.card is None and contents.effects is None
     assert contents.summary == ("13 models measured without a known training configuration.",)
 
