@@ -7,7 +7,8 @@ been seen is read off as in `effects.frame`: at C settings and S seeds of a dept
 
 Noise of a run is independent in every run (`own`); what all runs of a seed share cancels. A pilot estimates it at each
 depth, and its uncertainty is included: each draw has own_b^2 = own^2 df / chi^2(df). `choice` is the standard deviation
-that choosing a tuned value adds to a setting's value, as large as it is in the pilot.
+that choosing a tuned value adds to a setting's value, as large as it is in the pilot (the baseline's curve alone will
+do).
 """
 
 import math
@@ -67,9 +68,16 @@ def pilot_noise(runs: pd.DataFrame, outcome: str) -> Noise:
         )
     df = np.array([found.noise.df for found in fits])
     own2 = float(df @ [found.noise.s2 for found in fits] / df.sum())
-    effects = [_first_effect(found) for found in fits if found.has_curve and len(found.n_C) > 1]
-    choices = [(1 - effect.seeds_share) * effect.sd**2 / 2 for effect in effects]
+    choices = [_choice_variance(found) for found in fits if found.has_curve]
     return Noise(own=math.sqrt(own2), df=float(df.sum()), choice=math.sqrt(np.mean(choices)) if choices else 0.0)
+
+
+def _choice_variance(found: Fit) -> float:
+    """What choosing lr adds to the variance of a setting's value: half of its part in an effect, where there is one."""
+    if len(found.n_C) == 1:
+        return float(found.choice_C[0])
+    effect = _first_effect(found)
+    return (1 - effect.seeds_share) * effect.sd**2 / 2
 
 
 def _first_effect(found: Fit) -> Distribution:

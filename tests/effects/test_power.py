@@ -77,6 +77,21 @@ def test_the_noise_of_a_pilot_by_hand():
         Noise(own=0.0)
 
 
+def test_a_tuned_pilot_of_the_baseline_alone_knows_what_choosing_lr_adds():
+    """Losses at each lr are 0.1 off a parabola at random: as much is open about the value at the best one."""
+    rough = dict(zip((1e-3, 2e-3, 4e-3, 8e-3, 16e-3), 0.1 * np.random.default_rng(0).standard_normal(5), strict=True))
+    seeds = 0.01 * np.random.default_rng(1).standard_normal(8)
+
+    def loss(config):
+        return {"val_loss": 1 + 0.02 * math.log2(config.lr / 4e-3) ** 2 + rough[config.lr] + seeds[config.seed]}
+
+    runs = grid({"lr": [*rough], "seed": [0, 1, 2]}, loss, n_heads=4)
+    runs = runs.assign(tuned_fields="lr", tuned_by="val_loss", tuning="tuning")
+    for number, noise in enumerate(([0.02, -0.02, 0.0], [-0.02, 0.0, 0.02], [0.0, 0.02, -0.02])):
+        runs.loc[runs["seed"] == number, "val_loss"] += np.resize(noise, 5)
+    assert 0.03 < pilot_noise(runs, "val_loss").choice < 0.3
+
+
 def test_a_pilot_of_few_runs_promises_less():
     known, pilot = (measure_power(design(3), "val_loss", Noise(own=0.1, df=df))[0].detectable for df in (None, 3.0))
     assert known is not None and pilot is not None and known < pilot
