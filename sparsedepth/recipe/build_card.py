@@ -3,7 +3,7 @@ that `recipe verify` wrote into a folder next to the recipe's results, if it has
 
 import json
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import MappingProxyType
 
@@ -15,7 +15,7 @@ from sparsedepth.recipe.choose import derive
 from sparsedepth.recipe.evidence import Evidence
 from sparsedepth.recipe.provenance import provenance_of
 from sparsedepth.recipe.verify import with_verification
-from sparsedepth.scaling.speedup import Speedup
+from sparsedepth.scaling.speedup import Worth
 from sparsedepth.store.setting import BUDGET
 
 
@@ -27,7 +27,7 @@ def derive_card(
     holdout_depth: int | None = None,
     folders: Sequence[Path] = (),
     evidence: Evidence | None = None,
-    compute: Mapping[tuple[int, str, int], Speedup] = MappingProxyType({}),
+    compute: Worth = MappingProxyType({}),
 ) -> Card:
     """The recipe of the rows of `runs` as a card; tested at `holdout_depth`, and with the verification found next to
     the folders. `compute`: what settings are worth (`scaling.speedup`). Raises as `derive` and `hold_out`."""
@@ -46,7 +46,7 @@ def derive_card(
     return with_trial(card, folders)
 
 
-def _with_compute(recipe: Recipe, one: Candidate, compute: Mapping[tuple[int, str, int], Speedup]) -> Candidate:
+def _with_compute(recipe: Recipe, one: Candidate, compute: Worth) -> Candidate:
     assert recipe.baseline is not None
     tokens = one.values.get(BUDGET, recipe.baseline.train_tokens)
     worth = compute.get((recipe.shown_at[0], one.setting, tokens))

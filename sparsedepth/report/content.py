@@ -25,6 +25,7 @@ from sparsedepth.recipe.text import sentence, tests_lines, verification_text
 from sparsedepth.report.answers import depth_answer, variance_answer
 from sparsedepth.report.by_depth import best_by_depth
 from sparsedepth.report.tables import Table, table_of, table_of_effects, table_of_runs
+from sparsedepth.scaling.speedup import Worth, worth
 from sparsedepth.store.best import best
 from sparsedepth.store.checksums import damage_text
 from sparsedepth.store.comparable_loss import COMMON, OWN, loss_of
@@ -98,7 +99,8 @@ def content(
     objective = loss if objective == "loss" else objective
     compared = None if search else trained  # a search has no baseline
     found = None if compared is None else Evidence(runs, objective)
-    card = None if found is None else recipe_card(found, folders, depth, verified)  # can refuse the card
+    compute = worth(store, objective) if found else {}
+    card = None if found is None else recipe_card(found, folders, depth, verified, compute)  # can refuse the card
     effects = pd.DataFrame(columns=[*COLUMNS]) if compared is None else effects_of(store)
     chain = [] if compared is None else chain_evidence(without_measured_models(runs))
     links = [link for link in chain if link.within.rho is not None]
@@ -111,7 +113,7 @@ def content(
         card=card,
         by_depth=None if found is None else best_by_depth(found.cells),
         runs=runs_table,
-        effects=None if effects.empty else table_of_effects(effects),
+        effects=None if effects.empty else table_of_effects(effects, compute),
         links=tuple((link_heading(link), tuple(evidence_lines(link))) for link in links),
         failures=failures,
         methods=table_of_methods(
@@ -123,10 +125,12 @@ def content(
     )
 
 
-def recipe_card(found: Evidence, folders: Sequence[Path], depth: int | None, verified: Card | None = None) -> Card:
+def recipe_card(
+    found: Evidence, folders: Sequence[Path], depth: int | None, verified: Card | None, compute: Worth
+) -> Card:
     """The recipe's card: `verified`, or one built from the evidence, with the verification that lies next to the
     folders, if any. Raises ValueError if `verified` holds another recipe."""
-    card = derive_card(found.runs, depth, found.cells.outcome, folders=folders, evidence=found)
+    card = derive_card(found.runs, depth, found.cells.outcome, folders=folders, evidence=found, compute=compute)
     if verified is None:
         return card
     of_card, of_runs = claim_of(verified.recipe), claim_of(card.recipe)

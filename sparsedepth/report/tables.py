@@ -14,6 +14,8 @@ from sparsedepth.effects.text import size_text
 from sparsedepth.effects.verdict import ALPHA, POWER
 from sparsedepth.plots.forest import LOG_UNIT
 from sparsedepth.plots.style import DEGENERATE
+from sparsedepth.scaling.budgets import LOSSES
+from sparsedepth.scaling.speedup import Speedup, Worth, multiplier_text
 from sparsedepth.store.degeneracy import SCORES, reasons_by_run, score_rows
 from sparsedepth.store.query_result import plain, readable
 from sparsedepth.store.tuning_roles import without_measured_models
@@ -123,8 +125,9 @@ def meaning_of(name: str, corpora: Iterable[object]) -> str:
     return (field.description or "") if field is not None else ""
 
 
-def table_of_effects(effects: pd.DataFrame) -> Table:
-    """One row per effect of the frame."""
+def table_of_effects(effects: pd.DataFrame, compute: Worth) -> Table:
+    """One row per effect of the frame; effects on the loss with their worth in compute, where it is known."""
+    largest = {key[:2]: compute[key] for key in sorted(compute)}  # at the largest budget
     columns = [
         ("outcome", ""),
         ("setting", ""),
@@ -134,6 +137,7 @@ def table_of_effects(effects: pd.DataFrame) -> Table:
         ("unit", ""),
         ("verdict", f"lower or higher: adjusted p below {ALPHA} over the settings of the depth"),
         ("detectable", f"the effect that would have been seen ({POWER:.0%} power)"),
+        *([("compute", "that the baseline needs for the same loss, over that of the setting")] if compute else []),
         ("lr", "of the baseline, and of the setting where it differs"),
         ("seeds", ""),
         ("diverged", "runs of the setting that diverged"),
@@ -142,15 +146,24 @@ def table_of_effects(effects: pd.DataFrame) -> Table:
 
     def row(of: dict[str, Any]) -> list[Any]:
         low, high = (_size(of[end], of["unit"], "+").text for end in ("lo", "hi"))
+        worth = largest.get((of["n_layers"], of["setting"])) if of["outcome"] in LOSSES else None
         lr = list(dict.fromkeys(f"{value:g}" for value in (of["lr_baseline"], of["lr"]) if pd.notna(value)))
         return [
             *(of["outcome"], of["setting"], of["n_layers"], _size(of["estimate"], of["unit"], "+")),
             *(f"{low} to {high}" if pd.notna(of["lo"]) else None, "ratio" if of["unit"] == LOG_UNIT else of["unit"]),
-            *(of["verdict"], _size(of["detectable"], of["unit"]), " → ".join(lr) or None),
-            *(of["seeds"], of["diverged"], of["reason"] or None),
+            *(of["verdict"], _size(of["detectable"], of["unit"]), *([_times(worth)] if compute else [])),
+            *(" → ".join(lr) or None, of["seeds"], of["diverged"], of["reason"] or None),
         ]
 
     return table_of(columns, map(row, effects.to_dict("records")))
+
+
+def _times(worth: Speedup | None) -> TableCell:
+    """'×1.13 (1.05 to 1.21)'"""
+    if worth is None or worth.multiplier is None:
+        return cell(None)
+    text = f"×{multiplier_text(worth.multiplier, worth.lo, worth.hi)}"
+    return TableCell(text=text, key=worth.multiplier, is_number=True)
 
 
 def _size(value: float | None, unit: str, sign: str = "") -> TableCell:

@@ -73,6 +73,10 @@ def multiplier_text(multiplier: float, lo: float | None, hi: float | None, of: s
     return f"{multiplier:.3g}{of}{interval}"
 
 
+Worth = Mapping[tuple[int, str, int], Speedup]
+"""(n_layers, setting, train_tokens) -> what the setting is worth."""
+
+
 def speedup(curve: PowerLaw, baseline: Mapping[int, float], setting: Mapping[int, float]) -> Speedup:
     """The multiplier at equal compute, from seed -> loss [nat/token] of both sides."""
     seeds = sorted(set(baseline) & set(setting))
@@ -147,8 +151,8 @@ def speedups(rows: pd.DataFrame) -> pd.DataFrame:
     return table.sort_values(["n_layers", "setting", BUDGET], kind="stable").reset_index(drop=True)
 
 
-def worth(store: Store, objective: str) -> dict[tuple[int, str, int], Speedup]:
-    """(depth, setting, tokens) -> its multiplier; none unless some depth has three budgets."""
+def worth(store: Store, objective: str) -> Worth:
+    """The known multipliers; none unless some depth has three budgets."""
     if objective not in LOSSES or not store.sql(_THREE_BUDGETS).rows:
         return {}
     try:

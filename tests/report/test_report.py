@@ -5,6 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 import yaml
+from support.budget_results import budget_results
 from support.made_up_runs import make_run
 from support.report_folder import HOSTILE, fill
 
@@ -199,6 +200,17 @@ def test_a_store_of_measured_models_alone(results, tmp_path, monkeypatch):
     contents = content(SimpleNamespace(damaged=()), [tmp_path])
     assert contents.card is None and contents.effects is None
     assert contents.summary == ("13 models measured without a known training configuration.",)
+
+
+def test_with_three_budgets_effects_on_the_loss_have_their_worth_in_compute(tmp_path):
+    """LNS does what the baseline does with 1.3 times the compute."""
+    folder = budget_results(tmp_path / "results")
+    with open_store(folder) as store:
+        of = content(store, [folder])
+    place = [column.name for column in of.effects.columns].index("compute")
+    assert [row[place].key for row in of.effects.rows if row[0].text == "val_loss"] == pytest.approx([1.3, 1.3], 0.02)
+    assert {row[place].text for row in of.effects.rows if row[0].text != "val_loss"} <= {"–"}
+    assert "times the compute" in of.summary[0]
 
 
 def test_into_a_folder_the_report_is_report_html(monkeypatch, tmp_path, capsys):
