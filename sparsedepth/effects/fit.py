@@ -130,6 +130,7 @@ def fit(
     results_CN = at_CN & ~role_N
     counted_CN = np.where(results_CN.any(axis=1, keepdims=True), results_CN, at_CN)
     n_C = np.array([len(np.unique(seed_N[counted_N])) for counted_N in counted_CN], dtype=float)
+    group_C = _groups(cell_N, seed_N, n_cells)
     if not np.ptp(u_R):
         level_RC = np.eye(n_cells)[cell_R]
         inverse_CC = np.linalg.pinv(level_RC.T @ information_RR @ level_RC, hermitian=True)
@@ -138,7 +139,7 @@ def fit(
     else:
         tuning_C = np.array([len(set(seed_N[(cell_N == c) & role_N])) or n_C[c] for c in range(n_cells)], dtype=float)
         value_GC, cov_GCC, weight_G, outside_C, choice_C = _curves(
-            information_RR, score_R, cell_R, u_R, s2_C / s2 / tuning_C, s2, noise.scale_df
+            information_RR, score_R, cell_R, u_R, s2_C / s2 / tuning_C, s2, noise.scale_df, len(np.unique(group_C))
         )
     return Fit(
         value_GC=value_GC,
@@ -146,7 +147,7 @@ def fit(
         weight_G=weight_G,
         noise=noise,
         n_C=n_C,
-        group_C=_groups(cell_N, seed_N, n_cells),
+        group_C=group_C,
         outside_C=outside_C,
         choice_C=choice_C,
         has_curve=bool(np.ptp(u_R)),
@@ -176,6 +177,7 @@ def _curves(
     tuned_C: np.ndarray,
     s2: float,
     df: float,
+    n_groups: int,
 ) -> tuple[np.ndarray, ...]:
     """The values' means and covariances at each point of the grid (roughness x curvature x noise), its weights, and of
     each cell `outside_C` and `choice_C`. `tuned_C`: the variance of its means over tuning seeds, in units of s^2."""
@@ -194,7 +196,7 @@ def _curves(
 
     # Noise: s^2 times df / chi^2(df). All but the data is in units of s, and kappa / s stays.
     scale_K = np.sqrt(df / (2 * gammaincinv(df / 2, ndtr(_NODES))))
-    n_free = np.linalg.matrix_rank(information_RR, hermitian=True) - (n_cells - 1)
+    n_free = np.linalg.matrix_rank(information_RR, hermitian=True) - (n_cells - n_groups)
     side_KGZ = np.stack(np.broadcast_arrays(1 / scale_K[:, None], -kappa_G), axis=-1)
     square_KG = np.einsum("kgy,gyz,kgz->kg", side_KGZ, square_GZZ, side_KGZ)
     log_KG = log_G - square_KG / 2 - n_free * np.log(scale_K)[:, None] + np.log(_WEIGHTS)[:, None]
