@@ -8,11 +8,12 @@ Always: a few draws, held to what few can tell.
 from dataclasses import replace
 
 import numpy as np
+import pandas as pd
 import pytest
-from scipy.stats import t
 from support.planted_worlds import WORLDS, World, draw, score
 
-from sparsedepth.effects.cells import BASELINE, CellRuns, fit_of_depths
+from sparsedepth.effects.cells import BASELINE, Cells
+from sparsedepth.effects.frame import depth_effects
 
 ERROR = 0.02
 """Beside a target: about twice the standard error of 300 draws."""
@@ -76,20 +77,22 @@ def test_a_baseline_whose_optimum_is_beyond_the_grid(name):
 
 def depths_differ(world: World, n: int) -> np.ndarray:
     """Of n draws of two equal depths that have the baseline alone, the second 1.6 times as noisy: whether the interval
-    between them holds 0, with the choice of lr and without."""
+    between them in the frame of effects holds 0, and whether its part of the seeds does."""
     holds = []
     for i in range(n):
-        rng, cells = np.random.default_rng([1, i]), []
-        for sd in (world.sd, 1.6 * world.sd):
+        rng, depths = np.random.default_rng([1, i]), []
+        for n_layers, sd in ((4, world.sd), (8, 1.6 * world.sd)):
             runs = draw(replace(world, sd=sd, settings=0, values=(0.0,)), rng)[0]
-            facts = {"lr_N": np.exp(runs["u_N"]), "seed_N": runs["seed_N"], "value_N": runs["y_N"]}
-            facts |= {"diverged_N": np.zeros(len(runs["y_N"]), bool), "is_tuning_N": runs["is_tuning_N"]}
-            cells.append(CellRuns(setting=BASELINE, changes=frozenset(), costs={}, lr=1.0, **facts))
-        found = fit_of_depths(cells)
-        difference_S = np.subtract(*([*cell.results.values()] for cell in cells))
-        variance = difference_S.var(ddof=1) / len(difference_S)
-        reach = t.ppf(0.975, len(difference_S) - 1) * np.sqrt([variance + found.choice_C.sum(), variance])
-        holds.append(abs(difference_S.mean()) < reach)
+            roles = np.where(runs["is_tuning_N"], np.where(runs["u_N"] == 0, "tuning", "rejected"), "best")
+            facts = {"lr": np.exp(runs["u_N"]), "seed": runs["seed_N"], "value": runs["y_N"], "tuning": roles}
+            depths.append(pd.DataFrame(facts).assign(n_layers=n_layers))
+        rows = pd.concat(depths, ignore_index=True).assign(setting=BASELINE, diverged=False)
+        rows["changes"] = [frozenset()] * len(rows)
+        rows["role"] = np.where(rows["tuning"] == "best", "result", "tuning")
+        known = {"settings": None, "outcome": "val_loss", "unit": "nat/token", "n_tuning": 0}
+        cells = Cells(rows=rows, tuned=("lr",), tuned_by=frozenset({"val_loss"}), **known)
+        (row,) = depth_effects(cells).to_dict("records")
+        holds.append((row["lo"] <= 0 <= row["hi"], abs(row["estimate"]) <= row["seeds_part"]))
     return np.array(holds).mean(axis=0)
 
 
