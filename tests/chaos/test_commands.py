@@ -209,32 +209,55 @@ def test_a_sweep_whose_clock_is_set_back_an_hour_between_two_halves(folder, undi
     assert record_of(results) == expected
 
 
+class ControlGroup:
+    """Processes whose memory the kernel counts and limits."""
+
+    def __init__(self) -> None:
+        root = Path("/sys/fs/cgroup/memory")  # version 1; of version 2 the root itself
+        files = ("limit_in_bytes", "max_usage_in_bytes", "oom_control") if root.is_dir() else ("max", "peak", "events")
+        self.place = (root if root.is_dir() else root.parent) / f"sparsedepth-{os.getpid()}"
+        self.limit, self.peak, self.events = (self.place / f"memory.{name}" for name in files)
+        self.place.mkdir()
+        self.limit.write_text(str(2**40))
+
+    def run(self, words: list[str]) -> subprocess.CompletedProcess[str]:
+        inside = ["sh", "-c", f'echo $$ > {self.place}/cgroup.procs; exec "$@"', "sh", *words]
+        done = subprocess.run(inside, capture_output=True, text=True, timeout=600)
+        until(lambda: not (self.place / "cgroup.procs").read_text())
+        return done
+
+    @property
+    def killed(self) -> int:
+        """By the kernel, for lack of memory."""
+        facts = dict(line.split() for line in self.events.read_text().splitlines())
+        return int(facts["oom_kill"])
+
+
 @pytest.fixture
-def little_memory():
-    """A control group with less memory than four runs and their driver need."""
-    root = Path("/sys/fs/cgroup/memory")  # version 1; of version 2 the root itself
-    place, name = (root, "memory.limit_in_bytes") if root.is_dir() else (root.parent, "memory.max")
-    place = place / f"sparsedepth-{os.getpid()}"
+def group():
     try:
-        place.mkdir()
-        (place / name).write_text("620M")
+        made = ControlGroup()
     except OSError as error:
         pytest.skip(f"no control group with limited memory can be made here: {error}")
-    yield place
-    until(lambda: not (place / "cgroup.procs").read_text())
-    place.rmdir()
+    yield made
+    made.place.rmdir()
 
 
-def test_runs_that_the_kernel_kills_for_lack_of_memory(little_memory, folder, undisturbed, tmp_path):
-    """What the sweep cannot finish there, the same command finishes elsewhere."""
-    results, runs = tmp_path / "results", 4
-    sweep, expected = Sweep(folder, runs), undisturbed(runs)
-    words = [sys.executable, "-m", "sparsedepth", *map(str, sweep.arguments(results, 4))]
-    inside = ["sh", "-c", f'echo $$ > {little_memory}/cgroup.procs; exec "$@"', "sh", *words]
-    done = subprocess.run(inside, capture_output=True, text=True, timeout=600)
-    assert done.returncode in (0, 1, -signal.SIGKILL) and "Traceback" not in done.stderr, done.stderr
-    facts = next(path for path in (little_memory / n for n in ("memory.oom_control", "memory.events")) if path.exists())
-    print(f"\n{facts.read_text().split()[-1]} processes killed by the kernel, {len(record_of(results))} runs complete")
+def test_runs_that_the_kernel_kills_for_lack_of_memory(group, folder, undisturbed, tmp_path):
+    """What the sweep cannot finish in 85% of its memory, the same command finishes elsewhere."""
+    sweep, expected = Sweep(folder, 4), undisturbed(4)
+
+    def words(results: Path) -> list[str]:
+        return [sys.executable, "-m", "sparsedepth", *map(str, sweep.arguments(results, 4))]
+
+    assert group.run(words(tmp_path / "free")).returncode == 0
+    peak = int(group.peak.read_text())
+    group.limit.write_text(str(int(0.85 * peak)))
+    results = tmp_path / "results"
+    done = group.run(words(results))
+    assert done.returncode in (0, 1, 2, -signal.SIGKILL) and "Traceback" not in done.stderr, done.stderr
+    print(f"\n{peak >> 20} MiB; {group.killed} processes killed by the kernel, {len(record_of(results))} runs complete")
+    assert group.killed, "the sweep needs less memory than was left"
     assert record_of(results).items() <= expected.items()
     sweep.run(results, 2)
     assert record_of(results) == expected
