@@ -18,7 +18,7 @@ from markupsafe import Markup
 from matplotlib.figure import Figure
 
 from sparsedepth.files import write_bytes
-from sparsedepth.plots.draw import FIGURES, NUMBERS_SHARE, Progress, drawable, silent
+from sparsedepth.plots.draw import FIGURES, NUMBERS_SHARE, Progress, default_figure, drawable, silent
 from sparsedepth.plots.page import Drawing, csv_bytes, render
 from sparsedepth.recipe.card import Card, read_card
 from sparsedepth.recipe.card_files import card_markdown, to_yaml
@@ -126,8 +126,12 @@ def card_html(card: Card) -> Markup:
 
 
 def draw_pictures(store: Store, progress: Progress = silent) -> tuple[list[dict[str, Any]], dict[str, str]]:
-    """Every figure that the store has numbers for, as the template shows it, and why each of the others is missing."""
-    drawings, absent = drawable(store, FIGURES, progress=lambda name, done: progress(name, done * NUMBERS_SHARE))
+    """Every figure that the store has numbers for, as the template shows it, and why each of the others is missing.
+    Those of one run are drawn where it is the only one: with several it would be any of them."""
+    of_one = {name for name, kind in FIGURES.items() if kind.of_one_run} - {default_figure(store)}
+    names = [name for name in FIGURES if name not in of_one]
+    drawings, absent = drawable(store, names, progress=lambda name, done: progress(name, done * NUMBERS_SHARE))
+    absent |= {name: f"it is of one run: sparsedepth plot DIR --figure {name} --run ID" for name in of_one}
     pictures = []
     for done, (name, drawing) in enumerate(drawings.items()):
         progress(name, NUMBERS_SHARE + (1 - NUMBERS_SHARE) * done / len(drawings))
