@@ -69,7 +69,7 @@ def _effects(
 ) -> bytes:
     """The effects on an outcome, the links to it, or what matters in a search. Raises ValueError without results."""
     from sparsedepth.effects import chain, chain_text, importance
-    from sparsedepth.effects.cells import read_runs
+    from sparsedepth.effects.cells import cells_of, read_runs
     from sparsedepth.store.comparable_loss import loss_in
     from sparsedepth.store.find import no_run_text
     from sparsedepth.store.search import search_of
@@ -84,9 +84,10 @@ def _effects(
     if reason := only_tuning_text(store):
         raise ValueError(reason)
     if part == "chain":
+        found = cells_of(runs, outcome)
         if format != "table":
-            return encode(chain_text.chain_table(chain.chain_evidence(runs)), format)
-        return _text(chain_text.chain_lines(runs, detail), one_per_line=detail and for_grep)
+            return encode(chain_text.chain_table(chain.chain_evidence(found)), format)
+        return _text(chain_text.chain_lines(found, detail), one_per_line=detail and for_grep)
     if search is None or knob is not None:
         return _of_settings(runs, outcome, knob, format, detail)
     if format != "table":
@@ -112,7 +113,7 @@ def _of_settings(runs: "pd.DataFrame", outcome: str, knob: str | None, format: s
     weak = f"no evidence about depth: {weakness}" if weakness else ""
     data = found.settings.data_text if found.settings else ""
     lines = [*filter(None, [weak, caution, data]), text.effects_text(effects, found, detail=detail)]
-    return _text([*lines, *equal_loss_lines(found, runs)])
+    return _text([*lines, *equal_loss_lines(found)])
 
 
 def _text(lines: Iterable[str], *, one_per_line: bool = False) -> bytes:

@@ -17,7 +17,7 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -51,8 +51,10 @@ Changes = frozenset[tuple[str, Any]]
 """(field, value) of a setting, where it differs from the baseline."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False)
 class Cells:
+    runs: pd.DataFrame
+    """The rows of `runs` that they were made of."""
     rows: pd.DataFrame
     settings: Settings | None
     """None without any result."""
@@ -67,11 +69,20 @@ class Cells:
     """The outcomes by which tuning chose."""
     budget_text: str = ""
     """Which of several budgets the rows are of; '' with one."""
+    _others: dict[str, "Cells"] = field(init=False, default_factory=dict)
 
-    def of_outcome(self, runs: pd.DataFrame, outcome: str) -> "Cells":
-        """The same cells with another outcome of the same runs."""
-        values = values_of(runs, outcome).reindex(self.rows.index)
-        return replace(self, rows=self.rows.assign(value=values), outcome=outcome, unit=unit_of(outcome, runs))
+    def of_outcome(self, outcome: str) -> "Cells":
+        """The same cells with another outcome of the same runs, made once."""
+        if outcome == self.outcome:
+            return self
+        if outcome not in self._others:
+            rows = self.rows.assign(value=values_of(self.runs, outcome).reindex(self.rows.index))
+            self._others[outcome] = replace(self, rows=rows, outcome=outcome, unit=unit_of(outcome, self.runs))
+        return self._others[outcome]
+
+    @cached_property
+    def depths(self) -> list["Depth"]:
+        return [_depth_of(self, rows) for _, rows in self.rows.groupby("n_layers")]
 
     @property
     def field(self) -> str:
@@ -93,7 +104,7 @@ class Cells:
 def cells_of(runs: pd.DataFrame, outcome: str) -> Cells:
     """The cells of these rows of `runs`. Raises ValueError for an outcome that is no number of `runs`."""
     unit = unit_of(outcome, runs)
-    runs = without_measured_models(runs)
+    runs = of_trained = without_measured_models(runs)
     results = result_rows(runs)
     records = _records(runs)
     settings = _settings(results, records)
@@ -123,6 +134,7 @@ def cells_of(runs: pd.DataFrame, outcome: str) -> Cells:
     if len(tuned) > 1:
         rows = rows[~rows["tuning"].isin(["rejected"])]
     return Cells(
+        runs=of_trained,
         rows=_with_roles(_scored_alike(rows, runs)),
         settings=settings,
         outcome=outcome,
@@ -312,10 +324,6 @@ class Depth:
     def fitted(self) -> Fit | None:
         of_fit = [self.cells[setting] for setting in self.order]
         return _fit_with_curves(of_fit) if self.has_curves else fit_of([cell.results for cell in of_fit])
-
-
-def depths_of(cells: Cells) -> list[Depth]:
-    return [_depth_of(cells, rows) for _, rows in cells.rows.groupby("n_layers")]
 
 
 def _depth_of(cells: Cells, rows: pd.DataFrame) -> Depth:

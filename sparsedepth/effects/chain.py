@@ -35,7 +35,7 @@ import pandas as pd
 
 from sparsedepth.config.role import roles
 from sparsedepth.config.run import RunConfig
-from sparsedepth.effects.cells import cells_of
+from sparsedepth.effects.cells import Cells, cells_of
 from sparsedepth.effects.effect import Effect
 from sparsedepth.effects.frame import setting_effects
 from sparsedepth.effects.verdict import ALPHA, adjusted
@@ -140,11 +140,11 @@ class LinkEvidence(NamedTuple):
         return "predicts" if self.skill.lo is not None and self.skill.lo > 0 else "associated"
 
 
-def chain_evidence(runs: pd.DataFrame) -> list[LinkEvidence]:
+def chain_evidence(cells: Cells) -> list[LinkEvidence]:
     """The evidence for every measured link of the chain, from the results; p-values are adjusted over the links of a
     scope."""
-    results = result_rows(runs)
-    results = results.assign(unit=units_of(results))
+    results = result_rows(cells.runs)
+    results = results.assign(unit=cells.rows["setting"].reindex(results.index))
     pairs = links_of(results)
     finished = results[results["outcome"] == "ok"]
     known = [[name] for name in ("lr", loss_of(results)) if finished[name].nunique() > 1]
@@ -158,7 +158,7 @@ def chain_evidence(runs: pd.DataFrame) -> list[LinkEvidence]:
             each.p_adjusted = float(p)
         for each in of_scope:
             links[each.cause, each.effect].append(each)
-    tried = interventions(runs)
+    tried = interventions(cells)
     return [LinkEvidence(tuple(links[pair]), skill(results, *pair), tuple(tried(*pair))) for pair in pairs]
 
 
@@ -309,15 +309,14 @@ def _skill(x_N: np.ndarray, y_N: np.ndarray, depth_N: np.ndarray, weight_BN: np.
     return 1 - np.divide(error_B, total_B, out=np.full_like(total_B, np.nan), where=total_B > 1e-12)
 
 
-def interventions(runs: pd.DataFrame) -> Callable[[str, str], Iterator[Intervention]]:
+def interventions(cells: Cells) -> Callable[[str, str], Iterator[Intervention]]:
     """A function (cause, effect) -> every setting of an intervention on this cause, nothing else changed, by depth."""
-    cells = cells_of(runs, loss_of(runs))
 
     @cache
     def effects_on(outcome: str) -> dict[tuple[str, int], Effect]:
-        if runs[outcome].isna().all():
+        if cells.runs[outcome].isna().all():
             return {}
-        of_outcome = cells.of_outcome(runs, outcome)
+        of_outcome = cells.of_outcome(outcome)
         rows = setting_effects(of_outcome).to_dict("records")
         return {(row["setting"], row["n_layers"]): Effect.of_row(row, outcome, of_outcome.unit) for row in rows}
 

@@ -2,9 +2,8 @@
 
 from collections.abc import Iterator, Sequence
 
-import pandas as pd
-
 from sparsedepth.config.plain_text import counted
+from sparsedepth.effects.cells import Cells
 from sparsedepth.effects.chain import MIN_UNITS, Intervention, Link, LinkEvidence, Skill, cautions, chain_evidence
 from sparsedepth.effects.effect import Effect
 from sparsedepth.effects.text import size_text
@@ -22,16 +21,16 @@ EXPLAINED = (
 )
 
 
-def chain_lines(runs: pd.DataFrame, detail: bool = False) -> Iterator[str]:
+def chain_lines(cells: Cells, detail: bool = False) -> Iterator[str]:
     """A row for each link; with `detail` its evidence in sentences too."""
-    chain = chain_evidence(runs)
+    chain = chain_evidence(cells)
     if not chain:
         yield "no two quantities of the chain were measured in the same runs"
         return
     names = ("cause", "effect", "rho", "lo", "hi", "skill", "intervention", "verdict")
     table = terminal.fit(QueryResult(columns=names, rows=tuple(map(_row, chain))), ("skill",))
     head = terminal.wrapped([f"The chain from sparsity to loss: {_counts_text(chain[0].within)}"])
-    notes = terminal.wrapped([EXPLAINED, *cautions(result_rows(runs))])
+    notes = terminal.wrapped([EXPLAINED, *cautions(result_rows(cells.runs))])
     yield f"{head}{table.text}\n{notes}".rstrip("\n")
     for evidence in chain if detail else ():
         yield link_heading(evidence)

@@ -11,7 +11,6 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 import numpy as np
-import pandas as pd
 
 from sparsedepth.effects.cells import Cells, values_of
 from sparsedepth.effects.frame import setting_effects
@@ -19,14 +18,14 @@ from sparsedepth.store.comparable_loss import layers_hint, loss_of
 from sparsedepth.store.small_sample import t_critical
 
 
-def equal_loss_lines(cells: Cells, runs: pd.DataFrame) -> Iterator[str]:
+def equal_loss_lines(cells: Cells) -> Iterator[str]:
     """'at equal val_loss, 12 layers (within a setting -5.2 layers per nat/token, r -0.71): depth_scale=lns +0.31 (-0.2
     to 0.8)', a line for each depth; none for an outcome that is no number of layers."""
-    loss = loss_of(runs)
+    loss = loss_of(cells.runs)
     if not layers_hint(cells.outcome):
         return
-    on_loss = setting_effects(cells.of_outcome(runs, loss)).set_index(["n_layers", "setting"])["estimate"]
-    losses = values_of(runs, loss).reindex(cells.rows.index)
+    on_loss = setting_effects(cells.of_outcome(loss)).set_index(["n_layers", "setting"])["estimate"]
+    losses = values_of(cells.runs, loss).reindex(cells.rows.index)
     for depth, rows in cells.rows.assign(loss=losses).dropna(subset=["value", "loss"]).groupby("n_layers"):
         groups = rows.groupby(["setting", "lr", "role"], dropna=False)
         x_N, y_N = (rows[name] - groups[name].transform("mean") for name in ("loss", "value"))

@@ -16,11 +16,12 @@ import math
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import replace
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import pandas as pd
 
-from sparsedepth.effects.cells import BASELINE, COSTS, CellRuns, Cells, Depth, depths_of, fit_of, fit_of_depths
+from sparsedepth.effects.cells import BASELINE, COSTS, CellRuns, Cells, Depth, fit_of, fit_of_depths
 from sparsedepth.effects.fit import Fit
 from sparsedepth.effects.verdict import Distribution, Row, Side, judged
 
@@ -41,31 +42,34 @@ MATCHED = 0.01
 BASES = ("tokens", "flops", "params_total", "params_active")
 """The costs that both sides may share."""
 OWN_LR = "own lr"
+_known: WeakKeyDictionary[Cells, pd.DataFrame] = WeakKeyDictionary()
+"""The effects of settings: a report has those on one outcome as a table, as a figure, in a sentence and in a chain."""
 
 
 def effects_frame(cells: Cells) -> pd.DataFrame:
     """Every question that these cells answer, a row each, in the order of depths."""
-    depths = depths_of(cells)
     rows: list[Row] = []
-    for at in depths:
+    for at in cells.depths:
         rows += [*judged(_settings(cells, at)), *_combinations(cells, at)]
         rows += [row for name in SIZES for row in judged(_size_slopes(cells, at, name))]
         rows += judged(_lr_slopes(cells, at))
     rows += judged(_depth_slopes(rows))
-    rows += judged(_depths(cells, depths))
+    rows += judged(_depths(cells))
     order = [*QUESTIONS, _tuned_slope(cells)]
     rows.sort(key=lambda row: order.index(row.fields["question"]))
     return _frame(rows)
 
 
 def setting_effects(cells: Cells) -> pd.DataFrame:
-    """The rows of the frame that ask what each setting does, without the other questions."""
-    return _frame([row for at in depths_of(cells) for row in judged(_settings(cells, at))])
+    """The rows of the frame that ask what each setting does, without the other questions; computed once."""
+    if cells not in _known:
+        _known[cells] = _frame([row for at in cells.depths for row in judged(_settings(cells, at))])
+    return _known[cells]
 
 
 def depth_effects(cells: Cells) -> pd.DataFrame:
     """The rows of the frame that compare the depths of the baseline, without the other questions."""
-    return _frame(judged(_depths(cells, depths_of(cells))))
+    return _frame(judged(_depths(cells)))
 
 
 def _frame(rows: Sequence[Row]) -> pd.DataFrame:
@@ -311,10 +315,10 @@ def _per_doubling(values: Sequence[float]) -> np.ndarray:
 # The baseline over depths
 
 
-def _depths(cells: Cells, depths: Sequence[Depth]) -> list[Row]:
+def _depths(cells: Cells) -> list[Row]:
     """The baseline at every depth against the shallowest, over the seeds that both have, with the error of choosing
     lr at both."""
-    have = [at for at in depths if BASELINE in at.cells and at.cells[BASELINE].results]
+    have = [at for at in cells.depths if BASELINE in at.cells and at.cells[BASELINE].results]
     choice = _choice_variances(cells, have) if len(have) > 1 else {}
     rows = []
     for at in have[1:]:

@@ -21,7 +21,7 @@ import numpy as np
 import pandas as pd
 
 from sparsedepth.config.run import RunConfig
-from sparsedepth.effects.cells import BASELINE, cells_of, depths_of, fit_of, unit_of
+from sparsedepth.effects.cells import BASELINE, cells_of, fit_of, unit_of
 from sparsedepth.effects.fit import Fit
 from sparsedepth.effects.verdict import ALPHA, POWER, Distribution, interval_and_detectable, level_of
 from sparsedepth.store.query_result import QueryResult
@@ -61,7 +61,7 @@ class Power:
 
 def pilot_noise(runs: pd.DataFrame, outcome: str) -> Noise:
     """The noise of the runs of a store, pooled over depths. Raises ValueError where no cell has two seeds."""
-    fits = [at.fitted for at in depths_of(cells_of(runs, outcome)) if at.fitted]
+    fits = [at.fitted for at in cells_of(runs, outcome).depths if at.fitted]
     if not fits:
         raise ValueError(
             f"the pilot has no estimate of noise: no setting has two finished runs that differ in {outcome}"

@@ -12,7 +12,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter, FuncFormatter, LogLocator, MaxNLocator
 
-from sparsedepth.effects.cells import cells_of
+from sparsedepth.effects.cells import Cells, cells_of
 from sparsedepth.effects.frame import setting_effects
 from sparsedepth.plots.page import Drawing, NothingToDraw, caption, depth_legend, is_paper, not_shown, panels
 from sparsedepth.plots.runs import all_runs, once_per_store, read_runs
@@ -21,7 +21,7 @@ from sparsedepth.quantities import IN_RUNS, axis_label
 from sparsedepth.store.comparable_loss import loss_of, with_loss
 from sparsedepth.store.connection import Store
 from sparsedepth.store.degeneracy import degeneracy_caption, sound_forms
-from sparsedepth.store.tuning_roles import result_rows, without_measured_models
+from sparsedepth.store.tuning_roles import result_rows
 
 VARIANCE = "residual_variance_last"
 OUTCOMES = ("val_loss", VARIANCE, "usefulness_loss_increase", "causal_score")
@@ -32,23 +32,25 @@ COLUMNS = (
 )
 
 
-def forest_effects(runs: pd.DataFrame) -> pd.DataFrame:
+def forest_effects(cells: Cells) -> pd.DataFrame:
     """Every setting against the baseline at every depth, on the outcomes of the forest plot, degenerate scores in their
     sound form. Settings that agree with the baseline in no cost are left out: other data with another budget."""
-    first, *others = dict.fromkeys(outcome_forms(runs).values())
-    of_first = cells_of(runs, first)
-    frames = [
-        setting_effects(cells).assign(outcome=cells.outcome, unit=cells.unit)
-        for cells in (of_first, *(of_first.of_outcome(runs, name) for name in others))
-    ]
+    outcomes = (cells.of_outcome(name) for name in dict.fromkeys(outcome_forms(cells.runs).values()))
+    frames = [setting_effects(of).assign(outcome=of.outcome, unit=of.unit) for of in outcomes]
     effects = pd.concat(frames, ignore_index=True)[[*COLUMNS, "basis"]]
     return effects[effects.pop("basis").ne("none") & effects["estimate"].notna()].reset_index(drop=True)
 
 
 @once_per_store
+def cells_of_store(store: Store) -> Cells:
+    """The cells of the loss: a report has their effects in tables, figures and sentences."""
+    return cells_of(runs := all_runs(store), loss_of(runs))
+
+
+@once_per_store
 def effects_of(store: Store) -> pd.DataFrame:
     """`forest_effects` of a store: a report has them as a table and as a figure."""
-    return forest_effects(without_measured_models(all_runs(store)))
+    return forest_effects(cells_of_store(store))
 
 
 def outcome_forms(runs: pd.DataFrame) -> dict[str, str]:

@@ -65,7 +65,8 @@ def answer(store: Store, name: str) -> Answer:
         raise ValueError(reason)
     if search_of(store.roots) is not None:
         raise ValueError("a search chose these runs by earlier results, so no setting is compared: see `effects`")
-    return ANSWERS[name](_read(store))
+    runs = _read(store)
+    return ANSWERS[name](cells_of(runs, loss_of(runs)))
 
 
 def _read(store: Store) -> pd.DataFrame:
@@ -79,14 +80,14 @@ def _read(store: Store) -> pd.DataFrame:
 # Does a setting lower residual variance?
 
 
-def variance_answer(runs: pd.DataFrame) -> Answer:
+def variance_answer(cells: Cells) -> Answer:
     """The effects of all settings on the variance of the last layer, and on sparsity and usefulness beside it."""
-    cells = cells_of(runs, VARIANCE)
+    cells, runs = cells.of_outcome(VARIANCE), cells.runs
     if cells.settings is None or cells.rows["value"].isna().all():
         return _without_table(nothing_text(cells))
     score, caution = usable_form(BESIDE[-1], score_rows(result_rows(runs), BESIDE[-1]))
     names = [VARIANCE, *(name for name in (*BESIDE[:-1], score) if name in runs and runs[name].notna().any())]
-    frames = {name: _settings(cells.of_outcome(runs, name)) for name in names}
+    frames = {name: _settings(cells.of_outcome(name)) for name in names}
     variance = frames[VARIANCE]
     if variance.empty:
         return _without_table(nothing_text(cells))
@@ -173,15 +174,15 @@ def _missed(rows: pd.DataFrame, outcome: str) -> str:
 # Do deeper layers earn their cost?
 
 
-def depth_answer(runs: pd.DataFrame) -> Answer:
+def depth_answer(cells: Cells) -> Answer:
     """Loss, needed blocks and FLOPs of the baseline by depth, compared at equal tokens and at equal FLOPs."""
-    loss = loss_of(runs)
-    cells = cells_of(runs, loss)
+    loss = loss_of(cells.runs)
+    cells = cells.of_outcome(loss)
     if cells.settings is None or cells.rows["value"].isna().all():
         return _without_table(nothing_text(cells))
-    compared = {basis: _depths_at(runs, cells, basis) for basis in ("tokens", "flops")}
+    compared = {basis: _depths_at(cells, basis) for basis in ("tokens", "flops")}
     if all(found.empty for found in compared.values()):
-        compared["none"] = _depths(cells, runs)
+        compared["none"] = _depths(cells)
         if compared["none"].empty:
             return _without_table("The baseline has results at one depth only: there is nothing to say about depth.")
     rows = pd.concat([found for found in compared.values() if len(found)], ignore_index=True)
@@ -208,11 +209,11 @@ def depth_answer(runs: pd.DataFrame) -> Answer:
     )
 
 
-def _depths_at(runs: pd.DataFrame, cells: Cells, basis: str) -> pd.DataFrame:
+def _depths_at(cells: Cells, basis: str) -> pd.DataFrame:
     """The depths of the baseline at equal tokens or FLOPs: over the runs of the budget with the most depths."""
     rows = cells.rows[[{name for name, _ in changes} <= {BUDGET} for changes in cells.rows["changes"]]]
     cost = rows[basis] if basis in rows else pd.Series(np.nan, rows.index)
-    budget = runs.loc[rows.index, "train_tokens"]
+    runs, budget = cells.runs, cells.runs.loc[rows.index, "train_tokens"]
     means = cost.groupby([rows["n_layers"], budget]).mean().dropna().sort_values()
     means = means[means > 0]
     group = (np.log(means).diff() > 2 * MATCHED).cumsum()
@@ -220,11 +221,11 @@ def _depths_at(runs: pd.DataFrame, cells: Cells, basis: str) -> pd.DataFrame:
     if len({depth for depth, _ in best}) < 2:
         return pd.DataFrame(columns=["n_layers"])
     of_group = pd.Series([*zip(runs["n_layers"], runs["train_tokens"], strict=True)], runs.index).isin([*best])
-    found = _depths(cells if of_group.all() else cells_of(runs[of_group], cells.outcome), runs)
+    found = _depths(cells if of_group.all() else cells_of(runs[of_group], cells.outcome))
     return found[(found["basis"] == basis) | found["estimate"].isna() | (basis == "flops")].assign(basis=basis)
 
 
-def _depths(cells: Cells, runs: pd.DataFrame) -> pd.DataFrame:
+def _depths(cells: Cells) -> pd.DataFrame:
     """The frame's rows of depth, after one of the depth that they are compared with."""
     rows = depth_effects(cells).assign(outcome=cells.outcome, unit=cells.unit)
     if rows.empty:
@@ -235,7 +236,7 @@ def _depths(cells: Cells, runs: pd.DataFrame) -> pd.DataFrame:
         """As in the frame: the runs at this lr with seeds that did not choose it, or with any where there are none."""
         at = own[(own["n_layers"] == depth) & (own["lr"].isna() | is_missing(lr) | (own["lr"] == lr))]
         fresh = at[at["role"] == "result"]
-        return runs.loc[(fresh if len(fresh) else at).index]
+        return cells.runs.loc[(fresh if len(fresh) else at).index]
 
     lr = rows["lr_baseline"].iloc[0]
     first = min(depth for depth in set(own["n_layers"]) if len(results(depth, lr)))
@@ -250,7 +251,7 @@ def _depths(cells: Cells, runs: pd.DataFrame) -> pd.DataFrame:
     means = {
         name: [pd.to_numeric(at[of], errors="coerce").mean() for at in of_rows]
         for name, of in columns.items()
-        if of in runs
+        if of in cells.runs
     }
     return rows.assign(**(dict.fromkeys(columns, np.nan) | means))
 
@@ -305,16 +306,15 @@ def _as_table(frames: Iterable[pd.DataFrame]) -> QueryResult:
     return QueryResult.of_frame(rows[[*first, *(name for name in rows.columns if name not in first)]])
 
 
-def effects_answer(runs: pd.DataFrame) -> Answer:
+def effects_answer(cells: Cells) -> Answer:
     """The whole frame, as `sparsedepth effects` prints it."""
-    cells = cells_of(runs, loss_of(runs))
     frame = effects_frame(cells)
     return replace(_without_table(""), rows=effects_table(frame, cells), whole=effects_text(frame, cells))
 
 
-ANSWERS: Mapping[str, Callable[[pd.DataFrame], Answer]] = {
+ANSWERS: Mapping[str, Callable[[Cells], Answer]] = {
     "variance": variance_answer,
     "depth": depth_answer,
     "effects": effects_answer,
 }
-"""Name of a saved question -> its answer from the rows of `runs`."""
+"""Name of a saved question -> its answer from the cells of the loss."""

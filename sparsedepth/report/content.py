@@ -12,10 +12,11 @@ from sparsedepth import quantities
 from sparsedepth.config.corpus import unit_for
 from sparsedepth.config.plain_text import counted
 from sparsedepth.config.sweep import SweepDefinition, read_definition
+from sparsedepth.effects.cells import Cells
 from sparsedepth.effects.chain import LinkEvidence, cautions, chain_evidence
 from sparsedepth.effects.chain_text import evidence_lines, link_heading
 from sparsedepth.effects.text import effect_sentence
-from sparsedepth.plots.forest import COLUMNS, effects_of
+from sparsedepth.plots.forest import COLUMNS, cells_of_store, effects_of
 from sparsedepth.plots.runs import all_runs
 from sparsedepth.recipe.build_card import claim_of, derive_card
 from sparsedepth.recipe.card import Card
@@ -97,21 +98,21 @@ def content(
     search = search_of(folders) if verified is None else None
     searched = search_sentences(store, search, folders, depth, objective) if search and trained is not None else ()
     objective = loss if objective == "loss" else objective
-    compared = None if search else trained  # a search has no baseline
-    found = None if compared is None else Evidence(runs, objective)
+    cells = None if search or trained is None else cells_of_store(store)  # a search has no baseline
+    found = None if cells is None else Evidence(runs, objective)
     compute = worth(store, objective) if found else {}
     card = None if found is None else recipe_card(found, folders, depth, verified, compute)  # can refuse the card
-    effects = pd.DataFrame(columns=[*COLUMNS]) if compared is None else effects_of(store)
-    chain = [] if compared is None else chain_evidence(without_measured_models(runs))
+    effects = pd.DataFrame(columns=[*COLUMNS]) if cells is None else effects_of(store)
+    chain = [] if cells is None else chain_evidence(cells)
     links = [link for link in chain if link.within.rho is not None]
     failures = table_of_failures(folders, runs)
     runs_table = table_of_runs(runs)
     names = [column.name for column in runs_table.columns]
     skipped = (f"{damage_text(store.damaged)}.",) if store.damaged else ()
     return Content(
-        summary=(*searched, *summarise(runs, trained, card, effects, links, failures), *skipped),
+        summary=(*searched, *summarise(runs, trained, cells, card, effects, links, failures), *skipped),
         card=card,
-        by_depth=None if found is None else best_by_depth(found.cells),
+        by_depth=None if cells is None else best_by_depth(cells.of_outcome(objective)),
         runs=runs_table,
         effects=None if effects.empty else table_of_effects(effects, compute),
         links=tuple((link_heading(link), tuple(evidence_lines(link))) for link in links),
@@ -161,13 +162,16 @@ def search_sentences(
 def summarise(
     runs: pd.DataFrame,
     trained: pd.DataFrame | None,
+    cells: Cells | None,
     card: Card | None,
     effects: pd.DataFrame,
     links: Sequence[LinkEvidence],
     failures: Table,
 ) -> list[str]:
     """The findings as sentences, the most important first."""
-    sentences = [sentence(card), variance_answer(runs).sentence, depth_answer(runs).sentence] if card else []
+    sentences = []
+    if card and cells:
+        sentences = [sentence(card), variance_answer(cells).sentence, depth_answer(cells).sentence]
     if card and card.verification:
         sentences.append(f"The recipe was {verification_text(card)}.")
     if card and card.tests:

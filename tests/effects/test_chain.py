@@ -9,6 +9,7 @@ import pandas as pd
 import pytest
 from support.runs_frame import grid
 
+from sparsedepth.effects.cells import cells_of
 from sparsedepth.effects.chain import (
     LINKS,
     LinkEvidence,
@@ -184,7 +185,7 @@ def test_p_values_are_adjusted_over_the_links_of_a_scope():
         axes, lambda config: {"usefulness_loss_increase": 0.5 + config.weight_decay * (config.weight_decay - 0.2)}
     )
     runs = runs.assign(weight_sparsity=np.arange(6.0), residual_variance_last=np.arange(6.0, 0.0, -1.0))
-    first, second = (each.links[0] for each in chain_evidence(runs))
+    first, second = (each.links[0] for each in chain_evidence(cells_of(runs, "val_loss")))
     assert (first.p, first.is_associated) == (2 / 720, True)
     assert first.p_adjusted == pytest.approx(1 - (1 - 2 / 720) ** 2, rel=1e-3)
     assert not second.is_associated and second.p_adjusted == pytest.approx(second.p)
@@ -237,7 +238,9 @@ AXES = {"n_layers": [12, 24], "depth_scale": ["none", "lns"], "weight_decay": [0
 
 def evidence(runs, link=LINK):
     """The evidence for one link, and p-values over all links of the runs."""
-    (found,) = [one for one in chain_evidence(runs) if (one.within.cause, one.within.effect) == link]
+    (found,) = [
+        one for one in chain_evidence(cells_of(runs, "val_loss")) if (one.within.cause, one.within.effect) == link
+    ]
     return found
 
 
@@ -277,7 +280,7 @@ def test_an_intervention_that_moves_something_else_too_shows_nothing():
     assert [one.is_alone for one in found.interventions] == [False, False]
     assert found.verdict == "predicts"
     unmeasured = runs_with().assign(attention_sparsity_rel=np.nan)
-    assert not any(one.is_alone for one in interventions(unmeasured)(*LINK))
+    assert not any(one.is_alone for one in interventions(cells_of(unmeasured, "val_loss"))(*LINK))
 
 
 def test_skill_by_hand():
@@ -293,7 +296,7 @@ def test_skill_by_hand():
 def test_noise_earns_no_word_and_what_was_not_measured_is_absent():
     runs = runs_with(slope=0.0, noise=1.0, seed=5)
     assert evidence(runs).verdict == "not distinguishable"
-    assert [(one.within.cause, one.within.effect) for one in chain_evidence(runs)] == [
+    assert [(one.within.cause, one.within.effect) for one in chain_evidence(cells_of(runs, "val_loss"))] == [
         ("weight_sparsity", "residual_variance_last"),
         ("attention_sparsity_rel", "residual_variance_last"),
         LINK,

@@ -31,7 +31,7 @@ def runs(own, slope=-5.0):
 @pytest.mark.parametrize("own", [0.0, 2.0])
 def test_the_slope_and_the_setting_are_told_apart(own):
     frame = runs(own)
-    lines = list(equal_loss_lines(cells_of(frame, "needed_layers"), frame))
+    lines = list(equal_loss_lines(cells_of(frame, "needed_layers")))
     assert [line.partition(" (")[0] for line in lines] == ["at equal val_loss, 4 layers", "at equal val_loss, 8 layers"]
     for line in lines:
         slope, r, effect, low, high = map(float, re.findall(r"[+-]\d[\d.e+-]*", line))
@@ -41,5 +41,5 @@ def test_the_slope_and_the_setting_are_told_apart(own):
 
 def test_only_a_number_of_layers_is_compared_at_equal_loss():
     frame = runs(2.0).assign(causal_score=0.1)
-    assert not list(equal_loss_lines(cells_of(frame, "causal_score"), frame))
-    assert not list(equal_loss_lines(cells_of(frame.assign(val_loss=2.0), "needed_layers"), frame.assign(val_loss=2.0)))
+    assert not list(equal_loss_lines(cells_of(frame, "causal_score")))
+    assert not list(equal_loss_lines(cells_of(frame.assign(val_loss=2.0), "needed_layers")))

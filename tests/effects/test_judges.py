@@ -90,7 +90,7 @@ def depths_differ(world: World, n: int) -> np.ndarray:
         rows["changes"] = [frozenset()] * len(rows)
         rows["role"] = np.where(rows["tuning"] == "best", "result", "tuning")
         known = {"settings": None, "outcome": "val_loss", "unit": "nat/token", "n_tuning": 0}
-        cells = Cells(rows=rows, tuned=("lr",), tuned_by=frozenset({"val_loss"}), **known)
+        cells = Cells(runs=rows, rows=rows, tuned=("lr",), tuned_by=frozenset({"val_loss"}), **known)
         (row,) = depth_effects(cells).to_dict("records")
         holds.append((row["lo"] <= 0 <= row["hi"], abs(row["estimate"]) <= row["seeds_part"]))
     return np.array(holds).mean(axis=0)

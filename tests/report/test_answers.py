@@ -5,7 +5,9 @@ from support.made_up_runs import make_run
 from support.runs_frame import config_of, grid
 from support.tiny_sweep import sparsedepth
 
-from sparsedepth.report.answers import answer, depth_answer, variance_answer
+from sparsedepth.effects.cells import cells_of
+from sparsedepth.report import answers
+from sparsedepth.report.answers import answer
 from sparsedepth.store.connection import open_store
 
 SEEDS = [0, 1, 2, 3]
@@ -23,6 +25,14 @@ def measured(config):
         "needed_layers": config.n_layers / 2,
         "train_flops": 1e9 * config.n_layers * config.train_tokens,
     }
+
+
+def variance_answer(runs):
+    return answers.variance_answer(cells_of(runs, "val_loss"))
+
+
+def depth_answer(runs):
+    return answers.depth_answer(cells_of(runs, "val_loss"))
 
 
 def runs_of(**axes):
