@@ -11,15 +11,14 @@ anew). Deviates: on CUDA fused AdamW reads the learning rate from memory in fp32
 rounding of at most 6e-8. See docs/kernels-and-installation.md.
 """
 
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
 
 from sparsedepth.config.run import RunConfig
 from sparsedepth.config.runtime import Parallel
-from sparsedepth.train.feed import Batch
+from sparsedepth.train.feed import Part
 from sparsedepth.train.optimizer import AnyOptimizer
 
 WARM_UP = 3
@@ -85,56 +84,38 @@ class CudaCapture:
         return replay
 
 
-class StaticBatch:
-    """The fixed memory from which a captured step reads batches of one shape."""
-
-    def __init__(self, batch: Batch, micro_batch: int | None):
-        self.inputs, self.targets = torch.empty_like(batch.inputs), torch.empty_like(batch.targets)
-        self.micro_batch = micro_batch
-        self.weights = [torch.empty((), device=batch.inputs.device) for _ in batch.parts(micro_batch)]
-        """of each part in the loss"""
-
-    def read(self, batch: Batch) -> None:
-        """Copy a batch without waiting: a weight is an argument of the kernel that writes it."""
-        self.inputs.copy_(batch.inputs)
-        self.targets.copy_(batch.targets)
-        for tensor, (*_, weight) in zip(self.weights, batch.parts(self.micro_batch), strict=True):
-            tensor.fill_(weight)
-
-    def parts(self, n_sequences: int | None) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-        """As `Batch.parts`."""
-        assert n_sequences == self.micro_batch
-        n = n_sequences or len(self.inputs)
-        return zip(self.inputs.split(n), self.targets.split(n), self.weights, strict=True)
-
-
 class CapturedUpdate:
     """A weight update: uncaptured at first, then captured and replayed."""
 
-    def __init__(self, optimizer: AnyOptimizer, micro_batch: int | None, capture: CudaCapture):
-        self.optimizer, self.micro_batch, self.capture = optimizer, micro_batch, capture
-        self.batch: StaticBatch | None = None
+    def __init__(self, optimizer: AnyOptimizer, capture: CudaCapture):
+        self.optimizer, self.capture = optimizer, capture
+        self.parts: list[tuple[Tensor, Tensor, Tensor]] = []
+        """the fixed memory of inputs, targets and weight of each micro-batch"""
         self.replay: Callable[[], Tensor] | None = None
         self.n_warm = 0
 
-    def __call__(self, update: Callable[[Any], Tensor], batch: Batch) -> Tensor:
-        """The result of `update(batch)`: the step's losses and gradient norm, on the device."""
-        if self.batch is None:
-            self.batch = StaticBatch(batch, self.micro_batch)
-            for group in self.optimizer.param_groups:
-                group["lr"] = torch.tensor(group["lr"], dtype=self.capture.lr_dtype, device=batch.inputs.device)
-        if self.batch.inputs.shape != batch.inputs.shape:
-            return update(batch)
-        static = self.batch
-        static.read(batch)
+    def __call__(self, update: Callable[[Sequence[Part]], Tensor], parts: list[Part]) -> Tensor:
+        """The result of `update(parts)`: the step's losses and gradient norm, on the device."""
+        groups = self.optimizer.param_groups
+        if not self.parts:
+            for inputs, targets, _ in parts:
+                weight = torch.empty((), device=inputs.device)
+                self.parts.append((torch.empty_like(inputs), torch.empty_like(targets), weight))
+            for group in groups:
+                group["lr"] = torch.tensor(group["lr"], dtype=self.capture.lr_dtype, device=parts[0][0].device)
+        if [part[0].shape for part in self.parts] != [part[0].shape for part in parts]:
+            return update(parts)
+        for (inputs, targets, weight), (*given, given_weight) in zip(self.parts, parts, strict=True):
+            inputs.copy_(given[0])
+            targets.copy_(given[1])
+            weight.fill_(given_weight)  # an argument of the kernel, so the host does not wait
         if self.replay is None and self.n_warm < WARM_UP:
             self.n_warm += 1
-            return self.capture.warm_up(lambda: update(static))
+            return self.capture.warm_up(lambda: update(self.parts))
         if self.replay is None:
-            groups = self.optimizer.param_groups
             for group in groups:
                 group["capturable"] = True  # needed while capturing, a warning elsewhere
-            self.replay = self.capture.capture(lambda: update(static))
+            self.replay = self.capture.capture(lambda: update(self.parts))
             for group in groups:
                 group["capturable"] = False
         return self.replay()

@@ -3,9 +3,8 @@
 Shapes: B sequences of a device's share of the batch, T tokens.
 """
 
-from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Generator, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -15,6 +14,9 @@ from torch import Tensor
 from sparsedepth.config.task import IGNORED
 from sparsedepth.data.sequences import Sequences
 from sparsedepth.train.devices import ALONE, Devices
+
+Part = tuple[Tensor, Tensor, Tensor | float]
+"""Inputs, targets and loss weight of a micro-batch."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -48,38 +50,32 @@ class Batch:
         inputs, targets = (part.to(device, non_blocking=True) for part in (self.inputs, self.targets))
         return replace(self, inputs=inputs, targets=targets)
 
-    def parts(self, n_sequences: int | None) -> Iterator[tuple[Tensor, Tensor, float]]:
-        """Inputs, targets and loss weight of micro-batches of n_sequences (None: all): the part's
-        share of the scored positions, times the number of devices, so that weight x mean loss,
-        summed over parts and averaged over devices, is the mean over all scored positions."""
+    def parts(self, n_sequences: int | None) -> Iterator[Part]:
+        """Micro-batches of n_sequences (None: all). A weight is the part's share of the scored
+        positions, times the number of devices, so that weight x mean loss, summed over parts and
+        averaged over devices, is the mean over all scored positions."""
         n = n_sequences or len(self.inputs)
         scored = np.add.reduceat(self.scored, range(0, len(self.inputs), n)).tolist()
         weights = [number * self.n_devices / self.n_scored for number in scored]
         return zip(self.inputs.split(n), self.targets.split(n), weights, strict=True)
 
 
-class Feed(AbstractContextManager):
-    """Batches, read one step ahead: `feed[step]` is the batch of a step on the device, for
-    consecutive steps up to `n_steps` - 1. Its context ends the thread."""
+def feed(
+    batch: Callable[[int], Sequences], steps: range, device: torch.device, devices: Devices = ALONE
+) -> Generator[Batch]:
+    """This process's share of the batch of each step, on the device, read one step ahead. Closing it
+    ends the thread."""
 
-    def __init__(self, batch: Callable[[int], Sequences], n_steps: int, device: torch.device, devices: Devices = ALONE):
-        self.batch, self.n_steps, self.device, self.devices = batch, n_steps, device, devices
-        self.reader = ThreadPoolExecutor(1, thread_name_prefix="batches")
-        self.next: tuple[int, Future[Batch]] | None = None
-
-    def __exit__(self, *error: object) -> None:
-        self.reader.shutdown(cancel_futures=True)
-
-    def __getitem__(self, step: int) -> Batch:
-        """This process's share of `step`; starts reading step + 1."""
-        future = self.next[1] if self.next and self.next[0] == step else self.reader.submit(self._read, step)
-        batch = future.result()
-        self.next = (step + 1, self.reader.submit(self._read, step + 1)) if step + 1 < self.n_steps else None
-        return batch.to(self.device)
-
-    def _read(self, step: int) -> Batch:
-        batch = Batch.of(self.batch(step), self.devices)
-        if self.device.type != "cuda":
-            return batch
+    def read(step: int) -> Batch:
+        share = Batch.of(batch(step), devices)
+        if device.type != "cuda":
+            return share
         # Copies from pinned memory do not block the host; from pageable memory they do.
-        return replace(batch, inputs=batch.inputs.pin_memory(), targets=batch.targets.pin_memory())
+        return replace(share, inputs=share.inputs.pin_memory(), targets=share.targets.pin_memory())
+
+    with ThreadPoolExecutor(1, thread_name_prefix="batches") as reader:
+        ahead = [reader.submit(read, step) for step in steps[:1]]
+        for step in steps:
+            ready = ahead.pop().result()
+            ahead = [reader.submit(read, step + 1)] if step + 1 in steps else []
+            yield ready.to(device)

@@ -15,8 +15,9 @@ Shapes: B sequences, T tokens of one sequence.
 
 import math
 import time
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, TypeVar
@@ -29,9 +30,9 @@ from sparsedepth.config.run import RunConfig
 from sparsedepth.data.sequences import Sequences
 from sparsedepth.model.decoder import Decoder
 from sparsedepth.train import checkpoint
-from sparsedepth.train.cuda_graph import CapturedUpdate, CudaCapture, StaticBatch
+from sparsedepth.train.cuda_graph import CapturedUpdate, CudaCapture
 from sparsedepth.train.devices import ALONE, Devices, full_tensor
-from sparsedepth.train.feed import Batch, Feed
+from sparsedepth.train.feed import Batch, Part, feed
 from sparsedepth.train.optimizer import learning_rate, make_optimizer, set_learning_rate
 from sparsedepth.train.runtime import Runtime, choose_attention_backends, compile_blocks, dropout_masks
 
@@ -107,7 +108,7 @@ class TrainingState:
         self.parameters = [*model.parameters()]
         self.captured: CapturedUpdate | None = None
         if runtime.cuda_graph:
-            self.captured = CapturedUpdate(self.optimizer, runtime.micro_batch, CudaCapture(runtime.device))
+            self.captured = CapturedUpdate(self.optimizer, CudaCapture(runtime.device))
         self.step = self.logged_step = 0
         self.logged_at = time.perf_counter()
         self.curves: list[Row] = []
@@ -123,17 +124,18 @@ class TrainingState:
 
     def take_step(self, batch: Batch) -> None:
         set_learning_rate(self.optimizer, learning_rate(self.config, self.step))
+        parts = [*batch.parts(self.runtime.micro_batch)]
         with dropout_masks(self.config, self.step, self.devices.rank, self.runtime.device):
             if self.captured and not (self.precomputed or self.is_gradient_norm_due):
-                row = self.captured(self.update, batch)
+                row = self.captured(self.update, parts)
             else:
-                row = self.update(batch)
+                row = self.update(parts)
         self.recent.append(row)
         self.step += 1
 
-    def update(self, batch: Batch | StaticBatch) -> Tensor:
+    def update(self, parts: Sequence[Part]) -> Tensor:
         """Take one optimizer step; returns (loss, balance, gradient norm), on the device."""
-        entropy, balance = self.precomputed or self.backward(batch)
+        entropy, balance = self.precomputed or self.backward(parts)
         self.precomputed = None
         self.record_gradient_norms()
         grad_norm = torch.nn.utils.clip_grad_norm_(self.parameters, self.config.grad_clip or math.inf)
@@ -160,9 +162,8 @@ class TrainingState:
                 row = {"step": self.step + 1, "layer": layer, "metric": "gradient_norm", "value": value}
                 self.observations.append({**row, "n": self.config.batch_tokens})
 
-    def backward(self, batch: Batch | StaticBatch) -> tuple[Tensor, Tensor]:
+    def backward(self, parts: Sequence[Part]) -> tuple[Tensor, Tensor]:
         """Compute the gradients of this device's share of a batch; returns entropy and balance."""
-        parts = list(batch.parts(self.runtime.micro_batch))
         reported = []
         for index, (inputs_BT, targets_BT, weight) in enumerate(parts, start=1):
             with self.devices.accumulating(self.objective, last=index == len(parts)):
@@ -324,13 +325,13 @@ def training(
     trained.use_kernels(**runtime.kernels)
     state = TrainingState(trained, config, runtime, devices, clock)
     state.resume(checkpoints, trunk)
-    with Feed(batch, config.n_steps, runtime.device, devices) as feed:
+    with closing(feed(batch, range(state.step, config.n_steps), runtime.device, devices)) as batches:
         try:
             saved_at = state.logged_at = time.perf_counter()
             if state.step == 0:
                 state.observe_if_due(observe)
             while state.step < config.n_steps:
-                state.batch = feed[state.step]
+                state.batch = next(batches)
                 yield state
                 state.take_step(state.batch)
                 if state.step % config.log_every == 0 or state.step in (1, config.n_steps):

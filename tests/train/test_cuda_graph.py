@@ -145,7 +145,7 @@ def test_steps_that_are_not_as_the_captured_one_are_taken_plainly(monkeypatch):
     odd = counting(7)[:2]
     for state in states:
         take_steps(state, 5)
-        state.precomputed = state.backward(Batch.of(counting(6)))
+        state.precomputed = state.backward([*Batch.of(counting(6)).parts(None)])
         state.take_step(Batch.of(counting(6)))
         state.take_step(Batch.of(odd))
         take_steps(state, 2)
@@ -159,8 +159,8 @@ def test_a_graph_reads_only_what_lives_as_long_as_the_training(monkeypatch, name
     """A mask that was kept for all layers may be dropped while the graph still reads where it lay."""
     recorders = stand_in(monkeypatch)
     state = take_steps(state_of(SETUPS[name]), 5)
-    assert state.captured is not None and state.captured.batch is not None
-    lasting = [*state.model.parameters(), *state.model.buffers(), *vars(state.captured.batch).values()]
+    assert state.captured is not None
+    lasting = [*state.model.parameters(), *state.model.buffers(), state.captured.parts]
     moments = [own for own in state.optimizer.state.values()]
     rates = [group["lr"] for group in state.optimizer.param_groups]
     assert recorders[0].outside <= pointers([lasting, moments, rates])

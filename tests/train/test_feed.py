@@ -1,13 +1,14 @@
 """Batches come in order, one step ahead, and what reading raises is raised where the step is taken."""
 
 import threading
+from contextlib import closing
 
 import numpy as np
 import pytest
 import torch
 
 from sparsedepth.data.sequences import Sequences, next_tokens
-from sparsedepth.train.feed import Batch, Feed
+from sparsedepth.train.feed import Batch, feed
 
 CPU = torch.device("cpu")
 
@@ -19,8 +20,7 @@ def test_batches_are_those_of_their_steps_from_any_first_one():
         read.append(step)
         return next_tokens(np.full((1, 2), step))
 
-    with Feed(batch, 6, CPU) as feed:
-        batches = [feed[step] for step in range(3, 6)]
+    batches = [*feed(batch, range(3, 6), CPU)]
     assert [batch.inputs.tolist() for batch in batches] == [batch.targets.tolist() for batch in batches]
     assert [batch.inputs.tolist() for batch in batches] == [[[3]], [[4]], [[5]]]
     assert read == [3, 4, 5]  # none twice, none beyond the last
@@ -34,8 +34,8 @@ def test_the_next_batch_is_read_while_the_step_runs():
             ahead.set()
         return next_tokens(np.zeros((1, 2), dtype=np.int64))
 
-    with Feed(batch, 2, CPU) as feed:
-        assert feed[0].inputs.shape == (1, 1)
+    with closing(feed(batch, range(2), CPU)) as batches:
+        assert next(batches).inputs.shape == (1, 1)
         assert ahead.wait(10)
 
 
@@ -45,10 +45,10 @@ def test_an_error_of_reading_comes_with_its_step():
             raise ValueError("shard 7 is damaged")
         return next_tokens(np.zeros((1, 2), dtype=np.int64))
 
-    with Feed(batch, 3, CPU) as feed:
-        assert feed[0].inputs.shape == (1, 1)
+    with closing(feed(batch, range(3), CPU)) as batches:
+        assert next(batches).inputs.shape == (1, 1)
         with pytest.raises(ValueError, match="shard 7"):
-            feed[1]
+            next(batches)
 
 
 def test_a_part_weighs_as_much_as_it_has_of_all_scored_positions_times_the_devices():
