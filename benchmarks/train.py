@@ -137,7 +137,7 @@ def stepped(model: nn.Module, loss_of: Callable[[Batch], Tensor], config: RunCon
 
 def theirs(config: RunConfig, runtime: Runtime) -> Step:
     with tempfile.TemporaryDirectory() as folder:
-        save_model(Decoder(config), architecture(config), Path(folder), eod=0)
+        save_model(Decoder(config), architecture(config), Path(folder), eos_token_id=0)
         model: Any = AutoModelForCausalLM.from_pretrained(folder, trust_remote_code=False, attn_implementation="sdpa")
     model.to(runtime.device).train()
 

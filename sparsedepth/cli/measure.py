@@ -187,7 +187,6 @@ def _evaluate(
 ) -> "list[Evaluation]":
     """A model's evaluations, stored or new; each is printed as soon as it is there."""
     from sparsedepth.exchange.evaluate import evaluate as evaluate_task
-    from sparsedepth.exchange.evaluate import keys_of
     from sparsedepth.store.evals import eval_folder, is_evaluated, read_evaluation, save_evaluation
 
     results = loaded.folder.resolve().parent.parent
@@ -195,7 +194,7 @@ def _evaluate(
         out = results
     evaluations: list[Evaluation] = []
     for task in tasks:
-        keys = keys_of(task, loaded, ranges)
+        keys = task.keys(loaded, ranges)
         stored = {key: eval_folder(out, key) for key in keys if out is not None and is_evaluated(out, key)}
         for folder in stored.values():
             evaluations.append(read_evaluation(folder))

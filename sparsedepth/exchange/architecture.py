@@ -36,7 +36,7 @@ from sparsedepth.probe.hf_types import hf_name
 
 Weights = dict[str, Tensor]
 
-_ACTS = {"swiglu": "silu", "geglu": "gelu", "reglu": "relu"}
+ACTIVATIONS = {"swiglu": "silu", "geglu": "gelu", "reglu": "relu"}
 """transformers' name of the gate's activation."""
 
 
@@ -118,7 +118,7 @@ def _common(config: ModelConfig) -> dict[str, Any]:
         "num_attention_heads": config.n_heads,
         "num_key_value_heads": config.n_kv_heads,
         "head_dim": config.d_model // config.n_heads,
-        "hidden_act": _ACTS.get(config.activation),
+        "hidden_act": ACTIVATIONS.get(config.activation),
         "max_position_embeddings": config.seq_len,
         "rms_norm_eps": config.norm_eps,
         "rope_parameters": {"rope_type": "default", "rope_theta": config.rope_theta},
@@ -143,7 +143,7 @@ def _every_layer(config: ModelConfig) -> dict[str, Any]:
 
 def _gemma2(config: ModelConfig) -> dict[str, Any]:
     return {
-        "hidden_activation": _ACTS.get(config.activation),
+        "hidden_activation": ACTIVATIONS.get(config.activation),
         "query_pre_attn_scalar": config.d_model // config.n_heads,
         "final_logit_softcapping": None,
         "attn_logit_softcapping": None,

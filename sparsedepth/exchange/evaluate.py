@@ -31,7 +31,7 @@ from datetime import UTC, datetime
 from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -61,15 +61,6 @@ Hits = Mapping[tuple[str, str], Mapping[int, bool]]
 """By metric and filter: whether each document was answered correctly."""
 
 
-class EvaluationScores(NamedTuple):
-    """A model's results on a task."""
-
-    rows: list[dict[str, Any]]
-    hits: Hits
-    counts: dict[str, int | None]
-    """n, n_documents and n_truncated of an evaluation"""
-
-
 @dataclass(frozen=True, kw_only=True, eq=False)
 class HarnessTask:
     name: str
@@ -78,11 +69,11 @@ class HarnessTask:
     limit: int | None = None
     """documents, from the first; None = all"""
 
-    def key(self, model: LoadedModel) -> EvaluationKey:
-        """The identity of an evaluation: everything that the whole model's scores depend on."""
+    def keys(self, model: LoadedModel, without: Sequence[str] = ()) -> list[EvaluationKey]:
+        """Everything that the whole model's scores depend on, then the same without each range of layers."""
         documents = list(self.loaded.eval_docs)[: self.limit]
         definition = json.dumps([self.loaded.dump_config(), documents], sort_keys=True, default=str)
-        return EvaluationKey(
+        whole = EvaluationKey(
             run_id=None if model.config is None else model.config.run_id,
             weights_hash=model.weights_hash,
             max_len=(model.facts.max_len if model.config is None else model.config.seq_len) or 0,
@@ -92,9 +83,11 @@ class HarnessTask:
             n_fewshot=self.loaded.get_config("num_fewshot"),
             harness=f"lm-eval {version('lm-eval')}",
         )
+        return [whole, *(whole.model_copy(update={"without": layers}) for layers in without)]
 
-    def score(self, model: LoadedModel, data: Path, layers: list[int] | None) -> EvaluationScores:
-        """Evaluate the model, or only its `layers` if given; `data` is the data folder of its results."""
+    def score(self, model: LoadedModel, data: Path, layers: list[int] | None) -> tuple[dict[str, Any], Hits]:
+        """What an evaluation says about the scores of the model, or of only its `layers` if given; and its hits.
+        `data` is the data folder of its results."""
         from lm_eval import evaluator
 
         from sparsedepth.exchange.harness import harness_model
@@ -108,14 +101,17 @@ class HarnessTask:
             output = evaluator.evaluate(lm, loaded, limit=self.limit, bootstrap_iters=N_BOOTSTRAP, log_samples=True)
         samples, n = output["samples"][self.name], output["n-samples"][self.name]
         hits = _hits(samples)
-        counts = {"n": n["effective"], "n_documents": n["original"], "n_truncated": getattr(lm, "n_truncated", None)}
-        return EvaluationScores([*_results(output, self.name, hits), *_answer_bits(self, samples)], hits, counts)
-
-
-def keys_of(task: HarnessTask, model: LoadedModel, without: Sequence[str]) -> list[EvaluationKey]:
-    """The key of the whole model, then of the model without each range of layers."""
-    whole = task.key(model)
-    return [whole, *(whole.model_copy(update={"without": layers}) for layers in without)]
+        facts = {
+            "n": n["effective"],
+            "n_documents": n["original"],
+            "n_truncated": getattr(lm, "n_truncated", None),
+            "results": [*_results(output, self.name, hits), *_answer_bits(self, samples)],
+            "answers": [
+                {"metric": metric, "filter": filter, "correct": "".join("01"[by_id[id]] for id in sorted(by_id))}
+                for (metric, filter), by_id in hits.items()
+            ],
+        }
+        return facts, hits
 
 
 def evaluate(
@@ -125,30 +121,21 @@ def evaluate(
     keys: Sequence[EvaluationKey],
     stored: Container[EvaluationKey] = (),
 ) -> Iterator[Evaluation]:
-    """The evaluations of `keys_of` that are not `stored`. Losses are paired by document, so the whole model is
+    """The evaluations of the task's `keys` that are not `stored`. Losses are paired by document, so the whole model is
     evaluated again even if its evaluation is stored."""
     missing = [key for key in keys if key not in stored]
-    whole: EvaluationScores | None = None
+    whole: Hits | None = None
     for key in [keys[0], *(key for key in missing if key.without is not None)] if missing else []:
         started, clock = datetime.now(UTC), time.perf_counter()
         layers = None if key.without is None else layers_left(key.without, model.probed.n_layers)
         with model.probed.exact():
-            result = task.score(model, data, layers)
-        whole = whole or result
+            facts, hits = task.score(model, data, layers)
+        whole = hits if whole is None else whole
+        if key.without is not None:
+            facts["results"] += metric_losses(whole, hits)
         if key in missing:
-            facts = {
-                **key.model_dump(mode="json"),
-                "model": model.source,
-                **result.counts,
-                "started": started.isoformat(timespec="seconds"),
-                "seconds": round(time.perf_counter() - clock, 3),
-                "answers": [
-                    {"metric": metric, "filter": filter, "correct": "".join("01"[hits[i]] for i in sorted(hits))}
-                    for (metric, filter), hits in result.hits.items()
-                ],
-                "results": [*result.rows, *([] if key.without is None else metric_losses(whole.hits, result.hits))],
-            }
-            yield build(Evaluation, facts, key.task)
+            times = {"started": started.isoformat(timespec="seconds"), "seconds": round(time.perf_counter() - clock, 3)}
+            yield build(Evaluation, {**key.model_dump(mode="json"), "model": model.source, **facts, **times}, key.task)
 
 
 def layers_left(without: str, n_layers: int) -> list[int]:

@@ -22,9 +22,9 @@ from transformers.utils import logging
 from sparsedepth.data.images import ImageSource
 from sparsedepth.exchange.architecture import Architecture, architecture, weights
 from sparsedepth.exchange.card import card
-from sparsedepth.exchange.parity import TOLERANCE, first_document, random_documents
+from sparsedepth.exchange.parity import TOLERANCE, random_documents
 from sparsedepth.exchange.tokenizer import save_tokenizer
-from sparsedepth.exchange.vit import FAMILY, save_processor, vit_architecture, vit_parity, vit_weights, with_classes
+from sparsedepth.exchange.vit import FAMILY, save_processor, vit_architecture, vit_parity, vit_weights
 from sparsedepth.files import atomic_folder, write_text
 from sparsedepth.model.decoder import Decoder
 from sparsedepth.probe.folder import CONFIG, weight_files
@@ -62,15 +62,17 @@ def export(run: Path, out: Path) -> Exported:
     held_out_1T = torch.from_numpy(source.held_out(config.seq_len, config.seq_len)[:1].inputs)
     with atomic_folder(out) as unfinished:
         if isinstance(source, ImageSource):
-            save_model(model, with_classes(target, source.classes), unfinished)
+            names = dict(enumerate(source.classes))
+            save_model(model, target, unfinished, id2label=names, label2id={name: id for id, name in names.items()})
             save_processor(config, unfinished)
             random_NT = model.embed.random_inputs(N_RANDOM, config.seq_len, torch.Generator().manual_seed(0))
             parity = vit_parity(model, unfinished, {"random pixels": random_NT, "a held-out image": held_out_1T})
         else:
             tokenizer = tokenizer_of(loaded, data)
-            if config.mask_documents:  # only the first document, as transformers has no such mask
-                held_out_1T = first_document(held_out_1T, tokenizer.eod)
-            save_model(model, target, unfinished, tokenizer.eod)
+            ends = (held_out_1T[0] == tokenizer.eod).nonzero()
+            if config.mask_documents and len(ends):  # only the first document, as transformers has no such mask
+                held_out_1T = held_out_1T[:, : int(ends[0])]
+            save_model(model, target, unfinished, eos_token_id=tokenizer.eod)
             save_tokenizer(tokenizer, unfinished, config.seq_len, tokenizer.decode(held_out_1T[0].tolist()))
             exported = load_model(unfinished)
             inputs = {"random tokens": random_documents(config, N_RANDOM), "held-out text": held_out_1T}
@@ -82,25 +84,25 @@ def export(run: Path, out: Path) -> Exported:
     return Exported(folder=out, family=target.family, parity=parity, notes=target.notes)
 
 
-def save_model(model: Decoder, target: Architecture, folder: Path, eod: int | None = None) -> None:
-    """Save weights, config and, for text, generation config; transformers renames experts as in its own checkpoints."""
+def save_model(model: Decoder, target: Architecture, folder: Path, **fields: Any) -> None:
+    """Save weights, config and, for text, generation config; transformers renames experts as in its own checkpoints.
+    `fields` are those of the config that depend on the data."""
     logging.disable_progress_bar()  # it would mix with our output
     config_class: Any = CONFIG_MAPPING[target.family]
-    ends = {} if eod is None else {"eos_token_id": eod}
-    config = config_class(**target.values, **ends, dtype="float32")
-    auto_class: Any = AutoModelForImageClassification if target.family == FAMILY else AutoModelForCausalLM
+    config = config_class(**target.values, **fields, dtype="float32")
+    is_vit = target.family == FAMILY
+    auto_class: Any = AutoModelForImageClassification if is_vit else AutoModelForCausalLM
     with torch.device("meta"), warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Initializing zero-element")  # a missing shared expert has width 0
         exported: Any = auto_class.from_config(config, dtype=torch.float32, trust_remote_code=False)
-    own = vit_weights(model) if target.family == FAMILY else weights(model)
-    # Looped blocks share weights; safetensors needs copies.
-    own = {name: weight.clone() for name, weight in own.items()}
+    own = vit_weights(model) if is_vit else weights(model)
+    own = {name: weight.clone() for name, weight in own.items()}  # looped blocks share weights, files cannot
     missing, unexpected = exported.load_state_dict(own, strict=False, assign=True)
     tied = {"lm_head.weight"} if model.config.tie_embeddings and target.family != "gemma2" else set()
     assert not unexpected and set(missing) == tied, f"{target.family}: {missing}, {unexpected}"
     exported.tie_weights()
-    if eod is not None:
-        exported.generation_config = GenerationConfig(eos_token_id=eod)
+    if not is_vit:
+        exported.generation_config = GenerationConfig(eos_token_id=fields["eos_token_id"])
     with errors_of_system():
         exported.save_pretrained(folder)
     for path in weight_files(folder):  # safetensors makes them readable for the owner only

@@ -15,9 +15,3 @@ def random_documents(config: ModelConfig, n: int) -> Tensor:
     if config.eod is not None:
         tokens_NT[tokens_NT == config.eod] = (config.eod + 1) % config.vocab_size
     return tokens_NT
-
-
-def first_document(tokens_1T: Tensor, eod: int) -> Tensor:
-    """The tokens before the first `eod` of a sequence, or all."""
-    ends = (tokens_1T[0] == eod).nonzero()
-    return tokens_1T[:, : int(ends[0])] if len(ends) else tokens_1T

@@ -7,7 +7,7 @@
 Two modes compute the same function and train differently. `fold` multiplies weights: the model keeps its class, saves
 and loads anywhere, and its config.json records `depth_scale`. But then g' = s g is trained: a step of AdamW, whose size
 does not depend on the gradient's, changes it 1/s = sqrt(l) times as much as it would change s g, and one of SGD 1/s^2 =
-l times. `hook` multiplies at run time by a buffer, and trains like a model built with the scale; it is not saved:
+l times. `hook` multiplies at run time, and trains like a model built with the scale; it is not saved:
 `apply` it again after loading. So train with `hook`; afterwards `remove` it and `fold`.
 
 Either changes what a trained model computes, so trained models are refused without `allow_trained`.
@@ -29,8 +29,8 @@ FAMILIES = frozenset({
 _GAIN_IS_ONE_PLUS = {"gemma", "gemma2"}
 """Families whose norms multiply by 1 + w."""
 
-_BUFFER = "depth_scale"
-_HANDLES = "_depth_scale_handles"
+_HOOK = "_depth_scale_hook"
+"""Attribute of a norm: the handle of its hook."""
 
 
 def apply(
@@ -48,7 +48,7 @@ def apply(
         raise ValueError(f"model_type={family!r} does not have Llama's layout; supported: {supported}")
     if depth_scale != "lns" or mode not in ("fold", "hook"):
         raise ValueError(f"depth_scale={depth_scale!r}, mode={mode!r}: expected 'lns', and 'fold' or 'hook'")
-    present = getattr(model.config, _BUFFER, None) or ("hooks" if _is_hooked(model) else None)
+    present = getattr(model.config, "depth_scale", None) or ("hooks" if _is_hooked(model) else None)
     if present:
         raise ValueError(f"this model has a depth scale already ({present}); remove it with retrofit.remove(model)")
     start = 0.0 if family in _GAIN_IS_ONE_PLUS else 1.0
@@ -61,29 +61,24 @@ def apply(
         _fold(model, lambda layer: 1 / math.sqrt(layer))
         model.config.depth_scale = depth_scale
         return
-    vars(model)[_HANDLES] = []
     for layer, norm in _norms(model):
-        scale = torch.tensor(1 / math.sqrt(layer), device=norm.weight.device)
-        norm.register_buffer(_BUFFER, scale, persistent=False)
-        vars(model)[_HANDLES].append(norm.register_forward_hook(_scaled))
+        vars(norm)[_HOOK] = norm.register_forward_hook(_times(1 / math.sqrt(layer)))
 
 
 def remove(model: PreTrainedModel) -> None:
     """Undo `apply`, to rounding if weights were folded. Raises ValueError for a model without a scale."""
-    if getattr(model.config, _BUFFER, None) is not None:
+    if getattr(model.config, "depth_scale", None) is not None:
         _fold(model, math.sqrt)
-        delattr(model.config, _BUFFER)
+        del model.config.depth_scale
         return
     if not _is_hooked(model):
         raise ValueError("this model has no depth scale to remove: neither its config nor its layers have one")
-    for handle in vars(model).pop(_HANDLES):
-        handle.remove()
     for _, norm in _norms(model):
-        delattr(norm, _BUFFER)
+        vars(norm).pop(_HOOK).remove()
 
 
 def _is_hooked(model: PreTrainedModel) -> bool:
-    return any(_BUFFER in norm._buffers for _, norm in _norms(model))
+    return any(_HOOK in vars(norm) for _, norm in _norms(model))
 
 
 def _norms(model: PreTrainedModel) -> Iterator[tuple[int, Any]]:
@@ -103,5 +98,5 @@ def _fold(model: PreTrainedModel, factor: Callable[[int], float]) -> None:
         norm.weight.copy_((norm.weight.double() + shift) * factor(layer) - shift)
 
 
-def _scaled(norm: nn.Module, args: Any, output: Tensor) -> Tensor:
-    return output * norm.get_buffer(_BUFFER).to(output.dtype)
+def _times(factor: float) -> Callable[[nn.Module, Any, Tensor], Tensor]:
+    return lambda norm, args, output: output * output.new_full((), factor)

@@ -23,6 +23,7 @@ from sparsedepth.config.model import ModelConfig
 from sparsedepth.config.role import fields_where
 from sparsedepth.config.run import RunConfig
 from sparsedepth.data.tokenizer import Tokenizer
+from sparsedepth.exchange.architecture import ACTIVATIONS
 from sparsedepth.exchange.parity import TOLERANCE, random_documents
 from sparsedepth.files import digest
 from sparsedepth.model.decoder import Decoder
@@ -35,8 +36,6 @@ FREE = ("seq_len", "mask_documents", "eod", "balance_loss", "router_z_loss", "al
 """Model fields that a run may set differently from its starting model."""
 
 FAMILIES = ("llama", "mistral", "qwen3", "mixtral", "olmoe", "qwen3_moe")
-
-_ACTIVATIONS = {"silu": "swiglu", "gelu": "geglu", "relu": "reglu"}
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -152,7 +151,7 @@ def _fields(loaded: LoadedModel) -> dict[str, Any]:
     fields = {
         **{name: getattr(facts, name) for name in ("n_layers", "d_model", "n_heads", "n_kv_heads", "vocab_size")},
         "d_ff": config.intermediate_size,
-        "activation": _ACTIVATIONS.get(config.hidden_act, config.hidden_act),
+        "activation": {hf: own for own, hf in ACTIVATIONS.items()}.get(config.hidden_act, config.hidden_act),
         "norm_eps": config.rms_norm_eps,
         "rope_theta": float(rope["rope_theta"]),
         "tie_embeddings": config.tie_word_embeddings,

@@ -8,8 +8,7 @@ model does not have is 0 there: the class vector (its position replaces it) and 
 Shapes: B images, T positions, P numbers of a patch, C channels, D d_model.
 """
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -64,13 +63,6 @@ def vit_architecture(config: ModelConfig) -> Architecture:
     return Architecture(family=FAMILY, values=values, notes=notes(config, FAMILY) + vit_notes)
 
 
-def with_classes(target: Architecture, classes: Sequence[str]) -> Architecture:
-    """The architecture with class names, in order of their indices."""
-    names = dict(enumerate(classes))
-    labels = {"id2label": names, "label2id": {name: number for number, name in names.items()}}
-    return replace(target, values=target.values | labels)
-
-
 @torch.no_grad()
 def vit_weights(model: Decoder) -> Weights:
     """The model's weights with the names of ViTForImageClassification, in fp32, computed in fp64."""
@@ -118,9 +110,8 @@ def vit_parity(model: Decoder, folder: Path, inputs: Mapping[str, Tensor]) -> di
     exported: Any = AutoModelForImageClassification.from_pretrained(
         folder, local_files_only=True, trust_remote_code=False, dtype=torch.float32
     )
-
-    def difference(patches_BTP: Tensor) -> float:
-        hf = exported.eval()(pixel_values(patches_BTP, model.config)).logits
-        return (model(patches_BTP)[:, 0] - hf).abs().max().item()
-
-    return {name: difference(patches_BTP) for name, patches_BTP in inputs.items()}
+    differences = {}
+    for name, patches_BTP in inputs.items():
+        hf = exported(pixel_values(patches_BTP, model.config)).logits
+        differences[name] = (model(patches_BTP)[:, 0] - hf).abs().max().item()
+    return differences

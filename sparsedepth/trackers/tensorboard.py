@@ -47,7 +47,8 @@ class Tracker:
             writer = EventFileWriter(str(folder))
             first = hparams_pb(run.params, trial_id=run.run_id, start_time_secs=run.started)
             tags = "\n".join(f"    {name}: {value}" for name, value in run.tags.items())  # indented: not Markdown
-            first.value.append(_text("tags", tags))
+            metadata = create_summary_metadata(display_name="tags", description="")
+            first.value.append(Summary.Value(tag="tags", metadata=metadata, tensor=make_tensor_proto([tags.encode()])))
             writer.add_event(Event(wall_time=run.started, step=0, summary=first))
             for step, values in (*run.curves, (run.last_step, run.summary)):
                 kind = "summary" if values is run.summary else "curves"
@@ -57,11 +58,6 @@ class Tracker:
 
     def view_command(self) -> str:
         return f"tensorboard --logdir {self.folder}"
-
-
-def _text(tag: str, text: str) -> Summary.Value:
-    metadata = create_summary_metadata(display_name=tag, description="")
-    return Summary.Value(tag=tag, metadata=metadata, tensor=make_tensor_proto([text.encode()]))
 
 
 def read(place: str) -> Iterator[LoggedRun]:

@@ -55,15 +55,14 @@ class BatchedMuon(torch.optim.Muon):
         torch._foreach_lerp_(momenta, grads, 1 - group["momentum"])
         updates = torch._foreach_lerp(grads, momenta, group["momentum"])
         torch._foreach_mul_(weights, 1 - group["lr"] * group["weight_decay"])
-        by_shape: dict[torch.Size, list[int]] = {}
-        for index, weight in enumerate(weights):
-            by_shape.setdefault(weight.shape, []).append(index)
-        for shape, indices in by_shape.items():
+        by_shape: dict[torch.Size, list[tuple[Tensor, Tensor]]] = {}
+        for weight, update in zip(weights, updates, strict=True):
+            by_shape.setdefault(weight.shape, []).append((weight, update))
+        for shape, pairs in by_shape.items():
             lr = 0.2 * math.sqrt(max(shape)) * group["lr"]
             per_batch = max(1, BATCH_BYTES // (2 * shape.numel()))
-            for start in range(0, len(indices), per_batch):
-                some = indices[start : start + per_batch]
-                stacked_nRC = torch.stack([updates[index] for index in some])
-                ortho_nRC = orthogonalised(stacked_nRC, group["ns_coefficients"], group["ns_steps"], group["eps"])
-                changes = ortho_nRC.to(stacked_nRC.dtype).unbind()
-                torch._foreach_add_([weights[index] for index in some], changes, alpha=-lr)
+            for start in range(0, len(pairs), per_batch):
+                some_weights, some_updates = zip(*pairs[start : start + per_batch], strict=True)
+                update_nRC = torch.stack(some_updates)
+                ortho_nRC = orthogonalised(update_nRC, group["ns_coefficients"], group["ns_steps"], group["eps"])
+                torch._foreach_add_(some_weights, ortho_nRC.to(update_nRC.dtype).unbind(), alpha=-lr)

@@ -85,27 +85,21 @@ def factors(name: str, parameter: nn.Parameter, config: ModelConfig) -> Factors:
 def make_optimizer(model: nn.Module, config: RunConfig) -> AnyOptimizer:
     """The optimizer of a run, with parameter groups by decay and factors; a group's `lr_factor`
     multiplies the learning rate."""
-    named = list(model.named_parameters())
-    is_muon = {name: config.optimizer == "muon" and name.startswith("blocks.") and p.ndim == 2 for name, p in named}
-
-    def groups(muon: bool) -> list[dict[str, Any]]:
-        parts: dict[tuple[bool, Factors], list[nn.Parameter]] = {}
-        for name, p in named:
-            if is_muon[name] is muon:
-                decaying = decays(name, p, config.weight_decay_on)
-                parts.setdefault((decaying, factors(name, p, config)), []).append(p)
-        found: list[dict[str, Any]] = []
-        for (decaying, rule), params in sorted(parts.items(), reverse=True):
-            decay = config.weight_decay * rule.decay if decaying else 0.0
-            eps = {} if muon else {"eps": config.adam_eps * rule.eps}
-            found.append({"params": params, "weight_decay": decay, "lr_factor": rule.lr, **eps})
-        return found
-
+    parts: dict[tuple[bool, bool, Factors], list[nn.Parameter]] = {}
+    for name, p in model.named_parameters():
+        is_muon = config.optimizer == "muon" and name.startswith("blocks.") and p.ndim == 2
+        key = is_muon, decays(name, p, config.weight_decay_on), factors(name, p, config)
+        parts.setdefault(key, []).append(p)
+    groups: dict[bool, list[dict[str, Any]]] = {False: [], True: []}
+    for (is_muon, decaying, rule), params in sorted(parts.items(), reverse=True):
+        decay = config.weight_decay * rule.decay if decaying else 0.0
+        eps = {} if is_muon else {"eps": config.adam_eps * rule.eps}
+        groups[is_muon].append({"params": params, "weight_decay": decay, "lr_factor": rule.lr, **eps})
     betas = (config.beta1, config.beta2)
-    adamw = torch.optim.AdamW(groups(muon=False), lr=config.lr, betas=betas, eps=config.adam_eps, fused=True)
+    adamw = torch.optim.AdamW(groups[False], lr=config.lr, betas=betas, eps=config.adam_eps, fused=True)
     if config.optimizer == "adamw":
         return adamw
-    muon = BatchedMuon(groups(muon=True), lr=config.lr, momentum=MOMENTUM, adjust_lr_fn="match_rms_adamw")
+    muon = BatchedMuon(groups[True], lr=config.lr, momentum=MOMENTUM, adjust_lr_fn="match_rms_adamw")
     return CombinedOptimizer(muon, adamw)
 
 

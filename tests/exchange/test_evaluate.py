@@ -8,7 +8,7 @@ import torch
 from support.run_folders import loud_run, write_task
 
 from sparsedepth.exchange import evaluate as module
-from sparsedepth.exchange.evaluate import evaluate, keys_of, layers_left, load_tasks, metric_losses
+from sparsedepth.exchange.evaluate import evaluate, layers_left, load_tasks, metric_losses
 from sparsedepth.probe.load import load_model
 from sparsedepth.store.small_sample import paired_share_interval, share_interval
 
@@ -40,7 +40,7 @@ def place(tmp_path_factory):
 def evaluations(place, name, limit=None, without=()):
     folder, model = place
     (task,) = load_tasks([name], folder, limit)
-    return [*evaluate(model, folder, task, keys_of(task, model, without))]
+    return [*evaluate(model, folder, task, task.keys(model, without))]
 
 
 def evaluated(place, name, limit=None):
@@ -130,7 +130,7 @@ def test_without_layers_the_others_alone_answer(place, name, metric):
     assert -1 <= drop.lo < drop.value < drop.hi <= 1 and f"{metric}_lost" not in values[0]
     assert (whole.without, left.without) == (None, "1")
     (task,) = load_tasks([name], folder)
-    keys = keys_of(task, model, ["1"])
+    keys = task.keys(model, ["1"])
     again = [*evaluate(model, folder, task, keys, keys[:1])]
     assert [(row.metric, row.value) for row in again[0].results] == [(row.metric, row.value) for row in left.results]
 
@@ -193,7 +193,7 @@ class _Alphabet:
 
 def test_the_key_knows_the_documents_and_the_limit(place, tmp_path):
     folder, model = place
-    keys = [load_tasks(["count_choice"], folder, limit)[0].key(model).eval_id for limit in (None, 7, 99, 3)]
+    keys = [load_tasks(["count_choice"], folder, limit)[0].keys(model)[0].eval_id for limit in (None, 7, 99, 3)]
     assert keys[0] == keys[1] == keys[2] != keys[3]
 
 
