@@ -1,21 +1,15 @@
 """lm-evaluation-harness on a run or a Hugging Face folder, one evaluation per task, kept in the store.
 
 Tasks are the harness's, or those of a folder that the user names: a YAML file each, which may name Python functions
-beside it (`!function`), which are executed: name only trusted folders. Nothing in the *model's* folder is ever
-executed. Seeds of few-shot examples are the harness's own.
+beside it (`!function`), which are executed: name only trusted folders. Nothing in the *model's* folder ever is.
 
-In addition to the harness's metrics, tasks with a right answer get
+In addition to the harness's metrics, tasks with a right answer get, over all documents,
 
     answer_bits_per_byte = -sum log2 p(right answer | question) / sum bytes(right answer)
 
-over all documents: it improves long before accuracy does, and is comparable across tokenizers. A metric that is 0 or 1
-per document gets Wilson's 95% interval over documents (`store.small_sample.share_interval`).
-
-A model without some layers is evaluated on the same documents, and each such metric gets
-
-    metric_lost = metric with all layers - metric without them
-
-with a 95% interval paired by document (`store.small_sample.paired_share_interval`).
+which improves long before accuracy does, and is comparable across tokenizers. A metric that is 0 or 1 per document gets
+Wilson's 95% interval over documents; and, of a model without some layers, METRIC_lost: the whole model's minus its own,
+on the same documents, with an interval paired by document (`store.small_sample`).
 """
 
 import json

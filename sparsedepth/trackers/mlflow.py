@@ -120,15 +120,12 @@ def _copied(uri: str, folder: Path) -> str:
         raise ValueError(f"{path} is neither a database nor a file store of MLflow")
     for run in (run for experiment in experiments for run in experiment.iterdir()):
         texts = [run / "meta.yaml", *(path for path in run.glob("metrics/**/*") if path.is_file())]
-        if re.fullmatch("[0-9a-f]{32}", run.name) and not all(_is_whole(text) for text in texts):
+        are_whole = (text.is_file() and text.read_bytes().endswith(b"\n") for text in texts)
+        if re.fullmatch("[0-9a-f]{32}", run.name) and not all(are_whole):
             raise ValueError(f"the run {run} is half written; move it away")
     shutil.copytree(path, folder / "mlruns", symlinks=True, ignore=shutil.ignore_patterns("artifacts", "models"))
     os.environ["MLFLOW_ALLOW_FILE_STORE"] = "true"  # its former format, which MLflow reads on request
     return (folder / "mlruns").as_uri()
-
-
-def _is_whole(text: Path) -> bool:
-    return text.is_file() and text.read_bytes().endswith(b"\n")
 
 
 def _make(database: Path) -> None:

@@ -120,7 +120,9 @@ def tracked_runs(store: Store, sent: Set[str] = frozenset()) -> Iterator[Tracked
                 run_id=row["run_id"],
                 params={name: row[name] for name in RunConfig.model_fields if name in row},
                 curves=tuple(_curves(store, row["run_id"])),
-                summary={name: float(row[name]) for name in row if name in measured and _is_number(row[name])},
+                summary={
+                    name: float(row[name]) for name in row if name in measured and type(row[name]) in (int, float)
+                },
                 tags={name: str(row[name]) for name in TAGS if name in row},
                 started=datetime.fromisoformat(row["started"]).timestamp() if "started" in row else 0.0,
             )
@@ -131,7 +133,3 @@ def _curves(store: Store, run_id: str) -> Iterator[tuple[int, dict[str, float]]]
     for row in answer.records():
         step = int(row.pop("step"))
         yield step, {name: float(value) for name, value in row.items() if value is not None}
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)

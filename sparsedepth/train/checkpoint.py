@@ -64,15 +64,14 @@ def read(
     optimizer; None if there is none. Raises ValueError in a process that cannot read it."""
     commits = sorted(folder.glob("step-*.json"), reverse=True) if devices.is_leader else []
     commits = [commit for commit in commits if after < int(commit.stem.removeprefix("step-")) <= upto]
-    position = next((position for commit in commits if (position := _read(commit)) is not None), None)
+    position = next(filter(None, map(_read, commits)), None)
     step = devices.broadcast_from_leader(position.step if position else -1)
     if step < 0:
         return None
     tensor_file = _tensor_file(folder, step)
+    position = position or _read(tensor_file.with_suffix(".json"))
     if position is None:
-        position = _read(tensor_file.with_suffix(".json"))
-        if position is None:
-            raise ValueError(f"{tensor_file} cannot be read in every process; keep the results on shared storage")
+        raise ValueError(f"{tensor_file} cannot be read in every process; keep the results on shared storage")
     _restore(load_file(tensor_file), model, optimizer)
     return position
 

@@ -126,11 +126,8 @@ class TrainingState:
         set_learning_rate(self.optimizer, learning_rate(self.config, self.step))
         parts = [*batch.parts(self.runtime.micro_batch)]
         with dropout_masks(self.config, self.step, self.devices.rank, self.runtime.device):
-            if self.captured and not (self.precomputed or self.is_gradient_norm_due):
-                row = self.captured(self.update, parts)
-            else:
-                row = self.update(parts)
-        self.recent.append(row)
+            captured = None if self.precomputed or self.is_gradient_norm_due else self.captured
+            self.recent.append(captured(self.update, parts) if captured else self.update(parts))
         self.step += 1
 
     def update(self, parts: Sequence[Part]) -> Tensor:
@@ -181,8 +178,7 @@ class TrainingState:
         rows = self.devices.mean(torch.stack(self.recent)).tolist()
         first, last = (row["train_loss"] for row in (self.curves[0], self.curves[-1])) if self.curves else (None, None)
         for step, (loss, _, grad_norm) in enumerate(rows, start=self.step - len(rows) + 1):
-            cause = divergence(loss, grad_norm, first, last, self.config.divergence_factor)
-            if cause:
+            if cause := divergence(loss, grad_norm, first, last, self.config.divergence_factor):
                 self.diverged = (step, cause)
                 break
         self.recent.clear()
