@@ -37,7 +37,6 @@ from sparsedepth.probe.load import LoadedModel
 from sparsedepth.store.evals import Evaluation, EvaluationKey
 from sparsedepth.store.small_sample import paired_share_interval, share_interval
 
-ANSWER_BITS = "answer_bits_per_byte"
 LOST = "_lost"
 """Name suffix of a metric's decrease without layers."""
 FEWSHOT_SEED = 1234
@@ -243,4 +242,4 @@ def _answer_bits(task: HarnessTask, samples: list[dict[str, Any]]) -> list[dict[
     bits_N, bytes_N = np.array(answers).T
     ratio, n = bits_N.sum() / bytes_N.sum(), len(answers)
     stderr = np.sqrt(n / (n - 1) * np.square(bits_N - ratio * bytes_N).sum()) / bytes_N.sum() if n > 1 else None
-    return [row(ANSWER_BITS, "none", _number(ratio), _number(stderr), False)]
+    return [row("answer_bits_per_byte", "none", _number(ratio), _number(stderr), False)]

@@ -20,7 +20,6 @@ from sparsedepth.probe.folder import read_json
 ODD = "a\x00b\r\n\r\n  can't\tnaïve 東京 \u2028 🙂👩\u200d👧 <|endoftext|></s>\ufffd \x7f"
 """Difficult text for tokenizers: control characters, line ends, joined emoji, special tokens in a text."""
 
-_END = "<|endoftext|>"
 _CONFIG = "tokenizer_config.json"
 
 
@@ -60,5 +59,5 @@ def _backend(tokenizer: OurTokenizer) -> Tokenizer:
     backend = Tokenizer(models.BPE(vocab=vocab, merges=[]))
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     backend.decoder = decoders.ByteLevel()
-    backend.add_special_tokens([AddedToken(_END, special=True, normalized=False)])
+    backend.add_special_tokens([AddedToken("<|endoftext|>", special=True, normalized=False)])
     return backend

@@ -63,8 +63,8 @@ class Batch:
 def feed(
     batch: Callable[[int], Sequences], steps: range, device: torch.device, devices: Devices = ALONE
 ) -> Generator[Batch]:
-    """This process's share of the batch of each step, on the device, read one step ahead. Closing it
-    ends the thread."""
+    """This process's share of the batch of each step, on the device, read one step ahead by a
+    thread, which ends when this is closed."""
 
     def read(step: int) -> Batch:
         share = Batch.of(batch(step), devices)
