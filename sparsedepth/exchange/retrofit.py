@@ -15,6 +15,7 @@ Either changes what a trained model computes, so trained models are refused with
 
 import math
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any, Literal
 
 import torch
@@ -62,7 +63,7 @@ def apply(
         model.config.depth_scale = depth_scale
         return
     for layer, norm in _norms(model):
-        vars(norm)[_HOOK] = norm.register_forward_hook(_times(1 / math.sqrt(layer)))
+        vars(norm)[_HOOK] = norm.register_forward_hook(partial(_scaled, 1 / math.sqrt(layer)))
 
 
 def remove(model: PreTrainedModel) -> None:
@@ -98,5 +99,5 @@ def _fold(model: PreTrainedModel, factor: Callable[[int], float]) -> None:
         norm.weight.copy_((norm.weight.double() + shift) * factor(layer) - shift)
 
 
-def _times(factor: float) -> Callable[[nn.Module, Any, Tensor], Tensor]:
-    return lambda norm, args, output: output * output.new_full((), factor)
+def _scaled(factor: float, norm: nn.Module, args: Any, output: Tensor) -> Tensor:
+    return output * output.new_full((), factor)
