@@ -84,10 +84,10 @@ class Devices:
                 return DistributedDataParallel(objective, broadcast_buffers=False, gradient_as_bucket_view=True)
         return objective
 
-    def accumulating(self, wrapped: nn.Module, last: bool) -> AbstractContextManager[object]:
+    def accumulating(self, wrapped: Any, last: bool) -> AbstractContextManager[object]:
         """Context of a micro-batch: gradients are exchanged only after the `last` one of a step."""
-        for module in self._fsdp_modules(wrapped):
-            module.set_requires_gradient_sync(last, recurse=False)
+        if self.parallel == "fsdp":
+            wrapped.set_requires_gradient_sync(last)
         if isinstance(wrapped, DistributedDataParallel) and not last:
             return wrapped.no_sync()
         return contextlib.nullcontext()
@@ -97,13 +97,6 @@ class Devices:
         from torch.distributed.fsdp import fully_shard
 
         fully_shard(module, mesh=init_device_mesh(device.type, (self.size,)))
-
-    def _fsdp_modules(self, wrapped: nn.Module) -> list[Any]:
-        if self.parallel != "fsdp":
-            return []
-        from torch.distributed.fsdp import FSDPModule
-
-        return [module for module in wrapped.modules() if isinstance(module, FSDPModule)]
 
     def mean(self, x: Tensor) -> Tensor:
         """The mean over processes, without gradients."""
@@ -132,7 +125,7 @@ class Devices:
     @contextmanager
     def gathered(self, wrapped: nn.Module) -> Generator[None]:
         """While open, the model inside `wrapped` has all its weights in every process."""
-        sharded = self._fsdp_modules(wrapped)
+        sharded: list[Any] = [module for module in wrapped.modules() if hasattr(module, "unshard")]
         for module in sharded:
             module.unshard()
         try:
@@ -166,9 +159,7 @@ def _set_expert_mean(mean: Callable[[Tensor], Tensor], model: Decoder) -> None:
 
 def full_tensor(tensor: Tensor) -> Tensor:
     """The whole of a tensor that may be sharded; every process must call this."""
-    from torch.distributed.tensor import DTensor
-
-    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+    return getattr(tensor, "full_tensor", lambda: tensor)()
 
 
 def sharded_like(tensor: Tensor, other: Tensor) -> Tensor:
