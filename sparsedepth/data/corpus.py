@@ -20,9 +20,9 @@ import os
 import sysconfig
 import warnings
 import zlib
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from sparsedepth.config.corpus import STDLIB, corpus_name
 from sparsedepth.config.plain_text import did_you_mean, one_line, unreadable
@@ -32,13 +32,17 @@ from sparsedepth.files import digest
 if TYPE_CHECKING:
     import pyarrow
 
+Row = TypeVar("Row")
+
 MIN_DOCUMENT = 4096
 """Characters of a document cut from a text file: a few contexts of a small model."""
 
 _PLAIN = {".txt": "text", ".jsonl": "lines", ".json": "lines"}
 KINDS = {**_PLAIN, **{f"{suffix}.gz": kind for suffix, kind in _PLAIN.items()}, ".parquet": "parquet"}
+_KINDS = ", ".join(KINDS)
 _UNREAD = (".zst", ".xz", ".bz2", ".lz4", ".zip", ".7z", ".gz", ".arrow", ".csv", ".tsv")
 """Suffixes of data that are not read, and are named if they lie beside a corpus."""
+_STDLIB = Path(sysconfig.get_path("stdlib"))
 _NOT_STDLIB = {"site-packages", "dist-packages", "__pycache__", "test", "tests", "idle_test"}
 _ROWS_AT_ONCE = 128
 CHECKED = 10_000_000
@@ -63,7 +67,7 @@ def fingerprint(corpus: str) -> str | None:
     local files. Edits that keep all sizes are not detected."""
     name = corpus_name(corpus)
     if name.origin == "built in":
-        return names_and_sizes(_stdlib_root(), _stdlib_files())
+        return names_and_sizes(_STDLIB, _stdlib_files())
     root = Path(name.place).expanduser()
     return names_and_sizes(root, local_files(corpus)) if name.origin == "files" and root.exists() else None
 
@@ -73,14 +77,10 @@ def names_and_sizes(root: Path, files: Iterable[Path]) -> str:
     return digest([(file.relative_to(root).as_posix(), file.stat().st_size) for file in files])
 
 
-def _stdlib_root() -> Path:
-    return Path(sysconfig.get_path("stdlib"))
-
-
 def _stdlib_files() -> Iterator[Path]:
     """Source files that are the same on every machine with this Python version: no tests, packages or build
     settings."""
-    for folder, subfolders, names in os.walk(_stdlib_root()):
+    for folder, subfolders, names in os.walk(_STDLIB):
         # In place, so that os.walk skips the others: site-packages can hold tens of thousands of files.
         subfolders[:] = sorted(
             name for name in subfolders if name not in _NOT_STDLIB and not name.startswith("config-")
@@ -104,21 +104,19 @@ def local_files(corpus: str) -> list[Path]:
     """The files of a local corpus, sorted. Raises ValueError if there is none of a supported kind."""
     corpus = corpus_name(corpus).place
     path = Path(corpus).expanduser()
-    kinds = ", ".join(KINDS)
     if path.is_dir():
         return _files_in(path, corpus)
     if not path.is_file():
         fix = f"correct the path, or use {STDLIB!r} or 'hub:NAME' for a data set of the hub"
         raise ValueError(f"corpus={corpus!r} does not exist ({path.absolute()}); {fix}")
     if file_kind(path) is None:
-        raise ValueError(f"corpus={corpus!r} is of unknown kind {path.suffix!r}; convert it to one of {kinds}")
+        raise ValueError(f"corpus={corpus!r} is of unknown kind {path.suffix!r}; convert it to one of {_KINDS}")
     return [path]
 
 
 def _files_in(folder: Path, corpus: str) -> list[Path]:
     """The files of a folder, hidden ones left out; warns of data of other kinds. Raises ValueError for a folder of
     `datasets`, whose other files would be taken for text."""
-    kinds = ", ".join(KINDS)
     inside = {file.relative_to(folder).as_posix(): file for file in folder.rglob("*") if file.is_file()}
     visible = {name: inside[name] for name in sorted(inside) if not any(part[0] == "." for part in name.split("/"))}
     files = [file for file in visible.values() if file_kind(file)]
@@ -133,10 +131,12 @@ def _files_in(folder: Path, corpus: str) -> list[Path]:
                 f"datasets.{read}.to_parquet('corpus.parquet')"
             )
     if not files:
-        raise ValueError(f"corpus={corpus!r} is a folder without any file of the kinds {kinds}; name one that has some")
+        raise ValueError(
+            f"corpus={corpus!r} is a folder without any file of the kinds {_KINDS}; name one that has some"
+        )
     if unread:
         names = ", ".join([*unread][:3]) + (f" and {len(unread) - 3} more" if len(unread) > 3 else "")
-        warnings.warn(f"corpus={corpus!r}: {names} not read; decompress or convert to {kinds}", stacklevel=2)
+        warnings.warn(f"corpus={corpus!r}: {names} not read; decompress or convert to {_KINDS}", stacklevel=2)
     return files
 
 
@@ -201,17 +201,16 @@ def _lines(file: Path) -> Iterator[str]:
 
 def json_objects(file: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
     """Each object of a file, with its place for messages. Raises ValueError for other JSON values."""
-    for place, row in _array(file) if _is_array(file) else _objects(file):
+    if _is_array(file):
+        rows = enumerate(_parsed(file.read_bytes(), str(file)), start=1)
+        objects = ((f"{file}, entry {number},", row) for number, row in rows)
+    else:
+        lines = ((f"{file}, line {number},", line) for number, line in enumerate(_lines(file), start=1) if line.strip())
+        objects = ((place, _parsed(line.removeprefix("\ufeff"), place)) for place, line in lines)  # of appended files
+    for place, row in objects:
         if not isinstance(row, dict):
             raise _no_object(place)
         yield place, row
-
-
-def _objects(file: Path) -> Iterator[tuple[str, Any]]:
-    for number, line in enumerate(_lines(file), start=1):
-        if line.strip():
-            place = f"{file}, line {number},"
-            yield place, _parsed(line.removeprefix("\ufeff"), place)  # of appended files
 
 
 def _is_array(file: Path) -> bool:
@@ -219,11 +218,6 @@ def _is_array(file: Path) -> bool:
         return False
     with open(file, "rb") as opened:
         return opened.read(1000).removeprefix(codecs.BOM_UTF8).lstrip().startswith(b"[")
-
-
-def _array(file: Path) -> Iterator[tuple[str, Any]]:
-    for number, row in enumerate(_parsed(file.read_bytes(), str(file)), start=1):
-        yield f"{file}, entry {number},", row
 
 
 def _parsed(text: str | bytes, place: str) -> Any:
@@ -254,12 +248,12 @@ def plain(text: str) -> str:
 
 
 def _parquet_texts(file: Path, config: DataConfig) -> Iterator[str]:
-    def load() -> "Iterator[pyarrow.RecordBatch]":
+    def tables() -> "Iterator[pyarrow.RecordBatch]":
         import pyarrow.parquet
 
-        return pyarrow.parquet.ParquetFile(file).iter_batches(_ROWS_AT_ONCE)
+        yield from pyarrow.parquet.ParquetFile(file).iter_batches(_ROWS_AT_ONCE)
 
-    yield from _column(str(file), load, config, "check that it is a whole Parquet file")
+    yield from _column(str(file), tables(), config, "check that it is a whole Parquet file")
 
 
 def _read_hub(config: DataConfig) -> Iterator[str]:
@@ -267,26 +261,27 @@ def _read_hub(config: DataConfig) -> Iterator[str]:
     if not name:
         raise ValueError(f"corpus={config.corpus!r} names no data set; write 'hub:NAME' or 'hub:NAME:CONFIG'")
 
-    def load() -> "Iterator[pyarrow.Table]":
+    def tables() -> "Iterator[pyarrow.Table]":
         from datasets import load_dataset
 
         data = load_dataset(name, subset or None, split="train", streaming=True)
-        return data.with_format("arrow").iter(batch_size=_ROWS_AT_ONCE)
+        yield from data.with_format("arrow").iter(batch_size=_ROWS_AT_ONCE)
 
     fix = f"check the name, the configuration and the network, or name a local file ({STDLIB!r} needs no network)"
-    yield from _column(f"corpus={config.corpus!r}", load, config, fix)
+    yield from _column(f"corpus={config.corpus!r}", tables(), config, fix)
 
 
-def _column(place: str, load: Callable[[], Iterator[Any]], config: DataConfig, fix: str) -> Iterator[str]:
-    """The column `text_field` of the Arrow tables that `load()` reads."""
+def read_safely(rows: Iterable[Row], place: str, fix: str) -> Iterator[Row]:
+    """The rows. Raises ValueError, with the fix, for whatever the hub, its cache or a file format raises meanwhile."""
+    try:
+        yield from rows
+    except Exception as error:
+        raise ValueError(f"{place} cannot be read ({one_line(error)}); {fix}") from None
 
-    def tables() -> "Iterator[pyarrow.Table | pyarrow.RecordBatch]":
-        try:
-            yield from load()
-        except Exception as error:
-            raise ValueError(f"{place} cannot be read ({one_line(error)}); {fix}") from None
 
-    for table in tables():
+def _column(place: str, tables: Iterator[Any], config: DataConfig, fix: str) -> Iterator[str]:
+    """The column `text_field` of Arrow tables."""
+    for table in read_safely(tables, place, fix):
         _check_field(table.schema.names, place, config)
         for value in table[config.text_field].to_pylist():
             yield _text(value, place, config)

@@ -26,7 +26,7 @@ from sparsedepth.config.plain_text import one_line
 from sparsedepth.config.run import RunConfig
 from sparsedepth.config.task import IGNORED
 from sparsedepth.data.batches import step_indices
-from sparsedepth.data.corpus import names_and_sizes
+from sparsedepth.data.corpus import names_and_sizes, read_safely
 from sparsedepth.data.pipeline import prepare
 from sparsedepth.data.sequences import Counted, Sequences
 from sparsedepth.data.shards import Corpus, CorpusSource, nothing_left, remedy
@@ -146,15 +146,10 @@ def _hub_images(corpus: str) -> tuple[list[str], Iterator[LabelledImage]]:
         raise ValueError(f"corpus={corpus!r} has {found} among {among}; use a data set with one of each")
     (image,), (label,) = columns
 
-    def images() -> Iterator[LabelledImage]:
-        try:
-            for number, row in enumerate(data.select_columns([image, label])):
-                if row[label] is not None and row[label] >= 0:  # -1 is unlabelled
-                    yield row[label], partial(row.get, image), f"corpus={corpus!r}, row {number},"
-        except Exception as error:
-            raise ValueError(f"corpus={corpus!r} cannot be read ({one_line(error)}); check the network") from None
-
-    return list(features[label].names), images()
+    rows = enumerate(read_safely(data.select_columns([image, label]), f"corpus={corpus!r}", "check the network"))
+    labelled = ((n, row) for n, row in rows if row[label] is not None and row[label] >= 0)  # -1 is unlabelled
+    images = ((row[label], partial(row.get, image), f"corpus={corpus!r}, row {n},") for n, row in labelled)
+    return list(features[label].names), images
 
 
 def _read(corpus: str) -> tuple[list[str], Iterator[LabelledImage]]:

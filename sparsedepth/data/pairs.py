@@ -28,10 +28,10 @@ from sparsedepth.config.task import IGNORED
 from sparsedepth.data.batches import shuffled
 from sparsedepth.data.corpus import file_kind, json_objects, local_files, plain
 from sparsedepth.data.pipeline import prepare
-from sparsedepth.data.sequences import Counted, Sequences
+from sparsedepth.data.sequences import Sequences
 from sparsedepth.data.shards import Corpus, CorpusSource, nothing_left
 from sparsedepth.data.source import Source
-from sparsedepth.data.text import TextKind, counted_tokens
+from sparsedepth.data.text import TextKind
 from sparsedepth.data.tokenizer import Tokenizer
 
 SHAPES = "prompt and answer, or instruction, input and output"
@@ -190,9 +190,6 @@ class AnswerSource(CorpusSource):
             held_out = f"the {len(self._val.length_N):,} held-out pairs fill {len(starts) - 1:,} rows"
             raise nothing_left(f"row of seq_len={seq_len:,}", n_tokens, skip_tokens, held_out)
         return self._val.rows([np.arange(starts[row], starts[row + 1]) for row in rows], seq_len)
-
-    def counted(self, config: RunConfig) -> Counted:
-        return counted_tokens(self, config)
 
     def _documents(self, row: int, seed: int, seq_len: int) -> np.ndarray:
         """The training documents of a row, numbered over all epochs."""

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from sparsedepth.config.corpus import STDLIB, corpus_name, is_learned
-from sparsedepth.config.run import RunConfig, TextConfig
+from sparsedepth.config.run import DataConfig, RunConfig, TextConfig
 from sparsedepth.data.shards import MANIFEST, Corpus, Manifest, open_shards, write_shards
 from sparsedepth.data.source import data_kind
 from sparsedepth.data.tokenizer import TOKENIZER_FILE, Tokenizer
@@ -77,19 +77,16 @@ def _make_folder(config: RunConfig | TextConfig, folder: Path, tokenizer: Any) -
         tokenizer.save(unfinished)
         with _progress(config.corpus) as show:
             encoder, texts = kind.encoder(tokenizer), kind.texts(config)
-            shards = write_shards(unfinished, encoder, texts, config.val_fraction, config.max_corpus_tokens, show)
-        train, val, dtype = shards
+            train, val, dtype = write_shards(
+                unfinished, encoder, texts, config.val_fraction, config.max_corpus_tokens, show
+            )
         saved = unfinished / TOKENIZER_FILE
         packages = ["datasets"] if corpus_name(config.corpus).origin == "hub" else []
         manifest = Manifest(
             data_id=folder.name,
             data_hash=digest([train.sha256, val.sha256]),
             fingerprint=before,
-            corpus=config.corpus,
-            text_field=config.text_field,
-            tokenizer=config.tokenizer,
-            val_fraction=config.val_fraction,
-            max_corpus_tokens=config.max_corpus_tokens,
+            **{name: getattr(config, name) for name in DataConfig.model_fields if name in Manifest.model_fields},
             tokenizer_size=tokenizer.size,
             tokenizer_sha256=sha256(saved) if saved.exists() else None,
             eod=tokenizer.eod,

@@ -26,7 +26,10 @@ from typing import Any, BinaryIO, NamedTuple, Protocol
 import numpy as np
 from pydantic import ValidationError
 
+from sparsedepth.config.run import RunConfig
 from sparsedepth.config.section import Section
+from sparsedepth.data.sequences import Counted, after_tokens
+from sparsedepth.data.source import Source
 from sparsedepth.data.tokenizer import TOKENIZER_FILE, Tokenizer, reopen_tokenizer
 from sparsedepth.files import sha256
 
@@ -86,8 +89,8 @@ class Corpus:
         return reopen_tokenizer(self.folder, self.manifest.eod)
 
 
-class CorpusSource:
-    """Facts about the corpus, for all sources that read token files."""
+class CorpusSource(Source):
+    """A source that reads token files."""
 
     corpus: Corpus
 
@@ -103,6 +106,11 @@ class CorpusSource:
     def facts(self) -> dict[str, Any]:
         """What a run records; documents of prompt and answer have two ends in the files."""
         return self.corpus.manifest.model_dump(mode="json")
+
+    def counted(self, config: RunConfig) -> Counted:
+        """Each target after its token, over exactly the positions that the run trains on."""
+        steps = (self.batch(config, step) for step in range(config.n_steps))
+        return after_tokens(self.held_out(config.seq_len, config.val_tokens), steps, config.vocab_size)
 
 
 class Encoder(Protocol):

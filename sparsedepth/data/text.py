@@ -8,16 +8,10 @@ from sparsedepth.config.run import RunConfig, TextConfig
 from sparsedepth.data import batches
 from sparsedepth.data.corpus import check_text, documents, fingerprint
 from sparsedepth.data.pipeline import prepare
-from sparsedepth.data.sequences import Counted, Sequences, after_tokens, next_tokens
+from sparsedepth.data.sequences import Sequences, next_tokens
 from sparsedepth.data.shards import Corpus, CorpusSource, Encoder, split
 from sparsedepth.data.source import Source
 from sparsedepth.data.tokenizer import Tokenizer, make_tokenizer
-
-
-def counted_tokens(source: Source, config: RunConfig) -> Counted:
-    """Each target after its token, over exactly the positions that the run trains on."""
-    steps = (source.batch(config, step) for step in range(config.n_steps))
-    return after_tokens(source.held_out(config.seq_len, config.val_tokens), steps, config.vocab_size)
 
 
 @dataclass(eq=False)
@@ -34,9 +28,6 @@ class TextSource(CorpusSource):
 
     def held_out(self, seq_len: int, n_tokens: int, skip_tokens: int = 0) -> Sequences:
         return next_tokens(batches.held_out(self.corpus, seq_len, n_tokens, skip_tokens))
-
-    def counted(self, config: RunConfig) -> Counted:
-        return counted_tokens(self, config)
 
 
 class TextKind:

@@ -9,7 +9,6 @@ from support.tiny_sweep import BASE, corpus
 
 from sparsedepth.config.load import build
 from sparsedepth.config.run import RunConfig
-from sparsedepth.data import ngram_losses as module
 from sparsedepth.data.ngram_losses import STRENGTHS, PairCounts, losses_of_text, ngram_losses, table_text
 from sparsedepth.data.source import open_source
 
@@ -24,9 +23,7 @@ def test_a_small_table_by_hand():
     assert bigram == pytest.approx(min(by_strength)) and bigram == by_strength[0]
 
 
-@pytest.mark.parametrize("dense", [2**24, 0])
-def test_a_texts_tables_count_the_very_tokens_trained_on(tmp_path, monkeypatch, dense):
-    monkeypatch.setattr(module, "DENSE", dense)
+def test_a_texts_tables_count_the_very_tokens_trained_on(tmp_path):
     config = build(RunConfig, {**BASE, "corpus": str(corpus(tmp_path))}, "test")
     source = open_source(config, tmp_path / "data")
     looked: list[None] = []

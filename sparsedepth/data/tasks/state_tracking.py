@@ -123,16 +123,13 @@ def products(left_GP: np.ndarray, right_HP: np.ndarray) -> np.ndarray:
 
 
 def generates(operations_KP: np.ndarray, order: int) -> bool:
-    """Whether the operations generate the whole group."""
-    reached = {tuple(range(operations_KP.shape[1]))}
-    frontier = np.array(list(reached))
-    while len(frontier):
-        images = {
-            tuple(image) for image in products(operations_KP, frontier).reshape(-1, operations_KP.shape[1]).tolist()
-        }
-        frontier = np.array(list(images - reached))
-        reached |= images
-    return len(reached) == order
+    """Whether the operations generate the whole group: products of any number of them are all its elements."""
+    reached_GP, n_before = operations_KP, 0
+    while len(reached_GP) > n_before:
+        n_before = len(reached_GP)
+        further_NP = products(operations_KP, reached_GP).reshape(-1, operations_KP.shape[1])
+        reached_GP = np.unique(np.concatenate((reached_GP, further_NP)), axis=0)
+    return n_before == order
 
 
 def operations(task: TaskConfig) -> np.ndarray:
