@@ -153,9 +153,8 @@ class ModelConfig(Section):
 
     @model_validator(mode="before")
     @classmethod
-    def _fill_derived(cls, values: Any) -> Any:
-        """Derive missing sizes, so that every stored run has all sizes."""
-        return with_derived_sizes(with_vit_sizes(values)) if isinstance(values, dict) else values
+    def _fill(cls, values: Any) -> Any:
+        return with_derived_sizes(values) if isinstance(values, dict) else values
 
     @check
     def _check_shapes(self) -> None:
@@ -197,9 +196,7 @@ class ModelConfig(Section):
             told = f"mask_documents needs the id that ends a document, below vocab_size={self.vocab_size}"
             raise ValueError(f"{told}, and has eod={self.eod}; set eod to the tokenizer's end-of-sequence id")
 
-    @check
-    def _check_combinations(self) -> None:
-        check_combinations(self)
+    _check_combinations = check(check_combinations)
 
     @property
     def stream_width(self) -> int:
@@ -240,8 +237,9 @@ class ModelConfig(Section):
 
 
 def with_derived_sizes(values: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields with missing sizes derived from the others (`FILLED_FROM`), or from the defaults of those."""
-    filled = dict(values)
+    """The fields with missing sizes derived from the others (`FILLED_FROM`), or from the defaults of those, so that
+    every stored run has all sizes."""
+    filled = with_vit_sizes(values)
 
     def whole(name: str) -> int | None:
         size = filled.get(name)

@@ -13,10 +13,10 @@ from pydantic import AfterValidator, ConfigDict, Field, model_validator
 from sparsedepth.config import presets
 from sparsedepth.config.corpus import kind_of
 from sparsedepth.config.load import build
-from sparsedepth.config.model import RETIRED_FIELDS, ModelConfig
+from sparsedepth.config.model import RETIRED_FIELDS, ModelConfig, with_derived_sizes
 from sparsedepth.config.role import AMOUNT, CHANGES_STEP, DATA, KNOB, RECORD, THRESHOLD, Role, fields_where
 from sparsedepth.config.section import Count, Fraction, NonNegative, Positive, Section, check
-from sparsedepth.config.task import TASKS, TaskConfig, check_task
+from sparsedepth.config.task import TASKS, TaskConfig, check_task, with_task_fields
 from sparsedepth.config.vit import check_images
 from sparsedepth.files import digest
 from sparsedepth.quantities.measured import MEASURES
@@ -200,23 +200,19 @@ class RunConfig(
 
     @model_validator(mode="before")
     @classmethod
-    def _fill_preset(cls, values: Any) -> Any:
-        """Add the fields of a preset that are not given, and `eod` for the tokenizers where it is known."""
-        if not isinstance(values, dict):
-            return values
+    def _fill(cls, values: Any) -> Any:
+        return cls.filled(values) if isinstance(values, dict) else values
+
+    @classmethod
+    def filled(cls, values: Mapping[str, Any]) -> dict[str, Any]:
+        """`values`, unchecked, with the fields of their preset and task, derived ones, and `eod` where it is known."""
         filled = presets.expand(values)
         if kind_of(filled.get("corpus")).packs_documents and filled.get("mask_documents") is None:
             filled["mask_documents"] = True
         if filled.get("mask_documents") is True and filled.get("eod") is None:
             tokenizer = filled.get("tokenizer", cls.model_fields["tokenizer"].default)
             filled["eod"] = {"byte": 256, "bpe": 0}.get(str(tokenizer).partition(":")[0])
-        return filled
-
-    @classmethod
-    def filled(cls, values: Mapping[str, Any]) -> dict[str, Any]:
-        """`values` with the fields of their preset and derived fields, unchecked."""
-        filled = cls._fill_task(cls._fill_preset(dict(values)))  # ty: ignore[not-callable] - pydantic leaves a classmethod
-        return cls._fill_derived(filled)  # ty: ignore[not-callable]
+        return with_derived_sizes(with_task_fields(filled))
 
     @check
     def _check_run(self) -> None:

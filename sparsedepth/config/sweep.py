@@ -169,9 +169,7 @@ class SweepDefinition(Section):
                 if not isinstance(axis, Interval) or name not in RunConfig.model_fields:
                     yield from ((part, {name: value}) for value in values)
 
-    @check
-    def _check_rules(self) -> None:
-        check_sweep(self)
+    _check_rules = check(check_sweep)
 
     def places(self) -> Iterator[Mapping[str, Any]]:
         """All places in which a field may vary."""

@@ -5,11 +5,11 @@ run has all of them. The default of `vocab_size` is what the task needs. The seq
 """
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from sparsedepth.config.corpus import TASK, corpus_name, kind_of
 from sparsedepth.config.role import DATA
@@ -64,25 +64,6 @@ class TaskConfig(Section):
     task_code: Annotated[str | None, DATA] = None
     """of a task of a plugin: the digest of its code"""
 
-    @model_validator(mode="before")
-    @classmethod
-    def _fill_task(cls, values: Any) -> Any:
-        """Fill in the task's missing fields, and the vocabulary that it needs."""
-        name = task_name(values.get("corpus")) if isinstance(values, dict) else None
-        if name not in TASKS:
-            return values
-        filled = dict(values)
-        for field, default in TASKS[name].fields.items():
-            default = default(filled) if callable(default) else default
-            if filled.get(field) is None and default is not None:
-                filled[field] = default
-        if filled.get("vocab_size") is None:
-            try:
-                filled["vocab_size"] = TASKS[name].n_tokens(TaskConfig.model_construct(**filled))
-            except (AssertionError, KeyError, TypeError):
-                filled["vocab_size"] = 1  # other fields are invalid, which the checks report
-        return filled
-
 
 @dataclass(frozen=True, kw_only=True)
 class TaskSpec:
@@ -108,6 +89,24 @@ class TaskSpec:
 def task_name(corpus: Any) -> str | None:
     """'k_hop' of 'task:k_hop'; None for a text."""
     return corpus_name(corpus).place if kind_of(corpus) is TASK else None
+
+
+def with_task_fields(values: Mapping[str, Any]) -> dict[str, Any]:
+    """`values` with the task's missing fields, and the vocabulary that it needs."""
+    filled = dict(values)
+    name = task_name(filled.get("corpus"))
+    if name not in TASKS:
+        return filled
+    for field, default in TASKS[name].fields.items():
+        default = default(filled) if callable(default) else default
+        if filled.get(field) is None and default is not None:
+            filled[field] = default
+    if filled.get("vocab_size") is None:
+        try:
+            filled["vocab_size"] = TASKS[name].n_tokens(TaskConfig.model_construct(**filled))
+        except (AssertionError, KeyError, TypeError):
+            filled["vocab_size"] = 1  # other fields are invalid, which the checks report
+    return filled
 
 
 def n_states(task: TaskConfig) -> int:

@@ -5,6 +5,7 @@ only target is the class, at the class token. vocab_size is the number of classe
 ModelConfig, whose module imports this one.
 """
 
+from collections.abc import Mapping
 from typing import Any
 
 from sparsedepth.config.corpus import DIGITS, IMAGES, corpus_name
@@ -30,12 +31,12 @@ def n_positions(image_size: int, patch_size: int) -> int:
     return 1 + (image_size // patch_size) ** 2
 
 
-def with_vit_sizes(values: dict[str, Any]) -> dict[str, Any]:
+def with_vit_sizes(values: Mapping[str, Any]) -> dict[str, Any]:
     """`values` with a ViT's missing fields; values of another type are left to the checks."""
     if values.get("architecture") != "vit":
         return dict(values)
     defaults = _DEFAULTS | (_DEFAULTS_OF_DIGITS if values.get("corpus") == IMAGES.prefix + DIGITS else {})
-    filled = values | {name: default for name, default in defaults.items() if values.get(name) is None}
+    filled = dict(values) | {name: default for name, default in defaults.items() if values.get(name) is None}
     image_size, patch_size = filled["image_size"], filled["patch_size"]
     if filled.get("seq_len") is None and isinstance(image_size, int) and isinstance(patch_size, int) and patch_size > 0:
         filled["seq_len"] = n_positions(image_size, patch_size)
