@@ -7,8 +7,7 @@
     FOLDER               all files of these kinds in it, in order of their paths; each .txt file is one document
     'hub:NAME[:CONFIG]'  the train split of a data set of the Hugging Face hub, streamed
 
-Text and JSON-lines may be gzipped (.txt.gz). No code is executed: data sets that need code of their own are not
-supported.
+Text and JSON-lines may be gzipped (.txt.gz). Data sets that need code of their own are not supported.
 """
 
 import codecs
@@ -50,8 +49,8 @@ CHECKED = 10_000_000
 
 
 def documents(config: DataConfig) -> Iterator[str]:
-    """The documents of `config.corpus` with more than white space, in a fixed order. Raises ValueError, naming the
-    value and the fix, for a corpus that is missing, unreadable, empty or of unknown kind."""
+    """The documents of `config.corpus` with more than white space, in a fixed order. Raises ValueError for a corpus
+    that is missing, unreadable, empty or of unknown kind."""
     read = {"built in": _read_stdlib, "hub": _read_hub, "files": _read_local}[corpus_name(config.corpus).origin]
     is_empty = True
     for text in read(config):
@@ -63,8 +62,7 @@ def documents(config: DataConfig) -> Iterator[str]:
 
 
 def fingerprint(corpus: str) -> str | None:
-    """12 hex digits that change with names and sizes of a local corpus's files, at every start of a run; None without
-    local files. Edits that keep all sizes are not detected."""
+    """12 hex digits that change with names and sizes of a local corpus's files; None without local files."""
     name = corpus_name(corpus)
     if name.origin == "built in":
         return names_and_sizes(_STDLIB, _stdlib_files())
@@ -78,8 +76,7 @@ def names_and_sizes(root: Path, files: Iterable[Path]) -> str:
 
 
 def _stdlib_files() -> Iterator[Path]:
-    """Source files that are the same on every machine with this Python version: no tests, packages or build
-    settings."""
+    """The same files on every machine with this Python version: no tests, packages or build settings."""
     for folder, subfolders, names in os.walk(_STDLIB):
         # In place, so that os.walk skips the others: site-packages can hold tens of thousands of files.
         subfolders[:] = sorted(

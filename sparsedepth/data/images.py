@@ -5,9 +5,8 @@ patches.
     sequence   the class token, with ignored bytes of 0, then the patches, row by row
     target     the class, at the class token; no other position is scored
 
-Split, checksums, locks and fingerprints are those of text (`data.pipeline`). Images are resized to image_size by their
-shorter side (bicubic), cropped at the centre, and converted to grey or RGB. There is no random augmentation: the batch
-of a step is a pure function of images, seed and step.
+Images are resized to image_size by their shorter side (bicubic), cropped at the centre, and converted to grey or RGB.
+There is no random augmentation: the batch of a step is a pure function of images, seed and step.
 
 Shapes: N images, T positions, P values per patch, C channels, S = image_size, I = C S S.
 """
@@ -21,7 +20,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from sparsedepth.config.corpus import DIGITS, corpus_name
-from sparsedepth.config.cost import patch_values
 from sparsedepth.config.plain_text import one_line
 from sparsedepth.config.run import RunConfig
 from sparsedepth.config.task import IGNORED
@@ -55,9 +53,8 @@ class ImageEncoder:
         self.classes, self.size = classes, _FIRST_CLASS + len(classes)
 
     def encode(self, texts: list[str]) -> list[np.ndarray]:
-        parts = (text.partition(":") for text in texts)
-        values = ((int(label), np.frombuffer(pixels.encode("latin-1"), dtype=np.uint8)) for label, _, pixels in parts)
-        return [np.concatenate(([_FIRST_CLASS + label], values_I)) for label, values_I in values]
+        parts = (text.encode("latin-1").partition(b":") for text in texts)
+        return [np.append(_FIRST_CLASS + int(label), np.frombuffer(pixels, np.uint8)) for label, _, pixels in parts]
 
     def save(self, folder: Path) -> None:
         write_json(folder / CLASSES_FILE, self.classes)
@@ -154,8 +151,7 @@ def _hub_images(corpus: str) -> tuple[list[str], Iterator[LabelledImage]]:
 
 def _read(corpus: str) -> tuple[list[str], Iterator[LabelledImage]]:
     """The class names of a corpus, in order of their indices, and its images."""
-    read = {"built in": _digits, "hub": _hub_images, "files": _folder_images}[corpus_name(corpus).origin]
-    return read(corpus)
+    return {"built in": _digits, "hub": _hub_images, "files": _folder_images}[corpus_name(corpus).origin](corpus)
 
 
 class ImageSource(CorpusSource):
@@ -165,7 +161,7 @@ class ImageSource(CorpusSource):
     def __init__(self, corpus: Corpus, config: RunConfig):
         self.corpus = corpus
         assert config.image_size is not None and config.patch_size is not None and config.n_channels is not None
-        self._shape = (config.n_channels, config.image_size, config.patch_size, patch_values(config))
+        self._shape = (config.n_channels, config.image_size, config.patch_size)
         row = 2 + config.n_channels * config.image_size**2
         self._train, self._val = (ids.reshape(-1, row) for ids in (corpus.train, corpus.val))
 
@@ -202,18 +198,17 @@ class ImageSource(CorpusSource):
         return self._sequences(rows)
 
     def _sequences(self, row_NI: np.ndarray) -> Sequences:
-        channels, size, patch, n_values = self._shape
+        channels, size, patch = self._shape
         per_side = size // patch
         pixels = row_NI[:, 1:-1].astype(np.uint8).reshape(-1, channels, per_side, patch, per_side, patch)
-        patches_NTP = pixels.transpose(0, 2, 4, 1, 3, 5).reshape(len(row_NI), -1, n_values)
+        patches_NTP = pixels.transpose(0, 2, 4, 1, 3, 5).reshape(len(row_NI), -1, channels * patch**2)
         targets_NT = np.full((len(row_NI), 1 + patches_NTP.shape[1]), IGNORED, dtype=np.int64)
         targets_NT[:, 0] = row_NI[:, 0].astype(np.int64) - _FIRST_CLASS
         return Sequences(inputs=np.pad(patches_NTP, ((0, 0), (1, 0), (0, 0))), targets=targets_NT)
 
 
 class ImagesKind:
-    """How images become files of ids: each is a text 'CLASS:' and a character for each byte, which `split` can handle
-    like a text."""
+    """How images become files of ids: each is a text of 'CLASS:' and a character for each byte, as `split` needs."""
 
     own_fields = ("image_size", "n_channels")
     check = staticmethod(class_folders)

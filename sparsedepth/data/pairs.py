@@ -4,13 +4,11 @@
     {"instruction": ..., "input": ..., "output": ...}            Alpaca's template with the first two; the answer is
                                                                  `output` (Commonsense170K of 2304.01933)
 
-A pair is one text (prompt, a space unless the prompt ends in white space, answer) and one document, which ends in eod;
-white space in between belongs to the answer, since tokenizers join a space with the next word. Scored are the answer
-and its eod. A row of T inputs holds whole documents, as many as fit, in an order shuffled for every epoch, padded with
-eod; row n of training is a pure function of (pairs, seed, seq_len, n).
+A pair is one document, which ends in eod: the prompt, white space (a space if there is none), and the answer, to which
+that belongs, since tokenizers join a space with the next word. Scored are the answer and its eod. A row of T inputs
+holds whole documents, as many as fit, in an order shuffled for every epoch, padded with eod.
 
-Deviates: the code of 2304.01933 indents the template's lines by 16 spaces and keeps a '# noqa: E501' in it, both slips
-of its layout; here the lines are Alpaca's.
+Deviates: the template's lines in the code of 2304.01933 have 16 spaces and a '# noqa: E501' in them by mistake.
 
 Shapes: N documents, R rows of an epoch, T tokens of a row, S = T + 1 with the last target.
 """
@@ -34,8 +32,6 @@ from sparsedepth.data.source import Source
 from sparsedepth.data.text import TextKind
 from sparsedepth.data.tokenizer import Tokenizer
 
-SHAPES = "prompt and answer, or instruction, input and output"
-
 _ALPACA = (
     "Below is an instruction that describes a task{}. Write a response that appropriately completes the request."
     "\n\n### Instruction:\n{}\n\n{}### Response:\n"
@@ -48,8 +44,8 @@ class Pair(NamedTuple):
 
 
 def pair_texts(config: DataConfig) -> Iterator[str]:
-    """Each pair of the corpus as the JSON text [prompt, answer], which `split` can handle like a text. Raises
-    ValueError, naming file and line, for what is no object, a missing field, and an empty prompt or answer."""
+    """Each pair of the corpus as the JSON text [prompt, answer], as `split` needs. Raises ValueError for what is no
+    object, a missing field, and an empty prompt or answer."""
     for file in local_files(config.corpus):
         if file_kind(file) != "lines":
             raise ValueError(f"{file} holds no pairs of prompt and answer; write them as JSON lines into a .jsonl file")
@@ -65,7 +61,8 @@ def _pair(row: Mapping[str, Any], place: str) -> Pair:
 
     def required(name: str) -> str:
         if name not in row:
-            raise ValueError(f"{place} has no field {name!r}; an object holds {SHAPES}")
+            shapes = "prompt and answer, or instruction, input and output"
+            raise ValueError(f"{place} has no field {name!r}; an object holds {shapes}")
         if not (value := text(name, row[name])).strip():
             raise ValueError(f"{place} has an empty {name!r}; fill it in, or leave the pair out")
         return value
@@ -82,16 +79,8 @@ def pair_text(pair: Pair) -> str:
     return pair.prompt + ("" if pair.prompt[-1].isspace() else " ") + pair.answer
 
 
-def encode_pairs(tokenizer: Tokenizer, pairs: list[Pair]) -> list[tuple[list[int], list[int]]]:
-    """The ids of each pair's text, split into the prompt's and the answer's, at least one."""
-    texts = tokenizer.encode([pair_text(pair) for pair in pairs])
-    prompts = tokenizer.encode([pair.prompt.rstrip() for pair in pairs])
-    lengths = [min(len(prompt), len(ids) - 1) for prompt, ids in zip(prompts, texts, strict=True)]
-    return [(ids[:length], ids[length:]) for ids, length in zip(texts, lengths, strict=True)]
-
-
 class PairTokenizer:
-    """A tokenizer for `pair_texts`, which encodes them as prompt, eod, answer."""
+    """A tokenizer for `pair_texts`, which encodes them as prompt, eod, answer; an answer has at least one id."""
 
     def __init__(self, tokenizer: Tokenizer):
         self._tokenizer = tokenizer
@@ -100,13 +89,16 @@ class PairTokenizer:
     def encode(self, texts: list[str]) -> list[list[int]]:
         """Raises ValueError if the ids of a text contain the eod, which would cut it."""
         pairs = [Pair(*json.loads(text)) for text in texts]
-        encoded = encode_pairs(self._tokenizer, pairs)
-        for pair, (prompt, answer) in zip(pairs, encoded, strict=True):
-            if self.eod in prompt or self.eod in answer:
+        written = [pair_text(pair) for pair in pairs]
+        encoded = self._tokenizer.encode(written)
+        prompts = self._tokenizer.encode([pair.prompt.rstrip() for pair in pairs])
+        for whole, ids, prompt in zip(written, encoded, prompts, strict=True):
+            if self.eod in ids:
                 told = f"the tokenizer encodes its end of a document, token {self.eod}, in the text of the pair"
-                shown = f"{' '.join(pair_text(pair).split())[:60]!r}..."
+                shown = f"{' '.join(whole.split())[:60]!r}..."
                 raise ValueError(f"{told} {shown}; leave the pair out, or name another tokenizer")
-        return [[*prompt, self.eod, *answer] for prompt, answer in encoded]
+            ids.insert(min(len(prompt), len(ids) - 1), self.eod)
+        return encoded
 
 
 class Documents:

@@ -5,8 +5,7 @@
     tokenizer   bytes, a BPE of the training texts, or one by name    `data.tokenizer`
     shards      the ids of each side, in a file                       `data.shards`
 
-The folder is written under another name, flushed to disk and renamed, so it is complete or absent. A file lock makes
-other processes wait and reuse it.
+The folder is written under another name and renamed, so it is complete or absent; a file lock makes others wait.
 """
 
 import platform
@@ -29,7 +28,7 @@ FORMAT = 1
 
 
 def data_id(config: RunConfig | TextConfig) -> str:
-    """12 hex digits that identify the tokens: a hash of the fields that change them."""
+    """12 hex digits: a hash of the fields that change the tokens."""
     fields = ["corpus", "tokenizer", "val_fraction", "max_corpus_tokens", *data_kind(config.corpus).own_fields]
     fields += ["text_field"] if config.corpus != STDLIB else []
     fields += ["start_weights"] if _has_own_tokenizer(config) else []
@@ -42,12 +41,9 @@ def _has_own_tokenizer(config: RunConfig | TextConfig) -> bool:
 
 
 def prepare(config: RunConfig | TextConfig, root: Path, tokenizer: Tokenizer | None = None) -> Corpus:
-    """The corpus of `config` under `root`, tokenised if needed, and verified by checksum.
-
-    `tokenizer` is that of the model from which training starts, if that model learned it. Any number of processes may
-    call this at once. Raises ValueError for an unusable corpus or tokenizer, a tokenizer with another `eod`, a damaged
-    shard, and local text that changed after tokenisation.
-    """
+    """The corpus of `config` under `root`, tokenised if needed, and verified by checksum; `tokenizer` is that of the
+    model from which training starts, if that model learned it. Raises ValueError for an unusable corpus or tokenizer,
+    one with another `eod`, a damaged shard, and local text that changed after tokenisation."""
     folder = root / data_id(config)
     if not folder.exists():
         name = corpus_name(config.corpus)
@@ -119,10 +115,8 @@ def _check_fits(config: RunConfig | TextConfig, corpus: Corpus) -> None:
     kind.check_fits(config, corpus)
     now = kind.fingerprint(config.corpus)
     if now is not None and corpus.manifest.fingerprint not in (now, None):
-        told = f"corpus={config.corpus!r} has changed since {corpus.folder} was made from it"
-        raise ValueError(
-            f"{told}, and runs on two texts cannot be compared; restore it, or name another results folder"
-        )
+        told = f"corpus={config.corpus!r} has changed since {corpus.folder} was made from it, and runs on two texts"
+        raise ValueError(f"{told} cannot be compared; restore it, or name another results folder")
     if isinstance(config, RunConfig) and config.mask_documents and config.eod != eod:
         told = f"eod={config.eod}, and tokenizer={config.tokenizer!r} ends a document with {eod}"
         raise ValueError(f"{told}; set eod={eod}")

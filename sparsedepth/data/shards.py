@@ -5,14 +5,12 @@
         tokenizer.json       unless the tokenizer is 'byte'
         manifest.json        their sources, counts and checksums
 
-Training documents are in the order of the corpus (batches shuffle them), held-out documents in the order of their hash,
-so that the first tokens of val.bin are a random sample of all held-out text. Documents are split by a hash of the text:
+Training documents are in the order of the corpus, held-out ones in the order of their hash, so that the first tokens of
+val.bin are a random sample of all held-out text. Duplicates are dropped, and documents are split by their text:
 
     key(d) = first 64 bits of SHA-256(text of d);   d is held out  <=>  key(d) < val_fraction * 2^64
 
-So a document is always on the same side, whatever precedes it; duplicates are dropped. If a small corpus leaves one
-side empty, the document with the key nearest the border changes sides, again independent of order. The text is read
-once, and at most one document is held back.
+If a small corpus leaves one side empty, the document with the key nearest the border changes sides.
 """
 
 import hashlib

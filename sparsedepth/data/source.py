@@ -1,7 +1,6 @@
-"""The door to a run's sequences. Each kind of corpus (`config.corpus`) is one module, which no other kind enters.
+"""The door to a run's sequences. Each kind of corpus (`config.corpus`) is a module, whose KIND opens a source of them.
 
-A module's KIND says what its corpora refuse (`check`) and opens a source of sequences. Text, pairs and images are first
-made into files of ids (`data.pipeline`), for which a KIND has a fingerprint, texts, and an encoder.
+Text, pairs and images are first made into files of ids (`data.pipeline`): their KIND has texts and an encoder.
 """
 
 from importlib import import_module
@@ -59,6 +58,5 @@ def check_files(corpus: str) -> None:
 
 def open_source(config: RunConfig, root: Path, tokenizer: Tokenizer | None = None) -> Source:
     """The source of a run; text is tokenised once under `root`, with the given tokenizer if the model from which
-    training starts learned it. Raises ValueError for a corpus that cannot be used, and for pairs longer than
-    seq_len."""
+    training starts learned it. Raises ValueError for a corpus that cannot be used."""
     return data_kind(config.corpus).open(config, root, tokenizer)

@@ -1,15 +1,28 @@
-"""Running text: the target is the next token, and every position is scored."""
+"""Running text: the target is the next token, and every position is scored.
+
+The training tokens are cut into chunks of chunk_len (plus one token, the last target). Epoch e visits chunk
+
+    p_(seed, e)(0), p_(seed, e)(1), ...      p_(seed, e) a permutation of all chunks (`data.batches`)
+
+and step t takes the next batch_tokens / chunk_len of them, across epochs if needed. Each chunk is cut into windows of
+seq_len. So no state is carried from step to step, and runs that differ only in seq_len, at one chunk_len, predict
+exactly the same tokens in each step. Windows may span several documents, separated by the end-of-document id.
+
+Shapes: B windows, K chunks of a batch.
+"""
 
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
+
 from sparsedepth.config.corpus import check_size, is_learned, known_size
 from sparsedepth.config.run import RunConfig, TextConfig
-from sparsedepth.data import batches
+from sparsedepth.data.batches import step_indices
 from sparsedepth.data.corpus import check_text, documents, fingerprint
 from sparsedepth.data.pipeline import prepare
 from sparsedepth.data.sequences import Sequences, next_tokens
-from sparsedepth.data.shards import Corpus, CorpusSource, Encoder, split
+from sparsedepth.data.shards import Corpus, CorpusSource, Encoder, nothing_left, split
 from sparsedepth.data.source import Source
 from sparsedepth.data.tokenizer import Tokenizer, make_tokenizer
 
@@ -24,10 +37,28 @@ class TextSource(CorpusSource):
         return self.corpus.manifest.val.bytes / self.corpus.manifest.val.tokens
 
     def batch(self, config: RunConfig, step: int) -> Sequences:
-        return next_tokens(batches.batch(self.corpus, config, step))
+        n_tokens, chunk_len = len(self.corpus.train), config.chunk_len or config.seq_len
+        n_chunks, per_step = (n_tokens - 1) // chunk_len, config.batch_tokens // chunk_len
+        if n_chunks < per_step:
+            told = f"the training text has {n_tokens:,} tokens: {n_chunks:,} chunks of {chunk_len:,} (and one)"
+            needed = f"a step of batch_tokens={config.batch_tokens:,} reads {per_step:,}"
+            raise ValueError(f"{told}, and {needed}; use a longer corpus or a smaller batch_tokens")
+        chunk_K = step_indices(n_chunks, per_step, config.seed, step)
+        start_B = (chunk_K[:, None] * chunk_len + np.arange(0, chunk_len, config.seq_len)).reshape(-1)
+        return _windows(self.corpus.train, start_B, config.seq_len)
 
     def held_out(self, seq_len: int, n_tokens: int, skip_tokens: int = 0) -> Sequences:
-        return next_tokens(batches.held_out(self.corpus, seq_len, n_tokens, skip_tokens))
+        assert skip_tokens >= 0
+        available = len(self.corpus.val) - 1 - skip_tokens  # the last token has no target
+        n_windows = min(n_tokens, available) // seq_len
+        if n_windows < 1:
+            held_out_text = f"the held-out text has {len(self.corpus.val):,}"
+            raise nothing_left(f"window of seq_len={seq_len:,}", n_tokens, skip_tokens, held_out_text)
+        return _windows(self.corpus.val, skip_tokens + np.arange(n_windows) * seq_len, seq_len)
+
+
+def _windows(ids: np.ndarray, start_B: np.ndarray, seq_len: int) -> Sequences:
+    return next_tokens(ids[start_B[:, None] + np.arange(seq_len + 1)].astype(np.int64))
 
 
 class TextKind:

@@ -63,8 +63,7 @@ class FastTokenizer:
     """A `tokenizers.Tokenizer` and the id that ends a document."""
 
     def __init__(self, backend: "tokenizers.Tokenizer", eod: int) -> None:
-        # Tokenizers may have settings for model batches; here every token of the text counts.
-        backend.no_truncation()
+        backend.no_truncation()  # a setting for batches of a model; here every token of the text counts
         backend.no_padding()
         backend.encode_special_tokens = True
         self._backend = backend
@@ -83,8 +82,7 @@ class FastTokenizer:
 
 def make_tokenizer(name: str, training_texts: Iterable[str], max_size: int) -> Tokenizer:
     """The tokenizer of this name; only 'bpe:SIZE' reads `training_texts`. Raises ValueError for one that cannot be
-    loaded, or is made here with more than `max_size` (vocab_size) tokens. One of others may have more: only ids that
-    occur in a text matter."""
+    loaded, or is made here with more than `max_size` tokens; of others only ids that occur in a text matter."""
     size = known_size(name)
     if size is None:
         return _load(name)

@@ -10,7 +10,7 @@ from sparsedepth.config.load import build
 from sparsedepth.config.run import RunConfig
 from sparsedepth.config.task import IGNORED
 from sparsedepth.data.ngram_losses import ngram_losses
-from sparsedepth.data.pairs import KIND, AnswerSource, Pair, PairTokenizer, encode_pairs, pack
+from sparsedepth.data.pairs import KIND, AnswerSource, Pair, PairTokenizer, pack
 from sparsedepth.data.source import open_source
 from sparsedepth.data.tokenizer import ByteTokenizer, FastTokenizer
 
@@ -109,8 +109,8 @@ def test_commonsense170k_is_read_as_it_is_released(tmp_path):
 
 
 def test_white_space_before_the_answer_belongs_to_it():
-    pairs = [Pair("a?", "b"), Pair("a:\n", "b")]
-    assert encode_pairs(ByteTokenizer(), pairs) == [(list(b"a?"), list(b" b")), (list(b"a:"), list(b"\nb"))]
+    texts = [json.dumps(["a?", "b"]), json.dumps(["a:\n", "b"])]
+    assert PairTokenizer(ByteTokenizer()).encode(texts) == [[*b"a?", 256, *b" b"], [*b"a:", 256, *b"\nb"]]
 
 
 def test_a_text_that_reads_as_the_end_of_a_document_is_refused():

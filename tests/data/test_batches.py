@@ -8,9 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sparsedepth.config.run import RunConfig
-from sparsedepth.data.batches import batch, held_out, shuffled
+from sparsedepth.data.batches import shuffled
 from sparsedepth.data.pipeline import prepare
 from sparsedepth.data.shards import Corpus
+from sparsedepth.data.text import TextSource
 
 
 @pytest.fixture(scope="module")
@@ -21,9 +22,10 @@ def prepared(tmp_path_factory) -> Corpus:
     return prepare(RunConfig(corpus=str(folder)), tmp_path_factory.mktemp("data"))
 
 
-def counting(prepared: Corpus, n_train: int = 1000, n_val: int = 100) -> Corpus:
-    """A corpus whose token i is i, so that a batch shows where it was read."""
-    return replace(prepared, train=np.arange(n_train, dtype=np.uint16), val=np.arange(n_val, dtype=np.uint16))
+def counting(prepared: Corpus, n_train: int = 1000, first_val: int = 0) -> TextSource:
+    """A text whose token i is i, so that a batch shows where it was read."""
+    val = np.arange(first_val, first_val + 100, dtype=np.uint16)
+    return TextSource(replace(prepared, train=np.arange(n_train, dtype=np.uint16), val=val))
 
 
 def config(seq_len: int, batch_tokens: int, **fields) -> RunConfig:
@@ -31,53 +33,53 @@ def config(seq_len: int, batch_tokens: int, **fields) -> RunConfig:
 
 
 def test_shapes_and_targets(prepared):
-    ids = batch(counting(prepared), config(8, 32), step=0)
-    assert ids.shape == (4, 9) and ids.dtype == np.int64
-    assert (np.diff(ids) == 1).all()  # each window is running text, and its targets are the inputs moved by one
-    assert (ids[:, 0] % 8 == 0).all()
+    read = counting(prepared).batch(config(8, 32), step=0)
+    assert read.inputs.shape == (4, 8) and read.inputs.dtype == np.int64
+    assert (np.diff(read.inputs) == 1).all() and (read.targets == read.inputs + 1).all()
+    assert (read.inputs[:, 0] % 8 == 0).all()
 
 
 def test_an_epoch_reads_every_chunk_once_and_the_next_in_another_order(prepared):
-    corpus = counting(prepared, n_train=1 + 8 * 40)  # 40 chunks and the last target
-    epochs = np.concatenate([batch(corpus, config(8, 32), step)[:, 0] for step in range(30)]).reshape(3, 40)
+    text = counting(prepared, n_train=1 + 8 * 40)  # 40 chunks and the last target
+    epochs = np.concatenate([text.batch(config(8, 32), step).inputs[:, 0] for step in range(30)]).reshape(3, 40)
     for starts in epochs:
         assert sorted(starts) == list(range(0, 320, 8))
     assert len({tuple(starts) for starts in [*epochs, np.arange(0, 320, 8)]}) == 4
 
 
 def test_a_batch_may_cross_the_border_of_an_epoch(prepared):
-    corpus = counting(prepared, n_train=1 + 8 * 6)  # 6 chunks, 4 per step: step 1 ends epoch 0 and begins epoch 1
-    starts = np.concatenate([batch(corpus, config(8, 32), step)[:, 0] for step in range(3)])
+    text = counting(prepared, n_train=1 + 8 * 6)  # 6 chunks, 4 per step: step 1 ends epoch 0 and begins epoch 1
+    starts = np.concatenate([text.batch(config(8, 32), step).inputs[:, 0] for step in range(3)])
     assert sorted(starts[:6]) == sorted(starts[6:]) == [0, 8, 16, 24, 32, 40]
 
 
 def test_a_batch_depends_on_seed_and_step_alone(prepared):
-    corpus = counting(prepared)
-    first = batch(corpus, config(8, 32, seed=3), 7)
-    batch(corpus, config(8, 32, seed=4), 123)
-    assert (batch(corpus, config(8, 32, seed=3, lr=0.5), 7) == first).all()
-    assert (batch(corpus, config(8, 32, seed=4), 7) != first).any()
-    assert (batch(corpus, config(8, 32, seed=3), 8) != first).any()
+    text = counting(prepared)
+    first = text.batch(config(8, 32, seed=3), 7).inputs
+    text.batch(config(8, 32, seed=4), 123)
+    assert (text.batch(config(8, 32, seed=3, lr=0.5), 7).inputs == first).all()
+    assert (text.batch(config(8, 32, seed=4), 7).inputs != first).any()
+    assert (text.batch(config(8, 32, seed=3), 8).inputs != first).any()
 
 
 @settings(max_examples=40)
 @given(step=st.integers(0, 10**7), seed=st.integers(0, 2**31 - 1), halvings=st.integers(0, 4))
 def test_runs_of_different_seq_len_predict_the_same_tokens_in_the_same_step(prepared, step, seed, halvings):
-    corpus = counting(prepared)
-    long = batch(corpus, config(32, 64, seed=seed, chunk_len=32), step)
-    short = batch(corpus, config(32 >> halvings, 64, seed=seed, chunk_len=32), step)
-    for part in (np.s_[:, 1:], np.s_[:, :-1]):
-        assert (short[part].reshape(-1) == long[part].reshape(-1)).all()
+    text = counting(prepared)
+    long = text.batch(config(32, 64, seed=seed, chunk_len=32), step)
+    short = text.batch(config(32 >> halvings, 64, seed=seed, chunk_len=32), step)
+    assert (short.inputs.reshape(-1) == long.inputs.reshape(-1)).all()
+    assert (short.targets.reshape(-1) == long.targets.reshape(-1)).all()
 
 
 def test_text_shorter_than_a_batch_names_the_counts(prepared):
-    assert batch(counting(prepared, n_train=33), config(8, 32), 0).shape == (4, 9)
+    assert counting(prepared, n_train=33).batch(config(8, 32), 0).inputs.shape == (4, 8)
     with pytest.raises(
         ValueError, match=r"has 32 tokens: 3 chunks of 8 .* batch_tokens=32 reads 4; use a longer corpus"
     ):
-        batch(counting(prepared, n_train=32), config(8, 32), 0)
+        counting(prepared, n_train=32).batch(config(8, 32), 0)
     with pytest.raises(ValueError, match="has 20 tokens: 0 chunks of 32"):
-        batch(counting(prepared, n_train=20), config(8, 32, chunk_len=32), 0)
+        counting(prepared, n_train=20).batch(config(8, 32, chunk_len=32), 0)
 
 
 @given(n=st.integers(1, 300), seed=st.integers(0, 2**31 - 1), epoch=st.integers(0, 1000))
@@ -114,16 +116,16 @@ def test_shuffled_breaks_up_neighbours():
 
 def test_training_reads_the_training_text_and_measures_the_other(prepared):
     """Tokens from 1000 on are held out."""
-    corpus = replace(counting(prepared), val=np.arange(1000, 1100, dtype=np.uint16))
-    ids = held_out(corpus, 10, 25, skip_tokens=5)
-    assert ids.dtype == np.int64 and ids.tolist() == [list(range(1005, 1016)), list(range(1015, 1026))]
-    assert batch(corpus, config(8, 32), 0).max() < 1000
+    text = counting(prepared, first_val=1000)
+    read = text.held_out(10, 25, skip_tokens=5)
+    assert read.inputs.dtype == np.int64 and read.inputs.tolist() == [[*range(1005, 1015)], [*range(1015, 1025)]]
+    assert (read.targets == read.inputs + 1).all() and text.batch(config(8, 32), 0).inputs.max() < 1000
 
 
 def test_held_out_is_shorter_where_the_text_ends_and_an_error_where_there_is_none(prepared):
-    corpus = counting(prepared, n_val=100)
-    assert held_out(corpus, 10, 10**6).shape == (9, 11)  # the 100th token is a target only
-    assert held_out(corpus, 99, 10**6).shape == (1, 100)
+    text = counting(prepared)
+    assert text.held_out(10, 10**6).inputs.shape == (9, 10)  # the 100th token is a target only
+    assert text.held_out(99, 10**6).inputs.shape == (1, 99)
     for arguments in ((100, 10**6, 0), (10, 9, 0), (10, 50, 90), (10, 50, 500)):
         with pytest.raises(ValueError, match=r"no window of seq_len=.* the held-out text has 100"):
-            held_out(corpus, *arguments)
+            text.held_out(*arguments)

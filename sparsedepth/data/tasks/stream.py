@@ -119,9 +119,6 @@ class TaskSource:
 class TaskKind:
     """Sequences that need no files."""
 
-    def check(self, corpus: str) -> None:
-        pass  # `config.task` has checked the name and the fields
-
     def open(self, config: RunConfig, root: Path, tokenizer: Tokenizer | None = None) -> TaskSource:
         return TaskSource(config)
 
