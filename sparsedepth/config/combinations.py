@@ -1,7 +1,4 @@
-"""Combinations of a decoder's fields that are self-defeating or not implemented, with the reasons.
-
-c is a ModelConfig, whose module imports this one.
-"""
+"""Combinations of a decoder's fields (c: a ModelConfig) that are self-defeating or not implemented, with reasons."""
 
 import warnings
 from collections.abc import Iterator

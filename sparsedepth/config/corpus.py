@@ -32,8 +32,6 @@ class Kind:
     """a corpus that every installation has"""
     is_tokenised: bool = False
     """whether a tokenizer makes its ids from text"""
-    is_stored: bool = True
-    """whether its ids are written to files before a run reads them"""
     packs_documents: bool = False
     """whether a sequence holds whole documents, each of which attends to itself alone"""
     foreign_fields: tuple[str, ...] = ()
@@ -61,7 +59,6 @@ IMAGES = Kind(
 TASK = Kind(
     name="task",
     prefix="task:",
-    is_stored=False,
     foreign_fields=(*_OF_TEXT, "val_fraction"),
     foreign_reason="is about text, and corpus={!r} makes its tokens",
 )
@@ -86,7 +83,7 @@ def corpus_name(corpus: str) -> CorpusName:
 
 
 def kind_of(corpus: Any) -> Kind:
-    """The kind of a corpus; of a value that is no text, which the checks report, text."""
+    """The kind of a corpus; TEXT for a value of another type, which the checks report."""
     return corpus_name(corpus).kind if isinstance(corpus, str) else TEXT
 
 

@@ -12,10 +12,7 @@ from sparsedepth.config.section import Mistakes
 from sparsedepth.config.synonyms import hint
 
 Keys = tuple[str | int, ...]
-"""As in the file, from the outermost on."""
-
 PLAIN = {
-    "Input should be": "must be",
     "a valid integer, got a number with a fractional part": "a whole number",
     "a valid integer": "a whole number",
     "a valid number": "a number",
@@ -25,11 +22,6 @@ PLAIN = {
     "a valid tuple": "a list",
     "a valid dictionary": "keys and values",
     "an object": "keys and values",
-    "List should have": "must have",
-    "Tuple should have": "must have",
-    "Dictionary should have": "must have",
-    "String should have": "must have",
-    "String should match": "must match",
     " after validation": "",
 }
 """The validator's wording -> ours."""
@@ -76,7 +68,7 @@ def _key_mistakes(model: type[BaseModel], values: Mapping[str, Any], errors: Seq
 
 
 def _key_path(details: ErrorDetails, values: Any) -> Keys:
-    """The path of keys as in the file, without the validator's names for the alternatives of a type."""
+    """The keys as in the file, from the outermost on, without the validator's names for the alternatives of a type."""
     path: list[str | int] = []
     for i, part in enumerate(details["loc"]):
         if isinstance(values, dict) and part in values:
@@ -141,12 +133,10 @@ def _models_in(annotation: Any) -> list[type[BaseModel]]:
 
 
 def _plain(message: str) -> str:
-    message = message.removeprefix("Value error, ")
-    if not re.match("(Input|List|Tuple|Dictionary|String) should", message):
-        return message
-    for theirs, ours in PLAIN.items():
+    message, n_theirs = re.subn("^(Input|List|Tuple|Dictionary|String) should", "must", message)
+    for theirs, ours in PLAIN.items() if n_theirs else ():
         message = message.replace(theirs, ours)
-    return message
+    return message.removeprefix("Value error, ")
 
 
 def short(value: Any) -> str:

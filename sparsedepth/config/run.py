@@ -22,8 +22,7 @@ from sparsedepth.files import digest
 from sparsedepth.quantities.measured import MEASURES
 
 DEFAULTS_VERSION = 1
-"""Incremented when a default changes: `run_id` hashes only what differs from the defaults, so that new fields do not
-change old ids, and a changed default must."""
+"""Incremented when a default changes: `run_id` hashes only what differs, so that new fields keep old ids."""
 
 if TYPE_CHECKING:
     Measure = str
@@ -38,10 +37,8 @@ def _check_distinct(thresholds: tuple[float, ...]) -> tuple[float, ...]:
     return thresholds
 
 
-Thresholds = Annotated[
-    tuple[Positive, ...], Field(min_length=1, strict=False), AfterValidator(_check_distinct), THRESHOLD
-]
-
+Positives = Annotated[tuple[Positive, ...], Field(min_length=1, strict=False)]
+Thresholds = Annotated[Positives, AfterValidator(_check_distinct), THRESHOLD]
 
 CORPORA = (
     "'stdlib' (the Python standard library's source), a local .txt/.jsonl/.parquet file or folder, 'hub:NAME[:CONFIG]' "
@@ -239,8 +236,7 @@ class RunConfig(
             raise ValueError(f"optimizer='muon' {reason}; use optimizer='adamw', or leave n_experts out")
 
     def _check_schedule(self) -> None:
-        """Warm-up is given once and ends in time; the phases of wsd follow each other; no other schedule has a decay of
-        its own."""
+        """Warm-up is given once and ends in time; the phases of wsd follow each other, and no other has a decay."""
         fields = type(self).model_fields
         given = f"warmup_tokens={self.warmup_tokens}"
         if self.warmup_tokens is not None and self.warmup_frac != fields["warmup_frac"].default:
@@ -293,7 +289,7 @@ class RunConfig(
 
     @property
     def run_id(self) -> str:
-        """12 hex digits: the hash of all fields that differ from the defaults, and of the defaults' version; without
+        """12 hex digits: the hash of the fields that differ from the defaults, and of the defaults' version; without
         `eod`, which follows from the tokenizer, and `allow`, which changes nothing."""
         changed = self.model_dump(mode="json", exclude_defaults=True, exclude={"allow", "eod"})
         return digest({"defaults": DEFAULTS_VERSION, **changed})
@@ -316,9 +312,8 @@ CELL_FIELDS = tuple(name for name in RunConfig.model_fields if name not in (*REP
 
 
 def stored_config(values: Mapping[str, Any], source: str) -> RunConfig:
-    """The configuration of a stored run. Measures that are not known, of earlier versions or of plugins, stay in it,
-    since `run_id` covers them; fields of earlier versions are left out at their defaults, which it does not cover.
-    Raises ValueError."""
+    """The configuration of a stored run. Measures of earlier versions or of plugins stay in it, since `run_id` covers
+    them; fields of earlier versions are left out at their defaults, which it does not cover. Raises ValueError."""
     for name, default in RETIRED_FIELDS.items():
         if values.get(name, default) != default:
             told = f"{name}={values[name]!r} is of an earlier version, and this one computes with {name}={default!r}"

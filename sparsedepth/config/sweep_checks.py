@@ -1,7 +1,6 @@
-"""Rules for the parts of a sweep definition that must fit together.
+"""Rules for the parts of a sweep definition (sweep: a SweepDefinition) that must fit together.
 
 Each field varies in one place; a grid is finite; a sampler has a space to search and nothing that it would ignore.
-`sweep` is a SweepDefinition, whose module imports this one.
 """
 
 from typing import Any, get_args
@@ -27,13 +26,11 @@ def check_sweep(sweep: Any) -> None:
     if sweep.matched == "time" and (sweep.across, sweep.free) != ("depth", "train_tokens"):
         raise ValueError("matched='time' compares the steps of depths; add across: depth, free: train_tokens")
     if sweep.across and sweep.matched in ("tokens", "steps"):
-        raise ValueError(
-            f"across: depth has no meaning with matched={sweep.matched!r}; use matched: flops, or leave it out"
-        )
+        told = f"across: depth has no meaning with matched={sweep.matched!r}"
+        raise ValueError(f"{told}; use matched: flops, or leave it out")
 
 
 def _check_varied_once(sweep: Any) -> None:
-    """Each field varies in one place only."""
     if any("preset" in place for place in (sweep.space, sweep.tune, *sweep.zip, *sweep.only.values(), *sweep.exclude)):
         raise ValueError("preset stands for many fields: set it in the base, in variants or in cells")
     if "preset" in sweep.base and any("preset" in entry for entry in (*sweep.variants, *sweep.cells)):

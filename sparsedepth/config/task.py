@@ -116,8 +116,7 @@ def n_states(task: TaskConfig) -> int:
 
 
 def check_task(corpus: str, config: TaskConfig, vocab_size: int, lengths: dict[str, int]) -> None:
-    """Raises ValueError for an unknown task, fields of another task, and inconsistent sizes. `lengths`: seq_len and
-    eval_seq_len, by name."""
+    """Raises ValueError for an unknown task, fields of another task, and inconsistent sizes. `lengths`: by field."""
     name = task_name(corpus)
     if name is not None and name not in TASKS:
         names = ", ".join(TASK.prefix + other for other in TASKS)
@@ -126,19 +125,15 @@ def check_task(corpus: str, config: TaskConfig, vocab_size: int, lengths: dict[s
         value = getattr(config, field)
         if value is not None and (name is None or field not in TASKS[name].fields):
             owners = [TASK.prefix + other for other, task in TASKS.items() if field in task.fields]
-            raise ValueError(
-                f"{field}={value!r} is a field of {' and '.join(owners)}, and corpus={corpus!r}; "
-                f"leave {field} out, or set corpus={owners[0]!r}"
-            )
+            told = f"{field}={value!r} is a field of {' and '.join(owners)}, and corpus={corpus!r}"
+            raise ValueError(f"{told}; leave {field} out, or set corpus={owners[0]!r}")
     if name is None:
         return
     task = TASKS[name]
     task.check(config)
     if (needed := task.n_tokens(config)) > vocab_size:
-        raise ValueError(
-            f"vocab_size={vocab_size} is too small for corpus={corpus!r}, which has {needed} tokens; "
-            f"set vocab_size={needed}, or leave it out"
-        )
+        told = f"vocab_size={vocab_size} is too small for corpus={corpus!r}, which has {needed} tokens"
+        raise ValueError(f"{told}; set vocab_size={needed}, or leave it out")
     least, content = task.shortest(config)
     for field, length in lengths.items():
         if task.made_of and length % 2:
@@ -151,25 +146,20 @@ def _check_operations(task: TaskConfig) -> None:
     assert task.task_group is not None
     k, order, least = task.n_operations, ORDERS[task.task_group], 1 if task.task_group == "Z60" else 2
     if k is not None and not least <= k < order:
-        raise ValueError(
-            f"n_operations={k}: task_group={task.task_group!r} has {order} elements, and at least {least} generate it; "
-            f"choose {least} to {order - 1}, or leave n_operations out for every element"
-        )
-    for field, owner, has_owner in (
-        ("operation_seed", "n_operations", k is not None),
-        ("max_gap", "task_form='text'", task.task_form == "text"),
-    ):
-        if getattr(task, field) is not None and not has_owner:
-            raise ValueError(f"{field}={getattr(task, field)} has no meaning without {owner}; leave {field} out")
+        told = f"n_operations={k}: task_group={task.task_group!r} has {order} elements, and at least {least} generate"
+        raise ValueError(f"{told} it; choose {least} to {order - 1}, or leave n_operations out for every element")
+    if task.operation_seed is not None and k is None:
+        told = f"operation_seed={task.operation_seed} has no meaning without n_operations"
+        raise ValueError(f"{told}; leave operation_seed out")
+    if task.max_gap is not None and task.task_form != "text":
+        raise ValueError(f"max_gap={task.max_gap} has no meaning without task_form='text'; leave max_gap out")
 
 
 def _check_hops(task: TaskConfig) -> None:
     assert task.min_hops is not None and task.max_hops is not None
     if task.cycle_len is not None and task.max_hops >= task.cycle_len:
-        raise ValueError(
-            f"max_hops={task.max_hops} goes round a cycle of cycle_len={task.cycle_len}; "
-            f"choose at most {task.cycle_len - 1}"
-        )
+        told = f"max_hops={task.max_hops} goes round a cycle of cycle_len={task.cycle_len}"
+        raise ValueError(f"{told}; choose at most {task.cycle_len - 1}")
     if task.min_hops > task.max_hops:
         raise ValueError(f"min_hops={task.min_hops} is more than max_hops={task.max_hops}; choose min_hops <= max_hops")
 
@@ -216,26 +206,20 @@ TASKS: dict[str, TaskSpec] = {
 }  # fmt: skip
 
 
-def _of_plugins() -> None:
-    """Adds the tasks of plugins, whose code is part of the identity of their runs. Raises ValueError for a name of
-    ours."""
-    for plugin in PLUGINS:
-        refuse_known("task", plugin, plugin.get("TASKS", {}), TASKS)
-        for name, of in plugin.get("TASKS", {}).items():
-            TASKS[name] = TaskSpec(
-                difficulty=of["difficulty"],
-                fields={"task_code": plugin.code},
-                n_tokens=lambda task, n=of["n_tokens"]: n,
-                shortest=lambda task, n=of["shortest"]: (n, "a sequence with a target"),
-                check=functools.partial(_check_code, name, plugin.code),
-                has_even_answers=of.get("has_even_answers", False),
-            )
-
-
 def _check_code(name: str, code: str, task: TaskConfig) -> None:
     if task.task_code != code:
         told = f"task_code={task.task_code!r}: the code of {TASK.prefix + name} is now {code}"
         raise ValueError(f"{told}; use it as it was, or leave task_code out")
 
 
-_of_plugins()
+for _plugin in PLUGINS:  # whose code is part of the identity of their runs
+    refuse_known("task", _plugin, _plugin.get("TASKS", {}), TASKS)
+    for _name, _of in _plugin.get("TASKS", {}).items():
+        TASKS[_name] = TaskSpec(
+            difficulty=_of["difficulty"],
+            fields={"task_code": _plugin.code},
+            n_tokens=lambda task, n=_of["n_tokens"]: n,
+            shortest=lambda task, n=_of["shortest"]: (n, "a sequence with a target"),
+            check=functools.partial(_check_code, _name, _plugin.code),
+            has_even_answers=_of.get("has_even_answers", False),
+        )

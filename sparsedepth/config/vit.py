@@ -1,8 +1,7 @@
-"""The config of a ViT (2010.11929) and of its images, `corpus: images:...` (`config.corpus` lists them).
+"""The config of a ViT (2010.11929) and of its images, `corpus: images:...`; `model` is a ModelConfig.
 
 A sequence is one image: the class token, then its patches row by row, so seq_len = 1 + (image_size / patch_size)^2. The
-only target is the class, at the class token. vocab_size is the number of classes. Arguments named `model` are a
-ModelConfig, whose module imports this one.
+only target is the class, at the class token. vocab_size is the number of classes.
 """
 
 from collections.abc import Mapping
@@ -26,11 +25,6 @@ _OF_TOKENS = {
 """Field -> its default, and why a ViT has no other value."""
 
 
-def n_positions(image_size: int, patch_size: int) -> int:
-    """Positions of an image: the class token and the patches."""
-    return 1 + (image_size // patch_size) ** 2
-
-
 def with_vit_sizes(values: Mapping[str, Any]) -> dict[str, Any]:
     """`values` with a ViT's missing fields; values of another type are left to the checks."""
     if values.get("architecture") != "vit":
@@ -39,7 +33,7 @@ def with_vit_sizes(values: Mapping[str, Any]) -> dict[str, Any]:
     filled = dict(values) | {name: default for name, default in defaults.items() if values.get(name) is None}
     image_size, patch_size = filled["image_size"], filled["patch_size"]
     if filled.get("seq_len") is None and isinstance(image_size, int) and isinstance(patch_size, int) and patch_size > 0:
-        filled["seq_len"] = n_positions(image_size, patch_size)
+        filled["seq_len"] = 1 + (image_size // patch_size) ** 2
     return filled
 
 
@@ -49,9 +43,9 @@ def check_vit(model: Any) -> None:
         divisors = [size for size in range(1, model.image_size + 1) if model.image_size % size == 0]
         told = f"patch_size={model.patch_size} does not divide image_size={model.image_size}"
         raise ValueError(f"{told}; choose one of {divisors}")
-    n_tokens = n_positions(model.image_size, model.patch_size)
-    if model.seq_len != n_tokens:
-        image = f"an image of image_size={model.image_size} is a class token and {n_tokens - 1} patches"
+    n_patches = (model.image_size // model.patch_size) ** 2
+    if model.seq_len != 1 + n_patches:
+        image = f"an image of image_size={model.image_size} is a class token and {n_patches} patches"
         raise ValueError(f"seq_len={model.seq_len}: {image}; leave seq_len out")
     for name, (default, reason) in _OF_TOKENS.items():
         if (value := getattr(model, name)) != default:

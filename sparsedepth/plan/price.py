@@ -20,7 +20,7 @@ from statistics import median
 from typing import Any
 
 from sparsedepth.config.combinations import check_parallel
-from sparsedepth.config.corpus import kind_of
+from sparsedepth.config.corpus import TASK, kind_of
 from sparsedepth.config.cost import cost
 from sparsedepth.config.run import RunConfig
 from sparsedepth.config.runtime import RuntimeConfig
@@ -242,7 +242,7 @@ def makespan(seconds: Sequence[float], workers: int) -> float:
 def _data_bytes(runs: Sequence[RunConfig]) -> int | None:
     """Size of token shards: 2 bytes per token, or 4 if the vocabulary exceeds 65,536; none for tasks."""
     texts: dict[tuple[Any, ...], tuple[int | None, int]] = {}
-    for config in (config for config in runs if kind_of(config.corpus).is_stored):
+    for config in (config for config in runs if kind_of(config.corpus) is not TASK):
         key = (config.corpus, config.text_field, config.tokenizer, config.val_fraction, config.max_corpus_tokens)
         texts[key] = (config.max_corpus_tokens, 2 if config.vocab_size <= 2**16 else 4)
     sizes = [tokens and tokens * width for tokens, width in texts.values()]
