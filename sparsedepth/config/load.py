@@ -114,9 +114,8 @@ def read_yaml(path: Path) -> dict[str, Any]:
 
 
 def read_extended(path: Path, chain: tuple[Path, ...] = ()) -> dict[str, Any]:
-    """The mapping in a YAML file, merged over the file that its key `extends` names (relative to it): its keys replace
-    those of that file, except that `base` is merged too. `chain`: the files that extend this one. Raises ValueError for
-    a cycle, or more than MAX_FILES files."""
+    """The mapping in a YAML file, merged over the file that its key `extends` names (relative to it); `base` is merged
+    too. `chain`: the files that extend this one. Raises ValueError for a cycle, or more than MAX_FILES files."""
     if path.resolve() in chain:
         raise ValueError(f"{chain[-1]}: extends {str(path)!r}, which extends this file: a cycle")
     if len(chain) == MAX_FILES:
@@ -135,8 +134,7 @@ def read_extended(path: Path, chain: tuple[Path, ...] = ()) -> dict[str, Any]:
 
 
 def parse_settings(settings: Iterable[str] | Mapping[str, Any], option: str = "--set") -> dict[str, Any]:
-    """`--set key=value` pairs, each value read as YAML: 'lr=1e-3' -> {'lr': 0.001}; messages name the `option`. From
-    Python also a mapping of values."""
+    """`--set key=value` pairs (from Python also a mapping), each value read as YAML: 'lr=1e-3' -> {'lr': 0.001}."""
     if isinstance(settings, Mapping):
         return dict(settings)
     parsed: dict[str, Any] = {}

@@ -1,8 +1,7 @@
 """Models of the papers by name: `preset: NAME` in a run file, or in a sweep's base, variants or cells.
 
 Other fields given with it override it; a preset in a variant or a cell does not override the base. A preset has the
-shapes, optimiser and schedule that a paper or its released configs state. Text, tokenizer, seed and precision are the
-user's (a ViT's default corpus is ImageNet). Training budgets are rounded to whole steps.
+shapes, optimiser and schedule that a paper or its released configs state; budgets are rounded to whole steps.
 
 Sources: 2502.05795 (LLaMA: released sizes and training scripts; OLMo and Qwen2.5, for which it states only name and
 tokens: shapes of their own releases) and 2603.15389 (OLMo fork, released configs). Where paper and release disagree,
@@ -45,8 +44,7 @@ def _llama(shape: Shape, *, lr: float, steps: int = 0, warmup: int = 0) -> Field
 
 
 def _olmo(n_layers: int, d_model: int, n_heads: int, *, seq_len: int, **fields: Any) -> Fields:
-    """5 B tokens in whole steps of 256 sequences, 1000 of them warm-up; weight decay on the matrices of blocks and head
-    only."""
+    """5 B tokens in whole steps of 256 sequences, 1000 of them warm-up; the embedding does not decay."""
     batch_tokens = 256 * seq_len
     steps = 5_000_000_000 // batch_tokens
     sizes = {"n_layers": n_layers, "d_model": d_model, "n_heads": n_heads, "vocab_size": 50_304, "seq_len": seq_len}
@@ -76,8 +74,8 @@ def _moe(d_model: int, n_heads: int, n_experts: int, top_k: int, d_expert: int, 
     return _olmo(16, d_model, n_heads, seq_len=4096, **experts, **losses, **fields)
 
 
-_LLAMA_NOTE = "train_tokens counts padding, as the released scripts' steps do: the paper states {}"
-_RELEASED_LR = "The released script has lr 5e-4, the paper 1e-3."
+_LLAMA_NOTE = "train_tokens counts padding, as the released scripts' steps do: the paper states {} B tokens of text."
+_RELEASED_LR = " The released script has lr 5e-4, the paper 1e-3."
 _STUDY = "Tokens per step are read off the paper's curves, at a budget of 5 B tokens; its yaml has lr 4e-4."
 _DEPTH = "Only the 16-layer config is released; the depths differ in n_layers alone, as the paper says."
 _DEPTH_32 = " The recipe's 1.2 B model has 32 layers too, but no released dense config."
@@ -91,16 +89,14 @@ _TABLE_3 = " Table 3's baseline has init=scaled."
 _OLMO_NOTE, _TIED = _NO_LR.format("20", "OLMo's"), {"tie_embeddings": True}
 
 PRESETS: dict[str, Preset] = {
-    "llama-60m": Preset(
-        LLAMA, _llama((8, 512, 8, 1376), lr=1e-3), "No training budget is stated at this size: set train_tokens."
-    ),
     **{
-        f"llama-{size}": Preset(LLAMA, _llama(shape, lr=lr, steps=steps, warmup=warmup), _LLAMA_NOTE.format(billions))
-        for size, shape, lr, steps, warmup, billions in (
-            ("130m", (12, 768, 12, 2048), 1e-3, 20_000, 2000, "2.2 B tokens of text."),
-            ("250m", (24, 768, 16, 2560), 1e-3, 40_000, 4000, "3.9 B tokens of text."),
-            ("350m", (24, 1024, 16, 2736), 1e-3, 60_000, 6000, f"6.0 B tokens of text. {_RELEASED_LR}"),
-            ("1b", (24, 2048, 32, 5461), 5e-4, 100_000, 1000, "8.9 B tokens of text."),
+        f"llama-{size}": Preset(LLAMA, _llama(shape, lr=lr, steps=steps, warmup=warmup), note)
+        for size, shape, lr, steps, warmup, note in (
+            ("60m", (8, 512, 8, 1376), 1e-3, 0, 0, "No training budget is stated at this size: set train_tokens."),
+            ("130m", (12, 768, 12, 2048), 1e-3, 20_000, 2000, _LLAMA_NOTE.format("2.2")),
+            ("250m", (24, 768, 16, 2560), 1e-3, 40_000, 4000, _LLAMA_NOTE.format("3.9")),
+            ("350m", (24, 1024, 16, 2736), 1e-3, 60_000, 6000, _LLAMA_NOTE.format("6.0") + _RELEASED_LR),
+            ("1b", (24, 2048, 32, 5461), 5e-4, 100_000, 1000, _LLAMA_NOTE.format("8.9")),
         )
     },
     **{
@@ -150,9 +146,8 @@ def find(name: str) -> Preset:
     if name not in PRESETS:
         near = [preset for preset in PRESETS if name in preset]
         nearest = did_you_mean(name, PRESETS, f"known presets: {', '.join(PRESETS)}")
-        raise ValueError(
-            f"preset={name!r} is not known; " + (f"choose one of: {', '.join(near)}" if len(near) > 1 else nearest)
-        )
+        fix = f"choose one of: {', '.join(near)}" if len(near) > 1 else nearest
+        raise ValueError(f"preset={name!r} is not known; {fix}")
     return PRESETS[name]
 
 

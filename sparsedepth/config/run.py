@@ -1,8 +1,7 @@
 """RunConfig: all choices that affect the results of a training run, as one flat, frozen, validated record.
 
 A field's name is its YAML key, its `--set` name, its column in the store and its axis label in a plot. Sections
-(model, data, train, measure) are base classes, so that each part of the library takes only what it needs. The output
-folder and the device are not part of it: `run_id` identifies the *result*.
+(model, data, train, measure) are base classes, so that each part of the library takes only what it needs.
 """
 
 from collections.abc import Iterable, Mapping
@@ -253,8 +252,7 @@ class RunConfig(
 
     @property
     def trunk_key(self) -> str | None:
-        """What runs share whose steps before their decay are the same; None unless schedule is wsd. Measures, the
-        length of the run and the way down come later."""
+        """What runs of schedule wsd share whose steps before their decay are the same; None for other schedules."""
         if self.schedule != "wsd":
             return None
         later = {"train_tokens", "warmup_frac", "warmup_tokens", "decay_frac", "min_lr_frac", "allow", "eod"}
@@ -262,7 +260,6 @@ class RunConfig(
         return digest({**changed, "warmup_steps": self.warmup_steps, "gradients": "gradients" in self.measures})
 
     def _check_corpus(self) -> None:
-        """Each kind of corpus (text, prompts and answers, task, images) has fields that the others must not set."""
         check_images(self.corpus, self.architecture)
         kind = kind_of(self.corpus)
         for name in kind.foreign_fields:

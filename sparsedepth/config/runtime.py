@@ -1,7 +1,6 @@
 """RuntimeConfig: device, processes and kernels, which may differ between machines and are no part of a run's `run_id`.
 
-Passed to each process of a sweep as JSON. The values chosen for 'auto' are recorded in the run's manifest, since
-kernels and the number of devices affect rounding.
+The values chosen for 'auto' are recorded in the run's manifest, since kernels and devices affect rounding.
 """
 
 from typing import Literal
@@ -13,8 +12,8 @@ ExpertsKernel = Literal["loop", "grouped", "megablocks"]
 Parallel = Literal["none", "ddp", "fsdp"]
 
 COMPILED_STEPS = 500
-"""Steps from which `compile: auto` compiles on a GPU. On an H200 compiling took 5 to 8 s and saved 32 ms a step at
-width 256 and 90 ms at width 1,024: it pays after 100 to 170 steps, later where several processes compile at once."""
+"""Steps from which `compile: auto` compiles on a GPU. On an H200 it took 5 to 8 s and saved 32 to 90 ms a step: it pays
+after 100 to 170 steps, later where several processes compile at once."""
 
 LOGITS_BYTES = 2**28
 """Limit of the fp32 logits of one part of a batch (`model.head`), without the copies for autocast and softmax."""

@@ -50,8 +50,7 @@ def check(method: Check) -> Check:
 
 @cache
 def _checks(model: type) -> tuple[str, ...]:
-    """The names of the checks of a class, those of its bases first. Only functions are inspected: inspecting a
-    validator would build it."""
+    """The names of a class's checks, those of its bases first. Inspecting a validator, no function, would build it."""
     methods = (entry for base in reversed(model.__mro__) for entry in vars(base).items())
     marked = (name for name, value in methods if isinstance(value, FunctionType) and "is_check" in vars(value))
     return tuple(dict.fromkeys(marked))

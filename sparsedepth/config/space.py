@@ -1,7 +1,7 @@
 """The parts of a sweep definition that determine its runs: axes, conditions, tuning grids, pruning, seeds.
 
-A *cell* is a mapping of RunConfig fields. A condition lists fields and allowed values; it is never an expression. Seeds
-are a list, or their number, counted from 0 (results) or from 101 (tuning).
+A condition lists fields and allowed values; it is never an expression. Seeds are a list, or their number, counted from
+0 (results) or from 101 (tuning).
 """
 
 import itertools
@@ -38,7 +38,6 @@ Axis = Values | Interval
 
 
 def in_axis(axis: Axis, value: Any) -> bool:
-    """Whether a value is on an axis."""
     return axis.low <= value <= axis.high if isinstance(axis, Interval) else value in axis
 
 
@@ -142,9 +141,8 @@ def own_seeds(entry: Mapping[str, Any], default: list[int]) -> list[int]:
     try:
         return _SEEDS.validate_python(entry["seeds"], strict=True)
     except ValidationError:
-        raise ValueError(
-            f"seeds={entry['seeds']!r} must be a list of seeds, each once, or their number, from 0"
-        ) from None
+        must = "must be a list of seeds, each once, or their number, from 0"
+        raise ValueError(f"seeds={entry['seeds']!r} {must}") from None
 
 
 def cell_digest(cell: Mapping[str, Any]) -> str:

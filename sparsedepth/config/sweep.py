@@ -5,9 +5,9 @@
     runs  = cells x seeds                               (with `tune`: cells x grid(tune) x tuning_seeds,
                                                          then the seeds at the best value)
 
-A *cell* is a mapping of RunConfig fields that override `base`; a *run* is a cell with a seed. Seeds are replicates,
-never a dimension of the search; a variant or a listed cell may have its own. Tuning has separate seeds, because the
-best of several noisy values is optimistic on the seeds that chose it. `scales` are named changes of size.
+A *cell* is a mapping of RunConfig fields that override `base`; a *run* is a cell with a seed, which is a replicate and
+never a dimension of the search. Tuning has separate seeds, because the best of several noisy values is optimistic on
+the seeds that chose it.
 """
 
 import functools
@@ -145,7 +145,6 @@ class SweepDefinition(Section):
 
     @check
     def _check_parts(self) -> None:
-        """All parts have valid fields and values of a run, and there are not too many runs."""
         points = math.prod(len(axis) for axis in self.axes.values() if not isinstance(axis, Interval))
         cells = len(self.variants) * points + len(self.cells) if self.n_trials is None else self.n_trials
         check_size(cells, len(self.seeds) + math.prod(map(len, self.tune.values())) * len(self.tuning_seeds))
@@ -163,11 +162,11 @@ class SweepDefinition(Section):
         parts: list[tuple[str, Mapping[str, Any]]] = [("space", self.space), ("tune", self.tune)]
         parts += [("zip", axis) for axis in self.zip] + [("exclude", where) for where in self.exclude]
         parts += [(f"only.{name}", where) for name, where in self.only.items()]
-        for part, axes in parts:
-            for name, axis in axes.items():
-                values = [axis.low] if isinstance(axis, Interval) else axis if isinstance(axis, list) else [axis]
-                if not isinstance(axis, Interval) or name not in RunConfig.model_fields:
-                    yield from ((part, {name: value}) for value in values)
+        for part, name, axis in ((part, *entry) for part, axes in parts for entry in axes.items()):
+            if not isinstance(axis, Interval):
+                yield from ((part, {name: value}) for value in (axis if isinstance(axis, list) else [axis]))
+            elif name not in RunConfig.model_fields:
+                yield part, {name: axis.low}
 
     _check_rules = check(check_sweep)
 
@@ -177,7 +176,6 @@ class SweepDefinition(Section):
 
     @property
     def variants_and_cells(self) -> list[Cell]:
-        """The fields of all variants and listed cells."""
         return [self._fields_of(entry) for entry in (*self.variants, *self.cells)]
 
     @property
@@ -226,8 +224,7 @@ class SweepDefinition(Section):
         return build(SweepDefinition, values, f"{self.name} at scale {scale}")
 
     def with_changes(self, changes: Mapping[str, Any]) -> "SweepDefinition":
-        """The definition with changed keys (seeds, n_trials, ...) or fields of the base. Raises ValueError for a field
-        that the sweep varies."""
+        """The definition with changed keys or fields of the base. Raises ValueError for a field that it varies."""
         for name in changes:
             if name in ("base", "scales"):
                 raise ValueError(f"--set {name}: set a field of a run or a single key of the sweep instead")
@@ -288,8 +285,7 @@ class SweepDefinition(Section):
         return ((cell, seeds[key]) for key, cell in cells.items())
 
     def idle_conditions(self) -> list[str]:
-        """Warnings about `exclude` and `only` conditions that no cell of the grid meets: a mistake, or for another
-        scale."""
+        """Warnings about `exclude` and `only` that no cell of the grid meets: a mistake, or for another scale."""
         cells = [cell for _, cell in self._grid_cells()]
         values = [self._values_of(cell) for cell in cells] if self.exclude else []
         unmet = [where for where in self.exclude if not any(meets(fields, where) for fields in values)]
@@ -309,11 +305,8 @@ class SweepDefinition(Section):
 
 
 def read_definition(results: Path) -> SweepDefinition | None:
-    """The definition of the sweep that fills a results folder; None for a folder of single runs.
-
-    Definitions from before `tuning_seeds` existed were tuned with the first seed, which is also one of the results.
-    Raises ValueError for an invalid sweep.yaml.
-    """
+    """The definition of the sweep that fills a results folder; None for a folder of single runs. Raises ValueError for
+    an invalid sweep.yaml."""
     path = results / DEFINITION
     if not path.is_file():
         return None
@@ -326,6 +319,7 @@ def _read(path: Path, *state: int) -> SweepDefinition:
     """Cached until the file changes: commands ask for it several times."""
     values = read_yaml(path)
     if values.get("tune") and "tuning_seeds" not in values and isinstance(values.get("seeds", [0]), list):
+        # Before `tuning_seeds` existed, a cell was tuned with the first seed, which is also one of the results.
         values |= {"tuning_seeds": values.get("seeds", [0])[:1], "reuse_tuning_seeds": True}
     try:
         return build(SweepDefinition, values, str(path))

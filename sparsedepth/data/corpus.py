@@ -122,15 +122,12 @@ def _files_in(folder: Path, corpus: str) -> list[Path]:
         if file.suffix == ".arrow" and (file.parent / "dataset_info.json").exists():
             is_whole = (file.parent / "state.json").exists()
             read = f"load_from_disk({str(file.parent)!r})" if is_whole else f"Dataset.from_file({str(file)!r})"
-            raise ValueError(
-                f"corpus={corpus!r} was written by save_to_disk of datasets ({file.parent} has .arrow files beside "
-                f"dataset_info.json); write it as Parquet, and name that file: "
-                f"datasets.{read}.to_parquet('corpus.parquet')"
-            )
+            told = f"corpus={corpus!r} was written by save_to_disk of datasets ({file.parent} has .arrow files beside"
+            fix = f"write it as Parquet, and name that file: datasets.{read}.to_parquet('corpus.parquet')"
+            raise ValueError(f"{told} dataset_info.json); {fix}")
     if not files:
-        raise ValueError(
-            f"corpus={corpus!r} is a folder without any file of the kinds {_KINDS}; name one that has some"
-        )
+        told = f"corpus={corpus!r} is a folder without any file of the kinds {_KINDS}"
+        raise ValueError(f"{told}; name one that has some")
     if unread:
         names = ", ".join([*unread][:3]) + (f" and {len(unread) - 3} more" if len(unread) > 3 else "")
         warnings.warn(f"corpus={corpus!r}: {names} not read; decompress or convert to {_KINDS}", stacklevel=2)

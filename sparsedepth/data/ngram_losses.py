@@ -3,15 +3,14 @@
     p(y)     = (c(y) + 1) / (n + V)                      unigram, add-one
     p(y | x) = (c(x, y) + m p(y)) / (c(x) + m)           bigram, interpolated; m the best of STRENGTHS held out
 
-For text, c counts exactly the tokens that a run trained on, and x is the previous token; for prompts and answers only
-those of answers. For a task, x is the position in the sequence and its difficulty, and c counts CHANCE_POSITIONS fresh
-training positions: chance is the loss of knowing only how often each answer occurs there; for images, how often each
-class does. m favours the counts: a model that loses to them has learnt less than the text's pairs of tokens.
+For text, c counts exactly the tokens that a run trained on, of pairs those of answers, and x is the previous token. For
+a task, x is the position and its difficulty, and c counts CHANCE_POSITIONS fresh training positions: chance is the loss
+of knowing only how often each answer occurs there; for images, how often each class does. m favours the counts.
 
 Shapes: n positions, U distinct pairs (x, y) of the held-out positions, V vocabulary, C contexts.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 
 import numpy as np
 
@@ -61,7 +60,7 @@ class PairCounts:
 def ngram_losses(source: Source, config: RunConfig, tick: Callable[[], None] = lambda: None) -> dict[str, float | None]:
     """unigram_loss and bigram_loss of a text, chance_loss of a task or images, on the held-out positions of val_loss.
     Reads every batch of the run once more (about 20 ns a token); `tick` is called in between."""
-    return _losses(source.counted(config), config.vocab_size, tick)
+    return losses_of(source.counted(config), config.vocab_size, tick)
 
 
 def table_text(source: Source, config: RunConfig) -> str:
@@ -75,15 +74,10 @@ def losses_of_text(ids: np.ndarray, held_out: Sequences, vocab_size: int) -> dic
     """unigram_loss and bigram_loss from the first MOST_COUNTED ids of a text's training part."""
     n = min(len(ids), MOST_COUNTED) - 1
     parts = (next_tokens(np.asarray(ids[i : min(i + 2**16, n) + 1], np.int64)[None]) for i in range(0, n, 2**16))
-    return losses_from(parts, held_out, vocab_size)
+    return losses_of(after_tokens(held_out, parts, vocab_size), vocab_size)
 
 
-def losses_from(parts: Iterable[Sequences], held_out: Sequences, vocab_size: int) -> dict[str, float | None]:
-    """unigram_loss and bigram_loss on held-out positions, from counts of other sequences."""
-    return _losses(after_tokens(held_out, parts, vocab_size), vocab_size)
-
-
-def _losses(counted: Counted, vocab_size: int, tick: Callable[[], None] = lambda: None) -> dict[str, float | None]:
+def losses_of(counted: Counted, vocab_size: int, tick: Callable[[], None] = lambda: None) -> dict[str, float | None]:
     def pairs(part: Sequences) -> tuple[np.ndarray, np.ndarray]:
         scored_NT = part.targets != IGNORED
         return counted.context(part)[scored_NT], part.targets[scored_NT]

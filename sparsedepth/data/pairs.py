@@ -153,7 +153,7 @@ class AnswerSource(CorpusSource):
         self.corpus = corpus
         self._train, self._val = (Documents(ids, corpus.manifest.eod) for ids in (corpus.train, corpus.val))
         self._epoch = lru_cache(maxsize=2)(self._pack_epoch)  # batches are read in order
-        self._n_rows = cache(lambda *epoch: len(self._epoch(*epoch)[1]) - 1)
+        self._n_rows = cache(lambda *epoch: len(self._epoch(*epoch)))
         for seq_len in {config.seq_len, config.eval_seq_len or config.seq_len}:
             self._check_lengths(seq_len)
 
@@ -188,14 +188,13 @@ class AnswerSource(CorpusSource):
         epoch = 0
         while row >= (n_rows := self._n_rows(seed, seq_len, epoch)):
             row, epoch = row - n_rows, epoch + 1
-        order_N, starts = self._epoch(seed, seq_len, epoch)
-        return order_N[starts[row] : starts[row + 1]]
+        return self._epoch(seed, seq_len, epoch)[row]
 
-    def _pack_epoch(self, seed: int, seq_len: int, epoch: int) -> tuple[np.ndarray, np.ndarray]:
-        """The order of an epoch's documents, and the starts of its rows."""
+    def _pack_epoch(self, seed: int, seq_len: int, epoch: int) -> list[np.ndarray]:
+        """The documents of each row of an epoch."""
         n = len(self._train.length_N)
         order_N = shuffled(np.arange(n), n, seed, epoch)
-        return order_N, pack(self._train.length_N[order_N], seq_len)
+        return np.split(order_N, pack(self._train.length_N[order_N], seq_len)[1:-1])
 
 
 class PairsKind(TextKind):

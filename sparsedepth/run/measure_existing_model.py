@@ -11,7 +11,8 @@ from torch import Tensor
 
 from sparsedepth.config.load import build
 from sparsedepth.config.run import MeasureConfig, MeasureOnlyConfig
-from sparsedepth.data.ngram_losses import losses_from, losses_of_text, ngram_losses
+from sparsedepth.data.ngram_losses import losses_of, losses_of_text, ngram_losses
+from sparsedepth.data.sequences import after_tokens
 from sparsedepth.data.source import Source
 from sparsedepth.data.text import TextSource
 from sparsedepth.measure.measurements import Measurements
@@ -127,7 +128,7 @@ def _ngram_losses(
     run, vocab_size = loaded.config, loaded.facts.vocab_size
     held_out = source.held_out(config.seq_len, config.val_tokens)
     if isinstance(source, TokenArrays):
-        return losses_from([source.fit], held_out, vocab_size)
+        return losses_of(after_tokens(held_out, [source.fit], vocab_size), vocab_size)
     if isinstance(source, TextSource) and (run is None or corpus not in (None, run.corpus)):
         return losses_of_text(source.corpus.train, held_out, vocab_size)
     assert run is not None, "only a run has a task, images or pairs"

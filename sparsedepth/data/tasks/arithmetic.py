@@ -3,9 +3,8 @@
     inputs   + 3 x 5 2 =  - 7 7 = ...                        target at '=': the value modulo p
 
 Difficulty: the number of operations, uniform in 1..expression_len. An expression of n operations is an operation, an
-expression of m operations and one of n - 1 - m, m uniform in 0..n-1. Only answers are scored, and they are not written;
-an expression cut by the sequence's end has none. Needed depth: that of the expression's tree. Tokens: numbers 0..p-1,
-+ p, - p+1, x p+2, = p+3. Mano of 2512.17351 in label form.
+expression of m operations and one of n - 1 - m, m uniform in 0..n-1. Only answers are scored. Needed depth: that of the
+expression's tree. Tokens: numbers 0..p-1, + p, - p+1, x p+2, = p+3. Mano of 2512.17351 in label form.
 
 Shapes: N sequences, T tokens of one sequence, E expressions of all sequences together, W tokens of the longest.
 """
@@ -43,11 +42,8 @@ def draw(task: TaskConfig, draws: Draws, n_sequences: int, seq_len: int, held_ou
 
 
 def _expressions(modulus: int, n_operations_E: np.ndarray, draws: Draws) -> np.ndarray:
-    """Prefix expressions [E, W], generated from the left; entries after the end of one are meaningless.
-
-    A stack holds the sizes of the expressions still to generate: one of size 0 is a number, one of n an operation
-    followed by expressions of sizes m and n - 1 - m.
-    """
+    """Prefix expressions [E, W], generated from the left; entries after the end of one are meaningless. A stack holds
+    the sizes of the expressions still to generate: of size 0 a number, of n an operation and sizes m and n - 1 - m."""
     n_expressions, longest = len(n_operations_E), int(n_operations_E.max(initial=1))
     numbers_EW = draws.below(modulus, n_expressions, 2 * longest + 1)
     signs_EW = modulus + draws.below(3, n_expressions, 2 * longest + 1)

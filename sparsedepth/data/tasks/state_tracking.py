@@ -3,17 +3,13 @@
     labels   inputs   s_0  g_1  g_2  ... g_(T-1)            targets  s_0  s_1  s_2 ... s_(T-1),   s_t = g_t(s_(t-1))
     text     tokens   s_0  g_1 .. g_n  =  s_n  g_(n+1) ...  the target is the next token
 
-Difficulty: the number of operations so far, in text form since the last written state, from which a model may start.
-Tokens: states 0..S-1, operations S..S+K-1, in text form '=' S+K. Targets are states, with the ids of their tokens. All
-positions are scored, also the first (difficulty 0, a copy); in text form held-out sequences are scored only at '=',
-where the next token is the state, since all other tokens are random operations.
+Difficulty: the number of operations so far, in text form since the last written state. Tokens: states 0..S-1,
+operations S..S+K-1, in text form '=' S+K. All positions are scored, also the first (difficulty 0, a copy); in text form
+held-out sequences are scored only at '=', since all other tokens are random operations.
 
-Needed depth: a group that is not solvable (A5, S5) cannot be followed by a fixed depth at any length; in trained
-models the length that can be tracked grows with depth (2404.08819; 2503.03961). Z60 and A4xZ5 are solvable controls of
-order 60, which at `tracked: element` have as many states, operations and tokens as A5.
-
-Groups are permutations of points, and the state after operation g is g(x) of a point x; g s (first s, then g) of an
-element s.
+Needed depth: a group that is not solvable (A5, S5) cannot be followed by a fixed depth at any length; in trained models
+the length that can be tracked grows with depth (2404.08819; 2503.03961). Z60 and A4xZ5 are solvable controls of order
+60. The state after operation g is g(x) of a point x; g s (first s, then g) of an element s.
 
 Shapes: N sequences, T tokens of one sequence, K operations, S states, G elements of the group, P points.
 """
@@ -23,7 +19,7 @@ from functools import lru_cache
 
 import numpy as np
 
-from sparsedepth.config.task import IGNORED, Group, TaskConfig, n_states
+from sparsedepth.config.task import IGNORED, TaskConfig, n_states
 from sparsedepth.data.sequences import Sequences
 from sparsedepth.data.tasks.draws import Draws
 
@@ -78,43 +74,28 @@ def _text(
     start_N = draws.below(states, n_sequences)
     state_NS = follow(extended_SK, start_N, np.where(is_operation_NS, operation_NS, n_operations)[:, 1:])
     tokens_NS = np.where(is_state_NS, state_NS, np.where(is_equals_NS, states + n_operations, states + operation_NS))
+    so_far_NS = is_operation_NS.cumsum(axis=1)
+    written_NS = np.maximum.accumulate(np.where(is_state_NS, so_far_NS, 0), axis=1)  # until the last written state
     scored_NT = is_equals_NS[:, :-1] if held_out else np.ones((n_sequences, seq_len), dtype=bool)
     return Sequences(
         inputs=tokens_NS[:, :-1],
         targets=np.where(scored_NT, tokens_NS[:, 1:], IGNORED),
-        difficulty=_since_written(is_operation_NS, is_state_NS)[:, :-1],
+        difficulty=(so_far_NS - written_NS)[:, :-1],
     )
 
 
-def _since_written(is_operation_NS: np.ndarray, is_state_NS: np.ndarray) -> np.ndarray:
-    """Number of operations since the last written state."""
-    so_far_NS = is_operation_NS.cumsum(axis=1)
-    return so_far_NS - np.maximum.accumulate(np.where(is_state_NS, so_far_NS, 0), axis=1)
-
-
 @lru_cache
-def elements(group: Group) -> np.ndarray:
+def elements(group: str) -> np.ndarray:
     """All elements, int64 [G, P], in the order of their images; the identity is the first."""
-    if group in ("S3", "S5"):
-        return _all(int(group[1]))
-    if group == "A5":
-        return _even(5)
-    if group == "Z60":
-        return (np.arange(60)[:, None] + np.arange(60)) % 60
-    assert group == "A4xZ5"
-    cycle = (np.arange(5)[:, None] + np.arange(5)) % 5
-    pairs = [a_4[:, None] * 5 + z_5 for a_4, z_5 in itertools.product(_even(4), cycle)]  # (a, z) is point 5 a + z
-    return np.array([pair.ravel() for pair in pairs])
-
-
-def _all(n: int) -> np.ndarray:
-    return np.array(list(itertools.permutations(range(n))), dtype=np.int64)
-
-
-def _even(n: int) -> np.ndarray:
-    permutations = _all(n)
+    if group == "A4xZ5":
+        factors = itertools.product(elements("A4"), elements("Z5"))
+        return np.array([(a_4[:, None] * 5 + z_5).ravel() for a_4, z_5 in factors])  # (a, z) is point 5 a + z
+    kind, n = group[0], int(group[1:])
+    if kind == "Z":
+        return (np.arange(n)[:, None] + np.arange(n)) % n
+    permutations = np.array(list(itertools.permutations(range(n))), dtype=np.int64)
     inversions = sum(permutations[:, i] > permutations[:, j] for i in range(n) for j in range(i + 1, n))
-    return permutations[inversions % 2 == 0]
+    return permutations if kind == "S" else permutations[inversions % 2 == 0]
 
 
 def products(left_GP: np.ndarray, right_HP: np.ndarray) -> np.ndarray:

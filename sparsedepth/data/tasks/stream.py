@@ -2,9 +2,8 @@
 
     training   block b of step t, key (task, seed);   held out   block b, key (task, 2^63)   (`draws`)
 
-The batch of a step is a pure function of (task, seed, step), so resuming needs no state; held-out sequences are a
-function of the task only, the same for all seeds, and their stream is used by no training seed. There are no files.
-Several steps are drawn at a time, BLOCK_TOKENS together, since NumPy's cost is per call.
+The batch of a step is a pure function of (task, seed, step); held-out sequences are the same for all seeds. Several
+steps are drawn at a time, BLOCK_TOKENS together, since NumPy's cost is per call.
 
 Shapes: N sequences, T tokens of one sequence.
 """
@@ -17,8 +16,9 @@ from typing import Any
 
 import numpy as np
 
+from sparsedepth.config.corpus import corpus_name
 from sparsedepth.config.run import RunConfig
-from sparsedepth.config.task import TASKS, TaskConfig, task_name
+from sparsedepth.config.task import TASKS, TaskConfig
 from sparsedepth.data.sequences import Counted, Sequences
 from sparsedepth.data.tasks.draws import Draws
 from sparsedepth.data.tokenizer import Tokenizer
@@ -51,16 +51,14 @@ class TaskSource:
     eod: None = None
 
     def __init__(self, config: RunConfig):
-        name = task_name(config.corpus)
-        assert name is not None
+        self._name = corpus_name(config.corpus).place
         self.task = TaskConfig(**{field: getattr(config, field) for field in TaskConfig.model_fields})
-        self._name, self._draw = name, DRAW[name]
         self._block = lru_cache(maxsize=1)(self._draw_block)  # one block holds several steps
 
     @property
     def facts(self) -> dict[str, Any]:
         """What a run records: the task's fields."""
-        fields = {name: value for name, value in self.task.model_dump(mode="json").items() if value is not None}
+        fields = self.task.model_dump(mode="json", exclude_none=True)
         return {"corpus": f"task:{self._name}", **fields, "format": FORMAT, "numpy": np.__version__}
 
     @property
@@ -83,11 +81,8 @@ class TaskSource:
         size = max(1, BLOCK_TOKENS // seq_len)
         blocks = range(first // size, (first + n - 1) // size + 1)
         parts = [self._block(HELD_OUT, block, size, seq_len) for block in blocks]
-        whole = Sequences(
-            inputs=np.concatenate([part.inputs for part in parts]),
-            targets=np.concatenate([part.targets for part in parts]),
-            difficulty=np.concatenate([part.difficulty for part in parts if part.difficulty is not None]),
-        )
+        fields = ("inputs", "targets", "difficulty")
+        whole = Sequences(**{name: np.concatenate([getattr(part, name) for part in parts]) for name in fields})
         offset = first - blocks[0] * size
         return whole[offset : offset + n]
 
@@ -113,7 +108,7 @@ class TaskSource:
 
     def _draw_block(self, stream: int, block: int, n_sequences: int, seq_len: int) -> Sequences:
         task = int(digest([self.data_hash, seq_len, n_sequences]), 16)
-        return self._draw(self.task, Draws(task, stream, block), n_sequences, seq_len, stream == HELD_OUT)
+        return DRAW[self._name](self.task, Draws(task, stream, block), n_sequences, seq_len, stream == HELD_OUT)
 
 
 class TaskKind:

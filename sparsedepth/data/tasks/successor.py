@@ -2,9 +2,8 @@
 
     inputs   a b  c d  ...   k x  k x ...                   target at x of a query: the node k steps after x
 
-Difficulty: k, uniform in min_hops..max_hops for each query. Only answers are scored, and they are not written. Needed
-depth: about log2 k, by doubling. Tokens: nodes 0..N-1, k N+k. Depo of 2512.17351 in label form, with every node in
-each cycle; Depo also draws N, and writes answers after queries as text.
+Difficulty: k, uniform in min_hops..max_hops for each query. Only answers are scored. Needed depth: about log2 k, by
+doubling. Tokens: nodes 0..N-1, k N+k. Depo of 2512.17351 in label form; Depo also draws N, and writes answers as text.
 
 Shapes: N sequences, T tokens of one sequence, C nodes of a cycle, Q queries of a sequence.
 """
