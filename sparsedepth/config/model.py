@@ -173,10 +173,7 @@ class ModelConfig(Section):
             told = f"with mix_frac={self.mix_frac} {self.n_post_layers} blocks are post of n_layers={self.n_layers}"
             raise ValueError(f"{told}: no mix; use norm='pre', norm='post', or another mix_frac")
 
-    @check
-    def _check_vit(self) -> None:
-        if self.architecture == "vit":
-            check_vit(self)
+    _check_vit = check(check_vit)
 
     @check
     def _check_experts(self) -> None:

@@ -3,8 +3,9 @@
 A hint only names fields of the config at hand, with the conversion where the unit differs.
 """
 
-import difflib
 from collections.abc import Collection, Mapping
+
+from sparsedepth.config.plain_text import did_you_mean
 
 SYNONYMS: Mapping[str, str] = {
     "n_layers": "layers num_layers num_hidden_layers n_layer depth depths n_blocks",
@@ -83,8 +84,7 @@ COMMAND_OPTIONS: Mapping[str, str] = {
 
 
 def hint(key: str, fields: Collection[str], run_fields: Collection[str] = ()) -> str | None:
-    """'did you mean ...?' for an unknown key; None if nothing is near. `run_fields` are fields of a run, which a
-    definition has in its base or its space."""
+    """'did you mean ...?' for an unknown key; None if nothing is near. `run_fields` stand in a definition's base."""
     name = key.lower().replace("-", "_").replace(" ", "_")
     if name == "extends":
         return "only a YAML file has it, at its top level"
@@ -95,8 +95,7 @@ def hint(key: str, fields: Collection[str], run_fields: Collection[str] = ()) ->
         return f"{question}it is a field of a run: set it under 'base'"
     if option := _of(name, COMMAND_OPTIONS):
         return f"it is an option of the command: {option}"
-    near = difflib.get_close_matches(name, fields, n=1)
-    return _question(near[0], name) if near else None
+    return did_you_mean(name, fields, "") or None
 
 
 def _field_for(name: str, fields: Collection[str]) -> str | None:
@@ -111,5 +110,5 @@ def _of(name: str, table: Mapping[str, str]) -> str | None:
 
 
 def _question(field: str, name: str) -> str:
-    conversion = _of(name, CONVERSIONS) if field != name and name in SYNONYMS.get(field, "").split() else None
+    conversion = _of(name, CONVERSIONS) if field != name else None
     return f"did you mean {field!r}{f' ({conversion})' if conversion else ''}?"

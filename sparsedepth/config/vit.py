@@ -39,6 +39,8 @@ def with_vit_sizes(values: Mapping[str, Any]) -> dict[str, Any]:
 
 def check_vit(model: Any) -> None:
     """Raises ValueError for patches that do not divide the image, another seq_len, and fields of decoders."""
+    if model.architecture != "vit":
+        return
     if model.image_size % model.patch_size:
         divisors = [size for size in range(1, model.image_size + 1) if model.image_size % size == 0]
         told = f"patch_size={model.patch_size} does not divide image_size={model.image_size}"

@@ -86,12 +86,9 @@ def _digits(corpus: str) -> tuple[list[str], Iterator[LabelledImage]]:
     return [str(digit) for digit in range(10)], images
 
 
-def _is_image(path: Path) -> bool:
-    return path.suffix.lower() in _KINDS and path.is_file() and not path.name.startswith(".")
-
-
-def _images_in(folder: Path) -> list[Path]:
-    return sorted(path for path in folder.rglob("*") if _is_image(path))
+def _images_in(folder: Path) -> Iterator[Path]:
+    visible = (path for path in folder.rglob("*") if not path.name.startswith("."))
+    return (path for path in visible if path.suffix.lower() in _KINDS and path.is_file())
 
 
 def class_folders(corpus: str) -> list[Path]:
@@ -101,7 +98,7 @@ def class_folders(corpus: str) -> list[Path]:
         fix = "correct the path, or use 'images:hub:NAME' for a data set of the hub"
         raise ValueError(f"corpus={corpus!r}: there is no folder {root.absolute()}; {fix}")
     folders = sorted(path for path in root.iterdir() if path.is_dir() and not path.name.startswith("."))
-    folders = [folder for folder in folders if any(_is_image(path) for path in folder.rglob("*"))]
+    folders = [folder for folder in folders if any(_images_in(folder))]
     if not folders:
         fix = "put those of each class into a subfolder of its own"
         raise ValueError(f"corpus={corpus!r} has no subfolder with images ({', '.join(sorted(_KINDS))}); {fix}")
@@ -110,7 +107,7 @@ def class_folders(corpus: str) -> list[Path]:
 
 def _folder_images(corpus: str) -> tuple[list[str], Iterator[LabelledImage]]:
     folders = class_folders(corpus)
-    files = ((label, path) for label, folder in enumerate(folders) for path in _images_in(folder))
+    files = ((label, path) for label, folder in enumerate(folders) for path in sorted(_images_in(folder)))
     images = ((label, partial(_open_image, path), str(path)) for label, path in files)
     return [folder.name for folder in folders], images
 
@@ -128,8 +125,6 @@ def _hub_images(corpus: str) -> tuple[list[str], Iterator[LabelledImage]]:
     from datasets import ClassLabel, Image, load_dataset
 
     name, _, subset = corpus_name(corpus).place.partition(":")
-    if not name:
-        raise ValueError(f"corpus={corpus!r} names no data set; write 'images:hub:NAME'")
     try:
         data = load_dataset(name, subset or None, split="train", streaming=True)
         features = data.features or {}
@@ -155,7 +150,6 @@ def _read(corpus: str) -> tuple[list[str], Iterator[LabelledImage]]:
 
 
 class ImageSource(CorpusSource):
-    bytes_per_token: None = None
     eod: None = None
 
     def __init__(self, corpus: Corpus, config: RunConfig):
@@ -216,7 +210,7 @@ class ImagesKind:
     def fingerprint(self, corpus: str) -> str | None:
         """12 hex digits that change with names and sizes of a folder of images; None without one."""
         root = Path(corpus_name(corpus).place).expanduser()
-        return names_and_sizes(root, _images_in(root)) if root.is_dir() else None
+        return names_and_sizes(root, sorted(_images_in(root))) if root.is_dir() else None
 
     def texts(self, config: RunConfig) -> Iterator[str]:
         """Raises ValueError, naming the file or the fix, for a corpus that cannot be read."""

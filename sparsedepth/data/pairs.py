@@ -147,8 +147,6 @@ def pack(length_N: np.ndarray, seq_len: int) -> np.ndarray:
 class AnswerSource(CorpusSource):
     """A source of pairs. Raises ValueError if a document does not fit a row."""
 
-    bytes_per_token: None = None  # unknown: a token may span prompt and answer
-
     def __init__(self, corpus: Corpus, config: RunConfig):
         self.corpus = corpus
         self._train, self._val = (Documents(ids, corpus.manifest.eod) for ids in (corpus.train, corpus.val))
@@ -200,16 +198,12 @@ class AnswerSource(CorpusSource):
 class PairsKind(TextKind):
     """How pairs become files of ids."""
 
+    check = staticmethod(local_files)
     texts = staticmethod(pair_texts)
-
-    def check(self, corpus: str) -> None:
-        local_files(corpus)
+    encoder = staticmethod(PairTokenizer)
 
     def learned_from(self, text: str) -> str:
         return pair_text(Pair(*json.loads(text)))
-
-    def encoder(self, tokenizer: Tokenizer) -> PairTokenizer:
-        return PairTokenizer(tokenizer)
 
     def open(self, config: RunConfig, root: Path, tokenizer: Tokenizer | None = None) -> Source:
         return AnswerSource(prepare(config, root, tokenizer), config)

@@ -73,9 +73,7 @@ def _make_folder(config: RunConfig | TextConfig, folder: Path, tokenizer: Any) -
         tokenizer.save(unfinished)
         with _progress(config.corpus) as show:
             encoder, texts = kind.encoder(tokenizer), kind.texts(config)
-            train, val, dtype = write_shards(
-                unfinished, encoder, texts, config.val_fraction, config.max_corpus_tokens, show
-            )
+            train, val, dtype = write_shards(unfinished, encoder, texts, config, show)
         saved = unfinished / TOKENIZER_FILE
         packages = ["datasets"] if corpus_name(config.corpus).origin == "hub" else []
         manifest = Manifest(

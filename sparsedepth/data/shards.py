@@ -24,7 +24,7 @@ from typing import Any, BinaryIO, NamedTuple, Protocol
 import numpy as np
 from pydantic import ValidationError
 
-from sparsedepth.config.run import RunConfig
+from sparsedepth.config.run import DataConfig, RunConfig
 from sparsedepth.config.section import Section
 from sparsedepth.data.sequences import Counted, after_tokens
 from sparsedepth.data.source import Source
@@ -78,10 +78,6 @@ class Corpus:
     train: np.ndarray
     val: np.ndarray
 
-    @property
-    def data_hash(self) -> str:
-        return self.manifest.data_hash
-
     def tokenizer(self) -> Tokenizer:
         """The tokenizer of the ids, from the folder: needs neither network nor the original tokenizer."""
         return reopen_tokenizer(self.folder, self.manifest.eod)
@@ -98,11 +94,11 @@ class CorpusSource(Source):
 
     @property
     def data_hash(self) -> str:
-        return self.corpus.data_hash
+        return self.corpus.manifest.data_hash
 
     @property
     def facts(self) -> dict[str, Any]:
-        """What a run records; documents of prompt and answer have two ends in the files."""
+        """What a run records; pairs have two ends of documents in the files."""
         return self.corpus.manifest.model_dump(mode="json")
 
     def counted(self, config: RunConfig) -> Counted:
@@ -148,7 +144,7 @@ class Document(NamedTuple):
 
 def split(texts: Iterable[str], val_fraction: float) -> Iterator[Document]:
     """Each distinct text with its side; both sides are non-empty. Memory: one document, and 8-byte keys in a set (about
-    0.1 GB per million documents). Raises ValueError if there are fewer than two distinct documents."""
+    0.1 GB per million documents). Raises ValueError for fewer than two distinct documents."""
     border = int(val_fraction * KEYS)
     seen: set[int] = set()
     one_sided = True
@@ -179,20 +175,15 @@ def split(texts: Iterable[str], val_fraction: float) -> Iterator[Document]:
 
 
 def write_shards(
-    folder: Path,
-    encoder: Encoder,
-    texts: Iterator[str],
-    val_fraction: float,
-    max_train_tokens: int | None,
-    show: Callable[[int, int], None],
+    folder: Path, encoder: Encoder, texts: Iterator[str], config: DataConfig, show: Callable[[int, int], None]
 ) -> tuple[Shard, Shard, str]:
-    """Split the texts and write both token files; their entries in the manifest, and the type of the ids. `show` gets
+    """Split the texts and write both token files: their entries in the manifest, and the type of the ids. `show` gets
     the documents and tokens so far."""
-    most = max_train_tokens or sys.maxsize
+    most = config.max_corpus_tokens or sys.maxsize
     train, val = _TokenFile(folder / TRAIN, encoder), _TokenFile(folder / _UNSORTED, encoder)
     spans: list[tuple[int, int, int]] = []  # key, first token, end of each held-out document
     # Stop before the split, so that it can still choose a document to hold out.
-    documents = split(takewhile(lambda _: train.tokens < most, texts), val_fraction)
+    documents = split(takewhile(lambda _: train.tokens < most, texts), config.val_fraction)
     with open(train.path, "wb") as train_file, open(val.path, "wb") as val_file:
         for batch in _batches(documents):
             encoded = encoder.encode([document.text for document in batch])

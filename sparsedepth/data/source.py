@@ -21,10 +21,12 @@ class Source(Protocol):
     @property
     def bytes_per_token(self) -> float | None:
         """Of held-out text; None where a token is not a piece of running text."""
+        return None
 
     @property
     def eod(self) -> int | None:
         """The token that ends a document; None without documents."""
+        return None
 
     @property
     def data_hash(self) -> str:

@@ -41,7 +41,7 @@ locked, make_folder = pipeline.locked, pipeline._make_folder
 pipeline.locked = lambda *given: (print("waiting", flush=True), locked(*given))[1]
 pipeline._make_folder = lambda *given: (print("tokenising", flush=True), make_folder(*given))
 corpus = pipeline.prepare(RunConfig(corpus=sys.argv[1]), pathlib.Path(sys.argv[2]))
-print(corpus.data_hash, flush=True)
+print(corpus.manifest.data_hash, flush=True)
 """
 
 
@@ -97,7 +97,7 @@ def test_the_same_configuration_gives_the_same_bytes_and_a_second_call_reads_the
     two = prepare(config(texts, seq_len=128, seed=5), tmp_path / "two")
     assert one.manifest == two.manifest
     before = one.folder.stat().st_mtime_ns
-    assert prepare(config(texts), tmp_path / "one").data_hash == one.data_hash
+    assert prepare(config(texts), tmp_path / "one").manifest.data_hash == one.manifest.data_hash
     assert one.folder.stat().st_mtime_ns == before
 
 
@@ -161,7 +161,7 @@ def test_two_processes_at_once_tokenise_once(texts, tmp_path):
     output = [child.communicate(timeout=300)[0].splitlines() for child in children]
     assert [child.returncode for child in children] == [0, 0]
     assert sorted("tokenising" in lines for lines in output) == [False, True]
-    assert output[0][-1] == output[1][-1] == prepare(config(texts), root).data_hash
+    assert output[0][-1] == output[1][-1] == prepare(config(texts), root).manifest.data_hash
 
 
 @pytest.mark.parametrize("death", ["in a shard", "at the manifest"])
@@ -196,7 +196,8 @@ def test_damage_is_named_with_its_fix(texts, tmp_path):
             with pytest.raises(ValueError, match=f"{name} .*{reason}.*delete the folder .* and run again"):
                 prepare(config(texts, tokenizer="bpe:264"), tmp_path / "data")
             path.write_bytes(whole)
-    assert prepare(config(texts, tokenizer="bpe:264"), tmp_path / "data").data_hash == corpus.data_hash
+    again = prepare(config(texts, tokenizer="bpe:264"), tmp_path / "data")
+    assert again.manifest == corpus.manifest
 
 
 def test_text_that_changed_is_refused_and_text_that_is_gone_is_not_needed(texts, tmp_path):
@@ -205,7 +206,7 @@ def test_text_that_changed_is_refused_and_text_that_is_gone_is_not_needed(texts,
     with pytest.raises(ValueError, match="has changed since"):
         prepare(config(texts), tmp_path / "data")
     texts.rename(tmp_path / "elsewhere")
-    assert prepare(config(texts), tmp_path / "data").data_hash == corpus.data_hash
+    assert prepare(config(texts), tmp_path / "data").manifest.data_hash == corpus.manifest.data_hash
 
 
 def test_an_end_of_document_that_is_not_the_tokenizers_is_refused(texts, tmp_path):

@@ -20,6 +20,7 @@ from sparsedepth.config.corpus import corpus_name
 from sparsedepth.config.run import RunConfig
 from sparsedepth.config.task import TASKS, TaskConfig
 from sparsedepth.data.sequences import Counted, Sequences
+from sparsedepth.data.source import Source
 from sparsedepth.data.tasks.draws import Draws
 from sparsedepth.data.tokenizer import Tokenizer
 from sparsedepth.files import digest
@@ -46,10 +47,7 @@ DRAW: dict[str, Draw] = _OF_PLUGINS | {
 }
 
 
-class TaskSource:
-    bytes_per_token: None = None
-    eod: None = None
-
+class TaskSource(Source):
     def __init__(self, config: RunConfig):
         self._name = corpus_name(config.corpus).place
         self.task = TaskConfig(**{field: getattr(config, field) for field in TaskConfig.model_fields})
