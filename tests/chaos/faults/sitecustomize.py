@@ -128,25 +128,25 @@ def patch_checkpoint(module) -> None:
     module.commit, module.read = committed, resumed
 
 
-def patch_batches(module) -> None:
-    original = module.batch
+def patch_text(module) -> None:
+    original = module.TextSource.batch
 
-    def batch(corpus, config, step):
+    def batch(self, config, step):
         reached(config.run_id, f"step {step}")
         if not may_hurry("steps"):
             time.sleep(1.0)
         if turn:
             turn.wait(config.run_id, step, config.train_tokens // config.batch_tokens)
-        return original(corpus, config, step)
+        return original(self, config, step)
 
-    module.batch = batch
+    module.TextSource.batch = batch
 
 
 PATCHES = {
     "sparsedepth.run.execute": patch_execute,
     "sparsedepth.run.scratch": patch_scratch,
     "sparsedepth.train.checkpoint": patch_checkpoint,
-    "sparsedepth.data.batches": patch_batches,
+    "sparsedepth.data.text": patch_text,
 }
 
 
