@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple, Protocol
+from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
 from pydantic import ValidationError
@@ -28,7 +28,7 @@ from sparsedepth.config.run import DataConfig, RunConfig
 from sparsedepth.config.section import Section
 from sparsedepth.data.sequences import Counted, after_tokens
 from sparsedepth.data.source import Source
-from sparsedepth.data.tokenizer import TOKENIZER_FILE, Tokenizer, reopen_tokenizer
+from sparsedepth.data.tokenizer import TOKENIZER_FILE, Encoder, Tokenizer, reopen_tokenizer
 from sparsedepth.files import sha256
 
 MANIFEST = "manifest.json"
@@ -105,15 +105,6 @@ class CorpusSource(Source):
         """Each target after its token, over exactly the positions that the run trains on."""
         steps = (self.batch(config, step) for step in range(config.n_steps))
         return after_tokens(self.held_out(config.seq_len, config.val_tokens), steps, config.vocab_size)
-
-
-class Encoder(Protocol):
-    """A tokenizer, as far as it is used here."""
-
-    size: int
-    eod: int
-
-    def encode(self, texts: list[str]) -> Sequence[Sequence[int] | np.ndarray]: ...
 
 
 class _TokenFile:

@@ -23,9 +23,9 @@ from sparsedepth.data.batches import step_indices
 from sparsedepth.data.corpus import check_text, documents, fingerprint
 from sparsedepth.data.pipeline import prepare
 from sparsedepth.data.sequences import Sequences, next_tokens
-from sparsedepth.data.shards import Corpus, CorpusSource, Encoder, nothing_left, split
+from sparsedepth.data.shards import Corpus, CorpusSource, nothing_left, split
 from sparsedepth.data.source import Source
-from sparsedepth.data.tokenizer import Tokenizer, make_tokenizer
+from sparsedepth.data.tokenizer import Encoder, Tokenizer, make_tokenizer
 
 
 @dataclass(eq=False)

@@ -16,6 +16,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
+import numpy as np
+
 from sparsedepth.config.corpus import BYTE_SIZE, check_size, is_learned, known_size
 
 if TYPE_CHECKING:
@@ -29,14 +31,18 @@ UNREACHABLE = "the hub does not answer, and its local cache has no such tokenize
 _END = "<|endoftext|>"
 
 
-class Tokenizer(Protocol):
+class Encoder(Protocol):
     size: int
     """Ids are below it: the minimum number of rows of the embedding."""
     eod: int
     """Id that ends a document."""
 
-    def encode(self, texts: list[str]) -> list[list[int]]:
+    def encode(self, texts: list[str]) -> Sequence[Sequence[int] | np.ndarray]:
         """Ids of each text, without special tokens."""
+
+
+class Tokenizer(Encoder, Protocol):
+    def encode(self, texts: list[str]) -> list[list[int]]: ...
 
     def decode(self, ids: Sequence[int]) -> str:
         """The text of `ids` without ends of documents; broken UTF-8 sequences become U+FFFD."""
