@@ -68,7 +68,7 @@ def test_a_run_reads_its_own_text_and_reuses_its_tokens(run, tmp_path):
     assert loaded.config is not None
     trained_on = prepare(loaded.config, tmp_path / "data")
     text = measure_source(loaded, None, 16, 160, tmp_path / "data")
-    assert text.corpus.folder == trained_on.folder and text.data_hash == trained_on.data_hash
+    assert text.corpus.folder == trained_on.folder and text.data_hash == trained_on.manifest.data_hash
     tokenizer = tokenizer_of(loaded, tmp_path / "data")
     assert tokenizer.decode(tokenizer.encode(["3 times 4 is 12."])[0]) == "3 times 4 is 12."
     other = tmp_path / "other"
