@@ -26,12 +26,6 @@ def test_no_column_is_there_twice_and_what_a_score_sums_up_exists():
     assert all(quantity.measure == "" or quantity.formula for quantity in QUANTITIES)
 
 
-def test_a_number_of_layers_or_operations_says_that_it_is_a_count():
-    in_layers = {name for name, quantity in IN_RUNS.items() if quantity.unit in ("layer", "operations or hops")}
-    counts = {name for name, quantity in IN_RUNS.items() if quantity.is_count}
-    assert in_layers == counts
-
-
 def test_thresholds_are_fields_of_the_config_whose_default_has_a_first():
     for quantity in QUANTITIES:
         assert ("@" in quantity.formula) <= bool(quantity.threshold), quantity.name

@@ -113,7 +113,7 @@ _RECORDS: tuple[Quantity, ...] = (
         label="validation accuracy", **SCORE),
     LOSS.number("solved_difficulty", "highest difficulty of a task with accuracy >= 0.9 at it and at every lower one; "
         "one below the lowest if that is not solved; NULL for text", "operations or hops", bounds=(-1.0, inf),
-        is_count=True, **SCORE),
+        **SCORE),
     LOSS.number("step", "optimiser steps done when it was measured", "step", tables=DIFFICULTY, type="BIGINT"),
     LOSS.number("difficulty", "operations so far (state tracking), hops, or operations of the expression",
         "operations or hops", tables=DIFFICULTY, type="BIGINT"),
@@ -165,7 +165,7 @@ _RECORDS: tuple[Quantity, ...] = (
     *(USEFULNESS.number(f"usefulness_{percent}pct", f"usefulness at a threshold of {percent}%", "share of layers",
         better="high", is_relative=True, rows="affine_loss_increase") for percent in (2, 5, 20)),
     USEFULNESS.number("effective_layers", "usefulness x n_layers", "layer", better="high", is_relative=True,
-        is_count=True, rows="affine_loss_increase"),
+        rows="affine_loss_increase"),
     USEFULNESS.number("affine_loss_increase", "(loss with the block replaced by its held-out affine map - loss) / loss",
         tables=LAYERS, is_relative=True, bounds=INCREASE, scale="symlog", layer_interval=True,
         label="relative loss increase with the\nblock replaced by an affine map"),
@@ -176,11 +176,11 @@ _RECORDS: tuple[Quantity, ...] = (
         "share", tables=RUNS_LAYERS, source="ours", layer_interval=True, carried_by="layer", bounds=(-1.0, 1.0),
         label="accuracy lost with the layer\nreplaced by an affine map", **SCORE),
     USEFULNESS.number("needed_layers", "number of blocks whose affine_loss_added is above needed_threshold, and its "
-        "95% interval above 0", "layer", source="ours", is_count=True, label="needed layers", **SCORE),
+        "95% interval above 0", "layer", source="ours", label="needed layers", **SCORE),
     *(USEFULNESS.number(f"needed_layers_{mnat}mnat", f"needed_layers at a threshold of {mnat / 1000:g} nat/token", "layer",
-        source="ours", better="high", is_count=True) for mnat in (10, 50, 200)),
+        source="ours", better="high") for mnat in (10, 50, 200)),
     JOINT.number("jointly_needed_layers", "blocks left after replacing the cheapest by affine maps, one after another, "
-        "while all replacements together add at most needed_threshold", "layer", is_count=True, **SCORE),
+        "while all replacements together add at most needed_threshold", "layer", **SCORE),
     CAUSAL.number("causal_score", "mean over pairs s < l of E_tokens||u'_l - u_l|| / E_tokens||u_l||; u_l = x_l - "
         "x_(l-1), u' with block s skipped", source=f"{SPARSITY} after {EFFICIENT}", stage="effectiveness",
         rows="causal_effect", carried_by="first", **SCORE),
@@ -356,5 +356,5 @@ MEASURES: tuple[Measure, ...] = (*_OURS, *_measures)
 MEASURED: tuple[Quantity, ...] = (
     *_RECORDS,
     *_quantities,
-    *(column for score in (*_RECORDS, *_quantities) for column in score.depth_columns()),
+    *(column for score in (*_RECORDS, *_quantities) if score.carried_by for column in score.depth_columns()),
 )

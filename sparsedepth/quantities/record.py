@@ -48,8 +48,6 @@ class Quantity:
     """Of its axis."""
     is_ratio: bool = False
     """Positive, and differs by orders of magnitude between runs: compared by ratio."""
-    is_count: bool = False
-    """A whole number in each run, such as of layers: differences have steps of 1."""
     is_relative: bool = False
     """Divided by the model's loss, so unreliable at a small loss."""
     stage: Stage = ""
@@ -122,8 +120,6 @@ class Quantity:
 
     def depth_columns(self) -> "Iterator[Quantity]":
         """The columns of its depth profile (`sparsedepth.quantities.depth_profile`)."""
-        if not self.carried_by:
-            return
         short_name = self.display_name.replace("\n", " ").partition(":")[0]
         for name, formula, label in (
             ("without_first", "{} without the first block", "{}, without the first block"),

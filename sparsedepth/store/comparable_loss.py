@@ -22,7 +22,7 @@ OWN, COMMON = "val_loss", "val_loss_common"
 def layers_hint(outcome: str) -> str:
     """How a number of needed layers is to be compared; '' for another outcome."""
     quantity = IN_RUNS.get(outcome)
-    if quantity is None or not (quantity.is_count and quantity.unit == "layer"):
+    if quantity is None or quantity.unit != "layer":
         return ""
     return f"a better model needs more layers: `sparsedepth effects DIR --by {outcome}` compares at equal loss"
 
