@@ -27,7 +27,7 @@ def tune(
         losses = {tuple(point.values()): loss for point in points if (loss := loss_of(point)) is not None}
         if len(losses) < len(points):
             return points, None
-        best = dict(zip(axes, best_point(losses)[0], strict=True))
+        best = dict(zip(axes, best_point(losses), strict=True))
         wider = {name: extended(values, best[name]) for name, values in axes.items()}
         if wider == axes or extensions == 0:
             return points, best

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from operator import itemgetter
 from pathlib import Path
 from statistics import fmean
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from sparsedepth import quantities
 from sparsedepth.config.load import build, read_yaml
@@ -31,8 +31,7 @@ if TYPE_CHECKING:
 TuningRole = Literal["best", "edge", "rejected", "tuning"]
 TunedValues = tuple[float, ...]
 """A value for each tuned field, in their order."""
-Losses = dict[TunedValues, dict[int, float]]
-"""TunedValues -> tuning seed -> loss."""
+Point = TypeVar("Point", float, TunedValues)
 DEFINITIONS = ("sweep.yaml", "import.yaml")
 """Without either nothing is tuned, and a query loads no module that reads them."""
 IS_TRAINED = "model IS NULL"
@@ -84,10 +83,7 @@ def read_tuning(results: Path) -> Tuning | None:
         table_map = build(TableMap, read_yaml(results / MAP), str(results / MAP))
         imported = Tuning(fields=tuple(table_map.tuned), tuning_seeds=(), seeds=(), objective=table_map.objective)
         return imported if table_map.tuned else None
-    path = results / DEFINITION
-    if not path.is_file() or "tune" not in read_yaml(path):
-        return None
-    definition = read_definition(results)
+    definition = read_definition(results) if "tune" in read_yaml(results / DEFINITION) else None
     if definition is None or not definition.tune:
         return None
     return Tuning(
@@ -108,38 +104,39 @@ def tuning_columns(*sweeps: tuple[Tuning, Sequence[Mapping[str, Any]]]) -> dict[
             if None not in _point(tuning, run):  # an imported run whose value is unknown was not tuned
                 groups[configuration(run)].append(run)
         for group in groups.values():
-            roles = _roles(tuning, group, _losses(tuning, group))
             shared = {"tuned_fields": ",".join(tuning.fields), "tuned_by": tuning.objective}
-            columns |= {run_id: {**shared, "tuning": role} for run_id, role in roles.items()}
+            columns |= {run_id: {**shared, "tuning": role} for run_id, role in _roles(tuning, group).items()}
     return columns
 
 
-def _roles(tuning: Tuning, group: Sequence[Mapping[str, Any]], losses: Losses) -> dict[str, TuningRole]:
-    tuning_only = {*tuning.tuning_seeds} - {*tuning.seeds}
+def _roles(tuning: Tuning, group: Sequence[Mapping[str, Any]]) -> dict[str, TuningRole]:
+    losses, tuning_only = _losses(tuning, group), {*tuning.tuning_seeds} - {*tuning.seeds}
     if len(losses) < 2:
         return {run["run_id"]: "tuning" for run in group if run["seed"] in tuning_only}
-    best, at_edge = best_point(_means(losses))
-    chosen: TuningRole = "edge" if any(at_edge) else "best"
+    best = best_point(losses)
+    chosen: TuningRole = "edge" if any(map(is_at_edge, best, zip(*losses, strict=True))) else "best"
     return {
         run["run_id"]: "rejected" if _point(tuning, run) != best else "tuning" if run["seed"] in tuning_only else chosen
         for run in group
     }
 
 
-def _losses(tuning: Tuning, group: Sequence[Mapping[str, Any]]) -> Losses:
-    """The losses of each value by tuning seed; math.inf where one diverged.
+def _losses(tuning: Tuning, group: Sequence[Mapping[str, Any]]) -> dict[TunedValues, float]:
+    """The mean loss of each value over the tuning seeds; math.inf where one diverged, or fewer were run than at others.
 
     Configurations without any tuning seed are of sweeps from before these existed: tuned with the first seed.
     """
-    were_run = dict.fromkeys(run["seed"] for run in group)
-    seeds = [seed for seed in tuning.tuning_seeds if seed in were_run] or tuning.seeds[:1] or [*were_run]
-    runs_of = defaultdict(list)
-    for run in sorted((run for run in group if run["seed"] in seeds), key=lambda run: seeds.index(run["seed"])):
-        runs_of[_point(tuning, run), run["seed"]].append(objective_as_loss(run, tuning.objective))
-    losses: Losses = defaultdict(dict)
-    for (point, seed), values in runs_of.items():  # several values only of imported runs without a known seed
-        losses[point][seed] = fmean(values)
-    return losses
+    were_run = {run["seed"] for run in group}
+    seeds = were_run.intersection(tuning.tuning_seeds) or tuning.seeds[:1] or were_run
+    losses = defaultdict[TunedValues, defaultdict[int | None, list[float]]](lambda: defaultdict(list))
+    for run in group:
+        if run["seed"] in seeds:  # several have one seed only where it is NULL, in imported runs
+            losses[_point(tuning, run)][run["seed"]].append(objective_as_loss(run, tuning.objective))
+    most = max(map(len, losses.values()), default=0)
+    return {
+        point: fmean(map(fmean, by_seed.values())) if len(by_seed) == most else math.inf
+        for point, by_seed in losses.items()
+    }
 
 
 def objective_as_loss(summary: Mapping[str, Any], objective: str) -> float:
@@ -149,17 +146,9 @@ def objective_as_loss(summary: Mapping[str, Any], objective: str) -> float:
     return -quantities.sign(objective) * value if is_scored else math.inf
 
 
-def _means(losses: Losses) -> dict[TunedValues, float]:
-    """The mean loss of each value; math.inf where fewer seeds were run than at others."""
-    most = max(map(len, losses.values()))
-    return {point: fmean(by_seed.values()) if len(by_seed) == most else math.inf for point, by_seed in losses.items()}
-
-
-def best_point(losses: Mapping[TunedValues, float]) -> tuple[TunedValues, tuple[bool, ...]]:
-    """The point of the lowest loss (ties: the lowest values), and for each field whether its value is the lowest or
-    highest tried. The loss of a diverged point is math.inf."""
-    best = min(sorted(losses), key=lambda point: losses[point])
-    return best, tuple(is_at_edge(value, values) for value, values in zip(best, zip(*losses, strict=True), strict=True))
+def best_point(losses: Mapping[Point, float]) -> Point:
+    """The value, or values of several fields, of the lowest loss (ties: the lowest). That of a diverged one is inf."""
+    return min(sorted(losses), key=lambda point: losses[point])
 
 
 def is_at_edge(value: float, values: Collection[float]) -> bool:
@@ -170,7 +159,7 @@ def is_at_edge(value: float, values: Collection[float]) -> bool:
 def best_value(losses: Mapping[float, float], chosen: Collection[float]) -> tuple[float, TuningRole]:
     """The value that tuning chose, or without one that of the lowest loss; and whether it is the lowest or highest
     tried. The loss of a diverged value is math.inf."""
-    best = min(chosen) if chosen else best_point({(value,): loss for value, loss in losses.items()})[0][0]
+    best = min(chosen) if chosen else best_point(losses)
     return best, "edge" if is_at_edge(best, losses) else "best"
 
 
