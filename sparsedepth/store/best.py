@@ -9,10 +9,11 @@ the form that ranks in its place. The table always includes the *baseline* (`sto
 """
 
 import shlex
+from bisect import bisect_left
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from operator import itemgetter
+from itertools import compress
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +36,7 @@ from sparsedepth.store.setting import (
     number_text,
     only_tuning_text,
     planned_configurations,
+    relative,
     settings_of,
 )
 from sparsedepth.store.small_sample import MIN_VALUES, mean_interval, seed_means
@@ -97,6 +99,10 @@ class _Ranked(Configuration):
     rank: int | None = None
     is_on_front: bool = False
 
+    @property
+    def mean(self) -> float | None:
+        return mean_interval(self.values)[0]
+
 
 def best(
     store: Store, by: str | None = None, depth: int | None = None, top: int = 5, where: str | None = None
@@ -124,11 +130,9 @@ def best(
     rows = store.sql(f"SELECT {quoted} FROM runs WHERE {condition}").records()
     if not rows:
         raise ValueError(_why_none(store, conditions))
-    cells = _ranked(_cells(rows, by, beside, _incomplete(store, search)), by)
-    if search:
-        values = np.array([cell.beside[: len(objectives)] for cell in cells], dtype=float)  # None becomes NaN
-        marked = zip(cells, on_front(values, objectives), strict=True)
-        cells = [replace(cell, is_on_front=bool(is_marked)) for cell, is_marked in marked]
+    cells = _cells(rows, by, beside, _incomplete(store, search))
+    values = np.array([cell.beside[: len(objectives)] for cell in cells], dtype=float)  # None becomes NaN
+    cells = _ranked(cells, on_front(values, objectives) if search else [False] * len(cells), by)
     planned = [] if where or search else planned_configurations(store.roots)
     settings = settings_of(cells, [cell for cell in planned if depth in (None, cell.knobs["n_layers"])])
     baseline = None if search else next((cell for cell in cells if cell is settings.baseline), None)
@@ -154,19 +158,18 @@ def best(
     )
 
 
-def _ranked(cells: Sequence[_Ranked], by: str) -> list[_Ranked]:
+def _ranked(cells: Sequence[_Ranked], is_on_front: Iterable[bool], by: str) -> list[_Ranked]:
     """The cells in order, the best first, each with its rank."""
     sign = -quantities.sign(by)
-
-    def order(cell: _Ranked) -> tuple[bool, bool, float]:
-        mean = mean_interval(cell.values)[0]
-        return cell.n_diverged > 0 or cell.is_incomplete, mean is None, 0.0 if mean is None else sign * mean
-
-    in_order = sorted(((order(cell), cell.cell_id, cell) for cell in cells), key=itemgetter(0, 1))
-    ranks: dict[tuple[bool, bool, float], int] = {}
-    for position, (place, _, _) in enumerate(in_order, start=1):
-        ranks.setdefault(place, position)
-    return [replace(cell, rank=ranks[place]) if cell.values else cell for place, _, cell in in_order]
+    places = [
+        (cell.n_diverged > 0 or cell.is_incomplete, cell.mean is None, sign * (cell.mean or 0.0)) for cell in cells
+    ]
+    in_order = sorted(zip(places, cells, is_on_front, strict=True), key=lambda each: (each[0], each[1].cell_id))
+    places.sort()
+    return [
+        replace(cell, rank=bisect_left(places, place) + 1 if cell.values else None, is_on_front=bool(on_front))
+        for place, cell, on_front in in_order
+    ]
 
 
 def _caution(rows: Sequence[Mapping[str, Any]], by: str, degenerate: str) -> str:
@@ -189,14 +192,9 @@ def heading(ranking: Ranking) -> str:
     diverged = ""
     if ranking.n_diverged:
         diverged = f", {ranking.n_diverged} diverged; configurations with a diverged run rank last, by the others"
-    ends = [(row["lo"], row["hi"]) for row in ranking.table.records()]
-    has_interval = any(lo is not None for lo, _ in ends)
-    interval = (
-        f"with 95% interval (Student's{quantity.cut_at(*ends)})"
-        if has_interval
-        else f"(an interval needs {MIN_VALUES} seeds)"
-    )
-    advice = ""
+    interval, advice = f"(an interval needs {MIN_VALUES} seeds)", ""
+    if ends := [(row["lo"], row["hi"]) for row in ranking.table.records() if row["lo"] is not None]:
+        interval = f"with 95% interval (Student's{quantity.cut_at(*ends)})"
     if ranking.search:
         folder = shlex.join(map(str, ranking.roots))
         advice = (
@@ -317,29 +315,21 @@ def _table(
     rows = []
     for cell in shown:
         mean, lo, hi = mean_interval(cell.values)
-        notes = {
-            "baseline": cell is baseline,
-            "front": cell.is_on_front,
-            "incomplete": cell.is_incomplete,
-            "no value": mean is None,
-        }
+        applies = (cell is baseline, cell.is_on_front, cell.is_incomplete, mean is None)
         rows.append(
             {
+                **vars(cell),
                 **dict(zip(beside, cell.beside, strict=True)),
                 **cell.knobs,
-                "rank": cell.rank,
-                "cell_id": cell.cell_id,
                 "source": ", ".join(sorted(cell.sources)),
-                "model": cell.model,
-                "tuning": cell.tuning,
                 "seeds": len(cell.values),
                 "diverged": cell.n_diverged,
-                "params": cell.params / baseline.params if cell.params and baseline and baseline.params else None,
-                "flops": cell.flops / baseline.flops if cell.flops and baseline and baseline.flops else None,
+                "params": relative(cell.params, baseline.params if baseline else None),
+                "flops": relative(cell.flops, baseline.flops if baseline else None),
                 by: mean,
                 "lo": clipped(lo),
                 "hi": clipped(hi),
-                "note": ", ".join(note for note, applies in notes.items() if applies) or None,
+                "note": ", ".join(compress(("baseline", "front", "incomplete", "no value"), applies)) or None,
             }
         )
     optional = {name: any(row[name] for row in rows) for name in ("model", "tuning", "diverged", "params", "flops")}

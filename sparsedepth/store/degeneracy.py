@@ -19,8 +19,9 @@ absolute form.
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
@@ -101,15 +102,13 @@ class Degeneracy:
 def degeneracy(score: str, runs: Iterable[Run]) -> Degeneracy:
     """The degeneracy of one score in the finished runs. A column that is no score is never degenerate."""
     scored = [run for run in runs if score in SCORES and _has_value(score, run)]
-    constant = _constant(score, scored)
-    own = [reasons_in(score, run) for run in scored]
-    reasons = Counter(reason for run, of_run in zip(scored, own, strict=True) for reason in (*constant(run), *of_run))
-    is_constant = len(scored) > 1 and len({run[score] for run in scored}) == 1
+    constant, by_run = _constant(score, scored), reasons_by_run(score, scored)
+    n_by_itself = sum(not {*reasons} <= {*constant.values()} for reasons in by_run)
     return Degeneracy(
         score=score,
         n_runs=len(scored),
-        is_degenerate=is_constant or sum(map(bool, own)) > MOST * len(scored),
-        reasons=dict(reasons.most_common()),
+        is_degenerate=None in constant or n_by_itself > MOST * len(scored),
+        reasons=dict(Counter(chain.from_iterable(by_run)).most_common()),
         unknown=dict(Counter(reason for run in scored for reason in unknown_in(score, run)).most_common()),
     )
 
@@ -117,25 +116,25 @@ def degeneracy(score: str, runs: Iterable[Run]) -> Degeneracy:
 def reasons_by_run(score: str, runs: Sequence[Run]) -> list[list[str]]:
     """Why a score is degenerate in each run of a comparison; empty where it is not, or the run has no value."""
     constant = _constant(score, [run for run in runs if _has_value(score, run)])
-    return [[*constant(run), *reasons_in(score, run)] if _has_value(score, run) else [] for run in runs]
-
-
-def _constant(score: str, scored: Sequence[Run]) -> Callable[[Run], list[str]]:
-    """A run -> the reason that all runs, at least two, have the same value, or those of its depth do."""
-    values_at = defaultdict[float | None, list[float | None]](list)
-    for run in scored:
-        for depth in {None, float_or_none(run.get("n_layers"))}:
-            values_at[depth].append(float_or_none(run[score]))
-    constant = {at: values[0] for at, values in values_at.items() if len(values) > 1 and len({*values}) == 1}
 
     def reasons(run: Run) -> list[str]:
-        depth = float_or_none(run.get("n_layers"))
-        for at, where in ((None, ""), (depth, f" at {depth:g} layers" if depth is not None else "")):
-            if at in constant:
-                return [f"{constant[at]:g} in every run{where}"]
-        return []
+        same = constant.get(None) or constant.get(float_or_none(run.get("n_layers")))
+        return [*filter(None, [same]), *reasons_in(score, run)]
 
-    return reasons
+    return [reasons(run) if _has_value(score, run) else [] for run in runs]
+
+
+def _constant(score: str, scored: Sequence[Run]) -> dict[float | None, str]:
+    """n_layers (None: all) -> the reason that these runs, at least two, have the same value."""
+    values_at = defaultdict[float | None, list[float]](list)
+    for run in scored:
+        for depth in {None, float_or_none(run.get("n_layers"))}:
+            values_at[depth].append(float(run[score]))
+    return {
+        depth: f"{values[0]:g} in every run" + ("" if depth is None else f" at {depth:g} layers")
+        for depth, values in values_at.items()
+        if len(values) > 1 and len({*values}) == 1
+    }
 
 
 def _has_value(score: str, run: Run) -> bool:
@@ -145,18 +144,16 @@ def _has_value(score: str, run: Run) -> bool:
 def reasons_in(score: str, run: Run) -> list[str]:
     """Why a score is degenerate in a run by itself; empty where it is not."""
     share, lo, hi = (float_or_none(run.get(name)) for name in (_share_column(score), f"{score}_lo", f"{score}_hi"))
-    reasons = [weakness] if (weakness := weakness_of_run(run)) else []
-    loss = float_or_none(run.get("val_loss"))
-    if IN_RUNS[score].is_relative and loss is not None and loss < SMALL_LOSS:
-        reasons.append(BY_LOSS)
-    if share is not None and share > LARGEST_SHARE:
-        reasons.append(BY_BLOCK)
+    value, loss = float_or_none(run.get(score)), float_or_none(run.get("val_loss"))
     least, _ = IN_RUNS[score].range
-    if float_or_none(run.get(score)) == 0:
-        reasons.append(BY_ZERO)
-    elif least < 0 and lo is not None and hi is not None and lo <= 0 <= hi:
-        reasons.append(BY_START)
-    return reasons
+    holds = {
+        weakness_of_run(run): True,
+        BY_LOSS: IN_RUNS[score].is_relative and loss is not None and loss < SMALL_LOSS,
+        BY_BLOCK: share is not None and share > LARGEST_SHARE,
+        BY_ZERO: value == 0,
+        BY_START: value != 0 and least < 0 and lo is not None and hi is not None and lo <= 0 <= hi,
+    }
+    return [reason for reason, is_true in holds.items() if reason and is_true]
 
 
 def unknown_in(score: str, run: Run) -> list[str]:
@@ -198,12 +195,9 @@ def common_weakness(runs: Iterable[Run]) -> str:
     if not weak.total() > MOST * len(finished):
         return ""
     reason, n = weak.most_common(1)[0]
-    pairs = [
-        (float(run["val_loss"]), _guessing(run) if reason == BY_CHANCE else float(run["bigram_loss"]))
-        for own, run in finished
-        if own == reason
-    ]
-    loss, other = (sum(filter(None, side)) / n for side in zip(*pairs, strict=True))
+    having = [run for own, run in finished if own == reason]
+    loss = sum(float(run["val_loss"]) for run in having) / n
+    other = sum((_guessing(run) or 0.0) if reason == BY_CHANCE else float(run["bigram_loss"]) for run in having) / n
     return f"{reason} ({weak.total()} of {len(finished)} runs; val_loss {loss:.4g} against {other:.4g} nat/token)"
 
 

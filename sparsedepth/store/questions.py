@@ -14,7 +14,6 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from sparsedepth.config.plain_text import did_you_mean
-from sparsedepth.config.run import CELL_FIELDS
 from sparsedepth.store import signal_to_noise, terminal
 from sparsedepth.store.comparable_loss import loss_in
 from sparsedepth.store.connection import Store
@@ -36,7 +35,6 @@ SIGNAL_TO_NOISE = "signal_to_noise"
 
 @dataclass(frozen=True, kw_only=True)
 class Question:
-    name: str
     asks: str
     sql: str
     none: str = "no run was trained to the end"
@@ -66,77 +64,68 @@ _CELLS = f"""
 """
 
 QUESTIONS: dict[str, Question] = {
-    question.name: question
-    for question in (
-        Question(
-            name="best_per_depth",
-            optional=("cell_id", "{scores}"),
-            asks="which configuration has the lowest mean loss at each n_layers, without diverged seeds?",
-            none="no configuration has a loss and no diverged seed",
-            scores=("usefulness",),
-            ranks=True,
-            sql=_CELLS + "SELECT n_layers, cell_id, {varying} seeds, {loss}, losses, {scores} params_total, train_flops"
-            " FROM cells"
-            " WHERE diverged = 0 AND {loss} IS NOT NULL"
-            " QUALIFY row_number() OVER (PARTITION BY n_layers ORDER BY {loss}, cell_id) = 1 ORDER BY n_layers",
-        ),
-        Question(
-            name="pareto",
-            optional=("cell_id", "params"),
-            scores=("usefulness",),
-            ranks=True,
-            asks="which configurations are Pareto-optimal in loss, usefulness and train_flops?",
-            none="no configuration has a loss, usefulness (sparsedepth measure), train_flops and no diverged seed",
-            sql=_CELLS + "SELECT cell_id, n_layers, {varying} seeds, {loss}, {scores} params_total, train_flops"
-            " FROM cells AS this"
-            " WHERE diverged = 0 AND {loss} IS NOT NULL AND {score} IS NOT NULL AND NOT EXISTS ("
-            "   FROM cells AS other WHERE other.diverged = 0 AND other.{loss} <= this.{loss}"
-            "   AND other.{score} >= this.{score} AND other.train_flops <= this.train_flops"
-            "   AND (other.{loss} < this.{loss} OR other.{score} > this.{score}"
-            "        OR other.train_flops < this.train_flops))"
-            " ORDER BY train_flops, {loss}, cell_id",
-        ),
-        Question(
-            name="diverged",
-            asks="which runs diverged, when, and why?",
-            none="every run trained to the end",
-            sql="SELECT run_id, n_layers, {varying} seed, diverged_step, steps, diverged_cause FROM runs"
-            " WHERE outcome = 'diverged' ORDER BY n_layers, cell_id, seed",
-        ),
-        Question(
-            name="lr_curves",
-            asks="how does the loss of each configuration depend on lr, and is the best lr (or the one that tuning "
-            "chose) inside the range tried?",
-            none="no configuration was run at two values of lr",
-            sql="WITH choosing AS (SELECT DISTINCT seed FROM runs WHERE tuning = 'tuning'),"
-            " points AS (SELECT n_layers, {others} lr, count(*) AS runs,"
-            " count(*) FILTER (outcome = 'diverged') AS diverged,"
-            " avg({loss}) FILTER (outcome = 'ok' AND seed IN (FROM choosing)) AS {loss}_tuning,"
-            " avg({loss}) FILTER (outcome = 'ok') AS {loss},"
-            f" bool_or(coalesce(tuning, '') IN {CHOSEN_ROLES}) AS note"
-            f" FROM runs WHERE {IS_TRAINED} GROUP BY ALL)"
-            " SELECT * FROM points QUALIFY count(*) OVER (PARTITION BY n_layers, {others} 1) > 1"
-            " ORDER BY n_layers, {others} lr",
-        ),
-        Question(
-            name="seed_noise",
-            optional=("cell_id", "{scores}"),
-            asks="how much do loss and usefulness vary between seeds in each configuration with two or more?",
-            none="no configuration has two seeds that trained to the end",
-            scores=("usefulness",),
-            sql=_CELLS + "SELECT cell_id, n_layers, {varying} seeds, diverged, {loss}, {loss}_sd, {scores}"
-            " {score}_sd FROM cells WHERE seeds >= 2 ORDER BY {loss}_sd DESC, cell_id",
-        ),
-        Question(
-            name="mechanism",
-            optional=("cell_id", "params", "flops", "seeds", "usefulness_loss_increase", "attention_sparsity_rel"),
-            asks="what are sparsity, residual variance, usefulness and loss in every configuration?",
-            scores=("usefulness", "usefulness_loss_increase"),
-            sql=_CELLS + "SELECT cell_id, n_layers, {varying} seeds, diverged, weight_sparsity, attention_sparsity_rel,"
-            " residual_variance_last, {scores} {loss}, params_total, train_flops FROM cells"
-            " ORDER BY n_layers, {loss}, cell_id",
-        ),
-    )
+    "best_per_depth": Question(
+        optional=("cell_id", "{scores}"),
+        asks="which configuration has the lowest mean loss at each n_layers, without diverged seeds?",
+        none="no configuration has a loss and no diverged seed",
+        scores=("usefulness",),
+        ranks=True,
+        sql=_CELLS + "SELECT n_layers, cell_id, {varying} seeds, {loss}, losses, {scores} params_total, train_flops"
+        " FROM cells"
+        " WHERE diverged = 0 AND {loss} IS NOT NULL"
+        " QUALIFY row_number() OVER (PARTITION BY n_layers ORDER BY {loss}, cell_id) = 1 ORDER BY n_layers",
+    ),
+    "pareto": Question(
+        optional=("cell_id", "params"),
+        scores=("usefulness",),
+        ranks=True,
+        asks="which configurations are Pareto-optimal in loss, usefulness and train_flops?",
+        none="no configuration has a loss, usefulness (sparsedepth measure), train_flops and no diverged seed",
+        sql=_CELLS + "SELECT cell_id, n_layers, {varying} seeds, {loss}, {scores} params_total, train_flops"
+        " FROM cells AS this"
+        " WHERE diverged = 0 AND {loss} IS NOT NULL AND {score} IS NOT NULL AND NOT EXISTS ("
+        "   FROM cells AS other WHERE other.diverged = 0 AND other.{loss} <= this.{loss}"
+        "   AND other.{score} >= this.{score} AND other.train_flops <= this.train_flops"
+        "   AND (other.{loss} < this.{loss} OR other.{score} > this.{score}"
+        "        OR other.train_flops < this.train_flops))"
+        " ORDER BY train_flops, {loss}, cell_id",
+    ),
+    "diverged": Question(
+        asks="which runs diverged, when, and why?",
+        none="every run trained to the end",
+        sql="SELECT run_id, n_layers, {varying} seed, diverged_step, steps, diverged_cause FROM runs"
+        " WHERE outcome = 'diverged' ORDER BY n_layers, cell_id, seed",
+    ),
+    "lr_curves": Question(
+        asks="how does the loss of each configuration depend on lr, and is the best lr (or the one that tuning "
+        "chose) inside the range tried?",
+        none="no configuration was run at two values of lr",
+        sql="WITH choosing AS (SELECT DISTINCT seed FROM runs WHERE tuning = 'tuning'),"
+        " points AS (SELECT n_layers, {others} lr, count(*) AS runs,"
+        " count(*) FILTER (outcome = 'diverged') AS diverged,"
+        " avg({loss}) FILTER (outcome = 'ok' AND seed IN (FROM choosing)) AS {loss}_tuning,"
+        " avg({loss}) FILTER (outcome = 'ok') AS {loss},"
+        f" bool_or(coalesce(tuning, '') IN {CHOSEN_ROLES}) AS note"
+        f" FROM runs WHERE {IS_TRAINED} GROUP BY ALL)"
+        " SELECT * FROM points QUALIFY count(*) OVER (PARTITION BY n_layers, {others} 1) > 1"
+        " ORDER BY n_layers, {others} lr",
+    ),
+    "seed_noise": Question(
+        optional=("cell_id", "{scores}"),
+        asks="how much do loss and usefulness vary between seeds in each configuration with two or more?",
+        none="no configuration has two seeds that trained to the end",
+        scores=("usefulness",),
+        sql=_CELLS + "SELECT cell_id, n_layers, {varying} seeds, diverged, {loss}, {loss}_sd, {scores}"
+        " {score}_sd FROM cells WHERE seeds >= 2 ORDER BY {loss}_sd DESC, cell_id",
+    ),
+    "mechanism": Question(
+        optional=("cell_id", "params", "flops", "seeds", "usefulness_loss_increase", "attention_sparsity_rel"),
+        asks="what are sparsity, residual variance, usefulness and loss in every configuration?",
+        scores=("usefulness", "usefulness_loss_increase"),
+        sql=_CELLS + "SELECT cell_id, n_layers, {varying} seeds, diverged, weight_sparsity, attention_sparsity_rel,"
+        " residual_variance_last, {scores} {loss}, params_total, train_flops FROM cells"
+        " ORDER BY n_layers, {loss}, cell_id",
+    ),
 }
 
 
@@ -160,23 +149,24 @@ def text(store: Store, name: str) -> str:
     question, settings = _find(name), read_settings(store)
     scores = _sound_scores(store, question)
     answer = _answer(store, question, scores, settings)
-    if not answer.rows:
+    if not answer.rows or settings is None:
         return f"{terminal.wrapped([question.asks])}none: {_why_none(store, question)}"
-    shown = with_setting_column(answer, settings) if settings else answer
     optional = [names.format(scores=" ".join(scores)) for names in question.optional]
-    table = terminal.fit(shown, optional)
-    remarks = [question.asks, *scores.values()]
+    table = terminal.fit(with_setting_column(answer, settings), optional)
+    interval = ""
     if "lo" in answer.columns:
-        is_cut = 0.0 in (row[answer.columns.index("lo")] for row in answer.rows)
+        is_cut = any(row["lo"] == 0 for row in answer.records())
         interval = f"lo, hi: Student's 95% interval over seeds{', cut at 0' * is_cut}"
-        remarks.append(interval if "lo" in table.columns else f"an interval needs {MIN_VALUES} seeds")
-    if settings:
-        remarks += [
-            settings.cost_text(table.columns),
-            settings.baseline_text if "setting" in table.columns else "",
-            settings.depth_text,
-            settings.data_text if question.ranks else "",
-        ]
+        interval = interval if "lo" in table.columns else f"an interval needs {MIN_VALUES} seeds"
+    remarks = [
+        question.asks,
+        *scores.values(),
+        interval,
+        settings.cost_text(table.columns),
+        settings.baseline_text if "setting" in table.columns else "",
+        settings.depth_text,
+        settings.data_text if question.ranks else "",
+    ]
     return f"{terminal.wrapped(filter(None, remarks))}{table.text}"
 
 
@@ -189,8 +179,8 @@ def _find(name: str) -> Question:
 
 
 def _answer(store: Store, question: Question, scores: Iterable[str], settings: Settings | None) -> QueryResult:
-    planned = settings.label_fields if settings else ()  # of an unfinished sweep, whose baseline may be missing
-    varying, loss = list(dict.fromkeys([*varying_fields(store), *planned])), loss_in(store)
+    varying = [name for name in settings.varying if name != "n_layers"] if settings else []
+    loss = loss_in(store)
     spread = [f"stddev_samp({value}) FILTER (outcome = 'ok') AS {value}_sd" for value in (loss, *scores)]
     columns = {
         "varying": varying,
@@ -222,14 +212,6 @@ def _why_none(store: Store, question: Question) -> str:
     return (only_tuning_text(store) if IS_RESULT in question.sql else "") or question.none
 
 
-def varying_fields(store: Store) -> list[str]:
-    """The fields, without n_layers, with more than one value in the store's trained runs (NULL is a value)."""
-    names = [name for name in CELL_FIELDS if name != "n_layers"]
-    varies = ", ".join(f"min({name}) <> max({name}) OR count({name}) NOT IN (0, count(*))" for name in names)
-    (row,) = store.sql(f"SELECT {varies} FROM runs WHERE {IS_TRAINED}").rows
-    return [name for name, is_varied in zip(names, row, strict=True) if is_varied]
-
-
 def _with_best(curves: QueryResult) -> QueryResult:
     """The column `note`, what tuning chose, as a remark on the best lr of each configuration, whose rows agree in the
     columns before lr."""
@@ -248,8 +230,8 @@ def _with_best(curves: QueryResult) -> QueryResult:
 
 def _with_interval(answer: QueryResult) -> QueryResult:
     """The column `losses`, pairs of a seed and a loss, replaced by the ends of their mean's interval, from 0 on."""
-    index, rows = answer.columns.index("losses"), []
-    for row in answer.rows:
-        _, lo, hi = mean_interval(seed_means(row[index]))
-        rows.append((*row[:index], None if lo is None else max(lo, 0.0), hi, *row[index + 1 :]))
-    return QueryResult(columns=(*answer.columns[:index], "lo", "hi", *answer.columns[index + 1 :]), rows=tuple(rows))
+    at = answer.columns.index("losses")
+    intervals = (mean_interval(seed_means(row[at]))[1:] for row in answer.rows)
+    ends = [(None if lo is None else max(lo, 0.0), hi) for lo, hi in intervals]
+    rows = tuple((*row[:at], *pair, *row[at + 1 :]) for row, pair in zip(answer.rows, ends, strict=True))
+    return QueryResult(columns=(*answer.columns[:at], "lo", "hi", *answer.columns[at + 1 :]), rows=rows)

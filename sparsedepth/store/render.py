@@ -104,13 +104,15 @@ def to_parquet(result: QueryResult) -> bytes:
 
 def to_markdown(result: QueryResult) -> str:
     """A GitHub table; text can hold no image, labelled link or HTML."""
-    right = [*map(is_numeric, result.values())]
-    lines = [
-        [visible(column).translate(_MARKDOWN) for column in result.columns],
-        ["---:" if on_right else "---" for on_right in right],
-        *([readable(value).translate(_MARKDOWN) for value in row] for row in result.rows),
-    ]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+    head, *rows = _escaped(result, _MARKDOWN)
+    rule = ["---:" if is_numeric(values) else "---" for values in result.values()]
+    return "\n".join(f"| {' | '.join(line)} |" for line in (head, rule, *rows))
+
+
+def _escaped(result: QueryResult, escapes: dict[int, str]) -> list[list[str]]:
+    """The names of the columns, then the values of each row."""
+    rows = [[visible(column) for column in result.columns], *([*map(readable, row)] for row in result.rows)]
+    return [[text.translate(escapes) for text in row] for row in rows]
 
 
 _MARKDOWN = str.maketrans({character: "\\" + character for character in "\\`*[]<>|&~$"})
@@ -118,17 +120,10 @@ _MARKDOWN = str.maketrans({character: "\\" + character for character in "\\`*[]<
 
 def to_latex(result: QueryResult) -> str:
     """A tabular environment that needs no package; text can run no command."""
-    right = [*map(is_numeric, result.values())]
-    lines = [
-        r"\begin{tabular}{" + "".join("r" if on_right else "l" for on_right in right) + "}",
-        r"\hline",
-        " & ".join(visible(column).translate(_LATEX) for column in result.columns) + r" \\",
-        r"\hline",
-        *(" & ".join(readable(value).translate(_LATEX) for value in row) + r" \\" for row in result.rows),
-        r"\hline",
-        r"\end{tabular}",
-    ]
-    return "\n".join(lines)
+    head, *rows = [" & ".join(line) + r" \\" for line in _escaped(result, _LATEX)]
+    sides = "".join("r" if is_numeric(values) else "l" for values in result.values())
+    begin, end = rf"\begin{{tabular}}{{{sides}}}", r"\end{tabular}"
+    return "\n".join([begin, r"\hline", head, r"\hline", *rows, r"\hline", end])
 
 
 _LATEX = str.maketrans(

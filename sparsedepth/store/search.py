@@ -5,6 +5,7 @@ and better in one), and a shortlist to run again with new seeds, because the bes
 pruned seeds has no score: the mean of the surviving seeds is optimistic.
 """
 
+import contextlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -50,15 +51,20 @@ class Search:
         )
 
 
+def definitions_of(roots: Sequence[Path]) -> list[SweepDefinition]:
+    """The definitions of the sweeps that fill these folders."""
+    found: list[SweepDefinition | None] = []
+    for root in roots:
+        with contextlib.suppress(ValueError):  # a definition of another version
+            found.append(read_definition(root))
+    return [definition for definition in found if definition is not None]
+
+
 def search_of(roots: Sequence[Path]) -> Search | None:
     """The search that filled this folder; None for several folders, or one without a search."""
-    try:
-        definitions = [read_definition(root) for root in roots if root.is_dir()]
-    except ValueError:  # a definition of another version
-        return None
-    if len(definitions) != 1 or definitions[0] is None or not definitions[0].is_search:
-        return None
-    return Search(definition=definitions[0])
+    folders = [root for root in roots if root.is_dir()]
+    searches = [Search(definition=each) for each in definitions_of(folders) if each.is_search]
+    return searches[0] if searches and len(folders) == 1 else None
 
 
 def on_front(values_CK: np.ndarray, objectives: Sequence[str]) -> np.ndarray:

@@ -7,7 +7,6 @@ of their own and are no part of a label; nor are sizes and data that follow from
 as a task's vocabulary or a budget of tokens per parameter.
 """
 
-import contextlib
 import functools
 import json
 from collections.abc import Container, Iterable, Mapping, Sequence
@@ -19,9 +18,9 @@ from typing import TYPE_CHECKING, Any
 from sparsedepth.config.model import FILLED_FROM, with_derived_sizes
 from sparsedepth.config.role import roles
 from sparsedepth.config.run import CELL_FIELDS, RunConfig
-from sparsedepth.config.sweep import SweepDefinition, read_definition
 from sparsedepth.store.query_result import QueryResult, readable
 from sparsedepth.store.schema import stored_fields
+from sparsedepth.store.search import definitions_of
 from sparsedepth.store.tuning_roles import IS_CHOSEN, IS_TRAINED, parse_tuned_fields
 
 if TYPE_CHECKING:
@@ -108,15 +107,6 @@ class Settings:
         return ", ".join([*parts, *([assignment(BUDGET, knobs[BUDGET])] if BUDGET in named else [])])
 
 
-def grids_of(roots: Sequence[Path]) -> list[SweepDefinition]:
-    """The definitions of the grids that fill these folders."""
-    found: list[SweepDefinition | None] = []
-    for root in roots:
-        with contextlib.suppress(ValueError):  # a definition of another version
-            found.append(read_definition(root))
-    return [definition for definition in found if definition is not None and not definition.is_search]
-
-
 def only_tuning_text(store: "Store") -> str:
     """'only tuning runs are complete so far (3 of 30)'; '' where a result is complete, or no run at all."""
     sql = f"SELECT count(*), count(*) FILTER (NOT ({IS_CHOSEN})) FROM runs WHERE {IS_TRAINED}"
@@ -125,7 +115,8 @@ def only_tuning_text(store: "Store") -> str:
         return ""
     planned = sum(
         len([*grid.grid()]) * prod(map(len, grid.tune.values())) * len(grid.tuning_seeds)
-        for grid in grids_of(store.roots)
+        for grid in definitions_of(store.roots)
+        if not grid.is_search
     )
     return f"only tuning runs are complete so far ({n_tuning}{f' of {planned}' if planned >= n_tuning else ''})"
 
@@ -135,8 +126,8 @@ def planned_configurations(roots: Sequence[Path]) -> list[Configuration]:
     the definition alone does not tell."""
     return [
         configuration_of(grid.run_config(cell, grid.seeds[0]), grid.tune)
-        for grid in grids_of(roots)
-        if not (grid.free or grid.constraints)
+        for grid in definitions_of(roots)
+        if not (grid.is_search or grid.free or grid.constraints)
         for cell in grid.grid()
     ]
 
@@ -204,25 +195,21 @@ def with_setting_column(answer: QueryResult, settings: Settings) -> QueryResult:
     training FLOPs relative to the baseline (`Settings.cost_text`)."""
     costs = {"params_total": ("params", settings.baseline.params), "train_flops": ("flops", settings.baseline.flops)}
     fixed = ("n_layers", *settings.tuned)
-    names = [
-        name
-        for name, values in zip(answer.columns, answer.values(), strict=True)
-        if (name in fixed or name not in settings.varying) and (name != "diverged" or any(values))
-    ]
-
-    def value(name: str, row: Mapping[str, Any]) -> Any:
+    columns: dict[str, list[Any]] = {}
+    for name, values in zip(answer.columns, answer.values(), strict=True):
         if name in costs:
-            reference = costs[name][1]
-            return row[name] and reference and row[name] / reference
-        return number_text(row[name]) if name in settings.tuned else row[name]
-
-    records = answer.records()
-    columns = [costs[name][0] if name in costs else name for name in names]
-    rows = [[value(name, row) for name in names] for row in records]
+            short_name, reference = costs[name]
+            columns[short_name] = [relative(value, reference) for value in values]
+        elif (name in fixed or name not in settings.varying) and (name != "diverged" or any(values)):
+            columns[name] = [*map(number_text, values)] if name in settings.tuned else values
     if any(name in settings.label_fields for name in answer.columns):
-        columns.append("setting")
-        rows = [[*values, settings.label(row)] for values, row in zip(rows, records, strict=True)]
-    return QueryResult(columns=tuple(columns), rows=tuple(map(tuple, rows)))
+        columns["setting"] = [settings.label(row) for row in answer.records()]
+    return QueryResult(columns=tuple(columns), rows=tuple(zip(*columns.values(), strict=True)))
+
+
+def relative(value: float | None, reference: float | None) -> float | None:
+    """A cost over that of the baseline; None where either is unknown."""
+    return value / reference if value and reference else None
 
 
 def number_text(value: Any) -> str | None:
