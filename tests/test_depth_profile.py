@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from sparsedepth.quantities import IN_RUNS, PROFILED
-from sparsedepth.quantities.depth_profile import block_weights, depth_profile, entries_of, profile_columns
+from sparsedepth.quantities.depth_profile import block_weights, depth_profile, entries_of
 
 
 def of_layers(*values):
@@ -74,8 +74,8 @@ def test_every_score_with_a_profile_has_its_rows_and_its_columns():
     assert by_name["causal_score"] == [((1,), 0.4), ((1,), 0.2), ((2,), 0.1)]  # of the block that was skipped
     assert by_name["permutation_score"] == [((1, 2), 0.4), ((1, 3), 0.2), ((2, 3), 0.1)]
     for score in PROFILED:
-        columns = profile_columns(score, by_name[score.name], 3)
-        assert list(columns) == [column.name for column in score.depth_columns()]
+        columns = [f"{score.name}_{name}" for name in depth_profile(by_name[score.name], 3)]
+        assert columns == [column.name for column in score.depth_columns()]
         assert all(IN_RUNS[name].measure == score.measure for name in columns)
     assert IN_RUNS["causal_score_deep_half"].better == "high" and not IN_RUNS["causal_score_centre"].better
     assert not IN_RUNS["causal_score_deep_half"].stage

@@ -182,7 +182,7 @@ def cautions(runs: pd.DataFrame) -> list[str]:
         judged = degeneracy.degeneracy(score, rows)
         if judged.grounds and not judged.is_degenerate:
             in_some.setdefault(judged.grounds, []).append(score)
-        elif line := degeneracy.degeneracy_note(score, rows):
+        elif line := degeneracy.usable_form(score, rows)[1]:
             lines.append(line)
     parts = [f"{', '.join(scores)}, because {grounds}" for grounds, scores in in_some.items()]
     return [*lines, f"Degenerate in some runs: {'; '.join(parts)}"] if parts else lines

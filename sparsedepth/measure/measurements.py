@@ -30,7 +30,7 @@ from sparsedepth.measure.bootstrap import BootstrapEstimate, Estimator, ScoreByL
 from sparsedepth.probe.fork import rows_per_pass
 from sparsedepth.probe.probed_model import ProbedModel
 from sparsedepth.quantities import ALL, PROFILED
-from sparsedepth.quantities.depth_profile import entries_of, profile_columns
+from sparsedepth.quantities.depth_profile import depth_profile, entries_of
 from sparsedepth.quantities.record import Table
 
 Row = dict[str, Any]
@@ -179,8 +179,8 @@ class Measurements:
         """The columns of the depth profiles of this measure's scores, from their rows."""
         for score in PROFILED:
             if score.measure == measure and score.name in self.summary:
-                entries = entries_of(score, self.layers, self.pairs)
-                self.summary.update(profile_columns(score, entries, n_layers))
+                profile = depth_profile(entries_of(score, self.layers, self.pairs), n_layers)
+                self.summary.update({f"{score.name}_{name}": value for name, value in profile.items()})
 
     def add_heads(self, metric: str, by_head: Iterable[Iterable[float]], n: int) -> None:
         """One value per layer and head of an array [L, H]."""

@@ -9,13 +9,13 @@ from pathlib import Path
 from matplotlib.figure import Figure
 from matplotlib.text import Text
 
+from sparsedepth.config.corpus import unit_for
 from sparsedepth.config.plain_text import did_you_mean
 from sparsedepth.plots.page import FORMATS, Drawing, NothingToDraw, caption, check_path, render, write, write_for_paper
 from sparsedepth.plots.runs import once_per_store, settings_of
 from sparsedepth.plots.style import escaped
 from sparsedepth.plugins import refuse_known
 from sparsedepth.quantities.measured import PLUGINS
-from sparsedepth.store.comparable_loss import unit_for_stores
 from sparsedepth.store.connection import Store
 from sparsedepth.store.find import no_run_text
 from sparsedepth.store.search import search_of
@@ -75,7 +75,8 @@ def _about(store: Store) -> tuple[str, str, list[str]]:
     settings = settings_of(store)
     rows = store.sql("select distinct folder from runs where folder is not null").rows
     folders = sorted({str(Path(folder).parent.parent) for (folder,) in rows})
-    return unit_for_stores(BY_TOKEN, store), settings.data_text if settings else "", folders
+    corpora = store.sql("select distinct corpus from runs where corpus is not null").rows
+    return unit_for(BY_TOKEN, (corpus for (corpus,) in corpora)), settings.data_text if settings else "", folders
 
 
 def silent(name: str, done: float) -> None:

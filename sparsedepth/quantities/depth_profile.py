@@ -63,8 +63,3 @@ def entries_of(score: Quantity, layers: Iterable[Mapping[str, Any]], pairs: Iter
     if score.carried_by == "both":
         return [((row["layer"], row["other_layer"]), row["value"]) for row in rows]
     return [((row["layer"],), row["value"]) for row in rows]
-
-
-def profile_columns(score: Quantity, entries: Sequence[Entry], n_layers: int) -> dict[str, float | None]:
-    """The profile by column of `runs`."""
-    return {f"{score.name}_{name}": value for name, value in depth_profile(entries, n_layers).items()}

@@ -34,10 +34,6 @@ MATRICES = ("query", "key", "value", "output", "gate", "up", "down")
 """Kinds of a block's matrices with a sparsity of their own."""
 
 
-def _once(sizes: RunSizes) -> tuple[float, float]:
-    return 1, 0
-
-
 def _by_layer(sizes: RunSizes) -> tuple[float, float]:
     return 1 + (sizes.n_layers - 1) / 2, sizes.n_layers + 1
 
@@ -78,9 +74,9 @@ _OURS: tuple[Measure, ...] = (
     USEFULNESS := Measure("usefulness", _by_layer, source=SPARSITY),  # first: it can refuse a text that is too short
     LOSS := Measure("loss", lambda sizes: (0, 0)),
     WEIGHTS := Measure("weights", lambda sizes: (0, 0), source=SPARSITY),
-    VARIANCE := Measure("variance", _once, source=SPARSITY),
+    VARIANCE := Measure("variance", lambda sizes: (1, 0), source=SPARSITY),
     ATTENTION := Measure("attention", lambda sizes: (2, 0), source=CONTROL),
-    GEOMETRY := Measure("geometry", _once, source=EFFICIENT),
+    GEOMETRY := Measure("geometry", lambda sizes: (1, 0), source=EFFICIENT),
     EXPERTS := Measure("experts", lambda sizes: (1 if sizes.n_experts else 0, 0)),
     EARLY_EXIT := Measure("early_exit", lambda sizes: (2, 2 * sizes.n_layers + 2), source=INVERSE),
     CAUSAL := Measure("causal", _by_layer),
@@ -88,8 +84,10 @@ _OURS: tuple[Measure, ...] = (
     NEIGHBOURS := Measure("neighbours", _by_layer, source=CONTROL, on_request=True),
     JACOBIAN := Measure("jacobian", _jacobian, on_request=True),
     REMOVAL := Measure("removal", _by_range, source=DEEPER, on_request=True),
-    TRAJECTORIES := Measure("trajectories", _once, on_request=True),
-    PARTICIPATION := Measure("participation", _once, source="Roy & Vetterli 2007, of squares", on_request=True),
+    TRAJECTORIES := Measure("trajectories", lambda sizes: (1, 0), on_request=True),
+    PARTICIPATION := Measure(
+        "participation", lambda sizes: (1, 0), source="Roy & Vetterli 2007, of squares", on_request=True
+    ),
     JOINT := Measure("joint", _jointly, source="ours", on_request=True),
     ACTIVATIONS := Measure("activations", lambda sizes: (4, 0), on_request=True),
     GRADIENTS := Measure("gradients", lambda sizes: (3, 3), source=CURSE, on_request=True),

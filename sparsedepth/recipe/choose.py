@@ -22,7 +22,7 @@ from sparsedepth.recipe.card import Candidate, Place, Recipe, comparison_of
 from sparsedepth.recipe.evidence import Evidence, changed_config, differing_values
 from sparsedepth.recipe.provenance import seen_on
 from sparsedepth.store.comparable_loss import COMMON, has_one_context
-from sparsedepth.store.degeneracy import common_weakness, degeneracy, degeneracy_note, score_rows
+from sparsedepth.store.degeneracy import common_weakness, degeneracy, score_rows, usable_form
 from sparsedepth.store.subject import import_note, unstated
 
 DATA = fields_where(RunConfig, lambda role: role.kind == "data")
@@ -78,7 +78,7 @@ def derive(
         weakness=common_weakness(scores),
     )
     if degeneracy(objective, scores).is_degenerate:
-        return _with(recipe, abstained=degeneracy_note(objective, scores))
+        return _with(recipe, abstained=usable_form(objective, scores)[1])
     if place != "inside" and len(shown_at) < 2:
         return _with(recipe, abstained=f"only {shown_at[0]} layers were run: how effects change with depth is unknown")
     return _decide(found, _with(recipe, candidates=tuple(_candidates(found, recipe))))

@@ -124,8 +124,7 @@ def best(
     by, note = usable_form(by, read_scores(store, by, condition), "ranked by")
     degenerate = "; ".join(filter(None, (note, *notes)))
     columns = dict.fromkeys((*FACTS, by, *CELL_FIELDS, *beside, *LOSSES))
-    if by.startswith(quantities.TASK_SCORE):
-        quantities.check_scored(by, store.sql("SELECT * FROM runs LIMIT 0").columns)
+    quantities.check_scored(by, store.sql("SELECT * FROM runs LIMIT 0").columns)
     quoted = ", ".join(f'"{name}"' for name in columns)
     rows = store.sql(f"SELECT {quoted} FROM runs WHERE {condition}").records()
     if not rows:

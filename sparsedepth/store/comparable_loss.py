@@ -7,7 +7,6 @@ compared by val_loss_common if all finished runs have it at the same context (wi
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from sparsedepth.config.corpus import unit_for
 from sparsedepth.quantities import IN_RUNS
 from sparsedepth.store.tuning_roles import IS_TRAINED
 
@@ -53,12 +52,6 @@ def loss_in(store: "Store") -> str:
         f" WHERE outcome = 'ok' AND {IS_TRAINED}"
     ).rows
     return COMMON if is_common else OWN
-
-
-def unit_for_stores(unit: str, *stores: "Store") -> str:
-    """A unit per token, or per image if all runs of these stores are of images."""
-    sql = "SELECT DISTINCT corpus FROM runs WHERE corpus IS NOT NULL"
-    return unit_for(unit, (corpus for store in stores for (corpus,) in store.sql(sql).rows))
 
 
 def with_loss(loss: str, names: Iterable[str]) -> tuple[str, ...]:

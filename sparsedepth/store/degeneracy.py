@@ -262,11 +262,6 @@ def usable_form(score: str, runs: Sequence[Run], advice: str = "use") -> tuple[s
     return form or score, f"{verdict.text}; {remedy}"
 
 
-def degeneracy_note(score: str, runs: Sequence[Run]) -> str:
-    """A warning about a score, with the form to use in its place; empty where all is well."""
-    return usable_form(score, runs)[1]
-
-
 def sound_forms(names: Iterable[str], runs: "pd.DataFrame") -> dict[str, str]:
     """Column of `runs` -> the column that a figure draws for it: the sound form of a degenerate score, if any."""
     return {name: usable_form(name, score_rows(runs, name))[0] for name in names}

@@ -77,15 +77,12 @@ def readable(value: Any) -> str:
 
 
 def _as_decimals(values: list[Any]) -> list[Any]:
-    places = 0
-    for value in values:
-        if value is None:
-            continue
-        if not isinstance(value, float) or not abs(value) < 1e7:  # NaN, too
-            return values
-        places = max(places, -int(Decimal(repr(value)).normalize().as_tuple().exponent))
-        if places > MAX_DECIMALS:
-            return values
+    known = [value for value in values if value is not None]
+    if not all(isinstance(value, float) and abs(value) < 1e7 for value in known):  # NaN, too
+        return values
+    places = max([0, *(-int(Decimal(repr(value)).normalize().as_tuple().exponent) for value in known)])
+    if places > MAX_DECIMALS:
+        return values
     return [None if value is None else Decimal(f"{value:.{places}f}") for value in values]
 
 

@@ -137,8 +137,5 @@ def _ratio_interval(ratio: float, df_between: int, df_within: int) -> tuple[floa
     """The 95% interval of E MS_between / E MS_within."""
     from scipy.stats import f as f_distribution  # slow to import, and needed here alone
 
-    tail = (1 - LEVEL) / 2
-    return (
-        ratio / float(f_distribution.ppf(1 - tail, df_between, df_within)),
-        ratio / float(f_distribution.ppf(tail, df_between, df_within)),
-    )
+    lo, hi = ratio / f_distribution.ppf([(1 + LEVEL) / 2, (1 - LEVEL) / 2], df_between, df_within)
+    return float(lo), float(hi)

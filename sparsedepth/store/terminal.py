@@ -8,6 +8,7 @@ import itertools
 import shutil
 import textwrap
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 from sparsedepth.config.plain_text import visible
@@ -53,8 +54,15 @@ def duration(seconds: float) -> str:
 
 def table(result: QueryResult, width: int | None = None, max_rows: int = MAX_TABLE_ROWS) -> str:
     """Columns side by side if they fit into `width` characters (default: the terminal's), else one line per value."""
-    width = width or terminal_width()
-    return _side_by_side(result, width, max_rows) or _records(result, width, max_rows)
+    width, (shown, more) = width or terminal_width(), _first_rows(result, max_rows)
+    return f"{_side_by_side(shown, width) or _records(shown, width)}{more}"
+
+
+def _first_rows(result: QueryResult, max_rows: int) -> tuple[QueryResult, str]:
+    """The rows that are shown, and a line on the others."""
+    n_left_out = len(result.rows) - max_rows
+    more = f"\n... and {n_left_out:,} more rows; csv or json has them all" if n_left_out > 0 else ""
+    return replace(result, rows=result.rows[:max_rows]), more
 
 
 class CompactTable(NamedTuple):
@@ -70,26 +78,25 @@ def fit(
     """A table without empty columns, whose last column is a text. To give that text room, `optional` columns are left
     out, the first for a text in one line, all for a text in several lines; if that is not enough, the text is cut.
     Names in one string, such as 'lo hi', are left out together. A note names those left out."""
-    width = width or terminal_width()
+    width, (shown, more) = width or terminal_width(), _first_rows(result.without_empty(), max_rows)
     left_out = [" ".join(optional[:n]).split() for n in range(len(optional) + 1)]
-    result = result.without_empty()
     one_line = [(names, MAX_CELL_WIDTH) for names in left_out[:2]]
     several_lines = [(names, MIN_SETTING_WIDTH) for names in left_out[1:]]
     for names, text_width in (*one_line, *several_lines, (left_out[-1], 0)):
-        part = result.of_columns([name for name in result.columns if name not in names])
-        if part.columns and (text := _side_by_side(part, width, max_rows, text_width)):
-            dropped = ", ".join(name for name in names if name in result.columns)
+        part = shown.of_columns([name for name in shown.columns if name not in names])
+        if part.columns and (text := _side_by_side(part, width, text_width)):
+            dropped = ", ".join(name for name in names if name in shown.columns)
             note = f"\n{wrapped([f'columns that did not fit: {dropped}'], width).rstrip()}" if dropped else ""
-            return CompactTable(text=f"{text}{note}", columns=part.columns)
-    return CompactTable(text=table(result, width, max_rows), columns=result.columns)
+            return CompactTable(text=f"{text}{more}{note}", columns=part.columns)
+    return CompactTable(text=f"{table(shown, width, max_rows)}{more}", columns=shown.columns)
 
 
-def _side_by_side(result: QueryResult, width: int, max_rows: int = MAX_TABLE_ROWS, last: int = 0) -> str | None:
+def _side_by_side(result: QueryResult, width: int, last: int = 0) -> str | None:
     """A table whose texts and column names are wrapped over up to CELL_LINES lines where needed; None where they do not
     fit, or the last column gets fewer than `last` characters or would be cut."""
-    rows = result.rows[:max_rows]
-    right = [is_numeric([row[index] for row in rows]) for index in range(len(result.columns))]
-    columns = [[visible(name), *(readable(row[index]) for row in rows)] for index, name in enumerate(result.columns)]
+    right = [*map(is_numeric, result.values())]
+    named = zip(result.columns, result.values(), strict=True)
+    columns = [[visible(name), *map(readable, values)] for name, values in named]
     sizes = [min(MAX_CELL_WIDTH, max(map(len, column))) for column in columns]
     pieces = [" ".join(map(_pieces, column)).split() for column in columns]
     least = [min(MAX_CELL_WIDTH, max(map(len, unbroken))) for unbroken in pieces]
@@ -108,8 +115,7 @@ def _side_by_side(result: QueryResult, width: int, max_rows: int = MAX_TABLE_ROW
     cells = ([_lines(cell, size) for cell in column[1:]] for column, size in zip(columns, sizes, strict=True))
     lines = zip(*cells, strict=True)
     text = [*_aligned(header, sizes, right), "  ".join("-" * size for size in sizes)]
-    text += [line for row in lines for line in _aligned(row, sizes, right)]
-    return "\n".join([*text, *_left_out(result, len(rows))])
+    return "\n".join([*text, *(line for row in lines for line in _aligned(row, sizes, right))])
 
 
 def _pieces(cell: str) -> str:
@@ -126,26 +132,20 @@ def _lines(cell: str, size: int, max_lines: int | None = CELL_LINES) -> list[str
     return [shortened(line.replace("_ ", "_") if is_name else line, size) for line in lines or [cell]]
 
 
-def _records(result: QueryResult, width: int, max_rows: int) -> str:
+def _records(result: QueryResult, width: int) -> str:
     """One line per value, for rows too wide to stand side by side."""
     if not result.rows:
         return "no rows"
     names = [shortened(visible(column)) for column in result.columns]
     indent = max(map(len, names))
-    rows = result.rows[:max_rows]
     lines = []
-    for index, row in enumerate(rows, start=1):
+    for index, row in enumerate(result.rows, start=1):
         lines.append(f"row {index} ".ljust(min(width, indent + 20), "-"))
         lines += [
             f"{name:<{indent}}  {shortened(readable(value), max(8, width - indent - 2))}"
             for name, value in zip(names, row, strict=True)
         ]
-    return "\n".join([*lines, *_left_out(result, len(rows))])
-
-
-def _left_out(result: QueryResult, shown: int) -> list[str]:
-    n_left_out = len(result.rows) - shown
-    return [f"... and {n_left_out:,} more rows; csv or json has them all"] if n_left_out else []
+    return "\n".join(lines)
 
 
 def _aligned(cells: Iterable[list[str]], sizes: list[int], right: list[bool]) -> list[str]:

@@ -22,7 +22,7 @@ from sparsedepth.run.scratch import Allocation, Progress, Scratch, node_hours
 from sparsedepth.store import run_record
 from sparsedepth.store.cache import read_columns
 from sparsedepth.store.checksums import RUN_ID, DamagedRun
-from sparsedepth.store.degeneracy import columns_for, degeneracy_note
+from sparsedepth.store.degeneracy import columns_for, usable_form
 from sparsedepth.store.find import is_complete_run, read_summary
 from sparsedepth.store.incomparable import version_differences
 from sparsedepth.store.pack import WORK, is_pack, open_pack
@@ -288,7 +288,7 @@ def sweep_summary(folder: Path) -> SweepSummary:
     n_diverged = sum(row["outcome"] == "diverged" for row in rows.values())
     remarks = (
         f"{n_diverged} of the complete runs diverged: `query --ask diverged` lists them" if n_diverged else "",
-        *(degeneracy_note(name, _results(definition, rows.values())) for name in objectives),
+        *(usable_form(name, _results(definition, rows.values()))[1] for name in objectives),
         version_differences(row["packages"] for row in rows.values()),
         other_runs_note(rows, states),
     )

@@ -9,7 +9,7 @@ import pytest
 from sparsedepth.store import degeneracy as why
 from sparsedepth.store.best import best, heading
 from sparsedepth.store.connection import open_store
-from sparsedepth.store.degeneracy import degeneracy, degeneracy_note, reasons_in, sound_form, unknown_in
+from sparsedepth.store.degeneracy import degeneracy, reasons_in, sound_form, unknown_in, usable_form
 
 KNOWN_DEPTH = Path(__file__).parents[2] / "results" / "known_depth"
 SOUND = {
@@ -32,7 +32,7 @@ def test_sound_scores_have_no_reason_against_them():
     for score in (name for name in why.SCORES if name in SOUND):
         found = degeneracy(score, runs())
         assert (found.is_degenerate, found.reasons, found.unknown, found.text) == (False, {}, {}, "")
-        assert sound_form(score, runs()) == score and degeneracy_note(score, runs()) == ""
+        assert sound_form(score, runs()) == score and usable_form(score, runs()) == (score, "")
     assert why.common_weakness(runs()) == ""
 
 
@@ -102,10 +102,10 @@ def test_another_form_stands_in_where_it_is_sound():
     assert sound_form("usefulness", carried) == "usefulness_loss_increase_without_first"
     small = runs(val_loss=0.01, bigram_loss=None)
     assert sound_form("usefulness", small) == "affine_loss_added"
-    assert degeneracy_note("usefulness", small).endswith("; use affine_loss_added")
+    assert usable_form("usefulness", small)[1].endswith("; use affine_loss_added")
     weak = runs(val_loss=2.6)
     assert sound_form("usefulness", weak) is None
-    assert degeneracy_note("usefulness", weak).endswith("no other form of it is sound in these runs")
+    assert usable_form("usefulness", weak)[1].endswith("no other form of it is sound in these runs")
     assert why.common_weakness(weak) == f"{why.BY_BIGRAM} (4 of 4 runs; val_loss 2.6 against 2.5 nat/token)"
 
 
