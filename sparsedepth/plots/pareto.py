@@ -11,7 +11,6 @@ from functools import partial
 from itertools import combinations
 from typing import Any
 
-import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter, MaxNLocator
@@ -26,7 +25,7 @@ from sparsedepth.store.comparable_loss import loss_of, with_loss
 from sparsedepth.store.connection import Store
 from sparsedepth.store.degeneracy import degeneracy_caption, sound_forms
 from sparsedepth.store.questions import QUESTIONS
-from sparsedepth.store.search import search_of
+from sparsedepth.store.search import on_front, search_of
 
 (USEFULNESS,) = QUESTIONS["pareto"].scores
 """So that figure and question (`query --ask pareto`) have one front."""
@@ -82,20 +81,13 @@ def front(runs: pd.DataFrame, objectives: Sequence[str] | None = None) -> Front:
         cells[name], cells[f"{name}_lo"], cells[f"{name}_hi"] = found["mean"], found["lo"], found["hi"]
     measured = [name for name in forms.values() if cells[name].notna().any()]
     cells = cells.dropna(subset=measured)
-    cells["on_front"] = undominated(cells[measured].to_numpy() * [-sign(name) for name in measured])
+    cells["on_front"] = on_front(cells[measured].to_numpy(float), measured)
     noun = "configuration" if objectives is None else "proposal"
     return Front(
         panels=[(forms[x], forms[y]) for x, y in requested if {forms[x], forms[y]} <= {*measured}],
         cells=cells.reset_index(),
         notes=not_shown(n_diverged, noun, " with a diverged run") + degeneracy_caption(forms, runs, forms),
     )
-
-
-def undominated(costs_NQ: np.ndarray) -> np.ndarray:
-    """bool [N]: no other row is as low in every column and lower in one."""
-    as_low_NN = (costs_NQ[:, None] <= costs_NQ[None]).all(axis=2)
-    lower_NN = (costs_NQ[:, None] < costs_NQ[None]).any(axis=2)
-    return np.asarray(~(as_low_NN & lower_NN).any(axis=0))
 
 
 def page_of_front(best: Front) -> Figure:
@@ -116,7 +108,7 @@ def page_of_front(best: Front) -> Figure:
 
 def _draw_front(axis: Any, cells: pd.DataFrame, x: str, y: str) -> int:
     """Returns the number of points on the panel's own front."""
-    best = cells[undominated(cells[[x, y]].to_numpy() * [-sign(x), -sign(y)])].sort_values(x)
+    best = cells[on_front(cells[[x, y]].to_numpy(float), [x, y])].sort_values(x)
     axis.step(best[x], best[y], where="pre" if sign(x) > 0 else "post", color=GREY, linewidth=1.0, zorder=1)
     if len(cells) <= MANY:
         look: Any = {"color": "#bbbbbb", "linewidth": 0.8, "zorder": 1}

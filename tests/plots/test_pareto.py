@@ -2,19 +2,13 @@
 
 from pathlib import Path
 
-import numpy as np
 import pytest
 from support.runs_frame import labelled_grid as grid
 
-from sparsedepth.plots.pareto import front, page_of_front, pareto, undominated
+from sparsedepth.plots.pareto import front, page_of_front, pareto
 from sparsedepth.quantities import axis_label
 from sparsedepth.store.connection import open_store
 from sparsedepth.store.questions import ask
-
-
-def test_undominated_by_hand():
-    costs = np.array([[1, 3], [2, 2], [3, 1], [2, 3], [3, 3], [2, 2]])
-    assert undominated(costs).tolist() == [True, True, True, False, False, True]  # equal rows do not beat each other
 
 
 def summary(config):
