@@ -129,7 +129,7 @@ def test_a_plugin_that_cannot_be_used_is_refused(text, reason, tmp_path, monkeyp
     monkeypatch.setenv(plugins.VARIABLE, str(file))
     with pytest.raises(ValueError, match=reason):
         monkeypatch.setattr(measured, "PLUGINS", plugins.load())
-        measured._of_plugins()
+        measured._with_plugins()
 
 
 def test_errors_are_one_line(tmp_path):

@@ -334,25 +334,21 @@ PLUGINS = plugins.load()
 """Loaded here, so that ours is ready when their modules import it."""
 
 
-def _of_plugins() -> tuple[list[Measure], list[Quantity]]:
-    """On request, since the default of `measures` is part of a run's hash. Raises ValueError for a name of ours."""
-    measures, records = [], []
+def _with_plugins() -> tuple[list[Measure], list[Quantity]]:
+    """Ours, then theirs: on request, since the default of `measures` is part of a run's hash. Raises ValueError for a
+    name that is taken."""
+    measures, records = [*_OURS], [*_RECORDS]
     for plugin in PLUGINS:
-        measure: Measure | None = plugin.get("MEASURE")
-        if measure is None:
-            continue
-        own = plugin.get("QUANTITIES", ())
-        plugins.refuse_known("measure", plugin, [measure.name], [each.name for each in (*_OURS, *measures)])
-        plugins.refuse_known("quantity", plugin, [q.name for q in own], [q.name for q in (*_RECORDS, *records)])
-        measures.append(replace(measure, on_request=True))
-        records += [replace(quantity, measure=measure.name) for quantity in own]
+        if measure := plugin.get("MEASURE"):
+            own = plugin.get("QUANTITIES", ())
+            plugins.refuse_known("measure", plugin, [measure.name], [each.name for each in measures])
+            plugins.refuse_known("quantity", plugin, [each.name for each in own], [each.name for each in records])
+            measures.append(replace(measure, on_request=True))
+            records += [replace(each, measure=measure.name) for each in own]
     return measures, records
 
 
-_measures, _quantities = _of_plugins()
-MEASURES: tuple[Measure, ...] = (*_OURS, *_measures)
-MEASURED: tuple[Quantity, ...] = (
-    *_RECORDS,
-    *_quantities,
-    *(column for score in (*_RECORDS, *_quantities) if score.carried_by for column in score.depth_columns()),
-)
+_measures, _records = _with_plugins()
+MEASURES: tuple[Measure, ...] = tuple(_measures)
+_DEPTH_COLUMNS = (column for score in _records if score.carried_by for column in score.depth_columns())
+MEASURED: tuple[Quantity, ...] = (*_records, *_DEPTH_COLUMNS)

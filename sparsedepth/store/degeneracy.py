@@ -10,11 +10,8 @@ A score measures how much the blocks do: a measured column of `runs` of which mo
     - if all runs of the comparison have the same value
 
 It is degenerate in a comparison if it is in more than MOST of the finished runs that have it. That all runs of a depth
-have the same value is a reason of these runs, but does not count there: they may differ by depth. Checks that need a
-missing column are reported as `unknown`.
-
-`sound_form` is the replacement: of a score carried by one block its form `_without_first`, of a relative one the
-absolute form.
+have the same value is a reason of these runs, but does not count there: they may differ by depth. `sound_form` takes
+its place: of a score carried by one block the form `_without_first`, of a relative one the absolute form.
 """
 
 import math
@@ -78,7 +75,7 @@ class Degeneracy:
     reasons: Mapping[str, int]
     """Reason -> runs, the most frequent first."""
     unknown: Mapping[str, int]
-    """Check that was not possible -> runs."""
+    """Check that was not possible, for lack of a column -> runs."""
 
     @property
     def reason(self) -> str:

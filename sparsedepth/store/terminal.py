@@ -149,10 +149,5 @@ def _records(result: QueryResult, width: int) -> str:
 
 
 def _aligned(cells: Iterable[list[str]], sizes: list[int], right: list[bool]) -> list[str]:
-    return [
-        "  ".join(
-            part.rjust(size) if on_right else part.ljust(size)
-            for part, size, on_right in zip(parts, sizes, right, strict=True)
-        ).rstrip()
-        for parts in itertools.zip_longest(*cells, fillvalue="")
-    ]
+    formats = [f"{'>' if on_right else '<'}{size}" for size, on_right in zip(sizes, right, strict=True)]
+    return ["  ".join(map(format, parts, formats)).rstrip() for parts in itertools.zip_longest(*cells, fillvalue="")]
