@@ -43,11 +43,11 @@ def import_(
     from sparsedepth.cli.input_file import read_input
     from sparsedepth.store.fences import limited
     from sparsedepth.store.import_table import import_table
-    from sparsedepth.store.packing import check_new
+    from sparsedepth.store.run_record import check_place
     from sparsedepth.store.subject import unknown_text
     from sparsedepth.trackers.logged_runs import as_table
 
-    check_new(out)
+    check_place(out)
     table_map = read_input(map_file, "import")
     with limited(IMPORT_SECONDS), as_table(str(table), table_map) as path:
         result = import_table(path, map_file, out)
@@ -67,11 +67,13 @@ def pack(
     out: Annotated[Path | None, typer.Option("-o", "--out", help="new folder for the pack; default DIR.pack")] = None,
 ) -> None:
     """Pack the complete runs of a results folder into a few files. Commands that read the folder also read the pack."""
-    from sparsedepth.store.packing import check_new
     from sparsedepth.store.packing import pack as write
+    from sparsedepth.store.run_record import check_place
 
     target = out or folder.resolve().with_name(f"{folder.resolve().name}.pack")
-    check_new(target, folder)
+    if folder.resolve() in target.resolve().parents:  # its runs would be found twice
+        raise ValueError(f"{str(target)!r} is inside its source {str(folder)!r}; name a folder outside with -o")
+    check_place(target)
     print(f"{target}: {write(folder, target)}")
 
 

@@ -9,7 +9,7 @@ import pyarrow as pa
 
 from sparsedepth import __version__
 from sparsedepth.config.plain_text import counted
-from sparsedepth.files import MARKER, atomic_folder, refuse_current
+from sparsedepth.files import MARKER, atomic_folder
 from sparsedepth.store import tables
 from sparsedepth.store.checksums import Files
 from sparsedepth.store.find import find_groups, find_runs, no_run_text
@@ -23,15 +23,6 @@ _TABLE_FILES = {f"{table}.parquet" for table in TABLES}
 
 LEVEL = 10
 """Level of brotli: a tenth smaller than the best of zstd, since a pack is written once and kept in repositories."""
-
-
-def check_new(folder: Path, source: Path | None = None) -> None:
-    """Raises ValueError if the folder is not new, or is inside its `source`, where its runs would be found twice."""
-    if source and source.resolve() in folder.resolve().parents:
-        raise ValueError(f"{str(folder)!r} is inside its source {str(source)!r}; name a folder outside with -o")
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise ValueError(f"{str(folder)!r} is not an empty folder; name a new one with -o")
-    refuse_current(folder)
 
 
 def pack(results: Path, out: Path) -> str:

@@ -61,7 +61,7 @@ from sparsedepth.store.checksums import (
     is_complete,
     write_marker,
 )
-from sparsedepth.store.run_tables import TableFiles, file_schema, table_bytes
+from sparsedepth.store.run_tables import file_schema, parse_table, table_bytes
 from sparsedepth.store.schema import FILE_COLUMNS, KEYS, METRICS, TABLES
 from sparsedepth.store.subject import ImportedRun, MeasuredModel
 
@@ -78,8 +78,6 @@ REQUIRED = ("manifest.json", "summary.json")
 FILES = (*SUBJECTS, *REQUIRED, *(f"{table}.parquet" for table in TABLES), WEIGHTS)
 """All files of a record; copies may lack the weights."""
 
-_SEED = re.compile(r"^seed: (0|[1-9]\d{0,8})$", re.MULTILINE)
-
 Row = Mapping[str, Any]
 
 
@@ -92,8 +90,13 @@ class Record:
     subject: Subject
     summary: dict[str, Any]
     manifest: dict[str, Any]
-    tables: TableFiles
-    """Empty where the run has no such file."""
+    contents: Mapping[str, bytes]
+    """The files, but for the weights."""
+
+    @functools.cached_property
+    def tables(self) -> dict[Table, pa.Table]:
+        """Empty where the run has no such file. Raises DamagedRun."""
+        return {table: parse_table(self.folder, table, self.contents.get(f"{table}.parquet")) for table in TABLES}
 
     @property
     def config(self) -> RunConfig:
@@ -165,7 +168,7 @@ def check_place(out: Path) -> None:
     refuse_current(out)
     try:
         if os.path.lexists(out) and (out.is_symlink() or not out.is_dir() or any(out.iterdir())):
-            raise ValueError(f"{str(out)!r} is not an empty folder; name a new one")
+            raise ValueError(f"{str(out)!r} is not an empty folder; name a new one with -o")
         temporary.parent.mkdir(parents=True, exist_ok=True)
         temporary.mkdir()
         temporary.rmdir()
@@ -291,7 +294,7 @@ def parse_record(files: Files) -> Record:
         subject=_parse_subject(folder, subject, contents[subject], marker),
         summary=parse_object(folder, "summary.json", contents["summary.json"]),
         manifest=parse_object(folder, "manifest.json", contents["manifest.json"]),
-        tables=TableFiles(folder, contents),
+        contents=contents,
     )
 
 
@@ -314,27 +317,14 @@ def which_run(folder: Path) -> str:
 def _parse_subject(folder: Path, name: str, content: bytes, marker: Marker) -> Subject:
     try:
         if name == CONFIG:
-            return _parse_config(content.decode())
+            with warnings.catch_warnings(action="ignore"):  # shown when the run was configured
+                return stored_config(_parse_yaml(content.decode()), CONFIG)
         subject = build(SUBJECTS[name], parse_object(folder, name, content), name)
     except ValueError as error:
         raise OtherVersion(folder, name, f"says what this version does not know ({error})") from None
     if subject.run_id != marker.run_id:
         raise DamagedRun(folder, MARKER, f"is of run {marker.run_id}, and {name} is {subject.run_id}")
     return subject
-
-
-def _parse_config(text: str) -> RunConfig:
-    seeds = _SEED.findall(text)
-    if len(seeds) != 1:  # written by hand
-        return _build_config.__wrapped__(text)
-    return _build_config(_SEED.sub("seed: 0", text)).model_copy(update={"seed": int(seeds[0])})
-
-
-@functools.lru_cache(maxsize=2048)
-def _build_config(text: str) -> RunConfig:
-    """Cached: replicates differ only in their seed, which no check reads."""
-    with warnings.catch_warnings(action="ignore"):  # shown when the run was configured
-        return stored_config(_parse_yaml(text), CONFIG)
 
 
 def _parse_yaml(text: str) -> Any:

@@ -2,7 +2,7 @@
 
 import functools
 import io
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 from sparsedepth.config.plain_text import one_line
 from sparsedepth.quantities.record import Column, Table
 from sparsedepth.store.checksums import DamagedRun
-from sparsedepth.store.schema import FILE_COLUMNS, KEYS, TABLES
+from sparsedepth.store.schema import FILE_COLUMNS, KEYS
 
 SMALL_BYTES = 2**16
 """Tables up to this size in memory do not gain from zstd."""
@@ -37,26 +37,8 @@ def compression_of(n_bytes: int, level: int | None) -> str:
     return "zstd" if n_bytes > SMALL_BYTES else "snappy"
 
 
-class TableFiles(Mapping[Table, pa.Table]):
-    """A record's tables, each parsed on first access, which may raise DamagedRun."""
-
-    def __init__(self, folder: Path, contents: Mapping[str, bytes]) -> None:
-        self._folder, self._contents = folder, contents
-        self._parsed: dict[Table, pa.Table] = {}
-
-    def __getitem__(self, table: Table) -> pa.Table:
-        if table not in self._parsed:
-            self._parsed[table] = _parse_table(self._folder, table, self._contents.get(f"{table}.parquet"))
-        return self._parsed[table]
-
-    def __iter__(self) -> Iterator[Table]:
-        return iter(TABLES)
-
-    def __len__(self) -> int:
-        return len(TABLES)
-
-
-def _parse_table(folder: Path, table: Table, content: bytes | None) -> pa.Table:
+def parse_table(folder: Path, table: Table, content: bytes | None) -> pa.Table:
+    """The rows of a record's file, none where it has no such file. Raises DamagedRun."""
     schema = file_schema(table)
     if content is None:
         return empty_table(schema)

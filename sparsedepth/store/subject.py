@@ -112,17 +112,12 @@ def unstated(runs: "pd.DataFrame") -> tuple[str, ...]:
     return tuple(name for name in CHOICES if name in missing and name != "seed")
 
 
-def round_to_steps(values: Mapping[str, Any]) -> dict[str, Any]:
-    """A configuration's values with batch_tokens rounded to whole sequences and train_tokens to whole steps: published
-    numbers are rounded otherwise."""
+def buildable(values: Mapping[str, Any]) -> dict[str, Any]:
+    """An imported configuration's known values as RunConfig takes them: batch_tokens rounded to whole sequences and
+    train_tokens to whole steps, since published numbers are rounded otherwise; and the one gate of a token not
+    renormalised to 1 where that is unknown."""
     default = {name: RunConfig.model_fields[name].default for name in ("seq_len", "batch_tokens", "train_tokens")}
     length, step, tokens = (values.get(name, default[name]) for name in default)
     step = max(1, round(step / length)) * length
-    return {**values, "batch_tokens": step, "train_tokens": max(1, round(tokens / step)) * step}
-
-
-def buildable(values: Mapping[str, Any]) -> dict[str, Any]:
-    """An imported configuration's known values as RunConfig takes them: whole steps, and the one gate of a token not
-    renormalised to 1 where that is unknown."""
     one_gate = {"renormalise_gates": False} if values.get("n_experts") and values.get("top_k") == 1 else {}
-    return {**one_gate, **round_to_steps(values)}
+    return {**one_gate, **values, "batch_tokens": step, "train_tokens": max(1, round(tokens / step)) * step}

@@ -8,7 +8,7 @@ from support.made_up_runs import make_run
 
 from sparsedepth.cli.query import query
 from sparsedepth.config.run import RunConfig
-from sparsedepth.store import cache, run_tables, tables
+from sparsedepth.store import cache, run_record, tables
 from sparsedepth.store.connection import open_store
 from sparsedepth.store.run_record import DamagedRun, finish
 
@@ -184,8 +184,8 @@ def tables_later(small_limit, monkeypatch):
 def test_tables_of_many_new_runs_are_read_when_one_is_named(tmp_path, tables_later, monkeypatch, read_folders):
     """And cached then; runs that came, went or changed in between are noticed as ever."""
     parsed = []
-    original = run_tables._parse_table
-    monkeypatch.setattr(run_tables, "_parse_table", lambda *file: parsed.append(file[1]) or original(*file))
+    original = run_record.parse_table
+    monkeypatch.setattr(run_record, "parse_table", lambda *file: parsed.append(file[1]) or original(*file))
     folders = fill(tmp_path, range(8))
     for _ in range(2):
         with open_store(tmp_path) as store:
