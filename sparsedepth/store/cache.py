@@ -14,7 +14,7 @@ import re
 import shutil
 import warnings
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -53,36 +53,23 @@ _LATER = "tables_later"
 """In the index of a segment that has `runs` alone."""
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
-class Segment:
-    """A part of the cache."""
-
-    rows: Rows
-    folder: Path | None = None
-    """None where it could not be written."""
-
-    def __len__(self) -> int:
-        return len(self.rows.runs)
-
-
 def load(part: Part, damaged: list[DamagedRun] | None = None) -> list[Rows]:
     """The rows of these runs, from their pack or cache if possible. Raises DamagedRun; given a list, damaged runs are
     added to it instead."""
-    if part.pack and (rows := part.pack.rows()):
-        return [rows]
+    if part.pack and (packed := part.pack.rows()) is not None:
+        return [packed]
     if len(part.runs) < CACHE_FROM:
         return [read_rows(part.runs, damaged)]
     folder = part.root / ".cache"
     segments = _segments(folder, part)
-    known = {key for segment in segments for key in segment.rows.keys}
+    known = {key for segment in segments for key in segment.keys}
     fresh = [run for run in part.runs if run.key not in known]
     if segments and len(fresh) < FRESH:
         beside = [read_rows(fresh, damaged)] if fresh else []
         return [*_with_tables(folder, segments, part.runs, damaged), *beside]
     for first in range(0, len(fresh), SEGMENT_RUNS):
         new = fresh[first : first + SEGMENT_RUNS]
-        rows = read_rows(new, damaged, with_tables=len(fresh) < TABLES_LATER_FROM)
-        segments = _added(folder, segments, Segment(rows=rows))
+        segments = _added(folder, segments, read_rows(new, damaged, with_tables=len(fresh) < TABLES_LATER_FROM))
     return _with_tables(folder, segments, part.runs, damaged)
 
 
@@ -91,25 +78,20 @@ def read_columns(
 ) -> dict[str, dict[str, Any]]:
     """run_id -> some columns of `runs`, for the trained runs in a results folder, without a database. Raises as `load`
     does."""
-    rows: dict[str, dict[str, Any]] = {}
-    columns = ("run_id", "folder", *names)
-    for part in find_runs([results], damaged):
-        for runs in (loaded.runs for loaded in load(part, damaged) if part.root == results):
-            values = [runs[name].to_pylist() for name in columns]
-            for row in zip(*values, strict=True):
-                if row[1] == f"{RUNS}/{row[0]}":
-                    rows[row[0]] = dict(zip(columns, row, strict=True))
-    return rows
+    columns = [*dict.fromkeys(("run_id", "folder", *names))]
+    loaded = [rows for part in find_runs([results], damaged) if part.root == results for rows in load(part, damaged)]
+    runs = [run for rows in loaded for run in rows.runs.select(columns).to_pylist()]
+    return {run["run_id"]: run for run in runs if run["folder"] == f"{RUNS}/{run['run_id']}"}
 
 
 # Reading
 
 
-def _segments(folder: Path, part: Part) -> list[Segment]:
+def _segments(folder: Path, part: Part) -> list[Rows]:
     """The segments with runs of this part, the largest first, each run once; those of no use are deleted."""
     if folder.is_symlink():
         return []
-    names, opened = _names(folder), dict[str, Segment | None]()
+    names, opened = _names(folder), dict[str, Rows | None]()
     for _ in range(3):  # another process may merge some meanwhile
         opened = {name: _open(folder / name) for name in names}
         if all(opened.values()) or names == (names := _names(folder)):
@@ -117,11 +99,11 @@ def _segments(folder: Path, part: Part) -> list[Segment]:
     expected = {run.key for run in part.runs}
     missing, segments = set(expected), []
     for name, segment in sorted(opened.items(), key=lambda item: -len(item[1] or ())):
-        keys = segment.rows.keys if segment else []
+        keys = segment.keys if segment else []
         kept = [key in missing for key in keys]
         missing.difference_update(keys)
         if segment and any(kept):
-            segments.append(segment if all(kept) else replace(segment, rows=_only(segment.rows, kept)))
+            segments.append(segment if all(kept) else _only(segment, kept))
         elif not any(is_complete(part.root / place) for _, place in {*keys} - expected):  # which came meanwhile
             shutil.rmtree(folder / name, ignore_errors=True)
     return segments
@@ -131,13 +113,13 @@ def _names(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.glob("*") if _NAME.fullmatch(path.name) and not path.is_symlink())
 
 
-def _open(folder: Path) -> Segment | None:
+def _open(folder: Path) -> Rows | None:
     """The segment; None if it is missing, damaged or of another version."""
     try:
         index = read_index(folder)
         if index["version"] in READABLE:
             tables = {} if index.get(_LATER) else open_views(folder, index)
-            return Segment(folder=folder, rows=Rows(runs=read_runs(folder, index), tables=tables))
+            return Rows(runs=read_runs(folder, index), tables=tables, folder=folder)
     except (OSError, ValueError, TypeError, KeyError):
         pass
     return None
@@ -147,80 +129,75 @@ def _only(rows: Rows, kept: Sequence[bool]) -> Rows:
     """Some of the runs; the others stay in the tables, and are named."""
     run_ids = rows.runs["run_id"].to_pylist()
     left_out = frozenset(run_id for run_id, is_kept in zip(run_ids, kept, strict=True) if not is_kept)
-    return Rows(runs=rows.runs.filter(pa.array(kept, pa.bool_())), tables=rows.tables, left_out=left_out)
+    return replace(rows, runs=rows.runs.filter(pa.array(kept, pa.bool_())), left_out=left_out)
 
 
 def _with_tables(
-    folder: Path, segments: Iterable[Segment], runs: Iterable[StoredRun], damaged: list[DamagedRun] | None
+    folder: Path, segments: Iterable[Rows], runs: Iterable[StoredRun], damaged: list[DamagedRun] | None
 ) -> list[Rows]:
     """The rows of the segments, in the order of their first places; tables that one lacks are read, and cached, when a
     query names one."""
     by_key = {run.key: run for run in runs}
 
-    def with_tables_later(segment: Segment) -> Rows:
+    def with_tables_later(segment: Rows) -> Rows:
         @functools.cache
         def read() -> Rows:
             newly_damaged = None if damaged is None else []
-            rows = read_rows((by_key[key] for key in segment.rows.keys), newly_damaged)
-            written = _written(folder, Segment(rows=rows))
-            if written.folder and segment.folder:
-                shutil.rmtree(segment.folder, ignore_errors=True)
+            written = _written(folder, read_rows((by_key[key] for key in segment.keys), newly_damaged), [segment])
             if newly_damaged:
                 warnings.warn(damage_text(newly_damaged), stacklevel=2)
-            return written.rows
+            return written
 
-        return replace(segment.rows, tables={table: UnreadTable(table, read) for table in TABLES})
+        return replace(segment, tables={table: UnreadTable(table, read) for table in TABLES})
 
-    whole = [segment for segment in segments if len(segment)]
-    whole.sort(key=lambda segment: min(place for _, place in segment.rows.keys))
-    return [segment.rows if segment.rows.tables else with_tables_later(segment) for segment in whole] or [read_rows([])]
+    whole = sorted(filter(len, segments), key=lambda segment: min(place for _, place in segment.keys))
+    return [segment if segment.tables else with_tables_later(segment) for segment in whole] or [read_rows([])]
 
 
 # Writing
 
 
-def _added(folder: Path, segments: Sequence[Segment], new: Segment) -> list[Segment]:
+def _added(folder: Path, segments: Sequence[Rows], new: Rows) -> list[Rows]:
     """The segments and a new one, written together with those that are no larger than what they are merged with."""
     merged = [new]
     for segment in sorted(segments, key=len):
         n = sum(map(len, merged))
-        has_tables = new.rows.tables and segment.rows.tables
+        has_tables = new.tables and segment.tables
         if not has_tables or len(segment) > n or n + len(segment) > SEGMENT_RUNS:
             break
         merged.append(segment)
-    written = _written(folder, new if len(merged) == 1 else Segment(rows=_joined(merged)))
-    if written.folder:
-        for old in merged[1:]:
-            if old.folder and old.folder != written.folder:
-                shutil.rmtree(old.folder, ignore_errors=True)
+    written = _written(folder, new if len(merged) == 1 else _joined(merged), merged)
     return [*(segment for segment in segments if segment not in merged), written]
 
 
-def _joined(segments: Iterable[Segment]) -> Rows:
+def _joined(segments: Sequence[Rows]) -> Rows:
     """The rows of several segments in memory."""
     import pyarrow.compute as pc  # slow to import, and rarely needed
 
-    parts = [segment.rows for segment in segments]
-    are_kept = [pc.field("run_id").isin(rows.runs["run_id"].combine_chunks()) for rows in parts]
+    are_kept = [pc.field("run_id").isin(rows.runs["run_id"].combine_chunks()) for rows in segments]
     tables = {}
     for table in TABLES:
-        kept = [rows.in_memory(table).filter(is_kept) for rows, is_kept in zip(parts, are_kept, strict=True)]
+        kept = [rows.in_memory(table).filter(is_kept) for rows, is_kept in zip(segments, are_kept, strict=True)]
         tables[table] = pa.concat_tables([empty_table(view_schema(table)), *kept])
-    return Rows(runs=pa.concat_tables([rows.runs for rows in parts]), tables=tables)
+    return Rows(runs=pa.concat_tables([rows.runs for rows in segments]), tables=tables)
 
 
-def _written(folder: Path, segment: Segment) -> Segment:
-    """The segment with its rows in files instead of memory, unless the folder is read-only, full or a link."""
-    is_later = not segment.rows.tables
-    place = folder / digest([is_later, sorted(segment.rows.keys)])
-    if folder.is_symlink() or not len(segment):
-        return segment
+def _written(folder: Path, rows: Rows, replaced: Iterable[Rows]) -> Rows:
+    """The rows as a segment in files, in place of others; in memory if the folder is read-only, full or a link."""
+    is_later = not rows.tables
+    place = folder / digest([is_later, sorted(rows.keys)])
+    if folder.is_symlink() or not len(rows):
+        return rows
     try:
         if not (folder / ".gitignore").exists():
             folder.mkdir(parents=True, exist_ok=True)
             write_text(folder / ".gitignore", "*\n")
         with atomic_folder(place) as aside:
-            write_tables(aside, segment.rows, {_LATER: True} if is_later else {})
+            write_tables(aside, rows, {_LATER: True} if is_later else {})
     except OSError:
-        return segment
-    return _open(place) or segment
+        return rows
+    segment = _open(place)
+    for old in replaced:
+        if segment and old.folder and old.folder != place:
+            shutil.rmtree(old.folder, ignore_errors=True)
+    return segment or rows

@@ -20,7 +20,6 @@ from array import array
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -135,7 +134,7 @@ LazyTable = StoredTable | UnreadTable
 """A table whose rows are read when a query names it."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False)
 class Rows:
     """The rows of all views for some runs of one results folder."""
 
@@ -144,6 +143,11 @@ class Rows:
     tables: Mapping[Table, pa.Table | LazyTable]
     left_out: frozenset[str] = frozenset()
     """run_ids in the tables of runs that are not among them."""
+    folder: Path | None = None
+    """In the cache; None where they are not in files there."""
+
+    def __len__(self) -> int:
+        return len(self.runs)
 
     @property
     def keys(self) -> list[tuple[str, str]]:
@@ -164,7 +168,7 @@ def write_tables(
     rows: Rows,
     facts: Mapping[str, Any],
     level: int | None = None,
-    others: Mapping[str, pa.Table] = MappingProxyType({}),
+    others: Mapping[str, pa.Table] = {},
 ) -> None:
     """Write the files and `others` into a folder that nobody reads yet, compressed at `level`; `facts` go into the
     index."""
