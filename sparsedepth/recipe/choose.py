@@ -23,7 +23,7 @@ from sparsedepth.recipe.evidence import Evidence, changed_config, differing_valu
 from sparsedepth.recipe.provenance import seen_on
 from sparsedepth.store.comparable_loss import COMMON, has_one_context
 from sparsedepth.store.degeneracy import common_weakness, degeneracy, score_rows, usable_form
-from sparsedepth.store.subject import import_note, unstated
+from sparsedepth.store.subject import import_note, is_imported, unstated
 
 DATA = fields_where(RunConfig, lambda role: role.kind == "data")
 BUDGET = fields_where(RunConfig, lambda role: role.kind in ("capacity", "data"))
@@ -58,7 +58,8 @@ def derive(
     used = found.results[found.results["n_layers"].isin(shown_at or depths)]
     recipe = Recipe(
         depth=depth, objective=objective, unit=found.cells.unit, matched=matched, place=place, shown_at=shown_at,
-        seen_on=seen_on(used), run_ids=tuple(sorted(used["run_id"])), unknown=import_note(used),
+        seen_on=seen_on(used), run_ids=tuple(sorted(used["run_id"])),
+        unknown=import_note(zip(used["origin"], used["unknown_fields"], strict=True)) if is_imported(used) else "",
         defaulted=unstated(used), tried=found.tried,
     )  # fmt: skip
     if not depths or depth is None:

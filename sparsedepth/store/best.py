@@ -40,7 +40,7 @@ from sparsedepth.store.setting import (
     settings_of,
 )
 from sparsedepth.store.small_sample import MIN_VALUES, mean_interval, seed_means
-from sparsedepth.store.subject import import_note_of_rows
+from sparsedepth.store.subject import import_note
 from sparsedepth.store.tuning_roles import IS_CHOSEN, IS_TRAINED, parse_tuned_fields
 
 FACTS = (
@@ -172,10 +172,9 @@ def _ranked(cells: Sequence[_Ranked], is_on_front: Iterable[bool], by: str) -> l
 
 
 def _caution(rows: Sequence[Mapping[str, Any]], by: str, degenerate: str) -> str:
-    imported = [(row["origin"], row["unknown_fields"]) for row in rows if row["origin"] is not None]
     weakness = common_weakness(rows)
     notes = (
-        import_note_of_rows(imported) if imported else "",
+        import_note((row["origin"], row["unknown_fields"]) for row in rows),
         f"no evidence about depth: {weakness}" if weakness else "",
         degenerate,
         layers_hint(by),

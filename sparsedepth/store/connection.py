@@ -13,10 +13,11 @@ import warnings
 import weakref
 from collections import defaultdict
 from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
-from types import TracebackType
-from typing import TYPE_CHECKING, Self, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import duckdb
 import pyarrow as pa
@@ -57,34 +58,25 @@ Source = tuple[pa.Table | LazyTable, str, Collection[str]]
 Fetched = TypeVar("Fetched")
 
 
-class Store:
+@dataclass(eq=False)
+class Store(AbstractContextManager["Store"]):
     """Complete runs, open for queries. Close it, or use it in a `with`."""
 
-    def __init__(
-        self,
-        connection: duckdb.DuckDBPyConnection,
-        cached: dict[str, LazyTable],
-        folders: Mapping[Path, set[str]],
-        time_limit: float,
-        roots: Sequence[Path],
-        damaged: Sequence[DamagedRun],
-    ) -> None:
-        self._connection = connection
-        self._cached = cached
-        self._folders = folders
-        """Of runs -> their run_ids, until TUNING_COLUMNS are added at the first query of `runs`."""
-        self.time_limit = time_limit
-        """Seconds per query."""
-        self.roots = tuple(roots)
-        """The folders it was opened with."""
-        self.damaged = tuple(damaged)
-        """Damaged runs, which were left out."""
-        self.close = weakref.finalize(self, connection.close)
+    _connection: duckdb.DuckDBPyConnection
+    _cached: dict[str, LazyTable]
+    _folders: Mapping[Path, set[str]]
+    """Of runs -> their run_ids, until TUNING_COLUMNS are added at the first query of `runs`."""
+    time_limit: float
+    """Seconds per query."""
+    roots: tuple[Path, ...]
+    """The folders it was opened with."""
+    damaged: tuple[DamagedRun, ...]
+    """Damaged runs, which were left out."""
 
-    def __enter__(self) -> Self:
-        return self
+    def __post_init__(self) -> None:
+        self.close = weakref.finalize(self, self._connection.close)
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
     def sql(self, text: str, max_rows: int = MAX_ANSWER_ROWS) -> QueryResult:
@@ -218,7 +210,7 @@ def open_store(*paths: Path | str, time_limit: float = TIME_LIMIT, skip_damaged:
     folders = defaultdict[Path, set[str]](set)
     for run in chain.from_iterable(part.runs for part in parts):
         folders[run.folder.parent].add(run.run_id)
-    store = Store(connection, cached, folders, time_limit, roots, damaged or ())
+    store = Store(connection, cached, folders, time_limit, tuple(roots), tuple(damaged or ()))
     if damaged:
         warnings.warn(damage_text(damaged), stacklevel=2)
     nulls = ", ".join(f"NULL::{column.type} AS {column.name}" for column in TUNING_COLUMNS)

@@ -20,7 +20,6 @@ lock. Other files in the folder (a log, a checkpoint) are no part of the record.
 in a folder of any name, such as RESULTS/models/NAME; RESULTS/runs is for trained runs only.
 """
 
-import difflib
 import functools
 import json
 import math
@@ -37,6 +36,7 @@ import pyarrow as pa
 from sparsedepth import quantities
 from sparsedepth.config.load import MAX_BYTES as MAX_CONFIG_BYTES
 from sparsedepth.config.load import build, parse_yaml, yaml_text
+from sparsedepth.config.plain_text import did_you_mean
 from sparsedepth.config.run import RunConfig, stored_config
 from sparsedepth.files import (
     MARKER,
@@ -129,7 +129,7 @@ def write_summary(folder: Path, summary: Row) -> None:
     """Write summary.json: all quantities of quantities.RUNS; missing ones, NaN and Inf are null."""
     names = [column.name for column in quantities.RUNS]
     for name in summary:
-        assert name in names, f"{name!r} is not in quantities.RUNS; nearest: {_nearest(name, names)}"
+        assert name in names, f"{name!r} is not in quantities.RUNS; {did_you_mean(name, names, 'add it there')}"
     assert summary.get("outcome") in ("ok", "diverged"), f"outcome={summary.get('outcome')!r}, not ok or diverged"
     write_json(folder / "summary.json", {name: _finite(summary.get(name)) for name in names})
 
@@ -204,15 +204,12 @@ def _check_rows(table: Table, rows: list[Row]) -> None:
             assert name in names, f"{table} has no column {name!r}; it has {names}"
         if metrics:
             metric = str(row["metric"]).partition("@")[0]
-            assert metric in metrics, f"{metric!r} is no metric of {table}; nearest: {_nearest(metric, metrics)}"
+            hint = did_you_mean(metric, metrics, "add it to its quantities")
+            assert metric in metrics, f"{metric!r} is no metric of {table}; {hint}"
         key = tuple(row.get(name) for name in KEYS[table])
         assert None not in key, f"{table}: {dict(zip(KEYS[table], key, strict=True))} must be complete"
         assert key not in seen, f"{table}: two rows at {dict(zip(KEYS[table], key, strict=True))}"
         seen.add(key)
-
-
-def _nearest(name: str, names: list[str]) -> str:
-    return ", ".join(difflib.get_close_matches(name, names, n=1, cutoff=0)) or "none"
 
 
 def _finite(value: Any) -> Any:

@@ -5,7 +5,6 @@ import io
 from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
@@ -88,13 +87,12 @@ def check_within(file: pa.NativeFile, names: Sequence[str], groups: Sequence[int
 
 def _text_bytes(values: pa.Array) -> int:
     """Bytes of texts in a dictionary, once for each use."""
-    if not isinstance(values, pa.DictionaryArray) or not len(values.dictionary):
+    import pyarrow.compute as pc  # slow to import, and rarely needed
+
+    if not isinstance(values, pa.DictionaryArray):
         return values.nbytes
-    texts, indices = values.dictionary, values.indices
-    is_large = pa.types.is_large_string(texts.type) or pa.types.is_large_binary(texts.type)
-    offsets = np.frombuffer(texts.buffers()[1], np.int64 if is_large else np.int32)
-    uses = np.frombuffer(indices.buffers()[1], np.int32)[indices.offset : indices.offset + len(indices)]
-    return int(np.diff(offsets[texts.offset : texts.offset + len(texts) + 1])[uses].sum())
+    lengths = pc.call_function("binary_length", [values.dictionary]).take(values.indices)
+    return pc.call_function("sum", [lengths]).as_py() or 0
 
 
 @functools.cache

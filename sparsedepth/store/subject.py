@@ -1,6 +1,6 @@
 """What a record is of in place of a RunConfig: a model that was only measured, or an imported third-party run."""
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import Field
@@ -83,19 +83,15 @@ def is_imported(runs: "pd.DataFrame") -> bool:
     return "origin" in runs.columns and bool(runs["origin"].notna().any())
 
 
-def import_note(runs: "pd.DataFrame") -> str:
-    """The origin of imported rows and how much of them is unknown; '' where none is imported."""
-    if not is_imported(runs):
+def import_note(rows: Iterable[tuple[Any, str]]) -> str:
+    """The origin of imported runs and how much of them is unknown, from rows of (origin, unknown_fields); '' where none
+    is imported."""
+    imported = [(origin, text) for origin, text in rows if isinstance(origin, str)]
+    if not imported:
         return ""
-    imported = runs[runs["origin"].notna()]
-    return import_note_of_rows(list(zip(imported["origin"], imported["unknown_fields"], strict=True)))
-
-
-def import_note_of_rows(rows: Collection[tuple[str, str]]) -> str:
-    """The same from rows of (origin, unknown_fields)."""
-    unknown = {name for _, text in rows for name in text.split(",") if name}
-    origins = ", ".join(sorted({origin for origin, _ in rows}))
-    return f"{len(rows)} runs are imported from {origins}, with {unknown_text(unknown)}"
+    unknown = {name for _, text in imported for name in text.split(",") if name}
+    origins = ", ".join(sorted({origin for origin, _ in imported}))
+    return f"{len(imported)} runs are imported from {origins}, with {unknown_text(unknown)}"
 
 
 def unknown_text(names: Collection[str]) -> str:

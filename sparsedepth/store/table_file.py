@@ -138,25 +138,19 @@ def _names(path: Path, suffix: str) -> list[str]:
 
 def _keys(connection: duckdb.DuckDBPyConnection, file: Path, suffix: str) -> list[str]:
     """The keys of the objects in a JSON file, in order."""
-    connection.execute(
-        "CREATE TABLE rows AS SELECT row_number() OVER () AS number, json_type(json) AS type, json_keys(json) AS keys "
-        f"FROM {_json(suffix)}",
-        [str(file)],
-    )
-    sql = (
-        "SELECT count(*), count(*) FILTER (type <> 'OBJECT'), min(number) FILTER (len(list_distinct(keys)) < len(keys))"
-    )
-    ((n_rows, n_others, twice),) = connection.execute(f"{sql} FROM rows").fetchall()
+    connection.execute(f"SELECT json_type(json), json_keys(json) FROM {_json(suffix)}", [str(file)])
+    n_rows, names = 0, dict[str, None]()
+    while (row := connection.fetchone()) and len(names) <= MAX_COLUMNS:
+        n_rows += 1
+        type, keys = row
+        if type != "OBJECT":
+            raise ValueError("it must be a list of objects, one per run")
+        if twice := [key for key, n in Counter(keys).items() if n > 1]:
+            line = "line" if suffix == ".jsonl" else "row"
+            raise ValueError(f"key {twice[0]!r} is twice in {line} {n_rows}; rename one")
+        names |= dict.fromkeys(keys)
     _check_rows(n_rows)
-    if n_others:
-        raise ValueError("it must be a list of objects, one per run")
-    if twice:
-        ((keys,),) = connection.execute("SELECT keys FROM rows WHERE number = ?", [twice]).fetchall()
-        key = next(key for key, n in Counter(keys).items() if n > 1)
-        raise ValueError(f"key {key!r} is twice in {'line' if suffix == '.jsonl' else 'row'} {twice}; rename one")
-    each = "SELECT unnest(keys) AS key, number, generate_subscripts(keys, 1) AS place FROM rows"
-    names = connection.execute(f"SELECT key FROM ({each}) GROUP BY key ORDER BY min((number, place))").fetchall()
-    return [name for (name,) in names]
+    return [*names]
 
 
 def _json(suffix: str) -> str:

@@ -121,9 +121,6 @@ class UnreadTable:
     table: Table
     read: Callable[[], "Rows"]
 
-    def in_memory(self) -> pa.Table:
-        return self.read().in_memory(self.table)
-
     def dataset(self) -> "ds.Dataset | pa.Table":
         """The table, from the file that it was cached in if there is one. Raises DamagedRun."""
         rows = self.read().tables[self.table]

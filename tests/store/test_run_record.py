@@ -113,13 +113,13 @@ def test_rows_that_cannot_be_meant_fail_at_once(tmp_path):
     row = LAYERS[0]
     for rows, says in (
         ([{**row, "valeu": 1}], "no column 'valeu'"),
-        ([{**row, "metric": "weight_sparsty@0.1"}], "nearest: weight_sparsity"),
+        ([{**row, "metric": "weight_sparsty@0.1"}], "did you mean 'weight_sparsity'"),
         ([row, row], "two rows at"),
         ([{**row, "step": None}], "must be complete"),
     ):
         with pytest.raises(AssertionError, match=says):
             run_record.write_table(tmp_path, "layers", rows)
-    with pytest.raises(AssertionError, match="nearest: val_loss"):
+    with pytest.raises(AssertionError, match="did you mean 'val_loss'"):
         run_record.write_summary(tmp_path, {"outcome": "ok", "val_los": 1.0})
     assert list(tmp_path.iterdir()) == []
 
