@@ -18,7 +18,7 @@ import os
 import stat
 from array import array
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -94,24 +94,35 @@ class StoredTable:
 
     path: Path
     file: pa.NativeFile
-    columns: tuple[str, ...]
+    schema: pa.Schema
     groups: range
+
+    def part(self, schema: pa.Schema, groups: range | None = None) -> "StoredTable":
+        """Some columns, and all or some row groups. Raises ValueError where there are no such."""
+        types = dict(zip(self.schema.names, self.schema.types, strict=True))
+        for field in schema:
+            if types.get(field.name) != field.type:
+                raise ValueError(f"has no column {field.name} of this version")
+        groups = self.groups if groups is None else groups
+        if groups.start < 0 or groups.stop > self.groups.stop:
+            raise ValueError(f"has no row groups {groups.start} to {groups.stop}")
+        return replace(self, schema=schema, groups=groups)
 
     def dataset(self) -> "ds.Dataset":
         """The table as a Dataset, of which a query reads only the columns and metrics it needs. Raises ValueError."""
         import pyarrow.dataset as ds  # 0.3 s, because it imports pandas; queries of `runs` alone do not need it
 
         try:
-            check_within(self.file, self.columns, self.groups)
+            check_within(self.file, self.schema.names, self.groups)
         except ValueError as error:
             raise ValueError(f"{str(self.path)!r} {error}; copy it again from where it was made") from None
         text = ds.ParquetReadOptions(dictionary_columns={"run_id", "metric"})
         fragment = ds.ParquetFileFormat(read_options=text).make_fragment(self.file).subset(row_group_ids=[*self.groups])
-        schema = pa.schema([fragment.physical_schema.field(name) for name in self.columns])
+        schema = pa.schema([fragment.physical_schema.field(name) for name in self.schema.names])
         return ds.FileSystemDataset([fragment], schema=schema, format=fragment.format)
 
     def in_memory(self) -> pa.Table:
-        return read_within(self.file, self.columns, self.groups)
+        return read_within(self.file, self.schema.names, self.groups)
 
 
 @dataclass(frozen=True)
@@ -207,7 +218,7 @@ def read_index(folder: Path) -> dict[str, Any]:
     return index
 
 
-def open_file(folder: Path, index: Mapping[str, Any], name: str) -> pa.NativeFile | None:
+def open_file(folder: Path, index: Mapping[str, Any], name: str) -> StoredTable | None:
     """An open file, its checksum verified; None if the index lists none of that name. Raises ValueError or OSError."""
     expected = index["files"].get(f"{name}.parquet")
     if expected is None:
@@ -219,15 +230,14 @@ def open_file(folder: Path, index: Mapping[str, Any], name: str) -> pa.NativeFil
     if hashlib.file_digest(file, "sha256").hexdigest() != expected:
         raise ValueError("is not the file that was written (its checksum differs)")
     file.seek(0)
-    return file
+    metadata = pq.read_metadata(file)
+    return StoredTable(path, file, metadata.schema.to_arrow_schema(), range(metadata.num_row_groups))
 
 
 def read_table(folder: Path, index: Mapping[str, Any], name: str, schema: pa.Schema) -> pa.Table:
     """The columns of a schema in a file. Raises as `open_file` does."""
     file = open_file(folder, index, name)
-    if file is None:
-        return empty_table(schema)
-    return _stored(folder / f"{name}.parquet", file, pq.read_metadata(file), schema).in_memory()
+    return file.part(schema).in_memory() if file else empty_table(schema)
 
 
 def read_runs(folder: Path, index: Mapping[str, Any]) -> pa.Table:
@@ -237,40 +247,23 @@ def read_runs(folder: Path, index: Mapping[str, Any]) -> pa.Table:
     file = open_file(folder, index, "runs")
     if file is None:
         return empty_table(schema)
-    is_readable, metadata = index.get("version") in READABLE, pq.read_metadata(file)
-    wanted = {*metadata.schema.names} if is_readable else {"run_id", "folder", *MARKER_COLUMNS}
-    stored = pa.schema([field for field in schema if field.name in wanted])
-    runs = _stored(folder / "runs.parquet", file, metadata, stored).in_memory()
+    is_readable = index.get("version") in READABLE
+    wanted = {*file.schema.names} if is_readable else {"run_id", "folder", *MARKER_COLUMNS}
+    runs = file.part(pa.schema([field for field in schema if field.name in wanted])).in_memory()
     return completed(runs, schema) if is_readable else runs
 
 
 def open_views(folder: Path, index: Mapping[str, Any]) -> dict[Table, pa.Table | LazyTable]:
     """All views but `runs`, from one open file. Raises as `open_file` does."""
     file = open_file(folder, index, ROWS)
+    views: dict[Table, pa.Table | LazyTable] = {view: empty_table(view_schema(view)) for view in TABLES}
     if file is None:
-        return {view: empty_table(view_schema(view)) for view in TABLES}
-    path, metadata = folder / f"{ROWS}.parquet", pq.read_metadata(file)
-    views: dict[Table, pa.Table | LazyTable] = {}
+        return views
     for view in TABLES:
         first, end = index["views"].get(view, (0, 0))
-        stored = _stored(path, file, metadata, view_schema(view), range(first, end))
-        views[view] = stored if stored.groups else empty_table(view_schema(view))
+        if (stored := file.part(view_schema(view), range(first, end))).groups:
+            views[view] = stored
     return views
-
-
-def _stored(
-    path: Path, file: pa.NativeFile, metadata: pq.FileMetaData, schema: pa.Schema, groups: range | None = None
-) -> StoredTable:
-    """Some row groups of a file, all by default. Raises ValueError if it lacks them, or columns of the schema."""
-    present = metadata.schema.to_arrow_schema()
-    types = dict(zip(present.names, present.types, strict=True))
-    for field in schema:
-        if types.get(field.name) != field.type:
-            raise ValueError(f"has no column {field.name} of this version")
-    groups = range(metadata.num_row_groups) if groups is None else groups
-    if groups.start < 0 or groups.stop > metadata.num_row_groups:
-        raise ValueError(f"has no row groups {groups.start} to {groups.stop}")
-    return StoredTable(path, file, tuple(schema.names), groups)
 
 
 def completed(runs: pa.Table, schema: pa.Schema) -> pa.Table:
