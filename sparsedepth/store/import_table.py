@@ -6,8 +6,10 @@ listed in `unknown_fields`): no default is filled in. Two rows that are equal in
 
 import json
 import math
+import operator
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -72,8 +74,12 @@ def import_table(table: Path, map_path: Path, out: Path) -> Imported:
     used = set(table_map.clusters).union(*(expression.columns for expression in parsed.values()))
     with open_table(table, [name for name in names if name in used], names) as opened:
         try:
-            if where := parsed.pop(WHERE, None):
-                _exclude(opened, where)
+            where = parsed.get(WHERE)
+            try:
+                if where:
+                    opened.keep(where.sql)
+            except ValueError as error:
+                raise Mistakes([f"where: {error}"]) from None
             numbers = [number for number, _ in opened.rows("1", "texts")]
             if not numbers:
                 raise Mistakes([f"no row meets where: {table_map.where}; change it" if where else "there are no rows"])
@@ -103,20 +109,11 @@ _Values = dict[int, Any]
 """By the number of the row; None where one is missing."""
 
 
-def _exclude(table: Table, where: Expression) -> None:
-    """Leave out the rows that do not meet the condition. Raises Mistakes."""
-    try:
-        if (type := table.type_of(where.sql, "mixed")) != "BOOLEAN":
-            raise ValueError(f"{where.sql!r} is {type}; a condition must be true or false, such as batch_size == 64")
-        table.keep(f"({where.sql}\n)")
-    except ValueError as error:
-        raise Mistakes([f"where: {error}"]) from None
-
-
-def _first(values: _Values, wrong: Sequence[int]) -> str:
-    """'"fast" in row 7 (and in 3 more rows)'."""
+def _wrong(values: _Values, is_wrong: Callable[[Any], bool]) -> str:
+    """'"fast" in row 7 (and in 3 more rows)', of the values that are; '' where none is."""
+    wrong = [number for number, value in values.items() if value is not None and is_wrong(value)]
     more = f" (and in {len(wrong) - 1} more rows)" if len(wrong) > 1 else ""
-    return f"{json.dumps(values[wrong[0]], default=str)[:60]} in row {wrong[0]}{more}"
+    return f"{json.dumps(values[wrong[0]], default=str)[:60]} in row {wrong[0]}{more}" if wrong else ""
 
 
 def _values(
@@ -156,14 +153,14 @@ def _field(table: Table, name: str, entry: Entry, expression: Expression) -> _Va
         raw = _read(table, name, entry, expression)
     else:
         raw = _computed(table, entry, expression)
-        if wrong := [number for number, value in raw.items() if value is not None and not math.isfinite(value)]:
-            raise ValueError(f"{entry.of!r} is {_first(raw, wrong)}: no finite number; change `of`")
+        if wrong := _wrong(raw, lambda value: not math.isfinite(value)):
+            raise ValueError(f"{entry.of!r} is {wrong}: no finite number; change `of`")
     typed = {value: as_type(value, type) for value in dict.fromkeys(raw.values()) if value is not None}
-    if mistyped := [number for number, value in raw.items() if value is not None and typed[value] is None]:
-        raise ValueError(f"{name} is {_first(raw, mistyped)}: {_KINDS[type]} is needed; change `of`")
+    if wrong := _wrong(raw, lambda value: typed[value] is None):
+        raise ValueError(f"{name} is {wrong}: {_KINDS[type]} is needed; change `of`")
     for value, typed_value in typed.items():
         if mistakes := _mistakes_of(name, typed_value):
-            raise ValueError(f"{mistakes[0]}: {_first(raw, [number for number in raw if raw[number] == value])}")
+            raise ValueError(f"{mistakes[0]}: {_wrong(raw, partial(operator.eq, value))}")
     return {number: None if value is None else typed[value] for number, value in raw.items()}
 
 
@@ -176,9 +173,8 @@ def _read(table: Table, name: str, entry: Entry, expression: Expression) -> _Val
         return texts
     listed = {_canonical(text): value for text, value in entry.values.items()} | entry.values
     found = {text: text if text in listed else _canonical(text) for text in texts.values() if text is not None}
-    if wrong := [number for number, text in texts.items() if text is not None and found[text] not in listed]:
-        where = _first(texts, wrong)
-        raise ValueError(f"{expression.column!r} is {where}, which `values` does not list; list it there")
+    if wrong := _wrong(texts, lambda text: found[text] not in listed):
+        raise ValueError(f"{expression.column!r} is {wrong}, which `values` does not list; list it there")
     return {number: None if text is None else listed[found[text]] for number, text in texts.items()}
 
 
@@ -193,8 +189,8 @@ def _computed(table: Table, entry: Entry, expression: Expression) -> _Values:
     """The numbers that an expression has; NULL where one of its columns is missing. Raises ValueError."""
     for name in sorted(expression.columns):
         is_other = f"{not_missing(name)} IS NOT NULL AND {number_of(name)} IS NULL"
-        if wrong := dict(table.rows(quoted(name), "texts", is_other)):
-            raise ValueError(f"column {name!r} is {_first(wrong, [*wrong])}: a number is needed; change `of`")
+        if wrong := _wrong(dict(table.rows(quoted(name), "texts", is_other)), lambda _: True):
+            raise ValueError(f"column {name!r} is {wrong}: a number is needed; change `of`")
     if not _NUMERIC.fullmatch(type := table.type_of(expression.sql, "numbers")):
         raise ValueError(f"{entry.of!r} is {type}, and a number is needed")
     missing = " OR ".join(f"{quoted(name)} IS NULL" for name in expression.columns) or "false"

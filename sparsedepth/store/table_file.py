@@ -54,7 +54,9 @@ class Table:
 
     def keep(self, condition: str) -> None:
         """Leave out the rows that do not meet a condition over `mixed`. Raises ValueError, one line."""
-        numbers = [number for number, _ in self.rows("1", "mixed", condition)]
+        if (type := self.type_of(condition, "mixed")) != "BOOLEAN":
+            raise ValueError(f"{condition!r} is {type}; a condition must be true or false, such as batch_size == 64")
+        numbers = [number for number, _ in self.rows("1", "mixed", f"({condition}\n)")]
         for name in ("texts", "numbers"):
             self.connection.execute(f"DELETE FROM {name} WHERE row_number NOT IN (SELECT unnest(?))", [numbers])
 
