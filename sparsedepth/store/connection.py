@@ -28,14 +28,14 @@ from sparsedepth.store.cache import load
 from sparsedepth.store.checksums import DamagedRun, damage_text
 from sparsedepth.store.evals import COLUMNS as EVAL_COLUMNS
 from sparsedepth.store.evals import read_evals, task_scores
-from sparsedepth.store.fences import FENCES, NARROW, interrupt_after, lock, one_line, read_only, syntax_nodes
+from sparsedepth.store.fences import FENCES, NARROW, after, lock, one_line, read_only, syntax_nodes
 from sparsedepth.store.find import Part, find_runs, no_run_text
 from sparsedepth.store.incomparable import warn_of_other_texts, warn_of_other_tokens
 from sparsedepth.store.query_result import QueryResult
 from sparsedepth.store.run_record import RUNS
 from sparsedepth.store.run_tables import arrow_schema, empty_table
 from sparsedepth.store.schema import COLUMNS, METRICS, SOURCE, TABLES, TUNING_COLUMNS
-from sparsedepth.store.tables import MARKER_COLUMNS, LazyTable, UnreadTable, rows_table, view_schema
+from sparsedepth.store.tables import MARKER_COLUMNS, LazyTable, UnreadTable, rows_table, utf8, view_schema
 from sparsedepth.store.tuning_roles import IS_TRAINED, Tuning, read_tuning, tuning_columns
 
 if TYPE_CHECKING:
@@ -136,7 +136,7 @@ class Store(AbstractContextManager["Store"]):
             if self._folders and "runs" in tables:
                 folders, self._folders = self._folders, {}
                 self._add_tuning(folders)
-            with read_only(connection), interrupt_after(connection, self.time_limit):
+            with read_only(connection), after(self.time_limit, connection.interrupt):
                 return fetch(connection.execute(statement))
         except duckdb.InterruptException:
             raise ValueError(f"the query was stopped after {self.time_limit:g} s; {NARROW}") from None
@@ -246,7 +246,7 @@ def _read_parts(
 def _run_columns(root: Path) -> str:
     """SQL of the columns of `runs`, with the root as `source`, and `folder` joined to it; '.' is a run that was itself
     named as root."""
-    prefix = str(root).encode(errors="replace").decode().replace("'", "''")
+    prefix = utf8(str(root)).replace("'", "''")
     folder = f"if(folder = '.', '{prefix}', '{prefix}/' || folder)"
     return f"* EXCLUDE ({', '.join(MARKER_COLUMNS)}) REPLACE ({folder} AS folder), '{prefix}' AS {SOURCE.name}"
 

@@ -8,12 +8,13 @@ repeat('x', 4000000000), or range(3000000000) as a list, passes both. So a proce
     time     GRACE seconds after the query's own time limit the process ends, with exit code 2 and a line on stderr
 """
 
+import functools
 import json
 import os
 import resource
 import sys
 import threading
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -43,9 +44,9 @@ def lock(connection: duckdb.DuckDBPyConnection) -> None:
 
 
 @contextmanager
-def interrupt_after(connection: duckdb.DuckDBPyConnection, seconds: float) -> Generator[None, None, None]:
-    """Interrupts the connection."""
-    timer = threading.Timer(seconds, connection.interrupt)
+def after(seconds: float, act: Callable[[], None]) -> Generator[None]:
+    """What to do if the body takes longer, such as to interrupt a connection."""
+    timer = threading.Timer(seconds, act)
     timer.daemon = True
     timer.start()
     try:
@@ -56,7 +57,7 @@ def interrupt_after(connection: duckdb.DuckDBPyConnection, seconds: float) -> Ge
 
 
 @contextmanager
-def read_only(connection: duckdb.DuckDBPyConnection) -> Generator[None, None, None]:
+def read_only(connection: duckdb.DuckDBPyConnection) -> Generator[None]:
     connection.execute("BEGIN TRANSACTION READ ONLY")
     try:
         yield
@@ -90,24 +91,18 @@ def one_line(error: Exception) -> str:
 @contextmanager
 def limited(seconds: float) -> Generator[None]:
     """Limits for a query with this time limit. Raises ValueError where memory ends."""
-    timer = threading.Timer(seconds + GRACE, _end, (seconds,))
-    timer.daemon = True
     soft, hard = resource.getrlimit(resource.RLIMIT_AS)
-    timer.start()
     try:
-        if sys.platform == "linux":
-            pages = int(Path("/proc/self/statm").read_text().split()[0])
-            amount = pages * resource.getpagesize() + MEMORY
-            resource.setrlimit(
-                resource.RLIMIT_AS, (min([amount, *(limit for limit in (soft, hard) if limit >= 0)]), hard)
-            )
-        yield
+        with after(seconds + GRACE, functools.partial(_end, seconds)):
+            if sys.platform == "linux":
+                pages = int(Path("/proc/self/statm").read_text().split()[0])
+                limits = [pages * resource.getpagesize() + MEMORY, *(limit for limit in (soft, hard) if limit >= 0)]
+                resource.setrlimit(resource.RLIMIT_AS, (min(limits), hard))
+            yield
     except MemoryError:  # of Python or Arrow
         raise ValueError(_message(f"needs more memory than there is, or than {MEMORY // 2**30} GB")) from None
     finally:
         resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
-        timer.cancel()
-        timer.join()
 
 
 def _end(seconds: float) -> None:

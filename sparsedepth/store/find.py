@@ -12,8 +12,7 @@ from sparsedepth.files import read_regular
 from sparsedepth.store.checksums import DamagedRun, Files, collecting_damage, files_on_disk, is_complete
 from sparsedepth.store.pack import Pack, is_pack, open_pack
 from sparsedepth.store.run_record import EVALS, MODELS, RUNS, TOYS, parse_object, problem, run_files, run_folder
-from sparsedepth.store.run_row import utf8
-from sparsedepth.store.tables import StoredRun, stored_run
+from sparsedepth.store.tables import StoredRun, stored_run, utf8
 
 DEPTH = 3
 """Levels below the named folder at which run folders and packs are found."""

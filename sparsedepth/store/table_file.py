@@ -20,7 +20,7 @@ from typing import Any
 import duckdb
 
 from sparsedepth.config.plain_text import refuse_empty, unreadable
-from sparsedepth.store.fences import FENCES, interrupt_after, lock, one_line, read_only
+from sparsedepth.store.fences import FENCES, after, lock, one_line, read_only
 
 MAX_BYTES = 200_000_000
 MAX_ROWS = 50_000
@@ -66,7 +66,7 @@ class Table:
 
     def _answer(self, sql: str) -> list[tuple[Any, ...]]:
         try:
-            with read_only(self.connection), interrupt_after(self.connection, SECONDS):
+            with read_only(self.connection), after(SECONDS, self.connection.interrupt):
                 return self.connection.execute(sql).fetchall()
         except duckdb.Error as error:
             raise ValueError(one_line(error)[:300]) from None
@@ -103,7 +103,7 @@ def open_table(path: Path, columns: Collection[str], names: Sequence[str]) -> Ge
     if twice := [name for name, n in Counter(map(str.lower, columns)).items() if n > 1]:
         raise ValueError(f"the columns named {twice[0]!r} differ in upper case only; rename one of them")
     with closing(duckdb.connect(":memory:", config=FENCES)) as connection:
-        with _errors_of(path), interrupt_after(connection, SECONDS):
+        with _errors_of(path), after(SECONDS, connection.interrupt):
             table = Table(connection, _read(connection, path, columns, names))
             lock(connection)
             _make_views(table, columns)
@@ -134,7 +134,7 @@ def _names(path: Path, suffix: str) -> list[str]:
         if suffix in _DELIMITERS:
             with open(file, encoding="utf-8", newline="") as lines:
                 return next(csv.reader(lines, delimiter=_DELIMITERS[suffix]), [])
-        with closing(duckdb.connect(config=FENCES)) as connection, interrupt_after(connection, SECONDS):
+        with closing(duckdb.connect(config=FENCES)) as connection, after(SECONDS, connection.interrupt):
             return _keys(connection, file, suffix)
 
 

@@ -16,6 +16,7 @@ import json
 import math
 import os
 import stat
+import sys
 from array import array
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
@@ -26,13 +27,12 @@ import pyarrow as pa
 import pyarrow.json
 import pyarrow.parquet as pq
 
+from sparsedepth import quantities
 from sparsedepth.config.run import DEFAULTS_VERSION, RunConfig
 from sparsedepth.files import digest, parse_json, read_regular, write_json
-from sparsedepth.quantities import RUNS
 from sparsedepth.quantities.record import Table
 from sparsedepth.store.checksums import Files, collecting_damage
-from sparsedepth.store.run_record import INDEX, DamagedRun, parse_record
-from sparsedepth.store.run_row import run_row
+from sparsedepth.store.run_record import INDEX, SUBJECTS, DamagedRun, Record, Subject, parse_record
 from sparsedepth.store.run_tables import (
     arrow_schema,
     check_within,
@@ -41,7 +41,8 @@ from sparsedepth.store.run_tables import (
     read_within,
     table_bytes,
 )
-from sparsedepth.store.schema import COLUMNS, TABLES, stored_value
+from sparsedepth.store.schema import COLUMNS, MANIFEST_COLUMNS, RUN_COLUMNS, TABLES, stored_fields, stored_value
+from sparsedepth.store.subject import ImportedRun
 
 if TYPE_CHECKING:
     import pyarrow.dataset as ds
@@ -273,8 +274,8 @@ def completed(runs: pa.Table, schema: pa.Schema) -> pa.Table:
     absent = [field for field in schema if field.name not in present]
     if not absent:
         return runs.select(schema.names)
-    fields, quantities = RunConfig.model_fields, {column.name for column in RUNS}
-    if missing := [field.name for field in absent if field.name not in fields and field.name not in quantities]:
+    fields, measured = RunConfig.model_fields, {column.name for column in quantities.RUNS}
+    if missing := [field.name for field in absent if field.name not in fields and field.name not in measured]:
         raise ValueError(f"has no column {missing[0]} of this version")
     defaults = {field.name: stored_value(fields[field.name].default) for field in absent if field.name in fields}
     known = [defaults if value is not None else {} for value in runs["warmup_frac"].to_pylist()]
@@ -298,7 +299,7 @@ def read_rows(
         with collecting_damage(damaged):
             run = parse_record(record.files())
             checksums = {name: getattr(record, name) for name in MARKER_COLUMNS}
-            runs.append({**run_row(run), "folder": record.place, **checksums})
+            runs.append({**_run_row(run), "folder": record.place, **checksums})
             for table, parts in tables.items():
                 if len(rows := run.tables[table]):
                     columns = [_repeated(run.run_id, len(rows)), *rows.columns]
@@ -306,6 +307,58 @@ def read_rows(
     return Rows(
         runs=rows_table(runs, runs_schema()), tables={table: pa.concat_tables(parts) for table, parts in tables.items()}
     )
+
+
+_RUN_COLUMNS = {column.name: column for column in RUN_COLUMNS}
+_PYTHON_TYPES: dict[str, tuple[type, float | None]] = {
+    "BIGINT": (int, 2**63 - 1),
+    "DOUBLE": (float, sys.float_info.max),
+    "VARCHAR": (str, None),
+    "BOOLEAN": (bool, None),
+}
+"""Column type -> Python type of its values, and their largest magnitude."""
+
+
+def _run_row(run: Record) -> dict[str, Any]:
+    """The record as a row of `runs`, without NULL. Raises DamagedRun for a value that does not fit its column."""
+    facts = {column.name: run.manifest.get(column.name) for column in MANIFEST_COLUMNS}
+    if isinstance(facts["packages"], dict):
+        facts["packages"] = json.dumps(facts["packages"], sort_keys=True)
+    subject = next(name for name, kind in SUBJECTS.items() if isinstance(run.subject, kind))
+    parts = {
+        subject: _subject_columns(run.subject),
+        "summary.json": {column.name: run.summary.get(column.name) for column in quantities.RUNS},
+        "manifest.json": facts,
+    }
+    row = {"run_id": run.run_id}
+    for file, values in parts.items():
+        row |= {name: _typed(run, file, name, value) for name, value in values.items() if value is not None}
+    return row
+
+
+def _subject_columns(subject: Subject) -> dict[str, Any]:
+    """The cell, and the known fields of RunConfig: few for a measured model, those of its table for an imported run."""
+    if isinstance(subject, ImportedRun):
+        origin = {"cell_id": subject.cell_id, "origin": subject.origin, "cluster": subject.cluster}
+        return {**origin, "unknown_fields": ",".join(subject.unknown), **subject.config}
+    if isinstance(subject, RunConfig):
+        return {"cell_id": subject.cell_id, **stored_fields(subject)}
+    return {"cell_id": f"c-{subject.run_id}", "model": subject.model, **stored_fields(subject)}
+
+
+def _typed(run: Record, file: str, name: str, value: Any) -> Any:
+    """The value in its column's type. Raises DamagedRun."""
+    column = _RUN_COLUMNS[name]
+    kind, largest = _PYTHON_TYPES[column.type]
+    fits = type(value) is kind or (kind is float and type(value) is int)
+    if not fits or (largest is not None and not -largest <= value <= largest):
+        raise DamagedRun(run.folder, file, f"has {name}={str(value)[:40]!r}, which is not a {column.type}")
+    return utf8(value) if kind is str and not value.isascii() else value
+
+
+def utf8(text: str) -> str:
+    """The text with characters that UTF-8 cannot encode (lone surrogates, undecodable file names) as '?'."""
+    return text.encode(errors="replace").decode()
 
 
 @functools.cache
