@@ -115,16 +115,10 @@ class Store(AbstractContextManager["Store"]):
     def schema(self) -> QueryResult:
         """All columns of all views, and all values of `metric`, with type, unit and meaning."""
         views = {**COLUMNS, "runs": (*COLUMNS["runs"], SOURCE, *TUNING_COLUMNS), "evals": EVAL_COLUMNS}
-        columns = [
-            (column.view, column.name, column.type, column.unit, column.meaning)
-            for column in chain.from_iterable(views.values())
-        ]
-        metrics = [
-            (view, f"metric = '{metric.name}'", metric.type, metric.unit, metric.meaning)
-            for view, metrics in METRICS.items()
-            for metric in metrics
-        ]
-        return QueryResult(columns=("view", "name", "type", "unit", "meaning"), rows=(*columns, *metrics))
+        described = [(column.view, column.name, column) for column in chain.from_iterable(views.values())]
+        described += [(view, f"metric = '{each.name}'", each) for view, metrics in METRICS.items() for each in metrics]
+        rows = tuple((view, name, each.type, each.unit, each.meaning) for view, name, each in described)
+        return QueryResult(columns=("view", "name", "type", "unit", "meaning"), rows=rows)
 
     def _run(self, text: str, fetch: Callable[[duckdb.DuckDBPyConnection], Fetched]) -> Fetched:
         connection = self._connection
