@@ -84,7 +84,7 @@ def import_table(table: Path, map_path: Path, out: Path) -> Imported:
             if not numbers:
                 raise Mistakes([f"no row meets where: {table_map.where}; change it" if where else "there are no rows"])
             kept, values = _values(opened, numbers, table_map, parsed)
-            rows = _rows_of(kept, values, clusters_of(opened, table_map.clusters), table_map)
+            rows = _rows_of(kept, values, clusters_of(opened, table_map.clusters), table_map.source)
         except Mistakes as error:
             mistakes, n_more = error.mistakes[:MAX_MISTAKES], len(error.mistakes) - MAX_MISTAKES
             mistakes += [f"and {n_more} more"] if n_more > 0 else []
@@ -137,13 +137,15 @@ def _values(
             if absent := [number for number in numbers if fields[name][number] is None]:
                 rows = f"row {absent[0]}, and {len(absent)} such rows"
                 mistakes.append(f"{name} has no value in {rows}; state missing: leave_out, or optional: true")
+    constants: dict[str, _Values] = {}
     for name, value in table_map.constants.items():
         typed = as_type(value, TARGETS[name])
         wrong_type = [f"constants.{name} is {json.dumps(value)}: {_KINDS[TARGETS[name]]} is needed"]
         mistakes += _mistakes_of(name, typed) if typed is not None else wrong_type
+        constants[name] = dict.fromkeys(numbers, typed)
     if mistakes:
         raise Mistakes(mistakes)
-    return kept, fields
+    return kept, constants | fields
 
 
 def _field(table: Table, name: str, entry: Entry, expression: Expression) -> _Values:
@@ -219,16 +221,14 @@ _Row = tuple[ImportedRun, int, dict[str, Any]]
 
 
 def _rows_of(
-    numbers: Sequence[int], values: Mapping[str, _Values], clusters: Mapping[int, str | None], table_map: TableMap
+    numbers: Sequence[int], values: Mapping[str, _Values], clusters: Mapping[int, str | None], source: str
 ) -> list[_Row]:
     """Every row as a run. Raises Mistakes where two rows are the same run."""
-    constants = {name: as_type(value, TARGETS[name]) for name, value in table_map.constants.items()}
     rows, first, mistakes = [], dict[str, int](), []
     for number in numbers:
-        stated = {name: field[number] for name, field in values.items()}
-        known = constants | {name: value for name, value in stated.items() if value is not None}
+        known = {name: field[number] for name, field in values.items() if field[number] is not None}
         config = {name: value for name, value in known.items() if name in SETTABLE}
-        run = ImportedRun.model_construct(origin=table_map.source, cluster=clusters[number], config=config)
+        run = ImportedRun.model_construct(origin=source, cluster=clusters[number], config=config)
         if (other := first.setdefault(run.run_id, number)) != number:
             mistakes.append(f"rows {other} and {number} are equal in all mapped fields")
         rows.append((run, number, known))

@@ -20,6 +20,7 @@ lock. Other files in the folder (a log, a checkpoint) are no part of the record.
 in a folder of any name, such as RESULTS/models/NAME; RESULTS/runs is for trained runs only.
 """
 
+import contextlib
 import functools
 import json
 import math
@@ -177,11 +178,7 @@ def check_place(out: Path) -> None:
 
 
 def save_measured(
-    out: Path,
-    model: MeasuredModel,
-    summary: Row,
-    manifest: Row,
-    tables: Mapping[Table, Iterable[Row]],
+    out: Path, model: MeasuredModel, summary: Row, manifest: Row, tables: Mapping[Table, Iterable[Row]]
 ) -> None:
     """Write the record of a measured model, atomically. Empty tables get no file. Raises as `check_place`."""
     check_place(out)
@@ -326,24 +323,17 @@ def _parse_subject(folder: Path, name: str, content: bytes, marker: Marker) -> S
 
 def _parse_yaml(text: str) -> Any:
     """`parse_yaml` for files of `write_config`, by entry, which are cached: the runs of a sweep share most."""
-    values: dict[str, Any] = {}
-    for entry in re.split(r"\n(?=[a-z])", text.rstrip("\n")) if len(text) <= MAX_CONFIG_BYTES else ("",):
-        key, value = _parse_entry(entry)
-        if key is None or key in values:
-            return parse_yaml(text, CONFIG)
-        values[key] = value
-    return values
+    entries = re.split(r"\n(?=[a-z])", text.rstrip("\n")) if len(text) <= MAX_CONFIG_BYTES else [text]
+    with contextlib.suppress(ValueError):
+        parsed = [_parse_entry(entry) for entry in entries]
+        if all(isinstance(part, dict) and len(part) == 1 for part in parsed):
+            values = {key: value for part in parsed for key, value in part.items()}
+            if len(values) == len(entries):
+                return values
+    return parse_yaml(text, CONFIG)
 
 
-@functools.lru_cache(maxsize=10_000)
-def _parse_entry(text: str) -> tuple[str | None, Any]:
-    """The key and value of one entry of a mapping; None if the text is no entry."""
-    try:
-        values = parse_yaml(text, CONFIG)
-    except ValueError:
-        return None, None
-    is_entry = isinstance(values, dict) and len(values) == 1 and isinstance(next(iter(values)), str)
-    return next(iter(values.items())) if is_entry else (None, None)
+_parse_entry = functools.lru_cache(maxsize=10_000)(functools.partial(parse_yaml, source=CONFIG))
 
 
 def parse_object(folder: Path, name: str, content: bytes) -> dict[str, Any]:

@@ -173,11 +173,7 @@ class Rows:
 
 
 def write_tables(
-    folder: Path,
-    rows: Rows,
-    facts: Mapping[str, Any],
-    level: int | None = None,
-    others: Mapping[str, pa.Table] = {},
+    folder: Path, rows: Rows, facts: Mapping[str, Any], level: int | None = None, others: Mapping[str, pa.Table] = {}
 ) -> None:
     """Write the files and `others` into a folder that nobody reads yet, compressed at `level`; `facts` go into the
     index."""
