@@ -53,8 +53,6 @@ _INTERNAL_TABLES = re.compile(r"pg_|duckdb_|pragma_|sqlite_")
 """The database's internal functions and tables, of settings (which may hold paths of this machine) and logs."""
 
 
-Source = tuple[pa.Table | LazyTable, str, Collection[str]]
-"""Rows of a view, SQL of the columns that it takes, and run_ids to leave out, which an earlier folder holds."""
 Fetched = TypeVar("Fetched")
 
 
@@ -188,10 +186,9 @@ def open_store(*paths: Path | str, time_limit: float = TIME_LIMIT, skip_damaged:
     evals = read_evals(roots)
     if not parts and not len(evals):
         raise ValueError(no_run_text(roots))
-    sources, models = _read_parts(parts or [Part(root=roots[0], runs=[])], damaged)
     connection = duckdb.connect(":memory:", config=FENCES)
     try:
-        cached = _make_views(connection, sources)
+        cached = _make_views(connection, parts or [Part(root=roots[0], runs=[])], damaged)
         connection.register("evals", evals)
         if (scores := task_scores(evals)) is not None:
             connection.register("task_scores", scores)
@@ -211,30 +208,9 @@ def open_store(*paths: Path | str, time_limit: float = TIME_LIMIT, skip_damaged:
     connection.execute(f"CREATE VIEW runs AS SELECT *, {nulls} FROM every_run")
     if len({folder.parent for folder in folders}) > 1:
         warn_of_other_texts(store.sql)
-    warn_of_other_tokens(models)
+    models = connection.execute("SELECT folder, model FROM every_run WHERE model IS NOT NULL").fetchall()
+    warn_of_other_tokens({Path(folder): model for folder, model in models})
     return store
-
-
-def _read_parts(
-    parts: Sequence[Part], damaged: list[DamagedRun] | None
-) -> tuple[dict[Table, list[Source]], dict[Path, str]]:
-    """The sources of each view, a run that several parts have from the first; and the measured models by folder."""
-    sources: dict[Table, list[Source]] = {view: [] for view in COLUMNS}
-    models: dict[Path, str] = {}
-    seen: set[str] = set()
-    for part in parts:
-        run_ids = {run.run_id for run in part.runs}
-        copies, seen = run_ids & seen, run_ids | seen
-        if run_ids and copies == run_ids:
-            continue
-        loaded = load(part, damaged)
-        runs = pa.concat_tables([rows.runs for rows in loaded])
-        named = zip(*(runs[name].to_pylist() for name in ("folder", "model")), strict=True)
-        models |= {part.root / place: model for place, model in named if model is not None}
-        sources["runs"].append((runs, _run_columns(part.root), copies))
-        for rows, table in itertools.product(loaded, TABLES):
-            sources[table].append((rows.tables[table], "*", copies | rows.left_out))
-    return sources, models
 
 
 def _run_columns(root: Path) -> str:
@@ -245,21 +221,37 @@ def _run_columns(root: Path) -> str:
     return f"* EXCLUDE ({', '.join(MARKER_COLUMNS)}) REPLACE ({folder} AS folder), '{prefix}' AS {SOURCE.name}"
 
 
-def _make_views(connection: duckdb.DuckDBPyConnection, sources: dict[Table, list[Source]]) -> dict[str, LazyTable]:
-    """Make each view over its sources, with empty placeholders for lazy tables; these, by the name to register."""
-    cached = {}
-    for view, parts in sources.items():
-        selects = []
-        for index, (rows, columns, left_out) in enumerate(parts):
-            name = f"{view}_{index}"
-            if not isinstance(rows, pa.Table):
-                cached[name] = rows
-                rows = empty_table(view_schema(view))
-            connection.register(name, rows)
-            run_ids = ", ".join(f"'{run_id}'" for run_id in sorted(left_out))  # checked to be hex digits
-            selects.append(f"SELECT {columns} FROM {name}" + (f" WHERE run_id NOT IN ({run_ids})" if run_ids else ""))
-        view_name = "every_run" if view == "runs" else view  # `_add_tuning` makes `runs`, with more columns
-        connection.execute(f"CREATE VIEW {view_name} AS " + " UNION ALL ".join(selects))
+def _make_views(
+    connection: duckdb.DuckDBPyConnection, parts: Sequence[Part], damaged: list[DamagedRun] | None
+) -> dict[str, LazyTable]:
+    """Make each view over its rows in all parts, a run that several have from the first, with empty placeholders for
+    lazy tables; these, by the name to register."""
+    cached: dict[str, LazyTable] = {}
+    selects: dict[Table, list[str]] = {view: [] for view in COLUMNS}
+
+    def add(view: Table, rows: pa.Table | LazyTable, columns: str, left_out: Collection[str]) -> None:
+        name = f"{view}_{len(selects[view])}"
+        if not isinstance(rows, pa.Table):
+            cached[name] = rows
+            rows = empty_table(view_schema(view))
+        connection.register(name, rows)
+        run_ids = ", ".join(f"'{run_id}'" for run_id in sorted(left_out))  # checked to be hex digits
+        where = f" WHERE run_id NOT IN ({run_ids})" if run_ids else ""
+        selects[view].append(f"SELECT {columns} FROM {name}{where}")
+
+    seen: set[str] = set()
+    for part in parts:
+        run_ids = {run.run_id for run in part.runs}
+        copies, seen = run_ids & seen, run_ids | seen
+        if run_ids and copies == run_ids:
+            continue
+        loaded = load(part, damaged)
+        add("runs", pa.concat_tables([rows.runs for rows in loaded]), _run_columns(part.root), copies)
+        for rows, table in itertools.product(loaded, TABLES):
+            add(table, rows.tables[table], "*", copies | rows.left_out)
+    for view, parts_of_view in selects.items():
+        name = "every_run" if view == "runs" else view  # `_add_tuning` makes `runs`, with more columns
+        connection.execute(f"CREATE VIEW {name} AS " + " UNION ALL ".join(parts_of_view))
     return cached
 
 
