@@ -159,9 +159,11 @@ def _parse(
         return Expression(quoted(text), frozenset({text}), text)
     if len(text) > MAX_LENGTH:
         raise ValueError(f"an expression of {len(text):,} characters; at most {MAX_LENGTH} are read")
-    nodes, *whole = (_nodes(connection, select) for select in (f"SELECT {text}\n", f"SELECT ({text}\n)"))
-    if not nodes or not all(whole):  # without brackets, an unbalanced bracket is an error; with, a following FROM
-        raise ValueError(f"{text!r} is no expression; write e.g. tokens * 1e6, and odd columns in backticks")
+    try:  # without brackets, an unbalanced bracket is an error; with, a following FROM
+        nodes, _ = (syntax_nodes(connection, select) for select in (f"SELECT {text}\n", f"SELECT ({text}\n)"))
+    except (duckdb.Error, ValueError, RecursionError):
+        fix = "write e.g. tokens * 1e6, and odd columns in backticks"
+        raise ValueError(f"{text!r} is no expression; {fix}") from None
     if any(node.get("class") in ("SUBQUERY", "STAR") for node in nodes):
         raise ValueError(f"{text!r} has a query or * in it; use columns, operators and functions of one row")
     parts = [node["column_names"] for node in nodes if node.get("class") == "COLUMN_REF"]
@@ -174,14 +176,6 @@ def _parse(
     found = frozenset(known.get(name, known[name.lower()]) for name in named)
     is_name = nodes[0].get("class") == "COLUMN_REF" and len(nodes[0]["column_names"]) == 1
     return Expression(text, found, next(iter(found)) if is_name and not is_condition else None)
-
-
-def _nodes(connection: duckdb.DuckDBPyConnection, select: str) -> list[dict[str, Any]]:
-    """The nodes of the syntax tree; none where it is no SELECT."""
-    try:
-        return syntax_nodes(connection, select)
-    except (duckdb.Error, ValueError, RecursionError):
-        return []
 
 
 def as_type(value: Any, type: str) -> Scalar | None:

@@ -191,7 +191,8 @@ def write_tables(
 def _rows_bytes(tables: Mapping[Table, pa.Table], level: int | None) -> tuple[dict[Table, tuple[int, int]], bytes]:
     """The row groups of each view, and the Parquet file that has them all."""
     views: dict[Table, tuple[int, int]] = {}
-    schema = _rows_schema()
+    fields = {field.name: field for table in TABLES for field in view_schema(table)}  # a name has the same type in all
+    schema = pa.schema([pa.field("view", pa.string()), *fields.values()])
     content, compression = io.BytesIO(), compression_of(sum(rows.nbytes for rows in tables.values()), level)
     floats = [field.name for field in schema if pa.types.is_floating(field.type)]
     repeating = [name for name in schema.names if name not in floats]  # a dictionary of distinct floats only adds bytes
@@ -361,13 +362,6 @@ def utf8(text: str) -> str:
 def view_schema(view: Table) -> pa.Schema:
     """The Arrow schema of a view's rows."""
     return arrow_schema(COLUMNS[view])
-
-
-@functools.cache
-def _rows_schema() -> pa.Schema:
-    """`view`, and the columns of all views but `runs`: a name has the same type in all."""
-    fields = {field.name: field for table in TABLES for field in view_schema(table)}
-    return pa.schema([pa.field("view", pa.string()), *fields.values()])
 
 
 @functools.cache
