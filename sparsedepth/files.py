@@ -39,8 +39,7 @@ class NotRegularError(OSError):
 
 
 def write_bytes(path: Path, content: bytes) -> None:
-    """Write `content` to `path` atomically and durably; a crash leaves the old file or the new one. Raises ValueError
-    in a complete folder, which never changes."""
+    """Write atomically and durably: a crash leaves the old file or the new one. Raises as `refuse_complete`."""
     with atomic_file(path) as temporary:
         temporary.write_bytes(content)
 
@@ -63,8 +62,7 @@ def atomic_file(path: Path) -> Generator[Path]:
 
 
 def check_parent(path: Path) -> None:
-    """Raises ValueError unless the folder of `path` exists, OSError unless it can be written: told before the work
-    whose result goes there."""
+    """Before work whose result goes there: ValueError unless the folder exists, OSError unless it can be written."""
     import tempfile  # 2 ms, for the commands that write
 
     if not path.parent.is_dir():
@@ -89,8 +87,7 @@ def refuse_complete(folder: Path) -> None:
 
 
 def refuse_links(root: Path, *folders: Path) -> None:
-    """Raises ValueError if one of these folders inside `root`, or one between, is a link: what is written or deleted
-    there would lie elsewhere."""
+    """Raises ValueError for a link as or above one of these folders in `root`: its files would lie elsewhere."""
     for folder in folders:
         for place in itertools.takewhile(lambda place: place != root, (folder, *folder.parents)):
             if place.is_symlink():
@@ -206,8 +203,7 @@ def storage_problem(error: BaseException | None) -> str | None:
 
 
 def read_regular(path: Path | str, limit: int = MAX_TEXT_BYTES) -> bytes:
-    """The bytes of a file in an untrusted folder. Raises NotRegularError, without waiting for a pipe or following a
-    link, and OSError for more than `limit` bytes."""
+    """The bytes of an untrusted file. Raises NotRegularError (no pipe is waited for), OSError for more than `limit`."""
     try:
         file = io.FileIO(path, opener=lambda path, flags: os.open(path, flags | os.O_NONBLOCK | os.O_NOFOLLOW))
     except OSError as error:

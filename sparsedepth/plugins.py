@@ -37,8 +37,7 @@ class Plugin:
 
 
 def name_on_command_line(words: Sequence[str]) -> list[str]:
-    """The words without each `--plugin FILE`, whose files are kept for this process and those that it starts. Raises
-    ValueError for a file that does not exist."""
+    """The words without each `--plugin FILE`, kept for this process and those that it starts. Raises ValueError."""
     rest, left = [], iter(words)
     for word in left:
         name, equals, file = word.partition("=")

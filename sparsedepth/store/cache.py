@@ -45,8 +45,7 @@ SEGMENT_RUNS = 512
 FRESH = 8
 """Fewer new runs are read beside the cache."""
 TABLES_LATER_FROM = 500
-"""From so many new runs on, tables other than `runs` are read when a query names one: parsing and writing them takes
-six times as long as everything else."""
+"""From so many new runs on, tables other than `runs`, which take six times as long, are read when a query names one."""
 
 _NAME = re.compile(r"[0-9a-f]{12}")
 _LATER = "tables_later"
@@ -54,8 +53,7 @@ _LATER = "tables_later"
 
 
 def load(part: Part, damaged: list[DamagedRun] | None = None) -> list[Rows]:
-    """The rows of these runs, from their pack or cache if possible. Raises DamagedRun; given a list, damaged runs are
-    added to it instead."""
+    """The rows of these runs, from their pack or cache if possible. Raises as `read_rows` does."""
     if part.pack and (packed := part.pack.rows()) is not None:
         return [packed]
     if len(part.runs) < CACHE_FROM:
@@ -76,8 +74,7 @@ def load(part: Part, damaged: list[DamagedRun] | None = None) -> list[Rows]:
 def read_columns(
     results: Path, names: Iterable[str], damaged: list[DamagedRun] | None = None
 ) -> dict[str, dict[str, Any]]:
-    """run_id -> some columns of `runs`, for the trained runs in a results folder, without a database. Raises as `load`
-    does."""
+    """run_id -> some columns of `runs`, of trained runs in a results folder, without a database. Raises as `load`."""
     columns = [*dict.fromkeys(("run_id", "folder", *names))]
     loaded = [rows for part in find_runs([results], damaged) if part.root == results for rows in load(part, damaged)]
     runs = [run for rows in loaded for run in rows.runs.select(columns).to_pylist()]
@@ -135,8 +132,7 @@ def _only(rows: Rows, kept: Sequence[bool]) -> Rows:
 def _with_tables(
     folder: Path, segments: Iterable[Rows], runs: Iterable[StoredRun], damaged: list[DamagedRun] | None
 ) -> list[Rows]:
-    """The rows of the segments, in the order of their first places; tables that one lacks are read, and cached, when a
-    query names one."""
+    """The segments in the order of their first places; tables that one lacks are read, and cached, when named."""
     by_key = {run.key: run for run in runs}
 
     def with_tables_later(segment: Rows) -> Rows:

@@ -214,8 +214,7 @@ def open_store(*paths: Path | str, time_limit: float = TIME_LIMIT, skip_damaged:
 
 
 def _run_columns(root: Path) -> str:
-    """SQL of the columns of `runs`, with the root as `source`, and `folder` joined to it; '.' is a run that was itself
-    named as root."""
+    """SQL of the columns of `runs`: the root is the `source`, joined to `folder`, which is '.' for a run as root."""
     prefix = utf8(str(root)).replace("'", "''")
     folder = f"if(folder = '.', '{prefix}', '{prefix}/' || folder)"
     return f"* EXCLUDE ({', '.join(MARKER_COLUMNS)}) REPLACE ({folder} AS folder), '{prefix}' AS {SOURCE.name}"

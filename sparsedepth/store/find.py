@@ -122,8 +122,7 @@ def read_summary(results: Path, run_id: str) -> dict[str, Any]:
 
 
 def read_file(folder: Path, name: str) -> bytes:
-    """A file of a run's folder (as in the column `folder`) or scratch folder, read from its pack if it is in one.
-    Raises OSError."""
+    """A file of a run's folder (as in the column `folder`) or scratch folder, or in its pack. Raises OSError."""
     try:
         return read_regular(folder / name)
     except FileNotFoundError:

@@ -123,7 +123,7 @@ def write_config(folder: Path, config: RunConfig) -> None:
 
 def write_manifest(folder: Path, facts: Row) -> None:
     """Write manifest.json: how the run was made. Those in MANIFEST_COLUMNS become columns of `runs`."""
-    write_json(folder / "manifest.json", _finite(dict(facts)))
+    write_json(folder / "manifest.json", _without_nan(dict(facts)))
 
 
 def write_summary(folder: Path, summary: Row) -> None:
@@ -132,7 +132,7 @@ def write_summary(folder: Path, summary: Row) -> None:
     for name in summary:
         assert name in names, f"{name!r} is not in quantities.RUNS; {did_you_mean(name, names, 'add it there')}"
     assert summary.get("outcome") in ("ok", "diverged"), f"outcome={summary.get('outcome')!r}, not ok or diverged"
-    write_json(folder / "summary.json", {name: _finite(summary.get(name)) for name in names})
+    write_json(folder / "summary.json", _without_nan({name: summary.get(name) for name in names}))
 
 
 def write_table(folder: Path, table: Table, rows: Iterable[Row]) -> None:
@@ -210,14 +210,12 @@ def _check_rows(table: Table, rows: list[Row]) -> None:
 
 
 def _finite(value: Any) -> Any:
-    """The value with each NaN and Inf in it replaced by None."""
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if isinstance(value, Mapping):
-        return {key: _finite(inner) for key, inner in value.items()}
-    if isinstance(value, list | tuple):
-        return [_finite(inner) for inner in value]
-    return value
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _without_nan(values: dict[str, Any]) -> Any:
+    """The JSON object with None for each NaN and Inf in it."""
+    return json.loads(json.dumps(values), parse_constant=lambda name: None)
 
 
 # Reading

@@ -39,8 +39,7 @@ MANIFEST_COLUMNS = (
 
 
 def column_type(annotation: Any) -> str:
-    """The SQL type of a field's annotation (no validator is built for it); a tuple is JSON text, so that it can be
-    grouped and compared."""
+    """The SQL type of a field's annotation; a tuple is JSON text, so that it can be grouped and compared."""
     origin, inner = get_origin(annotation), get_args(annotation)
     if origin in (Union, types.UnionType, Annotated):
         return column_type(next(option for option in inner if option is not types.NoneType))

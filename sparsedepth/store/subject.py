@@ -84,8 +84,7 @@ def is_imported(runs: "pd.DataFrame") -> bool:
 
 
 def import_note(rows: Iterable[tuple[Any, str]]) -> str:
-    """The origin of imported runs and how much of them is unknown, from rows of (origin, unknown_fields); '' where none
-    is imported."""
+    """Whose runs are imported and how much of them is unknown, from rows of (origin, unknown_fields); '' for none."""
     imported = [(origin, text) for origin, text in rows if isinstance(origin, str)]
     if not imported:
         return ""
@@ -109,9 +108,8 @@ def unstated(runs: "pd.DataFrame") -> tuple[str, ...]:
 
 
 def buildable(values: Mapping[str, Any]) -> dict[str, Any]:
-    """An imported configuration's known values as RunConfig takes them: batch_tokens rounded to whole sequences and
-    train_tokens to whole steps, since published numbers are rounded otherwise; and the one gate of a token not
-    renormalised to 1 where that is unknown."""
+    """An imported configuration's known values as RunConfig takes them: in whole sequences and steps, since published
+    numbers are rounded otherwise, and the one gate of a token not renormalised to 1 where that is unknown."""
     default = {name: RunConfig.model_fields[name].default for name in ("seq_len", "batch_tokens", "train_tokens")}
     length, step, tokens = (values.get(name, default[name]) for name in default)
     step = max(1, round(step / length)) * length

@@ -175,8 +175,7 @@ class Rows:
 def write_tables(
     folder: Path, rows: Rows, facts: Mapping[str, Any], level: int | None = None, others: Mapping[str, pa.Table] = {}
 ) -> None:
-    """Write the files and `others` into a folder that nobody reads yet, compressed at `level`; `facts` go into the
-    index."""
+    """Write the files and `others`, compressed at `level`, into a folder that nobody reads; the index has `facts`."""
     contents = {name: table_bytes(table, level) for name, table in {"runs": rows.runs, **others}.items() if len(table)}
     in_memory = {view: rows.in_memory(view) for view in rows.tables}
     views, content = _rows_bytes({view: part for view, part in in_memory.items() if len(part)}, level)
@@ -239,8 +238,7 @@ def read_table(folder: Path, index: Mapping[str, Any], name: str, schema: pa.Sch
 
 
 def read_runs(folder: Path, index: Mapping[str, Any]) -> pa.Table:
-    """`runs`, with the columns that came since it was written; of a version that is not READABLE its keys alone. Raises
-    as `open_file` does."""
+    """`runs`, `completed`; of a version that is not READABLE its keys alone. Raises as `open_file` does."""
     schema = runs_schema()
     file = open_file(folder, index, "runs")
     if file is None:
@@ -288,8 +286,7 @@ def completed(runs: pa.Table, schema: pa.Schema) -> pa.Table:
 def read_rows(
     stored: Iterable[StoredRun], damaged: list[DamagedRun] | None = None, *, with_tables: bool = True
 ) -> Rows:
-    """Read and verify records, all files even without tables, which are then left out. Raises DamagedRun; given a list,
-    damaged records are added to it instead."""
+    """Read and verify records, all files even without tables. Raises DamagedRun, or adds it to the list if given."""
     runs: list[dict[str, Any]] = []
     tables = {table: [empty_table(view_schema(table))] for table in (TABLES if with_tables else ())}
     for record in stored:
@@ -370,8 +367,7 @@ def runs_schema() -> pa.Schema:
 
 
 def rows_table(rows: list[dict[str, Any]], schema: pa.Schema) -> pa.Table:
-    """The rows as an Arrow table, by way of JSON: `pyarrow.array` on Python values imports pandas, which takes longer
-    than opening a small store."""
+    """The rows as an Arrow table, by way of JSON: `pyarrow.array` imports pandas, slower than opening a small store."""
     if not rows:
         return empty_table(schema)
     content = "\n".join(map(json.dumps, rows)).encode()
