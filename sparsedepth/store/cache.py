@@ -21,23 +21,12 @@ from typing import Any
 import pyarrow as pa
 
 from sparsedepth.files import atomic_folder, digest, write_text
+from sparsedepth.store import tables
 from sparsedepth.store.checksums import DamagedRun, damage_text, is_complete
 from sparsedepth.store.find import Part, find_runs
 from sparsedepth.store.run_record import RUNS
 from sparsedepth.store.schema import TABLES
-from sparsedepth.store.tables import (
-    READABLE,
-    Rows,
-    StoredRun,
-    UnreadTable,
-    empty_table,
-    open_views,
-    read_index,
-    read_rows,
-    read_runs,
-    view_schema,
-    write_tables,
-)
+from sparsedepth.store.tables import Rows, StoredRun, UnreadTable, read_rows
 
 CACHE_FROM = 32
 """Fewer runs need no cache."""
@@ -113,10 +102,10 @@ def _names(folder: Path) -> list[str]:
 def _open(folder: Path) -> Rows | None:
     """The segment; None if it is missing, damaged or of another version."""
     try:
-        index = read_index(folder)
-        if index["version"] in READABLE:
-            tables = {} if index.get(_LATER) else open_views(folder, index)
-            return Rows(runs=read_runs(folder, index), tables=tables, folder=folder)
+        index = tables.read_index(folder)
+        if index["version"] in tables.READABLE:
+            views = {} if index.get(_LATER) else tables.open_views(folder, index)
+            return Rows(runs=tables.read_runs(folder, index), tables=views, folder=folder)
     except (OSError, ValueError, TypeError, KeyError):
         pass
     return None
@@ -171,11 +160,11 @@ def _joined(segments: Sequence[Rows]) -> Rows:
     import pyarrow.compute as pc  # slow to import, and rarely needed
 
     are_kept = [pc.field("run_id").isin(rows.runs["run_id"].combine_chunks()) for rows in segments]
-    tables = {}
+    views = {}
     for table in TABLES:
         kept = [rows.in_memory(table).filter(is_kept) for rows, is_kept in zip(segments, are_kept, strict=True)]
-        tables[table] = pa.concat_tables([empty_table(view_schema(table)), *kept])
-    return Rows(runs=pa.concat_tables([rows.runs for rows in segments]), tables=tables)
+        views[table] = pa.concat_tables([tables.empty_table(tables.view_schema(table)), *kept])
+    return Rows(runs=pa.concat_tables([rows.runs for rows in segments]), tables=views)
 
 
 def _written(folder: Path, rows: Rows, replaced: Iterable[Rows]) -> Rows:
@@ -189,7 +178,7 @@ def _written(folder: Path, rows: Rows, replaced: Iterable[Rows]) -> Rows:
             folder.mkdir(parents=True, exist_ok=True)
             write_text(folder / ".gitignore", "*\n")
         with atomic_folder(place) as aside:
-            write_tables(aside, rows, {_LATER: True} if is_later else {})
+            tables.write_tables(aside, rows, {_LATER: True} if is_later else {})
     except OSError:
         return rows
     segment = _open(place)

@@ -275,9 +275,8 @@ def completed(runs: pa.Table, schema: pa.Schema) -> pa.Table:
     defaults = {field.name: stored_value(fields[field.name].default) for field in absent if field.name in fields}
     known = [defaults if value is not None else {} for value in runs["warmup_frac"].to_pylist()]
     filled = rows_table(known, pa.schema(absent))
-    for field in absent:
-        runs = runs.append_column(field, filled[field.name])
-    return runs.select(schema.names)
+    columns = [(runs if name in present else filled)[name] for name in schema.names]
+    return pa.Table.from_arrays(columns, schema=schema)
 
 
 # From records to rows
