@@ -28,7 +28,7 @@ import pyarrow.json
 import pyarrow.parquet as pq
 
 from sparsedepth import quantities
-from sparsedepth.config.run import DEFAULTS_VERSION, RunConfig
+from sparsedepth.config.run import DEFAULTS_VERSION, REPLICATE_FIELDS, RunConfig
 from sparsedepth.files import digest, parse_json, read_regular, write_json
 from sparsedepth.quantities.record import Table
 from sparsedepth.store.checksums import Files, collecting_damage
@@ -302,14 +302,12 @@ def read_rows(
     )
 
 
-_RUN_COLUMNS = {column.name: column for column in RUN_COLUMNS}
-_PYTHON_TYPES: dict[str, tuple[type, float | None]] = {
-    "BIGINT": (int, 2**63 - 1),
-    "DOUBLE": (float, sys.float_info.max),
-    "VARCHAR": (str, None),
-    "BOOLEAN": (bool, None),
-}
-"""Column type -> Python type of its values, and their largest magnitude."""
+_TYPES = {column.name: column.type for column in RUN_COLUMNS}
+_PYTHON_TYPES = {
+    "BIGINT": (int, 2**63 - 1), "DOUBLE": (float, sys.float_info.max), "VARCHAR": (str, None), "BOOLEAN": (bool, None)
+}  # fmt: skip
+_KINDS = {name: _PYTHON_TYPES[type] for name, type in _TYPES.items()}
+"""Column -> Python type of its values, and their largest magnitude."""
 
 
 def _run_row(run: Record) -> dict[str, Any]:
@@ -325,7 +323,7 @@ def _run_row(run: Record) -> dict[str, Any]:
     }
     row = {"run_id": run.run_id}
     for file, values in parts.items():
-        row |= {name: _typed(run, file, name, value) for name, value in values.items() if value is not None}
+        row |= _typed(run, file, values)
     return row
 
 
@@ -335,18 +333,32 @@ def _subject_columns(subject: Subject) -> dict[str, Any]:
         origin = {"cell_id": subject.cell_id, "origin": subject.origin, "cluster": subject.cluster}
         return {**origin, "unknown_fields": ",".join(subject.unknown), **subject.config}
     if isinstance(subject, RunConfig):
-        return {"cell_id": subject.cell_id, **stored_fields(subject)}
+        return {**_cell_columns(subject.cell), **{name: getattr(subject, name) for name in REPLICATE_FIELDS}}
     return {"cell_id": f"c-{subject.run_id}", "model": subject.model, **stored_fields(subject)}
 
 
-def _typed(run: Record, file: str, name: str, value: Any) -> Any:
-    """The value in its column's type. Raises DamagedRun."""
-    column = _RUN_COLUMNS[name]
-    kind, largest = _PYTHON_TYPES[column.type]
-    fits = type(value) is kind or (kind is float and type(value) is int)
-    if not fits or (largest is not None and not -largest <= value <= largest):
-        raise DamagedRun(run.folder, file, f"has {name}={str(value)[:40]!r}, which is not a {column.type}")
-    return utf8(value) if kind is str and not value.isascii() else value
+@functools.lru_cache(maxsize=2048)
+def _cell_columns(cell: RunConfig) -> dict[str, Any]:
+    """The columns that all replicates share."""
+    return {
+        "cell_id": cell.cell_id,
+        **{name: value for name, value in stored_fields(cell).items() if value is not None},
+    }
+
+
+def _typed(run: Record, file: str, values: Mapping[str, Any]) -> dict[str, Any]:
+    """The values that are not NULL, each in its column's type. Raises DamagedRun."""
+    typed = {}
+    for name, value in values.items():
+        if value is None:
+            continue
+        kind, largest = _KINDS[name]
+        fits = type(value) is kind or (kind is float and type(value) is int)
+        if not fits or (largest is not None and not -largest <= value <= largest):
+            told = f"has {name}={str(value)[:40]!r}, which is not a {_TYPES[name]}"
+            raise DamagedRun(run.folder, file, told)
+        typed[name] = utf8(value) if kind is str and not value.isascii() else value
+    return typed
 
 
 def utf8(text: str) -> str:
