@@ -3,7 +3,6 @@ the sweep of two settings that were not run together."""
 
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
 
 from sparsedepth.config.load import yaml_text
 from sparsedepth.config.plain_text import visible
@@ -72,38 +71,51 @@ def defaults_texts(card: Card) -> list[str]:
 # Markdown
 
 
-class Verbatim(str):
-    """Text that is Markdown already."""
-
-
 def card_markdown(card: Card) -> str:
     """The card as one page. Names of corpora and settings cannot inject markup (`_inert`)."""
-    from jinja2 import Environment, PackageLoader, StrictUndefined
+    verification, has_settings = card.verification, bool(card.recipe.candidates)
+    parts = [
+        f"# Recipe card, version {card.version}",
+        "## Rule",
+        f"**{_inert(text.sentence(card))}**",
+        *map(_inert, defaults_texts(card)),
+        "## Settings",
+        to_markdown(text.recipe_table(card).without_empty()) if has_settings else "none",
+        _bullets(text.paragraph(card)),
+        "## Tests",
+        _bullets(text.tests_lines(card)),
+    ]
+    if card.holdout and card.holdout.predictions:
+        rows = [(p.setting, *map(text.effect_text, (p.predicted, p.measured))) for p in card.holdout.predictions]
+        lines = [("setting", "predicted", "measured"), ("---",) * 3, *rows]
+        parts.append(f"At {card.holdout.depth} layers, from those at {', '.join(map(str, card.holdout.fitted_on))}:")
+        parts.append("\n".join(f"| {' | '.join(map(_inert, line))} |" for line in lines))
+    if verification:
+        parts += [f"Verification: {_inert(text.verification_text(card))}", _bullets(text.ingredient_texts(card))]
+    return "\n\n".join([*parts, "## Provenance", _provenance(card)]) + "\n"
 
-    environment = Environment(
-        loader=PackageLoader("sparsedepth.recipe", "."),
-        undefined=StrictUndefined,
-        finalize=_inert,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        keep_trailing_newline=True,
-    )
-    environment.filters["bullets"] = _bullets
-    return environment.get_template("card.md.j2").render(
-        card=card,
-        recipe=card.recipe,
-        table=Verbatim(to_markdown(text.recipe_table(card).without_empty())),
-        text=text,
-        defaults=defaults_texts(card),
-    )
+
+def _provenance(card: Card) -> str:
+    known, verification = card.provenance, card.verification
+    cost = ", ".join(f"{hours:.3g} h on {device}" for device, hours in known.hours.items()) or "unknown"
+    facts = {
+        "Runs": " ".join(known.run_ids) or "none",
+        "Runs of the verification": " ".join(verification.run_ids) if verification else "",
+        "Seeds": ", ".join(map(str, known.seeds)) or "none",
+        "Manifests": known.manifests or "not all present",
+        "Code": "; ".join(known.code),
+        "Kernels": "; ".join(known.kernels),
+        "Data": "; ".join(known.data),
+        "Cost": cost if known.node_hours is None else f"{cost}; {known.node_hours:.3g} node hours on a cluster",
+        "Command of this card": known.command,
+    }
+    return _bullets(f"{name}: {fact}" for name, fact in facts.items() if fact)
 
 
-def _inert(value: Any) -> str:
+def _inert(line: str) -> str:
     """One line without markup."""
-    if isinstance(value, Verbatim):
-        return value
-    return " ".join(str(value).split()).replace("<", "&lt;").replace("`", "'").replace("|", "/")
+    return " ".join(line.split()).replace("<", "&lt;").replace("`", "'").replace("|", "/")
 
 
-def _bullets(lines: Iterable[str]) -> Verbatim:
-    return Verbatim("\n".join(f"- {_inert(line)}" for line in lines) or "none")
+def _bullets(lines: Iterable[str]) -> str:
+    return "\n".join(f"- {_inert(line)}" for line in lines) or "none"
