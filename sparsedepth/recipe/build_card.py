@@ -5,7 +5,6 @@ import json
 import warnings
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from types import MappingProxyType
 
 import pandas as pd
 
@@ -15,7 +14,7 @@ from sparsedepth.recipe.choose import derive
 from sparsedepth.recipe.evidence import Evidence
 from sparsedepth.recipe.provenance import provenance_of
 from sparsedepth.recipe.verify import with_verification
-from sparsedepth.scaling.speedup import Worth
+from sparsedepth.scaling.speedup import Worths
 from sparsedepth.store.setting import BUDGET
 
 
@@ -27,14 +26,14 @@ def derive_card(
     holdout_depth: int | None = None,
     folders: Sequence[Path] = (),
     evidence: Evidence | None = None,
-    compute: Worth = MappingProxyType({}),
+    compute: Worths | None = None,
 ) -> Card:
     """The recipe of the rows of `runs` as a card; tested at `holdout_depth`, and with the verification found next to
     the folders. `compute`: what settings are worth (`scaling.speedup`). Raises as `derive` and `hold_out`."""
     found = evidence or Evidence(runs, objective)
     recipe = derive(runs, depth, objective, matched, found)
-    candidates = tuple(_with_compute(recipe, candidate, compute) for candidate in recipe.candidates)
-    recipe = recipe.model_copy(update={"candidates": candidates})
+    if compute and recipe.candidates:
+        recipe = recipe.model_copy(update={"candidates": tuple(_with_compute(recipe, compute))})
     holdout = None if holdout_depth is None else hold_out(found, holdout_depth, recipe)
     used = found.results[found.results["run_id"].isin(recipe.run_ids)]
     card = Card(
@@ -46,11 +45,12 @@ def derive_card(
     return with_trial(card, folders)
 
 
-def _with_compute(recipe: Recipe, one: Candidate, compute: Worth) -> Candidate:
+def _with_compute(recipe: Recipe, compute: Worths) -> Iterator[Candidate]:
     assert recipe.baseline is not None
-    tokens = one.values.get(BUDGET, recipe.baseline.train_tokens)
-    worth = compute.get((recipe.shown_at[0], one.setting, tokens))
-    return one.model_copy(update={"compute": worth and (worth.multiplier, worth.lo, worth.hi)})
+    for candidate in recipe.candidates:
+        tokens = candidate.values.get(BUDGET, recipe.baseline.train_tokens)
+        worth = compute.get((recipe.shown_at[0], candidate.setting, tokens))
+        yield candidate.model_copy(update={"compute": worth})
 
 
 # Trials next to the results

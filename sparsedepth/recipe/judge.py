@@ -41,6 +41,7 @@ NAMES = {
     "throughput": ("tokens_per_second", "tokens_per_s", "tok_s", "tokens_s", "throughput"),
 }  # fmt: skip
 """What a column is -> the names by which it is found, in this order."""
+NUMBERS = ("loss", "budget", "throughput")
 REQUIRED = ("variant", "loss")
 BASELINES = ("baseline", "base", "control", "default", "reference")
 MIN_SEEDS, MAX_SEEDS = 3, 1000
@@ -53,7 +54,9 @@ OPTIONAL = ("p_adjusted", "multiplier_lo multiplier_hi", "diverged", "detectable
 WORDS = {"lower": "better", "higher": "worse", "not shown": "not shown"}
 EXIT_CODES = {"better": 0, "not shown": 3, "worse": 4}
 _Losses = dict[int, float]
-"""Seed -> loss."""
+"""Seed -> loss; NaN where it diverged."""
+_AllLosses = dict[tuple[str, float], _Losses]
+"""(variant, budget) -> losses."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,17 +89,20 @@ def judge(
         raise ValueError(f"{path}: every run is of {baseline!r}; a verdict needs a second variant")
     if variant is not None and variant not in others:
         raise ValueError(f"no variant {variant!r} beside {baseline!r}; {_near(variant, others)}")
-    losses = _losses(runs)
+    losses: _AllLosses = {
+        (str(name), float(budget)): dict(zip(own["seed"], own["loss"], strict=True))
+        for (name, budget), own in runs.groupby(["variant", "budget"])
+    }
     pairs = _at_common_budget(losses, baseline, others)
     seeds = [(_finite(own).keys(), _finite(base).keys()) for own, base in pairs.values()]
     is_paired = "seed" in names and all(len(own & base) > 1 for own, base in seeds if own)
     rows, luck = _judged(pairs, is_paired)
     speeds = np.log(runs["throughput"]).groupby([runs["variant"], runs["budget"]]).mean()
-    curve, reason = _curve(losses[baseline])
+    curve, reason = _curve({budget: own for (name, budget), own in losses.items() if name == baseline})
     for row in rows:
-        own, base = pairs[row.fields["setting"], row.fields["budget"]]
-        at = [(name, row.fields["budget"]) for name in (row.fields["setting"], baseline)]
-        row.fields |= _worth(curve, _finite(own), _finite(base), speeds[at[0]] - speeds[at[1]])
+        name, budget = row.fields["setting"], row.fields["budget"]
+        own, base = pairs[name, budget]
+        row.fields |= _worth(curve, _finite(own), _finite(base), speeds[name, budget] - speeds[baseline, budget])
         row.fields["reason"] = "; ".join(filter(None, [row.fields["reason"], reason, row.fields.pop("why")]))
     shown = [_record(row) | {"baseline": baseline} for row in rows if variant in (None, row.fields["setting"])]
     shown.sort(key=lambda record: (record["effect"] is None, record["effect"]))
@@ -130,26 +136,21 @@ def find_columns(header: Sequence[str], given: Mapping[str, str]) -> dict[str, s
 
 def _read(path: Path, names: Mapping[str, str]) -> pd.DataFrame:
     """A row per run: variant, seed, loss (NaN: diverged), budget, throughput."""
-    numbers = [kind for kind in ("loss", "budget", "throughput") if kind in names]
     with open_table(path, [*dict.fromkeys(names.values())], header(path)) as table:
-        for kind in numbers:
-            column = names[kind]
+        for column in (names[kind] for kind in NUMBERS if kind in names):
             wrong = f"{not_missing(column)} IS NOT NULL AND TRY_CAST({quoted(column)} AS DOUBLE) IS NULL"
             if rows := table.rows(quoted(column), "texts", wrong):
                 raise ValueError(f"{path}: column {column!r} is {rows[0][1]!r} in row {rows[0][0]}: a number is needed")
-        texts = [quoted(names[kind]) if kind in names else "NULL" for kind in ("variant", "seed")]
-        values = [number_of(names[kind]) if kind in names else "NULL" for kind in ("loss", "budget", "throughput")]
-        found = table.rows(", ".join([*texts, *values]), "texts")
-    runs = pd.DataFrame(found, columns=["row", "variant", "seed", "loss", "budget", "throughput"])
-    runs = runs.astype({"loss": float, "budget": float, "throughput": float})
-    for kind in ("variant", *(["budget"] if "budget" in names else [])):
-        if (absent := runs[kind].isna()).any():
+        sql = {kind: (number_of if kind in NUMBERS else quoted)(column) for kind, column in names.items()}
+        found = table.rows(", ".join(sql.get(kind, "NULL") for kind in NAMES), "texts")
+    runs = pd.DataFrame(found, columns=["row", *NAMES]).astype(dict.fromkeys(NUMBERS, float))
+    for kind in ("variant", "budget"):
+        if kind in names and (absent := runs[kind].isna()).any():
             raise ValueError(f"{path}: row {runs['row'][absent].iloc[0]} has no {names[kind]}")
     runs["budget"] = runs["budget"].fillna(0.0)
-    own = [*("variant", "budget"), *(["seed"] if "seed" in names else [])]
-    twice = runs.duplicated([*own, *([] if "seed" in names else ["loss", "throughput"])], keep=False)
-    if twice.any() and "seed" in names:
-        first = runs[twice].iloc[0]
+    twice = runs[runs.duplicated(["variant", "budget", "seed"], keep=False)]
+    if len(twice) and "seed" in names:
+        first = twice.iloc[0]
         raise ValueError(
             f"{path}: {first['variant']!r} has seed {first['seed']!r} twice, first in row {first['row']}; remove a "
             f"row, or name the column in which they differ with --column seed=NAME or budget=NAME"
@@ -181,25 +182,17 @@ def _baseline(runs: pd.DataFrame, given: str | None) -> str:
 # Verdicts
 
 
-def _losses(runs: pd.DataFrame) -> dict[str, dict[float, _Losses]]:
-    """Variant -> budget -> losses."""
-    found: dict[str, dict[float, _Losses]] = {}
-    for run in runs.to_dict("records"):
-        found.setdefault(run["variant"], {}).setdefault(run["budget"], {})[run["seed"]] = run["loss"]
-    return found
-
-
 def _at_common_budget(
-    losses: Mapping[str, Mapping[float, _Losses]], baseline: str, others: Sequence[str]
+    losses: _AllLosses, baseline: str, others: Sequence[str]
 ) -> dict[tuple[str, float], tuple[_Losses, _Losses]]:
     """(variant, its largest budget that the baseline has) -> losses of both. Raises ValueError without one."""
     found = {}
     for name in others:
-        common = losses[name].keys() & losses[baseline].keys()
+        common = [budget for variant, budget in losses if variant == name and (baseline, budget) in losses]
         if not common:
             raise ValueError(f"{name!r} and the baseline {baseline!r} have no budget in common")
         at = max(common)
-        found[name, at] = losses[name][at], losses[baseline][at]
+        found[name, at] = losses[name, at], losses[baseline, at]
     return found
 
 
@@ -228,14 +221,15 @@ def _judged(
 
 def _row(name: str, budget: float, own: _Losses, base: _Losses, is_paired: bool) -> Row:
     """A variant without a verdict."""
-    fields: dict[str, Any] = {"setting": name, "budget": budget, "verdict": "not shown"}
-    fields |= dict.fromkeys(("lo", "hi", "p_adjusted", "detectable"))
-    finite = _finite(own), _finite(base)
-    n_diverged = len(own) - len(finite[0]), len(base) - len(finite[1])
-    fields |= {"estimate": _difference(*finite, is_paired), "seeds": len(finite[0]), "diverged": n_diverged[0]}
-    fields["reason"] = "no variant has runs of two seeds that differ" if finite[0] else "none of its runs has a loss"
-    sides = Side(name="the variant", diverged=n_diverged[0]), Side(name="the baseline", diverged=n_diverged[1])
-    return Row(fields=fields, sides=sides)
+    finite, finite_base = _finite(own), _finite(base)
+    side = Side(name="the variant", diverged=len(own) - len(finite))
+    fields: dict[str, Any] = {
+        "setting": name, "budget": budget, "estimate": _difference(finite, finite_base, is_paired),
+        "seeds": len(finite), "diverged": side.diverged, "verdict": "not shown",
+        "reason": "no variant has runs of two seeds that differ" if finite else "none of its runs has a loss",
+        **dict.fromkeys(("lo", "hi", "p_adjusted", "detectable")),
+    }  # fmt: skip
+    return Row(fields=fields, sides=(side, Side(name="the baseline", diverged=len(base) - len(finite_base))))
 
 
 def _fit(variants: Sequence[_Losses], base: _Losses, is_paired: bool) -> Fit | None:
@@ -267,10 +261,9 @@ def greatest_of(n: int) -> float:
 
 
 def _record(row: Row) -> dict[str, Any]:
-    fields = dict(row.fields)
-    fields |= {"variant": fields["setting"], "effect": fields["estimate"], "verdict": WORDS[fields["verdict"]]}
-    fields |= {"reason": fields["reason"] or None, "budget": fields["budget"] or None}
-    return fields | {"seeds_wanted": _seeds_wanted(fields)}
+    fields = {**row.fields, "verdict": WORDS[row.fields["verdict"]]}
+    fields |= {"variant": fields["setting"], "effect": fields["estimate"], "seeds_wanted": _seeds_wanted(fields)}
+    return fields | {"reason": fields["reason"] or None, "budget": fields["budget"] or None}
 
 
 def _seeds_wanted(fields: Mapping[str, Any]) -> int | None:
@@ -331,9 +324,8 @@ def lines_of(found: Judgement) -> list[str]:
         fit_width(found.table.of_columns([name for name in COLUMNS if name not in empty]), OPTIONAL).text,
     ]
     if found.luck is not None and len(records) > 1:
-        lines.append(
-            f"The lowest of {len(records)} equal variants would seem better by {found.luck:.2g}, by luck alone."
-        )
+        seems = f"would seem better by {found.luck:.2g}, by luck alone"
+        lines.append(f"The lowest of {len(records)} equal variants {seems}.")
     better, worse = ([each for each in records if each["verdict"] == word] for word in ("better", "worse"))
     if better:
         others = f", and {counted(len(better) - 1, 'other')}" if len(better) > 1 else ""
@@ -358,9 +350,7 @@ def _advice(records: Sequence[Mapping[str, Any]]) -> str:
     if not seen:
         return f"; run each with {MIN_SEEDS} seeds or more"
     text = f"; a gain smaller than about {max(seen):.2g} would probably not have been seen"
-    lowest = records[0]
-    if lowest["effect"] is None or lowest["effect"] >= 0 or lowest["seeds_wanted"] is None:
+    effect, wanted, name = (records[0][column] for column in ("effect", "seeds_wanted", "variant"))
+    if effect is None or effect >= 0 or wanted is None:
         return text
-    return (
-        f"{text}. {lowest['seeds_wanted']} seeds of each would show an effect as large as that of {lowest['variant']!r}"
-    )
+    return f"{text}. {wanted} seeds of each would show an effect as large as that of {name!r}"

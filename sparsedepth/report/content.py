@@ -26,7 +26,7 @@ from sparsedepth.recipe.text import sentence, tests_lines, verification_text
 from sparsedepth.report.answers import depth_answer, variance_answer
 from sparsedepth.report.by_depth import best_by_depth
 from sparsedepth.report.tables import Table, table_of, table_of_effects, table_of_runs
-from sparsedepth.scaling.speedup import Worth, worth
+from sparsedepth.scaling.speedup import Worths, worth
 from sparsedepth.store.best import best
 from sparsedepth.store.checksums import damage_text
 from sparsedepth.store.comparable_loss import COMMON, OWN, loss_of
@@ -127,7 +127,7 @@ def content(
 
 
 def recipe_card(
-    found: Evidence, folders: Sequence[Path], depth: int | None, verified: Card | None, compute: Worth
+    found: Evidence, folders: Sequence[Path], depth: int | None, verified: Card | None, compute: Worths
 ) -> Card:
     """The recipe's card: `verified`, or one built from the evidence, with the verification that lies next to the
     folders, if any. Raises ValueError if `verified` holds another recipe."""

@@ -15,7 +15,7 @@ from sparsedepth.effects.verdict import ALPHA, POWER
 from sparsedepth.plots.forest import LOG_UNIT
 from sparsedepth.plots.style import DEGENERATE
 from sparsedepth.scaling.budgets import LOSSES
-from sparsedepth.scaling.speedup import Speedup, Worth, multiplier_text
+from sparsedepth.scaling.speedup import Worths, multiplier_text
 from sparsedepth.store.degeneracy import SCORES, reasons_by_run, score_rows
 from sparsedepth.store.query_result import plain, readable
 from sparsedepth.store.tuning_roles import without_measured_models
@@ -125,7 +125,7 @@ def meaning_of(name: str, corpora: Iterable[object]) -> str:
     return (field.description or "") if field is not None else ""
 
 
-def table_of_effects(effects: pd.DataFrame, compute: Worth) -> Table:
+def table_of_effects(effects: pd.DataFrame, compute: Worths) -> Table:
     """One row per effect of the frame; effects on the loss with their worth in compute, where it is known."""
     largest = {key[:2]: compute[key] for key in sorted(compute)}  # at the largest budget
     columns = [
@@ -158,12 +158,9 @@ def table_of_effects(effects: pd.DataFrame, compute: Worth) -> Table:
     return table_of(columns, map(row, effects.to_dict("records")))
 
 
-def _times(worth: Speedup | None) -> TableCell:
+def _times(worth: tuple[float, float | None, float | None] | None) -> TableCell:
     """'×1.13 (1.05 to 1.21)'"""
-    if worth is None or worth.multiplier is None:
-        return cell(None)
-    text = f"×{multiplier_text(worth.multiplier, worth.lo, worth.hi)}"
-    return TableCell(text=text, key=worth.multiplier, is_number=True)
+    return TableCell(text=f"×{multiplier_text(*worth)}", key=worth[0], is_number=True) if worth else cell(None)
 
 
 def _size(value: float | None, unit: str, sign: str = "") -> TableCell:

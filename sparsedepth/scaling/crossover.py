@@ -68,8 +68,8 @@ class Crossover(NamedTuple):
         text = f"n_layers={self.n_layers}{'' if self.setting == BASELINE else f', {self.setting}'}: {self.text}"
         if self.smallest is None or self.largest is None:
             return text
-        compared = f"{flops_text(self.smallest)} to {flops_text(self.largest)} FLOPs"
-        return f"{text}; compared from {compared}, {self.seeds} seeds"
+        ends = f"{flops_text(self.smallest)} to {flops_text(self.largest)}"
+        return f"{text}; compared from {ends} FLOPs, {self.seeds} seeds"
 
 
 class DepthCurve:
@@ -99,8 +99,7 @@ def crossovers(rows: pd.DataFrame) -> list[Crossover]:
         depths, names = sorted(curves), differing_data(runs)
         for number, depth in enumerate(depths[1:], start=1):
             shallower = {other: curves[other] for other in depths[:number]}
-            reason = f"depths differ in {names}" if names else ""
-            fields = {"reason": reason} if reason else _compared(curves[depth], shallower)
+            fields = {"reason": f"depths differ in {names}"} if names else _compared(curves[depth], shallower)
             found.append(Crossover(setting, depth, **fields))
     if not found:
         raise ValueError("no setting was run at two depths: run a sweep over n_layers")
@@ -116,32 +115,22 @@ def _compared(deep: DepthCurve, shallower: Mapping[int, DepthCurve]) -> dict[str
     curves = (deep, *shallower.values())
     low, high = max(curve.budgets[0] for curve in curves), min(curve.budgets[-1] for curve in curves)
     if low > high * SAME:
-        apart = f"from {flops_text(low)} and up to {flops_text(high)} FLOPs"
-        return {"seeds": seeds, "reason": f"no budget in common: {apart}"}
+        reason = f"no budget in common: from {flops_text(low)} and up to {flops_text(high)} FLOPs"
+        return {"seeds": seeds, "reason": reason}
     x_G = np.linspace(math.log(low), math.log(high), N_BUDGETS) if high > low * SAME else np.log([low])
-    below_G, lower_G, higher_G = _differences(deep, shallower, common, x_G)
+    differences = [deep.at(x_G, common[depth]) - curve.at(x_G, common[depth]) for depth, curve in shallower.items()]
     ends = {"seeds": seeds, "smallest": float(low), "largest": float(max(low, high))}
-    return ends | _verdict(np.exp(x_G), below_G, lower_G, higher_G)
+    return ends | _verdict(np.exp(x_G), differences)
 
 
-def _differences(
-    deep: DepthCurve, shallower: Mapping[int, DepthCurve], common: Mapping[int, list[int]], x_G: np.ndarray
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """At each budget: whether the mean loss is below that of all shallower depths; significantly so; and whether it is
-    significantly above one of them."""
-    below, lower, higher = [], [], []
-    for depth, curve in shallower.items():
-        seeds = common[depth]
-        difference_SG = deep.at(x_G, seeds) - curve.at(x_G, seeds)
-        mean_G = difference_SG.mean(axis=0)
-        half_G = t_critical(len(seeds) - 1) * difference_SG.std(axis=0, ddof=1) / math.sqrt(len(seeds))
-        below.append(mean_G < 0)
-        lower.append(mean_G < -half_G)
-        higher.append(mean_G > half_G)
-    return np.all(below, axis=0), np.all(lower, axis=0), np.any(higher, axis=0)
-
-
-def _verdict(C_G: np.ndarray, below_G: np.ndarray, lower_G: np.ndarray, higher_G: np.ndarray) -> dict[str, Any]:
+def _verdict(C_G: np.ndarray, differences: Sequence[np.ndarray]) -> dict[str, Any]:
+    """From the losses of the seeds minus those of each shallower depth, (S, G), at each budget."""
+    mean_DG = np.array([one_SG.mean(axis=0) for one_SG in differences])
+    half_DG = np.array(
+        [t_critical(len(one_SG) - 1) * one_SG.std(axis=0, ddof=1) / math.sqrt(len(one_SG)) for one_SG in differences]
+    )
+    below_G, lower_G = (mean_DG < 0).all(axis=0), (mean_DG < -half_DG).all(axis=0)
+    higher_G = (mean_DG > half_DG).any(axis=0)
     if lower_G[-1]:
         first = _first_for_good(lower_G)
         is_higher = np.flatnonzero(higher_G[:first])

@@ -9,7 +9,7 @@ stated as 100 times the mean squared residual of ln L, as in the released code o
 The bootstrap resamples points (pairs), or whole clusters where the fit has them. Every replicate is refitted to
 convergence from the optimum: those that stop early stay near their start, which makes intervals too narrow.
 
-Shapes as in `law`; R starts or replicates.
+Shapes as in `law`; R starts or replicates, C clusters.
 """
 
 from dataclasses import dataclass, replace
@@ -20,7 +20,6 @@ import numpy as np
 import pandas as pd
 from scipy.optimize import least_squares
 
-from sparsedepth.scaling.clusters import ClusterEffect, cluster_effect
 from sparsedepth.scaling.law import DesignMatrix, FittedQuantity, Law, Term, design, jacobian
 from sparsedepth.store.small_sample import LEVEL, t_critical
 
@@ -39,6 +38,58 @@ ROUNDING = 1e-10
 """A root-mean-square residual of ln L below this is zero."""
 UNIDENTIFIED = 1e7
 """Condition number of the Jacobian above which some combination of parameters is not identified."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClusterEffect:
+    """A random effect of each cluster on ln L, for generalised least squares:
+
+        ln L_n = law(x_n) + u_c + e_n,      u_c ~ N(0, s_u^2) shared by the points of cluster c,    e_n ~ N(0, s_e^2)
+
+    Least squares of r_n - (1 - sqrt(1 - lambda_c)) mean_c r is the maximum likelihood at given variances, with
+    lambda_c = k_c s_u^2 / (k_c s_u^2 + s_e^2) of k_c points in the cluster.
+    """
+
+    index: np.ndarray
+    """The cluster of each point, from 0, (N,)."""
+    between: float = 0.0
+    """s_u: standard deviation of ln L between clusters, about the law."""
+    within: float = 1.0
+    """s_e."""
+
+    @cached_property
+    def sizes(self) -> np.ndarray:
+        """k_c, (C,)."""
+        return np.bincount(self.index)
+
+    @cached_property
+    def members(self) -> np.ndarray:
+        """1 where a point is in a cluster, (N, C)."""
+        return (self.index[:, None] == np.arange(len(self.sizes))).astype(float)
+
+    def whitened(self, values: np.ndarray) -> np.ndarray:
+        """Values of the points, (N,) or (N, P), less the share of their cluster's mean."""
+        if self.between == 0:
+            return values
+        shared_C = self.sizes * self.between**2
+        share_C = 1 - np.sqrt(1 - shared_C / (shared_C + self.within**2))
+        mean_C = values.T @ self.members / self.sizes
+        return values - (share_C * mean_C)[..., self.index].T
+
+
+def cluster_effect(index_N: np.ndarray, residual_N: np.ndarray, n_free: int) -> ClusterEffect:
+    """The variances from residuals, by the method of moments (analysis of variance). Parameters reduce the degrees of
+    freedom between clusters, since width and depth do not vary within one."""
+    k_C = np.bincount(index_N)
+    mean_C = np.bincount(index_N, weights=residual_N) / k_C
+    n, n_clusters = len(index_N), len(k_C)
+    if n == n_clusters:  # the two variances cannot be separated
+        return ClusterEffect(index=index_N, within=float(np.sqrt((residual_N**2).sum() / max(1, n - n_free))))
+    within = float(((residual_N - mean_C[index_N]) ** 2).sum()) / (n - n_clusters)
+    between = float((k_C * mean_C**2).sum()) / max(1, n_clusters - n_free)
+    k_mean = (n - float((k_C**2).sum()) / n) / max(1, n_clusters - 1)
+    sd = float(np.sqrt(max(0.0, between - within) / k_mean))
+    return ClusterEffect(index=index_N, between=sd, within=float(np.sqrt(within)))
 
 
 class Parameter(NamedTuple):
@@ -98,14 +149,9 @@ class Fit:
         return max(1, int(self.unit_index.max()) + 1 - int(self.law.free.sum()))
 
     @property
-    def residuals(self) -> np.ndarray:
-        """ln L of the law minus that of each point, (N,)."""
-        return self.plan.residuals(self.theta)
-
-    @property
     def objective(self) -> float:
         """100 times the mean squared residual of ln L."""
-        return 100 * float((self.residuals**2).mean())
+        return 100 * float((self.plan.residuals(self.theta) ** 2).mean())
 
     @cached_property
     def parameters(self) -> dict[str, Parameter]:
@@ -226,20 +272,16 @@ def _identified(points: pd.DataFrame, law: Law) -> tuple[Law, list[str]]:
     terms: list[Term] = []
     warnings: list[str] = []
     for term in law.terms:
-        exponent = f"a_{term.symbol}"
-        values = sorted(set(points[term.column]))
-        if len(values) >= (2 if exponent in law.fixed else 3):
-            terms.append(term)
-        elif len(values) == 1:
-            warnings.append(
-                f"{term.column} is {values[0]:g} at all {len(points)} points: the {term.name} term cannot be "
-                f"distinguished from E and is left out"
-            )
+        column, exponent = term.column, f"a_{term.symbol}"
+        low, *others = sorted(set(points[column]))
+        if not others:
+            where = f"{column} is {low:g} at all {len(points)} points"
+            warnings.append(f"{where}: the {term.name} term cannot be distinguished from E and is left out")
+        elif len(others) == 1 and exponent not in law.fixed:
+            where = f"{column} takes the two values {low:g} and {others[0]:g}, too few for {exponent}"
+            warnings.append(f"{where}: the {term.name} term is left out (--fix {exponent}=1 keeps it)")
         else:
-            warnings.append(
-                f"{term.column} takes the two values {values[0]:g} and {values[1]:g}, too few for {exponent}: the "
-                f"{term.name} term is left out (--fix {exponent}=1 keeps it)"
-            )
+            terms.append(term)
     if not terms:
         raise ValueError(f"no term of the law can be identified: {'; '.join(warnings)}")
     fixed = {name: value for name, value in law.fixed.items() if name in {f"a_{term.symbol}" for term in terms}}

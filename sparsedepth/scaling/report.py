@@ -8,8 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from sparsedepth.scaling.clusters import ClusterEffect
-from sparsedepth.scaling.fit import CLUSTER, Bootstrap, Fit, Parameter
+from sparsedepth.scaling.fit import CLUSTER, Bootstrap, ClusterEffect, Fit
 from sparsedepth.store.query_result import QueryResult
 
 FEW_CLUSTERS = 20
@@ -123,10 +122,10 @@ def log_correlations(fitted: Fit) -> dict[tuple[str, str], float]:
 
 def warnings(fitted: Fit) -> list[str]:
     """Everything that limits what the fit shows."""
-    return [*fitted.dropped, *_of_points(fitted), *_of_optimum(fitted), *_of_parameters(fitted)]
+    return [*fitted.dropped, *_of_fit(fitted), *_of_parameters(fitted)]
 
 
-def _of_points(fitted: Fit) -> Iterator[str]:
+def _of_fit(fitted: Fit) -> Iterator[str]:
     clusters = fitted.clusters
     if clusters and len(clusters.sizes) < FEW_CLUSTERS:
         yield (
@@ -141,9 +140,6 @@ def _of_points(fitted: Fit) -> Iterator[str]:
             f"{fitted.n_points} points have {n_shapes} shapes and budgets: if all seeds of one deviate from the law "
             f"together, intervals are too narrow{hint}"
         )
-
-
-def _of_optimum(fitted: Fit) -> Iterator[str]:
     if fitted.gradient > STATIONARY:
         yield f"the best optimum is not stationary (gradient cosine {fitted.gradient:.1e}): the cost is flat"
     if fitted.n_reached < 2:
@@ -155,29 +151,22 @@ def _of_optimum(fitted: Fit) -> Iterator[str]:
                 f"each other, and each exponent depends on the law's form"
             )
     if fitted.condition > CONDITION:
-        yield (
-            f"the Jacobian's condition number is {fitted.condition:.2g}, above {CONDITION:g}: some terms cannot be "
-            f"separated"
-        )
+        condition = f"the Jacobian's condition number is {fitted.condition:.2g}, above {CONDITION:g}"
+        yield f"{condition}: some terms cannot be separated"
 
 
 def _of_parameters(fitted: Fit) -> Iterator[str]:
-    for parameter in fitted.parameters.values():
-        if parameter.name.startswith("a_") and parameter.name not in fitted.law.fixed:
-            yield from _of_exponent(parameter)
-        is_part = parameter.name == "E" or parameter.name.endswith("_part")
-        if is_part and parameter.value < NEGLIGIBLE_PART:
-            yield f"{parameter.name} is at its bound, 0: the points do not need it"
-
-
-def _of_exponent(exponent: Parameter) -> Iterator[str]:
-    name, lo, hi = exponent.name, exponent.lo, exponent.hi
-    if lo is None or hi is None:
-        yield f"{name} has no standard error: these points do not identify it"
-    elif lo <= 0:
-        yield f"{name} = {exponent.value:.3g} is not distinguishable from 0: 95% interval {lo:.3g} to {hi:.3g}"
-    elif hi / lo > FACTOR:
-        yield (
-            f"{name} is weakly constrained: its 95% interval {lo:.3g} to {hi:.3g} spans a factor of {hi / lo:.1f} "
-            f"(more than {FACTOR:g})"
-        )
+    for name, _, value, _, lo, hi in fitted.parameters.values():
+        if (name == "E" or name.endswith("_part")) and value < NEGLIGIBLE_PART:
+            yield f"{name} is at its bound, 0: the points do not need it"
+        if not name.startswith("a_") or name in fitted.law.fixed:
+            continue
+        if lo is None or hi is None:
+            yield f"{name} has no standard error: these points do not identify it"
+            continue
+        interval = f"95% interval {lo:.3g} to {hi:.3g}"
+        if lo <= 0:
+            yield f"{name} = {value:.3g} is not distinguishable from 0: {interval}"
+        elif hi / lo > FACTOR:
+            spans = f"spans a factor of {hi / lo:.1f} (more than {FACTOR:g})"
+            yield f"{name} is weakly constrained: its {interval} {spans}"

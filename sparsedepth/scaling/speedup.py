@@ -21,7 +21,6 @@ import pandas as pd
 from sparsedepth.scaling.budgets import (
     BASELINE,
     BUDGET,
-    LOSSES,
     SAME_BUDGET,
     budget_rows,
     differing_data,
@@ -40,6 +39,8 @@ NUMBERS = ("multiplier", "lo", "hi", "time_multiplier", "time_lo", "time_hi", "L
 COLUMNS = ("n_layers", "setting", BUDGET, "train_flops", *NUMBERS, "seeds", "diverged", "reason")
 SHOWN = ("n_layers", BUDGET, "train_flops", "multiplier", "lo", "hi", "time_multiplier", "seeds", "setting")
 
+Worths = Mapping[tuple[int, str, int], tuple[float, float | None, float | None]]
+"""(depth, setting, tokens) -> compute multiplier, lo, hi."""
 _THREE_BUDGETS = (
     f"SELECT 1 FROM runs WHERE {IS_RESULT} GROUP BY n_layers HAVING count(DISTINCT {BUDGET}) >= {MIN_BUDGETS} LIMIT 1"
 )
@@ -71,10 +72,6 @@ def multiplier_text(multiplier: float, lo: float | None, hi: float | None, of: s
     """'1.13 times the compute (1.05 to 1.21)'"""
     interval = "" if lo is None or hi is None else f" ({lo:.3g} to {hi:.3g})"
     return f"{multiplier:.3g}{of}{interval}"
-
-
-Worth = Mapping[tuple[int, str, int], Speedup]
-"""(n_layers, setting, train_tokens) -> what the setting is worth."""
 
 
 def speedup(curve: PowerLaw, baseline: Mapping[int, float], setting: Mapping[int, float]) -> Speedup:
@@ -142,44 +139,41 @@ def speedups(rows: pd.DataFrame) -> pd.DataFrame:
             for _, at_budget in runs.groupby(BUDGET):
                 found.append({"n_layers": n_layers, "setting": setting, **_at_budget(curve, baseline, at_budget)})
     reasons = [f"n_layers={', '.join(depths)}: {reason}" for reason, depths in refused.items()]
-    if not found and refused:
-        raise ValueError(f"no compute multiplier: {'; '.join(reasons)}")
     if not found:
-        raise ValueError("no compute multiplier: all runs have one setting; run a sweep over another")
+        why = "; ".join(reasons) or "all runs have one setting; run a sweep over another"
+        raise ValueError(f"no compute multiplier: {why}")
     table = pd.DataFrame(found, columns=[*COLUMNS])
     table.attrs["refused"] = reasons
     return table.sort_values(["n_layers", "setting", BUDGET], kind="stable").reset_index(drop=True)
 
 
-def worth(store: Store, objective: str) -> Worth:
-    """The known multipliers; none unless some depth has three budgets."""
-    if objective not in LOSSES or not store.sql(_THREE_BUDGETS).rows:
+def worth(store: Store, objective: str) -> Worths:
+    """What settings are worth; empty unless some depth has three budgets."""
+    if not store.sql(_THREE_BUDGETS).rows:
         return {}
     try:
         table = speedups(budget_rows(store, outcome=objective))
     except ValueError:  # `effects --as speedup` gives the reason
         return {}
-    known = table[table["multiplier"].notna()].astype(object).where(table.notna(), None)
-    columns = (known[name] for name in ("n_layers", "setting", BUDGET, "multiplier", "lo", "hi"))
-    return {tuple(key): Speedup(multiplier=m, lo=lo, hi=hi) for *key, m, lo, hi in zip(*columns, strict=True)}
+    known = QueryResult.of_frame(table[table["multiplier"].notna()]).records()
+    return {(r["n_layers"], r["setting"], r[BUDGET]): (r["multiplier"], r["lo"], r["hi"]) for r in known}
 
 
 def _at_budget(curve: PowerLaw, baseline: pd.DataFrame, runs: pd.DataFrame) -> dict[str, Any]:
     """The multipliers of one setting at one budget."""
     done = finished(runs)
-    fields: dict[str, Any] = {BUDGET: int(runs[BUDGET].iloc[0]), "diverged": int((runs["outcome"] == "diverged").sum())}
-    flops = float(runs["train_flops"].mean())
+    flops, n_diverged = float(runs["train_flops"].mean()), int((runs["outcome"] == "diverged").sum())
     budgets = losses_by_budget(baseline)
     nearest = min(budgets, key=lambda budget: abs(math.log(budget / flops)))
     equal = speedup(curve, budgets[nearest], dict(zip(done["seed"].astype(int), done["loss"], strict=True)))
     worth = equal.times(nearest / flops)
     at_nearest = baseline[(baseline["train_flops"] / nearest - 1).abs() < SAME_BUDGET]
     timed = in_time(worth, _speeds(at_nearest, done))
-    reasons = [worth.reason, f"{fields['diverged']} of its runs diverged" if fields["diverged"] else ""]
-    fields |= {"train_flops": flops, "multiplier": worth.multiplier, "lo": worth.lo, "hi": worth.hi}
-    fields |= {"time_multiplier": timed.multiplier, "time_lo": timed.lo, "time_hi": timed.hi}
-    fields |= {"L_inf": curve.L_inf, "L_inf_lo": curve.allowed[0], "L_inf_hi": curve.allowed[-1], "alpha": curve.alpha}
-    return fields | {"seeds": worth.n_pairs, "reason": "; ".join(filter(None, reasons))}
+    reasons = [worth.reason, f"{n_diverged} of its runs diverged" if n_diverged else ""]
+    numbers = [worth.multiplier, worth.lo, worth.hi, timed.multiplier, timed.lo, timed.hi]
+    numbers += [curve.L_inf, curve.allowed[0], curve.allowed[-1], curve.alpha]
+    fields = {BUDGET: int(runs[BUDGET].iloc[0]), "train_flops": flops, **dict(zip(NUMBERS, numbers, strict=True))}
+    return fields | {"seeds": worth.n_pairs, "diverged": n_diverged, "reason": "; ".join(filter(None, reasons))}
 
 
 def _speeds(baseline: pd.DataFrame, runs: pd.DataFrame) -> np.ndarray:

@@ -6,8 +6,7 @@ import pytest
 from support.depth_law_points import grid, planted, theta_of
 
 from sparsedepth.plots.scaling import law_data
-from sparsedepth.scaling.clusters import ClusterEffect, cluster_effect
-from sparsedepth.scaling.fit import bootstrap, fit, solve
+from sparsedepth.scaling.fit import ClusterEffect, bootstrap, cluster_effect, fit, solve
 from sparsedepth.scaling.law import Law, design, fitted_loss, jacobian
 from sparsedepth.scaling.points import read_points
 from sparsedepth.scaling.report import Report, heading, warnings
