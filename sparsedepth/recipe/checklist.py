@@ -6,23 +6,20 @@ not see. The recipe of the shallower depths is confirmed if it has the verdict '
 """
 
 from collections.abc import Mapping
+from statistics import fmean
+from typing import Literal
 
 from sparsedepth.config.plain_text import counted
 from sparsedepth.effects.effect import Effect
 from sparsedepth.effects.frame import MATCHED
-from sparsedepth.recipe.card import (
-    Comparison,
-    Holdout,
-    Outcome,
-    Prediction,
-    Recipe,
-    Test,
-    Verification,
-    comparison_of,
-)  # fmt: skip
+from sparsedepth.recipe.card import Comparison, Holdout, Outcome, Prediction, Recipe, Test, Verification, comparison_of
 from sparsedepth.recipe.choose import derive
 from sparsedepth.recipe.evidence import Evidence
 
+Answer = tuple[Literal["passed", "failed", "not run"], str]
+"""Outcome and text of a test."""
+PASSED: Mapping[Outcome, Literal["passed", "not run"]] = {"confirmed": "passed", "not tested": "not run"}
+"""Outcome of a recipe on runs that it did not see -> that of the test, if it did not fail."""
 OUTCOMES: Mapping[Comparison, Outcome] = {"better": "confirmed", "worse": "refuted", "not shown": "not confirmed"}
 
 
@@ -41,12 +38,10 @@ def hold_out(found: Evidence, depth: int, recipe: Recipe) -> Holdout:
     """
     fitted_on = tuple(smaller for smaller in found.depths if smaller < depth)
     if depth not in found.depths or len(fitted_on) < 2:
-        have = ", ".join(map(str, found.depths)) or "none"
+        have = f"these have n_layers {', '.join(map(str, found.depths)) or 'none'}"
         possible = f"; try --holdout-depth {found.depths[-1]}" if len(found.depths) > 2 else ""
-        raise ValueError(
-            f"--holdout-depth {depth} needs finished runs there and at two smaller depths; these have n_layers {have}"
-            f"{possible}"
-        )
+        needs = f"--holdout-depth {depth} needs finished runs there and at two smaller depths"
+        raise ValueError(f"{needs}; {have}{possible}")
     shallower = derive(found.runs, depth, recipe.objective, recipe.matched, found, below=depth)
     gain = found.effect(depth, shallower.effect.setting) if shallower.effect else None
     return Holdout(
@@ -67,36 +62,39 @@ def hold_out(found: Evidence, depth: int, recipe: Recipe) -> Holdout:
 
 def tests_of(recipe: Recipe, holdout: Holdout | None, verification: Verification | None) -> tuple[Test, ...]:
     """The tests of what is recommended; none without a recommendation, but for a held-out depth that was asked for."""
+    found: dict[str, Answer] = {}
     if recipe.changes:
-        held_out = _held_out(recipe, holdout)
-        return (_in_sample(recipe), held_out, _fresh_seeds(verification), _scales(recipe), _cost(recipe))
-    return (_held_out(recipe, holdout),) if holdout else ()
+        found["in-sample with seeds"] = _in_sample(recipe)
+    if recipe.changes or holdout:
+        found["held-out depth"] = _held_out(recipe, holdout)
+    if recipe.changes:
+        found["fresh seeds"] = _fresh_seeds(verification)
+        found["several scales"] = _scales(recipe)
+        found["equal cost"] = _cost(recipe)
+    return tuple(Test(name=name, outcome=outcome, text=text) for name, (outcome, text) in found.items())
 
 
-def _in_sample(recipe: Recipe) -> Test:
-    name, effect = "in-sample with seeds", recipe.effect
+def _in_sample(recipe: Recipe) -> Answer:
+    effect = recipe.effect
     assert effect is not None
     if reason := recipe.weakness or recipe.unknown:
-        return Test(name=name, outcome="failed", text=reason)
+        return "failed", reason
     p = "" if effect.p_adjusted is None else f", adjusted p {effect.p_adjusted:.3g}"
     where = "" if recipe.place == "inside" else f" at {recipe.shown_at[0]} layers, the nearest run"
-    return Test(name=name, outcome="passed", text=f"{counted(effect.seeds or 0, 'seed')}{p}{where}")
+    return "passed", f"{counted(effect.seeds or 0, 'seed')}{p}{where}"
 
 
-def _held_out(recipe: Recipe, holdout: Holdout | None) -> Test:
-    name = "held-out depth"
+def _held_out(recipe: Recipe, holdout: Holdout | None) -> Answer:
     if holdout is None:
-        return Test(name=name, outcome="not run", text="--holdout-depth N")
+        return "not run", "--holdout-depth N"
     fitted = f"{', '.join(map(str, holdout.fitted_on))} layers recommend {' and '.join(holdout.changes) or 'no change'}"
+    end = f"at {holdout.depth}{_errors_text(holdout)}"
     if not holdout.changes:
-        outcome = "failed" if recipe.changes else "not run"
-        return Test(name=name, outcome=outcome, text=f"{fitted} at {holdout.depth}{_errors_text(holdout)}")
-    is_other = bool(recipe.changes) and {*holdout.changes} != {change.setting for change in recipe.changes}
-    is_passed = holdout.outcome == "confirmed" and not is_other
-    outcome = "passed" if is_passed else "not run" if holdout.outcome == "not tested" else "failed"
-    other = ", not this recipe" if is_other else ""
-    text = f"{fitted}{other}; {holdout.outcome} at {holdout.depth}{_errors_text(holdout)}"
-    return Test(name=name, outcome=outcome, text=text)
+        return "failed" if recipe.changes else "not run", f"{fitted} {end}"
+    if recipe.changes and {*holdout.changes} != {change.setting for change in recipe.changes}:
+        outcome = "not run" if holdout.outcome == "not tested" else "failed"
+        return outcome, f"{fitted}, not this recipe; {holdout.outcome} {end}"
+    return PASSED.get(holdout.outcome, "failed"), f"{fitted}; {holdout.outcome} {end}"
 
 
 def _errors_text(holdout: Holdout) -> str:
@@ -105,31 +103,28 @@ def _errors_text(holdout: Holdout) -> str:
     known = [(own, there) for own, there in pairs if own is not None and there is not None]
     if not known:
         return ""
-    error = sum(abs(own - there) for own, there in known) / len(known)
-    no_effect = sum(abs(there) for _, there in known) / len(known)
+    error = fmean(abs(own - there) for own, there in known)
+    no_effect = fmean(abs(there) for _, there in known)
     return f"; mean error of its predictions {error:.2g}, of predicting no effect {no_effect:.2g}"
 
 
-def _fresh_seeds(verification: Verification | None) -> Test:
-    name = "fresh seeds"
+def _fresh_seeds(verification: Verification | None) -> Answer:
     if verification is None:
-        return Test(name=name, outcome="not run", text="recipe verify CARD")
-    outcome = {"confirmed": "passed", "not tested": "not run"}.get(verification.outcome, "failed")
+        return "not run", "recipe verify CARD"
     text = f"{verification.outcome} on seeds {', '.join(map(str, verification.seeds))}"
-    return Test.model_validate({"name": name, "outcome": outcome, "text": text})
+    return PASSED.get(verification.outcome, "failed"), text
 
 
-def _scales(recipe: Recipe) -> Test:
-    name, known = "several scales", [effect for effect in recipe.scales if effect.lo is not None]
+def _scales(recipe: Recipe) -> Answer:
+    known = {effect.context: comparison_of(effect) for effect in recipe.scales if effect.lo is not None}
     if not known:
-        return Test(name=name, outcome="not run", text="one width and one budget")
-    at = {effect.context: comparison_of(effect) for effect in known}
-    text = "; ".join(f"{verdict} at {context}" for context, verdict in at.items())
-    return Test(name=name, outcome="passed" if {*at.values()} == {"better"} else "failed", text=text)
+        return "not run", "one width and one budget"
+    text = "; ".join(f"{verdict} at {context}" for context, verdict in known.items())
+    return "passed" if {*known.values()} == {"better"} else "failed", text
 
 
-def _cost(recipe: Recipe) -> Test:
-    name, flops = "equal cost", recipe.effect.flops if recipe.effect else None
+def _cost(recipe: Recipe) -> Answer:
+    flops = recipe.effect.flops if recipe.effect else None
     if flops is None:
-        return Test(name=name, outcome="not run", text="FLOPs are not known")
-    return Test(name=name, outcome="passed" if flops <= 1 + MATCHED else "failed", text=f"FLOPs x{flops:.3g}")
+        return "not run", "FLOPs are not known"
+    return "passed" if flops <= 1 + MATCHED else "failed", f"FLOPs x{flops:.3g}"

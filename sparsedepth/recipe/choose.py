@@ -82,7 +82,8 @@ def derive(
         return _with(recipe, abstained=usable_form(objective, scores)[1])
     if place != "inside" and len(shown_at) < 2:
         return _with(recipe, abstained=f"only {shown_at[0]} layers were run: how effects change with depth is unknown")
-    return _decide(found, _with(recipe, candidates=tuple(_candidates(found, recipe))))
+    recipe = _with(recipe, candidates=tuple(_candidates(found, recipe)))
+    return _weak(found, _decide(found, _with(recipe, others=tuple(_others(found, recipe)))))
 
 
 def _with(recipe: Recipe, **fields: object) -> Recipe:
@@ -167,29 +168,23 @@ class Choice:
 
 def _decide(found: Evidence, recipe: Recipe) -> Recipe:
     nearest, depth = recipe.shown_at[0], recipe.depth
-    assert depth is not None
-    recipe = _with(recipe, others=tuple(_others(found, recipe)))
     good = [candidate for candidate in recipe.candidates if candidate.comparison == "better" and not candidate.refused]
     if not good:
-        return _weak(found, _with(recipe, abstained=_why_nothing(found, recipe)))
+        return _with(recipe, abstained=_why_nothing(found, recipe))
     choice = _choose(found, recipe, good)
     of_choice = found.effect(nearest, choice.setting)
-    assert of_choice is not None
+    assert of_choice is not None and depth is not None
     candidates = []
     for candidate in recipe.candidates:
         refused = choice.refused.get(candidate.setting, candidate.refused)
         update = {"recommended": candidate.setting in choice.parts, "refused": refused}
         candidates.append(candidate.model_copy(update=update))
     beside = (found.effect(nearest, choice.setting, setting) for setting in _scales(found, nearest))
-    recipe = _with(
-        recipe,
-        candidates=tuple(candidates),
-        config=found.config(choice.setting, nearest, depth, of_choice.lr),
-        effect=of_choice,
-        untested=choice.untested,
+    config = found.config(choice.setting, nearest, depth, of_choice.lr)
+    return _with(
+        recipe, candidates=tuple(candidates), config=config, effect=of_choice, untested=choice.untested,
         scales=tuple(filter(None, beside)),
-    )
-    return _weak(found, recipe)
+    )  # fmt: skip
 
 
 def _choose(found: Evidence, recipe: Recipe, good: Sequence[Candidate]) -> Choice:

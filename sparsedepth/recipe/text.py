@@ -37,15 +37,10 @@ def sentence(card: Card) -> str:
         gain = f"{difference_text(recipe.effect)}{_cost_text(recipe.effect)}"
         if len(recipe.changes) == 1 and (worth := recipe.changes[0].compute):
             gain += f", worth {multiplier_text(*worth, ' times the compute')}"
-        return f"{caution}{at} use {changes_text(recipe)}: {gain}."
+        return f"{caution}{at} use {' and '.join(change.setting for change in recipe.changes)}: {gain}."
     if not recipe.is_compared or any(candidate.comparison == "better" for candidate in recipe.candidates):
         return f"{caution}{at} no recommendation: {recipe.abstained}."
     return f"{caution}{at} {_nothing_text(recipe)}."
-
-
-def changes_text(recipe: Recipe) -> str:
-    """'depth_scale=lns and weight_decay=0.1', or the baseline."""
-    return " and ".join(change.setting for change in recipe.changes) or "the baseline"
 
 
 def _nothing_text(recipe: Recipe) -> str:
@@ -135,7 +130,7 @@ def paragraph(card: Card, most: int | None = None) -> list[str]:
     shows; where it was seen."""
     recipe = card.recipe
     hint = layers_hint(recipe.objective)
-    findings = [*_apart(recipe), *_dependent(recipe), *_diverged(recipe), *_withheld(recipe)]
+    findings = [*_findings(recipe)]
     findings += [f"{hint[0].upper()}{hint[1:]}."] if hint else []
     explained = [_explained(recipe)] if recipe.candidates else []
     seen = [f"Seen only on {recipe.seen_on}."] if recipe.run_ids else []
@@ -157,40 +152,29 @@ def _explained(recipe: Recipe) -> str:
     )
 
 
-def _dependent(recipe: Recipe) -> Iterator[str]:
+def _findings(recipe: Recipe) -> Iterator[str]:
+    """Better settings that are left out, effects that depend on another setting, lost runs, withheld verdicts."""
+    first, second = recipe.untested or ("", "")
+    if recipe.untested:
+        yield f"{second} is better alone too, but was not run with {first}: -o writes the sweep that tests both."
+    for candidate in recipe.candidates:
+        if candidate.refused and candidate.setting != second:
+            yield f"{candidate.setting} is not in the recipe: {candidate.refused}."
     told = {frozenset((e.setting, e.context)) for e in recipe.others if e.question == "beside"}
     for effect in recipe.others:
         if effect.question == "beside" or frozenset((effect.setting, effect.context)) not in told:
             yield f"But {setting_text(effect.model_dump())}: {effect.verdict}, {effect_text(effect)}."
-
-
-def _apart(recipe: Recipe) -> Iterator[str]:
-    if recipe.untested:
-        first, second = recipe.untested
-        yield f"{second} is better alone too, but was not run with {first}: -o writes the sweep that tests both."
-    for candidate in recipe.candidates:
-        if candidate.refused and not (recipe.untested and candidate.setting == recipe.untested[1]):
-            yield f"{candidate.setting} is not in the recipe: {candidate.refused}."
-
-
-def _withheld(recipe: Recipe) -> Iterator[str]:
-    reasons: dict[str, list[str]] = {}
-    for candidate in recipe.candidates:
-        effect = candidate.effect
+    lost = [("the baseline", candidate.effect.diverged_baseline) for candidate in recipe.candidates[:1]]
+    lost += [(candidate.setting, candidate.effect.diverged) for candidate in recipe.candidates]
+    if texts := [f"{counted(n, 'run')} of {name}" for name, n in lost if n]:
+        yield f"Diverged: {', '.join(texts)}."
+    withheld: dict[str, list[str]] = {}
+    for effect in (candidate.effect for candidate in recipe.candidates):
         if effect.reason:
             word = "lr decides: " if effect.verdict == "lr decides" else ""
-            reasons.setdefault(f"{word}{effect.reason}", []).append(candidate.setting)
-    for reason, names in reasons.items():
+            withheld.setdefault(f"{word}{effect.reason}", []).append(effect.setting)
+    for reason, names in withheld.items():
         yield f"{'; '.join(names[:3])}{' ...' if len(names) > 3 else ''}: {reason}."
-
-
-def _diverged(recipe: Recipe) -> Iterator[str]:
-    lost = {candidate.setting: candidate.effect.diverged for candidate in recipe.candidates}
-    if recipe.candidates:
-        lost = {"the baseline": recipe.candidates[0].effect.diverged_baseline, **lost}
-    texts = [f"{counted(n, 'run')} of {name}" for name, n in lost.items() if n]
-    if texts:
-        yield f"Diverged: {', '.join(texts)}."
 
 
 def tests_lines(card: Card, is_short: bool = False) -> list[str]:

@@ -6,7 +6,7 @@ those of the frame `effects` on these runs alone. The p-value of the recipe's k-
 most 5%. The p-values of the changes are adjusted for their number.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -18,17 +18,18 @@ from sparsedepth.config.sweep import SweepDefinition
 from sparsedepth.effects.cells import BASELINE, cells_of, plain
 from sparsedepth.effects.effect import Effect
 from sparsedepth.effects.verdict import Side, verdict_of
-from sparsedepth.recipe.card import Card, Comparison, Ingredient, Need, Verification, comparison_of
+from sparsedepth.recipe.card import Candidate, Card, Comparison, Ingredient, Need, Verification, comparison_of
 from sparsedepth.recipe.checklist import outcome_of, tests_of
 from sparsedepth.recipe.evidence import changed_config, effects_of
 
+Configs = dict[str, RunConfig]
 LEAST_TUNED = 3
 """Values that a sweep tries of a tuned field, at least."""
 NEEDS: Mapping[Comparison, Need] = {"worse": "needed", "better": "harmful", "not shown": "not shown to be needed"}
 """The recipe without a change against the recipe -> whether the change is needed."""
 
 
-def configurations(card: Card) -> dict[str, RunConfig]:
+def configurations(card: Card) -> Configs:
     """'baseline', 'recipe', and 'without SETTING' for each of two changes or more.
 
     Raises ValueError for a card that recommends nothing, or a configuration that cannot be built.
@@ -38,10 +39,15 @@ def configurations(card: Card) -> dict[str, RunConfig]:
         why = recipe.abstained or "no change"
         raise ValueError(f"the card recommends nothing, so there is nothing to verify: {why}")
     configs = {"baseline": recipe.baseline, "recipe": recipe.config}
-    for left_out in recipe.changes if len(recipe.changes) > 1 else ():
+    for left_out in _left_out(card):
         others = [change.values for change in recipe.changes if change is not left_out]
         configs[f"without {left_out.setting}"] = changed_config(recipe.config, left_out.baseline_values, *others)
     return configs
+
+
+def _left_out(card: Card) -> tuple[Candidate, ...]:
+    """The changes that are left out one by one."""
+    return card.recipe.changes if len(card.recipe.changes) > 1 else ()
 
 
 def fresh_seeds(card: Card, n: int) -> list[int]:
@@ -53,9 +59,9 @@ def fresh_seeds(card: Card, n: int) -> list[int]:
     return list(range(first, first + n))
 
 
-def differing(configs: Mapping[str, RunConfig], excluded: Sequence[str] = ()) -> list[str]:
-    """The fields in which the configurations differ, without those `excluded`."""
-    names = [name for name in CELL_FIELDS if name not in excluded]
+def _differing(configs: Configs, tuned: Container[str]) -> list[str]:
+    """The fields in which the configurations differ, without those that are tuned again."""
+    names = [name for name in CELL_FIELDS if name not in tuned]
     return [name for name in names if len({repr(getattr(config, name)) for config in configs.values()}) > 1]
 
 
@@ -80,12 +86,10 @@ def pair_yaml(card: Card) -> str:
     return yaml_text(fields)
 
 
-def _sweep_fields(
-    card: Card, configs: Mapping[str, RunConfig], name: str, question: str, n_seeds: int
-) -> dict[str, Any]:
+def _sweep_fields(card: Card, configs: Configs, name: str, question: str, n_seeds: int) -> dict[str, Any]:
     """Shared fields as the sweep's base, differing fields as its cells; lr is tuned again if it was."""
     tune = _tuned_again(card)
-    fields = differing(configs, list(tune))
+    fields = _differing(configs, tune)
     first = next(iter(configs.values()))
     shared = first.model_dump(mode="json", exclude={"seed", "allow", *fields, *tune}, exclude_none=True)
     allow = sorted({name for config in configs.values() for name in config.allow})
@@ -115,16 +119,11 @@ def verified(card: Card, runs: pd.DataFrame, seeds: Sequence[int]) -> Card:
     runs = runs[runs["seed"].isin(seeds) | tuning]
     gain = _judged_alone(_effects(card, runs, "baseline").get("recipe"), n_earlier=card.version - 1)
     against_recipe = _effects(card, runs, "recipe", left_out=("baseline",))
-    settings = [change.setting for change in card.recipe.changes if len(card.recipe.changes) > 1]
-    effects = {setting: against_recipe.get(f"without {setting}") for setting in settings}
-    ingredients = tuple(
-        Ingredient(left_out=setting, effect=effect, verdict=NEEDS[comparison_of(effect)])
-        for setting, effect in effects.items()
-    )
-    run_ids, outcome = tuple(sorted(runs["run_id"])), outcome_of(gain)
+    effects = [(change.setting, against_recipe.get(f"without {change.setting}")) for change in _left_out(card)]
     verification = Verification(
-        seeds=tuple(seeds), run_ids=run_ids, gain=gain, outcome=outcome, ingredients=ingredients
-    )
+        seeds=tuple(seeds), run_ids=tuple(sorted(runs["run_id"])), gain=gain, outcome=outcome_of(gain),
+        ingredients=tuple(Ingredient(left_out=x, effect=e, verdict=NEEDS[comparison_of(e)]) for x, e in effects),
+    )  # fmt: skip
     return with_verification(card, verification)
 
 
@@ -137,7 +136,7 @@ def with_verification(card: Card, verification: Verification) -> Card:
 def _effects(card: Card, runs: pd.DataFrame, reference: str, left_out: Sequence[str] = ()) -> dict[str, Effect]:
     """Name -> effect of its configuration against that of `reference`."""
     configs = configurations(card)
-    fields = differing(configs, list(_tuned_again(card)))
+    fields = _differing(configs, _tuned_again(card))
     names = {tuple(plain(getattr(config, f)) for f in fields): name for name, config in configs.items()}
     values = [tuple(map(plain, row)) for row in runs[fields].itertuples(index=False)]
     cells = cells_of(runs, card.recipe.objective)
@@ -155,9 +154,8 @@ def _judged_alone(gain: Effect | None, n_earlier: int) -> Effect | None:
     if gain is None or gain.p is None or gain.estimate is None:
         return gain
     p = min(1.0, gain.p * 2**n_earlier)
-    lost = {"the recipe": gain.diverged, "the baseline": gain.diverged_baseline}
-    recipe, baseline = (Side(name=name, diverged=n or 0) for name, n in lost.items())
-    verdict, reason = verdict_of(gain.estimate, p, (recipe, baseline))
-    if gain.reason:
-        verdict, reason = gain.verdict, gain.reason
+    recipe = Side(name="the recipe", diverged=gain.diverged or 0)
+    baseline = Side(name="the baseline", diverged=gain.diverged_baseline or 0)
+    judged = verdict_of(gain.estimate, p, (recipe, baseline))
+    verdict, reason = (gain.verdict, gain.reason) if gain.reason else judged
     return gain.model_copy(update={"p_adjusted": p, "verdict": verdict, "reason": reason})
