@@ -1,20 +1,24 @@
-"""Build a recipe's card from the rows that it was derived from, with the verification of its trial: the verified card
-that `recipe verify` wrote into a folder next to the recipe's results, if it has the same claim from the same runs."""
+"""Build a recipe's card from the rows that it was derived from, with its provenance (runs, manifests, code, kernels,
+data, cost, command), and with the verification of its trial: the verified card that `recipe verify` wrote into a folder
+next to the recipe's results, if it has the same claim from the same runs."""
 
+import hashlib
 import json
+import shlex
 import warnings
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pandas as pd
 
-from sparsedepth.recipe.card import MAX_BYTES, SUFFIX, Candidate, Card, Recipe, read_card
+from sparsedepth.files import digest, parse_json
+from sparsedepth.recipe.card import MAX_BYTES, SUFFIX, Candidate, Card, Provenance, Recipe, read_card
 from sparsedepth.recipe.checklist import hold_out, tests_of
 from sparsedepth.recipe.choose import derive
 from sparsedepth.recipe.evidence import Evidence
-from sparsedepth.recipe.provenance import provenance_of
 from sparsedepth.recipe.verify import with_verification
 from sparsedepth.scaling.speedup import Worths
+from sparsedepth.store.find import read_file
 from sparsedepth.store.setting import BUDGET
 
 
@@ -51,6 +55,68 @@ def _with_compute(recipe: Recipe, compute: Worths) -> Iterator[Candidate]:
         tokens = candidate.values.get(BUDGET, recipe.baseline.train_tokens)
         worth = compute.get((recipe.shown_at[0], candidate.setting, tokens))
         yield candidate.model_copy(update={"compute": worth})
+
+
+# Provenance
+
+
+def provenance_of(runs: pd.DataFrame, used: pd.DataFrame, recipe: Recipe, folders: Sequence[Path]) -> Provenance:
+    """The runs used, facts from their manifests, and the hours of all runs of the store, tuning included."""
+    names = [str(folder) for folder in folders]
+    manifests = [manifest_of(folder) for folder in used["folder"]] if "folder" in used.columns else []
+    contents = [content for content in manifests if content is not None]
+    is_complete = bool(contents) and len(contents) == len(manifests)
+    facts = [manifest_facts(content) for content in contents if is_complete]
+    hours: dict[str, float] = {}
+    if {"device", "seconds"} <= {*runs.columns}:
+        seconds = pd.to_numeric(runs["seconds"], errors="coerce").fillna(0.0)
+        hours = {str(name): float(total) / 3600 for name, total in seconds.groupby(runs["device"]).sum().items()}
+    on_nodes = runs["node_hours"].dropna() if "node_hours" in runs.columns else []
+    options = f"--depth {recipe.depth} --objective {recipe.objective} --matched {recipe.matched}"
+    paths = shlex.join(names) or "DIR"
+    return Provenance(
+        folders=names,
+        run_ids=sorted(used["run_id"]),
+        seeds=sorted(set(map(int, used["seed"].dropna()))),
+        manifests=digest(sorted(hashlib.sha256(content).hexdigest() for content in contents)) if is_complete else None,
+        code=sorted({fact["code"] for fact in facts if "code" in fact}),
+        kernels=sorted({fact["kernels"] for fact in facts if "kernels" in fact}),
+        data=sorted({fact["data hash"] for fact in facts if "data hash" in fact}),
+        hours=hours,
+        node_hours=float(sum(on_nodes)) if len(on_nodes) else None,
+        command=f"sparsedepth recipe {paths} {options}",
+    )
+
+
+def manifest_of(folder: object) -> bytes | None:
+    """The manifest of a run's folder, packed or not; None where there is none."""
+    try:
+        return read_file(Path(str(folder)), "manifest.json")
+    except OSError:
+        return None
+
+
+def manifest_facts(content: bytes | None) -> dict[str, str]:
+    """Code version, kernels, data hash and packages, as far as a run's manifest has them."""
+    try:
+        manifest = parse_json(content or b"null")
+    except ValueError:
+        return {}
+    if not isinstance(manifest, dict):
+        return {}
+    code, kernels, packages, data = (
+        part if isinstance(part := manifest.get(name), dict) else {} for name in ("code", "kernels", "packages", "data")
+    )
+    commit = f", commit {code['commit']}" if code.get("commit") else ""
+    facts = {
+        "code": f"sparsedepth {code.get('version')}{commit}" if code else "",
+        "kernels": ", ".join(f"{name} {value}" for name, value in kernels.items() if isinstance(value, str) and value),
+        "data hash": data.get("data_hash") or manifest.get("data_hash"),
+        "packages": ", ".join(f"{name} {value}" for name, value in packages.items() if value),
+    }
+    if commit and code.get("changed"):
+        facts["code"] += " with uncommitted changes"
+    return {name: value for name, value in facts.items() if isinstance(value, str) and value}
 
 
 # Trials next to the results

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 import pandas as pd
 
 from sparsedepth import quantities
+from sparsedepth.config.corpus import unit_for
 from sparsedepth.config.role import fields_where
 from sparsedepth.config.run import RunConfig
 from sparsedepth.effects.cells import BASELINE
@@ -20,7 +21,6 @@ from sparsedepth.effects.effect import Effect
 from sparsedepth.effects.frame import BASES, MATCHED
 from sparsedepth.recipe.card import Candidate, Place, Recipe, comparison_of
 from sparsedepth.recipe.evidence import Evidence, changed_config, differing_values
-from sparsedepth.recipe.provenance import seen_on
 from sparsedepth.store.comparable_loss import COMMON, has_one_context
 from sparsedepth.store.degeneracy import common_weakness, degeneracy, score_rows, usable_form
 from sparsedepth.store.subject import import_note, is_imported, unstated
@@ -28,6 +28,7 @@ from sparsedepth.store.subject import import_note, is_imported, unstated
 DATA = fields_where(RunConfig, lambda role: role.kind == "data")
 BUDGET = fields_where(RunConfig, lambda role: role.kind in ("capacity", "data"))
 """Fields that no recipe recommends: they are a budget, and losses on other data do not compare."""
+SCALES = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
 OWN_CONTEXT = ("train_loss", "val_loss", "val_bits_per_byte")
 """Losses at each run's own context length, which improve with a longer context."""
 
@@ -109,6 +110,40 @@ def _nothing(runs: pd.DataFrame, found: Evidence) -> str:
     if len(runs) and not len(found.runs):
         return "no finished run: models that were only measured, whose training choices are not known"
     return "no finished run"
+
+
+# Domain: beyond it the runs are no evidence
+
+
+def seen_on(runs: pd.DataFrame) -> str:
+    """'task state_tracking S5, width 32, 223k to 696k parameters, 288k tokens, CPU'."""
+    corpora = _distinct(runs, "corpus")
+    tasks = [name.removeprefix("task:") for name in corpora if name.startswith("task:")]
+    are_tasks, are_images = len(tasks) == len(corpora) > 0, unit_for("/token", corpora) == "/image"
+    groups = ", ".join(_distinct(runs, "task_group"))
+    of_group = f"{' ' if len(tasks) == 1 else ' of '}{groups}" if are_tasks and groups else ""
+    data = f"task {', '.join(tasks)}{of_group}" if are_tasks else f"corpus {', '.join(corpora) or 'unknown'}"
+    columns = runs[["d_model", "params_total", "tokens_trained", "seq_len"]]
+    width, params, tokens, seq_len = (pd.to_numeric(columns[name], errors="coerce") for name in columns)
+    sizes = {"width {}": width, "{} parameters": params}
+    sizes |= {"{} images": tokens / seq_len} if are_images else {"{} tokens": tokens}
+    texts = [text.format(_range(values)) for text, values in sizes.items() if values.notna().any()]
+    devices = [name.partition(" (")[0] for name in _distinct(runs, "device")]
+    devices = dict.fromkeys(name.upper() if name in ("cpu", "mps") else name for name in devices)
+    return ", ".join([data, *texts, *devices])
+
+
+def _distinct(runs: pd.DataFrame, name: str) -> list[str]:
+    return sorted(map(str, runs[name].dropna().unique())) if name in runs.columns else []
+
+
+def _range(values: pd.Series) -> str:
+    """'288k to 1.3M'."""
+    texts = []
+    for value in (values.min(), values.max()):
+        scale, letter = next((each for each in SCALES if abs(value) >= each[0]), (1, ""))
+        texts.append(f"{value / scale:.3g}{letter}")
+    return " to ".join(dict.fromkeys(texts))
 
 
 # Candidates

@@ -19,9 +19,6 @@ from sparsedepth.effects.frame import effects_frame
 from sparsedepth.store.subject import buildable, is_imported
 from sparsedepth.store.tuning_roles import result_rows, without_measured_models
 
-NO_BASELINE = "the baseline was not run at this depth in these folders"
-SCORED_APART = "the baseline was scored in another way than most runs at this depth; name fewer folders"
-
 
 class Evidence:
     """The cells of a store and their effects on one objective, a depth at a time."""
@@ -60,7 +57,9 @@ class Evidence:
         if ((rows["n_layers"] == depth) & (rows["setting"] == BASELINE)).any():
             return ""
         results = self.results.loc[self.results["n_layers"] == depth, "run_id"]
-        return NO_BASELINE if results.isin(rows["run_id"]).all() else SCORED_APART
+        if results.isin(rows["run_id"]).all():
+            return "the baseline was not run at this depth in these folders"
+        return "the baseline was scored in another way than most runs at this depth; name fewer folders"
 
     def label(self, depth: int, changes: Changes) -> str | None:
         """The setting with these changes; None if it was not run at this depth."""
@@ -101,7 +100,7 @@ def effects_of(cells: Cells) -> tuple[Effect, ...]:
 def changed_config(config: RunConfig, *changes: Mapping[str, Any]) -> RunConfig:
     """A configuration with other values of some fields; sizes that are None follow from the others. Raises
     ValueError."""
-    values = config.model_dump(mode="json", exclude_none=True)
+    values = config.model_dump(mode="json")
     for change in changes:
         values |= change
     values = {name: value for name, value in values.items() if value is not None}

@@ -102,8 +102,12 @@ def judge(
     for row in rows:
         name, budget = row.fields["setting"], row.fields["budget"]
         own, base = pairs[name, budget]
-        row.fields |= _worth(curve, _finite(own), _finite(base), speeds[name, budget] - speeds[baseline, budget])
-        row.fields["reason"] = "; ".join(filter(None, [row.fields["reason"], reason, row.fields.pop("why")]))
+        worth = _worth(curve, _finite(own), _finite(base))
+        speed = speeds[name, budget] - speeds[baseline, budget]
+        timed = in_time(worth, np.array([speed] if math.isfinite(speed) else []))
+        row.fields |= {"multiplier": worth.multiplier, "multiplier_lo": worth.lo, "multiplier_hi": worth.hi}
+        row.fields["time_multiplier"] = timed.multiplier
+        row.fields["reason"] = "; ".join(filter(None, [row.fields["reason"], reason, worth.reason]))
     shown = [_record(row) | {"baseline": baseline} for row in rows if variant in (None, row.fields["setting"])]
     shown.sort(key=lambda record: (record["effect"] is None, record["effect"]))
     table = QueryResult(columns=COLUMNS, rows=tuple(tuple(record[name] for name in COLUMNS) for record in shown))
@@ -127,10 +131,8 @@ def find_columns(header: Sequence[str], given: Mapping[str, str]) -> dict[str, s
         if column is not None:
             found.setdefault(kind, column)
     if missing := [name for name in REQUIRED if name not in found]:
-        raise ValueError(
-            f"no column is known as the {missing[0]}; name it with --column {missing[0]}=NAME, one of "
-            f"{', '.join(header[:20])}"
-        )
+        named = f"name it with --column {missing[0]}=NAME, one of {', '.join(header[:20])}"
+        raise ValueError(f"no column is known as the {missing[0]}; {named}")
     return {name: found[name] for name in NAMES if name in found}
 
 
@@ -292,17 +294,13 @@ def _curve(baseline: Mapping[float, _Losses]) -> tuple[PowerLaw | None, str]:
         return None, f"no multiplier: {error}"
 
 
-def _worth(curve: PowerLaw | None, own: _Losses, base: _Losses, speed: float) -> dict[str, Any]:
-    """The compute multiplier of a variant, and that of its time at `speed`, the logarithm of its relative throughput;
-    `why` one is missing or uncertain."""
-    worth = Speedup(multiplier=None)
-    if curve is not None:
-        if not own.keys() & base.keys():  # independent runs may be paired in any order
-            own = dict(zip(base, own.values(), strict=False))
-        worth = speedup(curve, base, own)
-    timed = in_time(worth, np.array([speed] if math.isfinite(speed) else []))
-    numbers = {"multiplier": worth.multiplier, "multiplier_lo": worth.lo, "multiplier_hi": worth.hi}
-    return {**numbers, "time_multiplier": timed.multiplier, "why": worth.reason}
+def _worth(curve: PowerLaw | None, own: _Losses, base: _Losses) -> Speedup:
+    """The compute multiplier of a variant."""
+    if curve is None:
+        return Speedup(multiplier=None)
+    if not own.keys() & base.keys():  # independent runs may be paired in any order
+        own = dict(zip(base, own.values(), strict=False))
+    return speedup(curve, base, own)
 
 
 def _finite(losses: _Losses) -> _Losses:

@@ -182,7 +182,7 @@ def fit(points: pd.DataFrame, law: Law | None = None, n_starts: int = N_STARTS, 
     if len(points) <= n_free:
         raise ValueError(f"{len(points)} points cannot fit {n_free} parameters; add points, fix or leave out terms")
     clusters = ClusterEffect(index=pd.factorize(points[CLUSTER])[0]) if CLUSTER in points.columns else None
-    start_RP = starts(plan, n_starts, np.random.default_rng(seed))
+    start_RP = _starts(plan, n_starts, np.random.default_rng(seed))
     ends = [solve(plan, start_P, clusters) for start_P in start_RP]
     for _ in range(N_REWEIGHTED if clusters else 0):
         best_P = min(ends, key=lambda end: end[1])[0]
@@ -190,19 +190,11 @@ def fit(points: pd.DataFrame, law: Law | None = None, n_starts: int = N_STARTS, 
         ends = [solve(plan, start_P, clusters) for start_P in start_RP]
     theta_P, cost = min(ends, key=lambda end: end[1])
     covariance_PP, condition, gradient = _curvature(plan, theta_P, cost, clusters)
+    n_reached = sum(end[1] <= cost * (1 + SAME) + 1e-24 for end in ends)
     return Fit(
-        plan=plan,
-        points=points,
-        clusters=clusters,
-        theta=theta_P,
-        covariance=covariance_PP,
-        cost=cost,
-        gradient=gradient,
-        n_starts=n_starts,
-        n_reached=sum(end[1] <= cost * (1 + SAME) + 1e-24 for end in ends),
-        condition=condition,
-        dropped=tuple(dropped),
-    )
+        plan=plan, points=points, clusters=clusters, theta=theta_P, covariance=covariance_PP, cost=cost,
+        gradient=gradient, n_starts=n_starts, n_reached=n_reached, condition=condition, dropped=tuple(dropped),
+    )  # fmt: skip
 
 
 def solve(
@@ -229,7 +221,7 @@ def solve(
     return full(solved.x), 2 * float(solved.cost)
 
 
-def starts(plan: DesignMatrix, n_starts: int, generator: np.random.Generator) -> np.ndarray:
+def _starts(plan: DesignMatrix, n_starts: int, generator: np.random.Generator) -> np.ndarray:
     """Random parameters, (R, P): exponents from 0.1 to 2.5, E from 20% to 95% of the lowest loss, the remaining mean
     loss split at random among the terms. Fixed exponents have their value."""
     law = plan.law

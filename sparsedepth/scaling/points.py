@@ -18,6 +18,7 @@ from sparsedepth.store.table_file import header, open_table, quoted
 from sparsedepth.store.tuning_roles import IS_RESULT
 
 COLUMNS = ("model_size", "num_tokens", "d_model", "n_layers", "loss")
+IS_POINT = f"outcome = 'ok' AND {IS_RESULT}"
 SIZE_FIELDS = ("n_layers", "d_model", "n_heads", "n_kv_heads", "d_ff", "d_expert", "train_tokens", "seed")
 """Fields that may differ between the points of one law; n_kv_heads only in proportion to n_heads."""
 
@@ -46,9 +47,8 @@ def exclude_highest(points: pd.DataFrame, n_excluded: int) -> pd.DataFrame:
         return points
     remaining = points[points["loss"] < points["loss"].nlargest(n_excluded).min()]
     if remaining.empty:
-        raise ValueError(
-            f"cannot exclude the {n_excluded} highest of {len(points)} losses and their ties: no point is left"
-        )
+        highest = f"the {n_excluded} highest of {len(points)} losses and their ties"
+        raise ValueError(f"cannot exclude {highest}: no point is left")
     return remaining.reset_index(drop=True)
 
 
@@ -59,16 +59,15 @@ def other_differences(source: Path, where: str | None = None) -> list[str]:
     counts = ", ".join(f"count(DISTINCT coalesce(CAST({value} AS VARCHAR), 'NULL'))" for value in values.values())
     with open_store(source) as store:
         condition = store.condition(where or "true")
-        n_values = store.sql(f"SELECT {counts} FROM runs WHERE outcome = 'ok' AND {IS_RESULT} AND {condition}").rows[0]
+        n_values = store.sql(f"SELECT {counts} FROM runs WHERE {IS_POINT} AND {condition}").rows[0]
     return [name for name, count in zip(values, n_values, strict=True) if count > 1]
 
 
 def _from_folder(source: Path, where: str | None, cluster: list[str]) -> pd.DataFrame:
     columns = {column.name for column in RUN_COLUMNS} | {"run"}
     if unknown := [name for name in cluster if name not in columns]:
-        raise ValueError(
-            f"--cluster {unknown[0]!r} is no column of runs; name run, or columns such as d_model,n_layers"
-        )
+        hint = "name run, or columns such as d_model,n_layers"
+        raise ValueError(f"--cluster {unknown[0]!r} is no column of runs; {hint}")
     own = "coalesce(cluster, run_id)"
     parts = [own if name in ("run", "cluster") else f"CAST({name} AS VARCHAR)" for name in cluster]
     key = " || ' ' || ".join(parts)  # NULL if any part is
@@ -77,8 +76,7 @@ def _from_folder(source: Path, where: str | None, cluster: list[str]) -> pd.Data
         condition = store.condition(where or "true")
         points = store.frame(
             "SELECT params_total AS model_size, tokens_trained AS num_tokens, d_model, n_layers, val_loss AS loss"
-            f"{clusters} FROM runs WHERE outcome = 'ok' AND {IS_RESULT} AND val_loss IS NOT NULL AND {condition} "
-            "ORDER BY run_id"
+            f"{clusters} FROM runs WHERE {IS_POINT} AND val_loss IS NOT NULL AND {condition} ORDER BY run_id"
         )
         tuning = only_tuning_text(store)
     if points.empty and tuning:
@@ -111,8 +109,6 @@ def _checked(points: pd.DataFrame, source: str) -> pd.DataFrame:
         if bad.any() and not (name == "model_size" and numbers[name].isna().all()):
             row = int(np.flatnonzero(bad)[0])
             value = json.dumps(points[name].iloc[row], default=str)
-            raise ValueError(
-                f"{source!r}: {name} is {value} in row {row + 1} of {len(points)}, and {int(bad.sum())} such rows; "
-                f"a positive number is needed"
-            )
+            where = f"{value} in row {row + 1} of {len(points)}, and {int(bad.sum())} such rows"
+            raise ValueError(f"{source!r}: {name} is {where}; a positive number is needed")
     return numbers.assign(cluster=points["cluster"]) if "cluster" in points.columns else numbers

@@ -93,18 +93,14 @@ def power_law(losses: Mapping[float, Mapping[int, float]]) -> PowerLaw:
         if seeds and len(budgets) >= MIN_BUDGETS:
             blocks.append((sorted(seeds), budgets))
     if not blocks:
-        raise ValueError(
-            f"{counted(len(losses), 'budget')}, and {MIN_BUDGETS} of one seed are needed; schedule: wsd with "
-            f"branch_at: [0.25, 0.5] gives three from one run"
-        )
+        needed = f"{counted(len(losses), 'budget')}, and {MIN_BUDGETS} of one seed are needed"
+        raise ValueError(f"{needed}; schedule: wsd with branch_at: [0.25, 0.5] gives three from one run")
     seeds, budgets = max(blocks, key=lambda block: (len(block[0]) * len(block[1]), block))
     loss_SB = np.array([[losses[budget][seed] for budget in budgets] for seed in seeds])
     if not (loss_SB > 0).all() or budgets[0] <= 0:
         raise ValueError("a budget or a loss that is not positive")
     first, last = loss_SB[:, 0].mean(), loss_SB[:, -1].mean()
     if last >= first:
-        raise ValueError(
-            f"a loss that does not fall with the budget ({first:.4g} at {budgets[0]:.3g} FLOPs, {last:.4g} at "
-            f"{budgets[-1]:.3g}); tune lr at each budget"
-        )
+        at_ends = f"{first:.4g} at {budgets[0]:.3g} FLOPs, {last:.4g} at {budgets[-1]:.3g}"
+        raise ValueError(f"a loss that does not fall with the budget ({at_ends}); tune lr at each budget")
     return PowerLaw(C=np.array(budgets), loss=loss_SB, seeds=tuple(seeds))

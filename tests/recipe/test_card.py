@@ -12,10 +12,10 @@ from support.runs_frame import grid
 from sparsedepth.config.load import build, parse_yaml, read_yaml
 from sparsedepth.config.run import RunConfig
 from sparsedepth.config.sweep import SweepDefinition
-from sparsedepth.recipe.build_card import derive_card
+from sparsedepth.recipe.build_card import derive_card, provenance_of
 from sparsedepth.recipe.card import MAX_BYTES, card_path, read_card
 from sparsedepth.recipe.card_files import card_markdown, to_yaml, write_page, write_recipe
-from sparsedepth.recipe.provenance import provenance_of, seen_on
+from sparsedepth.recipe.choose import seen_on
 from sparsedepth.recipe.text import card_text, paragraph, recipe_table, sentence
 from sparsedepth.recipe.verify import pair_yaml
 
