@@ -63,15 +63,13 @@ def _with_compute(recipe: Recipe, compute: Worths) -> Iterator[Candidate]:
 def provenance_of(runs: pd.DataFrame, used: pd.DataFrame, recipe: Recipe, folders: Sequence[Path]) -> Provenance:
     """The runs used, facts from their manifests, and the hours of all runs of the store, tuning included."""
     names = [str(folder) for folder in folders]
-    manifests = [manifest_of(folder) for folder in used["folder"]] if "folder" in used.columns else []
+    manifests = [manifest_of(folder) for folder in used.get("folder", ())]
     contents = [content for content in manifests if content is not None]
     is_complete = bool(contents) and len(contents) == len(manifests)
     facts = [manifest_facts(content) for content in contents if is_complete]
-    hours: dict[str, float] = {}
-    if {"device", "seconds"} <= {*runs.columns}:
-        seconds = pd.to_numeric(runs["seconds"], errors="coerce").fillna(0.0)
-        hours = {str(name): float(total) / 3600 for name, total in seconds.groupby(runs["device"]).sum().items()}
-    on_nodes = runs["node_hours"].dropna() if "node_hours" in runs.columns else []
+    cost = runs.reindex(columns=["device", "seconds", "node_hours"])
+    seconds = pd.to_numeric(cost["seconds"], errors="coerce").fillna(0.0).groupby(cost["device"]).sum()
+    on_nodes = cost["node_hours"].dropna()
     options = f"--depth {recipe.depth} --objective {recipe.objective} --matched {recipe.matched}"
     paths = shlex.join(names) or "DIR"
     return Provenance(
@@ -82,7 +80,7 @@ def provenance_of(runs: pd.DataFrame, used: pd.DataFrame, recipe: Recipe, folder
         code=sorted({fact["code"] for fact in facts if "code" in fact}),
         kernels=sorted({fact["kernels"] for fact in facts if "kernels" in fact}),
         data=sorted({fact["data hash"] for fact in facts if "data hash" in fact}),
-        hours=hours,
+        hours={str(name): float(total) / 3600 for name, total in seconds.items()},
         node_hours=float(sum(on_nodes)) if len(on_nodes) else None,
         command=f"sparsedepth recipe {paths} {options}",
     )

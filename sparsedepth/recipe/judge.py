@@ -89,10 +89,9 @@ def judge(
         raise ValueError(f"{path}: every run is of {baseline!r}; a verdict needs a second variant")
     if variant is not None and variant not in others:
         raise ValueError(f"no variant {variant!r} beside {baseline!r}; {_near(variant, others)}")
-    losses: _AllLosses = {
-        (str(name), float(budget)): dict(zip(own["seed"], own["loss"], strict=True))
-        for (name, budget), own in runs.groupby(["variant", "budget"])
-    }
+    losses: _AllLosses = {}
+    for run in runs.to_dict("records"):
+        losses.setdefault((run["variant"], run["budget"]), {})[run["seed"]] = run["loss"]
     pairs = _at_common_budget(losses, baseline, others)
     seeds = [(_finite(own).keys(), _finite(base).keys()) for own, base in pairs.values()]
     is_paired = "seed" in names and all(len(own & base) > 1 for own, base in seeds if own)

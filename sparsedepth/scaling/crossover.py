@@ -129,8 +129,8 @@ def _verdict(C_G: np.ndarray, differences: Sequence[np.ndarray]) -> dict[str, An
     half_DG = np.array(
         [t_critical(len(one_SG) - 1) * one_SG.std(axis=0, ddof=1) / math.sqrt(len(one_SG)) for one_SG in differences]
     )
-    below_G, lower_G = (mean_DG < 0).all(axis=0), (mean_DG < -half_DG).all(axis=0)
-    higher_G = (mean_DG > half_DG).any(axis=0)
+    below_G, lower_G = np.all(mean_DG < 0, axis=0), np.all(mean_DG < -half_DG, axis=0)
+    higher_G = np.any(mean_DG > half_DG, axis=0)
     if lower_G[-1]:
         first = _first_for_good(lower_G)
         is_higher = np.flatnonzero(higher_G[:first])

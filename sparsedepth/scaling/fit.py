@@ -24,7 +24,6 @@ from sparsedepth.scaling.law import DesignMatrix, FittedQuantity, Law, Term, des
 from sparsedepth.store.small_sample import LEVEL, t_critical
 
 N_STARTS = 20
-N_BOOTSTRAP = 500
 CLUSTER = "cluster"
 """The column of points that names clusters of dependent points; absent where all points are independent."""
 N_REWEIGHTED = 3
@@ -288,7 +287,7 @@ class Bootstrap:
     """95% percentile intervals by parameter."""
 
 
-def bootstrap(fitted: Fit, n_replicates: int = N_BOOTSTRAP, seed: int = 0) -> Bootstrap:
+def bootstrap(fitted: Fit, n_replicates: int, seed: int = 0) -> Bootstrap:
     """Refit resampled points, or clusters. Deterministic in `seed`. Raises ValueError for fewer than 20 replicates."""
     if n_replicates < 20:
         raise ValueError(f"{n_replicates} bootstrap replicates have no 95% interval; take 200 or more")

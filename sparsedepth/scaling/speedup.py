@@ -60,13 +60,6 @@ class Speedup:
         lo, middle, hi = (None if x is None else x * factor for x in (self.lo, self.multiplier, self.hi))
         return replace(self, multiplier=middle, lo=lo, hi=hi)
 
-    @property
-    def text(self) -> str:
-        """'worth 1.13 times the compute (1.05 to 1.21)'"""
-        if self.multiplier is None:
-            return f"not known what it is worth in compute: {self.reason}"
-        return f"worth {multiplier_text(self.multiplier, self.lo, self.hi, ' times the compute')}"
-
 
 def multiplier_text(multiplier: float, lo: float | None, hi: float | None, of: str = "") -> str:
     """'1.13 times the compute (1.05 to 1.21)'"""
@@ -203,14 +196,12 @@ def in_time(worth: Speedup, speed_S: np.ndarray) -> Speedup:
 
 def sentence(row: Mapping[str, Any]) -> str:
     """'n_layers=24, depth_scale=lns: worth 1.13 times the compute (1.05 to 1.21), 1.07 times the time (...)'."""
-    numbers = {name: None if pd.isna(row[name]) else float(row[name]) for name in NUMBERS}
-    worth = Speedup(multiplier=numbers["multiplier"], lo=numbers["lo"], hi=numbers["hi"], reason=row["reason"])
-    text = f"n_layers={row['n_layers']}, {row['setting']}: {worth.text}"
-    if numbers["multiplier"] is None:
-        return text
-    if numbers["time_multiplier"] is not None:
-        timed = multiplier_text(numbers["time_multiplier"], numbers["time_lo"], numbers["time_hi"], " times the time")
-        text += f", {timed}"
+    text = f"n_layers={row['n_layers']}, {row['setting']}: "
+    if row["multiplier"] is None:
+        return f"{text}not known what it is worth in compute: {row['reason']}"
+    text += f"worth {multiplier_text(row['multiplier'], row['lo'], row['hi'], ' times the compute')}"
+    if row["time_multiplier"] is not None:
+        text += f", {multiplier_text(row['time_multiplier'], row['time_lo'], row['time_hi'], ' times the time')}"
     return "; ".join(filter(None, (f"{text} at {flops_text(row['train_flops'])} FLOPs", row["reason"])))
 
 
@@ -221,6 +212,6 @@ def speedup_lines(table: pd.DataFrame) -> list[str]:
         "over seeds, a trunk and its branches being one, and over every L_inf that the data allow",
         terminal.fit(QueryResult.of_frame(table[[*SHOWN]]), ("seeds", "train_flops")).text,
     ]
-    largest = table.groupby(["n_layers", "setting"], sort=False).tail(1)
-    lines += [sentence(row) for row in largest.to_dict("records")]
+    largest = QueryResult.of_frame(table.groupby(["n_layers", "setting"], sort=False).tail(1))
+    lines += map(sentence, largest.records())
     return [*lines, *(f"left out: {reason}" for reason in table.attrs["refused"])]

@@ -99,6 +99,6 @@ def test_one_setting_and_fewer_than_three_budgets_are_refused_by_name():
 def test_a_loss_below_the_floor_and_unpaired_seeds_give_nothing():
     curve = power_law(PUBLIC)
     below = speedup(curve, PUBLIC[C], {0: 1.5, 1: 1.55})
-    assert below.multiplier is None and "may end at 1.6 nat/token, and the lowest loss is 1.5" in below.text
+    assert below.multiplier is None and "may end at 1.6 nat/token, and the lowest loss is 1.5" in below.reason
     assert speedup(curve, PUBLIC[C], {2: 1.9}).multiplier is None
     assert speedup(curve, PUBLIC[C], {0: 3.52}).reason == "one seed: no interval"
