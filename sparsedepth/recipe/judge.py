@@ -15,7 +15,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -92,16 +92,15 @@ def judge(
     losses: _AllLosses = {}
     for run in runs.to_dict("records"):
         losses.setdefault((run["variant"], run["budget"]), {})[run["seed"]] = run["loss"]
-    pairs = _at_common_budget(losses, baseline, others)
-    seeds = [(_finite(own).keys(), _finite(base).keys()) for own, base in pairs.values()]
+    pairs = {name: _pair(losses, name, baseline) for name in others}
+    seeds = [(pair.own.keys(), pair.base.keys()) for pair in pairs.values()]
     is_paired = "seed" in names and all(len(own & base) > 1 for own, base in seeds if own)
     rows, luck = _judged(pairs, is_paired)
     speeds = np.log(runs["throughput"]).groupby([runs["variant"], runs["budget"]]).mean()
     curve, reason = _curve({budget: own for (name, budget), own in losses.items() if name == baseline})
     for row in rows:
         name, budget = row.fields["setting"], row.fields["budget"]
-        own, base = pairs[name, budget]
-        worth = _worth(curve, _finite(own), _finite(base))
+        worth = _worth(curve, pairs[name])
         speed = speeds[name, budget] - speeds[baseline, budget]
         timed = in_time(worth, np.array([speed] if math.isfinite(speed) else []))
         row.fields |= {"multiplier": worth.multiplier, "multiplier_lo": worth.lo, "multiplier_hi": worth.hi}
@@ -183,32 +182,34 @@ def _baseline(runs: pd.DataFrame, given: str | None) -> str:
 # Verdicts
 
 
-def _at_common_budget(
-    losses: _AllLosses, baseline: str, others: Sequence[str]
-) -> dict[tuple[str, float], tuple[_Losses, _Losses]]:
-    """(variant, its largest budget that the baseline has) -> losses of both. Raises ValueError without one."""
-    found = {}
-    for name in others:
-        common = [budget for variant, budget in losses if variant == name and (baseline, budget) in losses]
-        if not common:
-            raise ValueError(f"{name!r} and the baseline {baseline!r} have no budget in common")
-        at = max(common)
-        found[name, at] = losses[name, at], losses[baseline, at]
-    return found
+class Pair(NamedTuple):
+    """A variant and the baseline at the largest budget of both: finite losses, and how many runs have none."""
+
+    budget: float
+    own: _Losses
+    base: _Losses
+    n_lost: tuple[int, int]
 
 
-def _judged(
-    pairs: Mapping[tuple[str, float], tuple[_Losses, _Losses]], is_paired: bool
-) -> tuple[list[Row], float | None]:
+def _pair(losses: _AllLosses, name: str, baseline: str) -> Pair:
+    """Raises ValueError without a budget in common."""
+    common = [budget for variant, budget in losses if variant == name and (baseline, budget) in losses]
+    if not common:
+        raise ValueError(f"{name!r} and the baseline {baseline!r} have no budget in common")
+    own, base = losses[name, max(common)], losses[baseline, max(common)]
+    n_lost = len(own) - len(_finite(own)), len(base) - len(_finite(base))
+    return Pair(max(common), _finite(own), _finite(base), n_lost)
+
+
+def _judged(pairs: Mapping[str, Pair], is_paired: bool) -> tuple[list[Row], float | None]:
     """The variants, judged as one family at each budget, and the luck of the lowest in the largest family."""
     rows: list[Row] = []
     lucks: list[tuple[int, float]] = []
-    for budget in sorted({at for _, at in pairs}):
-        names = [name for name, at in pairs if at == budget]
-        family = [_row(name, budget, *pairs[name, budget], is_paired) for name in names]
-        base = pairs[names[0], budget][1]
+    for budget in sorted({pair.budget for pair in pairs.values()}):
+        at_budget = {name: pair for name, pair in pairs.items() if pair.budget == budget}
+        family = [_row(name, pair, is_paired) for name, pair in at_budget.items()]
         rest = [row for row in family if row.fields["seeds"]]
-        if found := _fit([_finite(pairs[name, budget][0]) for name in names], _finite(base), is_paired):
+        if found := _fit([*at_budget.values()], is_paired):
             unit_CC = np.eye(len(rest) + 1)
             sds = []
             for number, row in enumerate(rest, start=1):
@@ -220,23 +221,22 @@ def _judged(
     return rows, max(lucks)[1] if lucks else None
 
 
-def _row(name: str, budget: float, own: _Losses, base: _Losses, is_paired: bool) -> Row:
+def _row(name: str, pair: Pair, is_paired: bool) -> Row:
     """A variant without a verdict."""
-    finite, finite_base = _finite(own), _finite(base)
-    side = Side(name="the variant", diverged=len(own) - len(finite))
+    own, base = Side(name="the variant", diverged=pair.n_lost[0]), Side(name="the baseline", diverged=pair.n_lost[1])
     fields: dict[str, Any] = {
-        "setting": name, "budget": budget, "estimate": _difference(finite, finite_base, is_paired),
-        "seeds": len(finite), "diverged": side.diverged, "verdict": "not shown",
-        "reason": "no variant has runs of two seeds that differ" if finite else "none of its runs has a loss",
+        "setting": name, "budget": pair.budget, "estimate": _difference(pair.own, pair.base, is_paired),
+        "seeds": len(pair.own), "diverged": own.diverged, "verdict": "not shown",
+        "reason": "no variant has runs of two seeds that differ" if pair.own else "none of its runs has a loss",
         **dict.fromkeys(("lo", "hi", "p_adjusted", "detectable")),
     }  # fmt: skip
-    return Row(fields=fields, sides=(side, Side(name="the baseline", diverged=len(base) - len(finite_base))))
+    return Row(fields=fields, sides=(own, base))
 
 
-def _fit(variants: Sequence[_Losses], base: _Losses, is_paired: bool) -> Fit | None:
+def _fit(family: Sequence[Pair], is_paired: bool) -> Fit | None:
     """Of the baseline, and of those variants that have a loss."""
-    sides = [base, *filter(None, variants)]
-    if len(sides) < 2 or not base:
+    sides = [family[0].base, *(pair.own for pair in family if pair.own)]
+    if len(sides) < 2 or not sides[0]:
         return None
     if is_paired:
         return fit_of(sides)
@@ -293,13 +293,14 @@ def _curve(baseline: Mapping[float, _Losses]) -> tuple[PowerLaw | None, str]:
         return None, f"no multiplier: {error}"
 
 
-def _worth(curve: PowerLaw | None, own: _Losses, base: _Losses) -> Speedup:
+def _worth(curve: PowerLaw | None, pair: Pair) -> Speedup:
     """The compute multiplier of a variant."""
     if curve is None:
         return Speedup(multiplier=None)
-    if not own.keys() & base.keys():  # independent runs may be paired in any order
-        own = dict(zip(base, own.values(), strict=False))
-    return speedup(curve, base, own)
+    if pair.own.keys() & pair.base.keys():
+        return speedup(curve, pair.base, pair.own)
+    # Independent runs may be paired in any order.
+    return speedup(curve, pair.base, dict(zip(pair.base, pair.own.values(), strict=False)))
 
 
 def _finite(losses: _Losses) -> _Losses:

@@ -2,15 +2,13 @@
 
 Losses are compared at equal training FLOPs C, over the budgets that both depths have, between two of them by a monotone
 cubic of ln L in ln C (PCHIP) for each seed. At every C the difference of two depths has Student's test over the seeds
-of both; a seed is one unit with all its budgets, which are branches of one trunk or runs of one seed. (A bootstrap of
-three seeds has ten different samples, and its intervals are too narrow.)
+of both; a seed is one unit with all its budgets, which are branches of one trunk or runs of one seed.
 
     lower: significantly below every shallower depth;   higher: significantly above one of them;   else open
 
     worth it        lower from some budget up to the largest; the estimate is where the mean loss becomes the lowest for
                     good, its interval the open budgets: from the last that is 'higher' to the first 'lower' for good
-    not worth it    higher up to some budget, and lower at none above it
-    not known       all else
+    not worth it    higher up to some budget, and lower at none above it;       not known   all else
 """
 
 import math

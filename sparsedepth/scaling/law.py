@@ -2,16 +2,12 @@
 
     L(m, l, D) = c_m m^-a_m + c_l l^-a_l + c_D D^-a_D + E
 
-m: width d_model. l: n_layers, counted in hundredths of a layer (x 100). D: training tokens, in millions. These are the
-paper's units, in which the coefficients c are stated [nat/token].
-
-A fit uses the same law with centred logarithms z_k = ln x_k - mean ln x_k, because c_k and a_k are otherwise almost
-collinear:
+m: width d_model. l: n_layers x 100. D: training tokens, in millions: the paper's units of the coefficients [nat/token].
+A fit uses centred logarithms z_k = ln x_k - mean ln x_k, because c_k and a_k are otherwise almost collinear:
 
     L = sum_k exp(g_k - a_k z_k) + exp(e),      c_k = exp(g_k + a_k mean ln x_k),      E = exp(e)
 
-exp(g_k) is the contribution of term k at the geometric mean of its predictor. Contributions and E are positive by
-construction.
+exp(g_k) > 0 is the contribution of term k at the geometric mean of its predictor.
 
 Shapes: K terms, N points, P = 2 K + 1 parameters in the order g_1..g_K, a_1..a_K, e. Functions of parameters take one
 fit's, (P,), or those of many, (R, P).
