@@ -19,15 +19,14 @@ from pydantic import BaseModel, ValidationError
 
 from sparsedepth import files
 from sparsedepth.cluster import slurm
-from sparsedepth.cluster.slurm import FOLDER, MAX_STARTS, QueuedTask, Request, array_script, header, time_advice
+from sparsedepth.cluster.slurm import FOLDER, MAX_STARTS, QueuedTask, Request, header, script_body, time_advice
 from sparsedepth.run.scratch import Allocation
 
 START_SECONDS = 20
 """Assumed time from the start of a task to the first training step."""
 
 PROBE_SECONDS, PROBE_LIMIT_SECONDS = 4.0, 300.0
-"""How long to wait for the probe task to start (after that the array is submitted with a dependency on it), and to end:
-its own limit, 2 minutes, and time for Slurm."""
+"""How long to wait for the probe task to start (then the array is submitted with a dependency on it), and to end."""
 
 STOP_SECONDS = 600.0
 """How long `stop` waits for running tasks to write their checkpoints."""
@@ -57,7 +56,6 @@ class TaskArray:
     results: Path
     request: Request = field(default_factory=Request)
     arguments: Sequence[str] = ()
-    """of `work`"""
     storage_url: str | None = None
 
     @property
@@ -74,9 +72,20 @@ class TaskArray:
         return self.folder / "sweep.sbatch"
 
     def script(self, tasks: int) -> str:
+        """A Slurm script for an array of `tasks` jobs, each of which runs `work` and asks to be requeued in time."""
+        own = {
+            "job-name": self.name,
+            "array": f"0-{tasks - 1}",
+            "output": f'"{self.results.resolve() / FOLDER}/%A_%a.log"',  # job id of the array, task number
+            "open-mode": "append",
+            "export": "ALL",
+            "requeue": None,
+            "signal": f"B:USR1@{self.request.warning_seconds}",
+            **({"time": self.request.time} if self.request.time else {}),
+        }
         work = (sys.executable, "-m", "sparsedepth.cli.main", "work", str(self.results.resolve()), "--leave-when-idle")
-        command = shlex.join([*work, *self.arguments])
-        return array_script(name=self.name, results=self.results, request=self.request, tasks=tasks, command=command)
+        body = script_body(self.results, self.request, shlex.join([*work, *self.arguments]))
+        return f"#!/bin/bash\n{header({**own, **self.request.options()})}\n\n{body}"
 
     def queued(self) -> list[QueuedTask]:
         return slurm.queued(self.name)
@@ -190,8 +199,7 @@ class TaskArray:
             slurm.call("scancel", "--quiet", *pending)
 
     def stop(self) -> int:
-        """Cancel pending tasks; have running ones checkpoint and end. Returns how many tasks were stopped. Repeated
-        until none is left: a task may be starting, or being requeued."""
+        """Cancel pending tasks, have running ones checkpoint and end, until none is left. Returns their number."""
         stopped: set[str] = set()
         deadline = time.monotonic() + STOP_SECONDS
         while active := [task for task in self.queued() if task.is_active]:

@@ -50,7 +50,6 @@ class Request:
     gpus: str | None = None
     """GPUs per node: 1, or h100:2"""
     nodes: int = 1
-    """nodes per run"""
     time: str | None = None
     """time limit in Slurm's format: 30, 4:00:00, 1-12"""
     sbatch: Sequence[str] | None = None
@@ -119,21 +118,6 @@ def time_advice(seconds: float) -> str:
     return f"give --time at least {minutes if minutes < 60 else f'{minutes // 60}:{minutes % 60:02}:00'}"
 
 
-def array_script(*, name: str, results: Path, request: Request, tasks: int, command: str) -> str:
-    """A Slurm script for an array of `tasks` jobs, each of which starts `command` and asks to be requeued in time."""
-    own = {
-        "job-name": name,
-        "array": f"0-{tasks - 1}",
-        "output": f'"{results.resolve() / FOLDER}/%A_%a.log"',  # job id of the array, task number
-        "open-mode": "append",
-        "export": "ALL",
-        "requeue": None,
-        "signal": f"B:USR1@{request.warning_seconds}",
-        **({"time": request.time} if request.time else {}),
-    }
-    return f"#!/bin/bash\n{header({**own, **request.options()})}\n\n{script_body(results, request, command)}"
-
-
 def script_body(results: Path, request: Request, command: str) -> str:
     """What each task of the array runs: the script task.sh, with its words in braces replaced."""
     seconds = request.seconds
@@ -172,7 +156,6 @@ class QueuedTask(NamedTuple):
     state: str
     reason: str
     restarts: int
-    """how often it was requeued"""
 
     @property
     def is_active(self) -> bool:
@@ -189,9 +172,7 @@ class QueuedTask(NamedTuple):
 class Partition(NamedTuple):
     name: str
     seconds: float
-    """longest time limit"""
     default_seconds: float
-    """time limit of a job that requests none"""
 
 
 def check_present() -> None:

@@ -56,15 +56,14 @@ DEVICES = {
 
 WIDTHS = {False: 12.0, True: 6.3}
 """w, by whether blocks are compiled. Measured on an H200, in % of its peak, at widths 256, 1,024 and 1,536: 8, 30 and -
-(not compiled), 16, 47 and 51 (compiled); with 8 experts at 1,024 33. The formula gives 9, 29, 38 and 16, 43, 53."""
+(not compiled), 16, 47 and 51 (compiled). The formula gives 9, 29, 38 and 16, 43, 53."""
 
 LAUNCH = {"cpu": {False: 3e-4, True: 3e-4}, "cuda": {False: 1.1e-3, True: 6.4e-4}}
-"""Seconds to launch one block's forward pass, by device and whether blocks are compiled; a CUDA graph has none. On an
-H200's host, 24 layers of width 256 took 78 ms a step, compiled 46 ms, and as a graph 26 and 13 ms."""
+"""Seconds to launch one block's forward pass, by device and whether blocks are compiled: on an H200's host, 24 layers
+of width 256 took 78 ms a step, compiled 46 ms. A CUDA graph has none."""
 
 FACTOR, RELATED, CALIBRATED = 3.0, 1.6, 1.25
-"""Accuracy of an assumed time; of one corrected by finished runs of other shapes; and of one that was calibrated, or
-that finished runs of the shape took."""
+"""Accuracy of an assumed time; of one corrected by finished runs of other shapes; of one calibrated or measured."""
 
 
 class Timing(NamedTuple):

@@ -5,18 +5,18 @@
 The reference of a depth is the first cell with that n_layers, in the definition's order, at its own size; with
 `across: depth` the first cell is the reference of all depths: deep and shallow models then spend the same. Steps keep
 shapes valid: multiples of 8, for d_model also of two entries per head and per group of a norm; train_tokens is whole
-batches. The mismatch is printed; one above the definition's tolerance is an error before anything runs.
+batches. The mismatch is printed; one above the definition's tolerance is an error before anything runs. Tokens and
+steps must agree exactly, over all depths.
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from types import MappingProxyType
 
 from sparsedepth.config.cost import cost
 from sparsedepth.config.run import RunConfig
 from sparsedepth.config.space import Cell
-from sparsedepth.config.sweep import Matched, SweepDefinition
+from sparsedepth.config.sweep import SweepDefinition
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,29 +25,26 @@ class Match:
 
     cell: Cell
     config: RunConfig
-    """its run of the first seed"""
     free: str | None
     """the size that was solved for; None if the cell is unchanged"""
     ratio: float
     """amount of the cell / amount of the reference"""
     seeds: Sequence[int] = ()
-    """of its results"""
 
     @property
     def size(self) -> int | None:
         return self.cell[self.free] if self.free else None
 
 
-def amount(config: RunConfig, matched: Matched, step_seconds: Mapping[int, float] = MappingProxyType({})) -> float:
-    """What a run spends. `step_seconds`: of each n_layers, for time; settings of one depth count as equally fast.
-    Raises ValueError for a depth without one."""
-    if matched == "time":
-        if config.n_layers not in step_seconds:
+def amount(config: RunConfig, definition: SweepDefinition) -> float:
+    """What a run spends of what is matched; settings of one depth count as equally fast. Raises ValueError."""
+    if definition.matched == "time":
+        if config.n_layers not in definition.step_seconds:
             raise ValueError(
                 f"matched: time has no step_seconds of n_layers={config.n_layers}; `sparsedepth plan FILE --set "
                 f"matched=flops --calibrate` prints them"
             )
-        return config.n_steps * step_seconds[config.n_layers]
+        return config.n_steps * definition.step_seconds[config.n_layers]
     run_cost = cost(config)
     amounts = {
         "tokens": config.train_tokens,
@@ -56,12 +53,11 @@ def amount(config: RunConfig, matched: Matched, step_seconds: Mapping[int, float
         "params_total": run_cost.params_total,
         "params_active": run_cost.params_active,
     }
-    return amounts[matched]
+    return amounts[definition.matched]
 
 
 def match(definition: SweepDefinition, cells: Sequence[Cell]) -> list[Match]:
-    """The cells at their matched sizes, in order. Raises ValueError if a cell cannot be built or exceeds the tolerance;
-    tokens and steps must agree exactly, over all depths."""
+    """The cells at their matched sizes, in order. Raises ValueError if a cell cannot be built, or is not matched."""
     matched = definition.matched
     exact = matched in ("tokens", "steps")
     is_shared = exact or definition.across == "depth"
@@ -70,14 +66,18 @@ def match(definition: SweepDefinition, cells: Sequence[Cell]) -> list[Match]:
     for cell in cells:
         config = definition.run_config(cell, definition.seeds[0])
         reference = references.setdefault(0 if is_shared else config.n_layers, config)
-        target = amount(reference, matched, definition.step_seconds)
-        free = _free_field(definition, config)
+        target = amount(reference, definition)
+        free = definition.free
+        if free == "d_ff" and config.n_experts:
+            free = "d_expert"
+        elif free == "d_expert" and not config.n_experts:
+            free = None
         is_solved = free is not None and config is not reference
         if free and is_solved:
             size = _solve(lambda n, cell=cell, free=free: _sized(definition, cell, free, n), config, free, target)
             cell = {**cell, free: size}
             config = definition.run_config(cell, definition.seeds[0])
-        spent = amount(config, matched, definition.step_seconds)
+        spent = amount(config, definition)
         ratio = spent / target
         if abs(ratio - 1) > (0 if exact else definition.tolerance):
             first = "first cell" if is_shared else "first cell of its depth"
@@ -90,21 +90,12 @@ def match(definition: SweepDefinition, cells: Sequence[Cell]) -> list[Match]:
     return matches
 
 
-def _free_field(definition: SweepDefinition, config: RunConfig) -> str | None:
-    """The size to solve for in this cell: with experts d_expert in place of d_ff, without experts no d_expert."""
-    if definition.free == "d_ff" and config.n_experts:
-        return "d_expert"
-    if definition.free == "d_expert" and not config.n_experts:
-        return None
-    return definition.free
-
-
 def _sized(definition: SweepDefinition, cell: Cell, free: str, size: int) -> float:
     if free == "train_tokens":  # not checked as a run of that length, which could be too short for its schedule
         config = definition.run_config(cell, definition.seeds[0]).model_copy(update={"train_tokens": size})
-        return amount(config, definition.matched, definition.step_seconds)
+        return amount(config, definition)
     enough = {"measure_tokens": 2**30, "fit_tokens": 2**30}  # trial sizes may be too wide for the run's own values
-    return amount(definition.run_config({**cell, free: size, **enough}, definition.seeds[0]), definition.matched)
+    return amount(definition.run_config({**cell, free: size, **enough}, definition.seeds[0]), definition)
 
 
 def _solve(amount_at: Callable[[int], float], config: RunConfig, free: str, target: float) -> int:

@@ -7,9 +7,8 @@ s: bytes per number; D: d_model; K: channels of the keys; F: active width of the
 inputs in fp32; q, k, v, attention's output, input and output of the projections; three tensors as wide as F. c = 1
 under autocast without a compiler, which keeps the cast inputs, too. Attention saves no T x T (2205.14135).
 
-A GPU adds one CUDA context per process. On an H200 the
-model is within 8% of the peaks of five runs (19M to 1.2B, one with experts). What gates, further norms and
-dropout add is not modelled: the price uses measured peaks where there are any (`plan.price`).
+A GPU adds one CUDA context per process. On an H200 the model is within 8% of the peaks of five runs (19M to 1.2B, one
+with experts). What gates, further norms and dropout add is not modelled: measured peaks correct it (`plan.price`).
 """
 
 from dataclasses import dataclass

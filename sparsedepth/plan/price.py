@@ -1,14 +1,13 @@
 """Estimate the cost of a sweep before it runs: parameters, FLOPs, tokens, memory, disk and time.
 
-A *kind* is a group of runs of equal shape: equal in all fields that change the cost. Parameters and FLOPs are exact.
-Memory is modelled (`memory`), time assumed or calibrated (`duration`), and both are corrected by finished runs:
+A *kind* is a group of runs of equal shape: equal in all fields that change the cost. Parameters and FLOPs are exact,
+memory is modelled (`memory`), time assumed or calibrated (`duration`); finished runs correct both:
 
     total time       = time at which the last worker finishes if workers take the runs in the order of the plan
     ratio of a shape = measured / estimated; a shape without a finished run takes the median of the others
 
-Runs that are still unknown are priced at assumed values: results at a tuned value at the first value of its grid,
-proposals of a sampler at points drawn evenly from the space. A sampler's number of runs is an upper bound, since equal
-proposals share runs and pruned runs end early; an extension of a tuning grid adds runs.
+Runs that are still unknown are priced at assumed values (`Plan.expected_runs`). A sampler's number of runs is an upper
+bound, since equal proposals share runs and pruned runs end early; an extension of a tuning grid adds runs.
 """
 
 import heapq
@@ -42,9 +41,7 @@ class PricingSetup:
     """Machine and runtime settings that the price depends on."""
 
     device: str = "cpu"
-    """of DEVICES"""
     workers: int = 1
-    """runs in parallel, on all devices"""
     place: Place = field(default_factory=Place)
     timings: Mapping[str, Timing] | None = None
     """by the shape_id of a step"""
@@ -56,11 +53,6 @@ class PricingSetup:
     def assumed(self) -> Device:
         return DEVICES[self.device]
 
-    @property
-    def devices(self) -> int:
-        """GPUs, or groups of GPUs; on a CPU the workers."""
-        return -(-self.workers // self.place.sharing)
-
 
 @dataclass(frozen=True, kw_only=True)
 class ShapePrice:
@@ -68,7 +60,6 @@ class ShapePrice:
 
     shape_id: str
     varied: dict[str, Any]
-    """the fields in which kinds differ"""
     runs: int
     params_total: int
     params_active: int
@@ -90,7 +81,6 @@ class Price:
     bound: str
     """'' if all runs are known, else 'at least' or 'at most'"""
     seconds: Seconds
-    """wall-clock time of the sweep"""
     busy_seconds: float
     """summed over workers"""
     data_bytes: int | None
@@ -128,8 +118,7 @@ class Price:
 def pricing_setup(
     runtime: RuntimeConfig, *, device: str, workers: int, processes: int = 1, gpus: int = 0
 ) -> PricingSetup:
-    """The setup of a machine with one of DEVICES. If there are fewer GPUs (or groups of GPUs) than workers, runs share
-    them; with 0 each has its own."""
+    """The setup of a machine with one of DEVICES. Workers share GPUs (or groups) if there are fewer, but not 0."""
     place = Place(
         device="cpu" if device == "cpu" else "cuda",
         micro_batch=runtime.micro_batch,
@@ -257,8 +246,7 @@ def uncalibrated(runs: Sequence[RunConfig], setup: PricingSetup) -> list[RunConf
 
 
 def with_finished(setup: PricingSetup, results: Path, runs: Sequence[RunConfig]) -> PricingSetup:
-    """The setup corrected by those of the runs that were trained in `results` on this kind of device: of each shape the
-    median time and the largest peak, where they were recorded."""
+    """The setup corrected by the runs trained in `results` on such a device: a shape's median time, largest peak."""
     facts = ("outcome", "device", "seconds", "peak_memory_bytes")
     rows = read_columns(results, facts, damaged=[]) if results.is_dir() else {}
     times, peaks = defaultdict[str, list[float]](list), defaultdict[str, list[float]](list)

@@ -51,12 +51,18 @@ class Task:
         return digest(asdict(self))
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class PlannedRun:
     task: Task
     config: RunConfig
-    run_id: str
-    flops: float
+
+    @cached_property
+    def run_id(self) -> str:
+        return self.config.run_id
+
+    @cached_property
+    def flops(self) -> float:
+        return cost(self.config).train_flops(self.config.train_tokens)
 
 
 class Plan:
@@ -69,8 +75,8 @@ class Plan:
         """cells that break a constraint, with the reason; they are skipped"""
         self.matches: list[Match] = []
         self._planned: dict[str, PlannedRun] = {}
-        self._built: dict[str, tuple[RunConfig, float]] = {}
-        """digest of a cell -> one of its runs, and its training FLOPs"""
+        self._built: dict[str, RunConfig] = {}
+        """digest of a cell -> one of its runs"""
         if definition.adaptive:
             _check_run(definition, definition.run_config(first_proposal(definition), definition.seeds[0]))
             fixed = {"tokens": {"train_tokens"}, "steps": {"train_tokens", "batch_tokens"}}
@@ -89,7 +95,7 @@ class Plan:
             for branch in with_branches(definition, cell_match):
                 config = branch.config
                 _check_run(definition, config)
-                self._built[digest(branch.cell)] = config, cost(config).train_flops(config.train_tokens)
+                self._built[digest(branch.cell)] = config
                 if reason := broken_constraints(definition, config):
                     self.infeasible.append((branch.cell, reason))
                 else:
@@ -113,57 +119,47 @@ class Plan:
         runs: dict[str, tuple[int, float, PlannedRun]] = {}
         tuning_seeds = self.definition.tuning_seeds
         for cell_match in self.matches:
-            cells: list[tuple[Cell, Sequence[int], int]] = [(cell_match.cell, cell_match.seeds, 0)]
-            if self.definition.tune:
-                points, best = self.tuning(cell_match.cell, loss_of)
-                points = [point for point in points if self._can_be_built(cell_match.cell, point)]
-                cells = [({**cell_match.cell, **point}, tuning_seeds, 0) for point in points]
-                if best:
-                    cells.append(({**cell_match.cell, **best}, cell_match.seeds, len(tuning_seeds)))
-            for cell, seeds, first in cells:
+            points, best = self._tuning(cell_match, loss_of)
+            cells: list[tuple[Cell, Sequence[int], int]] = [(point, tuning_seeds, 0) for point in points]
+            if best is not None:
+                cells.append((best, cell_match.seeds, len(tuning_seeds)))
+            for point, seeds, first in cells:
                 for round_, seed in enumerate(seeds, start=first):
-                    planned = self._plan(cell, seed)
+                    planned = self._plan({**cell_match.cell, **point}, seed)
                     # Of one trunk the shortest first, since longer runs go on from it.
                     order = planned.flops if self.definition.branch_at else -planned.flops
                     runs.setdefault(planned.run_id, (round_, order, planned))
         return [planned for _, _, planned in sorted(runs.values(), key=lambda entry: entry[:2])]
 
-    def results_to_come(self, loss_of: LossOf = no_results) -> list[tuple[Match, int]]:
-        """The cells and result seeds whose tuned value is not known yet, without seeds that tuning runs anyway."""
-        tuning_seeds = self.definition.tuning_seeds
-        pairs = [(cell_match, seed) for cell_match in self._untuned(loss_of) for seed in cell_match.seeds]
-        return [pair for pair in pairs if pair[1] not in tuning_seeds]
-
     def is_open(self, loss_of: LossOf) -> bool:
-        """Whether runs will be added once the known runs are finished."""
-        return bool(self._untuned(loss_of))
+        """Whether runs will be added once the known runs are finished: the tuned value of a cell is not known yet."""
+        return any(self._tuning(cell_match, loss_of)[1] is None for cell_match in self.matches)
 
-    def _untuned(self, loss_of: LossOf) -> list[Match]:
-        """The cells whose tuned value is not known yet."""
-        tuned = self.matches if self.definition.tune else []
-        return [cell_match for cell_match in tuned if self.tuning(cell_match.cell, loss_of)[1] is None]
+    def _tuning(self, cell_match: Match, loss_of: LossOf) -> tuple[list[GridPoint], GridPoint | None]:
+        """As `tune` for a cell, without points that cannot be built, which count as the worst. Without `tune` no point
+        is to be run, and the best is the cell itself."""
+        definition, cell = self.definition, cell_match.cell
+        if not definition.tune:
+            return [], {}
 
-    def tuning(self, cell: Cell, loss_of: LossOf) -> tuple[list[GridPoint], GridPoint | None]:
-        """As `tune` for a cell; an extension that cannot be built counts as the worst."""
+        def can_be_built(point: GridPoint) -> bool:
+            """For a listed point failure to build is an error."""
+            if all(value in definition.tune[name] for name, value in point.items()):
+                return True
+            try:
+                self._plan({**cell, **point}, definition.tuning_seeds[0])
+            except ValueError:
+                return False
+            return True
 
         def loss_at(point: GridPoint) -> float | None:
-            if not self._can_be_built(cell, point):
+            if not can_be_built(point):
                 return math.inf
-            planned = [self._plan({**cell, **point}, seed) for seed in self.definition.tuning_seeds]
-            losses = [loss_of(run.run_id) for run in planned]
+            losses = [loss_of(self._plan({**cell, **point}, seed).run_id) for seed in definition.tuning_seeds]
             return None if None in losses else fmean(losses)  # ty: ignore[invalid-argument-type] - none is None
 
-        return tune(self.definition.tune, loss_at, self.definition.tune_extensions)
-
-    def _can_be_built(self, cell: Cell, point: GridPoint) -> bool:
-        """Whether a point of a tuning grid can be built; for a listed point failure to build is an error."""
-        if all(value in self.definition.tune[name] for name, value in point.items()):
-            return True
-        try:
-            self._plan({**cell, **point}, self.definition.tuning_seeds[0])
-        except ValueError:
-            return False
-        return True
+        points, best = tune(definition.tune, loss_at, definition.tune_extensions)
+        return [*filter(can_be_built, points)], best
 
     def notes(self) -> list[str]:
         """Notes to print before the start: matched sizes, skipped cells, what has no effect, relative objectives."""
@@ -186,21 +182,16 @@ class Plan:
             if quantities.rankable(name).is_relative
         ]
 
-    def run_ids(self, task: Task) -> list[str]:
-        """The runs of a task; none for a proposal, whose cell is unknown."""
-        return [] if task.cell is None else [self._plan(task.cell, seed).run_id for seed in task.seeds]
-
-    def config_of(self, task: Task) -> RunConfig:
-        """The (first) run of a task with a known cell."""
-        assert task.cell is not None
-        return self._plan(task.cell, task.seeds[0]).config
+    def run_of(self, task: Task) -> PlannedRun | None:
+        """The run of a task; None for a proposal, whose cell is unknown."""
+        return None if task.cell is None else self._plan(task.cell, task.seeds[0])
 
     @property
     def expected(self) -> int:
         """Total number of runs: with `tune` a lower bound (extensions add runs), with a sampler an upper bound."""
         if self.definition.adaptive:
             return (self.definition.n_trials or 0) * len(self.definition.seeds)
-        return len(self.runs()) + len(self.results_to_come())
+        return len(self.expected_runs())
 
     @property
     def bound(self) -> str:
@@ -210,11 +201,18 @@ class Plan:
         return "at most" if self.definition.adaptive or self.definition.prune else ""
 
     def expected_runs(self, loss_of: LossOf = no_results) -> list[RunConfig]:
-        """The runs to price, in order; results at a tuned value at the first of its grid, proposals at drawn points."""
+        """The runs to price, in order; proposals at drawn points; results whose tuned value is not known yet at the
+        first of its grid, without seeds that tuning runs anyway."""
         if self.definition.adaptive:
             return self._proposed
         first = {name: grid[0] for name, grid in self.definition.tune.items()}
-        to_come = [self._plan({**cell_match.cell, **first}, seed) for cell_match, seed in self.results_to_come(loss_of)]
+        to_come = [
+            self._plan({**cell_match.cell, **first}, seed)
+            for cell_match in self.matches
+            if self._tuning(cell_match, loss_of)[1] is None
+            for seed in cell_match.seeds
+            if seed not in self.definition.tuning_seeds
+        ]
         return [planned.config for planned in (*self.runs(loss_of), *to_come)]
 
     @cached_property
@@ -239,11 +237,9 @@ class Plan:
         if task.key not in self._planned:
             key = digest(cell)
             if key not in self._built:
-                built = self.definition.run_config(cell, seed)
-                self._built[key] = built, cost(built).train_flops(built.train_tokens)
-            built, flops = self._built[key]
-            config = built.model_copy(update={"seed": seed})  # replicates differ in their seed, which no check reads
-            self._planned[task.key] = PlannedRun(task=task, config=config, run_id=config.run_id, flops=flops)
+                self._built[key] = self.definition.run_config(cell, seed)
+            # Replicates differ in their seed, which no check reads.
+            self._planned[task.key] = PlannedRun(task, self._built[key].model_copy(update={"seed": seed}))
         return self._planned[task.key]
 
 

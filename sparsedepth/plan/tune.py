@@ -19,8 +19,7 @@ GridPoint = dict[str, float]
 def tune(
     grid: Mapping[str, Sequence[float]], loss_of: Callable[[GridPoint], float | None], extensions: int = 1
 ) -> tuple[list[GridPoint], GridPoint | None]:
-    """The points to run with the tuning seeds, and the best one once each has a loss. `loss_of` is None for a point
-    without a result yet, and math.inf for one that diverged."""
+    """The points to run with the tuning seeds, and the best one once each has a loss: math.inf if it diverged."""
     axes = {name: list(values) for name, values in grid.items()}
     while True:
         points: list[GridPoint] = list(grid_points(axes))

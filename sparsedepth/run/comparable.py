@@ -56,8 +56,7 @@ def check_same_text(source: Source, results: Path) -> None:
 
 
 def check_same_precision(config: RunConfig, runtime: Runtime, results: Path) -> None:
-    """Raises ValueError if the first complete run with precision=auto was computed in another than this would be: runs
-    that differ in nothing else would be compared as equals."""
+    """Raises ValueError if the first complete run with precision=auto was computed in another than this would be."""
     if config.precision != "auto":
         return
     for folder, manifest in _manifests(results):

@@ -11,6 +11,7 @@ import os
 import sys
 import time
 import traceback
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from sparsedepth.config.load import build, read_yaml
@@ -91,15 +92,15 @@ def _is_complete(target: Path, scratch: Scratch) -> bool:
     return False
 
 
+@dataclass
 class ProgressWriter:
     """Writes the run's progress to its scratch folder, at each new phase and twice a second."""
 
-    def __init__(self, scratch: Scratch):
-        self.scratch = scratch
-        self.phase = ""
-        self.started = time.monotonic()
-        self.written_at = 0.0
-        self.time_left = TimeLeft()
+    scratch: Scratch
+    phase: str = ""
+    started: float = field(default_factory=time.monotonic)
+    written_at: float = 0.0
+    time_left: TimeLeft = field(default_factory=TimeLeft)
 
     def __call__(self, phase: str, done: float, loss: float | None) -> None:
         now = time.monotonic()

@@ -18,6 +18,7 @@ import signal
 import socket
 import sys
 import traceback
+from dataclasses import dataclass, field
 from pathlib import Path
 
 INTERRUPTED = 75  # EX_TEMPFAIL: try again later
@@ -45,13 +46,13 @@ def end_with_parent(parent: int) -> None:
             sys.exit(INTERRUPTED)
 
 
+@dataclass(kw_only=True)
 class Stop:
     """True once a signal of CAUGHT has arrived since `catch`. A second Ctrl-C raises KeyboardInterrupt at once."""
 
-    def __init__(self, *, is_announced: bool = False) -> None:
-        """`is_announced`: acknowledge a Ctrl-C on stderr at once, since a checkpoint may take a while."""
-        self.signals: list[int] = []
-        self.is_announced = is_announced
+    is_announced: bool = False
+    """acknowledge a Ctrl-C on stderr at once, since a checkpoint may take a while"""
+    signals: list[int] = field(default_factory=list)
 
     def catch(self) -> "Stop":
         for number in CAUGHT:
@@ -90,8 +91,7 @@ def thread_environment(threads: int) -> dict[str, str]:
 
 
 def has_used_cuda() -> bool:
-    """Whether this process has initialised NVIDIA's driver, by torch or any other library: a fork of it could not use
-    the GPU."""
+    """Whether this process, or a library, has initialised NVIDIA's driver: a fork of it could not use the GPU."""
     try:
         driver = ctypes.CDLL("libcuda.so.1")
     except OSError:
@@ -121,8 +121,7 @@ def oom_kills(root: Path = Path("/sys/fs/cgroup"), groups: Path = Path("/proc/se
 
 
 def anonymous_bytes() -> tuple[int, int] | None:
-    """Anonymous memory of this process now, and at its peak; None without Linux. Pages of files (libraries, token
-    shards) do not count, since the system can free them."""
+    """Memory of this process now, and at its peak, without pages of files, which can be freed; None without Linux."""
     try:
         lines = Path("/proc/self/status").read_text().splitlines()
     except OSError:

@@ -72,8 +72,7 @@ def known_timings(machine: Machine) -> dict[str, Timing]:
 
 
 def calibrate(runs: Sequence[RunConfig], machine: Machine, report: Callable[[int], None]) -> dict[str, Timing]:
-    """All timings of this machine, with those of a run of each shape. `report` gets the number of timings so far.
-    Raises ValueError if a shape cannot be computed."""
+    """All timings of this machine, with those of `runs`. `report` gets their number so far. Raises ValueError."""
     workers = range(machine.workers)
     in_turn = [runs[(number + turn) % len(runs)] for turn in range(len(runs)) for number in workers]
     runtime = machine.runtime.model_copy(update={"parallel": "none"})

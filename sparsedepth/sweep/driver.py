@@ -38,15 +38,12 @@ from sparsedepth.sweep.status import RunState, scan
 from sparsedepth.sweep.worker import Worker
 
 MAX_FAILURES, MAX_DEATHS = 3, 5
-"""Failed runs in a row, and average deaths of the forkserver per worker, with no completed run in between, after which
-the sweep stops: a common cause is likely."""
+"""Failed runs in a row, and mean deaths of a worker's forkserver, without a completed run, that stop the sweep."""
 
 MAX_ROUNDS = 5
-"""How often a task is queued before it is given up."""
 
 SHOW_SECONDS, SHOW_SHARE = 0.3, 0.05
-"""Minimum interval between scans of all runs, and the largest share of the driver's time that scans may take, since
-they compete with the runs for cores."""
+"""Minimum interval between scans of all runs, and their largest share of the driver's time: they take cores."""
 POLL_SECONDS = 1.0
 """Interval between checks of an empty queue, to which other workers may return runs."""
 
@@ -54,33 +51,12 @@ POLL_SECONDS = 1.0
 @dataclass(frozen=True, kw_only=True)
 class SweepResult:
     states: list[RunState]
-    """of all runs"""
     unfinished: int
     """number of unfinished tasks"""
     refused: Counter[str]
     """reason -> number of proposals that were not run"""
     stop: Stop
     """whether a signal ended it, and the exit code"""
-
-
-class Failures:
-    """Failed runs in a row, with no completed run in between; those of `before`, which failed earlier, do not count."""
-
-    def __init__(self, before: list[RunState]) -> None:
-        self.in_a_row: list[RunState] = []
-        self._counted = {state.run_id for state in before if state.state in ("failed", "complete")}
-
-    def update(self, states: list[RunState]) -> bool:
-        """Count new failures. Returns whether a run has been completed."""
-        new = [s for s in states if s.state in ("failed", "complete") and s.run_id not in self._counted]
-        self._counted |= {state.run_id for state in new}
-        for state in new:
-            self.in_a_row = [*self.in_a_row, state] if state.state == "failed" else []
-        return any(state.state == "complete" for state in new)
-
-    @property
-    def too_many(self) -> bool:
-        return len(self.in_a_row) >= MAX_FAILURES
 
 
 @dataclass
@@ -99,14 +75,19 @@ class Driver:
     """called a few times a second with the state of every run"""
     on_note: Callable[[str], None] = lambda text: None
     """called with what is known of the text before the first run"""
+    definition: SweepDefinition = field(init=False)
     results_index: ResultsIndex = field(init=False)
 
     def __post_init__(self) -> None:
+        self.definition = self.plan.definition
         self.results_index = ResultsIndex(self.results, self.definition, self.machine.max_attempts)
         self._queue_lock = self.results / "work" / "queue.lock"
         self._lease_id = uuid.uuid4().hex
         self._rounds: Counter[str] = Counter()
         self._gives_up = False
+        self._counted: set[str] = set()
+        """runs of which a failure or the completion has been counted"""
+        self._failed_in_a_row: list[RunState] = []
         self._connection_retry = storage.ConnectionRetry()
         self._workers = [
             Worker(
@@ -119,10 +100,6 @@ class Driver:
             )
             for number in range(self.machine.workers)
         ]
-
-    @property
-    def definition(self) -> SweepDefinition:
-        return self.plan.definition
 
     def run(self, *, retry_failed: bool = False) -> SweepResult:
         """Run the missing runs. Raises ValueError for user errors before anything runs."""
@@ -216,7 +193,8 @@ class Driver:
     def _loop(self, study: optuna.Study) -> None:
         """Advance the workers, assign tasks and show progress, until the queue is empty and every worker is idle."""
         runs = self._runs()
-        failures = Failures(self._scan(runs))
+        self._count_failures(self._scan(runs))
+        self._failed_in_a_row = []  # what failed earlier does not count
         polled_at, show_at = float("-inf"), float("-inf")
         while True:
             ended = self._advance()
@@ -232,13 +210,13 @@ class Driver:
                 if self.definition.tune:  # finished tuning runs determine the next runs
                     runs = self._runs()
             if now > show_at:
-                self._show(failures, runs)
+                self._show(runs)
                 show_at = now + max(SHOW_SECONDS, (time.monotonic() - now) / SHOW_SHARE)
             time.sleep(0.05)
-        self._show(failures, runs)
-        if failures.too_many:
+        self._show(runs)
+        if len(failed := self._failed_in_a_row) >= MAX_FAILURES:
             raise ValueError(
-                f"{len(failures.in_a_row)} runs failed in a row, the last with: {failures.in_a_row[-1].reason}. See "
+                f"{len(failed)} runs failed in a row, the last with: {failed[-1].reason}. See "
                 f"the logs in {self.results / 'work'}/*/log.txt, fix the cause, and run the same command again with "
                 f"--retry-failed"
             )
@@ -248,16 +226,27 @@ class Driver:
             fix = "finished runs are kept; fix the cause and run the same command again"
             raise ValueError(f"the process that starts the runs died repeatedly (out of memory?); {fix}")
 
-    def _show(self, failures: Failures, runs: list[RunConfig]) -> None:
+    def _count_failures(self, states: list[RunState]) -> bool:
+        """Count the new failures in a row, with no completed run in between. Returns whether a run was completed."""
+        new = [s for s in states if s.state in ("failed", "complete") and s.run_id not in self._counted]
+        self._counted |= {state.run_id for state in new}
+        for state in new:
+            self._failed_in_a_row = [*self._failed_in_a_row, state] if state.state == "failed" else []
+        return any(state.state == "complete" for state in new)
+
+    def _show(self, runs: list[RunConfig]) -> None:
         """Report progress, and decide whether to give up."""
         states = self._scan(runs)
         self.on_progress(states)
-        if failures.update(states):
+        if self._count_failures(states):
             for worker in self._workers:
                 worker.server_deaths = 0
         deaths = sum(worker.server_deaths for worker in self._workers)
-        has_no_storage = any(worker.no_storage for worker in self._workers)
-        self._gives_up |= has_no_storage or failures.too_many or deaths >= MAX_DEATHS * len(self._workers)
+        self._gives_up |= (
+            any(worker.no_storage for worker in self._workers)
+            or len(self._failed_in_a_row) >= MAX_FAILURES
+            or deaths >= MAX_DEATHS * len(self._workers)
+        )
 
     def _advance(self) -> bool:
         """Advance every worker. Returns whether one has become idle."""
@@ -292,7 +281,7 @@ class Driver:
         """Let a worker take the next tasks, but no more than its share of the queue."""
         share = -(-trial_queue.count(study, TrialState.WAITING) // len(self._workers))
         with hold(self._queue_lock, self.stop):
-            return worker.take(study, self._lease_id, self.plan.config_of, share)
+            return worker.take(study, self._lease_id, self.plan, share)
 
     def _refill(self, study: optuna.Study) -> None:
         """Queue the tasks that are neither done nor taken, except those that failed too often."""
@@ -302,8 +291,9 @@ class Driver:
             return trial.user_attrs["lease"] == self._lease_id and trial.number not in taken
 
         def is_given_up(task: Task) -> bool:
-            states = {self.results_index.state(run_id) for run_id in self.plan.run_ids(task)}
-            return self._rounds[task.key] >= MAX_ROUNDS or bool(states & {"failed", "infeasible"})
+            run = self.plan.run_of(task)
+            has_failed = run is not None and self.results_index.state(run.run_id) in ("failed", "infeasible")
+            return has_failed or self._rounds[task.key] >= MAX_ROUNDS
 
         with hold(self._queue_lock, self.stop):
             own_lease = trial_queue.lease_path(self.results, self._lease_id)
@@ -314,5 +304,4 @@ class Driver:
             trial_queue.enqueue(study, tasks, self.definition)
 
     def _missing(self, study: optuna.Study) -> trial_queue.Missing:
-        tasks = self.plan.tasks(self.results_index.loss_of)
-        return trial_queue.missing(study, tasks, self.plan.run_ids, self.results_index.state)
+        return trial_queue.missing(study, self.plan, self.results_index)

@@ -37,7 +37,6 @@ class Machine:
     processes_per_run: int = 1
     """on each node"""
     nodes: int = 1
-    """Slurm nodes per run"""
     max_attempts: int = 2
 
     def stack_size(self, config: RunConfig) -> int:

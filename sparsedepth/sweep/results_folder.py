@@ -29,6 +29,8 @@ TEMPORARY = re.compile(
 
 TEMPORARY_SECONDS = 600.0
 
+FOLDER_ID = Path("work", "folder-id")
+
 
 def claim(results: Path, definition: SweepDefinition) -> None:
     """Make `results` the folder of this sweep. Raises ValueError if it is another sweep's, or cannot be written."""
@@ -127,13 +129,9 @@ def _file_system_time(results: Path) -> float:
         return time.time()
 
 
-def folder_id_path(results: Path) -> Path:
-    return results / "work" / "folder-id"
-
-
 def folder_id(results: Path) -> str:
     """The folder's permanent id: folders that share a database share no study. Raises ValueError if it is damaged."""
-    path = folder_id_path(results)
+    path = results / FOLDER_ID
     if not path.exists():
         path.parent.mkdir(parents=True, exist_ok=True)
         temporary = path.with_name(f".folder-id-{uuid.uuid4().hex}")

@@ -9,16 +9,19 @@ The sweep writes its number of attempts into the folder, for readers that are no
 """
 
 import math
-from dataclasses import dataclass
+from collections.abc import Callable
 from pathlib import Path
 from typing import Literal, NamedTuple
 
 from sparsedepth import files
 from sparsedepth.config.sweep import SweepDefinition
+from sparsedepth.run.lease import is_held
 from sparsedepth.run.scratch import Scratch
 from sparsedepth.store.find import is_whole, read_summary
+from sparsedepth.store.pack import is_pack
 from sparsedepth.store.tuning_roles import objective_as_loss
 
+ATTEMPTS = Path("work", "attempts.json")
 EndState = Literal["failed", "infeasible", "pruned"]
 
 
@@ -27,55 +30,57 @@ class RunEnd(NamedTuple):
     reason: str
 
 
-@dataclass(frozen=True, kw_only=True)
-class EndRule:
-    max_attempts: int
-    prunes: bool
+EndRule = Callable[[Scratch], RunEnd | None]
+"""How the run of a scratch folder ended without a result; None if it is to be computed."""
 
-    def __call__(self, scratch: Scratch) -> RunEnd | None:
-        """How the run of a scratch folder ended without a result; None if it is to be computed."""
-        if self.prunes and (reason := scratch.pruned()):
+
+def end_rule(results: Path, definition: SweepDefinition | None, max_attempts: int | None = None) -> EndRule:
+    """The rule of a sweep (None: of `train`, or unknown); its number of attempts is by default the folder's, else 1."""
+    prunes = definition is None or definition.prune is not None
+    attempts = max_attempts or _read_attempts(results)
+
+    def end_of(scratch: Scratch) -> RunEnd | None:
+        if prunes and (reason := scratch.pruned()):
             return RunEnd("pruned", reason)
         if shortage := scratch.infeasible():
             return RunEnd("infeasible", shortage)
         failures = scratch.failures()
-        return RunEnd("failed", failures[-1]) if len(failures) >= self.max_attempts else None
+        return RunEnd("failed", failures[-1]) if len(failures) >= attempts else None
 
-
-def end_rule(results: Path, definition: SweepDefinition | None, max_attempts: int | None = None) -> EndRule:
-    """The rule of a sweep (None: of `train`, or unknown) with its number of attempts; default the one in the folder, or
-    1 where none is: `train` tries once."""
-    prunes = definition is None or definition.prune is not None
-    return EndRule(max_attempts=max_attempts or _read_attempts(results), prunes=prunes)
+    return end_of
 
 
 def write_attempts(results: Path, max_attempts: int) -> None:
-    path = _attempts_path(results)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    files.write_json(path, {"max_attempts": max_attempts})
-
-
-def _attempts_path(results: Path) -> Path:
-    return results / "work" / "attempts.json"
+    (results / "work").mkdir(parents=True, exist_ok=True)
+    files.write_json(results / ATTEMPTS, {"max_attempts": max_attempts})
 
 
 def _read_attempts(results: Path) -> int:
     try:
-        content = files.parse_json(files.read_regular(_attempts_path(results)))
+        content = files.parse_json(files.read_regular(results / ATTEMPTS))
     except (OSError, ValueError):
         return 1
     attempts = content.get("max_attempts") if isinstance(content, dict) else None
     return attempts if isinstance(attempts, int) and attempts > 0 else 1
 
 
-class ResultsIndex:
-    """Which runs of a sweep have ended, and their losses; each record is checked and read once."""
+def has_begun(scratch: Scratch) -> bool:
+    """Whether the run has been begun: avoids opening several files for each planned run."""
+    return scratch.folder.exists() or is_pack(scratch.results)
 
-    def __init__(self, results: Path, definition: SweepDefinition, max_attempts: int | None = None):
-        self.results, self.objective = results, definition.objective
+
+class ResultsIndex:
+    """Which runs of a sweep have ended, and their losses; each record is checked and read once. With `is_read_only`,
+    where other processes may be writing: a run that is held has not ended, and each scratch folder is read once."""
+
+    def __init__(
+        self, results: Path, definition: SweepDefinition, max_attempts: int | None = None, *, is_read_only: bool = False
+    ) -> None:
+        self.results, self.objective, self._is_read_only = results, definition.objective, is_read_only
         self._rule = end_rule(results, definition, max_attempts)
         self._complete: set[str] = set()
         self._losses: dict[str, float] = {}
+        self._ends: dict[str, RunEnd | None] = {}
 
     def loss_of(self, run_id: str) -> float | None:
         """The first objective as a loss (lower is better): math.inf if it diverged, was not scored or ended without a
@@ -94,7 +99,12 @@ class ResultsIndex:
 
     def end(self, run_id: str) -> RunEnd | None:
         """How an incomplete run ended; None if it is to be computed."""
-        return self._rule(Scratch(self.results, run_id))
+        scratch = Scratch(self.results, run_id)
+        if not self._is_read_only:
+            return self._rule(scratch)
+        if run_id not in self._ends:
+            self._ends[run_id] = self._rule(scratch) if has_begun(scratch) and not is_held(scratch.lock) else None
+        return self._ends[run_id]
 
     def state(self, run_id: str) -> str | None:
         """'complete', or how the run ended without a result; None if it is to be computed."""

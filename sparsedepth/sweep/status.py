@@ -1,7 +1,6 @@
-"""State of a sweep's runs, and its summary for `status` and `report --watch`, read only from its folder: no lock, no
-study, no torch; works on any machine."""
+"""State of a sweep's runs, and its summary, read only from its folder: no lock, no study, no torch; on any machine."""
 
-import functools
+import contextlib
 import math
 import re
 import time
@@ -29,7 +28,7 @@ from sparsedepth.store.pack import WORK, is_pack, open_pack
 from sparsedepth.store.setting import Configuration, configuration_of, settings_of
 from sparsedepth.store.terminal import duration
 from sparsedepth.store.tuning_roles import objective_as_loss
-from sparsedepth.sweep.run_end import EndRule, EndState, ResultsIndex, RunEnd, end_rule
+from sparsedepth.sweep.run_end import EndRule, EndState, ResultsIndex, end_rule, has_begun
 
 State = Literal["complete", "running", "interrupted", "planned", "damaged"] | EndState
 WITHOUT_RESULT = (*get_args(EndState), "damaged")
@@ -41,7 +40,6 @@ class RunState:
     run_id: str
     state: State
     progress: Progress | None = None
-    """of a running or interrupted run"""
     reason: str | None = None
     """why it ended without a result; of a run that is to be computed again: why it failed last"""
     config: RunConfig | None
@@ -61,10 +59,10 @@ def state_of(results: Path, run_id: str, config: RunConfig | None = None, rule: 
     scratch = Scratch(results, run_id)
     if is_complete_run(results, run_id):
         return RunState(run_id=run_id, state="complete", config=config)
-    if not _has_scratch(scratch):
-        return RunState(run_id=run_id, state="planned", config=config)
     state: State = "planned"
     reason = None
+    if not has_begun(scratch):
+        return RunState(run_id=run_id, state=state, config=config)
     if is_held(scratch.lock):
         state = "running"
     elif end := (rule or end_rule(results, None))(scratch):
@@ -77,29 +75,9 @@ def state_of(results: Path, run_id: str, config: RunConfig | None = None, rule: 
     return RunState(run_id=run_id, state=state, progress=progress, reason=reason, config=config, starts=starts)
 
 
-def _has_scratch(scratch: Scratch) -> bool:
-    """Whether the run has been begun: avoids opening several files for each planned run."""
-    return scratch.folder.exists() or is_pack(scratch.results)
-
-
-class FolderIndex(ResultsIndex):
-    """Where other processes may be writing: a run that is held has not ended. Each scratch folder is read once."""
-
-    def __init__(self, results: Path, definition: SweepDefinition, max_attempts: int | None = None):
-        super().__init__(results, definition, max_attempts)
-        self._ends: dict[str, RunEnd | None] = {}
-
-    def end(self, run_id: str) -> RunEnd | None:
-        if run_id not in self._ends:
-            scratch = Scratch(self.results, run_id)
-            has_ended = _has_scratch(scratch) and not is_held(scratch.lock)
-            self._ends[run_id] = super().end(run_id) if has_ended else None
-        return self._ends[run_id]
-
-
 def known_runs(plan: Plan, results: Path, max_attempts: int | None = None) -> list[RunConfig]:
     """The runs known so far, given the finished ones; none for an adaptive sampler."""
-    index = FolderIndex(results, plan.definition, max_attempts)
+    index = ResultsIndex(results, plan.definition, max_attempts, is_read_only=True)
     return [planned.config for planned in plan.runs(index.loss_of)]
 
 
@@ -107,7 +85,7 @@ def remaining_runs(plan: Plan, results: Path, max_attempts: int | None = None) -
     """The expected runs of a sweep that are neither complete in `results` nor ended without a result."""
     if plan.definition.adaptive:  # proposals are unknown, so complete runs are only counted
         return plan.expected_runs()[len(list(results.glob(f"runs/*/{run_record.MARKER}"))) :]
-    index = FolderIndex(results, plan.definition, max_attempts)
+    index = ResultsIndex(results, plan.definition, max_attempts, is_read_only=True)
     return [run for run in plan.expected_runs(index.loss_of) if index.loss_of(run.run_id) is None]
 
 
@@ -154,32 +132,30 @@ class BestSoFar:
     """The best complete run so far; each summary is read only once."""
 
     def __init__(self, results: Path, objective: str):
-        self.objective, self.sign = objective, -quantities.sign(objective)
-        self.summary_of = functools.cache(functools.partial(_read_summary, results))
+        self.results, self.objective = results, objective
+        self._summaries: dict[str, dict[str, Any]] = {}
 
     def of(self, states: Sequence[RunState]) -> tuple[RunState, float] | None:
         """The best run and its objective; None before any run has one."""
         complete = [(state, self.value(state.run_id)) for state in states if state.state == "complete"]
         scored = [(state, value) for state, value in complete if value is not None]
-        return min(scored, key=lambda pair: self.sign * pair[1], default=None)
+        return max(scored, key=lambda pair: quantities.sign(self.objective) * pair[1], default=None)
 
     def value(self, run_id: str) -> float | None:
         """A complete run's objective; None if it has none."""
         value = self.summary_of(run_id).get(self.objective)
         return value if isinstance(value, int | float) else None
 
-
-def _read_summary(results: Path, run_id: str) -> dict[str, Any]:
-    """A run's summary; empty if it is damaged, which is reported when the record itself is read."""
-    try:
-        return read_summary(results, run_id)
-    except (OSError, ValueError):
-        return {}
+    def summary_of(self, run_id: str) -> dict[str, Any]:
+        """A run's summary; empty if it is damaged, which is reported when the record itself is read."""
+        if run_id not in self._summaries:
+            with contextlib.suppress(OSError, ValueError):
+                self._summaries[run_id] = read_summary(self.results, run_id)
+        return self._summaries.setdefault(run_id, {})
 
 
 def varied_fields(definition: SweepDefinition, config: RunConfig) -> str:
-    """'n_layers=4 n_kv_heads=1 lr=0.001 seed=0': depth, tuned fields and axes of a search, and of the other fields that
-    the sweep varies those that differ from its base."""
+    """'n_layers=4 n_kv_heads=1 lr=0.001 seed=0': depth, tuned and searched fields, others if not the base's."""
     always = {"n_layers", "seed", *definition.tune, *(definition.varied if definition.is_search else ())}
     try:
         base = definition.run_config({}, config.seed)
@@ -273,7 +249,9 @@ def sweep_summary(folder: Path) -> SweepSummary:
     objectives = definition.objectives if definition else (objective,)
     judged = {column for name in objectives for column in (name, *columns_for(name))}
     rows = read_columns(folder, {*CELL_FIELDS, *judged, *facts}, damaged)
-    plan, index = (Plan(definition), FolderIndex(folder, definition)) if definition else (None, None)
+    plan, index = (
+        (Plan(definition), ResultsIndex(folder, definition, is_read_only=True)) if definition else (None, None)
+    )
     losses = {run_id: objective_as_loss(row, objective) for run_id, row in rows.items()}
 
     def loss_of(run_id: str) -> float | None:
@@ -292,13 +270,16 @@ def sweep_summary(folder: Path) -> SweepSummary:
         version_differences(row["packages"] for row in rows.values()),
         other_runs_note(rows, states),
     )
+    expected = len(states)
+    if plan:
+        expected = plan.expected if plan.definition.adaptive else len(plan.expected_runs(loss_of))
     hours = [row["node_hours"] for row in rows.values() if row["node_hours"] is not None]
     hours += [node_hours(state.starts) for state in states if state.starts]
     return SweepSummary(
         node_hours=sum(hours) if hours else None,
         definition=definition,
         states=states,
-        expected=(len(configs) + len(plan.results_to_come(loss_of)) or plan.expected) if plan else len(states),
+        expected=expected,
         best=_best(definition, objective, states, losses, rows, configs),
         remarks=tuple(remark for remark in remarks if remark),
     )

@@ -18,6 +18,7 @@ import time
 import warnings
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 import optuna
@@ -31,10 +32,8 @@ from sparsedepth.files import parse_json
 JOURNAL = "study.journal"
 
 ERRORS = (SQLAlchemyError, optuna.exceptions.StorageInternalError)
-"""Errors of the study's database."""
 
 RETRY_SECONDS = 600.0
-"""How long to retry a database that does not answer."""
 
 PROBE_BYTES = 2**20
 """A disk with less free space counts as full."""
@@ -49,7 +48,6 @@ class JournalLock(JournalFileOpenLock):
     def __init__(self, journal: Path):
         super().__init__(str(journal))
         self.journal = journal
-        self._handle: int | None = None
 
     def acquire(self) -> bool:
         self._handle = os.open(self.journal.with_name(f".{self.journal.name}.lock"), os.O_RDWR | os.O_CREAT, 0o644)
@@ -62,7 +60,6 @@ class JournalLock(JournalFileOpenLock):
         return True
 
     def release(self) -> None:
-        assert self._handle is not None
         os.close(self._handle)
 
 
@@ -134,11 +131,11 @@ def hide_url(url: str) -> None:
         ctypes.memset(begin + offset, ord("*"), len(url.encode()))
 
 
+@dataclass
 class ConnectionRetry:
     """Waits for a database that does not answer, at growing intervals, with one warning."""
 
-    def __init__(self) -> None:
-        self._lost_since: float | None = None
+    _lost_since: float | None = None
 
     def wait(self, error: Exception, stop: Callable[[], bool]) -> None:
         """Sleep. Raises the error if it is not a connection error, or if it has lasted RETRY_SECONDS."""

@@ -34,7 +34,7 @@ from sparsedepth.plan.tasks import Plan, Task, broken_constraints, check_objecti
 from sparsedepth.run.lease import is_held
 from sparsedepth.run.scratch import Scratch
 from sparsedepth.store import run_record
-from sparsedepth.sweep.results_folder import folder_id, folder_id_path
+from sparsedepth.sweep.results_folder import FOLDER_ID, folder_id
 from sparsedepth.sweep.run_end import ResultsIndex
 from sparsedepth.sweep.storage import JOURNAL, open_storage
 
@@ -66,7 +66,7 @@ def open_study(definition: SweepDefinition, storage: optuna.storages.BaseStorage
 
 def has_study(definition: SweepDefinition, url: str | None, results: Path) -> bool:
     """Whether the study of this definition and folder exists. Creates no file."""
-    may_exist = folder_id_path(results).exists() and (url is not None or (results / JOURNAL).exists())
+    may_exist = (results / FOLDER_ID).exists() and (url is not None or (results / JOURNAL).exists())
     return may_exist and study_name(definition, results) in optuna.get_all_study_names(open_storage(url, results))
 
 
@@ -140,8 +140,7 @@ def constrain(trial: optuna.Trial, name: str, excess: float) -> None:
 
 
 def check_repeat(trial: optuna.Trial, task: Task) -> None:
-    """Raises RepeatError if an earlier proposal has the same cell. Called before and after the runs, so that of two
-    equal simultaneous proposals one is dropped."""
+    """Raises RepeatError if an earlier proposal has the same cell; also called after the runs, of which two may tie."""
     if task.cell is not None:
         return
     cell = cell_digest(trial.user_attrs["cell"])
@@ -153,8 +152,7 @@ def check_repeat(trial: optuna.Trial, task: Task) -> None:
 
 
 def values_of(trial: optuna.Trial, definition: SweepDefinition, summaries: Sequence[Mapping[str, Any]]) -> list[float]:
-    """The objectives' means over the seeds, also stored in the trial's attributes. Raises TrialPruned if a run diverged
-    or could not be scored."""
+    """The objectives' means over the seeds, also stored with the trial. Raises TrialPruned if one has no value."""
     means = means_of(definition, summaries)
     for name, mean in means.items():
         trial.set_user_attr(name, mean)
@@ -239,8 +237,7 @@ def give_back(study: optuna.Study, trial: optuna.Trial | FrozenTrial) -> None:
 def give_back_lost(
     study: optuna.Study, results: Path, is_forgotten: Callable[[FrozenTrial], bool], now: float | None = None
 ) -> None:
-    """Return the trials of dead workers to the queue, and the caller's own trials that it no longer tracks
-    (`is_forgotten`). `now`: as in `is_held`."""
+    """Return to the queue the trials of dead workers, and those that the caller forgot. `now`: as in `is_held`."""
     for trial in study.get_trials(deepcopy=False, states=(TrialState.RUNNING,)):
         lease_id = trial.user_attrs.get("lease")
         if lease_id is None or is_forgotten(trial) or not is_held(lease_path(results, lease_id), now):
@@ -269,8 +266,7 @@ def refused(study: optuna.Study) -> Counter[str]:
 
 
 def lease_path(results: Path, lease_id: str) -> Path:
-    """The lease of a sweep process for its trials. Raises ValueError for an invalid id, which a shared storage
-    may hold."""
+    """The lease of a sweep process for its trials. Raises ValueError for an invalid id from a shared storage."""
     return results / "work" / f"sweep-{uuid.UUID(hex=lease_id).hex}.lock"
 
 
@@ -280,15 +276,9 @@ class Missing(NamedTuple):
     """Undone tasks that are neither running nor waiting."""
 
 
-def missing(
-    study: optuna.Study,
-    tasks: Iterable[Task],
-    run_ids: Callable[[Task], list[str]],
-    state_of: Callable[[str], str | None],
-) -> Missing:
-    """The missing tasks of a sweep. `state_of`: run_id -> 'complete', or how it ended without a result; None if it is
-    to be computed. A task with a known cell is done if its runs are complete or pruned; a proposal if its trial is
-    finished and its runs are still complete, or one does not fit into memory."""
+def missing(study: optuna.Study, plan: Plan, index: ResultsIndex) -> Missing:
+    """The missing tasks of a sweep. A task with a known cell is done if its run is complete or pruned; a proposal if
+    its trial is finished and its runs are still complete, or one does not fit into memory."""
     active: set[str] = set()
     settled: set[str] = set()
     for trial in study.get_trials(deepcopy=False):
@@ -297,18 +287,17 @@ def missing(
             active.add(task.key)
         elif task and trial.state in SETTLED:
             begun = [value for name, value in trial.user_attrs.items() if name.startswith("run_id_seed_")]
-            states = [state_of(run_id) for run_id in begun]
+            states = [index.state(run_id) for run_id in begun]
             # A shortage of memory may have been forgotten (--retry-failed); the folder says so.
             is_refused = "infeasible" in trial.user_attrs and (not begun or "infeasible" in states)
             if is_refused or "pruned" in trial.user_attrs or {*states} <= {"complete"}:
                 settled.add(task.key)
 
     def is_done(task: Task) -> bool:
-        if task.cell is None:
-            return task.key in settled
-        return {state_of(run_id) for run_id in run_ids(task)} <= {"complete", "pruned"}
+        run = plan.run_of(task)
+        return task.key in settled if run is None else index.state(run.run_id) in ("complete", "pruned")
 
-    undone = [task for task in tasks if not is_done(task)]
+    undone = [task for task in plan.tasks(index.loss_of) if not is_done(task)]
     return Missing(undone, [task for task in undone if task.key not in active])
 
 
@@ -325,8 +314,7 @@ def rebuild(study: optuna.Study, plan: Plan, index: ResultsIndex) -> None:
 
 
 def _add_proposals(study: optuna.Study, definition: SweepDefinition, results: Path) -> None:
-    """Add a proposal for each cell whose runs are all finished, or one of them pruned, up to the number of unused
-    proposals."""
+    """Add an unused proposal for each cell whose runs are all finished, or one of them pruned."""
     trials = study.get_trials(deepcopy=False)
     known = {cell_digest(trial.user_attrs["cell"]) for trial in trials if "cell" in trial.user_attrs}
     used = {task.proposal_index for trial in trials if (task := task_of(trial))}

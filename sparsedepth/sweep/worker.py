@@ -10,13 +10,8 @@ of one run (`Worker.run`):
         |              | no
         |         pending (`_pending_runs`) until the worker has no process; dropped if a stop is requested
         |              |
-        |         in the process (`_process_steps`), alone or in a stack; gets SIGTERM if a stop is requested
-        |              |
-        +--------------+ the process ended. Exit code 0 or 75 (interrupted): nothing to record. Any other code of
-                         one run     records a failure or, if memory ran out, half the micro-batch; without
-                                     storage (`no_storage`) nothing, and the driver gives up
-                         a stack     makes each of its runs run alone
-                         a death of the forkserver is counted; after too many the driver gives up
+        +-------- in the process (`_process_steps`), alone or in a stack, until it ends (`_try_once` records the end);
+                  gets SIGTERM if a stop is requested
 """
 
 from collections.abc import Callable, Generator, Sequence
@@ -31,7 +26,7 @@ from optuna.trial import TrialState
 
 from sparsedepth.config.run import RunConfig
 from sparsedepth.config.sweep import SweepDefinition
-from sparsedepth.plan.tasks import Task
+from sparsedepth.plan.tasks import Plan, Task
 from sparsedepth.run import lease
 from sparsedepth.run.process import INTERRUPTED, NO_STORAGE, oom_kills
 from sparsedepth.run.scratch import Scratch
@@ -66,7 +61,6 @@ class Worker:
     number: int = 0
     """index among the machine's workers, which determines its GPUs"""
     server_deaths: int = 0
-    """how often the forkserver died during a run of this worker"""
     no_storage: bool = False
     """whether a run ended because the results folder could not be written"""
     task_steps: dict[int, Generator[None]] = field(init=False, repr=False, default_factory=dict)
@@ -76,20 +70,18 @@ class Worker:
     _unstacked: set[str] = field(init=False, repr=False, default_factory=set)
     """runs whose stack failed; each runs alone, to find the cause"""
     _process_steps: Generator[None] | None = field(init=False, repr=False, default=None)
-    """generator of the current process"""
     _process: BaseProcess | None = field(init=False, default=None, repr=False)
 
     @property
     def is_idle(self) -> bool:
         return not self.task_steps and self._process_steps is None
 
-    def take(self, study: optuna.Study, lease_id: str, config_of: Callable[[Task], RunConfig], share: int = 1) -> bool:
-        """Take the next task of the queue, and up to `share` tasks in total if they can be stacked with it. Returns
-        whether there was a task."""
+    def take(self, study: optuna.Study, lease_id: str, plan: Plan, share: int = 1) -> bool:
+        """Take the next task, and up to `share` tasks that can be stacked with it. Returns whether there was one."""
         stack: list[RunConfig] = []
 
         def fits(task: Task) -> bool:
-            return not stack or (task.cell is not None and can_stack(*stack, config_of(task)))
+            return not stack or ((run := plan.run_of(task)) is not None and can_stack(*stack, run.config))
 
         while not stack or len(stack) < min(share, self.machine.stack_size(stack[0])):
             trial = trial_queue.take(study, self.definition, lease_id, fits)
@@ -98,9 +90,10 @@ class Worker:
             task = trial_queue.task_of(trial)
             assert task is not None
             self.task_steps[trial.number] = self._finish_task(trial, task)
-            if task.cell is None:
+            run = plan.run_of(task)
+            if run is None:
                 return True  # a proposal's seeds are a stack; the sampler needs its result before the next proposal
-            stack.append(config_of(task))
+            stack.append(run.config)
         return bool(stack)
 
     def advance(self) -> None:
@@ -186,7 +179,8 @@ class Worker:
                 self._pending_runs.pop(config.run_id, None)
 
     def _try_once(self, configs: list[RunConfig]) -> Generator[None]:
-        """Run the process once, and record a failure that it could not record itself."""
+        """Run the process once, and record a failure that it could not record itself. Without storage, or after too
+        many deaths of the forkserver, the driver gives up; the runs of a stack that failed run alone."""
         config, scratch = configs[0], Scratch(self.results, configs[0].run_id)
         if storage.problem(self.results):  # of a folder that was moved away, no other is made at its old place
             self.no_storage = True

@@ -14,7 +14,7 @@ from sparsedepth.cli import main
 from sparsedepth.cli.on_slurm import array_options
 from sparsedepth.cluster import slurm
 from sparsedepth.cluster.array import TaskArray, check
-from sparsedepth.cluster.slurm import Request, array_script, parse_time, script_body, time_advice
+from sparsedepth.cluster.slurm import Request, parse_time, script_body, time_advice
 
 SWEEP = "{name: x, question: q, hypothesis: h, base: {n_layers: 2, d_model: 16}, seeds: [0, 1]}"
 
@@ -45,7 +45,7 @@ def test_what_cannot_stand_in_a_script_is_refused(fields):
 def test_the_header_has_what_was_asked_for_and_bash_reads_the_rest(tmp_path):
     asked = {"partition": "gpu", "account": "lab", "gpus": "h100:2", "nodes": 2, "time": "1:00:00"}
     request = Request(**asked, sbatch=("qos=low", "exclusive"))
-    text = array_script(name="x", results=tmp_path / "a b", request=request, tasks=64, command="true")
+    text = TaskArray(sweep="x", results=tmp_path / "a b", request=request).script(64)
     lines = [line.removeprefix("#SBATCH --") for line in text.splitlines() if line.startswith("#SBATCH")]
     assert lines[1:3] == ["array=0-63", f'output="{tmp_path}/a b/slurm/%A_%a.log"']
     for line in ("signal=B:USR1@120", "time=1:00:00", "partition=gpu", "account=lab", "gpus-per-node=h100:2", "nodes=2",

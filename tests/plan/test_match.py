@@ -51,10 +51,10 @@ def test_the_nearest_size_is_taken_on_either_side():
     """Of two neighbours the nearer: no other multiple of 8 is closer."""
     base = {"d_model": 96, "n_heads": 4}
     definition = sweep(matched="flops", free="d_ff", space={"n_kv_heads": [4, 2, 1]}, base=base)
-    target = amount(definition.run_config({"n_kv_heads": 4}, 0), "flops")
+    target = amount(definition.run_config({"n_kv_heads": 4}, 0), definition)
     for one in match(definition, list(definition.grid()))[1:]:
         off = {
-            size: abs(amount(definition.run_config({**one.cell, "d_ff": size}, 0), "flops") - target)
+            size: abs(amount(definition.run_config({**one.cell, "d_ff": size}, 0), definition) - target)
             for size in (one.size - 8, one.size, one.size + 8)
         }
         assert min(off, key=lambda size: off[size]) == one.size and one.size % 8 == 0

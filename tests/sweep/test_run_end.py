@@ -29,11 +29,13 @@ def test_a_run_has_failed_only_after_all_its_attempts(tmp_path):
 
 
 def test_a_damaged_number_of_attempts_counts_as_none(tmp_path):
+    scratch = _scratch(tmp_path)
+    scratch.add_failure("no")
     write_attempts(tmp_path, 3)
     path = tmp_path / "work" / "attempts.json"
     for content in ("", "[]", '{"max_attempts": "3"}', '{"max_attempts": 0}'):
         path.write_text(content)
-        assert end_rule(tmp_path, None).max_attempts == 1
+        assert end_rule(tmp_path, None)(scratch) == ("failed", "no")
 
 
 def test_memory_ends_a_run_and_its_reason_is_a_whole_sentence(tmp_path):

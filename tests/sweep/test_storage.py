@@ -125,7 +125,7 @@ def test_a_damaged_id_of_the_folder_is_told_with_the_fix(tmp_path, content):
     """An empty one would be the same for every such folder, and in a shared database so would the study."""
     name = results_folder.folder_id(tmp_path)
     assert results_folder.folder_id(tmp_path) == name
-    results_folder.folder_id_path(tmp_path).write_bytes(content)
+    (tmp_path / results_folder.FOLDER_ID).write_bytes(content)
     with pytest.raises(ValueError, match=r"work/folder-id is damaged; delete it, and run the same command"):
         results_folder.folder_id(tmp_path)
 
