@@ -5,12 +5,9 @@
     sparsity  share with |h| < NEAR_ZERO rms(h), rms over all tokens and units of the layer
     units     E over tokens of (sum_f h_f^2)^2 / (F sum_f h_f^4): 1 if all units are equal, 1/F if one dominates
 
-relu, reglu and relu2 give exact zeros (counted by 2210.06313 in ReLU transformers); smooth functions do
-not, and are compared by the other two. 2603.15389, section 3.2.1, lists activations as a form of sparsity.
-A token with h = 0 has no `units`. Layers of experts have no dense part and are left out.
-
-Shapes: B and N sequences, T tokens, n tokens of a batch, D width of the residual stream, F hidden
-units.
+relu, reglu and relu2 give exact zeros (counted by 2210.06313 in ReLU transformers); smooth functions do not, and are
+compared by the other two. 2603.15389, section 3.2.1, lists activations as a form of sparsity. A token with h = 0 has no
+`units`. Layers of experts have no dense part and are left out.
 """
 
 import math

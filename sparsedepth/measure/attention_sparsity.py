@@ -7,14 +7,11 @@
     relative entropy: mean over rows i >= 2 of H_i / ln i   from 0 to 1, uniform, at any T
     sink:     mean over rows i >= 2 of a_i1                 the share of the first token (2309.17453); 1/i if uniform
 
-Under uniform attention the absolute share grows with T (every row i > 1/tau is all 'sparse'); the relative
-share is 0 for c <= 1 at any T. Without causality (a ViT) every row has T weights, and i is T in each
-formula. Row 1 is trivial: its entropy and ln 1 are 0, its weight on the first token is 1. Weights hidden
-by a window or the end of a document count as causal weights of 0. Weights are computed in chunks of rows,
-in one pass for all quantities, never T x T for every head of a layer at once.
+Under uniform attention the absolute share grows with T (every row i > 1/tau is all 'sparse'); the relative share is 0
+for c <= 1 at any T. Without causality (a ViT) every row has T weights, and i is T in each formula. Weights hidden by a
+window or the end of a document count as causal weights of 0.
 
-Shapes: N and B sequences, T tokens, H query heads, G key/value heads, K head width, R rows of a
-chunk, S keys, C quantities by name, L layers.
+Shapes: H query heads, G key/value heads, K head width, S keys, C quantities by name; here R rows of a chunk.
 """
 
 from collections.abc import Sequence

@@ -1,16 +1,16 @@
 """Scores with 95% intervals: the percentile bootstrap over sequences, from per-sequence numbers.
 
-Tokens of a sequence are not independent, so sequences are resampled (Efron & Tibshirani 1993, chapter 13).
-A score is a statistic of means over sequences, recomputed on the means of each resample: so ratios and
-thresholded counts have the interval of the ratio and of the count. The percentiles are expanded (Hesterberg
-2015, 1411.5279): resamples of N values have (N - 1) / N of their variance and a normal distribution's tails.
+Tokens of a sequence are not independent, so sequences are resampled (Efron & Tibshirani 1993, chapter 13). A score is a
+statistic of means over sequences, recomputed on the means of each resample: so ratios and thresholded counts have the
+interval of the ratio and of the count. The percentiles are expanded (Hesterberg 2015, 1411.5279): resamples of N values
+have (N - 1) / N of their variance and a normal distribution's tails.
 
     interval = quantiles a and 1 - a of the resamples,   a = Phi(-sqrt(N / (N - 1)) t(N-1, 0.975))
 
-For the mean of normal values that is Student's interval. Below five sequences it is the range of the values,
-which holds a symmetric mean in 1 - 2^(1-N) of cases. `docs/intervals.md` says how often others hold the truth.
+For the mean of normal values that is Student's interval. Below five sequences it is the range of the values, which
+holds a symmetric mean in 1 - 2^(1-N) of cases. `docs/intervals.md` says how often others hold the truth.
 
-Shapes: N sequences, R resamples, E statistics.
+Shapes: E statistics.
 """
 
 import functools

@@ -5,13 +5,9 @@
     score = mean of effect(s, l) over the L (L - 1) / 2 pairs s < l
     skip increase(s) = (loss with block s skipped - loss) / loss
 
-A score of 0 means that no block uses the output of an earlier one. Source: 2603.15389, after
-2505.13898. A ratio of means as in the former; the latter takes the largest ratio over tokens. x_L
-is taken before the final norm. The skip increase is the identity control of usefulness. Norms are
-over all tokens, the loss over scored positions.
-
-Shapes: N and B sequences, T tokens of one sequence, D width of the residual stream, L layers, R
-resamples.
+A score of 0 means that no block uses the output of an earlier one. Source: 2603.15389, after 2505.13898. A ratio of
+means as in the former; the latter takes the largest ratio over tokens. x_L is taken before the final norm. The skip
+increase is the identity control of usefulness. Norms are over all tokens, the loss over scored positions.
 """
 
 import itertools

@@ -5,11 +5,10 @@
     variation         = sd_e(load_e) / mean_e(load_e)              0 balanced, sqrt(E / C - 1) collapsed (1701.06538)
     router entropy    = mean over tokens of - sum_e p_e ln p_e     nat, from 0 (certain) to ln E; p over all experts
 
-Collapsed: all tokens choose the same C experts. A router can be certain of each token and balanced
-over all (entropy near 0, effective experts near E), and vice versa. The model's scores are means
-over the layers with experts; a dense model has none.
+Collapsed: all tokens choose the same C experts. A router can be certain of each token and balanced over all, and vice
+versa. The model's scores are means over the layers with experts; a dense model has none.
 
-Shapes: N and B sequences, T tokens of one sequence, E experts, C experts chosen per token.
+Shapes: E experts, C experts chosen per token.
 """
 
 from collections import defaultdict

@@ -9,19 +9,17 @@ With u_l = x_l - x_(l-1) = a_l + f_l (attention, feed-forward), means over token
     angular_distance    theta(x_(l-1), x_l)    and theta(x_l, x_(l+n)) for every pair
     update_angle        theta(u_l, u_(l+1)), l < L     angle_to_end   theta(x_l, x_L), l < L
 
-theta = arccos cos, in radians, 0 to pi: divide by pi for the units of 2403.17887 and 2502.05795.
-x_L is taken before the final norm. Sources: norms, ratios and cosines 2505.13898; block influence
-ShortGPT (2403.03853); angular distance 2403.17887, 2502.05795; angles of neighbouring states and
-updates, to the end, and over 1 < l < L (angular_distance_middle) 2602.05970. Deviates: angular
-distance is averaged over all tokens; 2403.17887 and 2502.05795 take the last token of each
-sequence, here `angular_distance_last_token` (of prompts and answers that of the last document).
+theta = arccos cos, in radians: divide by pi for the units of 2403.17887 and 2502.05795. x_L is taken before the final
+norm. Sources: norms, ratios and cosines 2505.13898; block influence ShortGPT (2403.03853); angular distance 2403.17887,
+2502.05795; angles of neighbouring states and updates, to the end, and over 1 < l < L (angular_distance_middle)
+2602.05970. Deviates: angular distance is averaged over all tokens; 2403.17887 and 2502.05795 take the last token of
+each sequence, here `angular_distance_last_token` (of prompts and answers that of the last document).
 
-A ratio to, or angle with, a vector of length 0 is undefined: such tokens are left out of the mean,
-which is None without any token. A score is the mean over layers, None if one of them is None.
-States are fp32, products and arccos fp64: the fp32 number next to 1 is 3.5e-4 rad away.
+A ratio to, or angle with, a vector of length 0 is undefined: such tokens are left out of the mean, which is None
+without any token. A score is the mean over layers, None if one of them is None. States are fp32, products and arccos
+fp64: the fp32 number next to 1 is 3.5e-4 rad away.
 
-Shapes: B and N sequences, T tokens of one sequence, D width of the residual stream, L layers (L1 =
-L + 1 states), P positions along depth, R resamples.
+Shapes: P positions along depth.
 """
 
 import itertools

@@ -3,15 +3,11 @@
     g_l = d loss / d x_l,   stream_gradient of layer l = ||g_l|| / ||g_L||, l = 0..L
     gradient_gain = that of layer 0
 
-Norms are over all entries of all tokens; the scale of the loss, a mean over scored positions,
-cancels. With a gain of 1 and all layers at 1 the model learns as if it were one block; 2502.05795
-(Theorem 3.3) bounds it for Pre-LN, whose deep blocks approach the identity, and lets it grow with
-depth for LNS. Derivatives are along the stream: what a block reads of x_0 or of block 1's values
-(`residual_scalars`, `value_residual`) is held constant. If this measure is requested, training
-records the gradients of each block's weights (`gradient_norm`, `train.loop`).
-
-Shapes: N and B sequences, T tokens of one sequence, D width of the residual stream, L layers, R
-resamples.
+Norms are over all entries of all tokens; the scale of the loss, a mean over scored positions, cancels. With a gain of 1
+and all layers at 1 the model learns as if it were one block; 2502.05795 (Theorem 3.3) bounds it for Pre-LN, whose deep
+blocks approach the identity, and lets it grow with depth for LNS. Derivatives are along the stream: what a block reads
+of x_0 or of block 1's values (`residual_scalars`, `value_residual`) is held constant. If this measure is requested,
+training records the gradients of each block's weights (`gradient_norm`, `train.loop`).
 """
 
 import numpy as np

@@ -4,31 +4,28 @@
     averaged  = ||E_t J_tt - I||_F              what the tokens have in common
     released  = ||E_s sum_t J_ts - I||_F / D    as in the released code: summed over positions t it affects
 
-The paper (2603.15389) writes ||J_l - I||_F. Deviates: per token the square is averaged, which
-random probes estimate without bias, and which is at least the mean of the norms.
+The paper (2603.15389) writes ||J_l - I||_F. Deviates: per token the square is averaged, which random probes estimate
+without bias, and which is at least the mean of the norms.
 
-By probes: with v standard normal, E ||A^T v||^2 = ||A||_F^2 (Hutchinson 1990), A = J - I. One
-product with u at every position gives g_s = sum_(t >= s) A_ts^T u_t, hence for
+By probes: with v standard normal, E ||A^T v||^2 = ||A||_F^2 (Hutchinson 1990), A = J - I. One product with u at every
+position gives g_s = sum_(t >= s) A_ts^T u_t, hence for
   released   u_t = v: mean_s g_s = A^T v of the averaged matrix; nothing more is needed;
   the others u_t = sign_t v_t with random signs: h_s = sign_s g_s
              = A_ss^T v_s + sum_(t > s) sign_s sign_t A_ts^T v_t.
-             The sum has mean 0 over the signs. A second product with the same v and signs of its own
-             gives h'_s, whose sum is independent of the first, so E [h_s . h'_s] = ||A_ss||_F^2:
-             unbiased at every position at once. In the same way E [mean_s h_s . mean_s h'_s] =
-             ||E A_tt||_F^2 where all positions share one v.
-`per_token` draws v_s for every position, so its error shrinks with the tokens; the matrices of the
-other two are probed by `n_probes` shared ones. The root is taken last. Where noise makes a square
-negative, the layer and the model's score are NULL: a value of 0 would be a claim. With sqrt(D)
-times the D unit vectors as probes, one position at a time, the same formulas are exact.
+             The sum has mean 0 over the signs. A second product with the same v and signs of its own gives h'_s, whose
+             sum is independent of the first, so E [h_s . h'_s] = ||A_ss||_F^2: unbiased at every position at once. In
+             the same way E [mean_s h_s . mean_s h'_s] = ||E A_tt||_F^2 where all positions share one v.
+`per_token` draws v_s for every position, so its error shrinks with the tokens; the matrices of the other two are probed
+by `n_probes` shared ones. The root is taken last. Where noise makes a square negative, the layer and the model's score
+are NULL: a value of 0 would be a claim. With sqrt(D) times the D unit vectors as probes, one position at a time, the
+same formulas are exact.
 
-Standard errors are those of the probes, for the given tokens. Shared probes: the variance of v' B v
-is 2 tr B^2, and E (h_i . h_j)^2 = tr B^2 for two probes i != j, B = A A^T (for `averaged` with the
-signs' noise in it: an upper bound). per_token: the h_s . h'_s of two positions are uncorrelated, as
-no two pairs of signs (s, t > s) are the same, so their scatter over the tokens is an upper bound.
-Without causality (a ViT) two positions share the pair (s, t), and the bound is an estimate.
+Standard errors are those of the probes, for the given tokens. Shared probes: the variance of v' B v is 2 tr B^2, and
+E (h_i . h_j)^2 = tr B^2 for two probes i != j, B = A A^T (for `averaged` with the signs' noise in it: an upper bound).
+per_token: the h_s . h'_s of two positions are uncorrelated, as no two pairs of signs (s, t > s) are the same, so their
+scatter over the tokens is an upper bound; without causality (a ViT) two positions share a pair, and it is an estimate.
 
-Shapes: N and B sequences, T tokens of one sequence, D width of the residual stream, P probes, L
-layers, R resamples.
+Shapes: P probes.
 """
 
 import math

@@ -7,17 +7,15 @@
     p_l = softmax(head(final norm(x_l))),   p = p_L,   l = 0..L
     kl(l) = E_tokens sum_v p_l ln(p_l / p)      top-5 overlap(l) = E_tokens |top5(p_l) and top5(p)| / 5
 
-Exits through the last block are of 2602.05970, the plain lens, kl and overlap of 2505.13898, which
-locates the layer after which the model only refines its prediction: kl falls, and overlap rises,
-only over the last layers. A model may be sure, and wrong, early: a low loss increase means that the
-blocks in between add little to the prediction, a low kl that they no longer change it. Nothing is
-fitted, and head and last block were trained on deep states only, so an early loss may exceed ln V,
-that of guessing, and a lens may miss information that is there.
+Exits through the last block are of 2602.05970, the plain lens, kl and overlap of 2505.13898, which locates the layer
+after which the model only refines its prediction: kl falls, and overlap rises, only over the last layers. A model may
+be sure, and wrong, early: a low loss increase means that the blocks in between add little to the prediction, a low kl
+that they no longer change it. Nothing is fitted, and head and last block were trained on deep states only, so an early
+loss may exceed ln V, that of guessing, and a lens may miss information that is there.
 
 Losses are over scored positions; kl and overlap over all tokens, their scores means over l < L.
 
-Shapes: B and N sequences, T tokens of one sequence, n tokens, D width of the residual stream, E
-exits, V vocabulary, L layers, R resamples.
+Shapes: E exits.
 """
 
 import numpy as np

@@ -8,14 +8,13 @@ How far a task is solved:
     accuracy(d) = share of the positions of difficulty d whose most likely token is the target
     solved difficulty = the highest d such that accuracy is at least 0.9 at d and at every lower difficulty
 
-If not even the lowest difficulty is solved, the result is one less than it, not missing. The lowest
-of many accuracies is lower by noise, so with little above 0.9 at many difficulties the value is too
-low. The interval is over resampled sequences; a difficulty absent from a resample counts as solved
-in it. As resamples add the same noise again, it is widened to the highest d up to which no accuracy
-is surely below 0.9: by its interval, at 95% for all difficulties together (Bonferroni).
+If not even the lowest difficulty is solved, the result is one less than it, not missing. The lowest of many accuracies
+is lower by noise, so with little above 0.9 at many difficulties the value is too low. The interval is over resampled
+sequences; a difficulty absent from a resample counts as solved in it. As resamples add the same noise again, it is
+widened to the highest d up to which no accuracy is surely below 0.9: by its interval, at 95% for all difficulties
+together (Bonferroni).
 
-Shapes: N and B sequences, T tokens, F forks, D width of the residual stream, V vocabulary; in
-`by_difficulty` D difficulties and R resamples.
+Shapes: F forks; in `by_difficulty` D difficulties.
 """
 
 import math

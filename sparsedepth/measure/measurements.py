@@ -1,17 +1,15 @@
-"""What every measure takes (`MeasureContext`), and its numbers as rows for the store
-(`Measurements`), named as in `sparsedepth.quantities`; a missing value is None.
+"""What every measure takes (`MeasureContext`), and its numbers as rows for the store (`Measurements`), named as in
+`sparsedepth.quantities`; a missing value is None.
 
 Sequences to score a model on (`Scored`) are inputs, and targets with unscored positions marked:
 
     loss = sum of -log p(target) over the scored positions / their number
 
-A sequence's loss is its sum / the mean number of scored positions per sequence, so that its mean
-over sequences is the loss above. Ratios of losses need nothing else. The interval of a mean over
-positions is that of a ratio of two means over sequences (`position_mean`), since resampling changes
-the number of positions. In text all positions are scored, and both are plain means.
+A sequence's loss is its sum / the mean number of scored positions per sequence, so that its mean over sequences is the
+loss above. Ratios of losses need nothing else. The interval of a mean over positions is that of a ratio of two means
+over sequences (`position_mean`), since resampling changes the number of positions.
 
-Shapes: N and B sequences, T tokens, S = T + 1 tokens with the last target, R resamples, L layers, H
-heads.
+Shapes: S = T + 1 tokens with the last target, H heads.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence

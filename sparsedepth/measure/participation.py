@@ -1,22 +1,19 @@
-"""Participation ratio and effective rank: the number of directions over which the residual stream,
-and each block's update, spread their variance, by layer.
+"""Participation ratio and effective rank: the number of directions over which the residual stream, and each block's
+update, spread their variance, by layer.
 
     C_l = covariance over tokens of the entries of x_l, with eigenvalues e_i;   p_i = e_i / sum e
     participation ratio of layer l = (tr C_l)^2 / tr C_l^2 = 1 / sum p_i^2,   l = 0..L
     effective rank of layer l      = exp(-sum p_i ln p_i)                     (Roy & Vetterli 2007)
     update rank of layer l         = effective rank of u_l = x_l - x_(l-1),   l = 1..L
 
-Each is 1 if one direction holds all variance, and k if k directions hold equal shares; the effective rank
-gives more weight to small shares, and is never below the ratio. Unlike residual variance neither depends
-on the scale of the stream: if a few growing directions take over, the variance grows and the ratio falls.
-Source of the ratio: Litwin-Kumar et al. 2017 (Neuron 93, 1153); along the layers of networks 1906.00443.
-Deviates: Roy & Vetterli take shares of singular values, the roots of these.
+Each is 1 if one direction holds all variance, and k if k directions hold equal shares; the effective rank gives more
+weight to small shares, and is never below the ratio. Unlike residual variance neither depends on the scale of the
+stream: if a few growing directions take over, the variance grows and the ratio falls. Source of the ratio:
+Litwin-Kumar et al. 2017 (Neuron 93, 1153); along the layers of networks 1906.00443. Deviates: Roy & Vetterli take
+shares of singular values, the roots of these.
 
-For n tokens both are biased downwards: 1 / ratio is too large by about 1 / n for independent
-tokens. There are no intervals: resamples of sequences would need a D x D matrix per sequence.
-
-Shapes: B and N sequences, T tokens of one sequence, n tokens of a batch, D width of the stream, L
-layers.
+For n tokens both are biased downwards: 1 / ratio is too large by about 1 / n for independent tokens. There are no
+intervals: resamples of sequences would need a D x D matrix per sequence.
 """
 
 import itertools

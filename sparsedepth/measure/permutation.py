@@ -3,21 +3,20 @@
     effect(a, b) = |loss with blocks a and b swapped - loss| / loss,   a < b
     score = mean of effect(a, b) over the pairs
 
-The blocks in between stay in place. 0: blocks are interchangeable; high: each has its own role
-(2603.15389; a plot title of its released code says the opposite).
+The blocks in between stay in place. 0: blocks are interchangeable; high: each has its own role (2603.15389; a plot
+title of its released code says the opposite).
 
-Neighbours only, a control of ours: most pairs are far apart, and swapping them also moves both
-blocks to depths they were not trained at. Neighbours isolate the order of computation, and need L -
-1 swaps, so all are run where other pairs are sampled.
+Neighbours only, a control of ours: most pairs are far apart, and swapping them also moves both blocks to depths they
+were not trained at. Neighbours isolate the order of computation, and need L - 1 swaps, so all are run where other pairs
+are sampled.
 
-Noise raises absolute values, and resamples add the same noise again: their mean exceeds the score by
-about as much as the score exceeds its truth. So the interval's lower end is lowered by twice that.
+Noise raises absolute values, and resamples add the same noise again: their mean exceeds the score by about as much as
+the score exceeds its truth. So the interval's lower end is lowered by twice that.
 
-With `n_pairs` the mean is over a sample of pairs, systematic in order of a and random within an a:
-every pair is equally likely, and each first layer, on which the effect depends most, is
-represented. The interval then includes the sampling of pairs: mean exp(-+ z r), r the relative
-standard error of the sampled mean, sqrt(1 - n/M) sd / (sqrt(n) mean) for n of M pairs; on a log
-scale, as effects are positive and skewed.
+With `n_pairs` the mean is over a sample of pairs, systematic in order of a and random within an a: every pair is
+equally likely, and each first layer, on which the effect depends most, is represented. The interval then includes the
+sampling of pairs: mean exp(-+ z r), r the relative standard error of the sampled mean, sqrt(1 - n/M) sd / (sqrt(n)
+mean) for n of M pairs; on a log scale, as effects are positive and skewed.
 """
 
 import itertools

@@ -1,9 +1,7 @@
 """Scores as computed by the code released with 2603.15389, where it differs from the paper's definitions.
 
-For comparison with published values, and to quantify each difference. The released code counts
-layers from 0 and reads transformers' `hidden_states`, whose last entry is after the final norm.
-
-Shapes: N and B sequences, T tokens of one sequence, D width of the residual stream, L layers.
+For comparison with published values, and to quantify each difference. The released code counts layers from 0 and reads
+transformers' `hidden_states`, whose last entry is after the final norm.
 """
 
 import itertools

@@ -5,12 +5,12 @@
     score = mean of drop(i, i) over the L single blocks;   range score = mean over the longer ranges
     cosine correlation = Spearman's over blocks of drop(l, l) with 1 - E_tokens cos(x_l, x_(l-1))
 
-Sources: single layers 2502.05795 (performance drop; there in downstream accuracy: `evaluate
---without`), ranges 2403.17887. Negative if the model is better without the blocks. Pruning often uses
-the similarity of a block's input and output in place of its drop; the correlation tests this
-(2605.14075: poorly). Single blocks are always removed; with `n_ranges` the longer ranges are a sample.
+Sources: single layers 2502.05795 (performance drop; there in downstream accuracy: `evaluate --without`), ranges
+2403.17887. Negative if the model is better without the blocks. Pruning often uses the similarity of a block's input and
+output in place of its drop; the correlation tests this (2605.14075: poorly). Single blocks are always removed; with
+`n_ranges` the longer ranges are a sample.
 
-Shapes: N sequences, T tokens of one sequence, P ranges, R resamples.
+Shapes: P ranges.
 """
 
 import itertools

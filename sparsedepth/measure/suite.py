@@ -1,10 +1,9 @@
 """Runs the measures that a config asks for, and returns rows named as in `sparsedepth.quantities`.
 
-Data are held-out text or a task's held-out sequences: scores read the first measure_tokens tokens;
-usefulness fits its maps on the next fit_tokens, so on no scored token; the validation loss reads
-the first val_tokens. Losses are over scored positions. Sequences have seq_len tokens, as in
-training, and eval_seq_len for val_loss_common. Pairs and resamples are drawn from one seed, so all
-runs are compared on the same draws.
+Data are held-out text or a task's held-out sequences: scores read the first measure_tokens tokens; usefulness fits its
+maps on the next fit_tokens, so on no scored token; the validation loss reads the first val_tokens. Sequences have
+seq_len tokens, as in training, and eval_seq_len for val_loss_common. Pairs and resamples are drawn from one seed, so
+all runs are compared on the same draws.
 """
 
 import warnings

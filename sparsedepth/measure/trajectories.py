@@ -2,25 +2,23 @@
 
     theta_t = (theta(x_0, x_1), ..., theta(x_(L-1), x_L)) of token t, rad;  theta = arccos cos
 
-Over all tokens: the mean, the first two principal components with their shares of variance, and two
-ideal shapes (2602.05970). With M = L - 2 middle layers, a = mean angle of the middle layers over
-the tokens, k = round(6 M / 22):
+Over all tokens: the mean, the first two principal components with their shares of variance, and two ideal shapes
+(2602.05970). With M = L - 2 middle layers, a = mean angle of the middle layers over the tokens, k = round(6 M / 22):
 
     early stop   (pi/2, a x k, 0 x (M - k), pi/2)      a few layers do the work, the next ones idle
     even         (pi/2, a x M, pi/2)                   every middle layer does the same share
 
 With L = 24 and a = 0.45 these are the published ones. Deviates: a is measured, as it depends on depth.
 
-A token is near an ideal if its middle angles, as a vector of M numbers, are within half the angle
-between the two ideals, arccos sqrt(k / M), of it; else near neither. So classes depend only on the
-shape, not on the total rotation, and exclude each other.
+A token is near an ideal if its middle angles, as a vector of M numbers, are within half the angle between the two
+ideals, arccos sqrt(k / M), of it; else near neither. So classes depend only on the shape, not on the total rotation,
+and exclude each other.
 
-States are fp32, angles fp64; x_L is taken before the final norm. The last token of a document,
-which predicts the next document's first, is left out if the end-of-document id is known (the
-published code leaves out padding and the token before it); so is a token with a state of length 0.
+States are fp32, angles fp64; x_L is taken before the final norm. The last token of a document, which predicts the next
+document's first, is left out if the end-of-document id is known (the published code leaves out padding and the token
+before it); so is a token with a state of length 0.
 
-Shapes: B and N sequences, T tokens of one sequence, D width of the residual stream, L layers, M
-middle layers, V valid tokens, P points.
+Shapes: M middle layers, V valid tokens, P points.
 """
 
 import math

@@ -4,12 +4,11 @@
     increase(l) = (loss with block l replaced by its affine map - loss) / loss,  on other tokens
     usefulness = share of blocks with increase(l) > threshold;   effective layers = usefulness x L
 
-Source: 2603.15389 (threshold 0.1 from its released code). The count has steps of 1/L, so further
-thresholds and the mean increase are reported too; the increase with the block skipped is in
-`causal`. Deviates: the released code fits and scores on the same tokens, and installs A^T for A.
+Source: 2603.15389 (threshold 0.1 from its released code). The count has steps of 1/L, so further thresholds and the
+mean increase are reported too; the increase with the block skipped is in `causal`. Deviates: the released code fits and
+scores on the same tokens, and installs A^T for A.
 
-Ours, in absolute units (in a model with a loss of 0.00001 a block counts as useful whose
-replacement costs nothing):
+Ours, in absolute units (in a model with a loss of 0.00001 a block counts as useful whose replacement costs nothing):
 
     added(S) = loss with the blocks S replaced by their affine maps - loss         (nat/token)
     accuracy lost(l) = accuracy - accuracy with block l replaced by its affine map
@@ -17,18 +16,17 @@ replacement costs nothing):
     jointly needed layers = L - the largest k such that added(S_1), ..., added(S_k) <= needed_threshold
         S_k = S_(k-1) + the block whose replacement in addition to S_(k-1) gives the lowest loss
 
-The needed layers replace one block at a time, and so count neither of two redundant blocks: a model
-with spare layers spreads its work and seems to need few of them. Of the jointly needed ones the
-remaining blocks suffice by construction, so the number is an upper bound of what is needed; a search
-over all subsets could find fewer. Blocks are chosen, and losses measured, on the same sequences.
+The needed layers replace one block at a time, and so count neither of two redundant blocks: a model with spare layers
+spreads its work and seems to need few of them. Of the jointly needed ones the remaining blocks suffice by construction,
+so the number is an upper bound of what is needed; a search over all subsets could find fewer. Blocks are chosen, and
+losses measured, on the same sequences.
 
-The fit is least squares without ridge, in fp64, on centred data, of the block's update u: with C
-the covariances over the fit tokens, x_l = x + (x - mean x) C_xx^+ C_xu + mean u. If the fit tokens
-span the stream this is the map above. Directions without variance (the embeddings of a small
-vocabulary span few) pass unchanged; the least-norm A would set them to 0.
+The fit is least squares without ridge, in fp64, on centred data, of the block's update u: with C the covariances over
+the fit tokens, x_l = x + (x - mean x) C_xx^+ C_xu + mean u. If the fit tokens span the stream this is the map above.
+Directions without variance (the embeddings of a small vocabulary span few) pass unchanged; the least-norm A would set
+them to 0.
 
-Shapes: N and B sequences, T tokens, n tokens, D width of the residual stream, L layers, K
-successive replacements, R resamples, E statistics; 2: loss and accuracy.
+Shapes: K successive replacements; 2: loss and accuracy.
 """
 
 import dataclasses

@@ -4,11 +4,8 @@
     growth of layer l = v_l / v_(l-1);   growth = (v_L / v_1)^(1 / (L - 1)), the mean factor per layer
     branches: the same variance of the updates a_l by attention and f_l by the feed-forward part
 
-x_L is taken before the final norm; a normed state has a variance near 1 at any depth. Sources:
-2603.15389 (per-token variance over the dimensions, averaged over tokens); 2502.05795 (growth).
-
-Shapes: B and N sequences, T tokens, D width of the residual stream, L layers (L1 = L + 1 states), R
-resamples.
+x_L is taken before the final norm; a normed state has a variance near 1 at any depth. Sources: 2603.15389 (per-token
+variance over the dimensions, averaged over tokens); 2502.05795 (growth).
 """
 
 import itertools

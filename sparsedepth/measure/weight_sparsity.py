@@ -3,14 +3,12 @@
     absolute: share of entries with |w| < eps                   2603.15389 (its values of eps are not published)
     relative: share of entries with |w| < c rms(own matrix)     control, ours: invariant to the scale of the matrix
 
-The absolute share rises when weights shrink, for example by weight decay; the relative one does
-not. For entries of one normal distribution the relative share is erf(c / sqrt 2): 0.0797 at c =
-0.1. Only matrices that transform the stream are counted (`ProbedModel.matrices`): no norm, router,
-embedding or head. A kind is a matrix's role (query, key, value, output, gate, up, down); the
-experts of a layer are pooled. The released code announces a script for this and has none:
-definition and thresholds are from the paper's text, and ours.
+The absolute share rises when weights shrink, for example by weight decay; the relative one does not. For entries of one
+normal distribution the relative share is erf(c / sqrt 2): 0.0797 at c = 0.1. Only matrices that transform the stream
+are counted (`ProbedModel.matrices`): no norm, router, embedding or head. A kind is a matrix's role (query, key, value,
+output, gate, up, down); the experts of a layer are pooled. The released code announces a script for this and has none.
 
-Shapes: L layers, C thresholds and last all entries.
+Shapes: C thresholds and last all entries.
 """
 
 import math
