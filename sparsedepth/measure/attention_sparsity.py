@@ -14,6 +14,7 @@ window or the end of a document count as causal weights of 0.
 Shapes: H query heads, G key/value heads, K head width, S keys, C quantities by name; here R rows of a chunk.
 """
 
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -70,7 +71,6 @@ def attention_sparsity(
 
     sum_NLHC = by_sequence(probed, tokens_NT, batch_sums)
     estimate = shared_resamples(rng)
-
     values = {}
     for (name, size), sum_NLH in zip(sizes.items(), np.moveaxis(sum_NLHC, -1, 0), strict=True):
         value_NLH = sum_NLH / (size or np.nan)
@@ -90,35 +90,30 @@ def _limits(taus: Sequence[float], relative_taus: Sequence[float], n_keys: float
 def attention_sums(
     q_BHTK: Tensor,
     k_BGTK: Tensor,
-    form: AttentionForm | None = None,
+    form: AttentionForm,
     *,
     taus: Sequence[float],
     relative_taus: Sequence[float],
 ) -> dict[str, Tensor]:
     """By name, sum_BH in fp64 over the rows of each sequence and head."""
     n_sequences, n_heads, n_tokens, _ = q_BHTK.shape
-    zero_BH = q_BHTK.new_zeros(n_sequences, n_heads, dtype=torch.float64)
-    sums: dict[str, Tensor] = {}
-
-    def add(name: str, sum_BH: Tensor) -> None:
-        sums[name] = sums.get(name, zero_BH) + sum_BH
-
+    sums: dict[str, Any] = defaultdict(float)
     rows = max(1, chunk_size(q_BHTK.device, MAX_WEIGHTS) // (n_sequences * n_heads * n_tokens))
     for start in range(0, n_tokens, rows):
         stop = min(start + rows, n_tokens)
         weight_BHRS, future_RS = attention_rows(q_BHTK, k_BGTK, start, stop, form)
         n_keys_R1 = torch.arange(start + 1, stop + 1, device=q_BHTK.device)[:, None]
-        if form is not None and not form.causal:
+        if not form.causal:
             n_keys_R1 = torch.full_like(n_keys_R1, n_tokens)
         after_first_R = slice(max(0, 1 - start), None)  # without the first row of the sequence
         entropy_BHR = torch.special.entr(weight_BHRS).sum(-1)
         relative_BHR = entropy_BHR[..., after_first_R] / n_keys_R1[after_first_R, 0].log()
-        add("attention_entropy", entropy_BHR.sum(-1, dtype=torch.float64))
-        add("attention_entropy_rel", relative_BHR.sum(-1, dtype=torch.float64))
-        add("attention_sink", weight_BHRS[..., after_first_R, 0].sum(-1, dtype=torch.float64))
+        sums["attention_entropy"] += entropy_BHR.sum(-1, dtype=torch.float64)
+        sums["attention_entropy_rel"] += relative_BHR.sum(-1, dtype=torch.float64)
+        sums["attention_sink"] += weight_BHRS[..., after_first_R, 0].sum(-1, dtype=torch.float64)
         weight_BHRS.masked_fill_(future_RS, torch.inf)  # below no threshold
         for name, limit in _limits(taus, relative_taus, n_keys_R1).items():
-            add(name, (weight_BHRS < limit).sum((-1, -2)))
+            sums[name] += (weight_BHRS < limit).sum((-1, -2), dtype=torch.float64)
     return sums
 
 

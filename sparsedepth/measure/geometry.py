@@ -31,14 +31,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sparsedepth.measure.bootstrap import (
-    BootstrapEstimate,
-    ScoreByLayer,
-    finites,
-    mean_of_last,
-    ratio,
-    shared_resamples,
-)
+from sparsedepth.measure.bootstrap import ScoreByLayer, finites, mean_of_last, ratio, shared_resamples
 from sparsedepth.measure.measurements import MeasureContext, Measurements
 from sparsedepth.probe.fork import batches, chunk_size, probing, updates
 from sparsedepth.probe.probed_model import ProbedModel
@@ -54,12 +47,10 @@ Angles = dict[tuple[int, int], float | None]
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Geometry:
     profiles: dict[str, ScoreByLayer]
-    """by the names above; those of branches only if the model is a sum of known branches"""
+    """by the names above; those of branches only if the model is a sum of known branches; of angular_distance_middle
+    (None below three layers) and angular_distance_last_token the score alone"""
     angles: Angles
     angles_last_token: Angles
-    angular_distance_middle: BootstrapEstimate
-    """None below three layers"""
-    angular_distance_last_token: BootstrapEstimate
 
 
 def geometry(probed: ProbedModel, tokens_NT: Tensor, rng: np.random.Generator, eod: int | None = None) -> Geometry:
@@ -75,17 +66,14 @@ def geometry(probed: ProbedModel, tokens_NT: Tensor, rng: np.random.Generator, e
     pairs, last = moments.pop("pairs"), moments.pop("pairs_last")
     next_to = (slice(None), range(probed.n_layers), range(1, probed.n_layers + 1))
     moments |= {"angular_distance": pairs[next_to], "angle_to_end": pairs[:, :-1, -1]}
-    profiles = {}
+    profiles = {
+        "angular_distance_middle": ScoreByLayer(by_layer=[], score=mean(moments["angular_distance"][:, 1:-1])),
+        "angular_distance_last_token": ScoreByLayer(by_layer=[], score=mean(last[next_to])),
+    }
     for name, values in moments.items():
         first = int(name not in ("state_norm", "angle_to_end"))
         profiles[name] = ScoreByLayer(by_layer=finites(_mean(values.mean(0))), score=mean(values), first=first)
-    return Geometry(
-        profiles=profiles,
-        angles=_by_pair(pairs),
-        angles_last_token=_by_pair(last),
-        angular_distance_middle=mean(moments["angular_distance"][:, 1:-1]),
-        angular_distance_last_token=mean(last[next_to]),
-    )
+    return Geometry(profiles=profiles, angles=_by_pair(pairs), angles_last_token=_by_pair(last))
 
 
 def _batch_moments(probed: ProbedModel, tokens_BT: Tensor, eod: int | None) -> dict[str, Tensor]:
@@ -144,12 +132,10 @@ def _pairs(unit_BTLD: Tensor, last_B: list[int]) -> tuple[Tensor, Tensor]:
     """Angles of all pairs of states: sums and counts [B, L1, L1, 2] over all tokens, and at the last one."""
     n_states = unit_BTLD.shape[2]
     over_all = unit_BTLD.new_zeros(len(unit_BTLD), n_states, n_states, 2)
-    over_last = torch.zeros_like(over_all)
-    for b, (unit_TLD, last) in enumerate(zip(unit_BTLD, last_B, strict=True)):
+    for sum_LL2, unit_TLD in zip(over_all, unit_BTLD, strict=True):
         for unit_tLD in unit_TLD.split(max(1, chunk_size(unit_TLD.device, MAX_COSINES) // n_states**2)):
-            over_all[b] += _angles(unit_tLD).sum(0)
-        over_last[b] = _angles(unit_TLD[last : last + 1])[0]
-    return over_all, over_last
+            sum_LL2 += _angles(unit_tLD).sum(0)
+    return over_all, _angles(unit_BTLD[range(len(unit_BTLD)), last_B])
 
 
 def _angles(unit_tLD: Tensor) -> Tensor:
@@ -195,11 +181,11 @@ def _by_pair(moments_NLL2: np.ndarray) -> Angles:
 
 def add_rows(context: MeasureContext, rows: Measurements) -> None:
     found = geometry(context.probed, context.inputs, context.rng(), context.eod)
-    rows.add_score("angular_distance_middle", found.angular_distance_middle)
     rows.add_pairs("angular_distance", found.angles, context.n_tokens)
-    if context.probed.causal:  # otherwise the last token is not special
-        rows.add_score("angular_distance_last_token", found.angular_distance_last_token)
+    if context.probed.causal:
         rows.add_pairs("angular_distance_last_token", found.angles_last_token, len(context.inputs))
+    else:  # the last token is not special
+        del found.profiles["angular_distance_last_token"]
     for name, profile in found.profiles.items():
         rows.add_layers(name, profile.by_layer, context.n_tokens, profile.first)
         if name in IN_RUNS:

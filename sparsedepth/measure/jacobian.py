@@ -31,7 +31,6 @@ Shapes: P probes.
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Literal, get_args
 
 import numpy as np
 import torch
@@ -42,8 +41,7 @@ from sparsedepth.measure.measurements import MeasureContext, Measurements
 from sparsedepth.probe.fork import batches, probing
 from sparsedepth.probe.probed_model import ProbedModel
 
-Form = Literal["per_token", "averaged", "released"]
-FORMS: tuple[Form, ...] = get_args(Form)
+FORMS = ("per_token", "averaged", "released")
 
 Pull = Callable[[Tensor], Tensor]
 """u_BTD -> g_BTD with g_s = sum over t of (J_ts - I [t = s])^T u_t."""
@@ -72,7 +70,7 @@ class FormDeviation:
 
 def jacobian_deviation(
     probed: ProbedModel, tokens_NT: Tensor, rng: np.random.Generator, n_probes: int | None = 4
-) -> dict[Form, FormDeviation]:
+) -> dict[str, FormDeviation]:
     """All forms for every block, by `n_probes` shared probes or (None) exactly.
 
     Costs per block 2 vector-Jacobian products for per_token, 2 n_probes for averaged, n_probes for
@@ -147,10 +145,10 @@ def _exact_products(pull: Pull, x_BTD: Tensor) -> Products:
 
 def _summarise(
     layers: list[list[Products]], n_probes: int | None, width: int, rng: np.random.Generator
-) -> dict[Form, FormDeviation]:
+) -> dict[str, FormDeviation]:
     estimate = shared_resamples(rng)
 
-    def deviation(form: Form) -> FormDeviation:
+    def deviation(form: str) -> FormDeviation:
         if form == "per_token":
             squares = [torch.cat([square_BT for square_BT, _, _ in products]) for products in layers]
             square_LNT = torch.stack(squares).double().cpu().numpy()

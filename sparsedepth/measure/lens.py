@@ -43,11 +43,10 @@ def early_exit(probed: ProbedModel, scored: Scored, rng: np.random.Generator) ->
     def mean_increase(loss_RE: np.ndarray) -> np.ndarray:
         return mean_of_last(relative_change(loss_RE[:, :-1], loss_RE[:, -1:]))
 
-    profiles = {}
-    for name, loss_NE in zip(("lens_loss", "early_exit_loss"), losses, strict=True):
-        by_layer, score = finites(loss_N.mean() for loss_N in loss_NE.T), estimate(mean_increase, loss_NE)
-        profiles[name] = ScoreByLayer(by_layer=by_layer, score=score, first=0)
-    return profiles
+    return {
+        name: ScoreByLayer(by_layer=finites(loss_NE.mean(0)), score=estimate(mean_increase, loss_NE), first=0)
+        for name, loss_NE in zip(("lens_loss", "early_exit_loss"), losses, strict=True)
+    }
 
 
 def _exit_losses(probed: ProbedModel, part: Scored, scale: float) -> tuple[Tensor, Tensor]:
@@ -66,11 +65,14 @@ def lens(probed: ProbedModel, tokens_NT: Tensor, rng: np.random.Generator) -> di
     """lens_kl (nat) and lens_overlap of layers 0..L. One forward pass and L + 1 heads."""
     kl_overlap_N2L = by_sequence(probed, tokens_NT, lambda tokens_BT: _batch_lens(probed, tokens_BT))
     estimate = shared_resamples(rng)
-    profiles = {}
-    for name, value_NL in (("lens_kl", kl_overlap_N2L[:, 0]), ("lens_overlap", kl_overlap_N2L[:, 1])):
-        score = estimate(lambda value_RL: value_RL[:, :-1].mean(-1), value_NL)
-        profiles[name] = ScoreByLayer(by_layer=finites(value_NL.mean(0)), score=score, first=0)
-    return profiles
+
+    def mean_before_last(value_RL: np.ndarray) -> np.ndarray:
+        return value_RL[:, :-1].mean(-1)
+
+    return {
+        name: ScoreByLayer(by_layer=finites(value_NL.mean(0)), score=estimate(mean_before_last, value_NL), first=0)
+        for name, value_NL in zip(("lens_kl", "lens_overlap"), np.moveaxis(kl_overlap_N2L, 1, 0), strict=True)
+    }
 
 
 def _batch_lens(probed: ProbedModel, tokens_BT: Tensor) -> Tensor:

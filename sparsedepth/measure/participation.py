@@ -24,7 +24,7 @@ from torch import Tensor
 
 from sparsedepth.measure.bootstrap import complete_mean, finite
 from sparsedepth.measure.measurements import MeasureContext, Measurements
-from sparsedepth.measure.spectra import eigenvalues
+from sparsedepth.measure.spectra import batched
 from sparsedepth.probe.fork import batches, probing, record_states, token_count
 from sparsedepth.probe.probed_model import ProbedModel
 
@@ -44,7 +44,8 @@ def participation(probed: ProbedModel, tokens_NT: Tensor) -> dict[str, list[floa
     covariances = [
         product_DD / n_tokens - torch.outer(sum_D / n_tokens, sum_D / n_tokens) for sum_D, product_DD in sums
     ]
-    for (_, product_DD), covariance_DD, energy_D in zip(sums, covariances, eigenvalues(covariances), strict=True):
+    spectra = batched(torch.linalg.eigvalsh, covariances)
+    for (_, product_DD), covariance_DD, energy_D in zip(sums, covariances, spectra, strict=True):
         trace = covariance_DD.trace()
         is_constant = bool(trace <= 1e-12 * product_DD.trace() / n_tokens)  # but for rounding errors
         ratios.append(None if is_constant else finite((trace**2 / covariance_DD.square().sum()).item()))

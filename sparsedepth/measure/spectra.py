@@ -1,7 +1,5 @@
-"""Eigenvalues and pseudo-inverses of many symmetric matrices: in batches, which a GPU computes at once.
-
-A decomposition that does not converge on a GPU is repeated on the CPU, whose LAPACK is more robust.
-"""
+"""Decompositions of many matrices: in batches, which a GPU computes at once. One that does not converge on a GPU is
+repeated on the CPU, whose LAPACK is more robust."""
 
 from collections.abc import Callable, Sequence
 
@@ -26,13 +24,3 @@ def batched(function: Callable[[Tensor], Tensor], matrices: Sequence[Tensor]) ->
             result = function(stacked_nDD.cpu()).to(stacked_nDD.device)
         results += result.unbind()
     return results
-
-
-def eigenvalues(matrices: Sequence[Tensor]) -> list[Tensor]:
-    """Of each, ascending."""
-    return batched(torch.linalg.eigvalsh, matrices)
-
-
-def pseudo_inverses(matrices: Sequence[Tensor]) -> list[Tensor]:
-    """Of each; directions below D eps of the largest eigenvalue are dropped."""
-    return batched(lambda stacked_nDD: torch.linalg.pinv(stacked_nDD, hermitian=True), matrices)

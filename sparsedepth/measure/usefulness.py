@@ -33,6 +33,7 @@ import dataclasses
 import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import torch
@@ -42,7 +43,7 @@ from sparsedepth.config.run import MeasureConfig
 from sparsedepth.measure.bootstrap import BootstrapEstimate, bootstrap, bootstrap_each, complete_mean, shared_resamples
 from sparsedepth.measure.loss import fork_losses, fork_scores, relative_change
 from sparsedepth.measure.measurements import MeasureContext, Measurements, Scored, per_position
-from sparsedepth.measure.spectra import pseudo_inverses
+from sparsedepth.measure.spectra import batched
 from sparsedepth.probe.fork import batches, probing, stream, token_count
 from sparsedepth.probe.probed_model import ProbedModel
 
@@ -162,7 +163,7 @@ def fit_affine(probed: ProbedModel, fit_NT: Tensor) -> list[AffineUpdate]:
                 moments[index] = _merged(*moments[index], n_seen, x_nD, after_nD)
             n_seen += token_count(tokens_BT)
         # Directions whose variance is below D eps of the largest are dropped: rounding errors of fp32 states.
-        inverses = pseudo_inverses([comoment_D2D[:, :width] for _, comoment_D2D in moments])
+        inverses = batched(partial(torch.linalg.pinv, hermitian=True), [of_both[:, :width] for _, of_both in moments])
         maps = []
         for (mean_2D, comoment_D2D), inverse_DD in zip(moments, inverses, strict=True):
             weight_DD = inverse_DD @ comoment_D2D[:, width:]

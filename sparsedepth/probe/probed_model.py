@@ -41,7 +41,7 @@ class AttentionForm:
 
 
 def attention_rows(
-    q_BHTK: Tensor, k_BGTK: Tensor, start: int, stop: int, form: AttentionForm | None = None
+    q_BHTK: Tensor, k_BGTK: Tensor, start: int, stop: int, form: AttentionForm = AttentionForm()
 ) -> tuple[Tensor, Tensor]:
     """weight_BHRS of rows start .. stop - 1 over the S = stop keys before stop (all T without causality), and
     future_RS, true for j > i with causality.
@@ -52,7 +52,6 @@ def attention_rows(
     of other documents in a packed sequence; a cap (2408.00118, section 2) bounds the scores. R rows, S keys, M = H / G
     heads per group.
     """
-    form = form or AttentionForm()
     q_BGMRK = q_BHTK[:, :, start:stop].unflatten(1, (k_BGTK.shape[1], -1))
     n_keys = stop if form.causal else k_BGTK.shape[2]
     k_BG1KS = k_BGTK[:, :, None, :n_keys].transpose(-1, -2)
@@ -127,10 +126,9 @@ class ProbedDecoder:
 
     With `attention_residuals` D counts all sources, 0 until written; a block adds at its own.
 
-    Calls `Block.forward` directly, not its compiled version: forks come in many batch sizes, each a recompilation.
-    A block may also read documents (`mask_documents`), x_0 (`residual_scalars`) and block 1's values
-    (`value_residual`). These belong to the tokens embedded last; x may hold several copies of them one after the other,
-    as forks do.
+    Calls `Block.forward` directly, not its compiled version: forks come in many batch sizes, each a recompilation. A
+    block may also read documents (`mask_documents`), x_0 (`residual_scalars`) and block 1's values (`value_residual`).
+    These belong to the tokens embedded last; x may hold several copies of them one after the other, as forks do.
     """
 
     def __init__(self, model: Decoder):

@@ -41,7 +41,7 @@ def test_turns_of_the_plane():
     assert profiles["block_influence"].score.value == pytest.approx(1 - sum(cosines) / 3, abs=1e-6)
     assert profiles["angular_distance"].by_layer == pytest.approx([math.pi / 6, math.pi / 3, math.pi / 2], abs=1e-6)
     assert profiles["angular_distance"].score.value == pytest.approx(math.pi / 3, abs=1e-6)
-    assert found.angular_distance_middle.value == pytest.approx(math.pi / 3, abs=1e-6)
+    assert found.profiles["angular_distance_middle"].score.value == pytest.approx(math.pi / 3, abs=1e-6)
     assert profiles["angle_to_end"].by_layer == pytest.approx([math.pi, 5 * math.pi / 6, math.pi / 2], abs=1e-3)
     # a turn by d has a chord of 2 sin(d/2), which leaves the state at an angle of 90 + d/2
     halves = np.sin(np.radians([15, 30, 45]))
@@ -75,7 +75,7 @@ def test_tokens_without_a_direction_are_left_out():
     assert found.profiles["state_norm"].by_layer == pytest.approx([1 / 3, (4 + 2 * math.sqrt(2)) / 6], abs=1e-6)
     assert found.profiles["update_angle"].by_layer == []
     assert found.profiles["update_angle"].score.value is None
-    assert found.angular_distance_middle.value is None
+    assert found.profiles["angular_distance_middle"].score.value is None
 
 
 def test_a_state_that_is_not_a_number_is_missing_not_left_out():
@@ -89,7 +89,7 @@ def test_the_last_token_alone():
     probed = HandMadeModel([lambda x: torch.where(x[..., :1] > 0, turn(90)(x), 2 * x)], PLANE)
     found = geometry(probed, torch.tensor([[0, 0, 2], [0, 1, 1]]), rng())
     assert found.angles_last_token == pytest.approx({(0, 1): 0}, abs=1e-6)
-    assert found.angular_distance_last_token.value == pytest.approx(0, abs=1e-6)
+    assert found.profiles["angular_distance_last_token"].score.value == pytest.approx(0, abs=1e-6)
     assert found.angles == pytest.approx({(0, 1): math.pi / 4}, abs=1e-6)
 
 

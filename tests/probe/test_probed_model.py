@@ -119,7 +119,7 @@ def test_a_compiled_block_is_measured_uncompiled():
 Q, K = normal(2, 4, 9, 6, seed=1), normal(2, 2, 9, 6, seed=2)
 
 
-@pytest.mark.parametrize("form", [None, AttentionForm(window=3), AttentionForm(softcap=0.5, window=1)])
+@pytest.mark.parametrize("form", [AttentionForm(), AttentionForm(window=3), AttentionForm(softcap=0.5, window=1)])
 @pytest.mark.parametrize("rows", [1, 4, 9])
 def test_blocks_are_the_rows_of_the_whole(form, rows):
     whole, future = attention_rows(Q, K, 0, 9, form)
