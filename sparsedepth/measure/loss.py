@@ -19,7 +19,7 @@ Shapes: F forks; in `by_difficulty` D difficulties.
 
 import math
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -109,27 +109,13 @@ def bits_per_byte(loss: float, bytes_per_token: float) -> float:
     return loss / math.log(2) / bytes_per_token
 
 
-def fork_losses(probed: ProbedModel, scored: Scored, forks: Sequence[Fork]) -> tuple[np.ndarray, np.ndarray]:
-    """base_N and changed_NF: each sequence's loss, nat/token, without and with each fork's change.
-
-    Scaled as in `Scored`: their means over sequences are the losses. For the interval of a
-    difference in nat/token use `position_mean` with `scored.weight`.
-    """
-    return _score_forks(sequence_loss, probed, scored, forks)
-
-
-def fork_scores(probed: ProbedModel, scored: Scored, forks: Sequence[Fork]) -> tuple[np.ndarray, np.ndarray]:
-    """base_N2 and changed_NF2: loss and accuracy, scaled as in `fork_losses`."""
-    return _score_forks(_sequence_scores, probed, scored, forks)
-
-
-def _score_forks(
-    score: Callable[[ProbedModel, Tensor, Tensor, float], Tensor],
-    probed: ProbedModel,
-    scored: Scored,
-    forks: Sequence[Fork],
+def fork_losses(
+    probed: ProbedModel, scored: Scored, forks: Sequence[Fork], *, accuracy: bool = False
 ) -> tuple[np.ndarray, np.ndarray]:
-    """`score` of last states [F, B, T, D]: of the model [N, ...], and of its forks [N, F, ...]."""
+    """base_N and changed_NF: each sequence's loss, nat/token, without and with each fork's change; with `accuracy`
+    base_N2 and changed_NF2, of both. Scaled as in `Scored`: their means over sequences are the losses. For the interval
+    of a difference in nat/token use `position_mean` with `scored.weight`."""
+    score = _sequence_scores if accuracy else sequence_loss
     base, changed = [], []
     with probing(probed):
         for part in scored.parts(probed):

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from sparsedepth.measure.bootstrap import BootstrapEstimate, finite, finites, mean_of_last, shared_resamples
-from sparsedepth.measure.loss import fork_scores, relative_change
+from sparsedepth.measure.loss import fork_losses, relative_change
 from sparsedepth.measure.measurements import MeasureContext, Measurements, Scored, position_mean
 from sparsedepth.probe.fork import batches, probing, stream, token_count
 from sparsedepth.probe.probed_model import ProbedModel
@@ -45,11 +45,10 @@ def removal(probed: ProbedModel, scored: Scored, rng: np.random.Generator, n_ran
     n_layers = probed.n_layers
     ranges = [*((layer, layer) for layer in range(1, n_layers + 1)), *choose_ranges(n_layers, n_ranges, rng)]
     forks = [dict.fromkeys(range(first, last + 1)) for first, last in ranges]
-    (base_N, accuracy_N), (removed_NP, removed_accuracy_NP) = (
-        np.moveaxis(scores, -1, 0) for scores in fork_scores(probed, scored, forks)
-    )
+    base_N2, removed_NP2 = fork_losses(probed, scored, forks, accuracy=True)
+    base_N, removed_NP = base_N2[:, 0], removed_NP2[..., 0]
     drops = finites(relative_change(removed_NP.mean(0), base_N.mean()))
-    lost_NP = accuracy_N[:, None] - removed_accuracy_NP
+    lost_NP = base_N2[:, 1:] - removed_NP2[..., 1]
     estimate, lost_N = shared_resamples(rng), lost_NP[:, :n_layers].mean(1)
     return Removal(
         drops=dict(zip(ranges, drops, strict=True)),

@@ -51,9 +51,8 @@ class TrajectoryShapes:
     _pc2, unit vectors whose largest entry is positive, NaN if all tokens are equal"""
     variance_shares: tuple[float | None, float | None]
     """of the components, from 0 to 1"""
-    early_stop_share: BootstrapEstimate
-    even_share: BootstrapEstimate
-    """shares of tokens near each ideal"""
+    scores: dict[str, BootstrapEstimate]
+    """early_stop_share and even_share, of tokens near each ideal"""
     points: list[Row]
     """single tokens: the columns of quantities.TOKENS but the step"""
     n_tokens: int
@@ -100,8 +99,7 @@ def trajectories(
             "even_ideal": even_L,
         },
         variance_shares=shares,
-        early_stop_share=share("early stop"),
-        even_share=share("even"),
+        scores={"early_stop_share": share("early stop"), "even_share": share("even")},
         points=_points(ids_NT, eod, place_P2, nearest_V[chosen_P], to_ideals_V2[chosen_P], pc_V2[chosen_P]),
         n_tokens=len(angles_VL),
     )
@@ -196,8 +194,8 @@ def add_rows(context: MeasureContext, rows: Measurements) -> None:
     result = trajectories(context.probed, context.inputs, context.rng(), context.eod)
     if result is None:
         return
-    rows.add_score("early_stop_share", result.early_stop_share)
-    rows.add_score("even_share", result.even_share)
+    for name, estimate in result.scores.items():
+        rows.add_score(name, estimate)
     for name, values in result.by_layer.items():
         rows.add_layers(name, finites(values), result.n_tokens)
     for i, share in enumerate(result.variance_shares, start=1):

@@ -41,7 +41,7 @@ from torch import Tensor
 
 from sparsedepth.config.run import MeasureConfig
 from sparsedepth.measure.bootstrap import BootstrapEstimate, bootstrap, bootstrap_each, complete_mean, shared_resamples
-from sparsedepth.measure.loss import fork_losses, fork_scores, relative_change
+from sparsedepth.measure.loss import fork_losses, relative_change
 from sparsedepth.measure.measurements import MeasureContext, Measurements, Scored, per_position
 from sparsedepth.measure.spectra import batched
 from sparsedepth.probe.fork import batches, probing, stream, token_count
@@ -49,8 +49,6 @@ from sparsedepth.probe.probed_model import ProbedModel
 
 NEEDED_AT = {"needed_layers_10mnat": 0.01, "needed_layers_50mnat": 0.05, "needed_layers_200mnat": 0.2}
 """Columns of `runs` -> thresholds [nat/token]."""
-NEEDED_THRESHOLD: float = MeasureConfig.model_fields["needed_threshold"].default
-"""nat/token"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,12 +81,12 @@ def usefulness(
     scored: Scored,
     threshold: float,
     rng: np.random.Generator,
-    needed_threshold: float = NEEDED_THRESHOLD,
+    needed_threshold: float = MeasureConfig.model_fields["needed_threshold"].default,
 ) -> Usefulness:
     """Replace each block by its affine map, fitted on `fit_NT`, and compute the losses on `scored`.
     `threshold` is relative to the loss, `needed_threshold` in nat/token."""
     forks = [{layer: affine} for layer, affine in enumerate(fit_affine(probed, fit_NT), start=1)]
-    base_N2, affine_NL2 = fork_scores(probed, scored, forks)
+    base_N2, affine_NL2 = fork_losses(probed, scored, forks, accuracy=True)
     base_N, affine_NL, weight_N = base_N2[:, 0], affine_NL2[..., 0], scored.weight
     estimates = shared_resamples(rng, bootstrap_each)
 

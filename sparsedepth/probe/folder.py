@@ -102,8 +102,9 @@ def weight_files(folder: Path) -> list[Path]:
     raise ValueError(f"{folder} has no weights: neither {WEIGHTS} nor {INDEX}; {COPY}")
 
 
-def check_weights(path: Path) -> None:
-    """Raises ValueError unless the file's header is valid: size, JSON, types, shapes and offsets."""
+def check_weights(path: Path) -> dict[str, str]:
+    """The dtype of each tensor, as the file's header names it. Raises ValueError unless the header is valid: size,
+    JSON, types, shapes and offsets."""
     from safetensors import SafetensorError, safe_open
 
     try:
@@ -112,8 +113,8 @@ def check_weights(path: Path) -> None:
             header = int.from_bytes(file.read(8), "little")
         if n_bytes < 8 or header > min(n_bytes - 8, MAX_HEADER_BYTES):
             raise ValueError(f"it has {n_bytes:,} bytes and claims a header of {header:,}")
-        with safe_open(path, framework="pt"):
-            pass
+        with safe_open(path, framework="pt") as file:
+            return {name: file.get_slice(name).get_dtype() for name in file.keys()}  # noqa: SIM118
     except (OSError, ValueError, SafetensorError) as error:
         reason = " ".join(str(error).split())[:200]
         raise ValueError(f"{path} is not a valid safetensors file ({reason}); copy or export it again") from None

@@ -9,7 +9,7 @@ constant in the dtype of the weights, as in training (55.5 instead of 55.4256 at
 import re
 import warnings
 from collections import deque
-from collections.abc import Generator, Iterable, Mapping
+from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property, reduce
@@ -116,8 +116,7 @@ def _load_run(source: str, folder: Path, device: torch.device | str) -> LoadedMo
         raise ValueError(f"{folder} has no {WEIGHTS}: copies of a run may leave it out; copy it from where it was made")
     _check_sums(folder)
     config = stored_config(read_yaml(folder / RUN_CONFIG), str(folder / RUN_CONFIG))
-    check_weights(path)
-    _check_layers(config.n_layers, len(_stored_dtypes([path])))
+    _check_layers(config.n_layers, len(check_weights(path)))
     with torch.device("meta"):
         expected = {name: [*weight.shape] for name, weight in Decoder(config).named_parameters()}
     weights = _read_weights(path, expected)
@@ -163,17 +162,6 @@ def _check_finite(model: nn.Module, folder: Path) -> None:
             raise ValueError(f"{folder} has weights that are not finite: {places}; copy or export it again")
 
 
-def _stored_dtypes(paths: Iterable[Path]) -> dict[str, str]:
-    """The dtype of every tensor in these files, as their headers name it."""
-    from safetensors import safe_open
-
-    found = {}
-    for path in paths:
-        with safe_open(path, framework="pt") as file:
-            found |= {name: file.get_slice(name).get_dtype() for name in file.keys()}  # noqa: SIM118
-    return found
-
-
 def _check_layers(n_layers: Any, n_tensors: int) -> None:
     """Raises ValueError for a config with more layers than there are tensors."""
     if not isinstance(n_layers, int) or not 1 <= n_layers <= n_tensors:
@@ -192,7 +180,8 @@ def _load_hf(source: str, folder: Path, root: Path | None, device: torch.device 
     check_installed(values["model_type"])
     config = _hf_config(folder, values)
     paths = weight_files(folder)
-    stored, n_bytes = _stored_dtypes(paths), sum(path.stat().st_size for path in paths)
+    stored = {name: dtype for path in paths for name, dtype in check_weights(path).items()}
+    n_bytes = sum(path.stat().st_size for path in paths)
     _check_layers(config.num_hidden_layers, len(stored))
     dtypes = _dtypes(stored, folder)
     with warnings.catch_warnings():

@@ -62,7 +62,11 @@ def read_token_arrays(scored: Path, fit: Path | None = None, targets: Path | Non
     Usefulness fits its maps on all tokens of `fit`; without it on the last half of the sequences, and the first half is
     scored. Raises ValueError for other files or shapes, for the same sequences in both, and if no position is scored.
     """
-    whole = _read_sequences(scored, targets)
+    ids = _read_ids(scored, least=2 if targets else 3)
+    whole = next_tokens(ids) if targets is None else Sequences(inputs=ids, targets=_read_ids(targets, least=2))
+    if whole.targets.shape != whole.inputs.shape:
+        shapes = f"{targets} holds {list(whole.targets.shape)} and {scored} holds {list(ids.shape)}"
+        raise ValueError(f"{shapes}: targets need the shape of their tokens, {IGNORED} where a position is not scored")
     if fit is None:
         if len(whole) < 2:
             raise ValueError(f"{scored} has 1 sequence, and half are for fitting; give --fit-tokens, or two")
@@ -85,18 +89,6 @@ def read_token_arrays(scored: Path, fit: Path | None = None, targets: Path | Non
     if not arrays.scored.n_scored:
         raise ValueError(f"{targets}: no target of the scored sequences is scored: all are {IGNORED}")
     return arrays
-
-
-def _read_sequences(path: Path, targets: Path | None) -> Sequences:
-    """Sequences from ids and targets, or from ids with the last target."""
-    ids = _read_ids(path, least=2 if targets else 3)
-    if targets is None:
-        return next_tokens(ids)
-    target_NT = _read_ids(targets, least=2)
-    if target_NT.shape != ids.shape:
-        shapes = f"{targets} holds {list(target_NT.shape)} and {path} holds {list(ids.shape)}"
-        raise ValueError(f"{shapes}: targets need the shape of their tokens, {IGNORED} where a position is not scored")
-    return Sequences(inputs=ids, targets=target_NT)
 
 
 def check_tokens(tokens: TokenArrays, model: LoadedModel) -> None:
@@ -140,6 +132,7 @@ def measure_source(model: LoadedModel, corpus: str | None, seq_len: int, n_token
     `root` is the data folder of the run's results, if any, with its learned BPE. Raises ValueError for unusable text or
     tokenizers, and unless there are `n_tokens` tokens in windows of `seq_len`.
     """
+    check_length(model, seq_len)
     if corpus is not None and kind_of(corpus) is not TEXT and (model.config is None or model.config.corpus != corpus):
         raise ValueError(f"{model.source} was not trained on {corpus!r}; give its sequences by --tokens and --targets")
     if model.config is None:

@@ -63,8 +63,12 @@ def test_planted_turns_are_found_and_named():
     np.testing.assert_allclose(found.by_layer["trajectory_mean"], mean_L, atol=1e-6)
     names = {EVEN: "even", EARLY: "early stop", LATE: "neither"}
     assert [point["nearest"] for point in found.points] == [names[point["token_id"]] for point in found.points]
-    assert (found.even_share.value, found.early_stop_share.value, found.n_tokens) == (5 / 8, 2 / 8, 8)
-    assert brackets(found.even_share)
+    assert (found.scores["even_share"].value, found.scores["early_stop_share"].value, found.n_tokens) == (
+        5 / 8,
+        2 / 8,
+        8,
+    )
+    assert brackets(found.scores["even_share"])
     between = math.acos(math.sqrt(6 / 22))
     to_ideals = {EVEN: (between, 0), EARLY: (0, between), LATE: (math.pi / 2, between)}  # LATE: at the other end
     for point in found.points:
@@ -92,7 +96,7 @@ def test_the_components_of_two_kinds_of_tokens():
 def test_equal_tokens_have_no_component():
     found = measured([[EVEN, EVEN, EVEN]])
     assert found.variance_shares == (None, None) and found.points[0]["pc1"] is None
-    assert (found.even_share.value, found.early_stop_share.value) == (1.0, 0.0)
+    assert (found.scores["even_share"].value, found.scores["early_stop_share"].value) == (1.0, 0.0)
 
 
 def test_documents_end_where_they_are_known_to():
@@ -109,13 +113,13 @@ def test_a_token_without_a_direction_is_left_out():
     probed = planted()
     probed.embedding_VD[LATE] = 0
     found = measured([[EVEN, LATE, EARLY]], probed)
-    assert (found.n_tokens, found.even_share.value) == (2, 0.5)
+    assert (found.n_tokens, found.scores["even_share"].value) == (2, 0.5)
 
 
 def test_what_has_no_trajectory():
     still = HandMadeModel([identity] * 4, normal(5, 4))
     found = measured([[0, 1, 2]], still)
-    assert (found.even_share.value, found.early_stop_share.value) == (0.0, 0.0)
+    assert (found.scores["even_share"].value, found.scores["early_stop_share"].value) == (0.0, 0.0)
     assert trajectories(HandMadeModel([identity] * 3, normal(5, 4)), integers(5, 1, 3), rng()) is None
     assert trajectories(HandMadeModel([identity] * 4, torch.zeros(5, 4)), integers(5, 1, 3), rng()) is None
     broken = HandMadeModel([lambda x: torch.where(x > 0, math.nan, x)] * 4, normal(5, 4))

@@ -21,7 +21,7 @@ from support.handmade_models import (
 
 from sparsedepth.config.task import IGNORED
 from sparsedepth.measure.bootstrap import BootstrapEstimate, bootstrap
-from sparsedepth.measure.loss import fork_losses, fork_scores
+from sparsedepth.measure.loss import fork_losses
 from sparsedepth.measure.measurements import Scored
 from sparsedepth.measure.usefulness import NEEDED_AT, count_needed, fit_affine, needed_layers, share_above, usefulness
 from sparsedepth.model.decoder import Decoder
@@ -115,9 +115,8 @@ def test_an_interval_by_layer_is_that_of_the_layers_own_difference():
     probed = HandMadeModel([residual_mlp(4, 0), residual_mlp(4, 2)], normal(50, 4))
     scored = Scored.text(integers(50, 10, 21, seed=1))
     found = usefulness(probed, integers(50, 10, 20), scored, 0.1, rng())
-    base_N2, affine_NL2 = fork_scores(
-        probed, scored, [{1: fit_affine(probed, integers(50, 10, 20))[0]}, {2: lambda x: x}]
-    )
+    forks = [{1: fit_affine(probed, integers(50, 10, 20))[0]}, {2: lambda x: x}]
+    base_N2, affine_NL2 = fork_losses(probed, scored, forks, accuracy=True)
     assert base_N2[:, 0] == pytest.approx(fork_losses(probed, scored, [])[0], abs=1e-12)
     difference_N = affine_NL2[:, 0, 0] - base_N2[:, 0]
     alone = bootstrap(lambda mean_R: mean_R, difference_N, rng=np.random.default_rng(int(rng().integers(2**63))))
