@@ -44,11 +44,15 @@ def causal_effect(probed: ProbedModel, scored: Scored, rng: np.random.Generator)
         sums = [torch.cat(part).cpu().numpy() for part in zip(*parts, strict=True)]
     change_NLL, update_NL, skipped_NL, base_N = sums
     effect_LL = effect_matrix(change_NLL.mean(0), update_NL.mean(0))
+
+    def score(change_RLL: np.ndarray, update_RL: np.ndarray) -> np.ndarray:
+        return mean_of_last(effect_matrix(change_RLL, update_RL)[:, *np.triu_indices(probed.n_layers, 1)])
+
     pairs = itertools.combinations(range(1, probed.n_layers + 1), 2)
     return CausalEffect(
         effects={(s, later): finite(effect_LL[s - 1, later - 1]) for s, later in pairs},
         by_layer=[finite(mean_of_last(row[s:]).item()) for s, row in enumerate(effect_LL, start=1)],
-        score=bootstrap(_score, change_NLL, update_NL, rng=rng),
+        score=bootstrap(score, change_NLL, update_NL, rng=rng),
         skip_increase=finites(relative_change(skipped_NL.mean(0), base_N.mean())),
     )
 
@@ -80,10 +84,6 @@ def effect_matrix(change_RLL: np.ndarray, update_RL: np.ndarray) -> np.ndarray:
     effect_RLL = np.where(change_RLL == 0, 0.0, np.where(np.isinf(effect_RLL), np.nan, effect_RLL))
     later_LL = np.triu(np.ones(effect_RLL.shape[-2:], dtype=bool), 1)
     return np.where(later_LL, effect_RLL, np.nan)
-
-
-def _score(change_RLL: np.ndarray, update_RL: np.ndarray) -> np.ndarray:
-    return mean_of_last(effect_matrix(change_RLL, update_RL)[:, *np.triu_indices(update_RL.shape[-1], 1)])
 
 
 def _token_norms(x: Tensor) -> Tensor:

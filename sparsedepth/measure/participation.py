@@ -49,16 +49,11 @@ def participation(probed: ProbedModel, tokens_NT: Tensor) -> dict[str, list[floa
         trace = covariance_DD.trace()
         is_constant = bool(trace <= 1e-12 * product_DD.trace() / n_tokens)  # but for rounding errors
         ratios.append(None if is_constant else finite((trace**2 / covariance_DD.square().sum()).item()))
-        ranks.append(None if is_constant else finite(spectrum_rank(energy_D)))
+        share_D = energy_D.clamp(min=0) / energy_D.clamp(min=0).sum()  # negative ones are rounding errors
+        ranks.append(None if is_constant else finite(math.exp(-torch.special.xlogy(share_D, share_D).sum().item())))
     n_states = probed.n_layers + 1
     of_states = {"participation_ratio": ratios[:n_states], "effective_rank": ranks[:n_states]}
     return of_states | {"update_rank": ranks[n_states:]}
-
-
-def spectrum_rank(energy: Tensor) -> float:
-    """exp of the entropy of the shares of a spectrum; negative rounding errors count as 0."""
-    share = energy.clamp(min=0) / energy.clamp(min=0).sum()
-    return math.exp(-torch.special.xlogy(share, share).sum().item())
 
 
 def add_rows(context: MeasureContext, rows: Measurements) -> None:

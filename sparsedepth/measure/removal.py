@@ -50,13 +50,17 @@ def removal(probed: ProbedModel, scored: Scored, rng: np.random.Generator, n_ran
     drops = finites(relative_change(removed_NP.mean(0), base_N.mean()))
     lost_NP = base_N2[:, 1:] - removed_NP2[..., 1]
     estimate, lost_N = shared_resamples(rng), lost_NP[:, :n_layers].mean(1)
+
+    def mean_drop(removed_RK: np.ndarray, base_R: np.ndarray) -> np.ndarray:
+        return mean_of_last(relative_change(removed_RK, base_R[:, None]))
+
     return Removal(
         drops=dict(zip(ranges, drops, strict=True)),
         accuracy_lost=dict(zip(ranges, lost_NP.mean(0).tolist(), strict=True)),
         cosine_correlation=rank_correlation(drops[:n_layers], block_influence(probed, scored.inputs)),
         scores={
-            "removal_score": estimate(_mean_drop, removed_NP[:, :n_layers], base_N),
-            "removal_range_score": estimate(_mean_drop, removed_NP[:, n_layers:], base_N),
+            "removal_score": estimate(mean_drop, removed_NP[:, :n_layers], base_N),
+            "removal_range_score": estimate(mean_drop, removed_NP[:, n_layers:], base_N),
             "removal_accuracy_lost": position_mean(lost_N, scored.weight, estimate),
         },
     )
@@ -88,10 +92,6 @@ def choose_ranges(n_layers: int, n_ranges: int | None, rng: np.random.Generator)
     if n_ranges is None or n_ranges >= len(ranges):
         return ranges
     return [ranges[index] for index in np.sort(rng.choice(len(ranges), n_ranges, replace=False))]
-
-
-def _mean_drop(removed_RK: np.ndarray, base_R: np.ndarray) -> np.ndarray:
-    return mean_of_last(relative_change(removed_RK, base_R[:, None]))
 
 
 def add_rows(context: MeasureContext, rows: Measurements) -> None:

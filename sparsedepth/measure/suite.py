@@ -89,8 +89,14 @@ def measure_run(
     measurements = Measurements(step=step)
     names = [measure.name for measure in MEASURES if measure.name in config.measures]
     for done, name in enumerate(names, start=1):
+        rows = Measurements(step=step)
         try:
-            measurements.extend(_rows(name, context, step))
+            (SUITE | OF_PLUGINS)[name](context, rows)
+            rows.add_depth_columns(name, probed.n_layers)
+            rows.check_records(name)
+            if name in OF_PLUGINS:
+                rows.check_values(probed.n_layers)
+            measurements.extend(rows)
         except Exception as error:
             if name in SUITE:
                 raise
@@ -98,16 +104,6 @@ def measure_run(
             warnings.warn(f"the measure {name} of a plugin failed, and its numbers are missing: {text}", stacklevel=2)
         progress(done / len(names))
     return measurements
-
-
-def _rows(name: str, context: MeasureContext, step: int) -> Measurements:
-    rows = Measurements(step=step)
-    (SUITE | OF_PLUGINS)[name](context, rows)
-    rows.add_depth_columns(name, context.probed.n_layers)
-    rows.check_records(name)
-    if name in OF_PLUGINS:
-        rows.check_values(context.probed.n_layers)
-    return rows
 
 
 def observe_variance(probed: ProbedModel, tokens_NT: Tensor, step: int) -> list[Row]:

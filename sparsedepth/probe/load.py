@@ -110,6 +110,9 @@ def load_model(source: str | Path, *, device: torch.device | str = "cpu", dtype:
 
 
 def _load_run(source: str, folder: Path, device: torch.device | str) -> LoadedModel:
+    """Raises ValueError, before it reads a tensor, unless names and shapes of the weights match the config."""
+    from safetensors import safe_open
+
     check_names(folder, folder)
     path = folder / WEIGHTS
     if not path.exists():
@@ -119,7 +122,13 @@ def _load_run(source: str, folder: Path, device: torch.device | str) -> LoadedMo
     _check_layers(config.n_layers, len(check_weights(path)))
     with torch.device("meta"):
         expected = {name: [*weight.shape] for name, weight in Decoder(config).named_parameters()}
-    weights = _read_weights(path, expected)
+    with safe_open(path, framework="pt") as file:
+        shapes = {name: file.get_slice(name).get_shape() for name in file.keys()}  # noqa: SIM118
+        wrong = min((name for name in {*shapes, *expected} if shapes.get(name) != expected.get(name)), default=None)
+        if wrong is not None:
+            found = f"{wrong} has shape {shapes.get(wrong)} where the config says {expected.get(wrong)}"
+            raise ValueError(f"{path} does not hold the model of {RUN_CONFIG}: {found}; copy both files again")
+        weights = {name: file.get_tensor(name) for name in shapes}
     model = Decoder(config)
     model.load_state_dict(weights, strict=False)
     _check_finite(model, folder)
@@ -139,19 +148,6 @@ def _check_sums(folder: Path) -> None:
         if not isinstance(entry, dict) or entry.get("sha256") != sha256(folder / name):
             damage = f"{name} is not the file that was written (its checksum differs)"
             raise ValueError(f"run folder {folder} is damaged: {damage}; copy it again from where it was made")
-
-
-def _read_weights(path: Path, expected: dict[str, list[int]]) -> dict[str, torch.Tensor]:
-    """The tensors of a run's file. Raises ValueError, before reading, unless names and shapes match the config."""
-    from safetensors import safe_open
-
-    with safe_open(path, framework="pt") as file:
-        shapes = {name: file.get_slice(name).get_shape() for name in file.keys()}  # noqa: SIM118
-        wrong = min((name for name in {*shapes, *expected} if shapes.get(name) != expected.get(name)), default=None)
-        if wrong is not None:
-            found = f"{wrong} has shape {shapes.get(wrong)} where the config says {expected.get(wrong)}"
-            raise ValueError(f"{path} does not hold the model of {RUN_CONFIG}: {found}; copy both files again")
-        return {name: file.get_tensor(name) for name in shapes}
 
 
 def _check_finite(model: nn.Module, folder: Path) -> None:

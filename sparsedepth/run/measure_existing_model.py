@@ -69,7 +69,7 @@ def measure_existing_model(
             root = Path(scratch) if loaded.config is None else loaded.folder.resolve().parent.parent / "data"
             source = measure_source(loaded, data, config.seq_len, config.measure_tokens + config.fit_tokens, root)
         scored = source.held_out(config.seq_len, config.measure_tokens)
-        _check_states(loaded, torch.from_numpy(scored[:1].inputs))
+        _check_states(loaded, torch.from_numpy(scored.inputs[:1]))
         measurements = measure_run(
             loaded.probed,
             config,
