@@ -54,11 +54,9 @@ Estimator = Callable[..., BootstrapEstimate]
 def bootstrap(
     statistic: Callable[..., np.ndarray], *per_sequence: np.ndarray, rng: np.random.Generator, level: float = LEVEL
 ) -> BootstrapEstimate:
-    """The statistic of the sequences, and its interval over resamples.
-
-    `per_sequence`: arrays [N, ...]. `statistic` takes their means over sequences, each as [R, ...] for R resamples at
-    once, and returns [R] values, NaN where undefined. Raises ValueError without a sequence.
-    """
+    """The statistic of the sequences, and its interval. `per_sequence`: arrays [N, ...]. `statistic` takes their means
+    over sequences, each as [R, ...] for R resamples at once, and returns [R] values, NaN where undefined. Raises
+    ValueError without a sequence."""
     return bootstrap_each(lambda *means: statistic(*means)[:, None], *per_sequence, rng=rng, level=level)[0]
 
 

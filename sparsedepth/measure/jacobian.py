@@ -71,12 +71,9 @@ class FormDeviation:
 def jacobian_deviation(
     probed: ProbedModel, tokens_NT: Tensor, rng: np.random.Generator, n_probes: int | None = 4
 ) -> dict[str, FormDeviation]:
-    """All forms for every block, by `n_probes` shared probes or (None) exactly.
-
-    Costs per block 2 vector-Jacobian products for per_token, 2 n_probes for averaged, n_probes for
-    released; exactly, D T for the first two together and D for the last, which suits small models
-    only. Raises ValueError for a single probe, which has no standard error.
-    """
+    """All forms for every block, by `n_probes` shared probes or (None) exactly. Costs per block 2 vector-Jacobian
+    products for per_token, 2 n_probes for averaged, n_probes for released; exactly, D T for the first two together and
+    D for the last, which suits small models only. Raises ValueError for a single probe: it has no standard error."""
     if n_probes is not None and n_probes < 2:
         raise ValueError(f"n_probes={n_probes} gives no standard error; use at least 2, or None for the exact value")
     layers: list[list[Products]] = [[] for _ in range(probed.n_layers)]

@@ -19,8 +19,9 @@ Shapes: F forks; in `by_difficulty` D difficulties.
 
 import math
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 import torch
@@ -115,7 +116,7 @@ def fork_losses(
     """base_N and changed_NF: each sequence's loss, nat/token, without and with each fork's change; with `accuracy`
     base_N2 and changed_NF2, of both. Scaled as in `Scored`: their means over sequences are the losses. For the interval
     of a difference in nat/token use `position_mean` with `scored.weight`."""
-    score = _sequence_scores if accuracy else sequence_loss
+    score = partial(sequence_loss, accuracy=accuracy)
     base, changed = [], []
     with probing(probed):
         for part in scored.parts(probed):
@@ -134,38 +135,29 @@ def relative_change(changed: np.ndarray, base: np.ndarray) -> np.ndarray:
     return ratio(changed - base, base)
 
 
-def sequence_loss(probed: ProbedModel, x_FBTD: Tensor, targets_BT: Tensor, scale: float) -> Tensor:
-    """loss_FB in fp64, from states before the final norm: sum over scored positions / T x `Scored.scale`."""
-    losses = [
-        F.cross_entropy(logits_nV, target_n, reduction="none", ignore_index=IGNORED)
-        for logits_nV, target_n in _logits(probed, x_FBTD, targets_BT)
-    ]
-    return torch.cat(losses).view(x_FBTD.shape[:3]).mean(-1, dtype=torch.float64) * scale
+def sequence_loss(
+    probed: ProbedModel, x_FBTD: Tensor, targets_BT: Tensor, scale: float, *, accuracy: bool = False
+) -> Tensor:
+    """loss_FB in fp64, from states before the final norm: sum over scored positions / T x `Scored.scale`; with
+    `accuracy` both, [F, B, 2]."""
+    by_position = position_scores(probed, x_FBTD, targets_BT, accuracy=accuracy)
+    means = torch.stack([score.mean(-1, dtype=torch.float64) for score in by_position], dim=-1) * scale
+    return means if accuracy else means[..., 0]
 
 
-def _sequence_scores(probed: ProbedModel, x_FBTD: Tensor, targets_BT: Tensor, scale: float) -> Tensor:
-    """The same with the accuracy: [F, B, 2]."""
-    by_position = position_scores(probed, x_FBTD, targets_BT)
-    return torch.stack([score.mean(-1, dtype=torch.float64) for score in by_position], dim=-1) * scale
-
-
-def position_scores(probed: ProbedModel, x_FBTD: Tensor, targets_BT: Tensor) -> tuple[Tensor, Tensor]:
-    """loss_FBT and correct_FBT (1 if the target has the largest logit), both fp32, 0 where not scored."""
-    losses, correct = [], []
-    for logits_nV, target_n in _logits(probed, x_FBTD, targets_BT):
-        losses.append(F.cross_entropy(logits_nV, target_n, reduction="none", ignore_index=IGNORED))
-        correct.append((logits_nV.argmax(-1) == target_n).float())
-    loss_FBT, correct_FBT = (torch.cat(values).view(x_FBTD.shape[:3]) for values in (losses, correct))
-    return loss_FBT, correct_FBT
-
-
-def _logits(probed: ProbedModel, x_FBTD: Tensor, targets_BT: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-    """logits_nV in fp32 and target_n, MAX_LOGITS at a time."""
+def position_scores(
+    probed: ProbedModel, x_FBTD: Tensor, targets_BT: Tensor, *, accuracy: bool = True
+) -> tuple[Tensor, ...]:
+    """loss_FBT and, with `accuracy`, correct_FBT (1 if the target has the largest logit): fp32, 0 where not scored."""
     rows = max(1, chunk_size(probed.device, MAX_LOGITS) // probed.vocab_size)
-    states = x_FBTD.flatten(0, 2).split(rows)
     targets = targets_BT.expand(len(x_FBTD), -1, -1).flatten().split(rows)
-    for x_nD, target_n in zip(states, targets, strict=True):
-        yield probed.logits(x_nD[None])[0].float(), target_n
+    losses, correct = [], []
+    for x_nD, target_n in zip(x_FBTD.flatten(0, 2).split(rows), targets, strict=True):
+        logits_nV = probed.logits(x_nD[None])[0].float()
+        losses.append(F.cross_entropy(logits_nV, target_n, reduction="none", ignore_index=IGNORED))
+        if accuracy:
+            correct.append((logits_nV.argmax(-1) == target_n).float())
+    return tuple(torch.cat(scores).view(x_FBTD.shape[:3]) for scores in (losses, correct) if scores)
 
 
 def add_rows(context: MeasureContext, rows: Measurements) -> None:

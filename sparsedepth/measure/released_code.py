@@ -21,12 +21,9 @@ from sparsedepth.probe.probed_model import ProbedModel
 
 
 def causal_misaligned(probed: ProbedModel, tokens_NT: Tensor) -> dict[tuple[int, int], float | None]:
-    """Causal effects of dense models: the update of block l + 1 without block s, against that of block l with it.
-
-    A run that skips block s records one state less, so from s on its list is one layer ahead:
-    effect(s, l) = sum over tokens ||u'_(l+1) - u_l|| / sum ||u_l|| for s < l < L, where u'_L ends
-    in norm(x'_L), and block L is missing. Too large, since it compares different blocks.
-    """
+    """Causal effects of dense models: the update of block l + 1 without block s, against that of block l with it. A run
+    that skips block s records one state less, so from s on its list is one layer ahead: effect(s, l) = sum over tokens
+    ||u'_(l+1) - u_l|| / sum ||u_l|| for s < l < L, where u'_L ends in norm(x'_L). Too large: of different blocks."""
     n_layers = probed.n_layers
     change_LL = torch.zeros(n_layers, n_layers, dtype=torch.float64)
     update_L = torch.zeros(n_layers, dtype=torch.float64)
@@ -49,12 +46,9 @@ def causal_misaligned(probed: ProbedModel, tokens_NT: Tensor) -> dict[tuple[int,
 
 
 def affine_increase_in_sample(probed: ProbedModel, scored: Scored) -> list[float | None]:
-    """Loss increases of usefulness for blocks 1..L, fitted and scored on the same tokens, with the transposed map.
-
-    The least-squares solution A of x A = x_l is installed as the weight of a linear layer, which
-    multiplies by its transpose: x A^T. Such a map can be worse than none, so useless blocks count
-    as useful; the fit on scored tokens flatters it, less.
-    """
+    """Loss increases of usefulness for blocks 1..L, fitted and scored on the same tokens, with the transposed map: the
+    solution A of x A = x_l is installed as the weight of a linear layer, which multiplies by x A^T. Such a map can be
+    worse than none, so useless blocks count as useful; the fit on scored tokens flatters it, less."""
     maps = fit_affine(probed, scored.inputs)
     forks = [{layer: transpose(affine)} for layer, affine in enumerate(maps, start=1)]
     base_N, affine_NL = fork_losses(probed, scored, forks)
@@ -68,11 +62,8 @@ def transpose(affine: AffineUpdate) -> Callable[[Tensor], Tensor]:
 
 
 def permutation_weighted(effects: Mapping[tuple[int, int], float], n_layers: int) -> float | None:
-    """`global_score_weighted` from the permutation effects of all pairs: decreases with depth for equal effects.
-
-    Each layer's mean effect is multiplied by 0.9^(l-1), and the sum divided by L, not by the sum of
-    weights: equal effects of 1 give 0.71 at 8 layers and 0.30 at 32.
-    """
+    """`global_score_weighted` from the permutation effects of all pairs: each layer's mean effect times 0.9^(l-1), and
+    the sum divided by L, not by the sum of weights, so that equal effects of 1 give 0.71 at 8 layers and 0.30 at 32."""
     by_layer = []
     for layer in range(1, n_layers + 1):
         effects_of_layer = [effect for pair, effect in effects.items() if layer in pair]

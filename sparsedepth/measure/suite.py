@@ -79,12 +79,9 @@ def measure_run(
     eod: int | None = None,
     progress: Callable[[float], None] = lambda done: None,
 ) -> Measurements:
-    """The measures in config.measures, in fp32; the model is left unchanged.
-
-    Without `bytes_per_token` of the held-out text bits per byte are missing; without `eod`, which
-    ends a document, ends of documents are unknown. `progress` gets the share of measures done.
-    Raises ValueError unless there are more than d_model + 1 fit tokens.
-    """
+    """The measures in config.measures, in fp32; the model is left unchanged. Without `bytes_per_token` of the held-out
+    text bits per byte are missing; without `eod` ends of documents are unknown. `progress` gets the share of measures
+    done. Raises ValueError unless there are more than d_model + 1 fit tokens."""
     context = MeasureContext(probed=probed, config=config, held_out=held_out, bytes_per_token=bytes_per_token, eod=eod)
     measurements = Measurements(step=step)
     names = [measure.name for measure in MEASURES if measure.name in config.measures]

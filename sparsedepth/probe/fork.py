@@ -6,7 +6,7 @@ layer.
 Forks at the same depth run through a block as one batch, so a score costs a few large passes from the changed layers on
 instead of a full forward pass per intervention. Weights are never modified.
 
-Shapes: F forks, B sequences, T tokens, D width of the residual stream.
+Shapes: F forks.
 """
 
 import itertools
@@ -27,7 +27,6 @@ GPU_CHUNKS = 16
 Change = int | Callable[[Tensor], Tensor] | None
 """What replaces a layer: the block of another layer, a function x_BTD -> x_BTD, or (None) nothing."""
 
-
 Fork = Mapping[int, Change]
 """Changed layers, numbered from 1."""
 
@@ -45,10 +44,8 @@ def swap(first: int, second: int) -> Fork:
 @contextmanager
 def probing(probed: ProbedModel, *, gradients: bool = False) -> Generator[None, None, None]:
     """Context in evaluation mode, fp32, without gradients; modes and random state are restored, also after an error.
-
-    With `gradients` the code inside may differentiate a block by its input under `torch.enable_grad`. Weights are
-    frozen meanwhile, so that graphs keep nothing for their gradients.
-    """
+    With `gradients` the code inside may differentiate a block by its input under `torch.enable_grad`; weights are
+    frozen meanwhile, so that graphs keep nothing for their gradients."""
     in_training = [module for module in probed.model.modules() if module.training]
     weights = [(weight, weight.requires_grad) for weight in probed.model.parameters()]
     cuda = [probed.device] if probed.device.type == "cuda" else []

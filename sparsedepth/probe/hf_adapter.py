@@ -7,9 +7,6 @@ those of the model's own forward pass around its blocks, with its scale or cap.
 
 Weights keep the dtype they were loaded in. Layers below fp32 are still computed in fp32: their weights are cast while
 the layer runs, which costs the memory of one layer.
-
-Shapes: B sequences, T tokens, D width of the residual stream, H query heads, G key/value heads, K head width, F hidden
-units, E experts, V vocabulary.
 """
 
 import math

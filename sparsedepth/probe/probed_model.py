@@ -3,9 +3,6 @@
     x_0 = embed(tokens),   x_l = block(l, x_(l-1)),   logits = logits(x_L),   l = 1..L
 
 Adapters call the model's own modules; they never re-implement one, and never change a weight.
-
-Shapes: B sequences, T tokens, D width of the residual stream, H query heads, G key/value heads, K head width, F hidden
-units, E experts, C experts chosen per token, V vocabulary.
 """
 
 import math
@@ -49,8 +46,7 @@ def attention_rows(
         a_ij = softmax_j(cap(q_i k_j / sqrt(K))),   i - window < j <= i,   cap(s) = c tanh(s / c) or s
 
     Without causality (a ViT) over every j. Causal weights outside a window (2310.06825, section 2) are 0, as are those
-    of other documents in a packed sequence; a cap (2408.00118, section 2) bounds the scores. R rows, S keys, M = H / G
-    heads per group.
+    of other documents in a packed sequence; a cap (2408.00118, section 2) bounds the scores. M = H / G heads per group.
     """
     q_BGMRK = q_BHTK[:, :, start:stop].unflatten(1, (k_BGTK.shape[1], -1))
     n_keys = stop if form.causal else k_BGTK.shape[2]
@@ -103,8 +99,7 @@ class ProbedModel(Protocol):
         attention weights follow from them and the form (`attention_rows`)."""
 
     def matrices(self, layer: int) -> Mapping[str, Tensor]:
-        """The weight matrices of a block by name: query, key, value, output, and those of the feed-forward part
-        or of each expert."""
+        """Of a block by name: query, key, value, output, and those of the feed-forward part or of each expert."""
 
     def branches(self, layer: int, x_BTD: Tensor) -> tuple[Tensor, Tensor] | None:
         """a_BTD and f_BTD, the updates by attention and feed-forward part: x_l = x_(l-1) + a + f, from x_(l-1). None if
@@ -122,13 +117,10 @@ class ProbedModel(Protocol):
 
 
 class ProbedDecoder:
-    """`Decoder` as a `ProbedModel`.
-
-    With `attention_residuals` D counts all sources, 0 until written; a block adds at its own.
-
-    Calls `Block.forward` directly, not its compiled version: forks come in many batch sizes, each a recompilation. A
-    block may also read documents (`mask_documents`), x_0 (`residual_scalars`) and block 1's values (`value_residual`).
-    These belong to the tokens embedded last; x may hold several copies of them one after the other, as forks do.
+    """`Decoder` as a `ProbedModel`. With `attention_residuals` D counts all sources, 0 until written; a block adds at
+    its own. Calls `Block.forward` directly, not its compiled version: forks come in many batch sizes, each a
+    recompilation. A block may also read documents (`mask_documents`), x_0 (`residual_scalars`) and block 1's values
+    (`value_residual`), of the tokens embedded last; x may hold several copies of them one after the other, as forks do.
     """
 
     def __init__(self, model: Decoder):

@@ -57,11 +57,9 @@ class TokenArrays:
 
 def read_token_arrays(scored: Path, fit: Path | None = None, targets: Path | None = None) -> TokenArrays:
     """Sequences from .npy files of integers: token ids [N, T] with `targets` [N, T], -100 where not scored; or only ids
-    [N, T + 1], whose targets are the next tokens.
-
-    Usefulness fits its maps on all tokens of `fit`; without it on the last half of the sequences, and the first half is
-    scored. Raises ValueError for other files or shapes, for the same sequences in both, and if no position is scored.
-    """
+    [N, T + 1], whose targets are the next tokens. Usefulness fits its maps on all tokens of `fit`; without it on the
+    last half of the sequences, and the first half is scored. Raises ValueError for other files or shapes, for the same
+    sequences in both, and if no position is scored."""
     ids = _read_ids(scored, least=2 if targets else 3)
     whole = next_tokens(ids) if targets is None else Sequences(inputs=ids, targets=_read_ids(targets, least=2))
     if whole.targets.shape != whole.inputs.shape:
@@ -127,11 +125,9 @@ def check_length(model: LoadedModel, seq_len: int, fix: str = "choose a length u
 
 
 def measure_source(model: LoadedModel, corpus: str | None, seq_len: int, n_tokens: int, root: Path) -> Source:
-    """Held-out text of `corpus`, tokenised once under `root`; if None, a run's own held-out text or task.
-
-    `root` is the data folder of the run's results, if any, with its learned BPE. Raises ValueError for unusable text or
-    tokenizers, and unless there are `n_tokens` tokens in windows of `seq_len`.
-    """
+    """Held-out text of `corpus`, tokenised once under `root`; if None, a run's own held-out text or task. `root` is the
+    data folder of the run's results, if any, with its learned BPE. Raises ValueError for unusable text or tokenizers,
+    for a `seq_len` beyond the model's, and unless there are `n_tokens` tokens in windows of it."""
     check_length(model, seq_len)
     if corpus is not None and kind_of(corpus) is not TEXT and (model.config is None or model.config.corpus != corpus):
         raise ValueError(f"{model.source} was not trained on {corpus!r}; give its sequences by --tokens and --targets")
