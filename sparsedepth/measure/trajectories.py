@@ -80,9 +80,8 @@ def trajectories(
     nearest_V = nearest(to_ideals_V2, probed.n_layers)
     mean_L = angles_VL.mean(0)
     components_2L, shares = _components(angles_VL - mean_L)
-    pc_V2 = (angles_VL - mean_L) @ components_2L.T
+    value_V4 = np.hstack((to_ideals_V2, (angles_VL - mean_L) @ components_2L.T))
     chosen_P = np.sort(rng.permutation(len(angles_VL))[:MAX_POINTS])
-    place_P2 = np.argwhere(valid_NT)[chosen_P]
     estimate = shared_resamples(rng)
 
     def share(name: str) -> BootstrapEstimate:
@@ -100,7 +99,7 @@ def trajectories(
         },
         variance_shares=shares,
         scores={"early_stop_share": share("early stop"), "even_share": share("even")},
-        points=_points(ids_NT, eod, place_P2, nearest_V[chosen_P], to_ideals_V2[chosen_P], pc_V2[chosen_P]),
+        points=_points(ids_NT, eod, np.argwhere(valid_NT)[chosen_P], nearest_V[chosen_P], value_V4[chosen_P]),
         n_tokens=len(angles_VL),
     )
 
@@ -162,13 +161,9 @@ def _components(centred_VL: np.ndarray) -> tuple[np.ndarray, tuple[float | None,
 
 
 def _points(
-    ids_NT: np.ndarray,
-    eod: int | None,
-    place_P2: np.ndarray,
-    nearest_P: np.ndarray,
-    to_ideals_P2: np.ndarray,
-    pc_P2: np.ndarray,
+    ids_NT: np.ndarray, eod: int | None, place_P2: np.ndarray, nearest_P: np.ndarray, value_P4: np.ndarray
 ) -> list[Row]:
+    """`value_P4`: the angles to both ideals, and the places along both components."""
     begin_NT = np.zeros(ids_NT.shape, dtype=np.int64)  # of each token's document; 0 = before the sequence, or unknown
     if eod is not None:
         begin_NT[:, 1:] = np.where(ids_NT[:, :-1] == eod, np.arange(1, ids_NT.shape[1]), 0)
@@ -185,7 +180,7 @@ def _points(
             "pc1": finite(pc1),
             "pc2": finite(pc2),
         }
-        for (n, t), name, (to_early, to_even), (pc1, pc2) in zip(place_P2, nearest_P, to_ideals_P2, pc_P2, strict=True)
+        for (n, t), name, (to_early, to_even, pc1, pc2) in zip(place_P2, nearest_P, value_P4, strict=True)
     ]
 
 
