@@ -127,8 +127,7 @@ def check_length(model: LoadedModel, seq_len: int, fix: str = "choose a length u
 def measure_source(model: LoadedModel, corpus: str | None, seq_len: int, n_tokens: int, root: Path) -> Source:
     """Held-out text of `corpus`, tokenised once under `root`; if None, a run's own held-out text or task. `root` is the
     data folder of the run's results, if any, with its learned BPE. Raises ValueError for unusable text or tokenizers,
-    for a `seq_len` beyond the model's, and unless there are `n_tokens` tokens in windows of it."""
-    check_length(model, seq_len)
+    and unless there are `n_tokens` tokens in windows of `seq_len`."""
     if corpus is not None and kind_of(corpus) is not TEXT and (model.config is None or model.config.corpus != corpus):
         raise ValueError(f"{model.source} was not trained on {corpus!r}; give its sequences by --tokens and --targets")
     if model.config is None:

@@ -19,7 +19,7 @@ from sparsedepth.measure.measurements import Measurements
 from sparsedepth.measure.suite import measure_run
 from sparsedepth.probe.fork import probing, stream
 from sparsedepth.probe.load import LoadedModel, load_model
-from sparsedepth.probe.text import TokenArrays, check_tokens, measure_source
+from sparsedepth.probe.text import TokenArrays, check_length, check_tokens, measure_source
 from sparsedepth.run.record import Stopwatch, device_facts, provenance
 from sparsedepth.store.run_record import check_place, save_measured
 from sparsedepth.store.subject import MeasuredModel
@@ -65,6 +65,7 @@ def measure_existing_model(
             check_tokens(given, loaded)
             source = given
         else:
+            check_length(loaded, config.seq_len)
             report("reading the text", 0.0)
             root = Path(scratch) if loaded.config is None else loaded.folder.resolve().parent.parent / "data"
             source = measure_source(loaded, data, config.seq_len, config.measure_tokens + config.fit_tokens, root)
