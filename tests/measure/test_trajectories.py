@@ -63,12 +63,8 @@ def test_planted_turns_are_found_and_named():
     np.testing.assert_allclose(found.by_layer["trajectory_mean"], mean_L, atol=1e-6)
     names = {EVEN: "even", EARLY: "early stop", LATE: "neither"}
     assert [point["nearest"] for point in found.points] == [names[point["token_id"]] for point in found.points]
-    assert (found.scores["even_share"].value, found.scores["early_stop_share"].value, found.n_tokens) == (
-        5 / 8,
-        2 / 8,
-        8,
-    )
-    assert brackets(found.scores["even_share"])
+    even, early = found.scores["even_share"], found.scores["early_stop_share"]
+    assert (even.value, early.value, found.n_tokens) == (5 / 8, 2 / 8, 8) and brackets(even)
     between = math.acos(math.sqrt(6 / 22))
     to_ideals = {EVEN: (between, 0), EARLY: (0, between), LATE: (math.pi / 2, between)}  # LATE: at the other end
     for point in found.points:
