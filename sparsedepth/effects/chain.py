@@ -196,8 +196,9 @@ def units_of(runs: pd.DataFrame) -> pd.Series:
 
 
 def _usable(runs: pd.DataFrame, names: Sequence[str]) -> pd.DataFrame:
-    """The finished runs that have all these numbers, with their unit."""
-    return runs.assign(unit=units_of(runs))[runs["outcome"] == "ok"].dropna(subset=[*names, "unit"])
+    """The finished runs that have all these numbers: these, n_layers and unit."""
+    columns = runs[[*dict.fromkeys(["n_layers", *names])]].assign(unit=units_of(runs))  # of 150 that a copy would have
+    return columns[runs["outcome"] == "ok"].dropna(subset=[*names, "unit"])
 
 
 # Association
