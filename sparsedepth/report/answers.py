@@ -198,6 +198,7 @@ def depth_answer(cells: Cells) -> Answer:
         *dict.fromkeys(
             f"{row['n_layers']} layers: {row['reason']}" for row in rows.to_dict("records") if row["reason"]
         ),
+        *cells.settings.depth_text.splitlines(),
         cells.settings.baseline_text,
     ]
     return Answer(

@@ -65,7 +65,8 @@ class Settings:
     data: tuple[str, ...]
     """Varying fields of the training data, without those that follow from others."""
     by_depth: Mapping[str, Mapping[int, Any]]
-    """Sizes determined by n_layers, such as the tokens of a budget per parameter: field -> n_layers -> value."""
+    """Sizes, and an lr, determined by n_layers, such as the tokens of a budget per parameter: field -> n_layers ->
+    value."""
 
     @property
     def data_text(self) -> str:
@@ -152,9 +153,10 @@ def settings_of(cells: Sequence[Configuration], planned: Sequence[Configuration]
     # Tried last: d_model, from which d_ff and a budget follow, and corpus, whose group or length is a shorter label.
     for name in sorted(label_fields, key=lambda name: (name == "corpus", name == "d_model")):
         others = [other for other in label_fields if other != name]
-        if _ROLES[name].kind in ("capacity", "data") and _follows(name, ["n_layers", *others], cells):
+        is_size, of_depth = _ROLES[name].kind in ("capacity", "data"), _follows(name, ["n_layers"], cells)
+        if (is_size and _follows(name, ["n_layers", *others], cells)) or (name == "lr" and of_depth):
             label_fields = others
-            if not _follows(name, others, cells) and _follows(name, ["n_layers"], cells):
+            if of_depth and not _follows(name, others, cells):
                 sizes = {cell.knobs["n_layers"]: cell.knobs[name] for cell in cells if _is_known(cell, name)}
                 by_depth[name] = dict(sorted(sizes.items()))
     data: list[str] = []

@@ -91,6 +91,16 @@ def test_depths_that_share_no_cost_are_not_compared():
     assert alone.sentence == "The baseline has results at one depth only: there is nothing to say about depth."
 
 
+def test_an_lr_for_each_depth_is_no_setting_and_is_said():
+    """As where a sweep gives each depth the lr that an earlier one found; two at one depth are two settings."""
+    own = grid({"n_layers,lr": [(4, 0.002), (8, 0.001)], "seed": SEEDS}, measured)
+    found = depth_answer(own)
+    assert found.sentence.startswith("At equal tokens 8 layers have 0.5 nat/token less val_loss than 4;")
+    assert "lr depends on n_layers: 0.002000 at 4, 0.001000 at 8" in found.notes
+    both = grid({"n_layers,lr": [(4, 0.002), (8, 0.002), (8, 0.001)], "seed": SEEDS}, measured)
+    assert {*cells_of(both, "val_loss").changes} == {"baseline", "lr=0.002"}
+
+
 def test_the_commands_answer_in_few_lines(tmp_path):
     for depth in (4, 8):
         for scale in ("none", "lns"):
