@@ -17,6 +17,7 @@ from sparsedepth.effects.cells import BASELINE, COSTS, Cells, cells_of, is_ratio
 from sparsedepth.effects.frame import MATCHED, depth_effects, effects_frame, setting_effects
 from sparsedepth.effects.text import effects_table, effects_text, is_missing, lr_text, nothing_text, size_text
 from sparsedepth.effects.verdict import ALPHA, POWER
+from sparsedepth.scaling.budgets import flops_text
 from sparsedepth.store import terminal
 from sparsedepth.store.comparable_loss import COMMON, OWN, loss_of
 from sparsedepth.store.connection import Store
@@ -211,17 +212,19 @@ def depth_answer(cells: Cells) -> Answer:
 
 
 def _depths_at(cells: Cells, basis: str) -> pd.DataFrame:
-    """The depths of the baseline at equal tokens or FLOPs: over the runs of the budget with the most depths."""
+    """The depths of the baseline at equal tokens or FLOPs: the runs of the budget with the most depths, the largest of
+    several."""
     rows = cells.rows[[{name for name, _ in changes} <= {BUDGET} for changes in cells.rows["changes"]]]
     cost = rows[basis] if basis in rows else pd.Series(np.nan, rows.index)
     runs, budget = cells.runs, cells.runs.loc[rows.index, "train_tokens"]
     means = cost.groupby([rows["n_layers"], budget]).mean().dropna().sort_values()
     means = means[means > 0]
     group = (np.log(means).diff() > 2 * MATCHED).cumsum()
-    best = max((same.index for _, same in means.groupby(group)), key=lambda pairs: len({*pairs}), default=())
-    if len({depth for depth, _ in best}) < 2:
+    groups = (same for _, same in means.groupby(group))
+    best = max(groups, key=lambda same: (same.index.get_level_values(0).nunique(), same.iloc[-1]), default=means)
+    if best.index.get_level_values(0).nunique() < 2:
         return pd.DataFrame(columns=["n_layers"])
-    of_group = pd.Series([*zip(runs["n_layers"], runs["train_tokens"], strict=True)], runs.index).isin([*best])
+    of_group = pd.Series([*zip(runs["n_layers"], runs["train_tokens"], strict=True)], runs.index).isin([*best.index])
     found = _depths(cells if of_group.all() else cells_of(runs[of_group], cells.outcome))
     return found[(found["basis"] == basis) | found["estimate"].isna() | (basis == "flops")].assign(basis=basis)
 
@@ -288,7 +291,8 @@ def _depth_sentence(compared: Mapping[str, pd.DataFrame], cells: Cells) -> str:
             text = f"{best['n_layers']} layers have {size} {less} {cells.outcome} than {int(rows['n_layers'].min())}"
             if basis == "flops":
                 text += f": depth {'earns' if less == 'less' else 'does not earn'} its cost"
-        parts.append(f"at equal {name} {text}")
+        budget = f" ({flops_text(rows[COSTS['flops']].mean())})" if basis == "flops" else ""
+        parts.append(f"at equal {name}{budget} {text}")
     text = "; ".join(parts)
     return f"{text[0].upper()}{text[1:]}."
 

@@ -80,8 +80,15 @@ def test_depth_at_equal_flops_where_runs_have_them(gain, says):
     runs = runs.assign(val_loss=3 - gain * (runs["n_layers"] == 8) + noise, tokens_trained=runs["train_tokens"])
     found = depth_answer(runs)
     word = "less" if gain > 0 else "more"
-    assert f"at equal FLOPs 8 layers have 0.5 nat/token {word} val_loss than 4: {says}." in found.sentence
+    assert f"at equal FLOPs (8.2e13) 8 layers have 0.5 nat/token {word} val_loss than 4: {says}." in found.sentence
     assert [row["equal"] for row in records(found)] == ["tokens", "tokens", "FLOPs", "FLOPs"]
+
+
+def test_of_several_budgets_the_largest_is_compared():
+    sizes = [(4, 20_480), (8, 10_240), (4, 40_960), (8, 20_480)]
+    runs = grid({"n_layers,train_tokens": sizes, "seed": SEEDS}, measured, batch_tokens=1024)
+    found = depth_answer(runs.assign(tokens_trained=runs["train_tokens"]))
+    assert "at equal FLOPs (1.6e14) 8 layers have 0.5 nat/token less val_loss than 4" in found.sentence
 
 
 def test_depths_that_share_no_cost_are_not_compared():
