@@ -52,7 +52,7 @@ def curves(store: Store) -> Drawing:
     binned = f"select run_id, train_loss as value, ceil(tokens / {width}) * {width} as x from curves"
     rows = store.frame(
         f"select run_id, 'train_loss' as metric, x, avg(value) as value from ({binned}) where x > 0 and value is not "
-        "null group by all order by x"
+        "null group by all order by x, run_id"
     )
     notes = " The loss of the first fifth of training is beyond the axis."
     return by_setting(trained_runs(store), rows, "no finished run has a curve of its loss", notes)

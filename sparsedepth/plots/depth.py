@@ -1,31 +1,66 @@
-"""Does depth pay? Loss, needed blocks, solved difficulty of a task and residual variance against the number of layers,
-one line per setting, at its tuned values. Configurations with a diverged seed are left out.
+"""Figures that compare depths: outcomes against depth (`depth`), loss against training FLOPs (`isoflop`),
+accuracy against the difficulty of a task (`difficulty`), and the angle between layers against depth (`trajectories`).
+
+`depth` and `difficulty` leave out configurations with a diverged seed. Accuracy of difficulty d is the share of the
+held-out positions of difficulty d whose most likely token is the target. Of `isoflop`, branches of one trunk are points
+of one line, and share a seed; `scaling.crossover` says from which budget a depth is worth its cost.
 """
 
+from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
 import pandas as pd
+from matplotlib.lines import Line2D
 
 from sparsedepth.config.plain_text import counted
-from sparsedepth.plots.facets import Panel, lines_drawing, lr_text, metric_intervals, panel_of
+from sparsedepth.config.task import SOLVED, TASKS, TaskSpec, task_name
+from sparsedepth.plots.by_setting import depth_styles
+from sparsedepth.plots.facets import (
+    Panel,
+    groups,
+    intervals,
+    lines_drawing,
+    lr_text,
+    metric_intervals,
+    panel_of,
+    range_of,
+)
 from sparsedepth.plots.page import Drawing, NothingToDraw, not_shown
-from sparsedepth.plots.runs import settings_in_order, shown_settings, trained_runs, without_diverged_configurations
-from sparsedepth.plots.style import CHANGES_VARIANCE, GREY
+from sparsedepth.plots.runs import (
+    at_last_step,
+    read_runs,
+    settings_in_order,
+    settings_of,
+    shown_settings,
+    trained_runs,
+    without_diverged_configurations,
+)
+from sparsedepth.plots.style import CHANGES_VARIANCE, GREY, MISSING, escaped, setting_styles, wrapped
 from sparsedepth.quantities import IN_RUNS
-from sparsedepth.store.comparable_loss import loss_of
+from sparsedepth.scaling.budgets import BUDGET, SAME_BUDGET, budget_rows, finished
+from sparsedepth.scaling.crossover import Crossover, crossovers
+from sparsedepth.store.comparable_loss import loss_in, loss_of
 from sparsedepth.store.connection import Store
 from sparsedepth.store.degeneracy import degeneracy, degeneracy_caption, score_rows
-from sparsedepth.store.setting import read_settings
+from sparsedepth.store.small_sample import t_critical
 
 NEEDED = ("needed_layers", "usefulness_loss_increase")
 """The first that the runs have and that is not degenerate is drawn."""
-VARIANCE = "residual_variance_last"
+VARIANCE, ACCURACY, ANGLE = "residual_variance_last", "val_accuracy", "angular_distance_middle"
+BUDGET_PANELS = 4
+"""Settings of the figure `isoflop` at most."""
+SOLVED_DASHES, CHANCE_DASHES = (0, (5, 3)), (0, (1, 2))
+ALIKE = 0.01
+"""Largest difference of the accuracies of guessing that are drawn as one: estimates from counts differ by chance."""
+
+# Does depth pay?
 
 
 def depth(store: Store) -> Drawing:
     """Raises NothingToDraw if no setting was run at two depths."""
-    settings = read_settings(store)
+    settings = settings_of(store)
     sizes = settings.depth_text.replace("\n", "; ") if settings else ""
     return by_depth(trained_runs(store), f" {sizes}." if sizes else "")
 
@@ -90,3 +125,171 @@ def _panel(name: str, points: pd.DataFrame) -> Panel:
     decorate = every_block_is_needed if name == NEEDED[0] else None
     scale = "log" if is_log else "linear"
     return panel_of(name, x="depth", x_label="n_layers", scale=scale, decorate=decorate)
+
+
+# Is it worth its cost?
+
+
+def isoflop(store: Store) -> Drawing:
+    """Raises NothingToDraw if no setting was run at two depths, or none of them at two budgets."""
+    read_runs(store)
+    try:
+        rows = budget_rows(store)
+        return by_budget(rows, crossovers(rows), loss_in(store))
+    except ValueError as error:
+        raise NothingToDraw(str(error)) from None
+
+
+def by_budget(rows: pd.DataFrame, found: Sequence[Crossover], loss: str) -> Drawing:
+    """From `budget_rows` and the verdicts on its depths. Its points: panel (the setting), setting ('N layers'),
+    n_layers, x (train_flops), train_tokens, mean, lo, hi, n_seeds, is_lowest (on the lower envelope)."""
+    order = settings_in_order({one.setting for one in found})
+    shown = finished(rows[rows["setting"].isin(order[:BUDGET_PANELS])]).rename(
+        columns={"setting": "panel", "loss": "value"}
+    )
+    shown = shown.sort_values(
+        ["panel", "n_layers", "train_flops"], key=lambda of: of.map(order.index) if of.name == "panel" else of
+    )
+    is_next = np.log(shown["train_flops"]).groupby([shown["panel"], shown["n_layers"]]).diff() > SAME_BUDGET
+    at = [shown["panel"], shown["n_layers"], is_next.cumsum()]
+    shown["x"] = shown["train_flops"].groupby(at).transform("first")
+    shown[BUDGET] = shown[BUDGET].groupby(at).transform("first").astype(int)
+    points = intervals(shown, ["panel", "n_layers", "x", BUDGET])
+    if not points.duplicated(["panel", "n_layers"]).any():
+        raise NothingToDraw("no depth was run at two budgets, so there is no curve; --figure depth shows the depths")
+    points["setting"] = points["n_layers"].map(lambda depth: counted(depth, "layer"))
+    # Whether no point of its setting has as low a loss for fewer FLOPs.
+    by_cost = points.sort_values(["x", "mean"])
+    points["is_lowest"] = by_cost["mean"] <= by_cost.groupby("panel")["mean"].cummin()
+    look: dict[str, Any] = {"x": "flops", "x_label": "train_flops (FLOP)", "scale": "linear", "range": range_of(points)}
+    settings = [name for name in order[:BUDGET_PANELS] if (points["panel"] == name).any()]
+    kinds = [
+        panel_of(
+            loss,
+            name,
+            title=escaped(wrapped(name, 44)) if len(settings) > 1 else "",
+            decorate=partial(_draw_envelope, points[points["is_lowest"] & (points["panel"] == name)]),
+            **look,
+        )
+        for name in settings
+    ]
+    notes = " Wide grey line: the lower envelope. Verdicts compare depths seed by seed."
+    notes += not_shown(len(order) - len(settings), "further setting")
+    verdicts = [escaped(f"{one.sentence}.") for one in found if one.setting in settings]
+    styles = depth_styles(points["n_layers"])
+    return lines_drawing(points, kinds, "\n".join([notes, *verdicts]), styles=styles, columns=2, size=(3.9, 3.1))
+
+
+def _draw_envelope(lowest: pd.DataFrame, axis: Any) -> None:
+    lowest = lowest.sort_values("x")
+    axis.plot(lowest["x"], lowest["mean"], color=GREY, alpha=0.35, linewidth=6, zorder=1)
+
+
+# How far is a task solved?
+
+
+def difficulty(store: Store) -> Drawing:
+    """Raises NothingToDraw if no finished run has accuracies by difficulty."""
+    by_run = store.frame("select run_id, step, difficulty, positions, accuracy from difficulty")
+    return by_difficulty(trained_runs(store), by_run)
+
+
+def by_difficulty(runs: pd.DataFrame, by_run: pd.DataFrame) -> Drawing:
+    """From the result rows of `runs` and the rows of `difficulty`. Its points: setting, panel (n_layers), x
+    (difficulty), mean, lo, hi, n_seeds, positions (the fewest of a run)."""
+    complete, n_diverged = without_diverged_configurations(runs)
+    rows = at_last_step(by_run).merge(complete[["run_id", "setting", "n_layers", "seed"]], on="run_id")
+    rows = rows.dropna(subset="accuracy")
+    if rows.empty:
+        raise NothingToDraw("no finished run has accuracies by difficulty; only runs on a task do (corpus: task:NAME)")
+    rows = rows.rename(columns={"difficulty": "x", "n_layers": "panel", "accuracy": "value"})
+    by = ["setting", "panel", "x"]
+    points = intervals(rows.sort_values(by), by).join(rows.groupby(by)["positions"].min(), on=by)
+    points["lo"], points["hi"] = (points[end].clip(*IN_RUNS[ACCURACY].range) for end in ("lo", "hi"))
+    drawn = runs[runs["run_id"].isin(by_run["run_id"])]
+    levels = {f"solved (≥ {SOLVED:g})": (SOLVED, SOLVED_DASHES)}
+    levels |= {"chance": (chance, CHANCE_DASHES)} if (chance := chance_of(drawn)) is not None else {}
+
+    def draw_levels(axis: Any) -> None:
+        for height, dashes in levels.values():
+            axis.axhline(height, color=GREY, linewidth=1.0, linestyle=dashes)
+
+    look: dict[str, Any] = {"x_label": counts_of(drawn), "range": (0, 1.03), "decorate": draw_levels}
+    depths = sorted(set(points["panel"]))
+    return lines_drawing(
+        points,
+        [panel_of(ACCURACY, depth, title=counted(depth, "layer"), scale="linear", **look) for depth in depths],
+        f" {counted(points['setting'].nunique(), 'setting')}, at tuned values, if any."
+        + not_shown(n_diverged, "configuration", " with a diverged seed"),
+        size=(3.2, 2.8),
+        extra=[Line2D([], [], color=GREY, linestyle=dashes, label=label) for label, (_, dashes) in levels.items()],
+    )
+
+
+def counts_of(runs: pd.DataFrame) -> str:
+    """What the difficulty of the task counts; 'difficulty' if tasks count different things."""
+    words = {task.difficulty if task else "difficulty" for task in _tasks(runs)}
+    return words.pop() if len(words) == 1 else "difficulty"
+
+
+def _tasks(runs: pd.DataFrame) -> list[TaskSpec | None]:
+    return [TASKS.get(task_name(corpus) or "") for corpus in runs["corpus"]]
+
+
+def chance_of(runs: pd.DataFrame) -> float | None:
+    """exp(-chance_loss): the accuracy of guessing among equally likely answers, if it is the same for all runs. Of
+    unequal ones the loss of guessing does not say how often the likeliest is right."""
+    chance = np.exp(-pd.to_numeric(runs["chance_loss"]))
+    is_known = len(runs) and chance.notna().all() and all(task and task.has_even_answers for task in _tasks(runs))
+    return float(chance.mean()) if is_known and chance.max() - chance.min() < ALIKE else None
+
+
+# How does the mean angle between the states of neighbouring middle layers shrink?
+
+
+def trajectories(store: Store) -> Drawing:
+    """Raises NothingToDraw if no setting has an angle at two depths."""
+    return angles_by_depth(trained_runs(store))
+
+
+def angles_by_depth(runs: pd.DataFrame) -> Drawing:
+    """From the result rows of `runs`; a model of 2 layers has no angle. Its points: panel, setting, x (n_layers), mean
+    (geometric), lo, hi, n_seeds, b, b_lo, b_hi (`turn_law` of the setting)."""
+    angles = pd.to_numeric(runs[ANGLE], errors="coerce")
+    rows = runs.assign(value=angles)[(runs["outcome"] == "ok") & (angles > 0)].rename(columns={"n_layers": "x"})
+    rows = rows[rows.groupby("setting")["x"].transform("nunique") > 1].sort_values("x")
+    if rows.empty:
+        raise NothingToDraw("no setting has an angle at two depths; measure 'geometry' at two depths")
+    points = intervals(rows, ["setting", "x"], is_log=True).assign(panel=ANGLE)
+    settings = shown_settings(points["setting"])
+    n_left_out = points["setting"].nunique() - len(settings)
+    laws = {name: turn_law(points[points["setting"] == name]) for name in settings}
+    points = points.merge(pd.DataFrame(laws, index=["b", "b_lo", "b_hi"]).T, left_on="setting", right_index=True)
+    interval = {name: "" if np.isnan(lo) else f" ({lo:.2f} to {hi:.2f})" for name, (_, lo, hi) in laws.items()}
+    labels = {name: f"{name}, b = {law[0]:.2f}{interval[name]}" for name, law in laws.items()}
+    look: dict[str, Any] = {"x": "depth", "x_label": "n_layers", "scale": "log"}
+    panel = panel_of(
+        ANGLE, y_label="mean angle of the middle layers (rad)", decorate=partial(_draw_laws, points), **look
+    )
+    notes = " Dotted: fit angle ~ depth^-b, with the 95% interval of b. Grey: b = 1."
+    notes += not_shown(n_left_out, "further setting")
+    return lines_drawing(points, [panel], notes, labels=labels, size=(4.8, 3.7), columns=1)
+
+
+def turn_law(points: pd.DataFrame) -> tuple[float, float, float]:
+    """b of ln angle = c - b ln L, L the depth, by least squares over the mean of each depth, since more seeds bring no
+    mean nearer to the line (2602.05970); and its Student's 95% interval, NaN of two depths."""
+    x, y, free = np.log(points["x"].astype(float)), np.log(points["mean"]), len(points) - 2
+    b = -np.polyfit(x, y, 1)[0]
+    half = t_critical(free) * np.polyfit(x, y, 1, cov=True)[1][0, 0] ** 0.5 if free else np.nan
+    return b, b - half, b + half
+
+
+def _draw_laws(points: pd.DataFrame, axis: Any) -> None:
+    ends = np.geomspace(points["x"].min(), points["x"].max(), 20)
+    axis.plot(ends, points["mean"].max() * ends[0] / ends, color=MISSING, linewidth=2.5, zorder=0)
+    styles = setting_styles(settings_in_order(points["setting"]))
+    for (name, b), line in groups(points, "setting", "b"):
+        at = np.geomspace(line["x"].min(), line["x"].max(), 20)
+        level = np.exp(np.log(line["mean"] * line["x"] ** b).mean())  # of least squares: through the means
+        axis.plot(at, level * at**-b, color=styles[name][0], linestyle=":", linewidth=1.0)

@@ -212,8 +212,8 @@ FIGURES: dict[str, FigureKind] = {
         ("chain", "correlations", "correlations from sparsity over variance to loss", COMPARES_LOSSES),
         ("by_layer", "by_setting", "variance and effects by layer at the baseline, one line per depth"),
         ("depth", "depth", "does depth pay: loss, needed layers, variance against n_layers", OF_GRID, COMPARES_LOSSES),
-        ("isoflop", "isoflop", "is depth worth its cost: loss against training FLOPs", OF_GRID, COMPARES_LOSSES),
-        ("difficulty", "difficulty", "how far is a task solved: accuracy against difficulty by depth", OF_GRID),
+        ("isoflop", "depth", "is depth worth its cost: loss against training FLOPs", OF_GRID, COMPARES_LOSSES),
+        ("difficulty", "depth", "how far is a task solved: accuracy against difficulty by depth", OF_GRID),
         ("curves", "by_setting", "training loss during training, one line per setting", OF_GRID, COMPARES_LOSSES),
         ("variance", "by_setting", "residual variance by layer and during training, one line per setting", OF_GRID),
         ("scores", "by_setting", "scores by layer, one line per setting", OF_GRID),
@@ -225,7 +225,7 @@ FIGURES: dict[str, FigureKind] = {
         ("importance", "study", "a search: how much each axis matters to each objective"),
         ("slices", "study", "a search: the first objective in order of start, and against each axis"),
         ("layer_profile", "layer_profile", "every quantity by layer of one run (--run)", OF_ONE_RUN, MANY_PANELS),
-        ("trajectories", "trajectories", "mean angle between neighbouring layers against n_layers, by setting"),
+        ("trajectories", "depth", "mean angle between neighbouring layers against n_layers, by setting"),
     )
 }
 for _plugin in PLUGINS:  # {name: (function of a store that returns a Drawing, its meaning)}

@@ -8,7 +8,7 @@ import pytest
 from support.made_up_runs import make_run
 from support.runs_frame import config_of, labelled_grid
 
-from sparsedepth.plots.difficulty import by_difficulty, counts_of
+from sparsedepth.plots.depth import by_difficulty, counts_of
 from sparsedepth.plots.draw import FIGURES
 from sparsedepth.plots.page import NothingToDraw
 from sparsedepth.store.connection import open_store
