@@ -18,11 +18,11 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from sparsedepth.config.run import MeasureConfig
-from sparsedepth.plots.matrices import HEAT_MAPS, as_matrix, draw_matrix, norm_of, pairs_that_exist
+from sparsedepth.plots.matrices import as_matrix, draw_matrix, norm_of, title_of
 from sparsedepth.plots.page import Drawing, caption, colour_bar
 from sparsedepth.plots.runs import all_runs, at_last_step, choose_run
 from sparsedepth.plots.style import DEGENERATE, MISSING, SERIES, escaped, layer_ticks, set_layer_scale, wrapped
-from sparsedepth.quantities import BY_LAYER, PROFILED
+from sparsedepth.quantities import BY_LAYER, BY_PAIR, PROFILED
 from sparsedepth.store.connection import Store
 from sparsedepth.store.degeneracy import RELATIVE_ROWS, SCORES, float_or_none, reasons_in, sound_layer_metrics
 from sparsedepth.store.small_sample import Z
@@ -46,18 +46,16 @@ def _single(*names: str) -> dict[str, dict[str, str]]:
     return {BY_LAYER[name].display_name.replace("\n", " "): {name: ""} for name in names}
 
 
-PANELS: dict[str, Mapping[str, str]] = {
-    **_single("residual_variance"),
+PANELS: dict[str, dict[str, str]] = {
+    **_single("residual_variance", "residual_growth"),
     "variance of branch outputs": {"attention_variance": "attention", "ffn_variance": "feed-forward"},
-    **_single("residual_growth"),
-    "norms": {"state_norm": "stream", **_by_part("norm"), "update_norm": "update"},
+    "norms": {"state_norm": "stream", **_by_part("norm")},
     "update ratio: ‖added‖ / ‖stream‖": _by_part("ratio"),
     "update cosine: cos(added, stream)": _by_part("cosine"),
-    **_single("block_influence"),
     "angles of the stream": {
         "angular_distance": "previous layer",
         "angle_to_end": "last layer",
-        "update_angle": "next update",
+        "update_angle": "update",
     },
     "angles of paths, and ideal ones": {
         "trajectory_mean": "mean",
@@ -65,16 +63,15 @@ PANELS: dict[str, Mapping[str, str]] = {
         "even_ideal": "even",
     },
     "early exit loss": {"lens_loss": "logit lens", "early_exit_loss": "through last block"},
-    **_single("causal_effect"),
+    **_single("block_influence", "causal_effect"),
     "relative loss increase without the block": {
-        "affine_loss_increase": "affine map instead",
+        "affine_loss_increase": "affine map",
         "skip_loss_increase": "left out",
     },
     "Jacobian's deviation from identity": {
-        "jacobian_deviation": "per token",
-        "jacobian_deviation_averaged": "of the mean",
+        "jacobian_deviation": "of a token",
+        "jacobian_deviation_averaged": "of mean",
     },
-    **_single("jacobian_deviation_released"),
     "weight sparsity": {"weight_sparsity": "|w| <", "weight_sparsity_rel": "|w| / rms <"},
     "attention sparsity": {"attention_sparsity": "weight <", "attention_sparsity_rel": "weight / uniform <"},
 }
@@ -96,24 +93,12 @@ class LayerProfile:
     profiles: pd.DataFrame
     """Columns: name (metric without threshold), threshold, layer, value, se (standard error); NaN where missing."""
     matrices: dict[str, np.ndarray]
-    """metric -> [L + 1, L + 1], row `other_layer`, column `layer`, layer 0 first; NaN if missing or no pair"""
+    """metric -> `as_matrix`"""
 
 
 def layer_profile(store: Store, run: str | None = None) -> Drawing:
-    """The layer profile of a run. Raises ValueError for an unknown run, or one without values by layer."""
-    profile = load_layer_profile(store, run)
-    pairs = [
-        {"name": name, "layer": layer, "other_layer": other, "value": values[other, layer]}
-        for name, values in profile.matrices.items()
-        for other, layer in zip(*(~np.isnan(values)).nonzero(), strict=True)
-    ]
-    data = pd.concat([profile.profiles, pd.DataFrame(pairs)], ignore_index=True)
-    return Drawing(data=data, page=partial(layer_profile_page, profile))
-
-
-def load_layer_profile(store: Store, run: str | None = None) -> LayerProfile:
-    """The profile of a run; by default of the one with the lowest val_loss among the deepest. Raises ValueError for an
-    unknown run, or one without values by layer."""
+    """The layer profile of a run, by default of the one with the lowest val_loss among the deepest. Raises ValueError
+    for an unknown run, or one without values by layer."""
     depths = store.sql(
         "select run_id, max(depth) from (select run_id, layer as depth from layers "
         "union all select run_id, other_layer from pairs) group by run_id"
@@ -122,26 +107,28 @@ def load_layer_profile(store: Store, run: str | None = None) -> LayerProfile:
     run_id = choose_run(runs, dict(depths.rows), run)  # of the store, so hexadecimal digits
     row = runs[runs["run_id"] == run_id].iloc[0].to_dict()
     layers, pairs = (store.frame(f"select * from {view} where run_id = '{run_id}'") for view in ("layers", "pairs"))
-    return profile_of(row, layers, pairs)
+    profile = profile_of(row, layers, pairs)
+    cells = [
+        {"name": name, "layer": layer, "other_layer": other, "value": values[other, layer]}
+        for name, values in profile.matrices.items()
+        for other, layer in zip(*(~np.isnan(values)).nonzero(), strict=True)
+    ]
+    data = pd.concat([profile.profiles, pd.DataFrame(cells)], ignore_index=True)
+    return Drawing(data=data, page=partial(layer_profile_page, profile))
 
 
 def profile_of(run: Mapping[str, object], layers: pd.DataFrame, pairs: pd.DataFrame) -> LayerProfile:
     """The profile, from a run's row of `runs` and its rows of `layers` and `pairs`."""
     n_layers = int(max(0, *layers["layer"], *pairs["other_layer"]))
-    last = at_last_step(pairs)
-    measured = [name for name in HEAT_MAPS if last.loc[last["metric"] == name, "value"].notna().any()]
-    return LayerProfile(
-        run=run,
-        n_layers=n_layers,
-        profiles=_profiles(run, layers, n_layers),
-        matrices={name: as_matrix(last[last["metric"] == name], n_layers) for name in measured},
-    )
+    by_metric = dict([*at_last_step(pairs).dropna(subset="value").groupby("metric")])
+    matrices = {name: as_matrix(by_metric[name], name, n_layers) for name in BY_PAIR if name in by_metric}
+    return LayerProfile(run=run, n_layers=n_layers, profiles=_profiles(run, layers, n_layers), matrices=matrices)
 
 
 def _profiles(run: Mapping[str, object], layers: pd.DataFrame, n_layers: int) -> pd.DataFrame:
     rows = at_last_step(layers).astype({"metric": str, "value": float})
-    named = rows["metric"].str.extract("(?P<name>[^@]*)@?(?P<threshold>.*)")
-    rows = rows.assign(name=named["name"], threshold=pd.to_numeric(named["threshold"]))
+    rows[["name", "threshold"]] = rows["metric"].str.extract("([^@]*)@?(.*)")
+    rows["threshold"] = pd.to_numeric(rows["threshold"])
     # The last layer has no later layers to affect: its NULL is not a missing value.
     rows = rows[(rows["name"] != "causal_effect") | (rows["layer"] < n_layers)]
     leading = {
@@ -151,10 +138,10 @@ def _profiles(run: Mapping[str, object], layers: pd.DataFrame, n_layers: int) ->
     }
     rows = rows[~rows["name"].isin([*leading]) | (rows["threshold"] == rows["name"].map(leading))]
     errors = rows.assign(name=rows["name"].str.removesuffix("_se"), se=rows["value"])[rows["name"].str.endswith("_se")]
-    drawn = rows["name"].isin({name for series in PANELS.values() for name in series})
-    shown = rows[drawn].merge(errors[["name", "layer", "se"]], on=["name", "layer"], how="left")
-    ordered = shown[["name", "threshold", "layer", "value", "se"]].sort_values(["name", "layer"])
-    return ordered.reset_index(drop=True)
+    drawn = rows[rows["name"].isin({name for series in PANELS.values() for name in series})]
+    shown = drawn.merge(errors[["name", "layer", "se"]], on=["name", "layer"], how="left")
+    columns = ["name", "threshold", "layer", "value", "se"]
+    return shown[columns].sort_values(["name", "layer"], ignore_index=True)
 
 
 def _first_threshold(value: object, field: str, present: set[float]) -> float:
@@ -176,14 +163,10 @@ def layer_profile_page(profile: LayerProfile) -> Figure:
     grid = page.add_gridspec(max(len(heights), 1), COLUMNS, height_ratios=heights or None)
     for i, (title, series) in enumerate(panels.items()):
         _draw_panel(page.add_subplot(grid[divmod(i, COLUMNS)]), title, series, profile)
-    for i, (name, values) in enumerate(profile.matrices.items()):
-        axis, exists = (
-            page.add_subplot(grid[n_rows + i // COLUMNS, i % COLUMNS]),
-            pairs_that_exist(name, profile.n_layers),
-        )
-        drawn = np.where(exists, values, np.nan)
-        image = draw_matrix(axis, name, drawn, exists, norm_of(drawn[np.isfinite(drawn)], HEAT_MAPS[name].scale))
-        axis.set_title(wrapped(HEAT_MAPS[name].title, TITLE), fontsize=8.5)
+    for i, (name, matrix) in enumerate(profile.matrices.items()):
+        axis = page.add_subplot(grid[n_rows + i // COLUMNS, i % COLUMNS])
+        image = draw_matrix(axis, name, matrix, norm_of(matrix, BY_PAIR[name].scale))
+        axis.set_title(wrapped(title_of(name), TITLE), fontsize=8.5)
         colour_bar(axis, image)
     degenerate = _degenerate(profile)
     page.suptitle(_title(profile, degenerate), x=0.01, y=0.997, ha="left", fontsize=10)

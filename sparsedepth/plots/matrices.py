@@ -6,7 +6,6 @@ cells are missing pairs.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -31,39 +30,13 @@ FEWEST = 0.25
 """Share of the pairs that exist: a metric with fewer is not drawn."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class HeatMap:
-    name: str
-    first: int = 1
-    """First layer with pairs."""
-    diagonal: bool = False
-    """Whether a layer forms a pair with itself."""
-    later: str = "later layer"
-    """Axis label of `other_layer`."""
-    layer: str = "layer"
-    """Axis label of `layer`."""
-
-    @property
-    def title(self) -> str:
-        return BY_PAIR[self.name].axis_label.replace("\n", " ")
-
-    @property
-    def scale(self) -> Scale:
-        return BY_PAIR[self.name].scale
-
-
-HEAT_MAPS = {
-    kind.name: kind
-    for kind in (
-        HeatMap(name="causal_effect", layer="skipped layer"),
-        HeatMap(name="permutation_effect", later="swapped with layer"),
-        HeatMap(name="removal_drop", diagonal=True, layer="first removed", later="last removed"),
-        HeatMap(name="angular_distance", first=0),
-        HeatMap(name="angular_distance_last_token", first=0),
-    )
+AXES = {
+    "causal_effect": ("skipped layer", "later layer"),
+    "permutation_effect": ("layer", "swapped with layer"),
+    "removal_drop": ("first removed", "last removed"),
+    "removal_accuracy_lost": ("first removed", "last removed"),
 }
-HEAT_MAPS |= {name: HeatMap(name=name) for name in BY_PAIR if name not in HEAT_MAPS}
-"""Every metric by pair of layers."""
+"""Labels of `layer` and `other_layer`, if not 'layer' and 'later layer'."""
 
 
 def matrices(store: Store) -> Drawing:
@@ -112,58 +85,66 @@ def page_of_matrices(values: pd.DataFrame, depth: int, notes: str = "") -> Figur
 
 
 def _draw_row(axes: Sequence[Any], metric: str, values: pd.DataFrame, settings: Sequence[str], depth: int) -> None:
-    kind, exists = HEAT_MAPS[metric], pairs_that_exist(metric, depth)
-    of_metric = values[values["metric"] == metric]
-    drawn = [np.where(exists, as_matrix(of_metric[of_metric["setting"] == name], depth), np.nan) for name in settings]
-    norm = norm_of(np.concatenate([matrix[np.isfinite(matrix)] for matrix in drawn]), kind.scale)
-    images = [draw_matrix(axis, metric, matrix, exists, norm) for axis, matrix in zip(axes, drawn, strict=True)]
-    for axis, setting in zip(axes, settings, strict=True):
+    by_setting = dict([*values[values["metric"] == metric].groupby("setting")])
+    drawn = [as_matrix(by_setting.get(name, values[:0]), metric, depth) for name in settings]
+    norm = norm_of(np.array(drawn), BY_PAIR[metric].scale)
+    for axis, setting, matrix in zip(axes, settings, drawn, strict=True):
+        image = draw_matrix(axis, metric, matrix, norm)
         axis.set_title(escaped(shortened(setting)), fontsize=8)
         if axis is not axes[0] and not is_paper():
             axis.set_ylabel("")
-    colour_bar(axes[-1], images[-1], kind.title)
+    colour_bar(axes[-1], image, title_of(metric))
 
 
 # A matrix of layers
 
 
-def pairs_that_exist(name: str, n_layers: int) -> np.ndarray:
-    """Which cells of a matrix are pairs of layers: bool [L + 1, L + 1]."""
-    kind = HEAT_MAPS[name]
+def title_of(metric: str) -> str:
+    return BY_PAIR[metric].axis_label.replace("\n", " ")
+
+
+def pairs_that_exist(metric: str, n_layers: int) -> np.ndarray:
+    """Which cells of a matrix are pairs of layers: bool [L + 1, L + 1]. Layer 0, the embedding's output, is a state and
+    no block; a removed range of blocks may be a single one."""
     other, layer = np.indices((n_layers + 1, n_layers + 1))
-    return (layer >= kind.first) & ((layer <= other) if kind.diagonal else (layer < other))
+    return (layer >= _first(metric)) & (other - layer >= (BY_PAIR[metric].measure != "removal"))
 
 
-def as_matrix(pairs: pd.DataFrame, n_layers: int) -> np.ndarray:
-    """Rows of one metric as a matrix [L + 1, L + 1], row `other_layer`, column `layer`; NaN if missing."""
+def _first(metric: str) -> int:
+    return int(not metric.startswith("angular_distance"))
+
+
+def as_matrix(pairs: pd.DataFrame, metric: str, n_layers: int) -> np.ndarray:
+    """Rows of one metric as a matrix [L + 1, L + 1], row `other_layer`, column `layer`; NaN if missing or no pair."""
     matrix = np.full((n_layers + 1, n_layers + 1), np.nan)
     matrix[pairs["other_layer"], pairs["layer"]] = pairs["value"].astype(float)
-    return matrix
+    return np.where(pairs_that_exist(metric, n_layers), matrix, np.nan)
 
 
-def draw_matrix(axis: Any, name: str, values: np.ndarray, exists: np.ndarray, norm: Normalize) -> Any:
-    """Draw one of HEAT_MAPS, [L + 1, L + 1], row `other_layer`; pairs that exist but are NaN are grey. Returns the
+def draw_matrix(axis: Any, metric: str, matrix: np.ndarray, norm: Normalize) -> Any:
+    """Draw a metric by pair, [L + 1, L + 1], row `other_layer`; pairs that exist but are NaN are grey. Returns the
     image, which the colour bar needs. Not by seaborn, which draws the whole page for each matrix; cells are pixels in a
     picture of lines, since thousands of squares are slow."""
-    kind = HEAT_MAPS[name]
-    shown, pairs = (matrix[kind.first :, kind.first :] for matrix in (values, exists))
-    edges = np.arange(kind.first, len(values) + 1) - 0.5
-    missing = np.ma.masked_array(np.ones(shown.shape), ~(pairs & np.isnan(shown)))
-    axis.pcolormesh(edges, edges, missing, cmap=ListedColormap([MISSING]), rasterized=True)
-    image = axis.pcolormesh(edges, edges, np.ma.masked_invalid(shown), cmap="viridis_r", norm=norm, rasterized=True)
+    first = _first(metric)
+    is_missing = np.isnan(matrix) & pairs_that_exist(metric, len(matrix) - 1)
+    edges = np.arange(first, len(matrix) + 1) - 0.5
+    look: dict[str, Any] = {"cmap": ListedColormap([MISSING]), "rasterized": True}
+    axis.pcolormesh(edges, edges, np.ma.masked_array(is_missing, ~is_missing)[first:, first:], **look)
+    look = {"cmap": "viridis_r", "norm": norm, "rasterized": True}
+    image = axis.pcolormesh(edges, edges, np.ma.masked_invalid(matrix)[first:, first:], **look)
     axis.set_aspect("equal")
     axis.spines[:].set_visible(False)
-    for which in (axis.xaxis, axis.yaxis):
+    for which, label in zip((axis.xaxis, axis.yaxis), AXES.get(metric, ("layer", "later layer")), strict=True):
         layer_ticks(which)
+        which.set_label_text(label, size=8)
     axis.tick_params(length=2, labelsize=8)
-    axis.set_xlabel(kind.layer, size=8)
-    axis.set_ylabel(kind.later, size=8)
     axis.grid(False)
     return image
 
 
 def norm_of(values: np.ndarray, scale: Scale) -> Normalize:
-    """Colour scale from the lowest to the highest value; a linear one includes 0."""
+    """Colour scale from the lowest to the highest value, without NaN; a linear one includes 0."""
+    values = values[np.isfinite(values)]
     low, high = (float(values.min()), float(values.max())) if len(values) else (0.0, 1.0)
     if scale == "log" and low > 0:
         return LogNorm(low, high if high > low else 2 * low)

@@ -12,8 +12,8 @@ from support.made_up_runs import make_run
 from support.runs_frame import config_of, labelled_grid
 
 from sparsedepth import quantities
-from sparsedepth.plots.layer_profile import PANELS, layer_profile_page, load_layer_profile, profile_of
-from sparsedepth.plots.matrices import HEAT_MAPS, MOST, mean_matrices, page_of_matrices, pairs_that_exist
+from sparsedepth.plots.layer_profile import PANELS, layer_profile, layer_profile_page, profile_of
+from sparsedepth.plots.matrices import MOST, mean_matrices, page_of_matrices, pairs_that_exist, title_of
 from sparsedepth.plots.page import lay_out
 from sparsedepth.plots.runs import choose_run
 from sparsedepth.plots.style import DEGENERATE, MISSING
@@ -39,7 +39,6 @@ def test_every_layer_metric_is_in_the_profile_or_left_out_on_purpose():
     errors = {f"jacobian_deviation{form}_se" for form in ("", "_averaged", "_released")}
     ends = {column.name for column in quantities.LAYERS if column.part in ("lo", "hi")}
     assert left_out == explained | errors | ends | {"trajectory_pc1", "trajectory_pc2", "state_cosine"}
-    assert set(HEAT_MAPS) == {quantity.name for quantity in quantities.PAIRS}
 
 
 def test_the_last_step_of_each_metric():
@@ -113,10 +112,10 @@ def test_from_a_store(tmp_path):
         make_run(tmp_path, config_of(n_layers=n_layers), {"val_loss": loss}, layers=rows)
     shallow = config_of(n_layers=2).run_id
     with open_store(tmp_path) as store:
-        assert profile(load_layer_profile(store), "block_influence")["value"].tolist() == [1 / 8, 2 / 8, 3 / 8]
-        assert load_layer_profile(store, shallow).n_layers == 2
+        assert layer_profile(store).data["value"].tolist() == [1 / 8, 2 / 8, 3 / 8]
+        assert layer_profile(store, shallow).data["layer"].tolist() == [1, 2]
         with pytest.raises(ValueError, match=f"nearest of its 2 run ids: {shallow}"):
-            load_layer_profile(store, shallow[:-1] + "x")
+            layer_profile(store, shallow[:-1] + "x")
 
 
 SCORED_RUN = {"run_id": "abc", "val_loss": 2.5, "usefulness": np.nan, "outcome": "ok"}
@@ -128,7 +127,7 @@ def full_profile(n_layers):
         threshold = "@0.1" if "sparsity" in name else ""
         rows += [(1, layer, name + threshold, 0.5 + layer / 8) for layer in range(1, n_layers + 1)]
     rows += [(1, layer, "jacobian_deviation_se", 0.1) for layer in range(1, n_layers + 1)]
-    for name in HEAT_MAPS:
+    for name in quantities.BY_PAIR:
         places = zip(*np.nonzero(pairs_that_exist(name, n_layers)), strict=True)
         pairs += [(1, layer, other, name, 0.1 * other + 0.01 * layer) for other, layer in places]
     return profile_of(
@@ -148,7 +147,7 @@ def test_every_score_is_drawn_at_any_depth(n_layers):
         warnings.simplefilter("error")
         page = layer_profile_page(full_profile(n_layers))
         page.draw_without_rendering()
-    wanted = {*PANELS} | {kind.title for name, kind in HEAT_MAPS.items() if pairs_that_exist(name, n_layers).any()}
+    wanted = {*PANELS} | {title_of(name) for name in quantities.BY_PAIR if pairs_that_exist(name, n_layers).any()}
     if n_layers == 1:
         wanted.remove("causal effect on later layers")  # there is none
     assert wanted == set(axes_by_title(page)) - {""}
