@@ -209,7 +209,7 @@ def default_figure(store: Store) -> str:
 FIGURES: dict[str, FigureKind] = {
     name: FigureKind(f"{module}:{name}", meaning, frozenset(traits))
     for name, module, meaning, *traits in (
-        ("chain", "correlations", "correlations from sparsity over variance to loss", COMPARES_LOSSES),
+        ("chain", "points", "correlations from sparsity over variance to loss", COMPARES_LOSSES),
         ("by_layer", "by_setting", "variance and effects by layer at the baseline, one line per depth"),
         ("depth", "depth", "does depth pay: loss, needed layers, variance against n_layers", OF_GRID, COMPARES_LOSSES),
         ("isoflop", "depth", "is depth worth its cost: loss against training FLOPs", OF_GRID, COMPARES_LOSSES),
@@ -219,7 +219,7 @@ FIGURES: dict[str, FigureKind] = {
         ("scores", "by_setting", "scores by layer, one line per setting", OF_GRID),
         ("gradients", "by_setting", "gradients of weights and stream by layer, one line per setting", OF_GRID),
         ("effects", "forest", "effect of each setting at each depth, with its interval", OF_GRID, COMPARES_LOSSES),
-        ("pareto", "pareto", "validation loss, usefulness and cost of every configuration", COMPARES_LOSSES),
+        ("pareto", "points", "validation loss, usefulness and cost of every configuration", COMPARES_LOSSES),
         ("matrices", "matrices", "causal and permutation effects by pair of layers, by setting", OF_GRID),
         ("learning_rate", "learning_rate", "loss against learning rate, by setting", OF_GRID, COMPARES_LOSSES),
         ("importance", "study", "a search: how much each axis matters to each objective"),

@@ -52,26 +52,15 @@ PANELS: dict[str, dict[str, str]] = {
     "norms": {"state_norm": "stream", **_by_part("norm")},
     "update ratio: ‖added‖ / ‖stream‖": _by_part("ratio"),
     "update cosine: cos(added, stream)": _by_part("cosine"),
-    "angles of the stream": {
-        "angular_distance": "previous layer",
-        "angle_to_end": "last layer",
-        "update_angle": "update",
-    },
-    "angles of paths, and ideal ones": {
-        "trajectory_mean": "mean",
-        "early_stop_ideal": "early stop",
-        "even_ideal": "even",
-    },
+    "stream's angle to": {"angular_distance": "previous layer", "angle_to_end": "last layer", "update_angle": "update"},
+    "path angle, and ideal ones": {"trajectory_mean": "mean", "early_stop_ideal": "early stop", "even_ideal": "even"},
     "early exit loss": {"lens_loss": "logit lens", "early_exit_loss": "through last block"},
     **_single("block_influence", "causal_effect"),
     "relative loss increase without the block": {
         "affine_loss_increase": "affine map",
         "skip_loss_increase": "left out",
     },
-    "Jacobian's deviation from identity": {
-        "jacobian_deviation": "of a token",
-        "jacobian_deviation_averaged": "of mean",
-    },
+    "Jacobian's deviation from identity": {"jacobian_deviation": "token", "jacobian_deviation_averaged": "mean"},
     "weight sparsity": {"weight_sparsity": "|w| <", "weight_sparsity_rel": "|w| / rms <"},
     "attention sparsity": {"attention_sparsity": "weight <", "attention_sparsity_rel": "weight / uniform <"},
 }

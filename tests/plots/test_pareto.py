@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from support.runs_frame import labelled_grid as grid
 
-from sparsedepth.plots.pareto import front, page_of_front, pareto
+from sparsedepth.plots.points import front, page_of_front, pareto
 from sparsedepth.quantities import axis_label
 from sparsedepth.store.connection import open_store
 from sparsedepth.store.questions import ask

@@ -1,0 +1,307 @@
+"""Figures of points, a run or a configuration each; the colour is the depth, the shape the changed field.
+
+`chain`: sparsity -> residual variance -> effectiveness -> validation loss, one panel per link. The title has Spearman's
+rho over all runs and within depth; its 95% interval is Fisher's, tanh(artanh rho +- 1.96 / sqrt(G - 3)), with the
+number of settings G as sample size, since the runs of one are no independent observations. The line of each depth is
+the least-squares fit on the scales of the axes. A degenerate score has neither.
+
+`pareto`: a configuration is on the front of loss, usefulness and cost, or of the objectives of a search, if no other is
+at least as good in all and better in one. The line in a panel is the front of its two quantities alone.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import combinations, pairwise
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from matplotlib.figure import Figure
+from matplotlib.ticker import EngFormatter, MaxNLocator
+
+from sparsedepth.config.plain_text import counted
+from sparsedepth.plots.facets import draw_points, groups, intervals, lr_text
+from sparsedepth.plots.page import Drawing, NothingToDraw, caption, depth_legend, not_shown, panels
+from sparsedepth.plots.runs import all_runs, changed_fields, trained_runs, without_diverged_configurations
+from sparsedepth.plots.style import (
+    CHANGES_VARIANCE,
+    GREY,
+    PROPOSAL,
+    depth_colours,
+    kind_markers,
+    log_scale,
+    set_scale,
+)
+from sparsedepth.quantities import IN_RUNS, axis_label, sign
+from sparsedepth.store.comparable_loss import loss_of, with_loss
+from sparsedepth.store.connection import Store
+from sparsedepth.store.degeneracy import degeneracy, degeneracy_caption, score_rows, sound_forms
+from sparsedepth.store.questions import QUESTIONS
+from sparsedepth.store.search import on_front, search_of
+from sparsedepth.store.small_sample import Z
+from sparsedepth.store.subject import is_imported
+
+WALKS = (
+    ("weight_sparsity", "residual_variance_last", "usefulness_loss_increase", "val_loss"),
+    ("attention_sparsity_rel", "residual_variance_last", "causal_score", "val_loss"),
+)
+"""Two rows, read from left to right. Usefulness is drawn in its continuous form, since the count has steps of 1/L and
+is 0 for many small models."""
+LINKS: tuple[tuple[str, str], ...] = tuple(link for walk in WALKS for link in pairwise(walk))
+(USEFULNESS,) = QUESTIONS["pareto"].scores
+"""So that figure and question (`query --ask pareto`) have one front."""
+TRADES = (("train_flops", "val_loss"), ("train_flops", USEFULNESS), (USEFULNESS, "val_loss"))
+MIN_POINTS = 4
+"""Distinct values of x that a regression line needs, and settings that an interval needs."""
+MANY_RUNS, MANY_CELLS = 1000, 40
+"""Points of a panel that are pixels in a picture of lines, which would be large and slow; configurations without bars,
+and smaller."""
+
+
+def sound_panels(
+    pairs: Sequence[tuple[str, str]], runs: pd.DataFrame, judged: pd.DataFrame
+) -> tuple[list[tuple[str, str]], dict[str, str]]:
+    """The pairs with the comparable loss of `runs` in place of val_loss, and a sound form in place of a score that is
+    degenerate in those `judged`; and the forms."""
+    requested = [with_loss(loss_of(runs), pair) for pair in pairs]
+    forms = sound_forms((name for pair in requested for name in pair), judged)
+    return [(forms[x], forms[y]) for x, y in requested], forms
+
+
+# The chain
+
+
+@dataclass(frozen=True, kw_only=True)
+class Correlations:
+    points: pd.DataFrame
+    """Columns: run_id, n_layers, lr, setting, kind (`changed_fields`), and each quantity of the panels (NaN if not
+    measured or not drawable)."""
+    dropped: dict[tuple[str, str], int]
+    """By panel: the number of finished runs that it cannot show."""
+    no_evidence: frozenset[str]
+    """Degenerate scores without a sound form."""
+    notes: str
+
+    @property
+    def panels(self) -> list[tuple[str, str]]:
+        """Those with at least two points: one shows no relation."""
+        return [panel for panel, n in self.dropped.items() if n < len(self.points) - 1]
+
+
+def chain(store: Store) -> Drawing:
+    """Raises NothingToDraw without two runs that have both quantities of a link."""
+    runs = trained_runs(store)
+    found = correlations(runs, search_of(store.roots) is not None)
+    if not found.panels:
+        advice = "measure them"
+        if is_imported(runs):
+            advice = "imported runs have only those that their map names: --figure depth draws the loss over n_layers"
+        raise NothingToDraw(f"no two finished runs have two quantities of the chain from sparsity to loss; {advice}")
+    notes = ""
+    if n_models := int(all_runs(store)["model"].notna().sum()):
+        notes = f" {counted(n_models, 'model')} measured without a training configuration: see --figure layer_profile."
+    return Drawing(data=found.points, page=partial(page_of_runs, found, notes))
+
+
+def correlations(runs: pd.DataFrame, is_search: bool = False) -> Correlations:
+    """The numbers of the chain, from the rows of `runs`."""
+    finished = runs[runs["outcome"] == "ok"]
+    links, forms = sound_panels(LINKS, runs, finished)
+    names = list(dict.fromkeys(forms.values()))
+    points = finished[["run_id", "n_layers", "lr", "setting"]].assign(kind=changed_fields(finished, is_search))
+    for name in names:
+        values = pd.to_numeric(finished[name], errors="coerce").astype(float)
+        points[name] = values.where(values > 0) if is_log(name) else values
+    notes = f"{counted(len(points), 'finished run')}, {(runs['outcome'] == 'diverged').sum()} diverged (not shown)."
+    notes += " ρ: Spearman's correlation [95% interval, the number of settings as sample size]."
+    notes += degeneracy_caption(forms, finished, forms)
+    notes += lr_text(points["lr"], CHANGES_VARIANCE) if points["lr"].nunique() > 1 else ""
+    missing = [name for name in names if points[name].isna().all()]
+    return Correlations(
+        points=points.reset_index(drop=True),
+        dropped={link: int(points[[*link]].isna().any(axis=1).sum()) for link in links},
+        no_evidence=frozenset(name for name in names if degeneracy(name, score_rows(finished, name)).is_degenerate),
+        notes=notes + (f" Not measured: {', '.join(missing)}." if missing else ""),
+    )
+
+
+def page_of_runs(found: Correlations, notes: str = "") -> Figure:
+    """Rows of up to three panels; one legend above and one caption below."""
+    page, axes = panels(len(found.panels), 3, 3.3, 3.0)
+    colours, markers = depth_colours(found.points["n_layers"]), kind_markers(found.points["kind"])
+    depth_legend(page, colours, markers)
+    for axis, panel in zip(axes, found.panels, strict=True):
+        draw_link(axis, found, colours, markers, *panel)
+    caption(page, found.notes + notes)
+    return page
+
+
+def draw_link(
+    axis: Any, found: Correlations, colours: Mapping[int, str], markers: Mapping[str, str], x: str, y: str
+) -> None:
+    """One panel: the points, a line for each depth, and the correlations as its title."""
+    shown = found.points.dropna(subset=[x, y])
+    is_evidence = found.no_evidence.isdisjoint((x, y))
+    look = {
+        "s": 36 if len(shown) < 80 else 22,
+        "alpha": 0.9 if is_evidence else 0.3,
+        "rasterized": len(shown) > MANY_RUNS,
+    }
+    draw_points(axis, shown, x, y, colours, markers, **look)
+    for name, which in ((x, "x"), (y, "y")):
+        scale = IN_RUNS[name].scale
+        set_scale(axis, which, "linear" if scale == "symlog" and min(shown[name]) > 0 else scale, shown[name])
+    axis.set(xlim=axis.get_xlim(), ylim=axis.get_ylim(), xlabel=axis_label(x), ylabel=axis_label(y))
+    for (depth,), runs in groups(shown, "n_layers") if is_evidence else ():
+        if line := regression(runs[x], runs[y], is_log(x), is_log(y)):
+            axis.plot(*line, color=colours[depth], linewidth=1.1, alpha=0.75, zorder=1)
+    if not is_log(x):
+        axis.xaxis.set_major_locator(MaxNLocator(4))
+    scopes = {"all runs": False, "within depth": True} if shown["n_layers"].nunique() > 1 else {"all runs": False}
+    said = [f"{scope}: {rho_text(*rank_correlation(shown, x, y, within))}" for scope, within in scopes.items()]
+    said = said if is_evidence else ["degenerate, so no evidence"]
+    if found.dropped[x, y]:
+        said.append(f"not shown: {found.dropped[x, y]} of {len(found.points)} (NULL)")
+    axis.set_title("\n".join(said), color=GREY, fontsize=7.5, linespacing=1.35)
+
+
+def rank_correlation(
+    points: pd.DataFrame, x: str, y: str, within_depth: bool
+) -> tuple[float, float | None, float | None, int]:
+    """Spearman's rho (NaN where undefined), the ends of its interval, and the number of runs; ranks within a depth are
+    a share of its number of runs."""
+    ranked = points.groupby("n_layers") if within_depth else points
+    ranks = ranked[[x, y]].rank(pct=True)
+    if within_depth:
+        ranks = ranks - ranks.groupby(points["n_layers"]).transform("mean")
+    rho = float(ranks[x].corr(ranks[y])) if len(points) > 2 else math.nan
+    n_settings = points["setting"].nunique() if "setting" in points else 0
+    if math.isnan(rho) or n_settings < MIN_POINTS:
+        return rho, None, None, len(points)
+    z, half = math.atanh(max(-0.9999, min(rho, 0.9999))), Z / math.sqrt(n_settings - 3)
+    return rho, math.tanh(z - half), math.tanh(z + half), len(points)
+
+
+def rho_text(rho: float, lo: float | None, hi: float | None, n: int) -> str:
+    """'ρ = +0.42 [-0.10, +0.76], n = 60'."""
+    if math.isnan(rho):
+        return f"ρ undefined, n = {n}"
+    return f"ρ = {rho:+.2f} {'(no interval)' if lo is None else f'[{lo:+.2f}, {hi:+.2f}]'}, n = {n}"
+
+
+def is_log(name: str) -> bool:
+    return IN_RUNS[name].scale == "log"
+
+
+def regression(x: pd.Series, y: pd.Series, log_x: bool, log_y: bool) -> tuple[np.ndarray, np.ndarray] | None:
+    """The end points of the least-squares line, fitted on the scale of each axis: x [2], y [2]. None with fewer than
+    MIN_POINTS distinct x, or of a constant y."""
+    if x.nunique() < MIN_POINTS or y.nunique() < 2:
+        return None
+    x_N, y_N = (np.log(values) if is_log else values for values, is_log in ((x, log_x), (y, log_y)))
+    ends_2 = np.array([x_N.min(), x_N.max()])
+    fitted_2 = np.polyval(np.polyfit(x_N, y_N, 1), ends_2)
+    return (np.exp(ends_2) if log_x else ends_2, np.exp(fitted_2) if log_y else fitted_2)
+
+
+# The front
+
+
+@dataclass(frozen=True, kw_only=True)
+class Front:
+    panels: list[tuple[str, str]]
+    """The pairs of quantities that are drawn: those of TRADES, or of the objectives of a search, that were measured."""
+    cells: pd.DataFrame
+    """Columns: cell_id, n_layers, kind (`changed_fields`), n_seeds, each quantity and its 95% interval (NAME_lo and
+    NAME_hi, NaN below three seeds), on_front."""
+    notes: str
+    """On degenerate scores and configurations with a diverged seed, which are not shown."""
+
+    @property
+    def quantities(self) -> list[str]:
+        return list(dict.fromkeys(name for pair in self.panels for name in pair))
+
+
+def pareto(store: Store) -> Drawing:
+    """Raises NothingToDraw with fewer than two configurations to compare."""
+    search, runs = search_of(store.roots), trained_runs(store)
+    if search is not None:  # of a proposal with pruned seeds only the good ones are left
+        runs = runs[runs.groupby("cell_id")["cell_id"].transform("size") >= search.n_seeds]
+    best = front(runs, None if search is None else search.objectives)
+    if len(best.cells) < 2 or len(best.quantities) < 2:
+        names = " and ".join(search.objectives) if search and len(search.objectives) > 1 else "a val_loss and a cost"
+        raise NothingToDraw(f"fewer than two configurations finished with {names}, so there is no front")
+    return Drawing(data=best.cells, page=partial(page_of_front, best))
+
+
+def front(runs: pd.DataFrame, objectives: Sequence[str] | None = None) -> Front:
+    """The numbers, from the rows of `runs` (trained ones). `objectives`: those of the search that proposed them, of
+    which several are drawn in place of TRADES; None without a search."""
+    complete, n_diverged = without_diverged_configurations(runs)
+    complete["kind"] = changed_fields(complete, objectives is not None)
+    if objectives is not None and len(objectives) > 1:
+        pairs = [*combinations(objectives[::-1], 2)]  # the last, most often a cost, on the horizontal axis
+        forms = {name: name for name in objectives}  # degenerate or not, they are what was searched for
+    else:
+        pairs, forms = sound_panels(TRADES, runs, runs)
+    by_cell = complete.groupby("cell_id", sort=True)
+    cells = by_cell[["n_layers", "kind"]].first().assign(n_seeds=by_cell.size())
+    for name in forms.values():
+        values = complete[["cell_id", "seed"]].assign(value=complete[name].astype(float))
+        found = intervals(values, ["cell_id"]).set_index("cell_id")
+        cells[name], cells[f"{name}_lo"], cells[f"{name}_hi"] = found["mean"], found["lo"], found["hi"]
+    measured = [name for name in forms.values() if cells[name].notna().any()]
+    cells = cells.dropna(subset=measured)
+    cells["on_front"] = on_front(cells[measured].to_numpy(float), measured)
+    noun = "configuration" if objectives is None else "proposal"
+    return Front(
+        panels=[pair for pair in pairs if {*pair} <= {*measured}],
+        cells=cells.reset_index(),
+        notes=not_shown(n_diverged, noun, " with a diverged run") + degeneracy_caption(forms, runs, forms),
+    )
+
+
+def page_of_front(best: Front) -> Figure:
+    """One panel per pair of loss, usefulness and cost; a line along its front, rings on the joint front."""
+    cells = best.cells
+    page, axes = panels(len(best.panels), 3, 3.4, 3.3)
+    depth_legend(page, depth_colours(cells["n_layers"]), kind_markers(cells["kind"]))
+    on_fronts = [_draw_front(axis, cells, x, y) for axis, (x, y) in zip(axes, best.panels, strict=True)]
+    noun = "proposal" if (cells["kind"] == PROPOSAL).all() else "configuration"
+    has_bars = len(cells) <= MANY_CELLS and bool((cells["n_seeds"] > 2).any())
+    spread = "one seed each" if cells["n_seeds"].max() == 1 else "mean over seeds" + ", 95% interval" * has_bars
+    text = f"{counted(len(cells), noun)}, {spread}. Ringed: the {int(cells['on_front'].sum())} on the joint Pareto "
+    text += f"front of {', '.join(best.quantities)}."
+    text += " Line: the Pareto front of the panel's two quantities." if max(on_fronts) > 1 else ""
+    caption(page, text + best.notes)
+    return page
+
+
+def _draw_front(axis: Any, cells: pd.DataFrame, x: str, y: str) -> int:
+    """Returns the number of points on the panel's own front."""
+    best = cells[on_front(cells[[x, y]].to_numpy(float), [x, y])].sort_values(x)
+    axis.step(best[x], best[y], where="pre" if sign(x) > 0 else "post", color=GREY, linewidth=1.0, zorder=1)
+    if len(cells) <= MANY_CELLS:
+        look: Any = {"color": "#bbbbbb", "linewidth": 0.8, "zorder": 1}
+        axis.hlines(cells[y], cells[f"{x}_lo"], cells[f"{x}_hi"], **look)
+        axis.vlines(cells[x], cells[f"{y}_lo"], cells[f"{y}_hi"], **look)
+    size = 22 if len(cells) > MANY_CELLS else 34
+    draw_points(
+        axis, cells, x, y, depth_colours(cells["n_layers"]), kind_markers(cells["kind"]), s=size, zorder=3, alpha=0.75
+    )
+    front = cells[cells["on_front"]]
+    axis.scatter(front[x], front[y], s=3.5 * size, zorder=4, facecolors="none", edgecolors="black", linewidth=1.1)
+    axis.set(xlabel=axis_label(x), ylabel=axis_label(y))
+    axis.xaxis.set_major_locator(MaxNLocator(4))
+    for which, name in (("x", x), ("y", y)):
+        values = cells[name]
+        is_wide_cost = name == "train_flops" and values.max() > 5 * values.min()
+        if (IN_RUNS[name].is_ratio or is_wide_cost) and (values > 0).all():
+            log_scale(axis, which, values)
+    if x == "train_flops":  # few distinct labels (1G, 2G, 5G); costs that are nearly equal in the middle
+        if cells[x].max() < 1.01 * cells[x].min():
+            axis.set_xlim(0.9 * cells[x].min(), 1.1 * cells[x].max())
+        axis.xaxis.set_major_formatter(EngFormatter(sep=""))
+    return len(best)
