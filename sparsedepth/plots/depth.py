@@ -19,7 +19,6 @@ from sparsedepth.config.task import SOLVED, TASKS, TaskSpec, task_name
 from sparsedepth.plots.by_setting import depth_styles
 from sparsedepth.plots.facets import (
     Panel,
-    groups,
     intervals,
     lines_drawing,
     lr_text,
@@ -256,7 +255,7 @@ def angles_by_depth(runs: pd.DataFrame) -> Drawing:
     """From the result rows of `runs`; a model of 2 layers has no angle. Its points: panel, setting, x (n_layers), mean
     (geometric), lo, hi, n_seeds, b, b_lo, b_hi (`turn_law` of the setting)."""
     angles = pd.to_numeric(runs[ANGLE], errors="coerce")
-    rows = runs.assign(value=angles)[(runs["outcome"] == "ok") & (angles > 0)].rename(columns={"n_layers": "x"})
+    rows = runs[["setting", "seed"]].assign(x=runs["n_layers"], value=angles)[(runs["outcome"] == "ok") & (angles > 0)]
     rows = rows[rows.groupby("setting")["x"].transform("nunique") > 1].sort_values("x")
     if rows.empty:
         raise NothingToDraw("no setting has an angle at two depths; measure 'geometry' at two depths")
@@ -288,8 +287,9 @@ def turn_law(points: pd.DataFrame) -> tuple[float, float, float]:
 def _draw_laws(points: pd.DataFrame, axis: Any) -> None:
     ends = np.geomspace(points["x"].min(), points["x"].max(), 20)
     axis.plot(ends, points["mean"].max() * ends[0] / ends, color=MISSING, linewidth=2.5, zorder=0)
-    styles = setting_styles(settings_in_order(points["setting"]))
-    for (name, b), line in groups(points, "setting", "b"):
+    for name, style in setting_styles(settings_in_order(points["setting"])).items():
+        line = points[points["setting"] == name]
+        b = line["b"].iloc[0]
         at = np.geomspace(line["x"].min(), line["x"].max(), 20)
         level = np.exp(np.log(line["mean"] * line["x"] ** b).mean())  # of least squares: through the means
-        axis.plot(at, level * at**-b, color=styles[name][0], linestyle=":", linewidth=1.0)
+        axis.plot(at, level * at**-b, color=style[0], linestyle=":", linewidth=1.0)

@@ -11,7 +11,7 @@ from matplotlib.text import Text
 
 from sparsedepth.config.corpus import unit_for
 from sparsedepth.config.plain_text import did_you_mean
-from sparsedepth.plots.page import FORMATS, Drawing, NothingToDraw, caption, check_path, render, write, write_for_paper
+from sparsedepth.plots.page import FORMATS, Drawing, NothingToDraw, caption, check_path, render, write
 from sparsedepth.plots.runs import once_per_store, settings_of
 from sparsedepth.plots.style import escaped
 from sparsedepth.plugins import refuse_known
@@ -22,7 +22,7 @@ from sparsedepth.store.search import search_of
 
 BY_TOKEN = "/token"
 STYLES = ("screen", "paper")
-OF_GRID, OF_ONE_RUN, COMPARES_LOSSES, MANY_PANELS = "grid", "one run", "losses", "many panels"
+OF_GRID, OF_ONE_RUN, COMPARES_LOSSES = "grid", "one run", "losses"
 Progress = Callable[[str, float], None]
 """Gets what is being made, and the share that is done."""
 NUMBERS_SHARE = 0.3
@@ -36,8 +36,8 @@ class FigureKind:
     meaning: str
     traits: frozenset[str]
     """OF_GRID: compares configurations of a grid, so not drawn of a search, whose proposals depend on earlier results.
-    COMPARES_LOSSES: of all its runs, so that it warns of different data, as `best` does. MANY_PANELS: too many for a
-    column of a paper."""
+    COMPARES_LOSSES: of all its runs, so that it warns of different data, as `best` does. OF_ONE_RUN: its panels
+    are too many for a column of a paper."""
 
     @property
     def of_one_run(self) -> bool:
@@ -130,7 +130,7 @@ def draw(
             raise ValueError(f"--figure all draws several pictures, and -o {str(out)!r} is one; name a folder")
     figure = figure or ("all" if into_folder else default_figure(store))
     names = _names(figure, run)
-    wide = [name for name in names if is_paper and MANY_PANELS in FIGURES[name].traits]
+    wide = [name for name in names if is_paper and FIGURES[name].of_one_run]
     drawings, left_out = drawable(
         store,
         [name for name in names if name not in wide],
@@ -144,20 +144,16 @@ def draw(
     if not drawings:
         several = f"there is nothing to draw: {'; '.join(dict.fromkeys(left_out.values()))}"
         raise NothingToDraw(several if figure == "all" else left_out[figure])
-    if into_folder and out is not None:
-        out.mkdir(parents=True, exist_ok=True)
     paths: list[Path] = []
     captions: dict[str, str] = {}
-    for done, (name, drawing) in enumerate(drawings.items() if out is not None else ()):
-        assert out is not None
-        progress(name, NUMBERS_SHARE + (1 - NUMBERS_SHARE) * done / len(drawings))
-        path = out / f"{name}.{format}" if into_folder else out
-        if is_paper:
-            captions[name] = write_for_paper(drawing, path)
-            paths += [path.with_suffix(".pdf"), path.with_suffix(".png")]
-        else:
-            write(drawing, path)
-            paths.append(path)
+    if out is not None:
+        if into_folder:
+            out.mkdir(parents=True, exist_ok=True)
+        for done, (name, drawing) in enumerate(drawings.items()):
+            progress(name, NUMBERS_SHARE + (1 - NUMBERS_SHARE) * done / len(drawings))
+            written, notes = write(drawing, out / f"{name}.{format}" if into_folder else out, is_paper)
+            paths += written
+            captions |= {name: notes} if is_paper else {}
     return Figures(drawings=drawings, left_out=left_out, paths=tuple(paths), captions=captions)
 
 
@@ -224,7 +220,7 @@ FIGURES: dict[str, FigureKind] = {
         ("learning_rate", "learning_rate", "loss against learning rate, by setting", OF_GRID, COMPARES_LOSSES),
         ("importance", "study", "a search: how much each axis matters to each objective"),
         ("slices", "study", "a search: the first objective in order of start, and against each axis"),
-        ("layer_profile", "layer_profile", "every quantity by layer of one run (--run)", OF_ONE_RUN, MANY_PANELS),
+        ("layer_profile", "layer_profile", "every quantity by layer of one run (--run)", OF_ONE_RUN),
         ("trajectories", "depth", "mean angle between neighbouring layers against n_layers, by setting"),
     )
 }

@@ -5,7 +5,7 @@ differ by orders of magnitude. `draw_facets` draws a panel for each depth or met
 `lines_drawing` is the whole figure: a table of points, its panels, and what the caption says.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from types import MappingProxyType
@@ -95,11 +95,6 @@ def metric_intervals(
     return pd.concat(parts, ignore_index=True) if parts else pd.DataFrame()
 
 
-def groups(frame: pd.DataFrame, *names: str) -> Iterator[tuple[Any, pd.DataFrame]]:
-    """(values, rows) of each combination of values of these columns, in order of appearance."""
-    yield from frame.groupby([*names], sort=False)
-
-
 def means_text(points: pd.DataFrame) -> str:
     """'Mean over 3 to 16 seeds, 95% interval.', without the interval where no point has one; 'One run each.'"""
     few, most = points["n_seeds"].min(), points["n_seeds"].max()
@@ -150,8 +145,8 @@ def draw_panel(axis: Any, kind: Panel, rows: pd.DataFrame, styles: Mapping[str, 
     settings = [name for name in styles if (rows["setting"] == name).any()]
     has_bars = rows["x"].nunique() <= FEW_POINTS or len(settings) > MOST_BANDS
     shown = rows.assign(x=side_by_side(rows, kind.x, settings)) if has_bars or kind.x != "whole" else rows
-    for (setting,), line in groups(shown, "setting"):
-        _draw_line(axis, line, styles[setting], has_bars, 5 - 0.1 * settings.index(setting))
+    for i, name in enumerate(settings):
+        _draw_line(axis, shown[shown["setting"] == name], styles[name], has_bars, 5 - 0.1 * i)
     ends = rows[["mean", "lo", "hi"]].stack().dropna().tolist()
     set_layer_scale(axis, kind.scale, [end for end in ends if end > 0] if kind.scale == "log" else ends)
     low, high = kind.range or axis.get_ylim()

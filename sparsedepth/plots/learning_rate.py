@@ -15,7 +15,7 @@ import pandas as pd
 from matplotlib.lines import Line2D
 
 from sparsedepth.config.plain_text import counted
-from sparsedepth.plots.facets import ROOM, groups, intervals, lines_drawing, panel_of, side_by_side
+from sparsedepth.plots.facets import ROOM, intervals, lines_drawing, panel_of, side_by_side
 from sparsedepth.plots.page import Drawing, NothingToDraw, not_shown
 from sparsedepth.plots.runs import read_runs, setting_names, settings_in_order
 from sparsedepth.plots.style import GREY, setting_styles
@@ -113,8 +113,9 @@ def _mark_best(points: pd.DataFrame, settings: pd.Series, limits: tuple[float, f
     """Rings and crosses at the chosen lr, at the place of their line; triangles for points above the axis."""
     styles = setting_styles(settings_in_order(settings))
     present = [name for name in styles if (points["setting"] == name).any()]
-    for (setting,), line in groups(points.assign(x=side_by_side(points, "log", present)), "setting"):
-        colour = styles[setting][0]
+    points = points.assign(x=side_by_side(points, "log", present))
+    for name in present:
+        line, colour = points[points["setting"] == name], styles[name][0]
         ring: dict[str, Any] = {"marker": "o", "s": 80, "facecolor": "none", "edgecolor": colour}
         for role, mark in (("best", ring), ("edge", {"marker": "x", "s": 60, "color": colour})):
             marked = line[line["role"] == role]

@@ -114,7 +114,7 @@ def colour_bar(axis: Any, image: Any, label: str = "") -> None:
 
 
 def caption(page: Figure, *paragraphs: str) -> None:
-    """Notes for the reader, in grey below the page (in a paper `write_for_paper` takes them out)."""
+    """Notes for the reader, in grey below the page (of a paper `write` takes them out)."""
     width = int(17.5 * page.get_size_inches()[0])
     lines = [line for text in paragraphs for line in textwrap.wrap(text, width)]
     page.supxlabel("\n".join(lines), x=0.01, y=0.003, ha="left", fontsize=7.5, color=GREY)
@@ -152,24 +152,20 @@ def check_path(path: Path) -> None:
     check_parent(path)
 
 
-def write(drawing: Drawing, path: Path) -> None:
-    """Write the picture to `path` (.png, .svg or .pdf) and its numbers to the .csv next to it; each atomically."""
-    write_bytes(path, render(drawing.page, path.suffix.lower()))
-    write_bytes(path.with_suffix(".csv"), csv_bytes(drawing.data))
-
-
-def write_for_paper(drawing: Drawing, path: Path) -> str:
-    """Write the figure for a column of a paper as .pdf and .png, and its numbers as .csv; returns its caption, which is
-    text for the paper and not in the picture."""
-    with matplotlib.rc_context(PAPER):
+def write(drawing: Drawing, path: Path, for_paper: bool = False) -> tuple[list[Path], str]:
+    """Write the picture to `path` (.png, .svg or .pdf), or for a column of a paper a .pdf and a .png without caption;
+    and its numbers to the .csv next to it; each atomically. Returns the pictures and the caption."""
+    paths = [path.with_suffix(suffix) for suffix in (".pdf", ".png")] if for_paper else [path]
+    with matplotlib.rc_context(PAPER if for_paper else RC):
         page = drawing.page()
         notes = " ".join(page.get_supxlabel().split())
-        page.supxlabel("")
+        if for_paper:
+            page.supxlabel("")
         lay_out(page)
-        for suffix in (".pdf", ".png"):
-            write_bytes(path.with_suffix(suffix), picture(page, suffix))
+        for each in paths:
+            write_bytes(each, picture(page, each.suffix.lower()))
     write_bytes(path.with_suffix(".csv"), csv_bytes(drawing.data))
-    return notes
+    return paths, notes
 
 
 def render(build: Callable[[], Figure], suffix: str) -> bytes:

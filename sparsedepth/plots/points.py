@@ -22,7 +22,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter, MaxNLocator
 
 from sparsedepth.config.plain_text import counted
-from sparsedepth.plots.facets import draw_points, groups, intervals, lr_text
+from sparsedepth.plots.facets import draw_points, intervals, lr_text
 from sparsedepth.plots.page import Drawing, NothingToDraw, caption, depth_legend, not_shown, panels
 from sparsedepth.plots.runs import all_runs, changed_fields, trained_runs, without_diverged_configurations
 from sparsedepth.plots.style import (
@@ -154,9 +154,10 @@ def draw_link(
         scale = IN_RUNS[name].scale
         set_scale(axis, which, "linear" if scale == "symlog" and min(shown[name]) > 0 else scale, shown[name])
     axis.set(xlim=axis.get_xlim(), ylim=axis.get_ylim(), xlabel=axis_label(x), ylabel=axis_label(y))
-    for (depth,), runs in groups(shown, "n_layers") if is_evidence else ():
+    for depth, colour in colours.items() if is_evidence else ():
+        runs = shown[shown["n_layers"] == depth]
         if line := regression(runs[x], runs[y], is_log(x), is_log(y)):
-            axis.plot(*line, color=colours[depth], linewidth=1.1, alpha=0.75, zorder=1)
+            axis.plot(*line, color=colour, linewidth=1.1, alpha=0.75, zorder=1)
     if not is_log(x):
         axis.xaxis.set_major_locator(MaxNLocator(4))
     scopes = {"all runs": False, "within depth": True} if shown["n_layers"].nunique() > 1 else {"all runs": False}
