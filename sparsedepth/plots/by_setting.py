@@ -1,34 +1,55 @@
-"""Values by layer and during training, one line per setting: residual variance, scores, gradients, loss; and by layer
-at the baseline, one line per depth.
+"""Lines by setting: residual variance, scores and gradients by layer, and the loss during training; by layer at the
+baseline, one line per depth; and the loss against the learning rate, tuned or not.
 
-Settings: the baseline and those of the fewest changed fields, up to MOST. A line is the mean over seeds at the last
-step at which each was measured, with its 95% interval. Panels: the deepest depth, and the shallowest that compares
-settings.
+By layer and during training, the settings are the baseline and those of the fewest changed fields, up to MOST. A line
+is the mean over seeds at the last step at which each was measured, with its 95% interval. Panels: the deepest depth,
+and the shallowest that compares settings.
+
+Against the learning rate a point is the mean over the seeds that every lr of its line has, such as the tuning seeds;
+the chosen lr has further seeds. A ring marks the lr that tuning chose, or without tuning that of the lowest loss; a
+cross instead if it is the lowest or highest tried, so that the best may lie beyond.
 """
 
-from collections.abc import Iterable, Sequence
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
+import numpy as np
 import pandas as pd
 
 from sparsedepth.config.plain_text import counted
-from sparsedepth.plots.facets import Panel, lines_drawing, lr_text, metric_intervals, panel_of, range_of
-from sparsedepth.plots.page import Drawing, NothingToDraw, not_shown
+from sparsedepth.plots.facets import (
+    ROOM,
+    Panel,
+    intervals,
+    lines_drawing,
+    lr_text,
+    metric_intervals,
+    panel_of,
+    range_of,
+    side_by_side,
+)
+from sparsedepth.plots.page import Drawing, NothingToDraw, line_handle, not_shown
 from sparsedepth.plots.runs import (
     n_changed,
     once_per_store,
+    read_runs,
+    setting_names,
+    settings_in_order,
     shown_settings,
     to_measure,
     trained_runs,
     values_of_metrics,
 )
-from sparsedepth.plots.style import CHANGES_VARIANCE, GREY, Style, depth_colours
+from sparsedepth.plots.style import CHANGES_VARIANCE, GREY, Style, depth_colours, setting_styles
 from sparsedepth.quantities import BY_LAYER, PROFILED
 from sparsedepth.store.comparable_loss import loss_of
 from sparsedepth.store.connection import Store
 from sparsedepth.store.degeneracy import ABSOLUTE_ROWS, degeneracy, score_rows, sound_layer_metrics
 from sparsedepth.store.search import search_of
+from sparsedepth.store.tuning_roles import CHOSEN_ROLES, best_value
 
 VARIANCE = "residual_variance"
 SCORES = ("causal_effect", "affine_loss_increase", "affine_loss_added", "skip_loss_increase", "jacobian_deviation")
@@ -44,6 +65,8 @@ BINS = 50
 EARLY = 0.2
 """Share of training that the axis of the loss may cut: all runs fall alike there."""
 THRESHOLD = 0.1
+OUTLIER = 3.0
+"""A loss so many times as far above the lowest as three quarters of the losses leaves the axis."""
 
 
 def curves(store: Store) -> Drawing:
@@ -206,3 +229,92 @@ def depth_styles(depths: Iterable[int]) -> dict[str, Style]:
 
 def _draw_threshold(axis: Any) -> None:
     axis.axhline(THRESHOLD, color=GREY, linewidth=0.8, linestyle=(0, (4, 3)))
+
+
+# Loss against learning rate
+
+
+def learning_rate(store: Store) -> Drawing:
+    """Raises NothingToDraw if no configuration was run at two learning rates."""
+    runs = read_runs(store, of_tuning=True).reset_index(drop=True)
+    return by_rate(runs.assign(setting=runs["cell_id"].map(setting_names(store, "lr"))))
+
+
+def by_rate(runs: pd.DataFrame) -> Drawing:
+    """From the rows of `runs` (trained ones, also those that tuning rejected; `setting` without lr). Its points: panel
+    (n_layers), setting, x (lr), mean, lo, hi (over the shared seeds; NaN if one diverged), n_seeds, role ('best' or
+    'edge' of the chosen lr, or without tuning of that of the lowest loss; else empty), is_tuned."""
+    line = ["panel", "setting"]
+    at = [*line, "x"]
+    frame = runs[["setting", "seed"]].assign(panel=runs["n_layers"], x=runs["lr"])
+    frame["value"] = pd.to_numeric(runs[loss_of(runs)], errors="coerce")
+    frame["is_diverged"] = (runs["outcome"] != "ok") | frame["value"].isna()
+    frame["is_chosen"] = runs["tuning"].isin(CHOSEN_ROLES) if "tuning" in runs else False
+    frame["n_rates"] = frame.groupby(line)["x"].transform("nunique")
+    frame = frame[frame["n_rates"] > 1].sort_values(at)
+    if frame.empty:
+        raise NothingToDraw("no configuration has finished runs at two learning rates, so there is no curve to draw")
+    chosen = frame.groupby(at)["is_chosen"].any()  # by further seeds, too
+    frame["is_shared"] = frame.groupby([*line, "seed"])["x"].transform("nunique") == frame["n_rates"]
+    frame = frame[frame["is_shared"] | ~frame.groupby(line)["is_shared"].transform("any")]
+    points = intervals(frame.assign(value=frame["value"].fillna(0.0)), at).join(chosen, on=at)
+    is_diverged = points[at].join(frame.groupby(at)["is_diverged"].any(), on=at)["is_diverged"]
+    points.loc[is_diverged.astype(bool), ["mean", "lo", "hi"]] = np.nan
+    points["role"] = ""
+    for _, part in points.groupby(line):
+        losses = dict(zip(part["x"], part["mean"].fillna(math.inf), strict=True))
+        best, role = best_value(losses, part.loc[part["is_chosen"], "x"].tolist())
+        points.loc[part.index[part["x"] == best], "role"] = role
+    points["is_tuned"] = points.groupby(line)["is_chosen"].transform("any")
+    return _lines_over_rates(points.drop(columns="is_chosen"), loss_of(runs))
+
+
+def _lines_over_rates(points: pd.DataFrame, loss: str) -> Drawing:
+    """One panel per depth, each with its own range: what differs is the loss of a depth."""
+    styles = setting_styles(settings_in_order(points["setting"]))
+    kinds, n_beyond = [], 0
+    for depth, part in points.groupby("panel"):
+        ends = _range_without_outliers(part["mean"].dropna())
+        top = ends[1] if ends else math.inf
+        n_beyond += int((part["mean"] > top).sum())
+        look: dict[str, Any] = {"x": "log", "x_label": "learning rate", "scale": "linear", "range": ends}
+        marks = partial(_mark_best, part, styles, top)
+        kinds.append(panel_of(loss, depth, title=counted(int(str(depth)), "layer"), decorate=marks, **look))
+    n_edge, is_tuned = int((points["role"] == "edge").sum()), points["is_tuned"]
+    marked = "chosen by tuning" if is_tuned.all() else "chosen by tuning, else lowest" if is_tuned.any() else "lowest"
+    entries = [("o", marked), *[("x", "at the end of the grid")] * bool(n_edge)]
+    hollow: dict[str, Any] = {"markersize": 9, "markerfacecolor": "none"}
+    handles = [line_handle(label, (GREY, mark, ""), **hollow) for mark, label in entries]
+    n_lines = len(points[["panel", "setting"]].drop_duplicates())
+    text = f" {counted(n_lines, 'line')}, each over the seeds that all its points have. Ring: {marked}."
+    text += f" Cross ({n_edge}): at the end of the grid; the best may lie beyond it." if n_edge else ""
+    text += f" Triangle ({n_beyond}): above the axis." if n_beyond else ""
+    text += not_shown(int(points["mean"].isna().sum()), "value", " where a seed diverged")
+    # Intervals of two or three seeds would hide the lines; the data has them.
+    drawn = lines_drawing(points.assign(lo=np.nan, hi=np.nan), kinds, text, size=(2.9, 2.7), extra=handles)
+    return replace(drawn, data=points)
+
+
+def _range_without_outliers(losses: pd.Series) -> tuple[float, float] | None:
+    """A range without the losses that would hide the differences of the others."""
+    if losses.empty:
+        return None
+    low, usual, high = losses.min(), losses.quantile(0.75), losses.max()
+    high = min(high, low + OUTLIER * (usual - low)) if usual > low else high
+    room = 2 * ROOM * (high - low) or ROOM * abs(low)
+    return float(low - room), float(high + room)
+
+
+def _mark_best(points: pd.DataFrame, styles: Mapping[str, Style], top: float, axis: Any) -> None:
+    """Rings and crosses at the chosen lr, at the place of their line; triangles for points above the axis."""
+    present = [name for name in styles if (points["setting"] == name).any()]
+    points = points.assign(x=side_by_side(points, "log", present))
+    for name in present:
+        line, colour = points[points["setting"] == name], styles[name][0]
+        ring: dict[str, Any] = {"marker": "o", "s": 80, "facecolor": "none", "edgecolor": colour}
+        for role, mark in (("best", ring), ("edge", {"marker": "x", "s": 60, "color": colour})):
+            marked = line[line["role"] == role]
+            axis.scatter(marked["x"], marked["mean"], linewidth=1.2, zorder=6, **mark)
+        beyond = line.loc[line["mean"] > top, "x"]
+        at_top: Any = {"transform": axis.get_xaxis_transform(), "clip_on": False}
+        axis.scatter(beyond, np.ones(len(beyond)), marker="^", s=22, color=colour, **at_top)

@@ -217,7 +217,7 @@ FIGURES: dict[str, FigureKind] = {
         ("effects", "forest", "effect of each setting at each depth, with its interval", OF_GRID, COMPARES_LOSSES),
         ("pareto", "points", "validation loss, usefulness and cost of every configuration", COMPARES_LOSSES),
         ("matrices", "matrices", "causal and permutation effects by pair of layers, by setting", OF_GRID),
-        ("learning_rate", "learning_rate", "loss against learning rate, by setting", OF_GRID, COMPARES_LOSSES),
+        ("learning_rate", "by_setting", "loss against learning rate, by setting", OF_GRID, COMPARES_LOSSES),
         ("importance", "study", "a search: how much each axis matters to each objective"),
         ("slices", "study", "a search: the first objective in order of start, and against each axis"),
         ("layer_profile", "layer_profile", "every quantity by layer of one run (--run)", OF_ONE_RUN),

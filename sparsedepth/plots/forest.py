@@ -32,15 +32,6 @@ COLUMNS = (
 )
 
 
-def forest_effects(cells: Cells) -> pd.DataFrame:
-    """Every setting against the baseline at every depth, on the outcomes of the forest plot, degenerate scores in their
-    sound form. Settings that agree with the baseline in no cost are left out: other data with another budget."""
-    outcomes = (cells.of_outcome(name) for name in dict.fromkeys(outcome_forms(cells.runs).values()))
-    frames = [setting_effects(of).assign(outcome=of.outcome, unit=of.unit) for of in outcomes]
-    effects = pd.concat(frames, ignore_index=True)[[*COLUMNS, "basis"]]
-    return effects[effects.pop("basis").ne("none") & effects["estimate"].notna()].reset_index(drop=True)
-
-
 @once_per_store
 def cells_of_store(store: Store) -> Cells:
     """The cells of the loss: a report has their effects in tables, figures and sentences."""
@@ -49,8 +40,13 @@ def cells_of_store(store: Store) -> Cells:
 
 @once_per_store
 def effects_of(store: Store) -> pd.DataFrame:
-    """`forest_effects` of a store: a report has them as a table and as a figure."""
-    return forest_effects(cells_of_store(store))
+    """Every setting against the baseline at every depth, on the outcomes of the forest plot, degenerate scores in their
+    sound form. Settings that agree with the baseline in no cost are left out: other data with another budget."""
+    cells = cells_of_store(store)
+    outcomes = (cells.of_outcome(name) for name in dict.fromkeys(outcome_forms(cells.runs).values()))
+    frames = [setting_effects(of).assign(outcome=of.outcome, unit=of.unit) for of in outcomes]
+    effects = pd.concat(frames, ignore_index=True)
+    return effects.loc[effects["basis"].ne("none") & effects["estimate"].notna(), [*COLUMNS]].reset_index(drop=True)
 
 
 def outcome_forms(runs: pd.DataFrame) -> dict[str, str]:
@@ -91,7 +87,8 @@ def page_of_effects(data: pd.DataFrame, depths: Sequence[int], notes: str = "") 
     else:
         page = Figure(figsize=(max(6.8, 1.9 + 2.35 * len(outcomes)) + 1.3 * has_lr, height))
         axes = page.subplots(1, len(outcomes), squeeze=False, sharey=True)[0]
-    rows = data.assign(y=[_place(row, settings, depths) for row in data.to_dict("records")])
+    within = data["n_layers"].map(depths.index) - (len(depths) - 1) / 2
+    rows = data.assign(y=data["setting"].map(settings.index) + 0.76 / len(depths) * within)
     for axis, name in zip(axes, outcomes, strict=True):
         _draw_forest(axis, rows[rows["outcome"] == name], settings, colours)
     depth_legend(page, {depth: colours[depth] for depth in depths})
@@ -104,11 +101,6 @@ def page_of_effects(data: pd.DataFrame, depths: Sequence[int], notes: str = "") 
     diverged = int(data.loc[data["outcome"] == outcomes[0], "diverged"].sum())
     caption(page, text + not_shown(diverged, "diverged run") + notes)
     return page
-
-
-def _place(row: Mapping[str, Any], settings: Sequence[str], depths: Sequence[int]) -> float:
-    within = depths.index(row["n_layers"]) - (len(depths) - 1) / 2
-    return settings.index(row["setting"]) + 0.76 / len(depths) * within
 
 
 def _draw_forest(axis: Any, rows: pd.DataFrame, settings: Sequence[str], colours: dict[int, str]) -> None:

@@ -7,7 +7,7 @@ import pandas as pd
 import pytest
 from support.runs_frame import labelled_grid
 
-from sparsedepth.plots.learning_rate import by_rate
+from sparsedepth.plots.by_setting import by_rate
 from sparsedepth.plots.page import NothingToDraw
 
 RATES = [1e-3, 3e-3, 1e-2]

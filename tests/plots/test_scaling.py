@@ -5,7 +5,7 @@ import pandas as pd
 import pytest
 from support.depth_law_points import grid, planted
 
-from sparsedepth.plots.scaling import draw_law, law_data, law_page
+from sparsedepth.plots.scaling import curve_of, draw_law, law_page, law_points
 from sparsedepth.scaling.fit import bootstrap, fit
 
 
@@ -15,7 +15,7 @@ def fitted():
 
 
 def test_parts_and_residuals_add_up_to_the_loss(fitted):
-    points = law_data(fitted).points
+    points = law_points(fitted)
     e = np.exp(fitted.theta[-1])
     parts = points["width_part"] + points["depth_part"] + points["data_part"]
     assert (parts + e).to_numpy() == pytest.approx(points["fitted"].to_numpy())
@@ -25,23 +25,24 @@ def test_parts_and_residuals_add_up_to_the_loss(fitted):
 
 
 def test_the_curve_is_the_fit_inside_its_band(fitted):
-    law = law_data(fitted, bootstrap(fitted, 100))
-    curve = law.curves["depth"]
+    boot = bootstrap(fitted, 100)
+    curve = curve_of(fitted, boot, 1)
     assert (curve["n_layers"].iloc[0], curve["n_layers"].iloc[-1]) == pytest.approx((4, 64))
     slope = np.diff(np.log(curve["fitted"])) / np.diff(np.log(curve["n_layers"]))
     assert slope == pytest.approx(-fitted.parameters["a_l"].value)
     assert ((curve["lo"] < curve["fitted"]) & (curve["fitted"] < curve["hi"])).all()
-    assert law.titles["depth"].startswith(f"depth: a_l = {fitted.parameters['a_l'].value:.3f} (")
-    assert law_data(fitted).curves["depth"]["lo"].isna().all()
+    titles = [axis.get_title() for axis in law_page(law_points(fitted), fitted, boot).axes]
+    assert titles[1].startswith(f"depth: a_l = {fitted.parameters['a_l'].value:.3f} (")
+    assert curve_of(fitted, None, 1)["lo"].isna().all()
 
 
 def test_points_below_zero_are_counted_not_drawn(fitted):
     points = fitted.points.copy()
     points.loc[79, "loss"] *= 0.8
     low = fit(points)
-    law = law_data(low)
-    below = [name for name in law.titles if (law.points[f"{name}_rest"] <= 0).sum() == 1]
-    page = law_page(law, low)
+    numbers = law_points(low)
+    below = [term.name for term in low.law.terms if (numbers[f"{term.name}_rest"] <= 0).sum() == 1]
+    page = law_page(numbers, low)
     titles = [axis.get_title() for axis in page.axes if "1 points at or below 0 not shown" in axis.get_title()]
     assert len(titles) == len(below) > 0
 

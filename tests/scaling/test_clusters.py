@@ -5,7 +5,7 @@ import pandas as pd
 import pytest
 from support.depth_law_points import grid, planted, theta_of
 
-from sparsedepth.plots.scaling import law_data
+from sparsedepth.plots.scaling import law_page, law_points
 from sparsedepth.scaling.fit import ClusterEffect, bootstrap, cluster_effect, fit, solve
 from sparsedepth.scaling.law import Law, design, fitted_loss, jacobian
 from sparsedepth.scaling.points import read_points
@@ -74,7 +74,7 @@ def test_resampled_clusters_give_the_width_that_rows_hide():
         lo, hi = bootstrap(fitted, 100).intervals["width_part"]
         widths.append(hi - lo)
         units = "clusters" if fitted is runs else "points"
-        assert f"bootstrap over {units}." in law_data(fitted, bootstrap(fitted, 20)).note
+        assert f"bootstrap over {units}." in law_page(law_points(fitted), fitted, bootstrap(fitted, 20)).get_supxlabel()
     assert widths[1] > 1.2 * widths[0]
 
 
