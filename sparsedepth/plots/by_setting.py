@@ -21,7 +21,6 @@ import pandas as pd
 
 from sparsedepth.config.plain_text import counted
 from sparsedepth.plots.facets import (
-    ROOM,
     Panel,
     intervals,
     lines_drawing,
@@ -273,8 +272,10 @@ def _lines_over_rates(points: pd.DataFrame, loss: str) -> Drawing:
     """One panel per depth, each with its own range: what differs is the loss of a depth."""
     styles = setting_styles(settings_in_order(points["setting"]))
     kinds, n_beyond = [], 0
-    for depth, part in points.groupby("panel"):
-        ends = _range_without_outliers(part["mean"].dropna())
+    drawn = points.assign(lo=np.nan, hi=np.nan)  # intervals of two or three seeds would hide the lines
+    for depth, part in drawn.groupby("panel"):
+        low, usual = part["mean"].quantile([0, 0.75])
+        ends = range_of(part[part["mean"] <= low + OUTLIER * (usual - low)])
         top = ends[1] if ends else math.inf
         n_beyond += int((part["mean"] > top).sum())
         look: dict[str, Any] = {"x": "log", "x_label": "learning rate", "scale": "linear", "range": ends}
@@ -290,19 +291,7 @@ def _lines_over_rates(points: pd.DataFrame, loss: str) -> Drawing:
     text += f" Cross ({n_edge}): at the end of the grid; the best may lie beyond it." if n_edge else ""
     text += f" Triangle ({n_beyond}): above the axis." if n_beyond else ""
     text += not_shown(int(points["mean"].isna().sum()), "value", " where a seed diverged")
-    # Intervals of two or three seeds would hide the lines; the data has them.
-    drawn = lines_drawing(points.assign(lo=np.nan, hi=np.nan), kinds, text, size=(2.9, 2.7), extra=handles)
-    return replace(drawn, data=points)
-
-
-def _range_without_outliers(losses: pd.Series) -> tuple[float, float] | None:
-    """A range without the losses that would hide the differences of the others."""
-    if losses.empty:
-        return None
-    low, usual, high = losses.min(), losses.quantile(0.75), losses.max()
-    high = min(high, low + OUTLIER * (usual - low)) if usual > low else high
-    room = 2 * ROOM * (high - low) or ROOM * abs(low)
-    return float(low - room), float(high + room)
+    return replace(lines_drawing(drawn, kinds, text, size=(2.9, 2.7), extra=handles), data=points)
 
 
 def _mark_best(points: pd.DataFrame, styles: Mapping[str, Style], top: float, axis: Any) -> None:

@@ -12,21 +12,12 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-from matplotlib.lines import Line2D
 
 from sparsedepth.config.plain_text import counted
 from sparsedepth.config.task import SOLVED, TASKS, TaskSpec, task_name
 from sparsedepth.plots.by_setting import depth_styles
-from sparsedepth.plots.facets import (
-    Panel,
-    intervals,
-    lines_drawing,
-    lr_text,
-    metric_intervals,
-    panel_of,
-    range_of,
-)
-from sparsedepth.plots.page import Drawing, NothingToDraw, not_shown
+from sparsedepth.plots.facets import Panel, intervals, lines_drawing, lr_text, metric_intervals, panel_of, range_of
+from sparsedepth.plots.page import Drawing, NothingToDraw, line_handle, not_shown
 from sparsedepth.plots.runs import (
     at_last_step,
     read_runs,
@@ -50,7 +41,8 @@ NEEDED = ("needed_layers", "usefulness_loss_increase")
 VARIANCE, ACCURACY, ANGLE = "residual_variance_last", "val_accuracy", "angular_distance_middle"
 BUDGET_PANELS = 4
 """Settings of the figure `isoflop` at most."""
-SOLVED_DASHES, CHANCE_DASHES = (0, (5, 3)), (0, (1, 2))
+DASHES = ("--", ":")
+"""Of the lines where a task is solved, and at chance."""
 ALIKE = 0.01
 """Largest difference of the accuracies of guessing that are drawn as one: estimates from counts differ by chance."""
 
@@ -108,8 +100,8 @@ def _notes(points: pd.DataFrame, n_settings: int) -> str:
     text += " Geometric means on logarithmic axes." if VARIANCE in names else ""
     text += " Dotted: every block is needed." * (NEEDED[0] in names)
     if VARIANCE in names and points["lr"].nunique() > 1:
-        text += lr_text(points["lr"], CHANGES_VARIANCE)
-        text = f"{text[:-1]}: points of unequal lr do not show the effect of a setting on it."
+        changes = f"{CHANGES_VARIANCE}: points of unequal lr do not show the effect of a setting on it"
+        text += lr_text(points["lr"], changes)
     return text
 
 
@@ -120,9 +112,8 @@ def _panel(name: str, points: pd.DataFrame) -> Panel:
         ends = np.geomspace(at["x"].min(), at["x"].max(), 50)
         axis.plot(ends, ends, color=GREY, linestyle=":", linewidth=1.0)
 
-    is_log = IN_RUNS[name].scale == "log" and bool((at["mean"] > 0).all())
+    scale = "log" if IN_RUNS[name].scale == "log" and (at["mean"] > 0).all() else "linear"
     decorate = every_block_is_needed if name == NEEDED[0] else None
-    scale = "log" if is_log else "linear"
     return panel_of(name, x="depth", x_label="n_layers", scale=scale, decorate=decorate)
 
 
@@ -206,12 +197,12 @@ def by_difficulty(runs: pd.DataFrame, by_run: pd.DataFrame) -> Drawing:
     points = intervals(rows.sort_values(by), by).join(rows.groupby(by)["positions"].min(), on=by)
     points["lo"], points["hi"] = (points[end].clip(*IN_RUNS[ACCURACY].range) for end in ("lo", "hi"))
     drawn = runs[runs["run_id"].isin(by_run["run_id"])]
-    levels = {f"solved (≥ {SOLVED:g})": (SOLVED, SOLVED_DASHES)}
-    levels |= {"chance": (chance, CHANCE_DASHES)} if (chance := chance_of(drawn)) is not None else {}
+    levels = {f"solved (≥ {SOLVED:g})": SOLVED} | _chance_of(drawn)
+    handles = [line_handle(name, (GREY, "", dash), linewidth=1.0) for name, dash in zip(levels, DASHES, strict=False)]
 
     def draw_levels(axis: Any) -> None:
-        for height, dashes in levels.values():
-            axis.axhline(height, color=GREY, linewidth=1.0, linestyle=dashes)
+        for height, dash in zip(levels.values(), DASHES, strict=False):
+            axis.axhline(height, color=GREY, linewidth=1.0, linestyle=dash)
 
     look: dict[str, Any] = {"x_label": counts_of(drawn), "range": (0, 1.03), "decorate": draw_levels}
     depths = sorted(set(points["panel"]))
@@ -221,7 +212,7 @@ def by_difficulty(runs: pd.DataFrame, by_run: pd.DataFrame) -> Drawing:
         f" {counted(points['setting'].nunique(), 'setting')}, at tuned values, if any."
         + not_shown(n_diverged, "configuration", " with a diverged seed"),
         size=(3.2, 2.8),
-        extra=[Line2D([], [], color=GREY, linestyle=dashes, label=label) for label, (_, dashes) in levels.items()],
+        extra=handles,
     )
 
 
@@ -235,12 +226,12 @@ def _tasks(runs: pd.DataFrame) -> list[TaskSpec | None]:
     return [TASKS.get(task_name(corpus) or "") for corpus in runs["corpus"]]
 
 
-def chance_of(runs: pd.DataFrame) -> float | None:
+def _chance_of(runs: pd.DataFrame) -> dict[str, float]:
     """exp(-chance_loss): the accuracy of guessing among equally likely answers, if it is the same for all runs. Of
     unequal ones the loss of guessing does not say how often the likeliest is right."""
     chance = np.exp(-pd.to_numeric(runs["chance_loss"]))
     is_known = len(runs) and chance.notna().all() and all(task and task.has_even_answers for task in _tasks(runs))
-    return float(chance.mean()) if is_known and chance.max() - chance.min() < ALIKE else None
+    return {"chance": float(chance.mean())} if is_known and chance.max() - chance.min() < ALIKE else {}
 
 
 # How does the mean angle between the states of neighbouring middle layers shrink?

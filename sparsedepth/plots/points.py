@@ -25,15 +25,7 @@ from sparsedepth.config.plain_text import counted
 from sparsedepth.plots.facets import draw_points, intervals, lr_text
 from sparsedepth.plots.page import Drawing, NothingToDraw, caption, depth_legend, not_shown, panels
 from sparsedepth.plots.runs import all_runs, changed_fields, trained_runs, without_diverged_configurations
-from sparsedepth.plots.style import (
-    CHANGES_VARIANCE,
-    GREY,
-    PROPOSAL,
-    depth_colours,
-    kind_markers,
-    log_scale,
-    set_scale,
-)
+from sparsedepth.plots.style import CHANGES_VARIANCE, GREY, PROPOSAL, depth_colours, kind_markers, log_scale, set_scale
 from sparsedepth.quantities import IN_RUNS, axis_label, sign
 from sparsedepth.store.comparable_loss import loss_of, with_loss
 from sparsedepth.store.connection import Store
