@@ -8,7 +8,7 @@ a pair that was not sampled. White cells are not pairs of layers.
 """
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -144,14 +144,18 @@ def _first_threshold(value: object, field: str, present: set[float]) -> float:
 
 def layer_profile_page(profile: LayerProfile) -> Figure:
     """Rows of panels, then rows of matrices; the run above, notes below."""
-    measured = set(profile.profiles.loc[profile.profiles["value"].notna(), "name"])
+    rows = profile.profiles
+    measured = set(rows.loc[rows["value"].notna(), "name"])
     panels = {title: series for title, series in PANELS.items() if measured & set(series)}
+    is_log = rows["name"].isin([name for name, quantity in BY_LAYER.items() if quantity.scale == "log"])
+    shown = rows.assign(value=rows["value"].mask(is_log & (rows["value"] <= 0)))
     n_rows, n_map_rows = -(-len(panels) // COLUMNS), -(-len(profile.matrices) // COLUMNS)
     heights = [PROFILE_HEIGHT] * n_rows + [MATRIX_HEIGHT] * n_map_rows
     page = Figure(figsize=(11, sum(heights) + 0.8))
     grid = page.add_gridspec(max(len(heights), 1), COLUMNS, height_ratios=heights or None)
     for i, (title, series) in enumerate(panels.items()):
-        _draw_panel(page.add_subplot(grid[divmod(i, COLUMNS)]), title, series, profile)
+        lines = {label: shown[shown["name"] == name] for name, label in series.items() if name in measured}
+        _draw_panel(page.add_subplot(grid[divmod(i, COLUMNS)]), title, lines, profile.n_layers)
     for i, (name, matrix) in enumerate(profile.matrices.items()):
         axis = page.add_subplot(grid[n_rows + i // COLUMNS, i % COLUMNS])
         image = draw_matrix(axis, name, matrix, norm_of(matrix, BY_PAIR[name].scale))
@@ -159,7 +163,9 @@ def layer_profile_page(profile: LayerProfile) -> Figure:
         colour_bar(axis, image)
     degenerate = _degenerate(profile)
     page.suptitle(_title(profile, degenerate), x=0.01, y=0.997, ha="left", fontsize=10)
-    caption(page, _caption(profile, degenerate))
+    n_hidden = int(rows["value"].count() - shown["value"].count())
+    hidden = f" Not shown on logarithmic axes: {n_hidden} values that are not positive." if n_hidden else ""
+    caption(page, _caption(profile, degenerate) + hidden)
     return page
 
 
@@ -190,35 +196,28 @@ def _caption(profile: LayerProfile, degenerate: Mapping[str, str]) -> str:
     for name, reasons in degenerate.items():
         scores.setdefault(reasons, []).append(f"{name}{f' {DEGENERATE}' * (name in FACTS)}")
     marked = [f"{', '.join(names)} ({reasons})" for reasons, names in scores.items()]
-    text += f" Degenerate, so no evidence: {', '.join(marked)}." if marked else ""
-    logarithmic = {name for series in PANELS.values() if _is_log(series) for name in series}
-    n_hidden = int((profile.profiles["name"].isin(logarithmic) & (profile.profiles["value"] <= 0)).sum())
-    return text + (f" Not shown on logarithmic axes: {n_hidden} values that are not positive." if n_hidden else "")
+    return text + (f" Degenerate, so no evidence: {', '.join(marked)}." if marked else "")
 
 
-def _is_log(series: Mapping[str, str]) -> bool:
-    return BY_LAYER[next(iter(series))].scale == "log"
-
-
-def _draw_panel(axis: Any, title: str, series: Mapping[str, str], profile: LayerProfile) -> None:
-    lines = list(_lines(series, profile))
+def _draw_panel(axis: Any, title: str, lines: Mapping[str, pd.DataFrame], n_layers: int) -> None:
+    rows = pd.concat(lines.values())
     axis.set_title(wrapped(title, TITLE), fontsize=8.5)
-    units = {BY_LAYER[name].unit for name in series} - {"1", "share"}
-    axis.set_ylabel(", ".join(sorted(units)), fontsize=8)
-    for (label, line), (colour, marker, dashes) in zip(lines, SERIES, strict=False):
+    axis.set_ylabel(", ".join(sorted({BY_LAYER[name].unit for name in rows["name"]} - {"1", "share"})), fontsize=8)
+    for (label, line), (colour, marker, dashes) in zip(lines.items(), SERIES, strict=False):
+        threshold = line["threshold"].iloc[0]
         axis.plot(
-            line["layer"], line["value"], color=colour, marker=marker, linestyle=dashes, label=label,
-            linewidth=1.2, markersize=3 if profile.n_layers <= 24 else 2, markeredgewidth=0,
+            line["layer"], line["value"], label=label if np.isnan(threshold) else f"{label} {threshold:g}",
+            color=colour, marker=marker, linestyle=dashes, linewidth=1.2, markersize=3 if n_layers <= 24 else 2,
+            markeredgewidth=0,
         )  # fmt: skip
         low, high = line["value"] - Z * line["se"], line["value"] + Z * line["se"]
         axis.fill_between(line["layer"], low, high, color=colour, alpha=0.25, linewidth=0)
-    for layer in sorted({layer for _, line in lines for layer in line.loc[line["value"].isna(), "layer"]}):
+    for layer in sorted(set(rows.loc[rows["value"].isna(), "layer"])):
         axis.axvspan(layer - 0.5, layer + 0.5, color=MISSING, alpha=0.5, linewidth=0)
-    shown = pd.concat([line["value"] for _, line in lines]).dropna()
-    set_layer_scale(axis, BY_LAYER[next(iter(series))].scale, shown)
+    set_layer_scale(axis, BY_LAYER[rows["name"].iloc[0]].scale, rows["value"].dropna())
     layer_ticks(axis.xaxis)
-    axis.set_xlim(-0.5, profile.n_layers + 0.5)
-    if labels := [label for label, _ in lines if label]:
+    axis.set_xlim(-0.5, n_layers + 0.5)
+    if labels := axis.get_legend_handles_labels()[1]:
         _legend_above(axis, labels)
 
 
@@ -234,13 +233,3 @@ def _legend_above(axis: Any, labels: Sequence[str]) -> None:
         loc="upper left", bbox_to_anchor=(-0.02, 1.0),
     )  # fmt: skip
     legend.set_in_layout(False)  # a wide legend would narrow its whole column of panels
-
-
-def _lines(series: Mapping[str, str], profile: LayerProfile) -> Iterator[tuple[str, pd.DataFrame]]:
-    """(label, rows) of every measured series; NaN for values that a logarithmic axis cannot show."""
-    for name, label in series.items():
-        line = profile.profiles[profile.profiles["name"] == name]
-        if line["value"].notna().any():
-            threshold = line["threshold"].iloc[0]
-            values = line["value"].where(line["value"] > 0) if _is_log(series) else line["value"]
-            yield (label if np.isnan(threshold) else f"{label} {threshold:g}"), line.assign(value=values)
