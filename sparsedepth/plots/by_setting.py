@@ -59,18 +59,13 @@ TRAINING = {"train_loss": "tokens", "training": "tokens (last layer)"}
 QUANTITY = {"training": VARIANCE}
 MOST = 5
 """Settings of a panel."""
-BINS = 50
-"""Points of a curve."""
-EARLY = 0.2
-"""Share of training that the axis of the loss may cut: all runs fall alike there."""
-THRESHOLD = 0.1
 OUTLIER = 3.0
 """A loss so many times as far above the lowest as three quarters of the losses leaves the axis."""
 
 
 def curves(store: Store) -> Drawing:
     """Training loss during training."""
-    width = f"(max(tokens) over (partition by run_id) / {BINS})"  # single steps are noise
+    width = "(max(tokens) over (partition by run_id) / 50)"  # single steps are noise
     binned = f"select run_id, train_loss as value, ceil(tokens / {width}) * {width} as x from curves"
     rows = store.frame(
         f"select run_id, 'train_loss' as metric, x, avg(value) as value from ({binned}) where x > 0 and value is not "
@@ -163,7 +158,7 @@ def by_setting(runs: pd.DataFrame, rows: pd.DataFrame, missing: str = "", notes:
 
 
 def _panel(metric: str, depth: int, points: pd.DataFrame) -> Panel:
-    late = points[points["x"] >= EARLY * points["x"].max()] if metric == "train_loss" else points[:0]
+    late = points[points["x"] >= 0.2 * points["x"].max()] if metric == "train_loss" else points[:0]  # early all fall
     return panel_of(
         QUANTITY.get(metric, metric),
         f"{metric}@{depth}",
@@ -213,9 +208,13 @@ def by_depth(runs: pd.DataFrame, values: pd.DataFrame, notes: str, is_search: bo
     shown = "the proposal with the lowest loss" if is_search else "the baseline, or the settings nearest to it"
     text = f" By layer: {shown}. Dashed: usefulness threshold."
     text += lr_text(points["lr"], CHANGES_VARIANCE) if points["lr"].nunique() > 1 else ""
+
+    def draw_threshold(axis: Any) -> None:
+        axis.axhline(0.1, color=GREY, linewidth=0.8, linestyle=(0, (4, 3)))
+
     panel = partial(panel_of, x="share", x_label="layer / number of layers")
     kinds = [
-        panel(name, decorate=_draw_threshold if name == "affine_loss_increase" else None)
+        panel(name, decorate=draw_threshold if name == "affine_loss_increase" else None)
         for name in _in_order(BY_DEPTH, points["panel"])
     ]
     return lines_drawing(points, kinds, text + notes, styles=depth_styles(points["n_layers"]))
@@ -224,10 +223,6 @@ def by_depth(runs: pd.DataFrame, values: pd.DataFrame, notes: str, is_search: bo
 def depth_styles(depths: Iterable[int]) -> dict[str, Style]:
     """A line for each depth, deep ones dark."""
     return {counted(depth, "layer"): (colour, "o", "-") for depth, colour in depth_colours(depths).items()}
-
-
-def _draw_threshold(axis: Any) -> None:
-    axis.axhline(THRESHOLD, color=GREY, linewidth=0.8, linestyle=(0, (4, 3)))
 
 
 # Loss against learning rate

@@ -70,9 +70,7 @@ def by_depth(runs: pd.DataFrame, notes: str = "") -> Drawing:
     names = [name for name in names if name in complete and complete[name].notna().any()]
     if not names:
         raise NothingToDraw("no setting was run at two depths, so there is no line to draw")
-    values = complete.melt(["setting", "x", "seed"], names, "metric").assign(
-        value=lambda rows: pd.to_numeric(rows["value"])
-    )
+    values = complete.melt(["setting", "x", "seed"], names, "metric").astype({"value": float})
     points = metric_intervals(values, ["setting", "x"]).rename(columns={"metric": "panel"})
     most = points["x"].where(points["panel"] == NEEDED[0])  # a count of blocks is at most n_layers
     points = points.assign(lo=points["lo"].clip(upper=most), hi=points["hi"].clip(upper=most))
@@ -81,9 +79,8 @@ def by_depth(runs: pd.DataFrame, notes: str = "") -> Drawing:
     merit = losses["mean"].min() - 1e6 * losses["x"].nunique()
     settings = shown_settings(points["setting"], merit=merit.to_dict())
     notes = _notes(points, len(settings)) + notes
-    notes += not_shown(
-        points["setting"].nunique() - len(settings), "further setting", ", of fewer depths or of a higher loss"
-    )
+    n_further = points["setting"].nunique() - len(settings)
+    notes += not_shown(n_further, "further setting", ", of fewer depths or of a higher loss")
     notes += not_shown(n_single, "setting", " of one depth")
     notes += not_shown(n_diverged, "configuration", " with a diverged seed") + degeneracy_caption(measured[:1], runs)
     order = {name: i for i, name in enumerate((*settings_in_order(settings), *names))}

@@ -32,10 +32,6 @@ TITLE = 32
 """Characters per line of a panel's title."""
 FACTS = {"val_loss": " nat/token", "residual_variance_last": "", "usefulness": ""}
 """Column of `runs` in the page's title -> its unit."""
-PROFILE_HEIGHT, MATRIX_HEIGHT = 1.75, 2.3
-"""Inches."""
-LEGEND_ROW, LEGEND_WIDTH = 0.105, 27
-"""Share of a panel's height; characters of two labels side by side."""
 
 
 def _by_part(what: str) -> dict[str, str]:
@@ -146,14 +142,14 @@ def layer_profile_page(profile: LayerProfile) -> Figure:
     """Rows of panels, then rows of matrices; the run above, notes below."""
     rows = profile.profiles
     measured = set(rows.loc[rows["value"].notna(), "name"])
-    panels = {title: series for title, series in PANELS.items() if measured & set(series)}
+    drawn = {title: series for title, series in PANELS.items() if measured & set(series)}
     is_log = rows["name"].isin([name for name, quantity in BY_LAYER.items() if quantity.scale == "log"])
     shown = rows.assign(value=rows["value"].mask(is_log & (rows["value"] <= 0)))
-    n_rows, n_map_rows = -(-len(panels) // COLUMNS), -(-len(profile.matrices) // COLUMNS)
-    heights = [PROFILE_HEIGHT] * n_rows + [MATRIX_HEIGHT] * n_map_rows
+    n_rows, n_map_rows = -(-len(drawn) // COLUMNS), -(-len(profile.matrices) // COLUMNS)
+    heights = [1.75] * n_rows + [2.3] * n_map_rows  # inches
     page = Figure(figsize=(11, sum(heights) + 0.8))
     grid = page.add_gridspec(max(len(heights), 1), COLUMNS, height_ratios=heights or None)
-    for i, (title, series) in enumerate(panels.items()):
+    for i, (title, series) in enumerate(drawn.items()):
         lines = {label: shown[shown["name"] == name] for name, label in series.items() if name in measured}
         _draw_panel(page.add_subplot(grid[divmod(i, COLUMNS)]), title, lines, profile.n_layers)
     for i, (name, matrix) in enumerate(profile.matrices.items()):
@@ -223,10 +219,10 @@ def _draw_panel(axis: Any, title: str, lines: Mapping[str, pd.DataFrame], n_laye
 
 def _legend_above(axis: Any, labels: Sequence[str]) -> None:
     """A legend above the lines, with space added for it; in two columns if the labels are short."""
-    n_columns = 2 if sum(sorted(map(len, labels))[-2:]) <= LEGEND_WIDTH else 1
+    n_columns = 2 if sum(sorted(map(len, labels))[-2:]) <= 27 else 1  # characters
     scale = axis.yaxis.get_transform()
     low, high = scale.transform(axis.get_ylim())
-    room = 0.04 + LEGEND_ROW * -(-len(labels) // n_columns)
+    room = 0.04 + 0.105 * -(-len(labels) // n_columns)  # as a share of the panel's height
     axis.set_ylim(top=float(scale.inverted().transform(high + (high - low) * room / (1 - room))))
     legend = axis.legend(
         fontsize=6.5, handlelength=1.6, borderaxespad=0.1, labelspacing=0.2, columnspacing=1.0, ncols=n_columns,

@@ -24,12 +24,8 @@ FORMATS = {".png": {"Software": None}, ".svg": {"Date": None}, ".pdf": {"Creatio
 """Suffix -> metadata to leave out, so that the same numbers give the same file."""
 NARROW, WIDEST = 358, 640
 """CSS pixels of a figure in a window of 390: visible at once, and the largest width there (`report/page.css`)."""
-LEGEND_ROOM = 0.6
-"""Inches for a legend above the panels, in the height of every page."""
 HANDLE, CHARACTER = 0.6, 0.072
 """Inches of a legend's handle with the space around it, and of a character of its text, at most."""
-TICKS = 5
-"""Most intervals between the ticks of an axis: half of the time of drawing is that of ticks."""
 
 
 class NothingToDraw(ValueError):
@@ -66,7 +62,7 @@ def panels(
     for axis in axes[n:]:
         axis.remove()
     for axis in axes[:n]:
-        axis.locator_params(nbins=TICKS)
+        axis.locator_params(nbins=5)  # ticks take half of the time of drawing
     return page, axes[:n]
 
 
@@ -132,7 +128,7 @@ def lay_out(page: Figure) -> None:
         return
     renderer = FigureCanvasAgg(page).get_renderer()
     legend = max((legend.get_window_extent(renderer).height / page.dpi for legend in page.legends), default=0.0)
-    page.set_figheight(page.get_figheight() + max(0.0, legend - LEGEND_ROOM))
+    page.set_figheight(page.get_figheight() + max(0.0, legend - 0.6))  # the room in the height of every page
     page.tight_layout(pad=0.6)
     page.set_layout_engine(None)
     specs = filter(None, (axis.get_subplotspec() for axis in page.axes))

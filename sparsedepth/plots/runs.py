@@ -58,7 +58,7 @@ def read_runs(store: Store, *, of_tuning: bool = False) -> pd.DataFrame:
 
 def finished_of(runs: pd.DataFrame) -> pd.DataFrame:
     """Those with a training configuration. Raises NothingToDraw unless one of them finished."""
-    if not len(runs):
+    if runs.empty:
         raise NothingToDraw("the store holds no runs")
     trained = without_measured_models(runs)
     if not len(trained):
@@ -152,15 +152,14 @@ def choose_run(runs: pd.DataFrame, depths: Mapping[str, int], run: str | None) -
     """`run`, or by default the best one; `depths` is run_id -> number of layers, of the runs with values by layer."""
     if run is None:
         # Not '== ok': a measured model that was not trained has no outcome.
-        candidates = runs[(runs["outcome"] != "diverged") & runs["run_id"].isin(list(depths))]
+        candidates = runs[(runs["outcome"] != "diverged") & runs["run_id"].isin([*depths])]
         if candidates.empty:
             raise NothingToDraw(
                 f"none of the {len(runs)} runs has values by layer without having diverged: no layer profile to draw"
             )
         loss = pd.to_numeric(candidates[loss_of(runs)], errors="coerce")
-        ranked = candidates[["run_id"]].assign(depth=candidates["run_id"].map(depths), loss=loss)
-        order = ranked.sort_values(["depth", "loss", "run_id"], ascending=[False, True, True])  # NaN last
-        return str(order["run_id"].iloc[0])
+        ranked = pd.DataFrame({"depth": -candidates["run_id"].map(depths), "loss": loss, "run": candidates["run_id"]})
+        return str(ranked.sort_values([*ranked])["run"].iloc[0])  # NaN last
     if run not in (ids := sorted(runs["run_id"])):
         near = difflib.get_close_matches(run, ids, n=3, cutoff=0.0)
         raise ValueError(f"run {run!r} is not in this store; the nearest of its {len(ids)} run ids: {', '.join(near)}")

@@ -25,7 +25,6 @@ from sparsedepth.store.degeneracy import degeneracy_caption
 from sparsedepth.store.search import Search, search_of
 
 METHODS = {"PED-ANOVA": "ped_anova", "fANOVA": "fanova"}
-PROPOSAL = "proposal, in order of start"
 
 
 def _search_and_proposals(store: Store) -> tuple[Search, pd.DataFrame, str]:
@@ -33,8 +32,7 @@ def _search_and_proposals(store: Store) -> tuple[Search, pd.DataFrame, str]:
     Raises NothingToDraw for a folder without a search, or with fewer than two such proposals."""
     search = search_of(store.roots)
     if search is None:
-        folders = ", ".join(map(str, store.roots))
-        raise NothingToDraw(f"{folders} was not filled by the sampler of one search")
+        raise NothingToDraw(f"{', '.join(map(str, store.roots))} was not filled by the sampler of one search")
     runs = trained_runs(store)
     frame = numbered(proposals(runs, search), search.objectives[0])
     if len(frame) < 2:
@@ -62,7 +60,7 @@ def page_of_slices(search: Search, frame: pd.DataFrame, notes: str) -> Figure:
     page, (first, *others) = panels(1 + len(options), 4, 2.5, 2.4)
     _draw_slice(first, objective, frame, frame["proposal"])
     first.step(frame["proposal"], frame["best_so_far"], where="post", color=SERIES[1][0], label="best so far")
-    first.set_xlabel(PROPOSAL)
+    first.set_xlabel("proposal, in order of start")
     for axis, (name, values) in zip(others, options.items(), strict=True):
         known, choices = frame[frame[name].notna()], [value for value in values if value is not None]
         space = search.definition.axes.get(name)
@@ -75,10 +73,8 @@ def page_of_slices(search: Search, frame: pd.DataFrame, notes: str) -> Figure:
             log_scale(axis, "x", x)
         axis.set_xlabel(name)
     legend_above(page, first.get_legend_handles_labels()[0])
-    text = (
-        f"Each dot: one of {counted(len(frame), 'proposal')}, later ones darker. Selection bias: the best of many is "
-    )
-    caption(page, f"{text}optimistic. Run it again with new seeds.{notes}")
+    text = f"Each dot: one of {counted(len(frame), 'proposal')}, later ones darker. Selection bias: the best of many is"
+    caption(page, f"{text} optimistic. Run it again with new seeds.{notes}")
     return page
 
 
@@ -94,11 +90,8 @@ def _draw_slice(axis: Any, objective: str, rows: pd.DataFrame, x: pd.Series, n: 
 def importance(store: Store) -> Drawing:
     """The importance of each axis to each objective, by both methods."""
     search, frame, notes = _search_and_proposals(store)
-    parts = [
-        pd.DataFrame(importances(frame, search, objective)).assign(objective=objective)
-        for objective in search.objectives
-    ]
-    data = pd.concat(parts, ignore_index=True)
+    parts = {name: pd.DataFrame(importances(frame, search, name)).assign(objective=name) for name in search.objectives}
+    data = pd.concat(parts.values(), ignore_index=True)
     if data.empty:
         raise NothingToDraw("no objective has enough finished proposals with different values")
     return Drawing(data=data, page=partial(page_of_importance, search.axes, data, notes))

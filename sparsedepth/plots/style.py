@@ -46,13 +46,9 @@ LINEAR_BELOW = 0.01
 """A relative loss increase can be negative and spans decades: logarithmic above this, linear below."""
 STANDS_OUT = 5
 """A value this many times the median would hide the others on a linear axis; most often the first layer's."""
-DECADES = 4
-"""Most decades of a symlog axis above its linear part."""
 CHANGES_VARIANCE = ", which also changes residual variance"
 """Caution about a tuned lr, wherever a figure compares the variances of settings."""
 SUPERSCRIPTS = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
-LABEL_ROOM = 0.07
-"""Share of a panel's width that the label of a depth needs."""
 LONGEST = 30
 """Characters of a setting's name next to an axis."""
 
@@ -86,7 +82,6 @@ COLUMN = 3.35
 """Inches of a column of a paper."""
 PAPER: dict[Any, Any] = RC | {
     "figure.figsize": (COLUMN, 2.5),
-    "font.size": 9,
     "legend.fontsize": 9,
     "pdf.fonttype": 42,
     "savefig.dpi": 600,
@@ -111,10 +106,8 @@ def kind_markers(kinds: Iterable[str]) -> dict[str, str]:
     """One shape per kind of run, in the order of a legend: the baseline first, and last those that changed several
     fields, thin, since they are most of a grid."""
     shapes = cycle(MARKERS)
-    ordered = sorted(
-        set(kinds), key=lambda kind: (not kind.startswith("baseline"), kind == SEVERAL, kind.count(","), kind)
-    )
-    return {kind: FIXED_MARKERS.get(kind) or next(shapes) for kind in ordered}
+    order = sorted((not kind.startswith("baseline"), kind == SEVERAL, kind.count(","), kind) for kind in set(kinds))
+    return {kind: FIXED_MARKERS.get(kind) or next(shapes) for *_, kind in order}
 
 
 def setting_styles(settings: Sequence[str]) -> dict[str, Style]:
@@ -134,10 +127,10 @@ def shortened(text: str) -> str:
     if len(text) <= LONGEST:
         return text
     fields = text.split(", ")
-    fitting = [n for n in range(1, len(fields)) if len(", ".join(fields[:n])) + 4 <= LONGEST]
-    if not fitting:
-        return text[: LONGEST - 1] + "…"
-    return f"{', '.join(fields[: fitting[-1]])}, {len(fields) - fitting[-1]} more"
+    for n in range(len(fields) - 1, 0, -1):
+        if len(kept := ", ".join(fields[:n])) + 4 <= LONGEST:
+            return f"{kept}, {len(fields) - n} more"
+    return text[: LONGEST - 1] + "…"
 
 
 def wrapped(text: str, width: int = LONGEST) -> str:
@@ -155,7 +148,7 @@ def depth_axis(axes: Any, depths: Iterable[int]) -> None:
     ordered = sorted(set(depths), reverse=True)
     shown = ordered[:1]
     for depth in ordered[1:]:
-        if math.log(shown[0] / depth) >= LABEL_ROOM * math.log(ordered[0] / ordered[-1]):
+        if math.log(shown[0] / depth) >= 0.07 * math.log(ordered[0] / ordered[-1]):  # the width of a label
             shown.insert(0, depth)
     axes.set_xscale("log")
     axes.set_xticks(shown, [str(depth) for depth in shown])
@@ -172,7 +165,7 @@ def linear_below(values: Iterable[float]) -> float | None:
         return None
     negative = sizes[shown < 0]
     noise = np.quantile(negative, 0.9) if len(negative) else 0.0
-    return float(10.0 ** math.floor(math.log10(max(np.median(sizes), noise, sizes.max() / 10**DECADES))))
+    return float(10.0 ** math.floor(math.log10(max(np.median(sizes), noise, sizes.max() / 1e4))))  # 4 decades at most
 
 
 def set_scale(axes: Any, which: Literal["x", "y"], scale: Scale, values: Sequence[float]) -> None:
@@ -196,9 +189,8 @@ def set_layer_scale(axes: Any, scale: Scale, values: Sequence[float]) -> None:
 
 
 def _symlog_scale(axes: Any, which: Literal["x", "y"], threshold: float) -> None:
-    axis = getattr(axes, f"{which}axis")
-    (axes.set_xscale if which == "x" else axes.set_yscale)("symlog", linthresh=threshold)
-    axis.set_major_formatter(FuncFormatter(lambda value, _: _decade(value, threshold)))
+    getattr(axes, f"set_{which}scale")("symlog", linthresh=threshold)
+    getattr(axes, f"{which}axis").set_major_formatter(FuncFormatter(lambda value, _: _decade(value, threshold)))
 
 
 def log_scale(axes: Any, which: Literal["x", "y"], values: Iterable[float]) -> None:
