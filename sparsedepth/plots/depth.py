@@ -131,12 +131,9 @@ def by_budget(rows: pd.DataFrame, found: Sequence[Crossover], loss: str) -> Draw
     """From `budget_rows` and the verdicts on its depths. Its points: panel (the setting), setting ('N layers'),
     n_layers, x (train_flops), train_tokens, mean, lo, hi, n_seeds, is_lowest (on the lower envelope)."""
     order = settings_in_order({one.setting for one in found})
-    shown = finished(rows[rows["setting"].isin(order[:BUDGET_PANELS])]).rename(
-        columns={"setting": "panel", "loss": "value"}
-    )
-    shown = shown.sort_values(
-        ["panel", "n_layers", "train_flops"], key=lambda of: of.map(order.index) if of.name == "panel" else of
-    )
+    shown = finished(rows[rows["setting"].isin(order[:BUDGET_PANELS])])
+    shown = shown.assign(panel=pd.Categorical(shown["setting"], order), value=shown["loss"])
+    shown = shown.sort_values(["panel", "n_layers", "train_flops"]).astype({"panel": str})
     is_next = np.log(shown["train_flops"]).groupby([shown["panel"], shown["n_layers"]]).diff() > SAME_BUDGET
     at = [shown["panel"], shown["n_layers"], is_next.cumsum()]
     shown["x"] = shown["train_flops"].groupby(at).transform("first")
@@ -150,16 +147,11 @@ def by_budget(rows: pd.DataFrame, found: Sequence[Crossover], loss: str) -> Draw
     points["is_lowest"] = by_cost["mean"] <= by_cost.groupby("panel")["mean"].cummin()
     look: dict[str, Any] = {"x": "flops", "x_label": "train_flops (FLOP)", "scale": "linear", "range": range_of(points)}
     settings = [name for name in order[:BUDGET_PANELS] if (points["panel"] == name).any()]
-    kinds = [
-        panel_of(
-            loss,
-            name,
-            title=escaped(wrapped(name, 44)) if len(settings) > 1 else "",
-            decorate=partial(_draw_envelope, points[points["is_lowest"] & (points["panel"] == name)]),
-            **look,
-        )
-        for name in settings
-    ]
+    kinds = []
+    for name in settings:
+        envelope = partial(_draw_envelope, points[points["is_lowest"] & (points["panel"] == name)])
+        title = escaped(wrapped(name, 44)) if len(settings) > 1 else ""
+        kinds.append(panel_of(loss, name, title=title, decorate=envelope, **look))
     notes = " Wide grey line: the lower envelope. Verdicts compare depths seed by seed."
     notes += not_shown(len(order) - len(settings), "further setting")
     verdicts = [escaped(f"{one.sentence}.") for one in found if one.setting in settings]

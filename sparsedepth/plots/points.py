@@ -152,8 +152,9 @@ def draw_link(
             axis.plot(*line, color=colour, linewidth=1.1, alpha=0.75, zorder=1)
     if not is_log(x):
         axis.xaxis.set_major_locator(MaxNLocator(4))
-    scopes = {"all runs": False, "within depth": True} if shown["n_layers"].nunique() > 1 else {"all runs": False}
-    said = [f"{scope}: {rho_text(*rank_correlation(shown, x, y, within))}" for scope, within in scopes.items()]
+    scopes = {"all runs": False} | ({"within depth": True} if shown["n_layers"].nunique() > 1 else {})
+    correlations = {scope: rho_text(*rank_correlation(shown, x, y, within)) for scope, within in scopes.items()}
+    said = [f"{scope}: {text}, n = {len(shown)}" for scope, text in correlations.items()]
     said = said if is_evidence else ["degenerate, so no evidence"]
     if found.dropped[x, y]:
         said.append(f"not shown: {found.dropped[x, y]} of {len(found.points)} (NULL)")
@@ -162,26 +163,24 @@ def draw_link(
 
 def rank_correlation(
     points: pd.DataFrame, x: str, y: str, within_depth: bool
-) -> tuple[float, float | None, float | None, int]:
-    """Spearman's rho (NaN where undefined), the ends of its interval, and the number of runs; ranks within a depth are
-    a share of its number of runs."""
+) -> tuple[float, tuple[float, float] | None]:
+    """Spearman's rho (NaN where undefined) and its interval; ranks within a depth are a share of its number of runs."""
     ranked = points.groupby("n_layers") if within_depth else points
     ranks = ranked[[x, y]].rank(pct=True)
     if within_depth:
         ranks = ranks - ranks.groupby(points["n_layers"]).transform("mean")
     rho = float(ranks[x].corr(ranks[y])) if len(points) > 2 else math.nan
-    n_settings = points["setting"].nunique() if "setting" in points else 0
+    n_settings = points["setting"].nunique()
     if math.isnan(rho) or n_settings < MIN_POINTS:
-        return rho, None, None, len(points)
+        return rho, None
     z, half = math.atanh(max(-0.9999, min(rho, 0.9999))), Z / math.sqrt(n_settings - 3)
-    return rho, math.tanh(z - half), math.tanh(z + half), len(points)
+    return rho, (math.tanh(z - half), math.tanh(z + half))
 
 
-def rho_text(rho: float, lo: float | None, hi: float | None, n: int) -> str:
-    """'ρ = +0.42 [-0.10, +0.76], n = 60'."""
-    if math.isnan(rho):
-        return f"ρ undefined, n = {n}"
-    return f"ρ = {rho:+.2f} {'(no interval)' if lo is None else f'[{lo:+.2f}, {hi:+.2f}]'}, n = {n}"
+def rho_text(rho: float, interval: tuple[float, float] | None) -> str:
+    """'ρ = +0.42 [-0.10, +0.76]'."""
+    ends = "[{:+.2f}, {:+.2f}]".format(*interval) if interval else "(no interval)"
+    return "ρ undefined" if math.isnan(rho) else f"ρ = {rho:+.2f} {ends}"
 
 
 def is_log(name: str) -> bool:
