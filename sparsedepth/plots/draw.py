@@ -129,7 +129,11 @@ def draw(
         if figure == "all":
             raise ValueError(f"--figure all draws several pictures, and -o {str(out)!r} is one; name a folder")
     figure = figure or ("all" if into_folder else default_figure(store))
-    names = _names(figure, run)
+    check_figure(figure)
+    names = [*FIGURES] if figure == "all" else [figure]
+    if run is not None and not any(FIGURES[name].of_one_run for name in names):
+        of_one = " or ".join(name for name, kind in FIGURES.items() if kind.of_one_run)
+        raise ValueError(f"run={run!r} is for the figure {of_one}; the figure {figure!r} shows all runs")
     wide = [name for name in names if is_paper and FIGURES[name].of_one_run]
     drawings, left_out = drawable(
         store,
@@ -162,17 +166,6 @@ def check_figure(name: str) -> None:
     if name not in FIGURES and name != "all":
         hint = did_you_mean(name, FIGURES, f"choose one of: {', '.join(FIGURES)}, or all, into a folder")
         raise ValueError(f"figure {name!r} is unknown; {hint}")
-
-
-def _names(figure: str, run: str | None) -> list[str]:
-    """The figures to draw. Raises ValueError as `check_figure`, and for a run with a figure of all runs."""
-    check_figure(figure)
-    if figure == "all":
-        return [*FIGURES]
-    if run is not None and not FIGURES[figure].of_one_run:
-        of_one = " or ".join(name for name, kind in FIGURES.items() if kind.of_one_run)
-        raise ValueError(f"run={run!r} is for the figure {of_one}; the figure {figure!r} shows all runs")
-    return [figure]
 
 
 def drawable(

@@ -14,9 +14,9 @@ from matplotlib.ticker import EngFormatter, FuncFormatter, LogLocator, MaxNLocat
 
 from sparsedepth.effects.cells import Cells, cells_of
 from sparsedepth.effects.frame import setting_effects
-from sparsedepth.plots.page import Drawing, NothingToDraw, caption, depth_legend, is_paper, not_shown, panels
+from sparsedepth.plots.page import Drawing, NothingToDraw, caption, depth_legend, not_shown, panels
 from sparsedepth.plots.runs import all_runs, once_per_store, read_runs
-from sparsedepth.plots.style import CHANGES_VARIANCE, COLUMN, GREY, depth_colours, escaped, log_scale, shortened
+from sparsedepth.plots.style import CHANGES_VARIANCE, GREY, depth_colours, escaped, log_scale, shortened
 from sparsedepth.quantities import IN_RUNS, axis_label
 from sparsedepth.store.comparable_loss import loss_of, with_loss
 from sparsedepth.store.connection import Store
@@ -81,12 +81,9 @@ def page_of_effects(data: pd.DataFrame, depths: Sequence[int], notes: str = "") 
     settings = list(dict.fromkeys(data["setting"]))
     outcomes = sorted(dict.fromkeys(data["outcome"]), key=lambda name: name == VARIANCE)  # last, beside room for lr
     has_lr = any(map(lr_change, data[data["outcome"] == VARIANCE].to_dict("records")))
-    height = 0.16 * max(2.2, len(depths) + 0.6) * len(settings) + 1.3
-    if is_paper():
-        page, axes = panels(len(outcomes), 1, COLUMN, height)
-    else:
-        page = Figure(figsize=(max(6.8, 1.9 + 2.35 * len(outcomes)) + 1.3 * has_lr, height))
-        axes = page.subplots(1, len(outcomes), squeeze=False, sharey=True)[0]
+    width = 2.35 + (1.5 + 1.3 * has_lr) / len(outcomes)  # with room for the names of settings, and for lr
+    height = 0.16 * max(2.2, len(depths) + 0.6) * len(settings) + 0.9
+    page, axes = panels(len(outcomes), len(outcomes), width, height, least=6.8, sharey=True)
     within = data["n_layers"].map(depths.index) - (len(depths) - 1) / 2
     rows = data.assign(y=data["setting"].map(settings.index) + 0.76 / len(depths) * within)
     for axis, name in zip(axes, outcomes, strict=True):

@@ -57,13 +57,11 @@ RC: dict[Any, Any] = {
     "axes.axisbelow": True,
     "axes.formatter.limits": (-8, 7),  # a power of ten next to the axis would overlap its label
     "axes.grid": True,
-    "axes.linewidth": 0.8,
     "axes.spines.right": False,
     "axes.spines.top": False,
     "axes.titlelocation": "left",
     "axes.titlesize": 9,
     "axes.titley": 1.0,  # not moved: to measure whether a title must be takes as long as to draw the panel
-    "axes.labelsize": 9,
     "figure.dpi": 150,
     "font.family": "sans-serif",
     "font.size": 9,
