@@ -20,16 +20,7 @@ import numpy as np
 import pandas as pd
 
 from sparsedepth.config.plain_text import counted
-from sparsedepth.plots.facets import (
-    Panel,
-    intervals,
-    lines_drawing,
-    lr_text,
-    metric_intervals,
-    panel_of,
-    range_of,
-    side_by_side,
-)
+from sparsedepth.plots.facets import Panel, intervals, lines_drawing, lr_text, metric_intervals, panel_of, range_of
 from sparsedepth.plots.page import Drawing, NothingToDraw, line_handle, not_shown
 from sparsedepth.plots.runs import (
     n_changed,
@@ -201,7 +192,7 @@ def by_depth(runs: pd.DataFrame, values: pd.DataFrame, notes: str, is_search: bo
     text = f" By layer: {shown}. Dashed: usefulness threshold."
     text += lr_text(points["lr"], CHANGES_VARIANCE) if points["lr"].nunique() > 1 else ""
 
-    def draw_threshold(axis: Any) -> None:
+    def draw_threshold(axis: Any, _: pd.DataFrame) -> None:
         axis.axhline(0.1, color=GREY, linewidth=0.8, linestyle=(0, (4, 3)))
 
     panel = partial(panel_of, x="share", x_label="layer / number of layers")
@@ -266,7 +257,7 @@ def _lines_over_rates(points: pd.DataFrame, loss: str) -> Drawing:
         top = ends[1] if ends else math.inf
         n_beyond += int((part["mean"] > top).sum())
         look: dict[str, Any] = {"x": "log", "x_label": "learning rate", "scale": "linear", "range": ends}
-        marks = partial(_mark_best, part, styles, top)
+        marks = partial(_mark_best, styles, top)
         kinds.append(panel_of(loss, depth, title=counted(int(str(depth)), "layer"), decorate=marks, **look))
     n_edge, is_tuned = int((points["role"] == "edge").sum()), points["is_tuned"]
     marked = "chosen by tuning" if is_tuned.all() else "chosen by tuning, else lowest" if is_tuned.any() else "lowest"
@@ -281,12 +272,10 @@ def _lines_over_rates(points: pd.DataFrame, loss: str) -> Drawing:
     return replace(lines_drawing(drawn, kinds, text, size=(2.9, 2.7), extra=handles), data=points)
 
 
-def _mark_best(points: pd.DataFrame, styles: Mapping[str, Style], top: float, axis: Any) -> None:
+def _mark_best(styles: Mapping[str, Style], top: float, axis: Any, points: pd.DataFrame) -> None:
     """Rings and crosses at the chosen lr, at the place of their line; triangles for points above the axis."""
-    present = [name for name in styles if (points["setting"] == name).any()]
-    points = points.assign(x=side_by_side(points, "log", present))
-    for name in present:
-        line, colour = points[points["setting"] == name], styles[name][0]
+    for name, line in points.groupby("setting", sort=False):
+        colour = styles[str(name)][0]
         ring: dict[str, Any] = {"marker": "o", "s": 80, "facecolor": "none", "edgecolor": colour}
         for role, mark in (("best", ring), ("edge", {"marker": "x", "s": 60, "color": colour})):
             marked = line[line["role"] == role]

@@ -7,7 +7,6 @@ of one line, and share a seed; `scaling.crossover` says from which budget a dept
 """
 
 from collections.abc import Sequence
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -103,15 +102,14 @@ def _notes(points: pd.DataFrame, n_settings: int) -> str:
 
 
 def _panel(name: str, points: pd.DataFrame) -> Panel:
-    at = points[points["panel"] == name]
+    is_log = IN_RUNS[name].scale == "log" and (points.loc[points["panel"] == name, "mean"] > 0).all()
+    decorate = _every_block_is_needed if name == NEEDED[0] else None
+    return panel_of(name, x="depth", x_label="n_layers", scale="log" if is_log else "linear", decorate=decorate)
 
-    def every_block_is_needed(axis: Any) -> None:
-        ends = np.geomspace(at["x"].min(), at["x"].max(), 50)
-        axis.plot(ends, ends, color=GREY, linestyle=":", linewidth=1.0)
 
-    scale = "log" if IN_RUNS[name].scale == "log" and (at["mean"] > 0).all() else "linear"
-    decorate = every_block_is_needed if name == NEEDED[0] else None
-    return panel_of(name, x="depth", x_label="n_layers", scale=scale, decorate=decorate)
+def _every_block_is_needed(axis: Any, rows: pd.DataFrame) -> None:
+    ends = np.geomspace(rows["x"].min(), rows["x"].max(), 50)
+    axis.plot(ends, ends, color=GREY, linestyle=":", linewidth=1.0)
 
 
 # Is it worth its cost?
@@ -147,11 +145,8 @@ def by_budget(rows: pd.DataFrame, found: Sequence[Crossover], loss: str) -> Draw
     points["is_lowest"] = by_cost["mean"] <= by_cost.groupby("panel")["mean"].cummin()
     look: dict[str, Any] = {"x": "flops", "x_label": "train_flops (FLOP)", "scale": "linear", "range": range_of(points)}
     settings = [name for name in order[:BUDGET_PANELS] if (points["panel"] == name).any()]
-    kinds = []
-    for name in settings:
-        envelope = partial(_draw_envelope, points[points["is_lowest"] & (points["panel"] == name)])
-        title = escaped(wrapped(name, 44)) if len(settings) > 1 else ""
-        kinds.append(panel_of(loss, name, title=title, decorate=envelope, **look))
+    titles = {name: escaped(wrapped(name, 44)) if len(settings) > 1 else "" for name in settings}
+    kinds = [panel_of(loss, name, title=title, decorate=_draw_envelope, **look) for name, title in titles.items()]
     notes = " Wide grey line: the lower envelope. Verdicts compare depths seed by seed."
     notes += not_shown(len(order) - len(settings), "further setting")
     verdicts = [escaped(f"{one.sentence}.") for one in found if one.setting in settings]
@@ -159,8 +154,8 @@ def by_budget(rows: pd.DataFrame, found: Sequence[Crossover], loss: str) -> Draw
     return lines_drawing(points, kinds, "\n".join([notes, *verdicts]), styles=styles, columns=2, size=(3.9, 3.1))
 
 
-def _draw_envelope(lowest: pd.DataFrame, axis: Any) -> None:
-    lowest = lowest.sort_values("x")
+def _draw_envelope(axis: Any, rows: pd.DataFrame) -> None:
+    lowest = rows[rows["is_lowest"]].sort_values("x")
     axis.plot(lowest["x"], lowest["mean"], color=GREY, alpha=0.35, linewidth=6, zorder=1)
 
 
@@ -189,7 +184,7 @@ def by_difficulty(runs: pd.DataFrame, by_run: pd.DataFrame) -> Drawing:
     levels = {f"solved (≥ {SOLVED:g})": SOLVED} | _chance_of(drawn)
     handles = [line_handle(name, (GREY, "", dash), linewidth=1.0) for name, dash in zip(levels, DASHES, strict=False)]
 
-    def draw_levels(axis: Any) -> None:
+    def draw_levels(axis: Any, _: pd.DataFrame) -> None:
         for height, dash in zip(levels.values(), DASHES, strict=False):
             axis.axhline(height, color=GREY, linewidth=1.0, linestyle=dash)
 
@@ -247,9 +242,7 @@ def angles_by_depth(runs: pd.DataFrame) -> Drawing:
     interval = {name: "" if np.isnan(lo) else f" ({lo:.2f} to {hi:.2f})" for name, (_, lo, hi) in laws.items()}
     labels = {name: f"{name}, b = {law[0]:.2f}{interval[name]}" for name, law in laws.items()}
     look: dict[str, Any] = {"x": "depth", "x_label": "n_layers", "scale": "log"}
-    panel = panel_of(
-        ANGLE, y_label="mean angle of the middle layers (rad)", decorate=partial(_draw_laws, points), **look
-    )
+    panel = panel_of(ANGLE, y_label="mean angle of the middle layers (rad)", decorate=_draw_laws, **look)
     notes = " Dotted: fit angle ~ depth^-b, with the 95% interval of b. Grey: b = 1."
     notes += not_shown(n_left_out, "further setting")
     return lines_drawing(points, [panel], notes, labels=labels, size=(4.8, 3.7), columns=1)
@@ -264,7 +257,7 @@ def turn_law(points: pd.DataFrame) -> tuple[float, float, float]:
     return b, b - half, b + half
 
 
-def _draw_laws(points: pd.DataFrame, axis: Any) -> None:
+def _draw_laws(axis: Any, points: pd.DataFrame) -> None:
     ends = np.geomspace(points["x"].min(), points["x"].max(), 20)
     axis.plot(ends, points["mean"].max() * ends[0] / ends, color=MISSING, linewidth=2.5, zorder=0)
     for name, style in setting_styles(settings_in_order(points["setting"])).items():

@@ -50,8 +50,8 @@ class Panel:
     scale: Scale = "linear"
     range: tuple[float, float] | None = None
     """Of the vertical axis; by default that of all values and intervals."""
-    decorate: Callable[[Any], None] | None = None
-    """Draws into the axes what is no line of a setting; it changes no range."""
+    decorate: Callable[[Any, pd.DataFrame], None] | None = None
+    """Draws into the axes what is no line of a setting, of the rows where they are drawn; it changes no range."""
 
 
 def panel_of(name: str, key: Any = None, **options: Any) -> Panel:
@@ -151,7 +151,7 @@ def draw_panel(axis: Any, kind: Panel, rows: pd.DataFrame, styles: Mapping[str, 
     set_layer_scale(axis, kind.scale, [end for end in ends if end > 0] if kind.scale == "log" else ends)
     low, high = kind.range or axis.get_ylim()
     if kind.decorate:
-        kind.decorate(axis)
+        kind.decorate(axis, shown)
     axis.set_ylim(low, high)
     _label(axis, kind, sorted(set(rows["x"])))
 

@@ -28,8 +28,6 @@ MOST = 4
 """Settings side by side; more would be too small to read."""
 FEWEST = 0.25
 """Share of the pairs that exist: a metric with fewer is not drawn."""
-
-
 AXES = {
     "causal_effect": ("skipped layer", "later layer"),
     "permutation_effect": ("layer", "swapped with layer"),

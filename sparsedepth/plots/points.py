@@ -260,19 +260,18 @@ def page_of_front(best: Front) -> Figure:
     cells = best.cells
     page, axes = panels(len(best.panels), 3, 3.4, 3.3)
     depth_legend(page, depth_colours(cells["n_layers"]), kind_markers(cells["kind"]))
-    on_fronts = [_draw_front(axis, cells, x, y) for axis, (x, y) in zip(axes, best.panels, strict=True)]
+    for axis, pair in zip(axes, best.panels, strict=True):
+        _draw_front(axis, cells, *pair)
     noun = "proposal" if (cells["kind"] == PROPOSAL).all() else "configuration"
     has_bars = len(cells) <= MANY_CELLS and bool((cells["n_seeds"] > 2).any())
     spread = "one seed each" if cells["n_seeds"].max() == 1 else "mean over seeds" + ", 95% interval" * has_bars
     text = f"{counted(len(cells), noun)}, {spread}. Ringed: the {int(cells['on_front'].sum())} on the joint Pareto "
-    text += f"front of {', '.join(best.quantities)}."
-    text += " Line: the Pareto front of the panel's two quantities." if max(on_fronts) > 1 else ""
+    text += f"front of {', '.join(best.quantities)}. Line: the Pareto front of the panel's two quantities."
     caption(page, text + best.notes)
     return page
 
 
-def _draw_front(axis: Any, cells: pd.DataFrame, x: str, y: str) -> int:
-    """Returns the number of points on the panel's own front."""
+def _draw_front(axis: Any, cells: pd.DataFrame, x: str, y: str) -> None:
     best = cells[on_front(cells[[x, y]].to_numpy(float), [x, y])].sort_values(x)
     axis.step(best[x], best[y], where="pre" if sign(x) > 0 else "post", color=GREY, linewidth=1.0, zorder=1)
     if len(cells) <= MANY_CELLS:
@@ -296,4 +295,3 @@ def _draw_front(axis: Any, cells: pd.DataFrame, x: str, y: str) -> int:
         if cells[x].max() < 1.01 * cells[x].min():
             axis.set_xlim(0.9 * cells[x].min(), 1.1 * cells[x].max())
         axis.xaxis.set_major_formatter(EngFormatter(sep=""))
-    return len(best)

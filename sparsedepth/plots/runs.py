@@ -18,8 +18,6 @@ from sparsedepth.store.setting import only_tuning_text, read_settings
 from sparsedepth.store.tuning_roles import result_rows, without_measured_models
 
 BASELINE = "baseline"
-
-
 Result = TypeVar("Result")
 
 

@@ -19,8 +19,6 @@ from sparsedepth.scaling.fit import Bootstrap, Fit
 from sparsedepth.scaling.law import Term, contributions, fitted_loss
 from sparsedepth.store.small_sample import LEVEL
 
-LABELS = {"d_model": "d_model", "n_layers": "n_layers", "num_tokens": "training tokens"}
-
 
 def law_points(fitted: Fit) -> pd.DataFrame:
     """d_model, n_layers, num_tokens, loss, fitted, residual (of ln loss), and per term NAME_part (fitted) and NAME_rest
@@ -103,5 +101,5 @@ def _draw_term(axes: Any, points: pd.DataFrame, name: str, column: str, curve: p
         log_scale(part, "y", shown[f"{name}_rest"])
     residuals.axhline(0, color="black", linewidth=0.8)
     residuals.scatter(points[column], points["residual"], c=points["n_layers"], s=8, **style)
-    residuals.set_xlabel(LABELS[column])
+    residuals.set_xlabel("training tokens" if column == "num_tokens" else column)
     return shades

@@ -60,7 +60,7 @@ def test_a_panel_has_a_line_a_setting_with_bars_or_bands():
 def test_what_decorates_a_panel_does_not_change_its_range():
     rows = lines(3)
     assert range_of(rows) == pytest.approx((0.3, 4.7)) and range_of(rows[:0]) is None  # 5% more than .5 to 4.5
-    decorated = panel(range=(0, 3), decorate=lambda axis: axis.axhline(100))
+    decorated = panel(range=(0, 3), decorate=lambda axis, rows: axis.axhline(100))
     (axis,) = draw_facets(rows, [decorated]).axes
     assert axis.get_ylim() == (0, 3)
 
