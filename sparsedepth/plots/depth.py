@@ -42,8 +42,6 @@ BUDGET_PANELS = 4
 """Settings of the figure `isoflop` at most."""
 DASHES = ("--", ":")
 """Of the lines where a task is solved, and at chance."""
-ALIKE = 0.01
-"""Largest difference of the accuracies of guessing that are drawn as one: estimates from counts differ by chance."""
 
 # Does depth pay?
 
@@ -215,7 +213,8 @@ def _chance_of(runs: pd.DataFrame) -> dict[str, float]:
     unequal ones the loss of guessing does not say how often the likeliest is right."""
     chance = np.exp(-pd.to_numeric(runs["chance_loss"]))
     is_known = len(runs) and chance.notna().all() and all(task and task.has_even_answers for task in _tasks(runs))
-    return {"chance": float(chance.mean())} if is_known and chance.max() - chance.min() < ALIKE else {}
+    is_same = chance.max() - chance.min() < 0.01  # estimates from counts differ by chance
+    return {"chance": float(chance.mean())} if is_known and is_same else {}
 
 
 # How does the mean angle between the states of neighbouring middle layers shrink?

@@ -26,17 +26,6 @@ from sparsedepth.quantities.record import Scale
 from sparsedepth.scaling.budgets import flops_text
 from sparsedepth.store.small_sample import MIN_VALUES, t_critical
 
-MOST_MARKERS = 25
-"""Per line; with more points, every second or third has a marker, and so on."""
-MOST_BANDS = 4
-"""Lines of a panel whose intervals are bands; of more, bars at the marked points."""
-FEW_POINTS = 8
-"""A line of fewer points has bars."""
-ROOM = 0.05
-"""Share of an axis beyond the values that it shows."""
-SPREAD = 0.05
-"""Horizontal distance of the first and last setting's points of one depth, as a share of the axis."""
-
 
 @dataclass(frozen=True, kw_only=True)
 class Panel:
@@ -66,10 +55,9 @@ def intervals(rows: pd.DataFrame, by: Sequence[str], is_log: bool = False) -> pd
     the runs of one seed are one value, a run without a seed is its own."""
     if rows.empty:
         return pd.DataFrame(columns=[*by, "mean", "lo", "hi", "n_seeds"])
-    seeds = rows["seed"].astype(float)
     own = pd.Series(-1.0 - np.arange(len(rows)), rows.index)
     values = rows["value"].astype(float)
-    frame = rows[[*by]].assign(value=np.log(values) if is_log else values, seed=seeds.fillna(own))
+    frame = rows[[*by]].assign(value=np.log(values) if is_log else values, seed=rows["seed"].astype(float).fillna(own))
     per_seed = frame.dropna(subset="value").groupby([*by, "seed"], sort=False, observed=True)["value"].mean()
     found = per_seed.groupby(level=[*by], sort=False, observed=True).agg(mean="mean", sd="std", n_seeds="count")
     found = found.reset_index()
@@ -143,7 +131,7 @@ def draw_facets(
 def draw_panel(axis: Any, kind: Panel, rows: pd.DataFrame, styles: Mapping[str, Style]) -> None:
     """The lines of one panel, then its scales, its range and its labels."""
     settings = [name for name in styles if (rows["setting"] == name).any()]
-    has_bars = rows["x"].nunique() <= FEW_POINTS or len(settings) > MOST_BANDS
+    has_bars = rows["x"].nunique() <= 8 or len(settings) > 4  # else intervals are bands
     shown = rows.assign(x=side_by_side(rows, kind.x, settings)) if has_bars or kind.x != "whole" else rows
     for i, name in enumerate(settings):
         _draw_line(axis, shown[shown["setting"] == name], styles[name], has_bars, 5 - 0.1 * i)
@@ -165,13 +153,13 @@ def side_by_side(rows: pd.DataFrame, kind: str, settings: Sequence[str]) -> pd.S
     place = rows["setting"].map({name: i / (len(settings) - 1) - 0.5 for i, name in enumerate(settings)})
     if kind == "whole":
         return rows["x"] + 0.5 * (points[-1] - points[0]) / (len(points) - 1) * place
-    return rows["x"] * (points[-1] / points[0]) ** (SPREAD * place)
+    return rows["x"] * (points[-1] / points[0]) ** (0.05 * place)  # the first and the last: 5% of the axis apart
 
 
 def _draw_line(axis: Any, line: pd.DataFrame, style: Style, has_bars: bool, order: float) -> None:
     colour, marker, dashes = style
     x, mean, low, high = (line[name].to_numpy(float) for name in ("x", "mean", "lo", "hi"))
-    step = -(-len(line) // MOST_MARKERS)
+    step = -(-len(line) // 25)  # markers at most
     look: Any = {"color": colour, "marker": marker, "linestyle": dashes, "markersize": 3.5, "markeredgewidth": 0}
     axis.plot(x, mean, markevery=step, linewidth=1.3, zorder=order, **look)
     if has_bars:
@@ -215,5 +203,5 @@ def range_of(rows: pd.DataFrame) -> tuple[float, float] | None:
     if not np.isfinite(ends).any():
         return None
     low, high = float(np.nanmin(ends)), float(np.nanmax(ends))
-    room = ROOM * (high - low) or abs(high) * ROOM or 1.0
+    room = 0.05 * (high - low) or 0.05 * abs(high) or 1.0
     return low - room, high + room

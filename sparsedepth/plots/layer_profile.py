@@ -131,10 +131,8 @@ def _profiles(run: Mapping[str, object], layers: pd.DataFrame, n_layers: int) ->
 
 def _first_threshold(value: object, field: str, present: set[float]) -> float:
     """The first threshold of the run's field (of its default if NULL) if present, else the largest present."""
-    thresholds = json.loads(value) if isinstance(value, str) else value
-    if not isinstance(thresholds, list | tuple | np.ndarray) or not len(thresholds):
-        thresholds = MeasureConfig.model_fields[field].default
-    first = float(thresholds[0])
+    known = json.loads(value) if isinstance(value, str) else ()
+    first = float((known or MeasureConfig.model_fields[field].default)[0])
     return first if first in present else max(present, default=first)
 
 

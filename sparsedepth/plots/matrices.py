@@ -26,8 +26,6 @@ from sparsedepth.store.degeneracy import sound_layer_metrics
 METRICS = ("causal_effect", "permutation_effect")
 MOST = 4
 """Settings side by side; more would be too small to read."""
-FEWEST = 0.25
-"""Share of the pairs that exist: a metric with fewer is not drawn."""
 AXES = {
     "causal_effect": ("skipped layer", "later layer"),
     "permutation_effect": ("layer", "swapped with layer"),
@@ -59,7 +57,8 @@ def mean_matrices(runs: pd.DataFrame, pairs: pd.DataFrame) -> tuple[pd.DataFrame
     by = ["metric", "setting", "layer", "other_layer"]
     values = rows.groupby(by)["value"].agg(value="mean", n_runs="count").reset_index()
     n_pairs = values.drop_duplicates(["metric", "layer", "other_layer"]).groupby("metric").size()
-    sparse = [name for name, n in n_pairs.items() if n < FEWEST * pairs_that_exist(str(name), depth).sum()]
+    # A metric with less than a quarter of the pairs that exist is not drawn.
+    sparse = [name for name, n in n_pairs.items() if n < 0.25 * pairs_that_exist(str(name), depth).sum()]
     dense = ~values["metric"].isin(sparse)
     values = values[dense] if dense.any() else values
     shown = shown_settings(values["setting"], MOST)

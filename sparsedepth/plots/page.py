@@ -24,8 +24,6 @@ FORMATS = {".png": {"Software": None}, ".svg": {"Date": None}, ".pdf": {"Creatio
 """Suffix -> metadata to leave out, so that the same numbers give the same file."""
 NARROW, WIDEST = 358, 640
 """CSS pixels of a figure in a window of 390: visible at once, and the largest width there (`report/page.css`)."""
-HANDLE, CHARACTER = 0.6, 0.072
-"""Inches of a legend's handle with the space around it, and of a character of its text, at most."""
 
 
 class NothingToDraw(ValueError):
@@ -96,7 +94,8 @@ def legend_above(page: Figure, handles: Sequence[Any], n_columns: int = 4, **opt
     inches = float(page.get_size_inches()[0])
     room = inches if is_paper() else NARROW / 96 * max(1.0, 96 * inches / WIDEST)
     longest = max(len(line) for handle in handles for line in str(handle.get_label()).splitlines())
-    n_columns = min(n_columns, len(handles), max(1, int(room / (HANDLE + CHARACTER * longest))))
+    width = 0.6 + 0.072 * longest  # inches of a handle with the space around it, and of a character, at most
+    n_columns = min(n_columns, len(handles), max(1, int(room / width)))
     page.legend(handles=handles, ncols=n_columns, loc="upper left", bbox_to_anchor=(0, 1), **options)
 
 

@@ -152,9 +152,9 @@ def draw_link(
             axis.plot(*line, color=colour, linewidth=1.1, alpha=0.75, zorder=1)
     if not is_log(x):
         axis.xaxis.set_major_locator(MaxNLocator(4))
-    scopes = {"all runs": False} | ({"within depth": True} if shown["n_layers"].nunique() > 1 else {})
-    correlations = {scope: rho_text(*rank_correlation(shown, x, y, within)) for scope, within in scopes.items()}
-    said = [f"{scope}: {text}, n = {len(shown)}" for scope, text in correlations.items()]
+    scopes = ("all runs", "within depth")[: shown["n_layers"].nunique()]
+    texts = [rho_text(*rank_correlation(shown, x, y, scope == "within depth")) for scope in scopes]
+    said = [f"{scope}: {text}, n = {len(shown)}" for scope, text in zip(scopes, texts, strict=True)]
     said = said if is_evidence else ["degenerate, so no evidence"]
     if found.dropped[x, y]:
         said.append(f"not shown: {found.dropped[x, y]} of {len(found.points)} (NULL)")

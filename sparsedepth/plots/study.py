@@ -83,8 +83,7 @@ def _draw_slice(axis: Any, objective: str, rows: pd.DataFrame, x: pd.Series, n: 
     axis.scatter(x, rows[objective], s=30, edgecolor="grey", linewidth=0.5, **look)
     axis.set_ylabel(axis_label(objective))
     if IN_RUNS[objective].is_ratio:  # linear near 0 where one is 0
-        values = rows[objective]
-        set_layer_scale(axis, "log" if (values > 0).all() else "linear", values.tolist())
+        set_layer_scale(axis, "log" if (rows[objective] > 0).all() else "linear", rows[objective].tolist())
 
 
 def importance(store: Store) -> Drawing:

@@ -63,7 +63,6 @@ RC: dict[Any, Any] = {
     "axes.titlesize": 9,
     "axes.titley": 1.0,  # not moved: to measure whether a title must be takes as long as to draw the panel
     "figure.dpi": 150,
-    "font.family": "sans-serif",
     "font.size": 9,
     "grid.color": "#e4e4e4",
     "grid.linewidth": 0.6,
