@@ -23,6 +23,7 @@ from sparsedepth.plots.facets import Panel, intervals, lines_drawing, lr_text, m
 from sparsedepth.plots.page import Drawing, NothingToDraw, line_handle, not_shown
 from sparsedepth.plots.runs import (
     n_changed,
+    once_per_store,
     read_runs,
     setting_names,
     settings_in_order,
@@ -90,12 +91,19 @@ def _layer_lines(store: Store, metrics: Sequence[str], training: pd.DataFrame | 
     return by_setting(runs, rows, missing, notes)
 
 
+@once_per_store
+def _every_value(store: Store) -> pd.DataFrame:
+    """The values by layer of all figures of this file: one reading for a report."""
+    values = values_of_metrics(store, "layers", {*BY_DEPTH, *ABSOLUTE_ROWS.values(), *SCORES, *GRADIENTS})
+    return values[(values["layer"] >= 1) & values["value"].notna()]
+
+
 def sound_values(store: Store, runs: pd.DataFrame, metrics: Sequence[str]) -> tuple[pd.DataFrame, str]:
     """The values of these metrics by layer, without degenerate ones and those that a logarithmic axis cannot show; and
     a note on degenerate ones."""
     finished = runs[runs["outcome"] == "ok"]
-    layers = values_of_metrics(store, "layers", metrics)
-    layers = layers[(layers["layer"] >= 1) & layers["value"].notna()]
+    layers = _every_value(store)
+    layers = layers[layers["metric"].isin(metrics)]
     forms, notes = sound_layer_metrics(layers["metric"].unique(), finished)
     scores = {score.metric: score.name for score in PROFILED if score.metric in forms.values()}
     verdicts = {metric: degeneracy(name, score_rows(finished, name)) for metric, name in scores.items()}

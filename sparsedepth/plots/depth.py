@@ -34,12 +34,14 @@ from sparsedepth.store.comparable_loss import loss_in, loss_of
 from sparsedepth.store.connection import Store
 from sparsedepth.store.degeneracy import degeneracy, degeneracy_caption, score_rows
 from sparsedepth.store.small_sample import t_critical
+from sparsedepth.store.tuning_roles import IS_RESULT
 
 NEEDED = ("needed_layers", "usefulness_loss_increase")
 """The first that the runs have and that is not degenerate is drawn."""
 VARIANCE, ACCURACY, ANGLE = "residual_variance_last", "val_accuracy", "angular_distance_middle"
 BUDGET_PANELS = 4
 """Settings of the figure `isoflop` at most."""
+NO_CURVE = "no depth was run at two budgets, so there is no curve; --figure depth shows the depths"
 DASHES = ("--", ":")
 """Of the lines where a task is solved, and at chance."""
 
@@ -116,6 +118,9 @@ def _every_block_is_needed(axis: Any, rows: pd.DataFrame) -> None:
 def isoflop(store: Store) -> Drawing:
     """Raises NothingToDraw if no setting was run at two depths, or none of them at two budgets."""
     read_runs(store)
+    by_depth = f"select 1 from runs where {IS_RESULT} group by n_layers having count(distinct {BUDGET}) > 1 limit 1"
+    if not store.sql(by_depth).rows:  # before the rows of all settings are read
+        raise NothingToDraw(NO_CURVE)
     try:
         rows = budget_rows(store)
         return by_budget(rows, crossovers(rows), loss_in(store))
@@ -136,7 +141,7 @@ def by_budget(rows: pd.DataFrame, found: Sequence[Crossover], loss: str) -> Draw
     shown[BUDGET] = shown[BUDGET].groupby(at).transform("first").astype(int)
     points = intervals(shown, ["panel", "n_layers", "x", BUDGET])
     if not points.duplicated(["panel", "n_layers"]).any():
-        raise NothingToDraw("no depth was run at two budgets, so there is no curve; --figure depth shows the depths")
+        raise NothingToDraw(NO_CURVE)
     points["setting"] = points["n_layers"].map(lambda depth: counted(depth, "layer"))
     # Whether no point of its setting has as low a loss for fewer FLOPs.
     by_cost = points.sort_values(["x", "mean"])
