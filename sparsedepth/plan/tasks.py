@@ -201,19 +201,22 @@ class Plan:
         return "at most" if self.definition.adaptive or self.definition.prune else ""
 
     def expected_runs(self, loss_of: LossOf = no_results) -> list[RunConfig]:
-        """The runs to price, in order; proposals at drawn points; results whose tuned value is not known yet at the
-        first of its grid, without seeds that tuning runs anyway."""
+        """The runs to price, in order: the known ones, and those to come; proposals at drawn points."""
         if self.definition.adaptive:
             return self._proposed
+        return [planned.config for planned in (*self.runs(loss_of), *self.to_come(loss_of))]
+
+    def to_come(self, loss_of: LossOf) -> list[PlannedRun]:
+        """The results whose tuned value is not known yet, at the first of its grid, without seeds that tuning runs
+        anyway."""
         first = {name: grid[0] for name, grid in self.definition.tune.items()}
-        to_come = [
+        return [
             self._plan({**cell_match.cell, **first}, seed)
             for cell_match in self.matches
             if self._tuning(cell_match, loss_of)[1] is None
             for seed in cell_match.seeds
             if seed not in self.definition.tuning_seeds
         ]
-        return [planned.config for planned in (*self.runs(loss_of), *to_come)]
 
     @cached_property
     def _proposed(self) -> list[RunConfig]:

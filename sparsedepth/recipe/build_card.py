@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pandas as pd
 
+from sparsedepth.effects.cells import cells_of
 from sparsedepth.files import digest, parse_json
 from sparsedepth.recipe.card import MAX_BYTES, SUFFIX, Candidate, Card, Provenance, Recipe, read_card
 from sparsedepth.recipe.checklist import hold_out, tests_of
@@ -34,7 +35,7 @@ def derive_card(
 ) -> Card:
     """The recipe of the rows of `runs` as a card; tested at `holdout_depth`, and with the verification found next to
     the folders. `compute`: what settings are worth (`scaling.speedup`). Raises as `derive` and `hold_out`."""
-    found = evidence or Evidence(runs, objective)
+    found = evidence or Evidence(cells_of(runs, objective))
     recipe = derive(runs, depth, objective, matched, found)
     if compute and recipe.candidates:
         recipe = recipe.model_copy(update={"candidates": tuple(_with_compute(recipe, compute))})

@@ -16,7 +16,7 @@ from sparsedepth import quantities
 from sparsedepth.config.corpus import unit_for
 from sparsedepth.config.role import fields_where
 from sparsedepth.config.run import RunConfig
-from sparsedepth.effects.cells import BASELINE
+from sparsedepth.effects.cells import BASELINE, cells_of
 from sparsedepth.effects.effect import Effect
 from sparsedepth.effects.frame import BASES, MATCHED
 from sparsedepth.recipe.card import Candidate, Place, Recipe, comparison_of
@@ -52,7 +52,7 @@ def derive(
         raise ValueError(f"--matched {matched!r} is no basis of comparison; choose one of: {', '.join(BASES)}")
     if depth is not None and depth < 1:
         raise ValueError(f"--depth {depth} must be a number of layers, 1 or more")
-    found = evidence or Evidence(runs, objective)
+    found = evidence or Evidence(cells_of(runs, objective))
     depths = tuple(d for d in found.depths if below is None or d < below)
     depth = depths[-1] if depth is None and depths else depth
     place, shown_at = _place(depth, depths)

@@ -13,20 +13,19 @@ import pandas as pd
 
 from sparsedepth.config.load import build
 from sparsedepth.config.run import RunConfig, known_measures
-from sparsedepth.effects.cells import BASELINE, Cells, Changes, cells_of, plain
+from sparsedepth.effects.cells import BASELINE, Cells, Changes, plain
 from sparsedepth.effects.effect import Effect
 from sparsedepth.effects.frame import effects_frame
 from sparsedepth.store.subject import buildable, is_imported
-from sparsedepth.store.tuning_roles import result_rows, without_measured_models
+from sparsedepth.store.tuning_roles import result_rows
 
 
 class Evidence:
     """The cells of a store and their effects on one objective, a depth at a time."""
 
-    def __init__(self, runs: pd.DataFrame, objective: str) -> None:
-        self.runs = without_measured_models(runs)
-        self.results = result_rows(runs)
-        self.cells = cells_of(runs, objective)
+    def __init__(self, cells: Cells) -> None:
+        self.cells, self.runs = cells, cells.runs
+        self.results = result_rows(cells.runs)
         self.depths = tuple(sorted(set(map(int, self.results.loc[self.results["outcome"] == "ok", "n_layers"]))))
         self.changes = self.cells.changes
         self._effects: dict[int, tuple[Effect, ...]] = {}

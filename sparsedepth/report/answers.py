@@ -177,8 +177,7 @@ def _missed(rows: pd.DataFrame, outcome: str) -> str:
 
 def depth_answer(cells: Cells) -> Answer:
     """Loss, needed blocks and FLOPs of the baseline by depth, compared at equal tokens and at equal FLOPs."""
-    loss = loss_of(cells.runs)
-    cells = cells.of_outcome(loss)
+    loss = cells.outcome
     if cells.settings is None or cells.rows["value"].isna().all():
         return _without_table(nothing_text(cells))
     compared = {basis: _depths_at(cells, basis) for basis in ("tokens", "flops")}

@@ -98,7 +98,7 @@ def content(
     searched = search_sentences(store, search, folders, depth, objective) if search and trained is not None else ()
     objective = loss if objective == "loss" else objective
     cells = None if search or trained is None else cells_of_store(store)  # a search has no baseline
-    found = None if cells is None else Evidence(runs, objective)
+    found = None if cells is None else Evidence(cells.of_outcome(objective))
     compute = worth(store, objective) if found else {}
     card = None if found is None else recipe_card(found, folders, depth, verified, compute)  # can refuse the card
     effects = pd.DataFrame(columns=[*COLUMNS]) if cells is None else effects_of(store)

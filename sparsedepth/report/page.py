@@ -128,7 +128,8 @@ def card_html(card: Card) -> Markup:
 def draw_pictures(store: Store, progress: Progress = silent) -> tuple[list[dict[str, Any]], dict[str, str]]:
     """Every figure that the store has numbers for, as the template shows it, and why each of the others is missing.
     Those of one run are drawn where it is the only one: with several it would be any of them."""
-    of_one = {name for name, kind in FIGURES.items() if kind.of_one_run} - {default_figure(store)}
+    alone = default_figure(store)
+    of_one = [name for name, kind in FIGURES.items() if kind.of_one_run and name != alone]
     names = [name for name in FIGURES if name not in of_one]
     drawings, absent = drawable(store, names, progress=lambda name, done: progress(name, done * NUMBERS_SHARE))
     absent |= {name: f"it is of one run: sparsedepth plot DIR --figure {name} --run ID" for name in of_one}

@@ -99,13 +99,13 @@ class Degeneracy:
 def degeneracy(score: str, runs: Iterable[Run]) -> Degeneracy:
     """The degeneracy of one score in the finished runs. A column that is no score is never degenerate."""
     scored = [run for run in runs if score in SCORES and _has_value(score, run)]
-    constant, by_run = _constant(score, scored), reasons_by_run(score, scored)
-    n_by_itself = sum(not {*reasons} <= {*constant.values()} for reasons in by_run)
+    constant, own = _constant(score, scored), [reasons_in(score, run) for run in scored]
+    reasons = ((*_shared_reason(constant, run), *of_run) for run, of_run in zip(scored, own, strict=True))
     return Degeneracy(
         score=score,
         n_runs=len(scored),
-        is_degenerate=None in constant or n_by_itself > MOST * len(scored),
-        reasons=dict(Counter(chain.from_iterable(by_run)).most_common()),
+        is_degenerate=None in constant or sum(map(bool, own)) > MOST * len(scored),
+        reasons=dict(Counter(chain.from_iterable(reasons)).most_common()),
         unknown=dict(Counter(reason for run in scored for reason in unknown_in(score, run)).most_common()),
     )
 
@@ -113,12 +113,13 @@ def degeneracy(score: str, runs: Iterable[Run]) -> Degeneracy:
 def reasons_by_run(score: str, runs: Sequence[Run]) -> list[list[str]]:
     """Why a score is degenerate in each run of a comparison; empty where it is not, or the run has no value."""
     constant = _constant(score, [run for run in runs if _has_value(score, run)])
+    return [[*_shared_reason(constant, run), *reasons_in(score, run)] if _has_value(score, run) else [] for run in runs]
 
-    def reasons(run: Run) -> list[str]:
-        same = constant.get(None) or constant.get(float_or_none(run.get("n_layers")))
-        return [*filter(None, [same]), *reasons_in(score, run)]
 
-    return [reasons(run) if _has_value(score, run) else [] for run in runs]
+def _shared_reason(constant: Mapping[float | None, str], run: Run) -> list[str]:
+    """What a run shares with all runs, or with those of its depth (`_constant`)."""
+    reason = constant.get(None) or constant.get(float_or_none(run.get("n_layers")))
+    return [reason] if reason else []
 
 
 def _constant(score: str, scored: Sequence[Run]) -> dict[float | None, str]:

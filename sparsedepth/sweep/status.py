@@ -270,16 +270,13 @@ def sweep_summary(folder: Path) -> SweepSummary:
         version_differences(row["packages"] for row in rows.values()),
         other_runs_note(rows, states),
     )
-    expected = len(states)
-    if plan:
-        expected = plan.expected if plan.definition.adaptive else len(plan.expected_runs(loss_of))
     hours = [row["node_hours"] for row in rows.values() if row["node_hours"] is not None]
     hours += [node_hours(state.starts) for state in states if state.starts]
     return SweepSummary(
         node_hours=sum(hours) if hours else None,
         definition=definition,
         states=states,
-        expected=expected,
+        expected=(len(configs) + len(plan.to_come(loss_of)) or plan.expected) if plan else len(states),
         best=_best(definition, objective, states, losses, rows, configs),
         remarks=tuple(remark for remark in remarks if remark),
     )

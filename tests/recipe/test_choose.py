@@ -227,7 +227,7 @@ def test_every_depth_has_its_own_recipe_and_the_deepest_is_the_default():
     runs = sweep(lambda config: -0.05 * (config.depth_scale == "lns" and config.n_layers == 24), axes)
     assert derive(runs).config == RunConfig(n_layers=24, depth_scale="lns", weight_decay=0.0)
     assert derive(runs, depth=12).abstained
-    found = Evidence(runs, "val_loss")
+    found = Evidence(cells_of(runs, "val_loss"))
     assert derive(runs, 12, evidence=found) == derive(runs, 12)
 
 

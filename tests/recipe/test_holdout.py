@@ -5,6 +5,7 @@ from functools import cache
 import pytest
 from support.planted_recipes import sweep
 
+from sparsedepth.effects.cells import cells_of
 from sparsedepth.recipe.build_card import derive_card
 from sparsedepth.recipe.checklist import hold_out
 from sparsedepth.recipe.choose import derive
@@ -21,7 +22,7 @@ def held(gain_at_24, others=-0.1):
         return (gain_at_24 if config.n_layers == 24 else others) * (config.depth_scale == "lns")
 
     runs = sweep(loss, AXES)
-    found = Evidence(runs, "val_loss")
+    found = Evidence(cells_of(runs, "val_loss"))
     return hold_out(found, 24, derive(runs, evidence=found)), runs
 
 
