@@ -172,8 +172,7 @@ def _assumptions(plan: "Plan", price: "Price") -> Iterator[str]:
     threads = f", {counted(place.threads, 'thread')} per run" if place.device == "cpu" else ""
     processes = f", {place.processes} devices per run" if place.processes > 1 else ""
     shared = f", {place.sharing} runs at a time on each" if place.sharing > 1 else ""
-    n_devices = -(-price.setup.workers // place.sharing)  # GPUs, or groups of GPUs; on a CPU the workers
-    devices = f"{n_devices} x {price.setup.device}{threads}{processes}{shared}"
+    devices = f"{price.setup.devices} x {price.setup.device}{threads}{processes}{shared}"
     yield f"time: {duration(low)} to {duration(high)} on {devices}"
     if price.setup.time_ratios:
         yield f"      corrected by finished runs of {counted(len(price.setup.time_ratios), 'shape')}"

@@ -53,6 +53,11 @@ class PricingSetup:
     def assumed(self) -> Device:
         return DEVICES[self.device]
 
+    @property
+    def devices(self) -> int:
+        """GPUs, or groups of GPUs; on a CPU the workers."""
+        return -(-self.workers // self.place.sharing)
+
 
 @dataclass(frozen=True, kw_only=True)
 class ShapePrice:

@@ -142,14 +142,14 @@ def draw_link(
         "rasterized": len(shown) > MANY_RUNS,
     }
     draw_points(axis, shown, x, y, colours, markers, **look)
-    for name, which in ((x, "x"), (y, "y")):
-        scale = IN_RUNS[name].scale
-        set_scale(axis, which, "linear" if scale == "symlog" and min(shown[name]) > 0 else scale, shown[name])
-    axis.set(xlim=axis.get_xlim(), ylim=axis.get_ylim(), xlabel=axis_label(x), ylabel=axis_label(y))
     for depth, colour in colours.items() if is_evidence else ():
         runs = shown[shown["n_layers"] == depth]
         if line := regression(runs[x], runs[y], is_log(x), is_log(y)):
             axis.plot(*line, color=colour, linewidth=1.1, alpha=0.75, zorder=1)
+    for name, which in ((x, "x"), (y, "y")):
+        scale = IN_RUNS[name].scale
+        set_scale(axis, which, "linear" if scale == "symlog" and min(shown[name]) > 0 else scale, shown[name])
+    axis.set(xlabel=axis_label(x), ylabel=axis_label(y))
     if not is_log(x):
         axis.xaxis.set_major_locator(MaxNLocator(4))
     scopes = ("all runs", "within depth")[: shown["n_layers"].nunique()]
@@ -188,13 +188,15 @@ def is_log(name: str) -> bool:
 
 
 def regression(x: pd.Series, y: pd.Series, log_x: bool, log_y: bool) -> tuple[np.ndarray, np.ndarray] | None:
-    """The end points of the least-squares line, fitted on the scale of each axis: x [2], y [2]. None with fewer than
-    MIN_POINTS distinct x, or of a constant y."""
+    """The end points of the least-squares line, fitted on the scale of each axis and cut at the values of y: x [2],
+    y [2]. None with fewer than MIN_POINTS distinct x, or of a constant y."""
     if x.nunique() < MIN_POINTS or y.nunique() < 2:
         return None
     x_N, y_N = (np.log(values) if is_log else values for values, is_log in ((x, log_x), (y, log_y)))
-    ends_2 = np.array([x_N.min(), x_N.max()])
-    fitted_2 = np.polyval(np.polyfit(x_N, y_N, 1), ends_2)
+    slope, intercept = np.polyfit(x_N, y_N, 1)
+    at_ends = sorted((end - intercept) / slope for end in (y_N.min(), y_N.max())) if slope else (-math.inf, math.inf)
+    ends_2 = np.array([max(x_N.min(), at_ends[0]), min(x_N.max(), at_ends[1])])
+    fitted_2 = slope * ends_2 + intercept
     return (np.exp(ends_2) if log_x else ends_2, np.exp(fitted_2) if log_y else fitted_2)
 
 

@@ -253,7 +253,7 @@ def test_the_rates_and_peaks_of_an_h200(name):
 def test_a_gpu_goes_by_its_name_and_a_shared_one_has_a_share_of_its_memory_for_each_run():
     assert named_device("NVIDIA H100 80GB HBM3") == "h100" and named_device("NVIDIA RTX 4090") == "a100"
     setup = pricing_setup(RuntimeConfig(), device="h100", workers=6, gpus=2)
-    assert setup.place.sharing == 3
+    assert (setup.devices, setup.place.sharing) == (2, 3)
     assert pricing_setup(RuntimeConfig(), device="cpu", workers=6).place.sharing == 1
     whole = SimpleNamespace(setup=setup, memory_bytes=30e9)
     assert "does not fit into 26.7 GB" in str(_memory_shortage(Plan(sweep()), whole))

@@ -12,7 +12,15 @@ from sparsedepth.scaling.points import read_points
 from sparsedepth.store.best import best
 from sparsedepth.store.connection import open_store
 from sparsedepth.store.questions import ask
-from sparsedepth.store.tuning_roles import IS_RESULT, Tuning, best_point, read_tuning, result_rows, tuning_columns
+from sparsedepth.store.tuning_roles import (
+    IS_RESULT,
+    Tuning,
+    best_point,
+    is_at_edge,
+    read_tuning,
+    result_rows,
+    tuning_columns,
+)
 
 RATES = (0.001, 0.002, 0.004)
 BEST = {0.1: 0.002, 0.3: 0.004}
@@ -134,7 +142,9 @@ def test_the_best_value_is_the_one_that_tuning_chose_though_later_seeds_disagree
 
 
 def test_equal_losses_choose_the_lowest_value():
-    assert best_point({(4.0, 1.0): 2.0, (2.0, 3.0): 2.0, (1.0, 2.0): 5.0}) == (2.0, 3.0)
+    losses = {(4.0, 1.0): 2.0, (2.0, 3.0): 2.0, (1.0, 2.0): 5.0}
+    assert best_point(losses) == (2.0, 3.0)
+    assert [*map(is_at_edge, (2.0, 3.0), zip(*losses, strict=True))] == [False, True]
 
 
 def test_a_diverged_value_is_the_worst_whatever_its_number_and_a_single_one_is_not_tuned():
