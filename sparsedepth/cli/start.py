@@ -42,7 +42,7 @@ def check_tokenizers(values: Iterable[Mapping[str, Any]], results: Path) -> None
 def check_corpora(values: Iterable[Mapping[str, Any]], results: Path | None) -> None:
     """Raises ValueError for a missing local text or image folder. Skipped for an existing results folder, which may
     hold the tokens."""
-    from sparsedepth.data.source import check_files
+    from sparsedepth.data.sequences import check_files
 
     if results is None or not results.exists():
         for corpus in sorted({str(run["corpus"]) for run in values if "corpus" in run}):

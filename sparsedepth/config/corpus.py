@@ -1,4 +1,4 @@
-"""What the fields `corpus` and `tokenizer` name. `sparsedepth.data.source` reads each kind of corpus.
+"""What the fields `corpus` and `tokenizer` name. `sparsedepth.data.sequences` reads each kind of corpus.
 
 stdlib, PATH, hub:NAME[:CONFIG]   text
 sft:PATH                          pairs: prompts with answers, loss on the answers only

@@ -23,12 +23,9 @@ from sparsedepth.config.corpus import DIGITS, corpus_name
 from sparsedepth.config.plain_text import one_line
 from sparsedepth.config.run import RunConfig
 from sparsedepth.config.task import IGNORED
-from sparsedepth.data.batches import step_indices
 from sparsedepth.data.corpus import names_and_sizes, read_safely
-from sparsedepth.data.pipeline import prepare
-from sparsedepth.data.sequences import Counted, Sequences
-from sparsedepth.data.shards import Corpus, CorpusSource, nothing_left, remedy
-from sparsedepth.data.source import Source
+from sparsedepth.data.pipeline import Corpus, CorpusSource, nothing_left, prepare, remedy
+from sparsedepth.data.sequences import Counted, Sequences, Source, step_indices
 from sparsedepth.data.tokenizer import Tokenizer
 from sparsedepth.files import write_json
 

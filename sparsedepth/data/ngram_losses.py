@@ -16,8 +16,7 @@ import numpy as np
 
 from sparsedepth.config.run import RunConfig
 from sparsedepth.config.task import IGNORED
-from sparsedepth.data.sequences import Counted, Sequences, after_tokens, next_tokens
-from sparsedepth.data.source import Source
+from sparsedepth.data.sequences import Counted, Sequences, Source, after_tokens, next_tokens
 
 STRENGTHS = (1, 10, 100, 1000)
 """m: weight of the unigram, in counts"""

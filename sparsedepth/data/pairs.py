@@ -23,12 +23,9 @@ import numpy as np
 
 from sparsedepth.config.run import DataConfig, RunConfig
 from sparsedepth.config.task import IGNORED
-from sparsedepth.data.batches import shuffled
 from sparsedepth.data.corpus import file_kind, json_objects, local_files, plain
-from sparsedepth.data.pipeline import prepare
-from sparsedepth.data.sequences import Sequences
-from sparsedepth.data.shards import Corpus, CorpusSource, nothing_left
-from sparsedepth.data.source import Source
+from sparsedepth.data.pipeline import Corpus, CorpusSource, nothing_left, prepare
+from sparsedepth.data.sequences import Sequences, Source, shuffled
 from sparsedepth.data.text import TextKind
 from sparsedepth.data.tokenizer import Tokenizer
 

@@ -1,30 +1,249 @@
-"""Text to tokens, once per corpus: documents -> split -> tokenizer -> shards, in ROOT/<data_id>/.
+"""Text to tokens, once per corpus: documents -> split -> tokenizer -> token files, in ROOT/<data_id>/.
 
     documents   the corpus, one text, pair or image at a time         `data.text`, `data.pairs`, `data.images`
-    split       each distinct text: training or held out              `data.shards`
+    split       each distinct text: training or held out, by its hash
     tokenizer   bytes, a BPE of the training texts, or one by name    `data.tokenizer`
-    shards      the ids of each side, in a file                       `data.shards`
+
+    train.bin, val.bin   ids, little-endian uint16 (uint32 from 65,537 tokens on), the eod id after each document
+    tokenizer.json       unless the tokenizer is 'byte'
+    manifest.json        their sources, counts and checksums
 
 The folder is written under another name and renamed, so it is complete or absent; a file lock makes others wait.
 """
 
+import hashlib
 import platform
 import shutil
-from collections.abc import Callable, Generator
+import sys
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from importlib.metadata import version
+from itertools import takewhile
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO, NamedTuple
+
+import numpy as np
+from pydantic import ValidationError
 
 from sparsedepth.config.corpus import STDLIB, corpus_name, is_learned
 from sparsedepth.config.run import DataConfig, RunConfig, TextConfig
-from sparsedepth.data.shards import MANIFEST, Corpus, Manifest, open_shards, write_shards
-from sparsedepth.data.source import data_kind
-from sparsedepth.data.tokenizer import TOKENIZER_FILE, Tokenizer
+from sparsedepth.config.section import Section
+from sparsedepth.data.sequences import Counted, Source, after_tokens, data_kind
+from sparsedepth.data.tokenizer import TOKENIZER_FILE, Encoder, Tokenizer, reopen_tokenizer
 from sparsedepth.files import atomic_folder, digest, locked, sha256, write_json
 
 FORMAT = 1
 """Increased when the same configuration would give other tokens than before."""
+
+MANIFEST = "manifest.json"
+TRAIN, VAL = "train.bin", "val.bin"
+_UNSORTED = "val.unsorted"
+CHARACTERS_AT_ONCE = 1_000_000
+"""Characters encoded in one call, so that a tokenizer can use every core and memory stays small."""
+KEYS = 2**64
+
+
+class Shard(Section):
+    """One token file."""
+
+    documents: int
+    tokens: int
+    """ends of documents included"""
+    bytes: int
+    """UTF-8 bytes of the text, ends of documents excluded"""
+    sha256: str
+
+
+class Manifest(Section):
+    data_id: str
+    data_hash: str
+    """12 hex digits of both shards' checksums: equal if and only if the tokens are."""
+    corpus: str
+    fingerprint: str | None
+    text_field: str
+    tokenizer: str
+    tokenizer_size: int
+    tokenizer_sha256: str | None
+    eod: int
+    val_fraction: float
+    max_corpus_tokens: int | None
+    dtype: str
+    train: Shard
+    val: Shard
+    versions: dict[str, str]
+
+
+@dataclass(frozen=True)
+class Corpus:
+    """Tokenised text: `train` and `val` are read-only memory maps of ids, 1-d each."""
+
+    folder: Path
+    manifest: Manifest
+    train: np.ndarray
+    val: np.ndarray
+
+    def tokenizer(self) -> Tokenizer:
+        """The tokenizer of the ids, from the folder: needs neither network nor the original tokenizer."""
+        return reopen_tokenizer(self.folder, self.manifest.eod)
+
+
+class CorpusSource(Source):
+    """A source that reads token files."""
+
+    corpus: Corpus
+
+    @property
+    def eod(self) -> int | None:
+        return self.corpus.manifest.eod
+
+    @property
+    def data_hash(self) -> str:
+        return self.corpus.manifest.data_hash
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """What a run records; pairs have two ends of documents in the files."""
+        return self.corpus.manifest.model_dump(mode="json")
+
+    def counted(self, config: RunConfig) -> Counted:
+        """Each target after its token, over exactly the positions that the run trains on."""
+        steps = (self.batch(config, step) for step in range(config.n_steps))
+        return after_tokens(self.held_out(config.seq_len, config.val_tokens), steps, config.vocab_size)
+
+
+class _TokenFile:
+    """Documents as ids, appended one after the other."""
+
+    def __init__(self, path: Path, encoder: Encoder) -> None:
+        self.path, self.eod = path, encoder.eod
+        self.dtype = np.dtype("<u2" if encoder.size <= 2**16 else "<u4")
+        self.documents = self.tokens = self.bytes = 0
+
+    def add(self, file: BinaryIO, text: str, ids: Sequence[int] | np.ndarray) -> None:
+        file.write(np.append(np.asarray(ids, dtype=self.dtype), self.dtype.type(self.eod)).tobytes())
+        self.documents += 1
+        self.tokens += len(ids) + 1
+        self.bytes += len(text.encode())
+
+    def shard(self, path: Path) -> Shard:
+        """The manifest's entry of the documents in `path`."""
+        return Shard(documents=self.documents, tokens=self.tokens, bytes=self.bytes, sha256=sha256(path))
+
+
+class Document(NamedTuple):
+    text: str
+    key: int
+    """uniform in [0, 2^64)"""
+    held_out: bool
+
+
+def split(texts: Iterable[str], val_fraction: float) -> Iterator[Document]:
+    """Each distinct text with its side, which follows from the text; if all were on one, the text nearest the border
+    changes sides.
+
+        key(d) = first 64 bits of SHA-256(text of d);   d is held out  <=>  key(d) < val_fraction * 2^64
+
+    Memory: one document, and 8-byte keys in a set (about 0.1 GB per million documents). Raises ValueError for fewer
+    than two distinct documents."""
+    border = int(val_fraction * KEYS)
+    seen: set[int] = set()
+    one_sided = True
+    spare: Document | None = None  # nearest the border, while all are on one side
+    for text in texts:
+        key = int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big")
+        if key in seen:
+            continue
+        seen.add(key)
+        document = Document(text, key, key < border)
+        if not one_sided:
+            yield document
+        elif spare is None:
+            spare = document
+        elif spare.held_out == document.held_out:
+            near, far = sorted((spare, document), key=lambda document: abs(document.key - border))
+            spare = near
+            yield far
+        else:
+            one_sided = False
+            yield from (spare, document)
+    if len(seen) < 2:
+        fix = "use a corpus of at least two documents (a file each, a row each, or a .txt file with blank lines in it)"
+        raise ValueError(f"the corpus holds {len(seen)} distinct document(s), and one must be held out; {fix}")
+    if one_sided:
+        assert spare is not None
+        yield spare._replace(held_out=not spare.held_out)
+
+
+def write_shards(
+    folder: Path, encoder: Encoder, texts: Iterator[str], config: DataConfig, show: Callable[[int, int], None]
+) -> tuple[Shard, Shard, str]:
+    """Split the texts and write both token files: their entries in the manifest, and the type of the ids. Training
+    documents are in the order of the corpus, held-out ones in that of their keys, so that the first tokens of val.bin
+    are a random sample of all held-out text. `show` gets the documents and tokens so far."""
+    most = config.max_corpus_tokens or sys.maxsize
+    train, val = _TokenFile(folder / TRAIN, encoder), _TokenFile(folder / _UNSORTED, encoder)
+    spans: list[tuple[int, int, int]] = []  # key, first token, end of each held-out document
+    # Stop before the split, so that it can still choose a document to hold out.
+    documents = split(takewhile(lambda _: train.tokens < most, texts), config.val_fraction)
+    with open(train.path, "wb") as train_file, open(val.path, "wb") as val_file:
+        for batch in _batches(documents):
+            encoded = encoder.encode([document.text for document in batch])
+            for document, ids in zip(batch, encoded, strict=True):
+                if document.held_out:
+                    spans.append((document.key, val.tokens, val.tokens + len(ids) + 1))
+                    val.add(val_file, document.text, ids)
+                elif train.tokens < most:
+                    train.add(train_file, document.text, ids)
+            show(train.documents + val.documents, train.tokens + val.tokens)
+    ids = np.memmap(val.path, dtype=val.dtype, mode="r")
+    with open(folder / VAL, "wb") as file:
+        for _, start, end in sorted(spans):
+            file.write(ids[start:end].tobytes())
+    val.path.unlink()
+    return train.shard(train.path), val.shard(folder / VAL), train.dtype.str
+
+
+def _batches(documents: Iterable[Document]) -> Iterator[list[Document]]:
+    """Documents with CHARACTERS_AT_ONCE characters together."""
+    batch, n_characters = [], 0
+    for document in documents:
+        batch.append(document)
+        n_characters += len(document.text)
+        if n_characters >= CHARACTERS_AT_ONCE:
+            yield batch
+            batch, n_characters = [], 0
+    if batch:
+        yield batch
+
+
+def open_shards(folder: Path) -> Corpus:
+    """The corpus in `folder`. Raises ValueError, with the fix, unless all files match their manifest."""
+    fix = remedy(folder)
+    try:
+        manifest = Manifest.model_validate_json((folder / MANIFEST).read_bytes())
+    except (OSError, ValidationError) as error:
+        reason = "missing" if isinstance(error, OSError) else "damaged"
+        raise ValueError(f"{folder / MANIFEST} is {reason}; {fix}") from None
+    checksums = {TRAIN: manifest.train.sha256, VAL: manifest.val.sha256, TOKENIZER_FILE: manifest.tokenizer_sha256}
+    for path, checksum in ((folder / name, checksum) for name, checksum in checksums.items() if checksum is not None):
+        if not path.is_file():
+            raise ValueError(f"{path} is missing; {fix}")
+        if sha256(path) != checksum:
+            raise ValueError(f"{path} is damaged: its checksum is not that of its manifest; {fix}")
+    train, val = (np.memmap(folder / name, dtype=manifest.dtype, mode="r") for name in (TRAIN, VAL))
+    return Corpus(folder=folder, manifest=manifest, train=train, val=val)
+
+
+def nothing_left(what: str, n_tokens: int, skip_tokens: int, has: str) -> ValueError:
+    """The error for a held-out part that is too short."""
+    needed = f"{n_tokens:,} held-out tokens are needed after the first {skip_tokens:,}, and {has}"
+    return ValueError(f"no {what} is left: {needed}; lower measure_tokens, raise val_fraction, or use a longer corpus")
+
+
+def remedy(folder: Path) -> str:
+    """The fix for unusable token files."""
+    return f"delete the folder {folder} and run again to tokenise the corpus"
 
 
 def data_id(config: RunConfig | TextConfig) -> str:

@@ -2,7 +2,7 @@
 
 The training tokens are cut into chunks of chunk_len (plus one token, the last target). Epoch e visits chunk
 
-    p_(seed, e)(0), p_(seed, e)(1), ...      p_(seed, e) a permutation of all chunks (`data.batches`)
+    p_(seed, e)(0), p_(seed, e)(1), ...      p_(seed, e) a permutation of all chunks (`data.sequences`)
 
 and step t takes the next batch_tokens / chunk_len of them, across epochs if needed. Each chunk is cut into windows of
 seq_len. So no state is carried from step to step, and runs that differ only in seq_len, at one chunk_len, predict
@@ -19,12 +19,9 @@ import numpy as np
 
 from sparsedepth.config.corpus import check_size, is_learned, known_size
 from sparsedepth.config.run import RunConfig, TextConfig
-from sparsedepth.data.batches import step_indices
 from sparsedepth.data.corpus import check_text, documents, fingerprint
-from sparsedepth.data.pipeline import prepare
-from sparsedepth.data.sequences import Sequences, next_tokens
-from sparsedepth.data.shards import Corpus, CorpusSource, nothing_left, split
-from sparsedepth.data.source import Source
+from sparsedepth.data.pipeline import Corpus, CorpusSource, nothing_left, prepare, split
+from sparsedepth.data.sequences import Sequences, Source, next_tokens, step_indices
 from sparsedepth.data.tokenizer import Encoder, Tokenizer, make_tokenizer
 
 

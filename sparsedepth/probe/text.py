@@ -15,10 +15,8 @@ from sparsedepth.config.load import build
 from sparsedepth.config.plain_text import refuse_empty
 from sparsedepth.config.run import RunConfig, TextConfig
 from sparsedepth.config.task import IGNORED
-from sparsedepth.data.pipeline import prepare
-from sparsedepth.data.sequences import Sequences, next_tokens
-from sparsedepth.data.shards import Corpus
-from sparsedepth.data.source import Source, open_source
+from sparsedepth.data.pipeline import Corpus, prepare
+from sparsedepth.data.sequences import Sequences, Source, next_tokens, open_source
 from sparsedepth.data.text import TextSource
 from sparsedepth.data.tokenizer import TOKENIZER_FILE, Tokenizer, make_tokenizer
 from sparsedepth.files import digest, sha256

@@ -8,8 +8,8 @@ from typing import Any
 
 from sparsedepth.config.load import read_yaml
 from sparsedepth.config.run import RunConfig
-from sparsedepth.data.shards import CorpusSource
-from sparsedepth.data.source import Source, open_source
+from sparsedepth.data.pipeline import CorpusSource
+from sparsedepth.data.sequences import Source, open_source
 from sparsedepth.data.tokenizer import Tokenizer
 from sparsedepth.files import parse_json, read_regular
 from sparsedepth.store import run_record

@@ -12,8 +12,7 @@ from torch import Tensor
 from sparsedepth.config.load import build
 from sparsedepth.config.run import MeasureConfig, MeasureOnlyConfig
 from sparsedepth.data.ngram_losses import losses_of, losses_of_text, ngram_losses
-from sparsedepth.data.sequences import after_tokens
-from sparsedepth.data.source import Source
+from sparsedepth.data.sequences import Source, after_tokens
 from sparsedepth.data.text import TextSource
 from sparsedepth.measure.measurements import Measurements
 from sparsedepth.measure.suite import measure_run

@@ -17,7 +17,7 @@ from sparsedepth.config.load import build
 from sparsedepth.config.run import MeasureOnlyConfig, RunConfig
 from sparsedepth.config.runtime import DEFAULT, RuntimeConfig
 from sparsedepth.data.ngram_losses import ngram_losses
-from sparsedepth.data.source import Source
+from sparsedepth.data.sequences import Source
 from sparsedepth.exchange.start import Start
 from sparsedepth.measure.suite import Measurements, measure_run, observe_variance
 from sparsedepth.model.decoder import Decoder

@@ -11,7 +11,7 @@ from sparsedepth.config.run import RunConfig
 from sparsedepth.config.task import IGNORED
 from sparsedepth.data.ngram_losses import ngram_losses
 from sparsedepth.data.pairs import KIND, AnswerSource, Pair, PairTokenizer, pack
-from sparsedepth.data.source import open_source
+from sparsedepth.data.sequences import open_source
 from sparsedepth.data.tokenizer import ByteTokenizer, FastTokenizer
 
 PAIRS = [{"prompt": f"{n} + {n}?", "answer": f"{2 * n}"} for n in range(40)]

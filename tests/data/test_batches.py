@@ -8,9 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sparsedepth.config.run import RunConfig
-from sparsedepth.data.batches import shuffled
-from sparsedepth.data.pipeline import prepare
-from sparsedepth.data.shards import Corpus
+from sparsedepth.data.pipeline import Corpus, prepare
+from sparsedepth.data.sequences import shuffled
 from sparsedepth.data.text import TextSource
 
 

@@ -9,9 +9,8 @@ from PIL import Image
 from sparsedepth.config.load import build
 from sparsedepth.config.run import RunConfig
 from sparsedepth.config.task import IGNORED
-from sparsedepth.data.batches import step_indices
 from sparsedepth.data.images import ImageSource
-from sparsedepth.data.source import open_source
+from sparsedepth.data.sequences import open_source, step_indices
 
 SMALL = {
     "architecture": "vit", "image_size": 4, "patch_size": 2, "n_channels": 3, "vocab_size": 2, "batch_tokens": 20,

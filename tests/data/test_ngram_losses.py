@@ -10,7 +10,7 @@ from support.tiny_sweep import BASE, corpus
 from sparsedepth.config.load import build
 from sparsedepth.config.run import RunConfig
 from sparsedepth.data.ngram_losses import STRENGTHS, PairCounts, losses_of_text, ngram_losses, table_text
-from sparsedepth.data.source import open_source
+from sparsedepth.data.sequences import open_source
 
 
 def test_a_small_table_by_hand():

@@ -14,8 +14,7 @@ import pytest
 
 from sparsedepth.config.run import RunConfig
 from sparsedepth.data import text
-from sparsedepth.data.pipeline import data_id, prepare
-from sparsedepth.data.shards import Corpus
+from sparsedepth.data.pipeline import Corpus, data_id, prepare
 from sparsedepth.data.text import TextSource
 from sparsedepth.data.tokenizer import ByteTokenizer
 from sparsedepth.files import sha256
@@ -23,18 +22,18 @@ from sparsedepth.files import sha256
 CHILD = """
 import os, pathlib, signal, sys
 from sparsedepth.config.run import RunConfig
-from sparsedepth.data import pipeline, shards
+from sparsedepth.data import pipeline
 
 def die(*arguments):
     os.kill(os.getpid(), signal.SIGKILL)
 
-def die_later(kept, file, text, ids, add=shards._TokenFile.add):
+def die_later(kept, file, text, ids, add=pipeline._TokenFile.add):
     add(kept, file, text, ids)
     if kept.documents == 40:
         die()
 
 if sys.argv[3] == "in a shard":
-    shards._TokenFile.add = die_later
+    pipeline._TokenFile.add = die_later
 elif sys.argv[3] == "at the manifest":
     pipeline.write_json = die
 locked, make_folder = pipeline.locked, pipeline._make_folder

@@ -9,7 +9,7 @@ from support.entered_files import entered_files
 from support.tiny_sweep import corpus
 
 from sparsedepth.config.corpus import IMAGES, PAIRS, TASK, TEXT, corpus_name, kind_of
-from sparsedepth.data.source import check_files, open_source
+from sparsedepth.data.sequences import check_files, open_source
 
 OWN = {
     "text": set(),

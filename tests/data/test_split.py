@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sparsedepth.data.shards import split
+from sparsedepth.data.pipeline import split
 
 TEXTS = [f"document {i}" for i in range(400)]
 

@@ -8,7 +8,7 @@ import torch
 from support.tiny_sweep import sparsedepth
 
 from sparsedepth.config.run import RunConfig
-from sparsedepth.data.source import open_source
+from sparsedepth.data.sequences import open_source
 
 HOPS, STEPS, N = (1, 2, 3, 4), 2400, 64
 MODEL = {"n_layers": 8, "d_model": 32, "n_heads": 2, "d_ff": 64, "seq_len": 32}

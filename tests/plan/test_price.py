@@ -17,7 +17,7 @@ from sparsedepth.config.load import build, read_yaml
 from sparsedepth.config.run import RunConfig
 from sparsedepth.config.runtime import RuntimeConfig
 from sparsedepth.config.sweep import SweepDefinition
-from sparsedepth.data.source import open_source
+from sparsedepth.data.sequences import open_source
 from sparsedepth.measure.suite import measure_run
 from sparsedepth.model.decoder import Decoder
 from sparsedepth.plan.duration import DEVICES, Timing, measuring_flops, seconds, shape_id

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 from support.tiny_sweep import CPU, run_config
 
-from sparsedepth.data.shards import CorpusSource
+from sparsedepth.data.pipeline import CorpusSource
 from sparsedepth.run.comparable import check_same_precision, check_same_text
 from sparsedepth.run.execute import execute
 from sparsedepth.run.train_and_measure import Options

@@ -16,7 +16,7 @@ from support.tiny_sweep import CPU, sparsedepth, start
 from sparsedepth.config.load import build
 from sparsedepth.config.run import CELL_FIELDS, RunConfig
 from sparsedepth.config.sweep import SweepDefinition
-from sparsedepth.data.source import open_source
+from sparsedepth.data.sequences import open_source
 from sparsedepth.data.tokenizer import ByteTokenizer
 from sparsedepth.exchange.export import export
 from sparsedepth.exchange.start import open_start

@@ -19,8 +19,7 @@ import numpy as np
 from sparsedepth.config.corpus import corpus_name
 from sparsedepth.config.run import RunConfig
 from sparsedepth.config.task import TASKS, TaskConfig
-from sparsedepth.data.sequences import Counted, Sequences
-from sparsedepth.data.source import Source
+from sparsedepth.data.sequences import Counted, Sequences, Source
 from sparsedepth.data.tasks.draws import Draws
 from sparsedepth.data.tokenizer import Tokenizer
 from sparsedepth.files import digest
