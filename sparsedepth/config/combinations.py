@@ -1,10 +1,19 @@
-"""Combinations of a decoder's fields (c: a ModelConfig) that are self-defeating or not implemented, with reasons."""
+"""Combinations of fields that are self-defeating or not implemented, with reasons (c, model: a ModelConfig)."""
 
 import warnings
 from collections.abc import Iterator
 from typing import Any
 
+from sparsedepth.config.corpus import IMAGES, corpus_name
 from sparsedepth.config.section import Mistakes
+
+_OF_TOKENS = {
+    "tie_embeddings": "a ViT embeds pixels, and its head is of classes",
+    "sliding_window": "patches stand in rows and columns, not in one line",
+    "mask_documents": "an image is one sequence",
+    "rope_theta": "the positions of a ViT are learned",
+}
+"""Field -> why a ViT has its default alone."""
 
 
 def check_combinations(c: Any) -> None:
@@ -84,6 +93,35 @@ def _parametrisation(c: Any) -> Iterator[str]:
         if is_unfit:
             given = f"parametrisation={c.parametrisation!r} with {name}={getattr(c, name)!r}"
             yield f"{given}: {reason}; use {name}={fields[name].default!r}"
+
+
+def check_vit(model: Any) -> None:
+    """Raises ValueError for patches that do not divide the image, another seq_len, and fields of decoders."""
+    if model.architecture != "vit":
+        return
+    if model.image_size % model.patch_size:
+        divisors = [size for size in range(1, model.image_size + 1) if model.image_size % size == 0]
+        told = f"patch_size={model.patch_size} does not divide image_size={model.image_size}"
+        raise ValueError(f"{told}; choose one of {divisors}")
+    n_patches = (model.image_size // model.patch_size) ** 2
+    if model.seq_len != 1 + n_patches:
+        image = f"an image of image_size={model.image_size} is a class token and {n_patches} patches"
+        raise ValueError(f"seq_len={model.seq_len}: {image}; leave seq_len out")
+    for name, reason in _OF_TOKENS.items():
+        if (value := getattr(model, name)) != type(model).model_fields[name].default:
+            raise ValueError(f"{name}={value!r} with architecture='vit': {reason}; leave {name} out")
+
+
+def check_images(corpus: str, architecture: str) -> None:
+    """Raises ValueError for a ViT without images, and images without a ViT."""
+    name = corpus_name(corpus)
+    if architecture == "vit" and name.kind is not IMAGES:
+        fix = "set corpus to 'images:FOLDER', 'images:hub:NAME' or 'images:digits', or leave architecture out"
+        raise ValueError(f"architecture='vit' reads images, and corpus={corpus!r} holds none; {fix}")
+    if name.kind is IMAGES and architecture != "vit":
+        raise ValueError(f"corpus={corpus!r} holds images, and a decoder reads tokens; set architecture='vit'")
+    if name.kind is IMAGES and not name.place:
+        raise ValueError(f"corpus={corpus!r} names no images; write 'images:FOLDER', or 'images:digits'")
 
 
 def check_parallel(config: Any, parallel: str) -> None:

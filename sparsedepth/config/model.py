@@ -10,18 +10,23 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
-from sparsedepth.config.combinations import check_combinations
+from sparsedepth.config.combinations import check_combinations, check_vit
+from sparsedepth.config.corpus import DIGITS, IMAGES
 from sparsedepth.config.role import CHANGES_STEP, DROPOUT, KNOB, RECORD, Role, fields_where, roles
 from sparsedepth.config.section import Count, NonNegative, Positive, Section, check
-from sparsedepth.config.vit import IMAGE_SIZE, OF_VIT, check_vit, with_vit_sizes
 
 SETS_VARIANCE = Role(cost_scope="step", directly_sets="residual_variance_last")
 INITIAL = Role(directly_sets="residual_variance_last", stacked="own")
 SPARSER = Role(cost_scope="step", sparser_direction="more")
+OF_VIT = ("architecture", "vit")
+IMAGE_SIZE = Role(kind="data", cost_scope="step", only_with=OF_VIT)
 Dropout = Annotated[float, Field(ge=0, lt=1), DROPOUT]
 
 FILLED_FROM = ("d_model", "n_heads", "d_ff", "n_experts", "top_k", "n_shared_experts")
 """The fields from which missing sizes are derived (`Role.derived_if_missing`)."""
+
+_OF_IMAGES = {"image_size": 224, "patch_size": 16, "n_channels": 3, "norm_kind": "layer", "activation": "gelu"}
+_OF_DIGITS = {"image_size": 8, "patch_size": 2, "n_channels": 1, "vocab_size": 10}
 
 RETIRED_FIELDS = {"logit_soft_cap": 0.0, "weight_density": 1.0, "loops": 1, "n_streams": 1, "stream_mixing": "plain"}
 """Fields of earlier versions, with their defaults: records with these values still open (`run.stored_config`)."""
@@ -236,7 +241,7 @@ class ModelConfig(Section):
 def with_derived_sizes(values: Mapping[str, Any]) -> dict[str, Any]:
     """The fields with missing sizes derived from the others (`FILLED_FROM`), or from the defaults of those, so that
     every stored run has all sizes."""
-    filled = with_vit_sizes(values)
+    filled = _with_vit_sizes(values)
 
     def whole(name: str) -> int | None:
         size = filled.get(name)
@@ -249,4 +254,16 @@ def with_derived_sizes(values: Mapping[str, Any]) -> dict[str, Any]:
         filled["d_ff"] = 4 * d_model if filled.get("architecture") == "vit" else -(-d_model * 8 // 3 // 8) * 8
     if whole("n_experts") and filled.get("d_expert") is None and (top_k := whole("top_k")) and whole("d_ff"):
         filled["d_expert"] = max(1, (whole("d_ff") or 1) // (top_k + (whole("n_shared_experts") or 0)))
+    return filled
+
+
+def _with_vit_sizes(values: Mapping[str, Any]) -> dict[str, Any]:
+    """`values` with a ViT's missing fields; values of another type are left to the checks."""
+    if values.get("architecture") != "vit":
+        return dict(values)
+    defaults = _OF_IMAGES | (_OF_DIGITS if values.get("corpus") == IMAGES.prefix + DIGITS else {})
+    filled = dict(values) | {name: default for name, default in defaults.items() if values.get(name) is None}
+    image_size, patch_size = filled["image_size"], filled["patch_size"]
+    if filled.get("seq_len") is None and isinstance(image_size, int) and isinstance(patch_size, int) and patch_size > 0:
+        filled["seq_len"] = 1 + (image_size // patch_size) ** 2
     return filled

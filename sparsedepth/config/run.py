@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 from pydantic import AfterValidator, ConfigDict, Field, model_validator
 
 from sparsedepth.config import presets
+from sparsedepth.config.combinations import check_images
 from sparsedepth.config.corpus import kind_of
 from sparsedepth.config.load import build
 from sparsedepth.config.model import RETIRED_FIELDS, ModelConfig, with_derived_sizes
 from sparsedepth.config.role import AMOUNT, CHANGES_STEP, DATA, KNOB, RECORD, THRESHOLD, Role, fields_where
 from sparsedepth.config.section import Count, Fraction, NonNegative, Positive, Section, check
 from sparsedepth.config.task import TASKS, TaskConfig, check_task, with_task_fields
-from sparsedepth.config.vit import check_images
 from sparsedepth.files import digest
 from sparsedepth.quantities.measured import MEASURES
 

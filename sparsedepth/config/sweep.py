@@ -39,11 +39,11 @@ from sparsedepth.config.space import (
     cell_digest,
     check_distinct,
     check_size,
+    check_sweep,
     grid_points,
     meets,
     own_seeds,
 )
-from sparsedepth.config.sweep_checks import check_sweep
 
 DEFINITION = "sweep.yaml"
 """The definition of the sweep that fills a results folder, in that folder."""

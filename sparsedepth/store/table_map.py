@@ -14,10 +14,10 @@ import duckdb
 from pydantic import Field
 
 from sparsedepth import quantities
+from sparsedepth.config.mistakes import hint
 from sparsedepth.config.role import fields_where
 from sparsedepth.config.run import RunConfig
 from sparsedepth.config.section import Mistakes, Section, check
-from sparsedepth.config.synonyms import hint
 from sparsedepth.store.fences import FENCES, syntax_nodes
 from sparsedepth.store.schema import RUN_COLUMNS
 from sparsedepth.store.table_file import quoted
