@@ -45,7 +45,7 @@ def import_(
     from sparsedepth.store.import_table import import_table
     from sparsedepth.store.run_record import check_place
     from sparsedepth.store.subject import unknown_text
-    from sparsedepth.trackers.logged_runs import as_table
+    from sparsedepth.trackers.runs import as_table
 
     check_place(out)
     table_map = read_input(map_file, "import")
@@ -86,8 +86,8 @@ def sync(
     every: Annotated[float, typer.Option(min=0.1, help="seconds between updates with --watch")] = 30.0,
 ) -> None:
     """Send each finished run to a tracker, once: parameters, curves, measurements and tags."""
-    from sparsedepth.trackers.sync import has_unfinished_runs, open_tracker
-    from sparsedepth.trackers.sync import sync as send
+    from sparsedepth.trackers.runs import has_unfinished_runs, open_tracker
+    from sparsedepth.trackers.runs import sync as send
 
     if not folder.is_dir():
         raise ValueError(f"{folder} is not an existing folder; give a results folder")

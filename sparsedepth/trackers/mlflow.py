@@ -17,8 +17,7 @@ from mlflow.tracking import MlflowClient
 from sqlalchemy.exc import SQLAlchemyError
 
 from sparsedepth import files
-from sparsedepth.trackers.logged_runs import LoggedRun, without_password
-from sparsedepth.trackers.sync import TrackedRun
+from sparsedepth.trackers.runs import LoggedRun, TrackedRun, without_password
 
 TAG = "sparsedepth.run_id"
 MAX_METRICS, MAX_PARAMS = 1000, 100

@@ -17,8 +17,7 @@ from tensorboard.summary.writer.event_file_writer import EventFileWriter
 from tensorboard.util.tensor_util import make_ndarray, make_tensor_proto
 
 from sparsedepth.files import atomic_folder
-from sparsedepth.trackers.logged_runs import LoggedRun
-from sparsedepth.trackers.sync import TrackedRun
+from sparsedepth.trackers.runs import LoggedRun, TrackedRun
 
 VERSION = "brain.Event:2"
 STATUS = {1: "finished", 2: "failed", 3: "unfinished"}

@@ -10,8 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from sparsedepth.trackers.logged_runs import LoggedRun
-from sparsedepth.trackers.sync import TrackedRun
+from sparsedepth.trackers.runs import LoggedRun, TrackedRun
 
 VERSION = 2
 """The newest version of its databases that `read` knows."""

@@ -16,8 +16,7 @@ from wandb.proto.wandb_internal_pb2 import Record
 
 from sparsedepth.config.load import read_yaml
 from sparsedepth.files import parse_json, read_regular
-from sparsedepth.trackers.logged_runs import LoggedRun
-from sparsedepth.trackers.sync import TrackedRun
+from sparsedepth.trackers.runs import LoggedRun, TrackedRun
 
 HEADER = b":W&B\xe1\xbe\x00"
 """of a .wandb file: name, magic number, version 0"""

@@ -16,8 +16,7 @@ from support.runs_frame import config_of
 from sparsedepth.quantities import IN_RUNS
 from sparsedepth.store.connection import open_store
 from sparsedepth.store.table_map import SETTABLE
-from sparsedepth.trackers.logged_runs import PLACES, LoggedRun, as_table
-from sparsedepth.trackers.sync import open_tracker, sync
+from sparsedepth.trackers.runs import PLACES, LoggedRun, as_table, open_tracker, sync
 
 MAP = {"source": "us", "fields": {"n_layers": "config.n_layers", "val_loss": "metrics.val_loss"}}
 WHOLE = LoggedRun(id="a", status="finished", config={"n_layers": 2}, metrics={"val_loss": 2.5})

@@ -16,9 +16,8 @@ from support.tiny_sweep import sparsedepth, start
 
 from sparsedepth.cli.exchange import sync as send
 from sparsedepth.store.connection import open_store
-from sparsedepth.trackers import sync as syncing
-from sparsedepth.trackers.logged_runs import PLACES
-from sparsedepth.trackers.sync import open_tracker, sync, tracked_runs
+from sparsedepth.trackers import runs
+from sparsedepth.trackers.runs import PLACES, open_tracker, sync, tracked_runs
 
 STARTED = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC).timestamp()
 SUMMARY = {"val_loss": 2.5, "params_total": 1234, "steps": 20, "usefulness": None}
@@ -140,8 +139,8 @@ def test_watching_sends_what_ends_and_ends_with_the_sweep(results, monkeypatch, 
             add(results, 5)
         return still
 
-    monkeypatch.setattr(syncing, "open_tracker", lambda *given: tracker)
-    monkeypatch.setattr(syncing, "has_unfinished_runs", has_unfinished_runs)
+    monkeypatch.setattr(runs, "open_tracker", lambda *given: tracker)
+    monkeypatch.setattr(runs, "has_unfinished_runs", has_unfinished_runs)
     send(results, "mlflow", watch=True, every=0.0)
     assert len(tracker.runs) == 4 and "4 runs sent to mlflow" in capsys.readouterr().out
 
