@@ -6,21 +6,7 @@ from collections.abc import Callable, Mapping
 import typer
 
 from sparsedepth import __version__
-from sparsedepth.cli import (
-    describe,
-    doctor,
-    effects,
-    exchange,
-    measure,
-    on_slurm,
-    plan,
-    query,
-    recipe,
-    report,
-    scaling,
-    status,
-    train_sweep,
-)
+from sparsedepth.cli import describe, doctor, exchange, measure, on_slurm, read, recipe, scaling, status, train_sweep
 
 app = typer.Typer(
     name="sparsedepth",
@@ -44,7 +30,7 @@ def _version(
 
 COMMANDS: Mapping[str, tuple[Callable[..., None], str]] = {
     "init": (describe.init, "init sweep mine.yaml"),
-    "plan": (plan.plan, "plan sweeps/depth.yaml --on h100 --workers 4"),
+    "plan": (train_sweep.plan, "plan sweeps/depth.yaml --on h100 --workers 4"),
     "sweep": (train_sweep.sweep, "sweep sweeps/quickstart.yaml -o results/mine --scale tiny --set seeds=3"),
     "work": (train_sweep.work, "work results/mine --workers 2"),
     "train": (train_sweep.train, "train run.yaml -o results/mine --set lr=1e-3"),
@@ -55,12 +41,12 @@ COMMANDS: Mapping[str, tuple[Callable[..., None], str]] = {
     "export": (exchange.export, "export results/mine/runs/0123456789ab -o models/mine"),
     "evaluate": (measure.evaluate, "evaluate results/mine/runs/0123456789ab --tasks lambada_openai --limit 100"),
     "import": (exchange.import_, "import runs.csv --map map.yaml -o results/theirs"),
-    "judge": (effects.judge, "judge runs.csv --baseline adamw"),
-    "query": (query.query, 'query results/mine "select n_layers, avg(val_loss) from runs group by all" -o losses.csv'),
-    "best": (query.best, "best results/mine --by usefulness --depth 24"),
-    "effects": (effects.effects, "effects results/mine --by loss --knob n_kv_heads"),
-    "plot": (report.plot, "plot results/mine -o figure.png --figure pareto"),
-    "report": (report.report, "report results/mine -o report.html"),
+    "judge": (read.judge, "judge runs.csv --baseline adamw"),
+    "query": (read.query, 'query results/mine "select n_layers, avg(val_loss) from runs group by all" -o losses.csv'),
+    "best": (read.best, "best results/mine --by usefulness --depth 24"),
+    "effects": (read.effects, "effects results/mine --by loss --knob n_kv_heads"),
+    "plot": (read.plot, "plot results/mine -o figure.png --figure pareto"),
+    "report": (read.report, "report results/mine -o report.html"),
     "pack": (exchange.pack, "pack results/mine -o mine.pack"),
     "sync": (exchange.sync, "sync results/mine --to mlflow --watch"),
     "metrics": (describe.metrics, "metrics usefulness"),
@@ -88,7 +74,7 @@ for _full_name, (_function, _example) in COMMANDS.items():
     _group_name, _, _name = _full_name.rpartition(" ")
     _groups.get(_group_name, app).command(
         _name,
-        cls=query.QueryCommand if _name == "query" else None,
+        cls=read.QueryCommand if _name == "query" else None,
         epilog=f"\b\nExample: sparsedepth {_example}",  # \b: one line, to copy
         short_help=_summary(_function.__doc__),
     )(_function)

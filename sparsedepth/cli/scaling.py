@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from sparsedepth.cli import option
+from sparsedepth.cli.read import write
 from sparsedepth.store.render import FORMATS, choose_format, encode, render
 from sparsedepth.store.terminal import fit as fit_table
 from sparsedepth.store.terminal import wrapped
@@ -117,7 +118,6 @@ def depth(
 
     The figure is `plot --figure isoflop`.
     """
-    from sparsedepth.cli.query import write
     from sparsedepth.scaling.budgets import budget_rows
     from sparsedepth.scaling.crossover import crossover_lines, crossover_table, crossovers
     from sparsedepth.store.connection import open_store

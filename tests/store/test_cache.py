@@ -6,7 +6,7 @@ import pyarrow.parquet as pq
 import pytest
 from support.made_up_runs import make_run
 
-from sparsedepth.cli.query import query
+from sparsedepth.cli.read import query
 from sparsedepth.config.run import RunConfig
 from sparsedepth.store import cache, run_record, tables
 from sparsedepth.store.connection import open_store

@@ -1,0 +1,358 @@
+"""`query`, `best`, `effects`, `judge`, `plot` and `report`: what the runs of results folders, or of a table, say.
+
+None imports torch. While SQL given by the user runs, the process has limits of its own (`store.fences`).
+"""
+
+import gc
+import os
+import sys
+import time
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import typer
+from typer.core import TyperCommand
+
+from sparsedepth.cli import calls, option
+from sparsedepth.files import check_parent, write_bytes
+from sparsedepth.store.query_result import QueryResult
+from sparsedepth.store.render import choose_format, encode
+from sparsedepth.store.terminal import wrapped
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from sparsedepth.store.connection import Store
+
+LIST = "list"
+"""The value of `--ask` without a name."""
+
+
+class QueryCommand(TyperCommand):
+    """`--ask` without a name lists the saved questions."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        after = args.index("--ask") + 1 if "--ask" in args else None
+        if after and (after == len(args) or args[after].startswith("-")):
+            args = [*args[:after], LIST, *args[after:]]
+        return super().parse_args(ctx, args)
+
+
+def query(
+    arguments: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="DIR... [SQL]",
+            help="results or run folders; then a SELECT over runs, curves, layers, heads, pairs, tokens, difficulty, "
+            "evals",
+        ),
+    ] = None,
+    ask: Annotated[str | None, typer.Option(help="answer a saved question; without a name, list them")] = None,
+    schema: Annotated[bool, typer.Option("--schema", help="list all columns with unit and meaning")] = False,
+    format: option.Format = None,
+    out: option.OutFile = None,
+    timeout: Annotated[float, typer.Option(min=0.1, max=86400, help="time limit of a SELECT, in seconds")] = 60.0,
+    skip_damaged: option.SkipDamaged = False,
+) -> None:
+    """Query complete runs with read-only SQL, or answer a saved question."""
+    folders, sql = list(arguments or []), None
+    if folders and not os.path.exists(last := folders[-1]) and (not last or any(map(str.isspace, last))):
+        sql = folders.pop()
+    if not folders and ask != LIST:
+        raise ValueError("give a results folder before the query: sparsedepth query DIR SQL")
+    if (sql is not None) + (ask is not None) + schema != 1:
+        raise ValueError('give one of: a query, such as "select * from runs"; --ask NAME (--ask alone lists); --schema')
+    format = choose_format(format, out)
+    if sql is not None:
+        content = _answer(folders, sql, format, timeout, skip_damaged)
+    else:
+        content = _saved_answer(folders, None if schema else ask, format, skip_damaged)
+    write(content, out)
+
+
+def _answer(folders: list[str], sql: str, format: str, timeout: float, skip_damaged: bool) -> bytes:
+    from sparsedepth.store.connection import open_store
+    from sparsedepth.store.fences import limited
+    from sparsedepth.store.render import FOR_PEOPLE
+    from sparsedepth.store.schema import TABLES
+
+    with open_store(*folders, time_limit=timeout, skip_damaged=skip_damaged) as store:
+        if any(table in sql.lower() for table in TABLES):
+            store.read_tables()  # outside of the limits
+        with limited(timeout):
+            result = store.sql(sql)
+            return encode(result.with_decimals() if format in FOR_PEOPLE else result, format)
+
+
+def _saved_answer(folders: list[str], ask: str | None, format: str, skip_damaged: bool) -> bytes:
+    """The list of saved questions, the answer to one, or the schema (`ask` None)."""
+    from sparsedepth.store import questions
+    from sparsedepth.store.connection import open_store
+
+    if ask == LIST:
+        texts = questions.sentences() | questions.FROM_EFFECTS
+        if format != "table":
+            return encode(QueryResult(columns=("name", "question"), rows=tuple(texts.items())), format)
+        return "".join(f"{name}: {text}\n" for name, text in texts.items()).encode()
+    with open_store(*folders, skip_damaged=skip_damaged) as store:
+        if ask in questions.FROM_EFFECTS:
+            from sparsedepth.report.answers import answer
+
+            found = answer(store, ask)
+            return f"{found.text()}\n".encode() if format == "table" else encode(found.rows, format)
+        if ask is not None:
+            if format == "table":
+                return f"{questions.text(store, ask)}\n".encode()
+            return encode(questions.ask(store, ask), format)
+        schema = store.schema()
+    if format != "table":
+        return encode(schema, format)
+    return "".join(  # one line per column, for `grep`
+        f"{view}.{name} {sql_type}{f' [{unit}]' if unit not in ('', '1') else ''}: {meaning}\n"
+        for view, name, sql_type, unit, meaning in schema.rows
+    ).encode()
+
+
+@option.of_call(calls.best)
+def best(
+    given: option.Given,
+    again: Annotated[Path | None, typer.Option(help="a search's --top as a sweep with new seeds (YAML)")] = None,
+    format: option.Format = None,
+    out: option.OutFile = None,
+) -> None:
+    """Rank configurations by their mean over seeds, with interval and baseline; for a search, its Pareto front."""
+    from sparsedepth.store.best import answer
+    from sparsedepth.store.best import best as rank
+    from sparsedepth.store.connection import TIME_LIMIT, open_store
+    from sparsedepth.store.fences import limited
+    from sparsedepth.store.search import rerun_definition
+
+    by, folders, top = given["by"], given["folders"], given["top"]
+    format = choose_format(format, out)
+    with open_store(*folders, skip_damaged=given["skip_damaged"]) as store, limited(TIME_LIMIT):
+        ranking = rank(store, None if by == "loss" else by, given["depth"], top, given["where"])
+    if again is not None:
+        if ranking.search is None:
+            raise ValueError("--again needs the folder of one search; for a grid, add seeds to its definition")
+        definition = rerun_definition(ranking.search, ranking.knobs[:top], again)
+        print(f"{again}: {len(definition.cells)} configurations, seeds {', '.join(map(str, definition.seeds))}")
+        return
+    write(answer(ranking).encode() if format == "table" else encode(ranking.table, format), out)
+    if format == "table" and out is None:
+        _print_verifications(folders)
+
+
+def _print_verifications(folders: list[Path]) -> None:
+    """Print the results of `recipe verify` for the recipes of these folders."""
+    if not any(any(folder.resolve().parent.glob("*/*.card.json")) for folder in folders):
+        return  # most have none: saves importing pandas and the card's schema
+    from sparsedepth.recipe.build_card import trials_of
+    from sparsedepth.recipe.text import trial_text
+
+    for folder, card in trials_of(folders):
+        print(f"\n{trial_text(folder, card)}")
+
+
+def effects(
+    folders: option.Folders,
+    by: Annotated[str | None, typer.Option("--by", "--objective", help="outcome; default the loss")] = None,
+    knob: Annotated[str | None, typer.Option(help="only this knob")] = None,
+    part: Annotated[
+        Literal["all", "chain"], typer.Option(help="all: effects of settings; chain: links from sparsity to loss")
+    ] = "all",
+    currency: Annotated[
+        Literal["loss", "speedup"], typer.Option("--as", help="speedup: as the compute that the baseline would need")
+    ] = "loss",
+    detail: Annotated[bool, typer.Option("--detail", help="the parts of each interval, p and evidence")] = False,
+    skip_damaged: option.SkipDamaged = False,
+    format: option.Format = None,
+    out: option.OutFile = None,
+) -> None:
+    """Show the effect of every setting at every depth, with its interval (--part chain: links to the loss).
+
+    For a search: the importance of each axis to each objective, and its values among the best proposals.
+    """
+    from sparsedepth.store.connection import open_store
+
+    format = choose_format(format, out)
+    if currency == "speedup" and part != "all":
+        raise ValueError("--as speedup is about the effects of settings; leave out --part")
+    with open_store(*folders, skip_damaged=skip_damaged) as store:
+        if currency == "speedup":
+            content = _speedups(store, by, knob, format)
+        else:
+            for_grep = out is not None or not sys.stdout.isatty()
+            content = _effects(store, by, knob, part, format, detail, for_grep)
+    write(content, out)
+
+
+def _speedups(store: "Store", by: str | None, knob: str | None, format: str) -> bytes:
+    """The compute multiplier of every setting."""
+    from sparsedepth.scaling.budgets import budget_rows
+    from sparsedepth.scaling.speedup import speedup_lines, speedups
+
+    table = speedups(budget_rows(store, knob, None if by == "loss" else by))
+    return _text(speedup_lines(table)) if format == "table" else encode(QueryResult.of_frame(table), format)
+
+
+def _effects(
+    store: "Store", by: str | None, knob: str | None, part: str, format: str, detail: bool, for_grep: bool
+) -> bytes:
+    """The effects on an outcome, the links to it, or what matters in a search. Raises ValueError without results."""
+    from sparsedepth.effects import chain, chain_text, importance
+    from sparsedepth.effects.cells import cells_of, read_runs
+    from sparsedepth.store.comparable_loss import loss_in
+    from sparsedepth.store.find import no_run_text
+    from sparsedepth.store.search import search_of
+    from sparsedepth.store.setting import only_tuning_text
+
+    search = search_of(store.roots)
+    outcome = loss_in(store) if by in (None, "loss") else by
+    is_whole = part == "chain" or search is not None
+    runs = store.frame("select * from runs") if is_whole else read_runs(store, outcome)
+    if runs.empty:
+        raise ValueError(no_run_text(store.roots))
+    if reason := only_tuning_text(store):
+        raise ValueError(reason)
+    if part == "chain":
+        found = cells_of(runs, outcome)
+        if format != "table":
+            return encode(chain_text.chain_table(chain.chain_evidence(found)), format)
+        return _text(chain_text.chain_lines(found, detail), one_per_line=detail and for_grep)
+    if search is None or knob is not None:
+        return _of_settings(runs, outcome, knob, format, detail)
+    if format != "table":
+        return encode(importance.search_table(runs, search, by), format)
+    return _text(importance.search_lines(runs, search, by), one_per_line=for_grep)
+
+
+def _of_settings(runs: "pd.DataFrame", outcome: str, knob: str | None, format: str, detail: bool) -> bytes:
+    """The frame of effects, and what the outcome's scores are worth."""
+    from sparsedepth.effects import cells, frame, text
+    from sparsedepth.effects.equal_loss import equal_loss_lines
+    from sparsedepth.store.degeneracy import common_weakness, score_rows, usable_form
+    from sparsedepth.store.tuning_roles import result_rows
+
+    cells.unit_of(outcome)
+    scores = score_rows(result_rows(runs), outcome)
+    outcome, caution = usable_form(outcome, scores, "the effects are on")
+    found = cells.cells_of(runs, outcome)
+    effects = text.of_knob(frame.effects_frame(found), knob, found)
+    if format != "table":
+        return encode(text.effects_table(effects, found), format)
+    weakness = common_weakness(scores)
+    weak = f"no evidence about depth: {weakness}" if weakness else ""
+    data = found.settings.data_text if found.settings else ""
+    lines = [*filter(None, [weak, caution, data]), text.effects_text(effects, found, detail=detail)]
+    return _text([*lines, *equal_loss_lines(found)])
+
+
+def _text(lines: Iterable[str], *, one_per_line: bool = False) -> bytes:
+    """Lines wrapped, or one per sentence, for `grep`."""
+    return ("".join(f"{line}\n" for line in lines) if one_per_line else wrapped(lines)).encode()
+
+
+def judge(
+    table: Annotated[
+        Path, typer.Argument(metavar="TABLE", help="one run per row: .csv, .tsv, .json, .jsonl, .parquet")
+    ],
+    baseline: Annotated[str | None, typer.Option(help="variant to compare with; default the one called so")] = None,
+    variant: Annotated[str | None, typer.Option(help="only this variant; all of them stay in the correction")] = None,
+    column: Annotated[list[str] | None, typer.Option(help="a column that is not guessed: loss=val_bpb")] = None,
+    format: option.Format = None,
+    out: option.OutFile = None,
+) -> None:
+    """Say of each variant in a table of runs whether it is better than the baseline, or a lucky seed.
+
+    Exit code 0: better, 3: not shown, 4: worse (of several variants the best one counts).
+    """
+    from sparsedepth.recipe.judge import EXIT_CODES, lines_of
+    from sparsedepth.recipe.judge import judge as judgement_of
+
+    format = choose_format(format, out)
+    pairs = [text.partition("=") for text in column or []]
+    if wrong := [name for name, equals, value in pairs if not (name and value)]:
+        raise ValueError(f"--column {wrong[0]!r} must be WHAT=COLUMN, such as --column loss=val_bpb")
+    found = judgement_of(table, {name: value for name, _, value in pairs}, baseline, variant)
+    write(_text(lines_of(found)) if format == "table" else encode(found.table, format), out)
+    raise typer.Exit(EXIT_CODES[found.verdict])
+
+
+def _collect_rarely() -> None:
+    """The millions of objects of a page live until it is written: looking through them takes a tenth of its time."""
+    gc.set_threshold(50_000, 20, 20)
+
+
+@option.of_call(calls.plot)
+def plot(
+    given: option.Given,
+    folders: Annotated[list[Path] | None, option.FOLDERS] = None,
+    show_list: Annotated[bool, typer.Option("--list", help="list all figures and what they show")] = False,
+) -> None:
+    """Draw figures of sparsity, residual variance and layer effectiveness, each with its data as CSV."""
+    from sparsedepth.plots.draw import FIGURES, check_figure
+
+    if show_list:
+        width = max(map(len, FIGURES))
+        print("\n".join(f"{name:{width}}  {kind.meaning}" for name, kind in FIGURES.items()))
+        return
+    if given["figure"] is not None:
+        check_figure(given["figure"])
+    if not folders or given["out"] is None:
+        raise ValueError("give a results folder and an output: sparsedepth plot DIR -o figure.png (or --list)")
+    _collect_rarely()
+    figures = calls.plot(*folders, **{name: value for name, value in given.items() if name != "folders"})
+    for path in figures.paths:
+        print(f"{path} ({path.stat().st_size // 1024} KiB), data in {path.with_suffix('.csv')}")
+    print(wrapped(f"caption of {name}: {text}" for name, text in figures.captions.items()), end="")
+    print(wrapped(f"skipped {name}: {reason}" for name, reason in figures.left_out.items()), end="")
+
+
+def report(
+    folders: option.Folders,
+    out: Annotated[Path, typer.Option("-o", "--out", help="the page (.html), or a folder for report.html")],
+    depth: option.RecipeDepth = None,
+    objective: option.Objective = "loss",
+    card: Annotated[Path | None, typer.Option(help="verified recipe card (from `recipe verify`) to include")] = None,
+    skip_damaged: option.SkipDamaged = False,
+    watch: Annotated[
+        float | None,
+        typer.Option(min=0.1, metavar="SECONDS", help="rewrite the page so often, until no run is left"),
+    ] = None,
+) -> None:
+    """Write one HTML page: summary, recipe, runs, figures with data, effects, failures, methods and provenance."""
+    from sparsedepth.cli.run_progress import bar
+    from sparsedepth.report.page import write_report
+
+    if out.is_dir():
+        out /= "report.html"
+    if out.suffix.lower() not in (".html", ".htm"):
+        raise ValueError(f"{str(out)!r} must end in .html, or be an existing folder")
+    check_parent(out)
+    _collect_rarely()
+    if watch is None:
+        with bar("report") as progress:
+            write_report(folders, out, depth, objective, card, skip_damaged, progress)
+    else:
+        from sparsedepth.report.watch import WatchedReport
+
+        page = WatchedReport(folders, out, watch, depth, objective, card)
+        every = f"{out}: rewritten every {watch:g} s until no run is left"
+        print(f"{every}; open it in a browser (Ctrl-C to stop)", flush=True)
+        try:
+            for _ in page.rounds():
+                time.sleep(watch)
+        except KeyboardInterrupt:
+            page.stop()
+            raise
+        print("no run is left")
+    print(f"{out} ({out.stat().st_size / 1e6:.2f} MB)")
+
+
+def write(content: bytes, out: Path | None) -> None:
+    if out is None:
+        print(content.decode(), end="")
+        return
+    write_bytes(out, content)
+    print(f"{out} ({max(1, len(content) // 1024)} KiB)")
