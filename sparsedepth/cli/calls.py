@@ -14,8 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sparsedepth.cli import option
-from sparsedepth.cli.start import check_tokenizers, field_values, warn_of_unlikely_values, with_cleanup
+from sparsedepth.cli import option, preflight
 from sparsedepth.config.plain_text import did_you_mean
 from sparsedepth.files import check_not_empty
 
@@ -69,8 +68,8 @@ def train(
 
         start = open_start(str(from_))
     config = run_config(file, set, start)  # errors are reported before torch is imported
-    warn_of_unlikely_values([{"lr": config.lr, "train_tokens": config.train_tokens}])
-    check_tokenizers([{"tokenizer": config.tokenizer, "corpus": config.corpus}], results)
+    preflight.warn_of_unlikely_values([{"lr": config.lr, "train_tokens": config.train_tokens}])
+    preflight.check_tokenizers([{"tokenizer": config.tokenizer, "corpus": config.corpus}], results)
     runtime_settings = runtime_config(given)
 
     from sparsedepth.cli.run_progress import bar
@@ -85,7 +84,7 @@ def train(
         stop = Stop(is_announced=True).catch()
         options = Options(runtime=runtime_settings, stop=stop, report=report, start=start)
         try:
-            folder = with_cleanup(results, lambda: execute(config, results, options))
+            folder = preflight.with_cleanup(results, lambda: execute(config, results, options))
         except Interrupted:
             text = "stopped at a checkpoint; run the same command again to resume"
             raise StoppedAtCheckpoint(text, stop.exit_code if stop() else 1) from None
@@ -140,20 +139,19 @@ def definition_of(given: option.Given) -> "SweepDefinition":
 
 def make_driver(given: option.Given, definition: "SweepDefinition") -> "Driver":
     """A sweep that is checked, but not started."""
-    from sparsedepth.cli.cost import check_machine
     from sparsedepth.plan.tasks import Plan
     from sparsedepth.sweep.driver import Driver
     from sparsedepth.sweep.storage import database_url, hide_url
 
     results, storage = _path(given["out"]), given["storage"]
-    check_tokenizers(field_values(definition), results)
+    preflight.check_tokenizers(preflight.field_values(definition), results)
     plan = Plan(definition)
     machine = machine_for(plan, given, results)
     if storage:
         hide_url(storage)
         database_url(storage)
-    warn_of_unlikely_values(field_values(definition))
-    check_machine(plan, machine)
+    preflight.warn_of_unlikely_values(preflight.field_values(definition))
+    preflight.check_machine(plan, machine)
     return Driver(plan, results, machine, storage)
 
 
@@ -164,7 +162,7 @@ def run_driver(driver: "Driver", *, retry_failed: bool = False) -> "SweepResult"
     display = ProgressDisplay(driver.definition, driver.plan.expected, driver.results)
     with display, _restored_signal_handlers():
         driver.on_progress, driver.on_note = display, lambda text: print(text, file=sys.stderr)
-        return with_cleanup(driver.results, lambda: driver.run(retry_failed=retry_failed))
+        return preflight.with_cleanup(driver.results, lambda: driver.run(retry_failed=retry_failed))
 
 
 def measure(
@@ -342,7 +340,6 @@ def machine_of(given: option.Given) -> "Machine":
 
 def machine_for(plan: "Plan", given: option.Given, results: Path | None) -> "Machine":
     """As `machine_of`; without --workers a GPU is shared by as many runs as measurements show to be of use."""
-    from sparsedepth.cli.cost import setup_of_machine
     from sparsedepth.plan.price import workers_per_gpu
 
     machine = machine_of(given)
@@ -350,7 +347,7 @@ def machine_for(plan: "Plan", given: option.Given, results: Path | None) -> "Mac
         return machine
 
     def setup_of(workers: int) -> "PricingSetup":
-        return setup_of_machine(plan, machine_of({**given, "workers": workers}), results)
+        return preflight.setup_of_machine(plan, machine_of({**given, "workers": workers}), results)
 
     return machine_of({**given, "workers": workers_per_gpu(plan.expected_runs(), setup_of)})
 

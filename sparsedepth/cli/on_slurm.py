@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, get_args
 
 import typer
 
-from sparsedepth.cli.cost import as_finished_runs_took, price_line
-from sparsedepth.cli.start import field_values, warn_of_unlikely_values, with_cleanup
+from sparsedepth.cli import preflight
 from sparsedepth.cluster.slurm import Request
 from sparsedepth.store.terminal import duration
 
@@ -108,7 +107,7 @@ def plan_array(plan: "Plan", options: ArrayOptions, results: Path | None) -> "tu
         processes=options.gpus_per_run * options.nodes,
         gpus=tasks * options.groups,
     )
-    price = price_of(runs or plan.expected_runs(), as_finished_runs_took(setup, plan, existing))
+    price = price_of(runs or plan.expected_runs(), preflight.as_finished_runs_took(setup, plan, existing))
     low, high = (price.seconds.value * factor for factor in (1 / price.seconds.factor, price.seconds.factor))
     per_task = f"{duration(price.seconds.value)} per task ({duration(low)} to {duration(high)}"
     limit = options.seconds or partition.default_seconds
@@ -140,10 +139,10 @@ def sweep_on_slurm(
     from sparsedepth.sweep.status import scan
 
     plan = Plan(definition)
-    warn_of_unlikely_values(field_values(definition))
+    preflight.warn_of_unlikely_values(preflight.field_values(definition))
     tasks, price, lines = plan_array(plan, options, results)
     print_header(definition, plan.notes())
-    print(f"cost: {price_line(price)}", *lines, sep="\n")
+    print(f"cost: {preflight.price_line(price)}", *lines, sep="\n")
     array = TaskArray(
         sweep=definition.name,
         results=results,
@@ -164,7 +163,7 @@ def sweep_on_slurm(
         else:
             print(f"following the array {array.name}, which is already queued", flush=True)
 
-    with_cleanup(results, submit)
+    preflight.with_cleanup(results, submit)
     try:
         states = _follow(plan, array)
     except KeyboardInterrupt:

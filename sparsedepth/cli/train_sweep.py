@@ -10,10 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from sparsedepth.cli import calls, option
-from sparsedepth.cli.cost import as_finished_runs_took, local_pricing_setup, price_line, print_price, remaining_price
+from sparsedepth.cli import calls, option, preflight
 from sparsedepth.cli.on_slurm import array_options, plan_array, sweep_on_slurm
-from sparsedepth.cli.start import check_corpora, field_values, warn_of_unlikely_values
 from sparsedepth.config.plain_text import visible
 from sparsedepth.files import MARKER
 from sparsedepth.store.terminal import fit, wrapped
@@ -58,9 +56,9 @@ def plan(
         definition = calls.definition_of(given)
         if out is not None:
             check_same_sweep(out, definition)
-    warn_of_unlikely_values(field_values(definition))
+    preflight.warn_of_unlikely_values(preflight.field_values(definition))
     if on in (None, "slurm"):  # another machine may have the text
-        check_corpora(field_values(definition), out)
+        preflight.check_corpora(preflight.field_values(definition), out)
     plan = Plan(definition)
     power_lines, power_json = detectable_effects(plan, pilot, seed_sd, effect)
     options = array_options("slurm" if on == "slurm" else None, given)
@@ -73,8 +71,8 @@ def plan(
             raise ValueError(f"--on {on} assumes another machine; --calibrate times steps on this one")
         setup = _setup_on(on, plan, given, out)
     else:
-        setup = local_pricing_setup(plan, calls.machine_for(plan, given, out), out, calibrated=calibrated)
-    print_price(plan, setup, format, out, power_json)
+        setup = preflight.local_pricing_setup(plan, calls.machine_for(plan, given, out), out, calibrated=calibrated)
+    preflight.print_price(plan, setup, format, out, power_json)
     if format == "table" and (lines := [*power_lines, *array_lines]):
         print(wrapped(lines), end="")
 
@@ -92,7 +90,7 @@ def _setup_on(on: str, plan: "Plan", given: option.Given, out: Path | None) -> "
     def setup_of(workers: int) -> "PricingSetup":
         n_workers = workers * (groups or 1)
         setup = pricing_setup(runtime, device=on, workers=n_workers, processes=per_run, gpus=groups)
-        return as_finished_runs_took(setup, plan, out)
+        return preflight.as_finished_runs_took(setup, plan, out)
 
     return setup_of(given["workers"] or (workers_per_gpu(plan.expected_runs(), setup_of) if groups else 1))
 
@@ -152,18 +150,18 @@ def sweep(
 
     driver = calls.make_driver(given, definition)
     plan, machine, expected = driver.plan, driver.machine, driver.plan.expected
-    setup = local_pricing_setup(plan, machine, out)
+    setup = preflight.local_pricing_setup(plan, machine, out)
     if dry_run:
-        print_price(plan, setup, results=out if out.exists() else None)
+        preflight.print_price(plan, setup, results=out if out.exists() else None)
         return
     at_least = " or more" if definition.tune else ""
     where = f"{expected} runs{at_least} into {out}, {machine.workers} at a time on {machine.described}"
     print_header(definition, [where, *plan.notes()])
     total = price(plan, setup)
-    print(f"cost: {price_line(total)}")
-    remaining = remaining_price(plan, setup, out)
+    print(f"cost: {preflight.price_line(total)}")
+    remaining = preflight.remaining_price(plan, setup, out)
     if remaining and remaining.runs < total.runs:
-        print(f"remaining: {price_line(remaining)}")
+        print(f"remaining: {preflight.price_line(remaining)}")
     _print_result(definition, out, calls.run_driver(driver, retry_failed=given["retry_failed"]), expected)
 
 

@@ -25,37 +25,6 @@ MOST_COUNTED = 2**24
 """Training tokens counted for a model whose own are not known, and before a sweep."""
 
 
-class PairCounts:
-    """Training counts of the pairs (x, y) that occur in the held-out positions."""
-
-    def __init__(self, x_n: np.ndarray, y_n: np.ndarray, n_contexts: int, vocab_size: int):
-        from pandas import Index  # slow to import, and no other part of training needs it
-
-        self.vocab_size = vocab_size
-        self.pairs_U, self.held_out_U = np.unique(x_n * vocab_size + y_n, return_counts=True)
-        self.place_of = Index(self.pairs_U).get_indexer
-        self.by_pair_U = np.zeros(len(self.pairs_U), dtype=np.int64)
-        self.by_context_C = np.zeros(n_contexts, dtype=np.int64)
-        self.by_target_V = np.zeros(vocab_size, dtype=np.int64)
-
-    def add(self, x_n: np.ndarray, y_n: np.ndarray) -> None:
-        """Count training positions."""
-        self.by_context_C += np.bincount(x_n, minlength=len(self.by_context_C))
-        self.by_target_V += np.bincount(y_n, minlength=self.vocab_size)
-        place_n = self.place_of(x_n * self.vocab_size + y_n) + 1  # 0 for a pair that does not occur
-        self.by_pair_U += np.bincount(place_n, minlength=len(self.pairs_U) + 1)[1:]
-
-    def losses(self) -> tuple[float, float]:
-        """Losses of unigram and bigram, nat/token, on the held-out positions."""
-        x_U, y_U = np.divmod(self.pairs_U, self.vocab_size)
-        unigram_U = (self.by_target_V[y_U] + 1) / (self.by_target_V.sum() + self.vocab_size)
-        share_U, context_U = self.held_out_U / self.held_out_U.sum(), self.by_context_C[x_U]
-        bigrams = ((self.by_pair_U + m * unigram_U) / (context_U + m) for m in STRENGTHS)
-        return float(-(share_U * np.log(unigram_U)).sum()), min(
-            float(-(share_U * np.log(p_U)).sum()) for p_U in bigrams
-        )
-
-
 def ngram_losses(source: Source, config: RunConfig, tick: Callable[[], None] = lambda: None) -> dict[str, float | None]:
     """unigram_loss and bigram_loss of a text, chance_loss of a task or images, on the held-out positions of val_loss.
     Reads every batch of the run once more (about 20 ns a token); `tick` is called in between."""
@@ -77,13 +46,31 @@ def losses_of_text(ids: np.ndarray, held_out: Sequences, vocab_size: int) -> dic
 
 
 def losses_of(counted: Counted, vocab_size: int, tick: Callable[[], None] = lambda: None) -> dict[str, float | None]:
+    """The two losses of the counted pairs, nat/token, in the columns that they are of; None in the others."""
+    from pandas import Index  # slow to import, and no other part of training needs it
+
     def pairs(part: Sequences) -> tuple[np.ndarray, np.ndarray]:
         scored_NT = part.targets != IGNORED
         return counted.context(part)[scored_NT], part.targets[scored_NT]
 
-    counts = PairCounts(*pairs(counted.held_out), counted.n_contexts, vocab_size)
+    x_n, y_n = pairs(counted.held_out)
+    pair_U, held_out_U = np.unique(x_n * vocab_size + y_n, return_counts=True)
+    place_of = Index(pair_U).get_indexer
+    by_pair_U, by_context_C, by_target_V = (
+        np.zeros(n, dtype=np.int64) for n in (len(pair_U), counted.n_contexts, vocab_size)
+    )
     for part in counted.trained:
         tick()
-        counts.add(*pairs(part))
+        x_n, y_n = pairs(part)
+        by_context_C += np.bincount(x_n, minlength=counted.n_contexts)
+        by_target_V += np.bincount(y_n, minlength=vocab_size)
+        place_n = place_of(x_n * vocab_size + y_n) + 1  # 0 for a pair that does not occur
+        by_pair_U += np.bincount(place_n, minlength=len(pair_U) + 1)[1:]
+
+    x_U, y_U = np.divmod(pair_U, vocab_size)
+    unigram_U = (by_target_V[y_U] + 1) / (by_target_V.sum() + vocab_size)
+    bigrams = ((by_pair_U + m * unigram_U) / (by_context_C[x_U] + m) for m in STRENGTHS)
+    share_U = held_out_U / held_out_U.sum()
+    unigram, *bigram = (float(-(share_U * np.log(p_U)).sum()) for p_U in (unigram_U, *bigrams))
     losses: dict[str, float | None] = dict.fromkeys(("unigram_loss", "bigram_loss", "chance_loss"))
-    return losses | {name: loss for name, loss in zip(counted.columns, counts.losses(), strict=True) if name}
+    return losses | {name: loss for name, loss in zip(counted.columns, (unigram, min(bigram)), strict=True) if name}

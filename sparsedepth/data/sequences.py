@@ -15,12 +15,10 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from sparsedepth.config.corpus import corpus_name
+from sparsedepth.config.corpus import TASK, corpus_name
 from sparsedepth.config.run import RunConfig
 from sparsedepth.config.task import IGNORED
 from sparsedepth.data.tokenizer import Tokenizer
-
-_MODULES = {"text": "text", "pairs": "pairs", "images": "images", "task": "tasks.stream"}
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -105,7 +103,8 @@ class Source(Protocol):
 
 def data_kind(corpus: str) -> Any:
     """The kind of a corpus; its module is imported when it is first used."""
-    return import_module(f"sparsedepth.data.{_MODULES[corpus_name(corpus).kind.name]}").KIND
+    kind = corpus_name(corpus).kind
+    return import_module(f"sparsedepth.data.{'tasks.stream' if kind is TASK else kind.name}").KIND
 
 
 def check_files(corpus: str) -> None:

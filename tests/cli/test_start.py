@@ -13,7 +13,7 @@ from support.tiny_sweep import BASE, definition
 
 from sparsedepth.cli import train_sweep
 from sparsedepth.cli.input_file import sweep_definition
-from sparsedepth.cli.start import field_values, warn_of_unlikely_values, with_cleanup
+from sparsedepth.cli.preflight import field_values, warn_of_unlikely_values, with_cleanup
 from sparsedepth.data import tokenizer
 from sparsedepth.run.process import Stop
 from sparsedepth.sweep.driver import SweepResult

@@ -11,7 +11,7 @@ from support.tiny_sweep import definition as tiny_definition
 from support.tiny_sweep import sparsedepth
 from torch.utils.flop_counter import FlopCounterMode
 
-from sparsedepth.cli.cost import _memory_shortage
+from sparsedepth.cli.preflight import _memory_shortage
 from sparsedepth.config.cost import cost
 from sparsedepth.config.load import build, read_yaml
 from sparsedepth.config.run import RunConfig
