@@ -9,8 +9,8 @@ a YAML file. Only the command line offers `plan`, --on slurm and `best --again`.
 import shlex
 import signal
 import sys
-from collections.abc import Generator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -32,8 +32,6 @@ if TYPE_CHECKING:
     from sparsedepth.sweep.driver import Driver, SweepResult
     from sparsedepth.sweep.machine import Machine
     from sparsedepth.sweep.status import RunState
-
-    Folder = Path | str
 
 
 class StoppedAtCheckpoint(KeyboardInterrupt):
@@ -94,7 +92,7 @@ def train(
     return read_run(folder)
 
 
-def _path(out: "Folder") -> Path:
+def _path(out: Path | str) -> Path:
     check_not_empty("out", out)
     return Path(out)
 
@@ -352,17 +350,14 @@ def machine_for(plan: "Plan", given: option.Given, results: Path | None) -> "Mac
     return machine_of({**given, "workers": workers_per_gpu(plan.expected_runs(), setup_of)})
 
 
-@contextmanager
-def _restored_signal_handlers() -> Generator[None]:
-    """Restores the caller's signal handlers at the end."""
+def _restored_signal_handlers() -> ExitStack:
+    """Restores the caller's signal handlers at its end."""
     from sparsedepth.run.process import CAUGHT
 
-    before = {number: signal.getsignal(number) for number in CAUGHT}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+    at_end = ExitStack()
+    for number in CAUGHT:
+        at_end.callback(signal.signal, number, signal.getsignal(number))
+    return at_end
 
 
 def _measures(measures: str | Sequence[str] | None, settings: Mapping[str, Any]) -> dict[str, Any]:

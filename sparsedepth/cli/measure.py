@@ -94,11 +94,7 @@ def _metric(result: "MeasurementResult", column: Column) -> str:
 
 
 def _score(
-    result: "MeasurementResult",
-    column: Column,
-    metric: str,
-    value: Any = None,
-    interval: tuple[Any, Any] | None = None,
+    result: "MeasurementResult", column: Column, metric: str, value: Any = None, interval: tuple[Any, Any] | None = None
 ) -> dict[str, Any]:
     """A column of `runs` with value, interval and its rows; or a metric with rows only."""
     measured = result.measurements

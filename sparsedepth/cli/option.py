@@ -1,6 +1,6 @@
 """The options: what each keyword is on the command line. A command takes its keywords from the Python call (`of_call`).
 
-In a quoted type (`Annotated["Folder", ...]`) stands what the Python call accepts; `TYPES` has the command line's.
+Folder, Input, ... are what a Python call accepts for a type checker, and what the command line gives when it runs.
 """
 
 import functools
@@ -8,7 +8,7 @@ import inspect
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from types import GenericAlias
-from typing import TYPE_CHECKING, Annotated, Any, ForwardRef
+from typing import TYPE_CHECKING, Annotated, Any, get_args
 
 import typer
 
@@ -19,22 +19,16 @@ if TYPE_CHECKING:
 
     from sparsedepth.cli.input_file import Axes, Input, Settings
 
-    Folder = Path | str
+    Folder = ModelName = Path | str
+    Names = Sequence[str] | str
+    Number = int | str
+else:
+    Folder = Input = Path
+    Settings = Axes = list[str]
+    ModelName = Names = Number = str
 
 Given = Mapping[str, Any]
 """The keywords of a call, with the values of the command line."""
-
-TYPES: Mapping[str, Any] = {
-    "Folder": Path,
-    "Folder | None": Path | None,
-    "Input": Path,
-    "Input | None": Path | None,
-    "Settings | None": list[str] | None,
-    "Axes | None": list[str] | None,
-    "Sequence[str] | str | None": str | None,
-    "int | str": str,
-    "Path | str": str,
-}
 
 
 def of_call(
@@ -73,13 +67,12 @@ def of_call(
 
 
 def _on_command_line(parameter: inspect.Parameter) -> inspect.Parameter:
-    """A parameter of a call, with its type on the command line; *folders is a list."""
-    given, (info,) = parameter.annotation.__origin__, parameter.annotation.__metadata__
-    base: Any = TYPES[given.__forward_arg__] if isinstance(given, ForwardRef) else given
-    kind = parameter.kind
-    if kind is inspect.Parameter.VAR_POSITIONAL:
-        base, kind = GenericAlias(list, base), inspect.Parameter.POSITIONAL_OR_KEYWORD
-    return parameter.replace(annotation=Annotated[base, info], kind=kind)  # ty: ignore[invalid-type-form]
+    """A parameter of a call as that of a command; *folders is a list."""
+    if parameter.kind is not inspect.Parameter.VAR_POSITIONAL:
+        return parameter
+    given, info = get_args(parameter.annotation)
+    annotation = Annotated[GenericAlias(list, given), info]  # ty: ignore[invalid-type-form]
+    return parameter.replace(annotation=annotation, kind=inspect.Parameter.POSITIONAL_OR_KEYWORD)
 
 
 def _in_a_folder(out: Path | None) -> Path | None:
@@ -90,24 +83,24 @@ def _in_a_folder(out: Path | None) -> Path | None:
 
 # Training
 
-RunFile = Annotated["Input", typer.Argument(help="run configuration (YAML)")]
-SweepFile = Annotated["Input | None", typer.Argument(help="sweep definition (YAML); or use --vary")]
-Out = Annotated["Folder", typer.Option("-o", "--out", help="results folder; created if missing")]
-Override = Annotated["Settings | None", typer.Option("--set", help="override a field: --set n_layers=24; repeatable")]
+RunFile = Annotated[Input, typer.Argument(help="run configuration (YAML)")]
+SweepFile = Annotated[Input | None, typer.Argument(help="sweep definition (YAML); or use --vary")]
+Out = Annotated[Folder, typer.Option("-o", "--out", help="results folder; created if missing")]
+Override = Annotated[Settings | None, typer.Option("--set", help="override a field: --set n_layers=24; repeatable")]
 SweepOverride = Annotated[
-    "Settings | None", typer.Option("--set", help="override a field or a sweep key: --set n_layers=24; repeatable")
+    Settings | None, typer.Option("--set", help="override a field or a sweep key: --set n_layers=24; repeatable")
 ]
-Vary = Annotated["Axes | None", typer.Option(help="sweep without a file: --vary n_kv_heads=1,2,4; repeatable")]
+Vary = Annotated[Axes | None, typer.Option(help="sweep without a file: --vary n_kv_heads=1,2,4; repeatable")]
 Seeds = Annotated[int | None, typer.Option(min=1, help="with --vary: number of seeds per configuration")]
-Base = Annotated["Input | None", typer.Option(help="with --vary: run configuration (YAML) shared by all runs")]
+Base = Annotated[Input | None, typer.Option(help="with --vary: run configuration (YAML) shared by all runs")]
 Scale = Annotated[str | None, typer.Option(help="size preset from the definition's `scales`, such as micro")]
 Device = Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:0 or mps")]
 Threads = Annotated[int | None, typer.Option(min=1, help="CPU threads; default all")]
 From = Annotated[
-    "Folder | None", typer.Option("--from", help="run or Hugging Face folder with the initial weights; default random")
+    Folder | None, typer.Option("--from", help="run or Hugging Face folder with the initial weights; default random")
 ]
 Runtime = Annotated[
-    "Settings | None",
+    Settings | None,
     typer.Option(help="setting that changes results by rounding at most: --runtime micro_batch=4; repeatable"),
 ]
 Workers = Annotated[
@@ -126,7 +119,7 @@ Storage = Annotated[
         help="postgresql://USER@HOST/DATABASE for the queue of several machines; default a journal file in DIR",
     ),
 ]
-Stack = Annotated["int | str", typer.Option(help="train up to N runs of equal shape as one model; auto: where faster")]
+Stack = Annotated[Number, typer.Option(help="train up to N runs of equal shape as one model; auto: where faster")]
 MaxAttempts = Annotated[int, typer.Option(min=1, help="attempts per run before it counts as failed")]
 RetryFailed = Annotated[bool, typer.Option("--retry-failed", help="try failed runs again")]
 
@@ -152,34 +145,32 @@ def slurm(
 
 # Measuring
 
-Model = Annotated["Path | str", typer.Argument(help="run folder, local Hugging Face folder, or hub name")]
+Model = Annotated[ModelName, typer.Argument(help="run folder, local Hugging Face folder, or hub name")]
 Data = Annotated[str | None, typer.Option(help="text: stdlib, a path or hub:NAME; default the run's own, else stdlib")]
 Tokens = Annotated[
-    "Folder | None",
+    Folder | None,
     typer.Option(help="token ids instead: .npy, integers [sequences, length + 1], the last of a row only a target"),
 ]
 Targets = Annotated[
-    "Folder | None",
+    Folder | None,
     typer.Option(help="targets for --tokens, both [sequences, length]; positions with -100 are not scored"),
 ]
 FitTokens = Annotated[
-    "Folder | None",
+    Folder | None,
     typer.Option(help="token ids to fit usefulness's linear maps; default the last half of --tokens, not scored"),
 ]
 SeqLen = Annotated[int | None, typer.Option(help="context length; default the run's own, else 256")]
-Measures = Annotated[
-    "Sequence[str] | str | None", typer.Option(help="all, or names: causal,permutation,...; default those of a run")
-]
+Measures = Annotated[Names | None, typer.Option(help="all, or names: causal,permutation,...; default those of a run")]
 MeasureOverride = Annotated[
-    "Settings | None", typer.Option("--set", help="override a measuring field: --set measure_tokens=4096; repeatable")
+    Settings | None, typer.Option("--set", help="override a measuring field: --set measure_tokens=4096; repeatable")
 ]
-RecordFolder = Annotated["Folder | None", typer.Option("-o", "--out", help="folder for the record, for query and plot")]
+RecordFolder = Annotated[Folder | None, typer.Option("-o", "--out", help="folder for the record, for query and plot")]
 
 # Reading results
 
 FOLDERS = typer.Argument(metavar="DIR...", help="results folders, or run folders")
 Folders = Annotated[list[Path], FOLDERS]
-EachFolder = Annotated["Folder", FOLDERS]
+EachFolder = Annotated[Folder, FOLDERS]
 """of *folders"""
 By = Annotated[str | None, typer.Option("--by", "--objective", help="quantity to rank by; default the loss")]
 Objective = Annotated[str, typer.Option("--objective", "--by", help="quantity to improve")]
@@ -187,12 +178,12 @@ Depth = Annotated[int | None, typer.Option(help="only runs with this n_layers")]
 Where = Annotated[str | None, typer.Option(help='only runs that satisfy this SQL condition: "params_active < 5e7"')]
 Top = Annotated[int, typer.Option(min=1, help="number of configurations")]
 RecipeFile = Annotated[
-    "Folder | None", typer.Option("-o", "--out", help="run configuration to write (YAML), with its card (.md, .json)")
+    Folder | None, typer.Option("-o", "--out", help="run configuration to write (YAML), with its card (.md, .json)")
 ]
 RecipeDepth = Annotated[int | None, typer.Option(help="n_layers of the recipe; default the deepest")]
 Matched = Annotated[str, typer.Option(help="a setting may use no more of this than its baseline")]
 HoldoutDepth = Annotated[int | None, typer.Option(help="test the recipe of the smaller n_layers at this one")]
-Images = Annotated["Folder | None", typer.Option("-o", "--out", help="image (.png, .svg or .pdf), or a folder of them")]
+Images = Annotated[Folder | None, typer.Option("-o", "--out", help="image (.png, .svg or .pdf), or a folder of them")]
 Figure = Annotated[str | None, typer.Option(help="name from --list, or all; default the chain, or all for a folder")]
 FigureStyle = Annotated[str, typer.Option(help="screen; or paper: one column, 9 pt, PDF and PNG, the caption printed")]
 ImageFormat = Annotated[str | None, typer.Option(help="image format in a folder: png (default), svg or pdf")]

@@ -101,9 +101,7 @@ def _remove_if_no_runs(results: Path) -> None:
             folder.rmdir()
 
 
-def local_pricing_setup(
-    plan: "Plan", machine: "Machine", results: Path | None = None, *, calibrated: bool = False
-) -> "PricingSetup":
+def local_pricing_setup(plan: "Plan", machine: "Machine", results: Path | None, calibrated: bool) -> "PricingSetup":
     """This machine, its cached timings, and the finished runs of `results`; `calibrated` times the shapes of the sweep
     that are not cached. Raises ValueError as `check_machine`."""
     from sparsedepth.plan.price import uncalibrated

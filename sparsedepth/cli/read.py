@@ -317,8 +317,7 @@ def report(
     card: Annotated[Path | None, typer.Option(help="verified recipe card (from `recipe verify`) to include")] = None,
     skip_damaged: option.SkipDamaged = False,
     watch: Annotated[
-        float | None,
-        typer.Option(min=0.1, metavar="SECONDS", help="rewrite the page so often, until no run is left"),
+        float | None, typer.Option(min=0.1, metavar="SECONDS", help="rewrite the page so often, until no run is left")
     ] = None,
 ) -> None:
     """Write one HTML page: summary, recipe, runs, figures with data, effects, failures, methods and provenance."""

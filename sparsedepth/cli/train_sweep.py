@@ -71,7 +71,7 @@ def plan(
             raise ValueError(f"--on {on} assumes another machine; --calibrate times steps on this one")
         setup = _setup_on(on, plan, given, out)
     else:
-        setup = preflight.local_pricing_setup(plan, calls.machine_for(plan, given, out), out, calibrated=calibrated)
+        setup = preflight.local_pricing_setup(plan, calls.machine_for(plan, given, out), out, calibrated)
     preflight.print_price(plan, setup, format, out, power_json)
     if format == "table" and (lines := [*power_lines, *array_lines]):
         print(wrapped(lines), end="")
@@ -150,7 +150,7 @@ def sweep(
 
     driver = calls.make_driver(given, definition)
     plan, machine, expected = driver.plan, driver.machine, driver.plan.expected
-    setup = preflight.local_pricing_setup(plan, machine, out)
+    setup = preflight.local_pricing_setup(plan, machine, out, calibrated=False)
     if dry_run:
         preflight.print_price(plan, setup, results=out if out.exists() else None)
         return
@@ -213,8 +213,7 @@ def train(given: option.Given) -> None:
 
 
 @option.of_call(
-    calls.sweep,
-    only=("storage", "workers", "gpus", "gpus_per_run", "runtime", "device", "stack", "max_attempts"),
+    calls.sweep, only=("storage", "workers", "gpus", "gpus_per_run", "runtime", "device", "stack", "max_attempts")
 )
 def work(
     given: option.Given,

@@ -7,8 +7,6 @@ from typing import Literal
 
 from sparsedepth.config.section import Count, Positive, Section
 
-AttentionKernel = Literal["sdpa", "flash", "reference"]
-ExpertsKernel = Literal["loop", "grouped", "megablocks"]
 Parallel = Literal["none", "ddp", "fsdp"]
 
 COMPILED_STEPS = 500
@@ -42,9 +40,9 @@ class RuntimeConfig(Section):
     """compile each block with torch.compile; auto: on a GPU, in runs of 500 steps and more"""
     cuda_graph: bool | Literal["auto"] = False
     """take each training step as one CUDA graph; auto: where it can be one. Off until a whole study has run with it"""
-    attention_kernel: AttentionKernel | Literal["auto"] = "auto"
+    attention_kernel: Literal["sdpa", "flash", "reference"] | Literal["auto"] = "auto"
     """what computes attention; auto: PyTorch's; under a mask (window, documents) flash-attn if it can"""
-    experts_kernel: ExpertsKernel | Literal["auto"] = "auto"
+    experts_kernel: Literal["loop", "grouped", "megablocks"] | Literal["auto"] = "auto"
     """what multiplies tokens and experts; auto: grouped if it can"""
     parallel: Parallel = "none"
     """one model on several devices, under torchrun: ddp copies it, fsdp shards it"""

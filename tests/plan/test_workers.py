@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from sparsedepth.cli import calls
+from sparsedepth.cli import calls, preflight
 from sparsedepth.config.load import build
 from sparsedepth.config.run import RunConfig
 from sparsedepth.config.runtime import DEFAULT
@@ -71,8 +71,6 @@ def test_without_workers_a_sweep_takes_the_number_that_is_measured_to_be_best(mo
         return Machine(workers=(given["workers"] or 1) * len(gpus) or 2, runtime=DEFAULT, gpus=gpus)
 
     monkeypatch.setattr(calls, "machine_of", machine_of)
-    monkeypatch.setattr(
-        calls, "setup_of_machine", lambda plan, machine, results: setup_of(machine.workers // len(gpus))
-    )
+    monkeypatch.setattr(preflight, "setup_of_machine", lambda _, machine, __: setup_of(machine.workers // len(gpus)))
     plan = SimpleNamespace(expected_runs=lambda: [RUN])
     assert calls.machine_for(plan, {"workers": asked}, None).workers == workers

@@ -50,19 +50,18 @@ class TaskSource(Source):
     def __init__(self, config: RunConfig):
         self._name = corpus_name(config.corpus).place
         self.task = TaskConfig(**{field: getattr(config, field) for field in TaskConfig.model_fields})
+        self._fields = self.task.model_dump(mode="json", exclude_none=True)
         self._block = lru_cache(maxsize=1)(self._draw_block)  # one block holds several steps
 
     @property
     def facts(self) -> dict[str, Any]:
         """What a run records: the task's fields."""
-        fields = self.task.model_dump(mode="json", exclude_none=True)
-        return {"corpus": f"task:{self._name}", **fields, "format": FORMAT, "numpy": np.__version__}
+        return {"corpus": f"task:{self._name}", **self._fields, "format": FORMAT, "numpy": np.__version__}
 
     @property
     def data_hash(self) -> str:
         """12 hex digits: equal if and only if the task is."""
-        fields = self.task.model_dump(mode="json", exclude_none=True)
-        return digest({"format": FORMAT, "task": self._name, **fields})
+        return digest({"format": FORMAT, "task": self._name, **self._fields})
 
     def batch(self, config: RunConfig, step: int) -> Sequences:
         per_step = config.batch_tokens // config.seq_len
