@@ -75,7 +75,7 @@ def _on_command_line(parameter: inspect.Parameter) -> inspect.Parameter:
     return parameter.replace(annotation=annotation, kind=inspect.Parameter.POSITIONAL_OR_KEYWORD)
 
 
-def _in_a_folder(out: Path | None) -> Path | None:
+def _writable(out: Path | None) -> Path | None:
     if out is not None:
         check_parent(out)
     return out
@@ -191,7 +191,5 @@ FigureRun = Annotated[str | None, typer.Option(help="run_id, for figures of one 
 Format = Annotated[
     str | None, typer.Option(help="table, csv, json, markdown, latex or parquet; default by -o's suffix")
 ]
-OutFile = Annotated[
-    Path | None, typer.Option("-o", "--out", callback=_in_a_folder, help="write the output to this file")
-]
+OutFile = Annotated[Path | None, typer.Option("-o", "--out", callback=_writable, help="write the output to this file")]
 SkipDamaged = Annotated[bool, typer.Option("--skip-damaged", help="ignore damaged runs, and report how many")]

@@ -261,11 +261,9 @@ def _assumptions(plan: "Plan", price: "Price") -> Iterator[str]:
     elif not price.is_calibrated:
         yield f"      assumes the speed of a typical {price.setup.device}; --calibrate times real steps instead"
     first = {config.n_layers: config for config in reversed(plan.expected_runs())}
-    timings = {
-        depth: (price.setup.timings or {}).get(shape_id(first[depth], step_only=True)) for depth in sorted(first)
-    }
-    texts = [f"{depth}: {timing.step:.4g}" for depth, timing in timings.items() if timing]
-    if len(texts) == len(timings) > 1:
+    timed = {depth: (price.setup.timings or {}).get(shape_id(first[depth], step_only=True)) for depth in sorted(first)}
+    texts = [f"{depth}: {timing.step:.4g}" for depth, timing in timed.items() if timing]
+    if len(texts) == len(timed) > 1:
         yield f"step_seconds: {{{', '.join(texts)}}}"  # what `matched: time` takes
     if price.data_bytes is None:
         yield "disk: excludes the tokenised text, whose length is unknown until it is read"

@@ -92,9 +92,7 @@ def _status_json(summary: "SweepSummary") -> dict[str, Any]:
             }
             for state, progress in running
         ],
-        "ended": [
-            {"state": state, "reason": reason, "runs": count} for (state, reason), count in summary.ended.most_common()
-        ],
+        "ended": [{"state": state, "reason": reason, "runs": n} for (state, reason), n in summary.ended.most_common()],
         "best": summary.best._asdict() if summary.best else None,
         "node_hours": summary.node_hours,
         "remarks": list(summary.remarks),

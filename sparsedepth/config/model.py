@@ -18,6 +18,7 @@ from sparsedepth.config.section import Count, NonNegative, Positive, Section, ch
 SETS_VARIANCE = Role(cost_scope="step", directly_sets="residual_variance_last")
 INITIAL = Role(directly_sets="residual_variance_last", stacked="own")
 SPARSER = Role(cost_scope="step", sparser_direction="more")
+FEWER_HEADS = Role(cost_scope="step", sparser_direction="less", derived_if_missing=True)
 OF_VIT = ("architecture", "vit")
 IMAGE_SIZE = Role(kind="data", cost_scope="step", only_with=OF_VIT)
 Dropout = Annotated[float, Field(ge=0, lt=1), DROPOUT]
@@ -51,9 +52,7 @@ class ModelConfig(Section):
     """width of the residual stream"""
     n_heads: Annotated[Count, CHANGES_STEP] = 4
     """query heads"""
-    n_kv_heads: Annotated[Count | None, Role(cost_scope="step", sparser_direction="less", derived_if_missing=True)] = (
-        None
-    )
+    n_kv_heads: Annotated[Count | None, FEWER_HEADS] = None
     """key/value heads (GQA groups); n_heads = multi-head, 1 = multi-query"""
     d_ff: Annotated[Count | None, Role(kind="capacity", cost_scope="step", derived_if_missing=True)] = None
     """hidden units of the dense feed-forward part; default 8/3 d_model, up to a multiple of 8"""
@@ -108,15 +107,9 @@ class ModelConfig(Section):
     """block l reads a_l x + b_l x_0 in place of its input x: learned numbers that start at 1 and 0"""
     gpas: Annotated[bool, SETS_VARIANCE] = False
     """each sum shrinks to x - silu(p) x; p: one learned number per block, initially 0; gradients ignore the factor"""
-    attention_residuals: Annotated[
-        int,
-        Field(
-            ge=0,
-            description="sources, besides the embedding, over which branches attend in place of the residual sum; each "
-            "is the sum of 2 n_layers / attention_residuals branches, one each if set to 2 n_layers; 0 = none",
-        ),
-        Role(cost_scope="step", stacked="no"),
-    ] = 0
+    attention_residuals: Annotated[int, Field(ge=0), Role(cost_scope="step", stacked="no")] = 0
+    """sources, besides the embedding, over which branches attend in place of the residual sum; each is the
+    sum of 2 n_layers / attention_residuals branches, one each if set to 2 n_layers; 0 = none"""
     value_residual: Annotated[bool, CHANGES_STEP] = False
     """attention of blocks 2..L sums c_l v_l + d_l v_1, its own values and block 1's: learned numbers, from 1/2"""
     init: Annotated[Literal["normal", "scaled", "depth_scaled", "zero_outputs"], INITIAL] = "normal"

@@ -145,7 +145,6 @@ class MeasureConfig(Section):
         measure.name for measure in MEASURES if not measure.on_request
     )
     """groups of quantities to measure"""
-
     val_tokens: Annotated[Count, AMOUNT] = 131_072
     """held-out tokens of the validation loss, at most"""
     eval_seq_len: Annotated[int | None, Field(ge=2), AMOUNT] = None
@@ -187,9 +186,8 @@ def _add_preset(schema: dict[str, Any]) -> None:
     schema["properties"]["preset"] = {"enum": list(presets.PRESETS), "description": "fields of a paper's model"}
 
 
-class RunConfig(
-    MeasureConfig, TrainConfig, TaskConfig, DataConfig, ModelConfig
-):  # pydantic lists the fields of the last first
+# pydantic lists the fields of the last first
+class RunConfig(MeasureConfig, TrainConfig, TaskConfig, DataConfig, ModelConfig):
     """One run. Unknown keys, wrong types and impossible shapes raise ValueError (pydantic's ValidationError)."""
 
     model_config = ConfigDict(json_schema_extra=_add_preset)

@@ -124,9 +124,8 @@ def check_task(corpus: str, config: TaskConfig, vocab_size: int, lengths: dict[s
     for field in TaskConfig.model_fields:
         value = getattr(config, field)
         if value is not None and (name is None or field not in TASKS[name].fields):
-            owners = [TASK.prefix + other for other, task in TASKS.items() if field in task.fields] or [
-                f"{TASK.prefix}NAME"
-            ]
+            names = [other for other, task in TASKS.items() if field in task.fields] or ["NAME"]
+            owners = [TASK.prefix + other for other in names]
             told = f"{field}={value!r} is a field of {' and '.join(owners)}, and corpus={corpus!r}"
             raise ValueError(f"{told}; leave {field} out, or set corpus={owners[0]!r}")
     if name is None:

@@ -79,9 +79,7 @@ def _stdlib_files() -> Iterator[Path]:
     """The same files on every machine with this Python version: no tests, packages or build settings."""
     for folder, subfolders, names in os.walk(_STDLIB):
         # In place, so that os.walk skips the others: site-packages can hold tens of thousands of files.
-        subfolders[:] = sorted(
-            name for name in subfolders if name not in _NOT_STDLIB and not name.startswith("config-")
-        )
+        subfolders[:] = sorted(name for name in subfolders if not (name in _NOT_STDLIB or name.startswith("config-")))
         for name in sorted(names):
             if name.endswith(".py") and not name.startswith("_sysconfigdata"):
                 yield Path(folder, name)

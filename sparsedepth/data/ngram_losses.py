@@ -56,9 +56,7 @@ def losses_of(counted: Counted, vocab_size: int, tick: Callable[[], None] = lamb
     x_n, y_n = pairs(counted.held_out)
     pair_U, held_out_U = np.unique(x_n * vocab_size + y_n, return_counts=True)
     place_of = Index(pair_U).get_indexer
-    by_pair_U, by_context_C, by_target_V = (
-        np.zeros(n, dtype=np.int64) for n in (len(pair_U), counted.n_contexts, vocab_size)
-    )
+    by_pair_U, by_context_C, by_target_V = (np.zeros(n, int) for n in (len(pair_U), counted.n_contexts, vocab_size))
     for part in counted.trained:
         tick()
         x_n, y_n = pairs(part)

@@ -132,7 +132,7 @@ def has_unfinished_runs(results: Path) -> bool:
 
 def tracked_runs(store: Store, sent: Set[str] = frozenset()) -> Iterator[TrackedRun]:
     """The runs of the store that are not sent yet, in order of run_id."""
-    measured = {column.name for column in quantities.RUNS} | {*FACTS}
+    numbers = {column.name for column in quantities.RUNS} | {*FACTS}
     for record in store.sql("select * from runs order by run_id").records():
         row = {name: value for name, value in record.items() if value is not None}
         if row["run_id"] not in sent:
@@ -140,9 +140,7 @@ def tracked_runs(store: Store, sent: Set[str] = frozenset()) -> Iterator[Tracked
                 run_id=row["run_id"],
                 params={name: row[name] for name in RunConfig.model_fields if name in row},
                 curves=tuple(_curves(store, row["run_id"])),
-                summary={
-                    name: float(row[name]) for name in row if name in measured and type(row[name]) in (int, float)
-                },
+                summary={name: float(row[name]) for name in row if name in numbers and type(row[name]) in (int, float)},
                 tags={name: str(row[name]) for name in TAGS if name in row},
                 started=datetime.fromisoformat(row["started"]).timestamp() if "started" in row else 0.0,
             )

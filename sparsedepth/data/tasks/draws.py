@@ -13,9 +13,8 @@ class Draws:
     """One block of a stream."""
 
     def __init__(self, task: int, stream: int, block: int = 0):
-        self._bits = np.random.Philox(
-            key=np.array([task, stream], dtype=np.uint64), counter=np.array([0, block, 0, 0], dtype=np.uint64)
-        )
+        key, counter = (np.array(words, dtype=np.uint64) for words in ([task, stream], [0, block, 0, 0]))
+        self._bits = np.random.Philox(key=key, counter=counter)
 
     def below(self, n: int | np.ndarray, *shape: int) -> np.ndarray:
         """Integers 0..n-1, int64, each with probability 1/n to within 2^-32; `n` may differ by place."""
