@@ -193,18 +193,14 @@ def measure(
         raise ValueError("--data and --tokens are two sources; give one of them")
     if scored is None and (fit is not None or aims is not None):
         raise ValueError(f"--{'targets' if fit is None else 'fit-tokens'} needs --tokens; give both")
-    settings = parse_settings(set or [])
+    changes = parse_settings(set or [])
     own = {} if seq_len is None else {"seq_len": seq_len}
+    settings = {**own, **changes, **_measures(measures, changes)}
     given = None if scored is None else read_token_arrays(scored, fit, aims)
     with bar("loading the model") as report:
+        place = measuring_device(find_device(device))
         return measure_existing_model(
-            str(model),
-            settings={**own, **settings, **_measures(measures, settings)},
-            data=data,
-            given=given,
-            out=written,
-            device=measuring_device(find_device(device)),
-            report=report,
+            str(model), settings=settings, data=data, given=given, out=written, device=place, report=report
         )
 
 

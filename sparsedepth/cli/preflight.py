@@ -126,13 +126,9 @@ def setup_of_machine(plan: "Plan", machine: "Machine", results: Path | None) -> 
     from sparsedepth.plan.price import named_device, pricing_setup
     from sparsedepth.sweep.calibrate import device_name_of, known_timings
 
-    priced = pricing_setup(
-        machine.runtime,
-        device="cpu" if not machine.gpus else named_device(device_name_of(machine)),
-        workers=machine.workers,
-        processes=machine.processes_per_run,
-        gpus=len(machine.gpus),
-    )
+    device = named_device(device_name_of(machine)) if machine.gpus else "cpu"
+    shared = {"workers": machine.workers, "processes": machine.processes_per_run, "gpus": len(machine.gpus)}
+    priced = pricing_setup(machine.runtime, device=device, **shared)
     return as_finished_runs_took(replace(priced, timings=known_timings(machine)), plan, results)
 
 

@@ -43,15 +43,11 @@ def fitted(
 
     law = law_of(fixed or [], without or [])
     law_fit = fit_law(points.exclude_highest(points.read_points(source, where, cluster), exclude_highest), law)
+    boot = refitted(law_fit, bootstrap) if bootstrap else None
     names = points.other_differences(source, where) if source.is_dir() else []
     ignored = f"runs also differ in {', '.join(names)}, which the law ignores; filter with --where"
-    return Report(
-        source=str(source),
-        fit=law_fit,
-        n_excluded=exclude_highest,
-        boot=refitted(law_fit, bootstrap) if bootstrap else None,
-        of_source=(ignored,) if names else (),
-    )
+    remarks = (ignored,) if names else ()
+    return Report(source=str(source), fit=law_fit, n_excluded=exclude_highest, boot=boot, of_source=remarks)
 
 
 def law_of(fixed: list[str], without: list[str]) -> "Law":

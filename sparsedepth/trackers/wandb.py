@@ -45,15 +45,9 @@ class Tracker:
             mode="offline", silent=True, console="off", disable_git=True, save_code=False, x_disable_stats=True
         )
         tags = [value for name, value in run.tags.items() if name in ("outcome", "tuning")]
-        started = wandb.init(
-            id=run.run_id,
-            name=run.run_id,
-            project=self.project,
-            dir=self.folder,
-            config={**run.params, **{f"tag_{name}": value for name, value in run.tags.items()}},
-            tags=tags,
-            settings=settings,
-        )
+        config = {**run.params, **{f"tag_{name}": value for name, value in run.tags.items()}}
+        place = {"id": run.run_id, "name": run.run_id, "project": self.project, "dir": self.folder}
+        started = wandb.init(**place, config=config, tags=tags, settings=settings)
         for step, values in run.curves:
             started.log(values, step=step)
         started.summary.update(run.summary)
