@@ -180,20 +180,15 @@ def effects(
         raise ValueError("--as speedup is about the effects of settings; leave out --part")
     with open_store(*folders, skip_damaged=skip_damaged) as store:
         if currency == "speedup":
-            content = _speedups(store, by, knob, format)
+            from sparsedepth.scaling.budgets import budget_rows
+            from sparsedepth.scaling.speedup import speedup_lines, speedups
+
+            found = speedups(budget_rows(store, knob, None if by == "loss" else by))
+            content = _text(speedup_lines(found)) if format == "table" else encode(QueryResult.of_frame(found), format)
         else:
             for_grep = out is not None or not sys.stdout.isatty()
             content = _effects(store, by, knob, part, format, detail, for_grep)
     write(content, out)
-
-
-def _speedups(store: "Store", by: str | None, knob: str | None, format: str) -> bytes:
-    """The compute multiplier of every setting."""
-    from sparsedepth.scaling.budgets import budget_rows
-    from sparsedepth.scaling.speedup import speedup_lines, speedups
-
-    table = speedups(budget_rows(store, knob, None if by == "loss" else by))
-    return _text(speedup_lines(table)) if format == "table" else encode(QueryResult.of_frame(table), format)
 
 
 def _effects(

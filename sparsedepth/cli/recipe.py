@@ -14,8 +14,6 @@ from typer.core import TyperGroup
 from sparsedepth.cli import calls, option
 from sparsedepth.config.plain_text import counted
 
-CardFile = Annotated[Path, typer.Argument(metavar="CARD", help="recipe card (.card.json), or the recipe YAML")]
-
 
 class _DeriveByDefault(TyperGroup):
     """`derive` is the default command."""
@@ -71,7 +69,7 @@ def derive(
 @option.of_call(calls.sweep, only=("out", "workers", "gpus", "device", "runtime", "max_attempts", "retry_failed"))
 def verify(
     given: option.Given,
-    card: CardFile,
+    card: Annotated[Path, typer.Argument(metavar="CARD", help="recipe card (.card.json), or the recipe YAML")],
     seeds: Annotated[int, typer.Option(min=3, help="fresh seeds of each configuration")] = 3,
 ) -> None:
     """Train baseline, recipe, and recipe without each change on fresh seeds; write the verified card into --out."""

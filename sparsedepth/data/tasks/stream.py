@@ -53,6 +53,11 @@ class TaskSource(Source):
         self._fields = self.task.model_dump(mode="json", exclude_none=True)
         self._block = lru_cache(maxsize=1)(self._draw_block)  # one block holds several steps
 
+    @classmethod
+    def open(cls, config: RunConfig, root: Path, tokenizer: Tokenizer | None = None) -> "TaskSource":
+        """Needs no files."""
+        return cls(config)
+
     @property
     def facts(self) -> dict[str, Any]:
         """What a run records: the task's fields."""
@@ -107,11 +112,4 @@ class TaskSource(Source):
         return DRAW[self._name](self.task, Draws(task, stream, block), n_sequences, seq_len, stream == HELD_OUT)
 
 
-class TaskKind:
-    """Sequences that need no files."""
-
-    def open(self, config: RunConfig, root: Path, tokenizer: Tokenizer | None = None) -> TaskSource:
-        return TaskSource(config)
-
-
-KIND = TaskKind()
+KIND = TaskSource
