@@ -22,7 +22,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from sparsedepth import quantities
 from sparsedepth.config.run import RunConfig
@@ -74,28 +74,16 @@ class TrackedRun:
         return self.started + share * self.summary.get("training_seconds", 0.0)
 
 
-class Tracker(Protocol):
-    """A tracker. Its module imports the tracker's package."""
-
-    place: str
-    """Where it stores runs."""
-
-    def held(self) -> set[str] | None:
-        """The run_ids that it has, complete or not; None if it cannot list them."""
-
-    def discard(self, run_id: str) -> None:
-        """Remove a run, if it has any of it."""
-
-    def send(self, run: TrackedRun) -> None:
-        """Store a run that it does not have, completely."""
-
-    def view_command(self) -> str:
-        """The command that shows what was sent."""
-
-
-def open_tracker(name: str, results: Path, at: str | None = None, project: str | None = None) -> Tracker:
+def open_tracker(name: str, results: Path, at: str | None = None, project: str | None = None) -> Any:
     """The tracker with its files `at` a place (default: its own environment variable, else DIR/trackers), for a
-    `project` (default: the sweep's name). Raises ValueError for an unknown name, or a missing package."""
+    `project` (default: the sweep's name). Raises ValueError for an unknown name, or a missing package.
+
+    place             where it stores runs
+    held()            the run_ids that it has, complete or not; None if it cannot list them
+    discard(run_id)   removes a run, if it has any of it
+    send(run)         stores a TrackedRun that it does not have, completely
+    view_command()    the command that shows what was sent
+    """
     if name not in PLACES:
         raise ValueError(f"--to {name!r} is not one of {', '.join(PLACES)}")
     definition = read_definition(results)
@@ -107,7 +95,7 @@ def open_tracker(name: str, results: Path, at: str | None = None, project: str |
         raise ValueError(f"--to {name} needs a package that is missing ({error}): {fix}") from None
 
 
-def sync(results: Path, name: str, tracker: Tracker) -> Iterator[str]:
+def sync(results: Path, name: str, tracker: Any) -> Iterator[str]:
     """Send the runs that the tracker lacks; yields each run_id when the run is sent and listed. Raises ValueError if
     the folder has no complete run, or a damaged one."""
     sent_file = results / FOLDER / f"sent-{name}.json"
