@@ -1,19 +1,19 @@
 """ModelConfig: the decoder as one flat, frozen, validated record, with a field for each axis of the papers.
 
 Fields are independent unless their description names a condition. Values without effect, and combinations that a paper
-found self-defeating, are rejected with the reason.
+found self-defeating, are rejected with the reason, at the end of this file.
 """
 
-from collections.abc import Mapping
+import warnings
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
-from sparsedepth.config.combinations import check_combinations, check_vit
 from sparsedepth.config.corpus import DIGITS, IMAGES
 from sparsedepth.config.role import CHANGES_STEP, DROPOUT, KNOB, RECORD, Role, fields_where, roles
-from sparsedepth.config.section import Count, NonNegative, Positive, Section, check
+from sparsedepth.config.section import Count, Mistakes, NonNegative, Positive, Section, check
 
 SETS_VARIANCE = Role(cost_scope="step", directly_sets="residual_variance_last")
 INITIAL = Role(directly_sets="residual_variance_last", stacked="own")
@@ -28,6 +28,14 @@ FILLED_FROM = ("d_model", "n_heads", "d_ff", "n_experts", "top_k", "n_shared_exp
 
 _OF_IMAGES = {"image_size": 224, "patch_size": 16, "n_channels": 3, "norm_kind": "layer", "activation": "gelu"}
 _OF_DIGITS = {"image_size": 8, "patch_size": 2, "n_channels": 1, "vocab_size": 10}
+
+_OF_TOKENS = {
+    "tie_embeddings": "a ViT embeds pixels, and its head is of classes",
+    "sliding_window": "patches stand in rows and columns, not in one line",
+    "mask_documents": "an image is one sequence",
+    "rope_theta": "the positions of a ViT are learned",
+}
+"""Field -> why a ViT has its default alone."""
 
 RETIRED_FIELDS = {"logit_soft_cap": 0.0, "weight_density": 1.0, "loops": 1, "n_streams": 1, "stream_mixing": "plain"}
 """Fields of earlier versions, with their defaults: records with these values still open (`run.stored_config`)."""
@@ -171,7 +179,23 @@ class ModelConfig(Section):
             told = f"with mix_frac={self.mix_frac} {self.n_post_layers} blocks are post of n_layers={self.n_layers}"
             raise ValueError(f"{told}: no mix; use norm='pre', norm='post', or another mix_frac")
 
-    _check_vit = check(check_vit)
+    @check
+    def _check_vit(self) -> None:
+        """Patches must divide the image and fill seq_len, and fields of decoders stand at their defaults."""
+        if self.architecture != "vit":
+            return
+        assert self.image_size is not None and self.patch_size is not None
+        if self.image_size % self.patch_size:
+            divisors = [size for size in range(1, self.image_size + 1) if self.image_size % size == 0]
+            told = f"patch_size={self.patch_size} does not divide image_size={self.image_size}"
+            raise ValueError(f"{told}; choose one of {divisors}")
+        n_patches = (self.image_size // self.patch_size) ** 2
+        if self.seq_len != 1 + n_patches:
+            image = f"an image of image_size={self.image_size} is a class token and {n_patches} patches"
+            raise ValueError(f"seq_len={self.seq_len}: {image}; leave seq_len out")
+        for name, reason in _OF_TOKENS.items():
+            if (value := getattr(self, name)) != ModelConfig.model_fields[name].default:
+                raise ValueError(f"{name}={value!r} with architecture='vit': {reason}; leave {name} out")
 
     @check
     def _check_experts(self) -> None:
@@ -191,7 +215,12 @@ class ModelConfig(Section):
             told = f"mask_documents needs the id that ends a document, below vocab_size={self.vocab_size}"
             raise ValueError(f"{told}, and has eod={self.eod}; set eod to the tokenizer's end-of-sequence id")
 
-    _check_combinations = check(check_combinations)
+    @check
+    def _check_combinations(self) -> None:
+        if mistakes := [*_experts(self), *_stream(self), *_attended_sources(self), *_parametrisation(self)]:
+            raise Mistakes(mistakes)
+        if self.depth_scale == "lns" and self.init == "scaled":
+            warnings.warn("depth_scale='lns' with init='scaled' defeats LNS (2502.05795, Table 6)", stacklevel=2)
 
     @property
     def stream_width(self) -> int:
@@ -260,3 +289,74 @@ def _with_vit_sizes(values: Mapping[str, Any]) -> dict[str, Any]:
     if filled.get("seq_len") is None and isinstance(image_size, int) and isinstance(patch_size, int) and patch_size > 0:
         filled["seq_len"] = 1 + (image_size // patch_size) ** 2
     return filled
+
+
+def _experts(c: ModelConfig) -> Iterator[str]:
+    if c.n_experts == 0:
+        return
+    if c.top_k is None:
+        yield f"n_experts={c.n_experts} needs top_k, from 1 to {c.n_experts}"
+    elif c.top_k > c.n_experts:
+        yield f"top_k={c.top_k} is more than n_experts={c.n_experts}; choose top_k <= {c.n_experts}"
+    if c.n_experts > 1 and c.top_k == 1 and c.renormalise_gates:
+        reason = "the one gate of a token is then always 1, and the loss teaches the router nothing (2101.03961, eq. 2)"
+        yield f"top_k=1 with renormalise_gates=true: {reason}; set renormalise_gates=false"
+    if c.activation != "swiglu":
+        of_dense = f"activation={c.activation!r} is of the dense feed-forward part, and experts are SwiGLU"
+        yield f"{of_dense} in every kernel; use activation='swiglu', or n_experts=0"
+    if c.ffn_dropout > 0:
+        of_dense = f"ffn_dropout={c.ffn_dropout:g} is of the dense feed-forward part, and the kernels of experts drop"
+        yield f"{of_dense} no hidden units; use residual_dropout, or n_experts=0"
+    if c.n_dense_layers >= c.n_layers:
+        none_left = f"n_dense_layers={c.n_dense_layers} leaves no layer of n_layers={c.n_layers} to the experts"
+        yield f"{none_left}; choose a smaller one, or n_experts=0"
+
+
+def _stream(c: ModelConfig) -> Iterator[str]:
+    if c.residual_gate == "admin" and c.norm != "post":
+        weighs = "residual_gate='admin' weighs the stream against a branch before their norm (2004.08249)"
+        yield f"{weighs}, and norm={c.norm!r} has none there or weights of its own; use norm='post'"
+    for name in ("residual_scalars", "gpas"):
+        if c.residual_gate == "admin" and getattr(c, name):
+            yield f"{name} with residual_gate='admin' weighs the stream twice; choose one of them"
+    if c.value_residual and c.n_layers == 1:
+        yield f"value_residual gives block 1's values to later ones, and n_layers={c.n_layers} has none"
+    if c.depth_scale == "lns" and c.init == "scaled" and "lns_with_scaled_init" not in c.allow:
+        undoes = "depth_scale='lns' with init='scaled' damps the residual stream twice and undoes the gain of LNS"
+        fix = "use init='normal', or ask for it: allow=['lns_with_scaled_init']"
+        yield f"{undoes} (2502.05795, Table 6); {fix}"
+
+
+def _attended_sources(c: ModelConfig) -> Iterator[str]:
+    given = f"attention_residuals={c.attention_residuals}"
+    if c.attention_residuals and 2 * c.n_layers % c.attention_residuals:
+        yield f"{given} does not divide the branches, 2 x n_layers={c.n_layers}, into sums of equally many"
+    norms_or_weighs = {
+        "norm": c.n_post_layers > 0,
+        "depth_scale": c.depth_scale == "after_residual",
+        "residual_scalars": c.residual_scalars,
+        "gpas": c.gpas,
+    }
+    for name in (name for name, applies in norms_or_weighs.items() if c.attention_residuals and applies):
+        fix = f"use {name}={type(c).model_fields[name].default!r}, or attention_residuals=0"
+        yield f"{given} with {name}={getattr(c, name)!r}, which norms or weighs the one stream after a sum; {fix}"
+
+
+def _parametrisation(c: ModelConfig) -> Iterator[str]:
+    """mup and completep have no rule for some fields."""
+    fields = type(c).model_fields
+    if c.parametrisation == "standard":
+        if c.base_width != fields["base_width"].default:
+            no_meaning = f"base_width={c.base_width} has no meaning with parametrisation='standard'"
+            yield f"{no_meaning}; set parametrisation='mup' or 'completep', or leave base_width out"
+        return
+    for name, is_unfit, reason in (
+        ("n_experts", c.n_experts > 0, "its rules are of dense blocks"),
+        ("tie_embeddings", c.tie_embeddings, "embedding and head follow different rules"),
+        ("norm", c.n_post_layers > 0, "its rules are of blocks that add to the stream"),
+        ("attention_residuals", c.attention_residuals > 0, "it has no rule for what attends over sources"),
+        ("init", c.init not in ("normal", "zero_outputs"), "it sets the size of the outputs itself"),
+    ):
+        if is_unfit:
+            given = f"parametrisation={c.parametrisation!r} with {name}={getattr(c, name)!r}"
+            yield f"{given}: {reason}; use {name}={fields[name].default!r}"

@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 from pydantic import AfterValidator, ConfigDict, Field, model_validator
 
 from sparsedepth.config import presets
-from sparsedepth.config.combinations import check_images
-from sparsedepth.config.corpus import kind_of
+from sparsedepth.config.corpus import IMAGES, corpus_name, kind_of
 from sparsedepth.config.load import build
 from sparsedepth.config.model import RETIRED_FIELDS, ModelConfig, with_derived_sizes
 from sparsedepth.config.role import AMOUNT, CHANGES_STEP, DATA, KNOB, RECORD, THRESHOLD, Role, fields_where
@@ -258,11 +257,19 @@ class RunConfig(MeasureConfig, TrainConfig, TaskConfig, DataConfig, ModelConfig)
         return digest({**changed, "warmup_steps": self.warmup_steps, "gradients": "gradients" in self.measures})
 
     def _check_corpus(self) -> None:
-        check_images(self.corpus, self.architecture)
-        kind = kind_of(self.corpus)
-        for name in kind.foreign_fields:
-            if (value := getattr(self, name)) != type(self).model_fields[name].default:
-                raise ValueError(f"{name}={value!r} {kind.foreign_reason.format(self.corpus)}; leave {name} out")
+        """A ViT needs images, and images a ViT; what is about another kind of corpus stands at its default."""
+        name = corpus_name(self.corpus)
+        kind = name.kind
+        if self.architecture == "vit" and kind is not IMAGES:
+            fix = "set corpus to 'images:FOLDER', 'images:hub:NAME' or 'images:digits', or leave architecture out"
+            raise ValueError(f"architecture='vit' reads images, and corpus={self.corpus!r} holds none; {fix}")
+        if kind is IMAGES and self.architecture != "vit":
+            raise ValueError(f"corpus={self.corpus!r} holds images, and a decoder reads tokens; set architecture='vit'")
+        if kind is IMAGES and not name.place:
+            raise ValueError(f"corpus={self.corpus!r} names no images; write 'images:FOLDER', or 'images:digits'")
+        for field in kind.foreign_fields:
+            if (value := getattr(self, field)) != type(self).model_fields[field].default:
+                raise ValueError(f"{field}={value!r} {kind.foreign_reason.format(self.corpus)}; leave {field} out")
         if kind.packs_documents and not self.mask_documents:
             packed = f"corpus={self.corpus!r} packs several pairs into a sequence, and each would attend to others"
             raise ValueError(f"mask_documents=False: {packed}; leave mask_documents out")
@@ -304,6 +311,12 @@ REPLICATE_FIELDS = fields_where(RunConfig, lambda role: role.kind == "replicate"
 """The seed, and what depends on it."""
 CELL_FIELDS = tuple(name for name in RunConfig.model_fields if name not in (*REPLICATE_FIELDS, "allow"))
 """The fields that make a cell."""
+
+
+def check_parallel(config: RunConfig, parallel: str) -> None:
+    """Raises ValueError for a RunConfig that cannot be trained with this kind of parallelism."""
+    if parallel == "fsdp" and config.optimizer == "muon":
+        raise ValueError("optimizer='muon' needs whole matrices, and parallel='fsdp' shards them; use parallel='ddp'")
 
 
 def stored_config(values: Mapping[str, Any], source: str) -> RunConfig:

@@ -18,10 +18,9 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from sparsedepth.config.combinations import check_parallel
 from sparsedepth.config.corpus import TASK, kind_of
 from sparsedepth.config.cost import cost
-from sparsedepth.config.run import RunConfig
+from sparsedepth.config.run import RunConfig, check_parallel
 from sparsedepth.config.runtime import RuntimeConfig
 from sparsedepth.plan.branches import shared_steps
 from sparsedepth.plan.duration import CALIBRATED, DEVICES, RELATED, Device, Seconds, Timing, seconds, shape, shape_id

@@ -25,8 +25,7 @@ from typing import Any, Literal, TypeVar
 import torch
 from torch import Tensor, nn
 
-from sparsedepth.config.combinations import check_parallel
-from sparsedepth.config.run import RunConfig
+from sparsedepth.config.run import RunConfig, check_parallel
 from sparsedepth.data.sequences import Sequences
 from sparsedepth.model.decoder import Decoder
 from sparsedepth.train import checkpoint
