@@ -259,7 +259,7 @@ def recipe(
     from sparsedepth.scaling.speedup import worth
     from sparsedepth.store.comparable_loss import loss_in
     from sparsedepth.store.connection import open_store
-    from sparsedepth.store.find import no_run_text
+    from sparsedepth.store.records import no_run_text
     from sparsedepth.store.search import search_of
 
     written = None if out is None else _path(out)

@@ -29,9 +29,9 @@ from sparsedepth.store.checksums import DamagedRun, damage_text
 from sparsedepth.store.evals import COLUMNS as EVAL_COLUMNS
 from sparsedepth.store.evals import read_evals, task_scores
 from sparsedepth.store.fences import FENCES, NARROW, after, lock, one_line, read_only, syntax_nodes
-from sparsedepth.store.find import Part, find_runs, no_run_text
 from sparsedepth.store.incomparable import warn_of_other_texts, warn_of_other_tokens
 from sparsedepth.store.query_result import QueryResult
+from sparsedepth.store.records import Part, find_runs, no_run_text
 from sparsedepth.store.run_record import RUNS
 from sparsedepth.store.run_tables import arrow_schema, empty_table
 from sparsedepth.store.schema import COLUMNS, METRICS, SOURCE, TABLES, TUNING_COLUMNS

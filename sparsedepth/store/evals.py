@@ -20,7 +20,7 @@ from sparsedepth.config.section import Section
 from sparsedepth.files import MARKER, WrittenMeanwhile, atomic_folder, digest, parse_json, write_json
 from sparsedepth.quantities.record import Column
 from sparsedepth.store.checksums import DamagedRun, Files, OtherVersion, files_on_disk, is_complete, write_marker
-from sparsedepth.store.find import find_groups
+from sparsedepth.store.records import find_groups
 from sparsedepth.store.run_record import EVALS as FOLDER
 from sparsedepth.store.run_tables import arrow_schema
 from sparsedepth.store.schema import column_type

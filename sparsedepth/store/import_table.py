@@ -20,7 +20,7 @@ from sparsedepth.config.section import Mistakes
 from sparsedepth.files import atomic_folder, json_text, sha256, write_bytes
 from sparsedepth.quantities import IN_RUNS
 from sparsedepth.store.checksums import Files, checksum_of, new_marker
-from sparsedepth.store.packing import contents_of, write_pack
+from sparsedepth.store.records import contents_of, write_pack
 from sparsedepth.store.run_record import IMPORTED, RUNS
 from sparsedepth.store.subject import ImportedRun
 from sparsedepth.store.table_file import Table, header, not_missing, number_of, open_table, quoted

@@ -13,8 +13,8 @@ from pathlib import Path
 from sparsedepth.config.plain_text import counted, visible
 from sparsedepth.config.role import fields_where
 from sparsedepth.config.run import RunConfig
-from sparsedepth.store.find import read_file
 from sparsedepth.store.query_result import QueryResult
+from sparsedepth.store.records import read_file
 from sparsedepth.store.run_record import parse_object
 from sparsedepth.store.tuning_roles import IS_TRAINED
 

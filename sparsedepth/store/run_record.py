@@ -66,7 +66,7 @@ from sparsedepth.store.run_tables import file_schema, parse_table, table_bytes
 from sparsedepth.store.schema import FILE_COLUMNS, KEYS, METRICS, TABLES
 from sparsedepth.store.subject import ImportedRun, MeasuredModel
 
-RUNS, MODELS, TOYS, EVALS = KINDS = ("runs", "models", "toys", "evals")
+RUNS, MODELS, TOYS, EVALS = ("runs", "models", "toys", "evals")
 """The parts of a results folder: trained runs, models that were only measured, toy groups, evaluations."""
 INDEX = "pack.json"
 """The file that makes a folder a pack."""
