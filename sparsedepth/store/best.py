@@ -23,10 +23,9 @@ from sparsedepth import quantities
 from sparsedepth.config.corpus import unit_for
 from sparsedepth.config.run import CELL_FIELDS
 from sparsedepth.store import terminal
-from sparsedepth.store.comparable_loss import layers_hint, loss_in
+from sparsedepth.store.comparable_loss import layers_hint, loss_in, version_differences
 from sparsedepth.store.connection import Store
 from sparsedepth.store.degeneracy import LOSSES, common_weakness, degeneracy, read_scores, usable_form
-from sparsedepth.store.incomparable import version_differences
 from sparsedepth.store.query_result import QueryResult
 from sparsedepth.store.records import no_run_text
 from sparsedepth.store.search import Search, on_front, search_of

@@ -7,7 +7,6 @@ SUMMARIZE, SHOW), calls only a few harmless table functions, runs in a read-only
 memory and rows (`store.fences`).
 """
 
-import itertools
 import re
 import warnings
 import weakref
@@ -15,24 +14,24 @@ from collections import defaultdict
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from itertools import chain
+from itertools import chain, product
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 import duckdb
 import pyarrow as pa
 
-from sparsedepth.config.run import CELL_FIELDS
+from sparsedepth.config.role import fields_where
+from sparsedepth.config.run import CELL_FIELDS, RunConfig
 from sparsedepth.quantities.record import Table
 from sparsedepth.store.cache import load
 from sparsedepth.store.checksums import DamagedRun, damage_text
 from sparsedepth.store.evals import COLUMNS as EVAL_COLUMNS
 from sparsedepth.store.evals import read_evals, task_scores
 from sparsedepth.store.fences import FENCES, NARROW, after, lock, one_line, read_only, syntax_nodes
-from sparsedepth.store.incomparable import warn_of_other_texts, warn_of_other_tokens
 from sparsedepth.store.query_result import QueryResult
-from sparsedepth.store.records import Part, find_runs, no_run_text
-from sparsedepth.store.run_record import RUNS
+from sparsedepth.store.records import Part, find_runs, no_run_text, read_file
+from sparsedepth.store.run_record import RUNS, parse_object
 from sparsedepth.store.run_tables import arrow_schema, empty_table
 from sparsedepth.store.schema import COLUMNS, METRICS, SOURCE, TABLES, TUNING_COLUMNS
 from sparsedepth.store.tables import MARKER_COLUMNS, LazyTable, UnreadTable, rows_table, utf8, view_schema
@@ -207,9 +206,8 @@ def open_store(*paths: Path | str, time_limit: float = TIME_LIMIT, skip_damaged:
     nulls = ", ".join(f"NULL::{column.type} AS {column.name}" for column in TUNING_COLUMNS)
     connection.execute(f"CREATE VIEW runs AS SELECT *, {nulls} FROM every_run")
     if len({folder.parent for folder in folders}) > 1:
-        warn_of_other_texts(store.sql)
-    models = connection.execute("SELECT folder, model FROM every_run WHERE model IS NOT NULL").fetchall()
-    warn_of_other_tokens({Path(folder): model for folder, model in models})
+        _warn_of_other_texts(store)
+    _warn_of_other_tokens(store)
     return store
 
 
@@ -246,12 +244,60 @@ def _make_views(
             continue
         loaded = load(part, damaged)
         add("runs", pa.concat_tables([rows.runs for rows in loaded]), _run_columns(part.root), copies)
-        for rows, table in itertools.product(loaded, TABLES):
+        for rows, table in product(loaded, TABLES):
             add(table, rows.tables[table], "*", copies | rows.left_out)
     for view, parts_of_view in selects.items():
         name = "every_run" if view == "runs" else view  # `_add_tuning` makes `runs`, with more columns
         connection.execute(f"CREATE VIEW {name} AS " + " UNION ALL ".join(parts_of_view))
     return cached
+
+
+# What makes losses incomparable: `data_hash` in the manifest is the hash of the tokens.
+
+_DATA_FIELDS = fields_where(RunConfig, lambda role: role.kind == "data")
+_ONE_RUN_PER_TEXT = f"""
+SELECT corpus, min(folder), regexp_replace(folder, '/[^/]*/[^/]*$', ''), {", ".join(_DATA_FIELDS)},
+    if(tokenizer LIKE 'bpe:%', start_weights, NULL) -- whose model learned the tokenizer
+FROM every_run WHERE {IS_TRAINED} AND origin IS NULL AND corpus NOT LIKE 'task:%' GROUP BY ALL ORDER BY 2
+"""
+"""For each text and results folder."""
+
+
+def _warn_of_other_texts(store: Store) -> None:
+    """Warn of a text that differs between results folders: a run's fields name it by a path, which each may fill."""
+    folders: dict[tuple, dict[str, Path]] = {}
+    for corpus, run, results, *fields in store.sql(_ONE_RUN_PER_TEXT).rows:
+        folders.setdefault((corpus, *fields), {})[results] = Path(run)
+    for (corpus, *_), runs in folders.items():
+        hashes = {_data_hash(run): results for results, run in runs.items()} if len(runs) > 1 else {}
+        if len(places := [results for data_hash, results in hashes.items() if data_hash]) > 1:
+            warnings.warn(
+                f"corpus={corpus!r} is another text in {places[0]} than in {', '.join(places[1:])} (data_hash of their "
+                f"runs): losses cannot be compared between them, even of equal configurations",
+                stacklevel=3,
+            )
+
+
+def _warn_of_other_tokens(store: Store) -> None:
+    """Warn of models that were measured on different tokens; their facts do not name these."""
+    models = store.sql("SELECT folder, model FROM every_run WHERE model IS NOT NULL").rows
+    by_hash: dict[str | None, str] = {}
+    for folder, model in sorted((Path(folder), model) for folder, model in models):
+        by_hash.setdefault(_data_hash(folder), f"{model} ({folder})")
+    by_hash.pop(None, None)
+    if len(by_hash) > 1:
+        warnings.warn(
+            f"measured models read different tokens, such as {' and '.join([*by_hash.values()][:2])}: their losses and "
+            f"scores cannot be compared; measure them again with the same --data or --tokens",
+            stacklevel=3,
+        )
+
+
+def _data_hash(run: Path) -> str | None:
+    try:
+        return parse_object(run, "manifest.json", read_file(run, "manifest.json")).get("data_hash")
+    except (OSError, ValueError):  # removed meanwhile
+        return None
 
 
 # Checks and limits of one query
