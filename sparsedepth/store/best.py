@@ -13,7 +13,7 @@ from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import compress
+from itertools import chain, compress
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +25,7 @@ from sparsedepth.config.run import CELL_FIELDS
 from sparsedepth.store import terminal
 from sparsedepth.store.comparable_loss import layers_hint, loss_in, version_differences
 from sparsedepth.store.connection import Store
-from sparsedepth.store.degeneracy import LOSSES, common_weakness, degeneracy, read_scores, usable_form
+from sparsedepth.store.degeneracy import columns_for, common_weakness, degeneracy, usable_form
 from sparsedepth.store.query_result import QueryResult
 from sparsedepth.store.records import no_run_text
 from sparsedepth.store.search import Search, on_front, search_of
@@ -119,15 +119,15 @@ def best(
     condition = " AND ".join([*conditions, IS_CHOSEN])
     objectives = search.objectives if search else ()
     beside = tuple(dict.fromkeys((*objectives, by)))
-    notes = [degeneracy(name, read_scores(store, name, condition)).text for name in objectives if name != by]
-    by, note = usable_form(by, read_scores(store, by, condition), "ranked by")
-    degenerate = "; ".join(filter(None, (note, *notes)))
-    columns = dict.fromkeys((*FACTS, by, *CELL_FIELDS, *beside, *LOSSES))
     quantities.check_scored(by, store.sql("SELECT * FROM runs LIMIT 0").columns)
+    columns = dict.fromkeys((*FACTS, *CELL_FIELDS, *beside, *chain.from_iterable(map(columns_for, beside))))
     quoted = ", ".join(f'"{name}"' for name in columns)
     rows = store.sql(f"SELECT {quoted} FROM runs WHERE {condition}").records()
     if not rows:
         raise ValueError(_why_none(store, conditions))
+    notes = [degeneracy(name, rows).text for name in objectives if name != by]
+    by, note = usable_form(by, rows, "ranked by")
+    degenerate = "; ".join(filter(None, (note, *notes)))
     cells = _cells(rows, by, beside, _incomplete(store, search))
     values = np.array([cell.beside[: len(objectives)] for cell in cells], dtype=float)  # None becomes NaN
     cells = _ranked(cells, on_front(values, objectives) if search else [False] * len(cells), by)

@@ -22,13 +22,10 @@ from itertools import chain
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from sparsedepth.config.run import RunConfig
 from sparsedepth.quantities import BY_LAYER, BY_PAIR, IN_RUNS, PROFILED, RUNS
 
 if TYPE_CHECKING:
     import pandas as pd
-
-    from sparsedepth.store.connection import Store
 
 Run = Mapping[str, Any]
 """A row of `runs`; None, NaN or an absent column is NULL."""
@@ -229,25 +226,16 @@ def alternative_forms(score: str) -> tuple[str, ...]:
 
 def columns_for(score: str) -> tuple[str, ...]:
     """The columns of `runs` needed to judge a score and its other forms."""
-    known = {*RunConfig.model_fields, *(column.name for column in RUNS)}
     columns = (
         name for form in alternative_forms(score) for name in (form, f"{form}_lo", f"{form}_hi", _share_column(form))
     )
-    needed = ("outcome", "n_layers", *LOSSES, "vocab_size", *columns)
-    return tuple(name for name in dict.fromkeys(needed) if name in known)
+    known = {column.name for column in RUNS}
+    return ("outcome", "n_layers", *LOSSES, "vocab_size", *(name for name in dict.fromkeys(columns) if name in known))
 
 
 def score_rows(runs: "pd.DataFrame", score: str) -> list[Run]:
     """The rows of a frame, with the columns needed to judge a score."""
     return runs[[name for name in columns_for(score) if name in runs.columns]].to_dict("records")
-
-
-def read_scores(store: "Store", score: str, condition: str) -> Sequence[Run]:
-    """The rows of `runs` that meet an SQL condition, with the columns needed to judge a score; none for another column,
-    which needs no judging."""
-    if score not in SCORES:
-        return []
-    return store.sql(f"SELECT {', '.join(columns_for(score))} FROM runs WHERE {condition}").records()
 
 
 def usable_form(score: str, runs: Sequence[Run], advice: str = "use") -> tuple[str, str]:
@@ -283,9 +271,8 @@ def degeneracy_caption(
 def sound_layer_metrics(metrics: Iterable[str], runs: "pd.DataFrame") -> tuple[dict[str, str], str]:
     """Metric by layer or pair -> the metric that a figure draws for it, and a sentence for its caption. Where most runs
     have a loss below SMALL_LOSS, metrics divided by it give way to their absolute form, if that is among `metrics`."""
-    names = dict.fromkeys(metrics)
-    losses = [loss for value in runs["val_loss"] if (loss := float_or_none(value)) is not None]
-    small = sum(loss < SMALL_LOSS for loss in losses) > MOST * len(losses)
+    names, losses = dict.fromkeys(metrics), runs["val_loss"].dropna()
+    small = (losses < SMALL_LOSS).sum() > MOST * len(losses)
     drawn = {name: name for name in names if name not in ABSOLUTE_ROWS.values()}
     if not small:
         return drawn, ""
@@ -302,9 +289,8 @@ def _shared(score: str) -> str:
 
 def _share_column(score: str) -> str:
     """The column of the share of its largest block; '' for forms without that block and scores without a profile."""
-    if score.endswith(_WITHOUT_LARGEST) or f"{_shared(score)}_largest_share" not in IN_RUNS:
-        return ""
-    return f"{_shared(score)}_largest_share"
+    column = f"{_shared(score)}_largest_share"
+    return column if column in IN_RUNS and not score.endswith(_WITHOUT_LARGEST) else ""
 
 
 def float_or_none(value: Any) -> float | None:

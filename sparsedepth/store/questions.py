@@ -17,7 +17,7 @@ from sparsedepth.config.plain_text import did_you_mean
 from sparsedepth.store import signal_to_noise, terminal
 from sparsedepth.store.comparable_loss import loss_in
 from sparsedepth.store.connection import Store
-from sparsedepth.store.degeneracy import read_scores, usable_form
+from sparsedepth.store.degeneracy import columns_for, usable_form
 from sparsedepth.store.query_result import QueryResult
 from sparsedepth.store.setting import Settings, only_tuning_text, read_settings, with_setting_column
 from sparsedepth.store.small_sample import MIN_VALUES, mean_interval, seed_means
@@ -200,7 +200,8 @@ def _sound_scores(store: Store, question: Question) -> dict[str, str]:
     """The scores of depth that a question shows, degenerate ones in their sound form; each with a warning, or ''."""
     notes: dict[str, list[str]] = defaultdict(list)
     for score in question.scores:
-        form, note = usable_form(score, read_scores(store, score, IS_RESULT))
+        rows = store.sql(f"SELECT {', '.join(columns_for(score))} FROM runs WHERE {IS_RESULT}").records()
+        form, note = usable_form(score, rows)
         notes[form].append(note)
     return {form: "\n".join(lines) for form, lines in notes.items()}
 
