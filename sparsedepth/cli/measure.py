@@ -187,7 +187,8 @@ def _evaluate(
 ) -> "list[Evaluation]":
     """A model's evaluations, stored or new; each is printed as soon as it is there."""
     from sparsedepth.exchange.evaluate import evaluate as evaluate_task
-    from sparsedepth.store.evals import eval_folder, is_evaluated, read_evaluation, save_evaluation
+    from sparsedepth.store.checksums import is_complete
+    from sparsedepth.store.evals import eval_folder, read_evaluation, save_evaluation
 
     results = loaded.folder.resolve().parent.parent
     if out is None and loaded.config is not None:
@@ -195,7 +196,8 @@ def _evaluate(
     evaluations: list[Evaluation] = []
     for task in tasks:
         keys = task.keys(loaded, ranges)
-        stored = {key: eval_folder(out, key) for key in keys if out is not None and is_evaluated(out, key)}
+        folders = {} if out is None else {key: eval_folder(out, key) for key in keys}
+        stored = {key: folder for key, folder in folders.items() if is_complete(folder)}
         for folder in stored.values():
             evaluations.append(read_evaluation(folder))
             _print_evaluation(evaluations[-1], "stored")

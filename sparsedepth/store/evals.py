@@ -19,7 +19,7 @@ from sparsedepth.config.load import build
 from sparsedepth.config.section import Section
 from sparsedepth.files import MARKER, WrittenMeanwhile, atomic_folder, digest, parse_json, write_json
 from sparsedepth.quantities.record import Column
-from sparsedepth.store.checksums import DamagedRun, Files, OtherVersion, files_on_disk, is_complete, write_marker
+from sparsedepth.store.checksums import DamagedRun, Files, OtherVersion, files_on_disk, write_marker
 from sparsedepth.store.records import find_groups
 from sparsedepth.store.run_record import EVALS as FOLDER
 from sparsedepth.store.run_tables import arrow_schema
@@ -49,7 +49,8 @@ class EvaluationKey(Section):
 
     @property
     def eval_id(self) -> str:
-        return digest(self.model_dump(mode="json", exclude={"without"} if self.without is None else None))
+        names = {name for name in EvaluationKey.model_fields if name != "without" or self.without is not None}
+        return digest(self.model_dump(mode="json", include=names))
 
 
 class Result(Section):
@@ -84,10 +85,6 @@ class Evaluation(EvaluationKey):
     results: tuple[Result, ...]
     answers: tuple[Answers, ...] = ()
 
-    @property
-    def key(self) -> EvaluationKey:
-        return EvaluationKey(**{name: getattr(self, name) for name in EvaluationKey.model_fields})
-
 
 COLUMNS: tuple[Column, ...] = (
     Column(view="evals", name="eval_id", type="VARCHAR", meaning="the hash of all that decides the scores"),
@@ -105,17 +102,13 @@ def eval_folder(results: Path, key: EvaluationKey) -> Path:
     return results / FOLDER / key.eval_id
 
 
-def is_evaluated(results: Path, key: EvaluationKey) -> bool:
-    return is_complete(eval_folder(results, key))
-
-
 def save_evaluation(results: Path, evaluation: Evaluation) -> Path:
     """Write the evaluation's folder atomically, and return it."""
-    folder = eval_folder(results, evaluation.key)
+    folder = eval_folder(results, evaluation)
     try:
         with atomic_folder(folder) as aside:
             write_json(aside / FILE, evaluation.model_dump(mode="json"))
-            write_marker(aside, evaluation.key.eval_id, (FILE,))
+            write_marker(aside, evaluation.eval_id, (FILE,))
     except WrittenMeanwhile:  # the same scores, at another time
         read_evaluation(folder)
     return folder
@@ -135,7 +128,7 @@ def _parse(files: Files) -> Evaluation:
         evaluation = build(Evaluation, parse_json(content), FILE)
     except ValueError as error:
         raise OtherVersion(folder, FILE, f"says what this version does not know ({str(error)[:200]})") from None
-    eval_id = evaluation.key.eval_id
+    eval_id = evaluation.eval_id
     if eval_id != marker.run_id:
         raise DamagedRun(folder, MARKER, f"is of evaluation {marker.run_id}, and {FILE} is {eval_id}")
     return evaluation
@@ -146,7 +139,7 @@ def read_evals(roots: Iterable[Path]) -> pa.Table:
     evaluations: dict[str, Evaluation] = {}
     for files in (files for root in roots for files in find_groups(root, FOLDER)):
         evaluation = _parse(files)
-        evaluations.setdefault(evaluation.key.eval_id, evaluation)
+        evaluations.setdefault(evaluation.eval_id, evaluation)
     rows: list[dict[str, Any]] = []
     for eval_id, evaluation in evaluations.items():
         shared = {"eval_id": eval_id, **evaluation.model_dump(mode="json", exclude={"results", "answers"})}
@@ -195,7 +188,7 @@ def paired_differences(first: Evaluation, second: Evaluation) -> list[tuple[str,
             lo, hi = paired_share_interval(gained, lost, len(pairs))
             rows.append((one.metric, one.filter, (gained - lost) / len(pairs), lo, hi, len(pairs)))
     if not rows:
-        old = " and ".join(f"{FOLDER}/{evaluation.key.eval_id}" for evaluation in (first, second))
+        old = " and ".join(f"{FOLDER}/{evaluation.eval_id}" for evaluation in (first, second))
         text = f"the scores of {first.task} were stored without the answer to each question"
         raise ValueError(f"{text}; delete {old}, and evaluate again")
     return rows
