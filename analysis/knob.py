@@ -19,8 +19,8 @@ from sparsedepth.effects.text import of_knob, size_text
 from sparsedepth.quantities import of_stage
 from sparsedepth.store.comparable_loss import loss_of, with_loss
 from sparsedepth.store.degeneracy import sound_forms
-from sparsedepth.store.query_result import QueryResult
-from sparsedepth.store.terminal import fit, wrapped
+from sparsedepth.store.query_result import QueryResult, fit
+from sparsedepth.store.terminal import wrapped
 
 QUANTITIES = (*of_stage("sparsity"), *of_stage("variance"), "usefulness", "val_loss")
 COLUMNS = ("quantity", "n_layers", "effect", "lo", "hi", "seeds", "verdict", "setting")

@@ -12,7 +12,7 @@ import typer
 
 from sparsedepth.cli import option
 from sparsedepth.cli.query import write
-from sparsedepth.store.render import choose_format, encode
+from sparsedepth.store.query_result import choose_format, encode
 from sparsedepth.store.terminal import wrapped
 
 if TYPE_CHECKING:

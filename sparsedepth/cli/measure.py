@@ -10,8 +10,8 @@ import typer
 from sparsedepth.cli import calls, option
 from sparsedepth.quantities import LAYERS, PAIRS, with_intervals
 from sparsedepth.quantities.record import Column
-from sparsedepth.store.query_result import QueryResult
-from sparsedepth.store.terminal import table, wrapped
+from sparsedepth.store.query_result import QueryResult, table
+from sparsedepth.store.terminal import wrapped
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

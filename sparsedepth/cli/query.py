@@ -11,8 +11,7 @@ import typer
 from typer.core import TyperCommand
 
 from sparsedepth.cli import calls, option
-from sparsedepth.store.query_result import QueryResult
-from sparsedepth.store.render import choose_format, encode
+from sparsedepth.store.query_result import QueryResult, choose_format, encode
 
 LIST = "list"
 """The value of `--ask` without a name."""
@@ -63,7 +62,7 @@ def query(
 def _answer(folders: list[str], sql: str, format: str, timeout: float, skip_damaged: bool) -> bytes:
     from sparsedepth.store.connection import open_store
     from sparsedepth.store.fences import limited
-    from sparsedepth.store.render import FOR_PEOPLE
+    from sparsedepth.store.query_result import FOR_PEOPLE
     from sparsedepth.store.schema import TABLES
 
     with open_store(*folders, time_limit=timeout, skip_damaged=skip_damaged) as store:

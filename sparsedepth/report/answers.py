@@ -22,7 +22,7 @@ from sparsedepth.store import terminal
 from sparsedepth.store.comparable_loss import COMMON, OWN, loss_of
 from sparsedepth.store.connection import Store
 from sparsedepth.store.degeneracy import columns_for, score_rows, usable_form
-from sparsedepth.store.query_result import QueryResult
+from sparsedepth.store.query_result import QueryResult, fit
 from sparsedepth.store.search import search_of
 from sparsedepth.store.setting import BUDGET, only_tuning_text
 from sparsedepth.store.tuning_roles import result_rows
@@ -56,7 +56,7 @@ class Answer:
         head = terminal.wrapped([self.sentence], width)
         if not self.table.rows:
             return head.rstrip("\n")
-        table = terminal.fit(self.table, self.optional, width).text
+        table = fit(self.table, self.optional, width).text
         return f"{head}{table}\n{terminal.wrapped(self.notes, width)}".rstrip("\n")
 
 

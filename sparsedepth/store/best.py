@@ -26,7 +26,7 @@ from sparsedepth.store import terminal
 from sparsedepth.store.comparable_loss import layers_hint, loss_in, version_differences
 from sparsedepth.store.connection import Store
 from sparsedepth.store.degeneracy import columns_for, common_weakness, degeneracy, usable_form
-from sparsedepth.store.query_result import QueryResult
+from sparsedepth.store.query_result import QueryResult, fit
 from sparsedepth.store.records import no_run_text
 from sparsedepth.store.search import Search, on_front, search_of
 from sparsedepth.store.setting import (
@@ -249,7 +249,7 @@ def text(ranking: Ranking, width: int | None = None) -> str:
     )
     heads = ("mean" if name == ranking.by else name for name in names)
     table = QueryResult(columns=(*heads, "setting"), rows=rows)
-    return terminal.fit(table, ("cell_id", "params"), width, len(rows)).text
+    return fit(table, ("cell_id", "params"), width, len(rows)).text
 
 
 def _setting(cell: _Ranked, settings: Settings, search: Search | None) -> str:

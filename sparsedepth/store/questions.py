@@ -18,7 +18,7 @@ from sparsedepth.store import signal_to_noise, terminal
 from sparsedepth.store.comparable_loss import loss_in
 from sparsedepth.store.connection import Store
 from sparsedepth.store.degeneracy import columns_for, usable_form
-from sparsedepth.store.query_result import QueryResult
+from sparsedepth.store.query_result import QueryResult, fit
 from sparsedepth.store.setting import Settings, only_tuning_text, read_settings, with_setting_column
 from sparsedepth.store.small_sample import MIN_VALUES, mean_interval, seed_means
 from sparsedepth.store.tuning_roles import CHOSEN_ROLES, IS_RESULT, IS_TRAINED, best_value
@@ -152,7 +152,7 @@ def text(store: Store, name: str) -> str:
     if not answer.rows or settings is None:
         return f"{terminal.wrapped([question.asks])}none: {_why_none(store, question)}"
     optional = [names.format(scores=" ".join(scores)) for names in question.optional]
-    table = terminal.fit(with_setting_column(answer, settings), optional)
+    table = fit(with_setting_column(answer, settings), optional)
     interval = ""
     if "lo" in answer.columns:
         is_cut = any(row["lo"] == 0 for row in answer.records())
