@@ -27,7 +27,7 @@ from sparsedepth.quantities.record import Table
 from sparsedepth.store.cache import load
 from sparsedepth.store.checksums import DamagedRun, damage_text
 from sparsedepth.store.evals import COLUMNS as EVAL_COLUMNS
-from sparsedepth.store.evals import read_evals, task_scores
+from sparsedepth.store.evals import TASK_SCORES, read_evals
 from sparsedepth.store.fences import FENCES, NARROW, after, lock, one_line, read_only, syntax_nodes
 from sparsedepth.store.query_result import QueryResult
 from sparsedepth.store.records import Part, find_runs, no_run_text, read_file
@@ -189,8 +189,8 @@ def open_store(*paths: Path | str, time_limit: float = TIME_LIMIT, skip_damaged:
     try:
         cached = _make_views(connection, parts or [Part(root=roots[0], runs=[])], damaged)
         connection.register("evals", evals)
-        if (scores := task_scores(evals)) is not None:
-            connection.register("task_scores", scores)
+        if len(evals):
+            connection.execute(TASK_SCORES)
             connection.execute("ALTER VIEW every_run RENAME TO stored_run")
             connection.execute("CREATE VIEW every_run AS SELECT * FROM stored_run LEFT JOIN task_scores USING (run_id)")
         lock(connection)

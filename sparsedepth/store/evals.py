@@ -6,7 +6,6 @@ A folder is one task on one model. `eval_id` hashes everything that affects the 
 or harness makes a new one. Like a run's, the folder is written atomically, has checksums, and never changes.
 """
 
-from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated, Any
@@ -96,6 +95,18 @@ COLUMNS: tuple[Column, ...] = (
     ),
 )
 """The columns of the view, in order: one row per evaluation, metric and filter."""
+TASK_SCORES = f"""
+CREATE TABLE task_scores AS PIVOT (
+    FROM (
+        SELECT run_id, eval_id, '{quantities.TASK_SCORE}' || task AS score, value,
+            row(n, -n_fewshot, task_hash, harness, max_len) AS way,
+            row(count(*) OVER (PARTITION BY task, way), way) AS rank
+        FROM evals WHERE run_id IS NOT NULL AND without IS NULL AND metric = 'acc' AND filter = 'none'
+    ) SELECT run_id, score, value, eval_id QUALIFY rank = max(rank) OVER (PARTITION BY score)
+) ON score USING arg_max(value, eval_id) GROUP BY run_id
+"""
+"""The column 'acc:TASK' of each task for `runs`, by run_id. Of a task that was scored in several ways (documents,
+examples, harness), the one that most runs share, then that of the most documents."""
 
 
 def eval_folder(results: Path, key: EvaluationKey) -> Path:
@@ -145,33 +156,6 @@ def read_evals(roots: Iterable[Path]) -> pa.Table:
         shared = {"eval_id": eval_id, **evaluation.model_dump(mode="json", exclude={"results", "answers"})}
         rows += [{**shared, **result.model_dump(mode="json")} for result in evaluation.results]
     return rows_table(rows, arrow_schema(COLUMNS))
-
-
-def task_scores(evals: pa.Table) -> pa.Table | None:
-    """The column 'acc:TASK' of each task for `runs`, by run_id; None without any. Of a task that was scored in several
-    ways (documents, examples, harness), the one that most runs share, then that of the most documents."""
-    rows = [
-        row
-        for row in evals.to_pylist()
-        if row["run_id"] and row["without"] is None and (row["metric"], row["filter"]) == ("acc", "none")
-    ]
-    ways = Counter((row["task"], *_way(row)) for row in rows)
-    chosen: dict[str, tuple[Any, ...]] = {}
-    for (task, *way), n_runs in ways.items():
-        chosen[task] = max(chosen.get(task, ()), (n_runs, *way))
-    scores: dict[str, dict[str, Any]] = {}
-    for row in rows:
-        if _way(row) == chosen[row["task"]][1:]:
-            name = quantities.TASK_SCORE + row["task"]
-            scores.setdefault(row["run_id"], {"run_id": row["run_id"]})[name] = row["value"]
-    names = [quantities.TASK_SCORE + task for task in sorted(chosen)]
-    schema = pa.schema([("run_id", pa.string()), *((name, pa.float64()) for name in names)])
-    return pa.Table.from_pylist([*scores.values()], schema) if rows else None
-
-
-def _way(row: dict[str, Any]) -> tuple[Any, ...]:
-    """What two scores of a task must share to be compared."""
-    return row["n"], -row["n_fewshot"], row["task_hash"], row["harness"], row["max_len"]
 
 
 def paired_differences(first: Evaluation, second: Evaluation) -> list[tuple[str, str, float, float, float, int]]:
