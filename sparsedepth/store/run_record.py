@@ -57,7 +57,6 @@ from sparsedepth.store.checksums import (
     Files,
     Marker,
     OtherVersion,
-    RenamedRun,
     files_on_disk,
     is_complete,
     write_marker,
@@ -227,7 +226,8 @@ def run_files(files: Files) -> Files:
     """The files, if their marker is that of a record in a folder of this name. Raises DamagedRun."""
     folder, listed, run_id = files.folder, files.marker.files, files.marker.run_id
     if MODEL not in listed and run_id != folder.name and run_id != folder.resolve().name:  # for a folder given as '.'
-        raise RenamedRun(folder, run_id)
+        message = f"run folder {str(folder)!r} holds run {run_id[:40]!r} under another name; rename it to that"
+        raise DamagedRun(folder, MARKER, f"is of run {run_id!r}, and the folder has another name", message)
     if unknown := set(listed) - set(FILES):
         raise DamagedRun(folder, MARKER, f"lists {sorted(unknown)[0][:40]!r}, which is no file of a run")
     subjects = [name for name in SUBJECTS if name in listed]
