@@ -22,13 +22,14 @@ import numpy as np
 from sparsedepth import quantities
 from sparsedepth.config.corpus import unit_for
 from sparsedepth.config.run import CELL_FIELDS
+from sparsedepth.config.sweep import SweepDefinition
 from sparsedepth.store import terminal
 from sparsedepth.store.comparable_loss import layers_hint, loss_in, version_differences
 from sparsedepth.store.connection import Store
 from sparsedepth.store.degeneracy import columns_for, common_weakness, degeneracy, usable_form
 from sparsedepth.store.query_result import QueryResult, fit
 from sparsedepth.store.records import no_run_text
-from sparsedepth.store.search import Search, on_front, search_of
+from sparsedepth.store.search import least_seeds, on_front, search_of, search_text
 from sparsedepth.store.setting import (
     Configuration,
     Settings,
@@ -75,7 +76,7 @@ class Ranking:
     """Cells that were asked for; the table may have more (the baseline, the front)."""
     n_runs: int
     n_diverged: int
-    search: Search | None
+    search: SweepDefinition | None
     roots: tuple[Path, ...]
     degenerate: str
     """Which of its scores are degenerate, and the form that ranks in place; empty where none is."""
@@ -203,7 +204,7 @@ def heading(ranking: Ranking) -> str:
     more = f" (top {ranking.top} and the {'front' if ranking.search else 'baseline'})"
     part = f", {n_shown} shown{more if n_shown > ranking.top else ''}" if n_shown < ranking.n_cells else ""
     lines = (
-        ranking.search.text if ranking.search else "",
+        search_text(ranking.search) if ranking.search else "",
         f"{ranking.by}{unit}, {quantity.better}er is better, mean over seeds {interval}:",
         f"{ranking.n_cells} configurations{depths}{part}, {ranking.n_runs} runs{diverged}",
         ranking.differences.cost_text(columns),
@@ -252,21 +253,21 @@ def text(ranking: Ranking, width: int | None = None) -> str:
     return fit(table, ("cell_id", "params"), width, len(rows)).text
 
 
-def _setting(cell: _Ranked, settings: Settings, search: Search | None) -> str:
+def _setting(cell: _Ranked, settings: Settings, search: SweepDefinition | None) -> str:
     """The label of a cell, with remarks in brackets; in a search the value on every axis."""
     if search:
-        return ", ".join(f"{name}={number_text(cell.knobs[name])}" for name in search.axes if name != "n_layers")
+        return ", ".join(f"{name}={number_text(cell.knobs[name])}" for name in search.varied if name != "n_layers")
     label = cell.model or settings.label(cell.knobs)
     remarks = ["tuned to the edge"] if cell.tuning == "edge" else []
     remarks += [] if cell.values else ["no value"]
     return f"{label} ({', '.join(remarks)})" if remarks else label
 
 
-def _incomplete(store: Store, search: Search | None) -> set[str]:
+def _incomplete(store: Store, search: SweepDefinition | None) -> set[str]:
     """The cells of a search that lack seeds in the whole store."""
     if search is None:
         return set()
-    sql = f"SELECT cell_id FROM runs WHERE {IS_TRAINED} GROUP BY 1 HAVING count(*) < {search.n_seeds}"
+    sql = f"SELECT cell_id FROM runs WHERE {IS_TRAINED} GROUP BY 1 HAVING count(*) < {least_seeds(search)}"
     return {cell_id for (cell_id,) in store.sql(sql).rows}
 
 
