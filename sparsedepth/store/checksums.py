@@ -38,7 +38,7 @@ class OtherVersion(DamagedRun):
 
 
 @contextmanager
-def collecting_damage(damaged: list[DamagedRun] | None) -> Generator[None]:
+def collecting(damaged: list[DamagedRun] | None) -> Generator[None]:
     """Given a list, add DamagedRun to it instead of raising."""
     try:
         yield

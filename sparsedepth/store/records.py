@@ -29,15 +29,7 @@ from sparsedepth.config.plain_text import counted
 from sparsedepth.files import MARKER, atomic_folder, read_regular
 from sparsedepth.quantities.record import Table
 from sparsedepth.store import tables
-from sparsedepth.store.checksums import (
-    RUN_ID,
-    DamagedRun,
-    Files,
-    collecting_damage,
-    files_on_disk,
-    is_complete,
-    parse_marker,
-)
+from sparsedepth.store.checksums import RUN_ID, DamagedRun, Files, collecting, files_on_disk, is_complete, parse_marker
 from sparsedepth.store.run_record import EVALS, INDEX, MODELS, RUNS, TOYS, parse_object, problem, run_files, run_folder
 from sparsedepth.store.run_tables import file_schema, table_bytes
 from sparsedepth.store.schema import TABLES
@@ -202,7 +194,7 @@ def find_runs(paths: Iterable[Path], damaged: list[DamagedRun] | None = None) ->
                     pack = open_pack(folder)
                     parts.append(Part(root=folder, runs=pack.stored_runs, pack=pack))
                     continue
-                with collecting_damage(damaged):
+                with collecting(damaged):
                     files = run_files(files_on_disk(folder))
                     runs.append(stored_run(files, utf8(str(folder)[start:] or ".")))
         except OSError as error:
