@@ -27,18 +27,10 @@ from sparsedepth.store import terminal
 from sparsedepth.store.comparable_loss import layers_hint, loss_in, version_differences
 from sparsedepth.store.connection import Store
 from sparsedepth.store.degeneracy import columns_for, common_weakness, degeneracy, usable_form
-from sparsedepth.store.query_result import QueryResult, fit
+from sparsedepth.store.query_result import QueryResult, fit, number_text, relative
 from sparsedepth.store.records import no_run_text
 from sparsedepth.store.search import least_seeds, on_front, search_of, search_text
-from sparsedepth.store.setting import (
-    Configuration,
-    Settings,
-    number_text,
-    only_tuning_text,
-    planned_configurations,
-    relative,
-    settings_of,
-)
+from sparsedepth.store.setting import Configuration, Settings, only_tuning_text, planned_configurations, settings_of
 from sparsedepth.store.small_sample import MIN_VALUES, mean_interval, seed_means
 from sparsedepth.store.subject import import_note
 from sparsedepth.store.tuning_roles import IS_CHOSEN, IS_TRAINED, parse_tuned_fields

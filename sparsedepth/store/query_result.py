@@ -108,6 +108,16 @@ def _four_digits(value: float) -> str:
     return f"{value:.{max(0, 3 - exponent)}f}" if -4 <= exponent < 7 else rounded
 
 
+def relative(value: float | None, reference: float | None) -> float | None:
+    """A cost over that of the baseline; None where either is unknown."""
+    return value / reference if value and reference else None
+
+
+def number_text(value: Any) -> str | None:
+    """A number in its shortest form: 0.003."""
+    return f"{value:g}" if isinstance(value, int | float) else value
+
+
 def plain(value: Any) -> Any:
     """The value in JSON's types; NaN and Inf become None."""
     if isinstance(value, Decimal):

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from sparsedepth.config.model import FILLED_FROM, with_derived_sizes
 from sparsedepth.config.role import roles
 from sparsedepth.config.run import CELL_FIELDS, RunConfig
-from sparsedepth.store.query_result import QueryResult, readable
+from sparsedepth.store.query_result import QueryResult, number_text, readable, relative
 from sparsedepth.store.schema import stored_fields
 from sparsedepth.store.search import definitions_of
 from sparsedepth.store.tuning_roles import IS_CHOSEN, IS_TRAINED, parse_tuned_fields
@@ -207,16 +207,6 @@ def with_setting_column(answer: QueryResult, settings: Settings) -> QueryResult:
     if any(name in settings.label_fields for name in answer.columns):
         columns["setting"] = [settings.label(row) for row in answer.records()]
     return QueryResult(columns=tuple(columns), rows=tuple(zip(*columns.values(), strict=True)))
-
-
-def relative(value: float | None, reference: float | None) -> float | None:
-    """A cost over that of the baseline; None where either is unknown."""
-    return value / reference if value and reference else None
-
-
-def number_text(value: Any) -> str | None:
-    """A number in its shortest form: 0.003."""
-    return f"{value:g}" if isinstance(value, int | float) else value
 
 
 def assignment(name: str, value: Any) -> str:
