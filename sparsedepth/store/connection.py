@@ -16,7 +16,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from itertools import chain, product
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import duckdb
 import pyarrow as pa
@@ -35,7 +35,7 @@ from sparsedepth.store.run_record import RUNS, parse_object
 from sparsedepth.store.run_tables import arrow_schema, empty_table
 from sparsedepth.store.schema import COLUMNS, METRICS, SOURCE, TABLES, TUNING_COLUMNS
 from sparsedepth.store.tables import MARKER_COLUMNS, LazyTable, UnreadTable, rows_table, utf8, view_schema
-from sparsedepth.store.tuning_roles import IS_TRAINED, Tuning, read_tuning, tuning_columns
+from sparsedepth.store.tuning_roles import IS_TRAINED, read_tuning, tuning_columns
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -140,27 +140,24 @@ class Store(AbstractContextManager["Store"]):
 
     def _add_tuning(self, folders: Mapping[Path, set[str]]) -> None:
         """Add TUNING_COLUMNS to `runs`, computed from the runs of each results folder."""
-        tunings: dict[Path, Tuning] = {}
+        columns: dict[str, dict[str, Any]] = {}
+        cells: dict[str, dict[str, Any]] = {}
         for folder in sorted(folder for folder in folders if folder.name == RUNS):
             try:
                 tuning = read_tuning(folder.parent)
             except ValueError as error:
                 warnings.warn(f"{error}: its runs have no `tuning`", stacklevel=2)
                 continue
-            if tuning:
-                tunings[folder] = tuning
-        if not tunings:
-            return
-        sql = f"SELECT DISTINCT ON (cell_id) cell_id, {', '.join(CELL_FIELDS)} FROM runs WHERE {IS_TRAINED}"
-        cells = {cell["cell_id"]: cell for cell in self.sql(sql).records()}
-        sweeps = []
-        for folder, tuning in tunings.items():
+            if tuning is None:
+                continue
+            sql = f"SELECT DISTINCT ON (cell_id) cell_id, {', '.join(CELL_FIELDS)} FROM runs WHERE {IS_TRAINED}"
+            cells = cells or {cell["cell_id"]: cell for cell in self.sql(sql).records()}
             sql = f"SELECT run_id, cell_id, seed, outcome, {tuning.objective} FROM runs WHERE {IS_TRAINED}"
             runs = [run for run in self.sql(sql).records() if run["run_id"] in folders[folder]]
-            sweeps.append((tuning, [cells[run["cell_id"]] | run for run in runs]))
-        if rows := [{"run_id": run_id, **values} for run_id, values in tuning_columns(*sweeps).items()]:
+            columns |= tuning_columns(tuning, [cells[run["cell_id"]] | run for run in runs])
+        if columns:
             schema = arrow_schema((COLUMNS["runs"][0], *TUNING_COLUMNS))  # the first is run_id
-            self._connection.register("tuning", rows_table(rows, schema))
+            self._connection.register("tuning", rows_table([*columns.values()], schema))
             self._connection.execute(
                 "CREATE OR REPLACE VIEW runs AS SELECT * FROM every_run LEFT JOIN tuning USING (run_id)"
             )
