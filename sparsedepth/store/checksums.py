@@ -127,7 +127,7 @@ def parse_marker(folder: Path, content: bytes) -> Marker:
     return Marker(run_id=run_id, files=files, content=content)
 
 
-def files_on_disk(folder: Path) -> Files:
+def files_in(folder: Path) -> Files:
     """The files of a complete folder, each verified when it is read, by a marker that is valid. Raises DamagedRun."""
     marker = parse_marker(folder, _read_bytes(folder, MARKER, MAX_TEXT_BYTES))
 

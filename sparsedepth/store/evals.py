@@ -18,7 +18,7 @@ from sparsedepth.config.load import build
 from sparsedepth.config.section import Section
 from sparsedepth.files import MARKER, WrittenMeanwhile, atomic_folder, digest, parse_json, write_json
 from sparsedepth.quantities.record import Column
-from sparsedepth.store.checksums import DamagedRun, Files, OtherVersion, files_on_disk, write_marker
+from sparsedepth.store.checksums import DamagedRun, Files, OtherVersion, files_in, write_marker
 from sparsedepth.store.records import find_groups
 from sparsedepth.store.run_record import EVALS as FOLDER
 from sparsedepth.store.run_tables import arrow_schema
@@ -127,7 +127,7 @@ def save_evaluation(results: Path, evaluation: Evaluation) -> Path:
 
 def read_evaluation(folder: Path) -> Evaluation:
     """The evaluation in a folder. Raises DamagedRun if its checksums differ."""
-    return _parse(files_on_disk(folder))
+    return _parse(files_in(folder))
 
 
 def _parse(files: Files) -> Evaluation:

@@ -29,7 +29,7 @@ from sparsedepth.config.plain_text import counted
 from sparsedepth.files import MARKER, atomic_folder, read_regular
 from sparsedepth.quantities.record import Table
 from sparsedepth.store import tables
-from sparsedepth.store.checksums import RUN_ID, DamagedRun, Files, collecting, files_on_disk, is_complete, parse_marker
+from sparsedepth.store.checksums import RUN_ID, DamagedRun, Files, collecting, files_in, is_complete, parse_marker
 from sparsedepth.store.run_record import EVALS, INDEX, MODELS, RUNS, TOYS, parse_object, problem, run_files, run_folder
 from sparsedepth.store.run_tables import file_schema, table_bytes
 from sparsedepth.store.schema import TABLES
@@ -195,7 +195,7 @@ def find_runs(paths: Iterable[Path], damaged: list[DamagedRun] | None = None) ->
                     parts.append(Part(root=folder, runs=pack.stored_runs, pack=pack))
                     continue
                 with collecting(damaged):
-                    files = run_files(files_on_disk(folder))
+                    files = run_files(files_in(folder))
                     runs.append(stored_run(files, utf8(str(folder)[start:] or ".")))
         except OSError as error:
             why = f"{error.strerror}: {error.filename!r}"
@@ -235,10 +235,10 @@ def _without_copies(runs: Iterable[StoredRun]) -> list[StoredRun]:
 def find_groups(root: Path, kind: str) -> Iterator[Files]:
     """The complete toy groups or evaluations (`kind`: TOYS or EVALS) of a results folder or pack, or a single one."""
     if root.resolve().parent.name == kind and is_complete(root):
-        yield files_on_disk(root)
+        yield files_in(root)
     elif (root / kind).is_dir():
         folders = sorted(path for path in (root / kind).iterdir() if is_complete(path) and path.name[0] != ".")
-        yield from map(files_on_disk, folders)
+        yield from map(files_in, folders)
     if is_pack(root):
         pack = open_pack(root)
         yield from map(pack.files, pack.places(kind))
