@@ -221,8 +221,7 @@ def answer(ranking: Ranking) -> str:
 
 
 def text(ranking: Ranking, width: int | None = None) -> str:
-    """The ranking for a terminal of `width` characters, a line per configuration, labelled by how it differs from the
-    baseline; with cell_id where there is room."""
+    """The ranking for a terminal, a line per configuration, with what differs from the baseline."""
     tuned, note = ranking.differences.tuned, ["note"] if ranking.search else []
     values = ("seeds", "diverged", ranking.by, "lo", "hi", *ranking.beside)
     names = ("rank", "cell_id", "source", "n_layers", *tuned, *values, "params", "flops", *note)

@@ -163,8 +163,7 @@ def unknown_in(score: str, run: Run) -> list[str]:
 
 
 def weakness_of_run(run: Run) -> str | None:
-    """Why no score of a model is evidence about depth; '' where it has learned more than a bigram table, None where
-    that is unknown."""
+    """Why no score is evidence about depth; '' where a bigram table knows less, None if unknown."""
     loss, bigram, chance = (float_or_none(run.get(name)) for name in LOSSES)
     guessing = _guessing(run)
     if loss is None:
@@ -183,8 +182,7 @@ def _guessing(run: Run) -> float | None:
 
 
 def common_weakness(runs: Iterable[Run]) -> str:
-    """The weakness of most finished runs of a comparison, with the mean loss of those that have it and of the table or
-    of chance; else ''."""
+    """The weakness of most finished runs, with their loss and that of the table or chance; else ''."""
     finished = [(weakness_of_run(run), run) for run in runs if run.get("outcome") == "ok"]
     weak = Counter(reason for reason, _ in finished if reason)
     if not weak.total() > MOST * len(finished):
@@ -197,8 +195,7 @@ def common_weakness(runs: Iterable[Run]) -> str:
 
 
 def notes_on_run(run: Run) -> list[str]:
-    """A finished run by itself: each reason why scores are degenerate in it, with these scores; that of a weak model
-    concerns all."""
+    """Why scores of a finished run are degenerate; the reason of a weak model concerns all."""
     if not (scores := [score for score in SCORES if _has_value(score, run)]):
         return []
     weakness = weakness_of_run(run)
@@ -211,8 +208,7 @@ def notes_on_run(run: Run) -> list[str]:
 
 
 def sound_form(score: str, runs: Sequence[Run]) -> str | None:
-    """The first form of a score, itself included, that as many runs have and that is not degenerate in them; None where
-    there is none."""
+    """The first form of a score that as many runs have and that is sound in them; None without one."""
     least = max(1, sum(_has_value(score, run) for run in runs))
     verdicts = (degeneracy(form, runs) for form in alternative_forms(score))
     return next((verdict.score for verdict in verdicts if verdict.n_runs >= least and not verdict.is_degenerate), None)
@@ -256,8 +252,7 @@ def sound_forms(names: Iterable[str], runs: "pd.DataFrame") -> dict[str, str]:
 def degeneracy_caption(
     scores: Iterable[str], runs: "pd.DataFrame", drawn: Mapping[str, str] = MappingProxyType({})
 ) -> str:
-    """A sentence for a figure's caption: the degenerate scores, each with its main reason, and what is drawn
-    (`sound_forms`) in their place."""
+    """A sentence for a caption: degenerate scores, their main reasons, and what is drawn instead."""
     verdicts = (degeneracy(score, score_rows(runs, score)) for score in dict.fromkeys(scores))
     marked = {verdict.score: f"{verdict.score} ({verdict.reason})" for verdict in verdicts if verdict.is_degenerate}
     text = "".join(

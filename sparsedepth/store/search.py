@@ -61,8 +61,7 @@ def on_front(values_CK: np.ndarray, objectives: Sequence[str]) -> np.ndarray:
 
 
 def rerun_definition(search: SweepDefinition, chosen: Sequence[Mapping[str, Any]], out: Path) -> SweepDefinition:
-    """Write the definition of a sweep of these configurations (field -> value) with FRESH new seeds. Raises ValueError
-    if `out` exists."""
+    """Write a sweep of these configurations with FRESH new seeds. Raises ValueError if `out` exists."""
     from sparsedepth.config.load import yaml_text
 
     if out.exists():

@@ -84,8 +84,7 @@ class Settings:
         return "\n".join(f"{name} depends on n_layers: {text}" for name, text in values.items())
 
     def cost_text(self, columns: Container[str]) -> str:
-        """'params, flops (training): relative to the baseline with 12 layers (124128, 6.393e+11)'; empty where no
-        column is a cost."""
+        """'params, flops (training): relative to the baseline (124128, 6.393e+11)'; '' without one."""
         costs = {"params": self.baseline.params, "flops": self.baseline.flops}
         references = {name: readable(value) for name, value in costs.items() if name in columns and value}
         depth = f" with {self.baseline.knobs['n_layers']} layers" if "n_layers" in self.varying else ""
@@ -210,8 +209,7 @@ def with_setting_column(answer: QueryResult, settings: Settings) -> QueryResult:
 
 
 def assignment(name: str, value: Any) -> str:
-    """'n_kv_heads=1': a field's value in every table, sentence and figure, in the form of `--set`; floats in six
-    digits."""
+    """'n_kv_heads=1': a field's value in every text and figure, as in `--set`; floats in six digits."""
     if value is None:
         return f"{name} unset"
     if isinstance(value, float):

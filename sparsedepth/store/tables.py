@@ -296,11 +296,10 @@ def read_rows(
 
 
 _TYPES = {column.name: column.type for column in RUN_COLUMNS}
-_PYTHON_TYPES = {
+_KINDS = {
     "BIGINT": (int, 2**63 - 1), "DOUBLE": (float, sys.float_info.max), "VARCHAR": (str, None), "BOOLEAN": (bool, None)
 }  # fmt: skip
-_KINDS = {name: _PYTHON_TYPES[type] for name, type in _TYPES.items()}
-"""Column -> Python type of its values, and their largest magnitude."""
+"""Type of a column -> Python type of its values, and their largest magnitude."""
 
 
 def _run_row(run: Record) -> dict[str, Any]:
@@ -345,7 +344,7 @@ def _typed(run: Record, file: str, values: Mapping[str, Any]) -> dict[str, Any]:
     for name, value in values.items():
         if value is None:
             continue
-        kind, largest = _KINDS[name]
+        kind, largest = _KINDS[_TYPES[name]]
         fits = type(value) is kind or (kind is float and type(value) is int)
         if not fits or (largest is not None and not -largest <= value <= largest):
             told = f"has {name}={str(value)[:40]!r}, which is not a {_TYPES[name]}"

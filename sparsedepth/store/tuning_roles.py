@@ -70,10 +70,7 @@ class Tuning:
 
 
 def read_tuning(results: Path) -> Tuning | None:
-    """What the sweep of a results folder tunes; None where it tunes nothing, or there is no sweep.
-
-    Raises ValueError for an invalid sweep.yaml that tunes.
-    """
+    """What the sweep of a results folder tunes, if anything. Raises ValueError for an invalid one."""
     if not any((results / name).is_file() for name in DEFINITIONS):
         return None
     from sparsedepth.config.sweep import DEFINITION, read_definition
