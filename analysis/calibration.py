@@ -211,7 +211,7 @@ def read(results: Path) -> list[Row]:
 def measure(results: Path) -> None:
     """Measure every run of a task of known depth in the results folder, by need, into its table. The table is complete
     after each run; the same command continues with the missing runs."""
-    from sparsedepth.store.find import find_runs
+    from sparsedepth.store.records import find_runs
 
     folders = sorted(run.folder for part in find_runs([results]) if part.pack is None for run in part.runs)
     rows = read(results) if (results / TABLE).is_file() else []

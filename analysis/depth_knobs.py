@@ -23,9 +23,8 @@ from script import read_runs, run_script
 
 from sparsedepth.effects.cells import cells_of
 from sparsedepth.store.comparable_loss import loss_of
-from sparsedepth.store.query_result import QueryResult
+from sparsedepth.store.query_result import QueryResult, fit
 from sparsedepth.store.setting import assignment
-from sparsedepth.store.terminal import fit
 from sparsedepth.store.tuning_roles import result_rows
 
 CLAIM = (

@@ -35,7 +35,7 @@ from sparsedepth.store import questions
 from sparsedepth.store.best import best
 from sparsedepth.store.checksums import checksum_of, new_marker
 from sparsedepth.store.connection import open_store
-from sparsedepth.store.pack import open_pack
+from sparsedepth.store.records import open_pack
 from sparsedepth.store.run_record import parse_record, run_folder
 from sparsedepth.store.run_tables import table_bytes
 

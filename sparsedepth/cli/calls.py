@@ -251,8 +251,8 @@ def recipe(
     from sparsedepth.scaling.speedup import worth
     from sparsedepth.store.comparable_loss import loss_in
     from sparsedepth.store.connection import open_store
-    from sparsedepth.store.find import no_run_text
-    from sparsedepth.store.search import search_of
+    from sparsedepth.store.records import no_run_text
+    from sparsedepth.store.search import search_of, search_text
 
     written = None if out is None else _path(out)
     if written is not None:
@@ -271,7 +271,8 @@ def recipe(
         compute = worth(store, objective)
     if search is not None:
         names = shlex.join(map(str, folders))
-        raise ValueError(f"{names} holds {search.text}; sparsedepth best {names} shows how to rerun the best points")
+        shows = f"sparsedepth best {names} shows how to rerun the best points"
+        raise ValueError(f"{names} holds {search_text(search)}; {shows}")
     card = derive_card(runs, depth, objective, matched, holdout_depth=holdout_depth, folders=paths, compute=compute)
     if card.recipe.config is None:
         at = f" at {card.recipe.depth} layers" if card.recipe.depth else ""

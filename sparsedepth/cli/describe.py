@@ -16,8 +16,7 @@ import typer
 from sparsedepth import quantities
 from sparsedepth.cli import option
 from sparsedepth.quantities.record import Table
-from sparsedepth.store.query_result import QueryResult
-from sparsedepth.store.render import render
+from sparsedepth.store.query_result import QueryResult, render
 from sparsedepth.store.terminal import terminal_width
 
 Kind = Literal["sweep", "run", "import"]

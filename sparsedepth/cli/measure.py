@@ -10,8 +10,8 @@ import typer
 from sparsedepth.cli import calls, option
 from sparsedepth.quantities import LAYERS, PAIRS, with_intervals
 from sparsedepth.quantities.record import Column
-from sparsedepth.store.query_result import QueryResult
-from sparsedepth.store.terminal import table, wrapped
+from sparsedepth.store.query_result import QueryResult, table
+from sparsedepth.store.terminal import wrapped
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -183,7 +183,8 @@ def _evaluate(
 ) -> "list[Evaluation]":
     """A model's evaluations, stored or new; each is printed as soon as it is there."""
     from sparsedepth.exchange.evaluate import evaluate as evaluate_task
-    from sparsedepth.store.evals import eval_folder, is_evaluated, read_evaluation, save_evaluation
+    from sparsedepth.store.checksums import is_complete
+    from sparsedepth.store.evals import eval_folder, read_evaluation, save_evaluation
 
     results = loaded.folder.resolve().parent.parent
     if out is None and loaded.config is not None:
@@ -191,7 +192,8 @@ def _evaluate(
     evaluations: list[Evaluation] = []
     for task in tasks:
         keys = task.keys(loaded, ranges)
-        stored = {key: eval_folder(out, key) for key in keys if out is not None and is_evaluated(out, key)}
+        folders = {} if out is None else {key: eval_folder(out, key) for key in keys}
+        stored = {key: folder for key, folder in folders.items() if is_complete(folder)}
         for folder in stored.values():
             evaluations.append(read_evaluation(folder))
             _print_evaluation(evaluations[-1], "stored")

@@ -16,8 +16,7 @@ from typer.core import TyperCommand
 
 from sparsedepth.cli import calls, option
 from sparsedepth.files import check_parent, write_bytes
-from sparsedepth.store.query_result import QueryResult
-from sparsedepth.store.render import choose_format, encode
+from sparsedepth.store.query_result import QueryResult, choose_format, encode
 from sparsedepth.store.terminal import wrapped
 
 if TYPE_CHECKING:
@@ -74,7 +73,7 @@ def query(
 def _answer(folders: list[str], sql: str, format: str, timeout: float, skip_damaged: bool) -> bytes:
     from sparsedepth.store.connection import open_store
     from sparsedepth.store.fences import limited
-    from sparsedepth.store.render import FOR_PEOPLE
+    from sparsedepth.store.query_result import FOR_PEOPLE
     from sparsedepth.store.schema import TABLES
 
     with open_store(*folders, time_limit=timeout, skip_damaged=skip_damaged) as store:
@@ -198,7 +197,7 @@ def _effects(
     from sparsedepth.effects import chain, chain_text, importance
     from sparsedepth.effects.cells import cells_of, read_runs
     from sparsedepth.store.comparable_loss import loss_in
-    from sparsedepth.store.find import no_run_text
+    from sparsedepth.store.records import no_run_text
     from sparsedepth.store.search import search_of
     from sparsedepth.store.setting import only_tuning_text
 

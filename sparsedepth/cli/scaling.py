@@ -9,8 +9,8 @@ import typer
 
 from sparsedepth.cli import option
 from sparsedepth.cli.read import write
-from sparsedepth.store.render import FORMATS, choose_format, encode, render
-from sparsedepth.store.terminal import fit as fit_table
+from sparsedepth.store.query_result import FORMATS, choose_format, encode, render
+from sparsedepth.store.query_result import fit as fit_table
 from sparsedepth.store.terminal import wrapped
 
 if TYPE_CHECKING:

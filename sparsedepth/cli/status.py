@@ -63,7 +63,7 @@ def status(
 
 def summary_of(folder: Path) -> "SweepSummary":
     """Raises ValueError for a folder without runs."""
-    from sparsedepth.store.find import no_run_text
+    from sparsedepth.store.records import no_run_text
     from sparsedepth.sweep.status import sweep_summary
 
     summary = sweep_summary(folder)

@@ -14,7 +14,8 @@ from sparsedepth.cli import calls, option, preflight
 from sparsedepth.cli.on_slurm import array_options, plan_array, sweep_on_slurm
 from sparsedepth.config.plain_text import visible
 from sparsedepth.files import MARKER
-from sparsedepth.store.terminal import fit, wrapped
+from sparsedepth.store.query_result import fit
+from sparsedepth.store.terminal import wrapped
 
 if TYPE_CHECKING:
     from sparsedepth.config.sweep import SweepDefinition

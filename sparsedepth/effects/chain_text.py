@@ -6,9 +6,9 @@ from sparsedepth.config.plain_text import counted
 from sparsedepth.effects.cells import Cells
 from sparsedepth.effects.chain import MIN_UNITS, Intervention, Link, LinkEvidence, Skill, cautions, chain_evidence
 from sparsedepth.effects.effect import Effect
-from sparsedepth.effects.text import size_text
+from sparsedepth.effects.verdict import size_text
 from sparsedepth.store import terminal
-from sparsedepth.store.query_result import QueryResult
+from sparsedepth.store.query_result import QueryResult, fit
 from sparsedepth.store.tuning_roles import result_rows
 
 EXPLAINED = (
@@ -28,7 +28,7 @@ def chain_lines(cells: Cells, detail: bool = False) -> Iterator[str]:
         yield "no two quantities of the chain were measured in the same runs"
         return
     names = ("cause", "effect", "rho", "lo", "hi", "skill", "intervention", "verdict")
-    table = terminal.fit(QueryResult(columns=names, rows=tuple(map(_row, chain))), ("skill",))
+    table = fit(QueryResult(columns=names, rows=tuple(map(_row, chain))), ("skill",))
     head = terminal.wrapped([f"The chain from sparsity to loss: {_counts_text(chain[0].within)}"])
     notes = terminal.wrapped([EXPLAINED, *cautions(result_rows(cells.runs))])
     yield f"{head}{table.text}\n{notes}".rstrip("\n")

@@ -20,10 +20,11 @@ import pandas as pd
 from sparsedepth import quantities
 from sparsedepth.config.plain_text import counted
 from sparsedepth.config.space import Interval
+from sparsedepth.config.sweep import SweepDefinition
 from sparsedepth.effects.cells import plain
 from sparsedepth.store.degeneracy import degeneracy, score_rows
 from sparsedepth.store.query_result import QueryResult
-from sparsedepth.store.search import Search, on_front
+from sparsedepth.store.search import least_seeds, on_front, search_text
 from sparsedepth.store.tuning_roles import result_rows
 
 if TYPE_CHECKING:
@@ -41,12 +42,12 @@ EXPLAINED = (
 )
 
 
-def proposals(runs: pd.DataFrame, search: Search) -> pd.DataFrame:
+def proposals(runs: pd.DataFrame, search: SweepDefinition) -> pd.DataFrame:
     """One row per proposal, oldest first: the axes, each objective's mean over seeds (NaN if a seed diverged or ended
     early), n_seeds, on_front."""
     cells = runs.groupby("cell_id", sort=False)
-    frame = pd.DataFrame({name: cells[name].first().map(plain) for name in search.axes})
-    is_complete = (cells.size() >= search.n_seeds) & (runs["outcome"] == "ok").groupby(runs["cell_id"]).all()
+    frame = pd.DataFrame({name: cells[name].first().map(plain) for name in search.varied})
+    is_complete = (cells.size() >= least_seeds(search)) & (runs["outcome"] == "ok").groupby(runs["cell_id"]).all()
     for name in search.objectives:
         frame[name] = pd.to_numeric(runs[name]).groupby(runs["cell_id"]).mean().where(is_complete)
     frame = frame.assign(n_seeds=cells.size(), started=cells["started"].min() if "started" in runs else "")
@@ -59,9 +60,9 @@ def finished(frame: pd.DataFrame, objective: str) -> pd.DataFrame:
     return frame[np.isfinite(frame[objective].to_numpy(float))].reset_index(drop=True)
 
 
-def options_of(frame: pd.DataFrame, search: Search) -> dict[str, list]:
+def options_of(frame: pd.DataFrame, search: SweepDefinition) -> dict[str, list]:
     """The axes that take several values, each with these in order."""
-    values = {name: sorted({plain(value) for value in frame[name].tolist()}, key=value_order) for name in search.axes}
+    values = {name: sorted({plain(value) for value in frame[name].tolist()}, key=value_order) for name in search.varied}
     return {name: options for name, options in values.items() if len(options) > 1}
 
 
@@ -71,13 +72,13 @@ def value_order(option: object) -> tuple[bool, float, str]:
     return (not is_number, float(option) if is_number else 0.0, repr(option))
 
 
-def study_of(frame: pd.DataFrame, search: Search, objective: str) -> "optuna.Study":
+def study_of(frame: pd.DataFrame, search: SweepDefinition, objective: str) -> "optuna.Study":
     """A study in memory of one objective: a trial for each proposal that has its value, in order, with the axes that
     take several values. A field that a proposal does not have is no parameter of its trial."""
     import optuna
 
     optuna.logging.set_verbosity(optuna.logging.WARNING)
-    frame, axes = finished(frame, objective), search.definition.axes
+    frame, axes = finished(frame, objective), search.axes
     spaces = {name: _distribution(options, axes.get(name)) for name, options in options_of(frame, search).items()}
     study = optuna.create_study(direction="maximize" if quantities.sign(objective) > 0 else "minimize")
     for proposal in frame.to_dict("records"):
@@ -117,7 +118,7 @@ class Importance(NamedTuple):
     """The values of the axis among the best proposals."""
 
 
-def importances(frame: pd.DataFrame, search: Search, objective: str) -> list[Importance]:
+def importances(frame: pd.DataFrame, search: SweepDefinition, objective: str) -> list[Importance]:
     """Of each axis, the most important first. Empty with too few proposals, or where all have the same value."""
     import optuna
 
@@ -125,7 +126,7 @@ def importances(frame: pd.DataFrame, search: Search, objective: str) -> list[Imp
     options = options_of(frame, search)
     if len(frame) < MIN_PROPOSALS or not options or frame[objective].nunique() == 1:
         return []
-    axes, study = search.definition.axes, study_of(frame, search, objective)
+    axes, study = search.axes, study_of(frame, search, objective)
     values = frame[objective].to_numpy(float)
     fanova: dict[str, float] = {}
     with warnings.catch_warnings(action="ignore"):  # experimental; that the lowest are the best
@@ -175,11 +176,11 @@ def _values_text(values: pd.Series, axis: Any) -> str:
 # Text
 
 
-def search_lines(runs: pd.DataFrame, search: Search, by: str | None = None) -> Iterator[str]:
+def search_lines(runs: pd.DataFrame, search: SweepDefinition, by: str | None = None) -> Iterator[str]:
     """The importance of every axis, for every objective or for `by`."""
     runs = result_rows(runs)
     frame = proposals(runs, search)
-    yield f"{search.text}\n{EXPLAINED}"
+    yield f"{search_text(search)}\n{EXPLAINED}"
     for objective in [by] if by in search.objectives else search.objectives:
         n, quantity = len(finished(frame, objective)), quantities.IN_RUNS[objective]
         unit = f" [{quantity.unit}]" if quantity.unit not in ("", "1") else ""
@@ -197,7 +198,7 @@ def search_lines(runs: pd.DataFrame, search: Search, by: str | None = None) -> I
             yield f"  {each.axis}: importance PED-ANOVA {each.ped_anova:.0%}{fanova}; {best}"
 
 
-def search_table(runs: pd.DataFrame, search: Search, by: str | None = None) -> QueryResult:
+def search_table(runs: pd.DataFrame, search: SweepDefinition, by: str | None = None) -> QueryResult:
     """One row per objective and axis."""
     frame = proposals(result_rows(runs), search)
     columns = ("objective", "axis", "ped_anova", "fanova", "best_values", "proposals")

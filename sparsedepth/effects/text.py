@@ -12,7 +12,7 @@ from sparsedepth.effects.cells import Cells
 from sparsedepth.effects.frame import OWN_LR, QUESTIONS
 from sparsedepth.effects.verdict import ALPHA, POWER, size_text
 from sparsedepth.store import terminal
-from sparsedepth.store.query_result import QueryResult
+from sparsedepth.store.query_result import QueryResult, fit
 
 OPTIONAL = ("diverged", "basis", "seeds", "flops", "lr", "detectable")
 DETAIL = ("p_adjusted", "df", "seeds_part", "lr_part")
@@ -33,7 +33,7 @@ def effects_text(effects: pd.DataFrame, cells: Cells, width: int | None = None, 
     is_listed = detail | effects["question"].isin(QUESTIONS) | effects["verdict"].isin(["lower", "higher"])
     shown = [_cells_of(row, cells) for row in effects[is_listed].to_dict("records")]
     rows = tuple(tuple(row[name] for name in names) for row in shown)
-    table = terminal.fit(QueryResult(columns=tuple(names), rows=rows), OPTIONAL, width)
+    table = fit(QueryResult(columns=tuple(names), rows=rows), OPTIONAL, width)
     over = "over" if cells.unit == "ln ratio" else "minus"
     lr = f", each at its own tuned {cells.field}" if cells.field else ""
     if lr and {*effects["at"].dropna()} - {"", OWN_LR}:

@@ -17,8 +17,7 @@ from matplotlib.lines import Line2D
 from sparsedepth.config.plain_text import counted
 from sparsedepth.files import check_parent, write_bytes
 from sparsedepth.plots.style import COLUMN, GREY, PAPER, RC, Style, escaped, wrapped
-from sparsedepth.store.query_result import QueryResult
-from sparsedepth.store.render import to_csv
+from sparsedepth.store.query_result import QueryResult, to_csv
 
 FORMATS = {".png": {"Software": None}, ".svg": {"Date": None}, ".pdf": {"CreationDate": None}}
 """Suffix -> metadata to leave out, so that the same numbers give the same file."""

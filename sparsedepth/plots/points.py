@@ -31,7 +31,7 @@ from sparsedepth.store.comparable_loss import loss_of, with_loss
 from sparsedepth.store.connection import Store
 from sparsedepth.store.degeneracy import degeneracy, degeneracy_caption, score_rows, sound_forms
 from sparsedepth.store.questions import QUESTIONS
-from sparsedepth.store.search import on_front, search_of
+from sparsedepth.store.search import least_seeds, on_front, search_of
 from sparsedepth.store.small_sample import Z
 from sparsedepth.store.subject import is_imported
 
@@ -222,7 +222,7 @@ def pareto(store: Store) -> Drawing:
     """Raises NothingToDraw with fewer than two configurations to compare."""
     search, runs = search_of(store.roots), trained_runs(store)
     if search is not None:  # of a proposal with pruned seeds only the good ones are left
-        runs = runs[runs.groupby("cell_id")["cell_id"].transform("size") >= search.n_seeds]
+        runs = runs[runs.groupby("cell_id")["cell_id"].transform("size") >= least_seeds(search)]
     best = front(runs, None if search is None else search.objectives)
     if len(best.cells) < 2 or len(best.quantities) < 2:
         names = " and ".join(search.objectives) if search and len(search.objectives) > 1 else "a val_loss and a cost"

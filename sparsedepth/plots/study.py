@@ -15,6 +15,7 @@ from matplotlib.figure import Figure
 
 from sparsedepth.config.plain_text import counted
 from sparsedepth.config.space import Interval
+from sparsedepth.config.sweep import SweepDefinition
 from sparsedepth.effects.importance import finished, importances, options_of, proposals
 from sparsedepth.plots.page import Drawing, NothingToDraw, caption, legend_above, panels
 from sparsedepth.plots.runs import trained_runs
@@ -22,12 +23,12 @@ from sparsedepth.plots.style import SERIES, escaped, log_scale, set_layer_scale,
 from sparsedepth.quantities import IN_RUNS, axis_label, sign
 from sparsedepth.store.connection import Store
 from sparsedepth.store.degeneracy import degeneracy_caption
-from sparsedepth.store.search import Search, search_of
+from sparsedepth.store.search import search_of
 
 METHODS = {"PED-ANOVA": "ped_anova", "fANOVA": "fanova"}
 
 
-def _search_and_proposals(store: Store) -> tuple[Search, pd.DataFrame, str]:
+def _search_and_proposals(store: Store) -> tuple[SweepDefinition, pd.DataFrame, str]:
     """The search, its proposals with a value of the first objective, numbered, and a note on degenerate objectives.
     Raises NothingToDraw for a folder without a search, or with fewer than two such proposals."""
     search = search_of(store.roots)
@@ -54,7 +55,7 @@ def slices(store: Store) -> Drawing:
     return Drawing(data=data, page=partial(page_of_slices, search, frame, notes))
 
 
-def page_of_slices(search: Search, frame: pd.DataFrame, notes: str) -> Figure:
+def page_of_slices(search: SweepDefinition, frame: pd.DataFrame, notes: str) -> Figure:
     """A panel of all proposals in order, then one per axis; a proposal without its field has no point."""
     objective, options = search.objectives[0], options_of(frame, search)
     page, (first, *others) = panels(1 + len(options), 4, 2.5, 2.4)
@@ -63,7 +64,7 @@ def page_of_slices(search: Search, frame: pd.DataFrame, notes: str) -> Figure:
     first.set_xlabel("proposal, in order of start")
     for axis, (name, values) in zip(others, options.items(), strict=True):
         known, choices = frame[frame[name].notna()], [value for value in values if value is not None]
-        space = search.definition.axes.get(name)
+        space = search.axes.get(name)
         x = known[name] if isinstance(space, Interval) else known[name].map(choices.index)
         _draw_slice(axis, objective, known, x.astype(float), len(frame))
         if not isinstance(space, Interval):
@@ -93,7 +94,7 @@ def importance(store: Store) -> Drawing:
     data = pd.concat(parts.values(), ignore_index=True)
     if data.empty:
         raise NothingToDraw("no objective has enough finished proposals with different values")
-    return Drawing(data=data, page=partial(page_of_importance, search.axes, data, notes))
+    return Drawing(data=data, page=partial(page_of_importance, search.varied, data, notes))
 
 
 def page_of_importance(names: Sequence[str], data: pd.DataFrame, notes: str) -> Figure:

@@ -19,7 +19,7 @@ from sparsedepth.recipe.choose import derive
 from sparsedepth.recipe.evidence import Evidence
 from sparsedepth.recipe.verify import with_verification
 from sparsedepth.scaling.speedup import Worths
-from sparsedepth.store.find import read_file
+from sparsedepth.store.records import read_file
 from sparsedepth.store.setting import BUDGET
 
 

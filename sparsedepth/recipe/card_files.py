@@ -12,7 +12,7 @@ from sparsedepth.recipe import text
 from sparsedepth.recipe.card import Card, card_path, write_card
 from sparsedepth.recipe.verify import pair_yaml
 from sparsedepth.store import terminal
-from sparsedepth.store.render import to_markdown
+from sparsedepth.store.query_result import to_markdown
 
 WIDTH = 110
 

@@ -28,8 +28,8 @@ from sparsedepth.effects.verdict import Row, Side, judged
 from sparsedepth.scaling.power_law import MIN_BUDGETS, PowerLaw, power_law
 from sparsedepth.scaling.speedup import Speedup, in_time, multiplier_text, speedup
 from sparsedepth.store.query_result import QueryResult
+from sparsedepth.store.query_result import fit as fit_width
 from sparsedepth.store.table_file import header, not_missing, number_of, open_table, quoted
-from sparsedepth.store.terminal import fit as fit_width
 
 NAMES = {
     "variant": ("variant", "setting", "name", "config", "configuration", "method", "model", "experiment", "run_name",

@@ -6,13 +6,13 @@ from pathlib import Path
 
 from sparsedepth.config.plain_text import counted
 from sparsedepth.effects.effect import Effect
-from sparsedepth.effects.text import interval_text, setting_text, size_text, title
-from sparsedepth.effects.verdict import POWER
+from sparsedepth.effects.text import interval_text, setting_text, title
+from sparsedepth.effects.verdict import POWER, size_text
 from sparsedepth.recipe.card import Candidate, Card, Comparison, Recipe
 from sparsedepth.scaling.speedup import multiplier_text
 from sparsedepth.store import terminal
 from sparsedepth.store.comparable_loss import layers_hint
-from sparsedepth.store.query_result import QueryResult
+from sparsedepth.store.query_result import QueryResult, fit
 
 LISTS: dict[Comparison, str] = {"better": "do", "worse": "don't", "not shown": "not shown"}
 """Comparison with the baseline -> the list that a setting is on."""
@@ -202,7 +202,7 @@ def card_text(card: Card, width: int | None = None, lines: int | None = LINES) -
 
 def _composed(card: Card, width: int, n_rows: int | None, n_findings: int | None) -> str:
     n = len(card.recipe.candidates)
-    table = terminal.fit(recipe_table(card, n_rows), OPTIONAL, width).text if n else ""
+    table = fit(recipe_table(card, n_rows), OPTIONAL, width).text if n else ""
     more = f"\n{counted(n - n_rows, 'more setting')}: on the card that -o writes" if n_rows and n > n_rows else ""
     parts = [
         textwrap.fill(sentence(card), width, break_on_hyphens=False),

@@ -15,14 +15,14 @@ from sparsedepth.config.plain_text import counted
 from sparsedepth.config.run import CELL_FIELDS
 from sparsedepth.effects.cells import BASELINE, COSTS, Cells, cells_of, is_ratio
 from sparsedepth.effects.frame import MATCHED, depth_effects, effects_frame, setting_effects
-from sparsedepth.effects.text import effects_table, effects_text, is_missing, lr_text, nothing_text, size_text
-from sparsedepth.effects.verdict import ALPHA, POWER
+from sparsedepth.effects.text import effects_table, effects_text, is_missing, lr_text, nothing_text
+from sparsedepth.effects.verdict import ALPHA, POWER, size_text
 from sparsedepth.scaling.budgets import flops_text
 from sparsedepth.store import terminal
 from sparsedepth.store.comparable_loss import COMMON, OWN, loss_of
 from sparsedepth.store.connection import Store
 from sparsedepth.store.degeneracy import columns_for, score_rows, usable_form
-from sparsedepth.store.query_result import QueryResult
+from sparsedepth.store.query_result import QueryResult, fit
 from sparsedepth.store.search import search_of
 from sparsedepth.store.setting import BUDGET, only_tuning_text
 from sparsedepth.store.tuning_roles import result_rows
@@ -56,7 +56,7 @@ class Answer:
         head = terminal.wrapped([self.sentence], width)
         if not self.table.rows:
             return head.rstrip("\n")
-        table = terminal.fit(self.table, self.optional, width).text
+        table = fit(self.table, self.optional, width).text
         return f"{head}{table}\n{terminal.wrapped(self.notes, width)}".rstrip("\n")
 
 

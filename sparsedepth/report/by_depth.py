@@ -9,8 +9,8 @@ import pandas as pd
 from sparsedepth import quantities
 from sparsedepth.effects.cells import Cells
 from sparsedepth.effects.frame import setting_effects
-from sparsedepth.effects.text import interval_text, is_missing, size_text
-from sparsedepth.effects.verdict import POWER
+from sparsedepth.effects.text import interval_text, is_missing
+from sparsedepth.effects.verdict import POWER, size_text
 from sparsedepth.report.tables import Table, table_of
 
 

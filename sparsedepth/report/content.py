@@ -30,8 +30,8 @@ from sparsedepth.store.best import best
 from sparsedepth.store.checksums import damage_text
 from sparsedepth.store.comparable_loss import COMMON, OWN, loss_of
 from sparsedepth.store.connection import Store
-from sparsedepth.store.pack import is_pack
-from sparsedepth.store.search import Search, search_of
+from sparsedepth.store.records import is_pack
+from sparsedepth.store.search import search_of, search_text
 from sparsedepth.store.tuning_roles import result_rows, without_measured_models
 from sparsedepth.sweep.status import scan
 
@@ -142,18 +142,18 @@ def recipe_card(
 
 
 def search_sentences(
-    store: Store, search: Search, folders: Sequence[Path], depth: int | None, objective: str
+    store: Store, search: SweepDefinition, folders: Sequence[Path], depth: int | None, objective: str
 ) -> tuple[str, ...]:
     """The best proposal of a search, cautions, and the commands for more. Raises ValueError as `best` does."""
     ranking = best(store, None if objective == "loss" else objective, depth, top=1)
     row = ranking.table.records()[0]
-    folder = shlex.join(map(str, folders))
+    folder, text = shlex.join(map(str, folders)), search_text(search)
     value = "no value" if row[ranking.by] is None else f"{row[ranking.by]:.4g}"
     setting = f"n_layers={ranking.knobs[0]['n_layers']}, {ranking.settings[0]}"
     return (
         f"Best of {counted(ranking.n_cells, 'proposal')}: {ranking.by} {value} at {setting}.",
         *([f"{ranking.degenerate}."] if ranking.degenerate else []),
-        f"{search.text[0].upper()}{search.text[1:]}: sparsedepth best {folder} --again again.yaml.",
+        f"{text[0].upper()}{text[1:]}: sparsedepth best {folder} --again again.yaml.",
         f"What each axis does: sparsedepth effects {folder}.",
     )
 

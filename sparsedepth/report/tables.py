@@ -10,8 +10,7 @@ from sparsedepth import quantities
 from sparsedepth.config.corpus import unit_for
 from sparsedepth.config.role import fields_where
 from sparsedepth.config.run import CELL_FIELDS, RunConfig
-from sparsedepth.effects.text import size_text
-from sparsedepth.effects.verdict import ALPHA, POWER
+from sparsedepth.effects.verdict import ALPHA, POWER, size_text
 from sparsedepth.plots.forest import LOG_UNIT
 from sparsedepth.plots.style import DEGENERATE
 from sparsedepth.scaling.budgets import LOSSES

@@ -23,7 +23,7 @@ import sparsedepth
 from sparsedepth import files
 from sparsedepth.config.cost import cost
 from sparsedepth.config.run import RunConfig
-from sparsedepth.measure.suite import Measurements
+from sparsedepth.measure.measurements import Measurements
 from sparsedepth.model.decoder import Decoder
 from sparsedepth.quantities.measured import PLUGINS
 from sparsedepth.run.lease import Lease

@@ -26,7 +26,7 @@ from sparsedepth import files
 from sparsedepth.config.plain_text import visible
 from sparsedepth.config.run import RunConfig
 from sparsedepth.store.checksums import RUN_ID
-from sparsedepth.store.find import read_file
+from sparsedepth.store.records import read_file
 from sparsedepth.train.checkpoint_files import remove_checkpoints
 
 ONE_SEQUENCE = "out of memory with one sequence per forward pass"

@@ -19,7 +19,8 @@ from sparsedepth.config.runtime import DEFAULT, RuntimeConfig
 from sparsedepth.data.ngram_losses import ngram_losses
 from sparsedepth.data.sequences import Source
 from sparsedepth.exchange.start import Start
-from sparsedepth.measure.suite import Measurements, measure_run, observe_variance
+from sparsedepth.measure.measurements import Measurements
+from sparsedepth.measure.suite import measure_run, observe_variance
 from sparsedepth.model.decoder import Decoder
 from sparsedepth.plan.duration import OBSERVED_TOKENS
 from sparsedepth.probe.probed_model import ProbedDecoder

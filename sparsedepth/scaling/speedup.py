@@ -29,9 +29,8 @@ from sparsedepth.scaling.budgets import (
     losses_by_budget,
 )
 from sparsedepth.scaling.power_law import MIN_BUDGETS, PowerLaw, power_law
-from sparsedepth.store import terminal
 from sparsedepth.store.connection import Store
-from sparsedepth.store.query_result import QueryResult
+from sparsedepth.store.query_result import QueryResult, fit
 from sparsedepth.store.small_sample import t_critical
 from sparsedepth.store.tuning_roles import IS_RESULT
 
@@ -210,7 +209,7 @@ def speedup_lines(table: pd.DataFrame) -> list[str]:
     lines = [
         "compute multiplier: compute of the baseline at the same loss / compute of the setting; lo, hi: 95% interval "
         "over seeds, a trunk and its branches being one, and over every L_inf that the data allow",
-        terminal.fit(QueryResult.of_frame(table[[*SHOWN]]), ("seeds", "train_flops")).text,
+        fit(QueryResult.of_frame(table[[*SHOWN]]), ("seeds", "train_flops")).text,
     ]
     largest = QueryResult.of_frame(table.groupby(["n_layers", "setting"], sort=False).tail(1))
     lines += map(sentence, largest.records())

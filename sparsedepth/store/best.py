@@ -13,7 +13,7 @@ from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import compress
+from itertools import chain, compress
 from pathlib import Path
 from typing import Any
 
@@ -22,23 +22,15 @@ import numpy as np
 from sparsedepth import quantities
 from sparsedepth.config.corpus import unit_for
 from sparsedepth.config.run import CELL_FIELDS
+from sparsedepth.config.sweep import SweepDefinition
 from sparsedepth.store import terminal
-from sparsedepth.store.comparable_loss import layers_hint, loss_in
+from sparsedepth.store.comparable_loss import layers_hint, loss_in, version_differences
 from sparsedepth.store.connection import Store
-from sparsedepth.store.degeneracy import LOSSES, common_weakness, degeneracy, read_scores, usable_form
-from sparsedepth.store.find import no_run_text
-from sparsedepth.store.incomparable import version_differences
-from sparsedepth.store.query_result import QueryResult
-from sparsedepth.store.search import Search, on_front, search_of
-from sparsedepth.store.setting import (
-    Configuration,
-    Settings,
-    number_text,
-    only_tuning_text,
-    planned_configurations,
-    relative,
-    settings_of,
-)
+from sparsedepth.store.degeneracy import columns_for, common_weakness, degeneracy, usable_form
+from sparsedepth.store.query_result import QueryResult, fit, number_text, relative
+from sparsedepth.store.records import no_run_text
+from sparsedepth.store.search import least_seeds, on_front, search_of, search_text
+from sparsedepth.store.setting import Configuration, Settings, only_tuning_text, planned_configurations, settings_of
 from sparsedepth.store.small_sample import MIN_VALUES, mean_interval, seed_means
 from sparsedepth.store.subject import import_note
 from sparsedepth.store.tuning_roles import IS_CHOSEN, IS_TRAINED, parse_tuned_fields
@@ -76,7 +68,7 @@ class Ranking:
     """Cells that were asked for; the table may have more (the baseline, the front)."""
     n_runs: int
     n_diverged: int
-    search: Search | None
+    search: SweepDefinition | None
     roots: tuple[Path, ...]
     degenerate: str
     """Which of its scores are degenerate, and the form that ranks in place; empty where none is."""
@@ -120,15 +112,15 @@ def best(
     condition = " AND ".join([*conditions, IS_CHOSEN])
     objectives = search.objectives if search else ()
     beside = tuple(dict.fromkeys((*objectives, by)))
-    notes = [degeneracy(name, read_scores(store, name, condition)).text for name in objectives if name != by]
-    by, note = usable_form(by, read_scores(store, by, condition), "ranked by")
-    degenerate = "; ".join(filter(None, (note, *notes)))
-    columns = dict.fromkeys((*FACTS, by, *CELL_FIELDS, *beside, *LOSSES))
     quantities.check_scored(by, store.sql("SELECT * FROM runs LIMIT 0").columns)
+    columns = dict.fromkeys((*FACTS, *CELL_FIELDS, *beside, *chain.from_iterable(map(columns_for, beside))))
     quoted = ", ".join(f'"{name}"' for name in columns)
     rows = store.sql(f"SELECT {quoted} FROM runs WHERE {condition}").records()
     if not rows:
         raise ValueError(_why_none(store, conditions))
+    notes = [degeneracy(name, rows).text for name in objectives if name != by]
+    by, note = usable_form(by, rows, "ranked by")
+    degenerate = "; ".join(filter(None, (note, *notes)))
     cells = _cells(rows, by, beside, _incomplete(store, search))
     values = np.array([cell.beside[: len(objectives)] for cell in cells], dtype=float)  # None becomes NaN
     cells = _ranked(cells, on_front(values, objectives) if search else [False] * len(cells), by)
@@ -204,7 +196,7 @@ def heading(ranking: Ranking) -> str:
     more = f" (top {ranking.top} and the {'front' if ranking.search else 'baseline'})"
     part = f", {n_shown} shown{more if n_shown > ranking.top else ''}" if n_shown < ranking.n_cells else ""
     lines = (
-        ranking.search.text if ranking.search else "",
+        search_text(ranking.search) if ranking.search else "",
         f"{ranking.by}{unit}, {quantity.better}er is better, mean over seeds {interval}:",
         f"{ranking.n_cells} configurations{depths}{part}, {ranking.n_runs} runs{diverged}",
         ranking.differences.cost_text(columns),
@@ -229,8 +221,7 @@ def answer(ranking: Ranking) -> str:
 
 
 def text(ranking: Ranking, width: int | None = None) -> str:
-    """The ranking for a terminal of `width` characters, a line per configuration, labelled by how it differs from the
-    baseline; with cell_id where there is room."""
+    """The ranking for a terminal, a line per configuration, with what differs from the baseline."""
     tuned, note = ranking.differences.tuned, ["note"] if ranking.search else []
     values = ("seeds", "diverged", ranking.by, "lo", "hi", *ranking.beside)
     names = ("rank", "cell_id", "source", "n_layers", *tuned, *values, "params", "flops", *note)
@@ -250,24 +241,24 @@ def text(ranking: Ranking, width: int | None = None) -> str:
     )
     heads = ("mean" if name == ranking.by else name for name in names)
     table = QueryResult(columns=(*heads, "setting"), rows=rows)
-    return terminal.fit(table, ("cell_id", "params"), width, len(rows)).text
+    return fit(table, ("cell_id", "params"), width, len(rows)).text
 
 
-def _setting(cell: _Ranked, settings: Settings, search: Search | None) -> str:
+def _setting(cell: _Ranked, settings: Settings, search: SweepDefinition | None) -> str:
     """The label of a cell, with remarks in brackets; in a search the value on every axis."""
     if search:
-        return ", ".join(f"{name}={number_text(cell.knobs[name])}" for name in search.axes if name != "n_layers")
+        return ", ".join(f"{name}={number_text(cell.knobs[name])}" for name in search.varied if name != "n_layers")
     label = cell.model or settings.label(cell.knobs)
     remarks = ["tuned to the edge"] if cell.tuning == "edge" else []
     remarks += [] if cell.values else ["no value"]
     return f"{label} ({', '.join(remarks)})" if remarks else label
 
 
-def _incomplete(store: Store, search: Search | None) -> set[str]:
+def _incomplete(store: Store, search: SweepDefinition | None) -> set[str]:
     """The cells of a search that lack seeds in the whole store."""
     if search is None:
         return set()
-    sql = f"SELECT cell_id FROM runs WHERE {IS_TRAINED} GROUP BY 1 HAVING count(*) < {search.n_seeds}"
+    sql = f"SELECT cell_id FROM runs WHERE {IS_TRAINED} GROUP BY 1 HAVING count(*) < {least_seeds(search)}"
     return {cell_id for (cell_id,) in store.sql(sql).rows}
 
 

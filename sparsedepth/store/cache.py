@@ -23,7 +23,7 @@ import pyarrow as pa
 from sparsedepth.files import atomic_folder, digest, write_text
 from sparsedepth.store import tables
 from sparsedepth.store.checksums import DamagedRun, damage_text, is_complete
-from sparsedepth.store.find import Part, find_runs
+from sparsedepth.store.records import Part, find_runs
 from sparsedepth.store.run_record import RUNS
 from sparsedepth.store.schema import TABLES
 from sparsedepth.store.tables import Rows, StoredRun, UnreadTable, read_rows
@@ -43,8 +43,8 @@ _LATER = "tables_later"
 
 def load(part: Part, damaged: list[DamagedRun] | None = None) -> list[Rows]:
     """The rows of these runs, from their pack or cache if possible. Raises as `read_rows` does."""
-    if part.pack and (packed := part.pack.rows()) is not None:
-        return [packed]
+    if part.pack and part.pack.index.get("version") in tables.READABLE:
+        return [part.pack.rows()]
     if len(part.runs) < CACHE_FROM:
         return [read_rows(part.runs, damaged)]
     folder = part.root / ".cache"

@@ -26,8 +26,8 @@ class DamagedRun(ValueError):
     what, state = "run folder", "is damaged"
     fix = "copy the folder again from where it was made, or delete it and run it again"
 
-    def __init__(self, folder: Path, name: str, problem: str) -> None:
-        super().__init__(f"{self.what} {str(folder)!r} {self.state}: {name} {problem}; {self.fix}")
+    def __init__(self, folder: Path, name: str, problem: str, message: str = "") -> None:
+        super().__init__(message or f"{self.what} {str(folder)!r} {self.state}: {name} {problem}; {self.fix}")
         self.folder, self.name, self.problem = folder, name, problem
 
 
@@ -37,16 +37,8 @@ class OtherVersion(DamagedRun):
     state, fix = "is of another version", "read it with that version, or make it again with this one"
 
 
-class RenamedRun(DamagedRun):
-    """A whole folder under another name than its run_id."""
-
-    def __init__(self, folder: Path, run_id: str) -> None:
-        super().__init__(folder, MARKER, f"is of run {run_id!r}, and the folder has another name")
-        self.args = (f"run folder {str(folder)!r} holds run {run_id[:40]!r} under another name; rename it to that",)
-
-
 @contextmanager
-def collecting_damage(damaged: list[DamagedRun] | None) -> Generator[None]:
+def collecting(damaged: list[DamagedRun] | None) -> Generator[None]:
     """Given a list, add DamagedRun to it instead of raising."""
     try:
         yield
@@ -135,7 +127,7 @@ def parse_marker(folder: Path, content: bytes) -> Marker:
     return Marker(run_id=run_id, files=files, content=content)
 
 
-def files_on_disk(folder: Path) -> Files:
+def files_in(folder: Path) -> Files:
     """The files of a complete folder, each verified when it is read, by a marker that is valid. Raises DamagedRun."""
     marker = parse_marker(folder, _read_bytes(folder, MARKER, MAX_TEXT_BYTES))
 

@@ -1,12 +1,16 @@
-"""Which loss compares runs: val_loss, at each run's own seq_len, or val_loss_common, at one context length for all.
+"""Which loss compares runs: val_loss, at each run's own seq_len, or val_loss_common, at one context length for all;
+and which packages differ between them.
 
 A longer context lowers the loss by itself, since later positions are easier. Runs that differ in seq_len are therefore
 compared by val_loss_common if all finished runs have it at the same context (without eval_seq_len it equals val_loss).
 """
 
-from collections.abc import Iterable
+import json
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
+from sparsedepth.config.plain_text import counted, visible
 from sparsedepth.quantities import IN_RUNS
 from sparsedepth.store.tuning_roles import IS_TRAINED
 
@@ -57,3 +61,20 @@ def loss_in(store: "Store") -> str:
 def with_loss(loss: str, names: Iterable[str]) -> tuple[str, ...]:
     """The names, with val_loss replaced by this loss."""
     return tuple(loss if name == OWN else name for name in names)
+
+
+def version_differences(packages: Iterable[str | None], here: Mapping[str, str | None] | None = None) -> str:
+    """The packages with several versions, and the number of runs with each; '' where there are none. `packages`: that
+    column of `runs`; `here`: the versions of this machine, if a run is to be added."""
+    counts = defaultdict[str, Counter[str]](Counter)
+    for text in packages:
+        for name, version in json.loads(text or "{}").items():
+            counts[name][str(version)] += 1
+    texts = []
+    for name, versions in sorted(counts.items()):
+        if here is not None:
+            versions[str(here.get(name))] += 0
+        if len(versions) > 1:
+            of_runs = {version: counted(n, "run") if n else "here" for version, n in sorted(versions.items())}
+            texts.append(f"{name} " + ", ".join(f"{version} ({runs})" for version, runs in of_runs.items()))
+    return visible(f"packages differ between the runs: {'; '.join(texts)}") if texts else ""

@@ -7,7 +7,6 @@ SUMMARIZE, SHOW), calls only a few harmless table functions, runs in a read-only
 memory and rows (`store.fences`).
 """
 
-import itertools
 import re
 import warnings
 import weakref
@@ -15,28 +14,28 @@ from collections import defaultdict
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from itertools import chain
+from itertools import chain, product
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import duckdb
 import pyarrow as pa
 
-from sparsedepth.config.run import CELL_FIELDS
+from sparsedepth.config.role import fields_where
+from sparsedepth.config.run import CELL_FIELDS, RunConfig
 from sparsedepth.quantities.record import Table
 from sparsedepth.store.cache import load
 from sparsedepth.store.checksums import DamagedRun, damage_text
 from sparsedepth.store.evals import COLUMNS as EVAL_COLUMNS
-from sparsedepth.store.evals import read_evals, task_scores
+from sparsedepth.store.evals import TASK_SCORES, read_evals
 from sparsedepth.store.fences import FENCES, NARROW, after, lock, one_line, read_only, syntax_nodes
-from sparsedepth.store.find import Part, find_runs, no_run_text
-from sparsedepth.store.incomparable import warn_of_other_texts, warn_of_other_tokens
 from sparsedepth.store.query_result import QueryResult
-from sparsedepth.store.run_record import RUNS
+from sparsedepth.store.records import Part, find_runs, no_run_text, read_file
+from sparsedepth.store.run_record import RUNS, parse_object
 from sparsedepth.store.run_tables import arrow_schema, empty_table
 from sparsedepth.store.schema import COLUMNS, METRICS, SOURCE, TABLES, TUNING_COLUMNS
 from sparsedepth.store.tables import MARKER_COLUMNS, LazyTable, UnreadTable, rows_table, utf8, view_schema
-from sparsedepth.store.tuning_roles import IS_TRAINED, Tuning, read_tuning, tuning_columns
+from sparsedepth.store.tuning_roles import IS_TRAINED, read_tuning, tuning_columns
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -141,27 +140,24 @@ class Store(AbstractContextManager["Store"]):
 
     def _add_tuning(self, folders: Mapping[Path, set[str]]) -> None:
         """Add TUNING_COLUMNS to `runs`, computed from the runs of each results folder."""
-        tunings: dict[Path, Tuning] = {}
+        columns: dict[str, dict[str, Any]] = {}
+        cells: dict[str, dict[str, Any]] = {}
         for folder in sorted(folder for folder in folders if folder.name == RUNS):
             try:
                 tuning = read_tuning(folder.parent)
             except ValueError as error:
                 warnings.warn(f"{error}: its runs have no `tuning`", stacklevel=2)
                 continue
-            if tuning:
-                tunings[folder] = tuning
-        if not tunings:
-            return
-        sql = f"SELECT DISTINCT ON (cell_id) cell_id, {', '.join(CELL_FIELDS)} FROM runs WHERE {IS_TRAINED}"
-        cells = {cell["cell_id"]: cell for cell in self.sql(sql).records()}
-        sweeps = []
-        for folder, tuning in tunings.items():
+            if tuning is None:
+                continue
+            sql = f"SELECT DISTINCT ON (cell_id) cell_id, {', '.join(CELL_FIELDS)} FROM runs WHERE {IS_TRAINED}"
+            cells = cells or {cell["cell_id"]: cell for cell in self.sql(sql).records()}
             sql = f"SELECT run_id, cell_id, seed, outcome, {tuning.objective} FROM runs WHERE {IS_TRAINED}"
             runs = [run for run in self.sql(sql).records() if run["run_id"] in folders[folder]]
-            sweeps.append((tuning, [cells[run["cell_id"]] | run for run in runs]))
-        if rows := [{"run_id": run_id, **values} for run_id, values in tuning_columns(*sweeps).items()]:
+            columns |= tuning_columns(tuning, [cells[run["cell_id"]] | run for run in runs])
+        if columns:
             schema = arrow_schema((COLUMNS["runs"][0], *TUNING_COLUMNS))  # the first is run_id
-            self._connection.register("tuning", rows_table(rows, schema))
+            self._connection.register("tuning", rows_table([*columns.values()], schema))
             self._connection.execute(
                 "CREATE OR REPLACE VIEW runs AS SELECT * FROM every_run LEFT JOIN tuning USING (run_id)"
             )
@@ -190,8 +186,8 @@ def open_store(*paths: Path | str, time_limit: float = TIME_LIMIT, skip_damaged:
     try:
         cached = _make_views(connection, parts or [Part(root=roots[0], runs=[])], damaged)
         connection.register("evals", evals)
-        if (scores := task_scores(evals)) is not None:
-            connection.register("task_scores", scores)
+        if len(evals):
+            connection.execute(TASK_SCORES)
             connection.execute("ALTER VIEW every_run RENAME TO stored_run")
             connection.execute("CREATE VIEW every_run AS SELECT * FROM stored_run LEFT JOIN task_scores USING (run_id)")
         lock(connection)
@@ -207,9 +203,8 @@ def open_store(*paths: Path | str, time_limit: float = TIME_LIMIT, skip_damaged:
     nulls = ", ".join(f"NULL::{column.type} AS {column.name}" for column in TUNING_COLUMNS)
     connection.execute(f"CREATE VIEW runs AS SELECT *, {nulls} FROM every_run")
     if len({folder.parent for folder in folders}) > 1:
-        warn_of_other_texts(store.sql)
-    models = connection.execute("SELECT folder, model FROM every_run WHERE model IS NOT NULL").fetchall()
-    warn_of_other_tokens({Path(folder): model for folder, model in models})
+        _warn_of_other_texts(store)
+    _warn_of_other_tokens(store)
     return store
 
 
@@ -246,12 +241,60 @@ def _make_views(
             continue
         loaded = load(part, damaged)
         add("runs", pa.concat_tables([rows.runs for rows in loaded]), _run_columns(part.root), copies)
-        for rows, table in itertools.product(loaded, TABLES):
+        for rows, table in product(loaded, TABLES):
             add(table, rows.tables[table], "*", copies | rows.left_out)
     for view, parts_of_view in selects.items():
         name = "every_run" if view == "runs" else view  # `_add_tuning` makes `runs`, with more columns
         connection.execute(f"CREATE VIEW {name} AS " + " UNION ALL ".join(parts_of_view))
     return cached
+
+
+# What makes losses incomparable: `data_hash` in the manifest is the hash of the tokens.
+
+_DATA_FIELDS = fields_where(RunConfig, lambda role: role.kind == "data")
+_ONE_RUN_PER_TEXT = f"""
+SELECT corpus, min(folder), regexp_replace(folder, '/[^/]*/[^/]*$', ''), {", ".join(_DATA_FIELDS)},
+    if(tokenizer LIKE 'bpe:%', start_weights, NULL) -- whose model learned the tokenizer
+FROM every_run WHERE {IS_TRAINED} AND origin IS NULL AND corpus NOT LIKE 'task:%' GROUP BY ALL ORDER BY 2
+"""
+"""For each text and results folder."""
+
+
+def _warn_of_other_texts(store: Store) -> None:
+    """Warn of a text that differs between results folders: a run's fields name it by a path, which each may fill."""
+    folders: dict[tuple, dict[str, Path]] = {}
+    for corpus, run, results, *fields in store.sql(_ONE_RUN_PER_TEXT).rows:
+        folders.setdefault((corpus, *fields), {})[results] = Path(run)
+    for (corpus, *_), runs in folders.items():
+        hashes = {_data_hash(run): results for results, run in runs.items()} if len(runs) > 1 else {}
+        if len(places := [results for data_hash, results in hashes.items() if data_hash]) > 1:
+            warnings.warn(
+                f"corpus={corpus!r} is another text in {places[0]} than in {', '.join(places[1:])} (data_hash of their "
+                f"runs): losses cannot be compared between them, even of equal configurations",
+                stacklevel=3,
+            )
+
+
+def _warn_of_other_tokens(store: Store) -> None:
+    """Warn of models that were measured on different tokens; their facts do not name these."""
+    models = store.sql("SELECT folder, model FROM every_run WHERE model IS NOT NULL").rows
+    by_hash: dict[str | None, str] = {}
+    for folder, model in sorted((Path(folder), model) for folder, model in models):
+        by_hash.setdefault(_data_hash(folder), f"{model} ({folder})")
+    by_hash.pop(None, None)
+    if len(by_hash) > 1:
+        warnings.warn(
+            f"measured models read different tokens, such as {' and '.join([*by_hash.values()][:2])}: their losses and "
+            f"scores cannot be compared; measure them again with the same --data or --tokens",
+            stacklevel=3,
+        )
+
+
+def _data_hash(run: Path) -> str | None:
+    try:
+        return parse_object(run, "manifest.json", read_file(run, "manifest.json")).get("data_hash")
+    except (OSError, ValueError):  # removed meanwhile
+        return None
 
 
 # Checks and limits of one query

@@ -22,13 +22,10 @@ from itertools import chain
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from sparsedepth.config.run import RunConfig
 from sparsedepth.quantities import BY_LAYER, BY_PAIR, IN_RUNS, PROFILED, RUNS
 
 if TYPE_CHECKING:
     import pandas as pd
-
-    from sparsedepth.store.connection import Store
 
 Run = Mapping[str, Any]
 """A row of `runs`; None, NaN or an absent column is NULL."""
@@ -166,8 +163,7 @@ def unknown_in(score: str, run: Run) -> list[str]:
 
 
 def weakness_of_run(run: Run) -> str | None:
-    """Why no score of a model is evidence about depth; '' where it has learned more than a bigram table, None where
-    that is unknown."""
+    """Why no score is evidence about depth; '' where a bigram table knows less, None if unknown."""
     loss, bigram, chance = (float_or_none(run.get(name)) for name in LOSSES)
     guessing = _guessing(run)
     if loss is None:
@@ -186,8 +182,7 @@ def _guessing(run: Run) -> float | None:
 
 
 def common_weakness(runs: Iterable[Run]) -> str:
-    """The weakness of most finished runs of a comparison, with the mean loss of those that have it and of the table or
-    of chance; else ''."""
+    """The weakness of most finished runs, with their loss and that of the table or chance; else ''."""
     finished = [(weakness_of_run(run), run) for run in runs if run.get("outcome") == "ok"]
     weak = Counter(reason for reason, _ in finished if reason)
     if not weak.total() > MOST * len(finished):
@@ -200,8 +195,7 @@ def common_weakness(runs: Iterable[Run]) -> str:
 
 
 def notes_on_run(run: Run) -> list[str]:
-    """A finished run by itself: each reason why scores are degenerate in it, with these scores; that of a weak model
-    concerns all."""
+    """Why scores of a finished run are degenerate; the reason of a weak model concerns all."""
     if not (scores := [score for score in SCORES if _has_value(score, run)]):
         return []
     weakness = weakness_of_run(run)
@@ -214,8 +208,7 @@ def notes_on_run(run: Run) -> list[str]:
 
 
 def sound_form(score: str, runs: Sequence[Run]) -> str | None:
-    """The first form of a score, itself included, that as many runs have and that is not degenerate in them; None where
-    there is none."""
+    """The first form of a score that as many runs have and that is sound in them; None without one."""
     least = max(1, sum(_has_value(score, run) for run in runs))
     verdicts = (degeneracy(form, runs) for form in alternative_forms(score))
     return next((verdict.score for verdict in verdicts if verdict.n_runs >= least and not verdict.is_degenerate), None)
@@ -229,25 +222,16 @@ def alternative_forms(score: str) -> tuple[str, ...]:
 
 def columns_for(score: str) -> tuple[str, ...]:
     """The columns of `runs` needed to judge a score and its other forms."""
-    known = {*RunConfig.model_fields, *(column.name for column in RUNS)}
     columns = (
         name for form in alternative_forms(score) for name in (form, f"{form}_lo", f"{form}_hi", _share_column(form))
     )
-    needed = ("outcome", "n_layers", *LOSSES, "vocab_size", *columns)
-    return tuple(name for name in dict.fromkeys(needed) if name in known)
+    known = {column.name for column in RUNS}
+    return ("outcome", "n_layers", *LOSSES, "vocab_size", *(name for name in dict.fromkeys(columns) if name in known))
 
 
 def score_rows(runs: "pd.DataFrame", score: str) -> list[Run]:
     """The rows of a frame, with the columns needed to judge a score."""
     return runs[[name for name in columns_for(score) if name in runs.columns]].to_dict("records")
-
-
-def read_scores(store: "Store", score: str, condition: str) -> Sequence[Run]:
-    """The rows of `runs` that meet an SQL condition, with the columns needed to judge a score; none for another column,
-    which needs no judging."""
-    if score not in SCORES:
-        return []
-    return store.sql(f"SELECT {', '.join(columns_for(score))} FROM runs WHERE {condition}").records()
 
 
 def usable_form(score: str, runs: Sequence[Run], advice: str = "use") -> tuple[str, str]:
@@ -268,8 +252,7 @@ def sound_forms(names: Iterable[str], runs: "pd.DataFrame") -> dict[str, str]:
 def degeneracy_caption(
     scores: Iterable[str], runs: "pd.DataFrame", drawn: Mapping[str, str] = MappingProxyType({})
 ) -> str:
-    """A sentence for a figure's caption: the degenerate scores, each with its main reason, and what is drawn
-    (`sound_forms`) in their place."""
+    """A sentence for a caption: degenerate scores, their main reasons, and what is drawn instead."""
     verdicts = (degeneracy(score, score_rows(runs, score)) for score in dict.fromkeys(scores))
     marked = {verdict.score: f"{verdict.score} ({verdict.reason})" for verdict in verdicts if verdict.is_degenerate}
     text = "".join(
@@ -283,9 +266,8 @@ def degeneracy_caption(
 def sound_layer_metrics(metrics: Iterable[str], runs: "pd.DataFrame") -> tuple[dict[str, str], str]:
     """Metric by layer or pair -> the metric that a figure draws for it, and a sentence for its caption. Where most runs
     have a loss below SMALL_LOSS, metrics divided by it give way to their absolute form, if that is among `metrics`."""
-    names = dict.fromkeys(metrics)
-    losses = [loss for value in runs["val_loss"] if (loss := float_or_none(value)) is not None]
-    small = sum(loss < SMALL_LOSS for loss in losses) > MOST * len(losses)
+    names, losses = dict.fromkeys(metrics), runs["val_loss"].dropna()
+    small = (losses < SMALL_LOSS).sum() > MOST * len(losses)
     drawn = {name: name for name in names if name not in ABSOLUTE_ROWS.values()}
     if not small:
         return drawn, ""
@@ -302,9 +284,8 @@ def _shared(score: str) -> str:
 
 def _share_column(score: str) -> str:
     """The column of the share of its largest block; '' for forms without that block and scores without a profile."""
-    if score.endswith(_WITHOUT_LARGEST) or f"{_shared(score)}_largest_share" not in IN_RUNS:
-        return ""
-    return f"{_shared(score)}_largest_share"
+    column = f"{_shared(score)}_largest_share"
+    return column if column in IN_RUNS and not score.endswith(_WITHOUT_LARGEST) else ""
 
 
 def float_or_none(value: Any) -> float | None:

@@ -6,7 +6,6 @@ A folder is one task on one model. `eval_id` hashes everything that affects the 
 or harness makes a new one. Like a run's, the folder is written atomically, has checksums, and never changes.
 """
 
-from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated, Any
@@ -19,8 +18,8 @@ from sparsedepth.config.load import build
 from sparsedepth.config.section import Section
 from sparsedepth.files import MARKER, WrittenMeanwhile, atomic_folder, digest, parse_json, write_json
 from sparsedepth.quantities.record import Column
-from sparsedepth.store.checksums import DamagedRun, Files, OtherVersion, files_on_disk, is_complete, write_marker
-from sparsedepth.store.find import find_groups
+from sparsedepth.store.checksums import DamagedRun, Files, OtherVersion, files_in, write_marker
+from sparsedepth.store.records import find_groups
 from sparsedepth.store.run_record import EVALS as FOLDER
 from sparsedepth.store.run_tables import arrow_schema
 from sparsedepth.store.schema import column_type
@@ -49,7 +48,8 @@ class EvaluationKey(Section):
 
     @property
     def eval_id(self) -> str:
-        return digest(self.model_dump(mode="json", exclude={"without"} if self.without is None else None))
+        names = {name for name in EvaluationKey.model_fields if name != "without" or self.without is not None}
+        return digest(self.model_dump(mode="json", include=names))
 
 
 class Result(Section):
@@ -84,10 +84,6 @@ class Evaluation(EvaluationKey):
     results: tuple[Result, ...]
     answers: tuple[Answers, ...] = ()
 
-    @property
-    def key(self) -> EvaluationKey:
-        return EvaluationKey(**{name: getattr(self, name) for name in EvaluationKey.model_fields})
-
 
 COLUMNS: tuple[Column, ...] = (
     Column(view="evals", name="eval_id", type="VARCHAR", meaning="the hash of all that decides the scores"),
@@ -99,23 +95,31 @@ COLUMNS: tuple[Column, ...] = (
     ),
 )
 """The columns of the view, in order: one row per evaluation, metric and filter."""
+TASK_SCORES = f"""
+CREATE TABLE task_scores AS PIVOT (
+    FROM (
+        SELECT run_id, eval_id, '{quantities.TASK_SCORE}' || task AS score, value,
+            row(n, -n_fewshot, task_hash, harness, max_len) AS way,
+            row(count(*) OVER (PARTITION BY task, way), way) AS rank
+        FROM evals WHERE run_id IS NOT NULL AND without IS NULL AND metric = 'acc' AND filter = 'none'
+    ) SELECT run_id, score, value, eval_id QUALIFY rank = max(rank) OVER (PARTITION BY score)
+) ON score USING arg_max(value, eval_id) GROUP BY run_id
+"""
+"""The column 'acc:TASK' of each task for `runs`, by run_id. Of a task that was scored in several ways (documents,
+examples, harness), the one that most runs share, then that of the most documents."""
 
 
 def eval_folder(results: Path, key: EvaluationKey) -> Path:
     return results / FOLDER / key.eval_id
 
 
-def is_evaluated(results: Path, key: EvaluationKey) -> bool:
-    return is_complete(eval_folder(results, key))
-
-
 def save_evaluation(results: Path, evaluation: Evaluation) -> Path:
     """Write the evaluation's folder atomically, and return it."""
-    folder = eval_folder(results, evaluation.key)
+    folder = eval_folder(results, evaluation)
     try:
         with atomic_folder(folder) as aside:
             write_json(aside / FILE, evaluation.model_dump(mode="json"))
-            write_marker(aside, evaluation.key.eval_id, (FILE,))
+            write_marker(aside, evaluation.eval_id, (FILE,))
     except WrittenMeanwhile:  # the same scores, at another time
         read_evaluation(folder)
     return folder
@@ -123,7 +127,7 @@ def save_evaluation(results: Path, evaluation: Evaluation) -> Path:
 
 def read_evaluation(folder: Path) -> Evaluation:
     """The evaluation in a folder. Raises DamagedRun if its checksums differ."""
-    return _parse(files_on_disk(folder))
+    return _parse(files_in(folder))
 
 
 def _parse(files: Files) -> Evaluation:
@@ -135,7 +139,7 @@ def _parse(files: Files) -> Evaluation:
         evaluation = build(Evaluation, parse_json(content), FILE)
     except ValueError as error:
         raise OtherVersion(folder, FILE, f"says what this version does not know ({str(error)[:200]})") from None
-    eval_id = evaluation.key.eval_id
+    eval_id = evaluation.eval_id
     if eval_id != marker.run_id:
         raise DamagedRun(folder, MARKER, f"is of evaluation {marker.run_id}, and {FILE} is {eval_id}")
     return evaluation
@@ -146,39 +150,12 @@ def read_evals(roots: Iterable[Path]) -> pa.Table:
     evaluations: dict[str, Evaluation] = {}
     for files in (files for root in roots for files in find_groups(root, FOLDER)):
         evaluation = _parse(files)
-        evaluations.setdefault(evaluation.key.eval_id, evaluation)
+        evaluations.setdefault(evaluation.eval_id, evaluation)
     rows: list[dict[str, Any]] = []
     for eval_id, evaluation in evaluations.items():
         shared = {"eval_id": eval_id, **evaluation.model_dump(mode="json", exclude={"results", "answers"})}
         rows += [{**shared, **result.model_dump(mode="json")} for result in evaluation.results]
     return rows_table(rows, arrow_schema(COLUMNS))
-
-
-def task_scores(evals: pa.Table) -> pa.Table | None:
-    """The column 'acc:TASK' of each task for `runs`, by run_id; None without any. Of a task that was scored in several
-    ways (documents, examples, harness), the one that most runs share, then that of the most documents."""
-    rows = [
-        row
-        for row in evals.to_pylist()
-        if row["run_id"] and row["without"] is None and (row["metric"], row["filter"]) == ("acc", "none")
-    ]
-    ways = Counter((row["task"], *_way(row)) for row in rows)
-    chosen: dict[str, tuple[Any, ...]] = {}
-    for (task, *way), n_runs in ways.items():
-        chosen[task] = max(chosen.get(task, ()), (n_runs, *way))
-    scores: dict[str, dict[str, Any]] = {}
-    for row in rows:
-        if _way(row) == chosen[row["task"]][1:]:
-            name = quantities.TASK_SCORE + row["task"]
-            scores.setdefault(row["run_id"], {"run_id": row["run_id"]})[name] = row["value"]
-    names = [quantities.TASK_SCORE + task for task in sorted(chosen)]
-    schema = pa.schema([("run_id", pa.string()), *((name, pa.float64()) for name in names)])
-    return pa.Table.from_pylist([*scores.values()], schema) if rows else None
-
-
-def _way(row: dict[str, Any]) -> tuple[Any, ...]:
-    """What two scores of a task must share to be compared."""
-    return row["n"], -row["n_fewshot"], row["task_hash"], row["harness"], row["max_len"]
 
 
 def paired_differences(first: Evaluation, second: Evaluation) -> list[tuple[str, str, float, float, float, int]]:
@@ -195,7 +172,7 @@ def paired_differences(first: Evaluation, second: Evaluation) -> list[tuple[str,
             lo, hi = paired_share_interval(gained, lost, len(pairs))
             rows.append((one.metric, one.filter, (gained - lost) / len(pairs), lo, hi, len(pairs)))
     if not rows:
-        old = " and ".join(f"{FOLDER}/{evaluation.key.eval_id}" for evaluation in (first, second))
+        old = " and ".join(f"{FOLDER}/{evaluation.eval_id}" for evaluation in (first, second))
         text = f"the scores of {first.task} were stored without the answer to each question"
         raise ValueError(f"{text}; delete {old}, and evaluate again")
     return rows

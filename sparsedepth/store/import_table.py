@@ -1,4 +1,9 @@
-"""Import a table of third-party training runs as a pack, with one record per row (`store.table_map`).
+"""Import a table of third-party training runs as a pack, with one record per row, by a map (`import.yaml`).
+
+The map says which columns are which fields of a run. A field is a RunConfig field, a measured quantity of `runs`, or a
+fact (device, seconds, training_seconds). Its values are those of a column, of arithmetic over columns in DuckDB's SQL
+and double precision (odd names in backticks), of a column in another unit or with other texts, or a constant; `where`
+is a condition over columns. See maps/example.yaml.
 
 All errors of a map, or of a table's values, are reported at once. What the table does not state is unknown (NULL, and
 listed in `unknown_fields`): no default is filled in. Two rows that are equal in all mapped fields are an error.
@@ -8,44 +13,154 @@ import json
 import math
 import operator
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import closing
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
+import duckdb
+from pydantic import Field
+
+from sparsedepth import quantities
 from sparsedepth.config.load import build, read_yaml
-from sparsedepth.config.mistakes import field_mistakes
+from sparsedepth.config.mistakes import field_mistakes, hint
+from sparsedepth.config.role import fields_where
 from sparsedepth.config.run import RunConfig
-from sparsedepth.config.section import Mistakes
+from sparsedepth.config.section import Mistakes, Section, check
 from sparsedepth.files import atomic_folder, json_text, sha256, write_bytes
-from sparsedepth.quantities import IN_RUNS
 from sparsedepth.store.checksums import Files, checksum_of, new_marker
-from sparsedepth.store.packing import contents_of, write_pack
+from sparsedepth.store.fences import FENCES
+from sparsedepth.store.records import contents_of, write_pack
 from sparsedepth.store.run_record import IMPORTED, RUNS
+from sparsedepth.store.schema import RUN_COLUMNS
 from sparsedepth.store.subject import ImportedRun
-from sparsedepth.store.table_file import Table, header, not_missing, number_of, open_table, quoted
-from sparsedepth.store.table_map import (
-    FACTS,
-    MAP,
-    OUTCOMES,
-    READ_TYPES,
-    SETTABLE,
-    TARGETS,
-    UNITS,
-    WHERE,
-    Entry,
-    Expression,
-    Scalar,
-    TableMap,
-    as_type,
-    expressions,
-)
+from sparsedepth.store.table_file import Expression, Table, header, not_missing, number_of, open_table, parse, quoted
 from sparsedepth.store.tables import read_rows, stored_run
 
+MAP = "import.yaml"
+"""The map, in the folder that it filled."""
+UNITS: Mapping[str, float] = {
+    "thousand": 1e3,
+    "million": 1e6,
+    "billion": 1e9,
+    "percent": 0.01,
+    "bit": math.log(2),
+    "minute": 60.0,
+    "hour": 3600.0,
+}
+"""Factor to our units: tokens, parameters and FLOPs, nat, shares, seconds."""
+FACTS = ("device", "seconds", "training_seconds")
+SETTABLE = fields_where(RunConfig, lambda role: role.kind not in ("record", "measure"))
+OUTCOMES = tuple(column.name for column in quantities.RUNS)
+TARGETS = {column.name: column.type for column in RUN_COLUMNS if column.name in {*SETTABLE, *OUTCOMES, *FACTS}}
+"""Fields, measured quantities and facts, each with its column type."""
+READ_TYPES = ("VARCHAR", "BOOLEAN")
+"""Types of values that are read from a column, never computed."""
+
+Scalar = bool | int | float | str
+WHERE = "where"
 MAX_MISTAKES = 12
 """Reported in one error."""
 _NUMERIC = re.compile(r"DOUBLE|FLOAT|DECIMAL.*|U?(TINY|SMALL|BIG|HUGE)?INT(EGER)?")
 _KINDS = {"BIGINT": "a whole number", "DOUBLE": "a number", "BOOLEAN": "true or false", "VARCHAR": "text"}
+
+
+# The map
+
+
+class Entry(Section):
+    """Where a field's values come from."""
+
+    of: Annotated[str, Field(min_length=1, description="a column, or arithmetic over columns")]
+    unit: Annotated[str | None, Field(description=f"the column's: {', '.join(UNITS)}")] = None
+    values: Annotated[
+        dict[str, Scalar | None] | None, Field(description="the column's texts -> our values; null: missing")
+    ] = None
+    optional: Annotated[bool, Field(description="rows may lack a value")] = False
+
+    @check
+    def _check_unit(self) -> None:
+        if self.unit is not None and self.unit not in UNITS:
+            raise ValueError(f"unit={self.unit!r} is not known; choose one of {', '.join(UNITS)}, or multiply in `of`")
+        if self.unit is not None and self.values is not None:
+            raise ValueError(f"unit={self.unit!r} and values do not go together; the values are ours already")
+
+
+class TableMap(Section):
+    """A strict, frozen record."""
+
+    source: Annotated[str, Field(min_length=1, max_length=200, description="whose runs these are, and where they lie")]
+    where: Annotated[str | None, Field(description="rows to take, as a condition over columns")] = None
+    fields: Annotated[dict[str, str | Entry], Field(min_length=1, description="field -> column, arithmetic or entry")]
+    constants: Annotated[dict[str, Scalar], Field(description="field -> its value in every row")] = {}
+    cluster: Annotated[str | list[str] | None, Field(description="columns that name what rows share")] = None
+    tuned: Annotated[list[str], Field(description="fields of which each configuration takes its best value")] = []
+    objective: Annotated[str, Field(description="what tuning is judged by")] = "val_loss"
+    missing: Annotated[Literal["refuse", "leave_out"], Field(description="what becomes of a row without a value")] = (
+        "refuse"
+    )
+
+    @check
+    def _check_targets(self) -> None:
+        mistakes = []
+        for name in (*self.fields, *self.constants):
+            if name not in TARGETS:
+                fix = hint(name, TARGETS) or "see `sparsedepth schema`"
+                mistakes.append(f"fields.{name} is no field of a run and no measured quantity; {fix}")
+        mistakes += [f"{name} is in fields and in constants" for name in self.fields if name in self.constants]
+        stated = {*self.fields, *self.constants}
+        if "n_layers" not in stated:
+            mistakes.append("n_layers is not mapped: without a depth there is nothing to compare")
+        if not any(name in OUTCOMES and TARGETS[name] == "DOUBLE" for name in stated):
+            mistakes.append("no measured quantity is mapped; map the loss: val_loss")
+        mistakes += [f"tuned: {name} is not among the fields" for name in self.tuned if name not in self.fields]
+        mistakes += [f"tuned: {name} is no choice of a run" for name in self.tuned if name not in SETTABLE]
+        if self.tuned and self.objective not in stated:
+            mistakes.append(f"tuned needs its objective, {self.objective}, among the fields")
+        if self.tuned:
+            quantities.rankable(self.objective)
+        if mistakes:
+            raise Mistakes(mistakes)
+
+    @property
+    def entries(self) -> dict[str, Entry]:
+        return {name: Entry(of=entry) if isinstance(entry, str) else entry for name, entry in self.fields.items()}
+
+    @property
+    def clusters(self) -> list[str]:
+        """The columns that name a cluster."""
+        return [self.cluster] if isinstance(self.cluster, str) else self.cluster or []
+
+
+def expressions(table_map: TableMap, columns: Collection[str]) -> dict[str, Expression]:
+    """The expression of each field, and of WHERE. Raises Mistakes with all errors."""
+    parsed: dict[str, Expression] = {}
+    mistakes: list[str] = []
+    with closing(duckdb.connect(":memory:", config=FENCES)) as connection:
+        for name, entry in table_map.entries.items():
+            try:
+                parsed[name] = parse(connection, entry.of, columns)
+                if (entry.values is not None or TARGETS[name] in READ_TYPES) and parsed[name].column is None:
+                    kind = "true or false" if TARGETS[name] == "BOOLEAN" else "text"
+                    raise ValueError(f"{kind} must be a column, and {entry.of!r} is arithmetic")
+            except ValueError as error:
+                mistakes.append(f"fields.{name}: {error}")
+        try:
+            if table_map.where is not None:
+                parsed[WHERE] = parse(connection, table_map.where, columns, is_condition=True)
+        except ValueError as error:
+            mistakes.append(f"where: {error}")
+    if unknown := [name for name in table_map.clusters if name not in columns]:
+        mistakes.append(f"cluster: no column {', '.join(map(repr, unknown))}")
+    if any(": no column " in mistake for mistake in mistakes):
+        mistakes.append(f"the table has the columns {', '.join(map(str, list(columns)[:20]))}")
+    if mistakes:
+        raise Mistakes(mistakes)
+    return parsed
+
+
+# The import
 
 
 class Imported(NamedTuple):
@@ -74,17 +189,18 @@ def import_table(table: Path, map_path: Path, out: Path) -> Imported:
     used = set(table_map.clusters).union(*(expression.columns for expression in parsed.values()))
     with open_table(table, [name for name in names if name in used], names) as opened:
         try:
-            where = parsed.get(WHERE)
-            try:
-                if where:
+            if where := parsed.get(WHERE):
+                try:
                     opened.keep(where.sql)
-            except ValueError as error:
-                raise Mistakes([f"where: {error}"]) from None
+                except ValueError as error:
+                    raise Mistakes([f"where: {error}"]) from None
             numbers = [number for number, _ in opened.rows("1", "texts")]
             if not numbers:
                 raise Mistakes([f"no row meets where: {table_map.where}; change it" if where else "there are no rows"])
             kept, values = _values(opened, numbers, table_map, parsed)
-            rows = _rows_of(kept, values, clusters_of(opened, table_map.clusters), table_map.source)
+            cluster_of = opened.rows(", ".join(map(quoted, table_map.clusters)) or "NULL", "texts")
+            clusters = {number: None if None in names else " ".join(names) for number, *names in cluster_of}
+            rows = _rows_of(kept, values, clusters, table_map.source)
         except Mistakes as error:
             mistakes, n_more = error.mistakes[:MAX_MISTAKES], len(error.mistakes) - MAX_MISTAKES
             mistakes += [f"and {n_more} more"] if n_more > 0 else []
@@ -207,11 +323,24 @@ def _mistakes_of(name: str, value: Scalar | None) -> list[str]:
         return field_mistakes(RunConfig, {name: value})
     if name == "outcome" and value not in ("ok", "diverged"):
         return [f"outcome={value!r} is neither ok nor diverged; map it by `values`"]
-    if name in IN_RUNS and isinstance(value, float):
-        least, most = IN_RUNS[name].range
+    if name in quantities.IN_RUNS and isinstance(value, float):
+        least, most = quantities.IN_RUNS[name].range
         if not least <= value <= most:
             return [f"{name}={value:g} must be from {least:g} to {most:g}; state its unit, or multiply in `of`"]
     return []
+
+
+def as_type(value: Any, type: str) -> Scalar | None:
+    """The value in a column type; None if it is of another type."""
+    if type == "VARCHAR":
+        return value if isinstance(value, str) else None
+    if type == "BOOLEAN":
+        return {"true": True, "false": False, "1": True, "0": False}.get(str(value).lower().removesuffix(".0"))
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        return None
+    if type == "BIGINT":
+        return int(value) if float(value).is_integer() and abs(value) < 2**63 else None
+    return float(value)
 
 
 # Records
@@ -223,7 +352,7 @@ _Row = tuple[ImportedRun, int, dict[str, Any]]
 def _rows_of(
     numbers: Sequence[int], values: Mapping[str, _Values], clusters: Mapping[int, str | None], source: str
 ) -> list[_Row]:
-    """Every row as a run. Raises Mistakes where two rows are the same run."""
+    """Every row as a run; a cluster of None is one of its own. Raises Mistakes where two rows are the same run."""
     rows, first, mistakes = [], dict[str, int](), []
     for number in numbers:
         known = {name: field[number] for name, field in values.items() if field[number] is not None}
@@ -236,12 +365,6 @@ def _rows_of(
         fix = "map a column in which they differ (seed, train_tokens, lr, cluster), or select one with where"
         raise Mistakes([*mistakes[: MAX_MISTAKES - 1], f"{len(mistakes)} such rows: {fix}"])
     return rows
-
-
-def clusters_of(table: Table, columns: Sequence[str]) -> dict[int, str | None]:
-    """The cluster of each row, named by its values in these columns; None, a cluster of its own, if one is missing."""
-    rows = table.rows(", ".join(map(quoted, columns)) or "NULL", "texts")
-    return {number: None if None in row else " ".join(row) for number, *row in rows}
 
 
 def _write(out: Path, rows: Sequence[_Row], origin: Mapping[str, str], map_text: bytes) -> None:

@@ -7,8 +7,6 @@ that compares its runs (`store.comparable_loss`), {scores} for the scores of dep
 (`store.degeneracy`). Signal-to-noise and the questions on effects are no SQL.
 """
 
-import itertools
-import math
 from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -17,11 +15,11 @@ from sparsedepth.config.plain_text import did_you_mean
 from sparsedepth.store import signal_to_noise, terminal
 from sparsedepth.store.comparable_loss import loss_in
 from sparsedepth.store.connection import Store
-from sparsedepth.store.degeneracy import read_scores, usable_form
-from sparsedepth.store.query_result import QueryResult
+from sparsedepth.store.degeneracy import columns_for, usable_form
+from sparsedepth.store.query_result import QueryResult, fit
 from sparsedepth.store.setting import Settings, only_tuning_text, read_settings, with_setting_column
 from sparsedepth.store.small_sample import MIN_VALUES, mean_interval, seed_means
-from sparsedepth.store.tuning_roles import CHOSEN_ROLES, IS_RESULT, IS_TRAINED, best_value
+from sparsedepth.store.tuning_roles import CHOSEN_ROLES, IS_RESULT, IS_TRAINED
 
 FROM_EFFECTS = {
     "variance": "does a setting lower residual variance, and raise sparsity and usefulness?",
@@ -105,9 +103,13 @@ QUESTIONS: dict[str, Question] = {
         " count(*) FILTER (outcome = 'diverged') AS diverged,"
         " avg({loss}) FILTER (outcome = 'ok' AND seed IN (FROM choosing)) AS {loss}_tuning,"
         " avg({loss}) FILTER (outcome = 'ok') AS {loss},"
-        f" bool_or(coalesce(tuning, '') IN {CHOSEN_ROLES}) AS note"
+        f" bool_or(coalesce(tuning, '') IN {CHOSEN_ROLES}) AS is_chosen"
         f" FROM runs WHERE {IS_TRAINED} GROUP BY ALL)"
-        " SELECT * FROM points QUALIFY count(*) OVER (PARTITION BY n_layers, {others} 1) > 1"
+        " SELECT * EXCLUDE (is_chosen), if(lr = coalesce(min(lr) FILTER (is_chosen) OVER curve,"
+        "   arg_min(lr, row(if(diverged > 0 OR {loss} IS NULL, 'inf'::DOUBLE, {loss}), lr)) OVER curve),"
+        "  if(bool_or(is_chosen) OVER curve, 'chosen', 'best')"
+        "  || if(lr IN (min(lr) OVER curve, max(lr) OVER curve), ', at the edge', ''), NULL) AS note"
+        " FROM points WINDOW curve AS (PARTITION BY n_layers, {others} 1) QUALIFY count(*) OVER curve > 1"
         " ORDER BY n_layers, {others} lr",
     ),
     "seed_noise": Question(
@@ -152,7 +154,7 @@ def text(store: Store, name: str) -> str:
     if not answer.rows or settings is None:
         return f"{terminal.wrapped([question.asks])}none: {_why_none(store, question)}"
     optional = [names.format(scores=" ".join(scores)) for names in question.optional]
-    table = terminal.fit(with_setting_column(answer, settings), optional)
+    table = fit(with_setting_column(answer, settings), optional)
     interval = ""
     if "lo" in answer.columns:
         is_cut = any(row["lo"] == 0 for row in answer.records())
@@ -191,16 +193,15 @@ def _answer(store: Store, question: Question, scores: Iterable[str], settings: S
     }
     listed = {name: "".join(f"{column}, " for column in names) for name, names in columns.items()}
     answer = store.sql(question.sql.format(**listed, score=next(iter(scores), ""), loss=loss))
-    if "losses" in answer.columns:
-        return _with_interval(answer)
-    return _with_best(answer) if "note" in answer.columns else answer
+    return _with_interval(answer) if "losses" in answer.columns else answer
 
 
 def _sound_scores(store: Store, question: Question) -> dict[str, str]:
     """The scores of depth that a question shows, degenerate ones in their sound form; each with a warning, or ''."""
     notes: dict[str, list[str]] = defaultdict(list)
     for score in question.scores:
-        form, note = usable_form(score, read_scores(store, score, IS_RESULT))
+        rows = store.sql(f"SELECT {', '.join(columns_for(score))} FROM runs WHERE {IS_RESULT}").records()
+        form, note = usable_form(score, rows)
         notes[form].append(note)
     return {form: "\n".join(lines) for form, lines in notes.items()}
 
@@ -210,22 +211,6 @@ def _why_none(store: Store, question: Question) -> str:
     if store.sql(f"SELECT count(*) FROM runs WHERE {IS_TRAINED}").rows == ((0,),):
         return "there is no complete run"
     return (only_tuning_text(store) if IS_RESULT in question.sql else "") or question.none
-
-
-def _with_best(curves: QueryResult) -> QueryResult:
-    """The column `note`, what tuning chose, as a remark on the best lr of each configuration, whose rows agree in the
-    columns before lr."""
-    lr, diverged = curves.columns.index("lr"), curves.columns.index("diverged")
-    notes: list[str | None] = []
-    for _, group in itertools.groupby(curves.rows, key=lambda row: row[:lr]):
-        points = list(group)
-        losses = {row[lr]: math.inf if row[-2] is None or row[diverged] else row[-2] for row in points}
-        chosen = [row[lr] for row in points if row[-1]]
-        best, role = best_value(losses, chosen)
-        note = ("chosen" if chosen else "best") + ", at the edge" * (role == "edge")
-        notes += [note if value == best else None for value in losses]
-    rows = tuple((*row[:-1], note) for row, note in zip(curves.rows, notes, strict=True))
-    return QueryResult(columns=curves.columns, rows=rows)
 
 
 def _with_interval(answer: QueryResult) -> QueryResult:

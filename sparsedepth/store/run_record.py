@@ -51,22 +51,12 @@ from sparsedepth.files import (
     write_text,
 )
 from sparsedepth.quantities.record import Table
-from sparsedepth.store.checksums import (
-    RUN_ID,
-    DamagedRun,
-    Files,
-    Marker,
-    OtherVersion,
-    RenamedRun,
-    files_on_disk,
-    is_complete,
-    write_marker,
-)
+from sparsedepth.store.checksums import RUN_ID, DamagedRun, Files, OtherVersion, files_in, is_complete, write_marker
 from sparsedepth.store.run_tables import file_schema, parse_table, table_bytes
 from sparsedepth.store.schema import FILE_COLUMNS, KEYS, METRICS, TABLES
 from sparsedepth.store.subject import ImportedRun, MeasuredModel
 
-RUNS, MODELS, TOYS, EVALS = KINDS = ("runs", "models", "toys", "evals")
+RUNS, MODELS, TOYS, EVALS = ("runs", "models", "toys", "evals")
 """The parts of a results folder: trained runs, models that were only measured, toy groups, evaluations."""
 INDEX = "pack.json"
 """The file that makes a folder a pack."""
@@ -227,7 +217,8 @@ def run_files(files: Files) -> Files:
     """The files, if their marker is that of a record in a folder of this name. Raises DamagedRun."""
     folder, listed, run_id = files.folder, files.marker.files, files.marker.run_id
     if MODEL not in listed and run_id != folder.name and run_id != folder.resolve().name:  # for a folder given as '.'
-        raise RenamedRun(folder, run_id)
+        message = f"run folder {str(folder)!r} holds run {run_id[:40]!r} under another name; rename it to that"
+        raise DamagedRun(folder, MARKER, f"is of run {run_id!r}, and the folder has another name", message)
     if unknown := set(listed) - set(FILES):
         raise DamagedRun(folder, MARKER, f"lists {sorted(unknown)[0][:40]!r}, which is no file of a run")
     subjects = [name for name in SUBJECTS if name in listed]
@@ -285,7 +276,7 @@ def parse_record(files: Files) -> Record:
     return Record(
         run_id=marker.run_id,
         folder=folder,
-        subject=_parse_subject(folder, subject, contents[subject], marker),
+        subject=_parse_subject(folder, subject, contents[subject], marker.run_id),
         summary=parse_object(folder, "summary.json", contents["summary.json"]),
         manifest=parse_object(folder, "manifest.json", contents["manifest.json"]),
         contents=contents,
@@ -297,7 +288,7 @@ def _complete_files(folder: Path) -> Files:
         raise ValueError(f"{str(folder)!r} is not a folder; name that of a complete run, such as DIR/{RUNS}/RUN")
     if not is_complete(folder):
         raise ValueError(which_run(folder) or f"{str(folder)!r} holds no complete run (it has no file {MARKER!r})")
-    return run_files(files_on_disk(folder))
+    return run_files(files_in(folder))
 
 
 def which_run(folder: Path) -> str:
@@ -308,15 +299,15 @@ def which_run(folder: Path) -> str:
     return f"{str(folder)!r} is a results folder; name one of {folder / RUNS}" if (folder / RUNS).is_dir() else ""
 
 
-def _parse_subject(folder: Path, name: str, content: bytes, marker: Marker) -> Subject:
+def _parse_subject(folder: Path, name: str, content: bytes, run_id: str) -> Subject:
     try:
         if name == CONFIG:
             return _parse_config(content.decode())
         subject = build(SUBJECTS[name], parse_object(folder, name, content), name)
     except ValueError as error:
         raise OtherVersion(folder, name, f"says what this version does not know ({error})") from None
-    if subject.run_id != marker.run_id:
-        raise DamagedRun(folder, MARKER, f"is of run {marker.run_id}, and {name} is {subject.run_id}")
+    if subject.run_id != run_id:
+        raise DamagedRun(folder, MARKER, f"is of run {run_id}, and {name} is {subject.run_id}")
     return subject
 
 

@@ -25,11 +25,11 @@ ours are far smaller."""
 def table_bytes(rows: pa.Table, level: int | None = None) -> bytes:
     """A Parquet file of these rows, at a level of brotli if given; deterministic for one version of pyarrow."""
     content = io.BytesIO()
-    pq.write_table(rows, content, compression=compression_of(rows.nbytes, level), compression_level=level)
+    pq.write_table(rows, content, compression=codec_of(rows.nbytes, level), compression_level=level)
     return content.getvalue()
 
 
-def compression_of(n_bytes: int, level: int | None) -> str:
+def codec_of(n_bytes: int, level: int | None) -> str:
     """zstd, or snappy for small tables, which reads three times as fast; brotli, which is smaller, at a given level."""
     if level is not None:
         return "brotli"

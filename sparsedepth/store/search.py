@@ -7,7 +7,6 @@ pruned seeds has no score: the mean of the surviving seeds is optimistic.
 
 import contextlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,35 +21,6 @@ FRESH = 5
 """Seeds to run a shortlist with."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Search:
-    definition: SweepDefinition
-
-    @property
-    def axes(self) -> tuple[str, ...]:
-        """The fields that the sampler chose, and those zipped to them."""
-        return tuple(self.definition.varied)
-
-    @property
-    def objectives(self) -> tuple[str, ...]:
-        return tuple(self.definition.objectives)
-
-    @property
-    def n_seeds(self) -> int:
-        """The least number of seeds of a proposal none of whose runs was pruned, failed or is unfinished."""
-        seeds = self.definition.seeds
-        return min(len(own_seeds(entry, seeds)) for entry in ({}, *self.definition.variants, *self.definition.cells))
-
-    @property
-    def text(self) -> str:
-        kind = {"tpe": "TPE", "nsga2": "NSGA-II", "qmc": "quasi-Monte Carlo"}.get(self.definition.sampler, "random")
-        front = ", and which proposals are on the front is partly chance," if len(self.objectives) > 1 else ""
-        return (
-            f"a {kind} search over {', '.join(self.axes)}, without a baseline; the best of many is optimistic{front} "
-            f"until run with new seeds"
-        )
-
-
 def definitions_of(roots: Sequence[Path]) -> list[SweepDefinition]:
     """The definitions of the sweeps that fill these folders."""
     found: list[SweepDefinition | None] = []
@@ -60,11 +30,24 @@ def definitions_of(roots: Sequence[Path]) -> list[SweepDefinition]:
     return [definition for definition in found if definition is not None]
 
 
-def search_of(roots: Sequence[Path]) -> Search | None:
+def search_of(roots: Sequence[Path]) -> SweepDefinition | None:
     """The search that filled this folder; None for several folders, or one without a search."""
     folders = [root for root in roots if root.is_dir()]
-    searches = [Search(definition=each) for each in definitions_of(folders) if each.is_search]
+    searches = [definition for definition in definitions_of(folders) if definition.is_search]
     return searches[0] if searches and len(folders) == 1 else None
+
+
+def search_text(search: SweepDefinition) -> str:
+    """'a TPE search over lr, without a baseline; ...'."""
+    kind = {"tpe": "TPE", "nsga2": "NSGA-II", "qmc": "quasi-Monte Carlo"}.get(search.sampler, "random")
+    front = ", and which proposals are on the front is partly chance," if len(search.objectives) > 1 else ""
+    optimism = f"the best of many is optimistic{front} until run with new seeds"
+    return f"a {kind} search over {', '.join(search.varied)}, without a baseline; {optimism}"
+
+
+def least_seeds(search: SweepDefinition) -> int:
+    """The least number of seeds of a proposal none of whose runs was pruned, failed or is unfinished."""
+    return min(len(own_seeds(entry, search.seeds)) for entry in ({}, *search.variants, *search.cells))
 
 
 def on_front(values_CK: np.ndarray, objectives: Sequence[str]) -> np.ndarray:
@@ -77,23 +60,21 @@ def on_front(values_CK: np.ndarray, objectives: Sequence[str]) -> np.ndarray:
     return known_C & ~np.any(no_worse_CC & better_CC, axis=0)
 
 
-def rerun_definition(search: Search, chosen: Sequence[Mapping[str, Any]], out: Path) -> SweepDefinition:
-    """Write the definition of a sweep of these configurations (field -> value) with FRESH new seeds. Raises ValueError
-    if `out` exists."""
+def rerun_definition(search: SweepDefinition, chosen: Sequence[Mapping[str, Any]], out: Path) -> SweepDefinition:
+    """Write a sweep of these configurations with FRESH new seeds. Raises ValueError if `out` exists."""
     from sparsedepth.config.load import yaml_text
 
     if out.exists():
         raise ValueError(f"{str(out)!r} exists; name another file with --again")
-    searched = search.definition
-    first = max(searched.seeds) + 1
+    first = max(search.seeds) + 1
     values = {
-        "name": f"{searched.name}-again"[:64],
+        "name": f"{search.name}-again"[:64],
         "question": "Do the best proposals of the search stay the best with other seeds?",
         "hypothesis": "Their order is partly chance: the first will lose most.",
-        "matched": searched.matched,
-        "objectives": list(searched.objectives),
-        "base": searched.base,
-        "cells": [{name: knobs[name] for name in search.axes if knobs.get(name) is not None} for knobs in chosen],
+        "matched": search.matched,
+        "objectives": list(search.objectives),
+        "base": search.base,
+        "cells": [{name: knobs[name] for name in search.varied if knobs.get(name) is not None} for knobs in chosen],
         "seeds": list(range(first, first + FRESH)),
     }
     definition = SweepDefinition.model_validate(values)

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from sparsedepth.config.model import FILLED_FROM, with_derived_sizes
 from sparsedepth.config.role import roles
 from sparsedepth.config.run import CELL_FIELDS, RunConfig
-from sparsedepth.store.query_result import QueryResult, readable
+from sparsedepth.store.query_result import QueryResult, number_text, readable, relative
 from sparsedepth.store.schema import stored_fields
 from sparsedepth.store.search import definitions_of
 from sparsedepth.store.tuning_roles import IS_CHOSEN, IS_TRAINED, parse_tuned_fields
@@ -84,8 +84,7 @@ class Settings:
         return "\n".join(f"{name} depends on n_layers: {text}" for name, text in values.items())
 
     def cost_text(self, columns: Container[str]) -> str:
-        """'params, flops (training): relative to the baseline with 12 layers (124128, 6.393e+11)'; empty where no
-        column is a cost."""
+        """'params, flops (training): relative to the baseline (124128, 6.393e+11)'; '' without one."""
         costs = {"params": self.baseline.params, "flops": self.baseline.flops}
         references = {name: readable(value) for name, value in costs.items() if name in columns and value}
         depth = f" with {self.baseline.knobs['n_layers']} layers" if "n_layers" in self.varying else ""
@@ -209,19 +208,8 @@ def with_setting_column(answer: QueryResult, settings: Settings) -> QueryResult:
     return QueryResult(columns=tuple(columns), rows=tuple(zip(*columns.values(), strict=True)))
 
 
-def relative(value: float | None, reference: float | None) -> float | None:
-    """A cost over that of the baseline; None where either is unknown."""
-    return value / reference if value and reference else None
-
-
-def number_text(value: Any) -> str | None:
-    """A number in its shortest form: 0.003."""
-    return f"{value:g}" if isinstance(value, int | float) else value
-
-
 def assignment(name: str, value: Any) -> str:
-    """'n_kv_heads=1': a field's value in every table, sentence and figure, in the form of `--set`; floats in six
-    digits."""
+    """'n_kv_heads=1': a field's value in every text and figure, as in `--set`; floats in six digits."""
     if value is None:
         return f"{name} unset"
     if isinstance(value, float):

@@ -7,8 +7,8 @@ from pydantic import Field
 
 from sparsedepth.config.mistakes import field_mistakes
 from sparsedepth.config.role import fields_where
-from sparsedepth.config.run import Count, MeasureOnlyConfig, RunConfig
-from sparsedepth.config.section import Mistakes, Section, check
+from sparsedepth.config.run import MeasureOnlyConfig, RunConfig
+from sparsedepth.config.section import Count, Mistakes, Section, check
 from sparsedepth.config.task import TaskConfig
 from sparsedepth.files import digest
 

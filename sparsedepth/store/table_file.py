@@ -15,12 +15,12 @@ from collections import Counter
 from collections.abc import Collection, Generator, Sequence
 from contextlib import closing, contextmanager, nullcontext
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import duckdb
 
 from sparsedepth.config.plain_text import refuse_empty, unreadable
-from sparsedepth.store.fences import FENCES, after, lock, one_line, read_only
+from sparsedepth.store.fences import FENCES, after, lock, one_line, read_only, syntax_nodes
 
 MAX_BYTES = 200_000_000
 MAX_ROWS = 50_000
@@ -40,6 +40,8 @@ _MARKS = {
     codecs.BOM_UTF16_BE: "utf-16",
 }
 """Byte order marks, as spreadsheets write them."""
+MAX_LENGTH = 500
+"""Characters of an expression."""
 
 
 class Table:
@@ -234,3 +236,43 @@ def _make_views(table: Table, columns: Collection[str]) -> None:
     numbers = [f"{number_of(name)} AS {quoted(name)}" for name in columns]
     for view, selected in (("TABLE numbers", numbers), ("VIEW mixed", mixed)):  # 1 s per query as a view of 70 columns
         table.connection.execute(f"CREATE {view} AS SELECT {', '.join(['row_number', *selected])} FROM texts")
+
+
+# Expressions
+
+
+class Expression(NamedTuple):
+    """An expression of a map, or a condition."""
+
+    sql: str
+    columns: frozenset[str]
+    """All columns in it."""
+    column: str | None
+    """The column, if the expression is only its name."""
+
+
+def parse(
+    connection: duckdb.DuckDBPyConnection, text: str, columns: Collection[str], is_condition: bool = False
+) -> Expression:
+    """Parse an expression, and run nothing. Raises ValueError, one line."""
+    if text in columns and not is_condition:
+        return Expression(quoted(text), frozenset({text}), text)
+    if len(text) > MAX_LENGTH:
+        raise ValueError(f"an expression of {len(text):,} characters; at most {MAX_LENGTH} are read")
+    try:  # without brackets, an unbalanced bracket is an error; with, a following FROM
+        nodes, _ = (syntax_nodes(connection, select) for select in (f"SELECT {text}\n", f"SELECT ({text}\n)"))
+    except (duckdb.Error, ValueError, RecursionError):
+        fix = "write e.g. tokens * 1e6, and odd columns in backticks"
+        raise ValueError(f"{text!r} is no expression; {fix}") from None
+    if any(node.get("class") in ("SUBQUERY", "STAR") for node in nodes):
+        raise ValueError(f"{text!r} has a query or * in it; use columns, operators and functions of one row")
+    parts = [node["column_names"] for node in nodes if node.get("class") == "COLUMN_REF"]
+    named = [".".join(names) for names in parts]
+    if dotted := [name for name, names in zip(named, parts, strict=True) if len(names) > 1 and name in columns]:
+        raise ValueError(f"{text!r}: the column {dotted[0]!r} must stand in backticks: `{dotted[0]}`")
+    known = {name.lower(): name for name in reversed([*columns])} | {name: name for name in columns}
+    if missing := sorted({name for name in named if name not in known and name.lower() not in known}):
+        raise ValueError(f"no column {', '.join(map(repr, missing))}")
+    found = frozenset(known.get(name, known[name.lower()]) for name in named)
+    is_name = nodes[0].get("class") == "COLUMN_REF" and len(nodes[0]["column_names"]) == 1
+    return Expression(text, found, next(iter(found)) if is_name and not is_condition else None)

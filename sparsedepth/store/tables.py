@@ -31,16 +31,9 @@ from sparsedepth import quantities
 from sparsedepth.config.run import DEFAULTS_VERSION, REPLICATE_FIELDS, RunConfig
 from sparsedepth.files import digest, parse_json, read_regular, write_json
 from sparsedepth.quantities.record import Table
-from sparsedepth.store.checksums import Files, collecting_damage
-from sparsedepth.store.run_record import INDEX, SUBJECTS, DamagedRun, Record, Subject, parse_record
-from sparsedepth.store.run_tables import (
-    arrow_schema,
-    check_within,
-    compression_of,
-    empty_table,
-    read_within,
-    table_bytes,
-)
+from sparsedepth.store.checksums import DamagedRun, Files, collecting
+from sparsedepth.store.run_record import INDEX, SUBJECTS, Record, Subject, parse_record
+from sparsedepth.store.run_tables import arrow_schema, check_within, codec_of, empty_table, read_within, table_bytes
 from sparsedepth.store.schema import COLUMNS, MANIFEST_COLUMNS, RUN_COLUMNS, TABLES, stored_fields, stored_value
 from sparsedepth.store.subject import ImportedRun
 
@@ -192,7 +185,7 @@ def _rows_bytes(tables: Mapping[Table, pa.Table], level: int | None) -> tuple[di
     views: dict[Table, tuple[int, int]] = {}
     fields = {field.name: field for table in TABLES for field in view_schema(table)}  # a name has the same type in all
     schema = pa.schema([pa.field("view", pa.string()), *fields.values()])
-    content, compression = io.BytesIO(), compression_of(sum(rows.nbytes for rows in tables.values()), level)
+    content, compression = io.BytesIO(), codec_of(sum(rows.nbytes for rows in tables.values()), level)
     floats = [field.name for field in schema if pa.types.is_floating(field.type)]
     repeating = [name for name in schema.names if name not in floats]  # a dictionary of distinct floats only adds bytes
     encoding: Any = {"use_dictionary": repeating, "use_byte_stream_split": floats}
@@ -289,7 +282,7 @@ def read_rows(
     runs: list[dict[str, Any]] = []
     tables = {table: [empty_table(view_schema(table))] for table in (TABLES if with_tables else ())}
     for record in stored:
-        with collecting_damage(damaged):
+        with collecting(damaged):
             run = parse_record(record.files())
             checksums = {name: getattr(record, name) for name in MARKER_COLUMNS}
             runs.append({**_run_row(run), "folder": record.place, **checksums})
@@ -303,11 +296,10 @@ def read_rows(
 
 
 _TYPES = {column.name: column.type for column in RUN_COLUMNS}
-_PYTHON_TYPES = {
+_KINDS = {
     "BIGINT": (int, 2**63 - 1), "DOUBLE": (float, sys.float_info.max), "VARCHAR": (str, None), "BOOLEAN": (bool, None)
 }  # fmt: skip
-_KINDS = {name: _PYTHON_TYPES[type] for name, type in _TYPES.items()}
-"""Column -> Python type of its values, and their largest magnitude."""
+"""Type of a column -> Python type of its values, and their largest magnitude."""
 
 
 def _run_row(run: Record) -> dict[str, Any]:
@@ -352,7 +344,7 @@ def _typed(run: Record, file: str, values: Mapping[str, Any]) -> dict[str, Any]:
     for name, value in values.items():
         if value is None:
             continue
-        kind, largest = _KINDS[name]
+        kind, largest = _KINDS[_TYPES[name]]
         fits = type(value) is kind or (kind is float and type(value) is int)
         if not fits or (largest is not None and not -largest <= value <= largest):
             told = f"has {name}={str(value)[:40]!r}, which is not a {_TYPES[name]}"

@@ -70,14 +70,11 @@ class Tuning:
 
 
 def read_tuning(results: Path) -> Tuning | None:
-    """What the sweep of a results folder tunes; None where it tunes nothing, or there is no sweep.
-
-    Raises ValueError for an invalid sweep.yaml that tunes.
-    """
+    """What the sweep of a results folder tunes, if anything. Raises ValueError for an invalid one."""
     if not any((results / name).is_file() for name in DEFINITIONS):
         return None
     from sparsedepth.config.sweep import DEFINITION, read_definition
-    from sparsedepth.store.table_map import MAP, TableMap
+    from sparsedepth.store.import_table import MAP, TableMap
 
     if (results / MAP).is_file():
         table_map = build(TableMap, read_yaml(results / MAP), str(results / MAP))
@@ -94,19 +91,16 @@ def read_tuning(results: Path) -> Tuning | None:
     )
 
 
-def tuning_columns(*sweeps: tuple[Tuning, Sequence[Mapping[str, Any]]]) -> dict[str, dict[str, Any]]:
-    """run_id -> its TUNING_COLUMNS, from the runs of each results folder; none where only one value was run."""
-    columns: dict[str, dict[str, Any]] = {}
-    for tuning, runs in sweeps:
-        groups = defaultdict(list)
-        configuration = itemgetter(*(name for name in CELL_FIELDS if name not in tuning.fields))
-        for run in runs:
-            if None not in _point(tuning, run):  # an imported run whose value is unknown was not tuned
-                groups[configuration(run)].append(run)
-        for group in groups.values():
-            shared = {"tuned_fields": ",".join(tuning.fields), "tuned_by": tuning.objective}
-            columns |= {run_id: {**shared, "tuning": role} for run_id, role in _roles(tuning, group).items()}
-    return columns
+def tuning_columns(tuning: Tuning, runs: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
+    """run_id -> it and its TUNING_COLUMNS, from the runs of a results folder; none where only one value was run."""
+    groups = defaultdict(list)
+    configuration = itemgetter(*(name for name in CELL_FIELDS if name not in tuning.fields))
+    for run in runs:
+        if None not in _point(tuning, run):  # an imported run whose value is unknown was not tuned
+            groups[configuration(run)].append(run)
+    shared = {"tuned_fields": ",".join(tuning.fields), "tuned_by": tuning.objective}
+    roles = [role for group in groups.values() for role in _roles(tuning, group).items()]
+    return {run_id: {"run_id": run_id, "tuning": role, **shared} for run_id, role in roles}
 
 
 def _roles(tuning: Tuning, group: Sequence[Mapping[str, Any]]) -> dict[str, TuningRole]:

@@ -29,7 +29,7 @@ from sparsedepth.run.lease import Stopped, hold, last_heartbeat
 from sparsedepth.run.process import Stop
 from sparsedepth.run.record import package_versions
 from sparsedepth.store.cache import read_columns
-from sparsedepth.store.incomparable import version_differences
+from sparsedepth.store.comparable_loss import version_differences
 from sparsedepth.sweep import forkserver, storage, trial_queue
 from sparsedepth.sweep.machine import Machine
 from sparsedepth.sweep.results_folder import delete_leftovers, delete_trunks, prepare

@@ -17,7 +17,7 @@ from sparsedepth.config.sweep import DEFINITION, SweepDefinition, read_definitio
 from sparsedepth.run.lease import is_held
 from sparsedepth.run.scratch import Scratch, trunk_folder
 from sparsedepth.store import run_record
-from sparsedepth.store.pack import refuse_pack
+from sparsedepth.store.records import refuse_pack
 from sparsedepth.sweep.run_end import write_attempts
 from sparsedepth.sweep.status import scan
 from sparsedepth.train.checkpoint_files import remove_checkpoints

@@ -17,8 +17,7 @@ from sparsedepth import files
 from sparsedepth.config.sweep import SweepDefinition
 from sparsedepth.run.lease import is_held
 from sparsedepth.run.scratch import Scratch
-from sparsedepth.store.find import is_whole, read_summary
-from sparsedepth.store.pack import is_pack
+from sparsedepth.store.records import is_pack, is_whole, read_summary
 from sparsedepth.store.tuning_roles import objective_as_loss
 
 ATTEMPTS = Path("work", "attempts.json")

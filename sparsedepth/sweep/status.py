@@ -21,10 +21,9 @@ from sparsedepth.run.scratch import Allocation, Progress, Scratch, node_hours
 from sparsedepth.store import run_record
 from sparsedepth.store.cache import read_columns
 from sparsedepth.store.checksums import RUN_ID, DamagedRun
+from sparsedepth.store.comparable_loss import version_differences
 from sparsedepth.store.degeneracy import columns_for, usable_form
-from sparsedepth.store.find import is_complete_run, read_summary
-from sparsedepth.store.incomparable import version_differences
-from sparsedepth.store.pack import WORK, is_pack, open_pack
+from sparsedepth.store.records import WORK, is_complete_run, is_pack, open_pack, read_summary
 from sparsedepth.store.setting import Configuration, configuration_of, settings_of
 from sparsedepth.store.terminal import duration
 from sparsedepth.store.tuning_roles import objective_as_loss

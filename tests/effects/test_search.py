@@ -1,7 +1,6 @@
 """Searches: no proposal is a baseline; the front, importances and figures of a planted landscape; again."""
 
 import math
-from dataclasses import replace
 
 import numpy as np
 import pandas as pd
@@ -131,7 +130,7 @@ def test_importance_of_a_planted_landscape(landscape):
 def test_the_best_of_an_objective_that_is_to_be_high_are_the_highest(landscape):
     """The same landscape, upside down, has the same importances."""
     search, frame = landscape
-    turned = replace(search, definition=search.definition.model_copy(update={"objectives": ["usefulness"]}))
+    turned = search.model_copy(update={"objectives": ["usefulness"]})
     upside_down = importances(frame.assign(usefulness=-frame["val_loss"]), turned, "usefulness")
     for one, other in zip(upside_down, importances(frame, search, "val_loss"), strict=True):
         assert (one.axis, one.best, one.ped_anova) == (other.axis, other.best, pytest.approx(other.ped_anova))
@@ -146,7 +145,7 @@ def test_few_proposals_and_equal_values_have_no_importance(landscape):
 def test_the_variance_of_a_ratio_is_that_of_its_logarithm(landscape):
     """exp(val_loss) as a residual variance has the fANOVA of val_loss."""
     search, frame = landscape
-    asked = replace(search, definition=search.definition.model_copy(update={"objectives": ["residual_variance_last"]}))
+    asked = search.model_copy(update={"objectives": ["residual_variance_last"]})
     ratio = importances(frame.assign(residual_variance_last=np.exp(frame["val_loss"])), asked, "residual_variance_last")
     loss = importances(frame, search, "val_loss")
     assert {each.axis: each.fanova for each in ratio} == {each.axis: pytest.approx(each.fanova) for each in loss}
@@ -167,7 +166,7 @@ def test_effects_of_a_search_are_importances(searched, capfd):
 def test_a_degenerate_objective_of_a_search_is_named(searched):
     with open_store(searched) as store:
         search, runs = search_of(store.roots), store.frame("select * from runs")
-    asked = replace(search, definition=search.definition.model_copy(update={"objectives": ["usefulness"]}))
+    asked = search.model_copy(update={"objectives": ["usefulness"]})
     assert not any("degenerate" in line for line in search_lines(runs.assign(usefulness=0.1 * runs["lr"]), asked))
     heading, caution, analysis = list(search_lines(runs.assign(usefulness=0.0), asked))[1:]
     assert heading.startswith("\nusefulness") and analysis == "  no analysis: all values are equal"
@@ -226,7 +225,7 @@ def test_axes_have_labels_and_choices_their_names_in_order(landscape):
 def test_an_objective_that_is_compared_by_ratio_has_a_logarithmic_axis(landscape):
     search, frame = landscape
     for name, scale in (("residual_variance_last", "log"), ("val_loss", "linear")):
-        asked = replace(search, definition=search.definition.model_copy(update={"objectives": [name]}))
+        asked = search.model_copy(update={"objectives": [name]})
         values = numbered(frame.assign(**{name: np.exp(frame["val_loss"])}), name)
         for axes in page_of_slices(asked, values, "").axes:
             assert axes.get_yscale() == scale and axes.get_ylabel() == axis_label(name)
@@ -240,7 +239,7 @@ def test_bars_of_several_objectives_stand_by_the_names_of_their_axes(landscape):
         for objective, by_axis in shares.items()
         for axis, share in by_axis.items()
     ]
-    page = page_of_importance(search.axes, pd.DataFrame(rows), "")
+    page = page_of_importance(search.varied, pd.DataFrame(rows), "")
     for axes, objective in zip(page.axes, shares, strict=True):
         names = [label.get_text() for label in page.axes[0].get_yticklabels()]
         lengths = [bar.get_width() / 100 for bar in axes.patches]

@@ -15,7 +15,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from sparsedepth.config.run import MeasureOnlyConfig
 from sparsedepth.data.sequences import next_tokens
 from sparsedepth.exchange import export as exporting
-from sparsedepth.exchange.export import TOLERANCE, export
+from sparsedepth.exchange.export import export
+from sparsedepth.exchange.parity import TOLERANCE
 from sparsedepth.measure.suite import measure_run
 from sparsedepth.probe.load import load_model
 from sparsedepth.probe.text import TokenArrays

@@ -10,7 +10,8 @@ from support.run_folders import loud_run
 
 from sparsedepth.config.load import build
 from sparsedepth.config.model import ModelConfig
-from sparsedepth.exchange.export import TOLERANCE, export
+from sparsedepth.exchange.export import export
+from sparsedepth.exchange.parity import TOLERANCE
 from sparsedepth.exchange.vit import vit_architecture
 from sparsedepth.probe.load import load_model
 

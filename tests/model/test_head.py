@@ -6,8 +6,9 @@ import torch.nn.functional as F
 from support.largest_tensor import Largest
 
 from sparsedepth.config.model import ModelConfig
+from sparsedepth.config.task import IGNORED
 from sparsedepth.model.decoder import Decoder
-from sparsedepth.model.head import IGNORED, cross_entropy, loss_and_change
+from sparsedepth.model.head import cross_entropy, loss_and_change
 
 N, D, V = 40, 6, 50
 

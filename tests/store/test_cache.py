@@ -9,8 +9,9 @@ from support.made_up_runs import make_run
 from sparsedepth.cli.read import query
 from sparsedepth.config.run import RunConfig
 from sparsedepth.store import cache, run_record, tables
+from sparsedepth.store.checksums import DamagedRun
 from sparsedepth.store.connection import open_store
-from sparsedepth.store.run_record import DamagedRun, finish
+from sparsedepth.store.run_record import finish
 
 
 def fill(results, seeds):

@@ -10,12 +10,12 @@ from support.runs_frame import config_of
 from sparsedepth.config.load import build
 from sparsedepth.effects.cells import cells_of
 from sparsedepth.store.best import best
-from sparsedepth.store.checksums import DamagedRun
+from sparsedepth.store.checksums import DamagedRun, is_complete
 from sparsedepth.store.connection import open_store
 from sparsedepth.store.evals import (
     COLUMNS,
     Evaluation,
-    is_evaluated,
+    eval_folder,
     paired_differences,
     read_evaluation,
     save_evaluation,
@@ -68,11 +68,11 @@ def test_evaluations_stand_beside_the_runs(tmp_path):
 def test_what_decides_the_scores_is_the_name(tmp_path):
     save_evaluation(tmp_path, evaluation())
     same = {"model": "other name", "n": 3, "seconds": 9.0, "results": []}
-    assert is_evaluated(tmp_path, evaluation(**same).key)
+    assert is_complete(eval_folder(tmp_path, evaluation(**same)))
     for name in ("run_id", "weights_hash", "task", "task_version", "task_hash", "harness"):
-        assert not is_evaluated(tmp_path, evaluation(**{name: "0" * 12}).key), name
+        assert not is_complete(eval_folder(tmp_path, evaluation(**{name: "0" * 12}))), name
     for name in ("n_fewshot", "max_len"):
-        assert not is_evaluated(tmp_path, evaluation(**{name: 5}).key), name
+        assert not is_complete(eval_folder(tmp_path, evaluation(**{name: 5}))), name
 
 
 def test_damage_is_named(tmp_path):

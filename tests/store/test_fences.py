@@ -64,5 +64,5 @@ def test_a_query_of_runs_loads_few_modules(results):
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     loaded = done.stdout.split()
     unwanted = {"pandas", "scipy", "torch", "pyarrow.compute", "pyarrow.dataset", "sparsedepth.config.sweep"}
-    assert not {*unwanted, "sparsedepth.store.best", "sparsedepth.store.table_map"}.intersection(loaded)
+    assert not {*unwanted, "sparsedepth.store.best", "sparsedepth.store.import_table"}.intersection(loaded)
     assert "duckdb" in loaded and len(loaded) < 480 and done.stderr == ""

@@ -14,9 +14,9 @@ from sparsedepth.effects.frame import effects_frame
 from sparsedepth.recipe.choose import derive
 from sparsedepth.store import run_record
 from sparsedepth.store.best import answer, best
-from sparsedepth.store.checksums import files_on_disk
+from sparsedepth.store.checksums import DamagedRun, files_in
 from sparsedepth.store.connection import open_store
-from sparsedepth.store.run_record import DamagedRun, check_place, read_record, read_run, save_measured, verify
+from sparsedepth.store.run_record import check_place, read_record, read_run, save_measured, verify
 from sparsedepth.store.subject import MeasuredModel
 
 SIZES = {"n_layers": 2, "d_model": 1024, "n_heads": 16, "n_kv_heads": 8, "n_experts": 0, "vocab_size": 151_936}
@@ -52,7 +52,7 @@ def test_what_is_written_is_read(tmp_path):
     place = write(tmp_path / "models" / "any name")
     read = read_record(place)
     assert read.subject == QWEN
-    assert read.run_id == QWEN.run_id == files_on_disk(place).marker.run_id
+    assert read.run_id == QWEN.run_id == files_in(place).marker.run_id
     assert read.summary["params_total"] == QWEN.params_total and read.summary["outcome"] == "ok"
     assert read.tables["layers"].num_rows == 6 and read.tables["pairs"].num_rows == 0
     assert sorted(os.listdir(place.parent)) == ["any name"]

@@ -13,14 +13,14 @@ from support.made_up_runs import make_run
 
 from sparsedepth.cli import main
 from sparsedepth.config.run import RunConfig
+from sparsedepth.files import MARKER
 from sparsedepth.store import run_tables, tables
 from sparsedepth.store.best import best
 from sparsedepth.store.checksums import DamagedRun, write_marker
 from sparsedepth.store.connection import open_store
 from sparsedepth.store.evals import Evaluation, save_evaluation
-from sparsedepth.store.pack import DamagedPack, open_pack, refuse_pack
-from sparsedepth.store.packing import pack
-from sparsedepth.store.run_record import MARKER, check_place, save_measured
+from sparsedepth.store.records import DamagedPack, open_pack, pack, refuse_pack
+from sparsedepth.store.run_record import check_place, save_measured
 from sparsedepth.store.subject import MeasuredModel
 
 VIEWS = ("runs", "curves", "layers", "heads", "pairs", "tokens", "difficulty", "evals")

@@ -13,9 +13,8 @@ from sparsedepth import quantities
 from sparsedepth.config.run import RunConfig, stored_config
 from sparsedepth.files import write_json
 from sparsedepth.store import run_record
-from sparsedepth.store.checksums import write_marker
+from sparsedepth.store.checksums import DamagedRun, write_marker
 from sparsedepth.store.connection import open_store
-from sparsedepth.store.run_record import DamagedRun
 from sparsedepth.store.schema import TABLES
 
 CONFIG = RunConfig(n_layers=2, lr=1e-5, seed=3, weight_eps=(0.5, 0.25))

@@ -28,7 +28,7 @@ BEST = {0.1: 0.002, 0.3: 0.004}
 
 
 def tuning_roles(tuning, runs):
-    return {run_id: columns["tuning"] for run_id, columns in tuning_columns((tuning, runs)).items()}
+    return {run_id: columns["tuning"] for run_id, columns in tuning_columns(tuning, runs).items()}
 
 
 def as_row(config: RunConfig, run_id: str, loss: float | None) -> dict:
