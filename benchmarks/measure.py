@@ -29,10 +29,9 @@ from torch import Tensor
 
 from sparsedepth.config.load import build
 from sparsedepth.config.run import RunConfig
-from sparsedepth.measure.causal import causal_effect
-from sparsedepth.measure.jacobian import jacobian_deviation
+from sparsedepth.measure.derivatives import jacobian_deviation
+from sparsedepth.measure.interventions import causal_effect, permutation_effect
 from sparsedepth.measure.measurements import Scored
-from sparsedepth.measure.permutation import permutation_effect
 from sparsedepth.measure.usefulness import usefulness
 from sparsedepth.model.decoder import Decoder
 from sparsedepth.probe.fork import record_states

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from sparsedepth.measure.bootstrap import complete_mean, finite, finites
+from sparsedepth.measure.interventions import permutation_effect
 from sparsedepth.measure.loss import fork_losses, relative_change
 from sparsedepth.measure.measurements import MeasureContext, Measurements, Scored
-from sparsedepth.measure.permutation import permutation_effect
 from sparsedepth.measure.usefulness import AffineUpdate, fit_affine, share_above
 from sparsedepth.measure.variance import token_variance
 from sparsedepth.probe.fork import batches, by_sequence, probing, record_states, run_forks, skip, stream
@@ -86,7 +86,7 @@ def _sum_of_norms(x: Tensor) -> Tensor:
     return torch.linalg.vector_norm(x, dim=-1).sum((-1, -2), dtype=torch.float64)
 
 
-def add_rows(context: MeasureContext, rows: Measurements) -> None:
+def add_released_rows(context: MeasureContext, rows: Measurements) -> None:
     probed, scored = context.probed, context.scored
     pairs = permutation_effect(probed, scored, context.rng()).effects
     known = {pair: effect for pair, effect in pairs.items() if effect is not None}

@@ -43,7 +43,7 @@ from sparsedepth.config.run import MeasureConfig
 from sparsedepth.measure.bootstrap import BootstrapEstimate, bootstrap, bootstrap_each, complete_mean, shared_resamples
 from sparsedepth.measure.loss import fork_losses, relative_change
 from sparsedepth.measure.measurements import MeasureContext, Measurements, Scored, per_position
-from sparsedepth.measure.spectra import batched
+from sparsedepth.measure.variance import batched
 from sparsedepth.probe.fork import batches, probing, stream, token_count
 from sparsedepth.probe.probed_model import ProbedModel
 
@@ -207,7 +207,7 @@ def jointly_needed_layers(
     return bootstrap(count, np.stack(added_KN, axis=1), scored.weight, rng=rng)
 
 
-def add_rows(context: MeasureContext, rows: Measurements) -> None:
+def add_usefulness_rows(context: MeasureContext, rows: Measurements) -> None:
     """The published score, its absolute forms by layer, and needed layers, from one fit."""
     probed, config = context.probed, context.config
     thresholds = config.usefulness_threshold, config.needed_threshold

@@ -3,7 +3,7 @@
     gated      W_down ( a(W_gate x) * W_up x )     swiglu: a = silu, geglu: gelu, reglu: relu      (2002.05202)
     ungated    W_down a(W_up x)                    gelu; relu; relu2: a = relu^2                   (2109.08668)
 
-gelu is the exact form, x Phi(x). relu, reglu and relu2 give exact zeros (`measure.activations`).
+gelu is the exact form, x Phi(x). relu, reglu and relu2 give exact zeros (`measure.sparsity`).
 
 Shapes: B sequences, T tokens, D d_model, F hidden units.
 """

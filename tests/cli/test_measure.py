@@ -17,7 +17,7 @@ from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Split
 from transformers import PreTrainedTokenizerFast
 
-from sparsedepth.measure.causal import causal_effect
+from sparsedepth.measure.interventions import causal_effect
 from sparsedepth.measure.measurements import Scored
 from sparsedepth.probe.load import load_model
 from sparsedepth.store.run_record import read_record, verify

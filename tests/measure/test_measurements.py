@@ -9,13 +9,10 @@ from support.handmade_models import integers, rng
 
 from sparsedepth.config.task import IGNORED
 from sparsedepth.measure.bootstrap import shared_resamples
-from sparsedepth.measure.causal import causal_effect
-from sparsedepth.measure.lens import early_exit
-from sparsedepth.measure.loss import fork_losses, held_out_loss
+from sparsedepth.measure.interventions import causal_effect, permutation_effect, removal
+from sparsedepth.measure.loss import early_exit, fork_losses, held_out_loss
 from sparsedepth.measure.measurements import Scored, position_mean
-from sparsedepth.measure.permutation import permutation_effect
 from sparsedepth.measure.released_code import affine_increase_in_sample
-from sparsedepth.measure.removal import removal
 from sparsedepth.measure.usefulness import usefulness
 from sparsedepth.model.decoder import Decoder
 from sparsedepth.probe.fork import skip, swap

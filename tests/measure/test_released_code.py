@@ -8,7 +8,7 @@ import torch
 from reference import run_config, states
 from support.handmade_models import HandMadeModel, integers, known, normal, rng, tokens_per_pass
 
-from sparsedepth.measure.causal import causal_effect
+from sparsedepth.measure.interventions import causal_effect
 from sparsedepth.measure.measurements import Scored
 from sparsedepth.measure.released_code import (
     affine_increase_in_sample,
