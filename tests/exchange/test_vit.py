@@ -10,8 +10,8 @@ from support.run_folders import loud_run
 
 from sparsedepth.config.load import build
 from sparsedepth.config.model import ModelConfig
+from sparsedepth.exchange.architecture import architecture
 from sparsedepth.exchange.export import TOLERANCE, export
-from sparsedepth.exchange.vit import vit_architecture
 from sparsedepth.probe.load import load_model
 
 TINY = {
@@ -83,4 +83,4 @@ def test_transformers_gives_an_image_the_logits_of_the_run(fields, tmp_path):
 def test_what_transformers_has_no_vit_for_is_refused_by_name(fields):
     config = build(ModelConfig, {**{n: v for n, v in TINY.items() if "tokens" not in n}, **fields}, "test")
     with pytest.raises(ValueError, match=f"cannot be exported to transformers.*{next(iter(fields))}"):
-        vit_architecture(config)
+        architecture(config)
