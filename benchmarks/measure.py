@@ -34,7 +34,7 @@ from sparsedepth.measure.interventions import causal_effect, permutation_effect
 from sparsedepth.measure.measurements import Scored
 from sparsedepth.measure.usefulness import usefulness
 from sparsedepth.model.decoder import Decoder
-from sparsedepth.probe.fork import record_states
+from sparsedepth.probe.fork import stream
 from sparsedepth.probe.probed_model import ProbedDecoder
 
 MICRO_BATCH = 4
@@ -254,7 +254,7 @@ def memory_parts(options: argparse.Namespace) -> dict[str, Callable[[], object]]
 
     @torch.no_grad()
     def forward() -> None:
-        states = record_states(probed, tokens_BS[:, :-1])
+        states = list(stream(probed, tokens_BS[:, :-1]))
         F.cross_entropy(probed.logits(states[-1]).flatten(0, 1), tokens_BS[:, 1:].flatten())
 
     return {

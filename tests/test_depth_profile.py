@@ -5,8 +5,8 @@ import itertools
 import numpy as np
 import pytest
 
+from sparsedepth.measure.measurements import block_weights, depth_profile, entries_of
 from sparsedepth.quantities import IN_RUNS, PROFILED
-from sparsedepth.quantities.depth_profile import block_weights, depth_profile, entries_of
 
 
 def of_layers(*values):

@@ -30,9 +30,8 @@ from sparsedepth.config.model import ModelConfig
 from sparsedepth.config.run import RunConfig
 from sparsedepth.model.block import PARTS, Block, Part
 from sparsedepth.model.decoder import Decoder
-from sparsedepth.model.feedforward import FeedForward
+from sparsedepth.model.feedforward import Experts, FeedForward
 from sparsedepth.model.init import OUTPUTS
-from sparsedepth.model.moe import Experts
 from sparsedepth.probe.hf_types import hf_name
 
 Weights = dict[str, Tensor]

@@ -59,7 +59,7 @@ from sparsedepth.measure.bootstrap import BootstrapEstimate, bootstrap, finite, 
 from sparsedepth.measure.loss import fork_losses, relative_change, sequence_loss
 from sparsedepth.measure.measurements import MeasureContext, Measurements, Scored, position_mean
 from sparsedepth.measure.usefulness import share_above
-from sparsedepth.probe.fork import batches, probing, record_states, run_forks, skip, stream, swap, token_count
+from sparsedepth.probe.fork import batches, probing, run_forks, stream, token_count
 from sparsedepth.probe.probed_model import ProbedModel
 
 
@@ -98,12 +98,12 @@ def causal_effect(probed: ProbedModel, scored: Scored, rng: np.random.Generator)
 def _skip_each(probed: ProbedModel, part: Scored, scale: float) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """For each sequence: mean ||u'_l - u_l|| by s and l, mean ||u_l||, the loss without each block, the loss."""
     n_layers = probed.n_layers
-    states = record_states(probed, part.inputs)
+    states = list(stream(probed, part.inputs))
     base_B = sequence_loss(probed, states[-1][None], part.targets, scale)[0]
     change_LLB = base_B.new_zeros(n_layers, n_layers, len(part))
     skipped_LB = base_B.new_empty(n_layers, len(part))
     # Up to block s a fork equals the recorded stream, so steps start at s.
-    for step in run_forks(probed, states, [skip(layer) for layer in range(1, n_layers + 1)]):
+    for step in run_forks(probed, states, [{layer: None} for layer in range(1, n_layers + 1)]):
         update_BTD = states[step.layer] - states[step.layer - 1]
         difference_FBTD = (step.after - step.before) - update_BTD
         change_LLB[step.forks, step.layer - 1] = _token_norms(difference_FBTD)
@@ -164,7 +164,7 @@ def permutation_effect(
     """The relative change of the loss with each pair of blocks swapped, or only `neighbours`."""
     n_layers = probed.n_layers
     pairs = [*itertools.pairwise(range(1, n_layers + 1))] if neighbours else choose_pairs(n_layers, n_pairs, rng)
-    base_N, swapped_NP = fork_losses(probed, scored, [swap(*pair) for pair in pairs])
+    base_N, swapped_NP = fork_losses(probed, scored, [{a: b, b: a} for a, b in pairs])
 
     def mean_effect(swapped_RP: np.ndarray, base_R: np.ndarray) -> np.ndarray:
         return mean_of_last(np.abs(relative_change(swapped_RP, base_R[:, None])))

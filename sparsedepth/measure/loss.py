@@ -57,7 +57,7 @@ from sparsedepth.measure.bootstrap import (
     shared_resamples,
 )
 from sparsedepth.measure.measurements import MeasureContext, Measurements, Row, Scored, position_mean
-from sparsedepth.probe.fork import Fork, by_sequence, chunk_size, probing, record_states, run_forks, stream
+from sparsedepth.probe.fork import Fork, by_sequence, chunk_size, probing, run_forks, stream
 from sparsedepth.probe.probed_model import ProbedModel
 
 MAX_LOGITS = 2**21
@@ -146,7 +146,7 @@ def fork_losses(
     base, changed = [], []
     with probing(probed):
         for part in scored.parts(probed):
-            states = record_states(probed, part.inputs)
+            states = list(stream(probed, part.inputs))
             base.append(score(probed, states[-1][None], part.targets, scored.scale)[0])
             of_forks = base[-1].new_empty(len(forks), *base[-1].shape)
             for step in run_forks(probed, states, forks):
@@ -255,7 +255,7 @@ def lens(probed: ProbedModel, tokens_NT: Tensor, rng: np.random.Generator) -> di
 
 def _batch_lens(probed: ProbedModel, tokens_BT: Tensor) -> Tensor:
     """Means over the tokens of each sequence: kl and overlap, [B, 2, L + 1]."""
-    states = record_states(probed, tokens_BT)
+    states = list(stream(probed, tokens_BT))
     n_sequences, n_tokens, _ = states[0].shape
     # The logits of all states exist at once. On a CPU each state still gets MAX_LOGITS: smaller chunks would cost more
     # in calls.

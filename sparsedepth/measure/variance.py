@@ -44,7 +44,7 @@ from sparsedepth.measure.bootstrap import (
     shared_resamples,
 )
 from sparsedepth.measure.measurements import MeasureContext, Measurements
-from sparsedepth.probe.fork import batches, by_sequence, probing, record_states, stream, token_count, updates
+from sparsedepth.probe.fork import batches, by_sequence, probing, stream, token_count, updates
 from sparsedepth.probe.probed_model import ProbedModel
 
 
@@ -114,7 +114,7 @@ def participation(probed: ProbedModel, tokens_NT: Tensor) -> dict[str, list[floa
     sums: list[tuple[Tensor, Tensor]] = []
     with probing(probed):
         for tokens_BT in batches(probed, tokens_NT):
-            states = record_states(probed, tokens_BT)
+            states = list(stream(probed, tokens_BT))
             updates = (after - before for before, after in itertools.pairwise(states))
             values_nD = (x_BTD.flatten(0, 1).double() for x_BTD in itertools.chain(states, updates))
             moments = [(x_nD.sum(0), x_nD.T @ x_nD) for x_nD in values_nD]

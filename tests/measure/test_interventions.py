@@ -43,7 +43,6 @@ from sparsedepth.measure.interventions import (
 from sparsedepth.measure.loss import fork_losses
 from sparsedepth.measure.measurements import Measurements, Scored
 from sparsedepth.model.decoder import Decoder
-from sparsedepth.probe.fork import swap
 from sparsedepth.probe.probed_model import ProbedDecoder
 
 TOKENS = integers(5, 3, 7)
@@ -163,7 +162,7 @@ def test_swaps_against_full_forward_passes_under_any_budget(family):
 def test_the_lower_end_is_lowered_by_twice_what_noise_adds_to_the_mean():
     probed = HandMadeModel([residual_mlp(4, seed, 0.8) for seed in range(3)], normal(5, 4))
     scored = Scored.text(integers(5, 6, 7))
-    base_N, swapped_NP = fork_losses(probed, scored, [swap(1, 2), swap(1, 3), swap(2, 3)])
+    base_N, swapped_NP = fork_losses(probed, scored, [{1: 2, 2: 1}, {1: 3, 3: 1}, {2: 3, 3: 2}])
 
     def mean_effect(swapped_RP, base_R):
         return np.abs(swapped_RP / base_R[:, None] - 1).mean(-1)

@@ -27,7 +27,6 @@ from sparsedepth.measure.loss import (
 )
 from sparsedepth.measure.measurements import Scored
 from sparsedepth.model.decoder import Decoder
-from sparsedepth.probe.fork import skip
 from sparsedepth.probe.probed_model import ProbedDecoder
 
 
@@ -45,13 +44,13 @@ def test_against_the_plain_loop(family):
     model, tokens = Decoder(run_config(**FAMILIES[family])), integers(40, 4, 17)
     probed = ProbedDecoder(model)
     assert held_out_loss(probed, Scored.text(tokens), rng()).loss.value == pytest.approx(loss(model, tokens), rel=1e-6)
-    _, changed_NF = fork_losses(probed, Scored.text(tokens), [skip(2)])
+    _, changed_NF = fork_losses(probed, Scored.text(tokens), [{2: None}])
     assert changed_NF.mean() == pytest.approx(loss(model, tokens, [1, None, 3, 4, 5]), rel=1e-6)
 
 
 def test_no_result_depends_on_how_the_work_is_cut(monkeypatch):
     probed, tokens = ProbedDecoder(Decoder(run_config())), integers(40, 5, 17)
-    forks = [skip(layer) for layer in (5, 1, 3)]
+    forks = [{layer: None} for layer in (5, 1, 3)]
     whole = fork_losses(probed, Scored.text(tokens), forks)
     monkeypatch.setattr(module, "MAX_LOGITS", 40 * 7)  # 7 positions at a time: across sequences and forks
     for max_tokens in (40, 100):

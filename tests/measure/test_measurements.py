@@ -15,7 +15,6 @@ from sparsedepth.measure.measurements import Scored, position_mean
 from sparsedepth.measure.released_code import affine_increase_in_sample
 from sparsedepth.measure.usefulness import usefulness
 from sparsedepth.model.decoder import Decoder
-from sparsedepth.probe.fork import skip, swap
 from sparsedepth.probe.probed_model import ProbedDecoder
 
 
@@ -49,7 +48,7 @@ def test_losses_are_means_over_the_positions_that_count(model, uneven):
     base, without, swapped = (plain(model, uneven, order) for order in orders)
     found = held_out_loss(probed, uneven, rng())
     assert found.loss.value == pytest.approx(base, rel=1e-6) and uneven.n_scored == 43
-    base_N, changed_NF = fork_losses(probed, uneven, [skip(2), swap(2, 4)])
+    base_N, changed_NF = fork_losses(probed, uneven, [{2: None}, {2: 4, 4: 2}])
     assert (base_N.mean(), *changed_NF.mean(0)) == pytest.approx((base, without, swapped), rel=1e-6)
     assert base_N[0] == 0  # nothing counts there
     dropped, exchanged = (without - base) / base, abs(swapped - base) / base

@@ -17,7 +17,7 @@ from support.hf_families import FAMILIES, tiny
 
 from sparsedepth.files import sha256
 from sparsedepth.model.decoder import Decoder
-from sparsedepth.probe.fork import probing, record_states
+from sparsedepth.probe.fork import probing, stream
 from sparsedepth.probe.hf_adapter import ProbedHfModel
 from sparsedepth.probe.load import check_transformers, load_model
 from sparsedepth.probe.probed_model import ProbedDecoder
@@ -54,7 +54,7 @@ def edit(path: Path, **fields) -> None:
 
 def logits(probed):
     with probing(probed):
-        return probed.logits(record_states(probed, TOKENS)[-1])
+        return probed.logits(list(stream(probed, TOKENS))[-1])
 
 
 @pytest.mark.parametrize("family", FAMILIES)
