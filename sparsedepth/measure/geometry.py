@@ -53,7 +53,6 @@ import torch
 from torch import Tensor
 
 from sparsedepth.measure.bootstrap import (
-    BootstrapEstimate,
     ScoreByLayer,
     finite,
     finites,
@@ -232,28 +231,12 @@ MIN_ROTATION = 1e-6
 states: without a shape, and, as differences between tokens, without principal components."""
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
-class TrajectoryShapes:
-    by_layer: dict[str, np.ndarray]
-    """trajectory_mean, early_stop_ideal and even_ideal, [L], rad; the components trajectory_pc1 and
-    _pc2, unit vectors whose largest entry is positive, NaN if all tokens are equal"""
-    variance_shares: tuple[float | None, float | None]
-    """of the components, from 0 to 1"""
-    scores: dict[str, BootstrapEstimate]
-    """early_stop_share and even_share, of tokens near each ideal"""
-    points: list[Row]
-    """single tokens: the columns of quantities.TOKENS but the step"""
-    n_tokens: int
-    """valid tokens"""
-
-
-def trajectories(
-    probed: ProbedModel, tokens_NT: Tensor, rng: np.random.Generator, eod: int | None = None
-) -> TrajectoryShapes | None:
-    """One forward pass. `eod` ends a document; None = unknown. None for fewer than MIN_LAYERS
-    layers, without a valid token, and if a state is not finite."""
+def add_trajectory_rows(context: MeasureContext, rows: Measurements) -> None:
+    """One forward pass. The components are unit vectors whose largest entry is positive. Nothing for fewer than
+    MIN_LAYERS layers, without a valid token, and if a state is not finite."""
+    probed, tokens_NT, eod, rng = context.probed, context.inputs, context.eod, context.rng()
     if probed.n_layers < MIN_LAYERS:
-        return None
+        return
     with probing(probed):
         # Half as many tokens at once: their states are fp64 here.
         parts = [_angles_by_layer(probed, tokens_BT) for tokens_BT in batches(probed, tokens_NT, memory=2)]
@@ -262,7 +245,7 @@ def trajectories(
     valid_NT = exists_NT & (ids_NT != eod) if eod is not None else exists_NT
     angles_VL = angles_NTL[valid_NT]
     if not len(angles_VL) or not np.isfinite(angles_VL).all():
-        return None
+        return
     early_L, even_L = ideals(probed.n_layers, float(angles_VL[:, 1:-1].mean()))
     to_ideals_V2 = _angles_to(angles_VL[:, 1:-1], np.stack((early_L, even_L))[:, 1:-1])
     nearest_V = nearest(to_ideals_V2, probed.n_layers)
@@ -270,26 +253,17 @@ def trajectories(
     components_2L, shares = _components(angles_VL - mean_L)
     value_V4 = np.hstack((to_ideals_V2, (angles_VL - mean_L) @ components_2L.T))
     chosen_P = np.sort(rng.permutation(len(angles_VL))[:MAX_POINTS])
+    points = _points(ids_NT, eod, np.argwhere(valid_NT)[chosen_P], nearest_V[chosen_P], value_V4[chosen_P])
+    rows.tokens.extend({"step": rows.step, **point} for point in points)
     estimate = shared_resamples(rng)
-
-    def share(name: str) -> BootstrapEstimate:
+    for name, ideal in (("early_stop_share", "early stop"), ("even_share", "even")):
         near_NT = np.zeros(valid_NT.shape, dtype=bool)
-        near_NT[valid_NT] = nearest_V == name
-        return estimate(ratio, near_NT.sum(1), valid_NT.sum(1))
-
-    return TrajectoryShapes(
-        by_layer={
-            "trajectory_mean": mean_L,
-            "trajectory_pc1": components_2L[0],
-            "trajectory_pc2": components_2L[1],
-            "early_stop_ideal": early_L,
-            "even_ideal": even_L,
-        },
-        variance_shares=shares,
-        scores={"early_stop_share": share("early stop"), "even_share": share("even")},
-        points=_points(ids_NT, eod, np.argwhere(valid_NT)[chosen_P], nearest_V[chosen_P], value_V4[chosen_P]),
-        n_tokens=len(angles_VL),
-    )
+        near_NT[valid_NT] = nearest_V == ideal
+        rows.add_score(name, estimate(ratio, near_NT.sum(1), valid_NT.sum(1)))
+    names = ("trajectory_mean", "trajectory_pc1", "trajectory_pc2", "early_stop_ideal", "even_ideal")
+    for name, values_L in zip(names, (mean_L, *components_2L, early_L, even_L), strict=True):
+        rows.add_layers(name, finites(values_L), len(angles_VL))
+    rows.summary.update(trajectory_pc1_share=shares[0], trajectory_pc2_share=shares[1])
 
 
 def ideals(n_layers: int, middle_angle: float) -> tuple[np.ndarray, np.ndarray]:
@@ -370,17 +344,3 @@ def _points(
         }
         for (n, t), name, (to_early, to_even, pc1, pc2) in zip(place_P2, nearest_P, value_P4, strict=True)
     ]
-
-
-def add_trajectory_rows(context: MeasureContext, rows: Measurements) -> None:
-    """The model's scores and a row per kept token; nothing without valid tokens."""
-    result = trajectories(context.probed, context.inputs, context.rng(), context.eod)
-    if result is None:
-        return
-    for name, estimate in result.scores.items():
-        rows.add_score(name, estimate)
-    for name, values in result.by_layer.items():
-        rows.add_layers(name, finites(values), result.n_tokens)
-    for i, share in enumerate(result.variance_shares, start=1):
-        rows.summary[f"trajectory_pc{i}_share"] = share
-    rows.tokens.extend({"step": rows.step, **point} for point in result.points)

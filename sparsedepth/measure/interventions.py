@@ -49,7 +49,7 @@ Shapes: P ranges.
 import itertools
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -63,20 +63,9 @@ from sparsedepth.probe.fork import batches, probing, run_forks, stream, token_co
 from sparsedepth.probe.probed_model import ProbedModel
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
-class CausalEffect:
-    effects: dict[tuple[int, int], float | None]
-    """by pair of layers s < l, from 0"""
-    by_layer: list[float | None]
-    """mean of effect(s, l) over l > s for s = 1..L; None for the last block"""
-    score: BootstrapEstimate
-    """None for a single block"""
-    skip_increase: list[float | None]
-    """of blocks 1..L; negative if the loss is lower without the block"""
-
-
-def causal_effect(probed: ProbedModel, scored: Scored, rng: np.random.Generator) -> CausalEffect:
+def add_causal_rows(context: MeasureContext, rows: Measurements) -> None:
     """The effect of skipping each block on the update of each later one, and on the loss."""
+    probed, scored = context.probed, context.scored
     with probing(probed):
         parts = [_skip_each(probed, part, scored.scale) for part in scored.parts(probed)]
         sums = [torch.cat(part).cpu().numpy() for part in zip(*parts, strict=True)]
@@ -86,13 +75,17 @@ def causal_effect(probed: ProbedModel, scored: Scored, rng: np.random.Generator)
     def score(change_RLL: np.ndarray, update_RL: np.ndarray) -> np.ndarray:
         return mean_of_last(effect_matrix(change_RLL, update_RL)[:, *np.triu_indices(probed.n_layers, 1)])
 
+    rows.add_score("causal_score", bootstrap(score, change_NLL, update_NL, rng=context.rng()))
+    increase_L = relative_change(skipped_NL.mean(0), base_N.mean())
+    rows.summary["usefulness_identity"] = share_above(finites(increase_L), context.config.usefulness_threshold)
+    rows.summary["skip_loss_increase"] = finite(increase_L.mean())
+    rows.summary["score_tokens"] = scored.n_scored
+    on_later = [finite(mean_of_last(row[s:]).item()) for s, row in enumerate(effect_LL, start=1)]  # None for the last
+    rows.add_layers("causal_effect", on_later, context.n_tokens)
+    rows.add_layers("skip_loss_increase", finites(increase_L), scored.n_scored)
     pairs = itertools.combinations(range(1, probed.n_layers + 1), 2)
-    return CausalEffect(
-        effects={(s, later): finite(effect_LL[s - 1, later - 1]) for s, later in pairs},
-        by_layer=[finite(mean_of_last(row[s:]).item()) for s, row in enumerate(effect_LL, start=1)],
-        score=bootstrap(score, change_NLL, update_NL, rng=rng),
-        skip_increase=finites(relative_change(skipped_NL.mean(0), base_N.mean())),
-    )
+    effects = {(s, later): finite(effect_LL[s - 1, later - 1]) for s, later in pairs}
+    rows.add_pairs("causal_effect", effects, context.n_tokens)
 
 
 def _skip_each(probed: ProbedModel, part: Scored, scale: float) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -129,28 +122,9 @@ def _token_norms(x: Tensor) -> Tensor:
     return torch.linalg.vector_norm(x, dim=-1).mean(-1, dtype=torch.float64)
 
 
-def add_causal_rows(context: MeasureContext, rows: Measurements) -> None:
-    result = causal_effect(context.probed, context.scored, context.rng())
-    rows.add_score("causal_score", result.score)
-    rows.summary["usefulness_identity"] = share_above(result.skip_increase, context.config.usefulness_threshold)
-    rows.summary["skip_loss_increase"] = finite(np.mean(np.array(result.skip_increase, dtype=float)))
-    rows.summary["score_tokens"] = context.scored.n_scored
-    rows.add_layers("causal_effect", result.by_layer, context.n_tokens)
-    rows.add_layers("skip_loss_increase", result.skip_increase, context.scored.n_scored)
-    rows.add_pairs("causal_effect", result.effects, context.n_tokens)
-
-
 Z_PAIRS = 2.8
 """Half-width in standard errors. 1.96 suffices for the mean of many values; for 16 to 50 with a skew
 like exp(normal), whose standard deviation is uncertain too, 2.8 covers 95% (simulated in the tests)."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class PermutationEffect:
-    effects: dict[tuple[int, int], float | None]
-    """by pair of layers a < b, from 0"""
-    score: BootstrapEstimate
-    """None for a single block. The interval is over sequences, and over sampled pairs"""
 
 
 def permutation_effect(
@@ -160,8 +134,9 @@ def permutation_effect(
     n_pairs: int | None = None,
     *,
     neighbours: bool = False,
-) -> PermutationEffect:
-    """The relative change of the loss with each pair of blocks swapped, or only `neighbours`."""
+) -> tuple[dict[tuple[int, int], float | None], BootstrapEstimate]:
+    """The relative change of the loss, from 0, with each pair of blocks a < b swapped, or only `neighbours`; and the
+    score, None for a single block, whose interval is over sequences, and over sampled pairs."""
     n_layers = probed.n_layers
     pairs = [*itertools.pairwise(range(1, n_layers + 1))] if neighbours else choose_pairs(n_layers, n_pairs, rng)
     base_N, swapped_NP = fork_losses(probed, scored, [{a: b, b: a} for a, b in pairs])
@@ -175,7 +150,7 @@ def permutation_effect(
     effects = np.abs(relative_change(swapped_NP.mean(0), base_N.mean()))
     if not neighbours:
         score = _with_pair_sampling(score, effects, math.comb(n_layers, 2))
-    return PermutationEffect(effects=dict(zip(pairs, finites(effects), strict=True)), score=score)
+    return dict(zip(pairs, finites(effects), strict=True)), score
 
 
 def choose_pairs(n_layers: int, n_pairs: int | None, rng: np.random.Generator) -> list[tuple[int, int]]:
@@ -213,32 +188,22 @@ def pair_interval(effects: np.ndarray, n_all: int) -> tuple[float, float]:
 
 def add_permutation_rows(context: MeasureContext, rows: Measurements) -> None:
     n_pairs = context.config.permutation_pairs
-    found = permutation_effect(context.probed, context.scored, context.rng(), n_pairs)
-    rows.add_score("permutation_score", found.score)
-    rows.add_pairs("permutation_effect", found.effects, context.scored.n_scored)
+    effects, score = permutation_effect(context.probed, context.scored, context.rng(), n_pairs)
+    rows.add_score("permutation_score", score)
+    rows.add_pairs("permutation_effect", effects, context.scored.n_scored)
 
 
 def add_neighbour_rows(context: MeasureContext, rows: Measurements) -> None:
-    found = permutation_effect(context.probed, context.scored, context.rng(), neighbours=True)
-    rows.add_score("permutation_neighbours", found.score)
+    _, score = permutation_effect(context.probed, context.scored, context.rng(), neighbours=True)
+    rows.add_score("permutation_neighbours", score)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Removal:
-    drops: dict[tuple[int, int], float | None]
-    """by (first, last) removed layer; (l, l) is the single block l"""
-    accuracy_lost: dict[tuple[int, int], float | None]
-    cosine_correlation: float | None
-    """None for fewer than three blocks, or if all are equal"""
-    scores: dict[str, BootstrapEstimate]
-    """removal_score and removal_accuracy_lost over single blocks; removal_range_score, None without
-    a longer range, whose interval ignores the sampling of ranges"""
-
-
-def removal(probed: ProbedModel, scored: Scored, rng: np.random.Generator, n_ranges: int | None = None) -> Removal:
-    """The loss without each block, and without all longer ranges or `n_ranges` of them."""
-    n_layers = probed.n_layers
-    ranges = [*((layer, layer) for layer in range(1, n_layers + 1)), *choose_ranges(n_layers, n_ranges, rng)]
+def add_removal_rows(context: MeasureContext, rows: Measurements) -> None:
+    """The loss without each block, and without all longer ranges or `removal_ranges` of them. The range score is None
+    without a longer range; its interval ignores the sampling of ranges."""
+    probed, scored, rng, n_layers = context.probed, context.scored, context.rng(), context.probed.n_layers
+    longer = choose_ranges(n_layers, context.config.removal_ranges, rng)
+    ranges = [*((layer, layer) for layer in range(1, n_layers + 1)), *longer]
     forks = [dict.fromkeys(range(first, last + 1)) for first, last in ranges]
     base_N2, removed_NP2 = fork_losses(probed, scored, forks, accuracy=True)
     base_N, removed_NP = base_N2[:, 0], removed_NP2[..., 0]
@@ -249,16 +214,14 @@ def removal(probed: ProbedModel, scored: Scored, rng: np.random.Generator, n_ran
     def mean_drop(removed_RK: np.ndarray, base_R: np.ndarray) -> np.ndarray:
         return mean_of_last(relative_change(removed_RK, base_R[:, None]))
 
-    return Removal(
-        drops=dict(zip(ranges, drops, strict=True)),
-        accuracy_lost=dict(zip(ranges, lost_NP.mean(0).tolist(), strict=True)),
-        cosine_correlation=rank_correlation(drops[:n_layers], block_influence(probed, scored.inputs)),
-        scores={
-            "removal_score": estimate(mean_drop, removed_NP[:, :n_layers], base_N),
-            "removal_range_score": estimate(mean_drop, removed_NP[:, n_layers:], base_N),
-            "removal_accuracy_lost": position_mean(lost_N, scored.weight, estimate),
-        },
-    )
+    rows.add_score("removal_score", estimate(mean_drop, removed_NP[:, :n_layers], base_N))
+    rows.add_score("removal_range_score", estimate(mean_drop, removed_NP[:, n_layers:], base_N))
+    rows.add_score("removal_accuracy_lost", position_mean(lost_N, scored.weight, estimate))
+    influence = block_influence(probed, scored.inputs)
+    rows.summary["removal_cosine_correlation"] = rank_correlation(drops[:n_layers], influence)
+    rows.add_pairs("removal_drop", dict(zip(ranges, drops, strict=True)), scored.n_scored)
+    accuracy_lost = dict(zip(ranges, lost_NP.mean(0).tolist(), strict=True))
+    rows.add_pairs("removal_accuracy_lost", accuracy_lost, scored.n_scored)
 
 
 def block_influence(probed: ProbedModel, tokens_NT: Tensor) -> list[float]:
@@ -287,12 +250,3 @@ def choose_ranges(n_layers: int, n_ranges: int | None, rng: np.random.Generator)
     if n_ranges is None or n_ranges >= len(ranges):
         return ranges
     return [ranges[index] for index in np.sort(rng.choice(len(ranges), n_ranges, replace=False))]
-
-
-def add_removal_rows(context: MeasureContext, rows: Measurements) -> None:
-    found = removal(context.probed, context.scored, context.rng(), context.config.removal_ranges)
-    for name, estimate in found.scores.items():
-        rows.add_score(name, estimate)
-    rows.summary["removal_cosine_correlation"] = found.cosine_correlation
-    rows.add_pairs("removal_drop", found.drops, context.scored.n_scored)
-    rows.add_pairs("removal_accuracy_lost", found.accuracy_lost, context.scored.n_scored)

@@ -88,7 +88,7 @@ def _sum_of_norms(x: Tensor) -> Tensor:
 
 def add_released_rows(context: MeasureContext, rows: Measurements) -> None:
     probed, scored = context.probed, context.scored
-    pairs = permutation_effect(probed, scored, context.rng()).effects
+    pairs, _ = permutation_effect(probed, scored, context.rng())
     known = {pair: effect for pair, effect in pairs.items() if effect is not None}
     increases = affine_increase_in_sample(probed, scored)
     rows.summary.update(

@@ -10,12 +10,24 @@ import numpy as np
 import pytest
 import torch
 from reference import FAMILIES, angles, branch_updates, cosine, run_config, states
-from support.handmade_models import HandMadeModel, brackets, identity, integers, known, normal, rng, tokens_per_pass
+from support.handmade_models import (
+    HandMadeModel,
+    brackets,
+    by_layer,
+    found_by,
+    identity,
+    integers,
+    known,
+    normal,
+    rng,
+    score,
+    tokens_per_pass,
+)
 
 from sparsedepth import quantities
 from sparsedepth.data.sequences import next_tokens
 from sparsedepth.measure import geometry as module
-from sparsedepth.measure.geometry import geometry, ideals, last_positions, trajectories
+from sparsedepth.measure.geometry import add_trajectory_rows, geometry, ideals, last_positions
 from sparsedepth.measure.suite import measure_run
 from sparsedepth.model.decoder import Decoder
 from sparsedepth.probe.probed_model import ProbedDecoder
@@ -169,14 +181,20 @@ def planted(turns: np.ndarray = TURNS) -> HandMadeModel:
     return HandMadeModel([block(angle_K) for angle_K in turns.T], embedding_VD)
 
 
-def measured(tokens, probed=None, **options):
-    found = trajectories(probed or planted(), torch.as_tensor(tokens), rng(), **options)
-    assert found is not None
-    return found
+def measured(tokens, probed=None, eod=None):
+    return found_by(add_trajectory_rows, probed or planted(), torch.as_tensor(tokens), eod=eod)
 
 
 def components(found):
-    return np.stack([found.by_layer["trajectory_pc1"], found.by_layer["trajectory_pc2"]])
+    return np.array([by_layer(found, "trajectory_pc1"), by_layer(found, "trajectory_pc2")])
+
+
+def variances(found):
+    return found.summary["trajectory_pc1_share"], found.summary["trajectory_pc2_share"]
+
+
+def shares(found):
+    return found.summary["even_share"], found.summary["early_stop_share"]
 
 
 def test_the_ideals_of_24_layers_are_the_published_ones():
@@ -190,23 +208,22 @@ def test_the_ideals_of_24_layers_are_the_published_ones():
 def test_planted_turns_are_found_and_named():
     found = measured([[EVEN, EVEN, EARLY, LATE], [EVEN, EVEN, EVEN, EARLY]])
     mean_L = (5 * TURNS[EVEN] + 2 * TURNS[EARLY] + TURNS[LATE]) / 8
-    np.testing.assert_allclose(found.by_layer["trajectory_mean"], mean_L, atol=1e-6)
+    np.testing.assert_allclose(by_layer(found, "trajectory_mean"), mean_L, atol=1e-6)
     names = {EVEN: "even", EARLY: "early stop", LATE: "neither"}
-    assert [point["nearest"] for point in found.points] == [names[point["token_id"]] for point in found.points]
-    even, early = found.scores["even_share"], found.scores["early_stop_share"]
-    assert (even.value, early.value, found.n_tokens) == (5 / 8, 2 / 8, 8) and brackets(even)
+    assert [point["nearest"] for point in found.tokens] == [names[point["token_id"]] for point in found.tokens]
+    assert shares(found) == (5 / 8, 2 / 8) and found.layers[0]["n"] == 8 and brackets(score(found, "even_share"))
     between = math.acos(math.sqrt(6 / 22))
     to_ideals = {EVEN: (between, 0), EARLY: (0, between), LATE: (math.pi / 2, between)}  # LATE: at the other end
-    for point in found.points:
+    for point in found.tokens:
         assert (point["to_early_stop"], point["to_even"]) == pytest.approx(to_ideals[point["token_id"]], abs=1e-5)
-    middle = found.by_layer["trajectory_mean"][1:-1].mean()
-    assert found.by_layer["even_ideal"][1] == found.by_layer["early_stop_ideal"][1] == pytest.approx(middle)
+    middle = np.mean(by_layer(found, "trajectory_mean")[1:-1])
+    assert by_layer(found, "even_ideal")[1] == by_layer(found, "early_stop_ideal")[1] == pytest.approx(middle)
 
 
 def test_the_class_is_of_the_shape_whatever_the_size():
     for size in (0.01, 0.3, 1.5):
         found = measured([[EVEN, EARLY]], planted(TURNS * size))
-        assert [point["nearest"] for point in found.points] == ["even", "early stop"]
+        assert [point["nearest"] for point in found.tokens] == ["even", "early stop"]
 
 
 def test_the_components_of_two_kinds_of_tokens():
@@ -214,53 +231,62 @@ def test_the_components_of_two_kinds_of_tokens():
     found = measured([[EVEN, EARLY], [EVEN, EARLY]])
     across = (TURNS[EVEN] - TURNS[EARLY]) / (0.45 * 4)
     np.testing.assert_allclose(components(found)[0], across, atol=1e-6)
-    assert found.variance_shares == pytest.approx((1, 0), abs=1e-6)
-    assert [point["pc1"] for point in found.points] == pytest.approx([0.9, -0.9, 0.9, -0.9], abs=1e-6)
+    assert variances(found) == pytest.approx((1, 0), abs=1e-6)
+    assert [point["pc1"] for point in found.tokens] == pytest.approx([0.9, -0.9, 0.9, -0.9], abs=1e-6)
     np.testing.assert_allclose(components(found) @ components(found).T, np.eye(2), atol=1e-9)
 
 
 def test_equal_tokens_have_no_component():
     found = measured([[EVEN, EVEN, EVEN]])
-    assert found.variance_shares == (None, None) and found.points[0]["pc1"] is None
-    assert (found.scores["even_share"].value, found.scores["early_stop_share"].value) == (1.0, 0.0)
+    assert (
+        variances(found)
+        == (
+            None,
+            None,
+        )
+        and found.tokens[0]["pc1"] is None
+    )
+    assert shares(found) == (1.0, 0.0)
 
 
 def test_documents_end_where_they_are_known_to():
     """The end itself predicts another document and does not count; a document that began earlier has no position."""
     found = measured([[EVEN, LATE, EVEN, EARLY, LATE, EVEN]], eod=LATE)
-    assert found.n_tokens == 4
-    places = [(point["position"], point["document_position"]) for point in found.points]
+    assert found.layers[0]["n"] == 4
+    places = [(point["position"], point["document_position"]) for point in found.tokens]
     assert places == [(0, None), (2, 0), (3, 1), (5, 0)]
     unknown = measured([[EVEN, LATE, EVEN, EARLY, LATE, EVEN]])
-    assert unknown.n_tokens == 6 and {point["document_position"] for point in unknown.points} == {None}
+    assert unknown.layers[0]["n"] == 6 and {point["document_position"] for point in unknown.tokens} == {None}
 
 
 def test_a_token_without_a_direction_is_left_out():
     probed = planted()
     probed.embedding_VD[LATE] = 0
     found = measured([[EVEN, LATE, EARLY]], probed)
-    assert (found.n_tokens, found.scores["even_share"].value) == (2, 0.5)
+    assert (found.layers[0]["n"], found.summary["even_share"]) == (2, 0.5)
 
 
 def test_what_has_no_trajectory():
     still = HandMadeModel([identity] * 4, normal(5, 4))
     found = measured([[0, 1, 2]], still)
-    assert (found.scores["even_share"].value, found.scores["early_stop_share"].value) == (0.0, 0.0)
-    assert trajectories(HandMadeModel([identity] * 3, normal(5, 4)), integers(5, 1, 3), rng()) is None
-    assert trajectories(HandMadeModel([identity] * 4, torch.zeros(5, 4)), integers(5, 1, 3), rng()) is None
+    assert shares(found) == (0.0, 0.0)
+    shallow = HandMadeModel([identity] * 3, normal(5, 4))
+    at_the_origin = HandMadeModel([identity] * 4, torch.zeros(5, 4))
     broken = HandMadeModel([lambda x: torch.where(x > 0, math.nan, x)] * 4, normal(5, 4))
-    assert trajectories(broken, integers(5, 1, 3), rng()) is None
+    for probed in (shallow, at_the_origin, broken):
+        nothing = measured(integers(5, 1, 3), probed)
+        assert not (nothing.summary or nothing.layers or nothing.tokens)
 
 
 def test_the_points_are_a_sample_of_all_tokens(monkeypatch):
     tokens = integers(3, 4, 50)
     monkeypatch.setattr(module, "MAX_POINTS", 30)
     found, again = measured(tokens), measured(tokens)
-    assert found.points == again.points
-    places = [(point["sequence"], point["position"]) for point in found.points]
+    assert found.tokens == again.tokens
+    places = [(point["sequence"], point["position"]) for point in found.tokens]
     assert len(set(places)) == 30 and places == sorted(places) and len({n for n, _ in places}) == 4
-    assert all(point["token_id"] == tokens[place] for place, point in zip(places, found.points, strict=True))
-    assert found.n_tokens == 200
+    assert all(point["token_id"] == tokens[place] for place, point in zip(places, found.tokens, strict=True))
+    assert found.layers[0]["n"] == 200
 
 
 def test_the_rows_have_the_glossarys_columns():
@@ -285,9 +311,8 @@ def test_trajectories_against_the_plain_loop_under_any_budget(family):
     spread = np.linalg.svd(centred_VL, compute_uv=False) ** 2
     for max_tokens in (70, 8192):
         with tokens_per_pass(max_tokens):
-            found = trajectories(ProbedDecoder(model), tokens, rng())
-        assert found is not None
-        np.testing.assert_allclose(found.by_layer["trajectory_mean"], angles_VL.mean(0), atol=1e-5)
-        assert found.variance_shares == pytest.approx(tuple(spread[:2] / spread.sum()), abs=1e-4)
-        pc_V2 = np.array([[point["pc1"], point["pc2"]] for point in found.points])
+            found = measured(tokens, ProbedDecoder(model))
+        np.testing.assert_allclose(by_layer(found, "trajectory_mean"), angles_VL.mean(0), atol=1e-5)
+        assert variances(found) == pytest.approx(tuple(spread[:2] / spread.sum()), abs=1e-4)
+        pc_V2 = np.array([[point["pc1"], point["pc2"]] for point in found.tokens])
         np.testing.assert_allclose(pc_V2, centred_VL @ components(found).T, atol=1e-4)

@@ -1,19 +1,21 @@
 """Positions that count: every measure with a loss takes it over them alone, whatever their number in a sequence."""
 
+from functools import partial
+
 import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
 from reference import run_config
-from support.handmade_models import integers, rng
+from support.handmade_models import by_layer, by_pair, found_by, integers, rng
 
 from sparsedepth.config.task import IGNORED
 from sparsedepth.measure.bootstrap import shared_resamples
-from sparsedepth.measure.interventions import causal_effect, permutation_effect, removal
+from sparsedepth.measure.interventions import add_causal_rows, add_removal_rows, permutation_effect
 from sparsedepth.measure.loss import early_exit, fork_losses, held_out_loss
 from sparsedepth.measure.measurements import Scored, position_mean
 from sparsedepth.measure.released_code import affine_increase_in_sample
-from sparsedepth.measure.usefulness import usefulness
+from sparsedepth.measure.usefulness import add_usefulness_rows
 from sparsedepth.model.decoder import Decoder
 from sparsedepth.probe.probed_model import ProbedDecoder
 
@@ -41,6 +43,10 @@ def plain(model: Decoder, scored: Scored, order=None) -> float:
     return F.cross_entropy(model.logits(x_BTD)[counts_BT], scored.targets[counts_BT]).item()
 
 
+def increases(add_rows, metric, probed, scored):
+    return by_layer(found_by(add_rows, probed, scored, integers(40, 6, 16, seed=3)), metric)
+
+
 @torch.no_grad()
 def test_losses_are_means_over_the_positions_that_count(model, uneven):
     probed = ProbedDecoder(model)
@@ -52,22 +58,27 @@ def test_losses_are_means_over_the_positions_that_count(model, uneven):
     assert (base_N.mean(), *changed_NF.mean(0)) == pytest.approx((base, without, swapped), rel=1e-6)
     assert base_N[0] == 0  # nothing counts there
     dropped, exchanged = (without - base) / base, abs(swapped - base) / base
-    assert removal(probed, uneven, rng()).drops[2, 2] == pytest.approx(dropped, rel=1e-4)
-    assert causal_effect(probed, uneven, rng()).skip_increase[1] == pytest.approx(dropped, rel=1e-4)
-    assert permutation_effect(probed, uneven, rng()).effects[2, 4] == pytest.approx(exchanged, rel=1e-4)
+    assert removed(probed, uneven)[1][2, 2] == pytest.approx(dropped, rel=1e-4)
+    assert increases(add_causal_rows, "skip_loss_increase", probed, uneven)[1] == pytest.approx(dropped, rel=1e-4)
+    assert permutation_effect(probed, uneven, rng())[0][2, 4] == pytest.approx(exchanged, rel=1e-4)
     lens = early_exit(probed, uneven, rng())["lens_loss"].by_layer
     assert lens[5] == pytest.approx(base, rel=1e-6)
     assert lens[2] == pytest.approx(plain(model, uneven, [1, 2, None, None, None]), rel=1e-6)
 
 
+def removed(probed, scored):
+    rows = found_by(add_removal_rows, probed, scored, removal_ranges=None)
+    return rows.summary, by_pair(rows, "removal_drop"), by_pair(rows, "removal_accuracy_lost")
+
+
 MEASURES = {
-    "usefulness": lambda probed, scored: usefulness(probed, integers(40, 6, 16, seed=3), scored, 0.1, rng()),
+    "usefulness": partial(increases, add_usefulness_rows, "affine_loss_increase"),
     "neighbours": lambda probed, scored: permutation_effect(probed, scored, rng(), neighbours=True),
     "permutation": lambda probed, scored: permutation_effect(probed, scored, rng()),
-    "removal": lambda probed, scored: removal(probed, scored, rng()),
+    "removal": removed,
     "released": lambda probed, scored: affine_increase_in_sample(probed, scored),
     "early_exit": lambda probed, scored: early_exit(probed, scored, rng())["early_exit_loss"].score,
-    "skip": lambda probed, scored: causal_effect(probed, scored, rng()).skip_increase,
+    "skip": partial(increases, add_causal_rows, "skip_loss_increase"),
 }
 
 
@@ -80,8 +91,7 @@ def test_what_does_not_count_changes_nothing(model, uneven, name):
     short = Scored(inputs[:, :8], targets[:, :8])
     masked = Scored(inputs, targets.masked_fill(torch.arange(16) >= 8, IGNORED))
     if name in ("released", "usefulness"):  # maps in sample are fitted on all tokens; on others, on the same ones
-        found = MEASURES[name](probed, masked)
-        increase = found if name == "released" else found.affine_increase
+        increase = MEASURES[name](probed, masked)
         assert len(increase) == 5 and increase != MEASURES[name](probed, Scored(inputs, targets))
     else:
         assert_close(MEASURES[name](probed, masked), MEASURES[name](probed, short))
@@ -91,6 +101,9 @@ def assert_close(one, other) -> None:
     if hasattr(one, "__dataclass_fields__"):
         for field in one.__dataclass_fields__:
             assert_close(getattr(one, field), getattr(other, field))
+    elif isinstance(one, tuple):
+        for part, same in zip(one, other, strict=True):
+            assert_close(part, same)
     elif isinstance(one, dict):
         assert one.keys() == other.keys()
         for key in one:
