@@ -45,7 +45,6 @@ Shapes: P positions along depth, or points; M middle layers, V valid tokens.
 import itertools
 import math
 from collections import defaultdict
-from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
@@ -53,7 +52,6 @@ import torch
 from torch import Tensor
 
 from sparsedepth.measure.bootstrap import (
-    ScoreByLayer,
     finite,
     finites,
     mean_of_last,
@@ -68,40 +66,31 @@ from sparsedepth.quantities import IN_RUNS
 MAX_COSINES = 2**21
 """Cosines of pairs of states computed at a time (16 MiB in fp64; on a GPU more, `probe.fork.chunk_size`)."""
 
-Angles = dict[tuple[int, int], float | None]
-"""theta(x_a, x_b) by pair of layers 0 <= a < b <= L, rad"""
 
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class Geometry:
-    profiles: dict[str, ScoreByLayer]
-    """by the names above; those of branches only if the model is a sum of known branches; of angular_distance_middle
-    (None below three layers) and angular_distance_last_token the score alone"""
-    angles: Angles
-    angles_last_token: Angles
-
-
-def geometry(probed: ProbedModel, tokens_NT: Tensor, rng: np.random.Generator, eod: int | None = None) -> Geometry:
-    """One forward pass; it keeps the L + 1 directions of the stream in fp64, so takes a quarter of the
-    usual tokens. `eod` ends a document, and pads sequences of prompts and answers; None = unknown."""
+def add_geometry_rows(context: MeasureContext, rows: Measurements) -> None:
+    """One forward pass; it keeps the L + 1 directions of the stream in fp64, so takes a quarter of the usual tokens.
+    Values of branches only if the model is a sum of known ones."""
+    probed, n_layers = context.probed, context.probed.n_layers
     parts: dict[str, list[Tensor]] = defaultdict(list)
     with probing(probed):
-        for tokens_BT in batches(probed, tokens_NT, memory=4):
-            for name, moments in _batch_moments(probed, tokens_BT, eod).items():
+        for tokens_BT in batches(probed, context.inputs, memory=4):
+            for name, moments in _batch_moments(probed, tokens_BT, context.eod).items():
                 parts[name].append(moments)
         moments = {name: torch.cat(values).cpu().numpy() for name, values in parts.items()}
-    mean = partial(shared_resamples(rng), lambda moments_RP2: mean_of_last(_mean(moments_RP2)))
+    mean = partial(shared_resamples(context.rng()), lambda moments_RP2: mean_of_last(_mean(moments_RP2)))
     pairs, last = moments.pop("pairs"), moments.pop("pairs_last")
-    next_to = (slice(None), range(probed.n_layers), range(1, probed.n_layers + 1))
+    next_to = (slice(None), range(n_layers), range(1, n_layers + 1))
     moments |= {"angular_distance": pairs[next_to], "angle_to_end": pairs[:, :-1, -1]}
-    profiles = {
-        "angular_distance_middle": ScoreByLayer(by_layer=[], score=mean(moments["angular_distance"][:, 1:-1])),
-        "angular_distance_last_token": ScoreByLayer(by_layer=[], score=mean(last[next_to])),
-    }
+    rows.add_pairs("angular_distance", _by_pair(pairs), context.n_tokens)
+    rows.add_score("angular_distance_middle", mean(moments["angular_distance"][:, 1:-1]))
+    if probed.causal:  # else the last token is not special
+        rows.add_pairs("angular_distance_last_token", _by_pair(last), len(context.inputs))
+        rows.add_score("angular_distance_last_token", mean(last[next_to]))
     for name, values in moments.items():
         first = int(name not in ("state_norm", "angle_to_end"))
-        profiles[name] = ScoreByLayer(by_layer=finites(_mean(values.mean(0))), score=mean(values), first=first)
-    return Geometry(profiles=profiles, angles=_by_pair(pairs), angles_last_token=_by_pair(last))
+        rows.add_layers(name, finites(_mean(values.mean(0))), context.n_tokens, first)
+        if name in IN_RUNS:
+            rows.add_score(name, mean(values))
 
 
 def _batch_moments(probed: ProbedModel, tokens_BT: Tensor, eod: int | None) -> dict[str, Tensor]:
@@ -201,23 +190,11 @@ def _mean(moments: np.ndarray) -> np.ndarray:
     return ratio(moments[..., 0], moments[..., 1])
 
 
-def _by_pair(moments_NLL2: np.ndarray) -> Angles:
+def _by_pair(moments_NLL2: np.ndarray) -> dict[tuple[int, int], float | None]:
+    """By pair of layers 0 <= a < b <= L."""
     angle_LL = _mean(moments_NLL2.mean(0))
     pairs = itertools.combinations(range(len(angle_LL)), 2)
     return dict(zip(pairs, finites(angle_LL[np.triu_indices(len(angle_LL), 1)]), strict=True))
-
-
-def add_geometry_rows(context: MeasureContext, rows: Measurements) -> None:
-    found = geometry(context.probed, context.inputs, context.rng(), context.eod)
-    rows.add_pairs("angular_distance", found.angles, context.n_tokens)
-    if context.probed.causal:
-        rows.add_pairs("angular_distance_last_token", found.angles_last_token, len(context.inputs))
-    else:  # the last token is not special
-        del found.profiles["angular_distance_last_token"]
-    for name, profile in found.profiles.items():
-        rows.add_layers(name, profile.by_layer, context.n_tokens, profile.first)
-        if name in IN_RUNS:
-            rows.add_score(name, profile.score)
 
 
 NO_ID = -1
