@@ -60,10 +60,6 @@ def effects(found):
     return by_pair(found, "causal_effect")
 
 
-def on_later(found):
-    return by_layer(found, "causal_effect")
-
-
 def removal(probed, tokens, n_ranges=None):
     return found_by(add_removal_rows, probed, Scored.text(tokens), removal_ranges=n_ranges)
 
@@ -76,7 +72,7 @@ def test_skipping_an_identity_block_has_no_effect():
     probed = HandMadeModel([residual_mlp(4, 0), identity, residual_mlp(4, 2), residual_mlp(4, 3)], normal(5, 4))
     found = causal(probed)
     assert effects(found)[2, 3] == pytest.approx(0, abs=1e-6) and effects(found)[2, 4] == pytest.approx(0, abs=1e-6)
-    assert on_later(found)[1] == pytest.approx(0, abs=1e-6)
+    assert by_layer(found, "causal_effect")[1] == pytest.approx(0, abs=1e-6)
     assert by_layer(found, "skip_loss_increase")[1] == pytest.approx(0, abs=1e-6)
     assert known(effects(found)[1, 3]) > 0.01
     assert effects(found)[1, 2] == 0.0  # an identity block is not affected either
@@ -94,7 +90,8 @@ def test_doubling_blocks_halve_every_later_update():
     found = causal(probed)
     assert effects(found) == pytest.approx({(s, later): 0.5 for s in range(1, 5) for later in range(s + 1, 5)})
     assert ends(score(found, "causal_score")) == pytest.approx((0.5, 0.5, 0.5))
-    assert on_later(found)[:3] == pytest.approx([0.5] * 3) and on_later(found)[3] is None
+    *on_later, on_none = by_layer(found, "causal_effect")
+    assert on_later == pytest.approx([0.5] * 3) and on_none is None
 
 
 def test_it_is_a_ratio_of_means_over_tokens_not_a_mean_of_ratios():
@@ -112,7 +109,7 @@ def test_an_effect_on_a_block_that_adds_nothing_is_undefined_not_infinite():
     blocks = [lambda x: x + 1, lambda x: x + torch.relu(1.5 - x), lambda x: 2 * x]
     found = causal(HandMadeModel(blocks, torch.ones(5, 4)))
     assert effects(found)[1, 2] is None and effects(found)[2, 3] == 0.0
-    assert on_later(found)[0] is None and ends(score(found, "causal_score")) == (None, None, None)
+    assert by_layer(found, "causal_effect")[0] is None and ends(score(found, "causal_score")) == (None, None, None)
 
 
 @pytest.mark.parametrize(("threshold", "share"), [(0.01, 0.5), (0.2, 0.25), (9.0, 0.0)])
@@ -138,7 +135,8 @@ def test_skips_against_full_forward_passes_under_any_budget(family):
         assert effects(found) == pytest.approx(expected, rel=1e-5)
         assert found.summary["causal_score"] == pytest.approx(np.mean(list(expected.values())), rel=1e-5)
         assert by_layer(found, "skip_loss_increase") == pytest.approx(skipped, abs=1e-6)
-        assert on_later(found)[1] == pytest.approx(np.mean([expected[2, later] for later in (3, 4, 5)]), rel=1e-5)
+        mean = np.mean([expected[2, later] for later in (3, 4, 5)])
+        assert by_layer(found, "causal_effect")[1] == pytest.approx(mean, rel=1e-5)
         assert brackets(score(found, "causal_score"))
 
 
