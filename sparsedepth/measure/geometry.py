@@ -271,9 +271,8 @@ def _angles_by_layer(probed: ProbedModel, tokens_BT: Tensor) -> tuple[Tensor, Te
     unit_BTD, exists_BT = torch.empty(0), torch.ones(shape, dtype=torch.bool, device=tokens_BT.device)
     angles_BTL = torch.empty(*shape, probed.n_layers, dtype=torch.float64, device=tokens_BT.device)
     for layer, x_BTD in enumerate(stream(probed, tokens_BT)):
-        norm_BT = torch.linalg.vector_norm(x_BTD.double(), dim=-1)
-        exists_BT &= norm_BT != 0
-        last_BTD, unit_BTD = unit_BTD, x_BTD.double() / norm_BT[..., None]
+        last_BTD, unit_BTD = unit_BTD, _unit(x_BTD.double())
+        exists_BT &= (unit_BTD != 0).any(-1)
         if layer:
             angles_BTL[:, :, layer - 1] = (last_BTD * unit_BTD).sum(-1).clamp(-1, 1).arccos()
     return angles_BTL, exists_BT
