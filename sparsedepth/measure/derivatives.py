@@ -51,7 +51,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from sparsedepth.config.task import IGNORED
-from sparsedepth.measure.bootstrap import BootstrapEstimate, ScoreByLayer, bootstrap, finites, ratio, shared_resamples
+from sparsedepth.measure.bootstrap import ScoreByLayer, bootstrap, finites, ratio, shared_resamples
 from sparsedepth.measure.measurements import MeasureContext, Measurements, Scored
 from sparsedepth.probe.fork import batches, probing
 from sparsedepth.probe.probed_model import ProbedModel
@@ -70,15 +70,12 @@ GRAPH_MEMORY = 8
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class FormDeviation:
-    """One form of the deviation. 0: the block is the identity plus a constant."""
+class FormDeviation(ScoreByLayer):
+    """One form of the deviation, from 0: the block is the identity plus a constant; None where noise makes the square
+    negative. The score is the mean over layers, None if one is; its interval is over sequences, with fixed probes."""
 
-    by_layer: list[float | None]
-    """layers 1..L, from 0; None where noise makes the square negative"""
     standard_error: list[float]
     """of the probes, by layer; 0 if exact"""
-    score: BootstrapEstimate
-    """mean over layers; the interval is over sequences, with fixed probes; None where that of a layer is"""
     score_standard_error: float
     """of the probes"""
 
@@ -209,9 +206,8 @@ def add_jacobian_rows(context: MeasureContext, rows: Measurements) -> None:
     deviations = jacobian_deviation(context.probed, context.inputs, context.rng(), context.config.jacobian_probes)
     for form, deviation in deviations.items():
         name = "jacobian_deviation" + ("" if form == "per_token" else f"_{form}")
-        rows.add_score(name, deviation.score)
+        rows.add_profiles({name: deviation}, context.n_tokens)
         rows.summary[f"{name}_se"] = deviation.score_standard_error
-        rows.add_layers(name, deviation.by_layer, context.n_tokens)
         rows.add_layers(f"{name}_se", deviation.standard_error, context.n_tokens)
 
 

@@ -262,9 +262,7 @@ def test_a_token_without_a_direction_is_left_out():
 
 
 def test_what_has_no_trajectory():
-    still = HandMadeModel([identity] * 4, normal(5, 4))
-    found = measured([[0, 1, 2]], still)
-    assert shares(found) == (0.0, 0.0)
+    assert shares(measured([[0, 1, 2]], HandMadeModel([identity] * 4, normal(5, 4)))) == (0.0, 0.0)
     shallow = HandMadeModel([identity] * 3, normal(5, 4))
     at_the_origin = HandMadeModel([identity] * 4, torch.zeros(5, 4))
     broken = HandMadeModel([lambda x: torch.where(x > 0, math.nan, x)] * 4, normal(5, 4))
