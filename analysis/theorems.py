@@ -40,9 +40,9 @@ from torch import Tensor
 from sparsedepth.measure.variance import variance_by_sequence
 from sparsedepth.model.block import Block
 from sparsedepth.model.decoder import Decoder
-from sparsedepth.model.moe import Experts
+from sparsedepth.model.feedforward import Experts
 from sparsedepth.probe.folder import CONFIG
-from sparsedepth.probe.fork import probing, record_states
+from sparsedepth.probe.fork import probing, stream
 from sparsedepth.probe.load import RUN_CONFIG, load_model
 from sparsedepth.probe.probed_model import ProbedDecoder, ProbedModel
 from sparsedepth.probe.text import measure_source
@@ -156,13 +156,13 @@ def experts_of(k: int) -> Callable[[Block], None]:
 def by_keys(probed: ProbedDecoder, tokens_BT: Tensor) -> Iterator[Check]:
     spans = [slice(2**power // 2, 2**power) for power in range(1, tokens_BT.shape[1].bit_length())]
     keys_X = [1 / np.mean([1 / (place + 1) for place in range(span.start, span.stop)]) for span in spans]
-    variance_LBT = branch_variances(probed, record_states(probed, tokens_BT), 0)
+    variance_LBT = branch_variances(probed, list(stream(probed, tokens_BT)), 0)
     y_LX = np.stack([variance_LBT[:, :, span].mean((1, 2)).numpy() for span in spans], axis=1)
     yield check("4", "variance of attention's output, over visible keys", keys_X, y_LX, MINUS_ONE, "layers")
 
 
 def by_heads(probed: ProbedDecoder, tokens_BT: Tensor) -> Iterator[Check]:
-    config, states = probed.model.config, record_states(probed, tokens_BT)
+    config, states = probed.model.config, list(stream(probed, tokens_BT))
     rng = np.random.default_rng(0)
 
     def mean_variance(change: Callable[[Block], None]) -> np.ndarray:
@@ -181,7 +181,7 @@ def by_heads(probed: ProbedDecoder, tokens_BT: Tensor) -> Iterator[Check]:
 
 
 def by_experts(probed: ProbedDecoder, tokens_BT: Tensor) -> Iterator[Check]:
-    config, states = probed.model.config, record_states(probed, tokens_BT)
+    config, states = probed.model.config, list(stream(probed, tokens_BT))
     if not config.n_experts:
         return
     sizes = [2**power for power in range(config.n_experts.bit_length()) if 2**power <= config.n_experts]

@@ -21,6 +21,8 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import torch
@@ -28,14 +30,13 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from sparsedepth.config.load import build
-from sparsedepth.config.run import RunConfig
-from sparsedepth.measure.causal import causal_effect
-from sparsedepth.measure.jacobian import jacobian_deviation
-from sparsedepth.measure.measurements import Scored
-from sparsedepth.measure.permutation import permutation_effect
-from sparsedepth.measure.usefulness import usefulness
+from sparsedepth.config.run import MeasureOnlyConfig, RunConfig
+from sparsedepth.measure.derivatives import jacobian_deviation
+from sparsedepth.measure.interventions import add_causal_rows, permutation_effect
+from sparsedepth.measure.measurements import Measurements, Scored
+from sparsedepth.measure.usefulness import add_usefulness_rows
 from sparsedepth.model.decoder import Decoder
-from sparsedepth.probe.fork import record_states
+from sparsedepth.probe.fork import stream
 from sparsedepth.probe.probed_model import ProbedDecoder
 
 MICRO_BATCH = 4
@@ -132,17 +133,27 @@ def rng() -> np.random.Generator:
     return np.random.default_rng(0)
 
 
+def measured(add_rows: Callable[..., None], probed: ProbedDecoder, tokens_BS: Tensor, **more: Any) -> Measurements:
+    """The rows that a measure adds, with the default settings."""
+    scored, rows = Scored.text(tokens_BS), Measurements(step=0)
+    settings = {"config": MeasureOnlyConfig(), "n_tokens": scored.targets.numel(), "rng": rng}
+    add_rows(SimpleNamespace(probed=probed, scored=scored, **settings, **more), rows)
+    return rows
+
+
 def our_causal(probed: ProbedDecoder, tokens_BS: Tensor) -> np.ndarray:
-    found = causal_effect(probed, Scored.text(tokens_BS), rng())
-    return np.array([*found.effects.values(), *found.skip_increase])
+    rows = measured(add_causal_rows, probed, tokens_BS)
+    increases = [row["value"] for row in rows.layers if row["metric"] == "skip_loss_increase"]
+    return np.array([row["value"] for row in rows.pairs] + increases)
 
 
 def our_permutation(probed: ProbedDecoder, tokens_BS: Tensor) -> np.ndarray:
-    return np.array([*permutation_effect(probed, Scored.text(tokens_BS), rng()).effects.values()])
+    return np.array([*permutation_effect(probed, Scored.text(tokens_BS), rng())[0].values()])
 
 
 def our_usefulness(probed: ProbedDecoder, fit_BS: Tensor, tokens_BS: Tensor) -> np.ndarray:
-    return np.array(usefulness(probed, fit_BS[:, :-1], Scored.text(tokens_BS), 0.1, rng()).affine_increase)
+    rows = measured(add_usefulness_rows, probed, tokens_BS, fit=fit_BS[:, :-1])
+    return np.array([row["value"] for row in rows.layers if row["metric"] == "affine_loss_increase"])
 
 
 def our_jacobian(probed: ProbedDecoder, tokens_BS: Tensor, layer: int) -> tuple[float, float]:
@@ -183,7 +194,7 @@ def compare(options: argparse.Namespace) -> None:
         "jacobian": (our_jacobian, naive_jacobian, (tokens_BS, middle), options.layers),
         "permutation": (our_permutation, naive_permutation, (tokens_BS,), 1),
     }
-    causal_effect(probed, Scored.text(tokens_BS[:1]), rng())  # the first pass includes setup
+    our_causal(probed, tokens_BS[:1])  # the first pass includes setup
     seconds: dict[str, list[tuple[float, float, float]]] = {name: [] for name in (*scores, "suite")}
     for repeat in range(options.repeats):
         for name, (ours, naive, arguments, times) in scores.items():
@@ -255,7 +266,7 @@ def memory_parts(options: argparse.Namespace) -> dict[str, Callable[[], object]]
 
     @torch.no_grad()
     def forward() -> None:
-        states = record_states(probed, tokens_BS[:, :-1])
+        states = list(stream(probed, tokens_BS[:, :-1]))
         F.cross_entropy(probed.logits(states[-1]).flatten(0, 1), tokens_BS[:, 1:].flatten())
 
     return {

@@ -2,35 +2,54 @@
 
     DIR/  model.safetensors  config.json  generation_config.json  tokenizer.json  tokenizer_config.json  README.md
 
-A ViT has a preprocessor_config.json in place of the tokenizer's files and generation_config.json (`vit`).
+A ViT has a preprocessor_config.json in place of the tokenizer's files and generation_config.json.
 
 The folder is first written under another name, loaded like any third-party model, and compared with the run: all logits
 of random tokens and of held-out text must agree to 1e-4 in fp32. Only then is it renamed.
+
+The tokenizer becomes a PreTrainedTokenizerFast that gives every text the same ids: as in training, no token is added to
+a text, and special tokens written in a text are ordinary text. Bytes become a BPE without merges on the byte-level
+alphabet, id = byte.
+
+Shapes: N sequences, T tokens or positions; of images B, P numbers of a patch, C channels.
 """
 
+import json
 import shutil
+import tempfile
 import warnings
+from collections.abc import Mapping
 from dataclasses import dataclass
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import torch
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from torch import Tensor
-from transformers import CONFIG_MAPPING, AutoModelForCausalLM, AutoModelForImageClassification, GenerationConfig
+from transformers import (
+    CONFIG_MAPPING,
+    AutoModelForCausalLM,
+    AutoModelForImageClassification,
+    AutoTokenizer,
+    GenerationConfig,
+    PreTrainedTokenizerFast,
+)
+from transformers.convert_slow_tokenizer import bytes_to_unicode
 from transformers.utils import logging
 
+from sparsedepth import __version__, quantities
+from sparsedepth.config.model import ModelConfig
 from sparsedepth.data.images import ImageSource
-from sparsedepth.exchange.architecture import Architecture, architecture, weights
-from sparsedepth.exchange.card import card
-from sparsedepth.exchange.parity import TOLERANCE, random_documents
-from sparsedepth.exchange.tokenizer import save_tokenizer
-from sparsedepth.exchange.vit import FAMILY, save_processor, vit_architecture, vit_parity, vit_weights
-from sparsedepth.files import atomic_folder, write_text
+from sparsedepth.data.tokenizer import TOKENIZER_FILE
+from sparsedepth.data.tokenizer import Tokenizer as OurTokenizer
+from sparsedepth.exchange.architecture import TOLERANCE, VIT, Architecture, architecture, random_documents, weights
+from sparsedepth.files import atomic_folder, write_json, write_text
 from sparsedepth.model.decoder import Decoder
-from sparsedepth.probe.folder import CONFIG, weight_files
+from sparsedepth.probe.folder import CONFIG, check_folder, read_json, weight_files
 from sparsedepth.probe.load import LoadedModel, load_model
 from sparsedepth.probe.text import measure_source, tokenizer_of
-from sparsedepth.store.run_record import check_place, read_run
+from sparsedepth.store.run_record import Record, check_place, read_run
 from sparsedepth.train.checkpoint import errors_of_system
 
 N_RANDOM = 2
@@ -52,7 +71,7 @@ def export(run: Path, out: Path) -> Exported:
     run, an `out` that exists, and if logits or token ids differ from the run's."""
     record = read_run(run)
     config = record.config
-    target = vit_architecture(config) if config.architecture == "vit" else architecture(config)
+    target = architecture(config)
     check_place(out)
     loaded = load_model(run)
     model = loaded.probed.model
@@ -64,9 +83,9 @@ def export(run: Path, out: Path) -> Exported:
         if isinstance(source, ImageSource):
             names = dict(enumerate(source.classes))
             save_model(model, target, unfinished, id2label=names, label2id={name: id for id, name in names.items()})
-            save_processor(config, unfinished)
+            _save_processor(config, unfinished)
             random_NT = model.embed.random_inputs(N_RANDOM, config.seq_len, torch.Generator().manual_seed(0))
-            parity = vit_parity(model, unfinished, {"random pixels": random_NT, "a held-out image": held_out_1T})
+            parity = _vit_parity(model, unfinished, {"random pixels": random_NT, "a held-out image": held_out_1T})
         else:
             tokenizer = tokenizer_of(loaded, data)
             ends = (held_out_1T[0] == tokenizer.eod).nonzero()
@@ -90,13 +109,12 @@ def save_model(model: Decoder, target: Architecture, folder: Path, **fields: Any
     logging.disable_progress_bar()  # it would mix with our output
     config_class: Any = CONFIG_MAPPING[target.family]
     config = config_class(**target.values, **fields, dtype="float32")
-    is_vit = target.family == FAMILY
+    is_vit = target.family == VIT
     auto_class: Any = AutoModelForImageClassification if is_vit else AutoModelForCausalLM
     with torch.device("meta"), warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Initializing zero-element")  # a missing shared expert has width 0
         exported: Any = auto_class.from_config(config, dtype=torch.float32, trust_remote_code=False)
-    own = vit_weights(model) if is_vit else weights(model)
-    own = {name: weight.clone() for name, weight in own.items()}  # looped blocks share weights, files cannot
+    own = {name: weight.clone() for name, weight in weights(model).items()}  # looped blocks share weights, files cannot
     missing, unexpected = exported.load_state_dict(own, strict=False, assign=True)
     tied = {"lm_head.weight"} if model.config.tie_embeddings and target.family != "gemma2" else set()
     assert not unexpected and set(missing) == tied, f"{target.family}: {missing}, {unexpected}"
@@ -118,3 +136,155 @@ def _difference(loaded: LoadedModel, exported: LoadedModel, tokens_NT: Tensor) -
             for tokens_1T in tokens_NT.split(1)
         ]
     return torch.stack(differences).max().item()
+
+
+def _save_processor(config: ModelConfig, folder: Path) -> None:
+    """Write the image preprocessing: resizing, and scaling to -1..1."""
+    size, middle = config.image_size, [0.5] * (config.n_channels or 0)
+    write_json(
+        folder / "preprocessor_config.json",
+        {
+            "image_processor_type": "ViTImageProcessor",
+            **dict.fromkeys(("do_resize", "do_rescale", "do_normalize"), True),
+            "size": {"height": size, "width": size},
+            "resample": 3,  # bicubic
+            "rescale_factor": 1 / 255,
+            "image_mean": middle,
+            "image_std": middle,
+        },
+    )
+
+
+def _pixel_values(patches_BTP: Tensor, config: ModelConfig) -> Tensor:
+    """The images [B, C, size, size], from -1 to 1, of these patches; position 0 is the class token."""
+    channels, patch, size = config.n_channels or 0, config.patch_size or 0, config.image_size or 0
+    per_side = size // patch
+    pixels = patches_BTP[:, 1:].view(-1, per_side, per_side, channels, patch, patch).permute(0, 3, 1, 4, 2, 5)
+    return pixels.reshape(-1, channels, size, size).float() / 127.5 - 1
+
+
+@torch.no_grad()
+def _vit_parity(model: Decoder, folder: Path, inputs: Mapping[str, Tensor]) -> dict[str, float]:
+    """The largest difference of logits of each patches_BTP: those of a folder, loaded as a third-party model, and the
+    model's."""
+    check_folder(folder, types=(VIT,))
+    exported: Any = AutoModelForImageClassification.from_pretrained(
+        folder, local_files_only=True, trust_remote_code=False, dtype=torch.float32
+    )
+    differences = {}
+    for name, patches_BTP in inputs.items():
+        hf = exported(_pixel_values(patches_BTP, model.config)).logits
+        differences[name] = (model(patches_BTP)[:, 0] - hf).abs().max().item()
+    return differences
+
+
+ODD = "a\x00b\r\n\r\n  can't\tnaïve 東京 \u2028 🙂👩\u200d👧 <|endoftext|></s>\ufffd \x7f"
+"""Difficult text for tokenizers: control characters, line ends, joined emoji, special tokens in a text."""
+
+_CONFIG = "tokenizer_config.json"
+
+
+def save_tokenizer(tokenizer: OurTokenizer, folder: Path, max_len: int, sample: str) -> None:
+    """Write the tokenizer's files. Raises ValueError if the ids of `sample`, read back, are not the run's."""
+    backend = _backend(tokenizer)
+    PreTrainedTokenizerFast(
+        tokenizer_object=backend,
+        eos_token=backend.id_to_token(tokenizer.eod),
+        split_special_tokens=True,
+        clean_up_tokenization_spaces=False,
+        model_max_length=max_len,
+    ).save_pretrained(folder)
+    # The class name that every release of transformers knows; version 5 writes its own.
+    write_json(folder / _CONFIG, {**read_json(folder / _CONFIG), "tokenizer_class": "PreTrainedTokenizerFast"})
+    exported: Any = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+    exported.model_max_length = int(1e30)  # avoids a warning for long samples
+    for text in (ODD, sample):
+        if exported(text)["input_ids"] != tokenizer.encode([text])[0]:
+            raise ValueError(
+                f"the exported tokenizer gives other ids than the run's for {text[:40]!r}...; use the run's own"
+            )
+
+
+def _backend(tokenizer: OurTokenizer) -> Tokenizer:
+    with tempfile.TemporaryDirectory() as scratch:
+        tokenizer.save(Path(scratch))
+        saved = Path(scratch) / TOKENIZER_FILE
+        if saved.exists():
+            backend = Tokenizer.from_file(str(saved))
+            # No token was added in training. A processor that adds none may still be needed, for offsets.
+            if backend.num_special_tokens_to_add(False):
+                backend.post_processor = None
+            return backend
+    assert tokenizer.size == tokenizer.eod + 1 == 257, "only bytes save nothing"
+    vocab = {character: byte for byte, character in bytes_to_unicode().items()}
+    backend = Tokenizer(models.BPE(vocab=vocab, merges=[]))
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    backend.decoder = decoders.ByteLevel()
+    backend.add_special_tokens([AddedToken("<|endoftext|>", special=True, normalized=False)])
+    return backend
+
+
+def card(run: Record, exported: Architecture, parity: Mapping[str, float]) -> str:
+    """README.md, with the largest difference of a logit on each input by name. Every value of the run is JSON on a line
+    of its own, so that none can inject markup."""
+    config, summary, is_vit = run.config, run.summary, exported.family == VIT
+    kinds = "AutoModelForImageClassification, AutoImageProcessor" if is_vit else "AutoModelForCausalLM, AutoTokenizer"
+    reader = "processor" if is_vit else "tokenizer"
+    versions = {"sparsedepth": __version__, **{name: version(name) for name in ("torch", "transformers")}}
+    manifest_fields = ("code", "started", "seconds", "device", "data_hash", "packages")
+    origin = {name: run.manifest.get(name) for name in manifest_fields}
+    front_matter = {
+        "library_name": "transformers",
+        "pipeline_tag": "image-classification" if is_vit else "text-generation",
+        "tags": ["sparsedepth"],
+        "run_id": config.run_id,
+        "logit_parity": max(parity.values()),
+    }
+    sections = [
+        f"---\n{_lines(front_matter)}\n---",
+        f"# sparsedepth run {config.run_id}",
+        f"{config.n_layers} layers, d_model {config.d_model}, {summary['params_total']:,} parameters, as a "
+        f"`{exported.family}` model of transformers; no code of its own. It was trained to study depth and "
+        "sparsity, not for use.",
+        _fenced(
+            "python",
+            f"from transformers import {kinds}\n\n"
+            f'model, {reader} = (kind.from_pretrained("FOLDER") for kind in ({kinds}))',
+        ),
+        "## Parity with the run",
+        "Largest absolute difference of a logit between this folder, loaded again, and the run's own model, in fp32: "
+        f"{', '.join(f'{value:.1e} on {name}' for name, value in parity.items())}.",
+        "\n".join(f"- {note}." for note in exported.notes),
+        "## Scores",
+        _scores(summary),
+        "## Configuration",
+        _fenced("yaml", _lines(config.model_dump(mode="json"))),
+        "## Origin",
+        _fenced("yaml", _lines({"run_id": config.run_id, **origin, "exported_with": versions})),
+    ]
+    return "\n\n".join(section for section in sections if section) + "\n"
+
+
+def _lines(values: Mapping[str, Any]) -> str:
+    """`name: value` lines with JSON values, valid as YAML 1.1 (which reads 1e-06 as text)."""
+    lines = []
+    for name, value in values.items():
+        text = json.dumps(value)
+        if isinstance(value, float) and "." not in text:
+            text = text.replace("e", ".0e")
+        lines.append(f"{name}: {text}")
+    return "\n".join(lines)
+
+
+def _fenced(language: str, text: str) -> str:
+    return f"```{language}\n{text}\n```"
+
+
+def _scores(summary: Mapping[str, Any]) -> str:
+    rows = ["| score | value | 95% interval | unit |", "|---|---|---|---|"]
+    for column, value, ends in quantities.with_intervals(summary):
+        if not isinstance(value, bool | str):
+            interval = f"{ends[0]:.4g} to {ends[1]:.4g}" if ends else ""
+            number = f"{value:,}" if isinstance(value, int) else f"{value:.4g}"
+            rows.append(f"| {column.name} | {number} | {interval} | {column.unit} |")
+    return "\n".join(rows)

@@ -23,8 +23,7 @@ from sparsedepth.config.model import ModelConfig
 from sparsedepth.config.role import fields_where
 from sparsedepth.config.run import RunConfig
 from sparsedepth.data.tokenizer import Tokenizer
-from sparsedepth.exchange.architecture import ACTIVATIONS
-from sparsedepth.exchange.parity import TOLERANCE, random_documents
+from sparsedepth.exchange.architecture import ACTIVATIONS, TOLERANCE, random_documents
 from sparsedepth.files import digest
 from sparsedepth.model.decoder import Decoder
 from sparsedepth.probe.folder import CONFIG

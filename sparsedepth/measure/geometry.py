@@ -19,61 +19,78 @@ A ratio to, or angle with, a vector of length 0 is undefined: such tokens are le
 without any token. A score is the mean over layers, None if one of them is None. States are fp32, products and arccos
 fp64: the fp32 number next to 1 is 3.5e-4 rad away.
 
-Shapes: P positions along depth.
+Trajectories: how the rotation of each token's state is distributed over the layers.
+
+    theta_t = (theta(x_0, x_1), ..., theta(x_(L-1), x_L)) of token t, rad;  theta = arccos cos
+
+Over all tokens: the mean, the first two principal components with their shares of variance, and two ideal shapes
+(2602.05970). With M = L - 2 middle layers, a = mean angle of the middle layers over the tokens, k = round(6 M / 22):
+
+    early stop   (pi/2, a x k, 0 x (M - k), pi/2)      a few layers do the work, the next ones idle
+    even         (pi/2, a x M, pi/2)                   every middle layer does the same share
+
+With L = 24 and a = 0.45 these are the published ones. Deviates: a is measured, as it depends on depth.
+
+A token is near an ideal if its middle angles, as a vector of M numbers, are within half the angle between the two
+ideals, arccos sqrt(k / M), of it; else near neither. So classes depend only on the shape, not on the total rotation,
+and exclude each other.
+
+States are fp32, angles fp64; x_L is taken before the final norm. The last token of a document, which predicts the next
+document's first, is left out if the end-of-document id is known (the published code leaves out padding and the token
+before it); so is a token with a state of length 0.
+
+Shapes: P positions along depth, or points; M middle layers, V valid tokens.
 """
 
 import itertools
+import math
 from collections import defaultdict
-from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from sparsedepth.measure.bootstrap import ScoreByLayer, finites, mean_of_last, ratio, shared_resamples
-from sparsedepth.measure.measurements import MeasureContext, Measurements
-from sparsedepth.probe.fork import batches, chunk_size, probing, updates
+from sparsedepth.measure.bootstrap import (
+    finite,
+    finites,
+    mean_of_last,
+    ratio,
+    shared_resamples,
+)
+from sparsedepth.measure.measurements import MeasureContext, Measurements, Row
+from sparsedepth.probe.fork import batches, chunk_size, probing, stream, updates
 from sparsedepth.probe.probed_model import ProbedModel
 from sparsedepth.quantities import IN_RUNS
 
 MAX_COSINES = 2**21
 """Cosines of pairs of states computed at a time (16 MiB in fp64; on a GPU more, `probe.fork.chunk_size`)."""
 
-Angles = dict[tuple[int, int], float | None]
-"""theta(x_a, x_b) by pair of layers 0 <= a < b <= L, rad"""
 
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class Geometry:
-    profiles: dict[str, ScoreByLayer]
-    """by the names above; those of branches only if the model is a sum of known branches; of angular_distance_middle
-    (None below three layers) and angular_distance_last_token the score alone"""
-    angles: Angles
-    angles_last_token: Angles
-
-
-def geometry(probed: ProbedModel, tokens_NT: Tensor, rng: np.random.Generator, eod: int | None = None) -> Geometry:
-    """One forward pass; it keeps the L + 1 directions of the stream in fp64, so takes a quarter of the
-    usual tokens. `eod` ends a document, and pads sequences of prompts and answers; None = unknown."""
+def add_geometry_rows(context: MeasureContext, rows: Measurements) -> None:
+    """One forward pass; it keeps the L + 1 directions of the stream in fp64, so takes a quarter of the usual tokens.
+    Values of branches only if the model is a sum of known ones."""
+    probed, n_layers = context.probed, context.probed.n_layers
     parts: dict[str, list[Tensor]] = defaultdict(list)
     with probing(probed):
-        for tokens_BT in batches(probed, tokens_NT, memory=4):
-            for name, moments in _batch_moments(probed, tokens_BT, eod).items():
+        for tokens_BT in batches(probed, context.inputs, memory=4):
+            for name, moments in _batch_moments(probed, tokens_BT, context.eod).items():
                 parts[name].append(moments)
         moments = {name: torch.cat(values).cpu().numpy() for name, values in parts.items()}
-    mean = partial(shared_resamples(rng), lambda moments_RP2: mean_of_last(_mean(moments_RP2)))
+    mean = partial(shared_resamples(context.rng()), lambda moments_RP2: mean_of_last(_mean(moments_RP2)))
     pairs, last = moments.pop("pairs"), moments.pop("pairs_last")
-    next_to = (slice(None), range(probed.n_layers), range(1, probed.n_layers + 1))
+    next_to = (slice(None), range(n_layers), range(1, n_layers + 1))
     moments |= {"angular_distance": pairs[next_to], "angle_to_end": pairs[:, :-1, -1]}
-    profiles = {
-        "angular_distance_middle": ScoreByLayer(by_layer=[], score=mean(moments["angular_distance"][:, 1:-1])),
-        "angular_distance_last_token": ScoreByLayer(by_layer=[], score=mean(last[next_to])),
-    }
+    rows.add_pairs("angular_distance", _by_pair(pairs), context.n_tokens)
+    rows.add_score("angular_distance_middle", mean(moments["angular_distance"][:, 1:-1]))
+    if probed.causal:  # else the last token is not special
+        rows.add_pairs("angular_distance_last_token", _by_pair(last), len(context.inputs))
+        rows.add_score("angular_distance_last_token", mean(last[next_to]))
     for name, values in moments.items():
         first = int(name not in ("state_norm", "angle_to_end"))
-        profiles[name] = ScoreByLayer(by_layer=finites(_mean(values.mean(0))), score=mean(values), first=first)
-    return Geometry(profiles=profiles, angles=_by_pair(pairs), angles_last_token=_by_pair(last))
+        rows.add_layers(name, finites(_mean(values.mean(0))), context.n_tokens, first)
+        if name in IN_RUNS:
+            rows.add_score(name, mean(values))
 
 
 def _batch_moments(probed: ProbedModel, tokens_BT: Tensor, eod: int | None) -> dict[str, Tensor]:
@@ -105,10 +122,10 @@ def _batch_moments(probed: ProbedModel, tokens_BT: Tensor, eod: int | None) -> d
         if update.branches is not None:
             attention, ffn = (branch.double() for branch in update.branches)
             added += [("attention", attention, before), ("ffn", ffn, before + attention)]
-        for name, part, stream in added:
+        for name, part, base in added:
             add(f"{name}_norm", position, _moments(_norm(part)))
-            add(f"{name}_ratio", position, _moments(_norm(part) / _norm(stream), _norm(stream) != 0))
-            add(f"{name}_cosine", position, _moments(*_cosine(part, stream)))
+            add(f"{name}_ratio", position, _moments(_norm(part) / _norm(base), _norm(base) != 0))
+            add(f"{name}_cosine", position, _moments(*_cosine(part, base)))
         if last_update is not None:
             cosine, defined = _cosine(last_update, u_BTD)
             add("update_angle", position - 1, _moments(cosine.arccos(), defined), n_layers - 1)
@@ -173,20 +190,133 @@ def _mean(moments: np.ndarray) -> np.ndarray:
     return ratio(moments[..., 0], moments[..., 1])
 
 
-def _by_pair(moments_NLL2: np.ndarray) -> Angles:
+def _by_pair(moments_NLL2: np.ndarray) -> dict[tuple[int, int], float | None]:
+    """By pair of layers 0 <= a < b <= L."""
     angle_LL = _mean(moments_NLL2.mean(0))
     pairs = itertools.combinations(range(len(angle_LL)), 2)
     return dict(zip(pairs, finites(angle_LL[np.triu_indices(len(angle_LL), 1)]), strict=True))
 
 
-def add_rows(context: MeasureContext, rows: Measurements) -> None:
-    found = geometry(context.probed, context.inputs, context.rng(), context.eod)
-    rows.add_pairs("angular_distance", found.angles, context.n_tokens)
-    if context.probed.causal:
-        rows.add_pairs("angular_distance_last_token", found.angles_last_token, len(context.inputs))
-    else:  # the last token is not special
-        del found.profiles["angular_distance_last_token"]
-    for name, profile in found.profiles.items():
-        rows.add_layers(name, profile.by_layer, context.n_tokens, profile.first)
-        if name in IN_RUNS:
-            rows.add_score(name, profile.score)
+NO_ID = -1
+"""Id of image patches, which have none."""
+MIN_LAYERS = 4
+"""With fewer there are no two middle layers."""
+MAX_POINTS = 2000
+"""Tokens kept individually, drawn at random: as many as in the published figure."""
+MIN_ROTATION = 1e-6
+"""rad, root of the sum of squares over layers; smaller rotations are rounding errors of fp32
+states: without a shape, and, as differences between tokens, without principal components."""
+
+
+def add_trajectory_rows(context: MeasureContext, rows: Measurements) -> None:
+    """One forward pass. The components are unit vectors whose largest entry is positive. Nothing for fewer than
+    MIN_LAYERS layers, without a valid token, and if a state is not finite."""
+    probed, tokens_NT, eod, rng = context.probed, context.inputs, context.eod, context.rng()
+    if probed.n_layers < MIN_LAYERS:
+        return
+    with probing(probed):
+        # Half as many tokens at once: their states are fp64 here.
+        parts = [_angles_by_layer(probed, tokens_BT) for tokens_BT in batches(probed, tokens_NT, memory=2)]
+        angles_NTL, exists_NT = (torch.cat(part).cpu().numpy() for part in zip(*parts, strict=True))
+    ids_NT = tokens_NT.numpy(force=True) if tokens_NT.ndim == 2 else np.full(tokens_NT.shape[:2], NO_ID)
+    valid_NT = exists_NT & (ids_NT != eod) if eod is not None else exists_NT
+    angles_VL = angles_NTL[valid_NT]
+    if not len(angles_VL) or not np.isfinite(angles_VL).all():
+        return
+    early_L, even_L = ideals(probed.n_layers, float(angles_VL[:, 1:-1].mean()))
+    to_ideals_V2 = _angles_to(angles_VL[:, 1:-1], np.stack((early_L, even_L))[:, 1:-1])
+    nearest_V = nearest(to_ideals_V2, probed.n_layers)
+    mean_L = angles_VL.mean(0)
+    components_2L, shares = _components(angles_VL - mean_L)
+    value_V4 = np.hstack((to_ideals_V2, (angles_VL - mean_L) @ components_2L.T))
+    chosen_P = np.sort(rng.permutation(len(angles_VL))[:MAX_POINTS])
+    points = _points(ids_NT, eod, np.argwhere(valid_NT)[chosen_P], nearest_V[chosen_P], value_V4[chosen_P])
+    rows.tokens.extend({"step": rows.step, **point} for point in points)
+    estimate = shared_resamples(rng)
+    for name, ideal in (("early_stop_share", "early stop"), ("even_share", "even")):
+        near_NT = np.zeros(valid_NT.shape, dtype=bool)
+        near_NT[valid_NT] = nearest_V == ideal
+        rows.add_score(name, estimate(ratio, near_NT.sum(1), valid_NT.sum(1)))
+    names = ("trajectory_mean", "trajectory_pc1", "trajectory_pc2", "early_stop_ideal", "even_ideal")
+    for name, values_L in zip(names, (mean_L, *components_2L, early_L, even_L), strict=True):
+        rows.add_layers(name, finites(values_L), len(angles_VL))
+    rows.summary.update(trajectory_pc1_share=shares[0], trajectory_pc2_share=shares[1])
+
+
+def ideals(n_layers: int, middle_angle: float) -> tuple[np.ndarray, np.ndarray]:
+    """'early stop' and 'even', [L] each, rad."""
+    even_L = np.full(n_layers, middle_angle)
+    even_L[[0, -1]] = math.pi / 2
+    early_L = even_L.copy()
+    early_L[1 + _n_acting(n_layers) : -1] = 0
+    return early_L, even_L
+
+
+def nearest(to_ideals_V2: np.ndarray, n_layers: int) -> np.ndarray:
+    """'early stop', 'even' or 'neither' from the angles (rad) to the two ideals."""
+    limit = math.acos(math.sqrt(_n_acting(n_layers) / (n_layers - 2))) / 2
+    names = np.array(["early stop", "even"])[to_ideals_V2.argmin(1)]
+    return np.where(to_ideals_V2.min(1) < limit, names, "neither")
+
+
+def _n_acting(n_layers: int) -> int:
+    """k: middle layers that rotate the state before an early stop."""
+    assert n_layers >= MIN_LAYERS
+    return max(1, round(6 * (n_layers - 2) / 22))
+
+
+def _angles_by_layer(probed: ProbedModel, tokens_BT: Tensor) -> tuple[Tensor, Tensor]:
+    """theta_BTL in fp64, and exists_BT: no state of the token has length 0."""
+    shape = tokens_BT.shape[:2]
+    unit_BTD, exists_BT = torch.empty(0), torch.ones(shape, dtype=torch.bool, device=tokens_BT.device)
+    angles_BTL = torch.empty(*shape, probed.n_layers, dtype=torch.float64, device=tokens_BT.device)
+    for layer, x_BTD in enumerate(stream(probed, tokens_BT)):
+        last_BTD, unit_BTD = unit_BTD, _unit(x_BTD.double())
+        exists_BT &= (unit_BTD != 0).any(-1)
+        if layer:
+            angles_BTL[:, :, layer - 1] = (last_BTD * unit_BTD).sum(-1).clamp(-1, 1).arccos()
+    return angles_BTL, exists_BT
+
+
+def _angles_to(angles_VM: np.ndarray, ideals_2M: np.ndarray) -> np.ndarray:
+    """Angle (rad) of each trajectory's middle layers with each ideal's: [V, 2]; pi/2 for one of length 0."""
+    units = [x / np.maximum(np.linalg.norm(x, axis=1, keepdims=True), 1e-30) for x in (angles_VM, ideals_2M)]
+    to_ideals_V2 = np.arccos((units[0] @ units[1].T).clip(-1, 1))
+    turns_V = np.linalg.norm(angles_VM, axis=1) > MIN_ROTATION
+    return np.where(turns_V[:, None], to_ideals_V2, math.pi / 2)
+
+
+def _components(centred_VL: np.ndarray) -> tuple[np.ndarray, tuple[float | None, float | None]]:
+    """The first two principal components [2, L] and their shares of the variance."""
+    values_L, vectors_LL = np.linalg.eigh(centred_VL.T @ centred_VL / len(centred_VL))
+    if values_L.sum() < MIN_ROTATION**2:
+        return np.full((2, centred_VL.shape[1]), np.nan), (None, None)
+    components_2L = vectors_LL.T[[-1, -2]]
+    largest_2 = np.abs(components_2L).round(6).argmax(1)  # rounded, so that ties are resolved alike
+    components_2L *= np.sign(components_2L[[0, 1], largest_2])[:, None]
+    first, second = (max(float(value), 0.0) / float(values_L.sum()) for value in values_L[[-1, -2]])
+    return components_2L, (first, second)
+
+
+def _points(
+    ids_NT: np.ndarray, eod: int | None, place_P2: np.ndarray, nearest_P: np.ndarray, value_P4: np.ndarray
+) -> list[Row]:
+    """`value_P4`: the angles to both ideals, and the places along both components."""
+    begin_NT = np.zeros(ids_NT.shape, dtype=np.int64)  # of each token's document; 0 = before the sequence, or unknown
+    if eod is not None:
+        begin_NT[:, 1:] = np.where(ids_NT[:, :-1] == eod, np.arange(1, ids_NT.shape[1]), 0)
+    begin_NT = np.maximum.accumulate(begin_NT, axis=1)
+    return [
+        {
+            "sequence": int(n),
+            "position": int(t),
+            "token_id": None if ids_NT[n, t] == NO_ID else int(ids_NT[n, t]),
+            "document_position": int(t - begin_NT[n, t]) if begin_NT[n, t] else None,
+            "nearest": str(name),
+            "to_early_stop": float(to_early),
+            "to_even": float(to_even),
+            "pc1": finite(pc1),
+            "pc2": finite(pc2),
+        }
+        for (n, t), name, (to_early, to_even, pc1, pc2) in zip(place_P2, nearest_P, value_P4, strict=True)
+    ]

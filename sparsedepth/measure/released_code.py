@@ -11,12 +11,12 @@ import torch
 from torch import Tensor
 
 from sparsedepth.measure.bootstrap import complete_mean, finite, finites
+from sparsedepth.measure.interventions import permutation_effect
 from sparsedepth.measure.loss import fork_losses, relative_change
 from sparsedepth.measure.measurements import MeasureContext, Measurements, Scored
-from sparsedepth.measure.permutation import permutation_effect
 from sparsedepth.measure.usefulness import AffineUpdate, fit_affine, share_above
 from sparsedepth.measure.variance import token_variance
-from sparsedepth.probe.fork import batches, by_sequence, probing, record_states, run_forks, skip, stream
+from sparsedepth.probe.fork import batches, by_sequence, probing, run_forks, stream
 from sparsedepth.probe.probed_model import ProbedModel
 
 
@@ -29,10 +29,10 @@ def causal_misaligned(probed: ProbedModel, tokens_NT: Tensor) -> dict[tuple[int,
     update_L = torch.zeros(n_layers, dtype=torch.float64)
     with probing(probed):
         for tokens_BT in batches(probed, tokens_NT):
-            states = record_states(probed, tokens_BT)
+            states = list(stream(probed, tokens_BT))
             for layer, (before, after) in enumerate(itertools.pairwise(states)):
                 update_L[layer] += _sum_of_norms(after - before).cpu()
-            for step in run_forks(probed, states, [skip(layer) for layer in range(1, n_layers + 1)]):
+            for step in run_forks(probed, states, [{layer: None} for layer in range(1, n_layers + 1)]):
                 layer = step.layer - 1  # to which the released code assigns this update
                 if layer == 0:
                     continue
@@ -86,9 +86,9 @@ def _sum_of_norms(x: Tensor) -> Tensor:
     return torch.linalg.vector_norm(x, dim=-1).sum((-1, -2), dtype=torch.float64)
 
 
-def add_rows(context: MeasureContext, rows: Measurements) -> None:
+def add_released_rows(context: MeasureContext, rows: Measurements) -> None:
     probed, scored = context.probed, context.scored
-    pairs = permutation_effect(probed, scored, context.rng()).effects
+    pairs, _ = permutation_effect(probed, scored, context.rng())
     known = {pair: effect for pair, effect in pairs.items() if effect is not None}
     increases = affine_increase_in_sample(probed, scored)
     rows.summary.update(

@@ -13,23 +13,14 @@ from torch import Tensor
 
 from sparsedepth.config.run import MeasureOnlyConfig, RunConfig
 from sparsedepth.measure import (
-    activations,
-    attention_sparsity,
-    causal,
-    experts,
+    derivatives,
     geometry,
-    gradients,
-    jacobian,
-    lens,
+    interventions,
     loss,
-    participation,
-    permutation,
     released_code,
-    removal,
-    trajectories,
+    sparsity,
     usefulness,
     variance,
-    weight_sparsity,
 )
 from sparsedepth.measure.bootstrap import finites
 from sparsedepth.measure.measurements import MeasureContext, Measurements, ReadHeldOut, Row
@@ -40,29 +31,29 @@ from sparsedepth.quantities.measured import MEASURES, PLUGINS
 AddRows = Callable[[MeasureContext, Measurements], None]
 
 SUITE: dict[str, AddRows] = {
-    "usefulness": usefulness.add_rows,
-    "loss": loss.add_rows,
-    "weights": weight_sparsity.add_rows,
-    "variance": variance.add_rows,
-    "attention": attention_sparsity.add_rows,
-    "geometry": geometry.add_rows,
-    "experts": experts.add_rows,
-    "early_exit": lens.add_exit_rows,
-    "causal": causal.add_rows,
-    "permutation": permutation.add_rows,
-    "neighbours": permutation.add_neighbour_rows,
-    "jacobian": jacobian.add_rows,
-    "removal": removal.add_rows,
-    "trajectories": trajectories.add_rows,
-    "participation": participation.add_rows,
+    "usefulness": usefulness.add_usefulness_rows,
+    "loss": loss.add_loss_rows,
+    "weights": sparsity.add_weight_rows,
+    "variance": variance.add_variance_rows,
+    "attention": sparsity.add_attention_rows,
+    "geometry": geometry.add_geometry_rows,
+    "experts": sparsity.add_expert_rows,
+    "early_exit": loss.add_exit_rows,
+    "causal": interventions.add_causal_rows,
+    "permutation": interventions.add_permutation_rows,
+    "neighbours": interventions.add_neighbour_rows,
+    "jacobian": derivatives.add_jacobian_rows,
+    "removal": interventions.add_removal_rows,
+    "trajectories": geometry.add_trajectory_rows,
+    "participation": variance.add_participation_rows,
     "joint": usefulness.add_joint_rows,
-    "activations": activations.add_rows,
-    "gradients": gradients.add_rows,
-    "lens": lens.add_rows,
-    "released_code": released_code.add_rows,
+    "activations": sparsity.add_activation_rows,
+    "gradients": derivatives.add_gradient_rows,
+    "lens": loss.add_lens_rows,
+    "released_code": released_code.add_released_rows,
 }
-"""By the names in `sparsedepth.quantities.measured`, whose order they run in. `add_rows`, last in a
-measure's file, runs it on the context's tokens and names its numbers."""
+"""By the names in `sparsedepth.quantities.measured`, whose order they run in. Each function runs its measure on the
+context's tokens and names its numbers."""
 
 OF_PLUGINS: dict[str, AddRows] = {
     measure.name: plugin.get("add_rows") for plugin in PLUGINS if (measure := plugin.get("MEASURE"))

@@ -39,28 +39,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sparsedepth.config.run import MeasureConfig
 from sparsedepth.measure.bootstrap import BootstrapEstimate, bootstrap, bootstrap_each, complete_mean, shared_resamples
 from sparsedepth.measure.loss import fork_losses, relative_change
 from sparsedepth.measure.measurements import MeasureContext, Measurements, Scored, per_position
-from sparsedepth.measure.spectra import batched
+from sparsedepth.measure.variance import batched
 from sparsedepth.probe.fork import batches, probing, stream, token_count
 from sparsedepth.probe.probed_model import ProbedModel
 
 NEEDED_AT = {"needed_layers_10mnat": 0.01, "needed_layers_50mnat": 0.05, "needed_layers_200mnat": 0.2}
 """Columns of `runs` -> thresholds [nat/token]."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Usefulness:
-    scores: dict[str, BootstrapEstimate]
-    """usefulness, its mean increase, the means of both in `layers`, and needed_layers"""
-    layers: dict[str, list[BootstrapEstimate]]
-    """affine_loss_increase (relative; negative if the map does better), affine_loss_added, affine_accuracy_lost"""
-
-    @property
-    def affine_increase(self) -> list[float | None]:
-        return [estimate.value for estimate in self.layers["affine_loss_increase"]]
 
 
 @dataclass(frozen=True, eq=False)
@@ -75,50 +62,47 @@ class AffineUpdate:
         return x_BTD + (x_BTD - self.mean) @ self.weight + self.bias
 
 
-def usefulness(
-    probed: ProbedModel,
-    fit_NT: Tensor,
-    scored: Scored,
-    threshold: float,
-    rng: np.random.Generator,
-    needed_threshold: float = MeasureConfig.model_fields["needed_threshold"].default,
-) -> Usefulness:
-    """Replace each block by its affine map, fitted on `fit_NT`, and compute the losses on `scored`.
-    `threshold` is relative to the loss, `needed_threshold` in nat/token."""
-    forks = [{layer: affine} for layer, affine in enumerate(fit_affine(probed, fit_NT), start=1)]
+def add_usefulness_rows(context: MeasureContext, rows: Measurements) -> None:
+    """Losses with each block replaced by its affine map: the published score, its absolute forms by layer, and needed
+    layers, from one fit."""
+    probed, scored, config, weight_N = context.probed, context.scored, context.config, context.scored.weight
+    forks = [{layer: affine} for layer, affine in enumerate(fit_affine(probed, context.fit), start=1)]
     base_N2, affine_NL2 = fork_losses(probed, scored, forks, accuracy=True)
-    base_N, affine_NL, weight_N = base_N2[:, 0], affine_NL2[..., 0], scored.weight
-    estimates = shared_resamples(rng, bootstrap_each)
+    base_N, affine_NL = base_N2[:, 0], affine_NL2[..., 0]
+    estimates = shared_resamples(context.rng(), bootstrap_each)
 
     def relative(affine_RL: np.ndarray, base_R: np.ndarray) -> np.ndarray:
         return relative_change(affine_RL, base_R[:, None])
 
     def share(affine_RL: np.ndarray, base_R: np.ndarray) -> np.ndarray:
         increase_RL = relative(affine_RL, base_R)
-        return np.where(np.isnan(increase_RL), np.nan, increase_RL > threshold).mean(-1, keepdims=True)
+        above_RL = np.where(np.isnan(increase_RL), np.nan, increase_RL > config.usefulness_threshold)
+        return above_RL.mean(-1, keepdims=True)
 
     def count(added_RL: np.ndarray, weight_R: np.ndarray) -> np.ndarray:
-        return (per_position(added_RL, weight_R) > needed_threshold).sum(-1, keepdims=True)
+        return (per_position(added_RL, weight_R) > config.needed_threshold).sum(-1, keepdims=True)
 
     def mean(statistic: Callable[..., np.ndarray]) -> Callable[..., np.ndarray]:
         return lambda *means: statistic(*means).mean(-1, keepdims=True)
 
     added_NL, lost_NL = affine_NL - base_N[:, None], base_N2[:, 1:] - affine_NL2[..., 1]
-    added = estimates(per_position, added_NL, weight_N)
-    return Usefulness(
-        scores={
-            "usefulness": estimates(share, affine_NL, base_N)[0],
-            "usefulness_loss_increase": estimates(mean(relative), affine_NL, base_N)[0],
-            "affine_loss_added": estimates(mean(per_position), added_NL, weight_N)[0],
-            "affine_accuracy_lost": estimates(mean(per_position), lost_NL, weight_N)[0],
-            "needed_layers": needed_layers(added, needed_threshold, estimates(count, added_NL, weight_N)[0]),
-        },
-        layers={
-            "affine_loss_increase": estimates(relative, affine_NL, base_N),
-            "affine_loss_added": added,
-            "affine_accuracy_lost": estimates(per_position, lost_NL, weight_N),
-        },
-    )
+    increase, added = estimates(relative, affine_NL, base_N), estimates(per_position, added_NL, weight_N)
+    (useful,) = estimates(share, affine_NL, base_N)
+    needed = needed_layers(added, config.needed_threshold, estimates(count, added_NL, weight_N)[0])
+    rows.add_score("usefulness", useful)
+    rows.add_score("usefulness_loss_increase", estimates(mean(relative), affine_NL, base_N)[0])
+    rows.add_score("affine_loss_added", estimates(mean(per_position), added_NL, weight_N)[0])
+    rows.add_score("affine_accuracy_lost", estimates(mean(per_position), lost_NL, weight_N)[0])
+    rows.add_score("needed_layers", needed)
+    rows.add_layer_scores("affine_loss_increase", increase, scored.n_scored)
+    rows.add_layer_scores("affine_loss_added", added, scored.n_scored)
+    rows.add_layer_scores("affine_accuracy_lost", estimates(per_position, lost_NL, weight_N), scored.n_scored)
+    for percent in (2, 5, 20):
+        above = share_above([block.value for block in increase], percent / 100)
+        rows.summary[f"usefulness_{percent}pct"] = above
+    rows.summary["effective_layers"] = None if useful.value is None else useful.value * probed.n_layers
+    if needed.value is not None:
+        rows.summary.update({name: count_needed(added, threshold) for name, threshold in NEEDED_AT.items()})
 
 
 def share_above(increases: Sequence[float | None], threshold: float) -> float | None:
@@ -205,24 +189,6 @@ def jointly_needed_layers(
         return np.where(np.isnan(added_RK).any(1), np.nan, n_needed_R)  # undefined if a loss is NaN
 
     return bootstrap(count, np.stack(added_KN, axis=1), scored.weight, rng=rng)
-
-
-def add_rows(context: MeasureContext, rows: Measurements) -> None:
-    """The published score, its absolute forms by layer, and needed layers, from one fit."""
-    probed, config = context.probed, context.config
-    thresholds = config.usefulness_threshold, config.needed_threshold
-    found = usefulness(probed, context.fit, context.scored, thresholds[0], context.rng(), thresholds[1])
-    for name, estimate in found.scores.items():
-        rows.add_score(name, estimate)
-    for name, estimates in found.layers.items():
-        rows.add_layer_scores(name, estimates, context.scored.n_scored)
-    for percent in (2, 5, 20):
-        rows.summary[f"usefulness_{percent}pct"] = share_above(found.affine_increase, percent / 100)
-    share = found.scores["usefulness"].value
-    rows.summary["effective_layers"] = None if share is None else share * probed.n_layers
-    if found.scores["needed_layers"].value is not None:
-        added = found.layers["affine_loss_added"]
-        rows.summary.update({name: count_needed(added, threshold) for name, threshold in NEEDED_AT.items()})
 
 
 def add_joint_rows(context: MeasureContext, rows: Measurements) -> None:

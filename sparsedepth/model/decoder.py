@@ -24,10 +24,9 @@ from sparsedepth.model import init
 from sparsedepth.model.attention import Attention
 from sparsedepth.model.block import Block
 from sparsedepth.model.context import Context, rotary_tables
-from sparsedepth.model.feedforward import RouterLoss
+from sparsedepth.model.feedforward import Experts, RouterLoss
 from sparsedepth.model.head import Head
 from sparsedepth.model.linear import Embedding, PatchEmbedding
-from sparsedepth.model.moe import Experts
 from sparsedepth.model.norms import make_norm
 from sparsedepth.model.variants.factors import profile
 from sparsedepth.model.variants.sources import Sources

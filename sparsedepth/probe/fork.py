@@ -28,17 +28,7 @@ Change = int | Callable[[Tensor], Tensor] | None
 """What replaces a layer: the block of another layer, a function x_BTD -> x_BTD, or (None) nothing."""
 
 Fork = Mapping[int, Change]
-"""Changed layers, numbered from 1."""
-
-
-def skip(layer: int) -> Fork:
-    """Skip a block: x'_l = x_(l-1)."""
-    return {layer: None}
-
-
-def swap(first: int, second: int) -> Fork:
-    """Exchange two blocks; those in between stay in place."""
-    return {first: second, second: first}
+"""Changed layers, numbered from 1: {2: None} skips a block, {1: 3, 3: 1} swaps two."""
 
 
 @contextmanager
@@ -114,11 +104,6 @@ def stream(probed: ProbedModel, tokens_BT: Tensor) -> Iterator[Tensor]:
 def block_inputs(probed: ProbedModel, tokens_BT: Tensor) -> Iterator[tuple[int, Tensor]]:
     """(l, x_(l-1)) of the blocks l = 1..L; x_L is not computed."""
     return enumerate(itertools.islice(stream(probed, tokens_BT), probed.n_layers), start=1)
-
-
-def record_states(probed: ProbedModel, tokens_BT: Tensor) -> list[Tensor]:
-    """All states x_0 .. x_L, from which forks start."""
-    return list(stream(probed, tokens_BT))
 
 
 class Update(NamedTuple):

@@ -49,7 +49,7 @@ VIT = {
     "ffn.down": "mlp.fc2",
 }
 OUTSIDE_BLOCKS_VIT = {"norm": "vit.layernorm", "head": "classifier"}
-"""The patch embedding has other parts in transformers (`exchange.vit`)."""
+"""The patch embedding has other parts in transformers (`exchange.architecture`)."""
 
 _KINDS = {"query", "key", "value", "output", "gate", "up", "down"}
 

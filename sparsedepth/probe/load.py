@@ -82,6 +82,8 @@ class Facts:
 class LoadedModel:
     source: str
     folder: Path
+    weights: list[Path]
+    """the files"""
     probed: ProbedModel
     facts: Facts
     config: RunConfig | None
@@ -89,8 +91,8 @@ class LoadedModel:
 
     @cached_property
     def weights_hash(self) -> str:
-        """12 hex digits: a digest of the folder's weight files."""
-        return digest([sha256(path) for path in weight_files(self.folder)])
+        """12 hex digits: a digest of the weight files."""
+        return digest([sha256(path) for path in self.weights])
 
 
 def load_model(source: str | Path, *, device: torch.device | str = "cpu", dtype: Dtype = "checkpoint") -> LoadedModel:
@@ -135,7 +137,7 @@ def _load_run(source: str, folder: Path, device: torch.device | str) -> LoadedMo
     sizes = {name: getattr(config, name) for name in _SIZES}
     facts = Facts(family="sparsedepth", **sizes, max_len=None, params_total=_n_parameters(model), dtype="float32")
     probed = ProbedDecoder(model.to(device).eval())
-    return LoadedModel(source=source, folder=folder, probed=probed, facts=facts, config=config)
+    return LoadedModel(source=source, folder=folder, weights=[path], probed=probed, facts=facts, config=config)
 
 
 def _check_sums(folder: Path) -> None:
@@ -203,7 +205,7 @@ def _load_hf(source: str, folder: Path, root: Path | None, device: torch.device 
         params_total=_n_parameters(model),
         dtype=str(query.dtype).removeprefix("torch."),
     )
-    return LoadedModel(source=source, folder=folder, probed=probed, facts=facts, config=None)
+    return LoadedModel(source=source, folder=folder, weights=paths, probed=probed, facts=facts, config=None)
 
 
 def _n_parameters(model: nn.Module) -> int:

@@ -19,8 +19,7 @@ from sparsedepth.model.attention import Attention
 from sparsedepth.model.block import Block
 from sparsedepth.model.context import Context
 from sparsedepth.model.decoder import Decoder
-from sparsedepth.model.feedforward import FeedForward
-from sparsedepth.model.moe import Experts
+from sparsedepth.model.feedforward import Experts, FeedForward
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -119,7 +119,7 @@ class Quantity:
                 )
 
     def depth_columns(self) -> "Iterator[Quantity]":
-        """The columns of its depth profile (`sparsedepth.quantities.depth_profile`)."""
+        """The columns of its depth profile (`sparsedepth.measure.measurements`)."""
         short_name = self.display_name.replace("\n", " ").partition(":")[0]
         for name, formula, label in (
             ("without_first", "{} without the first block", "{}, without the first block"),

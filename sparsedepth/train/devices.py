@@ -33,7 +33,7 @@ from torch.nn.parallel import DistributedDataParallel
 from sparsedepth.config.runtime import Parallel, RuntimeConfig
 from sparsedepth.data.sequences import Sequences
 from sparsedepth.model.decoder import Decoder
-from sparsedepth.model.moe import Experts
+from sparsedepth.model.feedforward import Experts
 
 TIMEOUT = datetime.timedelta(minutes=10)
 """Duration of an exchange after which the other processes count as lost."""

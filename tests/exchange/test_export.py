@@ -1,4 +1,11 @@
-"""A run leaves as a Hugging Face folder: whole, checked, safe to load, and the same model to every reader."""
+"""A run leaves as a Hugging Face folder: whole, checked, safe to load, and the same model to every reader.
+
+The exported tokenizer gives every text the ids that the run gave it.
+
+The tokens that two models are compared on, and a document that fills its sequence, which keeps all of them.
+
+A ViT leaves as ViTForImageClassification: the same logits from transformers, or the reason why not.
+"""
 
 import json
 import re
@@ -8,15 +15,23 @@ import pytest
 import torch
 import transformers
 import yaml
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from PIL import Image
 from safetensors import SafetensorError
 from support.run_folders import break_weights, loud_run
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from support.tiny_sweep import corpus
+from tokenizers import Tokenizer, processors
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast
 
+from sparsedepth.config.load import build
+from sparsedepth.config.model import ModelConfig
 from sparsedepth.config.run import MeasureOnlyConfig
 from sparsedepth.data.sequences import next_tokens
+from sparsedepth.data.tokenizer import ByteTokenizer, make_tokenizer
 from sparsedepth.exchange import export as exporting
-from sparsedepth.exchange.export import export
-from sparsedepth.exchange.parity import TOLERANCE
+from sparsedepth.exchange.architecture import TOLERANCE, architecture, random_documents
+from sparsedepth.exchange.export import ODD, export, save_tokenizer
 from sparsedepth.measure.suite import measure_run
 from sparsedepth.probe.load import load_model
 from sparsedepth.probe.text import TokenArrays
@@ -164,3 +179,151 @@ def test_the_harness_reads_it_as_it_reads_the_run(exported, tmp_path):
 class _Request:
     def __init__(self, args):
         self.args = args
+
+
+TEXTS = [ODD, "", " ", "<|endoftext|>", "a" * 500, "\r\n" * 3, "".join(map(chr, range(0x250)))]
+
+
+def _texts(folder):
+    return [path.read_text() for path in sorted(corpus(folder).iterdir())]
+
+
+@pytest.fixture(scope="module", params=["byte", "bpe:300", "folder"])
+def both(request, tmp_path_factory):
+    """A run's tokenizer, and what transformers reads of it."""
+    folder = tmp_path_factory.mktemp("tokenizer")
+    name = request.param
+    if name == "folder":  # of a stranger, who puts a token before every text
+        make_tokenizer("bpe:290", _texts(folder), 300).save(folder)
+        backend = Tokenizer.from_file(str(folder / "tokenizer.json"))
+        backend.add_special_tokens(["<s>"])
+        start = backend.token_to_id("<s>")
+        backend.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", start)])
+        name = str(folder / "theirs")
+        PreTrainedTokenizerFast(tokenizer_object=backend, eos_token="<|endoftext|>", bos_token="<s>").save_pretrained(
+            name
+        )
+        assert AutoTokenizer.from_pretrained(name)("a")["input_ids"][0] == start
+    ours = make_tokenizer(name, _texts(folder), 300)
+    out = folder / "exported"
+    out.mkdir()
+    save_tokenizer(ours, out, 64, "3 times 4 is 12.")
+    theirs = AutoTokenizer.from_pretrained(out, local_files_only=True, trust_remote_code=False)
+    theirs.model_max_length = 10**9
+    return ours, theirs
+
+
+@pytest.mark.parametrize("text", TEXTS, ids=range(len(TEXTS)))
+def test_ids_are_ours_and_texts_come_back(both, text):
+    ours, theirs = both
+    ids = ours.encode([text])[0]
+    assert theirs(text)["input_ids"] == ids
+    assert theirs.decode(ids) == ours.decode(ids)
+    assert theirs.eos_token_id == ours.eod and len(theirs) <= 300
+
+
+@given(st.text(st.characters(exclude_categories=["Cs"]), max_size=40))
+@settings(max_examples=100)
+def test_any_text(both, text):
+    ours, theirs = both
+    assert theirs(text)["input_ids"] == ours.encode([text])[0]
+
+
+def test_other_ids_are_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr(ByteTokenizer, "encode", lambda self, texts: [[*text.encode(), 7] for text in texts])
+    with pytest.raises(ValueError, match="other ids than the run's"):
+        save_tokenizer(ByteTokenizer(), tmp_path, 64, "text")
+
+
+def test_random_documents_have_no_end():
+    config = build(ModelConfig, {"vocab_size": 6, "seq_len": 50, "mask_documents": True, "eod": 5}, "test")
+    tokens_NT = random_documents(config, 3)
+    assert tokens_NT.shape == (3, 50) and set(tokens_NT.unique().tolist()) == set(range(5))
+
+
+@pytest.mark.parametrize("answer", ["x" * 28, "x" * 9])
+def test_the_document_compared_of_a_tuned_run_is_never_empty(tmp_path, monkeypatch, answer):
+    """28 and the prompt fill the 32 inputs, whose end is the last target alone."""
+    rows = [f'{{"prompt": "q{n:02}", "answer": "{answer}"}}\n' for n in range(10, 40)]
+    (tmp_path / "pairs.jsonl").write_text("".join(rows))
+    pairs = {"corpus": f"sft:{tmp_path / 'pairs.jsonl'}", "val_fraction": 0.4, "seq_len": 32}
+    run = loud_run(tmp_path, **pairs)
+    compared = []
+    inner = exporting._difference
+    monkeypatch.setattr(
+        exporting, "_difference", lambda a, b, tokens: compared.append(tokens.shape[1]) or inner(a, b, tokens)
+    )
+    export(run, tmp_path / "out")
+    assert compared == [32, len(answer) + 4]
+
+
+TINY = {
+    "architecture": "vit", "image_size": 4, "patch_size": 2, "n_channels": 3, "vocab_size": 2, "seq_len": 5,
+    "batch_tokens": 20, "train_tokens": 20,
+}  # fmt: skip
+
+
+def run_of(folder, **fields):
+    draws = np.random.default_rng(0)
+    for name in ("cat", "dog"):
+        (folder / "pets" / name).mkdir(parents=True)
+        for number in range(6):
+            image = draws.integers(0, 256, (4, 4, 3), dtype=np.uint8)
+            Image.fromarray(image).save(folder / "pets" / name / f"{number}.png")
+    return loud_run(folder, **TINY, corpus=f"images:{folder / 'pets'}", **fields)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {},
+        {"depth_scale": "lns", "residual_gate": "layerscale"},
+        {"depth_scale": "after_branch", "activation": "relu2", "parametrisation": "completep", "base_width": 8},
+    ],
+    ids=["plain", "lns_and_layerscale", "after_branch_and_completep"],
+)
+def test_transformers_gives_an_image_the_logits_of_the_run(fields, tmp_path):
+    """From the image file on: its processor and model, loaded as a stranger does, against the run's own model."""
+    from transformers import AutoImageProcessor, AutoModelForImageClassification
+
+    run = run_of(tmp_path, **fields)
+    exported = export(run, tmp_path / "out")
+    names = {path.name for path in exported.folder.iterdir()}
+    assert names == {"model.safetensors", "config.json", "preprocessor_config.json", "README.md"}
+    assert exported.family == "vit" and 0 <= max(exported.parity.values()) <= TOLERANCE
+    image = Image.open(tmp_path / "pets" / "dog" / "3.png")
+    processor = AutoImageProcessor.from_pretrained(exported.folder, use_fast=False)
+    model = AutoModelForImageClassification.from_pretrained(exported.folder)
+    pixels = torch.from_numpy(np.array(image)).permute(2, 0, 1)
+    patches = [pixels[:, row : row + 2, column : column + 2].flatten() for row in (0, 2) for column in (0, 2)]
+    own = load_model(run).probed.model
+    with torch.no_grad():
+        theirs = model(**processor(image, return_tensors="pt")).logits
+        ours = own(torch.stack([torch.zeros(12), *patches])[None].byte())[:, 0]
+    torch.testing.assert_close(theirs, ours, atol=TOLERANCE, rtol=1e-5)
+    assert ours.abs().max() > 0.1
+    assert json.loads((exported.folder / "config.json").read_text())["id2label"] == {"0": "cat", "1": "dog"}
+    about = (exported.folder / "README.md").read_text()
+    assert "image-classification" in about and all(note in about for note in exported.notes)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"norm": "sandwich"},
+        {"norm_kind": "rms"},
+        {"depth_scale": "after_residual"},
+        {"n_experts": 2, "top_k": 2, "activation": "swiglu"},
+        {"activation": "geglu"},
+        {"n_kv_heads": 1},
+        {"qk_norm": True},
+        {"value_residual": True},
+        {"gpas": True},
+        {"attention_residuals": 2},
+    ],
+    ids=str,
+)
+def test_what_transformers_has_no_vit_for_is_refused_by_name(fields):
+    config = build(ModelConfig, {**{n: v for n, v in TINY.items() if "tokens" not in n}, **fields}, "test")
+    with pytest.raises(ValueError, match=f"cannot be exported to transformers.*{next(iter(fields))}"):
+        architecture(config)

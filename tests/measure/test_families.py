@@ -14,13 +14,12 @@ from support.hf_parity import carry, reference
 from transformers import PreTrainedModel
 
 from sparsedepth.data.sequences import next_tokens
-from sparsedepth.measure.measurements import Measurements
+from sparsedepth.measure.measurements import Measurements, entries_of
 from sparsedepth.measure.suite import measure_run
 from sparsedepth.model.decoder import Decoder
 from sparsedepth.probe.hf_adapter import ProbedHfModel
 from sparsedepth.probe.probed_model import ProbedDecoder
 from sparsedepth.quantities import PROFILED
-from sparsedepth.quantities.depth_profile import entries_of
 
 TEXT = integers(40, 2000, seed=7)
 BUDGET = {"val_tokens": 160, "measure_tokens": 64, "fit_tokens": 160, "eval_seq_len": 8}

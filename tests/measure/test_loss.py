@@ -1,20 +1,32 @@
-"""Held-out loss, accuracy by difficulty and the highest that is solved: by hand, planted, and by the plain loop."""
+"""Held-out loss, accuracy by difficulty and the highest that is solved: by hand, planted, and by the plain loop.
+
+What each layer would say, beside what the model says: by hand, at the ends, against plain softmaxes.
+
+Early exit: exits worked out by hand, the corner cases, the plain loop.
+"""
 
 import math
 
 import numpy as np
 import pytest
 import torch
-from reference import FAMILIES, loss, run_config
-from support.handmade_models import HandMadeModel, identity, integers, normal, rng, tokens_per_pass
+from reference import FAMILIES, exit_losses, loss, run_config, states
+from support.handmade_models import HandMadeModel, brackets, identity, integers, known, normal, rng, tokens_per_pass
 
 from sparsedepth.config.task import IGNORED
 from sparsedepth.measure import loss as module
 from sparsedepth.measure.bootstrap import shared_resamples
-from sparsedepth.measure.loss import bits_per_byte, by_difficulty, fork_losses, held_out_loss, relative_change
+from sparsedepth.measure.loss import (
+    bits_per_byte,
+    by_difficulty,
+    early_exit,
+    fork_losses,
+    held_out_loss,
+    lens,
+    relative_change,
+)
 from sparsedepth.measure.measurements import Scored
 from sparsedepth.model.decoder import Decoder
-from sparsedepth.probe.fork import skip
 from sparsedepth.probe.probed_model import ProbedDecoder
 
 
@@ -32,13 +44,13 @@ def test_against_the_plain_loop(family):
     model, tokens = Decoder(run_config(**FAMILIES[family])), integers(40, 4, 17)
     probed = ProbedDecoder(model)
     assert held_out_loss(probed, Scored.text(tokens), rng()).loss.value == pytest.approx(loss(model, tokens), rel=1e-6)
-    _, changed_NF = fork_losses(probed, Scored.text(tokens), [skip(2)])
+    _, changed_NF = fork_losses(probed, Scored.text(tokens), [{2: None}])
     assert changed_NF.mean() == pytest.approx(loss(model, tokens, [1, None, 3, 4, 5]), rel=1e-6)
 
 
 def test_no_result_depends_on_how_the_work_is_cut(monkeypatch):
     probed, tokens = ProbedDecoder(Decoder(run_config())), integers(40, 5, 17)
-    forks = [skip(layer) for layer in (5, 1, 3)]
+    forks = [{layer: None} for layer in (5, 1, 3)]
     whole = fork_losses(probed, Scored.text(tokens), forks)
     monkeypatch.setattr(module, "MAX_LOGITS", 40 * 7)  # 7 positions at a time: across sequences and forks
     for max_tokens in (40, 100):
@@ -151,3 +163,80 @@ def test_accuracy_is_over_the_positions_that_count():
         (0, 2, 0.5), (1, 1, 1.0), (2, 2, 1.0), (3, 1, 0.0)
     ]  # fmt: skip
     assert sum(row["loss"] * row["positions"] for row in rows) == pytest.approx(sum(costs), abs=1e-5)
+
+
+def test_lens_by_hand():
+    """Logits ln 2 x (1, 0) after each layer: x_0 = 0 says 1/2, 1/2; x_1 = 1 says 2/3, 1/3; x_2 = 2 says 4/5, 1/5."""
+    probed = HandMadeModel([lambda x: x + 1, lambda x: x + 1], torch.zeros(2, 1), torch.tensor([[math.log(2), 0.0]]))
+    found = lens(probed, integers(2, 3, 4), rng())
+    kl = [
+        0.5 * math.log(0.5 / 0.8) + 0.5 * math.log(0.5 / 0.2),
+        2 / 3 * math.log(2 / 3 / 0.8) + 1 / 3 * math.log(1 / 3 / 0.2),
+        0,
+    ]
+    assert found["lens_kl"].by_layer == pytest.approx(kl, abs=1e-6)
+    assert found["lens_overlap"].by_layer == [1, 1, 1]  # of a vocabulary of two
+    assert {profile.first for profile in found.values()} == {0}  # of states, the embedding's included
+    assert found["lens_kl"].score.value == pytest.approx((kl[0] + kl[1]) / 2, abs=1e-6)
+
+
+def test_the_five_most_likely_tokens():
+    """Layer 0 ranks 8 tokens upwards, the model downwards: tokens 3 and 4 are in both sets of five."""
+    probed = HandMadeModel([identity, lambda x: -x], torch.ones(8, 1), torch.arange(8.0)[None])
+    assert lens(probed, integers(8, 2, 3), rng())["lens_overlap"].by_layer == pytest.approx([2 / 5, 2 / 5, 1])
+
+
+def test_an_early_prediction_may_be_settled_and_wrong():
+    """Blocks that double leave each token's order as it was: the lens sees one opinion, and an early loss is bad."""
+    probed = HandMadeModel([lambda x: 2 * x], torch.tensor([[0.0, 5.0], [5.0, 0.0]]), torch.eye(2))
+    tokens = torch.tensor([[0, 0, 0, 0]])
+    assert lens(probed, tokens, rng())["lens_kl"].by_layer[0] < 0.05
+    assert known(early_exit(probed, Scored.text(tokens), rng())["lens_loss"].by_layer[0]) > 4
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_against_plain_softmaxes_under_any_budget(family):
+    model, tokens = Decoder(run_config(**FAMILIES[family])), integers(40, 3, 16)
+    with torch.no_grad():
+        read = [model.logits(x.float()).double().log_softmax(-1) for x in states(model, tokens)]
+    kl = [(p.exp() * (p - read[-1])).sum(-1).mean().item() for p in read]
+    tops = [[set(row.tolist()) for row in p.flatten(0, 1).topk(5).indices] for p in read]
+    overlap = [np.mean([len(a & b) / 5 for a, b in zip(top, tops[-1], strict=True)]) for top in tops]
+    for max_tokens in (40, 8192):
+        with tokens_per_pass(max_tokens):
+            found = lens(ProbedDecoder(model), tokens, rng())
+        assert found["lens_kl"].by_layer == pytest.approx(kl, abs=1e-5)
+        assert found["lens_overlap"].by_layer == pytest.approx(overlap)
+        assert brackets(found["lens_kl"].score) and brackets(found["lens_overlap"].score)
+
+
+def values(exits):
+    return [known(value) for value in exits.by_layer]
+
+
+def test_early_exits_by_hand():
+    """x_0 = 1; add 1, then 2, then double. With logits (x, 0) the token 1 costs ln(1 + e^x) =: c(x).
+
+    The lens reads 1, 2, 4, 8; through the last block 2, 4, 8."""
+    blocks = [lambda x: x + 1, lambda x: x + 2, lambda x: 2 * x]
+    probed = HandMadeModel(blocks, torch.ones(2, 1), head_DV=torch.tensor([[1.0, 0.0]]))
+    found = early_exit(probed, Scored.text(torch.ones(3, 5, dtype=torch.int64)), rng())
+    cost = {x: math.log(1 + math.exp(x)) for x in (1, 2, 4, 8)}
+    assert values(found["lens_loss"]) == pytest.approx([cost[x] for x in (1, 2, 4, 8)], abs=1e-6)
+    assert values(found["early_exit_loss"]) == pytest.approx([cost[x] for x in (2, 4, 8)], abs=1e-6)
+    increases = [(cost[x] - cost[8]) / cost[8] for x in (1, 2, 4)]
+    assert found["lens_loss"].score.value == pytest.approx(np.mean(increases), abs=1e-6)
+    assert found["early_exit_loss"].score.value == pytest.approx(np.mean(increases[1:]), abs=1e-6)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_against_shorter_models_under_any_budget(family):
+    model, tokens = Decoder(run_config(**FAMILIES[family])), integers(40, 3, 17)
+    lens, block = exit_losses(model, tokens, []), exit_losses(model, tokens, [5])
+    for max_tokens in (40, 8192):
+        with tokens_per_pass(max_tokens):
+            found = early_exit(ProbedDecoder(model), Scored.text(tokens), rng())
+        assert values(found["lens_loss"]) == pytest.approx(lens, rel=1e-5)
+        assert values(found["early_exit_loss"]) == pytest.approx(block, rel=1e-5)
+        assert brackets(found["lens_loss"].score) and brackets(found["early_exit_loss"].score)
+        assert found["early_exit_loss"].by_layer == pytest.approx(block, rel=1e-5)

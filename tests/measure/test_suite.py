@@ -13,11 +13,10 @@ from support.handmade_models import integers
 from sparsedepth import quantities
 from sparsedepth.config.task import IGNORED
 from sparsedepth.data.sequences import Sequences, next_tokens
-from sparsedepth.measure.measurements import Measurements
+from sparsedepth.measure.measurements import Measurements, entries_of
 from sparsedepth.measure.suite import SUITE, measure_run, observe_variance
 from sparsedepth.model.decoder import Decoder
 from sparsedepth.probe.probed_model import ProbedDecoder
-from sparsedepth.quantities.depth_profile import entries_of
 from sparsedepth.quantities.measured import MEASURES
 
 TEXT = np.random.default_rng(7).integers(0, 40, 4000)

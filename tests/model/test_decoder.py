@@ -20,8 +20,7 @@ from sparsedepth.config.model import ModelConfig
 from sparsedepth.config.role import fields_where
 from sparsedepth.model import attention, decoder
 from sparsedepth.model.decoder import Decoder
-from sparsedepth.model.feedforward import RouterLoss
-from sparsedepth.model.moe import Experts
+from sparsedepth.model.feedforward import Experts, RouterLoss
 
 SMALL = {"n_layers": 3, "d_model": 32, "n_heads": 4, "d_ff": 48, "vocab_size": 50, "seq_len": 24}
 

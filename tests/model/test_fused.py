@@ -9,9 +9,9 @@ from torch.autograd import gradcheck
 
 from sparsedepth.config.load import build
 from sparsedepth.config.model import ModelConfig
-from sparsedepth.model import fused, fused_block
+from sparsedepth.model import block, fused
+from sparsedepth.model.block import FusedBlock
 from sparsedepth.model.decoder import Decoder
-from sparsedepth.model.fused_block import FusedBlock
 from sparsedepth.model.norms import RMSNorm
 
 
@@ -114,8 +114,8 @@ def test_a_training_step_fuses_what_is_listed_and_another_mode_nothing(fields, b
 @pytest.mark.parametrize("name", ["sliding_window", "n_kv_heads"])
 def test_a_field_that_no_list_names_takes_the_plain_path(name, monkeypatch):
     """As a new one would."""
-    for part in fused_block.SUPPORTED:
-        monkeypatch.setitem(fused_block.SUPPORTED, part, fused_block.SUPPORTED[part] - {name})
+    for part in block.SUPPORTED:
+        monkeypatch.setitem(block.SUPPORTED, part, block.SUPPORTED[part] - {name})
     changed = {"sliding_window": 3, "n_kv_heads": 1}[name]
     assert isinstance(decoder().blocks[0], FusedBlock) or name == "n_kv_heads"
     assert not isinstance(decoder(**{name: changed}).blocks[0], FusedBlock)

@@ -11,7 +11,7 @@ from support.handmade_models import HandMadeModel, identity, integers, normal, r
 
 from sparsedepth.model.decoder import Decoder
 from sparsedepth.probe import fork as module
-from sparsedepth.probe.fork import batches, probing, record_states, run_forks, skip, swap, updates
+from sparsedepth.probe.fork import batches, probing, run_forks, stream, updates
 from sparsedepth.probe.probed_model import ProbedDecoder
 
 N_LAYERS = 5
@@ -37,18 +37,18 @@ def test_forks_are_full_forward_passes_with_another_plan(family):
     probed = ProbedDecoder(model)
     twice = lambda x: 2 * x + 1  # noqa: E731
     plans = {
-        "skip": (skip(3), [1, 2, None, 4, 5]),
-        "skip first": (skip(1), [None, 2, 3, 4, 5]),
-        "skip last": (skip(5), [1, 2, 3, 4, None]),
-        "swap": (swap(2, 5), [1, 5, 3, 4, 2]),
-        "swap ends": (swap(1, 5), [5, 2, 3, 4, 1]),
-        "swap neighbours": (swap(3, 4), [1, 2, 4, 3, 5]),
+        "skip": ({3: None}, [1, 2, None, 4, 5]),
+        "skip first": ({1: None}, [None, 2, 3, 4, 5]),
+        "skip last": ({5: None}, [1, 2, 3, 4, None]),
+        "swap": ({2: 5, 5: 2}, [1, 5, 3, 4, 2]),
+        "swap ends": ({1: 5, 5: 1}, [5, 2, 3, 4, 1]),
+        "swap neighbours": ({3: 4, 4: 3}, [1, 2, 4, 3, 5]),
         "replace": ({2: twice}, [1, twice, 3, 4, 5]),
         "several": ({2: None, 4: 1, 5: twice}, [1, None, 3, 1, twice]),
         "unchanged": ({3: 3}, [1, 2, 3, 4, 5]),
     }
     with probing(probed):
-        recorded = record_states(probed, tokens)
+        recorded = list(stream(probed, tokens))
         found = finals(probed, recorded, [fork for fork, _ in plans.values()])
         for final, (_, plan) in zip(found, plans.values(), strict=True):
             torch.testing.assert_close(final, states(model, tokens, plan)[-1], rtol=1e-5, atol=1e-4)
@@ -77,7 +77,7 @@ def test_any_forks_under_any_budget(forks, max_tokens):
         return run
 
     blocks = [residual_mlp(4, seed) for seed in range(N_LAYERS)]
-    recorded = record_states(HandMadeModel(blocks, normal(5, 4)), integers(5, 2, 3))
+    recorded = list(stream(HandMadeModel(blocks, normal(5, 4)), integers(5, 2, 3)))
     probed = HandMadeModel([watched(block) for block in blocks], normal(5, 4))
     visits = {index: [] for index in range(len(forks))}
     with tokens_per_pass(max_tokens):
@@ -102,12 +102,12 @@ def test_layers_in_which_forks_agree_are_one_batch():
         return x
 
     probed = HandMadeModel([block] * 4, normal(5, 4))
-    recorded = record_states(HandMadeModel([identity] * 4, normal(5, 4)), integers(5, 2, 3))
-    list(run_forks(probed, recorded, [skip(1), skip(2), skip(3)]))
+    recorded = list(stream(HandMadeModel([identity] * 4, normal(5, 4)), integers(5, 2, 3)))
+    list(run_forks(probed, recorded, [{1: None}, {2: None}, {3: None}]))
     assert calls == [2, 4, 6]  # layer 2 for one fork of two sequences, layer 3 for two, layer 4 for all three
     calls.clear()
     with tokens_per_pass(13):
-        list(run_forks(probed, recorded, [skip(1), skip(2), skip(3)]))
+        list(run_forks(probed, recorded, [{1: None}, {2: None}, {3: None}]))
     assert calls == [2, 4, 4, 2]  # 13 tokens hold two forks of two sequences of three; the third runs alone
 
 
@@ -124,8 +124,8 @@ def test_batches_hold_whole_sequences_within_the_budget():
 def test_a_cpu_is_given_no_more_than_it_caches(monkeypatch, tokens, numbers):
     calls, block = [], residual_mlp(4, 0)
     probed = HandMadeModel([lambda x: calls.append(len(x)) or block(x)] * 3, normal(5, 4))
-    recorded = record_states(probed, integers(5, 2, 3))
-    forks = [skip(1), skip(2), swap(1, 3)]
+    recorded = list(stream(probed, integers(5, 2, 3)))
+    forks = [{1: None}, {2: None}, {1: 3, 3: 1}]
     whole = finals(probed, recorded, forks)
     calls.clear()
     monkeypatch.setattr(module, "CPU_PASS_TOKENS", tokens)  # one fork of two sequences of three, of width 4
@@ -180,7 +180,7 @@ def test_the_model_is_left_as_it_was_found(fails):
         assert not any(module.training for module in model.modules())
         assert torch.is_inference_mode_enabled()
         torch.rand(5)
-        for step in run_forks(probed, record_states(probed, tokens), [skip(1), swap(2, 4)]):
+        for step in run_forks(probed, list(stream(probed, tokens)), [{1: None}, {2: 4, 4: 2}]):
             if fails and step.layer == 3:
                 raise RuntimeError("half-way")
         torch.testing.assert_close(step.after[1].double(), final, rtol=1e-5, atol=1e-5)  # no autocast inside

@@ -5,7 +5,7 @@ import torch
 from support.handmade_models import integers, normal
 from support.hf_families import FAMILIES, tiny
 
-from sparsedepth.probe.fork import probing, record_states
+from sparsedepth.probe.fork import probing, stream
 from sparsedepth.probe.hf_adapter import ProbedHfModel
 from sparsedepth.probe.hf_types import REFUSED, TYPES
 from sparsedepth.probe.probed_model import attention_rows
@@ -35,7 +35,7 @@ def test_the_blocks_compose_to_the_model(family, attention):
     for hook in hooks:
         hook.remove()
     with probing(probed):
-        states = record_states(probed, TOKENS)
+        states = list(stream(probed, TOKENS))
         torch.testing.assert_close(states, seen, rtol=0, atol=1e-5)
         torch.testing.assert_close(probed.logits(states[-1]), logits, rtol=0, atol=1e-5)
     assert probed.n_layers == 4 and probed.vocab_size == logits.shape[-1] == 40
@@ -58,7 +58,7 @@ def test_attention_weights_are_the_models(family):
     probed = ProbedHfModel(tiny(family))
     forms = []
     with probing(probed):
-        states = record_states(probed, TOKENS)
+        states = list(stream(probed, TOKENS))
         for layer in range(1, 5):
             q, k, form = probed.attention_inputs(layer, states[layer - 1])
             forms.append(form)
@@ -146,7 +146,7 @@ def test_low_precision_layers_are_computed_in_fp32(family):
     states = []
     for probed in probed_models:
         with probing(probed):
-            states.append(record_states(probed, TOKENS))
+            states.append(list(stream(probed, TOKENS)))
             q, k, _ = probed.attention_inputs(3, states[-1][2])
             assert q.dtype == k.dtype == torch.float32
     torch.testing.assert_close(*states, rtol=0, atol=0)
@@ -184,7 +184,7 @@ def test_the_model_is_left_as_found_also_after_an_error(family):
     settings = (model.config._attn_implementation, model.config._experts_implementation)
     probed = ProbedHfModel(model)
     with pytest.raises(RuntimeError, match="inside"), probing(probed):
-        states = record_states(probed, TOKENS)
+        states = list(stream(probed, TOKENS))
         probed.attention_inputs(1, states[0])
         probed.branches(1, states[0])
         assert not model.training
@@ -230,7 +230,7 @@ def test_dynamic_rotation_beyond_the_trained_length_depends_on_the_length_alone(
     for length in (12, 32, 20, 12, 24):  # longer, then shorter ones
         tokens = integers(40, 2, length)
         with torch.no_grad(), probing(probed):
-            found = probed.logits(record_states(probed, tokens)[-1])
+            found = probed.logits(list(stream(probed, tokens))[-1])
             torch.testing.assert_close(found, tiny(family, **fields)(tokens).logits, rtol=0, atol=1e-5)
     probed.max_len = 16
     with pytest.raises(ValueError, match="longer than the 16 positions"):
@@ -240,7 +240,7 @@ def test_dynamic_rotation_beyond_the_trained_length_depends_on_the_length_alone(
 def test_blocks_work_with_gradients_after_a_pass_in_inference_mode():
     probed = ProbedHfModel(tiny("mistral_window"))
     with probing(probed):
-        record_states(probed, TOKENS)
+        list(stream(probed, TOKENS))
     x = normal(2, 12, 32).requires_grad_()
     probed.block(1, x).sum().backward()
     assert x.grad is not None and x.grad.abs().sum() > 0

@@ -11,7 +11,7 @@ from reference import FAMILIES, ZOO, run_config
 from support.handmade_models import integers, normal
 
 from sparsedepth.model.decoder import Decoder
-from sparsedepth.model.moe import Experts
+from sparsedepth.model.feedforward import Experts
 from sparsedepth.probe.probed_model import AttentionForm, ProbedDecoder, attention_rows
 
 CASES = {**FAMILIES, **ZOO}

@@ -2,13 +2,17 @@
 
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
 
+from sparsedepth.config.run import MeasureOnlyConfig
 from sparsedepth.measure.bootstrap import BootstrapEstimate
+from sparsedepth.measure.measurements import Measurements
 from sparsedepth.probe import fork
 from sparsedepth.probe.probed_model import AttentionForm
 
@@ -111,3 +115,26 @@ def ends(estimate: BootstrapEstimate) -> tuple[float | None, float | None, float
 def brackets(estimate: BootstrapEstimate) -> bool:
     """The interval holds the value, and has a width."""
     return known(estimate.lo) <= known(estimate.value) <= known(estimate.hi) and estimate.lo != estimate.hi
+
+
+def found_by(
+    add_rows: Callable[..., None], probed: Any, scored: Any, fit: Any = None, eod: int | None = None, **settings: Any
+) -> Measurements:
+    """The rows that a measure adds about these sequences, `Scored` or inputs alone."""
+    inputs, config = getattr(scored, "inputs", scored), MeasureOnlyConfig.model_construct(**settings)
+    sequences = {"scored": scored, "inputs": inputs, "n_tokens": 9, "fit": fit, "eod": eod}
+    rows = Measurements(step=0)
+    add_rows(SimpleNamespace(probed=probed, config=config, rng=rng, **sequences), rows)
+    return rows
+
+
+def by_layer(rows: Measurements, metric: str) -> list[float | None]:
+    return [row["value"] for row in rows.layers if row["metric"] == metric]
+
+
+def by_pair(rows: Measurements, metric: str) -> dict[tuple[int, int], float | None]:
+    return {(row["layer"], row["other_layer"]): row["value"] for row in rows.pairs if row["metric"] == metric}
+
+
+def score(rows: Measurements, name: str) -> BootstrapEstimate:
+    return BootstrapEstimate(*(rows.summary[f"{name}{end}"] for end in ("", "_lo", "_hi")))

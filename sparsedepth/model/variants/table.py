@@ -9,8 +9,7 @@ from collections.abc import Callable
 from functools import cache
 
 from sparsedepth.config.model import ModelConfig
-from sparsedepth.model.block import Block
-from sparsedepth.model.fused_block import FusedBlock, is_supported
+from sparsedepth.model.block import Block, FusedBlock, is_supported
 from sparsedepth.model.variants import factors, placement
 from sparsedepth.model.variants.sources import SourcesBlock
 

@@ -1,4 +1,6 @@
-"""Jacobian deviation: how far a block is from the identity, seen by its derivative J_ts = d x_l[t] / d x_(l-1)[s].
+"""Derivatives along depth: the Jacobian of each block, and the gradient of the loss by the stream.
+
+Jacobian deviation: how far a block is from the identity, seen by its derivative J_ts = d x_l[t] / d x_(l-1)[s].
 
     per_token = sqrt(E_t ||J_tt - I||_F^2)      a token's own block, root mean square over tokens
     averaged  = ||E_t J_tt - I||_F              what the tokens have in common
@@ -25,6 +27,17 @@ E (h_i . h_j)^2 = tr B^2 for two probes i != j, B = A A^T (for `averaged` with t
 per_token: the h_s . h'_s of two positions are uncorrelated, as no two pairs of signs (s, t > s) are the same, so their
 scatter over the tokens is an upper bound; without causality (a ViT) two positions share a pair, and it is an estimate.
 
+Gradient along depth: the norm of the loss's gradient with respect to the residual stream, by layer.
+
+    g_l = d loss / d x_l,   stream_gradient of layer l = ||g_l|| / ||g_L||, l = 0..L
+    gradient_gain = that of layer 0
+
+Norms are over all entries of all tokens; the scale of the loss, a mean over scored positions, cancels. With a gain of 1
+and all layers at 1 the model learns as if it were one block; 2502.05795 (Theorem 3.3) bounds it for Pre-LN, whose deep
+blocks approach the identity, and lets it grow with depth for LNS. Derivatives are along the stream: what a block reads
+of x_0 or of block 1's values (`residual_scalars`, `value_residual`) is held constant. If this measure is requested,
+training records the gradients of each block's weights (`gradient_norm`, `train.loop`).
+
 Shapes: P probes.
 """
 
@@ -34,10 +47,12 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
-from sparsedepth.measure.bootstrap import BootstrapEstimate, finites, shared_resamples
-from sparsedepth.measure.measurements import MeasureContext, Measurements
+from sparsedepth.config.task import IGNORED
+from sparsedepth.measure.bootstrap import ScoreByLayer, bootstrap, finites, ratio, shared_resamples
+from sparsedepth.measure.measurements import MeasureContext, Measurements, Scored
 from sparsedepth.probe.fork import batches, probing
 from sparsedepth.probe.probed_model import ProbedModel
 
@@ -55,15 +70,12 @@ GRAPH_MEMORY = 8
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class FormDeviation:
-    """One form of the deviation. 0: the block is the identity plus a constant."""
+class FormDeviation(ScoreByLayer):
+    """One form of the deviation, from 0: the block is the identity plus a constant; None where noise makes the square
+    negative. The score is the mean over layers, None if one is; its interval is over sequences, with fixed probes."""
 
-    by_layer: list[float | None]
-    """layers 1..L, from 0; None where noise makes the square negative"""
     standard_error: list[float]
     """of the probes, by layer; 0 if exact"""
-    score: BootstrapEstimate
-    """mean over layers; the interval is over sequences, with fixed probes; None where that of a layer is"""
     score_standard_error: float
     """of the probes"""
 
@@ -190,11 +202,39 @@ def _kernel(factors: list[tuple[Tensor, Tensor]]) -> tuple[np.ndarray, float]:
     return kernel_NN.cpu().numpy(), (2 * off_diagonal / (n_probes**2 * max(1, n_probes - 1))).item()
 
 
-def add_rows(context: MeasureContext, rows: Measurements) -> None:
+def add_jacobian_rows(context: MeasureContext, rows: Measurements) -> None:
     deviations = jacobian_deviation(context.probed, context.inputs, context.rng(), context.config.jacobian_probes)
     for form, deviation in deviations.items():
         name = "jacobian_deviation" + ("" if form == "per_token" else f"_{form}")
-        rows.add_score(name, deviation.score)
+        rows.add_profiles({name: deviation}, context.n_tokens)
         rows.summary[f"{name}_se"] = deviation.score_standard_error
-        rows.add_layers(name, deviation.by_layer, context.n_tokens)
         rows.add_layers(f"{name}_se", deviation.standard_error, context.n_tokens)
+
+
+def gradients(probed: ProbedModel, scored: Scored, rng: np.random.Generator) -> ScoreByLayer:
+    """Layers 0..L, 1 at L, and the gain; None if no gradient reaches x_L. One forward and one
+    backward pass, with a graph of all blocks."""
+    parts = []
+    with probing(probed, gradients=True):
+        for part in scored.parts(probed, GRAPH_MEMORY):
+            with torch.enable_grad():
+                states = [probed.embed(part.inputs).detach().requires_grad_()]
+                for layer in range(1, probed.n_layers + 1):
+                    states.append(probed.block(layer, states[-1]))
+                logits_NV, target_N = probed.logits(states[-1]).flatten(0, 1), part.targets.flatten()
+                # The sum, not the mean, so that batches add up.
+                loss = F.cross_entropy(logits_NV, target_N, ignore_index=IGNORED, reduction="sum")
+                grads = torch.autograd.grad(loss, states)
+            parts.append(torch.stack([grad.double().square().sum((1, 2)) for grad in grads], dim=1).cpu())
+    square_NL = torch.cat(parts).numpy()
+
+    def by_layer(square_RL: np.ndarray) -> np.ndarray:
+        return np.sqrt(ratio(square_RL, square_RL[:, -1:]))
+
+    score = bootstrap(lambda square_RL: by_layer(square_RL)[:, 0], square_NL, rng=rng)
+    return ScoreByLayer(by_layer=finites(by_layer(square_NL.mean(0)[None])[0]), score=score, first=0)
+
+
+def add_gradient_rows(context: MeasureContext, rows: Measurements) -> None:
+    profile = gradients(context.probed, context.scored, context.rng())
+    rows.add_profiles({"stream_gradient": profile}, context.n_tokens, {"stream_gradient": "gradient_gain"})

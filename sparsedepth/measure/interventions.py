@@ -1,0 +1,252 @@
+"""Blocks skipped, swapped or left out: what later blocks, and the loss, make of it.
+
+Causal score: how much later blocks' updates depend on a block; and how much the loss does.
+
+    u_l = x_l - x_(l-1),   u'_l the same with block s skipped
+    effect(s, l) = sum over tokens ||u'_l - u_l|| / sum over tokens ||u_l||,   s < l
+    score = mean of effect(s, l) over the L (L - 1) / 2 pairs s < l
+    skip increase(s) = (loss with block s skipped - loss) / loss
+
+A score of 0 means that no block uses the output of an earlier one. Source: 2603.15389, after 2505.13898. A ratio of
+means as in the former; the latter takes the largest ratio over tokens. x_L is taken before the final norm. The skip
+increase is the identity control of usefulness. Norms are over all tokens, the loss over scored positions.
+
+Permutation score: how much the order of blocks matters.
+
+    effect(a, b) = |loss with blocks a and b swapped - loss| / loss,   a < b
+    score = mean of effect(a, b) over the pairs
+
+The blocks in between stay in place. 0: blocks are interchangeable; high: each has its own role (2603.15389; a plot
+title of its released code says the opposite).
+
+Neighbours only, a control of ours: most pairs are far apart, and swapping them also moves both blocks to depths they
+were not trained at. Neighbours isolate the order of computation, and need L - 1 swaps, so all are run where other pairs
+are sampled.
+
+Noise raises absolute values, and resamples add the same noise again: their mean exceeds the score by about as much as
+the score exceeds its truth. So the interval's lower end is lowered by twice that.
+
+With `n_pairs` the mean is over a sample of pairs, systematic in order of a and random within an a: every pair is
+equally likely, and each first layer, on which the effect depends most, is represented. The interval then includes the
+sampling of pairs: mean exp(-+ z r), r the relative standard error of the sampled mean, sqrt(1 - n/M) sd / (sqrt(n)
+mean) for n of M pairs; on a log scale, as effects are positive and skewed.
+
+Layer removal: the loss and accuracy lost by leaving out a block, or a contiguous range of blocks.
+
+    drop(i, j) = (loss without blocks i..j - loss) / loss,   1 <= i <= j <= L
+    accuracy lost(i, j) = accuracy - accuracy without blocks i..j, at scored positions
+    score = mean of drop(i, i) over the L single blocks;   range score = mean over the longer ranges
+    cosine correlation = Spearman's over blocks of drop(l, l) with 1 - E_tokens cos(x_l, x_(l-1))
+
+Sources: single layers 2502.05795 (performance drop; there in downstream accuracy: `evaluate --without`), ranges
+2403.17887. Negative if the model is better without the blocks. Pruning often uses the similarity of a block's input and
+output in place of its drop; the correlation tests this (2605.14075: poorly). Single blocks are always removed; with
+`n_ranges` the longer ranges are a sample.
+
+Shapes: P ranges.
+"""
+
+import itertools
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from sparsedepth.measure.bootstrap import BootstrapEstimate, bootstrap, finite, finites, mean_of_last, shared_resamples
+from sparsedepth.measure.loss import fork_losses, relative_change, sequence_loss
+from sparsedepth.measure.measurements import MeasureContext, Measurements, Scored, position_mean
+from sparsedepth.measure.usefulness import share_above
+from sparsedepth.probe.fork import batches, probing, run_forks, stream, token_count
+from sparsedepth.probe.probed_model import ProbedModel
+
+
+def add_causal_rows(context: MeasureContext, rows: Measurements) -> None:
+    """The effect of skipping each block on the update of each later one, and on the loss."""
+    probed, scored = context.probed, context.scored
+    with probing(probed):
+        parts = [_skip_each(probed, part, scored.scale) for part in scored.parts(probed)]
+        sums = [torch.cat(part).cpu().numpy() for part in zip(*parts, strict=True)]
+    change_NLL, update_NL, skipped_NL, base_N = sums
+    effect_LL = effect_matrix(change_NLL.mean(0), update_NL.mean(0))
+
+    def score(change_RLL: np.ndarray, update_RL: np.ndarray) -> np.ndarray:
+        return mean_of_last(effect_matrix(change_RLL, update_RL)[:, *np.triu_indices(probed.n_layers, 1)])
+
+    rows.add_score("causal_score", bootstrap(score, change_NLL, update_NL, rng=context.rng()))
+    increase_L = relative_change(skipped_NL.mean(0), base_N.mean())
+    rows.summary["usefulness_identity"] = share_above(finites(increase_L), context.config.usefulness_threshold)
+    rows.summary["skip_loss_increase"] = finite(increase_L.mean())
+    rows.summary["score_tokens"] = scored.n_scored
+    on_later = [finite(mean_of_last(row[s:]).item()) for s, row in enumerate(effect_LL, start=1)]  # None for the last
+    rows.add_layers("causal_effect", on_later, context.n_tokens)
+    rows.add_layers("skip_loss_increase", finites(increase_L), scored.n_scored)
+    pairs = itertools.combinations(range(1, probed.n_layers + 1), 2)
+    effects = {(s, later): finite(effect_LL[s - 1, later - 1]) for s, later in pairs}
+    rows.add_pairs("causal_effect", effects, context.n_tokens)
+
+
+def _skip_each(probed: ProbedModel, part: Scored, scale: float) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """For each sequence: mean ||u'_l - u_l|| by s and l, mean ||u_l||, the loss without each block, the loss."""
+    n_layers = probed.n_layers
+    states = list(stream(probed, part.inputs))
+    base_B = sequence_loss(probed, states[-1][None], part.targets, scale)[0]
+    change_LLB = base_B.new_zeros(n_layers, n_layers, len(part))
+    skipped_LB = base_B.new_empty(n_layers, len(part))
+    # Up to block s a fork equals the recorded stream, so steps start at s.
+    for step in run_forks(probed, states, [{layer: None} for layer in range(1, n_layers + 1)]):
+        update_BTD = states[step.layer] - states[step.layer - 1]
+        difference_FBTD = (step.after - step.before) - update_BTD
+        change_LLB[step.forks, step.layer - 1] = _token_norms(difference_FBTD)
+        if step.layer == n_layers:
+            skipped_LB[step.forks] = sequence_loss(probed, step.after, part.targets, scale)
+    update_LB = torch.stack([_token_norms(after - before) for before, after in itertools.pairwise(states)])
+    return change_LLB.movedim(-1, 0), update_LB.T, skipped_LB.T, base_B
+
+
+def effect_matrix(change_RLL: np.ndarray, update_RL: np.ndarray) -> np.ndarray:
+    """effect_RLL from the mean norms of u'_l - u_l and of u_l; NaN for l <= s."""
+    with np.errstate(divide="ignore", invalid="ignore"):
+        effect_RLL = change_RLL / update_RL[..., None, :]
+    # A block with update 0 with and without block s is unaffected: 0, not 0/0. If its update is 0 only with block s,
+    # the effect has no scale: undefined.
+    effect_RLL = np.where(change_RLL == 0, 0.0, np.where(np.isinf(effect_RLL), np.nan, effect_RLL))
+    later_LL = np.triu(np.ones(effect_RLL.shape[-2:], dtype=bool), 1)
+    return np.where(later_LL, effect_RLL, np.nan)
+
+
+def _token_norms(x: Tensor) -> Tensor:
+    """Mean over tokens of the norm over D: [..., T, D] -> [...], fp64."""
+    return torch.linalg.vector_norm(x, dim=-1).mean(-1, dtype=torch.float64)
+
+
+Z_PAIRS = 2.8
+"""Half-width in standard errors. 1.96 suffices for the mean of many values; for 16 to 50 with a skew
+like exp(normal), whose standard deviation is uncertain too, 2.8 covers 95% (simulated in the tests)."""
+
+
+def permutation_effect(
+    probed: ProbedModel,
+    scored: Scored,
+    rng: np.random.Generator,
+    n_pairs: int | None = None,
+    *,
+    neighbours: bool = False,
+) -> tuple[dict[tuple[int, int], float | None], BootstrapEstimate]:
+    """The relative change of the loss, from 0, with each pair of blocks a < b swapped, or only `neighbours`; and the
+    score, None for a single block, whose interval is over sequences, and over sampled pairs."""
+    n_layers = probed.n_layers
+    pairs = [*itertools.pairwise(range(1, n_layers + 1))] if neighbours else choose_pairs(n_layers, n_pairs, rng)
+    base_N, swapped_NP = fork_losses(probed, scored, [{a: b, b: a} for a, b in pairs])
+
+    def mean_effect(swapped_RP: np.ndarray, base_R: np.ndarray) -> np.ndarray:
+        return mean_of_last(np.abs(relative_change(swapped_RP, base_R[:, None])))
+
+    score = bootstrap(mean_effect, swapped_NP, base_N, rng=rng)
+    if score.lo is not None:
+        score = replace(score, lo=max(0.0, score.lo - 2 * max(score.excess, 0.0)))
+    effects = np.abs(relative_change(swapped_NP.mean(0), base_N.mean()))
+    if not neighbours:
+        score = _with_pair_sampling(score, effects, math.comb(n_layers, 2))
+    return dict(zip(pairs, finites(effects), strict=True)), score
+
+
+def choose_pairs(n_layers: int, n_pairs: int | None, rng: np.random.Generator) -> list[tuple[int, int]]:
+    """All pairs of layers a < b in order, or `n_pairs` at random without replacement (all, if fewer exist)."""
+    pairs = list(itertools.combinations(range(1, n_layers + 1), 2))
+    if n_pairs is None or n_pairs >= len(pairs):
+        return pairs
+    shuffled = np.lexsort((rng.random(len(pairs)), np.array([a for a, _ in pairs])))  # by a, at random within it
+    places = (np.arange(n_pairs) + rng.random()) * len(pairs) / n_pairs
+    return [pairs[index] for index in np.sort(shuffled[places.astype(int)])]
+
+
+def _with_pair_sampling(score: BootstrapEstimate, effects: np.ndarray, n_all: int) -> BootstrapEstimate:
+    """Combine the independent intervals over sequences and pairs: distances from the value add as squares."""
+    if score.value is None or len(effects) == n_all:
+        return score
+    lo, hi = pair_interval(effects, n_all)
+    if score.lo is None or score.hi is None or math.isnan(lo):
+        return replace(score, lo=None, hi=None)
+    below = math.hypot(score.value - score.lo, score.value - lo)
+    above = math.hypot(score.hi - score.value, hi - score.value)
+    return replace(score, lo=max(0.0, score.value - below), hi=score.value + above)
+
+
+def pair_interval(effects: np.ndarray, n_all: int) -> tuple[float, float]:
+    """The 95% interval of the mean over all `n_all` pairs, from a sample of them; NaN for a single pair."""
+    n, mean = len(effects), effects.mean()
+    if n < 2:
+        return math.nan, math.nan
+    if mean == 0:
+        return 0.0, 0.0
+    relative_error = math.sqrt((1 - n / n_all) / n) * effects.std(ddof=1) / mean
+    return mean * math.exp(-Z_PAIRS * relative_error), mean * math.exp(Z_PAIRS * relative_error)
+
+
+def add_permutation_rows(context: MeasureContext, rows: Measurements) -> None:
+    n_pairs = context.config.permutation_pairs
+    effects, score = permutation_effect(context.probed, context.scored, context.rng(), n_pairs)
+    rows.add_score("permutation_score", score)
+    rows.add_pairs("permutation_effect", effects, context.scored.n_scored)
+
+
+def add_neighbour_rows(context: MeasureContext, rows: Measurements) -> None:
+    _, score = permutation_effect(context.probed, context.scored, context.rng(), neighbours=True)
+    rows.add_score("permutation_neighbours", score)
+
+
+def add_removal_rows(context: MeasureContext, rows: Measurements) -> None:
+    """The loss without each block, and without all longer ranges or `removal_ranges` of them. The range score is None
+    without a longer range; its interval ignores the sampling of ranges."""
+    probed, scored, rng, n_layers = context.probed, context.scored, context.rng(), context.probed.n_layers
+    longer = choose_ranges(n_layers, context.config.removal_ranges, rng)
+    ranges = [*((layer, layer) for layer in range(1, n_layers + 1)), *longer]
+    forks = [dict.fromkeys(range(first, last + 1)) for first, last in ranges]
+    base_N2, removed_NP2 = fork_losses(probed, scored, forks, accuracy=True)
+    base_N, removed_NP = base_N2[:, 0], removed_NP2[..., 0]
+    drops = finites(relative_change(removed_NP.mean(0), base_N.mean()))
+    lost_NP = base_N2[:, 1:] - removed_NP2[..., 1]
+    estimate, lost_N = shared_resamples(rng), lost_NP[:, :n_layers].mean(1)
+
+    def mean_drop(removed_RK: np.ndarray, base_R: np.ndarray) -> np.ndarray:
+        return mean_of_last(relative_change(removed_RK, base_R[:, None]))
+
+    rows.add_score("removal_score", estimate(mean_drop, removed_NP[:, :n_layers], base_N))
+    rows.add_score("removal_range_score", estimate(mean_drop, removed_NP[:, n_layers:], base_N))
+    rows.add_score("removal_accuracy_lost", position_mean(lost_N, scored.weight, estimate))
+    influence = block_influence(probed, scored.inputs)
+    rows.summary["removal_cosine_correlation"] = rank_correlation(drops[:n_layers], influence)
+    rows.add_pairs("removal_drop", dict(zip(ranges, drops, strict=True)), scored.n_scored)
+    accuracy_lost = dict(zip(ranges, lost_NP.mean(0).tolist(), strict=True))
+    rows.add_pairs("removal_accuracy_lost", accuracy_lost, scored.n_scored)
+
+
+def block_influence(probed: ProbedModel, tokens_NT: Tensor) -> list[float]:
+    """1 - E cos(x_l, x_(l-1)) of blocks 1..L, in one pass without the head."""
+    sums = np.zeros(probed.n_layers)
+    with probing(probed):
+        for tokens_BT in batches(probed, tokens_NT):
+            for place, (before, after) in enumerate(itertools.pairwise(stream(probed, tokens_BT))):
+                sums[place] += torch.cosine_similarity(before, after, dim=-1).sum(dtype=torch.float64).item()
+    return (1 - sums / token_count(tokens_NT)).tolist()
+
+
+def rank_correlation(x: Sequence[float | None], y: Sequence[float | None]) -> float | None:
+    """Spearman's; None with fewer than three values, a missing one, or all equal."""
+    from scipy.stats import spearmanr  # takes half a second, so imported where needed
+
+    values = np.array([x, y], dtype=float)
+    if values.shape[1] < 3 or not np.isfinite(values).all() or (np.ptp(values, axis=1) == 0).any():
+        return None
+    return finite(spearmanr(*values).statistic)
+
+
+def choose_ranges(n_layers: int, n_ranges: int | None, rng: np.random.Generator) -> list[tuple[int, int]]:
+    """All ranges of two or more layers in order, or `n_ranges` at random without replacement (at most all)."""
+    ranges = list(itertools.combinations(range(1, n_layers + 1), 2))
+    if n_ranges is None or n_ranges >= len(ranges):
+        return ranges
+    return [ranges[index] for index in np.sort(rng.choice(len(ranges), n_ranges, replace=False))]

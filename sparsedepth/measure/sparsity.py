@@ -1,0 +1,293 @@
+"""Sparsity of weights, of attention, of activations and of experts.
+
+Weight sparsity: the share of the blocks' matrix entries near zero.
+
+    absolute: share of entries with |w| < eps                   2603.15389 (its values of eps are not published)
+    relative: share of entries with |w| < c rms(own matrix)     control, ours: invariant to the scale of the matrix
+
+The absolute share rises when weights shrink, for example by weight decay; the relative one does not. For entries of one
+normal distribution the relative share is erf(c / sqrt 2): 0.0797 at c = 0.1. Only matrices that transform the stream
+are counted (`ProbedModel.matrices`): no norm, router, embedding or head. A kind is a matrix's role (query, key, value,
+output, gate, up, down); the experts of a layer are pooled. The released code announces a script for this and has none.
+
+Attention sparsity: the share of causal attention weights near zero; their entropy, and the attention sink.
+
+    a_ij = softmax_j(q_i k_j / sqrt(K)),   j <= i,   i = 1..T: T (T + 1) / 2 weights per head and sequence
+    absolute: share with a_ij < tau                         2603.15389 (its values of tau are not published)
+    relative: share with a_ij < c / i                       control, ours: 1/i is uniform attention
+    entropy:  mean over rows of H_i = - sum_j a_ij ln a_ij  from 0 (one token) to ln i (uniform)
+    relative entropy: mean over rows i >= 2 of H_i / ln i   from 0 to 1, uniform, at any T
+    sink:     mean over rows i >= 2 of a_i1                 the share of the first token (2309.17453); 1/i if uniform
+
+Under uniform attention the absolute share grows with T (every row i > 1/tau is all 'sparse'); the relative share is 0
+for c <= 1 at any T. Without causality (a ViT) every row has T weights, and i is T in each formula. Weights hidden by a
+window or the end of a document count as causal weights of 0.
+
+Activation sparsity: the share of hidden units of dense feed-forward parts that are inactive.
+
+    h = input of the down projection, F numbers per token
+    zeros     share of the h that are exactly 0
+    sparsity  share with |h| < NEAR_ZERO rms(h), rms over all tokens and units of the layer
+    units     E over tokens of (sum_f h_f^2)^2 / (F sum_f h_f^4): 1 if all units are equal, 1/F if one dominates
+
+relu, reglu and relu2 give exact zeros (counted by 2210.06313 in ReLU transformers); smooth functions do not, and are
+compared by the other two. 2603.15389, section 3.2.1, lists activations as a form of sparsity. A token with h = 0 has no
+`units`. Layers of experts have no dense part and are left out.
+
+Expert use: how evenly the router spreads tokens, and how certain it is.
+
+    load_e  = share of the layer's choices that fall on expert e;  sum over e = 1, balanced 1/E     (2101.03961, f_i)
+    effective experts = exp(- sum_e load_e ln load_e)              from C (collapsed) to E (balanced)
+    variation         = sd_e(load_e) / mean_e(load_e)              0 balanced, sqrt(E / C - 1) collapsed (1701.06538)
+    router entropy    = mean over tokens of - sum_e p_e ln p_e     nat, from 0 (certain) to ln E; p over all experts
+
+Collapsed: all tokens choose the same C experts. A router can be certain of each token and balanced over all, and vice
+versa. The model's scores are means over the layers with experts; a dense model has none.
+
+Shapes: H query heads, G key/value heads, K head width, S keys, E experts; C thresholds and last all entries, quantities
+by name, or experts chosen per token; here R rows of a chunk.
+"""
+
+import math
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from sparsedepth.measure.bootstrap import BootstrapEstimate, ScoreByLayer, finite, identity, shared_resamples
+from sparsedepth.measure.measurements import MeasureContext, Measurements
+from sparsedepth.probe.fork import batches, block_inputs, by_sequence, chunk_size, probing
+from sparsedepth.probe.probed_model import AttentionForm, ProbedModel, attention_rows
+from sparsedepth.quantities import IN_RUNS
+from sparsedepth.quantities.measured import MATRICES
+
+
+def weight_counts(probed: ProbedModel, thresholds: Sequence[float], *, relative: bool) -> dict[str, np.ndarray]:
+    """count_LC by kind of matrix, "" for all: entries below each threshold, in units of a weight or (`relative`) of the
+    rms of its matrix, and last their number, without matrices of zeros if they are relative."""
+    count_LC = defaultdict(lambda: np.zeros((probed.n_layers, len(thresholds) + 1), dtype=np.int64))
+    with probing(probed):
+        for index in range(probed.n_layers):
+            for name, matrix in probed.matrices(index + 1).items():
+                # In fp32: bf16 would round the threshold by up to 0.4%, past some weights.
+                size, unit = matrix.float().abs(), 1.0
+                if relative:
+                    unit = torch.linalg.vector_norm(matrix, dtype=torch.float64).item() / math.sqrt(matrix.numel())
+                below = [*(int((size < t * unit).sum()) for t in thresholds), matrix.numel()] if unit > 0 else 0
+                for kind in ("", name.rpartition(".")[2]):  # expert3.gate is a gate
+                    count_LC[kind][index] += below
+    return count_LC
+
+
+def shares(count_C: np.ndarray) -> list[float | None]:
+    """At each threshold; None without entries, as in a layer without the kind."""
+    *below, total = count_C.tolist()
+    return [n / total if total else None for n in below]
+
+
+def add_weight_rows(context: MeasureContext, rows: Measurements) -> None:
+    for name in ("weight_sparsity", "weight_sparsity_rel"):
+        thresholds = getattr(context.config, IN_RUNS[name].threshold)
+        counts = weight_counts(context.probed, thresholds, relative=name.endswith("_rel"))
+        rows.summary[name] = shares(counts[""].sum(0))[0]
+        for kind in ("", *MATRICES):
+            if kind in counts:
+                by_threshold = zip(*map(shares, counts[kind]), strict=True)
+                for threshold, values in zip(thresholds, by_threshold, strict=True):
+                    metric = f"{name}_{kind}" if kind else name
+                    rows.add_layers(f"{metric}@{threshold:g}", values, counts[kind][:, -1].tolist())
+
+
+MAX_WEIGHTS = 2**22
+"""Attention weights computed at a time (16 MiB in fp32; on a GPU more, `probe.fork.chunk_size`)."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class HeadValues:
+    """One quantity; NaN and None if no row defines it (relative entropy and sink of single tokens)."""
+
+    by_head: np.ndarray
+    """[L, H]"""
+    total: BootstrapEstimate
+    """over layers and heads"""
+    n: int
+    """causal weights, or rows, per head and layer"""
+
+
+def attention_sparsity(
+    probed: ProbedModel,
+    tokens_NT: Tensor,
+    taus: Sequence[float],
+    relative_taus: Sequence[float],
+    rng: np.random.Generator,
+) -> dict[str, HeadValues]:
+    """attention_sparsity@tau and attention_sparsity_rel@tau (of 1/i) for each threshold,
+    attention_entropy (nat), attention_entropy_rel and attention_sink."""
+    n_sequences, n_tokens = tokens_NT.shape[:2]
+    n_weights = n_tokens * (n_tokens + 1) // 2 if probed.causal else n_tokens**2
+    sizes = {
+        **dict.fromkeys(_limits(taus, relative_taus), n_weights),
+        "attention_entropy": n_tokens,
+        "attention_entropy_rel": n_tokens - 1,
+        "attention_sink": n_tokens - 1,
+    }
+
+    def batch_sums(tokens_BT: Tensor) -> Tensor:
+        layers = [
+            attention_sums(*probed.attention_inputs(layer, x_BTD), taus=taus, relative_taus=relative_taus)
+            for layer, x_BTD in block_inputs(probed, tokens_BT)
+        ]
+        return torch.stack([torch.stack([sums[name] for sums in layers], dim=1) for name in sizes], dim=-1)
+
+    sum_NLHC = by_sequence(probed, tokens_NT, batch_sums)
+    estimate = shared_resamples(rng)
+    values = {}
+    for (name, size), sum_NLH in zip(sizes.items(), np.moveaxis(sum_NLHC, -1, 0), strict=True):
+        value_NLH = sum_NLH / (size or np.nan)
+        total = estimate(identity, value_NLH.mean((1, 2)))
+        values[name] = HeadValues(by_head=value_NLH.mean(0), total=total, n=n_sequences * size)
+    return values
+
+
+def _limits(taus: Sequence[float], relative_taus: Sequence[float], n_keys: float | Tensor = 1.0) -> dict[str, Any]:
+    """By name of the share: the limit below which a weight counts, in a row of so many keys."""
+    return {
+        **{f"attention_sparsity@{tau:g}": tau for tau in taus},
+        **{f"attention_sparsity_rel@{tau:g}": tau / n_keys for tau in relative_taus},
+    }
+
+
+def attention_sums(
+    q_BHTK: Tensor,
+    k_BGTK: Tensor,
+    form: AttentionForm,
+    *,
+    taus: Sequence[float],
+    relative_taus: Sequence[float],
+) -> dict[str, Tensor]:
+    """By name, sum_BH in fp64 over the rows of each sequence and head."""
+    n_sequences, n_heads, n_tokens, _ = q_BHTK.shape
+    sums: dict[str, Any] = defaultdict(float)
+    rows = max(1, chunk_size(q_BHTK.device, MAX_WEIGHTS) // (n_sequences * n_heads * n_tokens))
+    for start in range(0, n_tokens, rows):
+        stop = min(start + rows, n_tokens)
+        weight_BHRS, future_RS = attention_rows(q_BHTK, k_BGTK, start, stop, form)
+        n_keys_R1 = torch.arange(start + 1, stop + 1, device=q_BHTK.device)[:, None]
+        if not form.causal:
+            n_keys_R1 = torch.full_like(n_keys_R1, n_tokens)
+        after_first_R = slice(max(0, 1 - start), None)  # without the first row of the sequence
+        entropy_BHR = torch.special.entr(weight_BHRS).sum(-1)
+        relative_BHR = entropy_BHR[..., after_first_R] / n_keys_R1[after_first_R, 0].log()
+        sums["attention_entropy"] += entropy_BHR.sum(-1, dtype=torch.float64)
+        sums["attention_entropy_rel"] += relative_BHR.sum(-1, dtype=torch.float64)
+        sums["attention_sink"] += weight_BHRS[..., after_first_R, 0].sum(-1, dtype=torch.float64)
+        weight_BHRS.masked_fill_(future_RS, torch.inf)  # below no threshold
+        for name, limit in _limits(taus, relative_taus, n_keys_R1).items():
+            sums[name] += (weight_BHRS < limit).sum((-1, -2), dtype=torch.float64)
+    return sums
+
+
+def add_attention_rows(context: MeasureContext, rows: Measurements) -> None:
+    """The model's shares at the first threshold; shares by head and layer at each, named with it."""
+    taus, relative_taus = context.config.attention_tau, context.config.attention_rel_tau
+    for name, values in attention_sparsity(context.probed, context.inputs, taus, relative_taus, context.rng()).items():
+        column = name.partition("@")[0]
+        if column not in rows.summary:
+            rows.add_score(column, values.total)
+        rows.add_layers(name, values.by_head.mean(1).tolist(), values.n * values.by_head.shape[1])
+        rows.add_heads(name, values.by_head, values.n)
+
+
+NEAR_ZERO = 0.1
+"""Threshold relative to the rms of a layer's hidden units, as the first of weight_rel_eps."""
+
+
+def activations(probed: ProbedModel, tokens_NT: Tensor) -> dict[str, list[float | None]]:
+    """The quantities above of layers 1..L; None for experts, or (units) if all hidden units are 0. Two
+    passes without the head, the first for the rms of each layer; each block runs to its hidden units twice."""
+    squares: dict[int, Tensor] = defaultdict(lambda: torch.zeros(2, dtype=torch.float64))
+    sums: dict[int, Tensor] = defaultdict(lambda: torch.zeros(2, 3, dtype=torch.float64))  # and numbers of tokens
+    with probing(probed):
+        for layer, h_nF in _hidden(probed, tokens_NT):
+            squares[layer] += torch.tensor([h_nF.square().sum().item(), h_nF.numel()])
+        for layer, h_nF in _hidden(probed, tokens_NT):
+            total, count = squares[layer].tolist()
+            is_zero = h_nF == 0
+            is_near = is_zero | (h_nF.abs() < NEAR_ZERO * math.sqrt(total / count))
+            energy_n, fourth_n = h_nF.square().sum(1), h_nF.pow(4).sum(1)
+            unit_n = (energy_n.square() / (h_nF.shape[1] * fourth_n))[fourth_n > 0]
+            shares = [float(share.double().mean(1).sum()) for share in (is_zero, is_near)]
+            sums[layer] += torch.tensor([[*shares, float(unit_n.sum())], [len(h_nF), len(h_nF), len(unit_n)]])
+    means = {layer: (sum_23[0] / sum_23[1]).tolist() for layer, sum_23 in sums.items()}
+    return {
+        name: [finite(means[layer][i]) if layer in means else None for layer in range(1, probed.n_layers + 1)]
+        for i, name in enumerate(("activation_zeros", "activation_sparsity", "activation_units"))
+    }
+
+
+def _hidden(probed: ProbedModel, tokens_NT: Tensor) -> Iterator[tuple[int, Tensor]]:
+    """(layer, h_nF in fp64) of each batch and dense layer."""
+    for tokens_BT in batches(probed, tokens_NT):
+        for layer, x_BTD in block_inputs(probed, tokens_BT):
+            if (h_BTF := probed.hidden_units(layer, x_BTD)) is not None:
+                yield layer, h_BTF.flatten(0, 1).double()
+
+
+def add_activation_rows(context: MeasureContext, rows: Measurements) -> None:
+    for name, by_layer in activations(context.probed, context.inputs).items():
+        if known := [share for share in by_layer if share is not None]:  # a mixture of experts may have no dense part
+            rows.summary[name] = sum(known) / len(known)
+            rows.add_layers(name, by_layer, context.n_tokens)
+
+
+def expert_use(probed: ProbedModel, tokens_NT: Tensor, rng: np.random.Generator) -> dict[str, ScoreByLayer]:
+    """By name, for layers 1..L, None for a layer without experts; empty for a model without."""
+    parts: dict[int, list[tuple[Tensor, Tensor]]] = defaultdict(list)
+    with probing(probed):
+        for tokens_BT in batches(probed, tokens_NT):
+            for layer, x_BTD in block_inputs(probed, tokens_BT):
+                if (routing := probed.routing(layer, x_BTD)) is not None:
+                    probability_BTE, choice_BTC = routing
+                    chosen_BE = F.one_hot(choice_BTC, probability_BTE.shape[-1]).double().mean((1, 2))
+                    entropy_BT = torch.special.entr(probability_BTE).sum(-1)
+                    parts[layer].append((chosen_BE, entropy_BT.mean(1, dtype=torch.float64)))
+    if not parts:
+        return {}
+    loads, entropies = (
+        {layer: torch.cat([part[i] for part in of_layer]).cpu().numpy() for layer, of_layer in parts.items()}
+        for i in range(2)
+    )
+    estimate = shared_resamples(rng)
+
+    def profile(statistic: Callable[[np.ndarray], np.ndarray], by_sequence: dict[int, np.ndarray]) -> ScoreByLayer:
+        def mean(*means: np.ndarray) -> np.ndarray:
+            return np.mean([statistic(layer_mean) for layer_mean in means], axis=0)
+
+        by_layer = {layer: float(statistic(values.mean(0))) for layer, values in by_sequence.items()}
+        layers = range(1, probed.n_layers + 1)
+        return ScoreByLayer(by_layer=[*map(by_layer.get, layers)], score=estimate(mean, *by_sequence.values()))
+
+    return {
+        "effective_experts": profile(effective_experts, loads),
+        "expert_load_variation": profile(variation, loads),
+        "router_entropy": profile(identity, entropies),
+    }
+
+
+def effective_experts(load: np.ndarray) -> np.ndarray:
+    """exp of the entropy over the last axis, with 0 ln 0 = 0."""
+    return np.exp(-(load * np.log(np.where(load > 0, load, 1))).sum(-1))
+
+
+def variation(load: np.ndarray) -> np.ndarray:
+    """Population standard deviation / mean over the last axis."""
+    return load.std(-1) / load.mean(-1)
+
+
+def add_expert_rows(context: MeasureContext, rows: Measurements) -> None:
+    rows.add_profiles(expert_use(context.probed, context.inputs, context.rng()), context.n_tokens)
