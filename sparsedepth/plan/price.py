@@ -23,7 +23,7 @@ from sparsedepth.config.corpus import TASK, kind_of
 from sparsedepth.config.cost import cost
 from sparsedepth.config.run import RunConfig
 from sparsedepth.config.runtime import RuntimeConfig
-from sparsedepth.plan.branches import shared_steps
+from sparsedepth.plan.budgets import shared_steps
 from sparsedepth.plan.duration import CALIBRATED, DEVICES, RELATED, Device, Seconds, Timing, seconds, shape, shape_id
 from sparsedepth.plan.memory import CONTEXT_BYTES, Place, peak_bytes
 from sparsedepth.plan.tasks import Plan

@@ -17,7 +17,7 @@ from optuna.distributions import BaseDistribution, CategoricalDistribution, Floa
 from sparsedepth.config.space import Cell, Interval, cell_digest, grid_points
 from sparsedepth.config.sweep import SweepDefinition
 from sparsedepth.files import digest
-from sparsedepth.plan.tune import extended
+from sparsedepth.store.tuning_roles import extended
 
 LARGEST_SIZE = 2**53
 """Bound for Optuna's records of a size that is solved for."""

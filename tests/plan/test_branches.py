@@ -4,7 +4,7 @@ import pytest
 
 from sparsedepth.config.load import build
 from sparsedepth.config.sweep import SweepDefinition
-from sparsedepth.plan.branches import shared_steps, trunk_line, trunk_names
+from sparsedepth.plan.budgets import shared_steps, trunk_line, trunk_names
 from sparsedepth.plan.price import PricingSetup, price_of
 from sparsedepth.plan.tasks import Plan
 

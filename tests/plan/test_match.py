@@ -5,7 +5,7 @@ import pytest
 from sparsedepth.config.cost import cost
 from sparsedepth.config.load import build
 from sparsedepth.config.sweep import SweepDefinition
-from sparsedepth.plan.match import amount, match, summary
+from sparsedepth.plan.budgets import amount, match, summary
 from sparsedepth.plan.tasks import Plan
 
 BASE = {"d_model": 64, "n_heads": 4, "d_ff": 160, "seq_len": 32, "batch_tokens": 128, "train_tokens": 1280}
@@ -18,7 +18,7 @@ def sweep(**fields) -> SweepDefinition:
 
 def matches(**fields):
     definition = sweep(**fields)
-    return match(definition, list(definition.grid()))
+    return match(definition, definition.replicated_grid())
 
 
 @pytest.mark.parametrize("matched", ["params_total", "params_active", "flops"])
@@ -52,7 +52,7 @@ def test_the_nearest_size_is_taken_on_either_side():
     base = {"d_model": 96, "n_heads": 4}
     definition = sweep(matched="flops", free="d_ff", space={"n_kv_heads": [4, 2, 1]}, base=base)
     target = amount(definition.run_config({"n_kv_heads": 4}, 0), definition)
-    for one in match(definition, list(definition.grid()))[1:]:
+    for one in match(definition, definition.replicated_grid())[1:]:
         off = {
             size: abs(amount(definition.run_config({**one.cell, "d_ff": size}, 0), definition) - target)
             for size in (one.size - 8, one.size, one.size + 8)
@@ -167,7 +167,7 @@ def test_across_depths_a_width_can_be_free(free, matched):
 
 def test_tokens_are_solved_for_a_schedule_that_short_runs_cannot_have():
     wsd = {"schedule": "wsd", "warmup_tokens": 256, "vocab_size": 8}
-    deep, shallow = matches(**FLOPS_ACROSS, space={"n_layers": [8, 2]}, base=wsd, branch_at=[0.5])
+    _, deep, _, shallow = matches(**FLOPS_ACROSS, space={"n_layers": [8, 2]}, base=wsd, branch_at=[0.5])
     assert deep.size is None and shallow.size > 3.5 * 1280
 
 

@@ -1,19 +1,24 @@
-"""Choose the size of every cell so that it matches a reference cell in parameters, FLOPs or time.
+"""The budgets of a sweep's cells: matched with that of a reference cell, and with `branch_at` several from one run.
 
     solve  amount(cell with free = k step) = amount(reference),  k = 1, 2, ...    (amount grows with the size)
 
 The reference of a depth is the first cell with that n_layers, in the definition's order, at its own size; with
 `across: depth` the first cell is the reference of all depths: deep and shallow models then spend the same. Steps keep
 shapes valid: multiples of 8, for d_model also of two entries per head and per group of a norm; train_tokens is whole
-batches. The mismatch is printed; one above the definition's tolerance is an error before anything runs. Tokens and
-steps must agree exactly, over all depths.
+batches. A mismatch above the definition's tolerance is an error; tokens and steps must agree exactly, over all depths.
+
+With schedule wsd (2404.06395) a run of n steps shares all steps before its decay with a longer one. Each share s of
+`branch_at` becomes a cell that trains for s n steps with the same steps of warm-up, and the longer run goes on from the
+state before its decay (`TrainConfig.trunk_key`). Branches of one trunk share its seed and its noise: they are one unit
+to the statistics.
 """
 
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from sparsedepth.config.cost import cost
+from sparsedepth.config.plain_text import counted
 from sparsedepth.config.run import RunConfig
 from sparsedepth.config.space import Cell
 from sparsedepth.config.sweep import SweepDefinition
@@ -29,7 +34,7 @@ class Match:
     """the size that was solved for; None if the cell is unchanged"""
     ratio: float
     """amount of the cell / amount of the reference"""
-    seeds: Sequence[int] = ()
+    seeds: Sequence[int]
 
     @property
     def size(self) -> int | None:
@@ -56,24 +61,24 @@ def amount(config: RunConfig, definition: SweepDefinition) -> float:
     return amounts[definition.matched]
 
 
-def match(definition: SweepDefinition, cells: Sequence[Cell]) -> list[Match]:
-    """The cells at their matched sizes, in order. Raises ValueError if a cell cannot be built, or is not matched."""
+def match(definition: SweepDefinition, cells: Iterable[tuple[Cell, Sequence[int]]]) -> list[Match]:
+    """The cells, each with its seeds, at their matched sizes, in order, after their branches. Raises ValueError if one
+    cannot be built, matched or branched."""
     matched = definition.matched
     exact = matched in ("tokens", "steps")
     is_shared = exact or definition.across == "depth"
     references: dict[int, RunConfig] = {}
-    matches = []
-    for cell in cells:
+    matches: list[Match] = []
+    for cell, seeds in cells:
         config = definition.run_config(cell, definition.seeds[0])
         reference = references.setdefault(0 if is_shared else config.n_layers, config)
         target = amount(reference, definition)
-        free = definition.free
+        free = None if config is reference else definition.free
         if free == "d_ff" and config.n_experts:
             free = "d_expert"
         elif free == "d_expert" and not config.n_experts:
             free = None
-        is_solved = free is not None and config is not reference
-        if free and is_solved:
+        if free:
             size = _solve(lambda n, cell=cell, free=free: _sized(definition, cell, free, n), config, free, target)
             cell = {**cell, free: size}
             config = definition.run_config(cell, definition.seeds[0])
@@ -86,7 +91,7 @@ def match(definition: SweepDefinition, cells: Sequence[Cell]) -> list[Match]:
                 f"sweep {definition.name!r} states that its runs are matched in {matched}, but {cell} has {spent:,} "
                 f"and the {first} has {target:,}; {fix}"
             )
-        matches.append(Match(cell=cell, config=config, free=free if is_solved else None, ratio=ratio))
+        matches += _with_branches(definition, Match(cell=cell, config=config, free=free, ratio=ratio, seeds=seeds))
     return matches
 
 
@@ -134,3 +139,80 @@ def summary(definition: SweepDefinition, matches: Sequence[Match]) -> list[str]:
         fields = ", ".join(f"{name}={value}" for name, value in one.cell.items() if name != one.free)
         lines.append(f"  {fields or 'base'}: {one.free}={one.size} ({one.ratio - 1:+.2%})")
     return lines
+
+
+def _with_branches(definition: SweepDefinition, match: Match) -> list[Match]:
+    """A cell after its branches, shortest first. Raises ValueError without a trunk, and for a branch too short."""
+    if not definition.branch_at:
+        return [match]
+    whole = match.config
+    if whole.schedule != "wsd":
+        raise ValueError(
+            f"branch_at={definition.branch_at} needs schedule=wsd, not {whole.schedule}; set schedule: wsd in the base"
+        )
+    if whole.warmup_tokens is None:
+        tokens = max(1, whole.warmup_steps) * whole.batch_tokens
+        raise ValueError(
+            f"branch_at={definition.branch_at} needs one warm-up for all budgets; set warmup_tokens: {tokens} in the "
+            f"base in place of warmup_frac"
+        )
+    cells = [{**match.cell, "train_tokens": _branch_tokens(whole, share)} for share in definition.branch_at]
+    configs = [definition.run_config(cell, definition.seeds[0]) for cell in cells]
+    branches = [replace(match, cell=cell, config=config) for cell, config in zip(cells, configs, strict=True)]
+    return [*branches, match]
+
+
+def _branch_tokens(whole: RunConfig, share: float) -> int:
+    """The tokens of the branch at a share of the whole run's."""
+    steps = round(share * whole.n_steps)
+    if steps < 1 or steps == whole.n_steps:
+        raise ValueError(f"branch_at={share:g} of {whole.n_steps} steps is no step between them; train for longer")
+    branch = whole.model_copy(update={"train_tokens": steps * whole.batch_tokens})
+    if branch.warmup_steps > branch.stable_steps:
+        raise ValueError(
+            f"branch_at={share:g} ends after {steps} steps, of which {branch.warmup_steps} are warm-up and "
+            f"{steps - branch.stable_steps} decay; lower warmup_tokens={whole.warmup_tokens}, or branch later"
+        )
+    return branch.train_tokens
+
+
+def trunk_names(runs: Sequence[RunConfig]) -> dict[str, str]:
+    """run_id -> 'trunk 3f2a1b' of the longest of the runs that share a trunk, 'branch 1 of 3 of trunk 3f2a1b' of the
+    others, shortest first; none for a run that shares no steps with another."""
+    names = {}
+    for (key, _), shared in _by_trunk(runs).items():
+        *branches, whole = sorted(shared, key=lambda config: config.train_tokens)
+        if branches:
+            names[whole.run_id] = f"trunk {str(key)[:6]}"
+        for number, branch in enumerate(branches, start=1):
+            names[branch.run_id] = f"branch {number} of {len(branches)} of trunk {str(key)[:6]}"
+    return names
+
+
+def trunk_line(names: Mapping[str, str], complete: Collection[str]) -> str:
+    """'4 trunks (3 complete) with 12 branches (9 complete)'; '' without any."""
+    trunks = [run_id for run_id, name in names.items() if name.startswith("trunk")]
+    branches = [run_id for run_id in names if run_id not in trunks]
+    done = [sum(run_id in complete for run_id in ids) for ids in (trunks, branches)]
+    counts = counted(len(trunks), "trunk"), f"{len(branches)} branch{'es' * (len(branches) != 1)}"
+    return " with ".join(f"{count} ({n} complete)" for count, n in zip(counts, done, strict=True)) if names else ""
+
+
+def shared_steps(runs: Sequence[RunConfig]) -> list[int]:
+    """For each run the steps that it takes over from the next shorter run of its trunk among `runs`; 0 if none."""
+    trunks = _by_trunk(runs)
+    lengths = {trunk: sorted(config.stable_steps for config in shared) for trunk, shared in trunks.items()}
+    shorter = [
+        [steps for steps in lengths.get((config.trunk_key, config.seed), ()) if steps < config.stable_steps]
+        for config in runs
+    ]
+    return [steps[-1] if steps else 0 for steps in shorter]
+
+
+def _by_trunk(runs: Sequence[RunConfig]) -> dict[tuple[str | None, int], list[RunConfig]]:
+    """The runs with a trunk by its key and seed."""
+    trunks: dict[tuple[str | None, int], list[RunConfig]] = {}
+    for config in runs:
+        if key := config.trunk_key:
+            trunks.setdefault((key, config.seed), []).append(config)
+    return trunks
