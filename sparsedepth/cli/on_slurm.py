@@ -137,7 +137,7 @@ def sweep_on_slurm(
     from sparsedepth.cluster.array import TaskArray
     from sparsedepth.plan.tasks import Plan
     from sparsedepth.sweep.results_folder import prepare
-    from sparsedepth.sweep.status import scan
+    from sparsedepth.sweep.status import forget_failures, scan
 
     plan = Plan(definition)
     warn_of_unlikely_values(field_values(definition))
@@ -156,7 +156,9 @@ def sweep_on_slurm(
         return
 
     def submit() -> None:
-        prepare(results, definition, options.max_attempts, retry_failed=retry_failed)
+        prepare(results, definition, options.max_attempts)
+        if retry_failed:
+            forget_failures(results, definition, options.max_attempts)
         if is_settled(definition, scan(results, definition), plan.expected):
             return
         if job := array.submit(tasks):
@@ -179,7 +181,7 @@ def sweep_on_slurm(
 
 def is_settled(definition: "SweepDefinition", states: "list[RunState]", expected: int) -> bool:
     """Whether no run is left, judging by the folder; a sampler's proposals may share runs."""
-    from sparsedepth.sweep.run_end import EndState
+    from sparsedepth.sweep.results_folder import EndState
 
     if definition.tune and not definition.adaptive and len(states) < expected:
         return False

@@ -32,9 +32,8 @@ from sparsedepth.store.cache import read_columns
 from sparsedepth.store.incomparable import version_differences
 from sparsedepth.sweep import forkserver, storage, trial_queue
 from sparsedepth.sweep.machine import Machine
-from sparsedepth.sweep.results_folder import delete_leftovers, delete_trunks, prepare
-from sparsedepth.sweep.run_end import ResultsIndex
-from sparsedepth.sweep.status import RunState, scan
+from sparsedepth.sweep.results_folder import ResultsIndex, delete_leftovers, delete_trunks, prepare
+from sparsedepth.sweep.status import RunState, forget_failures, scan
 from sparsedepth.sweep.worker import Worker
 
 MAX_FAILURES, MAX_DEATHS = 3, 5
@@ -103,7 +102,9 @@ class Driver:
 
     def run(self, *, retry_failed: bool = False) -> SweepResult:
         """Run the missing runs. Raises ValueError for user errors before anything runs."""
-        prepare(self.results, self.definition, self.machine.max_attempts, retry_failed=retry_failed)
+        prepare(self.results, self.definition, self.machine.max_attempts)
+        if retry_failed:
+            forget_failures(self.results, self.definition, self.machine.max_attempts)
         self._prepare_text()  # before signals are caught, so that Ctrl-C ends a long tokenisation at once
         result = self.run_queue()
         delete_leftovers(self.results)

@@ -28,7 +28,7 @@ from sparsedepth.store.pack import WORK, is_pack, open_pack
 from sparsedepth.store.setting import Configuration, configuration_of, settings_of
 from sparsedepth.store.terminal import duration
 from sparsedepth.store.tuning_roles import objective_as_loss
-from sparsedepth.sweep.run_end import EndRule, EndState, ResultsIndex, end_rule, has_begun
+from sparsedepth.sweep.results_folder import EndRule, EndState, ResultsIndex, end_rule, has_begun
 
 State = Literal["complete", "running", "interrupted", "planned", "damaged"] | EndState
 WITHOUT_RESULT = (*get_args(EndState), "damaged")
@@ -114,6 +114,13 @@ def scan(
         run_ids &= set(planned)  # runs of an earlier version of the definition are not this sweep's
     run_ids_in_order = [*planned, *sorted(run_ids - set(planned))]
     return [state_of(results, run_id, planned.get(run_id), rule) for run_id in run_ids_in_order]
+
+
+def forget_failures(results: Path, definition: SweepDefinition, max_attempts: int) -> None:
+    """Forget the failures of all runs that are not being computed, and what did not fit into memory."""
+    for state in scan(results, definition, max_attempts=max_attempts):
+        if state.state != "running":
+            Scratch(results, state.run_id).clear_failures()
 
 
 def other_runs_note(run_ids: Iterable[str], states: Sequence[RunState]) -> str:

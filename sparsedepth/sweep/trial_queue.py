@@ -34,8 +34,7 @@ from sparsedepth.plan.tasks import Plan, Task, broken_constraints, check_objecti
 from sparsedepth.run.lease import is_held
 from sparsedepth.run.scratch import Scratch
 from sparsedepth.store import run_record
-from sparsedepth.sweep.results_folder import FOLDER_ID, folder_id
-from sparsedepth.sweep.run_end import ResultsIndex
+from sparsedepth.sweep.results_folder import FOLDER_ID, ResultsIndex, folder_id
 from sparsedepth.sweep.storage import JOURNAL, open_storage
 
 SETTLED = (TrialState.COMPLETE, TrialState.PRUNED)

@@ -33,7 +33,7 @@ from sparsedepth.run.scratch import Scratch
 from sparsedepth.store import run_record
 from sparsedepth.sweep import forkserver, storage, trial_queue
 from sparsedepth.sweep.machine import Machine
-from sparsedepth.sweep.run_end import ResultsIndex
+from sparsedepth.sweep.results_folder import ResultsIndex
 from sparsedepth.train.stack import can_stack
 
 START_SECONDS = 600.0

@@ -13,8 +13,7 @@ from sparsedepth.plan.tasks import Plan, tune
 from sparsedepth.run.scratch import Scratch
 from sparsedepth.store.connection import open_store
 from sparsedepth.store.tuning_roles import extended
-from sparsedepth.sweep.results_folder import claim
-from sparsedepth.sweep.run_end import ResultsIndex
+from sparsedepth.sweep.results_folder import ResultsIndex, claim
 
 GRID = {"lr": [1.0, 2.0, 4.0]}
 

@@ -234,7 +234,7 @@ def test_a_link_where_a_sweep_deletes_is_refused_and_what_it_leads_to_is_left_al
     (results / place).parent.mkdir(parents=True, exist_ok=True)
     (results / place).symlink_to(elsewhere)
     with pytest.raises(ValueError, match="is a link"):
-        prepare(results, sweep(space={"n_layers": [1]}), 2, retry_failed=True)
+        prepare(results, sweep(space={"n_layers": [1]}), 2)
     config = sweep(space={"n_layers": [1]}).run_config({"n_layers": 1}, 0)
     if place in ("work", "runs"):
         with pytest.raises(ValueError, match="is a link"):

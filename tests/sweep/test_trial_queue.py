@@ -16,8 +16,8 @@ from sparsedepth.run.lease import hold
 from sparsedepth.run.scratch import Scratch
 from sparsedepth.store import run_record
 from sparsedepth.sweep import trial_queue
-from sparsedepth.sweep.results_folder import claim, prepare
-from sparsedepth.sweep.status import sweep_summary
+from sparsedepth.sweep.results_folder import claim
+from sparsedepth.sweep.status import forget_failures, sweep_summary
 from sparsedepth.sweep.worker import Worker
 
 
@@ -388,7 +388,7 @@ def test_a_proposal_that_did_not_fit_into_memory_is_run_once_that_is_forgotten(t
     assert Sweep(definition, tmp_path).finish().trials[0].user_attrs["infeasible"], "it stays refused"
     assert not run_ids(tmp_path)
 
-    prepare(tmp_path, definition, 2, retry_failed=True)
+    forget_failures(tmp_path, definition, 2)
     again = Sweep(definition, tmp_path)
     study = again.finish()
     assert len(run_ids(tmp_path)) == 1 and not trial_queue.refused(study)
