@@ -1,4 +1,4 @@
-"""`sweep --on slurm`, `plan --on slurm` and `stop`: run a sweep as a Slurm job array."""
+"""`sweep --on slurm` and `plan --on slurm`: run a sweep as a Slurm job array. Imported where they are asked for."""
 
 import math
 import sys
@@ -8,23 +8,24 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
 from shlex import quote
-from typing import TYPE_CHECKING, Annotated, Any, get_args
+from typing import Any, get_args
 
 import typer
 
+from sparsedepth.cli.calls import runtime_config
 from sparsedepth.cli.cost import as_finished_runs_took, price_line
+from sparsedepth.cli.progress import ProgressDisplay, print_failures, print_header, print_ranking
 from sparsedepth.cli.start import field_values, warn_of_unlikely_values, with_cleanup
-from sparsedepth.cluster.slurm import Request
+from sparsedepth.cluster.array import TaskArray, check, task_counts
+from sparsedepth.cluster.slurm import QueuedTask, Request
+from sparsedepth.config.runtime import RuntimeConfig
+from sparsedepth.config.sweep import SweepDefinition
+from sparsedepth.plan.price import Price, named_device, price_of, pricing_setup
+from sparsedepth.plan.tasks import Plan
 from sparsedepth.store.terminal import duration
-
-if TYPE_CHECKING:
-    from sparsedepth.cluster.array import TaskArray
-    from sparsedepth.cluster.slurm import QueuedTask
-    from sparsedepth.config.runtime import RuntimeConfig
-    from sparsedepth.config.sweep import SweepDefinition
-    from sparsedepth.plan.price import Price
-    from sparsedepth.plan.tasks import Plan
-    from sparsedepth.sweep.status import RunState
+from sparsedepth.sweep.results_folder import EndState, prepare
+from sparsedepth.sweep.status import RunState, forget_failures, known_runs, remaining_runs, scan
+from sparsedepth.sweep.storage import database_url, hide_url
 
 POLL_SECONDS = 2.0
 """Interval between checks of the results folder and the queue."""
@@ -38,7 +39,7 @@ MAX_DEFAULT_TASKS = 64
 
 @dataclass(frozen=True, kw_only=True)
 class ArrayOptions(Request):
-    runtime: "RuntimeConfig"
+    runtime: RuntimeConfig
     array: int | None = None
     """number of tasks"""
     workers: int | None = None
@@ -71,9 +72,6 @@ class ArrayOptions(Request):
 
 def array_options(on: str | None, given: Mapping[str, Any]) -> ArrayOptions | None:
     """The options of --on slurm, or None without it. Raises ValueError for an option that needs it."""
-    from sparsedepth.cli.calls import runtime_config
-    from sparsedepth.sweep.storage import database_url, hide_url
-
     if on is None:
         only = [name for name in ("partition", "time", "array", "account", "sbatch") if given[name]]
         if only := only or ["nodes"] * (given["nodes"] > 1):
@@ -89,13 +87,9 @@ def array_options(on: str | None, given: Mapping[str, Any]) -> ArrayOptions | No
     return ArrayOptions(runtime=runtime_config(given), **named)
 
 
-def plan_array(plan: "Plan", options: ArrayOptions, results: Path | None) -> "tuple[int, Price, list[str]]":
+def plan_array(plan: Plan, options: ArrayOptions, results: Path | None) -> tuple[int, Price, list[str]]:
     """The number of tasks, the price of the remaining runs, and lines on the array: its size, the time per task against
     the queue's limits, warnings. Raises ValueError as `check`."""
-    from sparsedepth.cluster.array import TaskArray, check
-    from sparsedepth.plan.price import named_device, price_of, pricing_setup
-    from sparsedepth.sweep.status import remaining_runs
-
     existing = results if results and results.exists() else None
     runs = remaining_runs(plan, existing, options.max_attempts) if existing else plan.expected_runs()
     with_work = min(MAX_DEFAULT_TASKS, -(-len(runs) // options.runs_in_parallel))
@@ -130,15 +124,9 @@ def plan_array(plan: "Plan", options: ArrayOptions, results: Path | None) -> "tu
 
 
 def sweep_on_slurm(
-    definition: "SweepDefinition", results: Path, options: ArrayOptions, *, retry_failed: bool, dry_run: bool
+    definition: SweepDefinition, results: Path, options: ArrayOptions, *, retry_failed: bool, dry_run: bool
 ) -> None:
     """Submit the remaining runs, unless the array is already queued, and follow it. Raises Exit as `sweep` does."""
-    from sparsedepth.cli.progress import print_header
-    from sparsedepth.cluster.array import TaskArray
-    from sparsedepth.plan.tasks import Plan
-    from sparsedepth.sweep.results_folder import prepare
-    from sparsedepth.sweep.status import forget_failures, scan
-
     plan = Plan(definition)
     warn_of_unlikely_values(field_values(definition))
     tasks, price, lines = plan_array(plan, options, results)
@@ -179,22 +167,16 @@ def sweep_on_slurm(
     _print_result(definition, states, array, plan.expected)
 
 
-def is_settled(definition: "SweepDefinition", states: "list[RunState]", expected: int) -> bool:
+def is_settled(definition: SweepDefinition, states: list[RunState], expected: int) -> bool:
     """Whether no run is left, judging by the folder; a sampler's proposals may share runs."""
-    from sparsedepth.sweep.results_folder import EndState
-
     if definition.tune and not definition.adaptive and len(states) < expected:
         return False
     settled = bool(states) and all(state.state in ("complete", *get_args(EndState)) for state in states)
     return settled and (not definition.adaptive or len(states) >= expected)
 
 
-def _follow(plan: "Plan", array: "TaskArray") -> "list[RunState]":
+def _follow(plan: Plan, array: TaskArray) -> list[RunState]:
     """Show progress until no task is left or no run is missing; the final states."""
-    from sparsedepth.cli.progress import ProgressDisplay
-    from sparsedepth.cluster.array import task_counts
-    from sparsedepth.sweep.status import known_runs, scan
-
     definition, expected = plan.definition, plan.expected
     runs, printed, end = known_runs(plan, array.results), None, math.inf
     with ProgressDisplay(definition, expected, array.results) as display:
@@ -215,7 +197,7 @@ def _follow(plan: "Plan", array: "TaskArray") -> "list[RunState]":
             time.sleep(POLL_SECONDS)
 
 
-def _active_tasks(array: "TaskArray") -> "list[QueuedTask] | None":
+def _active_tasks(array: TaskArray) -> list[QueuedTask] | None:
     """The tasks that have not ended; None while Slurm does not answer."""
     try:
         return [task for task in array.queued() if task.is_active]
@@ -224,10 +206,8 @@ def _active_tasks(array: "TaskArray") -> "list[QueuedTask] | None":
         return None
 
 
-def _print_result(definition: "SweepDefinition", states: "list[RunState]", array: "TaskArray", expected: int) -> None:
+def _print_result(definition: SweepDefinition, states: list[RunState], array: TaskArray, expected: int) -> None:
     """Print the ranking, and why runs are missing. Raises Exit if runs are missing."""
-    from sparsedepth.cli.progress import print_failures, print_ranking
-
     print_failures(states, array.results)
     counts = Counter(state.state for state in states)
     missing = sum(counts[state] for state in ("failed", "interrupted", "planned", "running", "damaged"))
@@ -242,20 +222,3 @@ def _print_result(definition: "SweepDefinition", states: "list[RunState]", array
             file=sys.stderr,
         )
         raise typer.Exit(1)
-
-
-def stop(
-    folder: Annotated[Path, typer.Argument(metavar="DIR", help="results folder of a sweep that runs on Slurm")],
-) -> None:
-    """Stop a sweep on Slurm: cancel queued tasks, checkpoint running ones. `sweep --on slurm` resumes it."""
-    from sparsedepth.cluster import slurm
-    from sparsedepth.cluster.array import TaskArray
-    from sparsedepth.config.sweep import read_definition
-
-    if not folder.is_dir() or (definition := read_definition(folder)) is None:
-        raise ValueError(f"{folder} holds no sweep; give the results folder of a sweep on Slurm")
-    slurm.check_present()
-    array = TaskArray(sweep=definition.name, results=folder)
-    if not (count := array.stop()):
-        raise ValueError(f"{folder} has no Slurm task; to stop a sweep in a terminal, press Ctrl-C there")
-    print(f"stopped {count} tasks of {array.name}; run the same `sparsedepth sweep ... --on slurm` to resume")

@@ -8,7 +8,6 @@ import typer
 
 from sparsedepth.cli import calls, option
 from sparsedepth.cli.cost import as_finished_runs_took, local_pricing_setup, print_price
-from sparsedepth.cli.on_slurm import array_options, plan_array
 from sparsedepth.cli.start import check_corpora, field_values, warn_of_unlikely_values
 from sparsedepth.store.terminal import fit, wrapped
 
@@ -32,6 +31,7 @@ def plan(
     """Estimate what a sweep costs: FLOPs, tokens, memory, disk and time. With --pilot or --seed-sd, also the smallest
     effect of each setting that it can detect."""
     from sparsedepth.cli.input_file import kind_of, single_run_sweep
+    from sparsedepth.cli.on_slurm import array_options, plan_array
     from sparsedepth.config.load import read_extended
     from sparsedepth.plan.duration import DEVICES
     from sparsedepth.plan.tasks import Plan

@@ -1,4 +1,4 @@
-"""`sparsedepth sweep`, `train` and `work`: commands that train models."""
+"""`sparsedepth sweep`, `train`, `work` and `stop`: commands that train models, and one that stops them on Slurm."""
 
 import sys
 from pathlib import Path
@@ -8,7 +8,6 @@ import typer
 
 from sparsedepth.cli import calls, option
 from sparsedepth.cli.cost import local_pricing_setup, price_line, print_price, remaining_price
-from sparsedepth.cli.on_slurm import array_options, sweep_on_slurm
 from sparsedepth.config.plain_text import visible
 from sparsedepth.files import MARKER
 
@@ -24,6 +23,7 @@ def sweep(
     on: Annotated[str | None, typer.Option(help="slurm: submit a job array from this login node")] = None,
 ) -> None:
     """Run every configuration and seed of a sweep. Run the same command again to resume."""
+    from sparsedepth.cli.on_slurm import array_options, sweep_on_slurm
     from sparsedepth.sweep.results_folder import check_same_sweep
 
     out = given["out"]
@@ -135,3 +135,20 @@ def work(
     if stop():
         print("stopped at a checkpoint; another worker can resume the runs", file=sys.stderr)
         raise typer.Exit(stop.exit_code)
+
+
+def stop(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="results folder of a sweep that runs on Slurm")],
+) -> None:
+    """Stop a sweep on Slurm: cancel queued tasks, checkpoint running ones. `sweep --on slurm` resumes it."""
+    from sparsedepth.cluster import slurm
+    from sparsedepth.cluster.array import TaskArray
+    from sparsedepth.config.sweep import read_definition
+
+    if not folder.is_dir() or (definition := read_definition(folder)) is None:
+        raise ValueError(f"{folder} holds no sweep; give the results folder of a sweep on Slurm")
+    slurm.check_present()
+    array = TaskArray(sweep=definition.name, results=folder)
+    if not (count := array.stop()):
+        raise ValueError(f"{folder} has no Slurm task; to stop a sweep in a terminal, press Ctrl-C there")
+    print(f"stopped {count} tasks of {array.name}; run the same `sparsedepth sweep ... --on slurm` to resume")
