@@ -147,7 +147,8 @@ class Driver:
         while True:
             try:
                 refused = trial_queue.refused(study)
-                unfinished = len(self._missing(study).undone) + self.plan.is_open(self.results_index.loss_of)
+                undone, _ = self._missing(study)
+                unfinished = len(undone) + self.plan.is_open(self.results_index.loss_of)
                 states = self._scan(self._runs())
                 return SweepResult(states=states, unfinished=unfinished, refused=refused, stop=self.stop)
             except storage.ERRORS as error:
@@ -300,9 +301,10 @@ class Driver:
             own_lease = trial_queue.lease_path(self.results, self._lease_id)
             now = last_heartbeat(own_lease)  # by the file system's clock: this machine's may be wrong
             trial_queue.give_back_lost(study, self.results, is_forgotten, now)
-            tasks = [task for task in self._missing(study).unqueued if not is_given_up(task)]
+            _, unqueued = self._missing(study)
+            tasks = [task for task in unqueued if not is_given_up(task)]
             self._rounds.update(task.key for task in tasks)
             trial_queue.enqueue(study, tasks, self.definition)
 
-    def _missing(self, study: optuna.Study) -> trial_queue.Missing:
+    def _missing(self, study: optuna.Study) -> tuple[list[Task], list[Task]]:
         return trial_queue.missing(study, self.plan, self.results_index)

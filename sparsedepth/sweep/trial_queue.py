@@ -16,7 +16,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import optuna
 from optuna.distributions import BaseDistribution
@@ -269,15 +269,10 @@ def lease_path(results: Path, lease_id: str) -> Path:
     return results / "work" / f"sweep-{uuid.UUID(hex=lease_id).hex}.lock"
 
 
-class Missing(NamedTuple):
-    undone: list[Task]
-    unqueued: list[Task]
-    """Undone tasks that are neither running nor waiting."""
-
-
-def missing(study: optuna.Study, plan: Plan, index: ResultsIndex) -> Missing:
-    """The missing tasks of a sweep. A task with a known cell is done if its run is complete or pruned; a proposal if
-    its trial is finished and its runs are still complete, or one does not fit into memory."""
+def missing(study: optuna.Study, plan: Plan, index: ResultsIndex) -> tuple[list[Task], list[Task]]:
+    """The tasks of a sweep that are not done, and those of them that are neither running nor waiting. A task with a
+    known cell is done if its run is complete or pruned; a proposal if its trial is finished and its runs are still
+    complete, or one does not fit into memory."""
     active: set[str] = set()
     settled: set[str] = set()
     for trial in study.get_trials(deepcopy=False):
@@ -297,7 +292,7 @@ def missing(study: optuna.Study, plan: Plan, index: ResultsIndex) -> Missing:
         return task.key in settled if run is None else index.state(run.run_id) in ("complete", "pruned")
 
     undone = [task for task in plan.tasks(index.loss_of) if not is_done(task)]
-    return Missing(undone, [task for task in undone if task.key not in active])
+    return undone, [task for task in undone if task.key not in active]
 
 
 def rebuild(study: optuna.Study, plan: Plan, index: ResultsIndex) -> None:
