@@ -33,6 +33,11 @@ def axis_distributions(definition: SweepDefinition) -> dict[str, BaseDistributio
     }
 
 
+def distributions(definition: SweepDefinition) -> dict[str, BaseDistribution]:
+    """The distribution of each field that a trial has."""
+    return axis_distributions(definition) if definition.adaptive else known_distributions(definition)
+
+
 def known_distributions(definition: SweepDefinition) -> dict[str, BaseDistribution]:
     """The distribution of each field that a cell of a grid sets. Numbers become ranges, since an extended definition
     may add values and Optuna cannot change a parameter's choices."""

@@ -115,7 +115,7 @@ class Driver:
         """Run the queue in addition to the sweep's other processes. Raises ValueError if the storage has no study of
         the sweep; with `leaves_when_idle` (a cluster's job, which may be the first process) it is created instead."""
         with storage.with_error_messages(self.storage_url, self.results):
-            if not self.leaves_when_idle and not trial_queue.has_study(self.definition, self.storage_url, self.results):
+            if not self.leaves_when_idle and not storage.has_study(self.definition, self.storage_url, self.results):
                 name = storage.display_name(self.storage_url, self.results)
                 fix = "give the same --storage as `sparsedepth sweep`, or start that first"
                 raise ValueError(f"{name} has no study of the sweep in {self.results}; {fix}")
@@ -127,8 +127,7 @@ class Driver:
         self.stop.catch()
         forkserver.prepare_server(self.machine.runtime.threads or 1)
         with storage.with_error_messages(self.storage_url, self.results):
-            opened = storage.open_storage(self.storage_url, self.results)
-            study = trial_queue.open_study(self.definition, opened, self.results)
+            study = storage.open_study(self.definition, self.storage_url, self.results)
             path = trial_queue.lease_path(self.results, self._lease_id)
             with hold(path, self.stop):
                 try:

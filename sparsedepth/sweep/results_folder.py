@@ -17,7 +17,6 @@ import os
 import re
 import tempfile
 import time
-import uuid
 from collections.abc import Callable, Generator, Sequence
 from pathlib import Path
 from typing import Literal, NamedTuple
@@ -41,7 +40,6 @@ TEMPORARY = re.compile(
 
 TEMPORARY_SECONDS = 600.0
 
-FOLDER_ID = Path("work", "folder-id")
 
 ATTEMPTS = Path("work", "attempts.json")
 EndState = Literal["failed", "infeasible", "pruned"]
@@ -142,22 +140,6 @@ def _file_system_time(results: Path) -> float:
             return os.fstat(file.fileno()).st_mtime
     except OSError:  # the folder cannot be written any more
         return time.time()
-
-
-def folder_id(results: Path) -> str:
-    """The folder's permanent id: folders that share a database share no study. Raises ValueError if it is damaged."""
-    path = results / FOLDER_ID
-    if not path.exists():
-        path.parent.mkdir(parents=True, exist_ok=True)
-        temporary = path.with_name(f".folder-id-{uuid.uuid4().hex}")
-        temporary.write_text(uuid.uuid4().hex)
-        files.sync(temporary)
-        with contextlib.suppress(FileExistsError):  # another process was first
-            os.link(temporary, path)
-        temporary.unlink()
-    if not re.fullmatch("[0-9a-f]{32}", name := path.read_text(errors="replace")):
-        raise ValueError(f"{path} is damaged; delete it, and run the same command to rebuild the study from the runs")
-    return name
 
 
 class RunEnd(NamedTuple):

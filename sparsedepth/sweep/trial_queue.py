@@ -9,9 +9,7 @@ without any run (infeasible ones) leave no folder, and are proposed again.
 """
 
 import contextlib
-import logging
 import uuid
-import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
@@ -19,7 +17,6 @@ from pathlib import Path
 from typing import Any
 
 import optuna
-from optuna.distributions import BaseDistribution
 from optuna.exceptions import UpdateFinishedTrialError
 from optuna.trial import FrozenTrial, TrialState
 
@@ -29,13 +26,12 @@ from sparsedepth.config.space import cell_digest, in_axis
 from sparsedepth.config.sweep import SweepDefinition
 from sparsedepth.files import digest
 from sparsedepth.measure.bootstrap import complete_mean
-from sparsedepth.plan.propose import axis_distributions, known_distributions, plain, suggest, untried
-from sparsedepth.plan.tasks import Plan, Task, broken_constraints, check_objective, constraint_excess, random_proposals
+from sparsedepth.plan.propose import distributions, plain, suggest, untried
+from sparsedepth.plan.tasks import Plan, Task, broken_constraints, constraint_excess, random_proposals
 from sparsedepth.run.lease import is_held
 from sparsedepth.run.scratch import Scratch
 from sparsedepth.store import run_record
-from sparsedepth.sweep.results_folder import FOLDER_ID, ResultsIndex, folder_id
-from sparsedepth.sweep.storage import JOURNAL, open_storage
+from sparsedepth.sweep.results_folder import ResultsIndex
 
 SETTLED = (TrialState.COMPLETE, TrialState.PRUNED)
 
@@ -48,44 +44,6 @@ SHOWN = ("val_loss", "usefulness", "train_flops", "params_total")
 
 class RepeatError(Exception):
     """A proposal that repeats another one, and is replaced."""
-
-
-def open_study(definition: SweepDefinition, storage: optuna.storages.BaseStorage, results: Path) -> optuna.Study:
-    """The study of this definition and folder, created if missing. Its name ends in a hash of the axes: Optuna cannot
-    change a parameter's choices, so an extended definition gets a new study, filled from the run folders."""
-    study = optuna.create_study(
-        study_name=study_name(definition, results),
-        storage=storage,
-        directions=check_objective(definition),
-        load_if_exists=True,
-    )
-    study.set_metric_names(definition.objectives)
-    return study
-
-
-def has_study(definition: SweepDefinition, url: str | None, results: Path) -> bool:
-    """Whether the study of this definition and folder exists. Creates no file."""
-    may_exist = (results / FOLDER_ID).exists() and (url is not None or (results / JOURNAL).exists())
-    return may_exist and study_name(definition, results) in optuna.get_all_study_names(open_storage(url, results))
-
-
-def study_name(definition: SweepDefinition, results: Path) -> str:
-    """The study's name, from the definition and the folder's id, which is created if missing."""
-    optuna.logging.set_verbosity(optuna.logging.ERROR)  # our own messages report problems
-    warnings.filterwarnings("ignore", category=optuna.exceptions.ExperimentalWarning)
-    logging.getLogger("alembic").setLevel(logging.WARNING)
-    shape = {
-        "folder": folder_id(results),
-        "axes": {name: str(axis) for name, axis in distributions(definition).items()},
-        "rules": definition.model_dump(mode="json", include={"base", "seeds", "objectives", "sampler", "constraints"}),
-    }
-    if definition.adaptive:  # keys that turn a proposal into a cell
-        shape |= definition.model_dump(mode="json", include={"zip", "only", "exclude"}, exclude_defaults=True)
-    return f"{definition.name}-{digest(shape)}"
-
-
-def distributions(definition: SweepDefinition) -> dict[str, BaseDistribution]:
-    return axis_distributions(definition) if definition.adaptive else known_distributions(definition)
 
 
 def task_of(trial: optuna.Trial | FrozenTrial) -> Task | None:

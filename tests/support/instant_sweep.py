@@ -8,10 +8,9 @@ from sparsedepth.config.load import build
 from sparsedepth.config.runtime import DEFAULT
 from sparsedepth.config.sweep import SweepDefinition
 from sparsedepth.plan.tasks import Plan
-from sparsedepth.sweep import trial_queue
+from sparsedepth.sweep import storage
 from sparsedepth.sweep.driver import Driver
 from sparsedepth.sweep.machine import Machine
-from sparsedepth.sweep.storage import open_storage
 from sparsedepth.sweep.worker import Worker
 
 BASE = {"d_model": 16, "n_heads": 2, "seq_len": 32, "batch_tokens": 128, "train_tokens": 1280}
@@ -61,7 +60,7 @@ def made(study):
 
 def open_study(definition, results):
     results.mkdir(exist_ok=True)
-    return trial_queue.open_study(definition, open_storage(None, results), results)
+    return storage.open_study(definition, None, results)
 
 
 def work(results, definition, **options):

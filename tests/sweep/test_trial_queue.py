@@ -18,6 +18,7 @@ from sparsedepth.store import run_record
 from sparsedepth.sweep import trial_queue
 from sparsedepth.sweep.results_folder import claim
 from sparsedepth.sweep.status import forget_failures, sweep_summary
+from sparsedepth.sweep.storage import study_name
 from sparsedepth.sweep.worker import Worker
 
 
@@ -256,11 +257,10 @@ def test_a_run_that_was_deleted_from_a_finished_adaptive_sweep_is_made_again(tmp
 
 
 def test_folders_that_share_a_storage_do_not_share_a_study(tmp_path):
-    storage = optuna.storages.InMemoryStorage()
     names = set()
     for folder in ("a", "b", "a"):
         definition = sweep(sampler="tpe", n_trials=2, space=SPACE)
-        names.add(trial_queue.open_study(definition, storage, tmp_path / folder).study_name)
+        names.add(study_name(definition, tmp_path / folder))
     assert len(names) == 2
 
 
