@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import optuna
-from optuna.trial import FrozenTrial, TrialState
+from optuna.trial import TrialState
 
 from sparsedepth.config.corpus import TEXT, kind_of
 from sparsedepth.config.run import DataConfig, MeasureConfig, RunConfig
@@ -25,7 +25,7 @@ from sparsedepth.config.task import TaskConfig
 from sparsedepth.data.ngram_losses import table_text
 from sparsedepth.plan.tasks import Plan, Task, first_proposal
 from sparsedepth.run.comparable import checked_source
-from sparsedepth.run.lease import Stopped, hold, last_heartbeat
+from sparsedepth.run.lease import Stopped, hold
 from sparsedepth.run.process import Stop
 from sparsedepth.run.record import package_versions
 from sparsedepth.store.cache import read_columns
@@ -146,8 +146,7 @@ class Driver:
         while True:
             try:
                 refused = trial_queue.refused(study)
-                undone, _ = self._missing(study)
-                unfinished = len(undone) + self.plan.is_open(self.results_index.loss_of)
+                unfinished = len(self._missing(study)[0]) + self.plan.is_open(self.results_index.loss_of)
                 states = self._scan(self._runs())
                 return SweepResult(states=states, unfinished=unfinished, refused=refused, stop=self.stop)
             except storage.ERRORS as error:
@@ -288,20 +287,14 @@ class Driver:
         """Queue the tasks that are neither done nor taken, except those that failed too often."""
         taken = {number for worker in self._workers for number in worker.task_steps}
 
-        def is_forgotten(trial: FrozenTrial) -> bool:
-            return trial.user_attrs["lease"] == self._lease_id and trial.number not in taken
-
         def is_given_up(task: Task) -> bool:
             run = self.plan.run_of(task)
             has_failed = run is not None and self.results_index.state(run.run_id) in ("failed", "infeasible")
             return has_failed or self._rounds[task.key] >= MAX_ROUNDS
 
         with hold(self._queue_lock, self.stop):
-            own_lease = trial_queue.lease_path(self.results, self._lease_id)
-            now = last_heartbeat(own_lease)  # by the file system's clock: this machine's may be wrong
-            trial_queue.give_back_lost(study, self.results, is_forgotten, now)
-            _, unqueued = self._missing(study)
-            tasks = [task for task in unqueued if not is_given_up(task)]
+            trial_queue.give_back_lost(study, self.results, self._lease_id, taken)
+            tasks = [task for task in self._missing(study)[1] if not is_given_up(task)]
             self._rounds.update(task.key for task in tasks)
             trial_queue.enqueue(study, tasks, self.definition)
 

@@ -11,7 +11,7 @@ without any run (infeasible ones) leave no folder, and are proposed again.
 import contextlib
 import uuid
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -28,7 +28,7 @@ from sparsedepth.files import digest
 from sparsedepth.measure.bootstrap import complete_mean
 from sparsedepth.plan.propose import distributions, plain, suggest, untried
 from sparsedepth.plan.tasks import Plan, Task, broken_constraints, constraint_excess, random_proposals
-from sparsedepth.run.lease import is_held
+from sparsedepth.run.lease import is_held, last_heartbeat
 from sparsedepth.run.scratch import Scratch
 from sparsedepth.store import run_record
 from sparsedepth.sweep.results_folder import ResultsIndex
@@ -191,13 +191,14 @@ def give_back(study: optuna.Study, trial: optuna.Trial | FrozenTrial) -> None:
         study._storage.set_trial_state_values(trial._trial_id, TrialState.WAITING)
 
 
-def give_back_lost(
-    study: optuna.Study, results: Path, is_forgotten: Callable[[FrozenTrial], bool], now: float | None = None
-) -> None:
-    """Return to the queue the trials of dead workers, and those that the caller forgot. `now`: as in `is_held`."""
+def give_back_lost(study: optuna.Study, results: Path, own_lease_id: str, taken: Collection[int] = ()) -> None:
+    """Return to the queue the trials of dead workers, and those under the caller's lease that are not `taken` by one of
+    its workers any more."""
+    now = last_heartbeat(lease_path(results, own_lease_id))  # by the file system's clock: this machine's may be wrong
     for trial in study.get_trials(deepcopy=False, states=(TrialState.RUNNING,)):
         lease_id = trial.user_attrs.get("lease")
-        if lease_id is None or is_forgotten(trial) or not is_held(lease_path(results, lease_id), now):
+        is_forgotten = lease_id == own_lease_id and trial.number not in taken
+        if lease_id is None or is_forgotten or not is_held(lease_path(results, lease_id), now):
             give_back(study, trial)
 
 

@@ -272,10 +272,10 @@ def test_the_trial_of_a_dead_process_waits_again_and_that_of_a_living_one_does_n
         trial_queue.lease_path(tmp_path, "../../elsewhere")
     with hold(trial_queue.lease_path(tmp_path, ids[0])):
         living, dead = (trial_queue.take(driver.study, definition, lease_id) for lease_id in ids)
-        trial_queue.give_back_lost(driver.study, tmp_path, lambda trial: False)
+        trial_queue.give_back_lost(driver.study, tmp_path, driver._lease_id)
         states = [trial.state.name for trial in driver.study.trials]
     assert (living.number, dead.number) == (0, 1) and states == ["RUNNING", "WAITING", "WAITING"]
-    trial_queue.give_back_lost(driver.study, tmp_path, lambda trial: False)
+    trial_queue.give_back_lost(driver.study, tmp_path, driver._lease_id)
     assert [trial.state.name for trial in driver.study.trials] == ["WAITING"] * 3
 
 
