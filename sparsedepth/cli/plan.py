@@ -33,7 +33,7 @@ def plan(
     from sparsedepth.cli.input_file import kind_of, single_run_sweep
     from sparsedepth.cli.on_slurm import array_options, plan_array
     from sparsedepth.config.load import read_extended
-    from sparsedepth.plan.duration import DEVICES
+    from sparsedepth.plan.estimate import DEVICES
     from sparsedepth.plan.tasks import Plan
     from sparsedepth.sweep.results_folder import check_same_sweep
 

@@ -1,7 +1,7 @@
 """Estimate the cost of a sweep before it runs: parameters, FLOPs, tokens, memory, disk and time.
 
 A *kind* is a group of runs of equal shape: equal in all fields that change the cost. Parameters and FLOPs are exact,
-memory is modelled (`memory`), time assumed or calibrated (`duration`); finished runs correct both:
+memory is modelled, time assumed or calibrated (`plan.estimate`); finished runs correct both:
 
     total time       = time at which the last worker finishes if workers take the runs in the order of the plan
     ratio of a shape = measured / estimated; a shape without a finished run takes the median of the others
@@ -23,9 +23,9 @@ from sparsedepth.config.corpus import TASK, kind_of
 from sparsedepth.config.cost import cost
 from sparsedepth.config.run import RunConfig
 from sparsedepth.config.runtime import RuntimeConfig
+from sparsedepth.plan import estimate
 from sparsedepth.plan.budgets import shared_steps
-from sparsedepth.plan.duration import CALIBRATED, DEVICES, RELATED, Device, Seconds, Timing, seconds, shape, shape_id
-from sparsedepth.plan.memory import CONTEXT_BYTES, Place, peak_bytes
+from sparsedepth.plan.estimate import DEVICES, Device, Place, Seconds, Timing, shape_id
 from sparsedepth.plan.tasks import Plan
 from sparsedepth.store.cache import read_columns
 
@@ -153,7 +153,7 @@ def price_of(runs: Sequence[RunConfig], setup: PricingSetup, bound: str = "") ->
         check_parallel(config, setup.place.parallel)
     ids = [shape_id(config) for config in runs]
     examples = dict(zip(reversed(ids), reversed(runs), strict=True))
-    shapes = {key: shape(examples[key]) for key in dict.fromkeys(ids)}
+    shapes = {key: estimate.shape(examples[key]) for key in dict.fromkeys(ids)}
     first, *others = shapes.values()
     differing = [name for name in first if any(other[name] != first[name] for other in others)]
     shared: dict[str, list[int]] = {}
@@ -184,7 +184,7 @@ def _kind(key: str, config: RunConfig, shared: list[int], varied: dict[str, Any]
     """`shared`: the steps that each run takes over from a shorter one."""
     run_cost, share = cost(config), sum(shared) / len(shared) / config.n_steps
     own_tokens = round((1 - share) * config.n_steps) * config.batch_tokens
-    peak = peak_bytes(config, setup.place) * _ratio(setup.memory_ratios, key)
+    peak = estimate.peak_bytes(config, setup.place) * _ratio(setup.memory_ratios, key)
     return ShapePrice(
         shape_id=key,
         varied=varied,
@@ -193,7 +193,7 @@ def _kind(key: str, config: RunConfig, shared: list[int], varied: dict[str, Any]
         params_active=run_cost.params_active,
         tokens=config.train_tokens,
         train_flops=float(run_cost.train_flops(config.train_tokens)),
-        memory_bytes=round(peak) + CONTEXT_BYTES[setup.place.device],
+        memory_bytes=round(peak) + estimate.CONTEXT_BYTES[setup.place.device],
         disk_bytes=4 * run_cost.params_total + RECORD_BYTES,
         seconds=_seconds(key, config.model_copy(update={"train_tokens": own_tokens}) if share else config, setup),
         shared=share,
@@ -203,11 +203,11 @@ def _kind(key: str, config: RunConfig, shared: list[int], varied: dict[str, Any]
 def _seconds(key: str, config: RunConfig, setup: PricingSetup) -> Seconds:
     """As finished runs of the shape took, else as calibrated, else as assumed, corrected by those of other shapes."""
     timing = (setup.timings or {}).get(shape_id(config, step_only=True))
-    estimate = seconds(config, setup.place, setup.assumed, None if key in setup.time_ratios else timing)
-    if estimate.calibrated or not setup.time_ratios:
-        return estimate
-    factor = CALIBRATED if key in setup.time_ratios else RELATED
-    return Seconds(value=estimate.value * _ratio(setup.time_ratios, key), factor=factor)
+    expected = estimate.seconds(config, setup.place, setup.assumed, None if key in setup.time_ratios else timing)
+    if expected.calibrated or not setup.time_ratios:
+        return expected
+    factor = estimate.CALIBRATED if key in setup.time_ratios else estimate.RELATED
+    return Seconds(value=expected.value * _ratio(setup.time_ratios, key), factor=factor)
 
 
 def _ratio(ratios: Mapping[str, float], key: str) -> float:
@@ -261,9 +261,9 @@ def with_finished(setup: PricingSetup, results: Path, runs: Sequence[RunConfig])
             continue
         key = shape_id(run)
         if row["seconds"]:
-            times[key].append(row["seconds"] / seconds(run, setup.place, setup.assumed).value)
+            times[key].append(row["seconds"] / estimate.seconds(run, setup.place, setup.assumed).value)
         if row["peak_memory_bytes"]:
-            peaks[key].append(row["peak_memory_bytes"] / peak_bytes(run, setup.place))
+            peaks[key].append(row["peak_memory_bytes"] / estimate.peak_bytes(run, setup.place))
     return replace(
         setup,
         time_ratios={key: median(ratios) for key, ratios in times.items()},

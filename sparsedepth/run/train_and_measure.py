@@ -21,7 +21,7 @@ from sparsedepth.data.source import Source
 from sparsedepth.exchange.start import Start
 from sparsedepth.measure.suite import Measurements, measure_run, observe_variance
 from sparsedepth.model.decoder import Decoder
-from sparsedepth.plan.duration import OBSERVED_TOKENS
+from sparsedepth.plan.estimate import OBSERVED_TOKENS
 from sparsedepth.probe.probed_model import ProbedDecoder
 from sparsedepth.run.comparable import check_same_precision, checked_source
 from sparsedepth.run.lease import HeartbeatMonitor, Lease
