@@ -90,34 +90,14 @@ class Price:
     """summed over workers"""
     data_bytes: int | None
     """of the tokenised text; None if its length is unknown until it is read"""
-
-    @property
-    def runs(self) -> int:
-        return sum(kind.runs for kind in self.kinds)
-
-    @property
-    def train_flops(self) -> float:
-        return sum(kind.runs * kind.train_flops * (1 - kind.shared) for kind in self.kinds)
-
-    @property
-    def tokens(self) -> int:
-        return sum(round(kind.runs * kind.tokens * (1 - kind.shared)) for kind in self.kinds)
-
-    @property
-    def memory_bytes(self) -> int:
-        """Peak memory of the largest run on one device, with its process's CUDA context."""
-        return max(kind.memory_bytes for kind in self.kinds)
-
-    @property
-    def disk_bytes(self) -> int:
-        """Records, three checkpoints per running run, and the text if its length is known."""
-        records = sum(kind.runs * kind.disk_bytes for kind in self.kinds)
-        largest = max(kind.params_total for kind in self.kinds)
-        return records + 3 * 12 * largest * self.setup.workers + (self.data_bytes or 0)
-
-    @property
-    def is_calibrated(self) -> bool:
-        return all(kind.seconds.calibrated for kind in self.kinds)
+    runs: int
+    tokens: int
+    train_flops: float
+    memory_bytes: int
+    """peak of the largest run on one device, with its process's CUDA context"""
+    disk_bytes: int
+    """records, three checkpoints per running run, and the text if its length is known"""
+    is_calibrated: bool
 
 
 def pricing_setup(
@@ -167,6 +147,7 @@ def price_of(runs: Sequence[RunConfig], setup: PricingSetup, bound: str = "") ->
     times = [seconds_by_id[key] for key in ids]
     value = makespan([time.value for time in times], setup.workers)
     high = makespan([time.value * time.factor for time in times], setup.workers)
+    data_bytes, checkpoints = _data_bytes(runs), 3 * 12 * max(kind.params_total for kind in kinds) * setup.workers
     rows = [config.model_dump() for config in runs]
     varied = [name for name, value in rows[0].items() if any(row[name] != value for row in rows)]
     return Price(
@@ -176,7 +157,13 @@ def price_of(runs: Sequence[RunConfig], setup: PricingSetup, bound: str = "") ->
         bound=bound,
         seconds=Seconds(value=value, factor=high / value),
         busy_seconds=sum(time.value for time in times),
-        data_bytes=_data_bytes(runs),
+        data_bytes=data_bytes,
+        runs=len(runs),
+        tokens=sum(round(kind.runs * kind.tokens * (1 - kind.shared)) for kind in kinds),
+        train_flops=sum(kind.runs * kind.train_flops * (1 - kind.shared) for kind in kinds),
+        memory_bytes=max(kind.memory_bytes for kind in kinds),
+        disk_bytes=sum(kind.runs * kind.disk_bytes for kind in kinds) + checkpoints + (data_bytes or 0),
+        is_calibrated=all(kind.seconds.calibrated for kind in kinds),
     )
 
 
@@ -301,6 +288,4 @@ def workers_per_gpu(runs: Sequence[RunConfig], setup_of: Callable[[int], Pricing
 
 
 def as_json(price: Price) -> dict[str, Any]:
-    content = asdict(replace(price, setup=replace(price.setup, timings=None, time_ratios={}, memory_ratios={})))
-    totals = ("runs", "tokens", "train_flops", "memory_bytes", "disk_bytes", "is_calibrated")
-    return content | {name: getattr(price, name) for name in totals}
+    return asdict(replace(price, setup=replace(price.setup, timings=None, time_ratios={}, memory_ratios={})))
