@@ -1,6 +1,5 @@
 """State of a sweep's runs, and its summary, read only from its folder: no lock, no study, no torch; on any machine."""
 
-import contextlib
 import math
 import re
 import time
@@ -22,7 +21,7 @@ from sparsedepth.store import run_record
 from sparsedepth.store.cache import read_columns
 from sparsedepth.store.checksums import RUN_ID, DamagedRun
 from sparsedepth.store.degeneracy import columns_for, usable_form
-from sparsedepth.store.find import is_complete_run, read_summary
+from sparsedepth.store.find import is_complete_run
 from sparsedepth.store.incomparable import version_differences
 from sparsedepth.store.pack import WORK, is_pack, open_pack
 from sparsedepth.store.setting import Configuration, configuration_of, settings_of
@@ -133,32 +132,6 @@ def other_runs_note(run_ids: Iterable[str], states: Sequence[RunState]) -> str:
         f"{len(others)} other complete runs are in the folder (from an earlier version of the definition, or `train`); "
         "query, best, plot, effects and recipe include them; to exclude them, move them out of runs/"
     )
-
-
-class BestSoFar:
-    """The best complete run so far; each summary is read only once."""
-
-    def __init__(self, results: Path, objective: str):
-        self.results, self.objective = results, objective
-        self._summaries: dict[str, dict[str, Any]] = {}
-
-    def of(self, states: Sequence[RunState]) -> tuple[RunState, float] | None:
-        """The best run and its objective; None before any run has one."""
-        complete = [(state, self.value(state.run_id)) for state in states if state.state == "complete"]
-        scored = [(state, value) for state, value in complete if value is not None]
-        return max(scored, key=lambda pair: quantities.sign(self.objective) * pair[1], default=None)
-
-    def value(self, run_id: str) -> float | None:
-        """A complete run's objective; None if it has none."""
-        value = self.summary_of(run_id).get(self.objective)
-        return value if isinstance(value, int | float) else None
-
-    def summary_of(self, run_id: str) -> dict[str, Any]:
-        """A run's summary; empty if it is damaged, which is reported when the record itself is read."""
-        if run_id not in self._summaries:
-            with contextlib.suppress(OSError, ValueError):
-                self._summaries[run_id] = read_summary(self.results, run_id)
-        return self._summaries.setdefault(run_id, {})
 
 
 def varied_fields(definition: SweepDefinition, config: RunConfig) -> str:
