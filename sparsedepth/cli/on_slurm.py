@@ -5,7 +5,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from pathlib import Path
 from shlex import quote
 from typing import Any, get_args
@@ -18,7 +18,6 @@ from sparsedepth.cli.progress import ProgressDisplay, print_failures, print_head
 from sparsedepth.cli.start import field_values, warn_of_unlikely_values, with_cleanup
 from sparsedepth.cluster.array import TaskArray, check, task_counts
 from sparsedepth.cluster.slurm import QueuedTask, Request
-from sparsedepth.config.runtime import RuntimeConfig
 from sparsedepth.config.sweep import SweepDefinition
 from sparsedepth.plan.price import Price, named_device, price_of, pricing_setup
 from sparsedepth.plan.tasks import Plan
@@ -37,40 +36,7 @@ MAX_DEFAULT_TASKS = 64
 """Most tasks without --array."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class ArrayOptions(Request):
-    runtime: RuntimeConfig
-    array: int | None = None
-    """number of tasks"""
-    workers: int | None = None
-    gpus_per_run: int = 1
-    max_attempts: int = 2
-    storage: str | None = None
-
-    @property
-    def groups(self) -> int:
-        """Groups of GPUs per task, each for the runs of its workers; 0 without GPUs."""
-        return max(1, self.gpu_count // self.gpus_per_run) if self.gpu_count else 0
-
-    @property
-    def runs_in_parallel(self) -> int:
-        """Runs that one task computes in parallel."""
-        if self.nodes > 1:
-            return 1
-        per_task = self.cpu_count // self.gpus_per_run
-        return (self.workers or 1) * self.groups if self.groups else self.workers or max(1, per_task)
-
-    def arguments(self) -> list[str]:
-        """The options of `work`."""
-        names = ("max_attempts", "workers", "gpus_per_run", "nodes")
-        values = {name: getattr(self, name) for name in names if getattr(self, name) is not None}
-        arguments = [word for name, value in values.items() for word in (f"--{name.replace('_', '-')}", str(value))]
-        for name, value in self.runtime.model_dump(mode="json", exclude_defaults=True).items():
-            arguments += ["--runtime", f"{name}={value}".replace("=True", "=true").replace("=False", "=false")]
-        return arguments
-
-
-def array_options(on: str | None, given: Mapping[str, Any]) -> ArrayOptions | None:
+def array_options(on: str | None, given: Mapping[str, Any]) -> Request | None:
     """The options of --on slurm, or None without it. Raises ValueError for an option that needs it."""
     if on is None:
         only = [name for name in ("partition", "time", "array", "account", "sbatch") if given[name]]
@@ -82,19 +48,19 @@ def array_options(on: str | None, given: Mapping[str, Any]) -> ArrayOptions | No
     if storage := given.get("storage"):
         hide_url(storage)
         database_url(storage)
-    names = {field.name for field in fields(ArrayOptions)} - {"runtime"}
+    names = {field.name for field in fields(Request)} - {"runtime"}
     named: dict[str, Any] = {name: value for name, value in given.items() if name in names}
-    return ArrayOptions(runtime=runtime_config(given), **named)
+    return Request(runtime=runtime_config(given), **named)
 
 
-def plan_array(plan: Plan, options: ArrayOptions, results: Path | None) -> tuple[int, Price, list[str]]:
+def plan_array(plan: Plan, options: Request, results: Path | None) -> tuple[int, Price, list[str]]:
     """The number of tasks, the price of the remaining runs, and lines on the array: its size, the time per task against
     the queue's limits, warnings. Raises ValueError as `check`."""
     existing = results if results and results.exists() else None
     runs = remaining_runs(plan, existing, options.max_attempts) if existing else plan.expected_runs()
     with_work = min(MAX_DEFAULT_TASKS, -(-len(runs) // options.runs_in_parallel))
     tasks = max(1, min(options.array or with_work, len(runs)))
-    partition = check(options, results, tasks, options.runtime.checkpoint_seconds)
+    partition = check(options, results, tasks)
     setup = pricing_setup(
         options.runtime,
         device=named_device(options.gpus or "") if options.groups else "cpu",  # h100 of --gpus h100:1
@@ -124,7 +90,7 @@ def plan_array(plan: Plan, options: ArrayOptions, results: Path | None) -> tuple
 
 
 def sweep_on_slurm(
-    definition: SweepDefinition, results: Path, options: ArrayOptions, *, retry_failed: bool, dry_run: bool
+    definition: SweepDefinition, results: Path, options: Request, *, retry_failed: bool, dry_run: bool
 ) -> None:
     """Submit the remaining runs, unless the array is already queued, and follow it. Raises Exit as `sweep` does."""
     plan = Plan(definition)
@@ -132,13 +98,7 @@ def sweep_on_slurm(
     tasks, price, lines = plan_array(plan, options, results)
     print_header(definition, plan.notes())
     print(f"cost: {price_line(price)}", *lines, sep="\n")
-    array = TaskArray(
-        sweep=definition.name,
-        results=results,
-        request=options,
-        arguments=options.arguments(),
-        storage_url=options.storage,
-    )
+    array = TaskArray(sweep=definition.name, results=results, request=options)
     if dry_run:
         print(array.script(tasks), end="")
         return

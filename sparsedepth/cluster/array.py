@@ -55,8 +55,6 @@ class TaskArray:
     sweep: str
     results: Path
     request: Request = field(default_factory=Request)
-    arguments: Sequence[str] = ()
-    storage_url: str | None = None
 
     @property
     def name(self) -> str:
@@ -84,7 +82,7 @@ class TaskArray:
             **({"time": self.request.time} if self.request.time else {}),
         }
         work = (sys.executable, "-m", "sparsedepth.cli.main", "work", str(self.results.resolve()), "--leave-when-idle")
-        body = script_body(self.results, self.request, shlex.join([*work, *self.arguments]))
+        body = script_body(self.results, self.request, shlex.join([*work, *self.request.arguments()]))
         return f"#!/bin/bash\n{header({**own, **self.request.options()})}\n\n{body}"
 
     def queued(self) -> list[QueuedTask]:
@@ -99,7 +97,7 @@ class TaskArray:
                 return None
             script, options = self.script(tasks), []
             files.write_text(self.path, script)
-            environment = {"SPARSEDEPTH_STORAGE": self.storage_url} if self.storage_url else {}
+            environment = {"SPARSEDEPTH_STORAGE": storage} if (storage := self.request.storage) else {}
             slurm.call("sbatch", "--test-only", script=script, environment=environment)
             if probe := self._probe():
                 options = [f"--dependency=afterok:{probe}", "--kill-on-invalid-dep=yes"]
@@ -222,7 +220,7 @@ def task_counts(tasks: Sequence[QueuedTask]) -> str:
     return ", ".join(f"{count} {state}" for state, count in states.most_common()) or "none in the queue"
 
 
-def check(request: Request, results: Path | None, tasks: int, checkpoint_seconds: float) -> slurm.Partition:
+def check(request: Request, results: Path | None, tasks: int) -> slurm.Partition:
     """The partition. Raises ValueError for requests that Slurm would refuse, or that leave no time for progress."""
     slurm.check_present()
     if results and re.search(r"[\x00-\x1f\"'\\%]", str(results.resolve())):
@@ -232,6 +230,7 @@ def check(request: Request, results: Path | None, tasks: int, checkpoint_seconds
         longest = f"{partition.seconds / 3600:g} h"
         raise ValueError(f"--time {request.time} exceeds the limit of partition {partition.name}, {longest}")
     limit = request.seconds or partition.default_seconds
+    checkpoint_seconds = request.runtime.checkpoint_seconds
     available, needed = max(0.0, limit - request.warning_seconds), START_SECONDS + checkpoint_seconds
     if available <= needed:
         source = f"--time {request.time}" if request.time else f"the default limit of partition {partition.name}"
