@@ -207,8 +207,7 @@ class Plan:
         return [planned.config for planned in (*self.runs(loss_of), *self.to_come(loss_of))]
 
     def to_come(self, loss_of: LossOf) -> list[PlannedRun]:
-        """The results whose tuned value is not known yet, at the first of its grid, without seeds that tuning runs
-        anyway."""
+        """The results whose tuned value is not known yet, at the first of its grid, without seeds of tuning."""
         first = {name: grid[0] for name, grid in self.definition.tune.items()}
         return [
             self._plan({**cell_match.cell, **first}, seed)

@@ -195,8 +195,7 @@ class ResultsIndex:
         self._ends: dict[str, RunEnd | None] = {}
 
     def loss_of(self, run_id: str) -> float | None:
-        """The first objective as a loss (lower is better): math.inf if it diverged, was not scored or ended without a
-        result; None if it has not ended."""
+        """As `LossOf`; math.inf also if the run was not scored, was pruned or does not fit into memory."""
         if run_id not in self._losses:
             if not self.is_complete(run_id):
                 return math.inf if self.end(run_id) else None

@@ -299,13 +299,12 @@ def _best(
     finished = [other for name, other in rows.items() if math.isfinite(losses.get(name, math.inf))]
     replicates = [other for other in finished if other["cell_id"] == row["cell_id"]]
     values = [other[objective] for other in _results(definition, replicates) or replicates]
-    cells: dict[str, Configuration] = {}
-    for other in rows.values():
-        knobs, tuned = {name: other[name] for name in CELL_FIELDS}, frozenset(definition.tune)
-        cells[other["cell_id"]] = Configuration(cell_id=other["cell_id"], tuned=tuned, knobs=knobs)
+    knobs = {other["cell_id"]: {name: other[name] for name in CELL_FIELDS} for other in rows.values()}
+    tuned = frozenset(definition.tune)
+    cells = [Configuration(cell_id=cell_id, tuned=tuned, knobs=fields) for cell_id, fields in knobs.items()]
     of_cell = {config.cell: config for config in planned}
     of_plan = {config.cell_id: configuration_of(config, definition.tune) for config in of_cell.values()}
-    setting = settings_of(list(cells.values()), list(of_plan.values())).label(cells[row["cell_id"]].knobs)
+    setting = settings_of(cells, list(of_plan.values())).label(knobs[row["cell_id"]])
     label = f"n_layers={row['n_layers']}, {setting}, seed {row['seed']}"
     others = {*rows} - {state.run_id for state in states}
     among = " of this definition" if any(losses[other] < losses[run_id] for other in others) else ""

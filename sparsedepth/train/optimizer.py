@@ -138,8 +138,7 @@ def factors(name: str, parameter: nn.Parameter, config: ModelConfig) -> Factors:
 
 
 def make_optimizer(model: nn.Module, config: RunConfig) -> AnyOptimizer:
-    """The optimizer of a run, with parameter groups by decay and factors; a group's `lr_factor`
-    multiplies the learning rate."""
+    """The optimizer of a run, with groups by decay and factors; `lr_factor` multiplies the rate."""
     parts: dict[tuple[bool, bool, Factors], list[nn.Parameter]] = {}
     for name, p in model.named_parameters():
         is_muon = config.optimizer == "muon" and name.startswith("blocks.") and p.ndim == 2
