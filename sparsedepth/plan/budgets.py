@@ -45,10 +45,8 @@ def amount(config: RunConfig, definition: SweepDefinition) -> float:
     """What a run spends of what is matched; settings of one depth count as equally fast. Raises ValueError."""
     if definition.matched == "time":
         if config.n_layers not in definition.step_seconds:
-            raise ValueError(
-                f"matched: time has no step_seconds of n_layers={config.n_layers}; `sparsedepth plan FILE --set "
-                f"matched=flops --calibrate` prints them"
-            )
+            fix = "`sparsedepth plan FILE --set matched=flops --calibrate` prints them"
+            raise ValueError(f"matched: time has no step_seconds of n_layers={config.n_layers}; {fix}")
         return config.n_steps * definition.step_seconds[config.n_layers]
     run_cost = cost(config)
     amounts = {
@@ -87,10 +85,8 @@ def match(definition: SweepDefinition, cells: Iterable[tuple[Cell, Sequence[int]
         if abs(ratio - 1) > (0 if exact else definition.tolerance):
             first = "first cell" if is_shared else "first cell of its depth"
             fix = "change the cells or 'matched'" if exact else _fix(definition, ratio, free)
-            raise ValueError(
-                f"sweep {definition.name!r} states that its runs are matched in {matched}, but {cell} has {spent:,} "
-                f"and the {first} has {target:,}; {fix}"
-            )
+            told = f"sweep {definition.name!r} states that its runs are matched in {matched}"
+            raise ValueError(f"{told}, but {cell} has {spent:,} and the {first} has {target:,}; {fix}")
         matches += _with_branches(definition, Match(cell=cell, config=config, free=free, ratio=ratio, seeds=seeds))
     return matches
 
@@ -145,17 +141,13 @@ def _with_branches(definition: SweepDefinition, match: Match) -> list[Match]:
     """A cell after its branches, shortest first. Raises ValueError without a trunk, and for a branch too short."""
     if not definition.branch_at:
         return [match]
-    whole = match.config
+    whole, needs = match.config, f"branch_at={definition.branch_at} needs"
     if whole.schedule != "wsd":
-        raise ValueError(
-            f"branch_at={definition.branch_at} needs schedule=wsd, not {whole.schedule}; set schedule: wsd in the base"
-        )
+        raise ValueError(f"{needs} schedule=wsd, not {whole.schedule}; set schedule: wsd in the base")
     if whole.warmup_tokens is None:
         tokens = max(1, whole.warmup_steps) * whole.batch_tokens
-        raise ValueError(
-            f"branch_at={definition.branch_at} needs one warm-up for all budgets; set warmup_tokens: {tokens} in the "
-            f"base in place of warmup_frac"
-        )
+        fix = f"set warmup_tokens: {tokens} in the base in place of warmup_frac"
+        raise ValueError(f"{needs} one warm-up for all budgets; {fix}")
     cells = [{**match.cell, "train_tokens": _branch_tokens(whole, share)} for share in definition.branch_at]
     configs = [definition.run_config(cell, definition.seeds[0]) for cell in cells]
     branches = [replace(match, cell=cell, config=config) for cell, config in zip(cells, configs, strict=True)]
@@ -169,10 +161,9 @@ def _branch_tokens(whole: RunConfig, share: float) -> int:
         raise ValueError(f"branch_at={share:g} of {whole.n_steps} steps is no step between them; train for longer")
     branch = whole.model_copy(update={"train_tokens": steps * whole.batch_tokens})
     if branch.warmup_steps > branch.stable_steps:
-        raise ValueError(
-            f"branch_at={share:g} ends after {steps} steps, of which {branch.warmup_steps} are warm-up and "
-            f"{steps - branch.stable_steps} decay; lower warmup_tokens={whole.warmup_tokens}, or branch later"
-        )
+        told = f"{steps} steps, of which {branch.warmup_steps} are warm-up and {steps - branch.stable_steps} decay"
+        fix = f"lower warmup_tokens={whole.warmup_tokens}, or branch later"
+        raise ValueError(f"branch_at={share:g} ends after {told}; {fix}")
     return branch.train_tokens
 
 

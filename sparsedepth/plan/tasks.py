@@ -102,9 +102,8 @@ class Plan:
                 self.matches.append(cell_match)
         if not self.matches:
             reason = f": {self.infeasible[0][1]}" if self.infeasible else ""
-            raise ValueError(
-                f"sweep {definition.name!r} has no cell to run{reason}; change its axes, 'exclude' or 'constraints'"
-            )
+            fix = "change its axes, 'exclude' or 'constraints'"
+            raise ValueError(f"sweep {definition.name!r} has no cell to run{reason}; {fix}")
 
     def tasks(self, loss_of: LossOf = no_results) -> list[Task]:
         """All known tasks, in the order in which they should start."""

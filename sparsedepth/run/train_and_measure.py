@@ -170,10 +170,8 @@ class RunJob:
         self.options.report("reading the text", 0.0, None)
         start, weights = self.options.start, self.config.start_weights
         if weights != (start and start.loaded.weights_hash):
-            raise ValueError(
-                f"start_weights={weights} does not match the initial model; use `train RUN.yaml --from MODEL`, which "
-                f"sets start_weights, or remove start_weights"
-            )
+            fix = "use `train RUN.yaml --from MODEL`, which sets start_weights, or remove start_weights"
+            raise ValueError(f"start_weights={weights} does not match the initial model; {fix}")
         source = checked_source(self.config, self.results, start.learned if start else None)
         check_same_precision(self.config, runtime, self.results)
         model = Decoder(self.config, self.config.seed)

@@ -215,11 +215,9 @@ class Driver:
             time.sleep(0.05)
         self._show(runs)
         if len(failed := self._failed_in_a_row) >= MAX_FAILURES:
-            raise ValueError(
-                f"{len(failed)} runs failed in a row, the last with: {failed[-1].reason}. See "
-                f"the logs in {self.results / 'work'}/*/log.txt, fix the cause, and run the same command again with "
-                f"--retry-failed"
-            )
+            told = f"{len(failed)} runs failed in a row, the last with: {failed[-1].reason}"
+            fix = "fix the cause, and run the same command again with --retry-failed"
+            raise ValueError(f"{told}. See the logs in {self.results / 'work'}/*/log.txt, {fix}")
         if any(worker.no_storage for worker in self._workers):
             storage.check_disk_space(self.results, is_too_little=True)
         if self._gives_up:

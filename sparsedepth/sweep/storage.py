@@ -136,9 +136,8 @@ def open_storage(url: str | None, results: Path) -> optuna.storages.BaseStorage:
                     os.truncate(journal, start)
             return optuna.storages.JournalStorage(backend)
         except (ValueError, KeyError, TypeError, AttributeError, AssertionError, RecursionError) as error:
-            raise ValueError(
-                f"{journal} is damaged ({type(error).__name__}); delete it, and run the same command to rebuild it"
-            ) from None
+            fix = "delete it, and run the same command to rebuild it"
+            raise ValueError(f"{journal} is damaged ({type(error).__name__}); {fix}") from None
     address = database_url(url)
     engine = sqlalchemy.create_engine(address)
     with engine.begin() as connection:

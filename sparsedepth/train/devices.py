@@ -59,10 +59,9 @@ class Devices:
         """This process's rows of a global batch. Raises ValueError if it has no equal shares."""
         n_sequences = len(batch)
         if n_sequences % self.size:
-            raise ValueError(
-                f"a batch of {n_sequences} sequences (batch_tokens / seq_len) has no equal shares for {self.size} "
-                f"processes; start a number of processes that divides {n_sequences}"
-            )
+            told = f"a batch of {n_sequences} sequences (batch_tokens / seq_len) has no equal shares"
+            fix = f"start a number of processes that divides {n_sequences}"
+            raise ValueError(f"{told} for {self.size} processes; {fix}")
         rows = n_sequences // self.size
         return batch[self.rank * rows : (self.rank + 1) * rows]
 
@@ -183,10 +182,8 @@ def check_world(parallel: Parallel) -> None:
         start = "torchrun --nproc-per-node 2 -m sparsedepth.cli.main ..."
         raise ValueError(f"parallel={parallel!r} needs one process for each device, started by torchrun: {start}")
     if parallel == "none" and world()[1] > 1:
-        raise ValueError(
-            f"parallel='none', but this is one of {world()[1]} processes: start it without torchrun, or set parallel "
-            f"to ddp (the model fits on each device) or fsdp"
-        )
+        fix = "start it without torchrun, or set parallel to ddp (the model fits on each device) or fsdp"
+        raise ValueError(f"parallel='none', but this is one of {world()[1]} processes: {fix}")
 
 
 @contextmanager
@@ -210,9 +207,8 @@ def process_group(runtime: RuntimeConfig) -> Generator[Devices]:
         is_loss = isinstance(error, dist.DistError) or re.search("gloo|nccl|closed by peer", str(error).lower())
         if not is_loss:
             raise
-        raise LostError(
-            f"process {rank} of {size} lost another process of this run, which ended or hangs (its own message says "
-            f"why); the same command continues from the last checkpoint"
-        ) from error
+        told = "another process of this run, which ended or hangs (its own message says why)"
+        fix = "the same command continues from the last checkpoint"
+        raise LostError(f"process {rank} of {size} lost {told}; {fix}") from error
     finally:
         dist.destroy_process_group()
