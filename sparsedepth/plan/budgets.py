@@ -191,13 +191,9 @@ def trunk_line(names: Mapping[str, str], complete: Collection[str]) -> str:
 
 def shared_steps(runs: Sequence[RunConfig]) -> list[int]:
     """For each run the steps that it takes over from the next shorter run of its trunk among `runs`; 0 if none."""
-    trunks = _by_trunk(runs)
-    lengths = {trunk: sorted(config.stable_steps for config in shared) for trunk, shared in trunks.items()}
-    shorter = [
-        [steps for steps in lengths.get((config.trunk_key, config.seed), ()) if steps < config.stable_steps]
-        for config in runs
-    ]
-    return [steps[-1] if steps else 0 for steps in shorter]
+    lengths = {trunk: [config.stable_steps for config in shared] for trunk, shared in _by_trunk(runs).items()}
+    own = [(config.stable_steps, lengths.get((config.trunk_key, config.seed), [])) for config in runs]
+    return [max((steps for steps in others if steps < longest), default=0) for longest, others in own]
 
 
 def _by_trunk(runs: Sequence[RunConfig]) -> dict[tuple[str | None, int], list[RunConfig]]:

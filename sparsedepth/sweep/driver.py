@@ -88,17 +88,11 @@ class Driver:
         """runs of which a failure or the completion has been counted"""
         self._failed_in_a_row: list[RunState] = []
         self._connection_retry = storage.ConnectionRetry()
-        self._workers = [
-            Worker(
-                definition=self.definition,
-                results=self.results,
-                machine=self.machine,
-                results_index=self.results_index,
-                stop=lambda: self.stop() or self._gives_up,
-                number=number,
-            )
-            for number in range(self.machine.workers)
-        ]
+        numbers = range(self.machine.workers)
+        self._workers = [Worker(self.machine, self.results_index, self._is_ending, number) for number in numbers]
+
+    def _is_ending(self) -> bool:
+        return self.stop() or self._gives_up
 
     def run(self, *, retry_failed: bool = False) -> SweepResult:
         """Run the missing runs. Raises ValueError for user errors before anything runs."""
@@ -200,7 +194,7 @@ class Driver:
             ended = self._advance()
             idle = [worker for worker in self._workers if worker.is_idle]
             now = time.monotonic()
-            if self.stop() or self._gives_up:
+            if self._is_ending():
                 if len(idle) == len(self._workers):
                     break
             elif idle and (ended or now > polled_at + POLL_SECONDS):

@@ -188,7 +188,7 @@ class ResultsIndex:
     def __init__(
         self, results: Path, definition: SweepDefinition, max_attempts: int | None = None, *, is_read_only: bool = False
     ) -> None:
-        self.results, self.objective, self._is_read_only = results, definition.objective, is_read_only
+        self.results, self.definition, self._is_read_only = results, definition, is_read_only
         self._rule = end_rule(results, definition, max_attempts)
         self._complete: set[str] = set()
         self._losses: dict[str, float] = {}
@@ -199,7 +199,7 @@ class ResultsIndex:
         if run_id not in self._losses:
             if not self.is_complete(run_id):
                 return math.inf if self.end(run_id) else None
-            self._losses[run_id] = objective_as_loss(read_summary(self.results, run_id), self.objective)
+            self._losses[run_id] = objective_as_loss(read_summary(self.results, run_id), self.definition.objective)
         return self._losses[run_id]
 
     def is_complete(self, run_id: str) -> bool:

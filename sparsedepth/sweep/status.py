@@ -229,9 +229,8 @@ def sweep_summary(folder: Path) -> SweepSummary:
     objectives = definition.objectives if definition else (objective,)
     judged = {column for name in objectives for column in (name, *columns_for(name))}
     rows = read_columns(folder, {*CELL_FIELDS, *judged, *facts}, damaged)
-    plan, index = (
-        (Plan(definition), ResultsIndex(folder, definition, is_read_only=True)) if definition else (None, None)
-    )
+    plan = Plan(definition) if definition else None
+    index = ResultsIndex(folder, definition, is_read_only=True) if definition else None
     losses = {run_id: objective_as_loss(row, objective) for run_id, row in rows.items()}
 
     def loss_of(run_id: str) -> float | None:

@@ -41,8 +41,7 @@ class Sweep(Driver):
 
     def __init__(self, definition, results, kind=MadeUp, workers=1):
         super().__init__(Plan(definition), results, Machine(workers=workers, runtime=DEFAULT, gpus=[]))
-        fields = {"definition": definition, "results": results, "machine": self.machine, "stop": lambda: False}
-        self._workers = [kind(results_index=self.results_index, number=number, **fields) for number in range(workers)]
+        self._workers = [kind(self.machine, self.results_index, self.stop, number) for number in range(workers)]
         self.study = open_study(definition, results)
         self.fill_queue(self.study)
 
