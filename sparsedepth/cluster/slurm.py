@@ -87,16 +87,6 @@ class Request:
         return parse_time(self.time) if self.time else None
 
     @property
-    def gpu_count(self) -> int:
-        return int(self.gpus.rpartition(":")[2]) if self.gpus else 0
-
-    @property
-    def cpu_count(self) -> int:
-        """Cores per task, by default one."""
-        value = self.options().get("cpus-per-task") or "1"
-        return int(value) if value.isdigit() else 1
-
-    @property
     def warning_seconds(self) -> int:
         """How long before the limit Slurm warns a task."""
         return min(WARNING_SECONDS, self.seconds // 4) if self.seconds else WARNING_SECONDS
@@ -113,15 +103,17 @@ class Request:
     @property
     def groups(self) -> int:
         """Groups of GPUs per task, each for the runs of its workers; 0 without GPUs."""
-        return max(1, self.gpu_count // self.gpus_per_run) if self.gpu_count else 0
+        return max(1, int(self.gpus.rpartition(":")[2]) // self.gpus_per_run) if self.gpus else 0
 
     @property
     def runs_in_parallel(self) -> int:
         """Runs that one task computes in parallel."""
         if self.nodes > 1:
             return 1
-        per_task = self.cpu_count // self.gpus_per_run
-        return (self.workers or 1) * self.groups if self.groups else self.workers or max(1, per_task)
+        if self.groups:
+            return (self.workers or 1) * self.groups
+        cores = self.options().get("cpus-per-task") or "1"
+        return self.workers or max(1, (int(cores) if cores.isdigit() else 1) // self.gpus_per_run)
 
     def arguments(self) -> list[str]:
         """The options of `work`."""
