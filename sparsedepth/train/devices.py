@@ -1,18 +1,17 @@
-"""One model on several devices, under torchrun: each process has a rank, a device and a share of
-every global batch.
+"""One model on several devices, under torchrun: each process has a rank, a device and an equal
+share of every global batch.
 
     ddp    each process holds the whole model; gradients are averaged             (2006.15704)
     fsdp   parameters, gradients and moments are sharded; a block's weights are gathered while it computes (2304.11277)
 
 FSDP gathers weights in fp32: its own mixed precision would send half as much, but round the weights
-of norms and router, and so change the losses. It is imported only where used, which takes a second.
+of norms and router, and so change the losses.
 
-A step equals that of a single process to rounding: shares are equal, so the mean of means is the
-mean; the experts' load is averaged over processes before the balance loss (by `mean`), which makes
-it that of the global batch (2501.11873).
+A step equals that of a single process to rounding: the experts' load is averaged over processes
+before the balance loss (by `mean`), which makes it that of the global batch (2501.11873).
 
-Processes agree by one small host exchange per step whether to stop or save, and that all are alive.
-So a lost process is noticed at the next step, not by a device time-out.
+Processes agree by one small host exchange per step whether to stop or save. So a lost process is
+noticed at the next step, not by a device time-out.
 """
 
 import contextlib
@@ -92,7 +91,7 @@ class Devices:
         return contextlib.nullcontext()
 
     def _shard(self, module: nn.Module, device: torch.device) -> None:
-        from torch.distributed.device_mesh import init_device_mesh
+        from torch.distributed.device_mesh import init_device_mesh  # here, since this import takes a second
         from torch.distributed.fsdp import fully_shard
 
         fully_shard(module, mesh=init_device_mesh(device.type, (self.size,)))
