@@ -17,7 +17,7 @@ from sparsedepth.cli.cost import as_finished_runs_took, price_line
 from sparsedepth.cli.progress import ProgressDisplay, print_failures, print_header, print_ranking
 from sparsedepth.cli.start import field_values, warn_of_unlikely_values, with_cleanup
 from sparsedepth.cluster.array import TaskArray, check, task_counts
-from sparsedepth.cluster.slurm import QueuedTask, Request
+from sparsedepth.cluster.slurm import Request
 from sparsedepth.config.sweep import SweepDefinition
 from sparsedepth.plan.price import Price, named_device, price_of, pricing_setup
 from sparsedepth.plan.tasks import Plan
@@ -141,7 +141,11 @@ def _follow(plan: Plan, array: TaskArray) -> list[RunState]:
     runs, printed, end = known_runs(plan, array.results), None, math.inf
     with ProgressDisplay(definition, expected, array.results) as display:
         while True:
-            active = _active_tasks(array)
+            active = None  # while Slurm does not answer
+            try:
+                active = [task for task in array.queued() if task.is_active]
+            except ValueError as error:
+                print(f"sparsedepth: warning: {error}; the tasks keep running", file=sys.stderr)
             if active is not None and (line := task_counts(active)) != printed:
                 print(f"tasks: {line}", file=sys.stderr, flush=True)
                 printed = line
@@ -155,15 +159,6 @@ def _follow(plan: Plan, array: TaskArray) -> list[RunState]:
                 array.cancel_pending()
                 end = min(end, time.monotonic() + END_SECONDS)
             time.sleep(POLL_SECONDS)
-
-
-def _active_tasks(array: TaskArray) -> list[QueuedTask] | None:
-    """The tasks that have not ended; None while Slurm does not answer."""
-    try:
-        return [task for task in array.queued() if task.is_active]
-    except ValueError as error:
-        print(f"sparsedepth: warning: {error}; the tasks keep running", file=sys.stderr)
-        return None
 
 
 def _print_result(definition: SweepDefinition, states: list[RunState], array: TaskArray, expected: int) -> None:
