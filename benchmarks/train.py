@@ -42,7 +42,7 @@ from sparsedepth.exchange.architecture import architecture
 from sparsedepth.exchange.export import save_model
 from sparsedepth.measure.suite import observe_variance
 from sparsedepth.model.decoder import Decoder
-from sparsedepth.plan.duration import OBSERVED_TOKENS
+from sparsedepth.plan.estimate import OBSERVED_TOKENS
 from sparsedepth.probe.probed_model import ProbedDecoder
 from sparsedepth.train.devices import ALONE
 from sparsedepth.train.feed import Batch

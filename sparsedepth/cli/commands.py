@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 import typer
 
 from sparsedepth import __version__
-from sparsedepth.cli import describe, doctor, exchange, measure, on_slurm, read, recipe, scaling, status, train_sweep
+from sparsedepth.cli import describe, doctor, exchange, measure, read, recipe, scaling, status, train_sweep
 
 app = typer.Typer(
     name="sparsedepth",
@@ -36,7 +36,7 @@ COMMANDS: Mapping[str, tuple[Callable[..., None], str]] = {
     "train": (train_sweep.train, "train run.yaml -o results/mine --set lr=1e-3"),
     "status": (status.status, "status results/mine --watch"),
     "logs": (status.logs, "logs results/mine 0123456789ab --follow"),
-    "stop": (on_slurm.stop, "stop results/mine"),
+    "stop": (train_sweep.stop, "stop results/mine"),
     "measure": (measure.measure, "measure models/llama --data held-out.txt -o results/models/llama"),
     "export": (exchange.export, "export results/mine/runs/0123456789ab -o models/mine"),
     "evaluate": (measure.evaluate, "evaluate results/mine/runs/0123456789ab --tasks lambada_openai --limit 100"),

@@ -1,29 +1,29 @@
-"""`sweep --on slurm`, `plan --on slurm` and `stop`: run a sweep as a Slurm job array."""
+"""`sweep --on slurm` and `plan --on slurm`: run a sweep as a Slurm job array. Imported where they are asked for."""
 
 import math
 import sys
 import time
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from pathlib import Path
 from shlex import quote
-from typing import TYPE_CHECKING, Annotated, Any, get_args
+from typing import Any, get_args
 
 import typer
 
 from sparsedepth.cli import preflight
+from sparsedepth.cli.calls import runtime_config
+from sparsedepth.cli.progress import ProgressDisplay, print_failures, print_header, print_ranking
+from sparsedepth.cluster.array import TaskArray, check, task_counts
 from sparsedepth.cluster.slurm import Request
+from sparsedepth.config.sweep import SweepDefinition
+from sparsedepth.plan.price import Price, named_device, price_of, pricing_setup
+from sparsedepth.plan.tasks import Plan
 from sparsedepth.store.terminal import duration
-
-if TYPE_CHECKING:
-    from sparsedepth.cluster.array import TaskArray
-    from sparsedepth.cluster.slurm import QueuedTask
-    from sparsedepth.config.runtime import RuntimeConfig
-    from sparsedepth.config.sweep import SweepDefinition
-    from sparsedepth.plan.price import Price
-    from sparsedepth.plan.tasks import Plan
-    from sparsedepth.sweep.status import RunState
+from sparsedepth.sweep.results_folder import EndState, prepare
+from sparsedepth.sweep.status import RunState, forget_failures, known_runs, remaining_runs, scan
+from sparsedepth.sweep.storage import database_url, hide_url
 
 POLL_SECONDS = 2.0
 """Interval between checks of the results folder and the queue."""
@@ -35,44 +35,8 @@ MAX_DEFAULT_TASKS = 64
 """Most tasks without --array."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class ArrayOptions(Request):
-    runtime: "RuntimeConfig"
-    array: int | None = None
-    """number of tasks"""
-    workers: int | None = None
-    gpus_per_run: int = 1
-    max_attempts: int = 2
-    storage: str | None = None
-
-    @property
-    def groups(self) -> int:
-        """Groups of GPUs per task, each for the runs of its workers; 0 without GPUs."""
-        return max(1, self.gpu_count // self.gpus_per_run) if self.gpu_count else 0
-
-    @property
-    def runs_in_parallel(self) -> int:
-        """Runs that one task computes in parallel."""
-        if self.nodes > 1:
-            return 1
-        per_task = self.cpu_count // self.gpus_per_run
-        return (self.workers or 1) * self.groups if self.groups else self.workers or max(1, per_task)
-
-    def arguments(self) -> list[str]:
-        """The options of `work`."""
-        names = ("max_attempts", "workers", "gpus_per_run", "nodes")
-        values = {name: getattr(self, name) for name in names if getattr(self, name) is not None}
-        arguments = [word for name, value in values.items() for word in (f"--{name.replace('_', '-')}", str(value))]
-        for name, value in self.runtime.model_dump(mode="json", exclude_defaults=True).items():
-            arguments += ["--runtime", f"{name}={value}".replace("=True", "=true").replace("=False", "=false")]
-        return arguments
-
-
-def array_options(on: str | None, given: Mapping[str, Any]) -> ArrayOptions | None:
+def array_options(on: str | None, given: Mapping[str, Any]) -> Request | None:
     """The options of --on slurm, or None without it. Raises ValueError for an option that needs it."""
-    from sparsedepth.cli.calls import runtime_config
-    from sparsedepth.sweep.storage import database_url, hide_url
-
     if on is None:
         only = [name for name in ("partition", "time", "array", "account", "sbatch") if given[name]]
         if only := only or ["nodes"] * (given["nodes"] > 1):
@@ -83,23 +47,19 @@ def array_options(on: str | None, given: Mapping[str, Any]) -> ArrayOptions | No
     if storage := given.get("storage"):
         hide_url(storage)
         database_url(storage)
-    names = {field.name for field in fields(ArrayOptions)} - {"runtime"}
+    names = {field.name for field in fields(Request)} - {"runtime"}
     named: dict[str, Any] = {name: value for name, value in given.items() if name in names}
-    return ArrayOptions(runtime=runtime_config(given), **named)
+    return Request(runtime=runtime_config(given), **named)
 
 
-def plan_array(plan: "Plan", options: ArrayOptions, results: Path | None) -> "tuple[int, Price, list[str]]":
+def plan_array(plan: Plan, options: Request, results: Path | None) -> tuple[int, Price, list[str]]:
     """The number of tasks, the price of the remaining runs, and lines on the array: its size, the time per task against
     the queue's limits, warnings. Raises ValueError as `check`."""
-    from sparsedepth.cluster.array import TaskArray, check
-    from sparsedepth.plan.price import named_device, price_of, pricing_setup
-    from sparsedepth.sweep.status import remaining_runs
-
     existing = results if results and results.exists() else None
     runs = remaining_runs(plan, existing, options.max_attempts) if existing else plan.expected_runs()
     with_work = min(MAX_DEFAULT_TASKS, -(-len(runs) // options.runs_in_parallel))
     tasks = max(1, min(options.array or with_work, len(runs)))
-    partition = check(options, results, tasks, options.runtime.checkpoint_seconds)
+    partition = check(options, results, tasks)
     setup = pricing_setup(
         options.runtime,
         device=named_device(options.gpus or "") if options.groups else "cpu",  # h100 of --gpus h100:1
@@ -129,33 +89,23 @@ def plan_array(plan: "Plan", options: ArrayOptions, results: Path | None) -> "tu
 
 
 def sweep_on_slurm(
-    definition: "SweepDefinition", results: Path, options: ArrayOptions, *, retry_failed: bool, dry_run: bool
+    definition: SweepDefinition, results: Path, options: Request, *, retry_failed: bool, dry_run: bool
 ) -> None:
     """Submit the remaining runs, unless the array is already queued, and follow it. Raises Exit as `sweep` does."""
-    from sparsedepth.cli.progress import print_header
-    from sparsedepth.cluster.array import TaskArray
-    from sparsedepth.plan.tasks import Plan
-    from sparsedepth.sweep.results_folder import prepare
-    from sparsedepth.sweep.status import scan
-
     plan = Plan(definition)
     preflight.warn_of_unlikely_values(preflight.field_values(definition))
     tasks, price, lines = plan_array(plan, options, results)
     print_header(definition, plan.notes())
     print(f"cost: {preflight.price_line(price)}", *lines, sep="\n")
-    array = TaskArray(
-        sweep=definition.name,
-        results=results,
-        request=options,
-        arguments=options.arguments(),
-        storage_url=options.storage,
-    )
+    array = TaskArray(sweep=definition.name, results=results, request=options)
     if dry_run:
         print(array.script(tasks), end="")
         return
 
     def submit() -> None:
-        prepare(results, definition, options.max_attempts, retry_failed=retry_failed)
+        prepare(results, definition, options.max_attempts)
+        if retry_failed:
+            forget_failures(results, definition, options.max_attempts)
         if is_settled(definition, scan(results, definition), plan.expected):
             return
         if job := array.submit(tasks):
@@ -176,27 +126,25 @@ def sweep_on_slurm(
     _print_result(definition, states, array, plan.expected)
 
 
-def is_settled(definition: "SweepDefinition", states: "list[RunState]", expected: int) -> bool:
+def is_settled(definition: SweepDefinition, states: list[RunState], expected: int) -> bool:
     """Whether no run is left, judging by the folder; a sampler's proposals may share runs."""
-    from sparsedepth.sweep.run_end import EndState
-
     if definition.tune and not definition.adaptive and len(states) < expected:
         return False
     settled = bool(states) and all(state.state in ("complete", *get_args(EndState)) for state in states)
     return settled and (not definition.adaptive or len(states) >= expected)
 
 
-def _follow(plan: "Plan", array: "TaskArray") -> "list[RunState]":
+def _follow(plan: Plan, array: TaskArray) -> list[RunState]:
     """Show progress until no task is left or no run is missing; the final states."""
-    from sparsedepth.cli.progress import ProgressDisplay
-    from sparsedepth.cluster.array import task_counts
-    from sparsedepth.sweep.status import known_runs, scan
-
     definition, expected = plan.definition, plan.expected
     runs, printed, end = known_runs(plan, array.results), None, math.inf
     with ProgressDisplay(definition, expected, array.results) as display:
         while True:
-            active = _active_tasks(array)
+            active = None  # while Slurm does not answer
+            try:
+                active = [task for task in array.queued() if task.is_active]
+            except ValueError as error:
+                print(f"sparsedepth: warning: {error}; the tasks keep running", file=sys.stderr)
             if active is not None and (line := task_counts(active)) != printed:
                 print(f"tasks: {line}", file=sys.stderr, flush=True)
                 printed = line
@@ -212,19 +160,8 @@ def _follow(plan: "Plan", array: "TaskArray") -> "list[RunState]":
             time.sleep(POLL_SECONDS)
 
 
-def _active_tasks(array: "TaskArray") -> "list[QueuedTask] | None":
-    """The tasks that have not ended; None while Slurm does not answer."""
-    try:
-        return [task for task in array.queued() if task.is_active]
-    except ValueError as error:
-        print(f"sparsedepth: warning: {error}; the tasks keep running", file=sys.stderr)
-        return None
-
-
-def _print_result(definition: "SweepDefinition", states: "list[RunState]", array: "TaskArray", expected: int) -> None:
+def _print_result(definition: SweepDefinition, states: list[RunState], array: TaskArray, expected: int) -> None:
     """Print the ranking, and why runs are missing. Raises Exit if runs are missing."""
-    from sparsedepth.cli.progress import print_failures, print_ranking
-
     print_failures(states, array.results)
     counts = Counter(state.state for state in states)
     missing = sum(counts[state] for state in ("failed", "interrupted", "planned", "running", "damaged"))
@@ -239,20 +176,3 @@ def _print_result(definition: "SweepDefinition", states: "list[RunState]", array
             file=sys.stderr,
         )
         raise typer.Exit(1)
-
-
-def stop(
-    folder: Annotated[Path, typer.Argument(metavar="DIR", help="results folder of a sweep that runs on Slurm")],
-) -> None:
-    """Stop a sweep on Slurm: cancel queued tasks, checkpoint running ones. `sweep --on slurm` resumes it."""
-    from sparsedepth.cluster import slurm
-    from sparsedepth.cluster.array import TaskArray
-    from sparsedepth.config.sweep import read_definition
-
-    if not folder.is_dir() or (definition := read_definition(folder)) is None:
-        raise ValueError(f"{folder} holds no sweep; give the results folder of a sweep on Slurm")
-    slurm.check_present()
-    array = TaskArray(sweep=definition.name, results=folder)
-    if not (count := array.stop()):
-        raise ValueError(f"{folder} has no Slurm task; to stop a sweep in a terminal, press Ctrl-C there")
-    print(f"stopped {count} tasks of {array.name}; run the same `sparsedepth sweep ... --on slurm` to resume")

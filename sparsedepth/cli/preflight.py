@@ -242,7 +242,7 @@ def _table(plan: "Plan", price: "Price") -> Iterator[str]:
 
 
 def _assumptions(plan: "Plan", price: "Price") -> Iterator[str]:
-    from sparsedepth.plan.duration import shape_id
+    from sparsedepth.plan.estimate import shape_id
 
     definition = plan.definition
     low, high = price.seconds.value / price.seconds.factor, price.seconds.value * price.seconds.factor

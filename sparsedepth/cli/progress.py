@@ -3,21 +3,24 @@
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from shlex import quote
+from typing import Any
 
 from rich.console import Console
 from rich.live import Live
 from rich.markup import escape
 from rich.table import Table
 
+from sparsedepth import quantities
 from sparsedepth.cli.run_progress import QUIET_SECONDS
 from sparsedepth.config.cost import cost
 from sparsedepth.config.plain_text import visible
 from sparsedepth.config.sweep import SweepDefinition
+from sparsedepth.store.records import read_summary
 from sparsedepth.store.terminal import duration
-from sparsedepth.sweep.status import BestSoFar, RunState, running_line, varied_fields
+from sparsedepth.sweep.status import RunState, running_line, varied_fields
 
 
 class ProgressDisplay:
@@ -25,7 +28,7 @@ class ProgressDisplay:
 
     def __init__(self, definition: SweepDefinition, expected: int, results: Path):
         self.definition, self.expected = definition, expected
-        self.best = BestSoFar(results, definition.objective)
+        self.results, self.summaries = results, dict[str, Mapping[str, Any]]()
         self.console = Console(stderr=True)
         self.live = Live(console=self.console, refresh_per_second=4, transient=True)
         self.started = self.printed_at = time.monotonic()
@@ -57,8 +60,8 @@ class ProgressDisplay:
         count = f"[{len(complete)}/{self.expected}]"
         for state in states:
             if state.run_id in newly_complete:
-                value = self.best.value(state.run_id)
-                result = ", diverged" if self.best.summary_of(state.run_id).get("outcome") == "diverged" else ""
+                value = self._value(state.run_id)
+                result = ", diverged" if self.summaries[state.run_id].get("outcome") == "diverged" else ""
                 result = result if value is None else f", {self.definition.objective} {value:.4g}"
                 print(f"{count} complete: {self._name(state)}{result}  ({eta})", file=sys.stderr, flush=True)
                 self.printed_at = now
@@ -100,9 +103,22 @@ class ProgressDisplay:
         failed = Counter(state.reason for state in states if state.state in ("failed", "infeasible"))
         for reason, count in failed.most_common(3):
             table.add_row(f"  [red]failed {count}x[/]: {escape(str(reason))[:150]}")
-        if best := self.best.of(states):
-            table.add_row(f"  best so far: {self.definition.objective} {best[1]:.4g}, {escape(self._name(best[0]))}")
+        objective, complete = self.definition.objective, [state for state in states if state.state == "complete"]
+        scored = [(value, state) for state in complete if (value := self._value(state.run_id)) is not None]
+        if scored:
+            value, state = max(scored, key=lambda pair: quantities.sign(objective) * pair[0])
+            table.add_row(f"  best so far: {objective} {value:.4g}, {escape(self._name(state))}")
         return table
+
+    def _value(self, run_id: str) -> float | None:
+        """A complete run's objective; None if it has none, or is damaged, which is reported when its record is read."""
+        if run_id not in self.summaries:
+            try:
+                self.summaries[run_id] = read_summary(self.results, run_id)
+            except (OSError, ValueError):
+                self.summaries[run_id] = {}
+        value = self.summaries[run_id].get(self.definition.objective)
+        return value if isinstance(value, int | float) else None
 
     def _name(self, state: RunState) -> str:
         return varied_fields(self.definition, state.config) if state.config else state.run_id

@@ -101,7 +101,7 @@ def _status_json(summary: "SweepSummary") -> dict[str, Any]:
 
 def _status_lines(folder: Path) -> tuple[list[str], bool]:
     """The lines of `status`, and whether runs are running or still to come."""
-    from sparsedepth.plan.branches import trunk_line, trunk_names
+    from sparsedepth.plan.budgets import trunk_line, trunk_names
     from sparsedepth.run.scratch import task_text
     from sparsedepth.sweep.status import running_line
 

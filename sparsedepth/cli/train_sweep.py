@@ -1,5 +1,4 @@
-"""`sparsedepth plan`, `sweep`, `train` and `work`: commands that price runs and train models.
-
+"""`sparsedepth plan`, `sweep`, `train`, `work`, `stop`: commands that price runs, train models, or stop them on Slurm.
 `plan` says what a sweep costs, and which effects it can detect.
 """
 
@@ -11,7 +10,6 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from sparsedepth.cli import calls, option, preflight
-from sparsedepth.cli.on_slurm import array_options, plan_array, sweep_on_slurm
 from sparsedepth.config.plain_text import visible
 from sparsedepth.files import MARKER
 from sparsedepth.store.query_result import fit
@@ -39,8 +37,9 @@ def plan(
     """Estimate what a sweep costs: FLOPs, tokens, memory, disk and time. With --pilot or --seed-sd, also the smallest
     effect of each setting that it can detect."""
     from sparsedepth.cli.input_file import kind_of, single_run_sweep
+    from sparsedepth.cli.on_slurm import array_options, plan_array
     from sparsedepth.config.load import read_extended
-    from sparsedepth.plan.duration import DEVICES
+    from sparsedepth.plan.estimate import DEVICES
     from sparsedepth.plan.tasks import Plan
     from sparsedepth.sweep.results_folder import check_same_sweep
 
@@ -136,6 +135,7 @@ def sweep(
     on: Annotated[str | None, typer.Option(help="slurm: submit a job array from this login node")] = None,
 ) -> None:
     """Run every configuration and seed of a sweep. Run the same command again to resume."""
+    from sparsedepth.cli.on_slurm import array_options, sweep_on_slurm
     from sparsedepth.sweep.results_folder import check_same_sweep
 
     out = given["out"]
@@ -245,3 +245,20 @@ def work(
     if stop():
         print("stopped at a checkpoint; another worker can resume the runs", file=sys.stderr)
         raise typer.Exit(stop.exit_code)
+
+
+def stop(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="results folder of a sweep that runs on Slurm")],
+) -> None:
+    """Stop a sweep on Slurm: cancel queued tasks, checkpoint running ones. `sweep --on slurm` resumes it."""
+    from sparsedepth.cluster import slurm
+    from sparsedepth.cluster.array import TaskArray
+    from sparsedepth.config.sweep import read_definition
+
+    if not folder.is_dir() or (definition := read_definition(folder)) is None:
+        raise ValueError(f"{folder} holds no sweep; give the results folder of a sweep on Slurm")
+    slurm.check_present()
+    array = TaskArray(sweep=definition.name, results=folder)
+    if not (count := array.stop()):
+        raise ValueError(f"{folder} has no Slurm task; to stop a sweep in a terminal, press Ctrl-C there")
+    print(f"stopped {count} tasks of {array.name}; run the same `sparsedepth sweep ... --on slurm` to resume")

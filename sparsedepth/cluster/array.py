@@ -55,8 +55,6 @@ class TaskArray:
     sweep: str
     results: Path
     request: Request = field(default_factory=Request)
-    arguments: Sequence[str] = ()
-    storage_url: str | None = None
 
     @property
     def name(self) -> str:
@@ -84,7 +82,7 @@ class TaskArray:
             **({"time": self.request.time} if self.request.time else {}),
         }
         work = (sys.executable, "-m", "sparsedepth.cli.main", "work", str(self.results.resolve()), "--leave-when-idle")
-        body = script_body(self.results, self.request, shlex.join([*work, *self.arguments]))
+        body = script_body(self.results, self.request, shlex.join([*work, *self.request.arguments()]))
         return f"#!/bin/bash\n{header({**own, **self.request.options()})}\n\n{body}"
 
     def queued(self) -> list[QueuedTask]:
@@ -99,7 +97,7 @@ class TaskArray:
                 return None
             script, options = self.script(tasks), []
             files.write_text(self.path, script)
-            environment = {"SPARSEDEPTH_STORAGE": self.storage_url} if self.storage_url else {}
+            environment = {"SPARSEDEPTH_STORAGE": storage} if (storage := self.request.storage) else {}
             slurm.call("sbatch", "--test-only", script=script, environment=environment)
             if probe := self._probe():
                 options = [f"--dependency=afterok:{probe}", "--kill-on-invalid-dep=yes"]
@@ -177,11 +175,10 @@ class TaskArray:
         stuck = [count for count in counts.values() if count > 1]
         if not stuck:
             return None
-        return (
-            f"{len(stuck)} tasks of job {last_job} reached their time limit {max(stuck)} times in a row without "
-            f"progress, and {sum(count >= MAX_STARTS for count in stuck)} of them gave up: {seconds} s is too short to "
-            f"start and write a checkpoint; {time_advice(2 * seconds)}"
-        )
+        told = f"{len(stuck)} tasks of job {last_job} reached their time limit {max(stuck)} times in a row"
+        given_up = f"{sum(count >= MAX_STARTS for count in stuck)} of them gave up"
+        reason = f"{seconds} s is too short to start and write a checkpoint"
+        return f"{told} without progress, and {given_up}: {reason}; {time_advice(2 * seconds)}"
 
     def end_reasons(self, starts: Iterable[Allocation], queued: Iterable[QueuedTask]) -> Iterator[str]:
         """Why each start of a task ended, and the task's state now: 'preempted; now pending (Resources)'."""
@@ -222,7 +219,7 @@ def task_counts(tasks: Sequence[QueuedTask]) -> str:
     return ", ".join(f"{count} {state}" for state, count in states.most_common()) or "none in the queue"
 
 
-def check(request: Request, results: Path | None, tasks: int, checkpoint_seconds: float) -> slurm.Partition:
+def check(request: Request, results: Path | None, tasks: int) -> slurm.Partition:
     """The partition. Raises ValueError for requests that Slurm would refuse, or that leave no time for progress."""
     slurm.check_present()
     if results and re.search(r"[\x00-\x1f\"'\\%]", str(results.resolve())):
@@ -232,14 +229,13 @@ def check(request: Request, results: Path | None, tasks: int, checkpoint_seconds
         longest = f"{partition.seconds / 3600:g} h"
         raise ValueError(f"--time {request.time} exceeds the limit of partition {partition.name}, {longest}")
     limit = request.seconds or partition.default_seconds
-    available, needed = max(0.0, limit - request.warning_seconds), START_SECONDS + checkpoint_seconds
+    saving = request.runtime.checkpoint_seconds
+    available, needed = max(0.0, limit - request.warning_seconds), START_SECONDS + saving
     if available <= needed:
         source = f"--time {request.time}" if request.time else f"the default limit of partition {partition.name}"
-        raise ValueError(
-            f"{source} leaves a task {available:.0f} s before Slurm warns it, too short to start (about "
-            f"{START_SECONDS} s) and write a checkpoint (checkpoint_seconds={checkpoint_seconds:g}); "
-            f"{time_advice(needed + 1)}"
-        )
+        told = f"{source} leaves a task {available:.0f} s before Slurm warns it, too short"
+        work = f"start (about {START_SECONDS} s) and write a checkpoint (checkpoint_seconds={saving:g})"
+        raise ValueError(f"{told} to {work}; {time_advice(needed + 1)}")
     max_tasks = slurm.max_tasks()
     if not 1 <= tasks < max_tasks:
         raise ValueError(f"--array {tasks} must be between 1 and {max_tasks - 1}, the limit of this Slurm")

@@ -25,6 +25,8 @@ from importlib.resources import files
 from pathlib import Path
 from typing import NamedTuple
 
+from sparsedepth.config.runtime import DEFAULT, RuntimeConfig
+
 WARNING_SECONDS = 120
 """How long before its time limit a task is warned; at most a quarter of the limit."""
 
@@ -43,7 +45,8 @@ OWN_KEYS = {
 
 @dataclass(frozen=True, kw_only=True)
 class Request:
-    """Resources that each task requests from Slurm; None and empty: the cluster's default."""
+    """What a sweep asks for on Slurm: the resources of each task (None and empty: the cluster's default), and what
+    each of its `work` processes does."""
 
     partition: str | None = None
     account: str | None = None
@@ -54,6 +57,13 @@ class Request:
     """time limit in Slurm's format: 30, 4:00:00, 1-12"""
     sbatch: Sequence[str] | None = None
     """more sbatch options: key=value, or key"""
+    array: int | None = None
+    """number of tasks"""
+    runtime: RuntimeConfig = DEFAULT
+    workers: int | None = None
+    gpus_per_run: int = 1
+    max_attempts: int = 2
+    storage: str | None = None
 
     def __post_init__(self) -> None:
         """Raises ValueError for an invalid option."""
@@ -77,16 +87,6 @@ class Request:
         return parse_time(self.time) if self.time else None
 
     @property
-    def gpu_count(self) -> int:
-        return int(self.gpus.rpartition(":")[2]) if self.gpus else 0
-
-    @property
-    def cpu_count(self) -> int:
-        """Cores per task, by default one."""
-        value = self.options().get("cpus-per-task") or "1"
-        return int(value) if value.isdigit() else 1
-
-    @property
     def warning_seconds(self) -> int:
         """How long before the limit Slurm warns a task."""
         return min(WARNING_SECONDS, self.seconds // 4) if self.seconds else WARNING_SECONDS
@@ -99,6 +99,30 @@ class Request:
             options |= {"nodes": str(self.nodes), "ntasks-per-node": "1"}
         given = (option.partition("=") for option in self.sbatch or ())
         return options | {key: value if equals else None for key, equals, value in given}
+
+    @property
+    def groups(self) -> int:
+        """Groups of GPUs per task, each for the runs of its workers; 0 without GPUs."""
+        return max(1, int(self.gpus.rpartition(":")[2]) // self.gpus_per_run) if self.gpus else 0
+
+    @property
+    def runs_in_parallel(self) -> int:
+        """Runs that one task computes in parallel."""
+        if self.nodes > 1:
+            return 1
+        if self.groups:
+            return (self.workers or 1) * self.groups
+        cores = self.options().get("cpus-per-task") or "1"
+        return self.workers or max(1, (int(cores) if cores.isdigit() else 1) // self.gpus_per_run)
+
+    def arguments(self) -> list[str]:
+        """The options of `work`."""
+        names = ("max_attempts", "workers", "gpus_per_run", "nodes")
+        values = {name: getattr(self, name) for name in names if getattr(self, name) is not None}
+        arguments = [word for name, value in values.items() for word in (f"--{name.replace('_', '-')}", str(value))]
+        for name, value in self.runtime.model_dump(mode="json", exclude_defaults=True).items():
+            arguments += ["--runtime", f"{name}={value}".replace("=True", "=true").replace("=False", "=false")]
+        return arguments
 
 
 def parse_time(text: str) -> int:

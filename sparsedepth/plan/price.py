@@ -1,7 +1,7 @@
 """Estimate the cost of a sweep before it runs: parameters, FLOPs, tokens, memory, disk and time.
 
 A *kind* is a group of runs of equal shape: equal in all fields that change the cost. Parameters and FLOPs are exact,
-memory is modelled (`memory`), time assumed or calibrated (`duration`); finished runs correct both:
+memory is modelled, time assumed or calibrated (`plan.estimate`); finished runs correct both:
 
     total time       = time at which the last worker finishes if workers take the runs in the order of the plan
     ratio of a shape = measured / estimated; a shape without a finished run takes the median of the others
@@ -22,9 +22,9 @@ from sparsedepth.config.corpus import TASK, kind_of
 from sparsedepth.config.cost import cost
 from sparsedepth.config.run import RunConfig, check_parallel
 from sparsedepth.config.runtime import RuntimeConfig
-from sparsedepth.plan.branches import shared_steps
-from sparsedepth.plan.duration import CALIBRATED, DEVICES, RELATED, Device, Seconds, Timing, seconds, shape, shape_id
-from sparsedepth.plan.memory import CONTEXT_BYTES, Place, peak_bytes
+from sparsedepth.plan import estimate
+from sparsedepth.plan.budgets import shared_steps
+from sparsedepth.plan.estimate import DEVICES, Device, Place, Seconds, Timing, shape_id
 from sparsedepth.plan.tasks import Plan
 from sparsedepth.store.cache import read_columns
 
@@ -89,34 +89,14 @@ class Price:
     """summed over workers"""
     data_bytes: int | None
     """of the tokenised text; None if its length is unknown until it is read"""
-
-    @property
-    def runs(self) -> int:
-        return sum(kind.runs for kind in self.kinds)
-
-    @property
-    def train_flops(self) -> float:
-        return sum(kind.runs * kind.train_flops * (1 - kind.shared) for kind in self.kinds)
-
-    @property
-    def tokens(self) -> int:
-        return sum(round(kind.runs * kind.tokens * (1 - kind.shared)) for kind in self.kinds)
-
-    @property
-    def memory_bytes(self) -> int:
-        """Peak memory of the largest run on one device, with its process's CUDA context."""
-        return max(kind.memory_bytes for kind in self.kinds)
-
-    @property
-    def disk_bytes(self) -> int:
-        """Records, three checkpoints per running run, and the text if its length is known."""
-        records = sum(kind.runs * kind.disk_bytes for kind in self.kinds)
-        largest = max(kind.params_total for kind in self.kinds)
-        return records + 3 * 12 * largest * self.setup.workers + (self.data_bytes or 0)
-
-    @property
-    def is_calibrated(self) -> bool:
-        return all(kind.seconds.calibrated for kind in self.kinds)
+    runs: int
+    tokens: int
+    train_flops: float
+    memory_bytes: int
+    """peak of the largest run on one device, with its process's CUDA context"""
+    disk_bytes: int
+    """records, three checkpoints per running run, and the text if its length is known"""
+    is_calibrated: bool
 
 
 def pricing_setup(
@@ -152,7 +132,7 @@ def price_of(runs: Sequence[RunConfig], setup: PricingSetup, bound: str = "") ->
         check_parallel(config, setup.place.parallel)
     ids = [shape_id(config) for config in runs]
     examples = dict(zip(reversed(ids), reversed(runs), strict=True))
-    shapes = {key: shape(examples[key]) for key in dict.fromkeys(ids)}
+    shapes = {key: estimate.shape(examples[key]) for key in dict.fromkeys(ids)}
     first, *others = shapes.values()
     differing = [name for name in first if any(other[name] != first[name] for other in others)]
     shared: dict[str, list[int]] = {}
@@ -166,6 +146,7 @@ def price_of(runs: Sequence[RunConfig], setup: PricingSetup, bound: str = "") ->
     times = [seconds_by_id[key] for key in ids]
     value = makespan([time.value for time in times], setup.workers)
     high = makespan([time.value * time.factor for time in times], setup.workers)
+    data_bytes, checkpoints = _data_bytes(runs), 3 * 12 * max(kind.params_total for kind in kinds) * setup.workers
     rows = [config.model_dump() for config in runs]
     varied = [name for name, value in rows[0].items() if any(row[name] != value for row in rows)]
     return Price(
@@ -175,7 +156,13 @@ def price_of(runs: Sequence[RunConfig], setup: PricingSetup, bound: str = "") ->
         bound=bound,
         seconds=Seconds(value=value, factor=high / value),
         busy_seconds=sum(time.value for time in times),
-        data_bytes=_data_bytes(runs),
+        data_bytes=data_bytes,
+        runs=len(runs),
+        tokens=sum(round(kind.runs * kind.tokens * (1 - kind.shared)) for kind in kinds),
+        train_flops=sum(kind.runs * kind.train_flops * (1 - kind.shared) for kind in kinds),
+        memory_bytes=max(kind.memory_bytes for kind in kinds),
+        disk_bytes=sum(kind.runs * kind.disk_bytes for kind in kinds) + checkpoints + (data_bytes or 0),
+        is_calibrated=all(kind.seconds.calibrated for kind in kinds),
     )
 
 
@@ -183,7 +170,7 @@ def _kind(key: str, config: RunConfig, shared: list[int], varied: dict[str, Any]
     """`shared`: the steps that each run takes over from a shorter one."""
     run_cost, share = cost(config), sum(shared) / len(shared) / config.n_steps
     own_tokens = round((1 - share) * config.n_steps) * config.batch_tokens
-    peak = peak_bytes(config, setup.place) * _ratio(setup.memory_ratios, key)
+    peak = estimate.peak_bytes(config, setup.place) * _ratio(setup.memory_ratios, key)
     return ShapePrice(
         shape_id=key,
         varied=varied,
@@ -192,7 +179,7 @@ def _kind(key: str, config: RunConfig, shared: list[int], varied: dict[str, Any]
         params_active=run_cost.params_active,
         tokens=config.train_tokens,
         train_flops=float(run_cost.train_flops(config.train_tokens)),
-        memory_bytes=round(peak) + CONTEXT_BYTES[setup.place.device],
+        memory_bytes=round(peak) + estimate.CONTEXT_BYTES[setup.place.device],
         disk_bytes=4 * run_cost.params_total + RECORD_BYTES,
         seconds=_seconds(key, config.model_copy(update={"train_tokens": own_tokens}) if share else config, setup),
         shared=share,
@@ -202,11 +189,11 @@ def _kind(key: str, config: RunConfig, shared: list[int], varied: dict[str, Any]
 def _seconds(key: str, config: RunConfig, setup: PricingSetup) -> Seconds:
     """As finished runs of the shape took, else as calibrated, else as assumed, corrected by those of other shapes."""
     timing = (setup.timings or {}).get(shape_id(config, step_only=True))
-    estimate = seconds(config, setup.place, setup.assumed, None if key in setup.time_ratios else timing)
-    if estimate.calibrated or not setup.time_ratios:
-        return estimate
-    factor = CALIBRATED if key in setup.time_ratios else RELATED
-    return Seconds(value=estimate.value * _ratio(setup.time_ratios, key), factor=factor)
+    expected = estimate.seconds(config, setup.place, setup.assumed, None if key in setup.time_ratios else timing)
+    if expected.calibrated or not setup.time_ratios:
+        return expected
+    factor = estimate.CALIBRATED if key in setup.time_ratios else estimate.RELATED
+    return Seconds(value=expected.value * _ratio(setup.time_ratios, key), factor=factor)
 
 
 def _ratio(ratios: Mapping[str, float], key: str) -> float:
@@ -260,9 +247,9 @@ def with_finished(setup: PricingSetup, results: Path, runs: Sequence[RunConfig])
             continue
         key = shape_id(run)
         if row["seconds"]:
-            times[key].append(row["seconds"] / seconds(run, setup.place, setup.assumed).value)
+            times[key].append(row["seconds"] / estimate.seconds(run, setup.place, setup.assumed).value)
         if row["peak_memory_bytes"]:
-            peaks[key].append(row["peak_memory_bytes"] / peak_bytes(run, setup.place))
+            peaks[key].append(row["peak_memory_bytes"] / estimate.peak_bytes(run, setup.place))
     return replace(
         setup,
         time_ratios={key: median(ratios) for key, ratios in times.items()},
@@ -300,6 +287,4 @@ def workers_per_gpu(runs: Sequence[RunConfig], setup_of: Callable[[int], Pricing
 
 
 def as_json(price: Price) -> dict[str, Any]:
-    content = asdict(replace(price, setup=replace(price.setup, timings=None, time_ratios={}, memory_ratios={})))
-    totals = ("runs", "tokens", "train_flops", "memory_bytes", "disk_bytes", "is_calibrated")
-    return content | {name: getattr(price, name) for name in totals}
+    return asdict(replace(price, setup=replace(price.setup, timings=None, time_ratios={}, memory_ratios={})))

@@ -17,7 +17,7 @@ from optuna.distributions import BaseDistribution, CategoricalDistribution, Floa
 from sparsedepth.config.space import Cell, Interval, cell_digest, grid_points
 from sparsedepth.config.sweep import SweepDefinition
 from sparsedepth.files import digest
-from sparsedepth.plan.tune import extended
+from sparsedepth.store.tuning_roles import extended
 
 LARGEST_SIZE = 2**53
 """Bound for Optuna's records of a size that is solved for."""
@@ -31,6 +31,11 @@ def axis_distributions(definition: SweepDefinition) -> dict[str, BaseDistributio
         name: _interval(axis) if isinstance(axis, Interval) else CategoricalDistribution([plain(v) for v in axis])
         for name, axis in definition.axes.items()
     }
+
+
+def distributions(definition: SweepDefinition) -> dict[str, BaseDistribution]:
+    """The distribution of each field that a trial has."""
+    return axis_distributions(definition) if definition.adaptive else known_distributions(definition)
 
 
 def known_distributions(definition: SweepDefinition) -> dict[str, BaseDistribution]:

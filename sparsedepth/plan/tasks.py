@@ -2,15 +2,17 @@
 
 For a grid and the samplers random and qmc, the definition alone determines the cells. A task is one run (a cell with
 one seed). Tasks are ordered by seed, then longest first, so that every cell has its first replicate early and workers
-finish together. With tuning, tasks are added as results come in: each cell's grid with the tuning seeds, its extension,
-then the result seeds at the best value. With tpe and nsga2 a task is a proposal with all its seeds, since the sampler
-needs their mean.
+finish together. With tpe and nsga2 a task is a proposal with all its seeds, since the sampler needs their mean.
+
+With `tune`, tasks are added as results come in: each cell's grid with the tuning seeds, its extension if the best value
+is at an edge, then the result seeds at the best value. One that is still at an edge is used; the store flags it
+(`store.tuning_roles`), since the optimum may lie beyond.
 """
 
 import itertools
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from functools import cached_property
 from statistics import fmean
 from typing import Any, Literal
@@ -19,16 +21,16 @@ from sparsedepth import quantities
 from sparsedepth.config.corpus import check_size, kind_of, known_size
 from sparsedepth.config.cost import cost
 from sparsedepth.config.run import RunConfig
-from sparsedepth.config.space import Cell, Interval
+from sparsedepth.config.space import Cell, Interval, grid_points
 from sparsedepth.config.sweep import SweepDefinition
 from sparsedepth.files import digest
-from sparsedepth.plan.branches import with_branches
-from sparsedepth.plan.match import Match, match, summary
-from sparsedepth.plan.tune import GridPoint, tune
+from sparsedepth.plan.budgets import Match, match, summary
+from sparsedepth.store.tuning_roles import best_point, extended
 
 PRICED_PROPOSALS = 64
 """Most sample points by which an adaptive sampler's proposals are priced."""
 
+GridPoint = dict[str, float]
 LossOf = Callable[[str], float | None]
 """run_id -> the first objective as a loss (lower is better); math.inf: diverged or failed for good; None: pending."""
 
@@ -85,26 +87,23 @@ class Plan:
                 raise ValueError(f"sweep {definition.name!r} {how}")
             return
         if definition.sampler == "grid":
-            cells = list(definition.replicated_grid())
+            cells = definition.replicated_grid()
         else:
             from sparsedepth.plan.propose import proposals  # imports Optuna, which `status` of a grid does not need
 
-            cells = [(cell, definition.seeds) for cell in proposals(definition)]
-        matches = match(definition, [cell for cell, _ in cells])
-        for cell_match, (_, seeds) in zip(matches, cells, strict=True):
-            for branch in with_branches(definition, cell_match):
-                config = branch.config
-                _check_run(definition, config)
-                self._built[digest(branch.cell)] = config
-                if reason := broken_constraints(definition, config):
-                    self.infeasible.append((branch.cell, reason))
-                else:
-                    self.matches.append(replace(branch, seeds=seeds))
+            cells = ((cell, definition.seeds) for cell in proposals(definition))
+        for cell_match in match(definition, cells):
+            cell, config = cell_match.cell, cell_match.config
+            _check_run(definition, config)
+            self._built[digest(cell)] = config
+            if reason := broken_constraints(definition, config):
+                self.infeasible.append((cell, reason))
+            else:
+                self.matches.append(cell_match)
         if not self.matches:
             reason = f": {self.infeasible[0][1]}" if self.infeasible else ""
-            raise ValueError(
-                f"sweep {definition.name!r} has no cell to run{reason}; change its axes, 'exclude' or 'constraints'"
-            )
+            fix = "change its axes, 'exclude' or 'constraints'"
+            raise ValueError(f"sweep {definition.name!r} has no cell to run{reason}; {fix}")
 
     def tasks(self, loss_of: LossOf = no_results) -> list[Task]:
         """All known tasks, in the order in which they should start."""
@@ -207,8 +206,7 @@ class Plan:
         return [planned.config for planned in (*self.runs(loss_of), *self.to_come(loss_of))]
 
     def to_come(self, loss_of: LossOf) -> list[PlannedRun]:
-        """The results whose tuned value is not known yet, at the first of its grid, without seeds that tuning runs
-        anyway."""
+        """The results whose tuned value is not known yet, at the first of its grid, without seeds of tuning."""
         first = {name: grid[0] for name, grid in self.definition.tune.items()}
         return [
             self._plan({**cell_match.cell, **first}, seed)
@@ -244,6 +242,25 @@ class Plan:
             # Replicates differ in their seed, which no check reads.
             self._planned[task.key] = PlannedRun(task, self._built[key].model_copy(update={"seed": seed}))
         return self._planned[task.key]
+
+
+def tune(
+    grid: Mapping[str, Sequence[float]], loss_of: Callable[[GridPoint], float | None], extensions: int = 1
+) -> tuple[list[GridPoint], GridPoint | None]:
+    """The points to run with the tuning seeds, and that of the lowest mean loss (ties: the first, lowest) once each has
+    one: math.inf if a run diverged or failed. If it is at an edge of an axis, that is extended and the new points are
+    run, up to `extensions` times."""
+    axes = {name: list(values) for name, values in grid.items()}
+    while True:
+        points: list[GridPoint] = list(grid_points(axes))
+        losses = {tuple(point.values()): loss for point in points if (loss := loss_of(point)) is not None}
+        if len(losses) < len(points):
+            return points, None
+        best = dict(zip(axes, best_point(losses), strict=True))
+        wider = {name: extended(values, best[name]) for name, values in axes.items()}
+        if wider == axes or extensions == 0:
+            return points, best
+        axes, extensions = wider, extensions - 1
 
 
 def random_proposals(definition: SweepDefinition) -> int:

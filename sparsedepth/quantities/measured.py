@@ -2,7 +2,7 @@
 
 A new measure is a `Measure` and a record for each of its numbers; `tests/test_quantities.py` checks that they are
 complete. Costs are passes over (blocks, head) for each of measure_tokens tokens; the further tokens of `loss` and of the
-fit of `usefulness` are priced in `sparsedepth.plan.duration`. A fork of the residual stream costs the blocks behind it
+fit of `usefulness` are priced in `sparsedepth.plan.estimate`. A fork of the residual stream costs the blocks behind it
 (`sparsedepth.probe.fork`): on average L / 2 of L blocks for each layer, two thirds of a pass for each pair of layers.
 """
 

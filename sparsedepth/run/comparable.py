@@ -26,11 +26,10 @@ def checked_source(config: RunConfig, results: Path, tokenizer: Tokenizer | None
     if "usefulness" in config.measures:
         n_fit = source.held_out(config.seq_len, config.fit_tokens, config.measure_tokens).n_tokens
         if n_fit <= config.stream_width + 1:
-            raise ValueError(
-                f"the held-out text has {n_fit} tokens to fit usefulness's maps after measure_tokens="
-                f"{config.measure_tokens}, but d_model={config.d_model} needs more than {config.stream_width + 1}; use "
-                f"a longer corpus or a larger val_fraction"
-            )
+            told = f"{n_fit} tokens to fit usefulness's maps after measure_tokens={config.measure_tokens}"
+            needed = f"d_model={config.d_model} needs more than {config.stream_width + 1}"
+            fix = "use a longer corpus or a larger val_fraction"
+            raise ValueError(f"the held-out text has {told}, but {needed}; {fix}")
     check_same_text(source, results)
     return source
 
@@ -49,10 +48,8 @@ def check_same_text(source: Source, results: Path) -> None:
             return
         if not corpus.folder.is_symlink():
             shutil.rmtree(corpus.folder, ignore_errors=True)
-        raise ValueError(
-            f"corpus={corpus.manifest.corpus!r} has changed since run {folder.name} of {results}: runs on the two "
-            f"texts cannot be compared; restore the text, or choose another --out"
-        )
+        told = f"corpus={corpus.manifest.corpus!r} has changed since run {folder.name} of {results}: runs on the two"
+        raise ValueError(f"{told} texts cannot be compared; restore the text, or choose another --out")
 
 
 def check_same_precision(config: RunConfig, runtime: Runtime, results: Path) -> None:
@@ -65,11 +62,9 @@ def check_same_precision(config: RunConfig, runtime: Runtime, results: Path) -> 
             continue
         if before == runtime.precision:
             return
-        raise ValueError(
-            f"precision=auto is {runtime.precision} on {runtime.device.type}, but run {folder.name} of {results} was "
-            f"computed in {before}: the two cannot be compared; continue on the same kind of device, or set "
-            f"precision={before} and another --out"
-        )
+        told = f"run {folder.name} of {results} was computed in {before}: the two cannot be compared"
+        fix = f"continue on the same kind of device, or set precision={before} and another --out"
+        raise ValueError(f"precision=auto is {runtime.precision} on {runtime.device.type}, but {told}; {fix}")
 
 
 def _has_auto_precision(folder: Path) -> bool:

@@ -61,7 +61,7 @@ def execution(config: RunConfig, results: Path, options: Options = DEFAULT_OPTIO
                         is_missing = devices.broadcast_from_leader(int(not _is_complete(target, scratch)))
                         if is_missing:
                             scratch.begin(allocation(options.concurrent_processes * (len(options.stacked_with) + 1)))
-                            yield from RunJob(config, results, scratch, lease, devices, options).run()
+                            yield from RunJob(config, scratch, lease, devices, options).run()
                         scratch.delete_leftovers()
                         scratch.clear_failures()
                     except Exception:
@@ -69,7 +69,7 @@ def execution(config: RunConfig, results: Path, options: Options = DEFAULT_OPTIO
                             raise
                         raise Interrupted from None  # another process has taken over the run
             elif devices.broadcast_from_leader(0):
-                yield from RunJob(config, results, scratch, None, devices, options).run()
+                yield from RunJob(config, scratch, None, devices, options).run()
             devices.wait_for_leader()
     except Stopped:
         raise Interrupted from None

@@ -100,10 +100,8 @@ def measuring_config(loaded: LoadedModel, given: TokenArrays | None, settings: d
     if given is not None and not config.seq_len == given.seq_len == (config.eval_seq_len or given.seq_len):
         lengths = {"seq_len": config.seq_len, "eval_seq_len": config.eval_seq_len}
         named = [name for name in lengths if lengths[name] not in (None, given.seq_len)]
-        raise ValueError(
-            f"{', '.join(f'{name}={lengths[name]}' for name in named)}: the given tokens have {given.seq_len} per "
-            f"sequence; leave {' and '.join(named)} out"
-        )
+        told, fix = ", ".join(f"{name}={lengths[name]}" for name in named), f"leave {' and '.join(named)} out"
+        raise ValueError(f"{told}: the given tokens have {given.seq_len} per sequence; {fix}")
     return config
 
 
@@ -113,10 +111,9 @@ def _check_states(loaded: LoadedModel, tokens_1T: Tensor) -> None:
         for layer, x_BTD in enumerate(stream(loaded.probed, tokens_1T.to(loaded.probed.device))):
             if not x_BTD.isfinite().all():
                 where = f"after layer {layer} of {loaded.probed.n_layers}" if layer else "before its first layer"
-                raise ValueError(
-                    f"{loaded.source} computes NaN or infinity {where} on the first sequence, so it cannot be scored; "
-                    f"check its configuration for a wrong number, and its weights for too large values"
-                )
+                told = f"{loaded.source} computes NaN or infinity {where} on the first sequence"
+                fix = "check its configuration for a wrong number, and its weights for too large values"
+                raise ValueError(f"{told}, so it cannot be scored; {fix}")
 
 
 def _ngram_losses(

@@ -75,7 +75,5 @@ def prune_reason(rule: Prune, share: float, loss: float, others: list[float], n_
     threshold = sorted(others)[math.ceil(rule.keep * len(others)) - 1]
     if loss <= threshold:
         return ""
-    return (
-        f"pruned at {share:.0%}: {rule.by} {loss:.4g} is above {threshold:.4g}, the level reached by the best "
-        f"{rule.keep:.0%} of {len(others)} finished runs with n_layers={n_layers}"
-    )
+    best = f"the best {rule.keep:.0%} of {len(others)} finished runs with n_layers={n_layers}"
+    return f"pruned at {share:.0%}: {rule.by} {loss:.4g} is above {threshold:.4g}, the level reached by {best}"

@@ -139,8 +139,7 @@ def write(
 
 
 def training_summary(config: RunConfig, trained: TrainingResult) -> dict[str, Any]:
-    """What a run's summary says of its training: how it ended, what it cost, and `train_loss`, the mean over the last
-    tenth of the steps (nat/token)."""
+    """How a run's training ended, what it cost, and `train_loss`, the mean over the last tenth of steps (nat/token)."""
     run_cost = cost(config)
     tokens = trained.steps * config.batch_tokens
     last_losses = [row["train_loss"] for row in trained.curves if row["step"] > 0.9 * config.n_steps]

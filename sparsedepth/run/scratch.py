@@ -134,26 +134,11 @@ def trunk_folder(results: Path, config: RunConfig) -> Path | None:
     return results / "work" / f"trunk-{config.trunk_key}" if config.trunk_key else None
 
 
-@dataclass(frozen=True)
 class Scratch:
-    results: Path
-    run_id: str
-
-    @property
-    def folder(self) -> Path:
-        return self.results / "work" / self.run_id
-
-    @property
-    def lock(self) -> Path:
-        return self.folder / "lock"
-
-    @property
-    def checkpoints(self) -> Path:
-        return self.folder / "checkpoints"
-
-    @property
-    def log(self) -> Path:
-        return self.folder / "log.txt"
+    def __init__(self, results: Path, run_id: str):
+        self.results, self.run_id = results, run_id
+        self.folder = results / "work" / run_id
+        self.lock, self.checkpoints, self.log = (self.folder / name for name in ("lock", "checkpoints", "log.txt"))
 
     def last_log_line(self) -> str:
         try:

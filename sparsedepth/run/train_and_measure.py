@@ -8,7 +8,6 @@ import uuid
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -22,7 +21,7 @@ from sparsedepth.exchange.start import Start
 from sparsedepth.measure.measurements import Measurements
 from sparsedepth.measure.suite import measure_run, observe_variance
 from sparsedepth.model.decoder import Decoder
-from sparsedepth.plan.duration import OBSERVED_TOKENS
+from sparsedepth.plan.estimate import OBSERVED_TOKENS
 from sparsedepth.probe.probed_model import ProbedDecoder
 from sparsedepth.run.comparable import check_same_precision, checked_source
 from sparsedepth.run.lease import HeartbeatMonitor, Lease
@@ -83,7 +82,6 @@ class RunJob:
     """One process's part in one run: all of it or, without `lease`, only the training."""
 
     config: RunConfig
-    results: Path
     scratch: Scratch
     lease: Lease | None
     """None if another process holds the lease, measures and writes."""
@@ -101,7 +99,7 @@ class RunJob:
         while True:
             runtime = replace(runtime, micro_batch=self.scratch.micro_batch() or runtime.micro_batch)
             if runtime.compile:
-                use_cache(self.results)
+                use_cache(self.scratch.results)
             wait: float | None = 0.0
             try:
                 yield from self._attempt(runtime)
@@ -139,7 +137,7 @@ class RunJob:
 
     def _after_compiler_error(self, runtime: Runtime, error: Exception, number: int) -> Runtime:
         """What to try next: an empty cache, then no compiler. Several processes raise, and start again together."""
-        abandon_cache(self.results)
+        abandon_cache(self.scratch.results)
         reason = " ".join(str(error).split())[:300]
         if self.devices.size > 1:
             raise error
@@ -171,12 +169,10 @@ class RunJob:
         self.options.report("reading the text", 0.0, None)
         start, weights = self.options.start, self.config.start_weights
         if weights != (start and start.loaded.weights_hash):
-            raise ValueError(
-                f"start_weights={weights} does not match the initial model; use `train RUN.yaml --from MODEL`, which "
-                f"sets start_weights, or remove start_weights"
-            )
-        source = checked_source(self.config, self.results, start.learned if start else None)
-        check_same_precision(self.config, runtime, self.results)
+            fix = "use `train RUN.yaml --from MODEL`, which sets start_weights, or remove start_weights"
+            raise ValueError(f"start_weights={weights} does not match the initial model; {fix}")
+        source = checked_source(self.config, self.scratch.results, start.learned if start else None)
+        check_same_precision(self.config, runtime, self.scratch.results)
         model = Decoder(self.config, self.config.seed)
         if start:
             start.load_into(model)
@@ -209,7 +205,7 @@ class RunJob:
             manifest |= {"stacked_with": [*self.options.stacked_with], "peak_memory_bytes": None}
         aside = self.scratch.folder / f"record-{uuid.uuid4().hex}" / self.config.run_id
         write(aside, self.config, model, trained, measured, manifest)
-        publish(aside, run_record.run_folder(self.results, self.config.run_id), self.lease)
+        publish(aside, run_record.run_folder(self.scratch.results, self.config.run_id), self.lease)
 
     def _train(self, model: Decoder, source: Source, runtime: Runtime) -> Work[TrainingResult]:
         config = self.config
@@ -226,7 +222,7 @@ class RunJob:
             lambda step: source.batch(config, step),
             devices=self.devices,
             checkpoints=self.scratch.checkpoints,
-            trunk=trunk_folder(self.results, config),
+            trunk=trunk_folder(self.scratch.results, config),
             observe=lambda model, step: observe_variance(ProbedDecoder(_to_measure(model)), observed, step),
             progress=after_step,
             stop=self._stop,
@@ -237,7 +233,7 @@ class RunJob:
         """Measure the initial model with the run's settings, and record it with the models of the folder."""
         fields = {name: getattr(self.config, name) for name in MeasureOnlyConfig.model_fields}
         facts = measured_model(start.loaded, build(MeasureOnlyConfig, fields, "--from"), source.data_hash)
-        out = self.results / run_record.MODELS / facts.run_id
+        out = self.scratch.results / run_record.MODELS / facts.run_id
         if self.lease is None or run_record.is_complete(out):
             return
         watch = Stopwatch(self.options.clock)

@@ -150,6 +150,16 @@ def is_at_edge(value: float, values: Collection[float]) -> bool:
     return value in (min(values), max(values))
 
 
+def extended(values: Sequence[float], best: float) -> list[float]:
+    """The axis with one more value if the best is at its edge, by the ratio there: [1, 2, 4] and 4 -> [1, 2, 4, 8].
+    Values are rounded to 12 digits, so that 0.1 x 3 is 0.3 on every machine."""
+    if best == values[-1]:
+        return [*values, float(f"{values[-1] * values[-1] / values[-2]:.12g}")]
+    if best == values[0]:
+        return [float(f"{values[0] * values[0] / values[1]:.12g}"), *values]
+    return list(values)
+
+
 def best_value(losses: Mapping[float, float], chosen: Collection[float]) -> tuple[float, TuningRole]:
     """The value that tuning chose, or without one that of the lowest loss; and whether it is the lowest or highest
     tried. The loss of a diverged value is math.inf."""

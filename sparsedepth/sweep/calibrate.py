@@ -25,7 +25,7 @@ from sparsedepth.config.run import RunConfig
 from sparsedepth.config.runtime import RuntimeConfig
 from sparsedepth.data.sequences import Sequences
 from sparsedepth.model.decoder import Decoder
-from sparsedepth.plan.duration import DEVICES, Timing, shape_id
+from sparsedepth.plan.estimate import DEVICES, Timing, shape_id
 from sparsedepth.probe.fork import batches, probing, stream, token_count
 from sparsedepth.probe.probed_model import ProbedDecoder
 from sparsedepth.run.process import end_with_parent

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import optuna
-from optuna.trial import FrozenTrial, TrialState
+from optuna.trial import TrialState
 
 from sparsedepth.config.corpus import TEXT, kind_of
 from sparsedepth.config.run import DataConfig, MeasureConfig, RunConfig
@@ -25,16 +25,15 @@ from sparsedepth.config.task import TaskConfig
 from sparsedepth.data.ngram_losses import table_text
 from sparsedepth.plan.tasks import Plan, Task, first_proposal
 from sparsedepth.run.comparable import checked_source
-from sparsedepth.run.lease import Stopped, hold, last_heartbeat
+from sparsedepth.run.lease import Stopped, hold
 from sparsedepth.run.process import Stop
 from sparsedepth.run.record import package_versions
 from sparsedepth.store.cache import read_columns
 from sparsedepth.store.comparable_loss import version_differences
 from sparsedepth.sweep import forkserver, storage, trial_queue
 from sparsedepth.sweep.machine import Machine
-from sparsedepth.sweep.results_folder import delete_leftovers, delete_trunks, prepare
-from sparsedepth.sweep.run_end import ResultsIndex
-from sparsedepth.sweep.status import RunState, scan
+from sparsedepth.sweep.results_folder import ResultsIndex, delete_leftovers, delete_trunks, prepare
+from sparsedepth.sweep.status import RunState, forget_failures, scan
 from sparsedepth.sweep.worker import Worker
 
 MAX_FAILURES, MAX_DEATHS = 3, 5
@@ -89,21 +88,17 @@ class Driver:
         """runs of which a failure or the completion has been counted"""
         self._failed_in_a_row: list[RunState] = []
         self._connection_retry = storage.ConnectionRetry()
-        self._workers = [
-            Worker(
-                definition=self.definition,
-                results=self.results,
-                machine=self.machine,
-                results_index=self.results_index,
-                stop=lambda: self.stop() or self._gives_up,
-                number=number,
-            )
-            for number in range(self.machine.workers)
-        ]
+        numbers = range(self.machine.workers)
+        self._workers = [Worker(self.machine, self.results_index, self._is_ending, number) for number in numbers]
+
+    def _is_ending(self) -> bool:
+        return self.stop() or self._gives_up
 
     def run(self, *, retry_failed: bool = False) -> SweepResult:
         """Run the missing runs. Raises ValueError for user errors before anything runs."""
-        prepare(self.results, self.definition, self.machine.max_attempts, retry_failed=retry_failed)
+        prepare(self.results, self.definition, self.machine.max_attempts)
+        if retry_failed:
+            forget_failures(self.results, self.definition, self.machine.max_attempts)
         self._prepare_text()  # before signals are caught, so that Ctrl-C ends a long tokenisation at once
         result = self.run_queue()
         delete_leftovers(self.results)
@@ -114,7 +109,7 @@ class Driver:
         """Run the queue in addition to the sweep's other processes. Raises ValueError if the storage has no study of
         the sweep; with `leaves_when_idle` (a cluster's job, which may be the first process) it is created instead."""
         with storage.with_error_messages(self.storage_url, self.results):
-            if not self.leaves_when_idle and not trial_queue.has_study(self.definition, self.storage_url, self.results):
+            if not self.leaves_when_idle and not storage.has_study(self.definition, self.storage_url, self.results):
                 name = storage.display_name(self.storage_url, self.results)
                 fix = "give the same --storage as `sparsedepth sweep`, or start that first"
                 raise ValueError(f"{name} has no study of the sweep in {self.results}; {fix}")
@@ -126,8 +121,7 @@ class Driver:
         self.stop.catch()
         forkserver.prepare_server(self.machine.runtime.threads or 1)
         with storage.with_error_messages(self.storage_url, self.results):
-            opened = storage.open_storage(self.storage_url, self.results)
-            study = trial_queue.open_study(self.definition, opened, self.results)
+            study = storage.open_study(self.definition, self.storage_url, self.results)
             path = trial_queue.lease_path(self.results, self._lease_id)
             with hold(path, self.stop):
                 try:
@@ -146,7 +140,7 @@ class Driver:
         while True:
             try:
                 refused = trial_queue.refused(study)
-                unfinished = len(self._missing(study).undone) + self.plan.is_open(self.results_index.loss_of)
+                unfinished = len(self._missing(study)[0]) + self.plan.is_open(self.results_index.loss_of)
                 states = self._scan(self._runs())
                 return SweepResult(states=states, unfinished=unfinished, refused=refused, stop=self.stop)
             except storage.ERRORS as error:
@@ -200,7 +194,7 @@ class Driver:
             ended = self._advance()
             idle = [worker for worker in self._workers if worker.is_idle]
             now = time.monotonic()
-            if self.stop() or self._gives_up:
+            if self._is_ending():
                 if len(idle) == len(self._workers):
                     break
             elif idle and (ended or now > polled_at + POLL_SECONDS):
@@ -215,11 +209,9 @@ class Driver:
             time.sleep(0.05)
         self._show(runs)
         if len(failed := self._failed_in_a_row) >= MAX_FAILURES:
-            raise ValueError(
-                f"{len(failed)} runs failed in a row, the last with: {failed[-1].reason}. See "
-                f"the logs in {self.results / 'work'}/*/log.txt, fix the cause, and run the same command again with "
-                f"--retry-failed"
-            )
+            told = f"{len(failed)} runs failed in a row, the last with: {failed[-1].reason}"
+            fix = "fix the cause, and run the same command again with --retry-failed"
+            raise ValueError(f"{told}. See the logs in {self.results / 'work'}/*/log.txt, {fix}")
         if any(worker.no_storage for worker in self._workers):
             storage.check_disk_space(self.results, is_too_little=True)
         if self._gives_up:
@@ -287,21 +279,16 @@ class Driver:
         """Queue the tasks that are neither done nor taken, except those that failed too often."""
         taken = {number for worker in self._workers for number in worker.task_steps}
 
-        def is_forgotten(trial: FrozenTrial) -> bool:
-            return trial.user_attrs["lease"] == self._lease_id and trial.number not in taken
-
         def is_given_up(task: Task) -> bool:
             run = self.plan.run_of(task)
             has_failed = run is not None and self.results_index.state(run.run_id) in ("failed", "infeasible")
             return has_failed or self._rounds[task.key] >= MAX_ROUNDS
 
         with hold(self._queue_lock, self.stop):
-            own_lease = trial_queue.lease_path(self.results, self._lease_id)
-            now = last_heartbeat(own_lease)  # by the file system's clock: this machine's may be wrong
-            trial_queue.give_back_lost(study, self.results, is_forgotten, now)
-            tasks = [task for task in self._missing(study).unqueued if not is_given_up(task)]
+            trial_queue.give_back_lost(study, self.results, self._lease_id, taken)
+            tasks = [task for task in self._missing(study)[1] if not is_given_up(task)]
             self._rounds.update(task.key for task in tasks)
             trial_queue.enqueue(study, tasks, self.definition)
 
-    def _missing(self, study: optuna.Study) -> trial_queue.Missing:
+    def _missing(self, study: optuna.Study) -> tuple[list[Task], list[Task]]:
         return trial_queue.missing(study, self.plan, self.results_index)

@@ -37,8 +37,7 @@ class ServerDied(Exception):
 
 
 def prepare_server(threads: int) -> None:
-    """Start the forkserver, or restart it if it has died. Call from the main thread: when a thread ends, the kernel
-    treats it as the death of the parent."""
+    """Start the forkserver, unless it lives. From the main thread: the kernel takes a thread's end for the parent's."""
     os.environ.update(thread_environment(threads))  # runs inherit the forkserver's environment
     if PACKAGE_ROOT.name not in ("site-packages", "dist-packages"):
         # Before Python 3.12.8 the forkserver has not this program's path, and skips a module that it does not find.

@@ -1,14 +1,25 @@
-"""The results folder of a sweep: claim it, give it a permanent id, delete leftovers of dead processes. No torch."""
+"""The results folder of a sweep: claim it, give it a permanent id, delete leftovers of dead processes; and which of its
+runs have ended, so that a sweep does not compute them again and tuning continues without them. No torch.
+
+One rule of that serves the driver, its workers, `status`, `plan` and Slurm. Without a result ended:
+
+    pruned      while the definition prunes
+    infeasible  out of memory
+    failed      as many failures as a run may have (`--max-attempts`); with fewer it is computed again
+
+The sweep writes its number of attempts into the folder, for readers that are not told.
+"""
 
 import contextlib
 import fcntl
+import math
 import os
 import re
 import tempfile
 import time
-import uuid
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from pathlib import Path
+from typing import Literal, NamedTuple
 
 from sparsedepth import files
 from sparsedepth.config.load import yaml_text
@@ -17,9 +28,8 @@ from sparsedepth.config.sweep import DEFINITION, SweepDefinition, read_definitio
 from sparsedepth.run.lease import is_held
 from sparsedepth.run.scratch import Scratch, trunk_folder
 from sparsedepth.store import run_record
-from sparsedepth.store.records import refuse_pack
-from sparsedepth.sweep.run_end import write_attempts
-from sparsedepth.sweep.status import scan
+from sparsedepth.store.records import is_pack, is_whole, read_summary, refuse_pack
+from sparsedepth.store.tuning_roles import objective_as_loss
 from sparsedepth.train.checkpoint_files import remove_checkpoints
 
 TEMPORARY = re.compile(
@@ -29,7 +39,9 @@ TEMPORARY = re.compile(
 
 TEMPORARY_SECONDS = 600.0
 
-FOLDER_ID = Path("work", "folder-id")
+
+ATTEMPTS = Path("work", "attempts.json")
+EndState = Literal["failed", "infeasible", "pruned"]
 
 
 def claim(results: Path, definition: SweepDefinition) -> None:
@@ -47,16 +59,16 @@ def claim(results: Path, definition: SweepDefinition) -> None:
         raise ValueError(f"{results} cannot be written ({error.strerror}); choose another --out") from None
 
 
-def prepare(results: Path, definition: SweepDefinition, max_attempts: int, *, retry_failed: bool) -> None:
-    """Claim the folder, and store what readers of the sweep need. With `retry_failed`, forget the failures of all runs
-    that are not being computed, and what did not fit into memory. Raises ValueError as `claim`."""
+def prepare(results: Path, definition: SweepDefinition, max_attempts: int) -> None:
+    """Claim the folder, and store what readers of the sweep need. Raises ValueError as `claim`."""
     claim(results, definition)
     delete_leftovers(results)
     write_attempts(results, max_attempts)
-    if retry_failed:
-        for state in scan(results, definition, max_attempts=max_attempts):
-            if state.state != "running":
-                Scratch(results, state.run_id).clear_failures()
+
+
+def write_attempts(results: Path, max_attempts: int) -> None:
+    (results / "work").mkdir(parents=True, exist_ok=True)
+    files.write_json(results / ATTEMPTS, {"max_attempts": max_attempts})
 
 
 @contextlib.contextmanager
@@ -129,17 +141,84 @@ def _file_system_time(results: Path) -> float:
         return time.time()
 
 
-def folder_id(results: Path) -> str:
-    """The folder's permanent id: folders that share a database share no study. Raises ValueError if it is damaged."""
-    path = results / FOLDER_ID
-    if not path.exists():
-        path.parent.mkdir(parents=True, exist_ok=True)
-        temporary = path.with_name(f".folder-id-{uuid.uuid4().hex}")
-        temporary.write_text(uuid.uuid4().hex)
-        files.sync(temporary)
-        with contextlib.suppress(FileExistsError):  # another process was first
-            os.link(temporary, path)
-        temporary.unlink()
-    if not re.fullmatch("[0-9a-f]{32}", name := path.read_text(errors="replace")):
-        raise ValueError(f"{path} is damaged; delete it, and run the same command to rebuild the study from the runs")
-    return name
+class RunEnd(NamedTuple):
+    state: EndState
+    reason: str
+
+
+EndRule = Callable[[Scratch], RunEnd | None]
+"""How the run of a scratch folder ended without a result; None if it is to be computed."""
+
+
+def end_rule(results: Path, definition: SweepDefinition | None, max_attempts: int | None = None) -> EndRule:
+    """The rule of a sweep (None: of `train`, or unknown); its number of attempts is by default the folder's, else 1."""
+    prunes = definition is None or definition.prune is not None
+    attempts = max_attempts or _read_attempts(results)
+
+    def end_of(scratch: Scratch) -> RunEnd | None:
+        if prunes and (reason := scratch.pruned()):
+            return RunEnd("pruned", reason)
+        if shortage := scratch.infeasible():
+            return RunEnd("infeasible", shortage)
+        failures = scratch.failures()
+        return RunEnd("failed", failures[-1]) if len(failures) >= attempts else None
+
+    return end_of
+
+
+def _read_attempts(results: Path) -> int:
+    try:
+        content = files.parse_json(files.read_regular(results / ATTEMPTS))
+    except (OSError, ValueError):
+        return 1
+    attempts = content.get("max_attempts") if isinstance(content, dict) else None
+    return attempts if isinstance(attempts, int) and attempts > 0 else 1
+
+
+def has_begun(scratch: Scratch) -> bool:
+    """Whether the run has been begun: avoids opening several files for each planned run."""
+    return scratch.folder.exists() or is_pack(scratch.results)
+
+
+class ResultsIndex:
+    """Which runs of a sweep have ended, and their losses; each record is checked and read once. With `is_read_only`,
+    where other processes may be writing: a run that is held has not ended, and each scratch folder is read once."""
+
+    def __init__(
+        self, results: Path, definition: SweepDefinition, max_attempts: int | None = None, *, is_read_only: bool = False
+    ) -> None:
+        self.results, self.definition, self._is_read_only = results, definition, is_read_only
+        self._rule = end_rule(results, definition, max_attempts)
+        self._complete: set[str] = set()
+        self._losses: dict[str, float] = {}
+        self._ends: dict[str, RunEnd | None] = {}
+
+    def loss_of(self, run_id: str) -> float | None:
+        """As `LossOf`; math.inf also if the run was not scored, was pruned or does not fit into memory."""
+        if run_id not in self._losses:
+            if not self.is_complete(run_id):
+                return math.inf if self.end(run_id) else None
+            self._losses[run_id] = objective_as_loss(read_summary(self.results, run_id), self.definition.objective)
+        return self._losses[run_id]
+
+    def is_complete(self, run_id: str) -> bool:
+        """Whether the run is complete and undamaged."""
+        if run_id not in self._complete and is_whole(self.results, run_id):
+            self._complete.add(run_id)
+        return run_id in self._complete
+
+    def end(self, run_id: str) -> RunEnd | None:
+        """How an incomplete run ended; None if it is to be computed."""
+        scratch = Scratch(self.results, run_id)
+        if not self._is_read_only:
+            return self._rule(scratch)
+        if run_id not in self._ends:
+            self._ends[run_id] = self._rule(scratch) if has_begun(scratch) and not is_held(scratch.lock) else None
+        return self._ends[run_id]
+
+    def state(self, run_id: str) -> str | None:
+        """'complete', or how the run ended without a result; None if it is to be computed."""
+        if self.is_complete(run_id):
+            return "complete"
+        end = self.end(run_id)
+        return end and end.state

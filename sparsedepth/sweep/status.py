@@ -1,6 +1,5 @@
 """State of a sweep's runs, and its summary, read only from its folder: no lock, no study, no torch; on any machine."""
 
-import contextlib
 import math
 import re
 import time
@@ -23,11 +22,11 @@ from sparsedepth.store.cache import read_columns
 from sparsedepth.store.checksums import RUN_ID, DamagedRun
 from sparsedepth.store.comparable_loss import version_differences
 from sparsedepth.store.degeneracy import columns_for, usable_form
-from sparsedepth.store.records import WORK, is_complete_run, is_pack, open_pack, read_summary
+from sparsedepth.store.records import WORK, is_complete_run, is_pack, open_pack
 from sparsedepth.store.setting import Configuration, configuration_of, settings_of
 from sparsedepth.store.terminal import duration
 from sparsedepth.store.tuning_roles import objective_as_loss
-from sparsedepth.sweep.run_end import EndRule, EndState, ResultsIndex, end_rule, has_begun
+from sparsedepth.sweep.results_folder import EndRule, EndState, ResultsIndex, end_rule, has_begun
 
 State = Literal["complete", "running", "interrupted", "planned", "damaged"] | EndState
 WITHOUT_RESULT = (*get_args(EndState), "damaged")
@@ -115,6 +114,13 @@ def scan(
     return [state_of(results, run_id, planned.get(run_id), rule) for run_id in run_ids_in_order]
 
 
+def forget_failures(results: Path, definition: SweepDefinition, max_attempts: int) -> None:
+    """Forget the failures of all runs that are not being computed, and what did not fit into memory."""
+    for state in scan(results, definition, max_attempts=max_attempts):
+        if state.state != "running":
+            Scratch(results, state.run_id).clear_failures()
+
+
 def other_runs_note(run_ids: Iterable[str], states: Sequence[RunState]) -> str:
     """A line about complete runs of the folder that are not in its definition; '' if there are none. A sweep counts
     what its definition lists; commands that read results read every complete run."""
@@ -125,32 +131,6 @@ def other_runs_note(run_ids: Iterable[str], states: Sequence[RunState]) -> str:
         f"{len(others)} other complete runs are in the folder (from an earlier version of the definition, or `train`); "
         "query, best, plot, effects and recipe include them; to exclude them, move them out of runs/"
     )
-
-
-class BestSoFar:
-    """The best complete run so far; each summary is read only once."""
-
-    def __init__(self, results: Path, objective: str):
-        self.results, self.objective = results, objective
-        self._summaries: dict[str, dict[str, Any]] = {}
-
-    def of(self, states: Sequence[RunState]) -> tuple[RunState, float] | None:
-        """The best run and its objective; None before any run has one."""
-        complete = [(state, self.value(state.run_id)) for state in states if state.state == "complete"]
-        scored = [(state, value) for state, value in complete if value is not None]
-        return max(scored, key=lambda pair: quantities.sign(self.objective) * pair[1], default=None)
-
-    def value(self, run_id: str) -> float | None:
-        """A complete run's objective; None if it has none."""
-        value = self.summary_of(run_id).get(self.objective)
-        return value if isinstance(value, int | float) else None
-
-    def summary_of(self, run_id: str) -> dict[str, Any]:
-        """A run's summary; empty if it is damaged, which is reported when the record itself is read."""
-        if run_id not in self._summaries:
-            with contextlib.suppress(OSError, ValueError):
-                self._summaries[run_id] = read_summary(self.results, run_id)
-        return self._summaries.setdefault(run_id, {})
 
 
 def varied_fields(definition: SweepDefinition, config: RunConfig) -> str:
@@ -248,9 +228,8 @@ def sweep_summary(folder: Path) -> SweepSummary:
     objectives = definition.objectives if definition else (objective,)
     judged = {column for name in objectives for column in (name, *columns_for(name))}
     rows = read_columns(folder, {*CELL_FIELDS, *judged, *facts}, damaged)
-    plan, index = (
-        (Plan(definition), ResultsIndex(folder, definition, is_read_only=True)) if definition else (None, None)
-    )
+    plan = Plan(definition) if definition else None
+    index = ResultsIndex(folder, definition, is_read_only=True) if definition else None
     losses = {run_id: objective_as_loss(row, objective) for run_id, row in rows.items()}
 
     def loss_of(run_id: str) -> float | None:
@@ -318,13 +297,12 @@ def _best(
     finished = [other for name, other in rows.items() if math.isfinite(losses.get(name, math.inf))]
     replicates = [other for other in finished if other["cell_id"] == row["cell_id"]]
     values = [other[objective] for other in _results(definition, replicates) or replicates]
-    cells: dict[str, Configuration] = {}
-    for other in rows.values():
-        knobs, tuned = {name: other[name] for name in CELL_FIELDS}, frozenset(definition.tune)
-        cells[other["cell_id"]] = Configuration(cell_id=other["cell_id"], tuned=tuned, knobs=knobs)
+    knobs = {other["cell_id"]: {name: other[name] for name in CELL_FIELDS} for other in rows.values()}
+    tuned = frozenset(definition.tune)
+    cells = [Configuration(cell_id=cell_id, tuned=tuned, knobs=fields) for cell_id, fields in knobs.items()]
     of_cell = {config.cell: config for config in planned}
     of_plan = {config.cell_id: configuration_of(config, definition.tune) for config in of_cell.values()}
-    setting = settings_of(list(cells.values()), list(of_plan.values())).label(cells[row["cell_id"]].knobs)
+    setting = settings_of(cells, list(of_plan.values())).label(knobs[row["cell_id"]])
     label = f"n_layers={row['n_layers']}, {setting}, seed {row['seed']}"
     others = {*rows} - {state.run_id for state in states}
     among = " of this definition" if any(losses[other] < losses[run_id] for other in others) else ""

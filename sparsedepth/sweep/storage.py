@@ -1,4 +1,4 @@
-"""Storage of the study, and its errors as one line without a password.
+"""The Optuna study of a sweep and its storage, whose errors become one line without a password.
 
     RESULTS/study.journal     Optuna's journal: a line of JSON for each change; one machine, or a shared folder
     postgresql://...          a database (--storage): several machines
@@ -12,12 +12,15 @@ disk or a power cut.
 import ctypes
 import fcntl
 import importlib.util
+import logging
 import os
+import re
 import shutil
 import time
+import uuid
 import warnings
 from collections.abc import Callable, Generator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -27,9 +30,13 @@ from optuna.storages.journal import JournalFileBackend, JournalFileOpenLock
 from optuna.storages.journal._file import get_lock_file
 from sqlalchemy.exc import ArgumentError, InterfaceError, OperationalError, PendingRollbackError, SQLAlchemyError
 
-from sparsedepth.files import parse_json
+from sparsedepth import files
+from sparsedepth.config.sweep import SweepDefinition
+from sparsedepth.plan.propose import distributions
+from sparsedepth.plan.tasks import check_objective
 
 JOURNAL = "study.journal"
+FOLDER_ID = Path("work", "folder-id")
 
 ERRORS = (SQLAlchemyError, optuna.exceptions.StorageInternalError)
 
@@ -63,6 +70,56 @@ class JournalLock(JournalFileOpenLock):
         os.close(self._handle)
 
 
+def open_study(definition: SweepDefinition, url: str | None, results: Path) -> optuna.Study:
+    """The study of this definition and folder, created if missing. Its name ends in a hash of the axes: Optuna cannot
+    change a parameter's choices, so an extended definition gets a new study, filled from the run folders."""
+    study = optuna.create_study(
+        study_name=study_name(definition, results),
+        storage=open_storage(url, results),
+        directions=check_objective(definition),
+        load_if_exists=True,
+    )
+    study.set_metric_names(definition.objectives)
+    return study
+
+
+def has_study(definition: SweepDefinition, url: str | None, results: Path) -> bool:
+    """Whether the study of this definition and folder exists. Creates no file."""
+    may_exist = (results / FOLDER_ID).exists() and (url is not None or (results / JOURNAL).exists())
+    return may_exist and study_name(definition, results) in optuna.get_all_study_names(open_storage(url, results))
+
+
+def study_name(definition: SweepDefinition, results: Path) -> str:
+    """The study's name, from the definition and the folder's id, which is created if missing."""
+    optuna.logging.set_verbosity(optuna.logging.ERROR)  # our own messages report problems
+    warnings.filterwarnings("ignore", category=optuna.exceptions.ExperimentalWarning)
+    logging.getLogger("alembic").setLevel(logging.WARNING)
+    shape = {
+        "folder": folder_id(results),
+        "axes": {name: str(axis) for name, axis in distributions(definition).items()},
+        "rules": definition.model_dump(mode="json", include={"base", "seeds", "objectives", "sampler", "constraints"}),
+    }
+    if definition.adaptive:  # keys that turn a proposal into a cell
+        shape |= definition.model_dump(mode="json", include={"zip", "only", "exclude"}, exclude_defaults=True)
+    return f"{definition.name}-{files.digest(shape)}"
+
+
+def folder_id(results: Path) -> str:
+    """The folder's permanent id: folders that share a database share no study. Raises ValueError if it is damaged."""
+    path = results / FOLDER_ID
+    if not path.exists():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        temporary = path.with_name(f".folder-id-{uuid.uuid4().hex}")
+        temporary.write_text(uuid.uuid4().hex)
+        files.sync(temporary)
+        with suppress(FileExistsError):  # another process was first
+            os.link(temporary, path)
+        temporary.unlink()
+    if not re.fullmatch("[0-9a-f]{32}", name := path.read_text(errors="replace")):
+        raise ValueError(f"{path} is damaged; delete it, and run the same command to rebuild the study from the runs")
+    return name
+
+
 def open_storage(url: str | None, results: Path) -> optuna.storages.BaseStorage:
     """The database at a URL, or the journal in the results folder. Raises ValueError for an unsupported URL."""
     if url is None:
@@ -74,14 +131,13 @@ def open_storage(url: str | None, results: Path) -> optuna.storages.BaseStorage:
                 content = journal.read_bytes()
                 start = content.rstrip(b"\n").rfind(b"\n") + 1
                 try:
-                    parse_json(content[start:])
+                    files.parse_json(content[start:])
                 except ValueError:  # Optuna skips a last line that is not JSON, but fails at the line after it
                     os.truncate(journal, start)
             return optuna.storages.JournalStorage(backend)
         except (ValueError, KeyError, TypeError, AttributeError, AssertionError, RecursionError) as error:
-            raise ValueError(
-                f"{journal} is damaged ({type(error).__name__}); delete it, and run the same command to rebuild it"
-            ) from None
+            fix = "delete it, and run the same command to rebuild it"
+            raise ValueError(f"{journal} is damaged ({type(error).__name__}); {fix}") from None
     address = database_url(url)
     engine = sqlalchemy.create_engine(address)
     with engine.begin() as connection:

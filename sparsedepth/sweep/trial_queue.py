@@ -9,17 +9,14 @@ without any run (infeasible ones) leave no folder, and are proposed again.
 """
 
 import contextlib
-import logging
 import uuid
-import warnings
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import optuna
-from optuna.distributions import BaseDistribution
 from optuna.exceptions import UpdateFinishedTrialError
 from optuna.trial import FrozenTrial, TrialState
 
@@ -29,14 +26,12 @@ from sparsedepth.config.space import cell_digest, in_axis
 from sparsedepth.config.sweep import SweepDefinition
 from sparsedepth.files import digest
 from sparsedepth.measure.bootstrap import complete_mean
-from sparsedepth.plan.propose import axis_distributions, known_distributions, plain, suggest, untried
-from sparsedepth.plan.tasks import Plan, Task, broken_constraints, check_objective, constraint_excess, random_proposals
-from sparsedepth.run.lease import is_held
+from sparsedepth.plan.propose import distributions, plain, suggest, untried
+from sparsedepth.plan.tasks import Plan, Task, broken_constraints, constraint_excess, random_proposals
+from sparsedepth.run.lease import is_held, last_heartbeat
 from sparsedepth.run.scratch import Scratch
 from sparsedepth.store import run_record
-from sparsedepth.sweep.results_folder import FOLDER_ID, folder_id
-from sparsedepth.sweep.run_end import ResultsIndex
-from sparsedepth.sweep.storage import JOURNAL, open_storage
+from sparsedepth.sweep.results_folder import ResultsIndex
 
 SETTLED = (TrialState.COMPLETE, TrialState.PRUNED)
 
@@ -49,44 +44,6 @@ SHOWN = ("val_loss", "usefulness", "train_flops", "params_total")
 
 class RepeatError(Exception):
     """A proposal that repeats another one, and is replaced."""
-
-
-def open_study(definition: SweepDefinition, storage: optuna.storages.BaseStorage, results: Path) -> optuna.Study:
-    """The study of this definition and folder, created if missing. Its name ends in a hash of the axes: Optuna cannot
-    change a parameter's choices, so an extended definition gets a new study, filled from the run folders."""
-    study = optuna.create_study(
-        study_name=study_name(definition, results),
-        storage=storage,
-        directions=check_objective(definition),
-        load_if_exists=True,
-    )
-    study.set_metric_names(definition.objectives)
-    return study
-
-
-def has_study(definition: SweepDefinition, url: str | None, results: Path) -> bool:
-    """Whether the study of this definition and folder exists. Creates no file."""
-    may_exist = (results / FOLDER_ID).exists() and (url is not None or (results / JOURNAL).exists())
-    return may_exist and study_name(definition, results) in optuna.get_all_study_names(open_storage(url, results))
-
-
-def study_name(definition: SweepDefinition, results: Path) -> str:
-    """The study's name, from the definition and the folder's id, which is created if missing."""
-    optuna.logging.set_verbosity(optuna.logging.ERROR)  # our own messages report problems
-    warnings.filterwarnings("ignore", category=optuna.exceptions.ExperimentalWarning)
-    logging.getLogger("alembic").setLevel(logging.WARNING)
-    shape = {
-        "folder": folder_id(results),
-        "axes": {name: str(axis) for name, axis in distributions(definition).items()},
-        "rules": definition.model_dump(mode="json", include={"base", "seeds", "objectives", "sampler", "constraints"}),
-    }
-    if definition.adaptive:  # keys that turn a proposal into a cell
-        shape |= definition.model_dump(mode="json", include={"zip", "only", "exclude"}, exclude_defaults=True)
-    return f"{definition.name}-{digest(shape)}"
-
-
-def distributions(definition: SweepDefinition) -> dict[str, BaseDistribution]:
-    return axis_distributions(definition) if definition.adaptive else known_distributions(definition)
 
 
 def task_of(trial: optuna.Trial | FrozenTrial) -> Task | None:
@@ -234,13 +191,14 @@ def give_back(study: optuna.Study, trial: optuna.Trial | FrozenTrial) -> None:
         study._storage.set_trial_state_values(trial._trial_id, TrialState.WAITING)
 
 
-def give_back_lost(
-    study: optuna.Study, results: Path, is_forgotten: Callable[[FrozenTrial], bool], now: float | None = None
-) -> None:
-    """Return to the queue the trials of dead workers, and those that the caller forgot. `now`: as in `is_held`."""
+def give_back_lost(study: optuna.Study, results: Path, own_lease_id: str, taken: Collection[int] = ()) -> None:
+    """Return to the queue the trials of dead workers, and those under the caller's lease that are not `taken` by one of
+    its workers any more."""
+    now = last_heartbeat(lease_path(results, own_lease_id))  # by the file system's clock: this machine's may be wrong
     for trial in study.get_trials(deepcopy=False, states=(TrialState.RUNNING,)):
         lease_id = trial.user_attrs.get("lease")
-        if lease_id is None or is_forgotten(trial) or not is_held(lease_path(results, lease_id), now):
+        is_forgotten = lease_id == own_lease_id and trial.number not in taken
+        if lease_id is None or is_forgotten or not is_held(lease_path(results, lease_id), now):
             give_back(study, trial)
 
 
@@ -270,15 +228,10 @@ def lease_path(results: Path, lease_id: str) -> Path:
     return results / "work" / f"sweep-{uuid.UUID(hex=lease_id).hex}.lock"
 
 
-class Missing(NamedTuple):
-    undone: list[Task]
-    unqueued: list[Task]
-    """Undone tasks that are neither running nor waiting."""
-
-
-def missing(study: optuna.Study, plan: Plan, index: ResultsIndex) -> Missing:
-    """The missing tasks of a sweep. A task with a known cell is done if its run is complete or pruned; a proposal if
-    its trial is finished and its runs are still complete, or one does not fit into memory."""
+def missing(study: optuna.Study, plan: Plan, index: ResultsIndex) -> tuple[list[Task], list[Task]]:
+    """The tasks of a sweep that are not done, and those of them that are neither running nor waiting. A task with a
+    known cell is done if its run is complete or pruned; a proposal if its trial is finished and its runs are still
+    complete, or one does not fit into memory."""
     active: set[str] = set()
     settled: set[str] = set()
     for trial in study.get_trials(deepcopy=False):
@@ -298,7 +251,7 @@ def missing(study: optuna.Study, plan: Plan, index: ResultsIndex) -> Missing:
         return task.key in settled if run is None else index.state(run.run_id) in ("complete", "pruned")
 
     undone = [task for task in plan.tasks(index.loss_of) if not is_done(task)]
-    return Missing(undone, [task for task in undone if task.key not in active])
+    return undone, [task for task in undone if task.key not in active]
 
 
 def rebuild(study: optuna.Study, plan: Plan, index: ResultsIndex) -> None:

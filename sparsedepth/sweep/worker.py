@@ -15,9 +15,7 @@ of one run (`Worker.run`):
 """
 
 from collections.abc import Callable, Generator, Sequence
-from dataclasses import dataclass, field
 from multiprocessing.process import BaseProcess
-from pathlib import Path
 from typing import Any
 
 import optuna
@@ -25,7 +23,6 @@ from optuna.exceptions import UpdateFinishedTrialError
 from optuna.trial import TrialState
 
 from sparsedepth.config.run import RunConfig
-from sparsedepth.config.sweep import SweepDefinition
 from sparsedepth.plan.tasks import Plan, Task
 from sparsedepth.run import lease
 from sparsedepth.run.process import INTERRUPTED, NO_STORAGE, oom_kills
@@ -33,7 +30,7 @@ from sparsedepth.run.scratch import Scratch
 from sparsedepth.store import run_record
 from sparsedepth.sweep import forkserver, storage, trial_queue
 from sparsedepth.sweep.machine import Machine
-from sparsedepth.sweep.run_end import ResultsIndex
+from sparsedepth.sweep.results_folder import ResultsIndex
 from sparsedepth.train.stack import can_stack
 
 START_SECONDS = 600.0
@@ -51,26 +48,22 @@ class FailedError(Exception):
     """The run reached the maximum number of failures."""
 
 
-@dataclass(kw_only=True)
 class Worker:
-    definition: SweepDefinition
-    results: Path
-    machine: Machine
-    results_index: ResultsIndex
-    stop: Callable[[], bool]
-    number: int = 0
-    """index among the machine's workers, which determines its GPUs"""
-    server_deaths: int = 0
-    no_storage: bool = False
-    """whether a run ended because the results folder could not be written"""
-    task_steps: dict[int, Generator[None]] = field(init=False, repr=False, default_factory=dict)
-    """generator of each trial's task, by trial number"""
-    _pending_runs: dict[str, RunConfig] = field(init=False, repr=False, default_factory=dict)
-    """runs that the tasks wait for, by run_id"""
-    _unstacked: set[str] = field(init=False, repr=False, default_factory=set)
-    """runs whose stack failed; each runs alone, to find the cause"""
-    _process_steps: Generator[None] | None = field(init=False, repr=False, default=None)
-    _process: BaseProcess | None = field(init=False, default=None, repr=False)
+    def __init__(self, machine: Machine, results_index: ResultsIndex, stop: Callable[[], bool], number: int = 0):
+        """`number`: index among the machine's workers, which determines its GPUs."""
+        self.machine, self.results_index, self.stop, self.number = machine, results_index, stop, number
+        self.results, self.definition = results_index.results, results_index.definition
+        self.server_deaths = 0
+        self.no_storage = False
+        """whether a run ended because the results folder could not be written"""
+        self.task_steps: dict[int, Generator[None]] = {}
+        """generator of each trial's task, by trial number"""
+        self._pending_runs: dict[str, RunConfig] = {}
+        """runs that the tasks wait for, by run_id"""
+        self._unstacked: set[str] = set()
+        """runs whose stack failed; each runs alone, to find the cause"""
+        self._process_steps: Generator[None] | None = None
+        self._process: BaseProcess | None = None
 
     @property
     def is_idle(self) -> bool:

@@ -10,8 +10,7 @@ def checkpoint_files(folder: Path) -> list[Path]:
 
 
 def remove_checkpoints(folder: Path) -> None:
-    """Delete the checkpoints in a folder, and the folder if nothing else is in it. A link is left
-    alone."""
+    """Delete the checkpoints in a folder that is no link, and the folder if nothing else is in it."""
     if folder.is_dir() and not folder.is_symlink():
         for path in checkpoint_files(folder):
             if not path.is_dir():

@@ -1,18 +1,17 @@
-"""One model on several devices, under torchrun: each process has a rank, a device and a share of
-every global batch.
+"""One model on several devices, under torchrun: each process has a rank, a device and an equal
+share of every global batch.
 
     ddp    each process holds the whole model; gradients are averaged             (2006.15704)
     fsdp   parameters, gradients and moments are sharded; a block's weights are gathered while it computes (2304.11277)
 
 FSDP gathers weights in fp32: its own mixed precision would send half as much, but round the weights
-of norms and router, and so change the losses. It is imported only where used, which takes a second.
+of norms and router, and so change the losses.
 
-A step equals that of a single process to rounding: shares are equal, so the mean of means is the
-mean; the experts' load is averaged over processes before the balance loss (by `mean`), which makes
-it that of the global batch (2501.11873).
+A step equals that of a single process to rounding: the experts' load is averaged over processes
+before the balance loss (by `mean`), which makes it that of the global batch (2501.11873).
 
-Processes agree by one small host exchange per step whether to stop or save, and that all are alive.
-So a lost process is noticed at the next step, not by a device time-out.
+Processes agree by one small host exchange per step whether to stop or save. So a lost process is
+noticed at the next step, not by a device time-out.
 """
 
 import contextlib
@@ -59,10 +58,9 @@ class Devices:
         """This process's rows of a global batch. Raises ValueError if it has no equal shares."""
         n_sequences = len(batch)
         if n_sequences % self.size:
-            raise ValueError(
-                f"a batch of {n_sequences} sequences (batch_tokens / seq_len) has no equal shares for {self.size} "
-                f"processes; start a number of processes that divides {n_sequences}"
-            )
+            told = f"a batch of {n_sequences} sequences (batch_tokens / seq_len) has no equal shares"
+            fix = f"start a number of processes that divides {n_sequences}"
+            raise ValueError(f"{told} for {self.size} processes; {fix}")
         rows = n_sequences // self.size
         return batch[self.rank * rows : (self.rank + 1) * rows]
 
@@ -93,7 +91,7 @@ class Devices:
         return contextlib.nullcontext()
 
     def _shard(self, module: nn.Module, device: torch.device) -> None:
-        from torch.distributed.device_mesh import init_device_mesh
+        from torch.distributed.device_mesh import init_device_mesh  # here, since this import takes a second
         from torch.distributed.fsdp import fully_shard
 
         fully_shard(module, mesh=init_device_mesh(device.type, (self.size,)))
@@ -183,10 +181,8 @@ def check_world(parallel: Parallel) -> None:
         start = "torchrun --nproc-per-node 2 -m sparsedepth.cli.main ..."
         raise ValueError(f"parallel={parallel!r} needs one process for each device, started by torchrun: {start}")
     if parallel == "none" and world()[1] > 1:
-        raise ValueError(
-            f"parallel='none', but this is one of {world()[1]} processes: start it without torchrun, or set parallel "
-            f"to ddp (the model fits on each device) or fsdp"
-        )
+        fix = "start it without torchrun, or set parallel to ddp (the model fits on each device) or fsdp"
+        raise ValueError(f"parallel='none', but this is one of {world()[1]} processes: {fix}")
 
 
 @contextmanager
@@ -210,9 +206,8 @@ def process_group(runtime: RuntimeConfig) -> Generator[Devices]:
         is_loss = isinstance(error, dist.DistError) or re.search("gloo|nccl|closed by peer", str(error).lower())
         if not is_loss:
             raise
-        raise LostError(
-            f"process {rank} of {size} lost another process of this run, which ended or hangs (its own message says "
-            f"why); the same command continues from the last checkpoint"
-        ) from error
+        told = "another process of this run, which ended or hangs (its own message says why)"
+        fix = "the same command continues from the last checkpoint"
+        raise LostError(f"process {rank} of {size} lost {told}; {fix}") from error
     finally:
         dist.destroy_process_group()

@@ -63,8 +63,7 @@ class Batch:
 def feed(
     batch: Callable[[int], Sequences], steps: range, device: torch.device, devices: Devices = ALONE
 ) -> Generator[Batch]:
-    """This process's share of the batch of each step, on the device, read one step ahead by a
-    thread, which ends when this is closed."""
+    """This process's share of the batch of each step, on the device; the thread ends at `close`."""
 
     def read(step: int) -> Batch:
         share = Batch.of(batch(step), devices)

@@ -252,11 +252,10 @@ class TrainingState:
         position = shared or own
         if position:
             if position.precision not in (None, self.runtime.precision):
-                raise ValueError(
-                    f"precision={self.config.precision} is {self.runtime.precision} on {self.runtime.device.type}, but "
-                    f"the run's first {position.step} steps were computed in {position.precision}; continue on the "
-                    f"device it began on, or delete {trunk if shared else folder} to start again"
-                )
+                now = f"precision={self.config.precision} is {self.runtime.precision} on {self.runtime.device.type}"
+                told = f"{now}, but the run's first {position.step} steps were computed in {position.precision}"
+                fix = f"continue on the device it began on, or delete {trunk if shared else folder} to start again"
+                raise ValueError(f"{told}; {fix}")
             self.step = self.logged_step = position.step
             self.curves, self.observations = position.curves, position.observations
             self.earlier_seconds = position.seconds

@@ -108,9 +108,8 @@ def compile_blocks(model: Decoder) -> None:
 
 
 def choose_attention_backends(config: RunConfig) -> None:
-    """Disable cuDNN attention with a mask, where its backward pass can give NaN (pytorch issue
-    196678), which would be recorded as divergence. For the whole process: a context manager cannot
-    be part of a compiled graph."""
+    """Disable cuDNN attention with a mask, whose backward pass can give NaN (pytorch issue 196678).
+    For the whole process: a context manager cannot be part of a compiled graph."""
     is_masked = config.sliding_window is not None or config.mask_documents
     torch.backends.cuda.enable_cudnn_sdp(not is_masked)
 

@@ -29,8 +29,7 @@ SHARED_OUTSIDE_MODEL = ("batch_tokens", "train_tokens", "precision")
 
 def can_stack(*runs: RunConfig) -> bool:
     """Whether runs can train as one model: equal shapes, steps and precision, and one
-    `depth_scale`, or 'none' and 'lns'. Seed, optimizer, initial weights, text and measures may
-    differ (`Role.stacked`)."""
+    `depth_scale`, or 'none' and 'lns'. Other fields may differ (`Role.stacked`), as the seed."""
     equal = SHARED_OUTSIDE_MODEL + fields_where(ModelConfig, lambda role: role.stacked != "own")
     unstacked = fields_where(ModelConfig, lambda role: role.stacked == "no")
     places = {run.depth_scale for run in runs}

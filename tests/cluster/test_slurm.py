@@ -150,7 +150,7 @@ def test_a_sweep_is_submitted_once_and_followed_to_its_end(tmp_path, monkeypatch
 
 
 def test_no_script_holds_a_password(tmp_path):
-    array = TaskArray(sweep="x", results=tmp_path, storage_url="postgresql://me:secret@host/d")
+    array = TaskArray(sweep="x", results=tmp_path, request=Request(storage="postgresql://me:secret@host/d"))
     assert "#SBATCH --array=0-3" in array.script(4) and "secret" not in array.script(4)
 
 
@@ -255,10 +255,10 @@ def test_a_default_limit_that_is_too_short_to_start_is_refused_before_anything_i
     install(tmp_path, sbatch="", squeue="", scancel="")
     monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
     with pytest.raises(ValueError, match=r"the default limit of partition p leaves a task 0 s .* at least 2$"):
-        check(Request(), tmp_path, 1, 30.0)
-    assert check(Request(time="2"), tmp_path, 1, 30.0).default_seconds == 120
+        check(Request(), tmp_path, 1)
+    assert check(Request(time="2"), tmp_path, 1).default_seconds == 120
     with pytest.raises(ValueError, match="no quotes"):
-        check(Request(time="2"), tmp_path / "100%", 1, 30.0)
+        check(Request(time="2"), tmp_path / "100%", 1)
 
 
 @pytest.mark.parametrize(("seconds", "time"), [(45, "1"), (46, "2"), (360, "8"), (361, "9"), (3481, "1:01:00")])

@@ -8,7 +8,7 @@ from sparsedepth.config.role import roles
 from sparsedepth.config.run import DataConfig, MeasureConfig, MeasureOnlyConfig, RunConfig
 from sparsedepth.config.task import TASKS, TaskConfig
 from sparsedepth.effects.chain import INTERVENTIONS
-from sparsedepth.plan.duration import measuring_flops, shape
+from sparsedepth.plan.estimate import measuring_flops, shape
 from sparsedepth.recipe.choose import BUDGET
 
 ROLES = roles(RunConfig)

@@ -20,8 +20,7 @@ from sparsedepth.config.sweep import SweepDefinition
 from sparsedepth.data.sequences import open_source
 from sparsedepth.measure.suite import measure_run
 from sparsedepth.model.decoder import Decoder
-from sparsedepth.plan.duration import DEVICES, Timing, measuring_flops, seconds, shape_id
-from sparsedepth.plan.memory import Place, peak_bytes
+from sparsedepth.plan.estimate import DEVICES, Place, Timing, measuring_flops, peak_bytes, seconds, shape_id
 from sparsedepth.plan.price import PricingSetup, makespan, named_device, price, price_of, pricing_setup, uncalibrated
 from sparsedepth.plan.tasks import Plan
 from sparsedepth.probe.probed_model import ProbedDecoder

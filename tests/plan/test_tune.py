@@ -9,12 +9,11 @@ from sparsedepth.config.load import build
 from sparsedepth.config.run import RunConfig
 from sparsedepth.config.sweep import SweepDefinition
 from sparsedepth.plan.propose import known_distributions
-from sparsedepth.plan.tasks import Plan
-from sparsedepth.plan.tune import extended, tune
+from sparsedepth.plan.tasks import Plan, tune
 from sparsedepth.run.scratch import Scratch
 from sparsedepth.store.connection import open_store
-from sparsedepth.sweep.results_folder import claim
-from sparsedepth.sweep.run_end import ResultsIndex
+from sparsedepth.store.tuning_roles import extended
+from sparsedepth.sweep.results_folder import ResultsIndex, claim
 
 GRID = {"lr": [1.0, 2.0, 4.0]}
 

@@ -9,8 +9,7 @@ from sparsedepth.cli import calls, preflight
 from sparsedepth.config.load import build
 from sparsedepth.config.run import RunConfig
 from sparsedepth.config.runtime import DEFAULT
-from sparsedepth.plan.duration import Timing, shape_id
-from sparsedepth.plan.memory import CONTEXT_BYTES, peak_bytes
+from sparsedepth.plan.estimate import CONTEXT_BYTES, Timing, peak_bytes, shape_id
 from sparsedepth.plan.price import PricingSetup, price_of, pricing_setup, workers_per_gpu
 from sparsedepth.sweep.machine import Machine
 

@@ -8,10 +8,9 @@ from sparsedepth.config.load import build
 from sparsedepth.config.runtime import DEFAULT
 from sparsedepth.config.sweep import SweepDefinition
 from sparsedepth.plan.tasks import Plan
-from sparsedepth.sweep import trial_queue
+from sparsedepth.sweep import storage
 from sparsedepth.sweep.driver import Driver
 from sparsedepth.sweep.machine import Machine
-from sparsedepth.sweep.storage import open_storage
 from sparsedepth.sweep.worker import Worker
 
 BASE = {"d_model": 16, "n_heads": 2, "seq_len": 32, "batch_tokens": 128, "train_tokens": 1280}
@@ -42,8 +41,7 @@ class Sweep(Driver):
 
     def __init__(self, definition, results, kind=MadeUp, workers=1):
         super().__init__(Plan(definition), results, Machine(workers=workers, runtime=DEFAULT, gpus=[]))
-        fields = {"definition": definition, "results": results, "machine": self.machine, "stop": lambda: False}
-        self._workers = [kind(results_index=self.results_index, number=number, **fields) for number in range(workers)]
+        self._workers = [kind(self.machine, self.results_index, self.stop, number) for number in range(workers)]
         self.study = open_study(definition, results)
         self.fill_queue(self.study)
 
@@ -61,7 +59,7 @@ def made(study):
 
 def open_study(definition, results):
     results.mkdir(exist_ok=True)
-    return trial_queue.open_study(definition, open_storage(None, results), results)
+    return storage.open_study(definition, None, results)
 
 
 def work(results, definition, **options):

@@ -14,10 +14,11 @@ from sqlalchemy.exc import OperationalError
 from support.instant_sweep import SPACE, Sweep, run_ids, sweep, work
 from support.tiny_sweep import ENVIRONMENT
 
+from sparsedepth import files
 from sparsedepth.config.runtime import RuntimeConfig
 from sparsedepth.plan.tasks import Plan
 from sparsedepth.run.execute import execute
-from sparsedepth.sweep import driver, results_folder, storage, trial_queue
+from sparsedepth.sweep import driver, storage, trial_queue
 from sparsedepth.sweep.machine import machine
 from sparsedepth.sweep.results_folder import claim, delete_leftovers, prepare
 from sparsedepth.sweep.storage import database_url, display_name, open_storage
@@ -89,8 +90,8 @@ def test_work_begins_no_study_and_leaves_nothing_where_there_is_none(tmp_path):
         driver.Driver(Plan(definition), tmp_path, machine(1, RuntimeConfig(device="cpu"))).join()
     assert [path.name for path in tmp_path.iterdir()] == ["sweep.yaml"]
     work(tmp_path, definition)
-    assert trial_queue.has_study(definition, None, tmp_path)
-    assert not trial_queue.has_study(sweep(space={"n_layers": [1, 2]}), None, tmp_path)
+    assert storage.has_study(definition, None, tmp_path)
+    assert not storage.has_study(sweep(space={"n_layers": [1, 2]}), None, tmp_path)
 
 
 HALF = b'{"op_code": 4, "wor'
@@ -123,11 +124,11 @@ def test_noise_in_the_journal_is_said_and_the_study_is_made_anew(tmp_path):
 @pytest.mark.parametrize("content", [b"", b"\xff\xfe", b"../x"])
 def test_a_damaged_id_of_the_folder_is_told_with_the_fix(tmp_path, content):
     """An empty one would be the same for every such folder, and in a shared database so would the study."""
-    name = results_folder.folder_id(tmp_path)
-    assert results_folder.folder_id(tmp_path) == name
-    (tmp_path / results_folder.FOLDER_ID).write_bytes(content)
+    name = storage.folder_id(tmp_path)
+    assert storage.folder_id(tmp_path) == name
+    (tmp_path / storage.FOLDER_ID).write_bytes(content)
     with pytest.raises(ValueError, match=r"work/folder-id is damaged; delete it, and run the same command"):
-        results_folder.folder_id(tmp_path)
+        storage.folder_id(tmp_path)
 
 
 def lost(*_: object) -> None:
@@ -156,7 +157,7 @@ def test_a_lost_connection_is_tried_again_and_nothing_is_lost(tmp_path, monkeypa
             sweeping._advance()
     monkeypatch.undo()
     assert all(counts.values()), "nothing was lost: the test shows nothing"
-    assert len(run_ids(tmp_path)) == 10 and not sweeping._missing(sweeping.study).undone
+    assert len(run_ids(tmp_path)) == 10 and not sweeping._missing(sweeping.study)[0]
     states = [trial.state for trial in sweeping.study.trials]
     assert len(states) == 10 and set(states) <= set(trial_queue.SETTLED)
 
@@ -234,7 +235,7 @@ def test_a_link_where_a_sweep_deletes_is_refused_and_what_it_leads_to_is_left_al
     (results / place).parent.mkdir(parents=True, exist_ok=True)
     (results / place).symlink_to(elsewhere)
     with pytest.raises(ValueError, match="is a link"):
-        prepare(results, sweep(space={"n_layers": [1]}), 2, retry_failed=True)
+        prepare(results, sweep(space={"n_layers": [1]}), 2)
     config = sweep(space={"n_layers": [1]}).run_config({"n_layers": 1}, 0)
     if place in ("work", "runs"):
         with pytest.raises(ValueError, match="is a link"):
@@ -251,13 +252,13 @@ def test_noise_in_the_definition_of_a_folder_is_said(tmp_path):
 
 
 def test_of_two_sweeps_that_claim_a_fresh_folder_at_one_moment_one_is_refused(tmp_path, monkeypatch):
-    write = results_folder.files.write_text
+    write = files.write_text
 
     def slowly(path, content):
         time.sleep(0.2)  # in which the other would find no definition
         write(path, content)
 
-    monkeypatch.setattr(results_folder.files, "write_text", slowly)
+    monkeypatch.setattr(files, "write_text", slowly)
     with ThreadPoolExecutor(2) as pool:
         claims = [pool.submit(claim, tmp_path, sweep(name=name, space={"n_layers": [1]})) for name in ("a", "b")]
     refused = [error for made in claims if (error := made.exception())]

@@ -16,8 +16,9 @@ from sparsedepth.run.lease import hold
 from sparsedepth.run.scratch import Scratch
 from sparsedepth.store import run_record
 from sparsedepth.sweep import trial_queue
-from sparsedepth.sweep.results_folder import claim, prepare
-from sparsedepth.sweep.status import sweep_summary
+from sparsedepth.sweep.results_folder import claim
+from sparsedepth.sweep.status import forget_failures, sweep_summary
+from sparsedepth.sweep.storage import study_name
 from sparsedepth.sweep.worker import Worker
 
 
@@ -250,17 +251,16 @@ def test_a_run_that_was_deleted_from_a_finished_adaptive_sweep_is_made_again(tmp
         file.unlink()
     (tmp_path / "runs" / lost).rmdir()
     driver = Sweep(definition, tmp_path)
-    assert len(driver._missing(driver.study).undone) == 1, "the exit code would say that all is there"
+    assert len(driver._missing(driver.study)[0]) == 1, "the exit code would say that all is there"
     driver.finish()
     assert run_ids(tmp_path) == before and driver._result(driver.study).unfinished == 0
 
 
 def test_folders_that_share_a_storage_do_not_share_a_study(tmp_path):
-    storage = optuna.storages.InMemoryStorage()
     names = set()
     for folder in ("a", "b", "a"):
         definition = sweep(sampler="tpe", n_trials=2, space=SPACE)
-        names.add(trial_queue.open_study(definition, storage, tmp_path / folder).study_name)
+        names.add(study_name(definition, tmp_path / folder))
     assert len(names) == 2
 
 
@@ -272,10 +272,10 @@ def test_the_trial_of_a_dead_process_waits_again_and_that_of_a_living_one_does_n
         trial_queue.lease_path(tmp_path, "../../elsewhere")
     with hold(trial_queue.lease_path(tmp_path, ids[0])):
         living, dead = (trial_queue.take(driver.study, definition, lease_id) for lease_id in ids)
-        trial_queue.give_back_lost(driver.study, tmp_path, lambda trial: False)
+        trial_queue.give_back_lost(driver.study, tmp_path, driver._lease_id)
         states = [trial.state.name for trial in driver.study.trials]
     assert (living.number, dead.number) == (0, 1) and states == ["RUNNING", "WAITING", "WAITING"]
-    trial_queue.give_back_lost(driver.study, tmp_path, lambda trial: False)
+    trial_queue.give_back_lost(driver.study, tmp_path, driver._lease_id)
     assert [trial.state.name for trial in driver.study.trials] == ["WAITING"] * 3
 
 
@@ -325,7 +325,7 @@ def test_a_pruned_proposal_is_settled_even_after_the_study_is_lost(tmp_path):
     forget_study(tmp_path)
     next(tmp_path.glob("work/*/config.yaml")).write_bytes(b"\xff")  # damaged: it is proposed again
     driver = Sweep(definition, tmp_path)
-    assert len(driver._missing(driver.study).undone) == 1
+    assert len(driver._missing(driver.study)[0]) == 1
 
 
 def test_a_proposal_that_has_ended_asks_for_no_further_seed(tmp_path):
@@ -388,7 +388,7 @@ def test_a_proposal_that_did_not_fit_into_memory_is_run_once_that_is_forgotten(t
     assert Sweep(definition, tmp_path).finish().trials[0].user_attrs["infeasible"], "it stays refused"
     assert not run_ids(tmp_path)
 
-    prepare(tmp_path, definition, 2, retry_failed=True)
+    forget_failures(tmp_path, definition, 2)
     again = Sweep(definition, tmp_path)
     study = again.finish()
     assert len(run_ids(tmp_path)) == 1 and not trial_queue.refused(study)

@@ -5,9 +5,7 @@ import torch
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from sparsedepth.train import muon
-from sparsedepth.train.muon import BatchedMuon, orthogonalised
-from sparsedepth.train.optimizer import MOMENTUM
+from sparsedepth.train.optimizer import MOMENTUM, BatchedMuon, orthogonalised
 
 SHAPES = [(16, 16), (8, 16), (24, 16), (16, 24), (16, 16)]
 
@@ -27,7 +25,7 @@ def give_gradients(weights: list[nn.Parameter], step: int) -> None:
 
 @pytest.mark.parametrize("limit", [1, 2 * 16 * 16 * 2, 2**28])
 def test_a_batched_step_is_pytorchs_own(monkeypatch, limit):
-    monkeypatch.setattr(muon, "BATCH_BYTES", limit)
+    monkeypatch.setattr("sparsedepth.train.optimizer.BATCH_BYTES", limit)
     weights, batched = made(BatchedMuon, 3)
     expected, plain = made(torch.optim.Muon, 3)
     for step in range(4):

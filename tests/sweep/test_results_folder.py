@@ -4,9 +4,8 @@ from support.instant_sweep import sweep
 
 from sparsedepth.plan.tasks import Plan
 from sparsedepth.run.scratch import Scratch
-from sparsedepth.sweep.results_folder import prepare
-from sparsedepth.sweep.run_end import end_rule, write_attempts
-from sparsedepth.sweep.status import known_runs, remaining_runs, scan, state_of
+from sparsedepth.sweep.results_folder import end_rule, prepare, write_attempts
+from sparsedepth.sweep.status import forget_failures, known_runs, remaining_runs, scan, state_of
 
 
 def _scratch(results, run_id="0123456789ab"):
@@ -56,7 +55,7 @@ def test_a_pruned_run_is_computed_once_the_sweep_no_longer_prunes(tmp_path):
 def test_a_run_that_failed_once_is_left_and_tuning_waits_for_it(tmp_path):
     """Until it has failed twice the lr with its seed may still be chosen; forgetting failures spares a held lease."""
     tuned = sweep(space={"n_layers": [2]}, tune={"lr": [0.001, 0.002, 0.004]}, tuning_seeds=[7])
-    prepare(tmp_path, tuned, 2, retry_failed=False)
+    prepare(tmp_path, tuned, 2)
     plan = Plan(tuned)
     first = known_runs(plan, tmp_path)[0]
     scratch = _scratch(tmp_path, first.run_id)
@@ -66,5 +65,5 @@ def test_a_run_that_failed_once_is_left_and_tuning_waits_for_it(tmp_path):
     assert {state.run_id: state.state for state in scan(tmp_path, tuned)}[first.run_id] == "interrupted"
     scratch.add_failure("out of luck")
     assert first not in remaining_runs(plan, tmp_path)
-    prepare(tmp_path, tuned, 2, retry_failed=True)
+    forget_failures(tmp_path, tuned, 2)
     assert first in remaining_runs(plan, tmp_path) and not scratch.failures()

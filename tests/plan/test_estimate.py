@@ -12,8 +12,7 @@ from support.tiny_sweep import BASE, ENVIRONMENT, corpus
 from sparsedepth.config.run import RunConfig
 from sparsedepth.config.runtime import COMPILED_STEPS
 from sparsedepth.model.decoder import Decoder
-from sparsedepth.plan.duration import CALIBRATED, RELATED, Timing, shape_id
-from sparsedepth.plan.memory import Place, activation_bytes, peak_bytes
+from sparsedepth.plan.estimate import CALIBRATED, RELATED, Place, Timing, activation_bytes, peak_bytes, shape_id
 from sparsedepth.plan.price import PricingSetup, price_of, with_finished
 from sparsedepth.train.loop import losses
 

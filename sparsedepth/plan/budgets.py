@@ -1,0 +1,205 @@
+"""The budgets of a sweep's cells: matched with that of a reference cell, and with `branch_at` several from one run.
+
+    solve  amount(cell with free = k step) = amount(reference),  k = 1, 2, ...    (amount grows with the size)
+
+The reference of a depth is the first cell with that n_layers, in the definition's order, at its own size; with
+`across: depth` the first cell is the reference of all depths: deep and shallow models then spend the same. Steps keep
+shapes valid: multiples of 8, for d_model also of two entries per head and per group of a norm; train_tokens is whole
+batches. A mismatch above the definition's tolerance is an error; tokens and steps must agree exactly, over all depths.
+
+With schedule wsd (2404.06395) a run of n steps shares all steps before its decay with a longer one. Each share s of
+`branch_at` becomes a cell that trains for s n steps with the same steps of warm-up, and the longer run goes on from the
+state before its decay (`TrainConfig.trunk_key`). Branches of one trunk share its seed and its noise: they are one unit
+to the statistics.
+"""
+
+import math
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from sparsedepth.config.cost import cost
+from sparsedepth.config.plain_text import counted
+from sparsedepth.config.run import RunConfig
+from sparsedepth.config.space import Cell
+from sparsedepth.config.sweep import SweepDefinition
+
+
+@dataclass(frozen=True, kw_only=True)
+class Match:
+    """A cell, matched with its reference."""
+
+    cell: Cell
+    config: RunConfig
+    free: str | None
+    """the size that was solved for; None if the cell is unchanged"""
+    ratio: float
+    """amount of the cell / amount of the reference"""
+    seeds: Sequence[int]
+
+    @property
+    def size(self) -> int | None:
+        return self.cell[self.free] if self.free else None
+
+
+def amount(config: RunConfig, definition: SweepDefinition) -> float:
+    """What a run spends of what is matched; settings of one depth count as equally fast. Raises ValueError."""
+    if definition.matched == "time":
+        if config.n_layers not in definition.step_seconds:
+            fix = "`sparsedepth plan FILE --set matched=flops --calibrate` prints them"
+            raise ValueError(f"matched: time has no step_seconds of n_layers={config.n_layers}; {fix}")
+        return config.n_steps * definition.step_seconds[config.n_layers]
+    run_cost = cost(config)
+    amounts = {
+        "tokens": config.train_tokens,
+        "steps": config.n_steps,
+        "flops": run_cost.train_flops(config.train_tokens),
+        "params_total": run_cost.params_total,
+        "params_active": run_cost.params_active,
+    }
+    return amounts[definition.matched]
+
+
+def match(definition: SweepDefinition, cells: Iterable[tuple[Cell, Sequence[int]]]) -> list[Match]:
+    """The cells, each with its seeds, at their matched sizes, in order, after their branches. Raises ValueError if one
+    cannot be built, matched or branched."""
+    matched = definition.matched
+    exact = matched in ("tokens", "steps")
+    is_shared = exact or definition.across == "depth"
+    references: dict[int, RunConfig] = {}
+    matches: list[Match] = []
+    for cell, seeds in cells:
+        config = definition.run_config(cell, definition.seeds[0])
+        reference = references.setdefault(0 if is_shared else config.n_layers, config)
+        target = amount(reference, definition)
+        free = None if config is reference else definition.free
+        if free == "d_ff" and config.n_experts:
+            free = "d_expert"
+        elif free == "d_expert" and not config.n_experts:
+            free = None
+        if free:
+            size = _solve(lambda n, cell=cell, free=free: _sized(definition, cell, free, n), config, free, target)
+            cell = {**cell, free: size}
+            config = definition.run_config(cell, definition.seeds[0])
+        spent = amount(config, definition)
+        ratio = spent / target
+        if abs(ratio - 1) > (0 if exact else definition.tolerance):
+            first = "first cell" if is_shared else "first cell of its depth"
+            fix = "change the cells or 'matched'" if exact else _fix(definition, ratio, free)
+            told = f"sweep {definition.name!r} states that its runs are matched in {matched}"
+            raise ValueError(f"{told}, but {cell} has {spent:,} and the {first} has {target:,}; {fix}")
+        matches += _with_branches(definition, Match(cell=cell, config=config, free=free, ratio=ratio, seeds=seeds))
+    return matches
+
+
+def _sized(definition: SweepDefinition, cell: Cell, free: str, size: int) -> float:
+    if free == "train_tokens":  # not checked as a run of that length, which could be too short for its schedule
+        config = definition.run_config(cell, definition.seeds[0]).model_copy(update={"train_tokens": size})
+        return amount(config, definition)
+    enough = {"measure_tokens": 2**30, "fit_tokens": 2**30}  # trial sizes may be too wide for the run's own values
+    return amount(definition.run_config({**cell, free: size, **enough}, definition.seeds[0]), definition)
+
+
+def _solve(amount_at: Callable[[int], float], config: RunConfig, free: str, target: float) -> int:
+    """The size, a multiple of the step, whose amount is nearest to the target."""
+    step = config.batch_tokens if free == "train_tokens" else 8
+    if free == "d_model":
+        step = math.lcm(8, 2 * config.n_heads, 2 * config.norm_groups if config.norm_kind == "group" else 1)
+    low, high = 1, max(1, getattr(config, free) // step)
+    if amount_at(step) == amount_at(2 * step):
+        raise ValueError(f"free={free!r} changes nothing in {config.n_layers} layers with n_experts={config.n_experts}")
+    while amount_at(high * step) < target:
+        low, high = high, 2 * high
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if amount_at(middle * step) < target else (low, middle)
+    return step * min((low, high), key=lambda k: abs(amount_at(k * step) - target))
+
+
+def _fix(definition: SweepDefinition, ratio: float, free: str | None) -> str:
+    """What helps against a mismatch above the tolerance."""
+    if free is None:
+        example = "train_tokens" if definition.matched == "flops" else "d_ff"
+        return f"name a size to solve for: 'free: {example}', or change the cells"
+    off = f"{ratio - 1:+.1%}, tolerance {definition.tolerance:.1%}"
+    return f"that is {off}, at the best {free}; choose another 'free', a larger model, or a larger 'tolerance'"
+
+
+def summary(definition: SweepDefinition, matches: Sequence[Match]) -> list[str]:
+    """A line for each cell whose size was solved for, with the remaining mismatch."""
+    lines = []
+    solved = [one for one in matches if one.free]
+    if solved:
+        worst = max((one.ratio - 1 for one in solved), key=abs)
+        lines = [f"matched in {definition.matched}: sizes of {len(solved)} cells, largest mismatch {worst:+.2%}"]
+    for one in solved:
+        fields = ", ".join(f"{name}={value}" for name, value in one.cell.items() if name != one.free)
+        lines.append(f"  {fields or 'base'}: {one.free}={one.size} ({one.ratio - 1:+.2%})")
+    return lines
+
+
+def _with_branches(definition: SweepDefinition, match: Match) -> list[Match]:
+    """A cell after its branches, shortest first. Raises ValueError without a trunk, and for a branch too short."""
+    if not definition.branch_at:
+        return [match]
+    whole, needs = match.config, f"branch_at={definition.branch_at} needs"
+    if whole.schedule != "wsd":
+        raise ValueError(f"{needs} schedule=wsd, not {whole.schedule}; set schedule: wsd in the base")
+    if whole.warmup_tokens is None:
+        tokens = max(1, whole.warmup_steps) * whole.batch_tokens
+        fix = f"set warmup_tokens: {tokens} in the base in place of warmup_frac"
+        raise ValueError(f"{needs} one warm-up for all budgets; {fix}")
+    cells = [{**match.cell, "train_tokens": _branch_tokens(whole, share)} for share in definition.branch_at]
+    configs = [definition.run_config(cell, definition.seeds[0]) for cell in cells]
+    branches = [replace(match, cell=cell, config=config) for cell, config in zip(cells, configs, strict=True)]
+    return [*branches, match]
+
+
+def _branch_tokens(whole: RunConfig, share: float) -> int:
+    """The tokens of the branch at a share of the whole run's."""
+    steps = round(share * whole.n_steps)
+    if steps < 1 or steps == whole.n_steps:
+        raise ValueError(f"branch_at={share:g} of {whole.n_steps} steps is no step between them; train for longer")
+    branch = whole.model_copy(update={"train_tokens": steps * whole.batch_tokens})
+    if branch.warmup_steps > branch.stable_steps:
+        told = f"{steps} steps, of which {branch.warmup_steps} are warm-up and {steps - branch.stable_steps} decay"
+        fix = f"lower warmup_tokens={whole.warmup_tokens}, or branch later"
+        raise ValueError(f"branch_at={share:g} ends after {told}; {fix}")
+    return branch.train_tokens
+
+
+def trunk_names(runs: Sequence[RunConfig]) -> dict[str, str]:
+    """run_id -> 'trunk 3f2a1b' of the longest of the runs that share a trunk, 'branch 1 of 3 of trunk 3f2a1b' of the
+    others, shortest first; none for a run that shares no steps with another."""
+    names = {}
+    for (key, _), shared in _by_trunk(runs).items():
+        *branches, whole = sorted(shared, key=lambda config: config.train_tokens)
+        if branches:
+            names[whole.run_id] = f"trunk {str(key)[:6]}"
+        for number, branch in enumerate(branches, start=1):
+            names[branch.run_id] = f"branch {number} of {len(branches)} of trunk {str(key)[:6]}"
+    return names
+
+
+def trunk_line(names: Mapping[str, str], complete: Collection[str]) -> str:
+    """'4 trunks (3 complete) with 12 branches (9 complete)'; '' without any."""
+    trunks = [run_id for run_id, name in names.items() if name.startswith("trunk")]
+    branches = [run_id for run_id in names if run_id not in trunks]
+    done = [sum(run_id in complete for run_id in ids) for ids in (trunks, branches)]
+    counts = counted(len(trunks), "trunk"), f"{len(branches)} branch{'es' * (len(branches) != 1)}"
+    return " with ".join(f"{count} ({n} complete)" for count, n in zip(counts, done, strict=True)) if names else ""
+
+
+def shared_steps(runs: Sequence[RunConfig]) -> list[int]:
+    """For each run the steps that it takes over from the next shorter run of its trunk among `runs`; 0 if none."""
+    lengths = {trunk: [config.stable_steps for config in shared] for trunk, shared in _by_trunk(runs).items()}
+    own = [(config.stable_steps, lengths.get((config.trunk_key, config.seed), [])) for config in runs]
+    return [max((steps for steps in others if steps < longest), default=0) for longest, others in own]
+
+
+def _by_trunk(runs: Sequence[RunConfig]) -> dict[tuple[str | None, int], list[RunConfig]]:
+    """The runs with a trunk by its key and seed."""
+    trunks: dict[tuple[str | None, int], list[RunConfig]] = {}
+    for config in runs:
+        if key := config.trunk_key:
+            trunks.setdefault((key, config.seed), []).append(config)
+    return trunks
