@@ -56,7 +56,7 @@ def effects(
 
 def _speedups(store: "Store", by: str | None, knob: str | None, format: str) -> bytes:
     """The compute multiplier of every setting."""
-    from sparsedepth.scaling.budgets import budget_rows
+    from sparsedepth.scaling.points import budget_rows
     from sparsedepth.scaling.speedup import speedup_lines, speedups
     from sparsedepth.store.query_result import QueryResult
 

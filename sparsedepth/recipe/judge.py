@@ -25,8 +25,7 @@ from sparsedepth.config.plain_text import counted, did_you_mean
 from sparsedepth.effects.cells import fit_of
 from sparsedepth.effects.fit import Fit, fit
 from sparsedepth.effects.verdict import Row, Side, judged
-from sparsedepth.scaling.power_law import MIN_BUDGETS, PowerLaw, power_law
-from sparsedepth.scaling.speedup import Speedup, in_time, multiplier_text, speedup
+from sparsedepth.scaling.speedup import MIN_BUDGETS, PowerLaw, Speedup, in_time, multiplier_text, power_law, speedup
 from sparsedepth.store.query_result import QueryResult
 from sparsedepth.store.table_file import header, not_missing, number_of, open_table, quoted
 from sparsedepth.store.terminal import fit as fit_width

@@ -17,7 +17,7 @@ from sparsedepth.effects.cells import BASELINE, COSTS, Cells, cells_of, is_ratio
 from sparsedepth.effects.frame import MATCHED, depth_effects, effects_frame, setting_effects
 from sparsedepth.effects.text import effects_table, effects_text, is_missing, lr_text, nothing_text, size_text
 from sparsedepth.effects.verdict import ALPHA, POWER
-from sparsedepth.scaling.budgets import flops_text
+from sparsedepth.scaling.points import flops_text
 from sparsedepth.store import terminal
 from sparsedepth.store.comparable_loss import COMMON, OWN, loss_of
 from sparsedepth.store.connection import Store

@@ -20,7 +20,7 @@ from sparsedepth.plots.forest import COLUMNS, cells_of_store, effects_of
 from sparsedepth.plots.runs import all_runs
 from sparsedepth.recipe.build_card import claim_of, derive_card, manifest_facts, manifest_of
 from sparsedepth.recipe.card import Card
-from sparsedepth.recipe.evidence import Evidence
+from sparsedepth.recipe.choose import Evidence
 from sparsedepth.recipe.text import sentence, tests_lines, verification_text
 from sparsedepth.report.answers import depth_answer, variance_answer
 from sparsedepth.report.by_depth import best_by_depth

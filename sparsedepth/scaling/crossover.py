@@ -19,7 +19,7 @@ import numpy as np
 import pandas as pd
 from scipy.interpolate import PchipInterpolator
 
-from sparsedepth.scaling.budgets import BASELINE, differing_data, finished, flops_text, losses_by_budget
+from sparsedepth.scaling.points import BASELINE, differing_data, finished, flops_text, losses_by_budget
 from sparsedepth.store.query_result import QueryResult
 from sparsedepth.store.small_sample import t_critical
 
@@ -89,7 +89,7 @@ class DepthCurve:
 
 
 def crossovers(rows: pd.DataFrame) -> list[Crossover]:
-    """Every depth but the shallowest of each setting (`budgets.budget_rows`). Raises ValueError for one depth only."""
+    """Every depth but the shallowest of each setting (`points.budget_rows`). Raises ValueError for one depth only."""
     found: list[Crossover] = []
     for setting in sorted(set(rows["setting"]), key=lambda name: (name != BASELINE, name)):
         runs = rows[rows["setting"] == setting]
