@@ -68,7 +68,7 @@ def _effects(
     store: "Store", by: str | None, knob: str | None, part: str, format: str, detail: bool, for_grep: bool
 ) -> bytes:
     """The effects on an outcome, the links to it, or what matters in a search. Raises ValueError without results."""
-    from sparsedepth.effects import chain, chain_text, importance
+    from sparsedepth.effects import chain, importance, text
     from sparsedepth.effects.cells import cells_of, read_runs
     from sparsedepth.store.comparable_loss import loss_in
     from sparsedepth.store.find import no_run_text
@@ -86,8 +86,8 @@ def _effects(
     if part == "chain":
         found = cells_of(runs, outcome)
         if format != "table":
-            return encode(chain_text.chain_table(chain.chain_evidence(found)), format)
-        return _text(chain_text.chain_lines(found, detail), one_per_line=detail and for_grep)
+            return encode(text.chain_table(chain.chain_evidence(found)), format)
+        return _text(text.chain_lines(found, detail), one_per_line=detail and for_grep)
     if search is None or knob is not None:
         return _of_settings(runs, outcome, knob, format, detail)
     if format != "table":
@@ -98,7 +98,6 @@ def _effects(
 def _of_settings(runs: "pd.DataFrame", outcome: str, knob: str | None, format: str, detail: bool) -> bytes:
     """The frame of effects, and what the outcome's scores are worth."""
     from sparsedepth.effects import cells, frame, text
-    from sparsedepth.effects.equal_loss import equal_loss_lines
     from sparsedepth.store.degeneracy import common_weakness, score_rows, usable_form
     from sparsedepth.store.tuning_roles import result_rows
 
@@ -113,7 +112,7 @@ def _of_settings(runs: "pd.DataFrame", outcome: str, knob: str | None, format: s
     weak = f"no evidence about depth: {weakness}" if weakness else ""
     data = found.settings.data_text if found.settings else ""
     lines = [*filter(None, [weak, caution, data]), text.effects_text(effects, found, detail=detail)]
-    return _text([*lines, *equal_loss_lines(found)])
+    return _text([*lines, *text.equal_loss_lines(found)])
 
 
 def _text(lines: Iterable[str], *, one_per_line: bool = False) -> bytes:

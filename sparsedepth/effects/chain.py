@@ -36,8 +36,7 @@ import pandas as pd
 from sparsedepth.config.role import roles
 from sparsedepth.config.run import RunConfig
 from sparsedepth.effects.cells import Cells, cells_of
-from sparsedepth.effects.effect import Effect
-from sparsedepth.effects.frame import setting_effects
+from sparsedepth.effects.frame import Effect, as_records, setting_effects
 from sparsedepth.effects.verdict import ALPHA, adjusted
 from sparsedepth.quantities import of_stage
 from sparsedepth.quantities.record import Stage
@@ -314,12 +313,12 @@ def interventions(cells: Cells) -> Callable[[str, str], Iterator[Intervention]]:
     """A function (cause, effect) -> every setting of an intervention on this cause, nothing else changed, by depth."""
 
     @cache
-    def effects_on(outcome: str) -> dict[tuple[str, int], Effect]:
+    def effects_on(outcome: str) -> dict[tuple[str, int | None], Effect]:
         if cells.runs[outcome].isna().all():
             return {}
         of_outcome = cells.of_outcome(outcome)
-        rows = setting_effects(of_outcome).to_dict("records")
-        return {(row["setting"], row["n_layers"]): Effect.of_row(row, outcome, of_outcome.unit) for row in rows}
+        rows = as_records(setting_effects(of_outcome), of_outcome)
+        return {(row.setting, row.n_layers): row for row in rows}
 
     def tried(cause: str, effect: str) -> Iterator[Intervention]:
         for field, role in INTERVENTIONS.items():

@@ -15,15 +15,18 @@ P-values are adjusted over the rows of a question at one depth. Ratios are diffe
 import math
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import replace
-from typing import Any
+from typing import Annotated, Any
 from weakref import WeakKeyDictionary
 
 import numpy as np
 import pandas as pd
+from pydantic import Field
 
+from sparsedepth.config.section import Section
 from sparsedepth.effects.cells import BASELINE, COSTS, CellRuns, Cells, Depth, fit_of, fit_of_depths
 from sparsedepth.effects.fit import Fit
 from sparsedepth.effects.verdict import Distribution, Row, Side, judged
+from sparsedepth.store.query_result import QueryResult
 
 COLUMNS = (
     *("question", "setting", "context", "n_layers", "basis", "at"),
@@ -44,6 +47,42 @@ BASES = ("tokens", "flops", "params_total", "params_active")
 OWN_LR = "own lr"
 _known: WeakKeyDictionary[Cells, pd.DataFrame] = WeakKeyDictionary()
 """The effects of settings: a report has those on one outcome as a table, as a figure, in a sentence and in a chain."""
+
+
+class Effect(Section):
+    """A row of the frame as a record, for cards and other JSON. NULL (None) is what the runs do not tell."""
+
+    question: Annotated[str, Field(description="setting, beside, interaction, depth or depth slope")]
+    setting: str
+    context: Annotated[str, Field(description="the setting beside which it was run; empty: the baseline")] = ""
+    n_layers: int | None
+    outcome: str
+    unit: Annotated[str, Field(description="of the difference; 'ln ratio': of natural logarithms")]
+    basis: Annotated[str | None, Field(description="the cost that both sides share, or 'none'")]
+    at: Annotated[str | None, Field(description="'own lr', or the value at which both sides were run")]
+    estimate: float | None
+    lo: float | None
+    hi: float | None
+    p: Annotated[float | None, Field(description="of this effect alone")] = None
+    p_adjusted: Annotated[float | None, Field(description="over the settings of the depth")]
+    detectable: Annotated[float | None, Field(description="the effect that would have been seen with 80% power")]
+    verdict: Annotated[str, Field(description="lower, higher, not shown or lr decides")]
+    reason: Annotated[str, Field(description="why a verdict was withheld; empty where none was")]
+    lr: float | None
+    lr_baseline: float | None
+    seeds: int | None
+    diverged: int | None
+    diverged_baseline: int | None
+    tokens: float | None = None
+    flops: float | None = None
+    params_total: float | None = None
+    params_active: float | None = None
+    time: float | None = None
+    baseline_value: float | None = None
+
+    @property
+    def is_shown(self) -> bool:
+        return self.verdict in ("lower", "higher")
 
 
 def effects_frame(cells: Cells) -> pd.DataFrame:
@@ -76,6 +115,12 @@ def _frame(rows: Sequence[Row]) -> pd.DataFrame:
     frame = pd.DataFrame([row.fields for row in rows], columns=[*COLUMNS])
     numbers = [name for name in COLUMNS if name not in TEXTS]
     return frame.astype(dict.fromkeys(numbers, float)).astype(dict.fromkeys(COUNTS, "Int64"))
+
+
+def as_records(effects: pd.DataFrame, cells: Cells) -> list[Effect]:
+    """The rows of the frame as records."""
+    rows = effects.assign(outcome=cells.outcome, unit=cells.unit)[[*Effect.model_fields]]
+    return [Effect(**row) for row in QueryResult.of_frame(rows).records()]
 
 
 # Questions of one depth

@@ -21,8 +21,7 @@ from sparsedepth.config.load import build
 from sparsedepth.config.role import fields_where
 from sparsedepth.config.run import RunConfig, known_measures
 from sparsedepth.effects.cells import BASELINE, Cells, Changes, cells_of, plain
-from sparsedepth.effects.effect import Effect
-from sparsedepth.effects.frame import BASES, MATCHED, effects_frame
+from sparsedepth.effects.frame import BASES, MATCHED, Effect, as_records, effects_frame
 from sparsedepth.recipe.card import Candidate, Place, Recipe, comparison_of
 from sparsedepth.store.comparable_loss import COMMON, has_one_context
 from sparsedepth.store.degeneracy import common_weakness, degeneracy, score_rows, usable_form
@@ -46,7 +45,7 @@ class Evidence:
         self.results = result_rows(cells.runs)
         self.depths = tuple(sorted(set(map(int, self.results.loc[self.results["outcome"] == "ok", "n_layers"]))))
         self.changes = self.cells.changes
-        self._effects: dict[int, tuple[Effect, ...]] = {}
+        self._effects: dict[int, list[Effect]] = {}
 
     @property
     def tried(self) -> dict[str, list[float]]:
@@ -56,11 +55,11 @@ class Evidence:
         tuned = self.runs[self.runs["tuned_fields"].notna()]
         return {name: sorted({float(value) for value in tuned[name].dropna()}) for name in sorted(self.cells.tuned)}
 
-    def effects(self, depth: int) -> tuple[Effect, ...]:
+    def effects(self, depth: int) -> list[Effect]:
         """The effects at one depth, in the order of the frame."""
         if depth not in self._effects:
             cells = replace(self.cells, rows=self.cells.rows[self.cells.rows["n_layers"] == depth])
-            self._effects[depth] = effects_of(cells)
+            self._effects[depth] = as_records(effects_frame(cells), cells)
         return self._effects[depth]
 
     def effect(self, depth: int, setting: str, context: str = "") -> Effect | None:
@@ -107,11 +106,6 @@ class Evidence:
             values["measures"] = known_measures(measures)
         with warnings.catch_warnings(action="ignore"):
             return build(RunConfig, buildable(values) if is_imported(runs) else values, "recipe")
-
-
-def effects_of(cells: Cells) -> tuple[Effect, ...]:
-    """The frame of these cells as records."""
-    return tuple(Effect.of_row(row, cells.outcome, cells.unit) for row in effects_frame(cells).to_dict("records"))
 
 
 def changed_config(config: RunConfig, *changes: Mapping[str, Any]) -> RunConfig:

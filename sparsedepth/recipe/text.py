@@ -9,7 +9,7 @@ from pathlib import Path
 from sparsedepth.config.load import yaml_text
 from sparsedepth.config.plain_text import counted, visible
 from sparsedepth.config.run import RunConfig
-from sparsedepth.effects.effect import Effect
+from sparsedepth.effects.frame import Effect
 from sparsedepth.effects.text import interval_text, setting_text, size_text, title
 from sparsedepth.effects.verdict import POWER
 from sparsedepth.files import write_text

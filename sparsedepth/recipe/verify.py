@@ -22,8 +22,7 @@ from sparsedepth.config.plain_text import counted
 from sparsedepth.config.run import CELL_FIELDS, RunConfig
 from sparsedepth.config.sweep import SweepDefinition
 from sparsedepth.effects.cells import BASELINE, cells_of, plain
-from sparsedepth.effects.effect import Effect
-from sparsedepth.effects.frame import MATCHED
+from sparsedepth.effects.frame import MATCHED, Effect, as_records, setting_effects
 from sparsedepth.effects.verdict import Side, verdict_of
 from sparsedepth.recipe.card import (
     Candidate,
@@ -39,7 +38,7 @@ from sparsedepth.recipe.card import (
     Verification,
     comparison_of,
 )
-from sparsedepth.recipe.choose import Evidence, changed_config, derive, effects_of
+from sparsedepth.recipe.choose import Evidence, changed_config, derive
 
 Answer = tuple[Literal["passed", "failed", "not run"], str]
 """Outcome and text of a test."""
@@ -277,7 +276,7 @@ def _effects(card: Card, runs: pd.DataFrame, reference: str, left_out: Sequence[
         changes=[frozenset() if name == reference else frozenset({("name", name)}) for name in setting],
     )
     cells = replace(cells, rows=rows[setting.notna() & ~setting.isin(left_out)])
-    return {effect.setting: effect for effect in effects_of(cells) if effect.question == "setting"}
+    return {effect.setting: effect for effect in as_records(setting_effects(cells), cells)}
 
 
 def _judged_alone(gain: Effect | None, n_earlier: int) -> Effect | None:
