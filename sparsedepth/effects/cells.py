@@ -186,11 +186,10 @@ def values_of(runs: pd.DataFrame, outcome: str) -> pd.Series:
 
 def _records(runs: pd.DataFrame) -> dict[str, dict[str, Any]]:
     """cell_id -> its fields, as plain values; None for a field that is no column."""
-    first = runs.drop_duplicates("cell_id").set_index("cell_id").reindex(columns=[*CELL_FIELDS])
-    columns = [[stored_value(plain(value)) for value in first[name].tolist()] for name in CELL_FIELDS]
+    first = runs.drop_duplicates("cell_id").reindex(columns=["cell_id", *CELL_FIELDS])
     return {
-        str(cell): dict(zip(CELL_FIELDS, values, strict=True))
-        for cell, values in zip(first.index, zip(*columns, strict=True), strict=True)
+        str(cell): {name: stored_value(plain(value)) for name, value in zip(CELL_FIELDS, values, strict=True)}
+        for cell, *values in first.itertuples(index=False, name=None)
     }
 
 
@@ -296,9 +295,12 @@ class CellRuns:
     def by_seed(self, which_N: np.ndarray) -> dict[int, float]:
         """Seed -> mean outcome of some runs."""
         which_N = which_N & ~np.isnan(self.value_N)
-        return {
-            int(s): float(self.value_N[which_N & (self.seed_N == s)].mean()) for s in np.unique(self.seed_N[which_N])
-        }
+        seeds = np.unique(self.seed_N[which_N])
+        return {int(seed): float(self.value_N[which_N & (self.seed_N == seed)].mean()) for seed in seeds}
+
+    def at_lr(self, lr: float) -> dict[int, float]:
+        """Seed -> mean outcome of the runs at one value of the tuned field."""
+        return self.by_seed(self.lr_N == lr)
 
     def cost(self, name: str) -> float:
         """The mean of a cost over the results that have it; NaN without any."""
@@ -323,7 +325,7 @@ class Depth:
     @cached_property
     def fitted(self) -> Fit | None:
         of_fit = [self.cells[setting] for setting in self.order]
-        return _fit_with_curves(of_fit) if self.has_curves else fit_of([cell.results for cell in of_fit])
+        return fit_with_curves(of_fit) if self.has_curves else fit_of([cell.results for cell in of_fit])
 
 
 def _depth_of(cells: Cells, rows: pd.DataFrame) -> Depth:
@@ -372,13 +374,9 @@ def fit_of(parts: Sequence[dict[int, float]]) -> Fit | None:
     return fit(*map(np.array, zip(*rows, strict=True))) if parts and all(parts) else None
 
 
-def fit_of_depths(cells: Sequence[CellRuns]) -> Fit | None:
-    """One fit of cells of different depths, whose seeds have nothing in common."""
-    return _fit_with_curves(cells, apart=1 << 40)
-
-
-def _fit_with_curves(cells: Sequence[CellRuns], apart: int = 0) -> Fit | None:
-    """A value that diverged with a seed is no part of a curve. `apart` keeps the seeds of each cell its own."""
+def fit_with_curves(cells: Sequence[CellRuns], apart: int = 0) -> Fit | None:
+    """A value that diverged with a seed is no part of a curve. `apart` keeps the seeds of each cell its own, as those
+    of cells of different depths are."""
     gaps = [gap for cell in cells for gap in np.diff(np.log(np.unique(cell.lr_N[~np.isnan(cell.lr_N)])))]
     step = float(np.median(gaps))
     rows: list[tuple[int, float, int, float, bool]] = []

@@ -39,16 +39,16 @@ def effects_table(effects: pd.DataFrame, cells: Cells) -> QueryResult:
     return QueryResult.of_frame(effects.assign(outcome=cells.outcome, unit=cells.unit))
 
 
-def effects_text(effects: pd.DataFrame, cells: Cells, width: int | None = None, detail: bool = False) -> str:
+def effects_text(effects: pd.DataFrame, cells: Cells, detail: bool = False) -> str:
     """What the frame says, for a terminal."""
     if effects.empty:
         return nothing_text(cells)
     names = ["n_layers", "effect", "lo", "hi", "detectable", "verdict", "lr", "basis", "seeds", "diverged", "flops"]
     names += [*(DETAIL if detail else ()), "setting"]
     is_listed = detail | effects["question"].isin(QUESTIONS) | effects["verdict"].isin(["lower", "higher"])
-    shown = [_cells_of(row, cells) for row in effects[is_listed].to_dict("records")]
+    shown = [_cells_of(row, cells) for row in QueryResult.of_frame(effects[is_listed]).records()]
     rows = tuple(tuple(row[name] for name in names) for row in shown)
-    table = terminal.fit(QueryResult(columns=tuple(names), rows=rows), OPTIONAL, width)
+    table = terminal.fit(QueryResult(columns=tuple(names), rows=rows), OPTIONAL)
     over = "over" if cells.unit == "ln ratio" else "minus"
     lr = f", each at its own tuned {cells.field}" if cells.field else ""
     if lr and {*effects["at"].dropna()} - {"", OWN_LR}:
@@ -58,7 +58,7 @@ def effects_text(effects: pd.DataFrame, cells: Cells, width: int | None = None, 
     notes = paragraph(effects, cells)
     if hidden := int((~is_listed).sum()):
         notes.append(f"{counted(hidden, 'effect')} not shown to change with {cells.field}: listed by --detail")
-    return f"{terminal.wrapped(filter(None, head), width)}{table.text}\n{terminal.wrapped(notes, width)}".rstrip("\n")
+    return f"{terminal.wrapped(filter(None, head))}{table.text}\n{terminal.wrapped(notes)}".rstrip("\n")
 
 
 def nothing_text(cells: Cells) -> str:
@@ -74,15 +74,14 @@ def nothing_text(cells: Cells) -> str:
 
 def _cells_of(row: dict[str, Any], cells: Cells) -> dict[str, Any]:
     """The columns of a row of the table."""
-    known = {name: None if is_missing(value) else value for name, value in row.items()}
     if cells.unit == "ln ratio":
-        sizes = {name: known[name] for name in ("estimate", "lo", "hi", "detectable")}
-        known |= {name: math.exp(size) for name, size in sizes.items() if size is not None}
-    return known | {
-        "n_layers": known["n_layers"] or "all",
-        "effect": known["estimate"],
+        sizes = {name: row[name] for name in ("estimate", "lo", "hi", "detectable")}
+        row |= {name: math.exp(size) for name, size in sizes.items() if size is not None}
+    return row | {
+        "n_layers": row["n_layers"] or "all",
+        "effect": row["estimate"],
         "lr": lr_text(row),
-        "diverged": known["diverged"] or None,
+        "diverged": row["diverged"] or None,
         "basis": row["basis"] if row["basis"] not in ("tokens", None) else None,
         "setting": setting_text(row),
     }

@@ -240,10 +240,10 @@ def ingredient_texts(card: Card) -> list[str]:
     return [f"without {each.left_out}: {effect_text(each.effect)}: {each.verdict}" for each in ingredients]
 
 
-def trial_text(folder: Path, card: Card, width: int | None = None) -> str:
+def trial_text(folder: Path, card: Card) -> str:
     """The recipe as verified in a folder next to the results, for a terminal."""
     text = f"Recipe, verified in {folder.name}: {sentence(card)} It was {verification_text(card)}."
-    return textwrap.fill(text, width or terminal.terminal_width(), break_on_hyphens=False)
+    return textwrap.fill(text, terminal.terminal_width(), break_on_hyphens=False)
 
 
 # Files

@@ -151,11 +151,6 @@ class Speedup:
     n_pairs: int = 0
     reason: str = ""
 
-    def times(self, factor: float) -> "Speedup":
-        """Of a setting that spends 1 / factor as much."""
-        lo, middle, hi = (None if x is None else x * factor for x in (self.lo, self.multiplier, self.hi))
-        return replace(self, multiplier=middle, lo=lo, hi=hi)
-
 
 def multiplier_text(multiplier: float, lo: float | None, hi: float | None, of: str = "") -> str:
     """'1.13 times the compute (1.05 to 1.21)'"""
@@ -163,8 +158,10 @@ def multiplier_text(multiplier: float, lo: float | None, hi: float | None, of: s
     return f"{multiplier:.3g}{of}{interval}"
 
 
-def speedup(curve: PowerLaw, baseline: Mapping[int, float], setting: Mapping[int, float]) -> Speedup:
-    """The multiplier at equal compute, from seed -> loss [nat/token] of both sides."""
+def speedup(
+    curve: PowerLaw, baseline: Mapping[int, float], setting: Mapping[int, float], cost_ratio: float = 1.0
+) -> Speedup:
+    """The multiplier, from seed -> loss [nat/token] of both sides. `cost_ratio`: C_base / C_setting."""
     seeds = sorted(set(baseline) & set(setting))
     if not seeds:
         return Speedup(multiplier=None, reason="no seed in common with the baseline")
@@ -177,7 +174,7 @@ def speedup(curve: PowerLaw, baseline: Mapping[int, float], setting: Mapping[int
     at_ends = [_log_multiplier(curve, seeds, pairs_S2, L_inf) for L_inf in curve.allowed]
     if any(alpha <= 0 for alpha in (curve.alphas(L_inf).mean() for L_inf in curve.allowed)):
         return Speedup(multiplier=None, n_pairs=len(seeds), reason="the baseline's loss may not fall with compute")
-    found = Speedup(multiplier=math.exp(estimate), n_pairs=len(seeds))
+    found = Speedup(multiplier=math.exp(estimate) * cost_ratio, n_pairs=len(seeds))
     if min(len(seeds), len(curve.seeds)) < 2:
         return replace(found, reason="one seed: no interval")
     lo, hi = min(middle - half for middle, half in at_ends), max(middle + half for middle, half in at_ends)
@@ -185,7 +182,8 @@ def speedup(curve: PowerLaw, baseline: Mapping[int, float], setting: Mapping[int
     if not curve.is_identified:
         least, most = curve.allowed[[0, -1]]
         reason = f"L_inf is not identified: the range over {least:.3g} to {most:.3g} nat/token"
-    return replace(found, lo=math.exp(max(lo, -700.0)), hi=math.exp(min(hi, 700.0)), reason=reason)
+    ends = {"lo": math.exp(max(lo, -700.0)) * cost_ratio, "hi": math.exp(min(hi, 700.0)) * cost_ratio}
+    return replace(found, **ends, reason=reason)
 
 
 def _log_multiplier(curve: PowerLaw, seeds: list[int], pairs_S2: np.ndarray, L_inf: float) -> tuple[float, float]:
@@ -254,8 +252,8 @@ def _at_budget(curve: PowerLaw, baseline: pd.DataFrame, runs: pd.DataFrame) -> d
     flops, n_diverged = float(runs["train_flops"].mean()), int((runs["outcome"] == "diverged").sum())
     budgets = losses_by_budget(baseline)
     nearest = min(budgets, key=lambda budget: abs(math.log(budget / flops)))
-    equal = speedup(curve, budgets[nearest], dict(zip(done["seed"].astype(int), done["loss"], strict=True)))
-    worth = equal.times(nearest / flops)
+    losses = dict(zip(done["seed"].astype(int), done["loss"], strict=True))
+    worth = speedup(curve, budgets[nearest], losses, cost_ratio=nearest / flops)
     at_nearest = baseline[(baseline["train_flops"] / nearest - 1).abs() < SAME_BUDGET]
     timed = in_time(worth, _speeds(at_nearest, done))
     reasons = [worth.reason, f"{n_diverged} of its runs diverged" if n_diverged else ""]
