@@ -24,9 +24,8 @@ of instrumental variables): only its controls are checked.
 """
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import cache
 from itertools import pairwise, product
 from typing import Literal, NamedTuple
 
@@ -157,8 +156,9 @@ def chain_evidence(cells: Cells) -> list[LinkEvidence]:
             each.p_adjusted = float(p)
         for each in of_scope:
             links[each.cause, each.effect].append(each)
-    tried = interventions(cells)
-    return [LinkEvidence(tuple(links[pair]), skill(results, *pair), tuple(tried(*pair))) for pair in pairs]
+    return [
+        LinkEvidence(tuple(links[pair]), skill(results, *pair), tuple(interventions(cells, *pair))) for pair in pairs
+    ]
 
 
 def links_of(runs: pd.DataFrame) -> list[tuple[str, str]]:
@@ -309,28 +309,26 @@ def _skill(x_N: np.ndarray, y_N: np.ndarray, depth_N: np.ndarray, weight_BN: np.
     return 1 - np.divide(error_B, total_B, out=np.full_like(total_B, np.nan), where=total_B > 1e-12)
 
 
-def interventions(cells: Cells) -> Callable[[str, str], Iterator[Intervention]]:
-    """A function (cause, effect) -> every setting of an intervention on this cause, nothing else changed, by depth."""
+def interventions(cells: Cells, cause: str, effect: str) -> Iterator[Intervention]:
+    """Every setting of an intervention on this cause, nothing else changed, by depth."""
+    for field, role in INTERVENTIONS.items():
+        alone = [setting for setting, changes in cells.changes.items() if {*dict(changes)} == {field}]
+        if role.directly_sets != cause or not role.must_stand_still or not alone:
+            continue
+        of_effect = _effects_on(cells, effect)
+        of_controls = [_effects_on(cells, name) for name in role.must_stand_still]
+        for key, moved in _effects_on(cells, cause).items():
+            if key[0] in alone and moved.estimate is not None and key in of_effect:
+                yield Intervention(moved, tuple(control.get(key) for control in of_controls), of_effect[key])
 
-    @cache
-    def effects_on(outcome: str) -> dict[tuple[str, int | None], Effect]:
-        if cells.runs[outcome].isna().all():
-            return {}
-        of_outcome = cells.of_outcome(outcome)
-        rows = as_records(setting_effects(of_outcome), of_outcome)
-        return {(row.setting, row.n_layers): row for row in rows}
 
-    def tried(cause: str, effect: str) -> Iterator[Intervention]:
-        for field, role in INTERVENTIONS.items():
-            alone = [setting for setting, changes in cells.changes.items() if {*dict(changes)} == {field}]
-            if role.directly_sets != cause or not role.must_stand_still or not alone:
-                continue
-            for key, moved in effects_on(cause).items():
-                if key[0] in alone and moved.estimate is not None and key in effects_on(effect):
-                    controls = tuple(effects_on(name).get(key) for name in role.must_stand_still)
-                    yield Intervention(moved, controls, effects_on(effect)[key])
-
-    return tried
+def _effects_on(cells: Cells, outcome: str) -> dict[tuple[str, int | None], Effect]:
+    """(setting, depth) -> its effect; empty for an outcome that was not measured."""
+    if cells.runs[outcome].isna().all():
+        return {}
+    of_outcome = cells.of_outcome(outcome)
+    effects = as_records(setting_effects(of_outcome), of_outcome)
+    return {(effect.setting, effect.n_layers): effect for effect in effects}
 
 
 def is_unchanged(effect: Effect | None) -> bool:

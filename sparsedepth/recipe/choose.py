@@ -9,7 +9,7 @@ at the two nearest.
 
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -286,62 +286,55 @@ def _reason_against(effect: Effect, fields: set[str], recipe: Recipe, own_contex
 # Decision
 
 
-@dataclass(kw_only=True)
-class Choice:
-    """What is recommended together."""
-
-    setting: str
-    parts: list[str]
-    refused: dict[str, str] = field(default_factory=dict)
-    untested: tuple[str, str] | None = None
-
-
 def _decide(found: Evidence, recipe: Recipe) -> Recipe:
     nearest, depth = recipe.shown_at[0], recipe.depth
     good = [candidate for candidate in recipe.candidates if candidate.comparison == "better" and not candidate.refused]
     if not good:
         return _with(recipe, abstained=_why_nothing(found, recipe))
-    choice = _choose(found, recipe, good)
-    of_choice = found.effect(nearest, choice.setting)
-    assert of_choice is not None and depth is not None
+    ranked = sorted(good, key=lambda candidate: _gain(candidate.effect), reverse=True)
+    ranked = [candidate for candidate in ranked if not candidate.is_combination] or ranked[:1]
+    setting, refused, untested = _together(found, recipe, ranked)
+    effect = found.effect(nearest, setting)
+    assert effect is not None and depth is not None
+    recommended = {candidate.setting for candidate in ranked} - {*refused}
     candidates = []
-    for candidate in recipe.candidates:
-        refused = choice.refused.get(candidate.setting, candidate.refused)
-        update = {"recommended": candidate.setting in choice.parts, "refused": refused}
-        candidates.append(candidate.model_copy(update=update))
-    beside = (found.effect(nearest, choice.setting, setting) for setting in _scales(found, nearest))
-    config = found.config(choice.setting, nearest, depth, of_choice.lr)
+    for each in recipe.candidates:
+        update = {"recommended": each.setting in recommended, "refused": refused.get(each.setting, each.refused)}
+        candidates.append(each.model_copy(update=update))
+    beside = (found.effect(nearest, setting, scale) for scale in _scales(found, nearest))
     return _with(
-        recipe, candidates=tuple(candidates), config=config, effect=of_choice, untested=choice.untested,
-        scales=tuple(filter(None, beside)),
+        recipe, candidates=tuple(candidates), config=found.config(setting, nearest, depth, effect.lr), effect=effect,
+        untested=untested, scales=tuple(filter(None, beside)),
     )  # fmt: skip
 
 
-def _choose(found: Evidence, recipe: Recipe, good: Sequence[Candidate]) -> Choice:
-    """The best setting, with every other one that was run together with it and is better so."""
-    depth, values = recipe.shown_at[0], {candidate.setting: candidate.values for candidate in recipe.candidates}
-    ranked = sorted(good, key=lambda candidate: _gain(candidate.effect), reverse=True)
-    first, *rest = [candidate for candidate in ranked if not candidate.is_combination] or ranked[:1]
-    choice = Choice(setting=first.setting, parts=[first.setting])
-    for other in rest:
-        so_far, own = found.changes[choice.setting], found.changes[other.setting]
+def _together(
+    found: Evidence, recipe: Recipe, ranked: Sequence[Candidate]
+) -> tuple[str, dict[str, str], tuple[str, str] | None]:
+    """The first setting, with every other one that was run together with it and is better so; why each of the others is
+    left out; and the first pair that was not run together."""
+    depth, setting = recipe.shown_at[0], ranked[0].setting
+    values = {candidate.setting: candidate.values for candidate in recipe.candidates}
+    refused: dict[str, str] = {}
+    untested = None
+    for other in (candidate.setting for candidate in ranked[1:]):
+        so_far, own = found.changes[setting], found.changes[other]
         if {name for name, _ in so_far} & {name for name, _ in own}:
-            choice.refused[other.setting] = f"{choice.setting} does better"
+            refused[other] = f"{setting} does better"
         elif (union := found.label(depth, so_far | own)) is None:
             assert recipe.baseline is not None
             try:
-                changed_config(recipe.baseline, values[choice.setting], values[other.setting])
+                changed_config(recipe.baseline, values[setting], values[other])
             except ValueError as error:
-                choice.refused[other.setting] = f"cannot be combined with {choice.setting}: {error}"
+                refused[other] = f"cannot be combined with {setting}: {error}"
             else:
-                choice.refused[other.setting] = f"not run together with {choice.setting}"
-                choice.untested = choice.untested or (choice.setting, other.setting)
-        elif _adds(found, depth, union, other.setting, choice.setting):
-            choice.setting = union
-            choice.parts.append(other.setting)
+                refused[other] = f"not run together with {setting}"
+                untested = untested or (setting, other)
+        elif _adds(found, depth, union, other, setting):
+            setting = union
         else:
-            choice.refused[other.setting] = f"no better together with {choice.setting} than {choice.setting} alone"
-    return choice
+            refused[other] = f"no better together with {setting} than {setting} alone"
+    return setting, refused, untested
 
 
 def _adds(found: Evidence, depth: int, union: str, setting: str, context: str) -> bool:

@@ -280,7 +280,7 @@ def test_an_intervention_that_moves_something_else_too_shows_nothing():
     assert [one.is_alone for one in found.interventions] == [False, False]
     assert found.verdict == "predicts"
     unmeasured = runs_with().assign(attention_sparsity_rel=np.nan)
-    assert not any(one.is_alone for one in interventions(cells_of(unmeasured, "val_loss"))(*LINK))
+    assert not any(one.is_alone for one in interventions(cells_of(unmeasured, "val_loss"), *LINK))
 
 
 def test_skill_by_hand():
