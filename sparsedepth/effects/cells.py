@@ -134,16 +134,10 @@ def cells_of(runs: pd.DataFrame, outcome: str) -> Cells:
     if len(tuned) > 1:
         rows = rows[~rows["tuning"].isin(["rejected"])]
     return Cells(
-        runs=of_trained,
-        rows=_with_roles(_scored_alike(rows, runs)),
-        settings=settings,
-        outcome=outcome,
-        unit=unit,
-        tuned=tuple(tuned),
-        tuned_by=frozenset(_texts(runs, "tuned_by")),
-        n_tuning=len(runs) - len(results),
+        runs=of_trained, rows=_with_roles(_scored_alike(rows, runs)), settings=settings, outcome=outcome, unit=unit,
+        tuned=tuple(tuned), tuned_by=frozenset(_texts(runs, "tuned_by")), n_tuning=len(runs) - len(results),
         budget_text=budget_text,
-    )
+    )  # fmt: skip
 
 
 def read_runs(store: Store, outcome: str) -> pd.DataFrame:
@@ -346,15 +340,10 @@ def _cell_runs(arrays: dict[str, np.ndarray]) -> CellRuns | None:
     if np.isnan(value_N).all() and not diverged_N.any():
         return None
     cell = CellRuns(
-        setting=arrays["setting"][0],
-        changes=arrays["changes"][0],
-        lr_N=lr_N,
-        seed_N=arrays["seed"],
-        value_N=value_N,
-        diverged_N=diverged_N,
-        is_tuning_N=arrays["role"] == "tuning",
+        setting=arrays["setting"][0], changes=arrays["changes"][0], lr_N=lr_N, seed_N=arrays["seed"],
+        value_N=value_N, diverged_N=diverged_N, is_tuning_N=arrays["role"] == "tuning",
         costs={name: arrays[name] for name in COSTS if name in arrays},
-    )
+    )  # fmt: skip
     tried = np.unique(lr_N[~np.isnan(lr_N)]).tolist()
     if tried:
         chosen_N = np.isin(arrays["tuning"].astype(str), CHOSEN_ROLES)

@@ -83,8 +83,7 @@ class Link:
     @property
     def is_associated(self) -> bool:
         p = self.p if self.p_adjusted is None else self.p_adjusted
-        excludes = self.lo is not None and self.hi is not None and (self.lo > 0 or self.hi < 0)
-        return excludes and p is not None and p <= ALPHA
+        return p is not None and p <= ALPHA and self.lo is not None and self.hi is not None and self.lo * self.hi > 0
 
 
 class Skill(NamedTuple):
