@@ -99,6 +99,7 @@ def _of_settings(runs: "pd.DataFrame", outcome: str, knob: str | None, format: s
     """The frame of effects, and what the outcome's scores are worth."""
     from sparsedepth.effects import cells, frame, text
     from sparsedepth.store.degeneracy import common_weakness, score_rows, usable_form
+    from sparsedepth.store.query_result import QueryResult
     from sparsedepth.store.tuning_roles import result_rows
 
     cells.unit_of(outcome)
@@ -107,7 +108,7 @@ def _of_settings(runs: "pd.DataFrame", outcome: str, knob: str | None, format: s
     found = cells.cells_of(runs, outcome)
     effects = text.of_knob(frame.effects_frame(found), knob, found)
     if format != "table":
-        return encode(text.effects_table(effects, found), format)
+        return encode(QueryResult.of_frame(effects), format)
     weakness = common_weakness(scores)
     weak = f"no evidence about depth: {weakness}" if weakness else ""
     data = found.settings.data_text if found.settings else ""

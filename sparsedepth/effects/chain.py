@@ -325,8 +325,7 @@ def _effects_on(cells: Cells, outcome: str) -> dict[tuple[str, int | None], Effe
     """(setting, depth) -> its effect; empty for an outcome that was not measured."""
     if cells.runs[outcome].isna().all():
         return {}
-    of_outcome = cells.of_outcome(outcome)
-    effects = as_records(setting_effects(of_outcome), of_outcome)
+    effects = as_records(setting_effects(cells.of_outcome(outcome)))
     return {(effect.setting, effect.n_layers): effect for effect in effects}
 
 

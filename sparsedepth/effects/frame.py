@@ -32,10 +32,9 @@ COLUMNS = (
     *("question", "setting", "context", "n_layers", "basis", "at"),
     *("estimate", "lo", "hi", "df", "p", "p_adjusted", "detectable", "verdict", "reason"),
     *("seeds_part", "lr_part", "lr", "lr_baseline", "seeds", "seeds_baseline", "diverged", "diverged_baseline"),
-    *COSTS,
-    "baseline_value",
+    *(*COSTS, "baseline_value", "outcome", "unit"),
 )
-TEXTS = ("question", "setting", "context", "basis", "at", "verdict", "reason")
+TEXTS = ("question", "setting", "context", "basis", "at", "verdict", "reason", "outcome", "unit")
 COUNTS = ("n_layers", "seeds", "seeds_baseline", "diverged", "diverged_baseline")
 SIZES = {"d_model": "width slope", "train_tokens": "budget slope"}
 """The last question, the slope over the tuned field, has the name of that field: 'lr slope'."""
@@ -96,31 +95,31 @@ def effects_frame(cells: Cells) -> pd.DataFrame:
     rows += judged(_depths(cells))
     order = [*QUESTIONS, _tuned_slope(cells)]
     rows.sort(key=lambda row: order.index(row.fields["question"]))
-    return _frame(rows)
+    return _frame(cells, rows)
 
 
 def setting_effects(cells: Cells) -> pd.DataFrame:
     """The rows of the frame that ask what each setting does, without the other questions; computed once."""
     if cells not in _known:
-        _known[cells] = _frame([row for at in cells.depths for row in judged(_settings(cells, at))])
+        _known[cells] = _frame(cells, [row for at in cells.depths for row in judged(_settings(cells, at))])
     return _known[cells]
 
 
 def depth_effects(cells: Cells) -> pd.DataFrame:
     """The rows of the frame that compare the depths of the baseline, without the other questions."""
-    return _frame(judged(_depths(cells)))
+    return _frame(cells, judged(_depths(cells)))
 
 
-def _frame(rows: Sequence[Row]) -> pd.DataFrame:
+def _frame(cells: Cells, rows: Sequence[Row]) -> pd.DataFrame:
     frame = pd.DataFrame([row.fields for row in rows], columns=[*COLUMNS])
+    frame = frame.assign(outcome=cells.outcome, unit=cells.unit)
     numbers = [name for name in COLUMNS if name not in TEXTS]
     return frame.astype(dict.fromkeys(numbers, float)).astype(dict.fromkeys(COUNTS, "Int64"))
 
 
-def as_records(effects: pd.DataFrame, cells: Cells) -> list[Effect]:
+def as_records(effects: pd.DataFrame) -> list[Effect]:
     """The rows of the frame as records."""
-    rows = effects.assign(outcome=cells.outcome, unit=cells.unit)[[*Effect.model_fields]]
-    return [Effect(**row) for row in QueryResult.of_frame(rows).records()]
+    return [Effect(**row) for row in QueryResult.of_frame(effects[[*Effect.model_fields]]).records()]
 
 
 # Questions of one depth

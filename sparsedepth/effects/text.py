@@ -34,11 +34,6 @@ EXPLAINED = (
 )
 
 
-def effects_table(effects: pd.DataFrame, cells: Cells) -> QueryResult:
-    """The whole frame with its outcome and unit, for files; NULL where something is not known."""
-    return QueryResult.of_frame(effects.assign(outcome=cells.outcome, unit=cells.unit))
-
-
 def effects_text(effects: pd.DataFrame, cells: Cells, detail: bool = False) -> str:
     """What the frame says, for a terminal."""
     if effects.empty:

@@ -59,7 +59,7 @@ class Evidence:
         """The effects at one depth, in the order of the frame."""
         if depth not in self._effects:
             cells = replace(self.cells, rows=self.cells.rows[self.cells.rows["n_layers"] == depth])
-            self._effects[depth] = as_records(effects_frame(cells), cells)
+            self._effects[depth] = as_records(effects_frame(cells))
         return self._effects[depth]
 
     def effect(self, depth: int, setting: str, context: str = "") -> Effect | None:

@@ -276,7 +276,7 @@ def _effects(card: Card, runs: pd.DataFrame, reference: str, left_out: Sequence[
         changes=[frozenset() if name == reference else frozenset({("name", name)}) for name in setting],
     )
     cells = replace(cells, rows=rows[setting.notna() & ~setting.isin(left_out)])
-    return {effect.setting: effect for effect in as_records(setting_effects(cells), cells)}
+    return {effect.setting: effect for effect in as_records(setting_effects(cells))}
 
 
 def _judged_alone(gain: Effect | None, n_earlier: int) -> Effect | None:
