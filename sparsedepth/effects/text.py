@@ -161,11 +161,16 @@ def of_knob(effects: pd.DataFrame, knob: str | None, cells: Cells) -> pd.DataFra
 
 def interval_text(effect: Mapping[str, Any], name: str = "", more: str = "") -> str:
     """'-0.0644 nat/token (-0.0853 to -0.042)': estimate, unit and interval of a row."""
-    unit, size = effect["unit"], size_text(effect["estimate"], effect["unit"], "+")
-    named = size if unit in ("ln ratio", "1", "") else f"{size} {unit}"
+    unit = effect["unit"]
+    named = f"{size_text(effect['estimate'], unit, '+')}{unit_text(unit)}"
     if is_missing(effect["lo"]) or is_missing(effect["hi"]):
         return f"{named} (no interval)"
     return f"{named} ({name}{size_text(effect['lo'], unit, '+')} to {size_text(effect['hi'], unit, '+')}{more})"
+
+
+def unit_text(unit: str) -> str:
+    """' nat/token'; '' of a number without a unit."""
+    return "" if unit in ("ln ratio", "1", "") else f" {unit}"
 
 
 def effect_sentence(row: Mapping[str, Any]) -> str:

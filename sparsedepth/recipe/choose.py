@@ -50,10 +50,9 @@ class Evidence:
     @property
     def tried(self) -> dict[str, list[float]]:
         """Tuned field -> values tried."""
-        if not self.cells.tuned:
-            return {}
-        tuned = self.runs[self.runs["tuned_fields"].notna()]
-        return {name: sorted({float(value) for value in tuned[name].dropna()}) for name in sorted(self.cells.tuned)}
+        runs = self.runs
+        tuned = {name: runs.loc[runs["tuned_fields"].notna(), name].dropna() for name in sorted(self.cells.tuned)}
+        return {name: sorted({*values.astype(float)}) for name, values in tuned.items()}
 
     def effects(self, depth: int) -> list[Effect]:
         """The effects at one depth, in the order of the frame."""

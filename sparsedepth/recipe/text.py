@@ -10,7 +10,7 @@ from sparsedepth.config.load import yaml_text
 from sparsedepth.config.plain_text import counted, visible
 from sparsedepth.config.run import RunConfig
 from sparsedepth.effects.frame import Effect
-from sparsedepth.effects.text import interval_text, setting_text, size_text, title
+from sparsedepth.effects.text import interval_text, setting_text, size_text, title, unit_text
 from sparsedepth.effects.verdict import POWER
 from sparsedepth.files import write_text
 from sparsedepth.recipe.card import Candidate, Card, Comparison, Recipe, card_path, write_card
@@ -64,12 +64,8 @@ def _nothing_text(recipe: Recipe) -> str:
         return text
     is_ratio = recipe.unit == "ln ratio"
     ends = dict.fromkeys(size_text(size, recipe.unit) if is_ratio else f"{size:.2g}" for size in (sizes[0], sizes[-1]))
-    size = f"{' to '.join(ends)}{_unit(recipe.unit)}"
+    size = f"{' to '.join(ends)}{unit_text(recipe.unit)}"
     return f"{text}; a gain smaller than about {size} would probably not have been seen"
-
-
-def _unit(unit: str) -> str:
-    return "" if unit in ("ln ratio", "1", "") else f" {unit}"
 
 
 def difference_text(effect: Effect) -> str:
@@ -81,7 +77,7 @@ def difference_text(effect: Effect) -> str:
         size, by = size_text(effect.estimate, effect.unit), ","
     else:
         flip = -1 if effect.estimate < 0 else 1
-        size, by = f"{abs(effect.estimate):.3g}{_unit(effect.unit)}", " by"
+        size, by = f"{abs(effect.estimate):.3g}{unit_text(effect.unit)}", " by"
         ends = sorted(flip * end for end in ends)
     interval = f" ({' to '.join(size_text(end, effect.unit) for end in ends)})" if ends else ""
     return f"{effect.outcome} {word}{by} {size}{interval}"

@@ -73,17 +73,12 @@ def hold_out(found: Evidence, depth: int, recipe: Recipe) -> Holdout:
         raise ValueError(f"{needs}; {have}{possible}")
     shallower = derive(found.runs, depth, recipe.objective, recipe.matched, found, below=depth)
     gain = found.effect(depth, shallower.effect.setting) if shallower.effect else None
+    pairs = [(candidate.effect, found.effect(depth, candidate.setting)) for candidate in shallower.candidates]
     return Holdout(
-        depth=depth,
-        fitted_on=fitted_on,
-        changes=tuple(change.setting for change in shallower.changes),
-        predictions=tuple(
-            Prediction(setting=c.setting, predicted=c.effect, measured=found.effect(depth, c.setting))
-            for c in shallower.candidates
-        ),
-        gain=gain,
-        outcome=outcome_of(gain),
-    )
+        depth=depth, fitted_on=fitted_on, changes=tuple(change.setting for change in shallower.changes),
+        predictions=tuple(Prediction(setting=own.setting, predicted=own, measured=there) for own, there in pairs),
+        gain=gain, outcome=outcome_of(gain),
+    )  # fmt: skip
 
 
 def tests_of(recipe: Recipe, holdout: Holdout | None, verification: Verification | None) -> tuple[Test, ...]:
