@@ -34,7 +34,7 @@ import pandas as pd
 
 from sparsedepth.config.role import roles
 from sparsedepth.config.run import RunConfig
-from sparsedepth.effects.cells import Cells, cells_of
+from sparsedepth.effects.cells import Cells
 from sparsedepth.effects.frame import Effect, as_records, setting_effects
 from sparsedepth.effects.verdict import ALPHA, adjusted
 from sparsedepth.quantities import of_stage
@@ -186,16 +186,9 @@ def cautions(runs: pd.DataFrame) -> list[str]:
     return [*lines, f"Degenerate in some runs: {'; '.join(parts)}"] if parts else lines
 
 
-def units_of(runs: pd.DataFrame) -> pd.Series:
-    """Each run's setting, whatever its depth, seed and tuned values; from column `unit`, if present."""
-    if "unit" in runs.columns:
-        return runs["unit"]
-    return cells_of(runs, loss_of(runs)).rows["setting"].reindex(runs.index)
-
-
 def _usable(runs: pd.DataFrame, names: Sequence[str]) -> pd.DataFrame:
     """The finished runs that have all these numbers: these, n_layers and unit."""
-    columns = runs[[*dict.fromkeys(["n_layers", *names])]].assign(unit=units_of(runs))  # of 150 that a copy would have
+    columns = runs[[*dict.fromkeys(["n_layers", "unit", *names])]]  # of 150 that a copy would have
     return columns[runs["outcome"] == "ok"].dropna(subset=[*names, "unit"])
 
 
@@ -203,7 +196,8 @@ def _usable(runs: pd.DataFrame, names: Sequence[str]) -> pd.DataFrame:
 
 
 def link(runs: pd.DataFrame, cause: str, effect: str, scope: Scope, given: Sequence[str] = ()) -> Link:
-    """One link over the finished runs that have all numbers; a partial correlation with `given`."""
+    """One link over the finished runs that have all numbers and a `unit`, their setting; a partial correlation with
+    `given`."""
     names = [cause, effect, *given]
     usable = _usable(runs, names)
     unit_N, units = pd.factorize(usable["unit"])
