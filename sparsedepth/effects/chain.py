@@ -45,7 +45,6 @@ from sparsedepth.store.small_sample import t_critical, two_sided_p
 from sparsedepth.store.tuning_roles import result_rows
 
 Scope = Literal["pooled", "within depth"]
-LinkVerdict = Literal["causes", "predicts", "associated", "not distinguishable"]
 STAGES: tuple[Stage, ...] = ("sparsity", "variance", "effectiveness", "loss")
 LINKS: tuple[tuple[str, str], ...] = tuple(
     link for cause, effect in pairwise(STAGES) for link in product(of_stage(cause), of_stage(effect))
@@ -127,7 +126,7 @@ class LinkEvidence(NamedTuple):
         return self.links[1]
 
     @property
-    def verdict(self) -> LinkVerdict:
+    def verdict(self) -> Literal["causes", "predicts", "associated", "not distinguishable"]:
         """The strongest that the evidence supports."""
         if not self.within.is_associated:
             return "not distinguishable"

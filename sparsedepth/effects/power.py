@@ -146,9 +146,6 @@ def _detectable(n_settings: int, n_seeds: int, noise: Noise, choice: float) -> f
     return float(np.mean(sizes)) if sizes else None
 
 
-# Text
-
-
 def power_text(noise: Noise, source: str, outcome: str, tuned: Sequence[str], effect: float | None) -> str:
     """Above the table: its explanation, and the noise that was assumed."""
     unit, fields = unit_of(outcome), " and ".join(tuned)

@@ -41,7 +41,7 @@ def effects_text(effects: pd.DataFrame, cells: Cells, detail: bool = False) -> s
     names = ["n_layers", "effect", "lo", "hi", "detectable", "verdict", "lr", "basis", "seeds", "diverged", "flops"]
     names += [*(DETAIL if detail else ()), "setting"]
     is_listed = detail | effects["question"].isin(QUESTIONS) | effects["verdict"].isin(["lower", "higher"])
-    shown = [_cells_of(row, cells) for row in QueryResult.of_frame(effects[is_listed]).records()]
+    shown = [_cells_of(row, cells) for row in effects[is_listed].to_dict("records")]
     rows = tuple(tuple(row[name] for name in names) for row in shown)
     table = terminal.fit(QueryResult(columns=tuple(names), rows=rows), OPTIONAL)
     over = "over" if cells.unit == "ln ratio" else "minus"
@@ -69,14 +69,15 @@ def nothing_text(cells: Cells) -> str:
 
 def _cells_of(row: dict[str, Any], cells: Cells) -> dict[str, Any]:
     """The columns of a row of the table."""
+    known = {name: None if is_missing(value) else value for name, value in row.items()}
     if cells.unit == "ln ratio":
-        sizes = {name: row[name] for name in ("estimate", "lo", "hi", "detectable")}
-        row |= {name: math.exp(size) for name, size in sizes.items() if size is not None}
-    return row | {
-        "n_layers": row["n_layers"] or "all",
-        "effect": row["estimate"],
+        sizes = {name: known[name] for name in ("estimate", "lo", "hi", "detectable")}
+        known |= {name: math.exp(size) for name, size in sizes.items() if size is not None}
+    return known | {
+        "n_layers": known["n_layers"] or "all",
+        "effect": known["estimate"],
         "lr": lr_text(row),
-        "diverged": row["diverged"] or None,
+        "diverged": known["diverged"] or None,
         "basis": row["basis"] if row["basis"] not in ("tokens", None) else None,
         "setting": setting_text(row),
     }

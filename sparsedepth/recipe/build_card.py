@@ -56,9 +56,6 @@ def _with_compute(recipe: Recipe, compute: Worths) -> Iterator[Candidate]:
         yield candidate.model_copy(update={"compute": worth})
 
 
-# Provenance
-
-
 def provenance_of(runs: pd.DataFrame, used: pd.DataFrame, recipe: Recipe, folders: Sequence[Path]) -> Provenance:
     """The runs used, facts from their manifests, and the hours of all runs of the store, tuning included."""
     names = [str(folder) for folder in folders]

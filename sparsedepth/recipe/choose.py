@@ -206,11 +206,8 @@ def _nothing(runs: pd.DataFrame, found: Evidence) -> str:
     return "no finished run"
 
 
-# Domain: beyond it the runs are no evidence
-
-
 def seen_on(runs: pd.DataFrame) -> str:
-    """'task state_tracking S5, width 32, 223k to 696k parameters, 288k tokens, CPU'."""
+    """'task state_tracking S5, width 32, 223k to 696k parameters, 288k tokens, CPU': beyond it they are no evidence."""
     corpora = _distinct(runs, "corpus")
     tasks = [name.removeprefix("task:") for name in corpora if name.startswith("task:")]
     are_tasks, are_images = len(tasks) == len(corpora) > 0, unit_for("/token", corpora) == "/image"
@@ -238,9 +235,6 @@ def _range(values: pd.Series) -> str:
         scale, letter = next((each for each in SCALES if abs(value) >= each[0]), (1, ""))
         texts.append(f"{value / scale:.3g}{letter}")
     return " to ".join(dict.fromkeys(texts))
-
-
-# Candidates
 
 
 def _candidates(found: Evidence, recipe: Recipe) -> Iterator[Candidate]:
@@ -280,9 +274,6 @@ def _reason_against(effect: Effect, fields: set[str], recipe: Recipe, own_contex
     if ratio is None:
         return f"its {recipe.matched} are not known"
     return f"it spends more {recipe.matched} than the baseline" if ratio > 1 + MATCHED else ""
-
-
-# Decision
 
 
 def _decide(found: Evidence, recipe: Recipe) -> Recipe:

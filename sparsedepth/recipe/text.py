@@ -96,9 +96,6 @@ def effect_text(effect: Effect | None) -> str:
     return interval_text(effect.model_dump())
 
 
-# Table
-
-
 def recipe_table(card: Card, most: int | None = None) -> QueryResult:
     """The settings tried, a row each: those to do, not to do, and not shown; combinations last in their list. Of `most`
     rows each list has one at least."""
@@ -125,9 +122,6 @@ def _row(candidate: Candidate) -> tuple:
     lr = None if effect.lr is None else f"{effect.lr:g}"
     worth = f"x{multiplier_text(*candidate.compute)}" if candidate.compute else None
     return (listed, *texts, detectable, effect.seeds, effect.diverged or None, lr, *costs, worth, candidate.setting)
-
-
-# Paragraph
 
 
 def paragraph(card: Card, most: int | None = None) -> list[str]:
@@ -294,9 +288,6 @@ def defaults_texts(card: Card) -> list[str]:
     """A sentence that names the fields of the configuration that are this program's defaults; none without any."""
     names = ", ".join(card.recipe.defaulted)
     return [f"Not stated by the imported table, so at this program's defaults: {names}."] if names else []
-
-
-# Markdown
 
 
 def card_markdown(card: Card) -> str:

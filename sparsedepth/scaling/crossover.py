@@ -28,15 +28,13 @@ N_BUDGETS = 201
 SAME = 1.02
 """Budgets that differ by less are equal: sizes are solved for within 1%."""
 
-Verdict = Literal["worth it", "not worth it", "not known"]
-
 
 class Crossover(NamedTuple):
     """A depth against all shallower ones. Budgets are training FLOPs."""
 
     setting: str
     n_layers: int
-    verdict: Verdict = "not known"
+    verdict: Literal["worth it", "not worth it", "not known"] = "not known"
     budget: float | None = None
     """from which it is worth its cost, or up to which it is not"""
     lo: float | None = None

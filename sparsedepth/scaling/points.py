@@ -34,7 +34,6 @@ SAME_BUDGET = 0.01
 """Budgets that differ by less are one: sizes are solved for within 1%."""
 DATA = (*fields_where(RunConfig, lambda role: role.kind == "data"), "seq_len")
 """Fields between whose values losses are not comparable."""
-_SPEED = "LEFT JOIN (SELECT run_id, median(tokens_per_second) AS tokens_per_second FROM curves GROUP BY ALL) "
 
 
 def read_points(source: Path, where: str | None = None, cluster: str | None = None) -> pd.DataFrame:
@@ -140,7 +139,8 @@ def budget_rows(store: Store, knob: str | None = None, outcome: str | None = Non
     settings = read_settings(store)
     runs = store.frame(
         f"SELECT run_id, seed, outcome, train_flops, tokens_per_second, device, {loss} AS loss, "
-        f"{', '.join(CELL_FIELDS)} FROM runs {_SPEED} USING (run_id) WHERE {IS_RESULT}"
+        f"{', '.join(CELL_FIELDS)} FROM runs LEFT JOIN (SELECT run_id, median(tokens_per_second) AS tokens_per_second "
+        f"FROM curves GROUP BY ALL) USING (run_id) WHERE {IS_RESULT}"
     )
     if settings is None or runs.empty:
         raise ValueError(only_tuning_text(store) or "no run was trained to the end")
