@@ -109,14 +109,14 @@ def cells_of(runs: pd.DataFrame, outcome: str) -> Cells:
     records = _records(runs)
     settings = _settings(results, records)
     budget_text = ""
-    if settings and BUDGET in settings.label_fields and _texts(results, "schedule") == ["wsd"]:
+    if settings and BUDGET in settings.label_fields and distinct(results, "schedule") == ["wsd"]:
         budget_text = f"several {BUDGET} were run: effects at the largest of each depth (--as speedup has all)"
         runs = _largest_budgets(runs, settings, records)
         results = result_rows(runs)
         settings = _settings(results, records)
     changes = {cell: _changes(settings, record) for cell, record in records.items()}
     labels = {cell: ", ".join(assignment(*each) for each in own.items()) or BASELINE for cell, own in changes.items()}
-    tuned = [*dict.fromkeys(name for text in _texts(runs, "tuned_fields") for name in parse_tuned_fields(text))]
+    tuned = [*dict.fromkeys(name for text in distinct(runs, "tuned_fields") for name in parse_tuned_fields(text))]
     rows = pd.DataFrame(
         {
             "run_id": runs["run_id"],
@@ -135,7 +135,7 @@ def cells_of(runs: pd.DataFrame, outcome: str) -> Cells:
         rows = rows[~rows["tuning"].isin(["rejected"])]
     return Cells(
         runs=of_trained, rows=_with_roles(_scored_alike(rows, runs)), settings=settings, outcome=outcome, unit=unit,
-        tuned=tuple(tuned), tuned_by=frozenset(_texts(runs, "tuned_by")), n_tuning=len(runs) - len(results),
+        tuned=tuple(tuned), tuned_by=frozenset(distinct(runs, "tuned_by")), n_tuning=len(runs) - len(results),
         budget_text=budget_text,
     )  # fmt: skip
 
@@ -210,8 +210,9 @@ def _largest_budgets(runs: pd.DataFrame, settings: Settings, records: Mapping[st
     return runs[runs[BUDGET] == of_setting[BUDGET].transform("max")]
 
 
-def _texts(runs: pd.DataFrame, column: str) -> list[str]:
-    return sorted(runs[column].dropna().unique()) if column in runs.columns else []
+def distinct(runs: pd.DataFrame, column: str) -> list[str]:
+    """The values of a column as texts, in order; none of a column that is absent."""
+    return sorted(map(str, runs[column].dropna().unique())) if column in runs.columns else []
 
 
 def plain(value: Any) -> Any:

@@ -102,6 +102,11 @@ class Fit:
         df_H = seeds_H**2 / (part_HC**2 / self.noise.df_HC).sum(axis=1)
         return Distribution(np.full(len(sd_H), mean_G[0]), sd_H, df_H, self.noise.weight_H, seeds_share=1.0)
 
+    def effect(self, setting: int, baseline: int) -> Distribution:
+        """The distribution of the value of one cell minus that of another."""
+        unit_CC = np.eye(len(self.n_C))
+        return self.combine(unit_CC[setting] - unit_CC[baseline])
+
     def share_of_baseline(self, setting: int, baseline: int) -> float:
         """The squared loading of a setting's effect on the baseline that it shares with others."""
         variance_C = self.weight_G @ np.diagonal(self.cov_GCC, axis1=1, axis2=2)

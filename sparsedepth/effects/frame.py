@@ -212,8 +212,7 @@ def _set_pair(row: Row, own: dict[int, float], other: dict[int, float], where: s
     if found is None:
         row.fields |= {"estimate": _difference(own, other), "reason": _why_not(own, other, where)}
         return
-    row.contrast = found.combine(np.array([1.0, -1.0]))
-    row.shared = found.share_of_baseline(0, 1)
+    row.contrast, row.shared = found.effect(0, 1), found.share_of_baseline(0, 1)
     row.sides = Side(name="the setting"), Side(name="the baseline")
 
 

@@ -20,7 +20,7 @@ from sparsedepth.config.corpus import unit_for
 from sparsedepth.config.load import build
 from sparsedepth.config.role import fields_where
 from sparsedepth.config.run import RunConfig, known_measures
-from sparsedepth.effects.cells import BASELINE, Cells, Changes, cells_of, plain
+from sparsedepth.effects.cells import BASELINE, Cells, Changes, cells_of, distinct, plain
 from sparsedepth.effects.frame import BASES, MATCHED, Effect, as_records, effects_frame
 from sparsedepth.recipe.card import Candidate, Place, Recipe, comparison_of
 from sparsedepth.store.comparable_loss import COMMON, has_one_context
@@ -208,10 +208,10 @@ def _nothing(runs: pd.DataFrame, found: Evidence) -> str:
 
 def seen_on(runs: pd.DataFrame) -> str:
     """'task state_tracking S5, width 32, 223k to 696k parameters, 288k tokens, CPU': beyond it they are no evidence."""
-    corpora = _distinct(runs, "corpus")
+    corpora = distinct(runs, "corpus")
     tasks = [name.removeprefix("task:") for name in corpora if name.startswith("task:")]
     are_tasks, are_images = len(tasks) == len(corpora) > 0, unit_for("/token", corpora) == "/image"
-    groups = ", ".join(_distinct(runs, "task_group"))
+    groups = ", ".join(distinct(runs, "task_group"))
     of_group = f"{' ' if len(tasks) == 1 else ' of '}{groups}" if are_tasks and groups else ""
     data = f"task {', '.join(tasks)}{of_group}" if are_tasks else f"corpus {', '.join(corpora) or 'unknown'}"
     columns = runs[["d_model", "params_total", "tokens_trained", "seq_len"]]
@@ -219,13 +219,9 @@ def seen_on(runs: pd.DataFrame) -> str:
     sizes = {"width {}": width, "{} parameters": params}
     sizes |= {"{} images": tokens / seq_len} if are_images else {"{} tokens": tokens}
     texts = [text.format(_range(values)) for text, values in sizes.items() if values.notna().any()]
-    devices = [name.partition(" (")[0] for name in _distinct(runs, "device")]
+    devices = [name.partition(" (")[0] for name in distinct(runs, "device")]
     devices = dict.fromkeys(name.upper() if name in ("cpu", "mps") else name for name in devices)
     return ", ".join([data, *texts, *devices])
-
-
-def _distinct(runs: pd.DataFrame, name: str) -> list[str]:
-    return sorted(map(str, runs[name].dropna().unique())) if name in runs.columns else []
 
 
 def _range(values: pd.Series) -> str:

@@ -208,10 +208,9 @@ def _judged(pairs: Mapping[str, Pair], is_paired: bool) -> tuple[list[Row], floa
         family = [_row(name, pair, is_paired) for name, pair in at_budget.items()]
         rest = [row for row in family if row.fields["seeds"]]
         if found := _fit([*at_budget.values()], is_paired):
-            unit_CC = np.eye(len(rest) + 1)
             sds = []
             for number, row in enumerate(rest, start=1):
-                contrast, shared = found.combine(unit_CC[number] - unit_CC[0]), found.share_of_baseline(number, 0)
+                contrast, shared = found.effect(number, 0), found.share_of_baseline(number, 0)
                 row.contrast, row.shared, row.fields["reason"] = contrast, shared, ""
                 sds.append(contrast.sd * math.sqrt(1 - shared))
             lucks.append((len(rest), float(np.median(sds)) * greatest_of(len(rest))))
