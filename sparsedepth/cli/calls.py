@@ -247,7 +247,7 @@ def recipe(
     from sparsedepth.quantities import rankable
     from sparsedepth.recipe.build_card import derive_card
     from sparsedepth.recipe.card import card_path
-    from sparsedepth.recipe.card_files import write_recipe
+    from sparsedepth.recipe.text import write_recipe
     from sparsedepth.scaling.speedup import worth
     from sparsedepth.store.comparable_loss import loss_in
     from sparsedepth.store.connection import open_store

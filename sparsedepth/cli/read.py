@@ -179,7 +179,7 @@ def effects(
         raise ValueError("--as speedup is about the effects of settings; leave out --part")
     with open_store(*folders, skip_damaged=skip_damaged) as store:
         if currency == "speedup":
-            from sparsedepth.scaling.budgets import budget_rows
+            from sparsedepth.scaling.points import budget_rows
             from sparsedepth.scaling.speedup import speedup_lines, speedups
 
             found = speedups(budget_rows(store, knob, None if by == "loss" else by))
@@ -194,7 +194,7 @@ def _effects(
     store: "Store", by: str | None, knob: str | None, part: str, format: str, detail: bool, for_grep: bool
 ) -> bytes:
     """The effects on an outcome, the links to it, or what matters in a search. Raises ValueError without results."""
-    from sparsedepth.effects import chain, chain_text, importance
+    from sparsedepth.effects import chain, importance, text
     from sparsedepth.effects.cells import cells_of, read_runs
     from sparsedepth.store.comparable_loss import loss_in
     from sparsedepth.store.records import no_run_text
@@ -212,8 +212,8 @@ def _effects(
     if part == "chain":
         found = cells_of(runs, outcome)
         if format != "table":
-            return encode(chain_text.chain_table(chain.chain_evidence(found)), format)
-        return _text(chain_text.chain_lines(found, detail), one_per_line=detail and for_grep)
+            return encode(text.chain_table(chain.chain_evidence(found)), format)
+        return _text(text.chain_lines(found, detail), one_per_line=detail and for_grep)
     if search is None or knob is not None:
         return _of_settings(runs, outcome, knob, format, detail)
     if format != "table":
@@ -224,7 +224,6 @@ def _effects(
 def _of_settings(runs: "pd.DataFrame", outcome: str, knob: str | None, format: str, detail: bool) -> bytes:
     """The frame of effects, and what the outcome's scores are worth."""
     from sparsedepth.effects import cells, frame, text
-    from sparsedepth.effects.equal_loss import equal_loss_lines
     from sparsedepth.store.degeneracy import common_weakness, score_rows, usable_form
     from sparsedepth.store.tuning_roles import result_rows
 
@@ -234,12 +233,12 @@ def _of_settings(runs: "pd.DataFrame", outcome: str, knob: str | None, format: s
     found = cells.cells_of(runs, outcome)
     effects = text.of_knob(frame.effects_frame(found), knob, found)
     if format != "table":
-        return encode(text.effects_table(effects, found), format)
+        return encode(QueryResult.of_frame(effects), format)
     weakness = common_weakness(scores)
     weak = f"no evidence about depth: {weakness}" if weakness else ""
     data = found.settings.data_text if found.settings else ""
     lines = [*filter(None, [weak, caution, data]), text.effects_text(effects, found, detail=detail)]
-    return _text([*lines, *equal_loss_lines(found)])
+    return _text([*lines, *text.equal_loss_lines(found)])
 
 
 def _text(lines: Iterable[str], *, one_per_line: bool = False) -> bytes:

@@ -39,8 +39,7 @@ def derive(
 ) -> None:
     """Recommend a configuration from the effects at one depth, with its evidence; or abstain and explain why."""
     from sparsedepth.recipe.card import card_path
-    from sparsedepth.recipe.card_files import page_path, pair_path
-    from sparsedepth.recipe.text import card_text
+    from sparsedepth.recipe.text import card_text, page_path, pair_path
 
     folders, out = given["folders"], given["out"]
     card = calls.recipe(*folders, **{name: value for name, value in given.items() if name != "folders"})
@@ -77,8 +76,7 @@ def verify(
     from sparsedepth.config.sweep import SweepDefinition
     from sparsedepth.plan.tasks import Plan
     from sparsedepth.recipe.card import card_path, read_card
-    from sparsedepth.recipe.card_files import write_page
-    from sparsedepth.recipe.text import ingredient_texts, verification_text
+    from sparsedepth.recipe.text import ingredient_texts, verification_text, write_page
     from sparsedepth.recipe.verify import configurations, verification_fields, verified
     from sparsedepth.store.connection import open_store
 

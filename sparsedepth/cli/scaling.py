@@ -114,8 +114,8 @@ def depth(
 
     The figure is `plot --figure isoflop`.
     """
-    from sparsedepth.scaling.budgets import budget_rows
     from sparsedepth.scaling.crossover import crossover_lines, crossover_table, crossovers
+    from sparsedepth.scaling.points import budget_rows
     from sparsedepth.store.connection import open_store
 
     format = choose_format(format, out)

@@ -109,14 +109,14 @@ def cells_of(runs: pd.DataFrame, outcome: str) -> Cells:
     records = _records(runs)
     settings = _settings(results, records)
     budget_text = ""
-    if settings and BUDGET in settings.label_fields and _texts(results, "schedule") == ["wsd"]:
+    if settings and BUDGET in settings.label_fields and distinct(results, "schedule") == ["wsd"]:
         budget_text = f"several {BUDGET} were run: effects at the largest of each depth (--as speedup has all)"
         runs = _largest_budgets(runs, settings, records)
         results = result_rows(runs)
         settings = _settings(results, records)
     changes = {cell: _changes(settings, record) for cell, record in records.items()}
     labels = {cell: ", ".join(assignment(*each) for each in own.items()) or BASELINE for cell, own in changes.items()}
-    tuned = [*dict.fromkeys(name for text in _texts(runs, "tuned_fields") for name in parse_tuned_fields(text))]
+    tuned = [*dict.fromkeys(name for text in distinct(runs, "tuned_fields") for name in parse_tuned_fields(text))]
     rows = pd.DataFrame(
         {
             "run_id": runs["run_id"],
@@ -134,16 +134,10 @@ def cells_of(runs: pd.DataFrame, outcome: str) -> Cells:
     if len(tuned) > 1:
         rows = rows[~rows["tuning"].isin(["rejected"])]
     return Cells(
-        runs=of_trained,
-        rows=_with_roles(_scored_alike(rows, runs)),
-        settings=settings,
-        outcome=outcome,
-        unit=unit,
-        tuned=tuple(tuned),
-        tuned_by=frozenset(_texts(runs, "tuned_by")),
-        n_tuning=len(runs) - len(results),
+        runs=of_trained, rows=_with_roles(_scored_alike(rows, runs)), settings=settings, outcome=outcome, unit=unit,
+        tuned=tuple(tuned), tuned_by=frozenset(distinct(runs, "tuned_by")), n_tuning=len(runs) - len(results),
         budget_text=budget_text,
-    )
+    )  # fmt: skip
 
 
 def read_runs(store: Store, outcome: str) -> pd.DataFrame:
@@ -186,11 +180,10 @@ def values_of(runs: pd.DataFrame, outcome: str) -> pd.Series:
 
 def _records(runs: pd.DataFrame) -> dict[str, dict[str, Any]]:
     """cell_id -> its fields, as plain values; None for a field that is no column."""
-    first = runs.drop_duplicates("cell_id").set_index("cell_id").reindex(columns=[*CELL_FIELDS])
-    columns = [[stored_value(plain(value)) for value in first[name].tolist()] for name in CELL_FIELDS]
+    first = runs.drop_duplicates("cell_id").reindex(columns=["cell_id", *CELL_FIELDS])
     return {
-        str(cell): dict(zip(CELL_FIELDS, values, strict=True))
-        for cell, values in zip(first.index, zip(*columns, strict=True), strict=True)
+        str(cell): {name: stored_value(plain(value)) for name, value in zip(CELL_FIELDS, values, strict=True)}
+        for cell, *values in first.itertuples(index=False, name=None)
     }
 
 
@@ -217,8 +210,9 @@ def _largest_budgets(runs: pd.DataFrame, settings: Settings, records: Mapping[st
     return runs[runs[BUDGET] == of_setting[BUDGET].transform("max")]
 
 
-def _texts(runs: pd.DataFrame, column: str) -> list[str]:
-    return sorted(runs[column].dropna().unique()) if column in runs.columns else []
+def distinct(runs: pd.DataFrame, column: str) -> list[str]:
+    """The values of a column as texts, in order; none of a column that is absent."""
+    return sorted(map(str, runs[column].dropna().unique())) if column in runs.columns else []
 
 
 def plain(value: Any) -> Any:
@@ -296,9 +290,12 @@ class CellRuns:
     def by_seed(self, which_N: np.ndarray) -> dict[int, float]:
         """Seed -> mean outcome of some runs."""
         which_N = which_N & ~np.isnan(self.value_N)
-        return {
-            int(s): float(self.value_N[which_N & (self.seed_N == s)].mean()) for s in np.unique(self.seed_N[which_N])
-        }
+        seeds = np.unique(self.seed_N[which_N])
+        return {int(seed): float(self.value_N[which_N & (self.seed_N == seed)].mean()) for seed in seeds}
+
+    def at_lr(self, lr: float) -> dict[int, float]:
+        """Seed -> mean outcome of the runs at one value of the tuned field."""
+        return self.by_seed(self.lr_N == lr)
 
     def cost(self, name: str) -> float:
         """The mean of a cost over the results that have it; NaN without any."""
@@ -323,7 +320,7 @@ class Depth:
     @cached_property
     def fitted(self) -> Fit | None:
         of_fit = [self.cells[setting] for setting in self.order]
-        return _fit_with_curves(of_fit) if self.has_curves else fit_of([cell.results for cell in of_fit])
+        return fit_with_curves(of_fit) if self.has_curves else fit_of([cell.results for cell in of_fit])
 
 
 def _depth_of(cells: Cells, rows: pd.DataFrame) -> Depth:
@@ -344,15 +341,10 @@ def _cell_runs(arrays: dict[str, np.ndarray]) -> CellRuns | None:
     if np.isnan(value_N).all() and not diverged_N.any():
         return None
     cell = CellRuns(
-        setting=arrays["setting"][0],
-        changes=arrays["changes"][0],
-        lr_N=lr_N,
-        seed_N=arrays["seed"],
-        value_N=value_N,
-        diverged_N=diverged_N,
-        is_tuning_N=arrays["role"] == "tuning",
+        setting=arrays["setting"][0], changes=arrays["changes"][0], lr_N=lr_N, seed_N=arrays["seed"],
+        value_N=value_N, diverged_N=diverged_N, is_tuning_N=arrays["role"] == "tuning",
         costs={name: arrays[name] for name in COSTS if name in arrays},
-    )
+    )  # fmt: skip
     tried = np.unique(lr_N[~np.isnan(lr_N)]).tolist()
     if tried:
         chosen_N = np.isin(arrays["tuning"].astype(str), CHOSEN_ROLES)
@@ -372,13 +364,9 @@ def fit_of(parts: Sequence[dict[int, float]]) -> Fit | None:
     return fit(*map(np.array, zip(*rows, strict=True))) if parts and all(parts) else None
 
 
-def fit_of_depths(cells: Sequence[CellRuns]) -> Fit | None:
-    """One fit of cells of different depths, whose seeds have nothing in common."""
-    return _fit_with_curves(cells, apart=1 << 40)
-
-
-def _fit_with_curves(cells: Sequence[CellRuns], apart: int = 0) -> Fit | None:
-    """A value that diverged with a seed is no part of a curve. `apart` keeps the seeds of each cell its own."""
+def fit_with_curves(cells: Sequence[CellRuns], apart: int = 0) -> Fit | None:
+    """A value that diverged with a seed is no part of a curve. `apart` keeps the seeds of each cell its own, as those
+    of cells of different depths are."""
     gaps = [gap for cell in cells for gap in np.diff(np.log(np.unique(cell.lr_N[~np.isnan(cell.lr_N)])))]
     step = float(np.median(gaps))
     rows: list[tuple[int, float, int, float, bool]] = []

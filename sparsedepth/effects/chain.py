@@ -24,9 +24,8 @@ of instrumental variables): only its controls are checked.
 """
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import cache
 from itertools import pairwise, product
 from typing import Literal, NamedTuple
 
@@ -35,9 +34,8 @@ import pandas as pd
 
 from sparsedepth.config.role import roles
 from sparsedepth.config.run import RunConfig
-from sparsedepth.effects.cells import Cells, cells_of
-from sparsedepth.effects.effect import Effect
-from sparsedepth.effects.frame import setting_effects
+from sparsedepth.effects.cells import Cells
+from sparsedepth.effects.frame import Effect, as_records, setting_effects
 from sparsedepth.effects.verdict import ALPHA, adjusted
 from sparsedepth.quantities import of_stage
 from sparsedepth.quantities.record import Stage
@@ -47,7 +45,6 @@ from sparsedepth.store.small_sample import t_critical, two_sided_p
 from sparsedepth.store.tuning_roles import result_rows
 
 Scope = Literal["pooled", "within depth"]
-LinkVerdict = Literal["causes", "predicts", "associated", "not distinguishable"]
 STAGES: tuple[Stage, ...] = ("sparsity", "variance", "effectiveness", "loss")
 LINKS: tuple[tuple[str, str], ...] = tuple(
     link for cause, effect in pairwise(STAGES) for link in product(of_stage(cause), of_stage(effect))
@@ -85,8 +82,7 @@ class Link:
     @property
     def is_associated(self) -> bool:
         p = self.p if self.p_adjusted is None else self.p_adjusted
-        excludes = self.lo is not None and self.hi is not None and (self.lo > 0 or self.hi < 0)
-        return excludes and p is not None and p <= ALPHA
+        return p is not None and p <= ALPHA and self.lo is not None and self.hi is not None and self.lo * self.hi > 0
 
 
 class Skill(NamedTuple):
@@ -130,7 +126,7 @@ class LinkEvidence(NamedTuple):
         return self.links[1]
 
     @property
-    def verdict(self) -> LinkVerdict:
+    def verdict(self) -> Literal["causes", "predicts", "associated", "not distinguishable"]:
         """The strongest that the evidence supports."""
         if not self.within.is_associated:
             return "not distinguishable"
@@ -158,8 +154,9 @@ def chain_evidence(cells: Cells) -> list[LinkEvidence]:
             each.p_adjusted = float(p)
         for each in of_scope:
             links[each.cause, each.effect].append(each)
-    tried = interventions(cells)
-    return [LinkEvidence(tuple(links[pair]), skill(results, *pair), tuple(tried(*pair))) for pair in pairs]
+    return [
+        LinkEvidence(tuple(links[pair]), skill(results, *pair), tuple(interventions(cells, *pair))) for pair in pairs
+    ]
 
 
 def links_of(runs: pd.DataFrame) -> list[tuple[str, str]]:
@@ -188,16 +185,9 @@ def cautions(runs: pd.DataFrame) -> list[str]:
     return [*lines, f"Degenerate in some runs: {'; '.join(parts)}"] if parts else lines
 
 
-def units_of(runs: pd.DataFrame) -> pd.Series:
-    """Each run's setting, whatever its depth, seed and tuned values; from column `unit`, if present."""
-    if "unit" in runs.columns:
-        return runs["unit"]
-    return cells_of(runs, loss_of(runs)).rows["setting"].reindex(runs.index)
-
-
 def _usable(runs: pd.DataFrame, names: Sequence[str]) -> pd.DataFrame:
     """The finished runs that have all these numbers: these, n_layers and unit."""
-    columns = runs[[*dict.fromkeys(["n_layers", *names])]].assign(unit=units_of(runs))  # of 150 that a copy would have
+    columns = runs[[*dict.fromkeys(["n_layers", "unit", *names])]]  # of 150 that a copy would have
     return columns[runs["outcome"] == "ok"].dropna(subset=[*names, "unit"])
 
 
@@ -205,7 +195,8 @@ def _usable(runs: pd.DataFrame, names: Sequence[str]) -> pd.DataFrame:
 
 
 def link(runs: pd.DataFrame, cause: str, effect: str, scope: Scope, given: Sequence[str] = ()) -> Link:
-    """One link over the finished runs that have all numbers; a partial correlation with `given`."""
+    """One link over the finished runs that have all numbers and a `unit`, their setting; a partial correlation with
+    `given`."""
     names = [cause, effect, *given]
     usable = _usable(runs, names)
     unit_N, units = pd.factorize(usable["unit"])
@@ -310,28 +301,25 @@ def _skill(x_N: np.ndarray, y_N: np.ndarray, depth_N: np.ndarray, weight_BN: np.
     return 1 - np.divide(error_B, total_B, out=np.full_like(total_B, np.nan), where=total_B > 1e-12)
 
 
-def interventions(cells: Cells) -> Callable[[str, str], Iterator[Intervention]]:
-    """A function (cause, effect) -> every setting of an intervention on this cause, nothing else changed, by depth."""
+def interventions(cells: Cells, cause: str, effect: str) -> Iterator[Intervention]:
+    """Every setting of an intervention on this cause, nothing else changed, by depth."""
+    for field, role in INTERVENTIONS.items():
+        alone = [setting for setting, changes in cells.changes.items() if {*dict(changes)} == {field}]
+        if role.directly_sets != cause or not role.must_stand_still or not alone:
+            continue
+        of_effect = _effects_on(cells, effect)
+        of_controls = [_effects_on(cells, name) for name in role.must_stand_still]
+        for key, moved in _effects_on(cells, cause).items():
+            if key[0] in alone and moved.estimate is not None and key in of_effect:
+                yield Intervention(moved, tuple(control.get(key) for control in of_controls), of_effect[key])
 
-    @cache
-    def effects_on(outcome: str) -> dict[tuple[str, int], Effect]:
-        if cells.runs[outcome].isna().all():
-            return {}
-        of_outcome = cells.of_outcome(outcome)
-        rows = setting_effects(of_outcome).to_dict("records")
-        return {(row["setting"], row["n_layers"]): Effect.of_row(row, outcome, of_outcome.unit) for row in rows}
 
-    def tried(cause: str, effect: str) -> Iterator[Intervention]:
-        for field, role in INTERVENTIONS.items():
-            alone = [setting for setting, changes in cells.changes.items() if {*dict(changes)} == {field}]
-            if role.directly_sets != cause or not role.must_stand_still or not alone:
-                continue
-            for key, moved in effects_on(cause).items():
-                if key[0] in alone and moved.estimate is not None and key in effects_on(effect):
-                    controls = tuple(effects_on(name).get(key) for name in role.must_stand_still)
-                    yield Intervention(moved, controls, effects_on(effect)[key])
-
-    return tried
+def _effects_on(cells: Cells, outcome: str) -> dict[tuple[str, int | None], Effect]:
+    """(setting, depth) -> its effect; empty for an outcome that was not measured."""
+    if cells.runs[outcome].isna().all():
+        return {}
+    effects = as_records(setting_effects(cells.of_outcome(outcome)))
+    return {(effect.setting, effect.n_layers): effect for effect in effects}
 
 
 def is_unchanged(effect: Effect | None) -> bool:

@@ -68,22 +68,22 @@ class Noise:
         return self.weight_H @ self.s2_HC
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Fit:
     """The values of the cells of a depth, jointly."""
 
     value_GC: np.ndarray
     cov_GCC: np.ndarray
     weight_G: np.ndarray
+    outside_C: np.ndarray
+    """The probability that the optimum lies beyond the values tried."""
+    choice_C: np.ndarray
+    """The variance of a cell's value about the expected outcome at its chosen lr."""
     noise: Noise
     n_C: np.ndarray
     """Result seeds at the chosen value (tuning seeds, where there are no others)."""
     group_C: np.ndarray
     """Cells with equal numbers are connected by common seeds."""
-    outside_C: np.ndarray
-    """The probability that the optimum lies beyond the values tried."""
-    choice_C: np.ndarray
-    """The variance of a cell's value about the expected outcome at its chosen lr."""
     has_curve: bool
 
     def combine(self, weight_C: np.ndarray) -> Distribution:
@@ -101,6 +101,11 @@ class Fit:
         sd_H = np.sqrt(seeds_H * variance_G[0] / typical)
         df_H = seeds_H**2 / (part_HC**2 / self.noise.df_HC).sum(axis=1)
         return Distribution(np.full(len(sd_H), mean_G[0]), sd_H, df_H, self.noise.weight_H, seeds_share=1.0)
+
+    def effect(self, setting: int, baseline: int) -> Distribution:
+        """The distribution of the value of one cell minus that of another."""
+        unit_CC = np.eye(len(self.n_C))
+        return self.combine(unit_CC[setting] - unit_CC[baseline])
 
     def share_of_baseline(self, setting: int, baseline: int) -> float:
         """The squared loading of a setting's effect on the baseline that it shares with others."""
@@ -131,27 +136,17 @@ def fit(
     counted_CN = np.where(results_CN.any(axis=1, keepdims=True), results_CN, at_CN)
     n_C = np.array([len(np.unique(seed_N[counted_N])) for counted_N in counted_CN], dtype=float)
     group_C = _groups(cell_N, seed_N, n_cells)
-    if not np.ptp(u_R):
-        level_RC = np.eye(n_cells)[cell_R]
-        inverse_CC = np.linalg.pinv(level_RC.T @ information_RR @ level_RC, hermitian=True)
-        value_GC, cov_GCC = (inverse_CC @ (level_RC.T @ score_R))[None], s2 * inverse_CC[None]
-        weight_G, outside_C, choice_C = np.ones(1), np.zeros(n_cells), np.zeros(n_cells)
-    else:
+    if has_curve := bool(np.ptp(u_R)):
         tuning_C = np.array([len(set(seed_N[(cell_N == c) & role_N])) or n_C[c] for c in range(n_cells)], dtype=float)
-        value_GC, cov_GCC, weight_G, outside_C, choice_C = _curves(
+        values = _curves(
             information_RR, score_R, cell_R, u_R, s2_C / s2 / tuning_C, s2, noise.scale_df, len(np.unique(group_C))
         )
-    return Fit(
-        value_GC=value_GC,
-        cov_GCC=cov_GCC,
-        weight_G=weight_G,
-        noise=noise,
-        n_C=n_C,
-        group_C=group_C,
-        outside_C=outside_C,
-        choice_C=choice_C,
-        has_curve=bool(np.ptp(u_R)),
-    )
+    else:
+        level_RC, nothing_C = np.eye(n_cells)[cell_R], np.zeros(n_cells)
+        inverse_CC = np.linalg.pinv(level_RC.T @ information_RR @ level_RC, hermitian=True)
+        value_C = inverse_CC @ (level_RC.T @ score_R)
+        values = value_C[None], s2 * inverse_CC[None], np.ones(1), nothing_C, nothing_C
+    return Fit(*values, noise, n_C, group_C, has_curve)
 
 
 def _information(

@@ -13,26 +13,28 @@ P-values are adjusted over the rows of a question at one depth. Ratios are diffe
 """
 
 import math
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Annotated, Any
 from weakref import WeakKeyDictionary
 
 import numpy as np
 import pandas as pd
+from pydantic import Field
 
-from sparsedepth.effects.cells import BASELINE, COSTS, CellRuns, Cells, Depth, fit_of, fit_of_depths
+from sparsedepth.config.section import Section
+from sparsedepth.effects.cells import BASELINE, COSTS, CellRuns, Cells, Depth, fit_of, fit_with_curves
 from sparsedepth.effects.fit import Fit
 from sparsedepth.effects.verdict import Distribution, Row, Side, judged
+from sparsedepth.store.query_result import QueryResult
 
 COLUMNS = (
     *("question", "setting", "context", "n_layers", "basis", "at"),
     *("estimate", "lo", "hi", "df", "p", "p_adjusted", "detectable", "verdict", "reason"),
     *("seeds_part", "lr_part", "lr", "lr_baseline", "seeds", "seeds_baseline", "diverged", "diverged_baseline"),
-    *COSTS,
-    "baseline_value",
+    *(*COSTS, "baseline_value", "outcome", "unit"),
 )
-TEXTS = ("question", "setting", "context", "basis", "at", "verdict", "reason")
+TEXTS = ("question", "setting", "context", "basis", "at", "verdict", "reason", "outcome", "unit")
 COUNTS = ("n_layers", "seeds", "seeds_baseline", "diverged", "diverged_baseline")
 SIZES = {"d_model": "width slope", "train_tokens": "budget slope"}
 """The last question, the slope over the tuned field, has the name of that field: 'lr slope'."""
@@ -46,6 +48,42 @@ _known: WeakKeyDictionary[Cells, pd.DataFrame] = WeakKeyDictionary()
 """The effects of settings: a report has those on one outcome as a table, as a figure, in a sentence and in a chain."""
 
 
+class Effect(Section):
+    """A row of the frame as a record, for cards and other JSON. NULL (None) is what the runs do not tell."""
+
+    question: Annotated[str, Field(description="setting, beside, interaction, depth or depth slope")]
+    setting: str
+    context: Annotated[str, Field(description="the setting beside which it was run; empty: the baseline")] = ""
+    n_layers: int | None
+    outcome: str
+    unit: Annotated[str, Field(description="of the difference; 'ln ratio': of natural logarithms")]
+    basis: Annotated[str | None, Field(description="the cost that both sides share, or 'none'")]
+    at: Annotated[str | None, Field(description="'own lr', or the value at which both sides were run")]
+    estimate: float | None
+    lo: float | None
+    hi: float | None
+    p: Annotated[float | None, Field(description="of this effect alone")] = None
+    p_adjusted: Annotated[float | None, Field(description="over the settings of the depth")]
+    detectable: Annotated[float | None, Field(description="the effect that would have been seen with 80% power")]
+    verdict: Annotated[str, Field(description="lower, higher, not shown or lr decides")]
+    reason: Annotated[str, Field(description="why a verdict was withheld; empty where none was")]
+    lr: float | None
+    lr_baseline: float | None
+    seeds: int | None
+    diverged: int | None
+    diverged_baseline: int | None
+    tokens: float | None = None
+    flops: float | None = None
+    params_total: float | None = None
+    params_active: float | None = None
+    time: float | None = None
+    baseline_value: float | None = None
+
+    @property
+    def is_shown(self) -> bool:
+        return self.verdict in ("lower", "higher")
+
+
 def effects_frame(cells: Cells) -> pd.DataFrame:
     """Every question that these cells answer, a row each, in the order of depths."""
     rows: list[Row] = []
@@ -57,25 +95,31 @@ def effects_frame(cells: Cells) -> pd.DataFrame:
     rows += judged(_depths(cells))
     order = [*QUESTIONS, _tuned_slope(cells)]
     rows.sort(key=lambda row: order.index(row.fields["question"]))
-    return _frame(rows)
+    return _frame(cells, rows)
 
 
 def setting_effects(cells: Cells) -> pd.DataFrame:
     """The rows of the frame that ask what each setting does, without the other questions; computed once."""
     if cells not in _known:
-        _known[cells] = _frame([row for at in cells.depths for row in judged(_settings(cells, at))])
+        _known[cells] = _frame(cells, [row for at in cells.depths for row in judged(_settings(cells, at))])
     return _known[cells]
 
 
 def depth_effects(cells: Cells) -> pd.DataFrame:
     """The rows of the frame that compare the depths of the baseline, without the other questions."""
-    return _frame(judged(_depths(cells)))
+    return _frame(cells, judged(_depths(cells)))
 
 
-def _frame(rows: Sequence[Row]) -> pd.DataFrame:
+def _frame(cells: Cells, rows: Sequence[Row]) -> pd.DataFrame:
     frame = pd.DataFrame([row.fields for row in rows], columns=[*COLUMNS])
+    frame = frame.assign(outcome=cells.outcome, unit=cells.unit)
     numbers = [name for name in COLUMNS if name not in TEXTS]
     return frame.astype(dict.fromkeys(numbers, float)).astype(dict.fromkeys(COUNTS, "Int64"))
+
+
+def as_records(effects: pd.DataFrame) -> list[Effect]:
+    """The rows of the frame as records."""
+    return [Effect(**row) for row in QueryResult.of_frame(effects[[*Effect.model_fields]]).records()]
 
 
 # Questions of one depth
@@ -152,9 +196,7 @@ def _estimate(cells: Cells, at: Depth, row: Row, side: CellRuns, baseline: CellR
     if fixed and side.lr != baseline.lr:
         lr = fixed[0].lr
         row.fields |= {"at": f"{cells.field}={lr:g}", "lr": lr, "lr_baseline": lr}
-        _set_pair(
-            row, side.by_seed(side.lr_N == lr), baseline.by_seed(baseline.lr_N == lr), f" at {cells.field} {lr:g}"
-        )
+        _set_pair(row, side.at_lr(lr), baseline.at_lr(lr), f" at {cells.field} {lr:g}")
     elif side.setting in at.order and baseline.setting in at.order:
         _set(cells, at, row, {side.setting: 1.0, baseline.setting: -1.0})
         if not cells.is_tuned and cells.field and side.lr != baseline.lr:
@@ -168,10 +210,9 @@ def _set_pair(row: Row, own: dict[int, float], other: dict[int, float], where: s
     row.fields |= {"seeds": len(own), "seeds_baseline": len(other)}
     found = fit_of([own, other]) if own.keys() & other.keys() else None
     if found is None:
-        row.fields |= {"estimate": _difference(own, other), "reason": _why_not(own.keys(), other.keys(), where)}
+        row.fields |= {"estimate": _difference(own, other), "reason": _why_not(own, other, where)}
         return
-    row.contrast = found.combine(np.array([1.0, -1.0]))
-    row.shared = found.share_of_baseline(0, 1)
+    row.contrast, row.shared = found.effect(0, 1), found.share_of_baseline(0, 1)
     row.sides = Side(name="the setting"), Side(name="the baseline")
 
 
@@ -181,12 +222,12 @@ def _difference(own: dict[int, float], other: dict[int, float]) -> float | None:
     return sum(own[seed] - other[seed] for seed in common) / len(common) if common else None
 
 
-def _why_not(seeds: Set[int], others: Set[int], where: str = "") -> str:
-    if not seeds or not others:
-        return f"{'the setting' if not seeds else 'the baseline'} was not run{where}, or its runs have no value"
-    if not seeds & others:
+def _why_not(own: dict[int, float], other: dict[int, float], where: str = "") -> str:
+    if not own or not other:
+        return f"{'the baseline' if own else 'the setting'} was not run{where}, or its runs have no value"
+    if not own.keys() & other.keys():
         return f"the setting and the baseline have no seed in common{where}"
-    if len(seeds & others) == 1:
+    if len(own.keys() & other.keys()) == 1:
         return f"one seed in common{where}: no interval without a second"
     return f"the runs of different seeds have equal values{where}: there is no noise to judge by"
 
@@ -197,17 +238,14 @@ def _set(cells: Cells, at: Depth, row: Row, weights: dict[str, float]) -> None:
     contrast = _combined(at.fitted, at.order, weights)
     if contrast is None or at.fitted is None:
         own, other, *more = [side.results for side in sides]
-        row.fields["reason"] = _why_not(own.keys(), other.keys())
-        row.fields["estimate"] = None if more else _difference(own, other)
+        row.fields |= {"estimate": None if more else _difference(own, other), "reason": _why_not(own, other)}
         return
     numbers = [at.order.index(name) for name in weights]
     row.contrast, row.shared = contrast, at.fitted.share_of_baseline(numbers[0], numbers[-1])
     if len(weights) == 2:
-        outside = [float(at.fitted.outside_C[number]) for number in numbers]
-        row.sides = (
-            _side(cells, "the setting", sides[0], outside=outside[0], diverged=sides[0].n_diverged),
-            _side(cells, "the baseline", sides[1], outside=outside[1], diverged=sides[1].n_diverged),
-        )
+        outside, other = (float(at.fitted.outside_C[number]) for number in numbers)
+        own = _side(cells, "the setting", sides[0], outside=outside, diverged=sides[0].n_diverged)
+        row.sides = own, _side(cells, "the baseline", sides[1], outside=other, diverged=sides[1].n_diverged)
 
 
 def _side(cells: Cells, name: str, side: CellRuns, **known: Any) -> Side:
@@ -228,7 +266,7 @@ def _combined(found: Fit | None, order: Sequence[Any], weights: Mapping[Any, flo
 def _at_equal_lr(side: CellRuns, baseline: CellRuns) -> tuple[float, ...] | None:
     """The effects with both sides at either's lr, over common seeds; None where no lr was run on both."""
     lrs = dict.fromkeys((side.lr, baseline.lr))
-    effects = (_difference(*(each.by_seed(each.lr_N == lr) for each in (side, baseline))) for lr in lrs)
+    effects = (_difference(side.at_lr(lr), baseline.at_lr(lr)) for lr in lrs)
     return tuple(effect for effect in effects if effect is not None) or None
 
 
@@ -280,7 +318,7 @@ def _lr_slopes(cells: Cells, at: Depth) -> list[Row]:
     parts: dict[tuple[str, float], dict[int, float]] = {}
     for name, side in at.cells.items():
         for lr in sorted({*side.lr_N} - {*side.lr_N[side.diverged_N]}):
-            if by_seed := side.by_seed(side.lr_N == lr):
+            if by_seed := side.at_lr(lr):
                 parts[name, float(lr)] = by_seed
     tried = {name: {lr for other, lr in parts if other == name} for name in at.cells}
     common = {name: sorted(tried[name] & tried.get(BASELINE, set())) for name in at.cells if name != BASELINE}
@@ -329,8 +367,8 @@ def _depths(cells: Cells) -> list[Row]:
             variance, extra = row.contrast.sd**2, sum(choice.get(each.depth, 0.0) for each in (at, have[0]))
             sd_G = np.sqrt(row.contrast.sd_G**2 + extra)
             row.contrast = replace(row.contrast, sd_G=sd_G, seeds_share=variance / (variance + extra))
-        names = f"{at.depth} layers", f"{have[0].depth} layers"
-        row.sides = _side(cells, names[0], sides[0]), _side(cells, names[1], sides[1])
+        shallowest = _side(cells, f"{have[0].depth} layers", sides[1])
+        row.sides = _side(cells, f"{at.depth} layers", sides[0]), shallowest
         rows.append(row)
     return rows
 
@@ -338,7 +376,7 @@ def _depths(cells: Cells) -> list[Row]:
 def _choice_variances(cells: Cells, depths: Sequence[Depth]) -> dict[int, float]:
     """What choosing lr adds to the variance of the baseline's value at each depth, by its curves at all of them."""
     tuned = [at for at in depths if at.cells[BASELINE].n_lr > 1] if cells.is_tuned else []
-    found = fit_of_depths([at.cells[BASELINE] for at in tuned]) if tuned else None
+    found = fit_with_curves([at.cells[BASELINE] for at in tuned], apart=1 << 40) if tuned else None
     return {} if found is None else {at.depth: float(c) for at, c in zip(tuned, found.choice_C, strict=True)}
 
 
@@ -348,6 +386,5 @@ def _sum(parts: Sequence[Distribution], weight_P: np.ndarray) -> Distribution:
     mean_P, variance_P, df_P, share_P = np.array(numbers).T
     variance_P = variance_P * weight_P**2
     total = variance_P.sum()
-    mean, sd, df = weight_P @ mean_P, math.sqrt(total), total**2 / (variance_P**2 / df_P).sum()
-    seeds_share = float(variance_P @ share_P / total)
-    return Distribution(np.array([mean]), np.array([sd]), np.array([df]), np.ones(1), seeds_share)
+    numbers_G = np.array([[weight_P @ mean_P], [math.sqrt(total)], [total**2 / (variance_P**2 / df_P).sum()]])
+    return Distribution(*numbers_G, np.ones(1), seeds_share=float(variance_P @ share_P / total))

@@ -23,7 +23,7 @@ import pandas as pd
 from sparsedepth.config.run import RunConfig
 from sparsedepth.effects.cells import BASELINE, cells_of, fit_of, unit_of
 from sparsedepth.effects.fit import Fit
-from sparsedepth.effects.verdict import ALPHA, POWER, Distribution, interval_and_detectable, level_of
+from sparsedepth.effects.verdict import ALPHA, POWER, interval_and_detectable, level_of
 from sparsedepth.store.query_result import QueryResult
 from sparsedepth.store.schema import stored_fields
 
@@ -76,14 +76,8 @@ def _choice_variance(found: Fit) -> float:
     """What choosing lr adds to the variance of a setting's value: half of its part in an effect, where there is one."""
     if len(found.n_C) == 1:
         return float(found.choice_C[0])
-    effect = _first_effect(found)
+    effect = found.effect(1, 0)
     return (1 - effect.seeds_share) * effect.sd**2 / 2
-
-
-def _first_effect(found: Fit) -> Distribution:
-    """Of the first setting against the baseline."""
-    unit_CC = np.eye(len(found.n_C))
-    return found.combine(unit_CC[1] - unit_CC[0])
 
 
 def measure_power(
@@ -139,14 +133,11 @@ def _detectable(n_settings: int, n_seeds: int, noise: Noise, choice: float) -> f
         y_CS = own * generator.standard_normal((n_settings + 1, n_seeds))
         found = fit_of([dict(enumerate(y_S)) for y_S in y_CS])
         assert found is not None
-        contrast = _first_effect(found)
+        contrast = found.effect(1, 0)
         level = level_of(np.full(n_settings, found.share_of_baseline(1, 0)))
         *_, size = interval_and_detectable(contrast, level)
         sizes.append(size * math.sqrt(1 + 2 * choice**2 / contrast.sd**2))
     return float(np.mean(sizes)) if sizes else None
-
-
-# Text
 
 
 def power_text(noise: Noise, source: str, outcome: str, tuned: Sequence[str], effect: float | None) -> str:

@@ -28,8 +28,8 @@ from sparsedepth.plots.runs import (
 )
 from sparsedepth.plots.style import CHANGES_VARIANCE, GREY, MISSING, escaped, setting_styles, wrapped
 from sparsedepth.quantities import IN_RUNS
-from sparsedepth.scaling.budgets import BUDGET, SAME_BUDGET, budget_rows, finished
 from sparsedepth.scaling.crossover import Crossover, crossovers
+from sparsedepth.scaling.points import BUDGET, SAME_BUDGET, budget_rows, finished
 from sparsedepth.store.comparable_loss import loss_in, loss_of
 from sparsedepth.store.connection import Store
 from sparsedepth.store.degeneracy import degeneracy, degeneracy_caption, score_rows

@@ -23,7 +23,7 @@ from sparsedepth.plots.runs import settings_in_order
 from sparsedepth.plots.style import GREY, Style, depth_axis, layer_ticks, log_scale, set_layer_scale, setting_styles
 from sparsedepth.quantities import quantity
 from sparsedepth.quantities.record import Scale
-from sparsedepth.scaling.budgets import flops_text
+from sparsedepth.scaling.points import flops_text
 from sparsedepth.store.small_sample import MIN_VALUES, t_critical
 
 

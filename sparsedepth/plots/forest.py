@@ -44,8 +44,7 @@ def effects_of(store: Store) -> pd.DataFrame:
     sound form. Settings that agree with the baseline in no cost are left out: other data with another budget."""
     cells = cells_of_store(store)
     outcomes = (cells.of_outcome(name) for name in dict.fromkeys(outcome_forms(cells.runs).values()))
-    frames = [setting_effects(of).assign(outcome=of.outcome, unit=of.unit) for of in outcomes]
-    effects = pd.concat(frames, ignore_index=True)
+    effects = pd.concat(map(setting_effects, outcomes), ignore_index=True)
     return effects.loc[effects["basis"].ne("none") & effects["estimate"].notna(), [*COLUMNS]].reset_index(drop=True)
 
 

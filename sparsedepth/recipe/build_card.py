@@ -14,10 +14,8 @@ import pandas as pd
 from sparsedepth.effects.cells import cells_of
 from sparsedepth.files import digest, parse_json
 from sparsedepth.recipe.card import MAX_BYTES, SUFFIX, Candidate, Card, Provenance, Recipe, read_card
-from sparsedepth.recipe.checklist import hold_out, tests_of
-from sparsedepth.recipe.choose import derive
-from sparsedepth.recipe.evidence import Evidence
-from sparsedepth.recipe.verify import with_verification
+from sparsedepth.recipe.choose import Evidence, derive
+from sparsedepth.recipe.verify import hold_out, tests_of, with_verification
 from sparsedepth.scaling.speedup import Worths
 from sparsedepth.store.records import read_file
 from sparsedepth.store.setting import BUDGET
@@ -56,9 +54,6 @@ def _with_compute(recipe: Recipe, compute: Worths) -> Iterator[Candidate]:
         tokens = candidate.values.get(BUDGET, recipe.baseline.train_tokens)
         worth = compute.get((recipe.shown_at[0], candidate.setting, tokens))
         yield candidate.model_copy(update={"compute": worth})
-
-
-# Provenance
 
 
 def provenance_of(runs: pd.DataFrame, used: pd.DataFrame, recipe: Recipe, folders: Sequence[Path]) -> Provenance:

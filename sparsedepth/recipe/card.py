@@ -13,7 +13,7 @@ from sparsedepth import quantities
 from sparsedepth.config.load import build
 from sparsedepth.config.run import RunConfig
 from sparsedepth.config.section import Section
-from sparsedepth.effects.effect import Effect
+from sparsedepth.effects.frame import Effect
 from sparsedepth.files import parse_json, write_json
 
 SUFFIX = ".card.json"
@@ -23,7 +23,6 @@ Place = Literal["inside", "interpolation", "extrapolation"]
 Comparison = Literal["better", "worse", "not shown"]
 Outcome = Literal["confirmed", "refuted", "not confirmed", "not tested"]
 Need = Literal["needed", "harmful", "not shown to be needed"]
-Values = dict[str, Any]
 
 
 def comparison_of(effect: Effect | None) -> Comparison:
@@ -37,8 +36,8 @@ class Candidate(Section):
     """One setting on top of the baseline: its effect, and the reason if it is better and yet not recommended."""
 
     effect: Effect
-    values: Annotated[Values, Field(description="RunConfig field -> value at the setting, where it differs")]
-    baseline_values: Values
+    values: Annotated[dict[str, Any], Field(description="RunConfig field -> value at the setting, where it differs")]
+    baseline_values: dict[str, Any]
     compute: tuple[float, float | None, float | None] | None = None
     """compute of the baseline at the same loss over its own, lo, hi; with three budgets"""
     is_combination: Annotated[bool, Field(description="of two settings that were also run one by one")] = False

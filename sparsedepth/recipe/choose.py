@@ -7,23 +7,26 @@ At a depth that was not run a setting is recommended if it is better at both nei
 at the two nearest.
 """
 
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import replace
+from typing import Any
 
+import numpy as np
 import pandas as pd
 
 from sparsedepth import quantities
 from sparsedepth.config.corpus import unit_for
+from sparsedepth.config.load import build
 from sparsedepth.config.role import fields_where
-from sparsedepth.config.run import RunConfig
-from sparsedepth.effects.cells import BASELINE, cells_of
-from sparsedepth.effects.effect import Effect
-from sparsedepth.effects.frame import BASES, MATCHED
+from sparsedepth.config.run import RunConfig, known_measures
+from sparsedepth.effects.cells import BASELINE, Cells, Changes, cells_of, distinct, plain
+from sparsedepth.effects.frame import BASES, MATCHED, Effect, as_records, effects_frame
 from sparsedepth.recipe.card import Candidate, Place, Recipe, comparison_of
-from sparsedepth.recipe.evidence import Evidence, changed_config, differing_values
 from sparsedepth.store.comparable_loss import COMMON, has_one_context
 from sparsedepth.store.degeneracy import common_weakness, degeneracy, score_rows, usable_form
-from sparsedepth.store.subject import import_note, is_imported, unstated
+from sparsedepth.store.subject import buildable, import_note, is_imported, unstated
+from sparsedepth.store.tuning_roles import result_rows
 
 DATA = fields_where(RunConfig, lambda role: role.kind == "data")
 BUDGET = fields_where(RunConfig, lambda role: role.kind in ("capacity", "data"))
@@ -31,6 +34,97 @@ BUDGET = fields_where(RunConfig, lambda role: role.kind in ("capacity", "data"))
 SCALES = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
 OWN_CONTEXT = ("train_loss", "val_loss", "val_bits_per_byte")
 """Losses at each run's own context length, which improve with a longer context."""
+
+
+class Evidence:
+    """The cells of a store and their effects on one objective, the rows of the frame `effects`, a depth at a time; and
+    the runs behind them."""
+
+    def __init__(self, cells: Cells) -> None:
+        self.cells, self.runs = cells, cells.runs
+        self.results = result_rows(cells.runs)
+        self.depths = tuple(sorted(set(map(int, self.results.loc[self.results["outcome"] == "ok", "n_layers"]))))
+        self.changes = self.cells.changes
+        self._effects: dict[int, list[Effect]] = {}
+
+    @property
+    def tried(self) -> dict[str, list[float]]:
+        """Tuned field -> values tried."""
+        runs = self.runs
+        tuned = {name: runs.loc[runs["tuned_fields"].notna(), name].dropna() for name in sorted(self.cells.tuned)}
+        return {name: sorted({*values.astype(float)}) for name, values in tuned.items()}
+
+    def effects(self, depth: int) -> list[Effect]:
+        """The effects at one depth, in the order of the frame."""
+        if depth not in self._effects:
+            cells = replace(self.cells, rows=self.cells.rows[self.cells.rows["n_layers"] == depth])
+            self._effects[depth] = as_records(effects_frame(cells))
+        return self._effects[depth]
+
+    def effect(self, depth: int, setting: str, context: str = "") -> Effect | None:
+        """The effect of a setting at the baseline, or beside another setting."""
+        wanted = ("beside" if context else "setting", setting, context)
+        return next((e for e in self.effects(depth) if (e.question, e.setting, e.context) == wanted), None)
+
+    def why_no_baseline(self, depth: int) -> str:
+        """Why the baseline of a depth has no run to compare with; '' where it has."""
+        rows = self.cells.rows
+        if ((rows["n_layers"] == depth) & (rows["setting"] == BASELINE)).any():
+            return ""
+        results = self.results.loc[self.results["n_layers"] == depth, "run_id"]
+        if results.isin(rows["run_id"]).all():
+            return "the baseline was not run at this depth in these folders"
+        return "the baseline was scored in another way than most runs at this depth; name fewer folders"
+
+    def label(self, depth: int, changes: Changes) -> str | None:
+        """The setting with these changes; None if it was not run at this depth."""
+        names = (e.setting for e in self.effects(depth) if e.question == "setting")
+        return next((name for name in names if self.changes[name] == changes), None)
+
+    def runs_of(self, setting: str, depth: int, lr: float | None = None) -> pd.DataFrame:
+        """The results of a setting at one depth: at one value of the tuned field, by default the one with most runs."""
+        rows = self.cells.rows
+        ids = rows.loc[(rows["n_layers"] == depth) & (rows["setting"] == setting), "run_id"]
+        found = self.results[self.results["run_id"].isin(ids)].sort_values("run_id")
+        field = self.cells.field
+        if not field or found.empty:
+            return found
+        lr_N = found[field].astype(float)
+        if lr is None or not (lr_N == lr).any():
+            lr = float(lr_N.mode().min())
+        return found[lr_N == lr]
+
+    def config(self, setting: str, depth: int, n_layers: int, lr: float | None = None) -> RunConfig:
+        """The configuration of a setting as it was run at `depth`, with another number of layers. Raises ValueError for
+        one that cannot be built."""
+        runs = self.runs_of(setting, depth, lr)
+        row = runs.iloc[int(np.argmax((runs["outcome"] == "ok").to_numpy()))]
+        values = {name: plain(row[name]) for name in RunConfig.model_fields if name != "seed" and name in row}
+        values = {name: value for name, value in values.items() if value is not None} | {"n_layers": n_layers}
+        if isinstance(measures := values.get("measures"), tuple):
+            values["measures"] = known_measures(measures)
+        with warnings.catch_warnings(action="ignore"):
+            return build(RunConfig, buildable(values) if is_imported(runs) else values, "recipe")
+
+
+def changed_config(config: RunConfig, *changes: Mapping[str, Any]) -> RunConfig:
+    """A configuration with other values of some fields; sizes that are None follow from the others. Raises
+    ValueError."""
+    values = config.model_dump(mode="json")
+    for change in changes:
+        values |= change
+    values = {name: value for name, value in values.items() if value is not None}
+    return build(RunConfig, values, "the recipe's configuration")
+
+
+def differing_values(config: RunConfig, baseline: RunConfig, tuned: Mapping[str, Any]) -> tuple[dict[str, Any], ...]:
+    """The fields in which two configurations differ, with the values of either; tuned ones left out."""
+    own, other = (each.model_dump(mode="json", exclude={"seed", "allow", *tuned}) for each in (config, baseline))
+    names = [name for name in own if own[name] != other[name]]
+    return {name: own[name] for name in names}, {name: other[name] for name in names}
+
+
+# The recipe
 
 
 def derive(
@@ -112,15 +206,12 @@ def _nothing(runs: pd.DataFrame, found: Evidence) -> str:
     return "no finished run"
 
 
-# Domain: beyond it the runs are no evidence
-
-
 def seen_on(runs: pd.DataFrame) -> str:
-    """'task state_tracking S5, width 32, 223k to 696k parameters, 288k tokens, CPU'."""
-    corpora = _distinct(runs, "corpus")
+    """'task state_tracking S5, width 32, 223k to 696k parameters, 288k tokens, CPU': beyond it they are no evidence."""
+    corpora = distinct(runs, "corpus")
     tasks = [name.removeprefix("task:") for name in corpora if name.startswith("task:")]
     are_tasks, are_images = len(tasks) == len(corpora) > 0, unit_for("/token", corpora) == "/image"
-    groups = ", ".join(_distinct(runs, "task_group"))
+    groups = ", ".join(distinct(runs, "task_group"))
     of_group = f"{' ' if len(tasks) == 1 else ' of '}{groups}" if are_tasks and groups else ""
     data = f"task {', '.join(tasks)}{of_group}" if are_tasks else f"corpus {', '.join(corpora) or 'unknown'}"
     columns = runs[["d_model", "params_total", "tokens_trained", "seq_len"]]
@@ -128,13 +219,9 @@ def seen_on(runs: pd.DataFrame) -> str:
     sizes = {"width {}": width, "{} parameters": params}
     sizes |= {"{} images": tokens / seq_len} if are_images else {"{} tokens": tokens}
     texts = [text.format(_range(values)) for text, values in sizes.items() if values.notna().any()]
-    devices = [name.partition(" (")[0] for name in _distinct(runs, "device")]
+    devices = [name.partition(" (")[0] for name in distinct(runs, "device")]
     devices = dict.fromkeys(name.upper() if name in ("cpu", "mps") else name for name in devices)
     return ", ".join([data, *texts, *devices])
-
-
-def _distinct(runs: pd.DataFrame, name: str) -> list[str]:
-    return sorted(map(str, runs[name].dropna().unique())) if name in runs.columns else []
 
 
 def _range(values: pd.Series) -> str:
@@ -144,9 +231,6 @@ def _range(values: pd.Series) -> str:
         scale, letter = next((each for each in SCALES if abs(value) >= each[0]), (1, ""))
         texts.append(f"{value / scale:.3g}{letter}")
     return " to ".join(dict.fromkeys(texts))
-
-
-# Candidates
 
 
 def _candidates(found: Evidence, recipe: Recipe) -> Iterator[Candidate]:
@@ -188,65 +272,55 @@ def _reason_against(effect: Effect, fields: set[str], recipe: Recipe, own_contex
     return f"it spends more {recipe.matched} than the baseline" if ratio > 1 + MATCHED else ""
 
 
-# Decision
-
-
-@dataclass(kw_only=True)
-class Choice:
-    """What is recommended together."""
-
-    setting: str
-    parts: list[str]
-    refused: dict[str, str] = field(default_factory=dict)
-    untested: tuple[str, str] | None = None
-
-
 def _decide(found: Evidence, recipe: Recipe) -> Recipe:
     nearest, depth = recipe.shown_at[0], recipe.depth
     good = [candidate for candidate in recipe.candidates if candidate.comparison == "better" and not candidate.refused]
     if not good:
         return _with(recipe, abstained=_why_nothing(found, recipe))
-    choice = _choose(found, recipe, good)
-    of_choice = found.effect(nearest, choice.setting)
-    assert of_choice is not None and depth is not None
+    ranked = sorted(good, key=lambda candidate: _gain(candidate.effect), reverse=True)
+    ranked = [candidate for candidate in ranked if not candidate.is_combination] or ranked[:1]
+    setting, refused, untested = _together(found, recipe, ranked)
+    effect = found.effect(nearest, setting)
+    assert effect is not None and depth is not None
+    recommended = {candidate.setting for candidate in ranked} - {*refused}
     candidates = []
-    for candidate in recipe.candidates:
-        refused = choice.refused.get(candidate.setting, candidate.refused)
-        update = {"recommended": candidate.setting in choice.parts, "refused": refused}
-        candidates.append(candidate.model_copy(update=update))
-    beside = (found.effect(nearest, choice.setting, setting) for setting in _scales(found, nearest))
-    config = found.config(choice.setting, nearest, depth, of_choice.lr)
+    for each in recipe.candidates:
+        update = {"recommended": each.setting in recommended, "refused": refused.get(each.setting, each.refused)}
+        candidates.append(each.model_copy(update=update))
+    beside = (found.effect(nearest, setting, scale) for scale in _scales(found, nearest))
     return _with(
-        recipe, candidates=tuple(candidates), config=config, effect=of_choice, untested=choice.untested,
-        scales=tuple(filter(None, beside)),
+        recipe, candidates=tuple(candidates), config=found.config(setting, nearest, depth, effect.lr), effect=effect,
+        untested=untested, scales=tuple(filter(None, beside)),
     )  # fmt: skip
 
 
-def _choose(found: Evidence, recipe: Recipe, good: Sequence[Candidate]) -> Choice:
-    """The best setting, with every other one that was run together with it and is better so."""
-    depth, values = recipe.shown_at[0], {candidate.setting: candidate.values for candidate in recipe.candidates}
-    ranked = sorted(good, key=lambda candidate: _gain(candidate.effect), reverse=True)
-    first, *rest = [candidate for candidate in ranked if not candidate.is_combination] or ranked[:1]
-    choice = Choice(setting=first.setting, parts=[first.setting])
-    for other in rest:
-        so_far, own = found.changes[choice.setting], found.changes[other.setting]
+def _together(
+    found: Evidence, recipe: Recipe, ranked: Sequence[Candidate]
+) -> tuple[str, dict[str, str], tuple[str, str] | None]:
+    """The first setting, with every other one that was run together with it and is better so; why each of the others is
+    left out; and the first pair that was not run together."""
+    depth, setting = recipe.shown_at[0], ranked[0].setting
+    values = {candidate.setting: candidate.values for candidate in recipe.candidates}
+    refused: dict[str, str] = {}
+    untested = None
+    for other in (candidate.setting for candidate in ranked[1:]):
+        so_far, own = found.changes[setting], found.changes[other]
         if {name for name, _ in so_far} & {name for name, _ in own}:
-            choice.refused[other.setting] = f"{choice.setting} does better"
+            refused[other] = f"{setting} does better"
         elif (union := found.label(depth, so_far | own)) is None:
             assert recipe.baseline is not None
             try:
-                changed_config(recipe.baseline, values[choice.setting], values[other.setting])
+                changed_config(recipe.baseline, values[setting], values[other])
             except ValueError as error:
-                choice.refused[other.setting] = f"cannot be combined with {choice.setting}: {error}"
+                refused[other] = f"cannot be combined with {setting}: {error}"
             else:
-                choice.refused[other.setting] = f"not run together with {choice.setting}"
-                choice.untested = choice.untested or (choice.setting, other.setting)
-        elif _adds(found, depth, union, other.setting, choice.setting):
-            choice.setting = union
-            choice.parts.append(other.setting)
+                refused[other] = f"not run together with {setting}"
+                untested = untested or (setting, other)
+        elif _adds(found, depth, union, other, setting):
+            setting = union
         else:
-            choice.refused[other.setting] = f"no better together with {choice.setting} than {choice.setting} alone"
-    return choice
+            refused[other] = f"no better together with {setting} than {setting} alone"
+    return setting, refused, untested
 
 
 def _adds(found: Evidence, depth: int, union: str, setting: str, context: str) -> bool:

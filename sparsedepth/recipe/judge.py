@@ -25,8 +25,7 @@ from sparsedepth.config.plain_text import counted, did_you_mean
 from sparsedepth.effects.cells import fit_of
 from sparsedepth.effects.fit import Fit, fit
 from sparsedepth.effects.verdict import Row, Side, judged
-from sparsedepth.scaling.power_law import MIN_BUDGETS, PowerLaw, power_law
-from sparsedepth.scaling.speedup import Speedup, in_time, multiplier_text, speedup
+from sparsedepth.scaling.speedup import MIN_BUDGETS, PowerLaw, Speedup, in_time, multiplier_text, power_law, speedup
 from sparsedepth.store.query_result import QueryResult
 from sparsedepth.store.query_result import fit as fit_width
 from sparsedepth.store.table_file import header, not_missing, number_of, open_table, quoted
@@ -54,9 +53,7 @@ OPTIONAL = ("p_adjusted", "multiplier_lo multiplier_hi", "diverged", "detectable
 WORDS = {"lower": "better", "higher": "worse", "not shown": "not shown"}
 EXIT_CODES = {"better": 0, "not shown": 3, "worse": 4}
 _Losses = dict[int, float]
-"""Seed -> loss; NaN where it diverged."""
-_AllLosses = dict[tuple[str, float], _Losses]
-"""(variant, budget) -> losses."""
+"""Seed -> loss, of the runs that have one."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,15 +86,16 @@ def judge(
         raise ValueError(f"{path}: every run is of {baseline!r}; a verdict needs a second variant")
     if variant is not None and variant not in others:
         raise ValueError(f"no variant {variant!r} beside {baseline!r}; {_near(variant, others)}")
-    losses: _AllLosses = {}
-    for run in runs.to_dict("records"):
-        losses.setdefault((run["variant"], run["budget"]), {})[run["seed"]] = run["loss"]
-    pairs = {name: _pair(losses, name, baseline) for name in others}
+    n_runs = Counter(zip(runs["variant"], runs["budget"], strict=True))
+    losses: dict[tuple[str, float], _Losses] = {key: {} for key in n_runs}
+    for run in runs.dropna(subset="loss").to_dict("records"):
+        losses[run["variant"], run["budget"]][run["seed"]] = run["loss"]
+    pairs = {name: _pair(losses, n_runs, name, baseline) for name in others}
     seeds = [(pair.own.keys(), pair.base.keys()) for pair in pairs.values()]
     is_paired = "seed" in names and all(len(own & base) > 1 for own, base in seeds if own)
     rows, luck = _judged(pairs, is_paired)
     speeds = np.log(runs["throughput"]).groupby([runs["variant"], runs["budget"]]).mean()
-    curve, reason = _curve({budget: own for (name, budget), own in losses.items() if name == baseline})
+    curve, reason = _curve({budget: own for (name, budget), own in losses.items() if name == baseline and own})
     for row in rows:
         name, budget = row.fields["setting"], row.fields["budget"]
         worth = _worth(curve, pairs[name])
@@ -183,7 +181,7 @@ def _baseline(runs: pd.DataFrame, given: str | None) -> str:
 
 
 class Pair(NamedTuple):
-    """A variant and the baseline at the largest budget of both: finite losses, and how many runs have none."""
+    """A variant and the baseline at the largest budget of both: losses, and how many runs have none."""
 
     budget: float
     own: _Losses
@@ -191,14 +189,14 @@ class Pair(NamedTuple):
     n_lost: tuple[int, int]
 
 
-def _pair(losses: _AllLosses, name: str, baseline: str) -> Pair:
+def _pair(losses: Mapping[tuple[str, float], _Losses], n_runs: Counter, name: str, baseline: str) -> Pair:
     """Raises ValueError without a budget in common."""
     common = [budget for variant, budget in losses if variant == name and (baseline, budget) in losses]
     if not common:
         raise ValueError(f"{name!r} and the baseline {baseline!r} have no budget in common")
-    own, base = losses[name, max(common)], losses[baseline, max(common)]
-    n_lost = len(own) - len(_finite(own)), len(base) - len(_finite(base))
-    return Pair(max(common), _finite(own), _finite(base), n_lost)
+    keys = (name, max(common)), (baseline, max(common))
+    own, base = (losses[key] for key in keys)
+    return Pair(max(common), own, base, (n_runs[keys[0]] - len(own), n_runs[keys[1]] - len(base)))
 
 
 def _judged(pairs: Mapping[str, Pair], is_paired: bool) -> tuple[list[Row], float | None]:
@@ -210,10 +208,9 @@ def _judged(pairs: Mapping[str, Pair], is_paired: bool) -> tuple[list[Row], floa
         family = [_row(name, pair, is_paired) for name, pair in at_budget.items()]
         rest = [row for row in family if row.fields["seeds"]]
         if found := _fit([*at_budget.values()], is_paired):
-            unit_CC = np.eye(len(rest) + 1)
             sds = []
             for number, row in enumerate(rest, start=1):
-                contrast, shared = found.combine(unit_CC[number] - unit_CC[0]), found.share_of_baseline(number, 0)
+                contrast, shared = found.effect(number, 0), found.share_of_baseline(number, 0)
                 row.contrast, row.shared, row.fields["reason"] = contrast, shared, ""
                 sds.append(contrast.sd * math.sqrt(1 - shared))
             lucks.append((len(rest), float(np.median(sds)) * greatest_of(len(rest))))
@@ -284,11 +281,10 @@ def _seeds_wanted(fields: Mapping[str, Any]) -> int | None:
 
 def _curve(baseline: Mapping[float, _Losses]) -> tuple[PowerLaw | None, str]:
     """The baseline's loss against its budgets, and why there is none although it was run at three."""
-    finite = {budget: own for budget, losses in baseline.items() if (own := _finite(losses))}
-    if len(finite) < MIN_BUDGETS:
+    if len(baseline) < MIN_BUDGETS:
         return None, ""
     try:
-        return power_law(finite), ""
+        return power_law(baseline), ""
     except ValueError as error:
         return None, f"no multiplier: {error}"
 
@@ -297,14 +293,9 @@ def _worth(curve: PowerLaw | None, pair: Pair) -> Speedup:
     """The compute multiplier of a variant."""
     if curve is None:
         return Speedup(multiplier=None)
-    if pair.own.keys() & pair.base.keys():
-        return speedup(curve, pair.base, pair.own)
     # Independent runs may be paired in any order.
-    return speedup(curve, pair.base, dict(zip(pair.base, pair.own.values(), strict=False)))
-
-
-def _finite(losses: _Losses) -> _Losses:
-    return {seed: loss for seed, loss in losses.items() if math.isfinite(loss)}
+    in_order = dict(zip(pair.base, pair.own.values(), strict=False))
+    return speedup(curve, pair.base, pair.own if pair.own.keys() & pair.base.keys() else in_order)
 
 
 # Text

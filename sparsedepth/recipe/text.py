@@ -1,22 +1,30 @@
-"""A card as one sentence, one table and one paragraph: the same on the terminal, on its page and in the report."""
+"""A card as one sentence, one table and one paragraph: the same on the terminal, on its page and in the report. And the
+files of a recipe: the RunConfig as YAML with the card in comments, the card as a Markdown page and as JSON, and the
+sweep of two settings that were not run together."""
 
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from sparsedepth.config.plain_text import counted
-from sparsedepth.effects.effect import Effect
-from sparsedepth.effects.text import interval_text, setting_text, title
+from sparsedepth.config.load import yaml_text
+from sparsedepth.config.plain_text import counted, visible
+from sparsedepth.config.run import RunConfig
+from sparsedepth.effects.frame import Effect
+from sparsedepth.effects.text import interval_text, setting_text, title, unit_text
 from sparsedepth.effects.verdict import POWER, size_text
-from sparsedepth.recipe.card import Candidate, Card, Comparison, Recipe
+from sparsedepth.files import write_text
+from sparsedepth.recipe.card import Candidate, Card, Comparison, Recipe, card_path, write_card
+from sparsedepth.recipe.verify import pair_yaml
 from sparsedepth.scaling.speedup import multiplier_text
 from sparsedepth.store import terminal
 from sparsedepth.store.comparable_loss import layers_hint
-from sparsedepth.store.query_result import QueryResult, fit
+from sparsedepth.store.query_result import QueryResult, fit, to_markdown
 
 LISTS: dict[Comparison, str] = {"better": "do", "worse": "don't", "not shown": "not shown"}
 """Comparison with the baseline -> the list that a setting is on."""
 OPTIONAL = ("lr params", "seeds", "flops", "detectable", "compute")
+WIDTH = 110
+"""Of comments above YAML."""
 LINES = 23
 """At most so many on a terminal; the command adds a hint."""
 ROOM = ((12, 12), (8, 8), (6, 6), (6, 4), (5, 4), (4, 4), (4, 3), (3, 3), (3, 2), (2, 1), (1, 0))
@@ -55,12 +63,8 @@ def _nothing_text(recipe: Recipe) -> str:
         return text
     is_ratio = recipe.unit == "ln ratio"
     ends = dict.fromkeys(size_text(size, recipe.unit) if is_ratio else f"{size:.2g}" for size in (sizes[0], sizes[-1]))
-    size = f"{' to '.join(ends)}{_unit(recipe.unit)}"
+    size = f"{' to '.join(ends)}{unit_text(recipe.unit)}"
     return f"{text}; a gain smaller than about {size} would probably not have been seen"
-
-
-def _unit(unit: str) -> str:
-    return "" if unit in ("ln ratio", "1", "") else f" {unit}"
 
 
 def difference_text(effect: Effect) -> str:
@@ -72,7 +76,7 @@ def difference_text(effect: Effect) -> str:
         size, by = size_text(effect.estimate, effect.unit), ","
     else:
         flip = -1 if effect.estimate < 0 else 1
-        size, by = f"{abs(effect.estimate):.3g}{_unit(effect.unit)}", " by"
+        size, by = f"{abs(effect.estimate):.3g}{unit_text(effect.unit)}", " by"
         ends = sorted(flip * end for end in ends)
     interval = f" ({' to '.join(size_text(end, effect.unit) for end in ends)})" if ends else ""
     return f"{effect.outcome} {word}{by} {size}{interval}"
@@ -89,9 +93,6 @@ def effect_text(effect: Effect | None) -> str:
     if effect is None or effect.estimate is None:
         return "not compared"
     return interval_text(effect.model_dump())
-
-
-# Table
 
 
 def recipe_table(card: Card, most: int | None = None) -> QueryResult:
@@ -120,9 +121,6 @@ def _row(candidate: Candidate) -> tuple:
     lr = None if effect.lr is None else f"{effect.lr:g}"
     worth = f"x{multiplier_text(*candidate.compute)}" if candidate.compute else None
     return (listed, *texts, detectable, effect.seeds, effect.diverged or None, lr, *costs, worth, candidate.setting)
-
-
-# Paragraph
 
 
 def paragraph(card: Card, most: int | None = None) -> list[str]:
@@ -231,7 +229,111 @@ def ingredient_texts(card: Card) -> list[str]:
     return [f"without {each.left_out}: {effect_text(each.effect)}: {each.verdict}" for each in ingredients]
 
 
-def trial_text(folder: Path, card: Card, width: int | None = None) -> str:
+def trial_text(folder: Path, card: Card) -> str:
     """The recipe as verified in a folder next to the results, for a terminal."""
     text = f"Recipe, verified in {folder.name}: {sentence(card)} It was {verification_text(card)}."
-    return textwrap.fill(text, width or terminal.terminal_width(), break_on_hyphens=False)
+    return textwrap.fill(text, terminal.terminal_width(), break_on_hyphens=False)
+
+
+# Files
+
+
+def write_recipe(path: Path, card: Card) -> None:
+    """Write the YAML at `path`, and the other files next to it."""
+    write_text(path, to_yaml(card))
+    write_page(path, card)
+    if card.recipe.untested:
+        write_text(pair_path(path), pair_yaml(card))
+
+
+def write_page(path: Path, card: Card) -> tuple[Path, Path]:
+    """Write the card's JSON and Markdown next to `path`; returns their paths."""
+    data, page = write_card(path, card), page_path(path)
+    write_text(page, card_markdown(card))
+    return data, page
+
+
+def page_path(path: Path) -> Path:
+    """The path of the Markdown page of the recipe in `path`."""
+    return card_path(path).with_suffix(".md")
+
+
+def pair_path(path: Path) -> Path:
+    """'recipe.pair.yaml' of 'recipe.yaml'."""
+    return path.with_suffix(f".pair{path.suffix}")
+
+
+def to_yaml(card: Card) -> str:
+    """The RunConfig as YAML without a seed, its evidence as comments above it.
+
+    Raises ValueError for a recipe with no run to start from.
+    """
+    recipe = card.recipe
+    if recipe.config is None:
+        raise ValueError(f"there is no configuration to write: {recipe.abstained}")
+    runs = [f"Runs: {' '.join(recipe.run_ids) or 'none'}", *defaults_texts(card)]
+    comments = f"{card_text(card, WIDTH, lines=None)}\n\n{terminal.wrapped(runs, WIDTH)}".rstrip("\n").split("\n")
+    values = recipe.config.model_dump(mode="json", exclude={"seed"})
+    values = {
+        name: v for name, v in values.items() if v is not None or RunConfig.model_fields[name].default is not None
+    }
+    first = {"n_layers", *(name for change in recipe.changes for name in change.values)}
+    values = dict(sorted(values.items(), key=lambda item: item[0] not in first))
+    # visible: to YAML, U+0085 and U+2028 are line breaks too, and would end a comment
+    return "".join(f"{f'# {visible(line)}'.rstrip()}\n" for line in comments) + yaml_text(values)
+
+
+def defaults_texts(card: Card) -> list[str]:
+    """A sentence that names the fields of the configuration that are this program's defaults; none without any."""
+    names = ", ".join(card.recipe.defaulted)
+    return [f"Not stated by the imported table, so at this program's defaults: {names}."] if names else []
+
+
+def card_markdown(card: Card) -> str:
+    """The card as one page. Names of corpora and settings cannot inject markup (`_inert`)."""
+    verification, has_settings = card.verification, bool(card.recipe.candidates)
+    parts = [
+        f"# Recipe card, version {card.version}",
+        "## Rule",
+        f"**{_inert(sentence(card))}**",
+        *map(_inert, defaults_texts(card)),
+        "## Settings",
+        to_markdown(recipe_table(card).without_empty()) if has_settings else "none",
+        _bullets(paragraph(card)),
+        "## Tests",
+        _bullets(tests_lines(card)),
+    ]
+    if card.holdout and card.holdout.predictions:
+        rows = [(p.setting, *map(effect_text, (p.predicted, p.measured))) for p in card.holdout.predictions]
+        lines = [("setting", "predicted", "measured"), ("---",) * 3, *rows]
+        parts.append(f"At {card.holdout.depth} layers, from those at {', '.join(map(str, card.holdout.fitted_on))}:")
+        parts.append("\n".join(f"| {' | '.join(map(_inert, line))} |" for line in lines))
+    if verification:
+        parts += [f"Verification: {_inert(verification_text(card))}", _bullets(ingredient_texts(card))]
+    return "\n\n".join([*parts, "## Provenance", _provenance(card)]) + "\n"
+
+
+def _provenance(card: Card) -> str:
+    known, verification = card.provenance, card.verification
+    cost = ", ".join(f"{hours:.3g} h on {device}" for device, hours in known.hours.items()) or "unknown"
+    facts = {
+        "Runs": " ".join(known.run_ids) or "none",
+        "Runs of the verification": " ".join(verification.run_ids) if verification else "",
+        "Seeds": ", ".join(map(str, known.seeds)) or "none",
+        "Manifests": known.manifests or "not all present",
+        "Code": "; ".join(known.code),
+        "Kernels": "; ".join(known.kernels),
+        "Data": "; ".join(known.data),
+        "Cost": cost if known.node_hours is None else f"{cost}; {known.node_hours:.3g} node hours on a cluster",
+        "Command of this card": known.command,
+    }
+    return _bullets(f"{name}: {fact}" for name, fact in facts.items() if fact)
+
+
+def _inert(line: str) -> str:
+    """One line without markup."""
+    return " ".join(line.split()).replace("<", "&lt;").replace("`", "'").replace("|", "/")
+
+
+def _bullets(lines: Iterable[str]) -> str:
+    return "\n".join(f"- {_inert(line)}" for line in lines) or "none"

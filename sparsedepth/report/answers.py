@@ -15,9 +15,9 @@ from sparsedepth.config.plain_text import counted
 from sparsedepth.config.run import CELL_FIELDS
 from sparsedepth.effects.cells import BASELINE, COSTS, Cells, cells_of, is_ratio
 from sparsedepth.effects.frame import MATCHED, depth_effects, effects_frame, setting_effects
-from sparsedepth.effects.text import effects_table, effects_text, is_missing, lr_text, nothing_text
+from sparsedepth.effects.text import effects_text, is_missing, lr_text, nothing_text
 from sparsedepth.effects.verdict import ALPHA, POWER, size_text
-from sparsedepth.scaling.budgets import flops_text
+from sparsedepth.scaling.points import flops_text
 from sparsedepth.store import terminal
 from sparsedepth.store.comparable_loss import COMMON, OWN, loss_of
 from sparsedepth.store.connection import Store
@@ -88,7 +88,7 @@ def variance_answer(cells: Cells) -> Answer:
         return _without_table(nothing_text(cells))
     score, caution = usable_form(BESIDE[-1], score_rows(result_rows(runs), BESIDE[-1]))
     names = [VARIANCE, *(name for name in (*BESIDE[:-1], score) if name in runs and runs[name].notna().any())]
-    frames = {name: _settings(cells.of_outcome(name)) for name in names}
+    frames = {name: setting_effects(cells.of_outcome(name)) for name in names}
     variance = frames[VARIANCE]
     if variance.empty:
         return _without_table(nothing_text(cells))
@@ -111,10 +111,6 @@ def variance_answer(cells: Cells) -> Answer:
         rows=_as_table(frames.values()),
         optional=("attention_sparsity_rel", "weight_sparsity", "lo hi"),
     )
-
-
-def _settings(cells: Cells) -> pd.DataFrame:
-    return setting_effects(cells).assign(outcome=cells.outcome, unit=cells.unit)
 
 
 def _variance_row(frames: Mapping[str, pd.DataFrame], setting: str) -> tuple[Any, ...]:
@@ -230,7 +226,7 @@ def _depths_at(cells: Cells, basis: str) -> pd.DataFrame:
 
 def _depths(cells: Cells) -> pd.DataFrame:
     """The frame's rows of depth, after one of the depth that they are compared with."""
-    rows = depth_effects(cells).assign(outcome=cells.outcome, unit=cells.unit)
+    rows = depth_effects(cells)
     if rows.empty:
         return rows
     own = cells.rows[(cells.rows["setting"] == BASELINE) & cells.rows["value"].notna()]
@@ -313,7 +309,7 @@ def _as_table(frames: Iterable[pd.DataFrame]) -> QueryResult:
 def effects_answer(cells: Cells) -> Answer:
     """The whole frame, as `sparsedepth effects` prints it."""
     frame = effects_frame(cells)
-    return replace(_without_table(""), rows=effects_table(frame, cells), whole=effects_text(frame, cells))
+    return replace(_without_table(""), rows=QueryResult.of_frame(frame), whole=effects_text(frame, cells))
 
 
 ANSWERS: Mapping[str, Callable[[Cells], Answer]] = {

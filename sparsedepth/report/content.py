@@ -14,13 +14,12 @@ from sparsedepth.config.plain_text import counted
 from sparsedepth.config.sweep import SweepDefinition, read_definition
 from sparsedepth.effects.cells import Cells
 from sparsedepth.effects.chain import LinkEvidence, cautions, chain_evidence
-from sparsedepth.effects.chain_text import evidence_lines, link_heading
-from sparsedepth.effects.text import effect_sentence
+from sparsedepth.effects.text import effect_sentence, evidence_lines, link_heading
 from sparsedepth.plots.forest import COLUMNS, cells_of_store, effects_of
 from sparsedepth.plots.runs import all_runs
 from sparsedepth.recipe.build_card import claim_of, derive_card, manifest_facts, manifest_of
 from sparsedepth.recipe.card import Card
-from sparsedepth.recipe.evidence import Evidence
+from sparsedepth.recipe.choose import Evidence
 from sparsedepth.recipe.text import sentence, tests_lines, verification_text
 from sparsedepth.report.answers import depth_answer, variance_answer
 from sparsedepth.report.by_depth import best_by_depth

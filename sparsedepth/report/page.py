@@ -21,8 +21,7 @@ from sparsedepth.files import write_bytes
 from sparsedepth.plots.draw import FIGURES, NUMBERS_SHARE, Progress, default_figure, drawable, silent
 from sparsedepth.plots.page import Drawing, csv_bytes, render
 from sparsedepth.recipe.card import Card, read_card
-from sparsedepth.recipe.card_files import card_markdown, to_yaml
-from sparsedepth.recipe.text import paragraph, recipe_table, sentence
+from sparsedepth.recipe.text import card_markdown, paragraph, recipe_table, sentence, to_yaml
 from sparsedepth.report.content import check, content, definitions_of, title_of
 from sparsedepth.report.tables import table_of
 from sparsedepth.store.connection import Store, open_store

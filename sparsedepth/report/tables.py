@@ -13,7 +13,7 @@ from sparsedepth.config.run import CELL_FIELDS, RunConfig
 from sparsedepth.effects.verdict import ALPHA, POWER, size_text
 from sparsedepth.plots.forest import LOG_UNIT
 from sparsedepth.plots.style import DEGENERATE
-from sparsedepth.scaling.budgets import LOSSES
+from sparsedepth.scaling.points import LOSSES
 from sparsedepth.scaling.speedup import Worths, multiplier_text
 from sparsedepth.store.degeneracy import SCORES, reasons_by_run, score_rows
 from sparsedepth.store.query_result import plain, readable

@@ -19,7 +19,7 @@ import numpy as np
 import pandas as pd
 from scipy.interpolate import PchipInterpolator
 
-from sparsedepth.scaling.budgets import BASELINE, differing_data, finished, flops_text, losses_by_budget
+from sparsedepth.scaling.points import BASELINE, differing_data, finished, flops_text, losses_by_budget
 from sparsedepth.store.query_result import QueryResult
 from sparsedepth.store.small_sample import t_critical
 
@@ -28,15 +28,13 @@ N_BUDGETS = 201
 SAME = 1.02
 """Budgets that differ by less are equal: sizes are solved for within 1%."""
 
-Verdict = Literal["worth it", "not worth it", "not known"]
-
 
 class Crossover(NamedTuple):
     """A depth against all shallower ones. Budgets are training FLOPs."""
 
     setting: str
     n_layers: int
-    verdict: Verdict = "not known"
+    verdict: Literal["worth it", "not worth it", "not known"] = "not known"
     budget: float | None = None
     """from which it is worth its cost, or up to which it is not"""
     lo: float | None = None
@@ -89,7 +87,7 @@ class DepthCurve:
 
 
 def crossovers(rows: pd.DataFrame) -> list[Crossover]:
-    """Every depth but the shallowest of each setting (`budgets.budget_rows`). Raises ValueError for one depth only."""
+    """Every depth but the shallowest of each setting (`points.budget_rows`). Raises ValueError for one depth only."""
     found: list[Crossover] = []
     for setting in sorted(set(rows["setting"]), key=lambda name: (name != BASELINE, name)):
         runs = rows[rows["setting"] == setting]

@@ -106,8 +106,8 @@ class Parameter(NamedTuple):
 class Fit:
     plan: DesignMatrix
     points: pd.DataFrame
-    clusters: ClusterEffect | None
-    """None where the points are independent."""
+    clusters: ClusterEffect
+    """Each point is its own where they are independent."""
     theta: np.ndarray
     """In the order of `Law.names`, (P,)."""
     covariance: np.ndarray
@@ -135,17 +135,12 @@ class Fit:
     @property
     def unit(self) -> str:
         """The unit of the bootstrap."""
-        return "clusters" if self.clusters else "points"
-
-    @property
-    def unit_index(self) -> np.ndarray:
-        """The unit of each point, from 0, (N,)."""
-        return self.clusters.index if self.clusters else np.arange(self.n_points)
+        return "clusters" if CLUSTER in self.points.columns else "points"
 
     @property
     def df(self) -> int:
         """Degrees of freedom of the intervals: clusters, or points, minus free parameters; at least 1."""
-        return max(1, int(self.unit_index.max()) + 1 - int(self.law.free.sum()))
+        return max(1, len(self.clusters.sizes) - int(self.law.free.sum()))
 
     @property
     def objective(self) -> float:
@@ -180,12 +175,13 @@ def fit(points: pd.DataFrame, law: Law | None = None, n_starts: int = N_STARTS, 
     n_free = int(law.free.sum())
     if len(points) <= n_free:
         raise ValueError(f"{len(points)} points cannot fit {n_free} parameters; add points, fix or leave out terms")
-    clusters = ClusterEffect(index=pd.factorize(points[CLUSTER])[0]) if CLUSTER in points.columns else None
+    has_clusters = CLUSTER in points.columns
+    clusters = ClusterEffect(index=pd.factorize(points[CLUSTER])[0] if has_clusters else np.arange(len(points)))
     start_RP = _starts(plan, n_starts, np.random.default_rng(seed))
     ends = [solve(plan, start_P, clusters) for start_P in start_RP]
-    for _ in range(N_REWEIGHTED if clusters else 0):
+    for _ in range(N_REWEIGHTED if has_clusters else 0):
         best_P = min(ends, key=lambda end: end[1])[0]
-        clusters = clusters and cluster_effect(clusters.index, plan.residuals(best_P), n_free)
+        clusters = cluster_effect(clusters.index, plan.residuals(best_P), n_free)
         ends = [solve(plan, start_P, clusters) for start_P in start_RP]
     theta_P, cost = min(ends, key=lambda end: end[1])
     covariance_PP, condition, gradient = _curvature(plan, theta_P, cost, clusters)
@@ -236,14 +232,12 @@ def _starts(plan: DesignMatrix, n_starts: int, generator: np.random.Generator) -
 
 
 def _curvature(
-    plan: DesignMatrix, theta_P: np.ndarray, cost: float, clusters: ClusterEffect | None
+    plan: DesignMatrix, theta_P: np.ndarray, cost: float, clusters: ClusterEffect
 ) -> tuple[np.ndarray, float, float]:
     """At the optimum: s^2 (J'J)^-1 with s^2 = cost / (N - free parameters), the condition number of J with columns of
     length 1, and the largest cosine of such a column with the residual."""
     free_P, n = plan.law.free, len(plan.y)
-    residual_N, by_NP = plan.residuals(theta_P), jacobian(theta_P, plan.z)
-    if clusters:
-        residual_N, by_NP = clusters.whitened(residual_N), clusters.whitened(by_NP)
+    residual_N, by_NP = clusters.whitened(plan.residuals(theta_P)), clusters.whitened(jacobian(theta_P, plan.z))
     size_P = np.linalg.norm(by_NP, axis=0)
     moves_P = free_P & (size_P > NEGLIGIBLE * np.sqrt(n))
     unit_NP = by_NP[:, moves_P] / size_P[moves_P]
@@ -291,9 +285,8 @@ def bootstrap(fitted: Fit, n_replicates: int, seed: int = 0) -> Bootstrap:
     """Refit resampled points, or clusters. Deterministic in `seed`. Raises ValueError for fewer than 20 replicates."""
     if n_replicates < 20:
         raise ValueError(f"{n_replicates} bootstrap replicates have no 95% interval; take 200 or more")
-    unit_N = fitted.unit_index
-    n = int(unit_N.max()) + 1
-    weight_RN = np.random.default_rng(seed).multinomial(n, np.full(n, 1 / n), size=n_replicates)[:, unit_N]
+    n, generator = len(fitted.clusters.sizes), np.random.default_rng(seed)
+    weight_RN = generator.multinomial(n, np.full(n, 1 / n), size=n_replicates)[:, fitted.clusters.index]
     theta_RP = np.array([solve(fitted.plan, fitted.theta, fitted.clusters, weight_N)[0] for weight_N in weight_RN])
     intervals = {}
     for quantity in fitted.plan.quantities():

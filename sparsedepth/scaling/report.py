@@ -60,7 +60,7 @@ def heading(report: Report) -> list[str]:
     return [
         f"{fit.law.text()}   [{units}]",
         f"{fit.n_points} points of {report.source}{excluded}",
-        *([_cluster_text(fit.clusters)] if fit.clusters else []),
+        *([_cluster_text(fit.clusters)] if fit.unit == "clusters" else []),
         f"objective 100 x MSE(ln L) = {fit.objective:.5g}; {fit.n_reached} of {fit.n_starts} starts reached it; "
         f"condition number {fit.condition:.3g}",
         "95% intervals: lo, hi: Student's t, from the curvature at the optimum; bootstrap_: from refits; '-': unknown. "
@@ -95,7 +95,7 @@ def as_object(report: Report) -> dict[str, Any]:
         "units": {term.symbol: term.unit for term in fit.law.terms},
         "source": report.source,
         "n_points": fit.n_points,
-        "n_clusters": fit.clusters and len(fit.clusters.sizes),
+        "n_clusters": len(fit.clusters.sizes) if fit.unit == "clusters" else None,
         "n_excluded": report.n_excluded,
         "objective": fit.objective,
         "convergence": {
@@ -126,15 +126,15 @@ def warnings(fitted: Fit) -> list[str]:
 
 
 def _of_fit(fitted: Fit) -> Iterator[str]:
-    clusters = fitted.clusters
-    if clusters and len(clusters.sizes) < FEW_CLUSTERS:
+    has_clusters, n_clusters = fitted.unit == "clusters", len(fitted.clusters.sizes)
+    if has_clusters and n_clusters < FEW_CLUSTERS:
         yield (
-            f"{len(clusters.sizes)} clusters are fewer than {FEW_CLUSTERS}: bootstrap intervals are too narrow; lo and "
+            f"{n_clusters} clusters are fewer than {FEW_CLUSTERS}: bootstrap intervals are too narrow; lo and "
             f"hi have Student's t with {fitted.df} degrees of freedom"
         )
     predictors = [name for name in fitted.points.columns if name not in ("loss", "model_size", CLUSTER)]
     n_shapes = len(fitted.points.drop_duplicates(predictors))
-    if clusters is None and n_shapes < fitted.n_points:
+    if not has_clusters and n_shapes < fitted.n_points:
         hint = " (--cluster d_model,n_layers)" if {"d_model", "n_layers"} <= {*predictors} else ""
         yield (
             f"{fitted.n_points} points have {n_shapes} shapes and budgets: if all seeds of one deviate from the law "

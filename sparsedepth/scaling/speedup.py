@@ -1,24 +1,28 @@
 """What a setting is worth in compute: how much more the baseline would need to reach the setting's loss.
 
-    L_base(C) = L_inf + A C^-alpha                                                          (`power_law`)
+    L_base(C) = L_inf + A C^-alpha
     compute multiplier    = ((L_base - L_inf) / (L_setting - L_inf))^(1 / alpha) x C_base / C_setting
     wall-clock multiplier = compute multiplier x FLOPs per second of the setting / the baseline's
 
 Losses are paired by seed at the baseline's nearest budget. At a given L_inf the logarithm of the first factor is a
 ratio of means over seeds, N / alpha, with Student's interval of its linear terms. The interval given is the hull of
 these over every L_inf that the data allow. It is withheld where one of them is not below the setting's losses.
+
+Shapes: S seeds, B budgets.
 """
 
 import math
 from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
-from sparsedepth.scaling.budgets import (
+from sparsedepth.config.plain_text import counted
+from sparsedepth.scaling.points import (
     BASELINE,
     BUDGET,
     SAME_BUDGET,
@@ -28,12 +32,15 @@ from sparsedepth.scaling.budgets import (
     flops_text,
     losses_by_budget,
 )
-from sparsedepth.scaling.power_law import MIN_BUDGETS, PowerLaw, power_law
 from sparsedepth.store.connection import Store
 from sparsedepth.store.query_result import QueryResult, fit
 from sparsedepth.store.small_sample import t_critical
 from sparsedepth.store.tuning_roles import IS_RESULT
 
+MIN_BUDGETS = 3
+N_GRID = 400
+NEAREST = 1e-4
+"""The highest L_inf tried lies below the lowest loss by this share of it."""
 NUMBERS = ("multiplier", "lo", "hi", "time_multiplier", "time_lo", "time_hi", "L_inf", "L_inf_lo", "L_inf_hi", "alpha")
 COLUMNS = ("n_layers", "setting", BUDGET, "train_flops", *NUMBERS, "seeds", "diverged", "reason")
 SHOWN = ("n_layers", BUDGET, "train_flops", "multiplier", "lo", "hi", "time_multiplier", "seeds", "setting")
@@ -45,6 +52,95 @@ _THREE_BUDGETS = (
 )
 
 
+@dataclass(frozen=True, kw_only=True, eq=False)
+class PowerLaw:
+    """At a given L_inf the law is a line for each seed s, whose slope is its exponent and whose curvature is 0 at the
+    right L_inf, positive below and negative above:
+
+        ln(L_s - L_inf) = ln A_s - alpha_s ln C + q_s (ln C)^2
+
+    The estimate of L_inf has mean q_s = 0. The data allow every L_inf from 0 at which Student's test over seeds does
+    not reject that. Seeds are the unit: branches of one trunk share its seed.
+    """
+
+    C: np.ndarray
+    """Budgets, ascending, (B,)."""
+    loss: np.ndarray
+    """[nat/token], (S, B)."""
+    seeds: tuple[int, ...]
+
+    @cached_property
+    def L_inf(self) -> float:  # noqa: N802 - the symbol of the formula
+        """nat/token; 0 where a law with L_inf = 0 is still too straight."""
+        from scipy.optimize import brentq  # slow to import, and recipes of one budget do without
+
+        highest = float(self.loss.min()) * (1 - NEAREST)
+        ends = [float(self._curvature(end).mean()) for end in (0.0, highest)]
+        if ends[0] <= 0:
+            return 0.0
+        return highest if ends[1] > 0 else float(brentq(lambda end: self._curvature(end).mean(), 0.0, highest))
+
+    @property
+    def alpha(self) -> float:
+        return float(self.alphas(self.L_inf).mean())
+
+    @cached_property
+    def allowed(self) -> np.ndarray:
+        """Values of L_inf that the data allow, ascending, the estimate included."""
+        n = len(self.seeds)
+        if n < 2:
+            return np.array([self.L_inf])
+        grid = float(self.loss.min()) * (1 - np.geomspace(1, NEAREST, N_GRID))
+        q_GS = np.array([self._curvature(L_inf) for L_inf in grid])
+        half_G = t_critical(n - 1) * q_GS.std(axis=1, ddof=1) / np.sqrt(n)
+        refused = grid[np.abs(q_GS.mean(axis=1)) > half_G]
+        # The nearest ones: close to the lowest loss one seed's curvature is too uncertain to refuse anything.
+        least = refused[refused < self.L_inf].max(initial=-1.0)
+        most = refused[refused > self.L_inf].min(initial=np.inf)
+        return np.unique([self.L_inf, *grid[(least < grid) & (grid < most)]])
+
+    @property
+    def is_identified(self) -> bool:
+        """Whether the data bound L_inf on both sides."""
+        return self.allowed[0] > 0 and self.allowed[-1] < self.loss.min() * (1 - 2 * NEAREST)
+
+    def alphas(self, L_inf: float) -> np.ndarray:
+        """The exponent of each seed at an L_inf, (S,)."""
+        return -np.log(self.loss - L_inf) @ self._x / (self._x @ self._x)
+
+    def _curvature(self, L_inf: float) -> np.ndarray:
+        square = self._x**2 - (self._x**2).mean()
+        square = square - self._x * (self._x @ square) / (self._x @ self._x)  # without what is linear in ln C
+        return np.log(self.loss - L_inf) @ square / (square @ square)
+
+    @cached_property
+    def _x(self) -> np.ndarray:
+        """ln C less its mean, (B,)."""
+        return np.log(self.C) - np.log(self.C).mean()
+
+
+def power_law(losses: Mapping[float, Mapping[int, float]]) -> PowerLaw:
+    """The law from budget -> seed -> loss [nat/token], of the seeds that have most budgets in common. Raises ValueError
+    for fewer than three budgets, and for a loss that rises with the budget."""
+    blocks = []
+    for seeds in {frozenset(by_seed) for by_seed in losses.values()}:
+        budgets = sorted(budget for budget, by_seed in losses.items() if seeds <= set(by_seed))
+        if seeds and len(budgets) >= MIN_BUDGETS:
+            blocks.append((sorted(seeds), budgets))
+    if not blocks:
+        needed = f"{counted(len(losses), 'budget')}, and {MIN_BUDGETS} of one seed are needed"
+        raise ValueError(f"{needed}; schedule: wsd with branch_at: [0.25, 0.5] gives three from one run")
+    seeds, budgets = max(blocks, key=lambda block: (len(block[0]) * len(block[1]), block))
+    loss_SB = np.array([[losses[budget][seed] for budget in budgets] for seed in seeds])
+    if not (loss_SB > 0).all() or budgets[0] <= 0:
+        raise ValueError("a budget or a loss that is not positive")
+    first, last = loss_SB[:, 0].mean(), loss_SB[:, -1].mean()
+    if last >= first:
+        at_ends = f"{first:.4g} at {budgets[0]:.3g} FLOPs, {last:.4g} at {budgets[-1]:.3g}"
+        raise ValueError(f"a loss that does not fall with the budget ({at_ends}); tune lr at each budget")
+    return PowerLaw(C=np.array(budgets), loss=loss_SB, seeds=tuple(seeds))
+
+
 @dataclass(frozen=True, kw_only=True)
 class Speedup:
     multiplier: float | None
@@ -54,11 +150,6 @@ class Speedup:
     n_pairs: int = 0
     reason: str = ""
 
-    def times(self, factor: float) -> "Speedup":
-        """Of a setting that spends 1 / factor as much."""
-        lo, middle, hi = (None if x is None else x * factor for x in (self.lo, self.multiplier, self.hi))
-        return replace(self, multiplier=middle, lo=lo, hi=hi)
-
 
 def multiplier_text(multiplier: float, lo: float | None, hi: float | None, of: str = "") -> str:
     """'1.13 times the compute (1.05 to 1.21)'"""
@@ -66,8 +157,10 @@ def multiplier_text(multiplier: float, lo: float | None, hi: float | None, of: s
     return f"{multiplier:.3g}{of}{interval}"
 
 
-def speedup(curve: PowerLaw, baseline: Mapping[int, float], setting: Mapping[int, float]) -> Speedup:
-    """The multiplier at equal compute, from seed -> loss [nat/token] of both sides."""
+def speedup(
+    curve: PowerLaw, baseline: Mapping[int, float], setting: Mapping[int, float], cost_ratio: float = 1.0
+) -> Speedup:
+    """The multiplier, from seed -> loss [nat/token] of both sides. `cost_ratio`: C_base / C_setting."""
     seeds = sorted(set(baseline) & set(setting))
     if not seeds:
         return Speedup(multiplier=None, reason="no seed in common with the baseline")
@@ -80,7 +173,7 @@ def speedup(curve: PowerLaw, baseline: Mapping[int, float], setting: Mapping[int
     at_ends = [_log_multiplier(curve, seeds, pairs_S2, L_inf) for L_inf in curve.allowed]
     if any(alpha <= 0 for alpha in (curve.alphas(L_inf).mean() for L_inf in curve.allowed)):
         return Speedup(multiplier=None, n_pairs=len(seeds), reason="the baseline's loss may not fall with compute")
-    found = Speedup(multiplier=math.exp(estimate), n_pairs=len(seeds))
+    found = Speedup(multiplier=math.exp(estimate) * cost_ratio, n_pairs=len(seeds))
     if min(len(seeds), len(curve.seeds)) < 2:
         return replace(found, reason="one seed: no interval")
     lo, hi = min(middle - half for middle, half in at_ends), max(middle + half for middle, half in at_ends)
@@ -88,7 +181,8 @@ def speedup(curve: PowerLaw, baseline: Mapping[int, float], setting: Mapping[int
     if not curve.is_identified:
         least, most = curve.allowed[[0, -1]]
         reason = f"L_inf is not identified: the range over {least:.3g} to {most:.3g} nat/token"
-    return replace(found, lo=math.exp(max(lo, -700.0)), hi=math.exp(min(hi, 700.0)), reason=reason)
+    ends = {"lo": math.exp(max(lo, -700.0)) * cost_ratio, "hi": math.exp(min(hi, 700.0)) * cost_ratio}
+    return replace(found, **ends, reason=reason)
 
 
 def _log_multiplier(curve: PowerLaw, seeds: list[int], pairs_S2: np.ndarray, L_inf: float) -> tuple[float, float]:
@@ -157,8 +251,8 @@ def _at_budget(curve: PowerLaw, baseline: pd.DataFrame, runs: pd.DataFrame) -> d
     flops, n_diverged = float(runs["train_flops"].mean()), int((runs["outcome"] == "diverged").sum())
     budgets = losses_by_budget(baseline)
     nearest = min(budgets, key=lambda budget: abs(math.log(budget / flops)))
-    equal = speedup(curve, budgets[nearest], dict(zip(done["seed"].astype(int), done["loss"], strict=True)))
-    worth = equal.times(nearest / flops)
+    losses = dict(zip(done["seed"].astype(int), done["loss"], strict=True))
+    worth = speedup(curve, budgets[nearest], losses, cost_ratio=nearest / flops)
     at_nearest = baseline[(baseline["train_flops"] / nearest - 1).abs() < SAME_BUDGET]
     timed = in_time(worth, _speeds(at_nearest, done))
     reasons = [worth.reason, f"{n_diverged} of its runs diverged" if n_diverged else ""]

@@ -23,7 +23,6 @@ from sparsedepth.effects.chain import (
     links_of,
     rank_correlations,
     skill,
-    units_of,
 )
 
 
@@ -31,6 +30,10 @@ def frame(x, y, n_layers=12, unit=None):
     ids = [str(i) for i in range(len(x))]
     named = {"run_id": ids, "unit": ids if unit is None else unit, "n_layers": n_layers, "outcome": "ok"}
     return pd.DataFrame({**named, "usefulness": x, "val_loss": y})
+
+
+def with_unit(runs):
+    return runs.assign(unit=cells_of(runs, "val_loss").rows["setting"])
 
 
 def rho(x, y, stratum=None, weight=None):
@@ -214,8 +217,8 @@ def test_the_unit_is_what_depth_seed_and_tuning_leave():
     axes = {"n_layers": [12, 24], "weight_decay": [0.0, 0.1], "depth_scale": ["none", "lns"], "seed": [0, 1]}
     runs = grid(axes, lambda config: {"val_loss": 3.0})
     runs["lr"] = np.where(runs["n_layers"] == 24, 1e-3, 2e-3)
-    assert units_of(runs.assign(tuned_fields="lr", tuning="best")).nunique() == 4
-    by_setting = units_of(runs.assign(lr=np.where(runs["weight_decay"] > 0, 1e-3, 2e-3)))
+    assert with_unit(runs.assign(tuned_fields="lr", tuning="best"))["unit"].nunique() == 4
+    by_setting = with_unit(runs.assign(lr=np.where(runs["weight_decay"] > 0, 1e-3, 2e-3)))["unit"]
     assert by_setting.nunique() == 4 and not by_setting.isna().any()
 
 
@@ -280,13 +283,14 @@ def test_an_intervention_that_moves_something_else_too_shows_nothing():
     assert [one.is_alone for one in found.interventions] == [False, False]
     assert found.verdict == "predicts"
     unmeasured = runs_with().assign(attention_sparsity_rel=np.nan)
-    assert not any(one.is_alone for one in interventions(cells_of(unmeasured, "val_loss"))(*LINK))
+    assert not any(one.is_alone for one in interventions(cells_of(unmeasured, "val_loss"), *LINK))
 
 
 def test_skill_by_hand():
     """Perfectly ordered at both depths: the other depth's slope of ranks is 1, and nothing is left."""
     axes = {"n_layers": [12, 24], "weight_decay": [0.0, 0.1, 0.3], "seed": [0]}
     runs = grid(axes, lambda config: {"usefulness": config.weight_decay, "val_loss": config.weight_decay**2})
+    runs = with_unit(runs)
     assert skill(runs, "usefulness", "val_loss").value == pytest.approx(1.0)
     assert skill(runs[runs["n_layers"] == 12], "usefulness", "val_loss").value is None
     runs.loc[runs["n_layers"] == 24, "val_loss"] *= -1  # slopes 1 and -1: errors (2x)^2 against x^2
@@ -366,6 +370,7 @@ def test_the_interval_of_a_skill_by_hand():
     generator = np.random.default_rng(2)
     axes = {"n_layers": [12, 24], "weight_decay": [0.0, 0.1, 0.2, 0.3, 0.4, 0.5], "seed": [0]}
     runs = grid(axes, lambda c: {"usefulness": c.weight_decay, "val_loss": c.weight_decay + 0.2 * generator.normal()})
+    runs = with_unit(runs)
     found = skill(runs, "usefulness", "val_loss")
     without = np.array(
         [skill(runs[runs["weight_decay"] != decay], "usefulness", "val_loss").value for decay in axes["weight_decay"]]

@@ -1,6 +1,7 @@
 """The frame `effects`: answers by hand, questions, and one true sentence for each kind of bad input."""
 
 import math
+import re
 
 import numpy as np
 import pandas as pd
@@ -10,7 +11,7 @@ from support.walks import of_effects
 
 from sparsedepth.effects.cells import cells_of
 from sparsedepth.effects.frame import effects_frame
-from sparsedepth.effects.text import effects_text, setting_text
+from sparsedepth.effects.text import effects_text, equal_loss_lines, setting_text
 
 LNS = {"depth_scale": ["none", "lns"]}
 
@@ -282,3 +283,37 @@ def test_of_two_tuned_fields_the_second_stays_at_its_chosen_value():
     runs = tuned(noisy(lambda c: 3.0)).assign(tuned_fields="lr,weight_decay")
     text = " ".join(effects_text(frame(runs), cells_of(runs, "val_loss")).split())
     assert "the curve and its error are in lr alone: weight_decay at the value that tuning chose" in text
+
+
+# At equal loss
+
+
+def needing_layers(own, slope=-5.0):
+    """LNS lowers the loss by 0.2 nat and adds `own` layers; every nat within a setting costs `slope` layers."""
+    rng = np.random.default_rng(1)
+
+    def summary(config):
+        lns = config.depth_scale == "lns"
+        loss = 2 - 0.2 * lns + 0.1 * rng.standard_normal()
+        needed = config.n_layers / 2 + slope * (loss - 2) + own * lns + 0.05 * rng.standard_normal()
+        return {"val_loss": loss, "needed_layers": needed}
+
+    return grid({**LNS, "n_layers": [4, 8], "seed": range(8)}, summary)
+
+
+@pytest.mark.parametrize("own", [0.0, 2.0])
+def test_the_slope_and_the_setting_are_told_apart(own):
+    """Of 600 intervals of such draws .95 hold the truth."""
+    runs = needing_layers(own)
+    lines = list(equal_loss_lines(cells_of(runs, "needed_layers")))
+    assert [line.partition(" (")[0] for line in lines] == ["at equal val_loss, 4 layers", "at equal val_loss, 8 layers"]
+    for line in lines:
+        slope, r, effect, low, high = map(float, re.findall(r"[+-]\d[\d.e+-]*", line))
+        assert slope == pytest.approx(-5, abs=0.4) and r < -0.98
+        assert low <= own <= high and high - low < 0.5 and effect == pytest.approx(own, abs=0.2)
+
+
+def test_only_a_number_of_layers_is_compared_at_equal_loss():
+    runs = needing_layers(2.0).assign(causal_score=0.1)
+    assert not list(equal_loss_lines(cells_of(runs, "causal_score")))
+    assert not list(equal_loss_lines(cells_of(runs.assign(val_loss=2.0), "needed_layers")))

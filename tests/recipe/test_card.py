@@ -14,9 +14,17 @@ from sparsedepth.config.run import RunConfig
 from sparsedepth.config.sweep import SweepDefinition
 from sparsedepth.recipe.build_card import derive_card, provenance_of
 from sparsedepth.recipe.card import MAX_BYTES, card_path, read_card
-from sparsedepth.recipe.card_files import card_markdown, to_yaml, write_page, write_recipe
 from sparsedepth.recipe.choose import seen_on
-from sparsedepth.recipe.text import card_text, paragraph, recipe_table, sentence
+from sparsedepth.recipe.text import (
+    card_markdown,
+    card_text,
+    paragraph,
+    recipe_table,
+    sentence,
+    to_yaml,
+    write_page,
+    write_recipe,
+)
 from sparsedepth.recipe.verify import pair_yaml
 
 TITLES = ["Rule", "Settings", "Tests", "Provenance"]

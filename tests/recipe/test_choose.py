@@ -11,8 +11,7 @@ from support.runs_frame import grid
 from sparsedepth.config.run import RunConfig
 from sparsedepth.effects.cells import cells_of
 from sparsedepth.effects.frame import effects_frame
-from sparsedepth.recipe.choose import derive
-from sparsedepth.recipe.evidence import Evidence
+from sparsedepth.recipe.choose import Evidence, derive
 
 FEW = {"depth_scale": ["none", "lns"], "weight_decay": [0.0, 0.1], "seed": [0, 1, 2]}
 DEPTHS = {"n_layers": [12, 16, 24], **FEW}

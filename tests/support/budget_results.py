@@ -39,7 +39,7 @@ def budget_results(
 
 
 def rows_of(runs: Iterable[tuple[int, str, int, float, float, float | None]]) -> pd.DataFrame:
-    """Rows of `scaling.budgets.budget_rows` without a store, from n_layers, setting, seed, train_flops, loss and
+    """Rows of `scaling.points.budget_rows` without a store, from n_layers, setting, seed, train_flops, loss and
     tokens_per_second; a token costs 1e9 FLOPs."""
     names = ["n_layers", "setting", "seed", "train_flops", "loss", "tokens_per_second"]
     rows = pd.DataFrame(list(runs), columns=names).astype({"tokens_per_second": float})
