@@ -37,7 +37,10 @@ _OF_TOKENS = {
 }
 """Field -> why a ViT has its default alone."""
 
-RETIRED_FIELDS = {"logit_soft_cap": 0.0, "weight_density": 1.0, "loops": 1, "n_streams": 1, "stream_mixing": "plain"}
+RETIRED_FIELDS = {
+    "logit_soft_cap": 0.0, "weight_density": 1.0, "loops": 1, "n_streams": 1, "stream_mixing": "plain",
+    "cycle_len": None, "modulus": None, "expression_len": None,
+}  # fmt: skip
 """Fields of earlier versions, with their defaults: records with these values still open (`run.stored_config`)."""
 
 

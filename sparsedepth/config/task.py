@@ -1,6 +1,6 @@
 """Synthetic tasks of known depth (`corpus: task:NAME`): their fields (TaskConfig), and a record of each (TASKS).
 
-Each field belongs to one or two tasks and is null elsewhere; missing fields get the task's defaults, so that a stored
+Each field belongs to one task and is null elsewhere; missing fields get the task's defaults, so that a stored
 run has all of them. The default of `vocab_size` is what the task needs. The sequences: `sparsedepth.data.tasks`.
 """
 
@@ -51,16 +51,9 @@ class TaskConfig(Section):
     letters: Annotated[int | None, Field(ge=3), DATA] = None
     """k_hop: letters of the alphabet"""
     min_hops: Annotated[int | None, Field(ge=0), DATA] = None
-    """k_hop, successor: smallest k"""
+    """k_hop: smallest k"""
     max_hops: Annotated[int | None, Field(ge=0), DATA] = None
-    """k_hop, successor: largest k, drawn evenly from min_hops on, for each sequence of k_hop, each query of
-    successor"""
-    cycle_len: Annotated[int | None, Field(ge=2), DATA] = None
-    """successor: nodes of the cycle"""
-    modulus: Annotated[int | None, Field(ge=2), DATA] = None
-    """arithmetic: numbers are 0 to modulus - 1"""
-    expression_len: Annotated[Count | None, DATA] = None
-    """arithmetic: operations of an expression, drawn evenly from 1 to this many"""
+    """k_hop: largest k, drawn evenly from min_hops on for each sequence"""
     task_code: Annotated[str | None, DATA] = None
     """of a task of a plugin: the digest of its code"""
 
@@ -78,8 +71,6 @@ class TaskSpec:
     """the smallest `vocab_size`: the tokens of a TaskConfig, target classes included"""
     shortest: Callable[[Any], tuple[int, str]]
     """the length of the shortest sequence with a target, and what it holds"""
-    made_of: str | None = None
-    """what two-token parts its sequences are made of, where their length must be even"""
     check: Callable[[TaskConfig], None] = lambda task: None
     """raises ValueError for values that exclude each other"""
     has_even_answers: bool = False
@@ -124,10 +115,9 @@ def check_task(corpus: str, config: TaskConfig, vocab_size: int, lengths: dict[s
     for field in TaskConfig.model_fields:
         value = getattr(config, field)
         if value is not None and (name is None or field not in TASKS[name].fields):
-            names = [other for other, task in TASKS.items() if field in task.fields] or ["NAME"]
-            owners = [TASK.prefix + other for other in names]
-            told = f"{field}={value!r} is a field of {' and '.join(owners)}, and corpus={corpus!r}"
-            raise ValueError(f"{told}; leave {field} out, or set corpus={owners[0]!r}")
+            owner = TASK.prefix + next((other for other, task in TASKS.items() if field in task.fields), "NAME")
+            told = f"{field}={value!r} is a field of {owner}, and corpus={corpus!r}"
+            raise ValueError(f"{told}; leave {field} out, or set corpus={owner!r}")
     if name is None:
         return
     task = TASKS[name]
@@ -137,8 +127,6 @@ def check_task(corpus: str, config: TaskConfig, vocab_size: int, lengths: dict[s
         raise ValueError(f"{told}; set vocab_size={needed}, or leave it out")
     least, content = task.shortest(config)
     for field, length in lengths.items():
-        if task.made_of and length % 2:
-            raise ValueError(f"{field}={length} must be even: {corpus} is made of {task.made_of}")
         if length < least:
             raise ValueError(f"{field}={length} does not hold {content}; use at least {least}")
 
@@ -158,9 +146,6 @@ def _check_operations(task: TaskConfig) -> None:
 
 def _check_hops(task: TaskConfig) -> None:
     assert task.min_hops is not None and task.max_hops is not None
-    if task.cycle_len is not None and task.max_hops >= task.cycle_len:
-        told = f"max_hops={task.max_hops} goes round a cycle of cycle_len={task.cycle_len}"
-        raise ValueError(f"{told}; choose at most {task.cycle_len - 1}")
     if task.min_hops > task.max_hops:
         raise ValueError(f"min_hops={task.min_hops} is more than max_hops={task.max_hops}; choose min_hops <= max_hops")
 
@@ -187,22 +172,6 @@ TASKS: dict[str, TaskSpec] = {
         shortest=lambda task: (task.max_hops + 3,  # each hop goes back a place or more, and ends at the second or later
                                f"max_hops={task.max_hops} hops, which need k and {task.max_hops + 2} letters"),
         check=_check_hops,
-    ),
-    "successor": TaskSpec(
-        difficulty="hops (k)",
-        fields={"cycle_len": 8, "min_hops": 1, "max_hops": 4},
-        n_tokens=lambda task: task.cycle_len + task.max_hops + 1,  # nodes, k
-        shortest=lambda task: (2 * task.cycle_len + 2, f"the pairs of cycle_len={task.cycle_len} and a query"),
-        made_of="pairs and queries of two tokens",
-        check=_check_hops,
-        has_even_answers=True,
-    ),
-    "arithmetic": TaskSpec(
-        difficulty="operations",
-        fields={"modulus": 23, "expression_len": 10},
-        n_tokens=lambda task: task.modulus + 4,  # numbers, + - x, =
-        shortest=lambda task: (2 * task.expression_len + 2,
-                               f"an expression of expression_len={task.expression_len} operations"),
     ),
 }  # fmt: skip
 

@@ -1,10 +1,6 @@
 """The answers of the tasks once more, one token after the other and as slowly as their definitions read."""
 
-import operator
-
 import numpy as np
-
-OPERATORS = (operator.add, operator.sub, operator.mul)
 
 
 def states(tokens: list[int], operations: list[tuple[int, ...]], n_states: int, start) -> list:
@@ -28,45 +24,6 @@ def k_hop(letters: list[int], k: int, none: int) -> list[int]:
         for _ in range(k):
             place = None if place is None else hop(place)
         found.append(none if place is None else letters[place])
-    return found
-
-
-def successors(tokens: list[int], n_nodes: int) -> dict[int, int]:
-    """position -> answer, of every query."""
-    after = {tokens[i]: tokens[i + 1] for i in range(0, 2 * n_nodes, 2)}
-    assert len(after) == n_nodes
-    found = {}
-    for position in range(2 * n_nodes, len(tokens), 2):
-        node = tokens[position + 1]
-        for _ in range(tokens[position] - n_nodes):
-            node = after[node]
-        found[position + 1] = node
-    return found
-
-
-def arithmetic(tokens: list[int], modulus: int) -> dict[int, tuple[int, int]]:
-    """position of '=' -> (value, operations), of every whole expression."""
-
-    def value(position: int) -> tuple[int, int, int]:
-        """value, operations, position behind"""
-        token = tokens[position]
-        if token < modulus:
-            return token, 0, position + 1
-        left, n_left, position = value(position + 1)
-        right, n_right, position = value(position)
-        return OPERATORS[token - modulus](left, right) % modulus, 1 + n_left + n_right, position
-
-    found, position = {}, 0
-    while position < len(tokens):
-        try:
-            result, n_operations, position = value(position)
-        except IndexError:
-            return found
-        if position == len(tokens):
-            return found
-        assert tokens[position] == modulus + 3
-        found[position] = (result, n_operations)
-        position += 1
     return found
 
 
