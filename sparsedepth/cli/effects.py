@@ -12,8 +12,8 @@ import typer
 
 from sparsedepth.cli import option
 from sparsedepth.cli.query import write
+from sparsedepth.config.plain_text import wrapped
 from sparsedepth.store.query_result import choose_format, encode
-from sparsedepth.store.terminal import wrapped
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -15,7 +15,7 @@ import typer
 from sparsedepth.cli.cost import as_finished_runs_took, price_line
 from sparsedepth.cli.start import field_values, warn_of_unlikely_values, with_cleanup
 from sparsedepth.cluster.slurm import Request
-from sparsedepth.store.terminal import duration
+from sparsedepth.config.plain_text import duration
 
 if TYPE_CHECKING:
     from sparsedepth.cluster.array import TaskArray

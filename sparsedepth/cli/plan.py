@@ -10,8 +10,8 @@ from sparsedepth.cli import calls, option
 from sparsedepth.cli.cost import as_finished_runs_took, local_pricing_setup, print_price
 from sparsedepth.cli.on_slurm import array_options, plan_array
 from sparsedepth.cli.start import check_corpora, field_values, warn_of_unlikely_values
+from sparsedepth.config.plain_text import wrapped
 from sparsedepth.store.query_result import fit
-from sparsedepth.store.terminal import wrapped
 
 if TYPE_CHECKING:
     from sparsedepth.plan.price import PricingSetup

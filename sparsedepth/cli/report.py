@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from sparsedepth.cli import calls, option
-from sparsedepth.store.terminal import wrapped
+from sparsedepth.config.plain_text import wrapped
 
 
 def _collect_rarely() -> None:

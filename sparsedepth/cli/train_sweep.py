@@ -89,8 +89,8 @@ def train(given: option.Given) -> None:
         print(stopped, file=sys.stderr)
         raise typer.Exit(stopped.exit_code) from None
 
+    from sparsedepth.config.plain_text import wrapped
     from sparsedepth.store.degeneracy import notes_on_run
-    from sparsedepth.store.terminal import wrapped
     from sparsedepth.train.devices import world
 
     if world()[0] == 0:  # the first of several processes

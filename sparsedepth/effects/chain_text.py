@@ -2,12 +2,11 @@
 
 from collections.abc import Iterator, Sequence
 
-from sparsedepth.config.plain_text import counted
+from sparsedepth.config.plain_text import counted, wrapped
 from sparsedepth.effects.cells import Cells
 from sparsedepth.effects.chain import MIN_UNITS, Intervention, Link, LinkEvidence, Skill, cautions, chain_evidence
 from sparsedepth.effects.effect import Effect
 from sparsedepth.effects.text import size_text
-from sparsedepth.store import terminal
 from sparsedepth.store.query_result import QueryResult, fit
 from sparsedepth.store.tuning_roles import result_rows
 
@@ -29,8 +28,8 @@ def chain_lines(cells: Cells, detail: bool = False) -> Iterator[str]:
         return
     names = ("cause", "effect", "rho", "lo", "hi", "skill", "intervention", "verdict")
     table = fit(QueryResult(columns=names, rows=tuple(map(_row, chain))), ("skill",))
-    head = terminal.wrapped([f"The chain from sparsity to loss: {_counts_text(chain[0].within)}"])
-    notes = terminal.wrapped([EXPLAINED, *cautions(result_rows(cells.runs))])
+    head = wrapped([f"The chain from sparsity to loss: {_counts_text(chain[0].within)}"])
+    notes = wrapped([EXPLAINED, *cautions(result_rows(cells.runs))])
     yield f"{head}{table.text}\n{notes}".rstrip("\n")
     for evidence in chain if detail else ():
         yield link_heading(evidence)

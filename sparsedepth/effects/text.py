@@ -7,11 +7,10 @@ from typing import Any
 import pandas as pd
 
 from sparsedepth import quantities
-from sparsedepth.config.plain_text import counted
+from sparsedepth.config.plain_text import counted, wrapped
 from sparsedepth.effects.cells import Cells
 from sparsedepth.effects.frame import OWN_LR, QUESTIONS
 from sparsedepth.effects.verdict import ALPHA, POWER, size_text
-from sparsedepth.store import terminal
 from sparsedepth.store.query_result import QueryResult, fit
 
 OPTIONAL = ("diverged", "basis", "seeds", "flops", "lr", "detectable")
@@ -43,7 +42,7 @@ def effects_text(effects: pd.DataFrame, cells: Cells, width: int | None = None, 
     notes = paragraph(effects, cells)
     if hidden := int((~is_listed).sum()):
         notes.append(f"{counted(hidden, 'effect')} not shown to change with {cells.field}: listed by --detail")
-    return f"{terminal.wrapped(filter(None, head), width)}{table.text}\n{terminal.wrapped(notes, width)}".rstrip("\n")
+    return f"{wrapped(filter(None, head), width)}{table.text}\n{wrapped(notes, width)}".rstrip("\n")
 
 
 def nothing_text(cells: Cells) -> str:

@@ -5,13 +5,12 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from sparsedepth.config.load import yaml_text
-from sparsedepth.config.plain_text import visible
+from sparsedepth.config.plain_text import visible, wrapped
 from sparsedepth.config.run import RunConfig
 from sparsedepth.files import write_text
 from sparsedepth.recipe import text
 from sparsedepth.recipe.card import Card, card_path, write_card
 from sparsedepth.recipe.verify import pair_yaml
-from sparsedepth.store import terminal
 from sparsedepth.store.query_result import to_markdown
 
 WIDTH = 110
@@ -51,7 +50,7 @@ def to_yaml(card: Card) -> str:
     if recipe.config is None:
         raise ValueError(f"there is no configuration to write: {recipe.abstained}")
     runs = [f"Runs: {' '.join(recipe.run_ids) or 'none'}", *defaults_texts(card)]
-    comments = f"{text.card_text(card, WIDTH, lines=None)}\n\n{terminal.wrapped(runs, WIDTH)}".rstrip("\n").split("\n")
+    comments = f"{text.card_text(card, WIDTH, lines=None)}\n\n{wrapped(runs, WIDTH)}".rstrip("\n").split("\n")
     values = recipe.config.model_dump(mode="json", exclude={"seed"})
     values = {
         name: v for name, v in values.items() if v is not None or RunConfig.model_fields[name].default is not None

@@ -4,13 +4,12 @@ import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 
-from sparsedepth.config.plain_text import counted
+from sparsedepth.config.plain_text import counted, terminal_width, wrapped
 from sparsedepth.effects.effect import Effect
 from sparsedepth.effects.text import interval_text, setting_text, size_text, title
 from sparsedepth.effects.verdict import POWER
 from sparsedepth.recipe.card import Candidate, Card, Comparison, Recipe
 from sparsedepth.scaling.speedup import multiplier_text
-from sparsedepth.store import terminal
 from sparsedepth.store.comparable_loss import layers_hint
 from sparsedepth.store.query_result import QueryResult, fit
 
@@ -191,7 +190,7 @@ def tests_lines(card: Card, is_short: bool = False) -> list[str]:
 
 def card_text(card: Card, width: int | None = None, lines: int | None = LINES) -> str:
     """The card for a terminal, in at most `lines` lines; what has no room is on the card's page."""
-    width = width or terminal.terminal_width()
+    width = width or terminal_width()
     text = ""
     for n_rows, n_findings in ROOM if lines else [(None, None)]:
         text = _composed(card, width, n_rows, n_findings)
@@ -207,8 +206,8 @@ def _composed(card: Card, width: int, n_rows: int | None, n_findings: int | None
     parts = [
         textwrap.fill(sentence(card), width, break_on_hyphens=False),
         f"{table}{more}",
-        terminal.wrapped(tests_lines(card, is_short=n_rows is not None), width),
-        terminal.wrapped(paragraph(card, n_findings), width),
+        wrapped(tests_lines(card, is_short=n_rows is not None), width),
+        wrapped(paragraph(card, n_findings), width),
     ]
     return "\n\n".join(part.rstrip("\n") for part in parts if part)
 
@@ -234,4 +233,4 @@ def ingredient_texts(card: Card) -> list[str]:
 def trial_text(folder: Path, card: Card, width: int | None = None) -> str:
     """The recipe as verified in a folder next to the results, for a terminal."""
     text = f"Recipe, verified in {folder.name}: {sentence(card)} It was {verification_text(card)}."
-    return textwrap.fill(text, width or terminal.terminal_width(), break_on_hyphens=False)
+    return textwrap.fill(text, width or terminal_width(), break_on_hyphens=False)
