@@ -17,10 +17,10 @@ from sparsedepth.cli.calls import runtime_config
 from sparsedepth.cli.progress import ProgressDisplay, print_failures, print_header, print_ranking
 from sparsedepth.cluster.array import TaskArray, check, task_counts
 from sparsedepth.cluster.slurm import Request
+from sparsedepth.config.plain_text import duration
 from sparsedepth.config.sweep import SweepDefinition
 from sparsedepth.plan.price import Price, named_device, price_of, pricing_setup
 from sparsedepth.plan.tasks import Plan
-from sparsedepth.store.terminal import duration
 from sparsedepth.sweep.results_folder import EndState, prepare
 from sparsedepth.sweep.status import RunState, forget_failures, known_runs, remaining_runs, scan
 from sparsedepth.sweep.storage import database_url, hide_url

@@ -16,10 +16,9 @@ from rich.table import Table
 from sparsedepth import quantities
 from sparsedepth.cli.run_progress import QUIET_SECONDS
 from sparsedepth.config.cost import cost
-from sparsedepth.config.plain_text import visible
+from sparsedepth.config.plain_text import duration, visible
 from sparsedepth.config.sweep import SweepDefinition
 from sparsedepth.store.records import read_summary
-from sparsedepth.store.terminal import duration
 from sparsedepth.sweep.status import RunState, running_line, varied_fields
 
 

@@ -9,9 +9,9 @@ import typer
 
 from sparsedepth.cli import option
 from sparsedepth.cli.read import write
+from sparsedepth.config.plain_text import wrapped
 from sparsedepth.store.query_result import FORMATS, choose_format, encode, render
 from sparsedepth.store.query_result import fit as fit_table
-from sparsedepth.store.terminal import wrapped
 
 if TYPE_CHECKING:
     from sparsedepth.scaling.law import Law

@@ -13,9 +13,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from sparsedepth.config.plain_text import visible
+from sparsedepth.config.plain_text import visible, wrapped
 from sparsedepth.files import MARKER
-from sparsedepth.store.terminal import wrapped
 
 if TYPE_CHECKING:
     from sparsedepth.config.sweep import SweepDefinition

@@ -10,10 +10,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from sparsedepth.cli import calls, option, preflight
-from sparsedepth.config.plain_text import visible
+from sparsedepth.config.plain_text import visible, wrapped
 from sparsedepth.files import MARKER
 from sparsedepth.store.query_result import fit
-from sparsedepth.store.terminal import wrapped
 
 if TYPE_CHECKING:
     from sparsedepth.config.sweep import SweepDefinition
@@ -201,6 +200,7 @@ def train(given: option.Given) -> None:
         print(stopped, file=sys.stderr)
         raise typer.Exit(stopped.exit_code) from None
 
+    from sparsedepth.config.plain_text import wrapped
     from sparsedepth.store.degeneracy import notes_on_run
     from sparsedepth.train.devices import world
 

@@ -1,7 +1,15 @@
-"""Text of messages: numbers with their nouns, hints at the nearest name, and untrusted text made safe for terminals."""
+"""Text of messages: numbers with their nouns, durations, hints at the nearest name, lines wrapped for a terminal, and
+untrusted text made safe for it."""
 
+import shutil
+import textwrap
 from collections.abc import Iterable
 from pathlib import Path
+
+WIDTH = 100
+"""Characters of a line in a file or a pipe."""
+DAY = 24 * 3600
+YEAR = 365 * DAY
 
 
 def counted(n: int, noun: str) -> str:
@@ -52,3 +60,32 @@ def named_number(text: str) -> tuple[str, float | None]:
         return name, float(value)
     except ValueError:
         return name, None
+
+
+def terminal_width() -> int:
+    """Characters in a line of the terminal; WIDTH for a pipe or a file."""
+    return shutil.get_terminal_size(fallback=(WIDTH, 24)).columns
+
+
+def wrapped(lines: Iterable[str], width: int | None = None) -> str:
+    """Lines wrapped at `width` characters (default: the terminal's), continued two further in; paths stay whole."""
+    width = width or terminal_width()
+
+    def fold(line: str) -> str:
+        indent = " " * (len(line) - len(line.lstrip()) + 2)
+        return textwrap.fill(line, width, subsequent_indent=indent, break_on_hyphens=False, break_long_words=False)
+
+    return "".join(f"{fold(line)}\n" for text in lines for line in text.split("\n"))
+
+
+def duration(seconds: float) -> str:
+    """'12s', '3m05s', '1h02m'; from two days '3d04h', from two years '4.5 years'."""
+    whole = max(0, round(seconds))
+    if whole >= 2 * YEAR:
+        return f"{whole / YEAR:,.{0 if whole >= 10 * YEAR else 1}f} years"
+    if whole >= 2 * DAY:
+        return f"{whole // DAY}d{whole % DAY // 3600:02d}h"
+    hours, minutes = whole // 3600, whole % 3600 // 60
+    if hours:
+        return f"{hours}h{minutes:02d}m"
+    return f"{minutes}m{whole % 60:02d}s" if minutes else f"{whole}s"

@@ -10,12 +10,11 @@ import numpy as np
 import pandas as pd
 
 from sparsedepth import quantities
-from sparsedepth.config.plain_text import counted
+from sparsedepth.config.plain_text import counted, wrapped
 from sparsedepth.effects.cells import Cells, values_of
 from sparsedepth.effects.chain import MIN_UNITS, Intervention, Link, LinkEvidence, Skill, cautions, chain_evidence
 from sparsedepth.effects.frame import OWN_LR, QUESTIONS, Effect, setting_effects
 from sparsedepth.effects.verdict import ALPHA, POWER, size_text
-from sparsedepth.store import terminal
 from sparsedepth.store.comparable_loss import layers_hint, loss_of
 from sparsedepth.store.query_result import QueryResult, fit
 from sparsedepth.store.small_sample import t_critical
@@ -53,7 +52,7 @@ def effects_text(effects: pd.DataFrame, cells: Cells, detail: bool = False) -> s
     notes = paragraph(effects, cells)
     if hidden := int((~is_listed).sum()):
         notes.append(f"{counted(hidden, 'effect')} not shown to change with {cells.field}: listed by --detail")
-    return f"{terminal.wrapped(filter(None, head))}{table.text}\n{terminal.wrapped(notes)}".rstrip("\n")
+    return f"{wrapped(filter(None, head))}{table.text}\n{wrapped(notes)}".rstrip("\n")
 
 
 def nothing_text(cells: Cells) -> str:
@@ -226,8 +225,8 @@ def chain_lines(cells: Cells, detail: bool = False) -> Iterator[str]:
         return
     names = ("cause", "effect", "rho", "lo", "hi", "skill", "intervention", "verdict")
     table = fit(QueryResult(columns=names, rows=tuple(map(_row, chain))), ("skill",))
-    head = terminal.wrapped([f"The chain from sparsity to loss: {_counts_text(chain[0].within)}"])
-    notes = terminal.wrapped([EXPLAINED, *cautions(result_rows(cells.runs))])
+    head = wrapped([f"The chain from sparsity to loss: {_counts_text(chain[0].within)}"])
+    notes = wrapped([EXPLAINED, *cautions(result_rows(cells.runs))])
     yield f"{head}{table.text}\n{notes}".rstrip("\n")
     for evidence in chain if detail else ():
         yield link_heading(evidence)

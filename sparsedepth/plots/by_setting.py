@@ -38,7 +38,7 @@ from sparsedepth.store.comparable_loss import loss_of
 from sparsedepth.store.connection import Store
 from sparsedepth.store.degeneracy import ABSOLUTE_ROWS, degeneracy, score_rows, sound_layer_metrics
 from sparsedepth.store.search import search_of
-from sparsedepth.store.tuning_roles import CHOSEN_ROLES, best_value
+from sparsedepth.store.tuning_roles import CHOSEN_ROLES, best_point, is_at_edge
 
 VARIANCE = "residual_variance"
 SCORES = ("causal_effect", "affine_loss_increase", "affine_loss_added", "skip_loss_increase", "jacobian_deviation")
@@ -247,8 +247,8 @@ def by_rate(runs: pd.DataFrame) -> Drawing:
     points["role"] = ""
     for _, part in points.groupby(line):
         losses = dict(zip(part["x"], part["mean"].fillna(math.inf), strict=True))
-        best, role = best_value(losses, part.loc[part["is_chosen"], "x"].tolist())
-        points.loc[part.index[part["x"] == best], "role"] = role
+        best = min(part.loc[part["is_chosen"], "x"], default=best_point(losses))
+        points.loc[part.index[part["x"] == best], "role"] = "edge" if is_at_edge(best, losses) else "best"
     points["is_tuned"] = points.groupby(line)["is_chosen"].transform("any")
     return _lines_over_rates(points.drop(columns="is_chosen"), loss_of(runs))
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from sparsedepth.config.load import yaml_text
-from sparsedepth.config.plain_text import counted, visible
+from sparsedepth.config.plain_text import counted, terminal_width, visible, wrapped
 from sparsedepth.config.run import RunConfig
 from sparsedepth.effects.frame import Effect
 from sparsedepth.effects.text import interval_text, setting_text, title, unit_text
@@ -16,7 +16,6 @@ from sparsedepth.files import write_text
 from sparsedepth.recipe.card import Candidate, Card, Comparison, Recipe, card_path, write_card
 from sparsedepth.recipe.verify import pair_yaml
 from sparsedepth.scaling.speedup import multiplier_text
-from sparsedepth.store import terminal
 from sparsedepth.store.comparable_loss import layers_hint
 from sparsedepth.store.query_result import QueryResult, fit, to_markdown
 
@@ -189,7 +188,7 @@ def tests_lines(card: Card, is_short: bool = False) -> list[str]:
 
 def card_text(card: Card, width: int | None = None, lines: int | None = LINES) -> str:
     """The card for a terminal, in at most `lines` lines; what has no room is on the card's page."""
-    width = width or terminal.terminal_width()
+    width = width or terminal_width()
     text = ""
     for n_rows, n_findings in ROOM if lines else [(None, None)]:
         text = _composed(card, width, n_rows, n_findings)
@@ -205,8 +204,8 @@ def _composed(card: Card, width: int, n_rows: int | None, n_findings: int | None
     parts = [
         textwrap.fill(sentence(card), width, break_on_hyphens=False),
         f"{table}{more}",
-        terminal.wrapped(tests_lines(card, is_short=n_rows is not None), width),
-        terminal.wrapped(paragraph(card, n_findings), width),
+        wrapped(tests_lines(card, is_short=n_rows is not None), width),
+        wrapped(paragraph(card, n_findings), width),
     ]
     return "\n\n".join(part.rstrip("\n") for part in parts if part)
 
@@ -232,7 +231,7 @@ def ingredient_texts(card: Card) -> list[str]:
 def trial_text(folder: Path, card: Card) -> str:
     """The recipe as verified in a folder next to the results, for a terminal."""
     text = f"Recipe, verified in {folder.name}: {sentence(card)} It was {verification_text(card)}."
-    return textwrap.fill(text, terminal.terminal_width(), break_on_hyphens=False)
+    return textwrap.fill(text, terminal_width(), break_on_hyphens=False)
 
 
 # Files
@@ -272,7 +271,7 @@ def to_yaml(card: Card) -> str:
     if recipe.config is None:
         raise ValueError(f"there is no configuration to write: {recipe.abstained}")
     runs = [f"Runs: {' '.join(recipe.run_ids) or 'none'}", *defaults_texts(card)]
-    comments = f"{card_text(card, WIDTH, lines=None)}\n\n{terminal.wrapped(runs, WIDTH)}".rstrip("\n").split("\n")
+    comments = f"{card_text(card, WIDTH, lines=None)}\n\n{wrapped(runs, WIDTH)}".rstrip("\n").split("\n")
     values = recipe.config.model_dump(mode="json", exclude={"seed"})
     values = {
         name: v for name, v in values.items() if v is not None or RunConfig.model_fields[name].default is not None

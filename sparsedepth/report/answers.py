@@ -11,14 +11,13 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from sparsedepth.config.plain_text import counted
+from sparsedepth.config.plain_text import counted, wrapped
 from sparsedepth.config.run import CELL_FIELDS
 from sparsedepth.effects.cells import BASELINE, COSTS, Cells, cells_of, is_ratio
 from sparsedepth.effects.frame import MATCHED, depth_effects, effects_frame, setting_effects
 from sparsedepth.effects.text import effects_text, is_missing, lr_text, nothing_text
 from sparsedepth.effects.verdict import ALPHA, POWER, size_text
 from sparsedepth.scaling.points import flops_text
-from sparsedepth.store import terminal
 from sparsedepth.store.comparable_loss import COMMON, OWN, loss_of
 from sparsedepth.store.connection import Store
 from sparsedepth.store.degeneracy import columns_for, score_rows, usable_form
@@ -53,11 +52,11 @@ class Answer:
     def text(self, width: int | None = None) -> str:
         if self.whole:
             return self.whole
-        head = terminal.wrapped([self.sentence], width)
+        head = wrapped([self.sentence], width)
         if not self.table.rows:
             return head.rstrip("\n")
         table = fit(self.table, self.optional, width).text
-        return f"{head}{table}\n{terminal.wrapped(self.notes, width)}".rstrip("\n")
+        return f"{head}{table}\n{wrapped(self.notes, width)}".rstrip("\n")
 
 
 def answer(store: Store, name: str) -> Answer:

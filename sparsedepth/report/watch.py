@@ -11,13 +11,12 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from sparsedepth.config.plain_text import counted, visible
+from sparsedepth.config.plain_text import counted, duration, visible
 from sparsedepth.files import MARKER, digest, write_bytes
 from sparsedepth.recipe.card import read_card
 from sparsedepth.report.content import check
 from sparsedepth.report.page import html, parts_of
 from sparsedepth.store.connection import open_store
-from sparsedepth.store.terminal import duration
 from sparsedepth.sweep.status import SweepSummary, running_line, sweep_summary, varied_fields
 
 REST = 5.0

@@ -21,9 +21,9 @@ import numpy as np
 
 from sparsedepth import quantities
 from sparsedepth.config.corpus import unit_for
+from sparsedepth.config.plain_text import wrapped
 from sparsedepth.config.run import CELL_FIELDS
 from sparsedepth.config.sweep import SweepDefinition
-from sparsedepth.store import terminal
 from sparsedepth.store.comparable_loss import layers_hint, loss_in, version_differences
 from sparsedepth.store.connection import Store
 from sparsedepth.store.degeneracy import columns_for, common_weakness, degeneracy, usable_form
@@ -203,7 +203,7 @@ def heading(ranking: Ranking) -> str:
         "" if ranking.search else ranking.differences.baseline_text,
         ranking.caution,
     )
-    return f"{terminal.wrapped(filter(None, lines)).rstrip()}{advice}"
+    return f"{wrapped(filter(None, lines)).rstrip()}{advice}"
 
 
 def answer(ranking: Ranking) -> str:
@@ -217,7 +217,7 @@ def answer(ranking: Ranking) -> str:
         f"to test differences over shared seeds: `sparsedepth effects {folders}`; "
         f"to choose what to train: `sparsedepth recipe {folders}`"
     )
-    return page + terminal.wrapped([advice])
+    return page + wrapped([advice])
 
 
 def text(ranking: Ranking, width: int | None = None) -> str:

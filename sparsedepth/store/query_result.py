@@ -19,8 +19,7 @@ from decimal import Decimal
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from sparsedepth.config.plain_text import visible
-from sparsedepth.store.terminal import terminal_width, wrapped
+from sparsedepth.config.plain_text import terminal_width, visible, wrapped
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -11,8 +11,8 @@ from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from sparsedepth.config.plain_text import did_you_mean
-from sparsedepth.store import signal_to_noise, terminal
+from sparsedepth.config.plain_text import did_you_mean, wrapped
+from sparsedepth.store import signal_to_noise
 from sparsedepth.store.comparable_loss import loss_in
 from sparsedepth.store.connection import Store
 from sparsedepth.store.degeneracy import columns_for, usable_form
@@ -152,7 +152,7 @@ def text(store: Store, name: str) -> str:
     scores = _sound_scores(store, question)
     answer = _answer(store, question, scores, settings)
     if not answer.rows or settings is None:
-        return f"{terminal.wrapped([question.asks])}none: {_why_none(store, question)}"
+        return f"{wrapped([question.asks])}none: {_why_none(store, question)}"
     optional = [names.format(scores=" ".join(scores)) for names in question.optional]
     table = fit(with_setting_column(answer, settings), optional)
     interval = ""
@@ -169,7 +169,7 @@ def text(store: Store, name: str) -> str:
         settings.depth_text,
         settings.data_text if question.ranks else "",
     ]
-    return f"{terminal.wrapped(filter(None, remarks))}{table.text}"
+    return f"{wrapped(filter(None, remarks))}{table.text}"
 
 
 def _find(name: str) -> Question:

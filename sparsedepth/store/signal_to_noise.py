@@ -21,10 +21,9 @@ from collections import defaultdict
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from sparsedepth.config.plain_text import counted
+from sparsedepth.config.plain_text import counted, wrapped
 from sparsedepth.quantities import IN_RUNS, PROFILED
 from sparsedepth.quantities.record import Quantity
-from sparsedepth.store import terminal
 from sparsedepth.store.comparable_loss import COMMON, OWN, loss_in
 from sparsedepth.store.degeneracy import degeneracy, score_rows
 from sparsedepth.store.query_result import QueryResult, fit
@@ -73,7 +72,7 @@ def text(store: "Store") -> str:
     measured = answer(store)
     if not measured.rows:
         none = only_tuning_text(store) or "no depth has two configurations with two finished seeds each"
-        return f"{terminal.wrapped([QUESTION])}none: {none}"
+        return f"{wrapped([QUESTION])}none: {none}"
     shown = replace(measured, rows=tuple(row for row in measured.rows if row[0] not in _FORMS))
     degenerate = defaultdict[str, list[str]](list)
     for row in shown.records():
@@ -83,7 +82,7 @@ def text(store: "Store") -> str:
     table = fit(shown.of_columns(_IN_TERMINAL), ["hi", "lo"], max_rows=50)
     n_forms = len(measured.rows) - len(shown.rows)
     more = f"\nand {counted(n_forms, 'form')} of these scores by depth, in csv or json" if n_forms else ""
-    return f"{terminal.wrapped(remarks)}{table.text}{more}"
+    return f"{wrapped(remarks)}{table.text}{more}"
 
 
 def _quantities(loss: str) -> list[Quantity]:

@@ -160,12 +160,5 @@ def extended(values: Sequence[float], best: float) -> list[float]:
     return list(values)
 
 
-def best_value(losses: Mapping[float, float], chosen: Collection[float]) -> tuple[float, TuningRole]:
-    """The value that tuning chose, or without one that of the lowest loss; and whether it is the lowest or highest
-    tried. The loss of a diverged value is math.inf."""
-    best = min(chosen) if chosen else best_point(losses)
-    return best, "edge" if is_at_edge(best, losses) else "best"
-
-
 def _point(tuning: Tuning, run: Mapping[str, Any]) -> TunedValues:
     return tuple(run[name] for name in tuning.fields)

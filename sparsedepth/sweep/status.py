@@ -11,7 +11,7 @@ from statistics import fmean
 from typing import Any, Literal, NamedTuple, get_args
 
 from sparsedepth import quantities
-from sparsedepth.config.plain_text import visible
+from sparsedepth.config.plain_text import duration, visible
 from sparsedepth.config.run import CELL_FIELDS, RunConfig
 from sparsedepth.config.sweep import SweepDefinition, read_definition
 from sparsedepth.plan.tasks import Plan
@@ -24,7 +24,6 @@ from sparsedepth.store.comparable_loss import version_differences
 from sparsedepth.store.degeneracy import columns_for, usable_form
 from sparsedepth.store.records import WORK, is_complete_run, is_pack, open_pack
 from sparsedepth.store.setting import Configuration, configuration_of, settings_of
-from sparsedepth.store.terminal import duration
 from sparsedepth.store.tuning_roles import objective_as_loss
 from sparsedepth.sweep.results_folder import EndRule, EndState, ResultsIndex, end_rule, has_begun
 

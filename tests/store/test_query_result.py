@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sparsedepth.store import query_result, terminal
+from sparsedepth.config.plain_text import wrapped
+from sparsedepth.store import query_result
 from sparsedepth.store.query_result import QueryResult
 
 ANSWER = QueryResult(columns=("norm", "val_loss", "steps"), rows=(("pre", 3.14159, 256), ("post", None, None)))
@@ -256,8 +257,8 @@ def test_four_significant_digits_are_kept(value):
 
 
 def test_sentences_go_on_two_columns_further_in():
-    assert terminal.wrapped(["a b c", "", "  one two three"], 9) == "a b c\n\n  one two\n    three\n"
-    assert terminal.wrapped(["\none two three", "four"], 9) == "\none two\n  three\nfour\n"
+    assert wrapped(["a b c", "", "  one two three"], 9) == "a b c\n\n  one two\n    three\n"
+    assert wrapped(["\none two three", "four"], 9) == "\none two\n  three\nfour\n"
 
 
 def test_both_ends_of_an_interval_give_way_together():
