@@ -140,7 +140,8 @@ class Driver:
         while True:
             try:
                 refused = trial_queue.refused(study)
-                unfinished = len(self._missing(study)[0]) + self.plan.is_open(self.results_index.loss_of)
+                undone, _ = self._missing(study)
+                unfinished = len(undone) + self.plan.is_open(self.results_index.loss_of)
                 states = self._scan(self._runs())
                 return SweepResult(states=states, unfinished=unfinished, refused=refused, stop=self.stop)
             except storage.ERRORS as error:
@@ -286,7 +287,8 @@ class Driver:
 
         with hold(self._queue_lock, self.stop):
             trial_queue.give_back_lost(study, self.results, self._lease_id, taken)
-            tasks = [task for task in self._missing(study)[1] if not is_given_up(task)]
+            _, unqueued = self._missing(study)
+            tasks = [task for task in unqueued if not is_given_up(task)]
             self._rounds.update(task.key for task in tasks)
             trial_queue.enqueue(study, tasks, self.definition)
 

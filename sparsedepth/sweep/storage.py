@@ -74,8 +74,8 @@ def open_study(definition: SweepDefinition, url: str | None, results: Path) -> o
     """The study of this definition and folder, created if missing. Its name ends in a hash of the axes: Optuna cannot
     change a parameter's choices, so an extended definition gets a new study, filled from the run folders."""
     study = optuna.create_study(
-        study_name=study_name(definition, results),
         storage=open_storage(url, results),
+        study_name=study_name(definition, results),
         directions=check_objective(definition),
         load_if_exists=True,
     )
