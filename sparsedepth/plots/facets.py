@@ -168,17 +168,6 @@ def _draw_line(axis: Any, line: pd.DataFrame, style: Style, has_bars: bool, orde
         axis.fill_between(x, low, high, color=colour, alpha=0.15, linewidth=0)
 
 
-def draw_points(
-    axis: Any, rows: pd.DataFrame, x: str, y: str, colours: Mapping[int, str], markers: Mapping[str, str], **look: Any
-) -> None:
-    """Runs, or configurations, as points: the colour is the depth, the shape what they changed (column `kind`)."""
-    from seaborn import scatterplot  # its import takes half a second: only figures of points wait for it
-
-    look = {"edgecolor": "white", "linewidth": 0.3, **look}
-    hue: Any = {"hue": "n_layers", "palette": colours, "style": "kind", "markers": markers}
-    scatterplot(rows, x=x, y=y, ax=axis, legend=False, **hue, **look)
-
-
 def _label(axis: Any, kind: Panel, points: Sequence[float]) -> None:
     axis.set(xlabel=kind.x_label, ylabel=kind.y_label)
     axis.set_title(kind.title)
