@@ -11,7 +11,7 @@ import pandas as pd
 from sparsedepth import quantities
 from sparsedepth.config.corpus import unit_for
 from sparsedepth.config.plain_text import counted
-from sparsedepth.config.sweep import SweepDefinition, read_definition
+from sparsedepth.config.sweep import read_definition
 from sparsedepth.effects.cells import Cells
 from sparsedepth.effects.chain import LinkEvidence, cautions, chain_evidence
 from sparsedepth.effects.chain_text import evidence_lines, link_heading
@@ -23,8 +23,7 @@ from sparsedepth.recipe.card import Card
 from sparsedepth.recipe.evidence import Evidence
 from sparsedepth.recipe.text import sentence, tests_lines, verification_text
 from sparsedepth.report.answers import depth_answer, variance_answer
-from sparsedepth.report.by_depth import best_by_depth
-from sparsedepth.report.tables import Table, table_of, table_of_effects, table_of_runs
+from sparsedepth.report.tables import Table, best_by_depth, table_of, table_of_effects, table_of_runs
 from sparsedepth.scaling.speedup import Worths, worth
 from sparsedepth.store.best import best
 from sparsedepth.store.checksums import damage_text
@@ -62,23 +61,6 @@ class Content:
     run_ids: tuple[str, ...]
 
 
-def title_of(folders: Sequence[Path], definitions: Sequence[SweepDefinition]) -> str:
-    return ", ".join(definition.name for definition in definitions) or ", ".join(map(str, folders))
-
-
-def definitions_of(folders: Sequence[Path]) -> tuple[SweepDefinition, ...]:
-    return tuple(filter(None, map(read_definition, folders)))
-
-
-def check(objective: str, verified: Card | None) -> None:
-    """Raises ValueError for what no rows are needed to refuse: an objective without a better direction, and a card that
-    holds no verification."""
-    if objective != "loss":
-        quantities.rankable(objective)
-    if verified is not None and verified.verification is None:
-        raise ValueError("this card holds no verification; give the one that `sparsedepth recipe verify` wrote")
-
-
 def content(
     store: Store,
     folders: Sequence[Path],
@@ -86,11 +68,8 @@ def content(
     objective: str = "loss",
     verified: Card | None = None,
 ) -> Content:
-    """Everything but the pictures; `verified` is the card of the recipe after `recipe verify`.
-
-    Raises ValueError as `check` does, and for a card that verifies another recipe.
-    """
-    check(objective, verified)
+    """Everything but the pictures; `verified` is the card of the recipe after `recipe verify`. Raises ValueError for a
+    card of another recipe, and as `best` does."""
     runs = all_runs(store)
     trained = result_rows(runs).reset_index(drop=True) if len(without_measured_models(runs)) else None
     loss = loss_of(runs)
@@ -208,11 +187,6 @@ def _link_sentence(evidence: LinkEvidence) -> str:
     )
 
 
-def range_text(counts: pd.Series) -> str:
-    """'6 to 16'; '6' if all are equal; '0' without counts."""
-    return " to ".join(dict.fromkeys(map(str, (counts.min(), counts.max())))) if len(counts) else "0"
-
-
 def counts_text(runs: pd.DataFrame, trained: pd.DataFrame | None) -> str:
     """'200 runs of 23 configurations finished, at n_layers 4, 8, with 6 to 16 seeds each', and measured models."""
     n_models = int(runs["model"].notna().sum())
@@ -222,7 +196,8 @@ def counts_text(runs: pd.DataFrame, trained: pd.DataFrame | None) -> str:
     elif trained is not None:
         finished = trained[trained["outcome"] == "ok"]
         depths = ", ".join(map(str, sorted(set(trained["n_layers"]))))
-        seeds = range_text(finished.groupby("cell_id")["seed"].nunique())
+        n_seeds = finished.groupby("cell_id")["seed"].nunique()
+        seeds = " to ".join(dict.fromkeys(map(str, (n_seeds.min(), n_seeds.max())))) if len(n_seeds) else "0"
         parts.append(
             f"{counted(len(finished), 'run')} of {counted(finished['cell_id'].nunique(), 'configuration')} finished, "
             f"at n_layers {depths}, with {seeds} seed{'s' * (seeds != '1')} each"

@@ -1,6 +1,7 @@
 """Tables of the report: named columns, and cells with a text to show and a value to sort by."""
 
-from collections.abc import Iterable, Sequence
+import math
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -10,7 +11,9 @@ from sparsedepth import quantities
 from sparsedepth.config.corpus import unit_for
 from sparsedepth.config.role import fields_where
 from sparsedepth.config.run import CELL_FIELDS, RunConfig
-from sparsedepth.effects.text import size_text
+from sparsedepth.effects.cells import Cells
+from sparsedepth.effects.frame import setting_effects
+from sparsedepth.effects.text import interval_text, is_missing, lr_text, size_text
 from sparsedepth.effects.verdict import ALPHA, POWER
 from sparsedepth.plots.forest import LOG_UNIT
 from sparsedepth.plots.style import DEGENERATE
@@ -147,12 +150,11 @@ def table_of_effects(effects: pd.DataFrame, compute: Worths) -> Table:
     def row(of: dict[str, Any]) -> list[Any]:
         low, high = (_size(of[end], of["unit"], "+").text for end in ("lo", "hi"))
         worth = largest.get((of["n_layers"], of["setting"])) if of["outcome"] in LOSSES else None
-        lr = list(dict.fromkeys(f"{value:g}" for value in (of["lr_baseline"], of["lr"]) if pd.notna(value)))
         return [
             *(of["outcome"], of["setting"], of["n_layers"], _size(of["estimate"], of["unit"], "+")),
             *(f"{low} to {high}" if pd.notna(of["lo"]) else None, "ratio" if of["unit"] == LOG_UNIT else of["unit"]),
             *(of["verdict"], _size(of["detectable"], of["unit"]), *([_times(worth)] if compute else [])),
-            *(" → ".join(lr) or None, of["seeds"], of["diverged"], of["reason"] or None),
+            *((lr_text(of) or "").replace("->", "→") or None, of["seeds"], of["diverged"], of["reason"] or None),
         ]
 
     return table_of(columns, map(row, effects.to_dict("records")))
@@ -163,8 +165,54 @@ def _times(worth: tuple[float, float | None, float | None] | None) -> TableCell:
     return TableCell(text=f"×{multiplier_text(*worth)}", key=worth[0], is_number=True) if worth else cell(None)
 
 
-def _size(value: float | None, unit: str, sign: str = "") -> TableCell:
+def _size(value: Any, unit: str, sign: str = "") -> TableCell:
     """A difference, or for a logarithmic unit the ratio; sorted by the difference."""
-    if value is None or pd.isna(value):
-        return cell(None)
-    return TableCell(text=size_text(value, unit, sign), key=value, is_number=True)
+    return cell(None) if is_missing(value) else TableCell(text=size_text(value, unit, sign), key=value, is_number=True)
+
+
+# What to use at each depth
+
+
+def best_by_depth(cells: Cells) -> tuple[Table, str] | None:
+    """Of each depth the setting shown to be best, or the baseline; and the caption of the table. None where no setting
+    was compared."""
+    frame = setting_effects(cells)
+    if frame.empty or cells.settings is None:
+        return None
+    columns = [
+        ("n_layers", ""),
+        ("use", "the setting shown to be best, else the baseline"),
+        ("lr", ""),
+        ("seeds", ""),
+        (cells.outcome, "mean over seeds"),
+        ("gain", "against the baseline of this depth, with its 95% interval"),
+        ("detectable", f"the smallest gain of another setting that would have been seen ({POWER:.0%} power)"),
+        ("training FLOPs", "relative to the baseline"),
+        ("time", "relative to the baseline, as measured: depends on the load of its machine"),
+    ]
+    text = f"What to use at each depth, by {cells.outcome}; {cells.settings.baseline_text}; detectable: the gain of "
+    text += f"another setting that would have been seen ({POWER:.0%} power)"
+    rows = [[*_best_at(cells, at)] for _, at in frame.groupby("n_layers")]
+    return table_of(columns, rows), text
+
+
+def _best_at(cells: Cells, at: pd.DataFrame) -> Iterator[Any]:
+    is_low = quantities.IN_RUNS[cells.outcome].better != "high"
+    shown = at[at["verdict"] == ("lower" if is_low else "higher")].sort_values("estimate", ascending=is_low)
+    used = shown.iloc[0] if len(shown) else None
+    row = at.iloc[0] if used is None else used
+    side = "_baseline" if used is None else ""
+    value = row["baseline_value"] if used is None else row["baseline_value"] + row["estimate"]
+    value = None if is_missing(value) else math.exp(value) if cells.unit == "ln ratio" else value
+    yield int(row["n_layers"])
+    yield "baseline" if used is None else row["setting"]
+    yield None if is_missing(row[f"lr{side}"]) else f"{row[f'lr{side}']:g}"
+    yield row[f"seeds{side}"]
+    yield None if value is None else f"{value:.4g}"
+    yield "none shown" if used is None else interval_text({**used, "unit": cells.unit}, "95% interval ")
+    sizes = at.loc[~at["verdict"].isin(["lower", "higher"]), "detectable"].dropna()
+    ends = dict.fromkeys(size_text(size, cells.unit) for size in (sizes.min(), sizes.max())) if len(sizes) else {}
+    yield " to ".join(ends) or None
+    for cost in ("flops", "time"):
+        ratio = 1.0 if used is None else row[cost]
+        yield None if is_missing(ratio) else f"x{ratio:.3g}"
