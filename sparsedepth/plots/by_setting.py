@@ -82,13 +82,11 @@ def gradients(store: Store) -> Drawing:
     return _layer_lines(store, GRADIENTS)
 
 
-def _layer_lines(store: Store, metrics: Sequence[str], training: pd.DataFrame | None = None) -> Drawing:
+def _layer_lines(store: Store, metrics: Sequence[str], *further: pd.DataFrame) -> Drawing:
     runs = trained_runs(store)
     layers, notes = sound_values(store, runs, metrics)
     missing = f"no finished run has {' or '.join(metrics)} by layer; {to_measure(metrics)}"
-    rows = layers.rename(columns={"layer": "x"})
-    rows = rows if training is None else pd.concat([rows, training], ignore_index=True)
-    return by_setting(runs, rows, missing, notes)
+    return by_setting(runs, pd.concat([layers.rename(columns={"layer": "x"}), *further]), missing, notes)
 
 
 @once_per_store
@@ -136,7 +134,7 @@ def by_setting(runs: pd.DataFrame, rows: pd.DataFrame, missing: str = "", notes:
     if len(metrics) > 3:  # the deepest depth alone
         points, depths = points[points["n_layers"] == deepest], depths[:1]
     labels = _lr_labels(points[points["n_layers"] == deepest])
-    text = lr_text(points["lr"]) if points["lr"].nunique() == 1 else ""
+    text = f" lr is {points['lr'].min():g} throughout." if points["lr"].nunique() == 1 else ""
     text = f" lr: that of {deepest} layers{CHANGES_VARIANCE * (VARIANCE in metrics)}." if labels else text
     others = sorted({*finished["n_layers"]} - {*depths})
     notes += f" Not drawn: {', '.join(map(str, others))} layers." if others else ""
@@ -197,7 +195,7 @@ def by_depth(runs: pd.DataFrame, values: pd.DataFrame, notes: str, is_search: bo
     )
     shown = "the proposal with the lowest loss" if is_search else "the baseline, or the settings nearest to it"
     text = f" By layer: {shown}. Dashed: usefulness threshold."
-    text += lr_text(points["lr"], CHANGES_VARIANCE) if points["lr"].nunique() > 1 else ""
+    text += lr_text(points["lr"], CHANGES_VARIANCE)
 
     def draw_threshold(axis: Any, _: pd.DataFrame) -> None:
         axis.axhline(0.1, color=GREY, linewidth=0.8, linestyle=(0, (4, 3)))

@@ -13,7 +13,7 @@ import numpy as np
 import pandas as pd
 
 from sparsedepth.config.plain_text import counted
-from sparsedepth.config.task import SOLVED, TASKS, TaskSpec, task_name
+from sparsedepth.config.task import SOLVED, TASKS, task_name
 from sparsedepth.plots.by_setting import depth_styles
 from sparsedepth.plots.facets import Panel, intervals, lines_drawing, lr_text, metric_intervals, panel_of, range_of
 from sparsedepth.plots.page import Drawing, NothingToDraw, line_handle, not_shown
@@ -95,10 +95,8 @@ def _notes(points: pd.DataFrame, n_settings: int) -> str:
     text += " Points of one depth are drawn side by side." * (n_settings > 1)
     text += " Geometric means on logarithmic axes." if VARIANCE in names else ""
     text += " Dotted: every block is needed." * (NEEDED[0] in names)
-    if VARIANCE in names and points["lr"].nunique() > 1:
-        changes = f"{CHANGES_VARIANCE}: points of unequal lr do not show the effect of a setting on it"
-        text += lr_text(points["lr"], changes)
-    return text
+    changes = f"{CHANGES_VARIANCE}: points of unequal lr do not show the effect of a setting on it"
+    return text + lr_text(points["lr"], changes) * (VARIANCE in names)
 
 
 def _panel(name: str, points: pd.DataFrame) -> Panel:
@@ -184,14 +182,15 @@ def by_difficulty(runs: pd.DataFrame, by_run: pd.DataFrame) -> Drawing:
     points = intervals(rows.sort_values(by), by).join(rows.groupby(by)["positions"].min(), on=by)
     points["lo"], points["hi"] = (points[end].clip(*IN_RUNS[ACCURACY].range) for end in ("lo", "hi"))
     drawn = runs[runs["run_id"].isin(by_run["run_id"])]
-    levels = {f"solved (≥ {SOLVED:g})": SOLVED} | _chance_of(drawn)
+    counts, chance = counts_and_chance(drawn)
+    levels = {f"solved (≥ {SOLVED:g})": SOLVED} | ({} if chance is None else {"chance": chance})
     handles = [line_handle(name, (GREY, "", dash), linewidth=1.0) for name, dash in zip(levels, DASHES, strict=False)]
 
     def draw_levels(axis: Any, _: pd.DataFrame) -> None:
         for height, dash in zip(levels.values(), DASHES, strict=False):
             axis.axhline(height, color=GREY, linewidth=1.0, linestyle=dash)
 
-    look: dict[str, Any] = {"x_label": counts_of(drawn), "range": (0, 1.03), "decorate": draw_levels}
+    look: dict[str, Any] = {"x_label": counts, "range": (0, 1.03), "decorate": draw_levels}
     depths = sorted(set(points["panel"]))
     return lines_drawing(
         points,
@@ -203,23 +202,17 @@ def by_difficulty(runs: pd.DataFrame, by_run: pd.DataFrame) -> Drawing:
     )
 
 
-def counts_of(runs: pd.DataFrame) -> str:
-    """What the difficulty of the task counts; 'difficulty' if tasks count different things."""
-    words = {task.difficulty if task else "difficulty" for task in _tasks(runs)}
-    return words.pop() if len(words) == 1 else "difficulty"
-
-
-def _tasks(runs: pd.DataFrame) -> list[TaskSpec | None]:
-    return [TASKS.get(task_name(corpus) or "") for corpus in runs["corpus"]]
-
-
-def _chance_of(runs: pd.DataFrame) -> dict[str, float]:
-    """exp(-chance_loss): the accuracy of guessing among equally likely answers, if it is the same for all runs. Of
-    unequal ones the loss of guessing does not say how often the likeliest is right."""
+def counts_and_chance(runs: pd.DataFrame) -> tuple[str, float | None]:
+    """What the difficulty of the task counts, 'difficulty' if tasks count different things. And exp(-chance_loss): the
+    accuracy of guessing among equally likely answers, if it is the same for all runs. Of unequal ones the loss of
+    guessing does not say how often the likeliest is right."""
+    tasks = [TASKS.get(task_name(corpus) or "") for corpus in runs["corpus"].unique()]
+    words = {task.difficulty if task else "difficulty" for task in tasks}
     chance = np.exp(-pd.to_numeric(runs["chance_loss"]))
-    is_known = len(runs) and chance.notna().all() and all(task and task.has_even_answers for task in _tasks(runs))
+    is_known = len(runs) and chance.notna().all() and all(task and task.has_even_answers for task in tasks)
     is_same = chance.max() - chance.min() < 0.01  # estimates from counts differ by chance
-    return {"chance": float(chance.mean())} if is_known and is_same else {}
+    counts = words.pop() if len(words) == 1 else "difficulty"
+    return counts, float(chance.mean()) if is_known and is_same else None
 
 
 # How does the mean angle between the states of neighbouring middle layers shrink?

@@ -90,13 +90,9 @@ def means_text(points: pd.DataFrame) -> str:
     return "One run each." if most == 1 else f"Mean over {seeds}{', 95% interval' * bool(points['lo'].notna().any())}."
 
 
-def lr_text(lrs: pd.Series, changes: str = "") -> str:
-    """' lr is 0.003 to 0.006, which also changes residual variance.', ' lr is 0.003 throughout.', or ''."""
-    known = lrs.dropna().astype(float)
-    if known.empty:
-        return ""
-    low, high = known.min(), known.max()
-    return f" lr is {low:g} throughout." if low == high else f" lr is {low:g} to {high:g}{changes}."
+def lr_text(lrs: pd.Series, changes: str) -> str:
+    """' lr is 0.003 to 0.006, which also changes residual variance.'; '' of one."""
+    return f" lr is {lrs.min():g} to {lrs.max():g}{changes}." if lrs.nunique() > 1 else ""
 
 
 def lines_drawing(points: pd.DataFrame, kinds: Sequence[Panel], notes: str = "", **options: Any) -> Drawing:
@@ -188,9 +184,9 @@ def _label(axis: Any, kind: Panel, points: Sequence[float]) -> None:
 
 def range_of(rows: pd.DataFrame) -> tuple[float, float] | None:
     """A range that the means and intervals of these rows fill; None without any."""
-    ends = rows[["mean", "lo", "hi"]].to_numpy(float)
-    if not np.isfinite(ends).any():
+    ends = rows[["mean", "lo", "hi"]].stack().dropna()
+    if ends.empty:
         return None
-    low, high = float(np.nanmin(ends)), float(np.nanmax(ends))
+    low, high = float(ends.min()), float(ends.max())
     room = 0.05 * (high - low) or 0.05 * abs(high) or 1.0
     return low - room, high + room

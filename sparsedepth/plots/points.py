@@ -101,7 +101,7 @@ def correlations(runs: pd.DataFrame, is_search: bool = False, further: str = "")
     notes = f"{counted(len(points), 'finished run')}, {(runs['outcome'] == 'diverged').sum()} diverged (not shown)."
     notes += " ρ: Spearman's correlation [95% interval, the number of settings as sample size]."
     notes += degeneracy_caption(forms, finished, forms)
-    notes += lr_text(points["lr"], CHANGES_VARIANCE) if points["lr"].nunique() > 1 else ""
+    notes += lr_text(points["lr"], CHANGES_VARIANCE)
     missing = [name for name in names if points[name].isna().all()]
     notes += f" Not measured: {', '.join(missing)}." if missing else ""
     degenerate = {name for name in names if degeneracy(name, score_rows(finished, name)).is_degenerate}
