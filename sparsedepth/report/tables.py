@@ -2,8 +2,7 @@
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import pandas as pd
 
@@ -32,23 +31,19 @@ RESULTS = (
 NO_CHOICE = fields_where(RunConfig, lambda role: role.kind in ("measure", "record"))
 
 
-@dataclass(frozen=True, kw_only=True)
-class TableCell:
+class TableCell(NamedTuple):
     text: str
     key: float | str
-    """Sort key; empty for a missing value, which sorts last."""
-    is_number: bool
+    """By which it is sorted: a float of a number; empty of a missing value, which comes last."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class TableColumn:
+class TableColumn(NamedTuple):
     name: str
+    meaning: str
     is_number: bool
-    meaning: str = ""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Table:
+class Table(NamedTuple):
     columns: tuple[TableColumn, ...]
     rows: tuple[tuple[TableCell, ...], ...]
 
@@ -56,15 +51,11 @@ class Table:
 def table_of(columns: Sequence[tuple[str, str]], rows: Iterable[Sequence[Any]]) -> Table:
     """A table from (name, meaning) of each column and plain values; a column of numbers and missing values is
     numeric."""
-    cells = [tuple(cell(value) for value in row) for row in rows]
-    numeric = [
-        any(row[i].is_number for row in cells) and all(row[i].is_number or row[i].key == "" for row in cells)
-        for i in range(len(columns))
-    ]
-    named = zip(columns, numeric, strict=True)
+    cells = tuple(tuple(cell(value) for value in row) for row in rows)
+    known = [[row[i].key for row in cells if row[i].key != ""] for i in range(len(columns))]
+    numeric = [bool(keys) and all(isinstance(key, float) for key in keys) for keys in known]
     return Table(
-        columns=tuple(TableColumn(name=name, meaning=meaning, is_number=number) for (name, meaning), number in named),
-        rows=tuple(cells),
+        tuple(TableColumn(*named, is_number) for named, is_number in zip(columns, numeric, strict=True)), cells
     )
 
 
@@ -80,12 +71,12 @@ def cell(value: Any) -> TableCell:
     if isinstance(value, bool | list):
         value = readable(value)
     if value is None:
-        return TableCell(text="–", key="", is_number=False)
+        return TableCell("–", "")
     if isinstance(value, str):
-        return TableCell(text=readable(value), key=value, is_number=False)
+        return TableCell(readable(value), value)
     if isinstance(value, int) and 10_000 <= abs(value) < 1e10:
-        return TableCell(text=f"{value:,}", key=float(value), is_number=True)
-    return TableCell(text=readable(float(value) if abs(value) >= 1e10 else value), key=float(value), is_number=True)
+        return TableCell(f"{value:,}", float(value))
+    return TableCell(readable(float(value) if abs(value) >= 1e10 else value), float(value))
 
 
 def table_of_runs(runs: pd.DataFrame) -> Table:
@@ -109,7 +100,7 @@ def table_of_runs(runs: pd.DataFrame) -> Table:
 def _with_mark(value: Any, reasons: Sequence[str]) -> TableCell:
     """A score, marked if it is degenerate."""
     score = cell(value)
-    return replace(score, text=f"{score.text} {DEGENERATE}") if reasons and score.key != "" else score
+    return TableCell(f"{score.text} {DEGENERATE}", score.key) if reasons and score.key != "" else score
 
 
 def _repeats(runs: pd.DataFrame, name: str) -> bool:
@@ -162,12 +153,12 @@ def table_of_effects(effects: pd.DataFrame, compute: Worths) -> Table:
 
 def _times(worth: tuple[float, float | None, float | None] | None) -> TableCell:
     """'×1.13 (1.05 to 1.21)'"""
-    return TableCell(text=f"×{multiplier_text(*worth)}", key=worth[0], is_number=True) if worth else cell(None)
+    return TableCell(f"×{multiplier_text(*worth)}", worth[0]) if worth else cell(None)
 
 
 def _size(value: Any, unit: str, sign: str = "") -> TableCell:
     """A difference, or for a logarithmic unit the ratio; sorted by the difference."""
-    return cell(None) if is_missing(value) else TableCell(text=size_text(value, unit, sign), key=value, is_number=True)
+    return cell(None) if is_missing(value) else TableCell(size_text(value, unit, sign), float(value))
 
 
 # What to use at each depth
