@@ -82,9 +82,9 @@ def by_depth(runs: pd.DataFrame, notes: str = "") -> Drawing:
     notes += not_shown(n_further, "further setting", ", of fewer depths or of a higher loss")
     notes += not_shown(n_single, "setting", " of one depth")
     notes += not_shown(n_diverged, "configuration", " with a diverged seed") + degeneracy_caption(measured[:1], runs)
-    order = {name: i for i, name in enumerate((*settings_in_order(settings), *names))}
+    order = [*settings, *names]
     points = points[points["setting"].isin(settings)].sort_values(
-        ["setting", "panel", "x"], key=lambda column: column if column.name == "x" else column.map(order)
+        ["setting", "panel", "x"], key=lambda column: column if column.name == "x" else column.map(order.index)
     )
     return lines_drawing(points.reset_index(drop=True), [_panel(name, points) for name in names], notes)
 

@@ -2,7 +2,7 @@
 
 import shlex
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -85,7 +85,8 @@ def content(
     links = [link for link in chain if link.within.rho is not None]
     failures = table_of_failures(folders, runs)
     runs_table = table_of_runs(runs)
-    names = [column.name for column in runs_table.columns]
+    on_page = {column.name for column in runs_table.columns}
+    on_page |= {name for link in links for name in (link.within.cause, link.within.effect)}
     skipped = (f"{damage_text(store.damaged)}.",) if store.damaged else ()
     return Content(
         summary=(*searched, *summarise(runs, trained, cells, card, effects, links, failures), *skipped),
@@ -95,10 +96,7 @@ def content(
         effects=None if effects.empty else table_of_effects(effects, compute),
         links=tuple((link_heading(link), tuple(evidence_lines(link))) for link in links),
         failures=failures,
-        methods=table_of_methods(
-            [*names, *(name for link in links for name in (link.within.cause, link.within.effect))],
-            runs["corpus"].dropna(),
-        ),
+        methods=table_of_methods(on_page, runs["corpus"].dropna()),
         provenance=table_of_provenance(runs),
         run_ids=tuple(runs["run_id"]),
     )
@@ -164,14 +162,10 @@ def summarise(
     at_depth = on_loss[on_loss["n_layers"] == on_loss["n_layers"].max()]
     at_depth = at_depth.loc[at_depth["estimate"].abs().sort_values(ascending=False).index][:MOST_IN_SUMMARY]
     sentences += [f"{effect_sentence(row)}." for row in at_depth.to_dict("records")]
-    linked = sorted(
-        (link for link in links if link.verdict in LINK_MEANINGS),
-        key=lambda link: list(LINK_MEANINGS).index(link.verdict),
-    )
+    linked = [link for verdict in LINK_MEANINGS for link in links if link.verdict == verdict]
     sentences += [_link_sentence(link) for link in linked[:MOST_IN_SUMMARY]]
     sentences += [f"{caution}." for caution in ([] if trained is None else cautions(trained))]
-    n_failed = sum(int(row[0].key or 0) for row in failures.rows)
-    if n_failed:
+    if n_failed := sum(int(row[0].key or 0) for row in failures.rows):
         sentences.append(f"{counted(n_failed, 'run')} diverged, failed or ended early; their causes are listed below.")
     return sentences
 
@@ -219,7 +213,7 @@ def table_of_failures(folders: Sequence[Path], runs: pd.DataFrame) -> Table:
     return table_of(columns, ((n, state, cause) for (state, cause), n in causes.most_common()))
 
 
-def table_of_methods(names: Sequence[str], corpora: Iterable[object]) -> Table:
+def table_of_methods(names: Collection[str], corpora: Iterable[object]) -> Table:
     """The definition of every measured quantity on the page, with its unit for these corpora."""
     on_page = [column for column in quantities.RUNS if column.name in names]
     columns = [("quantity", ""), ("unit", ""), ("definition", ""), ("source", "")]

@@ -141,19 +141,15 @@ def table_of_effects(effects: pd.DataFrame, compute: Worths) -> Table:
     def row(of: dict[str, Any]) -> list[Any]:
         low, high = (_size(of[end], of["unit"], "+").text for end in ("lo", "hi"))
         worth = largest.get((of["n_layers"], of["setting"])) if of["outcome"] in LOSSES else None
+        times = TableCell(f"×{multiplier_text(*worth)}", worth[0]) if worth else None  # '×1.13 (1.05 to 1.21)'
         return [
             *(of["outcome"], of["setting"], of["n_layers"], _size(of["estimate"], of["unit"], "+")),
             *(f"{low} to {high}" if pd.notna(of["lo"]) else None, "ratio" if of["unit"] == LOG_UNIT else of["unit"]),
-            *(of["verdict"], _size(of["detectable"], of["unit"]), *([_times(worth)] if compute else [])),
+            *(of["verdict"], _size(of["detectable"], of["unit"]), *([times] if compute else [])),
             *((lr_text(of) or "").replace("->", "→") or None, of["seeds"], of["diverged"], of["reason"] or None),
         ]
 
     return table_of(columns, map(row, effects.to_dict("records")))
-
-
-def _times(worth: tuple[float, float | None, float | None] | None) -> TableCell:
-    """'×1.13 (1.05 to 1.21)'"""
-    return TableCell(f"×{multiplier_text(*worth)}", worth[0]) if worth else cell(None)
 
 
 def _size(value: Any, unit: str, sign: str = "") -> TableCell:
