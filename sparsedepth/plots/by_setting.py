@@ -22,9 +22,10 @@ from sparsedepth.config.plain_text import counted
 from sparsedepth.plots.facets import Panel, intervals, lines_drawing, lr_text, metric_intervals, panel_of, range_of
 from sparsedepth.plots.page import Drawing, NothingToDraw, line_handle, not_shown
 from sparsedepth.plots.runs import (
+    all_runs,
+    finished_of,
     n_changed,
     once_per_store,
-    read_runs,
     setting_names,
     settings_in_order,
     shown_settings,
@@ -218,7 +219,7 @@ def depth_styles(depths: Iterable[int]) -> dict[str, Style]:
 
 def learning_rate(store: Store) -> Drawing:
     """Raises NothingToDraw if no configuration was run at two learning rates."""
-    runs = read_runs(store, of_tuning=True).reset_index(drop=True)
+    runs = finished_of(all_runs(store)).reset_index(drop=True)
     return by_rate(runs.assign(setting=runs["cell_id"].map(setting_names(store, "lr"))))
 
 

@@ -17,15 +17,7 @@ from sparsedepth.config.task import SOLVED, TASKS, task_name
 from sparsedepth.plots.by_setting import depth_styles
 from sparsedepth.plots.facets import Panel, intervals, lines_drawing, lr_text, metric_intervals, panel_of, range_of
 from sparsedepth.plots.page import Drawing, NothingToDraw, line_handle, not_shown
-from sparsedepth.plots.runs import (
-    at_last_step,
-    read_runs,
-    settings_in_order,
-    settings_of,
-    shown_settings,
-    trained_runs,
-    without_diverged_configurations,
-)
+from sparsedepth.plots.runs import at_last_step, settings_of, shown_settings, trained_runs, without_diverged_cells
 from sparsedepth.plots.style import CHANGES_VARIANCE, GREY, MISSING, escaped, setting_styles, wrapped
 from sparsedepth.quantities import IN_RUNS
 from sparsedepth.scaling.budgets import BUDGET, SAME_BUDGET, budget_rows, finished
@@ -58,7 +50,7 @@ def depth(store: Store) -> Drawing:
 def by_depth(runs: pd.DataFrame, notes: str = "") -> Drawing:
     """From the result rows of `runs`. Its points: panel (the quantity), setting, x (n_layers), mean, lo, hi, n_seeds,
     lr."""
-    complete, n_diverged = without_diverged_configurations(runs)
+    complete, n_diverged = without_diverged_cells(runs)
     complete = complete.rename(columns={"n_layers": "x"})
     n_depths = complete.groupby("setting")["x"].transform("nunique")
     n_single = complete.loc[n_depths == 1, "setting"].nunique()
@@ -115,7 +107,7 @@ def _every_block_is_needed(axis: Any, rows: pd.DataFrame) -> None:
 
 def isoflop(store: Store) -> Drawing:
     """Raises NothingToDraw if no setting was run at two depths, or none of them at two budgets."""
-    read_runs(store)
+    trained_runs(store)
     by_depth = f"select 1 from runs where {IS_RESULT} group by n_layers having count(distinct {BUDGET}) > 1 limit 1"
     if not store.sql(by_depth).rows:  # before the rows of all settings are read
         raise NothingToDraw(NO_CURVE)
@@ -129,8 +121,8 @@ def isoflop(store: Store) -> Drawing:
 def by_budget(rows: pd.DataFrame, found: Sequence[Crossover], loss: str) -> Drawing:
     """From `budget_rows` and the verdicts on its depths. Its points: panel (the setting), setting ('N layers'),
     n_layers, x (train_flops), train_tokens, mean, lo, hi, n_seeds, is_lowest (on the lower envelope)."""
-    order = settings_in_order({one.setting for one in found})
-    shown = finished(rows[rows["setting"].isin(order[:BUDGET_PANELS])])
+    order = shown_settings([one.setting for one in found], BUDGET_PANELS)
+    shown = finished(rows[rows["setting"].isin(order)])
     shown = shown.assign(panel=pd.Categorical(shown["setting"], order), value=shown["loss"])
     shown = shown.sort_values(["panel", "n_layers", "train_flops"]).astype({"panel": str})
     is_next = np.log(shown["train_flops"]).groupby([shown["panel"], shown["n_layers"]]).diff() > SAME_BUDGET
@@ -145,11 +137,11 @@ def by_budget(rows: pd.DataFrame, found: Sequence[Crossover], loss: str) -> Draw
     by_cost = points.sort_values(["x", "mean"])
     points["is_lowest"] = by_cost["mean"] <= by_cost.groupby("panel")["mean"].cummin()
     look: dict[str, Any] = {"x": "flops", "x_label": "train_flops (FLOP)", "scale": "linear", "range": range_of(points)}
-    settings = [name for name in order[:BUDGET_PANELS] if (points["panel"] == name).any()]
+    settings = [name for name in order if (points["panel"] == name).any()]
     titles = {name: escaped(wrapped(name, 44)) if len(settings) > 1 else "" for name in settings}
     kinds = [panel_of(loss, name, title=title, decorate=_draw_envelope, **look) for name, title in titles.items()]
     notes = " Wide grey line: the lower envelope. Verdicts compare depths seed by seed."
-    notes += not_shown(len(order) - len(settings), "further setting")
+    notes += not_shown(len({one.setting for one in found}) - len(settings), "further setting")
     verdicts = [escaped(f"{one.sentence}.") for one in found if one.setting in settings]
     styles = depth_styles(points["n_layers"])
     return lines_drawing(points, kinds, "\n".join([notes, *verdicts]), styles=styles, columns=2, size=(3.9, 3.1))
@@ -172,7 +164,7 @@ def difficulty(store: Store) -> Drawing:
 def by_difficulty(runs: pd.DataFrame, by_run: pd.DataFrame) -> Drawing:
     """From the result rows of `runs` and the rows of `difficulty`. Its points: setting, panel (n_layers), x
     (difficulty), mean, lo, hi, n_seeds, positions (the fewest of a run)."""
-    complete, n_diverged = without_diverged_configurations(runs)
+    complete, n_diverged = without_diverged_cells(runs)
     rows = at_last_step(by_run).merge(complete[["run_id", "setting", "n_layers", "seed"]], on="run_id")
     rows = rows.dropna(subset="accuracy")
     if rows.empty:
@@ -257,7 +249,7 @@ def turn_law(points: pd.DataFrame) -> tuple[float, float, float]:
 def _draw_laws(axis: Any, points: pd.DataFrame) -> None:
     ends = np.geomspace(points["x"].min(), points["x"].max(), 20)
     axis.plot(ends, points["mean"].max() * ends[0] / ends, color=MISSING, linewidth=2.5, zorder=0)
-    for name, style in setting_styles(settings_in_order(points["setting"])).items():
+    for name, style in setting_styles(shown_settings(points["setting"])).items():
         line = points[points["setting"] == name]
         b = line["b"].iloc[0]
         at = np.geomspace(line["x"].min(), line["x"].max(), 20)

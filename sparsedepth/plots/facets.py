@@ -53,8 +53,6 @@ def panel_of(name: str, key: Any = None, **options: Any) -> Panel:
 def intervals(rows: pd.DataFrame, by: Sequence[str], is_log: bool = False) -> pd.DataFrame:
     """`by`, mean, lo, hi (NaN below three seeds) and n_seeds of column `value` in each group, in order of appearance;
     the runs of one seed are one value, a run without a seed is its own."""
-    if rows.empty:
-        return pd.DataFrame(columns=[*by, "mean", "lo", "hi", "n_seeds"])
     own = pd.Series(-1.0 - np.arange(len(rows)), rows.index)
     values = rows["value"].astype(float)
     frame = rows[[*by]].assign(value=np.log(values) if is_log else values, seed=rows["seed"].astype(float).fillna(own))

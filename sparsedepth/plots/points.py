@@ -23,7 +23,7 @@ from matplotlib.ticker import EngFormatter, MaxNLocator
 from sparsedepth.config.plain_text import counted
 from sparsedepth.plots.facets import intervals, lr_text
 from sparsedepth.plots.page import Drawing, NothingToDraw, caption, depth_legend, not_shown, panels
-from sparsedepth.plots.runs import all_runs, changed_fields, trained_runs, without_diverged_configurations
+from sparsedepth.plots.runs import all_runs, changed_fields, trained_runs, without_diverged_cells
 from sparsedepth.plots.style import CHANGES_VARIANCE, GREY, depth_colours, kind_markers, log_scale, set_scale
 from sparsedepth.quantities import IN_RUNS, axis_label, sign
 from sparsedepth.store.comparable_loss import loss_of, with_loss
@@ -200,7 +200,7 @@ def front(runs: pd.DataFrame, objectives: Sequence[str] = ()) -> Drawing:
     """From the rows of `runs` (trained ones). Its points: cell_id, n_layers, kind (`changed_fields`), n_seeds, each
     quantity and its 95% interval (NAME_lo and NAME_hi, NaN below three seeds), on_front. `objectives`: those of the
     search that proposed them, of which several are drawn in place of TRADES."""
-    complete, n_diverged = without_diverged_configurations(runs)
+    complete, n_diverged = without_diverged_cells(runs)
     complete["kind"] = changed_fields(complete, bool(objectives))
     if len(objectives) > 1:
         pairs = [*combinations(objectives[::-1], 2)]  # the last, most often a cost, on the horizontal axis

@@ -280,12 +280,10 @@ def _version(folders: Sequence[Path]) -> str:
 def _progress_of(summary: SweepSummary, folder: str) -> dict[str, Any]:
     """The progress of a folder's sweep, as the template shows it: the lines of `status`, with each running run by what
     the sweep varies."""
-    lines = []
+    lines, definition = [], summary.definition
     for state in summary.states:
         if state.state == "running":
-            name = state.run_id
-            if summary.definition and state.config:
-                name = varied_fields(summary.definition, state.config)
+            name = varied_fields(definition, state.config) if definition and state.config else state.run_id
             lines.append(f"running: {running_line(state, name)}")
     for (state, cause), n in summary.ended.most_common():
         lines.append(f"{state} {counted(n, 'run')}: {cause or 'no reason given'}")
