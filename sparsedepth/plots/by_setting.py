@@ -148,14 +148,9 @@ def by_setting(runs: pd.DataFrame, rows: pd.DataFrame, missing: str = "", notes:
 
 def _panel(metric: str, depth: int, points: pd.DataFrame) -> Panel:
     late = points[points["x"] >= 0.2 * points["x"].max()] if metric == "train_loss" else points[:0]  # early all fall
-    return panel_of(
-        QUANTITY.get(metric, metric),
-        f"{metric}@{depth}",
-        title=counted(depth, "layer"),
-        x="tokens" if metric in TRAINING else "whole",
-        x_label=TRAINING.get(metric, "layer"),
-        range=range_of(late),
-    )
+    x, label = ("tokens", TRAINING[metric]) if metric in TRAINING else ("whole", "layer")
+    look: dict[str, Any] = {"title": counted(depth, "layer"), "x": x, "x_label": label, "range": range_of(late)}
+    return panel_of(QUANTITY.get(metric, metric), f"{metric}@{depth}", **look)
 
 
 def _in_order(first: Iterable[str], present: pd.Series) -> list[str]:
@@ -241,15 +236,15 @@ def by_rate(runs: pd.DataFrame) -> Drawing:
     frame["is_shared"] = frame.groupby([*line, "seed"])["x"].transform("nunique") == frame["n_rates"]
     frame = frame[frame["is_shared"] | ~frame.groupby(line)["is_shared"].transform("any")]
     points = intervals(frame.assign(value=frame["value"].fillna(0.0)), at).join(chosen, on=at)
-    is_diverged = points[at].join(frame.groupby(at)["is_diverged"].any(), on=at)["is_diverged"]
-    points.loc[is_diverged.astype(bool), ["mean", "lo", "hi"]] = np.nan
+    points = points.join(frame.groupby(at)["is_diverged"].any(), on=at)
+    points.loc[points["is_diverged"], ["mean", "lo", "hi"]] = np.nan
     points["role"] = ""
     for _, part in points.groupby(line):
         losses = dict(zip(part["x"], part["mean"].fillna(math.inf), strict=True))
         best, role = best_value(losses, part.loc[part["is_chosen"], "x"].tolist())
         points.loc[part.index[part["x"] == best], "role"] = role
     points["is_tuned"] = points.groupby(line)["is_chosen"].transform("any")
-    return _lines_over_rates(points.drop(columns="is_chosen"), loss_of(runs))
+    return _lines_over_rates(points.drop(columns=["is_chosen", "is_diverged"]), loss_of(runs))
 
 
 def _lines_over_rates(points: pd.DataFrame, loss: str) -> Drawing:

@@ -183,15 +183,11 @@ def by_difficulty(runs: pd.DataFrame, by_run: pd.DataFrame) -> Drawing:
             axis.axhline(height, color=GREY, linewidth=1.0, linestyle=dash)
 
     look: dict[str, Any] = {"x_label": counts, "range": (0, 1.03), "decorate": draw_levels}
-    depths = sorted(set(points["panel"]))
-    return lines_drawing(
-        points,
-        [panel_of(ACCURACY, depth, title=counted(depth, "layer"), scale="linear", **look) for depth in depths],
-        f" {counted(points['setting'].nunique(), 'setting')}, at tuned values, if any."
-        + not_shown(n_diverged, "configuration", " with a diverged seed"),
-        size=(3.2, 2.8),
-        extra=handles,
-    )
+    titles = {depth: counted(depth, "layer") for depth in sorted(set(points["panel"]))}
+    kinds = [panel_of(ACCURACY, depth, title=title, scale="linear", **look) for depth, title in titles.items()]
+    notes = f" {counted(points['setting'].nunique(), 'setting')}, at tuned values, if any."
+    notes += not_shown(n_diverged, "configuration", " with a diverged seed")
+    return lines_drawing(points, kinds, notes, size=(3.2, 2.8), extra=handles)
 
 
 def counts_and_chance(runs: pd.DataFrame) -> tuple[str, float | None]:

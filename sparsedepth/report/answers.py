@@ -31,13 +31,10 @@ VARIANCE, NEEDED = "residual_variance_last", "needed_layers"
 BESIDE = ("weight_sparsity", "attention_sparsity_rel", "usefulness")
 """Shown beside the variance; usefulness in its sound form."""
 SHOWN = ("lower", "higher")
-VARIANCE_COLUMNS = ("n_layers", "variance", "lo", "hi")
 MOST_SETTINGS = 6
 """Rows of the table; files have all."""
 MOST_NAMED = 2
 NO_COST = "no runs at equal FLOPs: no sentence about cost"
-
-
 NO_TABLE = QueryResult(columns=(), rows=())
 NO_ROWS = QueryResult(columns=("outcome", "unit", "question", "setting", "n_layers", "verdict"), rows=())
 
@@ -108,9 +105,10 @@ def variance_answer(cells: Cells) -> Answer:
         caution,
         f"{len(ordered) - len(settings)} more settings: --format csv" if len(ordered) > len(settings) else "",
     ]
+    columns = ("n_layers", "variance", "lo", "hi", *names[1:], "lr", "verdict_at", "setting")
     return Answer(
         sentence=_variance_sentence(variance),
-        table=QueryResult(columns=(*VARIANCE_COLUMNS, *names[1:], "lr", "verdict_at", "setting"), rows=tuple(rows)),
+        table=QueryResult(columns=columns, rows=tuple(rows)),
         notes=tuple(filter(None, notes)),
         rows=_as_table(pd.concat([frame for frame in frames.values() if len(frame)], ignore_index=True)),
         optional=("attention_sparsity_rel", "weight_sparsity", "lo hi"),
@@ -188,18 +186,16 @@ def depth_answer(cells: Cells) -> Answer:
         if compared["none"].empty:
             return Answer(sentence="The baseline has results at one depth only: there is nothing to say about depth.")
     rows = pd.concat([found for found in compared.values() if len(found)], ignore_index=True)
-    columns = ("equal", "n_layers", loss, "effect", "lo", "hi", "detectable", NEEDED, "tokens", "flops", "lr", "seeds")
-    table = QueryResult(
-        columns=(*columns, "verdict"), rows=tuple(_depth_row(row) for row in rows.to_dict("records"))
-    ).without_empty()
+    columns = ("equal", "n_layers", loss, "effect", "lo", "hi", "detectable", NEEDED)
+    columns += ("tokens", "flops", "lr", "seeds", "verdict")
+    records = rows.to_dict("records")
+    table = QueryResult(columns=columns, rows=tuple(map(_depth_row, records))).without_empty()
     notes = [
         f"effect: {loss} minus that of the shallowest depth [{cells.unit}], each at its own lr, with 95% interval; "
         f"detectable: the effect that would have been seen ({POWER:.0%} power)",
         "equal: what both depths share; tokens, flops (training): of a run, relative to the shallowest depth",
         "" if NEEDED in table.columns else f"{NEEDED} was measured in no run (measure: usefulness)",
-        *dict.fromkeys(
-            f"{row['n_layers']} layers: {row['reason']}" for row in rows.to_dict("records") if row["reason"]
-        ),
+        *dict.fromkeys(f"{row['n_layers']} layers: {row['reason']}" for row in records if row["reason"]),
         *cells.settings.depth_text.splitlines(),
         cells.settings.baseline_text,
     ]

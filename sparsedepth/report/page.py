@@ -82,12 +82,7 @@ def checked(objective: str, card: Path | None) -> Card | None:
 
 
 def parts_of(
-    store: Store,
-    folders: Sequence[Path],
-    depth: int | None = None,
-    objective: str = "loss",
-    verified: Card | None = None,
-    progress: Progress = silent,
+    store: Store, folders: Sequence[Path], depth: int | None, objective: str, verified: Card | None, progress: Progress
 ) -> dict[str, Any]:
     """What the template shows of an open store, which was read from `folders`."""
     progress("effects and recipe", 0.0)  # first, since they refuse a wrong card
@@ -151,7 +146,7 @@ def card_html(card: Card) -> Markup:
     return Markup(reader.renderer.render(tokens, reader.options, {}))
 
 
-def draw_pictures(store: Store, progress: Progress = silent) -> tuple[list[dict[str, Any]], dict[str, str]]:
+def draw_pictures(store: Store, progress: Progress) -> tuple[list[dict[str, Any]], dict[str, str]]:
     """Every figure that the store has numbers for, as the template shows it, and why each of the others is missing.
     Those of one run are drawn where it is the only one: with several it would be any of them."""
     alone = default_figure(store)
@@ -190,13 +185,7 @@ class WatchedReport:
     """The page of folders that are read again and again."""
 
     def __init__(
-        self,
-        folders: Sequence[Path],
-        out: Path,
-        seconds: float,
-        depth: int | None = None,
-        objective: str = "loss",
-        card: Path | None = None,
+        self, folders: Sequence[Path], out: Path, seconds: float, depth: int | None, objective: str, card: Path | None
     ) -> None:
         """Raises ValueError for a path that is no folder of a sweep, and as `checked` does."""
         for folder in folders:
@@ -240,7 +229,7 @@ class WatchedReport:
             return False
         try:
             with open_store(*self.folders, skip_damaged=True) as store:
-                self._parts = parts_of(store, self.folders, *self._asked)
+                self._parts = parts_of(store, self.folders, *self._asked, silent)
             self._problem = ""
         except ValueError as error:
             is_empty = not any(summary.counts["complete"] for summary in summaries)
@@ -252,10 +241,8 @@ class WatchedReport:
     def _write(self, summaries: Sequence[SweepSummary], seconds: float = 0.0) -> None:
         note = f"{self._problem[:1].upper()}{self._problem[1:]}. " if self._problem else ""
         if seconds:
-            note += (
-                f"This page loads itself again every {duration(seconds)} until no run is left, but not while a filter, "
-                "a sorted table or an opened part is in use."
-            )
+            note += f"This page loads itself again every {duration(seconds)} until no run is left, but not while a "
+            note += "filter, a sorted table or an opened part is in use."
         else:
             note += "This page is no longer written."
         names = [str(folder) if len(self.folders) > 1 else "" for folder in self.folders]

@@ -52,8 +52,8 @@ def page_of(results):
     return results.parent / "page.html"
 
 
-def watched(results, **options):
-    page = WatchedReport([results], page_of(results), 2.0, **options)
+def watched(results):
+    page = WatchedReport([results], page_of(results), 2.0, None, "loss", None)
     rounds = page.rounds()
     return rounds, lambda: (next(rounds), page_of(results).read_text())[1]
 
