@@ -327,7 +327,7 @@ def report(
         with bar("report") as progress:
             write_report(folders, out, depth, objective, card, skip_damaged, progress)
     else:
-        from sparsedepth.report.watch import WatchedReport
+        from sparsedepth.report.page import WatchedReport
 
         page = WatchedReport(folders, out, watch, depth, objective, card)
         every = f"{out}: rewritten every {watch:g} s until no run is left"

@@ -22,9 +22,10 @@ from sparsedepth.config.plain_text import counted
 from sparsedepth.plots.facets import Panel, intervals, lines_drawing, lr_text, metric_intervals, panel_of, range_of
 from sparsedepth.plots.page import Drawing, NothingToDraw, line_handle, not_shown
 from sparsedepth.plots.runs import (
+    all_runs,
+    finished_of,
     n_changed,
     once_per_store,
-    read_runs,
     setting_names,
     settings_in_order,
     shown_settings,
@@ -82,13 +83,11 @@ def gradients(store: Store) -> Drawing:
     return _layer_lines(store, GRADIENTS)
 
 
-def _layer_lines(store: Store, metrics: Sequence[str], training: pd.DataFrame | None = None) -> Drawing:
+def _layer_lines(store: Store, metrics: Sequence[str], *further: pd.DataFrame) -> Drawing:
     runs = trained_runs(store)
     layers, notes = sound_values(store, runs, metrics)
     missing = f"no finished run has {' or '.join(metrics)} by layer; {to_measure(metrics)}"
-    rows = layers.rename(columns={"layer": "x"})
-    rows = rows if training is None else pd.concat([rows, training], ignore_index=True)
-    return by_setting(runs, rows, missing, notes)
+    return by_setting(runs, pd.concat([layers.rename(columns={"layer": "x"}), *further]), missing, notes)
 
 
 @once_per_store
@@ -136,7 +135,7 @@ def by_setting(runs: pd.DataFrame, rows: pd.DataFrame, missing: str = "", notes:
     if len(metrics) > 3:  # the deepest depth alone
         points, depths = points[points["n_layers"] == deepest], depths[:1]
     labels = _lr_labels(points[points["n_layers"] == deepest])
-    text = lr_text(points["lr"]) if points["lr"].nunique() == 1 else ""
+    text = f" lr is {points['lr'].min():g} throughout." if points["lr"].nunique() == 1 else ""
     text = f" lr: that of {deepest} layers{CHANGES_VARIANCE * (VARIANCE in metrics)}." if labels else text
     others = sorted({*finished["n_layers"]} - {*depths})
     notes += f" Not drawn: {', '.join(map(str, others))} layers." if others else ""
@@ -149,14 +148,9 @@ def by_setting(runs: pd.DataFrame, rows: pd.DataFrame, missing: str = "", notes:
 
 def _panel(metric: str, depth: int, points: pd.DataFrame) -> Panel:
     late = points[points["x"] >= 0.2 * points["x"].max()] if metric == "train_loss" else points[:0]  # early all fall
-    return panel_of(
-        QUANTITY.get(metric, metric),
-        f"{metric}@{depth}",
-        title=counted(depth, "layer"),
-        x="tokens" if metric in TRAINING else "whole",
-        x_label=TRAINING.get(metric, "layer"),
-        range=range_of(late),
-    )
+    x, label = ("tokens", TRAINING[metric]) if metric in TRAINING else ("whole", "layer")
+    look: dict[str, Any] = {"title": counted(depth, "layer"), "x": x, "x_label": label, "range": range_of(late)}
+    return panel_of(QUANTITY.get(metric, metric), f"{metric}@{depth}", **look)
 
 
 def _in_order(first: Iterable[str], present: pd.Series) -> list[str]:
@@ -197,7 +191,7 @@ def by_depth(runs: pd.DataFrame, values: pd.DataFrame, notes: str, is_search: bo
     )
     shown = "the proposal with the lowest loss" if is_search else "the baseline, or the settings nearest to it"
     text = f" By layer: {shown}. Dashed: usefulness threshold."
-    text += lr_text(points["lr"], CHANGES_VARIANCE) if points["lr"].nunique() > 1 else ""
+    text += lr_text(points["lr"], CHANGES_VARIANCE)
 
     def draw_threshold(axis: Any, _: pd.DataFrame) -> None:
         axis.axhline(0.1, color=GREY, linewidth=0.8, linestyle=(0, (4, 3)))
@@ -220,7 +214,7 @@ def depth_styles(depths: Iterable[int]) -> dict[str, Style]:
 
 def learning_rate(store: Store) -> Drawing:
     """Raises NothingToDraw if no configuration was run at two learning rates."""
-    runs = read_runs(store, of_tuning=True).reset_index(drop=True)
+    runs = finished_of(all_runs(store)).reset_index(drop=True)
     return by_rate(runs.assign(setting=runs["cell_id"].map(setting_names(store, "lr"))))
 
 
@@ -242,15 +236,15 @@ def by_rate(runs: pd.DataFrame) -> Drawing:
     frame["is_shared"] = frame.groupby([*line, "seed"])["x"].transform("nunique") == frame["n_rates"]
     frame = frame[frame["is_shared"] | ~frame.groupby(line)["is_shared"].transform("any")]
     points = intervals(frame.assign(value=frame["value"].fillna(0.0)), at).join(chosen, on=at)
-    is_diverged = points[at].join(frame.groupby(at)["is_diverged"].any(), on=at)["is_diverged"]
-    points.loc[is_diverged.astype(bool), ["mean", "lo", "hi"]] = np.nan
+    points = points.join(frame.groupby(at)["is_diverged"].any(), on=at)
+    points.loc[points["is_diverged"], ["mean", "lo", "hi"]] = np.nan
     points["role"] = ""
     for _, part in points.groupby(line):
         losses = dict(zip(part["x"], part["mean"].fillna(math.inf), strict=True))
         best = min(part.loc[part["is_chosen"], "x"], default=best_point(losses))
         points.loc[part.index[part["x"] == best], "role"] = "edge" if is_at_edge(best, losses) else "best"
     points["is_tuned"] = points.groupby(line)["is_chosen"].transform("any")
-    return _lines_over_rates(points.drop(columns="is_chosen"), loss_of(runs))
+    return _lines_over_rates(points.drop(columns=["is_chosen", "is_diverged"]), loss_of(runs))
 
 
 def _lines_over_rates(points: pd.DataFrame, loss: str) -> Drawing:

@@ -13,19 +13,11 @@ import numpy as np
 import pandas as pd
 
 from sparsedepth.config.plain_text import counted
-from sparsedepth.config.task import SOLVED, TASKS, TaskSpec, task_name
+from sparsedepth.config.task import SOLVED, TASKS, task_name
 from sparsedepth.plots.by_setting import depth_styles
 from sparsedepth.plots.facets import Panel, intervals, lines_drawing, lr_text, metric_intervals, panel_of, range_of
 from sparsedepth.plots.page import Drawing, NothingToDraw, line_handle, not_shown
-from sparsedepth.plots.runs import (
-    at_last_step,
-    read_runs,
-    settings_in_order,
-    settings_of,
-    shown_settings,
-    trained_runs,
-    without_diverged_configurations,
-)
+from sparsedepth.plots.runs import at_last_step, settings_of, shown_settings, trained_runs, without_diverged_cells
 from sparsedepth.plots.style import CHANGES_VARIANCE, GREY, MISSING, escaped, setting_styles, wrapped
 from sparsedepth.quantities import IN_RUNS
 from sparsedepth.scaling.crossover import Crossover, crossovers
@@ -58,7 +50,7 @@ def depth(store: Store) -> Drawing:
 def by_depth(runs: pd.DataFrame, notes: str = "") -> Drawing:
     """From the result rows of `runs`. Its points: panel (the quantity), setting, x (n_layers), mean, lo, hi, n_seeds,
     lr."""
-    complete, n_diverged = without_diverged_configurations(runs)
+    complete, n_diverged = without_diverged_cells(runs)
     complete = complete.rename(columns={"n_layers": "x"})
     n_depths = complete.groupby("setting")["x"].transform("nunique")
     n_single = complete.loc[n_depths == 1, "setting"].nunique()
@@ -82,9 +74,9 @@ def by_depth(runs: pd.DataFrame, notes: str = "") -> Drawing:
     notes += not_shown(n_further, "further setting", ", of fewer depths or of a higher loss")
     notes += not_shown(n_single, "setting", " of one depth")
     notes += not_shown(n_diverged, "configuration", " with a diverged seed") + degeneracy_caption(measured[:1], runs)
-    order = {name: i for i, name in enumerate((*settings_in_order(settings), *names))}
+    order = [*settings, *names]
     points = points[points["setting"].isin(settings)].sort_values(
-        ["setting", "panel", "x"], key=lambda column: column if column.name == "x" else column.map(order)
+        ["setting", "panel", "x"], key=lambda column: column if column.name == "x" else column.map(order.index)
     )
     return lines_drawing(points.reset_index(drop=True), [_panel(name, points) for name in names], notes)
 
@@ -95,10 +87,8 @@ def _notes(points: pd.DataFrame, n_settings: int) -> str:
     text += " Points of one depth are drawn side by side." * (n_settings > 1)
     text += " Geometric means on logarithmic axes." if VARIANCE in names else ""
     text += " Dotted: every block is needed." * (NEEDED[0] in names)
-    if VARIANCE in names and points["lr"].nunique() > 1:
-        changes = f"{CHANGES_VARIANCE}: points of unequal lr do not show the effect of a setting on it"
-        text += lr_text(points["lr"], changes)
-    return text
+    changes = f"{CHANGES_VARIANCE}: points of unequal lr do not show the effect of a setting on it"
+    return text + lr_text(points["lr"], changes) * (VARIANCE in names)
 
 
 def _panel(name: str, points: pd.DataFrame) -> Panel:
@@ -117,7 +107,7 @@ def _every_block_is_needed(axis: Any, rows: pd.DataFrame) -> None:
 
 def isoflop(store: Store) -> Drawing:
     """Raises NothingToDraw if no setting was run at two depths, or none of them at two budgets."""
-    read_runs(store)
+    trained_runs(store)
     by_depth = f"select 1 from runs where {IS_RESULT} group by n_layers having count(distinct {BUDGET}) > 1 limit 1"
     if not store.sql(by_depth).rows:  # before the rows of all settings are read
         raise NothingToDraw(NO_CURVE)
@@ -131,8 +121,8 @@ def isoflop(store: Store) -> Drawing:
 def by_budget(rows: pd.DataFrame, found: Sequence[Crossover], loss: str) -> Drawing:
     """From `budget_rows` and the verdicts on its depths. Its points: panel (the setting), setting ('N layers'),
     n_layers, x (train_flops), train_tokens, mean, lo, hi, n_seeds, is_lowest (on the lower envelope)."""
-    order = settings_in_order({one.setting for one in found})
-    shown = finished(rows[rows["setting"].isin(order[:BUDGET_PANELS])])
+    order = shown_settings([one.setting for one in found], BUDGET_PANELS)
+    shown = finished(rows[rows["setting"].isin(order)])
     shown = shown.assign(panel=pd.Categorical(shown["setting"], order), value=shown["loss"])
     shown = shown.sort_values(["panel", "n_layers", "train_flops"]).astype({"panel": str})
     is_next = np.log(shown["train_flops"]).groupby([shown["panel"], shown["n_layers"]]).diff() > SAME_BUDGET
@@ -147,11 +137,11 @@ def by_budget(rows: pd.DataFrame, found: Sequence[Crossover], loss: str) -> Draw
     by_cost = points.sort_values(["x", "mean"])
     points["is_lowest"] = by_cost["mean"] <= by_cost.groupby("panel")["mean"].cummin()
     look: dict[str, Any] = {"x": "flops", "x_label": "train_flops (FLOP)", "scale": "linear", "range": range_of(points)}
-    settings = [name for name in order[:BUDGET_PANELS] if (points["panel"] == name).any()]
+    settings = [name for name in order if (points["panel"] == name).any()]
     titles = {name: escaped(wrapped(name, 44)) if len(settings) > 1 else "" for name in settings}
     kinds = [panel_of(loss, name, title=title, decorate=_draw_envelope, **look) for name, title in titles.items()]
     notes = " Wide grey line: the lower envelope. Verdicts compare depths seed by seed."
-    notes += not_shown(len(order) - len(settings), "further setting")
+    notes += not_shown(len({one.setting for one in found}) - len(settings), "further setting")
     verdicts = [escaped(f"{one.sentence}.") for one in found if one.setting in settings]
     styles = depth_styles(points["n_layers"])
     return lines_drawing(points, kinds, "\n".join([notes, *verdicts]), styles=styles, columns=2, size=(3.9, 3.1))
@@ -174,7 +164,7 @@ def difficulty(store: Store) -> Drawing:
 def by_difficulty(runs: pd.DataFrame, by_run: pd.DataFrame) -> Drawing:
     """From the result rows of `runs` and the rows of `difficulty`. Its points: setting, panel (n_layers), x
     (difficulty), mean, lo, hi, n_seeds, positions (the fewest of a run)."""
-    complete, n_diverged = without_diverged_configurations(runs)
+    complete, n_diverged = without_diverged_cells(runs)
     rows = at_last_step(by_run).merge(complete[["run_id", "setting", "n_layers", "seed"]], on="run_id")
     rows = rows.dropna(subset="accuracy")
     if rows.empty:
@@ -184,42 +174,33 @@ def by_difficulty(runs: pd.DataFrame, by_run: pd.DataFrame) -> Drawing:
     points = intervals(rows.sort_values(by), by).join(rows.groupby(by)["positions"].min(), on=by)
     points["lo"], points["hi"] = (points[end].clip(*IN_RUNS[ACCURACY].range) for end in ("lo", "hi"))
     drawn = runs[runs["run_id"].isin(by_run["run_id"])]
-    levels = {f"solved (≥ {SOLVED:g})": SOLVED} | _chance_of(drawn)
+    counts, chance = counts_and_chance(drawn)
+    levels = {f"solved (≥ {SOLVED:g})": SOLVED} | ({} if chance is None else {"chance": chance})
     handles = [line_handle(name, (GREY, "", dash), linewidth=1.0) for name, dash in zip(levels, DASHES, strict=False)]
 
     def draw_levels(axis: Any, _: pd.DataFrame) -> None:
         for height, dash in zip(levels.values(), DASHES, strict=False):
             axis.axhline(height, color=GREY, linewidth=1.0, linestyle=dash)
 
-    look: dict[str, Any] = {"x_label": counts_of(drawn), "range": (0, 1.03), "decorate": draw_levels}
-    depths = sorted(set(points["panel"]))
-    return lines_drawing(
-        points,
-        [panel_of(ACCURACY, depth, title=counted(depth, "layer"), scale="linear", **look) for depth in depths],
-        f" {counted(points['setting'].nunique(), 'setting')}, at tuned values, if any."
-        + not_shown(n_diverged, "configuration", " with a diverged seed"),
-        size=(3.2, 2.8),
-        extra=handles,
-    )
+    look: dict[str, Any] = {"x_label": counts, "range": (0, 1.03), "decorate": draw_levels}
+    titles = {depth: counted(depth, "layer") for depth in sorted(set(points["panel"]))}
+    kinds = [panel_of(ACCURACY, depth, title=title, scale="linear", **look) for depth, title in titles.items()]
+    notes = f" {counted(points['setting'].nunique(), 'setting')}, at tuned values, if any."
+    notes += not_shown(n_diverged, "configuration", " with a diverged seed")
+    return lines_drawing(points, kinds, notes, size=(3.2, 2.8), extra=handles)
 
 
-def counts_of(runs: pd.DataFrame) -> str:
-    """What the difficulty of the task counts; 'difficulty' if tasks count different things."""
-    words = {task.difficulty if task else "difficulty" for task in _tasks(runs)}
-    return words.pop() if len(words) == 1 else "difficulty"
-
-
-def _tasks(runs: pd.DataFrame) -> list[TaskSpec | None]:
-    return [TASKS.get(task_name(corpus) or "") for corpus in runs["corpus"]]
-
-
-def _chance_of(runs: pd.DataFrame) -> dict[str, float]:
-    """exp(-chance_loss): the accuracy of guessing among equally likely answers, if it is the same for all runs. Of
-    unequal ones the loss of guessing does not say how often the likeliest is right."""
+def counts_and_chance(runs: pd.DataFrame) -> tuple[str, float | None]:
+    """What the difficulty of the task counts, 'difficulty' if tasks count different things. And exp(-chance_loss): the
+    accuracy of guessing among equally likely answers, if it is the same for all runs. Of unequal ones the loss of
+    guessing does not say how often the likeliest is right."""
+    tasks = [TASKS.get(task_name(corpus) or "") for corpus in runs["corpus"].unique()]
+    words = {task.difficulty if task else "difficulty" for task in tasks}
     chance = np.exp(-pd.to_numeric(runs["chance_loss"]))
-    is_known = len(runs) and chance.notna().all() and all(task and task.has_even_answers for task in _tasks(runs))
+    is_known = len(runs) and chance.notna().all() and all(task and task.has_even_answers for task in tasks)
     is_same = chance.max() - chance.min() < 0.01  # estimates from counts differ by chance
-    return {"chance": float(chance.mean())} if is_known and is_same else {}
+    counts = words.pop() if len(words) == 1 else "difficulty"
+    return counts, float(chance.mean()) if is_known and is_same else None
 
 
 # How does the mean angle between the states of neighbouring middle layers shrink?
@@ -264,7 +245,7 @@ def turn_law(points: pd.DataFrame) -> tuple[float, float, float]:
 def _draw_laws(axis: Any, points: pd.DataFrame) -> None:
     ends = np.geomspace(points["x"].min(), points["x"].max(), 20)
     axis.plot(ends, points["mean"].max() * ends[0] / ends, color=MISSING, linewidth=2.5, zorder=0)
-    for name, style in setting_styles(settings_in_order(points["setting"])).items():
+    for name, style in setting_styles(shown_settings(points["setting"])).items():
         line = points[points["setting"] == name]
         b = line["b"].iloc[0]
         at = np.geomspace(line["x"].min(), line["x"].max(), 20)

@@ -52,16 +52,15 @@ class FigureKind:
             module, _, name = load.partition(":")
             load = getattr(import_module(f"sparsedepth.plots.{module}"), name)
         drawing: Drawing = load(store, *([run] if self.of_one_run else []))
-        return replace(drawing, page=partial(_adapted, drawing.page, _about(store), COMPARES_LOSSES in self.traits))
+        unit, of_data, of_folders = _about(store)
+        notes = of_data * (COMPARES_LOSSES in self.traits) + of_folders
+        return replace(drawing, page=partial(_adapted, drawing.page, unit, notes))
 
 
-def _adapted(page: Callable[[], Figure], about: tuple[str, str, list[str]], compares_losses: bool) -> Figure:
-    """The page, with the store's unit in place of BY_TOKEN on its axes and in its titles; and notes on different data
-    and several folders at the end of its caption."""
-    unit, data_text, folders = about
+def _adapted(page: Callable[[], Figure], unit: str, notes: str) -> Figure:
+    """The page, with the store's unit in place of BY_TOKEN on its axes and in its titles, and notes at the end of its
+    caption."""
     figure = page()
-    notes = f" {data_text[0].upper()}{data_text[1:]}." if compares_losses and data_text else ""
-    notes += f" From {len(folders)} folders: {', '.join(map(escaped, folders))}." if len(folders) > 1 else ""
     if notes:
         caption(figure, " ".join(figure.get_supxlabel().split()) + notes)
     for text in figure.findobj(Text) if unit != BY_TOKEN else []:
@@ -70,13 +69,18 @@ def _adapted(page: Callable[[], Figure], about: tuple[str, str, list[str]], comp
 
 
 @once_per_store
-def _about(store: Store) -> tuple[str, str, list[str]]:
-    """Its unit of the loss, how its data differ, and its results folders."""
+def _about(store: Store) -> tuple[str, str, str]:
+    """Its unit of the loss, and notes: how its data differ, and its results folders, of several."""
     settings = settings_of(store)
+    text = settings.data_text if settings else ""
     rows = store.sql("select distinct folder from runs where folder is not null").rows
     folders = sorted({str(Path(folder).parent.parent) for (folder,) in rows})
     corpora = store.sql("select distinct corpus from runs where corpus is not null").rows
-    return unit_for(BY_TOKEN, (corpus for (corpus,) in corpora)), settings.data_text if settings else "", folders
+    return (
+        unit_for(BY_TOKEN, (corpus for (corpus,) in corpora)),
+        f" {text[0].upper()}{text[1:]}." if text else "",
+        f" From {len(folders)} folders: {', '.join(map(escaped, folders))}." if len(folders) > 1 else "",
+    )
 
 
 def silent(name: str, done: float) -> None:
@@ -134,17 +138,11 @@ def draw(
     if run is not None and not any(FIGURES[name].of_one_run for name in names):
         of_one = " or ".join(name for name, kind in FIGURES.items() if kind.of_one_run)
         raise ValueError(f"run={run!r} is for the figure {of_one}; the figure {figure!r} shows all runs")
-    wide = [name for name in names if is_paper and FIGURES[name].of_one_run]
-    drawings, left_out = drawable(
-        store,
-        [name for name in names if name not in wide],
-        run,
-        lambda name, done: progress(name, done * NUMBERS_SHARE),
-    )
-    left_out |= {
-        name: f"--style paper is a single column, and {name} is a page of many panels, too many for a column"
-        for name in wide
-    }
+    narrow = [name for name in names if not (is_paper and FIGURES[name].of_one_run)]
+    drawings, left_out = drawable(store, narrow, run, lambda name, done: progress(name, done * NUMBERS_SHARE))
+    for name in {*names} - {*narrow}:
+        many = f"{name} is a page of many panels, too many for a column"
+        left_out[name] = f"--style paper is a single column, and {many}"
     if not drawings:
         several = f"there is nothing to draw: {'; '.join(dict.fromkeys(left_out.values()))}"
         raise NothingToDraw(several if figure == "all" else left_out[figure])

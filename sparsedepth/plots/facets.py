@@ -53,8 +53,6 @@ def panel_of(name: str, key: Any = None, **options: Any) -> Panel:
 def intervals(rows: pd.DataFrame, by: Sequence[str], is_log: bool = False) -> pd.DataFrame:
     """`by`, mean, lo, hi (NaN below three seeds) and n_seeds of column `value` in each group, in order of appearance;
     the runs of one seed are one value, a run without a seed is its own."""
-    if rows.empty:
-        return pd.DataFrame(columns=[*by, "mean", "lo", "hi", "n_seeds"])
     own = pd.Series(-1.0 - np.arange(len(rows)), rows.index)
     values = rows["value"].astype(float)
     frame = rows[[*by]].assign(value=np.log(values) if is_log else values, seed=rows["seed"].astype(float).fillna(own))
@@ -90,13 +88,9 @@ def means_text(points: pd.DataFrame) -> str:
     return "One run each." if most == 1 else f"Mean over {seeds}{', 95% interval' * bool(points['lo'].notna().any())}."
 
 
-def lr_text(lrs: pd.Series, changes: str = "") -> str:
-    """' lr is 0.003 to 0.006, which also changes residual variance.', ' lr is 0.003 throughout.', or ''."""
-    known = lrs.dropna().astype(float)
-    if known.empty:
-        return ""
-    low, high = known.min(), known.max()
-    return f" lr is {low:g} throughout." if low == high else f" lr is {low:g} to {high:g}{changes}."
+def lr_text(lrs: pd.Series, changes: str) -> str:
+    """' lr is 0.003 to 0.006, which also changes residual variance.'; '' of one."""
+    return f" lr is {lrs.min():g} to {lrs.max():g}{changes}." if lrs.nunique() > 1 else ""
 
 
 def lines_drawing(points: pd.DataFrame, kinds: Sequence[Panel], notes: str = "", **options: Any) -> Drawing:
@@ -168,17 +162,6 @@ def _draw_line(axis: Any, line: pd.DataFrame, style: Style, has_bars: bool, orde
         axis.fill_between(x, low, high, color=colour, alpha=0.15, linewidth=0)
 
 
-def draw_points(
-    axis: Any, rows: pd.DataFrame, x: str, y: str, colours: Mapping[int, str], markers: Mapping[str, str], **look: Any
-) -> None:
-    """Runs, or configurations, as points: the colour is the depth, the shape what they changed (column `kind`)."""
-    from seaborn import scatterplot  # its import takes half a second: only figures of points wait for it
-
-    look = {"edgecolor": "white", "linewidth": 0.3, **look}
-    hue: Any = {"hue": "n_layers", "palette": colours, "style": "kind", "markers": markers}
-    scatterplot(rows, x=x, y=y, ax=axis, legend=False, **hue, **look)
-
-
 def _label(axis: Any, kind: Panel, points: Sequence[float]) -> None:
     axis.set(xlabel=kind.x_label, ylabel=kind.y_label)
     axis.set_title(kind.title)
@@ -199,9 +182,9 @@ def _label(axis: Any, kind: Panel, points: Sequence[float]) -> None:
 
 def range_of(rows: pd.DataFrame) -> tuple[float, float] | None:
     """A range that the means and intervals of these rows fill; None without any."""
-    ends = rows[["mean", "lo", "hi"]].to_numpy(float)
-    if not np.isfinite(ends).any():
+    ends = rows[["mean", "lo", "hi"]].stack().dropna()
+    if ends.empty:
         return None
-    low, high = float(np.nanmin(ends)), float(np.nanmax(ends))
+    low, high = float(ends.min()), float(ends.max())
     room = 0.05 * (high - low) or 0.05 * abs(high) or 1.0
     return low - room, high + room

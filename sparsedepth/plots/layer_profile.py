@@ -157,9 +157,10 @@ def layer_profile_page(profile: LayerProfile) -> Figure:
         colour_bar(axis, image)
     degenerate = _degenerate(profile)
     page.suptitle(_title(profile, degenerate), x=0.01, y=0.997, ha="left", fontsize=10)
-    n_hidden = int(rows["value"].count() - shown["value"].count())
-    hidden = f" Not shown on logarithmic axes: {n_hidden} values that are not positive." if n_hidden else ""
-    caption(page, _caption(profile, degenerate) + hidden)
+    text = _caption(profile, degenerate)
+    if n_hidden := int(rows["value"].count() - shown["value"].count()):
+        text += f" Not shown on logarithmic axes: {n_hidden} values that are not positive."
+    caption(page, text)
     return page
 
 

@@ -10,8 +10,7 @@ at least as good in all and better in one. The line in a panel is the front of i
 """
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Sequence
 from functools import partial
 from itertools import combinations, pairwise
 from typing import Any
@@ -22,10 +21,10 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter, MaxNLocator
 
 from sparsedepth.config.plain_text import counted
-from sparsedepth.plots.facets import draw_points, intervals, lr_text
+from sparsedepth.plots.facets import intervals, lr_text
 from sparsedepth.plots.page import Drawing, NothingToDraw, caption, depth_legend, not_shown, panels
-from sparsedepth.plots.runs import all_runs, changed_fields, trained_runs, without_diverged_configurations
-from sparsedepth.plots.style import CHANGES_VARIANCE, GREY, PROPOSAL, depth_colours, kind_markers, log_scale, set_scale
+from sparsedepth.plots.runs import all_runs, changed_fields, trained_runs, without_diverged_cells
+from sparsedepth.plots.style import CHANGES_VARIANCE, GREY, depth_colours, kind_markers, log_scale, set_scale
 from sparsedepth.quantities import IN_RUNS, axis_label, sign
 from sparsedepth.store.comparable_loss import loss_of, with_loss
 from sparsedepth.store.connection import Store
@@ -62,43 +61,30 @@ def sound_panels(
     return [(forms[x], forms[y]) for x, y in requested], forms
 
 
+def _draw_points(axis: Any, rows: pd.DataFrame, x: str, y: str, **look: Any) -> None:
+    """The runs, or configurations, that have both: the colour is the depth, the shape what they changed."""
+    from seaborn import scatterplot  # its import takes half a second: only figures of points wait for it
+
+    look = {"edgecolor": "white", "linewidth": 0.3, **look}
+    look |= {"hue": "n_layers", "palette": depth_colours(rows["n_layers"])}
+    look |= {"style": "kind", "markers": kind_markers(rows["kind"])}
+    scatterplot(rows, x=x, y=y, ax=axis, legend=False, **look)
+
+
 # The chain
-
-
-@dataclass(frozen=True, kw_only=True)
-class Correlations:
-    points: pd.DataFrame
-    """Columns: run_id, n_layers, lr, setting, kind (`changed_fields`), and each quantity of the panels (NaN if not
-    measured or not drawable)."""
-    dropped: dict[tuple[str, str], int]
-    """By panel: the number of finished runs that it cannot show."""
-    no_evidence: frozenset[str]
-    """Degenerate scores without a sound form."""
-    notes: str
-
-    @property
-    def panels(self) -> list[tuple[str, str]]:
-        """Those with at least two points: one shows no relation."""
-        return [panel for panel, n in self.dropped.items() if n < len(self.points) - 1]
 
 
 def chain(store: Store) -> Drawing:
     """Raises NothingToDraw without two runs that have both quantities of a link."""
-    runs = trained_runs(store)
-    found = correlations(runs, search_of(store.roots) is not None)
-    if not found.panels:
-        advice = "measure them"
-        if is_imported(runs):
-            advice = "imported runs have only those that their map names: --figure depth draws the loss over n_layers"
-        raise NothingToDraw(f"no two finished runs have two quantities of the chain from sparsity to loss; {advice}")
     notes = ""
     if n_models := int(all_runs(store)["model"].notna().sum()):
         notes = f" {counted(n_models, 'model')} measured without a training configuration: see --figure layer_profile."
-    return Drawing(data=found.points, page=partial(page_of_runs, found, notes))
+    return correlations(trained_runs(store), search_of(store.roots) is not None, notes)
 
 
-def correlations(runs: pd.DataFrame, is_search: bool = False) -> Correlations:
-    """The numbers of the chain, from the rows of `runs`."""
+def correlations(runs: pd.DataFrame, is_search: bool = False, further: str = "") -> Drawing:
+    """From the result rows of `runs`. Its points: run_id, n_layers, lr, setting, kind (`changed_fields`), and each
+    quantity of the panels (NaN if not measured or not drawable)."""
     finished = runs[runs["outcome"] == "ok"]
     links, forms = sound_panels(LINKS, runs, finished)
     names = list(dict.fromkeys(forms.values()))
@@ -106,43 +92,41 @@ def correlations(runs: pd.DataFrame, is_search: bool = False) -> Correlations:
     for name in names:
         values = pd.to_numeric(finished[name], errors="coerce").astype(float)
         points[name] = values.where(values > 0) if is_log(name) else values
+    links = [link for link in links if len(points.dropna(subset=[*link])) > 1]  # one point shows no relation
+    if not links:
+        advice = "measure them"
+        if is_imported(runs):
+            advice = "imported runs have only those that their map names: --figure depth draws the loss over n_layers"
+        raise NothingToDraw(f"no two finished runs have two quantities of the chain from sparsity to loss; {advice}")
     notes = f"{counted(len(points), 'finished run')}, {(runs['outcome'] == 'diverged').sum()} diverged (not shown)."
     notes += " ρ: Spearman's correlation [95% interval, the number of settings as sample size]."
     notes += degeneracy_caption(forms, finished, forms)
-    notes += lr_text(points["lr"], CHANGES_VARIANCE) if points["lr"].nunique() > 1 else ""
+    notes += lr_text(points["lr"], CHANGES_VARIANCE)
     missing = [name for name in names if points[name].isna().all()]
-    return Correlations(
-        points=points.reset_index(drop=True),
-        dropped={link: int(points[[*link]].isna().any(axis=1).sum()) for link in links},
-        no_evidence=frozenset(name for name in names if degeneracy(name, score_rows(finished, name)).is_degenerate),
-        notes=notes + (f" Not measured: {', '.join(missing)}." if missing else ""),
-    )
+    notes += f" Not measured: {', '.join(missing)}." if missing else ""
+    degenerate = {name for name in names if degeneracy(name, score_rows(finished, name)).is_degenerate}
+    points = points.reset_index(drop=True)
+    return Drawing(data=points, page=partial(page_of_runs, points, links, degenerate, notes + further))
 
 
-def page_of_runs(found: Correlations, notes: str = "") -> Figure:
+def page_of_runs(
+    points: pd.DataFrame, links: Sequence[tuple[str, str]], degenerate: Collection[str], notes: str
+) -> Figure:
     """Rows of up to three panels; one legend above and one caption below."""
-    page, axes = panels(len(found.panels), 3, 3.3, 3.0)
-    colours, markers = depth_colours(found.points["n_layers"]), kind_markers(found.points["kind"])
-    depth_legend(page, colours, markers)
-    for axis, panel in zip(axes, found.panels, strict=True):
-        draw_link(axis, found, colours, markers, *panel)
-    caption(page, found.notes + notes)
+    page, axes = panels(len(links), 3, 3.3, 3.0)
+    depth_legend(page, depth_colours(points["n_layers"]), kind_markers(points["kind"]))
+    for axis, link in zip(axes, links, strict=True):
+        _draw_link(axis, points, *link, is_evidence=not {*link} & {*degenerate})
+    caption(page, notes)
     return page
 
 
-def draw_link(
-    axis: Any, found: Correlations, colours: Mapping[int, str], markers: Mapping[str, str], x: str, y: str
-) -> None:
+def _draw_link(axis: Any, points: pd.DataFrame, x: str, y: str, is_evidence: bool) -> None:
     """One panel: the points, a line for each depth, and the correlations as its title."""
-    shown = found.points.dropna(subset=[x, y])
-    is_evidence = found.no_evidence.isdisjoint((x, y))
-    look = {
-        "s": 36 if len(shown) < 80 else 22,
-        "alpha": 0.9 if is_evidence else 0.3,
-        "rasterized": len(shown) > MANY_RUNS,
-    }
-    draw_points(axis, shown, x, y, colours, markers, **look)
-    for depth, colour in colours.items() if is_evidence else ():
+    shown = points.dropna(subset=[x, y])
+    look = {"s": 36 if len(shown) < 80 else 22, "rasterized": len(shown) > MANY_RUNS}
+    _draw_points(axis, points, x, y, alpha=0.9 if is_evidence else 0.3, **look)
+    for depth, colour in depth_colours(points["n_layers"]).items() if is_evidence else ():
         runs = shown[shown["n_layers"] == depth]
         if line := regression(runs[x], runs[y], is_log(x), is_log(y)):
             axis.plot(*line, color=colour, linewidth=1.1, alpha=0.75, zorder=1)
@@ -156,8 +140,8 @@ def draw_link(
     texts = [rho_text(*rank_correlation(shown, x, y, scope == "within depth")) for scope in scopes]
     said = [f"{scope}: {text}, n = {len(shown)}" for scope, text in zip(scopes, texts, strict=True)]
     said = said if is_evidence else ["degenerate, so no evidence"]
-    if found.dropped[x, y]:
-        said.append(f"not shown: {found.dropped[x, y]} of {len(found.points)} (NULL)")
+    if n_missing := len(points) - len(shown):
+        said.append(f"not shown: {n_missing} of {len(points)} (NULL)")
     axis.set_title("\n".join(said), color=GREY, fontsize=7.5, linespacing=1.35)
 
 
@@ -203,39 +187,22 @@ def regression(x: pd.Series, y: pd.Series, log_x: bool, log_y: bool) -> tuple[np
 # The front
 
 
-@dataclass(frozen=True, kw_only=True)
-class Front:
-    panels: list[tuple[str, str]]
-    """The pairs of quantities that are drawn: those of TRADES, or of the objectives of a search, that were measured."""
-    cells: pd.DataFrame
-    """Columns: cell_id, n_layers, kind (`changed_fields`), n_seeds, each quantity and its 95% interval (NAME_lo and
-    NAME_hi, NaN below three seeds), on_front."""
-    notes: str
-    """On degenerate scores and configurations with a diverged seed, which are not shown."""
-
-    @property
-    def quantities(self) -> list[str]:
-        return list(dict.fromkeys(name for pair in self.panels for name in pair))
-
-
 def pareto(store: Store) -> Drawing:
     """Raises NothingToDraw with fewer than two configurations to compare."""
     search, runs = search_of(store.roots), trained_runs(store)
-    if search is not None:  # of a proposal with pruned seeds only the good ones are left
-        runs = runs[runs.groupby("cell_id")["cell_id"].transform("size") >= least_seeds(search)]
-    best = front(runs, None if search is None else search.objectives)
-    if len(best.cells) < 2 or len(best.quantities) < 2:
-        names = " and ".join(search.objectives) if search and len(search.objectives) > 1 else "a val_loss and a cost"
-        raise NothingToDraw(f"fewer than two configurations finished with {names}, so there is no front")
-    return Drawing(data=best.cells, page=partial(page_of_front, best))
+    if search is None:
+        return front(runs)
+    n_runs = runs.groupby("cell_id")["cell_id"].transform("size")
+    return front(runs[n_runs >= least_seeds(search)], search.objectives)  # else only good seeds are left
 
 
-def front(runs: pd.DataFrame, objectives: Sequence[str] | None = None) -> Front:
-    """The numbers, from the rows of `runs` (trained ones). `objectives`: those of the search that proposed them, of
-    which several are drawn in place of TRADES; None without a search."""
-    complete, n_diverged = without_diverged_configurations(runs)
-    complete["kind"] = changed_fields(complete, objectives is not None)
-    if objectives is not None and len(objectives) > 1:
+def front(runs: pd.DataFrame, objectives: Sequence[str] = ()) -> Drawing:
+    """From the rows of `runs` (trained ones). Its points: cell_id, n_layers, kind (`changed_fields`), n_seeds, each
+    quantity and its 95% interval (NAME_lo and NAME_hi, NaN below three seeds), on_front. `objectives`: those of the
+    search that proposed them, of which several are drawn in place of TRADES."""
+    complete, n_diverged = without_diverged_cells(runs)
+    complete["kind"] = changed_fields(complete, bool(objectives))
+    if len(objectives) > 1:
         pairs = [*combinations(objectives[::-1], 2)]  # the last, most often a cost, on the horizontal axis
         forms = {name: name for name in objectives}  # degenerate or not, they are what was searched for
     else:
@@ -247,29 +214,29 @@ def front(runs: pd.DataFrame, objectives: Sequence[str] | None = None) -> Front:
         found = intervals(values, ["cell_id"]).set_index("cell_id")
         cells[name], cells[f"{name}_lo"], cells[f"{name}_hi"] = found["mean"], found["lo"], found["hi"]
     measured = [name for name in forms.values() if cells[name].notna().any()]
+    pairs = [pair for pair in pairs if {*pair} <= {*measured}]
     cells = cells.dropna(subset=measured)
+    if len(cells) < 2 or not pairs:
+        names = " and ".join(objectives) if len(objectives) > 1 else "a val_loss and a cost"
+        raise NothingToDraw(f"fewer than two configurations finished with {names}, so there is no front")
     cells["on_front"] = on_front(cells[measured].to_numpy(float), measured)
-    noun = "configuration" if objectives is None else "proposal"
-    return Front(
-        panels=[pair for pair in pairs if {*pair} <= {*measured}],
-        cells=cells.reset_index(),
-        notes=not_shown(n_diverged, noun, " with a diverged run") + degeneracy_caption(forms, runs, forms),
-    )
+    cells = cells.reset_index()
+    noun = "proposal" if objectives else "configuration"
+    notes = not_shown(n_diverged, noun, " with a diverged run") + degeneracy_caption(forms, runs, forms)
+    return Drawing(data=cells, page=partial(page_of_front, cells, pairs, noun, notes))
 
 
-def page_of_front(best: Front) -> Figure:
+def page_of_front(cells: pd.DataFrame, pairs: Sequence[tuple[str, str]], noun: str, notes: str) -> Figure:
     """One panel per pair of loss, usefulness and cost; a line along its front, rings on the joint front."""
-    cells = best.cells
-    page, axes = panels(len(best.panels), 3, 3.4, 3.3)
+    page, axes = panels(len(pairs), 3, 3.4, 3.3)
     depth_legend(page, depth_colours(cells["n_layers"]), kind_markers(cells["kind"]))
-    for axis, pair in zip(axes, best.panels, strict=True):
+    for axis, pair in zip(axes, pairs, strict=True):
         _draw_front(axis, cells, *pair)
-    noun = "proposal" if (cells["kind"] == PROPOSAL).all() else "configuration"
     has_bars = len(cells) <= MANY_CELLS and bool((cells["n_seeds"] > 2).any())
     spread = "one seed each" if cells["n_seeds"].max() == 1 else "mean over seeds" + ", 95% interval" * has_bars
     text = f"{counted(len(cells), noun)}, {spread}. Ringed: the {int(cells['on_front'].sum())} on the joint Pareto "
-    text += f"front of {', '.join(best.quantities)}. Line: the Pareto front of the panel's two quantities."
-    caption(page, text + best.notes)
+    text += f"front of {', '.join(dict.fromkeys(name for pair in pairs for name in pair))}. Line: the Pareto front of "
+    caption(page, f"{text}the panel's two quantities.{notes}")
     return page
 
 
@@ -281,9 +248,7 @@ def _draw_front(axis: Any, cells: pd.DataFrame, x: str, y: str) -> None:
         axis.hlines(cells[y], cells[f"{x}_lo"], cells[f"{x}_hi"], **look)
         axis.vlines(cells[x], cells[f"{y}_lo"], cells[f"{y}_hi"], **look)
     size = 22 if len(cells) > MANY_CELLS else 34
-    draw_points(
-        axis, cells, x, y, depth_colours(cells["n_layers"]), kind_markers(cells["kind"]), s=size, zorder=3, alpha=0.75
-    )
+    _draw_points(axis, cells, x, y, s=size, zorder=3, alpha=0.75)
     front = cells[cells["on_front"]]
     axis.scatter(front[x], front[y], s=3.5 * size, zorder=4, facecolors="none", edgecolors="black", linewidth=1.1)
     axis.set(xlabel=axis_label(x), ylabel=axis_label(y))

@@ -45,11 +45,10 @@ def all_runs(store: Store) -> pd.DataFrame:
 settings_of = once_per_store(read_settings)
 
 
-def read_runs(store: Store, *, of_tuning: bool = False) -> pd.DataFrame:
-    """The trained rows of `runs`. Raises NothingToDraw if none finished, or, unless a figure is `of_tuning`, only
-    tuning."""
+def read_runs(store: Store) -> pd.DataFrame:
+    """The trained rows of `runs`. Raises NothingToDraw if none finished, or only tuning."""
     trained = finished_of(all_runs(store))
-    if not of_tuning and result_rows(trained).empty and (text := only_tuning_text(store)):
+    if result_rows(trained).empty and (text := only_tuning_text(store)):
         raise NothingToDraw(f"{text}; --figure learning_rate shows them, this figure shows results")
     return trained
 
@@ -74,7 +73,7 @@ def trained_runs(store: Store) -> pd.DataFrame:
     return result_rows(read_runs(store)).astype({"n_layers": int}).reset_index(drop=True)
 
 
-def without_diverged_configurations(runs: pd.DataFrame) -> tuple[pd.DataFrame, int]:
+def without_diverged_cells(runs: pd.DataFrame) -> tuple[pd.DataFrame, int]:
     """The finished runs of configurations without a diverged seed, since a mean over the seeds that survived is too
     good; and the number of the other configurations."""
     diverged = set(runs.loc[runs["outcome"] == "diverged", "cell_id"])

@@ -59,7 +59,7 @@ def page_of_slices(search: SweepDefinition, frame: pd.DataFrame, notes: str) -> 
     """A panel of all proposals in order, then one per axis; a proposal without its field has no point."""
     objective, options = search.objectives[0], options_of(frame, search)
     page, (first, *others) = panels(1 + len(options), 4, 2.5, 2.4)
-    _draw_slice(first, objective, frame, frame["proposal"])
+    _draw_slice(first, objective, frame, frame["proposal"], len(frame))
     first.step(frame["proposal"], frame["best_so_far"], where="post", color=SERIES[1][0], label="best so far")
     first.set_xlabel("proposal, in order of start")
     for axis, (name, values) in zip(others, options.items(), strict=True):
@@ -79,8 +79,8 @@ def page_of_slices(search: SweepDefinition, frame: pd.DataFrame, notes: str) -> 
     return page
 
 
-def _draw_slice(axis: Any, objective: str, rows: pd.DataFrame, x: pd.Series, n: int = 0) -> None:
-    look: dict[str, Any] = {"c": rows["proposal"], "cmap": "Blues", "vmin": 0, "vmax": (n or len(rows)) - 1}
+def _draw_slice(axis: Any, objective: str, rows: pd.DataFrame, x: pd.Series, n_proposals: int) -> None:
+    look: dict[str, Any] = {"c": rows["proposal"], "cmap": "Blues", "vmin": 0, "vmax": n_proposals - 1}
     axis.scatter(x, rows[objective], s=30, edgecolor="grey", linewidth=0.5, **look)
     axis.set_ylabel(axis_label(objective))
     if IN_RUNS[objective].is_ratio:  # linear near 0 where one is 0

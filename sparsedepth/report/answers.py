@@ -4,8 +4,8 @@ Each answer is one sentence, one table and the notes to read it; all numbers are
 (`recipe` answers the third: which configuration to train.)
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -30,20 +30,21 @@ VARIANCE, NEEDED = "residual_variance_last", "needed_layers"
 BESIDE = ("weight_sparsity", "attention_sparsity_rel", "usefulness")
 """Shown beside the variance; usefulness in its sound form."""
 SHOWN = ("lower", "higher")
-VARIANCE_COLUMNS = ("n_layers", "variance", "lo", "hi")
 MOST_SETTINGS = 6
 """Rows of the table; files have all."""
 MOST_NAMED = 2
 NO_COST = "no runs at equal FLOPs: no sentence about cost"
+NO_TABLE = QueryResult(columns=(), rows=())
+NO_ROWS = QueryResult(columns=("outcome", "unit", "question", "setting", "n_layers", "verdict"), rows=())
 
 
 @dataclass(frozen=True, kw_only=True)
 class Answer:
     sentence: str
-    table: QueryResult
+    table: QueryResult = NO_TABLE
     """For people; the last column is a text."""
-    notes: tuple[str, ...]
-    rows: QueryResult
+    notes: tuple[str, ...] = ()
+    rows: QueryResult = NO_ROWS
     """For programs: the rows of the frame, exact."""
     optional: tuple[str, ...] = ()
     whole: str = ""
@@ -84,16 +85,16 @@ def variance_answer(cells: Cells) -> Answer:
     """The effects of all settings on the variance of the last layer, and on sparsity and usefulness beside it."""
     cells, runs = cells.of_outcome(VARIANCE), cells.runs
     if cells.settings is None or cells.rows["value"].isna().all():
-        return _without_table(nothing_text(cells))
+        return Answer(sentence=nothing_text(cells))
     score, caution = usable_form(BESIDE[-1], score_rows(result_rows(runs), BESIDE[-1]))
     names = [VARIANCE, *(name for name in (*BESIDE[:-1], score) if name in runs and runs[name].notna().any())]
     frames = {name: setting_effects(cells.of_outcome(name)) for name in names}
     variance = frames[VARIANCE]
     if variance.empty:
-        return _without_table(nothing_text(cells))
+        return Answer(sentence=nothing_text(cells))
     ordered = sorted(set(variance["setting"]), key=lambda name: -(variance["setting"] == name).sum())
     settings = [name for name in dict.fromkeys(variance["setting"]) if name in ordered[:MOST_SETTINGS]]
-    rows = [_variance_row(frames, name) for name in settings]
+    rows = [_variance_row(name, *frames.values()) for name in settings]
     notes = [
         f"variance, lo, hi: {VARIANCE} of the setting over that of the baseline at n_layers, each at its own lr, with "
         f"95% interval; verdict_at: by depth; lower, higher: adjusted p below {ALPHA} and the same sign at equal lr; "
@@ -101,30 +102,29 @@ def variance_answer(cells: Cells) -> Answer:
         "other columns: differences from the baseline; *: lower or higher, as above; lr: baseline -> setting",
         cells.settings.baseline_text,
         caution,
-        *([f"{len(ordered) - len(settings)} more settings: --format csv"] if len(ordered) > len(settings) else []),
+        f"{len(ordered) - len(settings)} more settings: --format csv" if len(ordered) > len(settings) else "",
     ]
+    columns = ("n_layers", "variance", "lo", "hi", *names[1:], "lr", "verdict_at", "setting")
     return Answer(
         sentence=_variance_sentence(variance),
-        table=QueryResult(columns=(*VARIANCE_COLUMNS, *names[1:], "lr", "verdict_at", "setting"), rows=tuple(rows)),
+        table=QueryResult(columns=columns, rows=tuple(rows)),
         notes=tuple(filter(None, notes)),
-        rows=_as_table(frames.values()),
+        rows=_as_table(pd.concat([frame for frame in frames.values() if len(frame)], ignore_index=True)),
         optional=("attention_sparsity_rel", "weight_sparsity", "lo hi"),
     )
 
 
-def _variance_row(frames: Mapping[str, pd.DataFrame], setting: str) -> tuple[Any, ...]:
-    of_setting = frames[VARIANCE][frames[VARIANCE]["setting"] == setting]
+def _variance_row(setting: str, variance: pd.DataFrame, *others: pd.DataFrame) -> tuple[Any, ...]:
+    of_setting = variance[variance["setting"] == setting]
     measured = of_setting[of_setting["estimate"].notna()]
     row = (measured if len(measured) else of_setting).sort_values("n_layers").iloc[-1]
     depths = of_setting.groupby("verdict", sort=False)["n_layers"].agg(lambda at: ", ".join(map(str, at)))
     at = "; ".join(f"{verdict} {text}" for verdict, text in depths.items())
-    ends = [None if is_missing(row[end]) else size_text(row[end], row["unit"], times="x") for end in ("lo", "hi")]
-    others = []
-    for name, frame in frames.items():
-        same = frame[(frame["setting"] == setting) & (frame["n_layers"] == row["n_layers"])]
-        others += [_marked(same.iloc[0]) if len(same) else None] if name != VARIANCE else []
-    size = None if is_missing(row["estimate"]) else size_text(row["estimate"], row["unit"], times="x")
-    return (int(row["n_layers"]), size, *ends, *others, lr_text(row), at, setting)
+    numbers = (row[name] for name in ("estimate", "lo", "hi"))
+    sizes = [None if is_missing(number) else size_text(number, row["unit"], times="x") for number in numbers]
+    beside = [frame[(frame["setting"] == setting) & (frame["n_layers"] == row["n_layers"])] for frame in others]
+    marked = [_marked(same.iloc[0]) if len(same) else None for same in beside]
+    return (int(row["n_layers"]), *sizes, *marked, lr_text(row), at, setting)
 
 
 def _marked(row: Mapping[str, Any]) -> str | None:
@@ -174,25 +174,23 @@ def depth_answer(cells: Cells) -> Answer:
     """Loss, needed blocks and FLOPs of the baseline by depth, compared at equal tokens and at equal FLOPs."""
     loss = cells.outcome
     if cells.settings is None or cells.rows["value"].isna().all():
-        return _without_table(nothing_text(cells))
+        return Answer(sentence=nothing_text(cells))
     compared = {basis: _depths_at(cells, basis) for basis in ("tokens", "flops")}
     if all(found.empty for found in compared.values()):
         compared["none"] = _depths(cells)
         if compared["none"].empty:
-            return _without_table("The baseline has results at one depth only: there is nothing to say about depth.")
+            return Answer(sentence="The baseline has results at one depth only: there is nothing to say about depth.")
     rows = pd.concat([found for found in compared.values() if len(found)], ignore_index=True)
-    columns = ("equal", "n_layers", loss, "effect", "lo", "hi", "detectable", NEEDED, "tokens", "flops", "lr", "seeds")
-    table = QueryResult(
-        columns=(*columns, "verdict"), rows=tuple(_depth_row(row) for row in rows.to_dict("records"))
-    ).without_empty()
+    columns = ("equal", "n_layers", loss, "effect", "lo", "hi", "detectable", NEEDED)
+    columns += ("tokens", "flops", "lr", "seeds", "verdict")
+    records = rows.to_dict("records")
+    table = QueryResult(columns=columns, rows=tuple(map(_depth_row, records))).without_empty()
     notes = [
         f"effect: {loss} minus that of the shallowest depth [{cells.unit}], each at its own lr, with 95% interval; "
         f"detectable: the effect that would have been seen ({POWER:.0%} power)",
         "equal: what both depths share; tokens, flops (training): of a run, relative to the shallowest depth",
         "" if NEEDED in table.columns else f"{NEEDED} was measured in no run (measure: usefulness)",
-        *dict.fromkeys(
-            f"{row['n_layers']} layers: {row['reason']}" for row in rows.to_dict("records") if row["reason"]
-        ),
+        *dict.fromkeys(f"{row['n_layers']} layers: {row['reason']}" for row in records if row["reason"]),
         *cells.settings.depth_text.splitlines(),
         cells.settings.baseline_text,
     ]
@@ -200,7 +198,7 @@ def depth_answer(cells: Cells) -> Answer:
         sentence=_depth_sentence(compared, cells),
         table=table,
         notes=tuple(filter(None, notes)),
-        rows=_as_table([rows]),
+        rows=_as_table(rows),
         optional=("seeds", "detectable", "tokens", "lr"),
     )
 
@@ -228,30 +226,21 @@ def _depths(cells: Cells) -> pd.DataFrame:
     rows = depth_effects(cells)
     if rows.empty:
         return rows
-    own = cells.rows[(cells.rows["setting"] == BASELINE) & cells.rows["value"].notna()]
-
-    def results(depth: int, lr: float) -> pd.DataFrame:
-        """As in the frame: the runs at this lr with seeds that did not choose it, or with any where there are none."""
-        at = own[(own["n_layers"] == depth) & (own["lr"].isna() | is_missing(lr) | (own["lr"] == lr))]
-        fresh = at[at["role"] == "result"]
-        return cells.runs.loc[(fresh if len(fresh) else at).index]
-
-    lr = rows["lr_baseline"].iloc[0]
-    first = min(depth for depth in set(own["n_layers"]) if len(results(depth, lr)))
+    baselines = {at.depth: at.cells[BASELINE] for at in cells.depths if BASELINE in at.cells}
+    first = next(depth for depth, cell in baselines.items() if cell.results)
     unknown = dict.fromkeys(("estimate", "lo", "hi", "detectable", "p", "p_adjusted", "df"), np.nan)
-    named = {"n_layers": first, "setting": f"n_layers={first}", "verdict": "", "reason": "", "lr": lr}
-    reference = rows.iloc[:1].assign(
-        **unknown, **dict.fromkeys(COSTS, 1.0), **named, seeds=rows["seeds_baseline"].iloc[0]
-    )
+    known = {"n_layers": first, "setting": f"n_layers={first}", "verdict": "", "reason": ""}
+    known |= {"lr": rows["lr_baseline"].iloc[0], "seeds": rows["seeds_baseline"].iloc[0]}
+    reference = rows.iloc[:1].assign(**unknown, **dict.fromkeys(COSTS, 1.0), **known)
     rows = pd.concat([reference, rows], ignore_index=True)
-    of_rows = [results(depth, lr) for depth, lr in zip(rows["n_layers"], rows["lr"], strict=True)]
-    columns = {"loss": cells.outcome, NEEDED: NEEDED, COSTS["flops"]: COSTS["flops"]}
-    means = {
-        name: [pd.to_numeric(at[of], errors="coerce").mean() for at in of_rows]
-        for name, of in columns.items()
-        if of in cells.runs
-    }
-    return rows.assign(**(dict.fromkeys(columns, np.nan) | means))
+    own = cells.rows[cells.rows["setting"] == BASELINE]
+    places = own.groupby("n_layers").groups
+    results = [places[depth][baselines[depth].is_result_N] for depth in rows["n_layers"]]
+    for name, of in {"loss": cells.outcome, NEEDED: NEEDED, COSTS["flops"]: COSTS["flops"]}.items():
+        values = pd.to_numeric(cells.runs.reindex(own.index, columns=[of])[of], errors="coerce")
+        values = values.where(own["value"].notna())
+        rows[name] = [values[runs].mean() for runs in results]
+    return rows
 
 
 def _depth_row(row: Mapping[str, Any]) -> tuple[Any, ...]:
@@ -291,16 +280,9 @@ def _depth_sentence(compared: Mapping[str, pd.DataFrame], cells: Cells) -> str:
     return f"{text[0].upper()}{text[1:]}."
 
 
-def _without_table(sentence: str) -> Answer:
-    return Answer(sentence=sentence, table=QueryResult(columns=(), rows=()), notes=(), rows=_as_table([]))
-
-
-def _as_table(frames: Iterable[pd.DataFrame]) -> QueryResult:
+def _as_table(rows: pd.DataFrame) -> QueryResult:
     """Rows of the frame for files; NULL where something is not known."""
-    frames = [frame for frame in frames if len(frame)]
-    if not frames:
-        return QueryResult(columns=("outcome", "unit", "question", "setting", "n_layers", "verdict"), rows=())
-    rows = pd.concat(frames, ignore_index=True).dropna(axis=1, how="all")
+    rows = rows.dropna(axis=1, how="all")
     first = ["outcome", "unit"]
     return QueryResult.of_frame(rows[[*first, *(name for name in rows.columns if name not in first)]])
 
@@ -308,7 +290,7 @@ def _as_table(frames: Iterable[pd.DataFrame]) -> QueryResult:
 def effects_answer(cells: Cells) -> Answer:
     """The whole frame, as `sparsedepth effects` prints it."""
     frame = effects_frame(cells)
-    return replace(_without_table(""), rows=QueryResult.of_frame(frame), whole=effects_text(frame, cells))
+    return Answer(sentence="", rows=QueryResult.of_frame(frame), whole=effects_text(frame, cells))
 
 
 ANSWERS: Mapping[str, Callable[[Cells], Answer]] = {

@@ -2,7 +2,7 @@
 
 import shlex
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,8 +22,7 @@ from sparsedepth.recipe.card import Card
 from sparsedepth.recipe.choose import Evidence
 from sparsedepth.recipe.text import sentence, tests_lines, verification_text
 from sparsedepth.report.answers import depth_answer, variance_answer
-from sparsedepth.report.by_depth import best_by_depth
-from sparsedepth.report.tables import Table, table_of, table_of_effects, table_of_runs
+from sparsedepth.report.tables import Table, best_by_depth, table_of, table_of_effects, table_of_runs
 from sparsedepth.scaling.speedup import Worths, worth
 from sparsedepth.store.best import best
 from sparsedepth.store.checksums import damage_text
@@ -61,23 +60,6 @@ class Content:
     run_ids: tuple[str, ...]
 
 
-def title_of(folders: Sequence[Path], definitions: Sequence[SweepDefinition]) -> str:
-    return ", ".join(definition.name for definition in definitions) or ", ".join(map(str, folders))
-
-
-def definitions_of(folders: Sequence[Path]) -> tuple[SweepDefinition, ...]:
-    return tuple(filter(None, map(read_definition, folders)))
-
-
-def check(objective: str, verified: Card | None) -> None:
-    """Raises ValueError for what no rows are needed to refuse: an objective without a better direction, and a card that
-    holds no verification."""
-    if objective != "loss":
-        quantities.rankable(objective)
-    if verified is not None and verified.verification is None:
-        raise ValueError("this card holds no verification; give the one that `sparsedepth recipe verify` wrote")
-
-
 def content(
     store: Store,
     folders: Sequence[Path],
@@ -85,11 +67,8 @@ def content(
     objective: str = "loss",
     verified: Card | None = None,
 ) -> Content:
-    """Everything but the pictures; `verified` is the card of the recipe after `recipe verify`.
-
-    Raises ValueError as `check` does, and for a card that verifies another recipe.
-    """
-    check(objective, verified)
+    """Everything but the pictures; `verified` is the card of the recipe after `recipe verify`. Raises ValueError for a
+    card of another recipe, and as `best` does."""
     runs = all_runs(store)
     trained = result_rows(runs).reset_index(drop=True) if len(without_measured_models(runs)) else None
     loss = loss_of(runs)
@@ -105,7 +84,8 @@ def content(
     links = [link for link in chain if link.within.rho is not None]
     failures = table_of_failures(folders, runs)
     runs_table = table_of_runs(runs)
-    names = [column.name for column in runs_table.columns]
+    on_page = {column.name for column in runs_table.columns}
+    on_page |= {name for link in links for name in (link.within.cause, link.within.effect)}
     skipped = (f"{damage_text(store.damaged)}.",) if store.damaged else ()
     return Content(
         summary=(*searched, *summarise(runs, trained, cells, card, effects, links, failures), *skipped),
@@ -115,10 +95,7 @@ def content(
         effects=None if effects.empty else table_of_effects(effects, compute),
         links=tuple((link_heading(link), tuple(evidence_lines(link))) for link in links),
         failures=failures,
-        methods=table_of_methods(
-            [*names, *(name for link in links for name in (link.within.cause, link.within.effect))],
-            runs["corpus"].dropna(),
-        ),
+        methods=table_of_methods(on_page, runs["corpus"].dropna()),
         provenance=table_of_provenance(runs),
         run_ids=tuple(runs["run_id"]),
     )
@@ -184,14 +161,10 @@ def summarise(
     at_depth = on_loss[on_loss["n_layers"] == on_loss["n_layers"].max()]
     at_depth = at_depth.loc[at_depth["estimate"].abs().sort_values(ascending=False).index][:MOST_IN_SUMMARY]
     sentences += [f"{effect_sentence(row)}." for row in at_depth.to_dict("records")]
-    linked = sorted(
-        (link for link in links if link.verdict in LINK_MEANINGS),
-        key=lambda link: list(LINK_MEANINGS).index(link.verdict),
-    )
+    linked = [link for verdict in LINK_MEANINGS for link in links if link.verdict == verdict]
     sentences += [_link_sentence(link) for link in linked[:MOST_IN_SUMMARY]]
     sentences += [f"{caution}." for caution in ([] if trained is None else cautions(trained))]
-    n_failed = sum(int(row[0].key or 0) for row in failures.rows)
-    if n_failed:
+    if n_failed := sum(int(row[0].key or 0) for row in failures.rows):
         sentences.append(f"{counted(n_failed, 'run')} diverged, failed or ended early; their causes are listed below.")
     return sentences
 
@@ -207,11 +180,6 @@ def _link_sentence(evidence: LinkEvidence) -> str:
     )
 
 
-def range_text(counts: pd.Series) -> str:
-    """'6 to 16'; '6' if all are equal; '0' without counts."""
-    return " to ".join(dict.fromkeys(map(str, (counts.min(), counts.max())))) if len(counts) else "0"
-
-
 def counts_text(runs: pd.DataFrame, trained: pd.DataFrame | None) -> str:
     """'200 runs of 23 configurations finished, at n_layers 4, 8, with 6 to 16 seeds each', and measured models."""
     n_models = int(runs["model"].notna().sum())
@@ -221,7 +189,8 @@ def counts_text(runs: pd.DataFrame, trained: pd.DataFrame | None) -> str:
     elif trained is not None:
         finished = trained[trained["outcome"] == "ok"]
         depths = ", ".join(map(str, sorted(set(trained["n_layers"]))))
-        seeds = range_text(finished.groupby("cell_id")["seed"].nunique())
+        n_seeds = finished.groupby("cell_id")["seed"].nunique()
+        seeds = " to ".join(dict.fromkeys(map(str, (n_seeds.min(), n_seeds.max())))) if len(n_seeds) else "0"
         parts.append(
             f"{counted(len(finished), 'run')} of {counted(finished['cell_id'].nunique(), 'configuration')} finished, "
             f"at n_layers {depths}, with {seeds} seed{'s' * (seeds != '1')} each"
@@ -243,7 +212,7 @@ def table_of_failures(folders: Sequence[Path], runs: pd.DataFrame) -> Table:
     return table_of(columns, ((n, state, cause) for (state, cause), n in causes.most_common()))
 
 
-def table_of_methods(names: Sequence[str], corpora: Iterable[object]) -> Table:
+def table_of_methods(names: Collection[str], corpora: Iterable[object]) -> Table:
     """The definition of every measured quantity on the page, with its unit for these corpora."""
     on_page = [column for column in quantities.RUNS if column.name in names]
     columns = [("quantity", ""), ("unit", ""), ("definition", ""), ("source", "")]

@@ -2,12 +2,19 @@
 
 Pictures are data URIs (SVG, or PNG if the SVG would be large), their numbers CSV links. The template escapes names from
 the store; the content policy of the page allows no script but its own, and loads nothing.
+
+`report --watch` rewrites the page while sweeps run, until no run is left: aside and renamed, so that a browser never
+sees half of it; its own script loads it again. The progress on it is of each writing. Rows and figures are made again
+when runs were completed, and then not for REST times as long as that took, which leaves most of the machine to the
+sweep. The last page is that of `report`.
 """
 
 import base64
 import hashlib
+import math
 import shlex
-from collections.abc import Sequence
+import time
+from collections.abc import Iterator, Sequence
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -15,21 +22,29 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markdown_it import MarkdownIt
 from markupsafe import Markup
-from matplotlib.figure import Figure
+from matplotlib import rc_context
 
-from sparsedepth.files import write_bytes
+from sparsedepth import quantities
+from sparsedepth.config.plain_text import counted, duration, visible
+from sparsedepth.config.sweep import read_definition
+from sparsedepth.files import MARKER, digest, write_bytes
 from sparsedepth.plots.draw import FIGURES, NUMBERS_SHARE, Progress, default_figure, drawable, silent
-from sparsedepth.plots.page import Drawing, csv_bytes, render
+from sparsedepth.plots.page import Drawing, csv_bytes, lay_out, picture
+from sparsedepth.plots.style import RC
 from sparsedepth.recipe.card import Card, read_card
 from sparsedepth.recipe.text import card_markdown, paragraph, recipe_table, sentence, to_yaml
-from sparsedepth.report.content import check, content, definitions_of, title_of
+from sparsedepth.report.content import content
 from sparsedepth.report.tables import table_of
 from sparsedepth.store.connection import Store, open_store
+from sparsedepth.sweep.status import SweepSummary, running_line, sweep_summary, varied_fields
 
 LARGEST_SVG = 1_000_000
 """Bytes; a larger picture is embedded as PNG."""
 CONTENT_SHARE = 0.3
 """Of the time of a report: effects and recipe; the rest is drawing."""
+REST = 5.0
+SILENT_SECONDS = 120.0
+"""The page says that it was not written for so long, or for as long as ten writings or two makings of its figures."""
 
 
 def write_report(
@@ -43,10 +58,9 @@ def write_report(
 ) -> int:
     """Write the page atomically; returns its size in bytes. `card` is that of a verified recipe.
 
-    Raises ValueError as `read_card`, `check`, `open_store` and `content` do, all of them before a picture is drawn.
+    Raises ValueError as `checked`, `open_store` and `content` do, all of them before a picture is drawn.
     """
-    verified = read_card(card) if card else None
-    check(objective, verified)
+    verified = checked(objective, card)
     with open_store(*folders, skip_damaged=skip_damaged) as store:
         page = html(folders, parts_of(store, folders, depth, objective, verified, progress))
     text = page.encode()
@@ -54,13 +68,19 @@ def write_report(
     return len(text)
 
 
+def checked(objective: str, card: Path | None) -> Card | None:
+    """The verified card in this file. Raises ValueError for what no rows are needed to refuse: as `read_card`, for an
+    objective without a better direction, and for a card that holds no verification."""
+    verified = read_card(card) if card else None
+    if objective != "loss":
+        quantities.rankable(objective)
+    if verified is not None and verified.verification is None:
+        raise ValueError("this card holds no verification; give the one that `sparsedepth recipe verify` wrote")
+    return verified
+
+
 def parts_of(
-    store: Store,
-    folders: Sequence[Path],
-    depth: int | None = None,
-    objective: str = "loss",
-    verified: Card | None = None,
-    progress: Progress = silent,
+    store: Store, folders: Sequence[Path], depth: int | None, objective: str, verified: Card | None, progress: Progress
 ) -> dict[str, Any]:
     """What the template shows of an open store, which was read from `folders`."""
     progress("effects and recipe", 0.0)  # first, since they refuse a wrong card
@@ -78,7 +98,7 @@ def html(folders: Sequence[Path], parts: dict[str, Any] | None, live: dict[str, 
     package = files("sparsedepth.report")
     scripts = ("tables.js", "reload.js") if live and live["seconds"] else ("tables.js",)
     script = "".join((package / name).read_text() for name in scripts)
-    definitions = definitions_of(folders)
+    definitions = [definition for folder in folders if (definition := read_definition(folder))]
     environment = Environment(
         loader=PackageLoader("sparsedepth.report", "."),
         autoescape=True,
@@ -87,9 +107,9 @@ def html(folders: Sequence[Path], parts: dict[str, Any] | None, live: dict[str, 
         lstrip_blocks=True,
     )
     return environment.get_template("page.html.j2").render(
-        **(parts or {"report": None, "pictures": [], "not_drawn": {}, "advice": None}),
+        **(parts or {"report": None}),
         live=live,
-        title=title_of(folders, definitions),
+        title=", ".join(definition.name for definition in definitions) or ", ".join(map(str, folders)),
         definitions=definitions,
         style=(package / "page.css").read_text(),
         script=script,
@@ -124,7 +144,7 @@ def card_html(card: Card) -> Markup:
     return Markup(reader.renderer.render(tokens, reader.options, {}))
 
 
-def draw_pictures(store: Store, progress: Progress = silent) -> tuple[list[dict[str, Any]], dict[str, str]]:
+def draw_pictures(store: Store, progress: Progress) -> tuple[list[dict[str, Any]], dict[str, str]]:
     """Every figure that the store has numbers for, as the template shows it, and why each of the others is missing.
     Those of one run are drawn where it is the only one: with several it would be any of them."""
     alone = default_figure(store)
@@ -142,18 +162,121 @@ def draw_pictures(store: Store, progress: Progress = silent) -> tuple[list[dict[
 
 def draw_image(drawing: Drawing) -> dict[str, Any]:
     """The figure as an SVG, or as a PNG if the SVG would be large; its size in CSS pixels."""
-    pages: list[Figure] = []
-
-    def page() -> Figure:
-        pages.append(drawing.page())
-        return pages[-1]
-
-    content, kind = render(page, ".svg"), "image/svg+xml"
-    if len(content) > LARGEST_SVG:
-        content, kind = render(page, ".png"), "image/png"
-    width, height = pages[-1].get_size_inches()
+    with rc_context(RC):
+        page = drawing.page()
+        lay_out(page)
+        content, kind = picture(page, ".svg"), "image/svg+xml"
+        if len(content) > LARGEST_SVG:
+            content, kind = picture(page, ".png"), "image/png"
+    width, height = page.get_size_inches()
     return {"uri": data_uri(content, kind), "width": round(96 * width), "height": round(96 * height)}
 
 
 def data_uri(content: bytes, kind: str) -> str:
     return f"data:{kind};base64,{base64.b64encode(content).decode()}"
+
+
+# While sweeps run
+
+
+class WatchedReport:
+    """The page of folders that are read again and again."""
+
+    def __init__(
+        self, folders: Sequence[Path], out: Path, seconds: float, depth: int | None, objective: str, card: Path | None
+    ) -> None:
+        """Raises ValueError for a path that is no folder of a sweep, and as `checked` does."""
+        for folder in folders:
+            if not folder.is_dir():
+                what = "is a file, which does not change" if folder.is_file() else "is not an existing folder"
+                raise ValueError(f"{folder} {what}; give the results folder of a sweep, or leave out --watch")
+        self.folders, self.out, self.seconds = folders, out, seconds
+        self._asked = depth, objective, checked(objective, card)
+        self._parts: dict[str, Any] | None = None
+        self._problem = "no run is complete yet"
+        self._version: str | None = None
+        self._next = self._duration = 0.0
+
+    def rounds(self) -> Iterator[None]:
+        """Write the page once for each item; the last is written without one. Raises ValueError where the report of the
+        complete runs cannot be made."""
+        while True:
+            summaries = [sweep_summary(folder) for folder in self.folders]  # before the rows: of no later state
+            is_begun = any(summary.states for summary in summaries)
+            if is_begun and not any(summary.is_left for summary in summaries):
+                break
+            self._write(summaries, self.seconds)
+            if self._make(summaries):
+                self._write(summaries, self.seconds)
+            yield
+        self._next = 0.0
+        self._make(summaries)
+        if self._problem:
+            self._write(summaries)
+            raise ValueError(self._problem)
+        write_bytes(self.out, html(self.folders, self._parts).encode())
+
+    def stop(self) -> None:
+        """Write the page as of now, with the figures there are, so that it no longer loads itself again."""
+        self._write([sweep_summary(folder) for folder in self.folders])
+
+    def _make(self, summaries: Sequence[SweepSummary]) -> bool:
+        """Make rows and figures again if they are due; whether they were."""
+        begun, version = time.monotonic(), _version(self.folders)
+        if version == self._version or begun < self._next:
+            return False
+        try:
+            with open_store(*self.folders, skip_damaged=True) as store:
+                self._parts = parts_of(store, self.folders, *self._asked, silent)
+            self._problem = ""
+        except ValueError as error:
+            is_empty = not any(summary.counts["complete"] for summary in summaries)
+            self._parts, self._problem = None, "no run is complete yet" if is_empty else str(error)
+        self._version, self._duration = version, time.monotonic() - begun
+        self._next = time.monotonic() + REST * self._duration
+        return True
+
+    def _write(self, summaries: Sequence[SweepSummary], seconds: float = 0.0) -> None:
+        note = f"{self._problem[:1].upper()}{self._problem[1:]}. " if self._problem else ""
+        if seconds:
+            note += f"This page loads itself again every {duration(seconds)} until no run is left, but not while a "
+            note += "filter, a sorted table or an opened part is in use."
+        else:
+            note += "This page is no longer written."
+        names = [str(folder) if len(self.folders) > 1 else "" for folder in self.folders]
+        now = time.time()
+        live = {
+            "sweeps": [_progress_of(summary, name) for summary, name in zip(summaries, names, strict=True)],
+            "note": visible(note),
+            "at": now,  # in seconds since 1970
+            "written": time.strftime("%Y-%m-%d %H:%M:%S %Z", time.localtime(now)),
+            "seconds": seconds,  # until the page loads itself again; 0: never
+            "silent": max(SILENT_SECONDS, 10 * seconds, 2 * self._duration),
+        }
+        write_bytes(self.out, html(self.folders, self._parts, live).encode())
+
+
+def _version(folders: Sequence[Path]) -> str:
+    """Changes when a run is completed or removed."""
+    paths = [path for folder in folders for path in folder.glob(f"runs/*/{MARKER}")]
+    return digest(sorted((str(path.parent), path.stat().st_mtime_ns) for path in paths))
+
+
+def _progress_of(summary: SweepSummary, folder: str) -> dict[str, Any]:
+    """The progress of a folder's sweep, as the template shows it: the lines of `status`, with each running run by what
+    the sweep varies."""
+    lines, definition = [], summary.definition
+    for state in summary.states:
+        if state.state == "running":
+            name = varied_fields(definition, state.config) if definition and state.config else state.run_id
+            lines.append(f"running: {running_line(state, name)}")
+    for (state, cause), n in summary.ended.most_common():
+        lines.append(f"{state} {counted(n, 'run')}: {cause or 'no reason given'}")
+    lines += [summary.best.text] if summary.best else []
+    return {
+        "folder": visible(folder),
+        "share": summary.share,
+        "percent": f"{math.floor(100 * summary.share)}%",
+        "counts": summary.counts_text if summary.states else "no runs yet",
+        "lines": [visible(line) for line in (*lines, *summary.remarks)],
+    }

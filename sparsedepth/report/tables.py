@@ -1,8 +1,8 @@
 """Tables of the report: named columns, and cells with a text to show and a value to sort by."""
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, NamedTuple
 
 import pandas as pd
 
@@ -10,6 +10,9 @@ from sparsedepth import quantities
 from sparsedepth.config.corpus import unit_for
 from sparsedepth.config.role import fields_where
 from sparsedepth.config.run import CELL_FIELDS, RunConfig
+from sparsedepth.effects.cells import Cells
+from sparsedepth.effects.frame import setting_effects
+from sparsedepth.effects.text import interval_text, is_missing, lr_text
 from sparsedepth.effects.verdict import ALPHA, POWER, size_text
 from sparsedepth.plots.forest import LOG_UNIT
 from sparsedepth.plots.style import DEGENERATE
@@ -28,23 +31,19 @@ RESULTS = (
 NO_CHOICE = fields_where(RunConfig, lambda role: role.kind in ("measure", "record"))
 
 
-@dataclass(frozen=True, kw_only=True)
-class TableCell:
+class TableCell(NamedTuple):
     text: str
     key: float | str
-    """Sort key; empty for a missing value, which sorts last."""
-    is_number: bool
+    """By which it is sorted: a float of a number; empty of a missing value, which comes last."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class TableColumn:
+class TableColumn(NamedTuple):
     name: str
+    meaning: str
     is_number: bool
-    meaning: str = ""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Table:
+class Table(NamedTuple):
     columns: tuple[TableColumn, ...]
     rows: tuple[tuple[TableCell, ...], ...]
 
@@ -52,15 +51,11 @@ class Table:
 def table_of(columns: Sequence[tuple[str, str]], rows: Iterable[Sequence[Any]]) -> Table:
     """A table from (name, meaning) of each column and plain values; a column of numbers and missing values is
     numeric."""
-    cells = [tuple(cell(value) for value in row) for row in rows]
-    numeric = [
-        any(row[i].is_number for row in cells) and all(row[i].is_number or row[i].key == "" for row in cells)
-        for i in range(len(columns))
-    ]
-    named = zip(columns, numeric, strict=True)
+    cells = tuple(tuple(cell(value) for value in row) for row in rows)
+    known = [[row[i].key for row in cells if row[i].key != ""] for i in range(len(columns))]
+    numeric = [bool(keys) and all(isinstance(key, float) for key in keys) for keys in known]
     return Table(
-        columns=tuple(TableColumn(name=name, meaning=meaning, is_number=number) for (name, meaning), number in named),
-        rows=tuple(cells),
+        tuple(TableColumn(*named, is_number) for named, is_number in zip(columns, numeric, strict=True)), cells
     )
 
 
@@ -76,12 +71,12 @@ def cell(value: Any) -> TableCell:
     if isinstance(value, bool | list):
         value = readable(value)
     if value is None:
-        return TableCell(text="–", key="", is_number=False)
+        return TableCell("–", "")
     if isinstance(value, str):
-        return TableCell(text=readable(value), key=value, is_number=False)
+        return TableCell(readable(value), value)
     if isinstance(value, int) and 10_000 <= abs(value) < 1e10:
-        return TableCell(text=f"{value:,}", key=float(value), is_number=True)
-    return TableCell(text=readable(float(value) if abs(value) >= 1e10 else value), key=float(value), is_number=True)
+        return TableCell(f"{value:,}", float(value))
+    return TableCell(readable(float(value) if abs(value) >= 1e10 else value), float(value))
 
 
 def table_of_runs(runs: pd.DataFrame) -> Table:
@@ -105,7 +100,7 @@ def table_of_runs(runs: pd.DataFrame) -> Table:
 def _with_mark(value: Any, reasons: Sequence[str]) -> TableCell:
     """A score, marked if it is degenerate."""
     score = cell(value)
-    return replace(score, text=f"{score.text} {DEGENERATE}") if reasons and score.key != "" else score
+    return TableCell(f"{score.text} {DEGENERATE}", score.key) if reasons and score.key != "" else score
 
 
 def _repeats(runs: pd.DataFrame, name: str) -> bool:
@@ -146,24 +141,65 @@ def table_of_effects(effects: pd.DataFrame, compute: Worths) -> Table:
     def row(of: dict[str, Any]) -> list[Any]:
         low, high = (_size(of[end], of["unit"], "+").text for end in ("lo", "hi"))
         worth = largest.get((of["n_layers"], of["setting"])) if of["outcome"] in LOSSES else None
-        lr = list(dict.fromkeys(f"{value:g}" for value in (of["lr_baseline"], of["lr"]) if pd.notna(value)))
+        times = TableCell(f"×{multiplier_text(*worth)}", worth[0]) if worth else None  # '×1.13 (1.05 to 1.21)'
         return [
             *(of["outcome"], of["setting"], of["n_layers"], _size(of["estimate"], of["unit"], "+")),
             *(f"{low} to {high}" if pd.notna(of["lo"]) else None, "ratio" if of["unit"] == LOG_UNIT else of["unit"]),
-            *(of["verdict"], _size(of["detectable"], of["unit"]), *([_times(worth)] if compute else [])),
-            *(" → ".join(lr) or None, of["seeds"], of["diverged"], of["reason"] or None),
+            *(of["verdict"], _size(of["detectable"], of["unit"]), *([times] if compute else [])),
+            *((lr_text(of) or "").replace("->", "→") or None, of["seeds"], of["diverged"], of["reason"] or None),
         ]
 
     return table_of(columns, map(row, effects.to_dict("records")))
 
 
-def _times(worth: tuple[float, float | None, float | None] | None) -> TableCell:
-    """'×1.13 (1.05 to 1.21)'"""
-    return TableCell(text=f"×{multiplier_text(*worth)}", key=worth[0], is_number=True) if worth else cell(None)
-
-
-def _size(value: float | None, unit: str, sign: str = "") -> TableCell:
+def _size(value: Any, unit: str, sign: str = "") -> TableCell:
     """A difference, or for a logarithmic unit the ratio; sorted by the difference."""
-    if value is None or pd.isna(value):
-        return cell(None)
-    return TableCell(text=size_text(value, unit, sign), key=value, is_number=True)
+    return cell(None) if is_missing(value) else TableCell(size_text(value, unit, sign), float(value))
+
+
+# What to use at each depth
+
+
+def best_by_depth(cells: Cells) -> tuple[Table, str] | None:
+    """Of each depth the setting shown to be best, or the baseline; and the caption of the table. None where no setting
+    was compared."""
+    frame = setting_effects(cells)
+    if frame.empty or cells.settings is None:
+        return None
+    columns = [
+        ("n_layers", ""),
+        ("use", "the setting shown to be best, else the baseline"),
+        ("lr", ""),
+        ("seeds", ""),
+        (cells.outcome, "mean over seeds"),
+        ("gain", "against the baseline of this depth, with its 95% interval"),
+        ("detectable", f"the smallest gain of another setting that would have been seen ({POWER:.0%} power)"),
+        ("training FLOPs", "relative to the baseline"),
+        ("time", "relative to the baseline, as measured: depends on the load of its machine"),
+    ]
+    text = f"What to use at each depth, by {cells.outcome}; {cells.settings.baseline_text}; detectable: the gain of "
+    text += f"another setting that would have been seen ({POWER:.0%} power)"
+    rows = [[*_best_at(cells, at)] for _, at in frame.groupby("n_layers")]
+    return table_of(columns, rows), text
+
+
+def _best_at(cells: Cells, at: pd.DataFrame) -> Iterator[Any]:
+    is_low = quantities.IN_RUNS[cells.outcome].better != "high"
+    shown = at[at["verdict"] == ("lower" if is_low else "higher")].sort_values("estimate", ascending=is_low)
+    used = shown.iloc[0] if len(shown) else None
+    row = at.iloc[0] if used is None else used
+    side = "_baseline" if used is None else ""
+    value = row["baseline_value"] if used is None else row["baseline_value"] + row["estimate"]
+    value = None if is_missing(value) else math.exp(value) if cells.unit == "ln ratio" else value
+    yield int(row["n_layers"])
+    yield "baseline" if used is None else row["setting"]
+    yield None if is_missing(row[f"lr{side}"]) else f"{row[f'lr{side}']:g}"
+    yield row[f"seeds{side}"]
+    yield None if value is None else f"{value:.4g}"
+    yield "none shown" if used is None else interval_text({**used, "unit": cells.unit}, "95% interval ")
+    sizes = at.loc[~at["verdict"].isin(["lower", "higher"]), "detectable"].dropna()
+    ends = dict.fromkeys(size_text(size, cells.unit) for size in (sizes.min(), sizes.max())) if len(sizes) else {}
+    yield " to ".join(ends) or None
+    for cost in ("flops", "time"):
+        ratio = 1.0 if used is None else row[cost]
+        yield None if is_missing(ratio) else f"x{ratio:.3g}"

@@ -8,7 +8,7 @@ import pytest
 from support.runs_frame import labelled_grid
 
 from sparsedepth.plots.by_setting import BY_DEPTH
-from sparsedepth.plots.points import LINKS, correlations, front, page_of_runs, rank_correlation, regression
+from sparsedepth.plots.points import LINKS, correlations, front, rank_correlation, regression
 from sparsedepth.plots.style import CHANGES_VARIANCE, kind_markers
 from sparsedepth.quantities import axis_label
 
@@ -31,18 +31,20 @@ def summary(config):
 RUNS = labelled_grid(AXES, summary)
 
 
-def drawn(chain):
-    return page_of_runs(chain).axes
+def links_of(page):
+    """The quantities of each panel, by their labels."""
+    names = {axis_label(name): name for link in LINKS for name in link}
+    return [(names[axis.get_xlabel()], names[axis.get_ylabel()]) for axis in page.axes]
 
 
 def test_points_hold_the_numbers_of_the_runs():
     chain = correlations(RUNS)
-    merged = chain.points.merge(RUNS, on="run_id", suffixes=("", "_run"))
+    merged = chain.data.merge(RUNS, on="run_id", suffixes=("", "_run"))
     assert len(merged) == 16
     for name in ("weight_sparsity", "residual_variance_last", "usefulness_loss_increase", "val_loss"):
         assert list(merged[name]) == list(merged[f"{name}_run"])
     names = ["baseline", "n_kv_heads=1", "weight_decay=0.3", "n_kv_heads=1, weight_decay=0.3"]
-    assert list(kind_markers(chain.points["kind"])) == names
+    assert list(kind_markers(chain.data["kind"])) == names
 
 
 def test_rank_correlations_by_hand():
@@ -71,10 +73,11 @@ def test_runs_that_cannot_be_shown_are_dropped_and_counted():
     runs.loc[1, "residual_variance_last"] = 0.0  # no place on a logarithmic axis
     runs.loc[2, "outcome"] = "diverged"
     chain = correlations(runs)
-    assert len(chain.points) == 15 and chain.notes.startswith("15 finished runs, 1 diverged (not shown).")
-    assert chain.dropped["weight_sparsity", "residual_variance_last"] == 1
-    assert chain.dropped["residual_variance_last", "usefulness_loss_increase"] == 2
-    axes = drawn(chain)
+    page = chain.page()
+    assert len(chain.data) == 15 and page.get_supxlabel().startswith("15 finished runs, 1 diverged (not shown).")
+    axes = page.axes
+    assert links_of(page)[1] == ("residual_variance_last", "usefulness_loss_increase")
+    assert "not shown: 1 of 15 (NULL)" in axes[0].get_title()  # of the first link
     assert sum(len(points.get_offsets()) for points in axes[1].collections) == 13
     title = axes[1].get_title()
     assert "all runs: ρ = -1.00" in title and "n = 13" in title and "not shown: 2 of 15 (NULL)" in title
@@ -83,30 +86,30 @@ def test_runs_that_cannot_be_shown_are_dropped_and_counted():
 
 def test_a_degenerate_score_has_no_line_and_no_rho():
     """Every run has a causal score of 0.3."""
-    chain = correlations(RUNS.assign(causal_score=0.3))
-    axis = drawn(chain)[chain.panels.index(("residual_variance_last", "causal_score"))]
+    page = correlations(RUNS.assign(causal_score=0.3)).page()
+    axis = page.axes[links_of(page).index(("residual_variance_last", "causal_score"))]
     assert axis.get_title() == "degenerate, so no evidence" and not axis.get_lines() and axis.collections
 
 
 def test_one_combination_of_several_fields_is_named_and_more_are_not():
     """In the same words in both figures; many settings of one field have one shape."""
     runs = labelled_grid({"weight_decay": [0.01 * i for i in range(30)]}, summary)
-    assert set(correlations(runs).points["kind"]) == {"baseline", "weight_decay"}
+    assert set(correlations(runs).data["kind"]) == {"baseline", "weight_decay"}
     runs = labelled_grid({"weight_decay,n_kv_heads": [(0.0, 2), (0.3, 1)]}, summary)
     kinds = ["baseline", "n_kv_heads=1, weight_decay=0.3"]
-    assert list(correlations(runs).points["kind"]) == kinds
-    assert sorted(front(runs.assign(val_loss=[3.0, 2.0], train_flops=1e9)).cells["kind"]) == kinds
+    assert list(correlations(runs).data["kind"]) == kinds
+    assert sorted(front(runs.assign(val_loss=[3.0, 2.0], train_flops=1e9)).data["kind"]) == kinds
     pairs = [(0.0, 4), (0.3, 1), (0.1, 2)]
     runs = labelled_grid({"weight_decay,n_kv_heads": pairs}, summary)
-    assert list(correlations(runs).points["kind"]) == ["baseline", "several fields", "several fields"]
-    assert list(correlations(runs, is_search=True).points["kind"]) == ["proposal"] * 3
+    assert list(correlations(runs).data["kind"]) == ["baseline", "several fields", "several fields"]
+    assert list(correlations(runs, is_search=True).data["kind"]) == ["proposal"] * 3
 
 
 def test_quantities_without_values_have_no_panel_and_are_named():
     chain = correlations(RUNS.assign(causal_score=np.nan, lr=[0.001, 0.003] * 8))
-    assert chain.panels == [panel for panel in LINKS if "causal_score" not in panel]
-    page = page_of_runs(chain)
-    assert len(page.axes) == len(chain.panels) and all(axis.collections for axis in page.axes)
+    page = chain.page()
+    assert links_of(page) == [link for link in LINKS if "causal_score" not in link]
+    assert all(axis.collections for axis in page.axes)
     text = " ".join(page.get_supxlabel().split())
     assert f"lr is 0.001 to 0.003{CHANGES_VARIANCE}. Not measured: causal_score." in text
 

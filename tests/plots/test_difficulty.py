@@ -8,7 +8,7 @@ import pytest
 from support.made_up_runs import make_run
 from support.runs_frame import config_of, labelled_grid
 
-from sparsedepth.plots.depth import by_difficulty, counts_of
+from sparsedepth.plots.depth import by_difficulty, counts_and_chance
 from sparsedepth.plots.draw import FIGURES
 from sparsedepth.plots.page import NothingToDraw
 from sparsedepth.store.connection import open_store
@@ -94,9 +94,9 @@ def test_a_panel_for_each_depth_and_lines_where_a_difficulty_is_solved_and_at_ch
 
 
 def test_the_axis_names_what_the_task_counts_unless_tasks_differ():
-    assert counts_of(RUNS.assign(corpus="task:k_hop")) == "hops (k)"
+    assert counts_and_chance(RUNS.assign(corpus="task:k_hop"))[0] == "hops (k)"
     both = RUNS.assign(corpus=np.where(RUNS["n_layers"] == 2, "task:k_hop", RUNS["corpus"]))
-    assert counts_of(both) == "difficulty"
+    assert counts_and_chance(both)[0] == "difficulty"
 
 
 def test_the_figure_of_a_store_and_the_reason_without_a_task(tmp_path):

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from support.runs_frame import labelled_grid as grid
 
-from sparsedepth.plots.points import front, page_of_front, pareto
+from sparsedepth.plots.points import front, pareto
 from sparsedepth.quantities import axis_label
 from sparsedepth.store.connection import open_store
 from sparsedepth.store.questions import ask
@@ -22,20 +22,20 @@ def summary(config):
 
 def test_cells_are_means_over_seeds():
     best = front(grid({"weight_decay": [0.0, 0.1, 0.3], "seed": [0, 1, 2]}, summary, n_layers=4))
-    cells = best.cells.set_index("kind")
-    assert best.cells["n_seeds"].tolist() == [3, 3, 3]
+    cells = best.data.set_index("kind")
+    assert best.data["n_seeds"].tolist() == [3, 3, 3]
     assert cells.loc["baseline", "val_loss"] == pytest.approx(3.01)
     assert cells.loc["baseline", "val_loss_hi"] == pytest.approx(3.01 + 4.302653 * 0.01 / 3**0.5)
-    by_value = best.cells.sort_values("val_loss")["on_front"].tolist()
+    by_value = best.data.sort_values("val_loss")["on_front"].tolist()
     assert by_value == [True, True, False]  # lowest loss; more useful; beaten in both
 
 
 def test_the_proposals_of_a_search_have_no_baseline():
     best = front(grid({"weight_decay": [0.0, 0.1, 0.3], "seed": [0, 1]}, summary, n_layers=4), objectives=["val_loss"])
-    assert best.cells["kind"].tolist() == ["proposal"] * 3
-    assert page_of_front(best).get_supxlabel().startswith("3 proposals, mean over seeds.")
+    assert best.data["kind"].tolist() == ["proposal"] * 3
+    assert best.page().get_supxlabel().startswith("3 proposals, mean over seeds.")
     best = front(grid({"weight_decay": [0.0, 0.1, 0.3]}, summary, n_layers=4), objectives=["val_loss"])
-    assert page_of_front(best).get_supxlabel().startswith("3 proposals, one seed each.")
+    assert best.page().get_supxlabel().startswith("3 proposals, one seed each.")
 
 
 def test_the_front_of_a_search_is_that_of_its_own_objectives():
@@ -48,13 +48,12 @@ def test_the_front_of_a_search_is_that_of_its_own_objectives():
 
     runs = grid({"weight_decay": [*values]}, summary, n_layers=4)
     best = front(runs, objectives=["val_loss", "residual_variance_last"])
-    assert best.panels == [("residual_variance_last", "val_loss")]
-    assert dict(zip(best.cells["val_loss"], best.cells["on_front"], strict=True)) == {1.0: True, 2.0: True, 3.0: False}
-    (axis,) = page_of_front(best).axes
+    assert dict(zip(best.data["val_loss"], best.data["on_front"], strict=True)) == {1.0: True, 2.0: True, 3.0: False}
+    (axis,) = best.page().axes
     assert axis.get_xlabel() == axis_label("residual_variance_last") and axis.get_xscale() == "log"
     assert axis.get_ylabel() == axis_label("val_loss") and axis.get_yscale() == "linear"
     four = ["val_loss", "residual_variance_last", "usefulness", "train_flops"]
-    page = page_of_front(front(runs, objectives=four))
+    page = front(runs, objectives=four).page()
     assert len(page.axes) == 6 and {axis.get_xlabel() for axis in page.axes} >= {axis_label("train_flops")}
 
 
@@ -63,9 +62,10 @@ def test_diverged_and_unmeasured():
     runs.loc[(runs["weight_decay"] == 0.3) & (runs["seed"] == 1), "outcome"] = "diverged"
     runs["usefulness"] = None
     best = front(runs)
-    assert (len(best.cells), best.quantities) == (2, ["train_flops", "val_loss"])
-    page = page_of_front(best)
-    assert len(page.axes) == 1 and "1 configuration with a diverged run" in " ".join(page.get_supxlabel().split())
+    page = best.page()
+    said = " ".join(page.get_supxlabel().split())
+    assert len(best.data) == 2 and len(page.axes) == 1 and "1 configuration with a diverged run" in said
+    assert "joint Pareto front of train_flops, val_loss. Line" in said
 
 
 @pytest.mark.parametrize(
@@ -74,7 +74,7 @@ def test_diverged_and_unmeasured():
 def test_cost_labels_are_distinct(costs, labels):
     """Costs that differ by nothing, or by a router's few weights, gave '1G 1G 1G'."""
     runs = grid({"weight_decay": [0.0, 0.1, 0.3]}, summary, n_layers=4)
-    page = page_of_front(front(runs.assign(train_flops=[cost + 10 * i for i, cost in enumerate(costs)])))
+    page = front(runs.assign(train_flops=[cost + 10 * i for i, cost in enumerate(costs)])).page()
     page.canvas.draw()
     low, high = page.axes[0].get_xlim()
     ticks = zip(page.axes[0].get_xticks(), page.axes[0].get_xticklabels(), strict=True)
@@ -90,9 +90,11 @@ def test_a_degenerate_score_is_replaced_by_its_sound_form():
         return known | absolute | {"val_loss": known["val_loss"] / 1000, "usefulness": 1e-5 * config.seed}
 
     best = front(grid({"weight_decay": [0.0, 0.1, 0.3], "seed": [0, 1]}, solved, n_layers=4))
-    assert best.quantities == ["train_flops", "val_loss", "affine_loss_added"]
-    assert "in place of usefulness (it is relative to a loss below 0.1 nat/token)" in best.notes
-    assert [axis.get_ylabel() for axis in page_of_front(best).axes][1].startswith("loss added with the layer")
+    page = best.page()
+    said = " ".join(page.get_supxlabel().split())
+    assert "joint Pareto front of train_flops, val_loss, affine_loss_added. Line" in said
+    assert "in place of usefulness (it is relative to a loss below 0.1 nat/token)" in said
+    assert page.axes[1].get_ylabel().startswith("loss added with the layer")
 
 
 def test_the_figure_and_the_saved_question_have_one_front():

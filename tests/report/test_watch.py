@@ -19,9 +19,7 @@ from sparsedepth.config.sweep import SweepDefinition
 from sparsedepth.plan.tasks import Plan
 from sparsedepth.plots.draw import FIGURES
 from sparsedepth.report import page as report_page
-from sparsedepth.report import watch
-from sparsedepth.report.page import write_report
-from sparsedepth.report.watch import WatchedReport
+from sparsedepth.report.page import WatchedReport, write_report
 from sparsedepth.run.lease import hold
 from sparsedepth.run.scratch import Scratch
 from sparsedepth.sweep.status import known_runs
@@ -33,7 +31,7 @@ RELOADS = "location.reload"
 def one_figure(monkeypatch):
     """A small one stands for all: drawing is tested with the plots."""
     monkeypatch.setattr(report_page, "FIGURES", {"variance": FIGURES["variance"]})
-    monkeypatch.setattr(watch, "REST", 0.0)
+    monkeypatch.setattr(report_page, "REST", 0.0)
 
 
 @pytest.fixture
@@ -54,8 +52,8 @@ def page_of(results):
     return results.parent / "page.html"
 
 
-def watched(results, **options):
-    page = WatchedReport([results], page_of(results), 2.0, **options)
+def watched(results):
+    page = WatchedReport([results], page_of(results), 2.0, None, "loss", None)
     rounds = page.rounds()
     return rounds, lambda: (next(rounds), page_of(results).read_text())[1]
 
@@ -138,7 +136,7 @@ def test_a_sweep_without_a_single_result_ends_with_its_causes(sweep):
 
 def test_a_reader_never_sees_a_part_of_the_page(sweep, monkeypatch):
     results, planned = sweep
-    monkeypatch.setattr(watch, "parts_of", lambda *_: None)
+    monkeypatch.setattr(report_page, "parts_of", lambda *_: None)
     configs = planned()
     rounds, write = watched(results)
     write()
@@ -163,7 +161,7 @@ def test_a_reader_never_sees_a_part_of_the_page(sweep, monkeypatch):
 def test_rows_and_figures_are_made_for_new_runs_only_and_leave_time_to_the_sweep(sweep, monkeypatch):
     results, planned = sweep
     made = []
-    monkeypatch.setattr(watch, "parts_of", lambda *given: made.append(given) or None)
+    monkeypatch.setattr(report_page, "parts_of", lambda *given: made.append(given) or None)
     configs = planned()
     _, write = watched(results)
     make_run(results, configs[0], {"val_loss": 3.0})
@@ -172,7 +170,7 @@ def test_rows_and_figures_are_made_for_new_runs_only_and_leave_time_to_the_sweep
     make_run(results, configs[1], {"val_loss": 3.0})
     write()
     assert len(made) == 2
-    monkeypatch.setattr(watch, "REST", 1e9)
+    monkeypatch.setattr(report_page, "REST", 1e9)
     make_run(results, configs[2], {"val_loss": 3.0})
     write()
     (results / "runs" / configs[0].run_id).rename(results / "elsewhere")
