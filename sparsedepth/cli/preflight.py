@@ -51,7 +51,7 @@ def check_tokenizers(values: Iterable[Mapping[str, Any]], results: Path) -> None
 
 
 def check_corpora(values: Iterable[Mapping[str, Any]], results: Path | None) -> None:
-    """Raises ValueError for a missing local text or image folder. Skipped for an existing results folder, which may
+    """Raises ValueError for a missing local text folder. Skipped for an existing results folder, which may
     hold the tokens."""
     from sparsedepth.data.sequences import check_files
 

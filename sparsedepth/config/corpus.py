@@ -2,19 +2,14 @@
 
 stdlib, PATH, hub:NAME[:CONFIG]   text
 sft:PATH                          pairs: prompts with answers, loss on the answers only
-images:FOLDER                     images with their classes: files in one subfolder for each class
-images:hub:NAME[:CONFIG]          the train split of a data set of the hub: its one image and one class column
-images:digits                     the 1797 handwritten digits of scikit-learn, 8 x 8 pixels, 10 classes
 task:NAME                         a task of known depth, made as it is read
 """
 
 import functools
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Literal
 
 STDLIB = "stdlib"
-DIGITS = "digits"
 HUB = "hub:"
 BYTE_SIZE = 257
 """Tokens of the byte tokenizer: all bytes, and one id that ends a document."""
@@ -26,7 +21,7 @@ _OF_TEXT = ("text_field", "tokenizer", "max_corpus_tokens", "chunk_len", "mask_d
 class Kind:
     """A kind of corpus."""
 
-    name: Literal["text", "pairs", "images", "task"]
+    name: Literal["text", "pairs", "task"]
     prefix: str = ""
     built_in: str | None = None
     """a corpus that every installation has"""
@@ -49,13 +44,6 @@ PAIRS = Kind(
     foreign_fields=("text_field", "chunk_len"),
     foreign_reason="is about running text, and corpus={!r} holds prompts and answers",
 )
-IMAGES = Kind(
-    name="images",
-    prefix="images:",
-    built_in=DIGITS,
-    foreign_fields=(*_OF_TEXT, "eval_seq_len"),
-    foreign_reason="is about text, and corpus={!r} holds images",
-)
 TASK = Kind(
     name="task",
     prefix="task:",
@@ -75,7 +63,7 @@ class CorpusName:
 @functools.cache
 def corpus_name(corpus: str) -> CorpusName:
     """What a corpus names; the only place that reads its prefix."""
-    kind = next((kind for kind in (PAIRS, IMAGES, TASK) if corpus.startswith(kind.prefix)), TEXT)
+    kind = next((kind for kind in (PAIRS, TASK) if corpus.startswith(kind.prefix)), TEXT)
     place = corpus.removeprefix(kind.prefix)
     if kind is TASK or place == kind.built_in:
         return CorpusName(kind, place, "built in")
@@ -85,11 +73,6 @@ def corpus_name(corpus: str) -> CorpusName:
 def kind_of(corpus: Any) -> Kind:
     """The kind of a corpus; TEXT for a value of another type, which the checks report."""
     return corpus_name(corpus).kind if isinstance(corpus, str) else TEXT
-
-
-def unit_for(unit: str, corpora: Iterable[object]) -> str:
-    """A unit per token, or per image if all corpora are images, which have one target each."""
-    return unit.replace("/token", "/image") if {kind_of(corpus) for corpus in corpora} == {IMAGES} else unit
 
 
 def is_learned(tokenizer: str) -> bool:

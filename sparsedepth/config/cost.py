@@ -38,23 +38,14 @@ def cost(config: ModelConfig) -> Cost:
     dense = config.n_layers * attention + (config.n_layers - n_routed) * ffn
     used = dense + n_routed * (always + (config.top_k or 0) * expert)  # by a token
     head = config.vocab_size * d_model
-    embedding, products = head, head
-    if config.architecture == "vit":  # a matrix embeds the pixels, where tokens select a row
-        embedding = (patch_values(config) + config.seq_len) * d_model
-        products = head + patch_values(config) * d_model
     n_readers = 2 * config.n_layers + 1 if config.attention_residuals else 0  # of sources: branches, and the head
     attended = 2 * config.stream_width  # multiply-adds of a reader per token: scores, and their sum
-    outside = _vectors(config) + (embedding if config.tie_embeddings else embedding + head)
+    outside = _vectors(config) + (1 if config.tie_embeddings else 2) * head
     return Cost(
         params_total=outside + dense + n_routed * (always + config.n_experts * expert),
         params_active=outside + used,
-        flops_per_token=2 * (used + products + n_readers * attended) + 4 * config.n_layers * config.seq_len * d_model,
+        flops_per_token=2 * (used + head + n_readers * attended) + 4 * config.n_layers * config.seq_len * d_model,
     )
-
-
-def patch_values(config: ModelConfig) -> int:
-    """Values of an image patch; 0 for a decoder."""
-    return (config.n_channels or 0) * (config.patch_size or 0) ** 2
 
 
 def _vectors(config: ModelConfig) -> int:

@@ -11,7 +11,6 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
-from sparsedepth.config.corpus import DIGITS, IMAGES
 from sparsedepth.config.role import CHANGES_STEP, DROPOUT, KNOB, RECORD, Role, fields_where, roles
 from sparsedepth.config.section import Count, Mistakes, NonNegative, Positive, Section, check
 
@@ -19,43 +18,21 @@ SETS_VARIANCE = Role(cost_scope="step", directly_sets="residual_variance_last")
 INITIAL = Role(directly_sets="residual_variance_last", stacked="own")
 SPARSER = Role(cost_scope="step", sparser_direction="more")
 FEWER_HEADS = Role(cost_scope="step", sparser_direction="less", derived_if_missing=True)
-OF_VIT = ("architecture", "vit")
-IMAGE_SIZE = Role(kind="data", cost_scope="step", only_with=OF_VIT)
 Dropout = Annotated[float, Field(ge=0, lt=1), DROPOUT]
 
 FILLED_FROM = ("d_model", "n_heads", "d_ff", "n_experts", "top_k", "n_shared_experts")
 """The fields from which missing sizes are derived (`Role.derived_if_missing`)."""
 
-_OF_IMAGES = {"image_size": 224, "patch_size": 16, "n_channels": 3, "norm_kind": "layer", "activation": "gelu"}
-_OF_DIGITS = {"image_size": 8, "patch_size": 2, "n_channels": 1, "vocab_size": 10}
-
-_OF_TOKENS = {
-    "tie_embeddings": "a ViT embeds pixels, and its head is of classes",
-    "sliding_window": "patches stand in rows and columns, not in one line",
-    "mask_documents": "an image is one sequence",
-    "rope_theta": "the positions of a ViT are learned",
-}
-"""Field -> why a ViT has its default alone."""
-
 RETIRED_FIELDS = {
     "logit_soft_cap": 0.0, "weight_density": 1.0, "loops": 1, "n_streams": 1, "stream_mixing": "plain",
     "cycle_len": None, "modulus": None, "expression_len": None,
+    "architecture": "decoder", "image_size": None, "patch_size": None, "n_channels": None,
 }  # fmt: skip
 """Fields of earlier versions, with their defaults: records with these values still open (`run.stored_config`)."""
 
 
 class ModelConfig(Section):
     """The decoder: shapes first, then the axes that the papers vary; each field has a `Role`."""
-
-    architecture: Annotated[Literal["decoder", "vit"], CHANGES_STEP] = "decoder"
-    """decoder: tokens with causal attention; vit: patches of an image and a class token with full attention and learned
-    positions (2010.11929), by default with norm_kind layer, activation gelu, d_ff 4 d_model"""
-    image_size: Annotated[Count | None, IMAGE_SIZE] = None
-    """height and width to which images are resized, in pixels; default 224"""
-    patch_size: Annotated[Count | None, Role(cost_scope="step", only_with=OF_VIT)] = None
-    """height and width of a patch, in pixels; default 16"""
-    n_channels: Annotated[Literal[1, 3] | None, IMAGE_SIZE] = None
-    """channels of a pixel: 1 = grey, 3 = RGB (default)"""
 
     n_layers: Annotated[Count, Field(le=10_000), Role(kind="depth", cost_scope="step")] = 12
     """number of decoder blocks"""
@@ -71,9 +48,9 @@ class ModelConfig(Section):
     """of the dense feed-forward part. With a gate, a(W_gate x) * W_up x: swiglu (silu), geglu (gelu), reglu (relu);
     without, a(W_up x), two matrices instead of three: gelu, relu, relu2 (its square)"""
     vocab_size: Annotated[Count, Role(kind="capacity", cost_scope="step")] = 264
-    """rows of the embedding, at least the tokenizer's size; for images the number of classes"""
+    """rows of the embedding, at least the tokenizer's size; """
     seq_len: Annotated[int, Field(ge=2), SPARSER] = 256
-    """training context, in tokens; of images 1 + (image_size / patch_size)^2, the default"""
+    """training context, in tokens"""
     n_experts: Annotated[int, Field(ge=0), SPARSER] = 0
     """experts per block; 0 = dense"""
     top_k: Annotated[int | None, Field(ge=1), Role(cost_scope="step", needs_experts=True)] = None
@@ -183,24 +160,6 @@ class ModelConfig(Section):
             raise ValueError(f"{told}: no mix; use norm='pre', norm='post', or another mix_frac")
 
     @check
-    def _check_vit(self) -> None:
-        """Patches must divide the image and fill seq_len, and fields of decoders stand at their defaults."""
-        if self.architecture != "vit":
-            return
-        assert self.image_size is not None and self.patch_size is not None
-        if self.image_size % self.patch_size:
-            divisors = [size for size in range(1, self.image_size + 1) if self.image_size % size == 0]
-            told = f"patch_size={self.patch_size} does not divide image_size={self.image_size}"
-            raise ValueError(f"{told}; choose one of {divisors}")
-        n_patches = (self.image_size // self.patch_size) ** 2
-        if self.seq_len != 1 + n_patches:
-            image = f"an image of image_size={self.image_size} is a class token and {n_patches} patches"
-            raise ValueError(f"seq_len={self.seq_len}: {image}; leave seq_len out")
-        for name, reason in _OF_TOKENS.items():
-            if (value := getattr(self, name)) != ModelConfig.model_fields[name].default:
-                raise ValueError(f"{name}={value!r} with architecture='vit': {reason}; leave {name} out")
-
-    @check
     def _check_experts(self) -> None:
         for name in ("top_k", "d_expert", "n_shared_experts", "n_dense_layers"):
             if self.n_experts == 0 and (value := getattr(self, name)):
@@ -266,7 +225,7 @@ class ModelConfig(Section):
 def with_derived_sizes(values: Mapping[str, Any]) -> dict[str, Any]:
     """The fields with missing sizes derived from the others (`FILLED_FROM`), or from the defaults of those, so that
     every stored run has all sizes."""
-    filled = _with_vit_sizes(values)
+    filled = dict(values)
 
     def whole(name: str) -> int | None:
         size = filled.get(name)
@@ -276,21 +235,9 @@ def with_derived_sizes(values: Mapping[str, Any]) -> dict[str, Any]:
     if filled.get("n_kv_heads") is None and whole("n_heads"):
         filled["n_kv_heads"] = whole("n_heads")
     if filled.get("d_ff") is None and (d_model := whole("d_model")):
-        filled["d_ff"] = 4 * d_model if filled.get("architecture") == "vit" else -(-d_model * 8 // 3 // 8) * 8
+        filled["d_ff"] = -(-d_model * 8 // 3 // 8) * 8
     if whole("n_experts") and filled.get("d_expert") is None and (top_k := whole("top_k")) and whole("d_ff"):
         filled["d_expert"] = max(1, (whole("d_ff") or 1) // (top_k + (whole("n_shared_experts") or 0)))
-    return filled
-
-
-def _with_vit_sizes(values: Mapping[str, Any]) -> dict[str, Any]:
-    """`values` with a ViT's missing fields; values of another type are left to the checks."""
-    if values.get("architecture") != "vit":
-        return dict(values)
-    defaults = _OF_IMAGES | (_OF_DIGITS if values.get("corpus") == IMAGES.prefix + DIGITS else {})
-    filled = dict(values) | {name: default for name, default in defaults.items() if values.get(name) is None}
-    image_size, patch_size = filled["image_size"], filled["patch_size"]
-    if filled.get("seq_len") is None and isinstance(image_size, int) and isinstance(patch_size, int) and patch_size > 0:
-        filled["seq_len"] = 1 + (image_size // patch_size) ** 2
     return filled
 
 

@@ -60,13 +60,6 @@ def _stated_budget(shape: Shape, tokens: int, **fields: Any) -> Fields:
     return {**_sizes(shape, 50_304, 2048, step), "train_tokens": tokens // step * step, **fields}
 
 
-def _vit(d_model: int, n_heads: int) -> Fields:
-    """12 layers on images of 224 x 224 in patches of 16; 1024 images a step."""
-    images = {"architecture": "vit", "corpus": "images:hub:ILSVRC/imagenet-1k", "vocab_size": 1000}
-    shape = {"n_layers": 12, "d_model": d_model, "n_heads": n_heads}
-    return {**images, **shape, "batch_tokens": 1024 * 197, "train_tokens": 1251 * 1024 * 197}
-
-
 def _moe(d_model: int, n_heads: int, n_experts: int, top_k: int, d_expert: int, **fields: Any) -> Fields:
     """Softmax gates that are not renormalised, balance loss 0.01, z loss 0.001."""
     experts = {"n_experts": n_experts, "top_k": top_k, "d_expert": d_expert, "renormalise_gates": False}
@@ -80,10 +73,6 @@ _STUDY = "Tokens per step are read off the paper's curves, at a budget of 5 B to
 _DEPTH = "Only the 16-layer config is released; the depths differ in n_layers alone, as the paper says."
 _DEPTH_32 = " The recipe's 1.2 B model has 32 layers too, but no released dense config."
 
-_IMAGES = (
-    "Shape and batch are 2012.12877's; train_tokens is one pass: set it, and lr. Matrices have no bias, and images are "
-    "not augmented. The corpus can be set to other images."
-)
 _NO_LR = "The paper states {} B tokens and no learning rate: set lr. Shape and tokens a step are of {} release."
 _TABLE_3 = " Table 3's baseline has init=scaled."
 _OLMO_NOTE, _TIED = _NO_LR.format("20", "OLMo's"), {"tie_embeddings": True}
@@ -116,8 +105,6 @@ PRESETS: dict[str, Preset] = {
         ),
         _NO_LR.format("6", "Qwen's") + " Without its biases on queries, keys and values, 27,648 numbers.",
     ),
-    "vit-s": Preset(LLAMA + " (table 5)", _vit(384, 6), _IMAGES),
-    "vit-tiny": Preset("2012.12877", _vit(192, 3), "ViT-S at half its width and heads. " + _IMAGES),
     "dense-400m": Preset(
         OLMO,
         _olmo(16, 1536, 12, seq_len=4096, d_ff=2304, norm_eps=1e-5),

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 from pydantic import AfterValidator, ConfigDict, Field, model_validator
 
 from sparsedepth.config import presets
-from sparsedepth.config.corpus import IMAGES, corpus_name, kind_of
+from sparsedepth.config.corpus import kind_of
 from sparsedepth.config.load import build
 from sparsedepth.config.model import RETIRED_FIELDS, ModelConfig, with_derived_sizes
 from sparsedepth.config.role import AMOUNT, CHANGES_STEP, DATA, KNOB, RECORD, THRESHOLD, Role, fields_where
@@ -40,9 +40,8 @@ Thresholds = Annotated[Positives, AfterValidator(_check_distinct), THRESHOLD]
 
 CORPORA = (
     "'stdlib' (the Python standard library's source), a local .txt/.jsonl/.parquet file or folder, 'hub:NAME[:CONFIG]' "
-    "(streamed), 'sft:FILE.jsonl' (prompts and answers, loss on the answers), a task of known depth: "
-    f"{', '.join(repr(f'task:{name}') for name in TASKS)}, or images with architecture vit: 'images:FOLDER' (a "
-    "subfolder for each class), 'images:hub:NAME', 'images:digits'"
+    "(streamed), 'sft:FILE.jsonl' (prompts and answers, loss on the answers), or a task of known depth: "
+    f"{', '.join(repr(f'task:{name}') for name in TASKS)}"
 )
 
 
@@ -257,16 +256,8 @@ class RunConfig(MeasureConfig, TrainConfig, TaskConfig, DataConfig, ModelConfig)
         return digest({**changed, "warmup_steps": self.warmup_steps, "gradients": "gradients" in self.measures})
 
     def _check_corpus(self) -> None:
-        """A ViT needs images, and images a ViT; what is about another kind of corpus stands at its default."""
-        name = corpus_name(self.corpus)
-        kind = name.kind
-        if self.architecture == "vit" and kind is not IMAGES:
-            fix = "set corpus to 'images:FOLDER', 'images:hub:NAME' or 'images:digits', or leave architecture out"
-            raise ValueError(f"architecture='vit' reads images, and corpus={self.corpus!r} holds none; {fix}")
-        if kind is IMAGES and self.architecture != "vit":
-            raise ValueError(f"corpus={self.corpus!r} holds images, and a decoder reads tokens; set architecture='vit'")
-        if kind is IMAGES and not name.place:
-            raise ValueError(f"corpus={self.corpus!r} names no images; write 'images:FOLDER', or 'images:digits'")
+        """What is about another kind of corpus stands at its default."""
+        kind = kind_of(self.corpus)
         for field in kind.foreign_fields:
             if (value := getattr(self, field)) != type(self).model_fields[field].default:
                 raise ValueError(f"{field}={value!r} {kind.foreign_reason.format(self.corpus)}; leave {field} out")

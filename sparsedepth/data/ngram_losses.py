@@ -5,7 +5,7 @@
 
 For text, c counts exactly the tokens that a run trained on, of pairs those of answers, and x is the previous token. For
 a task, x is the position and its difficulty, and c counts CHANCE_POSITIONS fresh training positions: chance is the loss
-of knowing only how often each answer occurs there; for images, how often each class does. m favours the counts.
+of knowing only how often each answer occurs there. m favours the counts.
 
 Shapes: n positions, U distinct pairs (x, y) of the held-out positions, V vocabulary, C contexts.
 """
@@ -26,7 +26,7 @@ MOST_COUNTED = 2**24
 
 
 def ngram_losses(source: Source, config: RunConfig, tick: Callable[[], None] = lambda: None) -> dict[str, float | None]:
-    """unigram_loss and bigram_loss of a text, chance_loss of a task or images, on the held-out positions of val_loss.
+    """unigram_loss and bigram_loss of a text, chance_loss of a task, on the held-out positions of val_loss.
     Reads every batch of the run once more (about 20 ns a token); `tick` is called in between."""
     return losses_of(source.counted(config), config.vocab_size, tick)
 

@@ -1,6 +1,6 @@
 """Text to tokens, once per corpus: documents -> split -> tokenizer -> token files, in ROOT/<data_id>/.
 
-    documents   the corpus, one text, pair or image at a time         `data.text`, `data.pairs`, `data.images`
+    documents   the corpus, one text or pair at a time         `data.text`, `data.pairs`
     split       each distinct text: training or held out, by its hash
     tokenizer   bytes, a BPE of the training texts, or one by name    `data.tokenizer`
 

@@ -1,7 +1,7 @@
 """Sequences with their targets, the door to the source of a run's, and the order in which training reads them.
 
-Each kind of corpus (`config.corpus`) is a module, whose KIND opens a source of sequences. Text, pairs and images are
-first made into files of ids (`data.pipeline`): their KIND has texts and an encoder.
+Each kind of corpus (`config.corpus`) is a module, whose KIND opens a source of sequences. Text and pairs are first
+made into files of ids (`data.pipeline`): their KIND has texts and an encoder.
 
 Shapes: N sequences, T tokens of one sequence, S = T + 1 tokens with the last target, K places of the order.
 """
@@ -24,7 +24,7 @@ from sparsedepth.data.tokenizer import Tokenizer
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Sequences:
     inputs: np.ndarray
-    """inputs_NT, int64; for images bytes inputs_NTP with P values per patch"""
+    """inputs_NT, int64"""
     targets: np.ndarray
     """targets_NT, int64; IGNORED where not scored"""
     difficulty: np.ndarray | None = None

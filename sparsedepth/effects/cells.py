@@ -25,7 +25,6 @@ import numpy as np
 import pandas as pd
 
 from sparsedepth import quantities
-from sparsedepth.config.corpus import unit_for
 from sparsedepth.config.role import fields_where
 from sparsedepth.config.run import CELL_FIELDS, RunConfig
 from sparsedepth.effects.fit import Fit, fit
@@ -151,7 +150,7 @@ def read_runs(store: Store, outcome: str) -> pd.DataFrame:
 
 
 def unit_of(outcome: str, runs: pd.DataFrame | None = None) -> str:
-    """The unit of a difference in this outcome, on the corpora of `runs`. Raises ValueError for an outcome that is no
+    """The unit of a difference in this outcome. Raises ValueError for an outcome that is no
     number of `runs`."""
     quantity = quantities.IN_RUNS.get(outcome)
     if quantity is None or quantity.type == "VARCHAR":
@@ -161,8 +160,7 @@ def unit_of(outcome: str, runs: pd.DataFrame | None = None) -> str:
         raise ValueError(f"outcome {outcome!r} is not a measured number of a run; {hint}")
     if runs is not None:
         quantities.check_scored(outcome, runs.columns)
-    unit = "ln ratio" if quantity.is_ratio else quantity.unit
-    return unit_for(unit, runs["corpus"].dropna().unique()) if runs is not None and "corpus" in runs.columns else unit
+    return "ln ratio" if quantity.is_ratio else quantity.unit
 
 
 def is_ratio(outcome: str) -> bool:

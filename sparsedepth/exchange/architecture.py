@@ -11,8 +11,7 @@ The config fields select an architecture (`architecture`); what it has no field 
 
 Sandwich norms are exported as Gemma-2 without its attention cap; its embedding scale sqrt(D) and norm weights 1 + w are
 folded too. Experts with q/k norm over all heads are exported as OLMoE, per head as Qwen3-MoE; raw gates without q/k
-norm as Qwen2-MoE, since OLMoE requires its norm. A ViT is exported as ViTForImageClassification; what it does not have
-is 0 there: the class vector (its position replaces it) and the biases of all matrices.
+norm as Qwen2-MoE, since OLMoE requires its norm.
 
 Shapes: D d_model, E experts, F d_expert, V vocabulary.
 """
@@ -38,9 +37,6 @@ Weights = dict[str, Tensor]
 
 ACTIVATIONS = {"swiglu": "silu", "geglu": "gelu", "reglu": "relu"}
 """transformers' name of the gate's activation."""
-
-VIT = "vit"
-"""The family of ViTForImageClassification."""
 
 TOLERANCE = 1e-4
 """maximum difference of a logit, in fp32"""
@@ -86,35 +82,16 @@ REFUSED: tuple[tuple[Callable[[ModelConfig], bool], str], ...] = (
 # fmt: on
 """Conditions under which a decoder cannot be exported, with the reason."""
 
-REFUSED_AS_VIT: tuple[tuple[Callable[[ModelConfig], bool], str], ...] = (
-    (lambda c: c.norm != "pre", "norm={c.norm!r}: its blocks have a norm before each branch, and no other"),
-    (lambda c: c.norm_kind != "layer", "norm_kind={c.norm_kind!r}: its norms are LayerNorms"),
-    (lambda c: c.depth_scale == "after_residual", "depth_scale='after_residual': it shrinks the stream itself"),
-    (lambda c: c.n_experts > 0, "n_experts={c.n_experts}: it has no experts"),
-    (lambda c: c.is_gated, "activation={c.activation!r}: its feed-forward part has no gate"),
-    (lambda c: c.n_kv_heads != c.n_heads, "n_kv_heads={c.n_kv_heads}: each of its heads has its own keys and values"),
-    (lambda c: c.qk_norm, "qk_norm=True: it has no q/k norm"),
-    (lambda c: c.reads_stream_start, "residual_scalars or value_residual: its blocks read only the stream"),
-    (lambda c: c.gpas, "gpas=True: it shrinks the stream itself"),
-    (lambda c: c.attention_residuals > 0, "attention_residuals={c.attention_residuals}: its blocks sum branches"),
-)
-"""Conditions under which a ViT cannot be exported, with the reason."""
-
 
 def architecture(config: ModelConfig) -> Architecture:
-    """The architecture for these fields, of a ViT without the names of its classes. Raises ValueError with all reasons
-    if there is none."""
+    """The architecture for these fields. Raises ValueError with all reasons if there is none."""
+    if reasons := [reason.format(c=config) for applies, reason in REFUSED if applies(config)]:
+        raise ValueError(f"this model cannot be exported to transformers: {'; '.join(reasons)}")
     family = _family(config)
-    conditions, problem = (REFUSED_AS_VIT, ", whose ViT differs") if family == VIT else (REFUSED, "")
-    if reasons := [reason.format(c=config) for applies, reason in conditions if applies(config)]:
-        raise ValueError(f"this model cannot be exported to transformers{problem}: {'; '.join(reasons)}")
-    values = _vit(config) if family == VIT else {**_common(config), **_OWN[family](config)}
-    return Architecture(family=family, values=values, notes=notes(config, family))
+    return Architecture(family=family, values={**_common(config), **_OWN[family](config)}, notes=notes(config, family))
 
 
 def _family(config: ModelConfig) -> str:
-    if config.architecture == "vit":
-        return VIT
     if _has_out_norms(config):
         return "gemma2"
     if config.n_experts == 0:
@@ -210,24 +187,6 @@ def _qwen_moe(config: ModelConfig) -> dict[str, Any]:
     }
 
 
-def _vit(config: ModelConfig) -> dict[str, Any]:
-    return {
-        "hidden_size": config.d_model,
-        "intermediate_size": config.d_ff,
-        "num_hidden_layers": config.n_layers,
-        "num_attention_heads": config.n_heads,
-        "hidden_act": config.activation,
-        "layer_norm_eps": config.norm_eps,
-        "image_size": config.image_size,
-        "patch_size": config.patch_size,
-        "num_channels": config.n_channels,
-        "qkv_bias": True,
-        "hidden_dropout_prob": 0.0,
-        "attention_probs_dropout_prob": 0.0,
-        "initializer_range": config.init_std,
-    }
-
-
 _OWN: dict[str, Callable[[ModelConfig], dict[str, Any]]] = {
     "llama": lambda config: {},
     "mistral": lambda config: {"sliding_window": config.sliding_window},
@@ -267,7 +226,6 @@ def notes(config: ModelConfig, family: str) -> tuple[str, ...]:
         (config.n_experts > 0 and bool(misaligned),
          f"{' and '.join(misaligned)}: the experts' kernel that transformers chooses needs multiples of 8 (of 4 in "
          "fp32); where it fails, load with experts_implementation='eager'"),
-        (family == VIT, "the class vector and the biases of all matrices are 0, as in the run, which has none"),
     )
     # fmt: on
     return tuple(note for applies, note in folded if applies)
@@ -276,13 +234,8 @@ def notes(config: ModelConfig, family: str) -> tuple[str, ...]:
 @torch.no_grad()
 def weights(model: Decoder) -> Weights:
     """The model's weights with the architecture's names, in fp32, computed in fp64."""
-    own, family = folded_weights(model), _family(model.config)
-    named = _as_vit(own, model.config) if family == VIT else _as_decoder(own, model, family)
-    return {name: weight.detach().float().contiguous() for name, weight in named.items()}
-
-
-def _as_decoder(own: Weights, model: Decoder, family: str) -> Weights:
-    config = model.config
+    own, config = folded_weights(model), model.config
+    family = _family(config)
     if config.norm == "peri":
         own["embed.weight"] = model.embed_norm(own["embed.weight"].double())
     if family == "gemma2":
@@ -295,18 +248,7 @@ def _as_decoder(own: Weights, model: Decoder, family: str) -> Weights:
     if family == "qwen2_moe":
         for index, block in enumerate(model.blocks):
             named |= {f"model.layers.{index}.mlp.{name}": weight for name, weight in _shared_gate(block.ffn).items()}
-    return named
-
-
-def _as_vit(own: Weights, config: ModelConfig) -> Weights:
-    positions_TD, kernel = own["embed.positions"], (config.n_channels or 0, *[config.patch_size or 0] * 2)
-    named = {hf: weight for name, weight in own.items() if (hf := hf_name(name, VIT))}
-    named["vit.embeddings.patch_embeddings.projection.weight"] = own["embed.weight"].view(-1, *kernel)
-    biases = {name: weight.new_zeros(len(weight)) for name, weight in named.items() if weight.ndim > 1}
-    named |= {f"{name.removesuffix('weight')}bias": bias for name, bias in biases.items()}
-    named["vit.embeddings.cls_token"] = positions_TD.new_zeros(1, 1, config.d_model)
-    named["vit.embeddings.position_embeddings"] = positions_TD[None]
-    return named
+    return {name: weight.detach().float().contiguous() for name, weight in named.items()}
 
 
 def folded_weights(model: Decoder) -> Weights:

@@ -2,8 +2,6 @@
 
     DIR/  model.safetensors  config.json  generation_config.json  tokenizer.json  tokenizer_config.json  README.md
 
-A ViT has a preprocessor_config.json in place of the tokenizer's files and generation_config.json.
-
 The folder is first written under another name, loaded like any third-party model, and compared with the run: all logits
 of random tokens and of held-out text must agree to 1e-4 in fp32. Only then is it renamed.
 
@@ -11,7 +9,7 @@ The tokenizer becomes a PreTrainedTokenizerFast that gives every text the same i
 a text, and special tokens written in a text are ordinary text. Bytes become a BPE without merges on the byte-level
 alphabet, id = byte.
 
-Shapes: N sequences, T tokens or positions; of images B, P numbers of a patch, C channels.
+Shapes: N sequences, T tokens.
 """
 
 import json
@@ -30,7 +28,6 @@ from torch import Tensor
 from transformers import (
     CONFIG_MAPPING,
     AutoModelForCausalLM,
-    AutoModelForImageClassification,
     AutoTokenizer,
     GenerationConfig,
     PreTrainedTokenizerFast,
@@ -39,14 +36,12 @@ from transformers.convert_slow_tokenizer import bytes_to_unicode
 from transformers.utils import logging
 
 from sparsedepth import __version__, quantities
-from sparsedepth.config.model import ModelConfig
-from sparsedepth.data.images import ImageSource
 from sparsedepth.data.tokenizer import TOKENIZER_FILE
 from sparsedepth.data.tokenizer import Tokenizer as OurTokenizer
-from sparsedepth.exchange.architecture import TOLERANCE, VIT, Architecture, architecture, random_documents, weights
+from sparsedepth.exchange.architecture import TOLERANCE, Architecture, architecture, random_documents, weights
 from sparsedepth.files import atomic_folder, write_json, write_text
 from sparsedepth.model.decoder import Decoder
-from sparsedepth.probe.folder import CONFIG, check_folder, read_json, weight_files
+from sparsedepth.probe.folder import CONFIG, read_json, weight_files
 from sparsedepth.probe.load import LoadedModel, load_model
 from sparsedepth.probe.text import measure_source, tokenizer_of
 from sparsedepth.store.run_record import Record, check_place, read_run
@@ -80,22 +75,15 @@ def export(run: Path, out: Path) -> Exported:
     source = measure_source(loaded, None, config.seq_len, config.seq_len, data)
     held_out_1T = torch.from_numpy(source.held_out(config.seq_len, config.seq_len)[:1].inputs)
     with atomic_folder(out) as unfinished:
-        if isinstance(source, ImageSource):
-            names = dict(enumerate(source.classes))
-            save_model(model, target, unfinished, id2label=names, label2id={name: id for id, name in names.items()})
-            _save_processor(config, unfinished)
-            random_NT = model.embed.random_inputs(N_RANDOM, config.seq_len, torch.Generator().manual_seed(0))
-            parity = _vit_parity(model, unfinished, {"random pixels": random_NT, "a held-out image": held_out_1T})
-        else:
-            tokenizer = tokenizer_of(loaded, data)
-            ends = (held_out_1T[0] == tokenizer.eod).nonzero()
-            if config.mask_documents and len(ends):  # only the first document, as transformers has no such mask
-                held_out_1T = held_out_1T[:, : int(ends[0])]
-            save_model(model, target, unfinished, eos_token_id=tokenizer.eod)
-            save_tokenizer(tokenizer, unfinished, config.seq_len, tokenizer.decode(held_out_1T[0].tolist()))
-            exported = load_model(unfinished)
-            inputs = {"random tokens": random_documents(config, N_RANDOM), "held-out text": held_out_1T}
-            parity = {name: _difference(loaded, exported, tokens_NT) for name, tokens_NT in inputs.items()}
+        tokenizer = tokenizer_of(loaded, data)
+        ends = (held_out_1T[0] == tokenizer.eod).nonzero()
+        if config.mask_documents and len(ends):  # only the first document, as transformers has no such mask
+            held_out_1T = held_out_1T[:, : int(ends[0])]
+        save_model(model, target, unfinished, eos_token_id=tokenizer.eod)
+        save_tokenizer(tokenizer, unfinished, config.seq_len, tokenizer.decode(held_out_1T[0].tolist()))
+        exported = load_model(unfinished)
+        inputs = {"random tokens": random_documents(config, N_RANDOM), "held-out text": held_out_1T}
+        parity = {name: _difference(loaded, exported, tokens_NT) for name, tokens_NT in inputs.items()}
         if not all(difference <= TOLERANCE for difference in parity.values()):  # also false for NaN
             largest = f"{max(parity.values()):.1e} from the run's, expected at most {TOLERANCE:.0e}"
             raise ValueError(f"the exported model's logits are up to {largest}; nothing was written")
@@ -103,14 +91,12 @@ def export(run: Path, out: Path) -> Exported:
     return Exported(folder=out, family=target.family, parity=parity, notes=target.notes)
 
 
-def save_model(model: Decoder, target: Architecture, folder: Path, **fields: Any) -> None:
-    """Save weights, config and, for text, generation config; transformers renames experts as in its own checkpoints.
-    `fields` are those of the config that depend on the data."""
+def save_model(model: Decoder, target: Architecture, folder: Path, eos_token_id: int) -> None:
+    """Save weights, config and generation config; transformers renames experts as in its own checkpoints."""
     logging.disable_progress_bar()  # it would mix with our output
     config_class: Any = CONFIG_MAPPING[target.family]
-    config = config_class(**target.values, **fields, dtype="float32")
-    is_vit = target.family == VIT
-    auto_class: Any = AutoModelForImageClassification if is_vit else AutoModelForCausalLM
+    config = config_class(**target.values, eos_token_id=eos_token_id, dtype="float32")
+    auto_class: Any = AutoModelForCausalLM
     with torch.device("meta"), warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Initializing zero-element")  # a missing shared expert has width 0
         exported: Any = auto_class.from_config(config, dtype=torch.float32, trust_remote_code=False)
@@ -119,8 +105,7 @@ def save_model(model: Decoder, target: Architecture, folder: Path, **fields: Any
     tied = {"lm_head.weight"} if model.config.tie_embeddings and target.family != "gemma2" else set()
     assert not unexpected and set(missing) == tied, f"{target.family}: {missing}, {unexpected}"
     exported.tie_weights()
-    if not is_vit:
-        exported.generation_config = GenerationConfig(eos_token_id=fields["eos_token_id"])
+    exported.generation_config = GenerationConfig(eos_token_id=eos_token_id)
     with errors_of_system():
         exported.save_pretrained(folder)
     for path in weight_files(folder):  # safetensors makes them readable for the owner only
@@ -136,46 +121,6 @@ def _difference(loaded: LoadedModel, exported: LoadedModel, tokens_NT: Tensor) -
             for tokens_1T in tokens_NT.split(1)
         ]
     return torch.stack(differences).max().item()
-
-
-def _save_processor(config: ModelConfig, folder: Path) -> None:
-    """Write the image preprocessing: resizing, and scaling to -1..1."""
-    size, middle = config.image_size, [0.5] * (config.n_channels or 0)
-    write_json(
-        folder / "preprocessor_config.json",
-        {
-            "image_processor_type": "ViTImageProcessor",
-            **dict.fromkeys(("do_resize", "do_rescale", "do_normalize"), True),
-            "size": {"height": size, "width": size},
-            "resample": 3,  # bicubic
-            "rescale_factor": 1 / 255,
-            "image_mean": middle,
-            "image_std": middle,
-        },
-    )
-
-
-def _pixel_values(patches_BTP: Tensor, config: ModelConfig) -> Tensor:
-    """The images [B, C, size, size], from -1 to 1, of these patches; position 0 is the class token."""
-    channels, patch, size = config.n_channels or 0, config.patch_size or 0, config.image_size or 0
-    per_side = size // patch
-    pixels = patches_BTP[:, 1:].view(-1, per_side, per_side, channels, patch, patch).permute(0, 3, 1, 4, 2, 5)
-    return pixels.reshape(-1, channels, size, size).float() / 127.5 - 1
-
-
-@torch.no_grad()
-def _vit_parity(model: Decoder, folder: Path, inputs: Mapping[str, Tensor]) -> dict[str, float]:
-    """The largest difference of logits of each patches_BTP: those of a folder, loaded as a third-party model, and the
-    model's."""
-    check_folder(folder, types=(VIT,))
-    exported: Any = AutoModelForImageClassification.from_pretrained(
-        folder, local_files_only=True, trust_remote_code=False, dtype=torch.float32
-    )
-    differences = {}
-    for name, patches_BTP in inputs.items():
-        hf = exported(_pixel_values(patches_BTP, model.config)).logits
-        differences[name] = (model(patches_BTP)[:, 0] - hf).abs().max().item()
-    return differences
 
 
 ODD = "a\x00b\r\n\r\n  can't\tnaïve 東京 \u2028 🙂👩\u200d👧 <|endoftext|></s>\ufffd \x7f"
@@ -227,15 +172,13 @@ def _backend(tokenizer: OurTokenizer) -> Tokenizer:
 def card(run: Record, exported: Architecture, parity: Mapping[str, float]) -> str:
     """README.md, with the largest difference of a logit on each input by name. Every value of the run is JSON on a line
     of its own, so that none can inject markup."""
-    config, summary, is_vit = run.config, run.summary, exported.family == VIT
-    kinds = "AutoModelForImageClassification, AutoImageProcessor" if is_vit else "AutoModelForCausalLM, AutoTokenizer"
-    reader = "processor" if is_vit else "tokenizer"
+    config, summary, kinds = run.config, run.summary, "AutoModelForCausalLM, AutoTokenizer"
     versions = {"sparsedepth": __version__, **{name: version(name) for name in ("torch", "transformers")}}
     manifest_fields = ("code", "started", "seconds", "device", "data_hash", "packages")
     origin = {name: run.manifest.get(name) for name in manifest_fields}
     front_matter = {
         "library_name": "transformers",
-        "pipeline_tag": "image-classification" if is_vit else "text-generation",
+        "pipeline_tag": "text-generation",
         "tags": ["sparsedepth"],
         "run_id": config.run_id,
         "logit_parity": max(parity.values()),
@@ -249,7 +192,7 @@ def card(run: Record, exported: Architecture, parity: Mapping[str, float]) -> st
         _fenced(
             "python",
             f"from transformers import {kinds}\n\n"
-            f'model, {reader} = (kind.from_pretrained("FOLDER") for kind in ({kinds}))',
+            f'model, tokenizer = (kind.from_pretrained("FOLDER") for kind in ({kinds}))',
         ),
         "## Parity with the run",
         "Largest absolute difference of a logit between this folder, loaded again, and the run's own model, in fp32: "

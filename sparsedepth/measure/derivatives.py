@@ -25,7 +25,7 @@ same formulas are exact.
 Standard errors are those of the probes, for the given tokens. Shared probes: the variance of v' B v is 2 tr B^2, and
 E (h_i . h_j)^2 = tr B^2 for two probes i != j, B = A A^T (for `averaged` with the signs' noise in it: an upper bound).
 per_token: the h_s . h'_s of two positions are uncorrelated, as no two pairs of signs (s, t > s) are the same, so their
-scatter over the tokens is an upper bound; without causality (a ViT) two positions share a pair, and it is an estimate.
+scatter over the tokens is an upper bound.
 
 Gradient along depth: the norm of the loss's gradient with respect to the residual stream, by layer.
 

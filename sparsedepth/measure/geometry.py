@@ -83,9 +83,8 @@ def add_geometry_rows(context: MeasureContext, rows: Measurements) -> None:
     moments |= {"angular_distance": pairs[next_to], "angle_to_end": pairs[:, :-1, -1]}
     rows.add_pairs("angular_distance", _by_pair(pairs), context.n_tokens)
     rows.add_score("angular_distance_middle", mean(moments["angular_distance"][:, 1:-1]))
-    if probed.causal:  # else the last token is not special
-        rows.add_pairs("angular_distance_last_token", _by_pair(last), len(context.inputs))
-        rows.add_score("angular_distance_last_token", mean(last[next_to]))
+    rows.add_pairs("angular_distance_last_token", _by_pair(last), len(context.inputs))
+    rows.add_score("angular_distance_last_token", mean(last[next_to]))
     for name, values in moments.items():
         first = int(name not in ("state_norm", "angle_to_end"))
         rows.add_layers(name, finites(_mean(values.mean(0))), context.n_tokens, first)
@@ -139,7 +138,7 @@ def _batch_moments(probed: ProbedModel, tokens_BT: Tensor, eod: int | None) -> d
 def last_positions(tokens_BT: Tensor, eod: int | None) -> list[int]:
     """Position of the last token of each sequence, from 0: before the padding `eod`s after the end of a document."""
     last = tokens_BT.shape[1] - 1
-    if eod is None or tokens_BT.ndim > 2:
+    if eod is None:
         return [last] * len(tokens_BT)
     at_end_B = (tokens_BT == eod).flip(1).int().cumprod(1).sum(1)
     return (last - (at_end_B - 1).clamp(min=0)).tolist()
@@ -197,8 +196,6 @@ def _by_pair(moments_NLL2: np.ndarray) -> dict[tuple[int, int], float | None]:
     return dict(zip(pairs, finites(angle_LL[np.triu_indices(len(angle_LL), 1)]), strict=True))
 
 
-NO_ID = -1
-"""Id of image patches, which have none."""
 MIN_LAYERS = 4
 """With fewer there are no two middle layers."""
 MAX_POINTS = 2000
@@ -218,7 +215,7 @@ def add_trajectory_rows(context: MeasureContext, rows: Measurements) -> None:
         # Half as many tokens at once: their states are fp64 here.
         parts = [_angles_by_layer(probed, tokens_BT) for tokens_BT in batches(probed, tokens_NT, memory=2)]
         angles_NTL, exists_NT = (torch.cat(part).cpu().numpy() for part in zip(*parts, strict=True))
-    ids_NT = tokens_NT.numpy(force=True) if tokens_NT.ndim == 2 else np.full(tokens_NT.shape[:2], NO_ID)
+    ids_NT = tokens_NT.numpy(force=True)
     valid_NT = exists_NT & (ids_NT != eod) if eod is not None else exists_NT
     angles_VL = angles_NTL[valid_NT]
     if not len(angles_VL) or not np.isfinite(angles_VL).all():
@@ -267,7 +264,7 @@ def _n_acting(n_layers: int) -> int:
 
 def _angles_by_layer(probed: ProbedModel, tokens_BT: Tensor) -> tuple[Tensor, Tensor]:
     """theta_BTL in fp64, and exists_BT: no state of the token has length 0."""
-    shape = tokens_BT.shape[:2]
+    shape = tokens_BT.shape
     unit_BTD, exists_BT = torch.empty(0), torch.ones(shape, dtype=torch.bool, device=tokens_BT.device)
     angles_BTL = torch.empty(*shape, probed.n_layers, dtype=torch.float64, device=tokens_BT.device)
     for layer, x_BTD in enumerate(stream(probed, tokens_BT)):
@@ -310,7 +307,7 @@ def _points(
         {
             "sequence": int(n),
             "position": int(t),
-            "token_id": None if ids_NT[n, t] == NO_ID else int(ids_NT[n, t]),
+            "token_id": int(ids_NT[n, t]),
             "document_position": int(t - begin_NT[n, t]) if begin_NT[n, t] else None,
             "nearest": str(name),
             "to_early_stop": float(to_early),

@@ -59,7 +59,7 @@ from sparsedepth.measure.bootstrap import BootstrapEstimate, bootstrap, finite, 
 from sparsedepth.measure.loss import fork_losses, relative_change, sequence_loss
 from sparsedepth.measure.measurements import MeasureContext, Measurements, Scored, position_mean
 from sparsedepth.measure.usefulness import share_above
-from sparsedepth.probe.fork import batches, probing, run_forks, stream, token_count
+from sparsedepth.probe.fork import batches, probing, run_forks, stream
 from sparsedepth.probe.probed_model import ProbedModel
 
 
@@ -231,7 +231,7 @@ def block_influence(probed: ProbedModel, tokens_NT: Tensor) -> list[float]:
         for tokens_BT in batches(probed, tokens_NT):
             for place, (before, after) in enumerate(itertools.pairwise(stream(probed, tokens_BT))):
                 sums[place] += torch.cosine_similarity(before, after, dim=-1).sum(dtype=torch.float64).item()
-    return (1 - sums / token_count(tokens_NT)).tolist()
+    return (1 - sums / tokens_NT.numel()).tolist()
 
 
 def rank_correlation(x: Sequence[float | None], y: Sequence[float | None]) -> float | None:

@@ -279,5 +279,4 @@ def add_exit_rows(context: MeasureContext, rows: Measurements) -> None:
 
 
 def add_lens_rows(context: MeasureContext, rows: Measurements) -> None:
-    if context.probed.causal:  # the head of a ViT reads only the class token
-        rows.add_profiles(lens(context.probed, context.inputs, context.rng()), context.n_tokens)
+    rows.add_profiles(lens(context.probed, context.inputs, context.rng()), context.n_tokens)

@@ -20,7 +20,7 @@ Attention sparsity: the share of causal attention weights near zero; their entro
     sink:     mean over rows i >= 2 of a_i1                 the share of the first token (2309.17453); 1/i if uniform
 
 Under uniform attention the absolute share grows with T (every row i > 1/tau is all 'sparse'); the relative share is 0
-for c <= 1 at any T. Without causality (a ViT) every row has T weights, and i is T in each formula. Weights hidden by a
+for c <= 1 at any T. Weights hidden by a
 window or the end of a document count as causal weights of 0.
 
 Activation sparsity: the share of hidden units of dense feed-forward parts that are inactive.
@@ -128,8 +128,8 @@ def attention_sparsity(
 ) -> dict[str, HeadValues]:
     """attention_sparsity@tau and attention_sparsity_rel@tau (of 1/i) for each threshold,
     attention_entropy (nat), attention_entropy_rel and attention_sink."""
-    n_sequences, n_tokens = tokens_NT.shape[:2]
-    n_weights = n_tokens * (n_tokens + 1) // 2 if probed.causal else n_tokens**2
+    n_sequences, n_tokens = tokens_NT.shape
+    n_weights = n_tokens * (n_tokens + 1) // 2
     sizes = {
         **dict.fromkeys(_limits(taus, relative_taus), n_weights),
         "attention_entropy": n_tokens,
@@ -178,8 +178,6 @@ def attention_sums(
         stop = min(start + rows, n_tokens)
         weight_BHRS, future_RS = attention_rows(q_BHTK, k_BGTK, start, stop, form)
         n_keys_R1 = torch.arange(start + 1, stop + 1, device=q_BHTK.device)[:, None]
-        if not form.causal:
-            n_keys_R1 = torch.full_like(n_keys_R1, n_tokens)
         after_first_R = slice(max(0, 1 - start), None)  # without the first row of the sequence
         entropy_BHR = torch.special.entr(weight_BHRS).sum(-1)
         relative_BHR = entropy_BHR[..., after_first_R] / n_keys_R1[after_first_R, 0].log()

@@ -24,7 +24,6 @@ from sparsedepth.measure import (
 )
 from sparsedepth.measure.bootstrap import finites
 from sparsedepth.measure.measurements import MeasureContext, Measurements, ReadHeldOut, Row
-from sparsedepth.probe.fork import token_count
 from sparsedepth.probe.probed_model import ProbedModel
 from sparsedepth.quantities.measured import MEASURES, PLUGINS
 
@@ -98,5 +97,5 @@ def observe_variance(probed: ProbedModel, tokens_NT: Tensor, step: int) -> list[
     """Layer rows of the residual variance on a small fixed batch: one pass, called during training."""
     rows = Measurements(step=step)
     by_layer = variance.variance_by_sequence(probed, tokens_NT).mean(0)
-    rows.add_layers("residual_variance", finites(by_layer), token_count(tokens_NT), first=0)
+    rows.add_layers("residual_variance", finites(by_layer), tokens_NT.numel(), first=0)
     return rows.layers

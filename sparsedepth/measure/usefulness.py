@@ -43,7 +43,7 @@ from sparsedepth.measure.bootstrap import BootstrapEstimate, bootstrap, bootstra
 from sparsedepth.measure.loss import fork_losses, relative_change
 from sparsedepth.measure.measurements import MeasureContext, Measurements, Scored, per_position
 from sparsedepth.measure.variance import batched
-from sparsedepth.probe.fork import batches, probing, stream, token_count
+from sparsedepth.probe.fork import batches, probing, stream
 from sparsedepth.probe.probed_model import ProbedModel
 
 NEEDED_AT = {"needed_layers_10mnat": 0.01, "needed_layers_50mnat": 0.05, "needed_layers_200mnat": 0.2}
@@ -130,7 +130,7 @@ def needed_layers(
 def fit_affine(probed: ProbedModel, fit_NT: Tensor) -> list[AffineUpdate]:
     """The map of each block 1..L, fitted to its input in the unmodified model, from one pass.
     Raises ValueError unless there are more than D + 1 fit tokens. Sums take 16 L D^2 bytes."""
-    n_tokens, width = token_count(fit_NT), probed.stream_width
+    n_tokens, width = fit_NT.numel(), probed.stream_width
     if n_tokens <= width + 1:
         raise ValueError(
             f"{n_tokens} fit tokens do not determine an affine map of width {width}; expected more than d_model + 1 = "
@@ -143,7 +143,7 @@ def fit_affine(probed: ProbedModel, fit_NT: Tensor) -> list[AffineUpdate]:
             for index, states in enumerate(itertools.pairwise(stream(probed, tokens_BT))):
                 x_nD, after_nD = (state_BTD.flatten(0, 1).double() for state_BTD in states)
                 moments[index] = _merged(*moments[index], n_seen, x_nD, after_nD)
-            n_seen += token_count(tokens_BT)
+            n_seen += tokens_BT.numel()
         # Directions whose variance is below D eps of the largest are dropped: rounding errors of fp32 states.
         inverses = batched(partial(torch.linalg.pinv, hermitian=True), [of_both[:, :width] for _, of_both in moments])
         maps = []

@@ -44,7 +44,7 @@ from sparsedepth.measure.bootstrap import (
     shared_resamples,
 )
 from sparsedepth.measure.measurements import MeasureContext, Measurements
-from sparsedepth.probe.fork import batches, by_sequence, probing, stream, token_count, updates
+from sparsedepth.probe.fork import batches, by_sequence, probing, stream, updates
 from sparsedepth.probe.probed_model import ProbedModel
 
 
@@ -119,7 +119,7 @@ def participation(probed: ProbedModel, tokens_NT: Tensor) -> dict[str, list[floa
             values_nD = (x_BTD.flatten(0, 1).double() for x_BTD in itertools.chain(states, updates))
             moments = [(x_nD.sum(0), x_nD.T @ x_nD) for x_nD in values_nD]
             sums = [(a + c, b + d) for (a, b), (c, d) in zip(sums, moments, strict=True)] if sums else moments
-    n_tokens, ratios, ranks = token_count(tokens_NT), [], []
+    n_tokens, ratios, ranks = tokens_NT.numel(), [], []
     covariances = [
         product_DD / n_tokens - torch.outer(sum_D / n_tokens, sum_D / n_tokens) for sum_D, product_DD in sums
     ]

@@ -38,7 +38,7 @@ def sdpa(q_BHTK: Tensor, k_BGTK: Tensor, v_BGTK: Tensor, context: Context, dropo
     if n_repeats > 1 and (is_masked or (q_BHTK.device.type != "cpu" and q_BHTK.dtype == torch.float32)):
         k_BGTK, v_BGTK = (x.repeat_interleave(n_repeats, dim=1) for x in (k_BGTK, v_BGTK))
         n_repeats = 1
-    mask, is_causal = (visible(n_tokens, context, q_BHTK.device), False) if is_masked else (None, context.causal)
+    mask, is_causal = (visible(n_tokens, context, q_BHTK.device), False) if is_masked else (None, True)
     return F.scaled_dot_product_attention(
         q_BHTK, k_BGTK, v_BGTK, mask, dropout, is_causal=is_causal, enable_gqa=n_repeats > 1
     )
@@ -51,8 +51,7 @@ def reference(q_BHTK: Tensor, k_BGTK: Tensor, v_BGTK: Tensor, context: Context, 
     with torch.autocast(q_BHTK.device.type, enabled=False):
         k_BHTK, v_BHTK = (x.to(dtype).repeat_interleave(n_repeats, dim=1) for x in (k_BGTK, v_BGTK))
         score_BHTT = q_BHTK.to(dtype) @ k_BHTK.transpose(2, 3) / math.sqrt(width)
-        if context.causal:
-            score_BHTT = score_BHTT.masked_fill(~visible(n_tokens, context, q_BHTK.device), -math.inf)
+        score_BHTT = score_BHTT.masked_fill(~visible(n_tokens, context, q_BHTK.device), -math.inf)
         weight_BHTT = F.dropout(score_BHTT.softmax(-1), dropout)
         return (weight_BHTT @ v_BHTK).to(v_BGTK.dtype)
 
@@ -69,7 +68,7 @@ def flash(q_BHTK: Tensor, k_BGTK: Tensor, v_BGTK: Tensor, context: Context, drop
     """
     package, dtype, window = load_flash(), product_dtype(q_BHTK), context.window
     q_BTHK, k_BTGK, v_BTGK = (x.to(dtype).transpose(1, 2) for x in (q_BHTK, k_BGTK, v_BGTK))
-    options: dict[str, Any] = {"causal": context.causal, "window_size": (-1, -1) if window is None else (window - 1, 0)}
+    options: dict[str, Any] = {"causal": True, "window_size": (-1, -1) if window is None else (window - 1, 0)}
     if dropout:
         options["dropout_p"] = dropout
     if context.document_BT is None:

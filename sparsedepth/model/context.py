@@ -25,11 +25,10 @@ class Context:
         first_BTD: Tensor | None = None,
         value_BGTK: Tensor | None = None,
         *,
-        causal: bool = True,
         window: int | None = None,
     ):
-        self.rotary, self.causal, self.window = rotary, causal, window
-        """`causal`: a token sees itself and earlier ones; `window`: so many, itself included"""
+        self.rotary, self.window = rotary, window
+        """`window`: the tokens that one sees, itself included; None = all before it, too"""
         self.document_BT = document_BT
         """a number per token that changes with the document; a token sees only its own document"""
         self.first_BTD, self.value_BGTK = first_BTD, value_BGTK
@@ -50,7 +49,7 @@ class Context:
         """For several copies of the batch, one after the other."""
         parts = (self.document_BT, self.first_BTD, self.value_BGTK)
         repeated = (None if x is None else x.repeat(copies, *[1] * (x.ndim - 1)) for x in parts)
-        return Context(self.rotary, *repeated, causal=self.causal, window=self.window)
+        return Context(self.rotary, *repeated, window=self.window)
 
 
 def rotary_tables(n_tokens: int, d_head: int, theta: float, device: torch.device) -> tuple[Tensor, Tensor]:

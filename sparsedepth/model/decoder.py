@@ -3,14 +3,11 @@
     x_0 = E tokens,   x_l = block_l(x_(l-1)),   logits = W N(x_L)
 
 With all options off this is Llama; with experts Mixtral (gates renormalised) or OLMoE (raw gates,
-q/k norm over all heads); with q/k norm Qwen3; with a window Mistral. With `architecture` vit
-(2010.11929) it is an image encoder: attention is bidirectional, patches and learned positions
-(`linear.PatchEmbedding`) replace tokens and RoPE, and the head reads the classes from position 0.
+q/k norm over all heads); with q/k norm Qwen3; with a window Mistral.
 
 A block is `model.block`, LNS included; every other variation is a class of `model.variants`.
 
 Shapes: B sequences, T tokens, D d_model (of x: all sources together), K head width, V vocabulary.
-tokens_BT are ids, or for images bytes [B, T, values per patch].
 """
 
 from collections.abc import Sequence
@@ -26,7 +23,7 @@ from sparsedepth.model.block import Block
 from sparsedepth.model.context import Context, rotary_tables
 from sparsedepth.model.feedforward import Experts, RouterLoss
 from sparsedepth.model.head import Head
-from sparsedepth.model.linear import Embedding, PatchEmbedding
+from sparsedepth.model.linear import Embedding
 from sparsedepth.model.norms import make_norm
 from sparsedepth.model.variants.factors import profile
 from sparsedepth.model.variants.sources import Sources
@@ -34,14 +31,14 @@ from sparsedepth.model.variants.table import make_block
 
 
 class Decoder(nn.Module):
-    """Tokens (or patches) in, logits out; the initial weights are a function of (config, seed)."""
+    """Tokens in, logits out; the initial weights are a function of (config, seed)."""
 
     blocks: Sequence[Block]
 
     def __init__(self, config: ModelConfig, seed: int = 0):
         super().__init__()
         self.config = config
-        self.embed = PatchEmbedding(config) if config.architecture == "vit" else Embedding(config)
+        self.embed = Embedding(config)
         self.embed_norm = make_norm(config) if config.norm == "peri" else nn.Identity()
         blocks = nn.ModuleList(make_block(config, layer) for layer in range(1, config.n_layers + 1))
         self.blocks = cast(Sequence[Block], blocks)
@@ -77,8 +74,6 @@ class Decoder(nn.Module):
     def positions(self, n_tokens: int) -> Context:
         """What blocks read of any tokens: their positions, and what each sees."""
         config = self.config
-        if config.architecture == "vit":
-            return Context(causal=False)
         rotary = rotary_tables(n_tokens, config.d_model // config.n_heads, config.rope_theta, self.embed.weight.device)
         return Context(rotary, window=config.sliding_window)
 

@@ -7,9 +7,7 @@ from importlib import import_module
 from pathlib import Path
 
 from matplotlib.figure import Figure
-from matplotlib.text import Text
 
-from sparsedepth.config.corpus import unit_for
 from sparsedepth.config.plain_text import did_you_mean
 from sparsedepth.plots.page import FORMATS, Drawing, NothingToDraw, caption, check_path, render, write
 from sparsedepth.plots.runs import once_per_store, settings_of
@@ -20,7 +18,6 @@ from sparsedepth.store.connection import Store
 from sparsedepth.store.records import no_run_text
 from sparsedepth.store.search import search_of
 
-BY_TOKEN = "/token"
 STYLES = ("screen", "paper")
 OF_GRID, OF_ONE_RUN, COMPARES_LOSSES = "grid", "one run", "losses"
 Progress = Callable[[str, float], None]
@@ -52,35 +49,30 @@ class FigureKind:
             module, _, name = load.partition(":")
             load = getattr(import_module(f"sparsedepth.plots.{module}"), name)
         drawing: Drawing = load(store, *([run] if self.of_one_run else []))
-        unit, of_data, of_folders = _about(store)
-        notes = of_data * (COMPARES_LOSSES in self.traits) + of_folders
-        return replace(drawing, page=partial(_adapted, drawing.page, unit, notes))
+        notes = _data_note(store) * (COMPARES_LOSSES in self.traits) + _folders_note(store)
+        return replace(drawing, page=partial(_with_notes, drawing.page, notes)) if notes else drawing
 
 
-def _adapted(page: Callable[[], Figure], unit: str, notes: str) -> Figure:
-    """The page, with the store's unit in place of BY_TOKEN on its axes and in its titles, and notes at the end of its
-    caption."""
+def _with_notes(page: Callable[[], Figure], notes: str) -> Figure:
+    """The page, with notes at the end of its caption."""
     figure = page()
-    if notes:
-        caption(figure, " ".join(figure.get_supxlabel().split()) + notes)
-    for text in figure.findobj(Text) if unit != BY_TOKEN else []:
-        text.set_text(text.get_text().replace(BY_TOKEN, unit))
+    caption(figure, " ".join(figure.get_supxlabel().split()) + notes)
     return figure
 
 
-@once_per_store
-def _about(store: Store) -> tuple[str, str, str]:
-    """Its unit of the loss, and notes: how its data differ, and its results folders, of several."""
+def _data_note(store: Store) -> str:
+    """How the data of a store's runs differ."""
     settings = settings_of(store)
     text = settings.data_text if settings else ""
+    return f" {text[0].upper()}{text[1:]}." if text else ""
+
+
+@once_per_store
+def _folders_note(store: Store) -> str:
+    """The results folders, of several."""
     rows = store.sql("select distinct folder from runs where folder is not null").rows
     folders = sorted({str(Path(folder).parent.parent) for (folder,) in rows})
-    corpora = store.sql("select distinct corpus from runs where corpus is not null").rows
-    return (
-        unit_for(BY_TOKEN, (corpus for (corpus,) in corpora)),
-        f" {text[0].upper()}{text[1:]}." if text else "",
-        f" From {len(folders)} folders: {', '.join(map(escaped, folders))}." if len(folders) > 1 else "",
-    )
+    return f" From {len(folders)} folders: {', '.join(map(escaped, folders))}." if len(folders) > 1 else ""
 
 
 def silent(name: str, done: float) -> None:

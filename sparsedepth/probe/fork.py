@@ -74,11 +74,6 @@ def by_sequence(probed: ProbedModel, tokens_NT: Tensor, compute: Callable[[Tenso
         return torch.cat([compute(tokens_BT) for tokens_BT in batches(probed, tokens_NT)]).cpu().numpy()
 
 
-def token_count(tokens_NT: Tensor) -> int:
-    """N T, for ids and for patches, which have another dimension."""
-    return len(tokens_NT) * tokens_NT.shape[1]
-
-
 def rows_per_pass(probed: ProbedModel, length: int, memory: int = 1) -> int:
     """Sequences of `length` tokens in a pass, at least one; `memory` of a token, relative to a plain pass."""
     n_tokens = MAX_TOKENS // memory

@@ -63,7 +63,7 @@ class ProbedHfModel:
         self._layers = list(getattr(self._base, self._parts.layers).children())
         self._norm = getattr(self._base, self._parts.final_norm)
         self._head = model.get_output_embeddings()
-        self.n_layers, self.causal = len(self._layers), True
+        self.n_layers = len(self._layers)
         self.vocab_size, self.stream_width = self._head.weight.shape
         for part in (model.get_input_embeddings(), self._norm, self._head):
             if low := {parameter.dtype for parameter in part.parameters()} - {torch.float32}:

@@ -38,19 +38,6 @@ GEMMA2 = {
 }
 """Gemma-2's differences."""
 
-VIT = {
-    "attention_norm": "layernorm_before",
-    "ffn_norm": "layernorm_after",
-    "attention.query": "attention.q_proj",
-    "attention.key": "attention.k_proj",
-    "attention.value": "attention.v_proj",
-    "attention.output": "attention.o_proj",
-    "ffn.up": "mlp.fc1",
-    "ffn.down": "mlp.fc2",
-}
-OUTSIDE_BLOCKS_VIT = {"norm": "vit.layernorm", "head": "classifier"}
-"""The patch embedding has other parts in transformers (`exchange.architecture`)."""
-
 _KINDS = {"query", "key", "value", "output", "gate", "up", "down"}
 
 LLAMA = {hf: own.partition(".")[2] for own, hf in IN_BLOCK.items() if own.rpartition(".")[2] in _KINDS} | {
@@ -126,10 +113,10 @@ def hf_name(name: str, family: str) -> str | None:
     """A decoder parameter's name in this transformers family; None if the family has no such weight."""
     in_block = re.match(r"blocks\.(\d+)\.", name)
     if in_block is None:
-        return _renamed(name, OUTSIDE_BLOCKS_VIT if family == "vit" else OUTSIDE_BLOCKS)
-    names = {"vit": VIT, "gemma2": IN_BLOCK | GEMMA2}.get(family, IN_BLOCK)
+        return _renamed(name, OUTSIDE_BLOCKS)
+    names = IN_BLOCK | GEMMA2 if family == "gemma2" else IN_BLOCK
     name_in_layer = _renamed(name[in_block.end() :], names)
-    return name_in_layer and f"{'vit' if family == 'vit' else 'model'}.layers.{in_block[1]}.{name_in_layer}"
+    return name_in_layer and f"model.layers.{in_block[1]}.{name_in_layer}"
 
 
 def _renamed(name: str, names: Mapping[str, str]) -> str | None:

@@ -1,4 +1,4 @@
-"""The interface that measures use: a language model, or a ViT (its tokens are patches), as blocks on a residual stream.
+"""The interface that measures use: a language model, as blocks on a residual stream.
 
     x_0 = embed(tokens),   x_l = block(l, x_(l-1)),   logits = logits(x_L),   l = 1..L
 
@@ -26,8 +26,6 @@ from sparsedepth.model.feedforward import Experts, FeedForward
 class AttentionForm:
     """What is applied to the scores q k / sqrt(K) before the softmax: mask and cap."""
 
-    causal: bool = True
-    """whether a token sees only earlier ones, or all"""
     window: int | None = None
     """keys that a token sees, itself included; None = all before it"""
     softcap: float | None = None
@@ -39,26 +37,24 @@ class AttentionForm:
 def attention_rows(
     q_BHTK: Tensor, k_BGTK: Tensor, start: int, stop: int, form: AttentionForm = AttentionForm()
 ) -> tuple[Tensor, Tensor]:
-    """weight_BHRS of rows start .. stop - 1 over the S = stop keys before stop (all T without causality), and
-    future_RS, true for j > i with causality.
+    """weight_BHRS of rows start .. stop - 1 over the S = stop keys before stop, and future_RS, true for j > i.
 
         a_ij = softmax_j(cap(q_i k_j / sqrt(K))),   i - window < j <= i,   cap(s) = c tanh(s / c) or s
 
-    Without causality (a ViT) over every j. Causal weights outside a window (2310.06825, section 2) are 0, as are those
+    Weights outside a window (2310.06825, section 2) are 0, as are those
     of other documents in a packed sequence; a cap (2408.00118, section 2) bounds the scores. M = H / G heads per group.
     """
     q_BGMRK = q_BHTK[:, :, start:stop].unflatten(1, (k_BGTK.shape[1], -1))
-    n_keys = stop if form.causal else k_BGTK.shape[2]
-    k_BG1KS = k_BGTK[:, :, None, :n_keys].transpose(-1, -2)
+    k_BG1KS = k_BGTK[:, :, None, :stop].transpose(-1, -2)
     score_BHRS = (q_BGMRK @ k_BG1KS).flatten(1, 2).float() / math.sqrt(q_BHTK.shape[-1])
     if form.softcap is not None:
         score_BHRS = form.softcap * torch.tanh(score_BHRS / form.softcap)
-    ones_RS = torch.ones(stop - start, n_keys, dtype=torch.bool, device=q_BHTK.device)
-    future_RS = ones_RS.triu(start + 1) if form.causal else ~ones_RS
+    ones_RS = torch.ones(stop - start, stop, dtype=torch.bool, device=q_BHTK.device)
+    future_RS = ones_RS.triu(start + 1)
     hidden_RS = future_RS if form.window is None else future_RS | ones_RS.tril(start - form.window)
     score_BHRS.masked_fill_(hidden_RS, -math.inf)
     if form.documents is not None:
-        document_BR1, document_B1S = form.documents[:, start:stop, None], form.documents[:, None, :n_keys]
+        document_BR1, document_B1S = form.documents[:, start:stop, None], form.documents[:, None, :stop]
         score_BHRS.masked_fill_((document_BR1 != document_B1S)[:, None], -math.inf)
     return score_BHRS.softmax(-1), future_RS
 
@@ -78,8 +74,6 @@ class ProbedModel(Protocol):
     """width of the logits"""
     stream_width: int
     """D, of all sources"""
-    causal: bool
-    """whether a token sees only earlier ones, or all"""
 
     def embed(self, tokens_BT: Tensor) -> Tensor:
         """x_0 as x_BTD: the input of the first block."""
@@ -125,7 +119,6 @@ class ProbedDecoder:
     def __init__(self, model: Decoder):
         self.model, self.n_layers = model, len(model.blocks)
         self.vocab_size, self.stream_width = model.config.vocab_size, model.config.stream_width
-        self.causal = model.config.architecture == "decoder"
         self._contexts: dict[int, Context] = {}  # of the tokens embedded last, by number of copies
         self._positions: tuple[tuple[int, torch.device], Context] | None = None  # of the last length, for other tokens
 
@@ -169,7 +162,7 @@ class ProbedDecoder:
     def attention_inputs(self, layer: int, x_BTD: Tensor) -> tuple[Tensor, Tensor, AttentionForm]:
         """q_BHTK, k_BGTK, and their window and documents."""
         block, context = self._block(layer), self._context(x_BTD)
-        form = AttentionForm(causal=self.causal, window=context.window, documents=context.document_BT)
+        form = AttentionForm(window=context.window, documents=context.document_BT)
         input_BTD = block.branch_input("attention", block.mix_with_start(x_BTD, context))
         return *block.attention.queries_keys(input_BTD, context.rotary), form
 

@@ -90,8 +90,6 @@ def read_token_arrays(scored: Path, fit: Path | None = None, targets: Path | Non
 def check_tokens(tokens: TokenArrays, model: LoadedModel) -> None:
     """Raises ValueError for ids outside the model's vocabulary, and for sequences longer than its context."""
     size = model.facts.vocab_size
-    if not model.probed.causal:
-        raise ValueError(f"{model.source} reads images, and the token arrays hold ids; measure it on its own images")
     for part in (tokens.scored, tokens.fit):
         for name, ids, fix in (
             ("ids of the token arrays", part.inputs, "tokenise the text with its own tokenizer"),

@@ -34,8 +34,7 @@ _RUN: tuple[Quantity, ...] = (
     Quantity("unigram_loss", "held-out loss of add-one counts of the very tokens trained on; NULL for a task", "nat/token"),
     Quantity("bigram_loss", "held-out loss of their counts by the token before, interpolated with the unigram; a model "
              "above it knows less than pairs of tokens tell; NULL for a task", "nat/token"),
-    Quantity("chance_loss", "held-out loss of a task's answers guessed from position and difficulty alone, of images from "
-             "how often each class comes; NULL for text", "nat/token"),
+    Quantity("chance_loss", "held-out loss of a task's answers guessed from position and difficulty alone; NULL for text", "nat/token"),
 )
 
 _CURVES: tuple[Quantity, ...] = (

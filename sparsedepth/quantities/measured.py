@@ -291,7 +291,7 @@ _RECORDS: tuple[Quantity, ...] = (
         ("step", "optimiser steps done when it was measured", "step"),
         ("sequence", "held-out sequence, from 0", ""),
         ("position", "position in the sequence, from 0", "token"),
-        ("token_id", "the token; NULL for a patch of an image", ""),
+        ("token_id", "the token", ""),
         ("document_position", "tokens before it in its document; NULL where that is not known", "token"))),
     TRAJECTORIES.number("nearest", "'early stop', 'even' or 'neither': the ideal whose shape its angles have", "",
         tables=TOKENS, type="VARCHAR"),

@@ -16,7 +16,6 @@ import numpy as np
 import pandas as pd
 
 from sparsedepth import quantities
-from sparsedepth.config.corpus import unit_for
 from sparsedepth.config.load import build
 from sparsedepth.config.role import fields_where
 from sparsedepth.config.run import RunConfig, known_measures
@@ -210,14 +209,13 @@ def seen_on(runs: pd.DataFrame) -> str:
     """'task state_tracking S5, width 32, 223k to 696k parameters, 288k tokens, CPU': beyond it they are no evidence."""
     corpora = distinct(runs, "corpus")
     tasks = [name.removeprefix("task:") for name in corpora if name.startswith("task:")]
-    are_tasks, are_images = len(tasks) == len(corpora) > 0, unit_for("/token", corpora) == "/image"
+    are_tasks = len(tasks) == len(corpora) > 0
     groups = ", ".join(distinct(runs, "task_group"))
     of_group = f"{' ' if len(tasks) == 1 else ' of '}{groups}" if are_tasks and groups else ""
     data = f"task {', '.join(tasks)}{of_group}" if are_tasks else f"corpus {', '.join(corpora) or 'unknown'}"
-    columns = runs[["d_model", "params_total", "tokens_trained", "seq_len"]]
-    width, params, tokens, seq_len = (pd.to_numeric(columns[name], errors="coerce") for name in columns)
-    sizes = {"width {}": width, "{} parameters": params}
-    sizes |= {"{} images": tokens / seq_len} if are_images else {"{} tokens": tokens}
+    columns = runs[["d_model", "params_total", "tokens_trained"]]
+    width, params, tokens = (pd.to_numeric(columns[name], errors="coerce") for name in columns)
+    sizes = {"width {}": width, "{} parameters": params, "{} tokens": tokens}
     texts = [text.format(_range(values)) for text, values in sizes.items() if values.notna().any()]
     devices = [name.partition(" (")[0] for name in distinct(runs, "device")]
     devices = dict.fromkeys(name.upper() if name in ("cpu", "mps") else name for name in devices)

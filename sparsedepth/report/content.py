@@ -2,14 +2,13 @@
 
 import shlex
 from collections import Counter
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import pandas as pd
 
 from sparsedepth import quantities
-from sparsedepth.config.corpus import unit_for
 from sparsedepth.config.plain_text import counted
 from sparsedepth.config.sweep import SweepDefinition, read_definition
 from sparsedepth.effects.cells import Cells
@@ -95,7 +94,7 @@ def content(
         effects=None if effects.empty else table_of_effects(effects, compute),
         links=tuple((link_heading(link), tuple(evidence_lines(link))) for link in links),
         failures=failures,
-        methods=table_of_methods(on_page, runs["corpus"].dropna()),
+        methods=table_of_methods(on_page),
         provenance=table_of_provenance(runs),
         run_ids=tuple(runs["run_id"]),
     )
@@ -212,11 +211,11 @@ def table_of_failures(folders: Sequence[Path], runs: pd.DataFrame) -> Table:
     return table_of(columns, ((n, state, cause) for (state, cause), n in causes.most_common()))
 
 
-def table_of_methods(names: Collection[str], corpora: Iterable[object]) -> Table:
-    """The definition of every measured quantity on the page, with its unit for these corpora."""
+def table_of_methods(names: Collection[str]) -> Table:
+    """The definition of every measured quantity on the page, with its unit."""
     on_page = [column for column in quantities.RUNS if column.name in names]
     columns = [("quantity", ""), ("unit", ""), ("definition", ""), ("source", "")]
-    return table_of(columns, ((q.name, unit_for(q.unit, corpora), q.meaning, q.source or "–") for q in on_page))
+    return table_of(columns, ((q.name, q.unit, q.meaning, q.source or "–") for q in on_page))
 
 
 def table_of_provenance(runs: pd.DataFrame) -> Table:

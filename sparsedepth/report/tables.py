@@ -7,7 +7,6 @@ from typing import Any, NamedTuple
 import pandas as pd
 
 from sparsedepth import quantities
-from sparsedepth.config.corpus import unit_for
 from sparsedepth.config.role import fields_where
 from sparsedepth.config.run import CELL_FIELDS, RunConfig
 from sparsedepth.effects.cells import Cells
@@ -88,7 +87,7 @@ def table_of_runs(runs: pd.DataFrame) -> Table:
     depth = ["n_layers"] if "n_layers" not in varied and runs["n_layers"].notna().any() else []
     results = [name for name in RESULTS if runs[name].notna().any() and not _repeats(runs, name)]
     names = ["run_id", *roles, *depth, *varied, "seed", "outcome", *results]
-    columns = [(name, meaning_of(name, runs["corpus"].dropna())) for name in names]
+    columns = [(name, meaning_of(name)) for name in names]
     marks = {name: reasons_by_run(name, score_rows(runs, name)) for name in names if name in SCORES}
     rows = [
         [_with_mark(value, marks[name][i]) if name in marks else value for name, value in zip(names, row, strict=True)]
@@ -109,11 +108,11 @@ def _repeats(runs: pd.DataFrame, name: str) -> bool:
     return other is not None and runs[name].equals(runs[other])
 
 
-def meaning_of(name: str, corpora: Iterable[object]) -> str:
-    """One line on a column of `runs`, with its unit for these corpora."""
+def meaning_of(name: str) -> str:
+    """One line on a column of `runs`, with its unit."""
     column = next((column for column in quantities.RUNS if column.name == name), None)
     if column is not None:
-        unit = f" [{unit_for(column.unit, corpora)}]" if column.unit not in ("", "1") else ""
+        unit = f" [{column.unit}]" if column.unit not in ("", "1") else ""
         return f"{column.meaning}{unit}"
     field = RunConfig.model_fields.get(name)
     return (field.description or "") if field is not None else ""

@@ -127,7 +127,7 @@ def _ngram_losses(
         return losses_of(after_tokens(held_out, [source.fit], vocab_size), vocab_size)
     if isinstance(source, TextSource) and (run is None or corpus not in (None, run.corpus)):
         return losses_of_text(source.corpus.train, held_out, vocab_size)
-    assert run is not None, "only a run has a task, images or pairs"
+    assert run is not None, "only a run has a task or pairs"
     return ngram_losses(source, run.model_copy(update={"val_tokens": config.val_tokens}))
 
 

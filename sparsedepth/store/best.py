@@ -20,7 +20,6 @@ from typing import Any
 import numpy as np
 
 from sparsedepth import quantities
-from sparsedepth.config.corpus import unit_for
 from sparsedepth.config.plain_text import wrapped
 from sparsedepth.config.run import CELL_FIELDS
 from sparsedepth.config.sweep import SweepDefinition
@@ -137,7 +136,7 @@ def best(
         differences=settings,
         by=by,
         beside=tuple(name for name in beside if name != by),
-        unit=unit_for(quantities.rankable(by).unit, (row["corpus"] for row in rows)),
+        unit=quantities.rankable(by).unit,
         n_cells=len(cells),
         top=top,
         n_runs=len(rows),

@@ -26,7 +26,7 @@ from sparsedepth.config.runtime import RuntimeConfig
 from sparsedepth.data.sequences import Sequences
 from sparsedepth.model.decoder import Decoder
 from sparsedepth.plan.estimate import DEVICES, Timing, shape_id
-from sparsedepth.probe.fork import batches, probing, stream, token_count
+from sparsedepth.probe.fork import batches, probing, stream
 from sparsedepth.probe.probed_model import ProbedDecoder
 from sparsedepth.run.process import end_with_parent
 from sparsedepth.sweep import forkserver
@@ -144,7 +144,7 @@ def time_run(config: RunConfig, runtime: Runtime, processes: int = 1) -> Timing:
                 for some_BTD in last_BTD.split(1):
                     probed.logits(some_BTD)
 
-    return Timing(step=step, forward=_seconds(forward, runtime) / token_count(inputs_NT))
+    return Timing(step=step, forward=_seconds(forward, runtime) / inputs_NT.numel())
 
 
 def _seconds(work: Callable[[], None], runtime: Runtime) -> float:

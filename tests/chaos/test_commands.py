@@ -96,7 +96,7 @@ def test_import(tmp_path):
 
 
 def test_plot(tmp_path):
-    command = ["plot", RESULTS / "digits", "-o"]
+    command = ["plot", RESULTS / "quickstart", "-o"]
     sparsedepth(*command, tmp_path / "undisturbed.png")
     expected = (tmp_path / "undisturbed.png").read_bytes()
     (tmp_path / "place").mkdir()

@@ -207,11 +207,10 @@ def test_plan_says_what_a_sweep_can_detect(tmp_path, capsys):
         plan(write(tmp_path, LARGE), seed_sd=0.05)
 
 
-@pytest.mark.parametrize("corpus", ["missing.txt", "sft:missing.jsonl", "images:missing"])
+@pytest.mark.parametrize("corpus", ["missing.txt", "sft:missing.jsonl"])
 def test_a_corpus_that_is_not_here_is_refused_as_by_sweep_but_for_another_machine(tmp_path, monkeypatch, corpus):
     monkeypatch.chdir(tmp_path)
-    of_images = {"architecture": "vit", "batch_tokens": 197, "train_tokens": 1970, "val_tokens": 197, "fit_tokens": 197}
-    file = write(tmp_path, {"n_layers": 2, "corpus": corpus, **(of_images if corpus.startswith("images") else {})})
+    file = write(tmp_path, {"n_layers": 2, "corpus": corpus})
     with pytest.raises(ValueError, match="correct the path"):
         plan(file)
     with pytest.raises(ValueError, match="correct the path"):

@@ -36,12 +36,8 @@ OTHER |= {
     "value_residual": True, "attention_dropout": 0.1, "residual_dropout": 0.1, "ffn_dropout": 0.1,
     "parametrisation": "mup", "base_width": 16, "base_depth": 3, "gpas": True, "attention_residuals": 8,
     "schedule": "wsd", "decay_frac": 0.4, "warmup_tokens": 8192,
-    "architecture": "vit", "image_size": 8, "patch_size": 4, "n_channels": 1,
 }  # fmt: skip
 """Another value of every field than that of the run below; of a field of the model, that of the zoo will do."""
-
-
-VIT = {"architecture": "vit", "corpus": "images:x", "image_size": 16, "patch_size": 8, "n_channels": 3}
 
 
 def pair(field: str) -> tuple[RunConfig, RunConfig]:
@@ -52,11 +48,6 @@ def pair(field: str) -> tuple[RunConfig, RunConfig]:
     fields |= dict([role.only_with]) if role.only_with else {}
     fields |= {"schedule": "wsd"} if field == "decay_frac" else {}
     fields |= {"parametrisation": "mup"} if field == "base_width" else {}
-    if field in VIT and field != "corpus":  # 2, 5 or 17 positions
-        fields |= {"batch_tokens": 1020, "train_tokens": 5100, "seq_len": 5} | (VIT if field != "architecture" else {})
-        others = VIT if field == "architecture" else {field: OTHER[field]}
-        sizes = {} if field in ("architecture", "n_channels") else {"seq_len": None}
-        return RunConfig(**fields), RunConfig(**fields | others | sizes)
     if field in TaskConfig.model_fields:
         name = next(name for name, task in TASKS.items() if field in task.fields)
         fields |= {"corpus": f"task:{name}", "vocab_size": 264}
@@ -95,8 +86,7 @@ def test_a_role_says_what_a_field_does_to_the_cost(field):
 def test_groups_of_fields_are_those_that_were_listed_by_hand():
     """As they stood before roles; max_corpus_tokens and tasks joined the budgets: their losses do not compare."""
     budget = {"d_model", "d_ff", "vocab_size", "train_tokens", "corpus", "text_field", "tokenizer", "val_fraction"}
-    of_images = {"image_size", "n_channels"}
-    assert set(BUDGET) == budget | {"max_corpus_tokens", *TaskConfig.model_fields} | of_images
+    assert set(BUDGET) == budget | {"max_corpus_tokens", *TaskConfig.model_fields}
     damping = dict.fromkeys(
         ("depth_scale", "residual_gate", "residual_scalars", "gpas", "init", "init_std"), "residual_variance_last"
     )

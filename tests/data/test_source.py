@@ -8,13 +8,12 @@ from reference import run_config
 from support.entered_files import entered_files
 from support.tiny_sweep import corpus
 
-from sparsedepth.config.corpus import IMAGES, PAIRS, TASK, TEXT, corpus_name, kind_of
+from sparsedepth.config.corpus import PAIRS, TASK, TEXT, corpus_name, kind_of
 from sparsedepth.data.sequences import check_files, open_source
 
 OWN = {
     "text": set(),
     "pairs": {"data/pairs.py"},
-    "images": {"data/images.py"},
     "task": {"data/tasks/stream.py", "data/tasks/k_hop.py", "data/tasks/draws.py"},
 }
 """Files that only a run of the kind may enter; pairs are text with answers."""
@@ -25,11 +24,8 @@ OWN = {
     [
         ("stdlib", TEXT, "stdlib", "built in"),
         ("hub:wikitext:v2", TEXT, "wikitext:v2", "hub"),
-        ("some/images:of/text.txt", TEXT, "some/images:of/text.txt", "files"),
+        ("some/task:of/text.txt", TEXT, "some/task:of/text.txt", "files"),
         ("sft:pairs.jsonl", PAIRS, "pairs.jsonl", "files"),
-        ("images:digits", IMAGES, "digits", "built in"),
-        ("images:hub:mnist", IMAGES, "mnist", "hub"),
-        ("images:stdlib", IMAGES, "stdlib", "files"),
         ("task:k_hop", TASK, "k_hop", "built in"),
     ],
 )
@@ -46,10 +42,6 @@ def named(kind, tmp_path) -> dict:
         rows = [{"prompt": f"{n} and {n}?", "answer": str(2 * n)} for n in range(60)]
         (tmp_path / "pairs.jsonl").write_text("\n".join(map(json.dumps, rows)))
         return {"corpus": f"sft:{tmp_path / 'pairs.jsonl'}", "val_fraction": 0.3, "vocab_size": 257}
-    if kind == "images":
-        return {"corpus": "images:digits", "architecture": "vit", "val_fraction": 0.2, "seq_len": None,
-                "vocab_size": None, "norm_kind": None, "activation": None, "batch_tokens": 4 * 17,
-                "train_tokens": 40 * 17}  # fmt: skip
     return {"corpus": "task:k_hop", "vocab_size": None}
 
 

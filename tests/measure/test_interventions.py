@@ -288,13 +288,6 @@ def test_accuracy_lost_and_what_the_cosine_says_of_it():
     assert rank_correlation([1, 2, 3], [5, 5, 5]) is None and rank_correlation([1, None, 2], [1, 2, 3]) is None
 
 
-def test_the_cosine_of_images_is_a_mean_over_patches_not_over_their_numbers():
-    blocks = [lambda x: x + 3, identity]
-    probed = HandMadeModel(blocks, -torch.ones(2, 1), head_DV=torch.ones(1, 2))
-    probed.embed = lambda patches_BTP: -torch.ones(*patches_BTP.shape[:2], 1)
-    assert block_influence(probed, torch.zeros(2, 5, 7)) == pytest.approx([2, 0], abs=1e-6)
-
-
 def test_removing_identities_costs_nothing():
     probed = HandMadeModel([identity, residual_mlp(4, 0), identity, identity], normal(5, 4))
     found = removal(probed, integers(5, 3, 7))

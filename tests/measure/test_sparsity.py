@@ -205,21 +205,6 @@ def test_a_context_of_8192_needs_no_square_of_it():
     assert len(sums) == 4 and all(sum_BH.shape == (1, 1) and (sum_BH > 0).all() for sum_BH in sums.values())
 
 
-def test_without_causality_every_row_has_all_weights():
-    """Uniform attention over T = 4, as in a ViT: rows of 1/4, of entropy ln 4; 16 weights, all below 0.3 and 1.1 / 4,
-    none below 0.2 and 0.9 / 4; the first token has 1/4."""
-    probed = HandMadeModel([identity], normal(5, 4))
-    probed.causal = False
-    zeros = torch.zeros(2, 2, 4, 4)
-    probed.attention_inputs = lambda layer, x_BTD: (zeros, zeros[:, :1], AttentionForm(causal=False))
-    found = attention_sparsity(probed, integers(5, 2, 4), [0.3, 0.2], [1.1, 0.9], rng())
-    shares = {name: found[name].total.value for name in found if name.startswith("attention_sparsity")}
-    assert list(shares.values()) == [1.0, 0.0, 1.0, 0.0] and found["attention_sparsity@0.3"].n == 2 * 16
-    assert found["attention_entropy"].total.value == pytest.approx(np.log(4), abs=1e-6)
-    assert found["attention_entropy_rel"].total.value == pytest.approx(1.0, abs=1e-6)
-    assert found["attention_sink"].total.value == pytest.approx(1 / 4, abs=1e-6)
-
-
 HIDDEN_VF = torch.tensor([[0.0, 0, 3, 4], [0, 0, 0, 0], [1, 1, 1, 1], [0.1, 0, 0, 5]])
 
 

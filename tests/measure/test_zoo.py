@@ -110,36 +110,3 @@ def test_post_norm_diverges_at_a_learning_rate_that_pre_norm_bears():
     _, _, post = trained(norm="post", **deep)
     assert post.outcome == "diverged" and post.diverged_step and "times the first step's" in (post.diverged_cause or "")
     assert trained(**deep)[2].outcome == "ok"
-
-
-def bright_quarter(step: int) -> Sequences:
-    """Images of four patches, one of which is bright; which one is the class."""
-    draws = np.random.default_rng(step)
-    pixels, label = draws.integers(0, 100, (16, 5, 4)), draws.integers(0, 4, 16)
-    pixels[np.arange(16), 1 + label] += 155
-    targets = np.pad(label[:, None], ((0, 0), (0, 4)), constant_values=-100)
-    return Sequences(inputs=pixels.astype(np.uint8), targets=targets)
-
-
-def test_a_vit_learns_and_is_measured_from_end_to_end():
-    """What has no meaning where every position sees every other is missing, and all else is a number."""
-    images = {"architecture": "vit", "corpus": "images:x", "image_size": 4, "patch_size": 2, "n_channels": 1}
-    sizes = {"seq_len": 5, "vocab_size": 4, "batch_tokens": 80, "train_tokens": 80 * 80, "lr": 1e-2, "init_std": 0.2}
-    config = build(RunConfig, {**BASE, **images, **sizes, "depth_scale": "lns", "measures": list(SUITE)}, "test")
-    model = Decoder(config, config.seed)
-    result = train(model, config, resolve(config, RuntimeConfig(device="cpu", threads=1)), bright_quarter)
-    assert result.curves[0]["train_loss"] > 1.2 and result.curves[-1]["train_loss"] < 0.3
-
-    def images_held_out(seq_len: int, n_tokens: int, skip_tokens: int) -> Sequences:
-        return bright_quarter(10_000 + skip_tokens)[: n_tokens // seq_len]
-
-    found = measure_run(ProbedDecoder(model.eval()), config, images_held_out, None, step=80)
-    assert found.summary["val_accuracy"] > 0.9
-    missing = {name.removesuffix("_lo").removesuffix("_hi") for name, value in found.summary.items() if value is None}
-    missing -= {column.name for score in PROFILED for column in score.depth_columns()}
-    of_three_layers = {"causal_score_released", "angular_distance_middle", "removal_cosine_correlation"}
-    assert missing <= of_three_layers | {"val_bits_per_byte"}
-    left_out = {"angular_distance_last_token", "lens_kl"}
-    assert not left_out & found.summary.keys() and "attention_sink" in found.summary
-    assert all(math.isfinite(value) for value in found.summary.values() if value is not None)
-    assert not found.difficulty and all(point["token_id"] is None for point in found.tokens)

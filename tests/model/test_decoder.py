@@ -34,7 +34,6 @@ def tokens(n_sequences: int = 2, n_tokens: int = 24) -> torch.Tensor:
 
 
 ELSEWHERE = {
-    **dict.fromkeys(("architecture", "image_size", "patch_size", "n_channels"), "tests/model/test_vit.py"),
     **dict.fromkeys(("d_model", "n_heads", "d_ff", "vocab_size", "seq_len", "n_kv_heads"), "tests/reference.py"),
     **dict.fromkeys(("n_layers", "tie_embeddings", "rope_theta", "norm_eps"), "tests/model/test_decoder.py"),
     **dict.fromkeys(("balance_loss", "router_z_loss"), "tests/train/test_loop.py"),

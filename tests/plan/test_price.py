@@ -119,17 +119,6 @@ def test_training_flops_are_those_of_a_real_step(fields):
     assert planned == pytest.approx(counter.get_total_flops(), rel=0.01)
 
 
-def test_the_flops_of_a_vit_are_those_of_a_real_step():
-    """Every position counts as a patch and is read by the head: 16 of 17 are, and 1 is by the loss."""
-    images = {"architecture": "vit", "corpus": "images:digits", "batch_tokens": 8 * 17, "train_tokens": 8 * 17}
-    config = RunConfig(**images, d_model=64, n_layers=3, val_tokens=512, measure_tokens=512, fit_tokens=512)
-    model = Decoder(config, 0)
-    pixels_BTP = model.embed.random_inputs(8, 17, torch.Generator())
-    with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH), FlopCounterMode(display=False) as counter:
-        F.cross_entropy(model(pixels_BTP).flatten(0, 1), torch.zeros(8 * 17, dtype=torch.long)).backward()
-    assert price_of([config], PricingSetup()).train_flops == pytest.approx(counter.get_total_flops(), rel=0.01)
-
-
 def test_what_changes_no_price_changes_no_shape():
     run = RunConfig(**BASE)
     assert shape_id(run) == shape_id(run.model_copy(update={"seed": 3, "lr": 1e-2, "depth_scale": "lns"}))

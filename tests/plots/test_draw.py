@@ -131,17 +131,6 @@ def test_a_store_of_measured_models_has_layer_profiles_only(tmp_path):
         finished_of(runs)
 
 
-def test_the_loss_is_per_image_if_all_runs_use_images(tmp_path):
-    sizes = {"image_size": 8, "patch_size": 2, "n_channels": 1, "vocab_size": 10, "seq_len": 17}
-    sizes |= {"batch_tokens": 170, "train_tokens": 1700}
-    for i, n_layers in enumerate([2, 4]):
-        config = config_of(n_layers=n_layers, architecture="vit", corpus="images:digits", **sizes)
-        make_run(tmp_path, config, {"val_loss": 1.0 - 0.1 * i, "outcome": "ok"})
-    with open_store(tmp_path) as opened:
-        page = FIGURES["depth"].drawing(opened).page()
-    assert page.axes[0].get_ylabel() == "validation loss (nat/image)"
-
-
 def test_figures_that_compare_losses_say_that_the_data_differ(tmp_path):
     for corpus, n_layers in (("a", 2), ("a", 4), ("b", 2), ("b", 4)):
         config = config_of(n_layers=n_layers, corpus=corpus)

@@ -117,10 +117,6 @@ def test_the_domain_names_task_size_budget_and_device(runs, card):
     assert seen.startswith("corpus ") and seen.endswith(", width 64, 24k parameters, 2.1M tokens, CPU")
     two = runs.assign(corpus=["task:k_hop", "task:state_tracking"] * (len(runs) // 2), task_group=["A5", None] * 18)
     assert seen_on(two).startswith("task k_hop, state_tracking of A5, width 64")
-    axes, vit = {"depth_scale": ["none", "lns"], "seed": range(3)}, {"corpus": "images:digits", "architecture": "vit"}
-    vit |= {"batch_tokens": 1088, "train_tokens": 10880}
-    images = derive_card(grid(axes, lambda config: {"val_loss": 1.0 + config.seed}, **vit))
-    assert images.recipe.unit == "nat/image" and "640 images" in images.recipe.seen_on
 
 
 # Tests

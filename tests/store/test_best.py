@@ -187,14 +187,6 @@ def test_one_table_at_100_columns_with_what_differs_from_the_baseline(tmp_path, 
     assert max(map(len, text(ranking, 80).splitlines())) <= 80
 
 
-def test_a_loss_is_of_an_image_where_all_data_are_images(tmp_path):
-    digits = {"architecture": "vit", "corpus": "images:digits", "seq_len": 17, "image_size": 8, "patch_size": 2}
-    config = RunConfig(**digits, n_channels=1, vocab_size=10, batch_tokens=170, train_tokens=1700)
-    make_run(tmp_path, config, {"val_loss": 1.0})
-    with open_store(tmp_path) as store:
-        assert heading(best(store)).startswith("val_loss [nat/image], lower is better")
-
-
 def test_two_folders_say_where_each_configuration_comes_from(tmp_path):
     make_run(tmp_path / "one", RunConfig(), {"val_loss": 3.0})
     make_run(tmp_path / "two", RunConfig(seed=1), {"val_loss": 3.5})

@@ -14,13 +14,10 @@ Weights = dict[str, np.ndarray]
 
 
 def states(model: Decoder, tokens_T: list) -> list[np.ndarray]:
-    """x_TD after the embedding and after each block, for one sequence, of ids or of patches."""
+    """x_TD after the embedding and after each block, for one sequence."""
     config = model.config
     weights = _weights(model)
-    if config.architecture == "vit":
-        x_TD = np.stack([_patch(weights, t, np.array(patch)) for t, patch in enumerate(tokens_T)])
-    else:
-        x_TD = np.stack([weights["embed.weight"][token] for token in tokens_T])
+    x_TD = np.stack([weights["embed.weight"][token] for token in tokens_T])
     if config.norm == "peri":
         x_TD = np.stack([_norm(config, x_D, weights, "embed_norm") for x_D in x_TD])
     x_TD = np.pad(x_TD, ((0, 0), (0, config.attention_residuals * config.d_model)))
@@ -59,12 +56,6 @@ def _weights(model: Decoder) -> Weights:
 
 def _rms(config: ModelConfig, x: np.ndarray, weight: np.ndarray) -> np.ndarray:
     return x / math.sqrt((x**2).mean() + config.norm_eps) * weight
-
-
-def _patch(weights: Weights, t: int, patch: np.ndarray) -> np.ndarray:
-    """The class token has a position and no patch."""
-    seen = 0.0 if t == 0 else weights["embed.weight"] @ (2 * patch / 255 - 1)
-    return weights["embed.positions"][t] + seen
 
 
 def _norm(config: ModelConfig, x: np.ndarray, weights: Weights, name: str) -> np.ndarray:
@@ -149,12 +140,9 @@ def _attention(
             if config.qk_norm_over == "all":
                 over, weight = x_TE[t], weight[here]
             x_K = x_K / math.sqrt((over**2).mean() + config.norm_eps) * weight
-        angle = 0.0 if config.architecture == "vit" else t * rate
-        return (x_K[: width // 2] + 1j * x_K[width // 2 :]) * np.exp(1j * angle)
+        return (x_K[: width // 2] + 1j * x_K[width // 2 :]) * np.exp(1j * t * rate)
 
     def sees(t: int, j: int) -> bool:
-        if config.architecture == "vit":
-            return True
         if j > t:
             return False
         if config.sliding_window is not None and t - j >= config.sliding_window:

@@ -32,7 +32,7 @@ class HandMadeModel:
         self.model: nn.Module = nn.Sequential(nn.Dropout(0.5))
         self.device = torch.device("cpu")
         self.blocks = blocks
-        self.n_layers, self.causal = len(blocks), True
+        self.n_layers = len(blocks)
         self.embedding_VD = embedding_VD
         self.head_DV = embedding_VD.T if head_DV is None else head_DV
         self.stream_width, self.vocab_size = self.head_DV.shape

@@ -99,8 +99,8 @@ def test_sequence_lengths_read_the_same_text_in_the_same_step():
         assert len({run.seq_len for run in runs}) >= 4
 
 
-AT_ONE_LR = ("quickstart", "known_depth", "digits")
-"""The first sweep of a few minutes; scores on trial; the digits, which need no depth."""
+AT_ONE_LR = ("quickstart", "known_depth")
+"""The first sweep of a few minutes; scores on trial."""
 REPLICATIONS = ("fresh_seeds", "fourfold")
 """Each variant or cell at the lr that an earlier sweep chose."""
 

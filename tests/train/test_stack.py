@@ -39,9 +39,6 @@ def config(**fields) -> RunConfig:
 def batch(cfg: RunConfig, step: int) -> Sequences:
     """Sequences that count upwards modulo 12, a function of seed and step."""
     start = np.random.default_rng((cfg.seed, step)).integers(0, 12, (4, 1))
-    if cfg.architecture == "vit":
-        pixels = np.random.default_rng((cfg.seed, step)).integers(0, 256, (4, 5, 4), dtype=np.uint8)
-        return Sequences(inputs=pixels, targets=np.pad(start, ((0, 0), (0, 4)), constant_values=-100))
     return next_tokens((start + np.arange(9)) % 12)
 
 
@@ -74,7 +71,6 @@ def assert_as_alone(cfg: RunConfig, model: Decoder, result: TrainingResult) -> N
         torch.testing.assert_close(model.get_parameter(name), weight, atol=2e-5, rtol=1e-4, msg=name)
 
 
-VIT = {"architecture": "vit", "corpus": "images:x", "image_size": 4, "patch_size": 2, "n_channels": 1}
 PERI = {"norm": "peri", "residual_gate": "skipinit", "qk_norm": True, "qk_norm_over": "all"}
 SHAPES: list[dict] = [
     {},
@@ -86,7 +82,6 @@ SHAPES: list[dict] = [
     {"norm": "keel", "gpas": True, "activation": "relu2", "d_ff": 24},
     {"n_experts": 4, "top_k": 2, "balance_loss": 0.3, "router_z_loss": 0.1},
     {"n_experts": 3, "top_k": 1, "d_expert": 8, "n_shared_experts": 2, "n_dense_layers": 1, "renormalise_gates": False},
-    {**VIT, "seq_len": 5, "batch_tokens": 20},
 ]
 
 TRIED = {name for fields in (TINY, PARAMETRISED, *RUNS, *SHAPES) for name in fields}
