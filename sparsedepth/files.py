@@ -53,10 +53,11 @@ def atomic_file(path: Path) -> Generator[Path]:
         yield temporary
         sync(temporary)
         os.replace(temporary, path)
-    except OSError as error:
+    except BaseException as error:  # Ctrl-C, too
         if temporary.is_file():
             temporary.unlink()
-        error.filename = str(path)  # not the temporary name
+        if isinstance(error, OSError):
+            error.filename = str(path)  # not the temporary name
         raise
     sync(path.parent)
 

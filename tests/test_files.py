@@ -20,17 +20,19 @@ def test_write_replaces_whole_files_and_leaves_nothing_beside(tmp_path):
     assert [entry.name for entry in tmp_path.iterdir()] == ["a.json"]
 
 
+@pytest.mark.parametrize("error", [OSError(28, "No space left on device"), KeyboardInterrupt()])
 @pytest.mark.parametrize("step", ["os.fsync", "os.replace"])
-def test_a_failed_write_leaves_the_old_file(tmp_path, monkeypatch, step):
-    """A file system may fill while a file is flushed, or at the rename itself, which needs room for a name."""
+def test_a_failed_write_leaves_the_old_file(tmp_path, monkeypatch, step, error):
+    """A file system may fill while a file is flushed, or at the rename itself, which needs room for a name; and Ctrl-C
+    may come at any time."""
     path = tmp_path / "a.txt"
     files.write_text(path, "old")
 
-    def full(*_):
-        raise OSError(28, "No space left on device")
+    def fail(*_):
+        raise error
 
-    monkeypatch.setattr(step, full)
-    with pytest.raises(OSError, match="No space"):
+    monkeypatch.setattr(step, fail)
+    with pytest.raises(type(error)):
         files.write_text(path, "new")
     assert path.read_text() == "old"
     assert [entry.name for entry in tmp_path.iterdir()] == ["a.txt"]
