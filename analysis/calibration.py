@@ -324,8 +324,7 @@ def _draw(rows: list[Row], all_trials: list[Trial], path: Path) -> None:
     """Scores against the need, one line per model; every tau with its interval, also in the .csv."""
     import pandas as pd
 
-    from sparsedepth.plots.page import Drawing, check_path
-    from sparsedepth.plots.page import write as write_figure
+    from sparsedepth.plots.page import Drawing, check_path, write as write_figure
 
     check_path(path)
     data = pd.DataFrame(

@@ -12,8 +12,7 @@ from pathlib import Path
 
 import pytest
 from support import forked_commands
-from test_structure import MODULES, part_of
-from test_structure import level as part_level
+from test_structure import MODULES, level as part_level, part_of
 
 ROOT = Path(__file__).parent.parent
 README = ROOT / "README.md"

@@ -32,8 +32,7 @@ from sparsedepth.config.load import build
 from sparsedepth.config.run import RunConfig
 from sparsedepth.config.runtime import RuntimeConfig
 from sparsedepth.data.sequences import next_tokens
-from sparsedepth.model import attention as attention_kernels
-from sparsedepth.model import moe_kernels
+from sparsedepth.model import attention as attention_kernels, moe_kernels
 from sparsedepth.model.context import Context
 from sparsedepth.model.decoder import Decoder
 from sparsedepth.model.head import cross_entropy

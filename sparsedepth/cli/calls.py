@@ -219,8 +219,7 @@ def best(
     """
     import pandas as pd
 
-    from sparsedepth.store.best import best as rank
-    from sparsedepth.store.best import heading
+    from sparsedepth.store.best import best as rank, heading
     from sparsedepth.store.connection import open_store
 
     with open_store(*folders, skip_damaged=skip_damaged) as store:

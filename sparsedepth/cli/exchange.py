@@ -86,8 +86,7 @@ def sync(
     every: Annotated[float, typer.Option(min=0.1, help="seconds between updates with --watch")] = 30.0,
 ) -> None:
     """Send each finished run to a tracker, once: parameters, curves, measurements and tags."""
-    from sparsedepth.trackers.runs import has_unfinished_runs, open_tracker
-    from sparsedepth.trackers.runs import sync as send
+    from sparsedepth.trackers.runs import has_unfinished_runs, open_tracker, sync as send
 
     if not folder.is_dir():
         raise ValueError(f"{folder} is not an existing folder; give a results folder")

@@ -121,8 +121,7 @@ def best(
     out: option.OutFile = None,
 ) -> None:
     """Rank configurations by their mean over seeds, with interval and baseline; for a search, its Pareto front."""
-    from sparsedepth.store.best import answer
-    from sparsedepth.store.best import best as rank
+    from sparsedepth.store.best import answer, best as rank
     from sparsedepth.store.connection import TIME_LIMIT, open_store
     from sparsedepth.store.fences import limited
     from sparsedepth.store.search import rerun_definition
@@ -260,8 +259,7 @@ def judge(
 
     Exit code 0: better, 3: not shown, 4: worse (of several variants the best one counts).
     """
-    from sparsedepth.recipe.judge import EXIT_CODES, lines_of
-    from sparsedepth.recipe.judge import judge as judgement_of
+    from sparsedepth.recipe.judge import EXIT_CODES, judge as judgement_of, lines_of
 
     format = choose_format(format, out)
     pairs = [text.partition("=") for text in column or []]

@@ -10,8 +10,7 @@ import typer
 from sparsedepth.cli import option
 from sparsedepth.cli.read import write
 from sparsedepth.config.plain_text import wrapped
-from sparsedepth.store.query_result import FORMATS, choose_format, encode, render
-from sparsedepth.store.query_result import fit as fit_table
+from sparsedepth.store.query_result import FORMATS, choose_format, encode, fit as fit_table, render
 
 if TYPE_CHECKING:
     from sparsedepth.scaling.law import Law
@@ -37,8 +36,7 @@ def fitted(
 ) -> "Report":
     """The law fitted to the points of a folder or a table."""
     from sparsedepth.scaling import points
-    from sparsedepth.scaling.fit import bootstrap as refitted
-    from sparsedepth.scaling.fit import fit as fit_law
+    from sparsedepth.scaling.fit import bootstrap as refitted, fit as fit_law
     from sparsedepth.scaling.report import Report
 
     law = law_of(fixed or [], without or [])

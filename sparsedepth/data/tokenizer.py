@@ -106,8 +106,7 @@ def reopen_tokenizer(folder: Path, eod: int) -> Tokenizer:
 
 
 def _train_bpe(texts: Iterable[str], size: int) -> FastTokenizer:
-    from tokenizers import Tokenizer as Backend
-    from tokenizers import decoders, models, pre_tokenizers, trainers
+    from tokenizers import Tokenizer as Backend, decoders, models, pre_tokenizers, trainers
 
     backend = Backend(models.BPE())
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)

@@ -248,9 +248,6 @@ def _with_roles(rows: pd.DataFrame) -> pd.DataFrame:
     return rows.assign(role=np.where(is_tuning, "tuning", "result"))
 
 
-# The cells of one depth
-
-
 @dataclass(kw_only=True)
 class CellRuns:
     """A cell of one depth: its runs."""

@@ -291,9 +291,6 @@ def _groups(cell_N: np.ndarray, seed_N: np.ndarray, n_cells: int) -> np.ndarray:
     return group_C
 
 
-# Noise
-
-
 def noise_of(row_N: np.ndarray, seed_N: np.ndarray, y_N: np.ndarray, cell_R: np.ndarray) -> Noise | None:
     """The noise of these runs; None where no seed is repeated, or runs of different seeds do not differ."""
     n_rows, n_seeds, n_cells = len(cell_R), int(seed_N.max()) + 1, int(cell_R.max()) + 1

@@ -270,9 +270,6 @@ def _at_equal_lr(side: CellRuns, baseline: CellRuns) -> tuple[float, ...] | None
     return tuple(effect for effect in effects if effect is not None) or None
 
 
-# Slopes: the change of an effect per doubling
-
-
 def _depth_slopes(rows: Sequence[Row]) -> list[Row]:
     """Of every setting, by least squares over depths, which are independent."""
     by_setting: dict[str, list[Row]] = {}
@@ -348,9 +345,6 @@ def _per_doubling(values: Sequence[float]) -> np.ndarray:
     """The weights of a least-squares slope on log2 of these values."""
     x = np.log2(np.array(values, dtype=float))
     return (x - x.mean()) / ((x - x.mean()) ** 2).sum()
-
-
-# The baseline over depths
 
 
 def _depths(cells: Cells) -> list[Row]:

@@ -173,9 +173,6 @@ def _values_text(values: pd.Series, axis: Any) -> str:
     return ", ".join(f"{value} {n}x" for value, n in counts.items())
 
 
-# Text
-
-
 def search_lines(runs: pd.DataFrame, search: SweepDefinition, by: str | None = None) -> Iterator[str]:
     """The importance of every axis, for every objective or for `by`."""
     runs = result_rows(runs)

@@ -214,9 +214,6 @@ def equal_loss_lines(cells: Cells) -> Iterator[str]:
             yield f"at equal {loss}, {depth} layers ({within}): {'; '.join(texts)}"
 
 
-# The chain
-
-
 def chain_lines(cells: Cells, detail: bool = False) -> Iterator[str]:
     """A row for each link; with `detail` its evidence in sentences too."""
     chain = chain_evidence(cells)

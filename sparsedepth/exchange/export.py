@@ -36,8 +36,7 @@ from transformers.convert_slow_tokenizer import bytes_to_unicode
 from transformers.utils import logging
 
 from sparsedepth import __version__, quantities
-from sparsedepth.data.tokenizer import TOKENIZER_FILE
-from sparsedepth.data.tokenizer import Tokenizer as OurTokenizer
+from sparsedepth.data.tokenizer import TOKENIZER_FILE, Tokenizer as OurTokenizer
 from sparsedepth.exchange.architecture import TOLERANCE, Architecture, architecture, random_documents, weights
 from sparsedepth.files import atomic_folder, write_json, write_text
 from sparsedepth.model.decoder import Decoder

@@ -25,9 +25,8 @@ from torch import Tensor, nn
 
 from sparsedepth.config.model import ModelConfig
 from sparsedepth.model.context import Context, Rotary, rotate
-from sparsedepth.model.linear import Linear, project_together
+from sparsedepth.model.linear import Linear, product_dtype, project_together, times
 from sparsedepth.model.norms import RMSNorm
-from sparsedepth.model.products import product_dtype, times
 
 
 def sdpa(q_BHTK: Tensor, k_BGTK: Tensor, v_BGTK: Tensor, context: Context, dropout: float = 0.0) -> Tensor:

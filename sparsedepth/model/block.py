@@ -21,8 +21,8 @@ from sparsedepth.model import fused
 from sparsedepth.model.attention import make_attention
 from sparsedepth.model.context import Context
 from sparsedepth.model.feedforward import Experts, FeedForward, RouterLoss
+from sparsedepth.model.linear import times
 from sparsedepth.model.norms import RMSNorm, make_norm
-from sparsedepth.model.products import times
 
 Part = Literal["attention", "ffn"]
 PARTS: tuple[Part, ...] = ("attention", "ffn")

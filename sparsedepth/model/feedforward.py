@@ -30,8 +30,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from sparsedepth.config.model import ModelConfig
-from sparsedepth.model import kernels, moe_kernels, products
-from sparsedepth.model.linear import Linear, project_together
+from sparsedepth.model import kernels, moe_kernels
+from sparsedepth.model.linear import Linear, number_by_run, project, project_together, token_mean
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "swiglu": F.silu,
@@ -96,7 +96,7 @@ class Experts(nn.Module):
         """logits_NE, probability_NE, gate_NC and choice_NC, in fp32: in bf16 experts would tie."""
         weight = self.router.weight
         with torch.autocast(x_ND.device.type, enabled=False):
-            logits_NE = products.project(x_ND.to(weight.dtype), weight).float()
+            logits_NE = project(x_ND.to(weight.dtype), weight).float()
         probability_NE = logits_NE.softmax(-1)
         gate_NC, choice_NC = probability_NE.topk(self.top_k, dim=-1)
         if self.renormalise:
@@ -110,7 +110,7 @@ class Experts(nn.Module):
             router_loss.value = self._losses(logits_NE, probability_NE, choice_NC)
         gate_up_E2FD, down_EDF = self.gate_up_E2FD, self.down_EDF
         if down_EDF.ndim == 4:
-            choice_NC = products.number_by_run(choice_NC, *down_EDF.shape[:2])
+            choice_NC = number_by_run(choice_NC, *down_EDF.shape[:2])
             gate_up_E2FD, down_EDF = gate_up_E2FD.flatten(0, 1), down_EDF.flatten(0, 1)
         kernel = moe_kernels.KERNELS[self.kernel]
         out_BTD = kernel(x_ND, gate_NC.to(x_ND.dtype), choice_NC, gate_up_E2FD, down_EDF).view_as(x_BTD)
@@ -120,7 +120,7 @@ class Experts(nn.Module):
         """(balance, z); in a stack [2, R]."""
         weight, n_experts = self.router.weight, logits_NE.shape[1]
         is_choice_NCE = choice_NC[..., None] == torch.arange(n_experts, device=logits_NE.device)  # bincount waits
-        share_E = self.mean_over_devices(products.token_mean(is_choice_NCE.float().mean(1), weight))
-        balance = n_experts * (share_E * products.token_mean(probability_NE, weight)).sum(-1)
-        z = products.token_mean(logits_NE.logsumexp(-1, keepdim=True).pow(2), weight).squeeze(-1)
+        share_E = self.mean_over_devices(token_mean(is_choice_NCE.float().mean(1), weight))
+        balance = n_experts * (share_E * token_mean(probability_NE, weight)).sum(-1)
+        z = token_mean(logits_NE.logsumexp(-1, keepdim=True).pow(2), weight).squeeze(-1)
         return torch.stack((balance, z))

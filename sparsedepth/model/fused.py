@@ -21,8 +21,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from sparsedepth.model import products
-from sparsedepth.model.products import by_run, times
+from sparsedepth.model.linear import by_run, gradients, project, times
 
 
 def needs_fp32_grad(x: Tensor) -> bool:
@@ -45,7 +44,7 @@ class _Heads(torch.autograd.Function):
         query, key, value = weights
         normed_BTD, scale = rms_normed(x_BTD, norm, eps)
         weight_XD = torch.cat((interleave_halves(torch.cat((query, key), dim=-2), d_head), value), dim=-2)
-        y_BTX = products.project(normed_BTD, weight_XD)
+        y_BTX = project(normed_BTD, weight_XD)
         _rotated(y_BTX, angle_TX).mul_(angle_TX)
         ctx.save_for_backward(x_BTD, normed_BTD, scale, norm, weight_XD, angle_TX)
         ctx.d_head, ctx.widths = d_head, [weight.shape[-2] for weight in weights]
@@ -58,7 +57,7 @@ class _Heads(torch.autograd.Function):
         x_BTD, normed_BTD, scale, norm, weight_XD, angle_TX = ctx.saved_tensors
         grad_BTX = torch.cat([grad.transpose(1, 2) for grad in grads_BHTK], dim=2).flatten(2)
         _rotated(grad_BTX, angle_TX).mul_(angle_TX.conj())
-        grad_BTD, grad_XD = products.gradients(grad_BTX, normed_BTD, weight_XD)
+        grad_BTD, grad_XD = gradients(grad_BTX, normed_BTD, weight_XD)
         pairs_XD, grad_value = grad_XD.split((sum(ctx.widths[:2]), ctx.widths[2]), dim=-2)
         halves_XD = pairs_XD.unflatten(-2, (-1, ctx.d_head // 2, 2)).transpose(-3, -2).flatten(-4, -2)
         grads_XD = (*halves_XD.split(ctx.widths[:2], dim=-2), grad_value)
@@ -82,7 +81,7 @@ class _SwiGLU(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, norm: Tensor, eps: float, gate_XD: Tensor, up_XD: Tensor) -> Tensor:
         normed, scale = rms_normed(x, norm, eps)
-        gate, up = (products.project(normed, weight_XD) for weight_XD in (gate_XD, up_XD))
+        gate, up = (project(normed, weight_XD) for weight_XD in (gate_XD, up_XD))
         ctx.save_for_backward(x, normed, scale, norm, gate_XD, up_XD, gate, up)
         return F.silu(gate).mul_(up)
 
@@ -94,8 +93,8 @@ class _SwiGLU(torch.autograd.Function):
         through = grad * up
         grad_gate = torch.ops.aten.silu_backward.grad_input(through, gate, grad_input=through)
         grad_up = F.silu(gate).mul_(grad)
-        grad_normed, grad_gate_XD = products.gradients(grad_gate, normed, gate_XD)
-        grad_up_normed, grad_up_XD = products.gradients(grad_up, normed, up_XD)
+        grad_normed, grad_gate_XD = gradients(grad_gate, normed, gate_XD)
+        grad_up_normed, grad_up_XD = gradients(grad_up, normed, up_XD)
         grad_normed.add_(grad_up_normed)
         return *_norm_gradients(grad_normed, x, scale, norm), None, grad_gate_XD, grad_up_XD
 

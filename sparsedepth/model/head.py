@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from sparsedepth.config.model import ModelConfig
 from sparsedepth.config.runtime import LOGITS_BYTES
 from sparsedepth.config.task import IGNORED
-from sparsedepth.model.products import by_run, product_dtype
+from sparsedepth.model.linear import by_run, product_dtype
 
 Chunk = Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
 

@@ -22,7 +22,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from sparsedepth.model.products import product_dtype
+from sparsedepth.model.linear import product_dtype
 
 MEGABLOCKS_EXTENSION = "megablocks_ops"
 """the CUDA extension that megablocks imports, which does not build with current CUDA"""

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from sparsedepth.config.model import ModelConfig
 from sparsedepth.model import fused
-from sparsedepth.model.products import plus, times
+from sparsedepth.model.linear import plus, times
 
 
 class RMSNorm(nn.Module):

@@ -209,9 +209,6 @@ def depth_styles(depths: Iterable[int]) -> dict[str, Style]:
     return {counted(depth, "layer"): (colour, "o", "-") for depth, colour in depth_colours(depths).items()}
 
 
-# Loss against learning rate
-
-
 def learning_rate(store: Store) -> Drawing:
     """Raises NothingToDraw if no configuration was run at two learning rates."""
     runs = finished_of(all_runs(store)).reset_index(drop=True)

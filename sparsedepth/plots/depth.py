@@ -37,8 +37,6 @@ NO_CURVE = "no depth was run at two budgets, so there is no curve; --figure dept
 DASHES = ("--", ":")
 """Of the lines where a task is solved, and at chance."""
 
-# Does depth pay?
-
 
 def depth(store: Store) -> Drawing:
     """Raises NothingToDraw if no setting was run at two depths."""
@@ -102,9 +100,6 @@ def _every_block_is_needed(axis: Any, rows: pd.DataFrame) -> None:
     axis.plot(ends, ends, color=GREY, linestyle=":", linewidth=1.0)
 
 
-# Is it worth its cost?
-
-
 def isoflop(store: Store) -> Drawing:
     """Raises NothingToDraw if no setting was run at two depths, or none of them at two budgets."""
     trained_runs(store)
@@ -150,9 +145,6 @@ def by_budget(rows: pd.DataFrame, found: Sequence[Crossover], loss: str) -> Draw
 def _draw_envelope(axis: Any, rows: pd.DataFrame) -> None:
     lowest = rows[rows["is_lowest"]].sort_values("x")
     axis.plot(lowest["x"], lowest["mean"], color=GREY, alpha=0.35, linewidth=6, zorder=1)
-
-
-# How far is a task solved?
 
 
 def difficulty(store: Store) -> Drawing:
@@ -201,9 +193,6 @@ def counts_and_chance(runs: pd.DataFrame) -> tuple[str, float | None]:
     is_same = chance.max() - chance.min() < 0.01  # estimates from counts differ by chance
     counts = words.pop() if len(words) == 1 else "difficulty"
     return counts, float(chance.mean()) if is_known and is_same else None
-
-
-# How does the mean angle between the states of neighbouring middle layers shrink?
 
 
 def trajectories(store: Store) -> Drawing:

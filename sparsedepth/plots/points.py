@@ -71,9 +71,6 @@ def _draw_points(axis: Any, rows: pd.DataFrame, x: str, y: str, **look: Any) -> 
     scatterplot(rows, x=x, y=y, ax=axis, legend=False, **look)
 
 
-# The chain
-
-
 def chain(store: Store) -> Drawing:
     """Raises NothingToDraw without two runs that have both quantities of a link."""
     notes = ""
@@ -182,9 +179,6 @@ def regression(x: pd.Series, y: pd.Series, log_x: bool, log_y: bool) -> tuple[np
     ends_2 = np.array([max(x_N.min(), at_ends[0]), min(x_N.max(), at_ends[1])])
     fitted_2 = slope * ends_2 + intercept
     return (np.exp(ends_2) if log_x else ends_2, np.exp(fitted_2) if log_y else fitted_2)
-
-
-# The front
 
 
 def pareto(store: Store) -> Drawing:

@@ -113,9 +113,6 @@ def manifest_facts(content: bytes | None) -> dict[str, str]:
     return {name: value for name, value in facts.items() if isinstance(value, str) and value}
 
 
-# Trials next to the results
-
-
 def with_trial(card: Card, folders: Sequence[Path]) -> Card:
     """The card with the verification found next to its results, if any: the latest; of several of one card, which share
     their first seeds, that with the most."""

@@ -123,9 +123,6 @@ def differing_values(config: RunConfig, baseline: RunConfig, tuned: Mapping[str,
     return {name: own[name] for name in names}, {name: other[name] for name in names}
 
 
-# The recipe
-
-
 def derive(
     runs: pd.DataFrame,
     depth: int | None = None,

@@ -26,8 +26,7 @@ from sparsedepth.effects.cells import fit_of
 from sparsedepth.effects.fit import Fit, fit
 from sparsedepth.effects.verdict import Row, Side, judged
 from sparsedepth.scaling.speedup import MIN_BUDGETS, PowerLaw, Speedup, in_time, multiplier_text, power_law, speedup
-from sparsedepth.store.query_result import QueryResult
-from sparsedepth.store.query_result import fit as fit_width
+from sparsedepth.store.query_result import QueryResult, fit as fit_width
 from sparsedepth.store.table_file import header, not_missing, number_of, open_table, quoted
 
 NAMES = {
@@ -276,9 +275,6 @@ def _seeds_wanted(fields: Mapping[str, Any]) -> int | None:
     return None if wanted > MAX_SEEDS else max(MIN_SEEDS, fields["seeds"] + 1, math.ceil(wanted))
 
 
-# Worth in compute
-
-
 def _curve(baseline: Mapping[float, _Losses]) -> tuple[PowerLaw | None, str]:
     """The baseline's loss against its budgets, and why there is none although it was run at three."""
     if len(baseline) < MIN_BUDGETS:
@@ -296,9 +292,6 @@ def _worth(curve: PowerLaw | None, pair: Pair) -> Speedup:
     # Independent runs may be paired in any order.
     in_order = dict(zip(pair.base, pair.own.values(), strict=False))
     return speedup(curve, pair.base, pair.own if pair.own.keys() & pair.base.keys() else in_order)
-
-
-# Text
 
 
 def lines_of(found: Judgement) -> list[str]:

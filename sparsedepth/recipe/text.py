@@ -183,9 +183,6 @@ def tests_lines(card: Card, is_short: bool = False) -> list[str]:
     return [*(line for line in lines if not line.startswith("not run")), f"not run  {', '.join(missing)}"]
 
 
-# Whole texts
-
-
 def card_text(card: Card, width: int | None = None, lines: int | None = LINES) -> str:
     """The card for a terminal, in at most `lines` lines; what has no room is on the card's page."""
     width = width or terminal_width()

@@ -235,9 +235,6 @@ def _tuned_again(card: Card) -> dict[str, list[float]]:
     return {name: values for name, values in card.recipe.tried.items() if len(values) >= LEAST_TUNED}
 
 
-# Verification
-
-
 def verified(card: Card, runs: pd.DataFrame, seeds: Sequence[int]) -> Card:
     """The card with its verification. `runs`: the rows of the verification, tuning included."""
     tuning = runs["tuning"].isin(["tuning", "rejected"]) if "tuning" in runs.columns else False

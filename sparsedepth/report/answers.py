@@ -78,9 +78,6 @@ def _read(store: Store) -> pd.DataFrame:
     return store.frame(f"select {', '.join(sorted(names & known))} from runs order by run_id")
 
 
-# Does a setting lower residual variance?
-
-
 def variance_answer(cells: Cells) -> Answer:
     """The effects of all settings on the variance of the last layer, and on sparsity and usefulness beside it."""
     cells, runs = cells.of_outcome(VARIANCE), cells.runs
@@ -165,9 +162,6 @@ def _missed(rows: pd.DataFrame, outcome: str) -> str:
     unit = "" if is_ratio(outcome) else f" {rows['unit'].iloc[0]}"
     factor = "a factor nearer to 1 than about " if is_ratio(outcome) else "a change smaller than about "
     return f"; {factor}{size_text(abs(size), rows['unit'].iloc[0], times='')}{unit} would probably not have been seen"
-
-
-# Do deeper layers earn their cost?
 
 
 def depth_answer(cells: Cells) -> Answer:

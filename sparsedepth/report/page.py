@@ -176,9 +176,6 @@ def data_uri(content: bytes, kind: str) -> str:
     return f"data:{kind};base64,{base64.b64encode(content).decode()}"
 
 
-# While sweeps run
-
-
 class WatchedReport:
     """The page of folders that are read again and again."""
 

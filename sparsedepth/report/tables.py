@@ -156,9 +156,6 @@ def _size(value: Any, unit: str, sign: str = "") -> TableCell:
     return cell(None) if is_missing(value) else TableCell(size_text(value, unit, sign), float(value))
 
 
-# What to use at each depth
-
-
 def best_by_depth(cells: Cells) -> tuple[Table, str] | None:
     """Of each depth the setting shown to be best, or the baseline; and the caption of the table. None where no setting
     was compared."""

@@ -127,9 +127,6 @@ def _checked(points: pd.DataFrame, source: str) -> pd.DataFrame:
     return numbers.assign(cluster=points["cluster"]) if "cluster" in points.columns else numbers
 
 
-# By budget
-
-
 def budget_rows(store: Store, knob: str | None = None, outcome: str | None = None) -> pd.DataFrame:
     """The rows, of the baseline and the settings that change `knob`; `outcome` is the loss, by default the one that
     compares these runs. Raises ValueError without any, and for another outcome."""

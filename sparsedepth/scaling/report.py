@@ -110,9 +110,6 @@ def as_object(report: Report) -> dict[str, Any]:
     }
 
 
-# Reliability
-
-
 def log_correlations(fitted: Fit) -> dict[tuple[str, str], float]:
     """(term, term) -> correlation of the logarithms of their predictors."""
     terms = zip(fitted.law.terms, fitted.plan.z, strict=True)

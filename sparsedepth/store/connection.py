@@ -26,8 +26,7 @@ from sparsedepth.config.run import CELL_FIELDS, RunConfig
 from sparsedepth.quantities.record import Table
 from sparsedepth.store.cache import load
 from sparsedepth.store.checksums import DamagedRun, damage_text
-from sparsedepth.store.evals import COLUMNS as EVAL_COLUMNS
-from sparsedepth.store.evals import TASK_SCORES, read_evals
+from sparsedepth.store.evals import COLUMNS as EVAL_COLUMNS, TASK_SCORES, read_evals
 from sparsedepth.store.fences import FENCES, NARROW, after, lock, one_line, read_only, syntax_nodes
 from sparsedepth.store.query_result import QueryResult
 from sparsedepth.store.records import Part, find_runs, no_run_text, read_file

@@ -160,9 +160,6 @@ def expressions(table_map: TableMap, columns: Collection[str]) -> dict[str, Expr
     return parsed
 
 
-# The import
-
-
 class Imported(NamedTuple):
     """Counts of an import."""
 
@@ -216,9 +213,6 @@ def import_table(table: Path, map_path: Path, out: Path) -> Imported:
         clusters=len({run.cluster or run.run_id for run in runs}),
         unknown=tuple(name for name in runs[0].unknown if all(name in run.unknown for run in runs)),
     )
-
-
-# Values
 
 
 _Values = dict[int, Any]
@@ -342,8 +336,6 @@ def as_type(value: Any, type: str) -> Scalar | None:
         return int(value) if float(value).is_integer() and abs(value) < 2**63 else None
     return float(value)
 
-
-# Records
 
 _Row = tuple[ImportedRun, int, dict[str, Any]]
 """A run, the number of its row in the table, and its known values by field."""

@@ -250,9 +250,6 @@ def _aligned(cells: Iterable[list[str]], sizes: list[int], right: list[bool]) ->
     return ["  ".join(map(format, parts, formats)).rstrip() for parts in itertools.zip_longest(*cells, fillvalue="")]
 
 
-# In other formats
-
-
 def render(result: QueryResult, format: str = "table") -> str:
     """The result as text in one of FORMATS, without a final newline. Raises ValueError for another format."""
     if format not in FORMATS:

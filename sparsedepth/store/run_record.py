@@ -35,8 +35,7 @@ from typing import Any
 import pyarrow as pa
 
 from sparsedepth import quantities
-from sparsedepth.config.load import MAX_BYTES as MAX_CONFIG_BYTES
-from sparsedepth.config.load import build, parse_yaml, yaml_text
+from sparsedepth.config.load import MAX_BYTES as MAX_CONFIG_BYTES, build, parse_yaml, yaml_text
 from sparsedepth.config.plain_text import did_you_mean
 from sparsedepth.config.run import RunConfig, stored_config
 from sparsedepth.files import (

@@ -238,9 +238,6 @@ def _make_views(table: Table, columns: Collection[str]) -> None:
         table.connection.execute(f"CREATE {view} AS SELECT {', '.join(['row_number', *selected])} FROM texts")
 
 
-# Expressions
-
-
 class Expression(NamedTuple):
     """An expression of a map, or a condition."""
 

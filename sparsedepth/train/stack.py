@@ -1,4 +1,4 @@
-"""Train several runs step by step together: one pass of a stacked model (`model.products`) computes
+"""Train several runs step by step together: one pass of a stacked model (`model.linear`) computes
 all gradients.
 
 The models of S runs of one shape are one model, whose step launches as many kernels as that of one

@@ -9,8 +9,7 @@ from support import task_answers
 
 from sparsedepth.config.load import build
 from sparsedepth.config.run import RunConfig
-from sparsedepth.config.task import IGNORED, ORDERS, POINTS
-from sparsedepth.config.task import TASKS as RECORDS
+from sparsedepth.config.task import IGNORED, ORDERS, POINTS, TASKS as RECORDS
 from sparsedepth.data.tasks.state_tracking import elements, generates, operations
 from sparsedepth.data.tasks.stream import TaskSource
 

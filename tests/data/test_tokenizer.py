@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 import tokenizers
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from sparsedepth.data.tokenizer import ByteTokenizer, FastTokenizer, make_tokenizer, reopen_tokenizer
 

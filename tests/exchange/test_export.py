@@ -13,8 +13,7 @@ import pytest
 import torch
 import transformers
 import yaml
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from safetensors import SafetensorError
 from support.run_folders import break_weights, loud_run
 from support.tiny_sweep import corpus

@@ -4,8 +4,7 @@ import math
 
 import pytest
 import torch
-from support.hf_families import FAMILIES as ARCHITECTURES
-from support.hf_families import tiny
+from support.hf_families import FAMILIES as ARCHITECTURES, tiny
 from support.hf_parity import carry, reference
 from transformers import AutoModelForCausalLM
 

@@ -4,8 +4,7 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from support.handmade_models import known, rng
 
 from sparsedepth.measure.bootstrap import N_RESAMPLES, bootstrap, bootstrap_each, complete_mean, expanded_tail, finite

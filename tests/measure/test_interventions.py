@@ -12,8 +12,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from reference import FAMILIES, causal_effects, permutation_effects, removal_drops, run_config, skip_increases
 from support.handmade_models import (
     HandMadeModel,

@@ -7,8 +7,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 import torch.nn.functional as F
-from support.tiny_sweep import definition as tiny_definition
-from support.tiny_sweep import sparsedepth
+from support.tiny_sweep import definition as tiny_definition, sparsedepth
 from torch.utils.flop_counter import FlopCounterMode
 
 from sparsedepth.cli.preflight import _memory_shortage

@@ -4,8 +4,7 @@ import contextlib
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from reference import FAMILIES, branch_updates, run_config, states
 from support.handmade_models import HandMadeModel, identity, integers, normal, residual_mlp, tokens_per_pass
 

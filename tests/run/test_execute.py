@@ -10,8 +10,7 @@ import pytest
 import torch
 from support.tiny_sweep import CPU, run_config, table
 
-from sparsedepth.run import execute as module
-from sparsedepth.run import lease, train_and_measure
+from sparsedepth.run import execute as module, lease, train_and_measure
 from sparsedepth.run.execute import _exit_code, execute
 from sparsedepth.run.process import NO_STORAGE
 from sparsedepth.run.record import publish, training_summary

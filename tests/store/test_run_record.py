@@ -5,8 +5,7 @@ import random
 import shutil
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from support.made_up_runs import make_run
 
 from sparsedepth import quantities

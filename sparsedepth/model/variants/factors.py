@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from sparsedepth.config.model import ModelConfig
 from sparsedepth.model.block import PARTS, Block, Part
 from sparsedepth.model.context import Context
-from sparsedepth.model.products import times
+from sparsedepth.model.linear import times
 
 
 class BeforeNorm(Block):
