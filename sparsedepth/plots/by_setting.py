@@ -272,12 +272,11 @@ def _lines_over_rates(points: pd.DataFrame, loss: str) -> Drawing:
 
 def _mark_best(styles: Mapping[str, Style], top: float, axis: Any, points: pd.DataFrame) -> None:
     """Rings and crosses at the chosen lr, at the place of their line; triangles for points above the axis."""
-    for name, line in points.groupby("setting", sort=False):
-        colour = styles[str(name)][0]
-        ring: dict[str, Any] = {"marker": "o", "s": 80, "facecolor": "none", "edgecolor": colour}
-        for role, mark in (("best", ring), ("edge", {"marker": "x", "s": 60, "color": colour})):
-            marked = line[line["role"] == role]
-            axis.scatter(marked["x"], marked["mean"], linewidth=1.2, zorder=6, **mark)
-        beyond = line.loc[line["mean"] > top, "x"]
-        at_top: Any = {"transform": axis.get_xaxis_transform(), "clip_on": False}
-        axis.scatter(beyond, np.ones(len(beyond)), marker="^", s=22, color=colour, **at_top)
+    colours = points["setting"].map(lambda name: styles[name][0])
+    ring: dict[str, Any] = {"marker": "o", "s": 80, "facecolor": "none"}
+    for role, mark, part in (("best", ring, "edgecolor"), ("edge", {"marker": "x", "s": 60}, "color")):
+        if (marked := points[points["role"] == role]).size:
+            axis.scatter(marked["x"], marked["mean"], linewidth=1.2, zorder=6, **mark, **{part: colours[marked.index]})
+    if (beyond := points[points["mean"] > top]).size:
+        at_top: Any = {"transform": axis.get_xaxis_transform(), "clip_on": False, "color": colours[beyond.index]}
+        axis.scatter(beyond["x"], np.ones(len(beyond)), marker="^", s=22, **at_top)

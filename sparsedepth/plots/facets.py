@@ -156,9 +156,10 @@ def _draw_line(axis: Any, line: pd.DataFrame, style: Style, has_bars: bool, orde
     step = -(-len(line) // 25)  # markers at most
     look: Any = {"color": colour, "marker": marker, "linestyle": dashes, "markersize": 3.5, "markeredgewidth": 0}
     axis.plot(x, mean, markevery=step, linewidth=1.3, zorder=order, **look)
-    if has_bars:
+    has_interval = np.isfinite(low).any()
+    if has_interval and has_bars:
         axis.vlines(x[::step], low[::step], high[::step], color=colour, linewidth=0.9, zorder=order - 1)
-    elif np.isfinite(low).any():
+    elif has_interval:
         axis.fill_between(x, low, high, color=colour, alpha=0.15, linewidth=0)
 
 

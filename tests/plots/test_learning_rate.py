@@ -72,5 +72,5 @@ def test_an_outlier_does_not_take_the_axis_and_rings_lie_side_by_side():
     drawing = by_rate(made({"depth_scale": ["none", "lns"], "lr": [*losses]}, lambda c: {"val_loss": losses[c.lr]}))
     axis = drawing.page().axes[0]
     assert axis.get_ylim()[1] < 4 and "Triangle (2): above the axis." in caption(drawing)
-    rings = [marks.get_offsets()[0] for marks in axis.collections if getattr(marks, "get_sizes", list)() == [80]]
+    (rings,) = (marks.get_offsets() for marks in axis.collections if marks.get_sizes() == [80])
     assert len(rings) == 2 and rings[0][0] != rings[1][0] and rings[0][1] == rings[1][1]
