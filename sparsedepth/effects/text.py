@@ -77,7 +77,7 @@ def _cells_of(row: dict[str, Any], cells: Cells) -> dict[str, Any]:
         "effect": known["estimate"],
         "lr": lr_text(row),
         "diverged": known["diverged"] or None,
-        "basis": row["basis"] if row["basis"] not in ("tokens", None) else None,
+        "basis": None if known["basis"] == "tokens" else known["basis"],
         "setting": setting_text(row),
     }
 
