@@ -129,3 +129,16 @@ def test_a_depth_with_tuning_runs_alone_is_the_one_compared_with():
     first, second = records(depth_answer(runs.assign(tuning=runs["n_layers"].map(roles))))
     assert (first["n_layers"], first["verdict"], second["n_layers"]) == (4, "(compared with)", 8)
     assert first["val_loss"] == pytest.approx(runs.loc[runs["n_layers"] == 4, "val_loss"].mean())
+
+
+def test_a_depth_whose_fresh_seeds_all_diverged_is_not_compared_with():
+    """Its tuning seeds have a value, and the frame leaves it out: 16 layers are compared with 8, 0.5 above 16."""
+
+    def halved(config):
+        return {**measured(config), "val_loss": 3 - 0.5 * (config.n_layers // 8) + NOISE[config.seed] * config.n_layers}
+
+    runs = grid({"n_layers": [4, 8, 16], "seed": SEEDS}, halved).assign(tuned_fields="lr", tuned_by="val_loss")
+    runs["tuning"] = ["tuning" if seed < 2 else "best" for seed in runs["seed"]]
+    diverged = (runs["n_layers"] == 4) & (runs["tuning"] == "best")
+    runs.loc[diverged, "outcome"], runs.loc[diverged, "val_loss"] = "diverged", None
+    assert [row["n_layers"] for row in records(depth_answer(runs))] == [8, 16]
