@@ -24,7 +24,7 @@ quickstart: install
 	@echo "  $(BIN)sparsedepth sweep sweeps/depth.yaml --scale micro --out depth-results"
 
 test: install
-	@echo "== the default test suite: lint, types, tests; about 12 minutes on 2 cores, 10 of them tests =="
+	@echo "== the default test suite: lint, types, tests; about 7 minutes on 2 cores, 5 of them tests =="
 	$(MAKE) --no-print-directory lint PY=$(PY)
 	OMP_NUM_THREADS=1 $(PY) -m pytest -n 2 --dist worksteal
 
