@@ -28,6 +28,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise, product
 from typing import Literal, NamedTuple
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import pandas as pd
@@ -314,12 +315,18 @@ def interventions(cells: Cells, cause: str, effect: str) -> Iterator[Interventio
                 yield Intervention(moved, tuple(control.get(key) for control in of_controls), of_effect[key])
 
 
+_known: WeakKeyDictionary[Cells, dict[tuple[str, int | None], Effect]] = WeakKeyDictionary()
+"""Of each outcome: several links have it as cause, effect or control."""
+
+
 def _effects_on(cells: Cells, outcome: str) -> dict[tuple[str, int | None], Effect]:
     """(setting, depth) -> its effect; empty for an outcome that was not measured."""
     if cells.runs[outcome].isna().all():
         return {}
-    effects = as_records(setting_effects(cells.of_outcome(outcome)))
-    return {(effect.setting, effect.n_layers): effect for effect in effects}
+    if (of_outcome := cells.of_outcome(outcome)) not in _known:
+        effects = as_records(setting_effects(of_outcome))
+        _known[of_outcome] = {(effect.setting, effect.n_layers): effect for effect in effects}
+    return _known[of_outcome]
 
 
 def is_unchanged(effect: Effect | None) -> bool:
