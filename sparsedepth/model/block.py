@@ -138,7 +138,6 @@ class FusedBlock(Block):
     def attention_update(self, x_BTD: Tensor, context: Context) -> Tensor:
         if not (self.fuses_attention and fused.use_fused(x_BTD, self.training)):
             return super().attention_update(x_BTD, context)
-        assert context.rotary is not None
         part, norm = self.attention, self._norm(self.attention_norm)
         weights = part.query.weight, part.key.weight, part.value.weight
         n_heads = (part.query.out_features + part.key.out_features) // part.d_head

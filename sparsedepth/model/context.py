@@ -7,12 +7,13 @@ width, X heads.
 """
 
 from collections.abc import Callable
+from typing import cast
 
 import torch
 from torch import Tensor
 
-Rotary = tuple[Tensor, Tensor] | None
-"""cos_TK and sin_TK of the positions 0..T-1; None where positions are learned."""
+Rotary = tuple[Tensor, Tensor]
+"""cos_TK and sin_TK of the positions 0..T-1."""
 
 
 class Context:
@@ -20,14 +21,14 @@ class Context:
 
     def __init__(
         self,
-        rotary: Rotary = None,
+        rotary: Rotary | None = None,
         document_BT: Tensor | None = None,
         first_BTD: Tensor | None = None,
         value_BGTK: Tensor | None = None,
         *,
         window: int | None = None,
     ):
-        self.rotary, self.window = rotary, window
+        self.rotary, self.window = cast(Rotary, rotary), window  # None where a kernel is called alone
         """`window`: the tokens that one sees, itself included; None = all before it, too"""
         self.document_BT = document_BT
         """a number per token that changes with the document; a token sees only its own document"""
@@ -61,8 +62,6 @@ def rotary_tables(n_tokens: int, d_head: int, theta: float, device: torch.device
 
 def rotate(x_BTXK: Tensor, rotary: Rotary) -> Tensor:
     """Llama's pairing of halves: (x1, x2) -> (x1 cos - x2 sin, x2 cos + x1 sin)."""
-    if rotary is None:
-        return x_BTXK
     first, second = x_BTXK.chunk(2, dim=-1)
     # Both halves have the same angles. Rotating halves lets a compiler write each one in place.
     cos, sin = (part.to(x_BTXK.dtype)[:, None, : first.shape[-1]] for part in rotary)
