@@ -246,9 +246,9 @@ def remedy(folder: Path) -> str:
     return f"delete the folder {folder} and run again to tokenise the corpus"
 
 
-def data_id(config: RunConfig | TextConfig) -> str:
+def data_id(config: RunConfig | TextConfig, kind: Any) -> str:
     """12 hex digits: a hash of the fields that change the tokens."""
-    fields = ["corpus", "tokenizer", "val_fraction", "max_corpus_tokens", *data_kind(config.corpus).own_fields]
+    fields = ["corpus", "tokenizer", "val_fraction", "max_corpus_tokens", *kind.own_fields]
     fields += ["text_field"] if config.corpus != STDLIB else []
     fields += ["start_weights"] if _has_own_tokenizer(config) else []
     return digest({"format": FORMAT, **{name: getattr(config, name) for name in fields}})
@@ -263,9 +263,9 @@ def prepare(config: RunConfig | TextConfig, root: Path, tokenizer: Tokenizer | N
     """The corpus of `config` under `root`, tokenised if needed, and verified by checksum; `tokenizer` is that of the
     model from which training starts, if that model learned it. Raises ValueError for an unusable corpus or tokenizer,
     one with another `eod`, a damaged shard, and local text that changed after tokenisation."""
-    folder = root / data_id(config)
+    name, kind = corpus_name(config.corpus), data_kind(config.corpus)
+    folder = root / data_id(config, kind)
     if not folder.exists():
-        name = corpus_name(config.corpus)
         if not name.place:
             raise ValueError(f"corpus={config.corpus!r} names no file; write the path after it: '{config.corpus}PATH'")
         if name.origin == "files" and root.resolve().is_relative_to(Path(name.place).expanduser().resolve()):
@@ -273,19 +273,18 @@ def prepare(config: RunConfig | TextConfig, root: Path, tokenizer: Tokenizer | N
             raise ValueError(f"{told}; move one")
         with locked(root / f".{folder.name}.lock"):
             if not folder.exists():
-                _make_folder(config, folder, tokenizer)
+                _make_folder(config, kind, folder, tokenizer)
     corpus = open_shards(folder)
-    _check_fits(config, corpus)
+    _check_fits(config, kind, corpus)
     return corpus
 
 
-def _make_folder(config: RunConfig | TextConfig, folder: Path, tokenizer: Any) -> None:
+def _make_folder(config: RunConfig | TextConfig, kind: Any, folder: Path, tokenizer: Any) -> None:
     for leftover in folder.parent.glob(f".{folder.name}.tmp-*"):  # of processes that died, since we hold the lock
         shutil.rmtree(leftover)
     if tokenizer is None and _has_own_tokenizer(config):
         told = f"tokenizer={config.tokenizer!r} was learned by the model {config.start_weights} that training started"
         raise ValueError(f"{told} from, and the data folder that held it is gone: copy it back, or use `train --from`")
-    kind = data_kind(config.corpus)
     with atomic_folder(folder) as unfinished:
         tokenizer = tokenizer or kind.tokenizer(config)
         before = kind.fingerprint(config.corpus)  # before reading, so that an edit meanwhile is detected
@@ -294,7 +293,6 @@ def _make_folder(config: RunConfig | TextConfig, folder: Path, tokenizer: Any) -
             encoder, texts = kind.encoder(tokenizer), kind.texts(config)
             train, val, dtype = write_shards(unfinished, encoder, texts, config, show)
         saved = unfinished / TOKENIZER_FILE
-        packages = ["datasets"] if corpus_name(config.corpus).origin == "hub" else []
         manifest = Manifest(
             data_id=folder.name,
             data_hash=digest([train.sha256, val.sha256]),
@@ -307,7 +305,7 @@ def _make_folder(config: RunConfig | TextConfig, folder: Path, tokenizer: Any) -
             train=train,
             val=val,
             versions={"python": platform.python_version()}
-            | {name: version(name) for name in ("sparsedepth", *packages, *kind.packages(config))},
+            | {name: version(name) for name in ("sparsedepth", *kind.packages(config))},
         )
         write_json(unfinished / MANIFEST, manifest.model_dump(mode="json"))
 
@@ -326,9 +324,9 @@ def _progress(corpus: str) -> Generator[Callable[[int, int], None]]:
         yield lambda documents, tokens: progress.update(task, documents=documents, completed=tokens)
 
 
-def _check_fits(config: RunConfig | TextConfig, corpus: Corpus) -> None:
+def _check_fits(config: RunConfig | TextConfig, kind: Any, corpus: Corpus) -> None:
     """Raises ValueError for a tokenizer that does not fit the run's fields, and for text that has changed."""
-    kind, eod = data_kind(config.corpus), corpus.manifest.eod
+    eod = corpus.manifest.eod
     kind.check_fits(config, corpus)
     now = kind.fingerprint(config.corpus)
     if now is not None and corpus.manifest.fingerprint not in (now, None):

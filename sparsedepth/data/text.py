@@ -17,7 +17,7 @@ from pathlib import Path
 
 import numpy as np
 
-from sparsedepth.config.corpus import check_size, is_learned, known_size
+from sparsedepth.config.corpus import check_size, corpus_name, is_learned, known_size
 from sparsedepth.config.run import RunConfig, TextConfig
 from sparsedepth.data.corpus import check_text, documents, fingerprint
 from sparsedepth.data.pipeline import Corpus, CorpusSource, nothing_left, prepare, split
@@ -81,10 +81,11 @@ class TextKind:
         return tokenizer
 
     def packages(self, config: RunConfig | TextConfig) -> list[str]:
-        """The packages that determine the ids, beside those that read the corpus."""
+        """The packages that read the corpus and determine the ids."""
+        readers = ["datasets"] if corpus_name(config.corpus).origin == "hub" else []
         if config.tokenizer == "byte":
-            return []
-        return ["tokenizers"] if is_learned(config.tokenizer) else ["tokenizers", "transformers"]
+            return readers
+        return [*readers, "tokenizers", *["transformers"] * (not is_learned(config.tokenizer))]
 
     def check_fits(self, config: RunConfig | TextConfig, corpus: Corpus) -> None:
         """Raises ValueError for a tokenizer that does not fit the run's fields."""

@@ -13,7 +13,7 @@ import numpy as np
 from sparsedepth.config.corpus import TEXT, corpus_name, is_learned, kind_of
 from sparsedepth.config.load import build
 from sparsedepth.config.plain_text import refuse_empty
-from sparsedepth.config.run import RunConfig, TextConfig
+from sparsedepth.config.run import TextConfig
 from sparsedepth.config.task import IGNORED
 from sparsedepth.data.pipeline import Corpus, prepare
 from sparsedepth.data.sequences import Sequences, Source, next_tokens, open_source
@@ -126,10 +126,11 @@ def measure_source(model: LoadedModel, corpus: str | None, seq_len: int, n_token
     and unless there are `n_tokens` tokens in windows of `seq_len`."""
     if corpus is not None and kind_of(corpus) is not TEXT and (model.config is None or model.config.corpus != corpus):
         raise ValueError(f"{model.source} was not trained on {corpus!r}; give its sequences by --tokens and --targets")
-    if model.config is None:
-        source = TextSource(_prepared(model, corpus, n_tokens, root))
+    run = model.config
+    if run is not None and corpus in (None, run.corpus):
+        source = open_source(run, root)
     else:
-        source = open_source(_config_of_run(model.config, corpus), root)
+        source = TextSource(_other_text(model, corpus, n_tokens, root))
     if not isinstance(source, TextSource):
         return source  # with any number of tokens
     available, needed = len(source.corpus.val) - 1, max(n_tokens, seq_len)
@@ -155,25 +156,22 @@ def tokenizer_of(model: LoadedModel, root: Path) -> Tokenizer:
     return make_tokenizer(run.tokenizer, (), run.vocab_size)
 
 
-def _prepared(model: LoadedModel, corpus: str | None, n_tokens: int, root: Path) -> Corpus:
-    """The text in the tokenizer of a Hugging Face folder; ids of different tokenizers are kept apart."""
+def _other_text(model: LoadedModel, corpus: str | None, n_tokens: int, root: Path) -> Corpus:
+    """Text that the model was not trained on here, in its tokenizer; ids of tokenizers from files are kept apart."""
     named = {} if corpus is None else {"corpus": corpus}
-    fields = {"tokenizer": tokenizer_folder(model.folder), "vocab_size": model.facts.vocab_size, **named}
-    config = build(TextConfig, fields, model.source)
-    if corpus_name(config.corpus).origin == "hub":  # an endless stream: read twice the needed tokens
-        config = config.model_copy(update={"max_corpus_tokens": int(2 * n_tokens / config.val_fraction)})
-    files = [model.folder / name for name in _TOKENIZER_FILES]
-    hashes = {file.name: sha256(file) for file in files if file.exists()}
-    return prepare(config, root / f"tokenizer-{digest(hashes)}")
-
-
-def _config_of_run(config: RunConfig, corpus: str | None) -> RunConfig:
-    if corpus in (None, config.corpus):
-        return config
-    if is_learned(config.tokenizer):
-        learned = f"tokenizer={config.tokenizer!r} of the run was learned on corpus={config.corpus!r}"
+    if (run := model.config) is None:
+        fields = {"tokenizer": tokenizer_folder(model.folder), "vocab_size": model.facts.vocab_size}
+        config = build(TextConfig, fields | named, model.source)
+        if corpus_name(config.corpus).origin == "hub":  # an endless stream: read twice the needed tokens
+            config = config.model_copy(update={"max_corpus_tokens": int(2 * n_tokens / config.val_fraction)})
+        files = [model.folder / name for name in _TOKENIZER_FILES]
+        hashes = {file.name: sha256(file) for file in files if file.exists()}
+        return prepare(config, root / f"tokenizer-{digest(hashes)}")
+    if is_learned(run.tokenizer):
+        learned = f"tokenizer={run.tokenizer!r} of the run was learned on corpus={run.corpus!r}"
         raise ValueError(f"{learned} and not on {corpus!r}; measure the run on its own corpus, or on token arrays")
-    return build(RunConfig, {**config.model_dump(mode="json"), "corpus": corpus, "text_field": "text"}, "run")
+    kept = run.model_dump(include={"tokenizer", "vocab_size", "val_fraction", "max_corpus_tokens"})
+    return prepare(build(TextConfig, kept | named, "run"), root)
 
 
 def tokenizer_folder(folder: Path) -> str:

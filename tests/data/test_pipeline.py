@@ -15,7 +15,7 @@ import pytest
 from sparsedepth.config.run import RunConfig
 from sparsedepth.data import text
 from sparsedepth.data.pipeline import Corpus, data_id, prepare
-from sparsedepth.data.text import TextSource
+from sparsedepth.data.text import KIND, TextSource
 from sparsedepth.data.tokenizer import ByteTokenizer
 from sparsedepth.files import sha256
 
@@ -103,10 +103,10 @@ def test_the_same_configuration_gives_the_same_bytes_and_a_second_call_reads_the
 def test_data_id_follows_exactly_the_fields_that_change_tokens():
     base = RunConfig()
     for changed in ({"tokenizer": "bpe:264"}, {"val_fraction": 0.1}, {"max_corpus_tokens": 9}, {"corpus": "x.txt"}):
-        assert data_id(RunConfig.model_validate(changed)) != data_id(base)
+        assert data_id(RunConfig.model_validate(changed), KIND) != data_id(base, KIND)
     for same in ({"seed": 1}, {"seq_len": 128}, {"chunk_len": 512}, {"vocab_size": 300}, {"text_field": "body"}):
-        assert data_id(RunConfig.model_validate(same)) == data_id(base)
-    assert data_id(config("x.jsonl", text_field="body")) != data_id(config("x.jsonl"))
+        assert data_id(RunConfig.model_validate(same), KIND) == data_id(base, KIND)
+    assert data_id(config("x.jsonl", text_field="body"), KIND) != data_id(config("x.jsonl"), KIND)
 
 
 def test_three_documents_are_enough_and_one_is_not(tmp_path):
@@ -152,7 +152,7 @@ def test_vocab_size_is_checked_against_finished_shards_too(texts, tmp_path):
 def test_two_processes_at_once_tokenise_once(texts, tmp_path):
     root = tmp_path / "data"
     root.mkdir()
-    with open(root / f".{data_id(config(texts))}.lock", "w") as lock:
+    with open(root / f".{data_id(config(texts), KIND)}.lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         children = [start(texts, root) for _ in range(2)]
         for child in children:  # both run, and both stand before the lock
