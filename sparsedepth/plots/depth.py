@@ -1,5 +1,5 @@
 """Figures that compare depths: outcomes against depth (`depth`), loss against training FLOPs (`isoflop`),
-accuracy against the difficulty of a task (`difficulty`), and the angle between layers against depth (`trajectories`).
+accuracy against the difficulty of a task (`difficulty`).
 
 `depth` and `difficulty` leave out configurations with a diverged seed. Accuracy of difficulty d is the share of the
 held-out positions of difficulty d whose most likely token is the target. Of `isoflop`, branches of one trunk are points
@@ -18,19 +18,18 @@ from sparsedepth.plots.by_setting import depth_styles
 from sparsedepth.plots.facets import Panel, intervals, lines_drawing, lr_text, metric_intervals, panel_of, range_of
 from sparsedepth.plots.page import Drawing, NothingToDraw, line_handle, not_shown
 from sparsedepth.plots.runs import at_last_step, settings_of, shown_settings, trained_runs, without_diverged_cells
-from sparsedepth.plots.style import CHANGES_VARIANCE, GREY, MISSING, escaped, setting_styles, wrapped
+from sparsedepth.plots.style import CHANGES_VARIANCE, GREY, escaped, wrapped
 from sparsedepth.quantities import IN_RUNS
 from sparsedepth.scaling.crossover import Crossover, crossovers
 from sparsedepth.scaling.points import BUDGET, SAME_BUDGET, budget_rows, finished
 from sparsedepth.store.comparable_loss import loss_in, loss_of
 from sparsedepth.store.connection import Store
 from sparsedepth.store.degeneracy import degeneracy, degeneracy_caption, score_rows
-from sparsedepth.store.small_sample import t_critical
 from sparsedepth.store.tuning_roles import IS_RESULT
 
 NEEDED = ("needed_layers", "usefulness_loss_increase")
 """The first that the runs have and that is not degenerate is drawn."""
-VARIANCE, ACCURACY, ANGLE = "residual_variance_last", "val_accuracy", "angular_distance_middle"
+VARIANCE, ACCURACY = "residual_variance_last", "val_accuracy"
 BUDGET_PANELS = 4
 """Settings of the figure `isoflop` at most."""
 NO_CURVE = "no depth was run at two budgets, so there is no curve; --figure depth shows the depths"
@@ -193,50 +192,3 @@ def counts_and_chance(runs: pd.DataFrame) -> tuple[str, float | None]:
     is_same = chance.max() - chance.min() < 0.01  # estimates from counts differ by chance
     counts = words.pop() if len(words) == 1 else "difficulty"
     return counts, float(chance.mean()) if is_known and is_same else None
-
-
-def trajectories(store: Store) -> Drawing:
-    """Raises NothingToDraw if no setting has an angle at two depths."""
-    return angles_by_depth(trained_runs(store))
-
-
-def angles_by_depth(runs: pd.DataFrame) -> Drawing:
-    """From the result rows of `runs`; a model of 2 layers has no angle. Its points: panel, setting, x (n_layers), mean
-    (geometric), lo, hi, n_seeds, b, b_lo, b_hi (`turn_law` of the setting)."""
-    angles = pd.to_numeric(runs[ANGLE], errors="coerce")
-    rows = runs[["setting", "seed"]].assign(x=runs["n_layers"], value=angles)[(runs["outcome"] == "ok") & (angles > 0)]
-    rows = rows[rows.groupby("setting")["x"].transform("nunique") > 1].sort_values("x")
-    if rows.empty:
-        raise NothingToDraw("no setting has an angle at two depths; measure 'geometry' at two depths")
-    points = intervals(rows, ["setting", "x"], is_log=True).assign(panel=ANGLE)
-    settings = shown_settings(points["setting"])
-    n_left_out = points["setting"].nunique() - len(settings)
-    laws = {name: turn_law(points[points["setting"] == name]) for name in settings}
-    points = points.merge(pd.DataFrame(laws, index=["b", "b_lo", "b_hi"]).T, left_on="setting", right_index=True)
-    interval = {name: "" if np.isnan(lo) else f" ({lo:.2f} to {hi:.2f})" for name, (_, lo, hi) in laws.items()}
-    labels = {name: f"{name}, b = {law[0]:.2f}{interval[name]}" for name, law in laws.items()}
-    look: dict[str, Any] = {"x": "depth", "x_label": "n_layers", "scale": "log"}
-    panel = panel_of(ANGLE, y_label="mean angle of the middle layers (rad)", decorate=_draw_laws, **look)
-    notes = " Dotted: fit angle ~ depth^-b, with the 95% interval of b. Grey: b = 1."
-    notes += not_shown(n_left_out, "further setting")
-    return lines_drawing(points, [panel], notes, labels=labels, size=(4.8, 3.7), columns=1)
-
-
-def turn_law(points: pd.DataFrame) -> tuple[float, float, float]:
-    """b of ln angle = c - b ln L, L the depth, by least squares over the mean of each depth, since more seeds bring no
-    mean nearer to the line (2602.05970); and its Student's 95% interval, NaN of two depths."""
-    x, y, free = np.log(points["x"].astype(float)), np.log(points["mean"]), len(points) - 2
-    b = -np.polyfit(x, y, 1)[0]
-    half = t_critical(free) * np.polyfit(x, y, 1, cov=True)[1][0, 0] ** 0.5 if free else np.nan
-    return b, b - half, b + half
-
-
-def _draw_laws(axis: Any, points: pd.DataFrame) -> None:
-    ends = np.geomspace(points["x"].min(), points["x"].max(), 20)
-    axis.plot(ends, points["mean"].max() * ends[0] / ends, color=MISSING, linewidth=2.5, zorder=0)
-    for name, style in setting_styles(shown_settings(points["setting"])).items():
-        line = points[points["setting"] == name]
-        b = line["b"].iloc[0]
-        at = np.geomspace(line["x"].min(), line["x"].max(), 20)
-        level = np.exp(np.log(line["mean"] * line["x"] ** b).mean())  # of least squares: through the means
-        axis.plot(at, level * at**-b, color=style[0], linestyle=":", linewidth=1.0)

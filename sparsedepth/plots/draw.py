@@ -201,10 +201,8 @@ FIGURES: dict[str, FigureKind] = {
         ("pareto", "points", "validation loss, usefulness and cost of every configuration", COMPARES_LOSSES),
         ("matrices", "matrices", "causal and permutation effects by pair of layers, by setting", OF_GRID),
         ("learning_rate", "by_setting", "loss against learning rate, by setting", OF_GRID, COMPARES_LOSSES),
-        ("importance", "study", "a search: how much each axis matters to each objective"),
-        ("slices", "study", "a search: the first objective in order of start, and against each axis"),
+        ("slices", "points", "a search: the first objective in order of start, and against each axis"),
         ("layer_profile", "layer_profile", "every quantity by layer of one run (--run)", OF_ONE_RUN),
-        ("trajectories", "depth", "mean angle between neighbouring layers against n_layers, by setting"),
     )
 }
 for _plugin in PLUGINS:  # {name: (function of a store that returns a Drawing, its meaning)}

@@ -7,6 +7,9 @@ the least-squares fit on the scales of the axes. A degenerate score has neither.
 
 `pareto`: a configuration is on the front of loss, usefulness and cost, or of the objectives of a search, if no other is
 at least as good in all and better in one. The line in a panel is the front of its two quantities alone.
+
+`slices`: of a search, its first objective in order of start and along each axis. Deviates: not Optuna's, which is too
+wide for a page and has no place for a caption.
 """
 
 import math
@@ -21,10 +24,24 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter, MaxNLocator
 
 from sparsedepth.config.plain_text import counted
+from sparsedepth.config.space import Interval
+from sparsedepth.config.sweep import SweepDefinition
+from sparsedepth.effects.importance import finished, options_of, proposals
 from sparsedepth.plots.facets import intervals, lr_text
-from sparsedepth.plots.page import Drawing, NothingToDraw, caption, depth_legend, not_shown, panels
+from sparsedepth.plots.page import Drawing, NothingToDraw, caption, depth_legend, legend_above, not_shown, panels
 from sparsedepth.plots.runs import all_runs, changed_fields, trained_runs, without_diverged_cells
-from sparsedepth.plots.style import CHANGES_VARIANCE, GREY, depth_colours, kind_markers, log_scale, set_scale
+from sparsedepth.plots.style import (
+    CHANGES_VARIANCE,
+    GREY,
+    SERIES,
+    depth_colours,
+    escaped,
+    kind_markers,
+    log_scale,
+    set_layer_scale,
+    set_scale,
+    shortened,
+)
 from sparsedepth.quantities import IN_RUNS, axis_label, sign
 from sparsedepth.store.comparable_loss import loss_of, with_loss
 from sparsedepth.store.connection import Store
@@ -256,3 +273,57 @@ def _draw_front(axis: Any, cells: pd.DataFrame, x: str, y: str) -> None:
         if cells[x].max() < 1.01 * cells[x].min():
             axis.set_xlim(0.9 * cells[x].min(), 1.1 * cells[x].max())
         axis.xaxis.set_major_formatter(EngFormatter(sep=""))
+
+
+def slices(store: Store) -> Drawing:
+    """The first objective of a search in order of start, with the best so far, and against each axis. Raises
+    NothingToDraw for a folder without a search, or with fewer than two finished proposals."""
+    search = search_of(store.roots)
+    if search is None:
+        raise NothingToDraw(f"{', '.join(map(str, store.roots))} was not filled by the sampler of one search")
+    runs = trained_runs(store)
+    frame = numbered(proposals(runs, search), search.objectives[0])
+    if len(frame) < 2:
+        raise NothingToDraw("fewer than two proposals finished")
+    data = frame[["cell_id", *options_of(frame, search), *search.objectives, "proposal", "best_so_far"]]
+    notes = degeneracy_caption(search.objectives, runs)
+    return Drawing(data=data, page=partial(page_of_slices, search, frame, notes))
+
+
+def numbered(frame: pd.DataFrame, objective: str) -> pd.DataFrame:
+    """The proposals with a value of the objective, their number in order of start, and the best value so far."""
+    rows = finished(frame, objective)
+    best = rows[objective].cummax() if sign(objective) > 0 else rows[objective].cummin()
+    return rows.assign(proposal=np.arange(len(rows)), best_so_far=best)
+
+
+def page_of_slices(search: SweepDefinition, frame: pd.DataFrame, notes: str) -> Figure:
+    """A panel of all proposals in order, then one per axis; a proposal without its field has no point."""
+    objective, options = search.objectives[0], options_of(frame, search)
+    page, (first, *others) = panels(1 + len(options), 4, 2.5, 2.4)
+    _draw_slice(first, objective, frame, frame["proposal"], len(frame))
+    first.step(frame["proposal"], frame["best_so_far"], where="post", color=SERIES[1][0], label="best so far")
+    first.set_xlabel("proposal, in order of start")
+    for axis, (name, values) in zip(others, options.items(), strict=True):
+        known, choices = frame[frame[name].notna()], [value for value in values if value is not None]
+        space = search.axes.get(name)
+        x = known[name] if isinstance(space, Interval) else known[name].map(choices.index)
+        _draw_slice(axis, objective, known, x.astype(float), len(frame))
+        if not isinstance(space, Interval):
+            axis.set_xticks(range(len(choices)), [escaped(shortened(str(choice))) for choice in choices])
+            axis.set_xlim(-0.5, len(choices) - 0.5)
+        elif space.log:
+            log_scale(axis, "x", x)
+        axis.set_xlabel(name)
+    legend_above(page, first.get_legend_handles_labels()[0])
+    text = f"Each dot: one of {counted(len(frame), 'proposal')}, later ones darker. Selection bias: the best of many is"
+    caption(page, f"{text} optimistic. Run it again with new seeds.{notes}")
+    return page
+
+
+def _draw_slice(axis: Any, objective: str, rows: pd.DataFrame, x: pd.Series, n_proposals: int) -> None:
+    look: dict[str, Any] = {"c": rows["proposal"], "cmap": "Blues", "vmin": 0, "vmax": n_proposals - 1}
+    axis.scatter(x, rows[objective], s=30, edgecolor="grey", linewidth=0.5, **look)
+    axis.set_ylabel(axis_label(objective))
+    if IN_RUNS[objective].is_ratio:  # linear near 0 where one is 0
+        set_layer_scale(axis, "log" if (rows[objective] > 0).all() else "linear", rows[objective].tolist())

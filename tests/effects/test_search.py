@@ -3,7 +3,6 @@
 import math
 
 import numpy as np
-import pandas as pd
 import pytest
 import yaml
 from matplotlib import pyplot, rc_context
@@ -17,7 +16,7 @@ from sparsedepth.effects.importance import importances, proposals, search_lines,
 from sparsedepth.plan.tasks import Plan
 from sparsedepth.plots.draw import FIGURES, default_figure, draw
 from sparsedepth.plots.page import NothingToDraw
-from sparsedepth.plots.study import numbered, page_of_importance, page_of_slices
+from sparsedepth.plots.points import numbered, page_of_slices
 from sparsedepth.plots.style import RC
 from sparsedepth.quantities import axis_label
 from sparsedepth.store.best import best, heading, text
@@ -182,7 +181,7 @@ def test_a_search_gives_no_recipe(searched, capfd):
 def test_figures_of_a_search(searched, tmp_path):
     with open_store(searched) as store:
         assert default_figure(store) == "pareto"
-        for name, n_rows in (("slices", 24), ("importance", 6), ("pareto", 24)):
+        for name, n_rows in (("slices", 24), ("pareto", 24)):
             drawn = draw(store, name, tmp_path / f"{name}.png")
             assert len(drawn.drawings[name].data) == n_rows and (tmp_path / f"{name}.png").stat().st_size > 5000
         front = drawn.drawings["pareto"].data
@@ -197,7 +196,7 @@ def test_figures_of_a_search(searched, tmp_path):
 
 def test_figures_name_a_degenerate_objective(tmp_path, searched):
     constant = fill(tmp_path / "s", {**SEARCH, "objectives": ["usefulness", "val_loss"]}, n=8, usefulness=0.5)
-    all_figures = ("importance", "slices", "pareto")
+    all_figures = ("slices", "pareto")
     for root, names, is_named in ((constant, all_figures, True), (searched, ("slices",), False)):
         with open_store(root) as store:
             for name in names:
@@ -229,22 +228,6 @@ def test_an_objective_that_is_compared_by_ratio_has_a_logarithmic_axis(landscape
         values = numbered(frame.assign(**{name: np.exp(frame["val_loss"])}), name)
         for axes in page_of_slices(asked, values, "").axes:
             assert axes.get_yscale() == scale and axes.get_ylabel() == axis_label(name)
-
-
-def test_bars_of_several_objectives_stand_by_the_names_of_their_axes(landscape):
-    search, _ = landscape
-    shares = {"val_loss": {"lr": 0.7, "weight_decay": 0.1}, "train_flops": {"weight_decay": 0.9, "lr": 0.2}}
-    rows = [
-        {"objective": objective, "axis": axis, "ped_anova": share, "fanova": None}
-        for objective, by_axis in shares.items()
-        for axis, share in by_axis.items()
-    ]
-    page = page_of_importance(search.varied, pd.DataFrame(rows), "")
-    for axes, objective in zip(page.axes, shares, strict=True):
-        names = [label.get_text() for label in page.axes[0].get_yticklabels()]
-        lengths = [bar.get_width() / 100 for bar in axes.patches]
-        assert axes.get_title("left") == objective or axes.get_title() == objective
-        assert dict(zip(names, lengths, strict=True)) == pytest.approx(shares[objective])
 
 
 def test_the_advice_is_a_sweep_that_runs(searched, tmp_path, capfd):
