@@ -23,6 +23,9 @@ from sparsedepth.config.run import RunConfig
 from sparsedepth.config.space import Cell
 from sparsedepth.config.sweep import SweepDefinition
 
+MOST_LISTED = 7
+"""Cells whose solved sizes are listed; the table of `plan` shows all."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Match:
@@ -31,7 +34,7 @@ class Match:
     cell: Cell
     config: RunConfig
     free: str | None
-    """the size that was solved for; None if the cell is unchanged"""
+    """the size that was solved for; None if the cell is unchanged, and for a branch, a share of its trunk"""
     ratio: float
     """amount of the cell / amount of the reference"""
     seeds: Sequence[int]
@@ -125,13 +128,14 @@ def _fix(definition: SweepDefinition, ratio: float, free: str | None) -> str:
 
 
 def summary(definition: SweepDefinition, matches: Sequence[Match]) -> list[str]:
-    """A line for each cell whose size was solved for, with the remaining mismatch."""
-    lines = []
+    """A line for each cell whose size was solved for, up to MOST_LISTED, with the remaining mismatch."""
     solved = [one for one in matches if one.free]
-    if solved:
-        worst = max((one.ratio - 1 for one in solved), key=abs)
-        lines = [f"matched in {definition.matched}: sizes of {len(solved)} cells, largest mismatch {worst:+.2%}"]
-    for one in solved:
+    if not solved:
+        return []
+    worst = max((one.ratio - 1 for one in solved), key=abs)
+    head = f"matched in {definition.matched}: sizes of {counted(len(solved), 'cell')}, largest mismatch {worst:+.2%}"
+    lines = [head + "; the table has them" * (len(solved) > MOST_LISTED)]
+    for one in solved if len(solved) <= MOST_LISTED else ():
         fields = ", ".join(f"{name}={value}" for name, value in one.cell.items() if name != one.free)
         lines.append(f"  {fields or 'base'}: {one.free}={one.size} ({one.ratio - 1:+.2%})")
     return lines
@@ -150,7 +154,9 @@ def _with_branches(definition: SweepDefinition, match: Match) -> list[Match]:
         raise ValueError(f"{needs} one warm-up for all budgets; {fix}")
     cells = [{**match.cell, "train_tokens": _branch_tokens(whole, share)} for share in definition.branch_at]
     configs = [definition.run_config(cell, definition.seeds[0]) for cell in cells]
-    branches = [replace(match, cell=cell, config=config) for cell, config in zip(cells, configs, strict=True)]
+    branches = [
+        replace(match, cell=cell, config=config, free=None) for cell, config in zip(cells, configs, strict=True)
+    ]
     return [*branches, match]
 
 

@@ -101,9 +101,21 @@ def test_the_residual_mismatch_is_stated():
     found = Plan(definition)
     assert found.notes() == summary(definition, found.matches)
     head, line = found.notes()
-    assert head.startswith("matched in flops: sizes of 1 cells, largest mismatch ")
+    assert head.startswith("matched in flops: sizes of 1 cell, largest mismatch ")
     assert line.startswith("  n_layers=2, seq_len=64: d_ff=")
     assert Plan(sweep()).notes() == []
+    axes = {"n_layers": [2], "n_kv_heads": [4, 2, 1], "seq_len": [32, 64, 128]}
+    (head,) = Plan(sweep(matched="flops", free="d_ff", space=axes, tolerance=0.1, base={"batch_tokens": 256})).notes()
+    assert head.startswith("matched in flops: sizes of 8 cells, ") and head.endswith("; the table has them")
+
+
+def test_a_branch_is_no_matched_cell_of_its_own():
+    """Its tokens are a share of its trunk's, so that the trunk's mismatch is not the branch's."""
+    base = {"schedule": "wsd", "warmup_tokens": 1280, "train_tokens": 128 * 400}
+    matched = {"matched": "flops", "across": "depth", "free": "train_tokens", "branch_at": [0.25, 0.5]}
+    found = Plan(sweep(**matched, space={"n_layers": [4, 2]}, base=base, tolerance=0.05))
+    assert [one.free for one in found.matches] == [None] * 5 + ["train_tokens"]
+    assert len(found.notes()) == 2 and "n_layers=2: train_tokens=" in found.notes()[1]
 
 
 def test_an_objective_that_is_relative_to_the_loss_is_noted_with_its_absolute_form():
