@@ -20,7 +20,7 @@ from matplotlib.ticker import EngFormatter, FuncFormatter
 from sparsedepth.config.plain_text import counted
 from sparsedepth.plots.page import Drawing, caption, panels, settings_legend
 from sparsedepth.plots.runs import settings_in_order
-from sparsedepth.plots.style import GREY, Style, depth_axis, layer_ticks, log_scale, set_layer_scale, setting_styles
+from sparsedepth.plots.style import GREY, Style, axis_of_points, layer_ticks, log_scale, set_layer_scale, setting_styles
 from sparsedepth.quantities import quantity
 from sparsedepth.quantities.record import Scale
 from sparsedepth.scaling.points import flops_text
@@ -167,12 +167,11 @@ def _label(axis: Any, kind: Panel, points: Sequence[float]) -> None:
     axis.set(xlabel=kind.x_label, ylabel=kind.y_label)
     axis.set_title(kind.title)
     axis.xaxis.label.set_color(GREY)
-    if kind.x == "depth":
-        depth_axis(axis, map(int, points))
-    elif kind.x in ("log", "flops"):
+    if kind.x in ("depth", "log"):
+        axis_of_points(axis, points)
+    elif kind.x == "flops":
         log_scale(axis, "x", points)
-        if kind.x == "flops":
-            axis.xaxis.set_major_formatter(FuncFormatter(lambda flops, _: flops_text(flops)))
+        axis.xaxis.set_major_formatter(FuncFormatter(lambda flops, _: flops_text(flops)))
     elif kind.x == "tokens":
         axis.xaxis.set_major_formatter(EngFormatter(sep=""))
     elif kind.x == "whole":

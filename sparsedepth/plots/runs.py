@@ -1,6 +1,7 @@
 """Rows that figures read from a store: trained runs and their settings, a single run, values by layer or by pair."""
 
 import difflib
+import re
 from collections.abc import Callable, Iterable, Mapping
 from functools import wraps
 from typing import TypeVar
@@ -86,8 +87,13 @@ def n_changed(setting: str) -> int:
 
 
 def settings_in_order(names: Iterable[str]) -> list[str]:
-    """In the order of a legend: the baseline first, settings of several fields last."""
-    return sorted(set(names), key=lambda setting: (n_changed(setting), setting))
+    """In the order of a legend: the baseline first, settings of several fields last; numbers by their size."""
+
+    def place(setting: str) -> tuple[int, list[str | float]]:
+        parts = re.split(r"(\d+(?:\.\d+)?(?:e-?\d+)?)", setting)
+        return n_changed(setting), [float(part) if i % 2 else part for i, part in enumerate(parts)]
+
+    return sorted(set(names), key=place)
 
 
 def shown_settings(

@@ -140,15 +140,16 @@ def layer_ticks(axis: Any) -> None:
     axis.set_major_locator(MaxNLocator(6, integer=True, steps=[1, 2, 4, 5, 10]))
 
 
-def depth_axis(axes: Any, depths: Iterable[int]) -> None:
-    """A logarithmic x axis labelled at depths that exist: the deepest, and those that labels leave room for."""
-    ordered = sorted(set(depths), reverse=True)
+def axis_of_points(axes: Any, points: Iterable[float]) -> None:
+    """A logarithmic x axis labelled at values that exist, such as depths: the last, and those that labels leave room
+    for."""
+    ordered = sorted(set(points), reverse=True)
     shown = ordered[:1]
-    for depth in ordered[1:]:
-        if math.log(shown[0] / depth) >= 0.07 * math.log(ordered[0] / ordered[-1]):  # the width of a label
-            shown.insert(0, depth)
+    for point in ordered[1:]:
+        if math.log(shown[0] / point) >= 0.03 * len(f"{point:g}") * math.log(ordered[0] / ordered[-1]):
+            shown.insert(0, point)
     axes.set_xscale("log")
-    axes.set_xticks(shown, [str(depth) for depth in shown])
+    axes.set_xticks(shown, [f"{point:g}" for point in shown])
     axes.xaxis.set_minor_locator(NullLocator())
 
 

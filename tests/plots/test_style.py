@@ -8,8 +8,10 @@ from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
 
 from sparsedepth.plots.page import NARROW, WIDEST, legend_above, line_handle
+from sparsedepth.plots.runs import settings_in_order
 from sparsedepth.plots.style import (
     BASELINE,
+    axis_of_points,
     depth_colours,
     kind_markers,
     linear_below,
@@ -102,3 +104,26 @@ def test_no_decade_is_labelled_inside_the_linear_part_of_an_axis():
     labels = {tick: axis.yaxis.get_major_formatter()(tick) for tick in axis.get_yticks()}
     assert {label for tick, label in labels.items() if 0 < abs(tick) < 1e3} <= {""}
     assert (labels[0.0], labels[1e3], labels[1e6]) == ("0", "10³", "10⁶")
+
+
+def test_an_axis_of_points_labels_values_that_exist_where_there_is_room():
+    page = Figure()
+    few, many = page.subplots(1, 2)
+    axis_of_points(few, [0.003, 0.006, 0.012])
+    assert [label.get_text() for label in few.get_xticklabels()] == ["0.003", "0.006", "0.012"]
+    axis_of_points(many, [0.00075 * 2**i for i in range(9)])
+    shown = many.get_xticks()
+    assert shown[-1] == 0.192 and len(shown) < 9 and {*shown} <= {0.00075 * 2**i for i in range(9)}
+
+
+def test_settings_are_in_order_of_their_numbers():
+    names = ["weight_decay=1", "train_tokens=20000", "train_tokens=3000", "baseline", "n_kv_heads=1, lr=0.3", "lr=1e-5"]
+    ordered = [
+        "baseline",
+        "lr=1e-5",
+        "train_tokens=3000",
+        "train_tokens=20000",
+        "weight_decay=1",
+        "n_kv_heads=1, lr=0.3",
+    ]
+    assert settings_in_order(names) == ordered
