@@ -174,7 +174,7 @@ def _print_result(definition: "SweepDefinition", out: Path, result: "SweepResult
     for reason, count in result.refused.items():
         print(f"{count} of {expected} proposals not run: {visible(reason)}")
     if result.stop():
-        complete = f"{n_complete} of {expected} runs complete"
+        complete = f"{n_complete} of {max(expected, len(result.states))} runs complete"  # tuning may have added some
         print(f"stopped with {complete}; run the same command again to resume", file=sys.stderr)
         raise typer.Exit(result.stop.exit_code)
     if note := other_runs_note((path.parent.name for path in out.glob(f"runs/*/{MARKER}")), result.states):
