@@ -63,6 +63,7 @@ class Scale(Section):
     cells: list[dict[str, Any]] | None = None
     exclude: list[Condition] | None = None
     only: dict[str, Condition] | None = None
+    branch_at: Shares | None = None
     tune: dict[str, TuneGrid] | None = None
     constraints: dict[Bounded, Positive] | None = None
     tuning_seeds: TuningSeeds | None = None

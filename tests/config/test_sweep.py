@@ -36,9 +36,17 @@ def test_a_scale_lays_over_base_and_replaces_the_rest():
         base={"d_model": 64, "lr": 0.1, "max_corpus_tokens": 5},
         space={"n_layers": [12, 32]},
         seeds=[0, 1, 2],
-        scales={"micro": {"base": {"d_model": 16, "max_corpus_tokens": None}, "space": {"n_layers": [2]}}},
+        branch_at=[0.25, 0.5],
+        scales={
+            "micro": {
+                "base": {"d_model": 16, "max_corpus_tokens": None},
+                "space": {"n_layers": [2]},
+                "branch_at": [0.5],
+            }
+        },
     )
     micro = definition.scaled("micro")
+    assert (definition.branch_at, micro.branch_at) == ([0.25, 0.5], [0.5])
     assert micro.name == "s-micro" and micro.seeds == [0, 1, 2]
     assert micro.base == {"d_model": 16, "lr": 0.1, "max_corpus_tokens": None}
     assert list(micro.grid()) == [{"n_layers": 2}]
