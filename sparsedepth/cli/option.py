@@ -106,8 +106,9 @@ Runtime = Annotated[
 Workers = Annotated[
     int | None,
     typer.Option(
+        min=1,
         help="runs in parallel on each GPU (or group of --gpus-per-run), or on the CPU; default one per core or GPU, "
-        "or as many on a GPU as timed steps or finished runs show to be faster"
+        "or as many on a GPU as timed steps or finished runs show to be faster",
     ),
 ]
 Gpus = Annotated[str | None, typer.Option(help="GPUs to use, such as 0-7 or 0,2; default all")]

@@ -133,16 +133,19 @@ def print_failures(states: list[RunState], out: Path) -> None:
     for state in states:
         if state.state == "pruned":
             print(f"run {state.run_id} {state.reason}")
-        elif state.state == "failed":
+        elif state.state in ("failed", "infeasible"):
             log = f"{out}/work/{state.run_id}/log.txt"
-            print(f"failed: run {state.run_id}: {state.reason} (log: {log})", file=sys.stderr)
+            print(f"{state.state}: run {state.run_id}: {state.reason} (log: {log})", file=sys.stderr)
 
 
 def print_ranking(definition: SweepDefinition, out: Path) -> None:
     from sparsedepth.store.best import best, heading, text
     from sparsedepth.store.connection import open_store
+    from sparsedepth.store.setting import only_tuning_text
 
     with open_store(out) as store:
+        if told := only_tuning_text(store):
+            return print(told)
         ranking = best(store, definition.objective, top=20)
     print(f"\n{heading(ranking)}\n{text(ranking)}")
     folder = quote(str(out))

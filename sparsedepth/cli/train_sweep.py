@@ -182,7 +182,7 @@ def _print_result(definition: "SweepDefinition", out: Path, result: "SweepResult
     if n_complete:
         print_ranking(definition, out)
     if result.unfinished:
-        failed = any(state.state == "failed" for state in result.states)
+        failed = any(state.state in ("failed", "infeasible") for state in result.states)
         again = "with --retry-failed to try them once more" if failed else "to resume"
         print(f"{result.unfinished} runs are unfinished; run the same command again {again}", file=sys.stderr)
         raise typer.Exit(1)

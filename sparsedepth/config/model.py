@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, model_validator
 
 from sparsedepth.config.role import CHANGES_STEP, DROPOUT, KNOB, RECORD, Role, fields_where, roles
-from sparsedepth.config.section import Count, Mistakes, NonNegative, Positive, Section, check
+from sparsedepth.config.section import Count, Mistakes, NonNegative, Positive, Section, check, whole_number
 
 SETS_VARIANCE = Role(cost_scope="step", directly_sets="residual_variance_last")
 INITIAL = Role(directly_sets="residual_variance_last", stacked="own")
@@ -229,7 +229,7 @@ def with_derived_sizes(values: Mapping[str, Any]) -> dict[str, Any]:
 
     def whole(name: str) -> int | None:
         size = filled.get(name)
-        size = ModelConfig.model_fields[name].default if size is None else size
+        size = whole_number(ModelConfig.model_fields[name].default if size is None else size)
         return size if isinstance(size, int) and size > 0 else None
 
     if filled.get("n_kv_heads") is None and whole("n_heads"):

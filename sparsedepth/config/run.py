@@ -78,7 +78,7 @@ class TrainConfig(Section):
     """tokens per optimiser step"""
     lr: Annotated[Positive, KNOB] = 1e-3
     """peak learning rate"""
-    optimizer: Annotated[Literal["adamw", "muon"], KNOB] = "adamw"
+    optimizer: Annotated[Literal["adamw", "muon"], CHANGES_STEP] = "adamw"
     """muon: orthogonalised momentum for the matrices of the blocks, its updates as large as AdamW's are (rms 0.2), so
     that lr and weight_decay mean the same; AdamW for all else"""
     warmup_frac: Annotated[Fraction, KNOB] = 0.05

@@ -12,12 +12,12 @@ from sparsedepth.config.plain_text import visible
 Check = TypeVar("Check", bound=Callable[..., None])
 
 
-def _whole(value: Any) -> Any:
+def whole_number(value: Any) -> Any:
     """1e6 as 1000000: YAML reads it as a float."""
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
-Count = Annotated[int, Field(ge=1), BeforeValidator(_whole)]
+Count = Annotated[int, Field(ge=1), BeforeValidator(whole_number)]
 NonNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Fraction = Annotated[float, Field(ge=0, le=1)]

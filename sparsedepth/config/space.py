@@ -199,7 +199,8 @@ def _check_varied_once(sweep: Any) -> None:
     repeated = {name for name in varied if varied.count(name) > 1}
     repeated |= {name for place in (*sweep.variants, *sweep.cells) for name in place if name in sweep.tune}
     repeated |= {name for place in sweep.variants for name in place if name in axes}
-    repeated |= {name for place in sweep.places() for name in place if name == sweep.free}
+    solved = (sweep.free, "d_expert" if sweep.free == "d_ff" else sweep.free)  # of experts the width of one
+    repeated |= {name for place in sweep.places() for name in place if name in solved}
     if repeated:
         raise ValueError(f"{', '.join(sorted(repeated))} must vary in one place: space, zip, variants, tune or free")
     for condition in (*sweep.only.values(), *sweep.exclude):

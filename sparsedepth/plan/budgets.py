@@ -20,7 +20,7 @@ from dataclasses import dataclass, replace
 from sparsedepth.config.cost import cost
 from sparsedepth.config.plain_text import counted
 from sparsedepth.config.run import RunConfig
-from sparsedepth.config.space import Cell
+from sparsedepth.config.space import Cell, grid_points
 from sparsedepth.config.sweep import SweepDefinition
 
 MOST_LISTED = 7
@@ -83,7 +83,9 @@ def match(definition: SweepDefinition, cells: Iterable[tuple[Cell, Sequence[int]
             size = _solve(lambda n, cell=cell, free=free: _sized(definition, cell, free, n), config, free, target)
             cell = {**cell, free: size}
             config = definition.run_config(cell, definition.seeds[0])
-        spent = amount(config, definition)
+        points = grid_points(definition.tune) if definition.tune else ()
+        tuned = (definition.run_config({**cell, **point}, definition.seeds[0]) for point in points)
+        spent = max((amount(one, definition) for one in (config, *tuned)), key=lambda spent: abs(spent - target))
         ratio = spent / target
         if abs(ratio - 1) > (0 if exact else definition.tolerance):
             first = "first cell" if is_shared else "first cell of its depth"
@@ -153,6 +155,9 @@ def _with_branches(definition: SweepDefinition, match: Match) -> list[Match]:
         fix = f"set warmup_tokens: {tokens} in the base in place of warmup_frac"
         raise ValueError(f"{needs} one warm-up for all budgets; {fix}")
     cells = [{**match.cell, "train_tokens": _branch_tokens(whole, share)} for share in definition.branch_at]
+    if definition.matched == "tokens" and any(share * whole.n_steps % 1 for share in definition.branch_at):
+        told = f"{needs} whole steps to be matched in tokens, and {whole.n_steps} are trained"
+        raise ValueError(f"{told}; change batch_tokens, the length or the shares, or match steps")
     configs = [definition.run_config(cell, definition.seeds[0]) for cell in cells]
     branches = [
         replace(match, cell=cell, config=config, free=None) for cell, config in zip(cells, configs, strict=True)

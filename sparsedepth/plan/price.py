@@ -136,7 +136,8 @@ def price_of(runs: Sequence[RunConfig], setup: PricingSetup, bound: str = "") ->
     first, *others = shapes.values()
     differing = [name for name in first if any(other[name] != first[name] for other in others)]
     shared: dict[str, list[int]] = {}
-    for key, steps in zip(ids, shared_steps(runs), strict=True):
+    is_wide = len({(run.trunk_key, run.seed) for run in runs}) < setup.workers  # then branches start together
+    for key, steps in zip(ids, [0] * len(runs) if is_wide else shared_steps(runs), strict=True):
         shared.setdefault(key, []).append(steps)
     kinds = [
         _kind(key, examples[key], shared[key], {name: fields[name] for name in differing}, setup)
@@ -180,7 +181,7 @@ def _kind(key: str, config: RunConfig, shared: list[int], varied: dict[str, Any]
         tokens=config.train_tokens,
         train_flops=float(run_cost.train_flops(config.train_tokens)),
         memory_bytes=round(peak) + estimate.CONTEXT_BYTES[setup.place.device],
-        disk_bytes=4 * run_cost.params_total + RECORD_BYTES,
+        disk_bytes=(16 if config.schedule == "wsd" else 4) * run_cost.params_total + RECORD_BYTES,
         seconds=_seconds(key, config.model_copy(update={"train_tokens": own_tokens}) if share else config, setup),
         shared=share,
     )

@@ -142,14 +142,14 @@ class Plan:
             return [], {}
 
         def can_be_built(point: GridPoint) -> bool:
-            """For a listed point failure to build is an error."""
-            if all(value in definition.tune[name] for name, value in point.items()):
-                return True
+            """Within the constraints, too. For a listed point failure to build is an error."""
             try:
-                self._plan({**cell, **point}, definition.tuning_seeds[0])
+                config = self._plan({**cell, **point}, definition.tuning_seeds[0]).config
             except ValueError:
+                if all(value in definition.tune[name] for name, value in point.items()):
+                    raise
                 return False
-            return True
+            return not broken_constraints(definition, config)
 
         def loss_at(point: GridPoint) -> float | None:
             if not can_be_built(point):

@@ -102,7 +102,6 @@ class Driver:
         self._prepare_text()  # before signals are caught, so that Ctrl-C ends a long tokenisation at once
         result = self.run_queue()
         delete_leftovers(self.results)
-        delete_trunks(self.results, self._runs())
         return result
 
     def join(self) -> SweepResult:
@@ -133,6 +132,7 @@ class Driver:
                     for worker in self._workers:
                         worker.abandon()
                 path.unlink(missing_ok=True)
+            delete_trunks(self.results, self._runs())
             return self._result(study)
 
     def _result(self, study: optuna.Study) -> SweepResult:

@@ -5,6 +5,7 @@ import time
 import pytest
 
 from sparsedepth.config.load import build
+from sparsedepth.config.run import RunConfig
 from sparsedepth.config.space import Prune
 from sparsedepth.config.sweep import SweepDefinition, ad_hoc, read_definition
 from sparsedepth.plan.tasks import Plan
@@ -307,3 +308,9 @@ def test_null_is_a_value_of_an_axis(axes):
     assert [cell["sliding_window"] for cell in left.grid()] == [8]
     with pytest.raises(ValueError, match=r"n_layers.*None|None.*n_layers"):
         Plan(sweep(space={"n_layers": [None, 2]}))
+
+
+def test_sizes_that_yaml_reads_as_floats_are_whole():
+    whole, floats = ({"d_model": kind(64), "n_heads": kind(4)} for kind in (int, float))
+    assert build(RunConfig, floats, "x").run_id == build(RunConfig, whole, "x").run_id
+    assert len(Plan(sweep(tune={"d_model": [8, 16, 32]}, tuning_seeds=[7, 8], matched="steps")).runs()) == 6

@@ -70,6 +70,18 @@ def test_tokens_and_steps_agree_exactly(matched):
     assert len(matches(matched=matched, space={"n_layers": [1, 9]})) == 2
 
 
+def test_a_tuned_size_may_not_change_what_is_matched():
+    for matched, size, values in (("tokens", "train_tokens", [1280, 2560, 5120]), ("params_total", "d_ff", [16, 32, 64])):
+        with pytest.raises(ValueError, match=f"matched in {matched}"):
+            matches(matched=matched, space={"n_layers": [2]}, tune={size: values}, tuning_seeds=[7, 8])
+
+
+def test_a_width_of_experts_that_is_solved_for_cannot_vary():
+    experts = {"n_experts": 4, "top_k": 2}
+    with pytest.raises(ValueError, match="d_expert must vary in one place"):
+        matches(matched="flops", free="d_ff", base=experts, space={"d_expert": [8, 16]})
+
+
 @pytest.mark.parametrize(
     ("fields", "words"),
     [
@@ -249,6 +261,7 @@ def test_status_names_trunk_and_branches():
         ({"branch_at": [0.0]}, "greater than 0"),
         ({"branch_at": [0.05]}, "ends after 4 steps, of which 4 are warm-up and 1 decay"),
         ({"branch_at": [0.001]}, "is no step between them"),
+        ({"branch_at": [0.32]}, "needs whole steps to be matched in tokens, and 80 are trained"),
         ({"base": {"warmup_tokens": None, "warmup_frac": 0.05}}, "set warmup_tokens: 128 in the base"),
         ({"base": {"schedule": "cosine"}}, "needs schedule=wsd.*schedule: wsd in the base"),
         ({"sampler": "random", "n_trials": 4, "space": {"lr": {"low": 1e-3, "high": 1e-2}}}, "needs sampler 'grid'"),
@@ -267,3 +280,6 @@ def test_a_trunk_is_priced_once():
     assert whole.tokens == 3 * 94 * 32 and sum(one.tokens for one in alone) == 3 * 150 * 32
     assert whole.train_flops == pytest.approx(94 / 150 * sum(one.train_flops for one in alone))
     assert whole.seconds.value < sum(one.seconds.value for one in alone)
+    assert price_of(runs, PricingSetup(workers=4)).tokens == 3 * 150 * 32  # of four workers one meets no trunk
+    whole_bytes = sum(kind.runs * kind.params_total for kind in whole.kinds)
+    assert whole.disk_bytes > 16 * whole_bytes, "a trunk's state, and the record"

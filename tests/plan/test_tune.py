@@ -57,6 +57,17 @@ def test_a_study_has_room_for_every_extension():
     assert (lr.low, lr.high) == (0.00025, 0.016)
 
 
+def test_a_point_outside_the_constraints_is_the_worst_so_that_tuning_ends():
+    """d_ff 64 has more than 3,000 parameters and never runs."""
+    base = {"n_layers": 1, "d_model": 8, "n_heads": 2, "vocab_size": 257, "tokenizer": "byte", "corpus": "stdlib"}
+    fields = {"matched": "steps", "tune": {"d_ff": [8, 16, 512]}, "tuning_seeds": [5], "tune_extensions": 0}
+    asked = {"name": "s", "question": "q", "hypothesis": "h", "base": base, **fields}
+    plan = Plan(build(SweepDefinition, {**asked, "constraints": {"params_total": 8000}}, "s"))
+    assert sorted(run.config.d_ff for run in plan.runs()) == [8, 16]
+    losses = {run.run_id: 2.0 - 0.01 * run.config.d_ff for run in plan.runs()}
+    assert sorted(run.config.d_ff for run in plan.runs(losses.get)) == [8, 16, 16] and not plan.is_open(losses.get)
+
+
 def test_a_diverged_point_is_the_worst_and_not_missing():
     assert tune(GRID, losses(lr_1=3.0, lr_2=2.0, lr_4=math.inf))[1] == {"lr": 2.0}
     found = tune(GRID, losses(lr_1=math.inf, lr_2=math.inf, lr_4=math.inf, lr_0_5=math.inf))

@@ -110,7 +110,7 @@ def test_what_is_compared_is_tuned_but_for_the_definitions_at_one_lr():
         for scale in (None, *load(path, None).scales):
             definition = load(path, scale)
             if scale in REPLICATIONS:
-                assert all("lr" in one for one in (definition.cells or definition.variants))
+                assert all("lr" in one for one in (definition.cells or definition.zip or definition.variants))
                 continue
             searched = {**definition.space, **definition.tune}
             assert ("lr" in searched) == (path.stem not in AT_ONE_LR)
