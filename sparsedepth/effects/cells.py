@@ -25,6 +25,7 @@ import numpy as np
 import pandas as pd
 
 from sparsedepth import quantities
+from sparsedepth.config.plain_text import counted
 from sparsedepth.config.role import fields_where
 from sparsedepth.config.run import CELL_FIELDS, RunConfig
 from sparsedepth.effects.fit import Fit, fit
@@ -106,13 +107,13 @@ def cells_of(runs: pd.DataFrame, outcome: str) -> Cells:
     runs = of_trained = without_measured_models(runs)
     results = result_rows(runs)
     records = _records(runs)
-    settings = _settings(results, records)
+    settings = _settings(results if results.empty else runs, records)
     budget_text = ""
     if settings and BUDGET in settings.label_fields and distinct(results, "schedule") == ["wsd"]:
         budget_text = f"several {BUDGET} were run: effects at the largest of each depth (--as speedup has all)"
         runs = _largest_budgets(runs, settings, records)
         results = result_rows(runs)
-        settings = _settings(results, records)
+        settings = _settings(results if results.empty else runs, records)
     changes = {cell: _changes(settings, record) for cell, record in records.items()}
     labels = {cell: ", ".join(assignment(*each) for each in own.items()) or BASELINE for cell, own in changes.items()}
     tuned = [*dict.fromkeys(name for text in distinct(runs, "tuned_fields") for name in parse_tuned_fields(text))]
@@ -132,8 +133,12 @@ def cells_of(runs: pd.DataFrame, outcome: str) -> Cells:
     )
     if len(tuned) > 1:
         rows = rows[~rows["tuning"].isin(["rejected"])]
+    alike = _scored_alike(rows, runs)
+    if n_left_out := len(rows) - len(alike):
+        left_out = f"{counted(n_left_out, 'run')} scored in another way than most are left out"
+        budget_text = "; ".join(filter(None, (budget_text, left_out)))
     return Cells(
-        runs=of_trained, rows=_with_roles(_scored_alike(rows, runs)), settings=settings, outcome=outcome, unit=unit,
+        runs=of_trained, rows=_with_roles(alike), settings=settings, outcome=outcome, unit=unit,
         tuned=tuple(tuned), tuned_by=frozenset(distinct(runs, "tuned_by")), n_tuning=len(runs) - len(results),
         budget_text=budget_text,
     )  # fmt: skip
@@ -233,7 +238,7 @@ def _scored_alike(rows: pd.DataFrame, runs: pd.DataFrame) -> pd.DataFrame:
     varying = [name for name in MEASURE if name in runs.columns and runs[name].nunique(dropna=False) > 1]
     if not varying:
         return rows
-    how = runs.loc[rows.index, varying].astype(str).agg("\x1f".join, axis=1)
+    how = runs.loc[rows.index, varying].astype(str).fillna("").agg("\x1f".join, axis=1)
     most = how.groupby(rows["n_layers"]).agg(lambda texts: texts.value_counts().index[0])
     return rows[how == rows["n_layers"].map(most)]
 
@@ -294,7 +299,7 @@ class CellRuns:
 
     def cost(self, name: str) -> float:
         """The mean of a cost over the results that have it; NaN without any."""
-        values = self.costs[name][self.is_result_N]
+        values = self.costs[name][self.is_result_N & ~self.diverged_N]
         return values[~np.isnan(values)].mean() if not np.isnan(values).all() else math.nan
 
     @property
@@ -311,11 +316,13 @@ class Depth:
     order: list[str]
     """The cells of the fit: the tuned ones, or else those with results."""
     has_curves: bool
+    sign: int
+    """1 where a higher outcome is better."""
 
     @cached_property
     def fitted(self) -> Fit | None:
         of_fit = [self.cells[setting] for setting in self.order]
-        return fit_with_curves(of_fit) if self.has_curves else fit_of([cell.results for cell in of_fit])
+        return fit_with_curves(of_fit, self.sign) if self.has_curves else fit_of([cell.results for cell in of_fit])
 
 
 def _depth_of(cells: Cells, rows: pd.DataFrame) -> Depth:
@@ -325,9 +332,10 @@ def _depth_of(cells: Cells, rows: pd.DataFrame) -> Depth:
     settings = sorted(set(setting_N), key=lambda setting: (setting != BASELINE, setting))
     found = [_cell_runs({name: array[setting_N == s] for name, array in arrays.items()}) for s in settings]
     of = {cell.setting: cell for cell in found if cell is not None}
-    tuned = [setting for setting, cell in of.items() if cells.is_tuned and cell.n_lr > 1]
+    tuned = [setting for setting, cell in of.items() if cells.is_tuned and cell.n_lr > 1 and cell.at_lr(cell.lr)]
     order = tuned or [setting for setting, cell in of.items() if cell.results]
-    return Depth(depth=int(rows["n_layers"].iloc[0]), cells=of, order=order, has_curves=bool(tuned))
+    sign = quantities.sign(cells.outcome)
+    return Depth(depth=int(rows["n_layers"].iloc[0]), cells=of, order=order, has_curves=bool(tuned), sign=sign)
 
 
 def _cell_runs(arrays: dict[str, np.ndarray]) -> CellRuns | None:
@@ -359,8 +367,9 @@ def fit_of(parts: Sequence[dict[int, float]]) -> Fit | None:
     return fit(*map(np.array, zip(*rows, strict=True))) if parts and all(parts) else None
 
 
-def fit_with_curves(cells: Sequence[CellRuns], apart: int = 0) -> Fit | None:
-    """A value that diverged with a seed is no part of a curve. `apart` keeps the seeds of each cell its own, as those
+def fit_with_curves(cells: Sequence[CellRuns], sign: int, apart: int = 0) -> Fit | None:
+    """A value that diverged with a seed is no part of a curve, which has a lowest point: of an outcome with sign 1 it
+    is the negative's. `apart` keeps the seeds of each cell its own, as those
     of cells of different depths are."""
     gaps = [gap for cell in cells for gap in np.diff(np.log(np.unique(cell.lr_N[~np.isnan(cell.lr_N)])))]
     step = float(np.median(gaps))
@@ -371,7 +380,8 @@ def fit_with_curves(cells: Sequence[CellRuns], apart: int = 0) -> Fit | None:
             u = math.log(lr / cell.lr) / step
             for is_tuning in (False, True) if lr not in bad else ():
                 values = cell.by_seed((cell.lr_N == lr) & (cell.is_tuning_N == is_tuning))
-                rows += [(number, u, seed + number * apart, value, is_tuning) for seed, value in values.items()]
+                rows += [(number, u, seed + number * apart, -sign * value, is_tuning) for seed, value in values.items()]
         if not any(row[0] == number and row[1] == 0 for row in rows):
             return None
-    return fit(*map(np.array, zip(*rows, strict=True)))
+    found = fit(*map(np.array, zip(*rows, strict=True)))
+    return replace(found, value_GC=-sign * found.value_GC) if found else None

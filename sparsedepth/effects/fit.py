@@ -3,7 +3,8 @@
     y(cell, lr, seed) = a_c + b_c u + (kappa / 2) u^2 + rough(cell, lr) + block(seed) + e,     Var e = s_c^2
 
 `u` is log lr in steps of the grid from the cell's chosen value. A cell's *value* is a_c + min over u of the curve, over
-the values tried and half a step beyond: that at its own optimum. Blocks are free; tuning runs are a block of their own.
+the values tried and half a step beyond: that at its own optimum. rough has a part for each lr and, as the cells differ
+in curvature, one in proportion to u^2 / 2. Blocks are free; tuning runs are a block of their own.
 Unknown: the scale of the noise (`Noise`), roughness rho = sd(rough) / s and the curvature kappa / s, which the
 cells of a depth share. They are integrated over a grid (half-Cauchy .7; log-uniform). Given these all is normal, with
 
@@ -15,6 +16,7 @@ Shapes: N runs, R rows (cell, lr, role), C cells, L points (cell, lr), G points 
 """
 
 from dataclasses import dataclass
+from itertools import product
 
 import numpy as np
 from scipy.special import gammaincinv, gammaln, ndtr
@@ -26,6 +28,8 @@ RHO_SCALE = 3.0
 KAPPA = np.geomspace(0.02, 40.0, 15)
 OWN_ERROR, MAX_ERROR = 0.3, 2.5
 """Steps: the least and the greatest sd of an optimum about the chosen value."""
+OWN_CURVATURE = (0.0, 1.0)
+"""Sd of a cell's own curvature, in units of that of the roughness: the data decide whether there is any."""
 NEAR = 2.01
 """Steps from the chosen value within which a curve is a parabola."""
 NEGLIGIBLE = 1e-4
@@ -178,7 +182,7 @@ def _curves(
     each cell `outside_C` and `choice_C`. `tuned_C`: the variance of its means over tuning seeds, in units of s^2."""
     n_cells = len(tuned_C)
     parts = _of_roughness(information_RR, score_R / np.sqrt(s2), cell_R, u_R, n_cells)
-    rho_G, kappa_G = (grid.ravel() for grid in np.meshgrid(RHO, KAPPA, indexing="ij"))
+    rho_G, _, kappa_G = (grid.ravel() for grid in np.meshgrid(RHO, OWN_CURVATURE, KAPPA, indexing="ij"))
     precision_GTT, target_GTZ, square_GZZ, log_G = (np.repeat(part, len(KAPPA), axis=0) for part in parts)
     omega2_GC = OWN_ERROR**2 + 2 * (rho_G[:, None] ** 2 + tuned_C) / kappa_G[:, None] ** 2
     prior_GC = 1 / (kappa_G[:, None] ** 2 * np.minimum(omega2_GC, MAX_ERROR**2))
@@ -223,16 +227,17 @@ def _of_roughness(
     points, point_R = np.unique(np.stack([cell_R, u_R]), axis=1, return_inverse=True)
     rough_RL = np.eye(point_R.max() + 1)[point_R.ravel()][:, points[1] != 0]
     level_RC = np.eye(n_cells)[cell_R]
+    curved_RC = level_RC * u_R[:, None] ** 2 / 2
     design_RT = np.concatenate([level_RC, level_RC * u_R[:, None], level_RC * (u_R == 0)[:, None]], axis=1)
     common_TT = np.zeros((3 * n_cells, 3 * n_cells))
     # The level of all cells is free, and no effect depends on it; nor on those of cells that share no seed.
     common_TT[:n_cells, :n_cells] = 1 / n_cells + 1e-7 * np.eye(n_cells)
     chosen = np.arange(2 * n_cells, 3 * n_cells)
-    inner_LL = rough_RL.T @ information_RR @ rough_RL
-    to_rough_RL = information_RR @ rough_RL
     half_RZ = np.stack([np.linalg.pinv(information_RR, hermitian=True) @ score_R, u_R**2 / 2], axis=1)
     parts = []
-    for rho in RHO:
+    for rho, own in product(RHO, OWN_CURVATURE):
+        of_RL = np.concatenate([rough_RL, own * curved_RC], axis=1) if own else rough_RL
+        inner_LL, to_rough_RL = of_RL.T @ information_RR @ of_RL, information_RR @ of_RL
         total_LL = inner_LL + np.eye(len(inner_LL)) / rho**2
         given_RR = information_RR - to_rough_RL @ np.linalg.solve(total_LL, to_rough_RL.T)
         log_det = np.linalg.slogdet(np.eye(len(inner_LL)) + rho**2 * inner_LL)[1]

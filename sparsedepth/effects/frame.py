@@ -26,6 +26,7 @@ from sparsedepth.config.section import Section
 from sparsedepth.effects.cells import BASELINE, COSTS, CellRuns, Cells, Depth, fit_of, fit_with_curves
 from sparsedepth.effects.fit import Fit
 from sparsedepth.effects.verdict import Distribution, Row, Side, judged
+from sparsedepth.quantities import sign
 from sparsedepth.store.query_result import QueryResult
 
 COLUMNS = (
@@ -103,6 +104,11 @@ def setting_effects(cells: Cells) -> pd.DataFrame:
     if cells not in _known:
         _known[cells] = _frame(cells, [row for at in cells.depths for row in judged(_settings(cells, at))])
     return _known[cells]
+
+
+def effects_alone(cells: Cells) -> pd.DataFrame:
+    """The same, each setting as a family of its own: for the one question that was asked before the runs."""
+    return _frame(cells, [row for at in cells.depths for own in _settings(cells, at) for row in judged([own])])
 
 
 def depth_effects(cells: Cells) -> pd.DataFrame:
@@ -213,7 +219,8 @@ def _set_pair(row: Row, own: dict[int, float], other: dict[int, float], where: s
         row.fields |= {"estimate": _difference(own, other), "reason": _why_not(own, other, where)}
         return
     row.contrast, row.shared = found.effect(0, 1), found.share_of_baseline(0, 1)
-    row.sides = Side(name="the setting"), Side(name="the baseline")
+    lost = row.fields["diverged"], row.fields["diverged_baseline"]
+    row.sides = Side(name="the setting", diverged=lost[0]), Side(name="the baseline", diverged=lost[1])
 
 
 def _difference(own: dict[int, float], other: dict[int, float]) -> float | None:
@@ -245,7 +252,8 @@ def _set(cells: Cells, at: Depth, row: Row, weights: dict[str, float]) -> None:
     if len(weights) == 2:
         outside, other = (float(at.fitted.outside_C[number]) for number in numbers)
         own = _side(cells, "the setting", sides[0], outside=outside, diverged=sides[0].n_diverged)
-        row.sides = own, _side(cells, "the baseline", sides[1], outside=other, diverged=sides[1].n_diverged)
+        base = _side(cells, "the baseline", sides[1], outside=other, diverged=sides[1].n_diverged)
+        row.sides = (own, base) if sign(cells.outcome) < 0 else (base, own)  # the better of them first if it is lower
 
 
 def _side(cells: Cells, name: str, side: CellRuns, **known: Any) -> Side:
@@ -361,8 +369,8 @@ def _depths(cells: Cells) -> list[Row]:
             variance, extra = row.contrast.sd**2, sum(choice.get(each.depth, 0.0) for each in (at, have[0]))
             sd_G = np.sqrt(row.contrast.sd_G**2 + extra)
             row.contrast = replace(row.contrast, sd_G=sd_G, seeds_share=variance / (variance + extra))
-        shallowest = _side(cells, f"{have[0].depth} layers", sides[1])
-        row.sides = _side(cells, f"{at.depth} layers", sides[0]), shallowest
+        own, other = (_side(cells, f"{one.depth} layers", one.cells[BASELINE]) for one in (at, have[0]))
+        row.sides = (own, other) if sign(cells.outcome) < 0 else (other, own)
         rows.append(row)
     return rows
 
@@ -370,7 +378,7 @@ def _depths(cells: Cells) -> list[Row]:
 def _choice_variances(cells: Cells, depths: Sequence[Depth]) -> dict[int, float]:
     """What choosing lr adds to the variance of the baseline's value at each depth, by its curves at all of them."""
     tuned = [at for at in depths if at.cells[BASELINE].n_lr > 1] if cells.is_tuned else []
-    found = fit_with_curves([at.cells[BASELINE] for at in tuned], apart=1 << 40) if tuned else None
+    found = fit_with_curves([at.cells[BASELINE] for at in tuned], sign(cells.outcome), apart=1 << 40) if tuned else None
     return {} if found is None else {at.depth: float(c) for at, c in zip(tuned, found.choice_C, strict=True)}
 
 
@@ -381,4 +389,4 @@ def _sum(parts: Sequence[Distribution], weight_P: np.ndarray) -> Distribution:
     variance_P = variance_P * weight_P**2
     total = variance_P.sum()
     numbers_G = np.array([[weight_P @ mean_P], [math.sqrt(total)], [total**2 / (variance_P**2 / df_P).sum()]])
-    return Distribution(*numbers_G, np.ones(1), seeds_share=float(variance_P @ share_P / total))
+    return Distribution(*numbers_G, np.ones(1), seeds_share=min(1.0, float(variance_P @ share_P / total)))

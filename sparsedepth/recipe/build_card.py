@@ -71,7 +71,7 @@ def provenance_of(runs: pd.DataFrame, used: pd.DataFrame, recipe: Recipe, folder
     return Provenance(
         folders=names,
         run_ids=sorted(used["run_id"]),
-        seeds=sorted(set(map(int, used["seed"].dropna()))),
+        seeds=sorted(set(map(int, runs["seed"].dropna()))),
         manifests=digest(sorted(hashlib.sha256(content).hexdigest() for content in contents)) if is_complete else None,
         code=sorted({fact["code"] for fact in facts if "code" in fact}),
         kernels=sorted({fact["kernels"] for fact in facts if "kernels" in fact}),

@@ -240,7 +240,7 @@ def _candidates(found: Evidence, recipe: Recipe) -> Iterator[Candidate]:
     for effect in effects:
         changes = found.changes[effect.setting]
         fields = {name for name, _ in changes}
-        if fields & {*DATA}:
+        if fields & {*DATA} or found.runs_of(effect.setting, nearest).empty:
             continue
         config = found.config(effect.setting, nearest, recipe.depth, effect.lr)
         values, baseline_values = differing_values(config, recipe.baseline, recipe.tried)

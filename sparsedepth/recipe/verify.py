@@ -22,8 +22,9 @@ from sparsedepth.config.plain_text import counted
 from sparsedepth.config.run import CELL_FIELDS, RunConfig
 from sparsedepth.config.sweep import SweepDefinition
 from sparsedepth.effects.cells import BASELINE, cells_of, plain
-from sparsedepth.effects.frame import MATCHED, Effect, as_records, setting_effects
+from sparsedepth.effects.frame import MATCHED, Effect, as_records, effects_alone, setting_effects
 from sparsedepth.effects.verdict import Side, verdict_of
+from sparsedepth.quantities import sign
 from sparsedepth.recipe.card import (
     Candidate,
     Card,
@@ -268,7 +269,8 @@ def _effects(card: Card, runs: pd.DataFrame, reference: str, left_out: Sequence[
         changes=[frozenset() if name == reference else frozenset({("name", name)}) for name in setting],
     )
     cells = replace(cells, rows=rows[setting.notna() & ~setting.isin(left_out)])
-    return {effect.setting: effect for effect in as_records(setting_effects(cells))}
+    found = effects_alone(cells) if reference == "baseline" else setting_effects(cells)
+    return {effect.setting: effect for effect in as_records(found)}
 
 
 def _judged_alone(gain: Effect | None, n_earlier: int) -> Effect | None:
@@ -278,6 +280,6 @@ def _judged_alone(gain: Effect | None, n_earlier: int) -> Effect | None:
     p = min(1.0, gain.p * 2**n_earlier)
     recipe = Side(name="the recipe", diverged=gain.diverged or 0)
     baseline = Side(name="the baseline", diverged=gain.diverged_baseline or 0)
-    judged = verdict_of(gain.estimate, p, (recipe, baseline))
+    judged = verdict_of(gain.estimate, p, (recipe, baseline) if sign(gain.outcome) < 0 else (baseline, recipe))
     verdict, reason = (gain.verdict, gain.reason) if gain.reason else judged
     return gain.model_copy(update={"p_adjusted": p, "verdict": verdict, "reason": reason})

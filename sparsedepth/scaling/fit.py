@@ -82,7 +82,7 @@ def cluster_effect(index_N: np.ndarray, residual_N: np.ndarray, n_free: int) -> 
     k_C = np.bincount(index_N)
     mean_C = np.bincount(index_N, weights=residual_N) / k_C
     n, n_clusters = len(index_N), len(k_C)
-    if n == n_clusters:  # the two variances cannot be separated
+    if n_clusters in (1, n):  # the two variances cannot be separated
         return ClusterEffect(index=index_N, within=float(np.sqrt((residual_N**2).sum() / max(1, n - n_free))))
     within = float(((residual_N - mean_C[index_N]) ** 2).sum()) / (n - n_clusters)
     between = float((k_C * mean_C**2).sum()) / max(1, n_clusters - n_free)

@@ -149,7 +149,7 @@ def budget_rows(store: Store, knob: str | None = None, outcome: str | None = Non
             raise ValueError(f"no two runs differ in {knob}; these runs vary: {', '.join(fields) or 'no field'}")
         runs = runs[(runs["setting"] == BASELINE) | (runs[knob] != settings.baseline.knobs[knob])]
     names = ["n_layers", "setting", "seed", BUDGET, "train_flops", "loss", "tokens_per_second", "device", "outcome"]
-    runs = runs[[*names, *DATA]].astype({"n_layers": int, "train_flops": float, "loss": float})
+    runs = runs[[*names, *DATA]].fillna({"seed": -1}).astype({"n_layers": int, "train_flops": float, "loss": float})
     runs = runs[runs["train_flops"].notna()].reset_index(drop=True)
     if runs.empty:
         raise ValueError("no run has train_flops: its cost is not known")

@@ -248,7 +248,8 @@ def worth(store: Store, objective: str) -> Worths:
 def _at_budget(curve: PowerLaw, baseline: pd.DataFrame, runs: pd.DataFrame) -> dict[str, Any]:
     """The multipliers of one setting at one budget."""
     done = finished(runs)
-    flops, n_diverged = float(runs["train_flops"].mean()), int((runs["outcome"] == "diverged").sum())
+    flops = float((runs if done.empty else done)["train_flops"].mean())
+    n_diverged = int((runs["outcome"] == "diverged").sum())
     budgets = losses_by_budget(baseline)
     nearest = min(budgets, key=lambda budget: abs(math.log(budget / flops)))
     losses = dict(zip(done["seed"].astype(int), done["loss"], strict=True))

@@ -34,6 +34,9 @@ TARGETS: dict[str, tuple[float, float, float, float]] = {
     "untuned, one setting 3 x noisier, 4 x 3": (0.87, 1.0, 0.10, 0.0),
     "tuned, baseline 3 x noisier, .05": (0.93, 1.0, 0.05, 0.85),
     "tuned, one setting 3 x noisier, .05": (0.93, 1.0, 0.05, 0.85),
+    "curve of baseline 2 x as sharp, .03": (0.93, 1.0, 0.05, 0.7),
+    "curve of baseline 3 x as sharp": (0.93, 1.0, 0.05, 0.0),
+    "curve of one setting 3 x as sharp": (0.93, 1.0, 0.05, 0.0),
     "heavy tails, .03": (0.93, 0.98, 0.05, 0.0),
     "heavy tails, untuned, 4 x 3": (0.93, 0.98, 0.05, 0.0),
     "LNS -.3 alone, +.2 beside": (0.93, 1.0, 0.05, 0.8),
@@ -47,6 +50,12 @@ def test_a_few_draws():
     assert of.covered >= 0.75 and of.false <= 0.5 and of.found >= 0.75
     of = score(WORLDS["plain, 4 x 3, 4 sd"], 20)
     assert of.covered >= 0.8 and of.false <= 0.3 and of.found >= 0.6
+
+
+def test_settings_that_differ_in_curvature_do_not_differ_by_that():
+    """With one curvature for all, a third of these intervals held the truth and half of the draws had an effect."""
+    of = score(WORLDS["curve of baseline 3 x as sharp"], 12)
+    assert of.covered >= 0.85 and of.false <= 0.1
 
 
 def test_a_baseline_tuned_badly_gives_no_verdict():

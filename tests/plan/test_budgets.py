@@ -71,7 +71,10 @@ def test_tokens_and_steps_agree_exactly(matched):
 
 
 def test_a_tuned_size_may_not_change_what_is_matched():
-    for matched, size, values in (("tokens", "train_tokens", [1280, 2560, 5120]), ("params_total", "d_ff", [16, 32, 64])):
+    for matched, size, values in (
+        ("tokens", "train_tokens", [1280, 2560, 5120]),
+        ("params_total", "d_ff", [16, 32, 64]),
+    ):
         with pytest.raises(ValueError, match=f"matched in {matched}"):
             matches(matched=matched, space={"n_layers": [2]}, tune={size: values}, tuning_seeds=[7, 8])
 

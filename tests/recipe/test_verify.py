@@ -90,6 +90,17 @@ def test_verifying_until_a_recipe_is_confirmed_gets_harder_each_time(card, gain,
     assert found[0][0] == "confirmed" and found[-1][0] == again
 
 
+def test_seeds_that_chose_the_lr_are_not_fresh():
+    """Results of seeds 0 to 4; seeds 5 and 6 tuned."""
+    chosen = {"tuned_fields": "lr", "tuned_by": "val_loss"}
+    rows = [
+        (RunConfig(**fields, seed=seed), {"val_loss": loss + 0.01 * (seed % 3), "tuning": role, **chosen})
+        for fields, loss in (({}, 3.0), (LNS, 2.5))
+        for seed, role in [*((seed, "best") for seed in range(5)), (5, "tuning"), (6, "tuning")]
+    ]
+    assert fresh_seeds(derive_card(runs_frame(rows)), 3) == [7, 8, 9]
+
+
 def test_a_card_says_that_earlier_verifications_count(card):
     latest, shown = card, []
     for _ in range(3):

@@ -61,6 +61,8 @@ def test_the_variances_of_planted_effects_are_found():
     alone = cluster_effect(np.arange(1600), residual, 3)
     assert alone.between == 0 and alone.within == pytest.approx(np.hypot(0.02, 0.01), rel=0.1)
     assert cluster_effect(index, 0.01 * generator.standard_normal(1600), 0).between < 0.002
+    one = cluster_effect(np.zeros(1600, int), residual, 3)
+    assert one.between == 0 and one.within == pytest.approx(alone.within)
 
 
 def test_resampled_clusters_give_the_width_that_rows_hide():

@@ -27,6 +27,8 @@ class World:
     bend: float = 0.01
     spread: float = 0.5
     """Optima lie this many steps about the middle, uniform."""
+    bends: dict[int, float] = field(default_factory=dict)
+    """Setting -> factor of its bend."""
     beyond: float = 0.0
     """Nat that the baseline loses at the end of its grid."""
     noisier: dict[int, float] = field(default_factory=dict)
@@ -65,7 +67,8 @@ def draw(world: World, rng: np.random.Generator) -> tuple[dict[str, np.ndarray],
         best = rng.uniform(-world.spread, world.spread)
         if world.beyond and c == 0:
             best = u_K[-1] + np.sqrt(world.beyond / world.bend)
-        level_K = value_C[c] + world.bend * (u_K - best) ** 2 + world.rough * rng.standard_normal(world.n_lr)
+        bend = world.bend * world.bends.get(c, 1.0)
+        level_K = value_C[c] + bend * (u_K - best) ** 2 + world.rough * rng.standard_normal(world.n_lr)
         tuning_KS = np.array([losses(level, slice(world.tuning_seeds)) for level in level_K])
         k = int(tuning_KS.mean(axis=1).argmin())
         ends.append({0: "lowest", world.n_lr - 1: "highest"}.get(k, ""))
@@ -157,6 +160,9 @@ WORLDS: dict[str, World] = {
     "untuned, one setting 3 x noisier, 4 x 3": World(settings=4, seeds=3, noisier={2: 3}),
     "tuned, baseline 3 x noisier, .05": _tuned(*_TEXT[24], effect=-0.05, noisier={0: 3}),
     "tuned, one setting 3 x noisier, .05": _tuned(*_TEXT[24], effect=-0.05, noisier={2: 3}),
+    "curve of baseline 2 x as sharp, .03": _tuned(*_TEXT[24], effect=-0.03, bends={0: 2}),
+    "curve of baseline 3 x as sharp": _tuned(*_TEXT[24], bends={0: 3}),
+    "curve of one setting 3 x as sharp": _tuned(*_TEXT[24], bends={2: 3}),
     "heavy tails, .03": _tuned(*_TEXT[24], effect=-0.03, tails=HEAVY),
     "heavy tails, untuned, 4 x 3": World(settings=4, seeds=3, tails=HEAVY),
     **{f"baseline .{at:02} beyond": _tuned(*_TEXT[24], beyond=at / 100) for at in (4, 8, 12)},
