@@ -110,6 +110,8 @@ def machine(
 
 def _visible_gpus(device: str, gpus: list[int] | None) -> list[str]:
     """The GPUs to use, as entries of CUDA_VISIBLE_DEVICES."""
+    if device == "cpu" and gpus is not None:
+        raise ValueError("--gpus names GPUs, and --device cpu uses none; leave one of them out")
     if device == "cpu" or (device == "auto" and gpus is None and not torch.cuda.is_available()):
         return []
     count = torch.cuda.device_count()

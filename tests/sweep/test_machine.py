@@ -23,6 +23,11 @@ def test_anything_else_is_refused(text):
         parse_gpus(text)
 
 
+def test_gpus_of_a_sweep_on_the_cpu_are_refused():
+    with pytest.raises(ValueError, match="--gpus names GPUs, and --device cpu uses none"):
+        machine(None, RuntimeConfig(device="cpu"), gpus=[0])
+
+
 @pytest.fixture
 def eight_gpus(monkeypatch):
     monkeypatch.setattr(module.torch.cuda, "is_available", lambda: True)
