@@ -118,11 +118,12 @@ def by_budget(rows: pd.DataFrame, found: Sequence[Crossover], loss: str) -> Draw
     order = shown_settings([one.setting for one in found], BUDGET_PANELS)
     shown = finished(rows[rows["setting"].isin(order)])
     shown = shown.assign(panel=pd.Categorical(shown["setting"], order), value=shown["loss"])
-    shown = shown.sort_values(["panel", "n_layers", "train_flops"]).astype({"panel": str})
-    is_next = np.log(shown["train_flops"]).groupby([shown["panel"], shown["n_layers"]]).diff() > SAME_BUDGET
-    at = [shown["panel"], shown["n_layers"], is_next.cumsum()]
-    shown["x"] = shown["train_flops"].groupby(at).transform("first")
-    shown[BUDGET] = shown[BUDGET].groupby(at).transform("first").astype(int)
+    shown = shown.sort_values(["panel", "train_flops"]).astype({"panel": str})
+    is_next = np.log(shown["train_flops"]).groupby(shown["panel"]).diff() > SAME_BUDGET
+    at = [shown["panel"], is_next.cumsum()]
+    shown["x"] = shown["train_flops"].groupby(at).transform("first")  # of all depths: their budgets are one
+    shown[BUDGET] = shown[BUDGET].groupby([*at, shown["n_layers"]]).transform("first").astype(int)
+    shown = shown.sort_values(["panel", "n_layers", "x"])
     points = intervals(shown, ["panel", "n_layers", "x", BUDGET])
     if not points.duplicated(["panel", "n_layers"]).any():
         raise NothingToDraw(NO_CURVE)

@@ -1,10 +1,12 @@
 """The figure `isoflop`: its numbers by hand, its envelope, and when it is not drawn."""
 
 import pytest
-from support.budget_results import FLOPS, budget_results
+from support.budget_results import FLOPS, budget_results, rows_of
 
+from sparsedepth.plots.depth import by_budget
 from sparsedepth.plots.draw import draw
 from sparsedepth.plots.page import NothingToDraw
+from sparsedepth.scaling.crossover import crossovers
 from sparsedepth.store.connection import open_store
 
 
@@ -29,6 +31,19 @@ def test_every_point_with_its_interval_and_the_lower_envelope(results, tmp_path)
     }  # fmt: skip
     text = figures.drawings["isoflop"].page().get_supxlabel()
     assert "n_layers=16: worth its cost from" in text and (tmp_path / "iso.csv").exists()
+
+
+def test_budgets_that_are_equal_but_for_rounding_are_one_place_of_the_envelope():
+    """Of three budgets, 8 layers spend 0.05% less than 4 and lose 0.1 more: no point of theirs is the lowest."""
+    rows = [
+        (depth, "baseline", seed, (1 - 0.0005 * (depth == 8)) * budget, 3.0 - 0.1 * k + 0.1 * (depth == 8), 1000.0)
+        for depth in (4, 8)
+        for k, budget in enumerate((1e12, 2e12, 4e12))
+        for seed in range(3)
+    ]
+    runs = rows_of(rows)
+    data = by_budget(runs, crossovers(runs), "val_loss").data
+    assert data["x"].nunique() == 3 and set(data.loc[data["is_lowest"], "n_layers"]) == {4}
 
 
 def test_equal_flops_or_one_depth_are_no_curve(tmp_path):
