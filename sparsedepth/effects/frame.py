@@ -188,7 +188,7 @@ def _row(cells: Cells, at: Depth, question: str, side: CellRuns, baseline: CellR
             fields[name] = float(own / other) if other else None
         equal = [name for name in BASES if fields[name] is not None and abs(fields[name] - 1) <= MATCHED]
         fields["basis"] = equal[0] if equal else "none"
-    return Row(fields=fields, unit=cells.unit)
+    return Row(fields=fields, unit=cells.unit, sign=sign(cells.outcome))
 
 
 def _fields(question: str, setting: str, depth: int | None) -> dict[str, Any]:
@@ -252,8 +252,7 @@ def _set(cells: Cells, at: Depth, row: Row, weights: dict[str, float]) -> None:
     if len(weights) == 2:
         outside, other = (float(at.fitted.outside_C[number]) for number in numbers)
         own = _side(cells, "the setting", sides[0], outside=outside, diverged=sides[0].n_diverged)
-        base = _side(cells, "the baseline", sides[1], outside=other, diverged=sides[1].n_diverged)
-        row.sides = (own, base) if sign(cells.outcome) < 0 else (base, own)  # the better of them first if it is lower
+        row.sides = own, _side(cells, "the baseline", sides[1], outside=other, diverged=sides[1].n_diverged)
 
 
 def _side(cells: Cells, name: str, side: CellRuns, **known: Any) -> Side:
@@ -369,8 +368,8 @@ def _depths(cells: Cells) -> list[Row]:
             variance, extra = row.contrast.sd**2, sum(choice.get(each.depth, 0.0) for each in (at, have[0]))
             sd_G = np.sqrt(row.contrast.sd_G**2 + extra)
             row.contrast = replace(row.contrast, sd_G=sd_G, seeds_share=variance / (variance + extra))
-        own, other = (_side(cells, f"{one.depth} layers", one.cells[BASELINE]) for one in (at, have[0]))
-        row.sides = (own, other) if sign(cells.outcome) < 0 else (other, own)
+        shallowest = _side(cells, f"{have[0].depth} layers", sides[1])
+        row.sides = _side(cells, f"{at.depth} layers", sides[0]), shallowest
         rows.append(row)
     return rows
 

@@ -101,6 +101,8 @@ class Row:
     sides: tuple[Side, Side] | None = None
     at_equal_lr: tuple[float, ...] | None = ()
     unit: str = ""
+    sign: int = -1
+    """1 where a higher outcome is better."""
 
 
 def judged(rows: list[Row]) -> list[Row]:
@@ -114,7 +116,9 @@ def judged(rows: list[Row]) -> list[Row]:
     for (row, contrast), p, adjusted_p in zip(with_contrast, p_J, adjusted(p_J, shared_J), strict=True):
         lo, hi, detectable = interval_and_detectable(contrast, level)
         half = (hi - lo) / 2
-        verdict, reason = verdict_of(contrast.estimate, float(adjusted_p), row.sides, row.at_equal_lr, row.unit)
+        verdict, reason = verdict_of(
+            contrast.estimate, float(adjusted_p), row.sides, row.at_equal_lr, row.unit, row.sign
+        )
         seeds_part, lr_part = (half * math.sqrt(share) for share in (contrast.seeds_share, 1 - contrast.seeds_share))
         row.fields |= {"estimate": contrast.estimate, "lo": lo, "hi": hi, "df": contrast.df, "p": p}
         row.fields |= {"p_adjusted": float(adjusted_p), "detectable": detectable, "verdict": verdict, "reason": reason}
@@ -136,14 +140,20 @@ def size_text(value: float, unit: str, sign: str = "", times: str = "×") -> str
 
 
 def verdict_of(
-    estimate: float, p: float, sides: tuple[Side, Side] | None, equal_lr: Sequence[float] | None = (), unit: str = ""
+    estimate: float,
+    p: float,
+    sides: tuple[Side, Side] | None,
+    equal_lr: Sequence[float] | None = (),
+    unit: str = "",
+    sign: int = -1,
 ) -> tuple[str, str]:
     """The verdict and the reason, from the adjusted p. `sides`: the setting and the baseline. `equal_lr`: the effects
-    at either side's lr, of an outcome that tuning did not choose; None where no lr was run on both sides."""
+    at either side's lr, of an outcome that tuning did not choose; None where no lr was run on both sides. `sign`: 1
+    where a higher outcome is better."""
     if not p < ALPHA:
         return "not shown", ""
     if sides:
-        winner, loser = sides if estimate < 0 else sides[::-1]
+        winner, loser = sides if estimate * sign > 0 else sides[::-1]
         if loser.edge:
             return "not shown", f"{loser.name}'s {loser.lr} is the {loser.edge} tried: its optimum may lie beyond"
         if loser.outside > 0.5:

@@ -23,8 +23,7 @@ from sparsedepth.config.run import CELL_FIELDS, RunConfig
 from sparsedepth.config.sweep import SweepDefinition
 from sparsedepth.effects.cells import BASELINE, cells_of, plain
 from sparsedepth.effects.frame import MATCHED, Effect, as_records, effects_alone, setting_effects
-from sparsedepth.effects.verdict import Side, verdict_of
-from sparsedepth.quantities import sign
+from sparsedepth.effects.verdict import ALPHA
 from sparsedepth.recipe.card import (
     Candidate,
     Card,
@@ -278,8 +277,5 @@ def _judged_alone(gain: Effect | None, n_earlier: int) -> Effect | None:
     if gain is None or gain.p is None or gain.estimate is None:
         return gain
     p = min(1.0, gain.p * 2**n_earlier)
-    recipe = Side(name="the recipe", diverged=gain.diverged or 0)
-    baseline = Side(name="the baseline", diverged=gain.diverged_baseline or 0)
-    judged = verdict_of(gain.estimate, p, (recipe, baseline) if sign(gain.outcome) < 0 else (baseline, recipe))
-    verdict, reason = (gain.verdict, gain.reason) if gain.reason else judged
-    return gain.model_copy(update={"p_adjusted": p, "verdict": verdict, "reason": reason})
+    verdict = gain.verdict if p < ALPHA else "not shown"
+    return gain.model_copy(update={"p_adjusted": p, "verdict": verdict})

@@ -98,6 +98,17 @@ def test_where_a_higher_outcome_is_better_the_winner_is_the_higher_side():
     assert edge["verdict"] == "not shown" and "the baseline's lr 0.004 is the highest tried" in edge["reason"]
 
 
+def test_of_untuned_runs_too_the_winner_is_the_higher_side_of_an_accuracy():
+    axes = {"depth_scale": ["none", "lns"], "seed": range(6)}
+    runs = grid(
+        axes, lambda c: {"val_accuracy": 0.5 + 0.3 * (c.depth_scale == "lns") + 0.01 * (c.seed % 3)}, n_layers=4
+    )
+    runs["val_accuracy"] += 0.002 * np.random.default_rng(0).normal(size=12)
+    assert effect(runs, outcome="val_accuracy")["verdict"] == "higher"
+    lost = runs.assign(outcome=np.where((runs["depth_scale"] == "lns") & (runs["seed"] > 2), "diverged", "ok"))
+    assert effect(lost, outcome="val_accuracy")["reason"] == "3 runs of the setting diverged, 0 of the baseline"
+
+
 BUDGETS = (1e12, 2e12, 4e12, 8e12)
 
 
