@@ -16,7 +16,6 @@ Shapes: N runs, R rows (cell, lr, role), C cells, L points (cell, lr), G points 
 """
 
 from dataclasses import dataclass
-from itertools import product
 
 import numpy as np
 from scipy.special import gammaincinv, gammaln, ndtr
@@ -182,7 +181,7 @@ def _curves(
     each cell `outside_C` and `choice_C`. `tuned_C`: the variance of its means over tuning seeds, in units of s^2."""
     n_cells = len(tuned_C)
     parts = _of_roughness(information_RR, score_R / np.sqrt(s2), cell_R, u_R, n_cells)
-    rho_G, _, kappa_G = (grid.ravel() for grid in np.meshgrid(RHO, OWN_CURVATURE, KAPPA, indexing="ij"))
+    _, rho_G, kappa_G = (grid.ravel() for grid in np.meshgrid(OWN_CURVATURE, RHO, KAPPA, indexing="ij"))
     precision_GTT, target_GTZ, square_GZZ, log_G = (np.repeat(part, len(KAPPA), axis=0) for part in parts)
     omega2_GC = OWN_ERROR**2 + 2 * (rho_G[:, None] ** 2 + tuned_C) / kappa_G[:, None] ** 2
     prior_GC = 1 / (kappa_G[:, None] ** 2 * np.minimum(omega2_GC, MAX_ERROR**2))
@@ -235,19 +234,20 @@ def _of_roughness(
     chosen = np.arange(2 * n_cells, 3 * n_cells)
     half_RZ = np.stack([np.linalg.pinv(information_RR, hermitian=True) @ score_R, u_R**2 / 2], axis=1)
     parts = []
-    for rho, own in product(RHO, OWN_CURVATURE):
+    for own in OWN_CURVATURE:
         of_RL = np.concatenate([rough_RL, own * curved_RC], axis=1) if own else rough_RL
         inner_LL, to_rough_RL = of_RL.T @ information_RR @ of_RL, information_RR @ of_RL
-        total_LL = inner_LL + np.eye(len(inner_LL)) / rho**2
-        given_RR = information_RR - to_rough_RL @ np.linalg.solve(total_LL, to_rough_RL.T)
-        log_det = np.linalg.slogdet(np.eye(len(inner_LL)) + rho**2 * inner_LL)[1]
-        log_det += 2 * n_cells * np.log(rho)
-        log_prior = np.log(rho / (RHO_SCALE**2 + rho**2)) - log_det / 2  # a step of the grid is one in ln rho
-        explained_TR = design_RT.T @ given_RR
-        precision_TT = explained_TR @ design_RT + common_TT
-        precision_TT[chosen, chosen] += 1 / rho**2
-        squares_ZZ = half_RZ.T @ given_RR @ half_RZ
-        parts.append((precision_TT, explained_TR @ half_RZ, squares_ZZ, log_prior))
+        for rho in RHO:
+            total_LL = inner_LL + np.eye(len(inner_LL)) / rho**2
+            given_RR = information_RR - to_rough_RL @ np.linalg.solve(total_LL, to_rough_RL.T)
+            log_det = np.linalg.slogdet(np.eye(len(inner_LL)) + rho**2 * inner_LL)[1]
+            log_det += 2 * n_cells * np.log(rho)
+            log_prior = np.log(rho / (RHO_SCALE**2 + rho**2)) - log_det / 2  # a step of the grid is one in ln rho
+            explained_TR = design_RT.T @ given_RR
+            precision_TT = explained_TR @ design_RT + common_TT
+            precision_TT[chosen, chosen] += 1 / rho**2
+            squares_ZZ = half_RZ.T @ given_RR @ half_RZ
+            parts.append((precision_TT, explained_TR @ half_RZ, squares_ZZ, log_prior))
     return tuple(np.array(part) for part in zip(*parts, strict=True))
 
 
