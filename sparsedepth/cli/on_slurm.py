@@ -164,7 +164,7 @@ def _print_result(definition: SweepDefinition, states: list[RunState], array: Ta
     """Print the ranking, and why runs are missing. Raises Exit if runs are missing."""
     print_failures(states, array.results)
     counts = Counter(state.state for state in states)
-    missing = sum(counts[state] for state in ("failed", "infeasible", "interrupted", "planned", "running", "damaged"))
+    missing = len(states) - counts["complete"] - counts["pruned"]
     if counts["complete"]:
         print_ranking(definition, array.results)
     if missing:

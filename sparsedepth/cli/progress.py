@@ -19,6 +19,7 @@ from sparsedepth.config.cost import cost
 from sparsedepth.config.plain_text import duration, visible
 from sparsedepth.config.sweep import SweepDefinition
 from sparsedepth.store.records import read_summary
+from sparsedepth.sweep.results_folder import FAILED
 from sparsedepth.sweep.status import RunState, running_line, varied_fields
 
 
@@ -99,7 +100,7 @@ class ProgressDisplay:
         for state in states:
             if state.state == "running":
                 table.add_row(f"  {escape(running_line(state, self._name(state)))}")
-        failed = Counter(state.reason for state in states if state.state in ("failed", "infeasible"))
+        failed = Counter(state.reason for state in states if state.state in FAILED)
         for reason, count in failed.most_common(3):
             table.add_row(f"  [red]failed {count}x[/]: {escape(str(reason))[:150]}")
         objective, complete = self.definition.objective, [state for state in states if state.state == "complete"]
@@ -133,19 +134,21 @@ def print_failures(states: list[RunState], out: Path) -> None:
     for state in states:
         if state.state == "pruned":
             print(f"run {state.run_id} {state.reason}")
-        elif state.state in ("failed", "infeasible"):
+        elif state.state in FAILED:
             log = f"{out}/work/{state.run_id}/log.txt"
             print(f"{state.state}: run {state.run_id}: {state.reason} (log: {log})", file=sys.stderr)
 
 
 def print_ranking(definition: SweepDefinition, out: Path) -> None:
+    """Print the best configurations and what to do next; or that only tuning runs are complete."""
     from sparsedepth.store.best import best, heading, text
     from sparsedepth.store.connection import open_store
     from sparsedepth.store.setting import only_tuning_text
 
     with open_store(out) as store:
         if told := only_tuning_text(store):
-            return print(told)
+            print(told)
+            return
         ranking = best(store, definition.objective, top=20)
     print(f"\n{heading(ranking)}\n{text(ranking)}")
     folder = quote(str(out))

@@ -167,6 +167,7 @@ def sweep(
 def _print_result(definition: "SweepDefinition", out: Path, result: "SweepResult", expected: int) -> None:
     """Print how the sweep ended and the ranking. Raises Exit unless every run is complete."""
     from sparsedepth.cli.progress import print_failures, print_ranking
+    from sparsedepth.sweep.results_folder import FAILED
     from sparsedepth.sweep.status import other_runs_note
 
     n_complete = sum(state.state == "complete" for state in result.states)
@@ -182,7 +183,7 @@ def _print_result(definition: "SweepDefinition", out: Path, result: "SweepResult
     if n_complete:
         print_ranking(definition, out)
     if result.unfinished:
-        failed = any(state.state in ("failed", "infeasible") for state in result.states)
+        failed = any(state.state in FAILED for state in result.states)
         again = "with --retry-failed to try them once more" if failed else "to resume"
         print(f"{result.unfinished} runs are unfinished; run the same command again {again}", file=sys.stderr)
         raise typer.Exit(1)

@@ -32,7 +32,7 @@ from sparsedepth.store.cache import read_columns
 from sparsedepth.store.comparable_loss import version_differences
 from sparsedepth.sweep import forkserver, storage, trial_queue
 from sparsedepth.sweep.machine import Machine
-from sparsedepth.sweep.results_folder import ResultsIndex, delete_leftovers, delete_trunks, prepare
+from sparsedepth.sweep.results_folder import FAILED, ResultsIndex, delete_leftovers, delete_trunks, prepare
 from sparsedepth.sweep.status import RunState, forget_failures, scan
 from sparsedepth.sweep.worker import Worker
 
@@ -282,7 +282,7 @@ class Driver:
 
         def is_given_up(task: Task) -> bool:
             run = self.plan.run_of(task)
-            has_failed = run is not None and self.results_index.state(run.run_id) in ("failed", "infeasible")
+            has_failed = run is not None and self.results_index.state(run.run_id) in FAILED
             return has_failed or self._rounds[task.key] >= MAX_ROUNDS
 
         with hold(self._queue_lock, self.stop):

@@ -42,6 +42,8 @@ TEMPORARY_SECONDS = 600.0
 
 ATTEMPTS = Path("work", "attempts.json")
 EndState = Literal["failed", "infeasible", "pruned"]
+FAILED: tuple[EndState, ...] = ("failed", "infeasible")
+"""What `--retry-failed` tries again."""
 
 
 def claim(results: Path, definition: SweepDefinition) -> None:

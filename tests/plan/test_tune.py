@@ -58,7 +58,7 @@ def test_a_study_has_room_for_every_extension():
 
 
 def test_a_point_outside_the_constraints_is_the_worst_so_that_tuning_ends():
-    """d_ff 64 has more than 3,000 parameters and never runs."""
+    """d_ff 512 has more than 8,000 parameters and never runs."""
     base = {"n_layers": 1, "d_model": 8, "n_heads": 2, "vocab_size": 257, "tokenizer": "byte", "corpus": "stdlib"}
     fields = {"matched": "steps", "tune": {"d_ff": [8, 16, 512]}, "tuning_seeds": [5], "tune_extensions": 0}
     asked = {"name": "s", "question": "q", "hypothesis": "h", "base": base, **fields}
