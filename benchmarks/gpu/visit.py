@@ -191,7 +191,8 @@ def unpack_study(out: Path) -> None:
     packed = out / "second.study.tgz"
     if packed.exists() and not (out / "study").exists():
         with tarfile.open(packed) as archive:
-            archive.extractall(out / "study", filter="data")
+            archive.extraction_filter = getattr(tarfile, "data_filter", None)  # since 3.11.4
+            archive.extractall(out / "study")
 
 
 def pack_study(out: Path) -> None:
