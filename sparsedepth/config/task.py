@@ -62,8 +62,6 @@ class TaskConfig(Section):
 class TaskSpec:
     """What a task is. `draw` in the module of its name in `sparsedepth.data.tasks` makes its sequences."""
 
-    difficulty: str
-    """what `data.sequences.Sequences.difficulty` counts"""
     fields: dict[str, Any]
     """field -> its default, which changes the hash of the task's runs, or a function of the fields above it that gives
     it; None where null is a value"""
@@ -73,8 +71,6 @@ class TaskSpec:
     """the length of the shortest sequence with a target, and what it holds"""
     check: Callable[[TaskConfig], None] = lambda task: None
     """raises ValueError for values that exclude each other"""
-    has_even_answers: bool = False
-    """whether all answers are equally likely at every difficulty: then exp(-chance_loss) is the accuracy of guessing"""
 
 
 def task_name(corpus: Any) -> str | None:
@@ -152,7 +148,6 @@ def _check_hops(task: TaskConfig) -> None:
 
 TASKS: dict[str, TaskSpec] = {
     "state_tracking": TaskSpec(
-        difficulty="operations so far",
         fields={
             "task_group": "S5", "tracked": "point", "task_form": "labels", "n_operations": None,
             "operation_seed": lambda values: None if values.get("n_operations") is None else 0,
@@ -163,10 +158,8 @@ TASKS: dict[str, TaskSpec] = {
         ),
         shortest=lambda task: (2 if task.max_gap is None else task.max_gap + 2, f"max_gap={task.max_gap} operations"),
         check=_check_operations,
-        has_even_answers=True,
     ),
     "k_hop": TaskSpec(
-        difficulty="hops (k)",
         fields={"letters": 4, "min_hops": 0, "max_hops": 4},
         n_tokens=lambda task: task.letters + 1 + task.max_hops + 1,  # letters, 'none', k
         shortest=lambda task: (task.max_hops + 3,  # each hop goes back a place or more, and ends at the second or later
@@ -186,10 +179,8 @@ for _plugin in PLUGINS:  # whose code is part of the identity of their runs
     refuse_known("task", _plugin, _plugin.get("TASKS", {}), TASKS)
     for _name, _of in _plugin.get("TASKS", {}).items():
         TASKS[_name] = TaskSpec(
-            difficulty=_of["difficulty"],
             fields={"task_code": _plugin.code},
             n_tokens=lambda task, n=_of["n_tokens"]: n,
             shortest=lambda task, n=_of["shortest"]: (n, "a sequence with a target"),
             check=functools.partial(_check_code, _name, _plugin.code),
-            has_even_answers=_of.get("has_even_answers", False),
         )

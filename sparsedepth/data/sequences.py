@@ -28,7 +28,7 @@ class Sequences:
     targets: np.ndarray
     """targets_NT, int64; IGNORED where not scored"""
     difficulty: np.ndarray | None = None
-    """difficulty_NT, int64, of a task at scored positions (`config.task.TaskSpec.difficulty`); None for text"""
+    """difficulty_NT, int64, of a task at scored positions (what it counts: docs/sweeps.md); None for text"""
 
     def __len__(self) -> int:
         return len(self.inputs)

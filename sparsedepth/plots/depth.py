@@ -1,9 +1,7 @@
-"""Figures that compare depths: outcomes against depth (`depth`), loss against training FLOPs (`isoflop`),
-accuracy against the difficulty of a task (`difficulty`).
+"""Figures that compare depths: outcomes against depth (`depth`), loss against training FLOPs (`isoflop`).
 
-`depth` and `difficulty` leave out configurations with a diverged seed. Accuracy of difficulty d is the share of the
-held-out positions of difficulty d whose most likely token is the target. Of `isoflop`, branches of one trunk are points
-of one line, and share a seed; `scaling.crossover` says from which budget a depth is worth its cost.
+`depth` leaves out configurations with a diverged seed. Of `isoflop`, branches of one trunk are points of one line, and
+share a seed; `scaling.crossover` says from which budget a depth is worth its cost.
 """
 
 from collections.abc import Sequence
@@ -13,11 +11,10 @@ import numpy as np
 import pandas as pd
 
 from sparsedepth.config.plain_text import counted
-from sparsedepth.config.task import SOLVED, TASKS, task_name
 from sparsedepth.plots.by_setting import depth_styles
 from sparsedepth.plots.facets import Panel, intervals, lines_drawing, lr_text, metric_intervals, panel_of, range_of
-from sparsedepth.plots.page import Drawing, NothingToDraw, line_handle, not_shown
-from sparsedepth.plots.runs import at_last_step, settings_of, shown_settings, trained_runs, without_diverged_cells
+from sparsedepth.plots.page import Drawing, NothingToDraw, not_shown
+from sparsedepth.plots.runs import settings_of, shown_settings, trained_runs, without_diverged_cells
 from sparsedepth.plots.style import CHANGES_VARIANCE, GREY, escaped, wrapped
 from sparsedepth.quantities import IN_RUNS
 from sparsedepth.scaling.crossover import Crossover, crossovers
@@ -29,12 +26,10 @@ from sparsedepth.store.tuning_roles import IS_RESULT
 
 NEEDED = ("needed_layers", "usefulness_loss_increase")
 """The first that the runs have and that is not degenerate is drawn."""
-VARIANCE, ACCURACY = "residual_variance_last", "val_accuracy"
+VARIANCE = "residual_variance_last"
 BUDGET_PANELS = 4
 """Settings of the figure `isoflop` at most."""
 NO_CURVE = "no depth was run at two budgets, so there is no curve; --figure depth shows the depths"
-DASHES = ("--", ":")
-"""Of the lines where a task is solved, and at chance."""
 
 
 def depth(store: Store) -> Drawing:
@@ -145,51 +140,3 @@ def by_budget(rows: pd.DataFrame, found: Sequence[Crossover], loss: str) -> Draw
 def _draw_envelope(axis: Any, rows: pd.DataFrame) -> None:
     lowest = rows[rows["is_lowest"]].sort_values("x")
     axis.plot(lowest["x"], lowest["mean"], color=GREY, alpha=0.35, linewidth=6, zorder=1)
-
-
-def difficulty(store: Store) -> Drawing:
-    """Raises NothingToDraw if no finished run has accuracies by difficulty."""
-    by_run = store.frame("select run_id, step, difficulty, positions, accuracy from difficulty")
-    return by_difficulty(trained_runs(store), by_run)
-
-
-def by_difficulty(runs: pd.DataFrame, by_run: pd.DataFrame) -> Drawing:
-    """From the result rows of `runs` and the rows of `difficulty`. Its points: setting, panel (n_layers), x
-    (difficulty), mean, lo, hi, n_seeds, positions (the fewest of a run)."""
-    complete, n_diverged = without_diverged_cells(runs)
-    rows = at_last_step(by_run).merge(complete[["run_id", "setting", "n_layers", "seed"]], on="run_id")
-    rows = rows.dropna(subset="accuracy")
-    if rows.empty:
-        raise NothingToDraw("no finished run has accuracies by difficulty; only runs on a task do (corpus: task:NAME)")
-    rows = rows.rename(columns={"difficulty": "x", "n_layers": "panel", "accuracy": "value"})
-    by = ["setting", "panel", "x"]
-    points = intervals(rows.sort_values(by), by).join(rows.groupby(by)["positions"].min(), on=by)
-    points["lo"], points["hi"] = (points[end].clip(*IN_RUNS[ACCURACY].range) for end in ("lo", "hi"))
-    drawn = runs[runs["run_id"].isin(by_run["run_id"])]
-    counts, chance = counts_and_chance(drawn)
-    levels = {f"solved (≥ {SOLVED:g})": SOLVED} | ({} if chance is None else {"chance": chance})
-    handles = [line_handle(name, (GREY, "", dash), linewidth=1.0) for name, dash in zip(levels, DASHES, strict=False)]
-
-    def draw_levels(axis: Any, _: pd.DataFrame) -> None:
-        for height, dash in zip(levels.values(), DASHES, strict=False):
-            axis.axhline(height, color=GREY, linewidth=1.0, linestyle=dash)
-
-    look: dict[str, Any] = {"x_label": counts, "range": (0, 1.03), "decorate": draw_levels}
-    titles = {depth: counted(depth, "layer") for depth in sorted(set(points["panel"]))}
-    kinds = [panel_of(ACCURACY, depth, title=title, scale="linear", **look) for depth, title in titles.items()]
-    notes = f" {counted(points['setting'].nunique(), 'setting')}, at tuned values, if any."
-    notes += not_shown(n_diverged, "configuration", " with a diverged seed")
-    return lines_drawing(points, kinds, notes, size=(3.2, 2.8), extra=handles)
-
-
-def counts_and_chance(runs: pd.DataFrame) -> tuple[str, float | None]:
-    """What the difficulty of the task counts, 'difficulty' if tasks count different things. And exp(-chance_loss): the
-    accuracy of guessing among equally likely answers, if it is the same for all runs. Of unequal ones the loss of
-    guessing does not say how often the likeliest is right."""
-    tasks = [TASKS.get(task_name(corpus) or "") for corpus in runs["corpus"].unique()]
-    words = {task.difficulty if task else "difficulty" for task in tasks}
-    chance = np.exp(-pd.to_numeric(runs["chance_loss"]))
-    is_known = len(runs) and chance.notna().all() and all(task and task.has_even_answers for task in tasks)
-    is_same = chance.max() - chance.min() < 0.01  # estimates from counts differ by chance
-    counts = words.pop() if len(words) == 1 else "difficulty"
-    return counts, float(chance.mean()) if is_known and is_same else None

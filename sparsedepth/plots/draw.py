@@ -192,7 +192,6 @@ FIGURES: dict[str, FigureKind] = {
         ("by_layer", "by_setting", "variance and effects by layer at the baseline, one line per depth"),
         ("depth", "depth", "does depth pay: loss, needed layers, variance against n_layers", OF_GRID, COMPARES_LOSSES),
         ("isoflop", "depth", "is depth worth its cost: loss against training FLOPs", OF_GRID, COMPARES_LOSSES),
-        ("difficulty", "depth", "how far is a task solved: accuracy against difficulty by depth", OF_GRID),
         ("curves", "by_setting", "training loss during training, one line per setting", OF_GRID, COMPARES_LOSSES),
         ("variance", "by_setting", "residual variance by layer and during training, one line per setting", OF_GRID),
         ("scores", "by_setting", "scores by layer, one line per setting", OF_GRID),

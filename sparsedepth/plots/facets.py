@@ -1,4 +1,4 @@
-"""Lines by setting: the one function behind the figures of loss, depth, layers, budget, learning rate, difficulty.
+"""Lines by setting: the one function behind the figures of loss, depth, layers, budget, learning rate.
 
 `intervals` gives the mean over seeds and Student's 95% interval (from three seeds on), of the logarithm where values
 differ by orders of magnitude. `draw_facets` draws a panel for each depth or metric and a line for each setting;
@@ -8,7 +8,6 @@ differ by orders of magnitude. `draw_facets` draws a panel for each depth or met
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from types import MappingProxyType
 from typing import Any, Literal
 
 import numpy as np
@@ -68,13 +67,13 @@ def intervals(rows: pd.DataFrame, by: Sequence[str], is_log: bool = False) -> pd
 
 
 def metric_intervals(
-    rows: pd.DataFrame, by: Sequence[str], quantities: Mapping[str, str] = MappingProxyType({})
+    rows: pd.DataFrame, by: Sequence[str], quantities: Mapping[str, str] | None = None
 ) -> pd.DataFrame:
     """`intervals` by `metric` and `by`, geometric where the metric (or its quantity) is drawn on a logarithmic axis
     and positive, cut to the range of the quantity."""
     parts = []
     for name, part in rows.groupby("metric", sort=False):
-        of = quantity(quantities.get(str(name), str(name)))
+        of = quantity((quantities or {}).get(str(name), str(name)))
         is_log = of.scale == "log" and bool((part["value"].dropna() > 0).all())
         found = intervals(part, ["metric", *by], is_log)
         parts.append(found.assign(lo=found["lo"].clip(*of.range), hi=found["hi"].clip(*of.range)))

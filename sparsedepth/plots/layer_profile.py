@@ -91,7 +91,7 @@ def layer_profile(store: Store, run: str | None = None) -> Drawing:
     runs = all_runs(store)
     run_id = choose_run(runs, dict(depths.rows), run)  # of the store, so hexadecimal digits
     row = runs[runs["run_id"] == run_id].iloc[0].to_dict()
-    layers, pairs = (store.frame(f"select * from {view} where run_id = '{run_id}'") for view in ("layers", "pairs"))
+    layers, pairs = (at_last_step(store, view, f"run_id = '{run_id}'") for view in ("layers", "pairs"))
     profile = profile_of(row, layers, pairs)
     cells = [
         {"name": name, "layer": layer, "other_layer": other, "value": values[other, layer]}
@@ -103,15 +103,15 @@ def layer_profile(store: Store, run: str | None = None) -> Drawing:
 
 
 def profile_of(run: Mapping[str, object], layers: pd.DataFrame, pairs: pd.DataFrame) -> LayerProfile:
-    """The profile, from a run's row of `runs` and its rows of `layers` and `pairs`."""
+    """The profile, from a run's row of `runs` and its rows of `layers` and `pairs` (`at_last_step`)."""
     n_layers = int(max(0, *layers["layer"], *pairs["other_layer"]))
-    by_metric = dict([*at_last_step(pairs).dropna(subset="value").groupby("metric")])
+    by_metric = dict([*pairs.dropna(subset="value").groupby("metric")])
     matrices = {name: as_matrix(by_metric[name], name, n_layers) for name in BY_PAIR if name in by_metric}
     return LayerProfile(run=run, n_layers=n_layers, profiles=_profiles(run, layers, n_layers), matrices=matrices)
 
 
 def _profiles(run: Mapping[str, object], layers: pd.DataFrame, n_layers: int) -> pd.DataFrame:
-    rows = at_last_step(layers).astype({"metric": str, "value": float})
+    rows = layers.astype({"metric": str, "value": float})
     rows[["name", "threshold"]] = rows["metric"].str.extract("([^@]*)@?(.*)")
     rows["threshold"] = pd.to_numeric(rows["threshold"])
     # The last layer has no later layers to affect: its NULL is not a missing value.

@@ -1,8 +1,8 @@
 """Figures of points, a run or a configuration each; the colour is the depth, the shape the changed field.
 
 `chain`: sparsity -> residual variance -> effectiveness -> validation loss, one panel per link. The title has Spearman's
-rho over all runs and within depth; its 95% interval is Fisher's, tanh(artanh rho +- 1.96 / sqrt(G - 3)), with the
-number of settings G as sample size, since the runs of one are no independent observations. The line of each depth is
+rho over all runs and within depth; its 95% interval is Fisher's, with the number of settings as sample size, since the
+runs of one are no independent observations. The line of each depth is
 the least-squares fit on the scales of the axes. A degenerate score has neither.
 
 `pareto`: a configuration is on the front of loss, usefulness and cost, or of the objectives of a search, if no other is
@@ -26,6 +26,7 @@ from matplotlib.ticker import EngFormatter, MaxNLocator
 from sparsedepth.config.plain_text import counted
 from sparsedepth.config.space import Interval
 from sparsedepth.config.sweep import SweepDefinition
+from sparsedepth.effects.chain import rank_correlations
 from sparsedepth.effects.importance import finished, options_of, proposals
 from sparsedepth.plots.facets import intervals, lr_text
 from sparsedepth.plots.page import Drawing, NothingToDraw, caption, depth_legend, legend_above, not_shown, panels
@@ -48,7 +49,7 @@ from sparsedepth.store.connection import Store
 from sparsedepth.store.degeneracy import degeneracy, degeneracy_caption, score_rows, sound_forms
 from sparsedepth.store.questions import QUESTIONS
 from sparsedepth.store.search import least_seeds, on_front, search_of
-from sparsedepth.store.small_sample import Z
+from sparsedepth.store.small_sample import correlation_interval
 from sparsedepth.store.subject import is_imported
 
 WALKS = (
@@ -90,10 +91,9 @@ def _draw_points(axis: Any, rows: pd.DataFrame, x: str, y: str, **look: Any) -> 
 
 def chain(store: Store) -> Drawing:
     """Raises NothingToDraw without two runs that have both quantities of a link."""
-    notes = ""
-    if n_models := int(all_runs(store)["model"].notna().sum()):
-        notes = f" {counted(n_models, 'model')} measured without a training configuration: see --figure layer_profile."
-    return correlations(trained_runs(store), search_of(store.roots) is not None, notes)
+    n_models = int(all_runs(store)["model"].notna().sum())
+    notes = f" {counted(n_models, 'model')} measured without a training configuration: see --figure layer_profile."
+    return correlations(trained_runs(store), search_of(store.roots) is not None, notes * (n_models > 0))
 
 
 def correlations(runs: pd.DataFrame, is_search: bool = False, further: str = "") -> Drawing:
@@ -108,9 +108,8 @@ def correlations(runs: pd.DataFrame, is_search: bool = False, further: str = "")
         points[name] = values.where(values > 0) if is_log(name) else values
     links = [link for link in links if len(points.dropna(subset=[*link])) > 1]  # one point shows no relation
     if not links:
-        advice = "measure them"
-        if is_imported(runs):
-            advice = "imported runs have only those that their map names: --figure depth draws the loss over n_layers"
+        of_import = "imported runs have only those that their map names: --figure depth draws the loss over n_layers"
+        advice = of_import if is_imported(runs) else "measure them"
         raise NothingToDraw(f"no two finished runs have two quantities of the chain from sparsity to loss; {advice}")
     notes = f"{counted(len(points), 'finished run')}, {(runs['outcome'] == 'diverged').sum()} diverged (not shown)."
     notes += " ρ: Spearman's correlation [95% interval, the number of settings as sample size]."
@@ -162,17 +161,12 @@ def _draw_link(axis: Any, points: pd.DataFrame, x: str, y: str, is_evidence: boo
 def rank_correlation(
     points: pd.DataFrame, x: str, y: str, within_depth: bool
 ) -> tuple[float, tuple[float, float] | None]:
-    """Spearman's rho (NaN where undefined) and its interval; ranks within a depth are a share of its number of runs."""
-    ranked = points.groupby("n_layers") if within_depth else points
-    ranks = ranked[[x, y]].rank(pct=True)
-    if within_depth:
-        ranks = ranks - ranks.groupby(points["n_layers"]).transform("mean")
-    rho = float(ranks[x].corr(ranks[y])) if len(points) > 2 else math.nan
+    """Spearman's rho (NaN where undefined) and its interval."""
+    stratum_N = points["n_layers"].to_numpy() * within_depth
+    values = [points[name].to_numpy(float) for name in (x, y)]
+    rho = float(rank_correlations(values, stratum_N, np.ones((1, len(points))))[0]) if len(points) > 2 else math.nan
     n_settings = points["setting"].nunique()
-    if math.isnan(rho) or n_settings < MIN_POINTS:
-        return rho, None
-    z, half = math.atanh(max(-0.9999, min(rho, 0.9999))), Z / math.sqrt(n_settings - 3)
-    return rho, (math.tanh(z - half), math.tanh(z + half))
+    return rho, None if math.isnan(rho) or n_settings < MIN_POINTS else correlation_interval(rho, n_settings)
 
 
 def rho_text(rho: float, interval: tuple[float, float] | None) -> str:

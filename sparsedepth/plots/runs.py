@@ -132,23 +132,19 @@ def setting_names(store: Store, *without: str) -> dict[str, str]:
 
 def values_of_metrics(store: Store, view: str, metrics: Iterable[str]) -> pd.DataFrame:
     """The values of these metrics in `layers` or `pairs`, at the last step at which each run has each."""
-    listed = ", ".join(f"'{metric}'" for metric in metrics)
-    return store.frame(
-        f"select * exclude (step) from {view} where metric in ({listed}) "
-        "qualify step = max(step) over (partition by run_id, metric) order by all"
-    )
+    return at_last_step(store, view, "metric in ({})".format(", ".join(f"'{metric}'" for metric in metrics)))
+
+
+def at_last_step(store: Store, view: str, condition: str) -> pd.DataFrame:
+    """The rows of `layers` or `pairs` at the last step at which each run has each metric."""
+    last = "qualify step = max(step) over (partition by run_id, metric)"
+    return store.frame(f"select * exclude (step) from {view} where {condition} {last} order by all")
 
 
 def to_measure(metrics: Iterable[str]) -> str:
     """What gives these metrics by layer or pair: 'add to measures: causal or permutation'."""
     measures = {(BY_LAYER.get(name) or BY_PAIR[name]).measure: None for name in metrics}
     return f"add to measures: {' or '.join(filter(None, measures))}"
-
-
-def at_last_step(rows: pd.DataFrame) -> pd.DataFrame:
-    """The rows of the last step at which each run measured each metric."""
-    columns = [name for name in ("run_id", "metric") if name in rows.columns]
-    return rows[rows["step"] == rows.groupby(columns)["step"].transform("max")]
 
 
 def choose_run(runs: pd.DataFrame, depths: Mapping[str, int], run: str | None) -> str:

@@ -8,7 +8,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter, LogLocator
@@ -16,34 +15,8 @@ from matplotlib.ticker import EngFormatter, LogLocator
 from sparsedepth.plots.page import Drawing, caption, check_path, colour_bar, write
 from sparsedepth.plots.style import GREY, depth_map, log_scale
 from sparsedepth.scaling.fit import Bootstrap, Fit
-from sparsedepth.scaling.law import Term, contributions, fitted_loss
-from sparsedepth.store.small_sample import LEVEL
-
-
-def law_points(fitted: Fit) -> pd.DataFrame:
-    """d_model, n_layers, num_tokens, loss, fitted, residual (of ln loss), and per term NAME_part (fitted) and NAME_rest
-    (loss minus E and the other terms), in nat/token."""
-    plan = fitted.plan
-    fitted_N = fitted_loss(fitted.theta, plan.z)
-    points = fitted.points.assign(fitted=fitted_N, residual=plan.y - np.log(fitted_N))
-    for term, part_N in zip(fitted.law.terms, contributions(fitted.theta, plan.z)[0], strict=True):
-        points[f"{term.name}_part"] = part_N
-        points[f"{term.name}_rest"] = points["loss"] - fitted_N + part_N
-    return points
-
-
-def curve_of(fitted: Fit, boot: Bootstrap | None, k: int) -> pd.DataFrame:
-    """The k-th term over its column: the fitted one, and the bootstrap's 95% band lo, hi (NaN without one)."""
-    term, plan, n_terms = fitted.law.terms[k], fitted.plan, len(fitted.law.terms)
-    column_G = np.geomspace(fitted.points[term.column].min(), fitted.points[term.column].max(), 100)
-    z_G = np.log(term.factor * column_G) - plan.centre[k]
-
-    def part(theta: np.ndarray) -> np.ndarray:
-        return np.exp(theta[..., k, None] - theta[..., n_terms + k, None] * z_G)
-
-    tails = [(1 - LEVEL) / 2, (1 + LEVEL) / 2]
-    lo, hi = np.quantile(part(boot.theta), tails, axis=0) if boot else np.full((2, len(z_G)), np.nan)
-    return pd.DataFrame({term.column: column_G, "fitted": part(fitted.theta), "lo": lo, "hi": hi})
+from sparsedepth.scaling.law import Term
+from sparsedepth.scaling.report import curve_of, law_points
 
 
 def draw_law(fitted: Fit, boot: Bootstrap | None, path: Path) -> Path:
@@ -76,8 +49,7 @@ def law_page(points: pd.DataFrame, fitted: Fit, boot: Bootstrap | None = None) -
 
 def _title(fitted: Fit, boot: Bootstrap | None, term: Term, points: pd.DataFrame) -> str:
     exponent = fitted.parameters[f"a_{term.symbol}"]
-    ends = boot.intervals.get(exponent.name) if boot else None
-    lo, hi = ends or (exponent.lo, exponent.hi)
+    lo, hi = (boot.intervals.get(exponent.name) if boot else None) or (exponent.lo, exponent.hi)
     interval = "fixed" if lo is None or hi is None else f"{lo:.2f} to {hi:.2f}"
     n_hidden = int((points[f"{term.name}_rest"] <= 0).sum())
     hidden = f"\n{n_hidden} points at or below 0 not shown" if n_hidden else ""

@@ -7,9 +7,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import pandas as pd
 
 from sparsedepth.scaling.fit import CLUSTER, Bootstrap, ClusterEffect, Fit
+from sparsedepth.scaling.law import contributions, fitted_loss
 from sparsedepth.store.query_result import QueryResult
+from sparsedepth.store.small_sample import LEVEL
 
 FEW_CLUSTERS = 20
 """With fewer, a cluster bootstrap's percentile intervals are too narrow (Cameron, Gelbach, Miller 2008)."""
@@ -50,6 +53,32 @@ def parameter_table(report: Report) -> QueryResult:
         for one in report.fit.parameters.values()
     ]
     return QueryResult(columns=columns, rows=tuple(rows))
+
+
+def law_points(fitted: Fit) -> pd.DataFrame:
+    """d_model, n_layers, num_tokens, loss, fitted, residual (of ln loss), and per term NAME_part (fitted) and NAME_rest
+    (loss minus E and the other terms), in nat/token."""
+    plan = fitted.plan
+    fitted_N = fitted_loss(fitted.theta, plan.z)
+    points = fitted.points.assign(fitted=fitted_N, residual=plan.y - np.log(fitted_N))
+    for term, part_N in zip(fitted.law.terms, contributions(fitted.theta, plan.z)[0], strict=True):
+        points[f"{term.name}_part"] = part_N
+        points[f"{term.name}_rest"] = points["loss"] - fitted_N + part_N
+    return points
+
+
+def curve_of(fitted: Fit, boot: Bootstrap | None, k: int) -> pd.DataFrame:
+    """The k-th term over its column: the fitted one, and the bootstrap's 95% band lo, hi (NaN without one)."""
+    term, plan, n_terms = fitted.law.terms[k], fitted.plan, len(fitted.law.terms)
+    column_G = np.geomspace(fitted.points[term.column].min(), fitted.points[term.column].max(), 100)
+    z_G = np.log(term.factor * column_G) - plan.centre[k]
+
+    def part(theta: np.ndarray) -> np.ndarray:
+        return np.exp(theta[..., k, None] - theta[..., n_terms + k, None] * z_G)
+
+    tails = [(1 - LEVEL) / 2, (1 + LEVEL) / 2]
+    lo, hi = np.quantile(part(boot.theta), tails, axis=0) if boot else np.full((2, len(z_G)), np.nan)
+    return pd.DataFrame({term.column: column_G, "fitted": part(fitted.theta), "lo": lo, "hi": hi})
 
 
 def heading(report: Report) -> list[str]:

@@ -1,4 +1,4 @@
-"""Intervals from a few values: Student's t for a mean over seeds, Wilson's for a share.
+"""Intervals from a few values: Student's t for a mean over seeds, Wilson's for a share, Fisher's for a correlation.
 
     P(|T| > |t|),  T of df degrees of freedom:  mean +- t_critical(n - 1) s / sqrt(n) covers the mean in 95% of samples
 
@@ -75,6 +75,12 @@ def share_interval(share: float, n: float) -> tuple[float, float]:
     half = Z * math.sqrt(share * (1 - share) / n + Z**2 / (4 * n**2))
     lo, hi = (middle - half) / (1 + Z**2 / n), (middle + half) / (1 + Z**2 / n)
     return 0.0 if share == 0 else max(0.0, lo), 1.0 if share == 1 else min(1.0, hi)  # exact in spite of rounding
+
+
+def correlation_interval(rho: float, n: int) -> tuple[float, float]:
+    """Fisher's 95% interval (1915) of a correlation of n > 3 pairs, tanh(artanh rho +- z / sqrt(n - 3))."""
+    middle, half = math.atanh(max(-0.9999, min(rho, 0.9999))), Z / math.sqrt(n - 3)
+    return math.tanh(middle - half), math.tanh(middle + half)
 
 
 def paired_share_interval(lost: int, gained: int, n: int) -> tuple[float, float]:

@@ -31,11 +31,11 @@ def test_one_figure_into_a_file_or_a_folder(command, results, tmp_path):
 
 def test_figures_without_data_are_named_within_the_terminal(command, results, tmp_path, monkeypatch):
     monkeypatch.setenv("COLUMNS", "60")
-    few = {name: FIGURES[name] for name in ("learning_rate", "difficulty")}
+    few = {name: FIGURES[name] for name in ("learning_rate", "isoflop")}
     monkeypatch.setattr("sparsedepth.plots.draw.FIGURES", few)
     out, _ = command("plot", results, "-o", tmp_path / "new")
     skipped = [line for line in out.splitlines() if not line.startswith(str(tmp_path))]
-    assert any(line.startswith("skipped difficulty: ") for line in skipped) and max(map(len, skipped)) <= 60
+    assert any(line.startswith("skipped isoflop: ") for line in skipped) and max(map(len, skipped)) <= 60
 
 
 @pytest.mark.parametrize(

@@ -90,19 +90,6 @@ def test_a_record_is_true_to_the_sequences(name):
     assert (shortest.targets != IGNORED).any(axis=1).all()
 
 
-@pytest.mark.parametrize("name", TASKS)
-def test_answers_are_equally_likely_if_the_record_says_so(name):
-    """At each difficulty; the deviation of a count from its expectation is in standard deviations."""
-    chosen = config(name)
-    drawn = TaskSource(chosen).held_out(chosen.seq_len, 262_144)
-    is_scored = drawn.targets != IGNORED
-    deviations = []
-    for level in np.unique(drawn.difficulty[is_scored]):
-        counts = np.bincount(drawn.targets[is_scored & (drawn.difficulty == level)])
-        deviations.append(np.abs(counts - counts.mean()).max() / math.sqrt(counts.mean()))
-    assert (max(deviations) < 6) == RECORDS[chosen.corpus.removeprefix("task:")].has_even_answers, max(deviations)
-
-
 # Answers
 
 

@@ -41,19 +41,6 @@ def test_every_layer_metric_is_in_the_profile_or_left_out_on_purpose():
     assert left_out == explained | errors | ends | {"trajectory_pc1", "trajectory_pc2", "state_cosine"}
 
 
-def test_the_last_step_of_each_metric():
-    rows = layer_frame(
-        (1, 1, "residual_variance", 5.0),
-        (9, 1, "residual_variance", 6.0),
-        (9, 2, "residual_variance", 7.0),
-        (4, 2, "block_influence", 0.5),
-    )
-    one_profile = profile_of(RUN, rows, NO_PAIRS)
-    assert one_profile.n_layers == 2
-    assert list(profile(one_profile, "residual_variance")["value"]) == [6.0, 7.0]
-    assert list(profile(one_profile, "block_influence")["value"]) == [0.5]
-
-
 @pytest.mark.parametrize(
     ("chosen", "leading"),
     [("[0.01, 0.001]", 0.01), ("[0.001, 0.01]", 0.001), (None, 0.001), (np.nan, 0.001), ("[0.5]", 0.01)],
@@ -109,11 +96,12 @@ def test_from_a_store(tmp_path):
             {"step": 1, "layer": layer, "metric": "block_influence", "value": layer / 8, "n": 1}
             for layer in range(1, n_layers + 1)
         ]
+        rows += [{"step": step, "layer": 1, "metric": "state_norm", "value": step, "n": 1} for step in (0, 1, 2)]
         make_run(tmp_path, config_of(n_layers=n_layers), {"val_loss": loss}, layers=rows)
     shallow = config_of(n_layers=2).run_id
     with open_store(tmp_path) as store:
-        assert layer_profile(store).data["value"].tolist() == [1 / 8, 2 / 8, 3 / 8]
-        assert layer_profile(store, shallow).data["layer"].tolist() == [1, 2]
+        assert layer_profile(store).data["value"].tolist() == [1 / 8, 2 / 8, 3 / 8, 2.0]  # each at its last step
+        assert layer_profile(store, shallow).data["layer"].tolist() == [1, 2, 1]
         with pytest.raises(ValueError, match=f"nearest of its 2 run ids: {shallow}"):
             layer_profile(store, shallow[:-1] + "x")
 

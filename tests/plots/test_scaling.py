@@ -5,8 +5,9 @@ import pandas as pd
 import pytest
 from support.depth_law_points import grid, planted
 
-from sparsedepth.plots.scaling import curve_of, draw_law, law_page, law_points
+from sparsedepth.plots.scaling import draw_law, law_page
 from sparsedepth.scaling.fit import bootstrap, fit
+from sparsedepth.scaling.report import curve_of, law_points
 
 
 @pytest.fixture(scope="module")

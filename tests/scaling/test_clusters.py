@@ -5,11 +5,11 @@ import pandas as pd
 import pytest
 from support.depth_law_points import grid, planted, theta_of
 
-from sparsedepth.plots.scaling import law_page, law_points
+from sparsedepth.plots.scaling import law_page
 from sparsedepth.scaling.fit import ClusterEffect, bootstrap, cluster_effect, fit, solve
 from sparsedepth.scaling.law import Law, design, fitted_loss, jacobian
 from sparsedepth.scaling.points import read_points
-from sparsedepth.scaling.report import Report, heading, warnings
+from sparsedepth.scaling.report import Report, heading, law_points, warnings
 
 SHAPE = ("d_model", "n_layers")
 

@@ -1,6 +1,6 @@
 """A task of one's own: is the number of ones so far even? Tokens: 0, 1; targets: 0 even, 1 odd."""
 
-TASKS = {"parity": {"difficulty": "ones so far", "n_tokens": 2, "shortest": 2}}
+TASKS = {"parity": {"n_tokens": 2, "shortest": 2}}
 
 
 def draw(task, draws, n_sequences, seq_len, held_out):
