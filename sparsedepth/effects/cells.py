@@ -82,7 +82,7 @@ class Cells:
 
     @cached_property
     def depths(self) -> list["Depth"]:
-        return [_depth_of(self, rows) for _, rows in self.rows.groupby("n_layers")]
+        return [depth_of(self, rows) for _, rows in self.rows.groupby("n_layers")]
 
     @property
     def field(self) -> str:
@@ -101,15 +101,16 @@ class Cells:
         return bool(self.tuned) and (self.outcome in self.tuned_by or by_loss)
 
 
-def cells_of(runs: pd.DataFrame, outcome: str) -> Cells:
-    """The cells of these rows of `runs`. Raises ValueError for an outcome that is no number of `runs`."""
+def cells_of(runs: pd.DataFrame, outcome: str, every_budget: bool = False) -> Cells:
+    """The cells of these rows of `runs`, of branched ones those at the largest budget of each setting. Raises
+    ValueError for an outcome that is no number of `runs`."""
     unit = unit_of(outcome, runs)
     runs = of_trained = without_measured_models(runs)
     results = result_rows(runs)
     records = _records(runs)
     settings = _settings(results if results.empty else runs, records)
     budget_text = ""
-    if settings and BUDGET in settings.label_fields and distinct(results, "schedule") == ["wsd"]:
+    if settings and not every_budget and BUDGET in settings.label_fields and distinct(results, "schedule") == ["wsd"]:
         budget_text = f"several {BUDGET} were run: effects at the largest of each depth (--as speedup has all)"
         runs = _largest_budgets(runs, settings, records)
         results = result_rows(runs)
@@ -325,8 +326,8 @@ class Depth:
         return fit_with_curves(of_fit, self.sign) if self.has_curves else fit_of([cell.results for cell in of_fit])
 
 
-def _depth_of(cells: Cells, rows: pd.DataFrame) -> Depth:
-    """The cells of one depth."""
+def depth_of(cells: Cells, rows: pd.DataFrame) -> Depth:
+    """The cells of one depth, from their rows."""
     arrays = {name: rows[name].to_numpy() for name in rows.columns}
     setting_N = arrays["setting"]
     settings = sorted(set(setting_N), key=lambda setting: (setting != BASELINE, setting))

@@ -2,7 +2,8 @@
 
 Losses are compared at equal training FLOPs C, over the budgets that both depths have, between two of them by a monotone
 cubic of ln L in ln C (PCHIP) for each seed. At every C the difference of two depths has Student's test over the seeds
-of both; a seed is one unit with all its budgets, which are branches of one trunk or runs of one seed.
+of both, with the error of the choice of lr (`points`); a seed is one unit with all its budgets, which are branches of
+one trunk or runs of one seed.
 
     lower: significantly below every shallower depth;   higher: significantly above one of them;   else open
 
@@ -19,9 +20,9 @@ import numpy as np
 import pandas as pd
 from scipy.interpolate import PchipInterpolator
 
-from sparsedepth.scaling.points import BASELINE, differing_data, finished, flops_text, losses_by_budget
+from sparsedepth.scaling.points import BASELINE, differing_data, finished, flops_text, losses_by_budget, lr_variance_at
 from sparsedepth.store.query_result import QueryResult
-from sparsedepth.store.small_sample import t_critical
+from sparsedepth.store.small_sample import Z, t_critical
 
 N_BUDGETS = 201
 """Budgets at which depths are compared, equally spaced in ln C."""
@@ -76,6 +77,7 @@ class DepthCurve:
         self.seeds = sorted(set.intersection(*({*by_seed} for by_seed in losses.values()))) if losses else []
         self.budgets = np.array(sorted(losses))
         self.loss_SB = np.array([[losses[budget][seed] for budget in self.budgets] for seed in self.seeds])
+        self.lr_variance_B = np.array([lr_variance_at(budget, finished(rows)) for budget in self.budgets])
 
     def at(self, x_G: np.ndarray, seeds: Sequence[int]) -> np.ndarray:
         """Losses of these seeds at ln C within its budgets (beyond by at most SAME), (S, G)."""
@@ -84,6 +86,10 @@ class DepthCurve:
         if len(x_B) == 1:
             return np.exp(np.repeat(log_SB, len(x_G), axis=1))
         return np.exp(PchipInterpolator(x_B, log_SB, axis=1)(np.clip(x_G, x_B[0], x_B[-1])))
+
+    def lr_variance(self, x_G: np.ndarray) -> np.ndarray:
+        """Of the loss at ln C, by the choice of lr, (G,)."""
+        return np.interp(x_G, np.log(self.budgets), self.lr_variance_B)
 
 
 def crossovers(rows: pd.DataFrame) -> list[Crossover]:
@@ -116,15 +122,17 @@ def _compared(deep: DepthCurve, shallower: Mapping[int, DepthCurve]) -> dict[str
     x_G = np.linspace(math.log(low), math.log(high), N_BUDGETS) if high > low * SAME else np.log([low])
     differences = [deep.at(x_G, common[depth]) - curve.at(x_G, common[depth]) for depth, curve in shallower.items()]
     ends = {"seeds": seeds, "smallest": float(low), "largest": float(max(low, high))}
-    return ends | _verdict(np.exp(x_G), differences)
+    by_lr_DG = np.array([deep.lr_variance(x_G) + curve.lr_variance(x_G) for curve in shallower.values()])
+    return ends | _verdict(np.exp(x_G), differences, by_lr_DG)
 
 
-def _verdict(C_G: np.ndarray, differences: Sequence[np.ndarray]) -> dict[str, Any]:
-    """From the losses of the seeds minus those of each shallower depth, (S, G), at each budget."""
+def _verdict(C_G: np.ndarray, differences: Sequence[np.ndarray], by_lr_DG: np.ndarray) -> dict[str, Any]:
+    """From the losses of the seeds minus those of each shallower depth, (S, G), at each budget, and the variance of
+    their mean by the choice of lr."""
     mean_DG = np.array([one_SG.mean(axis=0) for one_SG in differences])
-    half_DG = np.array(
-        [t_critical(len(one_SG) - 1) * one_SG.std(axis=0, ddof=1) / math.sqrt(len(one_SG)) for one_SG in differences]
-    )
+    sizes = np.array([[len(one_SG), t_critical(len(one_SG) - 1)] for one_SG in differences])
+    seeds_DG = np.array([one_SG.std(axis=0, ddof=1) for one_SG in differences]) / np.sqrt(sizes[:, :1]) * sizes[:, 1:]
+    half_DG = np.hypot(seeds_DG, Z * np.sqrt(by_lr_DG))
     below_G, lower_G = np.all(mean_DG < 0, axis=0), np.all(mean_DG < -half_DG, axis=0)
     higher_G = np.any(mean_DG > half_DG, axis=0)
     if lower_G[-1]:
@@ -152,7 +160,7 @@ def _first_for_good(holds_G: np.ndarray) -> int:
 
 def crossover_lines(found: Sequence[Crossover]) -> list[str]:
     """A sentence for each depth and setting."""
-    head = "worth its cost: less loss than every shallower depth at equal training FLOPs (95%, seeds as units)"
+    head = "worth its cost: less loss than every shallower depth at equal training FLOPs (95%: seeds and choice of lr)"
     return [head, *(one.sentence for one in found)]
 
 

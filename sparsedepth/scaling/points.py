@@ -5,11 +5,14 @@ A point is a trained model, from a table or a results folder: d_model, n_layers,
 
 A row by budget is a run with its setting and what it cost: n_layers, setting, seed, train_tokens, train_flops, loss,
 tokens_per_second, device. A setting is how a configuration differs from the baseline (`store.setting`), whatever its
-budget. Runs of several budgets that are branches of one trunk share its seed: to the statistics a seed is one unit,
-over all of its budgets.
+budget. Branches of one trunk share its seed: to the statistics a seed is one unit, over all of its budgets. Where lr
+was tuned, a row has what `effects` finds at its budget alone: effect and effect_sd of its setting, each side at its own
+optimum, and lr_variance, what the choice of lr adds to the variance of its mean in a comparison of depths.
 """
 
 import json
+from collections import defaultdict
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
@@ -17,6 +20,8 @@ import pandas as pd
 
 from sparsedepth.config.role import fields_where
 from sparsedepth.config.run import CELL_FIELDS, RunConfig
+from sparsedepth.effects.cells import CellRuns, cells_of, depth_of, fit_with_curves, read_runs
+from sparsedepth.quantities import sign
 from sparsedepth.store.comparable_loss import loss_in
 from sparsedepth.store.connection import Store, open_store
 from sparsedepth.store.schema import RUN_COLUMNS
@@ -34,6 +39,7 @@ SAME_BUDGET = 0.01
 """Budgets that differ by less are one: sizes are solved for within 1%."""
 DATA = (*fields_where(RunConfig, lambda role: role.kind == "data"), "seq_len")
 """Fields between whose values losses are not comparable."""
+CHOICES = ("effect", "effect_sd", "lr_variance")
 
 
 def read_points(source: Path, where: str | None = None, cluster: str | None = None) -> pd.DataFrame:
@@ -149,11 +155,42 @@ def budget_rows(store: Store, knob: str | None = None, outcome: str | None = Non
             raise ValueError(f"no two runs differ in {knob}; these runs vary: {', '.join(fields) or 'no field'}")
         runs = runs[(runs["setting"] == BASELINE) | (runs[knob] != settings.baseline.knobs[knob])]
     names = ["n_layers", "setting", "seed", BUDGET, "train_flops", "loss", "tokens_per_second", "device", "outcome"]
-    runs = runs[[*names, *DATA]].fillna({"seed": -1}).astype({"n_layers": int, "train_flops": float, "loss": float})
+    types = {"n_layers": int, "train_flops": float, "loss": float}
+    runs = runs[["run_id", *names, *DATA]].fillna({"seed": -1}).astype(types)
     runs = runs[runs["train_flops"].notna()].reset_index(drop=True)
     if runs.empty:
         raise ValueError("no run has train_flops: its cost is not known")
-    return runs
+    setting_of = dict(zip(runs["run_id"], runs["setting"], strict=True))
+    choices = lr_choices(read_runs(store, loss), loss, setting_of)
+    return runs.join(choices, on="run_id").fillna({"lr_variance": 0.0})
+
+
+def lr_choices(runs: pd.DataFrame, loss: str, setting_of: Mapping[str, str]) -> pd.DataFrame:
+    """run_id -> CHOICES, from rows of `runs` with those of tuning, and run_id -> setting of the results."""
+    cells = cells_of(runs, loss, every_budget=True)
+    rows = cells.rows.assign(x=np.log(cells.rows["flops"])).dropna(subset="x").sort_values("x")
+    rows["result"] = rows["run_id"].map(setting_of)
+    rows["budget"] = (rows["x"].diff() > SAME_BUDGET).cumsum()
+    found = pd.DataFrame(np.nan, rows["run_id"], [*CHOICES]).assign(lr_variance=0.0)
+    depths = defaultdict[tuple[int, str], list[tuple[CellRuns, pd.Series]]](list)
+    for _, at_budget in rows.groupby(["budget", "n_layers"]):
+        at = depth_of(cells, at_budget)
+        if not at.has_curves or (fitted := at.fitted) is None:
+            continue
+        names = at_budget.dropna(subset="result").groupby("result")["setting"].first()
+        names = names[names.isin(at.order)]
+        for setting, name in names.items():
+            of_cell = at_budget.loc[at_budget["setting"] == name, "run_id"]
+            depths[at_budget["budget"].iloc[0], str(setting)].append((at.cells[name], of_cell))
+            sides = [at.order.index(name), at.order.index(names.get(BASELINE, name))]
+            if sides[0] != sides[1] and len({*fitted.group_C[sides]}) == 1:
+                effect = fitted.effect(*sides)
+                found.loc[of_cell, ["effect", "effect_sd"]] = effect.estimate, effect.sd
+    for of_depths in depths.values():
+        fitted = fit_with_curves([cell for cell, _ in of_depths], sign(loss), apart=1 << 40)
+        for (_, of_cell), variance in zip(of_depths, fitted.choice_C if fitted else (), strict=False):
+            found.loc[of_cell, "lr_variance"] = variance
+    return found
 
 
 def differing_data(rows: pd.DataFrame) -> str:
@@ -173,6 +210,11 @@ def losses_by_budget(rows: pd.DataFrame) -> dict[float, dict[int, float]]:
         budget = next((known for known in losses if abs(flops / known - 1) < SAME_BUDGET), flops)
         losses.setdefault(budget, {})[int(seed)] = loss
     return losses
+
+
+def lr_variance_at(budget: float, rows: pd.DataFrame) -> float:
+    """Of the mean loss at a budget, by the choice of lr."""
+    return float(rows.loc[(rows["train_flops"] / budget - 1).abs() < SAME_BUDGET, "lr_variance"].mean())
 
 
 def flops_text(flops: float) -> str:

@@ -4,9 +4,10 @@
     compute multiplier    = ((L_base - L_inf) / (L_setting - L_inf))^(1 / alpha) x C_base / C_setting
     wall-clock multiplier = compute multiplier x FLOPs per second of the setting / the baseline's
 
-Losses are paired by seed at the baseline's nearest budget. At a given L_inf the logarithm of the first factor is a
-ratio of means over seeds, N / alpha, with Student's interval of its linear terms. The interval given is the hull of
-these over every L_inf that the data allow. It is withheld where one of them is not below the setting's losses.
+Losses are paired by seed at the baseline's nearest budget; their difference is that with either side at its own optimum
+of lr (`points`). At a given L_inf the logarithm of the first factor is a ratio of means over seeds, N / alpha, with
+Student's interval of its linear terms, and the error of the choice of lr. The interval given is the hull of these over
+every L_inf that the data allow. It is withheld where one of them is not below the setting's losses.
 
 Shapes: S seeds, B budgets.
 """
@@ -34,7 +35,7 @@ from sparsedepth.scaling.points import (
 )
 from sparsedepth.store.connection import Store
 from sparsedepth.store.query_result import QueryResult, fit
-from sparsedepth.store.small_sample import t_critical
+from sparsedepth.store.small_sample import Z, t_critical
 from sparsedepth.store.tuning_roles import IS_RESULT
 
 MIN_BUDGETS = 3
@@ -158,19 +159,29 @@ def multiplier_text(multiplier: float, lo: float | None, hi: float | None, of: s
 
 
 def speedup(
-    curve: PowerLaw, baseline: Mapping[int, float], setting: Mapping[int, float], cost_ratio: float = 1.0
+    curve: PowerLaw,
+    baseline: Mapping[int, float],
+    setting: Mapping[int, float],
+    cost_ratio: float = 1.0,
+    effect: tuple[float, float] | None = None,
 ) -> Speedup:
-    """The multiplier, from seed -> loss [nat/token] of both sides. `cost_ratio`: C_base / C_setting."""
+    """The multiplier, from seed -> loss [nat/token] of both sides. `cost_ratio`: C_base / C_setting; `effect`: the
+    setting's minus the baseline's loss where each has its optimum of lr, and its standard error."""
     seeds = sorted(set(baseline) & set(setting))
     if not seeds:
         return Speedup(multiplier=None, reason="no seed in common with the baseline")
     pairs_S2 = np.array([(baseline[seed], setting[seed]) for seed in seeds])
+    by_lr = 0.0
+    if effect is not None:
+        difference_S = pairs_S2[:, 1] - pairs_S2[:, 0]
+        pairs_S2[:, 1] += effect[0] - difference_S.mean()
+        by_lr = max(0.0, effect[1] ** 2 - difference_S.var(ddof=1) / len(seeds)) if len(seeds) > 1 else 0.0
     highest, lowest = float(curve.allowed[-1]), float(pairs_S2.min())
     if highest >= lowest:
         reason = f"the baseline's curve may end at {highest:.4g} nat/token, and the lowest loss is {lowest:.4g}"
         return Speedup(multiplier=None, n_pairs=len(seeds), reason=reason)
-    estimate, _ = _log_multiplier(curve, seeds, pairs_S2, curve.L_inf)
-    at_ends = [_log_multiplier(curve, seeds, pairs_S2, L_inf) for L_inf in curve.allowed]
+    estimate, _ = _log_multiplier(curve, seeds, pairs_S2, curve.L_inf, by_lr)
+    at_ends = [_log_multiplier(curve, seeds, pairs_S2, L_inf, by_lr) for L_inf in curve.allowed]
     if any(alpha <= 0 for alpha in (curve.alphas(L_inf).mean() for L_inf in curve.allowed)):
         return Speedup(multiplier=None, n_pairs=len(seeds), reason="the baseline's loss may not fall with compute")
     found = Speedup(multiplier=math.exp(estimate) * cost_ratio, n_pairs=len(seeds))
@@ -185,8 +196,11 @@ def speedup(
     return replace(found, **ends, reason=reason)
 
 
-def _log_multiplier(curve: PowerLaw, seeds: list[int], pairs_S2: np.ndarray, L_inf: float) -> tuple[float, float]:
-    """ln of the multiplier at an L_inf, and the half-width of its interval: linear terms of N / alpha by seed."""
+def _log_multiplier(
+    curve: PowerLaw, seeds: list[int], pairs_S2: np.ndarray, L_inf: float, by_lr: float
+) -> tuple[float, float]:
+    """ln of the multiplier at an L_inf, and the half-width of its interval: linear terms of N / alpha by seed, and of
+    what the choice of lr adds to the variance of the difference, `by_lr`."""
     base_S, setting_S = (pairs_S2 - L_inf).T
     gain_S, alpha_S = np.log(base_S / setting_S), curve.alphas(L_inf)
     gain, alpha = float(gain_S.mean()), float(alpha_S.mean())
@@ -199,7 +213,8 @@ def _log_multiplier(curve: PowerLaw, seeds: list[int], pairs_S2: np.ndarray, L_i
     for seed, own in zip(curve.seeds, alpha_S - alpha, strict=True):
         terms[seed] -= gain / alpha * own / len(curve.seeds)
     sd = math.sqrt(math.fsum(term**2 for term in terms.values()) * n / (n - 1)) / alpha
-    return gain / alpha, t_critical(n - 1) * sd
+    lr_sd = math.sqrt(by_lr) * float((1 / setting_S).mean()) / alpha
+    return gain / alpha, math.hypot(t_critical(n - 1) * sd, Z * lr_sd)
 
 
 def speedups(rows: pd.DataFrame) -> pd.DataFrame:
@@ -252,9 +267,11 @@ def _at_budget(curve: PowerLaw, baseline: pd.DataFrame, runs: pd.DataFrame) -> d
     n_diverged = int((runs["outcome"] == "diverged").sum())
     budgets = losses_by_budget(baseline)
     nearest = min(budgets, key=lambda budget: abs(math.log(budget / flops)))
-    losses = dict(zip(done["seed"].astype(int), done["loss"], strict=True))
-    worth = speedup(curve, budgets[nearest], losses, cost_ratio=nearest / flops)
     at_nearest = baseline[(baseline["train_flops"] / nearest - 1).abs() < SAME_BUDGET]
+    (losses,) = losses_by_budget(done).values() or ({},)
+    known = abs(flops / nearest - 1) < SAME_BUDGET and bool(done["effect"].notna().any())
+    effect = (float(done["effect"].mean()), float(done["effect_sd"].mean())) if known else None
+    worth = speedup(curve, budgets[nearest], losses, cost_ratio=nearest / flops, effect=effect)
     timed = in_time(worth, _speeds(at_nearest, done))
     reasons = [worth.reason, f"{n_diverged} of its runs diverged" if n_diverged else ""]
     numbers = [worth.multiplier, worth.lo, worth.hi, timed.multiplier, timed.lo, timed.hi]
@@ -303,7 +320,7 @@ def speedup_lines(table: pd.DataFrame) -> list[str]:
     """The table of `speedups`, and a sentence for each setting and depth at its largest budget."""
     lines = [
         "compute multiplier: compute of the baseline at the same loss / compute of the setting; lo, hi: 95% interval "
-        "over seeds, a trunk and its branches being one, and over every L_inf that the data allow",
+        "over seeds, a trunk and its branches being one, the choice of lr, and every L_inf that the data allow",
         fit(QueryResult.of_frame(table[[*SHOWN]]), ("seeds", "train_flops")).text,
     ]
     largest = QueryResult.of_frame(table.groupby(["n_layers", "setting"], sort=False).tail(1))

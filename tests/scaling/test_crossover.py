@@ -43,6 +43,13 @@ def test_a_planted_crossing_is_found_and_covered():
     assert sum(covered) >= 0.88 * len(worth)
 
 
+def test_the_choice_of_lr_counts():
+    """Worse by .05 in every seed, with a standard error of .04 by the choice of lr on both sides together."""
+    rows = world(0.001, 0, crossing=None)
+    assert [one.verdict for one in crossovers(rows)] == ["not worth it"]
+    assert [one.verdict for one in crossovers(rows.assign(lr_variance=0.04**2 / 2))] == ["not known"]
+
+
 def test_an_absent_crossing_is_not_found():
     """A depth that is worse everywhere is not worth it up to the largest budget; equal depths are not known."""
     found = [one for seed in range(30) for one in crossovers(world(0.008, seed, crossing=None))]

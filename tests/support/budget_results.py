@@ -6,6 +6,7 @@ L = 1 + .5 (C / 4e12)^-a + .01 seed,  a = .3 at 4 layers and .4 at 16;  LNS: as 
 from collections.abc import Iterable
 from pathlib import Path
 
+import numpy as np
 import pandas as pd
 from support.made_up_runs import MANIFEST, make_run
 
@@ -43,4 +44,7 @@ def rows_of(runs: Iterable[tuple[int, str, int, float, float, float | None]]) ->
     tokens_per_second; a token costs 1e9 FLOPs."""
     names = ["n_layers", "setting", "seed", "train_flops", "loss", "tokens_per_second"]
     rows = pd.DataFrame(list(runs), columns=names).astype({"tokens_per_second": float})
-    return rows.assign(train_tokens=(rows["train_flops"] / 1e9).round().astype(int), device="cpu", outcome="ok")
+    tokens = (rows["train_flops"] / 1e9).round().astype(int)
+    return rows.assign(
+        train_tokens=tokens, device="cpu", outcome="ok", effect=np.nan, effect_sd=np.nan, lr_variance=0.0
+    )
