@@ -11,6 +11,7 @@ import signal
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -183,11 +184,16 @@ def measure(
     """
     from sparsedepth.cli.run_progress import bar
     from sparsedepth.config.load import parse_settings
-    from sparsedepth.probe.text import read_token_arrays
-    from sparsedepth.run.measure_existing_model import measure_existing_model
+    from sparsedepth.probe.load import load_model
+    from sparsedepth.probe.text import read_token_arrays, tokens_to_measure
+    from sparsedepth.run.measure_existing_model import measure_existing_model, measuring_config
+    from sparsedepth.run.record import Stopwatch
+    from sparsedepth.store.run_record import check_place
     from sparsedepth.train.runtime import find_device, measuring_device
 
-    written = None if out is None else _path(out)
+    watch, written = Stopwatch(), None if out is None else _path(out)
+    if written is not None:
+        check_place(written)
     scored, fit, aims = (None if path is None else Path(path) for path in (tokens, fit_tokens, targets))
     if scored is not None and data is not None:
         raise ValueError("--data and --tokens are two sources; give one of them")
@@ -198,10 +204,13 @@ def measure(
     settings = {**own, **changes, **_measures(measures, changes)}
     given = None if scored is None else read_token_arrays(scored, fit, aims)
     with bar("loading the model") as report:
-        place = measuring_device(find_device(device))
-        return measure_existing_model(
-            str(model), settings=settings, data=data, given=given, out=written, device=place, report=report
-        )
+        loaded = load_model(str(model), device=measuring_device(find_device(device)))
+        config = measuring_config(loaded, settings, given)
+        begin = partial(report, "reading the text", 0.0)
+        with tokens_to_measure(loaded, config, data, given, begin) as source:
+            return measure_existing_model(
+                loaded, source, config, out=written, watch=watch, report=lambda done: report("measuring", done)
+            )
 
 
 def best(

@@ -28,7 +28,7 @@ MOST_COUNTED = 2**24
 def ngram_losses(source: Source, config: RunConfig, tick: Callable[[], None] = lambda: None) -> dict[str, float | None]:
     """unigram_loss and bigram_loss of a text, chance_loss of a task, on the held-out positions of val_loss.
     Reads every batch of the run once more (about 20 ns a token); `tick` is called in between."""
-    return losses_of(source.counted(config), config.vocab_size, tick)
+    return losses_of(source.counted(config), tick)
 
 
 def table_text(source: Source, config: RunConfig) -> str:
@@ -38,14 +38,14 @@ def table_text(source: Source, config: RunConfig) -> str:
     return f"a bigram table of the training text reaches {loss:.4g} nat/token; a worse model is no evidence about depth"
 
 
-def losses_of_text(ids: np.ndarray, held_out: Sequences, vocab_size: int) -> dict[str, float | None]:
-    """unigram_loss and bigram_loss from the first MOST_COUNTED ids of a text's training part."""
+def after_tokens_of_text(held_out: Sequences, ids: np.ndarray, vocab_size: int) -> Counted:
+    """What is counted of another text: the first MOST_COUNTED ids of its training part."""
     n = min(len(ids), MOST_COUNTED) - 1
     parts = (next_tokens(np.asarray(ids[i : min(i + 2**16, n) + 1], np.int64)[None]) for i in range(0, n, 2**16))
-    return losses_of(after_tokens(held_out, parts, vocab_size), vocab_size)
+    return after_tokens(held_out, parts, vocab_size)
 
 
-def losses_of(counted: Counted, vocab_size: int, tick: Callable[[], None] = lambda: None) -> dict[str, float | None]:
+def losses_of(counted: Counted, tick: Callable[[], None] = lambda: None) -> dict[str, float | None]:
     """The two losses of the counted pairs, nat/token, in the columns that they are of; None in the others."""
     from pandas import Index  # slow to import, and no other part of training needs it
 
@@ -53,6 +53,7 @@ def losses_of(counted: Counted, vocab_size: int, tick: Callable[[], None] = lamb
         scored_NT = part.targets != IGNORED
         return counted.context(part)[scored_NT], part.targets[scored_NT]
 
+    vocab_size = counted.vocab_size
     x_n, y_n = pairs(counted.held_out)
     pair_U, held_out_U = np.unique(x_n * vocab_size + y_n, return_counts=True)
     place_of = Index(pair_U).get_indexer

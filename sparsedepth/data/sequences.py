@@ -60,13 +60,14 @@ class Counted(NamedTuple):
     context: Callable[[Sequences], np.ndarray]
     """sequences -> context_NT, below n_contexts"""
     n_contexts: int
+    vocab_size: int
     columns: tuple[str | None, str | None]
     """which columns of `runs` are the losses of unigram and bigram"""
 
 
 def after_tokens(held_out: Sequences, trained: Iterable[Sequences], vocab_size: int) -> Counted:
     """Each target after its token."""
-    return Counted(held_out, trained, lambda part: part.inputs, vocab_size, ("unigram_loss", "bigram_loss"))
+    return Counted(held_out, trained, lambda part: part.inputs, vocab_size, vocab_size, ("unigram_loss", "bigram_loss"))
 
 
 class Source(Protocol):

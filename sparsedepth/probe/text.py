@@ -5,6 +5,9 @@ run on the same corpus holds out (chosen by the hash of their text), so models i
 """
 
 import hashlib
+import tempfile
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,10 +16,11 @@ import numpy as np
 from sparsedepth.config.corpus import TEXT, corpus_name, is_learned, kind_of
 from sparsedepth.config.load import build
 from sparsedepth.config.plain_text import refuse_empty
-from sparsedepth.config.run import TextConfig
+from sparsedepth.config.run import MeasureOnlyConfig, TextConfig
 from sparsedepth.config.task import IGNORED
+from sparsedepth.data.ngram_losses import after_tokens_of_text
 from sparsedepth.data.pipeline import Corpus, prepare
-from sparsedepth.data.sequences import Sequences, Source, next_tokens, open_source
+from sparsedepth.data.sequences import Counted, Sequences, Source, after_tokens, next_tokens, open_source
 from sparsedepth.data.text import TextSource
 from sparsedepth.data.tokenizer import TOKENIZER_FILE, Tokenizer, make_tokenizer
 from sparsedepth.files import digest, sha256
@@ -118,6 +122,47 @@ def check_length(model: LoadedModel, seq_len: int, fix: str = "choose a length u
     """Raises ValueError, with the `fix`, for sequences longer than the model's context."""
     if (longest := model.facts.max_len) is not None and seq_len > longest:
         raise ValueError(f"seq_len={seq_len} is longer than the {longest:,} positions of {model.source}; {fix}")
+
+
+@dataclass(frozen=True, eq=False)
+class MeasuredTokens:
+    source: Source | TokenArrays
+    counted: Callable[[], Counted]
+    """What unigram, bigram and chance loss count: what a run was trained on, the training part of another text, or the
+    fit tokens that were given."""
+
+
+@contextmanager
+def tokens_to_measure(
+    model: LoadedModel,
+    config: MeasureOnlyConfig,
+    corpus: str | None = None,
+    given: TokenArrays | None = None,
+    begin: Callable[[], None] = lambda: None,
+) -> Generator[MeasuredTokens]:
+    """The given tokens, or held-out text of `corpus`; without either a run's own held-out text or task, else the
+    default text. A run's data folder has its learned BPE; of other models the text is tokenised while the context is
+    open. `begin` is called before a text is read. Raises ValueError for ids outside the vocabulary, for unusable text
+    or tokenizers, and too few tokens."""
+    if given is not None:
+        check_tokens(given, model)
+        size, numbers = model.facts.vocab_size, (config.seq_len, config.val_tokens)
+        yield MeasuredTokens(given, lambda: after_tokens(given.held_out(*numbers), [given.fit], size))
+        return
+    check_length(model, config.seq_len)
+    begin()
+    with tempfile.TemporaryDirectory() as scratch:
+        root = Path(scratch) if model.config is None else model.folder.resolve().parent.parent / "data"
+        source = measure_source(model, corpus, config.seq_len, config.measure_tokens + config.fit_tokens, root)
+        yield MeasuredTokens(source, lambda: _counted(model, config, corpus, source))
+
+
+def _counted(model: LoadedModel, config: MeasureOnlyConfig, corpus: str | None, source: Source) -> Counted:
+    if isinstance(source, TextSource) and (model.config is None or corpus not in (None, model.config.corpus)):
+        held_out = source.held_out(config.seq_len, config.val_tokens)
+        return after_tokens_of_text(held_out, source.corpus.train, model.facts.vocab_size)
+    assert model.config is not None, "only a run has a task or pairs"
+    return source.counted(model.config.model_copy(update={"val_tokens": config.val_tokens}))
 
 
 def measure_source(model: LoadedModel, corpus: str | None, seq_len: int, n_tokens: int, root: Path) -> Source:

@@ -1,6 +1,11 @@
-"""Measure an existing model: load it, read the tokens, measure, write the record."""
+"""Measure an existing model: source of tokens -> model -> measures -> record.
 
-import tempfile
+model = load_model(NAME)                                           `probe.load`
+config = measuring_config(model, settings)
+with tokens_to_measure(model, config, corpus) as tokens:           `probe.text`
+    measure_existing_model(model, tokens, config, out=FOLDER)
+"""
+
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -11,18 +16,14 @@ from torch import Tensor
 
 from sparsedepth.config.load import build
 from sparsedepth.config.run import MeasureConfig, MeasureOnlyConfig
-from sparsedepth.data.ngram_losses import losses_of, losses_of_text, ngram_losses
-from sparsedepth.data.sequences import Source, after_tokens
-from sparsedepth.data.text import TextSource
+from sparsedepth.data.ngram_losses import losses_of
 from sparsedepth.measure.measurements import Measurements
 from sparsedepth.measure.suite import measure_run
 from sparsedepth.probe.fork import probing, stream
-from sparsedepth.probe.load import LoadedModel, load_model
-from sparsedepth.probe.text import TokenArrays, check_length, check_tokens, measure_source
-from sparsedepth.run.record import Stopwatch, device_facts, provenance
-from sparsedepth.store.run_record import check_place, save_measured
+from sparsedepth.probe.load import LoadedModel
+from sparsedepth.probe.text import MeasuredTokens, TokenArrays
+from sparsedepth.run.record import Stopwatch, write_measured
 from sparsedepth.store.subject import MeasuredModel
-from sparsedepth.train.runtime import Runtime
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -37,58 +38,42 @@ class MeasurementResult:
 
 
 def measure_existing_model(
-    model: str,
+    model: LoadedModel,
+    tokens: MeasuredTokens,
+    config: MeasureOnlyConfig,
     *,
-    settings: dict[str, Any],
-    data: str | None = None,
-    given: TokenArrays | None = None,
     out: Path | None = None,
-    device: torch.device,
-    report: Callable[[str, float], None],
+    watch: Stopwatch | None = None,
+    report: Callable[[float], None] = lambda done: None,
 ) -> MeasurementResult:
-    """All measures of the config on a model: a run folder, a local Hugging Face folder or a hub name.
-
-    `settings`: fields of MeasureOnlyConfig set by the user; `data`: corpus, by default the run's own, else the default
-    one; `given`: tokens to use instead; `out`: folder of the record; `report` gets the phase and the share done.
-
-    Raises ValueError for an output folder that cannot be written (before the model is loaded), a missing or unsafe
-    model, token ids outside its vocabulary, and incompatible settings.
-    """
-    watch = Stopwatch()
+    """All measures of the config on a model; `out`: folder of the record, whose time is that of `watch`; `report` gets
+    the share done. Raises ValueError for a model that computes NaN or infinity."""
+    watch, source = watch or Stopwatch(), tokens.source
+    scored = source.held_out(config.seq_len, config.measure_tokens)
+    _check_states(model, torch.from_numpy(scored.inputs[:1]))
+    measurements = measure_run(
+        model.probed,
+        config,
+        source.held_out,
+        source.bytes_per_token,
+        step=0 if model.config is None else model.config.n_steps,
+        eod=source.eod,
+        progress=report,
+    )
+    if "loss" in config.measures:
+        measurements.summary.update(losses_of(tokens.counted()))
     if out is not None:
-        check_place(out)
-    loaded = load_model(model, device=device)
-    config = measuring_config(loaded, given, settings)
-    with tempfile.TemporaryDirectory() as scratch:
-        if given is not None:
-            check_tokens(given, loaded)
-            source = given
-        else:
-            check_length(loaded, config.seq_len)
-            report("reading the text", 0.0)
-            root = Path(scratch) if loaded.config is None else loaded.folder.resolve().parent.parent / "data"
-            source = measure_source(loaded, data, config.seq_len, config.measure_tokens + config.fit_tokens, root)
-        scored = source.held_out(config.seq_len, config.measure_tokens)
-        _check_states(loaded, torch.from_numpy(scored.inputs[:1]))
-        measurements = measure_run(
-            loaded.probed,
-            config,
-            source.held_out,
-            source.bytes_per_token,
-            step=0 if loaded.config is None else loaded.config.n_steps,
-            eod=source.eod,
-            progress=lambda done: report("measuring", done),
-        )
-        if "loss" in config.measures:
-            measurements.summary.update(_ngram_losses(loaded, source, config, data))
-    if out is not None:
-        save_record(out, measured_model(loaded, config, source.data_hash), measurements, watch, device)
+        facts = measured_model(model, config, source.data_hash)
+        write_measured(out, facts, measurements, watch, model.probed.device)
+    given = source if isinstance(source, TokenArrays) else None
     return MeasurementResult(
-        loaded=loaded, given=given, config=config, measurements=measurements, n_tokens=scored.n_scored
+        loaded=model, given=given, config=config, measurements=measurements, n_tokens=scored.n_scored
     )
 
 
-def measuring_config(loaded: LoadedModel, given: TokenArrays | None, settings: dict[str, Any]) -> MeasureOnlyConfig:
+def measuring_config(
+    loaded: LoadedModel, settings: dict[str, Any], given: TokenArrays | None = None
+) -> MeasureOnlyConfig:
     """A run's own measuring fields, overridden by those of given tokens, and then by the user's. Raises ValueError."""
     own = loaded.config
     fields = {} if own is None else {name: getattr(own, name) for name in (*MeasureConfig.model_fields, "seq_len")}
@@ -116,32 +101,9 @@ def _check_states(loaded: LoadedModel, tokens_1T: Tensor) -> None:
                 raise ValueError(f"{told}, so it cannot be scored; {fix}")
 
 
-def _ngram_losses(
-    loaded: LoadedModel, source: TokenArrays | Source, config: MeasureOnlyConfig, corpus: str | None
-) -> dict[str, float | None]:
-    """Unigram, bigram and chance loss: of what a run was trained on, of the training part of another text, or of the
-    fit tokens that were given."""
-    run, vocab_size = loaded.config, loaded.facts.vocab_size
-    held_out = source.held_out(config.seq_len, config.val_tokens)
-    if isinstance(source, TokenArrays):
-        return losses_of(after_tokens(held_out, [source.fit], vocab_size), vocab_size)
-    if isinstance(source, TextSource) and (run is None or corpus not in (None, run.corpus)):
-        return losses_of_text(source.corpus.train, held_out, vocab_size)
-    assert run is not None, "only a run has a task or pairs"
-    return ngram_losses(source, run.model_copy(update={"val_tokens": config.val_tokens}))
-
-
 def measured_model(loaded: LoadedModel, config: MeasureOnlyConfig, data_hash: str) -> MeasuredModel:
     facts = {name: value for name, value in asdict(loaded.facts).items() if name != "max_len"}
     hashes = {"weights_hash": loaded.weights_hash, "data_hash": data_hash}
     return build(
         MeasuredModel, {**config.model_dump(mode="json"), **facts, **hashes, "model": loaded.source}, "measure"
     )
-
-
-def save_record(
-    out: Path, model: MeasuredModel, measurements: Measurements, watch: Stopwatch, device: torch.device
-) -> None:
-    runtime = Runtime(device=device, precision="fp32", threads=torch.get_num_threads())
-    manifest = {**watch.facts(), **device_facts(runtime), **provenance(model.run_id, model.data_hash)}
-    save_measured(out, model, measurements.summary, manifest, measurements.tables())

@@ -29,6 +29,7 @@ from sparsedepth.quantities.measured import PLUGINS
 from sparsedepth.run.lease import Lease
 from sparsedepth.run.process import anonymous_bytes
 from sparsedepth.store import run_record
+from sparsedepth.store.subject import MeasuredModel
 from sparsedepth.train.checkpoint import write_tensors
 from sparsedepth.train.loop import Interrupted, TrainingResult
 from sparsedepth.train.runtime import Runtime
@@ -111,6 +112,15 @@ def device_facts(runtime: Runtime, before: tuple[int, int] | None = None) -> dic
         "micro_batch": runtime.micro_batch,
         "peak_memory_bytes": peak,
     }
+
+
+def write_measured(
+    out: Path, model: MeasuredModel, measurements: Measurements, watch: Stopwatch, device: torch.device
+) -> None:
+    """Write the record of a model that was measured, in fp32, with the files of its tables."""
+    runtime = Runtime(device=device, precision="fp32", threads=torch.get_num_threads())
+    manifest = {**watch.facts(), **device_facts(runtime), **provenance(model.run_id, model.data_hash)}
+    run_record.save_measured(out, model, measurements.summary, manifest, measurements.tables())
 
 
 def write(

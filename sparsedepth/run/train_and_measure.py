@@ -25,9 +25,9 @@ from sparsedepth.plan.estimate import OBSERVED_TOKENS
 from sparsedepth.probe.probed_model import ProbedDecoder
 from sparsedepth.run.comparable import check_same_precision, checked_source
 from sparsedepth.run.lease import HeartbeatMonitor, Lease
-from sparsedepth.run.measure_existing_model import measured_model, save_record
+from sparsedepth.run.measure_existing_model import measured_model
 from sparsedepth.run.process import abandon_cache, anonymous_bytes, is_compiler_error, use_cache
-from sparsedepth.run.record import Stopwatch, device_facts, provenance, publish, write
+from sparsedepth.run.record import Stopwatch, device_facts, provenance, publish, write, write_measured
 from sparsedepth.run.scratch import ONE_SEQUENCE, Scratch, manifest_facts, trunk_folder
 from sparsedepth.store import run_record
 from sparsedepth.train.devices import Devices
@@ -238,7 +238,7 @@ class RunJob:
             return
         watch = Stopwatch(self.options.clock)
         measured = self._measure(model, source, None, is_start=True)
-        save_record(out, facts, measured, watch, model.embed.weight.device)
+        write_measured(out, facts, measured, watch, model.embed.weight.device)
 
     def _measure(self, model: Decoder, source: Source, loss: float | None, *, is_start: bool = False) -> Measurements:
         """All measures on held-out sequences, in fp32 regardless of the training precision."""

@@ -9,7 +9,7 @@ from support.tiny_sweep import BASE, corpus
 
 from sparsedepth.config.load import build
 from sparsedepth.config.run import RunConfig
-from sparsedepth.data.ngram_losses import STRENGTHS, losses_of, losses_of_text, ngram_losses, table_text
+from sparsedepth.data.ngram_losses import STRENGTHS, after_tokens_of_text, losses_of, ngram_losses, table_text
 from sparsedepth.data.sequences import Sequences, after_tokens, next_tokens, open_source
 
 
@@ -17,7 +17,7 @@ def test_a_small_table_by_hand():
     """Training pairs ab ab aa ba over {a, b}; held out ab, ba."""
     held_out = Sequences(inputs=np.array([[0, 1]]), targets=np.array([[1, 0]]))
     trained = Sequences(inputs=np.array([[0, 0, 0, 1]]), targets=np.array([[1, 1, 0, 0]]))
-    unigram, bigram, chance = losses_of(after_tokens(held_out, [trained], 2), 2).values()
+    unigram, bigram, chance = losses_of(after_tokens(held_out, [trained], 2)).values()
     assert chance is None and unigram == pytest.approx(math.log(2))  # each token twice of four
     by_strength = [-(math.log((2 + m / 2) / (3 + m)) + math.log((1 + m / 2) / (1 + m))) / 2 for m in STRENGTHS]
     assert bigram == pytest.approx(min(by_strength)) and bigram == by_strength[0]
@@ -53,8 +53,11 @@ def test_the_tables_of_another_text_count_its_training_part(tmp_path):
     config = build(RunConfig, {**BASE, "corpus": str(corpus(tmp_path))}, "test")
     source = open_source(config, tmp_path / "data")
     ids, held_out = np.array(source.corpus.train), source.held_out(config.seq_len, config.val_tokens)
-    expected = losses_of(after_tokens(held_out, [next_tokens(ids[None].astype(int))], 264), 264)
-    assert losses_of_text(source.corpus.train, held_out, 264) == expected and expected["chance_loss"] is None
+    expected = losses_of(after_tokens(held_out, [next_tokens(ids[None].astype(int))], 264))
+    assert (
+        losses_of(after_tokens_of_text(held_out, source.corpus.train, 264)) == expected
+        and expected["chance_loss"] is None
+    )
 
 
 @pytest.mark.parametrize(

@@ -2,14 +2,17 @@
 
     PYTHONPATH=tests python tests/support/walks.py
 
-prints the walk of `measure` on a Hugging Face folder, and that of a sweep from the command to its queue.
+prints the walks of a Hugging Face model from its name to its record, and of a sweep from the command to its queue: of
+the value (the model and its tokens; the definition, its plan and runs), and of everything that is called meanwhile.
 
-    stay    a function of ours that is entered from another file, counted once
+    stay    a function of ours that is entered from another file, counted once; on the walk of a value, if the value or
+            what was made of it is among the arguments
     room    a file on the way
     climb   a stay in a file that the way had already passed, entered from a file that it came to later
     name    a function on the way
 """
 
+import itertools
 import sys
 import tempfile
 import warnings
@@ -47,9 +50,12 @@ class Walk:
         return "{} stays in {} rooms with {} climbs and {} names".format(*counts)
 
 
-def walk(call: Callable[[], object], *, inside: Collection[str] = (), until: str = "") -> Walk:
-    """The walk of a call. Where a function named in `inside` is entered, what it calls is its own matter and not
-    counted; the walk ends where the function `until` is entered."""
+def walk(
+    call: Callable[[], object], *, inside: Collection[str] = (), until: str = "", of: tuple[type, ...] = ()
+) -> Walk:
+    """The walk of a call, or of a value: of what has one of the types `of`, or a list that begins with one, among its
+    arguments. Where a function named in `inside` is entered, what it calls is its own matter and not counted; the walk
+    ends where the function `until` is entered."""
     found = Walk()
     open_inside: list[FrameType] = []
 
@@ -64,6 +70,12 @@ def walk(call: Callable[[], object], *, inside: Collection[str] = (), until: str
         file, caller = str(Path(code.co_filename).relative_to(PACKAGE)), _caller(frame)
         if caller == IMPORT:
             return
+        if code.co_qualname in inside:
+            open_inside.append(frame)
+        if of and not any(_is_of(value, of) for value in frame.f_locals.values()):
+            return
+        if caller is not None:
+            found.rooms.setdefault(caller, len(found.rooms))
         found.rooms.setdefault(file, len(found.rooms))
         name = (file, code.co_qualname)
         found.names.add(name)
@@ -71,8 +83,6 @@ def walk(call: Callable[[], object], *, inside: Collection[str] = (), until: str
             found.stays.append((caller, *name))
         if code.co_qualname == until:
             raise Arrived
-        if code.co_qualname in inside:
-            open_inside.append(frame)
 
     sys.setprofile(see)
     try:
@@ -82,6 +92,11 @@ def walk(call: Callable[[], object], *, inside: Collection[str] = (), until: str
     finally:
         sys.setprofile(None)
     return found
+
+
+def _is_of(value: object, types: tuple[type, ...]) -> bool:
+    first = value[0] if isinstance(value, list) and value else value
+    return bool({*types} & {*type(first).__mro__})  # without asking a protocol
 
 
 def _caller(frame: FrameType) -> str | None:
@@ -99,34 +114,48 @@ def _caller(frame: FrameType) -> str | None:
     return file
 
 
-def of_measure(folder: Path) -> Walk:
+def of_measure(folder: Path, value: bool = False) -> Walk:
     """A Hugging Face folder, from the request to the record, without what the measures and the loading of weights do
     inside."""
     import torch
     from support.hf_families import tiny_folder
     from support.tiny_sweep import corpus
 
-    from sparsedepth.run.measure_existing_model import measure_existing_model
+    from sparsedepth.config.run import MeasureOnlyConfig
+    from sparsedepth.data.pipeline import CorpusSource as Source
+    from sparsedepth.data.sequences import Sequences
+    from sparsedepth.measure.measurements import Measurements
+    from sparsedepth.probe.load import LoadedModel, load_model
+    from sparsedepth.probe.probed_model import ProbedModel
+    from sparsedepth.probe.text import MeasuredTokens, tokens_to_measure
+    from sparsedepth.run.measure_existing_model import measure_existing_model, measuring_config
 
     settings = {"measures": ["loss", "causal"], "seq_len": 16, "measure_tokens": 64, "fit_tokens": 64, "val_tokens": 64}
     model, data = str(tiny_folder(folder / "model")), str(corpus(folder))
     own_matter = ("load_model", "measure_run", "_check_states", "save_measured", "build", "device_facts", "provenance")
 
     def measure() -> None:
-        report, cpu = (lambda phase, done: None), torch.device("cpu")
-        measure_existing_model(model, settings=settings, data=data, out=folder / "out", device=cpu, report=report)
+        loaded = load_model(model, device=torch.device("cpu"))
+        config = measuring_config(loaded, settings)
+        with tokens_to_measure(loaded, config, data) as tokens:
+            measure_existing_model(loaded, tokens, config, out=folder / "out")
 
-    return walk(measure, inside=own_matter)
+    types = (LoadedModel, ProbedModel, MeasureOnlyConfig, MeasuredTokens, Source, Sequences, Measurements)
+    return walk(measure, inside=own_matter, of=types if value else ())
 
 
-def of_sweep(folder: Path) -> Walk:
+def of_sweep(folder: Path, value: bool = False) -> Walk:
     """A definition, from the command's call to the queue."""
     from support.tiny_sweep import definition
 
     from sparsedepth.cli import calls
+    from sparsedepth.config.run import RunConfig
+    from sparsedepth.config.sweep import SweepDefinition
+    from sparsedepth.plan.tasks import Plan, PlannedRun, Task
 
-    path = definition(folder)
-    return walk(lambda: calls.sweep(path, out=folder / "out", workers=1), inside=("build",), until="enqueue")
+    path, types = definition(folder), (SweepDefinition, Plan, PlannedRun, Task, RunConfig)
+    sweep = lambda: calls.sweep(path, out=folder / "out", workers=1)  # noqa: E731
+    return walk(sweep, inside=("build",), until="enqueue", of=types if value else ())
 
 
 def of_effects(runs: Any, outcome: str) -> Walk:
@@ -142,10 +171,10 @@ def of_effects(runs: Any, outcome: str) -> Walk:
 
 if __name__ == "__main__":
     warnings.simplefilter("ignore")
-    for of_call in (of_measure, of_sweep):
+    for of_call, value in itertools.product((of_measure, of_sweep), (True, False)):
         with tempfile.TemporaryDirectory() as made:
-            taken = of_call(Path(made))
-        print(f"{of_call.__name__.removeprefix('of_')}: {taken.text}")
+            taken = of_call(Path(made), value)
+        print(f"{of_call.__name__.removeprefix('of_')}, {'the value' if value else 'everything'}: {taken.text}")
         if "--stays" in sys.argv:
             for before, file, name in taken.stays:
                 print(f"    {before} -> {file}: {name}")

@@ -97,8 +97,8 @@ class TaskSource(Source):
             assert part.difficulty is not None
             return np.arange(part.inputs.shape[1]) * levels + np.minimum(part.difficulty, levels - 1)
 
-        n_contexts, columns = config.seq_len * levels, (None, "chance_loss")
-        return Counted(held_out, self._fresh(config), position_and_difficulty, n_contexts, columns)
+        sizes, columns = (config.seq_len * levels, config.vocab_size), (None, "chance_loss")
+        return Counted(held_out, self._fresh(config), position_and_difficulty, *sizes, columns)
 
     def _fresh(self, config: RunConfig) -> Iterator[Sequences]:
         """Training sequences with CHANCE_POSITIONS scored positions."""
