@@ -192,8 +192,6 @@ def measure(
     from sparsedepth.train.runtime import find_device, measuring_device
 
     watch, written = Stopwatch(), None if out is None else _path(out)
-    if written is not None:
-        check_place(written)
     scored, fit, aims = (None if path is None else Path(path) for path in (tokens, fit_tokens, targets))
     if scored is not None and data is not None:
         raise ValueError("--data and --tokens are two sources; give one of them")
@@ -203,14 +201,14 @@ def measure(
     own = {} if seq_len is None else {"seq_len": seq_len}
     settings = {**own, **changes, **_measures(measures, changes)}
     given = None if scored is None else read_token_arrays(scored, fit, aims)
+    if written is not None:
+        check_place(written)
     with bar("loading the model") as report:
         loaded = load_model(str(model), device=measuring_device(find_device(device)))
         config = measuring_config(loaded, settings, given)
-        begin = partial(report, "reading the text", 0.0)
+        begin, measured = partial(report, "reading the text", 0.0), partial(report, "measuring")
         with tokens_to_measure(loaded, config, data, given, begin) as source:
-            return measure_existing_model(
-                loaded, source, config, out=written, watch=watch, report=lambda done: report("measuring", done)
-            )
+            return measure_existing_model(loaded, source, config, out=written, watch=watch, report=measured)
 
 
 def best(

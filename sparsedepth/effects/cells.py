@@ -124,7 +124,7 @@ def cells_of(runs: pd.DataFrame, outcome: str, every_budget: bool = False) -> Ce
             "n_layers": runs["n_layers"].astype(int),
             "setting": [labels[cell] for cell in runs["cell_id"]],
             "changes": [frozenset(changes[cell].items()) for cell in runs["cell_id"]],
-            "lr": pd.to_numeric(runs[tuned[0]], errors="coerce").astype(float) if tuned else np.nan,
+            "lr": _tuned_values(runs, tuned),
             "seed": runs["seed"].fillna(-1).astype(int),
             "tuning": runs["tuning"] if "tuning" in runs.columns else None,
             "value": values_of(runs, outcome),
@@ -134,7 +134,7 @@ def cells_of(runs: pd.DataFrame, outcome: str, every_budget: bool = False) -> Ce
     )
     if len(tuned) > 1:
         rows = rows[~rows["tuning"].isin(["rejected"])]
-    alike = _scored_alike(rows, runs)
+    alike = _scored_alike(rows, runs, ["n_layers", "setting"] if every_budget else ["n_layers"])
     if n_left_out := len(rows) - len(alike):
         left_out = f"{counted(n_left_out, 'run')} scored in another way than most are left out"
         budget_text = "; ".join(filter(None, (budget_text, left_out)))
@@ -235,13 +235,19 @@ def plain(value: Any) -> Any:
     return value
 
 
-def _scored_alike(rows: pd.DataFrame, runs: pd.DataFrame) -> pd.DataFrame:
+def _tuned_values(runs: pd.DataFrame, tuned: Sequence[str]) -> pd.Series:
+    """Of the first tuned field; NaN without one, and where an imported value is 0, which has no logarithm."""
+    values = pd.to_numeric(runs[tuned[0]], errors="coerce") if tuned else pd.Series(np.nan, runs.index)
+    return values.astype(float).where(lambda value: value > 0)
+
+
+def _scored_alike(rows: pd.DataFrame, runs: pd.DataFrame, by: Sequence[str]) -> pd.DataFrame:
     varying = [name for name in MEASURE if name in runs.columns and runs[name].nunique(dropna=False) > 1]
     if not varying:
         return rows
     how = runs.loc[rows.index, varying].astype(str).fillna("").agg("\x1f".join, axis=1)
-    most = how.groupby(rows["n_layers"]).agg(lambda texts: texts.value_counts().index[0])
-    return rows[how == rows["n_layers"].map(most)]
+    most = how.groupby([rows[name] for name in by]).transform(lambda texts: texts.value_counts().index[0])
+    return rows[how == most]
 
 
 def _with_roles(rows: pd.DataFrame) -> pd.DataFrame:

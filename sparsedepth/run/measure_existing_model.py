@@ -51,7 +51,7 @@ def measure_existing_model(
     watch, source = watch or Stopwatch(), tokens.source
     scored = source.held_out(config.seq_len, config.measure_tokens)
     _check_states(model, torch.from_numpy(scored.inputs[:1]))
-    measurements = measure_run(
+    found = measure_run(
         model.probed,
         config,
         source.held_out,
@@ -61,14 +61,12 @@ def measure_existing_model(
         progress=report,
     )
     if "loss" in config.measures:
-        measurements.summary.update(losses_of(tokens.counted()))
+        found.summary.update(losses_of(tokens.counted()))
     if out is not None:
         facts = measured_model(model, config, source.data_hash)
-        write_measured(out, facts, measurements, watch, model.probed.device)
+        write_measured(out, facts, found, watch, model.probed.device)
     given = source if isinstance(source, TokenArrays) else None
-    return MeasurementResult(
-        loaded=model, given=given, config=config, measurements=measurements, n_tokens=scored.n_scored
-    )
+    return MeasurementResult(loaded=model, given=given, config=config, measurements=found, n_tokens=scored.n_scored)
 
 
 def measuring_config(
@@ -104,6 +102,5 @@ def _check_states(loaded: LoadedModel, tokens_1T: Tensor) -> None:
 def measured_model(loaded: LoadedModel, config: MeasureOnlyConfig, data_hash: str) -> MeasuredModel:
     facts = {name: value for name, value in asdict(loaded.facts).items() if name != "max_len"}
     hashes = {"weights_hash": loaded.weights_hash, "data_hash": data_hash}
-    return build(
-        MeasuredModel, {**config.model_dump(mode="json"), **facts, **hashes, "model": loaded.source}, "measure"
-    )
+    values = {**config.model_dump(mode="json"), **facts, **hashes, "model": loaded.source}
+    return build(MeasuredModel, values, "measure")

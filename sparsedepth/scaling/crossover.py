@@ -20,7 +20,7 @@ import numpy as np
 import pandas as pd
 from scipy.interpolate import PchipInterpolator
 
-from sparsedepth.scaling.points import BASELINE, differing_data, finished, flops_text, losses_by_budget, lr_variance_at
+from sparsedepth.scaling.points import BASELINE, SAME_BUDGET, differing_data, finished, flops_text, losses_by_budget
 from sparsedepth.store.query_result import QueryResult
 from sparsedepth.store.small_sample import Z, t_critical
 
@@ -73,11 +73,13 @@ class DepthCurve:
     """The loss of one depth and setting against ln C, for each seed."""
 
     def __init__(self, rows: pd.DataFrame) -> None:
-        losses = losses_by_budget(finished(rows))
+        done = finished(rows)
+        losses = losses_by_budget(done)
         self.seeds = sorted(set.intersection(*({*by_seed} for by_seed in losses.values()))) if losses else []
         self.budgets = np.array(sorted(losses))
         self.loss_SB = np.array([[losses[budget][seed] for budget in self.budgets] for seed in self.seeds])
-        self.lr_variance_B = np.array([lr_variance_at(budget, finished(rows)) for budget in self.budgets])
+        at_B = [(done["train_flops"] / budget - 1).abs() < SAME_BUDGET for budget in self.budgets]
+        self.lr_variance_B = np.array([done["lr_variance"][at].mean() for at in at_B])
 
     def at(self, x_G: np.ndarray, seeds: Sequence[int]) -> np.ndarray:
         """Losses of these seeds at ln C within its budgets (beyond by at most SAME), (S, G)."""
@@ -145,7 +147,7 @@ def _verdict(C_G: np.ndarray, differences: Sequence[np.ndarray], by_lr_DG: np.nd
             "hi": float(C_G[first]),
         }
     if not higher_G.any():
-        return {"reason": "the seeds show no difference at the largest budget"}
+        return {"reason": "no difference is shown at the largest budget"}
     last = float(C_G[np.flatnonzero(higher_G)[-1]])
     if lower_G.any():
         return {"reason": f"better at some budgets, worse at {flops_text(last)} FLOPs"}
@@ -160,8 +162,8 @@ def _first_for_good(holds_G: np.ndarray) -> int:
 
 def crossover_lines(found: Sequence[Crossover]) -> list[str]:
     """A sentence for each depth and setting."""
-    head = "worth its cost: less loss than every shallower depth at equal training FLOPs (95%: seeds and choice of lr)"
-    return [head, *(one.sentence for one in found)]
+    head = "worth its cost: less loss than every shallower depth at equal training FLOPs"
+    return [f"{head} (95%: seeds, and the choice of lr where it was tuned)", *(one.sentence for one in found)]
 
 
 def crossover_table(found: Sequence[Crossover]) -> QueryResult:

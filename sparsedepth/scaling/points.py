@@ -168,7 +168,8 @@ def budget_rows(store: Store, knob: str | None = None, outcome: str | None = Non
 def lr_choices(runs: pd.DataFrame, loss: str, setting_of: Mapping[str, str]) -> pd.DataFrame:
     """run_id -> CHOICES, from rows of `runs` with those of tuning, and run_id -> setting of the results."""
     cells = cells_of(runs, loss, every_budget=True)
-    rows = cells.rows.assign(x=np.log(cells.rows["flops"])).dropna(subset="x").sort_values("x")
+    whole = cells.rows.groupby(["n_layers", "setting"])["flops"].transform("max")  # a diverged run stopped early
+    rows = cells.rows.assign(x=np.log(whole)).dropna(subset="x").sort_values("x")
     rows["result"] = rows["run_id"].map(setting_of)
     rows["budget"] = (rows["x"].diff() > SAME_BUDGET).cumsum()
     found = pd.DataFrame(np.nan, rows["run_id"], [*CHOICES]).assign(lr_variance=0.0)
@@ -210,11 +211,6 @@ def losses_by_budget(rows: pd.DataFrame) -> dict[float, dict[int, float]]:
         budget = next((known for known in losses if abs(flops / known - 1) < SAME_BUDGET), flops)
         losses.setdefault(budget, {})[int(seed)] = loss
     return losses
-
-
-def lr_variance_at(budget: float, rows: pd.DataFrame) -> float:
-    """Of the mean loss at a budget, by the choice of lr."""
-    return float(rows.loc[(rows["train_flops"] / budget - 1).abs() < SAME_BUDGET, "lr_variance"].mean())
 
 
 def flops_text(flops: float) -> str:

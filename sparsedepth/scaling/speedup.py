@@ -164,14 +164,15 @@ def speedup(
     setting: Mapping[int, float],
     cost_ratio: float = 1.0,
     effect: tuple[float, float] | None = None,
+    by_lr: float = 0.0,
 ) -> Speedup:
     """The multiplier, from seed -> loss [nat/token] of both sides. `cost_ratio`: C_base / C_setting; `effect`: the
-    setting's minus the baseline's loss where each has its optimum of lr, and its standard error."""
+    setting's minus the baseline's loss where each has its optimum of lr, and its standard error; without it `by_lr` is
+    what the choice of lr adds to the variance of the difference."""
     seeds = sorted(set(baseline) & set(setting))
     if not seeds:
         return Speedup(multiplier=None, reason="no seed in common with the baseline")
     pairs_S2 = np.array([(baseline[seed], setting[seed]) for seed in seeds])
-    by_lr = 0.0
     if effect is not None:
         difference_S = pairs_S2[:, 1] - pairs_S2[:, 0]
         pairs_S2[:, 1] += effect[0] - difference_S.mean()
@@ -268,10 +269,11 @@ def _at_budget(curve: PowerLaw, baseline: pd.DataFrame, runs: pd.DataFrame) -> d
     budgets = losses_by_budget(baseline)
     nearest = min(budgets, key=lambda budget: abs(math.log(budget / flops)))
     at_nearest = baseline[(baseline["train_flops"] / nearest - 1).abs() < SAME_BUDGET]
-    (losses,) = losses_by_budget(done).values() or ({},)
+    losses = dict(zip(done["seed"].astype(int), done["loss"], strict=True))
     known = abs(flops / nearest - 1) < SAME_BUDGET and bool(done["effect"].notna().any())
     effect = (float(done["effect"].mean()), float(done["effect_sd"].mean())) if known else None
-    worth = speedup(curve, budgets[nearest], losses, cost_ratio=nearest / flops, effect=effect)
+    by_lr = float(at_nearest["lr_variance"].mean() + done["lr_variance"].mean())  # where costs differ
+    worth = speedup(curve, budgets[nearest], losses, cost_ratio=nearest / flops, effect=effect, by_lr=by_lr)
     timed = in_time(worth, _speeds(at_nearest, done))
     reasons = [worth.reason, f"{n_diverged} of its runs diverged" if n_diverged else ""]
     numbers = [worth.multiplier, worth.lo, worth.hi, timed.multiplier, timed.lo, timed.hi]
@@ -320,7 +322,8 @@ def speedup_lines(table: pd.DataFrame) -> list[str]:
     """The table of `speedups`, and a sentence for each setting and depth at its largest budget."""
     lines = [
         "compute multiplier: compute of the baseline at the same loss / compute of the setting; lo, hi: 95% interval "
-        "over seeds, a trunk and its branches being one, the choice of lr, and every L_inf that the data allow",
+        "over seeds, a trunk and its branches being one, the choice of lr where it was tuned, and every L_inf that the "
+        "data allow",
         fit(QueryResult.of_frame(table[[*SHOWN]]), ("seeds", "train_flops")).text,
     ]
     largest = QueryResult.of_frame(table.groupby(["n_layers", "setting"], sort=False).tail(1))

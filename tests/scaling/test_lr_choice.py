@@ -42,31 +42,70 @@ def tuned_world(seed: int, noise: float = 0.01) -> tuple[pd.DataFrame, pd.DataFr
     return runs_frame(rows), rows_of(row for _, row in results).assign(run_id=[run_id for run_id, _ in results])
 
 
+def choices_of(runs: pd.DataFrame, rows: pd.DataFrame) -> pd.DataFrame:
+    return lr_choices(runs, "val_loss", dict(zip(rows["run_id"], rows["setting"], strict=True)))
+
+
+def covered(rows: pd.DataFrame, worth: float = 1.0) -> list[bool]:
+    return [row["lo"] <= worth <= row["hi"] for row in speedups(rows).to_dict("records")]
+
+
 def test_without_a_difference_a_multiplier_is_1_and_its_interval_knows_the_choice_of_lr():
-    covered, alone = [], []
+    """Also where the setting costs 7% less, so that no fit has both sides."""
+    alone, known, apart = [], [], []
     for seed in range(40):
         runs, rows = tuned_world(seed)
-        choices = lr_choices(runs, "val_loss", dict(zip(rows["run_id"], rows["setting"], strict=True)))
+        choices = choices_of(runs, rows)
         assert len(choices) == len(runs) and (choices["lr_variance"] > 0).all()
-        known = rows.drop(columns=[*CHOICES]).join(choices, on="run_id")
-        for each, found in ((rows, alone), (known, covered)):
-            found += [row["lo"] <= 1 <= row["hi"] for row in speedups(each).to_dict("records")]
-    assert np.mean(covered) >= 0.9, np.mean(covered)
+        chosen = rows.drop(columns=[*CHOICES]).join(choices, on="run_id")
+        share, none = np.where(rows["setting"] == "baseline", 1.0, 0.93), {"effect": np.nan, "effect_sd": np.nan}
+        cheaper = chosen.assign(train_flops=rows["train_flops"] * share, **none)
+        for found, each, worth in ((alone, rows, 1), (known, chosen, 1), (apart, cheaper, 1 / 0.93)):
+            found += covered(each, worth)
+    assert np.mean(known) >= 0.9 and np.mean(apart) >= 0.9, (np.mean(known), np.mean(apart))
     assert np.mean(alone) < 0.85, np.mean(alone)  # what leaves it out does not
 
 
+def effect_of(runs: pd.DataFrame, rows: pd.DataFrame) -> tuple[float, float]:
+    """That of LNS at the largest budget."""
+    at_largest = rows.loc[(rows["train_flops"] == 8e12) & (rows["setting"] != "baseline"), "run_id"]
+    (effect,), (sd,) = (choices_of(runs, rows).loc[at_largest, name].unique() for name in ("effect", "effect_sd"))
+    return effect, sd
+
+
 def test_the_effect_at_a_budget_is_that_of_effects():
-    """`effects` takes the largest budget of branched runs."""
+    """`effects` takes the largest budget of branched runs. An lr at which a run diverged, early and with fewer FLOPs,
+    is no part of the curve of either."""
     runs, rows = tuned_world(0)
-    choices = lr_choices(runs, "val_loss", dict(zip(rows["run_id"], rows["setting"], strict=True)))
-    (effect,) = setting_effects(cells_of(runs, "val_loss")).to_dict("records")
-    at_largest = choices.loc[rows.loc[(rows["train_flops"] == 8e12) & (rows["setting"] != "baseline"), "run_id"]]
-    assert at_largest["effect"].unique() == pytest.approx([effect["estimate"]])
-    assert 1.96 * at_largest["effect_sd"].unique() == pytest.approx([(effect["hi"] - effect["lo"]) / 2], rel=0.05)
+    high = (runs["train_flops"] == 8e12) & (runs["depth_scale"] == "lns") & (runs["tuning"] == "rejected")
+    lost = runs[high & (runs["seed"] == 101)].index[-1]
+    diverged = runs.copy()
+    diverged.loc[lost, ["outcome", "train_flops", "val_loss"]] = ["diverged", 8e11, np.nan]
+    diverged.loc[high & (diverged["lr"] == diverged.loc[lost, "lr"]) & (diverged["seed"] == 102), "val_loss"] += 0.3
+    for each in (runs, diverged):
+        (effect,) = setting_effects(cells_of(each, "val_loss")).to_dict("records")
+        estimate, sd = effect_of(each, rows)
+        assert estimate == pytest.approx(effect["estimate"])
+        assert 1.96 * sd == pytest.approx((effect["hi"] - effect["lo"]) / 2, rel=0.05)
+
+
+def test_runs_that_are_scored_in_another_way_are_compared_among_themselves():
+    """A folder at one budget does not take the error from the others of its depth."""
+    runs, rows = tuned_world(0)
+    other = runs["train_flops"] == 1e12
+    scored = runs.assign(eval_seq_len=np.where(other, 64.0, np.nan))
+    assert (choices_of(scored, rows)["lr_variance"] > 0).all()
 
 
 def test_without_tuning_there_is_no_choice():
     runs, rows = tuned_world(0)
     runs = runs[runs["tuning"] == "best"].drop(columns=["tuning", "tuned_fields", "tuned_by"])
-    choices = lr_choices(runs, "val_loss", dict(zip(rows["run_id"], rows["setting"], strict=True)))
+    choices = choices_of(runs, rows)
     assert (choices["lr_variance"] == 0).all() and choices["effect"].isna().all()
+
+
+def test_a_tuned_value_of_0_has_no_place_on_a_curve():
+    """Of imported runs: a sweep refuses it."""
+    runs, rows = tuned_world(0)
+    zero = runs.assign(lr=runs["lr"].replace(LR[0], 0.0))
+    assert np.isfinite(choices_of(zero, rows)["lr_variance"]).all()

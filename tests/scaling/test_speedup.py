@@ -27,6 +27,15 @@ def test_public_numbers_as_rows():
     )
 
 
+def test_flops_of_one_budget_may_differ_by_run():
+    """As in imported tables."""
+    runs = [(24, "baseline", seed, C, loss, 1.0) for C, losses in PUBLIC.items() for seed, loss in losses.items()]
+    runs += [(24, "depth_scale=lns", seed, C * (1 + 0.02 * seed), 3.52, 1.0) for seed in (0, 1)]
+    rows = rows_of(runs)
+    rows.loc[rows["setting"] != "baseline", "train_tokens"] = rows["train_tokens"].max()
+    assert speedups(rows)["multiplier"].tolist() == [pytest.approx(1.130 / 1.01, abs=1e-3)]
+
+
 def test_a_setting_that_spends_less_is_worth_as_much_more():
     """Half the FLOPs for the baseline's loss at the whole: twice the compute."""
     runs = [(24, "baseline", seed, C, loss, 1.0) for C, losses in PUBLIC.items() for seed, loss in losses.items()]
