@@ -208,6 +208,8 @@ def _print_differences(evaluations: "list[Evaluation]", others: "list[Evaluation
 
     whole = {evaluation.task: evaluation for evaluation in evaluations if evaluation.without is None}
     rows = [(other.task, *row) for other in others for row in paired_differences(whole[other.task], other)]
+    if not rows:
+        return print("\nno right or wrong answers are stored; of old scores delete evals/ to evaluate again")
     print("\nthe second model minus the first, paired by question:")
     print(table(QueryResult(("task", "metric", "filter", "difference", "lo", "hi", "questions"), tuple(rows))))
 

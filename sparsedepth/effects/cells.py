@@ -124,7 +124,10 @@ def cells_of(runs: pd.DataFrame, outcome: str, every_budget: bool = False) -> Ce
             "n_layers": runs["n_layers"].astype(int),
             "setting": [labels[cell] for cell in runs["cell_id"]],
             "changes": [frozenset(changes[cell].items()) for cell in runs["cell_id"]],
-            "lr": _tuned_values(runs, tuned),
+            # An imported value of 0 has no logarithm.
+            "lr": pd.to_numeric(runs[tuned[0]], errors="coerce").astype(float).where(lambda lr: lr > 0)
+            if tuned
+            else np.nan,
             "seed": runs["seed"].fillna(-1).astype(int),
             "tuning": runs["tuning"] if "tuning" in runs.columns else None,
             "value": values_of(runs, outcome),
@@ -233,12 +236,6 @@ def plain(value: Any) -> Any:
     if isinstance(value, float):
         return None if math.isnan(value) else int(value) if value.is_integer() and abs(value) < 2**53 else value
     return value
-
-
-def _tuned_values(runs: pd.DataFrame, tuned: Sequence[str]) -> pd.Series:
-    """Of the first tuned field; NaN without one, and where an imported value is 0, which has no logarithm."""
-    values = pd.to_numeric(runs[tuned[0]], errors="coerce") if tuned else pd.Series(np.nan, runs.index)
-    return values.astype(float).where(lambda value: value > 0)
 
 
 def _scored_alike(rows: pd.DataFrame, runs: pd.DataFrame, by: Sequence[str]) -> pd.DataFrame:

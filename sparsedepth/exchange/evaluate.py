@@ -31,7 +31,7 @@ import numpy as np
 
 from sparsedepth.config.load import build
 from sparsedepth.config.plain_text import did_you_mean
-from sparsedepth.files import digest
+from sparsedepth.files import digest, sha256
 from sparsedepth.probe.hf_adapter import ProbedHfModel
 from sparsedepth.probe.load import LoadedModel
 from sparsedepth.store.evals import Evaluation, EvaluationKey
@@ -64,11 +64,13 @@ class HarnessTask:
 
     def keys(self, model: LoadedModel, without: Sequence[str] = ()) -> list[EvaluationKey]:
         """Everything that the whole model's scores depend on, then the same without each range of layers."""
-        documents = list(self.loaded.eval_docs)[: self.limit]
-        definition = json.dumps([self.loaded.dump_config(), documents], sort_keys=True, default=str)
+        content = [self.loaded.dump_config(), list(self.loaded.eval_docs)[: self.limit]]
+        definition = json.dumps(content, sort_keys=True, default=str)
+        definition = re.sub(r" at 0x[0-9a-f]+", "", definition)  # the place of a function, another one in each process
+        settings = sorted(model.folder.glob("*.json")) if model.config is None else []
         whole = EvaluationKey(
             run_id=None if model.config is None else model.config.run_id,
-            weights_hash=model.weights_hash,
+            weights_hash=digest([model.weights_hash, *map(sha256, settings)]) if settings else model.weights_hash,
             max_len=(model.facts.max_len if model.config is None else model.config.seq_len) or 0,
             task=self.name,
             task_version=str(self.loaded.VERSION),
@@ -85,6 +87,7 @@ class HarnessTask:
 
         from sparsedepth.exchange.harness import harness_model
 
+        self.loaded.set_fewshot_seed(seed=FEWSHOT_SEED)  # again: every model gets the same examples
         lm = harness_model(model, data, layers)
         skipping: AbstractContextManager[None] = nullcontext()
         if layers is not None and isinstance(model.probed, ProbedHfModel):
@@ -180,7 +183,6 @@ def load_tasks(names: Sequence[str], include_path: Path | None = None, limit: in
         reason = " ".join(str(error).split())[:200]
         raise ValueError(f"{', '.join(names)} cannot be loaded ({type(error).__name__}: {reason})") from None
     for task in tasks.values():
-        task.set_fewshot_seed(seed=FEWSHOT_SEED)
         if task.get_config("num_fewshot") is None:
             task.set_config(key="num_fewshot", value=0)
     return [HarnessTask(name=name, loaded=task, limit=limit) for name, task in tasks.items()]

@@ -113,11 +113,12 @@ def save_model(model: Decoder, target: Architecture, folder: Path, eos_token_id:
 
 @torch.no_grad()
 def _difference(loaded: LoadedModel, exported: LoadedModel, tokens_NT: Tensor) -> float:
-    """The largest difference of logits, NaN if any is not finite; sequence by sequence, since logits are large."""
+    """The largest difference of logits, relative to the largest of a sequence or 1; NaN if any is not finite."""
     with loaded.probed.exact(), exported.probed.exact():
         differences = [
-            (loaded.probed.model(tokens_1T) - exported.probed.model(tokens_1T).logits).abs().max()
+            (own - exported.probed.model(tokens_1T).logits).abs().max() / own.abs().max().clamp(min=1)
             for tokens_1T in tokens_NT.split(1)
+            for own in [loaded.probed.model(tokens_1T)]
         ]
     return torch.stack(differences).max().item()
 

@@ -33,7 +33,7 @@ _UNSAFE_WEIGHTS = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle", ".msgpack"
 _CODE = (".py", ".pyc", ".so", ".dll", ".dylib", ".ipynb")
 _DATA = (".safetensors", ".json", ".yaml")
 _SHARD = re.compile(r"[\w-][\w.-]*\.safetensors")
-_POINTS_TO_CODE = re.compile(r"auto_map|remote_code|custom_(pipelines?|generate)|_implementation|kernel")
+_POINTS_TO_CODE = re.compile(r"auto_map|remote_code|custom_(pipelines?|generate)|(?<!^cache)_implementation|kernel")
 IMPLEMENTATION = re.compile(r"_?(attn|experts)_implementation(_internal|_autoset)?")
 _OWN_KERNELS = {
     None, False, True, "eager", "sdpa", "flash_attention_2", "flash_attention_3", "flash_attention_4", "flex_attention",

@@ -1,7 +1,7 @@
 """The data that a model is measured on: held-out text in its own tokenizer, or token arrays from files.
 
 A run is measured on its own corpus or task, unless another text is named. All other models read the documents that a
-run on the same corpus holds out (chosen by the hash of their text), so models in one table read the same text.
+run on the same corpus holds out (by the hash of their text): models in one table read one text, but of a hub's stream.
 """
 
 import hashlib
@@ -128,8 +128,7 @@ def check_length(model: LoadedModel, seq_len: int, fix: str = "choose a length u
 class MeasuredTokens:
     source: Source | TokenArrays
     counted: Callable[[], Counted]
-    """What unigram, bigram and chance loss count: what a run was trained on, the training part of another text, or the
-    fit tokens that were given."""
+    """for unigram, bigram and chance loss: what a run was trained on, another text's training part, given fit tokens"""
 
 
 @contextmanager
@@ -141,9 +140,8 @@ def tokens_to_measure(
     begin: Callable[[], None] = lambda: None,
 ) -> Generator[MeasuredTokens]:
     """The given tokens, or held-out text of `corpus`; without either a run's own held-out text or task, else the
-    default text. A run's data folder has its learned BPE; of other models the text is tokenised while the context is
-    open. `begin` is called before a text is read. Raises ValueError for ids outside the vocabulary, for unusable text
-    or tokenizers, and too few tokens."""
+    default text. `begin` is called before a text is read. Raises ValueError for ids outside the vocabulary, for
+    unusable text or tokenizers, and too few tokens."""
     if given is not None:
         check_tokens(given, model)
         size, numbers = model.facts.vocab_size, (config.seq_len, config.val_tokens)
@@ -153,7 +151,8 @@ def tokens_to_measure(
     begin()
     with tempfile.TemporaryDirectory() as scratch:
         root = Path(scratch) if model.config is None else model.folder.resolve().parent.parent / "data"
-        source = measure_source(model, corpus, config.seq_len, config.measure_tokens + config.fit_tokens, root)
+        n_tokens = config.measure_tokens + config.fit_tokens
+        source = measure_source(model, corpus, config.seq_len, n_tokens, root, config.val_tokens)
         yield MeasuredTokens(source, lambda: _counted(model, config, corpus, source))
 
 
@@ -165,17 +164,19 @@ def _counted(model: LoadedModel, config: MeasureOnlyConfig, corpus: str | None, 
     return source.counted(model.config.model_copy(update={"val_tokens": config.val_tokens}))
 
 
-def measure_source(model: LoadedModel, corpus: str | None, seq_len: int, n_tokens: int, root: Path) -> Source:
+def measure_source(
+    model: LoadedModel, corpus: str | None, seq_len: int, n_tokens: int, root: Path, n_read: int = 0
+) -> Source:
     """Held-out text of `corpus`, tokenised once under `root`; if None, a run's own held-out text or task. `root` is the
     data folder of the run's results, if any, with its learned BPE. Raises ValueError for unusable text or tokenizers,
-    and unless there are `n_tokens` tokens in windows of `seq_len`."""
+    and unless there are `n_tokens` tokens in windows of `seq_len`; of an endless stream `n_read` are asked for."""
     if corpus is not None and kind_of(corpus) is not TEXT and (model.config is None or model.config.corpus != corpus):
         raise ValueError(f"{model.source} was not trained on {corpus!r}; give its sequences by --tokens and --targets")
     run = model.config
     if run is not None and corpus in (None, run.corpus):
         source = open_source(run, root)
     else:
-        source = TextSource(_other_text(model, corpus, n_tokens, root))
+        source = TextSource(_other_text(model, corpus, max(n_read, n_tokens), root))
     if not isinstance(source, TextSource):
         return source  # with any number of tokens
     available, needed = len(source.corpus.val) - 1, max(n_tokens, seq_len)

@@ -4,10 +4,10 @@
     compute multiplier    = ((L_base - L_inf) / (L_setting - L_inf))^(1 / alpha) x C_base / C_setting
     wall-clock multiplier = compute multiplier x FLOPs per second of the setting / the baseline's
 
-Losses are paired by seed at the baseline's nearest budget; their difference is that with either side at its own optimum
-of lr (`points`). At a given L_inf the logarithm of the first factor is a ratio of means over seeds, N / alpha, with
-Student's interval of its linear terms, and the error of the choice of lr. The interval given is the hull of these over
-every L_inf that the data allow. It is withheld where one of them is not below the setting's losses.
+Losses are paired by seed at the baseline's nearest budget, each side at its optimum of lr (`points`). At a given L_inf
+ln of the first factor is a ratio of means over seeds, N / alpha, with Student's interval of its linear terms and the
+error of the choice of lr. The interval is the hull over every L_inf that the data allow; it is withheld where one of
+them is not below the setting's losses.
 
 Shapes: S seeds, B budgets.
 """

@@ -37,7 +37,9 @@ class EvaluationKey(Section):
     """Everything that affects the scores."""
 
     run_id: Annotated[str | None, Field(description="the run, as in runs; NULL for a model that was trained elsewhere")]
-    weights_hash: Annotated[str, Field(description="digest of the weight files")]
+    weights_hash: Annotated[
+        str, Field(description="digest of the files: weights; of a Hugging Face folder settings, too")
+    ]
     task: Annotated[str, Field(description="name of the task in the harness, or of the file of questions")]
     task_version: Annotated[str, Field(description="the task's own version")]
     task_hash: Annotated[str, Field(description="digest of the task's definition and of the documents scored")]
@@ -159,8 +161,8 @@ def read_evals(roots: Iterable[Path]) -> pa.Table:
 
 
 def paired_differences(first: Evaluation, second: Evaluation) -> list[tuple[str, str, float, float, float, int]]:
-    """Metric, filter, share of the second minus that of the first, its 95% interval paired by question, and questions.
-    Raises ValueError for other tasks or documents, and for scores stored without the answers to each question."""
+    """Metric, filter, share of the second minus that of the first, its 95% interval paired by question, and questions;
+    none where no right or wrong answers are stored. Raises ValueError for other tasks or documents."""
     if (first.task, first.task_hash, first.n) != (second.task, second.task_hash, second.n):
         raise ValueError(f"{first.task} of {first.model} and {second.task} of {second.model} are other questions")
     before = {(one.metric, one.filter): one.correct for one in first.answers}
@@ -171,8 +173,4 @@ def paired_differences(first: Evaluation, second: Evaluation) -> list[tuple[str,
             lost, gained = pairs.count(("1", "0")), pairs.count(("0", "1"))
             lo, hi = paired_share_interval(gained, lost, len(pairs))
             rows.append((one.metric, one.filter, (gained - lost) / len(pairs), lo, hi, len(pairs)))
-    if not rows:
-        old = " and ".join(f"{FOLDER}/{evaluation.eval_id}" for evaluation in (first, second))
-        text = f"the scores of {first.task} were stored without the answer to each question"
-        raise ValueError(f"{text}; delete {old}, and evaluate again")
     return rows

@@ -1,6 +1,8 @@
 """lm-evaluation-harness on a run, offline, on tasks of our own; every number against one from the logits."""
 
+import dataclasses
 import math
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -195,6 +197,32 @@ def test_the_key_knows_the_documents_and_the_limit(place, tmp_path):
     folder, model = place
     keys = [load_tasks(["count_choice"], folder, limit)[0].keys(model)[0].eval_id for limit in (None, 7, 99, 3)]
     assert keys[0] == keys[1] == keys[2] != keys[3]
+
+
+def test_every_evaluation_sees_the_same_examples(place, tmp_path):
+    """Also a later one of the same task object: of a range of layers, or of a second model."""
+    _, model = place
+    choice = {"doc_to_text": "{{question}}", "doc_to_choice": "{{choices}}", "doc_to_target": "{{answer}}"}
+    shots = {"num_fewshot": 2, "fewshot_split": "test", "metric_list": [{"metric": "acc"}]}
+    write_task(tmp_path, "shots", QUESTIONS, output_type="multiple_choice", **choice, **shots)
+    (task,) = load_tasks(["shots"], tmp_path)
+    first, second = (next(evaluate(model, tmp_path, task, task.keys(model))).results for _ in range(2))
+    assert first == second
+
+
+def test_the_key_knows_a_folders_settings_and_no_address_of_a_function(place, tmp_path):
+    (task,) = load_tasks(["count_choice"], place[0])
+    model = SimpleNamespace(config=None, folder=tmp_path, weights_hash="w", facts=SimpleNamespace(max_len=64))
+
+    def key(theta: float, address: str) -> str:
+        (tmp_path / "config.json").write_text(f'{{"rope_theta": {theta}}}')
+        loaded = SimpleNamespace(
+            eval_docs=task.loaded.eval_docs, VERSION=1, get_config=task.loaded.get_config,
+            dump_config=lambda: {"process_docs": f"<function f at {address}>"},
+        )  # fmt: skip
+        return dataclasses.replace(task, loaded=loaded).keys(model)[0].eval_id
+
+    assert key(1e4, "0x7f00") == key(1e4, "0x7fab") != key(50.0, "0x7f00")
 
 
 def test_what_is_refused(place, tmp_path, monkeypatch):

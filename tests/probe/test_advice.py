@@ -143,6 +143,7 @@ def test_advice_on_a_folder_works(model, name):
         {"attn_implementation": "flash_attention_3"},
         {"_sliding_window_pattern": 6, "_name_or_path": "x/y", "torch_dtype": "float32"},
         {"conv_kernel": 4, "use_kernels": False},
+        {"cache_implementation": "hybrid"},
     ],
 )
 def test_keys_that_select_a_kernel_of_the_library_are_no_code(saved, model, fields):

@@ -126,5 +126,4 @@ def test_two_models_are_compared_question_by_question():
     assert (lo, hi) == paired_share_interval(4, 1, 10) and lo < 0 < hi
     with pytest.raises(ValueError, match="are other questions"):
         paired_differences(first, evaluation(n=9, answers=[answers[0]]))
-    with pytest.raises(ValueError, match=r"without the answer to each question; delete evals/"):
-        paired_differences(evaluation(n=10), second)
+    assert paired_differences(evaluation(n=10), second) == []  # of old scores, or of a task without right answers
