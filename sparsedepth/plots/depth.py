@@ -27,8 +27,6 @@ from sparsedepth.store.tuning_roles import IS_RESULT
 NEEDED = ("needed_layers", "usefulness_loss_increase")
 """The first that the runs have and that is not degenerate is drawn."""
 VARIANCE = "residual_variance_last"
-BUDGET_PANELS = 4
-"""Settings of the figure `isoflop` at most."""
 NO_CURVE = "no depth was run at two budgets, so there is no curve; --figure depth shows the depths"
 
 
@@ -110,7 +108,7 @@ def isoflop(store: Store) -> Drawing:
 def by_budget(rows: pd.DataFrame, found: Sequence[Crossover], loss: str) -> Drawing:
     """From `budget_rows` and the verdicts on its depths. Its points: panel (the setting), setting ('N layers'),
     n_layers, x (train_flops), train_tokens, mean, lo, hi, n_seeds, is_lowest (on the lower envelope)."""
-    order = shown_settings([one.setting for one in found], BUDGET_PANELS)
+    order = shown_settings([one.setting for one in found], most=4)
     shown = finished(rows[rows["setting"].isin(order)])
     shown = shown.assign(panel=pd.Categorical(shown["setting"], order), value=shown["loss"])
     shown = shown.sort_values(["panel", "train_flops"]).astype({"panel": str})

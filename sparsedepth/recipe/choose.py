@@ -68,8 +68,10 @@ class Evidence:
     def why_no_baseline(self, depth: int) -> str:
         """Why the baseline of a depth has no run to compare with; '' where it has."""
         rows = self.cells.rows
-        if ((rows["n_layers"] == depth) & (rows["setting"] == BASELINE)).any():
+        if not self.runs_of(BASELINE, depth).empty:
             return ""
+        if ((rows["n_layers"] == depth) & (rows["setting"] == BASELINE)).any():
+            return "the baseline of this depth has only tuning runs so far"
         results = self.results.loc[self.results["n_layers"] == depth, "run_id"]
         if results.isin(rows["run_id"]).all():
             return "the baseline was not run at this depth in these folders"

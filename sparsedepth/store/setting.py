@@ -114,7 +114,7 @@ def only_tuning_text(store: "Store") -> str:
     if not n_trained or n_tuning < n_trained:
         return ""
     planned = sum(
-        len([*grid.grid()]) * prod(map(len, grid.tune.values())) * len(grid.tuning_seeds)
+        len([*grid.grid()]) * prod(map(len, grid.tune.values())) * len(grid.tuning_seeds) * (1 + len(grid.branch_at))
         for grid in definitions_of(store.roots)
         if not grid.is_search
     )

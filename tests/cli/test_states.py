@@ -2,6 +2,7 @@
 
 import math
 import re
+import shutil
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ from sparsedepth.config.run import RunConfig
 from sparsedepth.config.sweep import SweepDefinition
 from sparsedepth.plan.tasks import Plan
 from sparsedepth.plots.draw import FIGURES, drawable
+from sparsedepth.recipe.choose import derive
 from sparsedepth.report.content import content
 from sparsedepth.scaling.points import read_points
 from sparsedepth.store import questions
@@ -137,3 +139,16 @@ def test_a_cut_space_names_the_lowest_run_of_what_is_left(tmp_path, say):
     status = say("status", tmp_path)
     assert "lowest single run of this definition: val_loss 2.6 (n_layers=4, baseline, seed 0" in status
     assert "10 other complete runs are in the folder" in status
+
+
+def test_a_deepest_baseline_with_tuning_runs_alone_is_a_reason_and_no_error(tmp_path):
+    """As between its tuning and its results, or where a new lr value reopened its tuning."""
+    for _ in walk(tmp_path, (N_ALL,)):
+        pass
+    for run in (tmp_path / "runs").iterdir():
+        config = yaml.safe_load((run / "config.yaml").read_text())
+        if config["n_layers"] == 4 and not config["n_experts"] and config["seed"] < 101:
+            shutil.rmtree(run)
+    with open_store(tmp_path) as store:
+        recipe = derive(store.frame("select * from runs"), depth=4)
+    assert "the baseline of this depth has only tuning runs so far" in recipe.abstained
