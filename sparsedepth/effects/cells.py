@@ -118,16 +118,14 @@ def cells_of(runs: pd.DataFrame, outcome: str, every_budget: bool = False) -> Ce
     changes = {cell: _changes(settings, record) for cell, record in records.items()}
     labels = {cell: ", ".join(assignment(*each) for each in own.items()) or BASELINE for cell, own in changes.items()}
     tuned = [*dict.fromkeys(name for text in distinct(runs, "tuned_fields") for name in parse_tuned_fields(text))]
+    lr = pd.to_numeric(runs[tuned[0]], errors="coerce").astype(float) if tuned else pd.Series(np.nan, runs.index)
     rows = pd.DataFrame(
         {
             "run_id": runs["run_id"],
             "n_layers": runs["n_layers"].astype(int),
             "setting": [labels[cell] for cell in runs["cell_id"]],
             "changes": [frozenset(changes[cell].items()) for cell in runs["cell_id"]],
-            # An imported value of 0 has no logarithm.
-            "lr": pd.to_numeric(runs[tuned[0]], errors="coerce").astype(float).where(lambda lr: lr > 0)
-            if tuned
-            else np.nan,
+            "lr": lr.where(lr > 0),  # an imported value of 0 has no logarithm
             "seed": runs["seed"].fillna(-1).astype(int),
             "tuning": runs["tuning"] if "tuning" in runs.columns else None,
             "value": values_of(runs, outcome),

@@ -65,8 +65,8 @@ class HarnessTask:
     def keys(self, model: LoadedModel, without: Sequence[str] = ()) -> list[EvaluationKey]:
         """Everything that the whole model's scores depend on, then the same without each range of layers."""
         content = [self.loaded.dump_config(), list(self.loaded.eval_docs)[: self.limit]]
-        definition = json.dumps(content, sort_keys=True, default=str)
-        definition = re.sub(r" at 0x[0-9a-f]+", "", definition)  # the place of a function, another one in each process
+        # Without the addresses of functions, which are others in each process.
+        definition = re.sub(r" at 0x[0-9a-f]+", "", json.dumps(content, sort_keys=True, default=str))
         settings = sorted(model.folder.glob("*.json")) if model.config is None else []
         whole = EvaluationKey(
             run_id=None if model.config is None else model.config.run_id,

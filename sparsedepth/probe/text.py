@@ -16,7 +16,7 @@ import numpy as np
 from sparsedepth.config.corpus import TEXT, corpus_name, is_learned, kind_of
 from sparsedepth.config.load import build
 from sparsedepth.config.plain_text import refuse_empty
-from sparsedepth.config.run import MeasureOnlyConfig, TextConfig
+from sparsedepth.config.run import MeasureOnlyConfig, RunConfig, TextConfig
 from sparsedepth.config.task import IGNORED
 from sparsedepth.data.ngram_losses import after_tokens_of_text
 from sparsedepth.data.pipeline import Corpus, prepare
@@ -157,11 +157,16 @@ def tokens_to_measure(
 
 
 def _counted(model: LoadedModel, config: MeasureOnlyConfig, corpus: str | None, source: Source) -> Counted:
-    if isinstance(source, TextSource) and (model.config is None or corpus not in (None, model.config.corpus)):
-        held_out = source.held_out(config.seq_len, config.val_tokens)
-        return after_tokens_of_text(held_out, source.corpus.train, model.facts.vocab_size)
-    assert model.config is not None, "only a run has a task or pairs"
-    return source.counted(model.config.model_copy(update={"val_tokens": config.val_tokens}))
+    if run := _own_run(model, corpus):
+        return source.counted(run.model_copy(update={"val_tokens": config.val_tokens}))
+    assert isinstance(source, TextSource), "only a run has a task or pairs"
+    held_out = source.held_out(config.seq_len, config.val_tokens)
+    return after_tokens_of_text(held_out, source.corpus.train, model.facts.vocab_size)
+
+
+def _own_run(model: LoadedModel, corpus: str | None) -> RunConfig | None:
+    """The run that the model is of, where its own corpus is read."""
+    return model.config if model.config and corpus in (None, model.config.corpus) else None
 
 
 def measure_source(
@@ -170,11 +175,10 @@ def measure_source(
     """Held-out text of `corpus`, tokenised once under `root`; if None, a run's own held-out text or task. `root` is the
     data folder of the run's results, if any, with its learned BPE. Raises ValueError for unusable text or tokenizers,
     and unless there are `n_tokens` tokens in windows of `seq_len`; of an endless stream `n_read` are asked for."""
-    if corpus is not None and kind_of(corpus) is not TEXT and (model.config is None or model.config.corpus != corpus):
-        raise ValueError(f"{model.source} was not trained on {corpus!r}; give its sequences by --tokens and --targets")
-    run = model.config
-    if run is not None and corpus in (None, run.corpus):
+    if run := _own_run(model, corpus):
         source = open_source(run, root)
+    elif corpus is not None and kind_of(corpus) is not TEXT:
+        raise ValueError(f"{model.source} was not trained on {corpus!r}; give its sequences by --tokens and --targets")
     else:
         source = TextSource(_other_text(model, corpus, max(n_read, n_tokens), root))
     if not isinstance(source, TextSource):

@@ -37,9 +37,7 @@ class EvaluationKey(Section):
     """Everything that affects the scores."""
 
     run_id: Annotated[str | None, Field(description="the run, as in runs; NULL for a model that was trained elsewhere")]
-    weights_hash: Annotated[
-        str, Field(description="digest of the files: weights; of a Hugging Face folder settings, too")
-    ]
+    weights_hash: Annotated[str, Field(description="digest of the weights; of a Hugging Face folder its settings, too")]
     task: Annotated[str, Field(description="name of the task in the harness, or of the file of questions")]
     task_version: Annotated[str, Field(description="the task's own version")]
     task_hash: Annotated[str, Field(description="digest of the task's definition and of the documents scored")]
