@@ -18,9 +18,10 @@ from sparsedepth.cli.run_progress import QUIET_SECONDS
 from sparsedepth.config.cost import cost
 from sparsedepth.config.plain_text import duration, visible
 from sparsedepth.config.sweep import SweepDefinition
+from sparsedepth.plan.budgets import shared_steps
 from sparsedepth.store.records import read_summary
 from sparsedepth.sweep.results_folder import FAILED
-from sparsedepth.sweep.status import RunState, running_line, varied_fields
+from sparsedepth.sweep.status import WITHOUT_RESULT, RunState, running_line, varied_fields
 
 
 class ProgressDisplay:
@@ -32,7 +33,8 @@ class ProgressDisplay:
         self.console = Console(stderr=True)
         self.live = Live(console=self.console, refresh_per_second=4, transient=True)
         self.started = self.printed_at = time.monotonic()
-        self.initial_share: float | None = None
+        self.initial: dict[str, float] = {}
+        """run_id -> the FLOPs that were done when it was first seen"""
         self.complete: set[str] | None = None
 
     def __enter__(self) -> "ProgressDisplay":
@@ -49,10 +51,7 @@ class ProgressDisplay:
         complete = {state.run_id for state in states if state.state == "complete"}
         newly_complete = complete - self.complete if self.complete is not None else set()
         self.complete = complete
-        share = self._share(states)
-        if self.initial_share is None:
-            self.initial_share = share
-        eta = self._eta(share)
+        share, eta = self._share_and_eta(states)
         if self.console.is_terminal:
             self.live.update(self._table(states, share, eta))
             return
@@ -72,22 +71,26 @@ class ProgressDisplay:
                     print(f"  {running_line(state, self._name(state))}", file=sys.stderr, flush=True)
             self.printed_at = now
 
-    def _share(self, states: list[RunState]) -> float:
-        """Share of the sweep that is done; runs with a known config are weighted by their FLOPs."""
-        done = total = 0.0
+    def _share_and_eta(self, states: list[RunState]) -> tuple[float, str]:
+        """Share of the sweep's FLOPs that is done, and the time that those left will take at the rate so far. A branch
+        counts from where it leaves its trunk; a run that ended without a result is done."""
+        configs = [state.config for state in states if state.config]
+        shared = dict(zip((config.run_id for config in configs), shared_steps(configs), strict=True))
+        done = total = gained = 0.0
         for state in states:
-            weight = cost(state.config).flops_per_token * state.config.train_tokens if state.config else 1.0
-            done, total = done + weight * state.done, total + weight
-        unknown = max(0, self.expected - len(states))
-        return done / (total + unknown * (total / len(states) if states else 1.0)) if total else 0.0
-
-    def _eta(self, share: float) -> str:
-        elapsed = time.monotonic() - self.started
-        progress = share - (self.initial_share or 0.0)
+            taken_over = shared.get(state.run_id, 0)
+            steps, step = (state.config.n_steps, state.config.batch_tokens) if state.config else (1, 1)
+            step *= cost(state.config).flops_per_token if state.config else 1.0
+            own = (steps if state.state in WITHOUT_RESULT else max(state.done * steps, taken_over)) - taken_over
+            gained += own * step - self.initial.setdefault(state.run_id, own * step)
+            done, total = done + own * step, total + (steps - taken_over) * step
+        total *= max(1.0, self.expected / max(1, len(states)))  # of runs at values that tuning has yet to choose
+        elapsed, share = time.monotonic() - self.started, done / total if total else 0.0
         if share == 1:
-            return f"{duration(elapsed)} elapsed"
-        left = f"about {duration(elapsed * (1 - share) / progress)} left" if progress > 0.005 else "estimating"
-        return f"{duration(elapsed)} elapsed, {left}"
+            return share, f"{duration(elapsed)} elapsed"
+        is_measured = gained > 0.005 * (total - done)
+        left = f"about {duration(elapsed * (total - done) / gained)} left" if is_measured else "estimating"
+        return share, f"{duration(elapsed)} elapsed, {left}"
 
     def _table(self, states: list[RunState], share: float, eta: str) -> Table:
         counts = Counter(state.state for state in states)

@@ -11,7 +11,7 @@ is at an edge, then the result seeds at the best value. One that is still at an 
 
 import itertools
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from statistics import fmean
@@ -21,16 +21,15 @@ from sparsedepth import quantities
 from sparsedepth.config.corpus import check_size, kind_of, known_size
 from sparsedepth.config.cost import cost
 from sparsedepth.config.run import RunConfig
-from sparsedepth.config.space import Cell, Interval, grid_points
+from sparsedepth.config.space import Cell, Interval
 from sparsedepth.config.sweep import SweepDefinition
 from sparsedepth.files import digest
 from sparsedepth.plan.budgets import Match, match, summary
-from sparsedepth.store.tuning_roles import best_point, extended
+from sparsedepth.store.tuning_roles import GridPoint, tune
 
 PRICED_PROPOSALS = 64
 """Most sample points by which an adaptive sampler's proposals are priced."""
 
-GridPoint = dict[str, float]
 LossOf = Callable[[str], float | None]
 """run_id -> the first objective as a loss (lower is better); math.inf: diverged or failed for good; None: pending."""
 
@@ -118,9 +117,9 @@ class Plan:
         runs: dict[str, tuple[int, float, PlannedRun]] = {}
         tuning_seeds = self.definition.tuning_seeds
         for cell_match in self.matches:
-            points, best = self._tuning(cell_match, loss_of)
+            points, best, is_final = self._tuning(cell_match, loss_of)
             cells: list[tuple[Cell, Sequence[int], int]] = [(point, tuning_seeds, 0) for point in points]
-            if best is not None:
+            if is_final:
                 cells.append((best, cell_match.seeds, len(tuning_seeds)))
             for point, seeds, first in cells:
                 for round_, seed in enumerate(seeds, start=first):
@@ -132,14 +131,14 @@ class Plan:
 
     def is_open(self, loss_of: LossOf) -> bool:
         """Whether runs will be added once the known runs are finished: the tuned value of a cell is not known yet."""
-        return any(self._tuning(cell_match, loss_of)[1] is None for cell_match in self.matches)
+        return not all(self._tuning(cell_match, loss_of)[2] for cell_match in self.matches)
 
-    def _tuning(self, cell_match: Match, loss_of: LossOf) -> tuple[list[GridPoint], GridPoint | None]:
+    def _tuning(self, cell_match: Match, loss_of: LossOf) -> tuple[list[GridPoint], GridPoint, bool]:
         """As `tune` for a cell, without points that cannot be built, which count as the worst. Without `tune` no point
         is to be run, and the best is the cell itself."""
         definition, cell = self.definition, cell_match.cell
         if not definition.tune:
-            return [], {}
+            return [], {}, True
 
         def can_be_built(point: GridPoint) -> bool:
             """Within the constraints, too. For a listed point failure to build is an error."""
@@ -157,8 +156,8 @@ class Plan:
             losses = [loss_of(self._plan({**cell, **point}, seed).run_id) for seed in definition.tuning_seeds]
             return None if None in losses else fmean(losses)  # ty: ignore[invalid-argument-type] - none is None
 
-        points, best = tune(definition.tune, loss_at, definition.tune_extensions)
-        return [*filter(can_be_built, points)], best
+        points, best, is_final = tune(definition.tune, loss_at, definition.tune_extensions)
+        return [*filter(can_be_built, points)], best, is_final
 
     def notes(self) -> list[str]:
         """Notes to print before the start: matched sizes, skipped cells, what has no effect, relative objectives."""
@@ -206,12 +205,12 @@ class Plan:
         return [planned.config for planned in (*self.runs(loss_of), *self.to_come(loss_of))]
 
     def to_come(self, loss_of: LossOf) -> list[PlannedRun]:
-        """The results whose tuned value is not known yet, at the first of its grid, without seeds of tuning."""
-        first = {name: grid[0] for name, grid in self.definition.tune.items()}
+        """The results whose tuned value is not final, at the best so far, without seeds of tuning."""
+        tunings = [(cell_match, *self._tuning(cell_match, loss_of)[1:]) for cell_match in self.matches]
         return [
-            self._plan({**cell_match.cell, **first}, seed)
-            for cell_match in self.matches
-            if self._tuning(cell_match, loss_of)[1] is None
+            self._plan({**cell_match.cell, **best}, seed)
+            for cell_match, best, is_final in tunings
+            if not is_final
             for seed in cell_match.seeds
             if seed not in self.definition.tuning_seeds
         ]
@@ -242,25 +241,6 @@ class Plan:
             # Replicates differ in their seed, which no check reads.
             self._planned[task.key] = PlannedRun(task, self._built[key].model_copy(update={"seed": seed}))
         return self._planned[task.key]
-
-
-def tune(
-    grid: Mapping[str, Sequence[float]], loss_of: Callable[[GridPoint], float | None], extensions: int = 1
-) -> tuple[list[GridPoint], GridPoint | None]:
-    """The points to run with the tuning seeds, and that of the lowest mean loss (ties: the first, lowest) once each has
-    one: math.inf if a run diverged or failed. If it is at an edge of an axis, that is extended and the new points are
-    run, up to `extensions` times."""
-    axes = {name: list(values) for name, values in grid.items()}
-    while True:
-        points: list[GridPoint] = list(grid_points(axes))
-        losses = {tuple(point.values()): loss for point in points if (loss := loss_of(point)) is not None}
-        if len(losses) < len(points):
-            return points, None
-        best = dict(zip(axes, best_point(losses), strict=True))
-        wider = {name: extended(values, best[name]) for name, values in axes.items()}
-        if wider == axes or extensions == 0:
-            return points, best
-        axes, extensions = wider, extensions - 1
 
 
 def random_proposals(definition: SweepDefinition) -> int:

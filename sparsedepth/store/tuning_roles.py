@@ -13,7 +13,7 @@ roles are derived from the runs and the sweep.yaml of their results folder whene
 
 import math
 from collections import defaultdict
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from operator import itemgetter
 from pathlib import Path
@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 from sparsedepth import quantities
 from sparsedepth.config.load import build, read_yaml
 from sparsedepth.config.run import CELL_FIELDS
+from sparsedepth.config.space import grid_points
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -32,6 +33,7 @@ TuningRole = Literal["best", "edge", "rejected", "tuning"]
 TunedValues = tuple[float, ...]
 """A value for each tuned field, in their order."""
 Point = TypeVar("Point", float, TunedValues)
+GridPoint = dict[str, float]
 DEFINITIONS = ("sweep.yaml", "import.yaml")
 """Without either nothing is tuned, and a query loads no module that reads them."""
 IS_TRAINED = "model IS NULL"
@@ -63,6 +65,9 @@ class Tuning:
     """What a sweep tunes, and by which objective."""
 
     fields: tuple[str, ...]
+    grid: tuple[tuple[float, ...], ...] = ()
+    """The values of each field that the sweep starts from; empty for imported runs, where every value counts."""
+    extensions: int = 0
     tuning_seeds: tuple[int, ...]
     seeds: tuple[int, ...]
     """Seeds of the results; empty for imported runs, where every seed serves both tuning and results."""
@@ -85,6 +90,8 @@ def read_tuning(results: Path) -> Tuning | None:
         return None
     return Tuning(
         fields=tuple(definition.tune),
+        grid=tuple(map(tuple, definition.tune.values())),
+        extensions=definition.tune_extensions,
         tuning_seeds=tuple(definition.tuning_seeds),
         seeds=tuple(definition.result_seeds),
         objective=definition.objective,
@@ -107,8 +114,12 @@ def _roles(tuning: Tuning, group: Sequence[Mapping[str, Any]]) -> dict[str, Tuni
     losses, tuning_only = _losses(tuning, group), {*tuning.tuning_seeds} - {*tuning.seeds}
     if len(losses) < 2:
         return {run["run_id"]: "tuning" for run in group if run["seed"] in tuning_only}
-    best = best_point(losses)
-    chosen: TuningRole = "edge" if any(map(is_at_edge, best, zip(*losses, strict=True))) else "best"
+    axes = tuning.grid or [sorted({*axis}) for axis in zip(*losses, strict=True)]
+    grid = dict(zip(tuning.fields, axes, strict=True))
+    points, best_of_grid, _ = tune(grid, lambda point: losses.get((*point.values(),), math.inf), tuning.extensions)
+    tried = [values for point in points if (values := (*point.values(),)) in losses]
+    best = (*best_of_grid.values(),)
+    chosen: TuningRole = "edge" if any(map(is_at_edge, best, zip(*tried, strict=True))) else "best"
     return {
         run["run_id"]: "rejected" if _point(tuning, run) != best else "tuning" if run["seed"] in tuning_only else chosen
         for run in group
@@ -143,6 +154,25 @@ def objective_as_loss(summary: Mapping[str, Any], objective: str) -> float:
 def best_point(losses: Mapping[Point, float]) -> Point:
     """The value, or values of several fields, of the lowest loss (ties: the lowest). That of a diverged one is inf."""
     return min(sorted(losses), key=lambda point: losses[point])
+
+
+def tune(
+    grid: Mapping[str, Sequence[float]], loss_of: Callable[[GridPoint], float | None], extensions: int = 1
+) -> tuple[list[GridPoint], GridPoint, bool]:
+    """The points to run with the tuning seeds, that of the lowest mean loss so far (ties: the first, lowest), and
+    whether it is final: each point has a loss, math.inf if a run diverged or failed. If the best is at an edge of an
+    axis, that is extended and the new points are run, up to `extensions` times."""
+    axes = {name: list(values) for name, values in grid.items()}
+    while True:
+        points: list[GridPoint] = list(grid_points(axes))
+        losses = {tuple(point.values()): loss for point in points if (loss := loss_of(point)) is not None}
+        best = dict(zip(axes, best_point(losses), strict=True)) if losses else points[0]
+        if len(losses) < len(points):
+            return points, best, False
+        wider = {name: extended(values, best[name]) for name, values in axes.items()}
+        if wider == axes or extensions == 0:
+            return points, best, True
+        axes, extensions = wider, extensions - 1
 
 
 def is_at_edge(value: float, values: Collection[float]) -> bool:

@@ -176,7 +176,7 @@ class SweepSummary:
     definition: SweepDefinition | None
     states: list[RunState]
     expected: int
-    """runs of the definition, at values that tuning has yet to choose too; for an adaptive sampler an upper bound"""
+    """runs of the definition, those at values that tuning has yet to settle too; of an adaptive sampler at most"""
     best: BestRun | None
     node_hours: float | None
     """used by all runs on Slurm, including incomplete ones; None without Slurm"""
@@ -195,7 +195,6 @@ class SweepSummary:
         shown: list[State] = ["complete", "running", "interrupted", "failed"]
         shown += [state for state in ("infeasible", "pruned", "damaged") if counts[state]]
         shown += ["planned"] * self.is_grid
-        counts["planned"] += self.expected - len(self.states)  # at values that tuning has yet to choose
         at_most = "" if self.is_grid else f" (at most {self.expected} in total; equal proposals share their runs)"
         return ", ".join(f"{counts[state]} {state}" for state in shown) + at_most
 
@@ -234,7 +233,7 @@ def sweep_summary(folder: Path) -> SweepSummary:
     def loss_of(run_id: str) -> float | None:
         return math.inf if run_id not in losses and index and index.end(run_id) else losses.get(run_id)
 
-    configs = [planned.config for planned in plan.runs(loss_of)] if plan else []
+    configs = plan.expected_runs(loss_of) if plan and not plan.definition.adaptive else []
     problems = {damage.folder.name: f"{damage.name} {damage.problem}" for damage in damaged}
     states = [
         replace(state, state="damaged", reason=problems[state.run_id]) if state.run_id in problems else state
@@ -253,7 +252,7 @@ def sweep_summary(folder: Path) -> SweepSummary:
         node_hours=sum(hours) if hours else None,
         definition=definition,
         states=states,
-        expected=(len(configs) + len(plan.to_come(loss_of)) or plan.expected) if plan else len(states),
+        expected=len(configs) or (plan.expected if plan else len(states)),
         best=_best(definition, objective, states, losses, rows, configs),
         remarks=tuple(remark for remark in remarks if remark),
     )

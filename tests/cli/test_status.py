@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -25,7 +26,7 @@ from sparsedepth.config.sweep import SweepDefinition
 from sparsedepth.plan.tasks import Plan
 from sparsedepth.run.lease import hold
 from sparsedepth.run.scratch import Scratch
-from sparsedepth.sweep.status import known_runs, scan
+from sparsedepth.sweep.status import RunState, known_runs, remaining_runs, scan
 from sparsedepth.train.loop import divergence
 
 RESULTS = Path(__file__).parents[2] / "results"
@@ -268,6 +269,53 @@ def test_a_diverged_run_is_named_in_status_and_progress(standing, capsys):
     assert f"[2/{len(runs)}] complete: n_layers=2 seed=0, diverged" in capsys.readouterr().err
     out, _ = sparsedepth("status", results)
     assert "1 of the complete runs diverged: `query --ask diverged` lists them\n" in out
+
+
+def test_the_time_left_is_that_of_the_flops_left_at_the_rate_since_the_start(tmp_path, monkeypatch):
+    """Two of four runs were complete; the third takes 100 s, so three take 300 s more once tuning has added two."""
+    sweep, results = empty_sweep(tmp_path)
+    seconds, runs = 0.0, known_runs(Plan(sweep), results)
+    monkeypatch.setattr(time, "monotonic", lambda: seconds)
+    same = [runs[0].model_copy(update={"seed": 10 + i}) for i in range(6)]
+    states = [RunState(run_id=config.run_id, state="planned", config=config) for config in same]
+    complete = [replace(state, state="complete") for state in states]
+    display = ProgressDisplay(sweep, 4, results)
+    assert display._share_and_eta([*complete[:2], *states[2:4]]) == (0.5, "0s elapsed, estimating")
+    seconds = 100.0
+    share, eta = display._share_and_eta([*complete[:3], *states[3:6]])
+    assert (share, eta) == (0.5, "1m40s elapsed, about 5m00s left")
+    failed = replace(states[3], state="failed")
+    assert display._share_and_eta([*complete[:3], failed, *complete[4:6]]) == (1.0, "1m40s elapsed")
+
+
+def test_a_branch_counts_from_where_it_leaves_its_trunk(tmp_path):
+    """Of 8 steps of a trunk 5 are in the branch at half of it, which itself trains 4: 3 in common."""
+    sweep, results = empty_sweep(tmp_path)
+    base = known_runs(Plan(sweep), results)[0]
+    wsd = {"schedule": "wsd", "decay_frac": 0.25, "warmup_tokens": base.batch_tokens}
+    whole, half = (
+        RunConfig(
+            **{**base.model_dump(exclude={"run_id", "warmup_frac"}), **wsd, "train_tokens": n * base.batch_tokens}
+        )
+        for n in (8, 4)
+    )
+    done = RunState(run_id=half.run_id, state="complete", config=half)
+    share, _ = ProgressDisplay(sweep, 2, results)._share_and_eta(
+        [done, RunState(run_id=whole.run_id, state="planned", config=whole)]
+    )
+    assert share == 4 / (4 + 8 - 3)
+
+
+def test_results_at_a_value_that_tuning_is_yet_to_confirm_are_of_the_definition(tmp_path):
+    """A third value was added to the grid: the results at 0.001 stand, and are no 'other runs to move out'."""
+    fields = {"space": {"n_layers": [2]}, "tuning_seeds": [8, 9], "seeds": [0, 1]}
+    sweep, results = empty_sweep(tmp_path, **fields, tune={"lr": [0.001, 0.002, 0.004]})
+    for lr, seeds in ((0.001, (8, 9, 0, 1)), (0.002, (8, 9))):
+        for seed in seeds:
+            make_run(results, sweep.run_config({"n_layers": 2, "lr": lr}, seed), {"val_loss": 1000 * lr + seed})
+    out, _ = sparsedepth("status", results)
+    assert "6 complete" in out and "2 planned" in out and "other complete runs" not in out
+    assert len(remaining_runs(Plan(sweep), results)) == 2
 
 
 def test_status_counts_the_tuning_seeds_that_are_a_cells_own_results(tmp_path):

@@ -9,10 +9,10 @@ from sparsedepth.config.load import build
 from sparsedepth.config.run import RunConfig
 from sparsedepth.config.sweep import SweepDefinition
 from sparsedepth.plan.propose import known_distributions
-from sparsedepth.plan.tasks import Plan, tune
+from sparsedepth.plan.tasks import Plan
 from sparsedepth.run.scratch import Scratch
 from sparsedepth.store.connection import open_store
-from sparsedepth.store.tuning_roles import extended
+from sparsedepth.store.tuning_roles import extended, tune
 from sparsedepth.sweep.results_folder import ResultsIndex, claim
 
 GRID = {"lr": [1.0, 2.0, 4.0]}
@@ -24,28 +24,28 @@ def losses(**by_lr):
     return lambda point: known.get(point["lr"])
 
 
-def test_an_interior_best_needs_no_more_and_nothing_is_known_before_every_point_is():
-    points, best = tune(GRID, losses(lr_1=3.0, lr_2=2.0))
-    assert points == [{"lr": 1.0}, {"lr": 2.0}, {"lr": 4.0}] and best is None
-    points, best = tune(GRID, losses(lr_1=3.0, lr_2=2.0, lr_4=2.5))
-    assert len(points) == 3 and best == {"lr": 2.0}
+def test_an_interior_best_needs_no_more_and_nothing_is_final_before_every_point_is_known():
+    points, best, is_final = tune(GRID, losses(lr_1=3.0, lr_2=2.0))
+    assert points == [{"lr": 1.0}, {"lr": 2.0}, {"lr": 4.0}] and best == {"lr": 2.0} and not is_final
+    points, best, is_final = tune(GRID, losses(lr_1=3.0, lr_2=2.0, lr_4=2.5))
+    assert len(points) == 3 and best == {"lr": 2.0} and is_final
 
 
 def test_a_best_on_the_edge_extends_the_grid_once_by_its_ratio():
-    points, best = tune(GRID, losses(lr_1=3.0, lr_2=2.0, lr_4=1.5))
-    assert points[-1] == {"lr": 8.0} and best is None, "the new point is run first"
+    points, _, is_final = tune(GRID, losses(lr_1=3.0, lr_2=2.0, lr_4=1.5))
+    assert points[-1] == {"lr": 8.0} and not is_final, "the new point is run first"
     assert tune(GRID, losses(lr_1=3.0, lr_2=2.0, lr_4=1.5, lr_8=1.7))[1] == {"lr": 4.0}
-    points, best = tune(GRID, losses(lr_1=1.0, lr_2=2.0, lr_4=1.5, lr_0_5=1.7))
+    points, best, _ = tune(GRID, losses(lr_1=1.0, lr_2=2.0, lr_4=1.5, lr_0_5=1.7))
     assert points[0] == {"lr": 0.5} and best == {"lr": 1.0}
 
 
 def test_a_grid_is_extended_as_often_as_asked():
     known = losses(lr_1=3.0, lr_2=2.0, lr_4=1.5, lr_8=1.2)
-    points, best = tune(GRID, known, extensions=2)
-    assert points[-1] == {"lr": 16.0} and best is None
+    points, _, is_final = tune(GRID, known, extensions=2)
+    assert points[-1] == {"lr": 16.0} and not is_final
     known = losses(lr_1=3.0, lr_2=2.0, lr_4=1.5, lr_8=1.2, lr_16=1.4, lr_32=0.0)
     for extensions, n_points, expected in ((0, 3, 4.0), (1, 4, 8.0), (2, 5, 8.0), (8, 5, 8.0)):
-        points, best = tune(GRID, known, extensions)
+        points, best, _ = tune(GRID, known, extensions)
         assert len(points) == n_points and best == {"lr": expected}
 
 
@@ -78,7 +78,7 @@ def test_two_fields_are_tuned_together():
     def loss(point):
         return abs(point["lr"] - 2.0) + point["weight_decay"]
 
-    points, best = tune({"lr": [1.0, 2.0, 4.0], "weight_decay": [0.1, 0.2, 0.4]}, loss)
+    points, best, _ = tune({"lr": [1.0, 2.0, 4.0], "weight_decay": [0.1, 0.2, 0.4]}, loss)
     assert len(points) == 3 * 4 and best == {"lr": 2.0, "weight_decay": 0.05}
 
 

@@ -1,5 +1,7 @@
 """Tuned sweeps in the store: who stands for a configuration, in `runs`, in `best`, and in paired effects."""
 
+from dataclasses import replace
+
 import pytest
 import yaml
 from support.made_up_runs import make_run
@@ -174,6 +176,18 @@ def test_the_mean_over_tuning_seeds_chooses_and_their_runs_are_no_results():
     assert tuning_roles(tuned, alone) == {"0.2 101": "tuning", "0.2 102": "tuning"}, "one value: nothing was chosen"
     before = [run for run in runs if run["seed"] < 2]
     assert tuning_roles(tuned, before)["0.2 0"] == "edge", "no tuning seed was run yet: the first seed chose"
+
+
+def test_the_sweep_and_its_store_choose_among_the_same_values():
+    """An earlier grid had 0.05 and 0.8, which the one of today, extended once, does not reach: 0.05 is the lowest."""
+    tuned = Tuning(
+        fields=("lr",), grid=((0.2, 0.4, 0.8),), extensions=1, tuning_seeds=(9,), seeds=(0,), objective="val_loss"
+    )
+    losses = {0.05: 1.0, 0.1: 2.0, 0.2: 3.0, 0.4: 4.0, 0.8: 5.0}
+    runs = [as_row(RunConfig(lr=lr, seed=seed), f"{lr} {seed}", loss) for lr, loss in losses.items() for seed in (0, 9)]
+    roles = tuning_roles(tuned, runs)
+    assert {name: role for name, role in roles.items() if role != "rejected"} == {"0.1 9": "tuning", "0.1 0": "edge"}
+    assert tuning_roles(replace(tuned, extensions=2), runs)["0.05 0"] == "edge"
 
 
 def test_runs_that_do_not_say_their_seed_choose_by_their_mean():
