@@ -19,8 +19,6 @@ _OF_TEXT = ("text_field", "tokenizer", "max_corpus_tokens", "chunk_len", "mask_d
 
 @dataclass(frozen=True, kw_only=True)
 class Kind:
-    """A kind of corpus."""
-
     name: Literal["text", "pairs", "task"]
     prefix: str = ""
     built_in: str | None = None

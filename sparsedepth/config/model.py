@@ -107,8 +107,8 @@ class ModelConfig(Section):
     """standard deviation of every initial weight"""
     parametrisation: Annotated[Literal["standard", "mup", "completep"], KNOB] = "standard"
     """rules by which lr, eps, weight decay, initial weights and outputs follow width and depth, so that the best values
-    at base_width and base_depth stay the best. mup: width (2203.03466); completep: width and depth, each branch times
-    base_depth / n_layers (2505.01618)"""
+    at base_width and base_depth stay the best while d_model / n_heads does. mup: width (2203.03466); completep: width
+    and depth, each branch times base_depth / n_layers (2505.01618)"""
     base_width: Annotated[Count, KNOB] = 64
     """d_model at which mup and completep are standard"""
     base_depth: Annotated[Count, Role(only_with=("parametrisation", "completep"))] = 12
@@ -206,7 +206,6 @@ class ModelConfig(Section):
 
     @property
     def drops(self) -> bool:
-        """Whether training uses any dropout."""
         return any(getattr(self, name) > 0 for name in fields_where(type(self), lambda role: role.is_dropout))
 
     @property
@@ -271,6 +270,9 @@ def _stream(c: ModelConfig) -> Iterator[str]:
             yield f"{name} with residual_gate='admin' weighs the stream twice; choose one of them"
     if c.value_residual and c.n_layers == 1:
         yield f"value_residual gives block 1's values to later ones, and n_layers={c.n_layers} has none"
+    if c.residual_gate == "skipinit" and c.init == "zero_outputs":
+        both_zero = "residual_gate='skipinit' with init='zero_outputs' starts gates and branches at 0, so that neither"
+        yield f"{both_zero} gets a gradient; use init='normal', or residual_gate='none'"
     if c.depth_scale == "lns" and c.init == "scaled" and "lns_with_scaled_init" not in c.allow:
         undoes = "depth_scale='lns' with init='scaled' damps the residual stream twice and undoes the gain of LNS"
         fix = "use init='normal', or ask for it: allow=['lns_with_scaled_init']"

@@ -18,8 +18,6 @@ how a finished run is scored. record: what is recorded, without effect on weight
 
 @dataclass(frozen=True, kw_only=True)
 class Role:
-    """What a field is for."""
-
     kind: Kind = "knob"
     cost_scope: Literal["step", "amount", "nothing"] = "nothing"
     """affects the time and memory of a training step; the number of steps or measured tokens; (almost) neither"""
@@ -62,5 +60,4 @@ def roles(model: type[BaseModel]) -> Mapping[str, Role]:
 
 
 def fields_where(model: type[BaseModel], condition: Callable[[Role], object]) -> tuple[str, ...]:
-    """The fields whose role meets a condition."""
     return tuple(name for name, role in roles(model).items() if condition(role))

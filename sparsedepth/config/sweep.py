@@ -172,7 +172,6 @@ class SweepDefinition(Section):
     _check_rules = check(check_sweep)
 
     def places(self) -> Iterator[Mapping[str, Any]]:
-        """All places in which a field may vary."""
         yield from (self.space, self.tune, *self.zip, *self.variants_and_cells)
 
     @property
@@ -181,7 +180,6 @@ class SweepDefinition(Section):
 
     @property
     def result_seeds(self) -> list[int]:
-        """All seeds whose runs are results."""
         own = (seed for entry in (*self.variants, *self.cells) for seed in own_seeds(entry, []))
         return list(dict.fromkeys((*self.seeds, *own)))
 
@@ -336,7 +334,7 @@ def ad_hoc(vary: Mapping[str, list[Value]], n_seeds: int, base: Mapping[str, Any
         "name": "ad-hoc",
         "question": f"What {'does' if len(vary) == 1 else 'do'} {' and '.join(vary)} change?",
         "hypothesis": "none was written down before the runs",
-        "base": {name: value for name, value in base.items() if name not in vary and name != "seed"},
+        "base": {name: value for name, value in base.items() if name not in vary},
         "space": dict(vary),
         "seeds": n_seeds,
     }

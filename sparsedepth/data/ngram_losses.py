@@ -4,7 +4,7 @@
     p(y | x) = (c(x, y) + m p(y)) / (c(x) + m)           bigram, interpolated; m the best of STRENGTHS held out
 
 For text, c counts exactly the tokens that a run trained on, of pairs those of answers, and x is the previous token. For
-a task, x is the position and its difficulty, and c counts CHANCE_POSITIONS fresh training positions: chance is the loss
+a task, x is the position and its difficulty, and c counts CHANCE_POSITIONS further held-out ones: chance is the loss
 of knowing only how often each answer occurs there. m favours the counts.
 
 Shapes: n positions, U distinct pairs (x, y) of the held-out positions, V vocabulary, C contexts.

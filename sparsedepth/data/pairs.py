@@ -90,8 +90,9 @@ class PairTokenizer:
         encoded = self._tokenizer.encode(written)
         prompts = self._tokenizer.encode([pair.prompt.rstrip() for pair in pairs])
         for whole, ids, prompt in zip(written, encoded, prompts, strict=True):
-            if self.eod in ids:
-                told = f"the tokenizer encodes its end of a document, token {self.eod}, in the text of the pair"
+            if self.eod in ids or not prompt:
+                what = f"its end of a document, token {self.eod}," if prompt else "no token of the prompt"
+                told = f"the tokenizer encodes {what} in the text of the pair"
                 shown = f"{' '.join(whole.split())[:60]!r}..."
                 raise ValueError(f"{told} {shown}; leave the pair out, or name another tokenizer")
             ids.insert(min(len(prompt), len(ids) - 1), self.eod)
@@ -195,6 +196,8 @@ class AnswerSource(CorpusSource):
 class PairsKind(TextKind):
     """How pairs become files of ids."""
 
+    format = 2
+    decides_side = staticmethod(lambda text: json.loads(text)[0])
     check = staticmethod(local_files)
     texts = staticmethod(pair_texts)
     encoder = staticmethod(PairTokenizer)

@@ -33,9 +33,6 @@ from sparsedepth.data.sequences import Counted, Source, after_tokens, data_kind
 from sparsedepth.data.tokenizer import TOKENIZER_FILE, Encoder, Tokenizer, reopen_tokenizer
 from sparsedepth.files import atomic_folder, digest, locked, sha256, write_json
 
-FORMAT = 1
-"""Increased when the same configuration would give other tokens than before."""
-
 MANIFEST = "manifest.json"
 TRAIN, VAL = "train.bin", "val.bin"
 _UNSORTED = "val.unsorted"
@@ -45,8 +42,6 @@ KEYS = 2**64
 
 
 class Shard(Section):
-    """One token file."""
-
     documents: int
     tokens: int
     """ends of documents included"""
@@ -138,11 +133,11 @@ class Document(NamedTuple):
     held_out: bool
 
 
-def split(texts: Iterable[str], val_fraction: float) -> Iterator[Document]:
-    """Each distinct text with its side, which follows from the text; if all were on one, the text nearest the border
-    changes sides.
+def split(texts: Iterable[str], val_fraction: float, part: Callable[[str], str] = str) -> Iterator[Document]:
+    """Each distinct text with its side, which follows from `part` of it: all, or of a pair the prompt, so that answers
+    to one prompt are on one side. If all were on one side, the text nearest the border changes sides.
 
-        key(d) = first 64 bits of SHA-256(text of d);   d is held out  <=>  key(d) < val_fraction * 2^64
+        key(d) = first 64 bits of SHA-256(part of d);   d is held out  <=>  key(d) < val_fraction * 2^64
 
     Memory: one document, and 8-byte keys in a set (about 0.1 GB per million documents). Raises ValueError for fewer
     than two distinct documents."""
@@ -151,10 +146,10 @@ def split(texts: Iterable[str], val_fraction: float) -> Iterator[Document]:
     one_sided = True
     spare: Document | None = None  # nearest the border, while all are on one side
     for text in texts:
-        key = int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big")
-        if key in seen:
+        whole, key = (int.from_bytes(hashlib.sha256(s.encode()).digest()[:8], "big") for s in (text, part(text)))
+        if whole in seen:
             continue
-        seen.add(key)
+        seen.add(whole)
         document = Document(text, key, key < border)
         if not one_sided:
             yield document
@@ -176,16 +171,17 @@ def split(texts: Iterable[str], val_fraction: float) -> Iterator[Document]:
 
 
 def write_shards(
-    folder: Path, encoder: Encoder, texts: Iterator[str], config: DataConfig, show: Callable[[int, int], None]
+    folder: Path, encoder: Encoder, kind: Any, config: DataConfig, show: Callable[[int, int], None]
 ) -> tuple[Shard, Shard, str]:
-    """Split the texts and write both token files: their entries in the manifest, and the type of the ids. Training
-    documents are in the order of the corpus, held-out ones in that of their keys, so that the first tokens of val.bin
-    are a random sample of all held-out text. `show` gets the documents and tokens so far."""
+    """Split the corpus's texts and write both token files: their entries in the manifest, and the type of the ids.
+    Training documents are in the order of the corpus, held-out ones in that of their keys, so that the first tokens of
+    val.bin are a random sample of all held-out text. `show` gets the documents and tokens so far."""
     most = config.max_corpus_tokens or sys.maxsize
     train, val = _TokenFile(folder / TRAIN, encoder), _TokenFile(folder / _UNSORTED, encoder)
     spans: list[tuple[int, int, int]] = []  # key, first token, end of each held-out document
     # Stop before the split, so that it can still choose a document to hold out.
-    documents = split(takewhile(lambda _: train.tokens < most, texts), config.val_fraction)
+    texts = takewhile(lambda _: train.tokens < most, kind.texts(config))
+    documents = split(texts, config.val_fraction, kind.decides_side)
     with open(train.path, "wb") as train_file, open(val.path, "wb") as val_file:
         for batch in _batches(documents):
             encoded = encoder.encode([document.text for document in batch])
@@ -251,7 +247,7 @@ def data_id(config: RunConfig | TextConfig, kind: Any) -> str:
     fields = ["corpus", "tokenizer", "val_fraction", "max_corpus_tokens", *kind.own_fields]
     fields += ["text_field"] if config.corpus != STDLIB else []
     fields += ["start_weights"] if _has_own_tokenizer(config) else []
-    return digest({"format": FORMAT, **{name: getattr(config, name) for name in fields}})
+    return digest({"format": kind.format, **{name: getattr(config, name) for name in fields}})
 
 
 def _has_own_tokenizer(config: RunConfig | TextConfig) -> bool:
@@ -290,8 +286,7 @@ def _make_folder(config: RunConfig | TextConfig, kind: Any, folder: Path, tokeni
         before = kind.fingerprint(config.corpus)  # before reading, so that an edit meanwhile is detected
         tokenizer.save(unfinished)
         with _progress(config.corpus) as show:
-            encoder, texts = kind.encoder(tokenizer), kind.texts(config)
-            train, val, dtype = write_shards(unfinished, encoder, texts, config, show)
+            train, val, dtype = write_shards(unfinished, kind.encoder(tokenizer), kind, config, show)
         saved = unfinished / TOKENIZER_FILE
         manifest = Manifest(
             data_id=folder.name,

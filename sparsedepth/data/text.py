@@ -63,6 +63,10 @@ class TextKind:
     """How text becomes files of ids, and the files a source."""
 
     own_fields: tuple[str, ...] = ()
+    format = 1
+    """increased when the same corpus would give other tokens than before"""
+    decides_side: Callable[[str], str] = str
+    """of a text, the part that decides whether it is held out"""
     check: Callable[[str], object] = staticmethod(check_text)
     texts = staticmethod(documents)
     fingerprint = staticmethod(fingerprint)
@@ -73,7 +77,7 @@ class TextKind:
 
     def tokenizer(self, config: RunConfig | TextConfig) -> Tokenizer:
         """The tokenizer of the config; a learned one reads the training texts."""
-        documents = split(self.texts(config), config.val_fraction)
+        documents = split(self.texts(config), config.val_fraction, self.decides_side)
         training_texts = (self.learned_from(document.text) for document in documents if not document.held_out)
         return make_tokenizer(config.tokenizer, training_texts, config.vocab_size)
 

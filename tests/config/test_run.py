@@ -70,6 +70,7 @@ def test_whole_sequences_hold_enough_tokens_to_fit_a_map(measure, name):
             {"residual_scalars": True, "residual_gate": "admin", "norm": "post"},
             ["residual_scalars", "residual_gate='admin'"],
         ),
+        ({"residual_gate": "skipinit", "init": "zero_outputs"}, ["skipinit", "neither gets a gradient"]),
         ({"value_residual": True, "n_layers": 1}, ["value_residual", "n_layers=1"]),
         ({"base_width": 16}, ["base_width=16", "parametrisation='standard'"]),
         ({"base_depth": 4, "parametrisation": "mup"}, ["base_depth=4", "parametrisation='mup'"]),

@@ -287,12 +287,14 @@ def test_a_folder_of_before_tuning_had_seeds_was_tuned_with_its_first(tmp_path):
 
 
 def test_the_sweep_of_a_command_line():
-    definition = ad_hoc({"n_kv_heads": [1, 2], "n_layers": [2]}, 3, {"n_layers": 9, "lr": 0.1, "seed": 4})
+    definition = ad_hoc({"n_kv_heads": [1, 2], "n_layers": [2]}, 3, {"n_layers": 9, "lr": 0.1})
     assert definition.seeds == [0, 1, 2] and definition.base == {"lr": 0.1}
     assert definition.question == "What do n_kv_heads and n_layers change?"
     assert list(definition.grid()) == [{"n_kv_heads": 1, "n_layers": 2}, {"n_kv_heads": 2, "n_layers": 2}]
     with pytest.raises(ValueError, match="needs a definition file, or --vary"):
         ad_hoc({}, 1, {})
+    with pytest.raises(ValueError, match="list the seeds under 'seeds'"):
+        ad_hoc({"n_layers": [2]}, 3, {"seed": 4})
     with pytest.raises(ValueError, match="did you mean 'n_layers'"):
         ad_hoc({"n_layer": [1]}, 1, {})
 

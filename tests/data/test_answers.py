@@ -11,6 +11,7 @@ from sparsedepth.config.run import RunConfig
 from sparsedepth.config.task import IGNORED
 from sparsedepth.data.ngram_losses import ngram_losses
 from sparsedepth.data.pairs import KIND, AnswerSource, Pair, PairTokenizer, pack
+from sparsedepth.data.pipeline import prepare, split
 from sparsedepth.data.sequences import open_source
 from sparsedepth.data.tokenizer import ByteTokenizer, FastTokenizer
 
@@ -18,7 +19,7 @@ PAIRS = [{"prompt": f"{n} + {n}?", "answer": f"{2 * n}"} for n in range(40)]
 
 
 def config(path, **fields) -> RunConfig:
-    small = {"seq_len": 32, "batch_tokens": 128, "train_tokens": 1280, "val_fraction": 0.2, "measure_tokens": 96}
+    small = {"seq_len": 32, "batch_tokens": 128, "train_tokens": 1280, "val_fraction": 0.3, "measure_tokens": 96}
     return build(RunConfig, {**small, "fit_tokens": 96, "val_tokens": 96, "corpus": f"sft:{path}", **fields}, "test")
 
 
@@ -87,6 +88,16 @@ def test_held_out_ranges_do_not_overlap(source):
     assert (np.concatenate([first.inputs, rest.inputs]) == whole.inputs).all()
     with pytest.raises(ValueError, match=r"no row of seq_len=32 is left: .* fill \d+ rows; lower measure_tokens"):
         source.held_out(32, 64, 10_000)
+
+
+def test_answers_to_one_prompt_are_on_one_side_of_the_split(tmp_path):
+    rows = [{"prompt": f"{n}?", "answer": answer} for n in range(30) for answer in ("yes", "no", "maybe")]
+    documents = [*split(KIND.texts(config(written(tmp_path, rows))), 0.3, KIND.decides_side)]
+    train, held_out = ({json.loads(d.text)[0] for d in documents if d.held_out == side} for side in (False, True))
+    assert len(documents) == 90 and train and held_out and not train & held_out
+    run = config(tmp_path / "pairs.jsonl")
+    corpus = prepare(run, tmp_path / "data")
+    assert corpus.manifest.val.documents == 3 * len(held_out)
 
 
 def test_packing_by_hand():

@@ -65,6 +65,7 @@ def test_the_tables_of_another_text_count_its_training_part(tmp_path):
     [
         ({"corpus": "task:state_tracking", "n_operations": 4}, math.log(5)),
         ({"corpus": "task:state_tracking", "task_group": "A5", "tracked": "element"}, math.log(60)),
+        ({"corpus": "task:state_tracking", "n_operations": 4, "task_form": "text"}, math.log(5)),
         ({"corpus": "task:k_hop", "min_hops": 0, "max_hops": 0}, math.log(4)),
     ],
 )

@@ -8,7 +8,7 @@ steps are drawn at a time, BLOCK_TOKENS together, since NumPy's cost is per call
 Shapes: N sequences, T tokens of one sequence.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import lru_cache
 from importlib import import_module
 from pathlib import Path
@@ -32,7 +32,7 @@ HELD_OUT = 2**63
 """The held-out stream; training streams are seeds, below 2^31."""
 
 CHANCE_POSITIONS = 2**18
-"""Training positions from which chance is counted."""
+"""Held-out positions from which chance is counted."""
 
 BLOCK_TOKENS = 2**15
 """Tokens drawn at a time, at least one step."""
@@ -98,14 +98,9 @@ class TaskSource(Source):
             return np.arange(part.inputs.shape[1]) * levels + np.minimum(part.difficulty, levels - 1)
 
         sizes, columns = (config.seq_len * levels, config.vocab_size), (None, "chance_loss")
-        return Counted(held_out, self._fresh(config), position_and_difficulty, *sizes, columns)
-
-    def _fresh(self, config: RunConfig) -> Iterator[Sequences]:
-        """Training sequences with CHANCE_POSITIONS scored positions."""
-        step = seen = 0
-        while seen < CHANCE_POSITIONS:
-            yield (part := self.batch(config, step))
-            step, seen = step + 1, seen + part.n_scored
+        # Not training sequences, of which text forms score other positions too.
+        fresh = self.held_out(config.seq_len, max(CHANCE_POSITIONS, config.seq_len), config.val_tokens)
+        return Counted(held_out, [fresh], position_and_difficulty, *sizes, columns)
 
     def _draw_block(self, stream: int, block: int, n_sequences: int, seq_len: int) -> Sequences:
         task = int(digest([self.data_hash, seq_len, n_sequences]), 16)
