@@ -174,7 +174,6 @@ class Scratch:
         return replace(progress, phase=visible(progress.phase))
 
     def failures(self) -> list[str]:
-        """Why each failed attempt failed."""
         content = self._read("failures.json")
         return [visible(str(reason)) for reason in content] if isinstance(content, list) else []
 

@@ -30,7 +30,7 @@ from sparsedepth.run.process import abandon_cache, anonymous_bytes, is_compiler_
 from sparsedepth.run.record import Stopwatch, device_facts, provenance, publish, write, write_measured
 from sparsedepth.run.scratch import ONE_SEQUENCE, Scratch, manifest_facts, trunk_folder
 from sparsedepth.store import run_record
-from sparsedepth.train.devices import Devices
+from sparsedepth.train.devices import Devices, LostError
 from sparsedepth.train.loop import Interrupted, TrainingResult, Work, training
 from sparsedepth.train.runtime import Runtime, is_out_of_memory, measuring_device, other_processes_bytes, resolve
 
@@ -97,7 +97,8 @@ class RunJob:
         retries = Counter[bool]()  # by whether it was measuring: training has retries of its own
         n_compiler_errors = 0
         while True:
-            runtime = replace(runtime, micro_batch=self.scratch.micro_batch() or runtime.micro_batch)
+            sizes = filter(None, (self.scratch.micro_batch(), runtime.micro_batch))
+            runtime = replace(runtime, micro_batch=min(sizes, default=None))
             if runtime.compile:
                 use_cache(self.scratch.results)
             wait: float | None = 0.0
@@ -155,12 +156,12 @@ class RunJob:
             shortage = f"out of memory while measuring; lower measure_tokens, fit_tokens or val_tokens: {reason}"
             self.scratch.set_infeasible(shortage)
             raise Infeasible(shortage) from None
-        sequences = self.config.batch_tokens // self.config.seq_len
-        tried = runtime.micro_batch or -(-sequences // self.devices.size)
+        share = -(-(self.config.batch_tokens // self.config.seq_len) // self.devices.size)
+        tried = min(runtime.micro_batch or share, share)
         if not self.scratch.halve_micro_batch(tried, reason):
             raise Infeasible(f"{ONE_SEQUENCE}: {reason}") from None
         if self.devices.size > 1:
-            raise error  # all processes of the run start again
+            raise LostError(f"out of memory with {tried} sequences per forward pass; start again, with half of them")
         logging.warning("out of memory with %d sequences per forward pass; continuing with half", tried)
 
     def _attempt(self, runtime: Runtime) -> Work[None]:
@@ -186,7 +187,7 @@ class RunJob:
         training_seconds = watch.seconds()
         yield None  # runs of a stack that are at the same step finish training before the first is measured
         loss = trained.curves[-1]["train_loss"]
-        model.to(measuring_device(model.embed.weight.device))
+        model.to(measuring_device(runtime.device))  # with fsdp a copy was trained
         measured = self._measure(model, source, loss) if trained.outcome == "ok" else None
         self.options.report("writing", MEASURED_SHARE, loss)
         without_experts = {} if self.config.n_experts else {"experts": None}
@@ -223,6 +224,7 @@ class RunJob:
             devices=self.devices,
             checkpoints=self.scratch.checkpoints,
             trunk=trunk_folder(self.scratch.results, config),
+            data_hash=source.data_hash,
             observe=lambda model, step: observe_variance(ProbedDecoder(_to_measure(model)), observed, step),
             progress=after_step,
             stop=self._stop,

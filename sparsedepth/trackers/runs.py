@@ -113,7 +113,6 @@ def sync(results: Path, name: str, tracker: Any) -> Iterator[str]:
 
 
 def has_unfinished_runs(results: Path) -> bool:
-    """Whether the folder's sweep has unfinished runs."""
     states = scan(results, read_definition(results))
     return any(state.state in ("running", "interrupted", "planned") for state in states)
 

@@ -28,8 +28,8 @@ class Tracker:
     """A folder of offline runs."""
 
     def __init__(self, folder: Path, at: str | None, project: str) -> None:
-        """`at`: the folder in which wandb makes its own."""
-        self.folder, self.project = Path(at or folder).resolve(), project
+        """`at`: the folder in which wandb makes its own, below one of the project."""
+        self.folder, self.project = Path(at or folder, project).resolve(), project
         self.place = str(self.folder)
 
     def held(self) -> None:

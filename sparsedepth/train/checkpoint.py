@@ -40,6 +40,8 @@ class Position:
     """of training so far, in all its processes"""
     precision: str | None = None
     """of its steps, fp32 or bf16; None in checkpoints from before 2026-11-26"""
+    data_hash: str | None = None
+    """of the text or task that its steps read; None in checkpoints from before 2026-11-28"""
 
 
 def commit(folder: Path, tensors: dict[str, torch.Tensor], position: Position, *, keep_all: bool = False) -> None:
@@ -132,25 +134,30 @@ def snapshot(
 
     keep("rng.cpu", torch.get_rng_state())
     if _is_on_gpu(model):  # the state of another run's GPU would cost this one a CUDA context
-        keep("rng.cuda", torch.cuda.get_rng_state())
+        keep("rng.cuda", torch.cuda.get_rng_state(_device_of(model)))
     for name, parameter in model.named_parameters():
         keep(f"model.{name}", parameter)
         for key, value in optimizer.state.get(parameter, {}).items():
             keep(f"optimizer.{key}.{name}", value)
     if _is_on_gpu(model):
-        torch.cuda.synchronize()
+        torch.cuda.synchronize(_device_of(model))
     return tensors
 
 
+def _device_of(model: nn.Module) -> torch.device:
+    """Not the current device, which is the first of several unless a process group sets it."""
+    return next(model.parameters()).device
+
+
 def _is_on_gpu(model: nn.Module) -> bool:
-    return any(parameter.device.type == "cuda" for parameter in model.parameters())
+    return _device_of(model).type == "cuda"
 
 
 @torch.no_grad()
 def _restore(tensors: dict[str, torch.Tensor], model: nn.Module, optimizer: AnyOptimizer) -> None:
     torch.set_rng_state(tensors["rng.cpu"])
     if "rng.cuda" in tensors and _is_on_gpu(model):
-        torch.cuda.set_rng_state(tensors["rng.cuda"])
+        torch.cuda.set_rng_state(tensors["rng.cuda"], _device_of(model))
     for name, parameter in model.named_parameters():
         parameter.copy_(sharded_like(tensors[f"model.{name}"], parameter))
         for key in ("step", "exp_avg", "exp_avg_sq", "momentum_buffer"):

@@ -42,7 +42,7 @@ PATIENCE = datetime.timedelta(days=30)
 
 
 class LostError(RuntimeError):
-    """Another process of this run has ended or hangs."""
+    """Another process of this run has ended or hangs, or all have to start again with less memory."""
 
 
 class Devices:

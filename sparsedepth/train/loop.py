@@ -64,7 +64,9 @@ class TrainingResult:
 
 
 def losses(model: Decoder, inputs_BT: Tensor, targets_BT: Tensor, config: RunConfig) -> tuple[Tensor, Tensor, Tensor]:
-    """The loss to minimise, its cross-entropy, and the mean balance loss (NaN without experts)."""
+    """The loss to minimise, its cross-entropy, and the mean balance loss (NaN without experts).
+    `backward` weights all three by the scored positions of a part, so where rows are scored
+    unevenly (pairs) the router losses depend on the parts."""
     router_losses: list[Tensor] = []
     x_BTD = model.hidden(inputs_BT, router_losses)
     entropy, _ = model.cross_entropy(x_BTD, targets_BT)
@@ -93,6 +95,8 @@ class TrainingState:
     """of the next step"""
     precomputed: tuple[Tensor, Tensor] | None = None
     """cross-entropy and balance loss of the next step, if `train.stack` computed its gradients"""
+    data_hash: str | None = None
+    """of what the steps read, if known"""
 
     def __init__(
         self, model: Decoder, config: RunConfig, runtime: Runtime, devices: Devices, clock: Clock = time.perf_counter
@@ -219,6 +223,7 @@ class TrainingState:
             observations=[*self.observations],
             seconds=self.earlier_seconds + self.clock() - self.began,
             precision=self.runtime.precision,
+            data_hash=self.data_hash,
         )
         if in_background and self.devices.is_leader:
             self.writer = self.writer or ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
@@ -245,7 +250,7 @@ class TrainingState:
 
     def resume(self, folder: Path | None, trunk: Path | None = None) -> None:
         """Continue from the newest valid checkpoint, if any: the run's own, or one of its `trunk`
-        that is newer. Raises ValueError if its steps had another precision."""
+        that is newer. Raises ValueError if its steps had another precision or read other data."""
         own = checkpoint.read(folder, self.model, self.optimizer, self.devices) if folder else None
         bounds = {"after": own.step if own else 0, "upto": self.config.stable_steps}
         shared = checkpoint.read(trunk, self.model, self.optimizer, self.devices, **bounds) if trunk else None
@@ -256,6 +261,10 @@ class TrainingState:
                 told = f"{now}, but the run's first {position.step} steps were computed in {position.precision}"
                 fix = f"continue on the device it began on, or delete {trunk if shared else folder} to start again"
                 raise ValueError(f"{told}; {fix}")
+            if position.data_hash not in (None, self.data_hash):
+                told = f"the run's first {position.step} steps read data {position.data_hash}, and now it is"
+                fix = f"restore the corpus, or delete {trunk if shared else folder} to start again"
+                raise ValueError(f"{told} {self.data_hash}; {fix}")
             self.step = self.logged_step = position.step
             self.curves, self.observations = position.curves, position.observations
             self.earlier_seconds = position.seconds
@@ -304,6 +313,7 @@ def training(
     devices: Devices = ALONE,
     checkpoints: Path | None = None,
     trunk: Path | None = None,
+    data_hash: str | None = None,
     observe: Observe | None = None,
     progress: Progress | None = None,
     stop: Callable[[], bool] | None = None,
@@ -312,12 +322,14 @@ def training(
     """Train `model` in place for config.n_steps steps on batch(step), the same in every process;
     yields before each step. Continues from the newest valid checkpoint in `checkpoints`, if any, or
     with schedule wsd in `trunk`, which runs of several lengths share; the state before the decay is
-    left there. Raises Interrupted, after a checkpoint, once `stop()` is true in any process. Only
-    the leader calls `observe` and returns observations. `clock` measures the run's seconds."""
+    left there. Checkpoints of other data than `data_hash` are refused. Raises Interrupted, after a
+    checkpoint, once `stop()` is true in any process. Only the leader calls `observe` and returns
+    observations. `clock` measures the run's seconds."""
     choose_attention_backends(config)
     trained = devices.place_model(model, runtime.device).train()
     trained.use_kernels(**runtime.kernels)
     state = TrainingState(trained, config, runtime, devices, clock)
+    state.data_hash = data_hash
     state.resume(checkpoints, trunk)
     with closing(feed(batch, range(state.step, config.n_steps), runtime.device, devices)) as batches:
         try:
@@ -333,7 +345,7 @@ def training(
                 state.observe_if_due(observe)
                 if trunk and state.step == config.stable_steps:
                     state.save(trunk, keep_all=True)  # for runs that train for longer
-                is_due = checkpoints is not None and state.is_save_due(saved_at)
+                is_due = checkpoints is not None and devices.is_leader and state.is_save_due(saved_at)
                 stopping, is_due = devices.any(stop is not None and stop(), is_due)
                 if checkpoints and (stopping or is_due):
                     state.save(checkpoints, in_background=runtime.saves_in_background and not stopping)
@@ -355,7 +367,6 @@ def training(
 def train(
     model: Decoder, config: RunConfig, runtime: Runtime, batch: Callable[[int], Sequences], **options
 ) -> TrainingResult:
-    """Run `training` to its end."""
     return run_generator(training(model, config, runtime, batch, **options))
 
 

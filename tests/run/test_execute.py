@@ -3,6 +3,7 @@
 import errno
 import os
 import time
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -15,11 +16,12 @@ from sparsedepth.run.execute import _exit_code, execute
 from sparsedepth.run.process import NO_STORAGE
 from sparsedepth.run.record import publish, training_summary
 from sparsedepth.run.scratch import Scratch
-from sparsedepth.run.train_and_measure import Infeasible, Options
+from sparsedepth.run.train_and_measure import Infeasible, Options, RunJob
 from sparsedepth.store import run_record
 from sparsedepth.sweep.status import state_of
+from sparsedepth.train.devices import LostError
 from sparsedepth.train.loop import Interrupted, TrainingResult, training
-from sparsedepth.train.runtime import is_out_of_memory, other_processes_bytes
+from sparsedepth.train.runtime import is_out_of_memory, other_processes_bytes, resolve
 
 
 def shortage(limit: int, tried: list):
@@ -57,6 +59,28 @@ def test_what_does_not_fit_at_all_is_infeasible_and_no_failure(tmp_path, monkeyp
     assert not scratch.failures()
     scratch.clear_failures()
     assert state_of(tmp_path / "results", cfg.run_id).state != "infeasible"
+
+
+def test_processes_of_one_run_start_again_with_half_and_nothing_failed(tmp_path):
+    cfg = run_config(tmp_path)
+    scratch = Scratch(tmp_path / "results", cfg.run_id)
+    scratch.folder.mkdir(parents=True)
+    job = RunJob(cfg, scratch, None, SimpleNamespace(size=2), Options(runtime=CPU))  # ty: ignore[invalid-argument-type]
+    with pytest.raises(LostError, match="out of memory with 2 sequences per forward pass; start again, with half"):
+        job._halve_micro_batch(replace(resolve(cfg, CPU), micro_batch=64), torch.OutOfMemoryError("no"))
+    assert scratch.micro_batch() == 1
+    assert _exit_code(LostError("start again"), scratch) == 1 and not scratch.failures()
+
+
+def test_a_smaller_micro_batch_than_the_one_that_fits_is_used(tmp_path, monkeypatch):
+    cfg = run_config(tmp_path)
+    scratch = Scratch(tmp_path / "results", cfg.run_id)
+    scratch.folder.mkdir(parents=True)
+    assert scratch.halve_micro_batch(4, "x")
+    tried: list[int | None] = []
+    monkeypatch.setattr(train_and_measure, "training", shortage(4, tried))
+    execute(cfg, tmp_path / "results", Options(runtime=CPU.model_copy(update={"micro_batch": 1})))
+    assert tried == [1]
 
 
 def test_a_new_process_begins_with_what_fits(tmp_path, monkeypatch):

@@ -208,7 +208,7 @@ def scalars_of_wandb(results: Path) -> dict[str, dict]:
     from sparsedepth.trackers.wandb import records
 
     runs = {}
-    for path in (results / "trackers" / "wandb").glob("offline-run-*/run-*.wandb"):
+    for path in (results / "trackers").glob("*/wandb/offline-run-*/run-*.wandb"):
         run, name = {"curve": []}, None
         for content in records(path):
             record = Record()

@@ -127,6 +127,15 @@ def test_a_run_goes_on_in_its_precision_with_the_speed_of_the_steps_since(tmp_pa
     assert (state.step, state.logged_step) == (12, 12)
 
 
+def test_a_run_goes_on_in_the_data_that_it_began_with(tmp_path):
+    calls, cfg = iter(range(1, 1000)), config()
+    with pytest.raises(Interrupted):
+        run(cfg, checkpoints=tmp_path, data_hash="a", stop=lambda: next(calls) == 12)
+    with pytest.raises(ValueError, match=r"first 12 steps read data a, and now it is b; restore the corpus, or delete"):
+        run(cfg, checkpoints=tmp_path, data_hash="b")
+    assert run(cfg, checkpoints=tmp_path, data_hash="a")[1].steps == cfg.n_steps
+
+
 def test_a_checkpoint_that_is_written_aside_is_of_the_step_it_was_taken_at(tmp_path):
     """Training goes on, in place, while a thread writes: the copy does not."""
     cfg = config()
