@@ -354,7 +354,6 @@ def machine_for(plan: "Plan", given: option.Given, results: Path | None) -> "Mac
 
 
 def _restored_signal_handlers() -> ExitStack:
-    """Restores the caller's signal handlers at its end."""
     from sparsedepth.run.process import CAUGHT
 
     at_end = ExitStack()
@@ -364,7 +363,6 @@ def _restored_signal_handlers() -> ExitStack:
 
 
 def _measures(measures: str | Sequence[str] | None, settings: Mapping[str, Any]) -> dict[str, Any]:
-    """--measures as the field `measures`."""
     from sparsedepth.quantities.measured import MEASURES
 
     if measures is None:

@@ -63,7 +63,6 @@ def doctor(format: Annotated[Literal["table", "json"], typer.Option(help="output
 
 
 def examine() -> Iterator[Finding]:
-    """All findings, in the order of the printed report."""
     yield Finding(group="system", name="sparsedepth", fact=__version__)
     yield Finding(group="system", name="python", fact=platform.python_version())
     yield from _machine()
@@ -193,7 +192,6 @@ def _kernels() -> Iterator[Finding]:
 
 
 def _kernel_error(part: "Part", kernel: str, setting: "Setting") -> str | None:
-    """The error of a kernel's forward and backward pass, or None."""
     import torch
 
     from sparsedepth.model import attention, moe_kernels

@@ -10,7 +10,6 @@ import typer
 from sparsedepth.files import MARKER
 
 IMPORT_SECONDS = 3600.0
-"""Time limit of an import."""
 
 
 def export(

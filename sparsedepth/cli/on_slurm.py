@@ -19,7 +19,7 @@ from sparsedepth.cluster.array import TaskArray, check, task_counts
 from sparsedepth.cluster.slurm import Request
 from sparsedepth.config.plain_text import duration
 from sparsedepth.config.sweep import SweepDefinition
-from sparsedepth.plan.price import Price, named_device, price_of, pricing_setup
+from sparsedepth.plan.price import Price, named_device, price_of, pricing_setup, with_finished
 from sparsedepth.plan.tasks import Plan
 from sparsedepth.sweep.results_folder import EndState, prepare
 from sparsedepth.sweep.status import RunState, forget_failures, known_runs, remaining_runs, scan
@@ -67,7 +67,7 @@ def plan_array(plan: Plan, options: Request, results: Path | None) -> tuple[int,
         processes=options.gpus_per_run * options.nodes,
         gpus=tasks * options.groups,
     )
-    price = price_of(runs or plan.expected_runs(), preflight.as_finished_runs_took(setup, plan, existing))
+    price = price_of(runs or plan.expected_runs(), with_finished(setup, existing, plan.expected_runs()))
     low, high = (price.seconds.value * factor for factor in (1 / price.seconds.factor, price.seconds.factor))
     per_task = f"{duration(price.seconds.value)} per task ({duration(low)} to {duration(high)}"
     limit = options.seconds or partition.default_seconds

@@ -122,13 +122,13 @@ def local_pricing_setup(plan: "Plan", machine: "Machine", results: Path | None, 
 
 def setup_of_machine(plan: "Plan", machine: "Machine", results: Path | None) -> "PricingSetup":
     """This machine, with the timings that are cached for its number of workers, and the finished runs of `results`."""
-    from sparsedepth.plan.price import named_device, pricing_setup
+    from sparsedepth.plan.price import named_device, pricing_setup, with_finished
     from sparsedepth.sweep.calibrate import device_name_of, known_timings
 
     device = named_device(device_name_of(machine)) if machine.gpus else "cpu"
     shared = {"workers": machine.workers, "processes": machine.processes_per_run, "gpus": len(machine.gpus)}
     priced = pricing_setup(machine.runtime, device=device, **shared)
-    return as_finished_runs_took(replace(priced, timings=known_timings(machine)), plan, results)
+    return with_finished(replace(priced, timings=known_timings(machine)), results, plan.expected_runs())
 
 
 def check_machine(plan: "Plan", machine: "Machine") -> None:
@@ -139,13 +139,6 @@ def check_machine(plan: "Plan", machine: "Machine") -> None:
     if not machine.gpus:
         for config in plan.expected_runs():
             resolve(config, machine.runtime)
-
-
-def as_finished_runs_took(setup: "PricingSetup", plan: "Plan", results: Path | None) -> "PricingSetup":
-    """The setup corrected by the finished runs of the sweep in `results`."""
-    from sparsedepth.plan.price import with_finished
-
-    return with_finished(setup, results, plan.expected_runs()) if results else setup
 
 
 def print_price(

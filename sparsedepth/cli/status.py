@@ -72,7 +72,6 @@ def summary_of(folder: Path) -> "SweepSummary":
 
 
 def _status_json(summary: "SweepSummary") -> dict[str, Any]:
-    """What `status` says, for programs."""
     running = [(state, state.progress) for state in summary.states if state.state == "running"]
     return {
         "name": summary.definition.name if summary.definition else None,

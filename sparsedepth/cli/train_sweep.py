@@ -78,7 +78,7 @@ def plan(
 
 def _setup_on(on: str, plan: "Plan", given: option.Given, out: Path | None) -> "PricingSetup":
     """Another machine, with one run at a time on each GPU unless --workers or measurements say more."""
-    from sparsedepth.plan.price import pricing_setup, workers_per_gpu
+    from sparsedepth.plan.price import pricing_setup, with_finished, workers_per_gpu
 
     gpus, per_run, runtime = given["gpus"], given["gpus_per_run"], calls.runtime_config(given)
     n_gpus = int(gpus) if gpus and gpus.isdecimal() else 0 if gpus else per_run
@@ -89,7 +89,7 @@ def _setup_on(on: str, plan: "Plan", given: option.Given, out: Path | None) -> "
     def setup_of(workers: int) -> "PricingSetup":
         n_workers = workers * (groups or 1)
         setup = pricing_setup(runtime, device=on, workers=n_workers, processes=per_run, gpus=groups)
-        return preflight.as_finished_runs_took(setup, plan, out)
+        return with_finished(setup, out, plan.expected_runs())
 
     return setup_of(given["workers"] or (workers_per_gpu(plan.expected_runs(), setup_of) if groups else 1))
 

@@ -58,7 +58,6 @@ class Request:
     sbatch: Sequence[str] | None = None
     """more sbatch options: key=value, or key"""
     array: int | None = None
-    """number of tasks"""
     runtime: RuntimeConfig = DEFAULT
     workers: int | None = None
     gpus_per_run: int = 1
@@ -66,7 +65,6 @@ class Request:
     storage: str | None = None
 
     def __post_init__(self) -> None:
-        """Raises ValueError for an invalid option."""
         for name in ("partition", "account"):
             value = getattr(self, name)
             if value is not None and not re.fullmatch(r"[\w.,+-]+", value):
@@ -88,7 +86,6 @@ class Request:
 
     @property
     def warning_seconds(self) -> int:
-        """How long before the limit Slurm warns a task."""
         return min(WARNING_SECONDS, self.seconds // 4) if self.seconds else WARNING_SECONDS
 
     def options(self) -> dict[str, str | None]:
@@ -107,7 +104,6 @@ class Request:
 
     @property
     def runs_in_parallel(self) -> int:
-        """Runs that one task computes in parallel."""
         if self.nodes > 1:
             return 1
         if self.groups:
@@ -173,8 +169,6 @@ ENDED = {
 
 
 class QueuedTask(NamedTuple):
-    """A task of an array, as squeue shows it."""
-
     task: str
     """12_3: job id of the array and task number"""
     state: str

@@ -257,8 +257,6 @@ def _with_roles(rows: pd.DataFrame) -> pd.DataFrame:
 
 @dataclass(kw_only=True)
 class CellRuns:
-    """A cell of one depth: its runs."""
-
     setting: str
     changes: Changes
     lr_N: np.ndarray
@@ -311,8 +309,6 @@ class CellRuns:
 
 @dataclass(kw_only=True)
 class Depth:
-    """The cells of one depth and their fit."""
-
     depth: int
     cells: dict[str, CellRuns]
     order: list[str]
@@ -328,7 +324,6 @@ class Depth:
 
 
 def depth_of(cells: Cells, rows: pd.DataFrame) -> Depth:
-    """The cells of one depth, from their rows."""
     arrays = {name: rows[name].to_numpy() for name in rows.columns}
     setting_N = arrays["setting"]
     settings = sorted(set(setting_N), key=lambda setting: (setting != BASELINE, setting))

@@ -115,8 +115,6 @@ class Intervention(NamedTuple):
 
 
 class LinkEvidence(NamedTuple):
-    """All evidence for one link."""
-
     links: tuple[Link, ...]
     """Pooled; within depth; within depth given lr, and given the loss unless that is the effect."""
     skill: Skill

@@ -18,6 +18,7 @@ Shapes: N runs, R rows (cell, lr, role), C cells, L points (cell, lr), G points 
 from dataclasses import dataclass
 
 import numpy as np
+from scipy.sparse.csgraph import connected_components
 from scipy.special import gammaincinv, gammaln, ndtr
 
 from sparsedepth.effects.verdict import Distribution
@@ -63,18 +64,14 @@ class Noise:
     s2: float
     """The mean square of all residuals."""
     df: float
-    """Its degrees of freedom."""
 
     @property
     def s2_C(self) -> np.ndarray:
-        """The variance of each cell."""
         return self.weight_H @ self.s2_HC
 
 
 @dataclass(frozen=True)
 class Fit:
-    """The values of the cells of a depth, jointly."""
-
     value_GC: np.ndarray
     cov_GCC: np.ndarray
     weight_G: np.ndarray
@@ -289,11 +286,7 @@ def _groups(cell_N: np.ndarray, seed_N: np.ndarray, n_cells: int) -> np.ndarray:
     """Numbers of cells, equal where a chain of common seeds connects them."""
     has_CS = np.zeros((n_cells, seed_N.max() + 1), dtype=bool)
     has_CS[cell_N, seed_N] = True
-    group_C = np.arange(n_cells)
-    for _ in range(n_cells):
-        group_S = np.where(has_CS, group_C[:, None], n_cells).min(axis=0)
-        group_C = np.where(has_CS, group_S, n_cells).min(axis=1)
-    return group_C
+    return connected_components(has_CS @ has_CS.T)[1]
 
 
 def noise_of(row_N: np.ndarray, seed_N: np.ndarray, y_N: np.ndarray, cell_R: np.ndarray) -> Noise | None:

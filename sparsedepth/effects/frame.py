@@ -124,7 +124,6 @@ def _frame(cells: Cells, rows: Sequence[Row]) -> pd.DataFrame:
 
 
 def as_records(effects: pd.DataFrame) -> list[Effect]:
-    """The rows of the frame as records."""
     return [Effect(**row) for row in QueryResult.of_frame(effects[[*Effect.model_fields]]).records()]
 
 
@@ -132,7 +131,6 @@ def as_records(effects: pd.DataFrame) -> list[Effect]:
 
 
 def _settings(cells: Cells, at: Depth) -> list[Row]:
-    """Every setting against the baseline."""
     baseline = at.cells.get(BASELINE)
     rows = []
     for side in at.cells.values():

@@ -108,8 +108,6 @@ def _choice(value: Any) -> Any:
 
 
 class Importance(NamedTuple):
-    """The importance of one axis to one objective."""
-
     axis: str
     ped_anova: float
     fanova: float | None
@@ -196,7 +194,6 @@ def search_lines(runs: pd.DataFrame, search: SweepDefinition, by: str | None = N
 
 
 def search_table(runs: pd.DataFrame, search: SweepDefinition, by: str | None = None) -> QueryResult:
-    """One row per objective and axis."""
     frame = proposals(result_rows(runs), search)
     columns = ("objective", "axis", "ped_anova", "fanova", "best_values", "proposals")
     rows = [

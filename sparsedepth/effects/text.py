@@ -34,7 +34,6 @@ EXPLAINED = (
 
 
 def effects_text(effects: pd.DataFrame, cells: Cells, detail: bool = False) -> str:
-    """What the frame says, for a terminal."""
     if effects.empty:
         return nothing_text(cells)
     names = ["n_layers", "effect", "lo", "hi", "detectable", "verdict", "lr", "basis", "seeds", "diverged", "flops"]
@@ -56,7 +55,6 @@ def effects_text(effects: pd.DataFrame, cells: Cells, detail: bool = False) -> s
 
 
 def nothing_text(cells: Cells) -> str:
-    """Why there is no effect to show."""
     if cells.rows.empty:
         return "no trained run has finished: there is no effect to show"
     if cells.settings is None:
@@ -67,8 +65,7 @@ def nothing_text(cells: Cells) -> str:
 
 
 def _cells_of(row: dict[str, Any], cells: Cells) -> dict[str, Any]:
-    """The columns of a row of the table."""
-    known = {name: None if is_missing(value) else value for name, value in row.items()}
+    known = {name: None if pd.isna(value) else value for name, value in row.items()}
     if cells.unit == "ln ratio":
         sizes = {name: known[name] for name in ("estimate", "lo", "hi", "detectable")}
         known |= {name: math.exp(size) for name, size in sizes.items() if size is not None}
@@ -84,7 +81,7 @@ def _cells_of(row: dict[str, Any], cells: Cells) -> dict[str, Any]:
 
 def lr_text(row: Mapping[str, Any]) -> str | None:
     """'0.003 -> 0.006', the baseline's first, where the sides differ."""
-    known = [f"{row[name]:g}" for name in ("lr_baseline", "lr") if not is_missing(row[name])]
+    known = [f"{row[name]:g}" for name in ("lr_baseline", "lr") if not pd.isna(row[name])]
     return " -> ".join(dict.fromkeys(known)) or None
 
 
@@ -101,11 +98,6 @@ def setting_text(row: dict[str, Any]) -> str:
     return setting
 
 
-def is_missing(value: Any) -> bool:
-    """Whether a cell of a frame is NULL."""
-    return value is None or value is pd.NA or (isinstance(value, float) and math.isnan(value))
-
-
 def paragraph(effects: pd.DataFrame, cells: Cells) -> list[str]:
     """What the columns mean, what would narrow the intervals, and why verdicts were withheld."""
     parts = " of seeds and of the choice of lr" if cells.is_tuned else " over seeds"
@@ -115,7 +107,7 @@ def paragraph(effects: pd.DataFrame, cells: Cells) -> list[str]:
     )
     withheld: dict[str, list[str]] = {}
     for row in effects[effects["reason"].fillna("") != ""].to_dict("records"):
-        depth = "" if is_missing(row["n_layers"]) else f" at n_layers={row['n_layers']}"
+        depth = "" if pd.isna(row["n_layers"]) else f" at n_layers={row['n_layers']}"
         withheld.setdefault(row["reason"], []).append(f"{setting_text(row)}{depth}")
     lines = [f"{'; '.join(names)}: {reason}" for reason, names in list(withheld.items())[:REASONS_SHOWN]]
     if len(withheld) > REASONS_SHOWN:
@@ -163,7 +155,7 @@ def interval_text(effect: Mapping[str, Any], name: str = "", more: str = "") -> 
     """'-0.0644 nat/token (-0.0853 to -0.042)': estimate, unit and interval of a row."""
     unit = effect["unit"]
     named = f"{size_text(effect['estimate'], unit, '+')}{unit_text(unit)}"
-    if is_missing(effect["lo"]) or is_missing(effect["hi"]):
+    if pd.isna(effect["lo"]) or pd.isna(effect["hi"]):
         return f"{named} (no interval)"
     return f"{named} ({name}{size_text(effect['lo'], unit, '+')} to {size_text(effect['hi'], unit, '+')}{more})"
 
@@ -248,7 +240,6 @@ def link_heading(evidence: LinkEvidence) -> str:
 
 
 def evidence_lines(evidence: LinkEvidence) -> Iterator[str]:
-    """The evidence behind a link's verdict."""
     yield from map(_link_text, evidence.links)
     yield _skill_text(evidence.skill)
     yield from map(_intervention_text, evidence.interventions)

@@ -46,7 +46,6 @@ class Distribution:
 
     @property
     def sd(self) -> float:
-        """The standard error."""
         spread_G = self.sd_G**2 + (self.mean_G - self.estimate) ** 2
         return float(np.sqrt(self.weight_G @ spread_G))
 

@@ -218,7 +218,6 @@ def _results(answer: dict[str, Any], task: str, hits: Hits) -> list[dict[str, An
 
 
 def row(metric: str, filter: str, value: float | None, stderr: float | None, better: bool | None) -> dict[str, Any]:
-    """A row of an evaluation's `results`."""
     return {"metric": metric, "filter": filter, "value": value, "stderr": stderr, "higher_is_better": better}
 
 

@@ -54,7 +54,6 @@ N_RANDOM = 2
 class Exported:
     folder: Path
     family: str
-    """model_type of transformers"""
     parity: dict[str, float]
     """the largest difference of a logit between exported model and run, both in fp32, by name of the input"""
     notes: tuple[str, ...]

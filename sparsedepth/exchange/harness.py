@@ -62,14 +62,11 @@ def harness_model(model: LoadedModel, data: Path, layers: Sequence[int] | None =
 
 
 class DecoderLM(TemplateLM):
-    """`Decoder` with the harness's interface."""
-
     def __init__(self, model: Decoder, tokenizer: Tokenizer, max_len: int, layers: Sequence[int] | None = None):
         super().__init__()
         self._probed, self._text, self.max_length = ProbedDecoder(model), tokenizer, max_len
         self._layers = range(1, self._probed.n_layers + 1) if layers is None else layers
         self.n_truncated = 0
-        """number of truncated requests"""
 
     @property
     def eot_token_id(self) -> int:
@@ -110,7 +107,6 @@ class DecoderLM(TemplateLM):
         return scores
 
     def _last_state(self, ids_BT: list[list[int]]) -> Tensor:
-        """x_BTD after the last layer."""
         x_BTD = self._probed.embed(torch.tensor(ids_BT, device=self._probed.device))
         for layer in self._layers:
             x_BTD = self._probed.block(layer, x_BTD)

@@ -83,7 +83,6 @@ def _is_hooked(model: PreTrainedModel) -> bool:
 
 
 def _norms(model: PreTrainedModel) -> Iterator[tuple[int, Any]]:
-    """The norms of the blocks, with their layer."""
     base: Any = model.base_model
     for index, layer in enumerate(base.layers, start=1):
         for name, child in layer.named_children():

@@ -39,8 +39,6 @@ class BootstrapEstimate:
 
 @dataclass(frozen=True, kw_only=True)
 class ScoreByLayer:
-    """A quantity along depth, and the model's score of it."""
-
     by_layer: list[float | None]
     score: BootstrapEstimate
     first: int = 1

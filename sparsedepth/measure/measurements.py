@@ -51,8 +51,6 @@ Summary = dict[str, float | int | None]
 
 @dataclass(frozen=True, eq=False)
 class Scored:
-    """Sequences to score a model on."""
-
     inputs: Tensor
     """inputs_NT"""
     targets: Tensor
@@ -164,7 +162,6 @@ class Measurements:
     """of a task: step, difficulty, positions, loss, accuracy"""
 
     def add_score(self, name: str, estimate: BootstrapEstimate) -> None:
-        """A model's score with its interval."""
         self.summary.update({name: estimate.value, f"{name}_lo": estimate.lo, f"{name}_hi": estimate.hi})
 
     def add_layers(self, metric: str, values: Sequence[float | None], n: int | Sequence[int], first: int = 1) -> None:
@@ -202,7 +199,6 @@ class Measurements:
                 self.heads.append({**place, "metric": metric, "value": float(value), "n": n})
 
     def add_pairs(self, metric: str, values: Mapping[tuple[int, int], float | None], n: int) -> None:
-        """One value per pair of layers."""
         for (layer, other), value in values.items():
             place = {"step": self.step, "layer": layer, "other_layer": other}
             self.pairs.append({**place, "metric": metric, "value": value, "n": n})
@@ -234,7 +230,6 @@ class Measurements:
                 raise ValueError(f"{name} is a {type(value).__name__}; give a number, such as float(value)")
 
     def extend(self, other: "Measurements") -> None:
-        """Append another measure's columns and rows."""
         self.summary.update(other.summary)
         for table, rows in self.tables().items():
             rows.extend(other.tables()[table])

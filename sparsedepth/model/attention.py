@@ -199,7 +199,6 @@ class ValueResidual(Attention):
 
 
 def make_attention(config: ModelConfig, layer: int) -> Attention:
-    """The attention of a block."""
     if not config.value_residual:
         return Attention(config)
     return FirstValues(config) if layer == 1 else ValueResidual(config)

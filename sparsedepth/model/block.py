@@ -62,7 +62,6 @@ class Block(nn.Module):
         return self.add_update("attention", x_BTD, self.attention_update(x_BTD, context))
 
     def after_ffn(self, u_BTD: Tensor, router_loss: RouterLoss | None = None) -> Tensor:
-        """The stream after the block."""
         return self.add_update("ffn", u_BTD, self.ffn_update(u_BTD, router_loss))
 
     def attention_update(self, x_BTD: Tensor, context: Context) -> Tensor:
@@ -91,7 +90,6 @@ class Block(nn.Module):
         return branch_BTD
 
     def add_update(self, part: Part, x_BTD: Tensor, update_BTD: Tensor) -> Tensor:
-        """The stream after adding a branch's update."""
         return x_BTD + update_BTD
 
 

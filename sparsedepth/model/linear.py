@@ -89,13 +89,10 @@ def project_together(x: Tensor, *linears: Linear) -> tuple[Tensor, ...]:
 
 
 class Embedding(nn.Embedding):
-    """Token embeddings."""
-
     def __init__(self, config: ModelConfig):
         super().__init__(config.vocab_size, config.d_model)
 
     def random_inputs(self, n_sequences: int, n_tokens: int, draws: torch.Generator) -> Tensor:
-        """Uniformly random tokens."""
         return torch.randint(self.weight.shape[-2], (n_sequences, n_tokens), generator=draws)
 
     def forward(self, input: Tensor) -> Tensor:

@@ -49,8 +49,6 @@ class GroupNorm(nn.Module):
 
 
 class LayerNorm(GroupNorm):
-    """Layer norm, with a bias."""
-
     def __init__(self, width: int, eps: float):
         super().__init__(width, 1, eps)
         self.bias = nn.Parameter(torch.zeros(width))

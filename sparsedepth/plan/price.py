@@ -122,7 +122,6 @@ def named_device(name: str) -> str:
 
 
 def price(plan: Plan, setup: PricingSetup) -> Price:
-    """The price of a sweep."""
     return price_of(plan.expected_runs(), setup, plan.bound)
 
 
@@ -237,10 +236,10 @@ def uncalibrated(runs: Sequence[RunConfig], setup: PricingSetup) -> list[RunConf
     return [config for key, config in shapes.items() if key not in timings]
 
 
-def with_finished(setup: PricingSetup, results: Path, runs: Sequence[RunConfig]) -> PricingSetup:
+def with_finished(setup: PricingSetup, results: Path | None, runs: Sequence[RunConfig]) -> PricingSetup:
     """The setup corrected by the runs trained in `results` on such a device: a shape's median time, largest peak."""
     facts = ("outcome", "device", "seconds", "peak_memory_bytes")
-    rows = read_columns(results, facts, damaged=[]) if results.is_dir() else {}
+    rows = read_columns(results, facts, damaged=[]) if results and results.is_dir() else {}
     times, peaks = defaultdict[str, list[float]](list), defaultdict[str, list[float]](list)
     for run in runs:
         row = rows.get(run.run_id)

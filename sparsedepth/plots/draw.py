@@ -54,7 +54,6 @@ class FigureKind:
 
 
 def _with_notes(page: Callable[[], Figure], notes: str) -> Figure:
-    """The page, with notes at the end of its caption."""
     figure = page()
     caption(figure, " ".join(figure.get_supxlabel().split()) + notes)
     return figure

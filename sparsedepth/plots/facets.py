@@ -93,7 +93,6 @@ def lr_text(lrs: pd.Series, changes: str) -> str:
 
 
 def lines_drawing(points: pd.DataFrame, kinds: Sequence[Panel], notes: str = "", **options: Any) -> Drawing:
-    """The figure of these points (`draw_facets`)."""
     return Drawing(data=points, page=partial(draw_facets, points, kinds, notes, **options))
 
 

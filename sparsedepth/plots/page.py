@@ -64,7 +64,6 @@ def panels(
 
 
 def line_handle(label: str, style: Style, **look: Any) -> Line2D:
-    """An entry of a legend."""
     colour, marker, dashes = style
     known: dict[str, Any] = {"color": colour, "marker": marker, "linestyle": dashes, "markersize": 4, "linewidth": 1.4}
     return Line2D([], [], label=label, **known | look)
@@ -163,7 +162,6 @@ def write(drawing: Drawing, path: Path, for_paper: bool = False) -> tuple[list[P
 
 
 def render(build: Callable[[], Figure], suffix: str) -> bytes:
-    """The page as the bytes of a file with this suffix."""
     with matplotlib.rc_context(RC):
         page = build()
         lay_out(page)

@@ -82,7 +82,6 @@ def without_diverged_cells(runs: pd.DataFrame) -> tuple[pd.DataFrame, int]:
 
 
 def n_changed(setting: str) -> int:
-    """The number of fields that a setting changes."""
     return 0 if setting.startswith(BASELINE) else 1 + setting.count(", ")
 
 

@@ -131,12 +131,10 @@ def shortened(text: str) -> str:
 
 
 def wrapped(text: str, width: int = LONGEST) -> str:
-    """A long name over several lines."""
     return "\n".join(textwrap.wrap(text, width, break_on_hyphens=False))
 
 
 def layer_ticks(axis: Any) -> None:
-    """A few ticks at whole layers."""
     axis.set_major_locator(MaxNLocator(6, integer=True, steps=[1, 2, 4, 5, 10]))
 
 

@@ -239,7 +239,6 @@ class ProbedHfModel:
 
 @contextmanager
 def _replaced_forward(modules: Iterable[nn.Module], function: Callable[..., Any]) -> Generator[None, None, None]:
-    """Context in which `function` replaces the modules' forward."""
     forwards = [(module, vars(module).get("forward")) for module in modules]
     try:
         for module, _ in forwards:

@@ -36,7 +36,6 @@ GEMMA2 = {
     "attention_out_norm": "post_attention_layernorm",
     "ffn_out_norm": "post_feedforward_layernorm",
 }
-"""Gemma-2's differences."""
 
 _KINDS = {"query", "key", "value", "output", "gate", "up", "down"}
 

@@ -72,7 +72,6 @@ class Facts:
     """0 = dense"""
     vocab_size: int
     max_len: int | None
-    """maximum sequence length"""
     params_total: int
     dtype: str
     """of the layers' weights"""

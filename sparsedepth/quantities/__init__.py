@@ -89,7 +89,6 @@ PROFILED: tuple[Quantity, ...] = tuple(quantity for quantity in QUANTITIES if qu
 
 
 def of_stage(stage: Stage) -> tuple[str, ...]:
-    """The quantities at one stage of the chain."""
     return tuple(quantity.name for quantity in QUANTITIES if quantity.stage == stage)
 
 

@@ -54,8 +54,6 @@ class Candidate(Section):
 
 
 class Recipe(Section):
-    """The recommendation at one depth."""
-
     depth: int | None
     objective: str
     unit: Annotated[str, Field(description="of a difference; 'ln ratio': of natural logarithms")]
@@ -131,8 +129,6 @@ class Verification(Section):
 
 
 class Test(Section):
-    """One test of the recipe."""
-
     __test__ = False
     name: str
     outcome: Literal["passed", "failed", "not run"]

@@ -196,7 +196,6 @@ def _place(depth: int | None, depths: Sequence[int]) -> tuple[Place, tuple[int, 
 
 
 def _nothing(runs: pd.DataFrame, found: Evidence) -> str:
-    """Why there is nothing to compare."""
     if len(found.runs) and not len(found.results):
         return f"only tuning runs are complete so far ({len(found.runs)})"
     if len(runs) and not len(found.runs):
@@ -349,7 +348,6 @@ def _scales(found: Evidence, depth: int) -> list[str]:
 
 
 def _why_nothing(found: Evidence, recipe: Recipe) -> str:
-    """Why no setting is recommended."""
     if not recipe.candidates:
         if names := sorted({name for changes in found.changes.values() for name, _ in changes} & {*DATA}):
             return f"the runs differ only in their data ({', '.join(names[:3])}), which is not a remedy"

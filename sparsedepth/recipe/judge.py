@@ -286,7 +286,6 @@ def _curve(baseline: Mapping[float, _Losses]) -> tuple[PowerLaw | None, str]:
 
 
 def _worth(curve: PowerLaw | None, pair: Pair) -> Speedup:
-    """The compute multiplier of a variant."""
     if curve is None:
         return Speedup(multiplier=None)
     # Independent runs may be paired in any order.

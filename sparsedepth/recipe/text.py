@@ -250,7 +250,6 @@ def write_page(path: Path, card: Card) -> tuple[Path, Path]:
 
 
 def page_path(path: Path) -> Path:
-    """The path of the Markdown page of the recipe in `path`."""
     return card_path(path).with_suffix(".md")
 
 

@@ -171,7 +171,6 @@ def configurations(card: Card) -> Configs:
 
 
 def _left_out(card: Card) -> tuple[Candidate, ...]:
-    """The changes that are left out one by one."""
     return card.recipe.changes if len(card.recipe.changes) > 1 else ()
 
 
@@ -191,7 +190,6 @@ def _differing(configs: Configs, tuned: Container[str]) -> list[str]:
 
 
 def verification_fields(card: Card, n_seeds: int) -> dict[str, Any]:
-    """The verification as a sweep."""
     changes = " and ".join(change.setting for change in card.recipe.changes)
     question = f"Does {changes} hold on fresh seeds, and is each of it needed?"
     return _sweep_fields(card, configurations(card), "verify", question, n_seeds)
@@ -250,7 +248,6 @@ def verified(card: Card, runs: pd.DataFrame, seeds: Sequence[int]) -> Card:
 
 
 def with_verification(card: Card, verification: Verification) -> Card:
-    """The card of the same recipe after it was verified."""
     tests = tests_of(card.recipe, card.holdout, verification)
     return card.model_copy(update={"version": card.version + 1, "verification": verification, "tests": tests})
 

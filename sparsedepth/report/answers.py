@@ -15,7 +15,7 @@ from sparsedepth.config.plain_text import counted, wrapped
 from sparsedepth.config.run import CELL_FIELDS
 from sparsedepth.effects.cells import BASELINE, COSTS, Cells, cells_of, is_ratio
 from sparsedepth.effects.frame import MATCHED, depth_effects, effects_frame, setting_effects
-from sparsedepth.effects.text import effects_text, is_missing, lr_text, nothing_text
+from sparsedepth.effects.text import effects_text, lr_text, nothing_text
 from sparsedepth.effects.verdict import ALPHA, POWER, size_text
 from sparsedepth.scaling.points import flops_text
 from sparsedepth.store.comparable_loss import COMMON, OWN, loss_of
@@ -118,7 +118,7 @@ def _variance_row(setting: str, variance: pd.DataFrame, *others: pd.DataFrame) -
     depths = of_setting.groupby("verdict", sort=False)["n_layers"].agg(lambda at: ", ".join(map(str, at)))
     at = "; ".join(f"{verdict} {text}" for verdict, text in depths.items())
     numbers = (row[name] for name in ("estimate", "lo", "hi"))
-    sizes = [None if is_missing(number) else size_text(number, row["unit"], times="x") for number in numbers]
+    sizes = [None if pd.isna(number) else size_text(number, row["unit"], times="x") for number in numbers]
     beside = [frame[(frame["setting"] == setting) & (frame["n_layers"] == row["n_layers"])] for frame in others]
     marked = [_marked(same.iloc[0]) if len(same) else None for same in beside]
     return (int(row["n_layers"]), *sizes, *marked, lr_text(row), at, setting)
@@ -126,7 +126,7 @@ def _variance_row(setting: str, variance: pd.DataFrame, *others: pd.DataFrame) -
 
 def _marked(row: Mapping[str, Any]) -> str | None:
     """'+0.012*': an effect, marked where it is shown."""
-    if is_missing(row["estimate"]):
+    if pd.isna(row["estimate"]):
         return None
     return size_text(row["estimate"], row["unit"], "+", times="x") + "*" * (row["verdict"] in SHOWN)
 
@@ -157,7 +157,7 @@ def _named(settings: Sequence[str]) -> str:
 def _missed(rows: pd.DataFrame, outcome: str) -> str:
     """'; a change smaller than about 0.5 nat/token would probably not have been seen'."""
     size = rows["detectable"].median()
-    if is_missing(size):
+    if pd.isna(size):
         return ""
     unit = "" if is_ratio(outcome) else f" {rows['unit'].iloc[0]}"
     factor = "a factor nearer to 1 than about " if is_ratio(outcome) else "a change smaller than about "
@@ -242,7 +242,7 @@ def _depth_row(row: Mapping[str, Any]) -> tuple[Any, ...]:
     forms = {"loss": None, "estimate": "{:+.3g}", "lo": "{:+.3g}", "hi": "{:+.3g}", "detectable": "{:.3g}"}
     forms |= {NEEDED: None, "tokens": "x{:.3g}", "flops": "x{:.3g}", "lr": "{:g}", "seeds": None}
     shown = [
-        None if is_missing(row[name]) else row[name] if form is None else form.format(row[name])
+        None if pd.isna(row[name]) else row[name] if form is None else form.format(row[name])
         for name, form in forms.items()
     ]
     basis = {"none": "neither", "flops": "FLOPs"}.get(row["basis"], row["basis"])

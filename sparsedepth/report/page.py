@@ -119,7 +119,6 @@ def html(folders: Sequence[Path], parts: dict[str, Any] | None, live: dict[str, 
 
 
 def advice_of(card: Card) -> dict[str, Any]:
-    """The parts of the recipe card that the template shows."""
     config = to_yaml(card) if card.recipe.config is not None else None
     settings = recipe_table(card).without_empty()
     return {

@@ -11,7 +11,7 @@ from sparsedepth.config.role import fields_where
 from sparsedepth.config.run import CELL_FIELDS, RunConfig
 from sparsedepth.effects.cells import Cells
 from sparsedepth.effects.frame import setting_effects
-from sparsedepth.effects.text import interval_text, is_missing, lr_text
+from sparsedepth.effects.text import interval_text, lr_text
 from sparsedepth.effects.verdict import ALPHA, POWER, size_text
 from sparsedepth.plots.forest import LOG_UNIT
 from sparsedepth.plots.style import DEGENERATE
@@ -97,7 +97,6 @@ def table_of_runs(runs: pd.DataFrame) -> Table:
 
 
 def _with_mark(value: Any, reasons: Sequence[str]) -> TableCell:
-    """A score, marked if it is degenerate."""
     score = cell(value)
     return TableCell(f"{score.text} {DEGENERATE}", score.key) if reasons and score.key != "" else score
 
@@ -153,7 +152,7 @@ def table_of_effects(effects: pd.DataFrame, compute: Worths) -> Table:
 
 def _size(value: Any, unit: str, sign: str = "") -> TableCell:
     """A difference, or for a logarithmic unit the ratio; sorted by the difference."""
-    return cell(None) if is_missing(value) else TableCell(size_text(value, unit, sign), float(value))
+    return cell(None) if pd.isna(value) else TableCell(size_text(value, unit, sign), float(value))
 
 
 def best_by_depth(cells: Cells) -> tuple[Table, str] | None:
@@ -186,10 +185,10 @@ def _best_at(cells: Cells, at: pd.DataFrame) -> Iterator[Any]:
     row = at.iloc[0] if used is None else used
     side = "_baseline" if used is None else ""
     value = row["baseline_value"] if used is None else row["baseline_value"] + row["estimate"]
-    value = None if is_missing(value) else math.exp(value) if cells.unit == "ln ratio" else value
+    value = None if pd.isna(value) else math.exp(value) if cells.unit == "ln ratio" else value
     yield int(row["n_layers"])
     yield "baseline" if used is None else row["setting"]
-    yield None if is_missing(row[f"lr{side}"]) else f"{row[f'lr{side}']:g}"
+    yield None if pd.isna(row[f"lr{side}"]) else f"{row[f'lr{side}']:g}"
     yield row[f"seeds{side}"]
     yield None if value is None else f"{value:.4g}"
     yield "none shown" if used is None else interval_text({**used, "unit": cells.unit}, "95% interval ")
@@ -198,4 +197,4 @@ def _best_at(cells: Cells, at: pd.DataFrame) -> Iterator[Any]:
     yield " to ".join(ends) or None
     for cost in ("flops", "time"):
         ratio = 1.0 if used is None else row[cost]
-        yield None if is_missing(ratio) else f"x{ratio:.3g}"
+        yield None if pd.isna(ratio) else f"x{ratio:.3g}"

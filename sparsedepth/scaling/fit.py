@@ -134,7 +134,6 @@ class Fit:
 
     @property
     def unit(self) -> str:
-        """The unit of the bootstrap."""
         return "clusters" if CLUSTER in self.points.columns else "points"
 
     @property

@@ -42,8 +42,6 @@ TERMS = (
 
 @dataclass(frozen=True, kw_only=True)
 class Law:
-    """The terms of the law, and fixed exponents."""
-
     terms: tuple[Term, ...] = TERMS
     fixed: Mapping[str, float] = field(default_factory=dict)
     """Exponents that are not fitted: {'a_l': 1.0}."""
@@ -60,7 +58,6 @@ class Law:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Names of the parameters of a fit."""
         symbols = [term.symbol for term in self.terms]
         return (*(f"g_{symbol}" for symbol in symbols), *(f"a_{symbol}" for symbol in symbols), "e")
 

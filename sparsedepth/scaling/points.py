@@ -20,7 +20,7 @@ import pandas as pd
 
 from sparsedepth.config.role import fields_where
 from sparsedepth.config.run import CELL_FIELDS, RunConfig
-from sparsedepth.effects.cells import CellRuns, cells_of, depth_of, fit_with_curves, read_runs
+from sparsedepth.effects.cells import BASELINE, CellRuns, cells_of, depth_of, fit_with_curves, read_runs
 from sparsedepth.quantities import sign
 from sparsedepth.store.comparable_loss import loss_in
 from sparsedepth.store.connection import Store, open_store
@@ -33,7 +33,6 @@ COLUMNS = ("model_size", "num_tokens", "d_model", "n_layers", "loss")
 IS_POINT = f"outcome = 'ok' AND {IS_RESULT}"
 SIZE_FIELDS = ("n_layers", "d_model", "n_heads", "n_kv_heads", "d_ff", "d_expert", "train_tokens", "seed")
 """Fields that may differ between the points of one law; n_kv_heads only in proportion to n_heads."""
-BASELINE = "baseline"
 LOSSES = ("val_loss", "val_loss_common", "val_bits_per_byte", "train_loss")
 SAME_BUDGET = 0.01
 """Budgets that differ by less are one: sizes are solved for within 1%."""

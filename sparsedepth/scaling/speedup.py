@@ -262,7 +262,6 @@ def worth(store: Store, objective: str) -> Worths:
 
 
 def _at_budget(curve: PowerLaw, baseline: pd.DataFrame, runs: pd.DataFrame) -> dict[str, Any]:
-    """The multipliers of one setting at one budget."""
     done = finished(runs)
     flops = float((runs if done.empty else done)["train_flops"].mean())
     n_diverged = int((runs["outcome"] == "diverged").sum())

@@ -329,7 +329,6 @@ def _table(
 
 
 def _why_none(store: Store, conditions: Sequence[str]) -> str:
-    """Why there is nothing to rank."""
     depths = [str(depth) for (depth,) in store.sql("SELECT DISTINCT n_layers FROM runs ORDER BY 1").rows]
     if text := only_tuning_text(store):
         return f"{text}; `best` ranks results"

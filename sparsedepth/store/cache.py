@@ -156,7 +156,6 @@ def _added(folder: Path, segments: Sequence[Rows], new: Rows) -> list[Rows]:
 
 
 def _joined(segments: Sequence[Rows]) -> Rows:
-    """The rows of several segments in memory."""
     import pyarrow.compute as pc  # slow to import, and rarely needed
 
     are_kept = [pc.field("run_id").isin(rows.runs["run_id"].combine_chunks()) for rows in segments]

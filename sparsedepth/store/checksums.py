@@ -63,7 +63,6 @@ class Marker:
     files: dict[str, tuple[str, int]]
     """name -> SHA-256 and size in bytes"""
     content: bytes
-    """The file's bytes."""
 
     @property
     def digest(self) -> str:
@@ -82,7 +81,6 @@ class Files:
 
 
 def new_marker(run_id: str, files: dict[str, tuple[str, int]]) -> Marker:
-    """The marker of these files."""
     listed = {name: {"sha256": checksum, "bytes": size} for name, (checksum, size) in files.items()}
     return Marker(run_id=run_id, files=files, content=json_text({"run_id": run_id, "files": listed}).encode())
 

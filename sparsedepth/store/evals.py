@@ -53,8 +53,6 @@ class EvaluationKey(Section):
 
 
 class Result(Section):
-    """One number."""
-
     metric: Annotated[str, Field(description=f"the harness's name; {_OURS}")]
     filter: Annotated[str, Field(description="how the harness extracted the answers; none = unchanged")]
     value: Annotated[Finite | None, Field(description="the score; NULL = not finite")]

@@ -88,8 +88,6 @@ class Entry(Section):
 
 
 class TableMap(Section):
-    """A strict, frozen record."""
-
     source: Annotated[str, Field(min_length=1, max_length=200, description="whose runs these are, and where they lie")]
     where: Annotated[str | None, Field(description="rows to take, as a condition over columns")] = None
     fields: Annotated[dict[str, str | Entry], Field(min_length=1, description="field -> column, arithmetic or entry")]
@@ -129,7 +127,6 @@ class TableMap(Section):
 
     @property
     def clusters(self) -> list[str]:
-        """The columns that name a cluster."""
         return [self.cluster] if isinstance(self.cluster, str) else self.cluster or []
 
 
@@ -161,8 +158,6 @@ def expressions(table_map: TableMap, columns: Collection[str]) -> dict[str, Expr
 
 
 class Imported(NamedTuple):
-    """Counts of an import."""
-
     rows: int
     """Of the table."""
     runs: int
@@ -373,7 +368,6 @@ def _write(out: Path, rows: Sequence[_Row], origin: Mapping[str, str], map_text:
 
 
 def _record(run: ImportedRun, known: Mapping[str, Any], manifest: Mapping[str, Any], folder: Path) -> Files:
-    """The files of a record."""
     facts = {name: known[name] for name in FACTS if name in known}
     summary = {"outcome": "ok", **{name: known[name] for name in OUTCOMES if name in known}}
     tokens, params = summary.setdefault("tokens_trained", run.config.get("train_tokens")), summary.get("params_total")

@@ -47,7 +47,6 @@ class QueryResult:
         return cls(columns=tuple(plain.columns), rows=tuple(plain.itertuples(index=False, name=None)))
 
     def values(self) -> list[list[Any]]:
-        """The values of each column."""
         return [[row[index] for row in self.rows] for index in range(len(self.columns))]
 
     def records(self) -> list[dict[str, Any]]:

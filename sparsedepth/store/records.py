@@ -113,7 +113,6 @@ class Pack:
         return sorted(place for place in self._places if place.partition("/")[0] == kind)
 
     def files(self, place: str) -> Files:
-        """The files of one record."""
         folder, content = self.folder / place, self.content(place, MARKER)
         if content is None:
             raise DamagedPack(self.folder, f"{RECORDS}.parquet", f"has no {place}/{MARKER}")

@@ -108,5 +108,4 @@ def arrow_schema(columns: Iterable[Column], keys: Collection[str] = ()) -> pa.Sc
 
 @functools.cache
 def file_schema(table: Table) -> pa.Schema:
-    """The Arrow schema of `<table>.parquet`."""
     return arrow_schema(FILE_COLUMNS[table], KEYS[table])

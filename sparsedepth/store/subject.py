@@ -79,7 +79,6 @@ class ImportedRun(Section):
 
 
 def is_imported(runs: "pd.DataFrame") -> bool:
-    """Whether any row of `runs` is imported."""
     return "origin" in runs.columns and bool(runs["origin"].notna().any())
 
 

@@ -239,8 +239,6 @@ def _make_views(table: Table, columns: Collection[str]) -> None:
 
 
 class Expression(NamedTuple):
-    """An expression of a map, or a condition."""
-
     sql: str
     columns: frozenset[str]
     """All columns in it."""

@@ -360,7 +360,6 @@ def utf8(text: str) -> str:
 
 @functools.cache
 def view_schema(view: Table) -> pa.Schema:
-    """The Arrow schema of a view's rows."""
     return arrow_schema(COLUMNS[view])
 
 

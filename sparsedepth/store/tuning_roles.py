@@ -50,7 +50,6 @@ def parse_tuned_fields(text: object) -> tuple[str, ...]:
 
 
 def result_rows(runs: "pd.DataFrame") -> "pd.DataFrame":
-    """The rows of `runs` that are results."""
     trained = without_measured_models(runs)
     return trained[~trained["tuning"].isin(["rejected", "tuning"])] if "tuning" in trained.columns else trained
 

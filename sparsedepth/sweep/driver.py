@@ -51,7 +51,6 @@ POLL_SECONDS = 1.0
 class SweepResult:
     states: list[RunState]
     unfinished: int
-    """number of unfinished tasks"""
     refused: Counter[str]
     """reason -> number of proposals that were not run"""
     stop: Stop

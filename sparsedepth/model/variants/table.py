@@ -33,7 +33,6 @@ VARIANTS: tuple[tuple[type[Block], Callable[[ModelConfig, int], bool]], ...] = (
 
 
 def make_block(config: ModelConfig, layer: int) -> Block:
-    """The block of layer 1..L."""
     return _composed(tuple(kind for kind, applies in VARIANTS if applies(config, layer)))(config, layer)
 
 
