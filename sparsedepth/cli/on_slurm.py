@@ -21,8 +21,8 @@ from sparsedepth.config.plain_text import duration
 from sparsedepth.config.sweep import SweepDefinition
 from sparsedepth.plan.price import Price, named_device, price_of, pricing_setup, with_finished
 from sparsedepth.plan.tasks import Plan
-from sparsedepth.sweep.results_folder import EndState, prepare
-from sparsedepth.sweep.status import RunState, forget_failures, known_runs, remaining_runs, scan
+from sparsedepth.sweep.results_folder import EndState, ResultsIndex, prepare
+from sparsedepth.sweep.status import RunState, forget_failures, remaining_runs, scan
 from sparsedepth.sweep.storage import database_url, hide_url
 
 POLL_SECONDS = 2.0
@@ -137,7 +137,8 @@ def is_settled(definition: SweepDefinition, states: list[RunState], expected: in
 def _follow(plan: Plan, array: TaskArray) -> list[RunState]:
     """Show progress until no task is left or no run is missing; the final states."""
     definition, expected = plan.definition, plan.expected
-    runs, printed, end = known_runs(plan, array.results), None, math.inf
+    index = ResultsIndex(array.results, definition, is_read_only=True)
+    runs, printed, end = [planned.config for planned in plan.runs(index.loss_of)], None, math.inf
     with ProgressDisplay(definition, expected, array.results) as display:
         while True:
             active = None  # while Slurm does not answer
@@ -149,7 +150,8 @@ def _follow(plan: Plan, array: TaskArray) -> list[RunState]:
                 print(f"tasks: {line}", file=sys.stderr, flush=True)
                 printed = line
             if definition.tune:  # finished tuning runs determine the next runs
-                runs = known_runs(plan, array.results)
+                index.forget_ends()
+                runs = [planned.config for planned in plan.runs(index.loss_of)]
             states = scan(array.results, definition, runs)
             display(states)
             if active == [] or time.monotonic() > end:

@@ -218,6 +218,10 @@ class ResultsIndex:
             self._ends[run_id] = self._rule(scratch) if has_begun(scratch) and not is_held(scratch.lock) else None
         return self._ends[run_id]
 
+    def forget_ends(self) -> None:
+        """Read anew how incomplete runs ended; complete records are kept, whose checksums take time."""
+        self._ends.clear()
+
     def state(self, run_id: str) -> str | None:
         """'complete', or how the run ended without a result; None if it is to be computed."""
         if self.is_complete(run_id):
