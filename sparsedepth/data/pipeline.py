@@ -60,6 +60,9 @@ class Manifest(Section):
     tokenizer: str
     tokenizer_size: int
     tokenizer_sha256: str | None
+    """of the folder's copy, which may be written differently"""
+    tokenizer_source: str | None = None
+    """SHA-256 of the file of a local tokenizer; None in manifests from before 2026-11-28"""
     eod: int
     val_fraction: float
     max_corpus_tokens: int | None
@@ -295,6 +298,7 @@ def _make_folder(config: RunConfig | TextConfig, kind: Any, folder: Path, tokeni
             **{name: getattr(config, name) for name in DataConfig.model_fields if name in Manifest.model_fields},
             tokenizer_size=tokenizer.size,
             tokenizer_sha256=sha256(saved) if saved.exists() else None,
+            tokenizer_source=_source_of_tokenizer(config),
             eod=tokenizer.eod,
             dtype=dtype,
             train=train,
@@ -319,14 +323,23 @@ def _progress(corpus: str) -> Generator[Callable[[int, int], None]]:
         yield lambda documents, tokens: progress.update(task, documents=documents, completed=tokens)
 
 
+def _source_of_tokenizer(config: RunConfig | TextConfig) -> str | None:
+    """The checksum of a local tokenizer's file; None for another one, and where the file is not at hand."""
+    file = Path(config.tokenizer, TOKENIZER_FILE)
+    return sha256(file) if file.is_file() else None
+
+
 def _check_fits(config: RunConfig | TextConfig, kind: Any, corpus: Corpus) -> None:
-    """Raises ValueError for a tokenizer that does not fit the run's fields, and for text that has changed."""
+    """Raises ValueError for a tokenizer that does not fit the run's fields, and for a tokenizer or files of text (by
+    their names and sizes) that have changed."""
     eod = corpus.manifest.eod
     kind.check_fits(config, corpus)
-    now = kind.fingerprint(config.corpus)
-    if now is not None and corpus.manifest.fingerprint not in (now, None):
-        told = f"corpus={config.corpus!r} has changed since {corpus.folder} was made from it, and runs on two texts"
-        raise ValueError(f"{told} cannot be compared; restore it, or name another results folder")
+    text = kind.fingerprint(config.corpus), corpus.manifest.fingerprint
+    ids = _source_of_tokenizer(config), corpus.manifest.tokenizer_source
+    for name, (now, before) in {"corpus": text, "tokenizer": ids}.items():
+        if None not in (now, before) and now != before:
+            told = f"{name}={getattr(config, name)!r} has changed since {corpus.folder} was made from it, and runs on"
+            raise ValueError(f"{told} two texts cannot be compared; restore it, or name another results folder")
     if isinstance(config, RunConfig) and config.mask_documents and config.eod != eod:
         told = f"eod={config.eod}, and tokenizer={config.tokenizer!r} ends a document with {eod}"
         raise ValueError(f"{told}; set eod={eod}")

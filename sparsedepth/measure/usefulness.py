@@ -31,6 +31,7 @@ Shapes: K successive replacements; 2: loss and accuracy.
 
 import dataclasses
 import itertools
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -48,6 +49,8 @@ from sparsedepth.probe.probed_model import ProbedModel
 
 NEEDED_AT = {"needed_layers_10mnat": 0.01, "needed_layers_50mnat": 0.05, "needed_layers_200mnat": 0.2}
 """Columns of `runs` -> thresholds [nat/token]."""
+ENOUGH_FIT_TOKENS = 16
+"""Per dimension of the stream: least squares on n tokens err by D / n of the variance that they leave."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -136,6 +139,9 @@ def fit_affine(probed: ProbedModel, fit_NT: Tensor) -> list[AffineUpdate]:
             f"{n_tokens} fit tokens do not determine an affine map of width {width}; expected more than d_model + 1 = "
             f"{width + 1}: raise fit_tokens (for released_code measure_tokens), or hold out more text"
         )
+    if n_tokens < ENOUGH_FIT_TOKENS * width:
+        few = f"{n_tokens} fit tokens for maps of width {width}: their own error is {width / n_tokens:.0%} of what they"
+        warnings.warn(f"{few} leave; raise fit_tokens to {ENOUGH_FIT_TOKENS * width}", stacklevel=2)
     n_seen, nothing = 0, torch.zeros((), dtype=torch.float64)
     moments: list[tuple[Tensor, Tensor]] = [(nothing, nothing)] * probed.n_layers
     with probing(probed):

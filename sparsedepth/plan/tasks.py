@@ -250,7 +250,11 @@ def random_proposals(definition: SweepDefinition) -> int:
 
 
 def _check_run(definition: SweepDefinition, config: RunConfig) -> None:
-    """Raises ValueError for a run too short to be pruned, and for a tokenizer known to have more tokens than it."""
+    """Raises ValueError for a run too short to be pruned, a window that hides nothing (another name of the same run),
+    and a tokenizer known to have more tokens than the run."""
+    if config.sliding_window and config.sliding_window >= max(config.seq_len, config.eval_seq_len or 0):
+        told = f"sliding_window={config.sliding_window} hides nothing of seq_len={config.seq_len}"
+        raise ValueError(f"{told}: the run without one under another id; use null, or a smaller window")
     if definition.prune:
         definition.prune.check_window(config.n_steps, config.log_every)
     size = known_size(config.tokenizer) if kind_of(config.corpus).is_tokenised else None

@@ -143,7 +143,10 @@ class Provenance(Section):
     code: list[str]
     kernels: list[str]
     data: list[str]
-    hours: Annotated[dict[str, float], Field(description="device -> wall-clock hours, tuning included")]
+    hours: Annotated[
+        dict[str, float],
+        Field(description="device -> wall-clock hours, tuning included; a trunk counts in each of its branches"),
+    ]
     node_hours: Annotated[float | None, Field(description="on a cluster, tuning and lost starts included")] = None
     command: str
 

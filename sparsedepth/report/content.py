@@ -228,7 +228,9 @@ def table_of_provenance(runs: pd.DataFrame) -> Table:
     started = sorted(runs["started"].dropna())
     times = [("started", f"{started[0]} to {started[-1]}", len(started))] if started else []
     total = pd.to_numeric(runs["seconds"], errors="coerce").sum()
-    times.append(("wall-clock time of all runs", f"{total / 3600:.3g} h", len(runs)))
+    times.append(
+        ("wall-clock time of all runs; a trunk counts in each of its branches", f"{total / 3600:.3g} h", len(runs))
+    )
     if len(on_nodes := runs["node_hours"].dropna()):
         times.append(("node hours on a cluster, lost starts included", f"{on_nodes.sum():.3g} h", len(on_nodes)))
     rows = [(name, value, n) for name, values in facts.items() for value, n in values.most_common()]

@@ -159,6 +159,12 @@ def test_of_a_search_as_many_runs_are_left_as_are_not_there(tmp_path):
     assert len(remaining_runs(Plan(sweep), tmp_path / "out")) == 5
 
 
+def test_a_window_that_hides_nothing_is_no_setting(tmp_path):
+    sweep = sweep_definition(definition(tmp_path, space={"sliding_window": [None, 8, 10_000]}))
+    with pytest.raises(ValueError, match=r"sliding_window=10000 hides nothing of seq_len=\d+: .* use null"):
+        Plan(sweep)
+
+
 def test_what_a_search_excludes_need_not_be_built(tmp_path):
     """The first point has three heads of 16 channels."""
     space = {"n_heads": [3, 2], "lr": {"low": 1e-3, "high": 1e-2}}

@@ -3,6 +3,7 @@
 import fcntl
 import hashlib
 import json
+import shutil
 import signal
 import subprocess
 import sys
@@ -16,7 +17,7 @@ from sparsedepth.config.run import RunConfig
 from sparsedepth.data import text
 from sparsedepth.data.pipeline import Corpus, data_id, prepare
 from sparsedepth.data.text import KIND, TextSource
-from sparsedepth.data.tokenizer import ByteTokenizer
+from sparsedepth.data.tokenizer import _END, ByteTokenizer
 from sparsedepth.files import sha256
 
 CHILD = """
@@ -197,6 +198,21 @@ def test_damage_is_named_with_its_fix(texts, tmp_path):
             path.write_bytes(whole)
     again = prepare(config(texts, tokenizer="bpe:264"), tmp_path / "data")
     assert again.manifest == corpus.manifest
+
+
+def test_a_local_tokenizer_that_changed_is_refused_and_one_that_is_gone_is_not_needed(texts, tmp_path):
+    folder, other = (tmp_path / name for name in ("tokenizer", "other"))
+    for path, size in ((folder, "bpe:264"), (other, "bpe:270")):
+        path.mkdir()
+        prepare(config(texts, tokenizer=size, vocab_size=300), tmp_path / "made").tokenizer().save(path)
+        (path / "tokenizer_config.json").write_text(json.dumps({"eos_token": _END}))
+    run = config(texts, tokenizer=str(folder), vocab_size=300)
+    corpus = prepare(run, tmp_path / "data")
+    shutil.copyfile(other / "tokenizer.json", folder / "tokenizer.json")
+    with pytest.raises(ValueError, match=r"tokenizer='.*' has changed since .* was made from it"):
+        prepare(run, tmp_path / "data")
+    folder.rename(tmp_path / "elsewhere")
+    assert prepare(run, tmp_path / "data").manifest == corpus.manifest
 
 
 def test_text_that_changed_is_refused_and_text_that_is_gone_is_not_needed(texts, tmp_path):
