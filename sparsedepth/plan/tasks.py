@@ -2,7 +2,8 @@
 
 For a grid and the samplers random and qmc, the definition alone determines the cells. A task is one run (a cell with
 one seed). Tasks are ordered by seed, then longest first, so that every cell has its first replicate early and workers
-finish together. With tpe and nsga2 a task is a proposal with all its seeds, since the sampler needs their mean.
+finish together; with `branch_at` shortest first, then by seed, so that longer runs go on from their trunks. With tpe
+and nsga2 a task is a proposal with all its seeds, since the sampler needs their mean.
 
 With `tune`, tasks are added as results come in: each cell's grid with the tuning seeds, its extension if the best value
 is at an edge, then the result seeds at the best value. One that is still at an edge is used; the store flags it
@@ -14,6 +15,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
+from operator import itemgetter
 from statistics import fmean
 from typing import Any, Literal
 
@@ -114,7 +116,7 @@ class Plan:
 
     def runs(self, loss_of: LossOf = no_results) -> list[PlannedRun]:
         """All known runs, in the order in which they should start; none for an adaptive sampler."""
-        runs: dict[str, tuple[int, float, PlannedRun]] = {}
+        runs: dict[str, tuple[tuple[float, float], PlannedRun]] = {}
         tuning_seeds = self.definition.tuning_seeds
         for cell_match in self.matches:
             points, best, is_final = self._tuning(cell_match, loss_of)
@@ -124,10 +126,9 @@ class Plan:
             for point, seeds, first in cells:
                 for round_, seed in enumerate(seeds, start=first):
                     planned = self._plan({**cell_match.cell, **point}, seed)
-                    # Of one trunk the shortest first, since longer runs go on from it.
-                    order = planned.flops if self.definition.branch_at else -planned.flops
-                    runs.setdefault(planned.run_id, (round_, order, planned))
-        return [planned for _, _, planned in sorted(runs.values(), key=lambda entry: entry[:2])]
+                    place = (planned.flops, round_) if self.definition.branch_at else (round_, -planned.flops)
+                    runs.setdefault(planned.run_id, (place, planned))
+        return [planned for _, planned in sorted(runs.values(), key=itemgetter(0))]
 
     def is_open(self, loss_of: LossOf) -> bool:
         """Whether runs will be added once the known runs are finished: the tuned value of a cell is not known yet."""

@@ -192,7 +192,8 @@ def speedup(
     reason = ""
     if not curve.is_identified:
         least, most = curve.allowed[[0, -1]]
-        reason = f"L_inf is not identified: the range over {least:.3g} to {most:.3g} nat/token"
+        over = f"the range over {least:.3g} to {most:.3g}" if most else "the law is straight, and it is taken as 0"
+        reason = f"L_inf is not identified: {over} nat/token"
     ends = {"lo": math.exp(max(lo, -700.0)) * cost_ratio, "hi": math.exp(min(hi, 700.0)) * cost_ratio}
     return replace(found, **ends, reason=reason)
 
