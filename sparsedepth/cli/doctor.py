@@ -63,6 +63,7 @@ def doctor(format: Annotated[Literal["table", "json"], typer.Option(help="output
 
 
 def examine() -> Iterator[Finding]:
+    """All findings, in the order of the printed report."""
     yield Finding(group="system", name="sparsedepth", fact=__version__)
     yield Finding(group="system", name="python", fact=platform.python_version())
     yield from _machine()

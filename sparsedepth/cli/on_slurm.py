@@ -138,7 +138,7 @@ def _follow(plan: Plan, array: TaskArray) -> list[RunState]:
     """Show progress until no task is left or no run is missing; the final states."""
     definition, expected = plan.definition, plan.expected
     index = ResultsIndex(array.results, definition, is_read_only=True)
-    runs, printed, end = [planned.config for planned in plan.runs(index.loss_of)], None, math.inf
+    runs, printed, end = None, None, math.inf
     with ProgressDisplay(definition, expected, array.results) as display:
         while True:
             active = None  # while Slurm does not answer
@@ -149,7 +149,7 @@ def _follow(plan: Plan, array: TaskArray) -> list[RunState]:
             if active is not None and (line := task_counts(active)) != printed:
                 print(f"tasks: {line}", file=sys.stderr, flush=True)
                 printed = line
-            if definition.tune:  # finished tuning runs determine the next runs
+            if runs is None or definition.tune:  # finished tuning runs determine the next runs
                 index.forget_ends()
                 runs = [planned.config for planned in plan.runs(index.loss_of)]
             states = scan(array.results, definition, runs)

@@ -78,12 +78,14 @@ class ProgressDisplay:
         shared = dict(zip((config.run_id for config in configs), shared_steps(configs), strict=True))
         done = total = gained = 0.0
         for state in states:
-            taken_over = shared.get(state.run_id, 0)
-            steps, step = (state.config.n_steps, state.config.batch_tokens) if state.config else (1, 1)
-            step *= cost(state.config).flops_per_token if state.config else 1.0
-            own = (steps if state.state in WITHOUT_RESULT else max(state.done * steps, taken_over)) - taken_over
-            gained += own * step - self.initial.setdefault(state.run_id, own * step)
-            done, total = done + own * step, total + (steps - taken_over) * step
+            steps, taken_over, flops_per_step = 1, 0, 1.0
+            if config := state.config:
+                steps, taken_over = config.n_steps, shared[config.run_id]
+                flops_per_step = float(cost(config).flops_per_token * config.batch_tokens)
+            steps_done = steps if state.state in WITHOUT_RESULT else state.done * steps
+            own = max(steps_done - taken_over, 0.0) * flops_per_step
+            gained += own - self.initial.setdefault(state.run_id, own)
+            done, total = done + own, total + (steps - taken_over) * flops_per_step
         total *= max(1.0, self.expected / max(1, len(states)))  # of runs at values that tuning has yet to choose
         elapsed, share = time.monotonic() - self.started, done / total if total else 0.0
         if share == 1:

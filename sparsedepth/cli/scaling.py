@@ -34,6 +34,7 @@ def fitted(
     ] = None,
     bootstrap: Replicates = 500,
 ) -> "Report":
+    """The law fitted to the points of a folder or a table. Raises ValueError for points that do not determine it."""
     from sparsedepth.scaling import points
     from sparsedepth.scaling.fit import bootstrap as refitted, fit as fit_law
     from sparsedepth.scaling.report import Report

@@ -65,6 +65,7 @@ class Request:
     storage: str | None = None
 
     def __post_init__(self) -> None:
+        """Raises ValueError for an invalid option."""
         for name in ("partition", "account"):
             value = getattr(self, name)
             if value is not None and not re.fullmatch(r"[\w.,+-]+", value):

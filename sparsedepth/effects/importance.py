@@ -194,6 +194,7 @@ def search_lines(runs: pd.DataFrame, search: SweepDefinition, by: str | None = N
 
 
 def search_table(runs: pd.DataFrame, search: SweepDefinition, by: str | None = None) -> QueryResult:
+    """One row per objective and axis."""
     frame = proposals(result_rows(runs), search)
     columns = ("objective", "axis", "ped_anova", "fanova", "best_values", "proposals")
     rows = [

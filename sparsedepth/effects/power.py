@@ -158,6 +158,7 @@ def power_text(noise: Noise, source: str, outcome: str, tuned: Sequence[str], ef
 
 
 def power_table(powers: Sequence[Power], outcome: str, effect: float | None) -> QueryResult:
+    """One row per setting."""
     rows = []
     for power in powers:
         found = "none: too few seeds" if power.detectable is None else _size(power.detectable, unit_of(outcome))

@@ -34,6 +34,7 @@ EXPLAINED = (
 
 
 def effects_text(effects: pd.DataFrame, cells: Cells, detail: bool = False) -> str:
+    """The effects of a frame for a terminal: a table, what its columns mean, and what was withheld."""
     if effects.empty:
         return nothing_text(cells)
     names = ["n_layers", "effect", "lo", "hi", "detectable", "verdict", "lr", "basis", "seeds", "diverged", "flops"]

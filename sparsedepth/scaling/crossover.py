@@ -161,9 +161,11 @@ def _first_for_good(holds_G: np.ndarray) -> int:
 
 
 def crossover_lines(found: Sequence[Crossover]) -> list[str]:
+    """A sentence for each depth and setting."""
     head = "worth its cost: less loss than every shallower depth at equal training FLOPs"
     return [f"{head} (95%: seeds, and the choice of lr where it was tuned)", *(one.sentence for one in found)]
 
 
 def crossover_table(found: Sequence[Crossover]) -> QueryResult:
+    """A row for each depth and setting."""
     return QueryResult(columns=Crossover._fields, rows=tuple(map(tuple, found)))

@@ -179,7 +179,7 @@ def test_the_mean_over_tuning_seeds_chooses_and_their_runs_are_no_results():
 
 
 def test_the_sweep_and_its_store_choose_among_the_same_values():
-    """An earlier grid had 0.05 and 0.8, which the one of today, extended once, does not reach: 0.05 is the lowest."""
+    """Of an earlier grid are 0.05 and 0.1; the one of today, extended once, reaches 0.1 alone, though 0.05 is lower."""
     tuned = Tuning(
         fields=("lr",), grid=((0.2, 0.4, 0.8),), extensions=1, tuning_seeds=(9,), seeds=(0,), objective="val_loss"
     )
