@@ -8,7 +8,8 @@ SPARSEDEPTH_SLOW names a folder: until it has the file `start`, `sparsedepth wor
 until it has `steps`, a step of training takes a second.
 
 SPARSEDEPTH_PACE names a folder whose file `allowed` holds a number: so many runs may train to their end. Each of the
-others waits at a step drawn at random, so that no machine is too fast to be disturbed (`disturbed.Pace`).
+others waits at a step drawn at random, so that no machine is too fast to be disturbed (`interrupted_sweep.Pace`): never
+at the first, before which a run has written no progress, and so cannot be waited for.
 """
 
 import fcntl
@@ -64,7 +65,7 @@ class Turn:
 
     def wait(self, run_id: str, step: int, n_steps: int) -> None:
         """Before a step; an orphan goes on, to see that it is to stop."""
-        if self.has_come or step < random.Random(f"{os.getpid()} {run_id}").randrange(n_steps):
+        if self.has_come or step < random.Random(f"{os.getpid()} {run_id}").randrange(1, n_steps):
             return
         while not self.has_come and os.getppid() == self.parent:
             self.has_come = self._enter(Path(os.environ["SPARSEDEPTH_PACE"]))
