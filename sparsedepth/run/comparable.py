@@ -20,13 +20,15 @@ def checked_source(config: RunConfig, results: Path, tokenizer: Tokenizer | None
     """The source of a run. Raises ValueError as `open_source`, and for text too short, or not that of other runs."""
     source = open_source(config, results / "data", tokenizer)
     source.batch(config, 0)  # this and the following raise for a text that is too short
-    source.held_out(config.seq_len, config.measure_tokens)
+    scored = source.held_out(config.seq_len, config.measure_tokens)
     if "loss" in config.measures:
         source.held_out(config.eval_seq_len or config.seq_len, config.val_tokens)
-    if "usefulness" in config.measures:
-        n_fit = source.held_out(config.seq_len, config.fit_tokens, config.measure_tokens).n_tokens
+    fitted = [scored] if "released_code" in config.measures else []
+    if not {"usefulness", "joint"}.isdisjoint(config.measures):
+        fitted.append(source.held_out(config.seq_len, config.fit_tokens, config.measure_tokens))
+    for n_fit in (sequences.n_tokens for sequences in fitted):
         if n_fit <= config.stream_width + 1:
-            told = f"{n_fit} tokens to fit usefulness's maps after measure_tokens={config.measure_tokens}"
+            told = f"{n_fit} tokens to fit maps to (measure_tokens={config.measure_tokens} come first)"
             needed = f"d_model={config.d_model} needs more than {config.stream_width + 1}"
             fix = "use a longer corpus or a larger val_fraction"
             raise ValueError(f"the held-out text has {told}, but {needed}; {fix}")

@@ -7,7 +7,7 @@ import pytest
 from support.tiny_sweep import CPU, run_config
 
 from sparsedepth.data.pipeline import CorpusSource
-from sparsedepth.run.comparable import check_same_precision, check_same_text
+from sparsedepth.run.comparable import check_same_precision, check_same_text, checked_source
 from sparsedepth.run.execute import execute
 from sparsedepth.run.train_and_measure import Options
 from sparsedepth.train.runtime import resolve
@@ -25,6 +25,16 @@ def test_automatic_precisions_do_not_mix(tmp_path):
     check_same_precision(run_config(tmp_path, n_layers=1, precision="bf16"), on_gpu, results)
     with pytest.raises(ValueError, match=f"precision=auto is bf16 on cpu, but run {auto.run_id} of .* in fp32"):
         check_same_precision(auto, on_gpu, results)
+
+
+@pytest.mark.parametrize("measure", ["usefulness", "joint", "released_code"])
+def test_held_out_text_too_short_to_fit_maps_is_refused_before_training(tmp_path, measure):
+    many = 2**15  # tokens; the held-out text has fewer
+    fields = {"measures": [measure], "fit_tokens": many, "measure_tokens": many if measure == "released_code" else 128}
+    config = run_config(tmp_path, d_model=many // 2, **fields)
+    with pytest.raises(ValueError, match=f"d_model={many // 2} needs more than {many // 2 + 1}"):
+        checked_source(config, tmp_path / "results")
+    checked_source(run_config(tmp_path, measures=[measure]), tmp_path / "results")
 
 
 @pytest.mark.parametrize("content", [b"", b"null", b"[1]", b'{"data": null}', b"{}", b"\xff"])
