@@ -45,6 +45,8 @@ COSTS = {
     "time": "training_seconds",
 }
 """Cost -> column of `runs`."""
+MATCHED = 0.01
+"""A cost is equal if both sides agree to 1%."""
 MEASURE = fields_where(RunConfig, lambda role: role.kind == "measure")
 LOSSES = {OWN, COMMON}
 Changes = frozenset[tuple[str, Any]]
@@ -102,17 +104,17 @@ class Cells:
 
 
 def cells_of(runs: pd.DataFrame, outcome: str, every_budget: bool = False) -> Cells:
-    """The cells of these rows of `runs`, of branched ones those at the largest budget of each setting. Raises
-    ValueError for an outcome that is no number of `runs`."""
+    """The cells of these rows of `runs`; where budgets are branches, or differ by depth, those at one of each depth.
+    Raises ValueError for an outcome that is no number of `runs`."""
     unit = unit_of(outcome, runs)
     runs = of_trained = without_measured_models(runs)
     results = result_rows(runs)
     records = _records(runs)
     settings = _settings(results if results.empty else runs, records)
     budget_text = ""
-    if settings and not every_budget and BUDGET in settings.label_fields and distinct(results, "schedule") == ["wsd"]:
-        budget_text = f"several {BUDGET} were run: effects at the largest of each depth (--as speedup has all)"
-        runs = _largest_budgets(runs, settings, records)
+    if settings and not every_budget and _has_budgets(results, settings):
+        budget_text = f"several {BUDGET} were run: effects at that of most settings (--as speedup has all)"
+        runs = _one_budget(runs, settings, records)
         results = result_rows(runs)
         settings = _settings(results if results.empty else runs, records)
     changes = {cell: _changes(settings, record) for cell, record in records.items()}
@@ -207,12 +209,33 @@ def _changes(settings: Settings | None, record: Mapping[str, Any]) -> dict[str, 
     return {name: record[name] for name in names if settings and record[name] != settings.baseline.knobs[name]}
 
 
-def _largest_budgets(runs: pd.DataFrame, settings: Settings, records: Mapping[str, Mapping[str, Any]]) -> pd.DataFrame:
-    """The runs of each setting and depth at its largest budget: branches of one trunk are no independent runs.
-    `scaling` compares budgets."""
+def _has_budgets(results: pd.DataFrame, settings: Settings) -> bool:
+    """Whether several budgets are no setting: branches, or a depth that lacks the baseline's."""
+    if BUDGET not in settings.label_fields:
+        return False
+    has_own = results[BUDGET].eq(settings.baseline.knobs[BUDGET]).groupby(results["n_layers"]).any()
+    return distinct(results, "schedule") == ["wsd"] or not has_own.all()
+
+
+def _one_budget(runs: pd.DataFrame, settings: Settings, records: Mapping[str, Mapping[str, Any]]) -> pd.DataFrame:
+    """The runs of each depth at one budget, equal in tokens or in FLOPs: that with a baseline and the most settings, of
+    these the largest. Branches of one trunk are no independent runs. `scaling` compares budgets."""
+    from scipy.sparse.csgraph import connected_components
+
     others = {cell: frozenset((_changes(settings, own) | {BUDGET: None}).items()) for cell, own in records.items()}
-    of_setting = runs.groupby([runs["n_layers"], runs["cell_id"].map(others)], sort=False)
-    return runs[runs[BUDGET] == of_setting[BUDGET].transform("max")]
+    kept = []
+    for _, cells in runs.drop_duplicates("cell_id").groupby("n_layers"):
+        costs = cells.reindex(columns=[BUDGET, COSTS["flops"]]).apply(pd.to_numeric, errors="coerce")
+        tokens_N, flops_N = costs.to_numpy(dtype=float).T
+        is_equal_NN = (tokens_N[:, None] == tokens_N) | (np.abs(flops_N[:, None] / flops_N - 1) <= MATCHED)
+        setting = cells["cell_id"].map(others)
+        at_budget = [
+            (frozenset({(BUDGET, None)}) in {*of}, of.nunique(), tokens_N[group_N == group].max(), [*of.index])
+            for group_N in [connected_components(is_equal_NN)[1]]
+            for group, of in setting.groupby(group_N)
+        ]
+        kept += max(at_budget)[-1]
+    return runs[runs["cell_id"].isin(runs.loc[kept, "cell_id"])]
 
 
 def distinct(runs: pd.DataFrame, column: str) -> list[str]:

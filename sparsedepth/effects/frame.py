@@ -23,7 +23,7 @@ import pandas as pd
 from pydantic import Field
 
 from sparsedepth.config.section import Section
-from sparsedepth.effects.cells import BASELINE, COSTS, CellRuns, Cells, Depth, fit_of, fit_with_curves
+from sparsedepth.effects.cells import BASELINE, COSTS, MATCHED, CellRuns, Cells, Depth, fit_of, fit_with_curves
 from sparsedepth.effects.fit import Fit
 from sparsedepth.effects.verdict import Distribution, Row, Side, judged
 from sparsedepth.quantities import sign
@@ -40,8 +40,6 @@ COUNTS = ("n_layers", "seeds", "seeds_baseline", "diverged", "diverged_baseline"
 SIZES = {"d_model": "width slope", "train_tokens": "budget slope"}
 """The last question, the slope over the tuned field, has the name of that field: 'lr slope'."""
 QUESTIONS = ("setting", "depth", "beside", "interaction", "depth slope", *SIZES.values())
-MATCHED = 0.01
-"""A cost is equal if both sides agree to 1%."""
 BASES = ("tokens", "flops", "params_total", "params_active")
 """The costs that both sides may share."""
 OWN_LR = "own lr"

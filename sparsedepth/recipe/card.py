@@ -33,7 +33,7 @@ def comparison_of(effect: Effect | None) -> Comparison:
 
 
 class Candidate(Section):
-    """One setting on top of the baseline: its effect, and the reason if it is better and yet not recommended."""
+    """One setting on top of the baseline: its effect, and why it does not count although it is better or worse."""
 
     effect: Effect
     values: Annotated[dict[str, Any], Field(description="RunConfig field -> value at the setting, where it differs")]
@@ -42,7 +42,9 @@ class Candidate(Section):
     """compute of the baseline at the same loss over its own, lo, hi; with three budgets"""
     is_combination: Annotated[bool, Field(description="of two settings that were also run one by one")] = False
     recommended: bool = False
-    refused: Annotated[str, Field(description="why a better setting is no part of the recipe")] = ""
+    refused: Annotated[
+        str, Field(description="why a better setting is not in the recipe, or a worse one does not count")
+    ] = ""
 
     @property
     def setting(self) -> str:
@@ -73,6 +75,8 @@ class Recipe(Section):
     """two settings, each better alone, that were not run together"""
     abstained: Annotated[str, Field(description="why nothing is recommended; empty if something is")] = ""
     weakness: Annotated[str, Field(description="why these models are no evidence about depth; empty if they are")] = ""
+    left_out: str = ""
+    """runs that are not compared: other budgets, another way of scoring"""
     unknown: str = ""
     """source of third-party runs, and what is unknown about them; empty without any"""
     defaulted: tuple[str, ...] = ()

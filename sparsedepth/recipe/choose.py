@@ -19,8 +19,8 @@ from sparsedepth import quantities
 from sparsedepth.config.load import build
 from sparsedepth.config.role import fields_where
 from sparsedepth.config.run import RunConfig, known_measures
-from sparsedepth.effects.cells import BASELINE, Cells, Changes, cells_of, distinct, plain
-from sparsedepth.effects.frame import BASES, MATCHED, Effect, as_records, effects_frame
+from sparsedepth.effects.cells import BASELINE, MATCHED, Cells, Changes, cells_of, distinct, plain
+from sparsedepth.effects.frame import BASES, Effect, as_records, effects_frame
 from sparsedepth.recipe.card import Candidate, Place, Recipe, comparison_of
 from sparsedepth.store.comparable_loss import COMMON, has_one_context
 from sparsedepth.store.degeneracy import common_weakness, degeneracy, score_rows, usable_form
@@ -31,8 +31,8 @@ DATA = fields_where(RunConfig, lambda role: role.kind == "data")
 BUDGET = fields_where(RunConfig, lambda role: role.kind in ("capacity", "data"))
 """Fields that no recipe recommends: they are a budget, and losses on other data do not compare."""
 SCALES = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
-OWN_CONTEXT = ("train_loss", "val_loss", "val_bits_per_byte")
-"""Losses at each run's own context length, which improve with a longer context."""
+OWN_CONTEXT = ("train_loss", "val_loss", "val_bits_per_byte", "val_accuracy")
+"""Scores at each run's own context length, which improve with a longer context."""
 
 
 class Evidence:
@@ -148,10 +148,11 @@ def derive(
     depths = tuple(d for d in found.depths if below is None or d < below)
     depth = depths[-1] if depth is None and depths else depth
     place, shown_at = _place(depth, depths)
-    used = found.results[found.results["n_layers"].isin(shown_at or depths)]
+    compared = found.results["run_id"].isin(found.cells.rows["run_id"])
+    used = found.results[found.results["n_layers"].isin(shown_at or depths) & compared]
     recipe = Recipe(
         depth=depth, objective=objective, unit=found.cells.unit, matched=matched, place=place, shown_at=shown_at,
-        seen_on=seen_on(used), run_ids=tuple(sorted(used["run_id"])),
+        seen_on=seen_on(used), run_ids=tuple(sorted(used["run_id"])), left_out=found.cells.budget_text,
         unknown=import_note(zip(used["origin"], used["unknown_fields"], strict=True)) if is_imported(used) else "",
         defaulted=unstated(used), tried=found.tried,
     )  # fmt: skip
@@ -230,8 +231,8 @@ def _range(values: pd.Series) -> str:
 
 
 def _candidates(found: Evidence, recipe: Recipe) -> Iterator[Candidate]:
-    """Every setting at the nearest depth with the reason against it, if it is better. Other data are left out: an
-    easier task is not a remedy."""
+    """Every setting at the nearest depth, with the reason why it does not count as better or worse. Other data are left
+    out: an easier task is not a remedy."""
     nearest, *others = recipe.shown_at
     effects = [effect for effect in found.effects(nearest) if effect.question == "setting"]
     at_depth = {found.changes[effect.setting] for effect in effects}
@@ -241,25 +242,36 @@ def _candidates(found: Evidence, recipe: Recipe) -> Iterator[Candidate]:
     for effect in effects:
         changes = found.changes[effect.setting]
         fields = {name for name, _ in changes}
-        if fields & {*DATA} or found.runs_of(effect.setting, nearest).empty:
+        if found.runs_of(effect.setting, nearest).empty:
             continue
         config = found.config(effect.setting, nearest, recipe.depth, effect.lr)
         values, baseline_values = differing_values(config, recipe.baseline, recipe.tried)
-        refused = ""
-        if comparison_of(effect) == "better":
-            refused = _reason_against(effect, fields, recipe, own_context)
-            elsewhere = [d for d in others if comparison_of(found.effect(d, effect.setting)) != "better"]
-            if elsewhere and not refused:
-                refused = f"not shown to help at {elsewhere[0]} layers"
+        if {*fields, *values} & {*DATA}:
+            continue
+        refused, shown = "", comparison_of(effect)
+        elsewhere = [d for d in others if comparison_of(found.effect(d, effect.setting)) != shown]
+        if shown == "better":
+            sizes = {name for name in values if None not in (values[name], baseline_values[name])} & {*BUDGET}
+            refused = _reason_against(effect, fields, sizes - fields, recipe, own_context)
+        elif shown == "worse" and fields & {*BUDGET}:
+            refused = "a budget, no recipe"
+        if shown != "not shown" and elsewhere and not refused:
+            refused = f"not shown to {'help' if shown == 'better' else 'hurt'} at {elsewhere[0]} layers"
         is_both = any(part < changes and changes - part in at_depth for part in at_depth)
         yield Candidate(
             effect=effect, values=values, baseline_values=baseline_values, is_combination=is_both, refused=refused
         )
 
 
-def _reason_against(effect: Effect, fields: set[str], recipe: Recipe, own_context: Sequence[str]) -> str:
+def _reason_against(
+    effect: Effect, fields: set[str], other_sizes: set[str], recipe: Recipe, own_context: Sequence[str]
+) -> str:
+    """`other_sizes`: those that differ too, without being part of the setting, as a size solved for equal cost does."""
     if fields & {*BUDGET}:
         return "a budget, no recipe"
+    costs = (effect.flops, effect.params_total, effect.params_active)
+    if other_sizes and not any(cost is not None and abs(cost - 1) <= MATCHED for cost in costs):
+        return f"{' and '.join(sorted(other_sizes))} differ{'s' * (len(other_sizes) == 1)} too: a budget, no recipe"
     if "seq_len" in fields and effect.outcome in own_context:
         return f"{effect.outcome} is scored at each run's own seq_len; use {COMMON}, with one eval_seq_len for all runs"
     ratio = getattr(effect, recipe.matched)
@@ -349,10 +361,10 @@ def _scales(found: Evidence, depth: int) -> list[str]:
 
 def _why_nothing(found: Evidence, recipe: Recipe) -> str:
     if not recipe.candidates:
-        if names := sorted({name for changes in found.changes.values() for name, _ in changes} & {*DATA}):
+        if found.cells.settings and (names := found.cells.settings.data):
             return f"the runs differ only in their data ({', '.join(names[:3])}), which is not a remedy"
         return "all runs have the same configuration: nothing was varied"
-    if refused := [c for c in recipe.candidates if c.refused]:
+    if refused := [c for c in recipe.candidates if c.refused and c.comparison == "better"]:
         return "; ".join(f"{candidate.setting} is better, but {candidate.refused}" for candidate in refused)
     if not recipe.is_compared:
         return next((c.effect.reason for c in recipe.candidates if c.effect.reason), "there is no interval")

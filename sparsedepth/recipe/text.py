@@ -20,7 +20,7 @@ from sparsedepth.store.comparable_loss import layers_hint
 from sparsedepth.store.query_result import QueryResult, fit, to_markdown
 
 LISTS: dict[Comparison, str] = {"better": "do", "worse": "don't", "not shown": "not shown"}
-"""Comparison with the baseline -> the list that a setting is on."""
+"""Comparison with the baseline -> the list that a setting is on, unless it is refused."""
 OPTIONAL = ("lr params", "seeds", "flops", "detectable", "compute")
 WIDTH = 110
 """Of comments above YAML."""
@@ -53,7 +53,7 @@ def sentence(card: Card) -> str:
 def _nothing_text(recipe: Recipe) -> str:
     """'nothing tried was shown to help; a gain smaller than about 0.07 nat/token would probably not have been seen'."""
     settings = [candidate for candidate in recipe.candidates if not candidate.is_combination]
-    n_worse = sum(candidate.comparison == "worse" for candidate in settings)
+    n_worse = sum(candidate.comparison == "worse" and not candidate.refused for candidate in settings)
     worse = f", {n_worse} of {counted(len(settings), 'setting')} {'was' if n_worse == 1 else 'were'} shown to hurt"
     text = f"nothing tried was shown to help{worse if n_worse else ''}"
     unseen = [candidate.effect.detectable for candidate in settings if candidate.comparison == "not shown"]
@@ -115,7 +115,8 @@ def _row(candidate: Candidate) -> tuple:
     texts = [None if size is None else size_text(size, effect.unit, "+") for size in sizes]
     is_open = candidate.comparison == "not shown" and effect.detectable is not None
     detectable = size_text(effect.detectable or 0.0, effect.unit) if is_open else None
-    listed = LISTS[candidate.comparison] if effect.lo is not None else "no interval"
+    listed = "left out" if candidate.refused else LISTS[candidate.comparison]
+    listed = listed if effect.lo is not None else "no interval"
     costs = [None if cost is None else f"x{cost:.3g}" for cost in (effect.flops, effect.params_total)]
     lr = None if effect.lr is None else f"{effect.lr:g}"
     worth = f"x{multiplier_text(*candidate.compute)}" if candidate.compute else None
@@ -129,7 +130,8 @@ def paragraph(card: Card, most: int | None = None) -> list[str]:
     hint = layers_hint(recipe.objective)
     findings = [*_findings(recipe)]
     findings += [f"{hint[0].upper()}{hint[1:]}."] if hint else []
-    explained = [_explained(recipe)] if recipe.candidates else []
+    explained = [f"{recipe.left_out[0].upper()}{recipe.left_out[1:]}."] if recipe.left_out else []
+    explained += [_explained(recipe)] if recipe.candidates else []
     seen = [f"Seen only on {recipe.seen_on}."] if recipe.run_ids else []
     return [*findings[:most], *explained, *seen]
 
@@ -143,8 +145,9 @@ def _explained(recipe: Recipe) -> str:
         known.append(f"{recipe.objective} {value:.3g}")
     known.append(counted(recipe.baseline_seeds, "seed") if recipe.baseline_seeds else "")
     parts = " of seeds and choice of lr" if recipe.tried else ""
+    at = "" if recipe.place == "inside" else f" at {recipe.shown_at[0]} layers"
     return (
-        f"{title(effect.outcome, effect.unit)}; setting {over} baseline ({', '.join(filter(None, known))}); "
+        f"{title(effect.outcome, effect.unit)}; setting {over} baseline{at} ({', '.join(filter(None, known))}); "
         f"lo, hi: 95% interval{parts}; detectable: seen with {POWER:.0%} power."
     )
 
@@ -156,7 +159,7 @@ def _findings(recipe: Recipe) -> Iterator[str]:
         yield f"{second} is better alone too, but was not run with {first}: -o writes the sweep that tests both."
     for candidate in recipe.candidates:
         if candidate.refused and candidate.setting != second:
-            yield f"{candidate.setting} is not in the recipe: {candidate.refused}."
+            yield f"{candidate.setting} is left out: {candidate.refused}."
     told = {frozenset((e.setting, e.context)) for e in recipe.others if e.question == "beside"}
     for effect in recipe.others:
         if effect.question == "beside" or frozenset((effect.setting, effect.context)) not in told:

@@ -21,8 +21,8 @@ from sparsedepth.config.load import build, yaml_text
 from sparsedepth.config.plain_text import counted
 from sparsedepth.config.run import CELL_FIELDS, RunConfig
 from sparsedepth.config.sweep import SweepDefinition
-from sparsedepth.effects.cells import BASELINE, cells_of, plain
-from sparsedepth.effects.frame import MATCHED, Effect, as_records, effects_alone, setting_effects
+from sparsedepth.effects.cells import BASELINE, MATCHED, cells_of, plain
+from sparsedepth.effects.frame import Effect, as_records, effects_alone, setting_effects
 from sparsedepth.effects.verdict import ALPHA
 from sparsedepth.recipe.card import (
     Candidate,

@@ -13,10 +13,11 @@ import pandas as pd
 
 from sparsedepth.config.plain_text import counted, wrapped
 from sparsedepth.config.run import CELL_FIELDS
-from sparsedepth.effects.cells import BASELINE, COSTS, Cells, cells_of, is_ratio
-from sparsedepth.effects.frame import MATCHED, depth_effects, effects_frame, setting_effects
+from sparsedepth.effects.cells import BASELINE, COSTS, MATCHED, Cells, cells_of, distinct, is_ratio
+from sparsedepth.effects.frame import depth_effects, effects_frame, setting_effects
 from sparsedepth.effects.text import effects_text, lr_text, nothing_text
 from sparsedepth.effects.verdict import ALPHA, POWER, size_text
+from sparsedepth.recipe.choose import DATA
 from sparsedepth.scaling.points import flops_text
 from sparsedepth.store.comparable_loss import COMMON, OWN, loss_of
 from sparsedepth.store.connection import Store
@@ -85,10 +86,12 @@ def variance_answer(cells: Cells) -> Answer:
         return Answer(sentence=nothing_text(cells))
     score, caution = usable_form(BESIDE[-1], score_rows(result_rows(runs), BESIDE[-1]))
     names = [VARIANCE, *(name for name in (*BESIDE[:-1], score) if name in runs and runs[name].notna().any())]
+    same_data = [name for name, changes in cells.changes.items() if {*DATA}.isdisjoint(field for field, _ in changes)]
     frames = {name: setting_effects(cells.of_outcome(name)) for name in names}
+    frames = {name: frame[frame["setting"].isin(same_data)] for name, frame in frames.items()}
     variance = frames[VARIANCE]
     if variance.empty:
-        return Answer(sentence=nothing_text(cells))
+        return Answer(sentence=cells.settings.data_text or nothing_text(cells))
     ordered = sorted(set(variance["setting"]), key=lambda name: -(variance["setting"] == name).sum())
     settings = [name for name in dict.fromkeys(variance["setting"]) if name in ordered[:MOST_SETTINGS]]
     rows = [_variance_row(name, *frames.values()) for name in settings]
@@ -98,6 +101,8 @@ def variance_answer(cells: Cells) -> Answer:
         "lr decides: another sign at equal lr",
         "other columns: differences from the baseline; *: lower or higher, as above; lr: baseline -> setting",
         cells.settings.baseline_text,
+        cells.settings.data_text,
+        cells.budget_text,
         caution,
         f"{len(ordered) - len(settings)} more settings: --format csv" if len(ordered) > len(settings) else "",
     ]
@@ -134,7 +139,9 @@ def _marked(row: Mapping[str, Any]) -> str | None:
 def _variance_sentence(variance: pd.DataFrame) -> str:
     """On the deepest depth with an effect."""
     judged = variance[variance["estimate"].notna()]
-    depth = (judged if len(judged) else variance)["n_layers"].max()
+    if judged.empty:
+        return f"No setting is compared in its residual variance: {variance['reason'].iloc[-1]}."
+    depth = judged["n_layers"].max()
     at = variance[variance["n_layers"] == depth]
     lower, higher, decided = ([*at.loc[at["verdict"] == word, "setting"]] for word in (*SHOWN, "lr decides"))
     if lower or higher:
@@ -200,7 +207,10 @@ def depth_answer(cells: Cells) -> Answer:
 def _depths_at(cells: Cells, basis: str) -> pd.DataFrame:
     """The depths of the baseline at equal tokens or FLOPs: the runs of the budget with the most depths, the largest of
     several."""
-    rows = cells.rows[[{name for name, _ in changes} <= {BUDGET} for changes in cells.rows["changes"]]]
+    if cells.budget_text and distinct(cells.runs, "schedule") != ["wsd"]:  # of branches the longest are compared
+        cells = cells_of(cells.runs, cells.outcome, every_budget=True)
+    rows = cells.rows
+    rows = rows[[{name for name, _ in changes} <= {BUDGET} for changes in rows["changes"]]]
     cost = rows[basis] if basis in rows else pd.Series(np.nan, rows.index)
     runs, budget = cells.runs, cells.runs.loc[rows.index, "train_tokens"]
     means = cost.groupby([rows["n_layers"], budget]).mean().dropna().sort_values()

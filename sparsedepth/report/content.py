@@ -89,7 +89,7 @@ def content(
     return Content(
         summary=(*searched, *summarise(runs, trained, cells, card, effects, links, failures), *skipped),
         card=card,
-        by_depth=None if cells is None else best_by_depth(cells.of_outcome(objective)),
+        by_depth=None if found is None else best_by_depth(found),
         runs=runs_table,
         effects=None if effects.empty else table_of_effects(effects, compute),
         links=tuple((link_heading(link), tuple(evidence_lines(link))) for link in links),

@@ -1,7 +1,7 @@
 """Tables of the report: named columns, and cells with a text to show and a value to sort by."""
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import pandas as pd
@@ -15,6 +15,7 @@ from sparsedepth.effects.text import interval_text, lr_text
 from sparsedepth.effects.verdict import ALPHA, POWER, size_text
 from sparsedepth.plots.forest import LOG_UNIT
 from sparsedepth.plots.style import DEGENERATE
+from sparsedepth.recipe.choose import Evidence, derive
 from sparsedepth.scaling.points import LOSSES
 from sparsedepth.scaling.speedup import Worths, multiplier_text
 from sparsedepth.store.degeneracy import SCORES, reasons_by_run, score_rows
@@ -155,9 +156,10 @@ def _size(value: Any, unit: str, sign: str = "") -> TableCell:
     return cell(None) if pd.isna(value) else TableCell(size_text(value, unit, sign), float(value))
 
 
-def best_by_depth(cells: Cells) -> tuple[Table, str] | None:
-    """Of each depth the setting shown to be best, or the baseline; and the caption of the table. None where no setting
-    was compared."""
+def best_by_depth(found: Evidence) -> tuple[Table, str] | None:
+    """Of each depth the setting shown to be best, or the baseline, as its recipe has it; and the caption of the table.
+    None where no setting was compared."""
+    cells = found.cells
     frame = setting_effects(cells)
     if frame.empty or cells.settings is None:
         return None
@@ -172,15 +174,21 @@ def best_by_depth(cells: Cells) -> tuple[Table, str] | None:
         ("training FLOPs", "relative to the baseline"),
         ("time", "relative to the baseline, as measured: depends on the load of its machine"),
     ]
-    text = f"What to use at each depth, by {cells.outcome}; {cells.settings.baseline_text}; detectable: the gain of "
-    text += f"another setting that would have been seen ({POWER:.0%} power)"
-    rows = [[*_best_at(cells, at)] for _, at in frame.groupby("n_layers")]
-    return table_of(columns, rows), text
+    parts = [f"What to use at each depth, by {cells.outcome}", cells.settings.baseline_text, cells.budget_text]
+    parts += [f"detectable: the gain of another setting that would have been seen ({POWER:.0%} power)"]
+    recipes = {depth: derive(found.runs, depth, cells.outcome, evidence=found) for depth in found.depths}
+    rows = [
+        [*_best_at(cells, frame[frame["n_layers"] == depth], [c.setting for c in recipe.candidates if not c.refused])]
+        for depth, recipe in recipes.items()
+        if recipe.candidates
+    ]
+    return (table_of(columns, rows), "; ".join(filter(None, parts))) if rows else None
 
 
-def _best_at(cells: Cells, at: pd.DataFrame) -> Iterator[Any]:
+def _best_at(cells: Cells, at: pd.DataFrame, usable: Collection[str]) -> Iterator[Any]:
     is_low = quantities.IN_RUNS[cells.outcome].better != "high"
-    shown = at[at["verdict"] == ("lower" if is_low else "higher")].sort_values("estimate", ascending=is_low)
+    shown = at[at["setting"].isin(usable) & (at["verdict"] == ("lower" if is_low else "higher"))]
+    shown = shown.sort_values("estimate", ascending=is_low)
     used = shown.iloc[0] if len(shown) else None
     row = at.iloc[0] if used is None else used
     side = "_baseline" if used is None else ""

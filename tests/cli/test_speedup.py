@@ -72,7 +72,7 @@ def test_questions_that_go_with_losses_alone(results):
 def test_effects_are_of_the_largest_budget(results):
     """Budgets are no settings: LNS against the baseline at 1.6e13 FLOPs, where .5 (1.3 x 4)^-.4 - .5 4^-.4 = -.029."""
     out, _ = sparsedepth("effects", results)
-    assert "several train_tokens were run: effects at the largest of each depth" in out and "beside" not in out
+    assert "several train_tokens were run: effects at that of most settings" in out and "beside" not in out
     rows = json.loads(sparsedepth("effects", results, "--format", "json")[0])
     (deep,) = [row for row in rows if row["question"] == "setting" and row["n_layers"] == 16]
     assert deep["setting"] == "depth_scale=lns" and deep["estimate"] == pytest.approx(-0.0286, abs=0.0015)

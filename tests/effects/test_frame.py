@@ -10,7 +10,7 @@ from support.runs_frame import config_of, grid, runs_frame
 from support.walks import of_effects
 
 from sparsedepth.effects.cells import cells_of
-from sparsedepth.effects.frame import effects_frame
+from sparsedepth.effects.frame import effects_frame, setting_effects
 from sparsedepth.effects.text import effects_text, equal_loss_lines, setting_text
 
 LNS = {"depth_scale": ["none", "lns"]}
@@ -242,9 +242,30 @@ def test_of_the_branches_of_trunks_the_largest_budget_is_compared():
         return 3 + (0.1 if config.train_tokens > 65536 else -0.1) * (config.depth_scale == "lns")
 
     axes = {**LNS, "train_tokens": [65536, 262144], "seed": range(4)}
-    found = frame(grid(axes, noisy(mean), n_layers=4, schedule="wsd"))
+    runs = grid(axes, noisy(mean), n_layers=4, schedule="wsd")
+    found = frame(runs.assign(train_flops=1e6 * runs["train_tokens"]))
     (effect,) = found[found["question"] == "setting"].to_dict("records")
     assert (effect["setting"], effect["verdict"]) == ("depth_scale=lns", "higher")
+
+
+def test_where_budgets_differ_by_depth_each_depth_is_compared_at_the_one_with_most_settings():
+    """At equal FLOPs 8 layers take half the tokens of 4, LNS one step more; a larger budget has the baseline alone,
+    with another loss."""
+    cells = [
+        (n_layers, tokens // n_layers + 8192 * (scale == "lns"), scale)
+        for n_layers in (4, 8)
+        for tokens, scales in ((2**20, ("none", "lns")), (2**22, ("none",)))
+        for scale in scales
+    ]
+    axes = {"n_layers,train_tokens,depth_scale": cells, "seed": range(4)}
+    runs = grid(axes, noisy(lambda c: 3 - 0.1 * (c.depth_scale == "lns") - (c.n_layers * c.train_tokens > 2**21)))
+    flops = np.where(runs["n_layers"] * runs["train_tokens"] > 2**21, 4e12, 1e12)
+    found = cells_of(runs.assign(train_flops=flops), "val_loss")
+    assert "at that of most settings" in found.budget_text
+    of_setting = setting_effects(found)
+    assert [*of_setting["n_layers"]] == [4, 8] and {*of_setting["setting"]} == {"depth_scale=lns"}
+    assert of_setting["estimate"].tolist() == pytest.approx([-0.1, -0.1], abs=0.02)
+    assert (of_setting["flops"] == 1).all()
 
 
 def test_sizes_that_change_together_are_named():

@@ -13,6 +13,7 @@ from sparsedepth.effects.cells import cells_of
 from sparsedepth.effects.frame import effects_frame
 from sparsedepth.recipe.choose import Evidence, derive
 
+COSTS = {name: lambda runs: 1000.0 * runs["d_model"] for name in ("train_flops", "params_total", "params_active")}
 FEW = {"depth_scale": ["none", "lns"], "weight_decay": [0.0, 0.1], "seed": [0, 1, 2]}
 DEPTHS = {"n_layers": [12, 16, 24], **FEW}
 
@@ -173,6 +174,17 @@ def test_other_data_are_no_remedy():
     assert changes(crossed) == ["depth_scale=lns"] and len(crossed.candidates) == 1
 
 
+def test_what_changes_beside_a_setting_without_being_named_is_no_remedy():
+    """As from two folders: LNS was run at another width, on another text, or at a width solved for equal FLOPs."""
+    lns = {"depth_scale": "lns"}
+    wider = derive(cells([({}, 3.0), ({**lns, "d_model": 128, "d_ff": 344}, 2.5)]).assign(**COSTS))
+    assert refused(wider) == {"depth_scale=lns": "d_ff and d_model differ too: a budget, no recipe"}
+    same_cost = cells([({}, 3.0), ({**lns, "d_model": 128, "d_ff": 344}, 2.5)]).assign(**COSTS | {"train_flops": 1e9})
+    assert changes(derive(same_cost)) == ["depth_scale=lns"]
+    easier = derive(cells([({}, 3.0), ({**lns, "corpus": "easy.txt"}, 2.5)]))
+    assert (easier.candidates, easier.changes) == ((), ()) and "differ only in their data (corpus)" in easier.abstained
+
+
 def test_a_longer_context_is_not_judged_by_its_own_loss():
     runs = sweep(lambda config: -0.1 * (config.seq_len == 512), {"seq_len": [256, 512], "seed": [0, 1, 2]})
     runs["val_loss_common"] = runs["val_loss"]
@@ -250,7 +262,9 @@ def test_a_depth_that_was_not_run_takes_what_both_neighbours_show():
 def test_an_effect_that_turns_with_depth_is_not_taken_further():
     gain = {12: -0.06, 16: -0.06, 24: 0.05}
     runs = sweep(lambda config: gain[config.n_layers] * (config.depth_scale == "lns"), DEPTHS)
-    assert lists(derive(runs, depth=48))["depth_scale=lns"] == "worse"
+    far = derive(runs, depth=48)
+    assert lists(far)["depth_scale=lns"] == "worse"
+    assert refused(far)["depth_scale=lns"] == "not shown to hurt at 16 layers"
     assert refused(derive(runs, depth=20))["depth_scale=lns"] == "not shown to help at 24 layers"
 
 
