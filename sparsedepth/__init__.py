@@ -4,8 +4,7 @@
 
 `sd.sweep`, `sd.train`, `sd.measure`, `sd.best`, `sd.recipe` and `sd.plot` are the commands of these names as calls, in
 `cli.calls`; `sd.open_store` is `store.connection.open_store`. Each is imported when it is first used. The first three
-and `recipe` are packages, too, and can be called: `help(sd.cli.calls)`.
-"""
+and `recipe` are packages, too, and can be called: `help(sd.cli.calls)`."""
 
 import importlib
 import sys

@@ -1,7 +1,6 @@
 """Atomic files and folders, file locks, bounded reading, checksums.
 
-A reader never sees half a file: `atomic_file` writes `.NAME.tmp-TOKEN`, calls fsync, and renames (atomic on POSIX).
-"""
+A reader never sees half a file: `atomic_file` writes `.NAME.tmp-TOKEN`, calls fsync, and renames (atomic on POSIX)."""
 
 import errno
 import fcntl

@@ -3,8 +3,7 @@ print what they return.
 
 The command-line options are derived from these signatures (`cli.option`). Progress goes to stderr. User errors (exit
 code 2) are ValueErrors with the same text. KEY=VALUE options may be a mapping, and so may the content of
-a YAML file. Only the command line offers `plan`, --on slurm and `best --again`.
-"""
+a YAML file. Only the command line offers `plan`, --on slurm and `best --again`."""
 
 import shlex
 import signal
@@ -56,8 +55,7 @@ def train(
     """Train and measure one model; returns the complete run's `summary`, `config`, `tables` and `folder`. `from_` is a
     run or Hugging Face folder with the initial weights.
 
-    The same call resumes a stopped run. Raises ValueError for user errors, StoppedAtCheckpoint.
-    """
+    The same call resumes a stopped run. Raises ValueError for user errors, StoppedAtCheckpoint."""
     given = locals()  # the keywords
     from sparsedepth.cli.input_file import run_config
 
@@ -119,8 +117,7 @@ def sweep(
 ) -> "list[RunState]":
     """Run every configuration and seed of a sweep into the folder `out`; returns the state of each run.
 
-    The same call resumes. Raises ValueError for user errors, StoppedAtCheckpoint.
-    """
+    The same call resumes. Raises ValueError for user errors, StoppedAtCheckpoint."""
     given = locals()  # the keywords
     driver = make_driver(given, definition_of(given))  # errors are reported before torch is imported
     result = run_driver(driver, retry_failed=retry_failed)
@@ -180,8 +177,7 @@ def measure(
     """Measure a run, a local Hugging Face folder or a hub model; the result's `measurements` have `summary`, `layers`
     and `pairs`.
 
-    Raises ValueError for two sources of text, a missing or unsafe model, and incompatible settings.
-    """
+    Raises ValueError for two sources of text, a missing or unsafe model, and incompatible settings."""
     from sparsedepth.cli.run_progress import bar
     from sparsedepth.config.load import parse_settings
     from sparsedepth.probe.load import load_model
@@ -222,8 +218,7 @@ def best(
     """Configurations ranked by their mean over seeds, with interval and baseline: the table of `store.best.Ranking`
     plus `setting`, the differences from the baseline. `attrs["heading"]` describes the table.
 
-    Raises ValueError for an unknown quantity, a wrong SQL condition, or if no run matches.
-    """
+    Raises ValueError for an unknown quantity, a wrong SQL condition, or if no run matches."""
     import pandas as pd
 
     from sparsedepth.store.best import best as rank, heading
@@ -301,8 +296,7 @@ def plot(
     png). `style` 'paper': one column, 9 pt, as PDF and PNG, its caption apart.
 
     Raises ValueError for an unknown figure, suffix or run, for an image in another format than its suffix names, or if
-    there is nothing to draw.
-    """
+    there is nothing to draw."""
     from sparsedepth.cli.run_progress import bar
     from sparsedepth.plots.draw import draw
     from sparsedepth.plots.page import FORMATS

@@ -1,7 +1,6 @@
 """`init`, `metrics`, `schema` and `presets`: commented templates, measured quantities, fields and the papers' models.
 
-Every commented line '# key: value' of a template is valid: without its '# ' the file still validates.
-"""
+Every commented line '# key: value' of a template is valid: without its '# ' the file still validates."""
 
 import itertools
 import json

@@ -1,8 +1,7 @@
 """`sparsedepth doctor`: check the installation: packages, devices, and which kernels run and which 'auto' chooses.
 
 Each kernel runs one forward and backward pass on a tiny input. Nothing is downloaded, and no environment variables are
-printed.
-"""
+printed."""
 
 import functools
 import importlib

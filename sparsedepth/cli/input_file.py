@@ -1,8 +1,7 @@
 """Build the sweep or run of a command line from its YAML file (in Python: mapping) and options.
 
 The keys of a file tell whether it is a run, a sweep or an import map, so the wrong kind of file gives one line
-that names the right command.
-"""
+that names the right command."""
 
 from collections.abc import Iterable, Mapping
 from pathlib import Path

@@ -1,7 +1,6 @@
 """The options: what each keyword is on the command line. A command takes its keywords from the Python call (`of_call`).
 
-Folder, Input, ... are what a Python call accepts for a type checker, and what the command line gives when it runs.
-"""
+Folder, Input, ... are what a Python call accepts for a type checker, and what the command line gives when it runs."""
 
 import functools
 import inspect

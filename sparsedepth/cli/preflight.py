@@ -1,6 +1,5 @@
 """Before a command trains: refuse what is missing, warn of what is unlikely, and print the estimated cost of a sweep:
-a table for `plan` and --dry-run, one line before a sweep starts.
-"""
+a table for `plan` and --dry-run, one line before a sweep starts."""
 
 import json
 import shutil

@@ -1,7 +1,6 @@
 """`query`, `best`, `effects`, `judge`, `plot` and `report`: what the runs of results folders, or of a table, say.
 
-None imports torch. While SQL given by the user runs, the process has limits of its own (`store.fences`).
-"""
+None imports torch. While SQL given by the user runs, the process has limits of its own (`store.fences`)."""
 
 import gc
 import os
@@ -169,8 +168,7 @@ def effects(
 ) -> None:
     """Show the effect of every setting at every depth, with its interval (--part chain: links to the loss).
 
-    For a search: the importance of each axis to each objective, and its values among the best proposals.
-    """
+    For a search: the importance of each axis to each objective, and its values among the best proposals."""
     from sparsedepth.store.connection import open_store
 
     format = choose_format(format, out)
@@ -257,8 +255,7 @@ def judge(
 ) -> None:
     """Say of each variant in a table of runs whether it is better than the baseline, or a lucky seed.
 
-    Exit code 0: better, 3: not shown, 4: worse (of several variants the best one counts).
-    """
+    Exit code 0: better, 3: not shown, 4: worse (of several variants the best one counts)."""
     from sparsedepth.recipe.judge import EXIT_CODES, judge as judgement_of, lines_of
 
     format = choose_format(format, out)

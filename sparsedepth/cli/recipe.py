@@ -1,7 +1,6 @@
 """`sparsedepth recipe`: recommend a configuration from results, and verify it.
 
-`sparsedepth recipe DIR...` is short for `sparsedepth recipe derive DIR...`. Only `verify` imports torch.
-"""
+`sparsedepth recipe DIR...` is short for `sparsedepth recipe derive DIR...`. Only `verify` imports torch."""
 
 import shlex
 import sys

@@ -110,8 +110,7 @@ def depth(
 ) -> None:
     """Say from which budget each depth is worth its cost: less loss at equal training FLOPs than every shallower one.
 
-    The figure is `plot --figure isoflop`.
-    """
+    The figure is `plot --figure isoflop`."""
     from sparsedepth.scaling.crossover import crossover_lines, crossover_table, crossovers
     from sparsedepth.scaling.points import budget_rows
     from sparsedepth.store.connection import open_store

@@ -1,7 +1,6 @@
 """`sparsedepth status` and `logs`: a sweep's progress and its runs' logs, from any machine that can read DIR.
 
-They write nothing except the cache of rows that `query` also uses.
-"""
+They write nothing except the cache of rows that `query` also uses."""
 
 import json
 import re

@@ -1,6 +1,5 @@
 """`sparsedepth plan`, `sweep`, `train`, `work`, `stop`: commands that price runs, train models, or stop them on Slurm.
-`plan` says what a sweep costs, and which effects it can detect.
-"""
+`plan` says what a sweep costs, and which effects it can detect."""
 
 import sys
 from dataclasses import asdict

@@ -2,8 +2,7 @@
 
 Slurm's controller is the only source for which tasks run, found by the array's name, which is unique to the results
 folder. The run that a task computes is in the run's scratch folder (`run.scratch`). The controller forgets why a
-task ended, so the task itself records it (in task.sh).
-"""
+task ended, so the task itself records it (in task.sh)."""
 
 import re
 import shlex

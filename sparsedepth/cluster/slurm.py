@@ -10,8 +10,7 @@ How a task reacts to signals:
     killed (137)                            the task is requeued, at most MAX_KILLS times
 
 After MAX_STARTS starts in a row that reached the limit without a checkpoint or a finished run, a task gives up.
-`sbatch` passes on the submitter's environment, including SPARSEDEPTH_STORAGE, so that no script holds a password.
-"""
+`sbatch` passes on the submitter's environment, including SPARSEDEPTH_STORAGE, so that no script holds a password."""
 
 import math
 import os

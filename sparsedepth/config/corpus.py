@@ -2,8 +2,7 @@
 
 stdlib, PATH, hub:NAME[:CONFIG]   text
 sft:PATH                          pairs: prompts with answers, loss on the answers only
-task:NAME                         a task of known depth, made as it is read
-"""
+task:NAME                         a task of known depth, made as it is read"""
 
 import functools
 from dataclasses import dataclass

@@ -4,8 +4,7 @@
 
 2 per multiply-add; the second term is q k and a v over a full T x T matrix, as FLOP counters do. Entries that some
 kernels skip are counted: the causal half, keys outside a window or document. Norms, gates, softmax, activations and
-rotation are not: under 1% from d_model 64 on. Training = 3 x forward (2001.08361, section 2.1).
-"""
+rotation are not: under 1% from d_model 64 on. Training = 3 x forward (2001.08361, section 2.1)."""
 
 from dataclasses import dataclass
 

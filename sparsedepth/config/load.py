@@ -1,8 +1,7 @@
 """Read and write configuration as YAML: data only, size-limited, with errors that name the key, the value and the fix.
 
 `yaml.safe_load` semantics (no tags that build objects), no aliases (no alias bombs), and `1e-3` is a number (a string
-in YAML 1.1).
-"""
+in YAML 1.1)."""
 
 import json
 import re

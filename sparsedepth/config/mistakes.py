@@ -1,8 +1,7 @@
 """Error messages for invalid config values: the key as in the file, the value, and what it must be.
 
 For an unknown key a hint: names of config fields in other trainers, papers and sweep tools, with the conversion where
-the unit differs. A hint only names fields of the config at hand.
-"""
+the unit differs. A hint only names fields of the config at hand."""
 
 import json
 import re

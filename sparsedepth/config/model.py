@@ -1,8 +1,7 @@
 """ModelConfig: the decoder as one flat, frozen, validated record, with a field for each axis of the papers.
 
 Fields are independent unless their description names a condition. Values without effect, and combinations that a paper
-found self-defeating, are rejected with the reason, at the end of this file.
-"""
+found self-defeating, are rejected with the reason, at the end of this file."""
 
 import warnings
 from collections.abc import Iterator, Mapping

@@ -5,8 +5,7 @@ shapes, optimiser and schedule that a paper or its released configs state; budge
 
 Sources: 2502.05795 (LLaMA: released sizes and training scripts; OLMo and Qwen2.5, for which it states only name and
 tokens: shapes of their own releases) and 2603.15389 (OLMo fork, released configs). Where paper and release disagree,
-the preset follows the paper, and `note` has the value of the release.
-"""
+the preset follows the paper, and `note` has the value of the release."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -1,7 +1,6 @@
 """The role of a field of a run, stated where the field is defined: `Annotated[type, Field(...), Role(...)]`.
 
-All groups of fields are derived from roles: knobs, budgets, what a run's cost depends on, which values are sparser.
-"""
+All groups of fields are derived from roles: knobs, budgets, what a run's cost depends on, which values are sparser."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass

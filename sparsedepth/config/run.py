@@ -1,8 +1,7 @@
 """RunConfig: all choices that affect the results of a training run, as one flat, frozen, validated record.
 
 A field's name is its YAML key, its `--set` name, its column in the store and its axis label in a plot. Sections
-(model, data, train, measure) are base classes, so that each part of the library takes only what it needs.
-"""
+(model, data, train, measure) are base classes, so that each part of the library takes only what it needs."""
 
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal

@@ -1,7 +1,6 @@
 """RuntimeConfig: device, processes and kernels, which may differ between machines and are no part of a run's `run_id`.
 
-The values chosen for 'auto' are recorded in the run's manifest, since kernels and devices affect rounding.
-"""
+The values chosen for 'auto' are recorded in the run's manifest, since kernels and devices affect rounding."""
 
 from typing import Literal
 

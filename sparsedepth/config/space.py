@@ -1,8 +1,7 @@
 """The parts of a sweep definition that determine its runs, and the rules by which they fit together (`check_sweep`).
 
 A condition lists fields and allowed values; it is never an expression. Seeds are a list, or their number, counted from
-0 (results) or from 101 (tuning).
-"""
+0 (results) or from 101 (tuning)."""
 
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -74,8 +73,7 @@ class Prune(Section):
 
     At each share `at` of the steps, the training loss averaged over the last tenth of the steps done is compared with
     finished runs of the same n_layers at that share. keep 0.5 is the median rule (Golovin et al. 2017); 1/3 at growing
-    shares is asynchronous successive halving (1810.05934) against finished runs.
-    """
+    shares is asynchronous successive halving (1810.05934) against finished runs."""
 
     by: Literal["train_loss"]
     """the objective that decides, from the curves of the runs"""

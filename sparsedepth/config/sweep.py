@@ -7,8 +7,7 @@
 
 A *cell* is a mapping of RunConfig fields that override `base`; a *run* is a cell with a seed, which is a replicate and
 never a dimension of the search. Tuning has separate seeds, because the best of several noisy values is optimistic on
-the seeds that chose it.
-"""
+the seeds that chose it."""
 
 import functools
 import math

@@ -1,8 +1,7 @@
 """Synthetic tasks of known depth (`corpus: task:NAME`): their fields (TaskConfig), and a record of each (TASKS).
 
 Each field belongs to one task and is null elsewhere; missing fields get the task's defaults, so that a stored
-run has all of them. The default of `vocab_size` is what the task needs. The sequences: `sparsedepth.data.tasks`.
-"""
+run has all of them. The default of `vocab_size` is what the task needs. The sequences: `sparsedepth.data.tasks`."""
 
 import functools
 from collections.abc import Callable, Mapping

@@ -7,8 +7,7 @@
     FOLDER               all files of these kinds in it, in order of their paths; each .txt file is one document
     'hub:NAME[:CONFIG]'  the train split of a data set of the Hugging Face hub, streamed
 
-Text and JSON-lines may be gzipped (.txt.gz). Data sets that need code of their own are not supported.
-"""
+Text and JSON-lines may be gzipped (.txt.gz). Data sets that need code of their own are not supported."""
 
 import codecs
 import contextlib

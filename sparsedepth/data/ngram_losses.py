@@ -7,8 +7,7 @@ For text, c counts exactly the tokens that a run trained on, of pairs those of a
 a task, x is the position and its difficulty, and c counts CHANCE_POSITIONS further held-out ones: chance is the loss
 of knowing only how often each answer occurs there. m favours the counts.
 
-Shapes: n positions, U distinct pairs (x, y) of the held-out positions, V vocabulary, C contexts.
-"""
+Shapes: n positions, U distinct pairs (x, y) of the held-out positions, V vocabulary, C contexts."""
 
 from collections.abc import Callable
 

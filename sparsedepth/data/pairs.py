@@ -10,8 +10,7 @@ holds whole documents, as many as fit, in an order shuffled for every epoch, pad
 
 Deviates: the template's lines in the code of 2304.01933 have 16 spaces and a '# noqa: E501' in them by mistake.
 
-Shapes: N documents, R rows of an epoch, T tokens of a row, S = T + 1 with the last target.
-"""
+Shapes: N documents, R rows of an epoch, T tokens of a row, S = T + 1 with the last target."""
 
 import json
 from collections.abc import Iterator, Mapping

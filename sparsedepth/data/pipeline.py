@@ -8,8 +8,7 @@
     tokenizer.json       unless the tokenizer is 'byte'
     manifest.json        their sources, counts and checksums
 
-The folder is written under another name and renamed, so it is complete or absent; a file lock makes others wait.
-"""
+The folder is written under another name and renamed, so it is complete or absent; a file lock makes others wait."""
 
 import hashlib
 import platform

@@ -3,8 +3,7 @@
 Each kind of corpus (`config.corpus`) is a module, whose KIND opens a source of sequences. Text and pairs are first
 made into files of ids (`data.pipeline`): their KIND has texts and an encoder.
 
-Shapes: N sequences, T tokens of one sequence, S = T + 1 tokens with the last target, K places of the order.
-"""
+Shapes: N sequences, T tokens of one sequence, S = T + 1 tokens with the last target, K places of the order."""
 
 import math
 from collections.abc import Callable, Iterable
@@ -131,8 +130,7 @@ def shuffled(place_K: np.ndarray, n: int, seed: int, epoch: int) -> np.ndarray:
 
     A Feistel network on pairs (x, y) of Z_a x Z_b, a * b just over n, each half changed in turn by a hash of the other;
     results of n or more are permuted again until below n (cycle walking: Black and Rogaway 2002, "Ciphers with
-    Arbitrary Finite Domains").
-    """
+    Arbitrary Finite Domains")."""
     a = math.isqrt(n - 1) + 1
     b = -(-n // a)
     keys = np.random.SeedSequence([seed, epoch]).generate_state(6, np.uint64)

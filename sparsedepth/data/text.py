@@ -8,8 +8,7 @@ and step t takes the next batch_tokens / chunk_len of them, across epochs if nee
 seq_len. So no state is carried from step to step, and runs that differ only in seq_len, at one chunk_len, predict
 exactly the same tokens in each step. Windows may span several documents, separated by the end-of-document id.
 
-Shapes: B windows, K chunks of a batch.
-"""
+Shapes: B windows, K chunks of a batch."""
 
 from collections.abc import Callable
 from dataclasses import dataclass

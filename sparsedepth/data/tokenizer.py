@@ -5,8 +5,7 @@
     other       a local folder or a hub name, through `transformers.AutoTokenizer`; its end-of-sequence token ends one
 
 Special tokens in a text are not recognised: '<|endoftext|>' in a document is ordinary text. But a word or piece model
-may contain the same string, as T5's contains '</s>': pairs with it are refused (`data.pairs`).
-"""
+may contain the same string, as T5's contains '</s>': pairs with it are refused (`data.pairs`)."""
 
 import socket
 import sys

@@ -9,8 +9,7 @@ joins tuned ones as runs at that lr. The *role* is 'tuning' of runs with a seed 
 Runs that were scored in another way are not compared: of each depth, those scored as most are remain.
 
 A value that tuning chose is the one with runs of the roles best, edge or tuning (`store.tuning_roles`); of several, as
-from folders that chose apart, the one with the most runs. An lr at which a run diverged is no part of a curve.
-"""
+from folders that chose apart, the one with the most runs. An lr at which a run diverged is no part of a curve."""
 
 import difflib
 import json

@@ -20,8 +20,7 @@ its runs. The interval is the jackknife's over G settings, on Fisher's scale, ea
 Association is not causation: 2603.15389 itself shows a case where variance falls and usefulness falls with it.
 Interventions are fields that set one quantity directly: LayerNorm scaling damps residual variance without any
 sparsity. One that acts on the effect by another path, such as its tuned lr, looks the same (the exclusion restriction
-of instrumental variables): only its controls are checked.
-"""
+of instrumental variables): only its controls are checked."""
 
 import math
 from collections.abc import Iterator, Sequence

@@ -12,8 +12,7 @@ cells of a depth share. They are integrated over a grid (half-Cauchy .7; log-uni
 
 the error that choosing the best of a grid makes. Without lr the values are the cells' means (Student's distribution).
 
-Shapes: N runs, R rows (cell, lr, role), C cells, L points (cell, lr), G points of the grid, Q nodes of quadrature.
-"""
+Shapes: N runs, R rows (cell, lr, role), C cells, L points (cell, lr), G points of the grid, Q nodes of quadrature."""
 
 from dataclasses import dataclass
 
@@ -53,8 +52,7 @@ class Noise:
     sigma_c^2 | s_c^2, d0, v0 ~ scaled inverse chi^2(d0 + d_c), scale (d0 v0 + d_c s_c^2) / (d0 + d_c)
 
     Deviates: limma plugs in moment estimates of d0 and v0, made for thousands of genes. Here they are a grid of H
-    points, weighted by the likelihood of all s_c^2 (s_c^2 / v0 is an F of d_c and d0 degrees of freedom).
-    """
+    points, weighted by the likelihood of all s_c^2 (s_c^2 / v0 is an F of d_c and d0 degrees of freedom)."""
 
     s2_HC: np.ndarray
     df_HC: np.ndarray

@@ -9,8 +9,7 @@
     lr slope      per doubling of the tuned lr, both sides at the same lr
 
 Values are those of `effects.fit`, one fit per depth. A cell that was run at one lr alone is compared at that lr (`at`).
-P-values are adjusted over the rows of a question at one depth. Ratios are differences of natural logarithms.
-"""
+P-values are adjusted over the rows of a question at one depth. Ratios are differences of natural logarithms."""
 
 import math
 from collections.abc import Mapping, Sequence

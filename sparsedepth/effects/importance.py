@@ -5,8 +5,7 @@ among all; the importances of all axes sum to 1. fANOVA, where scikit-learn is i
 variance that a random forest attributes to the axis; of a quantity that is compared by ratio, of its logarithm. An
 importance has no direction: the values of the best proposals are given beside it.
 
-A share always exists: of few proposals also an axis that does nothing has one, of PED-ANOVA more than of fANOVA.
-"""
+A share always exists: of few proposals also an axis that does nothing has one, of PED-ANOVA more than of fANOVA."""
 
 import importlib.util
 import math

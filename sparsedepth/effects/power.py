@@ -8,8 +8,7 @@ been seen is read off as in `effects.frame`: at C settings and S seeds of a dept
 Noise of a run is independent in every run (`own`); what all runs of a seed share cancels. A pilot estimates it at each
 depth, and its uncertainty is included: each draw has own_b^2 = own^2 df / chi^2(df). `choice` is the standard deviation
 that choosing a tuned value adds to a setting's value, as large as it is in the pilot (the baseline's curve alone will
-do).
-"""
+do)."""
 
 import math
 from bisect import bisect_left

@@ -180,8 +180,7 @@ def equal_loss_lines(cells: Cells) -> Iterator[str]:
     y' = y - b (loss - mean loss)       b = sum (y - mean y) (loss - mean loss) / sum (loss - mean loss)^2
 
     of each depth, the means within a setting at one lr and role (analysis of covariance). The half-width of an effect
-    on y' grows by the error of b: h^2 + (t se_b d)^2, with d the effect on the loss.
-    """
+    on y' grows by the error of b: h^2 + (t se_b d)^2, with d the effect on the loss."""
     loss = loss_of(cells.runs)
     if not layers_hint(cells.outcome):
         return

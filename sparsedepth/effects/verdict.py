@@ -6,8 +6,7 @@ quantile of p_i
 
     P(a p_j of the remaining <= p_i) = 1 - int phi(x) prod_j [Phi((z_i - l_j x) / m_j) - Phi((-z_i - l_j x) / m_j)] dx
 
-with m_j^2 = 1 - l_j^2 (Dunnett 1955; step-down: Naik 1975). With l = 0 this is Holm's correction in Sidak's form.
-"""
+with m_j^2 = 1 - l_j^2 (Dunnett 1955; step-down: Naik 1975). With l = 0 this is Holm's correction in Sidak's form."""
 
 import math
 from collections.abc import Sequence

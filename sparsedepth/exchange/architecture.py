@@ -13,8 +13,7 @@ Sandwich norms are exported as Gemma-2 without its attention cap; its embedding 
 folded too. Experts with q/k norm over all heads are exported as OLMoE, per head as Qwen3-MoE; raw gates without q/k
 norm as Qwen2-MoE, since OLMoE requires its norm.
 
-Shapes: D d_model, E experts, F d_expert, V vocabulary.
-"""
+Shapes: D d_model, E experts, F d_expert, V vocabulary."""
 
 import math
 from collections.abc import Callable

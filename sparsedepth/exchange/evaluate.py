@@ -9,8 +9,7 @@ In addition to the harness's metrics, tasks with a right answer get, over all do
 
 which improves long before accuracy does, and is comparable across tokenizers. A metric that is 0 or 1 per document gets
 Wilson's 95% interval over documents; and, of a model without some layers, METRIC_lost: the whole model's minus its own,
-on the same documents, with an interval paired by document (`store.small_sample`).
-"""
+on the same documents, with an interval paired by document (`store.small_sample`)."""
 
 import json
 import logging

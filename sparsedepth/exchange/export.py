@@ -9,8 +9,7 @@ The tokenizer becomes a PreTrainedTokenizerFast that gives every text the same i
 a text, and special tokens written in a text are ordinary text. Bytes become a BPE without merges on the byte-level
 alphabet, id = byte.
 
-Shapes: N sequences, T tokens.
-"""
+Shapes: N sequences, T tokens."""
 
 import json
 import shutil

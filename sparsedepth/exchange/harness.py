@@ -9,8 +9,7 @@ A Hugging Face folder uses the harness's own adapter, which handles what its fam
 in fp32. As in training, nothing is prepended to a text, except the end-of-document token to an empty context. Inputs
 longer than the model's context are truncated at the start, and counted.
 
-Shapes: B sequences, T tokens of one sequence, D width of the stream, V vocabulary.
-"""
+Shapes: B sequences, T tokens of one sequence, D width of the stream, V vocabulary."""
 
 from collections.abc import Iterator, Sequence
 from importlib.util import find_spec

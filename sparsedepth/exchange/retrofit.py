@@ -10,8 +10,7 @@ does not depend on the gradient's, changes it 1/s = sqrt(l) times as much as it 
 l times. `hook` multiplies at run time, and trains like a model built with the scale; it is not saved:
 `apply` it again after loading. So train with `hook`; afterwards `remove` it and `fold`.
 
-Either changes what a trained model computes, so trained models are refused without `allow_trained`.
-"""
+Either changes what a trained model computes, so trained models are refused without `allow_trained`."""
 
 import math
 from collections.abc import Callable, Iterator

@@ -10,8 +10,7 @@ have (N - 1) / N of their variance and a normal distribution's tails.
 For the mean of normal values that is Student's interval. Below five sequences it is the range of the values, which
 holds a symmetric mean in 1 - 2^(1-N) of cases. `docs/intervals.md` says how often others hold the truth.
 
-Shapes: E statistics.
-"""
+Shapes: E statistics."""
 
 import functools
 import math

@@ -38,8 +38,7 @@ blocks approach the identity, and lets it grow with depth for LNS. Derivatives a
 of x_0 or of block 1's values (`residual_scalars`, `value_residual`) is held constant. If this measure is requested,
 training records the gradients of each block's weights (`gradient_norm`, `train.loop`).
 
-Shapes: P probes.
-"""
+Shapes: P probes."""
 
 import math
 from collections.abc import Callable

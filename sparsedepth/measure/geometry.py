@@ -39,8 +39,7 @@ States are fp32, angles fp64; x_L is taken before the final norm. The last token
 document's first, is left out if the end-of-document id is known (the published code leaves out padding and the token
 before it); so is a token with a state of length 0.
 
-Shapes: P positions along depth, or points; M middle layers, V valid tokens.
-"""
+Shapes: P positions along depth, or points; M middle layers, V valid tokens."""
 
 import itertools
 import math

@@ -43,8 +43,7 @@ Sources: single layers 2502.05795 (performance drop; there in downstream accurac
 output in place of its drop; the correlation tests this (2605.14075: poorly). Single blocks are always removed; with
 `n_ranges` the longer ranges are a sample.
 
-Shapes: P ranges.
-"""
+Shapes: P ranges."""
 
 import itertools
 import math

@@ -31,8 +31,7 @@ loss may exceed ln V, that of guessing, and a lens may miss information that is 
 
 Losses are over scored positions; kl and overlap over all tokens, their scores means over l < L.
 
-Shapes: F forks, E exits; in `by_difficulty` D difficulties.
-"""
+Shapes: F forks, E exits; in `by_difficulty` D difficulties."""
 
 import math
 from collections import deque

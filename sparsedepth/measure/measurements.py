@@ -23,8 +23,7 @@ With one block per row it is the block's mean (at least 0); with pairs, what the
 The centre is the score's centre of mass in depth. With equal blocks the share is 1/L and the centre 1/2; for the causal
 score, in which the last block has no row, 1/(L - 1) and (L - 2) / (2 L - 2).
 
-Shapes: S = T + 1 tokens with the last target, H heads.
-"""
+Shapes: S = T + 1 tokens with the last target, H heads."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field

@@ -1,8 +1,7 @@
 """Scores as computed by the code released with 2603.15389, where it differs from the paper's definitions.
 
 For comparison with published values, and to quantify each difference. The released code counts layers from 0 and reads
-transformers' `hidden_states`, whose last entry is after the final norm.
-"""
+transformers' `hidden_states`, whose last entry is after the final norm."""
 
 import itertools
 from collections.abc import Callable, Mapping

@@ -45,8 +45,7 @@ Collapsed: all tokens choose the same C experts. A router can be certain of each
 versa. The model's scores are means over the layers with experts; a dense model has none.
 
 Shapes: H query heads, G key/value heads, K head width, S keys, E experts; C thresholds and last all entries, quantities
-by name, or experts chosen per token; here R rows of a chunk.
-"""
+by name, or experts chosen per token; here R rows of a chunk."""
 
 import math
 from collections import defaultdict

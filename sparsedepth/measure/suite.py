@@ -3,8 +3,7 @@
 Data are held-out text or a task's held-out sequences: scores read the first measure_tokens tokens; usefulness fits its
 maps on the next fit_tokens, so on no scored token; the validation loss reads the first val_tokens. Sequences have
 seq_len tokens, as in training, and eval_seq_len for val_loss_common. Pairs and resamples are drawn from one seed, so
-all runs are compared on the same draws.
-"""
+all runs are compared on the same draws."""
 
 import warnings
 from collections.abc import Callable

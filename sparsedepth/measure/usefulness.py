@@ -26,8 +26,7 @@ the fit tokens, x_l = x + (x - mean x) C_xx^+ C_xu + mean u. If the fit tokens s
 Directions without variance (the embeddings of a small vocabulary span few) pass unchanged; the least-norm A would set
 them to 0.
 
-Shapes: K successive replacements; 2: loss and accuracy.
-"""
+Shapes: K successive replacements; 2: loss and accuracy."""
 
 import dataclasses
 import itertools

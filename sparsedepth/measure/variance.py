@@ -22,8 +22,7 @@ Litwin-Kumar et al. 2017 (Neuron 93, 1153); along the layers of networks 1906.00
 shares of singular values, the roots of these.
 
 For n tokens both are biased downwards: 1 / ratio is too large by about 1 / n for independent tokens. There are no
-intervals: resamples of sequences would need a D x D matrix per sequence.
-"""
+intervals: resamples of sequences would need a D x D matrix per sequence."""
 
 import itertools
 import math

@@ -11,8 +11,7 @@ and multiplies the others by 1 / (1 - p).
 reference to 1e-5 in fp32 and 2e-2 in bf16.
 
 Shapes: B sequences, H query heads, G key/value heads (each serves H / G query heads), T tokens, K
-head width, X heads times K, N = B T, C documents; D d_model.
-"""
+head width, X heads times K, N = B T, C documents; D d_model."""
 
 import importlib
 import math
@@ -119,8 +118,7 @@ class Attention(nn.Module):
     """Attention; each of the G key/value heads serves H / G query heads.
 
     q/k norm, before RoPE, is an RMSNorm over the K channels of each head with a weight shared by
-    all heads (Qwen3), or over all H K channels of a query and G K of a key (OLMoE).
-    """
+    all heads (Qwen3), or over all H K channels of a query and G K of a key (OLMoE)."""
 
     def __init__(self, config: ModelConfig):
         super().__init__()

@@ -7,8 +7,7 @@
 of norms, gates, sources and scalars are classes of `model.variants`, which override a step of a
 branch: its input (`branch_input`, `normed`), its output (`finish`), or the sum (`add_update`).
 
-Shapes: B sequences, T tokens, D d_model (of x: all sources together).
-"""
+Shapes: B sequences, T tokens, D d_model (of x: all sources together)."""
 
 import math
 from typing import Literal

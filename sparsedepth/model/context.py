@@ -3,8 +3,7 @@
 Rotary positions (2104.09864): the angle of position t in pair i of a head is t * theta^(-2i/K).
 
 Shapes: B sequences, T tokens, D d_model (of x_0 all sources together), G key/value heads, K head
-width, X heads.
-"""
+width, X heads."""
 
 from collections.abc import Callable
 from typing import cast

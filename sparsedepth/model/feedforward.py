@@ -20,8 +20,7 @@ In a stack of R runs (`products`) expert e of run r is number r E + e of R E, wh
 run's alone; each run has its own losses, over its own tokens.
 
 Shapes: B sequences, T tokens, N = B T, D d_model, F hidden units (d_expert), E experts, C experts
-chosen per token; in a stack R runs.
-"""
+chosen per token; in a stack R runs."""
 
 from collections.abc import Callable
 

@@ -11,8 +11,7 @@ it gets this norm), nor for bf16, which has no complex numbers, nor for function
 Jacobian's). Weights may be those of a stack (`products`).
 
 Shapes: B sequences, T tokens, D width of the norm or projection, H query heads, G key/value heads,
-K head width, X outputs of a matrix (for heads, their number times K).
-"""
+K head width, X outputs of a matrix (for heads, their number times K)."""
 
 from typing import Any
 

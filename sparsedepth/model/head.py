@@ -11,8 +11,7 @@ logits, so it is computed in the forward pass, and the backward pass scales it: 
 computed twice. (PyTorch's `linear_cross_entropy`, from 2.13 on, has no byte budget and returns
 autocast's dtype.) Where blocks are compiled, so is what lies between the products of a chunk.
 
-Shapes: N tokens in all, n of one chunk, D d_model, V vocabulary; B sequences of T tokens.
-"""
+Shapes: N tokens in all, n of one chunk, D d_model, V vocabulary; B sequences of T tokens."""
 
 import functools
 from collections.abc import Callable

@@ -11,8 +11,7 @@ Configurations with the same seed share all weights of equal name and shape: com
 
 Deviates: 1908.11365 scales every matrix of block l by 1/sqrt(l); OLMo's rule, used by later papers
 under the same name, scales outputs. 2203.00555 starts from Xavier weights, here from init_std, so
-that `norm` changes one thing.
-"""
+that `norm` changes one thing."""
 
 import hashlib
 import math

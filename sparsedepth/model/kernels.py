@@ -3,8 +3,7 @@
 'auto' takes the first that can run. Attention: flash-attn with a mask (window, documents), which
 PyTorch's fast kernels do not support, else PyTorch's (cuDNN on Hopper, faster than flash-attn 2).
 Experts: PyTorch's grouped product, then the loop; megablocks, whose products are PyTorch's grouped
-ones, by name only. The choice is recorded with the run, since kernels round differently.
-"""
+ones, by name only. The choice is recorded with the run, since kernels round differently."""
 
 import importlib.util
 import textwrap

@@ -8,8 +8,7 @@ kernels of MegaBlocks (2211.15841; github.com/databricks/megablocks). All are dr
 agree with the loop to 1e-5 in fp32 and 2e-2 in bf16.
 
 Shapes: N tokens, C experts chosen per token, S = N C routed copies, E experts, D d_model, F
-d_expert.
-"""
+d_expert."""
 
 import functools
 import importlib

@@ -5,8 +5,7 @@
     layer   (x - mean(x)) / sqrt(var(x) + eps) * w + b                             (1607.06450, eq. 4)
 
 Deviates: the paper's group norm has a bias; here only layer norm has one. Statistics are per token:
-shared between positions they would leak the future.
-"""
+shared between positions they would leak the future."""
 
 import torch
 import torch.nn.functional as F

@@ -10,8 +10,7 @@ batches. A mismatch above the definition's tolerance is an error; tokens and ste
 With schedule wsd (2404.06395) a run of n steps shares all steps before its decay with a longer one. Each share s of
 `branch_at` becomes a cell that trains for s n steps with the same steps of warm-up, and the longer run goes on from the
 state before its decay (`TrainConfig.trunk_key`). Branches of one trunk share its seed and its noise: they are one unit
-to the statistics.
-"""
+to the statistics."""
 
 import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence

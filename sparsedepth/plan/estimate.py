@@ -8,8 +8,7 @@ calibrated by a few real steps of its shape.
 
 f: forward FLOPs per token; F: forward FLOPs of measuring and observing; `forward`: seconds per token of a forward pass
 in fp32; pieces: micro-batches per step; D: d_model. A narrow model is held up by reading and writing its activations:
-w is fitted to an H200. `quantities.measured` has the cost of each measure in forward passes.
-"""
+w is fitted to an H200. `quantities.measured` has the cost of each measure in forward passes."""
 
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
@@ -102,8 +101,7 @@ def activation_bytes(config: RunConfig, n_sequences: int, place: Place = Place()
 
     K: channels of the keys; F: active width of the feed-forward part. Saved are the norms' inputs in fp32; q, k, v,
     attention's output, input and output of the projections; three tensors as wide as F. c = 1 under autocast without a
-    compiler, which keeps the cast inputs, too. Attention saves no T x T (2205.14135).
-    """
+    compiler, which keeps the cast inputs, too. Attention saves no T x T (2205.14135)."""
     assert config.n_kv_heads is not None and config.d_ff is not None
     bf16, d_model, d_expert = is_bf16(config, place), config.d_model, config.d_expert or 0
     size, cast = (2 if bf16 else 4), int(bf16 and not is_compiled(config, place))
@@ -124,8 +122,7 @@ def peak_bytes(config: RunConfig, place: Place = Place()) -> int:
         peak = 12 P + max(L A + head, 4 P + A)       P parameters: weights, two AdamW moments; gradients; L blocks
 
     On an H200 the model is within 8% of the peaks of five runs (19M to 1.2B, one with experts). What gates, further
-    norms and dropout add is not modelled: measured peaks correct it (`plan.price`).
-    """
+    norms and dropout add is not modelled: measured peaks correct it (`plan.price`)."""
     params = cost(config).params_total
     own = params / (place.processes if place.parallel == "fsdp" else 1)
     share = max(1, config.batch_tokens // config.seq_len // place.processes)

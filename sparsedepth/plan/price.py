@@ -7,8 +7,7 @@ memory is modelled, time assumed or calibrated (`plan.estimate`); finished runs 
     ratio of a shape = measured / estimated; a shape without a finished run takes the median of the others
 
 Runs that are still unknown are priced at assumed values (`Plan.expected_runs`). A sampler's number of runs is an upper
-bound, since equal proposals share runs and pruned runs end early; an extension of a tuning grid adds runs.
-"""
+bound, since equal proposals share runs and pruned runs end early; an extension of a tuning grid adds runs."""
 
 import heapq
 from collections import defaultdict
@@ -264,8 +263,7 @@ def workers_per_gpu(runs: Sequence[RunConfig], setup_of: Callable[[int], Pricing
 
     Each doubling must fit into the GPU's memory and raise the throughput by GAIN. Measured are the steps that were
     timed with so many workers (`--calibrate`), or the peaks of finished runs. `setup_of`: for a number of runs on each
-    GPU.
-    """
+    GPU."""
 
     def throughput(setup: PricingSetup) -> float:
         """Of one GPU. How long finished runs took does not tell, since it is not recorded how many shared theirs."""

@@ -1,8 +1,7 @@
 """Distributions for Optuna's samplers, and the cells of the samplers that use no results.
 
 Random search and quasi-Monte Carlo use no results, so their cells are drawn before anything runs, from the definition's
-name and axes: the same for any number of workers, and a larger n_trials only appends.
-"""
+name and axes: the same for any number of workers, and a larger n_trials only appends."""
 
 import json
 import math

@@ -7,8 +7,7 @@ and nsga2 a task is a proposal with all its seeds, since the sampler needs their
 
 With `tune`, tasks are added as results come in: each cell's grid with the tuning seeds, its extension if the best value
 is at an edge, then the result seeds at the best value. One that is still at an edge is used; the store flags it
-(`store.tuning_roles`), since the optimum may lie beyond.
-"""
+(`store.tuning_roles`), since the optimum may lie beyond."""
 
 import itertools
 import math

@@ -6,8 +6,7 @@ last step measured, with its 95% interval. Panels: the deepest depth, and the sh
 
 Against the learning rate all settings are drawn, and a point is the mean over the seeds that every lr of its line has,
 since the chosen lr has further seeds. A ring marks the lr that tuning chose, or without tuning that of the lowest loss;
-a cross instead if it is the lowest or highest tried, so that the best may lie beyond.
-"""
+a cross instead if it is the lowest or highest tried, so that the best may lie beyond."""
 
 import math
 from collections.abc import Iterable, Mapping, Sequence

@@ -1,8 +1,7 @@
 """Figures that compare depths: outcomes against depth (`depth`), loss against training FLOPs (`isoflop`).
 
 `depth` leaves out configurations with a diverged seed. Of `isoflop`, branches of one trunk are points of one line, and
-share a seed; `scaling.crossover` says from which budget a depth is worth its cost.
-"""
+share a seed; `scaling.crossover` says from which budget a depth is worth its cost."""
 
 from collections.abc import Sequence
 from typing import Any

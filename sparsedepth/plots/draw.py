@@ -112,8 +112,7 @@ def draw(
     `out` is a .png, .svg or .pdf file, or a folder for pictures in `format` named by figure (then None means all), each
     with its numbers in a .csv next to it. `run` chooses the run of a figure of one run (default: the lowest val_loss at
     the deepest depth). `style` 'paper' writes a .pdf and a .png of one column each, and returns the captions. Raises
-    ValueError for an unknown figure, suffix, style or run, NothingToDraw if numbers are missing.
-    """
+    ValueError for an unknown figure, suffix, style or run, NothingToDraw if numbers are missing."""
     is_paper, into_folder = style == "paper", out is not None and (out.is_dir() or not out.suffix)
     if style not in STYLES:
         raise ValueError(f"--style {style!r} is not one of {', '.join(STYLES)}")

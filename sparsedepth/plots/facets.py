@@ -2,8 +2,7 @@
 
 `intervals` gives the mean over seeds and Student's 95% interval (from three seeds on), of the logarithm where values
 differ by orders of magnitude. `draw_facets` draws a panel for each depth or metric and a line for each setting;
-`lines_drawing` is the whole figure: a table of points, its panels, and what the caption says.
-"""
+`lines_drawing` is the whole figure: a table of points, its panels, and what the caption says."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,6 @@
 """Forest plot: every setting against its baseline at every depth.
 
-A point is an estimate of the frame `effects` with its 95% interval, filled where the verdict is lower or higher.
-"""
+A point is an estimate of the frame `effects` with its 95% interval, filled where the verdict is lower or higher."""
 
 from collections.abc import Mapping, Sequence
 from functools import partial

@@ -4,8 +4,7 @@ Each metric is taken at the last step at which the run measured it, a thresholde
 NaN here and stays missing. `sparsedepth.quantities` has definitions, units and sources of the metrics.
 
 The page has a panel per metric and a heat map per matrix, all with the layer on the x axis. Grey is missing: a NULL, or
-a pair that was not sampled. White cells are not pairs of layers.
-"""
+a pair that was not sampled. White cells are not pairs of layers."""
 
 import json
 from collections.abc import Mapping, Sequence

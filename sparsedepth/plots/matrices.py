@@ -2,8 +2,7 @@
 a matrix of layers is drawn.
 
 A cell is the mean over the runs of a setting. Each row has one colour scale, so that its panels are comparable. Grey
-cells are missing pairs.
-"""
+cells are missing pairs."""
 
 from collections.abc import Sequence
 from functools import partial

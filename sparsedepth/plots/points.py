@@ -9,8 +9,7 @@ the least-squares fit on the scales of the axes. A degenerate score has neither.
 at least as good in all and better in one. The line in a panel is the front of its two quantities alone.
 
 `slices`: of a search, its first objective in order of start and along each axis. Deviates: not Optuna's, which is too
-wide for a page and has no place for a caption.
-"""
+wide for a page and has no place for a caption."""
 
 import math
 from collections.abc import Collection, Sequence

@@ -1,8 +1,7 @@
 """The fit of the depth law: each term of the loss against its predictor, and the residuals.
 
 Upper row: loss minus E and the other fitted terms, with the fitted term c x^-a as a line and the 95% band of its
-bootstrap refits. Lower row: the residual ln loss - ln L against the same predictor. The colour is the depth.
-"""
+bootstrap refits. Lower row: the residual ln loss - ln L against the same predictor. The colour is the depth."""
 
 from functools import partial
 from pathlib import Path
@@ -22,8 +21,7 @@ from sparsedepth.scaling.report import curve_of, law_points
 def draw_law(fitted: Fit, boot: Bootstrap | None, path: Path) -> Path:
     """Draw into a .png, .svg or .pdf file, with the numbers as CSV next to it; returns the CSV's path.
 
-    Raises ValueError for another suffix, or a folder that does not exist.
-    """
+    Raises ValueError for another suffix, or a folder that does not exist."""
     check_path(path)
     points = law_points(fitted)
     write(Drawing(data=points, page=partial(law_page, points, fitted, boot)), path)

@@ -4,8 +4,7 @@ Accepted is data only: config.json of a supported model type, weights in safeten
 the reason: weights in formats that can run code (.bin, .pt, pickle), Python files, JSON that points to code or to
 kernels of others (`auto_map`, `trust_remote_code`, `attn_implementation: someone/kernel` ...: CVE-2026-4372,
 CVE-2026-5241), quantised weights, adapters, links out of the folder, and implausibly large headers. A key that only
-selects one of the library's own kernels is none of these. Nothing loads a refused folder.
-"""
+selects one of the library's own kernels is none of these. Nothing loads a refused folder."""
 
 import json
 import math

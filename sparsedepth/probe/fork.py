@@ -6,8 +6,7 @@ layer.
 Forks at the same depth run through a block as one batch, so a score costs a few large passes from the changed layers on
 instead of a full forward pass per intervention. Weights are never modified.
 
-Shapes: F forks.
-"""
+Shapes: F forks."""
 
 import itertools
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence

@@ -6,8 +6,7 @@ these inputs. Queries and keys are captured at its attention function, after nor
 those of the model's own forward pass around its blocks, with its scale or cap.
 
 Weights keep the dtype they were loaded in. Layers below fp32 are still computed in fp32: their weights are cast while
-the layer runs, which costs the memory of one layer.
-"""
+the layer runs, which costs the memory of one layer."""
 
 import math
 from collections.abc import Callable, Generator, Iterable, Mapping

@@ -2,8 +2,7 @@
 this decoder's weights there, for measuring, export and training from a model.
 
 Rows are data: the adapter (`probe.hf_adapter`) has no case for any type. A parity test compares each row with the
-model's own states, logits, attention weights and matrices.
-"""
+model's own states, logits, attention weights and matrices."""
 
 import re
 from collections.abc import Collection, Mapping

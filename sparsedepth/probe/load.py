@@ -3,8 +3,7 @@
 Weights come from safetensors only, and no code of a folder is run (`sparsedepth.probe.folder`). Layers keep the dtype
 of the weights in the files, whatever config.json says, unless fp32 is requested, and are computed in fp32; embedding,
 final norm and head are always held in fp32. Both give the same numbers, except for Gemma, whose embedding scale is a
-constant in the dtype of the weights, as in training (55.5 instead of 55.4256 at width 3072 in bf16).
-"""
+constant in the dtype of the weights, as in training (55.5 instead of 55.4256 at width 3072 in bf16)."""
 
 import re
 import warnings

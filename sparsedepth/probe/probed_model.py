@@ -2,8 +2,7 @@
 
     x_0 = embed(tokens),   x_l = block(l, x_(l-1)),   logits = logits(x_L),   l = 1..L
 
-Adapters call the model's own modules; they never re-implement one, and never change a weight.
-"""
+Adapters call the model's own modules; they never re-implement one, and never change a weight."""
 
 import math
 from collections.abc import Generator, Mapping

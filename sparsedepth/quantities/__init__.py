@@ -3,8 +3,7 @@
 A name is the key of a record in `measure`, the column or `metric` value in the store, and the label in a plot. Layers
 count from 1 to n_layers; layer 0 is the embedding's output. Metrics by layer and head with a threshold include it:
 `weight_sparsity@0.001`, `attention_sparsity_rel@0.1`; the column of `runs` is at the first threshold of the config
-field. Those that measures make are in `measured.py`, those of training (how a run ended, its cost, its curves) here.
-"""
+field. Those that measures make are in `measured.py`, those of training (how a run ended, its cost, its curves) here."""
 
 import difflib
 from collections import UserDict

@@ -1,8 +1,7 @@
 """The recipe card: recommendation, effects, tests and provenance in one record, stored as JSON with unrounded numbers.
 
 Every text about a recipe, on the terminal, in Markdown, above its YAML and in the report, is written from it (`text`).
-Its effects are rows of the frame `effects`.
-"""
+Its effects are rows of the frame `effects`."""
 
 from pathlib import Path
 from typing import Annotated, Any, Literal

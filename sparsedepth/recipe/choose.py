@@ -4,8 +4,7 @@ All else is at the baseline. A setting with the verdict 'better' (`effects.verdi
 budget (width, data), or spends more than the baseline of the matched cost. Two such settings are recommended together
 only if they were run together, and are then better than the first alone; else the pair is named (`Recipe.untested`).
 At a depth that was not run a setting is recommended if it is better at both neighbouring depths; outside of those run,
-at the two nearest.
-"""
+at the two nearest."""
 
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
@@ -137,8 +136,7 @@ def derive(
 
     `matched`: the cost of which a setting may spend no more than its baseline; `evidence`: that of these runs, if
     already computed; `below`: only depths below this one count.
-    Raises ValueError for an objective without a better direction, or an unknown cost.
-    """
+    Raises ValueError for an objective without a better direction, or an unknown cost."""
     quantities.rankable(objective)
     if matched not in BASES:
         raise ValueError(f"--matched {matched!r} is no basis of comparison; choose one of: {', '.join(BASES)}")

@@ -6,8 +6,7 @@ baseline, runs are paired by seed; else seeds are numbered anew and runs are com
 several budgets each variant is judged at its largest one that the baseline has, too.
 
 Luck: the lowest of k variants that equal the baseline seems better, on average, by sd E[max of k normal numbers], with
-the sd of an effect without the part that all share through the baseline.
-"""
+the sd of an effect without the part that all share through the baseline."""
 
 import math
 import re

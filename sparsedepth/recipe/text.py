@@ -264,8 +264,7 @@ def pair_path(path: Path) -> Path:
 def to_yaml(card: Card) -> str:
     """The RunConfig as YAML without a seed, its evidence as comments above it.
 
-    Raises ValueError for a recipe with no run to start from.
-    """
+    Raises ValueError for a recipe with no run to start from."""
     recipe = card.recipe
     if recipe.config is None:
         raise ValueError(f"there is no configuration to write: {recipe.abstained}")

@@ -7,8 +7,7 @@ see. The recipe of the shallower depths is confirmed if it has the verdict 'bett
 Verification: the baseline, the whole recipe, and the recipe without each change, each with every fresh seed. The
 effects are those of the frame `effects` on these runs alone. The p-value of the recipe's k-th verification is
 multiplied by 2^(k-1): without an effect the k-th confirms it with a probability of at most .025 / 2^(k-1), any of them
-with one of at most 5%. The p-values of the changes are adjusted for their number.
-"""
+with one of at most 5%. The p-values of the changes are adjusted for their number."""
 
 from collections.abc import Container, Mapping, Sequence
 from dataclasses import replace
@@ -63,8 +62,7 @@ def outcome_of(gain: Effect | None) -> Outcome:
 def hold_out(found: Evidence, depth: int, recipe: Recipe) -> Holdout:
     """Judge the recipe of the smaller depths at this one; objective and matched cost are those of `recipe`.
 
-    Raises ValueError where the depth has no finished run, or fewer than two smaller depths have.
-    """
+    Raises ValueError where the depth has no finished run, or fewer than two smaller depths have."""
     fitted_on = tuple(smaller for smaller in found.depths if smaller < depth)
     if depth not in found.depths or len(fitted_on) < 2:
         have = f"these have n_layers {', '.join(map(str, found.depths)) or 'none'}"
@@ -157,8 +155,7 @@ def _cost(recipe: Recipe) -> Answer:
 def configurations(card: Card) -> Configs:
     """'baseline', 'recipe', and 'without SETTING' for each of two changes or more.
 
-    Raises ValueError for a card that recommends nothing, or a configuration that cannot be built.
-    """
+    Raises ValueError for a card that recommends nothing, or a configuration that cannot be built."""
     recipe = card.recipe
     if not recipe.changes or recipe.baseline is None or recipe.config is None:
         why = recipe.abstained or "no change"

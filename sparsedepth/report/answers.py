@@ -1,8 +1,7 @@
 """Two of the three questions that a sweep is run for: `query DIR --ask variance` and `--ask depth`.
 
 Each answer is one sentence, one table and the notes to read it; all numbers are rows of the frame `effects`.
-(`recipe` answers the third: which configuration to train.)
-"""
+(`recipe` answers the third: which configuration to train.)"""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass

@@ -6,8 +6,7 @@ the store; the content policy of the page allows no script but its own, and load
 `report --watch` rewrites the page while sweeps run, until no run is left: aside and renamed, so that a browser never
 sees half of it; its own script loads it again. The progress on it is of each writing. Rows and figures are made again
 when runs were completed, and then not for REST times as long as that took, which leaves most of the machine to the
-sweep. The last page is that of `report`.
-"""
+sweep. The last page is that of `report`."""
 
 import base64
 import hashlib
@@ -58,8 +57,7 @@ def write_report(
 ) -> int:
     """Write the page atomically; returns its size in bytes. `card` is that of a verified recipe.
 
-    Raises ValueError as `checked`, `open_store` and `content` do, all of them before a picture is drawn.
-    """
+    Raises ValueError as `checked`, `open_store` and `content` do, all of them before a picture is drawn."""
     verified = checked(objective, card)
     with open_store(*folders, skip_damaged=skip_damaged) as store:
         page = html(folders, parts_of(store, folders, depth, objective, verified, progress))

@@ -1,8 +1,7 @@
 """One run, from its config to a complete run folder. `python -m sparsedepth.run.execute` is the process of one run.
 
 A complete run is recognised by its run_id and kept; a damaged one is set aside and repeated. Only the process that
-holds the run's lease computes it; `RunJob` trains, measures and writes.
-"""
+holds the run's lease computes it; `RunJob` trains, measures and writes."""
 
 import argparse
 import json
@@ -39,8 +38,7 @@ def execute(config: RunConfig, results: Path, options: Options = DEFAULT_OPTIONS
 
     Raises ValueError for user errors; Interrupted once options.stop() is true or another process has taken over the run
     (the same call then resumes); Infeasible; LostError if one of the torchrun processes of this run ends before the
-    others, of which the first holds the lease, measures and writes; the others train with it and wait.
-    """
+    others, of which the first holds the lease, measures and writes; the others train with it and wait."""
     scratch = Scratch(results, config.run_id)
     scratch.refuse_links()
     scratch.folder.mkdir(parents=True, exist_ok=True)

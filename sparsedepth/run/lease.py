@@ -7,8 +7,7 @@ machine the flock decides: the kernel releases it when the process ends in any w
 invisible, and a holder may also be stopped or hang. So a lease without a heartbeat for GRACE_SECONDS is taken over, by
 renaming a new file over it; if the old holder wakes up, it sees that the file at the path is no longer its own. Taking
 over compares no clocks. `is_held` checks only once, so it compares the heartbeat with this machine's clock, or with the
-heartbeat of a lease that the caller holds itself.
-"""
+heartbeat of a lease that the caller holds itself."""
 
 import contextlib
 import fcntl

@@ -7,8 +7,7 @@ docs/architecture.md describes a Ctrl-C from end to end.
 The compiler's cache is in the results folder: RESULTS/work/compiler-cache/HOST-0, HOST-1, ... A process that is killed
 while it compiles can leave half a file there, with which every later run of that shape would fail. The run that finds
 it marks the folder as damaged and takes the next; nothing is deleted, since other runs may be reading it. A cache that
-the user has chosen (TORCHINDUCTOR_CACHE_DIR) is used until it fails.
-"""
+the user has chosen (TORCHINDUCTOR_CACHE_DIR) is used until it fails."""
 
 import ctypes
 import itertools

@@ -4,8 +4,7 @@
     prune if  loss > the keep-quantile of the same mean over the finished runs of this n_layers
 
 Optuna cannot prune with several objectives, so pruning uses our own training curves. The first `min_runs` of a depth
-always run to the end. A pruned run is no result: it leaves a reason in its scratch folder and no record.
-"""
+always run to the end. A pruned run is no result: it leaves a reason in its scratch folder and no record."""
 
 import logging
 import math

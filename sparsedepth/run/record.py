@@ -1,8 +1,7 @@
 """The record of a finished run: its provenance (code, packages, device, kernels, data; no environment variable or host
 name), its files, written in the scratch folder, and the rename to its final path.
 
-Only the holder of the lease can publish: a process that was presumed dead and wakes up cannot change a result.
-"""
+Only the holder of the lease can publish: a process that was presumed dead and wakes up cannot change a result."""
 
 import functools
 import importlib.metadata

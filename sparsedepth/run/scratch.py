@@ -6,8 +6,7 @@
                              record-<token>/<run_id>/   the record while it is being written
     RESULTS/work/trunk-<key>/   checkpoints before the decay of runs of schedule wsd, for runs that train for longer
 
-It is not part of the record, and can be deleted while nothing runs. The lock is released when its process dies.
-"""
+It is not part of the record, and can be deleted while nothing runs. The lock is released when its process dies."""
 
 import contextlib
 import json

@@ -9,8 +9,7 @@ stated as 100 times the mean squared residual of ln L, as in the released code o
 The bootstrap resamples points (pairs), or whole clusters where the fit has them. Every replicate is refitted to
 convergence from the optimum: those that stop early stay near their start, which makes intervals too narrow.
 
-Shapes as in `law`; R starts or replicates, C clusters.
-"""
+Shapes as in `law`; R starts or replicates, C clusters."""
 
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -46,8 +45,7 @@ class ClusterEffect:
         ln L_n = law(x_n) + u_c + e_n,      u_c ~ N(0, s_u^2) shared by the points of cluster c,    e_n ~ N(0, s_e^2)
 
     Least squares of r_n - (1 - sqrt(1 - lambda_c)) mean_c r is the maximum likelihood at given variances, with
-    lambda_c = k_c s_u^2 / (k_c s_u^2 + s_e^2) of k_c points in the cluster.
-    """
+    lambda_c = k_c s_u^2 / (k_c s_u^2 + s_e^2) of k_c points in the cluster."""
 
     index: np.ndarray
     """The cluster of each point, from 0, (N,)."""
@@ -167,8 +165,7 @@ def fit(points: pd.DataFrame, law: Law | None = None, n_starts: int = N_STARTS, 
     """The law at the best optimum from `n_starts` random starts. Deterministic in `seed`.
 
     A term whose predictor has too few values to be identified is left out. Raises ValueError for too few points, or if
-    no term remains.
-    """
+    no term remains."""
     law, dropped = _identified(points, law or Law())
     plan = design(points, law)
     n_free = int(law.free.sum())

@@ -10,8 +10,7 @@ A fit uses centred logarithms z_k = ln x_k - mean ln x_k, because c_k and a_k ar
 exp(g_k) > 0 is the contribution of term k at the geometric mean of its predictor.
 
 Shapes: K terms, N points, P = 2 K + 1 parameters in the order g_1..g_K, a_1..a_K, e. Functions of parameters take one
-fit's, (P,), or those of many, (R, P).
-"""
+fit's, (P,), or those of many, (R, P)."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field

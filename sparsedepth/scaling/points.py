@@ -7,8 +7,7 @@ A row by budget is a run with its setting and what it cost: n_layers, setting, s
 tokens_per_second, device. A setting is how a configuration differs from the baseline (`store.setting`), whatever its
 budget. Branches of one trunk share its seed: to the statistics a seed is one unit, over all of its budgets. Where lr
 was tuned, a row has what `effects` finds at its budget alone: effect and effect_sd of its setting, each side at its own
-optimum, and lr_variance, what the choice of lr adds to the variance of its mean in a comparison of depths.
-"""
+optimum, and lr_variance, what the choice of lr adds to the variance of its mean in a comparison of depths."""
 
 import json
 from collections import defaultdict
@@ -47,8 +46,7 @@ def read_points(source: Path, where: str | None = None, cluster: str | None = No
     `where`: an SQL condition over the columns of `runs`, for a folder only. `cluster`: comma-separated columns; points
     with equal values make a cluster, named in a new column `cluster`. For a folder, 'run' means the training run (an
     imported row's own cluster). A point without a value is independent. Raises ValueError for a missing column, a value
-    that is not a positive number, or no points at all.
-    """
+    that is not a positive number, or no points at all."""
     names = [name.strip() for name in cluster.split(",")] if cluster else []
     if source.is_dir():
         points = _from_folder(source, where, names)

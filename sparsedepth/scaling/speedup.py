@@ -9,8 +9,7 @@ ln of the first factor is a ratio of means over seeds, N / alpha, with Student's
 error of the choice of lr. The interval is the hull over every L_inf that the data allow; it is withheld where one of
 them is not below the setting's losses.
 
-Shapes: S seeds, B budgets.
-"""
+Shapes: S seeds, B budgets."""
 
 import math
 from collections import defaultdict
@@ -61,8 +60,7 @@ class PowerLaw:
         ln(L_s - L_inf) = ln A_s - alpha_s ln C + q_s (ln C)^2
 
     The estimate of L_inf has mean q_s = 0. The data allow every L_inf from 0 at which Student's test over seeds does
-    not reject that. Seeds are the unit: branches of one trunk share its seed.
-    """
+    not reject that. Seeds are the unit: branches of one trunk share its seed."""
 
     C: np.ndarray
     """Budgets, ascending, (B,)."""

@@ -5,8 +5,7 @@ seeds, with Student's 95% interval from three seeds on, clipped to the quantity'
 is optimistic, so cells with a diverged seed, and proposals of a search that lack seeds, rank below all others. Where a
 sweep tuned fields, only the chosen values are ranked. A degenerate score of depth (`store.degeneracy`) is shown beside
 the form that ranks in its place. The table always includes the *baseline* (`store.setting`), or of a sampler's folder
-(`store.search`) the Pareto front.
-"""
+(`store.search`) the Pareto front."""
 
 import shlex
 from bisect import bisect_left

@@ -6,8 +6,7 @@ A segment is a pack without the records (`store.tables`), and can be deleted at 
 checksum of the marker, which covers all files: replaced, moved and removed runs are detected, and only new ones are
 read and verified, in the memory of one segment. Of many new runs a segment has `runs` alone (its `Rows.tables` is
 empty), until a query names another table. Small segments are merged into one at least twice as large, so that a run is
-rewritten few times. A read-only folder has no cache; a pack needs none, unless it was written with other columns.
-"""
+rewritten few times. A read-only folder has no cache; a pack needs none, unless it was written with other columns."""
 
 import functools
 import re

@@ -2,8 +2,7 @@
 
     complete: {"run_id": ..., "files": {name: {"sha256": ..., "bytes": ...}}}
 
-Files are checked against the marker when they are read; links are never followed.
-"""
+Files are checked against the marker when they are read; links are never followed."""
 
 import hashlib
 import os

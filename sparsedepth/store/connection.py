@@ -4,8 +4,7 @@ of lm-evaluation-harness).
 The database is in memory and safe for untrusted queries: its rows are handed to DuckDB as Arrow data, then access to
 files, network and extensions is switched off and the configuration locked. A query is one SELECT (or DESCRIBE,
 SUMMARIZE, SHOW), calls only a few harmless table functions, runs in a read-only transaction, and has limits of time,
-memory and rows (`store.fences`).
-"""
+memory and rows (`store.fences`)."""
 
 import re
 import warnings
@@ -173,8 +172,7 @@ def open_store(*paths: Path | str, time_limit: float = TIME_LIMIT, skip_damaged:
 
     Copies of a run count once. `time_limit` is in seconds per query. Raises ValueError if there is no complete run or
     evaluation, or two runs with the same run_id differ; DamagedRun if a file fails its checksum. With
-    `skip_damaged`, damaged runs are left out with a warning.
-    """
+    `skip_damaged`, damaged runs are left out with a warning."""
     damaged: list[DamagedRun] | None = [] if skip_damaged else None
     roots = list(dict.fromkeys(Path(path) for path in paths))
     parts = find_runs(roots, damaged)

@@ -11,8 +11,7 @@ A score measures how much the blocks do: a measured column of `runs` of which mo
 
 It is degenerate in a comparison if it is in more than MOST of the finished runs that have it. That all runs of a depth
 have the same value is a reason of these runs, but does not count there: they may differ by depth. `sound_form` takes
-its place: of a score carried by one block the form `_without_first`, of a relative one the absolute form.
-"""
+its place: of a score carried by one block the form `_without_first`, of a relative one the absolute form."""
 
 import math
 from collections import Counter, defaultdict

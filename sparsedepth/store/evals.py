@@ -3,8 +3,7 @@
     RESULTS/evals/<eval_id>/   evaluation.json  complete
 
 A folder is one task on one model. `eval_id` hashes everything that affects the scores: a changed task, document, model
-or harness makes a new one. Like a run's, the folder is written atomically, has checksums, and never changes.
-"""
+or harness makes a new one. Like a run's, the folder is written atomically, has checksums, and never changes."""
 
 from collections.abc import Iterable
 from pathlib import Path

@@ -6,8 +6,7 @@ and double precision (odd names in backticks), of a column in another unit or wi
 is a condition over columns. See maps/example.yaml.
 
 All errors of a map, or of a table's values, are reported at once. What the table does not state is unknown (NULL, and
-listed in `unknown_fields`): no default is filled in. Two rows that are equal in all mapped fields are an error.
-"""
+listed in `unknown_fields`): no default is filled in. Two rows that are equal in all mapped fields are an error."""
 
 import json
 import math

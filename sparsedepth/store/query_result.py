@@ -3,8 +3,7 @@ Markdown, LaTeX or Parquet.
 
 For people (table, Markdown, LaTeX) a float has 4 significant digits, a decimal its own, and NULL is '-'; for programs
 (CSV, JSON, Parquet) numbers are exact and NULL is empty or null. Text from a store is untrusted and ends up in
-terminals, spreadsheets and papers: control characters are escaped, and formulas, markup and commands made inert.
-"""
+terminals, spreadsheets and papers: control characters are escaped, and formulas, markup and commands made inert."""
 
 import csv
 import datetime

@@ -4,8 +4,7 @@ A *cell* is all fields of a run but the seed; its numbers are means over the fin
 deviation. Only results count (`store.tuning_roles`), except in `lr_curves`, which also needs the rejected values.
 In the SQL {varying} stands for the fields that vary in the store, {others} for these without lr, {loss} for the loss
 that compares its runs (`store.comparable_loss`), {scores} for the scores of depth, each in its sound form
-(`store.degeneracy`). Signal-to-noise and the questions on effects are no SQL.
-"""
+(`store.degeneracy`). Signal-to-noise and the questions on effects are no SQL."""
 
 from collections import defaultdict
 from collections.abc import Iterable

@@ -7,8 +7,7 @@ A pack is a results folder as a few files (`sparsedepth pack`), read like the fo
     PACK/pack.json          last: the checksums of the above
     PACK/...                the other files of the results folder: sweep.yaml, figures
 
-The Parquet files of a run are made again from the rows when they are needed. Links and hidden folders are skipped.
-"""
+The Parquet files of a run are made again from the rows when they are needed. Links and hidden folders are skipped."""
 
 import functools
 import os

@@ -17,8 +17,7 @@
 Each file is written under a temporary name and renamed, and `complete` is written after all others are on disk: a
 folder without it is ignored. With it the folder never changes again, so it can be copied, merged and read without a
 lock. Other files in the folder (a log, a checkpoint) are no part of the record. The record of a measured model may be
-in a folder of any name, such as RESULTS/models/NAME; RESULTS/runs is for trained runs only.
-"""
+in a folder of any name, such as RESULTS/models/NAME; RESULTS/runs is for trained runs only."""
 
 import contextlib
 import functools

@@ -1,8 +1,7 @@
 """The schema of the store: the columns of all views, with type, unit and meaning.
 
 Derived from `RunConfig` (a column per field) and `sparsedepth.quantities` (a column or metric per quantity), so that a
-name has one meaning.
-"""
+name has one meaning."""
 
 import json
 import types

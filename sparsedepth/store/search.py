@@ -2,8 +2,7 @@
 
 A search has no baseline. Its results are the Pareto *front* (no other proposal is at least as good in all objectives
 and better in one), and a shortlist to run again with new seeds, because the best of many is optimistic. A proposal with
-pruned seeds has no score: the mean of the surviving seeds is optimistic.
-"""
+pruned seeds has no score: the mean of the surviving seeds is optimistic."""
 
 import contextlib
 from collections.abc import Mapping, Sequence

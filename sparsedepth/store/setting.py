@@ -4,8 +4,7 @@ The *baseline* is the configuration nearest to the baseline values of all fields
 (`sparsity_rank`), or RunConfig's default where no value is sparser than another. Nearest: it differs in the fewest
 fields that vary and were not tuned (ties: the shallowest, then the first cell_id). Depth and tuned fields have columns
 of their own and are no part of a label; nor are sizes and data that follow from depth and the rest of the label, such
-as a task's vocabulary or a budget of tokens per parameter.
-"""
+as a task's vocabulary or a budget of tokens per parameter."""
 
 import functools
 import json

@@ -3,8 +3,7 @@
     P(|T| > |t|),  T of df degrees of freedom:  mean +- t_critical(n - 1) s / sqrt(n) covers the mean in 95% of samples
 
 For whole degrees of freedom this is a finite sum (Abramowitz & Stegun, 26.7.3 and 26.7.4). Not by scipy.special, whose
-import takes 0.45 s, which queries do without; `effects.fit` uses it for fractional degrees of freedom.
-"""
+import takes 0.45 s, which queries do without; `effects.fit` uses it for fractional degrees of freedom."""
 
 import math
 from collections.abc import Iterable, Sequence
@@ -69,8 +68,7 @@ def mean_interval(values: Sequence[float]) -> tuple[float | None, float | None, 
 def share_interval(share: float, n: float) -> tuple[float, float]:
     """Wilson's 95% interval (1927) of a share of n independent trials:
 
-    (p + z^2 / 2n  +-  z sqrt(p (1 - p) / n + z^2 / 4n^2)) / (1 + z^2 / n)
-    """
+    (p + z^2 / 2n  +-  z sqrt(p (1 - p) / n + z^2 / 4n^2)) / (1 + z^2 / n)"""
     middle = share + Z**2 / (2 * n)
     half = Z * math.sqrt(share * (1 - share) / n + Z**2 / (4 * n**2))
     lo, hi = (middle - half) / (1 + Z**2 / n), (middle + half) / (1 + Z**2 / n)

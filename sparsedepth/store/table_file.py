@@ -5,8 +5,7 @@
 
 Afterwards files and network are out of reach (`store.fences`). An expression of the map is evaluated over the table
 `numbers`, where every column is in double precision, NULL where it is no number; a condition over the view `mixed`,
-where a column is what all its values are: true or false, numbers, whole ones exactly beyond 2^53 (ids), else text.
-"""
+where a column is what all its values are: true or false, numbers, whole ones exactly beyond 2^53 (ids), else text."""
 
 import codecs
 import csv

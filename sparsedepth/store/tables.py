@@ -6,8 +6,7 @@
     FOLDER/pack.json      last: {"version", "views": {view: [first row group, end]}, "files": {name: sha256}}, and more
 
 `runs` also has the checksums of the run's marker, which covers all its files, and of its summary. The rows of one run
-are contiguous, in the order of its own files.
-"""
+are contiguous, in the order of its own files."""
 
 import functools
 import hashlib

@@ -1,8 +1,7 @@
 """Time a few real steps of each shape of a sweep, in as many parallel processes as the sweep will have workers.
 
 Every process times every shape in a different order, so that they slow each other down as runs will. A shape's time is
-the median over processes, cached in ~/.cache/sparsedepth/timings/<machine>.json (XDG_CACHE_HOME where that is set).
-"""
+the median over processes, cached in ~/.cache/sparsedepth/timings/<machine>.json (XDG_CACHE_HOME where that is set)."""
 
 import functools
 import multiprocessing

@@ -4,8 +4,7 @@
 
 The same command resumes: complete runs are recognised by their run_id, interrupted runs continue from their checkpoint,
 failed runs are tried again up to a limit. Any number of processes on any number of machines may drive one sweep: each
-queues missing runs, under a lease, and takes tasks from the queue.
-"""
+queues missing runs, under a lease, and takes tasks from the queue."""
 
 import time
 import uuid

@@ -4,8 +4,7 @@
 
 Each run has its own memory, log, session, signal handlers and exit code, like a fresh process. The forkserver holds
 nothing that cannot be forked: no CUDA context, no thread pool. For a run on several devices the child becomes torchrun
-(exec). The kernel sends SIGTERM to the forkserver when the driver dies, and to each run when the forkserver dies.
-"""
+(exec). The kernel sends SIGTERM to the forkserver when the driver dies, and to each run when the forkserver dies."""
 
 import contextlib
 import multiprocessing

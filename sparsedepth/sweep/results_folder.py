@@ -7,8 +7,7 @@ One rule of that serves the driver, its workers, `status`, `plan` and Slurm. Wit
     infeasible  out of memory
     failed      as many failures as a run may have (`--max-attempts`); with fewer it is computed again
 
-The sweep writes its number of attempts into the folder, for readers that are not told.
-"""
+The sweep writes its number of attempts into the folder, for readers that are not told."""
 
 import contextlib
 import fcntl

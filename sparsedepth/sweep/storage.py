@@ -6,8 +6,7 @@
 Unlike SQLite a journal needs no tables (processes can open a new one at the same time), no URL and no transaction to
 read; 4 processes took and told 400 trials in 6 s instead of 167 s. Its lock is an flock, which the kernel releases
 when a process is killed (Optuna's own waits 30 s); the next holder removes an incomplete last line, as left by a full
-disk or a power cut.
-"""
+disk or a power cut."""
 
 import ctypes
 import fcntl

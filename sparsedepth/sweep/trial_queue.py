@@ -5,8 +5,7 @@ to the queue unchanged, with its number and proposal. Trials are taken in order 
 depends only on the proposal, so that a single worker proposes the same points however often it is killed.
 
 A study that was deleted, or lacks runs that were finished elsewhere, is rebuilt from the folders (`rebuild`). Proposals
-without any run (infeasible ones) leave no folder, and are proposed again.
-"""
+without any run (infeasible ones) leave no folder, and are proposed again."""
 
 import contextlib
 import uuid
@@ -56,8 +55,7 @@ def configs_of(trial: optuna.Trial, task: Task, definition: SweepDefinition) -> 
     """The runs of a trial: the task's own cell, passed to Optuna as parameters, or the sampler's proposal.
 
     Raises TrialPruned if the cell is excluded, cannot be built or breaks a constraint (the sampler learns by how much),
-    RepeatError if another proposal is the same.
-    """
+    RepeatError if another proposal is the same."""
     axes = distributions(definition)
     if task.cell is not None:
         cell = task.cell
@@ -159,8 +157,7 @@ def take(
     """Take the first waiting trial that fits, under a lease; None if there is none.
 
     The caller must hold the queue's lock. Otherwise two processes could both write their lease, and the trial would be
-    given back while it runs. The seed of a proposal's sampler does not depend on the worker.
-    """
+    given back while it runs. The seed of a proposal's sampler does not depend on the worker."""
     storage = study._storage
     for waiting in study.get_trials(deepcopy=False, states=(TrialState.WAITING,)):
         task = task_of(waiting)

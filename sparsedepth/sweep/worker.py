@@ -142,8 +142,7 @@ class Worker:
     def run(self, config: RunConfig, trial: optuna.Trial) -> Generator[None, None, dict[str, Any]]:
         """The summary of a run, computed in a separate process unless it is complete.
 
-        Raises TrialPruned if the run was pruned or is infeasible, FailedError if it failed too often.
-        """
+        Raises TrialPruned if the run was pruned or is infeasible, FailedError if it failed too often."""
         while True:
             if self.stop():
                 raise StoppedError

@@ -9,8 +9,7 @@ Those that a tracker has are the table that `import` reads (`store.import_table`
     id  name  status  project  config.NAME ...  metrics.NAME ...
 
 `status` is finished, failed or unfinished, and missing where the tracker does not tell; a metric is its last value. A
-nested configuration has names with dots. Values whose name is that of a secret are left out.
-"""
+nested configuration has names with dots. Values whose name is that of a secret are left out."""
 
 import importlib
 import json
@@ -82,8 +81,7 @@ def open_tracker(name: str, results: Path, at: str | None = None, project: str |
     held()            the run_ids that it has, complete or not; None if it cannot list them
     discard(run_id)   removes a run, if it has any of it
     send(run)         stores a TrackedRun that it does not have, completely
-    view_command()    the command that shows what was sent
-    """
+    view_command()    the command that shows what was sent"""
     if name not in PLACES:
         raise ValueError(f"--to {name!r} is not one of {', '.join(PLACES)}")
     definition = read_definition(results)

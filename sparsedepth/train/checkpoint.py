@@ -3,8 +3,7 @@
 `step-N.safetensors` (weights, optimizer moments, RNG state) is written first, `step-N.json`
 (position, curves, checksums) last: the JSON commits it. The two newest are kept; a damaged one is
 skipped for the one before. The leader writes the full tensors: a checkpoint does not depend on the
-number of processes.
-"""
+number of processes."""
 
 import errno
 import json

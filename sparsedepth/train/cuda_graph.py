@@ -8,8 +8,7 @@ where kernels are chosen and moments allocated; they are normal training steps.
 
 Numbers equal those of an uncaptured step, dropout included (a replay reads the generator's state
 anew). Deviates: on CUDA fused AdamW reads the learning rate from memory in fp32, a relative
-rounding of at most 6e-8. See docs/kernels-and-installation.md.
-"""
+rounding of at most 6e-8. See docs/kernels-and-installation.md."""
 
 from collections.abc import Callable, Sequence
 

@@ -11,8 +11,7 @@ A step equals that of a single process to rounding: the experts' load is average
 before the balance loss (by `mean`), which makes it that of the global batch (2501.11873).
 
 Processes agree by one small host exchange per step whether to stop or save. So a lost process is
-noticed at the next step, not by a device time-out.
-"""
+noticed at the next step, not by a device time-out."""
 
 import contextlib
 import copy

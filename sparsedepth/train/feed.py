@@ -1,7 +1,6 @@
 """Batches loaded one step ahead by a thread, into pinned memory, while the device computes.
 
-Shapes: B sequences of a device's share of the batch, T tokens.
-"""
+Shapes: B sequences of a device's share of the batch, T tokens."""
 
 from collections.abc import Callable, Generator, Iterator
 from concurrent.futures import ThreadPoolExecutor

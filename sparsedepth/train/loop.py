@@ -10,8 +10,7 @@ gradients of micro-batches, each weighted by its share of the scored positions. 
 balance loss, a product of two means, is averaged over micro-batches; over several devices it is
 exact. Nothing in a step makes the host wait for the device.
 
-Shapes: B sequences, T tokens of one sequence.
-"""
+Shapes: B sequences, T tokens of one sequence."""
 
 import math
 import time

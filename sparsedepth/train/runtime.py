@@ -1,6 +1,5 @@
 """Where and how a run is computed: device, precision and kernels. They are no part of its `run_id`,
-but recorded in its manifest, because kernels round differently.
-"""
+but recorded in its manifest, because kernels round differently."""
 
 import os
 import re

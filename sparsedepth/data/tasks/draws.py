@@ -1,8 +1,7 @@
 """Random numbers of a task: a counter-based generator, so any block of a stream can be drawn without the earlier ones.
 
 Philox (Salmon et al. 2011) with the key (task, stream) and the counter (block, 0, 0, 0) x 2^64. Only its raw bits are
-used, which NumPy keeps stable across releases.
-"""
+used, which NumPy keeps stable across releases."""
 
 import math
 

@@ -6,8 +6,7 @@
 Difficulty: k, one per sequence, uniform in min_hops..max_hops. All letters are scored, the first token is not. Needed
 depth: floor(log2 k) + 2, by doubling. Tokens: letters 0..A-1, 'none' A, k A+1+k.
 
-Shapes: N sequences, T tokens of one sequence.
-"""
+Shapes: N sequences, T tokens of one sequence."""
 
 import numpy as np
 

@@ -11,8 +11,7 @@ Needed depth: a group that is not solvable (A5, S5) cannot be followed by a fixe
 the length that can be tracked grows with depth (2404.08819; 2503.03961). Z60 and A4xZ5 are solvable controls of order
 60. The state after operation g is g(x) of a point x; g s (first s, then g) of an element s.
 
-Shapes: N sequences, T tokens of one sequence, K operations, S states, G elements of the group, P points.
-"""
+Shapes: N sequences, T tokens of one sequence, K operations, S states, G elements of the group, P points."""
 
 import itertools
 from functools import lru_cache

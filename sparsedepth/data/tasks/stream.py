@@ -5,8 +5,7 @@
 The batch of a step is a pure function of (task, seed, step); held-out sequences are the same for all seeds. Several
 steps are drawn at a time, BLOCK_TOKENS together, since NumPy's cost is per call.
 
-Shapes: N sequences, T tokens of one sequence.
-"""
+Shapes: N sequences, T tokens of one sequence."""
 
 from collections.abc import Callable
 from functools import lru_cache

@@ -9,8 +9,7 @@
     gpas               x - silu(p_l) x after each sum; p_l starts at 0                      (2506.22049)
 
 LNS proper, s on the output of every norm of the block, is in `Block.normed`. The norms of the
-embedding, of queries and keys, and before the head are never scaled.
-"""
+embedding, of queries and keys, and before the head are never scaled."""
 
 from collections.abc import Iterable
 
@@ -104,8 +103,7 @@ def profile(blocks: Iterable[Block], x_BTD: Tensor, context: Context) -> None:
     = 1..2L.
 
     Variances are over all entries. w_1 .. w_i are set before branch i is profiled, as in the
-    authors' code, which also includes Var[x_0].
-    """
+    authors' code, which also includes Var[x_0]."""
     weight, variance = torch.ones_like(x_BTD[0, 0, 0]), x_BTD.var()
     for block in blocks:
         for part in PARTS:

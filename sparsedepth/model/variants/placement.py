@@ -8,8 +8,7 @@
 LNS multiplies all these norms but that of the embedding by s. Deviates: post and deepnorm keep the
 final norm before the head, as the code of 2502.05795 does; it only adds a gain there. That code
 also has alpha = 8^(1/2) at any depth and multiplies initial weights by (8L)^(+1/4); we follow the
-paper.
-"""
+paper."""
 
 from torch import Tensor
 

@@ -8,8 +8,7 @@ Source x_0 is the embedding; source t(k) = 1 + floor(k N / 2L) sums 2L / N conse
 the head reads all. Queries start at 0: equal weights. The stream x holds the sources side by side,
 0 until written, so a block is still x + a + f with each update at its own source.
 
-Shapes: B sequences, T tokens, S = N + 1 sources, D d_model, W = S D.
-"""
+Shapes: B sequences, T tokens, S = N + 1 sources, D d_model, W = S D."""
 
 import torch
 import torch.nn.functional as F

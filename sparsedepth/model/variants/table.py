@@ -2,8 +2,7 @@
 
 Where several apply, they wrap each other in the order of the table, the first outermost: dropout
 acts on a branch's output first, then the norm after it, a gate, a depth scale, completep's factor;
-on the sum a depth scale, then a norm.
-"""
+on the sum a depth scale, then a norm."""
 
 from collections.abc import Callable
 from functools import cache
