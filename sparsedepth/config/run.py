@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     Measure = str
 else:
     Measure = Literal[tuple(measure.name for measure in MEASURES)]
+FIT = frozenset({"usefulness", "joint"})
+"""The measures that fit maps on fit_tokens."""
 
 
 def _check_distinct(thresholds: tuple[float, ...]) -> tuple[float, ...]:
@@ -272,7 +274,7 @@ class RunConfig(MeasureConfig, TrainConfig, TaskConfig, DataConfig, ModelConfig)
         least = {
             "val_tokens": max(self.seq_len, self.eval_seq_len or 0),
             "measure_tokens": fit if "released_code" in self.measures else self.seq_len,
-            "fit_tokens": self.seq_len if {"usefulness", "joint"}.isdisjoint(self.measures) else fit,
+            "fit_tokens": self.seq_len if FIT.isdisjoint(self.measures) else fit,
         }
         for name, tokens in least.items():
             if getattr(self, name) < tokens:

@@ -45,7 +45,8 @@ def after_tokens_of_text(held_out: Sequences, ids: np.ndarray, vocab_size: int) 
 
 
 def losses_of(counted: Counted, tick: Callable[[], None] = lambda: None) -> dict[str, float | None]:
-    """The two losses of the counted pairs, nat/token, in the columns that they are of; None in the others."""
+    """The two losses of the counted pairs, nat/token, in the columns that they are of; None in the others, and in all
+    if nothing was counted."""
     from pandas import Index  # slow to import, and no other part of training needs it
 
     def pairs(part: Sequences) -> tuple[np.ndarray, np.ndarray]:
@@ -71,4 +72,6 @@ def losses_of(counted: Counted, tick: Callable[[], None] = lambda: None) -> dict
     share_U = held_out_U / held_out_U.sum()
     unigram, *bigram = (float(-(share_U * np.log(p_U)).sum()) for p_U in (unigram_U, *bigrams))
     losses: dict[str, float | None] = dict.fromkeys(("unigram_loss", "bigram_loss", "chance_loss"))
+    if not by_target_V.any():
+        return losses
     return losses | {name: loss for name, loss in zip(counted.columns, (unigram, min(bigram)), strict=True) if name}

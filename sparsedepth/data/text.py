@@ -46,6 +46,8 @@ class TextSource(CorpusSource):
 
     def held_out(self, seq_len: int, n_tokens: int, skip_tokens: int = 0) -> Sequences:
         assert skip_tokens >= 0
+        if n_tokens < seq_len:
+            raise ValueError(f"{n_tokens:,} tokens are less than one sequence of seq_len={seq_len:,}; raise the number")
         available = len(self.corpus.val) - 1 - skip_tokens  # the last token has no target
         n_windows = min(n_tokens, available) // seq_len
         if n_windows < 1:

@@ -101,9 +101,13 @@ def by_difficulty(
 ) -> tuple[list[Row], BootstrapEstimate]:
     """The rows and the solved difficulty of the scored positions; there must be one."""
     scored_NT = targets_NT != IGNORED
-    levels_D = np.unique(difficulty_NT[scored_NT])
-    of_level_DNT = (difficulty_NT == levels_D[:, None, None]) & scored_NT
-    n_ND, loss_ND, correct_ND = ((value * of_level_DNT).sum(-1).T for value in (1, loss_NT, correct_NT))
+    levels_D, level_n = np.unique(difficulty_NT[scored_NT], return_inverse=True)
+    shape = len(scored_NT), len(levels_D)
+    place_n = np.nonzero(scored_NT)[0] * len(levels_D) + level_n
+    n_ND, loss_ND, correct_ND = (
+        np.bincount(place_n, value_NT[scored_NT], math.prod(shape)).reshape(shape)
+        for value_NT in (scored_NT, loss_NT, correct_NT)
+    )
     n_D = n_ND.sum(0)
     rows = [
         {"difficulty": int(level), "positions": int(n), "loss": float(loss / n), "accuracy": float(correct / n)}

@@ -115,8 +115,9 @@ class MeasureContext:
 
     def sequences(self, seq_len: int, n_tokens: int, skip_tokens: int = 0) -> Scored:
         found = self.held_out(seq_len, n_tokens, skip_tokens)
-        difficulty = None if found.difficulty is None else torch.from_numpy(found.difficulty)
-        return Scored(torch.from_numpy(found.inputs), torch.from_numpy(found.targets), difficulty)
+        with torch.inference_mode(False):  # they are kept, also for measures that compute gradients
+            difficulty = None if found.difficulty is None else torch.from_numpy(found.difficulty)
+            return Scored(torch.from_numpy(found.inputs), torch.from_numpy(found.targets), difficulty)
 
     @cached_property
     def scored(self) -> Scored:
@@ -261,12 +262,12 @@ def depth_profile(entries: Sequence[Entry], n_layers: int) -> dict[str, float | 
 
 
 def block_weights(entries: Sequence[Entry], n_layers: int) -> np.ndarray:
-    """weight_L; all 0 for a single pair of two blocks, whose shares are not identified."""
-    if n_layers < 3 and any(len(blocks) > 1 for blocks, _ in entries):
-        return np.zeros(n_layers)
+    """weight_L; all 0 where the pairs that were drawn do not determine the shares of all blocks."""
     blocks_EL = np.zeros((len(entries), n_layers))
     for row, (blocks, _) in enumerate(entries):
         blocks_EL[row, [block - 1 for block in blocks]] = 1
+    if any(len(blocks) > 1 for blocks, _ in entries) and np.linalg.matrix_rank(blocks_EL) < n_layers:
+        return np.zeros(n_layers)
     return nnls(blocks_EL, np.array([value for _, value in entries], dtype=float))[0]
 
 

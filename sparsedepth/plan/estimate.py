@@ -15,7 +15,7 @@ from typing import Literal, NamedTuple
 
 from sparsedepth.config.cost import cost
 from sparsedepth.config.role import fields_where
-from sparsedepth.config.run import RunConfig
+from sparsedepth.config.run import FIT, RunConfig
 from sparsedepth.config.runtime import LOGITS_BYTES, Parallel, RuntimeConfig
 from sparsedepth.files import digest
 from sparsedepth.quantities.measured import MEASURES
@@ -129,7 +129,8 @@ def peak_bytes(config: RunConfig, place: Place = Place()) -> int:
     n_sequences = min(place.micro_batch or share, share)
     activations = activation_bytes(config, n_sequences, place)
     if place.device == "cpu":
-        return round(24 * params + activations)  # 16 of training; the heap keeps what measuring and writing add
+        maps = 40 * config.n_layers * config.stream_width**2 * (not FIT.isdisjoint(config.measures))
+        return round(24 * params + max(activations, maps))  # 16 of training; the heap keeps what measuring adds
     logits = min(LOGITS_BYTES, 4 * n_sequences * config.seq_len * config.vocab_size)
     forward = activations + 2 * logits + 4 * config.vocab_size * config.d_model
     if n_sequences < share or place.parallel == "ddp":  # gradients of earlier micro-batches, or DDP's buckets

@@ -40,7 +40,8 @@ _OWN_KERNELS = {
 }  # fmt: skip
 """Values of IMPLEMENTATION that name a part of transformers, not a repository."""
 _PLAIN_PRIVATE_KEYS = {
-    "_name_or_path", "_from_model_config", "_commit_hash", "_flash_attn_2_enabled", "_sliding_window_pattern",
+    "_name_or_path", "_from_model_config", "_commit_hash", "_flash_attn_2_enabled", "_num_labels",
+    "_sliding_window_pattern",
 }  # fmt: skip
 """Private keys that transformers wrote into configs or its users set, and that lead to no code of others."""
 _POSITIVE = re.compile(r"theta$|^rotary_emb_base$|^query_pre_attn_scalar$")

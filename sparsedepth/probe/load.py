@@ -50,7 +50,7 @@ _SIZES = ("n_layers", "d_model", "n_heads", "n_kv_heads", "n_experts", "vocab_si
 
 _HUB_NAME = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)?")
 _HUB_FILES = ("*.json", "*.safetensors", "merges.txt")
-_BUFFERS = re.compile(r"(inv_freq|masked_bias|attn\.bias|attention\.bias)$")
+_BUFFERS = re.compile(r"(^|\.)(inv_freq|masked_bias|attn\.bias|attention\.bias)$")
 """Constants in older checkpoints that models no longer read."""
 _IN_LAYER = re.compile(r"(^|\.)(layers|h)\.\d+\.")
 _DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}

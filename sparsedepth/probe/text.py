@@ -16,15 +16,16 @@ import numpy as np
 from sparsedepth.config.corpus import TEXT, corpus_name, is_learned, kind_of
 from sparsedepth.config.load import build
 from sparsedepth.config.plain_text import refuse_empty
-from sparsedepth.config.run import MeasureOnlyConfig, RunConfig, TextConfig
+from sparsedepth.config.run import FIT, MeasureOnlyConfig, RunConfig, TextConfig
 from sparsedepth.config.task import IGNORED
 from sparsedepth.data.ngram_losses import after_tokens_of_text
-from sparsedepth.data.pipeline import Corpus, prepare
+from sparsedepth.data.pipeline import Corpus, CorpusSource, prepare
 from sparsedepth.data.sequences import Counted, Sequences, Source, after_tokens, next_tokens, open_source
 from sparsedepth.data.text import TextSource
 from sparsedepth.data.tokenizer import TOKENIZER_FILE, Tokenizer, make_tokenizer
 from sparsedepth.files import digest, sha256
 from sparsedepth.probe.load import LoadedModel
+from sparsedepth.store.run_record import RUNS
 
 _BPE_FILES = ("vocab.json", "merges.txt")
 _TOKENIZER_FILES = (TOKENIZER_FILE, "tokenizer_config.json", *_BPE_FILES)
@@ -150,15 +151,19 @@ def tokens_to_measure(
     check_length(model, config.seq_len)
     begin()
     with tempfile.TemporaryDirectory() as scratch:
-        root = Path(scratch) if model.config is None else model.folder.resolve().parent.parent / "data"
-        n_tokens = config.measure_tokens + config.fit_tokens
+        runs = model.folder.resolve().parent
+        root = runs.parent / "data" if model.config and runs.name == RUNS else Path(scratch)
+        n_tokens = config.measure_tokens + config.fit_tokens * (not FIT.isdisjoint(config.measures))
         source = measure_source(model, corpus, config.seq_len, n_tokens, root, config.val_tokens)
         yield MeasuredTokens(source, lambda: _counted(model, config, corpus, source))
 
 
 def _counted(model: LoadedModel, config: MeasureOnlyConfig, corpus: str | None, source: Source) -> Counted:
     if run := _own_run(model, corpus):
-        return source.counted(run.model_copy(update={"val_tokens": config.val_tokens}))
+        # A task is drawn at any length; the steps on text were of the run's own, and the held-out text is of this one.
+        lengths = {} if isinstance(source, CorpusSource) else {"seq_len": config.seq_len}
+        own = run.model_copy(update={"val_tokens": max(config.val_tokens, run.seq_len), **lengths})
+        return source.counted(own)._replace(held_out=source.held_out(config.seq_len, config.val_tokens))
     assert isinstance(source, TextSource), "only a run has a task or pairs"
     held_out = source.held_out(config.seq_len, config.val_tokens)
     return after_tokens_of_text(held_out, source.corpus.train, model.facts.vocab_size)
@@ -187,7 +192,7 @@ def measure_source(
     if available < needed:
         raise ValueError(
             f"the held-out part of corpus={source.corpus.manifest.corpus!r} has {available:,} tokens in the tokenizer "
-            f"of {model.source}, and {needed:,} are needed; measure fewer tokens, or use a longer corpus"
+            f"of {model.source}, and {needed:,} are needed; lower measure_tokens or fit_tokens, or use a longer corpus"
         )
     return source
 
@@ -198,12 +203,16 @@ def tokenizer_of(model: LoadedModel, root: Path) -> Tokenizer:
     run = model.config
     if run is None:
         return make_tokenizer(tokenizer_folder(model.folder), (), model.facts.vocab_size)
-    if not kind_of(run.corpus).is_tokenised:
-        trained = f"{model.source} was trained on corpus={run.corpus!r}"
-        raise ValueError(f"{trained}: its tokens are not text; name a run on text")
+    _check_reads_text(model, run)
     if is_learned(run.tokenizer):
         return prepare(run, root).tokenizer()
     return make_tokenizer(run.tokenizer, (), run.vocab_size)
+
+
+def _check_reads_text(model: LoadedModel, run: RunConfig) -> None:
+    if not kind_of(run.corpus).is_tokenised:
+        trained = f"{model.source} was trained on corpus={run.corpus!r}"
+        raise ValueError(f"{trained}: its tokens are not text; name a run on text")
 
 
 def _other_text(model: LoadedModel, corpus: str | None, n_tokens: int, root: Path) -> Corpus:
@@ -217,6 +226,7 @@ def _other_text(model: LoadedModel, corpus: str | None, n_tokens: int, root: Pat
         files = [model.folder / name for name in _TOKENIZER_FILES]
         hashes = {file.name: sha256(file) for file in files if file.exists()}
         return prepare(config, root / f"tokenizer-{digest(hashes)}")
+    _check_reads_text(model, run)
     if is_learned(run.tokenizer):
         learned = f"tokenizer={run.tokenizer!r} of the run was learned on corpus={run.corpus!r}"
         raise ValueError(f"{learned} and not on {corpus!r}; measure the run on its own corpus, or on token arrays")

@@ -7,11 +7,12 @@ from pathlib import Path
 from typing import Any
 
 from sparsedepth.config.load import read_yaml
-from sparsedepth.config.run import RunConfig
+from sparsedepth.config.run import FIT, MeasureOnlyConfig, RunConfig
 from sparsedepth.data.pipeline import CorpusSource
 from sparsedepth.data.sequences import Source, open_source
 from sparsedepth.data.tokenizer import Tokenizer
 from sparsedepth.files import parse_json, read_regular
+from sparsedepth.measure.measurements import ReadHeldOut
 from sparsedepth.store import run_record
 from sparsedepth.train.runtime import Runtime
 
@@ -20,20 +21,25 @@ def checked_source(config: RunConfig, results: Path, tokenizer: Tokenizer | None
     """The source of a run. Raises ValueError as `open_source`, and for text too short, or not that of other runs."""
     source = open_source(config, results / "data", tokenizer)
     source.batch(config, 0)  # this and the following raise for a text that is too short
-    scored = source.held_out(config.seq_len, config.measure_tokens)
+    source.held_out(config.seq_len, config.measure_tokens)
     if "loss" in config.measures:
         source.held_out(config.eval_seq_len or config.seq_len, config.val_tokens)
-    fitted = [scored] if "released_code" in config.measures else []
-    if not {"usefulness", "joint"}.isdisjoint(config.measures):
-        fitted.append(source.held_out(config.seq_len, config.fit_tokens, config.measure_tokens))
-    for n_fit in (sequences.n_tokens for sequences in fitted):
-        if n_fit <= config.stream_width + 1:
-            told = f"{n_fit} tokens to fit maps to (measure_tokens={config.measure_tokens} come first)"
-            needed = f"d_model={config.d_model} needs more than {config.stream_width + 1}"
-            fix = "use a longer corpus or a larger val_fraction"
-            raise ValueError(f"the held-out text has {told}, but {needed}; {fix}")
+    check_enough_to_fit(source.held_out, config, config.stream_width)
     check_same_text(source, results)
     return source
+
+
+def check_enough_to_fit(held_out: ReadHeldOut, config: RunConfig | MeasureOnlyConfig, width: int) -> None:
+    """Raises ValueError for fewer tokens than the maps need that a measure fits: before the training, not after it."""
+    fitted = [("measure_tokens", 0, config.measure_tokens)] if "released_code" in config.measures else []
+    if not FIT.isdisjoint(config.measures):
+        fitted.append(("fit_tokens", config.measure_tokens, config.fit_tokens))
+    for name, skipped, asked in fitted:
+        n_fit = held_out(config.seq_len, asked, skipped).n_tokens
+        if n_fit <= width + 1:
+            fix = f"raise {name}" if asked <= width + 1 else "use a longer corpus or a larger val_fraction"
+            told = f"{n_fit} held-out tokens to fit maps to ({name}={asked}, after the first {skipped})"
+            raise ValueError(f"{told}, but d_model={width} needs more than {width + 1}; {fix}")
 
 
 def check_same_text(source: Source, results: Path) -> None:

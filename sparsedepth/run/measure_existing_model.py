@@ -15,13 +15,14 @@ import torch
 from torch import Tensor
 
 from sparsedepth.config.load import build
-from sparsedepth.config.run import MeasureConfig, MeasureOnlyConfig
+from sparsedepth.config.run import MeasureConfig, MeasureOnlyConfig, known_measures
 from sparsedepth.data.ngram_losses import losses_of
 from sparsedepth.measure.measurements import Measurements
 from sparsedepth.measure.suite import measure_run
 from sparsedepth.probe.fork import probing, stream
 from sparsedepth.probe.load import LoadedModel
 from sparsedepth.probe.text import MeasuredTokens, TokenArrays
+from sparsedepth.run.comparable import check_enough_to_fit
 from sparsedepth.run.record import Stopwatch, write_measured
 from sparsedepth.store.subject import MeasuredModel
 
@@ -50,6 +51,7 @@ def measure_existing_model(
     the share done. Raises ValueError for a model that computes NaN or infinity."""
     watch, source = watch or Stopwatch(), tokens.source
     scored = source.held_out(config.seq_len, config.measure_tokens)
+    check_enough_to_fit(source.held_out, config, model.probed.stream_width)
     _check_states(model, torch.from_numpy(scored.inputs[:1]))
     found = measure_run(
         model.probed,
@@ -75,6 +77,8 @@ def measuring_config(
     """A run's own measuring fields, overridden by those of given tokens, and then by the user's. Raises ValueError."""
     own = loaded.config
     fields = {} if own is None else {name: getattr(own, name) for name in (*MeasureConfig.model_fields, "seq_len")}
+    if own is not None:
+        fields["measures"] = known_measures(own.measures)
     if given is not None:
         n_scored, n_fit = given.scored.n_tokens, given.fit.n_tokens
         counts = {"val_tokens": n_scored, "measure_tokens": n_scored, "fit_tokens": n_fit}

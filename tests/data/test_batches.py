@@ -124,6 +124,8 @@ def test_held_out_is_shorter_where_the_text_ends_and_an_error_where_there_is_non
     text = counting(prepared)
     assert text.held_out(10, 10**6).inputs.shape == (9, 10)  # the 100th token is a target only
     assert text.held_out(99, 10**6).inputs.shape == (1, 99)
-    for arguments in ((100, 10**6, 0), (10, 9, 0), (10, 50, 90), (10, 50, 500)):
+    with pytest.raises(ValueError, match="9 tokens are less than one sequence of seq_len=10; raise the number"):
+        text.held_out(10, 9, 0)
+    for arguments in ((100, 10**6, 0), (10, 50, 90), (10, 50, 500)):
         with pytest.raises(ValueError, match=r"no window of seq_len=.* the held-out text has 100"):
             text.held_out(*arguments)

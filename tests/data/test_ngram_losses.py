@@ -9,6 +9,7 @@ from support.tiny_sweep import BASE, corpus
 
 from sparsedepth.config.load import build
 from sparsedepth.config.run import RunConfig
+from sparsedepth.config.task import IGNORED
 from sparsedepth.data.ngram_losses import STRENGTHS, after_tokens_of_text, losses_of, ngram_losses, table_text
 from sparsedepth.data.sequences import Sequences, after_tokens, next_tokens, open_source
 
@@ -21,6 +22,8 @@ def test_a_small_table_by_hand():
     assert chance is None and unigram == pytest.approx(math.log(2))  # each token twice of four
     by_strength = [-(math.log((2 + m / 2) / (3 + m)) + math.log((1 + m / 2) / (1 + m))) / 2 for m in STRENGTHS]
     assert bigram == pytest.approx(min(by_strength)) and bigram == by_strength[0]
+    unscored = Sequences(inputs=trained.inputs, targets=np.full_like(trained.inputs, IGNORED))
+    assert {*losses_of(after_tokens(held_out, [unscored], 2)).values()} == {None}
 
 
 def test_a_texts_tables_count_the_very_tokens_trained_on(tmp_path):

@@ -14,10 +14,18 @@ from reference import run_config
 from support.handmade_models import by_layer, by_pair, found_by, integers, rng
 
 from sparsedepth.config.task import IGNORED
+from sparsedepth.data.sequences import Sequences
 from sparsedepth.measure.bootstrap import shared_resamples
 from sparsedepth.measure.interventions import add_causal_rows, add_removal_rows, permutation_effect
 from sparsedepth.measure.loss import early_exit, fork_losses, held_out_loss
-from sparsedepth.measure.measurements import Scored, block_weights, depth_profile, entries_of, position_mean
+from sparsedepth.measure.measurements import (
+    MeasureContext,
+    Scored,
+    block_weights,
+    depth_profile,
+    entries_of,
+    position_mean,
+)
 from sparsedepth.measure.released_code import affine_increase_in_sample
 from sparsedepth.measure.usefulness import add_usefulness_rows
 from sparsedepth.model.decoder import Decoder
@@ -183,8 +191,21 @@ def test_what_is_undefined_is_missing():
     assert depth_profile(of_layers(1.0, None), 2)["deep_half"] is None
     assert depth_profile([], 3)["largest_share"] is None
     assert depth_profile([((1, 2), 3.0)], 2)["largest_share"] is None  # one pair does not say which of the two
+    two_and_two = [((1, 2), 3.0), ((3, 4), 1.0), ((1, 4), 2.0)]  # three pairs of four blocks
+    assert (depth_profile(two_and_two, 4)["largest_share"], depth_profile(two_and_two, 4)["centre"]) == (None, None)
     one = depth_profile(of_layers(2.0), 1)
     assert (one["without_first"], one["largest_share"], one["centre"]) == (None, 1.0, None)
+
+
+def test_kept_tokens_can_be_read_by_a_measure_that_computes_gradients():
+    config = run_config()
+    ids = integers(7, 2, config.seq_len).numpy()
+    tokens = Sequences(inputs=ids, targets=ids)
+    context = MeasureContext(
+        probed=ProbedDecoder(Decoder(config)), config=config, held_out=lambda *_: tokens, bytes_per_token=None, eod=None
+    )
+    with torch.inference_mode():
+        assert not context.inputs.is_inference()
 
 
 def test_every_score_with_a_profile_has_its_rows_and_its_columns():

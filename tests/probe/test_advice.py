@@ -141,7 +141,7 @@ def test_advice_on_a_folder_works(model, name):
         {"_attn_implementation": "flash_attention_2", "_attn_implementation_autoset": True},
         {"_attn_implementation_internal": "sdpa", "_experts_implementation": "grouped_mm"},
         {"attn_implementation": "flash_attention_3"},
-        {"_sliding_window_pattern": 6, "_name_or_path": "x/y", "torch_dtype": "float32"},
+        {"_sliding_window_pattern": 6, "_name_or_path": "x/y", "torch_dtype": "float32", "_num_labels": 1},
         {"conv_kernel": 4, "use_kernels": False},
         {"cache_implementation": "hybrid"},
     ],

@@ -248,6 +248,15 @@ def test_numbers_without_any_score_are_refused(model, fields, reason):
         load_model(model)
 
 
+def test_a_bias_of_attention_is_no_constant_that_may_be_missing(tmp_path):
+    tiny("gpt2").save_pretrained(tmp_path)
+    weights = load_file(tmp_path / "model.safetensors")
+    bias = next(name for name in weights if name.endswith("attn.c_attn.bias"))
+    save_file({name: weight for name, weight in weights.items() if name != bias}, tmp_path / "model.safetensors")
+    with pytest.raises(ValueError, match=f"missing keys .*{bias}"):
+        load_model(tmp_path)
+
+
 @pytest.mark.parametrize("value", [float("nan"), float("-inf")])
 def test_weights_that_are_not_finite_are_named(model, run, value):
     for place, name in ((model, "model.norm.weight"), (run, "norm.weight")):

@@ -11,11 +11,20 @@ from support.hf_families import save_tokenizer, tiny_folder
 from support.tiny_sweep import corpus
 
 from sparsedepth.config.run import RunConfig
+from sparsedepth.data.ngram_losses import losses_of
 from sparsedepth.data.pipeline import prepare
 from sparsedepth.data.text import TextSource
 from sparsedepth.model.decoder import Decoder
 from sparsedepth.probe.load import load_model
-from sparsedepth.probe.text import check_length, check_tokens, measure_source, read_token_arrays, tokenizer_of
+from sparsedepth.probe.text import (
+    check_length,
+    check_tokens,
+    measure_source,
+    read_token_arrays,
+    tokenizer_of,
+    tokens_to_measure,
+)
+from sparsedepth.run.measure_existing_model import measuring_config
 
 WORDS = {word: index for index, word in enumerate(["</s>", "<unk>", "times", "is", *map(str, range(30))])}
 
@@ -194,6 +203,23 @@ def test_targets_stand_beside_their_tokens(model, tmp_path):
         read_token_arrays(tokens, saved(tmp_path / "five.npy", ids[:, 1:]), beside)
 
 
+def test_chance_is_that_of_the_length_that_is_measured(run):
+    """Longer sequences of k-hop induction have fewer answers that are 'none'; nothing is written beside a run that lies
+    in no results folder."""
+    fields = {"corpus": "task:k_hop", "seq_len": 32, "val_tokens": 2048, "measures": ["loss"], "val_fraction": 0.05}
+    folder = run(**fields, letters=4, max_hops=2)
+    loaded = load_model(folder)
+    chance = {}
+    for seq_len in (16, 64):
+        config = measuring_config(loaded, {"seq_len": seq_len})
+        with tokens_to_measure(loaded, config) as tokens:
+            chance[seq_len] = losses_of(tokens.counted())["chance_loss"]
+            own = tokens.source.counted(loaded.config.model_copy(update={"seq_len": seq_len}))
+        assert chance[seq_len] == losses_of(own)["chance_loss"]
+    assert chance[16] != chance[64]
+    assert not (folder.parent.parent / "data").exists()
+
+
 def test_a_run_on_a_task_reads_its_task(run, tmp_path):
     """No file is read or written, and its tokens are no text."""
     fields = {"corpus": "task:state_tracking", "n_operations": 4, "seq_len": 16, "val_fraction": 0.05}
@@ -201,7 +227,8 @@ def test_a_run_on_a_task_reads_its_task(run, tmp_path):
     source = measure_source(loaded, None, 16, 160, tmp_path / "nowhere")
     assert source.held_out(16, 160).difficulty.max() == 15 and source.bytes_per_token is None
     assert not (tmp_path / "nowhere").exists()
-    with pytest.raises(ValueError, match="its tokens are not text; name a run on text"):
-        tokenizer_of(loaded, tmp_path)
+    for read in (lambda: tokenizer_of(loaded, tmp_path), lambda: measure_source(loaded, "stdlib", 16, 160, tmp_path)):
+        with pytest.raises(ValueError, match="its tokens are not text; name a run on text"):
+            read()
     with pytest.raises(ValueError, match="was not trained on 'task:k_hop'"):
         measure_source(loaded, "task:k_hop", 16, 160, tmp_path)
