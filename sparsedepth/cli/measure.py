@@ -161,9 +161,15 @@ def evaluate(
     --without, also show the score lost per task."""
     from sparsedepth.exchange.evaluate import check_harness, layers_left, load_tasks
     from sparsedepth.probe.load import load_model
+    from sparsedepth.store.records import refuse_pack
     from sparsedepth.train.runtime import find_device, measuring_device
 
     names = [name.strip() for name in ",".join(tasks).split(",") if name.strip()]
+    if not names:
+        raise ValueError(f"--tasks {','.join(tasks)!r} names no task of lm-evaluation-harness; name one")
+    if out is not None:
+        refuse_pack(out)
+        out.mkdir(parents=True, exist_ok=True)
     check_harness()
     place = measuring_device(find_device(device))
     loaded, *other = [load_model(name, device=place, dtype="fp32") for name in (model, against) if name is not None]
@@ -185,9 +191,10 @@ def _evaluate(
     from sparsedepth.exchange.evaluate import evaluate as evaluate_task
     from sparsedepth.store.checksums import is_complete
     from sparsedepth.store.evals import eval_folder, read_evaluation, save_evaluation
+    from sparsedepth.store.run_record import RUNS
 
     results = loaded.folder.resolve().parent.parent
-    if out is None and loaded.config is not None:
+    if out is None and loaded.config is not None and loaded.folder.resolve().parent.name == RUNS:
         out = results
     evaluations: list[Evaluation] = []
     for task in tasks:

@@ -207,6 +207,8 @@ def _effects(
     if reason := only_tuning_text(store):
         raise ValueError(reason)
     if part == "chain":
+        if knob is not None:
+            raise ValueError(f"--knob {knob!r} chooses effects of settings; leave it out with --part chain")
         found = cells_of(runs, outcome)
         if format != "table":
             return encode(text.chain_table(chain.chain_evidence(found)), format)

@@ -61,12 +61,12 @@ def plan(
     power_lines, power_json = detectable_effects(plan, pilot, seed_sd, effect)
     options = array_options("slurm" if on == "slurm" else None, given)
     array_lines: list[str] = []
+    if on is not None and calibrated:
+        raise ValueError(f"--on {on} assumes another machine; --calibrate times steps on this one")
     if options:
         _, price, array_lines = plan_array(plan, options, out)
         setup = price.setup
     elif on is not None:
-        if calibrated:
-            raise ValueError(f"--on {on} assumes another machine; --calibrate times steps on this one")
         setup = _setup_on(on, plan, given, out)
     else:
         setup = preflight.local_pricing_setup(plan, calls.machine_for(plan, given, out), out, calibrated)
@@ -222,9 +222,10 @@ def work(
     leave_when_idle: Annotated[bool, typer.Option("--leave-when-idle", help="exit when the queue is empty")] = False,
 ) -> None:
     """Add this machine's workers to a sweep started on another machine (same folder and --storage)."""
-    from sparsedepth.cli.progress import ProgressDisplay
+    from sparsedepth.cli.progress import ProgressDisplay, print_failures
     from sparsedepth.config.sweep import read_definition
     from sparsedepth.plan.tasks import Plan
+    from sparsedepth.sweep.results_folder import FAILED
     from sparsedepth.sweep.status import remaining_runs
     from sparsedepth.sweep.storage import hide_url
 
@@ -241,10 +242,13 @@ def work(
     machine = calls.machine_of({**given, "nodes": nodes})
     driver = Driver(Plan(definition), folder, machine, given["storage"], leaves_when_idle=leave_when_idle)
     with ProgressDisplay(definition, driver.plan.expected, folder) as driver.on_progress:
-        stop = driver.join().stop
-    if stop():
+        result = driver.join()
+    print_failures(result.states, folder)
+    if result.stop():
         print("stopped at a checkpoint; another worker can resume the runs", file=sys.stderr)
-        raise typer.Exit(stop.exit_code)
+        raise typer.Exit(result.stop.exit_code)
+    if any(state.state in FAILED for state in result.states):
+        raise typer.Exit(1)
 
 
 def stop(

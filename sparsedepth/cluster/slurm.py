@@ -73,6 +73,12 @@ class Request:
             raise ValueError(f"--gpus {self.gpus!r} with --on slurm must be the GPUs per task: 1, or h100:2")
         if self.time is not None and not parse_time(self.time):
             raise ValueError(f"--time {self.time!r} must be more than 0; leave it out for the partition's own limit")
+        if self.gpus and int(self.gpus.rpartition(":")[2]) < self.gpus_per_run:
+            raise ValueError(
+                f"--gpus {self.gpus} per task are fewer than --gpus-per-run {self.gpus_per_run}; raise them"
+            )
+        if self.nodes > 1 and (self.workers or 1) > 1:
+            raise ValueError(f"--workers {self.workers}: a run on several nodes needs --workers 1")
         for option in self.sbatch or ():
             key, _, value = option.partition("=")
             if not re.fullmatch(r"[a-z][a-z0-9-]*", key) or re.search(r"[\x00-\x1f\"\\]", value):

@@ -329,11 +329,14 @@ def ad_hoc(vary: Mapping[str, list[Value]], n_seeds: int, base: Mapping[str, Any
     """The sweep of a command line: a grid over `vary`, with seeds 0 to n_seeds - 1. Raises ValueError."""
     if not vary or n_seeds < 1:
         raise ValueError("a sweep needs a definition file, or --vary FIELD=VALUE,VALUE and at least one seed")
+    if base.get("seed"):
+        told = f"--base sets seed={base['seed']}, and the seeds of --vary are 0 to {n_seeds - 1}"
+        raise ValueError(f"{told}; leave it out")
     values = {
         "name": "ad-hoc",
         "question": f"What {'does' if len(vary) == 1 else 'do'} {' and '.join(vary)} change?",
         "hypothesis": "none was written down before the runs",
-        "base": {name: value for name, value in base.items() if name not in vary},
+        "base": {name: value for name, value in base.items() if name not in (*vary, "seed")},
         "space": dict(vary),
         "seeds": n_seeds,
     }

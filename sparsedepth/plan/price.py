@@ -145,7 +145,8 @@ def price_of(runs: Sequence[RunConfig], setup: PricingSetup, bound: str = "") ->
     times = [seconds_by_id[key] for key in ids]
     value = makespan([time.value for time in times], setup.workers)
     high = makespan([time.value * time.factor for time in times], setup.workers)
-    data_bytes, checkpoints = _data_bytes(runs), 3 * 12 * max(kind.params_total for kind in kinds) * setup.workers
+    data_bytes, checkpoints = _data_bytes(runs), 3 * 12 * max(kind.params_total for kind in kinds)
+    checkpoints *= min(setup.workers, len(runs))
     rows = [config.model_dump() for config in runs]
     varied = [name for name, value in rows[0].items() if any(row[name] != value for row in rows)]
     return Price(

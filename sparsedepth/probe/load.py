@@ -116,7 +116,8 @@ def _load_run(source: str, folder: Path, device: torch.device | str) -> LoadedMo
     check_names(folder, folder)
     path = folder / WEIGHTS
     if not path.exists():
-        raise ValueError(f"{folder} has no {WEIGHTS}: copies of a run may leave it out; copy it from where it was made")
+        why = "copies of a run may leave it out, and a diverged run has none; copy it from where it was made"
+        raise ValueError(f"{folder} has no {WEIGHTS}: {why}, or name another run")
     _check_sums(folder)
     config = stored_config(read_yaml(folder / RUN_CONFIG), str(folder / RUN_CONFIG))
     _check_layers(config.n_layers, len(check_weights(path)))

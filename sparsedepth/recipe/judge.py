@@ -61,8 +61,8 @@ class Judgement:
     baseline: str
     table: QueryResult
     """A row for each variant, lowest loss first."""
-    luck: float | None
-    """By how much the lowest of as many equal variants seems better, on average."""
+    luck: tuple[int, float] | None
+    """A number of variants at one budget, and by how much the lowest of as many equal ones seems better, on average."""
     is_paired: bool
 
     @property
@@ -169,6 +169,8 @@ def _baseline(runs: pd.DataFrame, given: str | None) -> str:
         return given
     if named := [name for name in counts if name.lower() in BASELINES]:
         return named[0]
+    if not counts:
+        raise ValueError("the table has no rows; give one with a row for each run")
     (most, n), *rest = counts.most_common()
     if rest and rest[0][1] == n:
         raise ValueError(f"which variant is the baseline? Name it: --baseline {most!r}, or another of {len(counts)}")
@@ -197,7 +199,7 @@ def _pair(losses: Mapping[tuple[str, float], _Losses], n_runs: Counter, name: st
     return Pair(max(common), own, base, (n_runs[keys[0]] - len(own), n_runs[keys[1]] - len(base)))
 
 
-def _judged(pairs: Mapping[str, Pair], is_paired: bool) -> tuple[list[Row], float | None]:
+def _judged(pairs: Mapping[str, Pair], is_paired: bool) -> tuple[list[Row], tuple[int, float] | None]:
     """The variants, judged as one family at each budget, and the luck of the lowest in the largest family."""
     rows: list[Row] = []
     lucks: list[tuple[int, float]] = []
@@ -213,7 +215,7 @@ def _judged(pairs: Mapping[str, Pair], is_paired: bool) -> tuple[list[Row], floa
                 sds.append(contrast.sd * math.sqrt(1 - shared))
             lucks.append((len(rest), float(np.median(sds)) * greatest_of(len(rest))))
         rows += judged(family)
-    return rows, max(lucks)[1] if lucks else None
+    return rows, max(lucks, default=None)
 
 
 def _row(name: str, pair: Pair, is_paired: bool) -> Row:
@@ -303,9 +305,9 @@ def lines_of(found: Judgement) -> list[str]:
         f"lower is better; effect: variant minus baseline, with its 95% interval, {by}",
         fit_width(found.table.of_columns([name for name in COLUMNS if name not in empty]), OPTIONAL).text,
     ]
-    if found.luck is not None and len(records) > 1:
-        seems = f"would seem better by {found.luck:.2g}, by luck alone"
-        lines.append(f"The lowest of {len(records)} equal variants {seems}.")
+    if found.luck and found.luck[0] > 1:
+        seems = f"would seem better by {found.luck[1]:.2g}, by luck alone"
+        lines.append(f"The lowest of {found.luck[0]} equal variants {seems}.")
     better, worse = ([each for each in records if each["verdict"] == word] for word in ("better", "worse"))
     if better:
         others = f", and {counted(len(better) - 1, 'other')}" if len(better) > 1 else ""

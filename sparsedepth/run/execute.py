@@ -39,6 +39,7 @@ def execute(config: RunConfig, results: Path, options: Options = DEFAULT_OPTIONS
     Raises ValueError for user errors; Interrupted once options.stop() is true or another process has taken over the run
     (the same call then resumes); Infeasible; LostError if one of the torchrun processes of this run ends before the
     others, of which the first holds the lease, measures and writes; the others train with it and wait."""
+    refuse_pack(results)
     scratch = Scratch(results, config.run_id)
     scratch.refuse_links()
     scratch.folder.mkdir(parents=True, exist_ok=True)

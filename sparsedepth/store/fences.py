@@ -84,7 +84,7 @@ def syntax_nodes(connection: duckdb.DuckDBPyConnection, sql: str) -> list[dict[s
 
 def one_line(error: Exception) -> str:
     """A message of DuckDB without its drawing of the position and settings that would help."""
-    text = " ".join(str(error).split("\n\nLINE ")[0].split("Possible fixes:")[0].split())
+    text = " ".join(str(error).split("\n\nLINE ")[0].split("Possible fixes:")[0].split("Try setting")[0].split())
     return "".join(character if character.isprintable() else "?" for character in text)
 
 

@@ -297,7 +297,7 @@ def pack(results: Path, out: Path) -> str:
     for kind in (TOYS, EVALS):
         records += [(f"{kind}/{files.folder.name}", files) for files in find_groups(results, kind)]
     if any(part.root != results for part in parts) or not all(PLACE.fullmatch(place) for place, _ in records):
-        raise ValueError(f"{str(results)!r} holds runs of several results folders; pack each by itself")
+        raise ValueError(f"{str(results)!r} is a run, or holds several results folders; pack one results folder")
     if not records:
         raise ValueError(no_run_text([results]))
     contents = [content for place, files in records for content in contents_of(place, files)]

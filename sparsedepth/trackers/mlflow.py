@@ -2,6 +2,7 @@
 
 import os
 import re
+import shlex
 import shutil
 import sqlite3
 import tempfile
@@ -32,12 +33,13 @@ class Tracker:
         """`at`: a tracking URI (default: MLFLOW_TRACKING_URI, else a SQLite file in the results folder). Raises
         ValueError if MLflow cannot use it."""
         database = folder.resolve() / "mlflow.db"
-        self.uri = at or os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{database}"
+        own = f"sqlite:///{database}"
+        self.uri = at or os.environ.get("MLFLOW_TRACKING_URI") or own
         self.shown = without_password(self.uri)
         self.place = f"{self.shown} {experiment}"
         folder.mkdir(exist_ok=True)
         try:
-            if self.uri == f"sqlite:///{database}":
+            if self.uri == own:
                 _make(database)
             self.client = MlflowClient(tracking_uri=self.uri)
             existing = self.client.get_experiment_by_name(experiment)
@@ -47,7 +49,8 @@ class Tracker:
         except (MlflowException, SQLAlchemyError) as error:
             cause = " ".join(without_password(str(error)).split())[:300]
             fix = f"; if nothing else uses it, delete {database} and run the same command again"
-            raise ValueError(f"MLflow cannot use {self.shown}: {cause}{fix * database.exists()}") from None
+            is_ours = self.uri == own and database.exists() and "INVALID_PARAMETER" not in str(error)
+            raise ValueError(f"MLflow cannot use {self.shown}: {cause}{fix * is_ours}") from None
 
     def held(self) -> set[str]:
         return {run.data.tags[TAG] for run in _runs(self.client, [self.experiment]) if TAG in run.data.tags}
@@ -64,7 +67,7 @@ class Tracker:
         params = [Param(name, str(value)) for name, value in run.params.items()]
         metrics = [
             Metric(name, value, round(1000 * run.time_at(step)), step)
-            for step, values in (*run.curves, (run.last_step, run.summary))
+            for step, values in (*run.curves, (run.last_step + 1, run.summary))  # of one step the larger value is shown
             for name, value in values.items()
         ]
         mlflow_id = created.info.run_id
@@ -76,7 +79,7 @@ class Tracker:
         self.client.set_terminated(mlflow_id, status, round(1000 * run.time_at(run.last_step)))
 
     def view_command(self) -> str:
-        return f"mlflow ui --backend-store-uri {self.shown}"
+        return f"mlflow ui --backend-store-uri {shlex.quote(self.shown)}"
 
 
 def _runs(client: MlflowClient, experiments: list[str], filter: str = "") -> Iterator[Run]:

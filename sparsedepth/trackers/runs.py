@@ -98,16 +98,33 @@ def sync(results: Path, name: str, tracker: Any) -> Iterator[str]:
     the folder has no complete run, or a damaged one."""
     sent_file = results / FOLDER / f"sent-{name}.json"
     with open_store(results) as store, hold(sent_file.with_suffix(".lock")):
-        by_place: dict[str, list[str]] = json.loads(sent_file.read_text()) if sent_file.exists() else {}
-        held = tracker.held()
+        try:
+            by_place: dict[str, list[str]] = json.loads(sent_file.read_text()) if sent_file.exists() else {}
+        except ValueError:
+            raise ValueError(f"{sent_file} is damaged; delete it, and what was sent is sent once more") from None
+        with _errors_of(name):
+            held = tracker.held()
         listed = {*by_place.get(tracker.place, [])}
         sent = listed if held is None else listed & held
         for run in tracked_runs(store, sent):
-            tracker.discard(run.run_id)
-            tracker.send(run)
+            with _errors_of(name):
+                tracker.discard(run.run_id)
+                tracker.send(run)
             sent.add(run.run_id)
             write_json(sent_file, {**by_place, tracker.place: sorted(sent)})
             yield run.run_id
+
+
+@contextmanager
+def _errors_of(name: str) -> Generator[None]:
+    """Whatever a tracker's package raises, as a ValueError of one line."""
+    try:
+        yield
+    except (ValueError, OSError, MemoryError):
+        raise
+    except Exception as error:
+        cause = " ".join(without_password(str(error)).split())[:300] or type(error).__name__
+        raise ValueError(f"{name} refused a run: {cause}; the runs sent so far are kept, so run it again") from error
 
 
 def has_unfinished_runs(results: Path) -> bool:

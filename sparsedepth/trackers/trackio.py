@@ -5,6 +5,7 @@ import importlib
 import io
 import json
 import os
+import shlex
 import sqlite3
 from collections.abc import Iterator
 from pathlib import Path
@@ -50,9 +51,11 @@ class Tracker:
                 started.log(values, step=step)
             started.log(run.summary, step=run.last_step + 1)  # one entry for each step
             self.trackio.finish()
+        if run.run_id not in self.held():
+            raise ValueError(f"Trackio stored nothing in {self.folder}; name a folder that may be written (--at)")
 
     def view_command(self) -> str:
-        return f"TRACKIO_DIR={self.folder} trackio show --project {self.project}"
+        return f"TRACKIO_DIR={shlex.quote(str(self.folder))} trackio show --project {self.project}"
 
 
 def read(place: str) -> Iterator[LoggedRun]:

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shlex
 import shutil
 import zlib
 from collections.abc import Iterable, Iterator
@@ -49,12 +50,12 @@ class Tracker:
         place = {"id": run.run_id, "name": run.run_id, "project": self.project, "dir": self.folder}
         started = wandb.init(**place, config=config, tags=tags, settings=settings)
         for step, values in run.curves:
-            started.log(values, step=step)
+            started.log(values, step=step, commit=True)  # else the last is written after the summary, over its values
         started.summary.update(run.summary)
         started.finish(exit_code=int(run.tags.get("outcome") == "diverged"))
 
     def view_command(self) -> str:
-        return f"wandb sync {self.folder}/wandb/offline-run-*   (uploads)"
+        return f"wandb sync {shlex.quote(str(self.folder))}/wandb/offline-run-*   (uploads)"
 
 
 def read(place: str) -> Iterator[LoggedRun]:

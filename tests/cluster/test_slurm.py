@@ -36,9 +36,9 @@ def test_times_are_read_as_slurm_writes_them(text, seconds):
 
 @pytest.mark.parametrize("fields", [{"time": "4h"}, {"time": "1:2:3:4"}, {"gpus": "0-3"}, {"partition": "a b"},
     {"sbatch": ("array=3",)}, {"sbatch": ("qos=a\nb",)}, {"sbatch": ('comment=a"b',)},
-    {"sbatch": ("-p x",)}])  # fmt: skip
+    {"sbatch": ("-p x",)}, {"gpus": "4", "gpus_per_run": 8}, {"nodes": 2, "workers": 3}])  # fmt: skip
 def test_what_cannot_stand_in_a_script_is_refused(fields):
-    with pytest.raises(ValueError, match=r"--(time|gpus|partition|sbatch)"):
+    with pytest.raises(ValueError, match=r"--(time|gpus|partition|sbatch|workers)"):
         Request(**fields)
 
 

@@ -293,8 +293,9 @@ def test_the_sweep_of_a_command_line():
     assert list(definition.grid()) == [{"n_kv_heads": 1, "n_layers": 2}, {"n_kv_heads": 2, "n_layers": 2}]
     with pytest.raises(ValueError, match="needs a definition file, or --vary"):
         ad_hoc({}, 1, {})
-    with pytest.raises(ValueError, match="list the seeds under 'seeds'"):
+    with pytest.raises(ValueError, match="--base sets seed=4, and the seeds of --vary are 0 to 2; leave it out"):
         ad_hoc({"n_layers": [2]}, 3, {"seed": 4})
+    assert ad_hoc({"n_layers": [2]}, 3, {"seed": 0}).seeds == [0, 1, 2]  # as `init run` writes it
     with pytest.raises(ValueError, match="did you mean 'n_layers'"):
         ad_hoc({"n_layer": [1]}, 1, {})
 

@@ -72,6 +72,8 @@ def test_the_disk_holds_records_three_checkpoints_of_each_running_run_and_the_te
         assert found.data_bytes == 1000 * width
         records = 3 * (4 * small + 100_000) + 3 * (4 * large + 100_000)
         assert found.disk_bytes == records + 2 * 3 * 12 * large + 1000 * width
+        many = price(Plan(sweep(base=base)), PricingSetup(workers=64))
+        assert many.disk_bytes == records + 6 * 3 * 12 * large + 1000 * width  # of six runs
 
 
 def test_runs_of_one_shape_are_one_kind():

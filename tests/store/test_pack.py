@@ -14,12 +14,13 @@ from support.made_up_runs import make_run
 from sparsedepth.cli import main
 from sparsedepth.config.run import RunConfig
 from sparsedepth.files import MARKER
+from sparsedepth.run.execute import execute
 from sparsedepth.store import run_tables, tables
 from sparsedepth.store.best import best
 from sparsedepth.store.checksums import DamagedRun, write_marker
 from sparsedepth.store.connection import open_store
 from sparsedepth.store.evals import Evaluation, save_evaluation
-from sparsedepth.store.records import DamagedPack, open_pack, pack, refuse_pack
+from sparsedepth.store.records import DamagedPack, open_pack, pack
 from sparsedepth.store.run_record import check_place, save_measured
 from sparsedepth.store.subject import MeasuredModel
 
@@ -239,12 +240,16 @@ def test_the_commands(results, tmp_path, capsys):
         (("pack", results), "is not an empty folder"),
         (("pack", results, "-o", results / "runs/inside"), "is inside its source"),
         (("pack", tmp_path), "several results folders"),
+        (("evaluate", results, "--tasks", ","), "names no task"),
+        (("evaluate", results, "--tasks", "piqa", "-o", tmp_path / "results.pack"), "is a pack, which is only read"),
         (("pack", results / "work"), "no complete run"),
     ):
         code, said = command(*words)
         assert code == 2 and message in said and said.count("\n") == 1
+    before = sorted((tmp_path / "results.pack").iterdir())
     with pytest.raises(ValueError, match="is a pack, which is only read"):
-        refuse_pack(tmp_path / "results.pack")
+        execute(RunConfig(), tmp_path / "results.pack")
+    assert sorted((tmp_path / "results.pack").iterdir()) == before
 
 
 def test_a_query_reads_a_file_once_and_of_the_records_their_places(tmp_path, monkeypatch):

@@ -187,6 +187,17 @@ def test_a_sweep_in_which_everything_fails_stops_with_one_cause(tmp_path):
     assert 3 <= len(list(results.glob("work/*/failures.json"))) < 40
 
 
+def test_a_worker_whose_run_fails_says_so_as_a_sweep_does(tmp_path):
+    results = tmp_path / "results"
+    path = definition(tmp_path, space={"n_layers": [1]}, seeds=[0], base=QUICK)
+    (config,) = known_runs(Plan(build(SweepDefinition, read_yaml(path), "x")), results)
+    (results / "work" / config.run_id).mkdir(parents=True)
+    (results / "work" / config.run_id / "checkpoints").touch()
+    sparsedepth("sweep", path, "--out", results, "--max-attempts", 1, code=1)
+    _, err = sparsedepth("work", results, "--leave-when-idle", "--max-attempts", 2, code=1)
+    assert f"failed: run {config.run_id}" in err
+
+
 def test_branches_of_a_trunk_are_the_runs_to_their_budgets(tmp_path):
     """Three budgets from one trunk, then the longest alone: the same run, to the bit; the trunk goes in the end."""
     wsd = {**QUICK, "schedule": "wsd", "warmup_tokens": 384, "train_tokens": 128 * 40}

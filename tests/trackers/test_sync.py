@@ -20,7 +20,8 @@ from sparsedepth.trackers import runs
 from sparsedepth.trackers.runs import PLACES, open_tracker, sync, tracked_runs
 
 STARTED = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC).timestamp()
-SUMMARY = {"val_loss": 2.5, "params_total": 1234, "steps": 20, "usefulness": None}
+SUMMARY = {"val_loss": 2.5, "train_loss": 2.5, "params_total": 1234, "steps": 20, "usefulness": None}
+"""Its train_loss is another than the last of the curves."""
 CURVES = [{"step": 10, "train_loss": 3.0, "lr": 1e-3}, {"step": 20, "train_loss": 2.75, "lr": 5e-4}]
 
 
@@ -67,7 +68,8 @@ def test_a_run_is_what_its_record_says_and_what_is_missing_is_left_out(results):
         (run,) = (run for run in tracked_runs(store) if run.run_id == config_of(n_layers=2, seed=1).run_id)
     assert run.params["n_layers"] == 2 and run.params["seed"] == 1 and run.params["corpus"] == "stdlib"
     assert run.curves == ((10, {"train_loss": 3.0, "lr": 1e-3}), (20, {"train_loss": 2.75, "lr": 5e-4}))
-    assert run.summary == {"val_loss": 3.5, "params_total": 1234, "steps": 20, "seconds": 1.5, "training_seconds": 4.0}
+    known = {"val_loss": 3.5, "train_loss": 2.5, "params_total": 1234, "steps": 20}
+    assert run.summary == {**known, "seconds": 1.5, "training_seconds": 4.0}
     assert run.tags["outcome"] == "ok" and run.tags["cell_id"] and "model" not in run.tags
     assert [run.time_at(step) - STARTED for step in (0, 10, 20)] == [0.0, 2.0, 4.0]
 
@@ -129,6 +131,25 @@ def test_mistakes_are_one_line(tmp_path, results):
         list(sync(tmp_path / "empty", "mlflow", Memory()))
 
 
+def test_what_a_trackers_package_raises_is_one_line_and_what_was_sent_stays(results):
+    tracker, taken = Memory(), []
+
+    def refuse(run):
+        if taken:
+            raise RuntimeError("500: try\nlater")
+        taken.append(run.run_id)
+        tracker.runs[run.run_id] = run
+
+    tracker.send = refuse
+    with pytest.raises(ValueError, match="mlflow refused a run: 500: try later; the runs sent so far are kept"):
+        [*sync(results, "mlflow", tracker)]
+    tracker.send = lambda run: taken.append(run.run_id)
+    assert len([*sync(results, "mlflow", tracker)]) == 2 and len({*taken}) == 3
+    (results / "trackers" / "sent-mlflow.json").write_text("{")
+    with pytest.raises(ValueError, match=r"sent-mlflow.json is damaged; delete it"):
+        [*sync(results, "mlflow", tracker)]
+
+
 def test_watching_sends_what_ends_and_ends_with_the_sweep(results, monkeypatch, capsys):
     """The sweep ends between two looks: its last run is sent, too."""
     tracker, looks = Memory(), iter([True, False])
@@ -174,14 +195,15 @@ def scalars_of_mlflow(results: Path) -> dict[str, dict]:
     (experiment,) = [one for one in client.search_experiments() if one.name == "results"]
     runs = {}
     for run in client.search_runs([experiment.experiment_id]):
-        history = client.get_metric_history(run.info.run_id, "train_loss")
+        *history, last = client.get_metric_history(run.info.run_id, "train_loss")
+        assert last.value == run.data.metrics["train_loss"] == 2.5, "what a table of runs shows"
         (summary,) = client.get_metric_history(run.info.run_id, "val_loss")
         run_id = run.data.tags["sparsedepth.run_id"]
         assert run_id not in runs and run.info.status == "FINISHED" and run.data.tags["sparsedepth.outcome"] == "ok"
         assert run.info.start_time == 1000 * STARTED and run.info.end_time == 1000 * STARTED + 4000
         runs[run_id] = {
             "curve": [(metric.step, metric.value) for metric in history],
-            "val_loss": (summary.step, summary.value),
+            "val_loss": (summary.step - 1, summary.value),
             "has_params": run.data.params["n_layers"] == "2",
         }
     return runs
@@ -209,7 +231,7 @@ def scalars_of_wandb(results: Path) -> dict[str, dict]:
 
     runs = {}
     for path in (results / "trackers").glob("*/wandb/offline-run-*/run-*.wandb"):
-        run, name = {"curve": []}, None
+        run, name, last = {"curve": []}, None, None
         for content in records(path):
             record = Record()
             record.ParseFromString(content)
@@ -219,9 +241,12 @@ def scalars_of_wandb(results: Path) -> dict[str, dict]:
             for item in record.summary.update:
                 if "val_loss" in (item.key, *item.nested_key):
                     run["val_loss"] = (20, json.loads(item.value_json))
+                if "train_loss" in (item.key, *item.nested_key):
+                    last = json.loads(item.value_json)
             values = {item.key or item.nested_key[0]: item.value_json for item in record.history.item}
             if "train_loss" in values:
                 run["curve"].append((int(values["_step"]), json.loads(values["train_loss"])))
+        assert last == 2.5, "what a table of runs shows"
         assert name not in runs
         runs[name] = run
     return runs
