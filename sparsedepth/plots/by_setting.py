@@ -22,6 +22,7 @@ from sparsedepth.plots.facets import Panel, intervals, lines_drawing, lr_text, m
 from sparsedepth.plots.page import Drawing, NothingToDraw, line_handle, not_shown
 from sparsedepth.plots.runs import (
     all_runs,
+    at_largest_budget,
     finished_of,
     n_changed,
     once_per_store,
@@ -69,7 +70,8 @@ def variance(store: Store) -> Drawing:
     """Residual variance by layer, and of the last layer during training."""
     training = store.frame(
         "select run_id, 'training' as metric, step * batch_tokens as x, value from layers join runs using (run_id) "
-        f"where metric = '{VARIANCE}' and value > 0 and layer = n_layers order by run_id, step"
+        f"where metric = '{VARIANCE}' and value > 0 and layer = n_layers "
+        "qualify max(step) over (partition by run_id) > 0 order by run_id, step"
     )
     return _layer_lines(store, (VARIANCE,), training)
 
@@ -116,14 +118,14 @@ def sound_values(store: Store, runs: pd.DataFrame, metrics: Sequence[str]) -> tu
 def by_setting(runs: pd.DataFrame, rows: pd.DataFrame, missing: str = "", notes: str = "") -> Drawing:
     """From the result rows of `runs` and run_id, metric, x, value. Its points: metric, n_layers, panel, setting, x,
     mean, lo, hi, n_seeds, lr. Raises NothingToDraw with `missing`."""
-    finished = runs.loc[runs["outcome"] == "ok", ["run_id", "n_layers", "setting", "seed", "lr"]]
+    finished = at_largest_budget(runs[runs["outcome"] == "ok"])[["run_id", "n_layers", "setting", "seed", "lr"]]
     finished = finished[finished["run_id"].isin(set(rows["run_id"]))]
     if finished.empty:
         raise NothingToDraw(missing)
     n_settings = finished.groupby("n_layers")["setting"].nunique()
     deepest, compared = finished["n_layers"].max(), n_settings.index[n_settings > 1]
     depths = sorted({deepest, compared.min() if len(compared) else finished["n_layers"].min()}, reverse=True)
-    settings = shown_settings(finished["setting"], MOST)
+    settings = shown_settings(finished.loc[finished["n_layers"].isin(depths), "setting"], MOST)
     chosen = finished[finished["n_layers"].isin(depths) & finished["setting"].isin(settings)]
     values = rows[["run_id", "metric", "x", "value"]].merge(chosen, on="run_id")
     points = metric_intervals(values, ["n_layers", "setting", "x"], QUANTITY)
@@ -174,7 +176,7 @@ def by_layer(store: Store) -> Drawing:
 def by_depth(runs: pd.DataFrame, values: pd.DataFrame, notes: str, is_search: bool = False) -> Drawing:
     """From the result rows of `runs`, and the values by layer. Its points: panel (the metric), setting ('N layers'), x
     (layer / n_layers), layer, mean, lo, hi, n_seeds, lr. Raises NothingToDraw."""
-    finished = runs[runs["outcome"] == "ok"]
+    finished = runs[runs["outcome"] == "ok"] if is_search else at_largest_budget(runs[runs["outcome"] == "ok"])
     rank = pd.to_numeric(finished[loss_of(runs)], errors="coerce") if is_search else finished["setting"].map(n_changed)
     chosen = finished[rank == rank.groupby(finished["n_layers"]).transform("min")]
     rows = values.merge(chosen[["run_id", "n_layers", "seed"]], on="run_id")
@@ -189,7 +191,8 @@ def by_depth(runs: pd.DataFrame, values: pd.DataFrame, notes: str, is_search: bo
         lr=points["n_layers"].map(chosen.groupby("n_layers")["lr"].median()),
     )
     shown = "the proposal with the lowest loss" if is_search else "the baseline, or the settings nearest to it"
-    text = f" By layer: {shown}. Dashed: usefulness threshold."
+    text = f" By layer: {shown}."
+    text += " Dashed: usefulness threshold." * ("affine_loss_increase" in {*points["panel"]})
     text += lr_text(points["lr"], CHANGES_VARIANCE)
 
     def draw_threshold(axis: Any, _: pd.DataFrame) -> None:

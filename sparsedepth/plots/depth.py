@@ -135,5 +135,6 @@ def by_budget(rows: pd.DataFrame, found: Sequence[Crossover], loss: str) -> Draw
 
 
 def _draw_envelope(axis: Any, rows: pd.DataFrame) -> None:
-    lowest = rows[rows["is_lowest"]].sort_values("x")
-    axis.plot(lowest["x"], lowest["mean"], color=GREY, alpha=0.35, linewidth=6, zorder=1)
+    x = np.geomspace(rows["x"].min(), rows["x"].max(), 200)
+    curves = [np.interp(np.log(x), np.log(of["x"]), of["mean"], np.nan, np.nan) for _, of in rows.groupby("setting")]
+    axis.plot(x, np.nanmin(curves, axis=0), color=GREY, alpha=0.35, linewidth=6, zorder=1)

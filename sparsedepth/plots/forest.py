@@ -13,9 +13,9 @@ from matplotlib.ticker import EngFormatter, FuncFormatter, LogLocator, MaxNLocat
 
 from sparsedepth.effects.cells import Cells, cells_of
 from sparsedepth.effects.frame import setting_effects
-from sparsedepth.plots.page import Drawing, NothingToDraw, caption, depth_legend, not_shown, panels
+from sparsedepth.plots.page import Drawing, NothingToDraw, caption, depth_legend, is_paper, not_shown, panels
 from sparsedepth.plots.runs import all_runs, once_per_store, read_runs
-from sparsedepth.plots.style import CHANGES_VARIANCE, GREY, depth_colours, escaped, log_scale, shortened
+from sparsedepth.plots.style import CHANGES_VARIANCE, GREY, depth_colours, escaped, log_scale, shortened, wrapped
 from sparsedepth.quantities import IN_RUNS, axis_label
 from sparsedepth.store.comparable_loss import loss_of, with_loss
 from sparsedepth.store.connection import Store
@@ -88,8 +88,8 @@ def page_of_effects(data: pd.DataFrame, depths: Sequence[int], notes: str = "") 
         _draw_forest(axis, rows[rows["outcome"] == name], settings, colours)
     depth_legend(page, {depth: colours[depth] for depth in depths})
     text = (
-        "Setting minus baseline, and 95% interval of seeds and of the choice of lr. Filled: lower or higher (adjusted "
-        "p below .05 over the settings at this depth). Hollow: not shown."
+        "Setting minus baseline, and 95% interval of seeds and of the choice of lr, where it was tuned. Filled: lower "
+        "or higher (adjusted p below .05 over the settings at this depth). Hollow: not shown, or lr decides."
     )
     if has_lr:
         text += f" Right of the residual variance: tuned lr of baseline → setting{CHANGES_VARIANCE}."
@@ -108,25 +108,26 @@ def _draw_forest(axis: Any, rows: pd.DataFrame, settings: Sequence[str], colours
         axis.plot([row["lo"], row["hi"]], [y, y], color=colour, linewidth=1.4)
         face = colour if row["verdict"] in ("lower", "higher") else "white"
         axis.plot(row["estimate"], y, "o", markersize=4.5, color=colour, markerfacecolor=face)
-        if outcome == VARIANCE:  # at the panel's right end
+        if outcome == VARIANCE and not is_paper():  # at the panel's right end
             look: Any = {"transform": axis.get_yaxis_transform(), "va": "center", "fontsize": 6.5, "color": GREY}
             axis.text(1.01, y, lr_change(row), **look)
     axis.axvline(1 if is_ratio else 0, color="#444444", linewidth=0.8)
-    axis.set_yticks(range(len(settings)), [escaped(shortened(setting)) for setting in settings], fontsize=7.5)
+    names = [escaped(wrapped(name, 15) if is_paper() else name) for name in map(shortened, settings)]
+    axis.set_yticks(range(len(settings)), names, fontsize=7.5)
     axis.set_ylim(len(settings) - 0.5, -0.5)
     axis.grid(False, axis="y")
     axis.tick_params(axis="y", length=0)
     for i in range(1, len(settings)):
         axis.axhline(i - 0.5, color="#e4e4e4", linewidth=0.6, zorder=0)
-    axis.set_title(IN_RUNS[outcome].display_name if is_ratio else axis_label(outcome), fontsize=8.5)
+    axis.set_title(wrapped(IN_RUNS[outcome].display_name if is_ratio else axis_label(outcome), 36), fontsize=8.5)
     if is_ratio:
         log_scale(axis, "x", [1.0, *rows[["estimate", "lo", "hi"]].stack().dropna()])
         if axis.get_xlim()[1] > 1e3 * axis.get_xlim()[0]:
-            axis.xaxis.set_major_locator(LogLocator(numticks=4))
+            axis.xaxis.set_major_locator(LogLocator(numticks=3 if is_paper() else 4))
         axis.xaxis.set_major_formatter(FuncFormatter(lambda ratio, _: f"×{ratio:g}"))
         axis.set_xlabel("ratio to the baseline")
     else:
-        axis.xaxis.set_major_locator(MaxNLocator(4))
+        axis.xaxis.set_major_locator(MaxNLocator(3 if is_paper() else 4))
         if max(map(abs, axis.get_xlim())) >= 1e4:
             axis.xaxis.set_major_formatter(EngFormatter(sep=""))
         axis.set_xlabel("difference" if unit in ("1", "") else f"difference ({unit})")

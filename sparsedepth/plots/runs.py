@@ -11,11 +11,11 @@ import pandas as pd
 
 from sparsedepth.config.run import CELL_FIELDS
 from sparsedepth.plots.page import NothingToDraw
-from sparsedepth.plots.style import FIXED_MARKERS, MARKERS, PROPOSAL, SETTINGS, SEVERAL
+from sparsedepth.plots.style import MARKERS, PROPOSAL, SETTINGS, SEVERAL
 from sparsedepth.quantities import BY_LAYER, BY_PAIR
 from sparsedepth.store.comparable_loss import loss_of
 from sparsedepth.store.connection import Store
-from sparsedepth.store.setting import only_tuning_text, read_settings
+from sparsedepth.store.setting import BUDGET, only_tuning_text, read_settings
 from sparsedepth.store.tuning_roles import result_rows, without_measured_models
 
 BASELINE = "baseline"
@@ -81,6 +81,13 @@ def without_diverged_cells(runs: pd.DataFrame) -> tuple[pd.DataFrame, int]:
     return runs[~runs["cell_id"].isin(diverged) & (runs["outcome"] == "ok")].copy(), len(diverged)
 
 
+def at_largest_budget(runs: pd.DataFrame) -> pd.DataFrame:
+    """The runs of each setting and depth at the largest of several budgets, without it in the setting's name."""
+    name = runs["setting"].str.replace(rf", {BUDGET}=\S+$", "", regex=True)
+    tokens = runs[BUDGET].fillna(0)
+    return runs[tokens == tokens.groupby([runs["n_layers"], name]).transform("max")].assign(setting=name)
+
+
 def n_changed(setting: str) -> int:
     return 0 if setting.startswith(BASELINE) else 1 + setting.count(", ")
 
@@ -112,7 +119,7 @@ def changed_fields(runs: pd.DataFrame, is_search: bool) -> pd.Series:
     if is_search:
         return pd.Series(PROPOSAL, index=runs.index, dtype=object)
     settings = runs["setting"].astype(object)
-    if settings.nunique() <= len(MARKERS) + len(FIXED_MARKERS) - 2:
+    if settings.nunique() <= len(MARKERS) + (settings == BASELINE).any():
         several = {name for name in set(settings) if n_changed(name) > 1}
         return settings if len(several) < 2 else settings.where(~settings.isin(several), SEVERAL)
     return settings.map(lambda name: (BASELINE, name.partition("=")[0], SEVERAL)[min(n_changed(name), 2)])
@@ -135,9 +142,11 @@ def values_of_metrics(store: Store, view: str, metrics: Iterable[str]) -> pd.Dat
 
 
 def at_last_step(store: Store, view: str, condition: str) -> pd.DataFrame:
-    """The rows of `layers` or `pairs` at the last step at which each run has each metric."""
+    """The rows of `layers` or `pairs` at the last step at which each run has each metric; of a trained one after its
+    first step."""
     last = "qualify step = max(step) over (partition by run_id, metric)"
-    return store.frame(f"select * exclude (step) from {view} where {condition} {last} order by all")
+    is_trained = "(step > 0 or run_id not in (select run_id from runs where train_tokens is not null))"
+    return store.frame(f"select * exclude (step) from {view} where ({condition}) and {is_trained} {last} order by all")
 
 
 def to_measure(metrics: Iterable[str]) -> str:

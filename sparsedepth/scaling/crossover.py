@@ -125,10 +125,12 @@ def _compared(deep: DepthCurve, shallower: Mapping[int, DepthCurve]) -> dict[str
     differences = [deep.at(x_G, common[depth]) - curve.at(x_G, common[depth]) for depth, curve in shallower.items()]
     ends = {"seeds": seeds, "smallest": float(low), "largest": float(max(low, high))}
     by_lr_DG = np.array([deep.lr_variance(x_G) + curve.lr_variance(x_G) for curve in shallower.values()])
-    return ends | _verdict(np.exp(x_G), differences, by_lr_DG)
+    return ends | _verdict(np.exp(x_G), differences, by_lr_DG, [*shallower])
 
 
-def _verdict(C_G: np.ndarray, differences: Sequence[np.ndarray], by_lr_DG: np.ndarray) -> dict[str, Any]:
+def _verdict(
+    C_G: np.ndarray, differences: Sequence[np.ndarray], by_lr_DG: np.ndarray, shallower: Sequence[int]
+) -> dict[str, Any]:
     """From the losses of the seeds minus those of each shallower depth, (S, G), at each budget, and the variance of
     their mean by the choice of lr."""
     mean_DG = np.array([one_SG.mean(axis=0) for one_SG in differences])
@@ -147,7 +149,10 @@ def _verdict(C_G: np.ndarray, differences: Sequence[np.ndarray], by_lr_DG: np.nd
             "hi": float(C_G[first]),
         }
     if not higher_G.any():
-        return {"reason": "no difference is shown at the largest budget"}
+        is_lower_D = mean_DG[:, -1] < -half_DG[:, -1]
+        lower, others = (", ".join(np.array(shallower)[of_D].astype(str)) for of_D in (is_lower_D, ~is_lower_D))
+        beside = f"to {others} layers is shown at the largest budget, only to {lower}"
+        return {"reason": f"no difference {beside}" if lower else "no difference is shown at the largest budget"}
     last = float(C_G[np.flatnonzero(higher_G)[-1]])
     if lower_G.any():
         return {"reason": f"better at some budgets, worse at {flops_text(last)} FLOPs"}

@@ -161,6 +161,8 @@ def test_json_and_exit_codes(command, tmp_path):
         ("variant,loss\na,1\nb,2\n", ("--column", "loss=l"), "no column 'l'"),
         ("variant,loss\na,1\nb,2\n", ("--column", "loss"), "must be WHAT=COLUMN"),
         ("variant,loss,tokens\na,1,5\na,1,6\nb,2,7\n", (), "no budget in common"),
+        ("variant,loss\n", (), "the table has no rows"),
+        ("variant,accuracy\na,1\nb,2\n", ("--column", "loss=accuracy"), "better when higher"),
     ],
 )
 def test_refusals_are_one_line(text, arguments, reason, command, tmp_path):

@@ -40,6 +40,17 @@ def test_geometric_means_over_seeds_at_the_shallowest_and_deepest_depth(runs):
     assert [len(axis.get_lines()) for axis in page.axes] == [2, 2] and page.axes[0].get_yscale() == "log"
 
 
+def test_of_several_budgets_the_largest_is_drawn_under_the_settings_own_name(runs):
+    shorter = runs.assign(run_id=runs["run_id"] + "s", train_tokens=runs["train_tokens"] // 4)
+    names = [frame["setting"] + f", train_tokens={frame['train_tokens'].iloc[0]}" for frame in (runs, shorter)]
+    both = pd.concat([frame.assign(setting=name) for frame, name in zip((runs, shorter), names, strict=True)])
+    both = both.reset_index(drop=True)
+    rows = pd.concat([rows_of(runs), rows_of(shorter).assign(value=1e9)])
+    pd.testing.assert_frame_equal(by_setting(both, rows).data, by_setting(runs, rows_of(runs)).data)
+    values = pd.concat([values_of(runs), values_of(shorter).assign(value=0.5)])
+    pd.testing.assert_frame_equal(by_depth(both, values, "").data, by_depth(runs, values_of(runs), "").data)
+
+
 def test_the_shallow_depth_is_one_that_compares_settings(runs):
     compared = runs[(runs["n_layers"] > 2) | (runs["setting"] == "baseline")]
     assert set(by_setting(compared, rows_of(compared)).data["n_layers"]) == {4, 8}
@@ -112,6 +123,10 @@ def test_figures_of_a_store_and_what_is_missing(tmp_path):
     ]
     curves = [{"step": step, "tokens": 512 * step, "train_loss": 3.0 - 0.1 * step} for step in range(1, 11)]
     make_run(tmp_path, config_of(n_layers=2, batch_tokens=512), {"val_loss": 3.0}, layers=layers, curves=curves)
+    untrained = [row for row in layers if row["step"] == 0]
+    make_run(tmp_path / "other", config_of(n_layers=2, batch_tokens=512), {"val_loss": 3.0}, layers=untrained)
+    with open_store(tmp_path / "other") as store, pytest.raises(NothingToDraw, match="add to measures: variance"):
+        FIGURES["variance"].drawing(store)  # values of the untrained model are not those of the trained one
     with open_store(tmp_path) as store:
         variance = FIGURES["variance"].drawing(store).data
         last = variance[variance["metric"] == "residual_variance"]

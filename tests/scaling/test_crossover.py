@@ -34,6 +34,19 @@ def test_an_exact_crossing():
     assert found.text == "worth its cost from 4.1e12 FLOPs (3.9e12 to 4.1e12)"
 
 
+def test_a_depth_that_is_lower_than_some_says_so():
+    """16 layers are lower than 4 by .3, and alike with 8."""
+    level = {4: 1.3, 8: 1.0, 16: 1.0}
+    noise = np.random.default_rng(0).normal(0, 0.01, (3, 5))
+    runs = [
+        (depth, "baseline", seed, 1e12, level[depth] + noise[i, seed], None)
+        for i, depth in enumerate(level)
+        for seed in range(5)
+    ]
+    found = next(one for one in crossovers(rows_of(runs)) if one.n_layers == 16)
+    assert found.reason == "no difference to 8 layers is shown at the largest budget, only to 4"
+
+
 def test_a_planted_crossing_is_found_and_covered():
     found = [one for seed in range(60) for one in crossovers(world(0.008, seed))]
     worth = [one for one in found if one.verdict == "worth it"]

@@ -11,6 +11,8 @@ import pytest
 
 from sparsedepth.cli import main
 from sparsedepth.cli.exchange import import_
+from sparsedepth.config.load import build
+from sparsedepth.config.run import RunConfig
 from sparsedepth.effects.cells import cells_of
 from sparsedepth.effects.frame import effects_frame
 from sparsedepth.recipe.build_card import derive_card
@@ -23,6 +25,7 @@ from sparsedepth.store.connection import open_store
 from sparsedepth.store.fences import FENCES, limited
 from sparsedepth.store.import_table import import_table
 from sparsedepth.store.records import open_pack
+from sparsedepth.store.subject import buildable
 from sparsedepth.store.table_file import MAX_ROWS
 
 MAP = """
@@ -174,6 +177,8 @@ def test_recipes_of_others_runs_fail_their_first_test(tmp_path):
     assert recipe.config.train_tokens % recipe.config.batch_tokens == 0
     assert {"weight_decay", "tokenizer", "n_kv_heads"} <= {*recipe.defaulted}
     assert not {"lr", "norm", "d_model", "seed"} & {*recipe.defaulted}
+    for width, n_heads in ((100, 2), (64, 4), (6, 1)):  # of an even width each
+        assert build(RunConfig, buildable({"d_model": width}), "x").n_heads == n_heads
     card = derive_card(runs)
     assert not card.tests or card.tests[0].outcome == "failed"
     comments = [line for line in to_yaml(card).splitlines() if line.startswith("#")]
