@@ -113,7 +113,7 @@ def draw_facets(
     for axis, kind in zip(axes, kinds, strict=True):
         draw_panel(axis, kind, rows[rows["panel"] == kind.key], styles)
     names = {(labels or {}).get(setting, setting): style for setting, style in styles.items()}
-    if len(names) + len(extra) > 1:
+    if len(names) + len(extra) > 1 or "=" in "".join(names):  # a lone line that is not the baseline has its name
         settings_legend(page, names, 1 + columns, extra)
     caption(page, *f"{means_text(rows)}{notes}".splitlines())
     return page

@@ -73,6 +73,13 @@ def legend_of(page):
     return [text.get_text().replace("\u00a0", " ") for legend in page.legends for text in legend.get_texts()]
 
 
+def test_a_lone_setting_has_its_name_and_a_lone_baseline_none(runs):
+    for setting, legend in (("depth_scale=lns", ["depth_scale=lns"]), ("baseline", [])):
+        alone = runs[runs["setting"] == setting]
+        page = by_setting(alone, rows_of(alone)).page()
+        assert (legend_of(page) if page.legends else []) == legend
+
+
 def test_of_many_settings_those_of_the_fewest_fields_are_drawn():
     axes = {"weight_decay": [0.0, 0.1, 0.3], "n_kv_heads": [4, 1], "depth_scale": ["none", "lns"]}
     runs = labelled_grid(axes, lambda config: {"val_loss": 3.0}, n_layers=2)
