@@ -21,7 +21,7 @@ from sparsedepth.store.query_result import QueryResult, fit, to_markdown
 
 LISTS: dict[Comparison, str] = {"better": "do", "worse": "don't", "not shown": "not shown"}
 """Comparison with the baseline -> the list that a setting is on, unless it is refused."""
-OPTIONAL = ("lr params", "seeds", "flops", "detectable", "compute")
+OPTIONAL = ("lr", "params", "seeds", "flops", "detectable", "compute")
 WIDTH = 110
 """Of comments above YAML."""
 LINES = 23
@@ -96,7 +96,7 @@ def effect_text(effect: Effect | None) -> str:
 
 def recipe_table(card: Card, most: int | None = None) -> QueryResult:
     """The settings tried, a row each: those to do, not to do, and not shown; combinations last in their list. Of `most`
-    rows each list has one at least."""
+    rows each list has one at least, and the worth in compute is without its interval, which would wrap."""
     names = ("list", "effect", "lo", "hi", "detectable", "seeds", "diverged", "lr", "flops", "params", "compute")
     order = [*LISTS]
     found = sorted(
@@ -105,11 +105,11 @@ def recipe_table(card: Card, most: int | None = None) -> QueryResult:
     )
     first = {candidate.comparison: candidate for candidate in reversed(found)}
     kept = {c.setting for c in sorted(found, key=lambda c: c is not first[c.comparison])[:most]}
-    rows = tuple(_row(candidate) for candidate in found if candidate.setting in kept)
+    rows = tuple(_row(candidate, most is not None) for candidate in found if candidate.setting in kept)
     return QueryResult(columns=(*names, "setting"), rows=rows)
 
 
-def _row(candidate: Candidate) -> tuple:
+def _row(candidate: Candidate, is_short: bool) -> tuple:
     effect = candidate.effect
     sizes = (effect.estimate, effect.lo, effect.hi)
     texts = [None if size is None else size_text(size, effect.unit, "+") for size in sizes]
@@ -119,7 +119,8 @@ def _row(candidate: Candidate) -> tuple:
     listed = listed if effect.lo is not None else "no interval"
     costs = [None if cost is None else f"x{cost:.3g}" for cost in (effect.flops, effect.params_total)]
     lr = None if effect.lr is None else f"{effect.lr:g}"
-    worth = f"x{multiplier_text(*candidate.compute)}" if candidate.compute else None
+    multiplier, lo, hi = candidate.compute or (0.0, None, None)
+    worth = f"x{multiplier_text(multiplier, *((None, None) if is_short else (lo, hi)))}" if multiplier else None
     return (listed, *texts, detectable, effect.seeds, effect.diverged or None, lr, *costs, worth, candidate.setting)
 
 
