@@ -144,8 +144,9 @@ def _variance_sentence(variance: pd.DataFrame) -> str:
     at = variance[variance["n_layers"] == depth]
     lower, higher, decided = ([*at.loc[at["verdict"] == word, "setting"]] for word in (*SHOWN, "lr decides"))
     if lower or higher:
-        what = f"{_named(lower or higher)} {'lower' if lower else 'raise'}{'s' * (len(lower or higher) == 1)}"
-        text = f"At {depth} layers {what} the residual variance"
+        shown = [(word, names) for word, names in (("lower", lower), ("raise", higher)) if names]
+        first, *second = (f"{_named(names)} {word}{'s' * (len(names) == 1)}" for word, names in shown)
+        text = f"At {depth} layers {first} the residual variance{''.join(f', and {other} it' for other in second)}"
     else:
         text = f"At {depth} layers no setting is shown to change the residual variance{_missed(at, VARIANCE)}"
     return f"{text}{f'; lr decides for {_named(decided)}' if decided else ''}."

@@ -55,6 +55,13 @@ def test_the_settings_that_lower_the_variance_are_named():
     assert {row["outcome"] for row in found.rows.records()} == {"residual_variance_last", "weight_sparsity"}
 
 
+def test_what_lowers_and_what_raises_the_variance_are_both_named():
+    runs = runs_of(depth_scale=["none", "lns"], n_kv_heads=[4, 1])
+    raised = runs["residual_variance_last"].where(runs["n_kv_heads"] != 1, 10 * runs["residual_variance_last"])
+    found = variance_answer(runs.assign(residual_variance_last=raised))
+    assert found.sentence == ("At 8 layers depth_scale=lns lowers the residual variance, and n_kv_heads=1 raises it.")
+
+
 def test_what_would_have_been_seen_is_said_where_nothing_is_shown():
     sentence = variance_answer(runs_of(n_kv_heads=[4, 1])).sentence
     assert sentence.startswith("At 8 layers no setting is shown to change the residual variance; a factor nearer to 1")
