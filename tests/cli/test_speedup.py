@@ -1,6 +1,7 @@
 """Several budgets as a user meets them: `effects --as speedup`, `scaling depth`, and what both refuse."""
 
 import json
+import re
 
 import pytest
 from support.budget_results import FLOPS, budget_results
@@ -28,7 +29,7 @@ def test_each_setting_is_worth_what_was_planted(results):
     assert out.startswith("n_layers,setting,train_")
 
 
-def test_a_recipe_says_what_its_settings_are_worth(results):
+def test_a_recipe_says_what_its_settings_are_worth(results, tmp_path):
     """The planted 1.3, as `effects --as speedup` has it at the budget of the effect."""
     (candidate,) = json.loads(sparsedepth("recipe", results, "--format", "json")[0])["recipe"]["candidates"]
     worth, lo, hi = candidate["compute"]
@@ -37,7 +38,9 @@ def test_a_recipe_says_what_its_settings_are_worth(results):
     assert [worth, lo, hi] == [rows[-1][name] for name in ("multiplier", "lo", "hi")]
     out, _ = sparsedepth("recipe", results)
     assert f"worth {worth:.3g} times the compute ({lo:.3g} to {hi:.3g})." in " ".join(out.split())
-    assert f"x{worth:.3g} ({lo:.3g} to {hi:.3g})" in out
+    assert re.search(rf"x{worth:.3g} +depth_scale=lns", out)
+    sparsedepth("recipe", results, "-o", tmp_path / "r.yaml")
+    assert f"x{worth:.3g} ({lo:.3g} to {hi:.3g})" in (tmp_path / "r.card.md").read_text()
 
 
 def test_the_budget_from_which_depth_is_worth_its_cost(results):
