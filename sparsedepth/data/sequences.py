@@ -119,6 +119,12 @@ def open_source(config: RunConfig, root: Path, tokenizer: Tokenizer | None = Non
     return data_kind(config.corpus).open(config, root, tokenizer)
 
 
+def check_one_sequence(n_tokens: int, seq_len: int) -> None:
+    """Raises ValueError for fewer tokens than one sequence."""
+    if n_tokens < seq_len:
+        raise ValueError(f"{n_tokens:,} tokens are less than one sequence of seq_len={seq_len:,}; raise the number")
+
+
 def step_indices(n: int, per_step: int, seed: int, step: int) -> np.ndarray:
     """The indices, below n, that step `step` reads, int64 [per_step]: each once per epoch, shuffled in each epoch."""
     epoch_K, place_K = np.divmod(step * per_step + np.arange(per_step), n)

@@ -20,7 +20,7 @@ from sparsedepth.config.corpus import check_size, corpus_name, is_learned, known
 from sparsedepth.config.run import RunConfig, TextConfig
 from sparsedepth.data.corpus import check_text, documents, fingerprint
 from sparsedepth.data.pipeline import Corpus, CorpusSource, nothing_left, prepare, split
-from sparsedepth.data.sequences import Sequences, Source, next_tokens, step_indices
+from sparsedepth.data.sequences import Sequences, Source, check_one_sequence, next_tokens, step_indices
 from sparsedepth.data.tokenizer import Encoder, Tokenizer, make_tokenizer
 
 
@@ -46,8 +46,7 @@ class TextSource(CorpusSource):
 
     def held_out(self, seq_len: int, n_tokens: int, skip_tokens: int = 0) -> Sequences:
         assert skip_tokens >= 0
-        if n_tokens < seq_len:
-            raise ValueError(f"{n_tokens:,} tokens are less than one sequence of seq_len={seq_len:,}; raise the number")
+        check_one_sequence(n_tokens, seq_len)
         available = len(self.corpus.val) - 1 - skip_tokens  # the last token has no target
         n_windows = min(n_tokens, available) // seq_len
         if n_windows < 1:

@@ -68,6 +68,8 @@ class Cells:
     """The tuned fields. A curve is in the first; of the others, runs at values that tuning rejected are left out."""
     tuned_by: frozenset[str]
     """The outcomes by which tuning chose."""
+    is_one_budget: bool = False
+    """Whether the rows are those of one of several budgets at each depth."""
     budget_text: str = ""
     """Which of several budgets the rows are of; '' with one."""
     _others: dict[str, "Cells"] = field(init=False, default_factory=dict)
@@ -111,7 +113,7 @@ def cells_of(runs: pd.DataFrame, outcome: str, every_budget: bool = False) -> Ce
     records = _records(runs)
     settings = _settings(results if results.empty else runs, records)
     budget_text = ""
-    if settings and not every_budget and _has_budgets(results, settings):
+    if is_one_budget := settings is not None and not every_budget and _has_budgets(results, settings):
         budget_text = f"several {BUDGET} were run: effects at that of most settings (--as speedup has all)"
         runs = _one_budget(runs, settings, records)
         results = result_rows(runs)
@@ -143,7 +145,7 @@ def cells_of(runs: pd.DataFrame, outcome: str, every_budget: bool = False) -> Ce
     return Cells(
         runs=of_trained, rows=_with_roles(alike), settings=settings, outcome=outcome, unit=unit,
         tuned=tuple(tuned), tuned_by=frozenset(distinct(runs, "tuned_by")), n_tuning=len(runs) - len(results),
-        budget_text=budget_text,
+        is_one_budget=is_one_budget, budget_text=budget_text,
     )  # fmt: skip
 
 

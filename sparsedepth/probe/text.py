@@ -160,9 +160,10 @@ def tokens_to_measure(
 
 def _counted(model: LoadedModel, config: MeasureOnlyConfig, corpus: str | None, source: Source) -> Counted:
     if run := _own_run(model, corpus):
-        # A task is drawn at any length; the steps on text were of the run's own, and the held-out text is of this one.
-        lengths = {} if isinstance(source, CorpusSource) else {"seq_len": config.seq_len}
-        own = run.model_copy(update={"val_tokens": max(config.val_tokens, run.seq_len), **lengths})
+        if not isinstance(source, CorpusSource):  # a task is drawn at any length
+            return source.counted(run.model_copy(update={"seq_len": config.seq_len, "val_tokens": config.val_tokens}))
+        # The steps on text were of the run's own length, and the held-out text is of this one.
+        own = run.model_copy(update={"val_tokens": max(config.val_tokens, run.seq_len)})
         return source.counted(own)._replace(held_out=source.held_out(config.seq_len, config.val_tokens))
     assert isinstance(source, TextSource), "only a run has a task or pairs"
     held_out = source.held_out(config.seq_len, config.val_tokens)

@@ -248,11 +248,11 @@ def _candidates(found: Evidence, recipe: Recipe) -> Iterator[Candidate]:
             continue
         refused, shown = "", comparison_of(effect)
         elsewhere = [d for d in others if comparison_of(found.effect(d, effect.setting)) != shown]
-        if shown == "better":
-            sizes = {name for name in values if None not in (values[name], baseline_values[name])} & {*BUDGET}
-            refused = _reason_against(effect, fields, sizes - fields, recipe, own_context)
-        elif shown == "worse" and fields & {*BUDGET}:
+        if shown != "not shown" and fields & {*BUDGET}:
             refused = "a budget, no recipe"
+        elif shown == "better":
+            sizes = {name for name in values if None not in (values[name], baseline_values[name])} & {*BUDGET}
+            refused = _reason_against(effect, fields, sizes, recipe, own_context)
         if shown != "not shown" and elsewhere and not refused:
             refused = f"not shown to {'help' if shown == 'better' else 'hurt'} at {elsewhere[0]} layers"
         is_both = any(part < changes and changes - part in at_depth for part in at_depth)
@@ -265,8 +265,6 @@ def _reason_against(
     effect: Effect, fields: set[str], other_sizes: set[str], recipe: Recipe, own_context: Sequence[str]
 ) -> str:
     """`other_sizes`: those that differ too, without being part of the setting, as a size solved for equal cost does."""
-    if fields & {*BUDGET}:
-        return "a budget, no recipe"
     costs = (effect.flops, effect.params_total, effect.params_active)
     if other_sizes and not any(cost is not None and abs(cost - 1) <= MATCHED for cost in costs):
         return f"{' and '.join(sorted(other_sizes))} differ{'s' * (len(other_sizes) == 1)} too: a budget, no recipe"

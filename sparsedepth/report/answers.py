@@ -176,7 +176,10 @@ def depth_answer(cells: Cells) -> Answer:
     loss = cells.outcome
     if cells.settings is None or cells.rows["value"].isna().all():
         return Answer(sentence=nothing_text(cells))
-    compared = {basis: _depths_at(cells, basis) for basis in ("tokens", "flops")}
+    every = cells
+    if cells.is_one_budget and distinct(cells.runs, "schedule") != ["wsd"]:  # of branches the longest are compared
+        every = cells_of(cells.runs, loss, every_budget=True)
+    compared = {basis: _depths_at(every, basis) for basis in ("tokens", "flops")}
     if all(found.empty for found in compared.values()):
         compared["none"] = _depths(cells)
         if compared["none"].empty:
@@ -207,10 +210,7 @@ def depth_answer(cells: Cells) -> Answer:
 def _depths_at(cells: Cells, basis: str) -> pd.DataFrame:
     """The depths of the baseline at equal tokens or FLOPs: the runs of the budget with the most depths, the largest of
     several."""
-    if cells.budget_text and distinct(cells.runs, "schedule") != ["wsd"]:  # of branches the longest are compared
-        cells = cells_of(cells.runs, cells.outcome, every_budget=True)
-    rows = cells.rows
-    rows = rows[[{name for name, _ in changes} <= {BUDGET} for changes in rows["changes"]]]
+    rows = cells.rows[[{name for name, _ in changes} <= {BUDGET} for changes in cells.rows["changes"]]]
     cost = rows[basis] if basis in rows else pd.Series(np.nan, rows.index)
     runs, budget = cells.runs, cells.runs.loc[rows.index, "train_tokens"]
     means = cost.groupby([rows["n_layers"], budget]).mean().dropna().sort_values()

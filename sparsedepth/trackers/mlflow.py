@@ -18,7 +18,7 @@ from mlflow.tracking import MlflowClient
 from sqlalchemy.exc import SQLAlchemyError
 
 from sparsedepth import files
-from sparsedepth.trackers.runs import LoggedRun, TrackedRun, without_password
+from sparsedepth.trackers.runs import LoggedRun, TrackedRun, cause_of, without_password
 
 TAG = "sparsedepth.run_id"
 MAX_METRICS, MAX_PARAMS = 1000, 100
@@ -47,10 +47,9 @@ class Tracker:
                 raise ValueError(f"experiment {experiment!r} is deleted; restore it, or give another --project")
             self.experiment = existing.experiment_id if existing else self.client.create_experiment(experiment)
         except (MlflowException, SQLAlchemyError) as error:
-            cause = " ".join(without_password(str(error)).split())[:300]
             fix = f"; if nothing else uses it, delete {database} and run the same command again"
             is_ours = self.uri == own and database.exists() and "INVALID_PARAMETER" not in str(error)
-            raise ValueError(f"MLflow cannot use {self.shown}: {cause}{fix * is_ours}") from None
+            raise ValueError(f"MLflow cannot use {self.shown}: {cause_of(error)}{fix * is_ours}") from None
 
     def held(self) -> set[str]:
         return {run.data.tags[TAG] for run in _runs(self.client, [self.experiment]) if TAG in run.data.tags}

@@ -123,8 +123,9 @@ def _errors_of(name: str) -> Generator[None]:
     except (ValueError, OSError, MemoryError):
         raise
     except Exception as error:
-        cause = " ".join(without_password(str(error)).split())[:300] or type(error).__name__
-        raise ValueError(f"{name} refused a run: {cause}; the runs sent so far are kept, so run it again") from error
+        raise ValueError(
+            f"{name} refused a run: {cause_of(error)}; the runs sent so far are kept, so run it again"
+        ) from error
 
 
 def has_unfinished_runs(results: Path) -> bool:
@@ -200,8 +201,7 @@ def _read(tracker: str, place: str, shown: str) -> list[LoggedRun]:
     except MemoryError:
         raise
     except Exception as error:  # whatever a tracker's package raises for files that are damaged, or not its own
-        cause = " ".join(without_password(str(error)).split())[:300] or type(error).__name__
-        raise ValueError(f"{shown} cannot be read: {cause}") from error
+        raise ValueError(f"{shown} cannot be read: {cause_of(error)}") from error
 
 
 def _check(runs: Sequence[LoggedRun], shown: str, table_map: Mapping[str, Any]) -> None:
@@ -227,6 +227,11 @@ def _flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, st
             yield name, value if value is None or isinstance(value, str) else json.dumps(value, default=str)
         elif "_type" not in value:
             yield from _flat(value, f"{name}.")
+
+
+def cause_of(error: Exception) -> str:
+    """What an error says, in one line without passwords."""
+    return " ".join(without_password(str(error)).split())[:300] or type(error).__name__
 
 
 def without_password(text: str) -> str:

@@ -1,5 +1,6 @@
 """TensorBoard: an event file per run, written atomically, with scalars, text and hyperparameters."""
 
+import shlex
 import shutil
 from collections.abc import Iterator
 from contextlib import suppress
@@ -56,7 +57,7 @@ class Tracker:
             writer.close()
 
     def view_command(self) -> str:
-        return f"tensorboard --logdir {self.folder}"
+        return f"tensorboard --logdir {shlex.quote(str(self.folder))}"
 
 
 def read(place: str) -> Iterator[LoggedRun]:

@@ -18,7 +18,7 @@ import numpy as np
 from sparsedepth.config.corpus import corpus_name
 from sparsedepth.config.run import RunConfig
 from sparsedepth.config.task import TASKS, TaskConfig
-from sparsedepth.data.sequences import Counted, Sequences, Source
+from sparsedepth.data.sequences import Counted, Sequences, Source, check_one_sequence
 from sparsedepth.data.tasks.draws import Draws
 from sparsedepth.data.tokenizer import Tokenizer
 from sparsedepth.files import digest
@@ -75,9 +75,8 @@ class TaskSource(Source):
         return whole[place * per_step : (place + 1) * per_step]
 
     def held_out(self, seq_len: int, n_tokens: int, skip_tokens: int = 0) -> Sequences:
+        check_one_sequence(n_tokens, seq_len)
         first, n = -(-skip_tokens // seq_len), n_tokens // seq_len
-        if n < 1:
-            raise ValueError(f"{n_tokens:,} tokens are less than one sequence of seq_len={seq_len:,}; raise the number")
         size = max(1, BLOCK_TOKENS // seq_len)
         blocks = range(first // size, (first + n - 1) // size + 1)
         parts = [self._block(HELD_OUT, block, size, seq_len) for block in blocks]
