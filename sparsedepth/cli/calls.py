@@ -194,6 +194,8 @@ def measure(
     if scored is None and (fit is not None or aims is not None):
         raise ValueError(f"--{'targets' if fit is None else 'fit-tokens'} needs --tokens; give both")
     changes = parse_settings(set or [])
+    if seq_len is not None and "seq_len" in changes:
+        raise ValueError("--seq-len and --set seq_len=... set the same field; give one of them")
     own = {} if seq_len is None else {"seq_len": seq_len}
     settings = {**own, **changes, **_measures(measures, changes)}
     given = None if scored is None else read_token_arrays(scored, fit, aims)

@@ -124,6 +124,8 @@ def presets(
     from sparsedepth.config.run import RunConfig
 
     if name is not None:
+        if format is not None:
+            raise ValueError(f"--format {format} is for the list; `presets {name}` prints YAML, a run file's fields")
         preset = find(name)
         print(f"# {name}: {preset.source}")
         if preset.note:

@@ -80,6 +80,8 @@ def _setup_on(on: str, plan: "Plan", given: option.Given, out: Path | None) -> "
     from sparsedepth.plan.price import pricing_setup, with_finished, workers_per_gpu
 
     gpus, per_run, runtime = given["gpus"], given["gpus_per_run"], calls.runtime_config(given)
+    if given["device"] != "auto":
+        raise ValueError(f"--on {on} and --device {given['device']} both name a device; give one of them")
     n_gpus = int(gpus) if gpus and gpus.isdecimal() else 0 if gpus else per_run
     if n_gpus < per_run and on != "cpu":
         raise ValueError(f"--gpus {gpus!r} with --on {on} must be how many there are, at least {per_run}")

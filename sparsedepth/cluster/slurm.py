@@ -77,6 +77,8 @@ class Request:
             raise ValueError(
                 f"--gpus {self.gpus} per task are fewer than --gpus-per-run {self.gpus_per_run}; raise them"
             )
+        if self.gpus and self.runtime.device == "cpu":
+            raise ValueError(f"--gpus {self.gpus} with --device cpu: no run would use a GPU; leave one of them out")
         if self.nodes > 1 and (self.workers or 1) > 1:
             raise ValueError(f"--workers {self.workers}: a run on several nodes needs --workers 1")
         for option in self.sbatch or ():

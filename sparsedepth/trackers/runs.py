@@ -84,6 +84,8 @@ def open_tracker(name: str, results: Path, at: str | None = None, project: str |
     view_command()    the command that shows what was sent"""
     if name not in PLACES:
         raise ValueError(f"--to {name!r} is not one of {', '.join(PLACES)}")
+    if project and name == "tensorboard":
+        raise ValueError(f"--project {project!r}: tensorboard has no projects; leave it out")
     definition = read_definition(results)
     project = project or (definition.name if definition else results.resolve().name)
     try:

@@ -149,6 +149,7 @@ def test_a_place_that_cannot_be_written_is_said_before_anything_is_measured(tmp_
         (("{folder}", "--device", "cuda:9"), "cuda:9"),
         (("{folder}", "--measures", "causal,usefullness"), "'usefullness' is unknown; did you mean 'usefulness'?"),
         (("{folder}", "--measures", "all", "--set", "measures=[causal]"), "set the same field"),
+        (("{folder}", "--seq-len", 8, "--set", "seq_len=16"), "--seq-len and --set seq_len=... set the same field"),
         (("{folder}", "--fit-tokens", "x.npy"), "needs --tokens"),
         (("{folder}", "--data", "stdlib", "--tokens", "x.npy"), "two sources"),
         (("{folder}", "--tokens", "{tokens}"), "are from 0 to 40, and"),

@@ -114,6 +114,8 @@ def test_workers_are_of_each_gpu(tmp_path, capsys):
         assert text + "\n" in capsys.readouterr().out
     with pytest.raises(ValueError, match="--gpus '0-3' with --on h100 must be how many there are, at least 1"):
         plan(path, on="h100", gpus="0-3")
+    with pytest.raises(ValueError, match="--on h100 and --device cpu both name a device"):
+        plan(path, on="h100", device="cpu")
 
 
 def test_what_is_left_is_priced(tmp_path, capsys):

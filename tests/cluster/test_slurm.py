@@ -15,6 +15,7 @@ from sparsedepth.cli.on_slurm import array_options
 from sparsedepth.cluster import slurm
 from sparsedepth.cluster.array import TaskArray, check
 from sparsedepth.cluster.slurm import Request, parse_time, script_body, time_advice
+from sparsedepth.config.runtime import RuntimeConfig
 
 SWEEP = "{name: x, question: q, hypothesis: h, base: {n_layers: 2, d_model: 16}, seeds: [0, 1]}"
 
@@ -36,7 +37,8 @@ def test_times_are_read_as_slurm_writes_them(text, seconds):
 
 @pytest.mark.parametrize("fields", [{"time": "4h"}, {"time": "1:2:3:4"}, {"gpus": "0-3"}, {"partition": "a b"},
     {"sbatch": ("array=3",)}, {"sbatch": ("qos=a\nb",)}, {"sbatch": ('comment=a"b',)},
-    {"sbatch": ("-p x",)}, {"gpus": "4", "gpus_per_run": 8}, {"nodes": 2, "workers": 3}])  # fmt: skip
+    {"sbatch": ("-p x",)}, {"gpus": "4", "gpus_per_run": 8}, {"nodes": 2, "workers": 3},
+    {"gpus": "1", "runtime": RuntimeConfig(device="cpu")}])  # fmt: skip
 def test_what_cannot_stand_in_a_script_is_refused(fields):
     with pytest.raises(ValueError, match=r"--(time|gpus|partition|sbatch|workers)"):
         Request(**fields)

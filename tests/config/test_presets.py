@@ -91,3 +91,5 @@ def test_the_command_line_lists_them_and_prints_one_as_a_run_file(tmp_path):
     _, err = sparsedepth("presets", "moe-7b", code=2)
     choice = "choose one of: moe-7b-1b, moe-7b-1b-released"
     assert err == f"sparsedepth: error: preset='moe-7b' is not known; {choice}\n"
+    _, err = sparsedepth("presets", "llama-60m", "--format", "csv", code=2)
+    assert "--format csv is for the list" in err

@@ -126,6 +126,8 @@ def test_a_package_that_is_missing_is_one_line(results, monkeypatch, name):
 def test_mistakes_are_one_line(tmp_path, results):
     with pytest.raises(ValueError, match="--to 'neptune' is not one of tensorboard, mlflow, trackio, wandb"):
         open_tracker("neptune", results)
+    with pytest.raises(ValueError, match="tensorboard has no projects"):
+        open_tracker("tensorboard", results, project="mine")
     (tmp_path / "empty").mkdir()
     with pytest.raises(ValueError, match="no complete run"):
         list(sync(tmp_path / "empty", "mlflow", Memory()))
