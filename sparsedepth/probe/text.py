@@ -5,6 +5,7 @@ run on the same corpus holds out (by the hash of their text): models in one tabl
 """
 
 import hashlib
+import os
 import tempfile
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
@@ -152,7 +153,9 @@ def tokens_to_measure(
     begin()
     with tempfile.TemporaryDirectory() as scratch:
         runs = model.folder.resolve().parent
-        root = runs.parent / "data" if model.config and runs.name == RUNS else Path(scratch)
+        own = runs.parent / "data"
+        is_own = model.config and runs.name == RUNS and (own.is_dir() or os.access(runs.parent, os.W_OK))
+        root = own if is_own else Path(scratch)
         n_tokens = config.measure_tokens + config.fit_tokens * (not FIT.isdisjoint(config.measures))
         source = measure_source(model, corpus, config.seq_len, n_tokens, root, config.val_tokens)
         yield MeasuredTokens(source, lambda: _counted(model, config, corpus, source))
