@@ -91,7 +91,7 @@ def content(
         card=card,
         by_depth=None if found is None else best_by_depth(found),
         runs=runs_table,
-        effects=None if effects.empty else table_of_effects(effects, compute),
+        effects=None if cells is None or effects.empty else table_of_effects(effects, cells, compute),
         links=tuple((link_heading(link), tuple(evidence_lines(link))) for link in links),
         failures=failures,
         methods=table_of_methods(on_page),

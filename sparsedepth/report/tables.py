@@ -118,9 +118,11 @@ def meaning_of(name: str) -> str:
     return (field.description or "") if field is not None else ""
 
 
-def table_of_effects(effects: pd.DataFrame, compute: Worths) -> Table:
+def table_of_effects(effects: pd.DataFrame, cells: Cells, compute: Worths) -> Table:
     """One row per effect of the frame; effects on the loss with their worth in compute, where it is known."""
-    largest = {key[:2]: compute[key] for key in sorted(compute)}  # at the largest budget
+    tokens = cells.runs.loc[cells.rows.index, "train_tokens"]
+    compared = {*zip(cells.rows["n_layers"], cells.rows["setting"], tokens, strict=True)}
+    worths = {key[:2]: of for key, of in compute.items() if key in compared}  # at the budget of the effect
     columns = [
         ("outcome", ""),
         ("setting", ""),
@@ -139,7 +141,7 @@ def table_of_effects(effects: pd.DataFrame, compute: Worths) -> Table:
 
     def row(of: dict[str, Any]) -> list[Any]:
         low, high = (_size(of[end], of["unit"], "+").text for end in ("lo", "hi"))
-        worth = largest.get((of["n_layers"], of["setting"])) if of["outcome"] in LOSSES else None
+        worth = worths.get((of["n_layers"], of["setting"])) if of["outcome"] in LOSSES else None
         times = TableCell(f"×{multiplier_text(*worth)}", worth[0]) if worth else None  # '×1.13 (1.05 to 1.21)'
         return [
             *(of["outcome"], of["setting"], of["n_layers"], _size(of["estimate"], of["unit"], "+")),

@@ -12,6 +12,7 @@ from support.report_folder import HOSTILE, fill
 from sparsedepth.cli.read import report
 from sparsedepth.config.run import RunConfig
 from sparsedepth.plots.draw import FIGURES
+from sparsedepth.plots.forest import cells_of_store, effects_of
 from sparsedepth.recipe.build_card import derive_card
 from sparsedepth.recipe.card import Verification, write_card
 from sparsedepth.recipe.text import effect_text, sentence
@@ -19,7 +20,7 @@ from sparsedepth.recipe.verify import with_verification
 from sparsedepth.report import page as report_page
 from sparsedepth.report.content import content
 from sparsedepth.report.page import advice_of, write_report
-from sparsedepth.report.tables import cell, table_of
+from sparsedepth.report.tables import cell, table_of, table_of_effects
 from sparsedepth.store.connection import open_store
 from sparsedepth.store.tuning_roles import result_rows
 
@@ -207,9 +208,12 @@ def test_with_three_budgets_effects_on_the_loss_have_their_worth_in_compute(tmp_
     folder = budget_results(tmp_path / "results")
     with open_store(folder) as store:
         of = content(store, [folder])
+        worths = {(4, "depth_scale=lns", 10**9): (9.0, None, None)}  # at a budget that is not that of the effects
+        elsewhere = table_of_effects(effects_of(store), cells_of_store(store), worths)
     place = [column.name for column in of.effects.columns].index("compute")
     assert [row[place].key for row in of.effects.rows if row[0].text == "val_loss"] == pytest.approx([1.3, 1.3], 0.02)
     assert {row[place].text for row in of.effects.rows if row[0].text != "val_loss"} <= {"–"}
+    assert {row[place].text for row in elsewhere.rows} == {"–"}
     assert "times the compute" in of.summary[0]
 
 
