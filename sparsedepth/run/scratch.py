@@ -24,6 +24,7 @@ from pydantic import TypeAdapter, ValidationError
 from sparsedepth import files
 from sparsedepth.config.plain_text import visible
 from sparsedepth.config.run import RunConfig
+from sparsedepth.config.sweep import read_definition
 from sparsedepth.store.checksums import RUN_ID
 from sparsedepth.store.records import read_file
 from sparsedepth.train.checkpoint_files import remove_checkpoints
@@ -129,8 +130,11 @@ class TimeLeft:
 
 
 def trunk_folder(results: Path, config: RunConfig) -> Path | None:
-    """The checkpoints that runs of one trunk share; None if the schedule has no trunk."""
-    return results / "work" / f"trunk-{config.trunk_key}" if config.trunk_key else None
+    """The checkpoints that runs of one trunk share; None if the schedule has no trunk, and outside a sweep, which knows
+    when no run needs them any more."""
+    if config.trunk_key is None or read_definition(results) is None:
+        return None
+    return results / "work" / f"trunk-{config.trunk_key}"
 
 
 class Scratch:

@@ -211,3 +211,6 @@ def test_branches_of_a_trunk_are_the_runs_to_their_budgets(tmp_path):
     assert read_run(ours).summary["val_loss"] == read_run(theirs).summary["val_loss"]
     assert len(table(together)) == 3 and not list(together.glob("work/trunk-*"))
     assert "1 trunk (1 complete) with 2 branches (2 complete)" in sparsedepth("status", together)[0]
+    sparsedepth("train", ours / "config.yaml", "--out", tmp_path / "single")
+    assert len(table(tmp_path / "single")) == 1
+    assert not list((tmp_path / "single").glob("work/trunk-*")), "no sweep would delete it"
