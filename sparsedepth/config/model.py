@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, model_validator
 
 from sparsedepth.config.role import CHANGES_STEP, DROPOUT, KNOB, RECORD, Role, fields_where, roles
-from sparsedepth.config.section import Count, Mistakes, NonNegative, Positive, Section, check, whole_number
+from sparsedepth.config.section import WHOLE, Count, Mistakes, NonNegative, Positive, Section, check, whole_number
 
 SETS_VARIANCE = Role(cost_scope="step", directly_sets="residual_variance_last")
 INITIAL = Role(directly_sets="residual_variance_last", stacked="own")
@@ -48,17 +48,17 @@ class ModelConfig(Section):
     without, a(W_up x), two matrices instead of three: gelu, relu, relu2 (its square)"""
     vocab_size: Annotated[Count, Role(kind="capacity", cost_scope="step")] = 264
     """rows of the embedding, at least the tokenizer's size; """
-    seq_len: Annotated[int, Field(ge=2), SPARSER] = 256
+    seq_len: Annotated[int, Field(ge=2), WHOLE, SPARSER] = 256
     """training context, in tokens"""
-    n_experts: Annotated[int, Field(ge=0), SPARSER] = 0
+    n_experts: Annotated[int, Field(ge=0), WHOLE, SPARSER] = 0
     """experts per block; 0 = dense"""
-    top_k: Annotated[int | None, Field(ge=1), Role(cost_scope="step", needs_experts=True)] = None
+    top_k: Annotated[int | None, Field(ge=1), WHOLE, Role(cost_scope="step", needs_experts=True)] = None
     """experts used per token; only with n_experts"""
     d_expert: Annotated[Count | None, Role(cost_scope="step", needs_experts=True, derived_if_missing=True)] = None
     """width of one expert; default d_ff / (top_k + n_shared_experts), the dense active size"""
-    n_shared_experts: Annotated[int, Field(ge=0), Role(cost_scope="step", needs_experts=True)] = 0
+    n_shared_experts: Annotated[int, Field(ge=0), WHOLE, Role(cost_scope="step", needs_experts=True)] = 0
     """experts of width d_expert that every token uses, added with weight 1; only with n_experts"""
-    n_dense_layers: Annotated[int, Field(ge=0), Role(cost_scope="step", needs_experts=True)] = 0
+    n_dense_layers: Annotated[int, Field(ge=0), WHOLE, Role(cost_scope="step", needs_experts=True)] = 0
     """first layers that keep a dense feed-forward part of width d_ff; only with n_experts"""
     renormalise_gates: Annotated[bool, Role(needs_experts=True)] = True
     """top-k gates sum to 1 (Mixtral; top_k from 2 on) or keep their softmax values (OLMoE)"""
@@ -94,7 +94,7 @@ class ModelConfig(Section):
     """block l reads a_l x + b_l x_0 in place of its input x: learned numbers that start at 1 and 0"""
     gpas: Annotated[bool, SETS_VARIANCE] = False
     """each sum shrinks to x - silu(p) x; p: one learned number per block, initially 0; gradients ignore the factor"""
-    attention_residuals: Annotated[int, Field(ge=0), Role(cost_scope="step", stacked="no")] = 0
+    attention_residuals: Annotated[int, Field(ge=0), WHOLE, Role(cost_scope="step", stacked="no")] = 0
     """sources, besides the embedding, over which branches attend in place of the residual sum; each is the
     sum of 2 n_layers / attention_residuals branches, one each if set to 2 n_layers; 0 = none"""
     value_residual: Annotated[bool, CHANGES_STEP] = False
@@ -126,7 +126,7 @@ class ModelConfig(Section):
     """tokens that a token attends to, itself included; null = all before it"""
     mask_documents: Annotated[bool, CHANGES_STEP] = False
     """no attention across the documents of a packed sequence"""
-    eod: Annotated[int | None, Field(ge=0), Role(kind="record", only_with=("mask_documents", True))] = None
+    eod: Annotated[int | None, Field(ge=0), WHOLE, Role(kind="record", only_with=("mask_documents", True))] = None
     """id that ends a document; with mask_documents, where the default is that of the tokenizers byte (256) and bpe
     (0)"""
     qk_norm: Annotated[bool, CHANGES_STEP] = False

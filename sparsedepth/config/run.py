@@ -13,7 +13,7 @@ from sparsedepth.config.corpus import kind_of
 from sparsedepth.config.load import build
 from sparsedepth.config.model import RETIRED_FIELDS, ModelConfig, with_derived_sizes
 from sparsedepth.config.role import AMOUNT, CHANGES_STEP, DATA, KNOB, RECORD, THRESHOLD, Role, fields_where
-from sparsedepth.config.section import Count, Fraction, NonNegative, Positive, Section, check
+from sparsedepth.config.section import WHOLE, Count, Fraction, NonNegative, Positive, Section, check
 from sparsedepth.config.task import TASKS, TaskConfig, check_task, with_task_fields
 from sparsedepth.files import digest
 from sparsedepth.quantities.measured import MEASURES
@@ -110,7 +110,7 @@ class TrainConfig(Section):
     start_cell: Annotated[str | None, Field(pattern="^[0-9a-f]{12}$"), KNOB] = None
     """digest of how those weights were trained, which `train --from` sets: for a run, its fields without the seed and
     those that the new run inherits; for another model, its weights"""
-    seed: Annotated[int, Field(ge=0, le=2**31 - 1), Role(kind="replicate")] = 0
+    seed: Annotated[int, Field(ge=0, le=2**31 - 1), WHOLE, Role(kind="replicate")] = 0
     """initial weights and order of the text"""
     precision: Annotated[Literal["auto", "fp32", "bf16"], Role(kind="numerics", cost_scope="step")] = "auto"
     """bf16: matrix products under autocast, weights in fp32; auto: bf16 on a GPU that has it"""
@@ -146,7 +146,7 @@ class MeasureConfig(Section):
     """groups of quantities to measure"""
     val_tokens: Annotated[Count, AMOUNT] = 131_072
     """held-out tokens of the validation loss, at most"""
-    eval_seq_len: Annotated[int | None, Field(ge=2), AMOUNT] = None
+    eval_seq_len: Annotated[int | None, Field(ge=2), WHOLE, AMOUNT] = None
     """common context at which every run is scored too; default seq_len"""
     measure_tokens: Annotated[Count, AMOUNT] = 8192
     """held-out tokens of each score, at most"""
@@ -161,7 +161,7 @@ class MeasureConfig(Section):
     """pairs of layers to swap, drawn at random; default all"""
     removal_ranges: Annotated[Count | None, AMOUNT] = None
     """ranges of layers to remove, drawn at random; default all; with 'removal'"""
-    jacobian_probes: Annotated[int | None, Field(ge=2), AMOUNT] = 4
+    jacobian_probes: Annotated[int | None, Field(ge=2), WHOLE, AMOUNT] = 4
     """random probes of each block's Jacobian; null = exact; with 'jacobian'"""
     weight_eps: Thresholds = (1e-3, 1e-4, 1e-2)
     """|w| below which a weight counts as zero; `runs` uses the first"""
@@ -176,7 +176,7 @@ class MeasureConfig(Section):
 class MeasureOnlyConfig(MeasureConfig):
     """How to measure a model that exists already."""
 
-    seq_len: Annotated[int, Field(ge=2), AMOUNT] = 256
+    seq_len: Annotated[int, Field(ge=2), WHOLE, AMOUNT] = 256
     """context of the measured windows, in tokens"""
 
 

@@ -21,7 +21,7 @@ from sparsedepth.config import presets
 from sparsedepth.config.load import build, read_yaml
 from sparsedepth.config.mistakes import field_mistakes
 from sparsedepth.config.run import RunConfig
-from sparsedepth.config.section import Count, Inside, Mistakes, Positive, Section, Sentence, check
+from sparsedepth.config.section import WHOLE, Count, Inside, Mistakes, Positive, Section, Sentence, check
 from sparsedepth.config.space import (
     Axis,
     Bounded,
@@ -111,7 +111,7 @@ class SweepDefinition(Section):
     """shares of train_tokens at which a run of schedule wsd also ends: further cells"""
     tune: dict[str, TuneGrid] = {}
     """fields re-tuned for each cell with tuning_seeds: {lr: [1e-3, 2e-3, 4e-3]}"""
-    tune_extensions: Annotated[int, Field(ge=0, le=8)] = 1
+    tune_extensions: Annotated[int, Field(ge=0, le=8), WHOLE] = 1
     """how often a grid is extended by a value if the best is at its edge"""
     tuning_seeds: TuningSeeds = []
     """seeds of tuning alone: a list, or how many (3 = [101, 102, 103])"""
@@ -248,9 +248,12 @@ class SweepDefinition(Section):
             first = next(iter(axis))
             index = axis[first].index(cell[first])
             cell |= {name: values[index] for name, values in axis.items()}
-        for name, condition in self.only.items():
-            if name in cell and not meets(self._values_of(cell), condition):
-                del cell[name]
+        n_before = -1
+        while n_before != len(cell):  # a field that leaves can be another's condition
+            n_before = len(cell)
+            for name, condition in self.only.items():
+                if name in cell and not meets(self._values_of(cell), condition):
+                    del cell[name]
         return cell
 
     def is_excluded(self, cell: Mapping[str, Any]) -> bool:

@@ -12,7 +12,7 @@ from pydantic import Field
 
 from sparsedepth.config.corpus import TASK, corpus_name, kind_of
 from sparsedepth.config.role import DATA
-from sparsedepth.config.section import Count, Section
+from sparsedepth.config.section import WHOLE, Count, Section
 from sparsedepth.plugins import refuse_known
 from sparsedepth.quantities.measured import PLUGINS
 
@@ -40,18 +40,18 @@ class TaskConfig(Section):
     Z60, A4xZ5: 60 states)"""
     n_operations: Annotated[Count | None, DATA] = None
     """state_tracking: operations are this many random elements that generate the group; null = every element"""
-    operation_seed: Annotated[int | None, Field(ge=0, le=2**31 - 1), DATA] = None
+    operation_seed: Annotated[int | None, Field(ge=0, le=2**31 - 1), WHOLE, DATA] = None
     """state_tracking: which random elements; with n_operations"""
     task_form: Annotated[Literal["labels", "text"] | None, DATA] = None
     """state_tracking: labels: the state is the target at every position; text: the state is written now and then, and
     the next token is the target"""
     max_gap: Annotated[Count | None, DATA] = None
     """state_tracking: 1 to this many operations, drawn evenly, before the state is written; with task_form text"""
-    letters: Annotated[int | None, Field(ge=3), DATA] = None
+    letters: Annotated[int | None, Field(ge=3), WHOLE, DATA] = None
     """k_hop: letters of the alphabet"""
-    min_hops: Annotated[int | None, Field(ge=0), DATA] = None
+    min_hops: Annotated[int | None, Field(ge=0), WHOLE, DATA] = None
     """k_hop: smallest k"""
-    max_hops: Annotated[int | None, Field(ge=0), DATA] = None
+    max_hops: Annotated[int | None, Field(ge=0), WHOLE, DATA] = None
     """k_hop: largest k, drawn evenly from min_hops on for each sequence"""
     task_code: Annotated[str | None, DATA] = None
     """of a task of a plugin: the digest of its code"""

@@ -12,6 +12,7 @@ is at an edge, then the result seeds at the best value. One that is still at an 
 import itertools
 import math
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from operator import itemgetter
@@ -80,7 +81,7 @@ class Plan:
         self._built: dict[str, RunConfig] = {}
         """digest of a cell -> one of its runs"""
         if definition.adaptive:
-            _check_run(definition, definition.run_config(first_proposal(definition), definition.seeds[0]))
+            _check_run(definition, first_proposal(definition))
             fixed = {"tokens": {"train_tokens"}, "steps": {"train_tokens", "batch_tokens"}}
             if varied := fixed.get(definition.matched, set()) & {*definition.varied}:
                 how = f"is matched in {definition.matched}, but varies {', '.join(sorted(varied))}; fix it"
@@ -224,8 +225,11 @@ class Plan:
         assert definition.n_trials is not None
         n_drawn = min(definition.n_trials, PRICED_PROPOSALS)
         cells = proposals(definition.model_copy(update={"sampler": "random", "n_trials": n_drawn}))
-        configs = [definition.run_config(cell, definition.seeds[0]) for cell in cells]
-        feasible = [config for config in configs if not broken_constraints(definition, config)]
+        feasible: list[RunConfig] = []
+        for cell in cells:
+            with suppress(ValueError):  # of a point that cannot be built: the sweep learns to avoid it
+                config = definition.run_config(cell, definition.seeds[0])
+                feasible += [config] * (not broken_constraints(definition, config))
         if not feasible:
             message = "'exclude' and 'constraints' leave no point of the space; relax one of them"
             raise ValueError(f"sweep {definition.name!r}: {message}")
@@ -275,8 +279,9 @@ def constraint_excess(definition: SweepDefinition, config: RunConfig) -> dict[An
     return {name: amounts[name] / bound - 1 for name, bound in definition.constraints.items()}
 
 
-def first_proposal(definition: SweepDefinition) -> Cell:
-    """A cell of a sampler's axes: the first combination of values and interval bounds that is not excluded."""
+def first_proposal(definition: SweepDefinition) -> RunConfig:
+    """A run of a sampler's axes: of the first combination of values and interval bounds that is not excluded and can be
+    built. Raises ValueError, of the first, if none can."""
 
     def bounds(axis: Interval) -> tuple[float, float]:
         return (int(axis.low), int(axis.high)) if axis.whole else (axis.low, axis.high)
@@ -285,7 +290,12 @@ def first_proposal(definition: SweepDefinition) -> Cell:
     points = itertools.islice(itertools.product(*values), 10_000)
     cells = (definition.cell(dict(zip(definition.axes, point, strict=True))) for point in points)
     first = next(cells)
-    return next((cell for cell in itertools.chain([first], cells) if not definition.is_excluded(cell)), first)
+    allowed = itertools.filterfalse(definition.is_excluded, itertools.chain([first], cells))
+    first = next(allowed, first)
+    for cell in itertools.chain([first], allowed):
+        with suppress(ValueError):
+            return definition.run_config(cell, definition.seeds[0])
+    return definition.run_config(first, definition.seeds[0])
 
 
 def check_objective(definition: SweepDefinition) -> list[Literal["minimize", "maximize"]]:

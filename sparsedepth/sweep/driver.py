@@ -166,7 +166,7 @@ class Driver:
         """Tokenise each text of the sweep once, and check that it is long enough for every run."""
         runs = self._runs()
         if not runs:
-            runs = [self.definition.run_config(first_proposal(self.definition), self.definition.seeds[0])]
+            runs = [first_proposal(self.definition)]
         names = {name for section in (DataConfig, TaskConfig, MeasureConfig) for name in section.model_fields}
         names |= {"vocab_size", "seq_len", "batch_tokens"}
         first_of: dict[str, RunConfig] = {}

@@ -64,9 +64,10 @@ def configs_of(trial: optuna.Trial, task: Task, definition: SweepDefinition) -> 
     else:
         # Axes under `only` are suggested last, and only if the other fields of the cell allow them.
         point = {name: suggest(trial, name, axis) for name, axis in axes.items() if name not in definition.only}
-        for name in definition.only:
-            if name in definition.cell({**point, name: None}):
-                point[name] = suggest(trial, name, axes[name])
+        later = [*definition.only]
+        while name := next((name for name in later if name in definition.cell({**point, name: None})), ""):
+            later.remove(name)
+            point[name] = suggest(trial, name, axes[name])
         cell = definition.cell(point)
     trial.set_user_attr("cell", cell)
     check_repeat(trial, task)

@@ -180,6 +180,15 @@ def test_an_axis_without_a_meaning_is_left_out_of_the_cell():
     ]
 
 
+@pytest.mark.parametrize("first", ["top_k", "n_experts"])
+def test_a_field_that_is_left_out_takes_along_those_that_need_it(first):
+    only = {"top_k": {"n_experts": 4}, "n_experts": {"norm": "pre"}}
+    only = {name: only[name] for name in sorted(only, key=lambda name: name != first)}
+    definition = sweep(space={"norm": ["pre", "post"], "n_experts": [4], "top_k": [1, 2]}, only=only)
+    experts = [{"norm": "pre", "n_experts": 4, "top_k": top_k} for top_k in (1, 2)]
+    assert list(definition.grid()) == [*experts, {"norm": "post"}]
+
+
 def test_excluded_cells_and_cells_listed_one_by_one():
     definition = sweep(
         base={"n_heads": 4},
@@ -317,3 +326,4 @@ def test_sizes_that_yaml_reads_as_floats_are_whole():
     whole, floats = ({"d_model": kind(64), "n_heads": kind(4)} for kind in (int, float))
     assert build(RunConfig, floats, "x").run_id == build(RunConfig, whole, "x").run_id
     assert len(Plan(sweep(tune={"d_model": [8, 16, 32]}, tuning_seeds=[7, 8], matched="steps")).runs()) == 6
+    assert len(Plan(sweep(tune={"seq_len": [16, 32, 64]}, tuning_seeds=[7, 8], base={"n_layers": 2})).runs()) == 6

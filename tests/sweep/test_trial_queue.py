@@ -117,6 +117,18 @@ def test_conditional_zipped_and_excluded_axes_of_a_sampler(tmp_path):
     assert before <= run_ids(tmp_path), "a rebuilt study asks for the infeasible proposals again, and repeats no run"
 
 
+@pytest.mark.parametrize("first", ["top_k", "n_experts"])
+def test_points_that_cannot_be_built_are_passed_over_and_conditions_may_stand_in_any_order(tmp_path, first):
+    only = {"top_k": {"n_experts": 4}, "n_experts": {"norm": "pre"}}
+    axes = {"n_kv_heads": [3, 1, 2], "norm": ["post", "pre"], "n_experts": [4], "top_k": [2, 4]}
+    only = {name: only[name] for name in sorted(only, key=lambda name: name != first)}
+    study = work(tmp_path, sweep(sampler="tpe", n_trials=12, space=axes, only=only))
+    for trial in made(study):
+        assert ("top_k" in trial.params) == ("n_experts" in trial.params) == (trial.params["norm"] == "pre")
+        assert (trial.constraints["buildable"] > 0) == (trial.params["n_kv_heads"] == 3)
+    assert {run["n_kv_heads"] for run in configs(tmp_path)} == {1, 2}
+
+
 def test_trials_carry_the_results_for_a_dashboard(tmp_path):
     """For a grid as well, and for a study that was rebuilt from the folders."""
     tuned = {"tune": {"lr": [0.005, 0.01, 0.02]}, "tuning_seeds": [0], "reuse_tuning_seeds": True}
