@@ -57,4 +57,13 @@ class RuntimeConfig(Section):
         return on_gpu and n_steps >= COMPILED_STEPS if self.compile == "auto" else self.compile
 
 
+def graph_obstacle(device: str, parallel: Parallel, optimizer: str) -> str | None:
+    """Why no step can be captured as a CUDA graph, by what is known before a run; None if nothing is."""
+    if device != "cuda":
+        return f"it needs a CUDA device, not {device}"
+    if parallel != "none":
+        return f"parallel={parallel} exchanges gradients between processes"
+    return None if optimizer == "adamw" else f"optimizer={optimizer} reads the learning rate on the host"
+
+
 DEFAULT = RuntimeConfig()

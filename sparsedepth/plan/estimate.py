@@ -16,7 +16,7 @@ from typing import Literal, NamedTuple
 from sparsedepth.config.cost import cost
 from sparsedepth.config.role import fields_where
 from sparsedepth.config.run import FIT, RunConfig
-from sparsedepth.config.runtime import LOGITS_BYTES, Parallel, RuntimeConfig
+from sparsedepth.config.runtime import LOGITS_BYTES, Parallel, RuntimeConfig, graph_obstacle
 from sparsedepth.files import digest
 from sparsedepth.quantities.measured import MEASURES
 
@@ -196,7 +196,8 @@ def seconds(config: RunConfig, place: Place, device: Device, timing: Timing | No
     share = max(1, config.batch_tokens // config.seq_len // place.processes)
     pieces = -(-share // (place.micro_batch or share))
     computing = place.sharing * 3 * per_token * config.batch_tokens / place.processes / (rate * threads)
-    launching = 0.0 if place.cuda_graph else 3 * config.n_layers * pieces * LAUNCH[place.device][compiled]
+    is_captured = place.cuda_graph and graph_obstacle(place.device, place.parallel, config.optimizer) is None
+    launching = 0.0 if is_captured else 3 * config.n_layers * pieces * LAUNCH[place.device][compiled]
     step = computing + launching if place.device == "cpu" else max(computing, launching)
     measuring = place.sharing * measuring_flops(config) / (device.fp32_rate * threads)
     return Seconds(value=device.start + config.n_steps * step + measuring, factor=FACTOR)

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from sparsedepth.config.run import RunConfig
-from sparsedepth.config.runtime import Parallel
+from sparsedepth.config.runtime import Parallel, graph_obstacle
 from sparsedepth.train.feed import Part
 from sparsedepth.train.optimizer import AnyOptimizer
 
@@ -28,12 +28,8 @@ def obstacle(
     config: RunConfig, device: torch.device, parallel: Parallel, attention_kernel: str, experts_kernel: str
 ) -> str | None:
     """Why the steps of a run cannot be captured, or None."""
-    if device.type != "cuda":
-        return f"it needs a CUDA device, not {device.type}"
-    if parallel != "none":
-        return f"parallel={parallel} exchanges gradients between processes"
-    if config.optimizer != "adamw":
-        return f"optimizer={config.optimizer} reads the learning rate on the host"
+    if known := graph_obstacle(device.type, parallel, config.optimizer):
+        return known
     if attention_kernel == "flash" and config.mask_documents:
         return "attention_kernel=flash waits for the number of documents in a batch"
     if config.n_experts and experts_kernel != "grouped":

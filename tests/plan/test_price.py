@@ -210,6 +210,15 @@ def test_runs_that_share_a_gpu_share_its_products_and_not_the_launching():
     assert step[narrow.d_model, 4] == pytest.approx(6.6e-3) and step[8192, 4] == pytest.approx(4 * step[8192, 1])
 
 
+def test_launching_is_priced_where_steps_cannot_be_captured():
+    times = {}
+    for optimizer in ("adamw", "muon"):
+        run = RunConfig(**{**BASE, "optimizer": optimizer})
+        for graph in (False, "auto"):
+            times[optimizer, graph] = seconds(run, Place(device="cuda", cuda_graph=graph), DEVICES["h200"]).value
+    assert times["adamw", "auto"] < times["adamw", False] and times["muon", "auto"] == times["muon", False]
+
+
 DENSE = {"n_layers": 24, "d_model": 1024, "n_heads": 8, "d_ff": 2816, "batch_tokens": 32768}
 LARGE = {"n_layers": 32, "d_model": 1536, "n_heads": 12, "d_ff": 5376, "batch_tokens": 16384}
 EXPERTS = {**DENSE, "n_layers": 16, "batch_tokens": 16384, "n_experts": 8, "top_k": 2, "d_expert": 2048}
