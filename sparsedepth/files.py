@@ -233,6 +233,14 @@ def sha256(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
+def local_path(name: str | Path) -> Path:
+    """The path, with its '~' expanded. Raises ValueError for the home of a user that does not exist."""
+    try:
+        return Path(name).expanduser()
+    except RuntimeError:
+        raise ValueError(f"{str(name)!r}: no user of this name has a home folder; write the whole path") from None
+
+
 def digest(content: Any) -> str:
     """12 hex digits that identify a JSON value: SHA-256 of its canonical (sorted, compact) form."""
     canonical = json.dumps(content, sort_keys=True, separators=(",", ":"), allow_nan=False)

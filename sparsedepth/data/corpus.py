@@ -9,7 +9,6 @@
 
 Text and JSON-lines may be gzipped (.txt.gz). Data sets that need code of their own are not supported."""
 
-import codecs
 import contextlib
 import gzip
 import itertools
@@ -25,7 +24,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from sparsedepth.config.corpus import STDLIB, corpus_name
 from sparsedepth.config.plain_text import did_you_mean, one_line, unreadable
 from sparsedepth.config.run import DataConfig
-from sparsedepth.files import digest
+from sparsedepth.files import digest, local_path
 
 if TYPE_CHECKING:
     import pyarrow
@@ -65,7 +64,7 @@ def fingerprint(corpus: str) -> str | None:
     name = corpus_name(corpus)
     if name.origin == "built in":
         return names_and_sizes(_STDLIB, _stdlib_files())
-    root = Path(name.place).expanduser()
+    root = local_path(name.place)
     return names_and_sizes(root, local_files(corpus)) if name.origin == "files" and root.exists() else None
 
 
@@ -97,7 +96,7 @@ def file_kind(file: Path) -> str | None:
 def local_files(corpus: str) -> list[Path]:
     """The files of a local corpus, sorted. Raises ValueError if there is none of a supported kind."""
     corpus = corpus_name(corpus).place
-    path = Path(corpus).expanduser()
+    path = local_path(corpus)
     if path.is_dir():
         return _files_in(path, corpus)
     if not path.is_file():
@@ -150,7 +149,7 @@ def _no_text(corpus: str) -> ValueError:
 
 def _read_local(config: DataConfig) -> Iterator[str]:
     files = local_files(config.corpus)
-    if file_kind(files[0]) == "text" and Path(config.corpus).expanduser().is_file():
+    if file_kind(files[0]) == "text" and local_path(config.corpus).is_file():
         yield from _cut_at_blank_lines(_lines(files[0]))
         return
     for file in files:
@@ -193,7 +192,7 @@ def _lines(file: Path) -> Iterator[str]:
 def json_objects(file: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
     """Each object of a file, with its place for messages. Raises ValueError for other JSON values."""
     if _is_array(file):
-        rows = enumerate(_parsed(file.read_bytes(), str(file)), start=1)
+        rows = enumerate(_parsed("".join(_lines(file)), str(file)), start=1)
         objects = ((f"{file}, entry {number},", row) for number, row in rows)
     else:
         lines = ((f"{file}, line {number},", line) for number, line in enumerate(_lines(file), start=1) if line.strip())
@@ -205,13 +204,11 @@ def json_objects(file: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
 
 
 def _is_array(file: Path) -> bool:
-    if file.suffix.lower() != ".json":
-        return False
-    with open(file, "rb") as opened:
-        return opened.read(1000).removeprefix(codecs.BOM_UTF8).lstrip().startswith(b"[")
+    is_json = file.name.lower().removesuffix(".gz").endswith(".json")
+    return is_json and next((line for line in _lines(file) if line.strip()), "").lstrip().startswith("[")
 
 
-def _parsed(text: str | bytes, place: str) -> Any:
+def _parsed(text: str, place: str) -> Any:
     """The JSON value. Raises ValueError also for a key that is twice in an object: its last value would hide others."""
 
     def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -249,8 +246,6 @@ def _parquet_texts(file: Path, config: DataConfig) -> Iterator[str]:
 
 def _read_hub(config: DataConfig) -> Iterator[str]:
     name, _, subset = corpus_name(config.corpus).place.partition(":")
-    if not name:
-        raise ValueError(f"corpus={config.corpus!r} names no data set; write 'hub:NAME' or 'hub:NAME:CONFIG'")
 
     def tables() -> "Iterator[pyarrow.Table]":
         from datasets import load_dataset

@@ -30,7 +30,7 @@ from sparsedepth.config.run import DataConfig, RunConfig, TextConfig
 from sparsedepth.config.section import Section
 from sparsedepth.data.sequences import Counted, Source, after_tokens, data_kind
 from sparsedepth.data.tokenizer import TOKENIZER_FILE, Encoder, Tokenizer, reopen_tokenizer
-from sparsedepth.files import atomic_folder, digest, locked, sha256, write_json
+from sparsedepth.files import atomic_folder, digest, local_path, locked, sha256, write_json
 
 MANIFEST = "manifest.json"
 TRAIN, VAL = "train.bin", "val.bin"
@@ -246,7 +246,7 @@ def remedy(folder: Path) -> str:
 
 def data_id(config: RunConfig | TextConfig, kind: Any) -> str:
     """12 hex digits: a hash of the fields that change the tokens."""
-    fields = ["corpus", "tokenizer", "val_fraction", "max_corpus_tokens", *kind.own_fields]
+    fields = ["corpus", "tokenizer", "val_fraction", "max_corpus_tokens"]
     fields += ["text_field"] if config.corpus != STDLIB else []
     fields += ["start_weights"] if _has_own_tokenizer(config) else []
     return digest({"format": kind.format, **{name: getattr(config, name) for name in fields}})
@@ -264,9 +264,11 @@ def prepare(config: RunConfig | TextConfig, root: Path, tokenizer: Tokenizer | N
     name, kind = corpus_name(config.corpus), data_kind(config.corpus)
     folder = root / data_id(config, kind)
     if not folder.exists():
+        if name.origin == "hub" and not name.place.partition(":")[0]:
+            raise ValueError(f"corpus={config.corpus!r} names no data set; write 'hub:NAME' or 'hub:NAME:CONFIG'")
         if not name.place:
             raise ValueError(f"corpus={config.corpus!r} names no file; write the path after it: '{config.corpus}PATH'")
-        if name.origin == "files" and root.resolve().is_relative_to(Path(name.place).expanduser().resolve()):
+        if name.origin == "files" and root.resolve().is_relative_to(local_path(name.place).resolve()):
             told = f"corpus={config.corpus!r} holds the output folder {root} and would read its own output"
             raise ValueError(f"{told}; move one")
         with locked(root / f".{folder.name}.lock"):
@@ -324,7 +326,7 @@ def _progress(corpus: str) -> Generator[Callable[[int, int], None]]:
 
 def _source_of_tokenizer(config: RunConfig | TextConfig) -> str | None:
     """The checksum of a local tokenizer's file; None for another one, and where the file is not at hand."""
-    file = Path(config.tokenizer, TOKENIZER_FILE)
+    file = local_path(config.tokenizer) / TOKENIZER_FILE
     return sha256(file) if file.is_file() else None
 
 

@@ -62,7 +62,6 @@ def _windows(ids: np.ndarray, start_B: np.ndarray, seq_len: int) -> Sequences:
 class TextKind:
     """How text becomes files of ids, and the files a source."""
 
-    own_fields: tuple[str, ...] = ()
     format = 1
     """increased when the same corpus would give other tokens than before"""
     decides_side: Callable[[str], str] = str

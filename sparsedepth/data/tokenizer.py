@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Protocol
 import numpy as np
 
 from sparsedepth.config.corpus import BYTE_SIZE, check_size, is_learned, known_size
+from sparsedepth.files import local_path
 
 if TYPE_CHECKING:
     import tokenizers
@@ -149,7 +150,7 @@ def hub_answers(seconds: float = 3.0) -> bool:
 def check_reachable(name: str) -> None:
     """Raises ValueError for a hub tokenizer that is not cached while the hub does not answer; checked before
     transformers is imported."""
-    if name == "byte" or is_learned(name) or Path(name).exists():
+    if name == "byte" or is_learned(name) or local_path(name).exists():
         return
     from huggingface_hub import constants
 
@@ -166,14 +167,16 @@ def _not_loadable(name: str, reason: str) -> ValueError:
 def _load(name: str) -> FastTokenizer:
     from transformers import AutoTokenizer
 
-    is_local = Path(name).exists() or not hub_answers()  # the hub's client would try again for a minute
+    folder = local_path(name)
+    is_local = folder.exists() or not hub_answers()  # the hub's client would try again for a minute
     try:
-        loaded = AutoTokenizer.from_pretrained(name, use_fast=True, trust_remote_code=False, local_files_only=is_local)
+        place = str(folder) if folder.exists() else name
+        loaded = AutoTokenizer.from_pretrained(place, use_fast=True, trust_remote_code=False, local_files_only=is_local)
     except Exception as error:  # the hub, its cache and the file formats each raise their own
         reason = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
-        if is_local and not Path(name).exists():
+        if is_local and not folder.exists():
             reason = UNREACHABLE
-        elif Path(name).is_dir() and not Path(name, TOKENIZER_FILE).exists():
+        elif folder.is_dir() and not (folder / TOKENIZER_FILE).exists():
             reason = f"it has no {TOKENIZER_FILE}, and its other files do not tell its kind: copy the model's there"
         raise _not_loadable(name, reason) from None
     backend = getattr(loaded, "backend_tokenizer", None)

@@ -83,7 +83,8 @@ def export(run: Path, out: Path) -> Exported:
         parity = {name: _difference(loaded, exported, tokens_NT) for name, tokens_NT in inputs.items()}
         if not all(difference <= TOLERANCE for difference in parity.values()):  # also false for NaN
             largest = f"{max(parity.values()):.1e} from the run's, expected at most {TOLERANCE:.0e}"
-            raise ValueError(f"the exported model's logits are up to {largest}; nothing was written")
+            causes = "".join(f"; {note}" for note in target.notes)
+            raise ValueError(f"the exported model's logits are up to {largest}; nothing was written{causes}")
         write_text(unfinished / "README.md", card(record, target, parity))
     return Exported(folder=out, family=target.family, parity=parity, notes=target.notes)
 
@@ -97,7 +98,7 @@ def save_model(model: Decoder, target: Architecture, folder: Path, eos_token_id:
     with torch.device("meta"), warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Initializing zero-element")  # a missing shared expert has width 0
         exported: Any = auto_class.from_config(config, dtype=torch.float32, trust_remote_code=False)
-    own = {name: weight.clone() for name, weight in weights(model).items()}  # looped blocks share weights, files cannot
+    own = {name: weight.clone() for name, weight in weights(model).items()}
     missing, unexpected = exported.load_state_dict(own, strict=False, assign=True)
     tied = {"lm_head.weight"} if model.config.tie_embeddings and target.family != "gemma2" else set()
     assert not unexpected and set(missing) == tied, f"{target.family}: {missing}, {unexpected}"

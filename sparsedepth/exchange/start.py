@@ -9,21 +9,20 @@ compared with the model's before training. What `export` has folded into the wei
 and is trained as weights (`exchange.retrofit` explains the difference): start from the run itself if possible."""
 
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from sparsedepth.config import presets
-from sparsedepth.config.corpus import is_learned, kind_of
+from sparsedepth.config.corpus import TEXT, is_learned, kind_of
 from sparsedepth.config.load import build
 from sparsedepth.config.model import ModelConfig
 from sparsedepth.config.role import fields_where
 from sparsedepth.config.run import RunConfig
 from sparsedepth.data.tokenizer import Tokenizer
 from sparsedepth.exchange.architecture import ACTIVATIONS, TOLERANCE, random_documents
-from sparsedepth.files import digest
+from sparsedepth.files import digest, local_path
 from sparsedepth.model.decoder import Decoder
 from sparsedepth.probe.folder import CONFIG
 from sparsedepth.probe.hf_types import hf_name
@@ -84,7 +83,12 @@ class Start:
             if values[name] != fixed[name]:
                 own = f"the model of --from {self.loaded.source} has {name}={fixed[name]!r}"
                 raise ValueError(f"{name}={values[name]!r}, and {own}; leave {name} out, or start from another model")
+        if reads_text and self.tokenizer_name is None and self.loaded.config is not None:
+            trained = f"--from {self.loaded.source} was trained on corpus={self.loaded.config.corpus!r}"
+            raise ValueError(f"{trained}: its tokens are not text; start from a run on text, or train on a task")
         filled: dict[str, Any] = {**fixed, **values}
+        if self.loaded.config is not None and kind_of(filled.get("corpus")) is TEXT:
+            filled.setdefault("mask_documents", self.loaded.config.mask_documents)
         is_masked = kind_of(filled.get("corpus")).packs_documents or filled.get("mask_documents")
         if self.tokenizer is not None and is_masked:
             filled.setdefault("eod", self.tokenizer.eod)
@@ -111,7 +115,7 @@ class Start:
 
 def open_start(source: str) -> Start:
     """The model in a folder. Raises ValueError, one line, for other folders and unsupported models."""
-    folder = Path(source).expanduser()
+    folder = local_path(source)
     if not (folder / RUN_CONFIG).exists() and not (folder / CONFIG).exists():
         folders = f"the folder of a run (with {RUN_CONFIG}) nor of a Hugging Face model (with {CONFIG})"
         raise ValueError(f"--from {source!r} is neither {folders}")
@@ -136,10 +140,14 @@ def _fields(loaded: LoadedModel) -> dict[str, Any]:
     facts, config = loaded.facts, getattr(loaded.probed.model, "config")  # noqa: B009 - of transformers, untyped
     family = facts.family
     rope = getattr(config, "rope_parameters", None) or {}  # GPT-2 has no rotation
+    kinds = getattr(config, "layer_types", None) or ()
+    has_window = family in ("mistral", "mixtral") or getattr(config, "use_sliding_window", False) is True
+    renormalises = getattr(config, "norm_topk_prob", True)
     reasons = (
         (family not in FAMILIES, f"model_type={family!r} is not one of {', '.join(FAMILIES)}"),
         (family in FAMILIES and rope.get("rope_type") != "default", f"its rope_type is {rope.get('rope_type')!r}"),
-        (getattr(config, "use_sliding_window", False) is True, "only some of its layers have a window"),
+        (len({*kinds}) > 1, "only some of its layers have a window"),
+        (getattr(config, "num_experts_per_tok", 2) == 1 and renormalises, "one gate that is always 1 trains no router"),
         (getattr(config, "clip_qkv", None) is not None, "it clips queries, keys and values"),
         (getattr(config, "decoder_sparse_step", 1) != 1, "only some of its layers have experts"),
     )
@@ -153,7 +161,7 @@ def _fields(loaded: LoadedModel) -> dict[str, Any]:
         "norm_eps": config.rms_norm_eps,
         "rope_theta": float(rope["rope_theta"]),
         "tie_embeddings": config.tie_word_embeddings,
-        "sliding_window": config.sliding_window if family in ("mistral", "mixtral") else None,
+        "sliding_window": config.sliding_window if has_window and "full_attention" not in kinds else None,
         "qk_norm": family in ("qwen3", "qwen3_moe", "olmoe"),
         "qk_norm_over": "all" if family == "olmoe" else "head",
         # initial weights are not drawn, so these have no effect
@@ -164,7 +172,7 @@ def _fields(loaded: LoadedModel) -> dict[str, Any]:
             "n_experts": facts.n_experts,
             "top_k": config.num_experts_per_tok,
             "d_expert": getattr(config, "moe_intermediate_size", config.intermediate_size),
-            "renormalise_gates": getattr(config, "norm_topk_prob", True),
+            "renormalise_gates": renormalises,
             "n_dense_layers": len(getattr(config, "mlp_only_layers", None) or ()),
         }
     build(ModelConfig, fields, f"--from {loaded.source}")

@@ -21,7 +21,7 @@ from torch import nn
 
 from sparsedepth.config.load import read_yaml
 from sparsedepth.config.run import RunConfig, stored_config
-from sparsedepth.files import MARKER, digest, sha256
+from sparsedepth.files import MARKER, digest, local_path, sha256
 from sparsedepth.model.decoder import Decoder
 from sparsedepth.probe.folder import (
     CONFIG,
@@ -95,7 +95,7 @@ class LoadedModel:
 
 def load_model(source: str | Path, *, device: torch.device | str = "cpu", dtype: Dtype = "checkpoint") -> LoadedModel:
     """The model that `source` names. Raises ValueError, one line with the reason, if it is missing or unsafe."""
-    folder = Path(source).expanduser()
+    folder = local_path(source)
     if (folder / RUN_CONFIG).exists():
         return _load_run(str(source), folder, device)
     if (folder / CONFIG).exists():

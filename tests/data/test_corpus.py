@@ -11,8 +11,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from sparsedepth.config.run import DataConfig
+from sparsedepth.config.run import DataConfig, RunConfig
 from sparsedepth.data.corpus import MIN_DOCUMENT, documents, fingerprint
+from sparsedepth.data.pipeline import prepare
 
 
 def read(path: Path | str, **fields) -> list[str]:
@@ -59,6 +60,8 @@ def test_json_lines_do_not_depend_on_the_types_of_other_fields(tmp_path):
     assert read(tmp_path / "a.jsonl") == ["eins", "zwei", "drei ?"]
     assert read(tmp_path / "b.json.gz") == ["eins", "zwei", "drei ?"]
     assert read(tmp_path) == ["eins", "zwei", "drei ?"] * 2
+    (tmp_path / "b.json.gz").write_bytes(gzip.compress(json.dumps(rows[:2]).encode("utf-8-sig")))
+    assert read(tmp_path / "b.json.gz") == ["eins", "zwei"]
 
 
 def test_files_as_windows_writes_them(tmp_path):
@@ -112,9 +115,17 @@ def test_the_file_that_is_not_utf8_is_named_among_many(tmp_path):
         read(tmp_path)
 
 
-def test_hub_without_a_name():
-    with pytest.raises(ValueError, match="names no data set; write 'hub:NAME'"):
-        read("hub:")
+@pytest.mark.parametrize(
+    ("corpus", "words"),
+    [
+        ("hub:", "names no data set; write 'hub:NAME'"),
+        ("hub::de", "names no data set; write 'hub:NAME'"),
+        ("~no-such-user/a.txt", "no user of this name has a home folder; write the whole path"),
+    ],
+)
+def test_a_corpus_that_names_nothing(tmp_path, corpus, words):
+    with pytest.raises(ValueError, match=words):
+        prepare(RunConfig(corpus=corpus), tmp_path)
 
 
 def test_hub_that_cannot_be_reached_says_so(monkeypatch):

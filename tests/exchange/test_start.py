@@ -15,6 +15,8 @@ from sparsedepth.probe.load import load_model
 WORDS = {word: n for n, word in enumerate(["<unk>", "</s>", *(f"w{n}" for n in range(38))])}
 ASKED = {"corpus": "sft:pairs.jsonl", "seq_len": 32, "batch_tokens": 64, "train_tokens": 640}
 
+WINDOW = {"use_sliding_window": True, "sliding_window": 6}
+
 
 def saved(folder, name, **fields):
     """A folder of transformers with a tokenizer of words, whose end is id 1."""
@@ -32,7 +34,9 @@ def saved(folder, name, **fields):
         ("mixtral", {}),
         ("olmoe", {"norm_topk_prob": True}),
         ("qwen3", {"head_dim": 8}),
+        ("qwen3", {"head_dim": 8, **WINDOW, "max_window_layers": 0}),
         ("qwen3_moe", {"head_dim": 8, "mlp_only_layers": [0]}),
+        ("qwen3_moe", {"head_dim": 8, **WINDOW}),
     ],
 )
 def test_a_model_of_transformers_becomes_the_decoder_that_computes_the_same(tmp_path, name, fields):
@@ -62,6 +66,8 @@ def test_a_model_of_transformers_becomes_the_decoder_that_computes_the_same(tmp_
             "its rope_type is 'linear'",
         ),
         ("qwen3_moe", {"head_dim": 8, "mlp_only_layers": [2]}, "is .*, expected"),
+        ("qwen3", {"head_dim": 8, **WINDOW, "max_window_layers": 1}, "only some of its layers have a window"),
+        ("mixtral", {"num_experts_per_tok": 1}, "one gate that is always 1 trains no router"),
     ],
 )
 def test_what_no_decoder_of_ours_is(tmp_path, name, fields, reason):
@@ -121,6 +127,19 @@ def test_the_runs_own_file_may_repeat_the_start_and_not_contradict_it(tmp_path):
     ):
         with pytest.raises(ValueError, match=message):
             start.values({**ASKED, **fields})
+
+
+def test_a_run_keeps_its_documents_apart_in_further_text(tmp_path):
+    start = open_start(str(loud_run(tmp_path, mask_documents=True, eod=256)))
+    asked = {**ASKED, "corpus": "stdlib"}
+    assert start.values(asked)["mask_documents"] is True and start.values(asked)["eod"] == 256
+    assert start.values({**asked, "mask_documents": False})["mask_documents"] is False
+
+
+def test_a_run_on_a_task_reads_no_text(tmp_path):
+    start = open_start(str(loud_run(tmp_path, corpus="task:state_tracking", val_fraction=0.05, seq_len=32)))
+    with pytest.raises(ValueError, match="'task:state_tracking': its tokens are not text; start from a run on text"):
+        start.values({**ASKED, "corpus": "stdlib"})
 
 
 def test_what_is_no_model(tmp_path):
