@@ -6,7 +6,8 @@ starts of several seeds are replicates.
 
 A transformers model can be used if a decoder has a place for each of its weights (`FAMILIES`). The decoder's logits are
 compared with the model's before training. What `export` has folded into the weights of a run (LNS, gates) stays folded
-and is trained as weights (`exchange.retrofit` explains the difference): start from the run itself if possible."""
+and is trained as weights: a step of AdamW then changes the gains of layer l sqrt(l) times as much as LNS would let it.
+Start from the run itself if possible."""
 
 from dataclasses import dataclass
 from typing import Any
