@@ -19,9 +19,8 @@ Permutation score: how much the order of blocks matters.
 The blocks in between stay in place. 0: blocks are interchangeable; high: each has its own role (2603.15389; a plot
 title of its released code says the opposite).
 
-Neighbours only, a control of ours: most pairs are far apart, and swapping them also moves both blocks to depths they
-were not trained at. Neighbours isolate the order of computation, and need L - 1 swaps, so all are run where other pairs
-are sampled.
+Most pairs are far apart, and swapping them also moves both blocks to depths they were not trained at: the effects of
+neighbours, a row each in `pairs`, isolate the order of computation.
 
 Noise raises absolute values, and resamples add the same noise again: their mean exceeds the score by about as much as
 the score exceeds its truth. So the interval's lower end is lowered by twice that.
@@ -127,17 +126,12 @@ like exp(normal), whose standard deviation is uncertain too, 2.8 covers 95% (sim
 
 
 def permutation_effect(
-    probed: ProbedModel,
-    scored: Scored,
-    rng: np.random.Generator,
-    n_pairs: int | None = None,
-    *,
-    neighbours: bool = False,
+    probed: ProbedModel, scored: Scored, rng: np.random.Generator, n_pairs: int | None = None
 ) -> tuple[dict[tuple[int, int], float | None], BootstrapEstimate]:
-    """The relative change of the loss, from 0, with each pair of blocks a < b swapped, or only `neighbours`; and the
-    score, None for a single block, whose interval is over sequences, and over sampled pairs."""
+    """The relative change of the loss, from 0, with each pair of blocks a < b swapped; and the score, None for a single
+    block, whose interval is over sequences, and over sampled pairs."""
     n_layers = probed.n_layers
-    pairs = [*itertools.pairwise(range(1, n_layers + 1))] if neighbours else choose_pairs(n_layers, n_pairs, rng)
+    pairs = choose_pairs(n_layers, n_pairs, rng)
     base_N, swapped_NP = fork_losses(probed, scored, [{a: b, b: a} for a, b in pairs])
 
     def mean_effect(swapped_RP: np.ndarray, base_R: np.ndarray) -> np.ndarray:
@@ -147,9 +141,7 @@ def permutation_effect(
     if score.lo is not None:
         score = replace(score, lo=max(0.0, score.lo - 2 * max(score.excess, 0.0)))
     effects = np.abs(relative_change(swapped_NP.mean(0), base_N.mean()))
-    if not neighbours:
-        score = _with_pair_sampling(score, effects, math.comb(n_layers, 2))
-    return dict(zip(pairs, finites(effects), strict=True)), score
+    return dict(zip(pairs, finites(effects), strict=True)), _with_pair_sampling(score, effects, math.comb(n_layers, 2))
 
 
 def choose_pairs(n_layers: int, n_pairs: int | None, rng: np.random.Generator) -> list[tuple[int, int]]:
@@ -190,11 +182,6 @@ def add_permutation_rows(context: MeasureContext, rows: Measurements) -> None:
     effects, score = permutation_effect(context.probed, context.scored, context.rng(), n_pairs)
     rows.add_score("permutation_score", score)
     rows.add_pairs("permutation_effect", effects, context.scored.n_scored)
-
-
-def add_neighbour_rows(context: MeasureContext, rows: Measurements) -> None:
-    _, score = permutation_effect(context.probed, context.scored, context.rng(), neighbours=True)
-    rows.add_score("permutation_neighbours", score)
 
 
 def add_removal_rows(context: MeasureContext, rows: Measurements) -> None:

@@ -39,7 +39,6 @@ SUITE: dict[str, AddRows] = {
     "early_exit": loss.add_exit_rows,
     "causal": interventions.add_causal_rows,
     "permutation": interventions.add_permutation_rows,
-    "neighbours": interventions.add_neighbour_rows,
     "jacobian": derivatives.add_jacobian_rows,
     "removal": interventions.add_removal_rows,
     "trajectories": geometry.add_trajectory_rows,

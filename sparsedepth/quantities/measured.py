@@ -81,7 +81,6 @@ _OURS: tuple[Measure, ...] = (
     EARLY_EXIT := Measure("early_exit", lambda sizes: (2, 2 * sizes.n_layers + 2), source=INVERSE),
     CAUSAL := Measure("causal", _by_layer),
     PERMUTATION := Measure("permutation", _by_pair, source=SPARSITY),
-    NEIGHBOURS := Measure("neighbours", _by_layer, source=CONTROL, on_request=True),
     JACOBIAN := Measure("jacobian", _jacobian, on_request=True),
     REMOVAL := Measure("removal", _by_range, source=DEEPER, on_request=True),
     TRAJECTORIES := Measure("trajectories", lambda sizes: (1, 0), on_request=True),
@@ -265,8 +264,6 @@ _RECORDS: tuple[Quantity, ...] = (
     REMOVAL.number("removal_cosine_correlation", "Spearman's rank correlation over blocks of removal_drop of the block "
         "alone with 1 - E cos(x_l, x_(l-1)): how well the cosine predicts the cost of removal",
         source="ours; 2605.14075", bounds=COSINE),
-    NEIGHBOURS.number("permutation_neighbours", "mean of permutation_effect over neighbouring blocks",
-        **RELATIVE_SCORE),
     LENS.number("lens_kl", "KL divergence of the prediction read off x_l (final norm and head) from the model's own, E "
         "sum_v p_l ln(p_l / p), layers 0 to n_layers", "nat", tables=RUNS_LAYERS, has_interval=True,
         in_runs="mean over layers, without the last, of the {}"),

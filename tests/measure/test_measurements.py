@@ -86,7 +86,6 @@ def removed(probed, scored):
 
 MEASURES = {
     "usefulness": partial(increases, add_usefulness_rows, "affine_loss_increase"),
-    "neighbours": lambda probed, scored: permutation_effect(probed, scored, rng(), neighbours=True),
     "permutation": lambda probed, scored: permutation_effect(probed, scored, rng()),
     "removal": removed,
     "released": lambda probed, scored: affine_increase_in_sample(probed, scored),

@@ -21,7 +21,7 @@ from sparsedepth.quantities import PROFILED
 from sparsedepth.train.loop import TrainingResult, train
 from sparsedepth.train.runtime import resolve
 
-OF_FORKS = ("early_exit", "permutation", "neighbours", "removal", "joint", "released_code")
+OF_FORKS = ("early_exit", "permutation", "removal", "joint", "released_code")
 """Measures that run the blocks only as causal and usefulness do."""
 MODEL = {"n_layers": 2, "d_model": 16, "n_heads": 2, "vocab_size": 12, "seq_len": 8}
 TRAINING = {"batch_tokens": 32, "train_tokens": 32 * 40, "lr": 4e-2, "log_every": 20, "observe_every": 1000}
