@@ -284,11 +284,11 @@ def test_prose_of_model_and_training_is_narrow():
     assert wide_prose(f'"""{"a" * 100}\n\n    {"b" * 100}\n"""\n') == [f'"""{"a" * 100}']
 
 
-NAMES = {"PIL": "pillow", "yaml": "pyyaml", "markdown_it": "markdown-it-py", "sklearn": "scikit-learn"}
+NAMES = {"PIL": "pillow", "yaml": "pyyaml", "markdown_it": "markdown-it-py"}
 NAMES |= {"markupsafe": "jinja2", "pydantic_core": "pydantic"}
 """Module -> the package that has it, or always brings it, where the names differ."""
 
-OPTIONAL = {"accelerate", "flash_attn", "lm_eval", "megablocks", "mlflow", "scikit-learn", "stk", "tensorboard"}
+OPTIONAL = {"accelerate", "flash_attn", "lm_eval", "megablocks", "mlflow", "stk", "tensorboard"}
 OPTIONAL |= {"trackio", "triton", "wandb"}
 """Imported only where they are used; if absent, a message has the command that installs them."""
 

@@ -1,13 +1,9 @@
 """Results of a search: how much each axis matters to each objective, by Optuna, from the rows of its runs.
 
 PED-ANOVA (2304.10255): the importance of an axis is how far its values among the best proposals differ from those
-among all; the importances of all axes sum to 1. fANOVA, where scikit-learn is installed: the share of the objective's
-variance that a random forest attributes to the axis; of a quantity that is compared by ratio, of its logarithm. An
-importance has no direction: the values of the best proposals are given beside it.
+among all; the importances of all axes sum to 1. An importance has no direction: the values of the best proposals are
+given beside it. A share always exists: of few proposals also an axis that does nothing has one."""
 
-A share always exists: of few proposals also an axis that does nothing has one, of PED-ANOVA more than of fANOVA."""
-
-import importlib.util
 import math
 import warnings
 from collections.abc import Iterator
@@ -35,9 +31,9 @@ MIN_BEST = 6
 """Least number of best proposals for PED-ANOVA; Optuna's default, a tenth, is only two of twenty."""
 EXPLAINED = (
     "Rarely do two proposals differ in one field only, so there are no paired effects. Importance (Optuna's) has no "
-    "direction: PED-ANOVA is the share of an axis in what makes the best proposals differ from the others, fANOVA its "
-    "share in the variance of the objective. Of few proposals an axis that does nothing has a share, too. An adaptive "
-    "sampler favours promising regions: its proposals are not a random sample."
+    "direction: PED-ANOVA is the share of an axis in what makes the best proposals differ from the others. Of few "
+    "proposals an axis that does nothing has a share, too. An adaptive sampler favours promising regions: its "
+    "proposals are not a random sample."
 )
 
 
@@ -109,8 +105,6 @@ def _choice(value: Any) -> Any:
 class Importance(NamedTuple):
     axis: str
     ped_anova: float
-    fanova: float | None
-    """None without scikit-learn, and for a field that not every proposal has."""
     best: str
     """The values of the axis among the best proposals."""
 
@@ -125,18 +119,11 @@ def importances(frame: pd.DataFrame, search: SweepDefinition, objective: str) ->
         return []
     axes, study = search.axes, study_of(frame, search, objective)
     values = frame[objective].to_numpy(float)
-    fanova: dict[str, float] = {}
     with warnings.catch_warnings(action="ignore"):  # experimental; that the lowest are the best
         evaluator = optuna.importance.PedAnovaImportanceEvaluator(target_quantile=best_share(len(frame)))
         shares = _shares(study, evaluator, -sign * values)  # it calls the lowest the best
-        if importlib.util.find_spec("sklearn"):
-            ratios = np.log(values) if quantities.IN_RUNS[objective].is_ratio and (values > 0).all() else values
-            fanova = _shares(study, optuna.importance.FanovaImportanceEvaluator(seed=0), ratios)
     best = frame.sort_values(objective, ascending=sign < 0).head(n_best(len(frame)))
-    found = [
-        Importance(name, shares.get(name, 0.0), fanova.get(name), _values_text(best[name], axes.get(name)))
-        for name in options
-    ]
+    found = [Importance(name, shares.get(name, 0.0), _values_text(best[name], axes.get(name))) for name in options]
     return sorted(found, key=lambda each: -each.ped_anova)
 
 
@@ -187,15 +174,14 @@ def search_lines(runs: pd.DataFrame, search: SweepDefinition, by: str | None = N
         elif not found:
             yield f"  no analysis: it needs {MIN_PROPOSALS} finished proposals and an axis that varies"
         for each in found:
-            fanova = "" if each.fanova is None else f", fANOVA {each.fanova:.0%}"
             best = f"the best {counted(n_best(n), 'proposal')}: {each.best}"
-            yield f"  {each.axis}: importance PED-ANOVA {each.ped_anova:.0%}{fanova}; {best}"
+            yield f"  {each.axis}: importance PED-ANOVA {each.ped_anova:.0%}; {best}"
 
 
 def search_table(runs: pd.DataFrame, search: SweepDefinition, by: str | None = None) -> QueryResult:
     """One row per objective and axis."""
     frame = proposals(result_rows(runs), search)
-    columns = ("objective", "axis", "ped_anova", "fanova", "best_values", "proposals")
+    columns = ("objective", "axis", "ped_anova", "best_values", "proposals")
     rows = [
         (objective, *each, len(finished(frame, objective)))
         for objective in ([by] if by in search.objectives else search.objectives)
