@@ -17,6 +17,7 @@ from sparsedepth.config.plain_text import counted
 from sparsedepth.config.space import Interval
 from sparsedepth.config.sweep import SweepDefinition
 from sparsedepth.effects.cells import plain
+from sparsedepth.effects.text import title
 from sparsedepth.store.degeneracy import degeneracy, score_rows
 from sparsedepth.store.query_result import QueryResult
 from sparsedepth.store.search import least_seeds, on_front, search_text
@@ -163,9 +164,8 @@ def search_lines(runs: pd.DataFrame, search: SweepDefinition, by: str | None = N
     frame = proposals(runs, search)
     yield f"{search_text(search)}\n{EXPLAINED}"
     for objective in [by] if by in search.objectives else search.objectives:
-        n, quantity = len(finished(frame, objective)), quantities.IN_RUNS[objective]
-        unit = f" [{quantity.unit}]" if quantity.unit not in ("", "1") else ""
-        yield f"\n{objective}{unit}, {quantity.better}er is better: {n} of {len(frame)} proposals finished"
+        n = len(finished(frame, objective))
+        yield f"\n{title(objective, quantities.IN_RUNS[objective].unit)}: {n} of {len(frame)} proposals finished"
         if caution := degeneracy(objective, score_rows(runs, objective)).text:
             yield f"  {caution}"
         found = importances(frame, search, objective)

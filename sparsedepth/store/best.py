@@ -60,7 +60,6 @@ class Ranking:
     """The sound form of a degenerate score, if it has one."""
     beside: tuple[str, ...]
     """Quantities whose means stand beside it: the score asked for, and a search's other objectives."""
-    unit: str
     n_cells: int
     top: int
     """Cells that were asked for; the table may have more (the baseline, the front)."""
@@ -135,7 +134,6 @@ def best(
         differences=settings,
         by=by,
         beside=tuple(name for name in beside if name != by),
-        unit=quantities.rankable(by).unit,
         n_cells=len(cells),
         top=top,
         n_runs=len(rows),
@@ -176,7 +174,7 @@ def _caution(rows: Sequence[Mapping[str, Any]], by: str, degenerate: str) -> str
 def heading(ranking: Ranking) -> str:
     """What the table shows, and warnings."""
     columns, quantity = ranking.table.columns, quantities.rankable(ranking.by)
-    unit = f" [{ranking.unit}]" if ranking.unit not in ("", "1") else ""
+    unit = f" [{quantity.unit}]" if quantity.unit not in ("", "1") else ""
     diverged = ""
     if ranking.n_diverged:
         diverged = f", {ranking.n_diverged} diverged; configurations with a diverged run rank last, by the others"
