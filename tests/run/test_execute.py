@@ -72,26 +72,16 @@ def test_processes_of_one_run_start_again_with_half_and_nothing_failed(tmp_path)
     assert _exit_code(LostError("start again"), scratch) == 1 and not scratch.failures()
 
 
-def test_a_smaller_micro_batch_than_the_one_that_fits_is_used(tmp_path, monkeypatch):
+@pytest.mark.parametrize(("too_many", "own", "expected"), [((4,), 1, 1), ((4, 3), None, 2)])
+def test_a_new_process_begins_with_what_fits_or_with_less_on_demand(tmp_path, monkeypatch, too_many, own, expected):
     cfg = run_config(tmp_path)
     scratch = Scratch(tmp_path / "results", cfg.run_id)
     scratch.folder.mkdir(parents=True)
-    assert scratch.halve_micro_batch(4, "x")
+    assert all([scratch.halve_micro_batch(n, "x") for n in too_many]) and scratch.micro_batch() == 2
     tried: list[int | None] = []
     monkeypatch.setattr(train_and_measure, "training", shortage(4, tried))
-    execute(cfg, tmp_path / "results", Options(runtime=CPU.model_copy(update={"micro_batch": 1})))
-    assert tried == [1]
-
-
-def test_a_new_process_begins_with_what_fits(tmp_path, monkeypatch):
-    cfg = run_config(tmp_path)
-    scratch = Scratch(tmp_path / "results", cfg.run_id)
-    scratch.folder.mkdir(parents=True)
-    assert scratch.halve_micro_batch(4, "x") and scratch.halve_micro_batch(3, "x") and scratch.micro_batch() == 2
-    tried: list[int | None] = []
-    monkeypatch.setattr(train_and_measure, "training", shortage(4, tried))
-    execute(cfg, tmp_path / "results", Options(runtime=CPU))
-    assert tried == [2]
+    execute(cfg, tmp_path / "results", Options(runtime=CPU.model_copy(update={"micro_batch": own})))
+    assert tried == [expected]
 
 
 @pytest.mark.parametrize(
