@@ -22,6 +22,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from sparsedepth.config.plain_text import counted, wrapped
+from sparsedepth.config.run import CELL_FIELDS
 from sparsedepth.quantities import IN_RUNS, PROFILED
 from sparsedepth.quantities.record import Quantity
 from sparsedepth.store.comparable_loss import COMMON, OWN, loss_in
@@ -29,7 +30,7 @@ from sparsedepth.store.degeneracy import degeneracy, score_rows
 from sparsedepth.store.query_result import QueryResult, fit
 from sparsedepth.store.setting import only_tuning_text
 from sparsedepth.store.small_sample import LEVEL
-from sparsedepth.store.tuning_roles import IS_RESULT
+from sparsedepth.store.tuning_roles import IS_RESULT, parse_tuned_fields
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -58,6 +59,7 @@ def answer(store: "Store") -> QueryResult:
     """A row for each measured quantity of two configurations of equal depth or more with two seeds each, the best
     first; `degenerate` is the main reason why a score is (`store.degeneracy`), or NULL."""
     runs = store.frame(f"SELECT * FROM runs WHERE outcome = 'ok' AND {IS_RESULT}")
+    runs = runs if runs.empty else _longest(runs)
     quantities = [] if runs.empty else _quantities(loss_in(store))
     rows = list(filter(None, (_row(quantity, runs) for quantity in quantities)))
     for row in rows:
@@ -83,6 +85,14 @@ def text(store: "Store") -> str:
     n_forms = len(measured.rows) - len(shown.rows)
     more = f"\nand {counted(n_forms, 'form')} of these scores by depth, in csv or json" if n_forms else ""
     return f"{wrapped(remarks)}{table.text}{more}"
+
+
+def _longest(runs: "pd.DataFrame") -> "pd.DataFrame":
+    """Without the shorter of several budgets of schedule wsd: branches of one trunk are one unit."""
+    tuned = {name for text in runs["tuned_fields"].dropna() for name in parse_tuned_fields(text)}
+    alike = runs[[name for name in CELL_FIELDS if name not in ("train_tokens", *tuned)]].astype(str)
+    largest = runs["train_tokens"].groupby(alike.fillna("").agg("\x1f".join, axis=1)).transform("max")
+    return runs[(runs["schedule"] != "wsd") | (runs["train_tokens"] == largest)]
 
 
 def _quantities(loss: str) -> list[Quantity]:

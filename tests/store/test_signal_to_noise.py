@@ -42,6 +42,19 @@ def test_two_configurations_of_two_seeds_worked_out_by_hand(tmp_path):
     assert row["lo"] == 0.5 and row["hi"] > 0.98
 
 
+def test_of_the_branches_of_a_trunk_the_longest_counts(tmp_path):
+    """The other budget, with another mean, is no further configuration."""
+    for decay, mean in ((0.0, 2.0), (0.1, 6.0)):
+        for seed in (0, 1):
+            for tokens in (81920, 163840):
+                wsd = {"schedule": "wsd", "warmup_tokens": 8192, "train_tokens": tokens, "seed": seed}
+                value = mean + 2 * seed - 1 + 50 * (tokens == 81920)
+                make_run(tmp_path, RunConfig(n_layers=12, weight_decay=decay, **wsd), {"val_loss": value})
+    with open_store(tmp_path) as store:
+        (row,) = (row for row in signal_to_noise.answer(store).records() if row["quantity"] == "val_loss")
+    assert (row["configurations"], row["runs"]) == (2, 4) and row["signal"] == pytest.approx(math.sqrt(7))
+
+
 def test_runs_that_only_tuned_are_no_configurations(tmp_path):
     """Two configurations, each with two result seeds at one of three rates that two other seeds chose."""
     for decay, mean in ((0.0, 2.0), (0.1, 6.0)):
