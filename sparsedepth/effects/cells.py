@@ -27,8 +27,8 @@ from sparsedepth import quantities
 from sparsedepth.config.plain_text import counted
 from sparsedepth.config.role import fields_where
 from sparsedepth.config.run import CELL_FIELDS, RunConfig
-from sparsedepth.effects.fit import Fit, fit
-from sparsedepth.store.comparable_loss import COMMON, OWN
+from sparsedepth.effects.fit import Fit, fit, fit_of
+from sparsedepth.store.comparable_loss import COMMON, OWN, loss_of
 from sparsedepth.store.connection import Store
 from sparsedepth.store.degeneracy import columns_for
 from sparsedepth.store.schema import stored_value
@@ -46,7 +46,8 @@ COSTS = {
 """Cost -> column of `runs`."""
 MATCHED = 0.01
 """A cost is equal if both sides agree to 1%."""
-MEASURE = fields_where(RunConfig, lambda role: role.kind == "measure")
+MEASURE = {*fields_where(RunConfig, lambda role: role.kind == "measure")} - {"measures"}
+"""Fields by which a value depends on how it was measured; what else was measured changes none."""
 LOSSES = {OWN, COMMON}
 Changes = frozenset[tuple[str, Any]]
 """(field, value) of a setting, where it differs from the baseline."""
@@ -71,7 +72,9 @@ class Cells:
     is_one_budget: bool = False
     """Whether the rows are those of one of several budgets at each depth."""
     budget_text: str = ""
-    """Which of several budgets the rows are of; '' with one."""
+    """Which of several budgets the rows are of, and what was left out; '' with all."""
+    other_scoring: frozenset[int] = frozenset()
+    """The depths with runs that are left out, as they were scored in another way."""
     _others: dict[str, "Cells"] = field(init=False, default_factory=dict)
 
     def of_outcome(self, outcome: str) -> "Cells":
@@ -97,6 +100,12 @@ class Cells:
         """Setting -> the fields that differ from the baseline, with their values."""
         return dict(zip(self.rows["setting"], self.rows["changes"], strict=True))
 
+    def why_no_baseline(self, depth: int) -> str:
+        """Why no run of the baseline is compared at a depth."""
+        if depth in self.other_scoring:
+            return "the baseline was scored in another way than most runs at this depth; name fewer folders"
+        return "the baseline was not run at this depth in these folders"
+
     @property
     def is_tuned(self) -> bool:
         """Whether tuning chose by this outcome."""
@@ -121,6 +130,7 @@ def cells_of(runs: pd.DataFrame, outcome: str, every_budget: bool = False) -> Ce
     changes = {cell: _changes(settings, record) for cell, record in records.items()}
     labels = {cell: ", ".join(assignment(*each) for each in own.items()) or BASELINE for cell, own in changes.items()}
     tuned = [*dict.fromkeys(name for text in distinct(runs, "tuned_fields") for name in parse_tuned_fields(text))]
+    loss = loss_of(runs)
     lr = pd.to_numeric(runs[tuned[0]], errors="coerce").astype(float) if tuned else pd.Series(np.nan, runs.index)
     rows = pd.DataFrame(
         {
@@ -132,6 +142,7 @@ def cells_of(runs: pd.DataFrame, outcome: str, every_budget: bool = False) -> Ce
             "seed": runs["seed"].fillna(-1).astype(int),
             "tuning": runs["tuning"] if "tuning" in runs.columns else None,
             "value": values_of(runs, outcome),
+            "loss": values_of(runs, loss) if loss in runs else np.nan,
             "diverged": runs["outcome"] == "diverged",
             **{name: pd.to_numeric(runs[of], errors="coerce") for name, of in COSTS.items() if of in runs},
         }
@@ -146,6 +157,7 @@ def cells_of(runs: pd.DataFrame, outcome: str, every_budget: bool = False) -> Ce
         runs=of_trained, rows=_with_roles(alike), settings=settings, outcome=outcome, unit=unit,
         tuned=tuple(tuned), tuned_by=frozenset(distinct(runs, "tuned_by")), n_tuning=len(runs) - len(results),
         is_one_budget=is_one_budget, budget_text=budget_text,
+        other_scoring=frozenset(rows.loc[rows.index.difference(alike.index), "n_layers"]),
     )  # fmt: skip
 
 
@@ -261,12 +273,17 @@ def plain(value: Any) -> Any:
 
 
 def _scored_alike(rows: pd.DataFrame, runs: pd.DataFrame, by: Sequence[str]) -> pd.DataFrame:
-    varying = [name for name in MEASURE if name in runs.columns and runs[name].nunique(dropna=False) > 1]
+    varying = [name for name in sorted(MEASURE) if name in runs.columns and runs[name].nunique(dropna=False) > 1]
     if not varying:
         return rows
     how = runs.loc[rows.index, varying].astype(str).fillna("").agg("\x1f".join, axis=1)
-    most = how.groupby([rows[name] for name in by]).transform(lambda texts: texts.value_counts().index[0])
-    return rows[how == most]
+    of_baseline = {*how[rows["setting"] == BASELINE]}
+
+    def most(texts: pd.Series) -> str:
+        counts = texts.value_counts()
+        return min(counts.index, key=lambda text: (-counts[text], text not in of_baseline, text))
+
+    return rows[how == how.groupby([rows[name] for name in by]).transform(most)]
 
 
 def _with_roles(rows: pd.DataFrame) -> pd.DataFrame:
@@ -374,18 +391,12 @@ def _cell_runs(arrays: dict[str, np.ndarray]) -> CellRuns | None:
         chosen_N = np.isin(arrays["tuning"].astype(str), CHOSEN_ROLES)
         cell.was_tuned = bool(chosen_N.any())
         chosen_N = next(each_N for each_N in (chosen_N, ~cell.is_tuning_N, ~np.isnan(lr_N)) if each_N.any())
-        values = {lr: value_N[chosen_N & (lr_N == lr)] for lr in tried}
-        means = {lr: of_lr[~np.isnan(of_lr)].mean() for lr, of_lr in values.items() if not np.isnan(of_lr).all()}
-        cell.lr = min(tried, key=lambda lr: (-len(values[lr]), means.get(lr, math.inf)))
+        losses = {lr: arrays["loss"][chosen_N & (lr_N == lr)] for lr in tried}  # the same choice for each outcome
+        means = {lr: of_lr[~np.isnan(of_lr)].mean() for lr, of_lr in losses.items() if not np.isnan(of_lr).all()}
+        cell.lr = min(tried, key=lambda lr: (-len(losses[lr]), means.get(lr, math.inf)))
         if len(tried) > 1:
             cell.edge = {tried[0]: "lowest", tried[-1]: "highest"}.get(cell.lr, "")
     return cell
-
-
-def fit_of(parts: Sequence[dict[int, float]]) -> Fit | None:
-    """The fit of these cells without a curve, from the outcome of each seed."""
-    rows = [(number, 0.0, seed, value, False) for number, part in enumerate(parts) for seed, value in part.items()]
-    return fit(*map(np.array, zip(*rows, strict=True))) if parts and all(parts) else None
 
 
 def fit_with_curves(cells: Sequence[CellRuns], sign: int, apart: int = 0) -> Fit | None:

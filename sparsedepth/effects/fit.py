@@ -14,6 +14,7 @@ the error that choosing the best of a grid makes. Without lr the values are the 
 
 Shapes: N runs, R rows (cell, lr, role), C cells, L points (cell, lr), G points of the grid, Q nodes of quadrature."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -332,3 +333,9 @@ def log_f(ratio_HC: np.ndarray, df_C: np.ndarray, prior_df_H: np.ndarray) -> np.
         gammaln(a_C + c_H) - gammaln(c_H) + a_C * np.log(ratio_HC * df_C / (2 * c_H))
         - (a_C + c_H) * np.log1p(ratio_HC * df_C / (2 * c_H))
     )  # fmt: skip
+
+
+def fit_of(parts: Sequence[dict[int, float]]) -> Fit | None:
+    """The fit of these cells without a curve, from the outcome of each seed."""
+    rows = [(number, 0.0, seed, value, False) for number, part in enumerate(parts) for seed, value in part.items()]
+    return fit(*map(np.array, zip(*rows, strict=True))) if parts and all(parts) else None

@@ -22,10 +22,11 @@ import pandas as pd
 from pydantic import Field
 
 from sparsedepth.config.section import Section
-from sparsedepth.effects.cells import BASELINE, COSTS, MATCHED, CellRuns, Cells, Depth, fit_of, fit_with_curves
-from sparsedepth.effects.fit import Fit
+from sparsedepth.effects.cells import BASELINE, COSTS, MATCHED, CellRuns, Cells, Depth, fit_with_curves
+from sparsedepth.effects.fit import Fit, fit_of
 from sparsedepth.effects.verdict import Distribution, Row, Side, judged
 from sparsedepth.quantities import sign
+from sparsedepth.store.comparable_loss import differing_data
 from sparsedepth.store.query_result import QueryResult
 
 COLUMNS = (
@@ -135,7 +136,7 @@ def _settings(cells: Cells, at: Depth) -> list[Row]:
             continue
         row = _row(cells, at, "setting", side, baseline)
         if baseline is None:
-            row.fields["reason"] = "the baseline was not run at this depth in these folders"
+            row.fields["reason"] = cells.why_no_baseline(at.depth)
         else:
             _estimate(cells, at, row, side, baseline)
         rows.append(row)
@@ -200,8 +201,6 @@ def _estimate(cells: Cells, at: Depth, row: Row, side: CellRuns, baseline: CellR
         _set_pair(row, side.at_lr(lr), baseline.at_lr(lr), f" at {cells.field} {lr:g}")
     elif side.setting in at.order and baseline.setting in at.order:
         _set(cells, at, row, {side.setting: 1.0, baseline.setting: -1.0})
-        if not cells.is_tuned and cells.field and side.lr != baseline.lr:
-            row.at_equal_lr = _at_equal_lr(side, baseline)
     else:
         _set_pair(row, side.results, baseline.results)
 
@@ -242,6 +241,7 @@ def _set(cells: Cells, at: Depth, row: Row, weights: dict[str, float]) -> None:
         own, other, *more = [side.results for side in sides]
         row.fields |= {"estimate": None if more else _difference(own, other), "reason": _why_not(own, other)}
         return
+    row.at_equal_lr = _at_equal_lr(cells, sides, [*weights.values()])
     numbers = [at.order.index(name) for name in weights]
     row.contrast, row.shared = contrast, at.fitted.share_of_baseline(numbers[0], numbers[-1])
     if len(weights) == 2:
@@ -265,11 +265,19 @@ def _combined(found: Fit | None, order: Sequence[Any], weights: Mapping[Any, flo
     return found.combine(weight_C)
 
 
-def _at_equal_lr(side: CellRuns, baseline: CellRuns) -> tuple[float, ...] | None:
-    """The effects with both sides at either's lr, over common seeds; None where no lr was run on both."""
-    lrs = dict.fromkeys((side.lr, baseline.lr))
-    effects = (_difference(side.at_lr(lr), baseline.at_lr(lr)) for lr in lrs)
-    return tuple(effect for effect in effects if effect is not None) or None
+def _at_equal_lr(cells: Cells, sides: Sequence[CellRuns], weights: Sequence[float]) -> tuple[float, ...] | None:
+    """The combination with all sides at each of their lr, over common seeds; () where they have one lr, or tuning chose
+    by this outcome, and None where no lr was run on all."""
+    lrs = [*dict.fromkeys(side.lr for side in sides)]
+    if cells.is_tuned or not cells.field or len(lrs) < 2:
+        return ()
+    found = []
+    for lr in lrs:
+        parts = [side.at_lr(lr) for side in sides]
+        if common := set[int].intersection(*map(set, parts)):
+            pairs = [(weight, part) for weight, part in zip(weights, parts, strict=True)]
+            found.append(sum(weight * part[seed] for weight, part in pairs for seed in common) / len(common))
+    return tuple(found) or None
 
 
 def _depth_slopes(rows: Sequence[Row]) -> list[Row]:
@@ -285,7 +293,13 @@ def _depth_slopes(rows: Sequence[Row]) -> list[Row]:
         weights = _per_doubling([row.fields["n_layers"] for row in at_depths])
         fields = _fields("depth slope", setting, None) | {"at": at_depths[0].fields["at"]}
         fields["seeds"] = min(row.fields["seeds"] for row in at_depths)
-        slopes.append(Row(fields=fields, contrast=_sum([row.contrast for row in at_depths if row.contrast], weights)))
+        slope = Row(fields=fields, contrast=_sum([row.contrast for row in at_depths if row.contrast], weights))
+        at_equal = [row.at_equal_lr if row.at_equal_lr != () else (row.fields["estimate"],) for row in at_depths]
+        if any(row.at_equal_lr != () for row in at_depths):
+            known = [effects for effects in at_equal if effects]
+            ends = [[effects[end] for effects in known] for end in (0, -1)]
+            slope.at_equal_lr = tuple(float(weights @ end) for end in ends) if len(known) == len(at_equal) else None
+        slopes.append(slope)
     return slopes
 
 
@@ -353,19 +367,24 @@ def _depths(cells: Cells) -> list[Row]:
     """The baseline at every depth against the shallowest, over the seeds that both have, with the error of choosing
     lr at both."""
     have = [at for at in cells.depths if BASELINE in at.cells and at.cells[BASELINE].results]
+    own = cells.runs.loc[cells.rows.index[cells.rows["setting"] == BASELINE]]
     choice = _choice_variances(cells, have) if len(have) > 1 else {}
     rows = []
     for at in have[1:]:
         sides = at.cells[BASELINE], have[0].cells[BASELINE]
         row = _row(cells, at, "depth", *sides, setting=f"n_layers={at.depth}")
+        rows.append(row)
+        if names := differing_data(own[own["n_layers"].isin([at.depth, have[0].depth])]):
+            row.fields["reason"] = f"depths differ in {names}"
+            continue
         _set_pair(row, sides[0].results, sides[1].results)
+        row.at_equal_lr = _at_equal_lr(cells, sides, (1.0, -1.0))
         if row.contrast is not None and cells.is_tuned:
             variance, extra = row.contrast.sd**2, sum(choice.get(each.depth, 0.0) for each in (at, have[0]))
             sd_G = np.sqrt(row.contrast.sd_G**2 + extra)
             row.contrast = replace(row.contrast, sd_G=sd_G, seeds_share=variance / (variance + extra))
         shallowest = _side(cells, f"{have[0].depth} layers", sides[1])
         row.sides = _side(cells, f"{at.depth} layers", sides[0]), shallowest
-        rows.append(row)
     return rows
 
 

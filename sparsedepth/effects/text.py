@@ -62,7 +62,8 @@ def nothing_text(cells: Cells) -> str:
         return f"only tuning runs are complete so far ({cells.n_tuning}): there is no result to compare"
     if cells.rows["value"].isna().all():
         return f"{cells.outcome} was measured in no finished run"
-    return "all results have one configuration: there is no effect to show; run a sweep"
+    left_out = f" ({cells.budget_text})" if cells.budget_text else ""
+    return f"all results have one configuration: there is no effect to show{left_out}; run a sweep"
 
 
 def _cells_of(row: dict[str, Any], cells: Cells) -> dict[str, Any]:

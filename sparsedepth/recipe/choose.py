@@ -71,10 +71,7 @@ class Evidence:
             return ""
         if ((rows["n_layers"] == depth) & (rows["setting"] == BASELINE)).any():
             return "the baseline of this depth has only tuning runs so far"
-        results = self.results.loc[self.results["n_layers"] == depth, "run_id"]
-        if results.isin(rows["run_id"]).all():
-            return "the baseline was not run at this depth in these folders"
-        return "the baseline was scored in another way than most runs at this depth; name fewer folders"
+        return self.cells.why_no_baseline(depth)
 
     def label(self, depth: int, changes: Changes) -> str | None:
         """The setting with these changes; None if it was not run at this depth."""

@@ -21,8 +21,7 @@ import pandas as pd
 from scipy.special import ndtr
 
 from sparsedepth.config.plain_text import counted, did_you_mean
-from sparsedepth.effects.cells import fit_of
-from sparsedepth.effects.fit import Fit, fit
+from sparsedepth.effects.fit import Fit, fit, fit_of
 from sparsedepth.effects.verdict import Row, Side, judged
 from sparsedepth.scaling.speedup import MIN_BUDGETS, PowerLaw, Speedup, in_time, multiplier_text, power_law, speedup
 from sparsedepth.store.query_result import QueryResult, fit as fit_width

@@ -20,9 +20,10 @@ import numpy as np
 import pandas as pd
 from scipy.interpolate import PchipInterpolator
 
-from sparsedepth.scaling.points import BASELINE, SAME_BUDGET, differing_data, finished, flops_text, losses_by_budget
+from sparsedepth.scaling.points import BASELINE, SAME_BUDGET, blocks_of, finished, flops_text, losses_by_budget
+from sparsedepth.store.comparable_loss import differing_data
 from sparsedepth.store.query_result import QueryResult
-from sparsedepth.store.small_sample import Z, t_critical
+from sparsedepth.store.small_sample import t_critical
 
 N_BUDGETS = 201
 """Budgets at which depths are compared, equally spaced in ln C."""
@@ -75,8 +76,8 @@ class DepthCurve:
     def __init__(self, rows: pd.DataFrame) -> None:
         done = finished(rows)
         losses = losses_by_budget(done)
-        self.seeds = sorted(set.intersection(*({*by_seed} for by_seed in losses.values()))) if losses else []
-        self.budgets = np.array(sorted(losses))
+        self.seeds, budgets = max(blocks_of(losses), key=lambda block: (len(block[0]) * len(block[1]), block))
+        self.budgets = np.array(budgets)
         self.loss_SB = np.array([[losses[budget][seed] for budget in self.budgets] for seed in self.seeds])
         at_B = [(done["train_flops"] / budget - 1).abs() < SAME_BUDGET for budget in self.budgets]
         self.lr_variance_B = np.array([done["lr_variance"][at].mean() for at in at_B])
@@ -114,7 +115,7 @@ def _compared(deep: DepthCurve, shallower: Mapping[int, DepthCurve]) -> dict[str
     """The verdict on one depth, as fields of Crossover."""
     common = {depth: sorted(set(deep.seeds) & set(curve.seeds)) for depth, curve in shallower.items()}
     if few := [depth for depth, seeds in common.items() if len(seeds) < 2]:
-        return {"reason": f"fewer than two seeds in common with {few[0]} layers"}
+        return {"reason": f"fewer than two seeds in common with {few[0]} layers, at the budgets that most seeds have"}
     seeds = min(map(len, common.values()))
     curves = (deep, *shallower.values())
     low, high = max(curve.budgets[0] for curve in curves), min(curve.budgets[-1] for curve in curves)
@@ -136,7 +137,7 @@ def _verdict(
     mean_DG = np.array([one_SG.mean(axis=0) for one_SG in differences])
     sizes = np.array([[len(one_SG), t_critical(len(one_SG) - 1)] for one_SG in differences])
     seeds_DG = np.array([one_SG.std(axis=0, ddof=1) for one_SG in differences]) / np.sqrt(sizes[:, :1]) * sizes[:, 1:]
-    half_DG = np.hypot(seeds_DG, Z * np.sqrt(by_lr_DG))
+    half_DG = np.hypot(seeds_DG, sizes[:, 1:] * np.sqrt(by_lr_DG))  # as `effects` has it
     below_G, lower_G = np.all(mean_DG < 0, axis=0), np.all(mean_DG < -half_DG, axis=0)
     higher_G = np.any(mean_DG > half_DG, axis=0)
     if lower_G[-1]:

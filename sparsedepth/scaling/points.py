@@ -21,7 +21,7 @@ from sparsedepth.config.role import fields_where
 from sparsedepth.config.run import CELL_FIELDS, RunConfig
 from sparsedepth.effects.cells import BASELINE, CellRuns, cells_of, depth_of, fit_with_curves, read_runs
 from sparsedepth.quantities import sign
-from sparsedepth.store.comparable_loss import loss_in
+from sparsedepth.store.comparable_loss import DATA, loss_in
 from sparsedepth.store.connection import Store, open_store
 from sparsedepth.store.schema import RUN_COLUMNS
 from sparsedepth.store.setting import BUDGET, only_tuning_text, read_settings
@@ -35,8 +35,6 @@ SIZE_FIELDS = ("n_layers", "d_model", "n_heads", "n_kv_heads", "d_ff", "d_expert
 LOSSES = ("val_loss", "val_loss_common", "val_bits_per_byte", "train_loss")
 SAME_BUDGET = 0.01
 """Budgets that differ by less are one: sizes are solved for within 1%."""
-DATA = (*fields_where(RunConfig, lambda role: role.kind == "data"), "seq_len")
-"""Fields between whose values losses are not comparable."""
 CHOICES = ("effect", "effect_sd", "lr_variance")
 
 
@@ -84,7 +82,9 @@ def _from_folder(source: Path, where: str | None, cluster: list[str]) -> pd.Data
     if unknown := [name for name in cluster if name not in columns]:
         hint = "name run, or columns such as d_model,n_layers"
         raise ValueError(f"--cluster {unknown[0]!r} is no column of runs; {hint}")
-    own = "coalesce(cluster, run_id)"
+    # Branches of one trunk are one training run: they differ in their budget alone.
+    trunk = f"md5(CAST(({', '.join(['seed', *(name for name in CELL_FIELDS if name != BUDGET)])}) AS VARCHAR))"
+    own = f"coalesce(cluster, CASE WHEN schedule = 'wsd' THEN {trunk} ELSE run_id END)"
     parts = [own if name in ("run", "cluster") else f"CAST({name} AS VARCHAR)" for name in cluster]
     key = " || ' ' || ".join(parts)  # NULL if any part is
     clusters = f", coalesce({key}, run_id) AS cluster" if parts else ""
@@ -159,11 +159,12 @@ def budget_rows(store: Store, knob: str | None = None, outcome: str | None = Non
         raise ValueError("no run has train_flops: its cost is not known")
     setting_of = dict(zip(runs["run_id"], runs["setting"], strict=True))
     choices = lr_choices(read_runs(store, loss), loss, setting_of)
-    return runs.join(choices, on="run_id").fillna({"lr_variance": 0.0})
+    return runs.join(choices, on="run_id", how="inner").reset_index(drop=True)
 
 
 def lr_choices(runs: pd.DataFrame, loss: str, setting_of: Mapping[str, str]) -> pd.DataFrame:
-    """run_id -> CHOICES, from rows of `runs` with those of tuning, and run_id -> setting of the results."""
+    """run_id -> CHOICES, from rows of `runs` with those of tuning, and run_id -> setting of the results; without runs
+    at another lr than the one that `effects` compares, or scored in another way."""
     cells = cells_of(runs, loss, every_budget=True)
     whole = cells.rows.groupby(["n_layers", "setting"])["flops"].transform("max")  # a diverged run stopped early
     rows = cells.rows.assign(x=np.log(whole)).dropna(subset="x").sort_values("x")
@@ -171,8 +172,11 @@ def lr_choices(runs: pd.DataFrame, loss: str, setting_of: Mapping[str, str]) -> 
     rows["budget"] = (rows["x"].diff() > SAME_BUDGET).cumsum()
     found = pd.DataFrame(np.nan, rows["run_id"], [*CHOICES]).assign(lr_variance=0.0)
     depths = defaultdict[tuple[int, str], list[tuple[CellRuns, pd.Series]]](list)
+    other_lr: set[str] = set()
     for _, at_budget in rows.groupby(["budget", "n_layers"]):
         at = depth_of(cells, at_budget)
+        lr = at_budget["setting"].map({name: cell.lr for name, cell in at.cells.items()})
+        other_lr |= {*at_budget.loc[(at_budget["lr"] != lr) & at_budget["lr"].notna() & lr.notna(), "run_id"]}
         if not at.has_curves or (fitted := at.fitted) is None:
             continue
         names = at_budget.dropna(subset="result").groupby("result")["setting"].first()
@@ -188,12 +192,7 @@ def lr_choices(runs: pd.DataFrame, loss: str, setting_of: Mapping[str, str]) -> 
         fitted = fit_with_curves([cell for cell, _ in of_depths], sign(loss), apart=1 << 40)
         for (_, of_cell), variance in zip(of_depths, fitted.choice_C if fitted else (), strict=False):
             found.loc[of_cell, "lr_variance"] = variance
-    return found
-
-
-def differing_data(rows: pd.DataFrame) -> str:
-    """The fields of data and length in which these rows differ, comma-separated."""
-    return ", ".join(name for name in DATA if name in rows and rows[name].nunique(dropna=False) > 1)
+    return found.drop(index=[*other_lr])
 
 
 def finished(rows: pd.DataFrame) -> pd.DataFrame:
@@ -208,6 +207,14 @@ def losses_by_budget(rows: pd.DataFrame) -> dict[float, dict[int, float]]:
         budget = next((known for known in losses if abs(flops / known - 1) < SAME_BUDGET), flops)
         losses.setdefault(budget, {})[int(seed)] = loss
     return losses
+
+
+def blocks_of(losses: Mapping[float, Mapping[int, float]]) -> list[tuple[list[int], list[float]]]:
+    """Seeds with all the budgets that each has a loss at: from budget -> seed -> loss, (seeds, budgets), ascending."""
+    blocks = []
+    for seeds in {frozenset(by_seed) for by_seed in losses.values()}:
+        blocks.append((sorted(seeds), sorted(budget for budget, by_seed in losses.items() if seeds <= {*by_seed})))
+    return blocks or [([], [])]
 
 
 def flops_text(flops: float) -> str:

@@ -160,7 +160,7 @@ def _of_fit(fitted: Fit) -> Iterator[str]:
         )
     predictors = [name for name in fitted.points.columns if name not in ("loss", "model_size", CLUSTER)]
     n_shapes = len(fitted.points.drop_duplicates(predictors))
-    if not has_clusters and n_shapes < fitted.n_points:
+    if (not has_clusters or n_clusters == fitted.n_points) and n_shapes < fitted.n_points:
         hint = " (--cluster d_model,n_layers)" if {"d_model", "n_layers"} <= {*predictors} else ""
         yield (
             f"{fitted.n_points} points have {n_shapes} shapes and budgets: if all seeds of one deviate from the law "

@@ -26,12 +26,13 @@ from sparsedepth.scaling.points import (
     BASELINE,
     BUDGET,
     SAME_BUDGET,
+    blocks_of,
     budget_rows,
-    differing_data,
     finished,
     flops_text,
     losses_by_budget,
 )
+from sparsedepth.store.comparable_loss import differing_data
 from sparsedepth.store.connection import Store
 from sparsedepth.store.query_result import QueryResult, fit
 from sparsedepth.store.small_sample import Z, t_critical
@@ -121,11 +122,7 @@ class PowerLaw:
 def power_law(losses: Mapping[float, Mapping[int, float]]) -> PowerLaw:
     """The law from budget -> seed -> loss [nat/token], of the seeds that have most budgets in common. Raises ValueError
     for fewer than three budgets, and for a loss that rises with the budget."""
-    blocks = []
-    for seeds in {frozenset(by_seed) for by_seed in losses.values()}:
-        budgets = sorted(budget for budget, by_seed in losses.items() if seeds <= set(by_seed))
-        if seeds and len(budgets) >= MIN_BUDGETS:
-            blocks.append((sorted(seeds), budgets))
+    blocks = [block for block in blocks_of(losses) if len(block[1]) >= MIN_BUDGETS]
     if not blocks:
         needed = f"{counted(len(losses), 'budget')}, and {MIN_BUDGETS} of one seed are needed"
         raise ValueError(f"{needed}; schedule: wsd with branch_at: [0.25, 0.5] gives three from one run")
@@ -229,11 +226,14 @@ def speedups(rows: pd.DataFrame) -> pd.DataFrame:
                 f"settings that share them, such as --knob depth_scale"
             )
         baseline = finished(at_depth[at_depth["setting"] == BASELINE])
+        if baseline.empty:
+            refused["no run of the baseline has finished at this depth"].append(str(n_layers))
+            continue
         try:
             curve = power_law(losses_by_budget(baseline))
         except ValueError as error:
             tokens = ", ".join(f"{int(budget)}" for budget in sorted(set(baseline[BUDGET])))
-            refused[f"the baseline has {f'train_tokens={tokens}: ' if tokens else ''}{error}"].append(str(n_layers))
+            refused[f"the baseline has train_tokens={tokens}: {error}"].append(str(n_layers))
             continue
         others = at_depth[at_depth["setting"] != BASELINE]
         for setting, runs in others.groupby("setting", sort=False):

@@ -11,6 +11,8 @@ from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
 from sparsedepth.config.plain_text import counted, visible
+from sparsedepth.config.role import fields_where
+from sparsedepth.config.run import RunConfig
 from sparsedepth.quantities import IN_RUNS
 from sparsedepth.store.tuning_roles import IS_TRAINED
 
@@ -20,6 +22,13 @@ if TYPE_CHECKING:
     from sparsedepth.store.connection import Store
 
 OWN, COMMON = "val_loss", "val_loss_common"
+DATA = (*fields_where(RunConfig, lambda role: role.kind == "data"), "seq_len")
+"""Fields between whose values losses are not comparable."""
+
+
+def differing_data(rows: "pd.DataFrame") -> str:
+    """The fields of data and length in which these rows differ, comma-separated."""
+    return ", ".join(name for name in DATA if name in rows and rows[name].nunique(dropna=False) > 1)
 
 
 def layers_hint(outcome: str) -> str:

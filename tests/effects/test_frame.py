@@ -142,14 +142,14 @@ def test_a_folder_with_a_fixed_lr_joins_tuned_ones_at_that_lr():
     assert at["estimate"] == pytest.approx(-0.2, abs=0.03)
 
 
-def variance_runs(values):
+def variance_runs(values, n_layers=4):
     """A tuned sweep of two lr whose settings chose different ones; `values`: (scale, lr) -> residual variance."""
     rows = []
-    for scale, chosen in (("none", 0.001), ("lns", 0.004)):
+    for scale, chosen in zip(("none", "lns"), (0.001, 0.004) if n_layers == 4 else (0.004, 0.002), strict=True):
         for lr in (0.001, 0.002, 0.004):
             for seed in (100, 101, *(range(4) if lr == chosen else ())):
                 role = ("tuning" if seed >= 100 else "best") if lr == chosen else "rejected"
-                config = config_of(depth_scale=scale, lr=lr, seed=seed, n_layers=4)
+                config = config_of(depth_scale=scale, lr=lr, seed=seed, n_layers=n_layers)
                 factor = 1 + 0.01 * ((7 * seed + round(1000 * lr)) % 5)
                 facts = {"tuned_fields": "lr", "tuned_by": "val_loss", "tuning": role, "val_loss": 3.0}
                 rows.append((config, {**facts, "residual_variance_last": values(scale, lr) * factor}))
@@ -164,6 +164,46 @@ def test_lr_decides_an_outcome_that_follows_lr():
     own = frame(variance_runs(lambda scale, lr: 5.0 if scale == "none" else 1.0), "residual_variance_last")
     found = row(own, question="setting")
     assert found["verdict"] == "lower" and found["estimate"] == pytest.approx(-math.log(5), abs=0.05)
+
+
+def test_lr_decides_between_depths_and_slopes_too():
+    """The variance is that of lr alone."""
+
+    def of_lr(scale, lr):
+        return 1e3 * lr
+
+    shallow, deep = variance_runs(of_lr), variance_runs(of_lr, n_layers=16)
+    found = frame(pd.concat([shallow, deep], ignore_index=True), "residual_variance_last")
+    depth, slope = row(found, question="depth"), row(found, question="depth slope")
+    assert depth["p"] < 0.01 and depth["verdict"] == "lr decides" and depth["reason"].startswith("at equal lr")
+    assert slope["p"] < 0.01 and slope["verdict"] == "lr decides"
+
+
+def test_a_tie_of_two_chosen_lr_is_broken_by_the_loss_whatever_is_asked():
+    """0.001 and 0.004 were chosen in two folders; 0.001 has less loss, and the less accuracy."""
+    rows = []
+    for lr, loss in ((0.001, 2.0), (0.004, 2.5)):
+        facts = {"tuned_fields": "lr", "tuned_by": "val_loss", "tuning": "best"}
+        for seed in range(3):
+            summary = {**facts, "val_loss": loss + 0.01 * seed, "val_accuracy": 0.3 if lr == 0.001 else 0.2}
+            rows.append((config_of(lr=lr, seed=seed, n_layers=4), summary))
+    for outcome in ("val_loss", "val_accuracy"):
+        (at,) = cells_of(runs_frame(rows), outcome).depths
+        assert at.cells["baseline"].lr == 0.001
+
+
+def test_the_order_of_folders_changes_nothing():
+    """As many runs were scored on more tokens: those scored as the baseline remain."""
+    baseline, other = (
+        grid({"depth_scale": [scale], "seed": range(3)}, noisy(lambda c: 3.0), n_layers=4, val_tokens=tokens)
+        for scale, tokens in (("none", 8192), ("lns", 4096))
+    )
+    for parts in ([baseline, other], [other, baseline]):
+        found = cells_of(pd.concat(parts, ignore_index=True), "val_loss")
+        assert {*found.rows["setting"]} == {"baseline"}
+        assert "3 runs scored in another way than most are left out" in effects_text(effects_frame(found), found)
+    measured = other.assign(val_tokens=8192, measures='["loss"]')
+    assert row(frame(pd.concat([baseline, measured], ignore_index=True)), question="setting")["seeds"] == 3
 
 
 def test_a_number_of_the_table_passes_few_files():
@@ -182,6 +222,13 @@ def test_no_baseline_at_a_depth():
     found = row(frame(runs), question="setting", n_layers=16)
     assert found["reason"] == "the baseline was not run at this depth in these folders"
     assert found["verdict"] == "not shown" and math.isnan(found["estimate"])
+
+
+def test_depths_of_other_data_are_not_compared():
+    loss = noisy(lambda c: 3.0 - 0.1 * c.n_layers)
+    runs = grid({"n_layers,corpus": [(4, "wiki.txt"), (12, "code.txt")], "seed": range(3)}, loss)
+    found = row(frame(runs), question="depth")
+    assert found["reason"] == "depths differ in corpus" and math.isnan(found["estimate"])
 
 
 def test_no_common_seed_one_seed_and_equal_values():

@@ -93,7 +93,13 @@ def depths_differ(world: World, n: int) -> np.ndarray:
         for n_layers, sd in ((4, world.sd), (8, 1.6 * world.sd)):
             runs = draw(replace(world, sd=sd, settings=0, values=(0.0,)), rng)[0]
             roles = np.where(runs["is_tuning_N"], np.where(runs["u_N"] == 0, "tuning", "rejected"), "best")
-            facts = {"lr": np.exp(runs["u_N"]), "seed": runs["seed_N"], "value": runs["y_N"], "tuning": roles}
+            facts = {
+                "lr": np.exp(runs["u_N"]),
+                "seed": runs["seed_N"],
+                "value": runs["y_N"],
+                "loss": runs["y_N"],
+                "tuning": roles,
+            }
             depths.append(pd.DataFrame(facts).assign(n_layers=n_layers))
         rows = pd.concat(depths, ignore_index=True).assign(setting=BASELINE, diverged=False)
         rows["changes"] = [frozenset()] * len(rows)

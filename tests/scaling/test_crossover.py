@@ -1,6 +1,7 @@
 """The budget from which a depth is worth its cost: crossings worked out by hand, planted ones, and absent ones."""
 
 import numpy as np
+import pandas as pd
 import pytest
 from support.budget_results import rows_of
 
@@ -91,6 +92,13 @@ def test_a_depth_must_beat_every_shallower_one():
     level = {4: 1.0, 8: 0.5, 16: 0.7}
     runs = [(n, "baseline", s, C, level[n] + 0.01 * s, None) for n in level for C in BUDGETS[:2] for s in range(3)]
     assert [one.verdict for one in crossovers(rows_of(runs))] == ["worth it", "not worth it"]
+
+
+def test_seeds_at_one_budget_alone_do_not_take_away_those_at_all():
+    runs = world(0.0, 0)
+    more = rows_of([(n, "baseline", 20 + s, BUDGETS[0], 1.5, None) for n in (4, 16) for s in range(3)])
+    (found,) = crossovers(pd.concat([runs, more], ignore_index=True))
+    assert (found.verdict, found.seeds, found.smallest) == ("worth it", 5, BUDGETS[0])
 
 
 def test_what_cannot_be_compared_is_not_known():

@@ -56,7 +56,7 @@ def test_without_a_difference_a_multiplier_is_1_and_its_interval_knows_the_choic
     for seed in range(40):
         runs, rows = tuned_world(seed)
         choices = choices_of(runs, rows)
-        assert len(choices) == len(runs) and (choices["lr_variance"] > 0).all()
+        assert {*rows["run_id"]} <= {*choices.index} and (choices["lr_variance"] > 0).all()
         chosen = rows.drop(columns=[*CHOICES]).join(choices, on="run_id")
         share, none = np.where(rows["setting"] == "baseline", 1.0, 0.93), {"effect": np.nan, "effect_sd": np.nan}
         cheaper = chosen.assign(train_flops=rows["train_flops"] * share, **none)
@@ -64,6 +64,17 @@ def test_without_a_difference_a_multiplier_is_1_and_its_interval_knows_the_choic
             found += covered(each, worth)
     assert np.mean(known) >= 0.9 and np.mean(apart) >= 0.9, (np.mean(known), np.mean(apart))
     assert np.mean(alone) < 0.85, np.mean(alone)  # what leaves it out does not
+
+
+def test_runs_at_another_lr_than_the_chosen_one_are_no_results_whatever_the_order():
+    """As of a second folder with a fixed, bad lr."""
+    runs, rows = tuned_world(0)
+    fields = {"n_layers": 4, "lr": 0.1, "train_tokens": TOKENS, "schedule": "wsd", "warmup_tokens": 8192}
+    facts = {"val_loss": 9.0, "train_flops": BUDGETS[0]}
+    bad = [(config_of(**fields, seed=seed), facts) for seed in (0, 1)]
+    for both in ([runs, runs_frame(bad)], [runs_frame(bad), runs]):
+        choices = choices_of(pd.concat(both, ignore_index=True), rows)
+        assert {*rows["run_id"]} <= {*choices.index} and not {config.run_id for config, _ in bad} & {*choices.index}
 
 
 def effect_of(runs: pd.DataFrame, rows: pd.DataFrame) -> tuple[float, float]:

@@ -76,6 +76,15 @@ def test_shared_keys_are_no_size(tmp_path):
     assert other_differences(tmp_path) == ["n_kv_heads"]
 
 
+def test_branches_of_a_trunk_are_one_run(tmp_path):
+    for seed in (0, 1):
+        for tokens in (81920, 163840):
+            config = config_of(schedule="wsd", warmup_tokens=8192, train_tokens=tokens, seed=seed)
+            make_run(tmp_path, config, {"val_loss": 3.0, "tokens_trained": tokens, "params_total": 5000})
+    points = read_points(tmp_path, cluster="run")
+    assert sorted(points.groupby("cluster")["num_tokens"].agg(list).map(sorted)) == [[81920, 163840]] * 2
+
+
 def test_a_folder_gives_its_finished_trained_runs(tmp_path):
     for n_layers, outcome in ((2, "ok"), (4, "ok"), (8, "diverged")):
         for scale in ("none", "lns"):
