@@ -226,10 +226,11 @@ def _of_settings(runs: "pd.DataFrame", outcome: str, knob: str | None, format: s
     from sparsedepth.store.degeneracy import common_weakness, score_rows, usable_form
     from sparsedepth.store.tuning_roles import result_rows
 
-    cells.unit_of(outcome)
-    scores = score_rows(result_rows(runs), outcome)
-    outcome, caution = usable_form(outcome, scores, "the effects are on")
     found = cells.cells_of(runs, outcome)
+    results = result_rows(found.runs)
+    scores = score_rows(results[results["run_id"].isin(found.rows["run_id"])], outcome)
+    outcome, caution = usable_form(outcome, scores, "the effects are on")
+    found = found.of_outcome(outcome)
     effects = text.of_knob(frame.effects_frame(found), knob, found)
     if format != "table":
         return encode(QueryResult.of_frame(effects), format)
