@@ -167,11 +167,14 @@ def test_a_window_that_hides_nothing_is_no_setting(tmp_path):
         Plan(sweep)
 
 
-def test_what_a_search_excludes_need_not_be_built(tmp_path):
+def test_a_search_passes_over_what_it_excludes_or_cannot_build(tmp_path):
     """The first point has three heads of 16 channels."""
     space = {"n_heads": [3, 2], "lr": {"low": 1e-3, "high": 1e-2}}
     searched = {"sampler": "tpe", "n_trials": 3, "space": space}
-    assert Plan(sweep_definition(definition(tmp_path, **searched, exclude=[{"n_heads": 3}]))).expected == 6
+    for excluded in ([{"n_heads": 3}], []):
+        found = Plan(sweep_definition(definition(tmp_path, **searched, exclude=excluded)))
+        assert found.expected == 6 and {config.n_heads for config in found.expected_runs()} == {2}
+    searched["space"] = {**space, "n_heads": [3, 5]}
     with pytest.raises(ValueError, match="n_heads=3"):
         Plan(sweep_definition(definition(tmp_path, **searched)))
 
