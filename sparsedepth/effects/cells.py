@@ -102,6 +102,8 @@ class Cells:
 
     def why_no_baseline(self, depth: int) -> str:
         """Why no run of the baseline is compared at a depth."""
+        if ((self.rows["n_layers"] == depth) & (self.rows["setting"] == BASELINE)).any():
+            return f"the baseline has no {self.outcome} at this depth"
         if depth in self.other_scoring:
             return "the baseline was scored in another way than most runs at this depth; name fewer folders"
         return "the baseline was not run at this depth in these folders"
@@ -401,8 +403,7 @@ def _cell_runs(arrays: dict[str, np.ndarray]) -> CellRuns | None:
 
 def fit_with_curves(cells: Sequence[CellRuns], sign: int, apart: int = 0) -> Fit | None:
     """A value that diverged with a seed is no part of a curve, which has a lowest point: of an outcome with sign 1 it
-    is the negative's. `apart` keeps the seeds of each cell its own, as those
-    of cells of different depths are."""
+    is the negative's. `apart` keeps the seeds of each cell its own, as those of cells of different depths are."""
     gaps = [gap for cell in cells for gap in np.diff(np.log(np.unique(cell.lr_N[~np.isnan(cell.lr_N)])))]
     step = float(np.median(gaps))
     rows: list[tuple[int, float, int, float, bool]] = []

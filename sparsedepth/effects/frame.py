@@ -275,7 +275,7 @@ def _at_equal_lr(cells: Cells, sides: Sequence[CellRuns], weights: Sequence[floa
     for lr in lrs:
         parts = [side.at_lr(lr) for side in sides]
         if common := set[int].intersection(*map(set, parts)):
-            pairs = [(weight, part) for weight, part in zip(weights, parts, strict=True)]
+            pairs = [*zip(weights, parts, strict=True)]
             found.append(sum(weight * part[seed] for weight, part in pairs for seed in common) / len(common))
     return tuple(found) or None
 

@@ -222,6 +222,10 @@ def test_no_baseline_at_a_depth():
     found = row(frame(runs), question="setting", n_layers=16)
     assert found["reason"] == "the baseline was not run at this depth in these folders"
     assert found["verdict"] == "not shown" and math.isnan(found["estimate"])
+    measured = grid({**LNS, "seed": range(3)}, lambda c: {"val_loss": 3.0, "usefulness": 0.5}, n_layers=4)
+    measured["usefulness"] = measured["usefulness"].where(measured["depth_scale"] == "lns")
+    reason = row(frame(measured, "usefulness"), question="setting")["reason"]
+    assert reason == "the baseline has no usefulness at this depth"
 
 
 def test_depths_of_other_data_are_not_compared():
