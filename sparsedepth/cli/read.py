@@ -227,8 +227,7 @@ def _of_settings(runs: "pd.DataFrame", outcome: str, knob: str | None, format: s
     from sparsedepth.store.tuning_roles import result_rows
 
     found = cells.cells_of(runs, outcome)
-    results = result_rows(found.runs)
-    scores = score_rows(results[results["run_id"].isin(found.rows["run_id"])], outcome)
+    scores = score_rows(result_rows(found.runs.loc[found.rows.index]), outcome)
     outcome, caution = usable_form(outcome, scores, "the effects are on")
     found = found.of_outcome(outcome)
     effects = text.of_knob(frame.effects_frame(found), knob, found)

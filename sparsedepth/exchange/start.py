@@ -28,7 +28,7 @@ from sparsedepth.model.decoder import Decoder
 from sparsedepth.probe.folder import CONFIG
 from sparsedepth.probe.hf_types import hf_name
 from sparsedepth.probe.load import RUN_CONFIG, LoadedModel, load_model
-from sparsedepth.probe.text import tokenizer_folder, tokenizer_of
+from sparsedepth.probe.text import check_reads_text, tokenizer_folder, tokenizer_of
 
 FREE = ("seq_len", "mask_documents", "eod", "balance_loss", "router_z_loss", "allow")
 """Model fields that a run may set differently from its starting model."""
@@ -84,9 +84,9 @@ class Start:
             if values[name] != fixed[name]:
                 own = f"the model of --from {self.loaded.source} has {name}={fixed[name]!r}"
                 raise ValueError(f"{name}={values[name]!r}, and {own}; leave {name} out, or start from another model")
-        if reads_text and self.tokenizer_name is None and self.loaded.config is not None:
-            trained = f"--from {self.loaded.source} was trained on corpus={self.loaded.config.corpus!r}"
-            raise ValueError(f"{trained}: its tokens are not text; start from a run on text, or train on a task")
+        if reads_text and self.loaded.config is not None:
+            fix = "start from a run on text, or train on a task"
+            check_reads_text(f"--from {self.loaded.source}", self.loaded.config, fix)
         filled: dict[str, Any] = {**fixed, **values}
         if self.loaded.config is not None and kind_of(filled.get("corpus")) is TEXT:
             filled.setdefault("mask_documents", self.loaded.config.mask_documents)

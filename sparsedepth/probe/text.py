@@ -207,16 +207,16 @@ def tokenizer_of(model: LoadedModel, root: Path) -> Tokenizer:
     run = model.config
     if run is None:
         return make_tokenizer(tokenizer_folder(model.folder), (), model.facts.vocab_size)
-    _check_reads_text(model, run)
+    check_reads_text(model.source, run)
     if is_learned(run.tokenizer):
         return prepare(run, root).tokenizer()
     return make_tokenizer(run.tokenizer, (), run.vocab_size)
 
 
-def _check_reads_text(model: LoadedModel, run: RunConfig) -> None:
+def check_reads_text(source: str, run: RunConfig, fix: str = "name a run on text") -> None:
+    """Raises ValueError, with the fix, for a run on a task."""
     if not kind_of(run.corpus).is_tokenised:
-        trained = f"{model.source} was trained on corpus={run.corpus!r}"
-        raise ValueError(f"{trained}: its tokens are not text; name a run on text")
+        raise ValueError(f"{source} was trained on corpus={run.corpus!r}: its tokens are not text; {fix}")
 
 
 def _other_text(model: LoadedModel, corpus: str | None, n_tokens: int, root: Path) -> Corpus:
@@ -230,7 +230,7 @@ def _other_text(model: LoadedModel, corpus: str | None, n_tokens: int, root: Pat
         files = [model.folder / name for name in _TOKENIZER_FILES]
         hashes = {file.name: sha256(file) for file in files if file.exists()}
         return prepare(config, root / f"tokenizer-{digest(hashes)}")
-    _check_reads_text(model, run)
+    check_reads_text(model.source, run)
     if is_learned(run.tokenizer):
         learned = f"tokenizer={run.tokenizer!r} of the run was learned on corpus={run.corpus!r}"
         raise ValueError(f"{learned} and not on {corpus!r}; measure the run on its own corpus, or on token arrays")

@@ -83,8 +83,7 @@ def variance_answer(cells: Cells) -> Answer:
     cells, runs = cells.of_outcome(VARIANCE), cells.runs
     if cells.settings is None or cells.rows["value"].isna().all():
         return Answer(sentence=nothing_text(cells))
-    compared = result_rows(runs[runs["run_id"].isin(cells.rows["run_id"])])
-    score, caution = usable_form(BESIDE[-1], score_rows(compared, BESIDE[-1]))
+    score, caution = usable_form(BESIDE[-1], score_rows(result_rows(runs.loc[cells.rows.index]), BESIDE[-1]))
     names = [VARIANCE, *(name for name in (*BESIDE[:-1], score) if name in runs and runs[name].notna().any())]
     same_data = [name for name, changes in cells.changes.items() if {*DATA}.isdisjoint(field for field, _ in changes)]
     frames = {name: setting_effects(cells.of_outcome(name)) for name in names}
