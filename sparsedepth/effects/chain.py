@@ -31,6 +31,7 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 import pandas as pd
+from scipy.sparse import csr_array
 
 from sparsedepth.config.role import roles
 from sparsedepth.config.run import RunConfig
@@ -262,7 +263,8 @@ def midranks(value_N: np.ndarray, stratum_N: np.ndarray, weight_BN: np.ndarray) 
         value, weight_BM = value_N[at_N], weight_BN[:, at_N]
         below_MM = (value[:, None] < value) + (value[:, None] == value) / 2
         total_B1 = weight_BM.sum(axis=1, keepdims=True)
-        share_BN[:, at_N] = np.where(total_B1 > 0, weight_BM @ below_MM / np.maximum(total_B1, 1e-300), 0.5)
+        below_BM = below_MM.sum(axis=0) - csr_array(1 - weight_BM) @ below_MM  # few weights of a jackknife are not 1
+        share_BN[:, at_N] = np.where(total_B1 > 0, below_BM / np.maximum(total_B1, 1e-300), 0.5)
     return share_BN - 0.5
 
 

@@ -22,7 +22,7 @@ from sparsedepth.plots.facets import Panel, intervals, lines_drawing, lr_text, m
 from sparsedepth.plots.page import Drawing, NothingToDraw, line_handle, not_shown
 from sparsedepth.plots.runs import (
     all_runs,
-    at_largest_budget,
+    compared_runs,
     finished_of,
     n_changed,
     once_per_store,
@@ -30,7 +30,6 @@ from sparsedepth.plots.runs import (
     settings_in_order,
     shown_settings,
     to_measure,
-    trained_runs,
     values_of_metrics,
 )
 from sparsedepth.plots.style import CHANGES_VARIANCE, GREY, Style, depth_colours, setting_styles
@@ -63,7 +62,7 @@ def curves(store: Store) -> Drawing:
         "null group by all order by x, run_id"
     )
     notes = " The loss of the first fifth of training is beyond the axis."
-    return by_setting(trained_runs(store), rows, "no finished run has a curve of its loss", notes)
+    return by_setting(compared_runs(store), rows, "no finished run has a curve of its loss", notes)
 
 
 def variance(store: Store) -> Drawing:
@@ -85,7 +84,7 @@ def gradients(store: Store) -> Drawing:
 
 
 def _layer_lines(store: Store, metrics: Sequence[str], *further: pd.DataFrame) -> Drawing:
-    runs = trained_runs(store)
+    runs = compared_runs(store)
     layers, notes = sound_values(store, runs, metrics)
     missing = f"no finished run has {' or '.join(metrics)} by layer; {to_measure(metrics)}"
     return by_setting(runs, pd.concat([layers.rename(columns={"layer": "x"}), *further]), missing, notes)
@@ -118,7 +117,7 @@ def sound_values(store: Store, runs: pd.DataFrame, metrics: Sequence[str]) -> tu
 def by_setting(runs: pd.DataFrame, rows: pd.DataFrame, missing: str = "", notes: str = "") -> Drawing:
     """From the result rows of `runs` and run_id, metric, x, value. Its points: metric, n_layers, panel, setting, x,
     mean, lo, hi, n_seeds, lr. Raises NothingToDraw with `missing`."""
-    finished = at_largest_budget(runs[runs["outcome"] == "ok"])[["run_id", "n_layers", "setting", "seed", "lr"]]
+    finished = runs.loc[runs["outcome"] == "ok", ["run_id", "n_layers", "setting", "seed", "lr"]]
     finished = finished[finished["run_id"].isin(set(rows["run_id"]))]
     if finished.empty:
         raise NothingToDraw(missing)
@@ -168,7 +167,7 @@ def _lr_labels(points: pd.DataFrame) -> dict[str, str]:
 def by_layer(store: Store) -> Drawing:
     """Variance, effect on later layers and usefulness at the baseline, one line per depth; of a search, of its best
     proposal at each depth."""
-    runs = trained_runs(store)
+    runs = compared_runs(store)
     metrics = (*BY_DEPTH, *(ABSOLUTE_ROWS[name] for name in BY_DEPTH if name in ABSOLUTE_ROWS))
     return by_depth(runs, *sound_values(store, runs, metrics), search_of(store.roots) is not None)
 
@@ -176,7 +175,7 @@ def by_layer(store: Store) -> Drawing:
 def by_depth(runs: pd.DataFrame, values: pd.DataFrame, notes: str, is_search: bool = False) -> Drawing:
     """From the result rows of `runs`, and the values by layer. Its points: panel (the metric), setting ('N layers'), x
     (layer / n_layers), layer, mean, lo, hi, n_seeds, lr. Raises NothingToDraw."""
-    finished = runs[runs["outcome"] == "ok"] if is_search else at_largest_budget(runs[runs["outcome"] == "ok"])
+    finished = runs[runs["outcome"] == "ok"]
     rank = pd.to_numeric(finished[loss_of(runs)], errors="coerce") if is_search else finished["setting"].map(n_changed)
     chosen = finished[rank == rank.groupby(finished["n_layers"]).transform("min")]
     rows = values.merge(chosen[["run_id", "n_layers", "seed"]], on="run_id")

@@ -13,7 +13,7 @@ from sparsedepth.config.plain_text import counted
 from sparsedepth.plots.by_setting import depth_styles
 from sparsedepth.plots.facets import Panel, intervals, lines_drawing, lr_text, metric_intervals, panel_of, range_of
 from sparsedepth.plots.page import Drawing, NothingToDraw, not_shown
-from sparsedepth.plots.runs import settings_of, shown_settings, trained_runs, without_diverged_cells
+from sparsedepth.plots.runs import compared_runs, settings_of, shown_settings, trained_runs, without_diverged_cells
 from sparsedepth.plots.style import CHANGES_VARIANCE, GREY, escaped, wrapped
 from sparsedepth.quantities import IN_RUNS
 from sparsedepth.scaling.crossover import Crossover, crossovers
@@ -33,7 +33,7 @@ def depth(store: Store) -> Drawing:
     """Raises NothingToDraw if no setting was run at two depths."""
     settings = settings_of(store)
     sizes = settings.depth_text.replace("\n", "; ") if settings else ""
-    return by_depth(trained_runs(store), f" {sizes}." if sizes else "")
+    return by_depth(compared_runs(store), f" {sizes}." if sizes else "")
 
 
 def by_depth(runs: pd.DataFrame, notes: str = "") -> Drawing:

@@ -11,10 +11,9 @@ import pandas as pd
 from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter, FuncFormatter, LogLocator, MaxNLocator
 
-from sparsedepth.effects.cells import Cells, cells_of
 from sparsedepth.effects.frame import setting_effects
 from sparsedepth.plots.page import Drawing, NothingToDraw, caption, depth_legend, is_paper, not_shown, panels
-from sparsedepth.plots.runs import all_runs, once_per_store, read_runs
+from sparsedepth.plots.runs import cells_of_store, once_per_store, read_runs
 from sparsedepth.plots.style import CHANGES_VARIANCE, GREY, depth_colours, escaped, log_scale, shortened, wrapped
 from sparsedepth.quantities import IN_RUNS, axis_label
 from sparsedepth.store.comparable_loss import loss_of, with_loss
@@ -29,12 +28,6 @@ COLUMNS = (
     *("outcome", "setting", "n_layers", "estimate", "lo", "hi", "unit", "detectable", "verdict", "reason"),
     *("lr", "lr_baseline", "seeds", "diverged"),
 )
-
-
-@once_per_store
-def cells_of_store(store: Store) -> Cells:
-    """The cells of the loss: a report has their effects in tables, figures and sentences."""
-    return cells_of(runs := all_runs(store), loss_of(runs))
 
 
 @once_per_store

@@ -15,7 +15,7 @@ from matplotlib.figure import Figure
 
 from sparsedepth.config.plain_text import counted
 from sparsedepth.plots.page import Drawing, NothingToDraw, caption, colour_bar, is_paper, not_shown, panels
-from sparsedepth.plots.runs import settings_in_order, shown_settings, to_measure, trained_runs, values_of_metrics
+from sparsedepth.plots.runs import compared_runs, settings_in_order, shown_settings, to_measure, values_of_metrics
 from sparsedepth.plots.style import LINEAR_BELOW, MISSING, escaped, layer_ticks, linear_below, shortened
 from sparsedepth.quantities import BY_PAIR
 from sparsedepth.quantities.record import Scale
@@ -36,7 +36,7 @@ AXES = {
 
 def matrices(store: Store) -> Drawing:
     """Raises NothingToDraw if no finished run has causal or permutation effects by pair."""
-    runs = trained_runs(store)
+    runs = compared_runs(store)
     values, notes = mean_matrices(runs, values_of_metrics(store, "pairs", METRICS))
     if values.empty:
         raise NothingToDraw(

@@ -1,9 +1,8 @@
 """Figures of points, a run or a configuration each; the colour is the depth, the shape the changed field.
 
 `chain`: sparsity -> residual variance -> effectiveness -> validation loss, one panel per link. The title has Spearman's
-rho over all runs and within depth; its 95% interval is Fisher's, with the number of settings as sample size, since the
-runs of one are no independent observations. The line of each depth is
-the least-squares fit on the scales of the axes. A degenerate score has neither.
+rho, pooled and within depth, with its interval (`effects.chain`). A line is the least-squares fit of a depth on the
+scales of the axes. A degenerate score has neither.
 
 `pareto`: a configuration is on the front of loss, usefulness and cost, or of the objectives of a search, if no other is
 at least as good in all and better in one. The line in a panel is the front of its two quantities alone.
@@ -25,11 +24,11 @@ from matplotlib.ticker import EngFormatter, MaxNLocator
 from sparsedepth.config.plain_text import counted
 from sparsedepth.config.space import Interval
 from sparsedepth.config.sweep import SweepDefinition
-from sparsedepth.effects.chain import rank_correlations
+from sparsedepth.effects.chain import Link, Scope, link
 from sparsedepth.effects.importance import finished, options_of, proposals
 from sparsedepth.plots.facets import intervals, lr_text
 from sparsedepth.plots.page import Drawing, NothingToDraw, caption, depth_legend, legend_above, not_shown, panels
-from sparsedepth.plots.runs import all_runs, changed_fields, trained_runs, without_diverged_cells
+from sparsedepth.plots.runs import all_runs, changed_fields, compared_runs, trained_runs, without_diverged_cells
 from sparsedepth.plots.style import (
     CHANGES_VARIANCE,
     GREY,
@@ -48,7 +47,6 @@ from sparsedepth.store.connection import Store
 from sparsedepth.store.degeneracy import degeneracy, degeneracy_caption, score_rows, sound_forms
 from sparsedepth.store.questions import QUESTIONS
 from sparsedepth.store.search import least_seeds, on_front, search_of
-from sparsedepth.store.small_sample import correlation_interval
 from sparsedepth.store.subject import is_imported
 
 WALKS = (
@@ -92,7 +90,7 @@ def chain(store: Store) -> Drawing:
     """Raises NothingToDraw without two runs that have both quantities of a link."""
     n_models = int(all_runs(store)["model"].notna().sum())
     notes = f" {counted(n_models, 'model')} measured without a training configuration: see --figure layer_profile."
-    return correlations(trained_runs(store), search_of(store.roots) is not None, notes * (n_models > 0))
+    return correlations(compared_runs(store), search_of(store.roots) is not None, notes * (n_models > 0))
 
 
 def correlations(runs: pd.DataFrame, is_search: bool = False, further: str = "") -> Drawing:
@@ -111,7 +109,7 @@ def correlations(runs: pd.DataFrame, is_search: bool = False, further: str = "")
         advice = of_import if is_imported(runs) else "measure them"
         raise NothingToDraw(f"no two finished runs have two quantities of the chain from sparsity to loss; {advice}")
     notes = f"{counted(len(points), 'finished run')}, {(runs['outcome'] == 'diverged').sum()} diverged (not shown)."
-    notes += " ρ: Spearman's correlation [95% interval, the number of settings as sample size]."
+    notes += " ρ: Spearman's correlation [95% interval over settings, from six on]."
     notes += degeneracy_caption(forms, finished, forms)
     notes += lr_text(points["lr"], CHANGES_VARIANCE)
     missing = [name for name in names if points[name].isna().all()]
@@ -127,8 +125,8 @@ def page_of_runs(
     """Rows of up to three panels; one legend above and one caption below."""
     page, axes = panels(len(links), 3, 3.3, 3.0)
     depth_legend(page, depth_colours(points["n_layers"]), kind_markers(points["kind"]))
-    for axis, link in zip(axes, links, strict=True):
-        _draw_link(axis, points, *link, is_evidence=not {*link} & {*degenerate})
+    for axis, pair in zip(axes, links, strict=True):
+        _draw_link(axis, points, *pair, is_evidence=not {*pair} & {*degenerate})
     caption(page, notes)
     return page
 
@@ -148,30 +146,21 @@ def _draw_link(axis: Any, points: pd.DataFrame, x: str, y: str, is_evidence: boo
     axis.set(xlabel=axis_label(x), ylabel=axis_label(y))
     if not is_log(x):
         axis.xaxis.set_major_locator(MaxNLocator(4))
-    scopes = ("all runs", "within depth")[: shown["n_layers"].nunique()]
-    texts = [rho_text(*rank_correlation(shown, x, y, scope == "within depth")) for scope in scopes]
-    said = [f"{scope}: {text}, n = {len(shown)}" for scope, text in zip(scopes, texts, strict=True)]
-    said = said if is_evidence else ["degenerate, so no evidence"]
+    scopes: Sequence[Scope] = ("pooled", "within depth")[: shown["n_layers"].nunique()]
+    runs = points.assign(unit=points["setting"], outcome="ok")
+    said = [f"{scope}: {rho_text(link(runs, x, y, scope))}, n = {len(shown)}" for scope in scopes if is_evidence]
+    said = said or ["degenerate, so no evidence"]
     if n_missing := len(points) - len(shown):
         said.append(f"not shown: {n_missing} of {len(points)} (NULL)")
     axis.set_title("\n".join(said), color=GREY, fontsize=7.5, linespacing=1.35)
 
 
-def rank_correlation(
-    points: pd.DataFrame, x: str, y: str, within_depth: bool
-) -> tuple[float, tuple[float, float] | None]:
-    """Spearman's rho (NaN where undefined) and its interval."""
-    stratum_N = points["n_layers"].to_numpy() * within_depth
-    values = [points[name].to_numpy(float) for name in (x, y)]
-    rho = float(rank_correlations(values, stratum_N, np.ones((1, len(points))))[0]) if len(points) > 2 else math.nan
-    n_settings = points["setting"].nunique()
-    return rho, None if math.isnan(rho) or n_settings < MIN_POINTS else correlation_interval(rho, n_settings)
-
-
-def rho_text(rho: float, interval: tuple[float, float] | None) -> str:
+def rho_text(found: Link) -> str:
     """'ρ = +0.42 [-0.10, +0.76]'."""
-    ends = "[{:+.2f}, {:+.2f}]".format(*interval) if interval else "(no interval)"
-    return "ρ undefined" if math.isnan(rho) else f"ρ = {rho:+.2f} {ends}"
+    if found.rho is None:
+        return "ρ undefined"
+    ends = "(no interval)" if found.lo is None else f"[{found.lo:+.2f}, {found.hi:+.2f}]"
+    return f"ρ = {found.rho:+.2f} {ends}"
 
 
 def is_log(name: str) -> bool:

@@ -10,12 +10,14 @@ from weakref import WeakKeyDictionary
 import pandas as pd
 
 from sparsedepth.config.run import CELL_FIELDS
+from sparsedepth.effects.cells import Cells, cells_of
 from sparsedepth.plots.page import NothingToDraw
 from sparsedepth.plots.style import MARKERS, PROPOSAL, SETTINGS, SEVERAL
 from sparsedepth.quantities import BY_LAYER, BY_PAIR
 from sparsedepth.store.comparable_loss import loss_of
 from sparsedepth.store.connection import Store
-from sparsedepth.store.setting import BUDGET, only_tuning_text, read_settings
+from sparsedepth.store.search import search_of
+from sparsedepth.store.setting import only_tuning_text, read_settings
 from sparsedepth.store.tuning_roles import result_rows, without_measured_models
 
 BASELINE = "baseline"
@@ -74,18 +76,27 @@ def trained_runs(store: Store) -> pd.DataFrame:
     return result_rows(read_runs(store)).astype({"n_layers": int}).reset_index(drop=True)
 
 
+@once_per_store
+def cells_of_store(store: Store) -> Cells:
+    """The cells of the loss: a report has their effects in tables, figures and sentences."""
+    return cells_of(runs := all_runs(store), loss_of(runs))
+
+
+@once_per_store
+def compared_runs(store: Store) -> pd.DataFrame:
+    """The trained ones that effects compare: of several budgets those at one of each depth, without it in the name."""
+    runs = trained_runs(store)
+    if search_of(store.roots) or not (cells := cells_of_store(store)).is_one_budget:
+        return runs
+    name = cells.rows.set_index("run_id")["setting"]
+    return runs[runs["run_id"].isin(name.index)].assign(setting=runs["run_id"].map(name)).reset_index(drop=True)
+
+
 def without_diverged_cells(runs: pd.DataFrame) -> tuple[pd.DataFrame, int]:
     """The finished runs of configurations without a diverged seed, since a mean over the seeds that survived is too
     good; and the number of the other configurations."""
     diverged = set(runs.loc[runs["outcome"] == "diverged", "cell_id"])
     return runs[~runs["cell_id"].isin(diverged) & (runs["outcome"] == "ok")].copy(), len(diverged)
-
-
-def at_largest_budget(runs: pd.DataFrame) -> pd.DataFrame:
-    """The runs of each setting and depth at the largest of several budgets, without it in the setting's name."""
-    name = runs["setting"].str.replace(rf", {BUDGET}=\S+$", "", regex=True)
-    tokens = runs[BUDGET].fillna(0)
-    return runs[tokens == tokens.groupby([runs["n_layers"], name]).transform("max")].assign(setting=name)
 
 
 def n_changed(setting: str) -> int:

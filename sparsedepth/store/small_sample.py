@@ -75,12 +75,6 @@ def share_interval(share: float, n: float) -> tuple[float, float]:
     return 0.0 if share == 0 else max(0.0, lo), 1.0 if share == 1 else min(1.0, hi)  # exact in spite of rounding
 
 
-def correlation_interval(rho: float, n: int) -> tuple[float, float]:
-    """Fisher's 95% interval (1915) of a correlation of n > 3 pairs, tanh(artanh rho +- z / sqrt(n - 3))."""
-    middle, half = math.atanh(max(-0.9999, min(rho, 0.9999))), Z / math.sqrt(n - 3)
-    return math.tanh(middle - half), math.tanh(middle + half)
-
-
 def paired_share_interval(lost: int, gained: int, n: int) -> tuple[float, float]:
     """95% interval of the difference of two shares of the same n trials, (lost - gained) / n: the first alone holds in
     `lost` of them, the second alone in `gained` (Agresti and Min 2005, eq. 1: Wald's after half a trial in each cell).

@@ -1,5 +1,7 @@
 """Lines by setting: means over seeds at two depths, the last step, tokens during training; by layer, one per depth."""
 
+from pathlib import Path
+
 import pandas as pd
 import pytest
 from support.made_up_runs import make_run
@@ -8,8 +10,9 @@ from support.runs_frame import config_of, labelled_grid
 from sparsedepth.plots.by_setting import by_depth, by_setting
 from sparsedepth.plots.draw import FIGURES
 from sparsedepth.plots.page import NothingToDraw
-from sparsedepth.plots.runs import to_measure
+from sparsedepth.plots.runs import cells_of_store, compared_runs, to_measure
 from sparsedepth.store.connection import open_store
+from sparsedepth.store.tuning_roles import result_rows
 
 AXES = {"n_layers": [2, 4, 8], "depth_scale": ["none", "lns"], "seed": [0, 1, 2]}
 
@@ -40,15 +43,17 @@ def test_geometric_means_over_seeds_at_the_shallowest_and_deepest_depth(runs):
     assert [len(axis.get_lines()) for axis in page.axes] == [2, 2] and page.axes[0].get_yscale() == "log"
 
 
-def test_of_several_budgets_the_largest_is_drawn_under_the_settings_own_name(runs):
-    shorter = runs.assign(run_id=runs["run_id"] + "s", train_tokens=runs["train_tokens"] // 4)
-    names = [frame["setting"] + f", train_tokens={frame['train_tokens'].iloc[0]}" for frame in (runs, shorter)]
-    both = pd.concat([frame.assign(setting=name) for frame, name in zip((runs, shorter), names, strict=True)])
-    both = both.reset_index(drop=True)
-    rows = pd.concat([rows_of(runs), rows_of(shorter).assign(value=1e9)])
-    pd.testing.assert_frame_equal(by_setting(both, rows).data, by_setting(runs, rows_of(runs)).data)
-    values = pd.concat([values_of(runs), values_of(shorter).assign(value=0.5)])
-    pd.testing.assert_frame_equal(by_depth(both, values, "").data, by_depth(runs, values_of(runs), "").data)
+def test_of_several_budgets_the_one_that_effects_compare_is_drawn_under_the_settings_own_name():
+    """Branches, at FLOPs equal across depths: other train_tokens at each depth and setting."""
+    folders = [Path(__file__).parents[2] / "results" / name for name in ("text_flops", "text_flops_heads")]
+    with open_store(*folders) as store:
+        runs = compared_runs(store)
+        compared = result_rows(cells_of_store(store).rows)
+        points = FIGURES["depth"].drawing(store).data
+    assert {*runs["run_id"]} == {*compared["run_id"]} and {*runs["setting"]} == {"baseline", "n_kv_heads=1"}
+    assert runs.groupby("n_layers")["train_flops"].agg(lambda flops: flops.max() / flops.min() < 1.01).all()
+    losses = points[points["panel"] == "val_loss"]
+    assert losses["x"].tolist() == [6, 12, 24] and losses["setting"].unique().tolist() == ["baseline"]
 
 
 def test_the_shallow_depth_is_one_that_compares_settings(runs):

@@ -1,14 +1,13 @@
 """The data of the chain are the numbers of the rows; rank correlations by hand; what is left out is counted."""
 
-import math
-
 import numpy as np
 import pandas as pd
-import pytest
 from support.runs_frame import labelled_grid
 
+from sparsedepth.effects.cells import cells_of
+from sparsedepth.effects.chain import chain_evidence
 from sparsedepth.plots.by_setting import BY_DEPTH
-from sparsedepth.plots.points import LINKS, correlations, front, rank_correlation, regression
+from sparsedepth.plots.points import LINKS, correlations, front, regression
 from sparsedepth.plots.style import CHANGES_VARIANCE, kind_markers
 from sparsedepth.quantities import axis_label
 
@@ -47,17 +46,24 @@ def test_points_hold_the_numbers_of_the_runs():
     assert list(kind_markers(chain.data["kind"])) == names
 
 
-def test_rank_correlations_by_hand():
-    """Within each depth y falls with x, the deep runs have more of both: ranks 1..4 have y 2, 1, 4, 3."""
-    points = pd.DataFrame({"n_layers": [2, 2, 4, 4], "x": [1.0, 2, 3, 4], "y": [2.0, 1, 4, 3], "setting": [*"abab"]})
-    assert rank_correlation(points, "x", "y", False) == (pytest.approx(0.6), None)
-    assert rank_correlation(points, "x", "y", True)[0] == pytest.approx(-1)
-    assert math.isnan(rank_correlation(points.assign(y=1.0), "x", "y", False)[0])
-    many = pd.concat([points.assign(setting=[f"{i}{name}" for name in "abcd"]) for i in range(7)], ignore_index=True)
-    rho, interval = rank_correlation(many, "x", "y", False)  # 28 settings: 1.96 / 5 on Fisher's scale
-    half = 1.959964 / 5
-    assert rho == pytest.approx(0.6)
-    assert interval == pytest.approx([math.tanh(math.atanh(0.6) - half), math.tanh(math.atanh(0.6) + half)])
+def test_a_panel_has_the_correlations_and_intervals_of_effects():
+    """Eight settings: each panel's title has what `effects --part chain` says of the link."""
+    settings = labelled_grid({**AXES, "depth_scale": ["none", "lns"]}, lambda config: noisy(summary(config), config))
+    page = correlations(settings).page()
+    cells = cells_of(settings.drop(columns="setting"), "val_loss")
+    said = {(one.within.cause, one.within.effect): one.links[:2] for one in chain_evidence(cells)}
+    for axis, pair in zip(page.axes, links_of(page), strict=True):
+        (rho, lo, hi), within = ((one.rho, one.lo, one.hi) for one in said[pair])
+        assert f"pooled: ρ = {rho:+.2f} [{lo:+.2f}, {hi:+.2f}], n = 32" in axis.get_title()
+        assert "within depth: ρ = {:+.2f} [{:+.2f}, {:+.2f}], n = 32".format(*within) in axis.get_title()
+
+
+def noisy(values, config):
+    """Without two quantities that agree in rank."""
+    rng = np.random.default_rng(
+        [config.n_layers, int(10 * config.weight_decay), config.n_kv_heads, len(config.depth_scale)]
+    )
+    return {name: value * rng.uniform(0.5, 1.5) for name, value in values.items()}
 
 
 def test_a_regression_line_stays_within_the_data():
@@ -80,7 +86,7 @@ def test_runs_that_cannot_be_shown_are_dropped_and_counted():
     assert "not shown: 1 of 15 (NULL)" in axes[0].get_title()  # of the first link
     assert sum(len(points.get_offsets()) for points in axes[1].collections) == 13
     title = axes[1].get_title()
-    assert "all runs: ρ = -1.00" in title and "n = 13" in title and "not shown: 2 of 15 (NULL)" in title
+    assert "pooled: ρ = -1.00" in title and "n = 13" in title and "not shown: 2 of 15 (NULL)" in title
     assert (axes[1].get_xscale(), axes[0].get_yscale(), axes[2].get_xscale()) == ("log", "log", "linear")
 
 
