@@ -17,7 +17,7 @@ from sparsedepth.plots.runs import compared_runs, settings_of, shown_settings, t
 from sparsedepth.plots.style import CHANGES_VARIANCE, GREY, escaped, wrapped
 from sparsedepth.quantities import IN_RUNS
 from sparsedepth.scaling.crossover import Crossover, crossovers
-from sparsedepth.scaling.points import BUDGET, SAME_BUDGET, budget_rows, finished
+from sparsedepth.scaling.points import BUDGET, budget_of, budget_rows, finished
 from sparsedepth.store.comparable_loss import loss_in, loss_of
 from sparsedepth.store.connection import Store
 from sparsedepth.store.degeneracy import degeneracy, degeneracy_caption, score_rows
@@ -111,10 +111,10 @@ def by_budget(rows: pd.DataFrame, found: Sequence[Crossover], loss: str) -> Draw
     shown = finished(rows[rows["setting"].isin(order)])
     shown = shown.assign(panel=pd.Categorical(shown["setting"], order), value=shown["loss"])
     shown = shown.sort_values(["panel", "train_flops"]).astype({"panel": str})
-    is_next = np.log(shown["train_flops"]).groupby(shown["panel"]).diff() > SAME_BUDGET
-    at = [shown["panel"], is_next.cumsum()]
-    shown["x"] = shown["train_flops"].groupby(at).transform("first")  # of all depths: their budgets are one
-    shown[BUDGET] = shown[BUDGET].groupby([*at, shown["n_layers"]]).transform("first").astype(int)
+    shown["x"] = shown.groupby("panel")["train_flops"].transform(budget_of)  # of all depths: their budgets are one
+    shown[BUDGET] = (
+        shown[BUDGET].groupby([shown["panel"], shown["x"], shown["n_layers"]]).transform("first").astype(int)
+    )
     shown = shown.sort_values(["panel", "n_layers", "x"])
     points = intervals(shown, ["panel", "n_layers", "x", BUDGET])
     if not points.duplicated(["panel", "n_layers"]).any():

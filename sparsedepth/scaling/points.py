@@ -167,9 +167,7 @@ def lr_choices(runs: pd.DataFrame, loss: str, setting_of: Mapping[str, str]) -> 
     at another lr than the one that `effects` compares, or scored in another way."""
     cells = cells_of(runs, loss, every_budget=True)
     whole = cells.rows.groupby(["n_layers", "setting"])["flops"].transform("max")  # a diverged run stopped early
-    rows = cells.rows.assign(x=np.log(whole)).dropna(subset="x").sort_values("x")
-    rows["result"] = rows["run_id"].map(setting_of)
-    rows["budget"] = (rows["x"].diff() > SAME_BUDGET).cumsum()
+    rows = cells.rows.assign(budget=budget_of(whole), result=cells.rows["run_id"].map(setting_of))
     found = pd.DataFrame(np.nan, rows["run_id"], [*CHOICES]).assign(lr_variance=0.0)
     depths = defaultdict[tuple[int, str], list[tuple[CellRuns, pd.Series]]](list)
     other_lr: set[str] = set()
@@ -200,13 +198,17 @@ def finished(rows: pd.DataFrame) -> pd.DataFrame:
     return rows[(rows["outcome"] == "ok") & rows["loss"].notna()]
 
 
+def budget_of(flops: pd.Series) -> pd.Series:
+    """Of budgets that are one, each within SAME_BUDGET of the next, the lowest [FLOPs]."""
+    ordered = flops.dropna().sort_values()
+    return ordered.groupby((ordered.pct_change() > SAME_BUDGET).cumsum()).transform("first").reindex(flops.index)
+
+
 def losses_by_budget(rows: pd.DataFrame) -> dict[float, dict[int, float]]:
     """Budget [FLOPs] -> seed -> loss, of the runs of one depth and setting; budgets within SAME_BUDGET are one."""
-    losses: dict[float, dict[int, float]] = {}
-    for flops, loss, seed in rows.sort_values("train_flops")[["train_flops", "loss", "seed"]].itertuples(index=False):
-        budget = next((known for known in losses if abs(flops / known - 1) < SAME_BUDGET), flops)
-        losses.setdefault(budget, {})[int(seed)] = loss
-    return losses
+    budget, seeds = budget_of(rows["train_flops"]), rows["seed"].astype(int)
+    at = {flops: budget == flops for flops in np.unique(budget).tolist()}
+    return {flops: dict(zip(seeds[which], rows.loc[which, "loss"], strict=True)) for flops, which in at.items()}
 
 
 def blocks_of(losses: Mapping[float, Mapping[int, float]]) -> list[tuple[list[int], list[float]]]:
