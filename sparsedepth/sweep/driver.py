@@ -157,8 +157,9 @@ class Driver:
             warnings.warn(f"{difference}; same_packages: true in the definition refuses that", stacklevel=2)
 
     def fill_queue(self, study: optuna.Study) -> None:
-        """Add finished runs to the study, and queue missing runs, those of dead processes first."""
+        """Add finished runs to the study, and queue missing runs, those of dead processes first; no others wait."""
         with hold(self._queue_lock, self.stop):
+            trial_queue.give_back_lost(study, self.results, self._lease_id)
             trial_queue.rebuild(study, self.plan, self.results_index)
         self._refill(study)
 

@@ -253,7 +253,11 @@ def missing(study: optuna.Study, plan: Plan, index: ResultsIndex) -> tuple[list[
 
 
 def rebuild(study: optuna.Study, plan: Plan, index: ResultsIndex) -> None:
-    """Add a trial for each finished task that is not in the study."""
+    """Add a trial for each finished task that is not in the study; end those that wait, of an earlier definition."""
+    planned = {task.key for task in plan.tasks(index.loss_of)}
+    for trial in study.get_trials(deepcopy=False, states=(TrialState.WAITING,)):
+        if (task := task_of(trial)) and task.key not in planned:
+            study._storage.set_trial_state_values(trial._trial_id, TrialState.FAIL)
     if plan.definition.adaptive:
         _add_proposals(study, plan.definition, index.results)
         return

@@ -152,6 +152,25 @@ def test_an_extended_sweep_runs_only_what_is_new(tmp_path):
     assert before.items() <= {path: path.stat().st_mtime_ns for path in before}.items()
 
 
+@pytest.mark.parametrize(
+    ("before", "after", "n_runs"),
+    [
+        ({"space": {"n_layers": [1, 2, 3]}}, {"space": {"n_layers": [1, 3]}}, 2),
+        ({}, {"exclude": [{"n_layers": 2}]}, 1),
+        ({"variants": [{"depth_scale": "lns", "seeds": 3}]}, {"variants": [{"depth_scale": "lns", "seeds": 1}]}, 2),
+        ({"sampler": "random", "n_trials": 4}, {"n_trials": 2}, 2),
+        ({"sampler": "tpe", "n_trials": 4}, {"n_trials": 2}, 2),
+    ],
+)
+def test_what_waits_of_an_earlier_definition_is_not_run(tmp_path, before, after, n_runs):
+    """The names of the two studies are equal. A process was killed before it ran any, with one taken."""
+    definition = {"space": {"n_layers": [1, 2], **({"lr": SPACE["lr"]} if "sampler" in before else {})}} | before
+    killed = Sweep(sweep(**definition), tmp_path)
+    trial_queue.take(killed.study, killed.definition, "0" * 32)
+    work(tmp_path, sweep(**definition | after))
+    assert len(run_ids(tmp_path)) == n_runs
+
+
 def proposals(study):
     return [trial.params["lr"] for trial in study.trials if trial.state.name == "COMPLETE"]
 
