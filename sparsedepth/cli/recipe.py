@@ -76,7 +76,7 @@ def verify(
     from sparsedepth.plan.tasks import Plan
     from sparsedepth.recipe.card import card_path, read_card
     from sparsedepth.recipe.text import ingredient_texts, verification_text, write_page
-    from sparsedepth.recipe.verify import configurations, verification_fields, verified
+    from sparsedepth.recipe.verify import after, configurations, verification_fields, verified
     from sparsedepth.store.connection import open_store
 
     derived, out = read_card(card), given["out"]  # errors are reported before torch is imported
@@ -92,9 +92,11 @@ def verify(
         complete = sum(state.state == "complete" for state in result.states)
         print(f"{complete} of {expected} runs complete; run the same command again to resume", file=sys.stderr)
         raise typer.Exit(result.stop.exit_code if result.stop() else 1)
+    if (written := out / card_path(card).name).exists():
+        derived = after(derived, read_card(written), definition.seeds)
     with open_store(out) as store:
         verified_card = verified(derived, store.frame("select * from runs"), definition.seeds)
     print(f"recipe vs baseline: {verification_text(verified_card)}")
     print("".join(f"{line}\n" for line in ingredient_texts(verified_card)), end="")
-    data, page = write_page(out / card_path(card).name, verified_card)
+    data, page = write_page(written, verified_card)
     print(f"verified card: {page} and {data}; {card_path(card)} is unchanged")

@@ -244,6 +244,14 @@ def verified(card: Card, runs: pd.DataFrame, seeds: Sequence[int]) -> Card:
     return with_verification(card, verification)
 
 
+def after(card: Card, earlier: Card, seeds: Sequence[int]) -> Card:
+    """The card for a verification on these seeds. More seeds than an earlier one began with make another one."""
+    test = earlier.verification
+    if test is None or test.seeds[0] != seeds[0]:
+        return card
+    return card.model_copy(update={"version": earlier.version - (len(test.seeds) >= len(seeds))})
+
+
 def with_verification(card: Card, verification: Verification) -> Card:
     tests = tests_of(card.recipe, card.holdout, verification)
     return card.model_copy(update={"version": card.version + 1, "verification": verification, "tests": tests})

@@ -13,7 +13,7 @@ from sparsedepth.config.load import build, parse_yaml, read_yaml
 from sparsedepth.config.run import RunConfig
 from sparsedepth.config.sweep import SweepDefinition
 from sparsedepth.recipe.build_card import derive_card, provenance_of
-from sparsedepth.recipe.card import MAX_BYTES, card_path, read_card
+from sparsedepth.recipe.card import MAX_BYTES, Card, Verification, card_path, read_card
 from sparsedepth.recipe.choose import seen_on
 from sparsedepth.recipe.text import (
     card_markdown,
@@ -25,7 +25,7 @@ from sparsedepth.recipe.text import (
     write_page,
     write_recipe,
 )
-from sparsedepth.recipe.verify import pair_yaml
+from sparsedepth.recipe.verify import after, pair_yaml
 
 TITLES = ["Rule", "Settings", "Tests", "Provenance"]
 LNS, DECAY = {"depth_scale": "lns"}, {"weight_decay": 1.0}
@@ -247,3 +247,10 @@ def test_settings_are_called_as_in_the_ranking():
     both = derive_card(pd.concat([runs, cells([({"n_experts": 4, "top_k": 4}, 2.9)])], ignore_index=True))
     names = {f"n_experts=4, top_k={top_k}, d_expert={width}" for top_k, width in ((2, 88), (4, 44))}
     assert {each.setting for each in both.recipe.candidates} == names
+
+
+@pytest.mark.parametrize(("seeds", "version"), [((3, 4, 5), 1), ((3, 4, 5, 6), 2), ((6, 7, 8), 1)])
+def test_more_seeds_are_another_verification(seeds, version):
+    """The first was on seeds 3, 4, 5: the same again is no other look, and other seeds are those of another card."""
+    card, test = Card.model_construct(version=1), Verification.model_construct(seeds=(3, 4, 5))
+    assert after(card, Card.model_construct(version=2, verification=test), seeds).version == version
