@@ -85,14 +85,15 @@ def _from_folder(source: Path, where: str | None, cluster: list[str]) -> pd.Data
     # Branches of one trunk are one training run: they differ in their budget alone.
     trunk = f"md5(CAST(({', '.join(['seed', *(name for name in CELL_FIELDS if name != BUDGET)])}) AS VARCHAR))"
     own = f"coalesce(cluster, CASE WHEN schedule = 'wsd' THEN {trunk} ELSE run_id END)"
-    parts = [own if name in ("run", "cluster") else f"CAST({name} AS VARCHAR)" for name in cluster]
+    names = cluster or ["run"]
+    parts = [own if name in ("run", "cluster") else f"CAST({name} AS VARCHAR)" for name in names]
     key = " || ' ' || ".join(parts)  # NULL if any part is
-    clusters = f", coalesce({key}, run_id) AS cluster" if parts else ""
     with open_store(source) as store:
         condition = store.condition(where or "true")
         points = store.frame(
             "SELECT params_total AS model_size, tokens_trained AS num_tokens, d_model, n_layers, val_loss AS loss"
-            f"{clusters} FROM runs WHERE {IS_POINT} AND val_loss IS NOT NULL AND {condition} ORDER BY run_id"
+            f", coalesce({key}, run_id) AS cluster FROM runs "
+            f"WHERE {IS_POINT} AND val_loss IS NOT NULL AND {condition} ORDER BY run_id"
         )
         tuning = only_tuning_text(store)
     if points.empty and tuning:
@@ -100,7 +101,8 @@ def _from_folder(source: Path, where: str | None, cluster: list[str]) -> pd.Data
     if points.empty:
         condition = f" that meets {where!r}" if where else ""
         raise ValueError(f"{str(source)!r} holds no trained run{condition} that finished with a val_loss")
-    return points
+    is_shared = cluster or points["cluster"].duplicated().any()  # by branches, or in the imported table
+    return points if is_shared else points.drop(columns="cluster")
 
 
 def _from_table(source: Path, cluster: list[str]) -> pd.DataFrame:

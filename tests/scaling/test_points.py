@@ -81,7 +81,7 @@ def test_branches_of_a_trunk_are_one_run(tmp_path):
         for tokens in (81920, 163840):
             config = config_of(schedule="wsd", warmup_tokens=8192, train_tokens=tokens, seed=seed)
             make_run(tmp_path, config, {"val_loss": 3.0, "tokens_trained": tokens, "params_total": 5000})
-    points = read_points(tmp_path, cluster="run")
+    points = read_points(tmp_path)
     assert sorted(points.groupby("cluster")["num_tokens"].agg(list).map(sorted)) == [[81920, 163840]] * 2
 
 
