@@ -203,7 +203,7 @@ class Plan:
         """The runs to price, in order: the known ones, and those to come; proposals at drawn points."""
         if self.definition.adaptive:
             return self._proposed
-        return [planned.config for planned in (*self.runs(loss_of), *self.to_come(loss_of))]
+        return [*{one.run_id: one.config for one in (*self.runs(loss_of), *self.to_come(loss_of))}.values()]
 
     def to_come(self, loss_of: LossOf) -> list[PlannedRun]:
         """The results whose tuned value is not final, at the best so far, without seeds of tuning."""

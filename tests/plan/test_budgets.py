@@ -286,3 +286,9 @@ def test_a_trunk_is_priced_once():
     assert price_of(runs, PricingSetup(workers=4)).tokens == 3 * 150 * 32  # of four workers one meets no trunk
     whole_bytes = sum(kind.runs * kind.params_total for kind in whole.kinds)
     assert whole.disk_bytes > 16 * whole_bytes, "a trunk's state, and the record"
+
+
+def test_a_run_to_come_is_counted_once_though_it_is_another_s_branch():
+    tuned = {"tune": {"lr": [1e-3, 2e-3, 4e-3]}, "tuning_seeds": [101], "space": {"train_tokens": [32 * 40, 32 * 80]}}
+    runs = plan(**tuned, matched="params_total", branch_at=[0.5]).expected_runs()
+    assert len({run.run_id for run in runs}) == len(runs) == 3 * (3 + 1)
