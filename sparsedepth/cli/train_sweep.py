@@ -174,7 +174,7 @@ def _print_result(definition: "SweepDefinition", out: Path, result: "SweepResult
     n_complete = sum(state.state == "complete" for state in result.states)
     print_failures(result.states, out)
     for reason, count in result.refused.items():
-        print(f"{count} of {expected} proposals not run: {visible(reason)}")
+        print(f"{count} of {definition.n_trials or expected} proposals not run: {visible(reason)}")
     if result.stop():
         complete = f"{n_complete} of {max(expected, len(result.states))} runs complete"  # tuning may have added some
         print(f"stopped with {complete}; run the same command again to resume", file=sys.stderr)
