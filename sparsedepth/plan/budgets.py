@@ -199,9 +199,11 @@ def trunk_line(names: Mapping[str, str], complete: Collection[str]) -> str:
     return " with ".join(f"{count} ({n} complete)" for count, n in zip(counts, done, strict=True)) if names else ""
 
 
-def shared_steps(runs: Sequence[RunConfig]) -> list[int]:
-    """For each run the steps that it takes over from the next shorter run of its trunk among `runs`; 0 if none."""
-    lengths = {trunk: [config.stable_steps for config in shared] for trunk, shared in _by_trunk(runs).items()}
+def shared_steps(runs: Sequence[RunConfig], among: Sequence[RunConfig] | None = None) -> list[int]:
+    """For each run the steps that it takes over from the next shorter run of its trunk `among` these, by default the
+    runs; 0 if none."""
+    trunks = _by_trunk(runs if among is None else among)
+    lengths = {trunk: [config.stable_steps for config in shared] for trunk, shared in trunks.items()}
     own = [(config.stable_steps, lengths.get((config.trunk_key, config.seed), [])) for config in runs]
     return [max((steps for steps in others if steps < longest), default=0) for longest, others in own]
 

@@ -124,8 +124,11 @@ def price(plan: Plan, setup: PricingSetup) -> Price:
     return price_of(plan.expected_runs(), setup, plan.bound)
 
 
-def price_of(runs: Sequence[RunConfig], setup: PricingSetup, bound: str = "") -> Price:
-    """The price of runs that start in this order. Raises ValueError if the setup's parallelism does not support one."""
+def price_of(
+    runs: Sequence[RunConfig], setup: PricingSetup, bound: str = "", done: Sequence[RunConfig] = ()
+) -> Price:
+    """The price of runs that start in this order, after those that are `done`, whose trunks they continue. Raises
+    ValueError if the setup's parallelism does not support one."""
     for config in runs:
         check_parallel(config, setup.place.parallel)
     ids = [shape_id(config) for config in runs]
@@ -135,7 +138,7 @@ def price_of(runs: Sequence[RunConfig], setup: PricingSetup, bound: str = "") ->
     differing = [name for name in first if any(other[name] != first[name] for other in others)]
     shared: dict[str, list[int]] = {}
     is_wide = len({(run.trunk_key, run.seed) for run in runs}) < setup.workers  # then branches start together
-    for key, steps in zip(ids, [0] * len(runs) if is_wide else shared_steps(runs), strict=True):
+    for key, steps in zip(ids, shared_steps(runs, done if is_wide else [*runs, *done]), strict=True):
         shared.setdefault(key, []).append(steps)
     kinds = [
         _kind(key, examples[key], shared[key], {name: fields[name] for name in differing}, setup)

@@ -86,6 +86,12 @@ def remaining_runs(plan: Plan, results: Path, max_attempts: int | None = None) -
     return [run for run in plan.expected_runs(index.loss_of) if index.loss_of(run.run_id) is None]
 
 
+def complete_runs(plan: Plan, results: Path) -> list[RunConfig]:
+    """The known runs of a sweep that are complete in `results`."""
+    index = ResultsIndex(results, plan.definition, is_read_only=True)
+    return [planned.config for planned in plan.runs(index.loss_of) if index.is_complete(planned.run_id)]
+
+
 def scan(
     results: Path,
     definition: SweepDefinition | None,

@@ -242,6 +242,15 @@ def test_a_trunk_is_counted_once():
     assert shared_steps(cosine) == [0, 0, 0, 0]
 
 
+def test_a_trunk_goes_on_from_branches_that_are_done():
+    """Of 128 steps the longest shorter branch, which is done, has made 32; with or without idle workers."""
+    *done, trunk = [planned.config for planned in plan().runs()]
+    own = price_of([trunk], PricingSetup()).train_flops * (trunk.n_steps - shared_steps([trunk], done)[0])
+    for workers in (1, 4):
+        left = price_of([trunk], PricingSetup(workers=workers), done=done)
+        assert left.train_flops == pytest.approx(own / trunk.n_steps) and shared_steps([trunk], done) == [32]
+
+
 def test_status_names_trunk_and_branches():
     runs = sorted((planned.config for planned in plan(seeds=2).runs()), key=lambda config: config.seed)
     names = trunk_names(runs)
