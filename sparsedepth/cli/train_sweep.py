@@ -214,20 +214,19 @@ def train(given: option.Given) -> None:
         print(wrapped(f"note: {note}" for note in notes_on_run({**run.config.model_dump(), **run.summary})), end="")
 
 
-@option.of_call(
-    calls.sweep, only=("storage", "workers", "gpus", "gpus_per_run", "runtime", "device", "stack", "max_attempts")
-)
+@option.of_call(calls.sweep, only=("storage", "workers", "gpus", "gpus_per_run", "runtime", "device", "stack"))
 def work(
     given: option.Given,
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="results folder of a sweep started elsewhere")],
     nodes: Annotated[int, typer.Option(min=1, help="nodes per run, out of this Slurm task's")] = 1,
     leave_when_idle: Annotated[bool, typer.Option("--leave-when-idle", help="exit when the queue is empty")] = False,
+    max_attempts: Annotated[int | None, typer.Option(min=1, help="attempts per run; default the sweep's")] = None,
 ) -> None:
     """Add this machine's workers to a sweep started on another machine (same folder and --storage)."""
     from sparsedepth.cli.progress import ProgressDisplay, print_failures
     from sparsedepth.config.sweep import read_definition
     from sparsedepth.plan.tasks import Plan
-    from sparsedepth.sweep.results_folder import FAILED
+    from sparsedepth.sweep.results_folder import FAILED, read_attempts
     from sparsedepth.sweep.status import remaining_runs
     from sparsedepth.sweep.storage import hide_url
 
@@ -237,11 +236,12 @@ def work(
     if definition is None:
         raise ValueError(f"{folder} holds no sweep; run `sparsedepth sweep FILE --out {folder}` first")
     may_leave = leave_when_idle and not definition.adaptive
-    if may_leave and not remaining_runs(Plan(definition), folder, given["max_attempts"]):
+    max_attempts = max_attempts or read_attempts(folder)
+    if may_leave and not remaining_runs(Plan(definition), folder, max_attempts):
         return  # before torch is imported: the last tasks of an array find nothing to do
     from sparsedepth.sweep.driver import Driver
 
-    machine = calls.machine_of({**given, "nodes": nodes})
+    machine = calls.machine_of({**given, "nodes": nodes, "max_attempts": max_attempts})
     driver = Driver(Plan(definition), folder, machine, given["storage"], leaves_when_idle=leave_when_idle)
     with ProgressDisplay(definition, driver.plan.expected, folder) as driver.on_progress:
         result = driver.join()

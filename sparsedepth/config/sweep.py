@@ -147,7 +147,8 @@ class SweepDefinition(Section):
     def _check_parts(self) -> None:
         points = math.prod(len(axis) for axis in self.axes.values() if not isinstance(axis, Interval))
         cells = len(self.variants) * points + len(self.cells) if self.n_trials is None else self.n_trials
-        check_size(cells, len(self.seeds) + math.prod(map(len, self.tune.values())) * len(self.tuning_seeds))
+        runs = len(self.seeds) + math.prod(map(len, self.tune.values())) * len(self.tuning_seeds)
+        check_size(cells, runs * (1 + len(self.branch_at)))
         if any("seed" in place for place in (self.base, *self.places())):
             raise ValueError("seed is for replicates, not a knob: list the seeds under 'seeds'")
         mistakes = [f"{part}: {told}" for part, values in self.parts() for told in field_mistakes(RunConfig, values)]

@@ -124,9 +124,7 @@ def price(plan: Plan, setup: PricingSetup) -> Price:
     return price_of(plan.expected_runs(), setup, plan.bound)
 
 
-def price_of(
-    runs: Sequence[RunConfig], setup: PricingSetup, bound: str = "", done: Sequence[RunConfig] = ()
-) -> Price:
+def price_of(runs: Sequence[RunConfig], setup: PricingSetup, bound: str = "", done: Sequence[RunConfig] = ()) -> Price:
     """The price of runs that start in this order, after those that are `done`, whose trunks they continue. Raises
     ValueError if the setup's parallelism does not support one."""
     for config in runs:

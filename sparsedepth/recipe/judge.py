@@ -195,7 +195,7 @@ def _pair(losses: Mapping[tuple[str, float], _Losses], n_runs: Counter, name: st
     """Raises ValueError without a budget in common."""
     common = [budget for variant, budget in losses if variant == name and (baseline, budget) in losses]
     if not common:
-        raise ValueError(f"{name!r} and the baseline {baseline!r} have no budget in common")
+        raise ValueError(f"{name!r} and the baseline {baseline!r} have no budget in common; leave one of them out")
     keys = (name, max(common)), (baseline, max(common))
     own, base = (losses[key] for key in keys)
     return Pair(max(common), own, base, (n_runs[keys[0]] - len(own), n_runs[keys[1]] - len(base)))

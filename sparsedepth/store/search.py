@@ -65,7 +65,7 @@ def rerun_definition(search: SweepDefinition, chosen: Sequence[Mapping[str, Any]
 
     if out.exists():
         raise ValueError(f"{str(out)!r} exists; name another file with --again")
-    first = max(search.seeds) + 1
+    first = max([*search.seeds, *search.tuning_seeds]) + 1
     values = {
         "name": f"{search.name}-again"[:64],
         "question": "Do the best proposals of the search stay the best with other seeds?",
@@ -73,7 +73,10 @@ def rerun_definition(search: SweepDefinition, chosen: Sequence[Mapping[str, Any]
         "matched": search.matched,
         "objectives": list(search.objectives),
         "base": search.base,
-        "cells": [{name: knobs[name] for name in search.varied if knobs.get(name) is not None} for knobs in chosen],
+        "cells": [
+            {name: knobs.get(name) for name in search.varied if {knobs.get(name), search.base.get(name)} != {None}}
+            for knobs in chosen
+        ],
         "seeds": list(range(first, first + FRESH)),
     }
     definition = SweepDefinition.model_validate(values)

@@ -154,7 +154,7 @@ EndRule = Callable[[Scratch], RunEnd | None]
 def end_rule(results: Path, definition: SweepDefinition | None, max_attempts: int | None = None) -> EndRule:
     """The rule of a sweep (None: of `train`, or unknown); its number of attempts is by default the folder's, else 1."""
     prunes = definition is None or definition.prune is not None
-    attempts = max_attempts or _read_attempts(results)
+    attempts = max_attempts or read_attempts(results)
 
     def end_of(scratch: Scratch) -> RunEnd | None:
         if prunes and (reason := scratch.pruned()):
@@ -167,7 +167,8 @@ def end_rule(results: Path, definition: SweepDefinition | None, max_attempts: in
     return end_of
 
 
-def _read_attempts(results: Path) -> int:
+def read_attempts(results: Path) -> int:
+    """Those of the sweep; 1 where none are written."""
     try:
         content = files.parse_json(files.read_regular(results / ATTEMPTS))
     except (OSError, ValueError):

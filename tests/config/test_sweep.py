@@ -132,6 +132,7 @@ TPE = {"sampler": "tpe", "n_trials": 2}
             "1,000,000,000 cells with 1 runs each",
         ),
         ({"seeds": 10**9}, "the limit of 20,000 runs per results folder"),
+        ({"seeds": 12_000, "branch_at": [0.5], "base": {"schedule": "wsd"}}, "1 cells with 24,000 runs"),
         ({"question": "\x1b[2J"}, "question='\\x1b[2J' must be plain text"),
         ({"sampler": "magic"}, "sampler='magic'"),
     ],

@@ -237,11 +237,12 @@ def test_the_advice_is_a_sweep_that_runs(searched, tmp_path, capfd):
 
 
 def test_null_on_an_axis_is_a_choice_of_a_search(tmp_path):
-    """Planted: a window costs 0.5 nat/token, and null has none."""
+    """Planted: a window costs 0.5 nat/token, and null has none; the base has one."""
     space = {"sliding_window": [None, 8], "weight_decay": DECAY}
     folder = tmp_path / "s"
     folder.mkdir()
-    (folder / "sweep.yaml").write_text(yaml.safe_dump({**SEARCH, "space": space, "objectives": ["val_loss"]}))
+    parts = {"space": space, "objectives": ["val_loss"], "base": BASE | {"sliding_window": 4}}
+    (folder / "sweep.yaml").write_text(yaml.safe_dump(SEARCH | parts))
     generator = np.random.default_rng(0)
     for i in range(24):
         window, decay = (None, 8)[i % 2], 10 ** generator.uniform(-2, 0)
@@ -254,3 +255,7 @@ def test_null_on_an_axis_is_a_choice_of_a_search(tmp_path):
     first, second = importances(frame, search, "val_loss")
     assert first.axis == "sliding_window" and first.ped_anova > 0.6 > second.ped_anova
     assert first.best == "None 6x"
+    with pytest.raises(SystemExit):
+        main.run(["best", str(folder), "--top", "2", "--again", str(tmp_path / "again.yaml")])
+    again = build(SweepDefinition, read_yaml(tmp_path / "again.yaml"), "x")
+    assert {run.config.sliding_window for run in Plan(again).runs()} == {None}

@@ -194,6 +194,7 @@ def test_a_worker_whose_run_fails_says_so_as_a_sweep_does(tmp_path):
     (results / "work" / config.run_id).mkdir(parents=True)
     (results / "work" / config.run_id / "checkpoints").touch()
     sparsedepth("sweep", path, "--out", results, "--max-attempts", 1, code=1)
+    sparsedepth("work", results, "--leave-when-idle")  # as many as the sweep's, by default: nothing to do
     _, err = sparsedepth("work", results, "--leave-when-idle", "--max-attempts", 2, code=1)
     assert f"failed: run {config.run_id}" in err
 
