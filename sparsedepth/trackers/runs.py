@@ -39,7 +39,8 @@ PLACES = {
 }
 """Tracker -> what stands behind its colon."""
 SECRET = re.compile(
-    r"(?i)(api|access|auth|private|bearer|hf|wandb)[_.-]?(key|token)s?(?![a-z])|[._/-]token$|secret|passw|credential"
+    r"(?i)(api|access|auth|private|bearer|hf|wandb)[_.-]?(key|token)s?(?![a-z])|(?<!per)[._/-]token$"
+    r"|secret|passw|credential"
 )
 FOLDER = "trackers"
 """In a results folder: lists of sent runs, and by default the tracker's files. Can be deleted at any time."""

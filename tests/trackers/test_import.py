@@ -54,14 +54,14 @@ def tracker(monkeypatch):
 def test_a_run_is_a_row_of_texts_without_secrets(tracker):
     config = {"model": {"n_layers": 2, "tied": True}, "lr": 1e-3, "train_tokens": 7, "tokenizer": "byte", "_wandb": 1}
     secrets = {"api_key": "k1", "WANDB_API_KEY": "k2", "hf_token": "k3", "db": {"password": "k4"}, "aws": {"secret": 5}}
-    metrics = {"val_loss": 2.5, "worst": float("nan"), "picture": {"_type": "image-file"}, "_step": 3}
+    metrics = {"val_loss": 2.5, "worst": float("nan"), "flops_per_token": 8, "picture": {"_type": "image-file"}}
     tracker(LoggedRun(id="a", name="first", config=config | secrets, metrics=metrics))
     with as_table("wandb:runs", MAP) as path:
         (row,) = map(json.loads, path.read_text().splitlines())
     assert row == {
         **{"id": "a", "name": "first", "status": None, "project": None, "config.model.n_layers": "2"},
         **{"config.model.tied": "true", "config.lr": "0.001", "config.train_tokens": "7", "config.tokenizer": "byte"},
-        **{"metrics.val_loss": "2.5", "metrics.worst": "NaN"},
+        **{"metrics.val_loss": "2.5", "metrics.worst": "NaN", "metrics.flops_per_token": "8"},
     }
     assert not path.exists(), "the table is temporary"
 
