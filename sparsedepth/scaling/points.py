@@ -25,7 +25,7 @@ from sparsedepth.store.comparable_loss import DATA, loss_in
 from sparsedepth.store.connection import Store, open_store
 from sparsedepth.store.schema import RUN_COLUMNS
 from sparsedepth.store.setting import BUDGET, only_tuning_text, read_settings
-from sparsedepth.store.table_file import header, open_table, quoted
+from sparsedepth.store.table_file import ROW, header, open_table, quoted
 from sparsedepth.store.tuning_roles import IS_RESULT
 
 COLUMNS = ("model_size", "num_tokens", "d_model", "n_layers", "loss")
@@ -112,7 +112,7 @@ def _from_table(source: Path, cluster: list[str]) -> pd.DataFrame:
     values = [quoted(name) if name in have else "NULL" for name in COLUMNS]
     key = " || ' ' || ".join(map(quoted, cluster)) or "NULL"  # NULL if any part is
     with open_table(source, {name for name in (*COLUMNS, *cluster) if name in have}, have) as table:
-        rows = table.rows(f"{', '.join(values)}, coalesce({key}, 'row ' || row_number)", "texts")
+        rows = table.rows(f"{', '.join(values)}, coalesce({key}, 'row ' || {ROW})", "texts")
     points = pd.DataFrame(rows, columns=["row", *COLUMNS, "cluster"])
     return points if cluster else points.drop(columns="cluster")
 

@@ -22,6 +22,7 @@ import pyarrow as pa
 
 from sparsedepth.config.role import fields_where
 from sparsedepth.config.run import CELL_FIELDS, RunConfig
+from sparsedepth.quantities import IN_RUNS, TASK_SCORE
 from sparsedepth.quantities.record import Table
 from sparsedepth.store.cache import load
 from sparsedepth.store.checksums import DamagedRun, damage_text
@@ -99,6 +100,8 @@ class Store(AbstractContextManager["Store"]):
 
     def condition(self, text: str) -> str:
         """An SQL condition over `runs`, safely in brackets. Raises ValueError if it is not a condition."""
+        if not text.strip():
+            raise ValueError("where is empty; give a condition, such as n_layers = 12")
         bracketed = f"({text}\n)"  # the line break ends a comment in the condition
         try:  # with brackets, a following GROUP BY or UNION is an error; without, an unbalanced bracket is
             for condition in (bracketed, text):
@@ -113,6 +116,8 @@ class Store(AbstractContextManager["Store"]):
         described = [(column.view, column.name, column) for column in chain.from_iterable(views.values())]
         described += [(view, f"metric = '{each.name}'", each) for view, metrics in METRICS.items() for each in metrics]
         rows = tuple((view, name, each.type, each.unit, each.meaning) for view, name, each in described)
+        scores = [name for name in self.sql("SELECT * FROM runs LIMIT 0").columns if name.startswith(TASK_SCORE)]
+        rows += tuple(("runs", name, "DOUBLE", IN_RUNS[name].unit, IN_RUNS[name].formula) for name in scores)
         return QueryResult(columns=("view", "name", "type", "unit", "meaning"), rows=rows)
 
     def _run(self, text: str, fetch: Callable[[duckdb.DuckDBPyConnection], Fetched]) -> Fetched:
@@ -176,7 +181,8 @@ def open_store(*paths: Path | str, time_limit: float = TIME_LIMIT, skip_damaged:
     damaged: list[DamagedRun] | None = [] if skip_damaged else None
     roots = list(dict.fromkeys(Path(path) for path in paths))
     parts = find_runs(roots, damaged)
-    evals = read_evals(roots)
+    inside = (run.folder.parent.parent for part in parts for run in part.runs if run.folder != part.root)
+    evals = read_evals(dict.fromkeys([*roots, *inside]))
     if not parts and not len(evals):
         raise ValueError(no_run_text(roots))
     connection = duckdb.connect(":memory:", config=FENCES)
@@ -336,7 +342,7 @@ def _explain(error: duckdb.Error) -> str:
     """DuckDB's message in one line, with the names it proposes."""
     message = re.sub(r"^\w+ Error: ", "", one_line(error))
     if message.startswith("Table with name"):
-        message += f" Views: {', '.join(COLUMNS)}"
+        message += f" Views: {', '.join((*COLUMNS, 'evals'))}"
     if message.startswith("Referenced column"):
         message += "; all columns: `query DIR --schema`"
     return message[:600]

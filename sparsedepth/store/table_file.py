@@ -30,6 +30,8 @@ SECONDS = 60.0
 SUFFIXES = (".csv", ".tsv", ".json", ".jsonl", ".parquet")
 MISSING = ("NA", "N/A", "n/a", "#N/A", "<NA>", "NaN", "nan", "NULL", "null", "None")
 """Texts that stand for a missing number; in a column of text they are text, and only an empty field is missing."""
+ROW = '"number of the row"'
+"""A column of every view; a quoted name that no table has."""
 _DELIMITERS = {".csv": ",", ".tsv": "\t"}
 _QUOTES = """quote='"', escape='"', null_padding=true, auto_detect=false, header=true, parallel=false"""
 _MARKS = {
@@ -51,7 +53,7 @@ class Table:
 
     def rows(self, sql: str, view: str, where: str = "true") -> list[tuple[Any, ...]]:
         """The number of each row of a view, in order, and `sql` of it. Raises ValueError, one line."""
-        return self._answer(f"SELECT row_number, {sql} FROM {view} WHERE {where} ORDER BY row_number")
+        return self._answer(f"SELECT {ROW}, {sql} FROM {view} WHERE {where} ORDER BY {ROW}")
 
     def keep(self, condition: str) -> None:
         """Leave out the rows that do not meet a condition over `mixed`. Raises ValueError, one line."""
@@ -59,7 +61,7 @@ class Table:
             raise ValueError(f"{condition!r} is {type}; a condition must be true or false, such as batch_size == 64")
         numbers = [number for number, _ in self.rows("1", "mixed", f"({condition}\n)")]
         for name in ("texts", "numbers"):
-            self.connection.execute(f"DELETE FROM {name} WHERE row_number NOT IN (SELECT unnest(?))", [numbers])
+            self.connection.execute(f"DELETE FROM {name} WHERE {ROW} NOT IN (SELECT unnest(?))", [numbers])
 
     def type_of(self, expression: str, view: str) -> str:
         """The SQL type of an expression. Raises ValueError, one line."""
@@ -194,7 +196,7 @@ def _read(connection: duckdb.DuckDBPyConnection, path: Path, columns: Collection
     rows = f"SELECT {selected or 'NULL AS nothing'} FROM {source} LIMIT {MAX_ROWS + 1}"
     with nullcontext(path) if suffix == ".parquet" else _as_utf8(path) as file:
         connection.execute(
-            f"CREATE TABLE texts AS SELECT row_number() OVER () AS row_number, * FROM ({rows})", [str(file), *given]
+            f"CREATE TABLE texts AS SELECT row_number() OVER () AS {ROW}, * FROM ({rows})", [str(file), *given]
         )
     ((n_rows,),) = connection.execute("SELECT count(*) FROM texts").fetchall()
     _check_rows(n_rows)
@@ -234,7 +236,7 @@ def _make_views(table: Table, columns: Collection[str]) -> None:
         mixed.append(f"{value} AS {quoted(name)}")
     numbers = [f"{number_of(name)} AS {quoted(name)}" for name in columns]
     for view, selected in (("TABLE numbers", numbers), ("VIEW mixed", mixed)):  # 1 s per query as a view of 70 columns
-        table.connection.execute(f"CREATE {view} AS SELECT {', '.join(['row_number', *selected])} FROM texts")
+        table.connection.execute(f"CREATE {view} AS SELECT {', '.join([ROW, *selected])} FROM texts")
 
 
 class Expression(NamedTuple):

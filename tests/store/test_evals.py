@@ -58,6 +58,13 @@ def test_evaluations_stand_beside_the_runs(tmp_path):
     with open_store(tmp_path) as store:
         joined = store.sql("select val_loss, value from evals join runs using (run_id) where metric = 'acc'").rows
         assert joined == ((2.0, 0.5),) and store.sql("select count(*) from runs").rows == ((1,),)
+        scores = [row[1] for row in store.schema().rows if row[1].startswith("acc:")]
+        assert scores == [name for name in store.sql("select * from runs").columns if name.startswith("acc:")] != []
+    above = tmp_path.with_name(f"{tmp_path.name}-above")
+    shutil.copytree(tmp_path, above / "results")
+    for folder in (above, tmp_path / "runs"):  # where runs are found, too
+        with open_store(folder) as store:
+            assert store.sql("select count(*) from evals").rows == ((4,),)
     shutil.copytree(tmp_path / "evals", tmp_path / "other" / "evals")
     with open_store(tmp_path, tmp_path / "other") as store:
         assert store.sql("select count(*) from evals").rows == ((4,),)  # a copy counts once

@@ -26,7 +26,7 @@ from sparsedepth.store.fences import FENCES, limited
 from sparsedepth.store.import_table import import_table
 from sparsedepth.store.records import open_pack
 from sparsedepth.store.subject import buildable
-from sparsedepth.store.table_file import MAX_ROWS
+from sparsedepth.store.table_file import MAX_ROWS, header, open_table
 
 MAP = """
 source: a paper
@@ -136,6 +136,13 @@ def test_na_is_a_missing_number_and_a_text(tmp_path):
     (tmp_path / "three").mkdir()
     unmapped = MAP.replace("  norm: {of: kind, values: {A: pre, B: post}}\n", "") + "where: kind == 'NA'\n"
     assert take_in(tmp_path / "three", unlisted, unmapped).runs == 1
+
+
+def test_a_column_may_be_called_row_number(tmp_path):
+    path = tmp_path / "runs.csv"
+    path.write_text("row_number,loss\n5,2.5\n5,bad\n")
+    with open_table(path, ["row_number"], header(path)) as table:
+        assert table.rows("row_number", "texts") == [(1, "5"), (2, "5")]
 
 
 def test_values_may_be_whole_numbers(tmp_path):
