@@ -55,13 +55,13 @@ OUTLIER = 3.0
 
 def curves(store: Store) -> Drawing:
     """Training loss during training."""
-    width = "(max(tokens) over (partition by run_id) / 50)"  # single steps are noise
-    binned = f"select run_id, train_loss as value, ceil(tokens / {width}) * {width} as x from curves"
+    last = "max(tokens) over (partition by run_id)"  # in 50 bins, since single steps are noise
+    binned = f"select run_id, train_loss as value, ceil(50 * tokens / {last}) * {last} / 50 as x from curves"
     rows = store.frame(
         f"select run_id, 'train_loss' as metric, x, avg(value) as value from ({binned}) where x > 0 and value is not "
         "null group by all order by x, run_id"
     )
-    notes = " The loss of the first fifth of training is beyond the axis."
+    notes = " The axis is that of the loss after the first fifth of training."
     return by_setting(compared_runs(store), rows, "no finished run has a curve of its loss", notes)
 
 

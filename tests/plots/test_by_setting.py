@@ -149,4 +149,8 @@ def test_figures_of_a_store_and_what_is_missing(tmp_path):
         assert loss["mean"].iloc[-1] == pytest.approx(2.0) and len(FIGURES["curves"].drawing(store).page().axes) == 1
         with pytest.raises(NothingToDraw, match="add to measures: gradients"):
             FIGURES["gradients"].drawing(store)
+    ends = [{"step": step, "tokens": 512 * step, "train_loss": 3.0} for step in (56, 57)]  # 29184 / (29184 / 50) > 50
+    make_run(tmp_path / "end", config_of(n_layers=2, batch_tokens=512), {"val_loss": 3.0}, curves=ends)
+    with open_store(tmp_path / "end") as store:
+        assert FIGURES["curves"].drawing(store).data["x"].max() == 512 * 57
     assert to_measure(("causal_effect", "permutation_effect")) == "add to measures: causal or permutation"
