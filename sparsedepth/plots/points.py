@@ -205,7 +205,8 @@ def front(runs: pd.DataFrame, objectives: Sequence[str] = ()) -> Drawing:
     for name in forms.values():
         values = complete[["cell_id", "seed"]].assign(value=complete[name].astype(float))
         found = intervals(values, ["cell_id"]).set_index("cell_id")
-        cells[name], cells[f"{name}_lo"], cells[f"{name}_hi"] = found["mean"], found["lo"], found["hi"]
+        ends = (found[end].clip(*IN_RUNS[name].range) for end in ("lo", "hi"))
+        cells[name], cells[f"{name}_lo"], cells[f"{name}_hi"] = found["mean"], *ends
     measured = [name for name in forms.values() if cells[name].notna().any()]
     pairs = [pair for pair in pairs if {*pair} <= {*measured}]
     cells = cells.dropna(subset=measured)

@@ -101,3 +101,10 @@ def test_the_figure_and_the_saved_question_have_one_front():
     with open_store(Path(__file__).parents[2] / "results" / "quickstart") as store:
         answer, drawn = ask(store, "pareto"), pareto(store).data
     assert {row["cell_id"] for row in answer.records()} == set(drawn.loc[drawn["on_front"], "cell_id"])
+
+
+def test_an_interval_ends_at_the_least_and_largest_value_of_its_quantity():
+    """As in `best`: Student's interval of three losses one apart, and of three shares, reaches beyond."""
+    values = lambda config: {"val_loss": 0.5 + config.seed, "usefulness": 1 - 0.2 * config.seed, "train_flops": 1e9}
+    cells = front(grid({"weight_decay": [0.0, 0.1], "seed": [0, 1, 2]}, values, n_layers=4)).data
+    assert (cells["val_loss_lo"] == 0).all() and (cells["usefulness_hi"] == 1).all()
