@@ -126,7 +126,9 @@ def by_budget(rows: pd.DataFrame, found: Sequence[Crossover], loss: str) -> Draw
     look: dict[str, Any] = {"x": "flops", "x_label": "train_flops (FLOP)", "scale": "linear", "range": range_of(points)}
     settings = [name for name in order if (points["panel"] == name).any()]
     titles = {name: escaped(wrapped(name, 44)) if len(settings) > 1 else "" for name in settings}
-    kinds = [panel_of(loss, name, title=title, decorate=_draw_envelope, **look) for name, title in titles.items()]
+    ends = points["x"].min() / 1.1, points["x"].max() * 1.1  # of all panels, also one of a single budget
+    look["decorate"] = lambda axis, of_panel: _draw_envelope(axis, of_panel, ends)
+    kinds = [panel_of(loss, name, title=title, **look) for name, title in titles.items()]
     notes = " Wide grey line: the lower envelope. Verdicts compare depths seed by seed."
     notes += not_shown(len({one.setting for one in found}) - len(settings), "further setting")
     verdicts = [escaped(f"{one.sentence}.") for one in found if one.setting in settings]
@@ -134,7 +136,8 @@ def by_budget(rows: pd.DataFrame, found: Sequence[Crossover], loss: str) -> Draw
     return lines_drawing(points, kinds, "\n".join([notes, *verdicts]), styles=styles, columns=2, size=(3.9, 3.1))
 
 
-def _draw_envelope(axis: Any, rows: pd.DataFrame) -> None:
+def _draw_envelope(axis: Any, rows: pd.DataFrame, ends: tuple[float, float]) -> None:
     x = np.geomspace(rows["x"].min(), rows["x"].max(), 200)
     curves = [np.interp(np.log(x), np.log(of["x"]), of["mean"], np.nan, np.nan) for _, of in rows.groupby("setting")]
     axis.plot(x, np.nanmin(curves, axis=0), color=GREY, alpha=0.35, linewidth=6, zorder=1)
+    axis.set_xlim(*ends)

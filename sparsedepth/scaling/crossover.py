@@ -66,8 +66,8 @@ class Crossover(NamedTuple):
         text = f"n_layers={self.n_layers}{'' if self.setting == BASELINE else f', {self.setting}'}: {self.text}"
         if self.smallest is None or self.largest is None:
             return text
-        ends = f"{flops_text(self.smallest)} to {flops_text(self.largest)}"
-        return f"{text}; compared from {ends} FLOPs, {self.seeds} seeds"
+        ends = f"from {flops_text(self.smallest)} to" if self.smallest * SAME < self.largest else "at"
+        return f"{text}; compared {ends} {flops_text(self.largest)} FLOPs, {self.seeds} seeds"
 
 
 class DepthCurve:

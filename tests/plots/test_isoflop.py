@@ -50,3 +50,19 @@ def test_equal_flops_or_one_depth_are_no_curve(tmp_path):
     budget_results(tmp_path / "one", budgets=[2.7e12])
     with open_store(tmp_path / "one") as store, pytest.raises(NothingToDraw, match="no depth was run at two budgets"):
         draw(store, "isoflop")
+
+
+def test_a_setting_of_one_budget_is_on_the_axis_of_the_others():
+    rows = [
+        (depth, setting, seed, budget, 3.0 - 1e-13 * budget + 0.01 * depth + 0.001 * seed * depth, 1000.0)
+        for depth in (4, 8)
+        for setting, budgets in (("baseline", (1e12, 2e12, 4e12)), ("depth_scale=lns", (4e12,)))
+        for budget in budgets
+        for seed in range(3)
+    ]
+    runs = rows_of(rows)
+    page = by_budget(runs, crossovers(runs), "val_loss").page()
+    first, second = (axis.get_xlim() for axis in page.axes)
+    assert first == second and first[0] < 1e12 < 4e12 < first[1]
+    said = " ".join(page.get_supxlabel().split())
+    assert "compared from 1e12 to 4e12 FLOPs" in said and "compared at 4e12 FLOPs" in said
