@@ -55,7 +55,7 @@ class FigureKind:
 
 def _with_notes(page: Callable[[], Figure], notes: str) -> Figure:
     figure = page()
-    caption(figure, " ".join(figure.get_supxlabel().split()) + notes)
+    caption(figure, *figure.get_supxlabel().splitlines(), notes.strip())
     return figure
 
 

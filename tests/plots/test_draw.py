@@ -9,12 +9,13 @@ import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
 import pytest
+from matplotlib.figure import Figure
 from support.made_up_runs import make_run
 from support.runs_frame import config_of
 
 from sparsedepth import plots
-from sparsedepth.plots.draw import FIGURES, default_figure, draw
-from sparsedepth.plots.page import Drawing, NothingToDraw, csv_bytes, render
+from sparsedepth.plots.draw import FIGURES, _with_notes, default_figure, draw
+from sparsedepth.plots.page import Drawing, NothingToDraw, caption, csv_bytes, render
 from sparsedepth.plots.runs import finished_of
 from sparsedepth.store.connection import open_store
 
@@ -139,3 +140,12 @@ def test_figures_that_compare_losses_say_that_the_data_differ(tmp_path):
         for name in ("depth", "pareto"):
             text = " ".join(draw(opened, name).drawings[name].page().get_supxlabel().split())
             assert text.endswith("Configurations differ in corpus: losses on different data are not comparable.")
+
+
+def test_notes_on_the_data_keep_the_paragraphs_of_a_caption():
+    def page():
+        figure = Figure(figsize=(8, 4))
+        caption(figure, "One.", "Two.")
+        return figure
+
+    assert _with_notes(page, " From 2 folders.").get_supxlabel().splitlines() == ["One.", "Two.", "From 2 folders."]
