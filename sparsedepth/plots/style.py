@@ -166,9 +166,10 @@ def linear_below(values: Iterable[float]) -> float | None:
 
 def set_scale(axes: Any, which: Literal["x", "y"], scale: Scale, values: Sequence[float]) -> None:
     """Set the scale of a quantity's axis; `values` are those shown, without NaN."""
-    if scale == "log" and len(values):
+    is_wide = scale == "symlog" and max(map(abs, values), default=0.0) > 10 * max(LINEAR_BELOW, min(values))
+    if len(values) and (scale == "log" or (is_wide and min(values) > LINEAR_BELOW)):  # more labels than decades
         log_scale(axes, which, values)
-    elif scale == "symlog" and max(map(abs, values), default=0.0) > 10 * max(LINEAR_BELOW, min(values)):
+    elif is_wide:
         _symlog_scale(axes, which, LINEAR_BELOW)
 
 

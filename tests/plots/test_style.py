@@ -17,6 +17,7 @@ from sparsedepth.plots.style import (
     linear_below,
     log_scale,
     set_layer_scale,
+    set_scale,
     setting_styles,
     shortened,
 )
@@ -51,7 +52,7 @@ def test_the_first_layer_does_not_hide_the_others():
     low, deep, first = axis.transData.transform([(0, 0.0), (0, 1e-3), (0, 1.0)])[:, 1]
     assert axis.get_yscale() == "symlog" and deep - low > (first - low) / 10
     assert linear_below([1.0, 0.5, 0.2]) is None and linear_below([]) is None
-    for values, scale in (([0.02, 0.4, 0.5], "symlog"), ([-0.02, 0.4, 0.5], "symlog"), ([0.2, 0.4, 0.5], "linear")):
+    for values, scale in (([0.02, 0.4, 0.5], "log"), ([-0.02, 0.4, 0.5], "symlog"), ([0.2, 0.4, 0.5], "linear")):
         axis = Figure().subplots()
         set_layer_scale(axis, "symlog", values)
         assert axis.get_yscale() == scale, values  # without a decade a symlog axis would have no ticks
@@ -127,3 +128,11 @@ def test_settings_are_in_order_of_their_numbers():
         "n_kv_heads=1, lr=0.3",
     ]
     assert settings_in_order(names) == ordered
+
+
+@pytest.mark.parametrize(("values", "scale"), [([0.03, 0.7], "log"), ([0.005, 0.7], "symlog"), ([0.3, 0.7], "linear")])
+def test_increases_above_the_linear_part_have_the_labels_of_a_logarithmic_axis(values, scale):
+    """A symlog axis labels decades alone: of 0.03 to 0.7 one."""
+    axis = Figure().subplots()
+    set_scale(axis, "y", "symlog", values)
+    assert axis.get_yscale() == scale
