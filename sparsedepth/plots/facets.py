@@ -150,12 +150,12 @@ def side_by_side(rows: pd.DataFrame, kind: str, settings: Sequence[str]) -> pd.S
 def _draw_line(axis: Any, line: pd.DataFrame, style: Style, has_bars: bool, order: float) -> None:
     colour, marker, dashes = style
     x, mean, low, high = (line[name].to_numpy(float) for name in ("x", "mean", "lo", "hi"))
-    step = -(-len(line) // 25)  # markers at most
+    shown = slice((len(line) - 1) % (step := -(-len(line) // 25)), None, step)  # 25 markers at most, with the last
     look: Any = {"color": colour, "marker": marker, "linestyle": dashes, "markersize": 3.5, "markeredgewidth": 0}
-    axis.plot(x, mean, markevery=step, linewidth=1.3, zorder=order, **look)
+    axis.plot(x, mean, markevery=shown, linewidth=1.3, zorder=order, **look)
     has_interval = np.isfinite(low).any()
     if has_interval and has_bars:
-        axis.vlines(x[::step], low[::step], high[::step], color=colour, linewidth=0.9, zorder=order - 1)
+        axis.vlines(x[shown], low[shown], high[shown], color=colour, linewidth=0.9, zorder=order - 1)
     elif has_interval:
         axis.fill_between(x, low, high, color=colour, alpha=0.15, linewidth=0)
 

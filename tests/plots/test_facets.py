@@ -71,3 +71,10 @@ def test_a_paper_has_one_column_of_panels():
         lay_out(page)
     assert page.get_size_inches()[0] == pytest.approx(3.35)
     assert len({round(axis.get_position().x0, 3) for axis in page.axes}) == 1
+
+
+def test_the_last_of_many_layers_has_its_marker_and_interval():
+    rows = lines(32).assign(x=[1.0 + i for i in range(32)] * 2)
+    axis = draw_facets(pd.concat([rows.assign(setting=rows["setting"] + n) for n in "abc"]), [panel(x="share")]).axes[0]
+    assert [bars.get_segments()[-1][0][0] for bars in axis.collections] == [32.0] * 6
+    assert len(axis.collections[0].get_segments()) == 16
