@@ -257,7 +257,7 @@ def judge(
 ) -> None:
     """Say of each variant in a table of runs whether it is better than the baseline, or a lucky seed.
 
-    Exit code 0: better, 3: not shown, 4: worse (of several variants the best one counts)."""
+    Exit code 0: one is better, 3: not shown, 4: one is worse and none better."""
     from sparsedepth.recipe.judge import EXIT_CODES, judge as judgement_of, lines_of
 
     format = choose_format(format, out)
