@@ -126,9 +126,9 @@ def find_columns(header: Sequence[str], given: Mapping[str, str]) -> dict[str, s
     if missing := [name for name in REQUIRED if name not in found]:
         named = f"name it with --column {missing[0]}=NAME, one of {', '.join(header[:20])}"
         raise ValueError(f"no column is known as the {missing[0]}; {named}")
-    if re.search(r"acc|score|exact_match|f1", found["loss"].lower()):
+    if re.search(r"(?<![a-z])(acc(uracy)?|score|exact_match|f1)(?![a-z0-9])", found["loss"].lower()):
         told = f"column {found['loss']!r} is better when higher, and a loss is better when lower"
-        raise ValueError(f"{told}; add a column with 1 minus it, and name that: --column loss=NAME")
+        raise ValueError(f"{told}; add a column 'error' with 1 minus it, and give --column loss=error")
     return {name: found[name] for name in NAMES if name in found}
 
 

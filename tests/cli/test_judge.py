@@ -138,6 +138,11 @@ def test_columns_are_found_by_their_usual_names():
         "variant": "Run Name", "seed": "Random seed", "loss": "eval/loss", "budget": "train_tokens",
     }  # fmt: skip
     assert find_columns(["name", "loss", "bpb"], {"loss": "bpb"}) == {"variant": "name", "loss": "bpb"}
+    for name in ("val_loss_bf16", "loss_accum_4", "error"):
+        assert find_columns(["name", name], {"loss": name})["loss"] == name
+    for name in ("val_acc", "accuracy", "f1", "eval/score"):
+        with pytest.raises(ValueError, match="--column loss=error"):
+            find_columns(["name", name], {"loss": name})
 
 
 def test_json_and_exit_codes(command, tmp_path):
