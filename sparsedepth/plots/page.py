@@ -16,7 +16,7 @@ from matplotlib.lines import Line2D
 
 from sparsedepth.config.plain_text import counted
 from sparsedepth.files import check_parent, write_bytes
-from sparsedepth.plots.style import COLUMN, GREY, PAPER, RC, Style, escaped, wrapped
+from sparsedepth.plots.style import COLUMN, GREY, PAPER, RC, Style, escaped, log_scale, wrapped
 from sparsedepth.store.query_result import QueryResult, to_csv
 
 FORMATS = {".png": {"Software": None}, ".svg": {"Date": None}, ".pdf": {"CreationDate": None}}
@@ -102,6 +102,8 @@ def colour_bar(axis: Any, image: Any, label: str = "") -> None:
     bar = axis.figure.colorbar(image, cax=axis.inset_axes((1.04, 0.08, 0.05, 0.84)), format="{x:g}")
     bar.set_label(label, size=8)
     bar.minorticks_off()
+    if bar.ax.get_yscale() == "log":
+        log_scale(bar.ax, "y", bar.ax.get_ylim())
     bar.ax.tick_params(labelsize=7)
     bar.outline.set_visible(False)
 

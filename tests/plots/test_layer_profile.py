@@ -7,14 +7,16 @@ from dataclasses import replace
 import numpy as np
 import pandas as pd
 import pytest
+from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.colors import LogNorm, SymLogNorm, to_rgba
+from matplotlib.figure import Figure
 from support.made_up_runs import make_run
 from support.runs_frame import config_of, labelled_grid
 
 from sparsedepth import quantities
 from sparsedepth.plots.layer_profile import PANELS, layer_profile, layer_profile_page, profile_of
 from sparsedepth.plots.matrices import MOST, mean_matrices, page_of_matrices, pairs_that_exist, title_of
-from sparsedepth.plots.page import lay_out
+from sparsedepth.plots.page import colour_bar, lay_out
 from sparsedepth.plots.runs import choose_run
 from sparsedepth.plots.style import DEGENERATE, MISSING
 from sparsedepth.store.connection import open_store
@@ -240,3 +242,13 @@ def test_more_settings_than_fit_are_counted():
     runs = labelled_grid({"weight_decay": [i / 10 for i in range(9)]}, lambda config: {"val_loss": 3.0}, n_layers=3)
     values, notes = mean_matrices(runs, pairs_of(runs, lambda run: 1.0))
     assert values["setting"].nunique() == MOST and f"Not shown: {9 - MOST} further settings" in notes
+
+
+def test_a_colour_bar_of_less_than_a_decade_has_several_labels():
+    figure = Figure()
+    axis = figure.subplots()
+    colour_bar(axis, axis.pcolormesh(np.array([[0.06, 0.7]]), norm=LogNorm(0.06, 0.7)))
+    FigureCanvasAgg(figure).draw()
+    (bar,) = axis.child_axes
+    low, high = bar.get_ylim()
+    assert len([tick for tick in bar.get_yticks() if low <= tick <= high]) >= 2
