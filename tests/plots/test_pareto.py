@@ -105,6 +105,9 @@ def test_the_figure_and_the_saved_question_have_one_front():
 
 def test_an_interval_ends_at_the_least_and_largest_value_of_its_quantity():
     """As in `best`: Student's interval of three losses one apart, and of three shares, reaches beyond."""
-    values = lambda config: {"val_loss": 0.5 + config.seed, "usefulness": 1 - 0.2 * config.seed, "train_flops": 1e9}
+
+    def values(config):
+        return {"val_loss": 0.5 + config.seed, "usefulness": 1 - 0.2 * config.seed, "train_flops": 1e9}
+
     cells = front(grid({"weight_decay": [0.0, 0.1], "seed": [0, 1, 2]}, values, n_layers=4)).data
     assert (cells["val_loss_lo"] == 0).all() and (cells["usefulness_hi"] == 1).all()
