@@ -82,9 +82,9 @@ QUESTIONS: dict[str, Question] = {
         " FROM cells AS this"
         " WHERE diverged = 0 AND {loss} IS NOT NULL AND {score} IS NOT NULL AND NOT EXISTS ("
         "   FROM cells AS other WHERE other.diverged = 0 AND other.{loss} <= this.{loss}"
-        "   AND other.{score} >= this.{score} AND other.train_flops <= this.train_flops"
+        "   AND other.{score} >= this.{score} AND other.train_flops <= 1.01 * this.train_flops"
         "   AND (other.{loss} < this.{loss} OR other.{score} > this.{score}"
-        "        OR other.train_flops < this.train_flops))"
+        "        OR other.train_flops < 0.99 * this.train_flops))"  # as `store.search.on_front`
         " ORDER BY train_flops, {loss}, cell_id",
     ),
     "diverged": Question(

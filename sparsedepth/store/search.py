@@ -50,12 +50,14 @@ def least_seeds(search: SweepDefinition) -> int:
 
 
 def on_front(values_CK: np.ndarray, objectives: Sequence[str]) -> np.ndarray:
-    """Whether each row is on the Pareto front, (C,); rows with a missing objective are not."""
+    """Whether each row is on the Pareto front, (C,); rows with a missing objective are not. FLOPs within 1% are equal,
+    as sizes are matched so far."""
     loss_CK = values_CK * np.array([-quantities.sign(name) for name in objectives])
     known_C = np.asarray(np.isfinite(loss_CK).all(axis=1))
+    equal_CK = np.nan_to_num(loss_CK) * np.array([0.01 * (name == "train_flops") for name in objectives])
     loss_CK = np.where(known_C[:, None], loss_CK, np.inf)
-    no_worse_CC = np.all(loss_CK[:, None] <= loss_CK[None], axis=2)
-    better_CC = np.any(loss_CK[:, None] < loss_CK[None], axis=2)
+    no_worse_CC = np.all(loss_CK[:, None] <= loss_CK + equal_CK, axis=2)
+    better_CC = np.any(loss_CK[:, None] < loss_CK - equal_CK, axis=2)
     return known_C & ~np.any(no_worse_CC & better_CC, axis=0)
 
 

@@ -42,7 +42,7 @@ def fill(root, definition=SEARCH, n=24, **measured):
         scale = ("none", "lns")[i % 2]
         loss = 3 + 0.2 * math.log(lr / 0.01) ** 2 - 0.3 * (scale == "lns") + 0.002 * generator.standard_normal()
         config = RunConfig(**BASE, n_layers=2, lr=lr, weight_decay=decay, depth_scale=scale)
-        summary = {"val_loss": loss, "train_flops": 1e9 + i, "params_total": 1000, "tokens_trained": 1280}
+        summary = {"val_loss": loss, "train_flops": 1e9 * 1.02**i, "params_total": 1000, "tokens_trained": 1280}
         make_run(root, config, {**summary, **measured}, manifest={**MANIFEST, "started": f"2026-01-02T03:04:{i:02}"})
     return root
 
@@ -55,6 +55,8 @@ def searched(tmp_path_factory):
 def test_the_front_by_hand():
     values = np.array([[1.0, 3.0], [2.0, 2.0], [2.0, 3.0], [3.0, 1.0], [np.nan, 0.0], [1.0, 3.0]])
     assert on_front(values, ["val_loss", "train_flops"]).tolist() == [True, True, False, True, False, True]
+    flops = np.array([[2.0, 1e12], [1.0, 1.009e12], [2.0, 0.98e12]])  # 0.9% and 2% apart: the first has no advantage
+    assert on_front(flops, ["val_loss", "train_flops"]).tolist() == [False, True, True]
     assert on_front(values[:, :1], ["usefulness"]).tolist() == [False, False, False, True, False, False]
 
 
