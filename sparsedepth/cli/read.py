@@ -172,8 +172,8 @@ def effects(
     from sparsedepth.store.connection import open_store
 
     format = choose_format(format, out)
-    if currency == "speedup" and part != "all":
-        raise ValueError("--as speedup is about the effects of settings; leave out --part")
+    if currency == "speedup" and (part != "all" or detail):
+        raise ValueError("--as speedup is about the effects of settings; leave out --part and --detail")
     with open_store(*folders, skip_damaged=skip_damaged) as store:
         if currency == "speedup":
             from sparsedepth.scaling.points import budget_rows

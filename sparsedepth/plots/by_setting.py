@@ -4,9 +4,8 @@ baseline, one line per depth; and the loss against the learning rate, tuned or n
 The settings are the baseline and those of the fewest changed fields, up to MOST. A line is the mean over seeds at the
 last step measured, with its 95% interval. Panels: the deepest depth, and the shallowest that compares settings.
 
-Against the learning rate all settings are drawn, and a point is the mean over the seeds that every lr of its line has,
-since the chosen lr has further seeds. A ring marks the lr that tuning chose, or without tuning that of the lowest loss;
-a cross instead if it is the lowest or highest tried, so that the best may lie beyond."""
+Against lr all settings are drawn; a point is the mean over the seeds that every lr of its line has. A ring marks the lr
+that tuning chose, or without tuning that of the lowest loss; a cross instead if it is the lowest or highest tried."""
 
 import math
 from collections.abc import Iterable, Mapping, Sequence

@@ -61,8 +61,7 @@ def _with_notes(page: Callable[[], Figure], notes: str) -> Figure:
 
 def _data_note(store: Store) -> str:
     """How the data of a store's runs differ."""
-    settings = settings_of(store)
-    text = settings.data_text if settings else ""
+    text = settings.data_text if (settings := settings_of(store)) else ""
     return f" {text[0].upper()}{text[1:]}." if text else ""
 
 
@@ -118,6 +117,8 @@ def draw(
         raise ValueError(f"--style {style!r} is not one of {', '.join(STYLES)}")
     if f".{format}" not in FORMATS:
         raise ValueError(f"--format {format!r} is not one of {', '.join(suffix[1:] for suffix in FORMATS)}")
+    if is_paper and (format != "png" or (out and not into_folder and out.suffix == ".svg")):
+        raise ValueError("--style paper writes a PDF and a PNG, no SVG; leave --format out, or name a .pdf with -o")
     if out is not None and not into_folder:
         check_path(out)
         if figure == "all":
@@ -131,8 +132,7 @@ def draw(
     narrow = [name for name in names if not (is_paper and FIGURES[name].of_one_run)]
     drawings, left_out = drawable(store, narrow, run, lambda name, done: progress(name, done * NUMBERS_SHARE))
     for name in {*names} - {*narrow}:
-        many = f"{name} is a page of many panels, too many for a column"
-        left_out[name] = f"--style paper is a single column, and {many}"
+        left_out[name] = f"--style paper is a single column, and {name} is a page of many panels, too many for one"
     if not drawings:
         several = f"there is nothing to draw: {'; '.join(dict.fromkeys(left_out.values()))}"
         raise NothingToDraw(several if figure == "all" else left_out[figure])

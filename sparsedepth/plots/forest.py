@@ -13,8 +13,17 @@ from matplotlib.ticker import EngFormatter, FuncFormatter, LogLocator, MaxNLocat
 
 from sparsedepth.effects.frame import setting_effects
 from sparsedepth.plots.page import Drawing, NothingToDraw, caption, depth_legend, is_paper, not_shown, panels
-from sparsedepth.plots.runs import cells_of_store, once_per_store, read_runs
-from sparsedepth.plots.style import CHANGES_VARIANCE, GREY, depth_colours, escaped, log_scale, shortened, wrapped
+from sparsedepth.plots.runs import cells_of_store, once_per_store, read_runs, settings_in_order
+from sparsedepth.plots.style import (
+    CHANGES_VARIANCE,
+    GREY,
+    LONGEST,
+    depth_colours,
+    escaped,
+    log_scale,
+    shortened,
+    wrapped,
+)
 from sparsedepth.quantities import IN_RUNS, axis_label
 from sparsedepth.store.comparable_loss import loss_of, with_loss
 from sparsedepth.store.connection import Store
@@ -69,7 +78,7 @@ def page_of_effects(data: pd.DataFrame, depths: Sequence[int], notes: str = "") 
     """One panel per outcome: every effect as a point with its interval."""
     colours = depth_colours(depths)
     depths = [depth for depth in depths if (data["n_layers"] == depth).any()]
-    settings = list(dict.fromkeys(data["setting"]))
+    settings = settings_in_order(data["setting"])
     outcomes = sorted(dict.fromkeys(data["outcome"]), key=lambda name: name == VARIANCE)  # last, beside room for lr
     has_lr = any(map(lr_change, data[data["outcome"] == VARIANCE].to_dict("records")))
     width = 2.35 + (1.5 + 1.3 * has_lr) / len(outcomes)  # with room for the names of settings, and for lr
@@ -105,7 +114,8 @@ def _draw_forest(axis: Any, rows: pd.DataFrame, settings: Sequence[str], colours
             look: Any = {"transform": axis.get_yaxis_transform(), "va": "center", "fontsize": 6.5, "color": GREY}
             axis.text(1.01, y, lr_change(row), **look)
     axis.axvline(1 if is_ratio else 0, color="#444444", linewidth=0.8)
-    names = [escaped(wrapped(name, 15) if is_paper() else name) for name in map(shortened, settings)]
+    fitting = [name if len(name) < 2 * LONGEST and not is_paper() else shortened(name) for name in settings]
+    names = [escaped(wrapped(name, 15 if is_paper() else LONGEST)) for name in fitting]  # three lines at most
     axis.set_yticks(range(len(settings)), names, fontsize=7.5)
     axis.set_ylim(len(settings) - 0.5, -0.5)
     axis.grid(False, axis="y")

@@ -59,8 +59,6 @@ LINKS: tuple[tuple[str, str], ...] = tuple(link for walk in WALKS for link in pa
 (USEFULNESS,) = QUESTIONS["pareto"].scores
 """So that figure and question (`query --ask pareto`) have one front."""
 TRADES = (("train_flops", "val_loss"), ("train_flops", USEFULNESS), (USEFULNESS, "val_loss"))
-MIN_POINTS = 4
-"""Distinct values of x that a regression line needs, and settings that an interval needs."""
 MANY_RUNS, MANY_CELLS = 1000, 40
 """Points of a panel that are pixels in a picture of lines, which would be large and slow; configurations without bars,
 and smaller."""
@@ -169,8 +167,8 @@ def is_log(name: str) -> bool:
 
 def regression(x: pd.Series, y: pd.Series, log_x: bool, log_y: bool) -> tuple[np.ndarray, np.ndarray] | None:
     """The end points of the least-squares line, fitted on the scale of each axis and cut at the values of y: x [2],
-    y [2]. None with fewer than MIN_POINTS distinct x, or of a constant y."""
-    if x.nunique() < MIN_POINTS or y.nunique() < 2:
+    y [2]. None with fewer than four distinct x, or of a constant y."""
+    if x.nunique() < 4 or y.nunique() < 2:
         return None
     x_N, y_N = (np.log(values) if is_log else values for values, is_log in ((x, log_x), (y, log_y)))
     slope, intercept = np.polyfit(x_N, y_N, 1)
@@ -263,7 +261,7 @@ def slices(store: Store) -> Drawing:
     NothingToDraw for a folder without a search, or with fewer than two finished proposals."""
     search = search_of(store.roots)
     if search is None:
-        raise NothingToDraw(f"{', '.join(map(str, store.roots))} was not filled by the sampler of one search")
+        raise NothingToDraw(f"no sampler of one search filled {', '.join(map(str, store.roots))}")
     runs = trained_runs(store)
     frame = numbered(proposals(runs, search), search.objectives[0])
     if len(frame) < 2:

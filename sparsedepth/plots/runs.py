@@ -10,7 +10,7 @@ from weakref import WeakKeyDictionary
 import pandas as pd
 
 from sparsedepth.config.run import CELL_FIELDS
-from sparsedepth.effects.cells import Cells, cells_of
+from sparsedepth.effects.cells import BASELINE, Cells, cells_of
 from sparsedepth.plots.page import NothingToDraw
 from sparsedepth.plots.style import MARKERS, PROPOSAL, SETTINGS, SEVERAL
 from sparsedepth.quantities import BY_LAYER, BY_PAIR
@@ -20,7 +20,6 @@ from sparsedepth.store.search import search_of
 from sparsedepth.store.setting import only_tuning_text, read_settings
 from sparsedepth.store.tuning_roles import result_rows, without_measured_models
 
-BASELINE = "baseline"
 Result = TypeVar("Result")
 
 

@@ -314,8 +314,9 @@ def lines_of(found: Judgement) -> list[str]:
     if better:
         others = f", and {counted(len(better) - 1, 'other')}" if len(better) > 1 else ""
         lines.append(f"Better: {_gain(better[0])}{others}.")
-    elif len(worse) == len(records):
-        lines.append(f"Worse: {', '.join(repr(record['variant']) for record in worse)}.")
+    elif worse:
+        rest = "; not shown: the others" if len(worse) < len(records) else ""
+        lines.append(f"Worse: {', '.join(repr(record['variant']) for record in worse)}{rest}.")
     else:
         lines.append(f"Not shown: no variant is better than {found.baseline!r} beyond luck{_advice(records)}.")
     return lines

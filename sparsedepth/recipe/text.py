@@ -322,7 +322,9 @@ def _provenance(card: Card) -> str:
         "Code": "; ".join(known.code),
         "Kernels": "; ".join(known.kernels),
         "Data": "; ".join(known.data),
-        "Cost": cost if known.node_hours is None else f"{cost}; {known.node_hours:.3g} node hours on a cluster",
+        "Cost of all runs": cost
+        if known.node_hours is None
+        else f"{cost}; {known.node_hours:.3g} node hours on a cluster",
         "Command of this card": known.command,
     }
     return _bullets(f"{name}: {fact}" for name, fact in facts.items() if fact)

@@ -77,6 +77,8 @@ def test_a_figure_for_a_paper_is_a_column_wide_and_its_caption_apart(store, tmp_
     assert width == pytest.approx(3.35 * 600, abs=2)
     with pytest.raises(NothingToDraw, match="single column, and layer_profile is a page of many panels"):
         draw(store, "layer_profile", tmp_path / "a.png", style="paper")
+    with pytest.raises(ValueError, match="no SVG; leave --format out"):
+        draw(store, "depth", tmp_path / "a.svg", style="paper")
     with pytest.raises(ValueError, match="--style 'poster' is not one of screen, paper"):
         draw(store, "depth", tmp_path / "a.png", style="poster")
 
