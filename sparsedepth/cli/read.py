@@ -224,10 +224,9 @@ def _of_settings(runs: "pd.DataFrame", outcome: str, knob: str | None, format: s
     """The frame of effects, and what the outcome's scores are worth."""
     from sparsedepth.effects import cells, frame, text
     from sparsedepth.store.degeneracy import common_weakness, score_rows, usable_form
-    from sparsedepth.store.tuning_roles import result_rows
 
     found = cells.cells_of(runs, outcome)
-    scores = score_rows(result_rows(found.runs.loc[found.rows.index]), outcome)
+    scores = score_rows(frame.compared(found), outcome)
     outcome, caution = usable_form(outcome, scores, "the effects are on")
     found = found.of_outcome(outcome)
     effects = text.of_knob(frame.effects_frame(found), knob, found)

@@ -36,14 +36,13 @@ from scipy.sparse import csr_array
 from sparsedepth.config.role import roles
 from sparsedepth.config.run import RunConfig
 from sparsedepth.effects.cells import Cells
-from sparsedepth.effects.frame import Effect, as_records, setting_effects
+from sparsedepth.effects.frame import Effect, as_records, compared, setting_effects
 from sparsedepth.effects.verdict import ALPHA, adjusted
 from sparsedepth.quantities import of_stage
 from sparsedepth.quantities.record import Stage
 from sparsedepth.store import degeneracy
 from sparsedepth.store.comparable_loss import loss_of, with_loss
 from sparsedepth.store.small_sample import t_critical, two_sided_p
-from sparsedepth.store.tuning_roles import result_rows
 
 Scope = Literal["pooled", "within depth"]
 STAGES: tuple[Stage, ...] = ("sparsity", "variance", "effectiveness", "loss")
@@ -138,8 +137,7 @@ class LinkEvidence(NamedTuple):
 def chain_evidence(cells: Cells) -> list[LinkEvidence]:
     """The evidence for every measured link of the chain, from the results; p-values are adjusted over the links of a
     scope."""
-    results = result_rows(cells.runs)
-    results = results.assign(unit=cells.rows["setting"].reindex(results.index))
+    results = compared(cells).assign(unit=cells.rows["setting"])
     pairs = links_of(results)
     finished = results[results["outcome"] == "ok"]
     known = [[name] for name in ("lr", loss_of(results)) if finished[name].nunique() > 1]

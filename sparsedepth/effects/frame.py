@@ -28,6 +28,7 @@ from sparsedepth.effects.verdict import Distribution, Row, Side, judged
 from sparsedepth.quantities import sign
 from sparsedepth.store.comparable_loss import differing_data
 from sparsedepth.store.query_result import QueryResult
+from sparsedepth.store.tuning_roles import result_rows
 
 COLUMNS = (
     *("question", "setting", "context", "n_layers", "basis", "at"),
@@ -81,6 +82,11 @@ class Effect(Section):
     @property
     def is_shown(self) -> bool:
         return self.verdict in ("lower", "higher")
+
+
+def compared(cells: Cells) -> pd.DataFrame:
+    """The results among `cells.runs` that are compared."""
+    return result_rows(cells.runs.loc[cells.rows.index])
 
 
 def effects_frame(cells: Cells) -> pd.DataFrame:

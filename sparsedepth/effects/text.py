@@ -13,12 +13,11 @@ from sparsedepth import quantities
 from sparsedepth.config.plain_text import counted, wrapped
 from sparsedepth.effects.cells import Cells, values_of
 from sparsedepth.effects.chain import MIN_UNITS, Intervention, Link, LinkEvidence, Skill, cautions, chain_evidence
-from sparsedepth.effects.frame import OWN_LR, QUESTIONS, Effect, setting_effects
+from sparsedepth.effects.frame import OWN_LR, QUESTIONS, Effect, compared, setting_effects
 from sparsedepth.effects.verdict import ALPHA, POWER, size_text
 from sparsedepth.store.comparable_loss import layers_hint, loss_of
 from sparsedepth.store.query_result import QueryResult, fit
 from sparsedepth.store.small_sample import t_critical
-from sparsedepth.store.tuning_roles import result_rows
 
 OPTIONAL = ("diverged", "basis", "seeds", "flops", "lr", "detectable")
 DETAIL = ("p_adjusted", "df", "seeds_part", "lr_part")
@@ -216,7 +215,7 @@ def chain_lines(cells: Cells, detail: bool = False) -> Iterator[str]:
     names = ("cause", "effect", "rho", "lo", "hi", "skill", "intervention", "verdict")
     table = fit(QueryResult(columns=names, rows=tuple(map(_row, chain))), ("skill",))
     head = wrapped([f"The chain from sparsity to loss: {_counts_text(chain[0].within)}"])
-    notes = wrapped([EXPLAINED, *cautions(result_rows(cells.runs))])
+    notes = wrapped([EXPLAINED, *cautions(compared(cells))])
     yield f"{head}{table.text}\n{notes}".rstrip("\n")
     for evidence in chain if detail else ():
         yield link_heading(evidence)

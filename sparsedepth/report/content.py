@@ -13,6 +13,7 @@ from sparsedepth.config.plain_text import counted
 from sparsedepth.config.sweep import SweepDefinition, read_definition
 from sparsedepth.effects.cells import Cells
 from sparsedepth.effects.chain import LinkEvidence, cautions, chain_evidence
+from sparsedepth.effects.frame import compared
 from sparsedepth.effects.text import effect_sentence, evidence_lines, link_heading
 from sparsedepth.plots.forest import COLUMNS, cells_of_store, effects_of
 from sparsedepth.plots.runs import all_runs
@@ -162,7 +163,8 @@ def summarise(
     sentences += [f"{effect_sentence(row)}." for row in at_depth.to_dict("records")]
     linked = [link for verdict in LINK_MEANINGS for link in links if link.verdict == verdict]
     sentences += [_link_sentence(link) for link in linked[:MOST_IN_SUMMARY]]
-    sentences += [f"{caution}." for caution in ([] if trained is None else cautions(trained))]
+    judged = compared(cells) if cells else trained
+    sentences += [f"{caution}." for caution in ([] if judged is None else cautions(judged))]
     if n_failed := sum(int(row[0].key or 0) for row in failures.rows):
         sentences.append(f"{counted(n_failed, 'run')} diverged, failed or ended early; their causes are listed below.")
     return sentences

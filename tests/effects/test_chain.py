@@ -1,8 +1,10 @@
 """Rank correlations: by hand, against pandas, their invariances, and how often noise is called an association; and the
 verdicts 'associated', 'predicts' and 'causes', each earned by its own evidence."""
 
+import re
 from dataclasses import replace
 from functools import cache
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -24,6 +26,8 @@ from sparsedepth.effects.chain import (
     rank_correlations,
     skill,
 )
+from sparsedepth.effects.text import chain_lines
+from sparsedepth.store.connection import open_store
 
 
 def frame(x, y, n_layers=12, unit=None):
@@ -377,3 +381,11 @@ def test_the_interval_of_a_skill_by_hand():
     )
     half = 2.77645 * np.sqrt(5 / 6 * ((without - without.mean()) ** 2).sum())
     assert (found.lo, found.hi) == pytest.approx((found.value - half, found.value + half), rel=1e-5)
+
+
+def test_cautions_are_about_the_runs_that_are_compared():
+    """Of the branches of text_flops those at one budget: 6 seeds of 3 depths."""
+    with open_store(Path(__file__).parents[2] / "results" / "text_flops") as store:
+        cells = cells_of(store.frame("select * from runs"), "val_loss")
+    (text,) = chain_lines(cells)
+    assert set(re.findall(r"of (\d+) runs\)", text)) == {"18"} and "18 runs of 1 setting" in text
