@@ -21,6 +21,7 @@ from sparsedepth.plots.facets import Panel, intervals, lines_drawing, lr_text, m
 from sparsedepth.plots.page import Drawing, NothingToDraw, line_handle, not_shown
 from sparsedepth.plots.runs import (
     all_runs,
+    cells_of_store,
     compared_runs,
     finished_of,
     n_changed,
@@ -37,6 +38,7 @@ from sparsedepth.store.comparable_loss import loss_of
 from sparsedepth.store.connection import Store
 from sparsedepth.store.degeneracy import ABSOLUTE_ROWS, degeneracy, score_rows, sound_layer_metrics
 from sparsedepth.store.search import search_of
+from sparsedepth.store.setting import BUDGET
 from sparsedepth.store.tuning_roles import CHOSEN_ROLES, best_point, is_at_edge
 
 VARIANCE = "residual_variance"
@@ -74,19 +76,14 @@ def variance(store: Store) -> Drawing:
     return _layer_lines(store, (VARIANCE,), training)
 
 
-def scores(store: Store) -> Drawing:
-    return _layer_lines(store, SCORES)
-
-
-def gradients(store: Store) -> Drawing:
-    return _layer_lines(store, GRADIENTS)
-
-
 def _layer_lines(store: Store, metrics: Sequence[str], *further: pd.DataFrame) -> Drawing:
     runs = compared_runs(store)
     layers, notes = sound_values(store, runs, metrics)
     missing = f"no finished run has {' or '.join(metrics)} by layer; {to_measure(metrics)}"
     return by_setting(runs, pd.concat([layers.rename(columns={"layer": "x"}), *further]), missing, notes)
+
+
+scores, gradients = (partial(_layer_lines, metrics=metrics) for metrics in (SCORES, GRADIENTS))
 
 
 @once_per_store
@@ -211,8 +208,10 @@ def depth_styles(depths: Iterable[int]) -> dict[str, Style]:
 
 def learning_rate(store: Store) -> Drawing:
     """Raises NothingToDraw if no configuration was run at two learning rates."""
-    runs = finished_of(all_runs(store)).reset_index(drop=True)
-    return by_rate(runs.assign(setting=runs["cell_id"].map(setting_names(store, "lr"))))
+    runs, cells = finished_of(all_runs(store)), cells_of_store(store)
+    runs = runs[runs["run_id"].isin(cells.rows["run_id"])] if cells.is_one_budget else runs
+    names = setting_names(store, "lr", *[BUDGET] * cells.is_one_budget)
+    return by_rate(runs.assign(setting=runs["cell_id"].map(names)).reset_index(drop=True))
 
 
 def by_rate(runs: pd.DataFrame) -> Drawing:
