@@ -33,8 +33,7 @@ def status(
     format: Annotated[Literal["table", "json"], typer.Option(help="output format")] = "table",
 ) -> None:
     """Show a sweep's progress: complete, running, failed (by cause) and planned runs, and the best so far."""
-    if not folder.is_dir():
-        raise ValueError(f"{folder} is not an existing folder; give the results folder of a sweep")
+    _check_exists(folder)
     if format == "json":
         if watch:
             raise ValueError("--watch repeats a text; for --format json call `status` again")
@@ -57,6 +56,11 @@ def status(
     if console.is_terminal:  # elsewhere Live prints its last state by itself
         live.update("\n".join(lines), refresh=True)
     print("\n".join(lines) if not console.is_terminal else "no run is left")
+
+
+def _check_exists(folder: Path) -> None:
+    if not folder.is_dir():
+        raise ValueError(f"{folder} is not an existing folder; give the results folder of a sweep")
 
 
 def summary_of(folder: Path) -> "SweepSummary":
@@ -163,6 +167,7 @@ def logs(
     from sparsedepth.files import read_regular
     from sparsedepth.run.scratch import task_text
 
+    _check_exists(folder)
     if run is None and (follow or task):
         raise ValueError(f"--{'follow' if follow else 'task'} needs a RUN; give a run_id or its first characters")
     if run is None:
@@ -193,7 +198,9 @@ def _runs_with_log(folder: Path) -> list[tuple["RunState", "Scratch"]]:
     scratches = [Scratch(folder, path.parent.name) for path in logs if re.fullmatch(RUN_ID, path.parent.name)]
     if not scratches:
         of_train = f": `train` prints to its terminal; see `status {folder}`" if any(folder.glob("work/*/lock")) else ""
-        raise ValueError(f"{folder} holds no run logs{of_train or '; give the results folder of a sweep (--out)'}")
+        raise ValueError(
+            f"{folder} holds no run logs{of_train or '; give the results folder of a sweep (a pack has no logs)'}"
+        )
     runs = [(state_of(folder, scratch.run_id), scratch) for scratch in scratches]
     return sorted(runs, key=lambda run: (run[0].state != "failed", -run[1].log.stat().st_mtime))
 

@@ -117,6 +117,8 @@ def test_the_run_of_an_interrupted_train_is_shown(tmp_path):
     assert f"  interrupted {run_id}: run the same command again to resume\n" in out
     _, err = sparsedepth("logs", results, code=2)
     assert "holds no run logs: `train` prints to its terminal; see `status" in err
+    for command in ("status", "logs"):
+        assert "is not an existing folder" in sparsedepth(command, tmp_path / "none", code=2)[1]
     scratch.checkpoints.rmdir()  # as after an error before the first step
     _, err = sparsedepth("status", results, code=2)
     assert "no complete run under" in err
