@@ -4,7 +4,6 @@ import json
 
 import pytest
 
-from sparsedepth.cli import main
 from sparsedepth.cluster import slurm
 from sparsedepth.cluster.array import TaskArray
 from sparsedepth.run.scratch import Scratch, allocation, node_hours
@@ -58,7 +57,7 @@ def controller(tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", str(tmp_path / "bin"), prepend=":")
 
 
-def test_status_says_why_a_task_let_go_of_a_run_and_logs_finds_what_it_said(tmp_path, controller, capsys):
+def test_status_says_why_a_task_let_go_of_a_run_and_logs_finds_what_it_said(tmp_path, controller, command):
     array = TaskArray(sweep="", results=tmp_path / "results")
     array.folder.mkdir(parents=True)
     end = {"restarts": 0, "seconds": 1800, "reason": "preemption"}
@@ -72,13 +71,7 @@ def test_status_says_why_a_task_let_go_of_a_run_and_logs_finds_what_it_said(tmp_
         scratch.begin(allocation(1, environment(number, f"n{number}")))
         scratch.write_progress("training", 0.5, elapsed=720)
 
-    def command(*words: object) -> int:
-        with pytest.raises(SystemExit) as ended:
-            main.run([str(word) for word in words])
-        return int(str(ended.value.code))
-
-    assert command("status", array.results) == 0
-    lines = capsys.readouterr().out.splitlines()
+    lines = command("status", array.results)[0].splitlines()
     for line in (
         "  interrupted 333333333333 (task 12_3 on n3): preemption; now pending (BeginTime)",
         "  interrupted 444444444444 (task 12_4 on n4): out of memory",
@@ -87,6 +80,6 @@ def test_status_says_why_a_task_let_go_of_a_run_and_logs_finds_what_it_said(tmp_
         "  used: 0.8 node hours by the runs' own clocks",
     ):
         assert line in lines, lines
-    assert command("logs", array.results, "33", "--task") == 0
-    assert capsys.readouterr().out == f"{array.folder}/12_3.log:\nwhat the task said\n"
-    assert command("logs", array.results, "44", "--task") == 2
+    said, _ = command("logs", array.results, "33", "--task")
+    assert said == f"{array.folder}/12_3.log:\nwhat the task said\n"
+    command("logs", array.results, "44", "--task", code=2)

@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from sparsedepth.cli import main
 from sparsedepth.cli.on_slurm import array_options
 from sparsedepth.cluster import slurm
 from sparsedepth.cluster.array import TaskArray, check
@@ -102,7 +101,7 @@ def test_a_probe_that_has_started_is_waited_for(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("state", ["RUNNING", "COMPLETING"])
-def test_a_probe_that_never_ends_is_cancelled_and_told_in_one_line(tmp_path, monkeypatch, capsys, state):
+def test_a_probe_that_never_ends_is_cancelled_and_told_in_one_line(tmp_path, monkeypatch, command, state):
     """As where its node waits for a file server that is gone; whatever its time limit."""
     answers = {"sinfo": "p*|7-00:00:00|7-00:00:00", "squeue": "", "sbatch": "7"}
     answers["scontrol"] = f"MaxArraySize = 1001\nJobState={state} NodeList=n1 ExitCode=0:0"
@@ -112,15 +111,13 @@ def test_a_probe_that_never_ends_is_cancelled_and_told_in_one_line(tmp_path, mon
     monkeypatch.setattr("sparsedepth.cluster.array.PROBE_LIMIT_SECONDS", 1.0)
     sweep = tmp_path / "sweep.yaml"
     sweep.write_text(SWEEP)
-    with pytest.raises(SystemExit) as ended:
-        main.run(["sweep", str(sweep), "--out", str(tmp_path / "out"), "--on", "slurm"])
-    error = capsys.readouterr().err
-    assert ended.value.code == 2 and error.count("\n") == 1 and "the probe task on n1 has not ended in 1 s" in error
+    _, error = command("sweep", sweep, "--out", tmp_path / "out", "--on", "slurm", code=2)
+    assert error.count("\n") == 1 and "the probe task on n1 has not ended in 1 s" in error
     assert (tmp_path / "calls").read_text().splitlines()[-1] == "scancel --quiet 7"
     assert not (tmp_path / "out").exists()
 
 
-def test_a_sweep_is_submitted_once_and_followed_to_its_end(tmp_path, monkeypatch, capsys):
+def test_a_sweep_is_submitted_once_and_followed_to_its_end(tmp_path, monkeypatch, command):
     """The fake sbatch runs the probe at once; the queue is empty, then holds a task, then is empty again."""
     sbatch = f'echo "$@" >> {tmp_path}/calls; script=$(cat); case $script in *-probe*) bash -c "$script";; esac; echo 7'
     squeue = f"""n=$(cat {tmp_path}/n 2>/dev/null || echo 0); echo $((n + 1)) > {tmp_path}/n
@@ -133,21 +130,17 @@ def test_a_sweep_is_submitted_once_and_followed_to_its_end(tmp_path, monkeypatch
     sweep, out = tmp_path / "sweep.yaml", tmp_path / "out"
     sweep.write_text(SWEEP)
 
-    def run() -> tuple[object, str, str]:
-        (tmp_path / "n").unlink(missing_ok=True)
-        with pytest.raises(SystemExit) as ended:
-            main.run(["sweep", str(sweep), "--out", str(out), "--on", "slurm", "--sbatch", "qos=low"])
-        return ended.value.code, *capsys.readouterr()
-
-    code, said, error = run()
-    assert code == 1 and "array: 2 tasks, 1 runs per task" in said and "submitted 2 tasks as job 7 (x-" in said
+    words = ("sweep", sweep, "--out", out, "--on", "slurm", "--sbatch", "qos=low")
+    said, error = command(*words, code=1)
+    assert "array: 2 tasks, 1 runs per task" in said and "submitted 2 tasks as job 7 (x-" in said
     assert "tasks: 1 pending (Resources)" in error and "no task is left and 2 of 2 runs are missing" in error
     assert (tmp_path / "calls").read_text().splitlines() == ["--test-only", "--parsable", "--parsable"]
     script = (out / "slurm" / "sweep.sbatch").read_text()
     assert "#SBATCH --qos=low" in script and "--leave-when-idle --max-attempts 2" in script
     monkeypatch.setenv("ACTIVE", "0")  # another command's array is in the queue
-    code, said, _ = run()
-    assert code == 1 and "following the array x-" in said and "submitted" not in said
+    (tmp_path / "n").unlink()
+    said, _ = command(*words, code=1)
+    assert "following the array x-" in said and "submitted" not in said
     assert len((tmp_path / "calls").read_text().splitlines()) == 3
 
 

@@ -8,7 +8,6 @@ import yaml
 from matplotlib import pyplot, rc_context
 from support.made_up_runs import MANIFEST, make_run
 
-from sparsedepth.cli import main
 from sparsedepth.config.load import build, read_yaml
 from sparsedepth.config.run import RunConfig
 from sparsedepth.config.sweep import SweepDefinition
@@ -142,11 +141,9 @@ def test_few_proposals_and_equal_values_have_no_importance(landscape):
     assert not importances(frame.assign(val_loss=1.0), search, "val_loss")
 
 
-def test_effects_of_a_search_are_importances(searched, capfd):
-    with pytest.raises(SystemExit) as ended:
-        main.run(["effects", str(searched)])
-    told = capfd.readouterr().out
-    assert ended.value.code == 0 and "lr: importance PED-ANOVA" in told and "vs " not in told
+def test_effects_of_a_search_are_importances(searched, command):
+    told, _ = command("effects", searched)
+    assert "lr: importance PED-ANOVA" in told and "vs " not in told
     assert "Of few proposals an axis that does nothing has a share, too." in told
     with open_store(searched) as store:
         table = search_table(store.frame("select * from runs"), search_of(store.roots), "val_loss")
@@ -164,10 +161,8 @@ def test_a_degenerate_objective_of_a_search_is_named(searched):
     assert caution.startswith("  usefulness is degenerate: 0 in every run (24 of 24 runs)")
 
 
-def test_a_search_gives_no_recipe(searched, capfd):
-    with pytest.raises(SystemExit) as ended:
-        main.run(["recipe", str(searched)])
-    assert ended.value.code == 2 and "rerun the best points" in capfd.readouterr().err
+def test_a_search_gives_no_recipe(searched, command):
+    assert "rerun the best points" in command("recipe", searched, code=2)[1]
 
 
 def test_figures_of_a_search(searched, tmp_path):
@@ -222,23 +217,19 @@ def test_an_objective_that_is_compared_by_ratio_has_a_logarithmic_axis(landscape
             assert axes.get_yscale() == scale and axes.get_ylabel() == axis_label(name)
 
 
-def test_the_advice_is_a_sweep_that_runs(searched, tmp_path, capfd):
+def test_the_advice_is_a_sweep_that_runs(searched, tmp_path, command):
     out = tmp_path / "again.yaml"
-    with pytest.raises(SystemExit) as ended:
-        main.run(["best", str(searched), "--top", "3", "--again", str(out)])
-    assert ended.value.code == 0 and "3 configurations, seeds 1, 2, 3, 4, 5" in capfd.readouterr().out
+    assert "3 configurations, seeds 1, 2, 3, 4, 5" in command("best", searched, "--top", 3, "--again", out)[0]
     definition = build(SweepDefinition, read_yaml(out), "again.yaml")
     runs = Plan(definition).runs()
     assert len(runs) == 15 and {run.config.seed for run in runs} == {1, 2, 3, 4, 5}
     with open_store(searched) as store:
         first = store.frame("select * from runs order by val_loss limit 3")
     assert {run.config.lr for run in runs} == set(first["lr"])
-    with pytest.raises(SystemExit) as ended:
-        main.run(["best", str(searched), "--again", str(out)])
-    assert ended.value.code == 2 and "exists" in capfd.readouterr().err
+    assert "exists" in command("best", searched, "--again", out, code=2)[1]
 
 
-def test_null_on_an_axis_is_a_choice_of_a_search(tmp_path):
+def test_null_on_an_axis_is_a_choice_of_a_search(tmp_path, command):
     """Planted: a window costs 0.5 nat/token, and null has none; the base has one."""
     space = {"sliding_window": [None, 8], "weight_decay": DECAY}
     folder = tmp_path / "s"
@@ -257,7 +248,6 @@ def test_null_on_an_axis_is_a_choice_of_a_search(tmp_path):
     first, second = importances(frame, search, "val_loss")
     assert first.axis == "sliding_window" and first.ped_anova > 0.6 > second.ped_anova
     assert first.best == "None 6x"
-    with pytest.raises(SystemExit):
-        main.run(["best", str(folder), "--top", "2", "--again", str(tmp_path / "again.yaml")])
+    command("best", folder, "--top", 2, "--again", tmp_path / "again.yaml")
     again = build(SweepDefinition, read_yaml(tmp_path / "again.yaml"), "x")
     assert {run.config.sliding_window for run in Plan(again).runs()} == {None}

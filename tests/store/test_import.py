@@ -9,8 +9,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from sparsedepth.cli import main
-from sparsedepth.cli.exchange import import_
 from sparsedepth.config.load import build
 from sparsedepth.config.run import RunConfig
 from sparsedepth.effects.cells import cells_of
@@ -314,18 +312,14 @@ def test_tables_that_are_none(tmp_path):
             import_table(tmp_path / name, tmp_path / "map.yaml", tmp_path / "theirs")
 
 
-def test_the_command_is_one_line_of_error_or_names_what_is_unknown(tmp_path, capsys):
+def test_the_command_is_one_line_of_error_or_names_what_is_unknown(tmp_path, command):
     root = Path(__file__).parents[2] / "maps"
-    import_(root / "example.csv", root / "example.yaml", tmp_path / "theirs")
-    said = capsys.readouterr().out
+    said, _ = command("import", root / "example.csv", "--map", root / "example.yaml", "-o", tmp_path / "theirs")
     assert "108 runs in 54 clusters, from 108 rows" in said and "weight_decay" in said
     (tmp_path / "map.yaml").write_text("source: x\n")
-    for arguments in (["--map", str(tmp_path / "map.yaml")], ["--map", str(root / "example.yaml")]):
-        out = tmp_path / ("theirs" if "example" in arguments[1] else "new")
-        with pytest.raises(SystemExit) as ended:
-            main.run(["import", str(root / "example.csv"), *arguments, "-o", str(out)])
-        error = capsys.readouterr().err
-        assert ended.value.code == 2 and error.count("\n") == 1 and error.startswith("sparsedepth: error: ")
+    for table_map, out in ((tmp_path / "map.yaml", "new"), (root / "example.yaml", "theirs")):
+        _, error = command("import", root / "example.csv", "--map", table_map, "-o", tmp_path / out, code=2)
+        assert error.count("\n") == 1 and error.startswith("sparsedepth: error: ")
 
 
 @pytest.mark.parametrize(

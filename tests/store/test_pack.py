@@ -11,7 +11,6 @@ import pyarrow.parquet as pq
 import pytest
 from support.made_up_runs import make_run
 
-from sparsedepth.cli import main
 from sparsedepth.config.run import RunConfig
 from sparsedepth.files import MARKER
 from sparsedepth.run.execute import execute
@@ -227,15 +226,9 @@ def test_a_crafted_run_id_reaches_no_query(results, packed):
         open_store(packed, results)
 
 
-def test_the_commands(results, tmp_path, capsys):
-    def command(*words: object) -> tuple[int, str]:
-        with pytest.raises(SystemExit) as ended:
-            main.run([str(word) for word in words])
-        said = capsys.readouterr()
-        return int(str(ended.value.code)), said.out + said.err
-
-    assert "results.pack: 6 records in 5 files" in command("pack", results)[1]
-    assert "failed 1x: no" in command("status", tmp_path / "results.pack")[1]
+def test_the_commands(results, tmp_path, command):
+    assert "results.pack: 6 records in 5 files" in "".join(command("pack", results))
+    assert "failed 1x: no" in command("status", tmp_path / "results.pack")[0]
     for words, message in (
         (("pack", results), "is not an empty folder"),
         (("pack", results, "-o", results / "runs/inside"), "is inside its source"),
@@ -244,8 +237,8 @@ def test_the_commands(results, tmp_path, capsys):
         (("evaluate", results, "--tasks", "piqa", "-o", tmp_path / "results.pack"), "is a pack, which is only read"),
         (("pack", results / "work"), "no complete run"),
     ):
-        code, said = command(*words)
-        assert code == 2 and message in said and said.count("\n") == 1
+        said = "".join(command(*words, code=2))
+        assert message in said and said.count("\n") == 1
     before = sorted((tmp_path / "results.pack").iterdir())
     with pytest.raises(ValueError, match="is a pack, which is only read"):
         execute(RunConfig(), tmp_path / "results.pack")
