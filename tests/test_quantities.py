@@ -64,7 +64,7 @@ def test_direction_and_its_sign():
     assert quantities.rankable("val_loss").better == "low"
     with pytest.raises(ValueError, match="no measured quantity 'val_los'; did you mean 'val_loss'"):
         quantities.rankable("val_los")
-    with pytest.raises(ValueError, match="'steps' has no better direction"):
+    with pytest.raises(ValueError, match=r"'steps' has no better direction \(optimiser steps taken\)"):
         quantities.rankable("steps")
 
 

@@ -193,12 +193,12 @@ def test_a_tie_of_two_chosen_lr_is_broken_by_the_loss_whatever_is_asked():
 
 
 def test_the_order_of_folders_changes_nothing():
-    """As many runs were scored on more tokens: those scored as the baseline remain."""
+    """As many runs were scored on more tokens, or on how many is not known: those scored as the baseline remain."""
     baseline, other = (
         grid({"depth_scale": [scale], "seed": range(3)}, noisy(lambda c: 3.0), n_layers=4, val_tokens=tokens)
         for scale, tokens in (("none", 8192), ("lns", 4096))
     )
-    for parts in ([baseline, other], [other, baseline]):
+    for parts in ([baseline, other], [other, baseline], [baseline, other.assign(val_tokens=np.nan)]):
         found = cells_of(pd.concat(parts, ignore_index=True), "val_loss")
         assert {*found.rows["setting"]} == {"baseline"}
         assert "3 runs scored in another way than most are left out" in effects_text(effects_frame(found), found)

@@ -1,5 +1,5 @@
-"""Effects where runs are lost or missing: diverged ones, settings that only tuned, runs scored in another way; and
-outcomes of which a higher value is better."""
+"""Effects where runs are lost or missing: diverged ones, settings that only tuned; and outcomes of which a higher value
+is better."""
 
 import itertools
 import json
@@ -11,10 +11,8 @@ import pytest
 from support.budget_results import rows_of
 from support.runs_frame import config_of, grid, runs_frame
 
-from sparsedepth.cli import main
 from sparsedepth.effects.cells import cells_of
 from sparsedepth.effects.frame import effects_frame
-from sparsedepth.effects.text import effects_text
 from sparsedepth.recipe.choose import derive
 from sparsedepth.scaling.crossover import crossovers
 from sparsedepth.scaling.points import budget_rows
@@ -73,17 +71,6 @@ def test_a_diverged_run_that_stopped_early_makes_its_setting_no_cheaper():
     assert effect(runs)["flops"] == pytest.approx(1.15)
 
 
-def test_runs_scored_in_another_way_are_left_out_and_counted():
-    """Their thresholds are other ones, or not known, as of imported runs."""
-    axes = {"depth_scale": ["none", "lns"], "seed": range(3)}
-    runs = grid(axes, lambda c: {"val_loss": 3.0 + 0.1 * c.seed}, n_layers=4).assign(measure_tokens=64.0)
-    others = grid({"depth_scale": ["lns"], "seed": range(3, 5)}, lambda c: {"val_loss": 1.0}, n_layers=4)
-    together = pd.concat([runs, others.assign(measure_tokens=np.nan)], ignore_index=True)
-    cells = cells_of(together, "val_loss")
-    assert len(cells.rows) == 6
-    assert "2 runs scored in another way than most are left out" in effects_text(effects_frame(cells), cells)
-
-
 def test_where_a_higher_outcome_is_better_the_winner_is_the_higher_side():
     """The curve of an accuracy that tuning chose has its highest point inside; a gain counts only if few runs of the
     better side were lost."""
@@ -132,7 +119,7 @@ def test_a_diverged_run_makes_a_setting_worth_no_more_compute():
     assert last["train_flops"] == 8e12 and last["multiplier"] == pytest.approx(1.3, abs=0.03)
 
 
-def test_imported_runs_without_a_seed_count_as_one_seed(tmp_path):
+def test_imported_runs_without_a_seed_count_as_one_seed(tmp_path, command):
     rows = ["layers,tokens,flops,scale,loss"]
     for layers, times, scale in itertools.product((4, 8), (1, 2, 4, 8), ("none", "lns")):
         loss = 2 + times**-0.3 - 0.05 * (scale == "lns")
@@ -141,9 +128,7 @@ def test_imported_runs_without_a_seed_count_as_one_seed(tmp_path):
     fields = {"n_layers": "layers", "train_tokens": "tokens", "train_flops": "flops", "depth_scale": "scale"}
     source = {"source": "someone", "fields": fields | {"val_loss": "loss"}}
     tmp_path.joinpath("map.yaml").write_text(json.dumps(source))
-    with pytest.raises(SystemExit) as ended:
-        main.run(["import", f"{tmp_path}/t.csv", "--map", f"{tmp_path}/map.yaml", "-o", f"{tmp_path}/runs"])
-    assert ended.value.code == 0
+    command("import", tmp_path / "t.csv", "--map", tmp_path / "map.yaml", "-o", tmp_path / "runs")
     with open_store(tmp_path / "runs") as store:
         rows = budget_rows(store)
     assert speedups(rows)["lo"].isna().all() and {found.verdict for found in crossovers(rows)} == {"not known"}

@@ -122,37 +122,35 @@ def test_only_the_fresh_seeds_count(card):
     assert set(after.run_ids) == set(runs.loc[runs["seed"] != 6, "run_id"])
 
 
-def test_a_baseline_at_the_end_of_its_grid_confirms_nothing(card):
-    """Of two changes: the gain is judged alone, with the rule on the ends of a grid."""
-    recipe = card.recipe.model_copy(update={"tried": {"lr": [0.001, 0.002, 0.004]}})
-    tuned, rows = card.model_copy(update={"recipe": recipe}), []
-    for i, (name, config) in enumerate(configurations(tuned).items()):
-        best = 0.004 if name == "baseline" else 0.002
+def tuned_card(card):
+    return card.model_copy(update={"recipe": card.recipe.model_copy(update={"tried": {"lr": [0.001, 0.002, 0.004]}})})
+
+
+def tuned_results(card, best_of_baseline):
+    """The recipe is 0.2 lower; each configuration is tuned by three seeds, and lowest at 0.002 but for the baseline."""
+    rows = []
+    for i, (name, config) in enumerate(configurations(tuned_card(card)).items()):
+        best = best_of_baseline if name == "baseline" else 0.002
         for lr in (0.001, 0.002, 0.004):
             for seed in (1003, 1004, 1005, *((3, 4, 5) if lr == best else ())):
                 loss = (2.8 if name == "recipe" else 3.0) + 0.02 * abs(lr / best - 1) + WIGGLE[(seed + i) % 3]
                 role = "rejected" if lr != best else "tuning" if seed > 1000 else "best"
                 given = {"val_loss": loss, "tuned_fields": "lr", "tuned_by": "val_loss", "tuning": role}
                 rows.append((config.model_copy(update={"seed": seed, "lr": lr}), given))
-    after = verified(tuned, runs_frame(rows), [3, 4, 5]).verification
+    return runs_frame(rows)
+
+
+def test_a_baseline_at_the_end_of_its_grid_confirms_nothing(card):
+    """Of two changes: the gain is judged alone, with the rule on the ends of a grid."""
+    after = verified(tuned_card(card), tuned_results(card, 0.004), [3, 4, 5]).verification
     assert after.outcome == "not confirmed" and "the baseline's lr 0.004 is the highest tried" in after.gain.reason
 
 
 def test_seeds_that_tune_a_verification_are_not_its_results(card):
     """Else each side's lr would be chosen on the runs that judge it. The curve of all values is fitted."""
-    recipe = card.recipe.model_copy(update={"tried": {"lr": [0.001, 0.002, 0.004]}})
-    tuned = card.model_copy(update={"recipe": recipe})
-    definition = build(SweepDefinition, verification_fields(tuned, 3), "verification")
+    definition = build(SweepDefinition, verification_fields(tuned_card(card), 3), "verification")
     assert (definition.seeds, definition.tuning_seeds) == ([3, 4, 5], [1003, 1004, 1005])
-    rows = []
-    for i, (name, config) in enumerate(configurations(tuned).items()):
-        for lr, off in ((0.001, 0.02), (0.002, 0.0), (0.004, 0.02)):
-            for seed in (1003, 1004, 1005, *((3, 4, 5) if lr == 0.002 else ())):
-                loss = (2.8 if name == "recipe" else 3.0) + off + WIGGLE[(seed + i) % 3]
-                role = "rejected" if lr != 0.002 else "tuning" if seed > 1000 else "best"
-                given = {"val_loss": loss, "tuned_fields": "lr", "tuned_by": "val_loss", "tuning": role}
-                rows.append((config.model_copy(update={"seed": seed, "lr": lr}), given))
-    after = verified(tuned, runs_frame(rows), [3, 4, 5]).verification
+    after = verified(tuned_card(card), tuned_results(card, 0.002), [3, 4, 5]).verification
     assert after.outcome == "confirmed" and after.gain.seeds == 3 and after.gain.lr == 0.002
     assert {one.verdict for one in after.ingredients} == {"needed"}
 

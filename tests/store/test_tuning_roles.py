@@ -7,8 +7,6 @@ import yaml
 from support.made_up_runs import make_run
 
 from sparsedepth.config.run import RunConfig
-from sparsedepth.effects.cells import cells_of
-from sparsedepth.effects.frame import effects_frame
 from sparsedepth.plots.runs import trained_runs
 from sparsedepth.scaling.points import read_points
 from sparsedepth.store.best import best
@@ -110,17 +108,6 @@ def test_best_ranks_each_configuration_at_its_best_value_and_flags_the_edge(tune
     names = ("weight_decay", "lr", "tuning", "seeds", "val_loss")
     shown = [tuple(row[name] for name in names) for row in ranking.table.records()]
     assert shown == [(0.3, 0.004, "edge", 3, pytest.approx(2.51)), (0.1, 0.002, "best", 3, pytest.approx(3.01))]
-
-
-def test_effects_compare_configurations_each_at_its_best(tuned):
-    """lr differs between the two, and is no setting: seed 0 chose, two seeds are left."""
-    with open_store(tuned) as store:
-        runs = store.frame("select * from runs")
-    cells = cells_of(runs, "val_loss")
-    (found,) = effects_frame(cells).query("question == 'setting'").to_dict("records")
-    assert (cells.field, found["setting"], found["seeds"]) == ("lr", "weight_decay=0.3", 2)
-    assert (found["lr"], found["lr_baseline"]) == (0.004, 0.002)
-    assert found["estimate"] == pytest.approx(-0.5, abs=0.02)
 
 
 def test_one_rule_says_which_runs_count(tuned):
