@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 from reference import ZOO
+from support.counting import counting
 
 from sparsedepth.config.load import build
 from sparsedepth.config.run import RunConfig
@@ -28,12 +29,6 @@ TRAINING = {"batch_tokens": 32, "train_tokens": 32 * 40, "lr": 4e-2, "log_every"
 MEASURING = {"val_tokens": 64, "measure_tokens": 56, "fit_tokens": 64, "jacobian_probes": 2, "precision": "fp32"}
 BASE = {**MODEL, **TRAINING, **MEASURING, "measures": [name for name in SUITE if name not in OF_FORKS]}
 CHANCE = math.log(12)
-
-
-def counting(step: int) -> Sequences:
-    """Sequences that count upwards modulo 12 from a start drawn by step."""
-    start = np.random.default_rng(step).integers(0, 12, (4, 1))
-    return next_tokens((start + np.arange(9)) % 12)
 
 
 def held_out(seq_len: int, n_tokens: int, skip_tokens: int) -> Sequences:

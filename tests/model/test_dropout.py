@@ -3,17 +3,16 @@
 import dataclasses
 import functools
 
-import numpy as np
 import pytest
 import torch
 from reference import ZOO
+from support.counting import counting
 
 from sparsedepth.config.load import build
 from sparsedepth.config.model import ModelConfig
 from sparsedepth.config.role import fields_where
 from sparsedepth.config.run import RunConfig
 from sparsedepth.config.runtime import RuntimeConfig
-from sparsedepth.data.sequences import Sequences, next_tokens
 from sparsedepth.model import attention
 from sparsedepth.model.block import Block
 from sparsedepth.model.context import Context
@@ -99,15 +98,11 @@ def run_config(**fields) -> RunConfig:
     return build(RunConfig, {**BASE, **fields}, "test")
 
 
-def batch(step: int) -> Sequences:
-    return next_tokens((np.random.default_rng(step).integers(0, 12, (4, 1)) + np.arange(9)) % 12)
-
-
 def weights(cfg: RunConfig, **options) -> list[torch.Tensor]:
     model = Decoder(cfg, seed=0)
     runtime = dataclasses.replace(resolve(cfg, RuntimeConfig(device="cpu")), checkpoint_seconds=1e9)
     state = torch.random.get_rng_state()
-    train(model, cfg, runtime, batch, **options)
+    train(model, cfg, runtime, counting, **options)
     assert options or torch.equal(torch.random.get_rng_state(), state)  # a checkpoint restores its own
     return list(model.parameters())
 

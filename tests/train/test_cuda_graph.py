@@ -12,13 +12,14 @@ import numpy as np
 import pytest
 import torch
 from support import optional_packages
+from support.counting import counting
 from support.cpu_graph import RecordedCapture, Waits, pointers, stand_in
 
 from sparsedepth.config.load import build
 from sparsedepth.config.run import RunConfig
 from sparsedepth.config.runtime import RuntimeConfig
 from sparsedepth.config.task import IGNORED
-from sparsedepth.data.sequences import Sequences, next_tokens
+from sparsedepth.data.sequences import Sequences
 from sparsedepth.model.decoder import Decoder
 from sparsedepth.train import loop
 from sparsedepth.train.cuda_graph import WARM_UP, CudaCapture, obstacle
@@ -56,11 +57,9 @@ def split(setup: dict[str, Any]) -> tuple[RunConfig, dict[str, Any], bool]:
     return build(RunConfig, fields, "test"), runtime, partly
 
 
-def counting(step: int, partly: bool = False) -> Sequences:
-    """Sequences that count upwards modulo 12; `partly`: in each step other shares of the positions count."""
-    start = np.random.default_rng(step).integers(0, 12, (4, 1))
-    whole = next_tokens((start + np.arange(9)) % 12)
-    counts_B1 = np.random.default_rng(step).integers(1, 9, (4, 1)) if partly else np.full((4, 1), 8)
+def partly_counting(step: int) -> Sequences:
+    """In each step other shares of the positions count."""
+    whole, counts_B1 = counting(step), np.random.default_rng(step).integers(1, 9, (4, 1))
     return Sequences(inputs=whole.inputs, targets=np.where(np.arange(8) < counts_B1, whole.targets, IGNORED))
 
 
@@ -68,7 +67,7 @@ def run(setup: dict[str, Any], captured: bool, **options: Any) -> tuple[Decoder,
     cfg, changes, partly = split(setup)
     runtime = dataclasses.replace(resolve(cfg, RuntimeConfig(device="cpu")), cuda_graph=captured, **changes)
     model = Decoder(cfg, cfg.seed)
-    return model, train(model, cfg, runtime, lambda step: counting(step, partly), **options)
+    return model, train(model, cfg, runtime, partly_counting if partly else counting, **options)
 
 
 def assert_equal(one: tuple[Decoder, TrainingResult], other: tuple[Decoder, TrainingResult]) -> None:

@@ -1,13 +1,13 @@
 """Schedules by hand; runs of several lengths that share a trunk end as each would alone, bit for bit."""
 
-import numpy as np
 import pytest
 import torch
+from support.counting import counting
 
 from sparsedepth.config.load import build
 from sparsedepth.config.run import RunConfig
 from sparsedepth.config.runtime import RuntimeConfig
-from sparsedepth.data.sequences import Sequences, next_tokens
+from sparsedepth.data.sequences import Sequences
 from sparsedepth.model.decoder import Decoder
 from sparsedepth.train.loop import Interrupted, train
 from sparsedepth.train.optimizer import learning_rate
@@ -61,11 +61,6 @@ def test_a_trunk_belongs_to_what_is_trained_not_to_how_long_or_what_is_measured(
     other = [config(40, 5), config(40, 4, lr=0.5), config(40, 4, depth_scale="lns"), config(40, 4, seed=1)]
     assert len({one.trunk_key for one in (first, *other)}) == 5
     assert config(40, 4, schedule="cosine").trunk_key is None
-
-
-def counting(step: int) -> Sequences:
-    start = np.random.default_rng(step).integers(0, 12, (4, 1))
-    return next_tokens((start + np.arange(9)) % 12)
 
 
 def run(cfg: RunConfig, batch=counting, **options):
