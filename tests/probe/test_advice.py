@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from support.hf_families import save_tokenizer, tiny
+from support.hf_families import WORDS, save_tokenizer, tiny, tiny_folder
 from support.tiny_sweep import corpus
 
 import sparsedepth.probe.load as load
@@ -16,16 +16,12 @@ from sparsedepth.probe.load import load_model
 from sparsedepth.probe.text import measure_source
 
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
-WORDS = {word: index for index, word in enumerate(["</s>", "<unk>", "times", "is", *map(str, range(30))])}
 SIZES = {"hidden_size": 36, "num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 8}
 
 
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory) -> Path:
-    folder = tmp_path_factory.mktemp("models") / "llama"
-    tiny("llama").save_pretrained(folder)
-    save_tokenizer(folder, WORDS)
-    return folder
+    return tiny_folder(tmp_path_factory.mktemp("models") / "llama", "llama")
 
 
 @pytest.fixture

@@ -18,7 +18,7 @@ import yaml
 from reference import run_config
 from safetensors.torch import load_file, save, save_file
 from support.handmade_models import integers
-from support.hf_families import FAMILIES, tiny
+from support.hf_families import FAMILIES, tiny, tiny_folder
 
 from sparsedepth.files import sha256
 from sparsedepth.model.decoder import Decoder
@@ -43,9 +43,7 @@ def no_network(monkeypatch):
 
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory) -> Path:
-    folder = tmp_path_factory.mktemp("models") / "llama"
-    tiny("llama").save_pretrained(folder)
-    return folder
+    return tiny_folder(tmp_path_factory.mktemp("models") / "llama", "llama")
 
 
 @pytest.fixture

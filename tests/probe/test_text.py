@@ -7,7 +7,7 @@ import pytest
 import yaml
 from reference import run_config
 from safetensors.torch import save_file
-from support.hf_families import save_tokenizer, tiny_folder
+from support.hf_families import WORDS, save_tokenizer, tiny_folder
 from support.tiny_sweep import corpus
 
 from sparsedepth.config.run import RunConfig
@@ -25,8 +25,6 @@ from sparsedepth.probe.text import (
     tokens_to_measure,
 )
 from sparsedepth.run.measure_existing_model import measuring_config
-
-WORDS = {word: index for index, word in enumerate(["</s>", "<unk>", "times", "is", *map(str, range(30))])}
 
 
 @pytest.fixture

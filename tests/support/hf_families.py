@@ -98,11 +98,13 @@ def tiny(name: str, attention: str | None = None, **fields: Any) -> PreTrainedMo
     return model.eval()
 
 
-def tiny_folder(folder: Path) -> Path:
-    """A tiny Qwen3 with a tokenizer of 34 words, as transformers saves them."""
-    tiny("qwen3").save_pretrained(folder)
-    words = ["</s>", "<unk>", "times", "is", *map(str, range(30))]
-    save_tokenizer(folder, {word: index for index, word in enumerate(words)})
+WORDS = {word: index for index, word in enumerate(["</s>", "<unk>", "times", "is", *map(str, range(30))])}
+
+
+def tiny_folder(folder: Path, name: str = "qwen3") -> Path:
+    """A tiny model with a tokenizer of 34 words, as transformers saves them."""
+    tiny(name).save_pretrained(folder)
+    save_tokenizer(folder, WORDS)
     return folder
 
 
