@@ -92,12 +92,15 @@ def test_a_damaged_run_is_refused_by_name_or_left_out_with_a_count(tmp_path, com
     summary.write_text(summary.read_text().replace("1234567", "1234568"))
     skipped = f"1 damaged run left out: {summary.parent.name} (summary.json)"
     for words in (
+        ("query", tmp_path, "--ask", "diverged"),
+        ("best", tmp_path),
         ("effects", tmp_path, "--knob", "depth_scale"),
         ("recipe", tmp_path),
         ("plot", tmp_path, "-o", tmp_path / "x.png", "--figure", "pareto"),
         ("report", tmp_path, "-o", tmp_path / "x.html"),
     ):
-        assert summary.parent.name in command(*words, code=2)[1]
+        refused = command(*words, code=2)[1]
+        assert summary.parent.name in refused and "summary.json is not the file that was written" in refused
         said = command(*words, "--skip-damaged")[1].splitlines()
         messages = [line for line in said if not line.startswith("report: ")]  # its progress
         assert messages == [f"sparsedepth: warning: {skipped}"]

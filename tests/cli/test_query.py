@@ -63,16 +63,6 @@ def test_the_schema_is_a_line_a_column(results):
     assert all("." in line.partition(" ")[0] for line in out.splitlines())
 
 
-def test_best_shows_recipe_score_and_baseline(results, more):
-    out, _ = sparsedepth("best", results, more, "--depth", 12, "--where", "params_active < 5e7", "--top", 1)
-    out, pointer, folders = out.partition("to test differences over shared seeds:")
-    assert pointer and str(more) in folders and "recipe" in folders
-    heading, counts, *_, first, baseline = out.splitlines()
-    assert heading.startswith("val_loss [nat/token], lower is better") and "2 configurations, 4 runs" in counts
-    assert "0.3" in first and "2.25" in first
-    assert baseline.endswith("baseline") and "2.6" in baseline
-
-
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [

@@ -15,7 +15,6 @@ from sparsedepth.config.sweep import SweepDefinition
 from sparsedepth.plan.tasks import Plan
 from sparsedepth.plots.draw import FIGURES, drawable
 from sparsedepth.recipe.choose import derive
-from sparsedepth.report.content import content
 from sparsedepth.scaling.points import read_points
 from sparsedepth.store import questions
 from sparsedepth.store.connection import open_store
@@ -123,13 +122,6 @@ def test_every_figure_is_drawn_or_says_why_not_in_every_state(tmp_path, n):
         assert {*drawings} <= {*OF_TUNING}
         for name in {*left_out} - {*OF_A_SEARCH}:
             assert f"only tuning runs are complete so far ({n} of {N_TUNING})" in left_out[name]
-
-
-def test_the_report_of_tuning_runs_has_no_result(tmp_path):
-    assert [*walk(tmp_path, (3,))] == [3]
-    with open_store(tmp_path) as store:
-        page = content(store, [tmp_path])
-    assert not page.effects and any("of tuning, and none of the results yet" in text for text in page.summary)
 
 
 def test_a_cut_space_names_the_lowest_run_of_what_is_left(tmp_path, say):

@@ -108,13 +108,6 @@ def test_a_corpus_that_cannot_be_read_is_one_line(tmp_path, name, content, messa
     assert "\n" not in str(error.value)
 
 
-def test_the_file_that_is_not_utf8_is_named_among_many(tmp_path):
-    for i in range(40):
-        (tmp_path / f"{i:02}.txt").write_bytes(b"\xff" if i == 33 else b"fine")
-    with pytest.raises(ValueError, match=r"33\.txt is not UTF-8 text .*; save it as UTF-8"):
-        read(tmp_path)
-
-
 @pytest.mark.parametrize(
     ("corpus", "words"),
     [

@@ -179,7 +179,7 @@ def test_killed_half_way_leaves_nothing_that_looks_finished(texts, tmp_path, dea
 
 def test_a_failure_leaves_no_folder(texts, tmp_path):
     (texts / "30.txt").write_bytes(b"\xff")
-    with pytest.raises(ValueError, match=r"30\.txt is not UTF-8"):
+    with pytest.raises(ValueError, match=r"30\.txt is not UTF-8 text .*; save it as UTF-8"):
         prepare(config(texts), tmp_path / "data")
     assert [path.suffix for path in (tmp_path / "data").iterdir()] == [".lock"]
 

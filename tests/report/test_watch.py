@@ -12,7 +12,6 @@ from support.made_up_runs import make_run
 from support.report_folder import HOSTILE, fill
 from support.tiny_sweep import definition, start
 
-from sparsedepth.cli.main import run
 from sparsedepth.config.load import build, read_yaml
 from sparsedepth.config.run import RunConfig
 from sparsedepth.config.sweep import SweepDefinition
@@ -102,6 +101,7 @@ def test_a_page_with_only_tuning_runs(sweep):
     text = write()
     assert all(config.run_id in text for config in tuning[:5]) and "5 complete" in progress_of(text)
     assert "5 runs of tuning, and none of the results yet." in text and "only measured" not in text
+    assert '<section id="runs">' in text and '<section id="effects">' not in text
 
 
 def test_half_written_and_damaged_runs_are_left_out_and_named(sweep):
@@ -178,7 +178,7 @@ def test_rows_and_figures_are_made_for_new_runs_only_and_leave_time_to_the_sweep
     assert len(made) == 3, "not due again"
 
 
-def test_what_was_asked_is_checked_before_anything_is_written(sweep, tmp_path, capsys):
+def test_what_was_asked_is_checked_before_anything_is_written(sweep, tmp_path, command):
     results, _ = sweep
     fill(tmp_path / "other")
     (tmp_path / "file").write_text("")
@@ -189,9 +189,7 @@ def test_what_was_asked_is_checked_before_anything_is_written(sweep, tmp_path, c
         ([tmp_path / "none"], "is not an existing folder"),
         ([tmp_path / "file"], "is a file, which does not change"),
     ):
-        with pytest.raises(SystemExit) as ended:
-            run(["report", *map(str, arguments), "-o", str(tmp_path / "page.html"), "--watch", "1"])
-        assert ended.value.code == 2 and message in capsys.readouterr().err
+        assert message in command("report", *arguments, "-o", tmp_path / "page.html", "--watch", 1, code=2)[1]
     assert not (tmp_path / "page.html").exists()
 
 

@@ -51,12 +51,6 @@ def store(shared):
         yield store
 
 
-def test_runs_join_layers(store):
-    answer = store.sql("SELECT seed, sum(value) AS total FROM runs JOIN layers USING (run_id) GROUP BY 1 ORDER BY 1")
-    assert answer.columns == ("seed", "total")
-    assert answer.rows == ((0, 9.0), (1, 10.5))
-
-
 def test_a_run_is_one_row_of_typed_columns(store, shared):
     answer = store.sql("SELECT * FROM runs WHERE seed = 0")
     row = dict(zip(answer.columns, answer.rows[0], strict=True))
