@@ -70,19 +70,7 @@ def test_tokens_and_steps_agree_exactly(matched):
     assert len(matches(matched=matched, space={"n_layers": [1, 9]})) == 2
 
 
-def test_a_tuned_size_may_not_change_what_is_matched():
-    for matched, size, values in (
-        ("tokens", "train_tokens", [1280, 2560, 5120]),
-        ("params_total", "d_ff", [16, 32, 64]),
-    ):
-        with pytest.raises(ValueError, match=f"matched in {matched}"):
-            matches(matched=matched, space={"n_layers": [2]}, tune={size: values}, tuning_seeds=[7, 8])
-
-
-def test_a_width_of_experts_that_is_solved_for_cannot_vary():
-    experts = {"n_experts": 4, "top_k": 2}
-    with pytest.raises(ValueError, match="d_expert must vary in one place"):
-        matches(matched="flops", free="d_ff", base=experts, space={"d_expert": [8, 16]})
+TUNING = {"space": {"n_layers": [2]}, "tuning_seeds": [7, 8]}
 
 
 @pytest.mark.parametrize(
@@ -92,6 +80,8 @@ def test_a_width_of_experts_that_is_solved_for_cannot_vary():
         ({"matched": "flops", "free": "d_expert", "space": {"n_kv_heads": [4, 1]}}, "name a size to solve for"),
         ({"matched": "params_total", "free": "d_ff", "space": {"vocab_size": [264, 9999]}}, "tolerance 1.0%"),
         ({"matched": "flops", "free": "d_ff", "tolerance": 1e-6, "space": {"seq_len": [32, 64]}}, "at the best d_ff"),
+        ({"matched": "tokens", "tune": {"train_tokens": [1280, 2560, 5120]}, **TUNING}, "tokens"),
+        ({"matched": "params_total", "tune": {"d_ff": [16, 32, 64]}, **TUNING}, "params_total"),
     ],
 )
 def test_a_mismatch_above_the_tolerance_is_refused_before_anything_runs(fields, words):
@@ -158,6 +148,7 @@ def test_a_vocabulary_below_the_tokenizers_is_refused_before_any_run(tokenizer, 
         Plan(sweep(base={**fields, "vocab_size": tokens - 1}, **search))
 
 
+ROUTED = {"n_experts": 4, "top_k": 2}
 FLOPS_ACROSS = {"matched": "flops", "across": "depth", "free": "train_tokens"}
 CELLS = {"space": {"n_layers": [8]}, "cells": [{"n_layers": 2}, {"n_layers": 2, "depth_scale": "lns"}]}
 
@@ -208,9 +199,10 @@ def test_tokens_are_solved_for_a_schedule_that_short_runs_cannot_have():
         ({"matched": "params_total", "free": "train_tokens"}, "changes FLOPs, not params_total"),
         ({"matched": "time", "across": "depth", "free": "d_ff"}, "add across: depth, free: train_tokens"),
         ({**FLOPS_ACROSS, "space": {"n_layers": [2, 64]}}, "at the best train_tokens; choose another 'free'"),
+        ({"matched": "flops", "free": "d_ff", "base": ROUTED, "space": {"d_expert": [8, 16]}}, "d_expert must vary in"),
     ],
 )
-def test_what_cannot_be_matched_across_depths_is_refused(fields, words):
+def test_what_cannot_be_matched_is_refused(fields, words):
     with pytest.raises(ValueError, match=words):
         matches(**fields)
 

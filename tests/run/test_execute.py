@@ -24,12 +24,12 @@ from sparsedepth.train.loop import Interrupted, TrainingResult, training
 from sparsedepth.train.runtime import is_out_of_memory, other_processes_bytes, resolve
 
 
-def shortage(limit: int, tried: list):
-    """A `training` that has memory for `limit` sequences per forward pass."""
+def shortage(limit: int, tried: list, n_short: int | None = None):
+    """A `training` that has memory for `limit` sequences per forward pass; after `n_short` tries for all."""
 
     def limited(model, config, runtime, *arguments, **options):
         tried.append(runtime.micro_batch)
-        if (runtime.micro_batch or 4) > limit:
+        if (runtime.micro_batch or 4) > limit and (n_short is None or len(tried) <= n_short):
             raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
         return training(model, config, runtime, *arguments, **options)
 
@@ -124,14 +124,7 @@ def test_out_of_memory_while_measuring_leaves_the_micro_batch(tmp_path, monkeypa
 def test_a_neighbours_memory_is_waited_for(tmp_path, monkeypatch):
     """Twice another process leaves too little: the same micro-batch is tried a third time."""
     tried: list[int | None] = []
-
-    def briefly_short(model, config, runtime, *arguments, **options):
-        tried.append(runtime.micro_batch)
-        if len(tried) < 3:
-            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
-        return training(model, config, runtime, *arguments, **options)
-
-    monkeypatch.setattr(train_and_measure, "training", briefly_short)
+    monkeypatch.setattr(train_and_measure, "training", shortage(0, tried, n_short=2))
     monkeypatch.setattr(train_and_measure, "other_processes_bytes", lambda device: 2**33)
     monkeypatch.setattr(train_and_measure, "NEIGHBOUR_SECONDS", 0.01)
     made = run_record.read_run(execute(run_config(tmp_path), tmp_path / "results", Options(runtime=CPU)))
