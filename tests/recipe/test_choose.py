@@ -197,6 +197,21 @@ def test_a_tuned_field_takes_the_value_that_was_best_for_what_is_chosen():
     assert derive(runs.assign(val_loss=3.0)).config.lr == RunConfig().lr
 
 
+def test_a_folder_with_a_fixed_lr_joins_a_tuned_one_and_lr_is_no_setting():
+    """Tuning chose 2e-3 for the baseline; another folder ran decay 1 at 1e-3 alone, with its baseline there."""
+
+    def loss(config):
+        return -0.2 * (config.depth_scale == "lns") + 0.3 * (config.weight_decay == 1.0)
+
+    axes = {"lr": [1e-3, 2e-3, 4e-3], "depth_scale": ["none", "lns"], "seed": [0, 1, 2, 3]}
+    tuned = sweep(loss, axes).assign(tuned_fields="lr", tuned_by="val_loss")
+    tuned["tuning"] = np.where(tuned["lr"] == 2e-3, "best", "rejected")
+    fixed = sweep(loss, {"weight_decay": [0.1, 1.0], "seed": [0, 1, 2, 3]}, lr=1e-3)
+    recipe = derive(pd.concat([tuned, fixed], ignore_index=True))
+    assert lists(recipe) == {"depth_scale=lns": "better", "weight_decay=1": "worse"}
+    assert recipe.config == RunConfig(depth_scale="lns", lr=2e-3)
+
+
 def test_sizes_that_follow_are_filled_in():
     recipe = derive(cells([({}, 3.0), ({"n_experts": 8, "top_k": 2}, 3.1), ({"n_experts": 8, "top_k": 4}, 2.9)]))
     assert recipe.config == RunConfig(n_experts=8, top_k=4) and recipe.config.d_expert == 44  # d_ff 176 / 4
