@@ -76,7 +76,11 @@ class DepthCurve:
     def __init__(self, rows: pd.DataFrame) -> None:
         done = finished(rows)
         losses = losses_by_budget(done)
-        self.seeds, budgets = max(blocks_of(losses), key=lambda block: (len(block[0]) * len(block[1]), block))
+        # Of blocks of three seeds or more that of the most budgets, of these that of the most seeds.
+        rank = sorted(
+            (min(len(seeds), 3), len(budgets), len(seeds), seeds, budgets) for seeds, budgets in blocks_of(losses)
+        )
+        *_, self.seeds, budgets = rank[-1]
         self.budgets = np.array(budgets)
         self.loss_SB = np.array([[losses[budget][seed] for budget in self.budgets] for seed in self.seeds])
         at_B = [(done["train_flops"] / budget - 1).abs() < SAME_BUDGET for budget in self.budgets]

@@ -96,7 +96,7 @@ def test_a_depth_must_beat_every_shallower_one():
 
 def test_seeds_at_one_budget_alone_do_not_take_away_those_at_all():
     runs = world(0.0, 0)
-    more = rows_of([(n, "baseline", 20 + s, BUDGETS[0], 1.5, None) for n in (4, 16) for s in range(3)])
+    more = rows_of([(n, "baseline", 20 + s, BUDGETS[0], 1.5, None) for n in (4, 16) for s in range(40)])
     (found,) = crossovers(pd.concat([runs, more], ignore_index=True))
     assert (found.verdict, found.seeds, found.smallest) == ("worth it", 5, BUDGETS[0])
 
