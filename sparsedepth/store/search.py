@@ -76,8 +76,8 @@ def rerun_definition(search: SweepDefinition, chosen: Sequence[Mapping[str, Any]
         "objectives": list(search.objectives),
         "base": search.base,
         "cells": [
-            {name: knobs.get(name) for name in search.varied if {knobs.get(name), search.base.get(name)} != {None}}
-            for knobs in chosen
+            {name: of.get(name) for name in search.varied if of.get(name) is not None or name in search.base}
+            for of in chosen
         ],
         "seeds": list(range(first, first + FRESH)),
     }
