@@ -22,7 +22,7 @@ from sparsedepth.config.sweep import SweepDefinition
 from sparsedepth.plan.price import Price, named_device, price_of, pricing_setup, with_finished
 from sparsedepth.plan.tasks import Plan
 from sparsedepth.sweep.results_folder import EndState, ResultsIndex, prepare
-from sparsedepth.sweep.status import RunState, complete_runs, forget_failures, remaining_runs, scan
+from sparsedepth.sweep.status import RunState, forget_failures, remaining_and_complete, scan
 from sparsedepth.sweep.storage import database_url, hide_url
 
 POLL_SECONDS = 2.0
@@ -56,7 +56,8 @@ def plan_array(plan: Plan, options: Request, results: Path | None) -> tuple[int,
     """The number of tasks, the price of the remaining runs, and lines on the array: its size, the time per task against
     the queue's limits, warnings. Raises ValueError as `check`."""
     existing = results if results and results.exists() else None
-    runs = remaining_runs(plan, existing, options.max_attempts) if existing else plan.expected_runs()
+    expected = plan.expected_runs()
+    runs, done = remaining_and_complete(plan, existing, options.max_attempts) if existing else (expected, [])
     with_work = min(MAX_DEFAULT_TASKS, -(-len(runs) // options.runs_in_parallel))
     tasks = max(1, min(options.array or with_work, len(runs)))
     partition = check(options, results, tasks)
@@ -67,8 +68,7 @@ def plan_array(plan: Plan, options: Request, results: Path | None) -> tuple[int,
         processes=options.gpus_per_run * options.nodes,
         gpus=tasks * options.groups,
     )
-    done = complete_runs(plan, existing) if existing else ()
-    price = price_of(runs or plan.expected_runs(), with_finished(setup, existing, plan.expected_runs()), done=done)
+    price = price_of(runs or expected, with_finished(setup, existing, expected), done=done)
     low, high = (price.seconds.value * factor for factor in (1 / price.seconds.factor, price.seconds.factor))
     per_task = f"{duration(price.seconds.value)} per task ({duration(low)} to {duration(high)}"
     limit = options.seconds or partition.default_seconds

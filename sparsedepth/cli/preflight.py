@@ -170,10 +170,10 @@ def print_price(
 def remaining_price(plan: "Plan", setup: "PricingSetup", results: Path) -> "Price | None":
     """The price of the runs that have not ended; None if there are none."""
     from sparsedepth.plan.price import price_of
-    from sparsedepth.sweep.status import complete_runs, remaining_runs
+    from sparsedepth.sweep.status import remaining_and_complete
 
-    runs = remaining_runs(plan, results)
-    return price_of(runs, setup, done=complete_runs(plan, results)) if runs else None
+    runs, done = remaining_and_complete(plan, results)
+    return price_of(runs, setup, done=done) if runs else None
 
 
 def _memory_shortage(plan: "Plan", price: "Price") -> str | None:

@@ -80,16 +80,19 @@ def known_runs(plan: Plan, results: Path, max_attempts: int | None = None) -> li
 
 def remaining_runs(plan: Plan, results: Path, max_attempts: int | None = None) -> list[RunConfig]:
     """The expected runs of a sweep that are neither complete in `results` nor ended without a result."""
-    if plan.definition.adaptive:  # proposals are unknown, so complete runs are only counted
-        return plan.expected_runs()[len(list(results.glob(f"runs/*/{run_record.MARKER}"))) :]
+    return remaining_and_complete(plan, results, max_attempts)[0]
+
+
+def remaining_and_complete(
+    plan: Plan, results: Path, max_attempts: int | None = None
+) -> tuple[list[RunConfig], list[RunConfig]]:
+    """These, and the complete ones; of an adaptive sampler none, whose proposals are unknown."""
+    if plan.definition.adaptive:  # so complete runs are only counted
+        return plan.expected_runs()[len(list(results.glob(f"runs/*/{run_record.MARKER}"))) :], []
     index = ResultsIndex(results, plan.definition, max_attempts, is_read_only=True)
-    return [run for run in plan.expected_runs(index.loss_of) if index.loss_of(run.run_id) is None]
-
-
-def complete_runs(plan: Plan, results: Path) -> list[RunConfig]:
-    """The known runs of a sweep that are complete in `results`."""
-    index = ResultsIndex(results, plan.definition, is_read_only=True)
-    return [planned.config for planned in plan.runs(index.loss_of) if index.is_complete(planned.run_id)]
+    runs = plan.expected_runs(index.loss_of)
+    remaining = [run for run in runs if index.loss_of(run.run_id) is None]
+    return remaining, [run for run in runs if index.is_complete(run.run_id)]
 
 
 def scan(
