@@ -32,6 +32,7 @@ from sparsedepth.store.comparable_loss import COMMON, OWN, loss_of
 from sparsedepth.store.connection import Store
 from sparsedepth.store.degeneracy import columns_for
 from sparsedepth.store.schema import stored_value
+from sparsedepth.store.search import MATCHED
 from sparsedepth.store.setting import BUDGET, Configuration, Settings, assignment, settings_of
 from sparsedepth.store.tuning_roles import CHOSEN_ROLES, parse_tuned_fields, result_rows, without_measured_models
 
@@ -44,8 +45,6 @@ COSTS = {
     "time": "training_seconds",
 }
 """Cost -> column of `runs`."""
-MATCHED = 0.01
-"""A cost is equal if both sides agree to 1%."""
 MEASURE = {*fields_where(RunConfig, lambda role: role.kind == "measure")} - {"measures"}
 """Fields by which a value depends on how it was measured; what else was measured changes none."""
 LOSSES = {OWN, COMMON}

@@ -16,6 +16,7 @@ from sparsedepth.store.comparable_loss import loss_in
 from sparsedepth.store.connection import Store
 from sparsedepth.store.degeneracy import columns_for, usable_form
 from sparsedepth.store.query_result import QueryResult, fit
+from sparsedepth.store.search import MATCHED
 from sparsedepth.store.setting import Settings, only_tuning_text, read_settings, with_setting_column
 from sparsedepth.store.small_sample import MIN_VALUES, mean_interval, seed_means
 from sparsedepth.store.tuning_roles import CHOSEN_ROLES, IS_RESULT, IS_TRAINED
@@ -82,9 +83,9 @@ QUESTIONS: dict[str, Question] = {
         " FROM cells AS this"
         " WHERE diverged = 0 AND {loss} IS NOT NULL AND {score} IS NOT NULL AND NOT EXISTS ("
         "   FROM cells AS other WHERE other.diverged = 0 AND other.{loss} <= this.{loss}"
-        "   AND other.{score} >= this.{score} AND other.train_flops <= 1.01 * this.train_flops"
+        f"   AND other.{{score}} >= this.{{score}} AND other.train_flops <= {1 + MATCHED} * this.train_flops"
         "   AND (other.{loss} < this.{loss} OR other.{score} > this.{score}"
-        "        OR other.train_flops < 0.99 * this.train_flops))"  # as `store.search.on_front`
+        f"        OR other.train_flops < {1 - MATCHED} * this.train_flops))"  # as `store.search.on_front`
         " ORDER BY train_flops, {loss}, cell_id",
     ),
     "diverged": Question(

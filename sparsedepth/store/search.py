@@ -18,6 +18,8 @@ from sparsedepth.files import write_text
 
 FRESH = 5
 """Seeds to run a shortlist with."""
+MATCHED = 0.01
+"""A cost is equal if both sides agree to 1%."""
 
 
 def definitions_of(roots: Sequence[Path]) -> list[SweepDefinition]:
@@ -50,11 +52,11 @@ def least_seeds(search: SweepDefinition) -> int:
 
 
 def on_front(values_CK: np.ndarray, objectives: Sequence[str]) -> np.ndarray:
-    """Whether each row is on the Pareto front, (C,); rows with a missing objective are not. FLOPs within 1% are equal,
-    as sizes are matched so far."""
+    """Whether each row is on the Pareto front, (C,); rows with a missing objective are not. FLOPs within MATCHED
+    are equal."""
     loss_CK = values_CK * np.array([-quantities.sign(name) for name in objectives])
     known_C = np.asarray(np.isfinite(loss_CK).all(axis=1))
-    equal_CK = np.nan_to_num(loss_CK) * np.array([0.01 * (name == "train_flops") for name in objectives])
+    equal_CK = np.nan_to_num(loss_CK) * np.array([MATCHED * (name == "train_flops") for name in objectives])
     loss_CK = np.where(known_C[:, None], loss_CK, np.inf)
     no_worse_CC = np.all(loss_CK[:, None] <= loss_CK + equal_CK, axis=2)
     better_CC = np.any(loss_CK[:, None] < loss_CK - equal_CK, axis=2)
