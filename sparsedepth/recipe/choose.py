@@ -19,7 +19,7 @@ from sparsedepth.config.load import build
 from sparsedepth.config.role import fields_where
 from sparsedepth.config.run import RunConfig, known_measures
 from sparsedepth.effects.cells import BASELINE, MATCHED, Cells, Changes, cells_of, distinct, plain
-from sparsedepth.effects.frame import BASES, Effect, as_records, effects_frame
+from sparsedepth.effects.frame import BASES, Effect, as_records, compared, effects_frame
 from sparsedepth.recipe.card import Candidate, Place, Recipe, comparison_of
 from sparsedepth.store.comparable_loss import COMMON, has_one_context
 from sparsedepth.store.degeneracy import common_weakness, degeneracy, score_rows, usable_form
@@ -143,8 +143,8 @@ def derive(
     depths = tuple(d for d in found.depths if below is None or d < below)
     depth = depths[-1] if depth is None and depths else depth
     place, shown_at = _place(depth, depths)
-    compared = found.results["run_id"].isin(found.cells.rows["run_id"])
-    used = found.results[found.results["n_layers"].isin(shown_at or depths) & compared]
+    used = compared(found.cells)
+    used = used[used["n_layers"].isin(shown_at or depths)]
     recipe = Recipe(
         depth=depth, objective=objective, unit=found.cells.unit, matched=matched, place=place, shown_at=shown_at,
         seen_on=seen_on(used), run_ids=tuple(sorted(used["run_id"])), left_out=found.cells.budget_text,
