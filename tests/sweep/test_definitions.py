@@ -101,7 +101,7 @@ def test_sequence_lengths_read_the_same_text_in_the_same_step():
 
 AT_ONE_LR = ("quickstart", "known_depth")
 """The first sweep of a few minutes; scores on trial."""
-REPLICATIONS = ("fresh_seeds", "fourfold", "trial", "trial_heads", "trial_middle", "trial_experts")
+REPLICATIONS = ("fresh_seeds", "fourfold", "trial", "trial_heads", "trial_middle", "trial_experts", "trial_tuned")
 """Each variant or cell at the lr that an earlier sweep chose."""
 
 
