@@ -54,6 +54,8 @@ Zip = list[dict[str, Values]]
 class Scale(Section):
     """Changes that turn the definition into one of another size."""
 
+    question: Sentence | None = None
+    hypothesis: Sentence | None = None
     cost: str = ""
     base: dict[str, Any] = {}
     space: dict[str, Axis] | None = None

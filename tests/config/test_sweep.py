@@ -40,6 +40,7 @@ def test_a_scale_lays_over_base_and_replaces_the_rest():
         branch_at=[0.25, 0.5],
         scales={
             "micro": {
+                "hypothesis": "as at full size",
                 "base": {"d_model": 16, "max_corpus_tokens": None},
                 "space": {"n_layers": [2]},
                 "branch_at": [0.5],
@@ -49,6 +50,7 @@ def test_a_scale_lays_over_base_and_replaces_the_rest():
     micro = definition.scaled("micro")
     assert (definition.branch_at, micro.branch_at) == ([0.25, 0.5], [0.5])
     assert micro.name == "s-micro" and micro.seeds == [0, 1, 2]
+    assert (micro.question, micro.hypothesis) == ("q", "as at full size")
     assert micro.base == {"d_model": 16, "lr": 0.1, "max_corpus_tokens": None}
     assert list(micro.grid()) == [{"n_layers": 2}]
     assert definition.scaled(None) is definition
