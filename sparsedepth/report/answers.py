@@ -94,9 +94,10 @@ def variance_answer(cells: Cells) -> Answer:
     ordered = sorted(set(variance["setting"]), key=lambda name: -(variance["setting"] == name).sum())
     settings = [name for name in dict.fromkeys(variance["setting"]) if name in ordered[:MOST_SETTINGS]]
     rows = [_variance_row(name, *frames.values()) for name in settings]
+    own = f", each at its own {cells.field}" if cells.field else ""
     notes = [
-        f"variance, lo, hi: {VARIANCE} of the setting over that of the baseline at n_layers, each at its own lr, with "
-        f"95% interval; verdict_at: by depth; lower, higher: adjusted p below {ALPHA} and the same sign at equal lr; "
+        f"variance, lo, hi: {VARIANCE} of the setting over that of the baseline at n_layers{own}, with 95% interval; "
+        f"verdict_at: by depth; lower, higher: adjusted p below {ALPHA} and the same sign at equal lr; "
         "lr decides: another sign at equal lr",
         "other columns: differences from the baseline; *: lower or higher, as above; lr: baseline -> setting",
         cells.settings.baseline_text,
@@ -189,8 +190,9 @@ def depth_answer(cells: Cells) -> Answer:
     columns += ("tokens", "flops", "lr", "seeds", "verdict")
     records = rows.to_dict("records")
     table = QueryResult(columns=columns, rows=tuple(map(_depth_row, records))).without_empty()
+    own = f", each at its own {cells.field}" if cells.field else ""
     notes = [
-        f"effect: {loss} minus that of the shallowest depth [{cells.unit}], each at its own lr, with 95% interval; "
+        f"effect: {loss} minus that of the shallowest depth [{cells.unit}]{own}, with 95% interval; "
         f"detectable: the effect that would have been seen ({POWER:.0%} power)",
         "equal: what both depths share; tokens, flops (training): of a run, relative to the shallowest depth",
         "" if NEEDED in table.columns else f"{NEEDED} was measured in no run (measure: usefulness)",

@@ -133,7 +133,10 @@ def test_a_depth_with_tuning_runs_alone_is_the_one_compared_with():
     """The frame takes tuning seeds where there are no fresh ones; so does the row of the depth compared with."""
     roles = {4: "tuning", 8: "best"}
     runs = runs_of().assign(tuned_fields="lr", tuned_by="val_loss")
-    first, second = records(depth_answer(runs.assign(tuning=runs["n_layers"].map(roles))))
+    found = depth_answer(runs.assign(tuning=runs["n_layers"].map(roles)))
+    first, second = records(found)
+    assert ", each at its own lr, with 95%" in found.notes[0]
+    assert "its own lr" not in depth_answer(runs_of()).notes[0]  # nothing was tuned
     assert (first["n_layers"], first["verdict"], second["n_layers"]) == (4, "(compared with)", 8)
     assert first["val_loss"] == pytest.approx(runs.loc[runs["n_layers"] == 4, "val_loss"].mean())
 
