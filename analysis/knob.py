@@ -26,7 +26,8 @@ from sparsedepth.store.query_result import QueryResult, fit
 QUANTITIES = (*of_stage("sparsity"), *of_stage("variance"), "usefulness", "val_loss")
 COLUMNS = ("quantity", "n_layers", "effect", "lo", "hi", "seeds", "verdict", "setting")
 LEGEND = (
-    "effect: setting minus baseline (x: ratio), each at its own tuned lr; lo, hi: 95% interval; verdict '-': not shown"
+    "effect: setting minus baseline (x: ratio), each at its own lr where that was tuned; lo, hi: 95% interval; "
+    "verdict '-': not shown"
 )
 
 

@@ -127,7 +127,7 @@ def table_of_effects(effects: pd.DataFrame, cells: Cells, compute: Worths) -> Ta
         ("outcome", ""),
         ("setting", ""),
         ("n_layers", ""),
-        ("effect", "setting minus baseline, each at its own tuned lr; ×: ratio"),
+        ("effect", "setting minus baseline, each at its own lr where that was tuned; ×: ratio"),
         ("95% interval", "of seeds and of the choice of lr"),
         ("unit", ""),
         ("verdict", f"lower or higher: adjusted p below {ALPHA} over the settings of the depth"),
