@@ -207,10 +207,10 @@ def budget_of(flops: pd.Series) -> pd.Series:
 
 
 def losses_by_budget(rows: pd.DataFrame) -> dict[float, dict[int, float]]:
-    """Budget [FLOPs] -> seed -> loss, of the runs of one depth and setting; budgets within SAME_BUDGET are one."""
+    """Budget [FLOPs] -> seed -> mean loss, of runs of one depth and setting; budgets within SAME_BUDGET are one."""
     budget, seeds = budget_of(rows["train_flops"]), rows["seed"].astype(int)
     at = {flops: budget == flops for flops in np.unique(budget).tolist()}
-    return {flops: dict(zip(seeds[which], rows.loc[which, "loss"], strict=True)) for flops, which in at.items()}
+    return {flops: rows["loss"][which].groupby(seeds).mean().to_dict() for flops, which in at.items()}
 
 
 def blocks_of(losses: Mapping[float, Mapping[int, float]]) -> list[tuple[list[int], list[float]]]:

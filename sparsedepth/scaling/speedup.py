@@ -267,7 +267,7 @@ def _at_budget(curve: PowerLaw, baseline: pd.DataFrame, runs: pd.DataFrame) -> d
     budgets = losses_by_budget(baseline)
     nearest = min(budgets, key=lambda budget: abs(math.log(budget / flops)))
     at_nearest = baseline[(baseline["train_flops"] / nearest - 1).abs() < SAME_BUDGET]
-    losses = dict(zip(done["seed"].astype(int), done["loss"], strict=True))
+    losses = done["loss"].groupby(done["seed"].astype(int)).mean().to_dict()
     known = abs(flops / nearest - 1) < SAME_BUDGET and bool(done["effect"].notna().any())
     effect = (float(done["effect"].mean()), float(done["effect_sd"].mean())) if known else None
     by_lr = float(at_nearest["lr_variance"].mean() + done["lr_variance"].mean())  # where costs differ

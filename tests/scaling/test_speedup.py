@@ -36,6 +36,14 @@ def test_flops_of_one_budget_may_differ_by_run():
     assert speedups(rows)["multiplier"].tolist() == [pytest.approx(1.130 / 1.01, abs=1e-3)]
 
 
+def test_runs_of_one_seed_count_by_their_mean_in_any_order():
+    """As in imported tables without seeds: the means are the public losses."""
+    runs = [(24, "baseline", -1, C, losses[0] + d, 1.0) for C, losses in PUBLIC.items() for d in (0.1, -0.1)]
+    runs += [(24, "depth_scale=lns", -1, C, 3.52 + d, 1.0) for d in (0.2, -0.2)]
+    for ordered in (runs, runs[::-1]):
+        assert speedups(rows_of(ordered))["multiplier"].tolist() == [pytest.approx(1.130, abs=5e-4)]
+
+
 def test_a_setting_that_spends_less_is_worth_as_much_more():
     """Half the FLOPs for the baseline's loss at the whole: twice the compute."""
     runs = [(24, "baseline", seed, C, loss, 1.0) for C, losses in PUBLIC.items() for seed, loss in losses.items()]
