@@ -214,11 +214,13 @@ def losses_by_budget(rows: pd.DataFrame) -> dict[float, dict[int, float]]:
 
 
 def blocks_of(losses: Mapping[float, Mapping[int, float]]) -> list[tuple[list[int], list[float]]]:
-    """Seeds with all the budgets that each has a loss at: from budget -> seed -> loss, (seeds, budgets), ascending."""
-    blocks = []
-    for seeds in {frozenset(by_seed) for by_seed in losses.values()}:
-        blocks.append((sorted(seeds), sorted(budget for budget, by_seed in losses.items() if seeds <= {*by_seed})))
-    return blocks or [([], [])]
+    """Seeds that some budgets share, with all budgets that each of them has a loss at: from budget -> seed -> loss,
+    (seeds, budgets), ascending."""
+    shared: set[frozenset[int]] = set()
+    for by_seed in losses.values():
+        shared |= {frozenset(by_seed), *(seeds & {*by_seed} for seeds in shared)}
+    of_seeds = {seeds: [budget for budget, by_seed in losses.items() if seeds <= {*by_seed}] for seeds in shared}
+    return [(sorted(seeds), sorted(budgets)) for seeds, budgets in of_seeds.items() if seeds] or [([], [])]
 
 
 def flops_text(flops: float) -> str:

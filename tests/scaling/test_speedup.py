@@ -44,6 +44,13 @@ def test_runs_of_one_seed_count_by_their_mean_in_any_order():
         assert speedups(rows_of(ordered))["multiplier"].tolist() == [pytest.approx(1.130, abs=5e-4)]
 
 
+def test_the_curve_is_of_the_seeds_that_all_budgets_share_though_each_budget_lost_another():
+    lost = {
+        budget: {seed: losses[0] for seed in range(5) if seed != n} for n, (budget, losses) in enumerate(PUBLIC.items())
+    }
+    assert power_law(lost).seeds == (3, 4) and len(power_law(lost).C) == 3
+
+
 def test_a_setting_that_spends_less_is_worth_as_much_more():
     """Half the FLOPs for the baseline's loss at the whole: twice the compute."""
     runs = [(24, "baseline", seed, C, loss, 1.0) for C, losses in PUBLIC.items() for seed, loss in losses.items()]
