@@ -1,9 +1,9 @@
 """The budget from which a depth is worth its cost: from there on its loss is below that of every shallower depth.
 
-Losses are compared at equal training FLOPs C, over the budgets that both depths have, between two of them by a monotone
-cubic of ln L in ln C (PCHIP) for each seed. At every C the difference of two depths has Student's test over the seeds
-of both, with the error of the choice of lr (`points`); a seed is one unit with all its budgets, which are branches of
-one trunk or runs of one seed.
+Losses are compared at equal training FLOPs C: at every budget the difference of two depths has Student's test over the
+seeds that both have there, with the error of the choice of lr (`points`). Between two budgets the means follow a
+monotone cubic of ln L in ln C (PCHIP), and the interval's half-width a line: no less than that of any dependence
+between the budgets, whose runs can be branches of one trunk, of one seed, or of others.
 
     lower: significantly below every shallower depth;   higher: significantly above one of them;   else open
 
@@ -20,7 +20,7 @@ import numpy as np
 import pandas as pd
 from scipy.interpolate import PchipInterpolator
 
-from sparsedepth.scaling.points import BASELINE, SAME_BUDGET, blocks_of, finished, flops_text, losses_by_budget
+from sparsedepth.scaling.points import BASELINE, SAME_BUDGET, finished, flops_text, losses_by_budget
 from sparsedepth.store.comparable_loss import differing_data
 from sparsedepth.store.query_result import QueryResult
 from sparsedepth.store.small_sample import t_critical
@@ -46,6 +46,7 @@ class Crossover(NamedTuple):
     largest: float | None = None
     """budgets compared"""
     seeds: int = 0
+    """the fewest of a comparison"""
     reason: str = ""
 
     @property
@@ -71,32 +72,31 @@ class Crossover(NamedTuple):
 
 
 class DepthCurve:
-    """The loss of one depth and setting against ln C, for each seed."""
+    """The loss of one depth and setting at its budgets, for each seed."""
 
     def __init__(self, rows: pd.DataFrame) -> None:
         done = finished(rows)
-        losses = losses_by_budget(done)
-        # Of blocks of three seeds or more that of the most budgets, of these that of the most seeds.
-        rank = sorted(
-            (min(len(seeds), 3), len(budgets), len(seeds), seeds, budgets) for seeds, budgets in blocks_of(losses)
-        )
-        *_, self.seeds, budgets = rank[-1]
-        self.budgets = np.array(budgets)
-        self.loss_SB = np.array([[losses[budget][seed] for budget in self.budgets] for seed in self.seeds])
+        self.loss_SB = pd.DataFrame(losses_by_budget(done))
+        self.budgets = self.loss_SB.columns.to_numpy()
         at_B = [(done["train_flops"] / budget - 1).abs() < SAME_BUDGET for budget in self.budgets]
-        self.lr_variance_B = np.array([done["lr_variance"][at].mean() for at in at_B])
+        self.lr_variance_B = [done["lr_variance"][at].mean() for at in at_B]
 
-    def at(self, x_G: np.ndarray, seeds: Sequence[int]) -> np.ndarray:
-        """Losses of these seeds at ln C within its budgets (beyond by at most SAME), (S, G)."""
-        log_SB = np.log(self.loss_SB[[self.seeds.index(seed) for seed in seeds]])
-        x_B = np.log(self.budgets)
-        if len(x_B) == 1:
-            return np.exp(np.repeat(log_SB, len(x_G), axis=1))
-        return np.exp(PchipInterpolator(x_B, log_SB, axis=1)(np.clip(x_G, x_B[0], x_B[-1])))
+    def at(self, C_N: np.ndarray) -> pd.DataFrame:
+        """The losses of each seed, (S, N); NaN beyond its own budgets."""
+        losses = {seed: _between(loss_B.dropna(), C_N) for seed, loss_B in self.loss_SB.iterrows()}
+        return pd.DataFrame.from_dict(losses, orient="index")
 
-    def lr_variance(self, x_G: np.ndarray) -> np.ndarray:
-        """Of the loss at ln C, by the choice of lr, (G,)."""
-        return np.interp(x_G, np.log(self.budgets), self.lr_variance_B)
+    def lr_variance(self, C_N: np.ndarray) -> np.ndarray:
+        """Of the loss, by the choice of lr, (N,)."""
+        return np.interp(np.log(C_N), np.log(self.budgets), self.lr_variance_B) if len(self.budgets) else 0.0 * C_N
+
+
+def _between(losses: pd.Series, C_G: np.ndarray) -> np.ndarray:
+    """Of losses by budget, those at other budgets; NaN beyond by more than SAME."""
+    C_B, log_B = losses.index.to_numpy(), np.log(losses.to_numpy())
+    within_G = np.clip(C_G, C_B[0], C_B[-1])
+    curve = PchipInterpolator(np.log(C_B), log_B) if len(C_B) > 1 else lambda x_G: np.repeat(log_B, len(x_G))
+    return np.where(np.abs(np.log(C_G / within_G)) <= math.log(SAME), np.exp(curve(np.log(within_G))), np.nan)
 
 
 def crossovers(rows: pd.DataFrame) -> list[Crossover]:
@@ -117,31 +117,40 @@ def crossovers(rows: pd.DataFrame) -> list[Crossover]:
 
 def _compared(deep: DepthCurve, shallower: Mapping[int, DepthCurve]) -> dict[str, Any]:
     """The verdict on one depth, as fields of Crossover."""
-    common = {depth: sorted(set(deep.seeds) & set(curve.seeds)) for depth, curve in shallower.items()}
-    if few := [depth for depth, seeds in common.items() if len(seeds) < 2]:
-        return {"reason": f"fewer than two seeds in common with {few[0]} layers, at the budgets that most seeds have"}
-    seeds = min(map(len, common.values()))
-    curves = (deep, *shallower.values())
-    low, high = max(curve.budgets[0] for curve in curves), min(curve.budgets[-1] for curve in curves)
+    pairs = [_differences(deep, curve) for curve in shallower.values()]
+    few = [depth for depth, pair in zip(shallower, pairs, strict=True) if pair.empty]
+    budgets = [curve.budgets for curve in (deep, *shallower.values())] if few else [pair.index for pair in pairs]
+    low, high = max(min(each, default=0.0) for each in budgets), min(max(each, default=math.inf) for each in budgets)
     if low > high * SAME:
-        reason = f"no budget in common: from {flops_text(low)} and up to {flops_text(high)} FLOPs"
-        return {"seeds": seeds, "reason": reason}
-    x_G = np.linspace(math.log(low), math.log(high), N_BUDGETS) if high > low * SAME else np.log([low])
-    differences = [deep.at(x_G, common[depth]) - curve.at(x_G, common[depth]) for depth, curve in shallower.items()]
+        return {"reason": f"no budget in common: from {flops_text(low)} and up to {flops_text(high)} FLOPs"}
+    if few:
+        return {"reason": f"fewer than two seeds in common with {few[0]} layers at any budget"}
+    C_G = np.geomspace(low, high, N_BUDGETS) if high > low * SAME else np.array([low])
+    mean_DG = np.array([_between(pair["deep"], C_G) - _between(pair["shallow"], C_G) for pair in pairs])
+    half_DG = np.array([np.interp(np.log(C_G), np.log(pair.index), pair["half"]) for pair in pairs])
+    seeds = min(int(pair["seeds"][low / SAME : high * SAME].min()) for pair in pairs)
     ends = {"seeds": seeds, "smallest": float(low), "largest": float(max(low, high))}
-    by_lr_DG = np.array([deep.lr_variance(x_G) + curve.lr_variance(x_G) for curve in shallower.values()])
-    return ends | _verdict(np.exp(x_G), differences, by_lr_DG, [*shallower])
+    return ends | _verdict(C_G, mean_DG, half_DG, [*shallower])
 
 
-def _verdict(
-    C_G: np.ndarray, differences: Sequence[np.ndarray], by_lr_DG: np.ndarray, shallower: Sequence[int]
-) -> dict[str, Any]:
-    """From the losses of the seeds minus those of each shallower depth, (S, G), at each budget, and the variance of
-    their mean by the choice of lr."""
-    mean_DG = np.array([one_SG.mean(axis=0) for one_SG in differences])
-    sizes = np.array([[len(one_SG), t_critical(len(one_SG) - 1)] for one_SG in differences])
-    seeds_DG = np.array([one_SG.std(axis=0, ddof=1) for one_SG in differences]) / np.sqrt(sizes[:, :1]) * sizes[:, 1:]
-    half_DG = np.hypot(seeds_DG, sizes[:, 1:] * np.sqrt(by_lr_DG))  # as `effects` has it
+def _differences(deep: DepthCurve, shallow: DepthCurve) -> pd.DataFrame:
+    """Two depths at the budgets at which two seeds or more have both: their means, half the width of the interval of
+    the difference, and the number of seeds."""
+    C_N = np.unique(np.concatenate([deep.budgets, shallow.budgets]))
+    C_N = C_N[np.append(True, C_N[1:] > C_N[:-1] * SAME)]
+    deep_SN, shallow_SN = deep.at(C_N).align(shallow.at(C_N), join="inner", axis=0)
+    difference_SN = deep_SN - shallow_SN
+    seeds_N = difference_SN.count()
+    t_N = seeds_N.map(lambda n: t_critical(n - 1) if n > 1 else math.nan)
+    by_lr_N = deep.lr_variance(C_N) + shallow.lr_variance(C_N)
+    half_N = t_N * np.sqrt(difference_SN.var() / seeds_N + by_lr_N)  # as `effects` has it
+    shallow_N = shallow_SN[difference_SN.notna()].mean()
+    found = {"deep": shallow_N + difference_SN.mean(), "shallow": shallow_N, "half": half_N, "seeds": seeds_N}
+    return pd.DataFrame(found).set_index(C_N).dropna()
+
+
+def _verdict(C_G: np.ndarray, mean_DG: np.ndarray, half_DG: np.ndarray, shallower: Sequence[int]) -> dict[str, Any]:
+    """From the loss minus that of each shallower depth, and half of the interval's width, at each budget."""
     below_G, lower_G = np.all(mean_DG < 0, axis=0), np.all(mean_DG < -half_DG, axis=0)
     higher_G = np.any(mean_DG > half_DG, axis=0)
     if lower_G[-1]:
@@ -156,8 +165,10 @@ def _verdict(
     if not higher_G.any():
         is_lower_D = mean_DG[:, -1] < -half_DG[:, -1]
         lower, others = (", ".join(np.array(shallower)[of_D].astype(str)) for of_D in (is_lower_D, ~is_lower_D))
-        beside = f"to {others} layers is shown at the largest budget, only to {lower}"
-        return {"reason": f"no difference {beside}" if lower else "no difference is shown at the largest budget"}
+        beside = f"to {others} layers is shown at the largest budget in common, only to {lower}"
+        return {
+            "reason": f"no difference {beside}" if lower else "no difference is shown at the largest budget in common"
+        }
     last = float(C_G[np.flatnonzero(higher_G)[-1]])
     if lower_G.any():
         return {"reason": f"better at some budgets, worse at {flops_text(last)} FLOPs"}

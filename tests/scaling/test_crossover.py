@@ -45,7 +45,7 @@ def test_a_depth_that_is_lower_than_some_says_so():
         for seed in range(5)
     ]
     found = next(one for one in crossovers(rows_of(runs)) if one.n_layers == 16)
-    assert found.reason == "no difference to 8 layers is shown at the largest budget, only to 4"
+    assert found.reason == "no difference to 8 layers is shown at the largest budget in common, only to 4"
 
 
 def test_a_planted_crossing_is_found_and_covered():
@@ -101,6 +101,16 @@ def test_seeds_at_one_budget_alone_do_not_take_away_those_at_all():
     assert (found.verdict, found.seeds, found.smallest) == ("worth it", 5, BUDGETS[0])
 
 
+def test_each_budget_can_have_seeds_of_its_own():
+    found = []
+    for seed in range(40):
+        rows = world(0.008, seed)
+        found += crossovers(rows.assign(seed=rows["seed"] + 10 * rows["train_flops"].rank(method="dense").astype(int)))
+    worth = [one for one in found if one.verdict == "worth it" and one.seeds == 5]
+    assert len(worth) >= 36 and {one.largest for one in worth} == {1.6e13}
+    assert sum((one.lo or 0.0) <= 4e12 * 1.015 and one.hi >= 4e12 * 0.985 for one in worth) >= 0.88 * len(worth)
+
+
 def test_what_cannot_be_compared_is_not_known():
     runs = [(4, "baseline", s, C, 1.0 + 0.01 * s, None) for C in BUDGETS[:2] for s in range(3)]
     apart = [(8, "baseline", s, C, 0.5 + 0.01 * s, None) for C in BUDGETS[3:] for s in range(3)]
@@ -108,6 +118,9 @@ def test_what_cannot_be_compared_is_not_known():
     assert found.text == "not known (no budget in common: from 8e12 and up to 2e12 FLOPs)"
     other_seeds = [(8, "baseline", 10 + s, C, 0.5, None) for C in BUDGETS[:2] for s in range(3)]
     (found,) = crossovers(rows_of([*runs, *other_seeds]))
+    assert "fewer than two seeds in common with 4 layers" in found.text
+    lost = rows_of([*runs, *((8, *run[1:]) for run in runs)])
+    (found,) = crossovers(lost.assign(outcome=np.where(lost["n_layers"] == 8, "diverged", "ok")))
     assert "fewer than two seeds in common with 4 layers" in found.text
     with pytest.raises(ValueError, match="no setting was run at two depths"):
         crossovers(rows_of(runs))
