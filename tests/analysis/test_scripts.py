@@ -15,7 +15,7 @@ from support.runs_frame import config_of
 from sparsedepth.config.run import RunConfig
 
 FOLDER = Path(__file__).parents[2] / "analysis"
-SCRIPTS = sorted(path.name for path in FOLDER.glob("*.py") if path.stem not in ("toy", "script", "estimate"))
+SCRIPTS = sorted({path.name for path in FOLDER.glob("*.py")} - {"toy.py", "script.py", "estimate.py", "findings.py"})
 
 CELLS = [
     *({}, {"n_layers": 4}, {"weight_decay": 0.3}, {"seq_len": 128}, {"seq_len": 128, "weight_decay": 0.3}),

@@ -1,0 +1,117 @@
+"""The effects that docs/findings.md states, from the committed results: a row each, by rule of the page.
+
+    python analysis/findings.py [--format csv]
+
+Effects and verdicts are those of `sparsedepth effects FOLDER...`, with val_loss the loss that compares the runs
+(`store.comparable_loss`); for `compute`, those of `effects --as speedup`. Depth: against the shallowest.
+"""
+
+import argparse
+import math
+from collections import defaultdict
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pandas as pd
+from script import run_script
+
+from sparsedepth.effects.cells import cells_of
+from sparsedepth.effects.frame import effects_frame
+from sparsedepth.scaling.points import budget_rows
+from sparsedepth.scaling.speedup import speedups
+from sparsedepth.store.comparable_loss import loss_of
+from sparsedepth.store.connection import Store, open_store
+from sparsedepth.store.query_result import QueryResult, encode
+
+RESULTS = Path(__file__).parent.parent / "results"
+BUNDLE, LNS, EXPERTS, DECAY, HEAD = (
+    "n_kv_heads=1, n_experts=8, weight_decay=1", "depth_scale=lns", "n_experts=8", "weight_decay=0.3", "n_kv_heads=1",
+)  # fmt: skip
+LOSS, NEEDED, VARIANCE, COMPUTE = "val_loss", "needed_layers", "residual_variance_last", "compute"
+COLUMNS = ("rule", "outcome", "n_layers", "setting", "question", "effect", "lo", "hi", "verdict", "folders")
+
+
+class Stated(NamedTuple):
+    rule: int
+    folders: str
+    n_layers: int
+    setting: str = "depth"
+    outcome: str = LOSS
+    question: str = "setting"
+
+
+FULL_STUDY = " ".join(
+    f"depth_study_{part}" for part in ("two_depths", "middle_depths", "remedies", "fresh_seeds", "finer_lr")
+)
+TEXT_12 = "text_flops text_flops_experts text_flops_lns text_flops_decay text_flops_heads"
+TEXT_24 = "text_flops text_flops_experts text_flops_deep"
+TEXT_6 = "text_flops text_flops_shallow text_flops_shallow_experts"
+STATED = (
+    *(Stated(1, folders, n, EXPERTS, of) for of in (LOSS, COMPUTE)
+      for folders, n in ((TEXT_6, 6), (TEXT_12, 12), (TEXT_24, 24))),
+    Stated(1, "text_flops_trial_heads text_flops_trial_experts", 24, EXPERTS),
+    *(Stated(2, "text_deep text_optimum", n, setting)
+      for n, setting in ((12, BUNDLE), (24, BUNDLE), (24, LNS), (12, "seq_len=256"))),
+    *(Stated(3, "text_deep text_optimum", 24, setting, VARIANCE) for setting in (BUNDLE, LNS)),
+    Stated(3, "text_deep text_optimum", 24, LNS, NEEDED),
+    Stated(3, TEXT_24, 24, EXPERTS, VARIANCE),
+    *(Stated(4, "depth_study", n, LNS, question="beside") for n in (24, 32)),
+    Stated(4, "depth_study_fresh_seeds", 32, "depth_scale=lns, lr=0.012"),
+    Stated(4, FULL_STUDY, 32, LNS),
+    *(Stated(4, "equal_flops equal_flops_lns", 32, LNS, of) for of in (VARIANCE, NEEDED)),
+    Stated(5, "text_flops", 12), Stated(5, "text_flops", 24), Stated(5, "text_flops_trial", 24),
+    *(Stated(6, f"equal_flops_{name}", 32)
+      for name in ("trial_tuned", "fourfold", "fourfold_tuned", "longer", "operations")),
+    Stated(6, "equal_flops", 16),
+    *(Stated(7, "text_flops_trial_middle", 12, *of) for of in ((LNS,), (LNS, NEEDED), (DECAY,))),
+    Stated(7, "text_flops text_flops_shallow", 6, DECAY),
+)  # fmt: skip
+
+
+def stated() -> pd.DataFrame:
+    """Raises ValueError for an effect that the results do not have."""
+    by_folders = defaultdict[str, list[Stated]](list)
+    for one in STATED:
+        by_folders[one.folders].append(one)
+    rows: list[dict[str, Any]] = []
+    for folders, wanted in by_folders.items():
+        with open_store(*(RESULTS / name for name in folders.split())) as store:
+            runs = store.frame("select * from runs")
+            for outcome in dict.fromkeys(one.outcome for one in wanted):
+                found = _worth(store) if outcome == COMPUTE else _effects(runs, outcome)
+                rows += [_row(one, found) for one in wanted if one.outcome == outcome]
+    return pd.DataFrame(rows, columns=[*COLUMNS]).sort_values("rule", kind="stable", ignore_index=True)
+
+
+def _effects(runs: pd.DataFrame, outcome: str) -> pd.DataFrame:
+    cells = cells_of(runs, loss_of(runs) if outcome == LOSS else outcome)
+    found = effects_frame(cells)
+    if cells.unit == "ln ratio":
+        found[["estimate", "lo", "hi"]] = found[["estimate", "lo", "hi"]].map(math.exp)
+    return found
+
+
+def _worth(store: Store) -> pd.DataFrame:
+    found = speedups(budget_rows(store))
+    found = found[found["train_tokens"] == found.groupby(["n_layers", "setting"])["train_tokens"].transform("max")]
+    return found.rename(columns={"multiplier": "estimate"}).assign(question="setting", verdict="")
+
+
+def _row(one: Stated, found: pd.DataFrame) -> dict[str, Any]:
+    question, setting = ("depth", f"n_layers={one.n_layers}") if one.setting == "depth" else (one.question, one.setting)
+    is_it = (found["n_layers"] == one.n_layers) & (found["setting"] == setting) & (found["question"] == question)
+    if found.loc[is_it, "estimate"].count() != 1:
+        raise ValueError(f"{one}: {int(is_it.sum())} such effects; there are: {sorted(set(found['setting']))}")
+    effect = found[is_it].iloc[0].to_dict()
+    return {**effect, **one._asdict(), "setting": setting, "question": question, "effect": effect["estimate"]}
+
+
+def main(arguments: list[str]) -> None:
+    parser = argparse.ArgumentParser(prog="findings.py", description="The effects that docs/findings.md states")
+    parser.add_argument("--format", choices=("table", "csv", "json"), default="table")
+    table = stated()
+    print(encode(QueryResult.of_frame(table), parser.parse_args(arguments).format).decode(), end="")
+
+
+if __name__ == "__main__":
+    run_script(main)
