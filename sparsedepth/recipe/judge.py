@@ -95,7 +95,7 @@ def judge(
     curve, reason = _curve({budget: own for (name, budget), own in losses.items() if name == baseline and own})
     for row in rows:
         name, budget = row.fields["setting"], row.fields["budget"]
-        worth = _worth(curve, pairs[name])
+        worth = _worth(curve, pairs[name], is_paired)
         speed = speeds[name, budget] - speeds[baseline, budget]
         timed = in_time(worth, np.array([speed] if math.isfinite(speed) else []))
         row.fields |= {"multiplier": worth.multiplier, "multiplier_lo": worth.lo, "multiplier_hi": worth.hi}
@@ -288,12 +288,12 @@ def _curve(baseline: Mapping[float, _Losses]) -> tuple[PowerLaw | None, str]:
         return None, f"no multiplier: {error}"
 
 
-def _worth(curve: PowerLaw | None, pair: Pair) -> Speedup:
+def _worth(curve: PowerLaw | None, pair: Pair, is_paired: bool) -> Speedup:
     if curve is None:
         return Speedup(multiplier=None)
     # Independent runs may be paired in any order.
     in_order = dict(zip(pair.base, pair.own.values(), strict=False))
-    return speedup(curve, pair.base, pair.own if pair.own.keys() & pair.base.keys() else in_order)
+    return speedup(curve, pair.base, pair.own if is_paired else in_order)
 
 
 def lines_of(found: Judgement) -> list[str]:

@@ -123,6 +123,25 @@ def test_worth_in_compute_and_in_time(command, tmp_path):
     assert row["budget"] == 3.82e17 and "times the compute (" in out
 
 
+def budgets(path, factor=1.0, seeds=(0, 1, 2), column="flops"):
+    """Three budgets of the baseline, and a variant that spends `factor` times them, with seeds of its own."""
+    draw = np.random.default_rng(6)
+    rows = [
+        {"name": name, "seed": seed, column: c * times, "loss": 1.6 + 87.65 * c**-0.0941 - gain + 0.002 * draw.normal()}
+        for name, times, gain, own in (("baseline", 1, 0, (0, 1, 2)), ("new", factor, 0.05, seeds))
+        for seed in own for c in (1e17, 2e17, 4e17)
+    ]  # fmt: skip
+    pd.DataFrame(rows).to_csv(path, index=False)
+    return path
+
+
+def test_the_worth_of_unpaired_runs_is_of_all_of_them_though_one_seed_is_shared(tmp_path):
+    paired, shared, own = (judge(budgets(tmp_path / "runs.csv", seeds=s)) for s in ((0, 1, 2), (2, 3, 4), (3, 4, 5)))
+    assert [found.is_paired for found in (paired, shared, own)] == [True, False, False]
+    (wanted,), (row,) = own.table.records(), shared.table.records()
+    assert row["multiplier"] == wanted["multiplier"] and row["multiplier_lo"] == wanted["multiplier_lo"] > 1
+
+
 def test_a_variant_whose_runs_all_diverged(tmp_path):
     path = table(tmp_path / "runs.csv", np.random.default_rng(7), [-0.05, 0])
     frame = pd.read_csv(path)
