@@ -3,7 +3,7 @@
 A row of the table is a run: variant, loss, and where known seed, budget and throughput. Values go through the fit and
 the rule of `effects`: the variants against one baseline are one family. Where every variant shares two seeds with the
 baseline, runs are paired by seed; else seeds are numbered anew and runs are compared by the means of variants. With
-several budgets each variant is judged at its largest one that the baseline has, too.
+several budgets each variant is judged at its largest one that the baseline has, too; FLOPs within 1% are one budget.
 
 Luck: the lowest of k variants that equal the baseline seems better, on average, by sd E[max of k normal numbers], with
 the sd of an effect without the part that all share through the baseline."""
@@ -23,6 +23,7 @@ from scipy.special import ndtr
 from sparsedepth.config.plain_text import counted, did_you_mean
 from sparsedepth.effects.fit import Fit, fit, fit_of
 from sparsedepth.effects.verdict import Row, Side, judged
+from sparsedepth.scaling.points import budget_of
 from sparsedepth.scaling.speedup import MIN_BUDGETS, PowerLaw, Speedup, in_time, multiplier_text, power_law, speedup
 from sparsedepth.store.query_result import QueryResult, fit as fit_width
 from sparsedepth.store.table_file import header, not_missing, number_of, open_table, quoted
@@ -153,6 +154,10 @@ def _read(path: Path, names: Mapping[str, str]) -> pd.DataFrame:
             f"{path}: {first['variant']!r} has seed {first['seed']!r} twice, first in row {first['row']}; remove a "
             f"row, or name the column in which they differ with --column seed=NAME or budget=NAME"
         )
+    if re.search("flop|compute", names.get("budget", "").lower()):
+        merged = runs.assign(budget=budget_of(runs["budget"]))
+        if "seed" not in names or not merged.duplicated(["variant", "budget", "seed"]).any():  # else points of one run
+            runs = merged
     seeds = runs["seed"] if "seed" in names else runs.groupby(["variant", "budget"]).cumcount().astype(str)
     runs["seed"] = pd.factorize(seeds.fillna("-"))[0]
     return runs

@@ -142,6 +142,20 @@ def test_the_worth_of_unpaired_runs_is_of_all_of_them_though_one_seed_is_shared(
     assert row["multiplier"] == wanted["multiplier"] and row["multiplier_lo"] == wanted["multiplier_lo"] > 1
 
 
+def test_flops_within_a_percent_are_one_budget_and_tokens_are_not(tmp_path):
+    (row,) = judge(budgets(tmp_path / "runs.csv", 1.004)).table.records()
+    assert row["budget"] == 4e17 and row["verdict"] == "better" and row["multiplier"] is not None
+    for factor, column in ((1.02, "flops"), (1.004, "tokens")):
+        with pytest.raises(ValueError, match="no budget in common"):
+            judge(budgets(tmp_path / "runs.csv", factor, column=column))
+    frame = pd.concat(
+        [pd.read_csv(budgets(tmp_path / "runs.csv", 1.0)).assign(flops=flops) for flops in (1e17, 1.001e17)]
+    )
+    frame.drop_duplicates(["name", "seed", "flops"]).to_csv(tmp_path / "steps.csv", index=False)
+    (row,) = judge(tmp_path / "steps.csv").table.records()
+    assert row["budget"] == 1.001e17 and row["seeds"] == 3, "points of one run stay apart"
+
+
 def test_a_variant_whose_runs_all_diverged(tmp_path):
     path = table(tmp_path / "runs.csv", np.random.default_rng(7), [-0.05, 0])
     frame = pd.read_csv(path)
