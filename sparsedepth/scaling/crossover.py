@@ -20,9 +20,10 @@ import numpy as np
 import pandas as pd
 from scipy.interpolate import PchipInterpolator
 
-from sparsedepth.scaling.points import BASELINE, SAME_BUDGET, finished, flops_text, losses_by_budget
+from sparsedepth.scaling.points import BASELINE, finished, flops_text, losses_by_budget
 from sparsedepth.store.comparable_loss import differing_data
 from sparsedepth.store.query_result import QueryResult
+from sparsedepth.store.search import MATCHED
 from sparsedepth.store.small_sample import t_critical
 
 N_BUDGETS = 201
@@ -78,7 +79,7 @@ class DepthCurve:
         done = finished(rows)
         self.loss_SB = pd.DataFrame(losses_by_budget(done))
         self.budgets = self.loss_SB.columns.to_numpy()
-        at_B = [(done["train_flops"] / budget - 1).abs() < SAME_BUDGET for budget in self.budgets]
+        at_B = [(done["train_flops"] / budget - 1).abs() < MATCHED for budget in self.budgets]
         self.lr_variance_B = [done["lr_variance"][at].mean() for at in at_B]
 
     def at(self, C_N: np.ndarray) -> pd.DataFrame:

@@ -19,7 +19,7 @@ import pandas as pd
 
 from sparsedepth.config.role import fields_where
 from sparsedepth.config.run import CELL_FIELDS, RunConfig
-from sparsedepth.effects.cells import BASELINE, CellRuns, cells_of, depth_of, fit_with_curves, read_runs
+from sparsedepth.effects.cells import BASELINE, MATCHED, CellRuns, cells_of, depth_of, fit_with_curves, read_runs
 from sparsedepth.quantities import sign
 from sparsedepth.store.comparable_loss import DATA, loss_in
 from sparsedepth.store.connection import Store, open_store
@@ -33,8 +33,6 @@ IS_POINT = f"outcome = 'ok' AND {IS_RESULT}"
 SIZE_FIELDS = ("n_layers", "d_model", "n_heads", "n_kv_heads", "d_ff", "d_expert", "train_tokens", "seed")
 """Fields that may differ between the points of one law; n_kv_heads only in proportion to n_heads."""
 LOSSES = ("val_loss", "val_loss_common", "val_bits_per_byte", "train_loss")
-SAME_BUDGET = 0.01
-"""Budgets that differ by less are one: sizes are solved for within 1%."""
 CHOICES = ("effect", "effect_sd", "lr_variance")
 
 
@@ -201,13 +199,13 @@ def finished(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def budget_of(flops: pd.Series) -> pd.Series:
-    """Of budgets that are one, each within SAME_BUDGET of the next, the lowest [FLOPs]."""
+    """Of budgets that are one, each within MATCHED of the next, the lowest [FLOPs]."""
     ordered = flops.dropna().sort_values()
-    return ordered.groupby((ordered.pct_change() > SAME_BUDGET).cumsum()).transform("first").reindex(flops.index)
+    return ordered.groupby((ordered.pct_change() > MATCHED).cumsum()).transform("first").reindex(flops.index)
 
 
 def losses_by_budget(rows: pd.DataFrame) -> dict[float, dict[int, float]]:
-    """Budget [FLOPs] -> seed -> mean loss, of runs of one depth and setting; budgets within SAME_BUDGET are one."""
+    """Budget [FLOPs] -> seed -> mean loss, of runs of one depth and setting; budgets within MATCHED are one."""
     budget, seeds = budget_of(rows["train_flops"]), rows["seed"].astype(int)
     at = {flops: budget == flops for flops in np.unique(budget).tolist()}
     return {flops: rows["loss"][which].groupby(seeds).mean().to_dict() for flops, which in at.items()}

@@ -22,19 +22,11 @@ import numpy as np
 import pandas as pd
 
 from sparsedepth.config.plain_text import counted
-from sparsedepth.scaling.points import (
-    BASELINE,
-    BUDGET,
-    SAME_BUDGET,
-    blocks_of,
-    budget_rows,
-    finished,
-    flops_text,
-    losses_by_budget,
-)
+from sparsedepth.scaling.points import BASELINE, BUDGET, blocks_of, budget_rows, finished, flops_text, losses_by_budget
 from sparsedepth.store.comparable_loss import differing_data
 from sparsedepth.store.connection import Store
 from sparsedepth.store.query_result import QueryResult, fit
+from sparsedepth.store.search import MATCHED
 from sparsedepth.store.small_sample import Z, t_critical
 from sparsedepth.store.tuning_roles import IS_RESULT
 
@@ -266,9 +258,9 @@ def _at_budget(curve: PowerLaw, baseline: pd.DataFrame, runs: pd.DataFrame) -> d
     n_diverged = int((runs["outcome"] == "diverged").sum())
     budgets = losses_by_budget(baseline)
     nearest = min(budgets, key=lambda budget: abs(math.log(budget / flops)))
-    at_nearest = baseline[(baseline["train_flops"] / nearest - 1).abs() < SAME_BUDGET]
+    at_nearest = baseline[(baseline["train_flops"] / nearest - 1).abs() < MATCHED]
     losses = done["loss"].groupby(done["seed"].astype(int)).mean().to_dict()
-    known = abs(flops / nearest - 1) < SAME_BUDGET and bool(done["effect"].notna().any())
+    known = abs(flops / nearest - 1) < MATCHED and bool(done["effect"].notna().any())
     effect = (float(done["effect"].mean()), float(done["effect_sd"].mean())) if known else None
     by_lr = float(at_nearest["lr_variance"].mean() + done["lr_variance"].mean())  # where costs differ
     worth = speedup(curve, budgets[nearest], losses, cost_ratio=nearest / flops, effect=effect, by_lr=by_lr)
