@@ -35,7 +35,7 @@ class Match:
     free: str | None
     """the size that was solved for; None if the cell is unchanged, and for a branch, a share of its trunk"""
     ratio: float
-    """amount of the cell / amount of the reference"""
+    """amount of the cell / amount of the reference; of a branch, of the reference's branch"""
     seeds: Sequence[int]
 
     @property
@@ -64,9 +64,10 @@ def amount(config: RunConfig, definition: SweepDefinition) -> float:
 def match(definition: SweepDefinition, cells: Iterable[tuple[Cell, Sequence[int]]]) -> list[Match]:
     """The cells, each with its seeds, at their matched sizes, in order, after their branches. Raises ValueError if one
     cannot be built, matched or branched."""
-    matched = definition.matched
-    exact = matched in ("tokens", "steps")
+    exact = definition.matched in ("tokens", "steps")
+    tolerance = 0 if exact else definition.tolerance
     is_shared = exact or definition.across == "depth"
+    first_cell = "the first cell" if is_shared else "the first cell of its depth"
     references: dict[int, RunConfig] = {}
     matches: list[Match] = []
     for cell, seeds in cells:
@@ -86,13 +87,16 @@ def match(definition: SweepDefinition, cells: Iterable[tuple[Cell, Sequence[int]
         tuned = (definition.run_config({**cell, **point}, definition.seeds[0]) for point in points)
         spent = max((amount(one, definition) for one in (config, *tuned)), key=lambda spent: abs(spent - target))
         ratio = spent / target
-        if abs(ratio - 1) > (0 if exact else definition.tolerance):
-            first = "first cell" if is_shared else "first cell of its depth"
+        if abs(ratio - 1) > tolerance:
             fix = "change the cells or 'matched'" if exact else _fix(definition, ratio, free)
-            told = f"sweep {definition.name!r} states that its runs are matched in {matched}"
-            raise ValueError(f"{told}, but {cell} has {spent:,} and the {first} has {target:,}; {fix}")
-        matches += _with_branches(definition, Match(cell=cell, config=config, free=free, ratio=ratio, seeds=seeds))
+            raise _mismatch(definition, f"{cell} has {spent:,} and {first_cell} has {target:,}; {fix}")
+        own = Match(cell=cell, config=config, free=free, ratio=ratio, seeds=seeds)
+        matches += [*_branches(definition, own, reference, first_cell, tolerance), own]
     return matches
+
+
+def _mismatch(definition: SweepDefinition, told: str) -> ValueError:
+    return ValueError(f"sweep {definition.name!r} states that its runs are matched in {definition.matched}, but {told}")
 
 
 def _sized(definition: SweepDefinition, cell: Cell, free: str, size: int) -> float:
@@ -133,7 +137,7 @@ def summary(definition: SweepDefinition, matches: Sequence[Match]) -> list[str]:
     solved = [one for one in matches if one.free]
     if not solved:
         return []
-    worst = max((one.ratio - 1 for one in solved), key=abs)
+    worst = max((one.ratio - 1 for one in matches), key=abs)
     head = f"matched in {definition.matched}: sizes of {counted(len(solved), 'cell')}, largest mismatch {worst:+.2%}"
     lines = [head + "; the table has them" * (len(solved) > MOST_LISTED)]
     for one in solved if len(solved) <= MOST_LISTED else ():
@@ -142,10 +146,13 @@ def summary(definition: SweepDefinition, matches: Sequence[Match]) -> list[str]:
     return lines
 
 
-def _with_branches(definition: SweepDefinition, match: Match) -> list[Match]:
-    """A cell after its branches, shortest first. Raises ValueError without a trunk, and for a branch too short."""
+def _branches(
+    definition: SweepDefinition, match: Match, reference: RunConfig, first_cell: str, tolerance: float
+) -> list[Match]:
+    """The branches of a cell, shortest first. Raises ValueError without a trunk, and for a branch that is too short, or
+    does not match the reference's, since steps are whole."""
     if not definition.branch_at:
-        return [match]
+        return []
     whole, needs = match.config, f"branch_at={definition.branch_at} needs"
     if whole.schedule != "wsd":
         raise ValueError(f"{needs} schedule=wsd, not {whole.schedule}; set schedule: wsd in the base")
@@ -154,14 +161,18 @@ def _with_branches(definition: SweepDefinition, match: Match) -> list[Match]:
         fix = f"set warmup_tokens: {tokens} in the base in place of warmup_frac"
         raise ValueError(f"{needs} one warm-up for all budgets; {fix}")
     cells = [{**match.cell, "train_tokens": _branch_tokens(whole, share)} for share in definition.branch_at]
-    if definition.matched == "tokens" and any(share * whole.n_steps % 1 for share in definition.branch_at):
-        told = f"{needs} whole steps to be matched in tokens, and {whole.n_steps} are trained"
-        raise ValueError(f"{told}; change batch_tokens, the length or the shares, or match steps")
-    configs = [definition.run_config(cell, definition.seeds[0]) for cell in cells]
-    branches = [
-        replace(match, cell=cell, config=config, free=None) for cell, config in zip(cells, configs, strict=True)
-    ]
-    return [*branches, match]
+    branches = []
+    for share, cell in zip(definition.branch_at, cells, strict=True):
+        config = definition.run_config(cell, definition.seeds[0])
+        first = reference.model_copy(update={"train_tokens": _branch_tokens(reference, share)})
+        ratio = amount(config, definition) / amount(first, definition)
+        if abs(ratio - 1) > tolerance:
+            told = f"branch_at={share:g} is step {config.n_steps} of {whole.n_steps} in {match.cell}"
+            other = f"step {first.n_steps} of {reference.n_steps} in {first_cell}, {ratio - 1:+.1%}"
+            fix = ", train for longer, or set a larger 'tolerance'" if tolerance else ""
+            raise _mismatch(definition, f"{told} and {other}; choose shares that are whole steps of both{fix}")
+        branches.append(replace(match, cell=cell, config=config, free=None, ratio=ratio))
+    return branches
 
 
 def _branch_tokens(whole: RunConfig, share: float) -> int:

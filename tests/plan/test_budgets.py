@@ -123,6 +123,24 @@ def test_a_branch_is_no_matched_cell_of_its_own():
     assert len(found.notes()) == 2 and "n_layers=2: train_tokens=" in found.notes()[1]
 
 
+def test_a_branch_of_whole_steps_matches_that_of_the_first_cell_or_is_refused():
+    """Trunks of 40 and 60 steps end their first branches after 5 and 8, 6% apart; of 64 and 96 after 8 and 12, as apart
+    as the trunks. Seven hundredths of 100 steps are 7, whatever the rounding of 0.07 x 100."""
+    base = {"d_model": 16, "n_heads": 2, "d_ff": 48, "vocab_size": 264, "schedule": "wsd", "warmup_tokens": 128}
+    fields = {**FLOPS_ACROSS, "space": {"n_layers": [2, 1]}, "branch_at": [0.125, 0.25, 0.5]}
+
+    def found(steps, **more):
+        return matches(**{**fields, **more}, base={**base, "train_tokens": 128 * steps})
+
+    words = r"branch_at=0.125 is step 8 of 60 in .*n_layers.: 1.* step 5 of 40 in the first cell, \+.*'tolerance'"
+    with pytest.raises(ValueError, match=words):
+        found(40)
+    assert [one.ratio for one in found(40, tolerance=0.1)][4] == pytest.approx(1.061, abs=1e-3)
+    assert max(abs(one.ratio - 1) for one in found(64)) < 0.01
+    (branch, _) = found(100, matched="tokens", across=None, free=None, branch_at=[0.07], space={})
+    assert branch.config.n_steps == 7
+
+
 def test_an_objective_that_is_relative_to_the_loss_is_noted_with_its_absolute_form():
     search = {"sampler": "nsga2", "n_trials": 12, "space": {"n_layers": [2, 4]}}
     (note,) = Plan(sweep(objectives=["val_loss", "usefulness"], **search)).notes()
@@ -265,7 +283,7 @@ def test_status_names_trunk_and_branches():
         ({"branch_at": [0.0]}, "greater than 0"),
         ({"branch_at": [0.05]}, "ends after 4 steps, of which 4 are warm-up and 1 decay"),
         ({"branch_at": [0.001]}, "is no step between them"),
-        ({"branch_at": [0.32]}, "needs whole steps to be matched in tokens, and 80 are trained"),
+        ({"branch_at": [0.3125], "space": {"batch_tokens": [32, 64]}}, "step 12 of 40 in .* step 25 of 80 in "),
         ({"base": {"warmup_tokens": None, "warmup_frac": 0.05}}, "set warmup_tokens: 128 in the base"),
         ({"base": {"schedule": "cosine"}}, "needs schedule=wsd.*schedule: wsd in the base"),
         ({"sampler": "random", "n_trials": 4, "space": {"lr": {"low": 1e-3, "high": 1e-2}}}, "needs sampler 'grid'"),
