@@ -80,11 +80,7 @@ def _choice_variance(found: Fit) -> float:
 
 
 def measure_power(
-    configs: Sequence[RunConfig],
-    outcome: str,
-    noise: Noise,
-    tuned: Sequence[str] = (),
-    effect: float | None = None,
+    configs: Sequence[RunConfig], outcome: str, noise: Noise, tuned: Sequence[str] = (), effect: float | None = None
 ) -> list[Power]:
     """Every setting of the planned results at every depth, then every depth against the shallowest. Raises ValueError
     for an outcome that is no number of `runs`, and for an effect that is not above 0."""

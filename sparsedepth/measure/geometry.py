@@ -50,13 +50,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sparsedepth.measure.bootstrap import (
-    finite,
-    finites,
-    mean_of_last,
-    ratio,
-    shared_resamples,
-)
+from sparsedepth.measure.bootstrap import finite, finites, mean_of_last, ratio, shared_resamples
 from sparsedepth.measure.measurements import MeasureContext, Measurements, Row
 from sparsedepth.probe.fork import batches, chunk_size, probing, stream, updates
 from sparsedepth.probe.probed_model import ProbedModel

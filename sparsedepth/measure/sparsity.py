@@ -162,12 +162,7 @@ def _limits(taus: Sequence[float], relative_taus: Sequence[float], n_keys: float
 
 
 def attention_sums(
-    q_BHTK: Tensor,
-    k_BGTK: Tensor,
-    form: AttentionForm,
-    *,
-    taus: Sequence[float],
-    relative_taus: Sequence[float],
+    q_BHTK: Tensor, k_BGTK: Tensor, form: AttentionForm, *, taus: Sequence[float], relative_taus: Sequence[float]
 ) -> dict[str, Tensor]:
     """By name, sum_BH in fp64 over the rows of each sequence and head."""
     n_sequences, n_heads, n_tokens, _ = q_BHTK.shape
