@@ -121,8 +121,8 @@ def _checked(points: pd.DataFrame, source: str) -> pd.DataFrame:
         raise ValueError(f"{source!r} holds no points")
     numbers = points[list(COLUMNS)].apply(pd.to_numeric, errors="coerce").astype(float)
     for name in COLUMNS:
-        bad = ~(np.isfinite(numbers[name]) & (numbers[name] > 0))
-        if bad.any() and not (name == "model_size" and numbers[name].isna().all()):
+        bad = ~(np.isfinite(numbers[name]) & (numbers[name] > 0)) & ~(numbers[name].isna() & (name == "model_size"))
+        if bad.any():
             row = int(np.flatnonzero(bad)[0])
             value = json.dumps(points[name].iloc[row], default=str)
             where = f"{value} in row {row + 1} of {len(points)}, and {int(bad.sum())} such rows"

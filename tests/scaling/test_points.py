@@ -23,6 +23,9 @@ def test_a_csv_comes_back(tmp_path):
 
 def test_the_size_may_be_missing_and_nothing_else(tmp_path):
     assert read_points(write(tmp_path, planted(grid()).drop(columns="model_size")))["model_size"].isna().all()
+    points = planted(grid())
+    some = read_points(write(tmp_path, points.assign(model_size=points["model_size"].where(points["n_layers"] > 12))))
+    assert 0 < some["model_size"].isna().sum() < len(some)
     with pytest.raises(ValueError, match=r"has no column n_layers; its columns are d_model"):
         read_points(write(tmp_path, planted(grid()).drop(columns="n_layers")))
 
