@@ -56,8 +56,7 @@ def name_on_command_line(words: Sequence[str]) -> list[str]:
 def load() -> tuple[Plugin, ...]:
     """The named and the installed ones, for `quantities.measured.PLUGINS`, which the others ask. Raises ValueError for
     a named one that does not import or has nothing of ours; warns of an installed one."""
-    files = filter(None, os.environ.get(VARIABLE, "").split(os.pathsep))
-    plugins = [_named(Path(file)) for file in files]
+    plugins = [_named(Path(file)) for file in os.environ.get(VARIABLE, "").split(os.pathsep) if file]
     points = entry_points()  # every installed package is looked at: once
     installed = {point.value: point for group in GROUPS for point in points.select(group=group)}
     for point in installed.values():

@@ -79,8 +79,7 @@ def schema(
     from sparsedepth.config.run import RunConfig
     from sparsedepth.config.sweep import SweepDefinition
 
-    models = {"run": RunConfig, "sweep": SweepDefinition}
-    content = models[kind].model_json_schema()
+    content = {"run": RunConfig, "sweep": SweepDefinition}[kind].model_json_schema()
     if as_json:
         print(json.dumps(content, indent=2))
         return

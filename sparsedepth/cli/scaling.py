@@ -61,8 +61,7 @@ def law_of(fixed: list[str], without: list[str]) -> "Law":
         if value is None:
             raise ValueError(f"--fix {text!r} must be an exponent and its value, such as a_l=1")
         exponents[name] = value
-    terms = tuple(term for term in TERMS if term.name not in without)
-    return Law(terms=terms, fixed=exponents)
+    return Law(terms=tuple(term for term in TERMS if term.name not in without), fixed=exponents)
 
 
 @option.of_call(fitted)

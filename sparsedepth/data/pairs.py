@@ -126,8 +126,7 @@ class Documents:
                 position += end - begin
                 tokens_S[answer:position] = self._ids[split + 1 : end + 1]
                 scored_S[answer:position] = True
-        targets_RT = np.where(scored_RS, tokens_RS, IGNORED)[:, 1:]
-        return Sequences(inputs=tokens_RS[:, :-1], targets=targets_RT)
+        return Sequences(inputs=tokens_RS[:, :-1], targets=np.where(scored_RS, tokens_RS, IGNORED)[:, 1:])
 
 
 def pack(length_N: np.ndarray, seq_len: int) -> np.ndarray:

@@ -104,8 +104,7 @@ def _planned(configs: Sequence[RunConfig], outcome: str, tuned: Sequence[str]) -
     runs = pd.DataFrame([stored_fields(config) | {"cell_id": config.cell_id} for config in configs])
     facts = {"outcome": "ok", outcome: 1.0, "tuned_fields": ",".join(tuned) or None}
     runs = runs.assign(run_id=runs.index, **facts)
-    cells = cells_of(runs, outcome)
-    seeds = cells.rows.groupby(["n_layers", "setting"])["seed"].agg(set).to_dict()
+    seeds = cells_of(runs, outcome).rows.groupby(["n_layers", "setting"])["seed"].agg(set).to_dict()
     planned: dict[tuple[str, int, int], list[int]] = {}
     depths = sorted({depth for depth, setting in seeds if setting == BASELINE})
     for depth in depths:

@@ -222,8 +222,7 @@ def row(metric: str, filter: str, value: float | None, stderr: float | None, bet
 
 def _number(value: Any) -> float | None:
     """A finite number; None for NaN, Inf, and for the harness's 'N/A'."""
-    is_number = isinstance(value, int | float | np.number)
-    return float(value) if is_number and math.isfinite(value) else None
+    return float(value) if isinstance(value, int | float | np.number) and math.isfinite(value) else None
 
 
 def _answer_bits(task: HarnessTask, samples: list[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -166,8 +166,7 @@ def _unit(x: Tensor) -> Tensor:
 
 def _cosine(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
     """cos(a, b) over the last dimension, and where it is defined."""
-    cosine = (_unit(a) * _unit(b)).sum(-1).clamp(-1, 1)
-    return cosine, (_norm(a) != 0) & (_norm(b) != 0)
+    return (_unit(a) * _unit(b)).sum(-1).clamp(-1, 1), (_norm(a) != 0) & (_norm(b) != 0)
 
 
 def _moments(value: Tensor, defined: Tensor | None = None) -> Tensor:

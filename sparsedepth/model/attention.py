@@ -50,8 +50,7 @@ def reference(q_BHTK: Tensor, k_BGTK: Tensor, v_BGTK: Tensor, context: Context, 
         k_BHTK, v_BHTK = (x.to(dtype).repeat_interleave(n_repeats, dim=1) for x in (k_BGTK, v_BGTK))
         score_BHTT = q_BHTK.to(dtype) @ k_BHTK.transpose(2, 3) / math.sqrt(width)
         score_BHTT = score_BHTT.masked_fill(~visible(n_tokens, context, q_BHTK.device), -math.inf)
-        weight_BHTT = F.dropout(score_BHTT.softmax(-1), dropout)
-        return (weight_BHTT @ v_BHTK).to(v_BGTK.dtype)
+        return (F.dropout(score_BHTT.softmax(-1), dropout) @ v_BHTK).to(v_BGTK.dtype)
 
 
 def load_flash() -> ModuleType:

@@ -80,18 +80,13 @@ def choose(part: Part, requested: str, setting: Setting) -> Choice:
     rejected: list[str] = []
     for kernel, obstacle_of in OBSTACLES[part].items():
         obstacle = obstacle_of(setting)
-        reason = obstacle.reason if obstacle else _not_faster(kernel, setting)
+        reason = obstacle.reason if obstacle else None
+        if reason is None and kernel == "flash" and not setting.is_masked:
+            reason = "without a window or documents PyTorch's own attention is as fast or faster"
         if reason is None:
             return Choice(kernel, "; ".join(rejected) or "the first choice")
         rejected.append(f"{kernel} is not used: {reason}")
     raise AssertionError(f"one kernel for {part} can always run")
-
-
-def _not_faster(kernel: str, setting: Setting) -> str | None:
-    """Why 'auto' does not take a kernel that can run."""
-    if kernel == "flash" and not setting.is_masked:
-        return "without a window or documents PyTorch's own attention is as fast or faster"
-    return None
 
 
 def _flash(setting: Setting) -> Obstacle | None:

@@ -46,9 +46,7 @@ def by_run(x: Tensor, weight: Tensor) -> Tensor:
 
 def times(x: Tensor, weight: Tensor) -> Tensor:
     """x * weight; in a stack, each run times its own weight_SD or weight_S1."""
-    if weight.ndim < 2:
-        return x * weight
-    return (by_run(x, weight) * weight[:, None]).view_as(x)
+    return x * weight if weight.ndim < 2 else (by_run(x, weight) * weight[:, None]).view_as(x)
 
 
 def plus(x: Tensor, bias: Tensor) -> Tensor:

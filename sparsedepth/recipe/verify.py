@@ -279,5 +279,4 @@ def _judged_alone(gain: Effect | None, n_earlier: int) -> Effect | None:
     if gain is None or gain.p is None or gain.estimate is None:
         return gain
     p = min(1.0, gain.p * 2**n_earlier)
-    verdict = gain.verdict if p < ALPHA else "not shown"
-    return gain.model_copy(update={"p_adjusted": p, "verdict": verdict})
+    return gain.model_copy(update={"p_adjusted": p, "verdict": gain.verdict if p < ALPHA else "not shown"})

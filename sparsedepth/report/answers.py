@@ -217,8 +217,7 @@ def _depths_at(cells: Cells, basis: str) -> pd.DataFrame:
     runs, budget = cells.runs, cells.runs.loc[rows.index, "train_tokens"]
     means = cost.groupby([rows["n_layers"], budget]).mean().dropna().sort_values()
     means = means[means > 0]
-    group = (np.log(means).diff() > 2 * MATCHED).cumsum()
-    groups = (same for _, same in means.groupby(group))
+    groups = (same for _, same in means.groupby((np.log(means).diff() > 2 * MATCHED).cumsum()))
     best = max(groups, key=lambda same: (same.index.get_level_values(0).nunique(), same.iloc[-1]), default=means)
     if best.index.get_level_values(0).nunique() < 2:
         return pd.DataFrame(columns=["n_layers"])

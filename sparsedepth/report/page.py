@@ -60,10 +60,9 @@ def write_report(
     Raises ValueError as `checked`, `open_store` and `content` do, all of them before a picture is drawn."""
     verified = checked(objective, card)
     with open_store(*folders, skip_damaged=skip_damaged) as store:
-        page = html(folders, parts_of(store, folders, depth, objective, verified, progress))
-    text = page.encode()
-    write_bytes(out, text)
-    return len(text)
+        page = html(folders, parts_of(store, folders, depth, objective, verified, progress)).encode()
+    write_bytes(out, page)
+    return len(page)
 
 
 def checked(objective: str, card: Path | None) -> Card | None:

@@ -126,8 +126,7 @@ def _acquire(path: Path, stop: Callable[[], bool], heartbeat: HeartbeatMonitor) 
     """A handle on the locked file at `path`."""
     while True:
         handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
-        holder = os.pread(handle, 64, 0).decode(errors="replace")
-        if holder in ("", boot_id()):
+        if os.pread(handle, 64, 0).decode(errors="replace") in ("", boot_id()):
             with contextlib.suppress(BlockingIOError):
                 fcntl.flock(handle, _LOCK)
                 if _is_at(path, handle):  # else another process has taken the lease over since the open

@@ -141,8 +141,7 @@ def as_object(report: Report) -> dict[str, Any]:
 
 def log_correlations(fitted: Fit) -> dict[tuple[str, str], float]:
     """(term, term) -> correlation of the logarithms of their predictors."""
-    terms = zip(fitted.law.terms, fitted.plan.z, strict=True)
-    pairs = itertools.combinations(terms, 2)
+    pairs = itertools.combinations(zip(fitted.law.terms, fitted.plan.z, strict=True), 2)
     return {(a.name, b.name): float(np.corrcoef(z_a, z_b)[0, 1]) for (a, z_a), (b, z_b) in pairs}
 
 

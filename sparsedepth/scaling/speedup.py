@@ -227,8 +227,7 @@ def speedups(rows: pd.DataFrame) -> pd.DataFrame:
             tokens = ", ".join(f"{int(budget)}" for budget in sorted(set(baseline[BUDGET])))
             refused[f"the baseline has train_tokens={tokens}: {error}"].append(str(n_layers))
             continue
-        others = at_depth[at_depth["setting"] != BASELINE]
-        for setting, runs in others.groupby("setting", sort=False):
+        for setting, runs in at_depth[at_depth["setting"] != BASELINE].groupby("setting", sort=False):
             for _, at_budget in runs.groupby(BUDGET):
                 found.append({"n_layers": n_layers, "setting": setting, **_at_budget(curve, baseline, at_budget)})
     reasons = [f"n_layers={', '.join(depths)}: {reason}" for reason, depths in refused.items()]

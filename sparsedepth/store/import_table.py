@@ -196,8 +196,7 @@ def import_table(table: Path, map_path: Path, out: Path) -> Imported:
             mistakes, n_more = error.mistakes[:MAX_MISTAKES], len(error.mistakes) - MAX_MISTAKES
             mistakes += [f"and {n_more} more"] if n_more > 0 else []
             raise ValueError(f"{table}: {'; '.join(mistakes)}") from None
-    origin = {"table": table.name, "table_sha256": sha256(table)}
-    _write(out, rows, origin, map_path.read_bytes())
+    _write(out, rows, {"table": table.name, "table_sha256": sha256(table)}, map_path.read_bytes())
     runs = [run for run, *_ in rows]
     return Imported(
         rows=opened.n_rows,

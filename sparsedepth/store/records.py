@@ -193,8 +193,7 @@ def find_runs(paths: Iterable[Path], damaged: list[DamagedRun] | None = None) ->
                     parts.append(Part(root=folder, runs=pack.stored_runs, pack=pack))
                     continue
                 with collecting(damaged):
-                    files = run_files(files_in(folder))
-                    runs.append(stored_run(files, utf8(str(folder)[start:] or ".")))
+                    runs.append(stored_run(run_files(files_in(folder)), utf8(str(folder)[start:] or ".")))
         except OSError as error:
             why = f"{error.strerror}: {error.filename!r}"
             raise ValueError(f"{str(root)!r} cannot be read ({why}); name a folder that may be read") from None
@@ -262,9 +261,8 @@ def is_complete_run(results: Path, run_id: str) -> bool:
 def is_whole(results: Path, run_id: str) -> bool:
     """Whether the run is complete and undamaged, and need not be run again."""
     target = run_folder(results, run_id)
-    if not is_complete(target):
-        return is_complete_run(results, run_id)  # opening a pack checks its files
-    return not problem(target)
+    # opening a pack checks its files
+    return not problem(target) if is_complete(target) else is_complete_run(results, run_id)
 
 
 def read_summary(results: Path, run_id: str) -> dict[str, Any]:

@@ -155,8 +155,7 @@ def tracked_runs(store: Store, sent: Set[str] = frozenset()) -> Iterator[Tracked
 def _curves(store: Store, run_id: str) -> Iterator[tuple[int, dict[str, float]]]:
     answer = store.sql(f"select * exclude (run_id) from curves where run_id = '{run_id}' order by step")
     for row in answer.records():
-        step = int(row.pop("step"))
-        yield step, {name: float(value) for name, value in row.items() if value is not None}
+        yield int(row.pop("step")), {name: float(value) for name, value in row.items() if value is not None}
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -67,8 +67,7 @@ def losses(model: Decoder, inputs_BT: Tensor, targets_BT: Tensor, config: RunCon
     `backward` weights all three by the scored positions of a part, so where rows are scored
     unevenly (pairs) the router losses depend on the parts."""
     router_losses: list[Tensor] = []
-    x_BTD = model.hidden(inputs_BT, router_losses)
-    entropy, _ = model.cross_entropy(x_BTD, targets_BT)
+    entropy, _ = model.cross_entropy(model.hidden(inputs_BT, router_losses), targets_BT)
     if not router_losses:
         return entropy, entropy.detach(), torch.full_like(entropy.detach(), math.nan)
     balance, z = torch.stack(router_losses).mean(0)
