@@ -79,7 +79,7 @@ def variance(store: Store) -> Drawing:
 def _layer_lines(store: Store, metrics: Sequence[str], *further: pd.DataFrame) -> Drawing:
     runs = compared_runs(store)
     layers, notes = sound_values(store, runs, metrics)
-    missing = f"no finished run has {' or '.join(metrics)} by layer; {to_measure(metrics)}"
+    missing = notes.strip() or f"no finished run has {' or '.join(metrics)} by layer; {to_measure(metrics)}"
     return by_setting(runs, pd.concat([layers.rename(columns={"layer": "x"}), *further]), missing, notes)
 
 

@@ -153,4 +153,8 @@ def test_figures_of_a_store_and_what_is_missing(tmp_path):
     make_run(tmp_path / "end", config_of(n_layers=2, batch_tokens=512), {"val_loss": 3.0}, curves=ends)
     with open_store(tmp_path / "end") as store:
         assert FIGURES["curves"].drawing(store).data["x"].max() == 512 * 57
+    score, layers = {"causal_score": 0.4, "causal_score_largest_share": 0.9}, [layers[2] | {"metric": "causal_effect"}]
+    make_run(tmp_path / "one", config_of(n_layers=2), {"val_loss": 3.0} | score, layers=layers)
+    with open_store(tmp_path / "one") as store, pytest.raises(NothingToDraw, match=r"^Degenerate, .* causal_effect \("):
+        FIGURES["scores"].drawing(store)  # it is measured
     assert to_measure(("causal_effect", "permutation_effect")) == "add to measures: causal or permutation"
