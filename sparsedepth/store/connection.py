@@ -50,6 +50,8 @@ _SETTINGS_FUNCTIONS = frozenset({"current_setting", "write_log"})
 _INTERNAL_TABLES = re.compile(r"pg_|duckdb_|pragma_|sqlite_")
 """The database's internal functions and tables, of settings (which may hold paths of this machine) and logs."""
 
+_LIST_TABLES = re.compile(r"\s*(show|describe|show( all)? tables)[\s;]*", re.IGNORECASE)
+"""Answered with the views: the database would also list the tables that they are made of."""
 
 Fetched = TypeVar("Fetched")
 
@@ -308,6 +310,8 @@ def _only_select(connection: duckdb.DuckDBPyConnection, text: str) -> tuple[duck
     if len(text) > MAX_QUERY_LENGTH:
         raise ValueError(f"the query has {len(text):,} characters; at most {MAX_QUERY_LENGTH:,} are read")
     text.encode()  # raises a UnicodeError that names the place; DuckDB's does not
+    if _LIST_TABLES.fullmatch(text):
+        text = f"SELECT unnest({[*COLUMNS, 'evals']}) AS name"
     statements = connection.extract_statements(text)
     if len(statements) != 1:
         raise ValueError(f"a query is one SELECT statement, and this text holds {len(statements)} statements")

@@ -12,6 +12,7 @@ from sparsedepth.config.run import RunConfig
 from sparsedepth.store.connection import open_store
 from sparsedepth.store.fences import FENCES
 from sparsedepth.store.records import pack
+from sparsedepth.store.schema import COLUMNS
 
 BASE = RunConfig(n_layers=2, weight_eps=(0.5, 0.25))
 
@@ -85,7 +86,6 @@ def test_the_schema_names_exactly_the_columns_there_are(store):
     "text",
     [
         "SUMMARIZE runs",
-        "SHOW TABLES",
         "FROM layers PIVOT (avg(value) FOR metric IN ('residual_variance'))",
         "SELECT * FROM range(3)",
         "SELECT e.value FROM runs, json_each(packages) AS e",
@@ -94,6 +94,11 @@ def test_the_schema_names_exactly_the_columns_there_are(store):
 )
 def test_ordinary_questions_are_answered(store, text):
     assert store.sql(text).rows
+
+
+@pytest.mark.parametrize("text", ["show tables;", "SHOW ALL TABLES", "describe"])
+def test_the_tables_that_are_shown_are_the_views(store, text):
+    assert store.sql(text).rows == tuple((view,) for view in (*COLUMNS, "evals"))
 
 
 # Which folders count
