@@ -223,8 +223,8 @@ def _run_columns(root: Path) -> str:
 def _make_views(
     connection: duckdb.DuckDBPyConnection, parts: Sequence[Part], damaged: list[DamagedRun] | None
 ) -> dict[str, LazyTable]:
-    """Make each view over its rows in all parts, a run that several have from the first, with empty placeholders for
-    lazy tables; these, by the name to register."""
+    """Make each view over its rows in all parts, a run that several have from the first that is undamaged, with empty
+    placeholders for lazy tables; these, by the name to register."""
     cached: dict[str, LazyTable] = {}
     selects: dict[Table, list[str]] = {view: [] for view in COLUMNS}
 
@@ -241,10 +241,11 @@ def _make_views(
     seen: set[str] = set()
     for part in parts:
         run_ids = {run.run_id for run in part.runs}
-        copies, seen = run_ids & seen, run_ids | seen
+        copies = run_ids & seen
         if run_ids and copies == run_ids:
             continue
         loaded = load(part, damaged)
+        seen.update(*(rows.runs["run_id"].to_pylist() for rows in loaded))
         add("runs", pa.concat_tables([rows.runs for rows in loaded]), _run_columns(part.root), copies)
         for rows, table in product(loaded, TABLES):
             add(table, rows.tables[table], "*", copies | rows.left_out)
@@ -309,9 +310,9 @@ def _only_select(connection: duckdb.DuckDBPyConnection, text: str) -> tuple[duck
     """The single read-only statement in `text`, and the tables that it names. Raises ValueError."""
     if len(text) > MAX_QUERY_LENGTH:
         raise ValueError(f"the query has {len(text):,} characters; at most {MAX_QUERY_LENGTH:,} are read")
-    text.encode()  # raises a UnicodeError that names the place; DuckDB's does not
     if _LIST_TABLES.fullmatch(text):
         text = f"SELECT unnest({[*COLUMNS, 'evals']}) AS name"
+    text.encode()  # raises a UnicodeError that names the place; DuckDB's does not
     statements = connection.extract_statements(text)
     if len(statements) != 1:
         raise ValueError(f"a query is one SELECT statement, and this text holds {len(statements)} statements")

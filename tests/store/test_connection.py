@@ -138,6 +138,10 @@ def test_a_copy_counts_once(results, tmp_path):
     with open_store(results, copies / BASE.run_id, copies) as store:
         assert store.sql("SELECT count(*), sum(val_loss) FROM runs").rows == ((3, 7.5),)
         assert store.sql("SELECT count(*) FROM layers").rows == ((4,),)
+    (results / "runs" / BASE.run_id / "layers.parquet").write_bytes(b"noise")
+    with pytest.warns(UserWarning), open_store(results, copies / BASE.run_id, skip_damaged=True) as store:
+        assert store.sql("SELECT count(*), sum(val_loss) FROM runs").rows == ((2, 6.5),), "the undamaged copy"
+        assert store.sql("SELECT count(*) FROM layers").rows == ((4,),)
 
 
 def test_source_is_the_folder_as_it_was_named(results, tmp_path):
