@@ -4,6 +4,7 @@ They write nothing except the cache of rows that `query` also uses."""
 
 import json
 import re
+import shlex
 import sys
 import time
 from collections.abc import Iterable, Iterator
@@ -12,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from sparsedepth.config.plain_text import visible, wrapped
+from sparsedepth.config.plain_text import counted, visible, wrapped
 from sparsedepth.files import MARKER
 
 if TYPE_CHECKING:
@@ -64,14 +65,19 @@ def _check_exists(folder: Path) -> None:
 
 
 def summary_of(folder: Path) -> "SweepSummary":
-    """Raises ValueError for a folder without runs."""
-    from sparsedepth.store.records import no_run_text
+    """Raises ValueError for a folder without runs of its own."""
+    from sparsedepth.config.sweep import DEFINITION
+    from sparsedepth.store.records import INDEX, RUNS, WORK, no_run_text
     from sparsedepth.sweep.status import sweep_summary
 
     summary = sweep_summary(folder)
-    if not summary.states:
-        raise ValueError(no_run_text([folder]))
-    return summary
+    below = {path.parent for name in (DEFINITION, INDEX, RUNS, WORK) for path in folder.glob(f"*/{name}")}
+    if summary.states or summary.definition:
+        return summary
+    if below:
+        first = shlex.join(["sparsedepth", "status", str(min(below))])
+        raise ValueError(f"{folder} holds {counted(len(below), 'results folder')}; give one of them: {first}")
+    raise ValueError(no_run_text([folder]))
 
 
 def _status_json(summary: "SweepSummary") -> dict[str, Any]:

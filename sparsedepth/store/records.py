@@ -245,9 +245,9 @@ def no_run_text(roots: Sequence[Path]) -> str:
     """Why there is no complete run, and what helps."""
     from sparsedepth.config.sweep import DEFINITION
 
-    names = shlex.join(map(str, roots))
+    names, first = shlex.join(map(str, roots)), shlex.quote(str(roots[0]))
     if all((root / DEFINITION).is_file() for root in roots):
-        return f"no complete run in {names} so far; see the state of its sweep: sparsedepth status {names}"
+        return f"no complete run in {names} so far; see the state of its sweep: sparsedepth status {first}"
     if any(any(find_groups(root, TOYS)) for root in roots):
         return f"{names} holds toy networks and no runs; see their exponents: python analysis/toy.py {names}"
     return f"no complete run under {', '.join(repr(str(root)) for root in roots)}; name a results folder"

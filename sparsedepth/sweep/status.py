@@ -223,7 +223,8 @@ class SweepSummary:
 
     @property
     def is_left(self) -> bool:
-        return any(state.state in ("running", "interrupted", "planned") for state in self.states)
+        is_new = self.definition is not None and not self.states
+        return is_new or any(state.state in ("running", "interrupted", "planned") for state in self.states)
 
 
 def sweep_summary(folder: Path) -> SweepSummary:

@@ -2,6 +2,8 @@
 
 import json
 import os
+import shlex
+import shutil
 import subprocess
 import sys
 import time
@@ -317,6 +319,24 @@ def test_status_counts_the_tuning_seeds_that_are_a_cells_own_results(tmp_path):
 def test_what_asks_for_runs_says_that_there_are_toy_networks(command):
     _, err = sparsedepth(command, RESULTS / "toy", code=2)
     assert "holds toy networks and no runs; see their exponents: python analysis/toy.py" in err and err.count("\n") == 1
+
+
+def test_status_above_several_results_folders_names_a_command_for_one(tmp_path):
+    for name in ("b", "it's a"):
+        make_run(tmp_path / name, RunConfig(), {"val_loss": 1.0})
+    _, err = sparsedepth("status", tmp_path, code=2)
+    assert err.count("\n") == 1
+    fix = shlex.split(err.partition("holds 2 results folders; give one of them: sparsedepth ")[2])
+    assert "1 complete" in sparsedepth(*fix)[0]
+
+
+def test_a_search_that_has_no_run_yet_is_shown_where_other_commands_send_to(tmp_path):
+    _, results = empty_sweep(tmp_path, sampler="random", n_trials=2, space={"n_layers": [1, 2]})
+    shutil.copytree(results, tmp_path / "other")
+    _, err = sparsedepth("query", results, tmp_path / "other", "select 1 as n", code=2)
+    fix = shlex.split(err.partition("see the state of its sweep: sparsedepth ")[2])
+    assert "0 complete" in sparsedepth(*fix)[0]
+    assert json.loads(sparsedepth(*fix, "--format", "json")[0])["is_left"]
 
 
 def test_without_a_terminal_a_run_says_at_the_start_and_every_half_minute_how_long_is_left(monkeypatch, capsys):
