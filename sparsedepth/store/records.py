@@ -327,7 +327,11 @@ def write_pack(folder: Path, rows: tables.Rows, contents: list[dict[str, Any]], 
 
 
 def _unfinished(results: Path, places: Collection[str]) -> Iterator[dict[str, Any]]:
-    """The files of runs without a result, which say why."""
+    """The files of runs without a result, which say why; of a pack those that it has."""
+    contents = open_pack(results).contents if is_pack(results) else {}
+    for place in contents:
+        if place.startswith(f"{WORK}/"):
+            yield from ({"place": place, "name": name, "content": text} for name, text in contents[place].items())
     for path in sorted((results / WORK).glob("*/*.*")):
         if path.name in WORK_FILES and path.is_file() and f"{RUNS}/{path.parent.name}" not in places:
             yield {"place": f"{WORK}/{path.parent.name}", "name": path.name, "content": path.read_bytes()}

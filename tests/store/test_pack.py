@@ -136,9 +136,11 @@ def files_of(root: Path) -> dict[str, bytes]:
     }
 
 
-def test_it_holds_the_files_byte_by_byte(results, packed):
+def test_it_holds_the_files_byte_by_byte(results, packed, tmp_path):
     expected = {path: content for path, content in contents(results).items() if not path.startswith(("work/", "sweep"))}
     assert files_of(packed) == expected
+    pack(packed, tmp_path / "again")
+    assert open_pack(tmp_path / "again").contents == open_pack(packed).contents, "also why a run failed"
 
 
 def test_tables_that_another_pyarrow_wrote_keep_their_rows(results, tmp_path, monkeypatch):
