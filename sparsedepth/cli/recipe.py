@@ -39,6 +39,7 @@ def derive(
     """Recommend a configuration from the effects at one depth, with its evidence; or abstain and explain why."""
     from sparsedepth.recipe.card import card_path
     from sparsedepth.recipe.text import card_text, page_path, pair_path
+    from sparsedepth.store.records import is_pack
 
     folders, out = given["folders"], given["out"]
     card = calls.recipe(*folders, **{name: value for name, value in given.items() if name != "folders"})
@@ -51,7 +52,7 @@ def derive(
         return
     data = card_path(out)
     kind = "recipe" if card.recipe.changes else "baseline"
-    store = "DIR" if card.recipe.unknown else str(folders[0])  # an imported store is a pack of others' runs
+    store = "DIR" if is_pack(folders[0]) else str(folders[0])  # a pack is only read
     command = shlex.join(["sparsedepth", "train", str(out), "--out", store])
     print(f"\n{kind}: {out}; train it with: {command}\ncard: {page_path(out)} and {data}")
     if card.recipe.untested:

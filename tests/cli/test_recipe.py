@@ -7,6 +7,8 @@ from support.made_up_runs import make_run
 from support.runs_frame import config_of
 from support.tiny_sweep import sparsedepth
 
+from sparsedepth.store.records import pack
+
 
 @pytest.fixture(scope="module")
 def results(tmp_path_factory):
@@ -72,3 +74,6 @@ def test_a_file_that_is_no_recipe_is_not_replaced(results, tmp_path):
     for _ in range(2):
         out, _ = sparsedepth("recipe", results, "-o", mine)
     assert f"recipe: {mine}; train it with: sparsedepth train '{mine}' --out {results}\n" in out
+    pack(results, tmp_path / "pack")
+    out, _ = sparsedepth("recipe", tmp_path / "pack", "-o", mine)
+    assert f"sparsedepth train '{mine}' --out DIR\n" in out, "a pack is only read"
