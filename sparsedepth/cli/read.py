@@ -126,6 +126,8 @@ def best(
     from sparsedepth.store.search import rerun_definition
 
     by, folders, top = given["by"], given["folders"], given["top"]
+    if again is not None and (out or format):
+        raise ValueError(f"--again {again} writes a sweep and no table; leave out -o and --format")
     format = choose_format(format, out)
     with open_store(*folders, skip_damaged=given["skip_damaged"]) as store, limited(TIME_LIMIT):
         ranking = rank(store, None if by == "loss" else by, given["depth"], top, given["where"])

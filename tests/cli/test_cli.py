@@ -66,6 +66,7 @@ def test_help_is_instant():
         (("train", "{tmp}/absent.yaml", "--out="), "--out is empty"),
         (("pack", "{results}", "--out", " "), "--out is empty"),
         (("best", "{results}", "--again", ""), "--again is empty"),
+        (("best", "{results}", "--again", "{tmp}/a.yaml", "--format", "csv"), "leave out -o and --format"),
         (("nonsense",), "nonsense"),
         (("query",), "query DIR SQL"),
     ],
