@@ -330,5 +330,6 @@ def _why_none(store: Store, conditions: Sequence[str]) -> str:
     if text := only_tuning_text(store):
         return f"{text}; `best` ranks results"
     if depths and conditions:
-        return f"no run has {' and '.join(conditions)}; the store has runs of n_layers {', '.join(depths)}"
+        asked = " and ".join(conditions).replace("\n)", ")")
+        return f"no run has {asked}; the store has runs of n_layers {', '.join(depths)}"
     return no_run_text(store.roots)

@@ -210,6 +210,7 @@ def test_two_folders_say_where_each_configuration_comes_from(tmp_path):
         ({"where": "true; DROP VIEW runs"}, "syntax error"),
         ({"where": "(SELECT content FROM read_text('/etc/passwd')) IS NULL"}, "not allowed"),
         ({"depth": 32}, "no run has n_layers = 32; the store has runs of n_layers 12, 24"),
+        ({"where": "seed = 9"}, r"no run has \(seed = 9\); the store has runs of n_layers 12, 24"),
         ({"top": 0}, "top=0"),
     ],
 )
