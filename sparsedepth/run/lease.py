@@ -106,8 +106,7 @@ def is_held(path: Path, now: float | None = None) -> bool:
     """Whether a living process holds the lease. Works on a read-only folder. `now`: by the clock that writes the
     heartbeats, by default this machine's."""
     try:
-        holder = read_regular(path).decode(errors="replace")
-        if holder not in ("", boot_id()):
+        if read_regular(path).decode(errors="replace") not in ("", boot_id()):
             return (now or time.time()) - path.stat().st_mtime < GRACE_SECONDS
     except (FileNotFoundError, NotRegularError):
         return False

@@ -119,7 +119,8 @@ def _visible_gpus(device: str, gpus: list[int] | None) -> list[str]:
         index = find_device(device).index
         gpus = [index] if index is not None else list(range(count))
     if missing := [index for index in gpus if index >= count]:
-        raise ValueError(f"GPU {missing[0]} does not exist: there are {count} CUDA devices; choose others with --gpus")
+        fix = "choose others with --gpus" if count else "leave out --gpus"
+        raise ValueError(f"GPU {missing[0]} does not exist: there are {count} CUDA devices; {fix}")
     # There may be more names than devices: CUDA sees one MIG instance per process, and stops at an unknown name.
     names = dict(enumerate(filter(None, os.environ.get("CUDA_VISIBLE_DEVICES", "").split(","))))
     return [names.get(index, str(index)).strip() for index in gpus]

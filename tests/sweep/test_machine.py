@@ -55,6 +55,9 @@ def test_gpus_count_among_those_that_are_visible(eight_gpus, monkeypatch):
     assert machine(None, gpus=[1]).gpus == [["GPU-abc"]]
     with pytest.raises(ValueError, match="GPU 4 does not exist: there are 2 CUDA devices"):
         machine(None, gpus=[4])
+    monkeypatch.setattr(module.torch.cuda, "device_count", lambda: 0)
+    with pytest.raises(ValueError, match="there are 0 CUDA devices; leave out --gpus"):
+        machine(None, gpus=[0])
 
 
 @pytest.mark.parametrize("visible", ["MIG-1a,MIG-2b", "MIG-1a"])
