@@ -331,7 +331,7 @@ def test_status_above_several_results_folders_names_a_command_for_one(tmp_path):
 
 
 def test_a_search_that_has_no_run_yet_is_shown_where_other_commands_send_to(tmp_path):
-    _, results = empty_sweep(tmp_path, sampler="random", n_trials=2, space={"n_layers": [1, 2]})
+    _, results = empty_sweep(tmp_path, sampler="tpe", n_trials=20, space={"n_layers": [1, 2]})
     shutil.copytree(results, tmp_path / "other")
     _, err = sparsedepth("query", results, tmp_path / "other", "select 1 as n", code=2)
     fix = shlex.split(err.partition("see the state of its sweep: sparsedepth ")[2])
