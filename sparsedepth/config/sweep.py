@@ -138,7 +138,8 @@ class SweepDefinition(Section):
         if self.tune and not self.tuning_seeds:
             needs = f"needs several seeds that are not in seeds={self.seeds}: tuning_seeds: [101, 102, 103]"
             raise ValueError(f"tune.{', '.join(self.tune)} {needs}")
-        shared = [seed for seed in self.tuning_seeds if seed in self.result_seeds]
+        results = self.result_seeds  # read even where nothing is tuned: that checks it
+        shared = [seed for seed in self.tuning_seeds if seed in results]
         if shared and not self.reuse_tuning_seeds:
             told = f"tuning_seeds={self.tuning_seeds} shares {shared} with the seeds of the results, which biases them"
             fix = "name others (tuning_seeds: [101, 102, 103]), or set reuse_tuning_seeds: true"

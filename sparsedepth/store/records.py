@@ -245,7 +245,7 @@ def no_run_text(roots: Sequence[Path]) -> str:
     """Why there is no complete run, and what helps."""
     from sparsedepth.config.sweep import DEFINITION
 
-    names, first = shlex.join(map(str, roots)), shlex.quote(str(roots[0]))
+    names, first = (shlex.join(map(str, some)) for some in (roots, roots[:1]))
     if all((root / DEFINITION).is_file() for root in roots):
         return f"no complete run in {names} so far; see the state of its sweep: sparsedepth status {first}"
     if any(any(find_groups(root, TOYS)) for root in roots):
