@@ -54,9 +54,3 @@ def test_a_term_has_one_meaning(term):
 
 def test_the_glossary_holds_what_the_table_of_effects_prints():
     assert set(frame.TEXTS) - COLUMNS_OF_WORDS <= glossary().keys()
-
-
-def test_a_second_meaning_is_found():
-    sources = {**SOURCES, "plan/verdicts.py": "", "run/end.py": "class Basis:\n    pass\n"}
-    assert named_after("verdict", sources) - glossary()["verdict"] == {"plan/verdicts.py"}
-    assert named_after("basis", sources) == {"run/end.py"}

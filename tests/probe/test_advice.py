@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from support.hf_families import WORDS, save_tokenizer, tiny, tiny_folder
+from support.hf_families import WORDS, save_tokenizer, tiny
 from support.tiny_sweep import corpus
 
 import sparsedepth.probe.load as load
@@ -17,16 +17,6 @@ from sparsedepth.probe.text import measure_source
 
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
 SIZES = {"hidden_size": 36, "num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 8}
-
-
-@pytest.fixture(scope="module")
-def saved(tmp_path_factory) -> Path:
-    return tiny_folder(tmp_path_factory.mktemp("models") / "llama", "llama")
-
-
-@pytest.fixture
-def model(saved, tmp_path) -> Path:
-    return Path(shutil.copytree(saved, tmp_path / "model"))
 
 
 def edit(path: Path, **fields) -> None:

@@ -18,7 +18,7 @@ import yaml
 from reference import run_config
 from safetensors.torch import load_file, save, save_file
 from support.handmade_models import integers
-from support.hf_families import FAMILIES, tiny, tiny_folder
+from support.hf_families import FAMILIES, tiny
 
 from sparsedepth.files import sha256
 from sparsedepth.model.decoder import Decoder
@@ -39,17 +39,6 @@ def no_network(monkeypatch):
 
     monkeypatch.setattr(socket.socket, "connect", refuse)
     monkeypatch.setattr(socket, "getaddrinfo", refuse)
-
-
-@pytest.fixture(scope="module")
-def saved(tmp_path_factory) -> Path:
-    return tiny_folder(tmp_path_factory.mktemp("models") / "llama", "llama")
-
-
-@pytest.fixture
-def model(saved, tmp_path) -> Path:
-    """A copy that a test may spoil."""
-    return Path(shutil.copytree(saved, tmp_path / "model"))
 
 
 def edit(path: Path, **fields) -> None:
