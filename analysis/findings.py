@@ -44,6 +44,9 @@ FULL_STUDY = " ".join(
     f"depth_study_{part}" for part in ("two_depths", "middle_depths", "remedies", "fresh_seeds", "finer_lr")
 )
 TEXT_12 = "text_flops text_flops_experts text_flops_lns text_flops_decay text_flops_heads"
+TEXT_12_TRIALS = (
+    "text_flops text_flops_lns text_flops_decay text_flops_heads text_flops_trial_middle text_flops_trial_finer"
+)
 TEXT_24 = "text_flops text_flops_experts text_flops_deep"
 TEXT_6 = "text_flops text_flops_shallow text_flops_shallow_experts"
 STATED = (
@@ -64,6 +67,8 @@ STATED = (
       for name in ("trial_tuned", "fourfold", "fourfold_tuned", "longer", "operations")),
     Stated(6, "equal_flops", 16),
     *(Stated(7, "text_flops_trial_middle", 12, *of) for of in ((LNS,), (LNS, NEEDED), (DECAY,))),
+    *(Stated(7, folders, 12, setting)
+      for folders in ("text_flops_trial_finer", TEXT_12_TRIALS) for setting in (LNS, DECAY)),
     Stated(7, "text_flops text_flops_shallow", 6, DECAY),
 )  # fmt: skip
 
