@@ -169,7 +169,6 @@ def evaluate(
         raise ValueError(f"--tasks {','.join(tasks)!r} names no task of lm-evaluation-harness; name one")
     if out is not None:
         refuse_pack(out)
-        out.mkdir(parents=True, exist_ok=True)
     check_harness()
     place = measuring_device(find_device(device))
     loaded, *other = [load_model(name, device=place, dtype="fp32") for name in (model, against) if name is not None]
@@ -177,6 +176,8 @@ def evaluate(
     for layers in ranges:
         layers_left(layers, loaded.probed.n_layers)
     loaded_tasks = load_tasks(names, include_path, limit)
+    if out is not None:
+        out.mkdir(parents=True, exist_ok=True)
     evaluations = _evaluate(loaded, loaded_tasks, ranges, out)
     if other:
         _print_differences(evaluations, _evaluate(other[0], loaded_tasks, [], out))

@@ -182,6 +182,8 @@ def logs(
             print(visible(f"{state.run_id}  {state.state:11}  {scratch.log}{task_text(scratch.allocations())}{reason}"))
         return
     is_task = re.fullmatch(r"\d+_\d+", run) and (folder / "slurm" / f"{run}.log").exists()
+    if follow and (task or is_task):
+        raise ValueError("--follow is for the log of a run; leave it out of one that prints the logs of Slurm tasks")
     if task or is_task:
         for name in [run] if is_task else _tasks_of(folder, run):
             log = folder / "slurm" / f"{name}.log"

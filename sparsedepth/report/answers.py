@@ -191,9 +191,9 @@ def depth_answer(cells: Cells) -> Answer:
     records = rows.to_dict("records")
     table = QueryResult(columns=columns, rows=tuple(map(_depth_row, records))).without_empty()
     own = f", each at its own {cells.field}" if cells.field else ""
+    seen = f", with 95% interval; detectable: the effect that would have been seen ({POWER:.0%} power)"
     notes = [
-        f"effect: {loss} minus that of the shallowest depth [{cells.unit}]{own}, with 95% interval; "
-        f"detectable: the effect that would have been seen ({POWER:.0%} power)",
+        f"effect: {loss} minus that of the shallowest depth [{cells.unit}]{own}{seen if 'lo' in table.columns else ''}",
         "equal: what both depths share; tokens, flops (training): of a run, relative to the shallowest depth",
         "" if NEEDED in table.columns else f"{NEEDED} was measured in no run (measure: usefulness)",
         *dict.fromkeys(f"{row['n_layers']} layers: {row['reason']}" for row in records if row["reason"]),

@@ -143,6 +143,7 @@ def test_logs_are_listed_failed_first_and_found_by_the_beginning_of_a_run_id(sta
     assert out == f"this is {works[1].run_id}\n"
     _, err = sparsedepth("logs", results, "zz", code=2)
     assert "RUN 'zz' must match exactly one run_id" in err and err.count("\n") == 1
+    assert "leave it out" in sparsedepth("logs", results, works[1].run_id, "--task", "--follow", code=2)[1]
 
 
 def test_the_log_of_a_run_in_a_stack_is_that_of_the_process(standing):

@@ -101,6 +101,8 @@ def test_of_several_budgets_the_largest_is_compared():
 def test_depths_that_share_no_cost_are_not_compared():
     runs = grid({"n_layers,train_tokens": [(4, 10_240), (8, 40_960)], "seed": SEEDS}, measured, batch_tokens=1024)
     assert depth_answer(runs).sentence.startswith("The depths differ in tokens and in FLOPs: what depth alone does is")
+    one_seed = depth_answer(runs_of().query("seed == 0"))
+    assert "lo" not in one_seed.table.columns and "interval" not in one_seed.notes[0]
     alone = depth_answer(runs[runs["n_layers"] == 4])
     assert alone.sentence == "The baseline has results at one depth only: there is nothing to say about depth."
 
