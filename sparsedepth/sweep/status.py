@@ -189,6 +189,8 @@ class SweepSummary:
     best: BestRun | None
     node_hours: float | None
     """used by all runs on Slurm, including incomplete ones; None without Slurm"""
+    is_swept: bool
+    """whether a process of the sweep is alive, which may propose more runs"""
     remarks: tuple[str, ...]
     """diverged runs, degenerate objectives, differing packages, other complete runs"""
 
@@ -223,8 +225,8 @@ class SweepSummary:
 
     @property
     def is_left(self) -> bool:
-        is_new = self.definition is not None and not self.states
-        return is_new or any(state.state in ("running", "interrupted", "planned") for state in self.states)
+        may_propose = not self.is_grid and (self.is_swept or not self.states)
+        return may_propose or any(state.state in ("running", "interrupted", "planned") for state in self.states)
 
 
 def sweep_summary(folder: Path) -> SweepSummary:
@@ -262,6 +264,7 @@ def sweep_summary(folder: Path) -> SweepSummary:
         node_hours=sum(hours) if hours else None,
         definition=definition,
         states=states,
+        is_swept=any(map(is_held, folder.glob("work/sweep-*.lock"))),
         expected=len(configs) or (plan.expected if plan else len(states)),
         best=_best(definition, objective, states, losses, rows, configs),
         remarks=tuple(remark for remark in remarks if remark),

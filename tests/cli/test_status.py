@@ -332,12 +332,18 @@ def test_status_above_several_results_folders_names_a_command_for_one(tmp_path):
 
 
 def test_a_search_that_has_no_run_yet_is_shown_where_other_commands_send_to(tmp_path):
-    _, results = empty_sweep(tmp_path, sampler="tpe", n_trials=20, space={"n_layers": [1, 2]})
+    search, results = empty_sweep(tmp_path, sampler="tpe", n_trials=20, space={"n_layers": [1, 2]})
     shutil.copytree(results, tmp_path / "other")
     _, err = sparsedepth("query", results, tmp_path / "other", "select 1 as n", code=2)
     fix = shlex.split(err.partition("see the state of its sweep: sparsedepth ")[2])
     assert "0 complete" in sparsedepth(*fix)[0]
-    assert json.loads(sparsedepth(*fix, "--format", "json")[0])["is_left"]
+    is_left = lambda: json.loads(sparsedepth(*fix, "--format", "json")[0])["is_left"]  # noqa: E731
+    assert is_left()
+    make_run(results, search.run_config({"n_layers": 1}, 0), {"val_loss": 1.0})
+    (results / "work").mkdir()
+    with hold(results / "work" / "sweep-1.lock"):
+        assert is_left(), "its process may propose more"
+    assert not is_left()
 
 
 def test_without_a_terminal_a_run_says_at_the_start_and_every_half_minute_how_long_is_left(monkeypatch, capsys):
