@@ -2,14 +2,15 @@
 
 Losses are compared at equal training FLOPs C: at every budget the difference of two depths has Student's test over the
 seeds that both have there, with the error of the choice of lr (`points`). Between two budgets the means follow a
-monotone cubic of ln L in ln C (PCHIP), and the interval's half-width a line: no less than that of any dependence
-between the budgets, whose runs can be branches of one trunk, of one seed, or of others.
+monotone cubic of ln L in ln C (PCHIP), and half the interval's width a line: enough, however the budgets depend.
 
     lower: significantly below every shallower depth;   higher: significantly above one of them;   else open
 
     worth it        lower from some budget up to the largest; the estimate is where the mean loss becomes the lowest for
                     good, its interval the open budgets: from the last that is 'higher' to the first 'lower' for good
     not worth it    higher up to some budget, and lower at none above it;       not known   all else
+
+Shapes: S seeds, B budgets of a depth, N of two depths, G of a grid, D shallower depths.
 """
 
 import math
