@@ -21,14 +21,13 @@ from sparsedepth.scaling.points import budget_rows
 from sparsedepth.scaling.speedup import speedups
 from sparsedepth.store.comparable_loss import loss_of
 from sparsedepth.store.connection import Store, open_store
-from sparsedepth.store.query_result import QueryResult, encode
+from sparsedepth.store.query_result import QueryResult, encode, fit
 
 RESULTS = Path(__file__).parent.parent / "results"
-BUNDLE, LNS, EXPERTS, DECAY, HEAD = (
-    "n_kv_heads=1, n_experts=8, weight_decay=1", "depth_scale=lns", "n_experts=8", "weight_decay=0.3", "n_kv_heads=1",
-)  # fmt: skip
+BUNDLE, LNS = "n_kv_heads=1, n_experts=8, weight_decay=1", "depth_scale=lns"
+EXPERTS, DECAY = "n_experts=8", "weight_decay=0.3"
 LOSS, NEEDED, VARIANCE, COMPUTE = "val_loss", "needed_layers", "residual_variance_last", "compute"
-COLUMNS = ("rule", "outcome", "n_layers", "setting", "question", "effect", "lo", "hi", "verdict", "folders")
+COLUMNS = ("rule", "outcome", "n_layers", "effect", "lo", "hi", "verdict", "question", "folders", "setting")
 
 
 class Stated(NamedTuple):
@@ -114,8 +113,10 @@ def _row(one: Stated, found: pd.DataFrame) -> dict[str, Any]:
 def main(arguments: list[str]) -> None:
     parser = argparse.ArgumentParser(prog="findings.py", description="The effects that docs/findings.md states")
     parser.add_argument("--format", choices=("table", "csv", "json"), default="table")
-    table = stated()
-    print(encode(QueryResult.of_frame(table), parser.parse_args(arguments).format).decode(), end="")
+    options = parser.parse_args(arguments)
+    result = QueryResult.of_frame(stated())
+    text = fit(result, ("folders",)).text if options.format == "table" else encode(result, options.format).decode()
+    print(text, end="")
 
 
 if __name__ == "__main__":

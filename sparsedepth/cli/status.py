@@ -71,9 +71,9 @@ def summary_of(folder: Path) -> "SweepSummary":
     from sparsedepth.sweep.status import sweep_summary
 
     summary = sweep_summary(folder)
-    below = {path.parent for name in (DEFINITION, INDEX, RUNS, WORK) for path in folder.glob(f"*/{name}")}
     if summary.states or summary.definition:
         return summary
+    below = {path.parent for name in (DEFINITION, INDEX, RUNS, WORK) for path in folder.glob(f"*/{name}")}
     if below:
         first = shlex.join(["sparsedepth", "status", str(min(below))])
         raise ValueError(f"{folder} holds {counted(len(below), 'results folder')}; give one of them: {first}")

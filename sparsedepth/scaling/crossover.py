@@ -29,7 +29,7 @@ from sparsedepth.store.small_sample import t_critical
 
 N_BUDGETS = 201
 """Budgets at which depths are compared, equally spaced in ln C."""
-SAME = 1.02
+SAME = 1 + 2 * MATCHED
 """Budgets that differ by less are equal: sizes are solved for within 1%."""
 
 

@@ -37,7 +37,7 @@ TEMPORARY = re.compile(
 """Temporary files that are renamed at once; older than TEMPORARY_SECONDS, their process has died."""
 
 TEMPORARY_SECONDS = 600.0
-
+SWEEP_LEASES = "work/sweep-*.lock"  # those of `sweep.trial_queue.lease_path`
 
 ATTEMPTS = Path("work", "attempts.json")
 EndState = Literal["failed", "infeasible", "pruned"]
@@ -108,7 +108,7 @@ def check_same_sweep(results: Path, definition: SweepDefinition) -> None:
 def delete_leftovers(results: Path) -> None:
     """Delete leases and temporary files of dead processes, and checkpoints of finished runs."""
     now = _file_system_time(results)
-    for path in results.glob("work/sweep-*.lock"):
+    for path in results.glob(SWEEP_LEASES):
         if not is_held(path, now):
             path.unlink(missing_ok=True)
     for path in (*results.glob(".*"), *results.glob("work/.*"), *results.glob("work/*/.*")):

@@ -25,7 +25,7 @@ from sparsedepth.store.degeneracy import columns_for, usable_form
 from sparsedepth.store.records import WORK, is_complete_run, is_pack, open_pack
 from sparsedepth.store.setting import Configuration, configuration_of, settings_of
 from sparsedepth.store.tuning_roles import objective_as_loss
-from sparsedepth.sweep.results_folder import EndRule, EndState, ResultsIndex, end_rule, has_begun
+from sparsedepth.sweep.results_folder import SWEEP_LEASES, EndRule, EndState, ResultsIndex, end_rule, has_begun
 
 State = Literal["complete", "running", "interrupted", "planned", "damaged"] | EndState
 WITHOUT_RESULT = (*get_args(EndState), "damaged")
@@ -264,7 +264,7 @@ def sweep_summary(folder: Path) -> SweepSummary:
         node_hours=sum(hours) if hours else None,
         definition=definition,
         states=states,
-        is_swept=any(map(is_held, folder.glob("work/sweep-*.lock"))),
+        is_swept=any(map(is_held, folder.glob(SWEEP_LEASES))),
         expected=len(configs) or (plan.expected if plan else len(states)),
         best=_best(definition, objective, states, losses, rows, configs),
         remarks=tuple(remark for remark in remarks if remark),
