@@ -49,10 +49,10 @@ from estimate import Estimate, estimate
 from scipy.special import stdtrit
 from script import run_script
 
-from sparsedepth.config.plain_text import counted
 from sparsedepth.config.task import SOLVED
 from sparsedepth.files import write_bytes
 from sparsedepth.store.run_tables import table_bytes
+from sparsedepth.words.plain_text import counted
 
 CLAIM = (
     "usefulness, causal and permutation scores measure how effective layers are (2603.15389); nobody has compared them "

@@ -13,7 +13,6 @@ from typing import Any
 import pandas as pd
 from script import read_runs, run_script
 
-from sparsedepth.config.plain_text import wrapped
 from sparsedepth.effects.cells import cells_of
 from sparsedepth.effects.frame import effects_frame
 from sparsedepth.effects.text import of_knob
@@ -22,6 +21,7 @@ from sparsedepth.quantities import of_stage
 from sparsedepth.store.comparable_loss import loss_of, with_loss
 from sparsedepth.store.degeneracy import sound_forms
 from sparsedepth.store.query_result import QueryResult, fit
+from sparsedepth.words.plain_text import wrapped
 
 QUANTITIES = (*of_stage("sparsity"), *of_stage("variance"), "usefulness", "val_loss")
 COLUMNS = ("quantity", "n_layers", "effect", "lo", "hi", "seeds", "verdict", "setting")

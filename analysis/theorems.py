@@ -37,7 +37,6 @@ from estimate import Estimate, estimate
 from script import read_runs, run_script
 from torch import Tensor
 
-from sparsedepth.config.plain_text import wrapped
 from sparsedepth.measure.variance import variance_by_sequence
 from sparsedepth.model.block import Block
 from sparsedepth.model.decoder import Decoder
@@ -48,6 +47,7 @@ from sparsedepth.probe.load import RUN_CONFIG, load_model
 from sparsedepth.probe.probed_model import ProbedDecoder, ProbedModel
 from sparsedepth.probe.text import measure_source
 from sparsedepth.store.connection import open_store
+from sparsedepth.words.plain_text import wrapped
 
 CLAIM = (
     "attention's output varies as 1/T (theorem 4) and 1/(T H) (5), an expert mixture's output and Jacobian as 1/k (6) "

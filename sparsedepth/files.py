@@ -19,6 +19,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from sparsedepth.words.plain_text import one_line
+
 MARKER = "complete"
 """The marker file, written last into a folder."""
 ABANDONED_SECONDS = 86_400.0
@@ -245,3 +247,18 @@ def digest(content: Any) -> str:
     """12 hex digits that identify a JSON value: SHA-256 of its canonical (sorted, compact) form."""
     canonical = json.dumps(content, sort_keys=True, separators=(",", ":"), allow_nan=False)
     return hashlib.sha256(canonical.encode()).hexdigest()[:12]
+
+
+def unreadable(file: Path, error: Exception) -> ValueError:
+    """The error for a file that cannot be read, with the fix."""
+    if isinstance(error, UnicodeError):
+        return ValueError(f"{file} is not UTF-8 text ({one_line(error)}); save it as UTF-8")
+    if isinstance(error, IsADirectoryError):
+        return ValueError(f"{file} is a folder; name a file")
+    return ValueError(f"{file} cannot be read ({one_line(error)}); check that it is whole and readable")
+
+
+def refuse_empty(file: Path) -> None:
+    """Raises ValueError for a file of 0 bytes."""
+    if file.is_file() and file.stat().st_size == 0:
+        raise ValueError(f"{file} is empty (0 bytes); was it written completely?")

@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sparsedepth.cli import option, preflight
-from sparsedepth.config.plain_text import did_you_mean
 from sparsedepth.files import check_not_empty
+from sparsedepth.words.plain_text import did_you_mean
 
 if TYPE_CHECKING:
     import pandas as pd

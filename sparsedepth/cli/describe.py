@@ -14,9 +14,9 @@ import typer
 
 from sparsedepth import quantities
 from sparsedepth.cli import option
-from sparsedepth.config.plain_text import terminal_width
 from sparsedepth.quantities.record import Table
 from sparsedepth.store.query_result import QueryResult, render
+from sparsedepth.words.plain_text import terminal_width
 
 Kind = Literal["sweep", "run", "import"]
 

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from sparsedepth import __version__
-from sparsedepth.config.plain_text import counted
+from sparsedepth.words.plain_text import counted
 
 if TYPE_CHECKING:
     from packaging.specifiers import SpecifierSet

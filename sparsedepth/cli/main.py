@@ -88,7 +88,7 @@ def _fail(message: str, code: int) -> int:
 
 
 def _print(kind: str, message: str) -> None:
-    from sparsedepth.config.plain_text import visible
+    from sparsedepth.words.plain_text import visible
 
     print(f"sparsedepth: {kind}: {visible(' '.join(message.split()))}", file=sys.stderr)
 

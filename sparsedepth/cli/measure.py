@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from sparsedepth.cli import calls, option
-from sparsedepth.config.plain_text import wrapped
 from sparsedepth.quantities import LAYERS, PAIRS, with_intervals
 from sparsedepth.quantities.record import Column
 from sparsedepth.store.query_result import QueryResult, table
+from sparsedepth.words.plain_text import wrapped
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

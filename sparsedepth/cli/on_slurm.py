@@ -17,13 +17,13 @@ from sparsedepth.cli.calls import runtime_config
 from sparsedepth.cli.progress import ProgressDisplay, print_failures, print_header, print_ranking
 from sparsedepth.cluster.array import TaskArray, check, task_counts
 from sparsedepth.cluster.slurm import Request
-from sparsedepth.config.plain_text import duration
 from sparsedepth.config.sweep import SweepDefinition
 from sparsedepth.plan.price import Price, named_device, price_of, pricing_setup, with_finished
 from sparsedepth.plan.tasks import Plan
 from sparsedepth.sweep.results_folder import EndState, ResultsIndex, prepare
 from sparsedepth.sweep.status import RunState, forget_failures, remaining_and_complete, scan
 from sparsedepth.sweep.storage import database_url, hide_url
+from sparsedepth.words.plain_text import duration
 
 POLL_SECONDS = 2.0
 """Interval between checks of the results folder and the queue."""

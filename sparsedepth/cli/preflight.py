@@ -10,8 +10,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from sparsedepth.config.plain_text import counted, duration, visible, wrapped
 from sparsedepth.store.query_result import QueryResult, fit
+from sparsedepth.words.plain_text import counted, duration, visible, wrapped
 
 if TYPE_CHECKING:
     from sparsedepth.config.sweep import SweepDefinition

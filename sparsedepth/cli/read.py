@@ -14,9 +14,9 @@ import typer
 from typer.core import TyperCommand
 
 from sparsedepth.cli import calls, option
-from sparsedepth.config.plain_text import wrapped
 from sparsedepth.files import check_parent, write_bytes
 from sparsedepth.store.query_result import QueryResult, choose_format, encode
+from sparsedepth.words.plain_text import wrapped
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -11,7 +11,7 @@ import typer
 from typer.core import TyperGroup
 
 from sparsedepth.cli import calls, option
-from sparsedepth.config.plain_text import counted
+from sparsedepth.words.plain_text import counted
 
 
 class _DeriveByDefault(TyperGroup):

@@ -11,8 +11,8 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from sparsedepth import quantities
-from sparsedepth.config.plain_text import duration
 from sparsedepth.run.scratch import TimeLeft
+from sparsedepth.words.plain_text import duration
 
 QUIET_SECONDS = 30.0
 

@@ -9,8 +9,8 @@ import typer
 
 from sparsedepth.cli import option
 from sparsedepth.cli.read import write
-from sparsedepth.config.plain_text import wrapped
 from sparsedepth.store.query_result import FORMATS, choose_format, encode, fit as fit_table, render
+from sparsedepth.words.plain_text import wrapped
 
 if TYPE_CHECKING:
     from sparsedepth.scaling.law import Law
@@ -50,8 +50,8 @@ def fitted(
 
 def law_of(fixed: list[str], without: list[str]) -> "Law":
     """The law without some terms, and with some exponents fixed. Raises ValueError for an unknown term."""
-    from sparsedepth.config.plain_text import named_number
     from sparsedepth.scaling.law import TERMS, Law
+    from sparsedepth.words.plain_text import named_number
 
     if unknown := {*without} - {term.name for term in TERMS}:
         raise ValueError(f"--without {min(unknown)!r} is not a term; choose width, depth or data")

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from sparsedepth.config.plain_text import counted, visible, wrapped
 from sparsedepth.files import MARKER
+from sparsedepth.words.plain_text import counted, visible, wrapped
 
 if TYPE_CHECKING:
     from sparsedepth.config.sweep import SweepDefinition

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from sparsedepth.cli import calls, option, preflight
-from sparsedepth.config.plain_text import visible, wrapped
 from sparsedepth.files import MARKER
 from sparsedepth.store.query_result import fit
+from sparsedepth.words.plain_text import visible, wrapped
 
 if TYPE_CHECKING:
     from sparsedepth.config.sweep import SweepDefinition
@@ -202,9 +202,9 @@ def train(given: option.Given) -> None:
         print(stopped, file=sys.stderr)
         raise typer.Exit(stopped.exit_code) from None
 
-    from sparsedepth.config.plain_text import wrapped
     from sparsedepth.store.degeneracy import notes_on_run
     from sparsedepth.train.devices import world
+    from sparsedepth.words.plain_text import wrapped
 
     if world()[0] == 0:  # the first of several processes
         marker = run.folder / MARKER

@@ -13,7 +13,7 @@ import yaml
 from pydantic import BaseModel, ValidationError
 
 from sparsedepth.config.mistakes import explain
-from sparsedepth.config.plain_text import unreadable
+from sparsedepth.files import unreadable
 
 MAX_BYTES = 1_000_000
 MAX_FILES = 8

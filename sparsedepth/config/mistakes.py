@@ -11,8 +11,8 @@ from typing import Any
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
-from sparsedepth.config.plain_text import did_you_mean
 from sparsedepth.config.section import Mistakes
+from sparsedepth.words.plain_text import did_you_mean
 
 Keys = tuple[str | int, ...]
 PLAIN = {

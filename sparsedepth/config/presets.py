@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from sparsedepth.config.plain_text import did_you_mean
+from sparsedepth.words.plain_text import did_you_mean
 
 Fields = Mapping[str, Any]
 

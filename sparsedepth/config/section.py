@@ -7,7 +7,7 @@ from typing import Annotated, Any, Self, TypeVar
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
-from sparsedepth.config.plain_text import visible
+from sparsedepth.words.plain_text import visible
 
 Check = TypeVar("Check", bound=Callable[..., None])
 

@@ -22,9 +22,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from sparsedepth.config.corpus import STDLIB, corpus_name
-from sparsedepth.config.plain_text import did_you_mean, one_line, unreadable
 from sparsedepth.config.run import DataConfig
-from sparsedepth.files import digest, local_path
+from sparsedepth.files import digest, local_path, unreadable
+from sparsedepth.words.plain_text import did_you_mean, one_line
 
 if TYPE_CHECKING:
     import pyarrow

@@ -24,7 +24,6 @@ import numpy as np
 import pandas as pd
 
 from sparsedepth import quantities
-from sparsedepth.config.plain_text import counted
 from sparsedepth.config.role import fields_where
 from sparsedepth.config.run import CELL_FIELDS, RunConfig
 from sparsedepth.effects.fit import Fit, fit, fit_of
@@ -35,6 +34,7 @@ from sparsedepth.store.schema import stored_value
 from sparsedepth.store.search import MATCHED
 from sparsedepth.store.setting import BUDGET, Configuration, Settings, assignment, settings_of
 from sparsedepth.store.tuning_roles import CHOSEN_ROLES, parse_tuned_fields, result_rows, without_measured_models
+from sparsedepth.words.plain_text import counted
 
 BASELINE = "baseline"
 COSTS = {

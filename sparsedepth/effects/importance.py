@@ -13,7 +13,6 @@ import numpy as np
 import pandas as pd
 
 from sparsedepth import quantities
-from sparsedepth.config.plain_text import counted
 from sparsedepth.config.space import Interval
 from sparsedepth.config.sweep import SweepDefinition
 from sparsedepth.effects.cells import plain
@@ -22,6 +21,7 @@ from sparsedepth.store.degeneracy import degeneracy, score_rows
 from sparsedepth.store.query_result import QueryResult
 from sparsedepth.store.search import least_seeds, on_front, search_text
 from sparsedepth.store.tuning_roles import result_rows
+from sparsedepth.words.plain_text import counted
 
 if TYPE_CHECKING:
     import optuna

@@ -10,7 +10,6 @@ import numpy as np
 import pandas as pd
 
 from sparsedepth import quantities
-from sparsedepth.config.plain_text import counted, wrapped
 from sparsedepth.effects.cells import Cells, values_of
 from sparsedepth.effects.chain import MIN_UNITS, Intervention, Link, LinkEvidence, Skill, cautions, chain_evidence
 from sparsedepth.effects.frame import OWN_LR, QUESTIONS, Effect, compared, setting_effects
@@ -18,6 +17,7 @@ from sparsedepth.effects.verdict import ALPHA, POWER, size_text
 from sparsedepth.store.comparable_loss import layers_hint, loss_of
 from sparsedepth.store.query_result import QueryResult, fit
 from sparsedepth.store.small_sample import t_critical
+from sparsedepth.words.plain_text import counted, wrapped
 
 OPTIONAL = ("diverged", "basis", "seeds", "flops", "lr", "detectable")
 DETAIL = ("p_adjusted", "df", "seeds_part", "lr_part")

@@ -29,12 +29,12 @@ from typing import Any
 import numpy as np
 
 from sparsedepth.config.load import build
-from sparsedepth.config.plain_text import did_you_mean
 from sparsedepth.files import digest, sha256
 from sparsedepth.probe.hf_adapter import ProbedHfModel
 from sparsedepth.probe.load import LoadedModel
 from sparsedepth.store.evals import Evaluation, EvaluationKey
 from sparsedepth.store.small_sample import paired_share_interval, share_interval
+from sparsedepth.words.plain_text import did_you_mean
 
 LOST = "_lost"
 """Name suffix of a metric's decrease without layers."""

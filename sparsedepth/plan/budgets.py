@@ -17,10 +17,10 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from sparsedepth.config.cost import cost
-from sparsedepth.config.plain_text import counted
 from sparsedepth.config.run import RunConfig
 from sparsedepth.config.space import Cell, grid_points
 from sparsedepth.config.sweep import SweepDefinition
+from sparsedepth.words.plain_text import counted
 
 MOST_LISTED = 7
 """Cells whose solved sizes are listed; the table of `plan` shows all."""

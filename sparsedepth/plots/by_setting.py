@@ -16,7 +16,6 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from sparsedepth.config.plain_text import counted
 from sparsedepth.plots.facets import Panel, intervals, lines_drawing, lr_text, metric_intervals, panel_of, range_of
 from sparsedepth.plots.page import Drawing, NothingToDraw, line_handle, not_shown
 from sparsedepth.plots.runs import (
@@ -40,6 +39,7 @@ from sparsedepth.store.degeneracy import ABSOLUTE_ROWS, degeneracy, score_rows, 
 from sparsedepth.store.search import search_of
 from sparsedepth.store.setting import BUDGET
 from sparsedepth.store.tuning_roles import CHOSEN_ROLES, best_point, is_at_edge
+from sparsedepth.words.plain_text import counted
 
 VARIANCE = "residual_variance"
 SCORES = ("causal_effect", "affine_loss_increase", "affine_loss_added", "skip_loss_increase", "jacobian_deviation")

@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from sparsedepth.config.plain_text import counted
 from sparsedepth.plots.by_setting import depth_styles
 from sparsedepth.plots.facets import Panel, intervals, lines_drawing, lr_text, metric_intervals, panel_of, range_of
 from sparsedepth.plots.page import Drawing, NothingToDraw, not_shown
@@ -22,6 +21,7 @@ from sparsedepth.store.comparable_loss import loss_in, loss_of
 from sparsedepth.store.connection import Store
 from sparsedepth.store.degeneracy import degeneracy, degeneracy_caption, score_rows
 from sparsedepth.store.tuning_roles import IS_RESULT
+from sparsedepth.words.plain_text import counted
 
 NEEDED = ("needed_layers", "usefulness_loss_increase")
 """The first that the runs have and that is not degenerate is drawn."""

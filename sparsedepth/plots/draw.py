@@ -8,7 +8,6 @@ from pathlib import Path
 
 from matplotlib.figure import Figure
 
-from sparsedepth.config.plain_text import did_you_mean
 from sparsedepth.plots.page import FORMATS, Drawing, NothingToDraw, caption, check_path, render, write
 from sparsedepth.plots.runs import once_per_store, settings_of
 from sparsedepth.plots.style import escaped
@@ -17,6 +16,7 @@ from sparsedepth.quantities.measured import PLUGINS
 from sparsedepth.store.connection import Store
 from sparsedepth.store.records import no_run_text
 from sparsedepth.store.search import search_of
+from sparsedepth.words.plain_text import did_you_mean
 
 STYLES = ("screen", "paper")
 OF_GRID, OF_ONE_RUN, COMPARES_LOSSES = "grid", "one run", "losses"

@@ -13,7 +13,6 @@ import pandas as pd
 from matplotlib.colors import ListedColormap, LogNorm, Normalize, SymLogNorm
 from matplotlib.figure import Figure
 
-from sparsedepth.config.plain_text import counted
 from sparsedepth.plots.page import Drawing, NothingToDraw, caption, colour_bar, is_paper, not_shown, panels
 from sparsedepth.plots.runs import compared_runs, settings_in_order, shown_settings, to_measure, values_of_metrics
 from sparsedepth.plots.style import LINEAR_BELOW, MISSING, escaped, layer_ticks, linear_below, shortened
@@ -21,6 +20,7 @@ from sparsedepth.quantities import BY_PAIR
 from sparsedepth.quantities.record import Scale
 from sparsedepth.store.connection import Store
 from sparsedepth.store.degeneracy import sound_layer_metrics
+from sparsedepth.words.plain_text import counted
 
 METRICS = ("causal_effect", "permutation_effect")
 MOST = 4

@@ -14,10 +14,10 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from sparsedepth.config.plain_text import counted
 from sparsedepth.files import check_parent, write_bytes
 from sparsedepth.plots.style import COLUMN, GREY, PAPER, RC, Style, escaped, log_scale, wrapped
 from sparsedepth.store.query_result import QueryResult, to_csv
+from sparsedepth.words.plain_text import counted
 
 FORMATS = {".png": {"Software": None}, ".svg": {"Date": None}, ".pdf": {"CreationDate": None}}
 """Suffix -> metadata to leave out, so that the same numbers give the same file."""

@@ -21,7 +21,6 @@ import pandas as pd
 from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter, MaxNLocator
 
-from sparsedepth.config.plain_text import counted
 from sparsedepth.config.space import Interval
 from sparsedepth.config.sweep import SweepDefinition
 from sparsedepth.effects.chain import Link, Scope, link
@@ -48,6 +47,7 @@ from sparsedepth.store.degeneracy import degeneracy, degeneracy_caption, score_r
 from sparsedepth.store.questions import QUESTIONS
 from sparsedepth.store.search import least_seeds, on_front, search_of
 from sparsedepth.store.subject import is_imported
+from sparsedepth.words.plain_text import counted
 
 WALKS = (
     ("weight_sparsity", "residual_variance_last", "usefulness_loss_increase", "val_loss"),

@@ -16,7 +16,6 @@ import numpy as np
 
 from sparsedepth.config.corpus import TEXT, corpus_name, is_learned, kind_of
 from sparsedepth.config.load import build
-from sparsedepth.config.plain_text import refuse_empty
 from sparsedepth.config.run import FIT, MeasureOnlyConfig, RunConfig, TextConfig
 from sparsedepth.config.task import IGNORED
 from sparsedepth.data.ngram_losses import after_tokens_of_text
@@ -24,7 +23,7 @@ from sparsedepth.data.pipeline import Corpus, CorpusSource, prepare
 from sparsedepth.data.sequences import Counted, Sequences, Source, after_tokens, next_tokens, open_source
 from sparsedepth.data.text import TextSource
 from sparsedepth.data.tokenizer import TOKENIZER_FILE, Tokenizer, make_tokenizer
-from sparsedepth.files import digest, sha256
+from sparsedepth.files import digest, refuse_empty, sha256
 from sparsedepth.probe.load import LoadedModel
 from sparsedepth.store.run_record import RUNS
 

@@ -20,13 +20,13 @@ import numpy as np
 import pandas as pd
 from scipy.special import ndtr
 
-from sparsedepth.config.plain_text import counted, did_you_mean
 from sparsedepth.effects.fit import Fit, fit, fit_of
 from sparsedepth.effects.verdict import Row, Side, judged
 from sparsedepth.scaling.points import budget_of
 from sparsedepth.scaling.speedup import MIN_BUDGETS, PowerLaw, Speedup, in_time, multiplier_text, power_law, speedup
 from sparsedepth.store.query_result import QueryResult, fit as fit_width
 from sparsedepth.store.table_file import header, not_missing, number_of, open_table, quoted
+from sparsedepth.words.plain_text import counted, did_you_mean
 
 NAMES = {
     "variant": ("variant", "setting", "name", "config", "configuration", "method", "model", "experiment", "run_name",

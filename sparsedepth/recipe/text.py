@@ -7,7 +7,6 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from sparsedepth.config.load import yaml_text
-from sparsedepth.config.plain_text import counted, terminal_width, visible, wrapped
 from sparsedepth.config.run import RunConfig
 from sparsedepth.effects.frame import Effect
 from sparsedepth.effects.text import interval_text, setting_text, title, unit_text
@@ -18,6 +17,7 @@ from sparsedepth.recipe.verify import pair_yaml
 from sparsedepth.scaling.speedup import multiplier_text
 from sparsedepth.store.comparable_loss import layers_hint
 from sparsedepth.store.query_result import QueryResult, fit, to_markdown
+from sparsedepth.words.plain_text import counted, terminal_width, visible, wrapped
 
 LISTS: dict[Comparison, str] = {"better": "do", "worse": "don't", "not shown": "not shown"}
 """Comparison with the baseline -> the list that a setting is on, unless it is refused."""

@@ -17,7 +17,6 @@ from typing import Any, Literal
 import pandas as pd
 
 from sparsedepth.config.load import build, yaml_text
-from sparsedepth.config.plain_text import counted
 from sparsedepth.config.run import CELL_FIELDS, RunConfig
 from sparsedepth.config.sweep import SweepDefinition
 from sparsedepth.effects.cells import BASELINE, MATCHED, cells_of, plain
@@ -38,6 +37,7 @@ from sparsedepth.recipe.card import (
     comparison_of,
 )
 from sparsedepth.recipe.choose import Evidence, changed_config, derive
+from sparsedepth.words.plain_text import counted
 
 Answer = tuple[Literal["passed", "failed", "not run"], str]
 """Outcome and text of a test."""

@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from sparsedepth.config.plain_text import counted, wrapped
 from sparsedepth.config.run import CELL_FIELDS
 from sparsedepth.effects.cells import BASELINE, COSTS, MATCHED, Cells, cells_of, distinct, is_ratio
 from sparsedepth.effects.frame import depth_effects, effects_frame, setting_effects
@@ -25,6 +24,7 @@ from sparsedepth.store.query_result import QueryResult, fit
 from sparsedepth.store.search import search_of
 from sparsedepth.store.setting import BUDGET, only_tuning_text
 from sparsedepth.store.tuning_roles import result_rows
+from sparsedepth.words.plain_text import counted, wrapped
 
 VARIANCE, NEEDED = "residual_variance_last", "needed_layers"
 BESIDE = ("weight_sparsity", "attention_sparsity_rel", "usefulness")

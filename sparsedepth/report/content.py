@@ -9,7 +9,6 @@ from pathlib import Path
 import pandas as pd
 
 from sparsedepth import quantities
-from sparsedepth.config.plain_text import counted
 from sparsedepth.config.sweep import SweepDefinition, read_definition
 from sparsedepth.effects.cells import Cells
 from sparsedepth.effects.chain import LinkEvidence, cautions, chain_evidence
@@ -32,6 +31,7 @@ from sparsedepth.store.records import is_pack
 from sparsedepth.store.search import search_of, search_text
 from sparsedepth.store.tuning_roles import result_rows, without_measured_models
 from sparsedepth.sweep.status import scan
+from sparsedepth.words.plain_text import counted
 
 UNFINISHED = ("failed", "infeasible", "pruned")
 MOST_IN_SUMMARY = 4

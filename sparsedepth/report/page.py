@@ -24,7 +24,6 @@ from markupsafe import Markup
 from matplotlib import rc_context
 
 from sparsedepth import quantities
-from sparsedepth.config.plain_text import counted, duration, visible
 from sparsedepth.config.sweep import read_definition
 from sparsedepth.files import MARKER, digest, write_bytes
 from sparsedepth.plots.draw import FIGURES, NUMBERS_SHARE, Progress, default_figure, drawable, silent
@@ -36,6 +35,7 @@ from sparsedepth.report.content import content
 from sparsedepth.report.tables import table_of
 from sparsedepth.store.connection import Store, open_store
 from sparsedepth.sweep.status import SweepSummary, running_line, sweep_summary, varied_fields
+from sparsedepth.words.plain_text import counted, duration, visible
 
 LARGEST_SVG = 1_000_000
 """Bytes; a larger picture is embedded as PNG."""

@@ -22,12 +22,12 @@ from typing import Any
 from pydantic import TypeAdapter, ValidationError
 
 from sparsedepth import files
-from sparsedepth.config.plain_text import visible
 from sparsedepth.config.run import RunConfig
 from sparsedepth.config.sweep import read_definition
 from sparsedepth.store.checksums import RUN_ID
 from sparsedepth.store.records import read_file
 from sparsedepth.train.checkpoint_files import remove_checkpoints
+from sparsedepth.words.plain_text import visible
 
 ONE_SEQUENCE = "out of memory with one sequence per forward pass"
 

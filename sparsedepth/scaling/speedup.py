@@ -21,7 +21,6 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from sparsedepth.config.plain_text import counted
 from sparsedepth.scaling.points import BASELINE, BUDGET, blocks_of, budget_rows, finished, flops_text, losses_by_budget
 from sparsedepth.store.comparable_loss import differing_data
 from sparsedepth.store.connection import Store
@@ -29,6 +28,7 @@ from sparsedepth.store.query_result import QueryResult, fit
 from sparsedepth.store.search import MATCHED
 from sparsedepth.store.small_sample import Z, t_critical
 from sparsedepth.store.tuning_roles import IS_RESULT
+from sparsedepth.words.plain_text import counted
 
 MIN_BUDGETS = 3
 N_GRID = 400

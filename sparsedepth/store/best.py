@@ -19,7 +19,6 @@ from typing import Any
 import numpy as np
 
 from sparsedepth import quantities
-from sparsedepth.config.plain_text import wrapped
 from sparsedepth.config.run import CELL_FIELDS
 from sparsedepth.config.sweep import SweepDefinition
 from sparsedepth.store.comparable_loss import layers_hint, loss_in, version_differences
@@ -32,6 +31,7 @@ from sparsedepth.store.setting import Configuration, Settings, only_tuning_text,
 from sparsedepth.store.small_sample import MIN_VALUES, mean_interval, seed_means
 from sparsedepth.store.subject import import_note
 from sparsedepth.store.tuning_roles import IS_CHOSEN, IS_TRAINED, parse_tuned_fields
+from sparsedepth.words.plain_text import wrapped
 
 FACTS = (
     *("cell_id", "seed", "model", "tuning", "tuned_fields", "outcome", "folder", "params_total", "train_flops"),

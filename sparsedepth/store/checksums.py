@@ -13,8 +13,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from sparsedepth.config.plain_text import counted, visible
 from sparsedepth.files import MARKER, MAX_TEXT_BYTES, json_text, parse_json, read_regular, sha256, sync, write_bytes
+from sparsedepth.words.plain_text import counted, visible
 
 RUN_ID = r"[0-9a-f]{12}"
 

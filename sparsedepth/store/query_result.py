@@ -18,7 +18,7 @@ from decimal import Decimal
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from sparsedepth.config.plain_text import terminal_width, visible, wrapped
+from sparsedepth.words.plain_text import terminal_width, visible, wrapped
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -10,7 +10,6 @@ from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from sparsedepth.config.plain_text import did_you_mean, wrapped
 from sparsedepth.store import signal_to_noise
 from sparsedepth.store.comparable_loss import loss_in
 from sparsedepth.store.connection import Store
@@ -20,6 +19,7 @@ from sparsedepth.store.search import MATCHED
 from sparsedepth.store.setting import Settings, only_tuning_text, read_settings, with_setting_column
 from sparsedepth.store.small_sample import MIN_VALUES, mean_interval, seed_means
 from sparsedepth.store.tuning_roles import CHOSEN_ROLES, IS_RESULT, IS_TRAINED
+from sparsedepth.words.plain_text import did_you_mean, wrapped
 
 FROM_EFFECTS = {
     "variance": "does a setting lower residual variance, and raise sparsity and usefulness?",

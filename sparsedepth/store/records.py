@@ -24,7 +24,6 @@ from typing import Any, TypeVar
 import pyarrow as pa
 
 from sparsedepth import __version__
-from sparsedepth.config.plain_text import counted
 from sparsedepth.files import MARKER, atomic_folder, read_regular
 from sparsedepth.quantities.record import Table
 from sparsedepth.store import tables
@@ -33,6 +32,7 @@ from sparsedepth.store.run_record import EVALS, INDEX, MODELS, RUNS, TOYS, parse
 from sparsedepth.store.run_tables import file_schema, table_bytes
 from sparsedepth.store.schema import TABLES
 from sparsedepth.store.tables import ROWS, Rows, StoredRun, stored_run, utf8
+from sparsedepth.words.plain_text import counted
 
 T = TypeVar("T")
 RECORDS = "records"

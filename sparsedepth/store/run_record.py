@@ -35,7 +35,6 @@ import pyarrow as pa
 
 from sparsedepth import quantities
 from sparsedepth.config.load import MAX_BYTES as MAX_CONFIG_BYTES, build, parse_yaml, yaml_text
-from sparsedepth.config.plain_text import did_you_mean
 from sparsedepth.config.run import RunConfig, stored_config
 from sparsedepth.files import (
     MARKER,
@@ -53,6 +52,7 @@ from sparsedepth.store.checksums import RUN_ID, DamagedRun, Files, OtherVersion,
 from sparsedepth.store.run_tables import file_schema, parse_table, table_bytes
 from sparsedepth.store.schema import FILE_COLUMNS, KEYS, METRICS, TABLES
 from sparsedepth.store.subject import ImportedRun, MeasuredModel
+from sparsedepth.words.plain_text import did_you_mean
 
 RUNS, MODELS, TOYS, EVALS = ("runs", "models", "toys", "evals")
 """The parts of a results folder: trained runs, models that were only measured, toy groups, evaluations."""

@@ -8,10 +8,10 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from sparsedepth.config.plain_text import one_line
 from sparsedepth.quantities.record import Column, Table
 from sparsedepth.store.checksums import DamagedRun
 from sparsedepth.store.schema import FILE_COLUMNS, KEYS
+from sparsedepth.words.plain_text import one_line
 
 SMALL_BYTES = 2**16
 """Tables up to this size in memory do not gain from zstd."""

@@ -21,7 +21,6 @@ from collections import defaultdict
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from sparsedepth.config.plain_text import counted, wrapped
 from sparsedepth.config.run import CELL_FIELDS
 from sparsedepth.quantities import IN_RUNS, PROFILED
 from sparsedepth.quantities.record import Quantity
@@ -31,6 +30,7 @@ from sparsedepth.store.query_result import QueryResult, fit
 from sparsedepth.store.setting import only_tuning_text
 from sparsedepth.store.small_sample import LEVEL
 from sparsedepth.store.tuning_roles import IS_RESULT, parse_tuned_fields
+from sparsedepth.words.plain_text import counted, wrapped
 
 if TYPE_CHECKING:
     import pandas as pd

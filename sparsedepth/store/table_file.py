@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 import duckdb
 
-from sparsedepth.config.plain_text import refuse_empty, unreadable
+from sparsedepth.files import refuse_empty, unreadable
 from sparsedepth.store.fences import FENCES, after, lock, one_line, read_only, syntax_nodes
 
 MAX_BYTES = 200_000_000

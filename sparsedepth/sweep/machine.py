@@ -10,11 +10,11 @@ from dataclasses import dataclass
 
 import torch
 
-from sparsedepth.config.plain_text import counted
 from sparsedepth.config.run import RunConfig
 from sparsedepth.config.runtime import DEFAULT, RuntimeConfig
 from sparsedepth.run.scratch import allocation
 from sparsedepth.train.runtime import find_device
+from sparsedepth.words.plain_text import counted
 
 STACK_ON_CPU, STACKED_VALUES = 4, 2**16
 """Runs per stack on a CPU, and the largest step (tokens x width) at which stacking is faster: for larger steps the

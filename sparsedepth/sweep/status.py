@@ -11,7 +11,6 @@ from statistics import fmean
 from typing import Any, Literal, NamedTuple, get_args
 
 from sparsedepth import quantities
-from sparsedepth.config.plain_text import duration, visible
 from sparsedepth.config.run import CELL_FIELDS, RunConfig
 from sparsedepth.config.sweep import SweepDefinition, read_definition
 from sparsedepth.plan.tasks import Plan
@@ -26,6 +25,7 @@ from sparsedepth.store.records import WORK, is_complete_run, is_pack, open_pack
 from sparsedepth.store.setting import Configuration, configuration_of, settings_of
 from sparsedepth.store.tuning_roles import objective_as_loss
 from sparsedepth.sweep.results_folder import SWEEP_LEASES, EndRule, EndState, ResultsIndex, end_rule, has_begun
+from sparsedepth.words.plain_text import duration, visible
 
 State = Literal["complete", "running", "interrupted", "planned", "damaged"] | EndState
 WITHOUT_RESULT = (*get_args(EndState), "damaged")

@@ -11,12 +11,12 @@ from sparsedepth.cli import calls
 from sparsedepth.cli.input_file import single_run_sweep, sweep_definition
 from sparsedepth.cli.train_sweep import plan
 from sparsedepth.config.load import build
-from sparsedepth.config.plain_text import duration
 from sparsedepth.config.runtime import RuntimeConfig
 from sparsedepth.files import MARKER
 from sparsedepth.plan.price import price, pricing_setup
 from sparsedepth.plan.tasks import Plan
 from sparsedepth.sweep.status import remaining_runs
+from sparsedepth.words.plain_text import duration
 
 LARGE = {"preset": "llama-1b"}
 

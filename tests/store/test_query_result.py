@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from sparsedepth.config.plain_text import wrapped
 from sparsedepth.store import query_result
 from sparsedepth.store.query_result import QueryResult
+from sparsedepth.words.plain_text import wrapped
 
 ANSWER = QueryResult(columns=("norm", "val_loss", "steps"), rows=(("pre", 3.14159, 256), ("post", None, None)))
 

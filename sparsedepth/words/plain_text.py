@@ -4,7 +4,6 @@ untrusted text made safe for it."""
 import shutil
 import textwrap
 from collections.abc import Iterable
-from pathlib import Path
 
 WIDTH = 100
 """Characters of a line in a file or a pipe."""
@@ -23,21 +22,6 @@ def did_you_mean(name: str, names: Iterable[str], otherwise: str) -> str:
 
     near = get_close_matches(name, list(names), n=1)
     return f"did you mean {near[0]!r}?" if near else otherwise
-
-
-def unreadable(file: Path, error: Exception) -> ValueError:
-    """The error for a file that cannot be read, with the fix."""
-    if isinstance(error, UnicodeError):
-        return ValueError(f"{file} is not UTF-8 text ({one_line(error)}); save it as UTF-8")
-    if isinstance(error, IsADirectoryError):
-        return ValueError(f"{file} is a folder; name a file")
-    return ValueError(f"{file} cannot be read ({one_line(error)}); check that it is whole and readable")
-
-
-def refuse_empty(file: Path) -> None:
-    """Raises ValueError for a file of 0 bytes."""
-    if file.is_file() and file.stat().st_size == 0:
-        raise ValueError(f"{file} is empty (0 bytes); was it written completely?")
 
 
 def one_line(error: Exception) -> str:
