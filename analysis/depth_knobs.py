@@ -23,9 +23,10 @@ from script import read_runs, run_script
 
 from sparsedepth.effects.cells import cells_of
 from sparsedepth.store.comparable_loss import loss_of
-from sparsedepth.store.query_result import QueryResult, fit
-from sparsedepth.store.setting import assignment
+from sparsedepth.store.query_result import QueryResult
 from sparsedepth.store.tuning_roles import result_rows
+from sparsedepth.words.table import fitted_table
+from sparsedepth.words.values import assignment
 
 CLAIM = (
     "LNS lowers residual variance and so the loss of deep models (2502.05795); other remedies for the curse of depth "
@@ -85,7 +86,7 @@ def lines(table: pd.DataFrame) -> Iterator[str]:
         cells = rows[names].astype(object).where(rows[names].notna(), None)
         values = tuple(tuple(row) for row in cells.itertuples(index=False))
         yield f"\nn_layers={n_layers}"
-        yield fit(QueryResult(columns=tuple(names), rows=values), ("needed needed_lns", "lr lr_lns")).text
+        yield fitted_table(QueryResult(columns=tuple(names), rows=values), ("needed needed_lns", "lr lr_lns")).text
 
 
 def main(arguments: list[str]) -> None:

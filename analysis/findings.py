@@ -21,7 +21,9 @@ from sparsedepth.scaling.points import budget_rows
 from sparsedepth.scaling.speedup import speedups
 from sparsedepth.store.comparable_loss import loss_of
 from sparsedepth.store.connection import Store, open_store
-from sparsedepth.store.query_result import QueryResult, encode, fit
+from sparsedepth.store.query_result import QueryResult
+from sparsedepth.words.formats import encode
+from sparsedepth.words.table import fitted_table
 
 RESULTS = Path(__file__).parent.parent / "results"
 BUNDLE, LNS = "n_kv_heads=1, n_experts=8, weight_decay=1", "depth_scale=lns"
@@ -115,7 +117,11 @@ def main(arguments: list[str]) -> None:
     parser.add_argument("--format", choices=("table", "csv", "json"), default="table")
     options = parser.parse_args(arguments)
     result = QueryResult.of_frame(stated())
-    text = fit(result, ("folders",)).text if options.format == "table" else encode(result, options.format).decode()
+    text = (
+        fitted_table(result, ("folders",)).text
+        if options.format == "table"
+        else encode(result, options.format).decode()
+    )
     print(text, end="")
 
 

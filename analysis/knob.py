@@ -20,8 +20,9 @@ from sparsedepth.effects.verdict import size_text
 from sparsedepth.quantities import of_stage
 from sparsedepth.store.comparable_loss import loss_of, with_loss
 from sparsedepth.store.degeneracy import sound_forms
-from sparsedepth.store.query_result import QueryResult, fit
+from sparsedepth.store.query_result import QueryResult
 from sparsedepth.words.plain_text import wrapped
+from sparsedepth.words.table import fitted_table
 
 QUANTITIES = (*of_stage("sparsity"), *of_stage("variance"), "usefulness", "val_loss")
 COLUMNS = ("quantity", "n_layers", "effect", "lo", "hi", "seeds", "verdict", "setting")
@@ -59,7 +60,7 @@ def main(arguments: list[str]) -> None:
     if effects.empty:
         raise ValueError(f"no two runs that differ in {options.knob} have a value of {', '.join(QUANTITIES)}")
     print(wrapped([f"{options.knob}: effects against the baseline", LEGEND]), end="")
-    print(fit(QueryResult(columns=COLUMNS, rows=tuple(map(row, effects.to_dict("records")))), ("seeds",)).text)
+    print(fitted_table(QueryResult(columns=COLUMNS, rows=tuple(map(row, effects.to_dict("records")))), ("seeds",)).text)
 
 
 if __name__ == "__main__":

@@ -10,8 +10,9 @@ import typer
 from sparsedepth.cli import calls, option
 from sparsedepth.quantities import LAYERS, PAIRS, with_intervals
 from sparsedepth.quantities.record import Column
-from sparsedepth.store.query_result import QueryResult, table
+from sparsedepth.store.query_result import QueryResult
 from sparsedepth.words.plain_text import wrapped
+from sparsedepth.words.table import table
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -10,8 +10,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from sparsedepth.store.query_result import QueryResult, fit
+from sparsedepth.store.query_result import QueryResult
 from sparsedepth.words.plain_text import counted, duration, visible, wrapped
+from sparsedepth.words.table import fitted_table
 
 if TYPE_CHECKING:
     from sparsedepth.config.sweep import SweepDefinition
@@ -204,7 +205,7 @@ def price_line(price: "Price") -> str:
 
 
 def _table(plan: "Plan", price: "Price") -> Iterator[str]:
-    from sparsedepth.store.setting import assignment
+    from sparsedepth.words.values import assignment
 
     definition = plan.definition
     yield wrapped([f"{definition.name}: {definition.question}"]).rstrip()
@@ -227,7 +228,7 @@ def _table(plan: "Plan", price: "Price") -> Iterator[str]:
     ]
     amounts = ("runs", "params_total", "params_active", "tokens", "train_flops", "memory", "disk", "time per run")
     table = QueryResult(("n_layers", *amounts, "setting"), tuple(rows))
-    yield fit(table, ("tokens", "disk", "params_total")).text
+    yield fitted_table(table, ("tokens", "disk", "params_total")).text
     alike = [f"runs of a row may differ in {', '.join(price.alike)}"] if price.alike else []
     yield wrapped([*alike, f"total: {price_line(price)}", *_assumptions(plan, price)]).rstrip()
 

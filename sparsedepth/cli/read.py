@@ -15,7 +15,8 @@ from typer.core import TyperCommand
 
 from sparsedepth.cli import calls, option
 from sparsedepth.files import check_parent, write_bytes
-from sparsedepth.store.query_result import QueryResult, choose_format, encode
+from sparsedepth.store.query_result import QueryResult
+from sparsedepth.words.formats import choose_format, encode
 from sparsedepth.words.plain_text import wrapped
 
 if TYPE_CHECKING:
@@ -72,8 +73,8 @@ def query(
 def _answer(folders: list[str], sql: str, format: str, timeout: float, skip_damaged: bool) -> bytes:
     from sparsedepth.store.connection import open_store
     from sparsedepth.store.fences import limited
-    from sparsedepth.store.query_result import FOR_PEOPLE
     from sparsedepth.store.schema import TABLES
+    from sparsedepth.words.formats import FOR_PEOPLE
 
     with open_store(*folders, time_limit=timeout, skip_damaged=skip_damaged) as store:
         if any(table in sql.lower() for table in TABLES):

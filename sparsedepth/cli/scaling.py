@@ -9,8 +9,9 @@ import typer
 
 from sparsedepth.cli import option
 from sparsedepth.cli.read import write
-from sparsedepth.store.query_result import FORMATS, choose_format, encode, fit as fit_table, render
+from sparsedepth.words.formats import FORMATS, choose_format, encode, render
 from sparsedepth.words.plain_text import wrapped
+from sparsedepth.words.table import fitted_table
 
 if TYPE_CHECKING:
     from sparsedepth.scaling.law import Law
@@ -81,7 +82,7 @@ def fit(
     aside = sys.stdout if format == "table" else sys.stderr  # stdout carries data for programs
     print(wrapped(heading(report)), end="", file=aside)
     table, optional = parameter_table(report), ("stderr", "bootstrap_lo bootstrap_hi")
-    print(fit_table(table, optional).text if format == "table" else render(table, format))
+    print(fitted_table(table, optional).text if format == "table" else render(table, format))
     print(wrapped(closing(report)), end="", file=aside)
 
 

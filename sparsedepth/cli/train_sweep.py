@@ -10,8 +10,8 @@ import typer
 
 from sparsedepth.cli import calls, option, preflight
 from sparsedepth.files import MARKER
-from sparsedepth.store.query_result import fit
 from sparsedepth.words.plain_text import visible, wrapped
+from sparsedepth.words.table import fitted_table
 
 if TYPE_CHECKING:
     from sparsedepth.config.sweep import SweepDefinition
@@ -123,7 +123,7 @@ def detectable_effects(
     powers = measure_power(configs, objective, noise, tuned, effect)
     if not powers:
         raise ValueError(f"no two runs of sweep {definition.name!r} differ in one setting; vary a field in 'space'")
-    table = fit(power_table(powers, objective, effect), ()).text
+    table = fitted_table(power_table(powers, objective, effect)).text
     lines = [power_text(noise, source, objective, tuned, effect), table]
     return lines, {"power": [asdict(power) for power in powers]}
 

@@ -32,9 +32,10 @@ from sparsedepth.store.connection import Store
 from sparsedepth.store.degeneracy import columns_for
 from sparsedepth.store.schema import stored_value
 from sparsedepth.store.search import MATCHED
-from sparsedepth.store.setting import BUDGET, Configuration, Settings, assignment, settings_of
+from sparsedepth.store.setting import BUDGET, Configuration, Settings, settings_of
 from sparsedepth.store.tuning_roles import CHOSEN_ROLES, parse_tuned_fields, result_rows, without_measured_models
 from sparsedepth.words.plain_text import counted
+from sparsedepth.words.values import assignment
 
 BASELINE = "baseline"
 COSTS = {

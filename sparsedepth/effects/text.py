@@ -15,9 +15,10 @@ from sparsedepth.effects.chain import MIN_UNITS, Intervention, Link, LinkEvidenc
 from sparsedepth.effects.frame import OWN_LR, QUESTIONS, Effect, compared, setting_effects
 from sparsedepth.effects.verdict import ALPHA, POWER, size_text
 from sparsedepth.store.comparable_loss import layers_hint, loss_of
-from sparsedepth.store.query_result import QueryResult, fit
+from sparsedepth.store.query_result import QueryResult
 from sparsedepth.store.small_sample import t_critical
 from sparsedepth.words.plain_text import counted, wrapped
+from sparsedepth.words.table import fitted_table
 
 OPTIONAL = ("diverged", "basis", "seeds", "flops", "lr", "detectable")
 DETAIL = ("p_adjusted", "df", "seeds_part", "lr_part")
@@ -41,7 +42,7 @@ def effects_text(effects: pd.DataFrame, cells: Cells, detail: bool = False) -> s
     is_listed = detail | effects["question"].isin(QUESTIONS) | effects["verdict"].isin(["lower", "higher"])
     shown = [_cells_of(row, cells) for row in effects[is_listed].to_dict("records")]
     rows = tuple(tuple(row[name] for name in names) for row in shown)
-    table = fit(QueryResult(columns=tuple(names), rows=rows), OPTIONAL)
+    table = fitted_table(QueryResult(columns=tuple(names), rows=rows), OPTIONAL)
     over = "over" if cells.unit == "ln ratio" else "minus"
     lr = f", each at its own tuned {cells.field}" if cells.field else ""
     if lr and {*effects["at"].dropna()} - {"", OWN_LR}:
@@ -213,7 +214,7 @@ def chain_lines(cells: Cells, detail: bool = False) -> Iterator[str]:
         yield "no two quantities of the chain were measured in the same runs"
         return
     names = ("cause", "effect", "rho", "lo", "hi", "skill", "intervention", "verdict")
-    table = fit(QueryResult(columns=names, rows=tuple(map(_row, chain))), ("skill",))
+    table = fitted_table(QueryResult(columns=names, rows=tuple(map(_row, chain))), ("skill",))
     head = wrapped([f"The chain from sparsity to loss: {_counts_text(chain[0].within)}"])
     notes = wrapped([EXPLAINED, *cautions(compared(cells))])
     yield f"{head}{table.text}\n{notes}".rstrip("\n")

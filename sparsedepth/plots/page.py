@@ -16,7 +16,8 @@ from matplotlib.lines import Line2D
 
 from sparsedepth.files import check_parent, write_bytes
 from sparsedepth.plots.style import COLUMN, GREY, PAPER, RC, Style, escaped, log_scale, wrapped
-from sparsedepth.store.query_result import QueryResult, to_csv
+from sparsedepth.store.query_result import QueryResult
+from sparsedepth.words.formats import to_csv
 from sparsedepth.words.plain_text import counted
 
 FORMATS = {".png": {"Software": None}, ".svg": {"Date": None}, ".pdf": {"CreationDate": None}}

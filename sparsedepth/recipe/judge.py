@@ -24,9 +24,10 @@ from sparsedepth.effects.fit import Fit, fit, fit_of
 from sparsedepth.effects.verdict import Row, Side, judged
 from sparsedepth.scaling.points import budget_of
 from sparsedepth.scaling.speedup import MIN_BUDGETS, PowerLaw, Speedup, in_time, multiplier_text, power_law, speedup
-from sparsedepth.store.query_result import QueryResult, fit as fit_width
+from sparsedepth.store.query_result import QueryResult
 from sparsedepth.store.table_file import header, not_missing, number_of, open_table, quoted
 from sparsedepth.words.plain_text import counted, did_you_mean
+from sparsedepth.words.table import fitted_table
 
 NAMES = {
     "variant": ("variant", "setting", "name", "config", "configuration", "method", "model", "experiment", "run_name",
@@ -310,7 +311,7 @@ def lines_of(found: Judgement) -> list[str]:
     lines = [
         f"read: {read}; baseline: {found.baseline!r}",
         f"lower is better; effect: variant minus baseline, with its 95% interval, {by}",
-        fit_width(found.table.of_columns([name for name in COLUMNS if name not in empty]), OPTIONAL).text,
+        fitted_table(found.table.of_columns([name for name in COLUMNS if name not in empty]), OPTIONAL).text,
     ]
     if found.luck and found.luck[0] > 1:
         seems = f"would seem better by {found.luck[1]:.2g}, by luck alone"

@@ -16,8 +16,10 @@ from sparsedepth.recipe.card import Candidate, Card, Comparison, Recipe, card_pa
 from sparsedepth.recipe.verify import pair_yaml
 from sparsedepth.scaling.speedup import multiplier_text
 from sparsedepth.store.comparable_loss import layers_hint
-from sparsedepth.store.query_result import QueryResult, fit, to_markdown
+from sparsedepth.store.query_result import QueryResult
+from sparsedepth.words.formats import to_markdown
 from sparsedepth.words.plain_text import counted, terminal_width, visible, wrapped
+from sparsedepth.words.table import fitted_table
 
 LISTS: dict[Comparison, str] = {"better": "do", "worse": "don't", "not shown": "not shown"}
 """Comparison with the baseline -> the list that a setting is on, unless it is refused."""
@@ -200,7 +202,7 @@ def card_text(card: Card, width: int | None = None, lines: int | None = LINES) -
 
 def _composed(card: Card, width: int, n_rows: int | None, n_findings: int | None) -> str:
     n = len(card.recipe.candidates)
-    table = fit(recipe_table(card, n_rows), OPTIONAL, width).text if n else ""
+    table = fitted_table(recipe_table(card, n_rows), OPTIONAL, width).text if n else ""
     more = f"\n{counted(n - n_rows, 'more setting')}: on the card that -o writes" if n_rows and n > n_rows else ""
     parts = [
         textwrap.fill(sentence(card), width, break_on_hyphens=False),

@@ -20,11 +20,12 @@ from sparsedepth.scaling.points import flops_text
 from sparsedepth.store.comparable_loss import COMMON, OWN, loss_of
 from sparsedepth.store.connection import Store
 from sparsedepth.store.degeneracy import columns_for, score_rows, usable_form
-from sparsedepth.store.query_result import QueryResult, fit
+from sparsedepth.store.query_result import QueryResult
 from sparsedepth.store.search import search_of
 from sparsedepth.store.setting import BUDGET, only_tuning_text
 from sparsedepth.store.tuning_roles import result_rows
 from sparsedepth.words.plain_text import counted, wrapped
+from sparsedepth.words.table import fitted_table
 
 VARIANCE, NEEDED = "residual_variance_last", "needed_layers"
 BESIDE = ("weight_sparsity", "attention_sparsity_rel", "usefulness")
@@ -56,7 +57,7 @@ class Answer:
         head = wrapped([self.sentence], width)
         if not self.table.rows:
             return head.rstrip("\n")
-        table = fit(self.table, self.optional, width).text
+        table = fitted_table(self.table, self.optional, width).text
         return f"{head}{table}\n{wrapped(self.notes, width)}".rstrip("\n")
 
 

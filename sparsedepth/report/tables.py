@@ -19,8 +19,8 @@ from sparsedepth.recipe.choose import Evidence, derive
 from sparsedepth.scaling.points import LOSSES
 from sparsedepth.scaling.speedup import Worths, multiplier_text
 from sparsedepth.store.degeneracy import SCORES, reasons_by_run, score_rows
-from sparsedepth.store.query_result import plain, readable
 from sparsedepth.store.tuning_roles import without_measured_models
+from sparsedepth.words.values import plain, readable
 
 RESULTS = (
     *("val_loss", "val_loss_common", "val_accuracy", "solved_difficulty", "needed_layers", "affine_loss_added"),

@@ -24,11 +24,12 @@ import pandas as pd
 from sparsedepth.scaling.points import BASELINE, BUDGET, blocks_of, budget_rows, finished, flops_text, losses_by_budget
 from sparsedepth.store.comparable_loss import differing_data
 from sparsedepth.store.connection import Store
-from sparsedepth.store.query_result import QueryResult, fit
+from sparsedepth.store.query_result import QueryResult
 from sparsedepth.store.search import MATCHED
 from sparsedepth.store.small_sample import Z, t_critical
 from sparsedepth.store.tuning_roles import IS_RESULT
 from sparsedepth.words.plain_text import counted
+from sparsedepth.words.table import fitted_table
 
 MIN_BUDGETS = 3
 N_GRID = 400
@@ -313,7 +314,7 @@ def speedup_lines(table: pd.DataFrame) -> list[str]:
         "compute multiplier: compute of the baseline at the same loss / compute of the setting; lo, hi: 95% interval "
         "over seeds, a trunk and its branches being one, the choice of lr where it was tuned, and every L_inf that the "
         "data allow",
-        fit(QueryResult.of_frame(table[[*SHOWN]]), ("seeds", "train_flops")).text,
+        fitted_table(QueryResult.of_frame(table[[*SHOWN]]), ("seeds", "train_flops")).text,
     ]
     largest = QueryResult.of_frame(table.groupby(["n_layers", "setting"], sort=False).tail(1))
     lines += map(sentence, largest.records())

@@ -24,14 +24,23 @@ from sparsedepth.config.sweep import SweepDefinition
 from sparsedepth.store.comparable_loss import layers_hint, loss_in, version_differences
 from sparsedepth.store.connection import Store
 from sparsedepth.store.degeneracy import columns_for, common_weakness, degeneracy, usable_form
-from sparsedepth.store.query_result import QueryResult, fit, number_text, relative
+from sparsedepth.store.query_result import QueryResult
 from sparsedepth.store.records import no_run_text
 from sparsedepth.store.search import least_seeds, on_front, search_of, search_text
-from sparsedepth.store.setting import Configuration, Settings, only_tuning_text, planned_configurations, settings_of
+from sparsedepth.store.setting import (
+    Configuration,
+    Settings,
+    only_tuning_text,
+    planned_configurations,
+    relative,
+    settings_of,
+)
 from sparsedepth.store.small_sample import MIN_VALUES, mean_interval, seed_means
 from sparsedepth.store.subject import import_note
 from sparsedepth.store.tuning_roles import IS_CHOSEN, IS_TRAINED, parse_tuned_fields
 from sparsedepth.words.plain_text import wrapped
+from sparsedepth.words.table import fitted_table
+from sparsedepth.words.values import number_text
 
 FACTS = (
     *("cell_id", "seed", "model", "tuning", "tuned_fields", "outcome", "folder", "params_total", "train_flops"),
@@ -237,7 +246,7 @@ def text(ranking: Ranking, width: int | None = None) -> str:
     )
     heads = ("mean" if name == ranking.by else name for name in names)
     table = QueryResult(columns=(*heads, "setting"), rows=rows)
-    return fit(table, ("cell_id", "params"), width, len(rows)).text
+    return fitted_table(table, ("cell_id", "params"), width, len(rows)).text
 
 
 def _setting(cell: _Ranked, settings: Settings, search: SweepDefinition | None) -> str:

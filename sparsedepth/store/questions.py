@@ -14,12 +14,13 @@ from sparsedepth.store import signal_to_noise
 from sparsedepth.store.comparable_loss import loss_in
 from sparsedepth.store.connection import Store
 from sparsedepth.store.degeneracy import columns_for, usable_form
-from sparsedepth.store.query_result import QueryResult, fit
+from sparsedepth.store.query_result import QueryResult
 from sparsedepth.store.search import MATCHED
 from sparsedepth.store.setting import Settings, only_tuning_text, read_settings, with_setting_column
 from sparsedepth.store.small_sample import MIN_VALUES, mean_interval, seed_means
 from sparsedepth.store.tuning_roles import CHOSEN_ROLES, IS_RESULT, IS_TRAINED
 from sparsedepth.words.plain_text import did_you_mean, wrapped
+from sparsedepth.words.table import fitted_table
 
 FROM_EFFECTS = {
     "variance": "does a setting lower residual variance, and raise sparsity and usefulness?",
@@ -154,7 +155,7 @@ def text(store: Store, name: str) -> str:
     if not answer.rows or settings is None:
         return f"{wrapped([question.asks])}none: {_why_none(store, question)}"
     optional = [names.format(scores=" ".join(scores)) for names in question.optional]
-    table = fit(with_setting_column(answer, settings), optional)
+    table = fitted_table(with_setting_column(answer, settings), optional)
     interval = ""
     if "lo" in answer.columns:
         is_cut = any(row["lo"] == 0 for row in answer.records())

@@ -17,10 +17,11 @@ from typing import TYPE_CHECKING, Any
 from sparsedepth.config.model import FILLED_FROM, with_derived_sizes
 from sparsedepth.config.role import roles
 from sparsedepth.config.run import CELL_FIELDS, RunConfig
-from sparsedepth.store.query_result import QueryResult, number_text, readable, relative
+from sparsedepth.store.query_result import QueryResult
 from sparsedepth.store.schema import stored_fields
 from sparsedepth.store.search import definitions_of
 from sparsedepth.store.tuning_roles import IS_CHOSEN, IS_TRAINED, parse_tuned_fields
+from sparsedepth.words.values import assignment, number_text, readable
 
 if TYPE_CHECKING:
     from sparsedepth.store.connection import Store
@@ -207,13 +208,9 @@ def with_setting_column(answer: QueryResult, settings: Settings) -> QueryResult:
     return QueryResult(columns=tuple(columns), rows=tuple(zip(*columns.values(), strict=True)))
 
 
-def assignment(name: str, value: Any) -> str:
-    """'n_kv_heads=1': a field's value in every text and figure, as in `--set`; floats in six digits."""
-    if value is None:
-        return f"{name} unset"
-    if isinstance(value, float):
-        value = int(value) if value.is_integer() else f"{value:.6g}"
-    return f"{name}={value}"
+def relative(value: float | None, reference: float | None) -> float | None:
+    """A cost over that of the baseline; None where either is unknown."""
+    return value / reference if value and reference else None
 
 
 def _is_label_field(name: str, cells: Sequence[Configuration]) -> bool:

@@ -26,11 +26,12 @@ from sparsedepth.quantities import IN_RUNS, PROFILED
 from sparsedepth.quantities.record import Quantity
 from sparsedepth.store.comparable_loss import COMMON, OWN, loss_in
 from sparsedepth.store.degeneracy import degeneracy, score_rows
-from sparsedepth.store.query_result import QueryResult, fit
+from sparsedepth.store.query_result import QueryResult
 from sparsedepth.store.setting import only_tuning_text
 from sparsedepth.store.small_sample import LEVEL
 from sparsedepth.store.tuning_roles import IS_RESULT, parse_tuned_fields
 from sparsedepth.words.plain_text import counted, wrapped
+from sparsedepth.words.table import fitted_table
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -81,7 +82,7 @@ def text(store: "Store") -> str:
         if row["degenerate"]:
             degenerate[row["degenerate"]].append(row["quantity"])
     remarks = [QUESTION, _REMARK, *(f"degenerate ({why}): {', '.join(names)}" for why, names in degenerate.items())]
-    table = fit(shown.of_columns(_IN_TERMINAL), ["hi", "lo"], max_rows=50)
+    table = fitted_table(shown.of_columns(_IN_TERMINAL), ["hi", "lo"], max_rows=50)
     n_forms = len(measured.rows) - len(shown.rows)
     more = f"\nand {counted(n_forms, 'form')} of these scores by depth, in csv or json" if n_forms else ""
     return f"{wrapped(remarks)}{table.text}{more}"
