@@ -60,8 +60,10 @@ from torch import Tensor
 
 from sparsedepth.measure.bootstrap import BootstrapEstimate, ScoreByLayer, finite, identity, shared_resamples
 from sparsedepth.measure.measurements import MeasureContext, Measurements
+from sparsedepth.model.attention import attention_rows
+from sparsedepth.model.context import Context
 from sparsedepth.probe.fork import batches, block_inputs, by_sequence, chunk_size, probing
-from sparsedepth.probe.probed_model import AttentionForm, ProbedModel, attention_rows
+from sparsedepth.probe.probed_model import ProbedModel
 from sparsedepth.quantities import IN_RUNS
 from sparsedepth.quantities.measured import MATRICES
 
@@ -162,7 +164,7 @@ def _limits(taus: Sequence[float], relative_taus: Sequence[float], n_keys: float
 
 
 def attention_sums(
-    q_BHTK: Tensor, k_BGTK: Tensor, form: AttentionForm, *, taus: Sequence[float], relative_taus: Sequence[float]
+    q_BHTK: Tensor, k_BGTK: Tensor, context: Context, *, taus: Sequence[float], relative_taus: Sequence[float]
 ) -> dict[str, Tensor]:
     """By name, sum_BH in fp64 over the rows of each sequence and head."""
     n_sequences, n_heads, n_tokens, _ = q_BHTK.shape
@@ -170,7 +172,7 @@ def attention_sums(
     rows = max(1, chunk_size(q_BHTK.device, MAX_WEIGHTS) // (n_sequences * n_heads * n_tokens))
     for start in range(0, n_tokens, rows):
         stop = min(start + rows, n_tokens)
-        weight_BHRS, future_RS = attention_rows(q_BHTK, k_BGTK, start, stop, form)
+        weight_BHRS = attention_rows(q_BHTK, k_BGTK, start, stop, context)
         n_keys_R1 = torch.arange(start + 1, stop + 1, device=q_BHTK.device)[:, None]
         after_first_R = slice(max(0, 1 - start), None)  # without the first row of the sequence
         entropy_BHR = torch.special.entr(weight_BHRS).sum(-1)
@@ -178,6 +180,7 @@ def attention_sums(
         sums["attention_entropy"] += entropy_BHR.sum(-1, dtype=torch.float64)
         sums["attention_entropy_rel"] += relative_BHR.sum(-1, dtype=torch.float64)
         sums["attention_sink"] += weight_BHRS[..., after_first_R, 0].sum(-1, dtype=torch.float64)
+        future_RS = torch.arange(stop, device=q_BHTK.device) >= n_keys_R1
         weight_BHRS.masked_fill_(future_RS, torch.inf)  # below no threshold
         for name, limit in _limits(taus, relative_taus, n_keys_R1).items():
             sums[name] += (weight_BHRS < limit).sum((-1, -2), dtype=torch.float64)

@@ -1,9 +1,10 @@
 """Attention, softmax(q k' / sqrt(K)) v over the visible keys: its kernels, and a block's module.
 
-    out_t = sum_s p_ts v_s,   p_ts = exp(q_t k_s / sqrt(K)) / sum over the visible s
+    out_t = sum_s p_ts v_s,   p_ts = softmax over the visible s of cap(q_t k_s / sqrt(K))
 
 The context says which they are: keys s <= t; with a window W only t - W < s; with documents only
-those of the query's own; all without causality. Dropout p sets each p_ts to 0 with probability p,
+those of the query's own; and the cap c of a foreign model, cap(z) = c tanh(z / c) (2408.00118), else
+cap(z) = z. Dropout p sets each p_ts to 0 with probability p,
 and multiplies the others by 1 / (1 - p).
 
 `reference` is the formula in fp32; `sdpa` is PyTorch's kernel, `flash` that of flash-attn 2
@@ -44,13 +45,26 @@ def sdpa(q_BHTK: Tensor, k_BGTK: Tensor, v_BGTK: Tensor, context: Context, dropo
 
 def reference(q_BHTK: Tensor, k_BGTK: Tensor, v_BGTK: Tensor, context: Context, dropout: float = 0.0) -> Tensor:
     """out_BHTK by the formula, in fp32 (or fp64) also under autocast."""
-    n_repeats, n_tokens, width = q_BHTK.shape[1] // k_BGTK.shape[1], *q_BHTK.shape[2:]
+    n_repeats, n_tokens = q_BHTK.shape[1] // k_BGTK.shape[1], q_BHTK.shape[2]
     dtype = torch.promote_types(q_BHTK.dtype, torch.float32)
     with torch.autocast(q_BHTK.device.type, enabled=False):
-        k_BHTK, v_BHTK = (x.to(dtype).repeat_interleave(n_repeats, dim=1) for x in (k_BGTK, v_BGTK))
-        score_BHTT = q_BHTK.to(dtype) @ k_BHTK.transpose(2, 3) / math.sqrt(width)
-        score_BHTT = score_BHTT.masked_fill(~visible(n_tokens, context, q_BHTK.device), -math.inf)
-        return (F.dropout(score_BHTT.softmax(-1), dropout) @ v_BHTK).to(v_BGTK.dtype)
+        weight_BHTT = attention_rows(q_BHTK.to(dtype), k_BGTK.to(dtype), 0, n_tokens, context)
+        v_BHTK = v_BGTK.to(dtype).repeat_interleave(n_repeats, dim=1)
+        return (F.dropout(weight_BHTT, dropout) @ v_BHTK).to(v_BGTK.dtype)
+
+
+def attention_rows(q_BHTK: Tensor, k_BGTK: Tensor, start: int, stop: int, context: Context) -> Tensor:
+    """p_BHRS of the queries start .. stop - 1 over the S = stop keys before stop; M = H / G heads per
+    group. The one source of attention's weights: `reference` sums values by them, `sdpa` and `flash`
+    agree with it, and measures read them."""
+    q_BGMRK = q_BHTK[:, :, start:stop].unflatten(1, (k_BGTK.shape[1], -1))
+    k_BG1KS = k_BGTK[:, :, None, :stop].transpose(-1, -2)
+    score_BHRS = (q_BGMRK @ k_BG1KS).flatten(1, 2)
+    score_BHRS = score_BHRS.to(torch.promote_types(score_BHRS.dtype, torch.float32)) / math.sqrt(q_BHTK.shape[-1])
+    if context.softcap is not None:
+        score_BHRS = context.softcap * torch.tanh(score_BHRS / context.softcap)
+    seen = _mask(start, stop, context.window, context.document_BT, q_BHTK.device)
+    return score_BHRS.masked_fill(~seen, -math.inf).softmax(-1)
 
 
 def load_flash() -> ModuleType:
@@ -85,16 +99,17 @@ def flash(q_BHTK: Tensor, k_BGTK: Tensor, v_BGTK: Tensor, context: Context, drop
 def visible(n_tokens: int, context: Context, device: torch.device) -> Tensor:
     """True where query t (row) sees key s (column): [T, T], or [B, 1, T, T] with documents. All
     layers of a forward pass share one mask, which their backward passes keep alive."""
-    return context.once(_mask, n_tokens, context.window, context.document_BT, device)
+    return context.once(_mask, 0, n_tokens, context.window, context.document_BT, device)
 
 
-def _mask(n_tokens: int, window: int | None, document_BT: Tensor | None, device: torch.device) -> Tensor:
-    distance_TT = torch.arange(n_tokens, device=device)[:, None] - torch.arange(n_tokens, device=device)
-    seen_TT = (distance_TT >= 0) & (distance_TT < (window or n_tokens))
+def _mask(start: int, stop: int, window: int | None, document_BT: Tensor | None, device: torch.device) -> Tensor:
+    """Its rows start .. stop - 1, over the keys before stop."""
+    distance_RS = torch.arange(start, stop, device=device)[:, None] - torch.arange(stop, device=device)
+    seen_RS = (distance_RS >= 0) & (distance_RS < (window or stop))
     if document_BT is None:
-        return seen_TT
+        return seen_RS
     index_BT = starts(document_BT).cumsum(1)
-    return (seen_TT & (index_BT[:, :, None] == index_BT[:, None, :]))[:, None]
+    return (seen_RS & (index_BT[:, start:stop, None] == index_BT[:, None, :stop]))[:, None]
 
 
 def starts(document_BT: Tensor) -> Tensor:
@@ -110,7 +125,15 @@ def offsets(document_BT: Tensor) -> Tensor:
     return F.pad(begin_C, (0, 1), value=document_BT.numel())
 
 
-KERNELS = {"sdpa": sdpa, "flash": flash, "reference": reference}
+class KernelInputs(Exception):
+    """q_BHTK and k_BGTK, on their way out of a module in place of its output."""
+
+
+def _inputs(q_BHTK: Tensor, k_BGTK: Tensor, v_BGTK: Tensor, context: Context, dropout: float = 0.0) -> Tensor:
+    raise KernelInputs(q_BHTK, k_BGTK)
+
+
+KERNELS = {"sdpa": sdpa, "flash": flash, "reference": reference, "inputs": _inputs}
 
 
 class Attention(nn.Module):
@@ -143,9 +166,17 @@ class Attention(nn.Module):
             y_BTX = norm(y_BTX.unflatten(-1, (-1, norm.weight.shape[-1]))).flatten(-2).to(y_BTX.dtype)
         return y_BTX.unflatten(-1, (-1, self.d_head))
 
-    def queries_keys(self, x_BTD: Tensor, rotary: Rotary) -> tuple[Tensor, Tensor]:
-        """q_BHTK and k_BGTK after norm and RoPE."""
-        return self._positioned(*project_together(x_BTD, self.query, self.key), rotary)
+    def kernel_inputs(self, x_BTD: Tensor, context: Context) -> tuple[Tensor, Tensor]:
+        """q_BHTK and k_BGTK as the kernel gets them, by the forward pass itself, whatever it does to
+        them: their `attention_rows` are the weights."""
+        kernel, self.kernel = self.kernel, "inputs"
+        try:
+            self.forward(x_BTD, context)
+        except KernelInputs as inputs:
+            return inputs.args
+        finally:
+            self.kernel = kernel
+        raise AssertionError("attention runs its kernel")
 
     def _positioned(self, q_BTX: Tensor, k_BTX: Tensor, rotary: Rotary) -> tuple[Tensor, Tensor]:
         q_BTHK = rotate(self._heads(q_BTX, self.query_norm), rotary)

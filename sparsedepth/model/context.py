@@ -26,9 +26,12 @@ class Context:
         value_BGTK: Tensor | None = None,
         *,
         window: int | None = None,
+        softcap: float | None = None,
     ):
         self.rotary, self.window = cast(Rotary, rotary), window  # None where a kernel is called alone
         """`window`: the tokens that one sees, itself included; None = all before it, too"""
+        self.softcap = softcap
+        """bound of the scores of a foreign model; None = no cap"""
         self.document_BT = document_BT
         """a number per token that changes with the document; a token sees only its own document"""
         self.first_BTD, self.value_BGTK = first_BTD, value_BGTK

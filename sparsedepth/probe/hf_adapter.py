@@ -19,8 +19,8 @@ from torch.func import functional_call
 from transformers import AttentionInterface, PreTrainedModel
 from transformers.modeling_outputs import MoeModelOutputWithPast
 
+from sparsedepth.model.context import Context
 from sparsedepth.probe.hf_types import TYPES, check_type
-from sparsedepth.probe.probed_model import AttentionForm
 
 _CAPTURE = "sparsedepth_capture"
 
@@ -134,7 +134,7 @@ class ProbedHfModel:
             hook.remove()
         return calls[0]
 
-    def attention_inputs(self, layer: int, x_BTD: Tensor) -> tuple[Tensor, Tensor, AttentionForm]:
+    def attention_inputs(self, layer: int, x_BTD: Tensor) -> tuple[Tensor, Tensor, Context]:
         """q_BHTK, k_BGTK, and window and cap; q includes the model's own scale."""
         before = self.model.config._attn_implementation
         self.model.set_attn_implementation(_CAPTURE)
@@ -146,7 +146,7 @@ class ProbedHfModel:
             self.model.set_attn_implementation(before)
         scale = scaling * math.sqrt(q_BHTK.shape[-1])
         q_BHTK = q_BHTK if math.isclose(scale, 1) else q_BHTK * scale
-        return q_BHTK, k_BGTK, AttentionForm(window=_window(mask), softcap=softcap)
+        return q_BHTK, k_BGTK, Context(window=_window(mask), softcap=softcap)
 
     def matrices(self, layer: int) -> Mapping[str, Tensor]:
         """Named as in `ProbedDecoder.matrices`; a dense expert next to routed ones is 'shared'."""

@@ -4,10 +4,8 @@
 
 Adapters call the model's own modules; they never re-implement one, and never change a weight."""
 
-import math
 from collections.abc import Generator, Mapping
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass
 from typing import Protocol
 
 import torch
@@ -19,43 +17,6 @@ from sparsedepth.model.block import Block
 from sparsedepth.model.context import Context
 from sparsedepth.model.decoder import Decoder
 from sparsedepth.model.feedforward import Experts, FeedForward
-
-
-@dataclass(frozen=True, kw_only=True)
-class AttentionForm:
-    """What is applied to the scores q k / sqrt(K) before the softmax: mask and cap."""
-
-    window: int | None = None
-    """keys that a token sees, itself included; None = all before it"""
-    softcap: float | None = None
-    """c; None = no cap"""
-    documents: Tensor | None = None
-    """document_BT, the index of each token's document, outside which it sees nothing; None = no documents"""
-
-
-def attention_rows(
-    q_BHTK: Tensor, k_BGTK: Tensor, start: int, stop: int, form: AttentionForm = AttentionForm()
-) -> tuple[Tensor, Tensor]:
-    """weight_BHRS of rows start .. stop - 1 over the S = stop keys before stop, and future_RS, true for j > i.
-
-        a_ij = softmax_j(cap(q_i k_j / sqrt(K))),   i - window < j <= i,   cap(s) = c tanh(s / c) or s
-
-    Weights outside a window (2310.06825, section 2) are 0, as are those
-    of other documents in a packed sequence; a cap (2408.00118, section 2) bounds the scores. M = H / G heads per group.
-    """
-    q_BGMRK = q_BHTK[:, :, start:stop].unflatten(1, (k_BGTK.shape[1], -1))
-    k_BG1KS = k_BGTK[:, :, None, :stop].transpose(-1, -2)
-    score_BHRS = (q_BGMRK @ k_BG1KS).flatten(1, 2).float() / math.sqrt(q_BHTK.shape[-1])
-    if form.softcap is not None:
-        score_BHRS = form.softcap * torch.tanh(score_BHRS / form.softcap)
-    ones_RS = torch.ones(stop - start, stop, dtype=torch.bool, device=q_BHTK.device)
-    future_RS = ones_RS.triu(start + 1)
-    hidden_RS = future_RS if form.window is None else future_RS | ones_RS.tril(start - form.window)
-    score_BHRS.masked_fill_(hidden_RS, -math.inf)
-    if form.documents is not None:
-        document_BR1, document_B1S = form.documents[:, start:stop, None], form.documents[:, None, :stop]
-        score_BHRS.masked_fill_((document_BR1 != document_B1S)[:, None], -math.inf)
-    return score_BHRS.softmax(-1), future_RS
 
 
 class ProbedModel(Protocol):
@@ -86,9 +47,9 @@ class ProbedModel(Protocol):
     def final_norm(self, x_BTD: Tensor) -> Tensor:
         """The final norm of x_L, which the head reads."""
 
-    def attention_inputs(self, layer: int, x_BTD: Tensor) -> tuple[Tensor, Tensor, AttentionForm]:
-        """q_BHTK and k_BGTK of a block given its input x_(l-1), positions applied; head h reads group h // (H / G). The
-        attention weights follow from them and the form (`attention_rows`)."""
+    def attention_inputs(self, layer: int, x_BTD: Tensor) -> tuple[Tensor, Tensor, Context]:
+        """q_BHTK and k_BGTK of a block given its input x_(l-1), as its kernel gets them; head h reads group
+        h // (H / G). The weights follow from them, and the context's window, documents and cap (`attention_rows`)."""
 
     def matrices(self, layer: int) -> Mapping[str, Tensor]:
         """Of a block by name: query, key, value, output, and those of the feed-forward part or of each expert."""
@@ -158,12 +119,10 @@ class ProbedDecoder:
     def final_norm(self, x_BTD: Tensor) -> Tensor:
         return self.model.final_norm(x_BTD)
 
-    def attention_inputs(self, layer: int, x_BTD: Tensor) -> tuple[Tensor, Tensor, AttentionForm]:
-        """q_BHTK, k_BGTK, and their window and documents."""
+    def attention_inputs(self, layer: int, x_BTD: Tensor) -> tuple[Tensor, Tensor, Context]:
         block, context = self._block(layer), self._context(x_BTD)
-        form = AttentionForm(window=context.window, documents=context.document_BT)
         input_BTD = block.branch_input("attention", block.mix_with_start(x_BTD, context))
-        return *block.attention.queries_keys(input_BTD, context.rotary), form
+        return *block.attention.kernel_inputs(input_BTD, context), context
 
     def matrices(self, layer: int) -> Mapping[str, Tensor]:
         """Without the router, which transforms nothing."""

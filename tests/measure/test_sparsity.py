@@ -27,8 +27,9 @@ from sparsedepth.measure.sparsity import (
     variation,
     weight_counts,
 )
+from sparsedepth.model.context import Context
 from sparsedepth.model.decoder import Decoder
-from sparsedepth.probe.probed_model import AttentionForm, ProbedDecoder
+from sparsedepth.probe.probed_model import ProbedDecoder
 
 
 def counts_of(*layers, thresholds, relative=False):
@@ -187,10 +188,10 @@ def test_against_a_plain_loop(fields):
 
 def test_blocks_of_rows_give_the_same(monkeypatch):
     q_BHTK, k_BGTK = normal(2, 4, 23, 6), normal(2, 2, 23, 6, seed=1)
-    whole = attention_sums(q_BHTK, k_BGTK, AttentionForm(), taus=[0.05, 0.01], relative_taus=[0.5])
+    whole = attention_sums(q_BHTK, k_BGTK, Context(), taus=[0.05, 0.01], relative_taus=[0.5])
     for rows in (1, 5, 22):
         monkeypatch.setattr(module, "MAX_WEIGHTS", rows * 2 * 4 * 23)
-        found = attention_sums(q_BHTK, k_BGTK, AttentionForm(), taus=[0.05, 0.01], relative_taus=[0.5])
+        found = attention_sums(q_BHTK, k_BGTK, Context(), taus=[0.05, 0.01], relative_taus=[0.5])
         shares = [name for name in whole if "@" in name]
         assert len(shares) == 3 and all(torch.equal(found[name], whole[name]) for name in shares)
         torch.testing.assert_close(found, whole, rtol=1e-6, atol=1e-6)
@@ -200,7 +201,7 @@ def test_blocks_of_rows_give_the_same(monkeypatch):
 def test_a_context_of_8192_needs_no_square_of_it():
     q_BHTK, k_BGTK = normal(1, 1, 8192, 2), normal(1, 1, 8192, 2, seed=1)
     with Largest() as seen:
-        sums = attention_sums(q_BHTK, k_BGTK, AttentionForm(), taus=[1e-4], relative_taus=[])
+        sums = attention_sums(q_BHTK, k_BGTK, Context(), taus=[1e-4], relative_taus=[])
     assert 8192 < seen.entries <= module.MAX_WEIGHTS < 8192**2 / 8
     assert len(sums) == 4 and all(sum_BH.shape == (1, 1) and (sum_BH > 0).all() for sum_BH in sums.values())
 

@@ -5,10 +5,10 @@ import torch
 from support.handmade_models import integers, normal
 from support.hf_families import FAMILIES, tiny
 
+from sparsedepth.model.attention import attention_rows
 from sparsedepth.probe.fork import probing, stream
 from sparsedepth.probe.hf_adapter import ProbedHfModel
 from sparsedepth.probe.hf_types import REFUSED, TYPES
-from sparsedepth.probe.probed_model import attention_rows
 
 TOKENS = integers(40, 3, 12)
 
@@ -62,7 +62,7 @@ def test_attention_weights_are_the_models(family):
         for layer in range(1, 5):
             q, k, form = probed.attention_inputs(layer, states[layer - 1])
             forms.append(form)
-            rows = [attention_rows(q, k, start, start + 4, form)[0] for start in (0, 4, 8)]
+            rows = [attention_rows(q, k, start, start + 4, form) for start in (0, 4, 8)]
             rows = torch.cat([torch.nn.functional.pad(row, (0, 12 - row.shape[-1])) for row in rows], dim=2)
             torch.testing.assert_close(rows, expected[layer - 1], rtol=0, atol=1e-5)
     assert [form.window for form in forms] == WINDOWS.get(family, [None] * 4)

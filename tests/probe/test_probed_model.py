@@ -10,9 +10,12 @@ import torch
 from reference import FAMILIES, ZOO, run_config
 from support.handmade_models import integers, normal
 
+from sparsedepth.model import attention
+from sparsedepth.model.attention import attention_rows
+from sparsedepth.model.context import Context
 from sparsedepth.model.decoder import Decoder
 from sparsedepth.model.feedforward import Experts
-from sparsedepth.probe.probed_model import AttentionForm, ProbedDecoder, attention_rows
+from sparsedepth.probe.probed_model import ProbedDecoder
 
 CASES = {**FAMILIES, **ZOO}
 
@@ -26,23 +29,30 @@ def test_matrices_are_the_blocks_weights_without_norms_and_router(family):
         assert all(matrix.ndim == 2 for matrix in probed.matrices(layer).values())
 
 
-@pytest.mark.parametrize("name", ["window", "documents", "qk_norm", "mix", "peri"])
-def test_attention_weights_are_those_of_the_model(name):
-    """Rows of attention, times the values, are what the kernel makes of them; also for copies, as forks are."""
-    model = Decoder(run_config(**ZOO[name], n_kv_heads=2))
-    probed, tokens = ProbedDecoder(model), integers(6, 3, 12)
-    x_BTD = probed.embed(tokens)
-    for layer, block in enumerate(model.blocks, start=1):
+@pytest.mark.parametrize("family", CASES)
+def test_the_weights_that_measures_read_are_those_of_the_model(monkeypatch, family):
+    """Times the values that the kernel was given, they are what it returned, whatever a module does before or in it;
+    also for copies, as forks are."""
+    calls, kernel = [], attention.KERNELS["sdpa"]
+
+    def noted(q_BHTK, k_BGTK, v_BGTK, *others):
+        calls.append((v_BGTK, kernel(q_BHTK, k_BGTK, v_BGTK, *others)))
+        return calls[-1][1]
+
+    monkeypatch.setitem(attention.KERNELS, "sdpa", noted)
+    probed = ProbedDecoder(Decoder(run_config(**{"n_kv_heads": 2, **CASES[family]})).eval())
+    x_BTD = probed.embed(integers(6, 3, 12))
+    calls.clear()
+    for layer in range(1, 6):
         for copies in (1, 2):
-            q, k, form = probed.attention_inputs(layer, x_BTD.repeat(copies, 1, 1))
-            weight_BHTT, _ = attention_rows(q, k, 0, 12, form)
-            read_BTD = block.branch_input("attention", x_BTD)
-            v = block.attention.value(read_BTD).unflatten(-1, (2, 8)).transpose(1, 2)
-            v = v.repeat_interleave(2, dim=1).repeat(copies, 1, 1, 1)
-            expected = block.attention.output((weight_BHTT @ v).transpose(1, 2).flatten(2))
-            found = block.attention(read_BTD, model.context(tokens, x_BTD))
-            torch.testing.assert_close(found.repeat(copies, 1, 1), expected, atol=1e-5, rtol=1e-5)
+            probed.block(layer, x_BTD.repeat(copies, 1, 1))
+            ((v_BGTK, out_BHTK),) = calls
+            q_BHTK, k_BGTK, context = probed.attention_inputs(layer, x_BTD.repeat(copies, 1, 1))
+            expected_BHTK = attention_rows(q_BHTK, k_BGTK, 0, 12, context) @ v_BGTK.repeat_interleave(2, dim=1)
+            torch.testing.assert_close(out_BHTK, expected_BHTK, atol=1e-5, rtol=1e-5)
+            calls.clear()
         x_BTD = probed.block(layer, x_BTD)
+        calls.clear()
 
 
 def test_what_is_read_of_the_first_state_is_repeated_for_copies():
@@ -54,8 +64,9 @@ def test_what_is_read_of_the_first_state_is_repeated_for_copies():
                 scalar.fill_(float("first" in name))
     probed, tokens = ProbedDecoder(model), integers(40, 2, 16)
     x_BTD = probed.embed(tokens)
+    context = model.context(tokens, x_BTD, in_order=False)
     for layer, block in enumerate(model.blocks, start=1):
-        expected, _ = block.attention.queries_keys(block.attention_norm(x_BTD), model.positions(16).rotary)
+        expected, _ = block.attention.kernel_inputs(block.attention_norm(x_BTD), context)
         q, _, _ = probed.attention_inputs(layer, torch.ones(4, 16, 32))
         torch.testing.assert_close(q, expected.repeat(2, 1, 1, 1), rtol=0, atol=0)
         assert probed.branches(layer, x_BTD) is None
@@ -108,21 +119,20 @@ def test_a_compiled_block_is_measured_uncompiled():
 Q, K = normal(2, 4, 9, 6, seed=1), normal(2, 2, 9, 6, seed=2)
 
 
-@pytest.mark.parametrize("form", [AttentionForm(), AttentionForm(window=3), AttentionForm(softcap=0.5, window=1)])
+@pytest.mark.parametrize("form", [Context(), Context(window=3), Context(softcap=0.5, window=1)])
 @pytest.mark.parametrize("rows", [1, 4, 9])
 def test_blocks_are_the_rows_of_the_whole(form, rows):
-    whole, future = attention_rows(Q, K, 0, 9, form)
+    whole, future = attention_rows(Q, K, 0, 9, form), torch.ones(9, 9).triu(1).bool()
     for start in range(0, 9, rows):
         stop = min(start + rows, 9)
-        part, hidden = attention_rows(Q, K, start, stop, form)
+        part = attention_rows(Q, K, start, stop, form)
         torch.testing.assert_close(part, whole[:, :, start:stop, :stop])
-        assert torch.equal(hidden, future[start:stop, :stop])
     torch.testing.assert_close(whole.sum(-1), torch.ones(2, 4, 9))
-    assert not whole[..., future].any() and torch.equal(future, torch.ones(9, 9).triu(1).bool())
+    assert not whole[..., future].any()
 
 
 def test_plain_attention_is_the_softmax_of_q_k_over_root_width():
-    whole, future = attention_rows(Q, K, 0, 9)
+    whole, future = attention_rows(Q, K, 0, 9, Context()), torch.ones(9, 9).triu(1).bool()
     score = torch.einsum("bhtk,bhsk->bhts", Q, K.repeat_interleave(2, dim=1)) / math.sqrt(6)
     torch.testing.assert_close(whole, score.masked_fill(future, -math.inf).softmax(-1))
 
@@ -131,23 +141,23 @@ def test_a_window_hides_what_lies_before_it():
     """Equal scores: each row is uniform over the window's keys, min(i, 2) of them."""
     zeros = torch.zeros(1, 1, 4, 2)
     expected = [[1, 0, 0, 0], [0.5, 0.5, 0, 0], [0, 0.5, 0.5, 0], [0, 0, 0.5, 0.5]]
-    found, _ = attention_rows(zeros, zeros, 0, 4, AttentionForm(window=2))
+    found = attention_rows(zeros, zeros, 0, 4, Context(window=2))
     torch.testing.assert_close(found[0, 0], torch.tensor(expected))
 
 
 def test_documents_hide_each_other():
     """Equal scores: each row is uniform over its document's keys, and a sequence's documents are its own."""
     zeros = torch.zeros(2, 1, 3, 2)
-    form = AttentionForm(documents=torch.tensor([[0, 1, 1], [0, 0, 0]]))
+    form = Context(document_BT=torch.tensor([[0, 1, 1], [0, 0, 0]]))
     expected = [[[1, 0, 0], [0, 1, 0], [0, 0.5, 0.5]], [[1, 0, 0], [0.5, 0.5, 0], [1 / 3, 1 / 3, 1 / 3]]]
-    found, _ = attention_rows(zeros, zeros, 0, 3, form)
+    found = attention_rows(zeros, zeros, 0, 3, form)
     torch.testing.assert_close(found[:, 0], torch.tensor(expected))
-    part, _ = attention_rows(zeros, zeros, 1, 2, form)
+    part = attention_rows(zeros, zeros, 1, 2, form)
     torch.testing.assert_close(part, found[:, :, 1:2, :2])
 
 
 def test_a_cap_bounds_the_scores():
     """Scores 0 and 1e6 with a cap of ln 3: 3 to 1, whatever the second score is."""
     q, k = torch.tensor([[[[0.0], [1.0]]]]), torch.tensor([[[[0.0], [1e6]]]])
-    found, _ = attention_rows(q, k, 1, 2, AttentionForm(softcap=math.log(3)))
+    found = attention_rows(q, k, 1, 2, Context(softcap=math.log(3)))
     torch.testing.assert_close(found[0, 0, 0], torch.tensor([0.25, 0.75]))

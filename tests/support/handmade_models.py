@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from sparsedepth.config.run import MeasureOnlyConfig
 from sparsedepth.measure.bootstrap import BootstrapEstimate
 from sparsedepth.measure.measurements import Measurements
+from sparsedepth.model.context import Context
 from sparsedepth.probe import fork
-from sparsedepth.probe.probed_model import AttentionForm
 
 
 class HandMadeModel:
@@ -53,9 +53,9 @@ class HandMadeModel:
     def final_norm(self, x_BTD: Tensor) -> Tensor:
         return x_BTD
 
-    def attention_inputs(self, layer: int, x_BTD: Tensor) -> tuple[Tensor, Tensor, AttentionForm]:
+    def attention_inputs(self, layer: int, x_BTD: Tensor) -> tuple[Tensor, Tensor, Context]:
         assert self.queries_keys_of
-        return *self.queries_keys_of(layer, x_BTD), AttentionForm()
+        return *self.queries_keys_of(layer, x_BTD), Context()
 
     def matrices(self, layer: int) -> Mapping[str, Tensor]:
         return self.matrices_of[layer - 1]
