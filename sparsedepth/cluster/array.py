@@ -80,7 +80,15 @@ class TaskArray:
             "signal": f"B:USR1@{self.request.warning_seconds}",
             **({"time": self.request.time} if self.request.time else {}),
         }
-        work = (sys.executable, "-m", "sparsedepth.cli.main", "work", str(self.results.resolve()), "--leave-when-idle")
+        work = (
+            sys.executable,
+            "-P",
+            "-m",
+            "sparsedepth.cli.main",
+            "work",
+            str(self.results.resolve()),
+            "--leave-when-idle",
+        )
         body = script_body(self.results, self.request, shlex.join([*work, *self.request.arguments()]))
         return f"#!/bin/bash\n{header({**own, **self.request.options()})}\n\n{body}"
 

@@ -19,7 +19,7 @@ from sparsedepth.config.runtime import RuntimeConfig
 from sparsedepth.config.sweep import read_definition
 from sparsedepth.files import storage_problem
 from sparsedepth.run.lease import HeartbeatMonitor, Stopped, hold
-from sparsedepth.run.process import INFEASIBLE, INTERRUPTED, NO_STORAGE, USER_ERROR, Stop, end_with_parent
+from sparsedepth.run.process import INFEASIBLE, INTERRUPTED, NO_STORAGE, PARENT, USER_ERROR, Stop, end_with_parent
 from sparsedepth.run.prune import PrunedRun, Pruner
 from sparsedepth.run.scratch import Scratch, TimeLeft, allocation
 from sparsedepth.run.train_and_measure import DEFAULT_OPTIONS, Infeasible, Options, RunJob
@@ -118,7 +118,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--concurrent-processes", type=int, default=1, help="run processes in parallel, including this")
     given = parser.parse_args(arguments)
     stop = Stop().catch()
-    end_with_parent(os.getppid())
+    end_with_parent(int(os.environ.get(PARENT) or os.getppid()))
     runtime = build(RuntimeConfig, given.runtime, "--runtime")
     configs = [build(RunConfig, read_yaml(path), str(path)) for path in given.configs]
     configs.sort(key=lambda config: config.run_id)  # leases are taken in one order, so that processes do not deadlock

@@ -32,13 +32,17 @@ VARIABLE, DEPENDENT = "TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR"
 DAMAGED = "damaged"
 """The file that marks a folder."""
 
+PARENT = "SPARSEDEPTH_PARENT"
+"""Names the process that started this one, where that may die before this one asks for its parent."""
+
 COMPILERS = ("torch._dynamo", "torch._inductor", "torch._functorch", "triton")
 
 _PR_SET_PDEATHSIG, _PR_SET_NAME = 1, 15
 
 
-def end_with_parent(parent: int) -> None:
-    """Have the kernel send SIGTERM when the process with id `parent` dies; exit at once if it already has."""
+def end_with_parent(parent: int | None) -> None:
+    """Have the kernel send SIGTERM when the process with id `parent` dies; exit at once if it already has: another is
+    the parent by then. `parent` is the word of who started this process, which can be too late to ask the kernel."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
         if os.getppid() != parent:

@@ -27,7 +27,7 @@ from sparsedepth.config.sweep import read_definition
 from sparsedepth.store.checksums import RUN_ID
 from sparsedepth.store.records import read_file
 from sparsedepth.train.checkpoint_files import remove_checkpoints
-from sparsedepth.words.plain_text import visible
+from sparsedepth.words.plain_text import last_line, visible
 
 ONE_SEQUENCE = "out of memory with one sequence per forward pass"
 
@@ -145,10 +145,10 @@ class Scratch:
 
     def last_log_line(self) -> str:
         try:
-            lines = visible(self.log.read_text(errors="replace"), keep="\n\r").splitlines()
+            text = self.log.read_text(errors="replace")
         except OSError:
-            lines = []
-        return next((line.strip() for line in reversed(lines) if line.strip()), "no output")
+            text = ""
+        return last_line(text, "no output")
 
     def note_leader(self, leader: "Scratch") -> None:
         """Write into the log that the run trains in the process of `leader`, and logs there."""

@@ -81,8 +81,8 @@ def calibrate(runs: Sequence[RunConfig], machine: Machine, report: Callable[[int
     for number in workers:
         gpus.put(machine.gpus[number % len(machine.gpus)][0] if machine.gpus else None)
     timings_of = defaultdict[str, list[Timing]](list)
-    with ProcessPoolExecutor(len(workers), context, _prepare, (gpus, runtime.threads)) as pool:
-        with forkserver.nameless_main():
+    with ProcessPoolExecutor(len(workers), context, _prepare, (gpus, runtime.threads, forkserver.server_pid())) as pool:
+        with forkserver.for_children():
             futures = [pool.submit(_timed, config, runtime, machine.processes_per_run) for config in in_turn]
         try:
             for n_done, future in enumerate(as_completed(futures), start=1):
@@ -101,8 +101,8 @@ def calibrate(runs: Sequence[RunConfig], machine: Machine, report: Callable[[int
     return known
 
 
-def _prepare(gpus: "SimpleQueue[str | None]", threads: int | None) -> None:
-    end_with_parent(os.getppid())  # which ends with the command; a worker would wait for work for ever
+def _prepare(gpus: "SimpleQueue[str | None]", threads: int | None, server: int | None) -> None:
+    end_with_parent(server)  # which ends with the command; a worker would wait for work for ever
     if (gpu := gpus.get()) is not None:
         os.environ["CUDA_VISIBLE_DEVICES"] = gpu
     if threads:

@@ -215,8 +215,7 @@ class Driver:
         if any(worker.no_storage for worker in self._workers):
             storage.check_disk_space(self.results, is_too_little=True)
         if self._gives_up:
-            fix = "finished runs are kept; fix the cause and run the same command again"
-            raise ValueError(f"the process that starts the runs died repeatedly (out of memory?); {fix}")
+            raise forkserver.deaths_error()
 
     def _count_failures(self, states: list[RunState]) -> bool:
         """Count the new failures in a row, with no completed run in between. Returns whether a run was completed."""

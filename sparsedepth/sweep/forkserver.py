@@ -4,21 +4,26 @@
 
 Each run has its own memory, log, session, signal handlers and exit code, like a fresh process. The forkserver holds
 nothing that cannot be forked: no CUDA context, no thread pool. For a run on several devices the child becomes torchrun
-(exec). The kernel sends SIGTERM to the forkserver when the driver dies, and to each run when the forkserver dies."""
+(exec). The kernel sends SIGTERM to the forkserver when the driver dies, and to each run when the forkserver dies. None
+of them searches the current folder for modules, where a user's random.py would be taken for Python's."""
 
 import contextlib
+import functools
 import multiprocessing
 import multiprocessing.forkserver
 import os
 import signal
 import socket
 import sys
+import tempfile
 import types
 from collections.abc import Generator, Sequence
 from multiprocessing.process import BaseProcess
 from pathlib import Path
+from typing import IO
 
-from sparsedepth.run.process import end_with_parent, name_process, thread_environment
+from sparsedepth.run.process import PARENT, end_with_parent, name_process, thread_environment
+from sparsedepth.words.plain_text import last_line
 
 EXECUTE = "sparsedepth.run.execute"
 
@@ -38,14 +43,44 @@ class ServerDied(Exception):
 def prepare_server(threads: int) -> None:
     """Start the forkserver, unless it lives. From the main thread: the kernel takes a thread's end for the parent's."""
     os.environ.update(thread_environment(threads))  # runs inherit the forkserver's environment
+    os.environ["PYTHONSAFEPATH"] = "1"
     if PACKAGE_ROOT.name not in ("site-packages", "dist-packages"):
         # Before Python 3.12.8 the forkserver has not this program's path, and skips a module that it does not find.
         paths = [str(PACKAGE_ROOT), *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
         os.environ["PYTHONPATH"] = os.pathsep.join(dict.fromkeys(paths))
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["sparsedepth.sweep.preload"])
-    with nameless_main():
-        multiprocessing.forkserver.ensure_running()
+    multiprocessing.get_context("forkserver").set_forkserver_preload(["sparsedepth.sweep.preload"])
+    _ensure_server()
+
+
+@functools.cache
+def _stderr() -> IO[bytes]:
+    """Of the forkserver; a run has its log."""
+    return tempfile.TemporaryFile()
+
+
+def _ensure_server() -> None:
+    """Start the forkserver, unless it lives."""
+    if _is_alive():
+        return
+    own, file = os.dup(2), _stderr()
+    file.seek(0)
+    file.truncate()
+    os.dup2(file.fileno(), 2)
+    try:
+        with for_children():
+            multiprocessing.forkserver.ensure_running()
+    finally:
+        os.dup2(own, 2)
+        os.close(own)
+
+
+def deaths_error() -> ValueError:
+    """The error of a sweep whose forkserver has died too often, with the last line that it wrote."""
+    file = _stderr()
+    file.seek(0)
+    reason = last_line(file.read().decode(errors="replace"), "without a word; out of memory?")
+    fix = "finished runs are kept; fix the cause and run the same command again"
+    return ValueError(f"the process that starts the runs died repeatedly ({reason}); {fix}")
 
 
 def start_run(
@@ -54,9 +89,11 @@ def start_run(
     """Start `run.execute.main` with `arguments` in a new process, or under torchrun in several `processes` on each of
     the `nodes` of a Slurm task. `gpus` sets CUDA_VISIBLE_DEVICES. Raises ServerDied."""
     context = multiprocessing.get_context("forkserver")
-    process = context.Process(target=_run, args=([*arguments], str(log), processes, nodes, ",".join(gpus)))
     try:
-        with nameless_main(), _time_limit(START_SECONDS):
+        with for_children(), _time_limit(START_SECONDS):
+            _ensure_server()
+            given = ([*arguments], str(log), processes, nodes, ",".join(gpus), server_pid())
+            process = context.Process(target=_run, args=given)
             process.start()
     except (EOFError, OSError) as error:
         kill_server()
@@ -73,24 +110,40 @@ def kill(run: BaseProcess) -> None:
         run.join(5)
 
 
+def server_pid() -> int | None:
+    return multiprocessing.forkserver._forkserver._forkserver_pid  # ty: ignore[missing-attribute] - private
+
+
+def _is_alive() -> bool:
+    """Whether the forkserver lives; leaves its end to be found by multiprocessing."""
+    try:
+        pid = server_pid()
+        return pid is not None and os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT | os.WNOHANG) is None
+    except ChildProcessError:
+        return False
+
+
 def kill_server() -> None:
     """Kill the forkserver. Its runs get SIGTERM and stop at a checkpoint; the next run starts a new forkserver."""
-    server = multiprocessing.forkserver._forkserver._forkserver_pid  # ty: ignore[missing-attribute] - private
-    if server is not None:
+    if (server := server_pid()) is not None:
         with contextlib.suppress(ProcessLookupError, ChildProcessError):
             os.kill(server, signal.SIGKILL)
             os.waitid(os.P_PID, server, os.WEXITED | os.WNOWAIT)  # multiprocessing then finds it dead
 
 
 @contextlib.contextmanager
-def nameless_main() -> Generator[None]:
-    """Keeps a child process from importing the main program."""
-    main = sys.modules["__main__"]
+def for_children() -> Generator[None]:
+    """Children that start meanwhile do not import the main program, and do not get the current folder, which a program
+    of `python -c`, `-m` or a notebook has on its path, unless PYTHONPATH names it."""
+    main, path = sys.modules["__main__"], sys.path
+    named = {os.path.abspath(entry) for entry in os.environ.get("PYTHONPATH", "").split(os.pathsep) if entry}
+    here = {os.getcwd()} - named
     sys.modules["__main__"] = types.ModuleType("__main__")
+    sys.path = [entry for entry in path if os.path.abspath(entry) not in here]
     try:
         yield
     finally:
-        sys.modules["__main__"] = main
+        sys.modules["__main__"], sys.path = main, path
 
 
 @contextlib.contextmanager
@@ -124,9 +177,9 @@ def launcher(run_id: str, processes: int, nodes: int) -> list[str]:
     return [*srun, *torchrun]
 
 
-def _run(arguments: list[str], log: str, processes: int, nodes: int, gpus: str) -> None:
-    """The forked child."""
-    end_with_parent(os.getppid())
+def _run(arguments: list[str], log: str, processes: int, nodes: int, gpus: str, server: int | None) -> None:
+    """The forked child. `server`: the forkserver by the driver's word; once it is dead, another is its parent."""
+    end_with_parent(server)
     os.setsid()  # Ctrl-C reaches only the driver, which then stops the runs
     output = os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
     os.dup2(output, 1)
@@ -136,6 +189,8 @@ def _run(arguments: list[str], log: str, processes: int, nodes: int, gpus: str) 
     if gpus and nodes == 1:  # on several nodes Slurm sets it
         os.environ["CUDA_VISIBLE_DEVICES"] = gpus
     if processes * nodes > 1:
+        if nodes == 1:
+            os.environ[PARENT] = str(os.getpid())
         command = [*launcher(Path(log).parent.name, processes, nodes), "-m", EXECUTE, *arguments]
         os.closerange(3, os.sysconf("SC_OPEN_MAX"))  # the forkserver's pipes, whose closing signals a death
         os.execvp(command[0], command)

@@ -131,7 +131,7 @@ def gpu_name(gpu: str) -> str:
     """The name of a GPU by its entry in CUDA_VISIBLE_DEVICES, without initialising CUDA here: that takes seconds and
     half a gigabyte of the GPU. By nvidia-smi, or by a process of its own where that is missing or does not know it."""
     query = ["nvidia-smi", "--query-gpu=name", "--format=csv,noheader", "-i", gpu]
-    ask_torch = [sys.executable, "-c", "import torch; print(torch.cuda.get_device_name())"]
+    ask_torch = [sys.executable, "-P", "-c", "import torch; print(torch.cuda.get_device_name())"]
     environment = {**os.environ, "CUDA_VISIBLE_DEVICES": gpu}
     for command in (query, ask_torch):
         with contextlib.suppress(OSError, subprocess.SubprocessError):

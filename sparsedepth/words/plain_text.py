@@ -37,6 +37,12 @@ def visible(text: str, keep: str = "") -> str:
     )
 
 
+def last_line(text: str, otherwise: str) -> str:
+    """The last line of a log or of standard error that is not empty, made safe; `otherwise` if there is none."""
+    lines = visible(text, keep="\n\r").splitlines()
+    return next((line.strip() for line in reversed(lines) if line.strip()), otherwise)
+
+
 def named_number(text: str) -> tuple[str, float | None]:
     """'a_l=1' -> ('a_l', 1.0); None for a value that is not a number."""
     name, _, value = text.partition("=")

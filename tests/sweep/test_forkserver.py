@@ -2,15 +2,18 @@
 
 import os
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 
 import pytest
 import torch
+from support import forked_commands, tiny_sweep
 from support.sweep_processes import OF, processes, until
 from support.tiny_sweep import run_config
 
-from sparsedepth.run.process import INTERRUPTED, USER_ERROR
+from sparsedepth.run.process import INTERRUPTED, PARENT, USER_ERROR
 from sparsedepth.run.scratch import Scratch
 from sparsedepth.store import run_record
 from sparsedepth.sweep import forkserver
@@ -26,10 +29,14 @@ def prepared(folder, **fields) -> tuple[Scratch, list[str]]:
     return scratch, [str(folder / "results"), str(scratch.folder / "config.yaml"), "--runtime", settings]
 
 
-def see_through(scratch: Scratch, arguments: list[str], look: Callable[[], bool] = lambda: False) -> int | None:
+def see_through(
+    scratch: Scratch, arguments: list[str], look: Callable[[], bool] = lambda: False, seconds: float = 300
+) -> int | None:
     """The exit code of a run; it is asked to stop once look() is true."""
     process = forkserver.start_run(arguments, scratch.log)
+    deadline = time.monotonic() + seconds
     while process.exitcode is None:
+        assert time.monotonic() < deadline, f"it did not end in {seconds} s"
         if look():
             process.terminate()
         time.sleep(0.02)
@@ -128,6 +135,67 @@ def test_each_fork_has_a_gpu_of_its_own(folder):
         assert see_through(scratch, [*arguments[:-1], '{"device": "cuda"}']) == 0
         run = run_record.read_run(run_record.run_folder(folder / "results", scratch.run_id))
         assert run.manifest["device"].startswith(f"cuda ({torch.cuda.get_device_name(0)}")
+
+
+def test_a_run_whose_parent_died_before_it_could_ask_ends_at_once(folder, monkeypatch):
+    """Then another process is its parent, and would be taken for the forkserver: the run would train as an orphan."""
+    scratch, arguments = prepared(folder, seed=20, train_tokens=128 * 100_000)
+    dead = subprocess.Popen(["true"])
+    dead.wait()
+    monkeypatch.setattr(forkserver, "server_pid", lambda: dead.pid)
+    assert see_through(scratch, arguments, seconds=60) == INTERRUPTED
+    assert scratch.progress() is None
+
+
+def test_a_process_of_torchrun_whose_launcher_died_before_it_could_ask_ends_at_once(folder, tmp_path):
+    scratch, arguments = prepared(folder, seed=21, train_tokens=128 * 100_000)
+    dead = subprocess.Popen(["true"])
+    dead.wait()
+    program = tmp_path / "program.py"
+    program.write_text("import sys\nfrom sparsedepth.run.execute import main\nsys.exit(main(sys.argv[1:]))\n")
+    environment = {**tiny_sweep.ENVIRONMENT, PARENT: str(dead.pid)}
+    assert forked_commands.call(arguments, environment, timeout=60, program=str(program))[0] == INTERRUPTED
+    assert scratch.progress() is None
+
+
+def test_the_last_line_of_a_forkserver_that_dies_is_the_reason(folder, monkeypatch):
+    monkeypatch.setattr("multiprocessing.forkserver.ensure_running", lambda: os.write(2, b"Traceback\nno torch\n\n"))
+    monkeypatch.setattr(forkserver, "_is_alive", lambda: False)
+    forkserver._ensure_server()
+    assert "died repeatedly (no torch); finished runs are kept" in str(forkserver.deaths_error())
+
+
+def test_children_do_not_search_the_current_folder_unless_it_is_named(tmp_path, monkeypatch):
+    """It is on the path of a notebook as '', of `python -m` as itself; PYTHONPATH still names it."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", ["", str(tmp_path), "/installed"])
+    monkeypatch.setenv("PYTHONPATH", "/elsewhere")
+    with forkserver.for_children():
+        assert sys.path == ["/installed"]
+    monkeypatch.setenv("PYTHONPATH", ".")
+    with forkserver.for_children():
+        assert str(tmp_path) in sys.path
+    assert sys.path[0] == ""
+
+
+SHADOWS = ("random.py", "token.py", "profile.py", "secrets.py", "numpy.py", "sparsedepth/__init__.py")
+
+
+@pytest.mark.slow  # a command and its forkserver that start from nothing
+@pytest.mark.parametrize("processes", [1, 2])
+def test_modules_of_the_user_beside_the_definition_are_not_taken_for_others(tmp_path, processes):
+    """By no forkserver, run or process of torchrun."""
+    path = tiny_sweep.definition(tmp_path, base={"measures": ["loss"]}, space={"n_layers": [1]}, seeds=[0])
+    for name in SHADOWS:
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text("raise SystemExit('this is my own script')")
+    program = "import sys; from sparsedepth.cli.main import run; sys.exit(run())"
+    command = [sys.executable, "-P", "-c", program, "sweep", str(path), "--out", str(tmp_path / "results")]
+    command += ["--workers", "1", "--gpus-per-run", str(processes), "--device", "cpu"]
+    environment = {**tiny_sweep.ENVIRONMENT, "PYTHONPATH": str(forkserver.PACKAGE_ROOT)}
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    assert len(tiny_sweep.table(tmp_path / "results")) == 1
 
 
 def test_the_forkserver_finds_what_this_program_has_by_its_path_alone(monkeypatch):
