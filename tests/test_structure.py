@@ -148,7 +148,7 @@ def test_the_command_line_starts_without_torch():
     assert loaded.stdout.strip() == "[]"
 
 
-FORBIDDEN_CALLS = {"eval", "exec", "torch.load", "torch.save", "yaml.load", "yaml.unsafe_load", "pickle.load"}
+FORBIDDEN_CALLS = {"eval", "exec", "locals", "torch.load", "torch.save", "yaml.load", "yaml.unsafe_load", "pickle.load"}
 FORBIDDEN_IMPORTS = {"pickle", "dill", "joblib", "cloudpickle", "shelve", "marshal"}
 
 

@@ -6,7 +6,20 @@ from collections.abc import Callable, Mapping
 import typer
 
 from sparsedepth import __version__
-from sparsedepth.cli import describe, doctor, exchange, measure, read, recipe, scaling, status, train_sweep
+from sparsedepth.cli import (
+    describe,
+    doctor,
+    evaluate,
+    exchange,
+    figures,
+    measure,
+    plan,
+    read,
+    recipe,
+    scaling,
+    status,
+    train_sweep,
+)
 
 app = typer.Typer(
     name="sparsedepth",
@@ -30,7 +43,7 @@ def _version(
 
 COMMANDS: Mapping[str, tuple[Callable[..., None], str]] = {
     "init": (describe.init, "init sweep mine.yaml"),
-    "plan": (train_sweep.plan, "plan sweeps/depth.yaml --on h100 --workers 4"),
+    "plan": (plan.plan, "plan sweeps/depth.yaml --on h100 --workers 4"),
     "sweep": (train_sweep.sweep, "sweep sweeps/quickstart.yaml -o results/mine --scale tiny --set seeds=3"),
     "work": (train_sweep.work, "work results/mine --workers 2"),
     "train": (train_sweep.train, "train run.yaml -o results/mine --set lr=1e-3"),
@@ -39,14 +52,14 @@ COMMANDS: Mapping[str, tuple[Callable[..., None], str]] = {
     "stop": (train_sweep.stop, "stop results/mine"),
     "measure": (measure.measure, "measure models/llama --data held-out.txt -o results/models/llama"),
     "export": (exchange.export, "export results/mine/runs/0123456789ab -o models/mine"),
-    "evaluate": (measure.evaluate, "evaluate results/mine/runs/0123456789ab --tasks lambada_openai --limit 100"),
+    "evaluate": (evaluate.evaluate, "evaluate results/mine/runs/0123456789ab --tasks lambada_openai --limit 100"),
     "import": (exchange.import_, "import runs.csv --map map.yaml -o results/theirs"),
     "judge": (read.judge, "judge runs.csv --baseline adamw"),
     "query": (read.query, 'query results/mine "select n_layers, avg(val_loss) from runs group by all" -o losses.csv'),
     "best": (read.best, "best results/mine --by usefulness --depth 24"),
     "effects": (read.effects, "effects results/mine --by loss --knob n_kv_heads"),
-    "plot": (read.plot, "plot results/mine -o figure.png --figure pareto"),
-    "report": (read.report, "report results/mine -o report.html"),
+    "plot": (figures.plot, "plot results/mine -o figure.png --figure pareto"),
+    "report": (figures.report, "report results/mine -o report.html"),
     "pack": (exchange.pack, "pack results/mine -o mine.pack"),
     "sync": (exchange.sync, "sync results/mine --to mlflow --watch"),
     "metrics": (describe.metrics, "metrics usefulness"),

@@ -36,9 +36,13 @@ def name_of(file: Input) -> str:
     return "the given mapping" if isinstance(file, Mapping) else str(file)
 
 
+def content_of(file: Input) -> dict[str, Any]:
+    return dict(file) if isinstance(file, Mapping) else read_extended(Path(file))
+
+
 def read_input(file: Input, expected: Kind) -> dict[str, Any]:
     """The content of a file. Raises ValueError for another kind of file, with the command that takes it."""
-    values = dict(file) if isinstance(file, Mapping) else read_extended(Path(file))
+    values = content_of(file)
     kind = kind_of(values)
     if kind in (None, expected):
         return values

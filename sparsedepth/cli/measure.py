@@ -2,40 +2,121 @@
 
 import json
 import sys
+from dataclasses import KW_ONLY, dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from sparsedepth.cli import calls, option
+from sparsedepth.cli import option
 from sparsedepth.quantities import LAYERS, PAIRS, with_intervals
 from sparsedepth.quantities.record import Column
-from sparsedepth.store.query_result import QueryResult
-from sparsedepth.words.plain_text import wrapped
-from sparsedepth.words.table import table
+from sparsedepth.words.plain_text import did_you_mean, wrapped
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from sparsedepth.exchange.evaluate import HarnessTask
-    from sparsedepth.probe.load import LoadedModel
     from sparsedepth.run.measure_existing_model import MeasurementResult
-    from sparsedepth.store.evals import Evaluation, Result
 
 
-@option.of_call(calls.measure)
+@dataclass(frozen=True)
+class MeasureCommand:
+    """Measure a run, a local Hugging Face folder or a hub model; the result's `measurements` have `summary`, `layers`
+    and `pairs`.
+
+    Raises ValueError for two sources of text, a missing or unsafe model, and incompatible settings."""
+
+    model: Annotated[option.ModelName, typer.Argument(help="run folder, local Hugging Face folder, or hub name")]
+    _: KW_ONLY
+    data: Annotated[
+        str | None, typer.Option(help="text: stdlib, a path or hub:NAME; default the run's own, else stdlib")
+    ] = None
+    tokens: Annotated[
+        option.Folder | None,
+        typer.Option(help="token ids instead: .npy, integers [sequences, length + 1], the last of a row only a target"),
+    ] = None
+    targets: Annotated[
+        option.Folder | None,
+        typer.Option(help="targets for --tokens, both [sequences, length]; positions with -100 are not scored"),
+    ] = None
+    fit_tokens: Annotated[
+        option.Folder | None,
+        typer.Option(help="token ids to fit usefulness's linear maps; default the last half of --tokens, not scored"),
+    ] = None
+    seq_len: Annotated[int | None, typer.Option(help="context length; default the run's own, else 256")] = None
+    measures: Annotated[
+        option.Names | None, typer.Option(help="all, or names: causal,permutation,...; default those of a run")
+    ] = None
+    set: Annotated[
+        option.Settings | None,
+        typer.Option("--set", help="override a measuring field: --set measure_tokens=4096; repeatable"),
+    ] = None
+    out: Annotated[
+        option.Folder | None, typer.Option("-o", "--out", help="folder for the record, for query and plot")
+    ] = None
+    device: option.Device = "auto"
+
+    def compute(self) -> "MeasurementResult":
+        from sparsedepth.cli.run_progress import bar
+        from sparsedepth.config.load import parse_settings
+        from sparsedepth.probe.load import load_model
+        from sparsedepth.probe.text import read_token_arrays, tokens_to_measure
+        from sparsedepth.run.measure_existing_model import measure_existing_model, measuring_config
+        from sparsedepth.run.record import Stopwatch
+        from sparsedepth.store.run_record import check_place
+        from sparsedepth.train.runtime import find_device, measuring_device
+
+        watch, written = Stopwatch(), None if self.out is None else option.path(self.out)
+        paths = (self.tokens, self.fit_tokens, self.targets)
+        scored, fit, aims = (None if path is None else Path(path) for path in paths)
+        if scored is not None and self.data is not None:
+            raise ValueError("--data and --tokens are two sources; give one of them")
+        if scored is None and (fit is not None or aims is not None):
+            raise ValueError(f"--{'targets' if fit is None else 'fit-tokens'} needs --tokens; give both")
+        changes = parse_settings(self.set or [])
+        own = {"seq_len": self.seq_len, "measures": self.measures and measure_names(self.measures)}
+        own = {name: value for name, value in own.items() if value is not None}
+        if twice := sorted({*own} & {*changes}):
+            flag = twice[0].replace("_", "-")
+            raise ValueError(f"--{flag} and --set {twice[0]}=... set the same field; give one of them")
+        given = None if scored is None else read_token_arrays(scored, fit, aims)
+        if written is not None:
+            check_place(written)
+        with bar("loading the model") as report:
+            loaded = load_model(str(self.model), device=measuring_device(find_device(self.device)))
+            config = measuring_config(loaded, {**own, **changes}, given)
+            begin, measured = partial(report, "reading the text", 0.0), partial(report, "measuring")
+            with tokens_to_measure(loaded, config, self.data, given, begin) as source:
+                return measure_existing_model(loaded, source, config, out=written, watch=watch, report=measured)
+
+
+def measure_names(measures: "Sequence[str] | str") -> list[str]:
+    """The measures of --measures. Raises ValueError for one that is unknown."""
+    from sparsedepth.quantities.measured import MEASURES
+
+    known = [measure.name for measure in MEASURES]
+    names = [name.strip() for name in measures.split(",")] if isinstance(measures, str) else measures
+    names = known if measures == "all" else names
+    if unknown := [name for name in names if name not in known]:
+        hint = did_you_mean(unknown[0], known, f"it must be one of all, {', '.join(known)}")
+        raise ValueError(f"--measures {unknown[0]!r} is unknown; {hint}")
+    return list(dict.fromkeys(names))
+
+
+@option.command
 def measure(
-    given: option.Given,
+    given: MeasureCommand,
     format: Annotated[Literal["table", "json"], typer.Option(help="output format")] = "table",
 ) -> None:
     """Measure a run or a Hugging Face model: Llama, Qwen, Mistral, Gemma, OLMo, Pythia, GPT-2, Mixtral, OLMoE, ..."""
     from sparsedepth.cli.run_progress import print_summary
     from sparsedepth.store.degeneracy import notes_on_run
 
-    result, measures, out = calls.measure(**given), given["measures"], given["out"]
+    result, measures, out = given.compute(), given.measures, given.out
     if format == "table":
         summary, facts = result.measurements.summary, result.loaded.facts
-        print(_title(result, given["fit_tokens"]))
+        print(_title(result, given.fit_tokens is not None))
         print_summary(summary)
         available = {column.measure for column, _, _ in with_intervals(summary)}
         requested = () if measures in (None, "all") else result.config.measures
@@ -49,7 +130,7 @@ def measure(
         print(f"written: {out}", file=sys.stdout if format == "table" else sys.stderr)
 
 
-def _title(result: "MeasurementResult", fit_tokens: Path | None) -> str:
+def _title(result: "MeasurementResult", is_split: bool) -> str:
     facts, config = result.loaded.facts, result.config
     sizes = f"{facts.n_layers} layers, d_model {facts.d_model}, {facts.params_total:,} parameters"
     title = f"{result.loaded.source}: {facts.family}, {sizes}"
@@ -61,7 +142,7 @@ def _title(result: "MeasurementResult", fit_tokens: Path | None) -> str:
     n_scored, n_tokens = scored.n_scored, scored.n_tokens
     positions = "" if n_scored == n_tokens else f" at {n_scored:,} of {n_tokens:,} positions"
     loss = "" if n_of_loss == len(scored) else f", the loss on {n_of_loss}"
-    split = "" if fit_tokens else ", of the last half of the file"
+    split = "" if is_split else ", of the last half of the file"
     return (
         f"{title}\n{len(scored)} sequences of {length} tokens scored{positions}{loss}; "
         f"maps fitted on {n_fit} others{split}"
@@ -144,118 +225,3 @@ def _by_pair(rows: list[dict[str, Any]], n_layers: int) -> dict[str, Any]:
     first = min(1, *(layer for layer, _ in values))
     layers = range(first, n_layers + 1)
     return {"matrix_first_layer": first, "matrix": [[values.get((a, b)) for b in layers] for a in layers]}
-
-
-def evaluate(
-    model: Annotated[str, typer.Argument(help="run folder, or local Hugging Face folder")],
-    tasks: Annotated[list[str], typer.Option(help="NAME,NAME: tasks, groups or tags of lm-evaluation-harness")],
-    include_path: Annotated[
-        Path | None, typer.Option(help="folder of your own tasks (YAML), which may run Python code: only trusted ones")
-    ] = None,
-    limit: Annotated[int | None, typer.Option(min=1, help="use only the first N documents per task")] = None,
-    out: Annotated[Path | None, typer.Option("-o", "--out", help="results folder; default the run's own")] = None,
-    device: option.Device = "auto",
-    against: Annotated[str | None, typer.Option(help="second model, compared question by question")] = None,
-    without: Annotated[str | None, typer.Option(help="also without these layers: 5, or 5-8, or 1,2,5-8")] = None,
-) -> None:
-    """Score a model with lm-evaluation-harness, and store the scores for `query`. Stored scores are reused. With
-    --without, also show the score lost per task."""
-    from sparsedepth.exchange.evaluate import check_harness, layers_left, load_tasks
-    from sparsedepth.probe.load import load_model
-    from sparsedepth.store.records import refuse_pack
-    from sparsedepth.train.runtime import find_device, measuring_device
-
-    names = [name.strip() for name in ",".join(tasks).split(",") if name.strip()]
-    if not names:
-        raise ValueError(f"--tasks {','.join(tasks)!r} names no task of lm-evaluation-harness; name one")
-    if out is not None:
-        refuse_pack(out)
-    check_harness()
-    place = measuring_device(find_device(device))
-    loaded, *other = [load_model(name, device=place, dtype="fp32") for name in (model, against) if name is not None]
-    ranges = [] if without is None else [*dict.fromkeys(part.strip() for part in without.split(","))]
-    for layers in ranges:
-        layers_left(layers, loaded.probed.n_layers)
-    loaded_tasks = load_tasks(names, include_path, limit)
-    if out is not None:
-        out.mkdir(parents=True, exist_ok=True)
-    evaluations = _evaluate(loaded, loaded_tasks, ranges, out)
-    if other:
-        _print_differences(evaluations, _evaluate(other[0], loaded_tasks, [], out))
-    if ranges:
-        _print_losses(evaluations)
-
-
-def _evaluate(
-    loaded: "LoadedModel", tasks: "Sequence[HarnessTask]", ranges: list[str], out: Path | None
-) -> "list[Evaluation]":
-    """A model's evaluations, stored or new; each is printed as soon as it is there."""
-    from sparsedepth.exchange.evaluate import evaluate as evaluate_task
-    from sparsedepth.store.checksums import is_complete
-    from sparsedepth.store.evals import eval_folder, read_evaluation, save_evaluation
-    from sparsedepth.store.run_record import RUNS
-
-    results = loaded.folder.resolve().parent.parent
-    if out is None and loaded.config is not None and loaded.folder.resolve().parent.name == RUNS:
-        out = results
-    evaluations: list[Evaluation] = []
-    for task in tasks:
-        keys = task.keys(loaded, ranges)
-        folders = {} if out is None else {key: eval_folder(out, key) for key in keys}
-        stored = {key: folder for key, folder in folders.items() if is_complete(folder)}
-        for folder in stored.values():
-            evaluations.append(read_evaluation(folder))
-            _print_evaluation(evaluations[-1], "stored")
-        for evaluation in evaluate_task(loaded, results / "data", task, keys, stored):
-            evaluations.append(evaluation)
-            _print_evaluation(evaluation, "" if out is None else f"written: {save_evaluation(out, evaluation)}")
-    return evaluations
-
-
-def _print_differences(evaluations: "list[Evaluation]", others: "list[Evaluation]") -> None:
-    from sparsedepth.store.evals import paired_differences
-
-    whole = {evaluation.task: evaluation for evaluation in evaluations if evaluation.without is None}
-    rows = [(other.task, *row) for other in others for row in paired_differences(whole[other.task], other)]
-    if not rows:
-        return print("\nno right or wrong answers are stored; of old scores delete evals/ to evaluate again")
-    print("\nthe second model minus the first, paired by question:")
-    print(table(QueryResult(("task", "metric", "filter", "difference", "lo", "hi", "questions"), tuple(rows))))
-
-
-def _print_losses(evaluations: "list[Evaluation]") -> None:
-    from sparsedepth.exchange.evaluate import LOST
-
-    values = {
-        (evaluation.task_hash, evaluation.without, result.metric, result.filter): result.value
-        for evaluation in evaluations
-        for result in evaluation.results
-    }
-    rows = []
-    for evaluation in evaluations:
-        for drop in evaluation.results:
-            if evaluation.without is None or not drop.metric.endswith(LOST):
-                continue
-            metric, without = drop.metric.removesuffix(LOST), evaluation.without
-            before, after = (values[evaluation.task_hash, layers, metric, drop.filter] for layers in (None, without))
-            rows.append((evaluation.task, _name(metric, drop), without, before, after, drop.value, drop.lo, drop.hi))
-    if rows:
-        columns = ("task", "metric", "without", "full", "reduced", "lost", "lo", "hi")
-        print(f"\n{table(QueryResult(columns, tuple(rows)))}")
-
-
-def _name(metric: str, result: "Result") -> str:
-    return metric if result.filter == "none" else f"{metric}, {result.filter}"
-
-
-def _print_evaluation(evaluation: "Evaluation", note: str) -> None:
-    task = f"{evaluation.task} (version {evaluation.task_version})"
-    without = "" if evaluation.without is None else f" without layers {evaluation.without}"
-    print(f"{task}{without}: {evaluation.n} documents  {note}".rstrip())
-    for result in evaluation.results:
-        value = "-" if result.value is None else f"{result.value:.4g}"
-        error = "" if result.stderr is None else f" +- {result.stderr:.2g}"
-        error += "" if result.lo is None or result.hi is None else f"  [{result.lo:.4g}, {result.hi:.4g}]"
-        print(f"  {_name(result.metric, result):26} {value}{error}")
-    if evaluation.n_truncated:
-        print(f"  {evaluation.n_truncated} requests exceeded {evaluation.max_len} tokens; their start was cut off")

@@ -4,17 +4,15 @@ import math
 import sys
 import time
 from collections import Counter
-from collections.abc import Mapping
-from dataclasses import fields
 from pathlib import Path
 from shlex import quote
-from typing import Any, get_args
+from typing import get_args
 
 import typer
 
-from sparsedepth.cli import preflight
-from sparsedepth.cli.calls import runtime_config
+from sparsedepth.cli import option, preflight
 from sparsedepth.cli.progress import ProgressDisplay, print_failures, print_header, print_ranking
+from sparsedepth.cli.start_sweep import runtime_config
 from sparsedepth.cluster.array import TaskArray, check, task_counts
 from sparsedepth.cluster.slurm import Request
 from sparsedepth.config.sweep import SweepDefinition
@@ -35,21 +33,35 @@ MAX_DEFAULT_TASKS = 64
 """Most tasks without --array."""
 
 
-def array_options(on: str | None, given: Mapping[str, Any]) -> Request | None:
-    """The options of --on slurm, or None without it. Raises ValueError for an option that needs it."""
+def request_of(
+    on: str | None, given: option.SlurmOptions, max_attempts: int = 2, storage: str | None = None
+) -> Request | None:
+    """What --on slurm asks for, or None without it. Raises ValueError for an option that needs it."""
     if on is None:
-        only = [name for name in ("partition", "time", "array", "account", "sbatch") if given[name]]
-        if only := only or ["nodes"] * (given["nodes"] > 1):
+        of_slurm = ("partition", given.partition), ("time", given.time), ("array", given.array)
+        more = ("account", given.account), ("sbatch", given.sbatch), ("nodes", given.nodes > 1)
+        if only := [name for name, value in (*of_slurm, *more) if value]:
             raise ValueError(f"--{only[0]} is only for clusters; add --on slurm")
         return None
     if on != "slurm":
         raise ValueError(f"--on {on!r} is not supported; use slurm, or start `sparsedepth work DIR` on other clusters")
-    if storage := given.get("storage"):
+    if storage:
         hide_url(storage)
         database_url(storage)
-    names = {field.name for field in fields(Request)} - {"runtime"}
-    named: dict[str, Any] = {name: value for name, value in given.items() if name in names}
-    return Request(runtime=runtime_config(given), **named)
+    return Request(
+        partition=given.partition,
+        account=given.account,
+        gpus=given.gpus,
+        nodes=given.nodes,
+        time=given.time,
+        sbatch=given.sbatch,
+        array=given.array,
+        runtime=runtime_config(given, stack=given.stack),
+        workers=given.workers,
+        gpus_per_run=given.gpus_per_run,
+        max_attempts=max_attempts,
+        storage=storage,
+    )
 
 
 def plan_array(plan: Plan, options: Request, results: Path | None) -> tuple[int, Price, list[str]]:

@@ -1,20 +1,19 @@
-"""`query`, `best`, `effects`, `judge`, `plot` and `report`: what the runs of results folders, or of a table, say.
+"""`query`, `best`, `effects` and `judge`: what the runs of results folders, or of a table, say.
 
 None imports torch. While SQL given by the user runs, the process has limits of its own (`store.fences`)."""
 
-import gc
 import os
 import sys
-import time
 from collections.abc import Iterable
+from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 from typer.core import TyperCommand
 
-from sparsedepth.cli import calls, option
-from sparsedepth.files import check_parent, write_bytes
+from sparsedepth.cli import option
+from sparsedepth.files import write_bytes
 from sparsedepth.store.query_result import QueryResult
 from sparsedepth.words.formats import choose_format, encode
 from sparsedepth.words.plain_text import wrapped
@@ -22,6 +21,7 @@ from sparsedepth.words.plain_text import wrapped
 if TYPE_CHECKING:
     import pandas as pd
 
+    from sparsedepth.store.best import Ranking
     from sparsedepth.store.connection import Store
 
 LIST = "list"
@@ -113,34 +113,68 @@ def _saved_answer(folders: list[str], ask: str | None, format: str, skip_damaged
     ).encode()
 
 
-@option.of_call(calls.best)
+@dataclass(frozen=True)
+class BestCommand(option.FolderOptions):
+    """Configurations ranked by their mean over seeds, with interval and baseline: the table of `store.best.Ranking`
+    plus `setting`, the differences from the baseline. `attrs["heading"]` describes the table.
+
+    Raises ValueError for an unknown quantity, a wrong SQL condition, or if no run matches."""
+
+    _: KW_ONLY
+    by: Annotated[str | None, typer.Option("--by", "--objective", help="quantity to rank by; default the loss")] = None
+    depth: Annotated[int | None, typer.Option(help="only runs with this n_layers")] = None
+    where: Annotated[
+        str | None, typer.Option(help='only runs that satisfy this SQL condition: "params_active < 5e7"')
+    ] = None
+    top: Annotated[int, typer.Option(min=1, help="number of configurations")] = 5
+
+    def ranking(self) -> "Ranking":
+        """The configurations, by rank."""
+        from sparsedepth.store.best import best as rank
+        from sparsedepth.store.connection import open_store
+
+        with open_store(*self.paths, skip_damaged=self.skip_damaged) as store:
+            return rank(store, None if self.by == "loss" else self.by, self.depth, self.top, self.where)
+
+    def compute(self) -> "pd.DataFrame":
+        import pandas as pd
+
+        from sparsedepth.store.best import heading
+
+        ranking = self.ranking()
+        table = pd.DataFrame([*ranking.table.rows], columns=[*ranking.table.columns])
+        table.insert(1, "setting", [*ranking.settings])
+        table.attrs["heading"] = heading(ranking)
+        return table
+
+
+@option.command
 def best(
-    given: option.Given,
+    given: BestCommand,
     again: Annotated[Path | None, typer.Option(help="a search's --top as a sweep with new seeds (YAML)")] = None,
     format: option.Format = None,
     out: option.OutFile = None,
 ) -> None:
     """Rank configurations by their mean over seeds, with interval and baseline; for a search, its Pareto front."""
-    from sparsedepth.store.best import answer, best as rank
-    from sparsedepth.store.connection import TIME_LIMIT, open_store
+    from sparsedepth.store.best import answer
+    from sparsedepth.store.connection import TIME_LIMIT
     from sparsedepth.store.fences import limited
     from sparsedepth.store.search import rerun_definition
 
-    by, folders, top = given["by"], given["folders"], given["top"]
     if again is not None and (out or format):
         raise ValueError(f"--again {again} writes a sweep and no table; leave out -o and --format")
     format = choose_format(format, out)
-    with open_store(*folders, skip_damaged=given["skip_damaged"]) as store, limited(TIME_LIMIT):
-        ranking = rank(store, None if by == "loss" else by, given["depth"], top, given["where"])
+    with limited(TIME_LIMIT):
+        ranking = given.ranking()
     if again is not None:
         if ranking.search is None:
             raise ValueError("--again needs the folder of one search; for a grid, add seeds to its definition")
-        definition = rerun_definition(ranking.search, ranking.knobs[:top], again)
+        definition = rerun_definition(ranking.search, ranking.knobs[: given.top], again)
         print(f"{again}: {len(definition.cells)} configurations, seeds {', '.join(map(str, definition.seeds))}")
         return
     write(answer(ranking).encode() if format == "table" else encode(ranking.table, format), out)
     if format == "table" and out is None:
-        _print_verifications(folders)
+        _print_verifications(given.paths)
 
 
 def _print_verifications(folders: list[Path]) -> None:
@@ -155,7 +189,7 @@ def _print_verifications(folders: list[Path]) -> None:
 
 
 def effects(
-    folders: option.Folders,
+    folders: Annotated[list[Path], option.FOLDERS],
     by: Annotated[str | None, typer.Option("--by", "--objective", help="outcome; default the loss")] = None,
     knob: Annotated[str | None, typer.Option(help="only this knob")] = None,
     part: Annotated[
@@ -269,76 +303,6 @@ def judge(
     found = judgement_of(table, {name: value for name, _, value in pairs}, baseline, variant)
     write(_text(lines_of(found)) if format == "table" else encode(found.table, format), out)
     raise typer.Exit(EXIT_CODES[found.verdict])
-
-
-def _collect_rarely() -> None:
-    """The millions of objects of a page live until it is written: looking through them takes a tenth of its time."""
-    gc.set_threshold(50_000, 20, 20)
-
-
-@option.of_call(calls.plot)
-def plot(
-    given: option.Given,
-    folders: Annotated[list[Path] | None, option.FOLDERS] = None,
-    show_list: Annotated[bool, typer.Option("--list", help="list all figures and what they show")] = False,
-) -> None:
-    """Draw figures of sparsity, residual variance and layer effectiveness, each with its data as CSV."""
-    from sparsedepth.plots.draw import FIGURES, check_figure
-
-    if show_list:
-        width = max(map(len, FIGURES))
-        print("\n".join(f"{name:{width}}  {kind.meaning}" for name, kind in FIGURES.items()))
-        return
-    if given["figure"] is not None:
-        check_figure(given["figure"])
-    if not folders or given["out"] is None:
-        raise ValueError("give a results folder and an output: sparsedepth plot DIR -o figure.png (or --list)")
-    _collect_rarely()
-    figures = calls.plot(*folders, **{name: value for name, value in given.items() if name != "folders"})
-    for path in figures.paths:
-        print(f"{path} ({path.stat().st_size // 1024} KiB), data in {path.with_suffix('.csv')}")
-    print(wrapped(f"caption of {name}: {text}" for name, text in figures.captions.items()), end="")
-    print(wrapped(f"skipped {name}: {reason}" for name, reason in figures.left_out.items()), end="")
-
-
-def report(
-    folders: option.Folders,
-    out: Annotated[Path, typer.Option("-o", "--out", help="the page (.html), or a folder for report.html")],
-    depth: option.RecipeDepth = None,
-    objective: option.Objective = "loss",
-    card: Annotated[Path | None, typer.Option(help="verified recipe card (from `recipe verify`) to include")] = None,
-    skip_damaged: option.SkipDamaged = False,
-    watch: Annotated[
-        float | None, typer.Option(min=0.1, metavar="SECONDS", help="rewrite the page so often, until no run is left")
-    ] = None,
-) -> None:
-    """Write one HTML page: summary, recipe, runs, figures with data, effects, failures, methods and provenance."""
-    from sparsedepth.cli.run_progress import bar
-    from sparsedepth.report.page import write_report
-
-    if out.is_dir():
-        out /= "report.html"
-    if out.suffix.lower() not in (".html", ".htm"):
-        raise ValueError(f"{str(out)!r} must end in .html, or be an existing folder")
-    check_parent(out)
-    _collect_rarely()
-    if watch is None:
-        with bar("report") as progress:
-            write_report(folders, out, depth, objective, card, skip_damaged, progress)
-    else:
-        from sparsedepth.report.page import WatchedReport
-
-        page = WatchedReport(folders, out, watch, depth, objective, card)
-        every = f"{out}: rewritten every {watch:g} s until no run is left"
-        print(f"{every}; open it in a browser (Ctrl-C to stop)", flush=True)
-        try:
-            for _ in page.rounds():
-                time.sleep(watch)
-        except KeyboardInterrupt:
-            page.stop()
-            raise
-        print("no run is left")
-    print(f"{out} ({out.stat().st_size / 1e6:.2f} MB)")
 
 
 def write(content: bytes, out: Path | None) -> None:

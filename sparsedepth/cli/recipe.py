@@ -4,14 +4,19 @@
 
 import shlex
 import sys
+from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 from typer.core import TyperGroup
 
-from sparsedepth.cli import calls, option
+from sparsedepth.cli import option
+from sparsedepth.cli.start_sweep import machine_of, run_driver
 from sparsedepth.words.plain_text import counted
+
+if TYPE_CHECKING:
+    from sparsedepth.recipe.card import Card
 
 
 class _DeriveByDefault(TyperGroup):
@@ -31,9 +36,74 @@ app = typer.Typer(
 )
 
 
-@option.of_call(calls.recipe)
+@dataclass(frozen=True)
+class RecipeCommand(option.FolderOptions):
+    """Recommend a configuration from the effects at one depth; returns its card. `out` also writes the RunConfig (YAML)
+    and the card (.md, .json). Raises ValueError if there is neither a recommendation nor a baseline."""
+
+    _: KW_ONLY
+    out: Annotated[
+        option.Folder | None,
+        typer.Option("-o", "--out", help="run configuration to write (YAML), with its card (.md, .json)"),
+    ] = None
+    depth: option.RecipeDepth = None
+    objective: option.Objective = "loss"
+    matched: Annotated[str, typer.Option(help="a setting may use no more of this than its baseline")] = "tokens"
+    holdout_depth: Annotated[int | None, typer.Option(help="test the recipe of the smaller n_layers at this one")] = (
+        None
+    )
+
+    def compute(self) -> "Card":
+        from sparsedepth.effects.cells import read_runs
+        from sparsedepth.files import check_parent
+        from sparsedepth.quantities import rankable
+        from sparsedepth.recipe.build_card import derive_card
+        from sparsedepth.recipe.card import card_path
+        from sparsedepth.recipe.text import write_recipe
+        from sparsedepth.scaling.speedup import worth
+        from sparsedepth.store.comparable_loss import loss_in
+        from sparsedepth.store.connection import open_store
+        from sparsedepth.store.records import no_run_text
+        from sparsedepth.store.search import search_of, search_text
+
+        out, paths = None if self.out is None else option.path(self.out), self.paths
+        if out is not None:
+            check_parent(out)
+            if out.suffix not in (".yaml", ".yml"):
+                raise ValueError(f"-o {str(out)!r} must end in .yaml: a recipe is a run configuration in YAML")
+            if out.exists() and not card_path(out).exists():
+                raise ValueError(f"{out} already exists and is not a recipe (it has no card); give another file name")
+        with open_store(*paths, skip_damaged=self.skip_damaged) as store:
+            search = search_of(store.roots)
+            objective = loss_in(store) if self.objective == "loss" else rankable(self.objective).name
+            runs = read_runs(store, objective)
+            if runs.empty:
+                raise ValueError(no_run_text(store.roots))
+            compute = worth(store, objective)
+        if search is not None:
+            names = shlex.join(map(str, paths))
+            shows = f"sparsedepth best {names} shows how to rerun the best points"
+            raise ValueError(f"{names} holds {search_text(search)}; {shows}")
+        card = derive_card(
+            runs,
+            self.depth,
+            objective,
+            self.matched,
+            holdout_depth=self.holdout_depth,
+            folders=paths,
+            compute=compute,
+        )
+        if card.recipe.config is None:
+            at = f" at {card.recipe.depth} layers" if card.recipe.depth else ""
+            raise ValueError(f"{' '.join(map(str, paths))}: no recipe{at}: {card.recipe.abstained}")
+        if out is not None:
+            write_recipe(out, card)
+        return card
+
+
+@option.command
 def derive(
-    given: option.Given,
+    given: RecipeCommand,
     format: Annotated[Literal["text", "json"], typer.Option(help="text, or the card as JSON")] = "text",
 ) -> None:
     """Recommend a configuration from the effects at one depth, with its evidence; or abstain and explain why."""
@@ -41,8 +111,7 @@ def derive(
     from sparsedepth.recipe.text import card_text, page_path, pair_path
     from sparsedepth.store.records import is_pack
 
-    folders, out = given["folders"], given["out"]
-    card = calls.recipe(*folders, **{name: value for name, value in given.items() if name != "folders"})
+    out, card = given.out, given.compute()
     if format == "json":
         print(card.model_dump_json(indent=1, by_alias=True))
         return
@@ -50,9 +119,10 @@ def derive(
     if out is None:
         print("\n-o recipe.yaml writes the configuration, and a card with the full evidence for each setting")
         return
+    out = Path(out)
     data = card_path(out)
     kind = "recipe" if card.recipe.changes else "baseline"
-    store = "DIR" if is_pack(folders[0]) else str(folders[0])  # a pack is only read
+    store = "DIR" if is_pack(given.paths[0]) else str(given.paths[0])  # a pack is only read
     command = shlex.join(["sparsedepth", "train", str(out), "--out", store])
     print(f"\n{kind}: {out}; train it with: {command}\ncard: {page_path(out)} and {data}")
     if card.recipe.untested:
@@ -65,9 +135,14 @@ def derive(
         print(f"verify it on fresh seeds: sparsedepth recipe verify {shlex.quote(str(data))} --out DIR")
 
 
-@option.of_call(calls.sweep, only=("out", "workers", "gpus", "device", "runtime", "max_attempts", "retry_failed"))
+@dataclass(frozen=True, kw_only=True)
+class VerifyCommand(option.WorkerOptions, option.ResultOptions):
+    """A verification's runs."""
+
+
+@option.command
 def verify(
-    given: option.Given,
+    given: VerifyCommand,
     card: Annotated[Path, typer.Argument(metavar="CARD", help="recipe card (.card.json), or the recipe YAML")],
     seeds: Annotated[int, typer.Option(min=3, help="fresh seeds of each configuration")] = 3,
 ) -> None:
@@ -80,15 +155,15 @@ def verify(
     from sparsedepth.recipe.verify import after, configurations, verification_fields, verified
     from sparsedepth.store.connection import open_store
 
-    derived, out = read_card(card), given["out"]  # errors are reported before torch is imported
+    derived, out = read_card(card), option.path(given.out)  # errors are reported before torch is imported
     definition = build(SweepDefinition, verification_fields(derived, seeds), "the card's verification")
 
     from sparsedepth.sweep.driver import Driver
 
-    driver = Driver(Plan(definition), out, calls.machine_of(given))
+    driver = Driver(Plan(definition), out, machine_of(given, given.max_attempts))
     names, expected = ", ".join(configurations(derived)), driver.plan.expected
     print(f"{definition.question}\n{expected} runs into {out}: {names}; seeds {definition.seeds}")
-    result = calls.run_driver(driver, retry_failed=given["retry_failed"])
+    result = run_driver(driver, retry_failed=given.retry_failed)
     if result.stop() or result.unfinished:
         complete = sum(state.state == "complete" for state in result.states)
         print(f"{complete} of {expected} runs complete; run the same command again to resume", file=sys.stderr)

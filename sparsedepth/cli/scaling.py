@@ -2,6 +2,7 @@
 
 import json
 import sys
+from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -18,35 +19,47 @@ if TYPE_CHECKING:
     from sparsedepth.scaling.report import Report
 
 COLUMNS = "model_size, num_tokens, d_model, n_layers, loss"
-Replicates = Annotated[int, typer.Option("--bootstrap", min=0, help="bootstrap refits; 0 for none")]
 
 app = typer.Typer(help="Fit the depth law: how loss falls with width, depth and data.", no_args_is_help=True)
 
 
-def fitted(
-    source: Annotated[Path, typer.Argument(metavar="SOURCE", help=f"results folder, or CSV with columns {COLUMNS}")],
-    *,
-    fixed: Annotated[list[str] | None, typer.Option("--fix", help="fix an exponent: --fix a_l=1; repeatable")] = None,
-    without: Annotated[list[str] | None, typer.Option(help="omit a term: width, depth or data; repeatable")] = None,
-    exclude_highest: Annotated[int, typer.Option(min=0, help="exclude this many of the highest losses, with ties")] = 0,
-    where: Annotated[str | None, typer.Option(help="for a folder: only runs that satisfy this SQL condition")] = None,
+@dataclass(frozen=True)
+class FitOptions:
+    """Which points, and which law."""
+
+    source: Annotated[Path, typer.Argument(metavar="SOURCE", help=f"results folder, or CSV with columns {COLUMNS}")]
+    _: KW_ONLY
+    fixed: Annotated[list[str] | None, typer.Option("--fix", help="fix an exponent: --fix a_l=1; repeatable")] = None
+    without: Annotated[list[str] | None, typer.Option(help="omit a term: width, depth or data; repeatable")] = None
+    exclude_highest: Annotated[int, typer.Option(min=0, help="exclude this many of the highest losses, with ties")] = 0
+    where: Annotated[str | None, typer.Option(help="for a folder: only runs that satisfy this SQL condition")] = None
     cluster: Annotated[
         str | None, typer.Option(help="columns that define a cluster, resampled together: run; d_model,n_layers")
-    ] = None,
-    bootstrap: Replicates = 500,
-) -> "Report":
-    """The law fitted to the points of a folder or a table. Raises ValueError for points that do not determine it."""
-    from sparsedepth.scaling import points
-    from sparsedepth.scaling.fit import bootstrap as refitted, fit as fit_law
-    from sparsedepth.scaling.report import Report
+    ] = None
+    bootstrap: Annotated[int, typer.Option(min=0, help="bootstrap refits; 0 for none")] = 500
 
-    law = law_of(fixed or [], without or [])
-    law_fit = fit_law(points.exclude_highest(points.read_points(source, where, cluster), exclude_highest), law)
-    boot = refitted(law_fit, bootstrap) if bootstrap else None
-    names = points.other_differences(source, where) if source.is_dir() else []
-    ignored = f"runs also differ in {', '.join(names)}, which the law ignores; filter with --where"
-    remarks = (ignored,) if names else ()
-    return Report(source=str(source), fit=law_fit, n_excluded=exclude_highest, boot=boot, of_source=remarks)
+    def compute(self) -> "Report":
+        """The law fitted to the points. Raises ValueError for points that do not determine it."""
+        from sparsedepth.scaling import points
+        from sparsedepth.scaling.fit import bootstrap as refitted, fit as fit_law
+        from sparsedepth.scaling.report import Report
+
+        law = law_of(self.fixed or [], self.without or [])
+        found = points.exclude_highest(points.read_points(self.source, self.where, self.cluster), self.exclude_highest)
+        law_fit = fit_law(found, law)
+        boot = refitted(law_fit, self.bootstrap) if self.bootstrap else None
+        names = points.other_differences(self.source, self.where) if self.source.is_dir() else []
+        ignored = f"runs also differ in {', '.join(names)}, which the law ignores; filter with --where"
+        remarks = (ignored,) if names else ()
+        return Report(
+            source=str(self.source), fit=law_fit, n_excluded=self.exclude_highest, boot=boot, of_source=remarks
+        )
+
+
+@dataclass(frozen=True)
+class LawPlotOptions(FitOptions):
+    _: KW_ONLY
+    bootstrap: Annotated[int, typer.Option(min=0, help="bootstrap refits; 0 for none")] = 200
 
 
 def law_of(fixed: list[str], without: list[str]) -> "Law":
@@ -65,9 +78,9 @@ def law_of(fixed: list[str], without: list[str]) -> "Law":
     return Law(terms=tuple(term for term in TERMS if term.name not in without), fixed=exponents)
 
 
-@option.of_call(fitted)
+@option.command
 def fit(
-    given: option.Given,
+    given: FitOptions,
     format: Annotated[str, typer.Option(help="table, csv, json, markdown or latex")] = "table",
 ) -> None:
     """Fit L = c_m m^-a_m + c_l l^-a_l + c_D D^-a_D + E: width m, depth l, training tokens D."""
@@ -75,7 +88,7 @@ def fit(
 
     if format not in FORMATS:
         raise ValueError(f"--format {format!r} is not one of {', '.join(FORMATS)}")
-    report = fitted(**given)
+    report = given.compute()
     if format == "json":
         print(json.dumps(as_object(report), indent=1, allow_nan=False))
         return
@@ -86,16 +99,15 @@ def fit(
     print(wrapped(closing(report)), end="", file=aside)
 
 
-@option.of_call(fitted, without=("bootstrap",))
+@option.command
 def plot(
-    given: option.Given,
+    given: LawPlotOptions,
     out: Annotated[Path, typer.Option("-o", "--out", help="image: .png, .svg or .pdf, its data beside it (.csv)")],
-    bootstrap: Replicates = 200,
 ) -> None:
     """Draw each term of the law with the partial residuals of the points, and the residuals."""
     from sparsedepth.plots.scaling import draw_law
 
-    report = fitted(**given, bootstrap=bootstrap)
+    report = given.compute()
     data = draw_law(report.fit, report.boot, out)
     for warning in report.warnings:
         print(f"warning: {warning}", file=sys.stderr)
@@ -103,7 +115,7 @@ def plot(
 
 
 def depth(
-    folders: option.Folders,
+    folders: Annotated[list[Path], option.FOLDERS],
     format: option.Format = None,
     out: option.OutFile = None,
     skip_damaged: option.SkipDamaged = False,

@@ -1,154 +1,126 @@
-"""`sparsedepth plan`, `sweep`, `train`, `work`, `stop`: commands that price runs, train models, or stop them on Slurm.
-`plan` says what a sweep costs, and which effects it can detect."""
+"""`sparsedepth sweep`, `train`, `work`, `stop`: commands that train models, or stop them on Slurm."""
 
 import sys
-from dataclasses import asdict
+from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from sparsedepth.cli import calls, option, preflight
+from sparsedepth.cli import option, preflight
+from sparsedepth.cli.start_sweep import (
+    StoppedAtCheckpoint,
+    definition_of,
+    machine_of,
+    make_driver,
+    restored_signal_handlers,
+    run_driver,
+    runtime_config,
+)
 from sparsedepth.files import MARKER
 from sparsedepth.words.plain_text import visible, wrapped
-from sparsedepth.words.table import fitted_table
 
 if TYPE_CHECKING:
     from sparsedepth.config.sweep import SweepDefinition
-    from sparsedepth.plan.price import PricingSetup
-    from sparsedepth.plan.tasks import Plan
+    from sparsedepth.store.run_record import Record
     from sparsedepth.sweep.driver import SweepResult
+    from sparsedepth.sweep.status import RunState
 
 
-@option.of_call(calls.sweep, option.slurm, without=("out", "storage", "stack", "max_attempts", "retry_failed"))
-def plan(
-    given: option.Given,
-    file: Annotated[Path | None, typer.Argument(help="definition of a sweep or a run (YAML); or use --vary")] = None,
-    calibrated: Annotated[bool, typer.Option("--calibrate", help="time real steps of each model shape")] = False,
-    pilot: Annotated[Path | None, typer.Option(help="earlier results, for the noise between seeds")] = None,
-    seed_sd: Annotated[float | None, typer.Option(help="instead of --pilot: that noise, such as 0.05")] = None,
-    effect: Annotated[float | None, typer.Option(help="with either: print the seeds needed to detect this")] = None,
-    on: Annotated[str | None, typer.Option(help="another device: cpu, a100, h100, h200; or slurm")] = None,
-    out: Annotated[Path | None, typer.Option("-o", "--out", help="results folder: also price what remains")] = None,
-    format: Annotated[Literal["table", "json"], typer.Option(help="table or json")] = "table",
-) -> None:
-    """Estimate what a sweep costs: FLOPs, tokens, memory, disk and time. With --pilot or --seed-sd, also the smallest
-    effect of each setting that it can detect."""
-    from sparsedepth.cli.input_file import kind_of, single_run_sweep
-    from sparsedepth.cli.on_slurm import array_options, plan_array
-    from sparsedepth.config.load import read_extended
-    from sparsedepth.plan.estimate import DEVICES
-    from sparsedepth.plan.tasks import Plan
-    from sparsedepth.sweep.results_folder import check_same_sweep
+@dataclass(frozen=True)
+class TrainCommand(option.RuntimeOptions):
+    """Train and measure one model; returns the complete run's `summary`, `config`, `tables` and `folder`. `from_` is a
+    run or Hugging Face folder with the initial weights.
 
-    kind = kind_of(read_extended(file)) if file else None
-    if kind == "run" and (pilot, seed_sd, effect) != (None, None, None):
-        raise ValueError(f"{file} is a run; --pilot, --seed-sd and --effect are for sweeps")
-    if on not in (None, "slurm", *DEVICES):
-        raise ValueError(f"--on {on!r} is not one of: {', '.join(DEVICES)}")
-    if kind == "run" and file:
-        if any(given[name] for name in ("scale", "vary", "seeds", "base")):
-            raise ValueError(f"{file} is a run; --scale, --vary, --seeds and --base are for sweeps")
-        definition = single_run_sweep(file, given["set"])
-    else:
-        definition = calls.definition_of(given)
-        if out is not None:
-            check_same_sweep(out, definition)
-    preflight.warn_of_unlikely_values(preflight.field_values(definition))
-    if on in (None, "slurm"):  # another machine may have the text
-        preflight.check_corpora(preflight.field_values(definition), out)
-    plan = Plan(definition)
-    power_lines, power_json = detectable_effects(plan, pilot, seed_sd, effect)
-    options = array_options("slurm" if on == "slurm" else None, given)
-    array_lines: list[str] = []
-    if on is not None and calibrated:
-        raise ValueError(f"--on {on} assumes another machine; --calibrate times steps on this one")
-    if options:
-        _, price, array_lines = plan_array(plan, options, out)
-        setup = price.setup
-    elif on is not None:
-        setup = _setup_on(on, plan, given, out)
-    else:
-        setup = preflight.local_pricing_setup(plan, calls.machine_for(plan, given, out), out, calibrated)
-    preflight.print_price(plan, setup, format, out, power_json)
-    if format == "table" and (lines := [*power_lines, *array_lines]):
-        print(wrapped(lines), end="")
+    The same call resumes a stopped run. Raises ValueError for user errors, StoppedAtCheckpoint."""
 
+    file: Annotated[option.Input, typer.Argument(help="run configuration (YAML)")]
+    out: option.Out
+    _: KW_ONLY
+    set: Annotated[
+        option.Settings | None, typer.Option("--set", help="override a field: --set n_layers=24; repeatable")
+    ] = None
+    threads: Annotated[int | None, typer.Option(min=1, help="CPU threads; default all")] = None
+    from_: Annotated[
+        option.Folder | None,
+        typer.Option("--from", help="run or Hugging Face folder with the initial weights; default random"),
+    ] = None
 
-def _setup_on(on: str, plan: "Plan", given: option.Given, out: Path | None) -> "PricingSetup":
-    """Another machine, with one run at a time on each GPU unless --workers or measurements say more."""
-    from sparsedepth.plan.price import pricing_setup, with_finished, workers_per_gpu
+    def compute(self) -> "Record":
+        from sparsedepth.cli.input_file import run_config
 
-    gpus, per_run, runtime = given["gpus"], given["gpus_per_run"], calls.runtime_config(given)
-    if given["device"] != "auto":
-        raise ValueError(f"--on {on} and --device {given['device']} both name a device; give one of them")
-    n_gpus = int(gpus) if gpus and gpus.isdecimal() else 0 if gpus else per_run
-    if n_gpus < per_run and on != "cpu":
-        raise ValueError(f"--gpus {gpus!r} with --on {on} must be how many there are, at least {per_run}")
-    groups = 0 if on == "cpu" else n_gpus // per_run
+        results, start = option.path(self.out), None
+        if self.from_ is not None:
+            from sparsedepth.exchange.start import open_start
 
-    def setup_of(workers: int) -> "PricingSetup":
-        n_workers = workers * (groups or 1)
-        setup = pricing_setup(runtime, device=on, workers=n_workers, processes=per_run, gpus=groups)
-        return with_finished(setup, out, plan.expected_runs())
+            start = open_start(str(self.from_))
+        config = run_config(self.file, self.set, start)  # errors are reported before torch is imported
+        preflight.warn_of_unlikely_values([{"lr": config.lr, "train_tokens": config.train_tokens}])
+        preflight.check_tokenizers([{"tokenizer": config.tokenizer, "corpus": config.corpus}], results)
+        runtime = runtime_config(self, threads=self.threads)
 
-    return setup_of(given["workers"] or (workers_per_gpu(plan.expected_runs(), setup_of) if groups else 1))
+        from sparsedepth.cli.run_progress import bar
+        from sparsedepth.run.execute import execute
+        from sparsedepth.run.process import Stop
+        from sparsedepth.run.train_and_measure import Infeasible, Options
+        from sparsedepth.store.run_record import read_run
+        from sparsedepth.train.devices import LostError
+        from sparsedepth.train.loop import Interrupted
+
+        with bar(config.run_id) as report, restored_signal_handlers():
+            stop = Stop(is_announced=True).catch()
+            options = Options(runtime=runtime, stop=stop, report=report, start=start)
+            try:
+                folder = preflight.with_cleanup(results, lambda: execute(config, results, options))
+            except Interrupted:
+                text = "stopped at a checkpoint; run the same command again to resume"
+                raise StoppedAtCheckpoint(text, stop.exit_code if stop() else 1) from None
+            except (Infeasible, LostError) as failure:
+                raise ValueError(str(failure)) from None
+            report("complete", 1.0)
+        return read_run(folder)
 
 
-def detectable_effects(
-    plan: "Plan", pilot: Path | None, seed_sd: float | None, effect: float | None
-) -> tuple[list[str], dict[str, Any]]:
-    """The smallest effects that the sweep can detect, given a pilot's noise or an assumed one: lines, and JSON. Empty
-    without either."""
-    definition = plan.definition
-    if pilot is None and seed_sd is None:
-        if effect is not None:
-            raise ValueError(f"--effect {effect:g} needs the noise between seeds: --pilot RESULTS or --seed-sd 0.05")
-        return [], {}
-    if pilot is not None and seed_sd is not None:
-        raise ValueError(f"--pilot {pilot} and --seed-sd {seed_sd:g} both set the noise between seeds; give one")
-    if definition.sampler != "grid":
-        told = f"sampler {definition.sampler!r} changes several settings at once"
-        raise ValueError(f"{told}: no single effect; use 'grid'")
-    from sparsedepth.effects.power import Noise, measure_power, pilot_noise, power_table, power_text
-    from sparsedepth.store.connection import open_store
+@dataclass(frozen=True, kw_only=True)
+class SweepCommand(option.SweepOptions):
+    """Run every configuration and seed of a sweep into the folder `out`; returns the state of each run.
 
-    objective, tuned = definition.objective, tuple(definition.tune)
-    if pilot is None:
-        noise, source = Noise(own=seed_sd or 0.0), "assumed"
-    else:
-        with open_store(pilot) as store:
-            noise, source = pilot_noise(store.frame("select * from runs"), objective), f"of {pilot}"
-    configs = [config for config in plan.expected_runs() if config.seed in definition.result_seeds]
-    powers = measure_power(configs, objective, noise, tuned, effect)
-    if not powers:
-        raise ValueError(f"no two runs of sweep {definition.name!r} differ in one setting; vary a field in 'space'")
-    table = fitted_table(power_table(powers, objective, effect)).text
-    lines = [power_text(noise, source, objective, tuned, effect), table]
-    return lines, {"power": [asdict(power) for power in powers]}
+    The same call resumes. Raises ValueError for user errors, StoppedAtCheckpoint."""
+
+    def compute(self) -> "list[RunState]":
+        driver = make_driver(self, definition_of(self))  # errors are reported before torch is imported
+        result = run_driver(driver, retry_failed=self.retry_failed)
+        if result.stop():
+            raise StoppedAtCheckpoint("stopped at a checkpoint; the same call resumes", result.stop.exit_code)
+        return result.states
 
 
-@option.of_call(calls.sweep, option.slurm)
+@dataclass(frozen=True, kw_only=True)
+class SweepAnywhereCommand(option.SlurmOptions, option.SweepOptions):
+    """A sweep, here or on Slurm."""
+
+
+@option.command
 def sweep(
-    given: option.Given,
+    given: SweepAnywhereCommand,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="print the cost, as `plan` does, and exit")] = False,
     on: Annotated[str | None, typer.Option(help="slurm: submit a job array from this login node")] = None,
 ) -> None:
     """Run every configuration and seed of a sweep. Run the same command again to resume."""
-    from sparsedepth.cli.on_slurm import array_options, sweep_on_slurm
+    from sparsedepth.cli.on_slurm import request_of, sweep_on_slurm
     from sparsedepth.sweep.results_folder import check_same_sweep
 
-    out = given["out"]
-    definition = calls.definition_of(given)  # errors are reported before torch loads
+    out = option.path(given.out)
+    definition = definition_of(given)  # errors are reported before torch loads
     check_same_sweep(out, definition)
-    if options := array_options(on, given):
-        sweep_on_slurm(definition, out, options, retry_failed=given["retry_failed"], dry_run=dry_run)
+    if request := request_of(on, given, given.max_attempts, given.storage):
+        sweep_on_slurm(definition, out, request, retry_failed=given.retry_failed, dry_run=dry_run)
         return
 
     from sparsedepth.cli.progress import print_header
     from sparsedepth.plan.price import price
 
-    driver = calls.make_driver(given, definition)
+    driver = make_driver(given, definition)
     plan, machine, expected = driver.plan, driver.machine, driver.plan.expected
     setup = preflight.local_pricing_setup(plan, machine, out, calibrated=False)
     if dry_run:
@@ -162,7 +134,7 @@ def sweep(
     remaining = preflight.remaining_price(plan, setup, out)
     if remaining and remaining.runs < total.runs:
         print(f"remaining: {preflight.price_line(remaining)}")
-    _print_result(definition, out, calls.run_driver(driver, retry_failed=given["retry_failed"]), expected)
+    _print_result(definition, out, run_driver(driver, retry_failed=given.retry_failed), expected)
 
 
 def _print_result(definition: "SweepDefinition", out: Path, result: "SweepResult", expected: int) -> None:
@@ -190,21 +162,20 @@ def _print_result(definition: "SweepDefinition", out: Path, result: "SweepResult
         raise typer.Exit(1)
 
 
-@option.of_call(calls.train)
-def train(given: option.Given) -> None:
+@option.command
+def train(given: TrainCommand) -> None:
     """Train and measure one model. Run the same command again to resume."""
     from sparsedepth.cli.run_progress import print_summary
 
-    before = {marker: marker.stat().st_ino for marker in given["out"].glob(f"runs/*/{MARKER}")}
+    before = {marker: marker.stat().st_ino for marker in Path(given.out).glob(f"runs/*/{MARKER}")}
     try:
-        run = calls.train(**given)
-    except calls.StoppedAtCheckpoint as stopped:
+        run = given.compute()
+    except StoppedAtCheckpoint as stopped:
         print(stopped, file=sys.stderr)
         raise typer.Exit(stopped.exit_code) from None
 
     from sparsedepth.store.degeneracy import notes_on_run
     from sparsedepth.train.devices import world
-    from sparsedepth.words.plain_text import wrapped
 
     if world()[0] == 0:  # the first of several processes
         marker = run.folder / MARKER
@@ -214,9 +185,14 @@ def train(given: option.Given) -> None:
         print(wrapped(f"note: {note}" for note in notes_on_run({**run.config.model_dump(), **run.summary})), end="")
 
 
-@option.of_call(calls.sweep, only=("storage", "workers", "gpus", "gpus_per_run", "runtime", "device", "stack"))
+@dataclass(frozen=True, kw_only=True)
+class WorkCommand(option.WorkerOptions, option.StorageOptions):
+    """What a worker needs."""
+
+
+@option.command
 def work(
-    given: option.Given,
+    given: WorkCommand,
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="results folder of a sweep started elsewhere")],
     nodes: Annotated[int, typer.Option(min=1, help="nodes per run, out of this Slurm task's")] = 1,
     leave_when_idle: Annotated[bool, typer.Option("--leave-when-idle", help="exit when the queue is empty")] = False,
@@ -230,8 +206,8 @@ def work(
     from sparsedepth.sweep.status import remaining_runs
     from sparsedepth.sweep.storage import hide_url
 
-    if given["storage"]:
-        hide_url(given["storage"])
+    if given.storage:
+        hide_url(given.storage)
     definition = read_definition(folder)
     if definition is None:
         raise ValueError(f"{folder} holds no sweep; run `sparsedepth sweep FILE --out {folder}` first")
@@ -241,8 +217,8 @@ def work(
         return  # before torch is imported: the last tasks of an array find nothing to do
     from sparsedepth.sweep.driver import Driver
 
-    machine = calls.machine_of({**given, "nodes": nodes, "max_attempts": max_attempts})
-    driver = Driver(Plan(definition), folder, machine, given["storage"], leaves_when_idle=leave_when_idle)
+    machine = machine_of(given, max_attempts, nodes)
+    driver = Driver(Plan(definition), folder, machine, given.storage, leaves_when_idle=leave_when_idle)
     with ProgressDisplay(definition, driver.plan.expected, folder) as driver.on_progress:
         result = driver.join()
     print_failures(result.states, folder)

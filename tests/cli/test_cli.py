@@ -128,7 +128,7 @@ def test_train_knows_a_complete_run_by_its_marker(tmp_path, monkeypatch, command
         return read_run(make_run(tmp_path, RunConfig(), {"val_loss": 3.0}))
 
     for train, was_complete in ((lambda *arguments, **options: read_run(folder), True), (repeated, False)):
-        monkeypatch.setattr("sparsedepth.cli.train_sweep.calls.train", train)
+        monkeypatch.setattr("sparsedepth.cli.train_sweep.TrainCommand.compute", train)
         out, _ = command("train", "run.yaml", "--out", tmp_path)
         assert ("nothing was trained" in out) == was_complete
 

@@ -1,5 +1,7 @@
-"""Commands from Python calls: names, defaults and help are the call's; a command may declare its own options."""
+"""A record of options makes a command and a Python call: names, defaults and help are stated once, in the record."""
 
+import inspect
+from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
 from typing import Annotated
 
@@ -10,50 +12,64 @@ from typer.testing import CliRunner
 from sparsedepth.cli import option
 
 
-def call(
-    *folders: option.EachFolder,
-    top: Annotated[int, typer.Option(help="how many")] = 5,
-    out: option.Images = None,
-    stack: option.Stack = "auto",
-) -> None:
-    pass
+@dataclass(frozen=True)
+class Options(option.FolderOptions):
+    """What it returns."""
+
+    _: KW_ONLY
+    top: Annotated[int, typer.Option(help="how many")] = 5
+    stack: Annotated[option.Number, typer.Option(help="in stacks")] = "auto"
+
+    def compute(self) -> tuple[list[Path], int]:
+        return self.paths, self.top
 
 
-def command_of(*calls, **choice):
+def command_of(record):
     got = []
 
-    @option.of_call(*calls, **choice)
-    def command(
-        given: option.Given, out: Annotated[Path | None, typer.Option(help="mine")] = None, quiet: bool = False
-    ):
+    @option.command
+    def command(given: record, out: Annotated[Path | None, typer.Option(help="mine")] = None, quiet: bool = False):
         """What it does."""
-        got.append((dict(given), out, quiet))
+        got.append((given, out, quiet))
 
     app = typer.Typer(rich_markup_mode=None)
     app.command()(command)
     return command, got, lambda *words: CliRunner().invoke(app, [*map(str, words)])
 
 
-def test_keywords_defaults_and_help_are_those_of_the_call():
-    command, got, run = command_of(call)
+def test_a_command_has_the_fields_of_its_record_and_options_of_its_own():
+    command, got, run = command_of(Options)
     shown = run("--help").output
-    assert "how many" in shown and "[default: 5]" in shown and "What it does." in shown
-    assert "mine" in shown and "image (.png" not in shown
+    assert "how many" in shown and "[default: 5]" in shown and "What it does." in shown and "mine" in shown
     assert run("a", "b", "--top", 3, "--out", "x.png", "--quiet").exit_code == 0
-    given = {"folders": [Path("a"), Path("b")], "top": 3, "out": Path("x.png"), "stack": "auto"}
-    assert got.pop() == (given, Path("x.png"), True)
+    assert got.pop() == (Options([Path("a"), Path("b")], top=3), Path("x.png"), True)
+    assert run().exit_code == 2 and not got
     command([Path("a")], top=2)
-    assert got == [({"folders": [Path("a")], "top": 2, "out": None, "stack": "auto"}, None, False)]
+    assert got == [(Options([Path("a")], top=2), None, False)]
     with pytest.raises(TypeError, match="unexpected keyword argument 'tops'"):
         command([], tops=2)
 
 
-def test_a_command_may_take_some_of_the_keywords_and_a_later_call_wins():
-    def other(*, top: Annotated[int, typer.Option(help="other")] = 7) -> None:
-        pass
+def test_a_call_has_the_fields_as_keywords_and_takes_one_folder_or_several():
+    call = option.call(Options)
+    assert call("a", top=2) == ([Path("a")], 2) and call(["a", Path("b")]) == ([Path("a"), Path("b")], 5)
+    assert list(inspect.signature(call).parameters) == ["folders", "skip_damaged", "top", "stack"]
+    assert call.__doc__ == "What it returns."
+    with pytest.raises(TypeError, match="unexpected keyword argument 'tops'"):
+        call("a", tops=2)
 
-    _, got, run = command_of(call, other, only=("top",))
-    assert run().exit_code == 0 and got.pop() == ({"top": 7}, None, False)
-    assert "other" in run("--help").output and run("a").exit_code == 2
-    _, got, run = command_of(call, without=("folders", "stack"))
-    assert run().exit_code == 0 and got == [({"top": 5, "out": None}, None, False)]
+
+def test_a_record_may_state_an_option_anew_in_its_place():
+    @dataclass(frozen=True)
+    class Few(Options):
+        _: KW_ONLY
+        top: Annotated[int, typer.Option(help="few")] = 1
+
+    _, got, run = command_of(Few)
+    assert "few" in run("--help").output and run("a").exit_code == 0 and got == [(Few([Path("a")], top=1), None, False)]
+
+
+def test_an_empty_output_is_not_the_current_folder():
+    assert option.path("a") == Path("a")
+    with pytest.raises(ValueError, match="out is empty; name a file or folder"):
+        option.path(" ")

@@ -9,7 +9,7 @@ from support.tiny_sweep import BASE, definition, sparsedepth
 
 from sparsedepth.cli import calls
 from sparsedepth.cli.input_file import single_run_sweep, sweep_definition
-from sparsedepth.cli.train_sweep import plan
+from sparsedepth.cli.plan import plan
 from sparsedepth.config.load import build
 from sparsedepth.config.runtime import RuntimeConfig
 from sparsedepth.files import MARKER

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from sparsedepth.cli.on_slurm import array_options
+from sparsedepth.cli.on_slurm import request_of
+from sparsedepth.cli.option import SlurmOptions
 from sparsedepth.cluster import slurm
 from sparsedepth.cluster.array import TaskArray, check
 from sparsedepth.cluster.slurm import Request, parse_time, script_body, time_advice
@@ -69,10 +70,9 @@ def test_the_header_has_what_was_asked_for_and_bash_reads_the_rest(tmp_path):
     ],
 )
 def test_a_task_shares_its_gpus_out_or_spreads_a_run_over_them(given, runs_in_parallel, arguments):
-    own = {"gpus": None, "workers": None, "gpus_per_run": 1, "nodes": 1, "runtime": None}
-    options = array_options("slurm", {**own, **given})
-    assert options and options.runs_in_parallel == runs_in_parallel
-    assert options.arguments() == ["--max-attempts", "2", *arguments.split()]
+    request = request_of("slurm", SlurmOptions(**given))
+    assert request and request.runs_in_parallel == runs_in_parallel
+    assert request.arguments() == ["--max-attempts", "2", *arguments.split()]
 
 
 def test_a_probe_that_has_started_is_waited_for(tmp_path, monkeypatch):

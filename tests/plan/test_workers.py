@@ -5,7 +5,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from sparsedepth.cli import calls, preflight
+from sparsedepth.cli import preflight, start_sweep
+from sparsedepth.cli.option import WorkerOptions
 from sparsedepth.config.load import build
 from sparsedepth.config.run import RunConfig
 from sparsedepth.config.runtime import DEFAULT
@@ -66,10 +67,10 @@ def test_how_long_finished_runs_took_does_not_tell_how_many_shared_their_gpu():
 def test_without_workers_a_sweep_takes_the_number_that_is_measured_to_be_best(monkeypatch, asked, gpus, workers):
     """On each of two GPUs; on a CPU one per core."""
 
-    def machine_of(given):
-        return Machine(workers=(given["workers"] or 1) * len(gpus) or 2, runtime=DEFAULT, gpus=gpus)
+    def machine_of(given, max_attempts):
+        return Machine(workers=(given.workers or 1) * len(gpus) or 2, runtime=DEFAULT, gpus=gpus)
 
-    monkeypatch.setattr(calls, "machine_of", machine_of)
+    monkeypatch.setattr(start_sweep, "machine_of", machine_of)
     monkeypatch.setattr(preflight, "setup_of_machine", lambda _, machine, __: setup_of(machine.workers // len(gpus)))
     plan = SimpleNamespace(expected_runs=lambda: [RUN])
-    assert calls.machine_for(plan, {"workers": asked}, None).workers == workers
+    assert start_sweep.machine_for(plan, WorkerOptions(workers=asked), None).workers == workers

@@ -9,7 +9,7 @@ from support.budget_results import budget_results
 from support.made_up_runs import make_run
 from support.report_folder import HOSTILE, fill
 
-from sparsedepth.cli.read import report
+from sparsedepth.cli.figures import report
 from sparsedepth.config.run import RunConfig
 from sparsedepth.plots.draw import FIGURES
 from sparsedepth.plots.forest import cells_of_store, effects_of

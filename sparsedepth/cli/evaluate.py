@@ -1,0 +1,132 @@
+"""`sparsedepth evaluate`: a model's scores on tasks of lm-evaluation-harness."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from sparsedepth.cli import option
+from sparsedepth.store.query_result import QueryResult
+from sparsedepth.words.table import table
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from sparsedepth.exchange.evaluate import HarnessTask
+    from sparsedepth.probe.load import LoadedModel
+    from sparsedepth.store.evals import Evaluation, Result
+
+
+def evaluate(
+    model: Annotated[str, typer.Argument(help="run folder, or local Hugging Face folder")],
+    tasks: Annotated[list[str], typer.Option(help="NAME,NAME: tasks, groups or tags of lm-evaluation-harness")],
+    include_path: Annotated[
+        Path | None, typer.Option(help="folder of your own tasks (YAML), which may run Python code: only trusted ones")
+    ] = None,
+    limit: Annotated[int | None, typer.Option(min=1, help="use only the first N documents per task")] = None,
+    out: Annotated[Path | None, typer.Option("-o", "--out", help="results folder; default the run's own")] = None,
+    device: option.Device = "auto",
+    against: Annotated[str | None, typer.Option(help="second model, compared question by question")] = None,
+    without: Annotated[str | None, typer.Option(help="also without these layers: 5, or 5-8, or 1,2,5-8")] = None,
+) -> None:
+    """Score a model with lm-evaluation-harness, and store the scores for `query`. Stored scores are reused. With
+    --without, also show the score lost per task."""
+    from sparsedepth.exchange.evaluate import check_harness, layers_left, load_tasks
+    from sparsedepth.probe.load import load_model
+    from sparsedepth.store.records import refuse_pack
+    from sparsedepth.train.runtime import find_device, measuring_device
+
+    names = [name.strip() for name in ",".join(tasks).split(",") if name.strip()]
+    if not names:
+        raise ValueError(f"--tasks {','.join(tasks)!r} names no task of lm-evaluation-harness; name one")
+    if out is not None:
+        refuse_pack(out)
+    check_harness()
+    place = measuring_device(find_device(device))
+    loaded, *other = [load_model(name, device=place, dtype="fp32") for name in (model, against) if name is not None]
+    ranges = [] if without is None else [*dict.fromkeys(part.strip() for part in without.split(","))]
+    for layers in ranges:
+        layers_left(layers, loaded.probed.n_layers)
+    loaded_tasks = load_tasks(names, include_path, limit)
+    if out is not None:
+        out.mkdir(parents=True, exist_ok=True)
+    evaluations = _evaluate(loaded, loaded_tasks, ranges, out)
+    if other:
+        _print_differences(evaluations, _evaluate(other[0], loaded_tasks, [], out))
+    if ranges:
+        _print_losses(evaluations)
+
+
+def _evaluate(
+    loaded: "LoadedModel", tasks: "Sequence[HarnessTask]", ranges: list[str], out: Path | None
+) -> "list[Evaluation]":
+    """A model's evaluations, stored or new; each is printed as soon as it is there."""
+    from sparsedepth.exchange.evaluate import evaluate as evaluate_task
+    from sparsedepth.store.checksums import is_complete
+    from sparsedepth.store.evals import eval_folder, read_evaluation, save_evaluation
+    from sparsedepth.store.run_record import RUNS
+
+    results = loaded.folder.resolve().parent.parent
+    if out is None and loaded.config is not None and loaded.folder.resolve().parent.name == RUNS:
+        out = results
+    evaluations: list[Evaluation] = []
+    for task in tasks:
+        keys = task.keys(loaded, ranges)
+        folders = {} if out is None else {key: eval_folder(out, key) for key in keys}
+        stored = {key: folder for key, folder in folders.items() if is_complete(folder)}
+        for folder in stored.values():
+            evaluations.append(read_evaluation(folder))
+            _print_evaluation(evaluations[-1], "stored")
+        for evaluation in evaluate_task(loaded, results / "data", task, keys, stored):
+            evaluations.append(evaluation)
+            _print_evaluation(evaluation, "" if out is None else f"written: {save_evaluation(out, evaluation)}")
+    return evaluations
+
+
+def _print_differences(evaluations: "list[Evaluation]", others: "list[Evaluation]") -> None:
+    from sparsedepth.store.evals import paired_differences
+
+    whole = {evaluation.task: evaluation for evaluation in evaluations if evaluation.without is None}
+    rows = [(other.task, *row) for other in others for row in paired_differences(whole[other.task], other)]
+    if not rows:
+        return print("\nno right or wrong answers are stored; of old scores delete evals/ to evaluate again")
+    print("\nthe second model minus the first, paired by question:")
+    print(table(QueryResult(("task", "metric", "filter", "difference", "lo", "hi", "questions"), tuple(rows))))
+
+
+def _print_losses(evaluations: "list[Evaluation]") -> None:
+    from sparsedepth.exchange.evaluate import LOST
+
+    values = {
+        (evaluation.task_hash, evaluation.without, result.metric, result.filter): result.value
+        for evaluation in evaluations
+        for result in evaluation.results
+    }
+    rows = []
+    for evaluation in evaluations:
+        for drop in evaluation.results:
+            if evaluation.without is None or not drop.metric.endswith(LOST):
+                continue
+            metric, without = drop.metric.removesuffix(LOST), evaluation.without
+            before, after = (values[evaluation.task_hash, layers, metric, drop.filter] for layers in (None, without))
+            rows.append((evaluation.task, _name(metric, drop), without, before, after, drop.value, drop.lo, drop.hi))
+    if rows:
+        columns = ("task", "metric", "without", "full", "reduced", "lost", "lo", "hi")
+        print(f"\n{table(QueryResult(columns, tuple(rows)))}")
+
+
+def _name(metric: str, result: "Result") -> str:
+    return metric if result.filter == "none" else f"{metric}, {result.filter}"
+
+
+def _print_evaluation(evaluation: "Evaluation", note: str) -> None:
+    task = f"{evaluation.task} (version {evaluation.task_version})"
+    without = "" if evaluation.without is None else f" without layers {evaluation.without}"
+    print(f"{task}{without}: {evaluation.n} documents  {note}".rstrip())
+    for result in evaluation.results:
+        value = "-" if result.value is None else f"{result.value:.4g}"
+        error = "" if result.stderr is None else f" +- {result.stderr:.2g}"
+        error += "" if result.lo is None or result.hi is None else f"  [{result.lo:.4g}, {result.hi:.4g}]"
+        print(f"  {_name(result.metric, result):26} {value}{error}")
+    if evaluation.n_truncated:
+        print(f"  {evaluation.n_truncated} requests exceeded {evaluation.max_len} tokens; their start was cut off")

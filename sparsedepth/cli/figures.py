@@ -1,0 +1,132 @@
+"""`plot` and `report`: figures and pages of the runs of results folders. Neither imports torch."""
+
+import gc
+import time
+from dataclasses import KW_ONLY, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from sparsedepth.cli import option
+from sparsedepth.files import check_parent
+from sparsedepth.words.plain_text import wrapped
+
+if TYPE_CHECKING:
+    from sparsedepth.plots.draw import Figures
+
+
+def _collect_rarely() -> None:
+    """The millions of objects of a page live until it is written: looking through them takes a tenth of its time."""
+    gc.set_threshold(50_000, 20, 20)
+
+
+@dataclass(frozen=True)
+class PlotCommand(option.FolderOptions):
+    """Draw one figure (default: the chain) or 'all'; `out` is an image, or a folder of images in `format` (default
+    png). `style` 'paper': one column, 9 pt, as PDF and PNG, its caption apart.
+
+    Raises ValueError for an unknown figure, suffix or run, for an image in another format than its suffix names, or if
+    there is nothing to draw."""
+
+    _: KW_ONLY
+    out: Annotated[
+        option.Folder | None, typer.Option("-o", "--out", help="image (.png, .svg or .pdf), or a folder of them")
+    ] = None
+    figure: Annotated[
+        str | None, typer.Option(help="name from --list, or all; default the chain, or all for a folder")
+    ] = None
+    format: Annotated[str | None, typer.Option(help="image format in a folder: png (default), svg or pdf")] = None
+    style: Annotated[str, typer.Option(help="screen; or paper: one column, 9 pt, PDF and PNG, the caption printed")] = (
+        "screen"
+    )
+    run: Annotated[str | None, typer.Option(help="run_id, for figures of one run; default the best of the deepest")] = (
+        None
+    )
+
+    def compute(self) -> "Figures":
+        from sparsedepth.cli.run_progress import bar
+        from sparsedepth.plots.draw import draw
+        from sparsedepth.plots.page import FORMATS
+        from sparsedepth.store.connection import open_store
+
+        out, format = None if self.out is None else option.path(self.out), self.format
+        suffix = "" if out is None or out.is_dir() else out.suffix.lower()
+        if format is not None and {suffix, f".{format}"} <= {*FORMATS} and suffix != f".{format}":
+            raise ValueError(f"-o {str(out)!r} is for {suffix[1:]}, and --format is {format!r}; drop one of the two")
+        with open_store(*self.paths, skip_damaged=self.skip_damaged) as store:
+            if self.figure != "all":
+                return draw(store, self.figure, out, self.run, format or "png", self.style)
+            with bar("figures") as progress:
+                return draw(store, self.figure, out, self.run, format or "png", self.style, progress)
+
+
+def _list_figures(is_asked: bool) -> None:
+    from sparsedepth.plots.draw import FIGURES
+
+    if is_asked:
+        width = max(map(len, FIGURES))
+        print("\n".join(f"{name:{width}}  {kind.meaning}" for name, kind in FIGURES.items()))
+        raise typer.Exit
+
+
+ShowList = Annotated[
+    bool, typer.Option("--list", is_eager=True, callback=_list_figures, help="list all figures and what they show")
+]
+
+
+@option.command
+def plot(given: PlotCommand, show_list: ShowList = False) -> None:
+    """Draw figures of sparsity, residual variance and layer effectiveness, each with its data as CSV."""
+    from sparsedepth.plots.draw import check_figure
+
+    if given.figure is not None:
+        check_figure(given.figure)
+    if given.out is None:
+        raise ValueError("give an output: sparsedepth plot DIR -o figure.png")
+    _collect_rarely()
+    figures = given.compute()
+    for path in figures.paths:
+        print(f"{path} ({path.stat().st_size // 1024} KiB), data in {path.with_suffix('.csv')}")
+    print(wrapped(f"caption of {name}: {text}" for name, text in figures.captions.items()), end="")
+    print(wrapped(f"skipped {name}: {reason}" for name, reason in figures.left_out.items()), end="")
+
+
+def report(
+    folders: Annotated[list[Path], option.FOLDERS],
+    out: Annotated[Path, typer.Option("-o", "--out", help="the page (.html), or a folder for report.html")],
+    depth: option.RecipeDepth = None,
+    objective: option.Objective = "loss",
+    card: Annotated[Path | None, typer.Option(help="verified recipe card (from `recipe verify`) to include")] = None,
+    skip_damaged: option.SkipDamaged = False,
+    watch: Annotated[
+        float | None, typer.Option(min=0.1, metavar="SECONDS", help="rewrite the page so often, until no run is left")
+    ] = None,
+) -> None:
+    """Write one HTML page: summary, recipe, runs, figures with data, effects, failures, methods and provenance."""
+    from sparsedepth.cli.run_progress import bar
+    from sparsedepth.report.page import write_report
+
+    if out.is_dir():
+        out /= "report.html"
+    if out.suffix.lower() not in (".html", ".htm"):
+        raise ValueError(f"{str(out)!r} must end in .html, or be an existing folder")
+    check_parent(out)
+    _collect_rarely()
+    if watch is None:
+        with bar("report") as progress:
+            write_report(folders, out, depth, objective, card, skip_damaged, progress)
+    else:
+        from sparsedepth.report.page import WatchedReport
+
+        page = WatchedReport(folders, out, watch, depth, objective, card)
+        every = f"{out}: rewritten every {watch:g} s until no run is left"
+        print(f"{every}; open it in a browser (Ctrl-C to stop)", flush=True)
+        try:
+            for _ in page.rounds():
+                time.sleep(watch)
+        except KeyboardInterrupt:
+            page.stop()
+            raise
+        print("no run is left")
+    print(f"{out} ({out.stat().st_size / 1e6:.2f} MB)")
