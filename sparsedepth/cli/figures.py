@@ -83,7 +83,7 @@ def plot(given: PlotCommand, show_list: ShowList = False) -> None:
     if given.figure is not None:
         check_figure(given.figure)
     if given.out is None:
-        raise ValueError("give an output: sparsedepth plot DIR -o figure.png")
+        raise ValueError("give a results folder and an output: sparsedepth plot DIR -o figure.png (or --list)")
     _collect_rarely()
     figures = given.compute()
     for path in figures.paths:
