@@ -5,7 +5,7 @@
 
 A module has MEASURE with QUANTITIES and add_rows(context, rows); TASKS with draw(...); or FIGURES. No config and no
 results folder names one. The records are read while the tables of ours are made, so a module imports
-`sparsedepth.quantities.record` at its top and everything else of ours, and torch, in its functions."""
+`sparsedepth.quantities.quantity` at its top and everything else of ours, and torch, in its functions."""
 
 import hashlib
 import importlib.util

@@ -8,7 +8,7 @@ from sparsedepth import quantities
 from sparsedepth.config.run import MeasureConfig, RunConfig
 from sparsedepth.quantities import ALL, IN_RUNS, QUANTITIES
 from sparsedepth.quantities.measured import MEASURES
-from sparsedepth.quantities.record import Quantity, Stage
+from sparsedepth.quantities.quantity import Quantity, Stage
 
 NAMES = [measure.name for measure in MEASURES]
 

@@ -14,7 +14,7 @@ import typer
 
 from sparsedepth import quantities
 from sparsedepth.cli import option
-from sparsedepth.quantities.record import Table
+from sparsedepth.quantities.quantity import Table
 from sparsedepth.store.query_result import QueryResult
 from sparsedepth.words.formats import render
 from sparsedepth.words.plain_text import terminal_width

@@ -11,7 +11,7 @@ import typer
 
 from sparsedepth.cli import option
 from sparsedepth.quantities import LAYERS, PAIRS, with_intervals
-from sparsedepth.quantities.record import Column
+from sparsedepth.quantities.quantity import Column
 from sparsedepth.words.plain_text import did_you_mean, wrapped
 
 if TYPE_CHECKING:

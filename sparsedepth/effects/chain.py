@@ -39,7 +39,7 @@ from sparsedepth.effects.cells import Cells
 from sparsedepth.effects.frame import Effect, as_records, compared, setting_effects
 from sparsedepth.effects.verdict import ALPHA, adjusted
 from sparsedepth.quantities import of_stage
-from sparsedepth.quantities.record import Stage
+from sparsedepth.quantities.quantity import Stage
 from sparsedepth.store import degeneracy
 from sparsedepth.store.comparable_loss import loss_of, with_loss
 from sparsedepth.store.small_sample import t_critical, two_sided_p

@@ -42,7 +42,7 @@ from sparsedepth.measure.bootstrap import BootstrapEstimate, Estimator, ScoreByL
 from sparsedepth.probe.fork import rows_per_pass
 from sparsedepth.probe.probed_model import ProbedModel
 from sparsedepth.quantities import ALL, PROFILED
-from sparsedepth.quantities.record import Quantity, Table
+from sparsedepth.quantities.quantity import Quantity, Table
 
 Row = dict[str, Any]
 Summary = dict[str, float | int | None]

@@ -17,7 +17,7 @@ from sparsedepth.plots.page import Drawing, NothingToDraw, caption, colour_bar, 
 from sparsedepth.plots.runs import compared_runs, settings_in_order, shown_settings, to_measure, values_of_metrics
 from sparsedepth.plots.style import LINEAR_BELOW, MISSING, escaped, layer_ticks, linear_below, shortened
 from sparsedepth.quantities import BY_PAIR
-from sparsedepth.quantities.record import Scale
+from sparsedepth.quantities.quantity import Scale
 from sparsedepth.store.connection import Store
 from sparsedepth.store.degeneracy import sound_layer_metrics
 from sparsedepth.words.plain_text import counted

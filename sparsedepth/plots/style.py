@@ -15,7 +15,7 @@ import numpy as np
 from matplotlib.colors import ListedColormap, to_hex
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator
 
-from sparsedepth.quantities.record import Scale
+from sparsedepth.quantities.quantity import Scale
 
 Style = tuple[str, str, str]
 """Colour, marker and dashes of a line."""

@@ -11,7 +11,7 @@ from collections.abc import Container, Iterator, Mapping
 from typing import Any, get_args
 
 from sparsedepth.quantities.measured import MEASURED
-from sparsedepth.quantities.record import Column, Quantity, Stage, Table
+from sparsedepth.quantities.quantity import Column, Quantity, Stage, Table
 
 # fmt: off
 _RUN: tuple[Quantity, ...] = (

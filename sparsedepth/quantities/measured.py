@@ -11,7 +11,7 @@ from math import inf
 from typing import Any
 
 from sparsedepth import plugins
-from sparsedepth.quantities.record import Measure, Quantity, RunSizes, Table
+from sparsedepth.quantities.quantity import Measure, Quantity, RunSizes, Table
 
 SPARSITY = "2603.15389"  # When Does Sparsity Mitigate the Curse of Depth in LLMs
 CURSE = "2502.05795"  # The Curse of Depth in Large Language Models

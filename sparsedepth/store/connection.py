@@ -23,7 +23,7 @@ import pyarrow as pa
 from sparsedepth.config.role import fields_where
 from sparsedepth.config.run import CELL_FIELDS, RunConfig
 from sparsedepth.quantities import IN_RUNS, TASK_SCORE
-from sparsedepth.quantities.record import Table
+from sparsedepth.quantities.quantity import Table
 from sparsedepth.store.cache import load
 from sparsedepth.store.checksums import DamagedRun, damage_text
 from sparsedepth.store.evals import COLUMNS as EVAL_COLUMNS, TASK_SCORES, read_evals

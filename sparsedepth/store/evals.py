@@ -16,7 +16,7 @@ from sparsedepth import quantities
 from sparsedepth.config.load import build
 from sparsedepth.config.section import Section
 from sparsedepth.files import MARKER, WrittenMeanwhile, atomic_folder, digest, parse_json, write_json
-from sparsedepth.quantities.record import Column
+from sparsedepth.quantities.quantity import Column
 from sparsedepth.store.checksums import DamagedRun, Files, OtherVersion, files_in, write_marker
 from sparsedepth.store.records import find_groups
 from sparsedepth.store.run_record import EVALS as FOLDER

@@ -25,7 +25,7 @@ import pyarrow as pa
 
 from sparsedepth import __version__
 from sparsedepth.files import MARKER, atomic_folder, read_regular
-from sparsedepth.quantities.record import Table
+from sparsedepth.quantities.quantity import Table
 from sparsedepth.store import tables
 from sparsedepth.store.checksums import RUN_ID, DamagedRun, Files, collecting, files_in, is_complete, parse_marker
 from sparsedepth.store.run_record import EVALS, INDEX, MODELS, RUNS, TOYS, parse_object, problem, run_files, run_folder

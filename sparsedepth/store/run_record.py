@@ -47,7 +47,7 @@ from sparsedepth.files import (
     write_json,
     write_text,
 )
-from sparsedepth.quantities.record import Table
+from sparsedepth.quantities.quantity import Table
 from sparsedepth.store.checksums import RUN_ID, DamagedRun, Files, OtherVersion, files_in, is_complete, write_marker
 from sparsedepth.store.run_tables import file_schema, parse_table, table_bytes
 from sparsedepth.store.schema import FILE_COLUMNS, KEYS, METRICS, TABLES

@@ -8,7 +8,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from sparsedepth.quantities.record import Column, Table
+from sparsedepth.quantities.quantity import Column, Table
 from sparsedepth.store.checksums import DamagedRun
 from sparsedepth.store.schema import FILE_COLUMNS, KEYS
 from sparsedepth.words.plain_text import one_line

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from sparsedepth import quantities
 from sparsedepth.config.run import RunConfig
-from sparsedepth.quantities.record import Column, Table
+from sparsedepth.quantities.quantity import Column, Table
 
 TABLES: tuple[Table, ...] = ("curves", "layers", "heads", "pairs", "tokens", "difficulty")
 """The tables of many rows per run; `runs` has one row per run."""

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 from sparsedepth.config.run import CELL_FIELDS
 from sparsedepth.quantities import IN_RUNS, PROFILED
-from sparsedepth.quantities.record import Quantity
+from sparsedepth.quantities.quantity import Quantity
 from sparsedepth.store.comparable_loss import COMMON, OWN, loss_in
 from sparsedepth.store.degeneracy import degeneracy, score_rows
 from sparsedepth.store.query_result import QueryResult

@@ -29,7 +29,7 @@ import pyarrow.parquet as pq
 from sparsedepth import quantities
 from sparsedepth.config.run import DEFAULTS_VERSION, REPLICATE_FIELDS, RunConfig
 from sparsedepth.files import digest, parse_json, read_regular, write_json
-from sparsedepth.quantities.record import Table
+from sparsedepth.quantities.quantity import Table
 from sparsedepth.store.checksums import DamagedRun, Files, collecting
 from sparsedepth.store.run_record import INDEX, SUBJECTS, Record, Subject, parse_record
 from sparsedepth.store.run_tables import arrow_schema, check_within, codec_of, empty_table, read_within, table_bytes

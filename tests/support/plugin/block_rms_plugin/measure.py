@@ -1,6 +1,6 @@
 """A measure of one's own: the root mean square of what each block adds to the stream."""
 
-from sparsedepth.quantities.record import Measure, Quantity
+from sparsedepth.quantities.quantity import Measure, Quantity
 
 MEASURE = Measure("block_rms", lambda sizes: (1, 0))
 QUANTITIES = [Quantity("block_rms", "rms of u_l", "activation", tables=("runs", "layers"), better="low")]
