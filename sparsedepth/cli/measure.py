@@ -63,7 +63,7 @@ class MeasureCommand:
         from sparsedepth.probe.load import load_model
         from sparsedepth.probe.text import read_token_arrays, tokens_to_measure
         from sparsedepth.run.measure_existing_model import measure_existing_model, measuring_config
-        from sparsedepth.run.record import Stopwatch
+        from sparsedepth.run.publish import Stopwatch
         from sparsedepth.store.run_record import check_place
         from sparsedepth.train.runtime import find_device, measuring_device
 

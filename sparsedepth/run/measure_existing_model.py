@@ -23,7 +23,7 @@ from sparsedepth.probe.fork import probing, stream
 from sparsedepth.probe.load import LoadedModel
 from sparsedepth.probe.text import MeasuredTokens, TokenArrays
 from sparsedepth.run.comparable import check_enough_to_fit
-from sparsedepth.run.record import Stopwatch, write_measured
+from sparsedepth.run.publish import Stopwatch, write_measured
 from sparsedepth.store.subject import MeasuredModel
 
 

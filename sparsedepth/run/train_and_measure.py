@@ -27,7 +27,7 @@ from sparsedepth.run.comparable import check_same_precision, checked_source
 from sparsedepth.run.lease import HeartbeatMonitor, Lease
 from sparsedepth.run.measure_existing_model import measured_model
 from sparsedepth.run.process import abandon_cache, anonymous_bytes, is_compiler_error, use_cache
-from sparsedepth.run.record import Stopwatch, device_facts, provenance, publish, write, write_measured
+from sparsedepth.run.publish import Stopwatch, device_facts, provenance, publish, write, write_measured
 from sparsedepth.run.scratch import ONE_SEQUENCE, Scratch, manifest_facts, trunk_folder
 from sparsedepth.store import run_record
 from sparsedepth.train.devices import Devices, LostError

@@ -26,7 +26,7 @@ from sparsedepth.plan.tasks import Plan, Task, first_proposal
 from sparsedepth.run.comparable import checked_source
 from sparsedepth.run.lease import Stopped, hold
 from sparsedepth.run.process import Stop
-from sparsedepth.run.record import package_versions
+from sparsedepth.run.publish import package_versions
 from sparsedepth.store.cache import read_columns
 from sparsedepth.store.comparable_loss import version_differences
 from sparsedepth.sweep import forkserver, storage, trial_queue

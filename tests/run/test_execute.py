@@ -14,7 +14,7 @@ from support.tiny_sweep import CPU, run_config, table
 from sparsedepth.run import execute as module, lease, train_and_measure
 from sparsedepth.run.execute import _exit_code, execute
 from sparsedepth.run.process import NO_STORAGE
-from sparsedepth.run.record import publish, training_summary
+from sparsedepth.run.publish import publish, training_summary
 from sparsedepth.run.scratch import Scratch
 from sparsedepth.run.train_and_measure import Infeasible, Options, RunJob
 from sparsedepth.store import run_record

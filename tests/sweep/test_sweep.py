@@ -17,7 +17,7 @@ from sparsedepth.config.load import build, read_yaml
 from sparsedepth.config.runtime import RuntimeConfig
 from sparsedepth.config.sweep import SweepDefinition
 from sparsedepth.plan.tasks import Plan
-from sparsedepth.run.record import package_versions
+from sparsedepth.run.publish import package_versions
 from sparsedepth.store.run_record import read_run
 from sparsedepth.sweep import driver
 from sparsedepth.sweep.machine import Machine

@@ -8,7 +8,7 @@ from support.made_up_runs import MANIFEST
 from support.optional_packages import install
 from support.run_folders import loud_run
 
-from sparsedepth.run.record import provenance
+from sparsedepth.run.publish import provenance
 from sparsedepth.store import run_record
 from sparsedepth.trackers.runs import without_password
 
