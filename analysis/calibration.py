@@ -51,7 +51,7 @@ from script import run_script
 
 from sparsedepth.config.task import SOLVED
 from sparsedepth.files import write_bytes
-from sparsedepth.store.run_tables import table_bytes
+from sparsedepth.store.parquet import table_bytes
 from sparsedepth.words.plain_text import counted
 
 CLAIM = (
@@ -211,7 +211,7 @@ def read(results: Path) -> list[Row]:
 def measure(results: Path) -> None:
     """Measure every run of a task of known depth in the results folder, by need, into its table. The table is complete
     after each run; the same command continues with the missing runs."""
-    from sparsedepth.store.records import find_runs
+    from sparsedepth.store.packs import find_runs
 
     folders = sorted(run.folder for part in find_runs([results]) if part.pack is None for run in part.runs)
     rows = read(results) if (results / TABLE).is_file() else []

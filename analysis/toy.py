@@ -34,7 +34,7 @@ from torch import Tensor
 from sparsedepth.config.load import parse_yaml, yaml_text
 from sparsedepth.files import atomic_folder, digest, write_json, write_text
 from sparsedepth.store.checksums import is_complete, write_marker
-from sparsedepth.store.records import find_groups
+from sparsedepth.store.packs import find_groups
 from sparsedepth.store.run_record import TOYS
 from sparsedepth.store.small_sample import mean_interval
 

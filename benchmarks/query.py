@@ -35,9 +35,9 @@ from sparsedepth.store import questions
 from sparsedepth.store.best import best
 from sparsedepth.store.checksums import checksum_of, new_marker
 from sparsedepth.store.connection import open_store
-from sparsedepth.store.records import open_pack
+from sparsedepth.store.packs import open_pack
+from sparsedepth.store.parquet import table_bytes
 from sparsedepth.store.run_record import parse_record, run_folder
-from sparsedepth.store.run_tables import table_bytes
 
 INSIDE, WHOLE, STATUS, TABLES, AGAIN = 0.5, 1.5, 1.0, 5e-3, 1.0
 FIRST, ONE_MORE = 5.0 / 5000, 0.2

@@ -33,7 +33,7 @@ def evaluate(
     --without, also show the score lost per task."""
     from sparsedepth.exchange.evaluate import check_harness, layers_left, load_tasks
     from sparsedepth.probe.load import load_model
-    from sparsedepth.store.records import refuse_pack
+    from sparsedepth.store.packs import refuse_pack
     from sparsedepth.train.runtime import find_device, measuring_device
 
     names = [name.strip() for name in ",".join(tasks).split(",") if name.strip()]

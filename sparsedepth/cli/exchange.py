@@ -66,7 +66,7 @@ def pack(
     out: Annotated[Path | None, typer.Option("-o", "--out", help="new folder for the pack; default DIR.pack")] = None,
 ) -> None:
     """Pack the complete runs of a results folder into a few files. Commands that read the folder also read the pack."""
-    from sparsedepth.store.records import pack as write
+    from sparsedepth.store.packs import pack as write
     from sparsedepth.store.run_record import check_place
 
     target = out or folder.resolve().with_name(f"{folder.resolve().name}.pack")

@@ -18,7 +18,7 @@ from sparsedepth.cli.run_progress import QUIET_SECONDS
 from sparsedepth.config.cost import cost
 from sparsedepth.config.sweep import SweepDefinition
 from sparsedepth.plan.budgets import shared_steps
-from sparsedepth.store.records import read_summary
+from sparsedepth.store.packs import read_summary
 from sparsedepth.sweep.results_folder import FAILED
 from sparsedepth.sweep.status import WITHOUT_RESULT, RunState, running_line, varied_fields
 from sparsedepth.words.plain_text import duration, visible

@@ -231,7 +231,7 @@ def _effects(
     from sparsedepth.effects import chain, importance, text
     from sparsedepth.effects.cells import cells_of, read_runs
     from sparsedepth.store.comparable_loss import loss_in
-    from sparsedepth.store.records import no_run_text
+    from sparsedepth.store.packs import no_run_text
     from sparsedepth.store.search import search_of
     from sparsedepth.store.setting import only_tuning_text
 

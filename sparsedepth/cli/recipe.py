@@ -63,7 +63,7 @@ class RecipeCommand(option.FolderOptions):
         from sparsedepth.scaling.speedup import worth
         from sparsedepth.store.comparable_loss import loss_in
         from sparsedepth.store.connection import open_store
-        from sparsedepth.store.records import no_run_text
+        from sparsedepth.store.packs import no_run_text
         from sparsedepth.store.search import search_of, search_text
 
         out, paths = None if self.out is None else option.path(self.out), self.paths
@@ -109,7 +109,7 @@ def derive(
     """Recommend a configuration from the effects at one depth, with its evidence; or abstain and explain why."""
     from sparsedepth.recipe.card import card_path
     from sparsedepth.recipe.text import card_text, page_path, pair_path
-    from sparsedepth.store.records import is_pack
+    from sparsedepth.store.packs import is_pack
 
     out, card = given.out, given.compute()
     if format == "json":

@@ -67,7 +67,7 @@ def _check_exists(folder: Path) -> None:
 def summary_of(folder: Path) -> "SweepSummary":
     """Raises ValueError for a folder without runs of its own."""
     from sparsedepth.config.sweep import DEFINITION
-    from sparsedepth.store.records import INDEX, RUNS, WORK, no_run_text
+    from sparsedepth.store.packs import INDEX, RUNS, WORK, no_run_text
     from sparsedepth.sweep.status import sweep_summary
 
     summary = sweep_summary(folder)

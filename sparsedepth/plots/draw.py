@@ -14,7 +14,7 @@ from sparsedepth.plots.style import escaped
 from sparsedepth.plugins import refuse_known
 from sparsedepth.quantities.measured import PLUGINS
 from sparsedepth.store.connection import Store
-from sparsedepth.store.records import no_run_text
+from sparsedepth.store.packs import no_run_text
 from sparsedepth.store.search import search_of
 from sparsedepth.words.plain_text import did_you_mean
 

@@ -17,7 +17,7 @@ from sparsedepth.recipe.card import MAX_BYTES, SUFFIX, Candidate, Card, Provenan
 from sparsedepth.recipe.choose import Evidence, derive
 from sparsedepth.recipe.verify import hold_out, tests_of, with_verification
 from sparsedepth.scaling.speedup import Worths
-from sparsedepth.store.records import read_file
+from sparsedepth.store.packs import read_file
 from sparsedepth.store.setting import BUDGET
 
 

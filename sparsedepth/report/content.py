@@ -27,7 +27,7 @@ from sparsedepth.store.best import best
 from sparsedepth.store.checksums import damage_text
 from sparsedepth.store.comparable_loss import COMMON, OWN, loss_of
 from sparsedepth.store.connection import Store
-from sparsedepth.store.records import is_pack
+from sparsedepth.store.packs import is_pack
 from sparsedepth.store.search import search_of, search_text
 from sparsedepth.store.tuning_roles import result_rows, without_measured_models
 from sparsedepth.sweep.status import scan

@@ -24,7 +24,7 @@ from sparsedepth.run.prune import PrunedRun, Pruner
 from sparsedepth.run.scratch import Scratch, TimeLeft, allocation
 from sparsedepth.run.train_and_measure import DEFAULT_OPTIONS, Infeasible, Options, RunJob
 from sparsedepth.store import run_record
-from sparsedepth.store.records import refuse_pack
+from sparsedepth.store.packs import refuse_pack
 from sparsedepth.train.devices import LostError, process_group, world
 from sparsedepth.train.loop import Interrupted, Work, run_generator
 from sparsedepth.train.stack import Clock, train_together

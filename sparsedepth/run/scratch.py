@@ -25,7 +25,7 @@ from sparsedepth import files
 from sparsedepth.config.run import RunConfig
 from sparsedepth.config.sweep import read_definition
 from sparsedepth.store.checksums import RUN_ID
-from sparsedepth.store.records import read_file
+from sparsedepth.store.packs import read_file
 from sparsedepth.train.checkpoint_files import remove_checkpoints
 from sparsedepth.words.plain_text import last_line, visible
 

@@ -24,8 +24,8 @@ from sparsedepth.config.sweep import SweepDefinition
 from sparsedepth.store.comparable_loss import layers_hint, loss_in, version_differences
 from sparsedepth.store.connection import Store
 from sparsedepth.store.degeneracy import columns_for, common_weakness, degeneracy, usable_form
+from sparsedepth.store.packs import no_run_text
 from sparsedepth.store.query_result import QueryResult
-from sparsedepth.store.records import no_run_text
 from sparsedepth.store.search import least_seeds, on_front, search_of, search_text
 from sparsedepth.store.setting import (
     Configuration,

@@ -2,7 +2,7 @@
 
     RESULTS/.cache/<12 hex digits>/   runs.parquet  rows.parquet  pack.json
 
-A segment is a pack without the records (`store.tables`), and can be deleted at any time. Its key for a run is the
+A segment is a pack without the records (`store.stored_rows`), and can be deleted at any time. Its key for a run is the
 checksum of the marker, which covers all files: replaced, moved and removed runs are detected, and only new ones are
 read and verified, in the memory of one segment. Of many new runs a segment has `runs` alone (its `Rows.tables` is
 empty), until a query names another table. Small segments are merged into one at least twice as large, so that a run is
@@ -20,12 +20,12 @@ from typing import Any
 import pyarrow as pa
 
 from sparsedepth.files import atomic_folder, digest, write_text
-from sparsedepth.store import tables
+from sparsedepth.store import stored_rows
 from sparsedepth.store.checksums import DamagedRun, damage_text, is_complete
-from sparsedepth.store.records import Part, find_runs
+from sparsedepth.store.packs import Part, find_runs
 from sparsedepth.store.run_record import RUNS
 from sparsedepth.store.schema import TABLES
-from sparsedepth.store.tables import Rows, StoredRun, UnreadTable, read_rows
+from sparsedepth.store.stored_rows import Rows, StoredRun, UnreadTable, read_rows
 
 CACHE_FROM = 32
 """Fewer runs need no cache."""
@@ -42,7 +42,7 @@ _LATER = "tables_later"
 
 def load(part: Part, damaged: list[DamagedRun] | None = None) -> list[Rows]:
     """The rows of these runs, from their pack or cache if possible. Raises as `read_rows` does."""
-    if part.pack and part.pack.index.get("version") in tables.READABLE:
+    if part.pack and part.pack.index.get("version") in stored_rows.READABLE:
         return [part.pack.rows()]
     if len(part.runs) < CACHE_FROM:
         return [read_rows(part.runs, damaged)]
@@ -101,10 +101,10 @@ def _names(folder: Path) -> list[str]:
 def _open(folder: Path) -> Rows | None:
     """The segment; None if it is missing, damaged or of another version."""
     try:
-        index = tables.read_index(folder)
-        if index["version"] in tables.READABLE:
-            views = {} if index.get(_LATER) else tables.open_views(folder, index)
-            return Rows(runs=tables.read_runs(folder, index), tables=views, folder=folder)
+        index = stored_rows.read_index(folder)
+        if index["version"] in stored_rows.READABLE:
+            views = {} if index.get(_LATER) else stored_rows.open_views(folder, index)
+            return Rows(runs=stored_rows.read_runs(folder, index), tables=views, folder=folder)
     except (OSError, ValueError, TypeError, KeyError):
         pass
     return None
@@ -161,7 +161,7 @@ def _joined(segments: Sequence[Rows]) -> Rows:
     views = {}
     for table in TABLES:
         kept = [rows.in_memory(table).filter(is_kept) for rows, is_kept in zip(segments, are_kept, strict=True)]
-        views[table] = pa.concat_tables([tables.empty_table(tables.view_schema(table)), *kept])
+        views[table] = pa.concat_tables([stored_rows.empty_table(stored_rows.view_schema(table)), *kept])
     return Rows(runs=pa.concat_tables([rows.runs for rows in segments]), tables=views)
 
 
@@ -176,7 +176,7 @@ def _written(folder: Path, rows: Rows, replaced: Iterable[Rows]) -> Rows:
             folder.mkdir(parents=True, exist_ok=True)
             write_text(folder / ".gitignore", "*\n")
         with atomic_folder(place) as aside:
-            tables.write_tables(aside, rows, {_LATER: True} if is_later else {})
+            stored_rows.write_tables(aside, rows, {_LATER: True} if is_later else {})
     except OSError:
         return rows
     segment = _open(place)

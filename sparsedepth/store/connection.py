@@ -28,12 +28,12 @@ from sparsedepth.store.cache import load
 from sparsedepth.store.checksums import DamagedRun, damage_text
 from sparsedepth.store.evals import COLUMNS as EVAL_COLUMNS, TASK_SCORES, read_evals
 from sparsedepth.store.fences import FENCES, NARROW, after, lock, one_line, read_only, syntax_nodes
+from sparsedepth.store.packs import Part, find_runs, no_run_text, read_file
+from sparsedepth.store.parquet import arrow_schema, empty_table
 from sparsedepth.store.query_result import QueryResult
-from sparsedepth.store.records import Part, find_runs, no_run_text, read_file
 from sparsedepth.store.run_record import RUNS, parse_object
-from sparsedepth.store.run_tables import arrow_schema, empty_table
 from sparsedepth.store.schema import COLUMNS, METRICS, SOURCE, TABLES, TUNING_COLUMNS
-from sparsedepth.store.tables import MARKER_COLUMNS, LazyTable, UnreadTable, rows_table, utf8, view_schema
+from sparsedepth.store.stored_rows import MARKER_COLUMNS, LazyTable, UnreadTable, rows_table, utf8, view_schema
 from sparsedepth.store.tuning_roles import IS_TRAINED, read_tuning, tuning_columns
 
 if TYPE_CHECKING:

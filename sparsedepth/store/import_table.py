@@ -30,12 +30,12 @@ from sparsedepth.config.section import Mistakes, Section, check
 from sparsedepth.files import atomic_folder, json_text, sha256, write_bytes
 from sparsedepth.store.checksums import Files, checksum_of, new_marker
 from sparsedepth.store.fences import FENCES
-from sparsedepth.store.records import contents_of, write_pack
+from sparsedepth.store.packs import contents_of, write_pack
 from sparsedepth.store.run_record import IMPORTED, RUNS
 from sparsedepth.store.schema import RUN_COLUMNS
+from sparsedepth.store.stored_rows import read_rows, stored_run
 from sparsedepth.store.subject import ImportedRun
 from sparsedepth.store.table_file import Expression, Table, header, not_missing, number_of, open_table, parse, quoted
-from sparsedepth.store.tables import read_rows, stored_run
 
 MAP = "import.yaml"
 """The map, in the folder that it filled."""

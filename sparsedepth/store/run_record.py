@@ -49,7 +49,7 @@ from sparsedepth.files import (
 )
 from sparsedepth.quantities.quantity import Table
 from sparsedepth.store.checksums import RUN_ID, DamagedRun, Files, OtherVersion, files_in, is_complete, write_marker
-from sparsedepth.store.run_tables import file_schema, parse_table, table_bytes
+from sparsedepth.store.parquet import file_schema, parse_table, table_bytes
 from sparsedepth.store.schema import FILE_COLUMNS, KEYS, METRICS, TABLES
 from sparsedepth.store.subject import ImportedRun, MeasuredModel
 from sparsedepth.words.plain_text import did_you_mean

@@ -27,7 +27,7 @@ from sparsedepth.config.sweep import DEFINITION, SweepDefinition, read_definitio
 from sparsedepth.run.lease import is_held
 from sparsedepth.run.scratch import Scratch, trunk_folder
 from sparsedepth.store import run_record
-from sparsedepth.store.records import is_pack, is_whole, read_summary, refuse_pack
+from sparsedepth.store.packs import is_pack, is_whole, read_summary, refuse_pack
 from sparsedepth.store.tuning_roles import objective_as_loss
 from sparsedepth.train.checkpoint_files import remove_checkpoints
 

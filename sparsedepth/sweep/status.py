@@ -21,7 +21,7 @@ from sparsedepth.store.cache import read_columns
 from sparsedepth.store.checksums import RUN_ID, DamagedRun
 from sparsedepth.store.comparable_loss import version_differences
 from sparsedepth.store.degeneracy import columns_for, usable_form
-from sparsedepth.store.records import WORK, is_complete_run, is_pack, open_pack
+from sparsedepth.store.packs import WORK, is_complete_run, is_pack, open_pack
 from sparsedepth.store.setting import Configuration, configuration_of, settings_of
 from sparsedepth.store.tuning_roles import objective_as_loss
 from sparsedepth.sweep.results_folder import SWEEP_LEASES, EndRule, EndState, ResultsIndex, end_rule, has_begun

@@ -7,7 +7,7 @@ from support.made_up_runs import make_run
 from support.runs_frame import config_of
 from support.tiny_sweep import sparsedepth
 
-from sparsedepth.store.records import pack
+from sparsedepth.store.packs import pack
 
 
 @pytest.fixture(scope="module")

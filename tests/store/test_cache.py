@@ -8,7 +8,7 @@ from support.made_up_runs import make_run
 
 from sparsedepth.cli.read import query
 from sparsedepth.config.run import RunConfig
-from sparsedepth.store import cache, run_record, tables
+from sparsedepth.store import cache, run_record, stored_rows
 from sparsedepth.store.checksums import DamagedRun
 from sparsedepth.store.connection import open_store
 from sparsedepth.store.run_record import finish
@@ -39,8 +39,8 @@ def totals(results):
 def read_folders(monkeypatch):
     """The run folders that were read, as opposed to taken from the cache."""
     read = []
-    original = tables.parse_record
-    monkeypatch.setattr(tables, "parse_record", lambda files: read.append(files.folder.name) or original(files))
+    original = stored_rows.parse_record
+    monkeypatch.setattr(stored_rows, "parse_record", lambda files: read.append(files.folder.name) or original(files))
     return read
 
 
@@ -98,7 +98,7 @@ def test_memory_of_a_first_opening_is_that_of_a_segment(tmp_path, tables_later, 
     """At no time are more records in memory than a segment has, of 12 runs and of 24."""
     monkeypatch.setattr(cache, "SEGMENT_RUNS", 4)
     most = []
-    original = tables.read_rows
+    original = stored_rows.read_rows
 
     def noted(stored, *arguments, **options):
         rows = original(stored, *arguments, **options)
@@ -112,7 +112,7 @@ def test_memory_of_a_first_opening_is_that_of_a_segment(tmp_path, tables_later, 
     assert max(most) == 4 and sum(most) == 2 * 36
     with open_store(tmp_path / "24") as store:
         store.read_tables()
-        assert all(isinstance(rows, tables.StoredTable) for rows in store._cached.values()), "files, not memory"
+        assert all(isinstance(rows, stored_rows.StoredTable) for rows in store._cached.values()), "files, not memory"
 
 
 def test_removed_replaced_and_moved_runs_are_noticed(tmp_path, small_limit):
@@ -143,7 +143,7 @@ def test_a_cache_that_cannot_be_used_is_made_again(tmp_path, small_limit):
             assert (segment / name).read_bytes() == whole[name]
     (segment / "rows.parquet").unlink()
     assert totals(tmp_path) == expected
-    for content in ("[]", index.replace(tables.VERSION, "0" * 12)):
+    for content in ("[]", index.replace(stored_rows.VERSION, "0" * 12)):
         (segment / "pack.json").write_text(content)
         assert totals(tmp_path) == expected
         assert (segment / "pack.json").read_text() == index

@@ -11,7 +11,7 @@ from sparsedepth import quantities
 from sparsedepth.config.run import RunConfig
 from sparsedepth.store.connection import open_store
 from sparsedepth.store.fences import FENCES
-from sparsedepth.store.records import pack
+from sparsedepth.store.packs import pack
 from sparsedepth.store.schema import COLUMNS
 
 BASE = RunConfig(n_layers=2, weight_eps=(0.5, 0.25))

@@ -22,7 +22,7 @@ from sparsedepth.store.checksums import checksum_of
 from sparsedepth.store.connection import open_store
 from sparsedepth.store.fences import FENCES, limited
 from sparsedepth.store.import_table import import_table
-from sparsedepth.store.records import open_pack
+from sparsedepth.store.packs import open_pack
 from sparsedepth.store.subject import buildable
 from sparsedepth.store.table_file import MAX_ROWS, header as header_of, open_table
 

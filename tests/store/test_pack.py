@@ -14,12 +14,12 @@ from support.made_up_runs import make_run
 from sparsedepth.config.run import RunConfig
 from sparsedepth.files import MARKER
 from sparsedepth.run.execute import execute
-from sparsedepth.store import run_tables, tables
+from sparsedepth.store import parquet, stored_rows
 from sparsedepth.store.best import best
 from sparsedepth.store.checksums import DamagedRun, write_marker
 from sparsedepth.store.connection import open_store
 from sparsedepth.store.evals import Evaluation, save_evaluation
-from sparsedepth.store.records import DamagedPack, open_pack, pack
+from sparsedepth.store.packs import DamagedPack, open_pack, pack
 from sparsedepth.store.run_record import check_place, save_measured
 from sparsedepth.store.subject import MeasuredModel
 
@@ -154,14 +154,14 @@ def test_tables_that_another_pyarrow_wrote_keep_their_rows(results, tmp_path, mo
     before = rows_of(results)
     pack(results, tmp_path / "pack")
     assert rows_of(tmp_path / "pack") == before
-    monkeypatch.setattr(tables, "READABLE", frozenset())  # read from the records
+    monkeypatch.setattr(stored_rows, "READABLE", frozenset())  # read from the records
     assert rows_of(tmp_path / "pack") == before
 
 
 def test_columns_that_came_since_are_filled(packed):
     """A field of the configuration has its default where there is a configuration, a quantity is NULL."""
     older = open_pack(packed).runs.drop_columns(["schedule", "usefulness"])
-    completed = tables.completed(older, tables.runs_schema())
+    completed = stored_rows.completed(older, stored_rows.runs_schema())
     is_trained = [model is None for model in completed["model"].to_pylist()]
     assert completed["schedule"].to_pylist() == ["cosine" if trained else None for trained in is_trained]
     assert {True, False} == {*is_trained} and not any(completed["usefulness"].to_pylist())
@@ -250,13 +250,13 @@ def test_the_commands(results, tmp_path, command):
 def test_a_query_reads_a_file_once_and_of_the_records_their_places(tmp_path, monkeypatch):
     make_run(tmp_path / "results", RunConfig(n_layers=2), {"val_loss": 3.0})
     pack(tmp_path / "results", tmp_path / "pack")
-    read, known = tables.read_table, []
+    read, known = stored_rows.read_table, []
 
     def noted(folder, index, name, schema):
         known.append((name, schema and schema.names))
         return read(folder, index, name, schema)
 
-    monkeypatch.setattr(tables, "read_table", noted)
+    monkeypatch.setattr(stored_rows, "read_table", noted)
     with open_store(tmp_path / "pack") as store:
         assert store.sql("select val_loss from runs").rows == ((3.0,),)
     assert known == [("records", ["place"])]
@@ -265,7 +265,7 @@ def test_a_query_reads_a_file_once_and_of_the_records_their_places(tmp_path, mon
 @pytest.mark.parametrize("name", ["runs.parquet", "rows.parquet", "records.parquet"])
 def test_a_small_file_that_decodes_to_much_is_refused_before(packed, name, monkeypatch):
     """A text of 100 kB in 400 rows, and once in the file's dictionary."""
-    monkeypatch.setattr(run_tables, "MAX_DECODED", 10**6)
+    monkeypatch.setattr(parquet, "MAX_DECODED", 10**6)
     table = pq.read_table(packed / name)
     rows = pa.concat_tables([table.slice(0, 1)] * 400)
     column = {"runs.parquet": "packages", "rows.parquet": "metric", "records.parquet": "content"}[name]

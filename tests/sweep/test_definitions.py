@@ -14,7 +14,7 @@ from sparsedepth.config.space import Interval
 from sparsedepth.config.sweep import SweepDefinition
 from sparsedepth.model.decoder import Decoder
 from sparsedepth.plan.tasks import Plan, check_objective
-from sparsedepth.store.records import open_pack
+from sparsedepth.store.packs import open_pack
 
 FILES = sorted(path for path in (Path(__file__).parent.parent.parent / "sweeps").glob("*.yaml"))
 CASES = [(path, scale) for path in FILES for scale in (None, *build(SweepDefinition, read_yaml(path), "x").scales)]

@@ -31,8 +31,8 @@ from sparsedepth.config.run import DEFAULTS_VERSION, REPLICATE_FIELDS, RunConfig
 from sparsedepth.files import digest, parse_json, read_regular, write_json
 from sparsedepth.quantities.quantity import Table
 from sparsedepth.store.checksums import DamagedRun, Files, collecting
+from sparsedepth.store.parquet import arrow_schema, check_within, codec_of, empty_table, read_within, table_bytes
 from sparsedepth.store.run_record import INDEX, SUBJECTS, Record, Subject, parse_record
-from sparsedepth.store.run_tables import arrow_schema, check_within, codec_of, empty_table, read_within, table_bytes
 from sparsedepth.store.schema import COLUMNS, MANIFEST_COLUMNS, RUN_COLUMNS, TABLES, stored_fields, stored_value
 from sparsedepth.store.subject import ImportedRun
 

@@ -2,7 +2,7 @@
 
 A pack is a results folder as a few files (`sparsedepth pack`), read like the folder, as fast as a cache:
 
-    PACK/runs.parquet, rows.parquet   the rows of the views (`store.tables`)
+    PACK/runs.parquet, rows.parquet   the rows of the views (`store.stored_rows`)
     PACK/records.parquet    place, name, content: all other files of the records, unchanged
     PACK/pack.json          last: the checksums of the above
     PACK/...                the other files of the results folder: sweep.yaml, figures
@@ -26,12 +26,12 @@ import pyarrow as pa
 from sparsedepth import __version__
 from sparsedepth.files import MARKER, atomic_folder, read_regular
 from sparsedepth.quantities.quantity import Table
-from sparsedepth.store import tables
+from sparsedepth.store import stored_rows
 from sparsedepth.store.checksums import RUN_ID, DamagedRun, Files, collecting, files_in, is_complete, parse_marker
+from sparsedepth.store.parquet import file_schema, table_bytes
 from sparsedepth.store.run_record import EVALS, INDEX, MODELS, RUNS, TOYS, parse_object, problem, run_files, run_folder
-from sparsedepth.store.run_tables import file_schema, table_bytes
 from sparsedepth.store.schema import TABLES
-from sparsedepth.store.tables import ROWS, Rows, StoredRun, stored_run, utf8
+from sparsedepth.store.stored_rows import ROWS, Rows, StoredRun, stored_run, utf8
 from sparsedepth.words.plain_text import counted
 
 T = TypeVar("T")
@@ -83,14 +83,14 @@ class Pack:
 
     def __init__(self, folder: Path):
         self.folder = folder
-        self.index: dict[str, Any] = self._checked(INDEX, lambda: tables.read_index(folder))
-        self.runs = self._checked("runs.parquet", lambda: tables.read_runs(folder, self.index))
+        self.index: dict[str, Any] = self._checked(INDEX, lambda: stored_rows.read_index(folder))
+        self.runs = self._checked("runs.parquet", lambda: stored_rows.read_runs(folder, self.index))
 
     @cached_property
     def stored_runs(self) -> list[StoredRun]:
         """The pack's runs and measured models."""
         runs = []
-        for row in self.runs.select(["run_id", "folder", *tables.MARKER_COLUMNS]).to_pylist():
+        for row in self.runs.select(["run_id", "folder", *stored_rows.MARKER_COLUMNS]).to_pylist():
             run_id, place = row["run_id"], row.pop("folder")
             if not re.fullmatch(RUN_ID, run_id or "") or not PLACE.fullmatch(place or ""):
                 raise DamagedPack(self.folder, "runs.parquet", f"names {run_id!r} in {place!r}"[:100])
@@ -104,7 +104,7 @@ class Pack:
 
     def rows(self) -> Rows:
         """The rows of the views, with the columns of the version that wrote them."""
-        views = self._checked(f"{ROWS}.parquet", lambda: tables.open_views(self.folder, self.index))
+        views = self._checked(f"{ROWS}.parquet", lambda: stored_rows.open_views(self.folder, self.index))
         return Rows(runs=self.runs, tables=views)
 
     def places(self, kind: str) -> list[str]:
@@ -158,7 +158,7 @@ class Pack:
         return contents
 
     def _table(self, name: str, schema: pa.Schema) -> pa.Table:
-        return self._checked(f"{name}.parquet", lambda: tables.read_table(self.folder, self.index, name, schema))
+        return self._checked(f"{name}.parquet", lambda: stored_rows.read_table(self.folder, self.index, name, schema))
 
     def _checked(self, name: str, read: Callable[[], T]) -> T:
         try:
@@ -300,7 +300,7 @@ def pack(results: Path, out: Path) -> str:
         raise ValueError(no_run_text([results]))
     contents = [content for place, files in records for content in contents_of(place, files)]
     contents += _unfinished(results, {place for place, _ in records})
-    rows = tables.read_rows(stored)
+    rows = stored_rows.read_rows(stored)
     with atomic_folder(out) as aside:
         for path in sorted(results.iterdir()):  # a definition, a plan, figures; not the study, which can be rebuilt
             if path.is_file() and not path.is_symlink() and not path.name.startswith((".", "study.")):
@@ -320,10 +320,12 @@ def contents_of(place: str, files: Files) -> Iterator[dict[str, Any]]:
             yield {"place": place, "name": name, "content": files.read(name)}
 
 
-def write_pack(folder: Path, rows: tables.Rows, contents: list[dict[str, Any]], n_records: int) -> None:
+def write_pack(folder: Path, rows: stored_rows.Rows, contents: list[dict[str, Any]], n_records: int) -> None:
     """Write the tables of a pack: the rows of the views, and the other files of the records."""
     records = pa.Table.from_pylist(contents, RECORDS_SCHEMA)
-    tables.write_tables(folder, rows, {"sparsedepth": __version__, "records": n_records}, LEVEL, {RECORDS: records})
+    stored_rows.write_tables(
+        folder, rows, {"sparsedepth": __version__, "records": n_records}, LEVEL, {RECORDS: records}
+    )
 
 
 def _unfinished(results: Path, places: Collection[str]) -> Iterator[dict[str, Any]]:
