@@ -41,7 +41,7 @@ class FitOptions:
     def compute(self) -> "Report":
         """The law fitted to the points. Raises ValueError for points that do not determine it."""
         from sparsedepth.scaling import points
-        from sparsedepth.scaling.fit import bootstrap as refitted, fit as fit_law
+        from sparsedepth.scaling.fit_law import bootstrap as refitted, fit_law
         from sparsedepth.scaling.report import Report
 
         law = law_of(self.fixed or [], self.without or [])

@@ -13,12 +13,12 @@ from matplotlib.ticker import EngFormatter, LogLocator
 
 from sparsedepth.plots.page import Drawing, caption, check_path, colour_bar, write
 from sparsedepth.plots.style import GREY, depth_map, log_scale
-from sparsedepth.scaling.fit import Bootstrap, Fit
+from sparsedepth.scaling.fit_law import Bootstrap, FittedLaw
 from sparsedepth.scaling.law import Term
 from sparsedepth.scaling.report import curve_of, law_points
 
 
-def draw_law(fitted: Fit, boot: Bootstrap | None, path: Path) -> Path:
+def draw_law(fitted: FittedLaw, boot: Bootstrap | None, path: Path) -> Path:
     """Draw into a .png, .svg or .pdf file, with the numbers as CSV next to it; returns the CSV's path.
 
     Raises ValueError for another suffix, or a folder that does not exist."""
@@ -28,7 +28,7 @@ def draw_law(fitted: Fit, boot: Bootstrap | None, path: Path) -> Path:
     return path.with_suffix(".csv")
 
 
-def law_page(points: pd.DataFrame, fitted: Fit, boot: Bootstrap | None = None) -> Figure:
+def law_page(points: pd.DataFrame, fitted: FittedLaw, boot: Bootstrap | None = None) -> Figure:
     """Two rows, one column per term."""
     terms = fitted.law.terms
     page = Figure(figsize=(3.4 * len(terms) + 0.4, 5.2))
@@ -45,7 +45,7 @@ def law_page(points: pd.DataFrame, fitted: Fit, boot: Bootstrap | None = None) -
     return page
 
 
-def _title(fitted: Fit, boot: Bootstrap | None, term: Term, points: pd.DataFrame) -> str:
+def _title(fitted: FittedLaw, boot: Bootstrap | None, term: Term, points: pd.DataFrame) -> str:
     exponent = fitted.parameters[f"a_{term.symbol}"]
     lo, hi = (boot.intervals.get(exponent.name) if boot else None) or (exponent.lo, exponent.hi)
     interval = "fixed" if lo is None or hi is None else f"{lo:.2f} to {hi:.2f}"

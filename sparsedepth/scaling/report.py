@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from sparsedepth.scaling.fit import CLUSTER, Bootstrap, ClusterEffect, Fit
+from sparsedepth.scaling.fit_law import CLUSTER, Bootstrap, ClusterEffect, FittedLaw
 from sparsedepth.scaling.law import contributions, fitted_loss
 from sparsedepth.store.query_result import QueryResult
 from sparsedepth.store.small_sample import LEVEL
@@ -33,7 +33,7 @@ class Report:
     """A fit with its checks; checks that were not requested are None."""
 
     source: str
-    fit: Fit
+    fit: FittedLaw
     n_excluded: int
     boot: Bootstrap | None
     of_source: tuple[str, ...] = ()
@@ -55,7 +55,7 @@ def parameter_table(report: Report) -> QueryResult:
     return QueryResult(columns=columns, rows=tuple(rows))
 
 
-def law_points(fitted: Fit) -> pd.DataFrame:
+def law_points(fitted: FittedLaw) -> pd.DataFrame:
     """d_model, n_layers, num_tokens, loss, fitted, residual (of ln loss), and per term NAME_part (fitted) and NAME_rest
     (loss minus E and the other terms), in nat/token."""
     plan = fitted.plan
@@ -67,7 +67,7 @@ def law_points(fitted: Fit) -> pd.DataFrame:
     return points
 
 
-def curve_of(fitted: Fit, boot: Bootstrap | None, k: int) -> pd.DataFrame:
+def curve_of(fitted: FittedLaw, boot: Bootstrap | None, k: int) -> pd.DataFrame:
     """The k-th term over its column: the fitted one, and the bootstrap's 95% band lo, hi (NaN without one)."""
     term, plan, n_terms = fitted.law.terms[k], fitted.plan, len(fitted.law.terms)
     column_G = np.geomspace(fitted.points[term.column].min(), fitted.points[term.column].max(), 100)
@@ -139,18 +139,18 @@ def as_object(report: Report) -> dict[str, Any]:
     }
 
 
-def log_correlations(fitted: Fit) -> dict[tuple[str, str], float]:
+def log_correlations(fitted: FittedLaw) -> dict[tuple[str, str], float]:
     """(term, term) -> correlation of the logarithms of their predictors."""
     pairs = itertools.combinations(zip(fitted.law.terms, fitted.plan.z, strict=True), 2)
     return {(a.name, b.name): float(np.corrcoef(z_a, z_b)[0, 1]) for (a, z_a), (b, z_b) in pairs}
 
 
-def warnings(fitted: Fit) -> list[str]:
+def warnings(fitted: FittedLaw) -> list[str]:
     """Everything that limits what the fit shows."""
     return [*fitted.dropped, *_of_fit(fitted), *_of_parameters(fitted)]
 
 
-def _of_fit(fitted: Fit) -> Iterator[str]:
+def _of_fit(fitted: FittedLaw) -> Iterator[str]:
     has_clusters, n_clusters = fitted.unit == "clusters", len(fitted.clusters.sizes)
     if has_clusters and n_clusters < FEW_CLUSTERS:
         yield (
@@ -180,7 +180,7 @@ def _of_fit(fitted: Fit) -> Iterator[str]:
         yield f"{condition}: some terms cannot be separated"
 
 
-def _of_parameters(fitted: Fit) -> Iterator[str]:
+def _of_parameters(fitted: FittedLaw) -> Iterator[str]:
     for name, _, value, _, lo, hi in fitted.parameters.values():
         if (name == "E" or name.endswith("_part")) and value < NEGLIGIBLE_PART:
             yield f"{name} is at its bound, 0: the points do not need it"

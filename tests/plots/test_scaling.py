@@ -6,13 +6,13 @@ import pytest
 from support.depth_law_points import grid, planted
 
 from sparsedepth.plots.scaling import draw_law, law_page
-from sparsedepth.scaling.fit import bootstrap, fit
+from sparsedepth.scaling.fit_law import bootstrap, fit_law
 from sparsedepth.scaling.report import curve_of, law_points
 
 
 @pytest.fixture(scope="module")
 def fitted():
-    return fit(planted(grid(), noise=0.003))
+    return fit_law(planted(grid(), noise=0.003))
 
 
 def test_parts_and_residuals_add_up_to_the_loss(fitted):
@@ -40,7 +40,7 @@ def test_the_curve_is_the_fit_inside_its_band(fitted):
 def test_points_below_zero_are_counted_not_drawn(fitted):
     points = fitted.points.copy()
     points.loc[79, "loss"] *= 0.8
-    low = fit(points)
+    low = fit_law(points)
     numbers = law_points(low)
     below = [term.name for term in low.law.terms if (numbers[f"{term.name}_rest"] <= 0).sum() == 1]
     page = law_page(numbers, low)

@@ -8,14 +8,14 @@ import pandas as pd
 import pytest
 from support.depth_law_points import PARTS, TRUTH, E, grid, planted, theta_of
 
-from sparsedepth.scaling.fit import bootstrap, fit, solve
+from sparsedepth.scaling.fit_law import bootstrap, fit_law, solve
 from sparsedepth.scaling.law import TERMS, Law, design, fitted_loss, jacobian
 from sparsedepth.scaling.report import log_correlations, warnings
 
 
 @pytest.fixture(scope="module")
 def found():
-    return fit(planted(grid(), noise=0.003))
+    return fit_law(planted(grid(), noise=0.003))
 
 
 def test_known_exponents_are_recovered_within_their_intervals(found):
@@ -37,13 +37,13 @@ def test_the_coefficients_are_in_stated_units(found):
 
 
 def test_a_fit_is_deterministic_and_blind_to_the_order_of_points(found):
-    assert (fit(found.points).theta == found.theta).all()
-    shuffled = fit(found.points.sample(frac=1, random_state=0))
+    assert (fit_law(found.points).theta == found.theta).all()
+    shuffled = fit_law(found.points.sample(frac=1, random_state=0))
     assert shuffled.theta == pytest.approx(found.theta, rel=1e-4)
 
 
 def test_a_fixed_exponent_stays_and_costs_more(found):
-    held = fit(found.points, Law(fixed={"a_l": 2.0}))
+    held = fit_law(found.points, Law(fixed={"a_l": 2.0}))
     assert held.parameters["a_l"].value == 2.0
     assert held.cost > found.cost and held.df == found.df + 1
     one = held.parameters["a_l"]
@@ -51,13 +51,13 @@ def test_a_fixed_exponent_stays_and_costs_more(found):
 
 
 def test_a_term_that_matters_cannot_be_left_out_for_free(found):
-    without = fit(found.points, Law(terms=tuple(term for term in TERMS if term.name != "depth")))
+    without = fit_law(found.points, Law(terms=tuple(term for term in TERMS if term.name != "depth")))
     assert without.law.text() == "L = c_m m^-a_m + c_D D^-a_D + E"
     assert without.cost > 20 * found.cost
 
 
 def test_a_constant_predictor_is_dropped_by_name():
-    found = fit(planted(grid(widths=(512,)), noise=0.003))
+    found = fit_law(planted(grid(widths=(512,)), noise=0.003))
     assert "a_m" not in found.law.names
     assert warnings(found)[0].startswith(
         "d_model is 512 at all 20 points: the width term cannot be distinguished from E"
@@ -66,17 +66,17 @@ def test_a_constant_predictor_is_dropped_by_name():
 
 def test_two_depths_need_a_fixed_exponent():
     points = planted(grid(depths=(8, 32)), noise=0.003)
-    free = fit(points)
+    free = fit_law(points)
     assert "a_l" not in free.law.names and "--fix a_l=1 keeps it" in warnings(free)[0]
-    assert fit(points, Law(fixed={"a_l": 1.2})).parameters["a_l"].value == 1.2
+    assert fit_law(points, Law(fixed={"a_l": 1.2})).parameters["a_l"].value == 1.2
     with pytest.raises(ValueError, match="no term of the law can be identified: d_model is"):
-        fit(planted(grid(widths=(512,), depths=(8, 32), tokens=(1e9,))), Law())
+        fit_law(planted(grid(widths=(512,), depths=(8, 32), tokens=(1e9,))), Law())
 
 
 def test_width_and_depth_that_move_together_cannot_be_told_apart():
     points = grid(widths=(256,), tokens=tuple(np.geomspace(1e9, 1e11, 6)))
     points["d_model"] = 64 * points["n_layers"] * np.exp(0.02 * np.random.default_rng(0).standard_normal(len(points)))
-    found = fit(planted(points, noise=0.003))
+    found = fit_law(planted(points, noise=0.003))
     assert log_correlations(found)["width", "depth"] > 0.99
     said = " ".join(warnings(found))
     assert "log width and log depth correlate at 1.00" in said
@@ -85,7 +85,7 @@ def test_width_and_depth_that_move_together_cannot_be_told_apart():
 
 def test_a_loss_that_does_not_fall_leaves_nothing_to_its_term():
     points = grid(widths=(512,), tokens=(1e9,), depths=(4, 8, 16, 32, 64, 128, 256))
-    found = fit(points.assign(loss=2 + 0.01 * np.log(points["n_layers"])), Law(fixed={"a_l": 1.0}))
+    found = fit_law(points.assign(loss=2 + 0.01 * np.log(points["n_layers"])), Law(fixed={"a_l": 1.0}))
     assert any("depth_part is at its bound, 0" in warning for warning in warnings(found))
     assert all(
         np.isfinite(value) for one in found.parameters.values() for value in (one.lo, one.hi) if value is not None
@@ -94,7 +94,7 @@ def test_a_loss_that_does_not_fall_leaves_nothing_to_its_term():
 
 def test_too_few_points_are_refused():
     with pytest.raises(ValueError, match="7 points cannot fit 7 parameters"):
-        fit(planted(grid()).sample(7, random_state=3))
+        fit_law(planted(grid()).sample(7, random_state=3))
 
 
 CHINCHILLA = {"c_m": 274.7, "a_m": 0.9455, "c_l": 3004.0, "a_l": 1.325, "c_D": 8.494, "a_D": 0.2991, "E": 1.754}
@@ -111,7 +111,7 @@ def test_the_published_optimum_is_reached_along_its_flat_valley():
     law = CHINCHILLA
     parts = law["c_m"] * width_N ** -law["a_m"] + law["c_l"] * (100 * layers_N) ** -law["a_l"]
     points["loss"] = parts + law["c_D"] * (points["num_tokens"] / 1e6) ** -law["a_D"] + law["E"]
-    found = fit(points)
+    found = fit_law(points)
     assert log_correlations(found)["width", "depth"] == pytest.approx(0.92, abs=0.03)
     assert {name: found.parameters[name].value for name in law} == pytest.approx(law, rel=1e-3)
     assert found.n_reached > 10
@@ -132,7 +132,7 @@ def test_standard_intervals_cover_the_truth_at_their_level():
     """80 data sets: a coverage of 95% has a standard deviation of 2.4%."""
     covered = []
     for seed in range(80):
-        parameters = fit(planted(grid(), noise=0.003, seed=seed), n_starts=1, seed=1).parameters.values()
+        parameters = fit_law(planted(grid(), noise=0.003, seed=seed), n_starts=1, seed=1).parameters.values()
         covered.append([one.lo < TRUTH[one.name] < one.hi for one in parameters if one.name in TRUTH])
     assert (np.abs(np.mean(covered, axis=0) - 0.95) <= 0.06).all()
 
@@ -146,7 +146,7 @@ def test_bootstrap_intervals_bracket_the_fit_and_are_as_wide_as_its_errors(found
         assert lo < found.parameters[name].value < hi
     assert boot.theta[:, 4].std() == pytest.approx(np.sqrt(found.covariance[4, 4]), rel=0.3)
     assert (bootstrap(found, 30).theta == boot.theta[:30]).all()
-    assert "a_l" not in bootstrap(fit(found.points, Law(fixed={"a_l": 1.0})), 20).intervals
+    assert "a_l" not in bootstrap(fit_law(found.points, Law(fixed={"a_l": 1.0})), 20).intervals
 
 
 @pytest.mark.slow
@@ -160,7 +160,7 @@ def test_the_bootstrap_covers_the_truth():
     noise_RN = 0.01 * np.random.default_rng(11).standard_normal((120, len(points)))
     covered = []
     for i, noise_N in enumerate(noise_RN):
-        one = fit(points.assign(loss=loss * np.exp(noise_N)), depth, n_starts=2)
+        one = fit_law(points.assign(loss=loss * np.exp(noise_N)), depth, n_starts=2)
         lo, hi = bootstrap(one, 100, seed=i).intervals["a_l"]
         covered.append(lo <= TRUTH["a_l"] <= hi)
     assert 0.87 <= np.mean(covered) <= 0.99

@@ -101,7 +101,7 @@ class Parameter(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Fit:
+class FittedLaw:
     plan: DesignMatrix
     points: pd.DataFrame
     clusters: ClusterEffect
@@ -161,7 +161,7 @@ class Fit:
         return Parameter(quantity.name, quantity.unit, value, value * error if quantity.is_log else error, lo, hi)
 
 
-def fit(points: pd.DataFrame, law: Law | None = None, n_starts: int = N_STARTS, seed: int = 0) -> Fit:
+def fit_law(points: pd.DataFrame, law: Law | None = None, n_starts: int = N_STARTS, seed: int = 0) -> FittedLaw:
     """The law at the best optimum from `n_starts` random starts. Deterministic in `seed`.
 
     A term whose predictor has too few values to be identified is left out. Raises ValueError for too few points, or if
@@ -182,7 +182,7 @@ def fit(points: pd.DataFrame, law: Law | None = None, n_starts: int = N_STARTS, 
     theta_P, cost = min(ends, key=lambda end: end[1])
     covariance_PP, condition, gradient = _curvature(plan, theta_P, cost, clusters)
     n_reached = sum(end[1] <= cost * (1 + SAME) + 1e-24 for end in ends)
-    return Fit(
+    return FittedLaw(
         plan=plan, points=points, clusters=clusters, theta=theta_P, covariance=covariance_PP, cost=cost,
         gradient=gradient, n_starts=n_starts, n_reached=n_reached, condition=condition, dropped=tuple(dropped),
     )  # fmt: skip
@@ -277,7 +277,7 @@ class Bootstrap:
     """95% percentile intervals by parameter."""
 
 
-def bootstrap(fitted: Fit, n_replicates: int, seed: int = 0) -> Bootstrap:
+def bootstrap(fitted: FittedLaw, n_replicates: int, seed: int = 0) -> Bootstrap:
     """Refit resampled points, or clusters. Deterministic in `seed`. Raises ValueError for fewer than 20 replicates."""
     if n_replicates < 20:
         raise ValueError(f"{n_replicates} bootstrap replicates have no 95% interval; take 200 or more")
