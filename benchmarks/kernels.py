@@ -19,7 +19,7 @@ from torch import Tensor
 
 from sparsedepth.model import attention, moe_kernels
 from sparsedepth.model.context import Context
-from sparsedepth.model.kernels import OBSTACLES, Part, Setting
+from sparsedepth.model.kernels import OBSTACLES, KernelFacts, Part
 from sparsedepth.train.runtime import find_device
 
 ORDER: dict[Part, tuple[str, ...]] = {
@@ -32,7 +32,9 @@ Pass = Callable[[], list[Tensor]]
 """One forward and backward pass: the output, then the gradients."""
 
 
-def attention_pass(here: Setting, options: argparse.Namespace, window: int | None, packed: bool, kernel: str) -> Pass:
+def attention_pass(
+    here: KernelFacts, options: argparse.Namespace, window: int | None, packed: bool, kernel: str
+) -> Pass:
     generator = torch.Generator().manual_seed(0)
     heads = (options.heads, options.kv_heads, options.kv_heads)
     shapes = [(options.sequences, n, options.length, here.d_head) for n in heads]
@@ -50,7 +52,7 @@ def attention_pass(here: Setting, options: argparse.Namespace, window: int | Non
     return run
 
 
-def experts_pass(here: Setting, options: argparse.Namespace, n_experts: int, top_k: int, kernel: str) -> Pass:
+def experts_pass(here: KernelFacts, options: argparse.Namespace, n_experts: int, top_k: int, kernel: str) -> Pass:
     generator = torch.Generator().manual_seed(0)
     n_tokens = options.sequences * options.length
     sizes = [(n_tokens, here.d_model), (n_experts, 2 * here.d_expert, here.d_model)]
@@ -67,7 +69,7 @@ def experts_pass(here: Setting, options: argparse.Namespace, n_experts: int, top
     return run
 
 
-def seconds(run: Pass, here: Setting, calls: int) -> float:
+def seconds(run: Pass, here: KernelFacts, calls: int) -> float:
     """Seconds of one call, over several calls without waiting in between."""
     began = time.perf_counter()
     for _ in range(calls):
@@ -77,7 +79,7 @@ def seconds(run: Pass, here: Setting, calls: int) -> float:
     return (time.perf_counter() - began) / calls
 
 
-def compare(part: Part, case: str, make: Callable[[str], Pass], here: Setting, options: argparse.Namespace) -> None:
+def compare(part: Part, case: str, make: Callable[[str], Pass], here: KernelFacts, options: argparse.Namespace) -> None:
     reasons = {kernel: OBSTACLES[part][kernel](here) for kernel in ORDER[part]}
     runs = {kernel: make(kernel) for kernel, obstacle in reasons.items() if obstacle is None}
     first, expected = next(iter(runs)), None
@@ -120,7 +122,7 @@ def main() -> None:
     device = find_device(options.device)
     dtype = torch.bfloat16 if device.type == "cuda" and torch.cuda.is_bf16_supported() else torch.float32
     sizes = {"d_head": options.width // options.heads, "d_model": options.width, "d_expert": options.d_expert}
-    here = Setting(device=device, dtype=dtype, **sizes)
+    here = KernelFacts(device=device, dtype=dtype, **sizes)
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else f"CPU, {options.threads} threads"
     print(f"{name}, {dtype}, {options.sequences} x {options.length} tokens, forward and backward\n")
     print(f"{'part':10} {'case':22} {'kernel':11} {'tokens/s':>13} {'ratio':>8} {'spread':>16}")

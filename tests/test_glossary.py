@@ -12,8 +12,6 @@ PACKAGE = ROOT / "sparsedepth"
 
 NOT_YET_RENAMED = {
     "context": {"model/context.py"},
-    "setting": {"model/kernels.py"},
-    "noise": {"effects/power.py"},
     "question": {"store/questions.py"},
 }
 """Files that still give a term another meaning; the set may only shrink."""

@@ -150,7 +150,7 @@ def test_a_shortage_is_recognised_and_leaves_the_gpu_usable():
     assert torch.ones(4, device="cuda").sum().item() == 4
 
 
-KERNEL_HERE = kernels.Setting(device=torch.device("cuda"), dtype=torch.bfloat16)
+KERNEL_HERE = kernels.KernelFacts(device=torch.device("cuda"), dtype=torch.bfloat16)
 
 
 def skip_without(part: kernels.Part, name: str) -> None:

@@ -24,7 +24,7 @@ from sparsedepth.words.plain_text import counted
 if TYPE_CHECKING:
     from packaging.specifiers import SpecifierSet
 
-    from sparsedepth.model.kernels import Part, Setting
+    from sparsedepth.model.kernels import KernelFacts, Part
 
 IMPORTED = ("torch", "transformers", "datasets", "optuna", "duckdb", "pyarrow")
 """Packages that are imported as a check; of the others only the version is checked."""
@@ -173,11 +173,13 @@ def _kernels() -> Iterator[Finding]:
     """Each kernel at the precision that 'auto' chooses on this machine."""
     import torch
 
-    from sparsedepth.model.kernels import OBSTACLES, Setting, choose
+    from sparsedepth.model.kernels import OBSTACLES, KernelFacts, choose
 
     on_gpu = torch.cuda.is_available()
     bf16 = on_gpu and torch.cuda.is_bf16_supported()
-    setting = Setting(device=torch.device("cuda" if on_gpu else "cpu"), dtype=torch.bfloat16 if bf16 else torch.float32)
+    setting = KernelFacts(
+        device=torch.device("cuda" if on_gpu else "cpu"), dtype=torch.bfloat16 if bf16 else torch.float32
+    )
     for part, obstacles in OBSTACLES.items():
         choice = choose(part, "auto", setting)
         for kernel, obstacle in obstacles.items():
@@ -191,7 +193,7 @@ def _kernels() -> Iterator[Finding]:
             yield Finding(group=part, name=kernel, state=state, fact=fact, chosen=is_chosen, needed=is_chosen)
 
 
-def _kernel_error(part: "Part", kernel: str, setting: "Setting") -> str | None:
+def _kernel_error(part: "Part", kernel: str, setting: "KernelFacts") -> str | None:
     import torch
 
     from sparsedepth.model import attention, moe_kernels

@@ -31,7 +31,7 @@ MAX_SEEDS = 64
 
 
 @dataclass(frozen=True, kw_only=True)
-class Noise:
+class PilotNoise:
     """Standard deviations of a run, on the outcome's comparison scale."""
 
     own: float
@@ -58,7 +58,7 @@ class Power:
     """None without an effect, or if MAX_SEEDS are too few."""
 
 
-def pilot_noise(runs: pd.DataFrame, outcome: str) -> Noise:
+def pilot_noise(runs: pd.DataFrame, outcome: str) -> PilotNoise:
     """The noise of the runs of a store, pooled over depths. Raises ValueError where no cell has two seeds."""
     fits = [at.fitted for at in cells_of(runs, outcome).depths if at.fitted]
     if not fits:
@@ -68,7 +68,7 @@ def pilot_noise(runs: pd.DataFrame, outcome: str) -> Noise:
     df = np.array([found.noise.df for found in fits])
     own2 = float(df @ [found.noise.s2 for found in fits] / df.sum())
     choices = [_choice_variance(found) for found in fits if found.has_curve]
-    return Noise(own=math.sqrt(own2), df=float(df.sum()), choice=math.sqrt(np.mean(choices)) if choices else 0.0)
+    return PilotNoise(own=math.sqrt(own2), df=float(df.sum()), choice=math.sqrt(np.mean(choices)) if choices else 0.0)
 
 
 def _choice_variance(found: Fit) -> float:
@@ -80,7 +80,11 @@ def _choice_variance(found: Fit) -> float:
 
 
 def measure_power(
-    configs: Sequence[RunConfig], outcome: str, noise: Noise, tuned: Sequence[str] = (), effect: float | None = None
+    configs: Sequence[RunConfig],
+    outcome: str,
+    noise: PilotNoise,
+    tuned: Sequence[str] = (),
+    effect: float | None = None,
 ) -> list[Power]:
     """Every setting of the planned results at every depth, then every depth against the shallowest. Raises ValueError
     for an outcome that is no number of `runs`, and for an effect that is not above 0."""
@@ -118,7 +122,7 @@ def _planned(configs: Sequence[RunConfig], outcome: str, tuned: Sequence[str]) -
     return planned
 
 
-def _detectable(n_settings: int, n_seeds: int, noise: Noise, choice: float) -> float | None:
+def _detectable(n_settings: int, n_seeds: int, noise: PilotNoise, choice: float) -> float | None:
     """The effect detected with probability POWER, of one of several settings beside a baseline."""
     generator = np.random.default_rng(0)
     sizes = []
@@ -134,7 +138,7 @@ def _detectable(n_settings: int, n_seeds: int, noise: Noise, choice: float) -> f
     return float(np.mean(sizes)) if sizes else None
 
 
-def power_text(noise: Noise, source: str, outcome: str, tuned: Sequence[str], effect: float | None) -> str:
+def power_text(noise: PilotNoise, source: str, outcome: str, tuned: Sequence[str], effect: float | None) -> str:
     """Above the table: its explanation, and the noise that was assumed."""
     unit, fields = unit_of(outcome), " and ".join(tuned)
     df = f", {noise.df:.3g} df, its uncertainty included" if noise.df else ""

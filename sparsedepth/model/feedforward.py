@@ -88,7 +88,7 @@ class Experts(nn.Module):
         shared_width = config.n_shared_experts * config.d_expert
         self.shared = FeedForward(config, shared_width) if shared_width else None
         self.mean_over_devices: Callable[[Tensor], Tensor] = lambda share_E: share_E
-        setting = kernels.setting(config, torch.device("cpu"), torch.float32)
+        setting = kernels.facts_of(config, torch.device("cpu"), torch.float32)
         self.kernel = kernels.choose("experts", "auto", setting).kernel
 
     def route(self, x_ND: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:

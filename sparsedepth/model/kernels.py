@@ -31,7 +31,7 @@ INSTALL_MEGABLOCKS = (
 
 
 @dataclass(frozen=True, kw_only=True)
-class Setting:
+class KernelFacts:
     """The facts that decide whether a kernel can run."""
 
     device: torch.device
@@ -56,20 +56,20 @@ class Choice(NamedTuple):
     reason: str
 
 
-def setting(config: ModelConfig, device: torch.device, dtype: torch.dtype, **more: bool) -> Setting:
+def facts_of(config: ModelConfig, device: torch.device, dtype: torch.dtype, **more: bool) -> KernelFacts:
     """The setting of a decoder."""
-    return Setting(
+    return KernelFacts(
         device=device,
         dtype=dtype,
         d_head=config.d_model // config.n_heads,
         d_model=config.d_model,
-        d_expert=config.d_expert or Setting.d_expert,
+        d_expert=config.d_expert or KernelFacts.d_expert,
         is_masked=config.sliding_window is not None or config.mask_documents,
         **more,
     )
 
 
-def choose(part: Part, requested: str, setting: Setting) -> Choice:
+def choose(part: Part, requested: str, setting: KernelFacts) -> Choice:
     """The kernel to use and why. Raises ValueError, with the fix, for one requested by name that
     cannot run."""
     if requested != "auto":
@@ -89,7 +89,7 @@ def choose(part: Part, requested: str, setting: Setting) -> Choice:
     raise AssertionError(f"one kernel for {part} can always run")
 
 
-def _flash(setting: Setting) -> Obstacle | None:
+def _flash(setting: KernelFacts) -> Obstacle | None:
     if setting.device.type != "cuda":
         return Obstacle(f"flash-attn needs a CUDA device, not {setting.device.type}", "run on a GPU")
     if torch.cuda.get_device_capability(setting.device) < (8, 0):
@@ -102,7 +102,7 @@ def _flash(setting: Setting) -> Obstacle | None:
     return _absent("flash_attn", "flash-attn", attention.load_flash, INSTALL_FLASH, REBUILD_FLASH)
 
 
-def _grouped(setting: Setting) -> Obstacle | None:
+def _grouped(setting: KernelFacts) -> Obstacle | None:
     if setting.device.type == "cuda" and setting.dtype != torch.bfloat16 and not setting.may_wait:
         reason = f"PyTorch's grouped product computes without waits in bf16 on CUDA, not in {_short(setting.dtype)}"
         return Obstacle(reason, "set precision=bf16")
@@ -116,7 +116,7 @@ def _grouped(setting: Setting) -> Obstacle | None:
     return None
 
 
-def _megablocks(setting: Setting) -> Obstacle | None:
+def _megablocks(setting: KernelFacts) -> Obstacle | None:
     if setting.device.type != "cuda":
         return Obstacle(f"megablocks' kernels need a CUDA device, not {setting.device.type}", "run on a GPU")
     obstacle = _grouped(setting)  # the products are the same
@@ -142,11 +142,11 @@ def _short(dtype: torch.dtype) -> str:
     return {torch.float32: "fp32", torch.float16: "fp16", torch.bfloat16: "bf16"}.get(dtype, str(dtype))
 
 
-def _runs_everywhere(setting: Setting) -> None:
+def _runs_everywhere(setting: KernelFacts) -> None:
     return None
 
 
-OBSTACLES: dict[Part, dict[str, Callable[[Setting], Obstacle | None]]] = {
+OBSTACLES: dict[Part, dict[str, Callable[[KernelFacts], Obstacle | None]]] = {
     "attention": {"flash": _flash, "sdpa": _runs_everywhere, "reference": _runs_everywhere},
     "experts": {"grouped": _grouped, "loop": _runs_everywhere, "megablocks": _megablocks},
 }

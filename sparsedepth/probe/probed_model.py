@@ -166,7 +166,7 @@ class ProbedDecoder:
     def exact(self) -> Generator[None, None, None]:
         parts = [module for module in self.model.modules() if isinstance(module, Attention | Experts)]
         kernels_before = [part.kernel for part in parts]
-        setting = kernels.setting(self.model.config, self.device, torch.float32, may_wait=True)
+        setting = kernels.facts_of(self.model.config, self.device, torch.float32, may_wait=True)
         self.model.use_kernels(attention="sdpa", experts=kernels.choose("experts", "auto", setting).kernel)
         try:
             yield

@@ -188,7 +188,7 @@ def _baseline(runs: pd.DataFrame, given: str | None) -> str:
 # Verdicts
 
 
-class Pair(NamedTuple):
+class JudgedPair(NamedTuple):
     """A variant and the baseline at the largest budget of both: losses, and how many runs have none."""
 
     budget: float
@@ -197,17 +197,17 @@ class Pair(NamedTuple):
     n_lost: tuple[int, int]
 
 
-def _pair(losses: Mapping[tuple[str, float], _Losses], n_runs: Counter, name: str, baseline: str) -> Pair:
+def _pair(losses: Mapping[tuple[str, float], _Losses], n_runs: Counter, name: str, baseline: str) -> JudgedPair:
     """Raises ValueError without a budget in common."""
     common = [budget for variant, budget in losses if variant == name and (baseline, budget) in losses]
     if not common:
         raise ValueError(f"{name!r} and the baseline {baseline!r} have no budget in common; leave one of them out")
     keys = (name, max(common)), (baseline, max(common))
     own, base = (losses[key] for key in keys)
-    return Pair(max(common), own, base, (n_runs[keys[0]] - len(own), n_runs[keys[1]] - len(base)))
+    return JudgedPair(max(common), own, base, (n_runs[keys[0]] - len(own), n_runs[keys[1]] - len(base)))
 
 
-def _judged(pairs: Mapping[str, Pair], is_paired: bool) -> tuple[list[Row], tuple[int, float] | None]:
+def _judged(pairs: Mapping[str, JudgedPair], is_paired: bool) -> tuple[list[Row], tuple[int, float] | None]:
     """The variants, judged as one family at each budget, and the luck of the lowest in the largest family."""
     rows: list[Row] = []
     lucks: list[tuple[int, float]] = []
@@ -226,7 +226,7 @@ def _judged(pairs: Mapping[str, Pair], is_paired: bool) -> tuple[list[Row], tupl
     return rows, max(lucks, default=None)
 
 
-def _row(name: str, pair: Pair, is_paired: bool) -> Row:
+def _row(name: str, pair: JudgedPair, is_paired: bool) -> Row:
     """A variant without a verdict."""
     own, base = Side(name="the variant", diverged=pair.n_lost[0]), Side(name="the baseline", diverged=pair.n_lost[1])
     fields: dict[str, Any] = {
@@ -238,7 +238,7 @@ def _row(name: str, pair: Pair, is_paired: bool) -> Row:
     return Row(fields=fields, sides=(own, base))
 
 
-def _fit(family: Sequence[Pair], is_paired: bool) -> Fit | None:
+def _fit(family: Sequence[JudgedPair], is_paired: bool) -> Fit | None:
     """Of the baseline, and of those variants that have a loss."""
     sides = [family[0].base, *(pair.own for pair in family if pair.own)]
     if len(sides) < 2 or not sides[0]:
@@ -294,7 +294,7 @@ def _curve(baseline: Mapping[float, _Losses]) -> tuple[PowerLaw | None, str]:
         return None, f"no multiplier: {error}"
 
 
-def _worth(curve: PowerLaw | None, pair: Pair, is_paired: bool) -> Speedup:
+def _worth(curve: PowerLaw | None, pair: JudgedPair, is_paired: bool) -> Speedup:
     if curve is None:
         return Speedup(multiplier=None)
     # Independent runs may be paired in any order.

@@ -21,7 +21,7 @@ from sparsedepth.recipe.card import Card
 from sparsedepth.recipe.choose import Evidence
 from sparsedepth.recipe.text import sentence, tests_lines, verification_text
 from sparsedepth.report.answers import depth_answer, variance_answer
-from sparsedepth.report.tables import Table, best_by_depth, table_of, table_of_effects, table_of_runs
+from sparsedepth.report.tables import PageTable, best_by_depth, table_of, table_of_effects, table_of_runs
 from sparsedepth.scaling.speedup import Worths, worth
 from sparsedepth.store.best import best
 from sparsedepth.store.checksums import damage_text
@@ -48,15 +48,15 @@ class Content:
     summary: tuple[str, ...]
     card: Card | None
     """The recipe's card, the verified one if there is one; None without trained runs, and for a search."""
-    by_depth: tuple[Table, str] | None
+    by_depth: tuple[PageTable, str] | None
     """The recipe of each depth, and the caption of the table; None as `card`."""
-    runs: Table
-    effects: Table | None
+    runs: PageTable
+    effects: PageTable | None
     links: tuple[tuple[str, tuple[str, ...]], ...]
     """('cause -> effect: verdict', lines of evidence)"""
-    failures: Table
-    methods: Table
-    provenance: Table
+    failures: PageTable
+    methods: PageTable
+    provenance: PageTable
     run_ids: tuple[str, ...]
 
 
@@ -141,7 +141,7 @@ def summarise(
     card: Card | None,
     effects: pd.DataFrame,
     links: Sequence[LinkEvidence],
-    failures: Table,
+    failures: PageTable,
 ) -> list[str]:
     """The findings as sentences, the most important first."""
     sentences = []
@@ -201,7 +201,7 @@ def counts_text(runs: pd.DataFrame, trained: pd.DataFrame | None) -> str:
     return f"{'; '.join(parts)}."
 
 
-def table_of_failures(folders: Sequence[Path], runs: pd.DataFrame) -> Table:
+def table_of_failures(folders: Sequence[Path], runs: pd.DataFrame) -> PageTable:
     """Number of runs without a result by state and cause: diverged ones from the store, others from the folders."""
     diverged = runs[runs["outcome"] == "diverged"]
     causes = Counter(("diverged", str(cause)) for cause in diverged["diverged_cause"].fillna("cause unknown"))
@@ -213,14 +213,14 @@ def table_of_failures(folders: Sequence[Path], runs: pd.DataFrame) -> Table:
     return table_of(columns, ((n, state, cause) for (state, cause), n in causes.most_common()))
 
 
-def table_of_methods(names: Collection[str]) -> Table:
+def table_of_methods(names: Collection[str]) -> PageTable:
     """The definition of every measured quantity on the page, with its unit."""
     on_page = [column for column in quantities.RUNS if column.name in names]
     columns = [("quantity", ""), ("unit", ""), ("definition", ""), ("source", "")]
     return table_of(columns, ((q.name, q.unit, q.meaning, q.source or "–") for q in on_page))
 
 
-def table_of_provenance(runs: pd.DataFrame) -> Table:
+def table_of_provenance(runs: pd.DataFrame) -> PageTable:
     """The facts in the runs' manifests, each distinct value with its number of runs."""
     facts: dict[str, Counter[str]] = {}
     for row in runs[["folder", "device", "packages"]].itertuples(index=False):

@@ -43,18 +43,18 @@ class TableColumn(NamedTuple):
     is_number: bool
 
 
-class Table(NamedTuple):
+class PageTable(NamedTuple):
     columns: tuple[TableColumn, ...]
     rows: tuple[tuple[TableCell, ...], ...]
 
 
-def table_of(columns: Sequence[tuple[str, str]], rows: Iterable[Sequence[Any]]) -> Table:
+def table_of(columns: Sequence[tuple[str, str]], rows: Iterable[Sequence[Any]]) -> PageTable:
     """A table from (name, meaning) of each column and plain values; a column of numbers and missing values is
     numeric."""
     cells = tuple(tuple(cell(value) for value in row) for row in rows)
     known = [[row[i].key for row in cells if row[i].key != ""] for i in range(len(columns))]
     numeric = [bool(keys) and all(isinstance(key, float) for key in keys) for keys in known]
-    return Table(
+    return PageTable(
         tuple(TableColumn(*named, is_number) for named, is_number in zip(columns, numeric, strict=True)), cells
     )
 
@@ -79,7 +79,7 @@ def cell(value: Any) -> TableCell:
     return TableCell(readable(float(value) if abs(value) >= 1e10 else value), float(value))
 
 
-def table_of_runs(runs: pd.DataFrame) -> Table:
+def table_of_runs(runs: pd.DataFrame) -> PageTable:
     """One row per run: the varied fields, then the results; empty columns are left out."""
     trained = without_measured_models(runs)
     varied = [name for name in CELL_FIELDS if name in trained and trained[name].nunique(dropna=False) > 1]
@@ -118,7 +118,7 @@ def meaning_of(name: str) -> str:
     return (field.description or "") if field is not None else ""
 
 
-def table_of_effects(effects: pd.DataFrame, cells: Cells, compute: Worths) -> Table:
+def table_of_effects(effects: pd.DataFrame, cells: Cells, compute: Worths) -> PageTable:
     """One row per effect of the frame; effects on the loss with their worth in compute, where it is known."""
     tokens = cells.runs.loc[cells.rows.index, "train_tokens"]
     compared = {*zip(cells.rows["n_layers"], cells.rows["setting"], tokens, strict=True)}
@@ -158,7 +158,7 @@ def _size(value: Any, unit: str, sign: str = "") -> TableCell:
     return cell(None) if pd.isna(value) else TableCell(size_text(value, unit, sign), float(value))
 
 
-def best_by_depth(found: Evidence) -> tuple[Table, str] | None:
+def best_by_depth(found: Evidence) -> tuple[PageTable, str] | None:
     """Of each depth the setting shown to be best, or the baseline, as its recipe has it; and the caption of the table.
     None where no setting was compared."""
     cells = found.cells

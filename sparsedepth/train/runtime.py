@@ -69,7 +69,7 @@ def resolve(config: RunConfig, runtime: RuntimeConfig = DEFAULT) -> Runtime:
     precision = config.precision
     if precision == "auto":
         precision = "bf16" if device.type == "cuda" and torch.cuda.is_bf16_supported() else "fp32"
-    setting = kernels.setting(config, device, torch.bfloat16 if precision == "bf16" else torch.float32)
+    setting = kernels.facts_of(config, device, torch.bfloat16 if precision == "bf16" else torch.float32)
     choices = {
         "attention": kernels.choose("attention", runtime.attention_kernel, setting),
         "experts": kernels.choose("experts", runtime.experts_kernel if config.n_experts else "auto", setting),

@@ -12,14 +12,14 @@ from sparsedepth.config.load import build
 from sparsedepth.config.run import RunConfig
 from sparsedepth.config.runtime import RuntimeConfig
 from sparsedepth.model import attention, kernels, moe_kernels
-from sparsedepth.model.kernels import Setting, choose
+from sparsedepth.model.kernels import KernelFacts, choose
 from sparsedepth.train.runtime import resolve
 
-CPU = Setting(device=torch.device("cpu"), dtype=torch.float32)
+CPU = KernelFacts(device=torch.device("cpu"), dtype=torch.float32)
 
 
-def gpu(dtype: torch.dtype = torch.bfloat16, **sizes: int) -> Setting:
-    return Setting(device=torch.device("cuda"), dtype=dtype, **sizes)
+def gpu(dtype: torch.dtype = torch.bfloat16, **sizes: int) -> KernelFacts:
+    return KernelFacts(device=torch.device("cuda"), dtype=dtype, **sizes)
 
 
 @pytest.fixture(autouse=True)
@@ -75,7 +75,7 @@ def test_a_broken_build_is_named_with_its_cure(monkeypatch):
         (gpu(torch.float32), "without waits in bf16 on CUDA, not in fp32; set precision=bf16"),
         (gpu(d_expert=172), "unlike d_expert=172; choose multiples of 8"),
         (gpu(d_model=12, d_expert=5), "d_model=12 and d_expert=5"),
-        (Setting(device=torch.device("cpu"), dtype=torch.float32, d_expert=6), "multiples of 4"),
+        (KernelFacts(device=torch.device("cpu"), dtype=torch.float32, d_expert=6), "multiples of 4"),
     ],
 )
 def test_grouped_needs_bf16_and_whole_rows_else_the_loop(here, reason):
