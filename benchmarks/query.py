@@ -31,7 +31,7 @@ from sparsedepth.effects.cells import cells_of
 from sparsedepth.effects.frame import effects_frame
 from sparsedepth.files import MARKER, json_text
 from sparsedepth.quantities import IN_RUNS
-from sparsedepth.store import questions
+from sparsedepth.store import saved_queries
 from sparsedepth.store.best import best
 from sparsedepth.store.checksums import checksum_of, new_marker
 from sparsedepth.store.connection import open_store
@@ -159,8 +159,8 @@ def measure_questions(results: Path, report: Callable[..., None], report_command
     folder = str(results)
     report_command("status", STATUS, "status", folder)
     with open_store(folder) as store:
-        for name in questions.QUESTIONS:
-            report(f"{name}, inside", seconds(lambda name=name: questions.ask(store, name)), INSIDE)
+        for name in saved_queries.QUESTIONS:
+            report(f"{name}, inside", seconds(lambda name=name: saved_queries.ask(store, name)), INSIDE)
             report_command(name, WHOLE, "query", folder, "--ask", name)
         effects = seconds(lambda: effects_frame(cells_of(store.frame("select * from runs"), "val_loss")))
         report("effects, inside", effects, INSIDE)

@@ -12,7 +12,6 @@ PACKAGE = ROOT / "sparsedepth"
 
 NOT_YET_RENAMED = {
     "context": {"model/context.py"},
-    "question": {"store/questions.py"},
 }
 """Files that still give a term another meaning; the set may only shrink."""
 

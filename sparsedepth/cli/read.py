@@ -86,24 +86,24 @@ def _answer(folders: list[str], sql: str, format: str, timeout: float, skip_dama
 
 def _saved_answer(folders: list[str], ask: str | None, format: str, skip_damaged: bool) -> bytes:
     """The list of saved questions, the answer to one, or the schema (`ask` None)."""
-    from sparsedepth.store import questions
+    from sparsedepth.store import saved_queries
     from sparsedepth.store.connection import open_store
 
     if ask == LIST:
-        texts = questions.sentences() | questions.FROM_EFFECTS
+        texts = saved_queries.sentences() | saved_queries.FROM_EFFECTS
         if format != "table":
             return encode(QueryResult(columns=("name", "question"), rows=tuple(texts.items())), format)
         return "".join(f"{name}: {text}\n" for name, text in texts.items()).encode()
     with open_store(*folders, skip_damaged=skip_damaged) as store:
-        if ask in questions.FROM_EFFECTS:
+        if ask in saved_queries.FROM_EFFECTS:
             from sparsedepth.report.answers import answer
 
             found = answer(store, ask)
             return f"{found.text()}\n".encode() if format == "table" else encode(found.rows, format)
         if ask is not None:
             if format == "table":
-                return f"{questions.text(store, ask)}\n".encode()
-            return encode(questions.ask(store, ask), format)
+                return f"{saved_queries.text(store, ask)}\n".encode()
+            return encode(saved_queries.ask(store, ask), format)
         schema = store.schema()
     if format != "table":
         return encode(schema, format)

@@ -44,7 +44,7 @@ from sparsedepth.quantities import IN_RUNS, axis_label, sign
 from sparsedepth.store.comparable_loss import loss_of, with_loss
 from sparsedepth.store.connection import Store
 from sparsedepth.store.degeneracy import degeneracy, degeneracy_caption, score_rows, sound_forms
-from sparsedepth.store.questions import QUESTIONS
+from sparsedepth.store.saved_queries import QUESTIONS
 from sparsedepth.store.search import least_seeds, on_front, search_of
 from sparsedepth.store.subject import is_imported
 from sparsedepth.words.plain_text import counted

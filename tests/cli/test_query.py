@@ -8,7 +8,7 @@ from support.made_up_runs import make_run
 from support.tiny_sweep import sparsedepth
 
 from sparsedepth.config.run import RunConfig
-from sparsedepth.store.questions import QUESTIONS
+from sparsedepth.store.saved_queries import QUESTIONS
 
 
 def two_seeds(folder, losses, n_params, **fields):

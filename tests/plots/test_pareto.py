@@ -8,7 +8,7 @@ from support.runs_frame import labelled_grid as grid
 from sparsedepth.plots.points import front, pareto
 from sparsedepth.quantities import axis_label
 from sparsedepth.store.connection import open_store
-from sparsedepth.store.questions import ask
+from sparsedepth.store.saved_queries import ask
 
 
 def summary(config):

@@ -8,7 +8,7 @@ from sparsedepth.config.run import RunConfig
 from sparsedepth.effects.cells import cells_of
 from sparsedepth.store.best import best, heading, text
 from sparsedepth.store.connection import open_store
-from sparsedepth.store.questions import ask
+from sparsedepth.store.saved_queries import ask
 from sparsedepth.store.setting import read_settings
 
 # loss of each seed, by depth and weight decay; None: the run diverged

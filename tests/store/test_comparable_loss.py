@@ -9,7 +9,7 @@ from sparsedepth.config.run import RunConfig
 from sparsedepth.store.best import best
 from sparsedepth.store.comparable_loss import loss_in, loss_of, with_loss
 from sparsedepth.store.connection import open_store
-from sparsedepth.store.questions import ask
+from sparsedepth.store.saved_queries import ask
 
 
 @pytest.mark.parametrize(

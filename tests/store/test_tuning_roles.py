@@ -11,7 +11,7 @@ from sparsedepth.plots.runs import trained_runs
 from sparsedepth.scaling.points import read_points
 from sparsedepth.store.best import best
 from sparsedepth.store.connection import open_store
-from sparsedepth.store.questions import ask
+from sparsedepth.store.saved_queries import ask
 from sparsedepth.store.tuning_roles import (
     IS_RESULT,
     Tuning,

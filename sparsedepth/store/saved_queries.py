@@ -33,7 +33,7 @@ SIGNAL_TO_NOISE = "signal_to_noise"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Question:
+class SavedQuery:
     asks: str
     sql: str
     none: str = "no run was trained to the end"
@@ -62,8 +62,8 @@ _CELLS = f"""
     )
 """
 
-QUESTIONS: dict[str, Question] = {
-    "best_per_depth": Question(
+QUESTIONS: dict[str, SavedQuery] = {
+    "best_per_depth": SavedQuery(
         optional=("cell_id", "{scores}"),
         asks="which configuration has the lowest mean loss at each n_layers, without diverged seeds?",
         none="no configuration has a loss and no diverged seed",
@@ -74,7 +74,7 @@ QUESTIONS: dict[str, Question] = {
         " WHERE diverged = 0 AND {loss} IS NOT NULL"
         " QUALIFY row_number() OVER (PARTITION BY n_layers ORDER BY {loss}, cell_id) = 1 ORDER BY n_layers",
     ),
-    "pareto": Question(
+    "pareto": SavedQuery(
         optional=("cell_id", "params"),
         scores=("usefulness",),
         ranks=True,
@@ -89,13 +89,13 @@ QUESTIONS: dict[str, Question] = {
         f"        OR other.train_flops < {1 - MATCHED} * this.train_flops))"  # as `store.search.on_front`
         " ORDER BY train_flops, {loss}, cell_id",
     ),
-    "diverged": Question(
+    "diverged": SavedQuery(
         asks="which runs diverged, when, and why?",
         none="every run trained to the end",
         sql="SELECT run_id, n_layers, {varying} seed, diverged_step, steps, diverged_cause FROM runs"
         " WHERE outcome = 'diverged' ORDER BY n_layers, cell_id, seed",
     ),
-    "lr_curves": Question(
+    "lr_curves": SavedQuery(
         asks="how does the loss of each configuration depend on lr, and is the best lr (or the one that tuning "
         "chose) inside the range tried?",
         none="no configuration was run at two values of lr",
@@ -113,7 +113,7 @@ QUESTIONS: dict[str, Question] = {
         " FROM points WINDOW curve AS (PARTITION BY n_layers, {others} 1) QUALIFY count(*) OVER curve > 1"
         " ORDER BY n_layers, {others} lr",
     ),
-    "seed_noise": Question(
+    "seed_noise": SavedQuery(
         optional=("cell_id", "{scores}"),
         asks="how much do loss and usefulness vary between seeds in each configuration with two or more?",
         none="no configuration has two seeds that trained to the end",
@@ -121,7 +121,7 @@ QUESTIONS: dict[str, Question] = {
         sql=_CELLS + "SELECT cell_id, n_layers, {varying} seeds, diverged, {loss}, {loss}_sd, {scores}"
         " {score}_sd FROM cells WHERE seeds >= 2 ORDER BY {loss}_sd DESC, cell_id",
     ),
-    "mechanism": Question(
+    "mechanism": SavedQuery(
         optional=("cell_id", "params", "flops", "seeds", "usefulness_loss_increase", "attention_sparsity_rel"),
         asks="what are sparsity, residual variance, usefulness and loss in every configuration?",
         scores=("usefulness", "usefulness_loss_increase"),
@@ -173,7 +173,7 @@ def text(store: Store, name: str) -> str:
     return f"{wrapped(filter(None, remarks))}{table.text}"
 
 
-def _find(name: str) -> Question:
+def _find(name: str) -> SavedQuery:
     if name not in QUESTIONS:
         names = (*sentences(), *FROM_EFFECTS)
         hint = did_you_mean(name, names, f"the saved questions are: {', '.join(names)}")
@@ -181,7 +181,7 @@ def _find(name: str) -> Question:
     return QUESTIONS[name]
 
 
-def _answer(store: Store, question: Question, scores: Iterable[str], settings: Settings | None) -> QueryResult:
+def _answer(store: Store, question: SavedQuery, scores: Iterable[str], settings: Settings | None) -> QueryResult:
     varying = [name for name in settings.varying if name != "n_layers"] if settings else []
     loss = loss_in(store)
     spread = [f"stddev_samp({value}) FILTER (outcome = 'ok') AS {value}_sd" for value in (loss, *scores)]
@@ -197,7 +197,7 @@ def _answer(store: Store, question: Question, scores: Iterable[str], settings: S
     return _with_interval(answer) if "losses" in answer.columns else answer
 
 
-def _sound_scores(store: Store, question: Question) -> dict[str, str]:
+def _sound_scores(store: Store, question: SavedQuery) -> dict[str, str]:
     """The scores of depth that a question shows, degenerate ones in their sound form; each with a warning, or ''."""
     notes: dict[str, list[str]] = defaultdict(list)
     for score in question.scores:
@@ -207,7 +207,7 @@ def _sound_scores(store: Store, question: Question) -> dict[str, str]:
     return {form: "\n".join(lines) for form, lines in notes.items()}
 
 
-def _why_none(store: Store, question: Question) -> str:
+def _why_none(store: Store, question: SavedQuery) -> str:
     """Why there is no row: no run, none that is a result, or none of that kind."""
     if store.sql(f"SELECT count(*) FROM runs WHERE {IS_TRAINED}").rows == ((0,),):
         return "there is no complete run"

@@ -7,7 +7,7 @@ from sparsedepth.config.run import RunConfig
 from sparsedepth.plots import depth as depth_figure
 from sparsedepth.store.best import best
 from sparsedepth.store.connection import open_store
-from sparsedepth.store.questions import QUESTIONS, ask, text
+from sparsedepth.store.saved_queries import QUESTIONS, ask, text
 from sparsedepth.store.setting import configuration_of, read_settings, settings_of
 
 CELLS = {
