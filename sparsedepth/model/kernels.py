@@ -57,7 +57,7 @@ class Choice(NamedTuple):
 
 
 def facts_of(config: ModelConfig, device: torch.device, dtype: torch.dtype, **more: bool) -> KernelFacts:
-    """The setting of a decoder."""
+    """The facts of a decoder."""
     return KernelFacts(
         device=device,
         dtype=dtype,
@@ -69,19 +69,19 @@ def facts_of(config: ModelConfig, device: torch.device, dtype: torch.dtype, **mo
     )
 
 
-def choose(part: Part, requested: str, setting: KernelFacts) -> Choice:
+def choose(part: Part, requested: str, facts: KernelFacts) -> Choice:
     """The kernel to use and why. Raises ValueError, with the fix, for one requested by name that
     cannot run."""
     if requested != "auto":
-        obstacle = OBSTACLES[part][requested](setting)
+        obstacle = OBSTACLES[part][requested](facts)
         if obstacle:
             raise ValueError(f"{part}_kernel={requested!r} cannot run: {obstacle.reason}; {obstacle.fix}, or use auto")
         return Choice(requested, "asked for by name")
     rejected: list[str] = []
     for kernel, obstacle_of in OBSTACLES[part].items():
-        obstacle = obstacle_of(setting)
+        obstacle = obstacle_of(facts)
         reason = obstacle.reason if obstacle else None
-        if reason is None and kernel == "flash" and not setting.is_masked:
+        if reason is None and kernel == "flash" and not facts.is_masked:
             reason = "without a window or documents PyTorch's own attention is as fast or faster"
         if reason is None:
             return Choice(kernel, "; ".join(rejected) or "the first choice")
@@ -89,37 +89,37 @@ def choose(part: Part, requested: str, setting: KernelFacts) -> Choice:
     raise AssertionError(f"one kernel for {part} can always run")
 
 
-def _flash(setting: KernelFacts) -> Obstacle | None:
-    if setting.device.type != "cuda":
-        return Obstacle(f"flash-attn needs a CUDA device, not {setting.device.type}", "run on a GPU")
-    if torch.cuda.get_device_capability(setting.device) < (8, 0):
+def _flash(facts: KernelFacts) -> Obstacle | None:
+    if facts.device.type != "cuda":
+        return Obstacle(f"flash-attn needs a CUDA device, not {facts.device.type}", "run on a GPU")
+    if torch.cuda.get_device_capability(facts.device) < (8, 0):
         return Obstacle("flash-attn needs an Ampere GPU or newer", "run on a newer GPU")
-    if setting.dtype not in (torch.bfloat16, torch.float16):
-        return Obstacle(f"flash-attn computes in bf16 or fp16, not in {_short(setting.dtype)}", "set precision=bf16")
-    if setting.d_head > FLASH_WIDTH:
-        reason = f"flash-attn takes heads up to {FLASH_WIDTH} wide, and d_model / n_heads is {setting.d_head}"
+    if facts.dtype not in (torch.bfloat16, torch.float16):
+        return Obstacle(f"flash-attn computes in bf16 or fp16, not in {_short(facts.dtype)}", "set precision=bf16")
+    if facts.d_head > FLASH_WIDTH:
+        reason = f"flash-attn takes heads up to {FLASH_WIDTH} wide, and d_model / n_heads is {facts.d_head}"
         return Obstacle(reason, "raise n_heads")
     return _absent("flash_attn", "flash-attn", attention.load_flash, INSTALL_FLASH, REBUILD_FLASH)
 
 
-def _grouped(setting: KernelFacts) -> Obstacle | None:
-    if setting.device.type == "cuda" and setting.dtype != torch.bfloat16 and not setting.may_wait:
-        reason = f"PyTorch's grouped product computes without waits in bf16 on CUDA, not in {_short(setting.dtype)}"
+def _grouped(facts: KernelFacts) -> Obstacle | None:
+    if facts.device.type == "cuda" and facts.dtype != torch.bfloat16 and not facts.may_wait:
+        reason = f"PyTorch's grouped product computes without waits in bf16 on CUDA, not in {_short(facts.dtype)}"
         return Obstacle(reason, "set precision=bf16")
-    if setting.device.type == "mps":
+    if facts.device.type == "mps":
         return Obstacle("PyTorch's grouped product has not been tried on Apple's GPUs", "run on a CPU or a GPU by CUDA")
-    multiple = 16 // setting.dtype.itemsize
-    misaligned = [f"{name}={size}" for name in ("d_model", "d_expert") if (size := getattr(setting, name)) % multiple]
+    multiple = 16 // facts.dtype.itemsize
+    misaligned = [f"{name}={size}" for name in ("d_model", "d_expert") if (size := getattr(facts, name)) % multiple]
     if misaligned:
         reason = f"PyTorch's grouped product needs rows of a multiple of 16 bytes, unlike {' and '.join(misaligned)}"
         return Obstacle(reason, f"choose multiples of {multiple}")
     return None
 
 
-def _megablocks(setting: KernelFacts) -> Obstacle | None:
-    if setting.device.type != "cuda":
-        return Obstacle(f"megablocks' kernels need a CUDA device, not {setting.device.type}", "run on a GPU")
-    obstacle = _grouped(setting)  # the products are the same
+def _megablocks(facts: KernelFacts) -> Obstacle | None:
+    if facts.device.type != "cuda":
+        return Obstacle(f"megablocks' kernels need a CUDA device, not {facts.device.type}", "run on a GPU")
+    obstacle = _grouped(facts)  # the products are the same
     if obstacle:
         return obstacle
     if importlib.util.find_spec("triton") is None:
@@ -142,7 +142,7 @@ def _short(dtype: torch.dtype) -> str:
     return {torch.float32: "fp32", torch.float16: "fp16", torch.bfloat16: "bf16"}.get(dtype, str(dtype))
 
 
-def _runs_everywhere(setting: KernelFacts) -> None:
+def _runs_everywhere(facts: KernelFacts) -> None:
     return None
 
 
