@@ -115,12 +115,12 @@ def detectable_effects(
     if definition.sampler != "grid":
         told = f"sampler {definition.sampler!r} changes several settings at once"
         raise ValueError(f"{told}: no single effect; use 'grid'")
-    from sparsedepth.effects.power import Noise, measure_power, pilot_noise, power_table, power_text
+    from sparsedepth.effects.power import PilotNoise, measure_power, pilot_noise, power_table, power_text
     from sparsedepth.store.connection import open_store
 
     objective, tuned = definition.objective, tuple(definition.tune)
     if pilot is None:
-        noise, source = Noise(own=seed_sd or 0.0), "assumed"
+        noise, source = PilotNoise(own=seed_sd or 0.0), "assumed"
     else:
         with open_store(pilot) as store:
             noise, source = pilot_noise(store.frame("select * from runs"), objective), f"of {pilot}"
